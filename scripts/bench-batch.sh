@@ -1,15 +1,18 @@
 #!/usr/bin/env bash
-# Tokens a second of a batch by how many records are answered at once, with drafts and without; and
-# whether the answers are the same. Medians of ROUNDS rounds, all settings in turn in each. "Ready"
-# leaves out what one record of one token takes, which is loading. CPU time is of all threads: where
-# other work shares the machine it says more than the clock does. Each setting keeps what it
-# measures and learns for itself, and no round asks what an earlier one did.
+# Measures the tokens a second of a batch by the number of records that are answered at once, with
+# and without drafts, and compares the answers.
 #
 #   scripts/bench-batch.sh [GENERATE OPTIONS]        such as -m MODEL -d vulkan -t 8
 #
-# Environment: GEMMA (the binary), ROUNDS (3), RECORDS (96), TOKENS (96) of each,
-# AT_ONCE ("1 2 4 8 16"), DRAFTS ("off auto", or "auto:1,8 off:8,32" to name the numbers of each).
-# LLAMA, a directory with llama-batched-bench, measures that beside it: it needs -m FILE.gguf.
+# Prints medians of ROUNDS rounds; all settings run in turn in each round. "Ready" leaves out the time
+# of one record of one token, which is loading. CPU time is the sum of all threads; it is the better
+# figure on a shared machine. Each setting has its own cache, and no round repeats the prompts of an
+# earlier one. Environment:
+#
+#   GEMMA (the binary), ROUNDS (3), RECORDS (96), TOKENS (96) of each
+#   AT_ONCE ("1 2 4 8 16")
+#   DRAFTS ("off auto", or "auto:1,8 off:8,32" to name the numbers of each)
+#   LLAMA    a directory with llama-batched-bench, to measure that too: needs -m FILE.gguf
 set -euo pipefail
 cd "$(dirname "$0")/.."
 [ -n "${GEMMA:-}" ] || cargo build --release -q

@@ -1,8 +1,11 @@
 #!/usr/bin/env bash
-# The CPU executor against llama.cpp on the same machine, in turn, random weights in the shape of Gemma 3 1B at about equal bytes:
-# decode (tokens/s) and the cost of checking M rows in one pass. Prints medians of ROUNDS rounds and their ratios.
+# Compares the CPU executor with llama.cpp on one machine, in turn. Both run random weights in the
+# shape of Gemma 3 1B at about equal bytes. Prints medians over ROUNDS rounds, and their ratios, of
+# decode (tokens/s) and of the time to verify M rows in one pass.
 #
-#   scripts/bench-cpu.sh LLAMA_DIR        a directory with llama-bench, verify-bench and make_gguf.py
+#   scripts/bench-cpu.sh LLAMA_DIR
+#
+# LLAMA_DIR holds llama-bench, verify-bench and make_gguf.py.
 #
 # Environment: ROUNDS (5), THREADS (2), SHAPE (1b).
 set -euo pipefail

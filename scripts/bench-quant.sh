@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Quality at equal bytes against llama.cpp, on one trained model: see bench_quant.py.
+# Compares quality at equal bytes with llama.cpp, on one trained model: see bench_quant.py.
 #
-#   scripts/bench-quant.sh LLAMA_BIN_DIR HF_MODEL CALIBRATION_TEXT WORK_DIR KIND=TEXT [KIND=TEXT ...]
+#   scripts/bench-quant.sh LLAMA_BIN_DIR HF_MODEL CALIBRATION_TEXT WORK_DIR KIND=TEXT...
 #
-# Needs python3 with numpy, safetensors and gguf. GEMMA names the binary; ARGS holds more arguments (--ablate, --tokens N).
+# Needs python3 with numpy, safetensors and gguf. Environment: GEMMA (the binary), ARGS (more
+# arguments: --ablate, --tokens N).
 set -euo pipefail
 [ $# -ge 5 ] || { sed -n '2,6p' "$0"; exit 2; }
 llama=$1 model=$2 calibration=$3 work=$4

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Memory and time of quantising layers of Gemma 3 27B's shape, without text and with it, and what 62
-# of them would take.
+# Measures memory and time of quantising layers of Gemma 3 27B's shape, with and without calibration,
+# and projects them to 62 layers.
 #
 #   scripts/bench-quantize-27b.sh WORK_DIR TOKENIZER_JSON
 #

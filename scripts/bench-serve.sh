@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# What the server costs and holds: time over what the engine alone takes, throughput by clients, the
-# first token beside a long prompt, what an agent's turns read again, and a soak with cancellations.
+# Measures the server: its overhead over the engine, throughput by clients, the first token beside a
+# long prompt, the tokens that an agent's turns read again, and a soak with cancellations.
 #
 #   scripts/bench-serve.sh [GEMMA] [SERVE OPTIONS...]
 #
-# GEMMA is the binary, target/release/gemma by default; the bundled pair on the processor where no
-# other model is named. Needs python3.
+# GEMMA is the binary, target/release/gemma by default. The model is the bundled pair on the CPU
+# unless the options name another. Needs python3.
 #
 #   PAIRS=10         pairs of answers, served and not, for what the server adds
 #   TOKENS=200       tokens of each answer

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Table of scripts/bench-cpu.sh: medians over rounds, and the ratio round by round (the machine's speed drifts)."""
+"""Table of scripts/bench-cpu.sh: medians over rounds, and the ratio round by round (the machine's
+speed drifts)."""
 
 import json
 import os
@@ -9,7 +10,8 @@ import sys
 
 
 def ours(path):
-    """Figures of one `gemma bench --json`: decode tok/s, ms by rows, weight bytes, read bandwidth."""
+    """Figures of one `gemma bench --json`: decode tok/s, ms by rows, weight bytes, read
+    bandwidth."""
     report = json.load(open(path))
     rows = {r["name"]: r["figure"]["median"] for r in report["results"]}
     decode = next(v for k, v in rows.items() if k.startswith("tg"))
@@ -18,7 +20,8 @@ def ours(path):
 
 
 def theirs(decode_path, verify_path):
-    """Figures of llama-bench (JSON) and verify-bench (a table whose second and fourth columns are rows and median ms)."""
+    """Figures of llama-bench (JSON) and verify-bench (a table whose second and fourth columns are
+    rows and median ms)."""
     decode = json.load(open(decode_path))[0]["avg_ts"]
     verify = {}
     for line in open(verify_path):
@@ -35,19 +38,22 @@ def main():
     b = [theirs(f"{work}/decode-{i}.json", f"{work}/verify-{i}.txt") for i in range(1, rounds + 1)]
     ours_gb, theirs_gb = a[0][2] / 1e9, os.path.getsize(gguf) / 1e9
     roof = median(x[3] for x in a)
-    print(f"medians of {rounds} rounds in turn; weights ours {ours_gb:.3f} GB, llama.cpp {theirs_gb:.3f} GB; memory reads {roof:.1f} GB/s")
+    print(f"medians of {rounds} rounds in turn; weights ours {ours_gb:.3f} GB, llama.cpp "
+          f"{theirs_gb:.3f} GB; memory reads {roof:.1f} GB/s")
     print("| test | ours | llama.cpp | ratio (median of rounds, min - max) |")
     print("|---|---|---|---|")
     ratios = [x[0] / y[0] for x, y in zip(a, b)]
     da, db = median(x[0] for x in a), median(y[0] for y in b)
-    print(f"| decode, tok/s | {da:.1f} | {db:.1f} | {median(ratios):.2f} ({min(ratios):.2f} - {max(ratios):.2f}) |")
+    print(f"| decode, tok/s | {da:.1f} | {db:.1f} | {median(ratios):.2f} ({min(ratios):.2f} - "
+          f"{max(ratios):.2f}) |")
     print(f"| share of the roof | {da * ours_gb / roof:.0%} | {db * theirs_gb / roof:.0%} | |")
     for m in sorted(set(a[0][1]) & set(b[0][1])):
         if m == 1:
             continue
         ca, cb = median(x[1][m] / x[1][1] for x in a), median(y[1][m] / y[1][1] for y in b)
         ratios = [y[1][m] / x[1][m] for x, y in zip(a, b)]
-        print(f"| c({m}); pass of {m} rows | {ca:.2f} | {cb:.2f} | {median(ratios):.2f} times faster ({min(ratios):.2f} - {max(ratios):.2f}) |")
+        print(f"| c({m}); pass of {m} rows | {ca:.2f} | {cb:.2f} | {median(ratios):.2f} times "
+              f"faster ({min(ratios):.2f} - {max(ratios):.2f}) |")
 
 
 if __name__ == "__main__":

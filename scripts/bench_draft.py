@@ -3,9 +3,8 @@
   bench_draft.py convert HELDOUT_DIR OUT.jsonl [--prompts DIR]
   bench_draft.py table WORK_DIR CONFIG...
 
-The table gives tokens per pass by kind of text; below it, what the first configuration has more than each other one, with a paired
-bootstrap interval of 95 % over transcripts.
-"""
+The table gives tokens per pass by kind of text; below it, what the first configuration has more
+than each other one, with a paired bootstrap interval of 95 % over transcripts."""
 
 import argparse
 import json
@@ -19,7 +18,9 @@ TURN = re.compile(r"<start_of_turn>(user|model)\n(.*?)(?:<end_of_turn>\n?|\Z)", 
 
 def documents(path):
     if path.suffix == ".zst":
-        text = subprocess.run(["zstd", "-dcq", "--long=27", path], check=True, capture_output=True).stdout.decode()
+        text = subprocess.run(
+            ["zstd", "-dcq", "--long=27", path], check=True, capture_output=True
+        ).stdout.decode()
     else:
         text = path.read_text()
     return [doc for doc in re.split(r"^<\|doc\|>\n?", text, flags=re.M) if doc.strip()]
@@ -33,7 +34,9 @@ def convert(args):
             record = {"id": f"{path.name}/{i}", "category": kind}
             if "<start_of_turn>" in doc:
                 roles = {"user": "user", "model": "assistant"}
-                record["messages"] = [{"role": roles[role], "content": said} for role, said in TURN.findall(doc)]
+                record["messages"] = [
+                    {"role": roles[role], "content": said} for role, said in TURN.findall(doc)
+                ]
             else:
                 record["text"] = doc
             records.append(record)
@@ -43,7 +46,9 @@ def convert(args):
             answer = prompt.get("reference")
             answer = answer[0] if isinstance(answer, list) and answer else answer
             if isinstance(answer, str) and len(prompt["turns"]) == 1:
-                record = {"id": prompt["id"], "category": prompt["category"], "prompt": prompt["turns"][0]}
+                record = {
+                    "id": prompt["id"], "category": prompt["category"], "prompt": prompt["turns"][0]
+                }
                 records.append(record | {"answer": answer})
     with open(args.out, "w") as out:
         out.writelines(json.dumps(record) + "\n" for record in records)
@@ -55,7 +60,10 @@ def rate(runs):
 
 
 def table(args):
-    results = {name: json.loads((pathlib.Path(args.work) / f"{name}.json").read_text()) for name in args.configs}
+    results = {
+        name: json.loads((pathlib.Path(args.work) / f"{name}.json").read_text())
+        for name in args.configs
+    }
     kinds = [c["name"] for c in results[args.configs[0]]["categories"]]
     print("| configuration | " + " | ".join(kinds) + " | ms/pass |")
     print("|---|" + "--:|" * (len(kinds) + 1))
@@ -67,8 +75,12 @@ def table(args):
     for name in args.configs[1:]:
         cells = []
         for kind in kinds:
-            wanted = [i for i, r in enumerate(results[first]["records"]) if kind in (r["category"], "all")]
-            a, b = ([(r["tokens"], r["passes"]) for r in results[n]["records"]] for n in (first, name))
+            wanted = [
+                i for i, r in enumerate(results[first]["records"]) if kind in (r["category"], "all")
+            ]
+            a, b = (
+                [(r["tokens"], r["passes"]) for r in results[n]["records"]] for n in (first, name)
+            )
             rng = random.Random(1)
             draws = []
             for _ in range(1000):
@@ -80,7 +92,9 @@ def table(args):
         print(f"| {name} | " + " | ".join(cells) + " |")
 
 
-parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+)
 commands = parser.add_subparsers(required=True)
 one = commands.add_parser("convert")
 one.add_argument("heldout")

@@ -1,11 +1,13 @@
-"""What drafting on a processor thread costs a target that decodes on the GPU meanwhile.
+"""Measures what drafting on a CPU thread costs a target that decodes on the GPU meanwhile.
 
-    python3 scripts/bench_overlap.py TARGET... --draft DRAFT_DIR [-d vulkan] [--rounds 12] [--args "--format-weights i4-g32"]
+    python3 scripts/bench_overlap.py TARGET... --draft DRAFT_DIR [-d vulkan] [--rounds 12] [--args
+    "--format-weights i4-g32"]
 
-TARGET is a model for `gemma bench -m`, or the name of a shape for `--synthetic` such as 27b. Plain decoding is timed alone, beside a draft
-that decodes on one thread all the while, and beside a loop that only keeps a core busy, in random order; the draft's processor time
-shows that it was at work. Prints the tokens a second of every run and, by pairs of a round, what the company changed. Only the standard library.
-"""
+TARGET is a model for `gemma bench -m`, or the name of a shape for `--synthetic` such as 27b. Plain
+decoding is timed alone, beside a draft that decodes on one thread all the while, and beside a loop
+that only keeps a core busy, in random order; the draft's processor time shows that it was at work.
+Prints the tokens a second of every run and, by pairs of a round, what the company changed. Only the
+standard library."""
 
 import argparse
 import json
@@ -21,18 +23,32 @@ ARMS = ("alone", "beside the draft", "beside a busy loop")
 
 
 def decoded(a, target):
-    model = ["-m", target] if pathlib.Path(target).exists() else ["--synthetic", target, *a.args.split()]
-    command = [a.gemma.resolve(), "bench", "-q", *model, "-d", a.device, "--only", "decode", "--tg", a.tokens, "--repetitions", 9, "--json"]
+    model = ["-m", target] if pathlib.Path(target).exists() else [
+        "--synthetic", target, *a.args.split()
+    ]
+    command = [
+        a.gemma.resolve(), "bench", "-q", *model, "-d", a.device, "--only", "decode", "--tg",
+        a.tokens, "--repetitions", 9, "--json",
+    ]
     done = subprocess.run([str(c) for c in command], capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"gemma bench failed ({done.returncode}):\n{done.stderr[-2000:]}")
-    return next(row["figure"]["median"] for row in json.loads(done.stdout)["results"] if row["name"].startswith("tg"))
+    return next(
+        row["figure"]["median"]
+        for row in json.loads(done.stdout)["results"]
+        if row["name"].startswith("tg")
+    )
 
 
 def company(a, arm):
-    draft = [a.gemma.resolve(), "bench", "-q", "-m", a.draft, "-d", "cpu", "-t", "1", "--only", "decode", "--tg", "400", "--repetitions", "1000000"]
+    draft = [
+        a.gemma.resolve(), "bench", "-q", "-m", a.draft, "-d", "cpu", "-t", "1", "--only", "decode",
+        "--tg", "400", "--repetitions", "1000000",
+    ]
     command = {ARMS[1]: draft, ARMS[2]: [sys.executable, "-c", "while True: pass"]}.get(arm)
-    return command and subprocess.Popen([str(c) for c in command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return command and subprocess.Popen(
+        [str(c) for c in command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
 
 
 def busy(process):
@@ -59,15 +75,21 @@ def measured(a, target, arm):
 
 
 def main():
-    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ap = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     ap.add_argument("targets", nargs="+")
     ap.add_argument("--draft", required=True)
     ap.add_argument("--gemma", type=pathlib.Path, default="target/release/gemma")
     ap.add_argument("-d", "--device", default="vulkan")
     ap.add_argument("--tokens", type=int, default=256)
     ap.add_argument("--rounds", type=int, default=12)
-    ap.add_argument("--settle", type=float, default=0.5, help="seconds that the company has to get going")
-    ap.add_argument("--args", default="--format-weights i4-g32", help="more options for --synthetic")
+    ap.add_argument(
+        "--settle", type=float, default=0.5, help="seconds that the company has to get going"
+    )
+    ap.add_argument(
+        "--args", default="--format-weights i4-g32", help="more options for --synthetic"
+    )
     a = ap.parse_args()
     dice = random.Random(1)
     for target in a.targets:
@@ -77,14 +99,19 @@ def main():
                 speed, core = measured(a, target, arm)
                 speeds[arm].append(speed)
                 cores[arm] += [core] if core is not None else []
-        print(f"{target}: tok/s, median of {a.rounds} (least to most); against alone, mean of pairs")
+        print(
+            f"{target}: tok/s, median of {a.rounds} (least to most); against alone, mean of pairs"
+        )
         for arm in ARMS:
             found = speeds[arm]
             line = f"  {arm}: {statistics.median(found):.0f} ({min(found):.0f}-{max(found):.0f})"
             if arm != ARMS[0]:
                 changes = [100 * (b / s - 1) for s, b in zip(speeds[ARMS[0]], found)]
-                error = statistics.stdev(changes) / len(changes) ** 0.5 if len(changes) > 1 else float("nan")
-                line += f"; {statistics.mean(changes):+.1f} % +- {error:.1f} (standard error); {statistics.median(cores[arm]):.2f} of a core"
+                error = float("nan")
+                if len(changes) > 1:
+                    error = statistics.stdev(changes) / len(changes) ** 0.5
+                line += f"; {statistics.mean(changes):+.1f} % +- {error:.1f} (standard error); "
+                line += f"{statistics.median(cores[arm]):.2f} of a core"
             print(line, flush=True)
 
 

@@ -1,12 +1,14 @@
-"""Quantises one trained model by this program and by llama.cpp, at equal bytes, and prints how far each is from the model.
+"""Quantises one trained model by this program and by llama.cpp, at equal bytes, and prints how far
+each is from the model.
 
-    python scripts/bench_quant.py --gemma BIN --llama DIR --model HF_DIR --calibration FILE --text KIND=FILE ... --work DIR
+    python scripts/bench_quant.py --gemma BIN --llama DIR --model HF_DIR --calibration FILE --text
+    KIND=FILE ... --work DIR
 
-Everything that llama.cpp makes is dequantised (by the `gguf` package of its project) into plain f32 and judged by the same
-`gemma eval --reference` as ours: same windows, same tokens, same arithmetic. That spares llama.cpp the error of its rounded
-activations, which our own figures include. Bytes are those of all files: a GGUF holds its vocabulary, our directory holds
-tokenizer.json, config.json and a report. Finished parts in the work directory are used again.
-"""
+Everything that llama.cpp makes is dequantised (by the `gguf` package of its project) into plain f32
+and judged by the same `gemma eval --reference` as ours: same windows, same tokens, same arithmetic.
+That spares llama.cpp the error of its rounded activations, which our own figures include. Bytes are
+those of all files: a GGUF holds its vocabulary, our directory holds tokenizer.json, config.json and
+a report. Finished parts in the work directory are used again."""
 import argparse
 import json
 import pathlib
@@ -15,10 +17,13 @@ import subprocess
 
 TYPES = ["Q4_K_M", "Q3_K_M", "Q2_K", "IQ3_XXS", "IQ2_M", "IQ2_XXS"]
 LAYER = {
-    "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj",
+    "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
     "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
-    "attn_norm": "input_layernorm", "post_attention_norm": "post_attention_layernorm", "ffn_norm": "pre_feedforward_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm", "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm",
+    "attn_norm": "input_layernorm", "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm", "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
 }
 
 
@@ -62,9 +67,17 @@ def evaluate(a, directory, name):
     if not done.exists():
         found = {}
         for kind, path in a.text:
-            command = [a.gemma, "eval", "-m", directory, "--reference", a.model, path, "-c", a.window, "--json", "-q"]
-            out = json.loads(subprocess.run([str(c) for c in command], check=True, capture_output=True).stdout)
-            found[kind] = {"tokens": out["tokens"], "top1": out["top1_agreement"], "ppl_ratio": out["ppl_ratio"], **out["kld"]}
+            command = [
+                a.gemma, "eval", "-m", directory, "--reference", a.model, path, "-c", a.window,
+                "--json", "-q",
+            ]
+            out = json.loads(
+                subprocess.run([str(c) for c in command], check=True, capture_output=True).stdout
+            )
+            found[kind] = {
+                "tokens": out["tokens"], "top1": out["top1_agreement"],
+                "ppl_ratio": out["ppl_ratio"], **out["kld"],
+            }
         done.write_text(json.dumps(found))
     return json.loads(done.read_text())
 
@@ -75,22 +88,37 @@ def total(found):
     mean = lambda key: sum(f["tokens"] * f[key] for f in found.values()) / n
     error = sum((f["tokens"] * f["stderr"]) ** 2 for f in found.values()) ** 0.5 / n
     p99 = max(f["p99"] for f in found.values())
-    return {"kld": mean("mean"), "error": error, "top1": mean("top1"), "p99": p99, "ratio": mean("ppl_ratio")}
+    return {
+        "kld": mean("mean"), "error": error, "top1": mean("top1"), "p99": p99,
+        "ratio": mean("ppl_ratio"),
+    }
 
 
 def theirs(a):
     """Name, bytes and figures of each type."""
     reference = a.work / "reference.gguf"
     if not reference.exists():
-        run([a.gemma, "quantize", a.model, reference, "--linear", "f32", "--embedding", "f32"], a.work / "reference.log")
+        run(
+            [a.gemma, "quantize", a.model, reference, "--linear", "f32", "--embedding", "f32"],
+            a.work / "reference.log",
+        )
     matrix = a.work / "imatrix.gguf"
     if not matrix.exists():
         chunks = ["--chunks", a.tokens // 512]
-        run([a.llama / "llama-imatrix", "-m", reference, "-f", a.calibration, "-o", matrix, "-c", 512, *chunks], a.work / "imatrix.log")
+        run(
+            [
+                a.llama / "llama-imatrix", "-m", reference, "-f", a.calibration, "-o", matrix, "-c",
+                512, *chunks,
+            ],
+            a.work / "imatrix.log",
+        )
     for kind in a.types:
         file, plain = a.work / f"{kind}.gguf", a.work / f"{kind}-f32"
         if not file.exists():
-            run([a.llama / "llama-quantize", "--imatrix", matrix, reference, file, kind], a.work / f"{kind}.log")
+            run(
+                [a.llama / "llama-quantize", "--imatrix", matrix, reference, file, kind],
+                a.work / f"{kind}.log",
+            )
         if not (a.work / f"{kind}.eval.json").exists():
             if not plain.exists():
                 dequantise(file, a.model, plain)
@@ -100,7 +128,8 @@ def theirs(a):
 
 
 def ours(a, name, size, flags):
-    """Bytes and figures of our directory of at most `size` bytes, or of what the flags say where there is no size."""
+    """Bytes and figures of our directory of at most `size` bytes, or of what the flags say where
+    there is no size."""
     out = a.work / name
     if not out.exists():
         limit = ["--target-size", f"{size} B"] if size else []
@@ -114,7 +143,10 @@ def row(cells):
 
 def figures(bytes_, found):
     t = total(found)
-    return [f"{bytes_ / 1e6:.2f}", f"{t['kld']:.4f} ± {t['error']:.4f}", f"{t['p99']:.2f}", f"{100 * t['top1']:.1f}"]
+    return [
+        f"{bytes_ / 1e6:.2f}", f"{t['kld']:.4f} ± {t['error']:.4f}", f"{t['p99']:.2f}",
+        f"{100 * t['top1']:.1f}",
+    ]
 
 
 def main():
@@ -128,11 +160,15 @@ def main():
     p.add_argument("--types", nargs="*", default=TYPES)
     p.add_argument("--tokens", type=int, default=32768, help="of calibration text, for both")
     p.add_argument("--window", type=int, default=512)
-    p.add_argument("--ablate", action="store_true", help="also what each part of ours brings, at the bytes of Q2_K")
+    p.add_argument(
+        "--ablate", action="store_true",
+        help="also what each part of ours brings, at the bytes of Q2_K",
+    )
     a = p.parse_args()
     a.work.mkdir(exist_ok=True)
     calibrate = ["--calibrate", a.calibration, "--calibrate-tokens", a.tokens]
-    row(["at most", "theirs MB", "KLD", "99 %", "top-1 %", "ours MB", "KLD", "99 %", "top-1 %", "KLD ours / theirs"])
+    row(["at most", "theirs MB", "KLD", "99 %", "top-1 %", "ours MB", "KLD", "99 %", "top-1 %",
+         "KLD ours / theirs"])
     row(["---"] + ["---:"] * 9)
     sizes = {}
     for kind, size, found in theirs(a):
@@ -142,7 +178,9 @@ def main():
         mean, other = total(own), total(found)
         ratio = mean["kld"] / other["kld"]
         # As if the two were independent, though they are of the same tokens: rather too large.
-        error = ratio * ((mean["error"] / mean["kld"]) ** 2 + (other["error"] / other["kld"]) ** 2) ** 0.5
+        error = ratio * (
+            (mean["error"] / mean["kld"]) ** 2 + (other["error"] / other["kld"]) ** 2
+        ) ** 0.5
         row([kind] + figures(size, found) + figures(mine, own) + [f"{ratio:.2f} ± {error:.2f}"])
     if a.ablate:
         print()
@@ -152,13 +190,30 @@ def main():
         for name, size, flags in [
             ("as above", size, calibrate),
             ("without text", size, []),
-            ("all t3, no allocation", None, ["--linear", "t3-row+h128", "--embedding", "t4-row+h128", *calibrate]),
-            ("all t2, no allocation", None, ["--linear", "t2-row+h128", "--embedding", "t4-row+h128", *calibrate]),
-            ("all i2 a row behind a Hadamard", None, ["--linear", "i2-row+h128", "--embedding", "t4-row+h128", *calibrate]),
-            ("all i2 a row, no Hadamard", None, ["--linear", "i2-row", "--embedding", "t4-row+h128", *calibrate]),
-            ("all i2 in groups of 128", None, ["--linear", "i2-g128", "--embedding", "t4-row+h128", *calibrate]),
+            (
+                "all t3, no allocation", None,
+                ["--linear", "t3-row+h128", "--embedding", "t4-row+h128", *calibrate],
+            ),
+            (
+                "all t2, no allocation", None,
+                ["--linear", "t2-row+h128", "--embedding", "t4-row+h128", *calibrate],
+            ),
+            (
+                "all i2 a row behind a Hadamard", None,
+                ["--linear", "i2-row+h128", "--embedding", "t4-row+h128", *calibrate],
+            ),
+            (
+                "all i2 a row, no Hadamard", None,
+                ["--linear", "i2-row", "--embedding", "t4-row+h128", *calibrate],
+            ),
+            (
+                "all i2 in groups of 128", None,
+                ["--linear", "i2-g128", "--embedding", "t4-row+h128", *calibrate],
+            ),
         ]:
-            label = "ours-Q2_K" if name == "as above" else "ablate-" + name.replace(" ", "-").replace(",", "")
+            label = "ours-Q2_K" if name == "as above" else "ablate-" + name.replace(
+                " ", "-"
+            ).replace(",", "")
             row([name] + figures(*ours(a, label, size, flags)))
 
 

@@ -105,7 +105,8 @@ def throughput():
 
 
 def peer():
-    """llama.cpp's batched generation of the same model, where it is given, while the server waits."""
+    """llama.cpp's batched generation of the same model, where it is given, while the server
+    waits."""
     if "LLAMA" in os.environ:
         for texts, speed in batched_speeds(options[options.index("-m") + 1], CLIENTS, TOKENS):
             print(f"llama.cpp, {texts} texts at once: {speed:.0f} tokens a second")
@@ -228,7 +229,8 @@ def soak():
     assert not wrong and not unanswered and not left, (wrong[:3], unanswered[:3])
 
 
-PARTS = {"overhead": (overhead,), "engine": (throughput, beside_long_prompt, peer), "agents": (agents,),
+PARTS = {"overhead": (overhead,), "engine": (throughput, beside_long_prompt, peer),
+         "agents": (agents,),
          "soak": (soak,)}
 for part in PARTS[which]:
     part()

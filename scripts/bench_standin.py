@@ -37,7 +37,7 @@ class Failed(Exception):
 
 
 def run(a, *command, **more):
-    """What a program prints on standard output, and on standard error."""
+    """Standard output and standard error of a program."""
     command, left = [str(c) for c in command], a.end - time.monotonic()
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=max(1, left), **more)
@@ -61,7 +61,7 @@ def chosen(files, count):
 
 
 def found(pattern, text):
-    """What a program's output says."""
+    """Figures in the output of a program."""
     match = re.search(pattern, text)
     if not match:
         raise Failed(f"the output has no {pattern!r}:\n{text[-2000:]}")

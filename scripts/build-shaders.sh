@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
-# Compiles shaders/*.comp to shaders/spirv/ and writes the manifest that tests/source/shaders.rs holds the sources to.
+# Compiles shaders/*.comp to shaders/spirv/ and writes the manifest that tests/source/shaders.rs
+# compares the sources with.
 #
-#   scripts/build-shaders.sh [GLSLANG]      the compiler, or a command that runs it: "chroot /trixie glslang"
+#   scripts/build-shaders.sh [GLSLANG]
 #
-# The committed files come from glslang 15.2.0 (Debian 13); another version may give other bytes for the same meaning.
+# GLSLANG is the compiler, or a command that runs it: "chroot /trixie glslang". The committed files
+# come from glslang 15.2.0 (Debian 13); another version may give other bytes of the same meaning.
 set -euo pipefail
 cd "$(dirname "$0")/../shaders"
 read -r -a glslang <<<"${1:-glslang}"

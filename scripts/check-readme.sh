@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
-# Holds README.md and docs/ to what is so: README's length, what its commands print, the options that the
+# Checks README.md and docs/: the length of README, the output of its commands, the options that the
 # pages name, the links between them, and the Rust version.
 #
 #   scripts/check-readme.sh [GEMMA]      GEMMA is the binary, target/release/gemma by default
 #
-# The pages mark their commands by the language of the block:
-#   ```console   "$ COMMAND" and what it prints. It is run in an empty directory with an empty home, and its
-#                output is compared word by word, since a page breaks lines where the program does not.
-#   ```sh        needs a download, a model or a build. Nothing is run, but every call of gemma has to parse:
-#                --help is put behind its options, and a wrong option or value is refused before it.
+# The language of a block says how its commands are checked:
+#   ```console   "$ COMMAND" and its output. The command runs in an empty directory with an empty
+#                home. The output is compared word by word, because lines may break elsewhere.
+#   ```sh        a command that needs a download, a model or a build. It does not run, but each call
+#                of gemma must parse: --help is appended to its options, and a wrong option or value
+#                is refused before it.
 set -euo pipefail
 gemma=$(realpath "${1:-target/release/gemma}")
 cd "$(dirname "$0")/.."
@@ -57,7 +58,7 @@ words_of() {
   tr -s '[:space:]' ' ' | sed 's/^ //; s/ $//'
 }
 
-# What is shown is what is printed.
+# The output that a page shows is the output of the command.
 run=0
 compare() { # page, command, what the page shows
   [ -n "$2" ] || return 0

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Everything that CI checks, cheapest first. Fails at the first thing that is wrong.
+# Runs everything that CI checks, the cheapest first, and stops at the first failure.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-# Nobody looks at a profile of these.
+# Debug information is not needed here.
 export CARGO_PROFILE_RELEASE_DEBUG=0
 
 step() { printf '\n== %s\n' "$1"; }
@@ -12,8 +12,8 @@ step "format"
 cargo fmt --check
 
 step "build"
-# The program as tests take it, with faults that they may ask for. Without those it is only linted
-# below: to compile it as well takes minutes.
+# The program with the feature `testing`. The program without it is only linted below, which saves
+# minutes.
 cargo test --release --no-run
 
 step "README and docs"

@@ -1,9 +1,11 @@
-"""`gemma plan` against what the engine then allocates: 27B's shape with random weights, on a device that has the memory.
+"""`gemma plan` against what the engine then allocates: 27B's shape with random weights, on a device
+that has the memory.
 
-    python3 scripts/check_plan.py [--gemma PATH] [--device vulkan] [--recipe int4 ...] [--context 2048 8192 32768 131072]
+    python3 scripts/check_plan.py [--gemma PATH] [--device vulkan] [--recipe int4 ...] [--context
+    2048 8192 32768 131072]
 
-Prints a row each and fails where a kind of bytes differs by more than 1 %. Takes 20 s and 16 GB (at 128k: 27 GB) a row.
-"""
+Prints a row each and fails where a kind of bytes differs by more than 1 %. Takes 20 s and 16 GB (at
+128k: 27 GB) a row."""
 import argparse
 import json
 import subprocess
@@ -26,15 +28,21 @@ def run(*arguments):
 
 
 KINDS = ("weights", "kv", "activations")
-print("| recipe | context | " + " | ".join(f"{k}, planned / allocated, MB" for k in KINDS) + " | largest difference |")
+print("| recipe | context | " + " | ".join(f"{k}, planned / allocated, "
+                                           f"MB" for k in KINDS) + " | largest difference |")
 print("|---|---:|" + "---:|" * len(KINDS) + "---:|")
 worst = 0.0
 for recipe in options.recipe:
     for context in options.context:
-        common = ["--synthetic", options.shape, "--recipe", recipe, "-d", options.device, "--ctx-size", str(context)]
+        common = [
+            "--synthetic", options.shape, "--recipe", recipe, "-d", options.device, "--ctx-size",
+            str(context),
+        ]
         planned = run("plan", *common, "--bandwidth", "100", "--json")
         place = planned["gpu" if options.device.startswith("vulkan") else "cpu"]["bytes"]
-        model = run("bench", *common, "--only", "decode", "--tg", "1", "--repetitions", "1", "--json", "-q")["model"]
+        model = run(
+            "bench", *common, "--only", "decode", "--tg", "1", "--repetitions", "1", "--json", "-q"
+        )["model"]
         off = max(abs(place[k] - model[k]) / model[k] for k in KINDS)
         worst = max(worst, off)
         cells = " | ".join(f"{place[k] / 1e6:.1f} / {model[k] / 1e6:.1f}" for k in KINDS)

@@ -1,19 +1,22 @@
 """The mixer's weights for temperature 0, as the block COLD of src/draft/prior.rs.
 
-  gemma bench --replay TRAIN.jsonl --tokenizer GEMMA --draft MEDIUM --json > REPORT.json
+  cargo run --release --example replay -- TRAIN.jsonl --tokenizer GEMMA --draft MEDIUM >REPORT.json
   draft_prior.py REPORT.json
 
-TRAIN.jsonl is text that the drafts were trained on, GEMMA a directory with Gemma 3's tokenizer.json, MEDIUM a directory with the
-files of draft/gemma3-draft/medium. The weights in the project are of 160 texts (20,699 tokens, 40 of each kind). Those of the block WARM
-were learnt at temperature 1 from what the medium draft wrote as an answer to 60 prompts, drafted for by the small one.
-"""
+TRAIN.jsonl is text that the drafts were trained on, GEMMA a directory with Gemma 3's
+tokenizer.json, MEDIUM a directory with the files of draft/gemma3-draft/medium. The weights in the
+project are of 160 texts (20,699 tokens, 40 of each kind). Those of the block WARM were learnt at
+temperature 1 from what the medium draft wrote as an answer to 60 prompts, drafted for by the small
+one."""
 
 import json
 import sys
 
 NAMES = ["everywhere"]
 NAMES += [f"match of {n}" for n in ("none", "1", "2", "3", "4-7", "8-15", "16 and more")]
-NAMES += ["no model"] + [f"model {n}" for n in ("below .25", "below .5", "below .75", "below .92", "surer")]
+NAMES += ["no model"] + [
+    f"model {n}" for n in ("below .25", "below .5", "below .75", "below .92", "surer")
+]
 NAMES += ["no record", "last token known", "pair seen once", "2-4 times", "more often"]
 
 with open(sys.argv[1], encoding="utf-8") as file:

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Makes tests/golden: tiny random Gemma 3 checkpoints and what Hugging Face transformers computes from them.
+"""Makes tests/golden: tiny random Gemma 3 checkpoints and what Hugging Face transformers computes
+from them.
 
     python -m venv V && V/bin/pip install torch transformers && V/bin/python scripts/golden.py [OUT]
 
-Weights are rounded to the dtype they are saved in and computed with in f32, attention eager. Every checkpoint is saved by
-transformers itself; `config-v4.json` beside it spells the same configuration as transformers 4 did, and the script makes sure
-that transformers reads the same model from it. The same versions give the same bytes again.
-"""
+Weights are rounded to the dtype they are saved in and computed with in f32, attention eager. Every
+checkpoint is saved by transformers itself; `config-v4.json` beside it spells the same configuration
+as transformers 4 did, and the script makes sure that transformers reads the same model from it. The
+same versions give the same bytes again."""
 
 import json
 import math
@@ -16,7 +17,8 @@ from pathlib import Path
 
 import torch
 import transformers
-from transformers import Gemma3Config, Gemma3ForCausalLM, Gemma3ForConditionalGeneration, Gemma3TextConfig
+from transformers import (Gemma3Config, Gemma3ForCausalLM, Gemma3ForConditionalGeneration,
+                          Gemma3TextConfig)
 from transformers.models.gemma3 import modeling_gemma3
 
 OUT = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parent.parent / "tests/golden")
@@ -24,7 +26,8 @@ VOCAB = 256
 
 
 def text_values(**changes):
-    """Values that every case shares; the query scale is that of no head width, as in the 27B model."""
+    """Values that every case shares; the query scale is that of no head width, as in the 27B
+    model."""
     values = dict(
         vocab_size=VOCAB,
         head_dim=32,
@@ -43,26 +46,39 @@ def text_values(**changes):
 
 
 def rope(factor):
-    full = {"rope_type": "linear", "factor": factor, "rope_theta": 1e6} if factor else {"rope_type": "default", "rope_theta": 1e6}
-    return {"full_attention": full, "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}
+    full = {
+        "rope_type": "linear", "factor": factor, "rope_theta": 1e6
+    } if factor else {"rope_type": "default", "rope_theta": 1e6}
+    return {
+        "full_attention": full, "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}
+    }
 
 
 def kinds(n_layers, pattern):
-    return ["full_attention" if i % pattern == 0 else "sliding_attention" for i in range(1, n_layers + 1)]
+    return [
+        "full_attention"
+        if i % pattern == 0
+        else "sliding_attention"
+        for i in range(1, n_layers + 1)
+    ]
 
 
 # name, tokens, pattern, rope factor, dtype, multimodal, values
 CASES = [
-    # Pattern of the real models; pages and rings of 256 positions are crossed, and so is the window.
+    # Pattern of the real models; pages and rings of 256 positions are crossed, and so is the
+    # window.
     ("text", 700, 6, 8.0, torch.bfloat16, False, text_values(
-        hidden_size=32, intermediate_size=64, num_hidden_layers=7, num_attention_heads=4, num_key_value_heads=2,
+        hidden_size=32, intermediate_size=64, num_hidden_layers=7, num_attention_heads=4,
+        num_key_value_heads=2,
         sliding_window=300)),
     ("multimodal", 220, 3, 8.0, torch.bfloat16, True, text_values(
-        hidden_size=64, intermediate_size=96, num_hidden_layers=4, num_attention_heads=2, num_key_value_heads=1,
+        hidden_size=64, intermediate_size=96, num_hidden_layers=4, num_attention_heads=2,
+        num_key_value_heads=1,
         sliding_window=40)),
     # An output head of its own, no scaling of positions, f16.
     ("untied", 300, 2, None, torch.float16, False, text_values(
-        hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2,
         sliding_window=33, tie_word_embeddings=False)),
 ]  # fmt: skip
 
@@ -82,27 +98,39 @@ def randomize(model, dtype, seed):
 
 
 def v4_text(values, pattern, factor):
-    """The text section as transformers 4 spelled it: theta, local theta, scaling and pattern apart."""
-    old = values | {"model_type": "gemma3_text", "rope_theta": 1e6, "rope_local_base_freq": 1e4, "sliding_window_pattern": pattern}
+    """The text section as transformers 4 spelled it: theta, local theta, scaling and pattern
+    apart."""
+    old = values | {
+        "model_type": "gemma3_text", "rope_theta": 1e6, "rope_local_base_freq": 1e4,
+        "sliding_window_pattern": pattern,
+    }
     old["rope_scaling"] = {"factor": factor, "rope_type": "linear"} if factor else None
     return old
 
 
 def build(name, pattern, factor, multimodal, values):
-    new = values | {"rope_parameters": rope(factor), "layer_types": kinds(values["num_hidden_layers"], pattern)}
+    new = values | {
+        "rope_parameters": rope(factor), "layer_types": kinds(values["num_hidden_layers"], pattern)
+    }
     old = v4_text(values, pattern, factor)
     if not multimodal:
         old |= {"architectures": ["Gemma3ForCausalLM"], "torch_dtype": "bfloat16"}
         config = Gemma3TextConfig(**new)
         return Gemma3ForCausalLM._from_config(config, attn_implementation="eager"), old
-    vision = dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1, image_size=8, patch_size=4,
+    vision = dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1,
+                  image_size=8, patch_size=4,
                   vision_use_head=False)  # fmt: skip
-    outside = dict(mm_tokens_per_image=4, boi_token_index=250, eoi_token_index=251, image_token_index=252, eos_token_id=[1, 106])
+    outside = dict(
+        mm_tokens_per_image=4, boi_token_index=250, eoi_token_index=251, image_token_index=252,
+        eos_token_id=[1, 106],
+    )
     config = Gemma3Config(text_config=Gemma3TextConfig(**new), vision_config=vision, **outside)
     for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
         old.pop(key)
-    old = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "torch_dtype": "bfloat16",
-           "text_config": old, "vision_config": vision | {"model_type": "siglip_vision_model"}} | outside  # fmt: skip
+    old = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3",
+           "torch_dtype": "bfloat16",
+           "text_config": old,
+           "vision_config": vision | {"model_type": "siglip_vision_model"}} | outside
     return Gemma3ForConditionalGeneration._from_config(config, attn_implementation="eager"), old
 
 
@@ -113,7 +141,8 @@ def logits_of(model, ids):
 
 
 def logits_with_f16_cache(model, ids):
-    """The same with every key (rotated) and value rounded to f16, as a cache of that format holds them."""
+    """The same with every key (rotated) and value rounded to f16, as a cache of that format holds
+    them."""
     plain = modeling_gemma3.eager_attention_forward
 
     def rounded(module, query, key, value, *rest, **options):
@@ -165,22 +194,28 @@ def case(seed, name, n, pattern, factor, dtype, multimodal, values):
     best = logits.double().sort(-1, descending=True).values
     shown = sorted({0, n // 3, min(n - 1, values["sliding_window"] + 1), n - 1})
     golden = {
-        "made_by": f"scripts/golden.py, transformers {transformers.__version__}, torch {torch.__version__}",
+        "made_by": f"scripts/golden.py, transformers {transformers.__version__}, torch "
+                   f"{torch.__version__}",
         "ids": ids,
         "nll": [float(f"{v:.8g}") for v in nll],
         "nll_f16_cache": [float(f"{v:.8g}") for v in nll_f16],
         "top1": logits.argmax(-1).tolist(),
-        # How far the best logit stands above the second, least over all positions: top1 is firm below this.
+        # How far the best logit stands above the second, least over all positions: top1 is firm
+        # below this.
         "least_margin": float(f"{(best[:, 0] - best[:, 1]).min().item():.4g}"),
         "rows": {str(i): [float(f"{v:.7g}") for v in logits[i].tolist()] for i in shown},
     }
-    lines = ",\n".join(f"  {json.dumps(k)}: {json.dumps(v, separators=(',', ':'))}" for k, v in golden.items())
+    lines = ",\n".join(
+        f"  {json.dumps(k)}: {json.dumps(v, separators=(',', ':'))}" for k, v in golden.items()
+    )
     (folder / "golden.json").write_text("{\n" + lines + "\n}\n")
     size = (folder / "model.safetensors").stat().st_size
     moved = max(abs(a - b) for a, b in zip(nll, nll_f16))
     print(f"{name}: an f16 cache moves an NLL by up to {moved:.1e}")
-    print(f"{name}: {size} bytes, mean nll {sum(nll) / len(nll):.4f}, {min(nll):.3f} to {max(nll):.3f}, "
-          f"{len(set(golden['top1']))} different top-1, least margin {golden['least_margin']}")  # fmt: skip
+    print(f"{name}: {size} bytes, mean nll {sum(nll) / len(nll):.4f}, {min(nll):.3f} to "
+          f"{max(nll):.3f}, "
+          f"{len(set(golden['top1']))} different top-1, least margin "
+          f"{golden['least_margin']}")  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Golden blocks of GGUF types, decoded by the `gguf` package of llama.cpp (pip install gguf): tests/golden/gguf-blocks.json.
+"""Golden blocks of GGUF types, decoded by the `gguf` package of llama.cpp (pip install gguf):
+tests/golden/gguf-blocks.json.
 
   golden_gguf.py tests/golden/gguf-blocks.json
 
@@ -11,7 +12,10 @@ import sys
 import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 
-SCALES = {"Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208]}
+SCALES = {
+    "Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0], "Q4_K": [0, 2],
+    "Q5_K": [0, 2], "Q6_K": [208],
+}
 
 
 def main():

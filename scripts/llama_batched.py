@@ -1,4 +1,5 @@
-"""What llama.cpp generates for several texts at once: the peer of bench-batch.sh and bench-serve.sh."""
+"""Tokens a second of llama.cpp for several texts at once: the peer of bench-batch.sh and
+bench-serve.sh."""
 
 import json
 import os

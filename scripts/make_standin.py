@@ -144,7 +144,7 @@ def vocabulary(path):
 
 
 def is_global(config, layer):
-    """Whether a layer sees all positions."""
+    """True if a layer sees all positions."""
     if kinds := config.get("layer_types"):
         return kinds[layer] == "full_attention"
     return (layer + 1) % config["sliding_window_pattern"] == 0

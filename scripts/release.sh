@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
-# Makes what is published of one commit:
+# Makes the packages of one commit:
 #
-#     scripts/release.sh [DIRECTORY]        # default: target/dist
-#     GEMMA_BINARY=FILE scripts/release.sh  # the packages around a program that is there already, to try them
+#     scripts/release.sh [DIRECTORY]          # default: target/dist
+#     GEMMA_BINARY=FILE scripts/release.sh    # packages an existing program, for tests
 #
-#   gemma-VERSION-x86_64-linux.tar.gz   program, man pages, completions, licences, software bill of materials
-#   gemma_VERSION-1_amd64.deb           the same as a package of Debian and Ubuntu
+#   gemma-VERSION-x86_64-linux.tar.gz   program, man pages, completions, licences, SBOM
+#   gemma_VERSION-1_amd64.deb           the same as a package for Debian and Ubuntu
 #   SHA256SUMS
 #
-# The same commit gives the same bytes wherever it lies, with the same Rust, binutils and libc. Needs cargo-deb and cargo-cyclonedx
-# (cargo install --locked cargo-deb cargo-cyclonedx) and dpkg-dev; changes nothing outside target/ and the directory.
+# The same commit, Rust, binutils and libc give the same bytes in any directory. Needs cargo-deb and
+# cargo-cyclonedx (cargo install --locked cargo-deb cargo-cyclonedx) and dpkg-dev. Changes nothing
+# outside target/ and DIRECTORY.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 umask 022

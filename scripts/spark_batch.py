@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
-"""A batch on a Spark cluster: each partition is one `gemma generate --batch`, which loads the model once.
+"""A batch on a Spark cluster: each partition is one `gemma generate --batch`, which loads the model
+once.
 
-  spark-submit scripts/spark_batch.py IN.jsonl OUT_DIRECTORY [--partitions N] [--gemma PATH] [-- OPTIONS OF gemma generate]
+  spark-submit scripts/spark_batch.py IN.jsonl OUT_DIRECTORY [--partitions N] [--gemma PATH] [--
+  OPTIONS OF gemma generate]
 
-Every record needs an "id" (or "custom_id"): seeds come from ids, so that a record has the same text however the batch is cut, and
-answers are found by them. A line that is no JSON is answered by an error, as in any batch; its number within the partition stands for
-the id. A partition whose process fails, fails the job: without checkCode Spark would take its silence for an
-empty result. gemma and the model must be at the same path on every worker.
-"""
+Every record needs an "id" (or "custom_id"): seeds come from ids, so that a record has the same text
+however the batch is cut, and answers are found by them. A line that is no JSON is answered by an
+error, as in any batch; its number within the partition stands for the id. A partition whose process
+fails, fails the job: without checkCode Spark would take its silence for an empty result. gemma and
+the model must be at the same path on every worker."""
 import argparse
 import json
 import shlex
@@ -21,10 +23,15 @@ def arguments():
     if "--" in own:
         at = own.index("--")
         own, options = own[:at], own[at + 1 :]
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("input")
     parser.add_argument("output")
-    parser.add_argument("--partitions", type=int, default=2, help="processes in all: as many as models fit the cluster's memory")
+    parser.add_argument(
+        "--partitions", type=int, default=2,
+        help="processes in all: as many as models fit the cluster's memory",
+    )
     parser.add_argument("--gemma", default="gemma", help="the binary, as workers find it")
     return parser.parse_args(own), options
 
@@ -43,7 +50,9 @@ def main():
     typed, options = arguments()
     command = shlex.join([typed.gemma, "generate", "--batch", "-", "-q", *options])
     spark = SparkSession.builder.appName("gemma batch").getOrCreate()
-    lines = spark.sparkContext.textFile(typed.input, typed.partitions).filter(lambda line: line.strip()).map(with_id)
+    lines = spark.sparkContext.textFile(
+        typed.input, typed.partitions
+    ).filter(lambda line: line.strip()).map(with_id)
     # textFile takes its number as a minimum; a process a partition is what was asked for.
     lines.repartition(typed.partitions).pipe(command, checkCode=True).saveAsTextFile(typed.output)
     spark.stop()

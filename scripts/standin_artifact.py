@@ -19,7 +19,7 @@ def signs(cols):
 
 
 def turned_back(x):
-    """What a matrix was before the signs and the Hadamard transform of `+h128`."""
+    """The matrix before the signs and the Hadamard transform of `+h128`."""
     h = np.ones((1, 1), np.float32)
     while len(h) < WIDTH:
         h = np.block([[h, h], [h, -h]])

@@ -8,11 +8,14 @@ F32, Q4_0, Q8_0 = 0, 2, 8
 # Type -> values and bytes of a block.
 BLOCK = {F32: (1, 4), Q4_0: (32, 18), Q8_0: (32, 34)}
 ALIGN = 32
-SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+SCALARS = {
+    0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"
+}
 
 
 def size(kind, shape):
-    """Bytes of a tensor; `shape` is rows first, as everywhere here (the file has it the other way round)."""
+    """Bytes of a tensor; `shape` is rows first, as everywhere here (the file has it the other way
+    round)."""
     values, held = BLOCK[kind]
     return math.prod(shape) // values * held
 
@@ -64,7 +67,9 @@ class Key:
 
     @staticmethod
     def array(kind, values):
-        body = b"".join(map(text, values)) if kind == 8 else struct.pack(f"<{len(values)}{SCALARS[kind]}", *values)
+        body = b"".join(map(text, values)) if kind == 8 else struct.pack(
+            f"<{len(values)}{SCALARS[kind]}", *values
+        )
         return Key(9, struct.pack("<IQ", kind, len(values)) + body)
 
     def number(self):
@@ -75,18 +80,22 @@ def header(keys, tensors):
     """Header bytes and each tensor's place in the file. `tensors`: name -> (type, shape)."""
     out, at, offsets = [], 0, {}
     for name, (kind, shape) in tensors.items():
-        out.append(text(name) + struct.pack("<I", len(shape)) + b"".join(struct.pack("<Q", n) for n in reversed(shape)))
+        out.append(text(name) + struct.pack("<I", len(shape)) + b"".join(struct.pack("<Q",
+            n) for n in reversed(shape)))
         out.append(struct.pack("<IQ", kind, at))
         offsets[name] = at
         at += -(-size(kind, shape) // ALIGN) * ALIGN
     meta = [text(name) + struct.pack("<I", key.kind) + key.raw for name, key in keys.items()]
-    head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(keys)) + b"".join(meta) + b"".join(out)
+    head = b"GGUF" + struct.pack(
+        "<IQQ", 3, len(tensors), len(keys)
+    ) + b"".join(meta) + b"".join(out)
     head += b"\0" * (-len(head) % ALIGN)
     return head, {name: len(head) + at for name, at in offsets.items()}, len(head) + at
 
 
 def read(path):
-    """Metadata and tensors (name -> type, shape, bytes as a memory map) of a file with the types above."""
+    """Metadata and tensors (name -> type, shape, bytes as a memory map) of a file with the types
+    above."""
     data = np.memmap(path, np.uint8, "r")
     at = 24
 

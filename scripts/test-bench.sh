@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The scripts that measure a GPU, on the processor and small: what they print, and what they do when
-# something fails.
+# Runs the scripts that measure a GPU on the CPU with small sizes, and checks what they print and what
+# they do after a failure.
 #
 #   scripts/test-bench.sh [GEMMA]      GEMMA is the binary, target/release/gemma by default
 #

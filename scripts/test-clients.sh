@@ -26,7 +26,7 @@ HOME=$work start_server --alias demo
 HOME=$work "$CLIENTS/bin/python" scripts/test_clients.py "http://$address" "$gemma"
 
 if target=$PWD/target/client-rust && CARGO_TARGET_DIR=$target \
-  cargo build -q --locked --manifest-path scripts/client-rust/Cargo.toml 2>"$work/cargo"; then
+  cargo build -q --manifest-path scripts/client-rust/Cargo.toml 2>"$work/cargo"; then
   expected=$(HOME=$work "$gemma" generate -q --temp 0 -n 20 \
     'What is the capital of France?' </dev/null)
   "$target/debug/client-rust" "http://$address" "$expected"

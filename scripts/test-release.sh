@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# The walk of a new user in a bare Debian: installs the package, runs what README shows, removes it, and looks for leftovers.
+# Installs the package in a bare Debian, runs what README shows, removes the package, and looks for
+# leftovers.
 #
-#     scripts/test-release.sh [PACKAGE.deb]      # default: the package in target/dist, made by scripts/release.sh if there is none
+#     scripts/test-release.sh [PACKAGE.deb]
 #
-# Needs root, debootstrap and python3; the bare system is kept in ~/.cache/gemma-test for the next time. Where none can be made the
-# test is skipped and says so; with GEMMA_REQUIRE_CHROOT=1 that is a failure.
+# The default is the package in target/dist; scripts/release.sh makes one if there is none. Needs
+# root, debootstrap and python3. The bare system is kept in ~/.cache/gemma-test. If it cannot be made
+# the test is skipped with a message; with GEMMA_REQUIRE_CHROOT=1 that is a failure.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export LC_ALL=C
@@ -48,7 +50,7 @@ mount -t proc proc "$root/proc" || skip "/proc cannot be mounted in the bare sys
 mounted=1
 mkdir -p "$root/home/user"
 inside() { chroot "$root" env -i PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin HOME=/home/user TERM=xterm "$@"; }
-# What a user's own runs leave in the home directory is theirs, and packages' databases change by themselves.
+# Files in the home directory are the user's own, and the databases of packages change by themselves.
 files() { (cd "$root" && find . -path ./proc -prune -o -path ./home/user -prune -o -path ./var/lib/dpkg -prune -o -path ./var/log -prune \
   -o -path ./var/cache/man -prune -o -path ./tmp -prune -o -print | sort); }
 

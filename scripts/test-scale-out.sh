@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
-# One batch of records of every kind, cut in every way: the answers must be the same for each id, texts and errors. Says which ways could
-# not be tried here.
+# Runs one batch of records of every kind, cut in every way. Each id must have the same text or error
+# each time. Prints which ways could not be tried here.
 #
-#   scripts/test-scale-out.sh [GEMMA] [RECORDS]     needs python3; GNU parallel and PySpark (with Java) where they are to be tried
+#   scripts/test-scale-out.sh [GEMMA] [RECORDS]
+#
+# Needs python3; GNU parallel and PySpark (with Java) for their ways.
 set -euo pipefail
 gemma=$(realpath "${1:-target/release/gemma}") records=${2:-500}
 here=$(cd "$(dirname "$0")" && pwd)
@@ -80,7 +82,7 @@ def read(name):
     answers = []
     for line in open(f"{name}.jsonl"):
         reply = json.loads(line)
-        # What is no JSON has no id: the number of its line stands for it, which depends on the cut.
+        # A line that is no JSON has no id. Its id is its line number, which depends on the cut.
         name = reply.get("custom_id") or reply["id"]
         answers.append((name if isinstance(name, str) else "", json.dumps([reply.get(k) for k in ("text", "error", "response")])))
     return answers

@@ -1,7 +1,7 @@
 //! Parse, run, print the error chain, exit.
 
 use gemma::cli;
-use gemma::cli::crash::Allocator;
+use gemma::cli::io::crash::Allocator;
 use gemma::util::child;
 use std::process::ExitCode;
 
@@ -14,22 +14,22 @@ static ALLOCATOR: Allocator = Allocator;
 // SAFETY: the section holds addresses of functions that take nothing they need and return nothing,
 // and this is one.
 #[unsafe(link_section = ".init_array")]
-static BEFORE_MAIN: extern "C" fn() = cli::signals::mark_closed_stdout;
+static BEFORE_MAIN: extern "C" fn() = cli::io::signals::mark_closed_stdout;
 
 fn main() -> ExitCode {
-    cli::signals::of_failed_writes();
+    cli::io::signals::of_failed_writes();
     let argv: Vec<_> = std::env::args_os().collect();
     if let Some(code) = cli::child::run(&argv) {
         return code;
     }
     child::allow();
-    cli::crash::watch();
-    let (command, typed) = match cli::args::parse(&argv) {
+    cli::io::crash::watch();
+    let (command, typed) = match cli::commands::parse(&argv) {
         Ok(parsed) => parsed,
         // Help and version end here with 0, wrong usage with 2.
         Err(early) => return cli::hints::report(early, &argv),
     };
-    match cli::run(&command, &typed) {
+    match cli::commands::run(&command, &typed) {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
             typed.ui.error(&error);

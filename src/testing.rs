@@ -8,6 +8,8 @@ pub const FAIL_READS_AFTER: &str = "GEMMA_FAIL_READS_AFTER";
 pub const LOSE_AFTER: &str = "GEMMA_VULKAN_LOSE_AFTER";
 /// Makes a kernel's result wrong: the four numbers of a [`crate::vulkan::InjectedFault`].
 pub const WRONG_RESULT: &str = "GEMMA_VULKAN_FAULT";
+/// Multiplies matrices without `linear_few` and `linear_many`, to measure what these two gain.
+pub const GENERAL_KERNELS: &str = "GEMMA_VULKAN_GENERAL_KERNELS";
 /// Makes commands of the NPU's model fail: a kind and the first command, as in `abort@3`, see
 /// [`crate::npu::host::Fault`].
 pub const NPU_FAULT: &str = "GEMMA_FAIL_NPU";

@@ -61,7 +61,7 @@ pub fn settings(data: &[u8]) {
     file("gemma.toml", data);
     std::env::set_current_dir(&*DIRECTORY).expect("the directory is there");
     for command in ["generate", "bench", "serve", "quantize"] {
-        let _ = gemma::cli::args::parse(&["gemma".into(), command.into(), "x".into(), "y".into()]);
+        let _ = gemma::cli::commands::parse(&["gemma".into(), command.into(), "x".into(), "y".into()]);
     }
 }
 
@@ -73,17 +73,17 @@ pub fn recipe(data: &[u8]) {
 
 /// A line of a batch.
 pub fn batch(data: &[u8]) {
-    let line = gemma::cli::generate::batch::job::Line::parse(data, 1);
+    let line = gemma::cli::commands::generate::batch::job::Line::parse(data, 1);
     let _ = line.seed(7);
 }
 
 /// The first byte says which of the server's forms the rest is a body of.
 pub fn server(data: &[u8]) {
-    static SERVED: LazyLock<gemma::cli::serve::testing::Bodies> = LazyLock::new(|| {
+    static SERVED: LazyLock<gemma::cli::commands::serve::testing::Bodies> = LazyLock::new(|| {
         let config = include_str!("../../draft/demo-target/config.json");
         let config = serde_json::from_str(config).expect("it is JSON");
         let config = Config::from_json(&config).expect("it is good");
-        gemma::cli::serve::testing::Bodies::new(config, TOKENIZER.clone())
+        gemma::cli::commands::serve::testing::Bodies::new(config, TOKENIZER.clone())
     });
     if let Some((form, body)) = data.split_first() {
         SERVED.read(*form, body);

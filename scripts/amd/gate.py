@@ -16,7 +16,7 @@ BUDGETS = os.path.join(HERE, "budgets.txt")
 LAPTOP = os.path.join(HERE, "../../docs/LAPTOP.md")
 CACHE_KB = 32  # of instructions
 HEAD = f"""\
-# What kernels may cost on AMD GPUs at most, on the worst of {", ".join(CHIPS)}:
+# Budgets of kernels on AMD GPUs, on the worst of {", ".join(CHIPS)}:
 # scripts/check-amd.sh enforces it. Columns:
 #   what    linear layers by their weights' format, other kernels by their file in shaders/
 #   rows    of the pass; 0: while a model is loaded
@@ -67,7 +67,7 @@ class Figures:
             )
 
     def budget(self):
-        """What is allowed where this is what there is: {column: most}."""
+        """Budgets for these costs: {column: most}."""
         slots = self.most.get("slots")
         return {
             "slots": None if slots is None else math.ceil(slots * (1 + SLACK) * 100) / 100,
@@ -162,7 +162,7 @@ def update(found, matrix_chips):
 
 
 def violations(found, matrix_chips):
-    """What is beyond its budget."""
+    """Costs that exceed their budgets."""
     table, bad = read_budgets(), []
     for key, figures in sorted(found.items()):
         what = f"{key[0]}, {key[1]} rows"

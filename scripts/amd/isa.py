@@ -1,4 +1,4 @@
-"""What a compiled kernel costs: its instructions in issue slots of a SIMD32, by loop."""
+"""Cost of a compiled kernel: its instructions in issue slots of a SIMD32, by loop."""
 
 import collections
 import re
@@ -67,7 +67,7 @@ class Kernel:
                 ):
                     jumps.append((len(self.blocks) - 1, int(to[1])))
         self.all = Loop(self.blocks, wave)
-        # What a workgroup goes on with that was the last to be counted.
+        # The part that only the last counted workgroup runs.
         counts = [i for i, block in enumerate(self.blocks) if COUNTS in block]
         self.finish = Loop(self.blocks[counts[0] + 1 :] if counts else [], wave)
         ends = {}
@@ -92,7 +92,7 @@ class Kernel:
         self.inner = inner[2] if inner and products(inner) else None
 
     def releases(self):
-        """Whether stores are waited for before the barrier in front of each atomic addition:
+        """True if stores are waited for before the barrier in front of each atomic addition:
         otherwise a workgroup would be counted while stores of its other waves are on their way."""
         ops = [op for block in self.blocks for op in block]
         for at, op in enumerate(ops):

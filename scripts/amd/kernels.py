@@ -55,7 +55,7 @@ class Call:
         return self.stat("Code size") / 1024
 
     def turn(self, of):
-        """Of a turn of the main loop, what `of` says of a loop."""
+        """The value of `of` for one iteration of the main loop."""
         inner = self.kernel.inner
         more = (inner_turns(self.shader, self.constants) - 1) * of(inner) if inner else 0
         return of(self.kernel.main) + more
@@ -85,8 +85,8 @@ class Call:
         )
 
     def contradiction(self):
-        """What is wrong with the count of products: a loop that shares nothing cannot multiply more
-        weights than it loads."""
+        """The error in the count of products, if any: a loop that shares nothing cannot multiply
+        more weights than it loads."""
         if self.by() != "dot4" or self.kernel.main.shared:
             return None
         weights, loaded = self.products() / self.block, self.turn(lambda loop: loop.loaded)
@@ -100,7 +100,7 @@ class Call:
 
     def finishers(self):
         """Workgroups of a linear layer that do what follows it: the last of those of a head, or the
-        last of all. See src/vulkan/finish.rs."""
+        last of all. See src/vulkan/lower/finish.rs."""
         constants = dict(map(tuple, self.constants))
         rows = sum(rows for _, rows, _ in self.matrices)
         return self.groups[0] * (rows // constants[12] if constants.get(11) else 1)

@@ -54,8 +54,8 @@ def texts(a, device):
 
 
 def chain(hits, most):
-    """Passes of the target over a text, where `most` tokens in a row are guessed each time; hits: whether each
-    token was guessed right."""
+    """Passes of the target over a text, where `most` tokens in a row are guessed each time; hits:
+    whether each token was guessed right."""
     n = at = 0
     while at < len(hits):
         run = 0

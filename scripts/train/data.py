@@ -12,13 +12,16 @@ ROW = 2049
 
 # Shares of rows by class. STABLE: everything. DECAY: mostly chats, loss on the model's turns only.
 # AGAIN: the same with more hand-written chats and more of everything that is no chat.
-STABLE = {"code": 0.19, "docs": 0.22, "prose": 0.194, "chat-rest": 0.13, "chat-qa": 0.09, "chat-tpl": 0.02,
+STABLE = {"code": 0.19, "docs": 0.22, "prose": 0.194, "chat-rest": 0.13, "chat-qa": 0.09,
+          "chat-tpl": 0.02,
           "chat-define": 0.006, "chat-codeqa": 0.05, "chat-exercise": 0.02, "chat-math": 0.025,
           "chat-dialogue": 0.04, "chat-extract": 0.012, "chat-med": 0.003}
-DECAY = {"code": 0.05, "docs": 0.08, "prose": 0.07, "chat-rest": 0.07, "chat-qa": 0.34, "chat-tpl": 0.06,
+DECAY = {"code": 0.05, "docs": 0.08, "prose": 0.07, "chat-rest": 0.07, "chat-qa": 0.34,
+         "chat-tpl": 0.06,
          "chat-define": 0.03, "chat-codeqa": 0.11, "chat-exercise": 0.04, "chat-math": 0.06,
          "chat-dialogue": 0.05, "chat-extract": 0.02, "chat-med": 0.008, "chat-seed": 0.045}
-AGAIN = {"code": 0.06, "docs": 0.09, "prose": 0.08, "chat-rest": 0.06, "chat-qa": 0.28, "chat-tpl": 0.05,
+AGAIN = {"code": 0.06, "docs": 0.09, "prose": 0.08, "chat-rest": 0.06, "chat-qa": 0.28,
+         "chat-tpl": 0.05,
          "chat-define": 0.03, "chat-codeqa": 0.10, "chat-exercise": 0.03, "chat-math": 0.05,
          "chat-dialogue": 0.04, "chat-extract": 0.015, "chat-med": 0.006, "chat-seed": 0.12}
 MIXES = {"stable": STABLE, "decay": DECAY, "again": AGAIN}
@@ -27,7 +30,9 @@ MIXES = {"stable": STABLE, "decay": DECAY, "again": AGAIN}
 def files_of(folder, name):
     """NAME.npy, or NAME.0.npy, NAME.1.npy, ... where several processes wrote a class."""
     whole = os.path.join(folder, name + ".npy")
-    return [whole] if os.path.exists(whole) else sorted(glob.glob(os.path.join(folder, name + ".[0-9].npy")))
+    return [whole] if os.path.exists(whole) else sorted(
+        glob.glob(os.path.join(folder, name + ".[0-9].npy"))
+    )
 
 
 class Rows:
@@ -36,7 +41,9 @@ class Rows:
     def __init__(self, folder, name, device="cuda"):
         files = files_of(folder, name)
         self.ids = torch.from_numpy(np.concatenate([np.load(f) for f in files])).to(device)
-        self.bits = torch.from_numpy(np.concatenate([np.load(f[:-4] + ".mask.npy") for f in files])).to(device)
+        self.bits = torch.from_numpy(
+            np.concatenate([np.load(f[:-4] + ".mask.npy") for f in files])
+        ).to(device)
         self.shift = torch.arange(7, -1, -1, device=device, dtype=torch.uint8)
 
     def __len__(self):
@@ -49,7 +56,8 @@ class Rows:
 
 
 class Mix:
-    """Draws batches of rows: the class of each row at random by share, rows of a class in shuffled epochs."""
+    """Draws batches of rows: the class of each row at random by share, rows of a class in shuffled
+    epochs."""
 
     def __init__(self, folder, shares, batch, seed, answers_only, device="cuda"):
         names = [n for n in shares if files_of(folder, n)]
@@ -57,12 +65,16 @@ class Mix:
         self.names, self.p = names, np.array([shares[n] / total for n in names])
         self.sets = {n: Rows(folder, n, device) for n in names}
         self.rng, self.batch, self.answers_only = np.random.default_rng(seed), batch, answers_only
-        self.order, self.seen, self.device = {n: np.zeros(0, np.int64) for n in names}, dict.fromkeys(names, 0), device
+        self.order, self.seen, self.device = {
+            n: np.zeros(0, np.int64) for n in names
+        }, dict.fromkeys(names, 0), device
 
     def _indices(self, name, n):
         self.seen[name] += n
         while len(self.order[name]) < n:
-            self.order[name] = np.concatenate([self.order[name], self.rng.permutation(len(self.sets[name]))])
+            self.order[name] = np.concatenate(
+                [self.order[name], self.rng.permutation(len(self.sets[name]))]
+            )
         out, self.order[name] = self.order[name][:n], self.order[name][n:]
         return torch.from_numpy(out).to(self.device)
 

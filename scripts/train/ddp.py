@@ -54,7 +54,8 @@ def average(params):
 class Clock:
     """How many steps a stage takes: as many as asked for, or as fit into a number of seconds.
 
-    In the second case the number is settled at step `LOOK`, by the steps from `WARM` on, and is the same in all processes."""
+    In the second case the number is settled at step `LOOK`, by the steps from `WARM` on, and is the
+    same in all processes."""
 
     WARM, LOOK = 15, 40
 

@@ -1,4 +1,5 @@
-"""Token streams in device memory: random crops by share, each crop once an epoch; shards may arrive while training runs."""
+"""Token streams in device memory: random crops by share, each crop once an epoch; shards may arrive
+while training runs."""
 import glob
 import os
 
@@ -8,13 +9,15 @@ import torch
 from draft_tokens import ANSWER, STREAMS
 
 ROW, KNOWN, FIRST = (1 << 20) - 1, 1 << 21, 1 << 22
-# Shares of crops by stream. STABLE: about as the corpus has them; DECAY: more of what people asked and answered.
+# Shares of crops by stream. STABLE: about as the corpus has them; DECAY: more of what people asked
+# and answered.
 STABLE = {"code": 0.27, "docs": 0.24, "prose": 0.14, "chat": 0.15, "derived": 0.20}
 DECAY = {"code": 0.26, "docs": 0.20, "prose": 0.14, "chat": 0.21, "derived": 0.19}
 
 
 def expand(vocabulary, parts, row, ids):
-    """int32 ids with ANSWER -> rows with ANSWER, KNOWN (the row is the id) and FIRST (the first of the rows of an id)."""
+    """int32 ids with ANSWER -> rows with ANSWER, KNOWN (the row is the id) and FIRST (the first of
+    the rows of an id)."""
     answer, ids = ids & ANSWER, (ids & ROW).long()
     out = parts[ids]
     keep = out >= 0
@@ -39,16 +42,22 @@ class Feed:
                 continue
             self.files.add(path)
             ids = torch.from_numpy(np.load(path)).to(self.device)
-            rows = torch.cat([expand(self.vocabulary, self.parts, self.row, c) for c in ids.split(1 << 24)])
+            rows = torch.cat(
+                [expand(self.vocabulary, self.parts, self.row, c) for c in ids.split(1 << 24)]
+            )
             s = os.path.basename(path).split(".")[1]
             before = len(self.flat.get(s, ()))
             self.flat[s] = torch.cat([self.flat[s], rows]) if before else rows
             fresh = self._starts(s, before)
-            self.order[s] = self.rng.permutation(np.concatenate([self.order.get(s, fresh[:0]), fresh]))
+            self.order[s] = self.rng.permutation(
+                np.concatenate([self.order.get(s, fresh[:0]), fresh])
+            )
         return sum(map(len, self.flat.values()))
 
     def _starts(self, s, begin):
-        return np.arange(begin + self.rng.integers(self.length), len(self.flat[s]) - self.length - 1, self.length)
+        return np.arange(
+            begin + self.rng.integers(self.length), len(self.flat[s]) - self.length - 1, self.length
+        )
 
     def batch(self, n, shares):
         """int32 [n, length + 1] on the device."""
@@ -57,7 +66,9 @@ class Feed:
         out = []
         for s, k in zip(names, self.rng.multinomial(n, p / p.sum())):
             while len(self.order[s]) < k:
-                self.order[s] = np.concatenate([self.order[s], self.rng.permutation(self._starts(s, 0))])
+                self.order[s] = np.concatenate(
+                    [self.order[s], self.rng.permutation(self._starts(s, 0))]
+                )
             at, self.order[s] = self.order[s][:k], self.order[s][k:]
             self.seen[s] += k * self.length
             out.append(self.flat[s][torch.from_numpy(at).to(self.device)[:, None] + self.steps])

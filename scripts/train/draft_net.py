@@ -1,4 +1,5 @@
-"""gemma3-draft in PyTorch: the layers of model.py at any shape, all with a sliding window, on a reduced vocabulary."""
+"""gemma3-draft in PyTorch: the layers of model.py at any shape, all with a sliding window, on a
+reduced vocabulary."""
 import math
 from dataclasses import dataclass
 
@@ -7,8 +8,8 @@ import torch.nn.functional as F
 from torch.nn.attention.flex_attention import create_block_mask
 
 from hf_files import HEAD_DIM
-from model import StraightThrough, Turn, layer, packed_layer, quantise_act, quantise_i4, rms_norm, rope_tables
-from model import PARTS
+from model import (PARTS, StraightThrough, Turn, layer, packed_layer, quantise_act, quantise_i4,
+                   rms_norm, rope_tables)
 
 
 @dataclass(frozen=True)
@@ -24,9 +25,14 @@ class Shape:
     def shapes(self):
         """Tensor name -> shape, in the order of the file."""
         d, f, q, kv = self.dim, self.ffn, self.heads * HEAD_DIM, self.kv_heads * HEAD_DIM
-        of = {"input_layernorm": (d,), "self_attn.q_proj": (q, d), "self_attn.k_proj": (kv, d), "self_attn.v_proj": (kv, d),
-              "self_attn.o_proj": (d, q), "self_attn.q_norm": (HEAD_DIM,), "self_attn.k_norm": (HEAD_DIM,),
-              "post_attention_layernorm": (d,), "pre_feedforward_layernorm": (d,), "mlp.gate_proj": (f, d),
+        of = {"input_layernorm": (d,), "self_attn.q_proj": (q, d), "self_attn.k_proj": (kv, d),
+              "self_attn.v_proj": (kv, d),
+              "self_attn.o_proj": (d, q), "self_attn.q_norm": (
+                  HEAD_DIM,
+              ), "self_attn.k_norm": (HEAD_DIM,),
+              "post_attention_layernorm": (
+                  d,
+              ), "pre_feedforward_layernorm": (d,), "mlp.gate_proj": (f, d),
               "mlp.up_proj": (f, d), "mlp.down_proj": (d, f), "post_feedforward_layernorm": (d,)}
         out = {"model.embed_tokens.weight": (self.vocab, d)}
         for i in range(self.layers):
@@ -55,7 +61,8 @@ class DraftNet:
         self.dtype = torch.bfloat16 if device == "cuda" else torch.float32
 
     def init(self, seed):
-        """Random f32 weights; the norms after each block start small so that the residual stays tame."""
+        """Random f32 weights; the norms after each block start small so that the residual stays
+        tame."""
         g, w = torch.Generator().manual_seed(seed), {}
         for n, s in self.shape.shapes().items():
             if len(s) == 2:
@@ -66,26 +73,34 @@ class DraftNet:
         return w
 
     def effective(self, w, quant):
-        """Weights as the forward pass uses them; with `quant` rounded as the quantiser will (straight-through gradients).
+        """Weights as the forward pass uses them; with `quant` rounded as the quantiser will
+        (straight-through gradients).
 
-        `hidden` and `logits` then want the same `quant`: inputs of linears rounded to 8 bits as the program does."""
+        `hidden` and `logits` then want the same `quant`: inputs of linears rounded to 8 bits as the
+        program does."""
         out = {}
         for n, t in w.items():
             if t.dim() == 1:
                 out[n] = StraightThrough.apply(t, lambda x: x.bfloat16().float()) if quant else t
             else:
-                out[n] = (StraightThrough.apply(t, lambda x: quantise_i4(x, self.turn)) if quant else t).to(self.dtype)
+                out[n] = (
+                    StraightThrough.apply(t, lambda x: quantise_i4(x, self.turn)) if quant else t
+                ).to(self.dtype)
         return out
 
     def hidden(self, e, tokens, mask, quant=False):
         turn = self.turn if quant else None
-        x, n = F.embedding(tokens, e["model.embed_tokens.weight"]).float() * math.sqrt(self.shape.dim), tokens.shape[1]
+        x, n = F.embedding(
+            tokens, e["model.embed_tokens.weight"]
+        ).float() * math.sqrt(self.shape.dim), tokens.shape[1]
         for i in range(self.shape.layers):
             w = [e[f"model.layers.{i}.{p}.weight"] for p in PARTS]
             if self.device == "cuda":
                 x = packed_layer(x, w, self.cos[:n], self.sin[:n], mask, turn)
             else:
-                attend = lambda q, k, v: F.scaled_dot_product_attention(q, k, v, mask, scale=HEAD_DIM**-0.5, enable_gqa=True)
+                attend = lambda q, k, v: F.scaled_dot_product_attention(
+                    q, k, v, mask, scale=HEAD_DIM**-0.5, enable_gqa=True
+                )
                 x = layer(x, w, self.cos[:n], self.sin[:n], attend, turn)
         return x
 
@@ -95,7 +110,8 @@ class DraftNet:
 
 
 class Mask:
-    """Causal, inside one document, within the window. The document numbers live in one buffer, so that nothing is recompiled."""
+    """Causal, inside one document, within the window. The document numbers live in one buffer, so
+    that nothing is recompiled."""
 
     def __init__(self, shape, batch, length, bos_row, device="cuda"):
         self.doc = torch.zeros(batch, length, dtype=torch.int32, device=device)

@@ -2,11 +2,11 @@
 
     python draft_tokens.py --tokenizer tokenizer.json --out DATA [--limit N] SHARD.txt.zst ...
 
-Writes per shard and stream DATA/{train|heldout}.STREAM.SHARD.npy: int32, the id in the low 20 bits, ANSWER on what the model says
-in a chat. Every document starts with <bos>; all but chats end in <eos>. Streams: code, docs, prose, chat (questions and answers
-that people wrote, dialogues, exercises) and derived (chats made from documentation and code by templates). A file appears
-complete or not at all, so that training may start on the first shards while others come.
-"""
+Writes per shard and stream DATA/{train|heldout}.STREAM.SHARD.npy: int32, the id in the low 20 bits,
+ANSWER on what the model says in a chat. Every document starts with <bos>; all but chats end in
+<eos>. Streams: code, docs, prose, chat (questions and answers that people wrote, dialogues,
+exercises) and derived (chats made from documentation and code by templates). A file appears
+complete or not at all, so that training may start on the first shards while others come."""
 import argparse
 import os
 from multiprocessing import Pool
@@ -46,7 +46,9 @@ def encode(text):
 
 
 def mark_answers(ids):
-    model, opens, ends = TOK.token_to_id("model"), np.flatnonzero(ids == SOT), np.flatnonzero(ids == EOT)
+    model, opens, ends = TOK.token_to_id("model"), np.flatnonzero(
+        ids == SOT
+    ), np.flatnonzero(ids == EOT)
     for o in opens:
         if o + 2 < len(ids) and ids[o + 1] == model:
             after = ends[ends > o]
@@ -71,7 +73,9 @@ def main():
     ap = argparse.ArgumentParser()
     ap.add_argument("--tokenizer", required=True)
     ap.add_argument("--out", required=True)
-    ap.add_argument("--limit", type=int, default=0, help="about so many documents per shard (smoke test)")
+    ap.add_argument(
+        "--limit", type=int, default=0, help="about so many documents per shard (smoke test)"
+    )
     ap.add_argument("--procs", type=int, default=os.cpu_count())
     ap.add_argument("shards", nargs="+")
     a = ap.parse_args()
@@ -97,7 +101,9 @@ def main():
             split = "heldout" if "heldout" in os.path.dirname(os.path.abspath(path)) else "train"
             for s, parts in streams.items():
                 ids = np.concatenate(parts)
-                name = os.path.join(a.out, f"{split}.{s}.{os.path.basename(path).split('.')[0]}.npy")
+                name = os.path.join(
+                    a.out, f"{split}.{s}.{os.path.basename(path).split('.')[0]}.npy"
+                )
                 np.save(name + ".tmp.npy", ids)
                 os.replace(name + ".tmp.npy", name)
                 print(f"{os.path.basename(name)}: {len(ids)} tokens", flush=True)

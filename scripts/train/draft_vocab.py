@@ -1,13 +1,16 @@
-"""The reduced vocabulary of gemma3-draft: which ids of Gemma 3's tokenizer are its rows, and what stands for the others.
+"""The reduced vocabulary of gemma3-draft: which ids of Gemma 3's tokenizer are its rows, and what
+stands for the others.
 
-    python draft_vocab.py --tokenizer tokenizer.json --freq token_freq.npz --size 32768 --out draft_vocabulary.json
+    python draft_vocab.py --tokenizer tokenizer.json --freq token_freq.npz --size 32768 --out
+    draft_vocabulary.json
 
-token_freq.npz counts each id by kind of text (arrays train_KIND). Ids are ranked by their share of a mix of kinds (SHARE), so
-that no kind of task is left with many unknown words. Control tokens of the chat format and all 256 byte tokens are always in.
+token_freq.npz counts each id by kind of text (arrays train_KIND). Ids are ranked by their share of
+a mix of kinds (SHARE), so that no kind of task is left with many unknown words. Control tokens of
+the chat format and all 256 byte tokens are always in.
 
-An id outside the vocabulary is read as the pieces that its text splits into, longest first, all of them in the vocabulary;
-of more than MOST pieces the last ones count. It is never predicted. `src/engine/reduced.rs` does the same.
-"""
+An id outside the vocabulary is read as the pieces that its text splits into, longest first, all of
+them in the vocabulary; of more than MOST pieces the last ones count. It is never predicted.
+`src/engine/reduced.rs` does the same."""
 import argparse
 import hashlib
 import json
@@ -15,13 +18,16 @@ import json
 import numpy as np
 
 SHARE = {"instruct": 0.45, "code": 0.25, "docs": 0.2, "prose": 0.1}
-CONTROL = {0: "<pad>", 1: "<eos>", 2: "<bos>", 3: "<unk>", 105: "<start_of_turn>", 106: "<end_of_turn>"}
-FIRST_BYTE, TEXT = 238, (107, 255999)  # ids of TEXT are pieces of text in every Gemma 3 model; the rest may be renamed
+CONTROL = {
+    0: "<pad>", 1: "<eos>", 2: "<bos>", 3: "<unk>", 105: "<start_of_turn>", 106: "<end_of_turn>"
+}
+# ids of TEXT are pieces of text in every Gemma 3 model; the rest may be renamed
+FIRST_BYTE, TEXT = 238, (107, 255999)
 MOST = 4
 
 
 def piece_bytes(piece):
-    """What a piece adds to a text."""
+    """The text that a piece adds."""
     if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
         return bytes([int(piece[3:5], 16)])
     return piece.replace("\u2581", " ").encode()
@@ -31,7 +37,9 @@ def pieces_of(tokenizer_json):
     """Bytes of every id (empty where there is none)."""
     with open(tokenizer_json, encoding="utf-8") as f:
         t = json.load(f)
-    ids = dict((i, p) for p, i in t["model"]["vocab"].items()) | {a["id"]: a["content"] for a in t["added_tokens"]}
+    ids = dict((i, p) for p, i in t["model"]["vocab"].items()) | {
+        a["id"]: a["content"] for a in t["added_tokens"]
+    }
     return [piece_bytes(ids.get(i, "")) for i in range(max(ids) + 1)]
 
 
@@ -44,7 +52,9 @@ def fingerprint(pieces):
 
 
 def rank(freq, size):
-    score = sum(share * freq["train_" + kind] / freq["train_" + kind].sum() for kind, share in SHARE.items())
+    score = sum(
+        share * freq["train_" + kind] / freq["train_" + kind].sum() for kind, share in SHARE.items()
+    )
     always = np.array(sorted(CONTROL) + list(range(FIRST_BYTE, FIRST_BYTE + 256)))
     score[: TEXT[0]] = score[TEXT[1] :] = 0
     score[always] = 10
@@ -80,7 +90,11 @@ class Vocabulary:
                 continue
             text, rows, at = pieces[i] if i < len(pieces) else b"", [], 0
             while at < len(text):
-                n = next(n for n in range(min(longest, len(text) - at), 0, -1) if text[at : at + n] in known)
+                n = next(
+                    n
+                    for n in range(min(longest, len(text) - at), 0, -1)
+                    if text[at : at + n] in known
+                )
                 rows.append(known[text[at : at + n]])
                 at += n
             rows = rows[-MOST:] or [self.row[3]]
@@ -88,7 +102,8 @@ class Vocabulary:
         return out
 
     def expand(self, ids, *flags):
-        """Ids -> rows, whether each row is an id itself (not a part of one), and flags repeated alike."""
+        """Ids -> rows, whether each row is an id itself (not a part of one), and flags repeated
+        alike."""
         parts = self.parts[ids]
         keep = parts >= 0
         known = np.repeat(self.row[ids] >= 0, keep.sum(1))
@@ -111,7 +126,8 @@ def main():
                    "parts": MOST, "steps": steps}, f, separators=(",", ":"))
         f.write("\n")
     for k, v in freq.items():
-        print(f"{k}: {v[ids].sum() / v.sum():.4f} of {v.sum() / 1e6:.1f} M tokens are in the vocabulary")
+        print(f"{k}: {v[ids].sum() / v.sum():.4f} of {v.sum() / 1e6:.1f} M tokens are in the "
+              f"vocabulary")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""Batched generation with a key/value cache, in PyTorch. Prompts are left-padded; eager, one step at a time."""
+"""Batched generation with a key/value cache, in PyTorch. Prompts are left-padded; eager, one step
+at a time."""
 import torch
 import torch.nn.functional as F
 
@@ -29,7 +30,9 @@ def generate(net: Net, e, prompts, new=256, temperature=0.0, top_k=64, top_p=0.9
     first = n - torch.tensor([len(p) for p in prompts], device=dev)
     total = n + new
     tables = {g: rope_tables(1e6 if g else 1e4, total, dev) for g in (True, False)}
-    cache = torch.zeros(net.layers, 2, b, net.kv_heads, total, HEAD_DIM, dtype=net.dtype, device=dev)
+    cache = torch.zeros(
+        net.layers, 2, b, net.kv_heads, total, HEAD_DIM, dtype=net.dtype, device=dev
+    )
     k_pos = torch.arange(total, device=dev)
     rng = torch.Generator(device=dev).manual_seed(seed)
     done, out = torch.zeros(b, dtype=torch.bool, device=dev), []
@@ -37,7 +40,9 @@ def generate(net: Net, e, prompts, new=256, temperature=0.0, top_k=64, top_p=0.9
     def run(ids, at):
         end = at + ids.shape[1]
         q_pos = torch.arange(at, end, device=dev)
-        base = (k_pos[None, :end] <= q_pos[:, None])[None] & (k_pos[None, None, :end] >= first[:, None, None])
+        base = (k_pos[None, :end] <= q_pos[:, None])[None] & (
+            k_pos[None, None, :end] >= first[:, None, None]
+        )
         base = base | (k_pos[None, None, :end] == q_pos[None, :, None])
         near = base & (q_pos[:, None] - k_pos[None, :end] < WINDOW)[None]
 
@@ -46,8 +51,11 @@ def generate(net: Net, e, prompts, new=256, temperature=0.0, top_k=64, top_p=0.9
             mask = (base if net.is_global(i) else near)[:, None]
             k, v = cache[i, 0, :, :, :end], cache[i, 1, :, :, :end]
             if q.shape[2] > 1:
-                return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=HEAD_DIM**-0.5, enable_gqa=True)
-            # One query a sequence: the heads that share keys are rows of one product, so that no key is copied.
+                return F.scaled_dot_product_attention(
+                    q, k, v, attn_mask=mask, scale=HEAD_DIM**-0.5, enable_gqa=True
+                )
+            # One query a sequence: the heads that share keys are rows of one product, so that no
+            # key is copied.
             scores = (q.view(b, net.kv_heads, -1, HEAD_DIM) @ k.mT).float() * HEAD_DIM**-0.5
             weights = scores.masked_fill(~mask, float("-inf")).softmax(-1)
             return (weights.to(v.dtype) @ v).view(q.shape)
@@ -55,7 +63,8 @@ def generate(net: Net, e, prompts, new=256, temperature=0.0, top_k=64, top_p=0.9
         x = net.embed(e, ids)
         for i in range(net.layers):
             cos, sin = tables[net.is_global(i)]
-            x = layer(x, net.weights_of(e, i), cos[at:end], sin[at:end], lambda q, k, v: attend(i, q, k, v))
+            x = layer(x, net.weights_of(e, i), cos[at:end], sin[at:end], lambda q, k,
+                      v: attend(i, q, k, v))
         return net.logits(e, x[:, -1:]).float()[:, 0]
 
     logits, at = run(tokens, 0), n
@@ -74,7 +83,8 @@ def generate(net: Net, e, prompts, new=256, temperature=0.0, top_k=64, top_p=0.9
 
 
 def dense_hidden(net, e, tokens):
-    """What Net.hidden computes on packed rows, with plain attention (any device; slow on long rows)."""
+    """The result of Net.hidden on packed rows, with plain attention (any device; slow on long
+    rows)."""
     n, dev = tokens.shape[1], tokens.device
     pos, doc = torch.arange(n, device=dev), (tokens == 2).cumsum(1)
     base = (pos[:, None] >= pos[None])[None] & (doc[:, :, None] == doc[:, None])

@@ -47,15 +47,23 @@ TEMPLATE = (
 def config(name):
     m = MODELS[name]
     return {
-        "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "attention_bias": False,
+        "architectures": [
+            "Gemma3ForCausalLM"
+        ], "model_type": "gemma3_text", "attention_bias": False,
         "attention_dropout": 0.0, "attn_logit_softcapping": None, "final_logit_softcapping": None,
         "bos_token_id": 2, "eos_token_id": 1, "pad_token_id": 0, "head_dim": HEAD_DIM,
-        "hidden_activation": "gelu_pytorch_tanh", "hidden_size": m["dim"], "initializer_range": 0.02,
+        "hidden_activation": "gelu_pytorch_tanh", "hidden_size": m[
+            "dim"
+        ], "initializer_range": 0.02,
         "intermediate_size": m["ffn"], "max_position_embeddings": CONTEXT,
         "num_attention_heads": m["heads"], "num_hidden_layers": m["layers"],
-        "num_key_value_heads": m["kv_heads"], "query_pre_attn_scalar": HEAD_DIM, "rms_norm_eps": 1e-6,
+        "num_key_value_heads": m[
+            "kv_heads"
+        ], "query_pre_attn_scalar": HEAD_DIM, "rms_norm_eps": 1e-6,
         "rope_local_base_freq": 10000.0, "rope_scaling": None, "rope_theta": 1000000.0,
-        "sliding_window": WINDOW, "sliding_window_pattern": m["pattern"], "tie_word_embeddings": True,
+        "sliding_window": WINDOW, "sliding_window_pattern": m[
+            "pattern"
+        ], "tie_word_embeddings": True,
         "torch_dtype": "bfloat16", "use_cache": True, "vocab_size": VOCAB,
     }
 
@@ -70,7 +78,9 @@ def shapes(name):
         out |= {p + "input_layernorm.weight": (d,), p + "self_attn.q_proj.weight": (q, d),
                 p + "self_attn.k_proj.weight": (kv, d), p + "self_attn.v_proj.weight": (kv, d),
                 p + "self_attn.o_proj.weight": (d, q), p + "self_attn.q_norm.weight": (HEAD_DIM,),
-                p + "self_attn.k_norm.weight": (HEAD_DIM,), p + "post_attention_layernorm.weight": (d,),
+                p + "self_attn.k_norm.weight": (
+                    HEAD_DIM,
+                ), p + "post_attention_layernorm.weight": (d,),
                 p + "pre_feedforward_layernorm.weight": (d,), p + "mlp.gate_proj.weight": (f, d),
                 p + "mlp.up_proj.weight": (f, d), p + "mlp.down_proj.weight": (d, f),
                 p + "post_feedforward_layernorm.weight": (d,)}
@@ -88,7 +98,9 @@ def write_safetensors(path, tensors):
     """tensors: name -> uint16 array of bfloat16 bits."""
     header, offset = {"__metadata__": {"format": "pt"}}, 0
     for name, t in tensors.items():
-        header[name] = {"dtype": "BF16", "shape": list(t.shape), "data_offsets": [offset, offset + 2 * t.size]}
+        header[name] = {
+            "dtype": "BF16", "shape": list(t.shape), "data_offsets": [offset, offset + 2 * t.size]
+        }
         offset += 2 * t.size
     raw = json.dumps(header, separators=(",", ":")).encode()
     raw += b" " * (-len(raw) % 8)
@@ -103,14 +115,18 @@ def write_configs(name, tokenizer, out):
     shutil.copyfile(tokenizer, os.path.join(out, "tokenizer.json"))
     files = {
         "config.json": config(name),
-        # Greedy by default: a model of this size says what it was taught only where nothing is drawn.
+        # Greedy by default: a model of this size says what it was taught only where nothing is
+        # drawn.
         "generation_config.json": {"bos_token_id": 2, "do_sample": False, "eos_token_id": [1, 106],
-                                   "pad_token_id": 0, "temperature": 1.0, "top_k": 64, "top_p": 0.95},
+                                   "pad_token_id": 0, "temperature": 1.0, "top_k": 64,
+                                   "top_p": 0.95},
         "tokenizer_config.json": {
-            "add_bos_token": True, "add_eos_token": False, "bos_token": "<bos>", "eos_token": "<eos>",
+            "add_bos_token": True, "add_eos_token": False, "bos_token": "<bos>",
+            "eos_token": "<eos>",
             "pad_token": "<pad>", "unk_token": "<unk>", "clean_up_tokenization_spaces": False,
             "model_max_length": CONTEXT, "tokenizer_class": "PreTrainedTokenizerFast",
-            "additional_special_tokens": ["<start_of_turn>", "<end_of_turn>"], "chat_template": TEMPLATE},
+            "additional_special_tokens": ["<start_of_turn>", "<end_of_turn>"],
+            "chat_template": TEMPLATE},
     }
     for file, value in files.items():
         with open(os.path.join(out, file), "w", encoding="utf-8") as f:

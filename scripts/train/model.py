@@ -1,8 +1,9 @@
-"""Gemma 3 (text) in PyTorch, as trained here: exact semantics, 4-bit fake quantisation, flex attention.
+"""Gemma 3 (text) in PyTorch, as trained here: exact semantics, 4-bit fake quantisation, flex
+attention.
 
 Weights live in one flat dict of f32 tensors under their Hugging Face names. `effective` turns them
-into what the quantiser will store (straight-through gradients); `Net.hidden` runs the stack on those.
-"""
+into what the quantiser will store (straight-through gradients); `Net.hidden` runs the stack on
+those."""
 import math
 
 import numpy as np
@@ -25,7 +26,8 @@ def hadamard(n=128, device="cuda"):
 
 
 def signs(n, device="cuda"):
-    """What the program multiplies columns by in front of a Hadamard transform: `signs` in src/tensor/hadamard.rs, as 1 and -1."""
+    """The signs that the program multiplies columns by before a Hadamard transform: `signs` in
+    src/tensor/hadamard.rs, as 1 and -1."""
     x = np.arange(1, n // 32 + 1, dtype=np.uint64) * 0x9E3779B9 & 0xFFFFFFFF
     x = (x ^ x >> 16) * 0x21F0AAAD & 0xFFFFFFFF
     x = (x ^ x >> 15) * 0x735A2D97 & 0xFFFFFFFF
@@ -34,7 +36,8 @@ def signs(n, device="cuda"):
 
 
 class Turn:
-    """Signs, then a Hadamard transform of each 128 columns: the basis in which weights and inputs are rounded."""
+    """Signs, then a Hadamard transform of each 128 columns: the basis in which weights and inputs
+    are rounded."""
 
     def __init__(self, most=8192, device="cuda"):
         self.h, self.signs = hadamard(device=device), signs(most, device)
@@ -60,7 +63,8 @@ def quantise_i8(w):
 
 
 def quantise_act(x, turn):
-    """Inputs of a linear layer as the program rounds them: 8 bits, one scale per row, in the basis of the weights; straight-through."""
+    """Inputs of a linear layer as the program rounds them: 8 bits, one scale per row, in the basis
+    of the weights; straight-through."""
     with torch.no_grad():
         xh = turn.there(x.float())
         s = xh.abs().amax(-1, keepdim=True).clamp_min(1e-20) / 127
@@ -97,13 +101,15 @@ def rope(x, cos, sin):
     return x * cos + torch.cat([-b, a], -1) * sin
 
 
-PARTS = ("input_layernorm", "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.q_norm",
-         "self_attn.k_norm", "self_attn.o_proj", "post_attention_layernorm", "pre_feedforward_layernorm",
+PARTS = ("input_layernorm", "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj",
+         "self_attn.q_norm",
+         "self_attn.k_norm", "self_attn.o_proj", "post_attention_layernorm",
+         "pre_feedforward_layernorm",
          "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", "post_feedforward_layernorm")
 
 
 def queries(x, w, cos, sin, act=lambda t: t):
-    """What attention starts from: queries, keys and values [batch, heads, length, 64] of the
+    """The inputs of attention: queries, keys and values [batch, heads, length, 64] of the
     residual stream x."""
     norm1, wq, wk, wv, norm_q, norm_k = w[:6]
     b, s, _ = x.shape
@@ -125,8 +131,9 @@ def rest(x, y, w, act=lambda t: t):
 
 
 def layer(x, w, cos, sin, attend, turn=None):
-    """One layer on the residual stream x [batch, length, dim]; w: its weights in the order of PARTS;
-    attend(q, k, v) on [batch, heads, length, 64]; turn: rounds the inputs of linears to 8 bits in this basis."""
+    """One layer on the residual stream x [batch, length, dim]; w: its weights in the order of
+    PARTS; attend(q, k, v) on [batch, heads, length, 64]; turn: rounds the inputs of linears to 8
+    bits in this basis."""
     act = (lambda t: t) if turn is None else (lambda t: quantise_act(t, turn))
     y = attend(*queries(x, w, cos, sin, act)).transpose(1, 2)
     return rest(x, y.reshape(*x.shape[:2], -1), w, act)
@@ -134,7 +141,9 @@ def layer(x, w, cos, sin, attend, turn=None):
 
 @torch.compile
 def packed_layer(x, w, cos, sin, mask, turn=None):
-    attend = lambda q, k, v: flex_attention(q, k, v, block_mask=mask, enable_gqa=True, scale=HEAD_DIM**-0.5)
+    attend = lambda q, k, v: flex_attention(
+        q, k, v, block_mask=mask, enable_gqa=True, scale=HEAD_DIM**-0.5
+    )
     return layer(x, w, cos, sin, attend, turn)
 
 
@@ -144,12 +153,14 @@ class Net:
         self.name, self.dim, self.layers = name, m["dim"], m["layers"]
         self.heads, self.kv_heads, self.pattern = m["heads"], m["kv_heads"], m["pattern"]
         self.embed_i4 = name == "demo-draft"
-        self.dtype = torch.bfloat16  # of activations and linears; f32 only to compare with transformers
+        # of activations and linears; f32 only to compare with transformers
+        self.dtype = torch.bfloat16
         self.turn = Turn(device=device)
         self.rope = {True: rope_tables(1e6, device=device), False: rope_tables(1e4, device=device)}
 
     def init(self, seed, device="cuda"):
-        """Random f32 weights; the norms after each block start small so that the residual stays tame."""
+        """Random f32 weights; the norms after each block start small so that the residual stays
+        tame."""
         g = torch.Generator(device="cpu").manual_seed(seed)
         w = {}
         for n, s in shapes(self.name).items():
@@ -173,7 +184,9 @@ class Net:
                 continue
             if quant:
                 i4 = self.embed_i4 or "embed" not in n
-                t = StraightThrough.apply(t, (lambda x: quantise_i4(x, self.turn)) if i4 else quantise_i8)
+                t = StraightThrough.apply(
+                    t, (lambda x: quantise_i4(x, self.turn)) if i4 else quantise_i8
+                )
             out[n] = t.to(self.dtype)
         return out
 
@@ -184,7 +197,9 @@ class Net:
         return F.embedding(tokens, e["model.embed_tokens.weight"]).float() * math.sqrt(self.dim)
 
     def logits(self, e, x):
-        return F.linear(rms_norm(x, e["model.norm.weight"]).to(self.dtype), e["model.embed_tokens.weight"])
+        return F.linear(
+            rms_norm(x, e["model.norm.weight"]).to(self.dtype), e["model.embed_tokens.weight"]
+        )
 
     def hidden(self, e, tokens, masks):
         """Packed rows [batch, length] -> residual stream; masks = (local, global) block masks."""

@@ -21,7 +21,9 @@ def _muon_step(params, grads, moment, lr, decay):
     u = _orthogonalise(g.lerp(moment, 0.95)).float()
     u = u * (0.2 * max(u.shape[1], u.shape[2]) ** 0.5)
     torch._foreach_mul_(params, 1 - lr * decay)
-    torch._foreach_add_(params, list((u if params[0].shape == u.shape[1:] else u.mT).unbind()), alpha=-lr)
+    torch._foreach_add_(
+        params, list((u if params[0].shape == u.shape[1:] else u.mT).unbind()), alpha=-lr
+    )
 
 
 class Optim:
@@ -33,7 +35,10 @@ class Optim:
         for n, p in weights.items():
             if p.dim() == 2 and "embed" not in n:
                 self.groups.setdefault(tuple(p.shape), []).append(p)
-        self.moments = {s: torch.zeros(len(ps), min(s), max(s), device=ps[0].device) for s, ps in self.groups.items()}
+        self.moments = {
+            s: torch.zeros(len(ps), min(s), max(s), device=ps[0].device)
+            for s, ps in self.groups.items()
+        }
         rest = [p for n, p in weights.items() if p.dim() == 1]
         embed = [p for n, p in weights.items() if "embed" in n]
         self.adam = torch.optim.AdamW(
@@ -44,7 +49,9 @@ class Optim:
     @torch.no_grad()
     def step(self, factor):
         for shape, ps in self.groups.items():
-            _muon_step(ps, [p.grad for p in ps], self.moments[shape], self.lr_muon * factor, self.decay)
+            _muon_step(
+                ps, [p.grad for p in ps], self.moments[shape], self.lr_muon * factor, self.decay
+            )
         for g in self.adam.param_groups:
             g["lr"] = self.lr_adam * factor
         self.adam.step()

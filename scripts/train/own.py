@@ -26,7 +26,7 @@ from slots import WRITTEN, Slots
 
 
 def weights(path, device="cuda"):
-    """Those of a checkpoint, or of an exported model, in f32: the fake quantisation is to round
+    """Weights of a checkpoint or an exported model, in f32: the fake quantisation is to round
     what the program rounds."""
     exported = path.endswith(".safetensors")
     found = load_file(path, device=device) if exported else None

@@ -5,12 +5,12 @@
 A document starts with <bos>; one longer than a row is cut into pieces that each start with <bos>.
 Rows hold whole pieces (best fit) and are padded with 0, so that no chat is cut and every chat is
 seen as the start of a text. Per class: NAME.npy (int16 ids, [rows, 2049]) and NAME.mask.npy (packed
-bits: 1 where the id belongs to a model turn, its <end_of_turn> included). For chats longer than a row the
-tail is dropped. Held-out shards are packed the same way as heldout-KIND.
+bits: 1 where the id belongs to a model turn, its <end_of_turn> included). For chats longer than a
+row the tail is dropped. Held-out shards are packed the same way as heldout-KIND.
 
---never FILE: chats that ask a question of FILE (JSON lines with "prompt"; those "taught" are let through), in
-whatever case and punctuation, are left out; among the hand-written ones they are an error.
-"""
+--never FILE: chats that ask a question of FILE (JSON lines with "prompt"; those "taught" are let
+through), in whatever case and punctuation, are left out; among the hand-written ones they are an
+error."""
 import argparse
 import glob
 import json
@@ -35,13 +35,15 @@ def plain(question):
 
 
 def questions(path):
-    """What no chat may ask: the prompts of a file of JSON lines that are not marked as taught."""
+    """Prompts that no chat may ask: those of a file of JSON lines that are not marked as taught."""
     lines = map(json.loads, open(path, encoding="utf-8")) if path else ()
     return frozenset(plain(l["prompt"]) for l in lines if not l.get("taught"))
 
 
 def held_back(text):
-    return bool(NEVER) and any(who == "user" and plain(turn) in NEVER for who, turn in TURN.findall(text))
+    return bool(NEVER) and any(
+        who == "user" and plain(turn) in NEVER for who, turn in TURN.findall(text)
+    )
 
 
 def start(path, never=frozenset()):
@@ -58,7 +60,8 @@ def encode(text):
 
 
 def turn_mask(ids):
-    """1 on the ids of model turns: after `<start_of_turn>model\\n`, up to and with <end_of_turn>."""
+    """1 on the ids of model turns: after `<start_of_turn>model\\n`, up to and with
+    <end_of_turn>."""
     mask = np.zeros(len(ids), bool)
     model = TOK.token_to_id("model")
     opens = np.flatnonzero(ids == SOT)
@@ -145,10 +148,12 @@ def labelled(job):
 
 
 def seed_pieces(folder):
-    """Hand-written chats: blocks of `Q: ...` (several ways to ask, by ' || '), then the answer; of a question
-    that stands twice the first answer counts."""
+    """Hand-written chats: blocks of `Q: ...` (several ways to ask, by ' || '), then the answer; of
+    a question that stands twice the first answer counts."""
     pieces, seen = [], set()
-    text = "".join(open(p, encoding="utf-8").read() for p in sorted(glob.glob(os.path.join(folder, "*.txt"))))
+    text = "".join(
+        open(p, encoding="utf-8").read() for p in sorted(glob.glob(os.path.join(folder, "*.txt")))
+    )
     for block in text.split("\nQ: ")[1:]:
         asks, answer = block.split("\n", 1)
         for q in asks.split(" || "):
@@ -156,7 +161,8 @@ def seed_pieces(folder):
             if plain(q) in seen:
                 continue
             seen.add(plain(q))
-            ids = encode(f"<bos><start_of_turn>user\n{q.strip()}<end_of_turn>\n<start_of_turn>model\n{answer.strip()}<end_of_turn>\n")
+            ids = encode(f"<bos><start_of_turn>user\n{q.strip()}<end_of_turn>\n"
+                         f"<start_of_turn>model\n{answer.strip()}<end_of_turn>\n")
             pieces.append((ids, turn_mask(ids)))
     return pieces
 
@@ -166,17 +172,24 @@ def save(out, name, pieces, rng):
     np.save(os.path.join(out, name + ".npy"), rows)
     np.save(os.path.join(out, name + ".mask.npy"), np.packbits(masks, axis=1))
     tokens = sum(len(p[0]) for p in pieces)
-    return {"documents": len(pieces), "rows": len(rows), "tokens": tokens, "loss_tokens": int(masks.sum())}
+    return {
+        "documents": len(pieces), "rows": len(rows), "tokens": tokens,
+        "loss_tokens": int(masks.sum()),
+    }
 
 
 def main():
     ap = argparse.ArgumentParser()
     ap.add_argument("--corpus")
     ap.add_argument("--tokenizer", required=True)
-    ap.add_argument("--seeds", help="folder of hand-written chats; alone (without --corpus) packs only these")
+    ap.add_argument(
+        "--seeds", help="folder of hand-written chats; alone (without --corpus) packs only these"
+    )
     ap.add_argument("--out", required=True)
     ap.add_argument("--never", help="JSON lines of prompts that no chat may ask")
-    ap.add_argument("--limit", type=int, default=0, help="about so many documents per shard (smoke test)")
+    ap.add_argument(
+        "--limit", type=int, default=0, help="about so many documents per shard (smoke test)"
+    )
     ap.add_argument("--procs", type=int, default=16)
     a = ap.parse_args()
     os.makedirs(a.out, exist_ok=True)
@@ -187,7 +200,9 @@ def main():
         with Pool(a.procs, start, (a.tokenizer, never)) as pool:
             for split, found in pool.imap(labelled, jobs(a.corpus, a.limit), chunksize=1):
                 for cls, ids, mask in found:
-                    sets.setdefault(cls if split == "train" else "heldout-" + cls, []).append((ids, mask))
+                    sets.setdefault(
+                        cls if split == "train" else "heldout-" + cls, []
+                    ).append((ids, mask))
     if a.seeds and os.path.exists(a.seeds):
         sets["chat-seed"] = seed_pieces(a.seeds)
     print(len(sets.pop("held-back", ())), "chats held back")

@@ -283,8 +283,8 @@ def from_chats(docs, rng):
 
 
 def topics_of(chats, docs):
-    """What the corpus asks about and defines, and the names that its documents say three times
-    or more."""
+    """Terms that the corpus asks about and defines, and the names that its documents say three
+    times or more."""
     asked = re.compile(
         r"<start_of_turn>user\n(?:What (?:is|are)|Tell me about|Can you explain|Explain|Describe) "
         r"(?:an? |the )?([^?.`(]{3,32})[?.]"

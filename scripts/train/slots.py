@@ -117,7 +117,7 @@ class Slots:
             number(),
             number()[:1],
         )
-        # What a pass leaves: its input, what the next token is, and the likeliest of those.
+        # The result of a pass: its input, the next token, and the likeliest candidates.
         self.input, self.kind = number(), number()
         self.top, self.chance = (
             torch.zeros(slots, TOP, dtype=t, device=device) for t in (torch.long, torch.float32)

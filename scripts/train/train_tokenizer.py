@@ -17,7 +17,9 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, tr
 from corpus import documents, shards
 
 VOCAB = 16384
-SPECIAL = {0: "<pad>", 1: "<eos>", 2: "<bos>", 3: "<unk>", 105: "<start_of_turn>", 106: "<end_of_turn>"}
+SPECIAL = {
+    0: "<pad>", 1: "<eos>", 2: "<bos>", 3: "<unk>", 105: "<start_of_turn>", 106: "<end_of_turn>"
+}
 FIRST_BYTE = 107
 SP = "\u2581"
 WORDS = rf"{SP}?[\p{{L}}\p{{M}}]+|{SP}?[^\s\p{{L}}\p{{M}}\p{{N}}{SP}]+|\p{{N}}|{SP}+|\n+|\t+|\s"
@@ -89,7 +91,9 @@ def build(texts):
     kept = list(runs)
     for a, b in merges:
         piece = a + b
-        if piece in run_pieces or set(piece) <= {SP} or set(piece) <= {"\n"} or set(piece) <= {"\t"}:
+        if piece in run_pieces or set(
+            piece
+        ) <= {SP} or set(piece) <= {"\n"} or set(piece) <= {"\t"}:
             continue
         if len(ids) == VOCAB:
             break
@@ -105,19 +109,26 @@ def build(texts):
     return {
         "version": "1.0", "truncation": None, "padding": None, "added_tokens": added,
         "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": SP},
-        "pre_tokenizer": {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious",
+        "pre_tokenizer": {"type": "Split", "pattern": {"String": " "},
+                          "behavior": "MergedWithPrevious",
                           "invert": False},
         "post_processor": {
             "type": "TemplateProcessing",
-            "single": [{"SpecialToken": {"id": "<bos>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
-            "pair": [{"SpecialToken": {"id": "<bos>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}},
-                     {"SpecialToken": {"id": "<bos>", "type_id": 1}}, {"Sequence": {"id": "B", "type_id": 1}}],
+            "single": [
+                {"SpecialToken": {"id": "<bos>", "type_id": 0}},
+                {"Sequence": {"id": "A", "type_id": 0}},
+            ],
+            "pair": [{"SpecialToken": {"id": "<bos>", "type_id": 0}},
+                     {"Sequence": {"id": "A", "type_id": 0}},
+                     {"SpecialToken": {"id": "<bos>", "type_id": 1}},
+                     {"Sequence": {"id": "B", "type_id": 1}}],
             "special_tokens": {"<bos>": {"id": "<bos>", "ids": [2], "tokens": ["<bos>"]}},
         },
         "decoder": {"type": "Sequence", "decoders": [
             {"type": "Replace", "pattern": {"String": SP}, "content": " "},
             {"type": "ByteFallback"}, {"type": "Fuse"}]},
-        "model": {"type": "BPE", "dropout": None, "unk_token": "<unk>", "continuing_subword_prefix": None,
+        "model": {"type": "BPE", "dropout": None, "unk_token": "<unk>",
+                  "continuing_subword_prefix": None,
                   "end_of_word_suffix": None, "fuse_unk": True, "byte_fallback": True,
                   "ignore_merges": False, "vocab": dict(sorted(ids.items(), key=lambda kv: kv[1])),
                   "merges": [list(m) for m in kept]},
@@ -127,7 +138,8 @@ def build(texts):
 def check(path, texts):
     """Every text must come back exactly (U+2581 itself excepted: it decodes to a space)."""
     tok = Tokenizer.from_file(path)
-    odd = ["", " ", "  x", "a  b\n\n\n\tc\r\n", "\n" * 70 + " " * 100 + "\t" * 20, "caf\u00e9 \u6f22\u5b57 \U0001f600\u200d\U0001f680 \x00\x7f",
+    odd = ["", " ", "  x", "a  b\n\n\n\tc\r\n", "\n" * 70 + " " * 100 + "\t" * 20,
+           "caf\u00e9 \u6f22\u5b57 \U0001f600\u200d\U0001f680 \x00\x7f",
            "def f(x):\n    return {\n        'a': 1234,\n\t}\n", "<0x41> <b> 'don't' x<=y"]
     n_bytes = n_ids = 0
     for t in odd + texts:
@@ -135,7 +147,8 @@ def check(path, texts):
         back = tok.decode(enc, skip_special_tokens=False)
         assert back == t or SP in t or any(s in t for s in SPECIAL.values()), (t[:200], back[:200])
         n_bytes, n_ids = n_bytes + len(t.encode()), n_ids + len(enc)
-    print(f"round trip of {len(odd) + len(texts)} texts: exact; {n_bytes / max(1, n_ids):.3f} bytes per token")
+    print(f"round trip of {len(odd) + len(texts)} texts: exact; {n_bytes / max(1, n_ids):.3f} "
+          f"bytes per token")
 
 
 def main():

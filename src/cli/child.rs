@@ -1,7 +1,7 @@
 //! What this program does as a child process of itself, see [`crate::util::child`].
 
-use super::output::print;
-use super::ui::Ui;
+use crate::cli::io::output::print;
+use crate::cli::io::ui::Ui;
 use crate::grammar;
 use crate::models::chat;
 use crate::runtime::driver;

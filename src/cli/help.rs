@@ -188,7 +188,7 @@ const USAGES: [(&str, &str); 3] = [
 ];
 
 /// Options that `-h` leaves to `--help`: those that few people ever type.
-const SELDOM: [&str; 46] = [
+const SELDOM: [&str; 39] = [
     "allow_requantize",
     "check",
     "color",
@@ -200,7 +200,6 @@ const SELDOM: [&str; 46] = [
     "embedding",
     "format_embedding",
     "format_weights",
-    "from",
     "gpu_layers",
     "grammar",
     "ignore_eos",
@@ -210,7 +209,6 @@ const SELDOM: [&str; 46] = [
     "measure",
     "mem_limit",
     "min_p",
-    "mixing",
     "newline",
     "npu",
     "prefill",
@@ -218,16 +216,11 @@ const SELDOM: [&str; 46] = [
     "progress",
     "prompt",
     "prompt_count",
-    "ranking",
     "regex",
     "repeat_penalty",
-    "replay",
-    "replay_count",
-    "replay_tokens",
     "restart",
     "shard",
     "skip",
-    "sources",
     "special_in_prompt",
     "stats_file",
     "strict",
@@ -287,7 +280,7 @@ fn epilogue() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::args::definition;
+    use crate::cli::commands::definition;
 
     /// Prompts that the bundled model was taught.
     fn taught() -> Vec<String> {

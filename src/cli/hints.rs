@@ -1,8 +1,9 @@
 //! What was typed and is wrong, answered in the words of the person who typed it: other programs'
 //! commands and options, a prompt without a command or without quotes, options before the command.
 
-use super::settings::{self, Early};
-use super::ui::Ui;
+use crate::cli::io::ui::Ui;
+use crate::cli::settings;
+use crate::cli::settings::Early;
 use crate::error::{Fault, fault_of};
 use crate::util::shell::quoted;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
@@ -195,7 +196,7 @@ fn unknown_command(command: &str, words: &[String], error: &clap::Error) -> Opti
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::args::definition;
+    use crate::cli::commands::definition;
 
     /// The hint for a command line, as `error` and `help`.
     fn hint(line: &[&str]) -> Option<(String, String)> {

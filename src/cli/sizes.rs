@@ -1,8 +1,8 @@
 //! Which Gemma 3 fits, and how fast it would be: every size, in the formats that there are to be
 //! had.
 
-use crate::cli::table::markdown;
-use crate::cli::ui::paragraph_in;
+use crate::cli::io::table::markdown;
+use crate::cli::io::ui::paragraph_in;
 use crate::models::Weights;
 use crate::runtime::load;
 use crate::runtime::model::Size;

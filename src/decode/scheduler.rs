@@ -2,8 +2,8 @@
 //! share the target's passes; plain decoding is the same loop without drafts.
 //!
 //! A pass reads the weights once, however few rows it has, so texts that share it come sooner
-//! together than one after the other. What a row computes does not depend on the rows beside it:
-//! each text is the one that it is alone.
+//! together than one after the other. The result of a row does not depend on the rows beside it, so
+//! each text is the same as if it were generated alone.
 
 use std::cmp::Reverse;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -424,7 +424,7 @@ impl<'a> Scheduler<'a> {
         })?;
         if looked {
             pass.ahead = start.elapsed();
-            // Nobody has looked since: the device may have been done for a while.
+            // The device was last seen busy at `at_work`. It may have been idle since.
             pass.late = match target.is_busy() {
                 true => Duration::ZERO,
                 false => pass.ahead.saturating_sub(at_work - start),

@@ -24,8 +24,8 @@ impl Verdict {
 
 /// Walks from the root to the child that carries the token picked, for as long as there is one.
 ///
-/// `scores` has a row per node from row `first` on, `history` ends with the root. What a sampler's
-/// rule allows is asked along the accepted path alone.
+/// `scores` has a row per node from row `first` on, `history` ends with the root. The sampler's
+/// rule is asked along the accepted path alone.
 pub fn verify(
     tree: &TokenTree,
     scores: &Scores,

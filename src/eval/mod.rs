@@ -47,7 +47,7 @@ pub struct Comparison {
     /// Share of scored positions where both find the same token likeliest, and its standard error.
     pub top1_agreement: f64,
     pub top1_stderr: f64,
-    /// Perplexity over the reference's, with the standard error that follows from the differences of
+    /// Perplexity divided by the reference's. Its standard error follows from the differences of
     /// `nll`, token by token.
     pub ppl_ratio: f64,
     pub ppl_ratio_stderr: f64,
@@ -300,8 +300,9 @@ mod tests {
 
     fn engine(format: Format) -> PlannedEngine {
         let json = serde_json::json!({
-            "model_type": "gemma3_text", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
-            "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32, "vocab_size": 50, "sliding_window": 20,
+            "model_type": "gemma3_text", "hidden_size": 64, "intermediate_size": 128,
+            "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1,
+            "head_dim": 32, "vocab_size": 50, "sliding_window": 20,
         });
         let weights = Weights::synthetic(Config::from_json(&json).unwrap(), move |_| format, 3);
         let exec = CpuExecutor::new(CpuOptions::default()).unwrap();
@@ -360,10 +361,10 @@ mod tests {
             "{:?}",
             other.kld
         );
-        // Of a share p over n positions it is the root of p (1 - p) / (n - 1).
+        // The standard error of a share p over n positions is the root of p (1 - p) / (n - 1).
         let (p, n) = (other.top1_agreement, other.figures.nll.len() as f64);
         assert!((other.top1_stderr - (p * (1.0 - p) / (n - 1.0)).sqrt()).abs() < 1e-12);
-        // Of the ratio of perplexities it is that of the mean difference, times the ratio.
+        // The standard error of the ratio is that of the mean difference, times the ratio.
         let both = other.figures.nll.iter().zip(&other.reference.nll);
         let (mut sum, mut squares) = (0.0, 0.0);
         for (own, others) in both {

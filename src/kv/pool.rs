@@ -191,7 +191,7 @@ mod tests {
         drop(list);
         assert_eq!(pool.free(), 6, "two are still held");
         list = kept.clone();
-        // What others hold is never written: the next page is a new one.
+        // A shared page is never written: the next page is a new one.
         let mut taken = Vec::new();
         assert!(list.grow(layer, &pool, 2 * PAGE + 1, &mut |nth, id| taken.push((nth, id))));
         assert!(taken.len() == 1 && taken[0].0 == 2 && ![0, 1].contains(&taken[0].1), "{taken:?}");

@@ -1,8 +1,8 @@
-//! The solver that reads text: [`Calibrator`] behind the pipeline's seam.
+//! Solver that calibrates on a text: adapts [`Calibrator`] to [`Solver`].
 
 use super::calibrate::{Calibrator, Text};
-use super::layout::{Entry, Layout, Target};
-use super::solve::can_solve;
+use super::layout::{ArtifactLayout, TargetFormat, TensorPlan};
+use super::ldlq::can_solve;
 use super::solver::Solver;
 use crate::models::{Role, Weights};
 use crate::tensor::encode::TileEncoder;
@@ -13,10 +13,10 @@ use sha2::{Digest, Sha256};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Changes with every change of the method that changes a byte.
+/// Version of the method. It changes with every change that changes a byte of the result.
 const METHOD: &str = "ldlq-2";
 
-/// Feedback and correction on the inputs that a text gives.
+/// Rounds with feedback (LDLQ) and corrects for quantised inputs, on the inputs that a text gives.
 pub struct Calibrated<'a> {
     source: &'a Weights,
     text: Text,
@@ -28,7 +28,7 @@ pub struct Calibrated<'a> {
 }
 
 impl<'a> Calibrated<'a> {
-    /// `tiles` finds trellis codes.
+    /// Returns a solver for this text. `tiles` encodes trellis codes.
     pub fn new(
         source: &'a Weights,
         text: Text,
@@ -47,10 +47,10 @@ impl<'a> Calibrated<'a> {
         Ok(Calibrated { source, text, name, calibrator: None, threads, tiles, losses: Vec::new() })
     }
 
-    /// Must be called once, before the run: what each matrix becomes.
-    pub fn begin(&mut self, layout: &Layout) -> Result<()> {
-        let format = |e: &Entry| match e.target {
-            Target::Format(format) if e.role.is_matrix() && can_solve(format, e.cols) => {
+    /// Sets the format of each matrix. The caller must call it once before the run.
+    pub fn begin(&mut self, layout: &ArtifactLayout) -> Result<()> {
+        let format = |e: &TensorPlan| match e.target {
+            TargetFormat::Format(format) if e.role.is_matrix() && can_solve(format, e.cols) => {
                 Some(((e.role, e.layer), format))
             }
             _ => None,
@@ -62,19 +62,20 @@ impl<'a> Calibrated<'a> {
         Ok(())
     }
 
-    /// Mean KL divergence from the source on some of the text, in nats, of the model that was
-    /// written.
+    /// Returns the mean KL divergence in nats of the written model from the source, on a part of
+    /// the text.
     pub fn divergence(&mut self, made: &Weights) -> Result<f64> {
         let calibrator = calibrator(&mut self.calibrator)?;
         self.threads.install(|| calibrator.divergence(made))
     }
 
-    /// Squared output error over squared output of each matrix that this run solved.
+    /// Returns the squared output error over the squared output of each matrix that this run
+    /// solved.
     pub fn losses(&self) -> &[(Role, usize, f64)] {
         &self.losses
     }
 
-    /// Returns what was out of the ordinary, and forgets it.
+    /// Takes the notes about unusual events, such as raised damping.
     pub fn notes(&mut self) -> Vec<String> {
         self.calibrator.as_mut().map(Calibrator::notes).unwrap_or_default()
     }
@@ -95,15 +96,15 @@ impl Solver for Calibrated<'_> {
         self.name.clone()
     }
 
-    fn wants_whole(&self, entry: &Entry) -> bool {
+    fn wants_whole(&self, entry: &TensorPlan) -> bool {
         entry.role.is_matrix() && !is_table(entry.role)
     }
 
-    fn wants_resumed(&self, entry: &Entry) -> bool {
+    fn wants_resumed(&self, entry: &TensorPlan) -> bool {
         entry.role.is_matrix()
     }
 
-    fn memory(&self, layout: &Layout) -> u64 {
+    fn memory(&self, layout: &ArtifactLayout) -> u64 {
         let config = self.source.config();
         let streams = 2 * self.text.tokens.len() * config.dim;
         let widest = layout
@@ -113,8 +114,8 @@ impl Solver for Calibrated<'_> {
             .map(|e| e.cols)
             .max()
             .unwrap_or(0);
-        let block = super::solve::block_width(widest);
-        // Moments, cross moments and a factor of each block.
+        let block = super::ldlq::block_width(widest);
+        // Moments, cross moments and a factor of each block of columns.
         let moments = 3 * widest.div_ceil(block.max(1)) * block * block;
         let largest = layout
             .entries
@@ -129,7 +130,7 @@ impl Solver for Calibrated<'_> {
 
     fn matrix(
         &mut self,
-        entry: &Entry,
+        entry: &TensorPlan,
         format: Format,
         rows: Range<usize>,
         values: &[f32],
@@ -138,7 +139,7 @@ impl Solver for Calibrated<'_> {
         let calibrator = calibrator(own)?;
         threads.install(|| {
             if !can_solve(format, entry.cols) || (is_table(entry.role) && format.code == Code::I8) {
-                // Not coded by columns, or too fine for feedback to matter.
+                // The format is not coded by columns, or too fine for feedback to matter.
                 let matrix = quantize_by(&**tiles, format, rows.len(), entry.cols, values)?;
                 match entry.role {
                     Role::Embed => calibrator.table_done(rows, &matrix),
@@ -161,7 +162,7 @@ impl Solver for Calibrated<'_> {
         })
     }
 
-    fn resumed(&mut self, entry: &Entry, matrix: &Matrix<'_>) -> Result<()> {
+    fn resumed(&mut self, entry: &TensorPlan, matrix: &Matrix<'_>) -> Result<()> {
         let Calibrated { calibrator: own, threads, .. } = self;
         let calibrator = calibrator(own)?;
         threads.install(|| match entry.role {

@@ -1,63 +1,53 @@
 //! Offline conversion: a checkpoint of floats to a packed artifact that looks like a Hugging Face
 //! directory.
 //!
-//! A [`Recipe`] says which format each tensor gets; applied to a model's headers it is a [`Plan`],
-//! exact to the byte; a [`Solver`] finds the codes. One pass over the tensors in the order of the
-//! forward pass; what is finished is journalled, so that a run that was ended goes on where it was.
-//! The destination appears complete or not at all.
+//! A [`Recipe`] names the format of each tensor. A [`QuantPlan`] applies it to the headers of a
+//! model, exact to the byte. A [`Solver`] finds the codes. [`run`] converts the tensors in the
+//! order of the forward pass and records each finished tensor in a journal, from which an
+//! interrupted run resumes. The destination appears complete or not at all.
+//!
+//! Start reading in `convert/mod.rs`.
 
-pub mod allocate;
 pub mod calibrate;
 mod calibrated;
-pub mod estimate;
-mod gguf;
-mod journal;
+mod convert;
 mod layout;
-mod pattern;
-mod pipeline;
+mod ldlq;
 mod plan;
 pub mod recipe;
-mod report;
-mod sink;
-pub mod solve;
 mod solver;
-mod source;
-mod staging;
 mod verify;
 
 pub use calibrated::Calibrated;
-pub use layout::{Class, Entry, Layout, Part, Target};
-pub use pipeline::{Progress, Unfinished, check_source, quantize, run, unfinished};
-pub use plan::{Importance, Plan};
+pub use convert::{QuantProgress, Unfinished, check_source, estimate, quantize, run, unfinished};
+pub use layout::{ArtifactLayout, Class, StoredTensor, TargetFormat, TensorPlan};
+pub use plan::{Importance, QuantPlan, QuantReport, TensorReport, prior};
 pub use recipe::{Aim, Recipe};
-pub use report::{Report, TensorReport};
 pub use solver::{Nearest, Solver};
-pub use verify::{Verified, verify};
+pub use verify::{Verification, verify};
 
-/// How a conversion is run. Nothing here changes a byte of the weights; `shard_bytes` says how they
-/// are cut into files.
+/// Options of a conversion. They do not change the weights; `shard_bytes` sets the size of files.
 #[derive(Clone, Copy, Debug)]
-pub struct Options {
+pub struct QuantizeOptions {
     pub threads: usize,
-    /// Largest file of tensors, headers not counted; a single tensor is never cut.
+    /// Largest file of tensors without its header. A single tensor is never split.
     pub shard_bytes: u64,
-    /// Memory to stay under, in bytes.
+    /// Limit of memory in bytes.
     pub memory: Option<u64>,
-    /// Throw away what an unfinished run of the same destination left, rather than go on from
-    /// there.
+    /// Discards an unfinished run of the same destination instead of resuming it.
     pub restart: bool,
-    /// Round weights that are already quantised once more.
+    /// Allows weights that are quantised already to be rounded again.
     pub requantize: bool,
-    /// Write one GGUF file rather than a directory.
+    /// Writes one GGUF file instead of a directory.
     pub gguf: bool,
-    /// Read everything back and compare all decoders before the destination appears.
+    /// Reads everything back and compares all decoders before the destination appears.
     pub verify: bool,
 }
 
-impl Default for Options {
-    /// All cores; 4 GB, which copies, mounts and hubs all take.
+impl Default for QuantizeOptions {
+    /// Returns options for all cores and files of 4 GB, which all file systems and hubs accept.
     fn default() -> Self {
-        Options {
+        QuantizeOptions {
             threads: std::thread::available_parallelism().map_or(1, |n| n.get()),
             shard_bytes: 4_000_000_000,
             memory: None,
@@ -69,7 +59,7 @@ impl Default for Options {
     }
 }
 
-/// Files that travel with a model, copied where the source has them.
+/// Files beside the weights that are copied if the source has them.
 const SIDE_FILES: &[&str] = &[
     "tokenizer.json",
     "tokenizer.model",
@@ -82,21 +72,7 @@ const SIDE_FILES: &[&str] = &[
     "chat_template.json",
 ];
 
-/// Bytes as people write them, in decimal units: `917 B`, `1.23 MB`, `15.6 GB`.
-fn size(bytes: u64) -> String {
-    let (mut value, mut unit) = (bytes as f64, "B");
-    for next in ["kB", "MB", "GB", "TB"] {
-        // 999.9 would be printed as 1000.
-        if value < 999.5 {
-            break;
-        }
-        (value, unit) = (value / 1e3, next);
-    }
-    let decimals = if unit == "B" { 0 } else { 2 - (value.max(1.0).log10() as usize).min(2) };
-    format!("{value:.decimals$} {unit}")
-}
-
-/// JSON for people, with a line's end.
+/// Returns indented JSON with a final newline.
 fn pretty(value: &impl serde::Serialize) -> anyhow::Result<Vec<u8>> {
     let mut text = serde_json::to_vec_pretty(value)?;
     text.push(b'\n');

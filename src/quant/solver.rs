@@ -1,8 +1,7 @@
-//! The seam between the pipeline, which reads, writes and keeps the journal, and the methods that
-//! find the codes.
+//! Interface between the conversion, which reads and writes tensors, and the methods that find
+//! codes.
 
-use super::layout::{Entry, Layout};
-use super::plan::TILE_ROWS;
+use super::layout::{ArtifactLayout, TensorPlan};
 use crate::tensor::encode::{OnProcessor, TileEncoder};
 use crate::tensor::quantize::quantize_by;
 use crate::tensor::{Format, Matrix};
@@ -11,62 +10,66 @@ use anyhow::Result;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// A method of quantising, asked for one matrix after the other in the order of the forward pass.
+/// Rows of a tile of trellis codes.
+pub const TILE_ROWS: usize = 16;
+
+/// A method of quantising. It gets one matrix after the other in the order of the forward pass.
 pub trait Solver {
-    /// What it is called in the report, with everything else that its results depend on: runs whose
-    /// solvers differ in this never continue each other.
+    /// Returns the name of the method with everything that its results depend on. The report shows
+    /// it. A run resumes only one with the same name.
     fn name(&self) -> String;
 
-    /// Whether it wants all rows of this matrix at once. Otherwise they come in runs of any length,
-    /// multiples of 16 but for the last, and the result must not depend on how they are cut.
-    fn wants_whole(&self, _entry: &Entry) -> bool {
+    /// Returns whether the method needs all rows of this matrix at once. Otherwise rows come in
+    /// chunks of a multiple of [`TILE_ROWS`], except the last chunk, and the result must not depend
+    /// on the size of chunks.
+    fn wants_whole(&self, _entry: &TensorPlan) -> bool {
         false
     }
 
-    /// Whether it wants to see this matrix again where an earlier run has finished it.
-    fn wants_resumed(&self, entry: &Entry) -> bool {
+    /// Returns whether the method needs a matrix that an earlier run has finished.
+    fn wants_resumed(&self, entry: &TensorPlan) -> bool {
         self.wants_whole(entry)
     }
 
-    /// Bytes that it needs beyond the matrix it is given and the codes it returns.
-    fn memory(&self, _layout: &Layout) -> u64 {
+    /// Returns the bytes that the method needs besides its input matrix and its result.
+    fn memory(&self, _layout: &ArtifactLayout) -> u64 {
         0
     }
 
-    /// Codes some rows of a matrix; `values` are `[rows, cols]`, all finite.
+    /// Codes some rows of a matrix. `values` are f32 `[rows, cols]`, all finite.
     fn matrix(
         &mut self,
-        entry: &Entry,
+        entry: &TensorPlan,
         format: Format,
         rows: Range<usize>,
         values: &[f32],
     ) -> Result<Matrix<'static>>;
 
-    /// Shows a matrix that an earlier, interrupted run has finished, in the place where
-    /// [`Solver::matrix`] would be asked for it.
-    fn resumed(&mut self, _entry: &Entry, _matrix: &Matrix<'_>) -> Result<()> {
+    /// Receives a matrix that an earlier run has finished, instead of a call of
+    /// [`Solver::matrix`].
+    fn resumed(&mut self, _entry: &TensorPlan, _matrix: &Matrix<'_>) -> Result<()> {
         Ok(())
     }
 
-    /// All tensors of a layer are done.
+    /// Is called after the last tensor of a layer.
     fn layer_done(&mut self, _layer: usize) -> Result<()> {
         Ok(())
     }
 }
 
-/// Changes with every change of the method that changes a byte.
+/// Version of the method. It changes with every change that changes a byte of the result.
 const METHOD: &str = "nearest-2";
 
-/// Each row by itself, to the nearest code, with the scale of least error.
+/// Rounds each row by itself to the nearest codes, with the scale of least error.
 #[derive(Clone, Debug)]
 pub struct Nearest {
     pub threads: usize,
-    /// What finds trellis codes.
+    /// The encoder of trellis codes.
     pub tiles: Arc<dyn TileEncoder>,
 }
 
 impl Nearest {
-    /// On the processor alone.
+    /// Returns a solver that runs on the CPU alone.
     pub fn new(threads: usize) -> Nearest {
         Nearest { threads, tiles: Arc::new(OnProcessor) }
     }
@@ -79,7 +82,7 @@ impl Solver for Nearest {
 
     fn matrix(
         &mut self,
-        entry: &Entry,
+        entry: &TensorPlan,
         format: Format,
         rows: Range<usize>,
         values: &[f32],

@@ -1,7 +1,7 @@
-//! Reads an artifact back: every tensor is what the report says, and decodes to the same floats,
-//! bit for bit, in the form that each backend of this machine keeps it in.
+//! Verification of an artifact: compares each tensor with the report, and its values bit for bit in
+//! the packed layouts of all instruction sets of this CPU.
 
-use super::report::FILE;
+use super::plan::REPORT_FILE as FILE;
 use crate::checkpoint::{Checkpoint, artifact};
 use crate::compute::cpu::Isa;
 use crate::compute::cpu::linear::PackedMatrix;
@@ -15,14 +15,14 @@ use sha2::{Digest, Sha256};
 use std::collections::HashMap;
 use std::ops::Range;
 
-/// Weights that a thread decodes at once.
+/// Weights that a thread decodes in one chunk.
 const CHUNK: usize = 1 << 20;
-/// Rows of a chunk are a multiple of this, so that no tile of any form is cut.
+/// Rows of a chunk are a multiple of this, so that no tile of any layout is split.
 const ALIGN: usize = 64;
 
-/// What [`verify`] has compared.
+/// Comparisons that [`verify`] has made.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Verified {
+pub struct Verification {
     pub tensors: usize,
     /// Tensors whose SHA-256 was compared with the report: all or none.
     pub hashed: usize,
@@ -30,7 +30,7 @@ pub struct Verified {
     pub backends: Vec<String>,
 }
 
-/// What a report is read for; its other fields may change.
+/// The fields of a report that the verification reads. Other fields may change.
 #[derive(Deserialize)]
 struct Listed {
     tensors: Vec<Hashed>,
@@ -42,14 +42,14 @@ struct Hashed {
     sha256: String,
 }
 
-/// Checks every tensor, and names the first that is wrong: its bytes against `quant-report.json`
-/// where there is one, its values for being finite, and all decoders against each other. `tell`
-/// hears the number of tensors done.
+/// Checks every tensor and names the first wrong one. Compares bytes with `quant-report.json` if
+/// there is one, checks that values are finite, and compares all decoders. Calls `tell` with the
+/// number of finished tensors.
 pub fn verify(
     weights: &Weights,
     threads: usize,
     tell: &mut dyn FnMut(usize) -> Result<()>,
-) -> Result<Verified> {
+) -> Result<Verification> {
     let checkpoint = weights.checkpoint().context("made-up weights have no files")?;
     let report: Option<Listed> = match checkpoint.side_file(FILE)? {
         Some(text) => Some(
@@ -62,7 +62,7 @@ pub fn verify(
         .as_ref()
         .map(|r| r.tensors.iter().map(|t| (t.name.as_str(), t.sha256.as_str())).collect());
     let isas = Isa::all_supported();
-    let mut done = Verified { backends: vec!["matrix".into()], ..Verified::default() };
+    let mut done = Verification { backends: vec!["matrix".into()], ..Verification::default() };
     done.backends.extend(isas.iter().map(|isa| format!("packed {isa}")));
     for (role, layer) in weights.roles() {
         let name = weights.name(role, layer);
@@ -94,7 +94,7 @@ fn damaged(what: &str) -> Fault {
         .help("the artifact is damaged: fetch it or quantise the model again")
 }
 
-/// Names of the raw tensors of a tensor.
+/// Returns the names under which the parts of a tensor are stored.
 fn stored_as(checkpoint: &Checkpoint, name: &str) -> Vec<String> {
     match checkpoint.formats().contains_key(name) {
         true => vec![artifact::codes_name(name), artifact::scales_name(name)],
@@ -114,8 +114,8 @@ fn hash(checkpoint: &Checkpoint, name: &str) -> Result<String> {
     Ok(crate::util::hex(hash.finalize()))
 }
 
-/// All values are finite, and the same in every form. Calls `release` now and then, so that what
-/// was mapped can go.
+/// Checks that all values are finite and the same in every layout. Calls `release` after each batch
+/// of chunks to unmap the pages that were read.
 fn values(
     weights: &Weights,
     role: Role,
@@ -126,7 +126,7 @@ fn values(
     release: &dyn Fn(),
 ) -> Result<()> {
     if !role.is_matrix() {
-        // Refuses what is not finite by itself.
+        // `vector` refuses values that are not finite.
         return weights.vector(role, layer).map(|_| ());
     }
     let matrix = weights.matrix(role, layer)?;
@@ -153,11 +153,18 @@ fn values(
     Ok(())
 }
 
-/// Some rows; `rows.start` is a multiple of [`ALIGN`], and the end is too, or the matrix's.
+/// Returns some rows of a matrix. Both ends of `rows` are multiples of [`ALIGN`], or the matrix's
+/// end.
 fn rows_of<'a>(matrix: &'a Matrix<'_>, rows: Range<usize>) -> Matrix<'a> {
+<<<<<<< HEAD
     let (row_bytes, row_side) =
         (matrix.format.row_bytes(matrix.cols), matrix.format.row_side(matrix.cols));
     // The last rows keep what pads them to whole tiles.
+=======
+    let (row_bytes, groups) =
+        (matrix.format.row_bytes(matrix.cols), matrix.scales.len() / matrix.rows);
+    // The last rows keep their padding to whole tiles.
+>>>>>>> main
     let end = if rows.end == matrix.rows { matrix.codes.len() } else { rows.end * row_bytes };
     Matrix {
         format: matrix.format,
@@ -168,7 +175,7 @@ fn rows_of<'a>(matrix: &'a Matrix<'_>, rows: Range<usize>) -> Matrix<'a> {
     }
 }
 
-/// Decodes rows in every form; `first` is the first one's place in the tensor.
+/// Decodes rows in every layout. `first` is the index of the first row in the tensor.
 fn compare(matrix: &Matrix<'_>, first: usize, name: &str, isas: &[Isa]) -> Result<()> {
     let packed: Vec<_> = isas.iter().map(|isa| PackedMatrix::pack(matrix, *isa)).collect();
     let (mut plain, mut other) = (vec![0f32; matrix.cols], vec![0f32; matrix.cols]);
@@ -183,11 +190,9 @@ fn compare(matrix: &Matrix<'_>, first: usize, name: &str, isas: &[Isa]) -> Resul
             if let Some(col) =
                 plain.iter().zip(&other).position(|(a, b)| a.to_bits() != b.to_bits())
             {
-                let (row, plain, other) = (first + row, plain[col], other[col]);
-                anyhow::bail!(
-                    "tensor `{name}`, row {row}, column {col}: {plain} as stored, but {other} as \
-                        packed for {isa}"
-                );
+                let place = format!("tensor `{name}`, row {}, column {col}", first + row);
+                let (plain, other) = (plain[col], other[col]);
+                anyhow::bail!("{place}: {plain} as stored, {other} as packed for {isa}");
             }
         }
     }

@@ -1,8 +1,8 @@
 //! The published shapes of Gemma 3, for weights made up on the spot.
 
 use crate::models::{Config, Role, Weights};
-use crate::quant::allocate::prior;
-use crate::quant::{Importance, Nearest, Options, Plan, Recipe, Target};
+use crate::quant::prior;
+use crate::quant::{Importance, Nearest, QuantPlan, QuantizeOptions, Recipe, TargetFormat};
 use crate::tensor::Format;
 use anyhow::Result;
 use serde_json::{Value, json};
@@ -51,11 +51,12 @@ pub fn settled(config: Config, recipe: &Recipe) -> Result<Weights> {
     let n_layers = config.n_layers;
     let source = Weights::synthetic(config.clone(), |_| Format::BF16, SEED);
     let importance = |role, layer| prior(role, layer, n_layers);
-    let (solver, options) = (Nearest::new(1), Options::default());
-    let plan = Plan::new(&source, recipe, &options, &solver, Importance::Relative(&importance))?;
+    let (solver, options) = (Nearest::new(1), QuantizeOptions::default());
+    let plan =
+        QuantPlan::new(&source, recipe, &options, &solver, Importance::Relative(&importance))?;
     let format = |target| match target {
-        Target::Format(format) => format,
-        Target::AsIs(_) => Format::BF16,
+        TargetFormat::Format(format) => format,
+        TargetFormat::AsIs(_) => Format::BF16,
     };
     let found: HashMap<(Role, usize), Format> =
         plan.layout.entries.iter().map(|e| ((e.role, e.layer), format(e.target))).collect();

@@ -2,9 +2,9 @@
 //!
 //! The token at a position is `argmax(logit + T * gumbel(seed, position, token))` over the tokens
 //! that pass the filters: one exact draw from their softmax at temperature T (the Gumbel-max
-//! trick). Because the noise is keyed and not drawn from a stream, a drafter that ranks its own
-//! candidates with the same noise guesses the very draw that the target will make, and what was
-//! drafted cannot change what is picked.
+//! trick). The noise is keyed, not drawn from a stream. A drafter that ranks its candidates with
+//! the same noise therefore predicts the target's own draw, and drafts cannot change the picked
+//! token.
 //!
 //! Order, as in Hugging Face transformers: grammar, bans, repetition penalty, temperature, top-k,
 //! top-p, min-p. Ties go to the lowest id; sums run best first, in f64.
@@ -26,8 +26,8 @@ use select::Row;
 
 /// Candidates that a draft row is cut to before it is ranked, unless top-k is smaller.
 const RANKED: usize = 128;
-/// What a draft candidate loses when the filters drop it (the target's own filters may yet keep
-/// it), in nats.
+/// Penalty of a draft candidate that the filters drop, in nats. The target's own filters may yet
+/// keep it.
 const DROPPED: f32 = 3.0;
 /// Tokens below `e^-40` of the best one are not counted in the sum behind top-p.
 const NEGLIGIBLE: f32 = 40.0;
@@ -64,18 +64,18 @@ impl Default for SamplerConfig {
     }
 }
 
-/// A draft row in the target's eyes.
+/// A draft model's row of logits, tempered with the target's settings.
 #[derive(Clone, Debug, Default)]
 pub struct Tempered {
-    /// The likeliest tokens and their log-probabilities among themselves, best first but for those
-    /// that the filters may drop.
+    /// The likeliest tokens with log-probabilities that are normalised over the list. The best
+    /// comes first; tokens that the filters may drop stand at the end.
     pub list: Vec<(Token, f32)>,
     scale: f32,
     norm: f32,
 }
 
 impl Tempered {
-    /// Log-probability of a token that is not listed, by its logit.
+    /// Returns the log-probability of a token that is not listed, from its logit.
     pub fn log_prob(&self, logit: f32) -> f32 {
         logit * self.scale - self.norm - DROPPED
     }
@@ -92,7 +92,7 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// Refuses settings outside their range.
+    /// Makes a sampler. Settings outside their range are an error.
     pub fn new(config: SamplerConfig) -> Result<Self> {
         let check = |ok: bool, what: String| if ok { Ok(()) } else { Err(Fault::usage(what)) };
         let SamplerConfig { temperature: t, top_p, min_p, repeat_penalty: r, .. } = config;
@@ -113,20 +113,20 @@ impl Sampler {
         Ok(Sampler { config, usable: usize::MAX, banned: Vec::new(), rule: None })
     }
 
-    /// Never picks ids from `usable` on: the rows a checkpoint pads its vocabulary with.
+    /// Excludes ids from `usable` on: the rows that a checkpoint pads its vocabulary with.
     pub fn usable(mut self, usable: usize) -> Self {
         self.usable = usable;
         self
     }
 
-    /// Never picks these tokens.
+    /// Excludes these tokens.
     pub fn ban(mut self, tokens: impl IntoIterator<Item = Token>) -> Self {
         self.banned.extend(tokens);
         self.banned.sort_unstable();
         self
     }
 
-    /// Picks nothing that the rule forbids.
+    /// Excludes tokens that the rule forbids.
     pub fn under(mut self, rule: Arc<dyn Rule>) -> Self {
         self.rule = Some(rule);
         self
@@ -136,7 +136,7 @@ impl Sampler {
         &self.config
     }
 
-    /// Whether `context` matters to [`pick`](Self::pick) and [`temper`](Self::temper).
+    /// Returns whether [`pick`](Self::pick) and [`temper`](Self::temper) read their `context`.
     pub fn reads_context(&self) -> bool {
         self.penalises() || self.rule.is_some()
     }
@@ -145,36 +145,36 @@ impl Sampler {
         self.config.repeat_penalty != 1.0
     }
 
-    /// What may follow a text; `None` where no rule says anything.
+    /// Returns the tokens that may follow a text, or `None` without a rule.
     pub fn mask(&self, context: &[Token]) -> Result<Option<Arc<Mask>>> {
         self.rule.as_ref().map(|rule| rule.mask(context)).transpose()
     }
 
-    /// Says that whatever is asked from now on begins with `history`. Only speed depends on it.
+    /// Tells the rule that all later contexts begin with `history`. Only speed depends on it.
     pub fn settle(&self, history: &[Token]) {
         if let Some(rule) = &self.rule {
             rule.settle(history);
         }
     }
 
-    /// Whether a rule's masks may take long, see [`Rule::is_slow`].
+    /// Returns whether a rule's masks may take long, see [`Rule::is_slow`].
     pub fn is_slow(&self) -> bool {
         self.rule.as_ref().is_some_and(|rule| rule.is_slow())
     }
 
-    /// Whether what may follow a text is known at once, see [`Rule::is_ready`].
+    /// Returns whether the mask after `history` is computed already, see [`Rule::is_ready`].
     pub fn is_ready(&self, history: &[Token]) -> bool {
         self.rule.as_ref().is_none_or(|rule| rule.is_ready(history))
     }
 
-    /// The token at `position`, given the logits behind it and all tokens before it. An error if
-    /// the logits are not numbers.
+    /// Returns the token at `position`, given its logits and all tokens before it. Logits that are
+    /// not numbers are an error.
     pub fn pick(&self, position: usize, logits: &[f32], context: &[Token]) -> Result<Token> {
         let Some(mask) = self.mask(context)? else {
             return self.pick_any(position, logits, context);
         };
         if mask.is_empty() {
-            // The latest token was allowed, and what follows it was too much work to find out.
+            // The latest token was allowed, but the grammar ran out of its work limit behind it.
             let fault = Fault::usage("the grammar is too complex: nothing can follow the text");
             return Err(fault.help("use fewer optional parts, repetitions and properties").into());
         }
@@ -208,8 +208,8 @@ impl Sampler {
         Ok(best.0)
     }
 
-    /// How many of a row's best logits decide what [`pick`](Self::pick) gives, and below which id;
-    /// `None` if all of them may.
+    /// Returns how many of a row's best logits decide the result of [`pick`](Self::pick), and below
+    /// which id they are taken. `None` means that all logits may decide it.
     pub fn decisive(&self) -> Option<(usize, usize)> {
         let kept = match (self.config.temperature == 0.0, self.config.top_k) {
             (true, _) => 1,
@@ -219,7 +219,8 @@ impl Sampler {
         (!self.reads_context()).then_some((kept + self.banned.len(), self.usable))
     }
 
-    /// [`pick`](Self::pick), given at least the [`decisive`](Self::decisive) logits, best first.
+    /// Does [`pick`](Self::pick) from a list of at least the [`decisive`](Self::decisive) logits,
+    /// best first.
     pub fn pick_best(&self, position: usize, best: &[(Token, f32)]) -> Result<Token> {
         let config = &self.config;
         let allowed = |(token, logit): &&(Token, f32)| {
@@ -246,18 +247,18 @@ impl Sampler {
         Ok(choice.0)
     }
 
-    /// The `n` tokens with the largest logits, best first, as the model gave them: neither penalty
-    /// nor ban is applied.
+    /// Returns the `n` tokens with the largest logits, best first. Penalties and bans are not
+    /// applied.
     pub fn best(&self, logits: &[f32], n: usize) -> Result<Vec<(Token, f32)>> {
         Ok(Row::new(&logits[..logits.len().min(self.usable)], Vec::new())?.top(n))
     }
 
-    /// A draft row's likeliest tokens as the target's settings would temper them.
+    /// Computes a draft row's likeliest tokens under the target's settings.
     ///
-    /// Temperature, top-k and the penalty are the target's; what top-p and min-p drop is only
-    /// called less likely, for the draft may be wrong about it. Bans and the rule are not applied
-    /// ([`allows`](Self::allows) and [`mask`](Self::mask) tell): a draft may spell tokens by ids of
-    /// its own.
+    /// Temperature, top-k and the penalty are applied. Tokens that top-p and min-p would drop stay
+    /// in the list with a penalty, because the draft may be wrong about them. Bans and the rule are
+    /// not applied, because a draft may have token ids of its own: see [`allows`](Self::allows) and
+    /// [`mask`](Self::mask).
     pub fn temper(&self, logits: &[f32], context: &[Token], out: &mut Tempered) -> Result<()> {
         let SamplerConfig { temperature, top_k, .. } = self.config;
         let row = Row::new(logits, self.penalties(logits, context))?;
@@ -277,8 +278,8 @@ impl Sampler {
         Ok(())
     }
 
-    /// The noise that the target adds to a token's log-probability at `position`; 0 where it takes
-    /// the likeliest.
+    /// Returns the noise that the target adds to a token's log-probability at `position`. It is 0
+    /// at temperature 0.
     pub fn noise(&self, position: usize, token: Token) -> f32 {
         if self.config.temperature == 0.0 {
             0.0
@@ -287,7 +288,7 @@ impl Sampler {
         }
     }
 
-    /// Whether the token can be picked at all.
+    /// Returns whether the token is neither padding nor banned.
     pub fn allows(&self, token: Token) -> bool {
         (token as usize) < self.usable && self.banned.binary_search(&token).is_err()
     }
@@ -309,7 +310,7 @@ impl Sampler {
         Row::new(logits, patches)
     }
 
-    /// Logits that the penalty changes, by ascending token.
+    /// Returns the logits that the penalty changes, by ascending token.
     fn penalties(&self, logits: &[f32], context: &[Token]) -> Vec<(Token, f32)> {
         let mut patches = Vec::new();
         if self.penalises() {
@@ -329,7 +330,7 @@ impl Sampler {
         patches
     }
 
-    /// The tokens that pass top-k or top-p, and min-p, best first.
+    /// Returns the tokens that pass top-k or top-p, and min-p, best first.
     fn survivors(&self, row: &Row<'_>) -> Vec<(Token, f32)> {
         let SamplerConfig { temperature, top_k, .. } = self.config;
         let max = row.max();
@@ -353,8 +354,8 @@ impl Sampler {
         }
     }
 
-    /// How many tokens of a best-first list pass top-p and min-p, at least one; `mass` is what
-    /// top-p counts as the whole.
+    /// Returns how many tokens of a best-first list pass top-p and min-p, at least one. `mass` is
+    /// the total weight that top-p is a share of.
     fn passing(&self, list: &[(Token, f32)], mass: f64, max: f32) -> usize {
         let SamplerConfig { top_p, min_p, .. } = self.config;
         let mut sum = 0.0;
@@ -367,7 +368,7 @@ impl Sampler {
         list.iter().position(fails).unwrap_or(list.len()).max(1)
     }
 
-    /// Unnormalised probability: 1 for the best token.
+    /// Returns the unnormalised probability: 1 for the best token.
     fn weight(&self, logit: f32, max: f32) -> f64 {
         ((logit as f64 - max as f64) / self.config.temperature as f64).exp()
     }
@@ -387,9 +388,9 @@ impl Sampler {
         }
     }
 
-    /// The draw from all tokens whose logit is at least `threshold`. Two logarithms a token would
-    /// take milliseconds; instead a block's random words are compared with the least one that could
-    /// beat the best score so far, and few tokens get as far as a logarithm.
+    /// Draws from all tokens whose logit is at least `threshold`. Two logarithms a token would take
+    /// milliseconds. A block's random words are therefore compared with the least word that could
+    /// beat the best score so far, and few tokens need a logarithm.
     fn pick_at_least(&self, threshold: f32, position: usize, row: &Row<'_>) -> Token {
         let SamplerConfig { temperature, seed, .. } = self.config;
         let mut best = (0, f64::NEG_INFINITY);
@@ -412,7 +413,7 @@ impl Sampler {
                 });
             }
         };
-        // The block of the largest logit first: a high bar from the start.
+        // The block of the largest logit comes first, so that the bar is high from the start.
         let first = row.maxima().iter().position(|&max| max == row.max()).unwrap_or(0);
         visit(first);
         (0..row.maxima().len()).filter(|&block| block != first).for_each(visit);

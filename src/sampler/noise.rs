@@ -1,22 +1,21 @@
-//! The noise that target and drafter share: a pure function of (seed, position, token), read in any
-//! order.
+//! The noise that target and drafter share: a pure function of (seed, position, token).
 //!
 //! Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC'11): counter =
-//! (token / 4, position), key = seed, word = token mod 4. No state, so a rejected draft leaves no
-//! trace, and a shader can compute the same words.
+//! (token / 4, position), key = seed, word = token mod 4. The generator has no state, so a rejected
+//! draft leaves no trace, and a shader can compute the same words.
 
 use crate::tensor::Token;
 
-/// Tokens whose words are made at once.
+/// Tokens whose random words are computed at once.
 pub(super) const BLOCK: usize = 64;
 
-/// No noise is larger: `-ln(-ln(1 - 2^-33))`, rounded up.
+/// Upper bound of the noise: `-ln(-ln(1 - 2^-33))`, rounded up.
 const LARGEST: f64 = 22.874;
 
 const MULTIPLIER: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
 const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
 
-/// Ten rounds on `N` counters side by side, in place; `counter[word][lane]`.
+/// Runs ten rounds on `N` counters side by side, in place; `counter[word][lane]`.
 #[inline(always)]
 fn philox<const N: usize>(counter: &mut [[u32; N]; 4], mut key: [u32; 2]) {
     for _ in 0..10 {
@@ -37,7 +36,7 @@ fn key(seed: u64) -> [u32; 2] {
     [seed as u32, (seed >> 32) as u32]
 }
 
-/// The random word of one token at one position.
+/// Returns the random word of one token at one position.
 fn word(seed: u64, position: usize, token: Token) -> u32 {
     let position = position as u64;
     let mut counter = [[token / 4], [position as u32], [(position >> 32) as u32], [0]];
@@ -45,7 +44,7 @@ fn word(seed: u64, position: usize, token: Token) -> u32 {
     counter[token as usize % 4][0]
 }
 
-/// The words of the tokens `64 block .. 64 block + 64`.
+/// Returns the words of the tokens `64 block .. 64 block + 64`.
 pub(super) fn words(seed: u64, position: usize, block: usize) -> [u32; BLOCK] {
     const LANES: usize = BLOCK / 4;
     let position = position as u64;
@@ -58,15 +57,15 @@ pub(super) fn words(seed: u64, position: usize, block: usize) -> [u32; BLOCK] {
     std::array::from_fn(|i| counter[i % 4][i / 4])
 }
 
-/// A word as a number strictly between 0 and 1, then as standard Gumbel noise: between about -3.1
-/// and 22.9.
+/// Turns a word into a number strictly between 0 and 1, then into standard Gumbel noise: between
+/// about -3.1 and 22.9.
 pub(super) fn gumbel_of(word: u32) -> f64 {
     let uniform = (word as f64 + 0.5) / 4_294_967_296.0;
     -(-uniform.ln()).ln()
 }
 
-/// The least word whose noise can exceed `noise`, or a little less; more than `u32::MAX` when none
-/// can.
+/// Returns the least word whose noise can exceed `noise`, or a slightly lower one. The result is
+/// above `u32::MAX` if no word can.
 pub(super) fn word_above(noise: f64) -> u64 {
     if noise > LARGEST {
         return u64::MAX;
@@ -75,7 +74,7 @@ pub(super) fn word_above(noise: f64) -> u64 {
     (uniform * 4_294_967_296.0 * (1.0 - 1e-9) - 2.0).max(0.0) as u64
 }
 
-/// Standard Gumbel noise keyed by seed, position (of the token to be drawn) and token.
+/// Returns standard Gumbel noise keyed by seed, position (of the token to be drawn) and token.
 pub fn gumbel(seed: u64, position: usize, token: Token) -> f64 {
     gumbel_of(word(seed, position, token))
 }

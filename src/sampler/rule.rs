@@ -1,4 +1,4 @@
-//! Rules on which token may follow which text: a grammar, as the sampler sees it.
+//! Rules on which token may follow a text: the sampler's interface to a grammar.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -17,8 +17,8 @@ pub struct Mask {
 }
 
 impl Mask {
-    /// Bit `t % 32` of word `t / 32` says whether token t may be picked; `ends` where only tokens
-    /// may that end the text.
+    /// Makes a mask. Bit `t % 32` of word `t / 32` allows token t. `ends` means that all allowed
+    /// tokens end the text.
     pub fn new(words: Vec<u32>, ends: bool) -> Self {
         let mut allowed = words.iter().enumerate().filter(|(_, bits)| **bits != 0);
         let only = match (allowed.next(), allowed.next()) {
@@ -30,7 +30,7 @@ impl Mask {
         Mask { words, only, ends }
     }
 
-    /// A bit a token, lowest first. `[tokens / 32]`
+    /// Returns the bits of all tokens, lowest first. `[tokens / 32]`
     pub fn words(&self) -> &[u32] {
         &self.words
     }
@@ -39,23 +39,23 @@ impl Mask {
         self.words.get(token as usize / 32).is_some_and(|bits| bits >> (token % 32) & 1 == 1)
     }
 
-    /// The one token allowed, where there is no other.
+    /// Returns the allowed token if there is exactly one.
     pub fn only(&self) -> Option<Token> {
         self.only
     }
 
-    /// Whether nothing but the end of the text may follow.
+    /// Returns whether only the end of the text may follow.
     pub fn ends(&self) -> bool {
         self.ends
     }
 
-    /// Whether nothing at all may follow.
+    /// Returns whether no token may follow.
     pub fn is_empty(&self) -> bool {
         self.words.iter().all(|bits| *bits == 0)
     }
 
-    /// Logits with minus infinity for what is not allowed; what is not a number stays so.
-    /// `token_of` gives each column's token.
+    /// Sets the logits of forbidden tokens to minus infinity; NaN stays NaN. `token_of` returns the
+    /// token of a column.
     pub fn apply(&self, logits: &[f32], token_of: impl Fn(usize) -> Token, out: &mut Vec<f32>) {
         out.clear();
         let masked = |(column, &logit): (usize, &f32)| match self.allows(token_of(column))
@@ -68,20 +68,20 @@ impl Mask {
     }
 }
 
-/// Which tokens may follow a text: a pure function of the tokens so far, whatever the
-/// implementation remembers.
+/// A rule on which tokens may follow a text. It is a pure function of the tokens so far; caches of
+/// an implementation change only its speed.
 pub trait Rule: Debug + Send + Sync {
-    /// `history` holds the prompt and what was generated.
+    /// Returns the tokens that may follow `history`: the prompt and all generated tokens.
     fn mask(&self, history: &[Token]) -> Result<Arc<Mask>>;
-    /// Says that whatever is asked from now on begins with `history`. Only speed depends on it.
+    /// Announces that all later histories begin with `history`. Only speed depends on it.
     fn settle(&self, _history: &[Token]) {}
-    /// Whether masks may take so long that others should not wait for them. Only speed depends on
-    /// it.
+    /// Returns whether masks may take so long that other texts should not wait for them. Only speed
+    /// depends on it.
     fn is_slow(&self) -> bool {
         false
     }
-    /// Whether the mask behind `history` is there at once. Where it is not, it is being made beside
-    /// the caller, who may ask again.
+    /// Returns whether the mask after `history` is computed already. Otherwise a background thread
+    /// computes it, and the caller may ask again.
     fn is_ready(&self, _history: &[Token]) -> bool {
         true
     }

@@ -1,12 +1,11 @@
-//! A row of logits as the sampler sees it, read in blocks so that a large vocabulary is passed over
-//! once.
+//! A row of logits, read in blocks so that a large vocabulary is scanned once.
 
 use anyhow::{Result, bail};
 
 use super::noise::BLOCK;
 use crate::tensor::Token;
 
-/// Logits that are looked at together.
+/// Logits that are compared together.
 const LANES: usize = 16;
 
 /// Usable logits, some of them changed by penalties and bans, with the largest of each block.
@@ -20,7 +19,7 @@ pub(super) struct Row<'a> {
 }
 
 impl<'a> Row<'a> {
-    /// Refuses rows that have no largest finite logit: a NaN, an infinity, or nothing but bans.
+    /// Makes a row. A row without a largest finite logit is an error: NaN, infinity, or only bans.
     pub fn new(logits: &'a [f32], patches: Vec<(Token, f32)>) -> Result<Self> {
         let mut row = Row {
             logits,
@@ -51,7 +50,7 @@ impl<'a> Row<'a> {
         }
     }
 
-    /// The logits of one block, patched.
+    /// Returns the patched logits of one block.
     fn block<'b>(&'b self, index: usize, buffer: &'b mut [f32; BLOCK]) -> &'b [f32] {
         let first = index * BLOCK;
         let raw = &self.logits[first..self.logits.len().min(first + BLOCK)];
@@ -74,7 +73,7 @@ impl<'a> Row<'a> {
         self.max
     }
 
-    /// The blocks' largest logits.
+    /// Returns the largest logit of each block.
     pub fn maxima(&self) -> &[f32] {
         &self.maxima
     }
@@ -92,7 +91,7 @@ impl<'a> Row<'a> {
         let mut buffer = [0.0; BLOCK];
         for (index, _) in self.maxima.iter().enumerate().filter(|(_, max)| **max >= threshold) {
             for (part, logits) in self.block(index, &mut buffer).chunks(LANES).enumerate() {
-                // Most parts have none: that is found without a branch for each.
+                // Most parts have no such logit, which one branch a part finds.
                 if logits.iter().fold(false, |any, &logit| any | (logit >= threshold)) {
                     let first = (index * BLOCK + part * LANES) as Token;
                     let found = (first..).zip(logits).filter(|(_, logit)| **logit >= threshold);
@@ -102,8 +101,8 @@ impl<'a> Row<'a> {
         }
     }
 
-    /// The `k` tokens with the largest logits, best first, ties by lowest id; tokens at minus
-    /// infinity are none.
+    /// Returns the `k` tokens with the largest logits, best first, ties by lowest id. Tokens at
+    /// minus infinity are left out.
     pub fn top(&self, k: usize) -> Vec<(Token, f32)> {
         // k blocks reach the k-th largest block maximum, so at least k tokens do.
         let mut threshold = f32::MIN;
@@ -123,15 +122,15 @@ impl<'a> Row<'a> {
     }
 }
 
-/// A number that is less the larger the logit, for equal ones the lower the id: one comparison
-/// where there would be two.
+/// Returns a sort key: smaller for a larger logit, and for equal logits smaller for a lower id. One
+/// comparison replaces two.
 fn rank(token: Token, logit: f32) -> u64 {
     let bits = logit.to_bits();
     let ascending = if bits >> 31 == 1 { !bits } else { bits | 1 << 31 };
     (!ascending as u64) << 32 | token as u64
 }
 
-/// What [`rank`] was of.
+/// Inverts [`rank`].
 fn ranked(rank: u64) -> (Token, f32) {
     let ascending = !(rank >> 32) as u32;
     (
@@ -140,7 +139,7 @@ fn ranked(rank: u64) -> (Token, f32) {
     )
 }
 
-/// Largest value of a block, NaN ignored, and whether one was seen.
+/// Returns the largest value of a block with NaN ignored, and whether the block has a NaN.
 fn max_and_nan(block: &[f32]) -> (f32, bool) {
     let mut max = [f32::NEG_INFINITY; LANES];
     let mut nan = [false; LANES];

@@ -17,7 +17,8 @@ pub fn thousands(n: u64) -> String {
 pub fn bytes(n: u64) -> String {
     let (mut value, mut unit) = (n as f64, "B");
     for next in ["kB", "MB", "GB", "TB"] {
-        if value < 1000.0 {
+        // 999.9 would be printed as 1000.
+        if value < 999.5 {
             break;
         }
         (value, unit) = (value / 1000.0, next);

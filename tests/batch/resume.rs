@@ -51,7 +51,7 @@ fn a_file_of_others_keeps_every_byte() {
         batch(dir.path(), &["--resume", "notes", "-m", "/nonexistent"]).fails(3, &["/nonexistent"]);
         assert!(fs::read(dir.path().join("notes")).unwrap() == foreign);
     }
-    // What is cut off is its own, and waits until there is a model.
+    // The truncated last line is the run's own. It stays until a model is loaded.
     let torn = with_tail(&mine[..mine.len() / 3]);
     fs::write(dir.path().join("mine"), &torn).unwrap();
     batch(dir.path(), &["--resume", "mine", "-m", "/nonexistent"]).fails(3, &["/nonexistent"]);
@@ -230,7 +230,7 @@ fn a_batch_has_one_format() {
         batch(dir.path(), &["--format", format]).fails(2, &["--format", "JSON lines", "help: "]);
     }
     batch(dir.path(), &["--format", "jsonl", "-q"]).ok();
-    // What is the default for single prompts says nothing about batches.
+    // Defaults for single prompts do not apply to batches.
     fs::write(dir.path().join("gemma.toml"), "format = \"text\"\n").unwrap();
     batch(dir.path(), &["-q"]).ok();
 }

@@ -106,7 +106,7 @@ fn windows_of_a_text_begin_with_bos() {
     let plain =
         gemma_in(dir.path(), &["eval", "prose=t.txt", "-c", "21", "--json", "-q"], b"").ok().json();
     assert_eq!(plain, cut);
-    // What follows BOS is predicted in each window.
+    // The token after BOS is predicted in each window.
     assert_eq!(cut["nll"].as_array().unwrap().len() as u64, whole["tokens"].as_u64().unwrap() - 1);
     assert_eq!(cut["nll"][0], whole["nll"][0]);
 }

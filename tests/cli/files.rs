@@ -21,17 +21,10 @@ fn said(dir: &Path) -> String {
     shell(dir, "$R").ok().text().to_owned()
 }
 
-/// A file of states, a page and a batch need more than one run's options: each writes to `to` in
-/// its own way.
+/// Commands that write to `to`, each with another option.
 fn every_writer(to: &str) -> Vec<String> {
     let batch = "printf '{\"prompt\": \"Hi\", \"max_tokens\": 2}\\n' | \"$G\" generate --batch -q";
-    let bench = "\"$G\" bench --only decode --tg 1 --repetitions 1 --threads 1 -q";
-    vec![
-        format!("$R --stats-file {to}"),
-        format!("$R -o {to}"),
-        format!("{batch} -o {to}"),
-        format!("{bench} --report {to} >page.md"),
-    ]
+    vec![format!("$R --stats-file {to}"), format!("$R -o {to}"), format!("{batch} -o {to}")]
 }
 
 #[test]
@@ -124,12 +117,9 @@ fn a_place_that_cannot_be_written_is_said_before_the_model_is_looked_for() {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("in.jsonl"), "{\"prompt\": \"Hi\"}\n").unwrap();
     let batch = "generate --batch in.jsonl";
-    for (command, options) in [
-        ("generate Hi", "-o no/x"),
-        ("generate Hi", "--stats-file 'no dir/x'"),
-        (batch, "-o no/x"),
-        ("bench --only decode", "--report no/x"),
-    ] {
+    for (command, options) in
+        [("generate Hi", "-o no/x"), ("generate Hi", "--stats-file 'no dir/x'"), (batch, "-o no/x")]
+    {
         let run = bash(dir.path(), &format!("\"$G\" {command} -m /nonexistent {options}"));
         let help =
             if options.contains('\'') { "help: mkdir -p 'no dir'" } else { "help: mkdir -p no" };

@@ -1,6 +1,5 @@
-//! What strangers wrote, and what a system may refuse, ends a run with a documented exit code, a
-//! reason and a remedy: chat templates, files that shrink, pipes in the place of files, no threads,
-//! no memory.
+//! Foreign input and missing resources end a run with a documented exit code, a reason and a
+//! remedy: chat templates, files that shrink, pipes instead of files, no threads, no memory.
 #![cfg(target_os = "linux")]
 
 use crate::shell;
@@ -57,7 +56,7 @@ fn a_chat_template_takes_no_more_than_its_part() {
         fs::write(dir.path().join("m/chat_template.jinja"), template).unwrap();
         short(dir.path()).fails(3, &["template", says, "--raw"]);
     }
-    // What nests deeply and is small is rendered.
+    // A small template that nests deeply is rendered.
     for deep in ["-".repeat(50_000), "not ".repeat(15_000)] {
         let template = format!("{{{{ {deep} 1 }}}}");
         fs::write(dir.path().join("m/chat_template.jinja"), template).unwrap();
@@ -129,8 +128,7 @@ $as prlimit --nproc=1 ../gemma "#;
     }
 }
 
-/// Whatever the limit, a run is done, or says that memory is missing, or that threads are: never a
-/// signal.
+/// Under any limit, a run succeeds or reports missing memory or threads. No signal ends it.
 #[test]
 fn a_limit_on_memory_is_told_apart_from_a_crash() {
     let dir = tempfile::tempdir().unwrap();

@@ -8,7 +8,7 @@ use shell::{Run, gemma, gemma_in};
 use std::fs;
 use std::path::Path;
 
-/// What the schemas below describe, as types that refuse anything else.
+/// The schemas below as types that refuse all other values.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Person {

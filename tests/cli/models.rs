@@ -1,8 +1,6 @@
 //! Commands on whole models: quantize, inspect, eval, bench, and settings that a model brings
 //! along.
 
-mod page;
-
 use crate::{common, shell};
 use common::{Dims, Form, TinyModel, gguf};
 use gemma::checkpoint::Dtype;
@@ -222,6 +220,40 @@ fn bench_reports_what_was_asked_for() {
         "{json}"
     );
     gemma(&["bench", "--repetitions", "0"], b"").fails(2, &["--repetitions"]);
+    let too_many = ["bench", "--only", "kernels", "--kernel-rows", "4096"];
+    gemma(&too_many, b"").fails(2, &["--kernel-rows 4096"]);
+}
+
+#[test]
+fn bench_times_kernels_and_texts_and_compares_with_an_older_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let tests = ["--only", "kernels,text", "--tg", "4", "--kernel-rows", "1,2"];
+    let short = ["bench", "-q", "--repetitions", "1", "--text-tokens", "12"];
+    let bench =
+        |more: &[&str]| gemma_in(dir.path(), &[&short[..], &tests, more].concat(), b"").ok();
+    let run = bench(&["--json"]);
+    let json = run.json();
+    // A layer's gate and up multiply every channel of a row with all of their weights.
+    let config = Path::new(env!("CARGO_MANIFEST_DIR")).join("draft/demo-target/config.json");
+    let config: Value = serde_json::from_slice(&fs::read(config).unwrap()).unwrap();
+    let size = |key: &str| config[key].as_u64().unwrap();
+    let of_a_row = 2 * size("hidden_size") * size("intermediate_size") * size("num_hidden_layers");
+    for rows in [1, 2] {
+        let mut kernels = json["kernels"].as_array().unwrap().iter();
+        let is_gate_up = |k: &&Value| k["rows"] == rows && k["label"] == "gate_up";
+        let kernel = kernels.find(is_gate_up).unwrap();
+        let counts = (&kernel["passes"], &kernel["macs"]);
+        assert_eq!(counts, (&json!(4), &json!(4 * rows * of_a_row)), "{rows} rows");
+    }
+    assert_eq!(json["text"]["kinds"].as_array().unwrap().len(), 5, "{json}");
+    assert!(json["text"]["acceptance"]["passes"].as_u64().unwrap() > 0, "{json}");
+    fs::write(dir.path().join("run.json"), &run.out).unwrap();
+    let text = bench(&["--compare", "run.json"]);
+    assert!(text.text().contains("| before |") || text.text().contains(" before |"), "{text:?}");
+    assert!(text.text().lines().all(|line| line.chars().count() <= 100), "{text:?}");
+    fs::write(dir.path().join("run.json"), "{}").unwrap();
+    let wrong = ["bench", "--compare", "run.json"];
+    gemma_in(dir.path(), &wrong, b"").fails(3, &["run.json is not a result"]);
 }
 
 #[test]
@@ -284,8 +316,8 @@ fn models_on_the_machine_are_listed_and_broken_ones_say_why() {
         (1, &json!("checkpoint"), &json!(16.0))
     );
     assert_eq!((&tiny["fits"], &tiny["error"]), (&json!(true), &Value::Null));
-    // What is quantised here, GGUF files, pages of the cache; of another family nothing, and of a
-    // directory of settings.
+    // Artifacts, GGUF files and snapshots of the cache are listed. Other model families and a
+    // directory of settings are not.
     gemma_in(dir.path(), &["quantize", "tiny", "q"], b"").ok();
     let snapshot = ".cache/huggingface/hub/models--google--gemma-3-1b-it-qat-q4_0-gguf";
     let files = format!("{snapshot}/snapshots/c0ffee");
@@ -343,61 +375,6 @@ fn models_on_the_machine_are_listed_and_broken_ones_say_why() {
         assert!(text.text().contains(words), "{text:?}");
     }
     assert_eq!(list(&["empty", "--json"]).json()["models"], json!([]));
-}
-
-#[test]
-fn a_replay_needs_no_target() {
-    let dir = tempfile::tempdir().unwrap();
-    let lines = [
-        r#"{"id": "a", "category": "chat", "prompt": "Count.", "answer": "one two three one two three one two three one two three"}"#,
-        r#"{"category": "chat", "messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello there"}]}"#,
-        r#"{"category": "prose", "text": "It was a dark night and it was a dark night and it was a dark night."}"#,
-        r#"{"category": "ids", "prompt_ids": [2], "answer_ids": [5, 6, 7, 8, 5, 6, 7, 8, 5, 6, 7, 8]}"#,
-    ];
-    fs::write(dir.path().join("t.jsonl"), lines.join("\n")).unwrap();
-    let replay = |more: &[&str]| {
-        gemma_in(dir.path(), &[&["bench", "--replay", "t.jsonl", "-q"], more].concat(), b"")
-    };
-    let json = replay(&["--json"]).ok().json();
-    let names: Vec<&str> = json["categories"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|c| c["name"].as_str().unwrap())
-        .collect();
-    assert_eq!(names, ["chat", "ids", "prose", "all"]);
-    for c in json["categories"].as_array().unwrap() {
-        let figure = |key: &str| c[key].as_f64().unwrap();
-        assert!(
-            figure("low") <= figure("tau")
-                && figure("tau") <= figure("high")
-                && figure("tau") >= 1.0,
-            "{c}"
-        );
-        assert_eq!(figure("tau"), figure("tokens") / figure("passes"));
-    }
-    assert_eq!(json["records"].as_array().unwrap().len(), 4);
-    let tau = |more: &[&str]| {
-        let json = replay(&[&["--json"], more].concat()).ok().json();
-        json["categories"].as_array().unwrap().last().unwrap()["tau"].as_f64().unwrap()
-    };
-    assert_eq!(tau(&[]), json["categories"][3]["tau"].as_f64().unwrap(), "the same each time");
-    let without = tau(&["--sources", "context,table"]);
-    assert!(without > 1.2 && tau(&[]) > 1.2, "{without}");
-    assert!(tau(&["--sources", "model"]) > 1.0, "the model guesses something of this, too");
-    assert!(tau(&["--draft-tree", "chain", "--draft-tokens", "1"]) <= 2.0);
-    let table = replay(&[]).ok();
-    assert!(
-        table.text().contains("| prose") && table.text().contains("depth 2"),
-        "{}",
-        table.text()
-    );
-    replay(&["--draft", "ngram"]).fails(2, &["--sources"]);
-    replay(&["--tokenizer", "absent"]).fails(3, &["absent"]);
-    fs::write(dir.path().join("t.jsonl"), "{\"text\": \"fine\"}\n{\"question\": 1}").unwrap();
-    replay(&[]).fails(3, &["line 2", "help: "]);
-    fs::write(dir.path().join("t.jsonl"), "\n").unwrap();
-    replay(&[]).fails(3, &["nothing to replay"]);
 }
 
 /// The line of `--print-config` about an option, a comment or not.
@@ -471,7 +448,8 @@ fn a_draft_without_a_tokenizer_takes_the_targets() {
     let sources = drafted["draft"]["sources"].as_array().unwrap();
     let model = sources.iter().find(|source| source["name"] == "model").expect("it drafts");
     assert!(model["accepted"].as_u64().unwrap() > 0, "the same tokens: {model}");
-    // Another number of rows says nothing of its tokens, unless it is that of this project's drafts.
+    // Another number of rows says nothing of its tokens, unless it is that of this project's
+    // drafts.
     let other = TinyModel::new(Dims { vocab: 9000, n_layers: 1, ..Dims::default() }, 15);
     other.write(&at("other"), Form::TextV4, Dtype::BF16, 1);
     run("other").fails(3, &["other/tokenizer.json is missing"]);

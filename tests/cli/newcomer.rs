@@ -1,4 +1,4 @@
-//! What the bundled model says to everyday prompts with default options: `newcomer.jsonl` names
+//! Answers of the bundled model to everyday prompts with default options. `newcomer.jsonl` lists
 //! words of which an answer must have one.
 
 use crate::shell;
@@ -87,8 +87,8 @@ fn the_prompts_that_readme_and_help_show_are_answered() {
     }
 }
 
-/// What the card says: all that the model was taught, and of the others as many as it answered when
-/// it was trained.
+/// The figures of the model card: all prompts that the model was taught, and as many others as it
+/// answered after training.
 #[test]
 fn everyday_prompts_are_answered() {
     let (taught, others): (Vec<_>, Vec<_>) = everyday().into_iter().partition(|e| e.taught);

@@ -1,5 +1,5 @@
-//! What reaches standard output and standard error, files and statistics; and that drafting never
-//! changes the text.
+//! Content of standard output, standard error, files and statistics. Drafting does not change the
+//! text.
 
 use crate::common::vulkan;
 use crate::shell;
@@ -240,7 +240,7 @@ fn a_draft_model_of_the_users_own_changes_no_text() {
         "nothing runs beside a target on the processor"
     );
     assert_eq!(draft["costs"].as_array().unwrap().len(), 6);
-    // What passes cost was kept; a damaged file is no failure.
+    // The measured times of passes were stored. A damaged file is no failure.
     let caches = dir.path().join(".cache/gemma");
     let kept = || {
         fs::read_dir(&caches)

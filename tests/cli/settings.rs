@@ -14,8 +14,8 @@ fn with_env(dir: &Path, args: &[&str], env: &[(&str, &str)]) -> Run {
     wait(command, b"")
 }
 
-/// Nothing that a file in the working directory says may load code, write a file or open the server;
-/// the user's own file may.
+/// Nothing that a file in the working directory says may load code, write a file or open the
+/// server; the user's own file may.
 #[test]
 fn a_file_in_the_working_directory_loads_no_code_writes_no_file_and_opens_no_server() {
     let dir = tempfile::tempdir().unwrap();
@@ -31,7 +31,6 @@ fn a_file_in_the_working_directory_loads_no_code_writes_no_file_and_opens_no_ser
         ("npu", "model:./e.so", "bench"),
         ("output", "made", "generate"),
         ("stats-file", "made", "generate"),
-        ("report", "made", "bench"),
         ("host", "0.0.0.0", "serve"),
         ("api-key", "open-sesame", "serve"),
         ("api-key-file", "keys", "serve"),
@@ -94,13 +93,9 @@ fn what_one_run_works_on_is_in_no_file() {
     let dir = tempfile::tempdir().unwrap();
     fs::create_dir_all(dir.path().join(".config/gemma")).unwrap();
     for file in ["gemma.toml", ".config/gemma/config.toml"] {
-        for text in [
-            "batch = \"x\"",
-            "resume = \"x\"",
-            "[quantize]\nrestart = true",
-            "[bench]\nfrom = \"x\"",
-            "print-config = true",
-        ] {
+        for text in
+            ["batch = \"x\"", "resume = \"x\"", "[quantize]\nrestart = true", "print-config = true"]
+        {
             fs::write(dir.path().join(file), text).unwrap();
             gemma_in(dir.path(), &TOKENIZE, b"")
                 .fails(2, &[file.rsplit('/').next().unwrap(), "as a flag"]);
@@ -188,7 +183,7 @@ fn variables_are_named_where_they_are_wrong() {
         &["'abc'", "--max-tokens", "GEMMA_MAX_TOKENS", "unset GEMMA_MAX_TOKENS"],
     );
     wrong(&short, &[("GEMMA_TEMPERATURE", "hot")], &["'hot'", "GEMMA_TEMPERATURE"]);
-    // What was typed is not the environment's fault.
+    // An error in the arguments does not blame the environment.
     let typed =
         with_env(dir.path(), &["generate", "Hi", "--top-k", "abc"], &[("GEMMA_TEMP", "0.5")])
             .fails(2, &["--top-k"]);
@@ -220,8 +215,8 @@ fn variables_are_named_where_they_are_wrong() {
     );
 }
 
-/// What `--print-config` shows can be saved, and then says of the next model what it says of this
-/// one: nothing.
+/// The output of `--print-config` can be saved as a configuration. Values that come from the model
+/// are comments in it.
 #[test]
 fn a_shown_configuration_can_be_saved() {
     let dir = tempfile::tempdir().unwrap();

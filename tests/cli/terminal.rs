@@ -1,5 +1,5 @@
-//! What a terminal is sent: colour where it is wanted, a final line break, figures, and no question
-//! but in a chat.
+//! Output to a terminal: colour if wanted, a final line break, figures, and no question except in a
+//! chat.
 #![cfg(target_os = "linux")]
 
 use crate::shell;
@@ -198,7 +198,7 @@ fn a_terminal_gets_colour_a_final_line_break_and_figures() {
     );
 }
 
-/// What the model says, and what files are called, is shown; a terminal obeys none of it.
+/// Control characters in model output and file names do not reach the terminal.
 #[test]
 fn a_terminal_obeys_no_text_of_others() {
     let args = ["generate", "Hi.", "-q", "--regex", "\\x1b\\[31mx\\x07"];
@@ -462,7 +462,7 @@ fn a_chat_is_never_entered_from_a_pipe() {
     assert!(text.contains("terminal") && text.contains("gemma generate"), "{text}");
 }
 
-/// Who types no file is told what it waits for.
+/// A command without a file says that it waits for input.
 #[test]
 fn a_batch_on_a_terminal_says_that_it_reads_from_there() {
     let dir = tempfile::tempdir().unwrap();

@@ -18,7 +18,7 @@ use gemma::tensor::Token;
 /// Makes one engine after another, all the same.
 pub type Factory<'a> = &'a dyn Fn() -> Box<dyn Engine>;
 
-/// What a run is asked for.
+/// Input of a run.
 #[derive(Clone, Debug)]
 pub struct Case {
     pub prompt: Vec<Token>,
@@ -71,7 +71,7 @@ impl Rule for Strict {
     }
 }
 
-/// What a run gives.
+/// Result of a run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Text {
     pub history: Vec<Token>,

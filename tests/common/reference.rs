@@ -61,9 +61,9 @@ pub struct ReferenceEngine {
     cache: Vec<KeysValues>,   // [n_layers], committed positions
     scratch: Vec<KeysValues>, // [n_layers], nodes of the last tree
     last: TokenTree,
-    /// Of a pass that was begun.
+    /// State of a started pass.
     scores: Option<Scores>,
-    /// All that is committed.
+    /// All committed tokens.
     tokens: Vec<Token>,
     info: Info,
     context: usize,

@@ -17,7 +17,7 @@ use std::time::Duration;
 pub struct Server {
     pub child: Child,
     pub address: String,
-    /// What it says on standard error.
+    /// Its standard error.
     said: Arc<Mutex<String>>,
     reader: Option<JoinHandle<()>>,
     _home: Option<tempfile::TempDir>,

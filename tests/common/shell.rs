@@ -10,7 +10,7 @@ use std::process::{Command, ExitStatus, Stdio};
 
 pub const BINARY: &str = env!("CARGO_BIN_EXE_gemma");
 
-/// What a run left behind.
+/// Output and exit code of a run.
 #[derive(Debug)]
 pub struct Run {
     pub code: i32,

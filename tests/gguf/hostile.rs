@@ -1,5 +1,5 @@
-//! GGUF files that lie, end early or hold something else: refused with exit code 3, a reason and a
-//! remedy. None crashes.
+//! GGUF files with false headers, that end early or hold something else are refused with exit code
+//! 3, a reason and a remedy. The program does not crash.
 
 use crate::common;
 use common::gguf::{self, File, Tensor, Val};

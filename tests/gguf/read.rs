@@ -7,7 +7,7 @@ use gemma::checkpoint::gguf::types;
 use gemma::checkpoint::{Checkpoint, Dtype};
 use gemma::models::gemma3::gguf::repairs;
 use gemma::models::{ChatTemplate, Generation, Message, Special, Tokenizer, Weights};
-use gemma::quant::{Options, Recipe, quantize};
+use gemma::quant::{QuantizeOptions, Recipe, quantize};
 use gemma::tensor::Format;
 use gemma::tensor::quantize::quantize as round;
 use half::bf16;
@@ -108,7 +108,7 @@ fn q4_0_and_q8_0_files_equal_artifacts_of_the_same_codes() {
             &source,
             &artifact,
             &Recipe::inline(format, format),
-            &Options::default(),
+            &QuantizeOptions::default(),
             &mut |_| Ok(()),
         )
         .unwrap();
@@ -127,14 +127,23 @@ fn q4_0_and_q8_0_files_equal_artifacts_of_the_same_codes() {
         assert_eq!(logits(&got), logits(&want), "{format}");
         // And as a source: nothing is rounded again.
         let again = dir.path().join(format!("again-{format}"));
-        quantize(&got, &again, &Recipe::inline(format, format), &Options::default(), &mut |_| {
-            Ok(())
-        })
+        quantize(
+            &got,
+            &again,
+            &Recipe::inline(format, format),
+            &QuantizeOptions::default(),
+            &mut |_| Ok(()),
+        )
         .unwrap();
         assert_eq!(logits(&open(&again)), logits(&want), "{format}");
         let other = Recipe::inline("i2-g32".parse().unwrap(), format);
-        let refused =
-            quantize(&got, &dir.path().join("other"), &other, &Options::default(), &mut |_| Ok(()));
+        let refused = quantize(
+            &got,
+            &dir.path().join("other"),
+            &other,
+            &QuantizeOptions::default(),
+            &mut |_| Ok(()),
+        );
         assert!(refused.unwrap_err().to_string().contains("quantised already"));
     }
 }

@@ -7,14 +7,16 @@ use common::{Dims, TinyModel};
 use gemma::checkpoint::{Checkpoint, Dtype};
 use gemma::error::{Kind, fault_of};
 use gemma::models::{ChatTemplate, Generation, Special, Tokenizer, Weights};
-use gemma::quant::{Importance, Nearest, Options, Plan, Recipe, Report, quantize};
+use gemma::quant::{
+    Importance, Nearest, QuantPlan, QuantReport, QuantizeOptions, Recipe, quantize,
+};
 use gemma::tensor::Format;
 use gemma::tensor::quantize::quantize as round;
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-const GGUF: Options = Options {
+const GGUF: QuantizeOptions = QuantizeOptions {
     threads: 2,
     shard_bytes: 1 << 40,
     memory: None,
@@ -37,8 +39,8 @@ fn convert(
     from: &Weights,
     to: &Path,
     recipe: &Recipe,
-    options: &Options,
-) -> anyhow::Result<Report> {
+    options: &QuantizeOptions,
+) -> anyhow::Result<QuantReport> {
     quantize(from, to, recipe, options, &mut |_| Ok(()))
 }
 
@@ -127,7 +129,7 @@ fn a_q4_0_file_comes_out_again_bit_for_bit() {
         let path = |what: &str| dir.path().join(format!("{i}-{what}"));
         file.write(&path("in.gguf"));
         let first = open(&path("in.gguf"));
-        convert(&first, &path("artifact"), &recipe, &Options::default()).unwrap();
+        convert(&first, &path("artifact"), &recipe, &QuantizeOptions::default()).unwrap();
         let second = open(&path("artifact"));
         convert(&second, &path("out.gguf"), &recipe, &GGUF).unwrap();
         let (a, b) = (raw(&path("in.gguf")), raw(&path("out.gguf")));
@@ -159,10 +161,15 @@ fn what_is_written_says_all_that_the_directory_said() {
     {
         let recipe = inline(linear, embedding);
         let artifact = dir.path().join(format!("artifact-{linear}"));
-        convert(&from, &artifact, &recipe, &Options::default()).unwrap();
-        let plan =
-            Plan::new(&from, &recipe, &GGUF, &Nearest::new(1), Importance::Relative(&|_, _| 1.0))
-                .unwrap();
+        convert(&from, &artifact, &recipe, &QuantizeOptions::default()).unwrap();
+        let plan = QuantPlan::new(
+            &from,
+            &recipe,
+            &GGUF,
+            &Nearest::new(1),
+            Importance::Relative(&|_, _| 1.0),
+        )
+        .unwrap();
         convert(&from, &out, &recipe, &GGUF).unwrap();
         assert_eq!(fs::metadata(&out).unwrap().len(), plan.total_bytes);
         let to = open(&out);
@@ -180,7 +187,7 @@ fn what_is_written_says_all_that_the_directory_said() {
         }
         fs::remove_file(&out).unwrap();
         // Said twice, or from what was said before, it is the same.
-        convert(&from, &out, &recipe, &Options { threads: 5, ..GGUF }).unwrap();
+        convert(&from, &out, &recipe, &QuantizeOptions { threads: 5, ..GGUF }).unwrap();
         let again = dir.path().join("again.gguf");
         if exact {
             convert(&open(&out), &again, &recipe, &GGUF).unwrap();

@@ -62,7 +62,7 @@ fn all_forms_dtypes_and_shardings_give_equal_weights() {
     assert_eq!(f32::from_bits(values[0][7]), model.tensors[0].2[7]);
 }
 
-/// Whatever reads a file that became shorter names it, and says what to do.
+/// The error of a file that became shorter names the file and a remedy.
 #[test]
 fn weights_that_shrink_after_they_were_opened_are_an_invalid_model() {
     let dir = tempfile::tempdir().unwrap();

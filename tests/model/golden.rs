@@ -1,6 +1,6 @@
-//! What this program computes against what Hugging Face transformers computes
-//! (`scripts/golden.py`), token by token: files as transformers saved them, in both spellings of
-//! the configuration, past windows, pages and rings.
+//! Compares this program with Hugging Face transformers (`scripts/golden.py`), token by token, past
+//! windows, pages and rings. The files are those that transformers saved, in both spellings of the
+//! configuration.
 
 use crate::{common, reference};
 use gemma::checkpoint::Checkpoint;
@@ -194,8 +194,8 @@ fn a_device_agrees_with_transformers() {
 }
 
 /// Rounding the cache moves likelihoods by far more than the tolerance above, so the golden cache
-/// is rounded too. What then remains is that f32 noise of one part in ten million lets some values
-/// round the other way.
+/// is rounded too. The remaining differences come from f32 noise of one part in ten million, which
+/// lets some values round the other way.
 #[test]
 fn an_f16_cache_is_transformers_with_rounded_keys_and_values() {
     for case in CASES {

@@ -1,5 +1,5 @@
-//! Files that lie, end early or belong to other tools: each is refused with exit code 3, a reason
-//! that names the place, and a remedy. None crashes.
+//! Files with false headers, that end early or belong to other tools are refused with exit code 3,
+//! a reason that names the place, and a remedy. The program does not crash.
 
 use crate::common;
 use common::{Form, TinyModel, safetensors, with_header, write_model};

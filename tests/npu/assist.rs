@@ -165,7 +165,7 @@ fn trees_equal_one_by_one_decoding_beside_gpu_and_npu() {
         assert!(a.begin(&inputs, Output::Logits).unwrap());
         a.finish(&mut got).unwrap();
         assert_eq!(bits(&got.logits), bits(&want.logits));
-        // Whatever the NPU rounds, it is close to what a processor computes alone.
+        // The NPU rounds differently, so its result is close to that of the CPU alone.
         let mut alone =
             PlannedEngine::new(&weights, cpu(2, false), EngineOptions { context: CONTEXT, kv })
                 .unwrap();
@@ -246,8 +246,8 @@ fn one_text_whatever_drafts_beside_the_npu() {
     }
 }
 
-/// Whatever goes wrong at the first command leaves the numbers of a run without NPU; later on, a
-/// run that goes on and ends.
+/// After an error of the first command, the numbers are those of a run without NPU. After a later
+/// error, the run continues to its end.
 #[test]
 fn every_fault_is_survived() {
     let mut rng = SmallRng::seed_from_u64(7);

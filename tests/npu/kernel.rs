@@ -61,7 +61,7 @@ fn shapes() -> [Shape; 2] {
     [128, 256].map(|d| Shape::new(d).unwrap())
 }
 
-/// Of mean 0 and standard deviation 1, nearly normal.
+/// Returns nearly normal numbers with mean 0 and standard deviation 1.
 fn draw(rng: &mut SmallRng, n: usize, size: f32) -> Vec<f32> {
     let one = |rng: &mut SmallRng| (0..4).map(|_| rng.random::<f32>()).sum::<f32>() - 2.0;
     (0..n).map(|_| bf16::from_f32(size * 3f32.sqrt() * one(rng)).to_f32()).collect()
@@ -266,7 +266,7 @@ fn the_source_equals_the_twin_bit_for_bit() {
     let Some((_dir, libraries)) = libraries(&[]) else { return };
     for (shape, library) in shapes().into_iter().zip(&libraries) {
         assert_eq!(library.shape, shape);
-        // What design.py allots a core for its state.
+        // Memory that design.py allots to the state of a core.
         assert_eq!(
             library.state_bytes,
             (OBJECT + 3 * (shape.rows() / 4) * 64 + 16).next_multiple_of(32)
@@ -379,7 +379,7 @@ fn layers_go_through_stream_descriptors_and_kernel() {
                 (&one.m[..], &one.l[..]),
                 (&out.m[row * 12..][..12], &out.l[row * 12..][..12])
             );
-            // What is not finite never reaches the device.
+            // Values that are not finite do not reach the device.
             let jobs = npu.counters.jobs;
             for bad in [f32::NAN, f32::INFINITY] {
                 let mut q = q.clone();
@@ -475,7 +475,7 @@ fn fuzz_xclbin() {
         fuzz::run("xclbin", &[model(128), model(256), long], 30_000, &mut |bytes| {
             match xclbin::parse(bytes) {
                 Ok(p) => {
-                    // What is accepted lies in the file, and says the same when it is written
+                    // An accepted part is inside the file and is the same after it is written
                     // again.
                     let again = xclbin::build(&p);
                     assert_eq!(xclbin::parse(&again).unwrap(), p);

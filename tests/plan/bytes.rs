@@ -153,7 +153,7 @@ fn allocations() {
         near(planned.need.total(), taken as u64, &name);
         drop(engine);
         if name == "i4-g32" {
-            // Of several texts each has a context.
+            // Each of several texts has its own context.
             let planned =
                 Task { sequences: 5, ..task(&weights, 3000) }.measure(None, 0).unwrap().cpu;
             let before = LIVE.load(Ordering::SeqCst);

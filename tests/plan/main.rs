@@ -65,8 +65,8 @@ fn keys_and_values_of_27b_are_counted_by_window() {
             (10 * all + 52 * all.min(ring)) * page + scratch,
             "{context}"
         );
-        // What queries can see: 8 KiB a layer and token, so 416 MiB of windows and 80 KiB for each
-        // token of the context.
+        // Positions that queries can see: 8 KiB a layer and token, so 416 MiB of windows and 80 KiB
+        // for each token of the context.
         let part = |name: &str| number(&plan, &format!("/cpu/kv/{name}"));
         let seen = part("global") + part("window");
         assert_eq!(seen, number(&plan, "/cpu/read_by_a_pass/kv_when_full"));
@@ -227,7 +227,7 @@ fn what_does_not_fit_names_the_largest_that_does() {
         .and_then(|rest| rest.split("GB").next())
         .unwrap()
         .trim();
-    // What is named fits, and not much more would.
+    // The named size fits, and one slightly larger does not.
     let gb: f64 = size.parse().unwrap();
     assert!((18.0..24.0).contains(&gb), "{error}");
     let error = said("16GB", &["27b"]);
@@ -299,7 +299,7 @@ fn without_a_model_the_sizes_that_fit_are_listed() {
             None => assert!(!advice.contains("fits too"), "{advice}"),
         }
     }
-    // What is about one model wants one; another machine's GPU is unknown.
+    // Options about one model need a model. The GPU of another machine is unknown.
     for wrong in [
         &["--recipe", "9gb"][..],
         &["--recipe", "9gb", "--parallel", "4"],

@@ -7,7 +7,7 @@ use gemma::checkpoint::{Checkpoint, Dtype};
 use gemma::eval;
 use gemma::models::{Role, Weights};
 use gemma::quant::calibrate::{Text, survey};
-use gemma::quant::{Calibrated, Importance, Nearest, Options, Plan, Recipe, run};
+use gemma::quant::{Calibrated, Importance, Nearest, QuantPlan, QuantizeOptions, Recipe, run};
 use gemma::tensor::encode::OnProcessor;
 use reference::ReferenceEngine;
 use std::fs;
@@ -35,15 +35,16 @@ fn calibrated(
     threads: usize,
     stop_after: Option<usize>,
 ) -> f64 {
-    let (source, options) = (open(src), Options { threads, ..Options::default() });
+    let (source, options) = (open(src), QuantizeOptions { threads, ..QuantizeOptions::default() });
     let mut left = stop_after;
     loop {
         let mut solver =
             Calibrated::new(&source, text(12), threads, Arc::new(OnProcessor)).unwrap();
-        let plan = Plan::new(&source, recipe, &options, &solver, Importance::Relative(&|_, _| 1.0))
-            .unwrap();
+        let plan =
+            QuantPlan::new(&source, recipe, &options, &solver, Importance::Relative(&|_, _| 1.0))
+                .unwrap();
         solver.begin(&plan.layout).unwrap();
-        let mut tell = |_: gemma::quant::Progress<'_>| match left.as_mut() {
+        let mut tell = |_: gemma::quant::QuantProgress<'_>| match left.as_mut() {
             Some(0) => anyhow::bail!("enough"),
             Some(n) => {
                 *n -= 1;
@@ -98,7 +99,7 @@ fn threads_and_interruptions_change_no_byte() {
     }
 }
 
-/// What the solver believes of the model it makes is what the oracle finds.
+/// The divergence that the solver predicts is the one that the oracle measures.
 #[test]
 fn the_measured_divergence_is_the_oracles() {
     let dir = tempfile::tempdir().unwrap();
@@ -133,9 +134,9 @@ fn text_makes_better_codes() {
             (dir.path().join(format!("{linear}-s")), dir.path().join(format!("{linear}-n")));
         calibrated(&src, &solved, &recipe, 2, None);
         let mut solver = Nearest::new(2);
-        let options = Options::default();
+        let options = QuantizeOptions::default();
         let plan =
-            Plan::new(&source, &recipe, &options, &solver, Importance::Relative(&|_, _| 1.0))
+            QuantPlan::new(&source, &recipe, &options, &solver, Importance::Relative(&|_, _| 1.0))
                 .unwrap();
         run(&source, &nearest, &plan, &options, &mut solver, &mut |_| Ok(())).unwrap();
         let divergence = |dir: &Path| {

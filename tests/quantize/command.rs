@@ -1,5 +1,4 @@
-//! What `gemma quantize` says: its recipes, sizes as people write them, its progress, and what an
-//! interrupt does.
+//! Messages of `gemma quantize`: recipes, sizes, progress, and the effect of an interrupt.
 
 use crate::{common, shell};
 use common::{Dims, Form, TinyModel};
@@ -154,8 +153,8 @@ fn an_unfinished_run_is_told_by_what_was_typed() {
     run(dir.path(), &["--linear", "i8-row", "--embedding", "i4-row"]).ok();
 }
 
-/// Whatever finds trellis codes, every byte of the directory is the same, and what is no device is
-/// refused before anything is made.
+/// Every device that encodes trellis codes gives the same directory. An unknown device is refused
+/// before anything is written.
 #[test]
 fn a_gpu_finds_the_same_codes() {
     let dir = source();

@@ -6,7 +6,9 @@ use common::{Dims, Form, TinyModel, write_model};
 use gemma::checkpoint::{Checkpoint, Dtype};
 use gemma::error::{Kind, fault_of};
 use gemma::models::{Role, Weights};
-use gemma::quant::{Importance, Nearest, Options, Plan, Progress, Recipe, quantize, verify};
+use gemma::quant::{
+    Importance, Nearest, QuantPlan, QuantProgress, QuantizeOptions, Recipe, quantize, verify,
+};
 use gemma::tensor::Format;
 use gemma::tensor::quantize::quantize as round;
 use std::collections::BTreeMap;
@@ -21,11 +23,11 @@ fn recipe(linear: &str, embedding: &str) -> Recipe {
     Recipe::inline(linear.parse().unwrap(), embedding.parse().unwrap())
 }
 
-fn options(threads: usize, shard_bytes: u64) -> Options {
-    Options { threads, shard_bytes, ..Options::default() }
+fn options(threads: usize, shard_bytes: u64) -> QuantizeOptions {
+    QuantizeOptions { threads, shard_bytes, ..QuantizeOptions::default() }
 }
 
-fn silent(_: Progress<'_>) -> anyhow::Result<()> {
+fn silent(_: QuantProgress<'_>) -> anyhow::Result<()> {
     Ok(())
 }
 
@@ -117,7 +119,7 @@ fn a_dry_run_knows_every_byte() {
     let (src, dst) = (dir.path().join("src"), dir.path().join("dst"));
     TinyModel::tiny(5).write(&src, Form::Multimodal, Dtype::BF16, 1);
     let (source, recipe) = (open(&src), recipe("i4-g32", "i8-row"));
-    let plan = Plan::new(
+    let plan = QuantPlan::new(
         &source,
         &recipe,
         &options(2, 60_000),
@@ -183,7 +185,8 @@ fn padding_rows_are_dropped_and_an_own_head_is_kept() {
     write_model(&src, &config, &tensors, Dtype::BF16, 1);
     let source = open(&src);
     assert!(source.has_own_head());
-    quantize(&source, &dst, &recipe("i4-g32", "i8-row"), &Options::default(), &mut silent).unwrap();
+    quantize(&source, &dst, &recipe("i4-g32", "i8-row"), &QuantizeOptions::default(), &mut silent)
+        .unwrap();
     let written = open(&dst);
     for role in [Role::Embed, Role::Head] {
         let (want, got) = (source.matrix(role, 0).unwrap(), written.matrix(role, 0).unwrap());
@@ -201,7 +204,8 @@ fn norms_can_be_packed_too() {
     let (src, dst) = (dir.path().join("src"), dir.path().join("dst"));
     TinyModel::tiny(12).write(&src, Form::MultimodalV5, Dtype::BF16, 1);
     let recipe = Recipe::parse("norms", "[formats]\nnorms = 'i8-row'\n'**' = 'i8-row'").unwrap();
-    let (source, checked) = (open(&src), Options { verify: true, ..Options::default() });
+    let (source, checked) =
+        (open(&src), QuantizeOptions { verify: true, ..QuantizeOptions::default() });
     let report = quantize(&source, &dst, &recipe, &checked, &mut silent).unwrap();
     let written = open(&dst);
     for ((role, layer), told) in
@@ -279,7 +283,7 @@ fn verify_finds_a_flipped_bit_and_names_its_tensor() {
     let (src, dst) = (dir.path().join("src"), dir.path().join("dst"));
     TinyModel::tiny(11).write(&src, Form::TextV4, Dtype::BF16, 1);
     for (linear, embedding) in [("i4-row+h128", "i8-row"), ("i2-g32", "i4-g64"), ("bf16", "f32")] {
-        let checked = Options { verify: true, ..options(2, u64::MAX) };
+        let checked = QuantizeOptions { verify: true, ..options(2, u64::MAX) };
         quantize(&open(&src), &dst, &recipe(linear, embedding), &checked, &mut silent).unwrap();
         let verified = verify(&open(&dst), 2, &mut |_| Ok(())).unwrap();
         assert_eq!((verified.tensors, verified.hashed), (54, 54));

@@ -6,9 +6,9 @@ use common::{Form, TinyModel};
 use gemma::checkpoint::{Checkpoint, Dtype};
 use gemma::error::{Kind, fault_of};
 use gemma::models::Weights;
-use gemma::quant::allocate::prior;
+use gemma::quant::prior;
 use gemma::quant::recipe::BUILT_IN;
-use gemma::quant::{Aim, Importance, Nearest, Options, Plan, Recipe, quantize};
+use gemma::quant::{Aim, Importance, Nearest, QuantPlan, QuantizeOptions, Recipe, quantize};
 use serde_json::{Map, json};
 use shell::gemma_in;
 use std::fs::{self, File};
@@ -78,18 +78,18 @@ fn open(dir: &Path) -> Weights {
     Weights::open(Checkpoint::open(dir).unwrap()).unwrap()
 }
 
-fn plan(source: &Weights, recipe: &Recipe) -> anyhow::Result<Plan> {
+fn plan(source: &Weights, recipe: &Recipe) -> anyhow::Result<QuantPlan> {
     let layers = source.config().n_layers;
-    Plan::new(
+    QuantPlan::new(
         source,
         recipe,
-        &Options::default(),
+        &QuantizeOptions::default(),
         &Nearest::new(1),
         Importance::Relative(&|role, layer| prior(role, layer, layers)),
     )
 }
 
-/// What a dry run must say of a class: its row's label, bytes of codes, bytes of scales.
+/// A row of a dry run: the label of a class, bytes of codes, bytes of scales.
 type Class = (&'static str, u64, u64);
 
 /// Rows x columns x bits / 8 and 2 bytes a scale, computed here from the shapes alone.
@@ -190,7 +190,7 @@ fn named_sizes_are_reached_from_below() {
     assert!(sized(60_000_000_000).unwrap().total_bytes < 30_000_000_000);
 }
 
-/// What a plan says is what lies there in the end, for every recipe.
+/// The planned files are the written files, for every recipe.
 #[test]
 fn every_recipe_writes_what_it_predicts() {
     let dir = tempfile::tempdir().unwrap();
@@ -205,7 +205,7 @@ fn every_recipe_writes_what_it_predicts() {
         }
         let plan = plan(&source, &recipe).unwrap();
         let dst = dir.path().join(name);
-        let options = Options { verify: true, ..Options::default() };
+        let options = QuantizeOptions { verify: true, ..QuantizeOptions::default() };
         let report = quantize(&source, &dst, &recipe, &options, &mut |_| Ok(())).unwrap();
         let bytes: u64 =
             fs::read_dir(&dst).unwrap().map(|e| e.unwrap().metadata().unwrap().len()).sum();

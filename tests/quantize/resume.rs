@@ -6,7 +6,7 @@ use common::{Dims, Form, TinyModel, write_model};
 use gemma::checkpoint::{Checkpoint, Dtype};
 use gemma::error::{Kind, fault_of};
 use gemma::models::Weights;
-use gemma::quant::{Options, Progress, Recipe, Report, quantize, unfinished};
+use gemma::quant::{QuantProgress, QuantReport, QuantizeOptions, Recipe, quantize, unfinished};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use shell::{BINARY, bash, code, command, gemma_in};
@@ -25,8 +25,8 @@ fn recipe() -> Recipe {
     Recipe::inline("i4-g32".parse().unwrap(), "i8-row".parse().unwrap())
 }
 
-fn options() -> Options {
-    Options { threads: 2, shard_bytes: 90_000, ..Options::default() }
+fn options() -> QuantizeOptions {
+    QuantizeOptions { threads: 2, shard_bytes: 90_000, ..QuantizeOptions::default() }
 }
 
 /// Every file of a directory by name.
@@ -51,11 +51,11 @@ fn names(dir: &Path) -> Vec<String> {
 fn stopped(
     source: &Weights,
     dst: &Path,
-    options: &Options,
+    options: &QuantizeOptions,
     tensors: usize,
-) -> anyhow::Result<Report> {
+) -> anyhow::Result<QuantReport> {
     let mut left = tensors;
-    quantize(source, dst, &recipe(), options, &mut |p: Progress<'_>| {
+    quantize(source, dst, &recipe(), options, &mut |p: QuantProgress<'_>| {
         anyhow::ensure!(left > 0, "interrupted");
         left -= p.error.is_some() as usize;
         Ok(())
@@ -63,7 +63,7 @@ fn stopped(
 }
 
 /// Runs to the end.
-fn finish(source: &Weights, dst: &Path) -> anyhow::Result<Report> {
+fn finish(source: &Weights, dst: &Path) -> anyhow::Result<QuantReport> {
     quantize(source, dst, &recipe(), &options(), &mut |_| Ok(()))
 }
 
@@ -165,7 +165,7 @@ fn another_run_is_never_continued() {
     let case = Case::new(3);
     let (source, dst) = (case.source(), case.at("dst"));
     stopped(&source, &dst, &options(), 20).unwrap_err();
-    let refused = |recipe: &Recipe, options: &Options, expected: &str| {
+    let refused = |recipe: &Recipe, options: &QuantizeOptions, expected: &str| {
         let error = quantize(&case.source(), &dst, recipe, options, &mut |_| Ok(())).unwrap_err();
         let fault = fault_of(&error).unwrap();
         assert_eq!(fault.kind, Kind::Usage);
@@ -175,7 +175,7 @@ fn another_run_is_never_continued() {
     };
     let other = Recipe::inline("i4-g64".parse().unwrap(), "i8-row".parse().unwrap());
     refused(&other, &options(), "i4-g32");
-    refused(&recipe(), &Options { shard_bytes: 1_000_000, ..options() }, "other options");
+    refused(&recipe(), &QuantizeOptions { shard_bytes: 1_000_000, ..options() }, "other options");
     // Other bytes of the same length and time.
     let weights = case.at("src/model-00002-of-00002.safetensors");
     let bytes = fs::read(&weights).unwrap();
@@ -183,7 +183,7 @@ fn another_run_is_never_continued() {
     refused(&recipe(), &options(), "model-00002-of-00002.safetensors changed");
     change(&weights, bytes.len() - 1);
     assert!(fs::read(&weights).unwrap() == bytes);
-    let restart = Options { restart: true, ..options() };
+    let restart = QuantizeOptions { restart: true, ..options() };
     quantize(&case.source(), &dst, &recipe(), &restart, &mut |_| Ok(())).unwrap();
     case.assert_whole();
 }

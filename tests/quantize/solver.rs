@@ -5,7 +5,10 @@ use crate::common;
 use common::{Form, TinyModel};
 use gemma::checkpoint::{Checkpoint, Dtype};
 use gemma::models::{Role, Weights};
-use gemma::quant::{Entry, Importance, Layout, Nearest, Options, Plan, Recipe, Solver, run};
+use gemma::quant::{
+    ArtifactLayout, Importance, Nearest, QuantPlan, QuantizeOptions, Recipe, Solver, TensorPlan,
+    run,
+};
 use gemma::tensor::quantize::quantize;
 use gemma::tensor::{Format, Matrix};
 use std::collections::BTreeMap;
@@ -31,17 +34,17 @@ impl Solver for Watched {
         "watched".into()
     }
 
-    fn wants_whole(&self, entry: &Entry) -> bool {
+    fn wants_whole(&self, entry: &TensorPlan) -> bool {
         self.whole && entry.role != Role::Embed
     }
 
-    fn memory(&self, _: &Layout) -> u64 {
+    fn memory(&self, _: &ArtifactLayout) -> u64 {
         1_000_000_000
     }
 
     fn matrix(
         &mut self,
-        entry: &Entry,
+        entry: &TensorPlan,
         format: Format,
         rows: Range<usize>,
         values: &[f32],
@@ -58,7 +61,7 @@ impl Solver for Watched {
         Ok(matrix)
     }
 
-    fn resumed(&mut self, entry: &Entry, matrix: &Matrix<'_>) -> anyhow::Result<()> {
+    fn resumed(&mut self, entry: &TensorPlan, matrix: &Matrix<'_>) -> anyhow::Result<()> {
         self.said.push(format!("again {:?} {}", entry.role, entry.layer));
         self.seen.insert((entry.role, entry.layer), matrix.codes.to_vec());
         Ok(())
@@ -75,16 +78,18 @@ fn a_solver_sees_every_matrix_in_the_order_of_the_forward_pass_again_after_a_sto
     let dir = tempfile::tempdir().unwrap();
     let (src, dst) = (dir.path().join("src"), dir.path().join("dst"));
     TinyModel::tiny(1).write(&src, Form::TextV4, Dtype::BF16, 1);
-    let (source, options) = (open(&src), Options { threads: 2, ..Options::default() });
+    let (source, options) =
+        (open(&src), QuantizeOptions { threads: 2, ..QuantizeOptions::default() });
     let recipe = Recipe::inline("i4-g32".parse().unwrap(), "i8-row".parse().unwrap());
     let mut solver = Watched { whole: true, ..Watched::default() };
     let mut plan =
-        Plan::new(&source, &recipe, &options, &solver, Importance::Relative(&|_, _| 1.0)).unwrap();
+        QuantPlan::new(&source, &recipe, &options, &solver, Importance::Relative(&|_, _| 1.0))
+            .unwrap();
     assert!(plan.memory > 1_000_000_000 && plan.solver == "watched");
     plan.chunk = 64 * 128;
 
     let mut left = 20;
-    let mut stop = |p: gemma::quant::Progress<'_>| {
+    let mut stop = |p: gemma::quant::QuantProgress<'_>| {
         left -= p.error.is_some() as usize;
         anyhow::ensure!(left > 0, "enough");
         Ok(())
@@ -131,11 +136,13 @@ fn chunks_change_no_byte() {
     for (i, (chunk, threads)) in
         [(1, 1), (40 * 128, 3), (1 << 20, 2), (1 << 20, 64)].into_iter().enumerate()
     {
-        let (dst, options) =
-            (dir.path().join(i.to_string()), Options { threads, ..Options::default() });
+        let (dst, options) = (
+            dir.path().join(i.to_string()),
+            QuantizeOptions { threads, ..QuantizeOptions::default() },
+        );
         let (source, mut solver) = (open(&src), Nearest::new(threads));
         let mut plan =
-            Plan::new(&source, &recipe, &options, &solver, Importance::Relative(&|_, _| 1.0))
+            QuantPlan::new(&source, &recipe, &options, &solver, Importance::Relative(&|_, _| 1.0))
                 .unwrap();
         plan.chunk = chunk;
         run(&source, &dst, &plan, &options, &mut solver, &mut |_| Ok(())).unwrap();
@@ -159,10 +166,10 @@ fn a_memory_limit_is_kept_or_refused() {
     let source = open(dir.path());
     let recipe = Recipe::inline("i4-g32".parse().unwrap(), "i8-row".parse().unwrap());
     let plan = |memory| {
-        Plan::new(
+        QuantPlan::new(
             &source,
             &recipe,
-            &Options { threads: 1, memory, ..Options::default() },
+            &QuantizeOptions { threads: 1, memory, ..QuantizeOptions::default() },
             &Nearest::new(1),
             Importance::Relative(&|_, _| 1.0),
         )

@@ -54,7 +54,7 @@ const QUESTIONS: [&str; 6] = [
     "What is photosynthesis?",
 ];
 
-/// What many clients' messages begin with.
+/// Common prefix of the messages of many clients.
 fn system(number: usize, sentences: usize) -> String {
     (0..sentences).map(|i| format!("Rule {i} of {number}: say what is known. ")).collect()
 }
@@ -137,7 +137,7 @@ impl Case {
         self.body[field] = value;
     }
 
-    /// What `gemma generate` answers with these options.
+    /// The answer of `gemma generate` with these options.
     fn expected(&self, options: &[&str]) -> String {
         let dir = tempfile::tempdir().unwrap();
         let mut generate = command(BINARY, dir.path());
@@ -235,7 +235,7 @@ fn check(options: &[&str], extent: &Extent) {
         }
         server.wait_for("gemma_running_texts", 0.0);
         server.wait_for("gemma_queue_length", 0.0);
-        // What they begin with was mostly not read again.
+        // Most of the common prefix was not read again.
         let [read, cached] = ["gemma_prompt_tokens_total", "gemma_cached_prompt_tokens_total"]
             .map(|name| server.metric(name));
         let share = if extent.at_once.len() > 1 { read / 3.0 } else { 0.0 };

@@ -125,7 +125,7 @@ fn a_chat_answer_comes_whole_or_in_a_stream() {
         last["usage"]["completion_tokens"],
         2 * usage["completion_tokens"].as_u64().unwrap()
     );
-    // What was read for the first question is there for the next ones.
+    // The next questions use the cache of the first one.
     let cached = last["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
     assert_eq!(cached, usage["prompt_tokens"].as_u64().unwrap() - 1);
     assert!(others.iter().all(|event| event["usage"].is_null()), "{others:?}");

@@ -48,7 +48,7 @@ fn good(server: &Server) -> Value {
     server.post(CHAT, &hello()).ok()["choices"].clone()
 }
 
-/// What a request of these bytes has for a status; `None` where the connection is closed.
+/// The status of a request of these bytes; `None` if the connection is closed.
 fn status(server: &Server, bytes: &[u8]) -> Option<u16> {
     server.send(bytes).map(|reply| reply.status)
 }
@@ -365,7 +365,7 @@ fn nothing_is_left_of_many_requests() {
     run(0, third);
     let early = run(third, 2 * third);
     let late = run(2 * third, count);
-    // What an allocator keeps for each thread moves by a little.
+    // The allocator's memory of each thread varies slightly.
     let most = early + early / 50 + 16_000_000;
     assert!(late <= most, "memory grew from {early} to {late}");
     assert_eq!(good(&server), before);

@@ -48,10 +48,10 @@ const SEAMS: &[(&str, &[&str])] = &[
     ("tokenizer.ggml", &["models/gemma3/gguf/"]),
     ("CpuExecutor", &["compute/", "runtime/"]),
     ("llguidance", &["grammar/"]),
-    ("rustyline", &["cli/chat/"]),
-    ("axum", &["cli/serve/"]),
-    ("hyper", &["cli/serve/"]),
-    ("tokio", &["cli/serve/"]),
+    ("rustyline", &["cli/commands/chat/"]),
+    ("axum", &["cli/commands/serve/"]),
+    ("hyper", &["cli/commands/serve/"]),
+    ("tokio", &["cli/commands/serve/"]),
 ];
 
 fn files(dir: &Path, ending: &str, out: &mut Vec<PathBuf>) {
@@ -189,7 +189,7 @@ fn path<'a>(mut code: &'a str, before: &[String], found: &mut Vec<Vec<String>>) 
                 return after;
             }
             let shorter = self::path(group, &path, found);
-            // What is no path, such as `as name` or `*`, is passed over.
+            // `as name` and `*` are no paths and are skipped.
             let end = shorter.find([',', '}', '{']).unwrap_or(shorter.len());
             group = &shorter[end..];
             if group.is_empty() {
@@ -207,6 +207,41 @@ fn module(file: &str) -> Vec<String> {
     parts
 }
 
+/// Resolves a path that begins with `crate` or `super` and stands in module `own`.
+fn absolute(own: &[String], path: Vec<String>) -> Vec<String> {
+    let up = path.iter().take_while(|part| *part == "super").count();
+    match up {
+        0 => path[1..].to_vec(),
+        _ => [&own[..own.len().saturating_sub(up)], &path[up..]].concat(),
+    }
+}
+
+/// Folders of a room from the lowest to the highest. A file uses only its own folder and lower ones.
+const FOLDERS: &[(&str, &[&str])] = &[("vulkan", &["device", "lower", "run", "check"])];
+
+#[test]
+fn folders_use_only_lower_folders() {
+    let mut wrong = Vec::new();
+    for (room, folders) in FOLDERS {
+        let level = |name: &String| folders.iter().position(|folder| folder == name);
+        let mut seen = BTreeSet::new();
+        for (file, code) in sources() {
+            let own = module(&file);
+            let Some(here) = own.get(1).filter(|_| own[0] == *room).and_then(level) else {
+                continue;
+            };
+            seen.insert(here);
+            for path in paths(&code) {
+                let used = absolute(&own, path);
+                let is_up = used[0] == *room && used.get(1).and_then(level) > Some(here);
+                wrong.extend(is_up.then(|| format!("src/{file} uses {}", used.join("::"))));
+            }
+        }
+        assert_eq!(seen.len(), folders.len(), "{room} lacks a folder: {folders:?}");
+    }
+    assert!(wrong.is_empty(), "upward: {wrong:#?}");
+}
+
 /// Which modules of the command line each of its files names.
 fn imports_of_cli() -> BTreeMap<Vec<String>, BTreeSet<Vec<String>>> {
     let files: Vec<(Vec<String>, String)> = sources()
@@ -215,13 +250,6 @@ fn imports_of_cli() -> BTreeMap<Vec<String>, BTreeSet<Vec<String>>> {
         .map(|(f, code)| (module(&f), code))
         .collect();
     let modules: BTreeSet<Vec<String>> = files.iter().map(|(module, _)| module.clone()).collect();
-    let absolute = |own: &[String], path: Vec<String>| {
-        let up = path.iter().take_while(|part| *part == "super").count();
-        match up {
-            0 => path[1..].to_vec(),
-            _ => [&own[..own.len() - up], &path[up..]].concat(),
-        }
-    };
     let imports = |own: &Vec<String>, code: &str| {
         let named = paths(code).into_iter().map(|path| absolute(own, path));
         let module = |path: Vec<String>| {
@@ -234,7 +262,8 @@ fn imports_of_cli() -> BTreeMap<Vec<String>, BTreeSet<Vec<String>>> {
 
 #[test]
 fn the_check_takes_paths_apart() {
-    let code = "use super::ui;\nuse crate::cli::{args::{self, Cli}, stats as s};\nfn f() { crate::cli::help::text(super::super::X) }";
+    let code = "use super::ui;\nuse crate::cli::{args::{self, Cli}, stats as s};\n\
+                fn f() { crate::cli::help::text(super::super::X) }";
     let found: Vec<String> = paths(code).iter().map(|path| path.join(" ")).collect();
     let want = [
         "super ui",
@@ -249,21 +278,22 @@ fn the_check_takes_paths_apart() {
 
 #[test]
 fn commands_import_no_command() {
-    let args = fs::read_to_string(root().join("src/cli/args.rs")).unwrap();
-    let (_, list) = args.split_once("pub enum Command {").expect("the commands are an enum");
-    let commands: BTreeSet<String> =
-        paths(list.split("\n}").next().unwrap()).into_iter().map(|path| path[1].clone()).collect();
-    assert!(commands.len() >= 10 && commands.contains("chat"), "{commands:?}");
+    let is_command = |module: &[String]| module.len() > 2 && module[1] == "commands";
+    let imports = imports_of_cli();
+    let commands: BTreeSet<&String> =
+        imports.keys().filter(|module| is_command(module)).map(|module| &module[2]).collect();
+    assert!(commands.len() >= 10 && commands.contains(&"chat".to_owned()), "{commands:?}");
     let mut wrong = Vec::new();
-    for (own, others) in imports_of_cli() {
-        // These two gather all commands.
-        let gathers = own.len() == 1 || own[1] == "args";
-        let named = others.iter().filter(|other| {
-            other.len() > 1 && commands.contains(&other[1]) && own.get(1) != Some(&other[1])
-        });
+    for (own, others) in &imports {
+        // The table names all commands.
+        if own[1..] == ["commands"] {
+            continue;
+        }
+        let is_other = |other: &&Vec<String>| is_command(other) && own.get(2) != Some(&other[2]);
         wrong.extend(
-            named
-                .filter(|_| !gathers)
+            others
+                .iter()
+                .filter(is_other)
                 .map(|other| format!("{} uses {}", own.join("::"), other.join("::"))),
         );
     }
@@ -279,7 +309,7 @@ fn the_command_line_has_no_import_circle() {
     for (own, others) in &mut left {
         others.retain(|other| !is_part(own, other));
     }
-    // What imports nothing that is left is in no circle.
+    // A file that imports none of the remaining files is in no circle.
     while let Some(done) =
         left.iter().find(|(_, others)| others.is_empty()).map(|(own, _)| own.clone())
     {

@@ -1,5 +1,8 @@
 //! The source tree itself: floors, seams, shaders, types that threads share.
 
 mod layering;
+mod lexer;
+mod names;
+mod prose;
 mod shaders;
 mod traits;

@@ -44,8 +44,8 @@ fn methods(code: &str, name: &str) -> Vec<String> {
 
 #[test]
 fn methods_and_bodies_are_seen() {
-    let code = "/// fn no\npub trait A: B {\n fn a(&self) -> [u8; 2]; // fn not\n fn b(f: &mut dyn FnMut(u8)) \
-                { f(1) }\n}\npub trait AB { fn c(); }";
+    let code = "/// fn no\npub trait A: B {\n fn a(&self) -> [u8; 2]; // fn not\n\
+                fn b(f: &mut dyn FnMut(u8)) { f(1) }\n}\npub trait AB { fn c(); }";
     let found = methods(code, "A");
     assert_eq!(found.len(), 2, "{found:?}");
     assert!(!found[0].contains('{') && found[1].contains('{'), "{found:?}");

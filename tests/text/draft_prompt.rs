@@ -1,4 +1,4 @@
-//! What a draft model reads of a prompt, and when.
+//! The part of a prompt that a draft model reads, and when it reads it.
 
 use crate::{invariance, toy};
 use gemma::draft::{Ask, Drafter, Lm, NoDraft, TreeBuilder};

@@ -241,10 +241,10 @@ fn texts_in_one_pass_are_those_alone() {
         while next < cases.len() || texts.running() > 0 {
             while next < cases.len() && texts.has_room() {
                 let case = &cases[next];
-                // What cannot be admitted leaves the others alone.
+                // A request that cannot be admitted does not affect the others.
                 let nothing = Request { history: vec![], ..request(case) };
                 assert_eq!(fault_of(&texts.admit(nothing).unwrap_err()).unwrap().kind, Kind::Usage);
-                // Who goes away at once, or later, does too.
+                // A cancelled request does not either.
                 let gone = texts.admit(request(&cases[0])).unwrap();
                 assert_eq!(texts.cancel(gone).unwrap().history, cases[0].prompt);
                 assert!(texts.cancel(gone).is_none());

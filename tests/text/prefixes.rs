@@ -81,7 +81,7 @@ fn check(open: &dyn Fn() -> Box<dyn Executor>, kv: KvFormat, sequences: usize) {
         let n = prefix.tokens().len();
         engine.resume(sequence, prefix, n).unwrap();
         assert_eq!(engine.cached(sequence).tokens, &text[..n]);
-        // What shares the passes makes no difference.
+        // Other sequences in the pass make no difference.
         prefill_sequence(&mut engine, sequence, &text[n..], &mut rng);
         let scores = scores(&mut engine, sequence, &tree);
         (scores, engine.visible_cache(sequence).unwrap())
@@ -203,7 +203,7 @@ fn a_full_pool_says_so() {
 /// A scheduler over an engine, its texts greedy.
 struct Texts<'a> {
     scheduler: Scheduler<'a>,
-    /// What ended, by the number it was asked with.
+    /// Ended texts by the number of their request.
     ended: Vec<(usize, Vec<Token>, u64)>,
     running: Vec<(usize, usize)>,
 }
@@ -251,7 +251,7 @@ fn with_texts(sequences: usize, spare: usize, keeps: bool, run: impl FnOnce(&mut
     run(&mut Texts { scheduler, ended: Vec::new(), running: Vec::new() });
 }
 
-/// What a text becomes by itself.
+/// Returns the text that grows alone.
 fn alone(history: &[Token]) -> Vec<Token> {
     let mut text = Vec::new();
     with_texts(1, 0, false, |texts| text = texts.whole(history).0);
@@ -305,7 +305,8 @@ fn what_texts_have_in_common_is_read_once() {
             assert_eq!(*read as usize, 689 - pages, "text {number}");
         }
     });
-    // One by one, and others between: windows have moved on. The second leaves what the third finds.
+    // One by one, and others between: windows have moved on. The second leaves what the third
+    // finds.
     let texts: Vec<Vec<Token>> =
         (0..3).map(|_| [&shared[..], &tokens(&mut rng, 400)].concat()).collect();
     let between = tokens(&mut rng, 700);

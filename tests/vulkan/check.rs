@@ -142,7 +142,7 @@ fn a_wrong_result_is_found_and_named() {
         // Eight channels of a row of keys lie together.
         (5, 2, 4 + 2, sign, "in the scratch keys: row 1, column 5: "),
         (5, 3, 32 + 2, sign, "in the scratch values: row 1, column 5: "),
-        // What attention leaves to the rounding behind it is found there.
+        // The rounding after attention finds a fault in attention.
         (
             7,
             0,

@@ -86,7 +86,7 @@ fn a_pass_that_is_waited_for_later_is_the_same_pass() {
     assert_eq!(a.visible_cache(0).unwrap(), b.visible_cache(0).unwrap());
 }
 
-/// What is written for the next pass while one runs is not seen by the one that runs.
+/// A running pass does not see data that is written for the next pass.
 #[test]
 #[cfg_attr(not(vulkan_driver), ignore = "no Vulkan driver")]
 fn the_next_pass_is_prepared_while_one_runs() {

@@ -129,7 +129,7 @@ fn under_auto_the_processor_takes_its_place() {
     assert!(said.contains("instead: all layers on the processor"), "{said}");
 }
 
-/// What failed by an error is tried again, and the run says the error itself.
+/// A step that failed with an error is tried again, and the run reports the error.
 #[test]
 #[cfg_attr(not(vulkan_driver), ignore = "no Vulkan driver")]
 fn an_error_of_the_child_is_no_verdict() {

@@ -1,5 +1,4 @@
-//! What the Vulkan device can do wrong ends with the documented exit code, a remedy, and the text
-//! so far.
+//! Failures of a Vulkan device end with the documented exit code, a remedy, and the text so far.
 
 use crate::common;
 use assert_cmd::Command;
@@ -53,7 +52,7 @@ fn what_does_not_fit_is_exit_5_with_the_bytes() {
     );
 }
 
-/// Whoever has the device is not joined by accident.
+/// A second process waits for the one that holds the device.
 #[test]
 #[cfg_attr(not(vulkan_driver), ignore = "no Vulkan driver")]
 fn a_device_in_use_is_waited_for_or_refused() {
@@ -120,7 +119,7 @@ fn no_driver_is_exit_4_where_a_gpu_was_asked_for_and_nothing_under_auto() {
     }
 }
 
-/// Whoever loses the device in a long prompt learns what may have been the cause, and what to do.
+/// The error of a device lost in a long prompt names the likely cause and a remedy.
 #[test]
 #[cfg_attr(not(vulkan_driver), ignore = "no Vulkan driver")]
 fn a_device_lost_in_a_long_prompt_names_cause_and_remedy() {

@@ -1,4 +1,4 @@
-//! What the device unpacks itself lies in its memory as what the processor converts: the same bits.
+//! Weights that the device unpacks have the same bits as those that the CPU converts.
 
 use crate::common;
 use common::gguf::{File, Tensor, logits};
@@ -10,7 +10,7 @@ use gemma::compute::{Executor, KvFormat, LoadJob, Part};
 use gemma::engine::planned::EngineOptions;
 use gemma::engine::{EngineExt, PlannedEngine, Rows, Scores, TokenTree};
 use gemma::models::{Role, Weights};
-use gemma::quant::{Options, Recipe, quantize};
+use gemma::quant::{QuantizeOptions, Recipe, quantize};
 use gemma::tensor::{Code, Format, Matrix, StoredMatrix};
 use gemma::vulkan::VulkanExecutor;
 use rand::rngs::SmallRng;
@@ -141,9 +141,13 @@ fn artifacts() {
     .unwrap();
     for (linear, embed) in [(Format::I4_G32, Format::I8_G32), (Format::BF16, Format::I4_G32)] {
         let path = dir.path().join(format!("{linear}-{embed}"));
-        quantize(&source, &path, &Recipe::inline(linear, embed), &Options::default(), &mut |_| {
-            Ok(())
-        })
+        quantize(
+            &source,
+            &path,
+            &Recipe::inline(linear, embed),
+            &QuantizeOptions::default(),
+            &mut |_| Ok(()),
+        )
         .unwrap();
         let weights = Weights::open(Checkpoint::open(&path).unwrap()).unwrap();
         let roles = weights.roles().into_iter().filter(|(role, _)| role.is_matrix());

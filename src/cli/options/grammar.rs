@@ -1,6 +1,6 @@
 //! What an answer must look like.
 
-use crate::cli::text_file::read_file;
+use crate::cli::io::text_file::read_file;
 use crate::grammar::{Source, parse_schema};
 use anyhow::Result;
 use clap::Args;

@@ -1,7 +1,7 @@
 //! Options as `GEMMA_<NAME>` in the environment.
 
 use super::files::Options;
-use crate::cli::ui::nearest;
+use crate::cli::io::ui::nearest;
 use clap::Arg;
 use std::collections::{BTreeMap, BTreeSet};
 

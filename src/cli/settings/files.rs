@@ -5,8 +5,8 @@
 //! read the `gemma.toml` that came along. [`refusal`] tells by the type of an option's value and by
 //! its heading in the help, so that a new option is kept out by being declared.
 
-use crate::cli::destination::Destination;
-use crate::cli::ui::nearest;
+use crate::cli::io::destination::Destination;
+use crate::cli::io::ui::nearest;
 use crate::error::Fault;
 use crate::runtime::lock::DeviceLock;
 use crate::runtime::npu::Npu;
@@ -25,8 +25,8 @@ use toml::de::DeTable;
 const LONGEST: u64 = 1 << 20;
 
 /// Options that say what one run works on, and whether it stops or starts again. No file sets them.
-pub const ONE_RUN: [&str; 7] =
-    ["print-config", "restart", "allow-requantize", "batch", "resume", "shard", "from"];
+pub const ONE_RUN: [&str; 6] =
+    ["print-config", "restart", "allow-requantize", "batch", "resume", "shard"];
 
 /// A file of settings.
 pub struct File {
@@ -267,11 +267,11 @@ fn as_arguments(key: &str, arg: &Arg, value: &toml::Value) -> Option<Vec<OsStrin
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::args::definition;
+    use crate::cli::commands::definition;
 
     /// Options that take a path or any text: what is read, never written, and not loaded as code.
     /// An option that is new to this list is either such a one or has to be a [`Destination`].
-    const READ: [&str; 28] = [
+    const READ: [&str; 26] = [
         "calibrate",
         "compare",
         "device",
@@ -282,7 +282,6 @@ mod tests {
         "draft",
         "draft-device",
         "file",
-        "from",
         "grammar",
         "ids",
         "json-schema",
@@ -295,7 +294,6 @@ mod tests {
         "recipe",
         "reference",
         "regex",
-        "replay",
         "stop",
         "system",
         "system-file",
@@ -316,7 +314,7 @@ mod tests {
                 assert!(READ.contains(&long), "--{long} takes a path or a text: is it written?");
             }
         }
-        for long in ["output", "stats-file", "resume", "report"] {
+        for long in ["output", "stats-file", "resume"] {
             assert!(writing.contains(&long), "--{long}");
         }
     }

@@ -6,7 +6,7 @@
 
 use super::rows;
 use crate::models::{Angles, Config, Role, Weights};
-use crate::quant::solve::linalg::{View, multiply};
+use crate::quant::ldlq::linalg::{View, multiply};
 use crate::tensor::Matrix;
 use anyhow::Result;
 use rayon::prelude::*;

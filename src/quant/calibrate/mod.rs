@@ -11,7 +11,7 @@ pub use layer::Stage;
 pub use survey::{Sensitivity, survey};
 pub use text::{BUILT_IN, Text};
 
-use super::solve::{Factor, Inputs, Solved, solve_matrix};
+use super::ldlq::{Factor, Inputs, Solved, solve_matrix};
 use crate::models::{Config, Role, Weights};
 use crate::tensor::encode::TileEncoder;
 use crate::tensor::{Format, Matrix, Token, hadamard};

@@ -6,7 +6,7 @@ use anyhow::{Result, ensure};
 use std::ops::Range;
 
 /// Chats, documentation and code of this project's own writing, with control tokens as in Gemma's
-/// turns; made by `scripts/calibration_text.py`.
+/// turns.
 pub const BUILT_IN: &str = include_str!("../../../quant/calibration.txt");
 
 /// Windows that each begin with BOS.

@@ -33,7 +33,7 @@ fn chat(content: &str, more: Value) -> Value {
     body
 }
 
-/// What a client of ill will sends: a path, a body, and whether it waits for the answer.
+/// An attack: a path, a body, and whether the client waits for the answer.
 fn attacks() -> Vec<(&'static str, Value, bool)> {
     let lark = |terms: usize| {
         let terms: Vec<String> = (0..terms).map(|n| format!("/.*{n}.*/")).collect();
@@ -62,7 +62,7 @@ fn attacks() -> Vec<(&'static str, Value, bool)> {
     ]
 }
 
-/// What others ask meanwhile, with the options of `gemma generate` that say the same.
+/// Requests of other clients meanwhile, with the equal options of `gemma generate`.
 fn questions() -> [(Value, Vec<&'static str>); 3] {
     let object = "{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"boolean\"}},\
         \"required\":[\"a\"]}";
@@ -236,7 +236,7 @@ fn mutate(body: &mut Value, rng: &mut SmallRng) {
     }
 }
 
-/// Whatever a client sends, the fault is its own.
+/// No mutated body causes an error of the server.
 #[test]
 fn mutated_bodies_are_no_fault_of_the_server() {
     let server = Server::start(&["--log", "off", "--ctx-size", "256"]);

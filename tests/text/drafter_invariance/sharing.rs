@@ -6,8 +6,8 @@ use gemma::sampler::{Mask, Rule};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
-/// Grows all of these to their ends, as many at once as the target has sequences. What became of
-/// each, by its number.
+/// Grows all texts to their ends, as many at once as the target has sequences. Returns the results
+/// by number.
 fn grow(texts: &mut Scheduler<'_>, cases: &[Case]) -> Vec<(Vec<u32>, Stats)> {
     let mut grown: HashMap<usize, (Vec<u32>, Stats)> = HashMap::new();
     let (mut waiting, mut seated) = (0..cases.len(), HashMap::new());
@@ -23,8 +23,8 @@ fn grow(texts: &mut Scheduler<'_>, cases: &[Case]) -> Vec<(Vec<u32>, Stats)> {
     (0..cases.len()).map(|n| grown.remove(&n).unwrap()).collect()
 }
 
-/// One draft model drafts for all texts, in passes that they share. What it guesses of each is what
-/// it guesses of it alone: each text takes as many passes of the target.
+/// One draft model drafts for all texts in shared passes. Each text takes as many passes of the
+/// target as it does alone.
 #[test]
 fn a_draft_model_guesses_of_each_text_what_it_does_alone() {
     let target = Toy { order: 3, max_rows: 4000, ..Toy::new(5) };

@@ -1,0 +1,243 @@
+//! `gemma bench`: speeds of a model, and the share of the memory's speed that it reaches.
+
+mod measure;
+mod report;
+mod runner;
+mod text;
+
+use crate::cli::help::VERSION;
+use crate::cli::io::output::print;
+use crate::cli::io::text_file::read_file;
+use crate::cli::options::{DraftArgs, FormatArgs, ModelArgs, UiOptions};
+use crate::cli::settings::Typed;
+use crate::error::Fault;
+use crate::models::Weights;
+use crate::runtime::options::AutoOr;
+use crate::runtime::processor::Cpu;
+use crate::runtime::shapes::Shape;
+use crate::runtime::{Model, Room, Size, load, npu};
+use crate::sampler::SamplerConfig;
+use crate::util::shell::quoted;
+use anyhow::{Context, Result};
+use clap::{Args, ValueEnum};
+use report::{Machine, Report};
+use runner::Runner;
+use std::path::{Path, PathBuf};
+
+/// Prefill, decode, the cost of a pass by its rows, plain against speculative text, and each
+/// kernel's bandwidth.
+#[derive(Debug, Args)]
+pub struct Bench {
+    /// Made-up weights in the shape of a Gemma 3
+    #[arg(long, value_enum, value_name = "SHAPE", conflicts_with = "model")]
+    pub synthetic: Option<Shape>,
+    #[command(flatten)]
+    pub formats: FormatArgs,
+    /// What to measure, separated by commas or blanks
+    #[arg(long, value_enum, value_name = "TESTS", value_delimiter = ',', num_args = 1.., default_value = "prefill,decode,verify,kernels,text")]
+    pub only: Vec<Test>,
+    /// Prompt tokens of the prefill test
+    #[arg(short = 'p', long, value_name = "N", default_value_t = 512)]
+    pub pp: usize,
+    /// Tokens of the decode test
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 128)]
+    pub tg: usize,
+    /// Tokens already in the cache for decode and verify tests, separated by commas or blanks
+    #[arg(long, value_name = "N", value_delimiter = ',', num_args = 1.., default_value = "0")]
+    pub depth: Vec<usize>,
+    /// Rows of the verify test, separated by commas or blanks
+    #[arg(long, value_name = "M", value_delimiter = ',', num_args = 1.., default_value = "1,2,4,8,16,32")]
+    pub rows: Vec<usize>,
+    /// Rows of the passes that the kernels are timed in, separated by commas or blanks
+    #[arg(long, value_name = "M", value_delimiter = ',', num_args = 1.., default_value = "1")]
+    pub kernel_rows: Vec<usize>,
+    /// Measurements of each test, after one that does not count
+    #[arg(short = 'r', long, value_name = "N", default_value_t = 5)]
+    pub repetitions: usize,
+    /// Prompts of the text test, as JSON lines (repeatable) [default: a few built in]
+    ///
+    /// Each line is an object with "prompt" or "turns", and with "category".
+    #[arg(long, value_name = "FILE")]
+    pub prompts: Vec<PathBuf>,
+    /// Prompts taken from the files, evenly spread
+    #[arg(long, value_name = "N", default_value_t = 40)]
+    pub prompt_count: usize,
+    /// Generate at most this many tokens for each prompt
+    #[arg(long, value_name = "N", default_value_t = 128)]
+    pub text_tokens: usize,
+    /// tokenizer.json of the text test, or a directory that has one [default: the model's]
+    #[arg(long, value_name = "PATH", hide_short_help = true)]
+    pub tokenizer: Option<PathBuf>,
+    /// Temperature of the text test
+    #[arg(long, value_name = "T", default_value_t = 0.0)]
+    pub temp: f32,
+    /// One JSON object instead of tables
+    #[arg(long)]
+    pub json: bool,
+    /// Compare with the file of an older run's --json
+    #[arg(long, value_name = "FILE")]
+    pub compare: Option<PathBuf>,
+    #[command(flatten)]
+    pub draft: DraftArgs,
+    #[command(flatten)]
+    pub model: ModelArgs,
+    #[command(flatten)]
+    pub ui: UiOptions,
+}
+
+impl Bench {
+    /// Refuses numbers and tests that nothing can be measured with.
+    fn check(&self) -> Result<()> {
+        let rows = self.rows.iter().chain(&self.kernel_rows);
+        if rows.chain([&self.repetitions, &self.pp, &self.tg]).any(|n| *n == 0) {
+            let what = "--repetitions, --rows, --kernel-rows, --pp and --tg must be above 0";
+            return Err(Fault::usage(what).into());
+        }
+        if self.synthetic.is_some() && self.only.contains(&Test::Load) {
+            let what = "made-up weights are not loaded from files: --only load needs --model";
+            return Err(Fault::usage(what).into());
+        }
+        Ok(())
+    }
+
+    /// Returns the positions of the context: as many as asked for, else as the tests need.
+    fn context(&self, asked: AutoOr) -> Result<usize> {
+        let deepest = self.depth.iter().max().copied().unwrap_or(0);
+        let most_rows = self.rows.iter().chain(&self.kernel_rows).max().copied().unwrap_or(1);
+        let needed = self.pp.max(deepest + self.tg.max(most_rows) + 1);
+        match asked {
+            AutoOr::N(n) if n < needed => {
+                Err(Fault::usage(format!("these tests need --ctx-size {needed}")).into())
+            }
+            AutoOr::N(n) => Ok(n),
+            AutoOr::Auto => Ok(needed),
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Test {
+    /// Prompt tokens per second
+    Prefill,
+    /// Generated tokens per second, one by one
+    Decode,
+    /// Time of a pass over several rows
+    Verify,
+    /// Time and bandwidth of each kernel while decoding
+    Kernels,
+    /// Real prompts, plain and with drafts (needs a tokenizer)
+    Text,
+    /// Time of loading a model, against reading its files and sending it to the device
+    Load,
+}
+
+/// Measures what the options name, and prints the figures.
+pub fn run(options: &Bench, typed: &Typed) -> Result<u8> {
+    let ui = &typed.ui;
+    let old = options.compare.as_deref().map(read_report).transpose()?;
+    options.check()?;
+    let asked = options.model.settled()?;
+    let run = &asked.run;
+    let (model, made_up, name);
+    match options.synthetic {
+        Some(shape) => {
+            model = None;
+            made_up = Some(shape.weights(&options.formats.settled())?);
+            name = format!("synthetic {}", shape.name());
+        }
+        None => {
+            let opened = Model::open(asked.model.as_deref(), ui)?;
+            name = opened.name.clone();
+            model = Some(opened);
+            made_up = None;
+        }
+    }
+    let weights =
+        model.as_ref().map(|m| &m.weights).or(made_up.as_ref()).context("there is no model")?;
+    let load = report::load_average();
+    let cpu = Cpu::probe()?;
+    let cores = cpu.threads;
+    let context = options.context(run.context)?;
+    let pool = load::pool(run)?;
+    let mut loaded = load::load(weights, &name, run, Room::of(context), &pool, ui)?;
+    let engine = loaded.engine.as_mut();
+    let memory = engine.report().memory;
+    let device_speed = engine.device().and_then(|e| e.read_bandwidth());
+    let mut report = Report {
+        v: 1,
+        version: VERSION.to_owned(),
+        date: httpdate::fmt_http_date(std::time::SystemTime::now()),
+        command: command_line(),
+        machine: Machine {
+            threads: run.threads.unwrap_or(cores),
+            device: engine.report().device,
+            read_gb_per_s: device_speed.map_or(cpu.read_gb_per_s, |speed| speed / 1e9),
+            cpu: cpu.name,
+        },
+        model: report::Model {
+            name,
+            formats: formats(weights)?,
+            weights: memory.weights,
+            kv: memory.kv,
+            activations: memory.activations,
+            context: Some(context),
+            load_s: loaded.seconds,
+        },
+        ..Report::default()
+    };
+    if options.only.contains(&Test::Load) {
+        report.results.push(runner::load_row(weights, engine, loaded.seconds)?);
+    }
+    Runner::new(engine, options, ui)?.measure_all(&mut report)?;
+    npu::say(loaded.engine.as_ref(), ui);
+    drop(loaded);
+    if let Some(model) = model.filter(|_| options.only.contains(&Test::Text)) {
+        report.text = Some(text::measure(model, run, options, ui)?);
+    }
+    report.doubts = report.find_doubts(load, cores);
+    print(&match options.json {
+        true => format!("{}\n", serde_json::to_string_pretty(&report)?),
+        false => report.markdown(old.as_ref()),
+    })?;
+    Ok(0)
+}
+
+/// Returns the command line, quoted where a shell needs it.
+fn command_line() -> String {
+    let args = std::env::args_os().skip(1).map(|arg| quoted(&arg.to_string_lossy()));
+    std::iter::once("gemma".to_owned()).chain(args).collect::<Vec<_>>().join(" ")
+}
+
+/// Returns Gemma's own sampling defaults.
+fn sampling() -> SamplerConfig {
+    SamplerConfig { temperature: 1.0, top_k: 64, top_p: 0.95, seed: 1, ..SamplerConfig::default() }
+}
+
+fn read_report(path: &Path) -> Result<Report> {
+    let text = read_file(path)?;
+    serde_json::from_str(&text).with_context(|| {
+        Fault::model(format!("{} is not a result of gemma bench --json", path.display()))
+    })
+}
+
+/// Names the formats of a layer's matrices, the largest share first.
+fn formats(weights: &Weights) -> Result<String> {
+    let mut found: Vec<(String, u64)> = Vec::new();
+    for (role, layer) in
+        weights.roles().into_iter().filter(|(role, layer)| role.is_matrix() && *layer == 0)
+    {
+        let matrix = weights.shape(role, layer)?;
+        let (name, bytes) =
+            (matrix.format.to_string(), matrix.format.bytes(matrix.rows, matrix.cols) as u64);
+        match found.iter_mut().find(|(n, _)| *n == name) {
+            Some((_, sum)) => *sum += bytes,
+            None => found.push((name, bytes)),
+        }
+    }
+    let names: Vec<String> = found.into_iter().map(|(name, _)| name).collect();
+    Ok(format!(
+        "{}, {:.2} bits per weight",
+        names.join(" and "),
+        Size::of(weights)?.bits_per_weight()
+    ))
+}

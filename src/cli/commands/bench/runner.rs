@@ -1,0 +1,218 @@
+//! The tests that run on a loaded engine: prefill, decode, passes of several rows, kernels, loading.
+
+use super::measure::{self, Figure};
+use super::report::{Kernel, Machine, PassSize, Report, Row, count_rows};
+use super::{Bench, Test};
+use crate::cli::io::ui::Ui;
+use crate::compute::KernelTime;
+use crate::engine::{Engine, EngineExt, Scores};
+use crate::error::Fault;
+use crate::models::Weights;
+use crate::sampler::Sampler;
+use crate::util::units::{bytes, digits3};
+use anyhow::{Context, Result};
+use std::time::Instant;
+
+/// Measures on one engine.
+pub struct Runner<'a> {
+    engine: &'a mut dyn Engine,
+    options: &'a Bench,
+    ui: &'a Ui,
+    scores: Scores,
+    sampler: Sampler,
+}
+
+impl<'a> Runner<'a> {
+    pub fn new(engine: &'a mut dyn Engine, options: &'a Bench, ui: &'a Ui) -> Result<Self> {
+        let (scores, sampler) = (Scores::default(), Sampler::new(super::sampling())?);
+        Ok(Runner { engine, options, ui, scores, sampler })
+    }
+
+    /// Runs the tests of the engine that the options name.
+    pub fn measure_all(&mut self, report: &mut Report) -> Result<()> {
+        let wants = |test: Test| self.options.only.contains(&test);
+        let (prefill, decode, verify, kernels) =
+            (wants(Test::Prefill), wants(Test::Decode), wants(Test::Verify), wants(Test::Kernels));
+        if prefill {
+            report.results.push(self.prefill()?);
+        }
+        for depth in &self.options.depth {
+            if decode {
+                let row = self.decode(*depth, &report.machine, report.model.weights)?;
+                report.results.push(row);
+            }
+            if verify {
+                let rows = self.verify(*depth)?;
+                report.results.extend(rows);
+            }
+        }
+        if kernels {
+            for rows in &self.options.kernel_rows {
+                let kernels = self.kernels(*rows)?;
+                report.kernels.extend(kernels);
+            }
+        }
+        Ok(())
+    }
+
+    /// Repeats a timing, the first one for warmth alone.
+    fn repeat(
+        &mut self,
+        label: &str,
+        mut once: impl FnMut(&mut Self) -> Result<f64>,
+    ) -> Result<Figure> {
+        let bar = self.ui.bar(label, self.options.repetitions as u64 + 1);
+        let mut runs = Vec::new();
+        for run in 0..=self.options.repetitions {
+            let seconds = once(self)?;
+            if run > 0 {
+                runs.push(seconds);
+            }
+            bar.inc(1);
+        }
+        bar.finish_and_clear();
+        Ok(Figure::of(runs))
+    }
+
+    /// A cache of `depth` tokens.
+    fn fill(&mut self, depth: usize) -> Result<()> {
+        if self.engine.truncate(0, depth).is_err() || self.engine.position(0) != depth {
+            self.engine.truncate(0, 0)?;
+            let tokens = measure::tokens(self.engine.info().vocab, depth);
+            measure::prefill(self.engine, &tokens, &mut self.scores)?;
+        }
+        Ok(())
+    }
+
+    fn prefill(&mut self) -> Result<Row> {
+        let n = self.options.pp;
+        let tokens = measure::tokens(self.engine.info().vocab, n);
+        let seconds = self.repeat(&format!("pp{n}"), |b| {
+            b.engine.truncate(0, 0)?;
+            measure::prefill(b.engine, &tokens, &mut b.scores)
+        })?;
+        Ok(Row {
+            name: format!("pp{n}"),
+            unit: "tok/s".into(),
+            figure: seconds.map(|s| n as f64 / s),
+            ..Row::default()
+        })
+    }
+
+    fn decode(&mut self, depth: usize, machine: &Machine, weights: u64) -> Result<Row> {
+        let n = self.options.tg;
+        let seconds = self.repeat(&format!("tg{n}"), |b| {
+            b.fill(depth)?;
+            measure::decode(b.engine, &b.sampler, n, &mut b.scores)
+        })?;
+        let gb_per_s = weights as f64 * n as f64 / seconds.median / 1e9;
+        let share = 100.0 * gb_per_s / machine.read_gb_per_s;
+        // Weights that the processor's cache holds are read faster than memory gives them.
+        let note = match share > 105.0 {
+            true => format!("{} GB/s, from the cache", digits3(gb_per_s)),
+            false => format!("{} GB/s, {share:.0} % of memory", digits3(gb_per_s)),
+        };
+        let figure = seconds.map(|s| n as f64 / s);
+        Ok(Row {
+            name: format!("tg{n}{}", at(depth)),
+            unit: "tok/s".into(),
+            figure,
+            note,
+            pass: None,
+        })
+    }
+
+    /// All sizes in turn in each repetition, so that a drift of the machine meets them alike.
+    fn verify(&mut self, depth: usize) -> Result<Vec<Row>> {
+        self.fill(depth)?;
+        let sizes: Vec<usize> = self
+            .options
+            .rows
+            .iter()
+            .copied()
+            .filter(|m| *m <= self.engine.info().max_rows)
+            .collect();
+        // A pass of a new size may go out in pieces, and be recorded when it is made again: neither
+        // is counted.
+        for rows in &sizes {
+            measure::verify(self.engine, &self.sampler, *rows, &mut self.scores)?;
+        }
+        let mut runs = vec![Vec::new(); sizes.len()];
+        self.repeat("verify", |b| {
+            for (runs, rows) in runs.iter_mut().zip(&sizes) {
+                runs.push(measure::verify(b.engine, &b.sampler, *rows, &mut b.scores)?);
+            }
+            Ok(0.0)
+        })?;
+        let figures: Vec<Figure> = runs.into_iter().map(|r| Figure::of(r[1..].to_vec())).collect();
+        let one = sizes.iter().position(|m| *m == 1).map(|i| figures[i].median);
+        let row = |(rows, figure): (&usize, Figure)| Row {
+            name: format!("verify {}{}", count_rows(*rows), at(depth)),
+            unit: "ms".into(),
+            note: one
+                .map_or(String::new(), |one| format!("c({rows}) = {:.2}", figure.median / one)),
+            figure: figure.map(|s| s * 1e3),
+            pass: Some(PassSize { rows: *rows, depth }),
+        };
+        Ok(sizes.iter().zip(figures).map(row).collect())
+    }
+
+    /// As many passes as the decode test has tokens, each over so many rows.
+    fn kernels(&mut self, rows: usize) -> Result<Vec<Kernel>> {
+        let most = self.engine.info().max_rows;
+        if rows > most {
+            return Err(Fault::usage(format!(
+                "--kernel-rows {rows}: a pass has at most {most} rows here"
+            ))
+            .into());
+        }
+        let passes = self.options.tg;
+        self.fill(self.options.depth[0])?;
+        self.engine.device().into_iter().for_each(|e| e.start_profile());
+        if rows == 1 {
+            measure::decode(self.engine, &self.sampler, passes, &mut self.scores)?;
+        } else {
+            for _ in 0..passes {
+                measure::verify(self.engine, &self.sampler, rows, &mut self.scores)?;
+            }
+        }
+        let kernel = |k: KernelTime| {
+            let KernelTime { label, calls, seconds, bytes, macs } = k;
+            Kernel { label: label.into(), rows, passes, calls, seconds, bytes, macs }
+        };
+        let times = self.engine.report().executor.map_or_else(Vec::new, |e| e.kernels);
+        let mut kernels: Vec<Kernel> = times.into_iter().map(kernel).collect();
+        kernels.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
+        let read = kernels.iter().map(|k| k.bytes).sum();
+        self.ui.detail(
+            1,
+            format!("{} read in {passes} passes over {}", bytes(read), count_rows(rows)),
+        );
+        Ok(kernels)
+    }
+}
+
+fn at(depth: usize) -> String {
+    if depth == 0 { String::new() } else { format!(" @ d{depth}") }
+}
+
+/// Returns the time of a load, beside its lower bound: the longer of reading the files into memory
+/// with all threads, as the system's cache has them now, and sending the weights to the device.
+pub fn load_row(weights: &Weights, engine: &mut dyn Engine, seconds: f64) -> Result<Row> {
+    let checkpoint = weights.checkpoint().context("a made-up model is not loaded from anywhere")?;
+    let start = Instant::now();
+    let size = checkpoint.read_through()?;
+    let reading = start.elapsed().as_secs_f64();
+    let on_device = engine.report().memory.weights as f64;
+    let upload = engine.device().and_then(|e| e.upload_bandwidth());
+    let sending = upload.map_or(0.0, |speed| on_device / speed);
+    let note = format!(
+        "{} times the bound: reading {} of files {} ms, sending to the device {} ms",
+        digits3(seconds / reading.max(sending)),
+        bytes(size),
+        digits3(1e3 * reading),
+        digits3(1e3 * sending)
+    );
+    let figure = Figure::of(vec![1e3 * seconds]);
+    Ok(Row { name: "load".into(), unit: "ms".into(), figure, note, pass: None })
+}

@@ -1,0 +1,181 @@
+//! `gemma devices`: what this machine offers, and what would be chosen.
+
+use crate::cli::io::output::print;
+use crate::cli::options::UiOptions;
+use crate::cli::settings::Typed;
+use crate::npu::layout::Shape;
+use crate::npu::probe::{Probe, System};
+use crate::runtime::driver;
+use crate::runtime::processor::Cpu;
+use crate::util::units::{bytes, digits3};
+use crate::vulkan::{Choice, DeviceInfo, SHAPE, Vulkan, choose};
+use anyhow::Result;
+use clap::Args;
+use serde::Serialize;
+
+#[derive(Debug, Args)]
+pub struct Devices {
+    /// One JSON object instead of text
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub ui: UiOptions,
+}
+
+/// A Vulkan device, for `--json`.
+#[derive(Clone, Debug, Serialize)]
+struct Gpu {
+    /// `--device vulkan:N`
+    index: usize,
+    name: String,
+    driver: String,
+    kind: &'static str,
+    vulkan: String,
+    memory_bytes: u64,
+    memory_available_bytes: Option<u64>,
+    subgroup: u32,
+    /// Null until the driver was tried, which `gemma doctor` does.
+    int8_matrices: Option<bool>,
+    /// Why it cannot be used.
+    missing: Vec<&'static str>,
+}
+
+impl Gpu {
+    fn new(d: DeviceInfo) -> Gpu {
+        let kind = match (d.is_cpu, d.is_integrated) {
+            (true, _) => "driver on the processor",
+            (_, true) => "integrated",
+            _ => "discrete",
+        };
+        let multiplies = |v: driver::Verdict| {
+            v.allows == driver::Use::Whole && v.shapes.contains(&SHAPE.to_string())
+        };
+        let int8_matrices =
+            if d.offers_matrices { driver::known(&d).map(multiplies) } else { Some(false) };
+        Gpu {
+            index: d.index,
+            name: d.name,
+            driver: d.driver,
+            kind,
+            vulkan: format!("{}.{}", d.api.0, d.api.1),
+            memory_bytes: d.memory,
+            memory_available_bytes: d.available,
+            subgroup: d.subgroup,
+            int8_matrices,
+            missing: d.missing,
+        }
+    }
+
+    fn text(&self) -> String {
+        let free = self
+            .memory_available_bytes
+            .map_or(String::new(), |b| format!(", {} available", bytes(b)));
+        let mut text = format!("vulkan:{}  {}\n", self.index, self.name);
+        text += &format!(
+            "     driver             {}, Vulkan {} ({})\n",
+            self.driver, self.vulkan, self.kind
+        );
+        text += &format!("     memory             {}{free}\n", bytes(self.memory_bytes));
+        text += &format!("     kernels            subgroups of {}\n", self.subgroup);
+        if !self.missing.is_empty() {
+            text += &format!("     cannot be used     lacks {}\n", self.missing.join(", "));
+        }
+        text
+    }
+}
+
+/// An NPU, for `--json`.
+#[derive(Clone, Debug, Serialize)]
+struct Npu {
+    path: String,
+    usable: bool,
+    findings: Vec<NpuFinding>,
+}
+
+#[derive(Clone, Debug, Serialize)]
+struct NpuFinding {
+    name: &'static str,
+    found: String,
+    /// What to do; null where all is well.
+    remedy: Option<String>,
+}
+
+impl Npu {
+    fn new(probe: Probe) -> Npu {
+        let usable = probe.is_usable();
+        let one = |f: crate::npu::probe::Finding| NpuFinding {
+            name: f.name,
+            found: f.what,
+            remedy: f.remedy,
+        };
+        Npu {
+            path: probe.path.display().to_string(),
+            usable,
+            findings: probe.findings.into_iter().map(one).collect(),
+        }
+    }
+
+    fn text(&self) -> String {
+        let mut text = format!(
+            "npu  {} (AMD, first generation; the program has never run on one)\n",
+            self.path
+        );
+        for f in &self.findings {
+            let remedy = f.remedy.as_ref().map_or(String::new(), |r| format!(": {r}"));
+            text += &format!("     {:<18} {}{remedy}\n", f.name, f.found);
+        }
+        text
+    }
+}
+
+/// The array that is asked for: that of the 27B model.
+const HEAD_DIM: usize = 128;
+
+pub fn run(options: &Devices, _: &Typed) -> Result<u8> {
+    let cpu = Cpu::probe()?;
+    // No driver is nothing wrong here: it is what the answer says.
+    let (found, driver) = match Vulkan::open().and_then(|v| v.devices()) {
+        Ok(found) => (found, None),
+        Err(why) => (Vec::new(), Some(why.to_string())),
+    };
+    let (chosen, reason) = match choose(&found, Choice::Best) {
+        Ok(best) => (
+            format!("vulkan:{}", best.index),
+            "a GPU; small models and layers that do not fit there run on the processor".to_owned(),
+        ),
+        Err(why) => ("cpu".to_owned(), why.to_string()),
+    };
+    let gpus: Vec<Gpu> = found.into_iter().map(Gpu::new).collect();
+    let system = System::here();
+    let npus: Vec<Npu> = Shape::new(HEAD_DIM)
+        .map_or_else(Vec::new, |s| system.probe(s).into_iter().map(Npu::new).collect());
+    let (no_npu, remedy) = system.nothing();
+    if options.json {
+        let report = serde_json::json!({"cpu": cpu, "vulkan": gpus, "npu": npus, "chosen": chosen, "reason": reason});
+        print(&format!("{report:#}\n"))?;
+        return Ok(0);
+    }
+    let gb = |size: Option<u64>| size.map_or("unknown".into(), bytes);
+    let mut text = format!("cpu  {}\n", cpu.name);
+    text += &format!("     threads            {}\n", cpu.threads);
+    let best = cpu.instruction_sets.last().map_or("", String::as_str);
+    text += &format!("     instruction sets   {} (uses {best})\n", cpu.instruction_sets.join(", "));
+    text += &format!(
+        "     memory             {}, {} available\n",
+        gb(cpu.memory_bytes),
+        gb(cpu.memory_available_bytes)
+    );
+    text += &format!("     memory read speed  {} GB/s measured\n", digits3(cpu.read_gb_per_s));
+    gpus.iter().for_each(|gpu| text += &gpu.text());
+    if let Some(why) = driver {
+        text += &format!("vulkan  none: {why}\n");
+    }
+    npus.iter().for_each(|npu| text += &npu.text());
+    if npus.is_empty() {
+        text +=
+            &format!("npu  none: {no_npu}{}\n", remedy.map_or(String::new(), |r| format!(": {r}")));
+    }
+    text += &format!("\nauto chooses: {chosen} ({reason})\n");
+    print(&text)?;
+    Ok(0)
+}

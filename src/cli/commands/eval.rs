@@ -1,0 +1,274 @@
+//! `gemma eval`: how likely a model finds a text, alone or against a reference.
+
+use crate::cli::io::output::print;
+use crate::cli::io::text_file::read_file;
+use crate::cli::io::ui::Ui;
+use crate::cli::options::{ModelArgs, UiOptions};
+use crate::cli::settings::Typed;
+use crate::error::Fault;
+use crate::eval::{self, Comparison, Figures, Task};
+use crate::models::Special;
+use crate::runtime::options::AutoOr;
+use crate::runtime::{Model, ModelOptions, Room, load, npu};
+use crate::tensor::Token;
+use crate::util::units::{digits3, duration, thousands};
+use anyhow::{Context, Result};
+use clap::Args;
+use std::cell::Cell;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+#[derive(Debug, Args)]
+pub struct Eval {
+    /// Texts to evaluate, each window of them behind one BOS; KIND=FILE names a text's kind
+    ///
+    /// Several texts are evaluated together and each by itself. Windows have --ctx-size tokens: by
+    /// default those of the longest text, or as many as the model takes.
+    #[arg(value_name = "[KIND=]FILE", conflicts_with = "ids")]
+    pub files: Vec<String>,
+    /// Token ids to evaluate as they are, instead of texts: {"ids": [...]} (repeatable)
+    #[arg(long, value_name = "[KIND=]FILE")]
+    pub ids: Vec<String>,
+    /// Model to compare with: adds KL divergence, top-1 agreement and the ratio of perplexities
+    #[arg(long, value_name = "PATH|ID")]
+    pub reference: Option<String>,
+    /// Tokens at the start of each window that are context only and not scored
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub skip: usize,
+    /// One JSON object with the figures of every token
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub model: ModelArgs,
+    #[command(flatten)]
+    pub ui: UiOptions,
+}
+
+/// A kind of text and its tokens.
+type Part = (String, Vec<Token>);
+
+pub fn run(options: &Eval, typed: &Typed) -> Result<u8> {
+    let ui = &typed.ui;
+    if options.files.is_empty() && options.ids.is_empty() {
+        let help = "give texts (gemma eval FILE...), or token ids (gemma eval --ids FILE)";
+        return Err(Fault::usage("there is nothing to evaluate").help(help).into());
+    }
+    let ModelOptions { model, run } = options.model.settled()?;
+    let model = Model::open(model.as_deref(), ui)?;
+    let (window, parts) = read(options, &model, ui)?;
+    if options.skip + 1 >= window {
+        let what = format!("--skip {} leaves nothing of windows of {window} tokens", options.skip);
+        return Err(Fault::usage(what).help("skip fewer, or give a larger --ctx-size").into());
+    }
+    let pool = load::pool(&run)?;
+    let load =
+        |model: &Model| load::load(&model.weights, &model.name, &run, Room::of(window), &pool, ui);
+    let mut engine = load(&model)?.engine;
+    let total: u64 = parts.iter().map(|p| p.1.len() as u64).sum();
+    let bar = ui.bar("evaluating", total);
+    let progress = Progress::new(ui, bar.is_hidden(), total);
+    let mut done = 0;
+    let tasks = parts.iter().map(|(_, ids)| {
+        let before = done;
+        done += ids.len();
+        let (bar, progress) = (bar.clone(), &progress);
+        let hear = move |n: usize| {
+            bar.set_position((before + n) as u64);
+            progress.hear((before + n) as u64);
+        };
+        (Task { ids, window, skip: options.skip }, hear)
+    });
+    let (json, text) = match &options.reference {
+        None => {
+            let figures: Vec<Figures> = tasks
+                .map(|(task, mut progress)| {
+                    eval::evaluate_task(engine.as_mut(), task, &mut progress)
+                })
+                .collect::<Result<_>>()?;
+            let whole =
+                if figures.len() == 1 { figures[0].clone() } else { Figures::all(figures.iter()) };
+            render(&parts, &figures, &whole, |f| Ok((serde_json::to_value(f)?, describe(f))))?
+        }
+        Some(name) => {
+            let reference = Model::open(Some(name), ui)?;
+            let mut other = load(&reference)?.engine;
+            let found: Vec<Comparison> = tasks
+                .map(|(task, mut progress)| {
+                    eval::compare_task(engine.as_mut(), other.as_mut(), task, &mut progress)
+                })
+                .collect::<Result<_>>()?;
+            let whole = if found.len() == 1 { found[0].clone() } else { Comparison::all(&found) };
+            render(&parts, &found, &whole, |c| Ok((comparison_json(c)?, describe_comparison(c))))?
+        }
+    };
+    bar.finish_and_clear();
+    npu::say(engine.as_ref(), ui);
+    print(&if options.json { format!("{json}\n") } else { text })?;
+    Ok(0)
+}
+
+/// Where no bar is shown: a line a minute, so that a log tells a long run from one that hangs.
+struct Progress<'a> {
+    ui: &'a Ui,
+    wanted: bool,
+    total: u64,
+    start: Instant,
+    said: Cell<Instant>,
+}
+
+/// Between two lines.
+const SILENCE: Duration = Duration::from_secs(60);
+
+impl<'a> Progress<'a> {
+    fn new(ui: &'a Ui, wanted: bool, total: u64) -> Progress<'a> {
+        let start = Instant::now();
+        let progress =
+            Progress { ui, wanted: wanted && !ui.is_quiet(), total, start, said: Cell::new(start) };
+        if progress.wanted {
+            ui.line(&format!("evaluating {} tokens", thousands(total)));
+        }
+        progress
+    }
+
+    fn hear(&self, done: u64) {
+        if self.wanted && self.said.get().elapsed() > SILENCE {
+            let left = self.start.elapsed().as_secs_f64() * (self.total - done) as f64
+                / done.max(1) as f64;
+            let (done, total) = (thousands(done), thousands(self.total));
+            self.ui.line(&format!("{done} of {total} tokens, about {} left", duration(left)));
+            self.said.set(Instant::now());
+        }
+    }
+}
+
+fn comparison_json(c: &Comparison) -> Result<serde_json::Value> {
+    let mut json = serde_json::to_value(&c.figures)?;
+    let map = json.as_object_mut().context("figures are an object")?;
+    map.insert("kld".into(), serde_json::to_value(c.kld)?);
+    map.insert("top1_agreement".into(), c.top1_agreement.into());
+    map.insert("top1_stderr".into(), c.top1_stderr.into());
+    map.insert("ppl_ratio".into(), c.ppl_ratio.into());
+    map.insert("ppl_ratio_stderr".into(), c.ppl_ratio_stderr.into());
+    Ok(json)
+}
+
+/// The window, and each text cut into windows that begin with BOS; ids are left as they are.
+fn read(options: &Eval, model: &Model, ui: &Ui) -> Result<(usize, Vec<Part>)> {
+    let from_ids = !options.ids.is_empty();
+    let tokenizer = if from_ids { None } else { Some(model.tokenizer(ui)?) };
+    let mut parts: Vec<Part> = Vec::new();
+    for named in if from_ids { &options.ids } else { &options.files } {
+        let (kind, path) = named.split_once('=').unwrap_or_else(|| (stem(named), named));
+        let ids = match &tokenizer {
+            None => read_ids(Path::new(path))?,
+            Some(tokenizer) => {
+                tokenizer
+                    .encode_behind_bos(
+                        &read_file(Path::new(path))?,
+                        Special::AsText,
+                        model.config().bos,
+                    )?
+                    .0
+            }
+        };
+        if ids.len() < 2 {
+            let what =
+                format!("{path} holds fewer than two tokens, and the first one is not predicted");
+            return Err(Fault::usage(what).help("give a longer text").into());
+        }
+        if parts.iter().any(|p| p.0 == kind) {
+            let help = "name their kinds: gemma eval code=a.txt prose=b.txt";
+            return Err(Fault::usage(format!("there are two texts of kind {kind}"))
+                .help(help)
+                .into());
+        }
+        parts.push((kind.to_owned(), ids));
+    }
+    let longest = parts.iter().map(|p| p.1.len()).max().unwrap_or(2);
+    let window = match options.model.run.ctx_size {
+        AutoOr::N(n) => n.max(2),
+        AutoOr::Auto => longest.min(model.config().max_position),
+    };
+    if !from_ids {
+        let bos = model.config().bos;
+        for (_, ids) in &mut parts {
+            let windows = ids[1..].chunks(window - 1);
+            *ids = windows.flat_map(|w| std::iter::once(bos).chain(w.iter().copied())).collect();
+        }
+    }
+    Ok((window, parts))
+}
+
+/// A file's name without its directory and ending.
+fn stem(path: &str) -> &str {
+    Path::new(path).file_stem().and_then(|s| s.to_str()).unwrap_or(path)
+}
+
+/// JSON and text of the whole, and of each part where there are several.
+fn render<T>(
+    parts: &[Part],
+    figures: &[T],
+    whole: &T,
+    one: impl Fn(&T) -> Result<(serde_json::Value, String)>,
+) -> Result<(serde_json::Value, String)> {
+    let (mut json, mut text) = one(whole)?;
+    if parts.len() > 1 {
+        let mut kinds = serde_json::Map::new();
+        let width = parts.iter().map(|p| p.0.len()).max().unwrap_or(0).max(3);
+        text = format!("{:width$}  {text}", "all");
+        for ((kind, _), figures) in parts.iter().zip(figures) {
+            let (json, line) = one(figures)?;
+            text += &format!("{kind:width$}  {line}");
+            kinds.insert(kind.clone(), json);
+        }
+        json.as_object_mut()
+            .context("figures are an object")?
+            .insert("categories".into(), kinds.into());
+    }
+    Ok((json, text))
+}
+
+fn describe(f: &Figures) -> String {
+    let tokens = thousands(f.tokens as u64);
+    let (nll, error) = (f.mean_nll, f.nll_stderr);
+    // Perplexity is e^NLL: its error is that of the NLL times its own size.
+    let (perplexity, of_it) = (f.perplexity, f.perplexity * error);
+    format!(
+        "{tokens} tokens: mean NLL {nll:.4} +- {error:.4}, perplexity {} +- {}\n",
+        digits3(perplexity),
+        digits3(of_it)
+    )
+}
+
+fn describe_comparison(c: &Comparison) -> String {
+    format!(
+        "{} tokens: KL divergence mean {:.5} +- {:.5}, median {:.5}, 99 % {:.4}, max {:.3}; top-1 \
+         agreement {:.2} +- {:.2} %; perplexity {} against {}, ratio {:.4} +- {:.4}\n",
+        thousands(c.figures.tokens as u64),
+        c.kld.mean,
+        c.kld.stderr,
+        c.kld.median,
+        c.kld.p99,
+        c.kld.max,
+        100.0 * c.top1_agreement,
+        100.0 * c.top1_stderr,
+        digits3(c.figures.perplexity),
+        digits3(c.reference.perplexity),
+        c.ppl_ratio,
+        c.ppl_ratio_stderr
+    )
+}
+
+/// The ids of `{"ids": [...]}`.
+fn read_ids(path: &Path) -> Result<Vec<Token>> {
+    #[derive(serde::Deserialize)]
+    struct File {
+        ids: Vec<Token>,
+    }
+    let bad = || {
+        Fault::model(format!("{} does not hold token ids", path.display()))
+            .help(r#"it should be {"ids": [2, 105, ...]}"#)
+    };
+    let file: File = serde_json::from_str(&read_file(path)?).with_context(bad)?;
+    Ok(file.ids)
+}

@@ -1,0 +1,403 @@
+//! One line of a batch: our own records, and OpenAI's batch lines.
+
+use crate::cli::commands::generate::batch::held::Held;
+use crate::cli::io::format::{Format, Formats};
+use crate::cli::io::prompt::{Content, Said};
+use crate::error::Fault;
+use crate::models::Message;
+use crate::sampler::SamplerConfig;
+use crate::util::json;
+use anyhow::{Context, Result, ensure};
+use serde::Deserialize;
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+
+/// What a line asks for.
+#[derive(Clone, Debug, Default)]
+pub struct Job {
+    pub said: Said,
+    /// No chat template; `None` leaves it to `--raw`.
+    pub raw: Option<bool>,
+    pub max_tokens: Option<usize>,
+    pub stop: Vec<String>,
+    pub ignore_eos: Option<bool>,
+    /// What the answer must follow; `None` leaves it to the options.
+    pub format: Option<Format>,
+    sampling: Sampling,
+}
+
+/// Fields that stand in for `--temp` and its like.
+#[derive(Clone, Debug, Default, Deserialize)]
+struct Sampling {
+    #[serde(alias = "temp")]
+    temperature: Option<f32>,
+    top_k: Option<usize>,
+    top_p: Option<f32>,
+    min_p: Option<f32>,
+    repeat_penalty: Option<f32>,
+    seed: Option<u64>,
+    greedy: Option<bool>,
+}
+
+/// How a line wants its answer.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Kind {
+    Ours,
+    /// `/v1/chat/completions`
+    OpenAiChat,
+    /// `/v1/completions`
+    OpenAiText,
+}
+
+/// A line that could be told from others, whatever is in it.
+#[derive(Clone, Debug)]
+pub struct Line {
+    /// As the record gives it, else the number of its line.
+    pub id: Value,
+    pub kind: Kind,
+    pub job: std::result::Result<Job, Failure>,
+    /// Fields that say nothing to anyone, if the record is right otherwise.
+    pub unknown: Vec<String>,
+    /// Its number in the batch, the first being 1.
+    pub number: usize,
+    /// The failure that an earlier run has for an answer.
+    pub failure: Option<Held>,
+}
+
+/// Why a record has no text.
+#[derive(Clone, Debug, PartialEq, serde::Serialize)]
+pub struct Failure {
+    /// What the exit code of a single prompt would have been.
+    pub code: u8,
+    pub message: String,
+    pub help: Option<String>,
+}
+
+impl Failure {
+    pub fn of(error: &anyhow::Error) -> Failure {
+        let fault = crate::error::fault_of(error);
+        Failure {
+            code: fault.map_or(1, |f| f.kind.exit_code()),
+            message: format!("{error:#}"),
+            help: fault.and_then(|f| f.help.clone()),
+        }
+    }
+}
+
+#[derive(Deserialize)]
+struct Item {
+    role: String,
+    content: Content,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum OneOrMore {
+    One(String),
+    More(Vec<String>),
+}
+
+#[derive(Deserialize)]
+struct Fields {
+    prompt: Option<String>,
+    messages: Option<Vec<Item>>,
+    system: Option<String>,
+    prefill: Option<String>,
+    raw: Option<bool>,
+    #[serde(alias = "max_completion_tokens")]
+    max_tokens: Option<usize>,
+    stop: Option<OneOrMore>,
+    ignore_eos: Option<bool>,
+    #[serde(flatten)]
+    formats: Formats,
+    #[serde(flatten)]
+    sampling: Sampling,
+    /// All others.
+    #[serde(flatten)]
+    unknown: serde_json::Map<String, Value>,
+}
+
+/// Fields of a record, for who misspells one.
+const FIELDS: [&str; 20] = [
+    "id",
+    "prompt",
+    "messages",
+    "system",
+    "prefill",
+    "raw",
+    "max_tokens",
+    "stop",
+    "ignore_eos",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repeat_penalty",
+    "seed",
+    "greedy",
+    "response_format",
+    "json_schema",
+    "grammar",
+    "regex",
+];
+/// Fields of an OpenAI body that name what is not asked here, or what is refused where it would
+/// change the answer.
+const PASSED_OVER: [&str; 10] = [
+    "model",
+    "user",
+    "metadata",
+    "store",
+    "service_tier",
+    "stream_options",
+    "n",
+    "stream",
+    "logprobs",
+    "tools",
+];
+
+/// The field that was probably meant.
+pub fn meant(unknown: &str) -> Option<&'static str> {
+    crate::cli::io::ui::nearest(unknown, FIELDS)
+}
+
+impl Line {
+    /// Reads the line with this number, the first being 1. Whatever is wrong with it becomes its
+    /// failure.
+    pub fn parse(bytes: &[u8], number: usize) -> Line {
+        let line = |id: Value, kind, job: Result<(Job, Vec<String>)>| {
+            let (job, unknown) = match job {
+                Ok((job, unknown)) => (Ok(job), unknown),
+                Err(error) => (Err(Failure::of(&error)), Vec::new()),
+            };
+            Line { id, kind, job, unknown, number, failure: None }
+        };
+        let bad = |error: anyhow::Error| line(number.into(), Kind::Ours, Err(error));
+        let value: Value = match json::parse(bytes) {
+            Ok(value @ Value::Object(_)) => value,
+            Ok(_) => {
+                return bad(Fault::model("the line is not a JSON object").help(EXAMPLE).into());
+            }
+            Err(e) => {
+                return bad(Fault::model(format!("the line is not valid JSON: {e}"))
+                    .help(EXAMPLE)
+                    .into());
+            }
+        };
+        if let Some(id) = value.get("custom_id") {
+            let text = value
+                .get("url")
+                .and_then(Value::as_str)
+                .is_some_and(|url| url.ends_with("/v1/completions"));
+            let kind = if text { Kind::OpenAiText } else { Kind::OpenAiChat };
+            return line(id.clone(), kind, openai(&value, text));
+        }
+        let id =
+            value.get("id").filter(|id| !id.is_null()).cloned().unwrap_or_else(|| number.into());
+        line(id, Kind::Ours, job(value, &["id"]))
+    }
+
+    /// The seed of a record that names none: it depends on nothing but the batch's seed and the
+    /// record's id, so that it makes no difference how a batch is cut. 53 bits: exact in every JSON
+    /// reader.
+    pub fn seed(&self, base: u64) -> u64 {
+        let mut hash = Sha256::new();
+        hash.update(base.to_le_bytes());
+        hash.update(self.id.to_string());
+        let digest = hash.finalize();
+        u64::from_le_bytes(digest[..8].try_into().expect("eight bytes")) >> 11
+    }
+}
+
+const EXAMPLE: &str = r#"a record looks like {"id": 7, "prompt": "Why is the sky blue?"}"#;
+
+/// What a record asks for, and its unknown fields but `known` ones.
+fn job(value: Value, known: &[&str]) -> Result<(Job, Vec<String>)> {
+    let wrong = || Fault::model("a field of the record has the wrong type").help(EXAMPLE);
+    let fields: Fields = serde_json::from_value(value).with_context(wrong)?;
+    let messages = fields.messages.unwrap_or_default();
+    let messages: Vec<Message> =
+        messages.into_iter().map(|m| Message { role: m.role, content: m.content.text() }).collect();
+    let empty = fields.prompt.as_ref().is_none_or(|p| p.trim().is_empty());
+    if messages.is_empty() && empty && fields.raw != Some(true) {
+        return Err(Fault::model("the record has neither a prompt nor messages")
+            .help(EXAMPLE)
+            .into());
+    }
+    let stop = match fields.stop {
+        None => Vec::new(),
+        Some(OneOrMore::One(text)) => vec![text],
+        Some(OneOrMore::More(texts)) => texts,
+    };
+    ensure!(
+        !stop.iter().any(String::is_empty),
+        Fault::model("stop: an empty text would end everything at once")
+    );
+    let unknown = fields
+        .unknown
+        .into_iter()
+        .map(|(name, _)| name)
+        .filter(|name| !known.contains(&name.as_str()))
+        .collect();
+    let job = Job {
+        said: Said {
+            system: fields.system,
+            messages,
+            text: fields.prompt,
+            prefill: fields.prefill,
+        },
+        raw: fields.raw,
+        max_tokens: fields.max_tokens,
+        stop,
+        ignore_eos: fields.ignore_eos,
+        format: fields.formats.one()?,
+        sampling: fields.sampling,
+    };
+    Ok((job, unknown))
+}
+
+fn openai(line: &Value, text: bool) -> Result<(Job, Vec<String>)> {
+    let url = line.get("url").and_then(Value::as_str);
+    let known =
+        url.is_none_or(|u| u.ends_with("/v1/chat/completions") || u.ends_with("/v1/completions"));
+    ensure!(
+        known,
+        Fault::model(format!("there is no {} here", url.unwrap_or_default()))
+            .help("/v1/chat/completions is")
+    );
+    let body = line.get("body").context(Fault::model("the line has no body"))?.clone();
+    // What would change the answer and cannot be done must not be passed over.
+    let asks =
+        |name: &str, plain: Value| body.get(name).is_some_and(|v| !v.is_null() && *v != plain);
+    for (name, plain) in [
+        ("n", 1.into()),
+        ("stream", false.into()),
+        ("logprobs", false.into()),
+        ("tools", Value::Array(vec![])),
+    ] {
+        ensure!(!asks(name, plain), Fault::model(format!("`{name}` of the body is not supported")));
+    }
+    let (mut job, unknown) = job(body, &PASSED_OVER)?;
+    if text {
+        job.raw = Some(true);
+    }
+    Ok((job, unknown))
+}
+
+impl Job {
+    /// The batch's sampling with what the record says of it.
+    pub fn sampling(&self, base: &SamplerConfig, seed: u64) -> SamplerConfig {
+        let own = &self.sampling;
+        let mut config = SamplerConfig {
+            temperature: own.temperature.unwrap_or(base.temperature),
+            top_k: own.top_k.unwrap_or(base.top_k),
+            top_p: own.top_p.unwrap_or(base.top_p),
+            min_p: own.min_p.unwrap_or(base.min_p),
+            repeat_penalty: own.repeat_penalty.unwrap_or(base.repeat_penalty),
+            seed: own.seed.unwrap_or(seed),
+        };
+        if own.greedy == Some(true) {
+            config.temperature = 0.0;
+        }
+        config
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(text: &str) -> Line {
+        Line::parse(text.as_bytes(), 7)
+    }
+
+    #[test]
+    fn records_of_both_kinds_are_read() {
+        let ours = line(
+            r#"{"id": {"a": 1}, "prompt": "hi", "temp": 0.5, "stop": "x", "max_tokens": 3, "extra": []}"#,
+        );
+        assert_eq!((ours.id.to_string().as_str(), ours.kind.clone()), (r#"{"a":1}"#, Kind::Ours));
+        let job = ours.job.unwrap();
+        assert_eq!(
+            (job.said.text.as_deref(), job.max_tokens, &job.stop[..]),
+            (Some("hi"), Some(3), &["x".to_owned()][..])
+        );
+        let config = job.sampling(&SamplerConfig::default(), 9);
+        assert_eq!((config.temperature, config.seed), (0.5, 9));
+
+        let theirs = line(
+            r#"{"custom_id": "a", "method": "POST", "url": "/v1/chat/completions",
+                "body": {"model": "m", "messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}], "seed": 4}}"#,
+        );
+        assert_eq!((theirs.id.as_str(), theirs.kind.clone()), (Some("a"), Kind::OpenAiChat));
+        let job = theirs.job.unwrap();
+        assert_eq!(job.said.messages, [Message { role: "user".into(), content: "hi".into() }]);
+        assert_eq!(job.sampling(&SamplerConfig::default(), 9).seed, 4);
+        let text =
+            line(r#"{"custom_id": "b", "url": "/v1/completions", "body": {"prompt": "once"}}"#);
+        assert_eq!((text.kind.clone(), text.job.unwrap().raw), (Kind::OpenAiText, Some(true)));
+    }
+
+    #[test]
+    fn what_is_wrong_is_said_and_keeps_its_id() {
+        for (text, id, says) in [
+            ("nonsense", "7", "not valid JSON"),
+            ("[1]", "7", "not a JSON object"),
+            (r#"{"id": "k", "prompt": 3}"#, r#""k""#, "wrong type"),
+            (r#"{"id": "k", "prompt": "a", "temperature": "hot"}"#, r#""k""#, "wrong type"),
+            (r#"{"id": 0, "prompt": " "}"#, "0", "neither"),
+            (r#"{"id": null}"#, "7", "neither"),
+            (r#"{"prompt": "a", "stop": ""}"#, "7", "stop"),
+            (r#"{"custom_id": "c", "body": {"messages": []}}"#, r#""c""#, "neither"),
+            (r#"{"custom_id": "c"}"#, r#""c""#, "no body"),
+            (r#"{"custom_id": "c", "body": {"prompt": "a", "n": 2}}"#, r#""c""#, "`n`"),
+            (
+                r#"{"custom_id": "c", "url": "/v1/embeddings", "body": {"prompt": "a"}}"#,
+                r#""c""#,
+                "/v1/embeddings",
+            ),
+        ] {
+            let line = line(text);
+            let failure = line.job.unwrap_err();
+            assert_eq!(line.id.to_string(), id, "{text}");
+            assert!(failure.message.contains(says) && failure.code == 3, "{text}: {failure:?}");
+        }
+    }
+
+    #[test]
+    fn unknown_fields_are_named() {
+        let with = |text: &str| line(text).unknown;
+        assert_eq!(
+            with(
+                r#"{"id": 1, "prompt": "a", "temprature": 0.5, "temp": 1, "max_completion_tokens": 3}"#
+            ),
+            ["temprature"]
+        );
+        assert_eq!(
+            with(
+                r#"{"custom_id": 1, "method": "POST", "body": {"prompt": "a", "model": "m", "best_of": 2}}"#
+            ),
+            ["best_of"]
+        );
+        assert_eq!(
+            (meant("temprature"), meant("max_token"), meant("colour")),
+            (Some("temperature"), Some("max_tokens"), None)
+        );
+        for field in FIELDS {
+            let record = serde_json::json!({"prompt": "a", field: null}).to_string();
+            assert_eq!(with(&record), [""; 0], "{field}");
+        }
+    }
+
+    #[test]
+    fn a_seed_comes_from_the_id_alone() {
+        let [a, b, c] = [
+            r#"{"id": 1, "prompt": "x"}"#,
+            r#"{"prompt": "y", "id": 1}"#,
+            r#"{"id": "1", "prompt": "x"}"#,
+        ]
+        .map(line);
+        assert_eq!(a.seed(5), b.seed(5));
+        assert!(a.seed(5) != c.seed(5) && a.seed(5) != a.seed(6));
+        assert!(a.seed(5) < 1 << 53);
+    }
+}

@@ -1,0 +1,265 @@
+//! `gemma generate --batch`: records in, a line out for each, in their order, from one loaded
+//! model.
+//!
+//! What a record's text is depends on the record and the batch's seed alone, never on its
+//! neighbours, the shard, an interruption, or how many are answered at once.
+
+pub mod held;
+pub mod job;
+pub mod place;
+pub mod records;
+pub mod reply;
+pub mod resume;
+pub mod texts;
+
+use super::options::Generate;
+use crate::cli::io::format::Format;
+use crate::cli::io::signals::Interrupt;
+use crate::cli::io::ui::Ui;
+use crate::cli::io::{output, prompt};
+use crate::cli::options::Source as Origin;
+use crate::cli::settings::Typed;
+use crate::error::{Fault, Kind, fault_of};
+use crate::grammar::Source;
+use crate::runtime::answers;
+use crate::runtime::constraints::{Constrained, Constraints};
+use crate::runtime::options::AutoOr;
+use crate::runtime::{Room, Session, npu};
+use crate::sampler::{Sampler, SamplerConfig};
+use crate::tensor::Token;
+use crate::util::shell::quoted;
+use crate::util::units::thousands;
+use anyhow::Result;
+use job::{Failure, Job};
+use place::{Lines, Place};
+use records::{Records, Replies, Survey, survey};
+use std::io::IsTerminal;
+use std::path::Path;
+use std::time::Instant;
+
+/// Positions that a batch makes room for where nobody says how many: its records are not known yet.
+const CONTEXT: usize = 4096;
+/// Exit code of a strict batch with failed records.
+const SOME_FAILED: u8 = 6;
+
+pub fn run(options: &Generate, from: &Path, typed: &Typed) -> Result<u8> {
+    let ui = &typed.ui;
+    check(options, typed)?;
+    let system = prompt::system(&options.chat)?;
+    let source = options.grammar.source()?;
+    let sequences = options.batch.parallel as usize;
+    let lines = Lines::open(from)?;
+    let (model, drafting) = (options.model.settled()?, options.draft.settled()?);
+    // What cannot be written is said before the model is looked for, and nothing is written before
+    // it is found.
+    let place = Place::of(options.output.output.as_ref(), options.batch.resume.as_ref(), from)?;
+    let session = Session::open(&model, ui)?;
+    let (sink, done) = place.open()?;
+    let constraints = Constraints::new(&session.tokenizer, &session.stop_ids, sequences);
+    // What is wrong with the options is said before the first record.
+    source
+        .as_ref()
+        .map(|source| constraints.get(source, options.sampling.ignore_eos, &|| true))
+        .transpose()?;
+    let (mut config, _) = options.sampling.resolve(|name| typed.source(name), &session.generation);
+    // Processes that share a batch must agree, and so must a run and its resumption.
+    config.seed = options.sampling.seed.unwrap_or(0);
+
+    let context = session.context(CONTEXT, ui);
+    let started = session.start(Room { context, sequences, prefixes: 0 }, &drafting, ui)?;
+    let interrupt = Interrupt::watch()?;
+    let batch = Batch {
+        options,
+        session: &session,
+        config,
+        source,
+        constraints,
+        context,
+        system,
+        interrupt: &interrupt,
+        ui,
+    };
+    let typed_in = from == Path::new("-") && std::io::stdin().is_terminal();
+    if typed_in {
+        ui.note("reading records from the terminal, a JSON object a line; Ctrl-D ends them");
+    }
+    if let Some(survey) =
+        (!done.is_empty()).then(|| survey(from, options.batch.shard, &done)).flatten()
+    {
+        ui.note(kept(options, survey));
+    }
+    let mut records =
+        Records::new(lines, options.batch.shard, done, sequences > 1, options.batch.strict, ui)?;
+    let bar = match place::count(from) {
+        Some(records) => ui.bar("records", records),
+        None => ui.spinner("answering records", !typed_in),
+    };
+    let mut replies = Replies::new(sink, &session.model.name, bar);
+
+    let begin = Instant::now();
+    texts::run(&batch, started, &mut records, &mut replies)?;
+    let interrupted = interrupt.exit_code();
+    let Replies { sink, answered, failed, tokens, .. } = replies.end();
+    // A file that was to appear whole does not appear by half.
+    if interrupted.is_some() && sink.appears_whole() {
+        ui.note("interrupted: the output was not written; --resume OUT keeps what is done");
+    } else {
+        sink.finish()?;
+    }
+    if !ui.is_quiet() {
+        let seconds = begin.elapsed().as_secs_f64();
+        let rate = tokens as f64 / seconds.max(1e-9);
+        let n = if answered == 1 {
+            "1 record".into()
+        } else {
+            format!("{} records", thousands(answered))
+        };
+        let (failures, tokens) = (thousands(failed), thousands(tokens));
+        let done =
+            format!("{n}, {failures} failed, {tokens} tokens in {seconds:.1} s ({rate:.1} tok/s)");
+        ui.line(&match (answered, records.kept) {
+            (_, 0) => done,
+            (0, kept) => format!("nothing to do: all {} answers are kept", thousands(kept)),
+            (_, kept) => format!("{done}, {} kept", thousands(kept)),
+        });
+        if failed > 0 {
+            ui.help(&failures_of(options));
+        }
+    }
+    Ok(interrupted.unwrap_or(if options.batch.strict && failed > 0 { SOME_FAILED } else { 0 }))
+}
+
+/// How much an earlier run did.
+fn kept(options: &Generate, survey: Survey) -> String {
+    let Survey { records, kept, failed } = survey;
+    let out = options
+        .batch
+        .resume
+        .as_ref()
+        .map(|out| out.path().display().to_string())
+        .unwrap_or_default();
+    let failed = if failed > 0 {
+        format!(", {} of them failed before", thousands(failed))
+    } else {
+        String::new()
+    };
+    format!(
+        "{out}: {} of {} kept, {} to do{failed}",
+        thousands(kept),
+        thousands(records),
+        thousands(records - kept)
+    )
+}
+
+/// A command that lists the failures of this batch.
+fn failures_of(options: &Generate) -> String {
+    let out = options.batch.resume.as_ref().or(options.output.output.as_ref());
+    let out = out.map_or_else(|| "OUT".into(), |out| quoted(&out.path().to_string_lossy()));
+    format!("jq -c 'select(.error)' {out}")
+}
+
+/// Options that mean one prompt, and those that do not go together.
+fn check(options: &Generate, typed: &Typed) -> Result<()> {
+    let (input, chat, output) = (&options.input, &options.chat, &options.output);
+    let one = !input.words.is_empty()
+        || input.prompt.is_some()
+        || !input.file.is_empty()
+        || chat.messages.is_some();
+    if one {
+        let fault =
+            Fault::usage("--batch takes its prompts from records, and another prompt was given");
+        return Err(fault.help("gemma generate --batch prompts.jsonl >answers.jsonl").into());
+    }
+    if chat.raw && (chat.system.is_some() || chat.system_file.is_some()) {
+        return Err(Fault::usage("--raw uses no chat template: it takes no --system").into());
+    }
+    if output.format != output::Format::Jsonl && typed.source("format") == Origin::Flag {
+        let fault = Fault::usage("--batch answers in JSON lines, and another --format was given");
+        return Err(fault.help("leave --format out; jq -r .text shows the texts").into());
+    }
+    if options.batch.resume.is_some() && output.output.is_some() {
+        return Err(Fault::usage("--resume OUT names the output: it goes without --output").into());
+    }
+    if output.stats_file.is_some() {
+        return Err(Fault::usage(
+            "--stats-file is for single prompts: a batch's figures are in its replies",
+        )
+        .into());
+    }
+    if options.sampling.stop.iter().any(String::is_empty) {
+        return Err(Fault::usage("--stop: an empty text would end everything at once").into());
+    }
+    if options.batch.parallel > 1 && options.model.run.npu.is_asked() {
+        return Err(npu::for_one_text());
+    }
+    Ok(())
+}
+
+/// What all records share.
+pub struct Batch<'a> {
+    options: &'a Generate,
+    session: &'a Session,
+    config: SamplerConfig,
+    /// For records that do not say what their answer must follow.
+    source: Option<Source>,
+    constraints: Constraints,
+    context: usize,
+    /// For records that bring none.
+    system: Option<String>,
+    interrupt: &'a Interrupt,
+    ui: &'a Ui,
+}
+
+/// A record, ready to be answered.
+struct Prepared {
+    history: Vec<Token>,
+    sampler: Sampler,
+    constrained: Constrained,
+    seed: u64,
+    stops: Vec<String>,
+    max_tokens: usize,
+}
+
+impl Batch<'_> {
+    fn prepare(&self, job: &Job, seed: u64) -> Result<Prepared> {
+        let options = self.options;
+        let mut chat = options.chat.clone();
+        chat.raw = job.raw.unwrap_or(chat.raw);
+        let mut said = job.said.clone();
+        if !chat.raw
+            && said.system.is_none()
+            && said.messages.first().is_none_or(|m| m.role != "system")
+        {
+            said.system.clone_from(&self.system);
+        }
+        if said.prefill.is_none() {
+            said.prefill.clone_from(&chat.prefill);
+        }
+        let history = prompt::encode(&said, &chat, self.session, AutoOr::N(self.context), self.ui)?;
+        let config = job.sampling(&self.config, seed);
+        let seed = config.seed;
+        let ignore_eos = job.ignore_eos.unwrap_or(options.sampling.ignore_eos);
+        let source = match &job.format {
+            None => self.source.as_ref(),
+            Some(Format::Text) => None,
+            Some(Format::Grammar(source)) => Some(source),
+        };
+        let grammar =
+            source.map(|source| self.constraints.get(source, ignore_eos, &|| true)).transpose()?;
+        let constrained = Constrained::new(grammar.as_ref(), history.len());
+        let (tokenizer, ends) = (&self.session.tokenizer, &self.session.stop_ids);
+        let sampler = answers::sampler(config, &constrained, tokenizer, ends, ignore_eos)?;
+        let stops =
+            if job.stop.is_empty() { options.sampling.stop.clone() } else { job.stop.clone() };
+        let max_tokens = job.max_tokens.unwrap_or(options.sampling.max_tokens);
+        Ok(Prepared { history, sampler, constrained, seed, stops, max_tokens })
+    }
+}
+
+/// What went wrong as the record's answer; what no other record would survive is an error.
+fn failure(error: anyhow::Error) -> Result<Failure> {
+    match fault_of(&error) {
+        Some(fault) if matches!(fault.kind, Kind::Device | Kind::Memory) => Err(error),
+        _ => Ok(Failure::of(&error)),
+    }
+}

@@ -1,0 +1,227 @@
+//! Where a batch comes from and goes to, and which of its records are this process's.
+
+use super::resume::Growing;
+use crate::cli::commands::generate::batch::held::{Done, Held};
+use crate::cli::io::destination::{Destination, Writer, same_file};
+use crate::error::Fault;
+use anyhow::{Context, Result, ensure};
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read};
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::str::FromStr;
+
+/// `--shard i/n`: every n-th record, from the i-th on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shard {
+    pub index: usize,
+    pub of: usize,
+}
+
+impl FromStr for Shard {
+    type Err = String;
+
+    fn from_str(s: &str) -> Result<Self, String> {
+        let parts = s.split_once('/').and_then(|(i, n)| Some((i.parse().ok()?, n.parse().ok()?)));
+        match parts {
+            Some((index, of)) if (1..=of).contains(&index) => Ok(Shard { index, of }),
+            _ => Err("expected i/n with i from 1 to n, such as 2/3".into()),
+        }
+    }
+}
+
+impl Shard {
+    /// Whether the record that comes `nth` (the first being 0) is one of these.
+    pub fn has(self, nth: usize) -> bool {
+        nth % self.of == self.index - 1
+    }
+}
+
+/// Lines of a batch, blank ones left out.
+pub struct Lines {
+    from: Box<dyn BufRead + Send>,
+    name: String,
+    number: usize,
+}
+
+/// Bytes of the longest line that is looked at.
+const LONGEST: usize = crate::cli::io::text_file::MAX_BYTES;
+
+impl Lines {
+    /// Opens a file, or standard input for `-`.
+    pub fn open(path: &Path) -> Result<Lines> {
+        if path == Path::new("-") {
+            return Ok(Lines {
+                from: Box::new(BufReader::new(std::io::stdin())),
+                name: "standard input".into(),
+                number: 0,
+            });
+        }
+        let name = path.display().to_string();
+        let file = File::open(path).with_context(|| Fault::model(format!("cannot read {name}")))?;
+        ensure!(!file.metadata()?.is_dir(), Fault::model(format!("{name} is a directory")));
+        Ok(Lines { from: Box::new(BufReader::new(file)), name, number: 0 })
+    }
+
+    /// The next line and its number. One that is longer than anything could use is cut, so that it
+    /// is no JSON.
+    pub fn take(&mut self) -> Result<Option<(usize, Vec<u8>)>> {
+        loop {
+            let mut line = Vec::new();
+            let what = || Fault::model(format!("cannot read {}", self.name));
+            let read = (&mut self.from)
+                .take(LONGEST as u64)
+                .read_until(b'\n', &mut line)
+                .with_context(what)?;
+            if read == 0 {
+                return Ok(None);
+            }
+            self.number += 1;
+            if read == LONGEST && line.last() != Some(&b'\n') {
+                self.from.skip_until(b'\n').with_context(what)?;
+            }
+            if self.number == 1 && line.starts_with(b"\xef\xbb\xbf") {
+                line.drain(..3);
+            }
+            let end = line.trim_ascii_end().len();
+            line.truncate(end);
+            if !line.trim_ascii_start().is_empty() {
+                return Ok(Some((self.number, line)));
+            }
+        }
+    }
+}
+
+/// How many records a file has; `None` for what can be read only once.
+pub fn count(path: &Path) -> Option<u64> {
+    if path == Path::new("-") || !std::fs::metadata(path).ok()?.is_file() {
+        return None;
+    }
+    let mut lines = Lines::open(path).ok()?;
+    let mut n = 0;
+    while lines.take().ok()?.is_some() {
+        n += 1;
+    }
+    Some(n)
+}
+
+/// Where replies go.
+pub enum Sink {
+    /// As they come, or a file that appears when all is done.
+    New(Writer),
+    /// A file that grows line by line, and what it held is kept.
+    Growing(Growing),
+}
+
+impl Sink {
+    /// Writes a reply, which takes the place of `failure` if there was one; it is on its way when
+    /// this returns.
+    pub fn write(&mut self, line: &str, failure: Option<Held>) -> Result<()> {
+        match self {
+            Sink::New(writer) => writer.write(line.as_bytes()),
+            Sink::Growing(file) => file.write(line, failure),
+        }
+    }
+
+    /// Whether this is a file that appears when all is done.
+    pub fn appears_whole(&self) -> bool {
+        matches!(self, Sink::New(writer) if writer.appears_whole())
+    }
+
+    pub fn finish(self) -> Result<()> {
+        match self {
+            Sink::New(writer) => writer.finish(),
+            Sink::Growing(file) => file.finish(),
+        }
+    }
+}
+
+/// Where replies will go: it can be written, and nothing was.
+pub enum Place<'a> {
+    New(Writer),
+    Resume(&'a Destination),
+}
+
+impl Place<'_> {
+    /// What `--output` or `--resume` says. A batch that would write into its own records is
+    /// refused.
+    pub fn of<'a>(
+        output: Option<&'a Destination>,
+        resume: Option<&'a Destination>,
+        from: &Path,
+    ) -> Result<Place<'a>> {
+        let input = if from == Path::new("-") {
+            std::io::stdin().as_fd().try_clone_to_owned().and_then(|own| File::from(own).metadata())
+        } else {
+            std::fs::metadata(from)
+        };
+        let (place, is_input) = match resume {
+            Some(out) => {
+                let held = std::fs::metadata(out.path());
+                (
+                    Place::Resume(out),
+                    held.is_ok_and(|held| input.is_ok_and(|input| same_file(&held, &input))),
+                )
+            }
+            None => {
+                let writer = output.map_or_else(Writer::stdout, Destination::open)?;
+                let is_input = input.is_ok_and(|input| writer.is(&input));
+                (Place::New(writer), is_input)
+            }
+        };
+        if is_input {
+            let name = if from == Path::new("-") {
+                "standard input".into()
+            } else {
+                from.display().to_string()
+            };
+            let fault =
+                Fault::usage(format!("the answers would be written into the batch itself, {name}"));
+            return Err(fault
+                .help("name another file for the answers: --batch prompts.jsonl -o answers.jsonl")
+                .into());
+        }
+        Ok(place)
+    }
+
+    /// Opens the place, with the answers that it holds.
+    pub fn open(self) -> Result<(Sink, Done)> {
+        match self {
+            Place::New(writer) => Ok((Sink::New(writer), Done::default())),
+            Place::Resume(out) => {
+                let (file, done) = Growing::open(out)?;
+                Ok((Sink::Growing(file), done))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shards_share_out_every_record() {
+        let shards: Vec<Shard> = (1..=3).map(|i| format!("{i}/3").parse().unwrap()).collect();
+        for nth in 0..10 {
+            assert_eq!(shards.iter().filter(|s| s.has(nth)).count(), 1);
+        }
+        for bad in ["0/3", "4/3", "1", "a/b", "1/0", ""] {
+            assert!(bad.parse::<Shard>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn lines_are_numbered_and_blank_ones_passed_over() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("in");
+        std::fs::write(&path, "\u{feff}{}\n\n  \r\n{\"a\": 1}\r\nlast").unwrap();
+        let mut lines = Lines::open(&path).unwrap();
+        let mut all = Vec::new();
+        while let Some((number, line)) = lines.take().unwrap() {
+            all.push((number, String::from_utf8(line).unwrap()));
+        }
+        assert_eq!(all, [(1, "{}".into()), (4, r#"{"a": 1}"#.into()), (5, "last".into())]);
+        assert_eq!(count(&path), Some(3));
+    }
+}

@@ -1,0 +1,240 @@
+//! The records that are this process's to answer, and their replies in the same order.
+
+use super::job;
+use super::job::{Failure, Line};
+use super::place::{Lines, Shard, Sink};
+use super::reply::{self, Answer};
+use crate::cli::commands::generate::batch::held::Done;
+use crate::cli::io::ui::Ui;
+use crate::error::{Fault, no_thread};
+use anyhow::{Context, Result};
+use indicatif::ProgressBar;
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::hash::{BuildHasher, RandomState};
+use std::path::Path;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::time::Duration;
+
+/// Lines that are read ahead of who answers them.
+const AHEAD: usize = 64;
+
+/// A line and its number, or why it could not be read.
+type Numbered = Result<(usize, Vec<u8>)>;
+
+enum From {
+    Here(Lines),
+    /// Another thread reads: who writes the records may want answers before there are more of them.
+    Thread(Receiver<Numbered>),
+}
+
+/// Unknown fields that are named, at most.
+const NAMED: usize = 8;
+
+/// Records to be answered.
+pub struct Records<'a> {
+    from: From,
+    shard: Option<Shard>,
+    /// Answered by an earlier run.
+    done: Done,
+    nth: usize,
+    /// Records whose answers are kept.
+    pub kept: u64,
+    ids: Ids,
+    /// Unknown fields that were named.
+    unknown: HashSet<String>,
+    /// Whether a record with an unknown field fails.
+    strict: bool,
+    ui: &'a Ui,
+}
+
+/// The line of each id, by the id's hash.
+#[derive(Default)]
+struct Ids {
+    hasher: RandomState,
+    lines: HashMap<u64, usize>,
+}
+
+impl Ids {
+    /// Remembers a record; the number of the line that has the same id, if one has.
+    fn insert(&mut self, line: &Line) -> Option<usize> {
+        let hash = self.hasher.hash_one(line.id.to_string());
+        self.lines.insert(hash, line.number)
+    }
+}
+
+/// What there is to do.
+pub enum Next {
+    Record(Box<Line>),
+    /// A record of others, or one that is answered.
+    Passed,
+    /// Nothing has come so far.
+    Waiting,
+    End,
+}
+
+impl<'a> Records<'a> {
+    /// `ahead`: whether [`next`](Self::next) can say that it would have to wait. `strict`: whether
+    /// unknown fields are failures.
+    pub fn new(
+        lines: Lines,
+        shard: Option<Shard>,
+        done: Done,
+        ahead: bool,
+        strict: bool,
+        ui: &'a Ui,
+    ) -> Result<Records<'a>> {
+        let from = if ahead { From::Thread(read_ahead(lines)?) } else { From::Here(lines) };
+        let (ids, unknown) = (Ids::default(), HashSet::new());
+        Ok(Records { from, shard, done, nth: 0, kept: 0, ids, unknown, strict, ui })
+    }
+
+    /// The next record, waiting so long for it where another thread reads.
+    pub fn next(&mut self, patience: Duration) -> Result<Next> {
+        let line = match &mut self.from {
+            From::Here(lines) => lines.take()?,
+            From::Thread(lines) => match lines.recv_timeout(patience) {
+                Ok(line) => Some(line?),
+                Err(RecvTimeoutError::Timeout) => return Ok(Next::Waiting),
+                Err(RecvTimeoutError::Disconnected) => None,
+            },
+        };
+        let Some((number, bytes)) = line else { return Ok(Next::End) };
+        let mine = self.shard.is_none_or(|shard| shard.has(self.nth));
+        self.nth += 1;
+        if !mine {
+            return Ok(Next::Passed);
+        }
+        let mut line = Line::parse(&bytes, number);
+        if let Some(other) = self.ids.insert(&line) {
+            let twice = format!("lines {other} and {number} have the same id, {}", line.id);
+            self.ui.once(
+                "ids",
+                format!(
+                    "{twice}: they get the same seed, and --resume cannot tell their answers apart"
+                ),
+            );
+        }
+        line.failure = match self.done.take(&line.id) {
+            Some(held) if !held.failed => {
+                self.kept += 1;
+                return Ok(Next::Passed);
+            }
+            held => held,
+        };
+        self.look_at_unknown(&mut line);
+        Ok(Next::Record(Box::new(line)))
+    }
+
+    /// Fields that nobody asks for are probably misspelt: named once, or the record's failure.
+    fn look_at_unknown(&mut self, line: &mut Line) {
+        for name in &line.unknown {
+            let what = format!("unknown field {}", serde_json::Value::from(name.as_str()));
+            let meant = job::meant(name).map(|meant| format!("did you mean \"{meant}\"?"));
+            if self.strict {
+                let fault = Fault::model(format!("the record has an {what}"));
+                let help = meant.unwrap_or_else(|| "without --strict it is passed over".into());
+                line.job = Err(Failure::of(&fault.help(help).into()));
+                return;
+            }
+            if self.unknown.len() < NAMED && self.unknown.insert(name.clone()) {
+                let meant = meant.map(|meant| format!("; {meant}")).unwrap_or_default();
+                self.ui.note(format!("line {}: the {what} is passed over{meant}", line.number));
+            }
+        }
+    }
+}
+
+/// What an earlier run leaves to do of a batch in a file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Survey {
+    pub records: u64,
+    pub kept: u64,
+    /// Among those to do.
+    pub failed: u64,
+}
+
+/// Counts what is to do; `None` for a batch that can be read only once.
+pub fn survey(from: &Path, shard: Option<Shard>, done: &Done) -> Option<Survey> {
+    super::place::count(from)?;
+    let (mut lines, mut done, mut survey) =
+        (Lines::open(from).ok()?, done.clone(), Survey::default());
+    let mut nth = 0;
+    while let Some((number, bytes)) = lines.take().ok()? {
+        if shard.is_none_or(|shard| shard.has(nth)) {
+            let held = done.take(&Line::parse(&bytes, number).id);
+            survey.records += 1;
+            survey.kept += held.is_some_and(|held| !held.failed) as u64;
+            survey.failed += held.is_some_and(|held| held.failed) as u64;
+        }
+        nth += 1;
+    }
+    Some(survey)
+}
+
+/// A thread that reads lines until nobody wants more. One that waits for input does not keep the
+/// process from its end.
+fn read_ahead(mut lines: Lines) -> Result<Receiver<Numbered>> {
+    let (send, receive) = sync_channel(AHEAD);
+    let read = move || {
+        while let Some(line) = lines.take().transpose() {
+            let failed = line.is_err();
+            if send.send(line).is_err() || failed {
+                break;
+            }
+        }
+    };
+    std::thread::Builder::new().spawn(read).with_context(no_thread)?;
+    Ok(receive)
+}
+
+/// Replies on their way: each is written once those before it are.
+pub struct Replies<'a> {
+    pub sink: Sink,
+    model: &'a str,
+    bar: ProgressBar,
+    /// Records that were taken and whose replies are not written, oldest first.
+    open: VecDeque<(Line, Option<Result<Answer, Failure>>)>,
+    /// Replies written.
+    pub answered: u64,
+    pub failed: u64,
+    /// Tokens of those replies.
+    pub tokens: u64,
+}
+
+impl<'a> Replies<'a> {
+    pub fn new(sink: Sink, model: &'a str, bar: ProgressBar) -> Replies<'a> {
+        Replies { sink, model, bar, open: VecDeque::new(), answered: 0, failed: 0, tokens: 0 }
+    }
+
+    /// A record that nobody has to answer here.
+    pub fn pass(&self) {
+        self.bar.inc(1);
+    }
+
+    /// Takes a record and gives the number that its answer goes by.
+    pub fn open(&mut self, line: Line) -> u64 {
+        self.open.push_back((line, None));
+        self.answered + self.open.len() as u64 - 1
+    }
+
+    /// Answers a record, and writes what can be written.
+    pub fn answer(&mut self, number: u64, answer: Result<Answer, Failure>) -> Result<()> {
+        self.open[(number - self.answered) as usize].1 = Some(answer);
+        while let Some((line, Some(answer))) = self.open.front() {
+            self.failed += answer.is_err() as u64;
+            self.tokens += answer.as_ref().map_or(0, |a| a.usage.completion_tokens as u64);
+            self.sink.write(&reply::line(line, self.model, answer), line.failure)?;
+            self.open.pop_front();
+            self.answered += 1;
+            self.bar.inc(1);
+        }
+        Ok(())
+    }
+
+    /// What was answered behind a record that was not is not written: a run that goes on from here
+    /// asks again.
+    pub fn end(self) -> Replies<'a> {
+        self.bar.finish_and_clear();
+        self
+    }
+}

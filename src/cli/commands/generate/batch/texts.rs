@@ -1,0 +1,129 @@
+//! The records of a batch as texts of one scheduler: one at a time, or with `--parallel` several
+//! that share the target's passes.
+//!
+//! A record that is answered makes place for the next one. Replies are written in the order of the
+//! records all the same, and say what they say alone. What a prompt has in common with one before
+//! it in the same place is not read again.
+
+use super::job::Line;
+use super::records::{Next, Records, Replies};
+use super::reply::Answer;
+use super::{Batch, Prepared, failure};
+use crate::cli::io::record::Usage;
+use crate::decode::{Flow, Scheduler};
+use crate::runtime::answers::{AnswerEvent, AnswerRequest, Answers, FinishReason, Finished};
+use crate::runtime::{Drafting, Started, npu};
+use crate::util::units::thousands;
+use anyhow::{Error, Result};
+use std::time::Duration;
+
+/// How long an idle batch waits for a record before it looks whether it was interrupted.
+const PATIENCE: Duration = Duration::from_millis(100);
+
+/// What a record's reply needs beside its answer.
+struct Open {
+    /// Of the reply.
+    number: u64,
+    text: String,
+    seed: u64,
+}
+
+pub fn run(
+    batch: &Batch<'_>,
+    started: Started,
+    records: &mut Records<'_>,
+    replies: &mut Replies<'_>,
+) -> Result<()> {
+    let Started { mut target, drafts: mut drafting, costs, .. } = started;
+    let Drafting { drafter, policy, .. } = &mut drafting;
+    let (stop_ids, interrupt) = (&batch.session.stop_ids, batch.interrupt.flag());
+    let scheduler = Scheduler::new(&mut target, drafter.as_mut(), policy, stop_ids, interrupt);
+    let mut answers = Answers::new(scheduler, &batch.session.tokenizer);
+    answer_all(batch, &mut answers, records, replies)?;
+    let passes = answers.scheduler().passes();
+    let each = replies.tokens as f64 / passes.max(1) as f64;
+    batch.ui.detail(1, format!("{} passes, {each:.2} tokens a pass", thousands(passes)));
+    costs.keep(&drafting, batch.ui);
+    npu::say(target.engine(), batch.ui);
+    Ok(())
+}
+
+fn answer_all(
+    batch: &Batch<'_>,
+    answers: &mut Answers<'_, '_, Open>,
+    records: &mut Records<'_>,
+    replies: &mut Replies<'_>,
+) -> Result<()> {
+    let (mut is_end, mut failed) = (false, Ok(()));
+    while batch.interrupt.exit_code().is_none() {
+        while answers.has_room() && !is_end && batch.interrupt.exit_code().is_none() {
+            // A batch that has something to do does not wait for more.
+            let patience = if answers.is_empty() { PATIENCE } else { Duration::ZERO };
+            match records.next(patience) {
+                Ok(Next::Record(line)) => admit(batch, answers, *line, replies)?,
+                Ok(Next::Passed) => replies.pass(),
+                Ok(Next::Waiting) => break,
+                Ok(Next::End) => is_end = true,
+                // Those before it are answered nevertheless.
+                Err(error) => (is_end, failed) = (true, Err(error)),
+            }
+        }
+        if is_end && answers.is_empty() {
+            break;
+        }
+        let finished = answers.step(&mut |open, event| {
+            if let AnswerEvent::Text(text) = event {
+                open.text.push_str(text);
+            }
+            Flow::Continue
+        })?;
+        finished.into_iter().try_for_each(|finished| reply(finished, replies))?;
+    }
+    failed
+}
+
+/// Begins a record's answer, or gives it where it is known.
+fn admit(
+    batch: &Batch<'_>,
+    answers: &mut Answers<'_, '_, Open>,
+    line: Line,
+    replies: &mut Replies<'_>,
+) -> Result<()> {
+    let prepared = match &line.job {
+        Ok(job) => batch.prepare(job, line.seed(batch.config.seed)).map_err(failure),
+        Err(failure) => Err(Ok(failure.clone())),
+    };
+    let number = replies.open(line);
+    let Prepared { history, sampler, constrained, seed, stops, max_tokens } = match prepared {
+        Ok(prepared) => prepared,
+        Err(failure) => return replies.answer(number, Err(failure?)),
+    };
+    let data = Open { number, text: String::new(), seed };
+    let request =
+        AnswerRequest { history, sampler, constrained, stops, max_tokens, chances: None, data };
+    match answers.admit(request) {
+        Ok(_) => Ok(()),
+        Err(finished) => reply(*finished, replies),
+    }
+}
+
+/// Answers a record, unless an interruption came first.
+fn reply(finished: Finished<Open>, replies: &mut Replies<'_>) -> Result<()> {
+    let usage = Usage {
+        prompt_tokens: finished.prompt_tokens,
+        completion_tokens: finished.completion_tokens(),
+    };
+    let checked = match finished.reason {
+        Ok(FinishReason::Interrupted) => return Ok(()),
+        Ok(_) => finished.check().map_err(Error::from),
+        Err(_) => Ok(()),
+    };
+    let Finished { data: Open { number, mut text, seed }, rest, reason, .. } = finished;
+    text.push_str(&rest);
+    match checked.and(reason) {
+        Ok(finish_reason) => {
+            replies.answer(number, Ok(Answer { text, finish_reason, usage, seed }))
+        }
+        Err(error) => replies.answer(number, Err(failure(error)?)),
+    }
+}

@@ -1,0 +1,226 @@
+//! `gemma generate`: one prompt in, the model's text out.
+
+pub mod batch;
+pub mod options;
+
+pub use options::Generate;
+
+use crate::cli::io::destination::{Destination, Writer};
+use crate::cli::io::output;
+use crate::cli::io::output::Output;
+use crate::cli::io::record::{FinishReason, Record, Usage, VERSION};
+use crate::cli::io::signals::Interrupt;
+use crate::cli::io::ui::{COLUMNS, Ui, wrapped};
+use crate::cli::io::{prompt, stats};
+use crate::cli::options::Resolved;
+use crate::cli::options::Source;
+use crate::cli::settings::Typed;
+use crate::decode::{Flow, Scheduler, Stats};
+use crate::error::Fault;
+use crate::grammar::Grammar;
+use crate::models::Generation;
+use crate::runtime::answers::{self, AnswerEvent, AnswerRequest, Answers, Finished};
+use crate::runtime::constraints::{Constrained, Constraints};
+use crate::runtime::{Drafting, DraftingOptions, Model, Room, Session, Size, Started, npu};
+use crate::sampler::SamplerConfig;
+use crate::tensor::Token;
+use crate::util::units::thousands;
+use anyhow::Result;
+use options::StatsFormat;
+
+pub fn run(options: &Generate, typed: &Typed) -> Result<u8> {
+    let ui = &typed.ui;
+    if typed.print_config {
+        let model = Model::open(options.model.model.as_deref(), ui)?;
+        let (_, resolved) = options
+            .sampling
+            .resolve(|name| typed.source(name), &Generation::of(model.checkpoint())?);
+        output::print(&typed.config(&resolved))?;
+        return Ok(0);
+    }
+    if let Some(from) = &options.batch.batch {
+        return batch::run(options, from, typed);
+    }
+    if options.batch.parallel > 1 && typed.source("parallel") == Source::Flag {
+        return Err(Fault::usage(
+            "--parallel answers several records of a batch at once, and there is no --batch",
+        )
+        .into());
+    }
+    if options.sampling.stop.iter().any(String::is_empty) {
+        return Err(Fault::usage("--stop: an empty text would end everything at once").into());
+    }
+    crate::cli::io::input::check_once(&options.input, typed)?;
+    let said = prompt::gather(&options.input, &options.chat)?;
+    let grammar_source = options.grammar.source()?;
+    let (model, drafting) = (options.model.settled()?, options.draft.settled()?);
+    let output = Output::open(
+        options.output.output.as_ref(),
+        options.output.format(),
+        options.output.newline,
+    )?;
+    let stats_file = options.output.stats_file.as_ref().map(Destination::open).transpose()?;
+    let session = Session::open(&model, ui)?;
+    let history = prompt::encode(&said, &options.chat, &session, model.run.context, ui)?;
+    let (config, resolved) =
+        options.sampling.resolve(|name| typed.source(name), &session.generation);
+    let constraints = Constraints::new(&session.tokenizer, &session.stop_ids, 1);
+    let ignore_eos = options.sampling.ignore_eos;
+    let grammar =
+        grammar_source.map(|source| constraints.get(&source, ignore_eos, &|| true)).transpose()?;
+    Run { options, ui, session: &session, drafting, config, resolved, grammar }
+        .go(history, output, stats_file)
+}
+
+/// One generation, everything decided.
+struct Run<'a> {
+    options: &'a Generate,
+    ui: &'a Ui,
+    session: &'a Session,
+    drafting: DraftingOptions,
+    config: SamplerConfig,
+    resolved: Vec<Resolved>,
+    grammar: Option<Grammar>,
+}
+
+impl Run<'_> {
+    fn go(
+        &self,
+        history: Vec<Token>,
+        mut output: Output,
+        stats_file: Option<Writer>,
+    ) -> Result<u8> {
+        let (options, session, ui) = (self.options, self.session, self.ui);
+        for (name, value, source) in &self.resolved {
+            ui.detail(2, format!("{name} = {value}  # {source}"));
+        }
+        let needed = history.len().saturating_add(options.sampling.max_tokens).saturating_add(1);
+        let context = session.context(needed, ui);
+        let started = session.start(Room::of(context), &self.drafting, ui)?;
+        let Started { mut target, load_seconds, drafts: mut drafting, costs } = started;
+        let constrained = Constrained::new(self.grammar.as_ref(), history.len());
+        let sampler = answers::sampler(
+            self.config.clone(),
+            &constrained,
+            &session.tokenizer,
+            &session.stop_ids,
+            options.sampling.ignore_eos,
+        )?;
+
+        let interrupt = Interrupt::watch()?;
+        let bar = ui.bar("reading", history.len() as u64);
+        let mut failure = None;
+        let Drafting { drafter, policy, .. } = &mut drafting;
+        let stop_ids = &session.stop_ids;
+        let scheduler =
+            Scheduler::new(&mut target, drafter.as_mut(), policy, stop_ids, interrupt.flag());
+        let request = AnswerRequest {
+            history,
+            sampler,
+            constrained,
+            stops: options.sampling.stop.clone(),
+            max_tokens: options.sampling.max_tokens,
+            chances: None,
+            data: (),
+        };
+        let finished =
+            Answers::new(scheduler, &session.tokenizer).complete(request, &mut |(), event| {
+                let text = match event {
+                    AnswerEvent::Read(done) => {
+                        bar.set_position(done as u64);
+                        return Flow::Continue;
+                    }
+                    AnswerEvent::Text(text) => text,
+                };
+                bar.finish_and_clear();
+                failure = output.text(text).err();
+                if failure.is_some() { Flow::Stop } else { Flow::Continue }
+            });
+        bar.finish_and_clear();
+        if let Some(error) = failure {
+            return Err(error);
+        }
+        output.text(&finished.rest)?;
+
+        let completion_tokens = finished.completion_tokens();
+        let (finish_reason, cut, error) = match &finished.reason {
+            Ok(FinishReason::Interrupted) => (FinishReason::Interrupted, None, None),
+            Ok(reason) => (*reason, finished.check().err(), None),
+            Err(error) => (FinishReason::Error, None, Some(format!("{error:#}"))),
+        };
+        let Finished { history, prompt_tokens, reason, stats, .. } = finished;
+        let figures = costs.keep(&drafting, ui);
+        let disabled_reason = drafting.disabled();
+        let engine = target.engine();
+        let memory = engine.report().memory;
+        let record = Record {
+            v: VERSION,
+            text: output.so_far().to_owned(),
+            finish_reason,
+            usage: Usage { prompt_tokens, completion_tokens },
+            timings: stats::timings(&stats, load_seconds),
+            draft: stats::draft(&stats, &figures, history.len(), disabled_reason),
+            sampling: stats::sampling(&self.config, options.sampling.max_tokens),
+            memory: crate::cli::io::record::Memory {
+                weights: memory.weights,
+                kv: memory.kv,
+                activations: memory.activations,
+            },
+            device: engine.report().device,
+            npu: npu::report(engine),
+            model: crate::cli::io::record::Model {
+                name: session.model.name.clone(),
+                sha256: None,
+                bits_per_weight: Some(Size::of(&session.model.weights)?.bits_per_weight()),
+            },
+            error: error.or(cut.as_ref().map(|cut| cut.to_string())),
+            ..Record::default()
+        };
+        npu::say(engine, ui);
+        drop(target);
+        let failed = reason.err().or(cut.map(Into::into));
+        // The text so far stays where it has gone; a file is left as it was.
+        if failed.is_none() || !output.appears_whole() {
+            output.finish(&record)?;
+        }
+        if let Some(error) = failed {
+            return Err(error);
+        }
+        if finish_reason == FinishReason::Length && self.ui.is_terminal() && !self.ui.is_quiet() {
+            self.ui.line(&match completion_tokens < options.sampling.max_tokens {
+                true => format!(
+                    "(cut off: the context of {} positions is full)",
+                    thousands(context as u64)
+                ),
+                false => "(cut off by --max-tokens)".to_owned(),
+            });
+        }
+        self.report(&record, &stats, stats_file)?;
+        Ok(interrupt.exit_code().unwrap_or(0))
+    }
+
+    fn report(&self, record: &Record, stats: &Stats, stats_file: Option<Writer>) -> Result<()> {
+        let output = &self.options.output;
+        if let Some(mut file) = stats_file {
+            file.write(format!("{}\n", stats::json(record)?).as_bytes())?;
+            file.finish()?;
+        }
+        match output.stats {
+            StatsFormat::Off => {}
+            StatsFormat::Auto if !self.ui.is_terminal() || self.ui.is_quiet() => {}
+            how @ (StatsFormat::Auto | StatsFormat::Text) => {
+                self.ui.line(&stats::brief(record));
+                if how == StatsFormat::Text || self.ui.is_verbose() {
+                    self.ui.line(&wrapped(
+                        &stats::line(record, stats, self.session.run.threads)?,
+                        COLUMNS,
+                    ));
+                    let more = stats::draft_line(&record.draft, record.timings.decode_tps);
+                    more.iter().for_each(|line| self.ui.line(&wrapped(line, COLUMNS)));
+                }
+            }
+            StatsFormat::Json => self.ui.json(&stats::json(record)?),
+        }
+        Ok(())
+    }
+}

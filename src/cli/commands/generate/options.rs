@@ -1,0 +1,112 @@
+//! The options of `gemma generate`.
+
+use super::batch::place::Shard;
+use crate::cli::io::destination::Destination;
+use crate::cli::io::output::Format;
+use crate::cli::options::{
+    ChatOptions, DraftArgs, GrammarOptions, InputOptions, ModelArgs, SamplingOptions, UiOptions,
+};
+use clap::{Args, ValueEnum, ValueHint};
+use std::path::PathBuf;
+
+/// Answer a prompt: the model's text goes to standard output, and nothing else does.
+#[derive(Debug, Args)]
+pub struct Generate {
+    #[command(flatten)]
+    pub input: InputOptions,
+    #[command(flatten)]
+    pub chat: ChatOptions,
+    #[command(flatten)]
+    pub sampling: SamplingOptions,
+    #[command(flatten)]
+    pub grammar: GrammarOptions,
+    #[command(flatten)]
+    pub draft: DraftArgs,
+    #[command(flatten)]
+    pub batch: BatchOptions,
+    #[command(flatten)]
+    pub output: OutputOptions,
+    #[command(flatten)]
+    pub model: ModelArgs,
+    #[command(flatten)]
+    pub ui: UiOptions,
+}
+
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Batch")]
+pub struct BatchOptions {
+    /// Answer JSON lines, from a file or standard input
+    ///
+    /// Each line of input is a record, and gets one line of output, in the same order.
+    ///
+    /// A record is {"prompt": ...} or {"messages": [...]}, with an "id" and any of max_tokens,
+    /// temperature, top_k, top_p, min_p, repeat_penalty, seed, stop, system, prefill, raw,
+    /// json_schema, grammar, regex, response_format; or a line of OpenAI's batches, which is
+    /// answered in kind. Blank lines are passed over. A record that fails has an error for an
+    /// answer, and the others go on. A record without a seed gets one from --seed (0 where not
+    /// given) and its id. --ctx-size auto is 4096 here.
+    #[arg(long, value_name = "FILE|-", num_args = 0..=1, default_missing_value = "-")]
+    pub batch: Option<PathBuf>,
+    /// Write answers to a file, and go on where it ends
+    ///
+    /// Answers that the file holds are kept, and failures and what is missing are asked. A file
+    /// that holds anything but answers of a batch is refused and left alone. One run at a time
+    /// writes to it. An answer takes the place of the failure before it.
+    #[arg(long, value_name = "OUT", requires = "batch", value_hint = ValueHint::FilePath)]
+    pub resume: Option<Destination>,
+    /// Answer every N-th record, from the I-th on: for N processes that share a batch
+    #[arg(long, value_name = "I/N", requires = "batch")]
+    pub shard: Option<Shard>,
+    /// Answer N records of a batch at once
+    ///
+    /// The answers and their order are the same, and they come sooner: a pass reads the weights
+    /// once for all of them. Each takes memory for a context of its own.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub parallel: u16,
+    /// Exit with code 6, once all is done, if records failed
+    ///
+    /// A record with an unknown field is a failure then; otherwise it is only named.
+    #[arg(long, requires = "batch")]
+    pub strict: bool,
+}
+
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Output")]
+pub struct OutputOptions {
+    /// Write to a file, which appears when it is complete
+    #[arg(short, long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub output: Option<Destination>,
+    /// Write text, json, jsonl or stream-json
+    #[arg(long, value_enum, default_value_t = Format::Text)]
+    pub format: Format,
+    /// Write one JSON object, as --format json does
+    #[arg(long, overrides_with = "format")]
+    pub json: bool,
+    /// End the text with a line break on pipes and in files too
+    #[arg(long)]
+    pub newline: bool,
+    /// Print figures: auto, text, json or off
+    ///
+    /// Figures go to standard error. auto prints one line where standard error is a terminal, and
+    /// all figures with -v.
+    #[arg(long, value_enum, value_name = "HOW", default_value_t = StatsFormat::Auto)]
+    pub stats: StatsFormat,
+    /// Write the figures to a file, as JSON
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub stats_file: Option<Destination>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum StatsFormat {
+    Auto,
+    Text,
+    Json,
+    Off,
+}
+
+impl OutputOptions {
+    /// What `--format` and `--json` ask for.
+    pub fn format(&self) -> Format {
+        if self.json { Format::Json } else { self.format }
+    }
+}

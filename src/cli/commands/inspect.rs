@@ -1,0 +1,219 @@
+//! `gemma inspect`: what a model consists of.
+
+use crate::cli::io::output::print;
+use crate::cli::io::table::markdown;
+use crate::cli::io::ui::Ui;
+use crate::cli::options::UiOptions;
+use crate::cli::settings::Typed;
+use crate::error::Fault;
+use crate::quant::{self, Verification};
+use crate::runtime::model::{Model, Size};
+use crate::runtime::processor::default_threads;
+use crate::util::hex;
+use crate::util::units::{bytes, thousands};
+use anyhow::Result;
+use clap::Args;
+use serde::Serialize;
+use sha2::{Digest, Sha256};
+use std::collections::BTreeMap;
+
+#[derive(Debug, Args)]
+pub struct Inspect {
+    /// Model directory, GGUF file or id [default: the bundled demo model]
+    #[arg(value_name = "MODEL")]
+    pub which: Option<String>,
+    /// The same, as an option
+    #[arg(short, long, value_name = "PATH|ID")]
+    pub model: Option<String>,
+    /// List every tensor
+    #[arg(long)]
+    pub tensors: bool,
+    /// Compare every tensor with the report beside it, and all its decoders with each other; refuse
+    /// what is not finite
+    #[arg(long)]
+    pub verify: bool,
+    /// One JSON object instead of text
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub ui: UiOptions,
+}
+
+#[derive(Serialize)]
+struct Report {
+    name: String,
+    bundled: bool,
+    layers: usize,
+    dim: usize,
+    ffn_dim: usize,
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+    vocab: usize,
+    window: usize,
+    global_layers: Vec<usize>,
+    max_position: usize,
+    /// Of the matrices.
+    parameters: u64,
+    bytes: u64,
+    bits_per_weight: f64,
+    tokenizer_sha256: Option<String>,
+    notes: Vec<String>,
+    tensors: Vec<Tensor>,
+}
+
+#[derive(Serialize)]
+struct Tensor {
+    name: String,
+    role: String,
+    format: String,
+    shape: Vec<usize>,
+    bytes: u64,
+    bits_per_weight: f64,
+}
+
+pub fn run(options: &Inspect, typed: &Typed) -> Result<u8> {
+    let ui = &typed.ui;
+    let name = options.which.as_deref().or(options.model.as_deref());
+    let model = Model::open(name, ui)?;
+    let verified = if options.verify { Some(verify(&model, ui)?) } else { None };
+    let report = report(&model)?;
+    match options.json {
+        true => print(&format!("{}\n", serde_json::to_string_pretty(&report)?))?,
+        false => print(&text(&report, options, verified.as_ref()))?,
+    }
+    Ok(0)
+}
+
+fn report(model: &Model) -> Result<Report> {
+    let (c, checkpoint) = (model.config(), model.checkpoint());
+    let mut tensors = Vec::new();
+    for (role, layer) in model.weights.roles() {
+        let name = model.weights.name(role, layer);
+        let stored = checkpoint
+            .lookup(&name)
+            .ok_or_else(|| Fault::model(format!("tensor {name} vanished")))?;
+        let elements = stored.shape.iter().product::<usize>().max(1);
+        let bits_per_weight = 8.0 * stored.bytes as f64 / elements as f64;
+        let (format, role) = (stored.kind.to_string(), role.name().to_owned());
+        tensors.push(Tensor {
+            name,
+            role,
+            format,
+            shape: stored.shape,
+            bytes: stored.bytes,
+            bits_per_weight,
+        });
+    }
+    let size = Size::of(&model.weights)?;
+    Ok(Report {
+        name: model.name.clone(),
+        bundled: model.bundled,
+        layers: c.n_layers,
+        dim: c.dim,
+        ffn_dim: c.ffn_dim,
+        heads: c.n_heads,
+        kv_heads: c.n_kv_heads,
+        head_dim: c.head_dim,
+        vocab: c.vocab,
+        window: c.window,
+        global_layers: (0..c.n_layers).filter(|l| c.is_global(*l)).collect(),
+        max_position: c.max_position,
+        parameters: size.parameters,
+        bytes: size.bytes,
+        bits_per_weight: size.bits_per_weight(),
+        tokenizer_sha256: checkpoint
+            .side_file("tokenizer.json")?
+            .map(|file| hex(Sha256::digest(&file))),
+        notes: model.weights.notes().to_vec(),
+        tensors,
+    })
+}
+
+fn verify(model: &Model, ui: &Ui) -> Result<Verification> {
+    let bar = ui.bar("verifying", model.weights.roles().len() as u64);
+    let verified = quant::verify(&model.weights, default_threads(), &mut |done| {
+        bar.set_position(done as u64);
+        Ok(())
+    });
+    bar.finish_and_clear();
+    verified
+}
+
+fn head(cells: &[&str]) -> Vec<String> {
+    cells.iter().map(|cell| cell.to_string()).collect()
+}
+
+fn by_tensor(report: &Report) -> Vec<Vec<String>> {
+    let row = |t: &Tensor| {
+        let (shape, bits) = (format!("{:?}", t.shape), format!("{:.2}", t.bits_per_weight));
+        head(&[&t.name, &t.format, &shape, &bytes(t.bytes), &bits])
+    };
+    let first = head(&["tensor", "format", "shape", "size", "bits"]);
+    std::iter::once(first).chain(report.tensors.iter().map(row)).collect()
+}
+
+fn by_role(report: &Report) -> Vec<Vec<String>> {
+    // Place of the role's first tensor, role, format and shape.
+    type Alike<'a> = (usize, &'a str, &'a str, &'a [usize]);
+    // Tensors and their bytes.
+    let mut groups: BTreeMap<Alike<'_>, (usize, u64)> = BTreeMap::new();
+    for t in &report.tensors {
+        let first = report.tensors.iter().position(|o| o.role == t.role).unwrap_or(0);
+        let group = groups.entry((first, &t.role, &t.format, &t.shape)).or_default();
+        *group = (group.0 + 1, group.1 + t.bytes);
+    }
+    let row = |((_, role, format, shape), (n, total)): (Alike<'_>, (usize, u64))| {
+        let bits = 8.0 * total as f64 / (n * shape.iter().product::<usize>().max(1)) as f64;
+        let (n, shape, bits) = (n.to_string(), format!("{shape:?}"), format!("{bits:.2}"));
+        head(&[role, &n, format, &shape, &bytes(total), &bits])
+    };
+    let first = head(&["role", "tensors", "format", "shape", "size", "bits"]);
+    std::iter::once(first).chain(groups.into_iter().map(row)).collect()
+}
+
+fn text(report: &Report, options: &Inspect, verified: Option<&Verification>) -> String {
+    let r = report;
+    let global = r.global_layers.len();
+    let mut out = format!("{}{}\n", r.name, if r.bundled { " (bundled)" } else { "" });
+    let mut line = |label: &str, value: String| out += &format!("  {label:<13}{value}\n");
+    line(
+        "layers",
+        format!(
+            "{}: {} with a window of {}, {global} global",
+            r.layers,
+            r.layers - global,
+            r.window
+        ),
+    );
+    line("dim", format!("{}, ffn {}", r.dim, thousands(r.ffn_dim as u64)));
+    line("heads", format!("{} of {}, {} for keys and values", r.heads, r.head_dim, r.kv_heads));
+    line("vocabulary", thousands(r.vocab as u64));
+    line("positions", thousands(r.max_position as u64));
+    line("parameters", format!("{} million", thousands(r.parameters / 1_000_000)));
+    line("size", format!("{}, {:.3} bits per weight", bytes(r.bytes), r.bits_per_weight));
+    if let Some(hash) = &r.tokenizer_sha256 {
+        line("tokenizer", format!("sha256 {hash}"));
+    }
+    if let Some(v) = verified {
+        let hashes = if v.hashed > 0 { ", as the report's hashes say" } else { "" };
+        line(
+            "verified",
+            format!("{} tensors, finite and equal in {}{hashes}", v.tensors, v.backends.join(", ")),
+        );
+    }
+    out.push('\n');
+    let mut table = if options.tensors { by_tensor(r) } else { by_role(r) };
+    let (count, size) =
+        (r.tensors.len().to_string(), bytes(r.tensors.iter().map(|t| t.bytes).sum()));
+    let elements: usize = r.tensors.iter().map(|t| t.shape.iter().product::<usize>()).sum();
+    let bits = format!(
+        "{:.2}",
+        8.0 * r.tensors.iter().map(|t| t.bytes).sum::<u64>() as f64 / elements.max(1) as f64
+    );
+    table.push(match options.tensors {
+        true => head(&[&format!("all {count} tensors"), "", "", &size, &bits]),
+        false => head(&["all", &count, "", "", &size, &bits]),
+    });
+    out + &markdown(&table)
+}

@@ -1,0 +1,292 @@
+//! `gemma list`: the Gemma 3 models on this machine, from their headers alone.
+
+use crate::checkpoint::Checkpoint;
+use crate::cli::io::output::print;
+use crate::cli::io::table::markdown;
+use crate::cli::io::ui::{clean, page_columns, paragraph_in};
+use crate::cli::options::RunArgs;
+use crate::cli::options::UiOptions;
+use crate::cli::settings::Typed;
+use crate::cli::sizes::Sizes;
+use crate::error::fault_of;
+use crate::models::Weights;
+use crate::runtime::find::{caches, in_cache};
+use crate::runtime::load::{self, kv_format};
+use crate::runtime::model::Size;
+use crate::runtime::options::{AutoOr, RunOptions};
+use crate::runtime::placement::host::Host;
+use crate::runtime::placement::measure::Task;
+use crate::runtime::placement::predict::Speeds;
+use crate::runtime::shapes::Shape;
+use crate::util::files::read_regular;
+use crate::util::json;
+use crate::util::units::bytes;
+use anyhow::Result;
+use clap::Args;
+use serde::Serialize;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Show the Gemma 3 models in the Hugging Face cache and in the working directory: size, format,
+/// whether they fit
+///
+/// Only headers are read. A model that cannot be used is listed with the reason.
+#[derive(Debug, Args)]
+pub struct List {
+    /// Directories to look in, beside the Hugging Face cache [default: the working directory]
+    #[arg(value_name = "DIRECTORY")]
+    pub directories: Vec<PathBuf>,
+    /// One JSON object instead of text
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub run: RunArgs,
+    #[command(flatten)]
+    pub ui: UiOptions,
+}
+
+/// A model that was found.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+struct Found {
+    /// What `--model` takes.
+    model: String,
+    path: PathBuf,
+    #[serde(flatten)]
+    about: Option<About>,
+    /// Why it cannot be used, and what to do about it; null where it can.
+    error: Option<String>,
+}
+
+/// What its headers say.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+struct About {
+    format: &'static str,
+    bits_per_weight: f64,
+    /// Of the weights of the language model.
+    bytes: u64,
+    fits: bool,
+}
+
+/// Bytes of a config.json that is looked into.
+const LARGEST: u64 = 1 << 20;
+
+/// Positions that a model has to have room for to fit.
+const CONTEXT: usize = 4096;
+
+pub fn run(options: &List, _: &Typed) -> Result<u8> {
+    let caches = caches();
+    let here = vec![PathBuf::from(".")];
+    let directories = if options.directories.is_empty() { &here } else { &options.directories };
+    let run = options.run.settled()?;
+    let host = Host::here(&run);
+    let mut found = Vec::new();
+    for (model, path) in in_caches(&caches) {
+        match path {
+            Ok(path) => found.extend(files(&path).into_iter().filter_map(|file| {
+                // Of a page with one model its name is enough.
+                let model = if file == path { model.clone() } else { file.display().to_string() };
+                look(model, file, &host, &run, is_gemma(&path.display().to_string()))
+            })),
+            Err(error) => {
+                let path = caches.first().cloned().unwrap_or_default();
+                found.push(Found { model, path, about: None, error: Some(error) });
+            }
+        }
+    }
+    for path in directories.iter().flat_map(|directory| beside(directory)) {
+        for file in files(&path) {
+            // A file called config.json alone makes no model.
+            let wanted = is_gemma(&file.display().to_string()) || holds_weights(&file);
+            found.extend(look(file.display().to_string(), file, &host, &run, wanted));
+        }
+    }
+    let places: Vec<&PathBuf> = caches.iter().chain(directories).collect();
+    if options.json {
+        let json = serde_json::json!({"v": 1, "looked_in": places, "context": context(&run), "models": found});
+        print(&format!("{json:#}\n"))?;
+    } else {
+        let sizes = || Sizes::of(&host, &run, Speeds::new(&*load::pool(&run)?, None));
+        let sizes = found.is_empty().then(sizes).transpose()?;
+        print(&text(&found, &places, sizes.as_ref(), page_columns()))?;
+    }
+    Ok(0)
+}
+
+fn context(run: &RunOptions) -> usize {
+    match run.context {
+        AutoOr::N(n) => n,
+        AutoOr::Auto => CONTEXT,
+    }
+}
+
+/// Models of Gemma's pages in the caches: the id, and where the files are or why they cannot be
+/// used.
+fn in_caches(caches: &[PathBuf]) -> Vec<(String, Result<PathBuf, String>)> {
+    let names = caches.iter().flat_map(|cache| names(cache));
+    let ids = names.filter_map(|name| Some(name.strip_prefix("models--")?.replacen("--", "/", 1)));
+    ids.filter_map(|id| match in_cache(&id, caches) {
+        Ok(path) => Some((id, Ok(path))),
+        Err(e) => is_gemma(&id).then(|| (id, Err(reason(&e)))),
+    })
+    .collect()
+}
+
+/// What may be a model in a directory: the directory itself, its subdirectories and its GGUF files.
+fn beside(directory: &Path) -> Vec<PathBuf> {
+    let inside = names(directory).into_iter().filter(|name| !name.starts_with('.')).map(|name| {
+        match directory {
+            here if here == Path::new(".") => PathBuf::from(name),
+            _ => directory.join(name),
+        }
+    });
+    let inside = inside.filter(|path| path.is_dir());
+    std::iter::once(directory.to_owned()).chain(inside).collect()
+}
+
+/// Names in a directory, sorted; none where it cannot be read.
+fn names(directory: &Path) -> Vec<String> {
+    let entries = fs::read_dir(directory).into_iter().flatten();
+    let mut names: Vec<String> =
+        entries.filter_map(|e| e.ok()?.file_name().into_string().ok()).collect();
+    names.sort();
+    names
+}
+
+/// The models of a directory: itself where it holds a checkpoint or the one GGUF model of a page,
+/// otherwise each GGUF file.
+fn files(directory: &Path) -> Vec<PathBuf> {
+    let names = names(directory);
+    if names.iter().any(|n| n == "config.json" || n.ends_with(".safetensors")) {
+        return vec![directory.to_owned()];
+    }
+    // The vision tower is no model, and of a model in parts the first names all.
+    let later = |n: &str| n.rsplit_once("-of-").is_some_and(|(rest, _)| !rest.ends_with("-00001"));
+    let models: Vec<&String> = names
+        .iter()
+        .filter(|n| n.ends_with(".gguf") && !n.contains("mmproj") && !later(n))
+        .collect();
+    let is_snapshot = directory.parent().is_some_and(|p| p.ends_with("snapshots"));
+    match models[..] {
+        [_] | [] if is_snapshot => vec![directory.to_owned()],
+        _ => models
+            .into_iter()
+            .map(|n| if directory == Path::new(".") { n.into() } else { directory.join(n) })
+            .collect(),
+    }
+}
+
+fn holds_weights(path: &Path) -> bool {
+    path.is_file() || names(path).iter().any(|n| n.ends_with(".safetensors"))
+}
+
+/// Whether a name is one of Gemma 3.
+fn is_gemma(name: &str) -> bool {
+    let name = name.to_ascii_lowercase();
+    name.contains("gemma-3-") || name.contains("gemma3") || name.contains("gemma_3")
+}
+
+/// Opens a model; `None` where it is of another family. What cannot be opened is told from its
+/// name, unless it is `wanted`.
+fn look(
+    model: String,
+    path: PathBuf,
+    host: &Host<'_>,
+    run: &RunOptions,
+    wanted: bool,
+) -> Option<Found> {
+    if family(&path)
+        .is_some_and(|family| !family.starts_with("gemma3") || family.starts_with("gemma3n"))
+    {
+        return None;
+    }
+    let about = Checkpoint::open(&path).and_then(|checkpoint| {
+        let is_gguf = checkpoint.metadata().is_some();
+        let is_ours = checkpoint.config().get("quantization_config").is_some();
+        let weights = Weights::open(checkpoint)?;
+        let size = Size::of(&weights)?;
+        let task = Task {
+            weights: &weights,
+            context: context(run),
+            kv: kv_format(&weights, run.kv)?,
+            sequences: 1,
+            prefixes: 0,
+            npu: false,
+        };
+        Ok(About {
+            format: if is_gguf {
+                "GGUF"
+            } else if is_ours {
+                "quantised"
+            } else {
+                "checkpoint"
+            },
+            bits_per_weight: size.bits_per_weight(),
+            bytes: size.bytes,
+            fits: host.fitting(&task).is_some(),
+        })
+    });
+    match about {
+        Ok(about) => Some(Found { model, path, about: Some(about), error: None }),
+        Err(_) if !wanted => None,
+        Err(e) => Some(Found { model, path, about: None, error: Some(reason(&e)) }),
+    }
+}
+
+/// The family that a model's own files name; `None` where they name none.
+fn family(path: &Path) -> Option<String> {
+    if let Ok(text) = read_regular(&path.join("config.json"), LARGEST) {
+        let config = json::parse(&text).ok()?;
+        return Some(config.get("model_type")?.as_str()?.to_owned());
+    }
+    let checkpoint = Checkpoint::open(path).ok()?;
+    Some(checkpoint.metadata()?.text("general.architecture")?.to_owned())
+}
+
+/// An error on one line, with its remedy.
+fn reason(error: &anyhow::Error) -> String {
+    let help = fault_of(error).and_then(|fault| fault.help.as_deref());
+    help.map_or_else(|| format!("{error:#}"), |help| format!("{error:#}: {help}"))
+}
+
+fn text(found: &[Found], places: &[&PathBuf], sizes: Option<&Sizes>, columns: usize) -> String {
+    let say = |text: &str| paragraph_in("", 0, &clean(text), columns);
+    if found.is_empty() {
+        let places: Vec<String> = places.iter().map(|p| p.display().to_string()).collect();
+        let best = sizes.and_then(Sizes::best).map(|(_, page)| page);
+        let page = best.or_else(|| Shape::B1.page("q4_0")).unwrap_or_default();
+        let larger = sizes.and_then(Sizes::larger).map_or(String::new(), |text| say(&text) + "\n");
+        return say(&format!(
+            "There is no Gemma 3 here (looked in {}). To get one that fits:",
+            places.join(", ")
+        )) + &format!(
+            "\n  pip install -U huggingface_hub\n  hf auth login    # after accepting the licence \
+                 at https://huggingface.co/{page}\n  hf download {page}\n  gemma chat -m {page}\n\n{larger}"
+        ) + &say("gemma plan says which other sizes fit here, and how fast they would be.");
+    }
+    let mut table = vec![["model", "format", "bits", "size", "fits"].map(str::to_owned).to_vec()];
+    for (Found { model, .. }, about) in found.iter().filter_map(|f| Some((f, f.about.as_ref()?))) {
+        let bits = format!("{:.1}", about.bits_per_weight);
+        let fits = if about.fits { "yes" } else { "no" };
+        table.push(
+            [&*clean(model), about.format, &bits, &bytes(about.bytes), fits]
+                .map(str::to_owned)
+                .to_vec(),
+        );
+    }
+    let mut out = if table.len() > 1 { markdown(&table) } else { String::new() };
+    for (i, (model, error)) in
+        found.iter().filter_map(|f| Some((&f.model, f.error.as_ref()?))).enumerate()
+    {
+        if i == 0 {
+            out += &format!("{}Cannot be used:\n", if out.is_empty() { "" } else { "\n" });
+        }
+        out += &paragraph_in("  ", 4, &clean(&format!("{model}: {error}")), columns);
+    }
+    if table.len() > 1 {
+        out += &format!(
+            "\n{}",
+            say("To talk to one: gemma chat -m MODEL. gemma plan MODEL says more about one.")
+        );
+    }
+    out
+}

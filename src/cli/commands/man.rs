@@ -1,0 +1,73 @@
+//! `gemma man`: pages made from the definition that parses the command line.
+
+use super::Cli;
+use crate::cli::help::{self, EXIT_CODES, SETTINGS};
+use crate::cli::io::output::print;
+use crate::cli::settings::Typed;
+use crate::error::Fault;
+use anyhow::Result;
+use clap::{Args, CommandFactory};
+
+#[derive(Debug, Args)]
+pub struct Man {
+    /// A command, for its own page
+    pub command: Option<String>,
+}
+
+/// Prints the page.
+pub fn run(options: &Man, _: &Typed) -> Result<u8> {
+    let mut root = help::complete(Cli::command());
+    root.build();
+    let command = match &options.command {
+        None => root,
+        Some(name) => match root.find_subcommand(name) {
+            Some(command) => command.clone(),
+            None => {
+                let known: Vec<_> =
+                    root.get_subcommands().map(|c| c.get_name()).filter(|n| *n != "help").collect();
+                let fault = Fault::usage(format!("there is no command `{name}`"));
+                return Err(fault
+                    .help(format!("commands with a page are {}", known.join(", ")))
+                    .into());
+            }
+        },
+    };
+    print(&page(command)?)?;
+    Ok(0)
+}
+
+/// One man page: what clap knows, then examples, exit codes and sources of settings.
+fn page(command: clap::Command) -> Result<String> {
+    let examples = help::examples(command.get_name());
+    let is_root = command.has_subcommands();
+    let man = clap_mangen::Man::new(command)
+        .source(concat!("gemma ", env!("CARGO_PKG_VERSION")))
+        .manual("gemma");
+    let mut page = Vec::new();
+    man.render_title(&mut page)?;
+    man.render_name_section(&mut page)?;
+    man.render_synopsis_section(&mut page)?;
+    man.render_description_section(&mut page)?;
+    man.render_options_section(&mut page)?;
+    if is_root {
+        man.render_subcommands_section(&mut page)?;
+    }
+    let mut page = String::from_utf8(page)?;
+    if let Some(examples) = examples {
+        let lines: Vec<String> =
+            examples.lines().skip(1).map(|line| roff(line.trim_start())).collect();
+        page += &format!(".SH EXAMPLES\n.nf\n{}\n.fi\n", lines.join("\n"));
+    }
+    page += ".SH EXIT STATUS\n";
+    for (code, meaning) in EXIT_CODES {
+        page += &format!(".TP\n{code}\n{}\n", roff(meaning));
+    }
+    page += &format!(".SH ENVIRONMENT AND FILES\n{}\n", roff(SETTINGS));
+    Ok(page)
+}
+
+/// Text that troff prints as it is.
+fn roff(text: &str) -> String {
+    let text = text.replace('\\', "\\e").replace('-', "\\-").replace('\'', "\\(aq");
+    if text.starts_with('.') { format!("\\&{text}") } else { text }
+}

@@ -1,0 +1,348 @@
+//! `gemma plan`: what a model would take and where it would run, without loading it. The same code
+//! decides when it is loaded.
+
+mod remedy;
+mod text;
+
+use crate::cli::io::output::print;
+use crate::cli::io::ui::{Ui, page_columns};
+use crate::cli::options::FormatArgs;
+use crate::cli::options::{ModelArgs, UiOptions, memory};
+use crate::cli::settings::Typed;
+use crate::cli::sizes::Sizes;
+use crate::error::{Fault, Kind};
+use crate::kv::PAGE;
+use crate::models::gemma3::bundled;
+use crate::models::{Config, Weights};
+use crate::quant::recipe::parse_size;
+use crate::runtime::find::find;
+use crate::runtime::placement::Placement;
+use crate::runtime::placement::host::Host;
+use crate::runtime::placement::measure::Task;
+use crate::runtime::placement::predict::{Prediction, Speeds};
+use crate::runtime::placement::prompt::{self, Reading};
+use crate::runtime::shapes::{Formats, Shape};
+use crate::runtime::{Model, RunOptions, Size, load, npu};
+use anyhow::Result;
+use clap::Args;
+use remedy::Misfit;
+
+/// Whether a model fits, how fast it would be, and where its memory goes; nothing is loaded.
+///
+/// Without MODEL: which sizes of Gemma 3 fit here. The model need not be downloaded.
+#[derive(Debug, Args)]
+pub struct Plan {
+    /// Model: a size (27b, 12b, 4b, 1b, 270m), an id such as google/gemma-3-27b-it, a directory or
+    /// a GGUF file; bundled is the demo
+    #[arg(value_name = "MODEL")]
+    pub which: Option<String>,
+    /// Made-up weights in the shape of a Gemma 3, as gemma bench takes them
+    #[arg(long, value_enum, value_name = "SHAPE", conflicts_with_all = ["model", "which"], hide_short_help = true)]
+    pub synthetic: Option<Shape>,
+    #[command(flatten)]
+    pub formats: FormatArgs,
+    /// Plan for another machine with so much memory (32GB), of which a quarter, but at most 8 GB,
+    /// is taken to be in use
+    #[arg(long, value_name = "SIZE", value_parser = machine_memory)]
+    pub memory: Option<u64>,
+    /// Speed at which memory is read, 1e9 bytes a second, instead of measuring it; with a comma the
+    /// GPU's and the processor's
+    #[arg(long, value_name = "GB/S", value_delimiter = ',', num_args = 1, value_parser = speed, conflicts_with = "measure")]
+    pub bandwidth: Vec<f64>,
+    /// Measure on the GPU how fast it reads its memory, in 0.3 GB of it, and a prompt, instead of
+    /// assuming the one and leaving out the other
+    #[arg(long, conflicts_with = "memory")]
+    pub measure: bool,
+    /// Tokens that a pass brings with drafts, at least and at most, for the range of tokens a
+    /// second
+    ///
+    /// The default is what the bundled drafts for Gemma 3 brought on held-out prose and code (gemma
+    /// bench --replay, trees of 15 nodes), guessing text of people, not of a Gemma.
+    #[arg(long, value_name = "LOW,HIGH", value_delimiter = ',', num_args = 1, default_values_t = DRAFTED, value_parser = tokens)]
+    pub tokens_per_pass: Vec<f64>,
+    /// Texts that serve, or generate --batch, with --parallel N answers at once: each takes memory
+    /// for a context of its own
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub parallel: u16,
+    /// Memory in which serve keeps what texts began with (2GB), beside their contexts
+    #[arg(long, value_name = "SIZE", default_value = "0", value_parser = memory)]
+    pub cache_ram: u64,
+    /// One JSON object instead of text
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub model: ModelArgs,
+    #[command(flatten)]
+    pub ui: UiOptions,
+}
+
+/// Tokens per pass on held-out prose and on held-out code: `scripts/bench-draft.sh`, 25 texts of
+/// each.
+const DRAFTED: [f64; 2] = [1.8, 3.9];
+/// Context where none was asked for.
+const CONTEXT: usize = 4096;
+/// Contexts shown beside the one that was asked for.
+const CONTEXTS: [usize; 4] = [2048, 8192, 32_768, 131_072];
+
+fn speed(text: &str) -> Result<f64, String> {
+    number(text, 1e-3..1e6)
+}
+
+/// Nobody means a machine of 32 bytes.
+fn machine_memory(text: &str) -> Result<u64, String> {
+    let size = parse_size(text).map_err(|e| e.to_string())?;
+    if size < 100_000_000 {
+        Err("expected the memory of a machine, such as 32GB".into())
+    } else {
+        Ok(size)
+    }
+}
+
+fn tokens(text: &str) -> Result<f64, String> {
+    number(text, 1.0..1000.0)
+}
+
+fn number(text: &str, range: std::ops::Range<f64>) -> Result<f64, String> {
+    let good = text.parse().ok().filter(|x| range.contains(x));
+    good.ok_or_else(|| format!("expected a number from {} to {}", range.start, range.end))
+}
+
+/// What is planned.
+struct Subject {
+    weights: Weights,
+    name: String,
+    /// The published model that it is, or has the shape of.
+    shape: Option<Shape>,
+}
+
+impl Subject {
+    /// `None` where nothing was named.
+    fn of(options: &Plan, ui: &Ui) -> Result<Option<Subject>> {
+        let formats = &options.formats.settled();
+        if let Some(shape) = options.synthetic {
+            let (weights, name) = (shape.weights(formats)?, format!("synthetic {}", shape.name()));
+            return Ok(Some(Subject { weights, name, shape: Some(shape) }));
+        }
+        let named = options.which.as_deref().or(options.model.model.as_deref());
+        // These are about one model, and generate and serve take the demo where none is named.
+        let is_about_one = options.measure || options.parallel > 1 || options.cache_ram > 0;
+        let demo = (is_about_one && !formats.is_asked()).then_some("bundled");
+        let Some(name) = named.or(demo) else { return Ok(None) };
+        // What lies here goes before what is only known.
+        let known = Shape::named(name).filter(|_| find(Some(name)).is_err());
+        if let Some((shape, published)) = known {
+            let as_published = Formats::of_recipe(published);
+            let formats = if formats.is_asked() { formats } else { &as_published };
+            let name = format!("Gemma 3 {}{}", shape.name(), described(formats));
+            return Ok(Some(Subject {
+                weights: shape.weights(formats)?,
+                name,
+                shape: Some(shape),
+            }));
+        }
+        let (weights, name) = match name {
+            "bundled" => (Weights::open(bundled::target()?)?, "bundled demo model".to_owned()),
+            _ => Model::open(Some(name), ui).map(|m| (m.weights, m.name))?,
+        };
+        let config = weights.config();
+        let same = |shape: &Shape| {
+            let published = Config::from_json(&shape.config());
+            published.is_ok_and(|p| {
+                (p.dim, p.n_layers, p.ffn_dim) == (config.dim, config.n_layers, config.ffn_dim)
+            })
+        };
+        let shape = Shape::ALL.into_iter().find(same);
+        match formats.is_asked() {
+            true => {
+                let name = format!("{name}{}", described(formats));
+                Ok(Some(Subject { weights: formats.weights(config.clone())?, name, shape }))
+            }
+            false => Ok(Some(Subject { weights, name, shape })),
+        }
+    }
+}
+
+/// Formats that a model does not have, but would have.
+fn described(formats: &Formats) -> String {
+    match formats.recipe.as_deref() {
+        Some("bf16") => " in bf16, as Google publishes it".into(),
+        Some("q4_0") => " as Google's 4-bit file (q4_0)".into(),
+        Some(recipe) => format!(" as gemma quantize --recipe {recipe} makes it"),
+        None => " in the formats given".into(),
+    }
+}
+
+/// Everything that is known without loading.
+struct Report<'a> {
+    name: String,
+    task: Task<'a>,
+    size: Size,
+    placement: Placement,
+    /// Memory of the machine that is free.
+    available: Option<u64>,
+    /// All memory, of a machine that is not this one.
+    elsewhere: Option<u64>,
+    largest_context: Option<usize>,
+    speeds: Speeds,
+    predicted: Prediction,
+    /// How fast a document is read; `None` where that would have to be timed on a GPU.
+    reading: Option<Reading>,
+    /// Tokens of a pass with drafts, low and high.
+    drafted: [f64; 2],
+    /// Other contexts.
+    others: Vec<Other>,
+    /// Why it cannot be loaded.
+    misfit: Option<String>,
+    /// Why an NPU that was asked for would take no part.
+    no_npu: Option<String>,
+}
+
+/// The same model with another context.
+struct Other {
+    context: usize,
+    /// Where it would run; `None` where the options leave no place.
+    placement: Option<Placement>,
+    fits: bool,
+}
+
+pub fn run(options: &Plan, typed: &Typed) -> Result<u8> {
+    let ui = &typed.ui;
+    let drafted = match options.tokens_per_pass[..] {
+        [one] => [one, one],
+        [low, high] if low <= high => [low, high],
+        _ => return Err(Fault::usage("--tokens-per-pass takes the lower number first").into()),
+    };
+    if options.bandwidth.len() > 2 {
+        return Err(
+            Fault::usage("--bandwidth takes one speed, or the GPU's and the processor's").into()
+        );
+    }
+    let run = &options.model.run.settled()?;
+    if options.parallel > 1 && run.npu.is_asked() {
+        return Err(npu::for_one_text());
+    }
+    let host = match options.memory {
+        None => Host::here(run),
+        Some(memory) => Host::other(run, memory)?,
+    };
+    let Some(Subject { weights, name, shape }) = Subject::of(options, ui)? else {
+        return survey(options, run, &host);
+    };
+    let context = load::context(run.context, CONTEXT, weights.config(), ui);
+    let sequences = options.parallel as usize;
+    let kv = load::kv_format(&weights, run.kv)?;
+    let (prefixes, npu) = (options.cache_ram, run.npu.is_asked());
+    let task = Task { weights: &weights, context, kv, sequences, prefixes, npu };
+    let placement = host.place(&task, ui)?;
+    let available = host.available;
+    let misfit = host.check(&placement).err().map(|e| format!("{e:#}"));
+    let device = placement.device.as_ref();
+    let mut speeds = memory_speeds(options, run)?.beside(device);
+    if let Some(device) = device.filter(|_| options.measure) {
+        speeds = speeds.measured(device, ui)?;
+    }
+    let reading = match misfit {
+        None => prompt::reading(
+            &task,
+            &placement,
+            &load::pool(run)?,
+            run.isa,
+            options.measure.then_some(ui as _),
+        )?,
+        Some(_) => None,
+    };
+    let mut contexts: Vec<usize> =
+        CONTEXTS.into_iter().filter(|c| *c <= weights.config().max_position).collect();
+    contexts.push(context);
+    contexts.sort_unstable();
+    contexts.dedup();
+    let other = |context| {
+        let found = host.place(&Task { context, ..task }, ui).ok();
+        let fits = found.as_ref().is_some_and(|p| host.check(p).is_ok());
+        Other { context, placement: found, fits }
+    };
+    let no_npu = match npu::dims(weights.config()).shape() {
+        _ if !task.npu => None,
+        Err(why) => Some(why.to_string()),
+        Ok(_) => (placement.layout.npu == 0)
+            .then(|| "it works beside one device, not where layers are spread over two".into()),
+    };
+    let report = Report {
+        name,
+        size: Size::of(&weights)?,
+        largest_context: largest_context(&task, &placement, &host)?,
+        predicted: speeds.predict(&placement),
+        misfit,
+        others: contexts.into_iter().map(other).collect(),
+        task,
+        placement,
+        available,
+        elsewhere: host.elsewhere,
+        speeds,
+        reading,
+        drafted,
+        no_npu,
+    };
+    print(&if options.json {
+        format!("{:#}\n", report.json())
+    } else {
+        report.text(options, page_columns())
+    })?;
+    let Some(what) = report.misfit else { return Ok(0) };
+    let Report { ref placement, largest_context, .. } = report;
+    let sizes = Sizes::of(&host, run, speeds)?;
+    let help = Misfit { task, placement, shape, largest_context }.help(&host, run, &sizes)?;
+    Err(Fault::new(Kind::Memory, what).help(help).into())
+}
+
+/// Nothing was named: which sizes fit.
+fn survey(options: &Plan, run: &RunOptions, host: &Host<'_>) -> Result<u8> {
+    if options.formats.settled().is_asked() {
+        let fault = Fault::usage("formats are those of one model, and none is named");
+        return Err(fault.help("name it: gemma plan 27b, or gemma plan -m MODEL").into());
+    }
+    let sizes = Sizes::of(host, run, memory_speeds(options, run)?)?;
+    print(&match options.json {
+        true => {
+            let mut json = sizes.json();
+            json["v"] = 1.into();
+            format!("{json:#}\n")
+        }
+        false => sizes.text(page_columns()),
+    })?;
+    Ok(0)
+}
+
+/// Speeds of the memories: given, assumed of another machine, or measured.
+fn memory_speeds(options: &Plan, run: &RunOptions) -> Result<Speeds> {
+    Ok(match (&options.bandwidth[..], options.memory) {
+        ([], None) => Speeds::new(&*load::pool(run)?, None),
+        ([], Some(_)) => Speeds::elsewhere(),
+        (given, _) => Speeds::given(given),
+    })
+}
+
+/// The most positions that fit with the layers where they are; `None` if not even one page does.
+fn largest_context(
+    task: &Task<'_>,
+    placement: &Placement,
+    host: &Host<'_>,
+) -> Result<Option<usize>> {
+    let most = task.weights.config().max_position;
+    let device = placement.device.as_ref();
+    let fits = |context: usize| -> Result<bool> {
+        let layout = Task { context, ..*task }.measure(device, placement.layout.gpu.layers)?;
+        let other = Placement { layout, device: device.cloned() };
+        let on_gpu = device.is_none_or(|d| other.layout.gpu.need.total() <= d.free());
+        Ok(on_gpu && host.check(&other).is_ok())
+    };
+    let (mut low, mut high) = (0, most.div_ceil(PAGE));
+    while low < high {
+        let middle = (low + high).div_ceil(2);
+        match fits((middle * PAGE).min(most))? {
+            true => low = middle,
+            false => high = middle - 1,
+        }
+    }
+    Ok((low > 0).then_some((low * PAGE).min(most)))
+}

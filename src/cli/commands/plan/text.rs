@@ -1,0 +1,353 @@
+//! A plan for people and for programs.
+
+use super::{DRAFTED, Plan, Report};
+use crate::cli::io::table::markdown;
+use crate::cli::io::ui::paragraph_in;
+use crate::compute::KvFormat;
+use crate::runtime::options::AutoOr;
+use crate::runtime::placement::Placement;
+use crate::runtime::placement::measure::Share;
+use crate::util::units::{bytes, digits3, thousands};
+use crate::vulkan::blocks;
+use serde_json::{Value, json};
+
+/// Column at which the text behind a label begins.
+const INDENT: usize = 11;
+
+/// Bytes of everything that a placement takes, whoever has them.
+fn total(placement: &Placement) -> u64 {
+    let layout = &placement.layout;
+    [layout.gpu.need.total(), layout.cpu.need.total(), layout.npu]
+        .into_iter()
+        .fold(0, u64::saturating_add)
+}
+
+impl Report<'_> {
+    fn kv(&self) -> &'static str {
+        match self.task.kv {
+            KvFormat::F32 => "f32",
+            KvFormat::F16 => "f16",
+            KvFormat::Q8 => "q8",
+        }
+    }
+
+    fn device(&self) -> String {
+        self.placement.device.as_ref().map_or("cpu".into(), |d| format!("vulkan:{}", d.index))
+    }
+
+    fn globals(&self) -> usize {
+        let config = self.task.weights.config();
+        (0..config.n_layers).filter(|layer| config.is_global(*layer)).count()
+    }
+
+    /// Tokens a second with drafts, at least and at most: as if a pass that checks drafts cost what
+    /// a plain one does.
+    fn drafted_per_s(&self) -> [f64; 2] {
+        let [full, empty] = self.predicted.passes_per_s;
+        [full * self.drafted[0], empty * self.drafted[1]]
+    }
+
+    pub(super) fn json(&self) -> Value {
+        let config = self.task.weights.config();
+        let side = |share: &Share, free: Option<u64>| {
+            json!({
+                "layers": share.layers, "bytes": share.need, "kv": share.kv, "total": share.need.total(), "free": free,
+                "read_by_a_pass": share.reads,
+            })
+        };
+        let (gpu, cpu) = (&self.placement.layout.gpu, &self.placement.layout.cpu);
+        let device = self.placement.device.as_ref();
+        let allocations = device.map(|d| blocks(&self.placement.layout.pieces, d).concat());
+        let other = |o: &super::Other| {
+            let layout = o.placement.as_ref().map(|p| &p.layout);
+            json!({
+                "context": o.context,
+                "fits": o.fits,
+                "kv_bytes": layout.map(|l| l.gpu.need.kv + l.cpu.need.kv),
+                "npu_bytes": layout.map(|l| l.npu),
+                "total": o.placement.as_ref().map(total),
+                "gpu_layers": layout.map(|l| l.gpu.layers),
+                "passes_per_s": o.placement.as_ref().map(|p| self.speeds.predict(p).passes_per_s),
+            })
+        };
+        json!({
+            "v": 1,
+            "model": {
+                "name": self.name, "layers": config.n_layers, "global_layers": self.globals(), "window": config.window,
+                "bytes": self.size.bytes, "bits_per_weight": self.size.bits_per_weight(),
+            },
+            "context": self.task.context,
+            "sequences": self.task.sequences,
+            "kv": self.kv(),
+            "device": self.device(),
+            "device_name": device.map(|d| &d.name),
+            "gpu": device.map(|d| side(gpu, Some(d.free()))),
+            "cpu": side(cpu, self.available),
+            "npu": self.task.npu.then(|| json!({"bytes": self.placement.layout.npu, "without": self.no_npu})),
+            "allocations": allocations.map(|a| json!({"count": a.len(), "largest": a.iter().max()})),
+            "machine_memory": self.elsewhere,
+            "fits": self.misfit.is_none(),
+            "misfit": self.misfit,
+            "largest_context": self.largest_context,
+            "contexts": self.others.iter().map(other).collect::<Vec<_>>(),
+            "predicted": {
+                "ms_per_pass": self.predicted.ms_per_pass,
+                "ms_per_pass_when_full": self.predicted.ms_per_pass_when_full,
+                "passes_per_s": self.predicted.passes_per_s,
+                "tokens_per_s_plain": self.predicted.passes_per_s,
+                "tokens_per_pass_drafted": self.drafted,
+                "tokens_per_s_drafted": self.drafted_per_s(),
+                "prompt": self.reading,
+            },
+            "memory_speed": self.speeds,
+        })
+    }
+
+    pub(super) fn text(&self, options: &Plan, columns: usize) -> String {
+        let config = self.task.weights.config();
+        let (all, global) = (config.n_layers, self.globals());
+        let count = |n: usize| thousands(n as u64);
+        let say = |label: &str, text: &str| paragraph_in(label, INDENT, text, columns);
+        let (size, bits) = (bytes(self.size.bytes), self.size.bits_per_weight());
+        let mut text = say(
+            "model",
+            &format!("{}: {all} layers, {size} at {bits:.2} bits per weight", self.name),
+        );
+        text += &say("fits", &self.verdict());
+        if self.misfit.is_none() {
+            text += &say("speed", &self.speed(options));
+            text += &say(
+                "",
+                &format!(
+                    "predicted, not measured: memory read at full speed, {}",
+                    self.speeds.basis(&self.predicted)
+                ),
+            );
+            text += &say("prompt", &self.prompt());
+        }
+        text += &say("placement", &self.placement.describe());
+        if let Some(device) = &self.placement.device {
+            let sizes = blocks(&self.placement.layout.pieces, device).concat();
+            let (n, most) = (sizes.len(), bytes(sizes.iter().copied().max().unwrap_or(0)));
+            let limit = bytes(device.max_allocation);
+            text += &say(
+                "",
+                &format!(
+                    "in {n} allocations of at most {most}, where the driver gives up to {limit} at \
+                        a time"
+                ),
+            );
+        }
+        let chosen = if options.model.run.ctx_size == AutoOr::Auto {
+            " (--ctx-size sets others)"
+        } else {
+            ""
+        };
+        let each = match self.task.sequences {
+            1 => String::new(),
+            n => format!(" for each of {n} texts"),
+        };
+        text += &say(
+            "context",
+            &format!(
+                "{} tokens{each}{chosen}, keys and values in {}: {global} layers keep all of them, \
+                 {} layers the last {} and room for a pass",
+                count(self.task.context),
+                self.kv(),
+                all - global,
+                count(config.window)
+            ),
+        );
+        text += &match (&self.no_npu, self.placement.layout.npu) {
+            (Some(why), _) => say("npu", &format!("takes no part: {why}")),
+            (None, 0) => String::new(),
+            (None, n) => say(
+                "npu",
+                &format!(
+                    "{} of the processor's memory for its own copy of the global layers' pages, \
+                        queries and results",
+                    bytes(n)
+                ),
+            ),
+        };
+        text += &format!("\n{}", self.table());
+        if self.others.iter().any(|other| other.fits) {
+            text += &format!("\n{}", self.by_context());
+        }
+        text
+    }
+
+    /// Whether it fits, and how well.
+    fn verdict(&self) -> String {
+        let largest = self.largest_context.map(|n| thousands(n as u64));
+        let Some(why) = &self.misfit else {
+            let up_to = largest.map_or(String::new(), |n| format!(", up to {n} tokens of context"));
+            return format!("yes: {}{up_to}", self.taken().join(", "));
+        };
+        let less = largest
+            .map_or(String::new(), |n| format!("; it would with at most {n} tokens of context"));
+        format!("no: {why}{less}")
+    }
+
+    /// `11.3 GB of 24.6 GB free`, for each memory that is taken from.
+    fn taken(&self) -> Vec<String> {
+        let (gpu, cpu) = (&self.placement.layout.gpu.need, &self.placement.layout.cpu.need);
+        let of = |need: u64, free: Option<u64>| {
+            format!("{} of {} free", bytes(need), free.map_or("an unknown amount".into(), bytes))
+        };
+        let machine = match self.elsewhere {
+            Some(all) => format!(" in a machine of {}", bytes(all)),
+            None => String::new(),
+        };
+        match &self.placement.device {
+            None => vec![of(total(&self.placement), self.available) + &machine],
+            // One memory for both.
+            Some(d) if d.is_integrated || d.is_cpu => {
+                let free = self
+                    .available
+                    .map(|available| available.min(d.free().saturating_add(cpu.total())));
+                vec![of(total(&self.placement), free)]
+            }
+            Some(d) => {
+                let host = cpu.total().saturating_add(self.placement.layout.npu);
+                let beside =
+                    (host > 0).then(|| format!("{} for the processor", of(host, self.available)));
+                std::iter::once(format!("{} on {}", of(gpu.total(), Some(d.free())), d.name))
+                    .chain(beside)
+                    .collect()
+            }
+        }
+    }
+
+    fn speed(&self, options: &Plan) -> String {
+        let ([full, empty], [low, high]) = (self.predicted.passes_per_s, self.drafted_per_s());
+        let plain = if empty < 1.1 * full {
+            about(full)
+        } else {
+            format!("{} (context full) to {}", about(full), about(empty))
+        };
+        let of_each = if self.task.sequences > 1 { " for each text" } else { "" };
+        let [least, most] = self.drafted;
+        let drafts = match options.tokens_per_pass == DRAFTED {
+            true => "if yours are like our test texts".to_owned(),
+            false => format!("if a pass brings {least} to {most} tokens"),
+        };
+        format!(
+            "about {plain} tok/s plain{of_each}; {} to {} with drafts, {drafts}, less what \
+                checking them costs",
+            about(low),
+            about(high)
+        )
+    }
+
+    fn prompt(&self) -> String {
+        let Some(reading) = self.reading else {
+            return "not predicted for a GPU unless it is timed: add --measure".into();
+        };
+        let here = match self.elsewhere {
+            Some(_) => "from the speed of this machine's processor",
+            None => "from the speed of multiplications here, timed just now",
+        };
+        format!(
+            "about {} tok/s: a document of {} tokens takes about {} to read (predicted {here})",
+            about(reading.tokens_per_s),
+            thousands(reading.tokens as u64),
+            duration(reading.seconds)
+        )
+    }
+
+    /// Bytes by part and side.
+    fn table(&self) -> String {
+        let (gpu, cpu) = (&self.placement.layout.gpu, &self.placement.layout.cpu);
+        let free = |bytes_free: Option<u64>| bytes_free.map_or("unknown".to_owned(), bytes);
+        let mut sides = Vec::new();
+        if let Some(device) = &self.placement.device {
+            sides.push((self.device(), gpu, Some(device.free())));
+        }
+        if cpu.layers > 0 {
+            sides.push(("cpu".to_owned(), cpu, self.available));
+        }
+        let row = |name: &str, cell: &dyn Fn(&Share) -> String| -> Vec<String> {
+            std::iter::once(name.to_owned())
+                .chain(sides.iter().map(|(_, share, _)| cell(share)))
+                .collect()
+        };
+        let mut table =
+            vec![std::iter::once(String::new()).chain(sides.iter().map(|s| s.0.clone())).collect()];
+        table.push(row("layers", &|s| s.layers.to_string()));
+        table.push(row("weights", &|s| bytes(s.need.weights)));
+        table.push(row("keys and values", &|s| bytes(s.need.kv)));
+        table.push(row("  the context, global layers", &|s| bytes(s.kv.global)));
+        table.push(row("  the window, other layers", &|s| bytes(s.kv.window)));
+        if self.task.prefixes > 0 {
+            table.push(row("  beginnings of texts", &|s| bytes(s.kv.prefixes)));
+        }
+        table.push(row("  whole pages, room for a pass", &|s| bytes(s.kv.slack + s.kv.scratch)));
+        table.push(row("activations", &|s| bytes(s.need.activations)));
+        table.push(row("while loading", &|s| bytes(s.need.staging)));
+        table.push(row("in all", &|s| bytes(s.need.total())));
+        table.push(
+            std::iter::once("free".to_owned()).chain(sides.iter().map(|s| free(s.2))).collect(),
+        );
+        markdown(&table)
+    }
+
+    /// Other contexts, each with the layers where they would be then, and the tokens a second,
+    /// without drafts, once it is full.
+    fn by_context(&self) -> String {
+        let head = ["context", "keys and values", "in all", "GPU layers", "fits", "tok/s"];
+        let mut table = vec![head.map(str::to_owned).to_vec()];
+        for other in &self.others {
+            let layout = other.placement.as_ref().map(|p| &p.layout);
+            let cell = |text: Option<String>| text.unwrap_or_else(|| "-".into());
+            table.push(vec![
+                thousands(other.context as u64),
+                cell(layout.map(|l| bytes(l.gpu.need.kv + l.cpu.need.kv))),
+                cell(other.placement.as_ref().map(|p| bytes(total(p)))),
+                cell(layout.map(|l| l.gpu.layers.to_string())),
+                if other.fits { "yes" } else { "no" }.into(),
+                cell(
+                    other
+                        .placement
+                        .as_ref()
+                        .filter(|_| other.fits)
+                        .map(|p| digits3(self.speeds.predict(p).passes_per_s[0])),
+                ),
+            ]);
+        }
+        markdown(&table)
+    }
+}
+
+/// A prediction has no more than two digits.
+fn about(x: f64) -> String {
+    match x {
+        x if x < 10.0 => format!("{x:.1}"),
+        x if x < 100.0 => format!("{x:.0}"),
+        x => format!("{:.0}", (x / 10.0).round() * 10.0),
+    }
+}
+
+/// `40 seconds`, `3 minutes`, `2.5 hours`.
+fn duration(seconds: f64) -> String {
+    match seconds {
+        s if s < 1.0 => "1 second".into(),
+        s if s < 90.0 => format!("{s:.0} seconds"),
+        s if s < 90.0 * 60.0 => format!("{:.0} minutes", s / 60.0),
+        s => format!("{:.1} hours", s / 3600.0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn predictions_are_rounded_as_people_say_them() {
+        assert_eq!([3.87, 15.6, 137.4, 2204.0].map(about), ["3.9", "16", "140", "2200"]);
+        assert_eq!(
+            [0.2, 45.4, 200.0, 9000.0].map(duration),
+            ["1 second", "45 seconds", "3 minutes", "2.5 hours"]
+        );
+    }
+}

@@ -1,0 +1,388 @@
+//! `gemma quantize`: a checkpoint of floats to a packed artifact.
+
+mod progress;
+mod text;
+
+use crate::checkpoint::Checkpoint;
+use crate::cli::io::output::print;
+use crate::cli::io::signals::Interrupt;
+use crate::cli::io::text_file::read_file;
+use crate::cli::io::ui::Ui;
+use crate::cli::options::UiOptions;
+use crate::cli::settings::Typed;
+use crate::error::Fault;
+use crate::models::{Role, Special, Weights};
+use crate::quant::prior;
+use crate::quant::recipe::{FOR_SIZES, nearest_to, parse_size};
+use crate::quant::{
+    self, Aim, Calibrated, Importance, Nearest, QuantPlan, QuantizeOptions, Recipe, Solver,
+    calibrate, estimate, unfinished,
+};
+use crate::runtime::driver;
+use crate::runtime::find;
+use crate::runtime::model::tokenizer_of;
+use crate::runtime::placement::Device;
+use crate::runtime::processor::default_threads;
+use crate::tensor::encode::{OnProcessor, TileEncoder};
+use crate::tensor::{Format, Token};
+use crate::util::units::thousands;
+use crate::vulkan::{Vulkan, VulkanTiles, choose};
+use anyhow::{Context, Result};
+use clap::Args;
+use progress::{Meter, Stage};
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+use text::figure;
+
+/// Tokens of a window of calibration text.
+const WINDOW: usize = 1024;
+/// Windows of the survey of sensitivities, most tokens of it, and most bytes of the copies that it
+/// carries.
+const SURVEY_WINDOW: usize = 256;
+const SURVEY_TOKENS: usize = 2048;
+const SURVEY_BYTES: usize = 3 << 29;
+
+#[derive(Debug, Args)]
+pub struct Quantize {
+    /// Model directory, GGUF file or id, with bf16, f16 or f32 weights
+    #[arg(value_name = "SRC", required_unless_present_any = ["list", "print_config"])]
+    pub source: Option<String>,
+    /// Directory to make, or a file that llama.cpp reads too if it ends in .gguf; it appears
+    /// complete or not at all
+    #[arg(value_name = "DST", required_unless_present_any = ["list", "print_config"])]
+    pub destination: Option<PathBuf>,
+    /// llama.cpp's place for a type.
+    #[arg(value_name = "TYPE", hide = true)]
+    pub kind: Option<String>,
+    /// List the built-in recipes and the formats, with their sizes, and stop
+    #[arg(long, conflicts_with_all = ["source", "destination"])]
+    pub list: bool,
+    /// Which format each tensor gets: seed, int4, 9gb, 10gb, 12gb (see --list) or a TOML file
+    /// [default: int4]
+    #[arg(long, value_name = "NAME|PATH", conflicts_with_all = ["linear", "embedding"])]
+    pub recipe: Option<String>,
+    /// Choose formats so that the whole directory takes at most this: 9.5GB, or 4.5bpw for bits per
+    /// weight
+    #[arg(long, value_name = "SIZE", value_parser = aim, conflicts_with_all = ["linear", "embedding"])]
+    pub target_size: Option<Aim>,
+    /// Instead of a recipe: format of the linear layers, such as i4-g32 or i4-row+h128 [default:
+    /// i4-g32]
+    #[arg(long, value_name = "FORMAT", value_parser = format)]
+    pub linear: Option<Format>,
+    /// Instead of a recipe: format of the embedding table and the output head [default: i8-row]
+    #[arg(long, value_name = "FORMAT", value_parser = format)]
+    pub embedding: Option<Format>,
+    /// Read this text and solve each matrix for the inputs it will meet: a file, the built-in text,
+    /// or none
+    #[arg(long, value_name = "FILE|builtin|none", default_value = "none")]
+    pub calibrate: String,
+    /// Use at most this many tokens of that text; more are better and slower
+    #[arg(long, value_name = "N", default_value_t = 32_768)]
+    pub calibrate_tokens: usize,
+    /// Print what would be written, to the byte, and about how long it takes, and stop
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Read everything back and compare all decoders before DST appears
+    #[arg(long)]
+    pub verify: bool,
+    /// Stay below this much memory, e.g. 4GB
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub mem_limit: Option<u64>,
+    /// Throw away what an unfinished run of DST left, instead of going on from there
+    #[arg(long)]
+    pub restart: bool,
+    /// Quantise weights that are quantised already
+    #[arg(long)]
+    pub allow_requantize: bool,
+    /// CPU threads [default: all cores]
+    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub threads: Option<u16>,
+    /// What finds trellis codes (t2 to t4): cpu, vulkan or vulkan:N (see gemma devices); both find
+    /// the same ones
+    #[arg(short, long, value_name = "DEVICE", default_value = "cpu")]
+    pub device: String,
+    #[command(flatten)]
+    pub ui: UiOptions,
+}
+
+impl Quantize {
+    /// Where clap has checked that there is one.
+    fn destination(&self) -> &Path {
+        self.destination.as_deref().unwrap_or(Path::new(""))
+    }
+}
+
+fn format(text: &str) -> Result<Format, String> {
+    text.parse().map_err(|e: anyhow::Error| e.to_string())
+}
+
+fn size(text: &str) -> Result<u64, String> {
+    parse_size(text).map_err(|e| e.to_string())
+}
+
+fn aim(text: &str) -> Result<Aim, String> {
+    text.parse().map_err(|e: anyhow::Error| e.to_string())
+}
+
+pub fn run(options: &Quantize, typed: &Typed) -> Result<u8> {
+    let ui = &typed.ui;
+    if options.list {
+        print(&text::list()?)?;
+        return Ok(0);
+    }
+    if let Some(kind) = &options.kind {
+        let help = match nearest_to(kind) {
+            Some(nearest) => {
+                format!("{kind} is a name of llama.cpp's; the nearest here is {nearest}")
+            }
+            None => format!("a recipe is an option: --recipe {kind} (gemma quantize --list)"),
+        };
+        return Err(Fault::usage(format!(
+            "gemma quantize takes SRC and DST, and {kind} is one too many"
+        ))
+        .help(help)
+        .into());
+    }
+    let find::Source::Directory(path) = find::find(options.source.as_deref())? else {
+        return Err(Fault::usage("gemma quantize needs a source model").into());
+    };
+    let recipe = recipe(options)?;
+    let source = Weights::open(
+        Checkpoint::open(&path)
+            .with_context(|| format!("cannot open the model {}", path.display()))?,
+    )?;
+    source.notes().iter().for_each(|note| ui.note(note));
+    let how = QuantizeOptions {
+        threads: options.threads.map_or_else(default_threads, usize::from),
+        memory: options.mem_limit,
+        restart: options.restart,
+        requantize: options.allow_requantize,
+        gguf: options.destination().extension().is_some_and(|e| e == "gguf"),
+        verify: options.verify,
+        ..QuantizeOptions::default()
+    };
+    let n_layers = source.config().n_layers;
+    let prior = |role, layer| prior(role, layer, n_layers);
+    let stage = Stage::default();
+    let (interrupt, announced) = stage.watch(&options.ui, options.calibrate != "none")?;
+    let tiles = tile_encoder(&options.device, ui)?;
+    let mut calibrated = calibration(options, &source, how.threads, tiles.clone(), ui)?;
+    let mut nearest = Nearest { threads: how.threads, tiles: tiles.clone() };
+    let measured = match &calibrated {
+        Some((_, run)) if recipe.target().is_some() && !options.dry_run => {
+            match survey(&source, run, &interrupt, &stage, how.threads, ui) {
+                Err(_) if interrupt.exit_code().is_some() => {
+                    let _ = announced.join();
+                    ui.note(
+                        "interrupted while sensitivities were measured: nothing is written yet",
+                    );
+                    return Ok(interrupt.exit_code().unwrap_or(1));
+                }
+                found => Some(found?),
+            }
+        }
+        _ => None,
+    };
+    let plan = {
+        let solver: &dyn Solver = calibrated.as_ref().map_or(&nearest, |(solver, _)| solver);
+        let known = |role, layer| {
+            measured.as_ref().and_then(|m| m.get(&(role, layer))).copied().unwrap_or(0.0)
+        };
+        let importance = match measured {
+            Some(_) => Importance::Measured(&known),
+            None => Importance::Relative(&prior),
+        };
+        QuantPlan::new(&source, &recipe, &how, solver, importance)?
+    };
+    if let Some(checkpoint) = source.checkpoint() {
+        quant::check_source(checkpoint, &plan, &how)?;
+    }
+    if options.dry_run {
+        let int4 = Recipe::load("int4")?;
+        let int4 = QuantPlan::new(
+            &source,
+            &int4,
+            &QuantizeOptions { memory: None, ..how },
+            &nearest,
+            Importance::Relative(&prior),
+        );
+        let seconds = estimate::seconds(&plan, &mut nearest)?;
+        let int4_kld = int4.ok().and_then(|plan| plan.predicted_kld);
+        print(&text::describe(&plan, seconds, how.threads, calibrated.is_some(), int4_kld))?;
+        return Ok(0);
+    }
+    if let Some((solver, _)) = &mut calibrated {
+        solver.begin(&plan.layout)?;
+    }
+    let destination = options.destination();
+    let left = unfinished(destination).filter(|_| !how.restart);
+    let resumed = left.as_ref().map_or(0, |left| left.done);
+    if let Some(left) = left {
+        ui.note(format!(
+            "going on from {}: {} of {} tensors are done",
+            left.path.display(),
+            left.done,
+            plan.layout.entries.len()
+        ));
+    }
+    let start = Instant::now();
+    let mut meter = Meter::new(ui, &stage, n_layers, plan.layout.parameters(), resumed);
+    let solver: &mut dyn Solver = match &mut calibrated {
+        Some((solver, _)) => solver,
+        None => &mut nearest,
+    };
+    let result = quant::run(&source, destination, &plan, &how, solver, &mut |p| {
+        meter.hear(&p);
+        // An error makes the quantiser stop; finished tensors stay.
+        anyhow::ensure!(interrupt.exit_code().is_none(), "interrupted");
+        Ok(())
+    });
+    meter.finish();
+    if interrupt.exit_code().is_some() {
+        // The signal has come, so that the announcement ends; what follows is said behind it.
+        let _ = announced.join();
+    }
+    match (&result, unfinished(destination)) {
+        (Err(_), Some(left)) => {
+            let (done, all, path) = (left.done, plan.layout.entries.len(), left.path.display());
+            ui.note(format!(
+                "{done} of {all} tensors are kept in {path}: the same command goes on from there"
+            ));
+        }
+        (Err(_), None) if interrupt.exit_code().is_some() => {
+            ui.note("interrupted before the first tensor was done: nothing is kept");
+        }
+        _ => {}
+    }
+    if let (Err(_), Some(code)) = (&result, interrupt.exit_code()) {
+        return Ok(code);
+    }
+    let report = result?;
+    let mut measured = None;
+    if let Some((solver, _)) = &mut calibrated {
+        solver.notes().iter().for_each(|note| ui.note(note));
+        for (role, layer, loss) in solver.losses() {
+            ui.detail(
+                1,
+                format!("{}: output error {}", role.short_name(*layer), figure(loss.sqrt())),
+            );
+        }
+        if !how.gguf {
+            measured = Some(solver.divergence(&Weights::open(Checkpoint::open(destination)?)?)?);
+        }
+    }
+    if !ui.is_quiet() {
+        ui.line(&text::summary(&report, &plan, options, start, measured));
+    }
+    Ok(0)
+}
+
+/// The solver that reads text, if one is asked for, and the text as one run of tokens.
+fn calibration<'a>(
+    options: &Quantize,
+    source: &'a Weights,
+    threads: usize,
+    tiles: Arc<dyn TileEncoder>,
+    ui: &Ui,
+) -> Result<Option<(Calibrated<'a>, Vec<Token>)>> {
+    let text = match options.calibrate.as_str() {
+        "none" => return Ok(None),
+        "builtin" => calibrate::BUILT_IN.to_owned(),
+        path => read_file(Path::new(path))?,
+    };
+    let checkpoint = source.checkpoint().context("made-up weights have no tokenizer")?;
+    let tokenizer = tokenizer_of(checkpoint)?;
+    tokenizer.notes().iter().for_each(|note| ui.detail(1, note));
+    let run = tokenizer.encode(&text, Special::Parse)?;
+    if run.len() < 2 {
+        return Err(Fault::usage("the calibration text is empty")
+            .help("give some pages of what the model will be used for")
+            .into());
+    }
+    let window = WINDOW.min(source.config().max_position);
+    let text = calibrate::Text::cut(
+        &run,
+        source.config().bos,
+        window,
+        (options.calibrate_tokens / window).max(1),
+    )?;
+    ui.detail(
+        1,
+        format!(
+            "calibrating on {} of {} tokens",
+            thousands(text.tokens.len() as u64),
+            thousands(run.len() as u64)
+        ),
+    );
+    Ok(Some((Calibrated::new(source, text, threads, tiles)?, run)))
+}
+
+/// How much each matrix matters, measured on a little of the text.
+fn survey(
+    source: &Weights,
+    run: &[Token],
+    interrupt: &Interrupt,
+    stage: &Stage,
+    threads: usize,
+    ui: &Ui,
+) -> Result<HashMap<(Role, usize), f64>> {
+    let config = source.config();
+    let copies = source.roles().iter().filter(|r| r.0.is_matrix()).count() + 1;
+    let tokens = (SURVEY_BYTES / (4 * config.dim * copies)).clamp(SURVEY_WINDOW, SURVEY_TOKENS);
+    let text = calibrate::Text::cut(run, config.bos, SURVEY_WINDOW, tokens / SURVEY_WINDOW)?;
+    let bar = ui.bar("measuring sensitivities", 1000);
+    stage.show(&bar);
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build()?;
+    let heard = |share: f64| {
+        bar.set_position((1000.0 * share) as u64);
+        anyhow::ensure!(interrupt.exit_code().is_none(), "interrupted");
+        Ok(())
+    };
+    let found = pool.install(|| calibrate::survey(source, &text, 1, &mut { heard }))?;
+    bar.finish_and_clear();
+    for s in &found {
+        ui.detail(
+            2,
+            format!(
+                "{}: {} nats per unit of relative error",
+                s.role.short_name(s.layer),
+                figure(s.divergence)
+            ),
+        );
+    }
+    Ok(found.into_iter().map(|s| ((s.role, s.layer), s.divergence)).collect())
+}
+
+/// What finds trellis codes, on the device of this name.
+fn tile_encoder(device: &str, ui: &Ui) -> Result<Arc<dyn TileEncoder>> {
+    let choice = match device.parse::<Device>()? {
+        Device::Cpu => return Ok(Arc::new(OnProcessor)),
+        Device::Vulkan(choice) => choice,
+        Device::Auto => {
+            return Err(Fault::usage("gemma quantize runs on a device that is named")
+                .help("one of cpu, vulkan, vulkan:0, vulkan:1, ...")
+                .into());
+        }
+    };
+    let devices = Vulkan::open()?.devices()?;
+    Ok(Arc::new(VulkanTiles::new(driver::open(choose(&devices, choice)?, ui)?)?))
+}
+
+fn recipe(options: &Quantize) -> Result<Recipe> {
+    if options.linear.is_some() || options.embedding.is_some() {
+        let (linear, embedding) =
+            (options.linear.unwrap_or(Format::I4_G32), options.embedding.unwrap_or(Format::I8_ROW));
+        return Ok(Recipe::inline(linear, embedding));
+    }
+    let name = options.recipe.as_deref().unwrap_or(if options.target_size.is_some() {
+        FOR_SIZES
+    } else {
+        "int4"
+    });
+    match options.target_size {
+        Some(size) => Recipe::load(name)?.with_target(size),
+        None => Recipe::load(name),
+    }
+}

@@ -1,0 +1,151 @@
+//! What a conversion says while it runs: a bar on a terminal, lines elsewhere, and what a first
+//! Ctrl-C does.
+
+use crate::cli::io::signals::Interrupt;
+use crate::cli::io::ui::Ui;
+use crate::cli::options::UiOptions;
+use crate::models::Role;
+use crate::quant::{QuantProgress, TensorPlan};
+use crate::util::units::{bytes, duration};
+use anyhow::Result;
+use indicatif::ProgressBar;
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Without a bar a line is said for each layer, and after this time where a layer takes longer.
+const SILENCE: Duration = Duration::from_secs(60);
+
+/// What a first Ctrl-C has to know: the bar that is shown, and the tensor in work, if there is one.
+#[derive(Clone, Default)]
+pub struct Stage(Arc<Mutex<(Option<ProgressBar>, String)>>);
+
+impl Stage {
+    /// From here on this bar is shown.
+    pub fn show(&self, bar: &ProgressBar) {
+        if let Ok(mut stage) = self.0.lock() {
+            stage.0 = Some(bar.clone());
+        }
+    }
+
+    fn begin(&self, tensor: &str) {
+        if let Ok(mut stage) = self.0.lock() {
+            tensor.clone_into(&mut stage.1);
+        }
+    }
+
+    /// From here on the first Ctrl-C says at once what it does. `whole`: matrices are solved as a
+    /// whole, not by rows. The thread ends once that is said.
+    pub fn watch(&self, options: &UiOptions, whole: bool) -> Result<(Interrupt, JoinHandle<()>)> {
+        let (stage, options) = (self.clone(), options.clone());
+        Interrupt::watch_saying(move || {
+            let (bar, tensor) = stage.0.lock().map(|stage| stage.clone()).unwrap_or_default();
+            let what = match (whole, tensor.as_str()) {
+                (_, "") => "stopping at the next step; Ctrl-C again stops now".to_owned(),
+                (true, name) => {
+                    format!("finishing {name}; Ctrl-C again stops now (that tensor is redone)")
+                }
+                (false, _) => {
+                    "stopping when the rows in work are done; Ctrl-C again stops now".to_owned()
+                }
+            };
+            let say = || Ui::new(&options).note(what);
+            match bar {
+                Some(bar) => bar.suspend(say),
+                None => say(),
+            }
+        })
+    }
+}
+
+pub struct Meter<'a> {
+    ui: &'a Ui,
+    bar: ProgressBar,
+    n_layers: usize,
+    /// Tensors that an earlier run has finished and this one has not yet looked through.
+    resumed: usize,
+    /// Weights of those, and when the last of them was passed.
+    found: u64,
+    start: Instant,
+    said: Instant,
+    stage: &'a Stage,
+}
+
+impl<'a> Meter<'a> {
+    /// `weights` in all, of which `resumed` tensors are found done.
+    pub fn new(
+        ui: &'a Ui,
+        stage: &'a Stage,
+        n_layers: usize,
+        weights: u64,
+        resumed: usize,
+    ) -> Meter<'a> {
+        let (bar, now) = (ui.percent_bar("quantising", weights), Instant::now());
+        stage.show(&bar);
+        Meter { ui, bar, n_layers, resumed, found: 0, start: now, said: now, stage }
+    }
+
+    pub fn hear(&mut self, p: &QuantProgress<'_>) {
+        let Some(entry) = p.entry else {
+            self.bar.set_message("verifying");
+            return;
+        };
+        self.stage.begin(&entry.name);
+        self.bar.set_position(p.done);
+        self.bar.set_message(self.label(entry));
+        // What was only looked through says nothing about the time that the rest takes.
+        if self.resumed > 0 {
+            self.resumed -= 1;
+            self.found = p.done;
+            self.start = Instant::now();
+            self.bar.reset_eta();
+            return;
+        }
+        if let Some(error) = p.error {
+            let target = entry.target;
+            let error = if error > 0.0 {
+                format!("relative error {error:.4}")
+            } else {
+                "copied".to_owned()
+            };
+            self.bar.suspend(|| {
+                self.ui.detail(
+                    1,
+                    format!("{}: {target}, {}, {error}", entry.name, bytes(entry.bytes())),
+                )
+            });
+        }
+        let layer_done = p.error.is_some() && Role::LAYER.last() == Some(&entry.role);
+        if self.bar.is_hidden()
+            && !self.ui.is_quiet()
+            && (layer_done || self.said.elapsed() > SILENCE)
+        {
+            self.ui.line(&self.line(entry, p));
+            self.said = Instant::now();
+        }
+    }
+
+    pub fn finish(&self) {
+        self.bar.finish_and_clear();
+    }
+
+    /// `layer 2/26 up_proj`.
+    fn label(&self, entry: &TensorPlan) -> String {
+        match entry.role.is_layer() {
+            true => format!("layer {}/{} {}", entry.layer + 1, self.n_layers, entry.role.name()),
+            false => entry.role.name().to_owned(),
+        }
+    }
+
+    fn line(&self, entry: &TensorPlan, p: &QuantProgress<'_>) -> String {
+        let (passed, fresh) = (self.start.elapsed().as_secs_f64(), p.done - self.found);
+        let left = if fresh > 0 { passed * (p.total - p.done) as f64 / fresh as f64 } else { 0.0 };
+        let left = if p.done < p.total {
+            format!(", about {} left", duration(left))
+        } else {
+            String::new()
+        };
+        let percent = 100.0 * p.done as f64 / p.total.max(1) as f64;
+        format!("{}: {percent:.0} % done after {}{left}", self.label(entry), duration(passed))
+    }
+}

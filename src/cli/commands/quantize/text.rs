@@ -1,0 +1,182 @@
+//! What `gemma quantize` prints: the plan of a dry run, the recipes, the last line.
+
+use super::Quantize;
+use crate::cli::io::table::markdown;
+use crate::models::{Config, Weights};
+use crate::quant::prior;
+use crate::quant::recipe::BUILT_IN;
+use crate::quant::{Importance, Nearest, QuantPlan, QuantReport, QuantizeOptions, Recipe};
+use crate::runtime::Size;
+use crate::runtime::shapes::{Formats, Shape};
+use crate::tensor::Format;
+use crate::util::units::{bytes, digits3, duration, thousands};
+use anyhow::Result;
+use std::time::Instant;
+
+/// Models that the list of recipes gives sizes for.
+const SHAPES: [Shape; 4] = [Shape::B27, Shape::B12, Shape::B4, Shape::B1];
+
+/// Formats that the list has a line for.
+const FORMATS: [&str; 13] = [
+    "i8-row",
+    "i8a-row",
+    "i8-g32",
+    "i4-row+h128",
+    "i4-g32",
+    "i4-g128",
+    "i2-row+h128",
+    "i2-g32+h128",
+    "i2-g128+h128",
+    "t4-row+h128",
+    "t3-row+h128",
+    "t2.5-row+h128",
+    "t2-row+h128",
+];
+
+/// Every built-in recipe: what it is for, and what it makes of each Gemma 3. Sizes are those of a
+/// whole directory without the tokenizer's files, which take 0.04 GB more.
+pub fn list() -> Result<String> {
+    let head = ["recipe", "bits (27B)", "27B, GB", "12B, GB", "4B, GB", "1B, GB", "KLD (27B)"];
+    let mut table = vec![head.map(str::to_owned).to_vec()];
+    let mut about = String::new();
+    for (name, _) in BUILT_IN {
+        let recipe = Recipe::load(name)?;
+        let plans =
+            SHAPES.map(|shape| plan_of(shape, &recipe)).into_iter().collect::<Result<Vec<_>>>()?;
+        let mut row = vec![name.to_owned(), format!("{:.2}", bits(&plans[0]))];
+        row.extend(plans.iter().map(|plan| digits3(plan.total_bytes as f64 / 1e9)));
+        row.push(plans[0].predicted_kld.map_or(String::new(), figure));
+        table.push(row);
+        about += &format!("{name:<6}{}\n", recipe.about());
+    }
+    let mut formats = vec![["format", "bits (27B)", "error"].map(str::to_owned).to_vec()];
+    for name in FORMATS {
+        let format: Format = name.parse()?;
+        let whole = Formats { weights: Some(format), ..Formats::default() };
+        let bits = Size::of(&Shape::B27.weights(&whole)?)?.bits_per_weight();
+        formats.push(vec![name.to_owned(), format!("{bits:.2}"), figure(format.distortion())]);
+    }
+    let note = "bits: bits per weight, scales included. KLD: nats a token by the planning rule of \
+        --dry-run; lower is better.\n\
+                Any other size: --target-size 9.5GB or --target-size 4.5bpw. Any other choice: a \
+                TOML file, see quant/README.md.\n";
+    let formats_note = "formats of the linear layers, for --linear or a TOML file; the embedding table \
+        is in i8-row.\nerror: relative squared error of the weights.\n";
+    Ok(format!("{about}\n{}\n{note}\n{}\n{formats_note}", markdown(&table), markdown(&formats)))
+}
+
+fn plan_of(shape: Shape, recipe: &Recipe) -> Result<QuantPlan> {
+    let config = Config::from_json(&shape.config())?;
+    let n_layers = config.n_layers;
+    let source = Weights::synthetic(config, |_| Format::BF16, 1);
+    let importance = |role, layer| prior(role, layer, n_layers);
+    QuantPlan::new(
+        &source,
+        recipe,
+        &QuantizeOptions::default(),
+        &Nearest::new(1),
+        Importance::Relative(&importance),
+    )
+}
+
+fn bits(plan: &QuantPlan) -> f64 {
+    8.0 * plan.layout.bytes() as f64 / plan.layout.parameters() as f64
+}
+
+/// The last line: what was made, and how good it is.
+pub fn summary(
+    report: &QuantReport,
+    plan: &QuantPlan,
+    options: &Quantize,
+    start: Instant,
+    measured: Option<f64>,
+) -> String {
+    let kld = report
+        .predicted_kld
+        .map_or(String::new(), |kld| format!(", predicted KLD {}", figure(kld)));
+    let kld = kld
+        + &measured
+            .map_or(String::new(), |m| format!(", measured {} on the calibration text", figure(m)));
+    format!(
+        "{} parameters at {:.2} bits: {} in {}, {}{kld}",
+        thousands(report.parameters),
+        report.bits_per_weight,
+        bytes(plan.total_bytes),
+        options.destination().display(),
+        duration(start.elapsed().as_secs_f64())
+    )
+}
+
+/// Three digits however small.
+pub fn figure(x: f64) -> String {
+    if x >= 0.01 || x == 0.0 { format!("{x:.3}") } else { format!("{x:.2e}") }
+}
+
+/// Bytes by class of tensor, and what the artifact needs and promises. `int4_kld`: what recipe int4
+/// would have.
+pub fn describe(
+    plan: &QuantPlan,
+    seconds: f64,
+    threads: usize,
+    calibrated: bool,
+    int4_kld: Option<f64>,
+) -> String {
+    let row = |cells: [String; 6]| cells.to_vec();
+    let mut table =
+        vec![row(["tensors", "format", "count", "codes", "scales", "bytes"].map(str::to_owned))];
+    let (mut codes, mut scales) = (0, 0);
+    for class in plan.layout.classes() {
+        let name = class.role.map_or("norms", |r| r.name()).to_owned();
+        let cells = [class.codes, class.scales, class.codes + class.scales].map(thousands);
+        let [c, s, sum] = cells;
+        table.push(row([name, class.target.to_string(), class.tensors.to_string(), c, s, sum]));
+        (codes, scales) = (codes + class.codes, scales + class.scales);
+    }
+    let count = plan.layout.entries.len().to_string();
+    let all = format!("{:.3} bits", bits(plan));
+    table.push(row([
+        "all".to_owned(),
+        all,
+        count,
+        thousands(codes),
+        thousands(scales),
+        thousands(codes + scales),
+    ]));
+    let mut out = markdown(&table) + "\n";
+    let mut line = |label: &str, value: String| out += &format!("{label:<14}{value}\n");
+    let aim = plan
+        .target
+        .map_or(String::new(), |target| format!(", at most {} bytes", thousands(target)));
+    match plan.asked.strip_prefix("--target-size ") {
+        Some(size) => line("target", size.to_owned() + &aim),
+        None => line("recipe", plan.recipe.clone() + &aim),
+    }
+    line("codes", format!("{}; with scales {}", bytes(codes), bytes(codes + scales)));
+    line(
+        "directory",
+        format!(
+            "{} bytes ({}), headers and side files included",
+            thousands(plan.total_bytes),
+            bytes(plan.total_bytes)
+        ),
+    );
+    line("disk", format!("{} while it is made", bytes(plan.total_bytes)));
+    line("memory", bytes(plan.memory));
+    let besides = if calibrated { "; calibration comes on top" } else { "" };
+    let time = duration(seconds);
+    line(
+        "time",
+        format!("about {time} on {threads} threads, from a small sample of each format{besides}"),
+    );
+    if let Some(kld) = plan.predicted_kld {
+        let scale = int4_kld.map_or(String::new(), |int4| {
+            format!("; int4, which is like Q4_0, has {}", figure(int4))
+        });
+        line(
+            "predicted KLD",
+            format!("{} nats a token, by the rule 6.5 x distortion{scale}", figure(kld)),
+        );
+    }
+    line("speed", "gemma plan -m DST predicts it once DST is made".to_owned());
+    out
+}

@@ -1,0 +1,338 @@
+//! The thread that owns the model: clients' requests as texts of one scheduler.
+//!
+//! It never waits for a client. Texts join and leave between passes; who goes away, or does not
+//! read, is cut off before the next one. A device that is lost is opened again, and the texts go on
+//! from their histories.
+
+use super::error::ApiError;
+use super::queue::{End, Event, Figures, Job, Piece, Queue};
+use super::shares::Client;
+use crate::cli::io::ui::Ui;
+use crate::decode::{Flow, Scheduler, Stop};
+use crate::error::{Kind, fault_of};
+use crate::runtime::answers::{
+    AnswerEvent, AnswerRequest, Answers, FinishReason, Finished, Paused,
+};
+use crate::runtime::{Drafting, DraftingOptions, Room, Session, Started, npu};
+use anyhow::Result;
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+use tokio::sync::mpsc::Sender;
+use tokio::sync::mpsc::error::TrySendError;
+
+/// A device that is lost so often within so long is given up.
+const LOSSES: usize = 3;
+const WITHIN: Duration = Duration::from_secs(60);
+
+/// What an engine serves with.
+pub struct Engine<'a> {
+    pub session: &'a Session,
+    pub drafting: &'a DraftingOptions,
+    pub room: Room,
+    pub queue: &'a Queue,
+    pub ui: &'a Ui,
+}
+
+/// What a client is told of one of its answers.
+struct Delivery {
+    client: Client,
+    choice: usize,
+    events: Sender<(usize, Event)>,
+    asked: Instant,
+    /// What came since the client was told last, and when that was.
+    piece: Piece,
+    told: Option<Instant>,
+    first_token: Option<Duration>,
+}
+
+type PausedAnswer<'a> = Paused<'a, Delivery>;
+
+impl Engine<'_> {
+    /// Answers requests until there are to be no more. `loaded` hears of each engine that is
+    /// loaded. An error is one that no text survives.
+    pub fn run(&self, loaded: &mut dyn FnMut(&Started)) -> Result<()> {
+        let result = self.serve(loaded);
+        let why = match &result {
+            Ok(()) => ApiError::ending(),
+            Err(error) => ApiError::of(error),
+        };
+        self.queue.end(&why);
+        result
+    }
+
+    fn serve(&self, loaded: &mut dyn FnMut(&Started)) -> Result<()> {
+        let start = || self.session.start(self.room, self.drafting, self.ui);
+        let (mut started, mut paused, mut losses) = (start()?, Vec::new(), Vec::new());
+        loop {
+            loaded(&started);
+            let Err((mut error, answers)) = self.grow(started, paused) else { return Ok(()) };
+            paused = answers;
+            started = loop {
+                if !may_reopen(&error, &mut losses) {
+                    for answer in paused {
+                        let ended = answer.end(Ok(Stop::Interrupt));
+                        end(ended, Some(ApiError::of(&error)), self.queue);
+                    }
+                    return Err(error);
+                }
+                self.queue.metrics.device_losses.add(1);
+                self.ui.line(&format!("the device is opened again: {error:#}"));
+                match start() {
+                    Ok(started) => break started,
+                    Err(again) => error = again,
+                }
+            };
+        }
+    }
+
+    /// Answers requests with one loaded engine, and goes on with answers that lost theirs.
+    fn grow<'s>(
+        &'s self,
+        started: Started,
+        paused: Vec<PausedAnswer<'s>>,
+    ) -> Result<(), (anyhow::Error, Vec<PausedAnswer<'s>>)> {
+        let Started { mut target, drafts: mut drafting, costs, .. } = started;
+        let cut = AtomicBool::new(false);
+        let Drafting { drafter, policy, .. } = &mut drafting;
+        let stop_ids = &self.session.stop_ids;
+        let scheduler = Scheduler::new(&mut target, drafter.as_mut(), policy, stop_ids, &cut)
+            .keeping_prefixes();
+        let answers = Answers::new(scheduler, &self.session.tokenizer);
+        let mut turns =
+            Turns { queue: self.queue, paused: paused.into(), answers, passes: 0, rounds: 0 };
+        match turns.answer_all(&cut) {
+            Ok(()) => {
+                costs.keep(&drafting, self.ui);
+                npu::say(target.engine(), self.ui);
+                Ok(())
+            }
+            Err(error) => Err((error, turns.into_paused())),
+        }
+    }
+}
+
+/// Whether a device is worth opening again after this error.
+fn may_reopen(error: &anyhow::Error, losses: &mut Vec<Instant>) -> bool {
+    let now = Instant::now();
+    losses.retain(|loss| now - *loss < WITHIN);
+    losses.push(now);
+    losses.len() < LOSSES && fault_of(error).is_some_and(|fault| fault.kind == Kind::Device)
+}
+
+/// The answers of all clients, which take turns.
+struct Turns<'t, 's> {
+    queue: &'s Queue,
+    /// Answers that gave their sequences to other clients, or lost a device. Oldest first.
+    paused: VecDeque<PausedAnswer<'s>>,
+    answers: Answers<'t, 's, Delivery>,
+    passes: u64,
+    rounds: u64,
+}
+
+impl<'s> Turns<'_, 's> {
+    fn answer_all(&mut self, cut: &AtomicBool) -> Result<()> {
+        loop {
+            self.make_room();
+            while self.answers.has_room() {
+                if self.resume() {
+                    continue;
+                }
+                let is_idle = self.answers.is_empty();
+                match self.queue.take(is_idle, |client| self.running(client)) {
+                    Some(job) => self.admit(job),
+                    None => break,
+                }
+            }
+            if self.answers.is_empty() {
+                return Ok(());
+            }
+            cut.store(self.queue.is_over(), Ordering::Relaxed);
+            self.drop_gone();
+            self.step()?;
+        }
+    }
+
+    /// Answers of a client that have a sequence.
+    fn running(&self, client: Client) -> usize {
+        self.answers.running().filter(|(_, delivery)| delivery.client == client).count()
+    }
+
+    /// Pauses answers of clients that have more than their share while others wait: at the end no
+    /// client that waits has two answers fewer than another one. A paused answer goes on later,
+    /// from where it was.
+    fn make_room(&mut self) {
+        while !self.answers.has_room() {
+            let Some(next) = self.queue.next(|client| self.running(client)) else { return };
+            // Of the client with the most answers the one that came last.
+            let running = self.answers.running().map(|(sequence, delivery)| {
+                (self.running(delivery.client), delivery.asked, sequence)
+            });
+            let Some((most, _, sequence)) = running.max() else { return };
+            if most < self.running(next) + 2 {
+                return;
+            }
+            self.paused.extend(self.answers.pause(sequence));
+            self.queue.metrics.pauses.add(1);
+            // The client that waits comes first, whoever else is paused.
+            let job = self.queue.take(false, |client| self.running(client));
+            job.into_iter().for_each(|job| self.admit(job));
+        }
+    }
+
+    /// Lets a paused answer go on, unless a client that waits has fewer answers. Returns whether it
+    /// did.
+    fn resume(&mut self) -> bool {
+        self.paused.retain(|answer| !answer.data().events.is_closed());
+        let running = |answer: &PausedAnswer| self.running(answer.data().client);
+        let Some(at) = (0..self.paused.len()).min_by_key(|at| running(&self.paused[*at])) else {
+            return false;
+        };
+        let next = self.queue.next(|client| self.running(client));
+        if next.is_some_and(|next| self.running(next) < running(&self.paused[at])) {
+            return false;
+        }
+        let mut answer = self.paused.remove(at).expect("it is there");
+        let chances = std::mem::take(&mut answer.chances);
+        answer.data_mut().piece.chances.extend(chances);
+        let resumed = self.answers.resume(answer);
+        self.began(resumed);
+        true
+    }
+
+    fn admit(&mut self, job: Job) {
+        let Job { history, sampler, constrained, stops, max_tokens, chances, .. } = job;
+        let data = Delivery {
+            client: job.client,
+            choice: job.choice,
+            events: job.events,
+            asked: job.asked,
+            piece: Piece::default(),
+            told: None,
+            first_token: None,
+        };
+        let request =
+            AnswerRequest { history, sampler, constrained, stops, max_tokens, chances, data };
+        let admitted = self.answers.admit(request);
+        self.began(admitted);
+    }
+
+    /// Tells the client of an answer that could not begin.
+    fn began(&mut self, result: Result<usize, Box<Finished<Delivery>>>) {
+        if let Err(finished) = result {
+            end(*finished, None, self.queue);
+        }
+        self.count_running();
+    }
+
+    fn count_running(&self) {
+        self.queue.metrics.running.set(self.answers.scheduler().running() as u64);
+    }
+
+    /// Answers whose clients have gone are not read or grown any further.
+    fn drop_gone(&mut self) {
+        let gone = self.answers.running().filter(|(_, delivery)| delivery.events.is_closed());
+        let gone: Vec<usize> = gone.map(|(sequence, _)| sequence).collect();
+        gone.into_iter().for_each(|sequence| drop(self.answers.pause(sequence)));
+    }
+
+    /// One pass, and what it brought to the clients.
+    fn step(&mut self) -> Result<()> {
+        let finished = self.answers.step(&mut |delivery, event| {
+            if let AnswerEvent::Text(text) = event {
+                delivery.piece.tokens += 1;
+                delivery.piece.text.push_str(text);
+            }
+            Flow::Continue
+        })?;
+        let (metrics, scheduler) = (&self.queue.metrics, self.answers.scheduler());
+        metrics.passes.add(scheduler.passes() - self.passes);
+        self.passes = scheduler.passes();
+        metrics.rounds.add(scheduler.rounds() - self.rounds);
+        self.rounds = scheduler.rounds();
+        finished.into_iter().for_each(|finished| end(finished, None, self.queue));
+        let running: Vec<usize> = self.answers.running().map(|(sequence, _)| sequence).collect();
+        for sequence in running {
+            let Some((delivery, chances)) = self.answers.news(sequence) else { continue };
+            delivery.piece.chances.extend(chances);
+            if !delivery.tell(self.queue) {
+                drop(self.answers.pause(sequence));
+            }
+        }
+        self.count_running();
+        Ok(())
+    }
+
+    /// Takes the answers out of an engine that is of no use any more.
+    fn into_paused(mut self) -> Vec<PausedAnswer<'s>> {
+        let running: Vec<usize> = self.answers.running().map(|(sequence, _)| sequence).collect();
+        let running = running.into_iter().filter_map(|sequence| self.answers.pause(sequence));
+        running.chain(self.paused).collect()
+    }
+}
+
+/// Tells a client how its answer ended: by `failure`, or for the answer's own reason. That a
+/// grammar is not complete is told by the reason, as OpenAI's server does.
+fn end(finished: Finished<Delivery>, failure: Option<ApiError>, queue: &Queue) {
+    let completion_tokens = finished.completion_tokens() as u64;
+    let Finished { data: mut delivery, rest, prompt_tokens, stats, chances, .. } = finished;
+    delivery.piece.text.push_str(&rest);
+    delivery.piece.chances.extend(chances);
+    if !delivery.tell(queue) {
+        return;
+    }
+    let reason = match (failure, finished.reason) {
+        (Some(error), _) => Err(error),
+        (None, Ok(FinishReason::Interrupted)) => Err(ApiError::ending()),
+        (None, Ok(reason)) => Ok(reason),
+        (None, Err(error)) => Err(ApiError::of(&error)),
+    };
+    let prompt_tokens = prompt_tokens as u64;
+    let figures = Figures {
+        prompt_tokens,
+        // The newest token of a prompt is never cached: a pass has to score it.
+        cached_tokens: prompt_tokens.saturating_sub(1).saturating_sub(stats.prefilled),
+        completion_tokens,
+        passes: stats.passes,
+        decode_time: stats.decode_time,
+        first_token: delivery.first_token,
+    };
+    queue.metrics.prompt_tokens.add(figures.prompt_tokens);
+    queue.metrics.cached_tokens.add(figures.cached_tokens);
+    let end = End { reason, stop_string: finished.stop_string, figures };
+    let _ = delivery.events.try_send((delivery.choice, Event::End(Box::new(end))));
+}
+
+impl Delivery {
+    /// Sends what came. Returns whether the client still takes it.
+    fn tell(&mut self, queue: &Queue) -> bool {
+        if self.piece == Piece::default() {
+            return true;
+        }
+        let now = Instant::now();
+        if self.piece.tokens > 0 {
+            queue.metrics.tokens.add(self.piece.tokens);
+            match self.told {
+                None => {
+                    let waited = now - self.asked;
+                    self.first_token = Some(waited);
+                    queue.metrics.first_token.observe(waited.as_secs_f64());
+                }
+                Some(told) => {
+                    let each = (now - told).as_secs_f64() / self.piece.tokens as f64;
+                    queue.metrics.between_tokens.observe_many(each, self.piece.tokens);
+                }
+            }
+            self.told = Some(now);
+        }
+        let piece = std::mem::take(&mut self.piece);
+        match self.events.try_send((self.choice, Event::Piece(piece))) {
+            Ok(()) => true,
+            Err(TrySendError::Full(_)) => {
+                queue.metrics.slow_clients.add(1);
+                false
+            }
+            Err(TrySendError::Closed(_)) => false,
+        }
+    }
+}

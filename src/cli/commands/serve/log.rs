@@ -1,0 +1,142 @@
+//! A line on standard error for each request: never its text, never a key.
+
+use super::error::ApiError;
+use super::form::new_id;
+use super::options::LogFormat;
+use super::queue::{Figures, Queue};
+use crate::cli::io::ui::clean;
+use serde_json::json;
+use std::io::Write;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+/// Characters of a reason that are logged.
+const LONGEST_REASON: usize = 200;
+/// Characters of a method that are logged: a client may send any number.
+const LONGEST_METHOD: usize = 20;
+
+/// What a status says where the client went away.
+const GONE: u16 = 499;
+
+/// A request, which is logged and counted once it has ended, however it does.
+pub struct Entry {
+    pub id: String,
+    queue: Arc<Queue>,
+    format: LogFormat,
+    method: String,
+    path: String,
+    begun: Instant,
+    /// Of the response.
+    pub status: u16,
+    /// Why it ended; until something else is known, the client went away.
+    pub outcome: &'static str,
+    pub figures: Figures,
+    /// Why it failed, in words that name fields and limits.
+    pub reason: Option<String>,
+    /// The request is logged elsewhere.
+    pub is_told: Arc<AtomicBool>,
+}
+
+impl Entry {
+    pub fn new(queue: &Arc<Queue>, format: LogFormat, method: &str, path: &str) -> Entry {
+        Entry {
+            id: new_id("req_"),
+            queue: queue.clone(),
+            format,
+            method: clean(&method.chars().take(LONGEST_METHOD).collect::<String>()),
+            path: clean(path),
+            begun: Instant::now(),
+            status: GONE,
+            outcome: "cancelled",
+            figures: Figures::default(),
+            reason: None,
+            is_told: Arc::default(),
+        }
+    }
+
+    /// The request failed.
+    pub fn fails(&mut self, error: &ApiError) {
+        (self.status, self.outcome) = (error.status, "error");
+        self.reason = Some(error.message.clone());
+    }
+
+    /// The reason, at most a line of it.
+    fn reason(&self) -> Option<String> {
+        let reason: String = self.reason.as_ref()?.chars().take(LONGEST_REASON).collect();
+        Some(clean(&reason.replace('\n', " ")))
+    }
+
+    /// Whether anybody wants to read of it: what is asked every few seconds tells nothing.
+    fn is_news(&self) -> bool {
+        self.status != 200
+            || !matches!(self.path.as_str(), "/health" | "/metrics" | "/" | "/version")
+    }
+
+    fn text(&self) -> String {
+        let Entry { id, method, path, status, outcome, figures, begun, .. } = self;
+        let mut line = format!("{id} {method} {path} {status} {outcome}");
+        let seconds = begun.elapsed().as_secs_f64();
+        if figures.prompt_tokens > 0 {
+            let Figures { prompt_tokens, cached_tokens, completion_tokens, .. } = figures;
+            line += &format!(
+                ": {prompt_tokens} + {completion_tokens} tokens, {cached_tokens} cached, \
+                {:.2} a pass",
+                each(*completion_tokens, figures.passes)
+            );
+            if let Some(first) = figures.first_token {
+                line += &format!(", first after {:.0} ms", first.as_secs_f64() * 1e3);
+            }
+            line += &format!(", {:.1} tok/s", self.rate());
+        }
+        let reason = self.reason().map(|reason| format!(": {reason}")).unwrap_or_default();
+        format!("{line}, {seconds:.2} s{reason}\n")
+    }
+
+    fn json(&self) -> String {
+        let Entry { id, method, path, status, outcome, figures, begun, .. } = self;
+        let line = json!({
+            "time": super::form::now(),
+            "id": id,
+            "method": method,
+            "path": path,
+            "status": status,
+            "outcome": outcome,
+            "reason": self.reason(),
+            "prompt_tokens": figures.prompt_tokens,
+            "cached_tokens": figures.cached_tokens,
+            "completion_tokens": figures.completion_tokens,
+            "tokens_per_pass": each(figures.completion_tokens, figures.passes),
+            "first_token_s": figures.first_token.map(|first| first.as_secs_f64()),
+            "tokens_per_s": self.rate(),
+            "seconds": begun.elapsed().as_secs_f64(),
+        });
+        format!("{line}\n")
+    }
+
+    fn rate(&self) -> f64 {
+        let seconds = self.figures.decode_time.as_secs_f64();
+        if seconds > 0.0 { self.figures.completion_tokens as f64 / seconds } else { 0.0 }
+    }
+}
+
+fn each(count: u64, of: u64) -> f64 {
+    if of == 0 { 0.0 } else { count as f64 / of as f64 }
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        if self.is_told.load(Ordering::Relaxed) {
+            return;
+        }
+        self.queue.metrics.ended(self.outcome);
+        let line = match self.format {
+            LogFormat::Off => return,
+            _ if !self.is_news() => return,
+            LogFormat::Text => self.text(),
+            LogFormat::Json => self.json(),
+        };
+        // Whoever closed standard error wants no log.
+        let _ = std::io::stderr().lock().write_all(line.as_bytes());
+    }
+}

@@ -1,0 +1,218 @@
+//! `gemma serve`: one model, many clients, and for each the text that `gemma generate` gives.
+//!
+//! Connections are served by threads of their own ([`listen`], [`http`]), which read what is asked
+//! ([`fields`], [`ask`] and a file for each form) and hand texts over a bounded queue ([`queue`]).
+//! The thread that was there first owns the model and the scheduler ([`engine`]); nothing of HTTP is
+//! known there, and it waits for no client.
+
+mod anthropic;
+mod ask;
+mod body;
+mod chances;
+mod engine;
+mod error;
+mod fields;
+mod form;
+mod guard;
+mod http;
+mod listen;
+mod log;
+mod metrics;
+mod openai;
+mod options;
+mod queue;
+mod reply;
+mod response;
+mod responses;
+mod shares;
+#[cfg(feature = "testing")]
+pub mod testing;
+mod tools;
+
+pub use options::Serve;
+
+use crate::cli::io::prompt::chat_template;
+use crate::cli::io::signals::Interrupt;
+use crate::cli::io::ui::Ui;
+use crate::cli::options::{SamplingOptions, Source};
+use crate::cli::settings::Typed;
+use crate::error::{Fault, Kind, no_thread};
+use crate::runtime::constraints::Constraints;
+use crate::runtime::load::kv_format;
+use crate::runtime::{Room, Session, Started, npu};
+use crate::util::{hex, threads};
+use anyhow::{Context, Result};
+use ask::Served;
+use engine::Engine;
+use guard::Guard;
+use http::App;
+use listen::Stage;
+use queue::Queue;
+use sha2::{Digest, Sha256};
+use std::net::SocketAddr;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+use tokio::sync::watch;
+
+/// Positions of each text where nobody says how many.
+const CONTEXT: usize = 8192;
+/// Threads that serve connections; the model has all others.
+const THREADS: usize = 2;
+
+pub fn run(options: &Serve, typed: &Typed) -> Result<u8> {
+    let ui = &typed.ui;
+    let (edge, load) = (&options.edge, &options.load);
+    let keys = edge.keys()?;
+    if options.model.run.npu.is_asked() && load.parallel > 1 {
+        return Err(npu::for_one_text());
+    }
+    let (model, drafting) = (options.model.settled()?, options.draft.settled()?);
+    let queue = Arc::new(Queue::new(load.max_queue.into(), Duration::from_secs(edge.grace.into())));
+    let (most, patience) =
+        (usize::from(edge.max_body) * 1_000_000, Duration::from_secs(edge.client_timeout.into()));
+    let room = http::Room::new(most);
+    let app = Arc::new(App {
+        queue: queue.clone(),
+        served: OnceLock::new(),
+        guard: Guard::new(&keys, &edge.cors_origin),
+        log: edge.log,
+        bodies: room.bodies(most, patience),
+        room,
+    });
+    raise_descriptors();
+    let address = SocketAddr::new(edge.host, edge.port);
+    let server = Server::start(address, &app, &edge.cors_origin)?;
+
+    let session = Session::open(&model, ui)?;
+    let context = session.context(CONTEXT, ui);
+    let room = Room { context, sequences: load.parallel.into(), prefixes: load.cache_ram };
+    let engine = Engine { session: &session, drafting: &drafting, room, queue: &queue, ui };
+    let mut interrupt = None;
+    let mut failed = None;
+    let result = engine.run(&mut |started| {
+        if app.served.get().is_some() {
+            return;
+        }
+        let ready = served(options, &session, started, context, ui).and_then(|served| {
+            let (queue, stage) = (queue.clone(), server.stage.clone());
+            let close = move || {
+                queue.end_soon();
+                let _ = stage.send(Stage::Closing);
+            };
+            interrupt = Some(Interrupt::watch_saying(close)?.0);
+            Ok(served)
+        });
+        match ready {
+            Ok(served) => {
+                let _ = app.served.set(Arc::new(served));
+                queue.ready();
+                ui.line(&format!(
+                    "{} answers at http://{} ({} at once, {context} positions each)",
+                    session.model.name, server.address, load.parallel
+                ));
+            }
+            Err(error) => {
+                failed = Some(error);
+                queue.end_soon();
+            }
+        }
+    });
+    server.end();
+    result?;
+    match failed {
+        Some(error) => Err(error),
+        None => Ok(interrupt.and_then(|interrupt| interrupt.exit_code()).unwrap_or(0)),
+    }
+}
+
+/// What clients' threads need to know of the model.
+fn served(
+    options: &Serve,
+    session: &Session,
+    started: &Started,
+    context: usize,
+    ui: &Ui,
+) -> Result<Served> {
+    let checkpoint = session.model.checkpoint();
+    let kv = kv_format(&session.model.weights, session.run.kv)?;
+    // Threads of the processor change the speed alone.
+    let device = started.target.engine().report().device;
+    let device = device.split(", ").next().unwrap_or_default();
+    let mut hash = Sha256::new();
+    hash.update(checkpoint.fingerprint()?);
+    hash.update(session.tokenizer.sha256());
+    hash.update(format!("{kv:?} {device} {}", env!("CARGO_PKG_VERSION")));
+    let nothing = SamplingOptions::of_the_model();
+    let (mut sampling, _) = nothing.resolve(|_| Source::BuiltIn, &session.generation);
+    sampling.seed = 0;
+    Ok(Served {
+        name: session.model.name.clone(),
+        aliases: options.edge.alias.clone(),
+        created: form::now(),
+        fingerprint: format!("fp_{}", hex(&hash.finalize()[..6])),
+        tokenizer: session.tokenizer.clone(),
+        template: chat_template(&session.model, ui)?,
+        config: session.config().clone(),
+        stop_ids: session.stop_ids.clone(),
+        context,
+        sampling,
+        constraints: Constraints::new(
+            &session.tokenizer,
+            &session.stop_ids,
+            options.load.parallel.into(),
+        ),
+        max_tokens: options.load.max_tokens,
+    })
+}
+
+/// The threads that serve connections.
+struct Server {
+    runtime: tokio::runtime::Runtime,
+    address: SocketAddr,
+    stage: watch::Sender<Stage>,
+    connections: tokio::task::JoinHandle<()>,
+}
+
+impl Server {
+    fn start(address: SocketAddr, app: &Arc<App>, origins: &[String]) -> Result<Server> {
+        // Tokio panics where it has none; one more is for requests that take long to prepare.
+        threads::check(THREADS + 1).with_context(no_thread)?;
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(THREADS)
+            .max_blocking_threads(http::WORKERS)
+            .thread_name("http")
+            .enable_all()
+            .build()
+            .context("starting the threads for connections")?;
+        let listen = async { listen::bind(address) };
+        let listener = runtime.block_on(listen).with_context(|| {
+            Fault::new(Kind::Failure, format!("cannot listen on {address}"))
+                .help("another --port, or --port 0 for a free one")
+        })?;
+        let address = listener.local_addr().context("asking for the own address")?;
+        let (stage, told) = watch::channel(Stage::Open);
+        let router = http::router(app.clone(), origins);
+        let serve = listen::serve(listener, router, app.bodies.patience, app.queue.clone(), told);
+        let connections = runtime.spawn(serve);
+        Ok(Server { runtime, address, stage, connections })
+    }
+
+    /// Lets connections go, and those that do not go end.
+    fn end(self) {
+        let _ = self.stage.send(Stage::Over);
+        let _ = self.runtime.block_on(self.connections);
+        self.runtime.shutdown_background();
+    }
+}
+
+/// Lets the process have as many descriptors as it may: each connection takes one.
+fn raise_descriptors() {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: plain system calls on a value of this function.
+    unsafe {
+        if libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) == 0 {
+            limit.rlim_cur = limit.rlim_max;
+            libc::setrlimit(libc::RLIMIT_NOFILE, &limit);
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! The options of `gemma serve`.
+
+use crate::cli::options::{DraftArgs, ModelArgs, UiOptions, memory};
+use crate::error::Fault;
+use crate::runtime::options::AutoOr;
+use anyhow::{Context, Result};
+use clap::builder::RangedI64ValueParser;
+use clap::{Args, ValueEnum, ValueHint};
+use std::net::IpAddr;
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+
+/// Answer clients over HTTP, as OpenAI's and Anthropic's servers do.
+///
+/// Each answer is byte for byte the one that gemma generate gives for the same messages, options
+/// and seed, whatever the load. docs/SERVER.md says what clients may ask for.
+#[derive(Debug, Args)]
+pub struct Serve {
+    #[command(flatten)]
+    pub edge: EdgeOptions,
+    #[command(flatten)]
+    pub load: LoadOptions,
+    #[command(flatten)]
+    pub draft: DraftArgs,
+    #[command(flatten)]
+    pub model: ModelArgs,
+    #[command(flatten)]
+    pub ui: UiOptions,
+}
+
+/// Who may ask, and where.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Server")]
+pub struct EdgeOptions {
+    /// Address to listen on; one that others can reach needs a key
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
+    pub host: IpAddr,
+    /// Port to listen on; 0 takes a free one
+    #[arg(long, value_name = "PORT", default_value_t = 8080)]
+    pub port: u16,
+    /// Key that clients must bring (repeatable)
+    ///
+    /// Other users of this machine can read a command line: GEMMA_API_KEY and --api-key-file do not
+    /// show the key.
+    #[arg(long, value_name = "KEY", hide_env_values = true)]
+    pub api_key: Vec<String>,
+    /// File with keys that clients must bring, one a line
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub api_key_file: Option<PathBuf>,
+    /// Origin whose pages may ask from a browser, such as https://chat.example.org (repeatable)
+    #[arg(long, value_name = "ORIGIN")]
+    pub cors_origin: Vec<String>,
+    /// Another name that clients may give for the model; `*` takes any (repeatable)
+    #[arg(long, value_name = "NAME")]
+    pub alias: Vec<String>,
+    /// Largest body of a request, in megabytes
+    #[arg(long, value_name = "MB", default_value_t = 16, value_parser = number(1..=1024))]
+    pub max_body: u16,
+    /// Seconds that a client may take to send a request, or to take what is sent to it
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = number(1..=3600))]
+    pub client_timeout: u16,
+    /// Seconds that running answers may take to end after SIGTERM or Ctrl-C
+    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    pub grace: u16,
+    /// How each request is logged on standard error: text, json or off
+    #[arg(long, value_enum, value_name = "HOW", default_value_t = LogFormat::Text)]
+    pub log: LogFormat,
+}
+
+/// How much at once.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Load")]
+pub struct LoadOptions {
+    /// Answer N requests at once
+    ///
+    /// A pass reads the weights once for all of them. Each takes memory for a context of its own.
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = number(1..=64))]
+    pub parallel: u16,
+    /// Memory for what texts began with (2GB), beside that of their contexts
+    ///
+    /// A conversation that comes back is not read again, nor is what many begin with, such as a
+    /// system message. Contexts that are not in use serve for that too, so 0 keeps something.
+    #[arg(long, value_name = "SIZE", default_value = "0", value_parser = memory)]
+    pub cache_ram: u64,
+    /// Texts that may wait for their turn, half of them of one client; more get status 429
+    #[arg(long, value_name = "N", default_value_t = 128)]
+    pub max_queue: u16,
+    /// Tokens of an answer where the client names no limit; auto is all that the context holds
+    #[arg(short = 'n', long, value_name = "N|auto", default_value = "auto")]
+    pub max_tokens: AutoOr,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    Text,
+    Json,
+    Off,
+}
+
+/// Parses a number of this range.
+fn number(range: RangeInclusive<i64>) -> RangedI64ValueParser<u16> {
+    clap::value_parser!(u16).range(range)
+}
+
+impl EdgeOptions {
+    /// The keys of which a client must bring one; none where nobody needs one.
+    pub fn keys(&self) -> Result<Vec<String>> {
+        let mut keys = self.api_key.clone();
+        if let Some(file) = &self.api_key_file {
+            let text = crate::cli::io::text_file::read_file(file).context("--api-key-file")?;
+            let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+            keys.extend(lines.map(str::to_owned));
+            if keys.is_empty() {
+                let fault = Fault::usage(format!("{} holds no key", file.display()));
+                return Err(fault.help("write one key a line").into());
+            }
+        }
+        if let Some(bad) = keys.iter().find(|key| !key.bytes().all(|b| b.is_ascii_graphic())) {
+            let what = format!("a key of {} characters is not one word of ASCII", bad.len());
+            return Err(Fault::usage(what).help("openssl rand -hex 32 makes one").into());
+        }
+        if keys.is_empty() && !self.host.is_loopback() {
+            let what = format!("--host {} lets others reach the model without a key", self.host);
+            return Err(Fault::usage(what)
+                .help("give --api-key-file FILE, or leave --host out for this machine alone")
+                .into());
+        }
+        Ok(keys)
+    }
+}

@@ -1,0 +1,338 @@
+//! Where output goes: the one way to open and write what an option names.
+//!
+//! A regular file appears complete or not at all: its bytes are kept, written beside it and renamed
+//! over it when they are finished. Everything else is written as it comes: devices and pipes are
+//! opened, and `-`, /dev/stdout and /dev/fd/N are the descriptors that this process already has,
+//! with their position. A symbolic link is followed to the file that it names.
+
+use crate::cli::io::ui::clean;
+use crate::error::Fault;
+use crate::util::shell::quoted;
+use anyhow::{Context, Result, ensure};
+use std::ffi::OsString;
+use std::fs::{File, Metadata};
+use std::io::{self, IsTerminal, Write};
+use std::path::{Path, PathBuf};
+
+/// A place for output, as named on the command line.
+///
+/// Every option that writes has this type, and no other option has: by it `settings` knows which
+/// options a file in the working directory must not set.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Destination(PathBuf);
+
+/// Symbolic links that are followed, at most; as many as Linux follows.
+const MOST_LINKS: usize = 40;
+
+/// An open output.
+pub struct Writer {
+    how: How,
+    /// As the user named it.
+    name: String,
+    terminal: bool,
+}
+
+enum How {
+    /// Written as it comes.
+    Direct(File),
+    /// Kept until the end, and then put in the place of this path in one step.
+    Replace(PathBuf, Vec<u8>),
+}
+
+/// What a path comes to.
+enum Target {
+    /// A descriptor of this process.
+    Descriptor(i32),
+    /// A path whose last part is no symbolic link.
+    Path(PathBuf),
+}
+
+impl From<OsString> for Destination {
+    fn from(name: OsString) -> Self {
+        Destination(name.into())
+    }
+}
+
+impl From<&Path> for Destination {
+    fn from(path: &Path) -> Self {
+        Destination(path.to_owned())
+    }
+}
+
+impl Destination {
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// Opens the place, or says why nothing could be written there: before the work, not after it.
+    pub fn open(&self) -> Result<Writer> {
+        if self.0 == Path::new("-") {
+            return Writer::stdout();
+        }
+        let name = self.0.display().to_string();
+        let what = || Fault::usage(format!("cannot write {name}"));
+        let direct =
+            |file| Ok(Writer { how: How::Direct(file), name: name.clone(), terminal: false });
+        let path = match resolve(&self.0, &name)? {
+            Target::Descriptor(number) => return descriptor(number, &name).with_context(what),
+            Target::Path(path) => path,
+        };
+        match std::fs::metadata(&path) {
+            Ok(meta) if meta.is_dir() => {
+                Err(Fault::usage(format!("cannot write {name}: it is a directory")).into())
+            }
+            // The kernel's own files, and descriptors of other processes.
+            Ok(_) if path.starts_with("/proc") => {
+                direct(File::options().append(true).open(&path).with_context(what)?)
+            }
+            Ok(meta) if !meta.is_file() => {
+                direct(File::options().write(true).open(&path).with_context(what)?)
+            }
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error).with_context(what),
+            found => {
+                // A file that may not be written is not to be replaced either.
+                if found.is_ok()
+                    && let Err(error) = File::options().write(true).open(&path)
+                    && error.kind() == io::ErrorKind::PermissionDenied
+                {
+                    return Err(error).with_context(what);
+                }
+                // This tells whether the directory can be written, and leaves nothing behind
+                // whatever ends the process.
+                tempfile::tempfile_in(parent(&path)).map_err(plain).with_context(what)?;
+                Ok(Writer { how: How::Replace(path, Vec::new()), name, terminal: false })
+            }
+        }
+    }
+
+    /// Writes the whole of an output.
+    pub fn write(&self, bytes: &[u8]) -> Result<()> {
+        let mut writer = self.open()?;
+        writer.write(bytes)?;
+        writer.finish()
+    }
+}
+
+impl Writer {
+    /// Standard output.
+    pub fn stdout() -> Result<Writer> {
+        descriptor(1, "standard output").context("cannot write to standard output")
+    }
+
+    /// Whether what is written appears on a terminal at once.
+    pub fn is_terminal(&self) -> bool {
+        self.terminal
+    }
+
+    /// Whether this is a file that appears when it is complete.
+    pub fn appears_whole(&self) -> bool {
+        matches!(self.how, How::Replace(..))
+    }
+
+    /// Writes at once, or keeps the bytes of a file. A closed pipe ends the process (SIGPIPE)
+    /// before this returns.
+    pub fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        match &mut self.how {
+            How::Direct(file) => {
+                file.write_all(bytes).with_context(|| format!("cannot write to {}", self.name))
+            }
+            How::Replace(_, kept) => {
+                kept.extend_from_slice(bytes);
+                Ok(())
+            }
+        }
+    }
+
+    /// Writes a text; a terminal gets it without what it would obey.
+    pub fn write_text(&mut self, text: &str) -> Result<()> {
+        match self.terminal {
+            true => self.write(clean(text).as_bytes()),
+            false => self.write(text.as_bytes()),
+        }
+    }
+
+    /// Ends the output: a file appears.
+    pub fn finish(self) -> Result<()> {
+        match self.how {
+            How::Direct(_) => Ok(()),
+            How::Replace(path, bytes) => replace(&path, |file| file.write_all(&bytes), &self.name),
+        }
+    }
+
+    /// Whether the output is the regular file that `meta` is of.
+    pub fn is(&self, meta: &Metadata) -> bool {
+        let own = match &self.how {
+            How::Direct(file) => file.metadata(),
+            How::Replace(path, _) => std::fs::metadata(path),
+        };
+        own.is_ok_and(|own| same_file(&own, meta))
+    }
+}
+
+/// Whether both are of one regular file.
+pub fn same_file(a: &Metadata, b: &Metadata) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    a.is_file() && (a.dev(), a.ino()) == (b.dev(), b.ino())
+}
+
+/// Puts a complete file in the place of `path` in one step; `name` is what messages call it. `path`
+/// is no symbolic link.
+pub fn replace(
+    path: &Path,
+    write: impl FnOnce(&mut File) -> io::Result<()>,
+    name: &str,
+) -> Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    let what = || format!("cannot write {name}");
+    let mode = std::fs::metadata(path).map_or(0o666, |meta| meta.permissions().mode() & 0o777);
+    let mut builder = tempfile::Builder::new();
+    builder.prefix(".gemma-").permissions(std::fs::Permissions::from_mode(mode));
+    let mut file = builder.tempfile_in(parent(path)).map_err(plain).with_context(what)?;
+    write(file.as_file_mut())
+        .and_then(|()| file.as_file().sync_all())
+        .map_err(plain)
+        .with_context(what)?;
+    file.persist(path).map_err(|error| plain(error.error)).with_context(what)?;
+    Ok(())
+}
+
+/// Follows the links that a path ends in to a descriptor of this process, or to a path that is no
+/// link.
+fn resolve(path: &Path, name: &str) -> Result<Target> {
+    let what = || Fault::usage(format!("cannot write {name}"));
+    let mut path = path.to_owned();
+    for _ in 0..MOST_LINKS {
+        // Systems without /proc have these as devices.
+        match path.to_str() {
+            Some("/dev/stdout") => return Ok(Target::Descriptor(1)),
+            Some("/dev/stderr") => return Ok(Target::Descriptor(2)),
+            _ => {}
+        }
+        let Some(last) = path.file_name() else {
+            return Ok(Target::Path(path.canonicalize().with_context(what)?));
+        };
+        let directory = match parent(&path).canonicalize() {
+            Ok(directory) => directory,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                let missing = parent(&path).display().to_string();
+                let fault =
+                    Fault::usage(format!("cannot write {name}: there is no directory {missing}"));
+                return Err(fault.help(format!("mkdir -p {}", quoted(&missing))).into());
+            }
+            Err(error) => return Err(error).with_context(what),
+        };
+        if let Some(number) = last.to_str().and_then(|n| n.parse().ok())
+            && is_of_descriptors(&directory)
+        {
+            return Ok(Target::Descriptor(number));
+        }
+        let full = directory.join(last);
+        match std::fs::symlink_metadata(&full) {
+            // What /proc calls links are not names of files.
+            Ok(meta) if meta.is_symlink() && !directory.starts_with("/proc") => {
+                path = directory.join(std::fs::read_link(&full).with_context(what)?);
+            }
+            Err(_) if path.as_os_str().as_encoded_bytes().ends_with(b"/") => {
+                return Err(
+                    Fault::usage(format!("cannot write {name}: it names a directory")).into()
+                );
+            }
+            _ => return Ok(Target::Path(full)),
+        }
+    }
+    Err(Fault::usage(format!("cannot write {name}: its symbolic links lead in a circle")).into())
+}
+
+/// Whether a directory is the one that lists this process's descriptors, as /dev/fd does.
+fn is_of_descriptors(directory: &Path) -> bool {
+    directory == Path::new("/dev/fd")
+        || ["/dev/fd", "/proc/self/fd", "/proc/thread-self/fd"]
+            .iter()
+            .any(|name| Path::new(name).canonicalize().is_ok_and(|own| own == directory))
+}
+
+/// A descriptor that this process has: the same open file, so that its position and its append mode
+/// are kept.
+fn descriptor(number: i32, name: &str) -> Result<Writer> {
+    use std::os::fd::{FromRawFd, OwnedFd};
+    // SAFETY: fcntl only looks the number up; a number that is not open is an error.
+    let (flags, copy) = unsafe {
+        (libc::fcntl(number, libc::F_GETFL), libc::fcntl(number, libc::F_DUPFD_CLOEXEC, 3))
+    };
+    if copy < 0 {
+        return Err(io::Error::last_os_error().into());
+    }
+    // SAFETY: a fresh descriptor that nobody else owns.
+    let file = File::from(unsafe { OwnedFd::from_raw_fd(copy) });
+    ensure!(flags & libc::O_ACCMODE != libc::O_RDONLY, "it is closed, or open for reading only");
+    let terminal = number == 1 && file.is_terminal();
+    Ok(Writer { how: How::Direct(file), name: name.to_owned(), terminal })
+}
+
+fn parent(path: &Path) -> &Path {
+    path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// An error of a temporary file without that file's name, which says nothing to anyone.
+fn plain(error: io::Error) -> io::Error {
+    match error.raw_os_error() {
+        Some(_) => error,
+        None => error.kind().into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    fn write(path: &Path, text: &str) -> Result<()> {
+        Destination::from(path).write(text.as_bytes())
+    }
+
+    #[test]
+    fn a_file_appears_only_when_finished() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("out");
+        write(&path, "old").unwrap();
+        let mut writer = Destination::from(&*path).open().unwrap();
+        writer.write(b"new").unwrap();
+        assert!(writer.appears_whole() && fs::read(&path).unwrap() == b"old");
+        drop(writer);
+        assert_eq!(fs::read(&path).unwrap(), b"old");
+        assert_eq!(fs::read_dir(&dir).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn links_are_followed_and_stay() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        fs::create_dir(at("sub")).unwrap();
+        symlink("sub/file", at("link")).unwrap();
+        symlink("link", at("chain")).unwrap();
+        // What the link names is not there yet.
+        write(&at("chain"), "one").unwrap();
+        write(&at("link"), "two").unwrap();
+        assert_eq!(fs::read(at("sub/file")).unwrap(), b"two");
+        assert!(at("chain").is_symlink() && at("link").is_symlink());
+        symlink("circle", at("circle")).unwrap();
+        assert!(write(&at("circle"), "x").unwrap_err().to_string().contains("circle"));
+        symlink("/dev/null", at("null")).unwrap();
+        write(&at("null"), "x").unwrap();
+        assert!(at("null").is_symlink());
+    }
+
+    #[test]
+    fn what_cannot_be_written_is_said_when_it_is_opened() {
+        let dir = tempfile::tempdir().unwrap();
+        let missing = write(&dir.path().join("no dir/x"), "x").unwrap_err();
+        let fault = crate::error::fault_of(&missing).unwrap();
+        assert!(fault.help.as_deref().unwrap().starts_with("mkdir -p '/"), "{fault:?}");
+        for path in [dir.path(), Path::new("/"), &dir.path().join("new/"), Path::new("/dev/fd/99")]
+        {
+            let error = Destination::from(path).open().err().expect("nothing can be written there");
+            assert_eq!(crate::error::fault_of(&error).unwrap().kind.exit_code(), 2, "{error:#}");
+        }
+    }
+}

@@ -1,0 +1,14 @@
+//! Input and output of the commands: prompts and text files, results, messages, signals.
+
+pub mod crash;
+pub mod destination;
+pub mod format;
+pub mod input;
+pub mod output;
+pub mod prompt;
+pub mod record;
+pub mod signals;
+pub mod stats;
+pub mod table;
+pub mod text_file;
+pub mod ui;

@@ -1,0 +1,126 @@
+//! Standard output or a file: the generated text as it comes, or a JSON result. Nothing else is
+//! ever written there.
+
+use crate::cli::io::destination::{Destination, Writer};
+use crate::cli::io::record::Record;
+use anyhow::Result;
+use clap::ValueEnum;
+
+/// What the output looks like.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// The text and nothing else, as it is generated
+    Text,
+    /// One JSON object at the end (see `gemma schema`)
+    Json,
+    /// The same on one line
+    Jsonl,
+    /// A JSON line per piece of text, then the result
+    StreamJson,
+}
+
+/// An open output.
+pub struct Output {
+    place: Writer,
+    format: Format,
+    newline: bool,
+    text: String,
+}
+
+impl Output {
+    /// Opens the place, or standard output for `None`. Fails now rather than after a long
+    /// generation.
+    pub fn open(place: Option<&Destination>, format: Format, newline: bool) -> Result<Self> {
+        let place = place.map_or_else(Writer::stdout, Destination::open)?;
+        Ok(Output { place, format, newline, text: String::new() })
+    }
+
+    /// Whether this is a file that appears when it is complete.
+    pub fn appears_whole(&self) -> bool {
+        self.place.appears_whole()
+    }
+
+    /// The text so far.
+    pub fn so_far(&self) -> &str {
+        &self.text
+    }
+
+    /// Appends generated text: whole characters, flushed at once.
+    pub fn text(&mut self, piece: &str) -> Result<()> {
+        if piece.is_empty() {
+            return Ok(());
+        }
+        self.text.push_str(piece);
+        match self.format {
+            Format::Text => self.place.write_text(piece),
+            Format::StreamJson => self.line(&serde_json::json!({"type": "text", "text": piece})),
+            Format::Json | Format::Jsonl => Ok(()),
+        }
+    }
+
+    /// Ends the output with the result, or the final line break.
+    pub fn finish(mut self, record: &Record) -> Result<()> {
+        match self.format {
+            Format::Text => {
+                if (self.newline || self.place.is_terminal()) && !self.text.ends_with('\n') {
+                    self.place.write(b"\n")?;
+                }
+            }
+            Format::Json => {
+                let mut json = serde_json::to_string_pretty(record)?;
+                json.push('\n');
+                self.place.write(json.as_bytes())?;
+            }
+            Format::Jsonl => self.line(record)?,
+            Format::StreamJson => {
+                #[derive(serde::Serialize)]
+                struct Result<'a> {
+                    r#type: &'static str,
+                    #[serde(flatten)]
+                    record: &'a Record,
+                }
+                self.line(&Result { r#type: "result", record })?;
+            }
+        }
+        self.place.finish()
+    }
+
+    fn line(&mut self, value: &impl serde::Serialize) -> Result<()> {
+        let mut line = serde_json::to_string(value)?;
+        line.push('\n');
+        self.place.write(line.as_bytes())
+    }
+}
+
+/// Writes a whole text to standard output and flushes: for commands that answer once.
+pub fn print(text: &str) -> Result<()> {
+    Writer::stdout()?.write_text(text)
+}
+
+/// The same for a text with colours, whose foreign parts are clean.
+pub fn print_painted(text: &str) -> Result<()> {
+    Writer::stdout()?.write(text.as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_appears_only_when_finished() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("out.txt");
+        std::fs::write(&path, "old").unwrap();
+        let place = Destination::from(&*path);
+        let mut output = Output::open(Some(&place), Format::Text, true).unwrap();
+        output.text("new").unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "old");
+        output.finish(&Record::default()).unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "new\n");
+        let mut dropped = Output::open(Some(&place), Format::Text, false).unwrap();
+        dropped.text("never").unwrap();
+        drop(dropped);
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "new\n");
+        assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 1);
+    }
+}

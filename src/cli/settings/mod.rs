@@ -1,0 +1,305 @@
+//! From what was typed to settings: flag > environment > gemma.toml > the model's
+//! generation_config.json > built in.
+//!
+//! clap reads flags and environment. What both leave open is looked up in `gemma.toml` and handed
+//! to clap as if it had been typed, so that every source passes the same checks.
+
+mod environment;
+mod files;
+
+use crate::cli::help;
+use crate::cli::io::ui::{Ui, clean};
+use crate::cli::options::{Source, UiOptions};
+use crate::error::{Fault, fault_of};
+use anyhow::Result;
+use clap::parser::ValueSource;
+use clap::{Arg, ArgAction, ArgMatches, FromArgMatches};
+use std::collections::{BTreeMap, BTreeSet};
+use std::error::Error;
+use std::ffi::OsString;
+use std::io::IsTerminal;
+use std::num::{ParseFloatError, ParseIntError};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// A validated command line and its provenance.
+pub struct Typed {
+    pub ui: Ui,
+    pub print_config: bool,
+    /// The command that was typed: its definition without environment variables.
+    command: clap::Command,
+    matches: ArgMatches,
+    /// Options that gemma.toml gave.
+    files: BTreeMap<String, PathBuf>,
+}
+
+/// Why there is nothing to run: help, version, or wrong usage.
+pub enum Early {
+    Clap(clap::Error),
+    Fault(anyhow::Error),
+}
+
+impl Early {
+    /// Prints it where it belongs and says how to exit.
+    pub fn print(self) -> ExitCode {
+        match self {
+            Early::Clap(error) if error.use_stderr() || std::io::stdout().is_terminal() => {
+                let plain = error.render().to_string();
+                // What was typed is quoted, and may hold what a terminal would obey.
+                if clean(&plain) != plain {
+                    eprint!("{}", clean(&plain));
+                } else {
+                    // A terminal that is gone has nobody to tell.
+                    let _ = error.print();
+                }
+                ExitCode::from(error.exit_code() as u8)
+            }
+            // What is asked for is output like any other: that it could not be written is a
+            // failure.
+            Early::Clap(help) => match crate::cli::io::output::print(&help.render().to_string()) {
+                Ok(()) => ExitCode::SUCCESS,
+                Err(error) => Early::Fault(error).print(),
+            },
+            Early::Fault(error) => {
+                Ui::plain().error(&error);
+                ExitCode::from(fault_of(&error).map_or(1, |fault| fault.kind.exit_code()))
+            }
+        }
+    }
+}
+
+/// The command line that `root` defines, each option with its environment variable.
+pub fn definition(root: &clap::Command) -> clap::Command {
+    definition_with(root, environment::set)
+}
+
+/// The definition where `variable` names the environment variable that sets an option, if one does.
+fn definition_with(
+    root: &clap::Command,
+    variable: impl Fn(&Arg) -> Option<String>,
+) -> clap::Command {
+    let with_env = |arg: Arg| match arg.get_long() {
+        Some(long) if long != "help" && long != "version" => {
+            let Some(name) = variable(&arg) else { return arg };
+            let arg = arg.env(name).hide_env(true);
+            match arg.get_action() {
+                ArgAction::SetTrue => arg.value_parser(clap::builder::FalseyValueParser::new()),
+                _ => arg,
+            }
+        }
+        _ => arg,
+    };
+    let commands: Vec<String> = root.get_subcommands().map(|c| c.get_name().to_owned()).collect();
+    let root = help::complete(root.clone()).color(help_colour());
+    commands
+        .iter()
+        .fold(root, |root, name| root.mut_subcommand(name, |command| command.mut_args(&with_env)))
+}
+
+/// clap honours CLICOLOR_FORCE, but no escape code may ever go to a non-terminal.
+fn help_colour() -> clap::ColorChoice {
+    let terminals = std::io::stdout().is_terminal() && std::io::stderr().is_terminal();
+    if terminals { clap::ColorChoice::Auto } else { clap::ColorChoice::Never }
+}
+
+/// Reads the command line that `cli` defines, the environment and the configuration files.
+pub fn parse(cli: &clap::Command, argv: &[OsString]) -> Result<(ArgMatches, Typed), Early> {
+    let root = definition(cli);
+    let matches =
+        root.clone().try_get_matches_from(argv).map_err(|error| name_variable(cli, error, argv))?;
+    let options =
+        root.get_subcommands().map(|c| (c.get_name().to_owned(), files::options_of(c))).collect();
+    let files = files::read().map_err(Early::Fault)?;
+    let (name, typed) = matches.subcommand().expect("a subcommand is required");
+    let (given, origins) = files::arguments(name, typed, &files, &options).map_err(Early::Fault)?;
+    let matches = if given.is_empty() {
+        matches
+    } else {
+        let at = argv.iter().position(|a| a.to_str() == Some(name)).map_or(1, |i| i + 1);
+        let mut longer = argv.to_vec();
+        longer.splice(at..at, given);
+        root.try_get_matches_from(&longer).map_err(|error| {
+            let origins: BTreeSet<_> = origins.values().map(|p| p.display().to_string()).collect();
+            let what = head(&error).lines().next().unwrap_or_default().to_owned();
+            let origins = origins.into_iter().collect::<Vec<_>>().join(" or ");
+            Early::Fault(
+                Fault::usage(format!("{what} (set in {origins})"))
+                    .help("correct the file, or give the option as a flag")
+                    .into(),
+            )
+        })?
+    };
+    let (name, sub) = matches.subcommand().expect("a subcommand is required");
+    let plain = definition_with(cli, |_| None);
+    let command = plain.find_subcommand(name).expect("the command that was typed").clone();
+    // A command without these options says what it must in the default way.
+    let terminal = sub.ids().any(|id| id == "quiet").then(|| UiOptions::from_arg_matches(sub));
+    let (ui, print_config) = match terminal.transpose().map_err(Early::Clap)? {
+        Some(options) => (Ui::new(&options), options.print_config),
+        None => (Ui::plain(), false),
+    };
+    environment::unknown(&options).iter().for_each(|what| ui.note(what));
+    let typed = Typed { ui, print_config, command, matches: sub.clone(), files: origins };
+    Ok((matches, typed))
+}
+
+/// The message of an error, without the usage behind it, which names options that the environment
+/// set.
+fn head(error: &clap::Error) -> String {
+    plain_number(error).unwrap_or_else(|| message(error))
+}
+
+fn message(error: &clap::Error) -> String {
+    let text = error.to_string();
+    text.split("\n\n").next().unwrap_or_default().trim_start_matches("error: ").to_owned()
+}
+
+/// The message of an error about a number, which clap gives in the words of Rust's parsers.
+pub fn plain_number(error: &clap::Error) -> Option<String> {
+    let source = error.source()?;
+    let why = source.to_string();
+    let expected = if source.is::<ParseIntError>() {
+        "expected a whole number".to_owned()
+    } else if source.is::<ParseFloatError>() {
+        "expected a number".to_owned()
+    } else {
+        let (least, most) = why.split_once(" is not in ")?.1.split_once("..=")?;
+        format!("expected a whole number from {least} to {most}")
+    };
+    Some(message(error).replace(&why, &expected))
+}
+
+/// An error that comes from the environment names the variable: nobody typed the option that clap
+/// complains about.
+fn name_variable(cli: &clap::Command, error: clap::Error, argv: &[OsString]) -> Early {
+    let what = head(&error);
+    let root = definition_with(cli, |_| None);
+    let without = root.clone().try_get_matches_from(argv);
+    if !error.use_stderr() || without.is_err_and(|other| head(&other) == what) {
+        return Early::Clap(error);
+    }
+    let words = what.split(|c: char| !c.is_ascii_alphanumeric() && c != '-');
+    let named: BTreeSet<&str> = words.filter_map(|word| word.strip_prefix("--")).collect();
+    let of_option = |arg: &Arg| {
+        arg.get_long().filter(|long| named.contains(long)).and_then(|_| environment::set(arg))
+    };
+    let variables: BTreeSet<String> =
+        root.get_subcommands().flat_map(|c| c.get_arguments()).filter_map(of_option).collect();
+    if variables.is_empty() {
+        return Early::Clap(error);
+    }
+    let variables = variables.into_iter().collect::<Vec<_>>().join(" and ");
+    let fault = Fault::usage(format!("{what} (from the environment: {variables})"));
+    Early::Fault(
+        fault
+            .help(format!("correct it, or leave it out: unset {}", variables.replace(" and ", " ")))
+            .into(),
+    )
+}
+
+impl Typed {
+    /// Where the value of an option (its long name) came from.
+    pub fn source(&self, long: &str) -> Source {
+        if let Some(path) = self.files.get(long) {
+            return Source::File(path.clone());
+        }
+        match self.matches.value_source(&long.replace('-', "_")) {
+            Some(ValueSource::CommandLine) => Source::Flag,
+            Some(ValueSource::EnvVariable) => {
+                let arg = self.command.get_arguments().find(|arg| arg.get_long() == Some(long));
+                Source::Environment(
+                    arg.and_then(environment::set).unwrap_or_else(|| environment::name(long)),
+                )
+            }
+            _ => Source::BuiltIn,
+        }
+    }
+
+    /// Every option of the command as gemma.toml, with its source; `resolved` names values found
+    /// elsewhere.
+    pub fn config(&self, resolved: &[(&str, String, Source)]) -> String {
+        let mut lines = Vec::new();
+        for arg in self.command.get_arguments() {
+            let Some(long) =
+                arg.get_long().filter(|l| !matches!(*l, "help" | "version" | "print-config"))
+            else {
+                continue;
+            };
+            // Nobody needs to know of these who has not set one.
+            if arg.is_hide_set() && self.source(long) == Source::BuiltIn {
+                continue;
+            }
+            // A key is nobody's business who looks over a shoulder or reads a report.
+            if arg.is_hide_env_values_set() && self.source(long) != Source::BuiltIn {
+                lines.push((format!("# {long} is set, and not shown"), self.source(long)));
+                continue;
+            }
+            let found = resolved.iter().find(|(name, ..)| *name == long);
+            let (value, source) = match found {
+                Some((_, value, source)) => (Some(quoted(value)), source.clone()),
+                None => (self.value(arg), self.source(long)),
+            };
+            // What gemma.toml may not hold, what the next model may want otherwise, and what nobody
+            // has set is a comment.
+            let is_models = found.is_some() && matches!(source, Source::Model | Source::BuiltIn);
+            let is_kept_out = |value: &str| {
+                is_models
+                    || files::ONE_RUN.contains(&long)
+                    || files::refusal(arg, value.trim_matches(['"', '\''])).is_some()
+            };
+            lines.push(match value {
+                Some(value) if is_kept_out(&value) => (format!("# {long} = {value}"), source),
+                Some(value) => (format!("{long} = {value}"), source),
+                None => (format!("# {long} is not set"), Source::BuiltIn),
+            });
+        }
+        let width = lines
+            .iter()
+            .map(|(text, _)| text.chars().count())
+            .filter(|w| *w <= 40)
+            .max()
+            .unwrap_or(0);
+        lines.iter().map(|(text, source)| format!("{text:width$}  # {source}\n")).collect()
+    }
+
+    /// The value of an option as TOML.
+    fn value(&self, arg: &Arg) -> Option<String> {
+        let id = arg.get_id().as_str();
+        match arg.get_action() {
+            ArgAction::SetTrue => Some(self.matches.get_flag(id).to_string()),
+            ArgAction::Count => Some(self.matches.get_count(id).to_string()),
+            action => {
+                let values: Vec<String> =
+                    self.matches.get_raw(id)?.map(|v| quoted(&v.to_string_lossy())).collect();
+                if matches!(action, ArgAction::Append) {
+                    Some(format!("[{}]", values.join(", ")))
+                } else {
+                    values.first().cloned()
+                }
+            }
+        }
+    }
+}
+
+/// Numbers and booleans bare, everything else as a TOML string.
+fn quoted(value: &str) -> String {
+    match value.parse::<toml::Value>() {
+        Ok(toml::Value::Integer(_) | toml::Value::Float(_) | toml::Value::Boolean(_)) => {
+            value.to_owned()
+        }
+        _ => toml::Value::String(value.to_owned()).to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_quoted_only_where_needed() {
+        assert_eq!(quoted("4"), "4");
+        assert_eq!(quoted("0.5"), "0.5");
+        assert_eq!(quoted("a \"b\""), toml::Value::String("a \"b\"".into()).to_string());
+        assert_eq!(environment::name("max-tokens"), "GEMMA_MAX_TOKENS");
+    }
+}

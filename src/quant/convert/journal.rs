@@ -1,0 +1,267 @@
+//! Journal of a conversion: one line of JSON for the header and for each finished tensor, from
+//! which the next run resumes.
+
+use crate::checkpoint::{Checkpoint, Stamp};
+use crate::error::Fault;
+use crate::quant::layout::{ArtifactLayout, TensorPlan};
+use crate::quant::plan::QuantPlan;
+use crate::quant::{QuantizeOptions, SIDE_FILES};
+use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+/// Name and digest of a file of the source.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct SourceFile {
+    name: String,
+    /// SHA-256; for weight files, that of their length and of samples ([`Checkpoint::digest`]).
+    sha256: String,
+}
+
+/// Everything that the bytes of the result depend on. A run resumes another only if this is equal,
+/// except `asked` and `stamps`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JournalHeader {
+    journal: u32,
+    version: String,
+    source: Vec<SourceFile>,
+    /// Stamps of the weight files. If they differ, the samples in `source` do not prove that the
+    /// weights are the same, and the finished tensors must be compared.
+    stamps: Vec<Stamp>,
+    recipe: String,
+    /// The options that chose the recipe, for messages. Other options with the same layout resume
+    /// the run.
+    #[serde(default)]
+    asked: String,
+    recipe_sha256: String,
+    solver: String,
+    /// SHA-256 of the name, format and place of every tensor.
+    layout_sha256: String,
+    shard_bytes: u64,
+}
+
+impl JournalHeader {
+    pub fn new(
+        checkpoint: &Checkpoint,
+        plan: &QuantPlan,
+        options: &QuantizeOptions,
+    ) -> Result<JournalHeader> {
+        let mut hash = Sha256::new();
+        for shard in 0..plan.layout.shards {
+            hash.update(plan.layout.header(shard)?);
+        }
+        for e in &plan.layout.entries {
+            hash.update(format!("{} {}\n", e.name, e.target));
+        }
+        // Stamps are read before the bytes. After a change in between, the stamp is too old and
+        // never too new.
+        let stamps = checkpoint.stamps()?;
+        let mut source = Vec::new();
+        let weights = checkpoint.weight_files().iter().map(String::as_str);
+        for file in weights.chain(["config.json"]).chain(SIDE_FILES.iter().copied()) {
+            if let Some(digest) = checkpoint.digest(file)? {
+                source.push(SourceFile { name: file.to_owned(), sha256: crate::util::hex(digest) });
+            }
+        }
+        Ok(JournalHeader {
+            journal: 2,
+            version: env!("CARGO_PKG_VERSION").into(),
+            source,
+            stamps,
+            recipe: plan.recipe.clone(),
+            asked: plan.asked.clone(),
+            recipe_sha256: plan.recipe_sha256.clone(),
+            solver: plan.solver.clone(),
+            layout_sha256: crate::util::hex(hash.finalize()),
+            shard_bytes: options.shard_bytes,
+        })
+    }
+
+    /// Returns whether a run with this header may resume one with `other`.
+    pub fn continues(&self, other: &JournalHeader) -> bool {
+        let (asked, stamps) = (other.asked.clone(), other.stamps.clone());
+        JournalHeader { asked, stamps, ..self.clone() } == *other
+    }
+
+    /// Returns whether no weight file of the source was written or replaced since `other`.
+    pub fn has_stamps_of(&self, other: &JournalHeader) -> bool {
+        self.stamps == other.stamps
+    }
+
+    /// Describes the first difference from another run's header.
+    fn difference(&self, other: &JournalHeader) -> String {
+        if self.version != other.version {
+            return format!("by version {} of this program", other.version);
+        }
+        for file in &other.source {
+            match self.source.iter().find(|f| f.name == file.name) {
+                None => return format!("when the source still had {}", file.name),
+                Some(now) if now != file => return format!("before {} changed", file.name),
+                Some(_) => {}
+            }
+        }
+        if self.source.len() > other.source.len() {
+            return "from a source with fewer files".into();
+        }
+        if (&self.recipe, &self.recipe_sha256) != (&other.recipe, &other.recipe_sha256) {
+            return other.asked();
+        }
+        if self.solver != other.solver {
+            return format!("with the method {}", other.solver);
+        }
+        if self.asked != other.asked { other.asked() } else { "with other options".into() }
+    }
+
+    /// Returns the options that chose the recipe, as a part of a sentence.
+    fn asked(&self) -> String {
+        if self.asked.is_empty() {
+            format!("with --recipe {}", self.recipe)
+        } else {
+            format!("with {}", self.asked)
+        }
+    }
+}
+
+/// A finished tensor, as a line of the journal.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct FinishedTensor {
+    pub tensor: String,
+    pub format: String,
+    /// Offset in the data of its file.
+    pub offset: u64,
+    pub bytes: u64,
+    pub sha256: String,
+    pub source_sha256: String,
+    pub relative_error: f64,
+}
+
+/// Content of a journal that an earlier run left.
+#[derive(Default)]
+pub struct JournalState {
+    /// Finished tensors in the order of the layout.
+    pub done: Vec<FinishedTensor>,
+    /// Whether the source was written, copied or moved since. Its tensors must then be compared
+    /// with `done`.
+    pub is_moved: bool,
+}
+
+/// The open journal. Lines are appended.
+pub struct Journal {
+    path: PathBuf,
+    file: File,
+}
+
+impl Journal {
+    /// Opens or creates the journal, and returns the content that an earlier run left.
+    ///
+    /// Refuses a journal of another run, unless `restart` is set.
+    pub fn open(
+        path: &Path,
+        header: &JournalHeader,
+        layout: &ArtifactLayout,
+        restart: bool,
+    ) -> Result<(Journal, JournalState)> {
+        let failed = || format!("opening {}", path.display());
+        let mut file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .custom_flags(libc::O_NOFOLLOW)
+            .open(path)
+            .with_context(failed)?;
+        let mut text = Vec::new();
+        file.read_to_end(&mut text).with_context(failed)?;
+        let mut journal = Journal { path: path.to_owned(), file };
+        let mut lines = text.split_inclusive(|b| *b == b'\n').filter(|l| l.ends_with(b"\n"));
+        let first =
+            lines.next().map(|line| (line.len(), serde_json::from_slice::<JournalHeader>(line)));
+        let mut good = 0;
+        let mut found = JournalState::default();
+        match first {
+            Some((length, Ok(begun))) if !restart => {
+                if !header.continues(&begun) {
+                    return Err(other_run(path, &header.difference(&begun)).into());
+                }
+                good = length;
+                found.is_moved = !header.has_stamps_of(&begun);
+                let mut places = places(layout);
+                for line in lines {
+                    // A line that does not fit was truncated or damaged. Its tensor and all later
+                    // ones are converted again.
+                    let Ok(line_done) = serde_json::from_slice::<FinishedTensor>(line) else {
+                        break;
+                    };
+                    match places.next() {
+                        Some((e, offset))
+                            if e.name == line_done.tensor
+                                && (offset, e.bytes()) == (line_done.offset, line_done.bytes) => {}
+                        _ => break,
+                    }
+                    good += line.len();
+                    found.done.push(line_done);
+                }
+            }
+            _ => {}
+        }
+        journal.cut(good as u64)?;
+        if good == 0 {
+            journal.push(header)?;
+            journal.sync()?;
+        }
+        Ok((journal, found))
+    }
+
+    /// Rewrites the journal with this header and these tensors.
+    pub fn keep(&mut self, header: &JournalHeader, done: &[FinishedTensor]) -> Result<()> {
+        self.cut(0)?;
+        self.push(header)?;
+        done.iter().try_for_each(|d| self.push(d))?;
+        self.sync()
+    }
+
+    /// Appends a line.
+    pub fn push<T: Serialize>(&mut self, line: &T) -> Result<()> {
+        let mut text = serde_json::to_vec(line)?;
+        text.push(b'\n');
+        self.file.write_all(&text).with_context(|| format!("writing {}", self.path.display()))
+    }
+
+    pub fn sync(&mut self) -> Result<()> {
+        self.file.sync_data().with_context(|| format!("writing {}", self.path.display()))
+    }
+
+    fn cut(&mut self, length: u64) -> Result<()> {
+        let cut = self.file.set_len(length).and_then(|()| self.file.seek(SeekFrom::Start(length)));
+        cut.map(|_| ()).with_context(|| format!("writing {}", self.path.display()))
+    }
+}
+
+/// Returns the refusal to resume a run that was started differently. `path` is its journal.
+pub fn other_run(path: &Path, begun: &str) -> Fault {
+    let directory = path.parent().unwrap_or(path).display();
+    Fault::usage(format!("{directory} was begun {begun}"))
+        .help("run it as it was begun to go on, or add --restart to throw away what is there")
+}
+
+/// Iterates over the tensors with their offsets in the data of their files.
+pub fn places(layout: &ArtifactLayout) -> impl Iterator<Item = (&TensorPlan, u64)> {
+    let (mut shard, mut at) = (0, 0);
+    layout.entries.iter().map(move |e| {
+        if e.shard != shard {
+            (shard, at) = (e.shard, 0);
+        }
+        at += e.bytes();
+        (e, at - e.bytes())
+    })
+}
+
+/// Returns the number of finished tensors in the journal at `path`.
+pub fn count(path: &Path) -> usize {
+    std::fs::read(path)
+        .map_or(0, |text| text.iter().filter(|b| **b == b'\n').count().saturating_sub(1))
+}

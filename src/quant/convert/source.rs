@@ -1,0 +1,152 @@
+//! Tensors of the source as f32, some rows at a time. They are read by `pread`, so that no part of
+//! a checkpoint of 54 GB stays mapped.
+
+<<<<<<< HEAD:src/quant/source.rs
+use super::layout::Entry;
+use crate::checkpoint::gguf::types;
+use crate::checkpoint::{Checkpoint, Dtype, Kind, TensorView};
+use crate::error::Fault;
+use crate::models::Weights;
+use crate::tensor::{Code, GgmlType, Matrix};
+=======
+use crate::checkpoint::{Checkpoint, Dtype, Kind, TensorView, gguf};
+use crate::error::Fault;
+use crate::models::Weights;
+use crate::quant::layout::TensorPlan;
+use crate::tensor::Matrix;
+>>>>>>> main:src/quant/convert/source.rs
+use anyhow::{Context, Result};
+use sha2::{Digest, Sha256};
+use std::ops::Range;
+
+/// Weights read at once. It bounds the memory of the stored bytes.
+const PIECE: usize = 1 << 20;
+
+/// Receives the stored bytes and their values, piece by piece.
+pub type Take<'a> = &'a mut dyn FnMut(&[u8], &[f32]) -> Result<()>;
+
+/// One tensor of the source.
+pub enum SourceTensor<'a> {
+    Plain {
+        checkpoint: &'a Checkpoint,
+        entry: &'a TensorPlan,
+        dtype: Dtype,
+    },
+<<<<<<< HEAD:src/quant/source.rs
+    /// It is stored in blocks of a GGUF type that the program has no kernels for.
+    Blocks {
+        checkpoint: &'a Checkpoint,
+        entry: &'a Entry,
+        code: Code,
+        ggml: GgmlType,
+=======
+    /// The source stores it in GGUF blocks that are no format of this program.
+    Blocks {
+        checkpoint: &'a Checkpoint,
+        entry: &'a TensorPlan,
+        kind: gguf::Kind,
+>>>>>>> main:src/quant/convert/source.rs
+    },
+    /// The source stores it in a format of this program.
+    Packed {
+        entry: &'a TensorPlan,
+        matrix: Matrix<'a>,
+    },
+}
+
+impl<'a> SourceTensor<'a> {
+    pub fn open(source: &'a Weights, entry: &'a TensorPlan) -> Result<Self> {
+        let checkpoint = source.checkpoint().context("made-up weights have no files to convert")?;
+        match checkpoint.lookup(&entry.name).map(|s| s.kind) {
+<<<<<<< HEAD:src/quant/source.rs
+            Some(Kind::Plain(dtype)) => Ok(Reader::Plain { checkpoint, entry, dtype }),
+            Some(Kind::Blocks(code)) => {
+                let ggml = code.spec().ggml.context("blocks of a file have a type there")?;
+                Ok(Reader::Blocks { checkpoint, entry, code, ggml })
+            }
+=======
+            Some(Kind::Plain(dtype)) => Ok(SourceTensor::Plain { checkpoint, entry, dtype }),
+            Some(Kind::Blocks(kind)) => Ok(SourceTensor::Blocks { checkpoint, entry, kind }),
+>>>>>>> main:src/quant/convert/source.rs
+            Some(Kind::Packed(_)) if entry.role.is_matrix() => {
+                Ok(SourceTensor::Packed { entry, matrix: source.matrix(entry.role, entry.layer)? })
+            }
+            Some(Kind::Packed(_)) => {
+                Ok(SourceTensor::Packed { entry, matrix: checkpoint.matrix(&entry.name)? })
+            }
+            None => Err(Fault::model(format!("tensor `{}` went missing", entry.name)).into()),
+        }
+    }
+
+    /// Returns some rows as f32, all finite. Adds the stored bytes to `hash`.
+    pub fn rows(&self, rows: Range<usize>, hash: &mut Sha256) -> Result<Vec<f32>> {
+        let mut out = Vec::new();
+        self.pieces(rows, &mut |bytes, values| {
+            hash.update(bytes);
+            out.extend_from_slice(values);
+            Ok(())
+        })?;
+        Ok(out)
+    }
+
+    /// Passes some rows to `each`, piece by piece: the stored bytes (for packed weights, the values
+    /// as bytes) and the values.
+    pub fn pieces(&self, rows: Range<usize>, each: Take<'_>) -> Result<()> {
+        let (mut bytes, mut values) = (Vec::new(), Vec::new());
+        match self {
+            SourceTensor::Plain { checkpoint, entry, dtype } => {
+                let (width, end) = (dtype.bitsize() / 8, rows.end * entry.cols);
+                for start in (rows.start * entry.cols..end).step_by(PIECE) {
+                    let n = PIECE.min(end - start);
+                    checkpoint.read(&entry.name, start * width..(start + n) * width, &mut bytes)?;
+                    values.clear();
+                    TensorView { dtype: *dtype, shape: &[n], data: &bytes }
+                        .read_f32(0..n, &mut values)?;
+                    check(entry, start, &values)?;
+                    each(&bytes, &values)?;
+                }
+            }
+<<<<<<< HEAD:src/quant/source.rs
+            Reader::Blocks { checkpoint, entry, code, ggml } => {
+=======
+            SourceTensor::Blocks { checkpoint, entry, kind } => {
+>>>>>>> main:src/quant/convert/source.rs
+                let end = rows.end * entry.cols;
+                for start in (rows.start * entry.cols..end).step_by(PIECE) {
+                    let n = PIECE.min(end - start);
+                    checkpoint.read(
+                        &entry.name,
+                        ggml.bytes_of(start)..ggml.bytes_of(start + n),
+                        &mut bytes,
+                    )?;
+                    values.resize(n, 0.0);
+                    types::decode(*code, &bytes, &mut values)?;
+                    check(entry, start, &values)?;
+                    each(&bytes, &values)?;
+                }
+            }
+            SourceTensor::Packed { entry, matrix } => {
+                for row in rows {
+                    values.resize(entry.cols, 0.0);
+                    matrix.dequantize_row(row, &mut values);
+                    check(entry, row * entry.cols, &values)?;
+                    each(bytemuck::cast_slice(&values), &values)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Refuses values that are not finite, because one of them would spoil a whole row. `start` is the
+/// index of the first value in the tensor.
+fn check(entry: &TensorPlan, start: usize, values: &[f32]) -> Result<()> {
+    let Some(at) = values.iter().position(|v| !v.is_finite()) else { return Ok(()) };
+    let place = match entry.role.is_matrix() {
+        true => format!("row {}", (start + at) / entry.cols),
+        false => format!("place {}", start + at),
+    };
+    Err(Fault::model(format!("tensor `{}` holds {} in {place}", entry.name, values[at]))
+        .help("the source is damaged or was merged badly: fetch or make it again")
+        .into())
+}

@@ -1,0 +1,266 @@
+//! Staging directory of a conversion. The destination DST appears complete or not at all.
+//!
+//! Until then, all files are in `.DST.partial` beside it: `files/` becomes DST, `journal` lists the
+//! finished tensors, and one process at a time holds `lock`. In a directory that others can write
+//! to, such as /tmp, another user may have made `.DST.partial`. It must therefore belong to this
+//! user, and no file in it is opened through a symbolic link.
+
+use crate::error::{Fault, Kind};
+use crate::util::files::is_own;
+use crate::util::units;
+use anyhow::{Context, Result};
+use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
+use std::io::{self, BufWriter, Seek, SeekFrom, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+/// Refuses a destination that is not empty or cannot be made. With `file`, it must not exist.
+pub fn check_destination(dst: &Path, file: bool) -> Result<()> {
+    let shown = dst.display();
+    if file && dst.symlink_metadata().is_ok() {
+        return Err(Fault::usage(format!("{shown} exists"))
+            .help("choose another destination, or remove it first")
+            .into());
+    }
+    if dst.symlink_metadata().is_ok()
+        && !(dst.is_dir() && !dst.is_symlink() && fs::read_dir(dst)?.next().is_none())
+    {
+        return Err(Fault::usage(format!("{shown} exists and is not an empty directory"))
+            .help("choose another destination, or remove it first")
+            .into());
+    }
+    if dst.file_name().is_none() {
+        return Err(Fault::usage(format!("{shown} does not name a new directory"))
+            .help("choose another destination")
+            .into());
+    }
+    let parent = parent_of(dst);
+    if !parent.is_dir() {
+        let fault = Fault::new(Kind::Failure, format!("{} is not a directory", parent.display()));
+        return Err(fault.help(format!("make it first: mkdir -p {}", parent.display())).into());
+    }
+    Ok(())
+}
+
+/// Refuses a disk with less than `bytes` of free space.
+pub fn check_space(dst: &Path, bytes: u64) -> Result<()> {
+    let (parent, needed) = (parent_of(dst), bytes + (16 << 20));
+    match free_bytes(&parent) {
+        Some(free) if free < needed => {
+            let what = format!(
+                "{} has {} free, {} are needed",
+                parent.display(),
+                units::bytes(free),
+                units::bytes(needed)
+            );
+            Err(Fault::new(Kind::Failure, what)
+                .help("free some space, or choose a destination on another disk")
+                .into())
+        }
+        _ => Ok(()),
+    }
+}
+
+fn parent_of(path: &Path) -> PathBuf {
+    path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new(".")).to_path_buf()
+}
+
+/// Returns the free bytes for this user; `None` if the system does not say.
+fn free_bytes(dir: &Path) -> Option<u64> {
+    use std::os::unix::ffi::OsStrExt;
+    let path = std::ffi::CString::new(dir.as_os_str().as_bytes()).ok()?;
+    // SAFETY: the struct is plain C data, for which zeros are valid.
+    let mut stat: libc::statvfs = unsafe { std::mem::zeroed() };
+    // SAFETY: `path` is terminated by a zero byte and `stat` is a valid struct.
+    (unsafe { libc::statvfs(path.as_ptr(), &mut stat) } == 0)
+        .then(|| stat.f_bavail.saturating_mul(stat.f_frsize))
+}
+
+/// Returns the staging directory beside `dst`.
+pub fn partial_of(dst: &Path) -> PathBuf {
+    let name = dst.file_name().unwrap_or_default().to_string_lossy();
+    dst.with_file_name(format!(".{name}.partial"))
+}
+
+/// Removes the staging directory of a run that was killed after it had moved its result to `dst`.
+pub fn sweep(dst: &Path) {
+    let partial = partial_of(dst);
+    let is_moved = match fs::read_dir(partial.join("files")) {
+        Ok(mut files) => dst.is_file() && files.next().is_none(),
+        Err(e) => e.kind() == io::ErrorKind::NotFound && dst.exists(),
+    };
+    if is_moved && partial.join("journal").exists() {
+        // The directory is only clutter, so an error does no harm.
+        let _ = fs::remove_dir_all(partial);
+    }
+}
+
+/// The staging directory, locked for this process while the value lives.
+pub struct Staging {
+    root: PathBuf,
+    _lock: Lock,
+}
+
+fn ignore_existing(error: io::Error) -> io::Result<()> {
+    if error.kind() == io::ErrorKind::AlreadyExists { Ok(()) } else { Err(error) }
+}
+
+/// Refuses a path that is no directory or belongs to another user.
+fn check_own(directory: &Path) -> Result<()> {
+    let shown = directory.display();
+    let meta = directory.symlink_metadata().with_context(|| format!("looking at {shown}"))?;
+    if !is_own(&meta) {
+        let fault = Fault::usage(format!("{shown} is no directory of yours"));
+        return Err(fault.help("choose a destination in a directory of your own").into());
+    }
+    Ok(())
+}
+
+/// A locked file. Dropping the value unlocks it.
+struct Lock(File);
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        // Closing is not enough: a child process that is just starting may hold a copy of the
+        // descriptor.
+        let _ = self.0.unlock();
+    }
+}
+
+impl Staging {
+    /// Makes or reopens the directory. Refuses one that another process uses.
+    pub fn open(dst: &Path) -> Result<Staging> {
+        let root = partial_of(dst);
+        let failed = || format!("creating {}", root.display());
+        let busy = || {
+            let fault =
+                Fault::usage(format!("another gemma quantize is at work on {}", dst.display()));
+            fault.help("wait for it, or choose another destination")
+        };
+        let made = DirBuilder::new().mode(0o700).create(&root);
+        made.or_else(ignore_existing).with_context(failed)?;
+        check_own(&root)?;
+        fs::create_dir(root.join("files")).or_else(ignore_existing).with_context(failed)?;
+        check_own(&root.join("files"))?;
+        let path = root.join("lock");
+        let lock = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .custom_flags(libc::O_NOFOLLOW)
+            .open(&path)
+            .with_context(failed)?;
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Err(busy().into()),
+            Err(TryLockError::Error(e)) => {
+                return Err(e).with_context(|| format!("locking {}", path.display()));
+            }
+        }
+        // The process that held the lock may have removed the file between the two calls.
+        if fs::metadata(&path).map(|m| m.ino()).ok() != lock.metadata().map(|m| m.ino()).ok() {
+            return Err(busy().into());
+        }
+        Ok(Staging { root, _lock: Lock(lock) })
+    }
+
+    /// Returns the directory of the result's files.
+    pub fn files(&self) -> PathBuf {
+        self.root.join("files")
+    }
+
+    pub fn journal(&self) -> PathBuf {
+        self.root.join("journal")
+    }
+
+    /// Writes a whole file of the result.
+    pub fn write(&self, name: &str, bytes: &[u8]) -> Result<()> {
+        let mut file = StagedFile::open(&self.files().join(name), 0)?;
+        file.write_all(bytes)?;
+        file.sync()
+    }
+
+    /// Removes all files of the result.
+    pub fn empty(&self) -> Result<()> {
+        let files = self.files();
+        fs::remove_dir_all(&files)
+            .and_then(|()| fs::create_dir(&files))
+            .with_context(|| format!("emptying {}", files.display()))
+    }
+
+    /// Moves the files, or the only file, to the destination.
+    pub fn publish(self, file: Option<&str>, dst: &Path) -> Result<()> {
+        let sync = |dir: &Path| {
+            File::open(dir)
+                .and_then(|d| d.sync_all())
+                .with_context(|| format!("syncing {}", dir.display()))
+        };
+        let files = self.files();
+        sync(&files)?;
+        let result = file.map_or_else(|| files.clone(), |name| files.join(name));
+        fs::rename(&result, dst)
+            .with_context(|| format!("moving {} to {}", result.display(), dst.display()))?;
+        sync(&parent_of(dst))?;
+        self.discard();
+        Ok(())
+    }
+
+    /// Removes the staging directory.
+    pub fn discard(self) {
+        // The result does not depend on it, and a later run removes the rest.
+        let _ = fs::remove_dir_all(&self.root);
+    }
+}
+
+/// A file of the staging directory that is being written.
+pub struct StagedFile {
+    file: BufWriter<File>,
+    path: PathBuf,
+    /// Name of the content, for errors.
+    label: String,
+}
+
+impl StagedFile {
+    /// Opens or creates a file and truncates it to `keep` bytes.
+    pub fn open(path: &Path, keep: u64) -> Result<StagedFile> {
+        let open = || {
+            let mut options = OpenOptions::new();
+            options.write(true).create(true).truncate(false).custom_flags(libc::O_NOFOLLOW);
+            let mut file = options.open(path)?;
+            file.set_len(keep)?;
+            file.seek(SeekFrom::Start(keep))?;
+            Ok::<_, io::Error>(file)
+        };
+        let file = open().with_context(|| format!("cannot open {}", path.display()))?;
+        Ok(StagedFile {
+            file: BufWriter::with_capacity(1 << 20, file),
+            path: path.to_owned(),
+            label: "the file".into(),
+        })
+    }
+
+    /// Sets the name of the tensor that is written next, for errors.
+    pub fn begin(&mut self, tensor: &str) {
+        self.label = format!("tensor `{tensor}`");
+    }
+
+    pub fn write_all(&mut self, bytes: &[u8]) -> Result<()> {
+        let written = self.file.write_all(bytes);
+        self.check(written)
+    }
+
+    pub fn flush(&mut self) -> Result<()> {
+        let flushed = self.file.flush();
+        self.check(flushed)
+    }
+
+    /// Flushes the file and syncs it to disk. A full disk may cause an error only here.
+    pub fn sync(&mut self) -> Result<()> {
+        let synced = self.file.flush().and_then(|()| self.file.get_ref().sync_data());
+        self.check(synced)
+    }
+
+    fn check(&self, result: io::Result<()>) -> Result<()> {
+        result.with_context(|| format!("cannot write {} to {}", self.label, self.path.display()))
+    }
+}

@@ -1,0 +1,151 @@
+//! Conversion of one tensor: reads rows of the source, writes codes and scales.
+
+use super::Run;
+use super::sink::TensorWriter;
+use super::source::SourceTensor;
+use super::staging::StagedFile;
+use crate::quant::layout::{TargetFormat, TensorPlan};
+use crate::quant::plan::digits;
+use crate::quant::solver::TILE_ROWS;
+use crate::tensor::quantize::quantize as nearest;
+use crate::tensor::{Format, Matrix};
+use crate::util::hex;
+use crate::util::threads::{self, Task};
+use anyhow::Result;
+use half::f16;
+use sha2::{Digest, Sha256};
+use std::ops::Range;
+
+impl Run<'_> {
+    /// Appends one tensor to its file. Returns the SHA-256 of the written bytes, that of the source
+    /// and the relative error.
+    pub(super) fn tensor(
+        &mut self,
+        entry: &TensorPlan,
+        file: &mut StagedFile,
+    ) -> Result<(String, String, f64)> {
+        let reader = SourceTensor::open(self.source, entry)?;
+        match (entry.target, &reader) {
+            (TargetFormat::AsIs(_), _) => self.copy(entry, &reader, file),
+            (TargetFormat::Format(format), SourceTensor::Packed { matrix, .. })
+                if matrix.format == format =>
+            {
+                self.repeat(entry, matrix, file)
+            }
+            (TargetFormat::Format(format), _) => self.convert(entry, format, &reader, file),
+        }
+    }
+
+    /// Copies the bytes of the source.
+    fn copy(
+        &mut self,
+        entry: &TensorPlan,
+        reader: &SourceTensor<'_>,
+        file: &mut StagedFile,
+    ) -> Result<(String, String, f64)> {
+        let (mut sink, mut source_hash) = (TensorWriter::new(entry, file), Sha256::new());
+        reader.pieces(0..entry.rows, &mut |bytes, values| {
+            source_hash.update(bytes);
+            sink.plain(bytes, values)?;
+            self.advance(entry, values.len())
+        })?;
+        Ok((sink.finish()?, hex(source_hash.finalize()), 0.0))
+    }
+
+    /// Returns the most tiles of rows in a chunk.
+    fn most_tiles(&self, entry: &TensorPlan) -> usize {
+        (self.plan.chunk / entry.cols / TILE_ROWS).max(1)
+    }
+
+    /// Copies the codes and scales of the source.
+    fn repeat(
+        &mut self,
+        entry: &TensorPlan,
+        matrix: &Matrix<'_>,
+        file: &mut StagedFile,
+    ) -> Result<(String, String, f64)> {
+        let mut sink = TensorWriter::new(entry, file);
+        sink.matrix(matrix)?;
+        Ok((sink.finish()?, hex(packed_hash(matrix).finalize()), 0.0))
+    }
+
+    /// Writes the codes of each chunk, then all scales. The next chunk is read while one is
+    /// converted. An error from `tell` stops the conversion between two chunks, but not after the
+    /// last one.
+    fn convert(
+        &mut self,
+        entry: &TensorPlan,
+        format: Format,
+        reader: &SourceTensor<'_>,
+        file: &mut StagedFile,
+    ) -> Result<(String, String, f64)> {
+        let (mut sink, mut source_hash) = (TensorWriter::new(entry, file), Sha256::new());
+        let (mut error, mut power) = (0.0, 0.0);
+        let vector = !entry.role.is_matrix();
+        let step = match self.solver.wants_whole(entry) {
+            true => entry.rows,
+            // Trellis codes are slow, so a chunk has one tile of rows for each thread.
+            false if format.code.is_trellis() => {
+                TILE_ROWS * self.options.threads.clamp(1, self.most_tiles(entry))
+            }
+            false => TILE_ROWS * self.most_tiles(entry),
+        };
+        let chunk = |start: usize| start..(start + step).min(entry.rows);
+        let mut values = reader.rows(chunk(0), &mut source_hash)?;
+        for start in (0..entry.rows).step_by(step) {
+            let (rows, next) = (chunk(start), chunk(start + step));
+            let (matrix, ahead) = std::thread::scope(|scope| {
+                let source_hash = &mut source_hash;
+                let ahead = (!next.is_empty())
+                    .then(|| threads::spawn(scope, move || reader.rows(next, source_hash)));
+                let matrix = match vector {
+                    true => nearest(format, rows.len(), entry.cols, &values),
+                    false => self.solver.matrix(entry, format, rows.clone(), &values),
+                };
+                (matrix, ahead.map(Task::join))
+            });
+            let matrix = matrix?;
+            // Errors are added row by row, so the sum does not depend on the number of threads.
+            for (e, p) in errors(&matrix, &values, self.options.threads) {
+                error += e;
+                power += p;
+            }
+            sink.matrix(&matrix)?;
+            if start + step < entry.rows {
+                self.advance(entry, values.len())?;
+            }
+            values = ahead.transpose()?.unwrap_or_default();
+        }
+        let relative = if power > 0.0 { digits(f64::sqrt(error / power), 6) } else { 0.0 };
+        Ok((sink.finish()?, hex(source_hash.finalize()), relative))
+    }
+}
+
+/// Hashes the codes and scales of a packed matrix.
+pub(super) fn packed_hash(matrix: &Matrix<'_>) -> Sha256 {
+    let hash = Sha256::new_with_prefix(&matrix.codes);
+    hash.chain_update(bytemuck::cast_slice::<f16, u8>(&matrix.scales))
+}
+
+/// Returns the squared error and the sum of squares of each row.
+pub(super) fn errors(matrix: &Matrix<'_>, values: &[f32], threads: usize) -> Vec<(f64, f64)> {
+    let (rows, cols) = (matrix.rows, matrix.cols);
+    let of = |rows: Range<usize>| -> Vec<(f64, f64)> {
+        let mut decoded = vec![0f32; cols];
+        let square = |v: f64| v * v;
+        rows.map(|row| {
+            let source = &values[row * cols..][..cols];
+            matrix.dequantize_row(row, &mut decoded);
+            let error = source.iter().zip(&decoded).map(|(s, d)| square((s - d) as f64)).sum();
+            (error, source.iter().map(|s| square(*s as f64)).sum())
+        })
+        .collect()
+    };
+    let each = rows.div_ceil(threads.max(1)).max(1);
+    std::thread::scope(|scope| {
+        let of = &of;
+        let spawn = |start| threads::spawn(scope, move || of(start..(start + each).min(rows)));
+        let handles: Vec<_> = (0..rows).step_by(each).map(spawn).collect();
+        handles.into_iter().flat_map(Task::join).collect()
+    })
+}

@@ -1,0 +1,131 @@
+//! GGUF output: one file that llama.cpp reads too, for formats that it can hold without rounding.
+//!
+//! int4 and int8 codes become Q4_0 and Q8_0 if their group is a multiple of 32; the scale of the
+//! group is repeated. Floats stay as they are. llama.cpp expects norms with 1 added.
+
+use super::{StoredTensor, TargetFormat};
+use crate::checkpoint::Dtype;
+use crate::checkpoint::gguf::types;
+use crate::checkpoint::gguf::write::{Keys, Tensor, header as container};
+use crate::error::Fault;
+use crate::models::Role;
+use crate::models::gemma3::gguf::tensor_name;
+use crate::tensor::{Code, Format, GgmlType, Group};
+use anyhow::Result;
+
+/// Name of the file in the staging directory.
+pub const FILE: &str = "model.gguf";
+
+<<<<<<< HEAD:src/quant/gguf.rs
+/// How a tensor is stored; an error where GGUF has no such thing.
+pub fn code(name: &str, role: Role, target: Target, cols: usize) -> Result<Code> {
+=======
+/// Returns the GGUF type of a tensor, or an error if GGUF has no such type.
+pub fn kind(name: &str, role: Role, target: TargetFormat, cols: usize) -> Result<Kind> {
+>>>>>>> main:src/quant/layout/gguf.rs
+    let refuse = || {
+        let what = format!("{name} as {target} cannot be written to a GGUF file");
+        let help = "GGUF takes i4 and i8 in rows or groups, f32, f16, bf16, and norms as floats: \
+            use --recipe int4";
+        Err(Fault::usage(what).help(help).into())
+    };
+    if !role.is_matrix() {
+        return if target.is_packed() { refuse() } else { Ok(Code::F32) };
+    }
+    let format = match target {
+<<<<<<< HEAD:src/quant/gguf.rs
+        Target::AsIs(Dtype::F16) => return Ok(Code::F16),
+        Target::AsIs(Dtype::BF16) | Target::Format(Format::BF16) => return Ok(Code::Bf16),
+        Target::AsIs(Dtype::F32) | Target::Format(Format::F32) => return Ok(Code::F32),
+        Target::AsIs(_) => return refuse(),
+        Target::Format(format) => format,
+=======
+        TargetFormat::AsIs(Dtype::F16) => return Ok(Kind::F16),
+        TargetFormat::AsIs(Dtype::BF16) | TargetFormat::Format(Format::BF16) => {
+            return Ok(Kind::Bf16);
+        }
+        TargetFormat::AsIs(Dtype::F32) | TargetFormat::Format(Format::F32) => return Ok(Kind::F32),
+        TargetFormat::AsIs(_) => return refuse(),
+        TargetFormat::Format(format) => format,
+>>>>>>> main:src/quant/layout/gguf.rs
+    };
+    let ggml = format.code.spec().ggml.filter(|t| t.split.is_some_and(|s| s.close.is_some()));
+    let Some(GgmlType { weights, .. }) = ggml else { return refuse() };
+    let cut = match format.group {
+        Group::Row => true,
+        Group::Cols(group) => {
+            usize::from(group).is_multiple_of(weights) && cols.is_multiple_of(group.into())
+        }
+    };
+    if cut && cols.is_multiple_of(weights) && !format.hadamard { Ok(format.code) } else { refuse() }
+}
+
+<<<<<<< HEAD:src/quant/gguf.rs
+/// A tensor as the file stores it, its padding included.
+pub fn part(role: Role, layer: usize, code: Code, rows: usize, cols: usize) -> Part {
+    let tensor = tensor(role, layer, code, rows, cols);
+    let bytes = tensor.bytes() + tensor.padding() as u64;
+    Part {
+        name: tensor.name,
+        dtype: types::dtype(code).unwrap_or(Dtype::U8),
+=======
+/// Returns a tensor as the file stores it, with its padding.
+pub fn part(role: Role, layer: usize, kind: Kind, rows: usize, cols: usize) -> StoredTensor {
+    let tensor = tensor(role, layer, kind, rows, cols);
+    let bytes = tensor.bytes() + tensor.padding() as u64;
+    StoredTensor {
+        name: tensor.name,
+        dtype: kind.dtype().unwrap_or(Dtype::U8),
+>>>>>>> main:src/quant/layout/gguf.rs
+        shape: tensor.shape,
+        bytes,
+    }
+}
+
+<<<<<<< HEAD:src/quant/gguf.rs
+/// Bytes of the zeros that fill a tensor up to the file's alignment.
+pub fn padding(role: Role, layer: usize, code: Code, rows: usize, cols: usize) -> usize {
+    tensor(role, layer, code, rows, cols).padding()
+=======
+/// Returns the number of zero bytes that pad a tensor to the file's alignment.
+pub fn padding(role: Role, layer: usize, kind: Kind, rows: usize, cols: usize) -> usize {
+    tensor(role, layer, kind, rows, cols).padding()
+>>>>>>> main:src/quant/layout/gguf.rs
+}
+
+fn tensor(role: Role, layer: usize, code: Code, rows: usize, cols: usize) -> Tensor {
+    let shape = if role.is_matrix() { vec![rows, cols] } else { vec![cols] };
+    Tensor { name: tensor_name(role, layer), code, shape }
+}
+
+<<<<<<< HEAD:src/quant/gguf.rs
+/// Everything before the data of these tensors: role, layer, code, rows, columns.
+pub fn header(keys: &Keys, tensors: &[(Role, usize, Code, usize, usize)]) -> Vec<u8> {
+=======
+/// Returns everything before the data of these tensors (role, layer, kind, rows, columns).
+pub fn header(keys: &Keys, tensors: &[(Role, usize, Kind, usize, usize)]) -> Vec<u8> {
+>>>>>>> main:src/quant/layout/gguf.rs
+    let mut keys = keys.clone();
+    let weights = |code: Code| {
+        tensors.iter().filter(|t| t.2 == code && t.0.is_matrix()).map(|t| t.3 * t.4).sum::<usize>()
+    };
+<<<<<<< HEAD:src/quant/gguf.rs
+    // llama.cpp numbers files by the type of most of their weights.
+    let mostly = [(Code::F32, 0), (Code::F16, 1), (Code::I4, 2), (Code::I8, 7), (Code::Bf16, 32)];
+=======
+    // llama.cpp numbers a file by the type of most of its weights.
+    let mostly =
+        [(Kind::F32, 0), (Kind::F16, 1), (Kind::Q4_0, 2), (Kind::Q8_0, 7), (Kind::Bf16, 32)];
+>>>>>>> main:src/quant/layout/gguf.rs
+    keys.u32(
+        "general.file_type",
+        mostly.into_iter().max_by_key(|(code, _)| weights(*code)).map_or(0, |m| m.1),
+    );
+    // Version of the block layouts since May 2023.
+    keys.u32("general.quantization_version", 2);
+    let tensors: Vec<Tensor> = tensors
+        .iter()
+        .map(|&(role, layer, code, rows, cols)| tensor(role, layer, code, rows, cols))
+        .collect();
+    container(&keys, &tensors)
+}

@@ -1,0 +1,324 @@
+//! Layout of an artifact, to the byte, known before anything is written.
+
+mod gguf;
+
+<<<<<<< HEAD:src/quant/layout.rs
+use super::gguf;
+=======
+use crate::checkpoint::gguf::Kind as Block;
+>>>>>>> main:src/quant/layout/mod.rs
+use crate::checkpoint::gguf::write::Keys;
+use crate::checkpoint::{Dtype, artifact};
+use crate::error::Fault;
+use crate::models::{Role, Weights};
+use crate::tensor::{Code, Format};
+use anyhow::{Context, Result};
+use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
+
+/// A stored tensor: plain values, codes or scales.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StoredTensor {
+    pub name: String,
+    pub dtype: Dtype,
+    pub shape: Vec<usize>,
+    pub bytes: u64,
+}
+
+impl StoredTensor {
+    fn new(name: String, dtype: Dtype, shape: Vec<usize>) -> Self {
+        let bytes = (dtype.bitsize() / 8 * shape.iter().product::<usize>()) as u64;
+        StoredTensor { name, dtype, shape, bytes }
+    }
+}
+
+/// The format that a tensor gets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum TargetFormat {
+    /// The source's values, copied in this type.
+    AsIs(Dtype),
+    Format(Format),
+}
+
+impl TargetFormat {
+    /// Returns whether the tensor is stored as codes and scales. Floats keep the source's name.
+    pub fn is_packed(self) -> bool {
+        matches!(self, TargetFormat::Format(f) if f.code.is_integer() || f.hadamard)
+    }
+}
+
+impl std::fmt::Display for TargetFormat {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            TargetFormat::AsIs(dtype) => f.pad(&dtype.to_string().to_lowercase()),
+            TargetFormat::Format(format) => f.pad(&format.to_string()),
+        }
+    }
+}
+
+/// A tensor of the source and its place in the artifact.
+#[derive(Clone, Debug)]
+pub struct TensorPlan {
+    pub role: Role,
+    pub layer: usize,
+    /// Name in the source.
+    pub name: String,
+    pub rows: usize,
+    pub cols: usize,
+<<<<<<< HEAD:src/quant/layout.rs
+    pub target: Target,
+    /// Codes, then scales; or one plain tensor.
+    pub parts: Vec<Part>,
+    /// How a GGUF file stores it; `None` in an artifact.
+    pub block: Option<Code>,
+=======
+    pub target: TargetFormat,
+    /// Codes, then scales, or one plain tensor.
+    pub parts: Vec<StoredTensor>,
+    /// Block type in a GGUF file; `None` in an artifact.
+    pub block: Option<Block>,
+>>>>>>> main:src/quant/layout/mod.rs
+    /// Index of its file.
+    pub shard: usize,
+}
+
+impl TensorPlan {
+    pub fn bytes(&self) -> u64 {
+        self.parts.iter().map(|p| p.bytes).sum()
+    }
+
+    /// Returns the number of zero bytes after the data, which align the next tensor of a GGUF file.
+    pub fn padding(&self) -> usize {
+        self.block
+            .map_or(0, |kind| gguf::padding(self.role, self.layer, kind, self.rows, self.cols))
+    }
+}
+
+/// Tensors of an artifact or of a GGUF file, in the order of the forward pass.
+#[derive(Clone, Debug)]
+pub struct ArtifactLayout {
+    pub entries: Vec<TensorPlan>,
+    pub shards: usize,
+    /// The bytes before the data of a GGUF file; `None` for an artifact.
+    gguf: Option<Vec<u8>>,
+}
+
+impl ArtifactLayout {
+    /// Returns a layout without tensors.
+    pub fn empty() -> Self {
+        ArtifactLayout { entries: Vec::new(), shards: 0, gguf: None }
+    }
+
+    /// Lays out `weights` as one GGUF file with these keys. Refuses formats that GGUF does not
+    /// have.
+    pub fn gguf(weights: &Weights, targets: &[TargetFormat], keys: &Keys) -> Result<Self> {
+        let mut entries = Vec::new();
+        for ((role, layer), &target) in weights.roles().into_iter().zip(targets) {
+            let name = weights.name(role, layer);
+            let [rows, cols] = role.shape(weights.config());
+<<<<<<< HEAD:src/quant/layout.rs
+            let code = gguf::code(&name, role, target, cols)?;
+            let parts = vec![gguf::part(role, layer, code, rows, cols)];
+            entries.push(Entry {
+=======
+            let kind = gguf::kind(&name, role, target, cols)?;
+            let parts = vec![gguf::part(role, layer, kind, rows, cols)];
+            entries.push(TensorPlan {
+>>>>>>> main:src/quant/layout/mod.rs
+                role,
+                layer,
+                name,
+                rows,
+                cols,
+                target,
+                parts,
+                block: Some(code),
+                shard: 0,
+            });
+        }
+        let tensors: Vec<_> = entries
+            .iter()
+            .filter_map(|e| Some((e.role, e.layer, e.block?, e.rows, e.cols)))
+            .collect();
+        let header = gguf::header(keys, &tensors);
+        Ok(ArtifactLayout { entries, shards: 1, gguf: Some(header) })
+    }
+
+    /// Returns whether the layout is one GGUF file instead of a directory.
+    pub fn is_gguf(&self) -> bool {
+        self.gguf.is_some()
+    }
+
+    /// Lays out `weights` as an artifact, with one target for each tensor. Refuses widths that a
+    /// format cannot divide into its groups.
+    pub fn new(weights: &Weights, targets: &[TargetFormat], shard_bytes: u64) -> Result<Self> {
+        let mut entries = Vec::new();
+        let (mut shard, mut filled) = (0, 0);
+        for ((role, layer), &target) in weights.roles().into_iter().zip(targets) {
+            let name = weights.name(role, layer);
+            let [rows, cols] = role.shape(weights.config());
+            let parts = parts(&name, role, target, rows, cols)?;
+            let bytes: u64 = parts.iter().map(|p| p.bytes).sum();
+            if filled > 0 && filled + bytes > shard_bytes {
+                (shard, filled) = (shard + 1, 0);
+            }
+            filled += bytes;
+            entries.push(TensorPlan {
+                role,
+                layer,
+                name,
+                rows,
+                cols,
+                target,
+                parts,
+                block: None,
+                shard,
+            });
+        }
+        Ok(ArtifactLayout { entries, shards: shard + 1, gguf: None })
+    }
+
+    /// Returns the bytes of all tensors without headers.
+    pub fn bytes(&self) -> u64 {
+        self.entries.iter().map(TensorPlan::bytes).sum()
+    }
+
+    /// Returns the bytes of one shard's file with its header.
+    pub fn file_bytes(&self, shard: usize) -> Result<u64> {
+        let data: u64 =
+            self.entries.iter().filter(|e| e.shard == shard).map(TensorPlan::bytes).sum();
+        Ok(self.header(shard)?.len() as u64 + data)
+    }
+
+    pub fn parameters(&self) -> u64 {
+        self.entries.iter().map(|e| (e.rows * e.cols) as u64).sum()
+    }
+
+    /// Returns the bytes by class of tensor and format, in the order of the forward pass. All norms
+    /// are one class.
+    pub fn classes(&self) -> Vec<Class> {
+        let mut out: Vec<Class> = Vec::new();
+        for e in &self.entries {
+            let role = e.role.is_matrix().then_some(e.role);
+            let at = out
+                .iter()
+                .position(|c| c.role == role && c.target == e.target)
+                .unwrap_or_else(|| {
+                    out.push(Class { role, target: e.target, tensors: 0, codes: 0, scales: 0 });
+                    out.len() - 1
+                });
+            out[at].tensors += 1;
+            out[at].codes += e.parts[0].bytes;
+            out[at].scales += e.parts[1..].iter().map(|p| p.bytes).sum::<u64>();
+        }
+        // Norms come last. Formats of one role stand together, the largest first.
+        out.sort_by_key(|c| {
+            (c.role.is_none(), c.role, std::cmp::Reverse((c.codes + c.scales) / c.tensors as u64))
+        });
+        out
+    }
+
+    /// Returns the name of a shard's file.
+    pub fn file(&self, shard: usize) -> String {
+        match self.shards {
+            1 if self.is_gguf() => gguf::FILE.into(),
+            1 => "model.safetensors".into(),
+            n => format!("model-{:05}-of-{n:05}.safetensors", shard + 1),
+        }
+    }
+
+    /// Returns the bytes before a shard's data: a length, then JSON padded to a multiple of 8.
+    pub fn header(&self, shard: usize) -> Result<Vec<u8>> {
+        if let Some(header) = &self.gguf {
+            return Ok(header.clone());
+        }
+        let mut map = Map::new();
+        map.insert("__metadata__".into(), json!({"format": "pt"}));
+        let mut at = 0;
+        for part in self.entries.iter().filter(|e| e.shard == shard).flat_map(|e| &e.parts) {
+            let dtype = part.dtype.to_string();
+            let offsets = [at, at + part.bytes];
+            let entry = json!({"dtype": dtype, "shape": part.shape, "data_offsets": offsets});
+            map.insert(part.name.clone(), entry);
+            at += part.bytes;
+        }
+        let mut text = serde_json::to_vec(&map)?;
+        text.resize(text.len().next_multiple_of(8), b' ');
+        Ok([&(text.len() as u64).to_le_bytes()[..], &text].concat())
+    }
+
+    /// Returns `model.safetensors.index.json` if there are several shards.
+    pub fn index(&self) -> Option<Value> {
+        let files = self.entries.iter().flat_map(|e| {
+            e.parts.iter().map(|p| (p.name.clone(), Value::String(self.file(e.shard))))
+        });
+        (self.shards > 1).then(|| {
+            let files = files.collect::<Map<_, _>>();
+            json!({"metadata": {"total_size": self.bytes()}, "weight_map": files})
+        })
+    }
+
+    /// Returns the formats of the packed tensors, as `config.json` lists them.
+    pub fn formats(&self) -> BTreeMap<String, Format> {
+        let packed = |e: &TensorPlan| match e.target {
+            TargetFormat::Format(format) if e.target.is_packed() => Some((e.name.clone(), format)),
+            _ => None,
+        };
+        self.entries.iter().filter_map(packed).collect()
+    }
+}
+
+/// Tensors of one role that get the same format.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Class {
+    /// `None` means all norms together.
+    pub role: Option<Role>,
+    pub target: TargetFormat,
+    pub tensors: usize,
+    pub codes: u64,
+    pub scales: u64,
+}
+
+/// Returns the stored tensors of one tensor. Plain floats keep the source's name.
+fn parts(
+    name: &str,
+    role: Role,
+    target: TargetFormat,
+    rows: usize,
+    cols: usize,
+) -> Result<Vec<StoredTensor>> {
+    let plain = |dtype| {
+        let shape = if role.is_matrix() { vec![rows, cols] } else { vec![cols] };
+        vec![StoredTensor::new(name.into(), dtype, shape)]
+    };
+    let format = match target {
+        TargetFormat::AsIs(dtype) => return Ok(plain(dtype)),
+        TargetFormat::Format(Format::F32) => return Ok(plain(Dtype::F32)),
+        TargetFormat::Format(Format::BF16) => return Ok(plain(Dtype::BF16)),
+        TargetFormat::Format(format) => format,
+    };
+    if !role.is_matrix() && format != Format::I8_ROW {
+        let what = format!("{name} is a vector, which cannot be stored as {format}");
+        return Err(Fault::model(what).help("norms may be as-is, f32, bf16 or i8-row").into());
+    }
+    format.check_cols(cols).with_context(|| {
+        Fault::model(format!(
+            "{name} has {cols} columns, which {format} cannot divide into its groups"
+        ))
+        .help("choose another format")
+    })?;
+    let mut out = vec![StoredTensor::new(
+        artifact::codes_name(name),
+        Dtype::U8,
+        format.codes_shape(rows, cols).to_vec(),
+    )];
+    match format.row_side(cols) {
+        0 => {}
+<<<<<<< HEAD:src/quant/layout.rs
+        n => out.push(Part::new(artifact::scales_name(name), Dtype::F16, vec![rows, n / 2])),
+=======
+        n => out.push(StoredTensor::new(artifact::scales_name(name), Dtype::F16, vec![rows, n])),
+>>>>>>> main:src/quant/layout/mod.rs
+    }
+    Ok(out)
+}

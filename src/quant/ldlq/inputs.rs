@@ -1,0 +1,230 @@
+//! Second moments of a linear layer's inputs, and cross moments with the inputs in the source.
+
+use super::linalg::{add_gram, cholesky, mirror};
+use crate::tensor::hadamard;
+use rayon::prelude::*;
+use std::ops::Range;
+
+/// Most columns of a matrix of second moments. Wider inputs are cut into equal blocks, which are
+/// treated as independent: 21504 columns make three blocks of 7168, and take a ninth of the time.
+const WIDEST: usize = 8192;
+
+/// Returns the columns of a block. The last block may be narrower.
+pub fn block_width(cols: usize) -> usize {
+    // A multiple of the Hadamard width, so that a transform stays in its block.
+    cols.div_ceil(cols.div_ceil(WIDEST).max(1)).next_multiple_of(hadamard::WIDTH).min(cols)
+}
+
+/// Damping: the share of the mean diagonal that is added to the diagonal.
+const DAMPING: f32 = 0.01;
+
+/// Attempts at a factorisation, each with ten times the damping of the previous one.
+const TRIES: usize = 5;
+
+/// Second moments of one block of columns, as sums over tokens.
+#[derive(Clone)]
+pub struct ColumnBlock {
+    pub cols: Range<usize>,
+    h: Vec<f32>,             // [n, n]: inputs in the quantised model
+    cross: Option<Vec<f32>>, // [n, n]: inputs in the source times those
+}
+
+/// Second moments of the inputs of some linear layers.
+#[derive(Clone)]
+pub struct Inputs {
+    cols: usize,
+    blocks: Vec<ColumnBlock>,
+}
+
+/// Factorised moments of a block of columns.
+pub struct Factor {
+    pub cols: Range<usize>,
+    /// `[n, n]`, lower triangular: `C C^T` are the damped second moments.
+    pub c: Vec<f32>,
+    /// `[n, n]`: cross moments minus second moments, from which the correction follows.
+    pub shift: Option<Vec<f32>>,
+}
+
+impl Inputs {
+    /// Returns moments of no tokens. With `corrected`, cross moments with the source are counted
+    /// too.
+    pub fn new(cols: usize, corrected: bool) -> Inputs {
+        let width = block_width(cols);
+        let blocks = (0..cols).step_by(width).map(|start| {
+            let cols = start..cols.min(start + width);
+            let area = cols.len() * cols.len();
+            ColumnBlock { cols, h: vec![0.0; area], cross: corrected.then(|| vec![0.0; area]) }
+        });
+        Inputs { cols, blocks: blocks.collect() }
+    }
+
+    /// Adds tokens: inputs in the source (if corrected) and in the quantised model, f32 `[tokens,
+    /// cols]` each. Skips the first token of each `window`, because its activations are outliers.
+    pub fn add(&mut self, source: Option<&[f32]>, made: &[f32], window: usize) {
+        let cols = self.cols;
+        let tokens: Vec<usize> = (0..made.len() / cols).filter(|t| t % window != 0).collect();
+        let cut = |x: &[f32], block: &Range<usize>| -> Vec<f32> {
+            tokens.iter().flat_map(|t| &x[t * cols..][block.clone()]).copied().collect()
+        };
+        for block in &mut self.blocks {
+            let (n, made) = (block.cols.len(), cut(made, &block.cols));
+            add_gram(&mut block.h, n, &made, &made, true);
+            if let (Some(cross), Some(source)) = (&mut block.cross, source) {
+                add_gram(cross, n, &cut(source, &block.cols), &made, false);
+            }
+        }
+    }
+
+    /// Adds `share` of the mean diagonal to the diagonal, which weights errors in all directions.
+    pub fn add_floor(&mut self, share: f32) {
+        for block in &mut self.blocks {
+            damp(&mut block.h, block.cols.len(), share);
+        }
+    }
+
+    /// Factorises the moments, behind a Hadamard transform if `transformed`. The second value is a
+    /// note for the log if damping had to be raised. If no damping suffices, columns are treated as
+    /// independent.
+    pub fn factor(mut self, transformed: bool) -> (Vec<Factor>, Option<String>) {
+        let mut note = None;
+        let mut out = Vec::new();
+        for block in self.blocks.drain(..) {
+            let ColumnBlock { cols, mut h, mut cross } = block;
+            let n = cols.len();
+            mirror(&mut h, n);
+            if transformed {
+                let offset = cols.start;
+                transform_both(&mut h, n, offset);
+                cross.iter_mut().for_each(|cross| transform_both(cross, n, offset));
+            }
+            if let Some(cross) = &mut cross {
+                cross.par_iter_mut().zip(&h).for_each(|(g, h)| *g -= h);
+            }
+            let (c, tries) = factor(h, n);
+            if tries > 0 {
+                let how = if tries < TRIES {
+                    format!("damping raised {tries} times")
+                } else {
+                    "correlations ignored".into()
+                };
+                note = Some(format!("columns {cols:?}: {how}"));
+            }
+            out.push(Factor { cols, c, shift: cross.filter(|_| tries < TRIES) });
+        }
+        (out, note)
+    }
+}
+
+/// Returns the factor of a damped matrix, and how often the damping was raised. After [`TRIES`] it
+/// is the factor of the diagonal.
+fn factor(h: Vec<f32>, n: usize) -> (Vec<f32>, usize) {
+    let mut share = DAMPING;
+    for tries in 0..TRIES {
+        let mut c = h.clone();
+        damp(&mut c, n, share);
+        if cholesky(&mut c, n).is_ok() {
+            return (c, tries);
+        }
+        share *= 10.0;
+    }
+    let mean = mean_diagonal(&h, n);
+    let mut c = vec![0.0; n * n];
+    for i in 0..n {
+        let d = h[i * n + i];
+        c[i * n + i] = (if d.is_finite() && d > 0.0 { d + DAMPING * mean } else { mean }).sqrt();
+    }
+    (c, TRIES)
+}
+
+fn damp(h: &mut [f32], n: usize, share: f32) {
+    let add = share * mean_diagonal(h, n);
+    (0..n).for_each(|i| h[i * n + i] += add);
+}
+
+/// Returns the mean of the finite entries of the diagonal, or 1 if nothing was counted.
+fn mean_diagonal(h: &[f32], n: usize) -> f32 {
+    let sum: f64 = (0..n).map(|i| h[i * n + i] as f64).filter(|d| d.is_finite()).sum();
+    if sum > 0.0 { (sum / n as f64) as f32 } else { 1.0 }
+}
+
+/// Computes `T h T^T`. The signs of the transform depend on `offset`, the index of the first
+/// column.
+fn transform_both(h: &mut [f32], n: usize, offset: usize) {
+    let rows =
+        |h: &mut [f32]| h.par_chunks_mut(n).for_each(|row| hadamard::transform_at(row, offset));
+    rows(h);
+    transpose(h, n);
+    rows(h);
+    transpose(h, n);
+}
+
+fn transpose(h: &mut [f32], n: usize) {
+    for i in 0..n {
+        for j in 0..i {
+            h.swap(i * n + j, j * n + i);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::quant::ldlq::linalg::{View, product};
+
+    fn numbers(n: usize, mut state: u64) -> Vec<f32> {
+        let mut next = || {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (state >> 40) as f32 / (1 << 23) as f32 - 1.0
+        };
+        (0..n).map(|_| next()).collect()
+    }
+
+    #[test]
+    fn a_factor_holds_the_moments_of_all_tokens_but_the_first() {
+        let (cols, tokens) = (256, 600);
+        let x = numbers(cols * tokens, 3);
+        let mut inputs = Inputs::new(cols, false);
+        inputs.add(None, &x, 200);
+        let (factors, note) = inputs.factor(false);
+        assert!(note.is_none() && factors.len() == 1);
+        let c = &factors[0].c;
+        let back = product(View::of(c, cols), View::of(c, cols).transposed());
+        let moment = |i: usize, j: usize| -> f64 {
+            (0..tokens)
+                .filter(|t| t % 200 != 0)
+                .map(|t| x[t * cols + i] as f64 * x[t * cols + j] as f64)
+                .sum()
+        };
+        let mean = (0..cols).map(|i| moment(i, i)).sum::<f64>() / cols as f64;
+        for (i, j) in [(0, 0), (5, 3), (255, 255), (17, 200)] {
+            let want = moment(i, j) + if i == j { mean * DAMPING as f64 } else { 0.0 };
+            assert!((back[i * cols + j] as f64 - want).abs() < 1e-3 * mean, "{i} {j}");
+        }
+    }
+
+    #[test]
+    fn transformed_moments_are_those_of_transformed_inputs() {
+        let (cols, tokens) = (256, 400);
+        let x = numbers(cols * tokens, 4);
+        let mut turned = x.clone();
+        turned.chunks_exact_mut(cols).for_each(hadamard::transform);
+        let factor = |x: &[f32], transformed| {
+            let mut inputs = Inputs::new(cols, false);
+            inputs.add(None, x, usize::MAX);
+            inputs.factor(transformed).0.remove(0).c
+        };
+        let (a, b) = (factor(&x, true), factor(&turned, false));
+        assert!(a.iter().zip(&b).all(|(a, b)| (a - b).abs() < 1e-2), "one domain or the other");
+    }
+
+    #[test]
+    fn hopeless_moments_fall_back_and_say_so() {
+        let mut inputs = Inputs::new(128, true);
+        let mut x = numbers(128 * 50, 8);
+        x[300] = f32::NAN;
+        inputs.add(Some(&x), &x, usize::MAX);
+        let (factors, note) = inputs.factor(false);
+        assert!(note.unwrap().contains("correlations ignored"));
+        assert!(factors[0].c.iter().all(|v| v.is_finite()) && factors[0].shift.is_none());
+    }
+}

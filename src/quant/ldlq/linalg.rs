@@ -1,0 +1,316 @@
+//! Dense f32 algebra for LDLQ: products by the `gemm` crate, a blocked Cholesky factorisation,
+//! triangular solves.
+//!
+//! Results do not depend on the number of threads. Every product adds over its inner dimension in
+//! the library's fixed order, and threads divide only the rows and columns of results.
+
+use anyhow::{Result, bail};
+use rayon::prelude::*;
+use std::ops::Range;
+
+/// Columns of one step of the blocked algorithms.
+const STEP: usize = 128;
+
+/// A matrix in a slice. Element `[i, j]` is at `i * row_stride + j * col_stride`.
+#[derive(Clone, Copy)]
+pub struct View<'a> {
+    data: &'a [f32],
+    pub rows: usize,
+    pub cols: usize,
+    row_stride: usize,
+    col_stride: usize,
+}
+
+impl<'a> View<'a> {
+    /// Returns a view of a row-major matrix without gaps.
+    pub fn of(data: &'a [f32], cols: usize) -> View<'a> {
+        assert!(cols > 0 && data.len().is_multiple_of(cols));
+        View { data, rows: data.len() / cols, cols, row_stride: cols, col_stride: 1 }
+    }
+
+    /// Returns a view of some rows and columns.
+    pub fn part(self, rows: Range<usize>, cols: Range<usize>) -> View<'a> {
+        assert!(
+            rows.end <= self.rows
+                && cols.end <= self.cols
+                && rows.start <= rows.end
+                && cols.start <= cols.end
+        );
+        let start =
+            (rows.start * self.row_stride + cols.start * self.col_stride).min(self.data.len());
+        View { data: &self.data[start..], rows: rows.len(), cols: cols.len(), ..self }
+    }
+
+    pub fn transposed(self) -> View<'a> {
+        let View { data, rows, cols, row_stride, col_stride } = self;
+        View { data, rows: cols, cols: rows, row_stride: col_stride, col_stride: row_stride }
+    }
+
+    /// Returns whether the last element is inside the slice.
+    fn fits(&self) -> bool {
+        self.rows == 0
+            || self.cols == 0
+            || (self.rows - 1) * self.row_stride + (self.cols - 1) * self.col_stride
+                < self.data.len()
+    }
+}
+
+/// Computes `c = keep * c + factor * a b`. `c` is row-major with rows `stride` apart.
+pub fn multiply(c: &mut [f32], stride: usize, keep: f32, factor: f32, a: View<'_>, b: View<'_>) {
+    assert!(a.cols == b.rows && a.fits() && b.fits() && b.cols <= stride);
+    if a.rows == 0 || b.cols == 0 {
+        return;
+    }
+    assert!((a.rows - 1) * stride + b.cols <= c.len());
+    let strides = |v: View<'_>| (v.col_stride as isize, v.row_stride as isize);
+    let ((a_cs, a_rs), (b_cs, b_rs)) = (strides(a), strides(b));
+    // SAFETY: the three matrices are inside their slices, as asserted above, and `c` is borrowed
+    // exclusively for this call.
+    unsafe {
+        gemm::gemm(
+            a.rows,
+            b.cols,
+            a.cols,
+            c.as_mut_ptr(),
+            1,
+            stride as isize,
+            keep != 0.0,
+            a.data.as_ptr(),
+            a_cs,
+            a_rs,
+            b.data.as_ptr(),
+            b_cs,
+            b_rs,
+            keep,
+            factor,
+            false,
+            false,
+            false,
+            gemm::Parallelism::Rayon(0),
+        );
+    }
+}
+
+/// Returns `a b` as a row-major matrix.
+pub fn product(a: View<'_>, b: View<'_>) -> Vec<f32> {
+    let mut c = vec![0.0; a.rows * b.cols];
+    if !c.is_empty() {
+        multiply(&mut c, b.cols, 0.0, 1.0, a, b);
+    }
+    c
+}
+
+/// Computes `h += x^T y` with `h` `[n, n]`, `x` and `y` `[rows, n]`. With `symmetric`, only the
+/// lower triangle is computed; [`mirror`] copies it.
+pub fn add_gram(h: &mut [f32], n: usize, x: &[f32], y: &[f32], symmetric: bool) {
+    let (x, y) = (View::of(x, n), View::of(y, n));
+    for start in (0..n).step_by(4 * STEP) {
+        let cols = start..n.min(start + 4 * STEP);
+        let first = if symmetric { start } else { 0 };
+        let a = x.part(0..x.rows, first..n).transposed();
+        multiply(&mut h[first * n + start..], n, 1.0, 1.0, a, y.part(0..y.rows, cols));
+    }
+}
+
+/// Copies the lower triangle to the upper one.
+pub fn mirror(h: &mut [f32], n: usize) {
+    for i in 0..n {
+        for j in 0..i {
+            h[j * n + i] = h[i * n + j];
+        }
+    }
+}
+
+/// Replaces the lower triangle of a symmetric positive definite `a` by `C` with `C C^T = a`, and
+/// clears the upper one.
+///
+/// Fails with `a` destroyed if a pivot is not positive.
+pub fn cholesky(a: &mut [f32], n: usize) -> Result<()> {
+    assert_eq!(a.len(), n * n);
+    for start in (0..n).step_by(STEP) {
+        let end = n.min(start + STEP);
+        let width = end - start;
+        let done = View::of(a, n).part(start..n, 0..start);
+        let update = product(done, done.part(0..width, 0..start).transposed());
+        if start > 0 {
+            a[start * n..].par_chunks_mut(n).zip(update.par_chunks(width)).for_each(
+                |(row, update)| {
+                    row[start..end].iter_mut().zip(update).for_each(|(a, u)| *a -= u);
+                },
+            );
+        }
+        let corner = cholesky_corner(a, n, start..end)?;
+        a[end * n..]
+            .par_chunks_mut(n)
+            .for_each(|row| solve_lower(&corner, width, &mut row[start..end]));
+    }
+    (0..n).for_each(|i| a[i * n + i + 1..(i + 1) * n].fill(0.0));
+    Ok(())
+}
+
+/// Factorises a diagonal block in f64. Returns it as f32 `[width, width]`.
+fn cholesky_corner(a: &mut [f32], n: usize, at: Range<usize>) -> Result<Vec<f32>> {
+    let width = at.len();
+    let mut c = vec![0f64; width * width];
+    for i in 0..width {
+        for j in 0..=i {
+            let sum: f64 = (0..j).map(|k| c[i * width + k] * c[j * width + k]).sum();
+            let rest = a[(at.start + i) * n + at.start + j] as f64 - sum;
+            c[i * width + j] = if i > j {
+                rest / c[j * width + j]
+            } else if rest > 0.0 && rest.is_finite() {
+                rest.sqrt()
+            } else {
+                bail!("column {} of {n} gives the pivot {rest:e}", at.start + i)
+            };
+        }
+    }
+    let corner: Vec<f32> = c.iter().map(|v| *v as f32).collect();
+    for i in 0..width {
+        a[(at.start + i) * n + at.start..][..width].copy_from_slice(&corner[i * width..][..width]);
+    }
+    Ok(corner)
+}
+
+/// Computes `x := x C^-T` for one row and a lower triangular `C`.
+fn solve_lower(c: &[f32], width: usize, x: &mut [f32]) {
+    for j in 0..width {
+        let sum: f32 = (0..j).map(|i| x[i] * c[j * width + i]).sum();
+        x[j] = (x[j] - sum) / c[j * width + j];
+    }
+}
+
+/// Computes `x := x C^-1` for one row and a lower triangular `C`.
+pub fn solve_upper(c: &[f32], width: usize, x: &mut [f32]) {
+    for j in (0..width).rev() {
+        let sum: f32 = (j + 1..width).map(|i| x[i] * c[i * width + j]).sum();
+        x[j] = (x[j] - sum) / c[j * width + j];
+    }
+}
+
+/// Copies a square block on the diagonal of `c`.
+pub fn corner(c: &[f32], n: usize, at: Range<usize>) -> Vec<f32> {
+    at.clone().flat_map(|i| &c[i * n + at.start..i * n + at.end]).copied().collect()
+}
+
+/// Computes `m := m (C C^T)^-1` with `m` `[rows, n]` and `C` a Cholesky factor.
+pub fn solve(m: &mut [f32], c: &[f32], n: usize) {
+    let starts: Vec<usize> = (0..n).step_by(STEP).collect();
+    for forward in [true, false] {
+        for at in 0..starts.len() {
+            let start = if forward { starts[at] } else { starts[starts.len() - 1 - at] };
+            let end = n.min(start + STEP);
+            let (solved, factor) = if forward {
+                (0..start, View::of(c, n).part(start..end, 0..start).transposed())
+            } else {
+                (end..n, View::of(c, n).part(end..n, start..end))
+            };
+            let update = if solved.is_empty() {
+                Vec::new()
+            } else {
+                let m = View::of(m, n);
+                product(m.part(0..m.rows, solved), factor)
+            };
+            let corner = corner(c, n, start..end);
+            m.par_chunks_mut(n).enumerate().for_each(|(r, row)| {
+                let row = &mut row[start..end];
+                row.iter_mut()
+                    .zip(update.iter().skip(r * (end - start)))
+                    .for_each(|(m, u)| *m -= u);
+                match forward {
+                    true => solve_lower(&corner, end - start, row),
+                    false => solve_upper(&corner, end - start, row),
+                }
+            });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn numbers(n: usize, mut state: u64) -> Vec<f32> {
+        let mut next = || {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (state >> 40) as f32 / (1 << 23) as f32 - 1.0
+        };
+        (0..n).map(|_| next()).collect()
+    }
+
+    /// A well-conditioned symmetric matrix.
+    fn gram(n: usize) -> Vec<f32> {
+        let x = numbers(2 * n * n, 5);
+        let mut h = vec![0.0; n * n];
+        add_gram(&mut h, n, &x, &x, true);
+        mirror(&mut h, n);
+        (0..n).for_each(|i| h[i * n + i] += 1.0);
+        h
+    }
+
+    #[test]
+    fn a_gram_matrix_is_the_sum_of_outer_products() {
+        let (n, rows) = (700, 40);
+        let (x, y) = (numbers(rows * n, 1), numbers(rows * n, 2));
+        for symmetric in [true, false] {
+            let y = if symmetric { &x } else { &y };
+            let mut h = vec![0.0; n * n];
+            add_gram(&mut h, n, &x, y, symmetric);
+            for (i, j) in [(0, 0), (3, 1), (699, 5), (650, 649), (600, 520)] {
+                let want: f64 = (0..rows).map(|r| x[r * n + i] as f64 * y[r * n + j] as f64).sum();
+                assert!((h[i * n + j] as f64 - want).abs() < 1e-4, "{symmetric} {i} {j}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_factor_times_its_transpose_is_the_matrix() {
+        for n in [1, 100, 128, 300] {
+            let h = gram(n);
+            let mut c = h.clone();
+            cholesky(&mut c, n).unwrap();
+            let back = product(View::of(&c, n), View::of(&c, n).transposed());
+            let largest = h.iter().fold(0f32, |m, v| m.max(v.abs()));
+            assert!(h.iter().zip(&back).all(|(a, b)| (a - b).abs() < 1e-5 * largest), "{n}");
+        }
+    }
+
+    #[test]
+    fn an_indefinite_matrix_is_refused() {
+        let mut h = gram(200);
+        h[150 * 200 + 150] = -1.0;
+        assert!(cholesky(&mut h, 200).unwrap_err().to_string().contains("column 150"));
+        let mut h = gram(8);
+        h[5 * 8 + 5] = f32::NAN;
+        assert!(cholesky(&mut h, 8).is_err());
+    }
+
+    #[test]
+    fn a_solution_multiplies_back() {
+        for n in [5, 128, 300] {
+            let h = gram(n);
+            let mut c = h.clone();
+            cholesky(&mut c, n).unwrap();
+            let want = numbers(7 * n, 9);
+            let mut m = product(View::of(&want, n), View::of(&h, n));
+            solve(&mut m, &c, n);
+            assert!(want.iter().zip(&m).all(|(a, b)| (a - b).abs() < 1e-3), "{n}");
+        }
+    }
+
+    #[test]
+    fn threads_do_not_change_a_bit() {
+        let n = 300;
+        let run = |threads: usize| {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+            pool.install(|| {
+                let mut c = gram(n);
+                cholesky(&mut c, n).unwrap();
+                let mut m = numbers(50 * n, 3);
+                solve(&mut m, &c, n);
+                (c, m)
+            })
+        };
+        assert!(run(1) == run(2) && run(1) == run(3));
+    }
+}

@@ -1,0 +1,288 @@
+//! Block-wise rounding with linear feedback (LDLQ, Chee et al. 2023, arXiv 2307.13304, in the form
+//! of QuIP#): codes of a matrix from its weights and the second moments of its inputs. The targets
+//! are corrected for inputs that are quantised too.
+//!
+//! With `C C^T` the second moments, the output error of a row is `|(w - q) C|^2`. Columns are coded
+//! from the last to the first, sixteen at a time. Each block aims at its weights plus the feedback
+//! from the errors of later columns. Its own rounding error, weighted by its diagonal block of `C`,
+//! remains.
+
+mod inputs;
+pub mod linalg;
+
+pub use inputs::{Factor, Inputs, block_width};
+
+use crate::tensor::encode::{Encoder, TileEncoder, row_scale};
+use crate::tensor::{Format, Group, Matrix};
+use anyhow::Result;
+use linalg::{View, corner, multiply, product, solve, solve_upper};
+use rayon::prelude::*;
+use std::ops::Range;
+
+/// Columns coded at once.
+const BLOCK: usize = 16;
+/// Columns between two sums over all later columns. All groups end at its edges.
+const SPAN: usize = 128;
+/// Rows on which scales are tried before all rows are coded.
+const SAMPLE: usize = 64;
+/// Tried multiples of the data-free scale.
+const SCALES: [f32; 6] = [0.86, 0.93, 1.0, 1.07, 1.15, 1.25];
+
+/// Returns whether [`solve_matrix`] can code such a matrix.
+pub fn can_solve(format: Format, cols: usize) -> bool {
+    format.code.is_coded_by_columns() && cols.is_multiple_of(SPAN)
+}
+
+/// A coded matrix and its loss.
+pub struct Solved {
+    pub matrix: Matrix<'static>,
+    /// Squared output error over squared output, on the calibration text: `|(w - q) C|^2 / |w
+    /// C|^2`.
+    pub loss: f64,
+}
+
+/// Codes `w`, f32 `[rows, cols]`. `w` and `factors` are behind the Hadamard transform if the format
+/// has one.
+///
+/// With `try_scales`, some rows decide by which factor all scales differ from the data-free ones.
+/// Without it, each row is independent. `tiles` encodes trellis codes.
+pub fn solve_matrix(
+    tiles: &dyn TileEncoder,
+    format: Format,
+    rows: usize,
+    cols: usize,
+    mut w: Vec<f32>,
+    factors: &[Factor],
+    try_scales: bool,
+) -> Result<Solved> {
+    assert!(w.len() == rows * cols && can_solve(format, cols));
+    correct(&mut w, cols, factors);
+    let mut scales = vec![1.0; rows];
+    if format.group == Group::Row {
+        scales = w.par_chunks(cols).map(|row| row_scale(format, row)).collect();
+        if try_scales {
+            let best = best_scale(tiles, format, rows, cols, &w, &scales, factors)?;
+            scales.iter_mut().for_each(|s| *s *= best);
+        }
+    }
+    let run = code(tiles, format, rows, cols, w, &scales, factors)?;
+    let refit = format.group == Group::Row;
+    let stored: Vec<f32> = scales.iter().zip(&run.fits).map(|(s, fit)| s * fit.factor()).collect();
+    let (loss, power) =
+        run.fits.iter().fold((0.0, 0.0), |(l, p), fit| (l + fit.loss(refit), p + fit.wanted));
+    Ok(Solved {
+        matrix: run.encoder.finish(refit.then_some(&stored))?,
+        loss: if power > 0.0 { loss / power } else { 0.0 },
+    })
+}
+
+/// Corrects the targets so that they give the source's outputs on the inputs of the quantised
+/// model.
+fn correct(w: &mut [f32], cols: usize, factors: &[Factor]) {
+    for Factor { cols: at, c, shift } in factors {
+        let (Some(shift), n) = (shift, at.len()) else { continue };
+        let whole = View::of(w, cols);
+        let mut m = product(whole.part(0..whole.rows, at.clone()), View::of(shift, n));
+        solve(&mut m, c, n);
+        w.par_chunks_mut(cols)
+            .zip(m.par_chunks(n))
+            .for_each(|(w, m)| w[at.clone()].iter_mut().zip(m).for_each(|(w, m)| *w += m));
+    }
+}
+
+/// Returns the multiple of the scales with the least loss on some rows, spread evenly.
+fn best_scale(
+    tiles: &dyn TileEncoder,
+    format: Format,
+    rows: usize,
+    cols: usize,
+    w: &[f32],
+    scales: &[f32],
+    factors: &[Factor],
+) -> Result<f32> {
+    let n = SAMPLE.min(rows);
+    let picked: Vec<usize> = (0..n).map(|i| i * rows / n).collect();
+    let sample: Vec<f32> = picked.iter().flat_map(|r| &w[r * cols..][..cols]).copied().collect();
+    let mut best = (f64::INFINITY, 1.0);
+    for multiple in SCALES {
+        let scales: Vec<f32> = picked.iter().map(|r| scales[*r] * multiple).collect();
+        let run = code(tiles, format, n, cols, sample.clone(), &scales, factors)?;
+        let loss: f64 = run.fits.iter().map(|fit| fit.loss(true)).sum();
+        if loss < best.0 {
+            best = (loss, multiple);
+        }
+    }
+    Ok(best.1)
+}
+
+/// One row's agreement with its target, in units of squared output.
+#[derive(Clone, Copy, Default)]
+struct Fit {
+    wanted: f64, // |w C|^2
+    coded: f64,  // |q C|^2
+    cross: f64,  // (w C) . (q C)
+}
+
+impl Fit {
+    /// Returns the factor of the row's scale that minimises the loss.
+    fn factor(&self) -> f32 {
+        if self.coded > 0.0 && self.cross > 0.0 { (self.cross / self.coded) as f32 } else { 1.0 }
+    }
+
+    fn loss(&self, refit: bool) -> f64 {
+        let f = if refit { self.factor() as f64 } else { 1.0 };
+        (self.wanted - 2.0 * f * self.cross + f * f * self.coded).max(0.0)
+    }
+}
+
+struct Run {
+    encoder: Encoder,
+    fits: Vec<Fit>, // [rows]
+}
+
+/// Codes all columns with feedback.
+fn code(
+    tiles: &dyn TileEncoder,
+    format: Format,
+    rows: usize,
+    cols: usize,
+    w: Vec<f32>,
+    scales: &[f32],
+    factors: &[Factor],
+) -> Result<Run> {
+    let mut encoder = Encoder::new(format, rows, cols, scales.to_vec())?;
+    let mut error = w; // weights, then weights minus decoded codes
+    let mut decoded = vec![0.0; rows * cols];
+    for factor in factors.iter().rev() {
+        code_block(tiles, format, &mut encoder, rows, cols, factor, &mut error, &mut decoded)?;
+    }
+    let mut fits = vec![Fit::default(); rows];
+    for Factor { cols: at, c, .. } in factors {
+        measure(cols, at.start, at.len(), c, &error, &decoded, &mut fits);
+    }
+    Ok(Run { encoder, fits })
+}
+
+/// Codes the columns of one factor, from the last to the first.
+fn code_block(
+    tiles: &dyn TileEncoder,
+    format: Format,
+    encoder: &mut Encoder,
+    rows: usize,
+    cols: usize,
+    factor: &Factor,
+    error: &mut [f32],
+    decoded: &mut [f32],
+) -> Result<()> {
+    let (offset, n, c) = (factor.cols.start, factor.cols.len(), &factor.c);
+    let mut targets = vec![0.0; rows * BLOCK];
+    let mut codes = vec![0.0; rows * BLOCK];
+    for span in (0..n).step_by(SPAN).rev() {
+        let end = n.min(span + SPAN);
+        // Feedback from the columns after the span.
+        let mut feedback = vec![0.0; rows * SPAN];
+        if end < n {
+            let behind = View::of(error, cols).part(0..rows, offset + end..offset + n);
+            multiply(&mut feedback, SPAN, 0.0, 1.0, behind, View::of(c, n).part(end..n, span..end));
+        }
+        for start in (span..end).step_by(BLOCK).rev() {
+            let at = start - span;
+            if let Group::Cols(width) = format.group
+                && (start + BLOCK).is_multiple_of(width as usize)
+            {
+                let group = start + BLOCK - width as usize;
+                let targets =
+                    group_targets(cols, offset, n, c, group..start + BLOCK, end, &feedback, error);
+                encoder.begin_group((offset + group) / width as usize, &targets);
+            }
+            if start + BLOCK < end {
+                let behind =
+                    View::of(error, cols).part(0..rows, offset + start + BLOCK..offset + end);
+                let part = View::of(c, n).part(start + BLOCK..end, start..start + BLOCK);
+                multiply(&mut feedback[at..], SPAN, 1.0, 1.0, behind, part);
+            }
+            let corner = corner(c, n, start..start + BLOCK);
+            let column = offset + start;
+            targets.par_chunks_mut(BLOCK).enumerate().for_each(|(r, target)| {
+                target.copy_from_slice(&feedback[r * SPAN + at..][..BLOCK]);
+                solve_upper(&corner, BLOCK, target);
+                target.iter_mut().zip(&error[r * cols + column..]).for_each(|(t, w)| *t += w);
+            });
+            match format.code.is_trellis() {
+                true => encoder.encode(tiles, column / BLOCK, &targets, &mut codes)?,
+                false => encoder.encode_in_turn(column / BLOCK, &targets, &corner, &mut codes),
+            }
+            error.par_chunks_mut(cols).zip(decoded.par_chunks_mut(cols)).enumerate().for_each(
+                |(r, (error, decoded))| {
+                    let codes = &codes[r * BLOCK..][..BLOCK];
+                    decoded[column..][..BLOCK].copy_from_slice(codes);
+                    error[column..][..BLOCK].iter_mut().zip(codes).for_each(|(e, q)| *e -= q);
+                },
+            );
+        }
+    }
+    Ok(())
+}
+
+/// Returns the targets of a group of columns before any of it is coded, f32 `[rows, group]`. They
+/// determine the scale of the group. `feedback` is that of the columns after the span, which ends
+/// at `end`.
+fn group_targets(
+    cols: usize,
+    offset: usize,
+    n: usize,
+    c: &[f32],
+    group: Range<usize>,
+    end: usize,
+    feedback: &[f32],
+    error: &[f32],
+) -> Vec<f32> {
+    let (width, rows, at) = (group.len(), error.len() / cols, group.start % SPAN);
+    let mut targets: Vec<f32> =
+        feedback.chunks_exact(SPAN).flat_map(|row| &row[at..at + width]).copied().collect();
+    if group.end < end {
+        let behind = View::of(error, cols).part(0..rows, offset + group.end..offset + end);
+        multiply(
+            &mut targets,
+            width,
+            1.0,
+            1.0,
+            behind,
+            View::of(c, n).part(group.end..end, group.clone()),
+        );
+    }
+    let corner = corner(c, n, group.clone());
+    targets.par_chunks_mut(width).enumerate().for_each(|(r, target)| {
+        solve_upper(&corner, width, target);
+        target.iter_mut().zip(&error[r * cols + offset + group.start..]).for_each(|(t, w)| *t += w);
+    });
+    targets
+}
+
+/// Adds the contribution of columns `offset..offset + n` to the fit of each row.
+fn measure(
+    cols: usize,
+    offset: usize,
+    n: usize,
+    c: &[f32],
+    error: &[f32],
+    decoded: &[f32],
+    fits: &mut [Fit],
+) {
+    let rows = fits.len();
+    for start in (0..n).step_by(4 * SPAN) {
+        let end = n.min(start + 4 * SPAN);
+        let strip = View::of(c, n).part(start..n, start..end);
+        let pick = |x| product(View::of(x, cols).part(0..rows, offset + start..offset + n), strip);
+        let (lost, coded) = (pick(error), pick(decoded));
+        let width = end - start;
+        fits.par_iter_mut().enumerate().for_each(|(r, fit)| {
+            for (e, q) in lost[r * width..][..width].iter().zip(&coded[r * width..][..width]) {
+                let (q, w) = (*q as f64, (*e + *q) as f64);
+                fit.wanted += w * w;
+                fit.coded += q * q;
+                fit.cross += w * q;
+            }
+        });
+    }
+}

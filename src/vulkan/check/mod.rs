@@ -1,0 +1,386 @@
+//! `--check`: after each kernel call the scalar twin runs on the same inputs, and the first output
+//! beyond tolerance is an error.
+//!
+//! Calls run as a plan would record them, fused where they are fused, but with everything before
+//! them done. A mirror on the host holds what the device's buffers hold. The twins run on the
+//! mirror; what they wrote is compared with what the device wrote; then the mirror takes the
+//! device's numbers, so that no difference adds to the next and a run gives the text that it gives
+//! unchecked.
+
+mod compare;
+mod listing;
+mod outputs;
+
+use crate::compute::memory::Buffers;
+use crate::compute::step::StepView;
+use crate::compute::{
+    BufferId, Caps, Dispatch, Executor, LoadJob, Part, Plan, PlanId, Report, Reports, StepLayout,
+    Storage, WeightId, best, reference,
+};
+use crate::tensor::Matrix;
+use crate::testing;
+use crate::vulkan::lower::{Bucket, Call};
+use crate::vulkan::run::VulkanExecutor;
+use anyhow::{Result, bail, ensure};
+use compare::{
+    Difference, Grid, Rule, first_difference, first_q8_difference, first_wrong_code, typed,
+};
+pub use listing::{Listed, Listing};
+use outputs::{Holds, Output, outputs, unrounded};
+use std::collections::{HashMap, HashSet};
+use std::ops::Range;
+
+/// A word of a kernel's output that is changed before it is compared: for tests.
+#[derive(Clone, Copy, Debug)]
+pub struct InjectedFault {
+    /// Index in the plan.
+    pub dispatch: usize,
+    /// Which of its outputs.
+    pub output: usize,
+    pub word: usize,
+    /// Bits to turn over.
+    pub mask: u32,
+}
+
+/// A Vulkan device whose every result is checked.
+pub struct CheckedExecutor {
+    gpu: VulkanExecutor,
+    mirror: Buffers,
+    /// What is in the mirror, by its name; the device has buffers of its own in between.
+    labels: HashMap<BufferId, String>,
+    /// Buffers in the mirror, those of the device's own counted.
+    count: u32,
+    /// Buffers that a dispatch should have written, but left alone because nobody reads them.
+    stale: HashSet<BufferId>,
+    canonical: Vec<Matrix<'static>>,
+    plans: Vec<Recorded>,
+    /// Kernel calls of the last run.
+    calls: usize,
+    fault: Option<InjectedFault>,
+}
+
+#[derive(Clone)]
+struct Recorded {
+    dispatches: Vec<Dispatch>,
+    step: BufferId,
+    layout: StepLayout,
+}
+
+impl CheckedExecutor {
+    /// `gpu` must be fresh: the mirror sees only what passes through here.
+    pub fn new(gpu: VulkanExecutor) -> Self {
+        let fault = testing::fault(testing::WRONG_RESULT).and_then(|v| {
+            let n: Vec<usize> = v.split(',').filter_map(|n| n.parse().ok()).collect();
+            (n.len() == 4).then(|| InjectedFault {
+                dispatch: n[0],
+                output: n[1],
+                word: n[2],
+                mask: n[3] as u32,
+            })
+        });
+        CheckedExecutor {
+            gpu,
+            mirror: Buffers::default(),
+            labels: HashMap::new(),
+            count: 0,
+            stale: HashSet::new(),
+            canonical: Vec::new(),
+            plans: Vec::new(),
+            calls: 0,
+            fault,
+        }
+    }
+
+    /// Kernel calls that the last run took: for tests of what shares one.
+    pub fn calls(&self) -> usize {
+        self.calls
+    }
+
+    /// Makes one result of every later run wrong: for tests.
+    pub fn inject_fault(&mut self, fault: InjectedFault) {
+        self.fault = Some(fault);
+    }
+
+    fn device_bytes(&mut self, id: BufferId) -> Result<Vec<u8>> {
+        let mut bytes = vec![0; self.mirror.len(id)];
+        self.gpu.read(id, 0, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    fn mirror_bytes(&self, id: BufferId) -> Result<Vec<u8>> {
+        let mut bytes = vec![0; self.mirror.len(id)];
+        self.mirror.read(id, 0, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// Runs the dispatches `of` on both sides, which share `calls`, and compares.
+    fn run_group(
+        &mut self,
+        recorded: &Recorded,
+        of: Range<usize>,
+        calls: &[Call],
+        step: &StepView<'_>,
+    ) -> Result<()> {
+        let dispatches = &recorded.dispatches[of.clone()];
+        self.refuse_stale(dispatches, of.start)?;
+        let mut all: Vec<(usize, Output)> = Vec::new();
+        for i in of.clone() {
+            let list = outputs(
+                &recorded.dispatches[i].op,
+                &self.canonical,
+                recorded.layout.max_rows,
+                i > of.start,
+            );
+            // What a later dispatch of the group writes over is not there to be compared.
+            all.retain(|(_, before)| list.iter().all(|output| output.id != before.id));
+            all.extend(list.into_iter().map(|output| (i, output)));
+        }
+        // Where there are no calls there is nothing to write, and the twins must not write either.
+        let is_written = |id| calls.is_empty() || calls.iter().any(|call| call.writes(id));
+        let (written, left): (Vec<_>, Vec<_>) =
+            all.into_iter().partition(|(_, output)| is_written(output.id));
+        let before = left
+            .iter()
+            .map(|(_, o)| Ok((o.id, self.mirror_bytes(o.id)?)))
+            .collect::<Result<Vec<_>>>()?;
+        if !calls.is_empty() {
+            self.gpu.run_calls(calls)?;
+        }
+        self.turn_over(&written)?;
+        for dispatch in dispatches {
+            reference::run(&dispatch.op, &self.mirror, &self.canonical, recorded.layout, step);
+        }
+        let mut device = HashMap::new();
+        for (_, output) in &written {
+            device.insert(output.id, self.device_bytes(output.id)?);
+        }
+        for (i, output) in &written {
+            if let Some(difference) = self.compare(output, &device)? {
+                let Dispatch { label, layer, .. } = &recorded.dispatches[*i];
+                let layer = layer.map_or(String::new(), |l| format!(" of layer {l}"));
+                bail!(
+                    "dispatch {i}, `{label}`{layer}, differs from its twin in {}: {difference}",
+                    output.name
+                );
+            }
+        }
+        for (id, bytes) in device {
+            self.mirror.write(id, 0, &bytes)?;
+            self.stale.remove(&id);
+        }
+        for (id, bytes) in before {
+            self.mirror.write(id, 0, &bytes)?;
+            self.stale.insert(id);
+        }
+        Ok(())
+    }
+
+    /// Fails where dispatches read what others have left out: the twins could not tell, they read
+    /// the same.
+    fn refuse_stale(&self, dispatches: &[Dispatch], first: usize) -> Result<()> {
+        let mut made = HashSet::new();
+        for (i, dispatch) in dispatches.iter().enumerate() {
+            if let Some(id) = dispatch
+                .op
+                .inputs()
+                .into_iter()
+                .find(|id| self.stale.contains(id) && !made.contains(id))
+            {
+                let i = first + i;
+                bail!(
+                    "dispatch {i}, `{}`, reads the buffer `{}`, which was left out",
+                    dispatch.label,
+                    self.labels[&id]
+                );
+            }
+            made.extend(dispatch.op.outputs());
+        }
+        Ok(())
+    }
+
+    /// Applies the fault that tests asked for.
+    fn turn_over(&mut self, written: &[(usize, Output)]) -> Result<()> {
+        let Some(fault) = self.fault else { return Ok(()) };
+        let Some((_, output)) =
+            written.iter().filter(|(i, _)| *i == fault.dispatch).nth(fault.output)
+        else {
+            return Ok(());
+        };
+        let mut word = [0; 4];
+        self.gpu.read(output.id, 4 * fault.word, &mut word)?;
+        let word = u32::from_le_bytes(word) ^ fault.mask;
+        self.gpu.write(output.id, 4 * fault.word, &word.to_le_bytes())
+    }
+
+    /// The first difference beyond what the output is held to.
+    fn compare(
+        &self,
+        output: &Output,
+        device: &HashMap<BufferId, Vec<u8>>,
+    ) -> Result<Option<Difference>> {
+        let (bytes, twin) = (&device[&output.id], self.mirror_bytes(output.id)?);
+        Ok(match output.holds {
+            Holds::F32(grid, rule) => first_difference::<f32>(bytes, &twin, grid, rule),
+            Holds::F16(grid, rule) => first_difference::<half::f16>(bytes, &twin, grid, rule),
+            Holds::Codes { input, act, near } => {
+                let (codes, wanted): (Vec<i8>, Vec<i8>) = (typed(bytes), typed(&twin));
+                let input: Vec<f32> = typed(&self.mirror_bytes(input)?);
+                first_wrong_code(&codes, &wanted, act.cols, |row| {
+                    unrounded(&input[row * act.cols..][..act.cols], &act, near)
+                })
+            }
+            // Codes may differ from the twin's, so it is the device's own that are added up.
+            Holds::Sums { codes, cols, groups } => {
+                let codes: Vec<i8> = typed(&device[&codes]);
+                let sums = codes
+                    .chunks_exact(cols / groups)
+                    .map(|group| group.iter().map(|c| *c as i32).sum::<i32>());
+                let (mut wanted, sums): (Vec<i32>, Vec<i32>) = (typed(bytes), sums.collect());
+                let n = wanted.len().min(sums.len());
+                wanted[..n].copy_from_slice(&sums[..n]);
+                first_difference::<i32>(
+                    bytes,
+                    bytemuck::cast_slice(&wanted),
+                    Grid::rows(groups),
+                    Rule::Same,
+                )
+            }
+            Holds::Q8 { grid, codes, exact } => {
+                first_q8_difference(bytes, &twin, grid, codes, exact)
+            }
+            Holds::Lists => {
+                let (lists, wanted): (Vec<u32>, Vec<u32>) = (typed(bytes), typed(&twin));
+                let pairs = lists.chunks_exact(best::WORDS).zip(wanted.chunks_exact(best::WORDS));
+                let differ = |(a, b): (&[u32], &[u32])| a != b && best::parse(a) != best::parse(b);
+                let row = pairs.map(differ).position(|d| d);
+                row.map(|row| Difference {
+                    row,
+                    column: 0,
+                    words: "a list of other tokens or logits".into(),
+                })
+            }
+        })
+    }
+
+    /// Fails if a kernel has changed what it should not have: the mirror was compared with
+    /// everything else already.
+    fn refuse_strays(&mut self) -> Result<()> {
+        let mut ids: Vec<BufferId> = self.labels.keys().copied().collect();
+        ids.sort_unstable_by_key(|id| id.0);
+        for id in ids {
+            let (device, mirror) = (self.device_bytes(id)?, self.mirror_bytes(id)?);
+            if let Some(at) = device.iter().zip(&mirror).position(|(a, b)| a != b) {
+                bail!(
+                    "a kernel changed byte {at} of the buffer `{}`, which it should not have",
+                    self.labels[&id]
+                );
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Executor for CheckedExecutor {
+    fn caps(&self) -> Caps {
+        self.gpu.caps()
+    }
+
+    /// The mirror takes matrices that were read.
+    fn storage(&self, part: Part) -> Storage {
+        Storage { unpacks: false, ..self.gpu.storage(part) }
+    }
+
+    fn alloc(&mut self, label: &str, bytes: usize) -> Result<BufferId> {
+        let id = self.gpu.alloc(label, bytes)?;
+        while self.count < id.0 {
+            self.mirror.alloc("the device's own", 0)?;
+            self.count += 1;
+        }
+        self.count += 1;
+        self.labels.insert(id, label.to_owned());
+        let mirrored = self.mirror.alloc(label, bytes)?;
+        assert_eq!(id, mirrored);
+        Ok(id)
+    }
+
+    fn load(&mut self, label: &str, part: Part, matrix: &Matrix<'_>) -> Result<WeightId> {
+        self.canonical.push(matrix.clone().into_owned());
+        self.gpu.load(label, part, matrix)
+    }
+
+    fn load_stored(&mut self, _: Vec<LoadJob<'_>>) -> Result<Vec<WeightId>> {
+        bail!("matrices are read where every result is checked")
+    }
+
+    fn write(&mut self, buffer: BufferId, offset: usize, bytes: &[u8]) -> Result<()> {
+        self.mirror.write(buffer, offset, bytes)?;
+        self.stale.remove(&buffer);
+        self.gpu.write(buffer, offset, bytes)
+    }
+
+    fn read(&mut self, buffer: BufferId, offset: usize, bytes: &mut [u8]) -> Result<()> {
+        self.gpu.read(buffer, offset, bytes)
+    }
+
+    fn record(&mut self, plan: Plan, step: BufferId, layout: StepLayout) -> Result<PlanId> {
+        self.plans.push(Recorded { dispatches: plan.dispatches.clone(), step, layout });
+        let id = self.gpu.record(plan, step, layout)?;
+        assert_eq!(id.0 as usize, self.plans.len() - 1);
+        Ok(id)
+    }
+
+    /// Done on return: each dispatch is waited for and compared.
+    fn start(&mut self, plan: PlanId, _: Option<(BufferId, usize)>) -> Result<bool> {
+        let recorded = self.plans[plan.0 as usize].clone();
+        let mut words = vec![0u32; recorded.layout.words()];
+        self.mirror.read(recorded.step, 0, bytemuck::cast_slice_mut(&mut words))?;
+        let step = recorded.layout.view(&words);
+        let calls = self.gpu.calls_of(plan, Bucket::of_step(&step))?;
+        self.calls = calls.len();
+        let mut groups = calls.chunk_by(|a, b| a.of == b.of).peekable();
+        let mut i = 0;
+        while i < recorded.dispatches.len() {
+            // A dispatch without calls is right only if its twin has nothing to do either.
+            let (of, group) = match groups.next_if(|calls| calls[0].of.start == i) {
+                Some(calls) => (calls[0].of.clone(), calls),
+                None => (i..i + 1, &[][..]),
+            };
+            i = of.end;
+            self.run_group(&recorded, of, group, &step)?;
+        }
+        ensure!(groups.next().is_none(), "calls of a plan stand in the order of its dispatches");
+        self.refuse_strays()?;
+        Ok(false)
+    }
+
+    fn is_busy(&self) -> bool {
+        false
+    }
+
+    fn finish(&mut self, result: Option<(BufferId, &mut [u8])>) -> Result<()> {
+        result.map_or(Ok(()), |(buffer, bytes)| self.read(buffer, 0, bytes))
+    }
+
+    fn lend(&self, _: BufferId, _: usize) -> Option<&[u8]> {
+        None
+    }
+}
+
+impl Reports for CheckedExecutor {
+    fn report(&self) -> Report {
+        let report = self.gpu.report();
+        Report { device: format!("{}, every result checked", report.device), ..report }
+    }
+
+    fn start_profile(&mut self) {
+        self.gpu.start_profile();
+    }
+
+    fn read_bandwidth(&mut self) -> Option<f64> {
+        self.gpu.read_bandwidth()
+    }
+
+    fn upload_bandwidth(&mut self) -> Option<f64> {
+        self.gpu.upload_bandwidth()
+    }
+}

@@ -1,0 +1,335 @@
+//! Kernels as the driver has them: committed SPIR-V, specialised for shape and device, compiled
+//! once and kept on disk.
+
+use super::choose::Choice;
+use super::{Gpu, failed};
+use crate::util::files::{read_regular, write_whole};
+use crate::util::{hex, threads, xdg};
+use anyhow::Result;
+use ash::vk;
+use rayon::prelude::*;
+use sha2::{Digest, Sha256};
+use std::collections::{HashMap, HashSet};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+macro_rules! shaders {
+    ($($name:ident $file:literal,)*) => {
+        /// The shaders of `shaders/`, by file.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub enum Shader {
+            $($name,)*
+        }
+
+        impl Shader {
+            /// Its file in `shaders/`, without the ending.
+            pub fn file(self) -> &'static str {
+                match self {
+                    $(Shader::$name => $file,)*
+                }
+            }
+
+            pub fn code(self) -> &'static [u8] {
+                match self {
+                    $(Shader::$name => {
+                        include_bytes!(concat!("../../../shaders/spirv/", $file, ".spv"))
+                    })*
+                }
+            }
+
+            #[cfg(test)]
+            pub const ALL: &[Shader] = &[$(Shader::$name),*];
+        }
+    };
+}
+
+shaders! {
+    Attention "attention",
+    PartialAttention "partial_attention",
+    Best "best",
+    Commit "commit",
+    Embed "embed",
+    Linear "linear",
+    LinearFew "linear_few",
+    LinearFloat "linear_float",
+    LinearMany "linear_many",
+    LinearMatrix "linear_matrix",
+    LinearMatrixK8 "linear_matrix_k8",
+    LinearTrellis "linear_trellis",
+    MatrixProbe "matrix_probe",
+    Read "read",
+    Repack "repack",
+    Rope "rope",
+    Row "row",
+    Unpack "unpack",
+    Viterbi "viterbi",
+}
+
+/// Specialisation constants, as (id, value); booleans are 0 or 1.
+pub type Constants = Vec<(u32, u32)>;
+
+/// Bytes of push constants that every kernel may use: what Vulkan guarantees.
+pub const PUSH: usize = 128;
+
+/// Compiled kernels of a device, made when first asked for; whoever works on the device shares
+/// them.
+pub struct Pipelines {
+    gpu: Arc<Gpu>,
+    pub layout: vk::PipelineLayout,
+    modules: HashMap<Shader, vk::ShaderModule>,
+    made: HashMap<(Shader, Constants), vk::Pipeline>,
+    /// Those of calls that are dispatched in parts.
+    divisible: HashMap<(Shader, Constants), vk::Pipeline>,
+    cache: vk::PipelineCache,
+    file: Option<PathBuf>,
+    /// Whether the cache has something that its file lacks.
+    fresh: bool,
+}
+
+/// Those of the devices that are open, so that a draft model beside its target neither opens the
+/// device again nor compiles again.
+static OPEN: Mutex<Vec<Weak<Mutex<Pipelines>>>> = Mutex::new(Vec::new());
+
+/// The shaders of this build, in words: the SHA-256 of each.
+pub const SHADERS: &str = include_str!("../../../shaders/manifest.txt");
+
+/// Opens a device, if this process has not got it open already; `matrices` as in [`Gpu::open`].
+pub fn open(choice: Choice, matrices: bool) -> Result<(Arc<Gpu>, Arc<Mutex<Pipelines>>)> {
+    let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+    let here: Vec<_> = open.iter().filter_map(Weak::upgrade).collect();
+    let gpus: Vec<_> = here.iter().map(|p| lock(p).gpu.clone()).collect();
+    let gpu = Gpu::open(choice, matrices, &gpus)?;
+    if let Some(i) = gpus.iter().position(|g| Arc::ptr_eq(g, &gpu)) {
+        return Ok((gpu, here[i].clone()));
+    }
+    let pipelines = Arc::new(Mutex::new(Pipelines::new(&gpu)?));
+    open.retain(|p| p.strong_count() > 0);
+    open.push(Arc::downgrade(&pipelines));
+    Ok((gpu, pipelines))
+}
+
+/// Kernels stay usable where another thread panicked: they are put in place whole.
+pub fn lock(pipelines: &Mutex<Pipelines>) -> MutexGuard<'_, Pipelines> {
+    pipelines.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Pipelines {
+    fn new(gpu: &Arc<Gpu>) -> Result<Pipelines> {
+        let push = [vk::PushConstantRange::default()
+            .stage_flags(vk::ShaderStageFlags::COMPUTE)
+            .size(PUSH as u32)];
+        let info = vk::PipelineLayoutCreateInfo::default().push_constant_ranges(&push);
+        let file = cache_file(gpu);
+        let old = file.as_deref().and_then(read_cache).unwrap_or_default();
+        let cache_info = vk::PipelineCacheCreateInfo::default().initial_data(&old);
+        let device = &gpu.device;
+        // SAFETY: plain objects of this device, destroyed by `drop`.
+        unsafe {
+            let layout = device
+                .create_pipeline_layout(&info, None)
+                .map_err(|e| failed("preparing kernels", e))?;
+            let cache = device
+                .create_pipeline_cache(&cache_info, None)
+                .or_else(|_| {
+                    device.create_pipeline_cache(&vk::PipelineCacheCreateInfo::default(), None)
+                })
+                .map_err(|e| failed("preparing kernels", e))?;
+            Ok(Pipelines {
+                gpu: gpu.clone(),
+                layout,
+                modules: HashMap::new(),
+                made: HashMap::new(),
+                divisible: HashMap::new(),
+                cache,
+                file,
+                fresh: false,
+            })
+        }
+    }
+
+    /// The kernel with these constants.
+    pub fn get(&mut self, shader: Shader, constants: &Constants) -> Result<vk::Pipeline> {
+        if let Some(pipeline) = self.made.get(&(shader, constants.clone())) {
+            return Ok(*pipeline);
+        }
+        let module = self.module(shader)?;
+        let pipeline = self.compile(module, shader, constants, vk::PipelineCreateFlags::empty())?;
+        self.made.insert((shader, constants.clone()), pipeline);
+        self.fresh = true;
+        Ok(pipeline)
+    }
+
+    /// The same for calls that are dispatched in parts.
+    pub fn get_divisible(&mut self, shader: Shader, constants: &Constants) -> Result<vk::Pipeline> {
+        if let Some(pipeline) = self.divisible.get(&(shader, constants.clone())) {
+            return Ok(*pipeline);
+        }
+        let module = self.module(shader)?;
+        let pipeline =
+            self.compile(module, shader, constants, vk::PipelineCreateFlags::DISPATCH_BASE)?;
+        self.divisible.insert((shader, constants.clone()), pipeline);
+        self.fresh = true;
+        Ok(pipeline)
+    }
+
+    /// Compiles those of the kernels that are not there yet, by all threads: the first start on a
+    /// device waits for dozens.
+    pub fn prepare<'a>(
+        &mut self,
+        kernels: impl Iterator<Item = (Shader, &'a Constants)>,
+    ) -> Result<()> {
+        let missing: HashSet<(Shader, &Constants)> =
+            kernels.filter(|(s, c)| !self.made.contains_key(&(*s, (*c).clone()))).collect();
+        let missing = missing
+            .into_iter()
+            .map(|(shader, c)| Ok((self.module(shader)?, shader, c)))
+            .collect::<Result<Vec<_>>>()?;
+        let one = |(module, shader, constants): (_, _, &Constants)| {
+            self.compile(module, shader, constants, vk::PipelineCreateFlags::empty())
+                .map(|pipeline| ((shader, constants.clone()), pipeline))
+        };
+        threads::prepare_common_pool();
+        let made = missing.into_par_iter().map(one).collect::<Vec<_>>();
+        for result in made {
+            let (key, pipeline) = result?;
+            self.made.insert(key, pipeline);
+            self.fresh = true;
+        }
+        Ok(())
+    }
+
+    fn module(&mut self, shader: Shader) -> Result<vk::ShaderModule> {
+        if let Some(module) = self.modules.get(&shader) {
+            return Ok(*module);
+        }
+        let words: Vec<u32> =
+            shader.code().as_chunks().0.iter().map(|w| u32::from_le_bytes(*w)).collect();
+        let info = vk::ShaderModuleCreateInfo::default().code(&words);
+        // SAFETY: SPIR-V made and validated by scripts/build-shaders.sh.
+        let module = unsafe { self.gpu.device.create_shader_module(&info, None) }
+            .map_err(|e| failed("loading a kernel", e))?;
+        self.modules.insert(shader, module);
+        Ok(module)
+    }
+
+    fn compile(
+        &self,
+        module: vk::ShaderModule,
+        shader: Shader,
+        constants: &Constants,
+        flags: vk::PipelineCreateFlags,
+    ) -> Result<vk::Pipeline> {
+        let entries: Vec<vk::SpecializationMapEntry> = constants
+            .iter()
+            .enumerate()
+            .map(|(i, (id, _))| vk::SpecializationMapEntry {
+                constant_id: *id,
+                offset: 4 * i as u32,
+                size: 4,
+            })
+            .collect();
+        let values: Vec<u32> = constants.iter().map(|(_, value)| *value).collect();
+        let special = vk::SpecializationInfo::default()
+            .map_entries(&entries)
+            .data(bytemuck::cast_slice(&values));
+        let mut subgroup = vk::PipelineShaderStageRequiredSubgroupSizeCreateInfo::default()
+            .required_subgroup_size(self.gpu.info.subgroup);
+        let mut stage = vk::PipelineShaderStageCreateInfo::default()
+            .stage(vk::ShaderStageFlags::COMPUTE)
+            .flags(vk::PipelineShaderStageCreateFlags::REQUIRE_FULL_SUBGROUPS)
+            .module(module)
+            .name(c"main")
+            .specialization_info(&special);
+        if self.gpu.info.asks_subgroup {
+            stage = stage.push_next(&mut subgroup);
+        }
+        let info = [vk::ComputePipelineCreateInfo::default()
+            .flags(flags)
+            .stage(stage)
+            .layout(self.layout)];
+        // SAFETY: module, layout and cache are alive, the cache is the driver's to lock; pointers
+        // of `info` outlive the call.
+        let made = unsafe { self.gpu.device.create_compute_pipelines(self.cache, &info, None) };
+        Ok(made.map_err(|(_, e)| failed(&format!("compiling the kernel {shader:?}"), e))?[0])
+    }
+
+    /// Writes the cache file, whole or not at all. Failing to is no failure: the next start
+    /// compiles again.
+    pub fn save(&mut self) {
+        let Some(file) = self.file.as_ref().filter(|_| self.fresh) else { return };
+        self.fresh = false;
+        // SAFETY: the cache is alive.
+        let Ok(bytes) = (unsafe { self.gpu.device.get_pipeline_cache_data(self.cache) }) else {
+            return;
+        };
+        let _ = write_whole(file, &sealed(bytes));
+    }
+}
+
+impl Drop for Pipelines {
+    fn drop(&mut self) {
+        self.save();
+        let device = &self.gpu.device;
+        // SAFETY: every executor waits for the device before it lets go of its kernels.
+        unsafe {
+            self.made
+                .values()
+                .chain(self.divisible.values())
+                .for_each(|p| device.destroy_pipeline(*p, None));
+            self.modules.values().for_each(|m| device.destroy_shader_module(*m, None));
+            device.destroy_pipeline_cache(self.cache, None);
+            device.destroy_pipeline_layout(self.layout, None);
+        }
+    }
+}
+
+/// A larger file was not written by this program.
+const LARGEST_CACHE: u64 = 1 << 30;
+
+/// What a driver has given, with its SHA-256 behind it. Drivers check that a header is their own,
+/// and are owed that the rest is as they gave it.
+fn sealed(mut bytes: Vec<u8>) -> Vec<u8> {
+    let digest = Sha256::digest(&bytes);
+    bytes.extend_from_slice(&digest);
+    bytes
+}
+
+/// What [`sealed`] was made of; `None` where anything has changed.
+fn unsealed(mut bytes: Vec<u8>) -> Option<Vec<u8>> {
+    let (body, digest) = bytes.split_last_chunk::<32>()?;
+    let (is_whole, length) = (Sha256::digest(body).as_slice() == digest, body.len());
+    bytes.truncate(length);
+    is_whole.then_some(bytes)
+}
+
+fn read_cache(path: &Path) -> Option<Vec<u8>> {
+    unsealed(read_regular(path, LARGEST_CACHE).ok()?)
+}
+
+/// `pipelines-<device and driver>.bin` of the cache; `None` without a home.
+fn cache_file(gpu: &Gpu) -> Option<PathBuf> {
+    // SAFETY: the device belongs to the instance.
+    let p = unsafe { gpu.vulkan.instance.get_physical_device_properties(gpu.physical) };
+    let uuid = hex(p.pipeline_cache_uuid);
+    Some(xdg::cache()?.join(format!("pipelines-{:x}-{:x}-{uuid}.bin", p.vendor_id, p.device_id)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cache_that_changed_is_not_given_to_the_driver() {
+        let bytes: Vec<u8> = (0..100).collect();
+        let whole = sealed(bytes.clone());
+        assert_eq!(unsealed(whole.clone()), Some(bytes.clone()));
+        for at in 0..whole.len() {
+            let mut changed = whole.clone();
+            changed[at] ^= 1;
+            assert_eq!(unsealed(changed), None, "{at}");
+            assert_eq!(unsealed(whole[..at].to_vec()), None, "{at}");
+        }
+        // As programs before this one left it.
+        assert_eq!(unsealed(bytes), None);
+    }
+}

@@ -1,0 +1,245 @@
+//! Submitting and waiting: one queue, one timeline semaphore that counts submissions.
+
+use super::{Gpu, failed};
+use crate::testing;
+use anyhow::Result;
+use ash::vk;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+/// Command buffers for what changes from run to run; one is written while others wait or run. A
+/// round takes three: what a commit is told, what a pass is told, and the copy of what it gives.
+const RING: usize = 8;
+/// Longest wait for one submission. Every one is cut to take far less; but a driver on the
+/// processor compiles kernels when they are first run.
+const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE_WITH_CPU: Duration = Duration::from_secs(900);
+
+/// Counts the submissions that are done; any thread may wait for one.
+pub struct Timeline {
+    gpu: Arc<Gpu>,
+    semaphore: vk::Semaphore,
+}
+
+impl Timeline {
+    /// Waits until a submission is done.
+    pub fn wait(&self, submission: u64) -> Result<()> {
+        let (semaphores, values) = ([self.semaphore], [submission]);
+        let info = vk::SemaphoreWaitInfo::default().semaphores(&semaphores).values(&values);
+        let patience = if self.gpu.info.is_cpu { PATIENCE_WITH_CPU } else { PATIENCE };
+        // SAFETY: the semaphore is alive.
+        unsafe { self.gpu.device.wait_semaphores(&info, patience.as_nanos() as u64) }.map_err(|e| {
+            match e {
+                vk::Result::TIMEOUT => {
+                    failed("waiting for one pass", vk::Result::ERROR_DEVICE_LOST)
+                }
+                e => failed("running kernels", e),
+            }
+        })
+    }
+}
+
+impl Drop for Timeline {
+    fn drop(&mut self) {
+        // SAFETY: the queue, which holds it as long as anything is in flight, waited before it let
+        // go.
+        unsafe { self.gpu.device.destroy_semaphore(self.semaphore, None) };
+    }
+}
+
+pub struct Queue {
+    gpu: Arc<Gpu>,
+    pool: vk::CommandPool,
+    ring: [vk::CommandBuffer; RING],
+    /// Submission that a ring entry was last used by.
+    used: [u64; RING],
+    next: usize,
+    timeline: Arc<Timeline>,
+    /// Submissions so far.
+    count: u64,
+    /// Commands that go out with the next submission, in this order.
+    staged: Vec<vk::CommandBuffer>,
+    /// Submissions after which the device counts as lost, see [`testing::LOSE_AFTER`].
+    lose_after: Option<u64>,
+    is_lost: bool,
+}
+
+/// Devices that this process has lost because a test asked for it.
+static LOST: AtomicUsize = AtomicUsize::new(0);
+
+fn lose_after() -> Option<u64> {
+    let list = testing::fault(testing::LOSE_AFTER)?;
+    let lost = LOST.load(Ordering::Relaxed);
+    list.split(',').nth(lost).or(list.split(',').next_back())?.parse().ok()
+}
+
+impl Queue {
+    pub fn new(gpu: &Arc<Gpu>) -> Result<Queue> {
+        let device = &gpu.device;
+        let what = "preparing the queue";
+        // SAFETY: plain objects of this device, destroyed by `drop`.
+        unsafe {
+            let info = vk::CommandPoolCreateInfo::default()
+                .queue_family_index(gpu.family)
+                .flags(vk::CommandPoolCreateFlags::RESET_COMMAND_BUFFER);
+            let pool = device.create_command_pool(&info, None).map_err(|e| failed(what, e))?;
+            let mut kind =
+                vk::SemaphoreTypeCreateInfo::default().semaphore_type(vk::SemaphoreType::TIMELINE);
+            let info = vk::SemaphoreCreateInfo::default().push_next(&mut kind);
+            let semaphore = device.create_semaphore(&info, None).map_err(|e| failed(what, e))?;
+            let timeline = Arc::new(Timeline { gpu: gpu.clone(), semaphore });
+            let mut queue = Queue {
+                gpu: gpu.clone(),
+                pool,
+                ring: Default::default(),
+                used: [0; RING],
+                next: 0,
+                timeline,
+                count: 0,
+                staged: Vec::new(),
+                lose_after: lose_after(),
+                is_lost: false,
+            };
+            for i in 0..RING {
+                queue.ring[i] = queue.allocate()?;
+            }
+            Ok(queue)
+        }
+    }
+
+    /// A command buffer that lives as long as the queue.
+    pub fn allocate(&self) -> Result<vk::CommandBuffer> {
+        let info = vk::CommandBufferAllocateInfo::default()
+            .command_pool(self.pool)
+            .command_buffer_count(1);
+        // SAFETY: the pool is used by this thread alone: `&self` is not shared between threads.
+        let made = unsafe { self.gpu.device.allocate_command_buffers(&info) }
+            .map_err(|e| failed("recording", e))?;
+        Ok(made[0])
+    }
+
+    /// Gives a command buffer back.
+    pub fn free(&self, commands: vk::CommandBuffer) {
+        // SAFETY: the caller waited for what used it.
+        unsafe { self.gpu.device.free_command_buffers(self.pool, &[commands]) };
+    }
+
+    /// Records into `commands` what `record` says.
+    pub fn record(
+        &self,
+        commands: vk::CommandBuffer,
+        record: impl FnOnce(&ash::Device, vk::CommandBuffer),
+    ) -> Result<()> {
+        let device = &self.gpu.device;
+        // SAFETY: the buffer is not in use; everything that `record` names is alive.
+        unsafe {
+            device
+                .begin_command_buffer(commands, &vk::CommandBufferBeginInfo::default())
+                .map_err(|e| failed("recording", e))?;
+            record(device, commands);
+            device.end_command_buffer(commands).map_err(|e| failed("recording", e))
+        }
+    }
+
+    /// Records and submits commands that are used once.
+    pub fn once(&mut self, record: impl FnOnce(&ash::Device, vk::CommandBuffer)) -> Result<u64> {
+        self.stage(record, None)?;
+        self.flush()
+    }
+
+    /// Records `record`, for the next submission to begin with, and `then` behind it. What went out
+    /// before may still run.
+    pub fn stage(
+        &mut self,
+        record: impl FnOnce(&ash::Device, vk::CommandBuffer),
+        then: Option<vk::CommandBuffer>,
+    ) -> Result<()> {
+        let slot = self.next;
+        if self.used[slot] > self.count {
+            self.flush()?;
+        }
+        self.wait(self.used[slot])?;
+        self.next = (slot + 1) % RING;
+        let commands = self.ring[slot];
+        self.record(commands, record)?;
+        self.used[slot] = self.count + 1;
+        self.staged.push(commands);
+        self.staged.extend(then);
+        Ok(())
+    }
+
+    /// Puts commands that were recorded before behind what is staged.
+    pub fn append(&mut self, commands: vk::CommandBuffer) {
+        self.staged.push(commands);
+    }
+
+    /// The submission that staged commands will go out with.
+    pub fn upcoming(&self) -> u64 {
+        self.count + 1
+    }
+
+    /// Submits what is staged, if anything is. Returns the number of the last submission.
+    pub fn flush(&mut self) -> Result<u64> {
+        if self.staged.is_empty() {
+            return Ok(self.count);
+        }
+        if self.lose_after.is_some_and(|n| self.count >= n) {
+            LOST.fetch_add(!std::mem::replace(&mut self.is_lost, true) as usize, Ordering::Relaxed);
+            return Err(failed("running kernels", vk::Result::ERROR_DEVICE_LOST));
+        }
+        let list: Vec<_> = self
+            .staged
+            .drain(..)
+            .map(|commands| vk::CommandBufferSubmitInfo::default().command_buffer(commands))
+            .collect();
+        let signal = [vk::SemaphoreSubmitInfo::default()
+            .semaphore(self.timeline.semaphore)
+            .value(self.count + 1)
+            .stage_mask(vk::PipelineStageFlags2::ALL_COMMANDS)];
+        let submit = [vk::SubmitInfo2::default()
+            .command_buffer_infos(&list)
+            .signal_semaphore_infos(&signal)];
+        let queue = self.gpu.queue();
+        // SAFETY: the command buffers are recorded and not in use; the queue is held.
+        unsafe { self.gpu.device.queue_submit2(*queue, &submit, vk::Fence::null()) }
+            .map_err(|e| failed("running kernels", e))?;
+        self.count += 1;
+        Ok(self.count)
+    }
+
+    /// Whether a submission is done, or will never be.
+    pub fn is_done(&self, submission: u64) -> bool {
+        // SAFETY: the semaphore is alive.
+        unsafe { self.gpu.device.get_semaphore_counter_value(self.timeline.semaphore) }
+            .map_or(true, |count| count >= submission)
+    }
+
+    /// Waits until a submission is done.
+    pub fn wait(&self, submission: u64) -> Result<()> {
+        self.timeline.wait(submission)
+    }
+
+    /// For other threads to wait with.
+    pub fn timeline(&self) -> Arc<Timeline> {
+        self.timeline.clone()
+    }
+
+    /// Waits for everything submitted and staged.
+    pub fn wait_all(&mut self) -> Result<()> {
+        let last = self.flush()?;
+        self.wait(last)
+    }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        let _queue = self.gpu.queue();
+        // SAFETY: nobody submits, and nothing is in flight after the wait (or the device is lost,
+        // and nothing ever will be).
+        unsafe {
+            let _ = self.gpu.device.device_wait_idle();
+            self.gpu.device.destroy_command_pool(self.pool, None);
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! The validation layers, for tests: what they say is printed and counted, and whoever asked for
+//! them fails if there was anything.
+
+use super::is_set;
+use ash::{Entry, Instance, ext, vk};
+use std::borrow::Cow;
+use std::ffi::{CStr, c_char, c_void};
+use std::io::Write;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Environment variable that turns the validation layers on: for tests.
+pub const VALIDATE: &str = "GEMMA_VULKAN_VALIDATE";
+
+const LAYER: &CStr = c"VK_LAYER_KHRONOS_validation";
+
+/// True where the layers can be turned on.
+pub fn is_installed() -> bool {
+    // SAFETY: loading the system's own Vulkan loader runs its initialisers, nothing else.
+    let Ok(entry) = (unsafe { Entry::load() }) else { return false };
+    // SAFETY: plain data is asked for.
+    let layers = unsafe { entry.enumerate_instance_layer_properties() }.unwrap_or_default();
+    layers.iter().any(|l| l.layer_name_as_c_str().is_ok_and(|name| name == LAYER))
+}
+
+/// What an instance is made with; it must not move while that happens.
+pub struct Wanted {
+    on: bool,
+    layers: [*const c_char; 1],
+    extensions: [*const c_char; 1],
+    features: vk::ValidationFeaturesEXT<'static>,
+}
+
+/// Accesses of commands to memory, beside what calls alone show.
+static SYNCHRONISATION: [vk::ValidationFeatureEnableEXT; 1] =
+    [vk::ValidationFeatureEnableEXT::SYNCHRONIZATION_VALIDATION];
+
+impl Wanted {
+    pub fn of_environment() -> Wanted {
+        let features =
+            vk::ValidationFeaturesEXT::default().enabled_validation_features(&SYNCHRONISATION);
+        let extensions = [ext::debug_utils::NAME.as_ptr()];
+        Wanted { on: is_set(VALIDATE), layers: [LAYER.as_ptr()], extensions, features }
+    }
+
+    pub fn add_to<'a>(
+        &'a mut self,
+        info: vk::InstanceCreateInfo<'a>,
+    ) -> vk::InstanceCreateInfo<'a> {
+        if !self.on {
+            return info;
+        }
+        info.enabled_layer_names(&self.layers)
+            .enabled_extension_names(&self.extensions)
+            .push_next(&mut self.features)
+    }
+
+    /// Listens to what the layers say of an instance.
+    pub fn watch(self, entry: &Entry, instance: &Instance) -> Option<Validation> {
+        use vk::{DebugUtilsMessageSeverityFlagsEXT as S, DebugUtilsMessageTypeFlagsEXT as T};
+        if !self.on {
+            return None;
+        }
+        let info = vk::DebugUtilsMessengerCreateInfoEXT::default()
+            .message_severity(S::ERROR | S::WARNING)
+            .message_type(T::GENERAL | T::VALIDATION | T::PERFORMANCE)
+            .pfn_user_callback(Some(complain))
+            .user_data((&raw const COMPLAINTS).cast_mut().cast());
+        let functions = ext::debug_utils::Instance::new(entry, instance);
+        // SAFETY: the extension is on; the messenger lives as long as the instance, and what it
+        // counts in as long as the process.
+        unsafe { functions.create_debug_utils_messenger(&info, None) }
+            .expect("a messenger for the tests");
+        Some(Validation(&COMPLAINTS))
+    }
+}
+
+static COMPLAINTS: AtomicUsize = AtomicUsize::new(0);
+
+/// Layers that are listened to: their complaints so far.
+pub struct Validation(&'static AtomicUsize);
+
+impl Validation {
+    /// Fails the test, or the command, that the layers watched over since this was last asked for.
+    ///
+    /// # Panics
+    /// If there was a complaint, and nothing has failed already.
+    pub fn enforce(&self) {
+        let n = self.0.swap(0, Ordering::Relaxed);
+        assert!(
+            n == 0 || std::thread::panicking(),
+            "{n} complaints of the Vulkan validation layers, see above"
+        );
+    }
+}
+
+/// Prints a message and counts it.
+unsafe extern "system" fn complain(
+    _severity: vk::DebugUtilsMessageSeverityFlagsEXT,
+    _kind: vk::DebugUtilsMessageTypeFlagsEXT,
+    data: *const vk::DebugUtilsMessengerCallbackDataEXT<'_>,
+    complaints: *mut c_void,
+) -> vk::Bool32 {
+    // SAFETY: the layer hands over a message that lives as long as the call.
+    let text = unsafe { data.as_ref().and_then(|d| d.message_as_c_str()) }
+        .map_or(Cow::from("?"), CStr::to_string_lossy);
+    let _ = writeln!(std::io::stderr(), "Vulkan validation: {text}");
+    // SAFETY: `watch` handed over the counter, which lives as long as the process.
+    unsafe { &*complaints.cast::<AtomicUsize>() }.fetch_add(1, Ordering::Relaxed);
+    vk::FALSE
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_complaint_is_counted_and_fails() {
+        static COUNT: AtomicUsize = AtomicUsize::new(0);
+        let data = vk::DebugUtilsMessengerCallbackDataEXT::default().message(c"made up for a test");
+        let (severity, kind) = (
+            vk::DebugUtilsMessageSeverityFlagsEXT::ERROR,
+            vk::DebugUtilsMessageTypeFlagsEXT::VALIDATION,
+        );
+        let validation = Validation(&COUNT);
+        validation.enforce();
+        // SAFETY: message and counter outlive the call.
+        unsafe { complain(severity, kind, &data, (&raw const COUNT).cast_mut().cast()) };
+        assert!(std::panic::catch_unwind(|| validation.enforce()).is_err());
+        validation.enforce();
+    }
+}

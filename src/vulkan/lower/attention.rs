@@ -1,0 +1,167 @@
+//! Calls of attention.
+
+use super::kernels::{AttentionPush, Join, PartialAttentionPush};
+use super::*;
+use anyhow::{bail, ensure};
+
+/// Most rows that page partials are split over workgroups for.
+const SPLIT_ROWS: usize = 32;
+
+impl Lowering<'_> {
+    pub(super) fn attention(
+        &self,
+        op: &Attention,
+        prepare: Option<&Act>,
+        read_later: bool,
+        bucket: Bucket,
+        out_calls: &mut Vec<Call>,
+    ) -> Result<()> {
+        let Attention { q, out, n_heads, scale, kv, range: _ } = op;
+        let (dim, gq) = (head_dim(kv)?, n_heads / kv.n_kv_heads);
+        // Pages of a row: all of them, or those that a window can touch.
+        let slots =
+            kv.pages.window.map_or(bucket.pages, |w| bucket.pages.min(w.div_ceil(PAGE) + 1));
+        let floats = bucket.rows * n_heads * slots * (dim + 2);
+        let split = bucket.rows <= SPLIT_ROWS && floats <= self.own.partial_floats;
+        // Rows of a block: as many as the shared memory holds queries and exponentials for.
+        let shared = |rows: usize| {
+            rows * gq * (dim + PAGE + 32) * 4 + rows * PAGE * 2 + kv.scales() * PAGE * 4
+        };
+        let fits = |rows: usize| shared(rows) <= self.info.max_shared.min(48 << 10) as usize;
+        // Fewer rows a block keep more of a large device busy while there are few pages.
+        let busy = |rows: usize| {
+            kv.n_kv_heads * bucket.rows.div_ceil(rows) * if split { slots } else { 1 }
+                >= self.info.busy
+        };
+        let most = if bucket.mixed { 1 } else { bucket.rows.clamp(1, self.block_rows) };
+        let rows: Vec<usize> =
+            [8, 4, 2, 1].into_iter().filter(|r| *r <= most && r * gq <= 16 && fits(*r)).collect();
+        let rows = rows.iter().find(|r| busy(**r)).or(rows.last()).copied();
+        let Some(rows) = rows else {
+            bail!("{gq} query heads of {dim} channels do not fit the GPU's shared memory")
+        };
+        let kernel = kernels::Attention {
+            subgroup: self.info.subgroup,
+            head_dim: word(dim),
+            group_heads: word(gq),
+            rows: word(rows),
+            kv: kv_code(kv),
+            split,
+        };
+        let target = if split { self.own.partials } else { *out };
+        let window = kv.pages.window.unwrap_or(0);
+        let push = AttentionPush {
+            q: self.at(*q),
+            out: self.at(target),
+            k: self.at(kv.k),
+            v: self.at(kv.v),
+            scratch_k: self.at(kv.scratch_k),
+            scratch_v: self.at(kv.scratch_v),
+            step: self.at(self.step),
+            scale: *scale,
+            n_kv: word(kv.n_kv_heads),
+            pages: word(kv.pages.count),
+            all_pages: word(kv.all_pages),
+            window: word(window),
+            max_rows: word(self.max_rows),
+            slots: word(slots),
+            table: word(kv.table),
+            epilogue: 0,
+        };
+        // Rows of a block may look at pages apart by one.
+        let pages =
+            if split { slots + (kv.pages.window.is_some() && rows > 1) as usize } else { 1 };
+        let groups = [kv.n_kv_heads, bucket.rows.div_ceil(rows), pages];
+        let accesses = vec![
+            Access::Read(*q),
+            Access::Read(kv.scratch_k),
+            Access::Read(kv.scratch_v),
+            Access::Write(target),
+        ];
+        let mut call = self.call(&kernel, &push, groups, accesses);
+        call.work = 2 * (bucket.rows * slots * PAGE * n_heads * dim) as u64;
+        if split {
+            let z = (prepare.is_none() || read_later).then_some(*out);
+            let joins = self.can_join(prepare, groups, rows, gq * dim, bucket);
+            let merge = Some(Merge { head_dim: dim, window, slots: if joins { 0 } else { slots } });
+            let (add, w_add, w, cols, rows) = (None, None, None, n_heads * dim, RowSet::All);
+            let work = RowWork {
+                x: target,
+                add,
+                w_add,
+                w,
+                z,
+                prepare,
+                cols,
+                eps: 0.0,
+                rows,
+                glu: false,
+                merge,
+            };
+            let merge = self.row_call(work, bucket);
+            if joins {
+                let (hadamard, int8, group) = preparation(prepare);
+                let join = Join { on: true, hadamard, int8, group, cols: word(cols) };
+                self.finish_join(&mut call, join, merge);
+                out_calls.push(call);
+            } else {
+                out_calls.extend([call, merge]);
+            }
+            return Ok(());
+        }
+        out_calls.push(call);
+        if let Some(act) = prepare {
+            let op = Prepare { input: *out, act: *act, rows: RowSet::All };
+            out_calls.push(self.prepare(&op, bucket));
+        }
+        Ok(())
+    }
+
+    /// Attention over the pages behind those that another device attends.
+    pub(super) fn partial_attention(
+        &self,
+        op: &Attention,
+        offloaded: OffloadedPages,
+        bucket: Bucket,
+    ) -> Result<Call> {
+        let Attention { q, out, n_heads, scale, kv, range: _ } = op;
+        let dim = head_dim(kv)?;
+        let kernel = kernels::PartialAttention { head_dim: word(dim), kv: kv_code(kv) };
+        let push = PartialAttentionPush {
+            q: self.at(*q),
+            out: self.at(*out),
+            k: self.at(kv.k),
+            v: self.at(kv.v),
+            scratch_k: self.at(kv.scratch_k),
+            scratch_v: self.at(kv.scratch_v),
+            step: self.at(self.step),
+            scale: *scale,
+            n_heads: word(*n_heads),
+            n_kv: word(kv.n_kv_heads),
+            pages: word(kv.pages.count),
+            all_pages: word(kv.all_pages),
+            max_rows: word(self.max_rows),
+            lag: word(offloaded.lag),
+            share: word(offloaded.share),
+            table: word(kv.table),
+            _gap: 0,
+        };
+        let accesses = vec![
+            Access::Read(*q),
+            Access::Read(kv.scratch_k),
+            Access::Read(kv.scratch_v),
+            Access::Write(*out),
+        ];
+        Ok(self.call(&kernel, &push, [*n_heads, bucket.rows, 1], accesses))
+    }
+}
+
+/// Channels of a head, if the kernels of attention take so many.
+fn head_dim(kv: &KvLayer) -> Result<usize> {
+    let dim = kv.head_dim;
+    ensure!(
+        dim.is_power_of_two() && (16..=256).contains(&dim),
+        "the GPU kernels take head dimensions of 16 to 256 that are powers of two, not {dim}"
+    );
+    Ok(dim)
+}

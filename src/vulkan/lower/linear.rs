@@ -1,0 +1,350 @@
+//! Calls of linear layers: which of the kernels, in what shape.
+
+use super::kernels::{self, Kernel, LinearPush, MatrixPush, PathTrellis, Push, Specialise, word};
+use super::layout::{DeviceMatrix, Packing, code_number};
+use super::{Access, Bucket, Call, Lowering};
+use crate::compute::{LinearJob, RowSet};
+use crate::tensor::trellis::{TILE, Trellis};
+use crate::tensor::{Code, Format, Group};
+use crate::vulkan::device::pipeline::{Constants, Shader};
+use anyhow::Result;
+use bytemuck::Zeroable;
+
+/// Rows of activations from which on matrix instructions are used.
+const MATRIX_ROWS: usize = 8;
+/// Rows of activations up to which a subgroup takes all of them.
+const FEW_ROWS: usize = 32;
+
+/// Most threads of a workgroup that uses matrix instructions.
+const THREADS: u32 = 256;
+/// Bytes that it shares, at most.
+const SHARED: u32 = 48 << 10;
+/// Matrix rows of a subgroup of `linear_matrix`, and columns that it unpacks at a time.
+const MATRIX_BLOCK: usize = 16;
+const MATRIX_CHUNK: usize = 128;
+/// Most subgroups of a workgroup of it: with more, fewer workgroups share the device's processors.
+const MATRIX_SUBGROUPS: usize = 4;
+/// Bytes of shared memory that it leaves to the rotation of heads: four subgroups, 256 channels.
+const HEAD_SHARED: usize = 4 << 10;
+
+/// Teams of a workgroup whose last one has a row to normalise: more of them have less of it each.
+const NORM_TEAMS: u32 = 8;
+
+/// A kernel of a linear layer: its shader and constants, and how many rows of activations and of
+/// the matrix a workgroup takes.
+struct Shape {
+    shader: Shader,
+    constants: Constants,
+    block: usize,
+    rows: usize,
+}
+
+impl Shape {
+    fn of(kernel: &impl Kernel<Push = LinearPush>, block: usize, rows: usize) -> Shape {
+        let (shader, constants) = kernel.specialised();
+        Shape { shader, constants, block, rows }
+    }
+
+    /// The same kernel for codes of this trellis.
+    fn through(mut self, trellis: Option<Trellis>) -> Shape {
+        if let Some(Trellis { step, multiplier, .. }) = trellis {
+            self.constants.extend(PathTrellis { step, multiplier }.constants());
+        }
+        self
+    }
+}
+
+impl LinearPush {
+    /// Takes in the matrix of another call on the same activations, if there is room.
+    fn put_beside(&mut self, other: &LinearPush) -> bool {
+        let same = (self.x, self.sx, self.sums, self.step, self.steps, self.stride)
+            == (other.x, other.sx, other.sums, other.step, other.steps, other.stride);
+        let free = self.more_n.iter().position(|n| *n == 0);
+        let (true, Some(i), Ok(n), [0, 0]) = (same, free, u16::try_from(other.n), other.more_n)
+        else {
+            return false;
+        };
+        self.more_n[i] = n;
+        self.more[i] = other.matrix;
+        true
+    }
+}
+
+impl Lowering<'_> {
+    /// The call of one linear layer, whose last workgroup may have a norm to do.
+    pub(super) fn linear(
+        &self,
+        job: &LinearJob,
+        rows: RowSet,
+        bucket: Bucket,
+        norm: bool,
+    ) -> Result<Call> {
+        let (m, act) = (self.matrix(job.weight), &job.act);
+        let selected = rows == RowSet::Selected;
+        let live = bucket.of(rows);
+        let accesses = vec![
+            Access::Read(act.values),
+            Access::Read(act.scales),
+            Access::Read(act.sums),
+            Access::Write(job.out),
+        ];
+        let packing = Packing::of(m.format, m.rows, m.cols)?;
+        let shape = match &packing {
+            None => self.float_shape(m.format, live, selected, norm),
+            Some(p) => {
+                let known = self.known_shape(m.format, m.cols, p, live, selected);
+                let matrix = || self.matrix_shape(m.format, m.cols, p, live, selected);
+                known.or_else(matrix).unwrap_or_else(|| match m.format.code.trellis() {
+                    Some(trellis) => self.trellis_shape(trellis, live, selected, norm),
+                    None => self.dot_shape(m, p, live, selected, norm),
+                })
+            }
+        };
+        let args = LinearPush {
+            matrix: MatrixPush { codes: m.codes, scales: m.scales, out: self.at(job.out) },
+            x: self.at(act.values),
+            sx: self.at(act.scales),
+            sums: self.at(act.sums),
+            step: self.at(self.step),
+            n: word(m.rows),
+            // Of floats, a step is a column.
+            steps: word(packing.map_or(m.cols, |p| p.steps)),
+            stride: word(act.cols * if act.format.int8 { 1 } else { 4 }),
+            more_n: [0; 2],
+            more: [MatrixPush::zeroed(); 2],
+            epilogue: 0,
+        };
+        let groups = [live.div_ceil(shape.block), m.rows.div_ceil(shape.rows), 1];
+        Ok(Call {
+            shader: shape.shader,
+            constants: shape.constants,
+            push: Push::of(&args),
+            linear: Some((args, shape.rows)),
+            epilogue: None,
+            groups: groups.map(word),
+            accesses,
+            bytes: m.bytes,
+            work: (m.rows * m.cols * live) as u64,
+            label: "",
+            of: 0..0,
+        })
+    }
+
+    /// Float weights, any number of rows.
+    fn float_shape(&self, format: Format, live: usize, selected: bool, norm: bool) -> Shape {
+        let (sg, block) = (self.info.subgroup, live.clamp(1, 4));
+        let threads = if norm { NORM_TEAMS * sg.min(32) } else { 128 }.max(sg);
+        let kernel = kernels::LinearFloat {
+            local: threads,
+            subgroup: sg,
+            rows: word(block),
+            bf16: format.code == Code::Bf16,
+            selected,
+            threads,
+        };
+        Shape::of(&kernel, block, (threads / sg) as usize)
+    }
+
+    /// Trellis codes by dot products, any number of rows.
+    fn trellis_shape(&self, trellis: Trellis, live: usize, selected: bool, norm: bool) -> Shape {
+        let sg = self.info.subgroup;
+        let block = live.clamp(1, self.block_rows.min(4));
+        let threads = if norm { NORM_TEAMS * sg.min(32) } else { 128 }.max(sg);
+        let kernel = kernels::LinearTrellis {
+            local: threads,
+            subgroup: sg,
+            threads,
+            rows: word(block),
+            selected,
+        };
+        Shape::of(&kernel, block, TILE).through(Some(trellis))
+    }
+
+    /// By dot products: any integer codes, any number of rows.
+    fn dot_shape(
+        &self,
+        m: &DeviceMatrix,
+        p: &Packing,
+        live: usize,
+        selected: bool,
+        norm: bool,
+    ) -> Shape {
+        let DeviceMatrix { format, rows, cols, .. } = *m;
+        let (sg, grouped) = (self.info.subgroup, format.group != Group::Row);
+        // Fewer lanes have more parts each to keep, and less room for rows; so has a step of 2-bit
+        // codes with its many columns.
+        let block = live.clamp(1, if sg >= 32 && format.code != Code::I2 { 16 } else { 8 });
+        // Loads in flight hide latency; sums of up to 64 (row, activation) pairs are kept by a
+        // subgroup.
+        let (each, rounds) = match block {
+            1 => (2, 3),
+            2 => (2, 2),
+            4 => (4, 1),
+            // A few long rows spread better in smaller tasks.
+            8 if cols >= 2 * rows => (2, 1),
+            _ => (4, 1),
+        };
+        let lanes = sg.min(32);
+        // Fewer lanes than the 32 parts of a grouped row have more parts each in flight already.
+        let rounds = if grouped { (rounds * lanes / 32).max(1) } else { rounds };
+        let teams = if norm { NORM_TEAMS } else { 4 };
+        let threads = teams * lanes;
+        let kernel = kernels::Linear {
+            local: threads,
+            subgroup: sg,
+            rows: word(block),
+            matrix_rows: each,
+            code: code_number(format.code),
+            width: word(p.width),
+            grouped,
+            rounds,
+            selected,
+            threads,
+        };
+        Shape::of(&kernel, block, (teams * each) as usize)
+    }
+
+    /// By matrix instructions of any shape, where there are rows enough.
+    fn matrix_shape(
+        &self,
+        format: Format,
+        cols: usize,
+        p: &Packing,
+        live: usize,
+        selected: bool,
+    ) -> Option<Shape> {
+        let (device, info, sg) = (self.matrix_shape?, self.info, self.info.subgroup as usize);
+        let (nn, grouped) = (device.n as usize, format.group != Group::Row);
+        let (chunk, k) = (MATRIX_CHUNK, device.k as usize);
+        // A group is a chunk; a step is a part of one.
+        let whole = if grouped { p.width == chunk } else { chunk.is_multiple_of(p.width) };
+        if !(whole && cols.is_multiple_of(k)) || live < MATRIX_ROWS {
+            return None;
+        }
+        // With groups several sums are kept for each element of a product: fewer rows fit.
+        let many = live > FEW_ROWS && !grouped;
+        let block = live.next_multiple_of(nn).min(if many { 128 } else { FEW_ROWS });
+        // Bytes of shared memory: of a subgroup, and of the activations.
+        let row = chunk + 16;
+        let own = (MATRIX_BLOCK * row).max(MATRIX_BLOCK * nn * 4)
+            + grouped as usize * 4 * (MATRIX_BLOCK + block);
+        let (beside, each) = if many { (block * row, own) } else { (0, own + block * row) };
+        let most = (info.max_shared as usize).saturating_sub(HEAD_SHARED + beside) / each;
+        let most = most
+            .min(info.max_workgroup as usize / sg)
+            .min(info.max_subgroups as usize)
+            .min(MATRIX_SUBGROUPS);
+        let chunks = cols.div_ceil(chunk);
+        let subgroups = match most {
+            0 => return None,
+            // The parts of a group's sums are shared out evenly, and so are rows among many.
+            most if grouped || many => 1 << most.ilog2(),
+            // As few as take no more rounds over the chunks of a row than the most would.
+            most => chunks.div_ceil(chunks.div_ceil(most)),
+        };
+        // The kernel keeps what eight parts a subgroup wait for.
+        if grouped && subgroups < 4 {
+            return None;
+        }
+        let threads = word(subgroups * sg);
+        let kernel = kernels::LinearMatrix {
+            local: threads,
+            subgroup: self.info.subgroup,
+            tiles: word(block / nn),
+            code: code_number(format.code),
+            width: word(p.width),
+            grouped,
+            many,
+            selected,
+            threads,
+            shape_m: device.m,
+            shape_n: device.n,
+            shape_k: device.k,
+        };
+        let rows = MATRIX_BLOCK * if many { subgroups } else { 1 };
+        Some(Shape::of(&kernel, block, rows).through(format.code.trellis()))
+    }
+
+    /// By matrix instructions whose elements lie in known places, where the device and the matrix
+    /// allow it and there are rows enough.
+    fn known_shape(
+        &self,
+        format: Format,
+        cols: usize,
+        p: &Packing,
+        live: usize,
+        selected: bool,
+    ) -> Option<Shape> {
+        // Groups are loaded four by four.
+        let fits = format.code == Code::I4 && p.width == 32 && cols.is_multiple_of(128);
+        let i = self.info;
+        let room =
+            i.max_workgroup >= THREADS && i.max_subgroups >= THREADS / 32 && i.max_shared >= SHARED;
+        if !(self.known_elements && fits && room) || live < MATRIX_ROWS {
+            return None;
+        }
+        // Shapes by measurement, see docs/NOTES.md.
+        let grouped = format.group != Group::Row;
+        // Many rows with one scale a row are `linear_matrix`'s, which is as fast there.
+        if live > FEW_ROWS && !grouped {
+            return None;
+        }
+        // A walk over all of a row meets each of its 32 parts.
+        if live > FEW_ROWS && p.steps >= 32 {
+            let (tiles, matrix_tiles, beside, threads) = (4, 2, 2, THREADS / 2);
+            let kernel = kernels::LinearMany {
+                local: threads,
+                tiles,
+                matrix_tiles,
+                code: code_number(format.code),
+                grouped,
+                beside,
+                selected,
+                threads,
+                near: true,
+            };
+            let (block, rows) = (8 * tiles * (threads / 32 / beside), 16 * matrix_tiles * beside);
+            return Some(Shape::of(&kernel, block as usize, rows as usize));
+        }
+        // Sums of groups are kept for each element of a tile: with twice as many, fewer subgroups
+        // fit.
+        let (tiles, matrix_tiles) = match live {
+            ..=8 => (1, 2),
+            _ => (2, if grouped { 1 } else { 2 }),
+        };
+        let kernel = kernels::LinearFew {
+            local: THREADS,
+            tiles,
+            matrix_tiles,
+            code: code_number(format.code),
+            grouped,
+            ahead: 1,
+            selected,
+            threads: THREADS,
+        };
+        let rows = 16 * matrix_tiles * (THREADS / 256);
+        Some(Shape::of(&kernel, 8 * tiles as usize, rows as usize))
+    }
+}
+
+/// Adds a linear layer of the operation `label`, whose calls begin at `begin`: to the call before
+/// it if that is on the same activations and of the same format, since a few large dispatches do
+/// more than many small ones.
+pub(super) fn put_beside(calls: &mut Vec<Call>, begin: usize, mut call: Call, label: &'static str) {
+    call.label = label;
+    if let Some((args, _)) = call.linear
+        && let Some(last) = calls[begin..]
+            .last_mut()
+            .filter(|l| (l.shader, &l.constants) == (call.shader, &call.constants))
+        && let Some((beside, _)) = &mut last.linear
+        && beside.put_beside(&args)
+    {
+        last.push = Push::of(beside);
+        last.groups[1] += call.groups[1];
+        last.bytes += call.bytes;
+        last.work += call.work;
+        last.accesses.extend(call.accesses);
+        return;
+    }
+    calls.push(call);
+}

@@ -1,0 +1,402 @@
+//! From operations to kernel calls: which shader, how specialised, over how many workgroups.
+
+mod attention;
+pub mod finish;
+mod following;
+pub mod hazards;
+pub mod kernels;
+pub mod layout;
+mod linear;
+mod rows;
+pub mod sizes;
+
+use crate::compute::step::StepView;
+use crate::compute::{
+    Act, Attention, Best, BufferId, Commit, Dispatch, Embed, GateUp, KvFormat, KvLayer, Linear,
+    LinearJob, Norm, Op, PageRange, Prepare, Rope, RowSet, WeightId, best,
+};
+use crate::kv::{OffloadedPages, PAGE};
+use crate::tensor::Group;
+use crate::tensor::trellis::Trellis;
+use crate::vulkan::device::DeviceInfo;
+use crate::vulkan::device::matrix::MatrixShape;
+use crate::vulkan::device::pipeline::{Constants, Shader};
+use anyhow::Result;
+use finish::Epilogue;
+pub(super) use following::{prepared, reads_before_write};
+use kernels::{
+    BestPush, CommitPush, EmbedPush, Kernel, LinearPush, Push, RopePush, Specialise, word,
+};
+use layout::{DeviceMatrix, Packing, code_number};
+use linear::put_beside;
+use rows::{Merge, RowWork};
+use sizes::OwnSizes;
+use std::ops::Range;
+
+/// How many rows (and pages) the recorded commands are for; kernels look up in the step buffer how
+/// many there really are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Bucket {
+    /// Live rows.
+    pub rows: usize,
+    /// Rows whose logits are wanted.
+    pub selected: usize,
+    /// Rows to commit.
+    pub path: usize,
+    /// Pages of the longest row.
+    pub pages: usize,
+    /// Rows of several sequences, which share no keys.
+    pub mixed: bool,
+}
+
+impl Bucket {
+    /// The smallest bucket that holds these counts: powers of two.
+    pub fn holding(rows: usize, selected: usize, path: usize, pages: usize, mixed: bool) -> Bucket {
+        let up = |n: usize| if n == 0 { 0 } else { n.next_power_of_two() };
+        Bucket { rows: up(rows), selected: up(selected), path: up(path), pages: up(pages), mixed }
+    }
+
+    /// The bucket of a step.
+    pub fn of_step(step: &StepView<'_>) -> Bucket {
+        let live = &step.positions[step.first..];
+        let pages = live.iter().max().map_or(0, |last| *last as usize / PAGE + 1);
+        let mixed = !live.is_empty() && step.trees() > 1;
+        Bucket::holding(live.len(), step.selected.len(), step.path.len(), pages, mixed)
+    }
+
+    pub(in crate::vulkan) fn of(&self, rows: RowSet) -> usize {
+        match rows {
+            RowSet::All => self.rows,
+            RowSet::Selected => self.selected,
+        }
+    }
+}
+
+/// What a call reads or writes, for barriers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    Read(BufferId),
+    Write(BufferId),
+    /// Writes to places that are no other's among calls that touch it so.
+    Share(BufferId),
+}
+
+/// One kernel call.
+#[derive(Clone, Debug)]
+pub struct Call {
+    pub shader: Shader,
+    pub constants: Constants,
+    pub push: Push,
+    /// The push constants of a linear layer, and how many matrix rows a workgroup takes.
+    pub linear: Option<(LinearPush, usize)>,
+    /// What its last workgroups do.
+    pub epilogue: Option<Epilogue>,
+    pub groups: [u32; 3],
+    pub accesses: Vec<Access>,
+    /// Weight bytes read.
+    pub bytes: u64,
+    /// About how many multiply-adds, by which a pass is cut into submissions.
+    pub work: u64,
+    pub label: &'static str,
+    /// The dispatches that it is part of: more than one where they share calls.
+    pub of: Range<usize>,
+}
+
+impl Call {
+    /// A call that is part of no plan.
+    pub fn apart<K: Kernel>(kernel: &K, push: &K::Push, groups: [usize; 3]) -> Call {
+        Call {
+            shader: kernel.shader(),
+            constants: kernel.constants(),
+            push: Push::of(push),
+            linear: None,
+            epilogue: None,
+            groups: groups.map(|g| g as u32),
+            accesses: Vec::new(),
+            bytes: 0,
+            work: 0,
+            label: "",
+            of: 0..0,
+        }
+    }
+
+    pub fn writes(&self, id: BufferId) -> bool {
+        self.accesses.contains(&Access::Write(id))
+    }
+}
+
+/// How operations become calls: where things lie on the device, and what it can do.
+pub struct Lowering<'a> {
+    pub info: &'a DeviceInfo,
+    /// The shape of matrices that the device multiplies, if it does.
+    pub matrix_shape: Option<MatrixShape>,
+    /// Whether elements of matrices lie where `linear_few` and `linear_many` expect them.
+    pub known_elements: bool,
+    pub addresses: &'a [u64],
+    pub matrices: &'a [DeviceMatrix],
+    pub step: BufferId,
+    pub max_rows: usize,
+    /// Whether calls may have epilogues.
+    pub finish: bool,
+    /// Most rows of a block of attention, and of a layer with trellis codes.
+    pub block_rows: usize,
+    /// Buffers of the executor's own.
+    pub own: Own,
+}
+
+/// Buffers that no plan names.
+#[derive(Clone, Copy, Debug)]
+pub struct Own {
+    /// f32 `[max_rows, widest ffn]`, twice: gate and up before they are joined.
+    pub gate: BufferId,
+    pub up: BufferId,
+    /// f32 partials of attention pages, and how many floats fit.
+    pub partials: BufferId,
+    pub partial_floats: usize,
+    /// Addresses of all layers' caches, for commits.
+    pub layers: BufferId,
+    /// Epilogues of calls, and the counters that these use.
+    pub epilogues: BufferId,
+    pub counts: BufferId,
+    pub sizes: OwnSizes,
+}
+
+impl Own {
+    /// Those of these sizes, by whoever allocates a label's bytes.
+    pub fn of(
+        sizes: OwnSizes,
+        alloc: impl FnMut((&'static str, usize)) -> Result<BufferId>,
+    ) -> Result<Own> {
+        let [gate, up, partials, layers, epilogues, counts] = sizes.buffers().map(alloc);
+        let (gate, up, partials, layers, epilogues, counts) =
+            (gate?, up?, partials?, layers?, epilogues?, counts?);
+        Ok(Own {
+            gate,
+            up,
+            partials,
+            partial_floats: sizes.partial_floats,
+            layers,
+            epilogues,
+            counts,
+            sizes,
+        })
+    }
+}
+
+/// Multiply-adds that a workgroup of neither a linear layer nor attention counts as.
+const OTHER_WORK: u64 = 4096;
+
+impl Lowering<'_> {
+    pub(in crate::vulkan) fn at(&self, id: BufferId) -> u64 {
+        self.addresses[id.0 as usize]
+    }
+
+    pub(in crate::vulkan) fn matrix(&self, id: WeightId) -> &DeviceMatrix {
+        &self.matrices[id.0 as usize]
+    }
+
+    /// The calls of `dispatches`, in order.
+    pub fn calls(&self, dispatches: &[Dispatch], bucket: Bucket) -> Result<Vec<Call>> {
+        let mut out = Vec::new();
+        let mut i = 0;
+        while i < dispatches.len() {
+            let Dispatch { op, label, .. } = &dispatches[i];
+            let before = out.len();
+            let rest = &dispatches[i + 1..];
+            let prepare = prepared(op, rest);
+            let written = op.outputs();
+            let mut end = i + 1 + prepare.is_some() as usize;
+            let read_later = reads_before_write(dispatches[end..].iter(), written.last().copied());
+            match op {
+                Op::Embed(op) => out.push(self.embed(op, bucket)?),
+                Op::Norm(op) => out.push(self.norm(op, prepare, read_later, bucket)),
+                Op::Prepare(op) => out.push(self.prepare(op, bucket)),
+                Op::Linear(Linear { jobs, rows }) => {
+                    let norm = self.norm_behind(jobs, *rows, rest, bucket);
+                    for job in jobs {
+                        let call = self.linear(job, *rows, bucket, norm.is_some())?;
+                        put_beside(&mut out, before, call, label);
+                    }
+                    if let Some(norm) = norm {
+                        let dispatches = norm.dispatches;
+                        if self.finish_norm(&mut out[before], norm) {
+                            end += dispatches;
+                        }
+                    }
+                    let all = *rows == RowSet::All;
+                    end += (all && self.finish_rope(&mut out[before..], jobs, rest.first(), bucket))
+                        as usize;
+                }
+                Op::GateUp(GateUp { act_gate, gate, act_up, up, out: result }) => {
+                    let jobs = [(*gate, *act_gate, self.own.gate), (*up, *act_up, self.own.up)];
+                    for (weight, act, out_) in jobs {
+                        let call = self.linear(
+                            &LinearJob { weight, act, out: out_ },
+                            RowSet::All,
+                            bucket,
+                            false,
+                        )?;
+                        put_beside(&mut out, before, call, label);
+                    }
+                    let cols = self.matrix(*gate).rows;
+                    out.push(self.glu(*result, cols, prepare, read_later, bucket));
+                }
+                Op::Rope(op) => out.push(self.rope(op, bucket)),
+                Op::Attention(op) => match op.range {
+                    PageRange::All => {
+                        self.attention(op, prepare.as_ref(), read_later, bucket, &mut out)?
+                    }
+                    PageRange::After(offloaded) => {
+                        out.push(self.partial_attention(op, offloaded, bucket)?)
+                    }
+                },
+                Op::Best(op) => out.extend(self.best(op, bucket)),
+                Op::Commit(op) => out.extend(self.commit(op, bucket)),
+            }
+            for call in out.iter_mut().rev().take_while(|c| c.label.is_empty()) {
+                call.label = label;
+            }
+            out[before..].iter_mut().for_each(|call| call.of = i..end);
+            i = end;
+        }
+        out.retain(|c| c.groups.iter().all(|g| *g > 0));
+        Ok(out)
+    }
+
+    pub(in crate::vulkan) fn call<K: Kernel>(
+        &self,
+        kernel: &K,
+        push: &K::Push,
+        groups: [usize; 3],
+        accesses: Vec<Access>,
+    ) -> Call {
+        let work = groups.iter().product::<usize>() as u64 * OTHER_WORK;
+        Call { accesses, work, ..Call::apart(kernel, push, groups) }
+    }
+
+    fn embed(&self, op: &Embed, bucket: Bucket) -> Result<Call> {
+        let Embed { table, scale, out } = op;
+        let m = self.matrix(*table);
+        let packing = Packing::of(m.format, m.rows, m.cols)?;
+        let kernel = kernels::Embed {
+            local: 256,
+            subgroup: self.info.subgroup,
+            threads: 256,
+            cols: word(m.cols),
+            code: code_number(m.format.code),
+            width: word(packing.map_or(32, |p| p.width)),
+            group: group(m.format.group),
+            hadamard: m.format.hadamard,
+        };
+        let push = EmbedPush {
+            codes: m.codes,
+            scales: m.scales,
+            out: self.at(*out),
+            step: self.at(self.step),
+            factor: *scale,
+            max_rows: word(self.max_rows),
+        };
+        let accesses = vec![Access::Write(*out)];
+        let mut call = self.call(&kernel, &push, [bucket.rows, 1, 1], accesses);
+        if let Some(Trellis { step, multiplier, .. }) = m.format.code.trellis() {
+            call.constants.extend(kernels::EmbedTrellis { step, multiplier }.constants());
+        }
+        Ok(call)
+    }
+
+    pub(in crate::vulkan) fn rope(&self, op: &Rope, bucket: Bucket) -> Call {
+        let Rope { q, k, v, q_norm, k_norm, eps, n_heads, rope_table, kv } = op;
+        let kernel = kernels::Rope {
+            local: self.info.subgroup,
+            subgroup: self.info.subgroup,
+            head_dim: word(kv.head_dim),
+            kv: kv_code(kv),
+        };
+        let push = RopePush {
+            q: self.at(*q),
+            k: self.at(*k),
+            v: self.at(*v),
+            q_norm: self.at(*q_norm),
+            k_norm: self.at(*k_norm),
+            table: self.at(*rope_table),
+            scratch_k: self.at(kv.scratch_k),
+            scratch_v: self.at(kv.scratch_v),
+            step: self.at(self.step),
+            eps: *eps,
+            n_heads: word(*n_heads),
+            n_kv: word(kv.n_kv_heads),
+            max_rows: word(self.max_rows),
+        };
+        let accesses = vec![
+            Access::Write(*q),
+            Access::Write(*k),
+            Access::Read(*v),
+            Access::Write(kv.scratch_k),
+            Access::Write(kv.scratch_v),
+        ];
+        let groups = [n_heads + 2 * kv.n_kv_heads, bucket.rows, 1];
+        self.call(&kernel, &push, groups, accesses)
+    }
+
+    fn best(&self, op: &Best, bucket: Bucket) -> [Call; 2] {
+        let Best { logits, vocab, maxima, lists } = op;
+        [0, 1].map(|stage| {
+            let kernel = kernels::Best { stage, most: word(best::MOST) };
+            let push = BestPush {
+                logits: self.at(*logits),
+                maxima: self.at(*maxima),
+                lists: self.at(*lists),
+                step: self.at(self.step),
+                vocab: word(*vocab),
+                _gap: 0,
+            };
+            let accesses =
+                vec![Access::Read(*logits), Access::Write(*maxima), Access::Write(*lists)];
+            self.call(&kernel, &push, [best::CHUNKS, bucket.selected, 1], accesses)
+        })
+    }
+
+    fn commit(&self, op: &Commit, bucket: Bucket) -> Option<Call> {
+        let Commit { layers } = op;
+        let first = layers.first()?;
+        let kernel = kernels::Commit { threads: 64, kv: kv_code(first) };
+        let push = CommitPush {
+            layers: self.at(self.own.layers),
+            step: self.at(self.step),
+            n_kv: word(first.n_kv_heads),
+            head_dim: word(first.head_dim),
+            max_rows: word(self.max_rows),
+            _gap: 0,
+        };
+        let accesses =
+            layers.iter().flat_map(|kv| [Access::Write(kv.k), Access::Write(kv.v)]).collect();
+        let groups = [bucket.path, first.n_kv_heads, layers.len()];
+        Some(self.call(&kernel, &push, groups, accesses))
+    }
+}
+
+/// `KV` of `kv.glsl`.
+pub(in crate::vulkan) fn kv_code(kv: &KvLayer) -> u32 {
+    match kv.format {
+        KvFormat::F32 => 0,
+        KvFormat::F16 => 1,
+        KvFormat::Q8 => 2,
+    }
+}
+
+/// Columns that share a scale; 0 for a whole row.
+fn group(group: Group) -> u32 {
+    match group {
+        Group::Row => 0,
+        Group::Cols(n) => n as u32,
+    }
+}
+
+/// How an activation is prepared: through a Hadamard or not, as int8 or not, and the columns that
+/// share a scale where there are scales.
+pub(in crate::vulkan) fn preparation(act: Option<&Act>) -> (bool, bool, u32) {
+    act.map_or((false, false, 0), |act| {
+        let int8 = act.format.int8;
+        (act.format.hadamard, int8, if int8 { group(act.format.group) } else { 0 })
+    })
+}

@@ -1,0 +1,167 @@
+//! Calls of `row.comp`: norms, gates and preparation of whole rows.
+
+use super::kernels::RowPush;
+use super::*;
+
+/// What `row.comp` does with a row.
+pub struct RowWork<'a> {
+    pub x: BufferId,
+    pub add: Option<BufferId>,
+    pub w_add: Option<BufferId>,
+    pub w: Option<BufferId>,
+    pub z: Option<BufferId>,
+    pub prepare: Option<&'a Act>,
+    pub cols: usize,
+    pub eps: f32,
+    pub rows: RowSet,
+    pub glu: bool,
+    pub merge: Option<Merge>,
+}
+
+/// Page partials of attention to be joined.
+#[derive(Clone, Copy)]
+pub struct Merge {
+    pub head_dim: usize,
+    pub window: usize,
+    pub slots: usize,
+}
+
+impl Lowering<'_> {
+    /// Threads of a workgroup that works on a row: as many subgroups as divide its blocks evenly,
+    /// where there is such a number worth having. Two or three blocks a subgroup are better than
+    /// one: fewer subgroups wait for each other.
+    pub(super) fn row_threads(&self, cols: usize) -> u32 {
+        let blocks = cols.div_ceil(128) as u32;
+        let most =
+            (1024.min(self.info.max_workgroup) / self.info.subgroup).min(self.info.max_subgroups);
+        let most = most.min(if blocks <= 64 { 16 } else { 32 }).min(blocks);
+        let even = (1..=most).rev().find(|n| blocks.is_multiple_of(*n)).unwrap_or(1);
+        (if 3 * even >= most { even } else { most }) * self.info.subgroup
+    }
+
+    pub(super) fn row_call(&self, r: RowWork<'_>, bucket: Bucket) -> Call {
+        let (hadamard, int8, group) = preparation(r.prepare);
+        // A norm and a scale for the whole row want all of it; the rest is spread.
+        let spread =
+            r.w.is_none() && !(int8 && r.prepare.is_some_and(|a| a.format.group == Group::Row));
+        let threads =
+            if spread { 8 * self.info.subgroup.min(32) } else { self.row_threads(r.cols) };
+        let shares =
+            if spread { r.cols.div_ceil(128 * (threads / self.info.subgroup) as usize) } else { 1 };
+        let kernel = kernels::Row {
+            local: threads,
+            subgroup: self.info.subgroup,
+            threads,
+            cols: word(r.cols),
+            norm: r.w.is_some(),
+            selected: r.rows == RowSet::Selected,
+            prepare: r.prepare.is_some(),
+            hadamard,
+            int8,
+            group,
+            glu: r.glu,
+            merge: r.merge.map_or(0, |m| word(m.head_dim)),
+            spread,
+        };
+        let at = |id: Option<BufferId>| id.map_or(0, |id| self.at(id));
+        let push = RowPush {
+            x: self.at(r.x),
+            add: at(r.add),
+            w_add: at(r.w_add),
+            w: at(r.w),
+            z: at(r.z),
+            values: at(r.prepare.map(|a| a.values)),
+            scales: at(r.prepare.map(|a| a.scales)),
+            sums: at(r.prepare.map(|a| a.sums)),
+            step: self.at(self.step),
+            eps: r.eps,
+            stride: word(r.cols * if int8 { 1 } else { 4 }),
+            max_rows: word(self.max_rows),
+            window: r.merge.map_or(0, |m| word(m.window)),
+            slots: r.merge.map_or(0, |m| word(m.slots)),
+            _gap: 0,
+        };
+        let mut accesses = vec![Access::Read(r.x)];
+        accesses.extend(r.add.map(Access::Read));
+        accesses.extend(r.z.map(Access::Write));
+        if r.add.is_some() && !r.glu && r.rows == RowSet::All {
+            accesses.push(Access::Write(r.x));
+        }
+        if let Some(a) = r.prepare {
+            accesses.extend([a.values, a.scales, a.sums].map(Access::Write));
+        }
+        self.call(&kernel, &push, [bucket.of(r.rows), shares, 1], accesses)
+    }
+
+    pub(in crate::vulkan) fn norm(
+        &self,
+        op: &Norm,
+        prepare: Option<Act>,
+        read_later: bool,
+        bucket: Bucket,
+    ) -> Call {
+        let Norm { x, add, w, eps, dim, out, rows } = op;
+        let z = (prepare.is_none() || read_later || *rows == RowSet::Selected).then_some(*out);
+        let (add, w_add) = (add.map(|a| a.0), add.map(|a| a.1));
+        let prepare = prepare.as_ref();
+        let work = RowWork {
+            x: *x,
+            add,
+            w_add,
+            w: Some(*w),
+            z,
+            prepare,
+            cols: *dim,
+            eps: *eps,
+            rows: *rows,
+            glu: false,
+            merge: None,
+        };
+        self.row_call(work, bucket)
+    }
+
+    pub(super) fn prepare(&self, op: &Prepare, bucket: Bucket) -> Call {
+        let Prepare { input, act, rows } = op;
+        let (add, w_add, w, z) = (None, None, None, None);
+        let work = RowWork {
+            x: *input,
+            add,
+            w_add,
+            w,
+            z,
+            prepare: Some(act),
+            cols: act.cols,
+            eps: 0.0,
+            rows: *rows,
+            glu: false,
+            merge: None,
+        };
+        self.row_call(work, bucket)
+    }
+
+    pub(super) fn glu(
+        &self,
+        out: BufferId,
+        cols: usize,
+        prepare: Option<Act>,
+        read_later: bool,
+        bucket: Bucket,
+    ) -> Call {
+        let z = (prepare.is_none() || read_later).then_some(out);
+        let (x, add, prepare) = (self.own.gate, Some(self.own.up), prepare.as_ref());
+        let work = RowWork {
+            x,
+            add,
+            w_add: None,
+            w: None,
+            z,
+            prepare,
+            cols,
+            eps: 0.0,
+            rows: RowSet::All,
+            glu: true,
+            merge: None,
+        };
+        self.row_call(work, bucket)
+    }
+}

@@ -1,0 +1,336 @@
+//! Which bytes of which matrices go into a staging block together, and the threads that read them
+//! there.
+
+use crate::tensor::Source;
+use crate::vulkan::device::memory::Block;
+use crate::vulkan::device::queue::Timeline;
+use anyhow::{Result, anyhow, ensure};
+use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Instant;
+
+/// Staging blocks and their size: the device takes some while others are filled.
+pub const RING: usize = 3;
+pub const STAGE: usize = 16 << 20;
+/// Bytes that a thread reads at a time, and the least of a matrix that is cut off to fill a block.
+const READ: usize = 1 << 20;
+/// What a part begins at a multiple of.
+const ALIGN: usize = 256;
+
+/// A source that is to be read from its beginning on: so many bytes, cut at multiples of `unit`
+/// alone.
+pub struct Stream<'a> {
+    /// The matrix it belongs to, and whether it is that one's scales.
+    pub job: usize,
+    pub scales: bool,
+    pub source: &'a dyn Source,
+    pub bytes: usize,
+    pub unit: usize,
+}
+
+/// A part of a stream in a staging block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    pub stream: usize,
+    /// Byte of the stream, and how many.
+    pub from: usize,
+    pub bytes: usize,
+    /// Byte of the block.
+    pub at: usize,
+}
+
+/// What staging blocks will hold, one after the other.
+pub fn cut(streams: &[Stream<'_>]) -> Result<Vec<Vec<Part>>> {
+    let (mut fills, mut fill, mut at) = (Vec::new(), Vec::new(), 0);
+    for (stream, s) in streams.iter().enumerate() {
+        ensure!(s.unit <= STAGE, "a row of {} bytes is longer than what is sent at a time", s.unit);
+        let mut from = 0;
+        while from < s.bytes {
+            let left = s.bytes - from;
+            let bytes = left.min((STAGE - at) / s.unit * s.unit);
+            if bytes == 0 || (bytes < left.min(READ) && at > 0) {
+                fills.push(std::mem::take(&mut fill));
+                at = 0;
+                continue;
+            }
+            fill.push(Part { stream, from, bytes, at });
+            from += bytes;
+            at = (at + bytes).next_multiple_of(ALIGN).min(STAGE);
+        }
+    }
+    fills.push(fill);
+    fills.retain(|fill| !fill.is_empty());
+    Ok(fills)
+}
+
+/// One reading: the fill it belongs to, the stream, and from where to where.
+struct Task {
+    fill: usize,
+    part: Part,
+}
+
+struct State {
+    /// Tasks begun.
+    next: usize,
+    /// Tasks of each fill that are not done.
+    left: Vec<usize>,
+    /// Submission that took what each fill since the ring's beginning held, and how many of these
+    /// are done.
+    taken: Vec<u64>,
+    done: usize,
+    /// Staging blocks that are there.
+    blocks: usize,
+    failed: Option<anyhow::Error>,
+    stop: bool,
+}
+
+/// Threads that fill staging blocks, and what they share with the one that sends them.
+pub struct Filling<'a> {
+    streams: &'a [Stream<'a>],
+    tasks: Vec<Task>,
+    blocks: &'a [OnceLock<Block>; RING],
+    timeline: &'a Timeline,
+    /// Fills before these.
+    first: usize,
+    state: Mutex<State>,
+    /// There is room to read into, or no more to do.
+    room: Condvar,
+    /// A fill is complete, or never will be.
+    complete: Condvar,
+    /// There is one more submission to wait for, or no more to do.
+    sent: Condvar,
+}
+
+impl<'a> Filling<'a> {
+    /// `taken` are the submissions of all earlier fills.
+    pub fn new(
+        streams: &'a [Stream<'a>],
+        fills: &[Vec<Part>],
+        blocks: &'a [OnceLock<Block>; RING],
+        timeline: &'a Timeline,
+        taken: Vec<u64>,
+    ) -> Filling<'a> {
+        let (mut tasks, mut left) = (Vec::new(), Vec::new());
+        for (fill, parts) in fills.iter().enumerate() {
+            let before = tasks.len();
+            for part in parts {
+                for start in (0..part.bytes).step_by(READ) {
+                    let (from, at, bytes) =
+                        (part.from + start, part.at + start, READ.min(part.bytes - start));
+                    tasks.push(Task { fill, part: Part { stream: part.stream, from, bytes, at } });
+                }
+            }
+            left.push(tasks.len() - before);
+        }
+        let there = blocks.iter().filter(|b| b.get().is_some()).count();
+        let first = taken.len();
+        let done = first.saturating_sub(RING);
+        let state = Mutex::new(State {
+            next: 0,
+            left,
+            taken,
+            done,
+            blocks: there,
+            failed: None,
+            stop: false,
+        });
+        let [room, complete, sent] = [(); 3].map(|()| Condvar::new());
+        Filling { streams, tasks, blocks, timeline, first, state, room, complete, sent }
+    }
+
+    /// Fills before these.
+    pub fn first(&self) -> usize {
+        self.first
+    }
+
+    /// Threads that are worth starting.
+    pub fn threads(&self) -> usize {
+        std::thread::available_parallelism().map_or(1, |n| n.get()).min(self.tasks.len())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The next task, once there is room for it; `None` where there is none.
+    fn begin(&self) -> Option<&Task> {
+        let mut state = self.lock();
+        loop {
+            let task = self.tasks.get(state.next).filter(|_| !state.stop)?;
+            let fill = self.first + task.fill;
+            if fill % RING < state.blocks && fill < state.done + RING {
+                state.next += 1;
+                return Some(task);
+            }
+            state = self.room.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Reads until nothing is left to read. Returns the seconds of reading, and of waiting for
+    /// room.
+    pub fn read(&self) -> [f64; 2] {
+        let _last = Stop { filling: self, only_panics: true };
+        let [mut reading, mut waiting] = [0.0; 2];
+        let mut start = Instant::now();
+        let mut lap = move || std::mem::replace(&mut start, Instant::now()).elapsed().as_secs_f64();
+        while let Some(task) = self.begin() {
+            waiting += lap();
+            let read = self.read_one(task);
+            reading += lap();
+            let mut state = self.lock();
+            match read {
+                Ok(()) => state.left[task.fill] -= 1,
+                Err(e) => {
+                    state.failed.get_or_insert(e);
+                }
+            }
+            if state.failed.is_some() || state.left[task.fill] == 0 {
+                self.complete.notify_all();
+            }
+        }
+        [reading, waiting + lap()]
+    }
+
+    /// Waits for one submission after the other and makes room where it is done: by one thread,
+    /// since drivers are slow where many ask.
+    pub fn release(&self) {
+        let _last = Stop { filling: self, only_panics: true };
+        let mut state = self.lock();
+        while !state.stop {
+            let Some(submission) = state.taken.get(state.done).copied() else {
+                state = self.sent.wait(state).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            };
+            drop(state);
+            let done = self.timeline.wait(submission);
+            state = self.lock();
+            match done {
+                Ok(()) => state.done += 1,
+                Err(e) => {
+                    state.failed.get_or_insert(e);
+                    self.complete.notify_all();
+                    return;
+                }
+            }
+            self.room.notify_all();
+        }
+    }
+
+    fn read_one(&self, task: &Task) -> Result<()> {
+        let block = self.blocks[(self.first + task.fill) % RING]
+            .get()
+            .expect("begun once its block was there");
+        // SAFETY: the submission that used these bytes before is done, the next one comes when the
+        // fill is complete, and tasks share no bytes.
+        let to = unsafe { block.bytes(task.part.at as u64, task.part.bytes) };
+        self.streams[task.part.stream].source.read_at(task.part.from, to)
+    }
+
+    /// Says that one more staging block is there.
+    pub fn add_block(&self) {
+        self.lock().blocks += 1;
+        self.room.notify_all();
+    }
+
+    /// Waits until a fill is in its block.
+    pub fn wait(&self, fill: usize) -> Result<()> {
+        let mut state = self.lock();
+        while state.left[fill] > 0 {
+            if let Some(e) = state.failed.take() {
+                return Err(e);
+            }
+            ensure!(!state.stop, "a thread that reads weights has stopped");
+            state = self.complete.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        Ok(())
+    }
+
+    /// Says by which submission the next fill is taken: once that is done there is room again.
+    pub fn taken(&self, submission: u64) {
+        self.lock().taken.push(submission);
+        self.sent.notify_all();
+    }
+
+    /// Stops the threads when it goes out of scope, however that happens.
+    pub fn stop_at_end(&self) -> Stop<'_> {
+        Stop { filling: self, only_panics: false }
+    }
+
+    /// The submissions of all fills.
+    pub fn into_taken(self) -> Vec<u64> {
+        self.state.into_inner().unwrap_or_else(PoisonError::into_inner).taken
+    }
+}
+
+/// Ends all waiting for one another.
+pub struct Stop<'a> {
+    filling: &'a Filling<'a>,
+    only_panics: bool,
+}
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        if self.only_panics && !std::thread::panicking() {
+            return;
+        }
+        let mut state = self.filling.lock();
+        state.stop = true;
+        if self.only_panics {
+            state.failed.get_or_insert_with(|| anyhow!("a thread that reads weights has stopped"));
+        }
+        self.filling.room.notify_all();
+        self.filling.complete.notify_all();
+        self.filling.sent.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_hold_whole_units_of_every_stream_in_order() {
+        let source: &dyn Source = &&[][..];
+        let sizes = [
+            (3 * STAGE + 500, 100),
+            (12, 12),
+            (0, 1),
+            (STAGE - 1000, 1),
+            (5 << 20, 5 << 20),
+            (700, 7),
+            (STAGE, STAGE),
+        ];
+        let streams: Vec<Stream<'_>> = sizes
+            .iter()
+            .enumerate()
+            .map(|(job, (bytes, unit))| Stream {
+                job,
+                scales: false,
+                source,
+                bytes: *bytes / unit * unit,
+                unit: *unit,
+            })
+            .collect();
+        let fills = cut(&streams).unwrap();
+        let mut read = vec![0; streams.len()];
+        for fill in &fills {
+            let mut end = 0;
+            for part in fill {
+                assert!(part.at >= end && part.at % ALIGN == 0 && part.at + part.bytes <= STAGE);
+                assert!(part.bytes % streams[part.stream].unit == 0 && part.bytes > 0);
+                assert_eq!(part.from, read[part.stream]);
+                assert!(
+                    read[part.stream + 1..].iter().all(|n| *n == 0),
+                    "streams come one after the other"
+                );
+                read[part.stream] += part.bytes;
+                end = part.at + part.bytes;
+            }
+        }
+        assert_eq!(read, streams.iter().map(|s| s.bytes).collect::<Vec<_>>());
+        assert!(fills.len() <= 8, "{} blocks", fills.len());
+        assert!(
+            cut(&[Stream { job: 0, scales: false, source, bytes: STAGE + 1, unit: STAGE + 1 }])
+                .is_err()
+        );
+    }
+}

@@ -1,0 +1,92 @@
+//! What the executor takes of a device's memory: by the same rules, without the device.
+
+use super::upload;
+use crate::compute::dry::{Footprint, Pieces};
+use crate::compute::{KvFormat, Plan, StepLayout};
+use crate::tensor::Format;
+use crate::vulkan::device::DeviceInfo;
+use crate::vulkan::device::memory::{Cuts, check_piece, rounded};
+use crate::vulkan::lower::layout::sizes;
+use crate::vulkan::lower::sizes::{OwnSizes, key_block};
+use anyhow::Result;
+
+/// Bytes beside the arenas: staging while weights are loaded, and what comes back. Where a device
+/// has memory of its own half of it and more is host memory, which leaves room for what the driver
+/// takes for itself.
+pub const STAGING: u64 = upload::STAGING + READBACK + RESULTS;
+/// Bytes that come back at a time.
+pub const READBACK: u64 = 8 << 20;
+/// Bytes of a pass's results that are copied behind it in the same submission: lists of the best
+/// tokens of many rows.
+pub const RESULTS: u64 = 1 << 20;
+/// Sizes of the blocks that a device is asked for where these pieces are foreseen: of weights, then
+/// of buffers.
+pub fn blocks(pieces: &Pieces, device: &DeviceInfo) -> [Vec<u64>; 2] {
+    [&pieces.weights, &pieces.buffers].map(|pieces| {
+        let mut cuts = Cuts::default();
+        cuts.expect(pieces, device.max_allocation);
+        for piece in pieces {
+            let opens = cuts.opens(*piece, device.max_allocation);
+            cuts.take(*piece, opens);
+        }
+        cuts.blocks
+    })
+}
+
+/// A device's share of memory, counted.
+pub struct VulkanFootprint {
+    device: DeviceInfo,
+    /// Rows of each matrix.
+    rows: Vec<usize>,
+    own: Option<OwnSizes>,
+}
+
+impl VulkanFootprint {
+    pub fn new(device: &DeviceInfo) -> VulkanFootprint {
+        VulkanFootprint { device: device.clone(), rows: Vec::new(), own: None }
+    }
+}
+
+impl Footprint for VulkanFootprint {
+    fn weight(
+        &mut self,
+        label: &str,
+        format: Format,
+        rows: usize,
+        cols: usize,
+    ) -> Result<Vec<u64>> {
+        format.check_cols(cols)?;
+        self.rows.push(rows);
+        let pieces = sizes(format, rows, cols)?.map(rounded);
+        pieces.iter().try_for_each(|bytes| check_piece(&self.device, label, *bytes))?;
+        Ok(pieces.to_vec())
+    }
+
+    fn buffer(&mut self, label: &str, bytes: usize) -> Result<u64> {
+        let bytes = rounded(bytes as u64);
+        check_piece(&self.device, label, bytes)?;
+        Ok(bytes)
+    }
+
+    fn recorded(&mut self, plan: &Plan, layout: StepLayout) -> Result<Vec<u64>> {
+        let needed = OwnSizes::of(plan, layout, |w| self.rows[w.0 as usize])
+            .and(self.own.unwrap_or_default());
+        if self.own == Some(needed) {
+            return Ok(Vec::new());
+        }
+        self.own = Some(needed);
+        needed.buffers().into_iter().map(|(label, bytes)| self.buffer(label, bytes)).collect()
+    }
+
+    fn max_rows(&self) -> usize {
+        self.device.max_rows()
+    }
+
+    fn key_block(&self) -> fn(KvFormat) -> usize {
+        key_block
+    }
+
+    fn lists_best(&self) -> bool {
+        true
+    }
+}

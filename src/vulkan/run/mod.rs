@@ -1,0 +1,563 @@
+//! Runs plans on a Vulkan device. A plan is recorded once per bucket of rows; a run is one
+//! submission, or several (`cut`).
+
+mod commands;
+mod cut;
+mod fill;
+mod footprint;
+mod matrix_probe;
+mod pieces;
+mod speed;
+mod staging;
+mod timing;
+mod upload;
+mod viterbi;
+
+use crate::compute::dry::Pieces;
+use crate::compute::{
+    BufferId, Caps, Commit, Dispatch, Executor, Held, LoadJob, Loading, Op, Part, Plan, PlanId,
+    Report, Reports, StepLayout, Storage, WeightId,
+};
+use crate::tensor::{Matrix, StoredMatrix};
+use crate::testing;
+use crate::vulkan::device::barrier::{barrier, host_barrier};
+use crate::vulkan::device::choose::Choice;
+use crate::vulkan::device::matrix;
+use crate::vulkan::device::memory::{Arena, Block, Place, Span, Use};
+use crate::vulkan::device::pipeline::{self, Pipelines};
+use crate::vulkan::device::queue::Queue;
+use crate::vulkan::device::{DeviceInfo, Gpu};
+use crate::vulkan::lower::finish::Epilogues;
+use crate::vulkan::lower::layout::DeviceMatrix;
+use crate::vulkan::lower::sizes::{OwnSizes, key_block};
+use crate::vulkan::lower::{Bucket, Call, Lowering, Own};
+use anyhow::{Context, Result, ensure};
+use ash::vk;
+use commands::{dispatch, read_back};
+pub use cut::LIMIT;
+use cut::{Cut, Size};
+use footprint::{READBACK, RESULTS};
+pub use footprint::{STAGING, VulkanFootprint, blocks};
+pub use pieces::MadeUp;
+use pieces::explained;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+use timing::Timing;
+use upload::Uploader;
+pub use viterbi::VulkanTiles;
+
+/// Most bytes that `vkCmdUpdateBuffer` takes at a time.
+const UPDATE: usize = 65536;
+/// Most rows that one workgroup takes of attention, whose keys are read once for all of them, and
+/// of layers with trellis codes. Drivers on the processor compile kernels of many rows for ten
+/// seconds and up to a minute each, and gain little by them.
+pub const BLOCK_ROWS: usize = 8;
+const BLOCK_ROWS_OF_CPU: usize = 2;
+
+struct Recorded {
+    dispatches: Vec<Dispatch>,
+    step: BufferId,
+    layout: StepLayout,
+    passes: HashMap<Bucket, Pass>,
+}
+
+/// The recorded commands of a plan for one bucket.
+#[derive(Default)]
+struct Pass {
+    /// One command buffer for each submission, in order.
+    pieces: Vec<vk::CommandBuffer>,
+    /// Multiply-adds of each.
+    works: Vec<f64>,
+    /// Where each piece ends; empty where there is but the last piece of the pass.
+    ends: Vec<Cut>,
+    /// The sizes of its calls.
+    sizes: Vec<Size>,
+    /// Seconds that the pieces took that are not there.
+    spent: f64,
+    /// The submission that the last piece went out with last.
+    submission: u64,
+    /// What the pass took last, in seconds, as far as that was seen.
+    seconds: Option<f64>,
+}
+
+/// A plan that was started and not waited for.
+struct Started {
+    plan: PlanId,
+    bucket: Bucket,
+    rows: usize,
+    at: Instant,
+    submission: u64,
+    /// What was copied behind it to where the host sees it: the first bytes of a buffer.
+    result: Option<(BufferId, usize)>,
+}
+
+/// A Vulkan device as an [`Executor`].
+pub struct VulkanExecutor {
+    // Dropped in this order: what uses the device before what it uses.
+    queue: Queue,
+    pipelines: Arc<Mutex<Pipelines>>,
+    timing: Option<Timing>,
+    uploader: Option<Uploader>,
+    readback: Block,
+    /// Results of the plan that was started: apart from `readback`, which other reads may use
+    /// meanwhile.
+    results: Block,
+    started: Option<Started>,
+    weights: Arena,
+    buffers: Arena,
+    spans: Vec<Span>,
+    addresses: Vec<u64>,
+    matrices: Vec<DeviceMatrix>,
+    plans: Vec<Recorded>,
+    /// Seconds per multiply-add of the slowest pass so far.
+    slowest: Option<f64>,
+    made_up: Option<Arc<Mutex<MadeUp>>>,
+    own: Option<Own>,
+    epilogues: Epilogues,
+    /// Whether elements of matrices lie where some kernels expect them.
+    known_elements: bool,
+    /// Most rows of a block of attention, and of a layer with trellis codes.
+    block_rows: usize,
+    loading: Loading,
+    /// Small writes that wait for the next submission.
+    pending: Vec<(BufferId, usize, Vec<u8>)>,
+    /// What the host last wrote to each step buffer.
+    steps: HashMap<BufferId, Vec<u8>>,
+    gpu: Arc<Gpu>,
+}
+
+impl VulkanExecutor {
+    /// Works on a device, which is opened unless another executor of this process works on it.
+    pub fn open(choice: Choice) -> Result<VulkanExecutor> {
+        VulkanExecutor::open_for(choice, true)
+    }
+
+    /// The same; without `matrices` the device is not even asked about its instructions for them.
+    /// Results are the same bits.
+    pub fn open_for(choice: Choice, matrices: bool) -> Result<VulkanExecutor> {
+        let start = Instant::now();
+        let (gpu, pipelines) = pipeline::open(choice, matrices)?;
+        let mut queue = Queue::new(&gpu)?;
+        let results = Block::new(&gpu, "results of a pass", RESULTS, Place::Readback)?;
+        let known_elements = gpu.matrices == Some(matrix::SHAPE)
+            && gpu.info.subgroup == 32
+            && testing::fault(testing::GENERAL_KERNELS).is_none()
+            && matrix_probe::are_as_expected(
+                &mut queue,
+                &mut pipeline::lock(&pipelines),
+                &results,
+            )?;
+        Ok(VulkanExecutor {
+            known_elements,
+            queue,
+            pipelines,
+            timing: None,
+            uploader: None,
+            readback: Block::new(&gpu, "results", READBACK, Place::Readback)?,
+            results,
+            started: None,
+            weights: Arena::new(&gpu, Use::Weights),
+            buffers: Arena::new(&gpu, Use::Buffers),
+            spans: Vec::new(),
+            addresses: Vec::new(),
+            matrices: Vec::new(),
+            plans: Vec::new(),
+            slowest: None,
+            made_up: None,
+            own: None,
+            epilogues: Epilogues::default(),
+            block_rows: if gpu.info.is_cpu { BLOCK_ROWS_OF_CPU } else { BLOCK_ROWS },
+            loading: Loading { opening: start.elapsed().as_secs_f64(), ..Loading::default() },
+            pending: Vec::new(),
+            steps: HashMap::new(),
+            gpu,
+        })
+    }
+
+    /// Where a buffer lies on the device.
+    pub(in crate::vulkan) fn address(&self, id: BufferId) -> u64 {
+        self.addresses[id.0 as usize]
+    }
+
+    fn block(&self, span: &Span) -> &Block {
+        match span.arena {
+            Use::Weights => &self.weights.blocks[span.block],
+            Use::Buffers => &self.buffers.blocks[span.block],
+        }
+    }
+
+    /// Takes blocks of rows as large as on a GPU, also where they are kept small: for tests of the
+    /// kernels.
+    pub fn with_large_blocks(self) -> Self {
+        VulkanExecutor { block_rows: BLOCK_ROWS, ..self }
+    }
+
+    /// Says what will be loaded and allocated, as a dry run counted it: then no memory is taken in
+    /// vain.
+    pub fn expect(&mut self, pieces: &Pieces) {
+        self.weights.expect(&pieces.weights);
+        self.buffers.expect(&pieces.buffers);
+    }
+
+    /// Buffers beside those of the plans: those of the plan before, where they do.
+    fn own(&mut self, plan: &Plan, layout: StepLayout) -> Result<Own> {
+        let old = self.own.map(|own| own.sizes);
+        let sizes = OwnSizes::of(plan, layout, |w| self.matrices[w.0 as usize].rows)
+            .and(old.unwrap_or_default());
+        if let Some(own) = self.own.filter(|own| own.sizes == sizes) {
+            return Ok(own);
+        }
+        let own = Own::of(sizes, |(label, bytes)| self.alloc(label, bytes))?;
+        self.epilogues = Epilogues::default();
+        self.own = Some(own);
+        Ok(own)
+    }
+
+    /// Addresses of the caches that commits work on.
+    fn write_layers(&mut self, plan: &Plan, own: Own) -> Result<()> {
+        for op in plan.dispatches.iter().map(|d| &d.op) {
+            if let Op::Commit(Commit { layers }) = op {
+                let mut bytes = Vec::new();
+                for kv in layers {
+                    for id in [kv.k, kv.v, kv.scratch_k, kv.scratch_v] {
+                        bytes.extend(self.addresses[id.0 as usize].to_le_bytes());
+                    }
+                    bytes.extend((kv.pages.count as u32).to_le_bytes());
+                    bytes.extend((kv.all_pages as u32).to_le_bytes());
+                    bytes.extend((kv.table as u32).to_le_bytes());
+                    bytes.extend([0; 4]);
+                }
+                self.write(own.layers, 0, &bytes)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The kernel of each call, compiled if it has to be.
+    fn kernels(&self, calls: &[Call]) -> Result<(vk::PipelineLayout, Vec<vk::Pipeline>)> {
+        let mut made = pipeline::lock(&self.pipelines);
+        made.prepare(calls.iter().map(|call| (call.shader, &call.constants)))?;
+        let kernels = calls
+            .iter()
+            .map(|call| made.get(call.shader, &call.constants))
+            .collect::<Result<_>>()?;
+        made.save();
+        Ok((made.layout, kernels))
+    }
+
+    /// The calls of a recorded plan.
+    pub(in crate::vulkan) fn calls_of(
+        &mut self,
+        plan: PlanId,
+        bucket: Bucket,
+    ) -> Result<Vec<Call>> {
+        let mut calls = self.calls(plan, bucket, true)?;
+        let own = self.own.expect("made when the first plan was recorded");
+        let Some(new) = self.epilogues.place(
+            &mut calls,
+            own.sizes.epilogues,
+            self.addresses[own.epilogues.0 as usize],
+        ) else {
+            return self.calls(plan, bucket, false);
+        };
+        new.iter().try_for_each(|(at, bytes)| self.write(own.epilogues, *at, bytes))?;
+        Ok(calls)
+    }
+
+    fn calls(&self, plan: PlanId, bucket: Bucket, finish: bool) -> Result<Vec<Call>> {
+        let recorded = &self.plans[plan.0 as usize];
+        let lowering = Lowering {
+            info: &self.gpu.info,
+            matrix_shape: self.gpu.matrices,
+            known_elements: self.known_elements,
+            addresses: &self.addresses,
+            matrices: &self.matrices,
+            step: recorded.step,
+            max_rows: recorded.layout.max_rows,
+            finish,
+            block_rows: self.block_rows,
+            own: self.own.expect("made when the first plan was recorded"),
+        };
+        lowering.calls(&recorded.dispatches, bucket)
+    }
+
+    /// Runs calls one after the other, apart from any plan.
+    pub(in crate::vulkan) fn run_calls(&mut self, calls: &[Call]) -> Result<()> {
+        let (layout, pipelines) = self.kernels(calls)?;
+        self.stage(None)?;
+        let done = self.queue.once(|device, commands| {
+            for (call, pipeline) in calls.iter().zip(&pipelines) {
+                barrier(device, commands);
+                dispatch(device, commands, layout, *pipeline, call);
+            }
+            barrier(device, commands);
+        })?;
+        self.queue.wait(done)
+    }
+
+    pub fn info(&self) -> &DeviceInfo {
+        &self.gpu.info
+    }
+
+    /// What lies in device memory of a matrix, codes and scales: for tests.
+    pub fn weight_bytes(&mut self, id: WeightId) -> Result<[Vec<u8>; 2]> {
+        let m = self.matrices[id.0 as usize];
+        let scales = m.rows * m.format.row_side(m.cols);
+        let mut parts =
+            [(m.codes, vec![0; m.bytes as usize - scales]), (m.scales, vec![0; scales])];
+        for (address, bytes) in &mut parts {
+            let holds = |b: &&Block| (b.address..b.address + b.size).contains(address);
+            let block = self.weights.blocks.iter().find(holds).context("no such matrix")?;
+            let (from, start) = (block.buffer, *address - block.address);
+            for (i, part) in bytes.chunks_mut(READBACK as usize).enumerate() {
+                read_back(
+                    &mut self.queue,
+                    from,
+                    start + i as u64 * READBACK,
+                    &self.readback,
+                    part,
+                )?;
+            }
+        }
+        Ok(parts.map(|(_, bytes)| bytes))
+    }
+
+    /// Bytes of memory asked of the device, arenas and whatever lies beside them: now, and at most
+    /// so far.
+    pub fn requested(&self) -> (u64, u64) {
+        self.gpu.requested.bytes()
+    }
+}
+
+impl Executor for VulkanExecutor {
+    fn caps(&self) -> Caps {
+        Caps { max_rows: self.gpu.info.max_rows(), lists_best: true, is_dry: false }
+    }
+
+    fn storage(&self, _: Part) -> Storage {
+        Storage { unpacks: true, key_block }
+    }
+
+    fn alloc(&mut self, label: &str, bytes: usize) -> Result<BufferId> {
+        let span = self.buffers.alloc(label, bytes as u64)?;
+        self.clear(span)?;
+        self.spans.push(span);
+        self.addresses.push(span.address);
+        Ok(BufferId(self.spans.len() as u32 - 1))
+    }
+
+    fn load(&mut self, label: &str, part: Part, matrix: &Matrix<'_>) -> Result<WeightId> {
+        let job = LoadJob { label: label.to_owned(), part, matrix: StoredMatrix::of(matrix) };
+        Ok(self.load_stored(vec![job])?[0])
+    }
+
+    fn load_stored(&mut self, jobs: Vec<LoadJob<'_>>) -> Result<Vec<WeightId>> {
+        let uploader = self.uploader.get_or_insert_with(|| Uploader::new(&self.gpu));
+        let loaded = uploader.load(
+            jobs,
+            &mut self.weights,
+            &mut self.queue,
+            &self.pipelines,
+            &mut self.loading,
+        );
+        if loaded.is_err() {
+            // What is on its way still reads staging memory. Only what was sent is waited for: a
+            // lost device takes no more.
+            let _ = self.queue.wait(self.queue.upcoming() - 1);
+            self.uploader = None;
+        }
+        let loaded = loaded?;
+        let first = self.matrices.len();
+        self.matrices.extend(loaded);
+        Ok((first..self.matrices.len()).map(|i| WeightId(i as u32)).collect())
+    }
+
+    fn write(&mut self, buffer: BufferId, offset: usize, bytes: &[u8]) -> Result<()> {
+        let span = self.spans[buffer.0 as usize];
+        ensure!(
+            (offset + bytes.len()) as u64 <= span.bytes,
+            "write of {} bytes at {offset} leaves the buffer",
+            bytes.len()
+        );
+        ensure!(
+            offset.is_multiple_of(4) && bytes.len().is_multiple_of(4),
+            "writes go by whole words"
+        );
+        if let Some(step) = self.steps.get_mut(&buffer) {
+            step[offset..offset + bytes.len()].copy_from_slice(bytes);
+        }
+        self.pending.push((buffer, offset, bytes.to_vec()));
+        if self.pending.iter().map(|p| p.2.len()).sum::<usize>() > 4 << 20 {
+            self.stage(None)?;
+            self.queue.flush()?;
+        }
+        Ok(())
+    }
+
+    fn read(&mut self, buffer: BufferId, offset: usize, bytes: &mut [u8]) -> Result<()> {
+        let span = self.spans[buffer.0 as usize];
+        ensure!(
+            (offset + bytes.len()) as u64 <= span.bytes,
+            "read of {} bytes at {offset} leaves the buffer",
+            bytes.len()
+        );
+        self.stage(None)?;
+        let from = self.block(&span).buffer;
+        for (i, part) in bytes.chunks_mut(READBACK as usize).enumerate() {
+            let start = span.offset + (offset as u64) + i as u64 * READBACK;
+            read_back(&mut self.queue, from, start, &self.readback, part)?;
+        }
+        Ok(())
+    }
+
+    fn record(&mut self, plan: Plan, step: BufferId, layout: StepLayout) -> Result<PlanId> {
+        let own = self.own(&plan, layout)?;
+        self.write_layers(&plan, own)?;
+        self.steps.entry(step).or_insert_with(|| vec![0; layout.words() * 4]);
+        if let Some(uploader) = self.uploader.take() {
+            let start = Instant::now();
+            self.queue.wait_all()?;
+            drop(uploader);
+            self.loading.moving += start.elapsed().as_secs_f64();
+        }
+        self.plans.push(Recorded {
+            dispatches: plan.dispatches,
+            step,
+            layout,
+            passes: HashMap::new(),
+        });
+        Ok(PlanId(self.plans.len() as u32 - 1))
+    }
+
+    fn start(&mut self, plan: PlanId, result: Option<(BufferId, usize)>) -> Result<bool> {
+        let recorded = &self.plans[plan.0 as usize];
+        let words: &[u32] = bytemuck::cast_slice(&self.steps[&recorded.step]);
+        let step = recorded.layout.view(words);
+        let (live, bucket) = (step.rows - step.first, Bucket::of_step(&step));
+        if self.timing.is_some() {
+            self.queue.wait_all()?;
+        }
+        self.prepare(plan, bucket, live)?;
+        self.timing.iter().for_each(Timing::reset);
+        self.started = None;
+        let at = Instant::now();
+        let pass = &self.plans[plan.0 as usize].passes[&bucket];
+        let (pieces, works) = (pass.pieces.clone(), pass.works.clone());
+        self.stage(Some(pieces[0]))?;
+        for (commands, before) in pieces[1..].iter().zip(&works) {
+            self.submit(*before).map_err(|e| explained(e, live))?;
+            self.queue.append(*commands);
+        }
+        let pass = self.plans[plan.0 as usize].passes.get_mut(&bucket).expect("prepared above");
+        pass.submission = self.queue.upcoming();
+        let last = works[works.len() - 1];
+        if live == 0 {
+            // A commit is not even sent: it goes out in front of what comes next.
+            self.put_off(last);
+            return Ok(false);
+        }
+        let result = result.filter(|(_, bytes)| *bytes as u64 <= RESULTS);
+        if let Some((buffer, bytes)) = result {
+            let span = self.spans[buffer.0 as usize];
+            ensure!(bytes as u64 <= span.bytes, "a result of {bytes} bytes leaves the buffer");
+            let (from, to) = (self.block(&span).buffer, self.results.buffer);
+            let copy =
+                vk::BufferCopy { src_offset: span.offset, dst_offset: 0, size: bytes as u64 };
+            // SAFETY: both ranges were checked; whoever read the results before has waited for
+            // them.
+            let copied = |device: &ash::Device, commands| unsafe {
+                device.cmd_copy_buffer(commands, from, to, &[copy]);
+                host_barrier(device, commands);
+            };
+            self.queue.stage(copied, None)?;
+        }
+        let submission = self.submit(last).map_err(|e| explained(e, live))?;
+        self.started = Some(Started { plan, bucket, rows: live, at, submission, result });
+        Ok(true)
+    }
+
+    /// There is nothing to wait for behind a plan that was put off.
+    fn finish(&mut self, result: Option<(BufferId, &mut [u8])>) -> Result<()> {
+        let Some(started) = self.started.take() else {
+            return result.map_or(Ok(()), |(buffer, bytes)| self.read(buffer, 0, bytes));
+        };
+        // Where the device is done before anybody waits for it, the time says only that the pass
+        // took no longer.
+        let waits = !self.queue.is_done(started.submission);
+        self.queue.wait(started.submission).map_err(|e| explained(e, started.rows))?;
+        let clock = started.at.elapsed().as_secs_f64();
+        let pass = &self.plans[started.plan.0 as usize].passes[&started.bucket];
+        let seconds = self.seconds(pass, clock);
+        if waits || pass.seconds.is_none_or(|known| seconds < known) {
+            let work: f64 = pass.sizes.iter().map(|s| s.work as f64).sum();
+            self.slowest = Some(self.slowest.unwrap_or(0.0).max(seconds / work.max(1.0)));
+            let pass = self.plans[started.plan.0 as usize]
+                .passes
+                .get_mut(&started.bucket)
+                .expect("it was started");
+            (pass.seconds, pass.spent) = (Some(seconds), 0.0);
+        }
+        if self.timing.is_some() {
+            let calls = self.calls_of(started.plan, started.bucket)?;
+            self.timing.iter_mut().try_for_each(|t| t.gather(&calls))?;
+        }
+        match result {
+            None => Ok(()),
+            Some((buffer, bytes))
+                if started.result.is_some_and(|(id, n)| id == buffer && bytes.len() <= n) =>
+            {
+                // SAFETY: the copy is done: it went out with the plan.
+                bytes.copy_from_slice(unsafe { self.results.bytes(0, bytes.len()) });
+                Ok(())
+            }
+            Some((buffer, bytes)) => self.read(buffer, 0, bytes),
+        }
+    }
+
+    fn is_busy(&self) -> bool {
+        self.started.as_ref().is_some_and(|started| !self.queue.is_done(started.submission))
+    }
+
+    /// Results are copied to where the host sees them.
+    fn lend(&self, _: BufferId, _: usize) -> Option<&[u8]> {
+        None
+    }
+}
+
+impl Reports for VulkanExecutor {
+    fn report(&self) -> Report {
+        let (weights, buffers) = (&self.weights, &self.buffers);
+        Report {
+            device: format!("vulkan: {} ({})", self.gpu.info.name, self.gpu.info.driver),
+            held: Held { weights: weights.total(), buffers: buffers.total() },
+            allocated: Held { weights: weights.allocated(), buffers: buffers.allocated() },
+            loading: Some(self.loading),
+            assist: None,
+            kernels: self.timing.as_ref().map_or_else(Vec::new, |t| t.times.clone()),
+        }
+    }
+
+    fn start_profile(&mut self) {
+        // Commands with time stamps are recorded anew.
+        if self.queue.wait_all().is_ok() {
+            for commands in self
+                .plans
+                .iter_mut()
+                .flat_map(|p| p.passes.drain())
+                .flat_map(|(_, pass)| pass.pieces)
+            {
+                self.queue.free(commands);
+            }
+            self.timing = Timing::new(&self.gpu).ok();
+        }
+    }
+
+    fn read_bandwidth(&mut self) -> Option<f64> {
+        self.measure_reads()
+    }
+
+    fn upload_bandwidth(&mut self) -> Option<f64> {
+        self.measure_uploads()
+    }
+}

@@ -1,0 +1,234 @@
+//! The submissions of a pass: recorded in pieces as estimates want them, or felt out one by one.
+
+use super::commands::{axis, dispatch, dispatch_part};
+use super::cut::{self, Cut, Feeler, Size};
+use super::{Pass, VulkanExecutor};
+use crate::compute::PlanId;
+use crate::error::{Fault, Kind};
+use crate::vulkan::device::barrier::{barrier, kernel_barrier};
+use crate::vulkan::device::pipeline;
+use crate::vulkan::device::{LOST, is_lost};
+use crate::vulkan::lower::hazards::Hazards;
+use crate::vulkan::lower::{Bucket, Call};
+use anyhow::Result;
+use ash::vk;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+/// For tests: a device that takes a given time for a multiply-add, and what it was given.
+#[derive(Clone, Debug, Default)]
+pub struct MadeUp {
+    /// Seconds per multiply-add.
+    each: f64,
+    /// Multiply-adds that wait for the next submission.
+    staged: f64,
+    /// Seconds that the longest submission took, and how many there were.
+    pub longest: f64,
+    pub submissions: usize,
+}
+
+impl MadeUp {
+    /// A device that takes `each` seconds for a multiply-add.
+    pub fn taking(each: f64) -> MadeUp {
+        MadeUp { each, ..MadeUp::default() }
+    }
+}
+
+/// What recording a pass takes.
+struct Recording {
+    calls: Vec<Call>,
+    sizes: Vec<Size>,
+    layout: vk::PipelineLayout,
+    kernels: Vec<vk::Pipeline>,
+    hazards: Hazards,
+}
+
+impl VulkanExecutor {
+    /// Reports the times of this device instead of those of the clock: for tests.
+    pub fn pretending(self, device: &Arc<Mutex<MadeUp>>) -> Self {
+        VulkanExecutor { made_up: Some(device.clone()), ..self }
+    }
+
+    /// The device that was made up.
+    fn made_up(&self) -> Option<MutexGuard<'_, MadeUp>> {
+        self.made_up.as_ref().map(|m| m.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Sees to it that a plan's commands for one bucket are recorded, cut as estimates now want it,
+    /// and not in use. Of a pass that has not run yet all but the last piece may have run then.
+    pub(super) fn prepare(&mut self, plan: PlanId, bucket: Bucket, rows: usize) -> Result<()> {
+        let at = plan.0 as usize;
+        // Nothing watches over a driver on the processor.
+        let watched = !self.gpu.info.is_cpu || self.made_up.is_some();
+        let mut seconds = None;
+        if let Some(pass) = self.plans[at].passes.get(&bucket) {
+            if pass.submission == self.queue.upcoming() {
+                self.queue.flush()?;
+            }
+            self.queue.wait(pass.submission)?;
+            seconds = pass.seconds;
+            let is_stale = |s: f64| {
+                watched && cut::is_stale(&pass.ends, &cut::cut(&pass.sizes, s), &pass.sizes, s)
+            };
+            if !seconds.map_or(pass.ends.is_empty(), is_stale) {
+                return Ok(());
+            }
+        }
+        if let Some(old) = self.plans[at].passes.remove(&bucket) {
+            old.pieces.into_iter().for_each(|commands| self.queue.free(commands));
+        }
+        let calls = self.calls_of(plan, bucket)?;
+        let (layout, kernels) = self.kernels(&calls)?;
+        let parts_of = |groups: [u32; 3]| match self.gpu.info.divides_calls {
+            true => groups[axis(groups)],
+            false => 1,
+        };
+        let sizes: Vec<Size> = calls
+            .iter()
+            .map(|call| Size { work: call.work, parts: parts_of(call.groups) })
+            .collect();
+        let mut recording =
+            Recording { calls, sizes, layout, kernels, hazards: Hazards::default() };
+        let pass = match seconds {
+            _ if !watched => self.record_all(&mut recording, 0.0)?,
+            Some(seconds) => self.record_all(&mut recording, seconds)?,
+            // Time stamps are of one pass, recorded before it runs.
+            None if self.timing.is_some() => {
+                let guess = self.slowest.unwrap_or(0.0).max(cut::UNKNOWN);
+                let work = recording.sizes.iter().map(|s| s.work as f64).sum::<f64>();
+                self.record_all(&mut recording, work * guess)?
+            }
+            None => self.feel(&mut recording, rows)?,
+        };
+        self.plans[at].passes.insert(bucket, Pass { sizes: recording.sizes, seconds, ..pass });
+        Ok(())
+    }
+
+    /// Records a pass that is estimated to take `seconds`.
+    fn record_all(&mut self, recording: &mut Recording, seconds: f64) -> Result<Pass> {
+        let ends = cut::cut(&recording.sizes, seconds);
+        let works = cut::pieces(&ends)
+            .map(|(from, to)| cut::work_between(&recording.sizes, from, to))
+            .collect();
+        let pieces = cut::pieces(&ends)
+            .map(|(from, to)| self.record_piece(recording, from, to))
+            .collect::<Result<_>>()?;
+        Ok(Pass { pieces, works, ends, ..Pass::default() })
+    }
+
+    /// Runs a pass piece by piece, each as large as what the ones before took allows, and records
+    /// the last piece.
+    fn feel(&mut self, recording: &mut Recording, rows: usize) -> Result<Pass> {
+        let (mut feeler, mut from, mut spent) = (Feeler::new(self.slowest), Cut::default(), 0.0);
+        loop {
+            let to = cut::end(&recording.sizes, from, feeler.room());
+            let piece = self.record_piece(recording, from, to)?;
+            let work = cut::work_between(&recording.sizes, from, to);
+            if to.call == recording.calls.len() {
+                // What was felt out is recorded whole when it runs again.
+                let ends = if from == Cut::default() { vec![to] } else { Vec::new() };
+                return Ok(Pass {
+                    pieces: vec![piece],
+                    works: vec![work],
+                    ends,
+                    spent,
+                    ..Pass::default()
+                });
+            }
+            let start = Instant::now();
+            self.stage(Some(piece))?;
+            let done = self.submit(work).and_then(|submission| self.queue.wait(submission));
+            done.map_err(|e| explained(e, rows))?;
+            self.queue.free(piece);
+            let seconds = self.made_up().map_or(start.elapsed().as_secs_f64(), |m| m.each * work);
+            feeler.learn(work, seconds);
+            (from, spent) = (to, spent + seconds);
+        }
+    }
+
+    /// Sends what is staged, of which `work` multiply-adds were just added.
+    pub(super) fn submit(&mut self, work: f64) -> Result<u64> {
+        if let Some(mut made_up) = self.made_up() {
+            let seconds = (std::mem::take(&mut made_up.staged) + work) * made_up.each;
+            made_up.longest = made_up.longest.max(seconds);
+            made_up.submissions += 1;
+        }
+        self.queue.flush()
+    }
+
+    /// What is staged goes out with the next submission, and counts for it.
+    pub(super) fn put_off(&mut self, work: f64) {
+        self.made_up().iter_mut().for_each(|m| m.staged += work);
+    }
+
+    /// Seconds that a pass took that was waited for: those of the clock, or as made up.
+    pub(super) fn seconds(&self, pass: &Pass, by_the_clock: f64) -> f64 {
+        let work: f64 = pass.sizes.iter().map(|s| s.work as f64).sum();
+        self.made_up().map_or(pass.spent + by_the_clock, |m| m.each * work)
+    }
+
+    fn record_piece(
+        &mut self,
+        recording: &mut Recording,
+        from: Cut,
+        to: Cut,
+    ) -> Result<vk::CommandBuffer> {
+        let Recording { calls, sizes, layout, kernels, hazards } = recording;
+        let divided = |i: usize| {
+            let first = if i == from.call { from.part } else { 0 };
+            let end = if i == to.call { to.part } else { sizes[i].parts };
+            (first, end)
+        };
+        let range = from.call..(to.call + usize::from(to.part > 0));
+        let mut parts = Vec::new();
+        for i in range.clone() {
+            let (first, end) = divided(i);
+            let whole = (first, end) == (0, sizes[i].parts);
+            let kernel = match whole {
+                true => kernels[i],
+                false => pipeline::lock(&self.pipelines)
+                    .get_divisible(calls[i].shader, &calls[i].constants)?,
+            };
+            parts.push((kernel, first, end, whole));
+        }
+        let commands = self.queue.allocate()?;
+        let timing = &mut self.timing;
+        self.queue.record(commands, |device, commands| {
+            if let Some(timing) = timing.as_mut().filter(|_| from == Cut::default()) {
+                timing.begin(commands, calls);
+            }
+            for (i, (kernel, first, end, whole)) in range.zip(parts) {
+                if first == 0 && hazards.meets(&calls[i]) {
+                    kernel_barrier(device, commands);
+                }
+                match whole {
+                    true => dispatch(device, commands, *layout, kernel, &calls[i]),
+                    false => {
+                        dispatch_part(device, commands, *layout, kernel, &calls[i], first..end)
+                    }
+                }
+                if let Some(timing) = timing.as_ref().filter(|_| end == sizes[i].parts) {
+                    timing.stamp(commands, i + 1);
+                }
+            }
+            barrier(device, commands);
+        })?;
+        Ok(commands)
+    }
+}
+
+/// What a user should know where a device was lost in a pass over so many rows.
+pub fn explained(error: anyhow::Error, rows: usize) -> anyhow::Error {
+    if !is_lost(&error) {
+        return error;
+    }
+    let s = if rows == 1 { "" } else { "s" };
+    let estimate =
+        format!("whose submissions were estimated to take at most {} s each", cut::LIMIT);
+    let what = format!("{LOST} in a pass over {rows} token{s}, {estimate}");
+    let help = "if the system's log (sudo dmesg) says `timeout`, the driver took the pass for a \
+                hang: close what else uses the GPU, or let it take longer \
+                (amdgpu.lockup_timeout=10000 on Linux's command line); if it says something else, \
+                update the driver; --device cpu does without the GPU";
+    error.context(Fault::new(Kind::Device, what).help(help))
+}

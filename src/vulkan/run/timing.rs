@@ -1,0 +1,77 @@
+//! Time of each kernel by time stamps of the device.
+
+use crate::compute::KernelTime;
+use crate::vulkan::device::{Gpu, failed};
+use crate::vulkan::lower::Call;
+use anyhow::Result;
+use ash::vk;
+use std::sync::Arc;
+
+/// Calls of one pass that can be timed.
+const MOST: u32 = 8192;
+
+pub struct Timing {
+    gpu: Arc<Gpu>,
+    pool: vk::QueryPool,
+    pub times: Vec<KernelTime>,
+}
+
+impl Timing {
+    pub fn new(gpu: &Arc<Gpu>) -> Result<Timing> {
+        let info = vk::QueryPoolCreateInfo::default()
+            .query_type(vk::QueryType::TIMESTAMP)
+            .query_count(MOST);
+        // SAFETY: a plain object of this device, destroyed by `drop`.
+        let pool = unsafe { gpu.device.create_query_pool(&info, None) }
+            .map_err(|e| failed("preparing time stamps", e))?;
+        Ok(Timing { gpu: gpu.clone(), pool, times: Vec::new() })
+    }
+
+    pub fn reset(&self) {
+        // SAFETY: the pool is not in use: the caller waited.
+        unsafe { self.gpu.device.reset_query_pool(self.pool, 0, MOST) };
+    }
+
+    pub fn begin(&mut self, commands: vk::CommandBuffer, calls: &[Call]) {
+        assert!(calls.len() < MOST as usize, "more calls than time stamps");
+        self.stamp(commands, 0);
+    }
+
+    /// Time stamp `i`, once everything before is done.
+    pub fn stamp(&self, commands: vk::CommandBuffer, i: usize) {
+        // SAFETY: `commands` is being recorded.
+        unsafe {
+            self.gpu.device.cmd_write_timestamp2(
+                commands,
+                vk::PipelineStageFlags2::ALL_COMMANDS,
+                self.pool,
+                i as u32,
+            );
+        }
+    }
+
+    /// Adds up what the last run took.
+    pub fn gather(&mut self, calls: &[Call]) -> Result<()> {
+        let mut stamps = vec![0u64; calls.len() + 1];
+        let flags = vk::QueryResultFlags::TYPE_64 | vk::QueryResultFlags::WAIT;
+        // SAFETY: the run that wrote these is done.
+        unsafe { self.gpu.device.get_query_pool_results(self.pool, 0, &mut stamps, flags) }
+            .map_err(|e| failed("reading time stamps", e))?;
+        for (call, pair) in calls.iter().zip(stamps.windows(2)) {
+            let seconds =
+                pair[1].saturating_sub(pair[0]) as f64 * self.gpu.info.timestamp_ns as f64 * 1e-9;
+            // Only linear layers of int8 have these push constants; their work is multiply-adds.
+            let macs = if call.linear.is_some() { call.work } else { 0 };
+            KernelTime { label: call.label, calls: 1, seconds, bytes: call.bytes, macs }
+                .add_to(&mut self.times);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Timing {
+    fn drop(&mut self) {
+        // SAFETY: the executor waits for the device before it drops its parts.
+        unsafe { self.gpu.device.destroy_query_pool(self.pool, None) };
+    }
+}

@@ -1,0 +1,355 @@
+//! Weights from where they are stored to the device: threads read them into a ring of staging
+//! blocks, and the device unpacks one block while others are read. On a device with memory of its
+//! own a block is copied there first, since kernels read over the bus in no good order.
+
+use super::fill::{Filling, Part, RING, STAGE, Stream, cut};
+use crate::compute::{LoadJob, Loading};
+use crate::error::no_thread;
+use crate::tensor::{Coding, GgmlType, StoredMatrix};
+use crate::util::threads;
+use crate::vulkan::device::Gpu;
+use crate::vulkan::device::barrier::{barrier, copied_barrier};
+use crate::vulkan::device::memory::{Arena, Block, Place, Span};
+use crate::vulkan::device::pipeline::{self, Pipelines, Shader};
+use crate::vulkan::device::queue::Queue;
+use crate::vulkan::lower::kernels::{self, Kernel, Push, RepackPush, UnpackPush, word};
+use crate::vulkan::lower::layout::{DeviceMatrix, Packing, code_number, sizes};
+use anyhow::{Context, Result};
+use ash::vk;
+use std::sync::{Arc, Mutex, OnceLock, mpsc};
+use std::time::Instant;
+
+/// Bytes of all staging blocks, and of the blocks that they are copied to.
+pub const STAGING: u64 = (2 * RING * STAGE) as u64;
+
+pub struct Uploader {
+    gpu: Arc<Gpu>,
+    stages: [OnceLock<Block>; RING],
+    /// Beside each stage, where the device has memory of its own.
+    copies: [Option<Block>; RING],
+    /// Submission that each fill so far was taken by.
+    taken: Vec<u64>,
+}
+
+/// A matrix and how it gets to where it belongs.
+struct Plan<'a> {
+    label: String,
+    matrix: StoredMatrix<'a>,
+    packing: Option<Packing>,
+    kernel: Option<(Shader, pipeline::Constants)>,
+    /// Bytes of a row (of tiles) as it is stored.
+    row_bytes: usize,
+}
+
+/// Where a matrix's codes, or its scales, belong on the device.
+#[derive(Clone, Copy)]
+struct Room {
+    buffer: vk::Buffer,
+    offset: u64,
+    address: u64,
+}
+
+impl<'a> Plan<'a> {
+    fn of(job: LoadJob<'a>) -> Result<Plan<'a>> {
+        let LoadJob { label, matrix, .. } = job;
+        let m = &matrix;
+        m.format.check_cols(m.cols).with_context(|| format!("loading {label}"))?;
+        let packing =
+            Packing::of(m.format, m.rows, m.cols).with_context(|| format!("loading {label}"))?;
+        let (kernel, row_bytes) = match (m.coding, packing) {
+            (Coding::Canonical, None) => (None, m.format.row_bytes(m.cols)),
+            (Coding::Canonical, Some(p)) => {
+                let kernel = kernels::Repack { code: code_number(m.format.code) };
+                (Some(kernel.specialised()), p.from_bytes)
+            }
+            (Coding::Blocks(ggml), _) => {
+                let kernel = ggml.unpack.map(|kind| kernels::Unpack { kind }.specialised());
+                (kernel, ggml.bytes_of(m.cols))
+            }
+        };
+        Ok(Plan { label, packing, kernel, row_bytes, matrix })
+    }
+
+    fn streams(&self, job: usize) -> impl Iterator<Item = Stream<'_>> {
+        let m = &self.matrix;
+        // What is only copied may be cut anywhere.
+        let unit = if self.kernel.is_some() { self.row_bytes.max(1) } else { 4 };
+        let unit = if m.code_bytes().is_multiple_of(unit) { unit } else { 1 };
+        let codes = Stream { job, scales: false, source: &*m.codes, bytes: m.code_bytes(), unit };
+        let scales = m.side.as_deref();
+        let scales = scales.map(|source| Stream {
+            job,
+            scales: true,
+            source,
+            bytes: m.side_bytes(),
+            unit: 2,
+        });
+        [Some(codes), scales].into_iter().flatten()
+    }
+
+    /// Room for it on the device.
+    fn place(&self, arena: &mut Arena) -> Result<[Room; 2]> {
+        let [codes, scales] = sizes(self.matrix.format, self.matrix.rows, self.matrix.cols)?;
+        let mut room = |bytes| -> Result<Room> {
+            let Span { block, offset, address, .. } = arena.alloc(&self.label, bytes)?;
+            Ok(Room { buffer: arena.blocks[block].buffer, offset, address })
+        };
+        Ok([room(codes)?, room(scales)?])
+    }
+
+    fn loaded(&self, [codes, scales]: [Room; 2]) -> DeviceMatrix {
+        let StoredMatrix { format, rows, cols, .. } = self.matrix;
+        let code_bytes =
+            self.packing.map_or(format.stored_rows(rows) * format.row_bytes(cols), |p| p.bytes());
+        let bytes = (code_bytes + rows * format.row_side(cols)) as u64;
+        DeviceMatrix { format, rows, cols, codes: codes.address, scales: scales.address, bytes }
+    }
+
+    /// Arguments of the kernel that unpacks rows that lie at `from`, and its invocations.
+    fn push(&self, part: &Part, from: u64, [codes, scales]: [Room; 2]) -> (Push, usize) {
+        let StoredMatrix { format, cols, .. } = self.matrix;
+        let (first, rows) = (part.from / self.row_bytes, part.bytes / self.row_bytes);
+        if let (Coding::Canonical, Some(p)) = (self.matrix.coding, self.packing) {
+            let to = codes.address + (4 * first * p.row_words()) as u64;
+            let words = rows * p.row_words();
+            let push = RepackPush {
+                from,
+                to,
+                words: word(words),
+                row_words: word(p.row_words()),
+                step_words: word(p.step_words),
+                from_bytes: word(p.from_bytes),
+            };
+            return (Push::of(&push), words);
+        }
+        let Coding::Blocks(GgmlType { weights, .. }) = self.matrix.coding else {
+            unreachable!("floats in our form are only copied")
+        };
+        let (to, invocations) = match self.packing {
+            Some(p) => (4 * first * p.row_words(), rows * cols / weights),
+            None if weights == 1 => (first * format.row_bytes(cols), rows * cols),
+            None => (first * format.row_bytes(cols), rows * cols / 8),
+        };
+        let push = UnpackPush {
+            from,
+            to: codes.address + to as u64,
+            scales: scales.address + (first * format.row_side(cols)) as u64,
+            count: word(invocations),
+            steps: word(cols / weights),
+        };
+        (Push::of(&push), invocations)
+    }
+}
+
+impl Uploader {
+    pub fn new(gpu: &Arc<Gpu>) -> Uploader {
+        Uploader {
+            gpu: gpu.clone(),
+            stages: Default::default(),
+            copies: Default::default(),
+            taken: Vec::new(),
+        }
+    }
+
+    /// Loads matrices, each as the kernels like it. The last of them may still be on their way.
+    pub fn load(
+        &mut self,
+        jobs: Vec<LoadJob<'_>>,
+        arena: &mut Arena,
+        queue: &mut Queue,
+        pipelines: &Mutex<Pipelines>,
+        times: &mut Loading,
+    ) -> Result<Vec<DeviceMatrix>> {
+        let start = Instant::now();
+        let plans = jobs.into_iter().map(Plan::of).collect::<Result<Vec<_>>>()?;
+        let streams: Vec<Stream<'_>> =
+            plans.iter().enumerate().flat_map(|(job, plan)| plan.streams(job)).collect();
+        let fills = cut(&streams)?;
+        let timeline = queue.timeline();
+        let filling = Filling::new(
+            &streams,
+            &fills,
+            &self.stages,
+            &timeline,
+            std::mem::take(&mut self.taken),
+        );
+        let first = filling.first();
+        let (gpu, stages, copies) = (&self.gpu, &self.stages, &mut self.copies);
+        let matrices = std::thread::scope(|scope| {
+            // Those that were started end where another one cannot be.
+            let stop = filling.stop_at_end();
+            let readers = (0..filling.threads())
+                .map(|_| threads::start(scope, || filling.read()))
+                .collect::<std::io::Result<Vec<_>>>()
+                .with_context(no_thread)?;
+            threads::start(scope, || filling.release()).with_context(no_thread)?;
+            // A driver takes its time to hand out gigabytes.
+            let (places, placed) = mpsc::channel();
+            let plans = &plans;
+            threads::start(scope, move || {
+                for plan in plans {
+                    let rooms = plan.place(arena);
+                    let goes_on = rooms.is_ok();
+                    if places.send(rooms).is_err() || !goes_on {
+                        return;
+                    }
+                }
+            })
+            .with_context(no_thread)?;
+            let place =
+                || placed.recv().context("the thread that takes device memory has stopped")?;
+            let prepare = Instant::now();
+            for i in 0..RING {
+                if stages[i].get().is_none() {
+                    let _ = stages[i].set(Block::new(gpu, "staging", STAGE as u64, Place::Upload)?);
+                    filling.add_block();
+                }
+                if copies[i].is_none() && !gpu.info.is_integrated {
+                    copies[i] = Some(Block::new(gpu, "staging", STAGE as u64, Place::Device)?);
+                }
+            }
+            let kernels = Kernels::of(plans, pipelines)?;
+            times.preparing += prepare.elapsed().as_secs_f64();
+            let mut rooms: Vec<[Room; 2]> = Vec::with_capacity(plans.len());
+            for (i, fill) in fills.iter().enumerate() {
+                let prepare = Instant::now();
+                let last = fill.last().map_or(0, |part| streams[part.stream].job);
+                while rooms.len() <= last {
+                    rooms.push(place()?);
+                }
+                times.preparing += prepare.elapsed().as_secs_f64();
+                filling.wait(i)?;
+                let at = (first + i) % RING;
+                let stage = stages[at].get().expect("made above");
+                let send =
+                    Sending { plans, streams: &streams, rooms: &rooms, kernels: &kernels, stage };
+                let is_last = i + 1 == fills.len();
+                let submission = queue.once(|device, commands| {
+                    send.record(device, commands, fill, copies[at].as_ref());
+                    if is_last {
+                        barrier(device, commands);
+                    }
+                })?;
+                filling.taken(submission);
+            }
+            // Matrices of no bytes at the end.
+            while rooms.len() < plans.len() {
+                rooms.push(place()?);
+            }
+            drop(stop);
+            let threads = readers.len().max(1) as f64;
+            for reader in readers {
+                let [reading, waiting] = reader.join().unwrap_or_default();
+                times.reading += reading / threads;
+                times.waiting += waiting / threads;
+            }
+            Ok::<_, anyhow::Error>(
+                plans.iter().zip(rooms).map(|(plan, rooms)| plan.loaded(rooms)).collect(),
+            )
+        })?;
+        self.taken = filling.into_taken();
+        times.moving += start.elapsed().as_secs_f64();
+        Ok(matrices)
+    }
+}
+
+/// The kernels of all matrices.
+struct Kernels {
+    layout: vk::PipelineLayout,
+    of: Vec<Option<vk::Pipeline>>,
+}
+
+impl Kernels {
+    fn of(plans: &[Plan<'_>], pipelines: &Mutex<Pipelines>) -> Result<Kernels> {
+        let mut made = pipeline::lock(pipelines);
+        made.prepare(
+            plans
+                .iter()
+                .filter_map(|plan| plan.kernel.as_ref())
+                .map(|(shader, constants)| (*shader, constants)),
+        )?;
+        let get = |plan: &Plan<'_>| {
+            plan.kernel.as_ref().map(|(shader, constants)| made.get(*shader, constants)).transpose()
+        };
+        Ok(Kernels { of: plans.iter().map(get).collect::<Result<_>>()?, layout: made.layout })
+    }
+}
+
+/// What it takes to send a staging block.
+struct Sending<'a> {
+    plans: &'a [Plan<'a>],
+    streams: &'a [Stream<'a>],
+    /// Of the matrices so far: codes and scales.
+    rooms: &'a [[Room; 2]],
+    kernels: &'a Kernels,
+    stage: &'a Block,
+}
+
+impl Sending<'_> {
+    /// Parts share neither what they read nor what they write: nothing waits for anything but a
+    /// kernel for its copy.
+    fn record(
+        &self,
+        device: &ash::Device,
+        commands: vk::CommandBuffer,
+        fill: &[Part],
+        copy: Option<&Block>,
+    ) {
+        let mut regions = Vec::new();
+        for part in fill {
+            let stream = &self.streams[part.stream];
+            let (plan, rooms) = (&self.plans[stream.job], &self.rooms[stream.job]);
+            if plan.kernel.is_some() && !stream.scales {
+                let at = part.at as u64;
+                regions.push(vk::BufferCopy {
+                    src_offset: at,
+                    dst_offset: at,
+                    size: part.bytes as u64,
+                });
+                continue;
+            }
+            let to = &rooms[stream.scales as usize];
+            let dst_offset = to.offset + part.from as u64;
+            let region = [vk::BufferCopy {
+                src_offset: part.at as u64,
+                dst_offset,
+                size: part.bytes as u64,
+            }];
+            // SAFETY: the span has room for all of the stream, the stage for the part.
+            unsafe { device.cmd_copy_buffer(commands, self.stage.buffer, to.buffer, &region) };
+        }
+        if regions.is_empty() {
+            return;
+        }
+        if let Some(copy) = copy {
+            // SAFETY: both blocks are of one size, and nothing uses the copy: what did is done, as
+            // the stage is free.
+            unsafe { device.cmd_copy_buffer(commands, self.stage.buffer, copy.buffer, &regions) };
+            copied_barrier(device, commands);
+        }
+        let base = copy.unwrap_or(self.stage).address;
+        for part in fill {
+            let stream = &self.streams[part.stream];
+            let Some(pipeline) = self.kernels.of[stream.job].filter(|_| !stream.scales) else {
+                continue;
+            };
+            let (push, invocations) =
+                self.plans[stream.job].push(part, base + part.at as u64, self.rooms[stream.job]);
+            let groups = invocations.div_ceil(256) as u32;
+            let across = groups.min(4096);
+            // SAFETY: pipeline and memory live as long as the executor, which waits before it drops
+            // them.
+            unsafe {
+                device.cmd_bind_pipeline(commands, vk::PipelineBindPoint::COMPUTE, pipeline);
+                device.cmd_push_constants(
+                    commands,
+                    self.kernels.layout,
+                    vk::ShaderStageFlags::COMPUTE,
+                    0,
+                    push.bytes(),
+                );
+                device.cmd_dispatch(commands, across, groups.div_ceil(across), 1);
+            }
+        }
+    }
+}
