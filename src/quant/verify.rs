@@ -156,15 +156,9 @@ fn values(
 /// Returns some rows of a matrix. Both ends of `rows` are multiples of [`ALIGN`], or the matrix's
 /// end.
 fn rows_of<'a>(matrix: &'a Matrix<'_>, rows: Range<usize>) -> Matrix<'a> {
-<<<<<<< HEAD
     let (row_bytes, row_side) =
         (matrix.format.row_bytes(matrix.cols), matrix.format.row_side(matrix.cols));
-    // The last rows keep what pads them to whole tiles.
-=======
-    let (row_bytes, groups) =
-        (matrix.format.row_bytes(matrix.cols), matrix.scales.len() / matrix.rows);
     // The last rows keep their padding to whole tiles.
->>>>>>> main
     let end = if rows.end == matrix.rows { matrix.codes.len() } else { rows.end * row_bytes };
     Matrix {
         format: matrix.format,

@@ -1,15 +1,8 @@
 //! Writer of one tensor, in the layout of the artifact or of a GGUF file.
 
-<<<<<<< HEAD:src/quant/sink.rs
-use super::gguf;
-use super::layout::Entry;
-use super::staging::Growing;
-use crate::checkpoint::gguf::types;
-=======
 use super::staging::StagedFile;
-use crate::checkpoint::gguf::Kind;
+use crate::checkpoint::gguf::types;
 use crate::quant::layout::TensorPlan;
->>>>>>> main:src/quant/convert/sink.rs
 use crate::tensor::Matrix;
 use anyhow::{Context, Result};
 use sha2::{Digest, Sha256};
@@ -22,23 +15,13 @@ pub struct TensorWriter<'a> {
     entry: &'a TensorPlan,
     file: &'a mut StagedFile,
     hash: Sha256,
-<<<<<<< HEAD:src/quant/sink.rs
-    /// It follows the codes.
+    /// The side, which is written after the codes.
     side: Vec<u8>,
-}
-
-impl<'a> Sink<'a> {
-    pub fn new(entry: &'a Entry, file: &'a mut Growing) -> Self {
-        Sink { entry, file, hash: Sha256::new(), side: Vec::new() }
-=======
-    /// Scales, which are written after the codes.
-    scales: Vec<f16>,
 }
 
 impl<'a> TensorWriter<'a> {
     pub fn new(entry: &'a TensorPlan, file: &'a mut StagedFile) -> Self {
-        TensorWriter { entry, file, hash: Sha256::new(), scales: Vec::new() }
->>>>>>> main:src/quant/convert/sink.rs
+        TensorWriter { entry, file, hash: Sha256::new(), side: Vec::new() }
     }
 
     fn put(&mut self, bytes: &[u8]) -> Result<()> {
@@ -80,18 +63,9 @@ impl<'a> TensorWriter<'a> {
 
     /// Writes scales and padding. Returns the SHA-256 of all bytes, in hexadecimal.
     pub fn finish(mut self) -> Result<String> {
-<<<<<<< HEAD:src/quant/sink.rs
         let side = std::mem::take(&mut self.side);
         self.put(&side)?;
-        let e = self.entry;
-        if let Some(code) = e.block {
-            self.put(&vec![0; gguf::padding(e.role, e.layer, code, e.rows, e.cols)])?;
-        }
-=======
-        let scales = std::mem::take(&mut self.scales);
-        self.put(bytemuck::cast_slice(&scales))?;
         self.put(&vec![0; self.entry.padding()])?;
->>>>>>> main:src/quant/convert/sink.rs
         Ok(crate::util::hex(self.hash.finalize()))
     }
 }

@@ -1,20 +1,12 @@
 //! Tensors of the source as f32, some rows at a time. They are read by `pread`, so that no part of
 //! a checkpoint of 54 GB stays mapped.
 
-<<<<<<< HEAD:src/quant/source.rs
-use super::layout::Entry;
 use crate::checkpoint::gguf::types;
 use crate::checkpoint::{Checkpoint, Dtype, Kind, TensorView};
 use crate::error::Fault;
 use crate::models::Weights;
-use crate::tensor::{Code, GgmlType, Matrix};
-=======
-use crate::checkpoint::{Checkpoint, Dtype, Kind, TensorView, gguf};
-use crate::error::Fault;
-use crate::models::Weights;
 use crate::quant::layout::TensorPlan;
-use crate::tensor::Matrix;
->>>>>>> main:src/quant/convert/source.rs
+use crate::tensor::{Code, GgmlType, Matrix};
 use anyhow::{Context, Result};
 use sha2::{Digest, Sha256};
 use std::ops::Range;
@@ -32,20 +24,12 @@ pub enum SourceTensor<'a> {
         entry: &'a TensorPlan,
         dtype: Dtype,
     },
-<<<<<<< HEAD:src/quant/source.rs
-    /// It is stored in blocks of a GGUF type that the program has no kernels for.
-    Blocks {
-        checkpoint: &'a Checkpoint,
-        entry: &'a Entry,
-        code: Code,
-        ggml: GgmlType,
-=======
-    /// The source stores it in GGUF blocks that are no format of this program.
+    /// The source stores it in GGUF blocks that the program has no kernels for.
     Blocks {
         checkpoint: &'a Checkpoint,
         entry: &'a TensorPlan,
-        kind: gguf::Kind,
->>>>>>> main:src/quant/convert/source.rs
+        code: Code,
+        ggml: GgmlType,
     },
     /// The source stores it in a format of this program.
     Packed {
@@ -58,16 +42,11 @@ impl<'a> SourceTensor<'a> {
     pub fn open(source: &'a Weights, entry: &'a TensorPlan) -> Result<Self> {
         let checkpoint = source.checkpoint().context("made-up weights have no files to convert")?;
         match checkpoint.lookup(&entry.name).map(|s| s.kind) {
-<<<<<<< HEAD:src/quant/source.rs
-            Some(Kind::Plain(dtype)) => Ok(Reader::Plain { checkpoint, entry, dtype }),
+            Some(Kind::Plain(dtype)) => Ok(SourceTensor::Plain { checkpoint, entry, dtype }),
             Some(Kind::Blocks(code)) => {
                 let ggml = code.spec().ggml.context("blocks of a file have a type there")?;
-                Ok(Reader::Blocks { checkpoint, entry, code, ggml })
+                Ok(SourceTensor::Blocks { checkpoint, entry, code, ggml })
             }
-=======
-            Some(Kind::Plain(dtype)) => Ok(SourceTensor::Plain { checkpoint, entry, dtype }),
-            Some(Kind::Blocks(kind)) => Ok(SourceTensor::Blocks { checkpoint, entry, kind }),
->>>>>>> main:src/quant/convert/source.rs
             Some(Kind::Packed(_)) if entry.role.is_matrix() => {
                 Ok(SourceTensor::Packed { entry, matrix: source.matrix(entry.role, entry.layer)? })
             }
@@ -106,11 +85,7 @@ impl<'a> SourceTensor<'a> {
                     each(&bytes, &values)?;
                 }
             }
-<<<<<<< HEAD:src/quant/source.rs
-            Reader::Blocks { checkpoint, entry, code, ggml } => {
-=======
-            SourceTensor::Blocks { checkpoint, entry, kind } => {
->>>>>>> main:src/quant/convert/source.rs
+            SourceTensor::Blocks { checkpoint, entry, code, ggml } => {
                 let end = rows.end * entry.cols;
                 for start in (rows.start * entry.cols..end).step_by(PIECE) {
                     let n = PIECE.min(end - start);

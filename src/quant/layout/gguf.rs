@@ -16,13 +16,8 @@ use anyhow::Result;
 /// Name of the file in the staging directory.
 pub const FILE: &str = "model.gguf";
 
-<<<<<<< HEAD:src/quant/gguf.rs
-/// How a tensor is stored; an error where GGUF has no such thing.
-pub fn code(name: &str, role: Role, target: Target, cols: usize) -> Result<Code> {
-=======
-/// Returns the GGUF type of a tensor, or an error if GGUF has no such type.
-pub fn kind(name: &str, role: Role, target: TargetFormat, cols: usize) -> Result<Kind> {
->>>>>>> main:src/quant/layout/gguf.rs
+/// Returns the code of a tensor, or an error if no GGUF type holds it.
+pub fn code(name: &str, role: Role, target: TargetFormat, cols: usize) -> Result<Code> {
     let refuse = || {
         let what = format!("{name} as {target} cannot be written to a GGUF file");
         let help = "GGUF takes i4 and i8 in rows or groups, f32, f16, bf16, and norms as floats: \
@@ -33,21 +28,13 @@ pub fn kind(name: &str, role: Role, target: TargetFormat, cols: usize) -> Result
         return if target.is_packed() { refuse() } else { Ok(Code::F32) };
     }
     let format = match target {
-<<<<<<< HEAD:src/quant/gguf.rs
-        Target::AsIs(Dtype::F16) => return Ok(Code::F16),
-        Target::AsIs(Dtype::BF16) | Target::Format(Format::BF16) => return Ok(Code::Bf16),
-        Target::AsIs(Dtype::F32) | Target::Format(Format::F32) => return Ok(Code::F32),
-        Target::AsIs(_) => return refuse(),
-        Target::Format(format) => format,
-=======
-        TargetFormat::AsIs(Dtype::F16) => return Ok(Kind::F16),
+        TargetFormat::AsIs(Dtype::F16) => return Ok(Code::F16),
         TargetFormat::AsIs(Dtype::BF16) | TargetFormat::Format(Format::BF16) => {
-            return Ok(Kind::Bf16);
+            return Ok(Code::Bf16);
         }
-        TargetFormat::AsIs(Dtype::F32) | TargetFormat::Format(Format::F32) => return Ok(Kind::F32),
+        TargetFormat::AsIs(Dtype::F32) | TargetFormat::Format(Format::F32) => return Ok(Code::F32),
         TargetFormat::AsIs(_) => return refuse(),
         TargetFormat::Format(format) => format,
->>>>>>> main:src/quant/layout/gguf.rs
     };
     let ggml = format.code.spec().ggml.filter(|t| t.split.is_some_and(|s| s.close.is_some()));
     let Some(GgmlType { weights, .. }) = ggml else { return refuse() };
@@ -60,37 +47,21 @@ pub fn kind(name: &str, role: Role, target: TargetFormat, cols: usize) -> Result
     if cut && cols.is_multiple_of(weights) && !format.hadamard { Ok(format.code) } else { refuse() }
 }
 
-<<<<<<< HEAD:src/quant/gguf.rs
-/// A tensor as the file stores it, its padding included.
-pub fn part(role: Role, layer: usize, code: Code, rows: usize, cols: usize) -> Part {
-    let tensor = tensor(role, layer, code, rows, cols);
-    let bytes = tensor.bytes() + tensor.padding() as u64;
-    Part {
-        name: tensor.name,
-        dtype: types::dtype(code).unwrap_or(Dtype::U8),
-=======
 /// Returns a tensor as the file stores it, with its padding.
-pub fn part(role: Role, layer: usize, kind: Kind, rows: usize, cols: usize) -> StoredTensor {
-    let tensor = tensor(role, layer, kind, rows, cols);
+pub fn part(role: Role, layer: usize, code: Code, rows: usize, cols: usize) -> StoredTensor {
+    let tensor = tensor(role, layer, code, rows, cols);
     let bytes = tensor.bytes() + tensor.padding() as u64;
     StoredTensor {
         name: tensor.name,
-        dtype: kind.dtype().unwrap_or(Dtype::U8),
->>>>>>> main:src/quant/layout/gguf.rs
+        dtype: types::dtype(code).unwrap_or(Dtype::U8),
         shape: tensor.shape,
         bytes,
     }
 }
 
-<<<<<<< HEAD:src/quant/gguf.rs
-/// Bytes of the zeros that fill a tensor up to the file's alignment.
+/// Returns the number of zero bytes that pad a tensor to the file's alignment.
 pub fn padding(role: Role, layer: usize, code: Code, rows: usize, cols: usize) -> usize {
     tensor(role, layer, code, rows, cols).padding()
-=======
-/// Returns the number of zero bytes that pad a tensor to the file's alignment.
-pub fn padding(role: Role, layer: usize, kind: Kind, rows: usize, cols: usize) -> usize {
-    tensor(role, layer, kind, rows, cols).padding()
->>>>>>> main:src/quant/layout/gguf.rs
 }
 
 fn tensor(role: Role, layer: usize, code: Code, rows: usize, cols: usize) -> Tensor {
@@ -98,25 +69,14 @@ fn tensor(role: Role, layer: usize, code: Code, rows: usize, cols: usize) -> Ten
     Tensor { name: tensor_name(role, layer), code, shape }
 }
 
-<<<<<<< HEAD:src/quant/gguf.rs
-/// Everything before the data of these tensors: role, layer, code, rows, columns.
+/// Returns everything before the data of these tensors (role, layer, code, rows, columns).
 pub fn header(keys: &Keys, tensors: &[(Role, usize, Code, usize, usize)]) -> Vec<u8> {
-=======
-/// Returns everything before the data of these tensors (role, layer, kind, rows, columns).
-pub fn header(keys: &Keys, tensors: &[(Role, usize, Kind, usize, usize)]) -> Vec<u8> {
->>>>>>> main:src/quant/layout/gguf.rs
     let mut keys = keys.clone();
     let weights = |code: Code| {
         tensors.iter().filter(|t| t.2 == code && t.0.is_matrix()).map(|t| t.3 * t.4).sum::<usize>()
     };
-<<<<<<< HEAD:src/quant/gguf.rs
-    // llama.cpp numbers files by the type of most of their weights.
-    let mostly = [(Code::F32, 0), (Code::F16, 1), (Code::I4, 2), (Code::I8, 7), (Code::Bf16, 32)];
-=======
     // llama.cpp numbers a file by the type of most of its weights.
-    let mostly =
-        [(Kind::F32, 0), (Kind::F16, 1), (Kind::Q4_0, 2), (Kind::Q8_0, 7), (Kind::Bf16, 32)];
->>>>>>> main:src/quant/layout/gguf.rs
+    let mostly = [(Code::F32, 0), (Code::F16, 1), (Code::I4, 2), (Code::I8, 7), (Code::Bf16, 32)];
     keys.u32(
         "general.file_type",
         mostly.into_iter().max_by_key(|(code, _)| weights(*code)).map_or(0, |m| m.1),

@@ -2,11 +2,6 @@
 
 mod gguf;
 
-<<<<<<< HEAD:src/quant/layout.rs
-use super::gguf;
-=======
-use crate::checkpoint::gguf::Kind as Block;
->>>>>>> main:src/quant/layout/mod.rs
 use crate::checkpoint::gguf::write::Keys;
 use crate::checkpoint::{Dtype, artifact};
 use crate::error::Fault;
@@ -65,19 +60,11 @@ pub struct TensorPlan {
     pub name: String,
     pub rows: usize,
     pub cols: usize,
-<<<<<<< HEAD:src/quant/layout.rs
-    pub target: Target,
-    /// Codes, then scales; or one plain tensor.
-    pub parts: Vec<Part>,
-    /// How a GGUF file stores it; `None` in an artifact.
-    pub block: Option<Code>,
-=======
     pub target: TargetFormat,
     /// Codes, then scales, or one plain tensor.
     pub parts: Vec<StoredTensor>,
-    /// Block type in a GGUF file; `None` in an artifact.
-    pub block: Option<Block>,
->>>>>>> main:src/quant/layout/mod.rs
+    /// The code that a GGUF file has blocks of; `None` in an artifact.
+    pub block: Option<Code>,
     /// Index of its file.
     pub shard: usize,
 }
@@ -116,15 +103,9 @@ impl ArtifactLayout {
         for ((role, layer), &target) in weights.roles().into_iter().zip(targets) {
             let name = weights.name(role, layer);
             let [rows, cols] = role.shape(weights.config());
-<<<<<<< HEAD:src/quant/layout.rs
             let code = gguf::code(&name, role, target, cols)?;
             let parts = vec![gguf::part(role, layer, code, rows, cols)];
-            entries.push(Entry {
-=======
-            let kind = gguf::kind(&name, role, target, cols)?;
-            let parts = vec![gguf::part(role, layer, kind, rows, cols)];
             entries.push(TensorPlan {
->>>>>>> main:src/quant/layout/mod.rs
                 role,
                 layer,
                 name,
@@ -314,11 +295,9 @@ fn parts(
     )];
     match format.row_side(cols) {
         0 => {}
-<<<<<<< HEAD:src/quant/layout.rs
-        n => out.push(Part::new(artifact::scales_name(name), Dtype::F16, vec![rows, n / 2])),
-=======
-        n => out.push(StoredTensor::new(artifact::scales_name(name), Dtype::F16, vec![rows, n])),
->>>>>>> main:src/quant/layout/mod.rs
+        n => {
+            out.push(StoredTensor::new(artifact::scales_name(name), Dtype::F16, vec![rows, n / 2]))
+        }
     }
     Ok(out)
 }

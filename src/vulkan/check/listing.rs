@@ -1,18 +1,6 @@
 //! Which kernels a device would be given for a model, without the device: for whoever looks at what
 //! a driver makes of them.
 
-<<<<<<< HEAD:src/vulkan/listing.rs
-use super::call::{Access, Bucket, Call, Lowering, Own};
-use super::device::DeviceInfo;
-use super::executor::BLOCK_ROWS;
-use super::footprint::{OwnSizes, VulkanFootprint};
-use super::kernels::{self, Kernel};
-use super::layout::{DeviceMatrix, Packing, code_number};
-use super::matrix::{self, MatrixShape};
-use super::pipeline::{Constants, Shader};
-=======
-use crate::checkpoint::gguf::Kind;
->>>>>>> main:src/vulkan/check/listing.rs
 use crate::compute::dry::Dry;
 use crate::compute::{
     BufferId, Caps, Dispatch, Executor, LoadJob, Op, Part, Plan, PlanId, Report, Reports,
