@@ -1,8 +1,8 @@
-//! Tells the program which commit it was built from, so that `gemma --version` can say so, and the
-//! tests whether there is a Vulkan driver.
+//! Passes the commit of the build to `gemma --version`, and to the tests whether there is a Vulkan
+//! driver.
 //!
-//! Nothing else is told, and no time of day: two builds of one commit are equal. A source archive without `.git` names no commit;
-//! a package made by cargo brings the commit in a file of its own.
+//! The build time is not passed, so that two builds of one commit are equal. A source archive without
+//! `.git` names no commit; a package made by cargo has the commit in a file.
 
 use std::path::Path;
 use std::process::Command;
@@ -14,7 +14,7 @@ fn main() {
         println!("cargo::rustc-cfg=vulkan_driver");
     }
     let variable = |name: &str| std::env::var(name).ok();
-    // A new commit would build everything anew; whoever works on the program does that often, and knows the commit.
+    // The commit would rebuild the crate after each commit, so development builds do not name it.
     let commit = match variable("PROFILE").as_deref() {
         Some("release") => packaged().or_else(checked_out),
         _ => Some("development build".into()),
@@ -31,14 +31,14 @@ fn main() {
     );
 }
 
-/// Whether a Vulkan driver is installed: tests of the GPU are ignored where none is.
+/// Returns whether a Vulkan driver is installed. GPU tests are ignored if there is none.
 fn has_vulkan_driver() -> bool {
     println!("cargo::rerun-if-env-changed=VK_DRIVER_FILES");
     println!("cargo::rerun-if-env-changed=VK_ICD_FILENAMES");
     let named = ["VK_DRIVER_FILES", "VK_ICD_FILENAMES"].map(std::env::var_os);
     let manifests = |folder: &str| {
         let folder = Path::new(folder);
-        // A folder that comes to be changes the one above it.
+        // The creation of a folder changes the one above it.
         let watched = folder.ancestors().find(|folder| folder.exists()).unwrap_or(folder);
         println!("cargo::rerun-if-changed={}", watched.display());
         std::fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_some())
@@ -47,19 +47,19 @@ fn has_vulkan_driver() -> bool {
     named.iter().any(Option::is_some) | folders.map(manifests).contains(&true)
 }
 
-/// The commit that `cargo package` has written down.
+/// Returns the commit that `cargo package` has recorded.
 fn packaged() -> Option<String> {
     let text = std::fs::read_to_string(".cargo_vcs_info.json").ok()?;
     let (_, rest) = text.split_once("\"sha1\"")?;
     short(rest.split('"').nth(1)?).map(|commit| format!("commit {commit}"))
 }
 
-/// The commit of the working tree that this directory is the top of.
+/// Returns the commit of the working tree whose top is this directory.
 fn checked_out() -> Option<String> {
     if !Path::new(".git").exists() {
         return None;
     }
-    // Changes with every commit and every checkout.
+    // The log changes with every commit and checkout.
     let log = git(&["rev-parse", "--git-path", "logs/HEAD"])?;
     if Path::new(&log).exists() {
         println!("cargo::rerun-if-changed={log}");
@@ -76,7 +76,7 @@ fn git(arguments: &[&str]) -> Option<String> {
     Some(String::from_utf8(output.stdout).ok()?.trim().to_owned())
 }
 
-/// The first twelve digits of a hash.
+/// Returns the first twelve digits of a hash.
 fn short(hash: &str) -> Option<String> {
     hash.get(..12).filter(|digits| digits.bytes().all(|b| b.is_ascii_hexdigit())).map(str::to_owned)
 }

@@ -12,8 +12,8 @@ use anyhow::{Context, Result};
 use clap::{Parser, ValueEnum};
 use gemma::decode::{Stats, Verdict};
 use gemma::draft::{
-    Ask, DraftContext, Drafter, Figures, Lm, Mixing, Pass, Proposal, Table, TreeBuilder, TreeSize,
-    Verified, mix,
+    DraftContext, DraftModel, DraftRequest, Drafter, Figures, Mixing, Pass, Proposal, Source,
+    TreeBuilder, TreeSize, Verified, mix,
 };
 use gemma::engine::{Scores, TokenTree};
 use gemma::error::Fault;
@@ -63,21 +63,11 @@ struct Options {
     #[arg(long)]
     count: Option<usize>,
     /// Sources that take part
-    #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Source::Context, Source::Table, Source::Model])]
+    #[arg(long, value_parser = source, value_delimiter = ',', default_value = "context,table,model")]
     sources: Vec<Source>,
     /// Weights of the sources
     #[arg(long, value_enum, default_value_t = Weights::Learned)]
     mixing: Weights,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Source {
-    /// The continuation of the last place where the text ended like this
-    Context,
-    /// The target's likeliest tokens after the last one or two tokens
-    Table,
-    /// The draft model
-    Model,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -88,6 +78,12 @@ enum Weights {
     Taught,
     /// Are the same at all places
     Fixed,
+}
+
+fn source(name: &str) -> Result<Source, String> {
+    let names: Vec<&str> = Source::mixed().map(Source::name).collect();
+    let source = Source::mixed().find(|source| source.name() == name);
+    source.ok_or_else(|| format!("expected one of {}", names.join(", ")))
 }
 
 fn tree(text: &str) -> Result<TreeSize, String> {
@@ -206,9 +202,8 @@ fn builder(
     tokenizer: &Tokenizer,
     texts: &[Transcript],
 ) -> Result<(TreeBuilder, Option<String>)> {
-    let wants = |source| options.sources.contains(&source);
-    let (lm, name) = match wants(Source::Model) {
-        true => draft_model(options, tokenizer, texts).map(|(lm, name)| (Some(lm), Some(name)))?,
+    let (model, name) = match options.sources.contains(&Source::Model) {
+        true => draft_model(options, tokenizer, texts).map(|(m, name)| (Some(m), Some(name)))?,
         false => (None, None),
     };
     let (prior, rate) = match options.mixing {
@@ -217,8 +212,7 @@ fn builder(
         Weights::Fixed => (false, 0.0),
     };
     let mixing = Mixing { prior, rate, ..Mixing::default() };
-    let table = wants(Source::Table).then(Table::new);
-    Ok((TreeBuilder::new(lm, wants(Source::Context), table, mixing), name))
+    Ok((TreeBuilder::new(model, &options.sources, mixing), name))
 }
 
 /// Loads the draft model, with room for the longest text.
@@ -226,7 +220,7 @@ fn draft_model(
     options: &Options,
     tokenizer: &Tokenizer,
     texts: &[Transcript],
-) -> Result<(Lm, String)> {
+) -> Result<(DraftModel, String)> {
     let partner = Partner::named(&options.draft.as_str().into(), tokenizer, f32::INFINITY)?
         .context("--draft does not name a draft model")?
         .map_err(|why| {
@@ -243,7 +237,7 @@ fn draft_model(
     };
     let (pool, room) = (load::pool(&run)?, Room::of(partner.context(longest)));
     let loaded = load::load(&partner.weights, "draft model", &run, room, &pool, &Silence)?;
-    Ok((Lm::new(partner.engine(loaded.engine)?), name))
+    Ok((DraftModel::new(partner.engine(loaded.engine)?), name))
 }
 
 /// A text with the part that is given and the part that is guessed.
@@ -418,8 +412,8 @@ fn replay(
         };
         let root = ctx.root();
         proposal.reset(root);
-        builder.propose(&mut [Ask { text: 0, ctx, out: &mut proposal }])?;
-        proposal.limit(&ctx);
+        builder.propose(&mut [DraftRequest { text: 0, ctx, out: &mut proposal }])?;
+        proposal.limit(ctx.nodes, ctx.depth, ctx.vocab);
         replayed.time += start.elapsed();
         let path = proposal.tree.walk(&[&[root], left].concat());
         let next = left[path.len() - 1];

@@ -3,9 +3,8 @@
 #
 #   npu-kernels/build.sh [OUT]          both arrays and their manifest into OUT (default: ~/.local/share/gemma/npu)
 #   npu-kernels/build.sh --manifest     only writes manifest.txt anew from the sources
-#   npu-kernels/build.sh --host OUT     the kernel for this processor: OUT/flash_partial_{128,256}.so
 #
-# Only --manifest and --host have been run by this project: nobody on it has the tools or the device for the rest.
+# Only --manifest has been run by this project: nobody on it has the tools or the device for the rest.
 set -euo pipefail
 from=$PWD
 cd "$(dirname "$0")"
@@ -26,15 +25,6 @@ manifest() {
 case "${1:-}" in
   --manifest)
     manifest >manifest.txt
-    exit
-    ;;
-  --host)
-    host=$(absolute "$2")
-    mkdir -p "$host"
-    for d in 128 256; do
-      "${CXX:-g++}" -std=c++17 -O2 -Wall -Wextra -Werror -ffp-contract=off -fno-strict-aliasing -shared -fPIC -Ihost -DHEAD_DIM=$d \
-        flash_partial.cc -o "$host/flash_partial_$d.so"
-    done
     exit
     ;;
 esac

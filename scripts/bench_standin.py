@@ -12,8 +12,8 @@ one unless other options name another:
     --tokenizer GEMMA/tokenizer.json
 
 Speed is real; tokens a pass are the stand-in's and say nothing of a Gemma. Our side checks that
-drafts change no text. What fails or has no time left is named, the rest is measured, and the script
-exits 1. The table comes last.
+drafts change no text. The script names what fails or has no time left, measures the rest, and exits
+with 1. The table comes last.
 """
 
 import argparse

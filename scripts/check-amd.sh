@@ -3,7 +3,7 @@
 # driver (Mesa's RADV), and holds registers, code and instructions to the budgets of
 # scripts/amd/budgets.txt. Exits with 1 where one is exceeded.
 #
-#   scripts/check-amd.sh [LISTER]           LISTER is the built examples/kernels.rs, which it
+#   scripts/check-amd.sh [LISTER]           LISTER is the built examples/kernels, which it
 #                                           otherwise builds
 #   scripts/check-amd.sh --model [LISTER]   prints the modelled passes on a Radeon 780M alone: the
 #                                           table of docs/LAPTOP.md

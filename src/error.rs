@@ -1,4 +1,4 @@
-//! Floor 0: what went wrong, in the terms of the command line's contract: an exit code, a sentence,
+//! What went wrong, in the terms of the command line's contract: an exit code, a sentence,
 //! a remedy.
 //!
 //! Anything that a user or a file can get wrong carries a [`Fault`] somewhere in its `anyhow`

@@ -1,30 +1,31 @@
 //! Speculative decoding for Gemma 3: cheap sources propose a tree of tokens, and the quantised
-//! target checks the whole tree in one pass.
+//! target verifies the whole tree in one pass.
 //!
 //! # Floors
-//! A file uses lower floors or its own room only; `tests/source/layering.rs` checks it.
+//! A file uses only lower floors or its own room; `tests/source/layering.rs` checks it.
 //! ```text
-//! 7  cli         commands/ has a file or folder for each command, options/ the options that several
+//! 8  cli         commands/ has a file or folder for each command, options/ the options that several
 //!                take, io/ what they read and write; the only room that prints
-//! 6  runtime     a session: models found, opened, placed and loaded, drafts, what passes cost
-//! 5  decode      the scheduler: one loop for all texts; verification, text that is certain,
+//! 7  runtime     a session: models found, opened, placed and loaded, drafts, what passes cost
+//! 6  decode      the scheduler: one loop for all texts; verification, text that is certain,
 //!                statistics
-//! 4  draft       where proposals come from
+//! 5  draft       where proposals come from
 //!    quant       conversion of checkpoints
 //!    eval        likelihoods of texts
-//! 3  engine      one model and the timelines of its texts
+//! 4  engine      one model and the timelines of its texts
 //!    grammar     which tokens may follow (JSON Schema, Lark, regular expressions)
-//! 2  models      what a model is: config, weights, forward pass, tokenizer, chat template;
+//! 3  models      what a model is: config, weights, forward pass, tokenizer, chat template;
 //!                gemma3/ what only Gemma 3 has
 //!    vulkan      the GPU executor
 //!    npu         an executor that hands full pages of global layers to an NPU; a model of one
-//! 1  checkpoint  files -> tensors
+//! 2  checkpoint  files -> tensors
 //!    compute     the list of dispatches, the CPU kernels and their scalar twins
 //!    sampler     scores -> a token
+//! 1  util        child processes, figures, shell words, directories, files written whole
 //! 0  tensor      formats and codecs
+//!    os          the operating system, in functions that every system can offer
 //!    kv, error   pages of keys and values; faults that carry an exit code and a remedy
 //!    testing     faults that tests ask for
-//!    util        hexadecimal, figures, shell words, directories, files written whole
 //! ```
 //!
 //! # The way of a token
@@ -34,11 +35,11 @@
 //! it, for one text or many, is [`decode::Scheduler::step`].
 //!
 //! # Four promises
-//! 1. `history` is the only truth; every cache follows it by common prefix.
-//! 2. What a row computes depends on its own token path alone, bit for bit.
-//! 3. Sampling is a pure function of (seed, position, logits), and under a grammar or a penalty of
-//!    the tokens before too.
-//! 4. So the text is the same whatever drafter or tree proposes, at every temperature.
+//! 1. `history` is the only truth. Every cache follows it by common prefix.
+//! 2. The result of a row depends on its own token path alone, bit for bit.
+//! 3. Sampling is a pure function of (seed, position, logits), and under a grammar or a penalty also
+//!    of the earlier tokens.
+//! 4. The text is therefore the same with any drafter and any tree, at every temperature.
 //!
 //! The terms are explained in `docs/GLOSSARY.md`.
 
@@ -54,6 +55,7 @@ pub mod grammar;
 pub mod kv;
 pub mod models;
 pub mod npu;
+pub mod os;
 pub mod quant;
 pub mod runtime;
 pub mod sampler;

@@ -1,12 +1,12 @@
 //! Parse, run, print the error chain, exit.
 
 use gemma::cli;
-use gemma::cli::io::crash::Allocator;
+use gemma::os::{crash, signals};
 use gemma::util::child;
 use std::process::ExitCode;
 
 #[global_allocator]
-static ALLOCATOR: Allocator = Allocator;
+static ALLOCATOR: crash::Allocator = crash::Allocator;
 
 /// Runs before main and before Rust's runtime.
 #[cfg(target_os = "linux")]
@@ -14,16 +14,16 @@ static ALLOCATOR: Allocator = Allocator;
 // SAFETY: the section holds addresses of functions that take nothing they need and return nothing,
 // and this is one.
 #[unsafe(link_section = ".init_array")]
-static BEFORE_MAIN: extern "C" fn() = cli::io::signals::mark_closed_stdout;
+static BEFORE_MAIN: extern "C" fn() = signals::mark_closed_stdout;
 
 fn main() -> ExitCode {
-    cli::io::signals::of_failed_writes();
+    signals::prepare_writes();
     let argv: Vec<_> = std::env::args_os().collect();
     if let Some(code) = cli::child::run(&argv) {
         return code;
     }
     child::allow();
-    cli::io::crash::watch();
+    crash::watch(cli::io::crash::report);
     let (command, typed) = match cli::commands::parse(&argv) {
         Ok(parsed) => parsed,
         // Help and version end here with 0, wrong usage with 2.

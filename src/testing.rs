@@ -6,12 +6,12 @@ pub const FAIL_READS_AFTER: &str = "GEMMA_FAIL_READS_AFTER";
 /// Makes the n-th submission to a GPU fail with a lost device. Of several numbers, as in `60,9,-`,
 /// each counts until a device was lost, and the last one from then on; `-` loses none.
 pub const LOSE_AFTER: &str = "GEMMA_VULKAN_LOSE_AFTER";
-/// Makes a kernel's result wrong: the four numbers of a [`crate::vulkan::InjectedFault`].
+/// Makes a kernel's result wrong: the four numbers of an `InjectedFault` of `vulkan`.
 pub const WRONG_RESULT: &str = "GEMMA_VULKAN_FAULT";
 /// Multiplies matrices without `linear_few` and `linear_many`, to measure what these two gain.
 pub const GENERAL_KERNELS: &str = "GEMMA_VULKAN_GENERAL_KERNELS";
 /// Makes commands of the NPU's model fail: a kind and the first command, as in `abort@3`, see
-/// [`crate::npu::host::Fault`].
+/// `Fault` of `npu::host`.
 pub const NPU_FAULT: &str = "GEMMA_FAIL_NPU";
 /// Makes the child process that tries a driver die (`abort`), die if it asks about matrices
 /// (`abort-whole`), fail (`fail`) or never end (`hang`).

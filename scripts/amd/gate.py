@@ -218,7 +218,7 @@ def main():
     parser.add_argument("--spirv", required=True, help="folder of compiled shaders")
     parser.add_argument("--model", action="store_true")
     parser.add_argument("--update", action="store_true")
-    parser.add_argument("lister", help="the built examples/kernels.rs")
+    parser.add_argument("lister", help="the built examples/kernels")
     options = parser.parse_args()
     chips = [MODELLED] if options.model else CHIPS
     compiled = kernels.compiled(options.driver, chips, options.lister, options.spirv)

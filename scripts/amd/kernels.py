@@ -31,7 +31,7 @@ def inner_turns(shader, constants):
 
 
 class Call:
-    """A kernel call of a pass, as `examples/kernels.rs` lists it, compiled."""
+    """A kernel call of a pass, as `examples/kernels` lists it, compiled."""
 
     def __init__(self, line, kernel, statistics):
         self.__dict__.update(line)

@@ -175,7 +175,7 @@ class Compiler:
         )
 
     def describe(self, chip):
-        """The features that the program asks of a device, as `examples/kernels.rs` reads it."""
+        """The features that the program asks of a device, as `examples/kernels` reads it."""
         subgroups = Subgroups(1000225000)
         # VkPhysicalDeviceProperties2: 16 bytes of head, then properties, whose limits lie at 296.
         raw = c.create_string_buffer(2048)

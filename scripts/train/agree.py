@@ -9,7 +9,7 @@ to prompts that no training saw.
 tokens to each (first turns, lines with "turns" and "category"). `drafts` prints, for each exported
 draft, fake-quantised, and each category: the share of tokens guessed, the share that is among four
 guesses, and the tokens a pass of the target would bring where 4 or 8 tokens in a row are guessed.
-Of a prompt a draft reads the last 256 tokens, as in the program.
+A draft reads the last 256 tokens of a prompt, as in the program.
 """
 
 import argparse

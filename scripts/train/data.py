@@ -105,8 +105,8 @@ class Own:
         whole = {n: torch.cat([p[n].to(device) for p in parts]) for n in parts[0]}
         self.tokens, self.kind = whole["tokens"], whole["kind"]
         self.top, self.chance = whole["top"], whole["chance"]
-        # What stands in front of a row's first <bos> goes on from the row before, which the draft
-        # does not see.
+        # Tokens before a row's first <bos> continue the previous row, which the draft does not
+        # see.
         self.kind[(self.tokens == BOS).cumsum(1) == 0] = SEEN
         self.weight = torch.zeros(3, device=device)
         self.weight[READ], self.weight[WRITTEN] = read, 1.0

@@ -1,6 +1,7 @@
 //! Which weights these are, told without reading them all.
 
-use super::{Checkpoint, Stamp};
+use super::Checkpoint;
+use crate::os::files::Stamp;
 use anyhow::{Context, Result};
 use sha2::{Digest, Sha256};
 

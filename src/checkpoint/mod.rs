@@ -1,4 +1,4 @@
-//! Floor 1: files -> tensors. One way in for Hugging Face directories, our own artifacts, bundled
+//! Files -> tensors. One way in for Hugging Face directories, our own artifacts, bundled
 //! models and GGUF files.
 //!
 //! Everything a file can get wrong is found when it is opened, before a byte of it is used, and
@@ -16,7 +16,6 @@ mod store;
 mod view;
 
 pub use foreign::check_bytes;
-pub use store::Stamp;
 pub use view::{Dtype, TensorView, is_weight};
 
 use crate::error::Fault;

@@ -1,11 +1,11 @@
 //! Where a checkpoint's files come from: a directory, or bytes inside the binary.
 
 use crate::error::Fault;
+use crate::os::{self, files::Stamp};
 use crate::testing;
 use crate::util::json;
 use anyhow::Result;
 use memmap2::Mmap;
-use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::fs::File;
 use std::io::{ErrorKind, Read};
@@ -19,19 +19,6 @@ const MAX_SIDE_FILE: u64 = 512 << 20;
 pub enum Store {
     Directory(PathBuf),
     Memory(String, Vec<(&'static str, &'static [u8])>),
-}
-
-/// What the file system says of an open file. Equal stamps mean equal bytes: no program can set the
-/// time at which an inode changed. All zero but for the length where the file is in the binary.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Stamp {
-    bytes: u64,
-    /// When the content changed: seconds since 1970, and nanoseconds.
-    modified: (i64, i64),
-    /// When the inode changed.
-    changed: (i64, i64),
-    inode: u64,
-    device: u64,
 }
 
 /// The bytes of one file.
@@ -57,10 +44,9 @@ impl Bytes {
     /// Reads from the file itself: unlike the map, a file that shrank meanwhile is an error and no
     /// signal, and what was read does not stay in this process.
     pub fn read_at(&self, start: usize, out: &mut [u8]) -> std::io::Result<()> {
-        use std::os::unix::fs::FileExt;
         match self {
-            Bytes::Mapped(..) if read_fails() => Err(std::io::Error::from_raw_os_error(libc::EIO)),
-            Bytes::Mapped(_, file) => file.read_exact_at(out, start as u64),
+            Bytes::Mapped(..) if read_fails() => Err(os::files::disk_error()),
+            Bytes::Mapped(_, file) => os::files::read_exact_at(file, out, start as u64),
             Bytes::Static(_) | Bytes::Owned(_) => {
                 let part = self.get(start..start + out.len()).ok_or(ErrorKind::UnexpectedEof)?;
                 out.copy_from_slice(part);
@@ -70,34 +56,16 @@ impl Bytes {
     }
 
     pub fn stamp(&self) -> std::io::Result<Stamp> {
-        use std::os::unix::fs::MetadataExt;
-        let Bytes::Mapped(_, file) = self else {
-            return Ok(Stamp { bytes: self.len() as u64, ..Stamp::default() });
-        };
-        let meta = file.metadata()?;
-        Ok(Stamp {
-            bytes: meta.len(),
-            modified: (meta.mtime(), meta.mtime_nsec()),
-            changed: (meta.ctime(), meta.ctime_nsec()),
-            inode: meta.ino(),
-            device: meta.dev(),
-        })
+        match self {
+            Bytes::Mapped(_, file) => Stamp::of_file(file),
+            Bytes::Static(_) | Bytes::Owned(_) => Ok(Stamp::of_bytes(self.len() as u64)),
+        }
     }
 
     /// Tells the system that these bytes will not be needed soon.
     pub fn release(&self, range: std::ops::Range<usize>) {
-        if let (Bytes::Mapped(map, _), false) = (self, range.is_empty()) {
-            // SAFETY: a read-only map of a file: pages that are dropped come back from it with the
-            // same bytes.
-            let advised = unsafe {
-                map.unchecked_advise_range(
-                    memmap2::UncheckedAdvice::DontNeed,
-                    range.start,
-                    range.len(),
-                )
-            };
-            // Only advice: what it does not do costs memory, nothing else.
-            let _ = advised;
+        if let Bytes::Mapped(map, _) = self {
+            os::memory::release(map, range);
         }
     }
 }

@@ -4,7 +4,7 @@ use crate::cli::io::output::print;
 use crate::cli::io::ui::Ui;
 use crate::grammar;
 use crate::models::chat;
-use crate::runtime::driver;
+use crate::runtime::backends;
 use crate::util::child::role;
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -17,7 +17,7 @@ pub fn run(argv: &[OsString]) -> Option<ExitCode> {
         Some(chat::ROLE) => return done(chat::serve_parent()),
         _ => {}
     }
-    match driver::as_child(argv)? {
+    match backends::as_child(argv)? {
         Ok(shapes) => done(print(&format!("{shapes}\n")).is_ok()),
         Err(error) => {
             Ui::plain().error(&error);

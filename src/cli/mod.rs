@@ -1,4 +1,4 @@
-//! Floor 7: the command line. What was typed becomes a validated setup; results go to standard
+//! The command line. What was typed becomes a validated setup; results go to standard
 //! output, everything else to standard error.
 //!
 //! `commands/` has one file or folder for each command, `options/` the options that several

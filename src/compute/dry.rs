@@ -20,6 +20,8 @@ pub trait Footprint: Send {
     /// Buffers of the executor's own that it makes when it records this plan.
     fn recorded(&mut self, plan: &Plan, layout: StepLayout) -> Result<Vec<u64>>;
     fn max_rows(&self) -> usize;
+    /// Returns the bytes that it takes beside both, mostly while weights are loaded.
+    fn staging(&self) -> u64;
     fn key_block(&self) -> fn(KvFormat) -> usize;
     fn lists_best(&self) -> bool;
 }
@@ -51,14 +53,14 @@ impl Counted {
 }
 
 /// Counts for one kind of executor.
-pub struct Dry<F> {
-    footprint: F,
+pub struct Dry {
+    footprint: Box<dyn Footprint>,
     counted: Counted,
     ids: [u32; 3],
 }
 
-impl<F: Footprint> Dry<F> {
-    pub fn new(footprint: F) -> Dry<F> {
+impl Dry {
+    pub fn new(footprint: Box<dyn Footprint>) -> Dry {
         Dry { footprint, counted: Counted::default(), ids: [0; 3] }
     }
 
@@ -72,7 +74,7 @@ impl<F: Footprint> Dry<F> {
     }
 }
 
-impl<F: Footprint> Executor for Dry<F> {
+impl Executor for Dry {
     fn caps(&self) -> Caps {
         let (max_rows, lists_best) = (self.footprint.max_rows(), self.footprint.lists_best());
         Caps { max_rows, lists_best, is_dry: true }
@@ -132,7 +134,7 @@ impl<F: Footprint> Executor for Dry<F> {
 }
 
 /// Memory is counted; there is nothing to be timed.
-impl<F: Footprint> Reports for Dry<F> {
+impl Reports for Dry {
     fn report(&self) -> Report {
         let held = self.counted.held();
         Report { device: "nothing at all".into(), held, allocated: held, ..Report::default() }

@@ -1,10 +1,11 @@
-//! Floor 1: the dispatch list (`plan`), the executor seam, the CPU executor with its scalar twins,
+//! The dispatch list (`plan`), the executor seam, the CPU executor with its scalar twins,
 //! and the executor that spreads a plan over two others (`split`). Knows no model.
 
 pub mod act;
 pub mod best;
 pub mod cache;
 pub mod cpu;
+pub mod device;
 pub mod dry;
 pub mod executor;
 pub mod memory;
@@ -18,6 +19,7 @@ pub mod uses;
 
 pub use act::{Act, ActFormat};
 pub use cache::{KvFormat, KvLayer};
+pub use device::{Choice, DeviceInfo};
 pub use executor::{
     AssistReport, Caps, Executor, ExecutorExt, Held, KernelTime, LoadJob, Loading, Report, Reports,
     Storage,

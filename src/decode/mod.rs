@@ -1,7 +1,7 @@
-//! Floor 5: the loop, verification, text that is certain, statistics.
+//! The loop, verification, text that is certain, statistics.
 
-pub mod chances;
-mod growing;
+mod growth;
+pub mod log_probs;
 mod prefixes;
 pub mod scheduler;
 pub mod stats;
@@ -12,8 +12,8 @@ use std::sync::atomic::AtomicBool;
 
 use anyhow::Result;
 
-pub use chances::Chances;
-pub use scheduler::{Ended, Request, Scheduler};
+pub use log_probs::TokenLogProbs;
+pub use scheduler::{Ended, Refused, Request, Scheduler};
 pub use stats::{Stats, Tally};
 pub use verify::{Verdict, verify};
 
@@ -74,20 +74,16 @@ pub fn generate(
 ) -> Result<Stop> {
     scheduler::room(target, history)?;
     let mut scheduler = Scheduler::new(target, drafter, policy, limits.stop_ids, limits.interrupt);
-    let sequence = scheduler.admit(Request {
-        history: std::mem::take(history),
-        sampler: sampler.clone(),
-        max_tokens: limits.max_tokens,
-        stats: std::mem::take(stats),
-        chances: None,
-    })?;
+    let request = Request::new(std::mem::take(history), sampler.clone(), limits.max_tokens);
+    let admitted = scheduler.admit(Request { stats: std::mem::take(stats), ..request });
+    let sequence = admitted.map_err(|refused| refused.error)?;
     loop {
         let ended = match scheduler.step(&mut |_, event| on_event(event)) {
             Ok(mut ended) => ended.pop(),
             Err(error) => scheduler.cancel(sequence).map(|text| Ended { stop: Err(error), ..text }),
         };
         if let Some(ended) = ended {
-            (*history, *stats) = (ended.history, ended.stats);
+            (*history, *stats) = (ended.text.history, ended.text.stats);
             return ended.stop;
         }
     }

@@ -11,10 +11,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Error, Result};
 
-use super::growing::{Stage, Text, asks};
+use super::growth::{Stage, Text, draft_requests};
 use super::prefixes::{Prefixes, common, whole_pages};
-use super::{Chances, Event, Flow, Stats, Stop, Verdict, verify};
-use crate::draft::{Allowance, Drafter, Outcome, Pass, Policy, Proposal, Round, forced, verified};
+use super::{Event, Flow, Stats, Stop, TokenLogProbs, Verdict, verify};
+use crate::draft::{
+    Allowance, DraftRequest, Drafter, Outcome, Pass, Policy, Proposal, Round, grammar, verified,
+};
 use crate::engine::{EngineExt, Input, Output, Rows, Scores, Timeline, TokenTree};
 use crate::error::{Fault, Kind};
 use crate::kv::PAGE;
@@ -26,25 +28,41 @@ const PROMPT_ROWS: usize = 64;
 /// How long nothing is done where all texts wait for their grammars.
 const MOMENT: Duration = Duration::from_millis(1);
 
-/// A text to be grown.
+/// A text to be grown. A text that ends or pauses is given back as the request that continues it.
+#[derive(Debug)]
 pub struct Request {
+    /// The prompt and the generated tokens.
     pub history: Vec<Token>,
     pub sampler: Sampler,
+    /// The most tokens that may still come. The context may hold fewer.
     pub max_tokens: usize,
-    /// Counts go on from here.
     pub stats: Stats,
-    /// How many likeliest tokens are told beside each token's own chance; `None` for no chances.
-    pub chances: Option<usize>,
+    /// The number of likeliest tokens beside each token's own log-probability; `None` for no
+    /// log-probabilities.
+    pub top_log_probs: Option<usize>,
 }
 
-/// A text that came to its end. An error is the text's own: the others go on.
+impl Request {
+    /// Makes a request with empty statistics and without log-probabilities.
+    pub fn new(history: Vec<Token>, sampler: Sampler, max_tokens: usize) -> Request {
+        Request { history, sampler, max_tokens, stats: Stats::default(), top_log_probs: None }
+    }
+}
+
+/// A request that was not admitted.
+#[derive(Debug)]
+pub struct Refused {
+    pub request: Request,
+    pub error: Error,
+}
+
+/// A text that has ended. An error is the text's own: other texts continue.
 pub struct Ended {
     pub sequence: usize,
-    pub history: Vec<Token>,
+    pub text: Request,
     pub stop: Result<Stop>,
-    pub stats: Stats,
-    /// Chances of the tokens of the last pass.
-    pub chances: Vec<Chances>,
+    /// Log-probabilities of the tokens since the last call for them.
+    pub log_probs: Vec<TokenLogProbs>,
 }
 
 /// A target, its drafter, and the texts that share both.
@@ -124,22 +142,21 @@ impl<'a> Scheduler<'a> {
 
     /// Gives a text a free sequence and returns its number. The sequence that holds most of the
     /// text is taken; of equal ones, the one unused for longest. Nothing is read yet. An empty
-    /// history is an error, and so is one that leaves no room in the context.
-    pub fn admit(&mut self, request: Request) -> Result<usize> {
-        let Request { history, sampler, max_tokens, stats, chances } = request;
-        let left = max_tokens.min(room(self.target, &history)?);
+    /// history and one that leaves no room in the context are refused.
+    pub fn admit(&mut self, mut request: Request) -> Result<usize, Box<Refused>> {
+        match room(self.target, &request.history) {
+            Ok(room) => request.max_tokens = request.max_tokens.min(room),
+            Err(error) => return Err(Box::new(Refused { request, error })),
+        }
         let free = (0..self.texts.len()).filter(|s| self.texts[*s].is_none());
         let fitness = |s: &usize| {
-            let gain = self.prefixes.gain(self.target, *s, &history);
+            let gain = self.prefixes.gain(self.target, *s, &request.history);
             (gain, Reverse(self.prefixes.last_use(*s)), Reverse(*s))
         };
         let sequence = free.max_by_key(fitness).expect("the caller has seen that there is room");
         self.prefixes.touch(sequence);
         self.texts[sequence] = Some(Text {
-            history,
-            sampler,
-            left,
-            stats,
+            request,
             admitted: Instant::now(),
             stage: Stage::Admitted,
             rests: false,
@@ -148,8 +165,7 @@ impl<'a> Scheduler<'a> {
             scored_at: None,
             chunk: TokenTree::default(),
             fork: 0,
-            wanted: chances,
-            chances: Vec::new(),
+            log_probs: Vec::new(),
         });
         Ok(sequence)
     }
@@ -159,20 +175,20 @@ impl<'a> Scheduler<'a> {
         self.texts[sequence].is_some().then(|| self.end(sequence, Ok(Stop::Receiver)))
     }
 
-    /// Returns the chances of the tokens that a text grew by since they were taken last.
-    pub fn take_chances(&mut self, sequence: usize) -> Vec<Chances> {
-        self.texts[sequence].as_mut().map_or_else(Vec::new, |t| std::mem::take(&mut t.chances))
+    /// Returns the log-probabilities of the tokens of a text since the last call.
+    pub fn take_log_probs(&mut self, sequence: usize) -> Vec<TokenLogProbs> {
+        self.texts[sequence].as_mut().map_or_else(Vec::new, |t| std::mem::take(&mut t.log_probs))
     }
 
     fn end(&mut self, sequence: usize, stop: Result<Stop>) -> Ended {
         let mut text = self.texts[sequence].take().expect("there is such a text");
         if let Stage::Grows(begun) = text.stage {
-            text.stats.decode_time += begun.elapsed();
+            text.request.stats.decode_time += begun.elapsed();
         }
         self.prefixes.touch(sequence);
         self.prefixes.retain(self.target, sequence, self.target.position(sequence));
-        let Text { history, stats, chances, .. } = text;
-        Ended { sequence, history, stop, stats, chances }
+        let Text { request: text, log_probs, .. } = text;
+        Ended { sequence, text, stop, log_probs }
     }
 
     /// Runs one pass. `on_event` gets the events of each text, by its sequence, and may end it.
@@ -186,7 +202,9 @@ impl<'a> Scheduler<'a> {
         let interrupted = self.interrupt.load(Ordering::Relaxed);
         for sequence in 0..self.texts.len() {
             match &self.texts[sequence] {
-                Some(text) if text.left == 0 => ended.push(self.end(sequence, Ok(Stop::Length))),
+                Some(text) if text.request.max_tokens == 0 => {
+                    ended.push(self.end(sequence, Ok(Stop::Length)))
+                }
                 Some(_) if interrupted => ended.push(self.end(sequence, Ok(Stop::Interrupt))),
                 _ => {}
             }
@@ -268,7 +286,7 @@ impl<'a> Scheduler<'a> {
                 self.prefixes.retain(self.target, sequence, past);
                 self.drafter.prepare(sequence, text.past())?;
                 self.policy.begin_text();
-                text.stats.prefill_time += text.admitted.elapsed();
+                text.request.stats.prefill_time += text.admitted.elapsed();
                 text.stage = Stage::Grows(Instant::now());
             }
         }
@@ -294,8 +312,8 @@ impl<'a> Scheduler<'a> {
         self.prefixes.resume(self.target, sequence, text.past());
         let cached = self.target.position(sequence);
         text.fork = self.prefixes.fork(self.target, sequence, text.past());
-        text.stats.prompt_tokens += text.history.len() as u64;
-        text.stats.prefilled += (text.past().len() - cached) as u64;
+        text.request.stats.prompt_tokens += text.request.history.len() as u64;
+        text.request.stats.prefilled += (text.past().len() - cached) as u64;
         text.stage = Stage::Reads;
     }
 
@@ -322,7 +340,7 @@ impl<'a> Scheduler<'a> {
     /// may follow: the others do not wait for it.
     fn find_growing(&mut self) -> Vec<usize> {
         for text in self.texts.iter_mut().flatten().filter(|text| text.grows()) {
-            text.rests = !text.sampler.is_ready(&text.history);
+            text.rests = !text.request.sampler.is_ready(&text.request.history);
             if text.rests {
                 // The next pass has no scores of its tree.
                 text.scored_at = None;
@@ -341,22 +359,25 @@ impl<'a> Scheduler<'a> {
         let texts = || growing.iter().map(|s| self.texts[*s].as_ref().expect("it grows"));
         let mut recent_match = false;
         for (sequence, text) in growing.iter().zip(texts()) {
-            recent_match |= drafter.has_recent_match(*sequence, &text.history);
+            recent_match |= drafter.has_recent_match(*sequence, &text.request.history);
         }
-        let position = texts().map(|text| text.history.len()).max().unwrap_or(0);
+        let position = texts().map(|text| text.request.history.len()).max().unwrap_or(0);
         let most = target.engine().info().max_rows - growing.len() - prompt_rows;
         let round = Round { texts: growing.len(), position, most, recent_match };
         let allowed = self.policy.allow(&round);
         let vocab = target.engine().info().vocab;
-        let mut asks = asks(&mut self.texts, &self.scores, &allowed, vocab, true);
+        let mut requests = draft_requests(&mut self.texts, &self.scores, &allowed, vocab, true);
         let steps = if allowed.only_forced {
-            asks.iter_mut().for_each(|ask| forced::chain(&ask.ctx, ask.out));
+            requests.iter_mut().for_each(|request| grammar::chain(&request.ctx, request.out));
             0
         } else {
-            drafter.propose(&mut asks)?
+            drafter.propose(&mut requests)?
         };
-        asks.iter_mut().for_each(|ask| ask.out.limit(&ask.ctx));
-        let mut proposals: Vec<&mut Proposal> = asks.into_iter().map(|ask| ask.out).collect();
+        for DraftRequest { ctx, out, .. } in &mut requests {
+            out.limit(ctx.nodes, ctx.depth, ctx.vocab);
+        }
+        let mut proposals: Vec<&mut Proposal> =
+            requests.into_iter().map(|request| request.out).collect();
         self.policy.choose(&mut proposals, asked.elapsed(), steps);
         Ok(allowed)
     }
@@ -377,7 +398,12 @@ impl<'a> Scheduler<'a> {
             let text = self.texts[sequence].as_ref().expect("it grows");
             inputs.push(Input::new(sequence, &text.proposal.tree, Rows::All));
             output = output
-                .zip(text.sampler.decisive().filter(|_| text.wanted.is_none()))
+                .zip(
+                    text.request
+                        .sampler
+                        .decisive()
+                        .filter(|_| text.request.top_log_probs.is_none()),
+                )
                 .map(|(all, own)| (all.0.max(own.0).max(listed), all.1.min(own.1)));
             row += text.proposal.len();
         }
@@ -412,10 +438,10 @@ impl<'a> Scheduler<'a> {
         }
         let Some(usual) = self.policy.ahead() else { return Ok(()) };
         let vocab = target.engine().info().vocab;
-        let asks = asks(&mut self.texts, &self.scores, allowed, vocab, false);
+        let requests = draft_requests(&mut self.texts, &self.scores, allowed, vocab, false);
         let start = Instant::now();
         let (mut at_work, mut looked, mut last) = (start, false, Duration::ZERO);
-        drafter.meanwhile(&asks, &mut || {
+        drafter.meanwhile(&requests, &mut || {
             let (busy, now) = (target.is_busy(), start.elapsed());
             (at_work, looked) = (if busy { start + now } else { at_work }, true);
             // Half of a batch may run on after the pass: it is not lost if the guess is right.
@@ -440,8 +466,14 @@ impl<'a> Scheduler<'a> {
         for &sequence in growing {
             let text = self.texts[sequence].as_mut().expect("it grows");
             let tree = &text.proposal.tree;
-            verdicts.push(verify(tree, &self.scores, row, &text.sampler, &text.history));
-            text.scored_at = Some((text.history.len(), row));
+            verdicts.push(verify(
+                tree,
+                &self.scores,
+                row,
+                &text.request.sampler,
+                &text.request.history,
+            ));
+            text.scored_at = Some((text.request.history.len(), row));
             row += tree.len();
         }
         verdicts
@@ -457,24 +489,25 @@ impl<'a> Scheduler<'a> {
         on_event: &mut dyn FnMut(usize, Event) -> Flow,
     ) -> Option<Stop> {
         let text = self.texts[sequence].as_mut().expect("it grows");
-        text.stats.round(&text.proposal, verdict, draft_time, pass);
+        text.request.stats.round(&text.proposal, verdict, draft_time, pass);
         std::mem::swap(&mut text.scored, &mut text.proposal.tree);
         let (_, first) = text.scored_at.expect("its tree was scored");
         for (token, node) in verdict.tokens(&text.scored).into_iter().zip(&verdict.path) {
             if self.stop_ids.contains(&token) {
                 return Some(Stop::Token(token));
             }
-            if let Some(n) = text.wanted {
-                text.chances.push(Chances::of(self.scores.row(first + *node as usize), token, n));
+            if let Some(n) = text.request.top_log_probs {
+                let row = self.scores.row(first + *node as usize);
+                text.log_probs.push(TokenLogProbs::new(row, token, n));
             }
-            text.history.push(token);
-            text.stats.tokens += 1;
-            text.left -= 1;
-            text.stats.first_token.get_or_insert_with(|| text.admitted.elapsed());
+            text.request.history.push(token);
+            text.request.stats.tokens += 1;
+            text.request.max_tokens -= 1;
+            text.request.stats.first_token.get_or_insert_with(|| text.admitted.elapsed());
             if on_event(sequence, Event::Token(token)) == Flow::Stop {
                 return Some(Stop::Receiver);
             }
-            if text.left == 0 {
+            if text.request.max_tokens == 0 {
                 return Some(Stop::Length);
             }
         }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use crate::kv::PAGE;
 
-/// Seconds that no pass takes.
+/// Upper bound of the seconds of a pass.
 const LONGEST: f32 = 3600.0;
 
 /// Seconds that a pass takes by its number of rows.

@@ -1,11 +1,11 @@
 //! Counts of drafters, for statistics and for the next run.
 
-use super::Costs;
+use super::costs::Costs;
 
 /// Measurements of drafting that the next text or run begins with.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Habits {
-    /// Tokens that a draft step brings, and the rounds behind it; by step.
+    /// Tokens that a draft step brings, and the rounds in which that was measured; by step.
     pub survival: Vec<(f32, f32)>,
     /// Seconds that the target waits for one draft step.
     pub level: f32,
@@ -14,21 +14,20 @@ pub struct Habits {
 /// Counts since the drafter was made.
 #[derive(Clone, Debug, Default)]
 pub struct Figures {
-    /// Rounds that a draft model had worked ahead for, and those of them in which it had already
-    /// read the token that came.
+    /// Rounds after work ahead, and rounds among them whose first token the draft model had read.
     pub ahead: u64,
     pub hits: u64,
     /// Passes of the draft model, and their rows, reading prompts not counted.
     pub draft_passes: u64,
     pub draft_rows: u64,
-    /// Rounds with drafts; tokens that they were expected to bring, and brought.
+    /// Rounds with drafts, the expected number of their tokens, and the real one.
     pub rounds: u64,
     pub predicted: f64,
     pub realised: f64,
-    /// How far the chances are trusted by now, 1 for fully.
+    /// Factor for the chances, 1 for full trust.
     pub trust: f32,
-    /// Tokens of all rounds, and what they would have taken without drafts, by the measured cost of
-    /// a pass over one row.
+    /// Tokens of all rounds, and their time without drafts by the measured cost of a pass over one
+    /// row.
     pub plain_tokens: u64,
     pub plain_seconds: f64,
     /// c(M), where it is known.
@@ -38,13 +37,13 @@ pub struct Figures {
 }
 
 impl Figures {
-    /// Counts the tokens of a round of so many texts, and what they would have taken plainly.
+    /// Counts the tokens of a round, and the seconds that plain decoding takes for them.
     pub fn plain(&mut self, tokens: usize, seconds: f32) {
         self.plain_tokens += tokens as u64;
         self.plain_seconds += seconds as f64;
     }
 
-    /// Counts a round with drafts: tokens that were expected of the guesses, and all that came.
+    /// Counts a round with drafts: the accepted nodes that were expected, and all tokens.
     pub fn drafted(&mut self, texts: usize, expected: f32, tokens: usize) {
         self.rounds += texts as u64;
         self.predicted += (texts as f32 + expected) as f64;

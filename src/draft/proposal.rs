@@ -1,17 +1,16 @@
-//! A token tree with the chance of each node.
+//! A token tree with the probability and the source of each node.
 
-use super::DraftContext;
 use crate::engine::TokenTree;
 use crate::tensor::Token;
 
-/// Guesses of one round. Node 0 is the newest token of the history.
+/// Draft tokens of one round. Node 0 is the newest token of the history.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Proposal {
     pub tree: TokenTree,
     /// Estimated chance that the target takes the whole path to the node: 1 at the root, never
     /// above the parent's. `[nodes]`
     pub chance: Vec<f32>,
-    /// The drafter that gave the node its chance; empty at the root. `[nodes]`
+    /// Name of the source that gave the node its chance; empty at the root. `[nodes]`
     pub source: Vec<&'static str>,
 }
 
@@ -32,7 +31,7 @@ impl Proposal {
         self.source.push("");
     }
 
-    /// Returns nodes, the root included.
+    /// Returns the number of nodes, the root included.
     pub fn len(&self) -> usize {
         self.tree.len()
     }
@@ -71,7 +70,7 @@ impl Proposal {
     /// Returns the nodes without the root, most likely first; a parent comes before its children.
     pub fn by_chance(&self) -> Vec<u32> {
         let mut order: Vec<u32> = (1..self.len() as u32).collect();
-        // Stable: among equals the earlier node, so the parent.
+        // The sort is stable: among equals the parent stands first.
         order.sort_by(|&a, &b| self.chance[b as usize].total_cmp(&self.chance[a as usize]));
         order
     }
@@ -86,18 +85,18 @@ impl Proposal {
         }
     }
 
-    /// Drops nodes too deep or unknown to the target, then the least likely ones above the number
-    /// allowed.
-    pub fn limit(&mut self, ctx: &DraftContext<'_>) {
+    /// Drops nodes below `most_depth` and ids from `vocab` on, then the least likely nodes above
+    /// `nodes`.
+    pub fn limit(&mut self, nodes: usize, most_depth: usize, vocab: usize) {
         let allowed = |(&depth, &token): (&u32, &Token)| {
-            depth == 0 || depth as usize <= ctx.depth && (token as usize) < ctx.vocab
+            depth == 0 || depth as usize <= most_depth && (token as usize) < vocab
         };
         let keep: Vec<bool> =
             self.tree.depths().iter().zip(&self.tree.tokens).map(allowed).collect();
         if keep.contains(&false) {
             self.keep(&keep);
         }
-        self.keep_best(ctx.nodes);
+        self.keep_best(nodes);
     }
 
     /// Drops nodes, each with its descendants.
@@ -119,7 +118,6 @@ impl Proposal {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sampler::{Sampler, SamplerConfig};
 
     fn sample() -> Proposal {
         let mut p = Proposal::root(9);
@@ -155,21 +153,9 @@ mod tests {
 
     #[test]
     fn limits_hold() {
-        let sampler = Sampler::new(SamplerConfig::default()).unwrap();
         let limited = |nodes, depth, vocab| {
             let mut p = sample();
-            let (history, sampler, chain) = (&[9][..], &sampler, false);
-            p.limit(&DraftContext {
-                history,
-                sampler,
-                nodes,
-                depth,
-                vocab,
-                chain,
-                draft_steps: usize::MAX,
-                rate: None,
-                verified: None,
-            });
+            p.limit(nodes, depth, vocab);
             p.tree.tokens
         };
         assert_eq!(limited(10, 9, 5), [9, 1, 2, 3, 4]);

@@ -8,9 +8,9 @@ pub struct Round {
     /// Texts that share the pass, and the longest history among them.
     pub texts: usize,
     pub position: usize,
-    /// Nodes besides the roots that a pass takes at most.
+    /// Upper bound of the nodes of a pass besides the roots.
     pub most: usize,
-    /// The end of one of the texts has come before, by
+    /// The ending of a text occurred before, by
     /// [`Drafter::has_recent_match`](super::Drafter::has_recent_match).
     pub recent_match: bool,
 }
@@ -18,17 +18,17 @@ pub struct Round {
 /// Bounds of drafting in a round.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Allowance {
-    /// Nodes to ask of each text, and how deep.
+    /// Nodes and depth for each text.
     pub nodes: usize,
     pub depth: usize,
     /// One line, no branches.
     pub chain: bool,
-    /// Passes of a draft model; with 0 only guesses that cost nothing are wanted.
+    /// Passes of a draft model. With 0 only free sources are asked.
     pub draft_steps: usize,
-    /// Tokens a second that plain decoding brings; `None` asks for decisions that do not depend on
-    /// the clock.
+    /// Tokens a second of plain decoding. `None` asks for decisions that do not depend on the
+    /// clock.
     pub rate: Option<f32>,
-    /// No source is asked: only tokens that a grammar forces are wanted.
+    /// Only tokens that a grammar forces are proposed.
     pub only_forced: bool,
 }
 
@@ -37,11 +37,11 @@ pub struct Allowance {
 pub struct Pass {
     /// Rows of all trees, and of prompts that are read in the pass.
     pub rows: usize,
-    /// From its beginning until its tokens were known.
+    /// Time from the beginning of the pass until its tokens were known.
     pub time: Duration,
-    /// The part of it that the drafter worked ahead in.
+    /// Part of the time in which the drafter worked ahead.
     pub ahead: Duration,
-    /// The end of that part in which the device may have been done already.
+    /// End of that part, in which the device may have been done already.
     pub late: Duration,
 }
 
@@ -49,7 +49,7 @@ pub struct Pass {
 #[derive(Clone, Copy, Debug)]
 pub struct Outcome<'a> {
     pub pass: Pass,
-    /// Nodes that the target took of each text, root included, in the order of
+    /// Nodes of each text that the target accepted, root included, in the order of
     /// [`Policy::choose`](super::Policy::choose).
     pub paths: &'a [Vec<u32>],
 }

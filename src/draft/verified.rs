@@ -4,11 +4,11 @@ use crate::engine::{Scores, TokenTree};
 use crate::sampler::Sampler;
 use crate::tensor::Token;
 
-/// Tokens remembered of each row.
+/// Tokens kept of each row.
 pub const BEST: usize = 8;
 
-/// A tree that the target has scored. A row of logits is searched when [`best`](Self::best) is
-/// called. A round whose drafter rests does no more than plain decoding.
+/// A tree that the target has scored. Only [`best`](Self::best) searches a row of logits, so a
+/// round without drafts does no more work than plain decoding.
 #[derive(Clone, Copy)]
 pub struct Verified<'a> {
     /// Length of the history that ended with the tree's root.
@@ -25,7 +25,7 @@ impl Verified<'_> {
         let row = self.first + node;
         match self.scores.best.get(row) {
             Some(best) => best[..best.len().min(BEST)].to_vec(),
-            // A row off the accepted path may be no numbers without anyone having to know.
+            // A row off the accepted path may hold NaN. That is no error.
             None => sampler.best(self.scores.row(row), BEST).unwrap_or_default(),
         }
     }

@@ -1,4 +1,4 @@
-//! Floor 3: one model and its timelines. A pass scores trees without touching the caches, `commit`
+//! One model and its timelines. A pass scores trees without touching the caches, `commit`
 //! makes paths history.
 
 pub mod planned;

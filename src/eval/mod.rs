@@ -1,4 +1,4 @@
-//! Floor 4: how likely a model finds a text, and how far two models are apart.
+//! How likely a model finds a text, and how far two models are apart.
 //!
 //! Token i of a window is predicted from those before it in the window; the first one is not
 //! predicted. A text longer than the window is cut into consecutive windows, each from an empty

@@ -1,4 +1,4 @@
-//! Floor 3: texts that must follow a grammar: JSON Schema, Lark's notation or a regular expression,
+//! Texts that must follow a grammar: JSON Schema, Lark's notation or a regular expression,
 //! by the `llguidance` crate.
 //!
 //! A grammar becomes a [`Rule`](crate::sampler::Rule) of the sampler: a pure function from the

@@ -5,6 +5,7 @@ use super::Source;
 use super::machine::{Ask, Machine, State};
 use super::vocabulary::Vocabulary;
 use crate::error::{Fault, fault_of, no_process};
+use crate::os::process::limit_processor_time;
 use crate::sampler::Mask;
 use crate::tensor::Token;
 use crate::util::child::{self, Child, End, Limits};
@@ -138,7 +139,7 @@ pub fn too_complex(source: &Source, end: End) -> Fault {
 pub fn serve_parent() -> bool {
     child::confined(LIMITS, || {
         let Some((Request::Compile { source, stops }, words)) = child::receive() else { return };
-        child::limit_processor_time(COMPILING);
+        limit_processor_time(COMPILING);
         let encode = |text: &str| {
             child::send(&Reply::Encode(text.to_owned()), &[]);
             match child::receive() {
@@ -149,7 +150,7 @@ pub fn serve_parent() -> bool {
         let vocabulary = Vocabulary::from_bytes(&words, stops, Arc::new(encode));
         let Some(vocabulary) = vocabulary else { return };
         let compiled = Machine::compile(&source, &vocabulary);
-        child::limit_processor_time(Duration::ZERO);
+        limit_processor_time(Duration::ZERO);
         let mut machine = match compiled {
             Ok(machine) => machine,
             Err(error) => {
@@ -161,10 +162,10 @@ pub fn serve_parent() -> bool {
         };
         child::send(&Reply::Compiled(Ok(())), &[]);
         while let Some((Request::Answer { forgotten, ask }, _)) = child::receive() {
-            child::limit_processor_time(MASK);
+            limit_processor_time(MASK);
             machine.forget(&forgotten);
             let State { number, mask, is_complete } = machine.answer(&ask);
-            child::limit_processor_time(Duration::ZERO);
+            limit_processor_time(Duration::ZERO);
             let ends = mask.as_ref().is_ok_and(Mask::ends);
             let (words, error) = match &mask {
                 Ok(mask) => {

@@ -8,6 +8,7 @@
 use super::tokenizer::{Special, Tokenizer};
 use crate::checkpoint::Checkpoint;
 use crate::error::{Fault, no_process};
+use crate::os::process::limit_processor_time;
 use crate::tensor::Token;
 use crate::util::child::{self, Child, End, Limits};
 use crate::util::{hex, json};
@@ -275,7 +276,7 @@ impl Rendering {
 pub fn serve_parent() -> bool {
     child::confined(LIMITS, || {
         if let Some((request, _)) = child::receive::<Rendering>() {
-            child::limit_processor_time(TIME);
+            limit_processor_time(TIME);
             child::send(&request.render(), &[]);
         }
     })

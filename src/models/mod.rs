@@ -1,4 +1,4 @@
-//! Floor 2: what Gemma 3 is. Configuration and weights here; nothing knows a device.
+//! What Gemma 3 is. Configuration and weights here; nothing knows a device.
 
 pub mod chat;
 pub mod config;

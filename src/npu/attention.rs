@@ -2,7 +2,7 @@
 //! jobs, and checks what comes back.
 
 use super::accel::{Bo, BoKind};
-use super::host::Core;
+use super::host::{Core, HostModelAccel, ModelOptions};
 use super::layout::{self, ABI, Header, MAGIC, MAX_ROWS, OBJECT, PAIR, PAIRS, ResultView, Shape};
 use super::session::{Session, Slot};
 use super::stream::Job;
@@ -130,6 +130,16 @@ impl FlashPartial {
             serial: 0,
             counters: Counters::default(),
         })
+    }
+
+    /// Returns the operation on a device that only counts its buffers, for plans. Refuses the models
+    /// that a device would refuse.
+    pub fn dry(dims: Dims) -> Result<FlashPartial> {
+        let accel = HostModelAccel::new(ModelOptions { is_dry: true, ..ModelOptions::default() });
+        FlashPartial::new(
+            Session::open(Box::new(accel), &HostModelAccel::xclbin(dims.shape()?))?,
+            dims,
+        )
     }
 
     pub fn session(&self) -> &Session {

@@ -5,12 +5,11 @@ use anyhow::{Result, bail, ensure};
 
 /// Runs one compute unit; the payload is its registers.
 const START_CU: u32 = 0;
-/// Runs an instruction stream named in the packet.
-const START_NPU: u32 = 20;
-/// Most payload words of each, as the firmware's messages hold them.
-pub const MAX_CU_WORDS: usize = 19;
-pub const MAX_NPU_WORDS: usize = 35;
-/// What a unit built with mlir-aie is told: run instructions.
+/// Most payload words, as the firmware's messages hold them.
+const MAX_WORDS: usize = 19;
+/// Payload words before the buffers.
+const HEAD_WORDS: usize = 5;
+/// The first argument of a unit built with mlir-aie: run instructions.
 const RUN_INSTRUCTIONS: u64 = 3;
 /// Bytes of a command buffer.
 pub const BYTES: usize = 4096;
@@ -78,24 +77,14 @@ impl Command {
         payload.push(self.words);
         payload.extend(self.arguments.iter().flat_map(|a| split(*a)));
         ensure!(
-            payload.len() <= MAX_CU_WORDS,
-            "{} payload words: a message holds {MAX_CU_WORDS}, which is 7 buffers",
+            payload.len() <= MAX_WORDS,
+            "{} payload words: a message holds {MAX_WORDS}, which is 7 buffers",
             payload.len()
         );
-        Ok(packet(START_CU, payload))
-    }
-
-    /// The same in the form that names the stream in the packet, for firmware that wants it so.
-    pub fn start_npu(&self) -> Result<Vec<u32>> {
-        let mut payload = split(self.stream).to_vec();
-        payload.extend([4 * self.words, 0]);
-        payload.extend(self.arguments.iter().flat_map(|a| split(*a)));
-        ensure!(
-            payload.len() <= MAX_NPU_WORDS,
-            "{} payload words: a message holds {MAX_NPU_WORDS}",
-            payload.len()
-        );
-        Ok(packet(START_NPU, payload))
+        let head = START_CU << 23 | (payload.len() as u32 + 1) << 12;
+        let mut packet = vec![State::New.put(head), 1];
+        packet.extend(payload);
+        Ok(packet)
     }
 
     /// Reads a packet as the driver and the firmware do.
@@ -108,45 +97,20 @@ impl Command {
         ensure!(head >> 10 & 3 == 0 && mask == 1, "compute units {mask:#x}: there is one");
         ensure!(count >= 1 && count - 1 <= rest.len(), "the packet says {count} words");
         let payload = &rest[..count - 1];
-        let (limit, start) = match opcode {
-            START_CU => (MAX_CU_WORDS, 5),
-            START_NPU => (MAX_NPU_WORDS, 4),
-            _ => bail!("opcode {opcode} is not known"),
-        };
-        ensure!(payload.len() <= limit, "{} payload words: a message holds {limit}", payload.len());
+        ensure!(opcode == START_CU, "opcode {opcode} is not known");
         ensure!(
-            payload.len() >= start && (payload.len() - start).is_multiple_of(2),
-            "{} payload words",
+            (HEAD_WORDS..=MAX_WORDS).contains(&payload.len())
+                && (payload.len() - HEAD_WORDS).is_multiple_of(2),
+            "{} payload words: a message holds {MAX_WORDS}",
             payload.len()
         );
-        let (stream, words) = match opcode {
-            START_CU => {
-                ensure!(join(payload) == RUN_INSTRUCTIONS, "the unit is told {}", join(payload));
-                (join(&payload[2..]), payload[4])
-            }
-            _ => {
-                ensure!(
-                    payload[2].is_multiple_of(4) && payload[3] == 0,
-                    "{} bytes, {} properties",
-                    payload[2],
-                    payload[3]
-                );
-                (join(payload), payload[2] / 4)
-            }
-        };
+        ensure!(join(payload) == RUN_INSTRUCTIONS, "the unit is told {}", join(payload));
         Ok(Command {
-            stream,
-            words,
-            arguments: payload[start..].chunks_exact(2).map(join).collect(),
+            stream: join(&payload[2..]),
+            words: payload[4],
+            arguments: payload[HEAD_WORDS..].chunks_exact(2).map(join).collect(),
         })
     }
-}
-
-fn packet(opcode: u32, payload: Vec<u32>) -> Vec<u32> {
-    let head = opcode << 23 | (payload.len() as u32 + 1) << 12;
-    let mut out = vec![State::New.put(head), 1];
-    out.extend(payload);
-    out
 }
 
 #[cfg(test)]
@@ -166,10 +130,7 @@ mod tests {
         for n in [0, 1, 3, 7] {
             assert_eq!(Command::decode(&command(n).start_cu().unwrap()).unwrap(), command(n));
         }
-        for n in [0, 2, 15] {
-            assert_eq!(Command::decode(&command(n).start_npu().unwrap()).unwrap(), command(n));
-        }
-        assert!(command(8).start_cu().is_err() && command(16).start_npu().is_err());
+        assert!(command(8).start_cu().is_err());
     }
 
     #[test]

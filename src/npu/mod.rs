@@ -1,4 +1,4 @@
-//! Floor 2: attention on the AMD NPU (XDNA1: Phoenix, Hawk Point), as an executor around another
+//! Attention on the AMD NPU (XDNA1: Phoenix, Hawk Point), as an executor around another
 //! one.
 //!
 //! The NPU takes sealed pages of global layers ([`crate::kv::OffloadedPages`]) and gives back partials;
@@ -9,7 +9,7 @@
 //! attention  flash_partial for a layer: pages into the kernel's layout, jobs, checks of what comes back
 //! session    the device brought up: heap, context, image, commands         gate      whether it pays; the self-test
 //! stream     the instruction stream of a job      txn   its words           command   the packet      xclbin  the array's file
-//! accel      what a device offers: raw (the driver, by ioctl), host (a model of driver, firmware and array) or dry (counts only)
+//! accel      what a device offers: raw (the driver, by ioctl) or host (a model of driver, firmware and array)
 //! layout     what host and kernel agree on        twin  the kernel in Rust   uapi      the driver's structures
 //! ```
 //! Nothing here has run on a device: nobody on this project has one. The host model proves that
@@ -19,8 +19,8 @@
 pub mod accel;
 pub mod assist;
 pub mod attention;
+pub mod bring_up;
 pub mod command;
-pub mod dry;
 pub mod gate;
 pub mod host;
 pub mod layout;

@@ -5,6 +5,7 @@ use super::accel::Accel;
 use super::layout::Shape;
 use super::manifest;
 use super::raw::RawAccel;
+use crate::os::process::lockable_memory;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -13,6 +14,8 @@ const VENDOR: u32 = 0x1022;
 const DEVICE: u32 = 0x1502;
 /// Bytes of locked memory below which buffers of use cannot be made.
 pub const LOCKED: u64 = 256 << 20;
+/// Head dimension of the 27B model, which chooses the array.
+const HEAD_DIM: usize = 128;
 
 /// A condition.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,13 +29,13 @@ pub struct Finding {
 
 /// An accelerator of this machine, and what it lacks.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Probe {
+pub struct NpuProbe {
     /// `/dev/accel/accelN`
     pub path: PathBuf,
     pub findings: Vec<Finding>,
 }
 
-impl Probe {
+impl NpuProbe {
     pub fn is_usable(&self) -> bool {
         self.findings.iter().all(|f| f.remedy.is_none())
     }
@@ -40,23 +43,22 @@ impl Probe {
 
 /// Where the system keeps what is asked; tests have their own.
 #[derive(Clone, Debug)]
-pub struct System {
+pub struct NpuSystem {
     pub root: PathBuf,
     pub arrays: Vec<PathBuf>,
     /// Bytes of memory that may be locked.
     pub locked: u64,
 }
 
-impl System {
-    pub fn here() -> System {
-        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-        // SAFETY: writes the struct.
-        let known = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &mut limit) } == 0;
-        System {
-            root: "/".into(),
-            arrays: manifest::directories(),
-            locked: if known { limit.rlim_cur } else { u64::MAX },
-        }
+impl NpuSystem {
+    /// Returns this machine.
+    pub fn here() -> NpuSystem {
+        NpuSystem::at("/".into(), lockable_memory())
+    }
+
+    /// Returns the machine whose files are below `root`.
+    pub fn at(root: PathBuf, locked: u64) -> NpuSystem {
+        NpuSystem { root, arrays: manifest::directories(), locked }
     }
 
     fn id(&self, name: &str, what: &str) -> Option<u32> {
@@ -92,8 +94,9 @@ impl System {
         })
     }
 
-    /// Every NPU of the machine, with all that a run would need of it. `shape` is the model's.
-    pub fn probe(&self, shape: Shape) -> Vec<Probe> {
+    /// Returns every NPU of the machine, with each condition of a run of the 27B model.
+    pub fn probe(&self) -> Vec<NpuProbe> {
+        let shape = Shape::new(HEAD_DIM).expect("a kernel is built for it");
         self.names().into_iter().map(|name| self.probe_one(&name, shape)).collect()
     }
 
@@ -107,7 +110,7 @@ impl System {
         ("no AMD NPU of the first generation (PCI 1022:1502: Phoenix, Hawk Point)".into(), None)
     }
 
-    fn probe_one(&self, name: &str, shape: Shape) -> Probe {
+    fn probe_one(&self, name: &str, shape: Shape) -> NpuProbe {
         let path = self.root.join("dev/accel").join(name);
         let mut findings = Vec::new();
         let mut add = |name, what: String, remedy: Option<&str>| {
@@ -166,12 +169,12 @@ impl System {
             }
             Err(e) => add("array", "missing".into(), Some(&format!("{e:#}"))),
         }
-        Probe { path, findings }
+        NpuProbe { path, findings }
     }
 }
 
 /// The first NPU that can be opened.
-pub fn open_first(system: &System) -> anyhow::Result<RawAccel> {
+pub fn open_first(system: &NpuSystem) -> anyhow::Result<RawAccel> {
     let Some(name) = system.names().into_iter().next() else {
         let (what, remedy) = system.nothing();
         anyhow::bail!("{what}{}", remedy.map_or(String::new(), |r| format!(": {r}")));
@@ -187,8 +190,8 @@ pub fn open_first(system: &System) -> anyhow::Result<RawAccel> {
 mod tests {
     use super::*;
 
-    fn system(root: &Path) -> System {
-        System { root: root.to_owned(), arrays: vec![root.join("arrays")], locked: 8 << 20 }
+    fn system(root: &Path) -> NpuSystem {
+        NpuSystem { root: root.to_owned(), arrays: vec![root.join("arrays")], locked: 8 << 20 }
     }
 
     fn put(root: &Path, path: &str, text: &str) {
@@ -200,12 +203,10 @@ mod tests {
     #[test]
     fn each_condition_has_its_remedy() {
         let dir = tempfile::tempdir().unwrap();
-        let (root, shape) = (dir.path(), Shape::new(128).unwrap());
+        let root = dir.path();
         let here = system(root);
         assert!(
-            here.probe(shape).is_empty()
-                && here.nothing().1.is_none()
-                && open_first(&here).is_err()
+            here.probe().is_empty() && here.nothing().1.is_none() && open_first(&here).is_err()
         );
         put(root, "sys/bus/pci/devices/0000:c6:00.1/vendor", "0x1022\n");
         put(root, "sys/bus/pci/devices/0000:c6:00.1/device", "0x1502\n");
@@ -217,7 +218,7 @@ mod tests {
             put(root, &format!("sys/class/accel/{name}/device/device"), device);
             put(root, &format!("sys/class/accel/{name}/device/revision"), revision);
         }
-        let found = here.probe(shape);
+        let found = here.probe();
         assert_eq!(found.len(), 1);
         assert!(found[0].path.ends_with("dev/accel/accel1") && !found[0].is_usable());
         let of = |name: &str| found[0].findings.iter().find(|f| f.name == name).unwrap().clone();
@@ -231,11 +232,11 @@ mod tests {
         // A file that opens but is no NPU fails where its firmware is asked for.
         fs::create_dir_all(root.join("dev/accel")).unwrap();
         std::os::unix::fs::symlink("/dev/null", root.join("dev/accel/accel1")).unwrap();
-        let found = here.probe(shape);
+        let found = here.probe();
         let of = |name: &str| found[0].findings.iter().find(|f| f.name == name).unwrap().clone();
         assert!(of("access").remedy.is_none() && of("firmware").remedy.unwrap().contains("6.14"));
         assert_eq!(here.names(), ["accel1"]);
         put(root, "sys/class/accel/accel1/device/revision", "0x10");
-        assert!(here.probe(shape)[0].findings[0].remedy.is_some());
+        assert!(here.probe()[0].findings[0].remedy.is_some());
     }
 }

@@ -9,7 +9,7 @@
 
 use super::constraints::Constrained;
 use crate::decode::text::TextStream;
-use crate::decode::{self, Chances, Ended, Flow, Scheduler, Stats, Stop};
+use crate::decode::{self, Ended, Flow, Refused, Request, Scheduler, Stats, Stop, TokenLogProbs};
 use crate::error::Fault;
 use crate::models::Tokenizer;
 use crate::sampler::{Sampler, SamplerConfig};
@@ -57,17 +57,12 @@ pub fn sampler(
 
 /// A request for one answer.
 pub struct AnswerRequest<T> {
-    /// The prompt, at least one token.
-    pub history: Vec<Token>,
-    pub sampler: Sampler,
-    /// The grammar that `sampler` follows, if any.
+    /// The prompt, at least one token, and the limits of the text.
+    pub text: Request,
+    /// The grammar that the text's sampler follows, if any.
     pub constrained: Constrained,
     /// Texts that end the answer and are not part of it.
     pub stops: Vec<String>,
-    pub max_tokens: usize,
-    /// The number of likeliest tokens that are told beside each token's own chance; `None` for no
-    /// chances.
-    pub chances: Option<usize>,
     pub data: T,
 }
 
@@ -92,8 +87,8 @@ pub struct Finished<T> {
     /// The stop string that ended it.
     pub stop_string: Option<String>,
     pub stats: Stats,
-    /// Chances of the tokens of the last pass.
-    pub chances: Vec<Chances>,
+    /// Log-probabilities of the tokens since the last call for them.
+    pub log_probs: Vec<TokenLogProbs>,
     constrained: Constrained,
 }
 
@@ -114,19 +109,15 @@ struct Answer<'a, T> {
     data: T,
     stream: TextStream<'a>,
     constrained: Constrained,
-    sampler: Sampler,
     prompt_tokens: usize,
-    max_tokens: usize,
-    chances: Option<usize>,
 }
 
 /// An answer without a sequence, which can go on where it was.
 pub struct Paused<'a, T> {
     answer: Answer<'a, T>,
-    history: Vec<Token>,
-    stats: Stats,
-    /// Chances of tokens that came since the caller asked for them.
-    pub chances: Vec<Chances>,
+    text: Request,
+    /// Log-probabilities of the tokens since the last call for them.
+    pub log_probs: Vec<TokenLogProbs>,
 }
 
 impl<T> Paused<'_, T> {
@@ -140,18 +131,17 @@ impl<T> Paused<'_, T> {
 
     /// Ends the answer where it is.
     pub fn end(self, stop: Result<Stop>) -> Finished<T> {
-        let Paused { answer, history, stats, chances } = self;
-        answer.finish(history, stop, stats, chances)
+        let Paused { answer, text, log_probs } = self;
+        answer.finish(text, stop, log_probs)
     }
 }
 
 impl<T> Answer<'_, T> {
     fn finish(
         mut self,
-        history: Vec<Token>,
+        text: Request,
         stop: Result<Stop>,
-        stats: Stats,
-        chances: Vec<Chances>,
+        log_probs: Vec<TokenLogProbs>,
     ) -> Finished<T> {
         let rest = self.stream.finish().to_owned();
         let stop_string = self.stream.stop_string().map(str::to_owned);
@@ -162,6 +152,7 @@ impl<T> Answer<'_, T> {
             Stop::Interrupt | Stop::Receiver => FinishReason::Interrupted,
         });
         let Answer { data, constrained, prompt_tokens, .. } = self;
+        let Request { history, stats, .. } = text;
         Finished {
             data,
             rest,
@@ -170,7 +161,7 @@ impl<T> Answer<'_, T> {
             reason,
             stop_string,
             stats,
-            chances,
+            log_probs,
             constrained,
         }
     }
@@ -208,49 +199,42 @@ impl<'t, 'a, T> Answers<'t, 'a, T> {
         running.filter_map(|(sequence, answer)| Some((sequence, &answer.as_ref()?.data)))
     }
 
-    /// Returns the data of a running answer, and the chances of tokens that came since the last
+    /// Returns the data of a running answer, and the log-probabilities of its tokens since the last
     /// call.
-    pub fn news(&mut self, sequence: usize) -> Option<(&mut T, Vec<Chances>)> {
+    pub fn news(&mut self, sequence: usize) -> Option<(&mut T, Vec<TokenLogProbs>)> {
         let answer = self.running[sequence].as_mut()?;
-        Some((&mut answer.data, self.scheduler.take_chances(sequence)))
+        Some((&mut answer.data, self.scheduler.take_log_probs(sequence)))
     }
 
     /// Gives an answer a free sequence, of which there must be one. An answer that cannot begin is
     /// returned with its error.
     pub fn admit(&mut self, request: AnswerRequest<T>) -> Result<usize, Box<Finished<T>>> {
-        let AnswerRequest { history, sampler, constrained, stops, max_tokens, chances, data } =
-            request;
+        let AnswerRequest { text, constrained, stops, data } = request;
         let stream = TextStream::new(self.tokenizer, &stops);
-        let prompt_tokens = history.len();
-        let answer =
-            Answer { data, stream, constrained, sampler, prompt_tokens, max_tokens, chances };
-        self.resume(Paused { answer, history, stats: Stats::default(), chances: Vec::new() })
+        let answer = Answer { data, stream, constrained, prompt_tokens: text.history.len() };
+        self.resume(Paused { answer, text, log_probs: Vec::new() })
     }
 
     /// Lets a paused answer go on in a free sequence, of which there must be one.
     pub fn resume(&mut self, paused: Paused<'a, T>) -> Result<usize, Box<Finished<T>>> {
-        let Paused { answer, history, stats, .. } = paused;
-        let request = decode::Request {
-            history: history.clone(),
-            sampler: answer.sampler.clone(),
-            max_tokens: answer.max_tokens - (history.len() - answer.prompt_tokens),
-            stats: stats.clone(),
-            chances: answer.chances,
-        };
-        match self.scheduler.admit(request) {
+        let Paused { answer, text, .. } = paused;
+        match self.scheduler.admit(text) {
             Ok(sequence) => {
                 self.running[sequence] = Some(answer);
                 Ok(sequence)
             }
-            Err(error) => Err(Box::new(answer.finish(history, Err(error), stats, Vec::new()))),
+            Err(refused) => {
+                let Refused { request, error } = *refused;
+                Err(Box::new(answer.finish(request, Err(error), Vec::new())))
+            }
         }
     }
 
     /// Takes an answer out of its sequence.
     pub fn pause(&mut self, sequence: usize) -> Option<Paused<'a, T>> {
         let (answer, ended) = (self.running[sequence].take()?, self.scheduler.cancel(sequence)?);
-        let Ended { history, stats, chances, .. } = ended;
-        Some(Paused { answer, history, stats, chances })
+        let Ended { text, log_probs, .. } = ended;
+        Some(Paused { answer, text, log_probs })
     }
 
     /// Runs one pass. Returns the answers that came to an end; their sequences are free again. An
@@ -261,7 +245,7 @@ impl<'t, 'a, T> Answers<'t, 'a, T> {
     ) -> Result<Vec<Finished<T>>> {
         let running = &mut self.running;
         let ended = self.scheduler.step(&mut |sequence, event| {
-            let answer = running[sequence].as_mut().expect("every text is an answer's");
+            let answer = running[sequence].as_mut().expect("each text belongs to an answer");
             let event = match event {
                 decode::Event::Prefill(done, _) => AnswerEvent::Read(done),
                 decode::Event::Token(token) => AnswerEvent::Text(answer.stream.push(token)),
@@ -269,9 +253,9 @@ impl<'t, 'a, T> Answers<'t, 'a, T> {
             let flow = on_event(&mut answer.data, event);
             if answer.stream.is_stopped() { Flow::Stop } else { flow }
         })?;
-        let finish = |Ended { sequence, history, stop, stats, chances }| {
-            let answer = running[sequence].take().expect("every text is an answer's");
-            answer.finish(history, stop, stats, chances)
+        let finish = |Ended { sequence, text, stop, log_probs }| {
+            let answer = running[sequence].take().expect("each text belongs to an answer");
+            answer.finish(text, stop, log_probs)
         };
         Ok(ended.into_iter().map(finish).collect())
     }

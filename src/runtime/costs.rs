@@ -6,11 +6,11 @@
 //! again. It affects speed only.
 
 use super::load::Loaded;
+use crate::compute::DeviceInfo;
 use crate::draft::{CostCurve, Costs, Figures, Habits};
 use crate::engine::{Engine, EngineExt, Input, Output, Rows, Scores, TokenTree};
 use crate::util::files::{keep_newest, read_regular, write_whole};
 use crate::util::{hex, xdg};
-use crate::vulkan::DeviceInfo;
 use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};

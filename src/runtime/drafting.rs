@@ -1,20 +1,20 @@
 //! Choice of the drafter: the one asked for, as far as the target's tokenizer allows.
 
+use super::backends::Npu;
 use super::costs::{Passes, one_row};
 use super::load::{Room, kv_format, load};
 use super::model::Size;
-use super::npu::Npu;
 use super::options::{DraftAhead, DraftFrom, DraftingOptions, GpuLayers, RunOptions};
 use super::partner::Partner;
 use super::placement::measure::Task;
 use super::placement::{self, Device};
 use super::{Listener, Session};
 use crate::compute::cpu::Pool;
-use crate::draft::{Ahead, Drafter, Figures, Habits, Lm, NoDraft, Policy, Table, TreeBuilder};
+use crate::compute::{Choice, DeviceInfo};
+use crate::draft::{Ahead, DraftModel, Drafter, Figures, Habits, NoDraft, Policy, TreeBuilder};
 use crate::error::Fault;
 use crate::models::{Tokenizer, Weights};
 use crate::util::hex;
-use crate::vulkan::{Choice, DeviceInfo};
 use anyhow::Result;
 use std::sync::Arc;
 
@@ -79,8 +79,8 @@ pub struct Target<'a> {
 }
 
 /// A draft model, loaded.
-struct DraftModel {
-    lm: Lm,
+struct LoadedDraft {
+    lm: DraftModel,
     identity: [u8; 32],
     device: Option<DeviceInfo>,
     /// Seconds of a pass over one row.
@@ -140,7 +140,7 @@ pub fn build(
         }
         None => (WITHOUT_MODEL, None, Habits::default(), None),
     };
-    let builder = TreeBuilder::new(lm, true, Some(Table::new()), options.mixing);
+    let builder = TreeBuilder::of_all(lm, options.mixing);
     let identity = spelled(identity);
     let habits = passes.habits.get(&identity).cloned().unwrap_or(habits);
     let ahead = match options.ahead {
@@ -160,7 +160,7 @@ fn draft_model(
     options: &DraftingOptions,
     target: &Target<'_>,
     listener: &dyn Listener,
-) -> Result<DraftModel> {
+) -> Result<LoadedDraft> {
     let (identity, run) = (partner.fingerprint()?, &target.session.run);
     let context = partner.context(target.room.context);
     let room = Room { context, sequences: target.room.sequences, prefixes: 0 };
@@ -185,8 +185,8 @@ fn draft_model(
             (loaded, level) = (single, seconds);
         }
     }
-    let lm = Lm::new(partner.engine(loaded.engine)?);
-    Ok(DraftModel { lm, identity, device: loaded.device, level })
+    let lm = DraftModel::new(partner.engine(loaded.engine)?);
+    Ok(LoadedDraft { lm, identity, device: loaded.device, level })
 }
 
 /// Identity in place of the draft model's where there is none.

@@ -9,21 +9,17 @@
 //! is not kept: the run itself meets and reports it.
 
 use super::Listener;
-use super::trial;
-use crate::compute::KvFormat;
-use crate::engine::planned::{EngineOptions, PlannedEngine};
-use crate::error::{Fault, Kind};
+use crate::compute::DeviceInfo;
+use crate::os::process::{Exit, describe_exit, wait_for_output};
 use crate::testing;
 use crate::util::files::{read_regular, write_whole};
 use crate::util::{child, hex, xdg};
-use crate::vulkan::{Choice, DeviceInfo, SHADERS, Vulkan, VulkanExecutor};
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Result, ensure};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::io::Read;
-use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::Mutex;
@@ -88,24 +84,6 @@ impl Verdict {
             .map_or(String::new(), |f| format!("; for another trial: rm '{}'", f.display()));
         format!("update the driver, which is then tried again{again}")
     }
-}
-
-/// Opens a device as far as its driver has come through a trial. An unknown driver is tried now.
-pub fn open(device: &DeviceInfo, listener: &dyn Listener) -> Result<VulkanExecutor> {
-    let verdict = verdict(device, listener);
-    let matrices = match verdict.allows {
-        Use::Whole => true,
-        Use::WithoutMatrices => false,
-        Use::NotAtAll => {
-            let what = verdict
-                .note(device)
-                .expect("there is something to say of a driver that is not used");
-            return Err(Fault::new(Kind::Device, what)
-                .help(format!("{}; or use --device cpu", verdict.remedy()))
-                .into());
-        }
-    };
-    VulkanExecutor::open_for(Choice::Index(device.index), matrices)
 }
 
 /// Returns the verdict of an earlier trial, if there was one.
@@ -204,7 +182,7 @@ fn end_of(command: &mut Command, patience: f64) -> ChildEnd {
     let (start, mut said, mut is_open) = (Instant::now(), Vec::new(), true);
     let status = loop {
         // A driver may print more than a pipe holds.
-        let has_output = is_open && child::is_readable(&output, LOOK);
+        let has_output = is_open && wait_for_output(&output, LOOK);
         if has_output {
             let mut part = [0; 4096];
             let length = output.read(&mut part).unwrap_or(0);
@@ -238,25 +216,10 @@ fn end_of(command: &mut Command, patience: f64) -> ChildEnd {
 
 /// Returns how a child ended; `None` where it ended well.
 fn ending(status: ExitStatus) -> Option<ChildEnd> {
-    // Those that a process meets by its own doing; others come from outside, as that of Ctrl-C.
-    const FATAL: [i32; 7] = [
-        libc::SIGABRT,
-        libc::SIGBUS,
-        libc::SIGFPE,
-        libc::SIGILL,
-        libc::SIGSEGV,
-        libc::SIGSYS,
-        libc::SIGTRAP,
-    ];
-    match (status.code(), status.signal()) {
-        (Some(0), _) => None,
-        (_, Some(signal)) if FATAL.contains(&signal) => {
-            Some(ChildEnd::Fatal(format!("was ended by signal {signal}")))
-        }
-        (_, Some(signal)) => Some(ChildEnd::Unknown(format!("was stopped by signal {signal}"))),
-        (code, _) => {
-            Some(ChildEnd::Unknown(format!("failed with exit code {}", code.unwrap_or(1))))
-        }
+    match Exit::of_status(status) {
+        Exit::Code(0) => None,
+        Exit::Memory | Exit::Fault => Some(ChildEnd::Fatal(describe_exit(status))),
+        _ => Some(ChildEnd::Unknown(describe_exit(status))),
     }
 }
 
@@ -277,7 +240,7 @@ struct Content {
 impl VerdictFile {
     fn of(device: &DeviceInfo, directory: Option<PathBuf>) -> VerdictFile {
         let digest = |text: &str| hex(&Sha256::digest(text)[..8]);
-        let key = format!("{}, shaders {}", device.identity, digest(SHADERS));
+        let key = device.identity.clone();
         VerdictFile {
             path: directory.map(|d| d.join(format!("driver-{}.json", digest(&key)))),
             key,
@@ -312,35 +275,12 @@ impl VerdictFile {
     }
 }
 
-/// Runs the trial if this process was started for one, and returns its output; `None` otherwise.
-pub fn as_child(argv: &[OsString]) -> Option<Result<String>> {
+/// Returns the device's index, and whether its matrix instructions are tried, if this process was
+/// started for the trial of a driver.
+pub fn trial_of(argv: &[OsString]) -> Option<(usize, bool)> {
     let [_, option, how, index] = argv else { return None };
     let index = index.to_str().and_then(|i| i.parse().ok()).filter(|_| option == TRY)?;
-    Some(try_driver(index, how == "whole").map(|shapes| serde_json::json!(shapes).to_string()))
-}
-
-/// Asks a device for its matrices, if that is wanted, and computes a few passes of a small model on
-/// it: its kernels move values between the lanes of a subgroup, share memory, count workgroups, and
-/// multiply matrices where there are instructions for that.
-fn try_driver(index: usize, whole: bool) -> Result<Vec<String>> {
-    match testing::fault(testing::TRIAL).as_deref() {
-        Some("abort") => std::process::abort(),
-        Some("abort-whole") if whole => std::process::abort(),
-        Some("fail") => bail!("a failure for a test"),
-        Some("hang") => loop {
-            std::thread::sleep(Duration::from_secs(1));
-        },
-        _ => {}
-    }
-    let vulkan = Vulkan::open()?;
-    let devices = vulkan.devices()?;
-    let info = devices.get(index).context("the device is gone")?;
-    let shapes = if whole { vulkan.matrix_shapes(info)? } else { Vec::new() };
-    let exec = VulkanExecutor::open_for(Choice::Index(index), whole)?;
-    let options = EngineOptions { context: trial::SMALL_CONTEXT, kv: KvFormat::F16 };
-    let mut engine = PlannedEngine::new(&trial::small_model()?, Box::new(exec), options)?;
-    trial::run_passes(&mut engine)?;
-    Ok(shapes.iter().map(ToString::to_string).collect())
+    Some((index, how == "whole"))
 }
 
 #[cfg(test)]
@@ -426,9 +366,8 @@ mod tests {
             matches!(&end, ChildEnd::Fatal(why) if why == "did not end within 0.5 s"),
             "{end:?}"
         );
-        let pid: i32 = std::fs::read_to_string(pid.path()).unwrap().trim().parse().unwrap();
-        // SAFETY: signal 0 only asks whether the process is there.
-        let is_there = || unsafe { libc::kill(pid, 0) } == 0;
+        let pid = std::fs::read_to_string(pid.path()).unwrap();
+        let is_there = || std::fs::exists(format!("/proc/{}", pid.trim())).unwrap();
         assert!((0..2000).any(|_| {
             std::thread::sleep(Duration::from_millis(5));
             !is_there()

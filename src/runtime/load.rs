@@ -1,6 +1,6 @@
 //! From opened weights to a loaded engine, where they fit best.
 
-use super::driver;
+use super::backends::backend_of;
 use super::lock;
 use super::model::Size;
 use super::npu;
@@ -8,18 +8,17 @@ use super::options::{AutoOr, Kv, RunOptions};
 use super::placement::measure::Task;
 use super::placement::predict::Speeds;
 use super::placement::{self, Placement};
-use super::processor::{default_threads, memory};
+use super::processor::default_threads;
 use super::{Listener, Loading};
 use crate::compute::cpu::{CpuExecutor, CpuOptions, Isa, Pool};
 use crate::compute::split::SplitExecutor;
-use crate::compute::{Executor, KvFormat};
+use crate::compute::{DeviceInfo, Executor, KvFormat};
 use crate::engine::planned::EngineOptions;
 use crate::engine::{Engine, PlannedEngine};
 use crate::error::{Fault, Kind, fault_of};
 use crate::models::{Config, Role, Weights};
 use crate::util::threads;
 use crate::util::units::{bytes, thousands};
-use crate::vulkan::{CheckedExecutor, DeviceInfo};
 use anyhow::{Context, Result};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
@@ -232,17 +231,15 @@ fn place(
     listener: &dyn Listener,
 ) -> Result<Box<dyn Executor>> {
     let host = || -> Result<Box<dyn Executor>> {
-        placement::check_memory(placement, memory("MemAvailable"))?;
+        placement::check_memory(placement, crate::os::machine::available_memory())?;
         Ok(Box::new(CpuExecutor::on(
             pool.clone(),
             CpuOptions { check, isa, ..CpuOptions::default() },
         )))
     };
     let Some(info) = &placement.device else { return host() };
-    let mut device = driver::open(info, listener)?;
-    device.expect(&placement.layout.pieces);
-    let device: Box<dyn Executor> =
-        if check { Box::new(CheckedExecutor::new(device)) } else { Box::new(device) };
+    let pieces = Some(&placement.layout.pieces);
+    let device = backend_of(info).open(info, pieces, check, listener)?;
     let (on_gpu, on_cpu) = (placement.layout.gpu.layers, placement.layout.cpu.layers);
     if on_cpu == 0 {
         return Ok(device);

@@ -7,12 +7,11 @@
 
 use super::Listener;
 use crate::error::{Fault, Kind};
-use crate::util::files::is_own;
+use crate::os::files as os;
 use crate::util::xdg;
 use anyhow::{Context, Result};
-use std::fs::{DirBuilder, File, TryLockError};
+use std::fs::{File, TryLockError};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
@@ -53,9 +52,7 @@ fn lock(path: &Path, name: &str, how: DeviceLock, listener: &dyn Listener) -> Re
     // The file stays when the process ends: another one may be waiting for this very inode.
     let mut options = File::options();
     options.read(true).write(true).create(true).truncate(false);
-    // A pipe in its place would be waited for.
-    options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
-    let mut file = options.open(path).with_context(failed)?;
+    let mut file = os::refuse_links(&mut options).open(path).with_context(failed)?;
     match file.try_lock() {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => {
@@ -93,21 +90,17 @@ fn cannot_lock(path: &Path) -> Fault {
 /// Returns a directory in which this user alone may make files: `$XDG_RUNTIME_DIR`, or `gemma-UID`
 /// among the temporary files.
 fn directory(runtime: Option<PathBuf>, temporary: &Path) -> Result<PathBuf> {
-    let is_private = |directory: &Path| -> io::Result<bool> {
-        let meta = directory.symlink_metadata()?;
-        Ok(is_own(&meta) && meta.permissions().mode() & 0o022 == 0)
-    };
-    if let Some(runtime) = runtime.filter(|directory| is_private(directory).unwrap_or(false)) {
+    let is_private = |directory: &PathBuf| os::is_private_directory(directory).unwrap_or(false);
+    if let Some(runtime) = runtime.filter(is_private) {
         return Ok(runtime);
     }
-    // SAFETY: takes nothing and cannot fail.
-    let directory = temporary.join(format!("gemma-{}", unsafe { libc::geteuid() }));
+    let directory = os::user_directory(temporary);
     let failed = || cannot_lock(&directory);
-    match DirBuilder::new().mode(0o700).create(&directory) {
+    match os::create_private_directory(&directory) {
         Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(e).with_context(failed),
         _ => {}
     }
-    match is_private(&directory).with_context(failed)? {
+    match os::is_private_directory(&directory).with_context(failed)? {
         true => Ok(directory),
         false => {
             let what = format!("{} is open to other users", directory.display());
@@ -129,24 +122,23 @@ mod tests {
     use super::*;
     use crate::error::fault_of;
     use crate::runtime::Silence;
-    use std::fs::{Permissions, create_dir, set_permissions};
 
     #[test]
     fn locks_lie_where_no_other_user_may_write() {
         let (runtime, temporary) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let find = || directory(Some(runtime.path().to_owned()), temporary.path());
         assert_eq!(find().unwrap(), runtime.path());
-        set_permissions(runtime.path(), Permissions::from_mode(0o1777)).unwrap();
+        os::share_directory(runtime.path(), true);
         let own = find().unwrap();
         assert!(own.starts_with(temporary.path()));
-        assert_eq!(own.metadata().unwrap().permissions().mode() & 0o777, 0o700);
+        assert!(os::is_private_directory(&own).unwrap());
         assert_eq!(find().unwrap(), own, "again");
-        set_permissions(&own, Permissions::from_mode(0o777)).unwrap();
+        os::share_directory(&own, true);
         let fault = |error: anyhow::Error| fault_of(&error).unwrap().clone();
         assert_eq!(fault(find().unwrap_err()).kind, Kind::Device);
         std::fs::remove_dir(&own).unwrap();
-        create_dir(temporary.path().join("elsewhere")).unwrap();
-        std::os::unix::fs::symlink("elsewhere", &own).unwrap();
+        std::fs::create_dir(temporary.path().join("elsewhere")).unwrap();
+        os::symlink("elsewhere", &own);
         assert_eq!(fault(find().unwrap_err()).kind, Kind::Device);
         std::fs::remove_file(&own).unwrap();
         assert_eq!(directory(None, temporary.path()).unwrap(), own);

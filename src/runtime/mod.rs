@@ -1,4 +1,4 @@
-//! Floor 6: from options to an opened model, a loaded target and its drafts.
+//! From options to an opened model, a loaded target and its drafts.
 //!
 //! [`Session::open`] opens a model's files, [`Session::start`] loads them where they fit best,
 //! knows what a pass costs and puts the drafter together. All commands that run a model go this
@@ -6,6 +6,7 @@
 
 pub mod acquire;
 pub mod answers;
+pub mod backends;
 pub mod calibration;
 pub mod constraints;
 pub mod costs;
@@ -15,6 +16,7 @@ pub mod find;
 pub mod listener;
 pub mod load;
 pub mod lock;
+mod made_up;
 pub mod model;
 pub mod npu;
 pub mod options;

@@ -1,7 +1,7 @@
 //! Options of a session as plain values, independent of the command line.
 
+use super::backends::Npu;
 use super::lock::DeviceLock;
-use super::npu::Npu;
 use super::placement::Device;
 use crate::compute::cpu::Isa;
 use crate::draft::{DraftOptions, Mixing, TreeSize};

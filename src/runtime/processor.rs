@@ -3,6 +3,7 @@
 use crate::compute::cpu::bandwidth::{PROBE_BYTES, read_bandwidth};
 use crate::compute::cpu::isa::Isa;
 use crate::compute::cpu::pool::Pool;
+use crate::os::machine;
 use anyhow::Result;
 use serde::Serialize;
 
@@ -24,12 +25,11 @@ impl Cpu {
     pub fn probe() -> Result<Cpu> {
         let threads = default_threads();
         Ok(Cpu {
-            name: proc_field("/proc/cpuinfo", "model name")
-                .unwrap_or_else(|| std::env::consts::ARCH.to_owned()),
+            name: machine::processor_name().unwrap_or_else(|| std::env::consts::ARCH.to_owned()),
             threads,
             instruction_sets: Isa::all_supported().iter().map(Isa::to_string).collect(),
-            memory_bytes: memory("MemTotal"),
-            memory_available_bytes: memory("MemAvailable"),
+            memory_bytes: machine::memory(),
+            memory_available_bytes: machine::available_memory(),
             read_gb_per_s: read_bandwidth(&Pool::new(threads)?, PROBE_BYTES),
         })
     }
@@ -38,19 +38,4 @@ impl Cpu {
 /// Returns all threads that this process may use.
 pub fn default_threads() -> usize {
     std::thread::available_parallelism().map_or(1, |n| n.get())
-}
-
-/// Returns a field of /proc/meminfo in bytes.
-pub fn memory(field: &str) -> Option<u64> {
-    let kib: u64 =
-        proc_field("/proc/meminfo", field)?.trim_end_matches("kB").trim().parse().ok()?;
-    Some(kib * 1024)
-}
-
-/// Returns the first `name : value` line of a file under /proc.
-fn proc_field(path: &str, name: &str) -> Option<String> {
-    let text = std::fs::read_to_string(path).ok()?;
-    let found =
-        text.lines().find_map(|line| line.split_once(':').filter(|(key, _)| key.trim() == name));
-    found.map(|(_, value)| value.trim().to_owned())
 }

@@ -1,6 +1,6 @@
 //! Devices that tests make up.
 
-use crate::vulkan::DeviceInfo;
+use crate::compute::DeviceInfo;
 
 /// Returns an integrated GPU of a laptop with 32 GB.
 pub fn laptop_gpu() -> DeviceInfo {
@@ -10,6 +10,7 @@ pub fn laptop_gpu() -> DeviceInfo {
 /// Returns the same by another name and with other memory.
 pub fn gpu(name: &str, memory: u64) -> DeviceInfo {
     DeviceInfo {
+        backend: "vulkan",
         index: 0,
         name: name.into(),
         driver: "radv Mesa 25.2".into(),

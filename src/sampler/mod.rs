@@ -1,4 +1,4 @@
-//! Floor 1: sampling as a pure function of (seed, position, logits, context).
+//! Sampling as a pure function of (seed, position, logits, context).
 //!
 //! The token at a position is `argmax(logit + T * gumbel(seed, position, token))` over the tokens
 //! that pass the filters: one exact draw from their softmax at temperature T (the Gumbel-max

@@ -1,4 +1,4 @@
-//! Floor 0: tokens, weight formats and the codecs of their blocks. Knows nothing of models or
+//! Tokens, weight formats and the codecs of their blocks. Knows nothing of models or
 //! devices.
 
 pub mod block;

@@ -8,13 +8,12 @@
 //!
 //! Start reading at [`Child`] (parent) and [`confined`] (child).
 
+use crate::os::process::{self, Exit};
 use anyhow::{Context, Result};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::ffi::OsString;
 use std::io::{Error, ErrorKind, Read, Write};
-use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::PathBuf;
 use std::process::{ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::OnceLock;
@@ -30,10 +29,7 @@ static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
 /// Allows this process to start children of itself. A process that never calls this, such as a
 /// test of the library, does the work itself and without limits.
 pub fn allow() {
-    // The link names this very program even after its file was replaced.
-    let link = PathBuf::from("/proc/self/exe");
-    let program = if link.exists() { Some(link) } else { std::env::current_exe().ok() };
-    if let Some(program) = program {
+    if let Some(program) = process::own_program() {
         let _ = PROGRAM.set(program);
     }
 }
@@ -84,14 +80,11 @@ impl Child {
     /// Starts the child that has this role, see [`role`].
     pub fn start(role: &str) -> Result<Child> {
         // A second arena of the allocator would reserve address space that the limit counts.
-        let mut process = command(&[role])?
-            .env("MALLOC_ARENA_MAX", "1")
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            // Ctrl-C at a terminal is the parent's to handle.
-            .process_group(0)
-            .spawn()?;
+        let mut command = command(&[role])?;
+        command.env("MALLOC_ARENA_MAX", "1");
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        process::shield_from_terminal(&mut command);
+        let mut process = command.spawn()?;
         let input = process.stdin.take().expect("it is piped");
         let output = process.stdout.take().expect("it is piped");
         Ok(Child { process, input, output })
@@ -107,7 +100,7 @@ impl Child {
         &mut self,
         is_wanted: &dyn Fn() -> bool,
     ) -> Result<(T, Vec<u8>), End> {
-        while !is_readable(&self.output, LOOK) {
+        while !process::wait_for_output(&self.output, LOOK) {
             if !is_wanted() {
                 let _ = self.process.kill();
                 return Err(End::Unwanted);
@@ -130,9 +123,9 @@ impl Child {
                 self.process.wait().ok()
             }
         };
-        match status.and_then(|status| status.signal()) {
-            Some(libc::SIGPROF | libc::SIGXCPU) => End::Time,
-            Some(libc::SIGABRT | libc::SIGSEGV | libc::SIGBUS) => End::Memory,
+        match status.map(Exit::of_status) {
+            Some(Exit::ProcessorTime) => End::Time,
+            Some(Exit::Memory) => End::Memory,
             _ => End::Failed,
         }
     }
@@ -143,14 +136,6 @@ impl Drop for Child {
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
-}
-
-/// Waits for output of a child, or the end of it; `false` if none came within a time below a second.
-pub fn is_readable(output: &ChildStdout, within: Duration) -> bool {
-    let timeout = Timespec { tv_sec: 0, tv_nsec: within.subsec_nanos().into() };
-    let mut waiting = [PollFd::new(output, PollFlags::IN)];
-    // Reading tells what an error of `poll` means.
-    poll(&mut waiting, Some(&timeout)).map_or(true, |ready| ready > 0)
 }
 
 /// Waits in a child for a frame of its parent; `None` once the parent is gone.
@@ -177,40 +162,11 @@ pub fn role(argv: &[OsString]) -> Option<&str> {
 /// Returns whether it came to its end; a panic is silent.
 pub fn confined(limits: Limits, work: impl FnOnce() + Send) -> bool {
     std::panic::set_hook(Box::new(|_| {}));
-    let now = address_space().unwrap_or(0);
-    // SAFETY: plain system calls on values of this function.
-    unsafe {
-        let no_core = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-        libc::setrlimit(libc::RLIMIT_CORE, &no_core);
-        let mut space = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-        if now > 0 && libc::getrlimit(libc::RLIMIT_AS, &mut space) == 0 {
-            let most = now + limits.memory + limits.stack as u64;
-            space.rlim_cur = space.rlim_max.min(most);
-            space.rlim_max = space.rlim_cur;
-            libc::setrlimit(libc::RLIMIT_AS, &space);
-        }
-    }
+    process::limit_memory(limits.memory + limits.stack as u64);
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new().stack_size(limits.stack);
         thread.spawn_scoped(scope, work).is_ok_and(|thread| thread.join().is_ok())
     })
-}
-
-/// Bytes of address space that this process has.
-fn address_space() -> Option<u64> {
-    let statm = std::fs::read_to_string("/proc/self/statm").ok()?;
-    let pages: u64 = statm.split(' ').next()?.parse().ok()?;
-    Some(pages * rustix::param::page_size() as u64)
-}
-
-/// Ends this process once it has used so much more processor time; zero lifts that limit.
-pub fn limit_processor_time(most: Duration) {
-    let none = libc::timeval { tv_sec: 0, tv_usec: 0 };
-    let value =
-        libc::timeval { tv_sec: most.as_secs() as i64, tv_usec: most.subsec_micros().into() };
-    let timer = libc::itimerval { it_interval: none, it_value: value };
-    // SAFETY: a plain system call on a value of this function.
-    unsafe { libc::setitimer(libc::ITIMER_PROF, &timer, std::ptr::null_mut()) };
 }
 
 fn write_frame(out: &mut impl Write, header: &impl Serialize, raw: &[u8]) -> Result<()> {

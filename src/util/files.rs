@@ -1,25 +1,19 @@
 //! Files that appear whole or not at all.
 
-use std::fs::{DirBuilder, File, Metadata};
+use crate::os;
+use std::fs::File;
 use std::io::{Error, Read, Result, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 /// Writes a file, whole or not at all; its directory is made, for this user alone.
 pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
     let directory = path.parent().unwrap_or(Path::new("."));
-    DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
+    os::files::create_private_directories(directory)?;
     let mut file = tempfile::NamedTempFile::new_in(directory)?;
     file.write_all(bytes)?;
     file.persist(path)?;
     Ok(())
-}
-
-/// Whether this is a directory, and this user's: no link, and nobody else's.
-pub fn is_own(directory: &Metadata) -> bool {
-    // SAFETY: takes nothing and cannot fail.
-    directory.is_dir() && directory.uid() == unsafe { libc::geteuid() }
 }
 
 /// Opens a file to read. What is no regular file is refused: opening a pipe could wait forever, and

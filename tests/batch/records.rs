@@ -25,7 +25,8 @@ fn records() -> String {
             7 => json!({"id": n, "prompt": "long ".repeat(3000)}).to_string(),
             9 => json!({"id": n, "prompt": "  "}).to_string(),
             11 => json!({"id": n, "prompt": "hi", "temperature": -1}).to_string(),
-            13 => json!({"custom_id": format!("c{n}"), "method": "POST", "url": "/v1/chat/completions",
+            13 => json!({"custom_id": format!("c{n}"), "method": "POST",
+                "url": "/v1/chat/completions",
                 "body": {"messages": [{"role": "user", "content": question}], "max_tokens": 3}})
             .to_string(),
             15 => json!({"prompt": question, "max_tokens": 2, "temperature": 0}).to_string(),
@@ -183,8 +184,10 @@ fn texts_that_share_passes_are_those_alone() {
         json!({"temperature": 0, "ignore_eos": true, "system": "Answer in one sentence."}),
         json!({"temperature": 1, "min_p": 0.1, "raw": true}),
         // With much that is forced, and with little.
-        json!({"temperature": 1, "json_schema": {"type": "object", "properties": {"colour_of_the_thing": {"enum": ["red", "blue"]},
-            "known": {"type": "boolean"}}, "required": ["colour_of_the_thing", "known"], "additionalProperties": false}}),
+        json!({"temperature": 1, "json_schema": {"type": "object",
+            "properties": {"colour_of_the_thing": {"enum": ["red", "blue"]},
+            "known": {"type": "boolean"}}, "required": ["colour_of_the_thing", "known"],
+            "additionalProperties": false}}),
         json!({"temperature": 1, "regex": "[a-z ]{1,12}"}),
         json!({"temperature": 0, "regex": "[a-z]{1000}"}),
     ];

@@ -139,7 +139,9 @@ fn a_limit_on_file_sizes_loses_no_text() {
     // The files of the cache do not fit either, and that is no failure.
     let run = shell(dir.path(), "ulimit -f 1; $R -o out; code=$?; cat out; exit $code");
     assert_eq!(run.ok().text(), text);
-    let script = r#"for n in 1 2 3 4 5 6 7 8 9; do echo '{"prompt": "Hi", "max_tokens": 2}'; done >in; (ulimit -f 1; "$G" generate --batch in -q OUT)"#;
+    let script = r#"
+for n in 1 2 3 4 5 6 7 8 9; do echo '{"prompt": "Hi", "max_tokens": 2}'; done >in
+(ulimit -f 1; "$G" generate --batch in -q OUT)"#;
     for out in ["-o all", "--resume some", ">pipe"] {
         let run = bash(dir.path(), &script.replace("OUT", out));
         assert!(run.code == 1 && run.err.contains("cannot write"), "{out}: {run:?}");

@@ -41,7 +41,10 @@ fn a_chat_template_takes_no_more_than_its_part() {
     for (template, says) in [
         ("{% for i in range(2) %}{{ loop.cycle() }}{% endfor %}", "cannot be rendered"),
         (
-            "{% set n = namespace(a='xxxxxxxx') %}{% for i in range(60) %}{% set n.a = n.a ~ n.a %}{% endfor %}",
+            concat!(
+                "{% set n = namespace(a='xxxxxxxx') %}",
+                "{% for i in range(60) %}{% set n.a = n.a ~ n.a %}{% endfor %}"
+            ),
             "memory",
         ),
         ("{{ 'a\nb'|indent(10000000000) }}", "memory"),
@@ -99,7 +102,8 @@ fn without_threads_the_work_is_done_or_refused() {
     with_model(dir.path(), &[]);
     fs::write(dir.path().join("in"), "{\"prompt\": \"Hi\", \"max_tokens\": 2}\n").unwrap();
     let alone = r#"chmod 755 .; cp "$G" gemma; chmod -R a+rX .; mkdir w; chmod 777 w; cd w
-as='env HOME=/nonexistent'; [ "$(id -u)" != 0 ] || as="setpriv --reuid 64999 --regid 64999 --clear-groups $as"
+as='env HOME=/nonexistent'
+[ "$(id -u)" != 0 ] || as="setpriv --reuid 64999 --regid 64999 --clear-groups $as"
 $as prlimit --nproc=1 ../gemma "#;
     for (args, good) in [
         ("generate Hi -n 2 -q --threads 1", true),
@@ -135,7 +139,8 @@ fn a_limit_on_memory_is_told_apart_from_a_crash() {
     let (mut refused, mut done) = (0, 0);
     for megabytes in (100..500).step_by(20) {
         let script = format!(
-            "ulimit -v {}; \"$G\" --version >/dev/null 2>&1 || exit 127; \"$G\" generate Hi -n 2 -q -t 1",
+            "ulimit -v {}; \"$G\" --version >/dev/null 2>&1 || exit 127; \
+             \"$G\" generate Hi -n 2 -q -t 1",
             megabytes * 1000
         );
         let run = bash(dir.path(), &script);
@@ -163,10 +168,11 @@ fn pipes_in_the_place_of_files_are_not_waited_for() {
 for f in .cache/gemma/*.json; do rm "$f"; mkfifo "$f"; done
 timeout 60 "$G" generate Hi -n 2 -q
 mkdir g p; mkfifo g/x.gguf p/model.safetensors; cp m/config.json p
-for model in g g/x.gguf p; do code=0; timeout 60 "$G" inspect $model >/dev/null 2>&1 || code=$?; [ $code = 3 ]; done
-mkfifo recipe; code=0; timeout 60 "$G" quantize m q --recipe ./recipe >/dev/null 2>&1 || code=$?; [ $code = 3 ]
+refuse() { code=0; timeout 60 "$G" "$@" >/dev/null 2>&1 || code=$?; [ $code = 3 ]; }
+for model in g g/x.gguf p; do refuse inspect $model; done
+mkfifo recipe; refuse quantize m q --recipe ./recipe
 mkdir -p hub/models--a--b/refs hub/models--a--b/snapshots; mkfifo hub/models--a--b/refs/main
-code=0; HF_HUB_CACHE=$PWD/hub timeout 60 "$G" inspect a/b >/dev/null 2>&1 || code=$?; [ $code = 3 ]"#;
+export HF_HUB_CACHE=$PWD/hub; refuse inspect a/b"#;
     bash(dir.path(), script).ok();
 }
 

@@ -35,11 +35,14 @@ enum Kind {
 /// A schema of bounded answers: a number without `multipleOf` may go on for ever.
 fn person() -> Value {
     json!({
-        "$defs": {"pet": {"type": "object", "properties": {"kind": {"enum": ["cat", "dog"]}, "weight": {"type": "number", "minimum": 0, "maximum": 90, "multipleOf": 0.5}},
+        "$defs": {"pet": {"type": "object", "properties": {"kind": {"enum": ["cat", "dog"]},
+            "weight": {"type": "number", "minimum": 0, "maximum": 90, "multipleOf": 0.5}},
             "required": ["kind", "weight"], "additionalProperties": false}},
         "type": "object",
-        "properties": {"name": {"type": "string", "minLength": 1, "maxLength": 20}, "age": {"type": "integer", "minimum": 0, "maximum": 130},
-            "tags": {"type": "array", "items": {"type": "string", "maxLength": 8}, "minItems": 1, "maxItems": 3},
+        "properties": {"name": {"type": "string", "minLength": 1, "maxLength": 20},
+            "age": {"type": "integer", "minimum": 0, "maximum": 130},
+            "tags": {"type": "array", "items": {"type": "string", "maxLength": 8}, "minItems": 1,
+                "maxItems": 3},
             "pet": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/pet"}]}},
         "required": ["name", "age", "tags", "pet"], "additionalProperties": false,
     })
@@ -96,11 +99,13 @@ fn records(count: usize) -> Vec<Value> {
     ];
     let record = |n: usize| {
         let prompt = format!("{} ({n})", prompts[n % 4]);
-        let format = json!({"type": "json_schema", "json_schema": {"name": "person", "strict": true, "schema": person()}});
+        let format = json!({"type": "json_schema", "json_schema": {"name": "person", "strict": true,
+            "schema": person()}});
         match n % 2 {
             0 => json!({"id": n, "prompt": prompt, "json_schema": person(), "temperature": 1}),
             _ => {
-                json!({"custom_id": n.to_string(), "url": "/v1/chat/completions", "body": {"messages": [{"role": "user", "content": prompt}],
+                json!({"custom_id": n.to_string(), "url": "/v1/chat/completions",
+                    "body": {"messages": [{"role": "user", "content": prompt}],
                 "temperature": 1, "response_format": format}})
             }
         }
@@ -134,13 +139,13 @@ fn answers_fit_their_schema_and_drafts_change_nothing() {
     let rules = [
         (json!({"id": 1, "prompt": "A number?", "regex": "[1-9][0-9]{3}"}), r"4"),
         (
-            json!({"id": 2, "prompt": "A \
-                sum?", "grammar": "start: n \" + \" n \" = \" n\nn: \
-                /[0-9]{1,3}/"}),
+            json!({"id": 2, "prompt": "A sum?",
+                "grammar": "start: n \" + \" n \" = \" n\nn: /[0-9]{1,3}/"}),
             " + ",
         ),
         (
-            json!({"id": 3, "prompt": "Data?", "response_format": {"type": "json_object"}, "max_tokens": 2000}),
+            json!({"id": 3, "prompt": "Data?", "response_format": {"type": "json_object"},
+                "max_tokens": 2000}),
             "{",
         ),
     ];
@@ -165,8 +170,8 @@ fn answers_fit_their_schema_and_drafts_change_nothing() {
 /// Forced parts of a text come in fewer passes, drafts or not.
 #[test]
 fn what_a_schema_fixes_is_drafted_for_nothing() {
-    let schema = json!({"const": {"kind": "photosynthesis", "needs": ["light", "water", "carbon \
-        dioxide"], "gives": ["sugar", "oxygen"]}});
+    let schema = json!({"const": {"kind": "photosynthesis", "needs": ["light", "water", 
+        "carbon dioxide"], "gives": ["sugar", "oxygen"]}});
     let run = |draft: &[&str]| {
         let schema = schema.to_string();
         let args =
@@ -205,10 +210,14 @@ fn schemas_that_loop_elsewhere_end() {
         json!({"type": "array", "items": text}),
         json!({"type": "array", "items": {"type": "array", "items": {"type": "integer"}}}),
         json!({"type": "object", "additionalProperties": {"type": "number"}}),
-        json!({"type": "object", "properties": {"a": {"type": "object", "properties": {"b": text}, "required": ["b"]}}, "required": ["a"]}),
+        json!({"type": "object", "properties": {"a": {"type": "object", "properties": {"b": text},
+            "required": ["b"]}}, "required": ["a"]}),
     ];
     let prompt = "Write long, pretty-printed JSON.";
-    let record = |(n, schema): (usize, &Value)| json!({"id": n, "prompt": prompt, "json_schema": schema, "max_tokens": 3000, "temperature": 1});
+    let record = |(n, schema): (usize, &Value)| {
+        json!({"id": n, "prompt": prompt,
+        "json_schema": schema, "max_tokens": 3000, "temperature": 1})
+    };
     let records: Vec<Value> = schemas.iter().enumerate().map(record).collect();
     let dir = tempfile::tempdir().unwrap();
     for reply in batch(dir.path(), &records, &[]) {

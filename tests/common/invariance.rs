@@ -8,8 +8,8 @@ use std::sync::atomic::AtomicBool;
 use anyhow::Result;
 use gemma::decode::{Event, Flow, Limits, Stats, Stop, generate};
 use gemma::draft::{
-    Ask, CostCurve, Costs, DraftContext, DraftOptions, Drafter, Lm, Mixing, NoDraft, Policy,
-    Proposal, Table, TreeBuilder, TreeSize,
+    CostCurve, Costs, DraftContext, DraftModel, DraftOptions, DraftRequest, Drafter, Mixing,
+    NoDraft, Policy, Proposal, TreeBuilder, TreeSize,
 };
 use gemma::engine::{Engine, Input, Output, Rows, Scores, Timeline, TokenTree};
 use gemma::sampler::{Mask, Rule, Sampler, SamplerConfig};
@@ -141,7 +141,7 @@ impl Oracle {
 }
 
 impl Drafter for Oracle {
-    fn propose(&mut self, asks: &mut [Ask<'_>]) -> Result<usize> {
+    fn propose(&mut self, asks: &mut [DraftRequest<'_>]) -> Result<usize> {
         asks.iter_mut().try_for_each(|ask| self.guess(&ask.ctx, ask.out))?;
         Ok(0)
     }
@@ -172,7 +172,7 @@ pub struct Random {
 }
 
 impl Drafter for Random {
-    fn propose(&mut self, asks: &mut [Ask<'_>]) -> Result<usize> {
+    fn propose(&mut self, asks: &mut [DraftRequest<'_>]) -> Result<usize> {
         asks.iter_mut().for_each(|ask| self.guess(ask.out));
         Ok(0)
     }
@@ -217,8 +217,8 @@ pub fn drafters(target: Factory<'_>, draft: Factory<'_>) -> Vec<(&'static str, D
     let ngram = || -> Box<dyn Drafter> { Box::new(TreeBuilder::of_text()) };
     let both = || -> Box<dyn Drafter> { Box::new(TreeBuilder::of_both(draft())) };
     let mixed = |prior, rate, noise| -> Box<dyn Drafter> {
-        let (lm, table) = (Some(Lm::new(draft())), Some(Table::new()));
-        Box::new(TreeBuilder::new(lm, true, table, Mixing { prior, rate, noise }))
+        let model = Some(DraftModel::new(draft()));
+        Box::new(TreeBuilder::of_all(model, Mixing { prior, rate, noise }))
     };
     let (auto, chain) = (policy(TreeSize::Auto, None), || policy(TreeSize::Chain, None));
     let by_the_clock = Policy::new(costs(), DraftOptions::default(), true);

@@ -5,6 +5,7 @@
 #![allow(dead_code)]
 
 pub mod gguf;
+pub mod pooled;
 pub mod trees;
 pub mod twins;
 pub mod vulkan;
@@ -136,9 +137,12 @@ impl TinyModel {
     pub fn config(&self, form: Form) -> Value {
         let d = &self.dims;
         let mut text = json!({
-            "model_type": "gemma3_text", "hidden_size": d.dim, "intermediate_size": d.ffn_dim, "num_hidden_layers": d.n_layers,
-            "num_attention_heads": d.n_heads, "num_key_value_heads": d.n_kv_heads, "head_dim": d.head_dim,
-            "query_pre_attn_scalar": 21, "sliding_window": d.window, "vocab_size": d.vocab, "max_position_embeddings": 4096,
+            "model_type": "gemma3_text", "hidden_size": d.dim, "intermediate_size": d.ffn_dim,
+            "num_hidden_layers": d.n_layers,
+            "num_attention_heads": d.n_heads, "num_key_value_heads": d.n_kv_heads,
+            "head_dim": d.head_dim,
+            "query_pre_attn_scalar": 21, "sliding_window": d.window, "vocab_size": d.vocab,
+            "max_position_embeddings": 4096,
         });
         let v5 = matches!(form, Form::TextV5 | Form::MultimodalV5);
         let extra = if v5 {
@@ -149,24 +153,28 @@ impl TinyModel {
                 "dtype": "bfloat16",
                 "layer_types": (1..=d.n_layers).map(kind).collect::<Vec<_>>(),
                 "rope_parameters": {
-                    "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1000000.0},
+                    "full_attention": {"rope_type": "linear", "factor": 8.0,
+                        "rope_theta": 1000000.0},
                     "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
                 },
             })
         } else {
-            json!({"sliding_window_pattern": d.pattern, "rope_scaling": {"factor": 8.0, "rope_type": "linear"}})
+            json!({"sliding_window_pattern": d.pattern, "rope_scaling": {"factor": 8.0,
+                "rope_type": "linear"}})
         };
         merge(&mut text, &extra);
         match form {
             Form::TextV4 | Form::TextV5 | Form::Bare => {
                 merge(
                     &mut text,
-                    &json!({"architectures": ["Gemma3ForCausalLM"], "bos_token_id": 2, "eos_token_id": [1, 106]}),
+                    &json!({"architectures": ["Gemma3ForCausalLM"], "bos_token_id": 2,
+                        "eos_token_id": [1, 106]}),
                 );
                 text
             }
             Form::Multimodal | Form::MultimodalV5 => json!({
-                "architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "eos_token_id": [1, 106],
+                "architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3",
+                "eos_token_id": [1, 106],
                 "boi_token_index": 255999, "image_token_index": 262144, "mm_tokens_per_image": 256,
                 "text_config": text, "vision_config": {"hidden_size": 8, "num_hidden_layers": 1},
             }),
@@ -250,7 +258,11 @@ pub fn safetensors(tensors: &[Named], dtype: Dtype) -> Vec<u8> {
                 other => panic!("{other} is no weight dtype"),
             }
         }
-        header.insert(name.clone(), json!({"dtype": dtype.to_string(), "shape": shape, "data_offsets": [begin, data.len()]}));
+        header.insert(
+            name.clone(),
+            json!({"dtype": dtype.to_string(), "shape": shape,
+            "data_offsets": [begin, data.len()]}),
+        );
     }
     with_header(&Value::Object(header).to_string(), &data)
 }

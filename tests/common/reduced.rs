@@ -41,7 +41,8 @@ pub fn tokenizer(other: bool) -> Tokenizer {
         .iter()
         .enumerate()
         .map(|(id, content)| {
-            json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": true})
+            json!({"id": id, "content": content, "single_word": false, "lstrip": false,
+                "rstrip": false, "normalized": false, "special": true})
         })
         .collect();
     let file = json!({
@@ -49,9 +50,12 @@ pub fn tokenizer(other: bool) -> Tokenizer {
         "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
         "pre_tokenizer": null, "post_processor": null,
         "decoder": {"type": "Sequence", "decoders": [
-            {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"}]},
-        "model": {"type": "BPE", "dropout": null, "unk_token": "<unk>", "continuing_subword_prefix": null,
-            "end_of_word_suffix": null, "fuse_unk": true, "byte_fallback": true, "ignore_merges": false,
+            {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+            {"type": "ByteFallback"}, {"type": "Fuse"}]},
+        "model": {"type": "BPE", "dropout": null, "unk_token": "<unk>",
+            "continuing_subword_prefix": null,
+            "end_of_word_suffix": null, "fuse_unk": true, "byte_fallback": true,
+            "ignore_merges": false,
             "vocab": vocab, "merges": merges},
     });
     Tokenizer::from_bytes(file.to_string().as_bytes()).unwrap()
@@ -74,7 +78,8 @@ pub fn file(tokenizer: &Tokenizer) -> Value {
     let tokens = tokens();
     let steps: Vec<u32> =
         std::iter::once(tokens[0]).chain(tokens.windows(2).map(|w| w[1] - w[0])).collect();
-    json!({"tokenizer": {"first": FIRST, "end": END, "sha256": sha256, "control": {"<bos>": 2}}, "parts": 2, "steps": steps})
+    json!({"tokenizer": {"first": FIRST, "end": END, "sha256": sha256, "control": {"<bos>": 2}},
+        "parts": 2, "steps": steps})
 }
 
 pub fn vocabulary(tokenizer: &Tokenizer) -> ReducedVocabulary {

@@ -92,8 +92,11 @@ pub fn check_tree(
     what: &str,
 ) {
     for e in [&mut *a, &mut *b] {
-        e.truncate(0, 0).unwrap();
-        prefill(e, tokens, rng);
+        // Engines that hold the beginning of the text read the rest.
+        let held = e.cached(0).tokens;
+        let held = if tokens.starts_with(held) { held.len() } else { 0 };
+        e.truncate(0, held).unwrap();
+        prefill(e, &tokens[held..], rng);
     }
     let rows = rng.random_range(1..=32);
     let tree = random_tree(rng, rows);

@@ -69,7 +69,8 @@ fn config_with(
         "hidden_size": dim, "intermediate_size": ffn_dim, "num_hidden_layers": n_layers,
         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 96,
         "query_pre_attn_scalar": 21, "sliding_window": window, "sliding_window_pattern": pattern,
-        "rope_theta": 1e6, "rope_local_base_freq": 1e4, "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "rope_theta": 1e6, "rope_local_base_freq": 1e4, "rope_scaling": {"factor": 8.0,
+            "rope_type": "linear"},
         "max_position_embeddings": 4096,
     });
     Config::from_json(&json).unwrap()

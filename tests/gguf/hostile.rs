@@ -253,7 +253,8 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
     #[test]
-    fn changed_bytes_never_crash(changes in prop::collection::vec((0usize..2500, any::<u8>()), 1..6), cut in 0usize..90_000) {
+    fn changed_bytes_never_crash(changes in prop::collection::vec((0usize..2500, any::<u8>()),
+        1..6), cut in 0usize..90_000) {
         let mut bytes = tiny().bytes();
         for (at, value) in changes {
             bytes[at] = value;

@@ -217,7 +217,8 @@ fn tokenizer(weights: &Weights) -> Tokenizer {
 }
 
 const TEXTS: [&str; 6] = [
-    "The quick brown fox — naïve, 12345 times — said: \"hello\"!\n\n\tfn main() {\n        println!(\"{}\", x);\n    }\n",
+    "The quick brown fox — naïve, 12345 times — said: \"hello\"!\n\n\
+     \tfn main() {\n        println!(\"{}\", x);\n    }\n",
     "   leading,  double,                    many spaces",
     "😀 日本語 \u{0} \u{7f} żółć",
     "",

@@ -73,12 +73,27 @@ fn small_tokenizer() -> Value {
     pieces.extend(["<start_of_turn>", "<end_of_turn>", "▁a"].map(String::from));
     let vocab: serde_json::Map<_, _> =
         pieces.iter().enumerate().map(|(i, p)| (p.clone(), i.into())).collect();
-    let added = [(0, true), (1, true), (2, true), (3, true), (11, false), (12, false), (14, false), (20, false), (105, true), (106, true)]
-        .map(|(i, special)| json!({"id": i, "content": pieces[i], "special": special, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false}));
+    let added = [
+        (0, true),
+        (1, true),
+        (2, true),
+        (3, true),
+        (11, false),
+        (12, false),
+        (14, false),
+        (20, false),
+        (105, true),
+        (106, true),
+    ]
+    .map(|(i, special)| {
+        json!({"id": i, "content": pieces[i], "special": special,
+            "single_word": false, "lstrip": false, "rstrip": false, "normalized": false})
+    });
     json!({
         "version": "1.0", "added_tokens": added,
         "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
-        "model": {"type": "BPE", "vocab": vocab, "byte_fallback": true, "fuse_unk": true, "unk_token": "<unk>",
+        "model": {"type": "BPE", "vocab": vocab, "byte_fallback": true, "fuse_unk": true,
+            "unk_token": "<unk>",
             "merges": [["▁", "▁"], ["▁▁", "▁"], ["b", "c"], ["a", "b"], ["▁", "a"], ["ab", "c"]]},
     })
 }

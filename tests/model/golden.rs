@@ -216,8 +216,8 @@ fn an_f16_cache_is_transformers_with_rounded_keys_and_values() {
         let (median, worst) = differences(&got, &golden.nll_f16_cache);
         let (moved, moved_most) = differences(&golden.nll, &golden.nll_f16_cache);
         println!(
-            "f16 cache, {case}: NLL differs by {median:.1e}, at most {worst:.1e}; rounding moved \
-                {moved:.1e}, at most {moved_most:.1e}"
+            "f16 cache, {case}: NLL differs by {median:.1e}, at most {worst:.1e}; \
+                rounding moved {moved:.1e}, at most {moved_most:.1e}"
         );
         assert!(
             median < moved / 2.0 && worst < moved_most / 2.0,

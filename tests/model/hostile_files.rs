@@ -370,7 +370,8 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
 
     #[test]
-    fn changed_bytes_never_crash(changes in prop::collection::vec((0usize..200, any::<u8>()), 1..6), cut in 0usize..400) {
+    fn changed_bytes_never_crash(changes in prop::collection::vec((0usize..200, any::<u8>()), 1..6),
+        cut in 0usize..400) {
         let mut bytes = good_file();
         for (at, value) in changes {
             let at = at % bytes.len();
@@ -382,22 +383,28 @@ proptest! {
 
     #[test]
     fn made_up_headers_never_crash(
-        shape in prop::collection::vec(prop_oneof![0u64..5, Just(u64::MAX), Just(1 << 32), Just(1 << 63)], 0..4),
+        shape in prop::collection::vec(prop_oneof![0u64..5, Just(u64::MAX), Just(1 << 32),
+            Just(1 << 63)], 0..4),
         offsets in prop::array::uniform2(prop_oneof![0u64..64, Just(u64::MAX), Just(u64::MAX - 7)]),
         dtype in prop_oneof![Just("F32"), Just("BF16"), Just("U8"), Just("F64"), Just("")],
         data in 0usize..64,
     ) {
-        let header = json!({"t": {"dtype": dtype, "shape": shape, "data_offsets": offsets}}).to_string();
+        let header = json!({"t": {"dtype": dtype, "shape": shape,
+            "data_offsets": offsets}}).to_string();
         use_file(&with_header(&header, &vec![0; data]));
     }
 
     #[test]
     fn made_up_values_never_crash(key in prop_oneof![
-            Just("hidden_size"), Just("num_attention_heads"), Just("head_dim"), Just("rope_parameters"), Just("rope_scaling"),
-            Just("layer_types"), Just("eos_token_id"), Just("sliding_window"), Just("vocab_size"), Just("text_config"),
+            Just("hidden_size"), Just("num_attention_heads"), Just("head_dim"),
+            Just("rope_parameters"), Just("rope_scaling"),
+            Just("layer_types"), Just("eos_token_id"), Just("sliding_window"), Just("vocab_size"),
+            Just("text_config"),
         ], value in prop_oneof![
-            any::<i64>().prop_map(|v| json!(v)), any::<f64>().prop_map(|v| json!(v)), ".*".prop_map(|v| json!(v)),
-            prop::collection::vec(any::<u32>(), 0..4).prop_map(|v| json!(v)), Just(json!({"full_attention": 7})), Just(json!({})),
+            any::<i64>().prop_map(|v| json!(v)), any::<f64>().prop_map(|v| json!(v)),
+            ".*".prop_map(|v| json!(v)),
+            prop::collection::vec(any::<u32>(), 0..4).prop_map(|v| json!(v)),
+            Just(json!({"full_attention": 7})), Just(json!({})),
             Just(json!(true)),
         ]) {
         let mut config = TinyModel::tiny(3).config(Form::TextV5);

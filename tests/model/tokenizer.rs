@@ -183,7 +183,8 @@ fn a_grammar_speaks_the_tokenizers_language() {
         let begun = std::time::Instant::now();
         let grammars = Grammars::new(tokenizer.clone(), &[stop], 1).unwrap();
         let made = begun.elapsed();
-        let schema = serde_json::json!({"type": "object", "properties": {"title": {"type": "string"}, "pages": {"type": "integer"}},
+        let schema = serde_json::json!({"type": "object",
+            "properties": {"title": {"type": "string"}, "pages": {"type": "integer"}},
             "required": ["title", "pages"], "additionalProperties": false});
         let grammar = grammars.compile(&Source::JsonSchema(schema), &|| true).unwrap();
         let rule = grammar.follow(0);

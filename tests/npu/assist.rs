@@ -269,7 +269,7 @@ fn every_fault_is_survived() {
         for late in [false, true] {
             for from in [0, 5, jobs] {
                 let options =
-                    ModelOptions { fault: Some(Fault { kind, from }), late, compiled: None };
+                    ModelOptions { fault: Some(Fault { kind, from }), late, ..Default::default() };
                 let (mut e, open) = assisted(KvFormat::F32, 256, options, cpu(2, false));
                 assert!(open.total() > 3);
                 let got = logits(&mut e);
@@ -318,11 +318,16 @@ fn checkpoint(dir: &Path, letters: usize) -> String {
     pieces.extend(["<start_of_turn>", "<end_of_turn>", "<x>", "<y>", "<z>"].map(String::from));
     let vocab: serde_json::Map<_, _> =
         pieces.iter().enumerate().map(|(i, p)| (p.clone(), i.into())).collect();
-    let added = [0, 1, 2, 3, 105, 106].map(|i: usize| json!({"id": i, "content": pieces[i], "special": true, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false}));
+    let added = [0, 1, 2, 3, 105, 106].map(|i: usize| {
+        json!({"id": i, "content": pieces[i],
+        "special": true, "single_word": false, "lstrip": false, "rstrip": false,
+        "normalized": false})
+    });
     let tokenizer = json!({
         "version": "1.0", "added_tokens": added,
         "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
-        "model": {"type": "BPE", "vocab": vocab, "byte_fallback": false, "fuse_unk": true, "unk_token": "<unk>", "merges": []},
+        "model": {"type": "BPE", "vocab": vocab, "byte_fallback": false, "fuse_unk": true,
+            "unk_token": "<unk>", "merges": []},
     });
     fs::write(dir.join("tiny/tokenizer.json"), tokenizer.to_string()).unwrap();
     let words = ["sealed", "pages", "travel", "to", "the", "array", "and", "partials", "return"];

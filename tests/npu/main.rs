@@ -11,3 +11,4 @@ mod shell;
 
 mod assist;
 mod kernel;
+mod library;

@@ -134,8 +134,8 @@ fn a_device_is_asked_for_what_was_planned() {
 }
 
 #[test]
-#[ignore = "counts all allocations of its process: a_processor_takes_what_was_planned runs it \
-    alone"]
+#[ignore = "counts all allocations of its process: \
+    a_processor_takes_what_was_planned runs it alone"]
 fn allocations() {
     let directory = tempfile::tempdir().unwrap();
     for (name, formats) in recipes() {
@@ -175,8 +175,8 @@ fn info() -> DeviceInfo {
 }
 
 #[test]
-#[ignore = "the device's count is the process's: a_device_is_asked_for_what_was_planned runs it \
-    alone"]
+#[ignore = "the device's count is the process's: \
+    a_device_is_asked_for_what_was_planned runs it alone"]
 fn device_allocations() {
     let (info, directory) = (info(), tempfile::tempdir().unwrap());
     for (name, formats) in recipes().into_iter().filter(|(name, _)| name != "12gb") {
@@ -285,6 +285,7 @@ impl Reports for Untouched {
 /// A laptop's graphics, which give 4 GiB at a time.
 fn laptop() -> DeviceInfo {
     DeviceInfo {
+        backend: "vulkan",
         index: 0,
         name: "laptop".into(),
         driver: String::new(),

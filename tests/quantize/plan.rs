@@ -20,10 +20,13 @@ fn sparse_27b(dir: &Path) {
     const SHARDS: usize = 12;
     fs::create_dir_all(dir).unwrap();
     let config = json!({
-        "architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "eos_token_id": [1, 106],
+        "architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3",
+        "eos_token_id": [1, 106],
         "text_config": {
-            "head_dim": 128, "hidden_size": 5376, "intermediate_size": 21504, "num_hidden_layers": 62, "num_attention_heads": 32,
-            "num_key_value_heads": 16, "query_pre_attn_scalar": 168, "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+            "head_dim": 128, "hidden_size": 5376, "intermediate_size": 21504,
+            "num_hidden_layers": 62, "num_attention_heads": 32,
+            "num_key_value_heads": 16, "query_pre_attn_scalar": 168, "rope_scaling": {"factor": 8.0,
+                "rope_type": "linear"},
             "sliding_window": 1024, "model_type": "gemma3_text",
         },
     });
@@ -228,8 +231,9 @@ fn a_recipe_of_ones_own_is_followed_and_its_faults_are_told_with_their_line() {
             b"",
         )
     };
-    let good = "[formats]\n'layers.{0,3}.mlp.*' = 'i8-row'\n'layers.*.self_attn.o_proj' = \
-        'bf16'\nlinears = 'i4-g32'\nembed_tokens = 'i8-row'\nnorms = 'as-is'\n";
+    let good = "[formats]\n'layers.{0,3}.mlp.*' = 'i8-row'\n\
+        'layers.*.self_attn.o_proj' = 'bf16'\n\
+        linears = 'i4-g32'\nembed_tokens = 'i8-row'\nnorms = 'as-is'\n";
     run(good, &[]).ok();
     let report: serde_json::Value =
         serde_json::from_slice(&fs::read(dir.path().join("dst/quant-report.json")).unwrap())

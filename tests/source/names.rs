@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Public names used more than once. The number may only be lowered; the aim is 15.
-const MOST: usize = 76;
+const MOST: usize = 54;
 
 fn rust_files(dir: &Path, list: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(dir).unwrap() {
@@ -26,14 +26,15 @@ fn defined(line: &str) -> Option<&str> {
     };
     let (kind, name) = rest.trim_start().split_once(' ')?;
     let end = name.find(|c: char| !c.is_alphanumeric()).unwrap_or(name.len());
-    ["struct", "enum", "trait", "type", "union"].contains(&kind).then_some(&name[..end])
+    let is_type = ["struct", "enum", "trait", "type", "union"].contains(&kind);
+    (is_type && end > 0).then_some(&name[..end])
 }
 
 #[test]
 fn definitions_are_seen() {
     assert_eq!(defined("pub struct Plan<'a> {"), Some("Plan"));
     assert_eq!(defined("    pub(super) type Drafts = u8;"), Some("Drafts"));
-    assert_eq!((defined("struct Plan;"), defined("pub fn plan()")), (None, None));
+    assert_eq!((defined("struct Plan;"), defined("pub struct $name;")), (None, None));
 }
 
 #[test]

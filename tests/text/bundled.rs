@@ -8,7 +8,7 @@ use gemma::compute::KvFormat;
 use gemma::compute::cpu::{CpuExecutor, CpuOptions, Pool};
 use gemma::decode::{Flow, Limits, Stats, generate};
 use gemma::draft::{
-    Ask, CostCurve, Costs, DraftContext, DraftOptions, Drafter, NoDraft, Policy, Proposal,
+    CostCurve, Costs, DraftContext, DraftOptions, DraftRequest, Drafter, NoDraft, Policy, Proposal,
     TreeBuilder, TreeSize,
 };
 use gemma::engine::planned::EngineOptions;
@@ -23,25 +23,48 @@ use gemma::tensor::Format;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-const PROMPTS: &str = "What is photosynthesis?|Give me three tips for sleeping better.|Write a \
-    Python function that adds two numbers.|\
-Explain what a hash map is.|Tell me a short story about a fox.|What is 12 times 7?|List the days \
-of the week.|How do I boil an egg?|\
-What does a compiler do?|Translate to French: good morning.|Write a haiku about rain.|Why is the \
-sky blue?|What is a prime number?|\
-Describe a sunset.|What is the difference between TCP and UDP?|Write a SQL query that counts \
-users.|Who are you?|Say hello.|\
-Count from one to twenty.|Repeat this: red green blue red green blue red green blue|What is a \
-verb?|How does a bicycle stay upright?|\
-Write a shell command that finds large files.|What causes tides?|Explain recursion.|Name five \
-animals.|What is inflation?|\
-Write a polite email to a landlord.|How many legs does a spider have?|What is a database \
-index?|Give a recipe for pancakes.|\
-What is the capital of Italy?|Write a JSON object for a person.|Explain gravity to a child.|What \
-is unit testing?|\
-Summarise: the cat sat on the mat, the cat slept on the mat, the cat left the mat.|How do vaccines \
-work?|What is an API?|\
-Write a limerick.|What is the boiling point of water?";
+const PROMPTS: [&str; 40] = [
+    "What is photosynthesis?",
+    "Give me three tips for sleeping better.",
+    "Write a Python function that adds two numbers.",
+    "Explain what a hash map is.",
+    "Tell me a short story about a fox.",
+    "What is 12 times 7?",
+    "List the days of the week.",
+    "How do I boil an egg?",
+    "What does a compiler do?",
+    "Translate to French: good morning.",
+    "Write a haiku about rain.",
+    "Why is the sky blue?",
+    "What is a prime number?",
+    "Describe a sunset.",
+    "What is the difference between TCP and UDP?",
+    "Write a SQL query that counts users.",
+    "Who are you?",
+    "Say hello.",
+    "Count from one to twenty.",
+    "Repeat this: red green blue red green blue red green blue",
+    "What is a verb?",
+    "How does a bicycle stay upright?",
+    "Write a shell command that finds large files.",
+    "What causes tides?",
+    "Explain recursion.",
+    "Name five animals.",
+    "What is inflation?",
+    "Write a polite email to a landlord.",
+    "How many legs does a spider have?",
+    "What is a database index?",
+    "Give a recipe for pancakes.",
+    "What is the capital of Italy?",
+    "Write a JSON object for a person.",
+    "Explain gravity to a child.",
+    "What is unit testing?",
+    "Summarise: the cat sat on the mat, the cat slept on the mat, the cat left the mat.",
+    "How do vaccines work?",
+    "What is an API?",
+    "Write a limerick.",
+    "What is the boiling point of water?",
+];
 
 const TOKENS: usize = 16;
 
@@ -61,8 +84,7 @@ fn pair() -> Pair {
         let message = Message { role: "user".into(), content: text.into() };
         template.encode(&tokenizer, &[message], None, Special::AsText, None).unwrap()
     };
-    let prompts: Vec<_> = PROMPTS.split('|').map(encode).collect();
-    assert_eq!(prompts.len(), 40);
+    let prompts = PROMPTS.into_iter().map(encode).collect();
     Pair {
         tokenizer,
         target: Weights::open(checkpoint).unwrap(),
@@ -269,8 +291,10 @@ fn the_drafts_for_gemma_change_no_text_of_a_model_with_its_tokenizer() {
     let tokenizer = Tokenizer::from_bytes(&std::fs::read(path).unwrap()).unwrap();
     let pool = Arc::new(Pool::new(2).unwrap());
     let config = Config::from_json(&serde_json::json!({
-        "model_type": "gemma3_text", "num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 2,
-        "num_key_value_heads": 1, "head_dim": 32, "vocab_size": 262_208, "sliding_window": 64, "query_pre_attn_scalar": 32,
+        "model_type": "gemma3_text", "num_hidden_layers": 2, "hidden_size": 64,
+        "intermediate_size": 64, "num_attention_heads": 2,
+        "num_key_value_heads": 1, "head_dim": 32, "vocab_size": 262_208, "sliding_window": 64,
+        "query_pre_attn_scalar": 32,
     }));
     let target = Weights::synthetic(config.unwrap(), |_| Format::I8_ROW, 5);
     let prompt = tokenizer
@@ -338,7 +362,7 @@ fn the_drafts_for_gemma_change_no_text_of_a_model_with_its_tokenizer() {
             rate: None,
             verified: None,
         };
-        draft.propose(&mut [Ask { text: 0, ctx, out: &mut out }]).unwrap();
+        draft.propose(&mut [DraftRequest { text: 0, ctx, out: &mut out }]).unwrap();
         assert!(
             out.len() > 8 && out.tree.tokens[1..].iter().all(|t| spelling.row(*t).is_some()),
             "{:?}",

@@ -1,7 +1,7 @@
 //! The part of a prompt that a draft model reads, and when it reads it.
 
 use crate::{invariance, toy};
-use gemma::draft::{Ask, Drafter, Lm, NoDraft, TreeBuilder};
+use gemma::draft::{DraftModel, DraftRequest, Drafter, NoDraft, TreeBuilder};
 use gemma::engine::{EngineExt, Timeline};
 use gemma::sampler::SamplerConfig;
 use invariance::{Case, run};
@@ -13,7 +13,7 @@ use toy::Toy;
 fn a_draft_of_short_sight_reads_the_end_of_a_prompt_alone() {
     let target = Toy { context: 3000, max_rows: 64, ..Toy::new(31) };
     let draft = Toy { context: 60, max_rows: 32, reach: Some(16), ..target.clone() };
-    let mut lm = Lm::new(draft.engine());
+    let mut lm = DraftModel::new(draft.engine());
     let history: Vec<u32> = (0..2000).map(|i| i * i % 37).collect();
     lm.read(0, &history, &mut || false).unwrap();
     assert_eq!(lm.engine().position(0), 0, "told not to");
@@ -59,7 +59,7 @@ fn a_prompt_is_read_beside_the_target() {
             self.after = history.len();
             Ok(())
         }
-        fn propose(&mut self, _: &mut [Ask<'_>]) -> anyhow::Result<usize> {
+        fn propose(&mut self, _: &mut [DraftRequest<'_>]) -> anyhow::Result<usize> {
             Ok(0)
         }
     }

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::Result;
 use gemma::decode::{Event, Flow, Limits, Request, Scheduler, Stats, Stop, generate};
 use gemma::draft::{
-    Ask, DraftContext, Drafter, Figures, NoDraft, Policy, Proposal, TreeBuilder, TreeSize,
+    DraftContext, DraftRequest, Drafter, Figures, NoDraft, Policy, Proposal, TreeBuilder, TreeSize,
 };
 use gemma::engine::{Engine, Rows, Scores, Timeline, TokenTree, VocabAdapter};
 use gemma::error::{Kind, fault_of};
@@ -168,9 +168,9 @@ impl Drafter for Each {
         self.0[text].prepare(0, history)
     }
 
-    fn propose(&mut self, asks: &mut [Ask<'_>]) -> Result<usize> {
-        for Ask { text, ctx, out } in asks {
-            self.0[*text].propose(&mut [Ask { text: 0, ctx: *ctx, out }])?;
+    fn propose(&mut self, asks: &mut [DraftRequest<'_>]) -> Result<usize> {
+        for DraftRequest { text, ctx, out } in asks {
+            self.0[*text].propose(&mut [DraftRequest { text: 0, ctx: *ctx, out }])?;
         }
         Ok(0)
     }
@@ -183,13 +183,7 @@ impl Drafter for Each {
 fn request(case: &Case) -> Request {
     let sampler = Sampler::new(case.config.clone()).unwrap();
     let sampler = case.rule.iter().fold(sampler, |sampler, rule| sampler.under(rule.clone()));
-    Request {
-        history: case.prompt.clone(),
-        sampler,
-        max_tokens: case.max_tokens,
-        chances: None,
-        stats: Stats::default(),
-    }
+    Request::new(case.prompt.clone(), sampler, case.max_tokens)
 }
 
 /// Texts that share passes are those that they are alone, whatever drafts, whoever comes and goes
@@ -243,10 +237,13 @@ fn texts_in_one_pass_are_those_alone() {
                 let case = &cases[next];
                 // A request that cannot be admitted does not affect the others.
                 let nothing = Request { history: vec![], ..request(case) };
-                assert_eq!(fault_of(&texts.admit(nothing).unwrap_err()).unwrap().kind, Kind::Usage);
+                assert_eq!(
+                    fault_of(&texts.admit(nothing).unwrap_err().error).unwrap().kind,
+                    Kind::Usage
+                );
                 // A cancelled request does not either.
                 let gone = texts.admit(request(&cases[0])).unwrap();
-                assert_eq!(texts.cancel(gone).unwrap().history, cases[0].prompt);
+                assert_eq!(texts.cancel(gone).unwrap().text.history, cases[0].prompt);
                 assert!(texts.cancel(gone).is_none());
                 seated[texts.admit(request(case)).unwrap()] = next;
                 next += 1;
@@ -260,8 +257,8 @@ fn texts_in_one_pass_are_those_alone() {
                 }
             };
             for ended in texts.step(&mut listen).unwrap() {
-                assert_eq!(ended.stats.tokens as usize, heard[seated[ended.sequence]]);
-                got[seated[ended.sequence]] = Some((ended.history, ended.stop.unwrap()));
+                assert_eq!(ended.text.stats.tokens as usize, heard[seated[ended.sequence]]);
+                got[seated[ended.sequence]] = Some((ended.text.history, ended.stop.unwrap()));
             }
         }
         for ((got, alone), case) in got.into_iter().zip(&alone).zip(&cases) {

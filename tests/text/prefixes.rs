@@ -7,7 +7,7 @@ use common::vulkan::{config, config_of, device};
 use gemma::compute::cpu::{CpuExecutor, CpuOptions};
 use gemma::compute::split::SplitExecutor;
 use gemma::compute::{Executor, KvFormat};
-use gemma::decode::{Flow, Request, Scheduler, Stats};
+use gemma::decode::{Flow, Request, Scheduler};
 use gemma::draft::{NoDraft, Policy};
 use gemma::engine::planned::EngineOptions;
 use gemma::engine::{Engine, EngineExt, Input, Output, PlannedEngine, Prefix, Rows, Scores};
@@ -210,13 +210,8 @@ struct Texts<'a> {
 
 impl Texts<'_> {
     fn begin(&mut self, number: usize, history: &[Token]) {
-        let request = Request {
-            history: history.to_vec(),
-            sampler: Sampler::new(SamplerConfig::default()).unwrap(),
-            max_tokens: 8,
-            stats: Stats::default(),
-            chances: None,
-        };
+        let sampler = Sampler::new(SamplerConfig::default()).unwrap();
+        let request = Request::new(history.to_vec(), sampler, 8);
         let sequence = self.scheduler.admit(request).unwrap();
         self.running.push((sequence, number));
     }
@@ -226,7 +221,7 @@ impl Texts<'_> {
             let at = self.running.iter().position(|(s, _)| *s == ended.sequence).unwrap();
             let (_, number) = self.running.swap_remove(at);
             ended.stop.unwrap();
-            self.ended.push((number, ended.history, ended.stats.prefilled));
+            self.ended.push((number, ended.text.history, ended.text.stats.prefilled));
         }
     }
 

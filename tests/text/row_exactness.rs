@@ -25,7 +25,8 @@ fn config_of(window: usize, vocab: usize) -> Config {
         "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 4,
         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "vocab_size": vocab,
         "query_pre_attn_scalar": 21, "sliding_window": window, "sliding_window_pattern": 3,
-        "rope_theta": 1e6, "rope_local_base_freq": 1e4, "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "rope_theta": 1e6, "rope_local_base_freq": 1e4, "rope_scaling": {"factor": 8.0,
+            "rope_type": "linear"},
         "max_position_embeddings": 4096,
     });
     Config::from_json(&json).unwrap()

@@ -2,6 +2,7 @@
 //! promises of one where they differ.
 
 use crate::{common, invariance};
+use common::pooled::pooled;
 use common::trees::{bits, check_tree, tokens};
 use common::vulkan::{config, device};
 use gemma::compute::cpu::{CpuExecutor, CpuFootprint, CpuOptions};
@@ -163,9 +164,7 @@ fn a_split_leaves_its_device_at_work() {
 #[test]
 fn no_drafter_changes_the_text_of_a_split() {
     let Some(open) = device() else { return };
-    let target = || -> Box<dyn Engine> {
-        Box::new(engine(split(open(), 2), "i4-g32", "i8-row", KvFormat::F16))
-    };
+    let target = pooled(|| Box::new(engine(split(open(), 2), "i4-g32", "i8-row", KvFormat::F16)));
     let draft =
         || -> Box<dyn Engine> { Box::new(engine(cpu(), "i2-g32", "i8-row", KvFormat::F16)) };
     let config = SamplerConfig { temperature: 0.8, seed: 5, ..SamplerConfig::default() };
@@ -196,8 +195,10 @@ fn what_is_allocated_is_what_a_dry_run_counts() {
             };
             forward::load(&weights, exec, options).unwrap();
         };
-        let (dry_gpu, dry_cpu) =
-            (|| Dry::new(VulkanFootprint::new(info)), || Dry::new(CpuFootprint));
+        let (dry_gpu, dry_cpu) = (
+            || Dry::new(Box::new(VulkanFootprint::new(info))),
+            || Dry::new(Box::new(CpuFootprint)),
+        );
         for layers in [0, 1, 3, LAYERS] {
             let (gpu, cpu) = (dry_gpu(), dry_cpu());
             let counted = [gpu.counted(), cpu.counted()];

@@ -117,8 +117,8 @@ fn a_wrong_result_is_found_and_named() {
             0,
             32 + 7,
             code,
-            "dispatch 2, `quantise` of layer 0, differs from its twin in the codes: row 1, column \
-                29: code ",
+            "dispatch 2, `quantise` of layer 0, differs from its twin in the codes: \
+                row 1, column 29: code ",
         ),
         (2, 1, 1, sign, "in the scales: row 1, column 0: "),
         (2, 2, 1, last_bit, "in the sums: row 1, column 0: "),
@@ -129,14 +129,16 @@ fn a_wrong_result_is_found_and_named() {
             0,
             64 + 7,
             sign,
-            "dispatch 4, `qkv` of layer 0, differs from its twin in the products: row 1, column 7: ",
+            "dispatch 4, `qkv` of layer 0, differs from its twin in the products: \
+                row 1, column 7: ",
         ),
         (
             5,
             0,
             128 + 7,
             sign,
-            "dispatch 5, `rope` of layer 0, differs from its twin in the queries: row 1, column 7: ",
+            "dispatch 5, `rope` of layer 0, differs from its twin in the queries: \
+                row 1, column 7: ",
         ),
         (5, 1, 64 + 7, sign, "in the keys: row 1, column 7: "),
         // Eight channels of a row of keys lie together.
@@ -148,8 +150,8 @@ fn a_wrong_result_is_found_and_named() {
             0,
             32 + 7,
             code,
-            "dispatch 7, `quantise` of layer 0, differs from its twin in the codes: row 1, column \
-                29: code ",
+            "dispatch 7, `quantise` of layer 0, differs from its twin in the codes: \
+                row 1, column 29: code ",
         ),
         (
             8,

@@ -2,23 +2,21 @@
 //! the processor's.
 
 use crate::{common, invariance};
-use anyhow::Result;
+use common::pooled::pooled;
 use common::trees::tokens;
 use common::vulkan::{config_of, device};
 use gemma::compute::cpu::{CpuExecutor, CpuOptions};
-use gemma::compute::{Executor, KvFormat, Reports};
+use gemma::compute::{Executor, KvFormat};
 use gemma::decode::Stop;
 use gemma::engine::planned::EngineOptions;
-use gemma::engine::{
-    Cached, Engine, EngineReport, Info, Input, Output, PlannedEngine, Prefix, Scores,
-};
+use gemma::engine::{Engine, PlannedEngine};
 use gemma::eval::evaluate;
 use gemma::models::{Role, Weights};
 use gemma::sampler::{Rule, SamplerConfig};
 use invariance::{Case, Strict, check};
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 fn engine(exec: Box<dyn Executor>, linear: &str, embed: &str, kv: KvFormat) -> Box<dyn Engine> {
     let (linear, embed) = (linear.parse().unwrap(), embed.parse().unwrap());
@@ -34,77 +32,12 @@ fn cpu() -> Box<dyn Executor> {
     Box::new(CpuExecutor::new(CpuOptions { threads: 1, ..CpuOptions::default() }).unwrap())
 }
 
-/// Engines that are not in use: opening a device takes longer than a text.
-type Pool = Arc<Mutex<Vec<Box<dyn Engine>>>>;
-
-/// An engine that goes back to the pool, empty, when it is done with.
-struct Lent {
-    engine: Option<Box<dyn Engine>>,
-    pool: Pool,
-}
-
-impl Lent {
-    fn get(&self) -> &dyn Engine {
-        &**self.engine.as_ref().unwrap()
-    }
-    fn get_mut(&mut self) -> &mut dyn Engine {
-        &mut **self.engine.as_mut().unwrap()
-    }
-}
-
-impl Drop for Lent {
-    fn drop(&mut self) {
-        let mut engine = self.engine.take().unwrap();
-        engine.truncate(0, 0).unwrap();
-        self.pool.lock().unwrap().push(engine);
-    }
-}
-
-impl Engine for Lent {
-    fn info(&self) -> &Info {
-        self.get().info()
-    }
-    fn cached(&self, sequence: usize) -> Cached<'_> {
-        self.get().cached(sequence)
-    }
-    fn begin(&mut self, inputs: &[Input<'_>], output: Output) -> Result<bool> {
-        self.get_mut().begin(inputs, output)
-    }
-    fn finish(&mut self, out: &mut Scores) -> Result<()> {
-        self.get_mut().finish(out)
-    }
-    fn is_busy(&self) -> bool {
-        self.get().is_busy()
-    }
-    fn lend(&self, i: usize) -> Option<&[f32]> {
-        self.get().lend(i)
-    }
-    fn commit(&mut self, paths: &[(usize, &[u32])]) -> Result<()> {
-        self.get_mut().commit(paths)
-    }
-    fn truncate(&mut self, sequence: usize, position: usize) -> Result<()> {
-        self.get_mut().truncate(sequence, position)
-    }
-    fn retain(&mut self, sequence: usize, tokens: usize) -> Option<Prefix> {
-        self.get_mut().retain(sequence, tokens)
-    }
-    fn resume(&mut self, sequence: usize, prefix: &Prefix, tokens: usize) -> Result<()> {
-        self.get_mut().resume(sequence, prefix, tokens)
-    }
-    fn report(&self) -> EngineReport {
-        self.get().report()
-    }
-    fn device(&mut self) -> Option<&mut dyn Reports> {
-        self.get_mut().device()
-    }
-}
-
 #[test]
 #[cfg_attr(not(vulkan_driver), ignore = "no Vulkan driver")]
 fn every_drafter_gives_the_plain_text() {
     let Some(open) = device() else { return };
     let (linear, embed, kv) = ("i4-g32", "i8-row", KvFormat::F16);
-    let pool = Pool::default();
+    let target = pooled(|| engine(Box::new(open()), linear, embed, kv));
     // Greedy, and at temperature 1 with the sampler's noise; the prompt ends short of a page.
     // Greedy under a rule, which the device's lists of the best tokens know nothing of.
     for (temperature, prompt, rule) in
@@ -120,11 +53,6 @@ fn every_drafter_gives_the_plain_text() {
         };
         // The draft model has the target's weights, on the processor: mostly right, for other
         // reasons.
-        let target = || {
-            let waiting = pool.lock().unwrap().pop();
-            let engine = waiting.unwrap_or_else(|| engine(Box::new(open()), linear, embed, kv));
-            Box::new(Lent { engine: Some(engine), pool: pool.clone() }) as Box<dyn Engine>
-        };
         let (text, figures) = check(&target, &|| engine(cpu(), linear, embed, kv), &case);
         assert_eq!((text.heard.len(), text.stop), (10, Stop::Length));
         let accepted = |name: &str| figures.iter().find(|f| f.0 == name).unwrap().1.total.accepted;

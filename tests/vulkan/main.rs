@@ -10,6 +10,7 @@ mod device;
 mod drafts;
 mod driver;
 mod failures;
+mod listing;
 mod load;
 mod pieces;
 mod rows;

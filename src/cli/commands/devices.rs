@@ -3,12 +3,10 @@
 use crate::cli::io::output::print;
 use crate::cli::options::UiOptions;
 use crate::cli::settings::Typed;
-use crate::npu::layout::Shape;
-use crate::npu::probe::{Probe, System};
-use crate::runtime::driver;
+use crate::compute::{Choice, DeviceInfo};
+use crate::runtime::backends::{self, NpuProbe, NpuSystem};
 use crate::runtime::processor::Cpu;
 use crate::util::units::{bytes, digits3};
-use crate::vulkan::{Choice, DeviceInfo, SHAPE, Vulkan, choose};
 use anyhow::Result;
 use clap::Args;
 use serde::Serialize;
@@ -47,12 +45,8 @@ impl Gpu {
             (_, true) => "integrated",
             _ => "discrete",
         };
-        let multiplies = |v: driver::Verdict| {
-            v.allows == driver::Use::Whole && v.shapes.contains(&SHAPE.to_string())
-        };
-        let int8_matrices =
-            if d.offers_matrices { driver::known(&d).map(multiplies) } else { Some(false) };
         Gpu {
+            int8_matrices: backends::multiplies_matrices(&d),
             index: d.index,
             name: d.name,
             driver: d.driver,
@@ -61,7 +55,6 @@ impl Gpu {
             memory_bytes: d.memory,
             memory_available_bytes: d.available,
             subgroup: d.subgroup,
-            int8_matrices,
             missing: d.missing,
         }
     }
@@ -101,13 +94,10 @@ struct NpuFinding {
 }
 
 impl Npu {
-    fn new(probe: Probe) -> Npu {
+    fn new(probe: NpuProbe) -> Npu {
         let usable = probe.is_usable();
-        let one = |f: crate::npu::probe::Finding| NpuFinding {
-            name: f.name,
-            found: f.what,
-            remedy: f.remedy,
-        };
+        let one =
+            |f: backends::NpuFinding| NpuFinding { name: f.name, found: f.what, remedy: f.remedy };
         Npu {
             path: probe.path.display().to_string(),
             usable,
@@ -128,17 +118,14 @@ impl Npu {
     }
 }
 
-/// The array that is asked for: that of the 27B model.
-const HEAD_DIM: usize = 128;
-
 pub fn run(options: &Devices, _: &Typed) -> Result<u8> {
     let cpu = Cpu::probe()?;
     // No driver is nothing wrong here: it is what the answer says.
-    let (found, driver) = match Vulkan::open().and_then(|v| v.devices()) {
+    let (found, driver) = match backends::probe() {
         Ok(found) => (found, None),
         Err(why) => (Vec::new(), Some(why.to_string())),
     };
-    let (chosen, reason) = match choose(&found, Choice::Best) {
+    let (chosen, reason) = match backends::choose(&found, Choice::Best) {
         Ok(best) => (
             format!("vulkan:{}", best.index),
             "a GPU; small models and layers that do not fit there run on the processor".to_owned(),
@@ -146,9 +133,8 @@ pub fn run(options: &Devices, _: &Typed) -> Result<u8> {
         Err(why) => ("cpu".to_owned(), why.to_string()),
     };
     let gpus: Vec<Gpu> = found.into_iter().map(Gpu::new).collect();
-    let system = System::here();
-    let npus: Vec<Npu> = Shape::new(HEAD_DIM)
-        .map_or_else(Vec::new, |s| system.probe(s).into_iter().map(Npu::new).collect());
+    let system = NpuSystem::here();
+    let npus: Vec<Npu> = system.probe().into_iter().map(Npu::new).collect();
     let (no_npu, remedy) = system.nothing();
     if options.json {
         let report = serde_json::json!({"cpu": cpu, "vulkan": gpus, "npu": npus, "chosen": chosen, "reason": reason});

@@ -7,10 +7,11 @@
 
 use crate::cli::io::ui::clean;
 use crate::error::Fault;
+use crate::os::files::{FileId, take_permissions, writable_descriptor};
 use crate::util::shell::quoted;
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use std::ffi::OsString;
-use std::fs::{File, Metadata};
+use std::fs::File;
 use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
@@ -159,20 +160,14 @@ impl Writer {
         }
     }
 
-    /// Whether the output is the regular file that `meta` is of.
-    pub fn is(&self, meta: &Metadata) -> bool {
-        let own = match &self.how {
-            How::Direct(file) => file.metadata(),
-            How::Replace(path, _) => std::fs::metadata(path),
-        };
-        own.is_ok_and(|own| same_file(&own, meta))
+    /// Returns the identity of the regular file that is written or replaced, if there is one.
+    pub fn id(&self) -> Option<FileId> {
+        match &self.how {
+            How::Direct(file) => FileId::of_file(file),
+            How::Replace(path, _) => FileId::of_path(path),
+        }
+        .ok()?
     }
-}
-
-/// Whether both are of one regular file.
-pub fn same_file(a: &Metadata, b: &Metadata) -> bool {
-    use std::os::unix::fs::MetadataExt;
-    a.is_file() && (a.dev(), a.ino()) == (b.dev(), b.ino())
 }
 
 /// Puts a complete file in the place of `path` in one step; `name` is what messages call it. `path`
@@ -182,11 +177,9 @@ pub fn replace(
     write: impl FnOnce(&mut File) -> io::Result<()>,
     name: &str,
 ) -> Result<()> {
-    use std::os::unix::fs::PermissionsExt;
     let what = || format!("cannot write {name}");
-    let mode = std::fs::metadata(path).map_or(0o666, |meta| meta.permissions().mode() & 0o777);
     let mut builder = tempfile::Builder::new();
-    builder.prefix(".gemma-").permissions(std::fs::Permissions::from_mode(mode));
+    take_permissions(builder.prefix(".gemma-"), path);
     let mut file = builder.tempfile_in(parent(path)).map_err(plain).with_context(what)?;
     write(file.as_file_mut())
         .and_then(|()| file.as_file().sync_all())
@@ -254,17 +247,7 @@ fn is_of_descriptors(directory: &Path) -> bool {
 /// A descriptor that this process has: the same open file, so that its position and its append mode
 /// are kept.
 fn descriptor(number: i32, name: &str) -> Result<Writer> {
-    use std::os::fd::{FromRawFd, OwnedFd};
-    // SAFETY: fcntl only looks the number up; a number that is not open is an error.
-    let (flags, copy) = unsafe {
-        (libc::fcntl(number, libc::F_GETFL), libc::fcntl(number, libc::F_DUPFD_CLOEXEC, 3))
-    };
-    if copy < 0 {
-        return Err(io::Error::last_os_error().into());
-    }
-    // SAFETY: a fresh descriptor that nobody else owns.
-    let file = File::from(unsafe { OwnedFd::from_raw_fd(copy) });
-    ensure!(flags & libc::O_ACCMODE != libc::O_RDONLY, "it is closed, or open for reading only");
+    let file = writable_descriptor(number)?.context("it is closed, or open for reading only")?;
     let terminal = number == 1 && file.is_terminal();
     Ok(Writer { how: How::Direct(file), name: name.to_owned(), terminal })
 }
@@ -284,8 +267,8 @@ fn plain(error: io::Error) -> io::Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::os::files::symlink;
     use std::fs;
-    use std::os::unix::fs::symlink;
 
     fn write(path: &Path, text: &str) -> Result<()> {
         Destination::from(path).write(text.as_bytes())
@@ -309,16 +292,16 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
         fs::create_dir(at("sub")).unwrap();
-        symlink("sub/file", at("link")).unwrap();
-        symlink("link", at("chain")).unwrap();
+        symlink("sub/file", at("link"));
+        symlink("link", at("chain"));
         // What the link names is not there yet.
         write(&at("chain"), "one").unwrap();
         write(&at("link"), "two").unwrap();
         assert_eq!(fs::read(at("sub/file")).unwrap(), b"two");
         assert!(at("chain").is_symlink() && at("link").is_symlink());
-        symlink("circle", at("circle")).unwrap();
+        symlink("circle", at("circle"));
         assert!(write(&at("circle"), "x").unwrap_err().to_string().contains("circle"));
-        symlink("/dev/null", at("null")).unwrap();
+        symlink("/dev/null", at("null"));
         write(&at("null"), "x").unwrap();
         assert!(at("null").is_symlink());
     }

@@ -1,8 +1,8 @@
 //! Which model is meant, and where it runs.
 
 use crate::compute::cpu::Isa;
+use crate::runtime::backends::Npu;
 use crate::runtime::lock::DeviceLock;
-use crate::runtime::npu::Npu;
 use crate::runtime::options::{AutoOr, GpuLayers, Kv};
 use crate::runtime::{ModelOptions, RunOptions};
 use anyhow::Result;
@@ -65,9 +65,8 @@ pub struct RunArgs {
     ///
     /// The NPU takes full pages of the layers that see the whole context. auto uses an AMD NPU of
     /// the first generation where that is measured to pay (long contexts only), force uses it in
-    /// any case. model runs the same kernel on a software model of the NPU, slowly, for tests;
-    /// model:FILE takes the kernel from a library made with npu-kernels/build.sh --host. This has
-    /// never run on a real NPU.
+    /// any case. model runs the same kernel on a software model of the NPU, slowly, for tests. This
+    /// has never run on a real NPU.
     #[arg(long, value_name = "MODE", default_value = "auto", hide_short_help = true)]
     pub npu: Npu,
     /// Instructions of the CPU kernels: scalar, avx2 or avx512-vnni; a processor without the
@@ -97,7 +96,7 @@ impl RunArgs {
             context: self.ctx_size,
             kv: self.kv,
             lock: self.device_lock,
-            npu: self.npu.clone(),
+            npu: self.npu,
             isa: self.isa,
             check: self.check,
         })
@@ -107,8 +106,8 @@ impl RunArgs {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::compute::Choice;
     use crate::runtime::placement::Device;
-    use crate::vulkan::Choice;
     use clap::Parser;
 
     #[derive(Parser)]

@@ -9,7 +9,6 @@ use crate::cli::io::destination::Destination;
 use crate::cli::io::ui::nearest;
 use crate::error::Fault;
 use crate::runtime::lock::DeviceLock;
-use crate::runtime::npu::Npu;
 use crate::util::xdg;
 use anyhow::{Context, Result};
 use clap::parser::ValueSource;
@@ -54,8 +53,8 @@ pub fn options_of(command: &clap::Command) -> Options {
 /// Heading of the options that say who reaches the server, and what guards it.
 const EDGE: &str = "Server";
 
-/// Why a file in the working directory must not give an option this value; `None` where it may.
-pub fn refusal(arg: &Arg, value: &str) -> Option<&'static str> {
+/// Why a file in the working directory must not give this option; `None` where it may.
+pub fn refusal(arg: &Arg) -> Option<&'static str> {
     let kind = arg.get_value_parser().type_id();
     if arg.get_help_heading() == Some(EDGE) {
         return Some("would decide here who reaches the server, or what guards it");
@@ -63,10 +62,7 @@ pub fn refusal(arg: &Arg, value: &str) -> Option<&'static str> {
     if kind == TypeId::of::<DeviceLock>() {
         return Some("would decide here whether a run keeps off a device in use");
     }
-    // It takes words, such as off, and paths.
-    let is_word = value.bytes().all(|byte| byte.is_ascii_lowercase());
-    (kind == TypeId::of::<Destination>() || kind == TypeId::of::<Npu>() && !is_word)
-        .then_some("would load code or write a file here")
+    (kind == TypeId::of::<Destination>()).then_some("would write a file here")
 }
 
 /// The user's own file.
@@ -137,15 +133,8 @@ impl File {
         }
     }
 
-    /// Whether this file may set that option to this value.
-    fn check(
-        &self,
-        section: &str,
-        key: &str,
-        value: &toml::Value,
-        option: Option<&Arg>,
-        all: &[&str],
-    ) -> Result<()> {
+    /// Refuses an option that this file may not set.
+    fn check(&self, section: &str, key: &str, option: Option<&Arg>, all: &[&str]) -> Result<()> {
         let place = || self.place(section, key);
         let Some(option) = option else {
             let fault = Fault::usage(format!("{}: there is no option `{key}`", place()));
@@ -162,12 +151,7 @@ impl File {
                 format!("{}: `{key}` can only be given as a flag or in the environment", place());
             return Err(Fault::usage(what).into());
         }
-        let texts = match value {
-            toml::Value::Array(values) => values.as_slice(),
-            value => std::slice::from_ref(value),
-        };
-        let refused = texts.iter().find_map(|text| refusal(option, text.as_str().unwrap_or("")));
-        if let Some(why) = refused.filter(|_| !self.is_users_own) {
+        if let Some(why) = refusal(option).filter(|_| !self.is_users_own) {
             let what = format!("{}: `{key}` {why}", place());
             let own = users_own()
                 .map(|path| format!(", or set it in {}", path.display()))
@@ -208,8 +192,8 @@ pub fn arguments(
                     });
                 };
                 let own: Vec<&str> = options.keys().map(String::as_str).collect();
-                for (option, value) in section {
-                    file.check(key, option, value, options.get(option), &own)?;
+                for option in section.keys() {
+                    file.check(key, option, options.get(option), &own)?;
                 }
                 if key == command {
                     sections.insert(0, section);
@@ -218,7 +202,7 @@ pub fn arguments(
                 let option =
                     mine.get(key).or_else(|| all.values().find_map(|options| options.get(key)));
                 let every: Vec<&str> = everyones.iter().map(String::as_str).collect();
-                file.check("", key, value, option, &every)?;
+                file.check("", key, option, &every)?;
             }
         }
         for (key, value) in sections.into_iter().flatten() {
@@ -320,18 +304,13 @@ mod tests {
     }
 
     #[test]
-    fn values_that_load_or_write_are_told_from_words() {
+    fn options_that_write_are_refused() {
         let root = definition();
         let options = options_of(root.find_subcommand("generate").unwrap());
-        for (name, value, reaches) in [
-            ("npu", "force", false),
-            ("npu", "model", false),
-            ("npu", "model:e.so", true),
-            ("output", "x", true),
-            ("model", "./x", false),
-            ("temperature", "1", false),
-        ] {
-            assert_eq!(refusal(&options[name], value).is_some(), reaches, "{name} = {value}");
+        for (name, writes) in
+            [("npu", false), ("output", true), ("model", false), ("temperature", false)]
+        {
+            assert_eq!(refusal(&options[name]).is_some(), writes, "{name}");
         }
     }
 
@@ -343,8 +322,7 @@ mod tests {
         let options = options_of(root.find_subcommand("serve").unwrap());
         let mut allowed = Vec::new();
         for (name, arg) in &options {
-            let default = arg.get_default_values().first().and_then(|value| value.to_str());
-            if refusal(arg, default.unwrap_or("")).is_none() {
+            if refusal(arg).is_none() {
                 allowed.push(name.as_str());
             }
         }

@@ -242,13 +242,10 @@ impl Typed {
             // What gemma.toml may not hold, what the next model may want otherwise, and what nobody
             // has set is a comment.
             let is_models = found.is_some() && matches!(source, Source::Model | Source::BuiltIn);
-            let is_kept_out = |value: &str| {
-                is_models
-                    || files::ONE_RUN.contains(&long)
-                    || files::refusal(arg, value.trim_matches(['"', '\''])).is_some()
-            };
+            let is_kept_out =
+                is_models || files::ONE_RUN.contains(&long) || files::refusal(arg).is_some();
             lines.push(match value {
-                Some(value) if is_kept_out(&value) => (format!("# {long} = {value}"), source),
+                Some(value) if is_kept_out => (format!("# {long} = {value}"), source),
                 Some(value) => (format!("{long} = {value}"), source),
                 None => (format!("# {long} is not set"), Source::BuiltIn),
             });

@@ -29,6 +29,10 @@ impl Footprint for CpuFootprint {
         MAX_ROWS
     }
 
+    fn staging(&self) -> u64 {
+        0
+    }
+
     fn key_block(&self) -> fn(KvFormat) -> usize {
         key_block
     }

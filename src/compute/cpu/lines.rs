@@ -1,6 +1,7 @@
 //! Memory for weights: aligned to cache lines, on huge pages where the system offers them (fewer
 //! address translations, and the hardware prefetcher need not stop every 4 KB).
 
+use crate::os;
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
 
@@ -37,11 +38,9 @@ impl Lines {
         let Some(start) = NonNull::new(unsafe { alloc(layout) }) else {
             handle_alloc_error(layout)
         };
-        #[cfg(target_os = "linux")]
         if len >= HUGE_PAGE {
-            // SAFETY: the range was just allocated and starts on a page. The advice may be refused;
-            // then pages stay small.
-            unsafe { libc::madvise(start.as_ptr().cast(), len, libc::MADV_HUGEPAGE) };
+            // SAFETY: the range was just allocated, and starts on a page.
+            unsafe { os::memory::prefer_huge_pages(start, len) };
         }
         // SAFETY: `len` bytes were allocated.
         unsafe { start.write_bytes(0, len) };

@@ -1,21 +1,21 @@
-//! Drafting while the target's device works: the tree is grown on past what was submitted, where
-//! its outcome is likeliest to be.
+//! Drafting while the target's device works: the tree grows beyond the nodes that were submitted.
 //!
-//! The token that the target adds to an accepted path is a node of the tree that was not submitted,
-//! if it is any. So the chance of such a node is the chance that the next round begins there. The
-//! likeliest are evaluated with what follows them; the next round that begins at one of them takes
-//! over its part of the tree and of the draft model's scratch, and waits for no pass to see it.
+//! The target adds one token to the accepted path. If the tree has a node for it, that node was not
+//! submitted. The chance of such a node is therefore the chance that the next round begins there.
+//! The draft model evaluates the likeliest of them. A round that begins at one of them takes over
+//! its subtree and the draft model's scratch, and needs no pass for its root.
 
 use anyhow::Result;
 
 use super::TreeBuilder;
 use super::tree::{Node, SHARE, Tree, WIDTH};
-use crate::draft::automaton::Match;
-use crate::draft::lm::Lm;
-use crate::draft::{Ask, DraftContext};
+use crate::draft::drafter::{DraftContext, DraftRequest};
+use crate::draft::sources::FreeSources;
+use crate::draft::sources::context::Match;
+use crate::draft::sources::model::DraftModel;
 use crate::tensor::Token;
 
-/// Less likely nodes are not worth the power.
+/// Chance below which a node is not worth the power.
 const FAINTEST: f32 = 0.02;
 /// Share of the draft model's scratch that one round's work ahead may take. The rest is for the
 /// rounds that follow.
@@ -25,33 +25,35 @@ impl TreeBuilder {
     /// Grows the trees while the target looks at what was proposed.
     pub(super) fn work_ahead(
         &mut self,
-        asks: &[Ask<'_>],
+        requests: &[DraftRequest<'_>],
         more: &mut dyn FnMut() -> bool,
     ) -> Result<()> {
-        let Some(lm) = &self.ways.lm else { return Ok(()) };
-        let current: Vec<&Ask<'_>> =
-            asks.iter().filter(|ask| self.trees[ask.text].is_of(ask)).collect();
-        let mut left = lm.engine().info().max_rows.div_ceil(PART);
+        let Some(model) = &self.shared.model else { return Ok(()) };
+        let current: Vec<&DraftRequest<'_>> =
+            requests.iter().filter(|request| self.trees[request.text].is_of(request)).collect();
+        let mut left = model.engine().info().max_rows.div_ceil(PART);
         while left > 0 && !current.is_empty() && more() {
             let mut chosen = Vec::with_capacity(current.len());
-            let Some(lm) = &mut self.ways.lm else { return Ok(()) };
-            let room = lm.room().min(left) / current.len();
-            for ask in &current {
-                let tree = &mut self.trees[ask.text];
-                let nodes = tree.likeliest_next(&ask.ctx, lm, room);
-                tree.push(lm, &nodes);
+            let Some(model) = &mut self.shared.model else { return Ok(()) };
+            let room = model.room().min(left) / current.len();
+            for request in &current {
+                let tree = &mut self.trees[request.text];
+                let nodes = tree.likeliest_next(&request.ctx, model, room);
+                tree.push(model, &nodes);
                 left -= nodes.len().min(left);
                 chosen.push(nodes);
             }
             if chosen.iter().all(Vec::is_empty) {
                 break;
             }
-            lm.evaluate()?;
-            for (ask, nodes) in current.iter().zip(&chosen).filter(|(_, nodes)| !nodes.is_empty()) {
-                let tree = &mut self.trees[ask.text];
+            model.evaluate()?;
+            for (request, nodes) in
+                current.iter().zip(&chosen).filter(|(_, nodes)| !nodes.is_empty())
+            {
+                let tree = &mut self.trees[request.text];
                 tree.ahead = true;
                 for (row, &node) in nodes.iter().enumerate() {
-                    tree.expand(&mut self.ways, &ask.ctx, node, Some(row))?;
+                    tree.expand(&mut self.shared, &request.ctx, node, Some(row))?;
                 }
             }
         }
@@ -62,27 +64,34 @@ impl TreeBuilder {
 impl Tree {
     /// Returns whether the tree is the one that was proposed, and the draft model has seen its
     /// root.
-    fn is_of(&self, ask: &Ask<'_>) -> bool {
+    fn is_of(&self, request: &DraftRequest<'_>) -> bool {
         let has_row = self.nodes.first().is_some_and(|root| root.row.is_some());
-        self.asked == ask.ctx.history.len() && has_row && ask.out.tree.tokens[0] == ask.ctx.root()
+        self.asked == request.ctx.history.len()
+            && has_row
+            && request.out.tree.tokens[0] == request.ctx.root()
     }
 
     /// Returns the nodes, of at most `room` rows, where the next round likeliest begins, as far as
     /// they are worth it.
-    fn likeliest_next(&mut self, ctx: &DraftContext<'_>, lm: &Lm, room: usize) -> Vec<u32> {
+    fn likeliest_next(
+        &mut self,
+        ctx: &DraftContext<'_>,
+        model: &DraftModel,
+        room: usize,
+    ) -> Vec<u32> {
         self.weigh(ctx.chain);
         let mut chosen: Vec<u32> = Vec::new();
         let (mut least, mut rows) = (FAINTEST, 0);
         for i in self.best(self.nodes.len()) {
             let node = &self.nodes[i as usize];
-            let fits = node.depth < lm.left(self.text, ctx.history.len());
+            let fits = node.depth < model.left(self.text, ctx.history.len());
             if node.row.is_none()
                 && self.nodes[node.parent as usize].row.is_some()
                 && fits
-                && lm.knows(node.token)
+                && model.knows(node.token)
             {
                 least = least.max(SHARE * node.chance);
-                rows += lm.rows_of(node.token);
+                rows += model.rows_of(node.token);
                 if node.chance < least || chosen.len() == WIDTH || rows > room {
                     break;
                 }
@@ -100,8 +109,8 @@ impl Tree {
         Some((root, self.nodes[root as usize].row?))
     }
 
-    /// Makes a node the root and forgets all that is not below it.
-    pub fn take_over(&mut self, root: u32, matched: Match) {
+    /// Makes a node the root and drops all nodes that are not below it.
+    pub fn take_over(&mut self, free: &FreeSources, root: u32, matched: Match) {
         let old = std::mem::take(&mut self.nodes);
         let base = old[root as usize].depth;
         let mut place: Vec<Option<u32>> = vec![None; old.len()];
@@ -110,18 +119,15 @@ impl Tree {
             let Some(parent) = parent else { continue };
             place[i] = Some(self.nodes.len() as u32);
             let depth = node.depth - base;
-            // The text has grown since: what it offers is asked for again where the draft model has
-            // said nothing.
+            // The text has grown since. Candidates of free sources alone are collected again.
             let candidates = node.candidates.filter(|_| node.row.is_some());
             self.nodes.push(Node { parent, depth, candidates, ..node });
         }
         (self.nodes[0].own, self.nodes[0].chance, self.nodes[0].source, self.nodes[0].matched) =
             (1.0, 1.0, "", matched);
-        if let Some(automaton) = &self.context {
-            for i in 1..self.nodes.len() {
-                let before = self.nodes[self.nodes[i].parent as usize].matched;
-                self.nodes[i].matched = automaton.step(before, self.nodes[i].token);
-            }
+        for i in 1..self.nodes.len() {
+            let before = self.nodes[self.nodes[i].parent as usize].matched;
+            self.nodes[i].matched = free.step(self.text, before, self.nodes[i].token);
         }
     }
 }
@@ -129,14 +135,14 @@ impl Tree {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::draft::lm;
+    use crate::draft::sources::Source;
 
     fn node(token: u32, parent: u32, depth: usize, row: Option<u32>) -> Node {
         let matched = Match::default();
         Node {
             own: 0.5,
             chance: 0.5,
-            source: lm::NAME,
+            source: Source::Model.name(),
             row,
             ..Node::new(token, parent, depth, matched)
         }
@@ -144,7 +150,7 @@ mod tests {
 
     #[test]
     fn a_part_of_the_tree_becomes_the_whole() {
-        let mut tree = Tree::new(0, false);
+        let mut tree = Tree::new(0);
         // 9 -> (1 -> 3 -> 5, 2 -> 4), and 1 -> 6 behind all others.
         tree.nodes = vec![
             node(9, 0, 0, Some(0)),
@@ -155,7 +161,7 @@ mod tests {
             node(5, 3, 3, None),
             node(6, 1, 2, Some(4)),
         ];
-        tree.take_over(1, Match::default());
+        tree.take_over(&FreeSources::default(), 1, Match::default());
         let shape: Vec<_> =
             tree.nodes.iter().map(|n| (n.token, n.parent, n.depth, n.row)).collect();
         assert_eq!(

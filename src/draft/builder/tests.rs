@@ -1,5 +1,5 @@
-use super::super::{DraftContext, Proposal, Verified};
 use super::*;
+use crate::draft::{DraftContext, Proposal, Verified};
 use crate::engine::{Scores, TokenTree};
 use crate::sampler::{Sampler, SamplerConfig};
 
@@ -24,7 +24,7 @@ fn propose(
         verified,
     };
     let mut out = Proposal::root(ctx.root());
-    builder.propose(&mut [Ask { text: 0, ctx, out: &mut out }]).unwrap();
+    builder.propose(&mut [DraftRequest { text: 0, ctx, out: &mut out }]).unwrap();
     assert!(out.len() <= nodes + 1);
     out
 }
@@ -65,9 +65,9 @@ fn what_the_target_said_is_guessed_the_next_time() {
 
 #[test]
 fn a_habit_of_the_text_is_learnt() {
-    // What follows 1 never comes twice: guessing after it is given less and less credit.
+    // No token follows 1 twice, so candidates after it get less and less credit.
     let mut builder =
-        TreeBuilder::new(None, true, None, Mixing { rate: 0.05, ..Mixing::default() });
+        TreeBuilder::new(None, &[Source::Context], Mixing { rate: 0.05, ..Mixing::default() });
     let mut history: Vec<Token> = Vec::new();
     let mut promised = Vec::new();
     for i in 0..80 {

@@ -1,13 +1,16 @@
-//! One text's tree: grown best first by mixed chances.
+//! The tree of one text, grown best first by mixed probabilities.
 
 use anyhow::Result;
 
 use super::SharedState;
-use crate::draft::automaton::{Automaton, Match};
-use crate::draft::lm::Lm;
+use super::candidates::{ModelRow, TargetRules};
+use crate::draft::drafter::DraftContext;
 use crate::draft::mix::Candidates;
-use crate::draft::source::{NodeContext, Rules, Sources, advocate};
-use crate::draft::{DraftContext, Proposal, forced};
+use crate::draft::proposal::Proposal;
+use crate::draft::sources::context::Match;
+use crate::draft::sources::model::DraftModel;
+use crate::draft::sources::{FreeSources, NodeContext, grammar};
+use crate::sampler::Mask;
 use crate::tensor::Token;
 
 /// Nodes of a text that the draft model evaluates at once.
@@ -40,7 +43,7 @@ pub struct Node {
     pub matched: Match,
     /// Continuations of the node, once they were asked for.
     pub candidates: Option<Candidates>,
-    /// The grammar leaves no choice: one token may follow, or none but the end.
+    /// The grammar forces the next token, or the end of the text.
     pub forced: bool,
     /// Place in the draft model's work, once it is evaluated.
     pub row: Option<u32>,
@@ -68,12 +71,11 @@ impl Node {
     }
 }
 
-/// The guesses of one text.
+/// The draft tokens of one text.
 #[derive(Default)]
 pub struct Tree {
     /// The text's place among those of the draft model.
     pub text: usize,
-    pub context: Option<Automaton>,
     /// The last round's tree, root first, parents before children; and the length of its history.
     pub nodes: Vec<Node>,
     pub asked: usize,
@@ -84,21 +86,13 @@ pub struct Tree {
 }
 
 impl Tree {
-    /// Makes an empty tree. `reads_text` says whether earlier text is a source.
-    pub fn new(text: usize, reads_text: bool) -> Self {
-        Tree { text, context: reads_text.then(Automaton::new), ..Tree::default() }
-    }
-
-    /// Reads the new tokens of the history. Returns the longest ending that occurred before.
-    pub fn follow(&mut self, history: &[Token]) -> Match {
-        self.context.as_mut().map_or(Match::default(), |automaton| {
-            automaton.sync(history);
-            automaton.ending()
-        })
+    /// Makes an empty tree.
+    pub fn new(text: usize) -> Self {
+        Tree { text, ..Tree::default() }
     }
 
     /// Takes one learning step for every place of the last tree whose outcome the history shows.
-    pub fn learn(&mut self, ways: &mut SharedState, history: &[Token]) {
+    pub fn learn(&mut self, shared: &mut SharedState, history: &[Token]) {
         let asked = std::mem::take(&mut self.asked);
         if asked == 0
             || history.len() <= asked
@@ -109,18 +103,13 @@ impl Tree {
         let mut at = 0u32;
         for &token in &history[asked..] {
             if let Some(candidates) = &self.nodes[at as usize].candidates {
-                ways.mixers[self.warm as usize].learn(candidates, token, &mut ways.chances);
+                shared.mixers[self.warm as usize].learn(candidates, token, &mut shared.chances);
             }
             match self.child(at, token) {
                 Some(child) => at = child,
                 None => break,
             }
         }
-    }
-
-    /// Returns the ending that `token` makes of another one.
-    fn step(&self, matched: Match, token: Token) -> Match {
-        self.context.as_ref().map_or(Match::default(), |a| a.step(matched, token))
     }
 
     /// Empties the tree to its root.
@@ -141,11 +130,11 @@ impl Tree {
 
     /// Queues these nodes for the draft model. It has seen their parents, or sees them in the same
     /// pass.
-    pub fn push(&mut self, lm: &mut Lm, frontier: &[u32]) {
+    pub fn push(&mut self, model: &mut DraftModel, frontier: &[u32]) {
         for &i in frontier {
             let (parent, token) = (self.nodes[i as usize].parent, self.nodes[i as usize].token);
             let above = self.nodes[parent as usize].row.expect("a parent is evaluated first");
-            self.nodes[i as usize].row = Some(lm.push(self.text, above, token));
+            self.nodes[i as usize].row = Some(model.push(self.text, above, token));
         }
     }
 
@@ -168,96 +157,98 @@ impl Tree {
         path
     }
 
-    /// Asks all sources what follows a node, the draft model if `row` of its last batch is the
-    /// node's, and adds or corrects the children.
+    /// Asks all sources for the tokens that follow a node, and adds or corrects its children. `row`
+    /// is the node's place in the draft model's last batch.
     pub fn expand(
         &mut self,
-        ways: &mut SharedState,
+        shared: &mut SharedState,
         ctx: &DraftContext<'_>,
         at: u32,
         row: Option<usize>,
     ) -> Result<()> {
-        let node = &self.nodes[at as usize];
-        let previous =
-            if at == 0 { ctx.history.len().checked_sub(2).map(|i| ctx.history[i]) } else { None };
-        let around = NodeContext {
-            previous: previous
-                .or_else(|| (at != 0).then(|| self.nodes[node.parent as usize].token)),
-            token: node.token,
-            matched: node.matched,
-            position: ctx.history.len() + node.depth,
+        let context = match ctx.sampler.reads_context() {
+            true => [ctx.history, &self.path(at)].concat(),
+            false => Vec::new(),
         };
-        let (depth, matched) = (node.depth, node.matched);
-        let context = if ctx.sampler.reads_context() {
-            [ctx.history, &self.path(at)].concat()
-        } else {
-            Vec::new()
-        };
-        // Where the rule fails guesses are as good as without; it will say so when the target's own
-        // token is picked.
+        // A rule that fails is an error later, when the target's own token is picked.
         let mask = ctx.sampler.mask(&context).unwrap_or_default();
-        if let Some(mask) =
-            mask.as_ref().filter(|mask| mask.only().is_some() || mask.ends() || mask.is_empty())
-        {
+        let is_forced = |mask: &Mask| mask.only().is_some() || mask.ends() || mask.is_empty();
+        if let Some(mask) = mask.as_ref().filter(|mask| is_forced(mask)) {
             let token = mask.only().filter(|token| !mask.ends() && (*token as usize) < ctx.vocab);
-            self.force(at, token);
+            self.force(&shared.free, at, token);
             return Ok(());
         }
-        let rules = Rules {
+        let rules = TargetRules {
             sampler: ctx.sampler,
             mask: mask.as_deref(),
             vocab: ctx.vocab,
-            noise: ways.mixing.noise,
+            noise: shared.mixing.noise,
         };
-        let sources = Sources {
-            context: self.context.as_ref(),
-            table: ways.table.as_ref(),
-            lm: ways.lm.as_ref().map(|lm| (lm, self.text)),
+        let row = shared.model.as_ref().zip(row).map(|(model, row)| ModelRow {
+            logits: model.logits(self.text, row),
+            columns: model.columns(),
+        });
+        let (node, collector) = (self.node_context(ctx, at), &mut shared.collector);
+        let candidates = collector.candidates(&shared.free, row, rules, node, &context)?;
+        self.add_children(shared, ctx.chain, at, &candidates);
+        self.nodes[at as usize].candidates = Some(candidates);
+        Ok(())
+    }
+
+    fn node_context(&self, ctx: &DraftContext<'_>, at: u32) -> NodeContext {
+        let Node { token, parent, depth, matched, .. } = self.nodes[at as usize];
+        let previous = match at {
+            0 => ctx.history.len().checked_sub(2).map(|i| ctx.history[i]),
+            _ => Some(self.nodes[parent as usize].token),
         };
-        let candidates = ways.gather.candidates(&sources, rules, around, row, &context)?;
-        let mixer = &ways.mixers[self.warm as usize];
-        mixer.chances(&candidates, &mut ways.chances);
+        let position = ctx.history.len() + depth;
+        NodeContext { text: self.text, previous, token, matched, position }
+    }
+
+    /// Adds the likely candidates as children, and gives present children their new chances.
+    fn add_children(
+        &mut self,
+        shared: &mut SharedState,
+        chain: bool,
+        at: u32,
+        candidates: &Candidates,
+    ) {
+        let Node { depth, matched, .. } = self.nodes[at as usize];
+        let SharedState { free, mixers, chances, .. } = shared;
+        let mixer = &mixers[self.warm as usize];
+        mixer.chances(candidates, chances);
         let mut order: Vec<usize> = (0..candidates.tokens.len()).collect();
-        order.sort_by(|&a, &b| ways.chances[b].total_cmp(&ways.chances[a]));
+        order.sort_by(|&a, &b| chances[b].total_cmp(&chances[a]));
         for (rank, i) in order.into_iter().enumerate() {
-            let (token, own) = (candidates.tokens[i], ways.chances[i]);
-            let wanted = rank < if ctx.chain { 1 } else { BRANCHES } && own >= FAINT;
-            let there = self.child(at, token);
-            if !wanted && there.is_none() {
+            let (token, own) = (candidates.tokens[i], chances[i]);
+            let wanted = rank < if chain { 1 } else { BRANCHES } && own >= FAINT;
+            let present = self.child(at, token);
+            if !wanted && present.is_none() {
                 continue;
             }
-            let source = advocate(mixer, &candidates, &ways.chances, i);
-            match there {
+            let source = mixer.main_source(candidates, chances, i);
+            match present {
                 Some(child) => {
                     let child = &mut self.nodes[child as usize];
                     (child.own, child.source) = (own, source);
                 }
                 None => {
-                    let matched = self.step(matched, token);
-                    self.nodes.push(Node {
-                        own,
-                        source,
-                        ..Node::new(token, at, depth + 1, matched)
-                    });
+                    let matched = free.step(self.text, matched, token);
+                    let child = Node::new(token, at, depth + 1, matched);
+                    self.nodes.push(Node { own, source, ..child });
                 }
             }
         }
-        self.nodes[at as usize].candidates = Some(candidates);
-        Ok(())
     }
 
     /// Continues a node by the one token that may follow, if any.
-    fn force(&mut self, at: u32, token: Option<Token>) {
+    fn force(&mut self, free: &FreeSources, at: u32, token: Option<Token>) {
         let node = &mut self.nodes[at as usize];
         node.forced = true;
         let (depth, matched) = (node.depth + 1, node.matched);
         if let Some(token) = token.filter(|token| self.child(at, *token).is_none()) {
-            let matched = self.step(matched, token);
-            self.nodes.push(Node {
-                own: 1.0,
-                source: forced::NAME,
-                ..Node::new(token, at, depth, matched)
-            });
+            let child = Node::new(token, at, depth, free.step(self.text, matched, token));
+            self.nodes.push(Node { own: 1.0, source: grammar::NAME, ..child });
         }
     }
 
@@ -296,7 +287,7 @@ impl Tree {
     }
 
     /// Continues every node of the tree by the sources that cost nothing.
-    pub fn spread(&mut self, ways: &mut SharedState, ctx: &DraftContext<'_>) -> Result<()> {
+    pub fn spread(&mut self, shared: &mut SharedState, ctx: &DraftContext<'_>) -> Result<()> {
         loop {
             self.weigh(ctx.chain);
             let open = |&i: &u32| {
@@ -306,23 +297,29 @@ impl Tree {
             if open.is_empty() {
                 return Ok(());
             }
-            open.into_iter().try_for_each(|node| self.expand(ways, ctx, node, None))?;
+            open.into_iter().try_for_each(|node| self.expand(shared, ctx, node, None))?;
         }
     }
 
     /// Returns the nodes that the draft model should see next, of at most `room` rows. Returns none
     /// if they are not worth the text's part of a pass, which takes as long as plain decoding takes
     /// for `price` tokens.
-    pub fn frontier(&self, ctx: &DraftContext<'_>, lm: &Lm, price: f32, room: usize) -> Vec<u32> {
+    pub fn frontier(
+        &self,
+        ctx: &DraftContext<'_>,
+        model: &DraftModel,
+        price: f32,
+        room: usize,
+    ) -> Vec<u32> {
         let best = self.best(ctx.nodes);
-        // What cannot bring a likelier node than the tree has already is of no use.
+        // A node that cannot bring a likelier one than the tree has already is of no use.
         let cutoff = if best.len() < ctx.nodes {
             0.0
         } else {
             best.last().map_or(0.0, |&i| self.nodes[i as usize].chance)
         };
         let width = if price > EXPENSIVE { 1 } else { WIDTH };
-        let deepest = ctx.depth.min(lm.left(self.text, ctx.history.len()));
+        let deepest = ctx.depth.min(model.left(self.text, ctx.history.len()));
         let mut chosen: Vec<u32> = Vec::new();
         let (mut most, mut rows) = (0.0f32, 0);
         for i in best {
@@ -334,18 +331,18 @@ impl Tree {
                 && ready
                 && of_use
                 && node.depth < deepest
-                && lm.knows(node.token)
+                && model.knows(node.token)
                 && chosen.len() < width
-                && rows + lm.rows_of(node.token) <= room
+                && rows + model.rows_of(node.token) <= room
             {
-                rows += lm.rows_of(node.token);
+                rows += model.rows_of(node.token);
                 most = most.max(node.chance);
                 chosen.push(i);
             }
         }
         let gain: f32 = chosen.iter().map(|&i| self.nodes[i as usize].chance).sum();
-        // The same time would bring `price` tokens otherwise, and the target must check what is
-        // found there too.
+        // Plain decoding would bring `price` tokens in the same time. The factor stands for the
+        // rows that the new nodes add to the target's pass.
         if gain < (2.0 * price).max(LEAST) { Vec::new() } else { chosen }
     }
 }

@@ -1,35 +1,35 @@
-//! How many guesses come true.
+//! Acceptance rates of draft nodes.
 //!
-//! Guesses are told apart by the draft steps that they take
-//! ([`draft_steps`](super::super::source::draft_steps)): class 0 are those that cost nothing but
+//! Nodes are counted by the draft steps that they take
+//! ([`draft_steps`](crate::draft::sources::draft_steps)). Class 0 has the nodes that cost only
 //! rows.
 
-use super::super::Habits;
+use crate::draft::figures::Habits;
 
 /// Draft steps that are considered at most.
 const DEEPEST: usize = 24;
 /// Factor by which older rounds fade with each new one.
 const MEMORY: f32 = 0.98;
-/// Weight of the prior belief, in rounds or guesses.
+/// Weight of the prior belief, in rounds or nodes.
 const PRIOR: f32 = 4.0;
 /// Prior belief: the chance that one more step brings a token.
 const FIRST: f32 = 0.65;
 
-/// Guesses of one class, fading.
+/// Nodes of one class, fading.
 #[derive(Clone, Copy, Debug, Default)]
 struct ArmStats {
-    /// Rounds that had some.
+    /// Rounds with such nodes.
     rounds: f32,
-    /// Nodes in them, and tokens that came of them.
+    /// Nodes in these rounds, and accepted ones among them.
     nodes: f32,
     tokens: f32,
 }
 
-/// How many guesses come true.
+/// Acceptance rates of draft nodes.
 #[derive(Clone, Debug, Default)]
 pub struct Acceptance {
     classes: [ArmStats; DEEPEST + 1],
-    /// Tokens that kept guesses promised, and brought, fading.
+    /// Sum of the chances of kept nodes, and accepted nodes among them, fading.
     promised: f32,
     came: f32,
 }
@@ -49,7 +49,7 @@ impl Acceptance {
         seen.map(|class| (class.tokens / class.rounds, class.rounds)).collect()
     }
 
-    /// Returns the factor for the chances of guesses: how far earlier ones came true.
+    /// Returns the factor for chances: the ratio of accepted to promised nodes, at most 1.
     pub fn trust(&self) -> f32 {
         ((self.came + PRIOR) / (self.promised + PRIOR)).min(1.0)
     }
@@ -63,7 +63,8 @@ impl Acceptance {
             let known = |sum: f32, guess: f32| (sum + PRIOR * guess) / (class.rounds + PRIOR);
             let mut tokens = known(class.tokens, before * first);
             if step > 0 {
-                // Another step brings as much of what the one before does as the first one brings.
+                // The ratio of a step's tokens to those of the step before is that of the first
+                // step.
                 tokens = tokens.min(before);
                 (before, first) = (tokens, if step == 1 { tokens } else { first });
             }
@@ -72,25 +73,24 @@ impl Acceptance {
         })
     }
 
-    /// Records the outcome of a text's guesses. `asked` says whether a draft model was asked.
+    /// Records the outcome of a text's nodes. `asked` says whether a draft model was asked.
     /// `classes` and `path` include the root.
     pub fn observe(&mut self, asked: bool, classes: &[usize], path: &[u32]) {
-        // Guesses that were all thrown away count as one step that failed.
+        // A round whose nodes were all dropped counts as one failed step.
         let deepest = classes.iter().copied().max().unwrap_or(0).max(asked as usize);
         let tried = if asked { self.classes.len() } else { 1 };
         for (i, class) in self.classes[..tried].iter_mut().enumerate() {
             let is = |class: usize| (class == i) as u8 as f32;
             let nodes: f32 = classes[1..].iter().map(|class| is(*class)).sum();
             let tokens: f32 = path[1..].iter().map(|node| is(classes[*node as usize])).sum();
-            // What is not tried any more is forgotten too.
+            // Deep classes fade as well when they are no longer tried.
             class.rounds = MEMORY * class.rounds + (i <= deepest) as u8 as f32;
             class.nodes = MEMORY * class.nodes + nodes;
             class.tokens = MEMORY * class.tokens + tokens;
         }
     }
 
-    /// Records a round: tokens that the chances of its guesses promised, and tokens that came of
-    /// them.
+    /// Records a round: the sum of the chances of its nodes, and the accepted ones among them.
     pub fn settle(&mut self, promised: f32, came: f32) {
         self.promised = MEMORY * self.promised + promised;
         self.came = MEMORY * self.came + came;

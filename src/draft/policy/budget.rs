@@ -1,10 +1,10 @@
 //! Bounds of the loss against plain decoding, and pauses before trials that grow with each failure.
 
-/// Passes of plain decoding that drafting may lose at once, and the share of a text's tokens, of
-/// which each is a plain pass, that it may lose beside.
+/// Plain passes that drafting may lose at once.
 const AT_ONCE: f32 = 0.4;
+/// Plain passes that drafting may lose in addition, for each token of the text.
 const SHARE: f32 = 0.008;
-/// Rounds before an unused way is tried again, at first and at most.
+/// Rounds before an unused choice is tried again, at first and at most.
 const PAUSE: u32 = 8;
 const LONGEST: u32 = 128;
 
@@ -12,7 +12,7 @@ const LONGEST: u32 = 128;
 /// each text one token.
 #[derive(Clone, Debug, Default)]
 pub struct LossBudget {
-    /// Passes won since the text began, less what earlier texts have lost.
+    /// Passes won since the text began, minus the losses of earlier texts.
     balance: f32,
     /// Tokens of this text.
     tokens: f32,
@@ -31,14 +31,13 @@ impl LossBudget {
         self.tokens += tokens;
     }
 
-    /// Returns the plain passes that the next round may take beyond the one that its first token is
-    /// worth.
+    /// Returns the plain passes that the next round may lose, beyond the one of its first token.
     pub fn room(&self) -> f32 {
         self.balance + AT_ONCE + SHARE * self.tokens
     }
 }
 
-/// Pause before the next trial of an unused way; it doubles with each trial.
+/// Pause before the next trial of an unused choice. It doubles with each failed trial.
 #[derive(Clone, Debug, Default)]
 pub struct BackOff {
     wait: u32,

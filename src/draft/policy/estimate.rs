@@ -23,9 +23,9 @@ impl OutlierFilter {
         (ratio > OUTLIER) as i32 - (ratio * OUTLIER < 1.0) as i32
     }
 
-    /// Returns by how much a measurement of `ratio` times the estimate moves it: a little where it
-    /// is ordinary, `None` where it is an outlier, and all the way after `needed` outliers in a
-    /// row.
+    /// Returns the factor by which a measurement of `ratio` times the estimate moves it. The factor
+    /// is near 1 for an ordinary measurement, `None` for an outlier, and the whole ratio after
+    /// `needed` outliers in a row.
     pub fn judge(&mut self, ratio: f32, needed: i32) -> Option<f32> {
         let side = Self::side(ratio);
         if side == 0 || side != self.streak.signum() {
@@ -43,17 +43,17 @@ impl OutlierFilter {
     }
 }
 
-/// A time that is measured again and again.
+/// An estimate of a time from repeated measurements.
 #[derive(Clone, Debug, Default)]
 pub struct Estimate {
-    /// Seconds; 0 before anything is known.
+    /// Seconds; 0 before the first measurement.
     pub mean: f32,
     filter: OutlierFilter,
 }
 
 impl Estimate {
-    /// Records a measurement. Returns the seconds to book: those measured, or the estimate where
-    /// they are an outlier.
+    /// Records a measurement. Returns the seconds to book: the measured ones, or the estimate for
+    /// an outlier.
     pub fn observe(&mut self, seconds: f32) -> f32 {
         if self.mean == 0.0 {
             self.mean = seconds;

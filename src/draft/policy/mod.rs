@@ -1,37 +1,35 @@
 //! How much to draft, for one text and for many.
 //!
 //! **Rule.** A pass over `M` rows costs `c(M)` seconds and brings `E(M)` tokens: one for each text,
-//! and the chances of the guesses among its rows. Chances are multiplied by how far earlier ones
-//! came true ([`acceptance`]). Where drafting took `d` seconds, the likeliest guesses of all texts
-//! are kept, as many as make `E(M) / (c(M) + d)` greatest; plain decoding, which has no guesses, is
-//! among the choices, and others must win over it by [`MARGIN`]. How many passes of the draft model
-//! to make before (draft steps, which take time whatever they bring) is decided in the same way, by
-//! what each step brought in earlier rounds beyond guesses that cost nothing. One text is the case
-//! of many in which there is one.
+//! and the chances of the draft nodes among its rows. The chances are multiplied by the acceptance
+//! of earlier ones ([`acceptance`]). After `d` seconds of drafting, the policy keeps the likeliest
+//! nodes of all texts, as many as maximise `E(M) / (c(M) + d)`. Plain decoding, which has no nodes,
+//! is among the choices, and drafts must win over it by [`MARGIN`]. The number of draft steps
+//! (passes of the draft model) is chosen in the same way, by the tokens that each step added in
+//! earlier rounds to those of free sources.
 //!
-//! **Estimator.** Each time that enters the rule is measured: a pass by its rows, a draft step,
-//! asking without one, and how much longer passes become by work ahead. What is known of it is a
-//! mean that fades ([`estimate`]). A measurement beyond 1.25 times that is an outlier, which
-//! changes nothing: a program that holds a pass up, or kernels that are compiled. Four outliers in
-//! a row on one side are a change, which is believed at once; of passes with guesses after one
-//! plain pass, which tells whether guesses have another price or the machine another speed
+//! **Estimator.** Each time in the rule is measured: a pass by its rows, a draft step, a request to
+//! free sources, and the factor by which work ahead makes passes longer. The estimate is a mean
+//! that fades ([`estimate`]). A measurement beyond 1.25 times the estimate is an outlier and
+//! changes nothing: another program held the pass up, or kernels were compiled. Four outliers in a
+//! row on one side are a change, which is believed at once. For passes with draft nodes one plain
+//! pass is made first: it tells whether nodes have another price or the machine another speed
 //! ([`passes`]).
 //!
-//! **Back-off.** What is not the best choice by what is known is tried again after a pause, which
-//! doubles with each trial in vain ([`budget`]): a draft step where none pays, asking where plain
-//! decoding is best, plain decoding where drafts are, and the other way of working ahead. A source
-//! that has seen the text's end before ([`Round::recent_match`]) is asked at once.
+//! **Back-off.** A choice that is not the best one by the estimates is tried again after a pause,
+//! which doubles with each failed trial ([`budget`]). Examples are a draft step where none pays,
+//! drafts where plain decoding is best, and plain decoding where drafts are. A source that has seen
+//! the text's ending before ([`Round::recent_match`]) is asked at once.
 //!
-//! **Guarantee.** However wrong chances and expectations are, and whatever the text does, drafting
-//! makes no text later than plain decoding would by more than 0.4 of a plain pass and 0.8 % of its
-//! time, as far as the times hold that were known beforehand: a round is begun, and its guesses are
-//! kept, only if the [`LossBudget`] has room for all of them to fail. The simulator
-//! (`policy/simulator.rs`) holds this to texts, devices and sources of all kinds, with times that
-//! are 10 % off: at least .98 of plain decoding where asking for guesses takes .01 of a pass, as
-//! with passes of 5 ms and more, and at least .93 where it takes .06.
+//! **Guarantee.** Drafting makes no text later than plain decoding by more than 0.4 of a plain pass
+//! and 0.8 % of its time, as far as the known times hold. The chances may be wrong by any amount: a
+//! round drafts, and keeps nodes, only if the [`LossBudget`] has room for all of them to fail. The
+//! simulator (`policy/simulator.rs`) tests texts, devices and sources of all kinds, with times that
+//! are 10 % off. It demands .98 of the speed of plain decoding where asking the sources takes .01
+//! of a pass, as with passes of 5 ms and more, and .93 where it takes .06.
 //!
-//! Nothing of this changes the text. Without a clock decisions depend on the tokens and on the
-//! costs given at the start alone, and are the same each time.
+//! The policy changes no text. Without a clock its decisions depend only on the tokens and on the
+//! costs given at the start, and are the same each time.
 
 mod acceptance;
 mod budget;
@@ -41,8 +39,12 @@ mod passes;
 
 use std::time::Duration;
 
-use super::{Ahead, Allowance, Costs, DraftOptions, Figures, Habits, Outcome, Pass};
-use super::{Proposal, Round, TreeSize, forced, source::draft_steps};
+use super::costs::Costs;
+use super::figures::{Figures, Habits};
+use super::options::{Ahead, DraftOptions, TreeSize};
+use super::proposal::Proposal;
+use super::round::{Allowance, Outcome, Pass, Round};
+use super::sources::{draft_steps, grammar};
 use acceptance::Acceptance;
 use budget::{BackOff, LossBudget};
 use estimate::Estimate;
@@ -52,26 +54,26 @@ use passes::PassTimes;
 /// Factor by which the predicted speed of drafting must win: a margin for errors of the estimates.
 const MARGIN: f32 = 1.05;
 
-/// The round whose outcome is not known yet.
+/// The round that runs now.
 #[derive(Clone, Debug, Default)]
 struct Pending {
     texts: usize,
     position: usize,
-    /// Passes of a draft model that were allowed; `None` where no source was asked.
+    /// Draft steps that were allowed; `None` if no source was asked.
     steps: Option<usize>,
     /// Seconds that the target waited for guesses.
     drafting: f32,
     rows: usize,
     /// By text, the draft steps of each node.
     classes: Vec<Vec<usize>>,
-    /// Guesses that cannot fail, and tokens that the others promise, before any doubt.
+    /// Nodes that cannot fail, and the sum of the chances of all others.
     sure: usize,
     promised: f32,
     /// Seconds for which to work ahead during the pass.
     ahead: Option<f32>,
 }
 
-/// Decides how much of the texts' guesses a pass takes.
+/// Decides how many draft nodes a pass takes.
 #[derive(Default)]
 pub struct Policy {
     costs: Costs,
@@ -82,19 +84,19 @@ pub struct Policy {
     budget: LossBudget,
     passes: PassTimes,
     overlap: Overlap,
-    /// How much longer passes take with work ahead than they would.
+    /// Factor by which work ahead makes passes longer.
     stretch: f32,
-    /// Seconds of asking without a draft model, and of a draft step.
+    /// Seconds of a request to free sources, and of a draft step.
     ask: Estimate,
     step: Estimate,
-    /// Pauses before trials of plain decoding, of guesses that cost nothing, and of a draft model.
-    /// Each counts while its way is not used.
+    /// Pauses before trials of plain decoding, of free sources, and of a draft model. Each counts
+    /// while its choice is not used.
     plain_trial: BackOff,
     free_trial: BackOff,
     steps_trial: BackOff,
-    /// Nodes that a text kept lately.
+    /// Mean number of nodes that a text kept lately.
     size: f32,
-    /// Plain decoding is the best that is known.
+    /// Plain decoding is the best choice by the estimates.
     rests: bool,
     round: Pending,
     figures: Figures,
@@ -116,7 +118,7 @@ impl Policy {
         Self::new(Costs::default(), options, false)
     }
 
-    /// Begins with the measurements of earlier runs.
+    /// Takes over the measurements of earlier runs.
     pub fn with(mut self, habits: &Habits) -> Self {
         self.acceptance.inherit(habits);
         self.step.mean = Some(habits.level).filter(|s| s.is_normal() && *s > 0.0).unwrap_or(0.0);
@@ -129,7 +131,7 @@ impl Policy {
         self
     }
 
-    /// Returns whether work ahead is wanted at all, be it of a prompt.
+    /// Returns whether any work ahead is allowed, of drafts or of a prompt.
     pub fn works_ahead(&self) -> bool {
         self.overlap.wish != Ahead::Never
     }
@@ -160,7 +162,7 @@ impl Policy {
         }
     }
 
-    /// Returns the number of guesses that may all fail after drafting for so many seconds.
+    /// Returns the number of nodes that may all fail after drafting for so many seconds.
     fn affordable(&mut self, drafting: f32) -> usize {
         let most = ((1.0 + self.budget.room()) * self.cost(0) - drafting) / self.stretch.max(1.0);
         (1..=self.room()).take_while(|nodes| self.cost(*nodes) <= most).count()
@@ -193,8 +195,8 @@ impl Policy {
         Allowance { nodes, draft_steps, rate, ..all }
     }
 
-    /// Returns the passes of a draft model that make the most tokens a second by the estimates, as
-    /// far as their failure can be afforded. Returns `None` for a plain round.
+    /// Returns the draft steps that make the most tokens a second by the estimates, as far as the
+    /// budget has room for their failure. Returns `None` for a plain round.
     fn steps(&mut self, recent_match: bool) -> Option<usize> {
         if self.clock && (self.passes.is_doubtful() || self.plain_trial.is_due()) {
             self.plain_trial.tried(self.passes.is_doubtful());
@@ -205,7 +207,7 @@ impl Policy {
         for (steps, (nodes, tokens)) in self.acceptance.expected().into_iter().enumerate() {
             let nodes = (self.round.texts as f32 * nodes).round() as usize;
             let rate = (1.0 + tokens) / (self.cost(nodes) + self.wait(steps));
-            // A draft model has to win over guesses that cost nothing, too.
+            // A draft model has to win over free sources, too.
             if rate > if best.0 == Some(0) { MARGIN * best.1 } else { best.1 } {
                 best = (Some(steps), rate);
                 free_pays |= steps == 0;
@@ -214,7 +216,7 @@ impl Policy {
         self.rests = best.0.is_none();
         let [free_due, steps_due] = [self.free_trial.is_due(), self.steps_trial.is_due()];
         let wished = best.0.unwrap_or(0).max(steps_due as usize);
-        // Nobody knows before the first step what one takes.
+        // The time of a draft step is unknown before the first one.
         let most = if self.clock && self.step.mean == 0.0 { 1 } else { wished };
         let affordable = |steps: &usize| self.affordable(self.wait(*steps)) > 0;
         let chosen = (0..=wished.min(most)).rev().find(affordable)?;
@@ -222,14 +224,14 @@ impl Policy {
             (1.., wished) => self.steps_trial.tried(wished > Some(0)),
             _ if free_pays => self.free_trial.tried(true),
             (_, None) if free_due => self.free_trial.tried(false),
-            // What a draft step takes is saved up.
+            // The budget saves up the time of a draft step.
             _ => return None,
         }
         Some(chosen)
     }
 
-    /// Leaves the texts the guesses that make the most tokens a second together. Drafting took the
-    /// target so many seconds of waiting and the draft model so many passes.
+    /// Reduces the proposals to the nodes that make the most tokens a second together. The target
+    /// waited `drafting` for them, and the draft model made `steps` passes.
     pub fn choose(&mut self, proposals: &mut [&mut Proposal], drafting: Duration, steps: usize) {
         if let Some(allowed) = self.round.steps.filter(|_| self.clock) {
             self.round.drafting = self.waited(drafting.as_secs_f32(), steps, allowed);
@@ -245,7 +247,7 @@ impl Policy {
         let round = &mut self.round;
         round.rows = proposals.iter().map(|p| p.len()).sum();
         round.classes = proposals.iter().map(|p| draft_steps(p)).collect();
-        round.sure = proposals.iter().map(|p| forced::count(p)).sum();
+        round.sure = proposals.iter().map(|p| grammar::count(p)).sum();
         round.promised = proposals.iter().map(|p| p.expected()).sum::<f32>() - round.sure as f32;
         let (pass, asked) = (self.cost(self.round.rows - self.round.texts), self.round.steps);
         let longer = pass * (self.stretch - 1.0);
@@ -270,8 +272,8 @@ impl Policy {
     fn best_sizes(&mut self, proposals: &[&mut Proposal]) -> Vec<usize> {
         let (texts, drafting, trust) =
             (proposals.len(), self.round.drafting, self.acceptance.trust());
-        // What cannot fail comes first, and can be afforded.
-        let mut order = forced::by_chance(proposals);
+        // Nodes that cannot fail come first. They need no room in the budget.
+        let mut order = grammar::by_chance(proposals);
         let sure = order.iter().filter(|(_, sure, _)| *sure).count();
         order.truncate(self.affordable(drafting).max(sure).min(self.room()));
         let mut tokens = texts as f32;
@@ -318,13 +320,13 @@ impl Policy {
     fn spent(&mut self, pass: Pass) -> f32 {
         let Pending { texts, rows, drafting, .. } = self.round;
         let curve = self.costs.at(self.round.position);
-        // What the trees take is not known where prompts are read in the same pass.
+        // The time of the trees is unknown if prompts are read in the same pass.
         if !self.clock || pass.rows > rows {
             return curve.cost(rows) + drafting;
         }
         let stretch = self.round.ahead.is_some().then_some(&mut self.stretch);
-        // It is not known when the pass was done if the drafter was late to look: then as expected,
-        // within what is possible.
+        // If the drafter looked late, the end of the pass is unknown. The expected time is taken,
+        // within the bounds that were seen.
         let usual = curve.cost(rows) * stretch.as_ref().map_or(1.0, |stretch| **stretch);
         let most = pass.time.as_secs_f32();
         let time = usual.clamp(pass.time.saturating_sub(pass.late).as_secs_f32(), most);

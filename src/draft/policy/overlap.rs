@@ -1,19 +1,19 @@
-//! Whether to draft while the target's device works: where that saves more than it costs.
+//! Decision whether to draft while the target's device works.
 //!
-//! It saves the drafting that the next round finds done. It costs what the pass takes longer, where
-//! both share memory, power or cores. Both are measured, now and then without overlap.
+//! Overlap saves the drafting that the next round finds done. It makes the pass longer, because
+//! both share memory, power or cores. Both times are measured, now and then without overlap.
 
-use super::super::Ahead;
 use super::budget::BackOff;
 use super::estimate::RATE;
+use crate::draft::options::Ahead;
 
 #[derive(Clone, Debug, Default)]
 pub struct Overlap {
     pub wish: Ahead,
-    /// Seconds of drafting that the target waits for, without work ahead and behind it; 0 before
-    /// anything is known.
+    /// Seconds of drafting that the target waits for, without work ahead and with it; 0 before the
+    /// first measurement.
     waited: [f32; 2],
-    /// Pause before the next trial of the unused way.
+    /// Pause before the next trial of the unused choice.
     trial: BackOff,
     /// The last round worked ahead.
     pub was_ahead: bool,
@@ -27,14 +27,14 @@ impl Overlap {
         if self.was_ahead && without > 0.0 { (behind / without).min(1.0) } else { 1.0 }
     }
 
-    /// Takes in the seconds that the target has waited for drafting.
+    /// Records the seconds that the target has waited for drafting.
     pub fn observe(&mut self, seconds: f32) {
         let known = &mut self.waited[self.was_ahead as usize];
         *known += if *known == 0.0 { 1.0 } else { RATE } * (seconds - *known);
     }
 
-    /// Returns whether to work ahead during a pass that takes so many seconds longer by that, where
-    /// a draft model is asked.
+    /// Returns whether to work ahead during a pass that becomes `longer` seconds longer by it.
+    /// `asked` says whether a draft model was asked.
     pub fn begin(&mut self, asked: bool, longer: f32) -> bool {
         let [without, behind] = self.waited;
         let pays = without == 0.0 || longer <= without - behind;

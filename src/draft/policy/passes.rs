@@ -1,28 +1,28 @@
 //! Updates of c(M) by measured passes.
 
-use super::super::CostCurve;
 use super::estimate::{OutlierFilter, STREAK};
+use crate::draft::costs::CostCurve;
 
 /// Updates a cost curve by measured passes.
 #[derive(Clone, Debug, Default)]
 pub struct PassTimes {
-    /// Filters of plain passes, which have no guesses, and of passes with guesses.
+    /// Filters of plain passes, which have no draft nodes, and of passes with draft nodes.
     plain: OutlierFilter,
     drafted: OutlierFilter,
 }
 
 impl PassTimes {
-    /// Returns whether a plain pass is needed to tell if the price of guesses or the speed of the
+    /// Returns whether a plain pass is needed to tell if the price of nodes or the speed of the
     /// machine has changed.
     pub fn is_doubtful(&self) -> bool {
         self.drafted.streak.abs() == STREAK
     }
 
     /// Records a pass over `rows` rows, of which `plain` are the texts' own. A plain pass moves all
-    /// sizes alike, since it measures the machine and not the price of a guess. A pass with guesses
+    /// sizes alike, since it measures the machine and not the price of a node. A pass with nodes
     /// moves other sizes the less the further they are, and plain ones not at all. If the drafter
-    /// worked ahead during the pass, only `stretch` moves. Returns the seconds to book: those
-    /// measured, or the estimate where they are an outlier.
+    /// worked ahead during the pass, only `stretch` moves. Returns the seconds to book: the
+    /// measured ones, or the estimate for an outlier.
     pub fn observe(
         &mut self,
         curve: &mut CostCurve,
@@ -34,7 +34,7 @@ impl PassTimes {
         let (ratio, is_plain) = (seconds / known, rows <= plain && stretch.is_none());
         let side = OutlierFilter::side(ratio);
         let judged = if is_plain {
-            // Passes with guesses that went the same way say so too.
+            // Outliers of passes with nodes on the same side count too.
             self.plain.judge(ratio, STREAK - (side * self.drafted.streak).max(0))
         } else {
             self.drafted.judge(ratio, STREAK + 2)

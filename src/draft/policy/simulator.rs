@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use super::*;
-use crate::draft::{CostCurve, Proposal};
+use crate::draft::costs::CostCurve;
 
 /// Numbers between 0 and 1, the same each time.
 struct Dice(u64);
@@ -353,9 +353,8 @@ fn what_a_pass_or_a_draft_needs_once_is_not_paid_for_by_those_that_follow() {
                     ];
                     assert!(
                         found.iter().all(|speed| *speed >= 0.85 * still),
-                        "kernels, pass 1, pass 20, first draft: {found:.3?} instead of \
-                         {still:.3}: {points:?}, {step}, {seconds} s once, {tokens} tokens, \
-                         {ahead:?}"
+                        "kernels, pass 1, pass 20, first draft: {found:.3?}, not {still:.3}; \
+                         {points:?}, {step}, {seconds} s once, {tokens} tokens, {ahead:?}"
                     );
                 }
             }

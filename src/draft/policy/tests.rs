@@ -1,5 +1,5 @@
 use super::*;
-use crate::draft::{CostCurve, Proposal};
+use crate::draft::costs::CostCurve;
 
 type Points = &'static [(usize, f32)];
 const FLAT: Points = &[(1, 1.0), (32, 1.0)];
@@ -85,7 +85,7 @@ fn what_cannot_fail_is_kept_where_guesses_do_not_pay() {
     let mut policy = policy(&[(1, 1.0), (4, 1.5), (32, 32.0)], DraftOptions::default(), false);
     policy.allow(&round(1));
     let mut proposal = Proposal::root(1);
-    let forced = proposal.add(0, 5, 1.0, forced::NAME);
+    let forced = proposal.add(0, 5, 1.0, grammar::NAME);
     proposal.add(forced, 6, 0.05, "context");
     policy.choose(&mut [&mut proposal], Duration::ZERO, 0);
     assert_eq!(proposal.tree.tokens, [1, 5]);

@@ -7,10 +7,8 @@
 
 pub mod array;
 pub mod fault;
-pub mod library;
 
 pub use fault::{Fault, FaultKind};
-pub use library::Library;
 
 use super::accel::{Accel, Bo, BoKind, Errno, HEAP_BYTES, Info, Outcome, Sync};
 use super::command::{self, Command, State};
@@ -108,14 +106,19 @@ struct Context {
     waiting: Vec<(u64, u32)>,
 }
 
-/// How the model runs.
+/// Makes the kernel of one core.
+pub type CoreMaker = Arc<dyn Fn(Shape) -> Box<dyn Core> + Send + std::marker::Sync>;
+
+/// Options of the model.
 #[derive(Clone, Default)]
 pub struct ModelOptions {
-    /// The kernel's C++ source as a library; the Rust twin where there is none.
-    pub compiled: Option<Arc<Library>>,
+    /// The kernel in each core; `None` is the Rust twin.
+    pub core: Option<CoreMaker>,
     pub fault: Option<Fault>,
-    /// Runs a command when it is waited for, not when it is handed in: a device may do either.
+    /// Runs a command when it is waited for, not when it is handed in. A device may do either.
     pub late: bool,
+    /// Counts the buffers that both sides share and gives them no bytes, for plans.
+    pub is_dry: bool,
 }
 
 /// The modelled device.
@@ -220,12 +223,7 @@ fn words(bytes: &[u8]) -> Vec<u32> {
 
 impl Accel for HostModelAccel {
     fn describe(&self) -> String {
-        let kernel = if self.options.compiled.is_some() {
-            "the kernel's C++ source"
-        } else {
-            "the kernel's Rust twin"
-        };
-        format!("host model with {kernel}")
+        "host model".into()
     }
 
     fn is_real_device(&self) -> bool {
@@ -266,7 +264,8 @@ impl Accel for HostModelAccel {
         let handle = self.buffers.next;
         self.buffers.next += 1;
         // The heap itself is address space: device buffers have their own bytes.
-        let held = if kind == BoKind::Heap { 0 } else { size };
+        let is_empty = kind == BoKind::Heap || kind == BoKind::Share && self.options.is_dry;
+        let held = if is_empty { 0 } else { size };
         self.buffers
             .list
             .insert(handle, Buffer { kind, address, host: vec![0; held], device: vec![0; held] });
@@ -338,12 +337,8 @@ impl Accel for HostModelAccel {
         let shape = Shape::new(head_dim as usize)
             .filter(|_| name == IMAGE && abi == ABI)
             .ok_or_else(refused)?;
-        let library = self.options.compiled.as_ref().filter(|l| l.shape == shape);
-        if library.is_none() && self.options.compiled.is_some() {
-            return Err(refused());
-        }
-        context.array = Some(Array::new(shape, &mut || match library {
-            Some(library) => library.core(),
+        context.array = Some(Array::new(shape, &mut || match &self.options.core {
+            Some(core) => core(shape),
             None => Box::new(Twin::new(shape)),
         }));
         Ok(())

@@ -1,17 +1,17 @@
 //! Journal of a conversion: one line of JSON for the header and for each finished tensor, from
 //! which the next run resumes.
 
-use crate::checkpoint::{Checkpoint, Stamp};
+use crate::checkpoint::Checkpoint;
 use crate::error::Fault;
+use crate::os::files::{Stamp, refuse_links};
 use crate::quant::layout::{ArtifactLayout, TensorPlan};
 use crate::quant::plan::QuantPlan;
 use crate::quant::{QuantizeOptions, SIDE_FILES};
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 /// Name and digest of a file of the source.
@@ -23,7 +23,7 @@ struct SourceFile {
 }
 
 /// Everything that the bytes of the result depend on. A run resumes another only if this is equal,
-/// except `asked` and `stamps`.
+/// except `spelling` and `stamps`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JournalHeader {
     journal: u32,
@@ -35,8 +35,8 @@ pub struct JournalHeader {
     recipe: String,
     /// The options that chose the recipe, for messages. Other options with the same layout resume
     /// the run.
-    #[serde(default)]
-    asked: String,
+    #[serde(default, rename = "asked")]
+    spelling: String,
     recipe_sha256: String,
     solver: String,
     /// SHA-256 of the name, format and place of every tensor.
@@ -73,7 +73,7 @@ impl JournalHeader {
             source,
             stamps,
             recipe: plan.recipe.clone(),
-            asked: plan.asked.clone(),
+            spelling: plan.spelling.clone(),
             recipe_sha256: plan.recipe_sha256.clone(),
             solver: plan.solver.clone(),
             layout_sha256: crate::util::hex(hash.finalize()),
@@ -83,8 +83,8 @@ impl JournalHeader {
 
     /// Returns whether a run with this header may resume one with `other`.
     pub fn continues(&self, other: &JournalHeader) -> bool {
-        let (asked, stamps) = (other.asked.clone(), other.stamps.clone());
-        JournalHeader { asked, stamps, ..self.clone() } == *other
+        let (spelling, stamps) = (other.spelling.clone(), other.stamps.clone());
+        JournalHeader { spelling, stamps, ..self.clone() } == *other
     }
 
     /// Returns whether no weight file of the source was written or replaced since `other`.
@@ -108,20 +108,20 @@ impl JournalHeader {
             return "from a source with fewer files".into();
         }
         if (&self.recipe, &self.recipe_sha256) != (&other.recipe, &other.recipe_sha256) {
-            return other.asked();
+            return other.spelling();
         }
         if self.solver != other.solver {
             return format!("with the method {}", other.solver);
         }
-        if self.asked != other.asked { other.asked() } else { "with other options".into() }
+        if self.spelling != other.spelling { other.spelling() } else { "with other options".into() }
     }
 
     /// Returns the options that chose the recipe, as a part of a sentence.
-    fn asked(&self) -> String {
-        if self.asked.is_empty() {
+    fn spelling(&self) -> String {
+        if self.spelling.is_empty() {
             format!("with --recipe {}", self.recipe)
         } else {
-            format!("with {}", self.asked)
+            format!("with {}", self.spelling)
         }
     }
 }
@@ -166,14 +166,9 @@ impl Journal {
         restart: bool,
     ) -> Result<(Journal, JournalState)> {
         let failed = || format!("opening {}", path.display());
-        let mut file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .custom_flags(libc::O_NOFOLLOW)
-            .open(path)
-            .with_context(failed)?;
+        let mut options = File::options();
+        options.read(true).write(true).create(true).truncate(false);
+        let mut file = refuse_links(&mut options).open(path).with_context(failed)?;
         let mut text = Vec::new();
         file.read_to_end(&mut text).with_context(failed)?;
         let mut journal = Journal { path: path.to_owned(), file };

@@ -7,6 +7,7 @@ use super::source::SourceTensor;
 use super::tensor::packed_hash;
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::gguf::types;
+use crate::os::files::read_exact_at;
 use crate::quant::layout::{TargetFormat, TensorPlan};
 use crate::tensor::Matrix;
 use crate::util::hex;
@@ -14,7 +15,6 @@ use anyhow::{Context, Result};
 use sha2::{Digest, Sha256};
 use std::fs::File;
 use std::io::Read;
-use std::os::unix::fs::FileExt;
 
 impl Run<'_> {
     /// Returns whether the source is the same as when `header` was made. A new stamp alone is no
@@ -83,7 +83,8 @@ impl Run<'_> {
         let (mut hash, mut at) = (Sha256::new(), 0);
         while at < entry.bytes() {
             let n = bytes.len().min((entry.bytes() - at) as usize);
-            if file.read_exact_at(&mut bytes[..n], header.len() as u64 + offset + at).is_err() {
+            let place = header.len() as u64 + offset + at;
+            if read_exact_at(&file, &mut bytes[..n], place).is_err() {
                 return Ok(false);
             }
             hash.update(&bytes[..n]);

@@ -6,12 +6,11 @@
 //! user, and no file in it is opened through a symbolic link.
 
 use crate::error::{Fault, Kind};
-use crate::util::files::is_own;
+use crate::os::files as os;
 use crate::util::units;
 use anyhow::{Context, Result};
-use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
+use std::fs::{self, File, TryLockError};
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// Refuses a destination that is not empty or cannot be made. With `file`, it must not exist.
@@ -45,7 +44,7 @@ pub fn check_destination(dst: &Path, file: bool) -> Result<()> {
 /// Refuses a disk with less than `bytes` of free space.
 pub fn check_space(dst: &Path, bytes: u64) -> Result<()> {
     let (parent, needed) = (parent_of(dst), bytes + (16 << 20));
-    match free_bytes(&parent) {
+    match os::free_bytes(&parent) {
         Some(free) if free < needed => {
             let what = format!(
                 "{} has {} free, {} are needed",
@@ -63,17 +62,6 @@ pub fn check_space(dst: &Path, bytes: u64) -> Result<()> {
 
 fn parent_of(path: &Path) -> PathBuf {
     path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new(".")).to_path_buf()
-}
-
-/// Returns the free bytes for this user; `None` if the system does not say.
-fn free_bytes(dir: &Path) -> Option<u64> {
-    use std::os::unix::ffi::OsStrExt;
-    let path = std::ffi::CString::new(dir.as_os_str().as_bytes()).ok()?;
-    // SAFETY: the struct is plain C data, for which zeros are valid.
-    let mut stat: libc::statvfs = unsafe { std::mem::zeroed() };
-    // SAFETY: `path` is terminated by a zero byte and `stat` is a valid struct.
-    (unsafe { libc::statvfs(path.as_ptr(), &mut stat) } == 0)
-        .then(|| stat.f_bavail.saturating_mul(stat.f_frsize))
 }
 
 /// Returns the staging directory beside `dst`.
@@ -108,8 +96,8 @@ fn ignore_existing(error: io::Error) -> io::Result<()> {
 /// Refuses a path that is no directory or belongs to another user.
 fn check_own(directory: &Path) -> Result<()> {
     let shown = directory.display();
-    let meta = directory.symlink_metadata().with_context(|| format!("looking at {shown}"))?;
-    if !is_own(&meta) {
+    let is_own = os::is_own_directory(directory).with_context(|| format!("looking at {shown}"))?;
+    if !is_own {
         let fault = Fault::usage(format!("{shown} is no directory of yours"));
         return Err(fault.help("choose a destination in a directory of your own").into());
     }
@@ -137,19 +125,14 @@ impl Staging {
                 Fault::usage(format!("another gemma quantize is at work on {}", dst.display()));
             fault.help("wait for it, or choose another destination")
         };
-        let made = DirBuilder::new().mode(0o700).create(&root);
-        made.or_else(ignore_existing).with_context(failed)?;
+        os::create_private_directory(&root).or_else(ignore_existing).with_context(failed)?;
         check_own(&root)?;
         fs::create_dir(root.join("files")).or_else(ignore_existing).with_context(failed)?;
         check_own(&root.join("files"))?;
         let path = root.join("lock");
-        let lock = OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .custom_flags(libc::O_NOFOLLOW)
-            .open(&path)
-            .with_context(failed)?;
+        let mut options = File::options();
+        options.write(true).create(true).truncate(false);
+        let lock = os::refuse_links(&mut options).open(&path).with_context(failed)?;
         match lock.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => return Err(busy().into()),
@@ -158,7 +141,7 @@ impl Staging {
             }
         }
         // The process that held the lock may have removed the file between the two calls.
-        if fs::metadata(&path).map(|m| m.ino()).ok() != lock.metadata().map(|m| m.ino()).ok() {
+        if os::FileId::of_path(&path).ok().flatten() != os::FileId::of_file(&lock)? {
             return Err(busy().into());
         }
         Ok(Staging { root, _lock: Lock(lock) })
@@ -191,9 +174,7 @@ impl Staging {
     /// Moves the files, or the only file, to the destination.
     pub fn publish(self, file: Option<&str>, dst: &Path) -> Result<()> {
         let sync = |dir: &Path| {
-            File::open(dir)
-                .and_then(|d| d.sync_all())
-                .with_context(|| format!("syncing {}", dir.display()))
+            os::sync_directory(dir).with_context(|| format!("syncing {}", dir.display()))
         };
         let files = self.files();
         sync(&files)?;
@@ -224,9 +205,9 @@ impl StagedFile {
     /// Opens or creates a file and truncates it to `keep` bytes.
     pub fn open(path: &Path, keep: u64) -> Result<StagedFile> {
         let open = || {
-            let mut options = OpenOptions::new();
-            options.write(true).create(true).truncate(false).custom_flags(libc::O_NOFOLLOW);
-            let mut file = options.open(path)?;
+            let mut options = File::options();
+            options.write(true).create(true).truncate(false);
+            let mut file = os::refuse_links(&mut options).open(path)?;
             file.set_len(keep)?;
             file.seek(SeekFrom::Start(keep))?;
             Ok::<_, io::Error>(file)

@@ -129,7 +129,7 @@ pub(super) fn packed_hash(matrix: &Matrix<'_>) -> Sha256 {
 /// Returns the squared error and the sum of squares of each row.
 pub(super) fn errors(matrix: &Matrix<'_>, values: &[f32], threads: usize) -> Vec<(f64, f64)> {
     let (rows, cols) = (matrix.rows, matrix.cols);
-    let of = |rows: Range<usize>| -> Vec<(f64, f64)> {
+    let errors_of = |rows: Range<usize>| -> Vec<(f64, f64)> {
         let mut decoded = vec![0f32; cols];
         let square = |v: f64| v * v;
         rows.map(|row| {
@@ -142,8 +142,9 @@ pub(super) fn errors(matrix: &Matrix<'_>, values: &[f32], threads: usize) -> Vec
     };
     let each = rows.div_ceil(threads.max(1)).max(1);
     std::thread::scope(|scope| {
-        let of = &of;
-        let spawn = |start| threads::spawn(scope, move || of(start..(start + each).min(rows)));
+        let errors_of = &errors_of;
+        let spawn =
+            |start| threads::spawn(scope, move || errors_of(start..(start + each).min(rows)));
         let handles: Vec<_> = (0..rows).step_by(each).map(spawn).collect();
         handles.into_iter().flat_map(Task::join).collect()
     })

@@ -152,10 +152,10 @@ mod tests {
     /// Returns the least cost of all combinations.
     fn brute(tensors: &[Candidate], budget: u64) -> Option<f64> {
         let Some((first, rest)) = tensors.split_first() else { return Some(0.0) };
-        let with = |o: &Rate| {
+        let cost = |o: &Rate| {
             Some(first.weight * o.distortion + brute(rest, budget.checked_sub(o.bytes)?)?)
         };
-        first.options.iter().filter_map(with).min_by(f64::total_cmp)
+        first.options.iter().filter_map(cost).min_by(f64::total_cmp)
     }
 
     fn candidates() -> impl Strategy<Value = Vec<Candidate>> {

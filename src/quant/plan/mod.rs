@@ -39,8 +39,8 @@ const SOLVED: f64 = 0.5;
 pub struct QuantPlan {
     /// Name of the recipe.
     pub recipe: String,
-    /// The options that chose the recipe, see [`Recipe::asked`].
-    pub asked: String,
+    /// The options that chose the recipe, see [`Recipe::spelling`].
+    pub spelling: String,
     pub recipe_sha256: String,
     pub target: Option<u64>,
     /// Name of the solver, see [`Solver::name`].
@@ -80,7 +80,7 @@ impl QuantPlan {
         let weights = weigh(&roles, source, importance);
         let mut plan = QuantPlan {
             recipe: recipe.name().to_owned(),
-            asked: recipe.asked(),
+            spelling: recipe.spelling(),
             recipe_sha256: recipe.sha256(),
             target: None,
             solver: solver.name(),
@@ -127,9 +127,9 @@ impl QuantPlan {
         };
         self.lay_out(source, tensors, weights, &mut formats.iter().copied(), options)?;
         if self.total_bytes > size {
-            let (asked, least) = (units::bytes(size), units::bytes(self.total_bytes));
+            let (wanted, least) = (units::bytes(size), units::bytes(self.total_bytes));
             let what = format!(
-                "{asked} cannot be reached: the smallest that this recipe makes is {least}"
+                "{wanted} cannot be reached: the smallest that this recipe makes is {least}"
             );
             let kb = self.total_bytes.div_ceil(1000);
             return Err(Fault::usage(what)

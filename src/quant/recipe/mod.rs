@@ -68,8 +68,8 @@ pub struct Recipe {
     text: String,
     rules: Vec<Rule>,
     target: Option<Aim>,
-    /// The options that choose it, see [`Recipe::asked`].
-    asked: String,
+    /// The options that choose it, see [`Recipe::spelling`].
+    spelling: String,
     about: String,
 }
 
@@ -107,7 +107,7 @@ impl Recipe {
         let text = lines.join("\n");
         let recipe =
             Recipe::parse(&format!("{linear}, {embedding}"), &text).expect("a text of our own");
-        Recipe { asked: format!("--linear {linear} --embedding {embedding}"), ..recipe }
+        Recipe { spelling: format!("--linear {linear} --embedding {embedding}"), ..recipe }
     }
 
     /// Parses a recipe. Errors and the report show `name`.
@@ -119,10 +119,10 @@ impl Recipe {
         };
         let table = DeTable::parse(text)
             .map_err(|e| bad(e.span().map_or(0, |s| s.start), e.message().to_owned()))?;
-        let asked = format!("--recipe {name}");
+        let spelling = format!("--recipe {name}");
         let (name, text) = (name.to_owned(), text.to_owned());
         let mut recipe =
-            Recipe { name, text, rules: Vec::new(), target: None, asked, about: String::new() };
+            Recipe { name, text, rules: Vec::new(), target: None, spelling, about: String::new() };
         for (key, value) in table.get_ref() {
             let at = value.span().start;
             match (key.get_ref().as_ref(), value.get_ref()) {
@@ -173,7 +173,8 @@ impl Recipe {
         }
         self.target = Some(aim);
         let size = format!("--target-size {}", aim.to_string().replace(' ', ""));
-        self.asked = if self.name == FOR_SIZES { size } else { format!("{} {size}", self.asked) };
+        self.spelling =
+            if self.name == FOR_SIZES { size } else { format!("{} {size}", self.spelling) };
         Ok(self)
     }
 
@@ -182,8 +183,8 @@ impl Recipe {
     }
 
     /// Returns the options of `gemma quantize` that choose the recipe.
-    pub fn asked(&self) -> String {
-        self.asked.clone()
+    pub fn spelling(&self) -> String {
+        self.spelling.clone()
     }
 
     /// Returns the description of the recipe; empty if there is none.

@@ -2,12 +2,12 @@
 
 use super::measure::Task;
 use super::{Device, Placement, candidates_among, check_memory};
+use crate::compute::DeviceInfo;
 use crate::error::{Fault, Kind, fault_of};
+use crate::runtime::backends;
 use crate::runtime::options::GpuLayers;
 use crate::runtime::options::RunOptions;
-use crate::runtime::processor::memory;
 use crate::runtime::{Listener, Silence};
-use crate::vulkan::{DeviceInfo, Vulkan};
 use anyhow::Result;
 use std::cell::LazyCell;
 
@@ -28,10 +28,9 @@ pub struct Host<'a> {
 impl<'a> Host<'a> {
     /// This one.
     pub fn here(run: &'a RunOptions) -> Host<'a> {
-        let ask = || Vulkan::open().and_then(|v| v.devices());
         Host {
-            found: LazyCell::new(Box::new(move || found(&ask()))),
-            ..Host::bare(run, memory("MemAvailable"))
+            found: LazyCell::new(Box::new(move || found(&backends::probe()))),
+            ..Host::bare(run, crate::os::machine::available_memory())
         }
     }
 

@@ -1,16 +1,13 @@
 //! Memory of a model, part by part, wherever its layers run: a dry run of the code that loads it.
 
-use crate::compute::cpu::CpuFootprint;
 use crate::compute::dry::{Dry, Pieces};
 use crate::compute::split::SplitExecutor;
-use crate::compute::{Executor, Held, KvFormat, KvLayer};
+use crate::compute::{DeviceInfo, Executor, Held, KvFormat, KvLayer};
 use crate::kv::PAGE;
 use crate::models::forward::{self, Forward, ForwardOptions, SparePages};
 use crate::models::{Role, Weights};
-use crate::npu::OffloadExecutor;
-use crate::npu::dry::flash_partial;
+use crate::runtime::backends::{self, FlashPartial, OffloadExecutor};
 use crate::runtime::npu;
-use crate::vulkan::{DeviceInfo, STAGING, VulkanFootprint};
 use anyhow::Result;
 use serde::Serialize;
 
@@ -131,11 +128,12 @@ impl Task<'_> {
     /// Measures the memory with the first `on_gpu` layers on `device`.
     pub fn measure(&self, device: Option<&DeviceInfo>, on_gpu: usize) -> Result<Layout> {
         let n = self.layers();
-        let dry = |device| Box::new(Dry::new(VulkanFootprint::new(device)));
-        let host = || Box::new(Dry::new(CpuFootprint));
+        let dry = |device| Box::new(Dry::new(backends::footprint(device)));
         let device = device.filter(|_| on_gpu > 0);
-        if let Some(device) = device.filter(|_| on_gpu < n) {
-            let (device, host) = (dry(device), host());
+        let staging = device.map_or(0, |d| backends::footprint(Some(d)).staging());
+        let staged = |share: Share| Share { need: Need { staging, ..share.need }, ..share };
+        if device.is_some() && on_gpu < n {
+            let (device, host) = (dry(device), dry(None));
             let (gpu, cpu) = (device.counted(), host.counted());
             let mut exec = SplitExecutor::new(device, host, on_gpu as u16, n as u16);
             let model = self.load(&mut exec)?;
@@ -146,20 +144,12 @@ impl Task<'_> {
                 pieces: gpu.pieces(),
             });
         }
-        let (mut exec, counted): (Box<dyn Executor>, _) = match device.map(dry) {
-            Some(device) => {
-                let counted = device.counted();
-                (device, counted)
-            }
-            None => {
-                let host = host();
-                let counted = host.counted();
-                (host, counted)
-            }
-        };
+        let place = dry(device);
+        let counted = place.counted();
+        let mut exec: Box<dyn Executor> = place;
         let dims = npu::dims(self.weights.config());
         // Models that no NPU takes run without.
-        if let Some(npu) = self.npu.then(|| flash_partial(dims)).and_then(Result::ok) {
+        if let Some(npu) = self.npu.then(|| FlashPartial::dry(dims)).and_then(Result::ok) {
             exec = Box::new(OffloadExecutor::new(exec, npu, dims, 256));
         }
         let model = self.load(exec.as_mut())?;
@@ -235,8 +225,4 @@ impl Task<'_> {
         }
         Ok(best)
     }
-}
-
-fn staged(share: Share) -> Share {
-    Share { need: Need { staging: STAGING, ..share.need }, ..share }
 }

@@ -7,11 +7,12 @@ pub mod predict;
 pub mod prompt;
 
 use super::Listener;
+use super::backends::{choose, probe, ranked};
 use super::options::GpuLayers;
 use super::options::RunOptions;
+use crate::compute::{Choice, DeviceInfo};
 use crate::error::{Fault, Kind};
 use crate::util::units::bytes;
-use crate::vulkan::{Choice, DeviceInfo, Vulkan, choose, ranked};
 use anyhow::Result;
 use measure::{Layout, Need, Task};
 
@@ -85,7 +86,7 @@ pub fn candidates(
     options: &RunOptions,
     listener: &dyn Listener,
 ) -> Result<Vec<Placement>> {
-    candidates_among(task, options, || Vulkan::open().and_then(|v| v.devices()), listener)
+    candidates_among(task, options, probe, listener)
 }
 
 /// Returns the same among the devices that `found` lists.
@@ -149,7 +150,7 @@ pub fn roomy_gpu(task: &Task<'_>) -> Result<Option<usize>> {
     if on_cpu(task)?.layout.cpu.need.weights < SMALL {
         return Ok(None);
     }
-    let devices = Vulkan::open().and_then(|v| v.devices()).unwrap_or_default();
+    let devices = probe().unwrap_or_default();
     let fits = |d: &&DeviceInfo| on_gpu(task, d, GpuLayers::All).is_ok();
     Ok(ranked(&devices)
         .into_iter()
@@ -254,6 +255,7 @@ mod tests {
 
     fn device(index: usize, is_integrated: bool, free: u64) -> DeviceInfo {
         DeviceInfo {
+            backend: "vulkan",
             index,
             name: format!("device {index}"),
             driver: String::new(),

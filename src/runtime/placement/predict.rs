@@ -5,12 +5,11 @@ use super::Placement;
 use super::measure::Share;
 use crate::compute::cpu::Pool;
 use crate::compute::cpu::bandwidth::{PROBE_BYTES, read_bandwidth};
-use crate::compute::{Executor, Part, Plan, Reports, StepLayout};
+use crate::compute::{DeviceInfo, Part, Plan, StepLayout};
 use crate::runtime::Listener;
-use crate::runtime::driver;
+use crate::runtime::backends;
 use crate::tensor::{Format, Matrix};
 use crate::util::units::digits3;
-use crate::vulkan::DeviceInfo;
 use anyhow::{Context, Result};
 use serde::Serialize;
 use std::borrow::Cow;
@@ -77,7 +76,7 @@ impl Speeds {
 
     /// Returns the same with the GPU's speed measured, which takes some of its memory for a moment.
     pub fn measured(self, device: &DeviceInfo, listener: &dyn Listener) -> Result<Speeds> {
-        let mut exec = driver::open(device, listener)?;
+        let mut exec = backends::open(device, listener)?;
         let (rows, cols) = (8192, PROBE_BYTES / 4 / 8192);
         let codes = Cow::Owned(vec![0; PROBE_BYTES]);
         exec.load(

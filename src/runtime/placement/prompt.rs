@@ -9,7 +9,7 @@ use crate::engine::planned::EngineOptions;
 use crate::engine::{Engine, EngineExt, PlannedEngine, Rows, Scores, TokenTree};
 use crate::models::{Config, Role, Weights};
 use crate::runtime::Listener;
-use crate::runtime::driver;
+use crate::runtime::backends;
 use crate::tensor::{Format, Token};
 use anyhow::Result;
 use serde::Serialize;
@@ -190,7 +190,7 @@ pub fn reading(
     {
         let work = Work::of(task.weights, 0..n_gpu, tokens)?;
         seconds += Rates::measure(work.linear.keys().copied(), task.kv, &|| {
-            Ok(Box::new(driver::open(device, listener)?))
+            backends::open(device, listener)
         })?
         .seconds(&work);
     }

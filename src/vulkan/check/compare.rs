@@ -1,25 +1,25 @@
-//! Whether a kernel wrote what its scalar twin wrote: which numbers must be the same, how near the
-//! others must be, and the first one that is neither.
+//! Comparison of a kernel's output with its scalar twin's: the numbers that must be the same bits,
+//! the tolerance of the others, and the first number beyond it.
 //!
 //! Integers, and floats made of them by single roundings, are the same bits on every device. Sums
-//! of floats run in another order than the twin's, and may differ by a share of the largest number
-//! of their row. That share is ten times what was measured on lavapipe (norms 4e-7, attention and
+//! of floats have another order than the twin's, and may differ by a share of the largest number of
+//! their row. That share is ten times the largest measured on lavapipe (norms 4e-7, attention and
 //! gates 1.1e-6, products of 256 terms 1.1e-6), since drivers may round square roots and divisions
-//! otherwise and long rows add more. One wrong term of 21504 still moves its sum some eighty times
-//! as far as that. int8 codes are held to the number that they round, f16 numbers to one step.
+//! differently and long rows add more. One wrong term of 21504 moves its sum about eighty times as
+//! far. int8 codes are compared with the number that they round, f16 numbers within one step.
 
 use half::f16;
 use std::fmt;
 
-/// Sums of a row in another order, square roots and divisions that a driver may round otherwise.
+/// Tolerance of sums of a row in another order, and of square roots and divisions.
 pub const SUMS: f32 = 4e-6;
-/// The same behind attention's or the gate's exponentials.
+/// Tolerance after attention's or the gate's exponentials.
 pub const EXPONENTIALS: f32 = 2e-5;
-/// Products of whole rows of floats: thousands of terms of both signs.
+/// Tolerance of products of whole rows of floats: thousands of terms of both signs.
 pub const PRODUCTS: f32 = 2e-5;
 
-/// How numbers lie: `[outer, heads, dim / block, rows, block]`. What counts as a row is `(outer,
-/// rows)`, as a column `(heads, dim)`.
+/// Layout of numbers: `[outer, heads, dim / block, rows, block]`. A row is `(outer, rows)`, a column
+/// `(heads, dim)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grid {
     pub heads: usize,
@@ -29,7 +29,7 @@ pub struct Grid {
 }
 
 impl Grid {
-    /// `[rows, width]`
+    /// Returns the layout `[rows, width]`.
     pub fn rows(width: usize) -> Grid {
         Grid { heads: 1, dim: width, block: width, rows: 1 }
     }
@@ -45,19 +45,19 @@ impl Grid {
     }
 }
 
-/// What numbers are held to.
+/// Tolerance of numbers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Rule {
     /// The same bits.
     Same,
-    /// This share of the largest number of the row; a half may be the next one besides.
+    /// This share of the largest number of the row. An f16 number may also be the next one.
     Near(f32),
 }
 
-/// A type that kernels write.
+/// Type of numbers that kernels write.
 pub trait Number: bytemuck::Pod + PartialEq + fmt::Debug {
     fn value(self) -> f32;
-    /// Whether `other` rounds the same number in the other direction.
+    /// Returns whether `other` may round the same number in the other direction.
     fn is_next_to(self, _other: Self) -> bool {
         false
     }
@@ -85,7 +85,7 @@ impl Number for f16 {
     }
 }
 
-/// The first number that is too far from its twin.
+/// First number beyond the tolerance.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Difference {
     pub row: usize,
@@ -99,7 +99,7 @@ impl fmt::Display for Difference {
     }
 }
 
-/// Bytes as what they stand for.
+/// Converts bytes to numbers.
 pub fn typed<T: bytemuck::Pod>(bytes: &[u8]) -> Vec<T> {
     let mut values = vec![T::zeroed(); bytes.len() / size_of::<T>()];
     let len = size_of_val(&values[..]);
@@ -107,8 +107,8 @@ pub fn typed<T: bytemuck::Pod>(bytes: &[u8]) -> Vec<T> {
     values
 }
 
-/// The first code or scale of an int8 cache that is not its twin's, or further off than a rounding
-/// where they need not be exact.
+/// Returns the first code or scale of an int8 cache that differs from its twin's; unless `exact`, by
+/// more than one rounding.
 pub fn first_q8_difference(
     device: &[u8],
     twin: &[u8],
@@ -133,7 +133,7 @@ pub fn first_q8_difference(
     Some(Difference { row: 0, column: 0, words })
 }
 
-/// The first number of `device` that `rule` does not allow beside that of `twin`.
+/// Returns the first number of `device` that is beyond the tolerance of `rule`.
 pub fn first_difference<T: Number>(
     device: &[u8],
     twin: &[u8],
@@ -152,7 +152,7 @@ pub fn first_difference<T: Number>(
     let far = |i: usize, a: T, b: T| match rule {
         _ if bytemuck::bytes_of(&a) == bytemuck::bytes_of(&b) => false,
         Rule::Same => true,
-        // Written so that what is no number is far from everything but itself.
+        // A comparison with NaN is false, so NaN differs from every other bit pattern.
         Rule::Near(share) => {
             !((a.value() - b.value()).abs() <= share * largest[grid.row(i)] || a.is_next_to(b))
         }
@@ -170,10 +170,10 @@ pub fn first_difference<T: Number>(
     })
 }
 
-/// The first int8 code of `device`, `[rows, cols]`, that is no rounding of what the twin rounded.
+/// Returns the first int8 code of `device`, `[rows, cols]`, that does not round the twin's number.
 ///
-/// Codes that differ from the twin's are right only where the unrounded number lies near the middle
-/// between the two. `exact` gives a row's unrounded codes, and how far off each may be.
+/// A code that differs from the twin's is right only if the unrounded number lies near the middle
+/// between the two. `exact` returns a row's unrounded codes, and the tolerance of each.
 pub fn first_wrong_code(
     device: &[i8],
     twin: &[i8],

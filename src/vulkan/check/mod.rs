@@ -1,14 +1,12 @@
 //! `--check`: after each kernel call the scalar twin runs on the same inputs, and the first output
-//! beyond tolerance is an error.
+//! beyond its tolerance is an error.
 //!
-//! Calls run as a plan would record them, fused where they are fused, but with everything before
-//! them done. A mirror on the host holds what the device's buffers hold. The twins run on the
-//! mirror; what they wrote is compared with what the device wrote; then the mirror takes the
-//! device's numbers, so that no difference adds to the next and a run gives the text that it gives
-//! unchecked.
+//! Calls run one by one, but fused as in a recorded plan. A mirror on the host has the content of the
+//! device's buffers. The twins run on the mirror, and their outputs are compared with the device's.
+//! Then the mirror takes the device's numbers: differences do not add up, and a run generates the
+//! same text as an unchecked one.
 
 mod compare;
-mod listing;
 mod outputs;
 
 use crate::compute::memory::Buffers;
@@ -25,36 +23,35 @@ use anyhow::{Result, bail, ensure};
 use compare::{
     Difference, Grid, Rule, first_difference, first_q8_difference, first_wrong_code, typed,
 };
-pub use listing::{Listed, Listing};
-use outputs::{Holds, Output, outputs, unrounded};
+use outputs::{CheckedOutput, Content, outputs, unrounded};
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
-/// A word of a kernel's output that is changed before it is compared: for tests.
+/// Fault for tests: a word of a kernel's output is changed before it is compared.
 #[derive(Clone, Copy, Debug)]
 pub struct InjectedFault {
-    /// Index in the plan.
+    /// Index of the dispatch in the plan.
     pub dispatch: usize,
-    /// Which of its outputs.
+    /// Index of its output.
     pub output: usize,
     pub word: usize,
-    /// Bits to turn over.
+    /// Bits to flip.
     pub mask: u32,
 }
 
-/// A Vulkan device whose every result is checked.
+/// A Vulkan executor that checks every result.
 pub struct CheckedExecutor {
     gpu: VulkanExecutor,
     mirror: Buffers,
-    /// What is in the mirror, by its name; the device has buffers of its own in between.
+    /// Labels of the mirrored buffers. The device has buffers of its own between them.
     labels: HashMap<BufferId, String>,
-    /// Buffers in the mirror, those of the device's own counted.
+    /// Buffers in the mirror, including those of the device's own.
     count: u32,
-    /// Buffers that a dispatch should have written, but left alone because nobody reads them.
+    /// Outputs of dispatches that were left out because no later dispatch reads them.
     stale: HashSet<BufferId>,
     canonical: Vec<Matrix<'static>>,
     plans: Vec<Recorded>,
-    /// Kernel calls of the last run.
+    /// Number of kernel calls of the last run.
     calls: usize,
     fault: Option<InjectedFault>,
 }
@@ -67,7 +64,7 @@ struct Recorded {
 }
 
 impl CheckedExecutor {
-    /// `gpu` must be fresh: the mirror sees only what passes through here.
+    /// Wraps an executor without buffers: the mirror sees only writes that pass through here.
     pub fn new(gpu: VulkanExecutor) -> Self {
         let fault = testing::fault(testing::WRONG_RESULT).and_then(|v| {
             let n: Vec<usize> = v.split(',').filter_map(|n| n.parse().ok()).collect();
@@ -91,7 +88,7 @@ impl CheckedExecutor {
         }
     }
 
-    /// Kernel calls that the last run took: for tests of what shares one.
+    /// Returns the number of kernel calls of the last run: for tests of fused calls.
     pub fn calls(&self) -> usize {
         self.calls
     }
@@ -113,29 +110,29 @@ impl CheckedExecutor {
         Ok(bytes)
     }
 
-    /// Runs the dispatches `of` on both sides, which share `calls`, and compares.
+    /// Runs the dispatches `range`, which share `calls`, on both sides, and compares.
     fn run_group(
         &mut self,
         recorded: &Recorded,
-        of: Range<usize>,
+        range: Range<usize>,
         calls: &[Call],
         step: &StepView<'_>,
     ) -> Result<()> {
-        let dispatches = &recorded.dispatches[of.clone()];
-        self.refuse_stale(dispatches, of.start)?;
-        let mut all: Vec<(usize, Output)> = Vec::new();
-        for i in of.clone() {
+        let dispatches = &recorded.dispatches[range.clone()];
+        self.refuse_stale(dispatches, range.start)?;
+        let mut all: Vec<(usize, CheckedOutput)> = Vec::new();
+        for i in range.clone() {
             let list = outputs(
                 &recorded.dispatches[i].op,
                 &self.canonical,
                 recorded.layout.max_rows,
-                i > of.start,
+                i > range.start,
             );
-            // What a later dispatch of the group writes over is not there to be compared.
+            // An output that a later dispatch of the group overwrites cannot be compared.
             all.retain(|(_, before)| list.iter().all(|output| output.id != before.id));
             all.extend(list.into_iter().map(|output| (i, output)));
         }
-        // Where there are no calls there is nothing to write, and the twins must not write either.
+        // Without calls nothing is written, and the twins must not write either.
         let is_written = |id| calls.is_empty() || calls.iter().any(|call| call.writes(id));
         let (written, left): (Vec<_>, Vec<_>) =
             all.into_iter().partition(|(_, output)| is_written(output.id));
@@ -146,7 +143,7 @@ impl CheckedExecutor {
         if !calls.is_empty() {
             self.gpu.run_calls(calls)?;
         }
-        self.turn_over(&written)?;
+        self.apply_fault(&written)?;
         for dispatch in dispatches {
             reference::run(&dispatch.op, &self.mirror, &self.canonical, recorded.layout, step);
         }
@@ -175,8 +172,8 @@ impl CheckedExecutor {
         Ok(())
     }
 
-    /// Fails where dispatches read what others have left out: the twins could not tell, they read
-    /// the same.
+    /// Fails if a dispatch reads an output that was left out. The comparison cannot see that: device
+    /// and twin read the same bytes.
     fn refuse_stale(&self, dispatches: &[Dispatch], first: usize) -> Result<()> {
         let mut made = HashSet::new();
         for (i, dispatch) in dispatches.iter().enumerate() {
@@ -198,8 +195,8 @@ impl CheckedExecutor {
         Ok(())
     }
 
-    /// Applies the fault that tests asked for.
-    fn turn_over(&mut self, written: &[(usize, Output)]) -> Result<()> {
+    /// Applies the fault of a test.
+    fn apply_fault(&mut self, written: &[(usize, CheckedOutput)]) -> Result<()> {
         let Some(fault) = self.fault else { return Ok(()) };
         let Some((_, output)) =
             written.iter().filter(|(i, _)| *i == fault.dispatch).nth(fault.output)
@@ -212,25 +209,25 @@ impl CheckedExecutor {
         self.gpu.write(output.id, 4 * fault.word, &word.to_le_bytes())
     }
 
-    /// The first difference beyond what the output is held to.
+    /// Returns the first difference beyond the tolerance of an output.
     fn compare(
         &self,
-        output: &Output,
+        output: &CheckedOutput,
         device: &HashMap<BufferId, Vec<u8>>,
     ) -> Result<Option<Difference>> {
         let (bytes, twin) = (&device[&output.id], self.mirror_bytes(output.id)?);
-        Ok(match output.holds {
-            Holds::F32(grid, rule) => first_difference::<f32>(bytes, &twin, grid, rule),
-            Holds::F16(grid, rule) => first_difference::<half::f16>(bytes, &twin, grid, rule),
-            Holds::Codes { input, act, near } => {
+        Ok(match output.content {
+            Content::F32(grid, rule) => first_difference::<f32>(bytes, &twin, grid, rule),
+            Content::F16(grid, rule) => first_difference::<half::f16>(bytes, &twin, grid, rule),
+            Content::Codes { input, act, near } => {
                 let (codes, wanted): (Vec<i8>, Vec<i8>) = (typed(bytes), typed(&twin));
                 let input: Vec<f32> = typed(&self.mirror_bytes(input)?);
                 first_wrong_code(&codes, &wanted, act.cols, |row| {
                     unrounded(&input[row * act.cols..][..act.cols], &act, near)
                 })
             }
-            // Codes may differ from the twin's, so it is the device's own that are added up.
-            Holds::Sums { codes, cols, groups } => {
+            // Codes may differ from the twin's, so the expected sums are those of the device's codes.
+            Content::Sums { codes, cols, groups } => {
                 let codes: Vec<i8> = typed(&device[&codes]);
                 let sums = codes
                     .chunks_exact(cols / groups)
@@ -245,10 +242,10 @@ impl CheckedExecutor {
                     Rule::Same,
                 )
             }
-            Holds::Q8 { grid, codes, exact } => {
+            Content::Q8 { grid, codes, exact } => {
                 first_q8_difference(bytes, &twin, grid, codes, exact)
             }
-            Holds::Lists => {
+            Content::Lists => {
                 let (lists, wanted): (Vec<u32>, Vec<u32>) = (typed(bytes), typed(&twin));
                 let pairs = lists.chunks_exact(best::WORDS).zip(wanted.chunks_exact(best::WORDS));
                 let differ = |(a, b): (&[u32], &[u32])| a != b && best::parse(a) != best::parse(b);
@@ -262,8 +259,7 @@ impl CheckedExecutor {
         })
     }
 
-    /// Fails if a kernel has changed what it should not have: the mirror was compared with
-    /// everything else already.
+    /// Fails if a kernel has changed bytes outside its outputs. The outputs were compared before.
     fn refuse_strays(&mut self) -> Result<()> {
         let mut ids: Vec<BufferId> = self.labels.keys().copied().collect();
         ids.sort_unstable_by_key(|id| id.0);
@@ -285,7 +281,7 @@ impl Executor for CheckedExecutor {
         self.gpu.caps()
     }
 
-    /// The mirror takes matrices that were read.
+    /// The mirror needs matrices in canonical form.
     fn storage(&self, part: Part) -> Storage {
         Storage { unpacks: false, ..self.gpu.storage(part) }
     }
@@ -309,7 +305,7 @@ impl Executor for CheckedExecutor {
     }
 
     fn load_stored(&mut self, _: Vec<LoadJob<'_>>) -> Result<Vec<WeightId>> {
-        bail!("matrices are read where every result is checked")
+        bail!("with --check, matrices are loaded in canonical form")
     }
 
     fn write(&mut self, buffer: BufferId, offset: usize, bytes: &[u8]) -> Result<()> {
@@ -329,7 +325,7 @@ impl Executor for CheckedExecutor {
         Ok(id)
     }
 
-    /// Done on return: each dispatch is waited for and compared.
+    /// Returns when all dispatches are done and compared.
     fn start(&mut self, plan: PlanId, _: Option<(BufferId, usize)>) -> Result<bool> {
         let recorded = self.plans[plan.0 as usize].clone();
         let mut words = vec![0u32; recorded.layout.words()];
@@ -340,7 +336,7 @@ impl Executor for CheckedExecutor {
         let mut groups = calls.chunk_by(|a, b| a.of == b.of).peekable();
         let mut i = 0;
         while i < recorded.dispatches.len() {
-            // A dispatch without calls is right only if its twin has nothing to do either.
+            // A dispatch without calls is right only if its twin changes nothing.
             let (of, group) = match groups.next_if(|calls| calls[0].of.start == i) {
                 Some(calls) => (calls[0].of.clone(), calls),
                 None => (i..i + 1, &[][..]),

@@ -1,4 +1,4 @@
-//! What each operation writes and what that is held to, for `--check`.
+//! Outputs of each operation and their tolerances, for `--check`.
 
 use super::compare::{EXPONENTIALS, Grid, PRODUCTS, Rule, SUMS};
 use crate::compute::reference::rows::rotate_input;
@@ -9,26 +9,26 @@ use crate::compute::{
 use crate::kv::PAGE;
 use crate::tensor::{Format, Group, Matrix, hadamard, math};
 
-/// What a buffer holds.
+/// Content of a buffer, and its tolerance.
 #[derive(Clone, Copy, Debug)]
-pub enum Holds {
+pub enum Content {
     F32(Grid, Rule),
     F16(Grid, Rule),
-    /// int8 activations, made of the floats in `input` that are right to a share `near` of their
-    /// row's largest.
+    /// int8 activations of the floats in `input`, whose tolerance is a share `near` of the largest of
+    /// their row.
     Codes {
         input: BufferId,
         act: Act,
         near: f32,
     },
-    /// i32 `[rows, groups]`: sums of the codes in that buffer.
+    /// i32 `[rows, groups]`: sums of the codes in the buffer `codes`.
     Sums {
         codes: BufferId,
         cols: usize,
         groups: usize,
     },
-    /// An int8 cache: codes as the grid says, then f16 scales; `exact`, or rounded from floats that
-    /// may be off.
+    /// An int8 cache: codes in the layout `grid`, then f16 scales. Unless `exact`, they round floats
+    /// that have a tolerance.
     Q8 {
         grid: Grid,
         codes: usize,
@@ -40,19 +40,24 @@ pub enum Holds {
 
 /// A buffer that an operation writes.
 #[derive(Clone, Copy, Debug)]
-pub struct Output {
+pub struct CheckedOutput {
     pub id: BufferId,
     pub name: &'static str,
-    pub holds: Holds,
+    pub content: Content,
 }
 
-fn floats(id: BufferId, name: &'static str, width: usize, rule: Rule) -> Output {
-    Output { id, name, holds: Holds::F32(Grid::rows(width), rule) }
+fn floats(id: BufferId, name: &'static str, width: usize, rule: Rule) -> CheckedOutput {
+    CheckedOutput { id, name, content: Content::F32(Grid::rows(width), rule) }
 }
 
-/// The buffers that an operation writes. `fused`: in one call with what makes its input, whose
-/// differences it inherits.
-pub fn outputs(op: &Op, weights: &[Matrix<'static>], max_rows: usize, fused: bool) -> Vec<Output> {
+/// Returns the buffers that an operation writes. A `fused` operation shares a call with the one that
+/// makes its input, and inherits its differences.
+pub fn outputs(
+    op: &Op,
+    weights: &[Matrix<'static>],
+    max_rows: usize,
+    fused: bool,
+) -> Vec<CheckedOutput> {
     match op {
         Op::Embed(Embed { table, out, .. }) => {
             let table = &weights[table.0 as usize];
@@ -89,7 +94,7 @@ pub fn outputs(op: &Op, weights: &[Matrix<'static>], max_rows: usize, fused: boo
                 rows: max_rows,
             };
             let values = Grid::rows(kv.n_kv_heads * kv.head_dim);
-            // Alone, values are rounded at most, in a direction that Vulkan leaves to the driver.
+            // Unfused, values are at most rounded, in a direction that Vulkan leaves to the driver.
             let [turned, copied] =
                 if fused { [PRODUCTS + SUMS, PRODUCTS] } else { [SUMS, 0.0] }.map(Rule::Near);
             vec![
@@ -104,7 +109,7 @@ pub fn outputs(op: &Op, weights: &[Matrix<'static>], max_rows: usize, fused: boo
             vec![floats(*out, name, n_heads * op.out_width(), Rule::Near(EXPONENTIALS))]
         }
         Op::Best(Best { maxima, lists, .. }) => {
-            let lists = Output { id: *lists, name: "the lists", holds: Holds::Lists };
+            let lists = CheckedOutput { id: *lists, name: "the lists", content: Content::Lists };
             vec![
                 floats(
                     *maxima,
@@ -129,8 +134,8 @@ pub fn outputs(op: &Op, weights: &[Matrix<'static>], max_rows: usize, fused: boo
     }
 }
 
-/// Integer sums are exact, and what they are multiplied by is rounded the same everywhere; with a
-/// scale a group, or a smallest value to add, floats are added up.
+/// Returns the tolerance of products. Integer sums and their one scale are exact. Scales of groups,
+/// or smallest values, lead to sums of floats.
 fn product_rule(matrix: &Matrix<'_>) -> Rule {
     let Format { code, group, .. } = matrix.format;
     match (code.is_integer(), group) {
@@ -141,7 +146,7 @@ fn product_rule(matrix: &Matrix<'_>) -> Rule {
     }
 }
 
-/// Keys or values of so many positions.
+/// Returns the output of keys or values of `positions` positions.
 fn cached(
     kv: &KvLayer,
     id: BufferId,
@@ -149,48 +154,48 @@ fn cached(
     positions: usize,
     grid: Grid,
     rule: Rule,
-) -> Output {
-    let holds = match kv.format {
-        KvFormat::F32 => Holds::F32(grid, rule),
-        KvFormat::F16 => Holds::F16(grid, rule),
-        KvFormat::Q8 => Holds::Q8 {
+) -> CheckedOutput {
+    let content = match kv.format {
+        KvFormat::F32 => Content::F32(grid, rule),
+        KvFormat::F16 => Content::F16(grid, rule),
+        KvFormat::Q8 => Content::Q8 {
             grid,
             codes: positions * kv.n_kv_heads * kv.head_dim,
             exact: rule == Rule::Same,
         },
     };
-    Output { id, name, holds }
+    CheckedOutput { id, name, content }
 }
 
-/// Prepared activations: floats, or codes with their scales and sums.
-fn prepared(input: BufferId, act: &Act, fused: bool) -> Vec<Output> {
+/// Returns the outputs of prepared activations: floats, or codes with their scales and sums.
+fn prepared(input: BufferId, act: &Act, fused: bool) -> Vec<CheckedOutput> {
     let near = if fused { EXPONENTIALS } else { SUMS };
     if !act.format.int8 {
         return vec![floats(act.values, "the prepared floats", act.cols, Rule::Near(near))];
     }
     let groups = act.format.groups(act.cols);
     vec![
-        Output {
+        CheckedOutput {
             id: act.values,
             name: "the codes",
-            holds: Holds::Codes { input, act: *act, near },
+            content: Content::Codes { input, act: *act, near },
         },
         floats(act.scales, "the scales", groups, Rule::Near(near)),
-        Output {
+        CheckedOutput {
             id: act.sums,
             name: "the sums",
-            holds: Holds::Sums { codes: act.values, cols: act.cols, groups },
+            content: Content::Sums { codes: act.values, cols: act.cols, groups },
         },
     ]
 }
 
-/// The codes of a row before they are rounded, each with how far off it may be where `input` is
-/// right to a share `near` of its largest.
+/// Returns the codes of a row before rounding, each with its tolerance. The tolerance of `input` is a
+/// share `near` of its largest number.
 pub fn unrounded(input: &[f32], act: &Act, near: f32) -> Vec<(f32, f32)> {
     let mut row = input.to_vec();
     rotate_input(&mut row, act.format);
-    // A rotated number is a sum of 128, each of them off; and so is the largest of a group, which
-    // all are divided by.
+    // A rotated number is a sum of 128 numbers with that tolerance. The largest of a group, by which
+    // the group is divided, has it too.
     let terms = if act.format.hadamard { (hadamard::WIDTH as f32).sqrt() } else { 1.0 };
     let off = 2.0 * near * terms * math::max_abs(input);
     let mut out = Vec::with_capacity(row.len());

@@ -1,9 +1,8 @@
-//! What has to be done and seen before what comes next: a barrier for each pair of stages that hand
-//! memory to one another.
+//! Memory barriers: one for each pair of stages that hand memory to one another.
 
 use ash::vk::{self, AccessFlags2 as A, PipelineStageFlags2 as S};
 
-/// Everything written before, by kernels and copies, is seen by everything after.
+/// Makes all writes before it, of kernels and copies, visible to all kernels and copies after it.
 pub fn barrier(device: &ash::Device, commands: vk::CommandBuffer) {
     let (stages, writes) =
         (S::COMPUTE_SHADER | S::ALL_TRANSFER, A::SHADER_STORAGE_WRITE | A::TRANSFER_WRITE);
@@ -15,7 +14,7 @@ pub fn barrier(device: &ash::Device, commands: vk::CommandBuffer) {
     );
 }
 
-/// What kernels wrote before is seen by kernels after.
+/// Makes the writes of kernels before it visible to kernels after it.
 pub fn kernel_barrier(device: &ash::Device, commands: vk::CommandBuffer) {
     let after = A::SHADER_STORAGE_READ | A::SHADER_STORAGE_WRITE;
     between(
@@ -26,7 +25,7 @@ pub fn kernel_barrier(device: &ash::Device, commands: vk::CommandBuffer) {
     );
 }
 
-/// What was copied before is seen by kernels after.
+/// Makes the writes of copies before it visible to kernels after it.
 pub fn copied_barrier(device: &ash::Device, commands: vk::CommandBuffer) {
     between(
         device,
@@ -36,7 +35,7 @@ pub fn copied_barrier(device: &ash::Device, commands: vk::CommandBuffer) {
     );
 }
 
-/// What was copied or written by a kernel before is seen by the host once the submission is done.
+/// Makes all writes before it visible to the host once the submission is done.
 pub fn host_barrier(device: &ash::Device, commands: vk::CommandBuffer) {
     let before = (S::COMPUTE_SHADER | S::ALL_TRANSFER, A::SHADER_STORAGE_WRITE | A::TRANSFER_WRITE);
     between(device, commands, before, (S::HOST, A::HOST_READ));
@@ -48,7 +47,7 @@ fn between(device: &ash::Device, commands: vk::CommandBuffer, before: (S, A), af
         .src_access_mask(before.1)
         .dst_stage_mask(after.0)
         .dst_access_mask(after.1)];
-    // SAFETY: `commands` is being recorded.
+    // SAFETY: the callers record `commands`.
     unsafe {
         device.cmd_pipeline_barrier2(commands, &vk::DependencyInfo::default().memory_barriers(&all))
     };

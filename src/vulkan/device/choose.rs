@@ -1,25 +1,16 @@
-//! Which of the devices is taken.
+//! Choice of a device.
 
 use super::{ALLOW_CPU_DRIVER, DeviceInfo, is_set, no_driver};
+pub use crate::compute::device::Choice;
 use crate::error::{Fault, Kind};
 use anyhow::{Context, Result};
 
-/// Which device is wanted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Choice {
-    /// The best GPU; never a driver that computes on the processor, unless [`ALLOW_CPU_DRIVER`]
-    /// says so.
-    Best,
-    /// This one, whatever it is.
-    Index(usize),
-}
-
-/// Whether a device may be taken without being named.
+/// Returns whether a device may be chosen without being named.
 fn allowed(device: &DeviceInfo, allow_cpu: bool) -> bool {
     !device.is_cpu || allow_cpu
 }
 
-/// The devices that [`Choice::Best`] is made from, the best first.
+/// Returns the devices that [`Choice::Best`] chooses from, the best first.
 pub fn ranked(devices: &[DeviceInfo]) -> Vec<&DeviceInfo> {
     rank(devices, is_set(ALLOW_CPU_DRIVER))
 }
@@ -31,7 +22,7 @@ fn rank(devices: &[DeviceInfo], allow_cpu: bool) -> Vec<&DeviceInfo> {
     list
 }
 
-/// Picks a device; the error says why there is none.
+/// Picks a device. The error says why there is none.
 pub fn choose(devices: &[DeviceInfo], choice: Choice) -> Result<&DeviceInfo> {
     pick(devices, choice, is_set(ALLOW_CPU_DRIVER))
 }
@@ -55,12 +46,12 @@ fn pick(devices: &[DeviceInfo], choice: Choice, allow_cpu: bool) -> Result<&Devi
                 None if devices.is_empty() => no_driver("no Vulkan device on this machine".into()),
                 None => Fault::new(
                     Kind::Device,
-                    "the only Vulkan driver here computes on the processor, slower than this \
-                        program's own kernels",
+                    "the only Vulkan driver here computes on the processor, \
+                        slower than this program's own kernels",
                 )
                 .help(
-                    "install the GPU's Vulkan driver, use --device cpu, or name the driver with \
-                    --device vulkan:0",
+                    "install the GPU's Vulkan driver, use --device cpu, \
+                    or name the driver with --device vulkan:0",
                 )
                 .into(),
             })
@@ -81,9 +72,10 @@ pub mod tests {
 
     const GB: u64 = 1 << 30;
 
-    /// A board that can do everything but multiply matrices.
+    /// Returns a board that has every feature but matrix instructions.
     pub fn device(index: usize, name: &str, memory: u64) -> DeviceInfo {
         DeviceInfo {
+            backend: "vulkan",
             index,
             name: name.into(),
             driver: "made up".into(),
@@ -108,7 +100,7 @@ pub mod tests {
         }
     }
 
-    /// What a laptop with everything has: a driver on the processor, a GPU in it with much memory,
+    /// Returns the devices of a full laptop: a driver on the processor, a GPU in it with much memory,
     /// two boards.
     fn all() -> Vec<DeviceInfo> {
         vec![

@@ -1,5 +1,5 @@
-//! Device memory: two arenas (weights, buffers) of large blocks that pieces are cut from, and host
-//! memory that both sides see.
+//! Device memory: arenas of large blocks that pieces are cut from, and host memory that both sides
+//! see.
 
 use super::{DeviceInfo, Gpu, failed};
 use crate::error::{Fault, Kind};
@@ -9,9 +9,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What an arena's buffers start at a multiple of: a cache line of any device, and the widest load.
+/// Alignment of an arena's pieces in bytes: a cache line of any device, and the widest load.
 const ALIGN: u64 = 256;
-/// Most that one block takes at a time.
+/// Largest size of a block, unless one piece is larger.
 const BLOCK: u64 = 1 << 30;
 
 /// One allocation with one buffer over it.
@@ -21,13 +21,13 @@ pub struct Block {
     pub buffer: vk::Buffer,
     pub address: u64,
     pub size: u64,
-    /// What was asked of the device for it.
+    /// Bytes that were requested from the device for it.
     requested: u64,
-    /// Where the host sees it; null where it does not.
+    /// Mapping of the host; null without one.
     pub host: *mut u8,
 }
 
-/// Bytes asked of a device, all blocks together.
+/// Bytes requested from a device, all blocks together.
 #[derive(Debug, Default)]
 pub struct Requested {
     live: AtomicU64,
@@ -40,21 +40,20 @@ impl Requested {
         self.peak.fetch_max(now, Ordering::Relaxed);
     }
 
-    /// Now, and at most so far.
+    /// Returns the bytes held now, and the most so far.
     pub fn bytes(&self) -> (u64, u64) {
         (self.live.load(Ordering::Relaxed), self.peak.load(Ordering::Relaxed))
     }
 }
 
-// SAFETY: the mapping is plain memory; who accesses it when is the executor's business.
+// SAFETY: the mapping is plain memory that no thread owns.
 unsafe impl Send for Block {}
-// SAFETY: as above: what changes the mapping through a shared block is unsafe and says when it may
-// be called.
+// SAFETY: only `Block::bytes` reaches the mapping through a shared block, and it is unsafe: its
+// callers uphold exclusive access.
 unsafe impl Sync for Block {}
 
 impl Block {
-    /// Memory of the device alone, or memory that the host sees too (and reads fast, if it is to be
-    /// read).
+    /// Allocates a block of the kind `kind`. `what` names it in errors.
     pub fn new(gpu: &Arc<Gpu>, what: &str, size: u64, kind: Place) -> Result<Block> {
         let usage = vk::BufferUsageFlags::STORAGE_BUFFER
             | vk::BufferUsageFlags::SHADER_DEVICE_ADDRESS
@@ -63,7 +62,7 @@ impl Block {
             | vk::BufferUsageFlags::INDIRECT_BUFFER;
         let info = vk::BufferCreateInfo::default().size(size).usage(usage);
         let device = &gpu.device;
-        // SAFETY: a plain buffer of this device; errors after this line free what was made.
+        // SAFETY: `info` is complete; the buffer is freed below or by `drop`.
         let buffer = unsafe { device.create_buffer(&info, None) }.map_err(|e| failed(what, e))?;
         // SAFETY: the buffer was made above.
         let needs = unsafe { device.get_buffer_memory_requirements(buffer) };
@@ -75,7 +74,7 @@ impl Block {
                 .allocation_size(needs.size)
                 .memory_type_index(index)
                 .push_next(&mut flags);
-            // SAFETY: the type is one that the buffer may live in.
+            // SAFETY: `types` returns only types that the buffer may live in.
             match unsafe { device.allocate_memory(&allocate, None) } {
                 Ok(memory) => {
                     gpu.requested.add(needs.size);
@@ -93,8 +92,8 @@ impl Block {
                 let what = format!("{} has no room for {what}: {size} bytes more", gpu.info.name);
                 Err(Fault::new(Kind::Memory, what)
                     .help(
-                        "give fewer --gpu-layers, lower --ctx-size, use a smaller model (gemma \
-                        quantize --target-size), or --device cpu",
+                        "give fewer --gpu-layers, lower --ctx-size, \
+                        use a smaller model (gemma quantize --target-size), or --device cpu",
                     )
                     .into())
             }
@@ -104,7 +103,7 @@ impl Block {
 
     fn bind(mut self, what: &str, map: bool) -> Result<Block> {
         let device = &self.gpu.device;
-        // SAFETY: fresh memory and a fresh buffer that fits it; `self` frees both.
+        // SAFETY: `new` made both, the memory fits the buffer, and `self` frees them.
         unsafe {
             device.bind_buffer_memory(self.buffer, self.memory, 0).map_err(|e| failed(what, e))?;
             let info = vk::BufferDeviceAddressInfo::default().buffer(self.buffer);
@@ -118,22 +117,22 @@ impl Block {
         Ok(self)
     }
 
-    /// The host's view.
+    /// Returns the host's view of `len` bytes.
     ///
     /// # Safety
-    /// The device neither reads nor writes these bytes meanwhile.
+    /// The device neither reads nor writes these bytes while the slice lives.
     #[allow(clippy::mut_from_ref)]
     pub unsafe fn bytes(&self, offset: u64, len: usize) -> &mut [u8] {
         let end = offset.checked_add(len as u64);
         assert!(!self.host.is_null() && end.is_some_and(|end| end <= self.size));
-        // SAFETY: inside the mapping, checked above; exclusive by contract.
+        // SAFETY: inside the mapping, checked above; exclusive by the contract of this function.
         unsafe { std::slice::from_raw_parts_mut(self.host.add(offset as usize), len) }
     }
 }
 
 impl Drop for Block {
     fn drop(&mut self) {
-        // SAFETY: the owner waits for the device before it drops blocks.
+        // SAFETY: the owner waits for the device before it drops a block.
         unsafe {
             self.gpu.device.destroy_buffer(self.buffer, None);
             self.gpu.device.free_memory(self.memory, None);
@@ -142,20 +141,20 @@ impl Drop for Block {
     }
 }
 
-/// Where memory should be.
+/// Kind of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// Fast for the device.
+    /// Device memory, fast for kernels.
     Device,
-    /// Written by the host, much of it by the system's copies out of files, which are at their best
-    /// with cached memory; read by the device.
+    /// Host memory that the host writes and the device reads. Cached, since the system copies files
+    /// into it.
     Upload,
-    /// Written by the device, read by the host.
+    /// Host memory that the device writes and the host reads.
     Readback,
 }
 
 impl Place {
-    /// Memory types that will do, the best first.
+    /// Returns the suitable memory types, the best first.
     fn types(self, all: &vk::PhysicalDeviceMemoryProperties, allowed: u32) -> Vec<u32> {
         use vk::MemoryPropertyFlags as F;
         let shared = F::HOST_VISIBLE | F::HOST_COHERENT;
@@ -168,8 +167,7 @@ impl Place {
         for wish in wishes {
             for (i, t) in types.iter().enumerate() {
                 let fits = allowed >> i & 1 == 1 && t.property_flags.contains(wish);
-                // Memory of other purposes, such as protected memory, has flags that nobody asked
-                // for here.
+                // Memory of other purposes, such as protected memory, has further flags.
                 let plain = !t
                     .property_flags
                     .intersects(F::PROTECTED | F::LAZILY_ALLOCATED | F::DEVICE_COHERENT_AMD);
@@ -192,19 +190,19 @@ pub struct Span {
     pub address: u64,
 }
 
-/// What memory is for.
+/// Purpose of an arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Use {
     Weights,
     Buffers,
 }
 
-/// Bytes that a piece of this size takes.
+/// Returns the bytes that a piece of this size takes.
 pub fn rounded(bytes: u64) -> u64 {
     bytes.max(4).next_multiple_of(ALIGN)
 }
 
-/// Refuses a piece that the device cannot give at once.
+/// Refuses a piece that is larger than an allocation of the device can be.
 pub fn check_piece(device: &DeviceInfo, what: &str, bytes: u64) -> Result<()> {
     let most = device.max_allocation;
     if bytes <= most {
@@ -215,7 +213,8 @@ pub fn check_piece(device: &DeviceInfo, what: &str, bytes: u64) -> Result<()> {
     Err(Fault::new(Kind::Memory, what).help("lower --ctx-size, or use --device cpu").into())
 }
 
-/// Sizes of blocks that these pieces fill in turn, none larger than `most` unless one piece is.
+/// Returns sizes of blocks that these pieces fill in turn. A block is larger than `most` only for a
+/// larger piece.
 fn blocks_for(pieces: &[u64], most: u64) -> VecDeque<u64> {
     let mut blocks = VecDeque::new();
     for piece in pieces {
@@ -227,15 +226,14 @@ fn blocks_for(pieces: &[u64], most: u64) -> VecDeque<u64> {
     blocks
 }
 
-/// Which block a piece comes from, and how large new blocks are: what an arena does, without its
-/// memory.
+/// Bookkeeping of an arena without its memory: the block of each piece, and the sizes of new blocks.
 #[derive(Clone, Debug, Default)]
 pub struct Cuts {
     /// Sizes of the blocks so far.
     pub blocks: Vec<u64>,
-    /// Sizes of the blocks to come, where it is known what they are for.
+    /// Sizes of the blocks to come, if their pieces are known.
     expected: VecDeque<u64>,
-    foreseen: bool,
+    is_planned: bool,
     /// Bytes taken of the last block.
     taken: u64,
     /// Bytes of all pieces.
@@ -243,21 +241,21 @@ pub struct Cuts {
 }
 
 impl Cuts {
-    /// Says which pieces will be asked for, in this order, of a device that gives at most `most`
-    /// bytes at a time: then no byte is allocated in vain.
+    /// Plans for these pieces in this order, so that no byte is allocated in vain. An allocation has
+    /// at most `most` bytes.
     pub fn expect(&mut self, pieces: &[u64], most: u64) {
         self.expected = blocks_for(pieces, BLOCK.min(most));
-        self.foreseen = true;
+        self.is_planned = true;
     }
 
-    /// Size of the block that a piece of `bytes` opens; `None` where the last one has room.
+    /// Returns the size of the block that a piece of `bytes` opens; `None` if the last block has room.
     pub fn opens(&self, bytes: u64, most: u64) -> Option<u64> {
         if self.blocks.last().is_some_and(|size| self.taken + bytes <= *size) {
             return None;
         }
-        // Small models get small blocks: the first ones grow by doubling. What was not foreseen
-        // gets what it takes.
-        let step = || match self.foreseen {
+        // Without a plan blocks grow by doubling, so that small models get small ones. Beside a plan,
+        // an unplanned piece gets a block of its own size.
+        let step = || match self.is_planned {
             true => bytes,
             false => self.total.next_power_of_two().clamp(1 << 22, BLOCK).min(most),
         };
@@ -265,7 +263,7 @@ impl Cuts {
     }
 
     /// Takes a piece from the last block, or from the one that was just opened for it. Returns
-    /// block and offset.
+    /// the block's index and the offset in it.
     pub fn take(&mut self, bytes: u64, opened: Option<u64>) -> (usize, u64) {
         if let Some(size) = opened {
             self.expected.pop_front();
@@ -279,7 +277,7 @@ impl Cuts {
     }
 }
 
-/// Blocks that grow as asked; nothing is given back before the end.
+/// Blocks that are added on demand and freed together.
 pub struct Arena {
     gpu: Arc<Gpu>,
     kind: Use,
@@ -292,22 +290,22 @@ impl Arena {
         Arena { gpu: gpu.clone(), kind, blocks: Vec::new(), cuts: Cuts::default() }
     }
 
-    /// Says which pieces will be asked for: see [`Cuts::expect`].
+    /// Plans for these pieces, see [`Cuts::expect`].
     pub fn expect(&mut self, pieces: &[u64]) {
         self.cuts.expect(pieces, self.gpu.info.max_allocation);
     }
 
-    /// Bytes of all pieces.
+    /// Returns the bytes of all pieces.
     pub fn total(&self) -> u64 {
         self.cuts.total
     }
 
-    /// Bytes that the device gave.
+    /// Returns the bytes of all blocks.
     pub fn allocated(&self) -> u64 {
         self.blocks.iter().map(|b| b.size).sum()
     }
 
-    /// Room for `bytes`, at a multiple of 256 bytes. Its content is whatever was there.
+    /// Allocates `bytes` at a multiple of 256 bytes. The content is undefined.
     pub fn alloc(&mut self, what: &str, bytes: u64) -> Result<Span> {
         let bytes = rounded(bytes);
         let opens = self.cuts.opens(bytes, self.gpu.info.max_allocation);
@@ -334,9 +332,9 @@ mod tests {
     fn expected_blocks_hold_their_pieces_without_a_gap() {
         assert!(blocks_for(&[], 100).is_empty());
         assert_eq!(blocks_for(&[40, 60, 1, 250, 30, 70, 5], 100), [100, 1, 250, 100, 5]);
-        let cut = |pieces: &[u64], foreseen: &[u64]| {
+        let cut = |pieces: &[u64], planned: &[u64]| {
             let mut cuts = Cuts::default();
-            cuts.expect(foreseen, 100);
+            cuts.expect(planned, 100);
             let places: Vec<(usize, u64)> =
                 pieces.iter().map(|p| cuts.take(*p, cuts.opens(*p, 100))).collect();
             (cuts.blocks, places)
@@ -346,7 +344,7 @@ mod tests {
             cut(&all, &all),
             (vec![100, 1, 250, 30], vec![(0, 0), (0, 40), (1, 0), (2, 0), (3, 0)])
         );
-        // What nobody foresaw takes no block of a size that it does not need.
+        // An unplanned allocation gets a block of its own size.
         assert_eq!(
             cut(&[40, 60, 7, 9], &[40, 60]),
             (vec![100, 7, 9], vec![(0, 0), (0, 40), (1, 0), (2, 0)])
@@ -354,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_grow_by_doubling_where_nothing_is_foreseen() {
+    fn blocks_grow_by_doubling_without_a_plan() {
         let mut cuts = Cuts::default();
         for _ in 0..40 {
             let opens = cuts.opens(1 << 20, 1 << 30);

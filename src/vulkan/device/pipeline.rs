@@ -1,5 +1,5 @@
-//! Kernels as the driver has them: committed SPIR-V, specialised for shape and device, compiled
-//! once and kept on disk.
+//! Pipelines: committed SPIR-V, specialised for shape and device, compiled on first use and cached
+//! on disk.
 
 use super::choose::Choice;
 use super::{Gpu, failed};
@@ -22,7 +22,7 @@ macro_rules! shaders {
         }
 
         impl Shader {
-            /// Its file in `shaders/`, without the ending.
+            /// Returns the file in `shaders/`, without the ending.
             pub fn file(self) -> &'static str {
                 match self {
                     $(Shader::$name => $file,)*
@@ -68,32 +68,31 @@ shaders! {
 /// Specialisation constants, as (id, value); booleans are 0 or 1.
 pub type Constants = Vec<(u32, u32)>;
 
-/// Bytes of push constants that every kernel may use: what Vulkan guarantees.
+/// Bytes of push constants that every kernel may use. Vulkan guarantees as many.
 pub const PUSH: usize = 128;
 
-/// Compiled kernels of a device, made when first asked for; whoever works on the device shares
-/// them.
+/// Shader and constants of a pipeline, and whether it may be dispatched in parts.
+type Key = (Shader, Constants, bool);
+
+/// Compiled kernels of a device, shared by its executors.
 pub struct Pipelines {
     gpu: Arc<Gpu>,
     pub layout: vk::PipelineLayout,
     modules: HashMap<Shader, vk::ShaderModule>,
-    made: HashMap<(Shader, Constants), vk::Pipeline>,
-    /// Those of calls that are dispatched in parts.
-    divisible: HashMap<(Shader, Constants), vk::Pipeline>,
+    made: HashMap<Key, vk::Pipeline>,
     cache: vk::PipelineCache,
     file: Option<PathBuf>,
-    /// Whether the cache has something that its file lacks.
-    fresh: bool,
+    /// Whether the cache has a kernel that its file lacks.
+    is_fresh: bool,
 }
 
-/// Those of the devices that are open, so that a draft model beside its target neither opens the
-/// device again nor compiles again.
+/// Kernels of the open devices. A draft model beside its target shares the device and its kernels.
 static OPEN: Mutex<Vec<Weak<Mutex<Pipelines>>>> = Mutex::new(Vec::new());
 
-/// The shaders of this build, in words: the SHA-256 of each.
+/// Manifest of the shaders of this build, with the SHA-256 of each.
 pub const SHADERS: &str = include_str!("../../../shaders/manifest.txt");
 
-/// Opens a device, if this process has not got it open already; `matrices` as in [`Gpu::open`].
+/// Opens a device, or returns it if this process has it open. `matrices` is that of [`Gpu::open`].
 pub fn open(choice: Choice, matrices: bool) -> Result<(Arc<Gpu>, Arc<Mutex<Pipelines>>)> {
     let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
     let here: Vec<_> = open.iter().filter_map(Weak::upgrade).collect();
@@ -108,7 +107,7 @@ pub fn open(choice: Choice, matrices: bool) -> Result<(Arc<Gpu>, Arc<Mutex<Pipel
     Ok((gpu, pipelines))
 }
 
-/// Kernels stay usable where another thread panicked: they are put in place whole.
+/// Locks the kernels. They stay usable after a panic of another thread: each is inserted whole.
 pub fn lock(pipelines: &Mutex<Pipelines>) -> MutexGuard<'_, Pipelines> {
     pipelines.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -123,7 +122,7 @@ impl Pipelines {
         let old = file.as_deref().and_then(read_cache).unwrap_or_default();
         let cache_info = vk::PipelineCacheCreateInfo::default().initial_data(&old);
         let device = &gpu.device;
-        // SAFETY: plain objects of this device, destroyed by `drop`.
+        // SAFETY: plain objects of this device that `drop` destroys.
         unsafe {
             let layout = device
                 .create_pipeline_layout(&info, None)
@@ -139,61 +138,57 @@ impl Pipelines {
                 layout,
                 modules: HashMap::new(),
                 made: HashMap::new(),
-                divisible: HashMap::new(),
                 cache,
                 file,
-                fresh: false,
+                is_fresh: false,
             })
         }
     }
 
-    /// The kernel with these constants.
+    /// Returns the kernel with these constants.
     pub fn get(&mut self, shader: Shader, constants: &Constants) -> Result<vk::Pipeline> {
-        if let Some(pipeline) = self.made.get(&(shader, constants.clone())) {
-            return Ok(*pipeline);
-        }
-        let module = self.module(shader)?;
-        let pipeline = self.compile(module, shader, constants, vk::PipelineCreateFlags::empty())?;
-        self.made.insert((shader, constants.clone()), pipeline);
-        self.fresh = true;
-        Ok(pipeline)
+        self.get_or_compile((shader, constants.clone(), false))
     }
 
-    /// The same for calls that are dispatched in parts.
+    /// Returns the kernel with these constants, for calls that are dispatched in parts.
     pub fn get_divisible(&mut self, shader: Shader, constants: &Constants) -> Result<vk::Pipeline> {
-        if let Some(pipeline) = self.divisible.get(&(shader, constants.clone())) {
+        self.get_or_compile((shader, constants.clone(), true))
+    }
+
+    fn get_or_compile(&mut self, key: Key) -> Result<vk::Pipeline> {
+        if let Some(pipeline) = self.made.get(&key) {
             return Ok(*pipeline);
         }
-        let module = self.module(shader)?;
-        let pipeline =
-            self.compile(module, shader, constants, vk::PipelineCreateFlags::DISPATCH_BASE)?;
-        self.divisible.insert((shader, constants.clone()), pipeline);
-        self.fresh = true;
+        let module = self.module(key.0)?;
+        let pipeline = self.compile(module, &key)?;
+        self.made.insert(key, pipeline);
+        self.is_fresh = true;
         Ok(pipeline)
     }
 
-    /// Compiles those of the kernels that are not there yet, by all threads: the first start on a
-    /// device waits for dozens.
+    /// Compiles the missing ones of these kernels on all threads, since the first start on a device
+    /// compiles dozens.
     pub fn prepare<'a>(
         &mut self,
         kernels: impl Iterator<Item = (Shader, &'a Constants)>,
     ) -> Result<()> {
-        let missing: HashSet<(Shader, &Constants)> =
-            kernels.filter(|(s, c)| !self.made.contains_key(&(*s, (*c).clone()))).collect();
+        let missing: HashSet<Key> = kernels
+            .map(|(shader, constants)| (shader, constants.clone(), false))
+            .filter(|key| !self.made.contains_key(key))
+            .collect();
         let missing = missing
             .into_iter()
-            .map(|(shader, c)| Ok((self.module(shader)?, shader, c)))
+            .map(|key| Ok((self.module(key.0)?, key)))
             .collect::<Result<Vec<_>>>()?;
-        let one = |(module, shader, constants): (_, _, &Constants)| {
-            self.compile(module, shader, constants, vk::PipelineCreateFlags::empty())
-                .map(|pipeline| ((shader, constants.clone()), pipeline))
-        };
         threads::prepare_common_pool();
-        let made = missing.into_par_iter().map(one).collect::<Vec<_>>();
+        let made: Vec<_> = missing
+            .into_par_iter()
+            .map(|(module, key)| self.compile(module, &key).map(|pipeline| (key, pipeline)))
+            .collect();
         for result in made {
             let (key, pipeline) = result?;
             self.made.insert(key, pipeline);
-            self.fresh = true;
+            self.is_fresh = true;
         }
         Ok(())
     }
@@ -205,7 +200,7 @@ impl Pipelines {
         let words: Vec<u32> =
             shader.code().as_chunks().0.iter().map(|w| u32::from_le_bytes(*w)).collect();
         let info = vk::ShaderModuleCreateInfo::default().code(&words);
-        // SAFETY: SPIR-V made and validated by scripts/build-shaders.sh.
+        // SAFETY: scripts/build-shaders.sh made and validated the SPIR-V.
         let module = unsafe { self.gpu.device.create_shader_module(&info, None) }
             .map_err(|e| failed("loading a kernel", e))?;
         self.modules.insert(shader, module);
@@ -215,10 +210,12 @@ impl Pipelines {
     fn compile(
         &self,
         module: vk::ShaderModule,
-        shader: Shader,
-        constants: &Constants,
-        flags: vk::PipelineCreateFlags,
+        (shader, constants, is_divisible): &Key,
     ) -> Result<vk::Pipeline> {
+        let flags = match is_divisible {
+            true => vk::PipelineCreateFlags::DISPATCH_BASE,
+            false => vk::PipelineCreateFlags::empty(),
+        };
         let entries: Vec<vk::SpecializationMapEntry> = constants
             .iter()
             .enumerate()
@@ -247,18 +244,17 @@ impl Pipelines {
             .flags(flags)
             .stage(stage)
             .layout(self.layout)];
-        // SAFETY: module, layout and cache are alive, the cache is the driver's to lock; pointers
-        // of `info` outlive the call.
+        // SAFETY: module, layout and cache live as long as `self`, the driver locks the cache, and
+        // the pointers of `info` outlive the call.
         let made = unsafe { self.gpu.device.create_compute_pipelines(self.cache, &info, None) };
         Ok(made.map_err(|(_, e)| failed(&format!("compiling the kernel {shader:?}"), e))?[0])
     }
 
-    /// Writes the cache file, whole or not at all. Failing to is no failure: the next start
-    /// compiles again.
+    /// Writes the cache file, whole or not at all. Errors are ignored: the next start compiles again.
     pub fn save(&mut self) {
-        let Some(file) = self.file.as_ref().filter(|_| self.fresh) else { return };
-        self.fresh = false;
-        // SAFETY: the cache is alive.
+        let Some(file) = self.file.as_ref().filter(|_| self.is_fresh) else { return };
+        self.is_fresh = false;
+        // SAFETY: the cache lives as long as `self`.
         let Ok(bytes) = (unsafe { self.gpu.device.get_pipeline_cache_data(self.cache) }) else {
             return;
         };
@@ -270,12 +266,9 @@ impl Drop for Pipelines {
     fn drop(&mut self) {
         self.save();
         let device = &self.gpu.device;
-        // SAFETY: every executor waits for the device before it lets go of its kernels.
+        // SAFETY: an executor waits for the device before it drops its kernels.
         unsafe {
-            self.made
-                .values()
-                .chain(self.divisible.values())
-                .for_each(|p| device.destroy_pipeline(*p, None));
+            self.made.values().for_each(|p| device.destroy_pipeline(*p, None));
             self.modules.values().for_each(|m| device.destroy_shader_module(*m, None));
             device.destroy_pipeline_cache(self.cache, None);
             device.destroy_pipeline_layout(self.layout, None);
@@ -283,18 +276,18 @@ impl Drop for Pipelines {
     }
 }
 
-/// A larger file was not written by this program.
+/// Largest cache file in bytes that this program reads.
 const LARGEST_CACHE: u64 = 1 << 30;
 
-/// What a driver has given, with its SHA-256 behind it. Drivers check that a header is their own,
-/// and are owed that the rest is as they gave it.
+/// Appends the SHA-256 of the driver's bytes. A driver checks the header of a cache only, so this
+/// program checks the rest.
 fn sealed(mut bytes: Vec<u8>) -> Vec<u8> {
     let digest = Sha256::digest(&bytes);
     bytes.extend_from_slice(&digest);
     bytes
 }
 
-/// What [`sealed`] was made of; `None` where anything has changed.
+/// Returns the bytes that [`sealed`] was given; `None` if any byte has changed.
 fn unsealed(mut bytes: Vec<u8>) -> Option<Vec<u8>> {
     let (body, digest) = bytes.split_last_chunk::<32>()?;
     let (is_whole, length) = (Sha256::digest(body).as_slice() == digest, body.len());
@@ -306,7 +299,7 @@ fn read_cache(path: &Path) -> Option<Vec<u8>> {
     unsealed(read_regular(path, LARGEST_CACHE).ok()?)
 }
 
-/// `pipelines-<device and driver>.bin` of the cache; `None` without a home.
+/// Returns the path of `pipelines-<device and driver>.bin` in the cache; `None` without a home.
 fn cache_file(gpu: &Gpu) -> Option<PathBuf> {
     // SAFETY: the device belongs to the instance.
     let p = unsafe { gpu.vulkan.instance.get_physical_device_properties(gpu.physical) };
@@ -329,7 +322,7 @@ mod tests {
             assert_eq!(unsealed(changed), None, "{at}");
             assert_eq!(unsealed(whole[..at].to_vec()), None, "{at}");
         }
-        // As programs before this one left it.
+        // Bytes without a checksum.
         assert_eq!(unsealed(bytes), None);
     }
 }

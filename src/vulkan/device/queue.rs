@@ -1,4 +1,4 @@
-//! Submitting and waiting: one queue, one timeline semaphore that counts submissions.
+//! The queue: submissions, and a timeline semaphore that counts them.
 
 use super::{Gpu, failed};
 use crate::testing;
@@ -8,15 +8,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// Command buffers for what changes from run to run; one is written while others wait or run. A
-/// round takes three: what a commit is told, what a pass is told, and the copy of what it gives.
+/// Command buffers for commands that change from run to run. One is recorded while others wait or
+/// run. A round takes three: the writes for a commit, the writes for a pass, the copy of its results.
 const RING: usize = 8;
-/// Longest wait for one submission. Every one is cut to take far less; but a driver on the
-/// processor compiles kernels when they are first run.
+/// Longest wait for one submission. Each is cut to take far less, but a driver on the processor
+/// compiles kernels in their first run.
 const PATIENCE: Duration = Duration::from_secs(60);
 const PATIENCE_WITH_CPU: Duration = Duration::from_secs(900);
 
-/// Counts the submissions that are done; any thread may wait for one.
+/// Count of the submissions that are done. Any thread may wait for one.
 pub struct Timeline {
     gpu: Arc<Gpu>,
     semaphore: vk::Semaphore,
@@ -28,7 +28,7 @@ impl Timeline {
         let (semaphores, values) = ([self.semaphore], [submission]);
         let info = vk::SemaphoreWaitInfo::default().semaphores(&semaphores).values(&values);
         let patience = if self.gpu.info.is_cpu { PATIENCE_WITH_CPU } else { PATIENCE };
-        // SAFETY: the semaphore is alive.
+        // SAFETY: the semaphore lives as long as `self`.
         unsafe { self.gpu.device.wait_semaphores(&info, patience.as_nanos() as u64) }.map_err(|e| {
             match e {
                 vk::Result::TIMEOUT => {
@@ -42,30 +42,30 @@ impl Timeline {
 
 impl Drop for Timeline {
     fn drop(&mut self) {
-        // SAFETY: the queue, which holds it as long as anything is in flight, waited before it let
-        // go.
+        // SAFETY: the queue holds the timeline until it has waited for all submissions.
         unsafe { self.gpu.device.destroy_semaphore(self.semaphore, None) };
     }
 }
 
+/// A queue of one executor: recorded and submitted by one thread.
 pub struct Queue {
     gpu: Arc<Gpu>,
     pool: vk::CommandPool,
     ring: [vk::CommandBuffer; RING],
-    /// Submission that a ring entry was last used by.
+    /// Submission that used each ring entry last.
     used: [u64; RING],
     next: usize,
     timeline: Arc<Timeline>,
     /// Submissions so far.
     count: u64,
-    /// Commands that go out with the next submission, in this order.
+    /// Commands of the next submission, in order.
     staged: Vec<vk::CommandBuffer>,
     /// Submissions after which the device counts as lost, see [`testing::LOSE_AFTER`].
     lose_after: Option<u64>,
     is_lost: bool,
 }
 
-/// Devices that this process has lost because a test asked for it.
+/// Devices that this process has lost on a test's request.
 static LOST: AtomicUsize = AtomicUsize::new(0);
 
 fn lose_after() -> Option<u64> {
@@ -78,7 +78,7 @@ impl Queue {
     pub fn new(gpu: &Arc<Gpu>) -> Result<Queue> {
         let device = &gpu.device;
         let what = "preparing the queue";
-        // SAFETY: plain objects of this device, destroyed by `drop`.
+        // SAFETY: plain objects of this device that `drop` destroys.
         unsafe {
             let info = vk::CommandPoolCreateInfo::default()
                 .queue_family_index(gpu.family)
@@ -108,31 +108,31 @@ impl Queue {
         }
     }
 
-    /// A command buffer that lives as long as the queue.
+    /// Allocates a command buffer that lives as long as the queue.
     pub fn allocate(&self) -> Result<vk::CommandBuffer> {
         let info = vk::CommandBufferAllocateInfo::default()
             .command_pool(self.pool)
             .command_buffer_count(1);
-        // SAFETY: the pool is used by this thread alone: `&self` is not shared between threads.
+        // SAFETY: only the executor's thread uses the pool.
         let made = unsafe { self.gpu.device.allocate_command_buffers(&info) }
             .map_err(|e| failed("recording", e))?;
         Ok(made[0])
     }
 
-    /// Gives a command buffer back.
+    /// Frees a command buffer.
     pub fn free(&self, commands: vk::CommandBuffer) {
-        // SAFETY: the caller waited for what used it.
+        // SAFETY: the caller waited for the submission that used it.
         unsafe { self.gpu.device.free_command_buffers(self.pool, &[commands]) };
     }
 
-    /// Records into `commands` what `record` says.
+    /// Records the commands of `record` into `commands`.
     pub fn record(
         &self,
         commands: vk::CommandBuffer,
         record: impl FnOnce(&ash::Device, vk::CommandBuffer),
     ) -> Result<()> {
         let device = &self.gpu.device;
-        // SAFETY: the buffer is not in use; everything that `record` names is alive.
+        // SAFETY: the caller has waited for the buffer, and the objects that `record` names outlive it.
         unsafe {
             device
                 .begin_command_buffer(commands, &vk::CommandBufferBeginInfo::default())
@@ -142,14 +142,14 @@ impl Queue {
         }
     }
 
-    /// Records and submits commands that are used once.
+    /// Records and submits commands that run once.
     pub fn once(&mut self, record: impl FnOnce(&ash::Device, vk::CommandBuffer)) -> Result<u64> {
         self.stage(record, None)?;
         self.flush()
     }
 
-    /// Records `record`, for the next submission to begin with, and `then` behind it. What went out
-    /// before may still run.
+    /// Stages the commands of `record`, and then `then`, for the next submission. Earlier submissions
+    /// may still run.
     pub fn stage(
         &mut self,
         record: impl FnOnce(&ash::Device, vk::CommandBuffer),
@@ -169,17 +169,17 @@ impl Queue {
         Ok(())
     }
 
-    /// Puts commands that were recorded before behind what is staged.
+    /// Stages recorded commands for the next submission.
     pub fn append(&mut self, commands: vk::CommandBuffer) {
         self.staged.push(commands);
     }
 
-    /// The submission that staged commands will go out with.
+    /// Returns the number of the next submission.
     pub fn upcoming(&self) -> u64 {
         self.count + 1
     }
 
-    /// Submits what is staged, if anything is. Returns the number of the last submission.
+    /// Submits staged commands, if there are any. Returns the number of the last submission.
     pub fn flush(&mut self) -> Result<u64> {
         if self.staged.is_empty() {
             return Ok(self.count);
@@ -201,16 +201,16 @@ impl Queue {
             .command_buffer_infos(&list)
             .signal_semaphore_infos(&signal)];
         let queue = self.gpu.queue();
-        // SAFETY: the command buffers are recorded and not in use; the queue is held.
+        // SAFETY: the command buffers are recorded and not in use, and the queue is locked.
         unsafe { self.gpu.device.queue_submit2(*queue, &submit, vk::Fence::null()) }
             .map_err(|e| failed("running kernels", e))?;
         self.count += 1;
         Ok(self.count)
     }
 
-    /// Whether a submission is done, or will never be.
+    /// Returns whether a submission is done, or the device is lost.
     pub fn is_done(&self, submission: u64) -> bool {
-        // SAFETY: the semaphore is alive.
+        // SAFETY: the semaphore lives as long as `self`.
         unsafe { self.gpu.device.get_semaphore_counter_value(self.timeline.semaphore) }
             .map_or(true, |count| count >= submission)
     }
@@ -220,12 +220,12 @@ impl Queue {
         self.timeline.wait(submission)
     }
 
-    /// For other threads to wait with.
+    /// Returns the timeline, for other threads to wait on.
     pub fn timeline(&self) -> Arc<Timeline> {
         self.timeline.clone()
     }
 
-    /// Waits for everything submitted and staged.
+    /// Waits for all submitted and staged commands.
     pub fn wait_all(&mut self) -> Result<()> {
         let last = self.flush()?;
         self.wait(last)
@@ -235,8 +235,7 @@ impl Queue {
 impl Drop for Queue {
     fn drop(&mut self) {
         let _queue = self.gpu.queue();
-        // SAFETY: nobody submits, and nothing is in flight after the wait (or the device is lost,
-        // and nothing ever will be).
+        // SAFETY: the queue is locked, and no command runs after the wait or on a lost device.
         unsafe {
             let _ = self.gpu.device.device_wait_idle();
             self.gpu.device.destroy_command_pool(self.pool, None);

@@ -13,32 +13,3 @@ fn memory_of_a_gpu_in_the_processor_is_counted_whole() {
     assert_eq!(fast_memory(&board, false), (24, Some(20)));
     assert_eq!(fast_memory(&[], true), (0, None));
 }
-
-#[test]
-fn a_queue_for_computing_alone_is_preferred() {
-    let [graphics, compute, copies] = [
-        vk::QueueFlags::GRAPHICS | vk::QueueFlags::COMPUTE,
-        vk::QueueFlags::COMPUTE,
-        vk::QueueFlags::TRANSFER,
-    ];
-    assert_eq!(queue_family(&[copies, graphics, compute]), Some(2));
-    assert_eq!(queue_family(&[copies, graphics]), Some(1));
-    assert_eq!(queue_family(&[copies]), None);
-}
-
-#[test]
-fn every_feature_that_a_driver_lacks_is_named() {
-    let (core, v11, v12, v13) = needed();
-    assert_eq!(lacking_features(&core, &v11, &v12, &v13), [""; 0]);
-    assert_eq!(lacking_features(&core, &v11, &v12.shader_int8(false), &v13), ["int8 in shaders"]);
-    assert_eq!(lacking_features(&core, &v11, &v12.shader_float16(false), &v13), ["f16 in shaders"]);
-    assert_eq!(
-        lacking_features(&core.shader_int16(false), &v11, &v12, &v13),
-        ["16-bit integers in shaders"]
-    );
-    assert_eq!(lacking_features(&core, &Default::default(), &v12, &v13), ["16-bit storage"]);
-    assert_eq!(
-        lacking_features(&Default::default(), &v11, &Default::default(), &Default::default()).len(),
-        14
-    );
-}

@@ -1,5 +1,5 @@
-//! The validation layers, for tests: what they say is printed and counted, and whoever asked for
-//! them fails if there was anything.
+//! Validation layers, for tests: their messages are printed and counted, and a test or command fails
+//! if there was one.
 
 use super::is_set;
 use ash::{Entry, Instance, ext, vk};
@@ -13,16 +13,16 @@ pub const VALIDATE: &str = "GEMMA_VULKAN_VALIDATE";
 
 const LAYER: &CStr = c"VK_LAYER_KHRONOS_validation";
 
-/// True where the layers can be turned on.
+/// Returns whether the layers can be turned on.
 pub fn is_installed() -> bool {
-    // SAFETY: loading the system's own Vulkan loader runs its initialisers, nothing else.
+    // SAFETY: the loader is the system's own; loading it only runs its initialisers.
     let Ok(entry) = (unsafe { Entry::load() }) else { return false };
-    // SAFETY: plain data is asked for.
+    // SAFETY: the call takes no pointer of ours.
     let layers = unsafe { entry.enumerate_instance_layer_properties() }.unwrap_or_default();
     layers.iter().any(|l| l.layer_name_as_c_str().is_ok_and(|name| name == LAYER))
 }
 
-/// What an instance is made with; it must not move while that happens.
+/// Additions to the arguments of a new instance. Must not move while the instance is created.
 pub struct Wanted {
     on: bool,
     layers: [*const c_char; 1],
@@ -30,7 +30,7 @@ pub struct Wanted {
     features: vk::ValidationFeaturesEXT<'static>,
 }
 
-/// Accesses of commands to memory, beside what calls alone show.
+/// Also checks the accesses of commands to memory.
 static SYNCHRONISATION: [vk::ValidationFeatureEnableEXT; 1] =
     [vk::ValidationFeatureEnableEXT::SYNCHRONIZATION_VALIDATION];
 
@@ -54,7 +54,7 @@ impl Wanted {
             .push_next(&mut self.features)
     }
 
-    /// Listens to what the layers say of an instance.
+    /// Listens to the messages of the layers about an instance.
     pub fn watch(self, entry: &Entry, instance: &Instance) -> Option<Validation> {
         use vk::{DebugUtilsMessageSeverityFlagsEXT as S, DebugUtilsMessageTypeFlagsEXT as T};
         if !self.on {
@@ -66,8 +66,8 @@ impl Wanted {
             .pfn_user_callback(Some(complain))
             .user_data((&raw const COMPLAINTS).cast_mut().cast());
         let functions = ext::debug_utils::Instance::new(entry, instance);
-        // SAFETY: the extension is on; the messenger lives as long as the instance, and what it
-        // counts in as long as the process.
+        // SAFETY: the extension is on, the messenger lives as long as the instance, and its counter
+        // as long as the process.
         unsafe { functions.create_debug_utils_messenger(&info, None) }
             .expect("a messenger for the tests");
         Some(Validation(&COMPLAINTS))
@@ -76,14 +76,14 @@ impl Wanted {
 
 static COMPLAINTS: AtomicUsize = AtomicUsize::new(0);
 
-/// Layers that are listened to: their complaints so far.
+/// Layers that are turned on, and the number of their messages.
 pub struct Validation(&'static AtomicUsize);
 
 impl Validation {
-    /// Fails the test, or the command, that the layers watched over since this was last asked for.
+    /// Fails the test or the command if there was a message since the last call.
     ///
     /// # Panics
-    /// If there was a complaint, and nothing has failed already.
+    /// If there was a message and the thread does not panic already.
     pub fn enforce(&self) {
         let n = self.0.swap(0, Ordering::Relaxed);
         assert!(
@@ -100,11 +100,11 @@ unsafe extern "system" fn complain(
     data: *const vk::DebugUtilsMessengerCallbackDataEXT<'_>,
     complaints: *mut c_void,
 ) -> vk::Bool32 {
-    // SAFETY: the layer hands over a message that lives as long as the call.
+    // SAFETY: the layer's message lives as long as the call.
     let text = unsafe { data.as_ref().and_then(|d| d.message_as_c_str()) }
         .map_or(Cow::from("?"), CStr::to_string_lossy);
     let _ = writeln!(std::io::stderr(), "Vulkan validation: {text}");
-    // SAFETY: `watch` handed over the counter, which lives as long as the process.
+    // SAFETY: `watch` registered the counter, which lives as long as the process.
     unsafe { &*complaints.cast::<AtomicUsize>() }.fetch_add(1, Ordering::Relaxed);
     vk::FALSE
 }

@@ -4,10 +4,11 @@ use super::kernels::{AttentionPush, Join, PartialAttentionPush};
 use super::*;
 use anyhow::{bail, ensure};
 
-/// Most rows that page partials are split over workgroups for.
+/// Most rows of a pass whose pages are split over workgroups.
 const SPLIT_ROWS: usize = 32;
 
 impl Lowering<'_> {
+    /// Appends the calls of attention over all pages, and of the preparation of its result.
     pub(super) fn attention(
         &self,
         op: &Attention,
@@ -18,17 +19,17 @@ impl Lowering<'_> {
     ) -> Result<()> {
         let Attention { q, out, n_heads, scale, kv, range: _ } = op;
         let (dim, gq) = (head_dim(kv)?, n_heads / kv.n_kv_heads);
-        // Pages of a row: all of them, or those that a window can touch.
+        // Pages of a row: all of them, or the pages that a window can touch.
         let slots =
             kv.pages.window.map_or(bucket.pages, |w| bucket.pages.min(w.div_ceil(PAGE) + 1));
         let floats = bucket.rows * n_heads * slots * (dim + 2);
         let split = bucket.rows <= SPLIT_ROWS && floats <= self.own.partial_floats;
-        // Rows of a block: as many as the shared memory holds queries and exponentials for.
+        // Shared memory holds the queries and exponentials of all rows of a block.
         let shared = |rows: usize| {
             rows * gq * (dim + PAGE + 32) * 4 + rows * PAGE * 2 + kv.scales() * PAGE * 4
         };
         let fits = |rows: usize| shared(rows) <= self.info.max_shared.min(48 << 10) as usize;
-        // Fewer rows a block keep more of a large device busy while there are few pages.
+        // Blocks of fewer rows keep more of a large device busy while there are few pages.
         let busy = |rows: usize| {
             kv.n_kv_heads * bucket.rows.div_ceil(rows) * if split { slots } else { 1 }
                 >= self.info.busy
@@ -68,7 +69,7 @@ impl Lowering<'_> {
             table: word(kv.table),
             epilogue: 0,
         };
-        // Rows of a block may look at pages apart by one.
+        // The first pages of the rows of a block differ by at most one.
         let pages =
             if split { slots + (kv.pages.window.is_some() && rows > 1) as usize } else { 1 };
         let groups = [kv.n_kv_heads, bucket.rows.div_ceil(rows), pages];
@@ -84,20 +85,8 @@ impl Lowering<'_> {
             let z = (prepare.is_none() || read_later).then_some(*out);
             let joins = self.can_join(prepare, groups, rows, gq * dim, bucket);
             let merge = Some(Merge { head_dim: dim, window, slots: if joins { 0 } else { slots } });
-            let (add, w_add, w, cols, rows) = (None, None, None, n_heads * dim, RowSet::All);
-            let work = RowWork {
-                x: target,
-                add,
-                w_add,
-                w,
-                z,
-                prepare,
-                cols,
-                eps: 0.0,
-                rows,
-                glu: false,
-                merge,
-            };
+            let cols = n_heads * dim;
+            let work = RowWork { z, prepare, merge, ..RowWork::new(target, cols) };
             let merge = self.row_call(work, bucket);
             if joins {
                 let (hadamard, int8, group) = preparation(prepare);
@@ -117,7 +106,7 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// Attention over the pages behind those that another device attends.
+    /// Returns the call of attention over the pages after those that another device attends.
     pub(super) fn partial_attention(
         &self,
         op: &Attention,
@@ -156,7 +145,7 @@ impl Lowering<'_> {
     }
 }
 
-/// Channels of a head, if the kernels of attention take so many.
+/// Returns the channels of a head. Refuses sizes that the attention kernels do not take.
 fn head_dim(kv: &KvLayer) -> Result<usize> {
     let dim = kv.head_dim;
     ensure!(

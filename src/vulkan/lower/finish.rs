@@ -1,11 +1,10 @@
-//! What the last workgroups of a call do beside it, so that a dispatch is saved: rotation of heads,
-//! joining of pages, norms.
+//! Epilogues: the last workgroups of a call go on with the next operation, which saves a dispatch.
 //!
-//! A dispatch that waits for the one before costs some microseconds whatever it does, several times
-//! a layer. Where a piece of work needs a piece of the output only (a head, a block of rows of
-//! attention), the last workgroup to store into that piece goes on with it. The norm of a row needs
-//! all of the row: where there are one or two, the last workgroup of all does it. Gate times up is
-//! left out, since it slows the products by more than a dispatch (docs/NOTES.md).
+//! A dispatch that waits for another costs some microseconds, several times a layer. The rotation of
+//! a head and the join of a block of attention need a part of the output only: the last workgroup
+//! that stores into that part does them. A norm needs a whole row: with one or two rows the last
+//! workgroup of all does it. Gate times up has no epilogue, since it slows the products by more than
+//! a dispatch (docs/NOTES.md).
 
 use super::kernels::{AttentionPush, Heads, Join, LinearPush, NextNorm, Specialise, word};
 use super::sizes::COUNTS;
@@ -16,42 +15,41 @@ use crate::vulkan::device::pipeline::Shader;
 use std::collections::HashMap;
 use std::mem::offset_of;
 
-/// Most rows of a pass that this pays for: with more, a dispatch is worth its price.
+/// Most rows of a pass whose calls have epilogues. With more rows a dispatch is faster.
 const ROWS: usize = 32;
-/// The same for work on whole rows, which one workgroup does.
+/// The same for work on whole rows, which one workgroup does alone.
 const WHOLE_ROWS: usize = 2;
-/// Bytes of shared memory beside a row that is normalised.
+/// Bytes of shared memory beside a row that is normed.
 const NORM_SHARED: usize = 8 << 10;
-/// Channels that `row.comp` works on at a time.
+/// Channels of a block of `row.comp`.
 const BLOCK: usize = 128;
-/// Bytes of the arguments of what is finished, and of the counters' address behind them.
+/// Bytes of an epilogue's arguments and of the counters' address after them.
 pub const EPILOGUE_BYTES: usize = 128;
 
-/// Where linear layers and attention are told where their epilogues lie.
+/// Offsets of the epilogue's address in the push constants of linear layers and of attention.
 const LINEAR_EPILOGUE: usize = offset_of!(LinearPush, epilogue);
 const ATTENTION_EPILOGUE: usize = offset_of!(AttentionPush, epilogue);
 
-/// What a call's last workgroups do: lies in memory of the executor's own, and the call is told
-/// where.
+/// Arguments of an epilogue. They lie in a buffer of the executor, and the call gets their address.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Epilogue {
     /// Arguments of the call that is saved, then the address of the counters.
     pub bytes: Vec<u8>,
-    /// Where in the push constants of the call the address of these bytes belongs.
+    /// Offset in the push constants of the call for the address of these bytes.
     pub at: usize,
 }
 
 /// A norm that the last workgroup of a linear layer may do.
 pub struct NormBehind {
-    /// The call that would do it otherwise.
+    /// The call that does it without an epilogue.
     call: Call,
     constants: NextNorm,
-    /// What it does of the plan: the norm, and the preparation of its result.
+    /// Number of dispatches that it replaces: the norm, and the preparation of its result.
     pub dispatches: usize,
 }
 
 impl Lowering<'_> {
-    /// The arguments of `saved` as what follows a call that takes their address at byte `at` of its
+    /// Returns the epilogue that replaces the call `saved`. Its address belongs at byte `at` of the
     /// push constants.
     fn epilogue(&self, saved: &Call, at: usize) -> Epilogue {
         let mut bytes = saved.push.bytes().to_vec();
@@ -61,14 +59,15 @@ impl Lowering<'_> {
         Epilogue { bytes, at }
     }
 
+    /// Gives `call` the work of `saved` as its epilogue.
     fn take_over(&self, call: &mut Call, saved: Call, at: usize) {
         call.epilogue = Some(self.epilogue(&saved, at));
         call.accesses.extend(saved.accesses);
         call.accesses.push(Access::Write(self.own.counts));
     }
 
-    /// Lets the linear layers `calls`, of `jobs`, do the rotation `next` too, if that is what
-    /// follows and they can: each of them that of its own heads.
+    /// Gives the linear layers `calls`, of `jobs`, the rotation `next` as an epilogue, if `next` is a
+    /// rotation and they can do it. Each call rotates its own heads.
     pub(super) fn finish_rope(
         &self,
         calls: &mut [Call],
@@ -104,14 +103,14 @@ impl Lowering<'_> {
             first += written.len();
             let kept = [None, Some(kv.scratch_k), Some(kv.scratch_v)];
             call.accesses.extend(written.iter().filter_map(|i| kept[*i]).map(Access::Write));
-            // A head has a counter of its own.
+            // Each head has a counter of its own.
             call.accesses.push(Access::Share(self.own.counts));
         }
         true
     }
 
-    /// The norm of what `jobs` give and the preparation of its result, if that is what follows and
-    /// a workgroup of theirs may do it.
+    /// Returns the norm of the result of `jobs` and the preparation of its result, if they come next
+    /// in `rest` and a workgroup of the jobs can do them.
     pub(super) fn norm_behind(
         &self,
         jobs: &[LinearJob],
@@ -124,7 +123,7 @@ impl Lowering<'_> {
         else {
             return None;
         };
-        // The row lies in shared memory, beside what the workgroup has there anyway.
+        // The row lies in shared memory, beside the other data of the workgroup.
         let fits =
             dim * 4 + NORM_SHARED <= self.info.max_shared as usize && bucket.rows <= WHOLE_ROWS;
         if !(self.finish && fits && *added == job.out && rows == RowSet::All) {
@@ -149,9 +148,9 @@ impl Lowering<'_> {
         })
     }
 
-    /// Lets the linear layer `call` do `norm` too, if it can.
+    /// Gives the linear layer `call` the epilogue `norm`, if its kernel can do it.
     pub(super) fn finish_norm(&self, call: &mut Call, norm: NormBehind) -> bool {
-        // Its workgroups take all rows.
+        // Only kernels whose workgroups take all rows can.
         let kernels = [Shader::Linear, Shader::LinearFloat, Shader::LinearTrellis];
         if !kernels.contains(&call.shader) || call.groups[0] != 1 {
             return false;
@@ -161,8 +160,8 @@ impl Lowering<'_> {
         true
     }
 
-    /// Whether attention over split pages, in these workgroups of `rows` rows, can do the join too,
-    /// and the preparation of `act` if there is one; `width` channels belong to a kv head.
+    /// Returns whether attention over split pages can join them in an epilogue, and prepare `act`.
+    /// Its workgroups `groups` take `rows` rows each; `width` channels belong to a kv head.
     pub(super) fn can_join(
         &self,
         act: Option<&Act>,
@@ -171,7 +170,7 @@ impl Lowering<'_> {
         width: usize,
         bucket: Bucket,
     ) -> bool {
-        // A scale of the whole row wants all heads, and the last workgroup of all rounds its rows.
+        // A scale of the whole row needs all heads, so the last workgroup of all rounds all rows.
         let few = rows <= WHOLE_ROWS
             || !act.is_some_and(|a| a.format.int8 && a.format.group == Group::Row);
         let counters = groups[1] * (groups[0] + 1);
@@ -182,22 +181,23 @@ impl Lowering<'_> {
             && counters <= COUNTS
     }
 
-    /// Lets attention `call` do the join `merge` too, whose `slots` the call itself is told.
+    /// Gives attention `call` the join `merge` as an epilogue. The call itself has `slots`.
     pub(super) fn finish_join(&self, call: &mut Call, join: Join, merge: Call) {
         call.constants.extend(join.constants());
         self.take_over(call, merge, ATTENTION_EPILOGUE);
     }
 }
 
-/// The epilogues that lie on the device, by what they say, and which of the places for them each has.
+/// Epilogues on the device: the place of each, by its bytes.
 #[derive(Default)]
 pub struct Epilogues {
     places: HashMap<Vec<u8>, usize>,
 }
 
 impl Epilogues {
-    /// Tells each call where its epilogue lies, in memory for `room` of them at `base`. Returns what
-    /// has to be written there first, with its offset; `None` if there is no room for all.
+    /// Writes the address of its epilogue into each call. There is memory for `room` epilogues at
+    /// `base`. Returns new epilogues with their offsets, to be written first; `None` if there is no
+    /// room for all.
     pub fn place(
         &mut self,
         calls: &mut [Call],
@@ -215,7 +215,7 @@ impl Epilogues {
             call.push.set(epilogue.at, base + (place * EPILOGUE_BYTES) as u64);
         }
         if self.places.len() > room {
-            // Not written, so not there.
+            // The caller does not write them.
             for (_, bytes) in &new {
                 self.places.remove(bytes);
             }
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tail_has_one_place_and_what_finds_none_leaves_none_behind() {
+    fn equal_epilogues_share_a_place_and_a_full_buffer_keeps_none() {
         let mut epilogues = Epilogues::default();
         let mut calls = [call(1), call(2), call(1)];
         let new = epilogues.place(&mut calls, 3, 4096).unwrap();

@@ -1,10 +1,10 @@
-//! What stands behind an operation in a plan, and may be done with it.
+//! Operations that follow another in a plan and may share its call.
 
 use crate::compute::{Act, BufferId, Dispatch, Op, Prepare, RowSet};
 
-/// What the result of `op` is prepared as right behind it: a norm, a gate or attention and the
-/// rounding of its result are one call where that is possible.
-pub(in crate::vulkan) fn prepared(op: &Op, rest: &[Dispatch]) -> Option<Act> {
+/// Returns the activation that the next dispatch prepares from the result of `op`. A norm, a gate or
+/// attention shares a call with that preparation where possible.
+pub fn prepared(op: &Op, rest: &[Dispatch]) -> Option<Act> {
     let Some(Op::Prepare(Prepare { input, act, rows: prepared })) = rest.first().map(|d| &d.op)
     else {
         return None;
@@ -18,8 +18,8 @@ pub(in crate::vulkan) fn prepared(op: &Op, rest: &[Dispatch]) -> Option<Act> {
     (*input == out && *prepared == rows).then_some(*act)
 }
 
-/// Whether a later operation reads `buffer` before another one writes it anew.
-pub(in crate::vulkan) fn reads_before_write<'a>(
+/// Returns whether a later operation reads `buffer` before another one overwrites it.
+pub fn reads_before_write<'a>(
     mut rest: impl Iterator<Item = &'a Dispatch>,
     buffer: Option<BufferId>,
 ) -> bool {

@@ -1,9 +1,9 @@
-//! Where a barrier must stand between the calls of a plan.
+//! Barriers between the calls of a plan.
 
 use super::{Access, Call};
 use crate::compute::BufferId;
 
-/// Which buffers were touched since the last barrier.
+/// Buffers that were accessed since the last barrier.
 #[derive(Default)]
 pub struct Hazards {
     read: Vec<BufferId>,
@@ -12,7 +12,7 @@ pub struct Hazards {
 }
 
 impl Hazards {
-    /// Takes note of a call; true if a barrier must stand before it.
+    /// Records the accesses of a call. Returns whether a barrier must stand before it.
     pub fn meets(&mut self, call: &Call) -> bool {
         let clash = call.accesses.iter().any(|t| match t {
             Access::Read(id) => self.written.contains(id) || self.shared.contains(id),

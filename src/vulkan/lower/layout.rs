@@ -1,18 +1,17 @@
-//! How weights lie in device memory.
+//! Layout of weights in device memory.
 //!
-//! A row of integer codes is cut into *steps* of W columns, a lane's work at a time: the group
-//! where there is one, else 64 columns of i2 and 32 of the others. Eight lanes share a row. Their
-//! eight steps lie together, cut in pieces of 16 bytes (8 where a step has no more), a piece of
-//! each lane beside those of the others, so that loads of neighbouring lanes touch neighbouring
-//! bytes. Trellis codes do the same with tiles in place of steps and a row of tiles in place of a
-//! row. Scales stay `[rows, groups]`.
+//! A row of integer codes is cut into *steps* of W columns, which a lane takes at a time. A step is
+//! a group; without groups it has 64 columns of i2, or 32 of other codes. Eight lanes share a row.
+//! Their eight steps lie together, in pieces of 16 bytes (8 if a step has no more): first a piece of
+//! each lane, then the next pieces, so that neighbouring lanes load neighbouring bytes. Trellis codes
+//! have tiles in place of steps and rows of tiles in place of rows. Scales are `[rows, groups]`.
 
 use crate::error::Fault;
 use crate::tensor::trellis::TILE;
 use crate::tensor::{Code, Format, Group};
 use anyhow::{Result, ensure};
 
-/// Codes of `shaders/include/codes.glsl`.
+/// Returns the number of a code in `shaders/include/codes.glsl`.
 pub fn code_number(code: Code) -> u32 {
     code.spec().vulkan.expect("matrices without kernels were refused")
 }
@@ -25,7 +24,7 @@ pub struct DeviceMatrix {
     pub cols: usize,
     pub codes: u64,
     pub scales: u64,
-    /// Of codes and scales.
+    /// Bytes of codes and scales.
     pub bytes: u64,
 }
 
@@ -45,7 +44,7 @@ pub struct Packing {
 }
 
 impl Packing {
-    /// `None` for float codes, which stay as they are.
+    /// Returns the layout of a matrix; `None` for float codes, which keep theirs.
     pub fn of(format: Format, rows: usize, cols: usize) -> Result<Option<Packing>> {
         if format.code.spec().vulkan.is_none() {
             let fault = Fault::model(format!("the GPU has no kernels for weights in {format}"));
@@ -87,12 +86,12 @@ impl Packing {
     }
 }
 
-/// Bytes of codes and of scales in device memory.
+/// Returns the bytes of codes and of scales in device memory.
 pub fn sizes(format: Format, rows: usize, cols: usize) -> Result<[u64; 2]> {
     let codes = match Packing::of(format, rows, cols)? {
         Some(packing) => packing.bytes(),
         None => format.stored_rows(rows) * format.row_bytes(cols),
     };
-    // Loads of whole steps may reach past the last row; no buffer is empty.
+    // Loads of whole steps may reach past the last row, and no buffer may be empty.
     Ok([codes as u64 + 64, (rows * format.row_side(cols)) as u64 + 4])
 }

@@ -3,12 +3,17 @@
 use super::kernels::RowPush;
 use super::*;
 
-/// What `row.comp` does with a row.
+/// Work of `row.comp` on each row.
 pub struct RowWork<'a> {
+    /// Input, `[rows, cols]`.
     pub x: BufferId,
+    /// Rows that are normed with the weights `w_add` and added to `x` first; with `glu`, the
+    /// factors of `x`.
     pub add: Option<BufferId>,
     pub w_add: Option<BufferId>,
+    /// Weights of the norm.
     pub w: Option<BufferId>,
+    /// Floats of the result.
     pub z: Option<BufferId>,
     pub prepare: Option<&'a Act>,
     pub cols: usize,
@@ -16,6 +21,25 @@ pub struct RowWork<'a> {
     pub rows: RowSet,
     pub glu: bool,
     pub merge: Option<Merge>,
+}
+
+impl RowWork<'_> {
+    /// Reads all rows of `x`, and nothing else yet.
+    pub fn new(x: BufferId, cols: usize) -> Self {
+        RowWork {
+            x,
+            add: None,
+            w_add: None,
+            w: None,
+            z: None,
+            prepare: None,
+            cols,
+            eps: 0.0,
+            rows: RowSet::All,
+            glu: false,
+            merge: None,
+        }
+    }
 }
 
 /// Page partials of attention to be joined.
@@ -27,9 +51,11 @@ pub struct Merge {
 }
 
 impl Lowering<'_> {
-    /// Threads of a workgroup that works on a row: as many subgroups as divide its blocks evenly,
-    /// where there is such a number worth having. Two or three blocks a subgroup are better than
-    /// one: fewer subgroups wait for each other.
+    /// Returns the threads of a workgroup that works on a whole row.
+    ///
+    /// The number of subgroups divides the blocks of 128 channels evenly, unless that leaves fewer
+    /// than a third of the subgroups. Two or three blocks a subgroup are faster than one, since
+    /// fewer subgroups wait for each other.
     pub(super) fn row_threads(&self, cols: usize) -> u32 {
         let blocks = cols.div_ceil(128) as u32;
         let most =
@@ -41,7 +67,7 @@ impl Lowering<'_> {
 
     pub(super) fn row_call(&self, r: RowWork<'_>, bucket: Bucket) -> Call {
         let (hadamard, int8, group) = preparation(r.prepare);
-        // A norm and a scale for the whole row want all of it; the rest is spread.
+        // A norm, or a scale for the whole row, needs one workgroup. Other work is spread.
         let spread =
             r.w.is_none() && !(int8 && r.prepare.is_some_and(|a| a.format.group == Group::Row));
         let threads =
@@ -93,7 +119,7 @@ impl Lowering<'_> {
         self.call(&kernel, &push, [bucket.of(r.rows), shares, 1], accesses)
     }
 
-    pub(in crate::vulkan) fn norm(
+    pub(super) fn norm(
         &self,
         op: &Norm,
         prepare: Option<Act>,
@@ -103,39 +129,22 @@ impl Lowering<'_> {
         let Norm { x, add, w, eps, dim, out, rows } = op;
         let z = (prepare.is_none() || read_later || *rows == RowSet::Selected).then_some(*out);
         let (add, w_add) = (add.map(|a| a.0), add.map(|a| a.1));
-        let prepare = prepare.as_ref();
         let work = RowWork {
-            x: *x,
             add,
             w_add,
             w: Some(*w),
             z,
-            prepare,
-            cols: *dim,
+            prepare: prepare.as_ref(),
             eps: *eps,
             rows: *rows,
-            glu: false,
-            merge: None,
+            ..RowWork::new(*x, *dim)
         };
         self.row_call(work, bucket)
     }
 
     pub(super) fn prepare(&self, op: &Prepare, bucket: Bucket) -> Call {
         let Prepare { input, act, rows } = op;
-        let (add, w_add, w, z) = (None, None, None, None);
-        let work = RowWork {
-            x: *input,
-            add,
-            w_add,
-            w,
-            z,
-            prepare: Some(act),
-            cols: act.cols,
-            eps: 0.0,
-            rows: *rows,
-            glu: false,
-            merge: None,
-        };
+        let work = RowWork { prepare: Some(act), rows: *rows, ..RowWork::new(*input, act.cols) };
         self.row_call(work, bucket)
     }
 
@@ -148,19 +157,12 @@ impl Lowering<'_> {
         bucket: Bucket,
     ) -> Call {
         let z = (prepare.is_none() || read_later).then_some(out);
-        let (x, add, prepare) = (self.own.gate, Some(self.own.up), prepare.as_ref());
         let work = RowWork {
-            x,
-            add,
-            w_add: None,
-            w: None,
+            add: Some(self.own.up),
             z,
-            prepare,
-            cols,
-            eps: 0.0,
-            rows: RowSet::All,
+            prepare: prepare.as_ref(),
             glu: true,
-            merge: None,
+            ..RowWork::new(self.own.gate, cols)
         };
         self.row_call(work, bucket)
     }

@@ -1,12 +1,28 @@
-//! What is recorded: calls, and copies to where the host sees them.
+//! Recording of calls, and of copies to memory that the host sees.
 
 use crate::vulkan::device::barrier::{barrier, host_barrier};
 use crate::vulkan::device::memory::Block;
 use crate::vulkan::device::queue::Queue;
 use crate::vulkan::lower::Call;
+use crate::vulkan::lower::kernels::Push;
 use anyhow::Result;
 use ash::vk;
 use std::ops::Range;
+
+/// Binds a pipeline and its arguments.
+pub fn bind(
+    device: &ash::Device,
+    commands: vk::CommandBuffer,
+    layout: vk::PipelineLayout,
+    pipeline: vk::Pipeline,
+    push: &Push,
+) {
+    // SAFETY: the callers record `commands`; pipeline and layout live as long as the executor.
+    unsafe {
+        device.cmd_bind_pipeline(commands, vk::PipelineBindPoint::COMPUTE, pipeline);
+        device.cmd_push_constants(commands, layout, vk::ShaderStageFlags::COMPUTE, 0, push.bytes());
+    }
+}
 
 /// Records one call.
 pub fn dispatch(
@@ -16,27 +32,18 @@ pub fn dispatch(
     pipeline: vk::Pipeline,
     call: &Call,
 ) {
-    // SAFETY: the pipeline and its layout live as long as the executor; addresses are of live
-    // buffers.
-    unsafe {
-        device.cmd_bind_pipeline(commands, vk::PipelineBindPoint::COMPUTE, pipeline);
-        device.cmd_push_constants(
-            commands,
-            layout,
-            vk::ShaderStageFlags::COMPUTE,
-            0,
-            call.push.bytes(),
-        );
-        device.cmd_dispatch(commands, call.groups[0], call.groups[1], call.groups[2]);
-    }
+    bind(device, commands, layout, pipeline, &call.push);
+    let [x, y, z] = call.groups;
+    // SAFETY: the addresses of a call are those of live buffers.
+    unsafe { device.cmd_dispatch(commands, x, y, z) };
 }
 
-/// The axis along which a call has most workgroups.
+/// Returns the axis along which a call has most workgroups.
 pub fn axis(groups: [u32; 3]) -> usize {
     (0..3).rev().max_by_key(|i| groups[*i]).expect("there are three")
 }
 
-/// Records the workgroups `parts` along the longest axis of a call, whose kernel is divisible.
+/// Records the workgroups `parts` along the longest axis of a call. Its kernel is divisible.
 pub fn dispatch_part(
     device: &ash::Device,
     commands: vk::CommandBuffer,
@@ -45,23 +52,16 @@ pub fn dispatch_part(
     call: &Call,
     parts: Range<u32>,
 ) {
+    bind(device, commands, layout, pipeline, &call.push);
     let (mut base, mut count, along) = ([0; 3], call.groups, axis(call.groups));
     (base[along], count[along]) = (parts.start, parts.end - parts.start);
-    // SAFETY: as above; all that is dispatched lies within the call.
+    // SAFETY: as in `dispatch`; all workgroups lie within the call.
     unsafe {
-        device.cmd_bind_pipeline(commands, vk::PipelineBindPoint::COMPUTE, pipeline);
-        device.cmd_push_constants(
-            commands,
-            layout,
-            vk::ShaderStageFlags::COMPUTE,
-            0,
-            call.push.bytes(),
-        );
         device.cmd_dispatch_base(commands, base[0], base[1], base[2], count[0], count[1], count[2]);
     }
 }
 
-/// Copies bytes of a buffer from `start` on to where the host sees them, and waits for that.
+/// Copies bytes of a buffer from `start` on through host memory, and waits for the copy.
 pub fn read_back(
     queue: &mut Queue,
     from: vk::Buffer,
@@ -70,14 +70,14 @@ pub fn read_back(
     bytes: &mut [u8],
 ) -> Result<()> {
     let copy = vk::BufferCopy { src_offset: start, dst_offset: 0, size: bytes.len() as u64 };
-    // SAFETY: the caller checked that the buffer holds the bytes, and they go through in one.
+    // SAFETY: the caller checked that both buffers hold the bytes.
     let done = queue.once(|device, commands| unsafe {
         barrier(device, commands);
         device.cmd_copy_buffer(commands, from, through.buffer, &[copy]);
         host_barrier(device, commands);
     })?;
     queue.wait(done)?;
-    // SAFETY: the copy is done.
+    // SAFETY: the wait above ended the copy, and no other command uses the block.
     bytes.copy_from_slice(unsafe { through.bytes(0, bytes.len()) });
     Ok(())
 }

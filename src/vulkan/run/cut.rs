@@ -1,47 +1,46 @@
-//! How a pass is cut into submissions, so that none of them is taken for a hang.
+//! Cuts a pass into submissions, so that the driver takes none of them for a hang.
 //!
 //! A driver resets a device whose submission runs too long: amdgpu after 2 s since Linux 7.0,
-//! others after 10 s. A pass over a long prompt can take longer than that, so it goes out in
-//! pieces, each of which is estimated to stay below [`LIMIT`]. A pass that has run before is
-//! estimated to take what it took. One that has not feels its way: its pieces are waited for one by
-//! one, and the next may be larger by what they took.
+//! others after 10 s. A pass over a long prompt can take longer, so it is submitted in pieces, each
+//! estimated to stay below [`LIMIT`]. The estimate of a pass is its last time. A pass that was never
+//! timed is submitted piece by piece: the time of each piece sets the size of the next ([`Probe`]).
 
-/// Most that a submission is estimated to take, in seconds: a tenth of the shortest time-out known,
-/// since clocks, power limits and other programs make estimates wrong.
+/// Longest estimate of a submission in seconds: a tenth of the shortest known time-out, since clocks,
+/// power limits and other programs make estimates wrong.
 pub const LIMIT: f64 = 0.2;
-/// Seconds that a multiply-add is taken to need where nothing is known of a pass: 50 times what a
-/// Radeon 780M, bound by its memory, is modelled to need for one row.
+/// Estimate of seconds per multiply-add before any pass was timed: 50 times the modelled time of a
+/// Radeon 780M, bound by its memory, for one row.
 pub const UNKNOWN: f64 = 3.5e-10;
-/// How many times as much work as the largest piece before a piece of an unknown pass may have.
+/// Largest growth of a piece of a probed pass over the largest piece before it.
 const GROWTH: f64 = 4.0;
-/// What part of the first piece's work tells how fast a device is; starting takes longer than less.
+/// Smallest share of the first piece's work whose time counts. The start dominates smaller pieces.
 const TELLS: f64 = 0.125;
 
-/// A call, as far as cutting goes.
+/// Size of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Size {
     /// Multiply-adds.
     pub work: u64,
-    /// Equal parts that it can be divided into: workgroups along one axis.
+    /// Number of equal parts that it can be divided into: workgroups along one axis.
     pub parts: u32,
 }
 
 impl Size {
-    /// Multiply-adds from this part on.
+    /// Returns the multiply-adds from this part on.
     fn left(&self, part: u32) -> f64 {
         self.work as f64 * f64::from(self.parts - part) / f64::from(self.parts.max(1))
     }
 }
 
-/// A place in a pass, where a piece ends: before this part of this call.
+/// End of a piece: before this part of this call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cut {
     pub call: usize,
     pub part: u32,
 }
 
-/// Where a piece ends that begins at `from` and has room for so many multiply-adds. A call that
-/// does not fit begins a piece of its own, and is divided if it is too long even so.
+/// Returns the end of a piece that begins at `from` and has room for `room` multiply-adds. A call
+/// that does not fit begins a piece of its own, and is divided if it is too long for one.
 pub fn end(calls: &[Size], from: Cut, room: f64) -> Cut {
     let (mut at, mut piece) = (from, 0.0);
     while let Some(size) = calls.get(at.call) {
@@ -70,7 +69,7 @@ fn total(calls: &[Size]) -> f64 {
     calls.iter().map(|c| c.work as f64).sum()
 }
 
-/// Multiply-adds from one place to another.
+/// Returns the multiply-adds between two cuts.
 pub fn work_between(calls: &[Size], from: Cut, to: Cut) -> f64 {
     let left = |at: Cut| {
         calls.get(at.call).map_or(0.0, |c| c.left(at.part))
@@ -79,12 +78,12 @@ pub fn work_between(calls: &[Size], from: Cut, to: Cut) -> f64 {
     left(from) - left(to)
 }
 
-/// The pieces of these cuts, as (from, to).
+/// Returns the pieces of these cuts, as (from, to).
 pub fn pieces(ends: &[Cut]) -> impl Iterator<Item = (Cut, Cut)> {
     std::iter::once(Cut::default()).chain(ends.iter().copied()).zip(ends.iter().copied())
 }
 
-/// Where the pieces of a pass end that is estimated to take `seconds`.
+/// Returns the ends of the pieces of a pass that is estimated to take `seconds`.
 pub fn cut(calls: &[Size], seconds: f64) -> Vec<Cut> {
     let room = LIMIT / seconds * total(calls);
     let (mut ends, mut at) = (Vec::new(), Cut::default());
@@ -95,41 +94,41 @@ pub fn cut(calls: &[Size], seconds: f64) -> Vec<Cut> {
     ends
 }
 
-/// Whether commands that were cut at `old` have to be cut anew at `new`: where a piece became too
-/// long, and where there are so many more of them than needed that submitting them costs time.
+/// Returns whether commands that were cut at `old` must be cut anew at `new`: if a piece became too
+/// long, or if there are so many more pieces than needed that submitting them costs time.
 pub fn is_stale(old: &[Cut], new: &[Cut], calls: &[Size], seconds: f64) -> bool {
     let each = seconds / total(calls).max(1.0);
-    // What cannot be divided further stays as it is.
+    // A piece that cannot be divided further stays.
     let is_long = |(from, to)| {
         work_between(calls, from, to) * each > LIMIT * 1.001 && end(calls, from, 0.0) != to
     };
     old.is_empty() || pieces(old).any(is_long) || old.len() >= 4 * new.len()
 }
 
-/// A pass that feels its way.
+/// Sizes of the pieces of a pass that was never timed.
 #[derive(Debug)]
-pub struct Feeler {
-    /// Seconds that a multiply-add is taken to need where none was timed.
+pub struct Probe {
+    /// Estimate of seconds per multiply-add before a piece was timed.
     guess: f64,
     /// Most work of a piece so far.
     largest: f64,
-    /// Seconds per multiply-add of the slowest piece that tells.
+    /// Seconds per multiply-add of the slowest piece that counts.
     slowest: Option<f64>,
 }
 
-impl Feeler {
-    /// `known`: seconds per multiply-add of the slowest pass of another kind.
-    pub fn new(known: Option<f64>) -> Feeler {
-        Feeler { guess: known.unwrap_or(0.0).max(UNKNOWN), largest: 0.0, slowest: None }
+impl Probe {
+    /// Starts a pass. `known` is the seconds per multiply-add of the slowest other pass.
+    pub fn new(known: Option<f64>) -> Probe {
+        Probe { guess: known.unwrap_or(0.0).max(UNKNOWN), largest: 0.0, slowest: None }
     }
 
-    /// Multiply-adds that the next piece has room for.
+    /// Returns the multiply-adds that the next piece has room for.
     pub fn room(&self) -> f64 {
         let first = LIMIT / self.guess;
         self.slowest.map_or(first, |each| (LIMIT / each).min(GROWTH * self.largest.max(first)))
     }
 
-    /// Takes note of a piece that has run.
+    /// Records the time of a piece.
     pub fn learn(&mut self, work: f64, seconds: f64) {
         self.largest = self.largest.max(work);
         if work >= TELLS * LIMIT / self.guess
@@ -174,11 +173,11 @@ mod tests {
                     if is_stale(&old, &new, &calls, took) { new } else { old }
                 }
                 None => {
-                    let (mut feeler, mut at, mut ends) =
-                        (Feeler::new(slowest), Cut::default(), Vec::new());
+                    let (mut probe, mut at, mut ends) =
+                        (Probe::new(slowest), Cut::default(), Vec::new());
                     while at.call < calls.len() {
-                        let next = end(&calls, at, feeler.room());
-                        feeler.learn(work_between(&calls, at, next), seconds(at, next));
+                        let next = end(&calls, at, probe.room());
+                        probe.learn(work_between(&calls, at, next), seconds(at, next));
                         ends.push(next);
                         at = next;
                     }
@@ -188,9 +187,9 @@ mod tests {
             longest = pieces(&ends).fold(longest, |m, (from, to)| m.max(seconds(from, to)));
             pieces_of_last = ends.len();
             slowest = Some(slowest.unwrap_or(0.0).max(real / all));
-            // What was felt out is cut anew when it runs again.
-            let was_felt = is_new && ends.len() > 1;
-            known.insert(*rows, (if was_felt { Vec::new() } else { ends }, real));
+            // A probed pass is cut anew when it runs again.
+            let was_probed = is_new && ends.len() > 1;
+            known.insert(*rows, (if was_probed { Vec::new() } else { ends }, real));
         }
         (longest, pieces_of_last)
     }
@@ -228,13 +227,13 @@ mod tests {
     /// Kernels differ in what a multiply-add takes: one fast piece says little of all the others.
     #[test]
     fn pieces_of_an_unknown_pass_grow_by_steps() {
-        let mut feeler = Feeler::new(None);
-        let first = feeler.room();
-        feeler.learn(first, 1e-6);
-        assert_eq!(feeler.room(), GROWTH * first);
-        feeler.learn(GROWTH * first, 2.0 * LIMIT);
-        assert_eq!(feeler.room(), GROWTH * first / 2.0);
-        assert!(Feeler::new(Some(1.0)).room() < first && Feeler::new(Some(0.0)).room() == first);
+        let mut probe = Probe::new(None);
+        let first = probe.room();
+        probe.learn(first, 1e-6);
+        assert_eq!(probe.room(), GROWTH * first);
+        probe.learn(GROWTH * first, 2.0 * LIMIT);
+        assert_eq!(probe.room(), GROWTH * first / 2.0);
+        assert!(Probe::new(Some(1.0)).room() < first && Probe::new(Some(0.0)).room() == first);
     }
 
     #[test]
@@ -256,9 +255,6 @@ mod tests {
         );
         assert_eq!(cut(&[], 1.0), [at(0, 0)]);
         assert_eq!(cut(&[Size { work: 0, parts: 1 }; 2], 0.0), [at(2, 0)]);
-        assert!(
-            is_stale(&[], &[at(3, 0)], &calls, 0.1),
-            "a pass that felt its way is not recorded whole"
-        );
+        assert!(is_stale(&[], &[at(3, 0)], &calls, 0.1), "a probed pass is not recorded whole");
     }
 }

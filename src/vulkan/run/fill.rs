@@ -1,5 +1,4 @@
-//! Which bytes of which matrices go into a staging block together, and the threads that read them
-//! there.
+//! Filling of staging blocks: the parts of matrices in each block, and the threads that read them.
 
 use crate::tensor::Source;
 use crate::vulkan::device::memory::Block;
@@ -8,18 +7,17 @@ use anyhow::{Result, anyhow, ensure};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
-/// Staging blocks and their size: the device takes some while others are filled.
+/// Number of staging blocks and their size. The device reads some while threads fill others.
 pub const RING: usize = 3;
 pub const STAGE: usize = 16 << 20;
-/// Bytes that a thread reads at a time, and the least of a matrix that is cut off to fill a block.
+/// Bytes that a thread reads at a time, and the smallest part that is cut off to fill a block.
 const READ: usize = 1 << 20;
-/// What a part begins at a multiple of.
+/// Alignment of a part in its block.
 const ALIGN: usize = 256;
 
-/// A source that is to be read from its beginning on: so many bytes, cut at multiples of `unit`
-/// alone.
+/// A source of `bytes` bytes that is read in order and cut only at multiples of `unit`.
 pub struct Stream<'a> {
-    /// The matrix it belongs to, and whether it is that one's scales.
+    /// Index of its matrix, and whether it has the scales or the codes.
     pub job: usize,
     pub scales: bool,
     pub source: &'a dyn Source,
@@ -31,14 +29,14 @@ pub struct Stream<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part {
     pub stream: usize,
-    /// Byte of the stream, and how many.
+    /// Offset in the stream, and length.
     pub from: usize,
     pub bytes: usize,
-    /// Byte of the block.
+    /// Offset in the block.
     pub at: usize,
 }
 
-/// What staging blocks will hold, one after the other.
+/// Returns the parts of each staging block in turn.
 pub fn cut(streams: &[Stream<'_>]) -> Result<Vec<Vec<Part>>> {
     let (mut fills, mut fill, mut at) = (Vec::new(), Vec::new(), 0);
     for (stream, s) in streams.iter().enumerate() {
@@ -62,46 +60,46 @@ pub fn cut(streams: &[Stream<'_>]) -> Result<Vec<Vec<Part>>> {
     Ok(fills)
 }
 
-/// One reading: the fill it belongs to, the stream, and from where to where.
+/// One read: a piece of a part, and the fill that it belongs to.
 struct Task {
     fill: usize,
     part: Part,
 }
 
 struct State {
-    /// Tasks begun.
+    /// Number of started tasks.
     next: usize,
-    /// Tasks of each fill that are not done.
+    /// Number of unfinished tasks of each fill.
     left: Vec<usize>,
-    /// Submission that took what each fill since the ring's beginning held, and how many of these
-    /// are done.
+    /// Submission that used each fill since the ring was made, and the number of those that are
+    /// done.
     taken: Vec<u64>,
     done: usize,
-    /// Staging blocks that are there.
+    /// Number of allocated staging blocks.
     blocks: usize,
     failed: Option<anyhow::Error>,
     stop: bool,
 }
 
-/// Threads that fill staging blocks, and what they share with the one that sends them.
+/// State that the reading threads share with the thread that sends the blocks.
 pub struct Filling<'a> {
     streams: &'a [Stream<'a>],
     tasks: Vec<Task>,
     blocks: &'a [OnceLock<Block>; RING],
     timeline: &'a Timeline,
-    /// Fills before these.
+    /// Number of earlier fills.
     first: usize,
     state: Mutex<State>,
-    /// There is room to read into, or no more to do.
+    /// Signals room to read into, or the end.
     room: Condvar,
-    /// A fill is complete, or never will be.
+    /// Signals a complete fill, or a failure.
     complete: Condvar,
-    /// There is one more submission to wait for, or no more to do.
+    /// Signals one more submission to wait for, or the end.
     sent: Condvar,
 }
 
 impl<'a> Filling<'a> {
-    /// `taken` are the submissions of all earlier fills.
+    /// Prepares the reads of `fills`. `taken` has the submissions of all earlier fills.
     pub fn new(
         streams: &'a [Stream<'a>],
         fills: &[Vec<Part>],
@@ -137,12 +135,12 @@ impl<'a> Filling<'a> {
         Filling { streams, tasks, blocks, timeline, first, state, room, complete, sent }
     }
 
-    /// Fills before these.
+    /// Returns the number of earlier fills.
     pub fn first(&self) -> usize {
         self.first
     }
 
-    /// Threads that are worth starting.
+    /// Returns the number of threads worth starting.
     pub fn threads(&self) -> usize {
         std::thread::available_parallelism().map_or(1, |n| n.get()).min(self.tasks.len())
     }
@@ -151,7 +149,7 @@ impl<'a> Filling<'a> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The next task, once there is room for it; `None` where there is none.
+    /// Returns the next task once there is room for it; `None` after the last.
     fn begin(&self) -> Option<&Task> {
         let mut state = self.lock();
         loop {
@@ -165,8 +163,7 @@ impl<'a> Filling<'a> {
         }
     }
 
-    /// Reads until nothing is left to read. Returns the seconds of reading, and of waiting for
-    /// room.
+    /// Reads until no task is left. Returns the seconds of reading, and of waiting for room.
     pub fn read(&self) -> [f64; 2] {
         let _last = Stop { filling: self, only_panics: true };
         let [mut reading, mut waiting] = [0.0; 2];
@@ -190,8 +187,8 @@ impl<'a> Filling<'a> {
         [reading, waiting + lap()]
     }
 
-    /// Waits for one submission after the other and makes room where it is done: by one thread,
-    /// since drivers are slow where many ask.
+    /// Waits for one submission after the other and makes room as each ends. One thread does it,
+    /// since drivers are slow when many threads wait.
     pub fn release(&self) {
         let _last = Stop { filling: self, only_panics: true };
         let mut state = self.lock();
@@ -219,19 +216,19 @@ impl<'a> Filling<'a> {
         let block = self.blocks[(self.first + task.fill) % RING]
             .get()
             .expect("begun once its block was there");
-        // SAFETY: the submission that used these bytes before is done, the next one comes when the
-        // fill is complete, and tasks share no bytes.
+        // SAFETY: `begin` waited for the submission that used these bytes, the next submission
+        // comes when the fill is complete, and tasks share no bytes.
         let to = unsafe { block.bytes(task.part.at as u64, task.part.bytes) };
         self.streams[task.part.stream].source.read_at(task.part.from, to)
     }
 
-    /// Says that one more staging block is there.
+    /// Reports one more staging block.
     pub fn add_block(&self) {
         self.lock().blocks += 1;
         self.room.notify_all();
     }
 
-    /// Waits until a fill is in its block.
+    /// Waits until a fill is complete.
     pub fn wait(&self, fill: usize) -> Result<()> {
         let mut state = self.lock();
         while state.left[fill] > 0 {
@@ -244,24 +241,24 @@ impl<'a> Filling<'a> {
         Ok(())
     }
 
-    /// Says by which submission the next fill is taken: once that is done there is room again.
+    /// Reports the submission that uses the next fill. There is room again when it is done.
     pub fn taken(&self, submission: u64) {
         self.lock().taken.push(submission);
         self.sent.notify_all();
     }
 
-    /// Stops the threads when it goes out of scope, however that happens.
+    /// Returns a guard that stops the threads when it is dropped.
     pub fn stop_at_end(&self) -> Stop<'_> {
         Stop { filling: self, only_panics: false }
     }
 
-    /// The submissions of all fills.
+    /// Returns the submissions of all fills.
     pub fn into_taken(self) -> Vec<u64> {
         self.state.into_inner().unwrap_or_else(PoisonError::into_inner).taken
     }
 }
 
-/// Ends all waiting for one another.
+/// Guard that wakes all waiting threads and stops them.
 pub struct Stop<'a> {
     filling: &'a Filling<'a>,
     only_panics: bool,

@@ -1,4 +1,4 @@
-//! What the executor takes of a device's memory: by the same rules, without the device.
+//! Memory footprint of the executor, by the same rules as its allocations, without the device.
 
 use super::upload;
 use crate::compute::dry::{Footprint, Pieces};
@@ -10,17 +10,15 @@ use crate::vulkan::lower::layout::sizes;
 use crate::vulkan::lower::sizes::{OwnSizes, key_block};
 use anyhow::Result;
 
-/// Bytes beside the arenas: staging while weights are loaded, and what comes back. Where a device
-/// has memory of its own half of it and more is host memory, which leaves room for what the driver
-/// takes for itself.
-pub const STAGING: u64 = upload::STAGING + READBACK + RESULTS;
-/// Bytes that come back at a time.
+/// Bytes beside the arenas: staging while weights are loaded, and readback. On a device with memory
+/// of its own at least half of it is host memory, which leaves room for the driver's allocations.
+const STAGING: u64 = upload::STAGING + READBACK + RESULTS;
+/// Bytes of one readback.
 pub const READBACK: u64 = 8 << 20;
-/// Bytes of a pass's results that are copied behind it in the same submission: lists of the best
-/// tokens of many rows.
+/// Bytes of results that a pass copies to the host in its own submission: lists of the best tokens
+/// of many rows.
 pub const RESULTS: u64 = 1 << 20;
-/// Sizes of the blocks that a device is asked for where these pieces are foreseen: of weights, then
-/// of buffers.
+/// Returns the sizes of the blocks that are allocated for these pieces: of weights, then of buffers.
 pub fn blocks(pieces: &Pieces, device: &DeviceInfo) -> [Vec<u64>; 2] {
     [&pieces.weights, &pieces.buffers].map(|pieces| {
         let mut cuts = Cuts::default();
@@ -33,7 +31,7 @@ pub fn blocks(pieces: &Pieces, device: &DeviceInfo) -> [Vec<u64>; 2] {
     })
 }
 
-/// A device's share of memory, counted.
+/// Counts the memory that an executor takes of a device.
 pub struct VulkanFootprint {
     device: DeviceInfo,
     /// Rows of each matrix.
@@ -80,6 +78,10 @@ impl Footprint for VulkanFootprint {
 
     fn max_rows(&self) -> usize {
         self.device.max_rows()
+    }
+
+    fn staging(&self) -> u64 {
+        STAGING
     }
 
     fn key_block(&self) -> fn(KvFormat) -> usize {

@@ -37,7 +37,7 @@ use commands::{dispatch, read_back};
 pub use cut::LIMIT;
 use cut::{Cut, Size};
 use footprint::{READBACK, RESULTS};
-pub use footprint::{STAGING, VulkanFootprint, blocks};
+pub use footprint::{VulkanFootprint, blocks};
 pub use pieces::MadeUp;
 use pieces::explained;
 use std::collections::HashMap;

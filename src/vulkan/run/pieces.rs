@@ -1,7 +1,7 @@
-//! The submissions of a pass: recorded in pieces as estimates want them, or felt out one by one.
+//! Submissions of a pass: recorded in pieces by an estimate, or probed piece by piece.
 
 use super::commands::{axis, dispatch, dispatch_part};
-use super::cut::{self, Cut, Feeler, Size};
+use super::cut::{self, Cut, Probe, Size};
 use super::{Pass, VulkanExecutor};
 use crate::compute::PlanId;
 use crate::error::{Fault, Kind};
@@ -15,26 +15,26 @@ use ash::vk;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-/// For tests: a device that takes a given time for a multiply-add, and what it was given.
+/// For tests: the clock of a device that takes a given time for a multiply-add, and its submissions.
 #[derive(Clone, Debug, Default)]
 pub struct MadeUp {
     /// Seconds per multiply-add.
     each: f64,
-    /// Multiply-adds that wait for the next submission.
+    /// Multiply-adds of the next submission.
     staged: f64,
-    /// Seconds that the longest submission took, and how many there were.
+    /// Seconds of the longest submission, and number of submissions.
     pub longest: f64,
     pub submissions: usize,
 }
 
 impl MadeUp {
-    /// A device that takes `each` seconds for a multiply-add.
+    /// Returns a device that takes `each` seconds for a multiply-add.
     pub fn taking(each: f64) -> MadeUp {
         MadeUp { each, ..MadeUp::default() }
     }
 }
 
-/// What recording a pass takes.
+/// State of recording a pass.
 struct Recording {
     calls: Vec<Call>,
     sizes: Vec<Size>,
@@ -44,21 +44,22 @@ struct Recording {
 }
 
 impl VulkanExecutor {
-    /// Reports the times of this device instead of those of the clock: for tests.
+    /// Takes times from `device` instead of the clock: for tests.
     pub fn pretending(self, device: &Arc<Mutex<MadeUp>>) -> Self {
         VulkanExecutor { made_up: Some(device.clone()), ..self }
     }
 
-    /// The device that was made up.
+    /// Returns the clock of a test.
     fn made_up(&self) -> Option<MutexGuard<'_, MadeUp>> {
         self.made_up.as_ref().map(|m| m.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Sees to it that a plan's commands for one bucket are recorded, cut as estimates now want it,
-    /// and not in use. Of a pass that has not run yet all but the last piece may have run then.
+    /// Records the commands of a plan for one bucket, unless commands that are cut by the present
+    /// estimate exist, and waits until they are not in use. A pass without an estimate runs here up to
+    /// its last piece.
     pub(super) fn prepare(&mut self, plan: PlanId, bucket: Bucket, rows: usize) -> Result<()> {
         let at = plan.0 as usize;
-        // Nothing watches over a driver on the processor.
+        // A driver on the processor has no watchdog.
         let watched = !self.gpu.info.is_cpu || self.made_up.is_some();
         let mut seconds = None;
         if let Some(pass) = self.plans[at].passes.get(&bucket) {
@@ -92,13 +93,13 @@ impl VulkanExecutor {
         let pass = match seconds {
             _ if !watched => self.record_all(&mut recording, 0.0)?,
             Some(seconds) => self.record_all(&mut recording, seconds)?,
-            // Time stamps are of one pass, recorded before it runs.
+            // Timestamps need all of a pass recorded before it runs.
             None if self.timing.is_some() => {
                 let guess = self.slowest.unwrap_or(0.0).max(cut::UNKNOWN);
                 let work = recording.sizes.iter().map(|s| s.work as f64).sum::<f64>();
                 self.record_all(&mut recording, work * guess)?
             }
-            None => self.feel(&mut recording, rows)?,
+            None => self.probe(&mut recording, rows)?,
         };
         self.plans[at].passes.insert(bucket, Pass { sizes: recording.sizes, seconds, ..pass });
         Ok(())
@@ -116,16 +117,16 @@ impl VulkanExecutor {
         Ok(Pass { pieces, works, ends, ..Pass::default() })
     }
 
-    /// Runs a pass piece by piece, each as large as what the ones before took allows, and records
-    /// the last piece.
-    fn feel(&mut self, recording: &mut Recording, rows: usize) -> Result<Pass> {
-        let (mut feeler, mut from, mut spent) = (Feeler::new(self.slowest), Cut::default(), 0.0);
+    /// Runs a pass piece by piece, and records the last piece. The times of earlier pieces set the
+    /// size of each.
+    fn probe(&mut self, recording: &mut Recording, rows: usize) -> Result<Pass> {
+        let (mut probe, mut from, mut spent) = (Probe::new(self.slowest), Cut::default(), 0.0);
         loop {
-            let to = cut::end(&recording.sizes, from, feeler.room());
+            let to = cut::end(&recording.sizes, from, probe.room());
             let piece = self.record_piece(recording, from, to)?;
             let work = cut::work_between(&recording.sizes, from, to);
             if to.call == recording.calls.len() {
-                // What was felt out is recorded whole when it runs again.
+                // A pass that was probed is recorded whole when it runs again.
                 let ends = if from == Cut::default() { vec![to] } else { Vec::new() };
                 return Ok(Pass {
                     pieces: vec![piece],
@@ -141,12 +142,12 @@ impl VulkanExecutor {
             done.map_err(|e| explained(e, rows))?;
             self.queue.free(piece);
             let seconds = self.made_up().map_or(start.elapsed().as_secs_f64(), |m| m.each * work);
-            feeler.learn(work, seconds);
+            probe.learn(work, seconds);
             (from, spent) = (to, spent + seconds);
         }
     }
 
-    /// Sends what is staged, of which `work` multiply-adds were just added.
+    /// Submits the staged commands. The last of them have `work` multiply-adds.
     pub(super) fn submit(&mut self, work: f64) -> Result<u64> {
         if let Some(mut made_up) = self.made_up() {
             let seconds = (std::mem::take(&mut made_up.staged) + work) * made_up.each;
@@ -156,12 +157,12 @@ impl VulkanExecutor {
         self.queue.flush()
     }
 
-    /// What is staged goes out with the next submission, and counts for it.
+    /// Leaves `work` staged multiply-adds to the next submission.
     pub(super) fn put_off(&mut self, work: f64) {
         self.made_up().iter_mut().for_each(|m| m.staged += work);
     }
 
-    /// Seconds that a pass took that was waited for: those of the clock, or as made up.
+    /// Returns the seconds of a finished pass: by the clock, or by the clock of a test.
     pub(super) fn seconds(&self, pass: &Pass, by_the_clock: f64) -> f64 {
         let work: f64 = pass.sizes.iter().map(|s| s.work as f64).sum();
         self.made_up().map_or(pass.spent + by_the_clock, |m| m.each * work)
@@ -217,7 +218,7 @@ impl VulkanExecutor {
     }
 }
 
-/// What a user should know where a device was lost in a pass over so many rows.
+/// Adds an explanation to the error of a device that was lost in a pass over `rows` rows.
 pub fn explained(error: anyhow::Error, rows: usize) -> anyhow::Error {
     if !is_lost(&error) {
         return error;
@@ -226,9 +227,11 @@ pub fn explained(error: anyhow::Error, rows: usize) -> anyhow::Error {
     let estimate =
         format!("whose submissions were estimated to take at most {} s each", cut::LIMIT);
     let what = format!("{LOST} in a pass over {rows} token{s}, {estimate}");
-    let help = "if the system's log (sudo dmesg) says `timeout`, the driver took the pass for a \
-                hang: close what else uses the GPU, or let it take longer \
-                (amdgpu.lockup_timeout=10000 on Linux's command line); if it says something else, \
-                update the driver; --device cpu does without the GPU";
+    let help = "if the system's log (sudo dmesg) says `timeout`, \
+                the driver took the pass for a hang: \
+                close what else uses the GPU, \
+                or let it take longer (amdgpu.lockup_timeout=10000 on Linux's command line); \
+                if it says something else, update the driver; \
+                --device cpu does without the GPU";
     error.context(Fault::new(Kind::Device, what).help(help))
 }

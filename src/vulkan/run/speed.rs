@@ -1,6 +1,7 @@
-//! How fast a device reads its memory and takes bytes from the host.
+//! Measures how fast a device reads its memory and receives bytes from the host.
 
 use super::VulkanExecutor;
+use super::commands::bind;
 use crate::vulkan::device::barrier::barrier;
 use crate::vulkan::device::memory::{Block, Place};
 use crate::vulkan::device::pipeline::{self, Shader};
@@ -8,14 +9,13 @@ use crate::vulkan::lower::kernels::{Push, Read, ReadPush, Specialise};
 use ash::vk;
 use std::time::Instant;
 
-/// Readings in a row when memory speed is measured.
+/// Passes over the memory in one submission.
 const READS: u64 = 8;
 
 impl VulkanExecutor {
-    /// Bytes a second that kernels read of the weights; `None` where there are too few.
+    /// Returns the bytes a second that kernels read of the weights; `None` for too few weights.
     pub(super) fn measure_reads(&mut self) -> Option<f64> {
-        // Weights are what is read in earnest. Memory that nobody has written may not even be
-        // there.
+        // The kernels of a pass read weights. Memory without content may have no pages.
         let block =
             self.weights.blocks.iter().max_by_key(|b| b.size).filter(|b| b.size >= 256 << 20)?;
         let (bytes, address) = (block.size.min(1 << 30) & !32767, block.address);
@@ -32,14 +32,7 @@ impl VulkanExecutor {
             let start = Instant::now();
             // SAFETY: the block holds `bytes` bytes and lives as long as the executor.
             let done = self.queue.once(|device, commands| unsafe {
-                device.cmd_bind_pipeline(commands, vk::PipelineBindPoint::COMPUTE, pipeline);
-                device.cmd_push_constants(
-                    commands,
-                    layout,
-                    vk::ShaderStageFlags::COMPUTE,
-                    0,
-                    push.bytes(),
-                );
+                bind(device, commands, layout, pipeline, &push);
                 for _ in 0..READS {
                     device.cmd_dispatch(commands, (bytes / 32768) as u32, 1, 1);
                     barrier(device, commands);
@@ -52,7 +45,7 @@ impl VulkanExecutor {
         Some((bytes * READS) as f64 / best)
     }
 
-    /// Bytes a second from the host's memory to the device.
+    /// Returns the bytes a second from host memory to the device.
     pub(super) fn measure_uploads(&mut self) -> Option<f64> {
         let target = self.spans[self.own?.partials.0 as usize];
         let stage =
@@ -62,8 +55,8 @@ impl VulkanExecutor {
         let mut best = f64::INFINITY;
         for _ in 0..4 {
             let start = Instant::now();
-            // SAFETY: both ranges have the bytes, and both blocks outlive the wait. Partials hold
-            // nothing between passes.
+            // SAFETY: both ranges have the bytes, and both blocks outlive the wait. Partials have no
+            // content between passes.
             let done = self.queue.once(|device, commands| unsafe {
                 for _ in 0..READS {
                     barrier(device, commands);

@@ -1,13 +1,12 @@
-//! What is copied to the device before a pass or a download.
+//! Writes to the device before a pass or a readback.
 
 use super::*;
 
 impl VulkanExecutor {
-    /// Puts the small writes with `then` behind them into the next submission.
+    /// Stages the pending writes, and `then` after them, for the next submission.
     ///
-    /// The writes' bytes lie in the command buffer, and a barrier keeps them behind what was
-    /// submitted before: what is written for one pass can be prepared while the pass before it
-    /// still runs.
+    /// The bytes of a write lie in the command buffer, and a barrier orders it after earlier
+    /// submissions. So the writes for one pass are prepared while the pass before it still runs.
     pub(super) fn stage(&mut self, then: Option<vk::CommandBuffer>) -> Result<()> {
         let pending = std::mem::take(&mut self.pending);
         if pending.is_empty() && then.is_none() {
@@ -26,7 +25,7 @@ impl VulkanExecutor {
                 let mut written: Vec<(vk::Buffer, u64, u64)> = Vec::new();
                 for (buffer, offset, bytes) in targets {
                     let end = offset + bytes.len() as u64;
-                    // Of two writes to one place the later one must win.
+                    // The later of two writes to one place must win.
                     if written
                         .iter()
                         .any(|(other, from, to)| *other == buffer && *from < end && offset < *to)
@@ -36,7 +35,7 @@ impl VulkanExecutor {
                     }
                     written.push((buffer, offset, end));
                     for (i, part) in bytes.chunks(UPDATE).enumerate() {
-                        // SAFETY: `write` checked the bounds; sizes are multiples of 4.
+                        // SAFETY: `write` checked the bounds, and that sizes are multiples of 4.
                         unsafe {
                             device.cmd_update_buffer(
                                 commands,
@@ -61,7 +60,7 @@ impl VulkanExecutor {
             device.cmd_fill_buffer(commands, buffer, span.offset, span.bytes, 0);
             barrier(device, commands);
         };
-        // Goes out with the next submission: a model has hundreds of buffers.
+        // A model has hundreds of buffers, so this waits for the next submission.
         self.queue.stage(cleared, None)
     }
 }

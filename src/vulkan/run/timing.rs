@@ -1,4 +1,4 @@
-//! Time of each kernel by time stamps of the device.
+//! Times of kernels by timestamps of the device.
 
 use crate::compute::KernelTime;
 use crate::vulkan::device::{Gpu, failed};
@@ -7,9 +7,10 @@ use anyhow::Result;
 use ash::vk;
 use std::sync::Arc;
 
-/// Calls of one pass that can be timed.
+/// Most calls of one pass.
 const MOST: u32 = 8192;
 
+/// Timestamps of one pass, and the sums over passes.
 pub struct Timing {
     gpu: Arc<Gpu>,
     pool: vk::QueryPool,
@@ -21,14 +22,14 @@ impl Timing {
         let info = vk::QueryPoolCreateInfo::default()
             .query_type(vk::QueryType::TIMESTAMP)
             .query_count(MOST);
-        // SAFETY: a plain object of this device, destroyed by `drop`.
+        // SAFETY: a plain object of this device that `drop` destroys.
         let pool = unsafe { gpu.device.create_query_pool(&info, None) }
             .map_err(|e| failed("preparing time stamps", e))?;
         Ok(Timing { gpu: gpu.clone(), pool, times: Vec::new() })
     }
 
     pub fn reset(&self) {
-        // SAFETY: the pool is not in use: the caller waited.
+        // SAFETY: the caller waited for all submissions, so the pool is not in use.
         unsafe { self.gpu.device.reset_query_pool(self.pool, 0, MOST) };
     }
 
@@ -37,7 +38,7 @@ impl Timing {
         self.stamp(commands, 0);
     }
 
-    /// Time stamp `i`, once everything before is done.
+    /// Records timestamp `i`, which the device writes after all earlier commands.
     pub fn stamp(&self, commands: vk::CommandBuffer, i: usize) {
         // SAFETY: `commands` is being recorded.
         unsafe {
@@ -50,17 +51,17 @@ impl Timing {
         }
     }
 
-    /// Adds up what the last run took.
+    /// Adds the times of the last run.
     pub fn gather(&mut self, calls: &[Call]) -> Result<()> {
         let mut stamps = vec![0u64; calls.len() + 1];
         let flags = vk::QueryResultFlags::TYPE_64 | vk::QueryResultFlags::WAIT;
-        // SAFETY: the run that wrote these is done.
+        // SAFETY: the caller waited for the run that wrote these.
         unsafe { self.gpu.device.get_query_pool_results(self.pool, 0, &mut stamps, flags) }
             .map_err(|e| failed("reading time stamps", e))?;
         for (call, pair) in calls.iter().zip(stamps.windows(2)) {
             let seconds =
                 pair[1].saturating_sub(pair[0]) as f64 * self.gpu.info.timestamp_ns as f64 * 1e-9;
-            // Only linear layers of int8 have these push constants; their work is multiply-adds.
+            // Only the work of linear layers is counted as multiply-adds.
             let macs = if call.linear.is_some() { call.work } else { 0 };
             KernelTime { label: call.label, calls: 1, seconds, bytes: call.bytes, macs }
                 .add_to(&mut self.times);

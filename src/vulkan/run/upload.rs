@@ -1,7 +1,8 @@
-//! Weights from where they are stored to the device: threads read them into a ring of staging
-//! blocks, and the device unpacks one block while others are read. On a device with memory of its
-//! own a block is copied there first, since kernels read over the bus in no good order.
+//! Upload of weights: threads read them into a ring of staging blocks, and the device unpacks one
+//! block while threads fill others. A device with memory of its own copies a block there first, since
+//! the unpacking kernels would read over the bus in small pieces.
 
+use super::commands::bind;
 use super::fill::{Filling, Part, RING, STAGE, Stream, cut};
 use crate::compute::{LoadJob, Loading};
 use crate::error::no_thread;
@@ -19,29 +20,30 @@ use ash::vk;
 use std::sync::{Arc, Mutex, OnceLock, mpsc};
 use std::time::Instant;
 
-/// Bytes of all staging blocks, and of the blocks that they are copied to.
+/// Bytes of all staging blocks and of their copies on the device.
 pub const STAGING: u64 = (2 * RING * STAGE) as u64;
 
+/// Staging blocks of a device, and the submissions that use them.
 pub struct Uploader {
     gpu: Arc<Gpu>,
     stages: [OnceLock<Block>; RING],
-    /// Beside each stage, where the device has memory of its own.
+    /// A copy for each stage, if the device has memory of its own.
     copies: [Option<Block>; RING],
-    /// Submission that each fill so far was taken by.
+    /// Submission that used each fill so far.
     taken: Vec<u64>,
 }
 
-/// A matrix and how it gets to where it belongs.
-struct Plan<'a> {
+/// A matrix and its way to the device.
+struct Upload<'a> {
     label: String,
     matrix: StoredMatrix<'a>,
     packing: Option<Packing>,
     kernel: Option<(Shader, pipeline::Constants)>,
-    /// Bytes of a row (of tiles) as it is stored.
+    /// Bytes of a stored row (of tiles).
     row_bytes: usize,
 }
 
-/// Where a matrix's codes, or its scales, belong on the device.
+/// Place of a matrix's codes, or of its scales, on the device.
 #[derive(Clone, Copy)]
 struct Room {
     buffer: vk::Buffer,
@@ -49,8 +51,8 @@ struct Room {
     address: u64,
 }
 
-impl<'a> Plan<'a> {
-    fn of(job: LoadJob<'a>) -> Result<Plan<'a>> {
+impl<'a> Upload<'a> {
+    fn of(job: LoadJob<'a>) -> Result<Upload<'a>> {
         let LoadJob { label, matrix, .. } = job;
         let m = &matrix;
         m.format.check_cols(m.cols).with_context(|| format!("loading {label}"))?;
@@ -67,12 +69,12 @@ impl<'a> Plan<'a> {
                 (kernel, ggml.bytes_of(m.cols))
             }
         };
-        Ok(Plan { label, packing, kernel, row_bytes, matrix })
+        Ok(Upload { label, packing, kernel, row_bytes, matrix })
     }
 
     fn streams(&self, job: usize) -> impl Iterator<Item = Stream<'_>> {
         let m = &self.matrix;
-        // What is only copied may be cut anywhere.
+        // A stream without a kernel is only copied, and may be cut anywhere.
         let unit = if self.kernel.is_some() { self.row_bytes.max(1) } else { 4 };
         let unit = if m.code_bytes().is_multiple_of(unit) { unit } else { 1 };
         let codes = Stream { job, scales: false, source: &*m.codes, bytes: m.code_bytes(), unit };
@@ -87,7 +89,7 @@ impl<'a> Plan<'a> {
         [Some(codes), scales].into_iter().flatten()
     }
 
-    /// Room for it on the device.
+    /// Allocates its codes and scales on the device.
     fn place(&self, arena: &mut Arena) -> Result<[Room; 2]> {
         let [codes, scales] = sizes(self.matrix.format, self.matrix.rows, self.matrix.cols)?;
         let mut room = |bytes| -> Result<Room> {
@@ -105,7 +107,7 @@ impl<'a> Plan<'a> {
         DeviceMatrix { format, rows, cols, codes: codes.address, scales: scales.address, bytes }
     }
 
-    /// Arguments of the kernel that unpacks rows that lie at `from`, and its invocations.
+    /// Returns the arguments of the kernel that unpacks the rows at `from`, and its invocations.
     fn push(&self, part: &Part, from: u64, [codes, scales]: [Room; 2]) -> (Push, usize) {
         let StoredMatrix { format, cols, .. } = self.matrix;
         let (first, rows) = (part.from / self.row_bytes, part.bytes / self.row_bytes);
@@ -151,7 +153,7 @@ impl Uploader {
         }
     }
 
-    /// Loads matrices, each as the kernels like it. The last of them may still be on their way.
+    /// Loads matrices in the layout of the kernels. The last submissions may still run on return.
     pub fn load(
         &mut self,
         jobs: Vec<LoadJob<'_>>,
@@ -161,7 +163,7 @@ impl Uploader {
         times: &mut Loading,
     ) -> Result<Vec<DeviceMatrix>> {
         let start = Instant::now();
-        let plans = jobs.into_iter().map(Plan::of).collect::<Result<Vec<_>>>()?;
+        let plans = jobs.into_iter().map(Upload::of).collect::<Result<Vec<_>>>()?;
         let streams: Vec<Stream<'_>> =
             plans.iter().enumerate().flat_map(|(job, plan)| plan.streams(job)).collect();
         let fills = cut(&streams)?;
@@ -176,38 +178,22 @@ impl Uploader {
         let first = filling.first();
         let (gpu, stages, copies) = (&self.gpu, &self.stages, &mut self.copies);
         let matrices = std::thread::scope(|scope| {
-            // Those that were started end where another one cannot be.
+            // Ends the started threads if another one cannot be started.
             let stop = filling.stop_at_end();
             let readers = (0..filling.threads())
                 .map(|_| threads::start(scope, || filling.read()))
                 .collect::<std::io::Result<Vec<_>>>()
                 .with_context(no_thread)?;
             threads::start(scope, || filling.release()).with_context(no_thread)?;
-            // A driver takes its time to hand out gigabytes.
+            // Drivers are slow to allocate gigabytes, so another thread does it.
             let (places, placed) = mpsc::channel();
             let plans = &plans;
-            threads::start(scope, move || {
-                for plan in plans {
-                    let rooms = plan.place(arena);
-                    let goes_on = rooms.is_ok();
-                    if places.send(rooms).is_err() || !goes_on {
-                        return;
-                    }
-                }
-            })
-            .with_context(no_thread)?;
+            threads::start(scope, move || place_all(plans, arena, &places))
+                .with_context(no_thread)?;
             let place =
                 || placed.recv().context("the thread that takes device memory has stopped")?;
             let prepare = Instant::now();
-            for i in 0..RING {
-                if stages[i].get().is_none() {
-                    let _ = stages[i].set(Block::new(gpu, "staging", STAGE as u64, Place::Upload)?);
-                    filling.add_block();
-                }
-                if copies[i].is_none() && !gpu.info.is_integrated {
-                    copies[i] = Some(Block::new(gpu, "staging", STAGE as u64, Place::Device)?);
-                }
-            }
+            add_blocks(gpu, stages, copies, &filling)?;
             let kernels = Kernels::of(plans, pipelines)?;
             times.preparing += prepare.elapsed().as_secs_f64();
             let mut rooms: Vec<[Room; 2]> = Vec::with_capacity(plans.len());
@@ -253,14 +239,44 @@ impl Uploader {
     }
 }
 
-/// The kernels of all matrices.
+/// Places matrices in turn and sends their places, until one has no room.
+fn place_all(plans: &[Upload<'_>], arena: &mut Arena, places: &mpsc::Sender<Result<[Room; 2]>>) {
+    for plan in plans {
+        let rooms = plan.place(arena);
+        let is_last = rooms.is_err();
+        if places.send(rooms).is_err() || is_last {
+            return;
+        }
+    }
+}
+
+/// Allocates the missing staging blocks and their copies.
+fn add_blocks(
+    gpu: &Arc<Gpu>,
+    stages: &[OnceLock<Block>; RING],
+    copies: &mut [Option<Block>; RING],
+    filling: &Filling<'_>,
+) -> Result<()> {
+    for (stage, copy) in stages.iter().zip(copies) {
+        if stage.get().is_none() {
+            let _ = stage.set(Block::new(gpu, "staging", STAGE as u64, Place::Upload)?);
+            filling.add_block();
+        }
+        if copy.is_none() && !gpu.info.is_integrated {
+            *copy = Some(Block::new(gpu, "staging", STAGE as u64, Place::Device)?);
+        }
+    }
+    Ok(())
+}
+
+/// Kernels of all matrices.
 struct Kernels {
     layout: vk::PipelineLayout,
     of: Vec<Option<vk::Pipeline>>,
 }
 
 impl Kernels {
-    fn of(plans: &[Plan<'_>], pipelines: &Mutex<Pipelines>) -> Result<Kernels> {
+    fn of(plans: &[Upload<'_>], pipelines: &Mutex<Pipelines>) -> Result<Kernels> {
         let mut made = pipeline::lock(pipelines);
         made.prepare(
             plans
@@ -268,26 +284,26 @@ impl Kernels {
                 .filter_map(|plan| plan.kernel.as_ref())
                 .map(|(shader, constants)| (*shader, constants)),
         )?;
-        let get = |plan: &Plan<'_>| {
+        let get = |plan: &Upload<'_>| {
             plan.kernel.as_ref().map(|(shader, constants)| made.get(*shader, constants)).transpose()
         };
         Ok(Kernels { of: plans.iter().map(get).collect::<Result<_>>()?, layout: made.layout })
     }
 }
 
-/// What it takes to send a staging block.
+/// State for sending a staging block.
 struct Sending<'a> {
-    plans: &'a [Plan<'a>],
+    plans: &'a [Upload<'a>],
     streams: &'a [Stream<'a>],
-    /// Of the matrices so far: codes and scales.
+    /// Codes and scales of the matrices so far.
     rooms: &'a [[Room; 2]],
     kernels: &'a Kernels,
     stage: &'a Block,
 }
 
 impl Sending<'_> {
-    /// Parts share neither what they read nor what they write: nothing waits for anything but a
-    /// kernel for its copy.
+    /// Records the copies and kernels of a staging block. Its parts share no bytes, so a kernel only
+    /// waits for the copy of its input.
     fn record(
         &self,
         device: &ash::Device,
@@ -315,15 +331,15 @@ impl Sending<'_> {
                 dst_offset,
                 size: part.bytes as u64,
             }];
-            // SAFETY: the span has room for all of the stream, the stage for the part.
+            // SAFETY: the span has room for the stream, and the stage for the part.
             unsafe { device.cmd_copy_buffer(commands, self.stage.buffer, to.buffer, &region) };
         }
         if regions.is_empty() {
             return;
         }
         if let Some(copy) = copy {
-            // SAFETY: both blocks are of one size, and nothing uses the copy: what did is done, as
-            // the stage is free.
+            // SAFETY: both blocks have one size, and the submission that used the copy is done, since
+            // its stage is free.
             unsafe { device.cmd_copy_buffer(commands, self.stage.buffer, copy.buffer, &regions) };
             copied_barrier(device, commands);
         }
@@ -337,19 +353,9 @@ impl Sending<'_> {
                 self.plans[stream.job].push(part, base + part.at as u64, self.rooms[stream.job]);
             let groups = invocations.div_ceil(256) as u32;
             let across = groups.min(4096);
-            // SAFETY: pipeline and memory live as long as the executor, which waits before it drops
-            // them.
-            unsafe {
-                device.cmd_bind_pipeline(commands, vk::PipelineBindPoint::COMPUTE, pipeline);
-                device.cmd_push_constants(
-                    commands,
-                    self.kernels.layout,
-                    vk::ShaderStageFlags::COMPUTE,
-                    0,
-                    push.bytes(),
-                );
-                device.cmd_dispatch(commands, across, groups.div_ceil(across), 1);
-            }
+            bind(device, commands, self.kernels.layout, pipeline, &push);
+            // SAFETY: the memory lives as long as the executor, which waits before it drops it.
+            unsafe { device.cmd_dispatch(commands, across, groups.div_ceil(across), 1) };
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Trellis codes found on the device: the same states as the processor finds, because all costs
-//! are integers.
+//! Search for trellis codes on the device. It finds the same states as the processor, because all
+//! costs are integers.
 
 use super::VulkanExecutor;
 use crate::compute::{BufferId, Executor};
@@ -12,12 +12,12 @@ use anyhow::Result;
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
 
-/// Most tiles of a submission: a tenth of a second on a laptop's GPU, by its instructions.
+/// Most tiles of a submission. By its instructions a laptop's GPU takes a tenth of a second.
 const TILES: usize = 1024;
-/// Bytes of what the workgroups note of their paths: 32 KB of a workgroup with t4, 512 KB with t2.
+/// Bytes of the paths of all workgroups. A workgroup needs 32 KB for t4, and 512 KB for t2.
 const TRACE: usize = 128 << 20;
 
-/// A device that finds codes. Callers take turns.
+/// A device that searches for codes. Callers take turns.
 pub struct VulkanTiles {
     state: Mutex<State>,
 }
@@ -48,7 +48,7 @@ impl fmt::Debug for VulkanTiles {
 
 impl TileEncoder for VulkanTiles {
     fn encode(&self, trellis: Trellis, wanted: &[f32], rows: &mut [[u64; TILE]]) -> Result<()> {
-        // A panic of another caller leaves nothing half done that is read here.
+        // A panic of another caller leaves no state that is read here.
         let state = &mut *self.state.lock().unwrap_or_else(PoisonError::into_inner);
         for (wanted, rows) in wanted.chunks(TILES * WEIGHTS).zip(rows.chunks_mut(TILES)) {
             state.encode(trellis, wanted, rows)?;
@@ -58,7 +58,7 @@ impl TileEncoder for VulkanTiles {
 }
 
 impl State {
-    /// As many tiles as buffers hold.
+    /// Encodes as many tiles as the buffers hold.
     fn encode(&mut self, trellis: Trellis, wanted: &[f32], rows: &mut [[u64; TILE]]) -> Result<()> {
         let State { device, targets, trace, rows: found, bytes } = self;
         bytes.clear();

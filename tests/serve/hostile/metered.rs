@@ -15,9 +15,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// The demo's turns, but for a message that asks for 32 MB of text.
-const TEMPLATE: &str = "{% if 'AMPLIFY' in messages[0].content %}{% set n = namespace(a='xxxxxxxx') %}\
+const TEMPLATE: &str = "{% if 'AMPLIFY' in messages[0].content %}\
+    {% set n = namespace(a='xxxxxxxx') %}\
     {% for i in range(22) %}{% set n.a = n.a ~ n.a %}{% endfor %}{{ n.a }}{% else %}\
-    {{ bos_token }}{% for m in messages %}<start_of_turn>{{ m.role }}\n{{ m.content }}<end_of_turn>\n\
+    {{ bos_token }}{% for m in messages %}\
+    <start_of_turn>{{ m.role }}\n{{ m.content }}<end_of_turn>\n\
     {% endfor %}<start_of_turn>model\n{% endif %}";
 
 /// Address space of the server.
@@ -279,7 +281,7 @@ fn mutated_bodies_are_no_fault_of_the_server() {
     ];
     let mut rng = SmallRng::seed_from_u64(11);
     let mut statuses = std::collections::BTreeMap::<u16, usize>::new();
-    for _ in 0..500 {
+    for _ in 0..250 {
         let (path, mut body) = full.choose(&mut rng).unwrap().clone();
         for _ in 0..rng.random_range(1..4) {
             mutate(&mut body, &mut rng);

@@ -1,7 +1,7 @@
 //! Texts that share passes: what a draft model guesses of each, and how prompts are read.
 
 use super::*;
-use gemma::draft::{Lm, Mixing};
+use gemma::draft::{DraftModel, Mixing, Source};
 use gemma::sampler::{Mask, Rule};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -17,7 +17,7 @@ fn grow(texts: &mut Scheduler<'_>, cases: &[Case]) -> Vec<(Vec<u32>, Stats)> {
         }
         for ended in texts.step(&mut |_, _| Flow::Continue).unwrap() {
             assert_eq!(ended.stop.unwrap(), Stop::Length);
-            grown.insert(seated[&ended.sequence], (ended.history, ended.stats));
+            grown.insert(seated[&ended.sequence], (ended.text.history, ended.text.stats));
         }
     }
     (0..cases.len()).map(|n| grown.remove(&n).unwrap()).collect()
@@ -40,8 +40,9 @@ fn a_draft_model_guesses_of_each_text_what_it_does_alone() {
         })
         .collect();
     let drafter = |texts: usize| {
-        let lm = Some(Lm::new(draft.engine_for(texts)));
-        TreeBuilder::new(lm, true, None, Mixing { rate: 0.0, ..Mixing::default() })
+        let model = Some(DraftModel::new(draft.engine_for(texts)));
+        let mixing = Mixing { rate: 0.0, ..Mixing::default() };
+        TreeBuilder::new(model, &[Source::Context], mixing)
     };
     let never = AtomicBool::new(false);
     let mut passes = Vec::new();
@@ -152,7 +153,7 @@ fn a_long_prompt_holds_nobody_up() {
         steps += 1;
     }
     assert!((31..=33).contains(&steps) && (1..=3).contains(&short_steps), "{steps}, {short_steps}");
-    assert_eq!(texts.cancel(long).unwrap().history.len(), 2000);
+    assert_eq!(texts.cancel(long).unwrap().text.history.len(), 2000);
 }
 
 /// Lets tokens follow that are no multiple of the text's length, and is asked a few times before it
@@ -215,7 +216,7 @@ fn a_slow_grammar_holds_nobody_up() {
                 Flow::Continue
             });
             for ended in ended.unwrap() {
-                histories.insert(ended.sequence, ended.history);
+                histories.insert(ended.sequence, ended.text.history);
             }
             if both && came != [0, 0] {
                 assert!(came[1] > 0, "the other one waited");

@@ -47,23 +47,28 @@ fn a_vocabulary_fits_the_tokenizer_it_was_made_for_and_spells_the_rest() {
         (r#"{"steps": [0, 1]}"#, "missing field"),
         ("[]", "not the vocabulary of a draft model"),
         (
-            r#"{"tokenizer": {"first": 9, "end": 9, "sha256": "", "control": {}}, "parts": 2, "steps": [0]}"#,
+            r#"{"tokenizer": {"first": 9, "end": 9, "sha256": "", "control": {}},
+                "parts": 2, "steps": [0]}"#,
             "out of range",
         ),
         (
-            r#"{"tokenizer": {"first": 1, "end": 9, "sha256": "", "control": {}}, "parts": 99, "steps": [0]}"#,
+            r#"{"tokenizer": {"first": 1, "end": 9, "sha256": "", "control": {}},
+                "parts": 99, "steps": [0]}"#,
             "out of range",
         ),
         (
-            r#"{"tokenizer": {"first": 1, "end": 9, "sha256": "", "control": {}}, "parts": 2, "steps": [4, 0]}"#,
+            r#"{"tokenizer": {"first": 1, "end": 9, "sha256": "", "control": {}},
+                "parts": 2, "steps": [4, 0]}"#,
             "row 1",
         ),
         (
-            r#"{"tokenizer": {"first": 1, "end": 9, "sha256": "", "control": {}}, "parts": 2, "steps": [4294967295]}"#,
+            r#"{"tokenizer": {"first": 1, "end": 9, "sha256": "", "control": {}},
+                "parts": 2, "steps": [4294967295]}"#,
             "row 0",
         ),
         (
-            r#"{"tokenizer": {"first": 1, "end": 9, "sha256": "", "control": {}}, "parts": 2, "steps": [4, 1]}"#,
+            r#"{"tokenizer": {"first": 1, "end": 9, "sha256": "", "control": {}},
+                "parts": 2, "steps": [4, 1]}"#,
             "2 tokens are listed for 1 rows",
         ),
     ] {
@@ -197,7 +202,7 @@ fn a_draft_of_few_rows_gives_the_plain_text_and_proposes_what_it_knows() {
         rate: None,
         verified: None,
     };
-    drafter.propose(&mut [Ask { text: 0, ctx, out: &mut out }]).unwrap();
+    drafter.propose(&mut [DraftRequest { text: 0, ctx, out: &mut out }]).unwrap();
     assert!(
         out.len() > 8 && out.tree.tokens[1..].iter().all(|t| known.contains(t)),
         "{:?}",

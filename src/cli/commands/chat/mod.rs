@@ -3,7 +3,6 @@
 
 mod command;
 mod conversation;
-mod terminal;
 mod typing;
 mod wrap;
 
@@ -15,10 +14,11 @@ use crate::cli::io::{prompt, stats};
 use crate::cli::options::Source;
 use crate::cli::options::{DraftArgs, ModelArgs, SamplingOptions, UiOptions};
 use crate::cli::settings::Typed;
-use crate::decode::{Flow, Scheduler, Stats};
+use crate::decode::{Flow, Request, Scheduler, Stats};
 use crate::engine::{EngineExt, Timeline};
 use crate::error::{Fault, Kind};
 use crate::models::Tokenizer;
+use crate::os::terminal;
 use crate::runtime::answers::{AnswerEvent, AnswerRequest, Answers, Finished};
 use crate::runtime::constraints::Constrained;
 use crate::runtime::drafting::Drafting;
@@ -119,7 +119,7 @@ pub fn run(options: &Chat, typed: &Typed) -> Result<u8> {
         interrupt: Interrupt::watch_answers()?,
         last: None,
     };
-    terminal::restore_at_signals()?;
+    terminal::restore_at_signals().context("watching the terminal")?;
     if !ui.is_quiet() {
         ui.line(&format!("{}: /help lists the commands, Ctrl-D leaves", session.model.name));
     }
@@ -312,7 +312,7 @@ impl Talk<'_> {
     fn stream_answer(&mut self, text: &str, history: Vec<Token>) -> Result<()> {
         let context = self.target.engine().context(0);
         self.interrupt.reset();
-        let mut wrap = Wrap::new(terminal::columns());
+        let mut wrap = Wrap::new(columns());
         let mut answer = String::new();
         let bar = self.ui.bar("reading", history.len() as u64);
         let mut failure = None;
@@ -321,12 +321,9 @@ impl Talk<'_> {
         let scheduler =
             Scheduler::new(&mut self.target, drafter.as_mut(), policy, self.stop_ids, flag);
         let request = AnswerRequest {
-            history,
-            sampler: self.sampler.clone(),
+            text: Request::new(history, self.sampler.clone(), self.max_tokens),
             constrained: Constrained::new(None, 0),
             stops: self.options.sampling.stop.clone(),
-            max_tokens: self.max_tokens,
-            chances: None,
             data: (),
         };
         let finished =
@@ -397,7 +394,7 @@ impl Talk<'_> {
         let (tokens, context) =
             (thousands(self.talk.position() as u64), thousands(engine.context(0) as u64));
         let line = stats::line(&record, stats, self.threads)?;
-        let columns = terminal::columns();
+        let columns = columns();
         self.ui.line(&wrapped(
             &format!(
                 "conversation: {tokens} of {context} tokens; {} tokens of the last prompt \
@@ -420,9 +417,14 @@ fn shortened(text: &str) -> String {
     }
 }
 
+/// Returns the columns of the window at this moment; 0 where the terminal does not say.
+fn columns() -> usize {
+    terminal_size::terminal_size_of(std::io::stdout()).map_or(0, |(width, _)| width.0.into())
+}
+
 /// Text on its way to the terminal, which must obey nothing in it.
 fn show(wrap: &mut Wrap, piece: &str) -> std::io::Result<()> {
-    wrap.resize(terminal::columns());
+    wrap.resize(columns());
     let mut out = std::io::stdout().lock();
     out.write_all(wrap.push(&clean(piece)).as_bytes()).and_then(|()| out.flush())
 }

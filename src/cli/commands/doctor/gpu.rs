@@ -5,19 +5,20 @@ use super::host::{Found, Machine};
 use super::system::SMALLEST_27B;
 use super::{Check, needs_gpu};
 use crate::cli::io::ui::Ui;
+use crate::compute::{Choice, DeviceInfo};
 use crate::error::{Fault, Kind, fault_of};
 use crate::models::Weights;
+use crate::os::files::group_id;
 use crate::runtime::ModelOptions;
+use crate::runtime::backends::choose;
 use crate::runtime::driver::{Use, Verdict};
 use crate::runtime::load;
 use crate::runtime::options::RunOptions;
 use crate::runtime::placement::measure::Task;
 use crate::runtime::placement::{self, Device};
 use crate::util::units::bytes;
-use crate::vulkan::{Choice, DeviceInfo, choose};
 use anyhow::Result;
 use std::io::ErrorKind;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 /// PCI vendors of graphics: id, name, kernel module.
@@ -158,7 +159,7 @@ fn refused_nodes(machine: &dyn Machine) -> Vec<Check> {
 /// Returns the name of the group that a file belongs to.
 fn group_of(machine: &dyn Machine, path: &Path) -> String {
     let name = || {
-        let id = std::fs::metadata(path).ok()?.gid().to_string();
+        let id = group_id(path)?.to_string();
         let groups = machine.read("etc/group")?;
         groups.lines().find_map(|line| {
             let mut fields = line.split(':');

@@ -1,15 +1,16 @@
 //! What checks ask of a machine.
 
 use crate::cli::io::ui::Ui;
+use crate::compute::DeviceInfo;
 use crate::compute::cpu::isa::Isa;
-use crate::npu::manifest;
-use crate::npu::probe::System;
+use crate::os::files::is_writable_directory;
+use crate::os::process::lockable_memory;
 use crate::runtime::Silence;
-use crate::runtime::driver::{self, Verdict};
+use crate::runtime::backends::{self, NpuSystem, backend_of};
+use crate::runtime::driver::Verdict;
 use crate::runtime::options::RunOptions;
 use crate::runtime::processor::default_threads;
 use crate::runtime::trial;
-use crate::vulkan::{DeviceInfo, Vulkan};
 use anyhow::Result;
 use std::fs::{self, File};
 use std::io;
@@ -62,12 +63,8 @@ pub trait Machine {
     }
 
     /// The NPU's part of it.
-    fn npu(&self) -> System {
-        System {
-            root: self.root().to_owned(),
-            arrays: manifest::directories(),
-            locked: self.locked(),
-        }
+    fn npu(&self) -> NpuSystem {
+        NpuSystem::at(self.root().to_owned(), self.locked())
     }
 }
 
@@ -88,11 +85,11 @@ impl Machine for Here {
     }
 
     fn vulkan(&self) -> Found {
-        Vulkan::open().and_then(|v| v.devices())
+        backends::probe()
     }
 
     fn verdict(&self, device: &DeviceInfo) -> Verdict {
-        driver::verdict(device, &Silence)
+        backend_of(device).diagnose(device, &Silence)
     }
 
     fn open(&self, node: &Path) -> io::Result<()> {
@@ -100,15 +97,12 @@ impl Machine for Here {
     }
 
     fn locked(&self) -> u64 {
-        System::here().locked
+        lockable_memory()
     }
 
     fn is_writable(&self, directory: &Path) -> bool {
-        use std::os::unix::ffi::OsStrExt;
         let parent = directory.ancestors().find(|d| d.is_dir()).unwrap_or(Path::new("/"));
-        // SAFETY: the name ends in zero.
-        std::ffi::CString::new(parent.as_os_str().as_bytes())
-            .is_ok_and(|name| unsafe { libc::access(name.as_ptr(), libc::W_OK | libc::X_OK) } == 0)
+        is_writable_directory(parent)
     }
 
     fn threads(&self) -> usize {

@@ -2,21 +2,15 @@
 
 use super::Check;
 use super::host::Machine;
-use crate::npu::layout::Shape;
-use crate::npu::probe::Probe;
 use crate::runtime::ModelOptions;
-use crate::runtime::npu::Npu;
-
-/// Head dimension of the 27B model, which chooses the array.
-const HEAD_DIM: usize = 128;
+use crate::runtime::backends::{Npu, NpuProbe};
 
 pub fn check(machine: &dyn Machine, asked: &ModelOptions) -> Check {
-    if matches!(asked.run.npu, Npu::Off | Npu::Model(_)) {
+    if matches!(asked.run.npu, Npu::Off | Npu::Model) {
         return Check::pass("npu", "no device was asked for (--npu)");
     }
     let system = machine.npu();
-    let shape = Shape::new(HEAD_DIM).expect("a kernel is built for it");
-    if let Some(probe) = system.probe(shape).first() {
+    if let Some(probe) = system.probe().first() {
         return device(machine, probe);
     }
     match system.nothing() {
@@ -25,7 +19,7 @@ pub fn check(machine: &dyn Machine, asked: &ModelOptions) -> Check {
     }
 }
 
-fn device(machine: &dyn Machine, probe: &Probe) -> Check {
+fn device(machine: &dyn Machine, probe: &NpuProbe) -> Check {
     let path = probe.path.strip_prefix(machine.root()).unwrap_or(&probe.path).display();
     if probe.is_usable() {
         let what = format!("/{path}; --npu auto measures whether it pays (not yet run on one)");

@@ -15,7 +15,7 @@ use crate::cli::io::{prompt, stats};
 use crate::cli::options::Resolved;
 use crate::cli::options::Source;
 use crate::cli::settings::Typed;
-use crate::decode::{Flow, Scheduler, Stats};
+use crate::decode::{Flow, Request, Scheduler, Stats};
 use crate::error::Fault;
 use crate::grammar::Grammar;
 use crate::models::Generation;
@@ -115,12 +115,9 @@ impl Run<'_> {
         let scheduler =
             Scheduler::new(&mut target, drafter.as_mut(), policy, stop_ids, interrupt.flag());
         let request = AnswerRequest {
-            history,
-            sampler,
+            text: Request::new(history, sampler, options.sampling.max_tokens),
             constrained,
             stops: options.sampling.stop.clone(),
-            max_tokens: options.sampling.max_tokens,
-            chances: None,
             data: (),
         };
         let finished =

@@ -4,11 +4,11 @@ use super::{DRAFTED, Plan, Report};
 use crate::cli::io::table::markdown;
 use crate::cli::io::ui::paragraph_in;
 use crate::compute::KvFormat;
+use crate::runtime::backends::allocations;
 use crate::runtime::options::AutoOr;
 use crate::runtime::placement::Placement;
 use crate::runtime::placement::measure::Share;
 use crate::util::units::{bytes, digits3, thousands};
-use crate::vulkan::blocks;
 use serde_json::{Value, json};
 
 /// Column at which the text behind a label begins.
@@ -57,7 +57,7 @@ impl Report<'_> {
         };
         let (gpu, cpu) = (&self.placement.layout.gpu, &self.placement.layout.cpu);
         let device = self.placement.device.as_ref();
-        let allocations = device.map(|d| blocks(&self.placement.layout.pieces, d).concat());
+        let allocations = device.map(|d| allocations(&self.placement.layout.pieces, d));
         let other = |o: &super::Other| {
             let layout = o.placement.as_ref().map(|p| &p.layout);
             json!({
@@ -127,7 +127,7 @@ impl Report<'_> {
         }
         text += &say("placement", &self.placement.describe());
         if let Some(device) = &self.placement.device {
-            let sizes = blocks(&self.placement.layout.pieces, device).concat();
+            let sizes = allocations(&self.placement.layout.pieces, device);
             let (n, most) = (sizes.len(), bytes(sizes.iter().copied().max().unwrap_or(0)));
             let limit = bytes(device.max_allocation);
             text += &say(

@@ -18,7 +18,7 @@ use crate::quant::{
     self, Aim, Calibrated, Importance, Nearest, QuantPlan, QuantizeOptions, Recipe, Solver,
     calibrate, estimate, unfinished,
 };
-use crate::runtime::driver;
+use crate::runtime::backends;
 use crate::runtime::find;
 use crate::runtime::model::tokenizer_of;
 use crate::runtime::placement::Device;
@@ -26,7 +26,6 @@ use crate::runtime::processor::default_threads;
 use crate::tensor::encode::{OnProcessor, TileEncoder};
 use crate::tensor::{Format, Token};
 use crate::util::units::thousands;
-use crate::vulkan::{Vulkan, VulkanTiles, choose};
 use anyhow::{Context, Result};
 use clap::Args;
 use progress::{Meter, Stage};
@@ -355,19 +354,15 @@ fn survey(
     Ok(found.into_iter().map(|s| ((s.role, s.layer), s.divergence)).collect())
 }
 
-/// What finds trellis codes, on the device of this name.
+/// Returns the encoder of trellis codes on the device of this name.
 fn tile_encoder(device: &str, ui: &Ui) -> Result<Arc<dyn TileEncoder>> {
-    let choice = match device.parse::<Device>()? {
-        Device::Cpu => return Ok(Arc::new(OnProcessor)),
-        Device::Vulkan(choice) => choice,
-        Device::Auto => {
-            return Err(Fault::usage("gemma quantize runs on a device that is named")
-                .help("one of cpu, vulkan, vulkan:0, vulkan:1, ...")
-                .into());
-        }
-    };
-    let devices = Vulkan::open()?.devices()?;
-    Ok(Arc::new(VulkanTiles::new(driver::open(choose(&devices, choice)?, ui)?)?))
+    match device.parse::<Device>()? {
+        Device::Cpu => Ok(Arc::new(OnProcessor)),
+        Device::Vulkan(choice) => backends::tile_encoder(choice, ui),
+        Device::Auto => Err(Fault::usage("gemma quantize runs on a device that is named")
+            .help("one of cpu, vulkan, vulkan:0, vulkan:1, ...")
+            .into()),
+    }
 }
 
 fn recipe(options: &Quantize) -> Result<Recipe> {

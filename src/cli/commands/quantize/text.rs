@@ -147,7 +147,7 @@ pub fn describe(
     let aim = plan
         .target
         .map_or(String::new(), |target| format!(", at most {} bytes", thousands(target)));
-    match plan.asked.strip_prefix("--target-size ") {
+    match plan.spelling.strip_prefix("--target-size ") {
         Some(size) => line("target", size.to_owned() + &aim),
         None => line("recipe", plan.recipe.clone() + &aim),
     }

@@ -4,21 +4,20 @@
 //! read, is cut off before the next one. A device that is lost is opened again, and the texts go on
 //! from their histories.
 
-use super::error::ApiError;
-use super::queue::{End, Event, Figures, Job, Piece, Queue};
-use super::shares::Client;
+use super::api::error::ApiError;
+use super::pool::Client;
+use super::queue::{
+    AnswerEnd, ClientEvent, ClientRequest, Delivery, Piece, RequestFigures, RequestQueue,
+};
 use crate::cli::io::ui::Ui;
 use crate::decode::{Flow, Scheduler, Stop};
 use crate::error::{Kind, fault_of};
-use crate::runtime::answers::{
-    AnswerEvent, AnswerRequest, Answers, FinishReason, Finished, Paused,
-};
+use crate::runtime::answers::{AnswerEvent, Answers, FinishReason, Finished, Paused};
 use crate::runtime::{Drafting, DraftingOptions, Room, Session, Started, npu};
 use anyhow::Result;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-use tokio::sync::mpsc::Sender;
 use tokio::sync::mpsc::error::TrySendError;
 
 /// A device that is lost so often within so long is given up.
@@ -26,29 +25,17 @@ const LOSSES: usize = 3;
 const WITHIN: Duration = Duration::from_secs(60);
 
 /// What an engine serves with.
-pub struct Engine<'a> {
+pub struct AnswerEngine<'a> {
     pub session: &'a Session,
     pub drafting: &'a DraftingOptions,
     pub room: Room,
-    pub queue: &'a Queue,
+    pub queue: &'a RequestQueue,
     pub ui: &'a Ui,
-}
-
-/// What a client is told of one of its answers.
-struct Delivery {
-    client: Client,
-    choice: usize,
-    events: Sender<(usize, Event)>,
-    asked: Instant,
-    /// What came since the client was told last, and when that was.
-    piece: Piece,
-    told: Option<Instant>,
-    first_token: Option<Duration>,
 }
 
 type PausedAnswer<'a> = Paused<'a, Delivery>;
 
-impl Engine<'_> {
+impl AnswerEngine<'_> {
     /// Answers requests until there are to be no more. `loaded` hears of each engine that is
     /// loaded. An error is one that no text survives.
     pub fn run(&self, loaded: &mut dyn FnMut(&Started)) -> Result<()> {
@@ -100,7 +87,7 @@ impl Engine<'_> {
             .keeping_prefixes();
         let answers = Answers::new(scheduler, &self.session.tokenizer);
         let mut turns =
-            Turns { queue: self.queue, paused: paused.into(), answers, passes: 0, rounds: 0 };
+            AnswerLoop { queue: self.queue, paused: paused.into(), answers, passes: 0, rounds: 0 };
         match turns.answer_all(&cut) {
             Ok(()) => {
                 costs.keep(&drafting, self.ui);
@@ -121,8 +108,8 @@ fn may_reopen(error: &anyhow::Error, losses: &mut Vec<Instant>) -> bool {
 }
 
 /// The answers of all clients, which take turns.
-struct Turns<'t, 's> {
-    queue: &'s Queue,
+struct AnswerLoop<'t, 's> {
+    queue: &'s RequestQueue,
     /// Answers that gave their sequences to other clients, or lost a device. Oldest first.
     paused: VecDeque<PausedAnswer<'s>>,
     answers: Answers<'t, 's, Delivery>,
@@ -130,7 +117,7 @@ struct Turns<'t, 's> {
     rounds: u64,
 }
 
-impl<'s> Turns<'_, 's> {
+impl<'s> AnswerLoop<'_, 's> {
     fn answer_all(&mut self, cut: &AtomicBool) -> Result<()> {
         loop {
             self.make_room();
@@ -140,7 +127,7 @@ impl<'s> Turns<'_, 's> {
                 }
                 let is_idle = self.answers.is_empty();
                 match self.queue.take(is_idle, |client| self.running(client)) {
-                    Some(job) => self.admit(job),
+                    Some(request) => self.admit(request),
                     None => break,
                 }
             }
@@ -166,7 +153,7 @@ impl<'s> Turns<'_, 's> {
             let Some(next) = self.queue.next(|client| self.running(client)) else { return };
             // Of the client with the most answers the one that came last.
             let running = self.answers.running().map(|(sequence, delivery)| {
-                (self.running(delivery.client), delivery.asked, sequence)
+                (self.running(delivery.client), delivery.received, sequence)
             });
             let Some((most, _, sequence)) = running.max() else { return };
             if most < self.running(next) + 2 {
@@ -175,8 +162,8 @@ impl<'s> Turns<'_, 's> {
             self.paused.extend(self.answers.pause(sequence));
             self.queue.metrics.pauses.add(1);
             // The client that waits comes first, whoever else is paused.
-            let job = self.queue.take(false, |client| self.running(client));
-            job.into_iter().for_each(|job| self.admit(job));
+            let request = self.queue.take(false, |client| self.running(client));
+            request.into_iter().for_each(|request| self.admit(request));
         }
     }
 
@@ -193,26 +180,14 @@ impl<'s> Turns<'_, 's> {
             return false;
         }
         let mut answer = self.paused.remove(at).expect("it is there");
-        let chances = std::mem::take(&mut answer.chances);
-        answer.data_mut().piece.chances.extend(chances);
+        let log_probs = std::mem::take(&mut answer.log_probs);
+        answer.data_mut().piece.log_probs.extend(log_probs);
         let resumed = self.answers.resume(answer);
         self.began(resumed);
         true
     }
 
-    fn admit(&mut self, job: Job) {
-        let Job { history, sampler, constrained, stops, max_tokens, chances, .. } = job;
-        let data = Delivery {
-            client: job.client,
-            choice: job.choice,
-            events: job.events,
-            asked: job.asked,
-            piece: Piece::default(),
-            told: None,
-            first_token: None,
-        };
-        let request =
-            AnswerRequest { history, sampler, constrained, stops, max_tokens, chances, data };
+    fn admit(&mut self, request: ClientRequest) {
         let admitted = self.answers.admit(request);
         self.began(admitted);
     }
@@ -253,8 +228,8 @@ impl<'s> Turns<'_, 's> {
         finished.into_iter().for_each(|finished| end(finished, None, self.queue));
         let running: Vec<usize> = self.answers.running().map(|(sequence, _)| sequence).collect();
         for sequence in running {
-            let Some((delivery, chances)) = self.answers.news(sequence) else { continue };
-            delivery.piece.chances.extend(chances);
+            let Some((delivery, log_probs)) = self.answers.news(sequence) else { continue };
+            delivery.piece.log_probs.extend(log_probs);
             if !delivery.tell(self.queue) {
                 drop(self.answers.pause(sequence));
             }
@@ -273,11 +248,11 @@ impl<'s> Turns<'_, 's> {
 
 /// Tells a client how its answer ended: by `failure`, or for the answer's own reason. That a
 /// grammar is not complete is told by the reason, as OpenAI's server does.
-fn end(finished: Finished<Delivery>, failure: Option<ApiError>, queue: &Queue) {
+fn end(finished: Finished<Delivery>, failure: Option<ApiError>, queue: &RequestQueue) {
     let completion_tokens = finished.completion_tokens() as u64;
-    let Finished { data: mut delivery, rest, prompt_tokens, stats, chances, .. } = finished;
+    let Finished { data: mut delivery, rest, prompt_tokens, stats, log_probs, .. } = finished;
     delivery.piece.text.push_str(&rest);
-    delivery.piece.chances.extend(chances);
+    delivery.piece.log_probs.extend(log_probs);
     if !delivery.tell(queue) {
         return;
     }
@@ -288,7 +263,7 @@ fn end(finished: Finished<Delivery>, failure: Option<ApiError>, queue: &Queue) {
         (None, Err(error)) => Err(ApiError::of(&error)),
     };
     let prompt_tokens = prompt_tokens as u64;
-    let figures = Figures {
+    let figures = RequestFigures {
         prompt_tokens,
         // The newest token of a prompt is never cached: a pass has to score it.
         cached_tokens: prompt_tokens.saturating_sub(1).saturating_sub(stats.prefilled),
@@ -299,34 +274,34 @@ fn end(finished: Finished<Delivery>, failure: Option<ApiError>, queue: &Queue) {
     };
     queue.metrics.prompt_tokens.add(figures.prompt_tokens);
     queue.metrics.cached_tokens.add(figures.cached_tokens);
-    let end = End { reason, stop_string: finished.stop_string, figures };
-    let _ = delivery.events.try_send((delivery.choice, Event::End(Box::new(end))));
+    let end = AnswerEnd { reason, stop_string: finished.stop_string, figures };
+    let _ = delivery.events.try_send((delivery.choice, ClientEvent::End(Box::new(end))));
 }
 
 impl Delivery {
     /// Sends what came. Returns whether the client still takes it.
-    fn tell(&mut self, queue: &Queue) -> bool {
+    fn tell(&mut self, queue: &RequestQueue) -> bool {
         if self.piece == Piece::default() {
             return true;
         }
         let now = Instant::now();
         if self.piece.tokens > 0 {
             queue.metrics.tokens.add(self.piece.tokens);
-            match self.told {
+            match self.delivered {
                 None => {
-                    let waited = now - self.asked;
+                    let waited = now - self.received;
                     self.first_token = Some(waited);
                     queue.metrics.first_token.observe(waited.as_secs_f64());
                 }
-                Some(told) => {
-                    let each = (now - told).as_secs_f64() / self.piece.tokens as f64;
+                Some(delivered) => {
+                    let each = (now - delivered).as_secs_f64() / self.piece.tokens as f64;
                     queue.metrics.between_tokens.observe_many(each, self.piece.tokens);
                 }
             }
-            self.told = Some(now);
+            self.delivered = Some(now);
         }
         let piece = std::mem::take(&mut self.piece);
-        match self.events.try_send((self.choice, Event::Piece(piece))) {
+        match self.events.try_send((self.choice, ClientEvent::Piece(piece))) {
             Ok(()) => true,
             Err(TrySendError::Full(_)) => {
                 queue.metrics.slow_clients.add(1);

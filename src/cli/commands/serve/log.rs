@@ -1,9 +1,9 @@
 //! A line on standard error for each request: never its text, never a key.
 
-use super::error::ApiError;
-use super::form::new_id;
+use super::api::error::ApiError;
+use super::api::form::new_id;
 use super::options::LogFormat;
-use super::queue::{Figures, Queue};
+use super::queue::{RequestFigures, RequestQueue};
 use crate::cli::io::ui::clean;
 use serde_json::json;
 use std::io::Write;
@@ -20,9 +20,9 @@ const LONGEST_METHOD: usize = 20;
 const GONE: u16 = 499;
 
 /// A request, which is logged and counted once it has ended, however it does.
-pub struct Entry {
+pub struct LogEntry {
     pub id: String,
-    queue: Arc<Queue>,
+    queue: Arc<RequestQueue>,
     format: LogFormat,
     method: String,
     path: String,
@@ -31,16 +31,16 @@ pub struct Entry {
     pub status: u16,
     /// Why it ended; until something else is known, the client went away.
     pub outcome: &'static str,
-    pub figures: Figures,
+    pub figures: RequestFigures,
     /// Why it failed, in words that name fields and limits.
     pub reason: Option<String>,
     /// The request is logged elsewhere.
     pub is_told: Arc<AtomicBool>,
 }
 
-impl Entry {
-    pub fn new(queue: &Arc<Queue>, format: LogFormat, method: &str, path: &str) -> Entry {
-        Entry {
+impl LogEntry {
+    pub fn new(queue: &Arc<RequestQueue>, format: LogFormat, method: &str, path: &str) -> LogEntry {
+        LogEntry {
             id: new_id("req_"),
             queue: queue.clone(),
             format,
@@ -49,7 +49,7 @@ impl Entry {
             begun: Instant::now(),
             status: GONE,
             outcome: "cancelled",
-            figures: Figures::default(),
+            figures: RequestFigures::default(),
             reason: None,
             is_told: Arc::default(),
         }
@@ -74,11 +74,11 @@ impl Entry {
     }
 
     fn text(&self) -> String {
-        let Entry { id, method, path, status, outcome, figures, begun, .. } = self;
+        let LogEntry { id, method, path, status, outcome, figures, begun, .. } = self;
         let mut line = format!("{id} {method} {path} {status} {outcome}");
         let seconds = begun.elapsed().as_secs_f64();
         if figures.prompt_tokens > 0 {
-            let Figures { prompt_tokens, cached_tokens, completion_tokens, .. } = figures;
+            let RequestFigures { prompt_tokens, cached_tokens, completion_tokens, .. } = figures;
             line += &format!(
                 ": {prompt_tokens} + {completion_tokens} tokens, {cached_tokens} cached, \
                 {:.2} a pass",
@@ -94,9 +94,9 @@ impl Entry {
     }
 
     fn json(&self) -> String {
-        let Entry { id, method, path, status, outcome, figures, begun, .. } = self;
+        let LogEntry { id, method, path, status, outcome, figures, begun, .. } = self;
         let line = json!({
-            "time": super::form::now(),
+            "time": super::api::form::now(),
             "id": id,
             "method": method,
             "path": path,
@@ -124,7 +124,7 @@ fn each(count: u64, of: u64) -> f64 {
     if of == 0 { 0.0 } else { count as f64 / of as f64 }
 }
 
-impl Drop for Entry {
+impl Drop for LogEntry {
     fn drop(&mut self) {
         if self.is_told.load(Ordering::Relaxed) {
             return;

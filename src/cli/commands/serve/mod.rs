@@ -5,29 +5,16 @@
 //! The thread that was there first owns the model and the scheduler ([`engine`]); nothing of HTTP is
 //! known there, and it waits for no client.
 
-mod anthropic;
-mod ask;
-mod body;
-mod chances;
+mod api;
 mod engine;
-mod error;
-mod fields;
-mod form;
-mod guard;
 mod http;
-mod listen;
 mod log;
 mod metrics;
-mod openai;
 mod options;
+mod pool;
 mod queue;
-mod reply;
-mod response;
-mod responses;
-mod shares;
 #[cfg(feature = "testing")]
 pub mod testing;
-mod tools;
 
 pub use options::Serve;
 
@@ -37,17 +24,19 @@ use crate::cli::io::ui::Ui;
 use crate::cli::options::{SamplingOptions, Source};
 use crate::cli::settings::Typed;
 use crate::error::{Fault, Kind, no_thread};
+use crate::os::process::raise_open_files;
 use crate::runtime::constraints::Constraints;
 use crate::runtime::load::kv_format;
 use crate::runtime::{Room, Session, Started, npu};
 use crate::util::{hex, threads};
 use anyhow::{Context, Result};
-use ask::Served;
-use engine::Engine;
-use guard::Guard;
+use api::form;
+use api::request::ServedModel;
+use engine::AnswerEngine;
 use http::App;
-use listen::Stage;
-use queue::Queue;
+use http::guard::Guard;
+use http::listen::{self, ServerStage};
+use queue::RequestQueue;
 use sha2::{Digest, Sha256};
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
@@ -67,10 +56,11 @@ pub fn run(options: &Serve, typed: &Typed) -> Result<u8> {
         return Err(npu::for_one_text());
     }
     let (model, drafting) = (options.model.settled()?, options.draft.settled()?);
-    let queue = Arc::new(Queue::new(load.max_queue.into(), Duration::from_secs(edge.grace.into())));
+    let queue =
+        Arc::new(RequestQueue::new(load.max_queue.into(), Duration::from_secs(edge.grace.into())));
     let (most, patience) =
         (usize::from(edge.max_body) * 1_000_000, Duration::from_secs(edge.client_timeout.into()));
-    let room = http::Room::new(most);
+    let room = http::SharedLimits::new(most);
     let app = Arc::new(App {
         queue: queue.clone(),
         served: OnceLock::new(),
@@ -79,14 +69,15 @@ pub fn run(options: &Serve, typed: &Typed) -> Result<u8> {
         bodies: room.bodies(most, patience),
         room,
     });
-    raise_descriptors();
+    // Each connection takes a descriptor.
+    raise_open_files();
     let address = SocketAddr::new(edge.host, edge.port);
     let server = Server::start(address, &app, &edge.cors_origin)?;
 
     let session = Session::open(&model, ui)?;
     let context = session.context(CONTEXT, ui);
     let room = Room { context, sequences: load.parallel.into(), prefixes: load.cache_ram };
-    let engine = Engine { session: &session, drafting: &drafting, room, queue: &queue, ui };
+    let engine = AnswerEngine { session: &session, drafting: &drafting, room, queue: &queue, ui };
     let mut interrupt = None;
     let mut failed = None;
     let result = engine.run(&mut |started| {
@@ -97,7 +88,7 @@ pub fn run(options: &Serve, typed: &Typed) -> Result<u8> {
             let (queue, stage) = (queue.clone(), server.stage.clone());
             let close = move || {
                 queue.end_soon();
-                let _ = stage.send(Stage::Closing);
+                let _ = stage.send(ServerStage::Closing);
             };
             interrupt = Some(Interrupt::watch_saying(close)?.0);
             Ok(served)
@@ -132,7 +123,7 @@ fn served(
     started: &Started,
     context: usize,
     ui: &Ui,
-) -> Result<Served> {
+) -> Result<ServedModel> {
     let checkpoint = session.model.checkpoint();
     let kv = kv_format(&session.model.weights, session.run.kv)?;
     // Threads of the processor change the speed alone.
@@ -145,7 +136,7 @@ fn served(
     let nothing = SamplingOptions::of_the_model();
     let (mut sampling, _) = nothing.resolve(|_| Source::BuiltIn, &session.generation);
     sampling.seed = 0;
-    Ok(Served {
+    Ok(ServedModel {
         name: session.model.name.clone(),
         aliases: options.edge.alias.clone(),
         created: form::now(),
@@ -169,7 +160,7 @@ fn served(
 struct Server {
     runtime: tokio::runtime::Runtime,
     address: SocketAddr,
-    stage: watch::Sender<Stage>,
+    stage: watch::Sender<ServerStage>,
     connections: tokio::task::JoinHandle<()>,
 }
 
@@ -190,7 +181,7 @@ impl Server {
                 .help("another --port, or --port 0 for a free one")
         })?;
         let address = listener.local_addr().context("asking for the own address")?;
-        let (stage, told) = watch::channel(Stage::Open);
+        let (stage, told) = watch::channel(ServerStage::Open);
         let router = http::router(app.clone(), origins);
         let serve = listen::serve(listener, router, app.bodies.patience, app.queue.clone(), told);
         let connections = runtime.spawn(serve);
@@ -199,20 +190,8 @@ impl Server {
 
     /// Lets connections go, and those that do not go end.
     fn end(self) {
-        let _ = self.stage.send(Stage::Over);
+        let _ = self.stage.send(ServerStage::Over);
         let _ = self.runtime.block_on(self.connections);
         self.runtime.shutdown_background();
-    }
-}
-
-/// Lets the process have as many descriptors as it may: each connection takes one.
-fn raise_descriptors() {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: plain system calls on a value of this function.
-    unsafe {
-        if libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) == 0 {
-            limit.rlim_cur = limit.rlim_max;
-            libc::setrlimit(libc::RLIMIT_NOFILE, &limit);
-        }
     }
 }

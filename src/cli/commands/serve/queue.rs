@@ -1,64 +1,76 @@
 //! What clients' threads and the engine's thread share: requests that wait, and how far the server
 //! is.
 
-use super::error::ApiError;
+use super::api::error::ApiError;
 use super::metrics::Metrics;
-use super::shares::Client;
+use super::pool::Client;
 use crate::cli::io::record::FinishReason;
-use crate::decode::Chances;
-use crate::runtime::constraints::Constrained;
-use crate::sampler::Sampler;
-use crate::tensor::Token;
+use crate::decode::TokenLogProbs;
+use crate::runtime::answers::AnswerRequest;
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::Sender;
 
-/// Events that may wait for one client. Who lets more come together does not read, and is cut off.
+/// Events that may wait for one client. A client that leaves more unread is disconnected.
 pub const EVENTS: usize = 1024;
 /// How often an idle engine looks whether clients that wait have gone.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// A text to be grown for a client.
-pub struct Job {
-    pub history: Vec<Token>,
-    pub sampler: Sampler,
-    pub constrained: Constrained,
-    pub stops: Vec<String>,
-    pub max_tokens: usize,
-    pub chances: Option<usize>,
-    /// Which of the request's answers it is.
-    pub choice: usize,
+/// A request for one answer of a client.
+pub type ClientRequest = AnswerRequest<Delivery>;
+
+/// Delivery of one answer to its client.
+pub struct Delivery {
     pub client: Client,
-    pub events: Sender<(usize, Event)>,
-    pub asked: Instant,
+    /// Index of the answer among those of its HTTP request.
+    pub choice: usize,
+    pub events: Sender<(usize, ClientEvent)>,
+    /// Arrival of the HTTP request.
+    pub received: Instant,
+    /// Text and tokens since the last event, and the time of that event.
+    pub piece: Piece,
+    pub delivered: Option<Instant>,
+    pub first_token: Option<Duration>,
 }
 
-/// What becomes of a text.
-pub enum Event {
+impl Delivery {
+    pub fn new(
+        client: Client,
+        choice: usize,
+        events: Sender<(usize, ClientEvent)>,
+        received: Instant,
+    ) -> Delivery {
+        let (piece, delivered, first_token) = Default::default();
+        Delivery { client, choice, events, received, piece, delivered, first_token }
+    }
+}
+
+/// News of an answer for its client.
+pub enum ClientEvent {
     Piece(Piece),
-    End(Box<End>),
+    End(Box<AnswerEnd>),
 }
 
-/// What one pass brought.
+/// A part of an answer.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Piece {
     pub text: String,
     pub tokens: u64,
-    pub chances: Vec<Chances>,
+    pub log_probs: Vec<TokenLogProbs>,
 }
 
 /// How a text ended.
 #[derive(Clone, Debug)]
-pub struct End {
+pub struct AnswerEnd {
     pub reason: Result<FinishReason, ApiError>,
     pub stop_string: Option<String>,
-    pub figures: Figures,
+    pub figures: RequestFigures,
 }
 
 /// Counts and times of one or more texts.
 #[derive(Clone, Debug, Default)]
-pub struct Figures {
+pub struct RequestFigures {
     pub prompt_tokens: u64,
     /// Of the prompt, those that a sequence held already.
     pub cached_tokens: u64,
@@ -69,9 +81,9 @@ pub struct Figures {
     pub first_token: Option<Duration>,
 }
 
-impl Figures {
+impl RequestFigures {
     /// Takes in another answer to the same prompt.
-    pub fn add(&mut self, other: &Figures) {
+    pub fn add(&mut self, other: &RequestFigures) {
         self.prompt_tokens = self.prompt_tokens.max(other.prompt_tokens);
         self.cached_tokens = self.cached_tokens.max(other.cached_tokens);
         self.completion_tokens += other.completion_tokens;
@@ -94,11 +106,11 @@ enum Phase {
 
 struct State {
     phase: Phase,
-    waiting: VecDeque<Job>,
+    waiting: VecDeque<ClientRequest>,
 }
 
 /// The one place where both sides meet.
-pub struct Queue {
+pub struct RequestQueue {
     state: Mutex<State>,
     wake: Condvar,
     /// Texts that may wait.
@@ -107,35 +119,36 @@ pub struct Queue {
     pub metrics: Metrics,
 }
 
-impl Queue {
-    pub fn new(most: usize, grace: Duration) -> Queue {
+impl RequestQueue {
+    pub fn new(most: usize, grace: Duration) -> RequestQueue {
         let state = State { phase: Phase::Loading, waiting: VecDeque::new() };
         let metrics = Metrics::default();
-        Queue { state: Mutex::new(state), wake: Condvar::new(), most, grace, metrics }
+        RequestQueue { state: Mutex::new(state), wake: Condvar::new(), most, grace, metrics }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// Takes all jobs of a request, or none of them.
-    pub fn add(&self, jobs: Vec<Job>) -> Result<(), ApiError> {
+    /// Takes all requests of a request, or none of them.
+    pub fn add(&self, requests: Vec<ClientRequest>) -> Result<(), ApiError> {
         let mut state = self.lock();
         self.open(&state)?;
-        state.waiting.retain(|job| !job.events.is_closed());
+        state.waiting.retain(|request| !request.data.events.is_closed());
         // A client that has no text in the queue may send a request of any number of answers, as
         // long as the queue is not full.
-        let client = jobs.first().map(|job| job.client);
-        let own = state.waiting.iter().filter(|job| Some(job.client) == client).count();
+        let client = requests.first().map(|request| request.data.client);
+        let own =
+            state.waiting.iter().filter(|request| Some(request.data.client) == client).count();
         let is_full = state.waiting.len() >= self.most.max(1);
-        if is_full || own > 0 && own + jobs.len() > self.most.div_ceil(2) {
+        if is_full || own > 0 && own + requests.len() > self.most.div_ceil(2) {
             let message = format!(
                 "{} texts wait already, {own} of them from this client: try again later",
                 state.waiting.len()
             );
             return Err(ApiError::new(429, message).code("queue_full"));
         }
-        state.waiting.extend(jobs);
+        state.waiting.extend(requests);
         self.metrics.waiting.set(state.waiting.len() as u64);
         drop(state);
         self.wake.notify_one();
@@ -182,45 +195,49 @@ impl Queue {
     /// of such the one that waits longest.
     pub fn next(&self, running: impl Fn(Client) -> usize) -> Option<Client> {
         let mut state = self.lock();
-        state.waiting.retain(|job| !job.events.is_closed());
-        state.waiting.iter().min_by_key(|job| running(job.client)).map(|job| job.client)
+        state.waiting.retain(|request| !request.data.events.is_closed());
+        state
+            .waiting
+            .iter()
+            .min_by_key(|request| running(request.data.client))
+            .map(|request| request.data.client)
     }
 
-    /// The next job whose client is still there, by [`next`](Self::next); without `wait` only one
+    /// The next request whose client is still there, by [`next`](Self::next); without `wait` only one
     /// that is there already. `None` with `wait` says that there will be none.
-    pub fn take(&self, wait: bool, running: impl Fn(Client) -> usize) -> Option<Job> {
+    pub fn take(&self, wait: bool, running: impl Fn(Client) -> usize) -> Option<ClientRequest> {
         let mut state = self.lock();
         loop {
-            state.waiting.retain(|job| !job.events.is_closed());
+            state.waiting.retain(|request| !request.data.events.is_closed());
             let turns = state.waiting.iter().enumerate();
-            let at = turns.min_by_key(|(_, job)| running(job.client)).map(|(at, _)| at);
-            let job = at.and_then(|at| state.waiting.remove(at));
+            let at =
+                turns.min_by_key(|(_, request)| running(request.data.client)).map(|(at, _)| at);
+            let request = at.and_then(|at| state.waiting.remove(at));
             self.metrics.waiting.set(state.waiting.len() as u64);
             let is_ending = matches!(state.phase, Phase::Ending(_) | Phase::Ended);
-            if job.is_some() || !wait || is_ending {
-                return job;
+            if request.is_some() || !wait || is_ending {
+                return request;
             }
             state = self.wake.wait_timeout(state, LOOK).unwrap_or_else(|e| e.into_inner()).0;
         }
     }
 
-    /// The engine answers nobody any more: who waits is told so.
-    pub fn end(&self, why: &ApiError) {
+    /// Records that the engine has ended. All waiting requests get `error`.
+    pub fn end(&self, error: &ApiError) {
         let mut state = self.lock();
         state.phase = Phase::Ended;
-        for job in std::mem::take(&mut state.waiting) {
-            job.end(why.clone());
+        for request in std::mem::take(&mut state.waiting) {
+            refuse(request, error.clone());
         }
     }
 }
 
-impl Job {
-    /// Ends a text that never began.
-    pub fn end(self, why: ApiError) {
-        let prompt_tokens = self.history.len() as u64;
-        let figures = Figures { prompt_tokens, ..Figures::default() };
-        let end = End { reason: Err(why), stop_string: None, figures };
-        // A client that is gone, or reads nothing, needs no word.
-        let _ = self.events.try_send((self.choice, Event::End(Box::new(end))));
-    }
+/// Ends an answer that never began.
+fn refuse(request: ClientRequest, error: ApiError) {
+    let prompt_tokens = request.text.history.len() as u64;
+    let figures = RequestFigures { prompt_tokens, ..RequestFigures::default() };
+    let end = AnswerEnd { reason: Err(error), stop_string: None, figures };
+    let Delivery { choice, events, .. } = request.data;
+    // A client that is gone, or reads nothing, gets no event.
+    let _ = events.try_send((choice, ClientEvent::End(Box::new(end))));
 }

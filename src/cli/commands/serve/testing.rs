@@ -1,9 +1,10 @@
-//! The server's requests without a server: for who makes up bodies by the million.
+//! Parsing of request bodies without a server, for fuzzing.
 
-use super::ask::{Sender, Served};
-use super::fields::Fields;
-use super::shares::Client;
-use super::{anthropic, openai, responses};
+use super::api::fields::Fields;
+use super::api::request::ServedModel;
+use super::api::{anthropic, openai, responses};
+use super::pool::Client;
+use super::queue::Delivery;
 use crate::models::{ChatTemplate, Config, Tokenizer};
 use crate::runtime::constraints::Constraints;
 use crate::runtime::options::AutoOr;
@@ -13,13 +14,13 @@ use std::sync::Arc;
 use std::time::Instant;
 use tokio::sync::mpsc::channel;
 
-/// What reads bodies.
-pub struct Bodies(Arc<Served>);
+/// A parser of request bodies.
+pub struct RequestBodies(Arc<ServedModel>);
 
-impl Bodies {
-    /// For a model of this configuration and tokenizer.
-    pub fn new(config: Config, tokenizer: Arc<Tokenizer>) -> Bodies {
-        Bodies(Arc::new(Served {
+impl RequestBodies {
+    /// Makes a parser for a model of this configuration and tokenizer.
+    pub fn new(config: Config, tokenizer: Arc<Tokenizer>) -> RequestBodies {
+        RequestBodies(Arc::new(ServedModel {
             name: "fuzzed".into(),
             aliases: vec!["*".into()],
             created: 0,
@@ -35,23 +36,23 @@ impl Bodies {
         }))
     }
 
-    /// Reads a body of one of the forms, down to the tokens and the grammar that it asks for.
+    /// Parses a body of one of the API forms, down to its tokens and its grammar.
     pub fn read(&self, form: u8, body: &[u8]) {
         let Ok(fields) = Fields::parse(body) else { return };
-        let asked = match form % 5 {
-            0 => openai::chat(fields, &self.0).map(|(asked, _)| asked),
-            1 => openai::completions(fields, &self.0).map(|(asked, _)| asked),
-            2 => responses::body(fields, &self.0).map(|(asked, _)| asked),
-            3 => anthropic::messages_body(fields, &self.0).map(|(asked, _)| asked),
+        let request = match form % 5 {
+            0 => openai::chat(fields, &self.0).map(|(request, _)| request),
+            1 => openai::completions(fields, &self.0).map(|(request, _)| request),
+            2 => responses::body(fields, &self.0).map(|(request, _)| request),
+            3 => anthropic::messages_body(fields, &self.0).map(|(request, _)| request),
             _ => return drop(anthropic::count_body(fields, &self.0)),
         };
-        if let Ok(asked) = asked {
+        if let Ok(request) = request {
             let client = Client::at(IpAddr::V4(Ipv4Addr::LOCALHOST));
-            let from = Sender { client, events: channel(1).0, asked: Instant::now() };
-            let compile = |source| self.0.constraints.get(&source, asked.ignore_eos, &|| true);
-            let grammar = asked.source().and_then(|source| source.map(compile).transpose());
+            let delivery = |choice| Delivery::new(client, choice, channel(1).0, Instant::now());
+            let compile = |source| self.0.constraints.get(&source, request.ignore_eos, &|| true);
+            let grammar = request.source().and_then(|source| source.map(compile).transpose());
             if let Ok(grammar) = grammar {
-                let _ = asked.jobs(&self.0, grammar, &from);
+                let _ = request.requests(&self.0, grammar, &delivery);
             }
         }
     }

@@ -16,7 +16,7 @@ impl Kernel for LinearMatrix {
     #[cfg(test)]
     const OPTIONS: &'static [&'static [Constant]] = &[PathTrellis::DECLARED, Heads::DECLARED];
 
-    /// A device whose matrices have 8 columns takes a shader of its own.
+    /// Returns the shader. Matrix shapes with k = 8 have a shader of their own.
     fn shader(&self) -> Shader {
         if self.shape_k == 8 { Shader::LinearMatrixK8 } else { Self::SHADER }
     }
@@ -86,7 +86,7 @@ constants! {
         7 WR => beside: u32,
         8 SELECTED => selected: bool,
         9 T => threads: u32,
-        /// What waits for the next part stays in registers.
+        /// Data for the next part stay in registers.
         10 NEAR => near: bool,
     }
 }
@@ -125,7 +125,7 @@ constants! {
 }
 
 constants! {
-    /// The codes are paths through a trellis.
+    /// Constants of trellis codes.
     PathTrellis {
         /// New bits of a state.
         17 STEP => step: u32,
@@ -134,18 +134,18 @@ constants! {
 }
 
 constants! {
-    /// What the last workgroups of a linear layer do: the rotation of its heads.
+    /// Epilogue of a linear layer: the rotation of its heads.
     Heads {
         11 HEADS => on: bool,
         12 HEAD_DIM => head_dim: u32,
         13 KV => kv: u32,
-        /// Of queries, keys and values, the first that is this call's.
+        /// The first matrix of this call: 0 for queries, 1 for keys, 2 for values.
         26 FIRST_MATRIX => first_matrix: u32,
     }
 }
 
 constants! {
-    /// What the last workgroup of a linear layer does: the norm behind it.
+    /// Epilogue of a linear layer: the norm after it.
     NextNorm {
         20 NORM => on: bool,
         21 DIM => dim: u32,
@@ -158,7 +158,7 @@ constants! {
 }
 
 arguments! {
-    /// A matrix of a linear layer and where its product goes.
+    /// A matrix of a linear layer and the buffer of its product.
     MatrixPush {
         codes: u64,
         scales: u64,
@@ -167,7 +167,7 @@ arguments! {
 }
 
 arguments! {
-    /// Of all linear layers.
+    /// Arguments of all linear layers.
     LinearPush {
         matrix: MatrixPush,
         /// Activations, their scales and sums.
@@ -177,14 +177,14 @@ arguments! {
         step: u64,
         /// Rows of the matrix.
         n: u32,
-        /// Steps of a matrix row; of floats, columns.
+        /// Steps of a matrix row. A step of floats is a column.
         steps: u32,
         /// Bytes from row to row of the activations.
         stride: u32,
-        /// Rows of the matrices beside it; 0: there is none.
+        /// Rows of the matrices beside the first one; 0 without one.
         more_n: [u16; 2],
         more: Beside,
-        /// Arguments of what the last workgroups do; see `finish.rs`.
+        /// Address of the epilogue, see `finish.rs`.
         epilogue: u64,
     }
 }

@@ -1,6 +1,7 @@
-//! What a call gives its kernel, by name: specialisation constants and push constants, as the
-//! shaders declare them. The tests hold every struct here to the committed SPIR-V: names, numbers
-//! of constants, places of arguments, types and how many there are.
+//! Specialisation constants and push constants of each kernel, by the names of the shaders.
+//!
+//! The tests hold every struct here to the committed SPIR-V: names, numbers of constants, offsets and
+//! types of arguments, and completeness.
 
 use crate::vulkan::device::pipeline::{Constants, PUSH, Shader};
 use bytemuck::{Pod, Zeroable};
@@ -10,12 +11,12 @@ use bytemuck::{Pod, Zeroable};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Constant {
     pub id: u32,
-    /// What the shader calls it; `local_size_x` has no name there.
+    /// Name in the shader, where `local_size_x` has none.
     pub name: &'static str,
     pub is_bool: bool,
 }
 
-/// The type of an argument: what SPIR-V has in its place. Addresses are 64-bit words.
+/// Type of an argument in SPIR-V. Addresses are 64-bit words.
 #[cfg(test)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -29,7 +30,7 @@ pub enum Kind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Member {
     pub at: usize,
-    /// The innermost name; the shaders write `out_` and `step_`, whose own names GLSL takes.
+    /// Innermost name. The shaders write `out_` and `step_`, since GLSL reserves the plain names.
     pub name: &'static str,
     pub kind: Kind,
 }
@@ -48,7 +49,7 @@ pub trait Kernel: Specialise {
 
     const SHADER: Shader;
 
-    /// Groups of constants that a call may have besides.
+    /// Groups of constants that a call may add.
     #[cfg(test)]
     const OPTIONS: &'static [&'static [Constant]];
 
@@ -56,16 +57,16 @@ pub trait Kernel: Specialise {
         Self::SHADER
     }
 
-    /// What pipelines are made by.
+    /// Returns the shader and constants of its pipeline.
     fn specialised(&self) -> (Shader, Constants) {
         (self.shader(), self.constants())
     }
 }
 
-/// Push constants, field after field: what needs 8 bytes stands at a multiple of 8.
+/// Push constants, field after field. A field of 8 bytes stands at a multiple of 8.
 pub trait Arguments: Pod {}
 
-/// Push constants as commands take them.
+/// Push constants as bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Push {
     bytes: [u8; PUSH],
@@ -90,12 +91,12 @@ impl Push {
     }
 }
 
-/// A count as the shaders take it.
+/// Returns a count as the 32-bit word that the shaders take.
 pub fn word(n: usize) -> u32 {
     u32::try_from(n).expect("sizes fit 32 bits")
 }
 
-/// What a constant can be.
+/// Type of a constant.
 trait Value: Copy {
     #[cfg(test)]
     const IS_BOOL: bool;
@@ -121,10 +122,10 @@ impl Value for bool {
     }
 }
 
-/// What an argument can be: a word, or a struct of them.
+/// Type of an argument: a word, or a struct of words.
 #[cfg(test)]
 pub trait Field {
-    /// Adds what stands at byte `at`.
+    /// Appends the members at byte `at`.
     fn list(name: &'static str, at: usize, out: &mut Vec<Member>);
 }
 
@@ -153,7 +154,7 @@ macro_rules! constants {
     };
 }
 
-/// Fields whose names begin with an underscore fill a gap.
+/// Declares push constants. A field whose name begins with an underscore fills a gap.
 macro_rules! arguments {
     ($(#[$doc:meta])* $name:ident {
         $($(#[$about:meta])* $field:ident: $ty:ty,)*

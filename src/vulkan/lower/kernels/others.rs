@@ -1,4 +1,4 @@
-//! All kernels but those of linear layers.
+//! Kernels other than linear layers.
 
 use super::*;
 
@@ -27,20 +27,20 @@ constants! {
         /// Rows of a block.
         4 R => rows: u32,
         5 KV => kv: u32,
-        /// Each page is a workgroup's, and another joins the pages.
+        /// Each page has a workgroup of its own, and another one joins the pages.
         6 SPLIT => split: bool,
     }
 }
 
 constants! {
-    /// What the last workgroup of a block of attention does: the join of its pages.
+    /// Epilogue of a block of attention: the join of its pages.
     Join {
         7 JOIN => on: bool,
         8 HADAMARD => hadamard: bool,
         9 INT8 => int8: bool,
         /// Columns that share a scale; 0: all.
         10 GROUP_COLS => group: u32,
-        /// Of the result.
+        /// Columns of the result.
         11 COLS => cols: u32,
     }
 }
@@ -56,17 +56,17 @@ arguments! {
         step: u64,
         scale: f32,
         n_kv: u32,
-        /// Of a sequence
+        /// Pages of a sequence.
         pages: u32,
         all_pages: u32,
-        /// 0: none
+        /// Positions of the window; 0 without one.
         window: u32,
         max_rows: u32,
-        /// Pages of a row that are split, at most.
+        /// Most pages of a row that are split.
         slots: u32,
         /// Where the layer's page tables begin among those of the step.
         table: u32,
-        /// Arguments of the join.
+        /// Address of the arguments of the join.
         epilogue: u64,
     }
 }
@@ -91,7 +91,7 @@ arguments! {
         scale: f32,
         n_heads: u32,
         n_kv: u32,
-        /// Of a sequence
+        /// Pages of a sequence.
         pages: u32,
         all_pages: u32,
         max_rows: u32,
@@ -160,7 +160,7 @@ constants! {
 }
 
 constants! {
-    /// The table has trellis codes.
+    /// Constants of a table with trellis codes.
     EmbedTrellis {
         9 STEP => step: u32,
         11 MULTIPLIER => multiplier: u32,
@@ -215,7 +215,7 @@ arguments! {
         words: u32,
         row_words: u32,
         step_words: u32,
-        /// Bytes of a row as it is stored.
+        /// Bytes of a stored row.
         from_bytes: u32,
     }
 }
@@ -259,14 +259,14 @@ constants! {
         6 SELECTED => selected: bool,
         7 PREPARE => prepare: bool,
         8 HADAMARD => hadamard: bool,
-        /// Else the activations stay f32.
+        /// Rounds the activations to int8; otherwise they stay f32.
         9 INT8 => int8: bool,
         /// Columns that share a scale; 0: all.
         10 GROUP => group: u32,
         11 GLU => glu: bool,
-        /// Channels of a head whose page partials are joined; 0: none are.
+        /// Channels of a head whose page partials are joined; 0 without a join.
         12 MERGE => merge: u32,
-        /// A row is several workgroups'.
+        /// Several workgroups share a row.
         13 SPREAD => spread: bool,
     }
 }

@@ -1,4 +1,4 @@
-//! The structs are what the committed SPIR-V declares.
+//! Holds the structs to the committed SPIR-V.
 
 use super::*;
 use std::collections::{BTreeMap, HashMap};
@@ -16,17 +16,17 @@ macro_rules! words {
 // Two halves of a word are one to the shaders.
 words!(u32 => Kind::U32, [u16; 2] => Kind::U32, f32 => Kind::F32, u64 => Kind::Address);
 
-/// The arguments that a struct declares.
+/// Returns the arguments that a struct declares.
 fn members<A: Field>() -> Vec<Member> {
     let mut list = Vec::new();
     A::list("", 0, &mut list);
     list
 }
 
-/// What a SPIR-V module declares for its caller.
+/// Declarations of a SPIR-V module for its caller.
 #[derive(Default)]
 struct Declared {
-    /// Type and default of each specialisation constant, by number; `local_size_x` has no name.
+    /// Name, type and default of each specialisation constant, by number. `local_size_x` has no name.
     constants: BTreeMap<u32, (Option<String>, bool, u32)>,
     members: Vec<(usize, String, Kind)>,
 }
@@ -51,7 +51,7 @@ const ARRAY_STRIDE: u32 = 6;
 const OFFSET: u32 = 35;
 const PUSH_CONSTANT: u32 = 9;
 
-/// The instructions of a module that its caller cares about, by the number of what they make.
+/// Instructions of a module that concern its caller, by the id of their result.
 #[derive(Default)]
 struct Module {
     names: HashMap<u32, String>,
@@ -59,7 +59,7 @@ struct Module {
     offsets: HashMap<(u32, u32), u32>,
     strides: HashMap<u32, u32>,
     spec_ids: HashMap<u32, u32>,
-    /// Whether it is a truth value, and its default.
+    /// Whether a constant is a boolean, and its default.
     spec_constants: HashMap<u32, (bool, u32)>,
     /// Opcode and operands of types, and of constants, which say how long arrays are.
     types: HashMap<u32, (u32, Vec<u32>)>,
@@ -99,10 +99,10 @@ impl Module {
         m
     }
 
-    fn members(&self, of: u32, at: usize, out: &mut Vec<(usize, String, Kind)>) {
-        for (i, member) in self.types[&of].1.iter().enumerate() {
-            let at = at + self.offsets[&(of, i as u32)] as usize;
-            let name = &self.member_names[&(of, i as u32)];
+    fn members(&self, id: u32, at: usize, out: &mut Vec<(usize, String, Kind)>) {
+        for (i, member) in self.types[&id].1.iter().enumerate() {
+            let at = at + self.offsets[&(id, i as u32)] as usize;
+            let name = &self.member_names[&(id, i as u32)];
             let kind = match (&self.types[member].0, &self.types[member].1[..]) {
                 (&TYPE_STRUCT, _) => {
                     self.members(*member, at, out);
@@ -147,7 +147,7 @@ fn text(words: &[u32]) -> String {
     String::from_utf8(bytes.split(|b| *b == 0).next().unwrap().to_vec()).unwrap()
 }
 
-/// What differs between a kernel's structs and SPIR-V, in words.
+/// Returns the differences between a kernel's structs and SPIR-V, in words.
 fn differences(
     constants: &[Constant],
     options: &[&[Constant]],
@@ -169,8 +169,8 @@ fn differences(
         }
     }
     wrong.extend(missing.iter().map(|(id, (name, ..))| format!("constant {id} {name:?} is left")));
-    // What is not given is off: a group begins with its switch, or it belongs to a format that no
-    // call without it has.
+    // A group that a call does not add is off: its first constant is its switch, or the group
+    // belongs to a format.
     for first in options.iter().map(|group| group[0]).filter(|first| first.is_bool) {
         if declared.constants.get(&first.id).is_some_and(|(_, _, default)| *default != 0) {
             wrong.push(format!("constant {} `{}` is on by itself", first.id, first.name));

@@ -55,7 +55,7 @@ impl Fake {
     }
 
     pub fn link(&self, path: &str, to: &str) {
-        std::os::unix::fs::symlink(to, self.root.path().join(path)).unwrap();
+        crate::os::files::symlink(to, self.root.path().join(path));
     }
 
     pub fn remove(&self, path: &str) {
@@ -104,7 +104,7 @@ impl Machine for Fake {
 
     fn open(&self, node: &Path) -> io::Result<()> {
         assert!(node.exists());
-        if self.refused { Err(io::Error::from_raw_os_error(libc::EACCES)) } else { Ok(()) }
+        if self.refused { Err(io::ErrorKind::PermissionDenied.into()) } else { Ok(()) }
     }
 
     fn verdict(&self, _: &DeviceInfo) -> Verdict {
@@ -136,8 +136,8 @@ impl Machine for Fake {
         Ok("as it should be".into())
     }
 
-    fn npu(&self) -> System {
-        System {
+    fn npu(&self) -> NpuSystem {
+        NpuSystem {
             root: self.root().to_owned(),
             arrays: vec![PathBuf::from("/nowhere")],
             locked: self.locked,

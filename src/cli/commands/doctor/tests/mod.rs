@@ -6,13 +6,13 @@ use super::host::{Found, Machine};
 use super::*;
 use crate::cli::commands::Cli;
 use crate::cli::io::ui::COLUMNS;
+use crate::compute::DeviceInfo;
 use crate::compute::cpu::isa::Isa;
 use crate::error::Fault;
-use crate::npu::probe::System;
+use crate::runtime::backends::NpuSystem;
 use crate::runtime::driver::{Use, Verdict};
 use crate::runtime::shapes::{Formats, Shape};
 use crate::runtime::testing::{gpu as made_up_gpu, laptop_gpu};
-use crate::vulkan::DeviceInfo;
 use clap::Parser;
 use fake::Fake;
 use std::cell::RefCell;
@@ -125,8 +125,8 @@ fn a_node_that_may_not_be_opened_is_named_with_its_group() {
     is(&checks, "permissions", Status::Fail, &[]);
     assert_eq!(exit_code(&checks), 4);
     // The group is that of the node.
-    let node = std::fs::metadata(fake.root.path().join("dev/dri/renderD128")).unwrap();
-    let id = std::os::unix::fs::MetadataExt::gid(&node);
+    let node = fake.root.path().join("dev/dri/renderD128");
+    let id = crate::os::files::group_id(&node).unwrap();
     fake.put("etc/group", &format!("other:x:{}:\ngraphics:x:{id}:me\n", id + 1));
     is(&fake.examine(&[]), "permissions", Status::Warn, &["sudo usermod -aG graphics \"$USER\""]);
     // A driver that opens the GPU by nodes of its own needs none of these.

@@ -2,12 +2,12 @@
 
 use super::resume::Growing;
 use crate::cli::commands::generate::batch::held::{Done, Held};
-use crate::cli::io::destination::{Destination, Writer, same_file};
+use crate::cli::io::destination::{Destination, Writer};
 use crate::error::Fault;
+use crate::os::files::FileId;
 use anyhow::{Context, Result, ensure};
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
-use std::os::fd::AsFd;
 use std::path::Path;
 use std::str::FromStr;
 
@@ -150,26 +150,16 @@ impl Place<'_> {
         resume: Option<&'a Destination>,
         from: &Path,
     ) -> Result<Place<'a>> {
-        let input = if from == Path::new("-") {
-            std::io::stdin().as_fd().try_clone_to_owned().and_then(|own| File::from(own).metadata())
-        } else {
-            std::fs::metadata(from)
-        };
-        let (place, is_input) = match resume {
-            Some(out) => {
-                let held = std::fs::metadata(out.path());
-                (
-                    Place::Resume(out),
-                    held.is_ok_and(|held| input.is_ok_and(|input| same_file(&held, &input))),
-                )
-            }
+        let input = if from == Path::new("-") { FileId::of_stdin() } else { FileId::of_path(from) };
+        let (place, id) = match resume {
+            Some(out) => (Place::Resume(out), FileId::of_path(out.path()).ok().flatten()),
             None => {
                 let writer = output.map_or_else(Writer::stdout, Destination::open)?;
-                let is_input = input.is_ok_and(|input| writer.is(&input));
-                (Place::New(writer), is_input)
+                let id = writer.id();
+                (Place::New(writer), id)
             }
         };
-        if is_input {
+        if id.is_some() && id == input.ok().flatten() {
             let name = if from == Path::new("-") {
                 "standard input".into()
             } else {

@@ -7,13 +7,13 @@
 
 use super::held::{Done, Held};
 use super::reply;
-use crate::cli::io::destination::{Destination, replace, same_file};
+use crate::cli::io::destination::{Destination, replace};
 use crate::error::Fault;
+use crate::os::files::{FileId, read_exact_at};
 use anyhow::{Context, Result};
 use std::collections::{HashMap, HashSet};
 use std::fs::{File, TryLockError};
 use std::io::{BufRead, BufReader, Read, Write};
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 /// Bytes of the longest answer that is believed: a record of the longest line, and its text
@@ -127,8 +127,7 @@ impl Growing {
             && old.len == line.len() as u64
         {
             let mut bytes = vec![0; line.len()];
-            self.file
-                .read_exact_at(&mut bytes, old.at)
+            read_exact_at(&self.file, &mut bytes, old.at)
                 .with_context(|| format!("cannot read {}", self.name))?;
             if bytes == line.as_bytes() {
                 return Ok(());
@@ -196,8 +195,8 @@ fn lock(path: &Path, name: &str) -> Result<File> {
             Ok(()) | Err(TryLockError::Error(_)) => {}
         }
         // The other run may have put a new file in the place of the one opened here.
-        match std::fs::metadata(path) {
-            Ok(meta) if !same_file(&file.metadata()?, &meta) => {}
+        match FileId::of_path(path) {
+            Ok(id) if id != FileId::of_file(&file)? => {}
             _ => return Ok(file),
         }
     }
@@ -208,7 +207,7 @@ fn copy(from: &File, mut at: u64, mut len: u64, to: &mut File) -> std::io::Resul
     let mut bytes = vec![0; len.min(CHUNK) as usize];
     while len > 0 {
         let part = &mut bytes[..len.min(CHUNK) as usize];
-        from.read_exact_at(part, at)?;
+        read_exact_at(from, part, at)?;
         to.write_all(part)?;
         at += part.len() as u64;
         len -= part.len() as u64;

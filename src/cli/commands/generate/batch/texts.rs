@@ -10,7 +10,7 @@ use super::records::{Next, Records, Replies};
 use super::reply::Answer;
 use super::{Batch, Prepared, failure};
 use crate::cli::io::record::Usage;
-use crate::decode::{Flow, Scheduler};
+use crate::decode::{Flow, Request, Scheduler};
 use crate::runtime::answers::{AnswerEvent, AnswerRequest, Answers, FinishReason, Finished};
 use crate::runtime::{Drafting, Started, npu};
 use crate::util::units::thousands;
@@ -99,8 +99,8 @@ fn admit(
         Err(failure) => return replies.answer(number, Err(failure?)),
     };
     let data = Open { number, text: String::new(), seed };
-    let request =
-        AnswerRequest { history, sampler, constrained, stops, max_tokens, chances: None, data };
+    let text = Request::new(history, sampler, max_tokens);
+    let request = AnswerRequest { text, constrained, stops, data };
     match answers.admit(request) {
         Ok(_) => Ok(()),
         Err(finished) => reply(*finished, replies),

@@ -1,0 +1,243 @@
+//! Lists the kernel calls that a device would be given for a model, without the device.
+//!
+//! [`Listing`] is the footprint of a dry executor: loading a model onto it keeps the plans and the
+//! shapes of the matrices, and [`Listing::calls`] lowers a plan for a device that is only described.
+
+use anyhow::{Context, Result};
+use gemma::compute::dry::{Dry, Footprint};
+use gemma::compute::{BufferId, Dispatch, KvFormat, Op, Plan, PlanId, StepLayout};
+use gemma::tensor::block::BLOCKS;
+use gemma::tensor::{Code, Format};
+use gemma::vulkan::kernels::{Kernel, Read, Repack, Unpack};
+use gemma::vulkan::{
+    Access, BLOCK_ROWS, Bucket, Call, Constants, DeviceInfo, DeviceMatrix, Lowering, MatrixShape,
+    Own, OwnSizes, Packing, SHAPE, Shader, VulkanFootprint, best_shape, code_number,
+};
+use serde_json::Value;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Calls of one kernel that differ in nothing but where their data lie.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListedCall {
+    /// File in `shaders/`, without the ending.
+    pub shader: &'static str,
+    /// Specialisation constants, as (id, value).
+    pub constants: Vec<(u32, u32)>,
+    /// Name of the operation, such as `qkv`.
+    pub label: &'static str,
+    /// Format, rows and columns of the matrices that it multiplies.
+    pub matrices: Vec<(Format, usize, usize)>,
+    pub groups: [u32; 3],
+    /// Multiply-adds.
+    pub work: u64,
+    /// Bytes of weights read.
+    pub bytes: u64,
+    /// Number of these calls in the pass.
+    pub count: usize,
+}
+
+/// Buffers of the executor's own have ids from here on; a plan has fewer buffers.
+const OWN: u32 = 1 << 12;
+/// The step buffer's id, which a footprint is not told.
+const STEP: BufferId = BufferId(OWN - 1);
+
+/// Plans and matrices as the executor would keep them.
+struct Kept {
+    footprint: VulkanFootprint,
+    matrices: Vec<DeviceMatrix>,
+    plans: Vec<(Plan, StepLayout)>,
+    own: Option<Own>,
+}
+
+/// The calls of a device that is only described. Copies share what they keep.
+#[derive(Clone)]
+pub struct Listing {
+    info: DeviceInfo,
+    /// Shapes of int8 matrices that the device multiplies. The executor also checks where their
+    /// elements lie.
+    shapes: Vec<MatrixShape>,
+    kept: Arc<Mutex<Kept>>,
+}
+
+impl Listing {
+    pub fn new(info: &DeviceInfo, shapes: &[MatrixShape]) -> Listing {
+        let kept = Kept {
+            footprint: VulkanFootprint::new(info),
+            matrices: Vec::new(),
+            plans: Vec::new(),
+            own: None,
+        };
+        Listing { info: info.clone(), shapes: shapes.to_vec(), kept: Arc::new(Mutex::new(kept)) }
+    }
+
+    /// Returns an executor to load a model onto.
+    pub fn executor(&self) -> Dry {
+        Dry::new(Box::new(self.clone()))
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Kept> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the calls of a plan with commands for `bucket`. Equal ones are counted.
+    pub fn calls(&self, plan: PlanId, bucket: Bucket) -> Result<Vec<ListedCall>> {
+        let kept = self.kept();
+        let (plan, layout) = kept.plans.get(plan.0 as usize).context("no such plan")?;
+        let own = kept.own.context("no plan was recorded")?;
+        // Different addresses: matrices at one address would be taken for one.
+        let addresses: Vec<u64> = (1..=u64::from(OWN) + 8).map(|i| i << 32).collect();
+        let lowering = Lowering {
+            info: &self.info,
+            matrix_shape: best_shape(&self.shapes),
+            known_elements: self.shapes.contains(&SHAPE) && self.info.subgroup == 32,
+            addresses: &addresses,
+            matrices: &kept.matrices,
+            step: STEP,
+            max_rows: layout.max_rows,
+            finish: true,
+            block_rows: BLOCK_ROWS,
+            own,
+        };
+        let mut list: Vec<ListedCall> = Vec::new();
+        for call in lowering.calls(&plan.dispatches, bucket)? {
+            let listed = kept.listed(&call, &plan.dispatches[call.of.clone()], own);
+            let same =
+                |other: &&mut ListedCall| ListedCall { count: 1, ..(**other).clone() } == listed;
+            match list.iter_mut().find(same) {
+                Some(same) => same.count += 1,
+                None => list.push(listed),
+            }
+        }
+        Ok(list)
+    }
+
+    /// Returns the kernels beside the passes: those that unpack stored codes, and the one that reads
+    /// memory to measure its speed.
+    pub fn beside_passes() -> Vec<ListedCall> {
+        let listed = |(shader, constants): (Shader, Constants)| ListedCall {
+            shader: shader.file(),
+            constants,
+            label: "",
+            matrices: Vec::new(),
+            groups: [1; 3],
+            work: 0,
+            bytes: 0,
+            count: 1,
+        };
+        let repack = [Code::I8, Code::I4, Code::I2, Code::I8a, Code::T2]
+            .map(|code| Repack { code: code_number(code) }.specialised());
+        let unpack = BLOCKS.iter().filter_map(|block| block.ggml?.unpack);
+        let unpack = unpack.map(|kind| Unpack { kind }.specialised());
+        repack.into_iter().chain(unpack).chain([Read {}.specialised()]).map(listed).collect()
+    }
+}
+
+impl Kept {
+    fn listed(&self, call: &Call, dispatches: &[Dispatch], own: Own) -> ListedCall {
+        let jobs = dispatches.iter().flat_map(|d| match &d.op {
+            Op::Linear(op) => op.jobs.iter().map(|job| (job.weight, job.out)).collect(),
+            Op::GateUp(op) => vec![(op.gate, own.gate), (op.up, own.up)],
+            _ => Vec::new(),
+        });
+        let written = jobs.filter(|(_, out)| call.accesses.contains(&Access::Write(*out)));
+        let matrices = written.map(|(weight, _)| {
+            let m = &self.matrices[weight.0 as usize];
+            (m.format, m.rows, m.cols)
+        });
+        ListedCall {
+            shader: call.shader.file(),
+            constants: call.constants.clone(),
+            label: call.label,
+            matrices: matrices.collect(),
+            groups: call.groups,
+            work: call.work,
+            bytes: call.bytes,
+            count: 1,
+        }
+    }
+}
+
+impl Footprint for Listing {
+    fn weight(
+        &mut self,
+        label: &str,
+        format: Format,
+        rows: usize,
+        cols: usize,
+    ) -> Result<Vec<u64>> {
+        let packing = Packing::of(format, rows, cols)?;
+        let codes =
+            packing.map_or(format.stored_rows(rows) * format.row_bytes(cols), |p| p.bytes());
+        let bytes = (codes + rows * format.row_side(cols)) as u64;
+        let mut kept = self.kept();
+        let codes = (kept.matrices.len() as u64 + 1) << 48;
+        let scales = codes + (1 << 47);
+        kept.matrices.push(DeviceMatrix { format, rows, cols, codes, scales, bytes });
+        kept.footprint.weight(label, format, rows, cols)
+    }
+
+    fn buffer(&mut self, label: &str, bytes: usize) -> Result<u64> {
+        self.kept().footprint.buffer(label, bytes)
+    }
+
+    fn recorded(&mut self, plan: &Plan, layout: StepLayout) -> Result<Vec<u64>> {
+        let mut kept = self.kept();
+        let old = kept.own.map(|own| own.sizes).unwrap_or_default();
+        let sizes = OwnSizes::of(plan, layout, |w| kept.matrices[w.0 as usize].rows).and(old);
+        let mut ids = (OWN..).map(BufferId);
+        kept.own = Some(Own::of(sizes, |_| ids.next().context("ids do not end"))?);
+        kept.plans.push((plan.clone(), layout));
+        kept.footprint.recorded(plan, layout)
+    }
+
+    fn max_rows(&self) -> usize {
+        self.info.max_rows()
+    }
+
+    fn staging(&self) -> u64 {
+        0
+    }
+
+    fn key_block(&self) -> fn(KvFormat) -> usize {
+        self.kept().footprint.key_block()
+    }
+
+    fn lists_best(&self) -> bool {
+        self.kept().footprint.lists_best()
+    }
+}
+
+/// Reads the description of a device, such as `scripts/amd/radv.py` prints: what it can do, and the
+/// shapes of int8 matrices that it multiplies.
+pub fn device_info(device: &Value) -> Result<(DeviceInfo, Vec<MatrixShape>)> {
+    let number = |name: &str| device[name].as_u64().with_context(|| format!("{name} of {device}"));
+    let is_integrated = device["integrated"].as_bool().context("integrated: true or false")?;
+    let shapes: Vec<[u32; 3]> = serde_json::from_value(device["int8_matrices"].clone())
+        .context("int8_matrices: [[M, N, K]]")?;
+    let memory = 64 << 30;
+    let info = DeviceInfo {
+        backend: "vulkan",
+        index: 0,
+        name: device["chip"].as_str().context("chip: a name")?.to_owned(),
+        driver: String::new(),
+        is_cpu: false,
+        is_integrated,
+        api: (1, 3),
+        subgroup: 32.clamp(number("min_subgroup")? as u32, number("max_subgroup")? as u32),
+        asks_subgroup: device["asks_subgroup"].as_bool().context("asks_subgroup: true or false")?,
+        max_shared: number("max_shared")? as u32,
+        max_workgroup: number("max_workgroup")? as u32,
+        max_subgroups: number("max_subgroups")? as u32,
+        max_allocation: memory,
+        memory,
+        available: None,
+        timestamp_ns: 10.0,
+        busy: if is_integrated { 16 } else { 256 },
+        divides_calls: true,
+        offers_matrices: !shapes.is_empty(),
+        draws: false,
+        identity: String::new(),
+        missing: Vec::new(),
+    };
+    Ok((info, shapes.into_iter().map(|[m, n, k]| MatrixShape { m, n, k }).collect()))
+}

@@ -1,0 +1,124 @@
+//! Lists the kernels that GPUs would be given for Gemma 3 27B, in every recipe and format and for
+//! passes of every number of rows.
+//!
+//! `kernels < DEVICES` reads a JSON list of devices and prints a JSON object for each call of a pass.
+//! `scripts/check-amd.sh` compiles these calls for AMD's GPUs.
+
+mod listing;
+
+use anyhow::{Context, Result};
+use gemma::compute::KvFormat;
+use gemma::kv::PAGE;
+use gemma::models::Weights;
+use gemma::models::forward::{self, ForwardOptions, SparePages};
+use gemma::quant::recipe::BUILT_IN;
+use gemma::runtime::shapes::{Formats, Shape};
+use gemma::tensor::Format;
+use gemma::vulkan::{Bucket, DeviceInfo};
+use listing::{ListedCall, Listing, device_info};
+use serde_json::{Value, json};
+use std::io::{Write, stdin, stdout};
+
+/// Weight formats that get a pass of their own.
+const FORMATS: [&str; 14] = [
+    "bf16",
+    "i8-row",
+    "i8-g32",
+    "i8a-row",
+    "i4-row+h128",
+    "i4-g32",
+    "i4-g128",
+    "i2-row+h128",
+    "i2-g32+h128",
+    "i2-g128+h128",
+    "t2-row+h128",
+    "t2.5-row+h128",
+    "t3-row+h128",
+    "t4-row+h128",
+];
+/// Rows of passes that decode and verify.
+const ROWS: [usize; 6] = [1, 2, 4, 8, 16, 32];
+/// Positions of the text: kernels of attention are chosen by them too.
+const CONTEXTS: [usize; 2] = [512, 8192];
+
+fn main() -> Result<()> {
+    let devices: Vec<Value> =
+        serde_json::from_reader(stdin()).context("the devices, a JSON list")?;
+    let recipes = BUILT_IN.iter().map(|(name, _)| Ok((*name, Formats::of_recipe(name))));
+    let formats = FORMATS.into_iter().map(|name| -> Result<_> {
+        let format = Some(name.parse::<Format>()?);
+        Ok((name, Formats { weights: format, ..Formats::default() }))
+    });
+    for device in &devices {
+        let (info, _) = device_info(device)?;
+        for call in Listing::beside_passes() {
+            print(device, &info, "loading", 0, json!({}), call)?;
+        }
+    }
+    for model in recipes.chain(formats) {
+        let (name, formats) = model?;
+        let weights = Shape::B27.weights(&formats)?;
+        for device in &devices {
+            list(device, name, &weights, KvFormat::F16)?;
+            if name == "i4-g32" {
+                list(device, name, &weights, KvFormat::Q8)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Lists the calls of all passes over a model.
+fn list(device: &Value, model: &str, weights: &Weights, kv: KvFormat) -> Result<()> {
+    let (info, shapes) = device_info(device)?;
+    let listing = Listing::new(&info, &shapes);
+    let max_rows = info.max_rows();
+    let context = CONTEXTS[CONTEXTS.len() - 1];
+    let plans = forward::load(
+        weights,
+        &mut listing.executor(),
+        ForwardOptions { context, kv, max_rows, sequences: 1, spare: SparePages::default() },
+    )?;
+    let verify = plans.pass_with_best.unwrap_or(plans.pass);
+    for positions in CONTEXTS {
+        let pages = positions.div_ceil(PAGE);
+        let passes =
+            ROWS.map(|rows| ("verify", verify, Bucket::holding(rows, rows, 0, pages, false)));
+        let more = [
+            ("prefill", plans.pass_without_logits, Bucket::holding(max_rows, 0, 0, pages, false)),
+            ("batch", verify, Bucket::holding(8, 8, 0, pages, true)),
+            ("commit", plans.commit, Bucket::holding(0, 0, 8, pages, false)),
+        ];
+        for (pass, plan, bucket) in passes.into_iter().chain(more) {
+            for call in listing.calls(plan, bucket)? {
+                let place =
+                    json!({"model": model, "kv": format!("{kv:?}"), "positions": positions});
+                print(device, &info, pass, bucket.rows.max(bucket.path), place, call)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Prints a call of a pass. `place` names the model and the position in a text.
+fn print(
+    device: &Value,
+    info: &DeviceInfo,
+    pass: &str,
+    rows: usize,
+    place: Value,
+    call: ListedCall,
+) -> Result<()> {
+    let matrices =
+        call.matrices.iter().map(|(format, rows, cols)| json!([format.to_string(), rows, cols]));
+    let mut line = json!({
+        "chip": device["chip"], "pass": pass, "rows": rows, "shader": call.shader, "constants": call.constants,
+        "subgroup": if info.asks_subgroup { info.subgroup } else { 0 }, "label": call.label,
+        "matrices": matrices.collect::<Vec<Value>>(), "groups": call.groups, "work": call.work, "bytes": call.bytes,
+        "count": call.count,
+    });
+    if let (Some(line), Value::Object(place)) = (line.as_object_mut(), place) {
+        line.extend(place);
+    }
+    Ok(writeln!(stdout(), "{line}")?)
+}

@@ -1,0 +1,93 @@
+//! The forms in which answers go out: one trait, a file each.
+
+use super::super::queue::{AnswerEnd, Piece, RequestFigures};
+use super::error::ApiError;
+use super::request::ServedModel;
+use crate::cli::io::record::FinishReason;
+use crate::decode::TokenLogProbs;
+use rand::RngCore;
+use serde_json::Value;
+use std::sync::Arc;
+
+/// A whole answer.
+#[derive(Debug)]
+pub struct CollectedAnswer {
+    pub text: String,
+    pub log_probs: Vec<TokenLogProbs>,
+    pub reason: FinishReason,
+    pub stop_string: Option<String>,
+}
+
+/// Server-sent events, to be written.
+#[derive(Debug, Default)]
+pub struct SseEvents(pub String);
+
+impl SseEvents {
+    pub fn data(&mut self, value: &Value) {
+        self.0 += &format!("data: {value}\n\n");
+    }
+
+    /// An event whose name is its `type`.
+    pub fn named(&mut self, value: &Value) {
+        let name = value["type"].as_str().unwrap_or("message");
+        self.0 += &format!("event: {name}\ndata: {value}\n\n");
+    }
+}
+
+/// How one request is answered.
+pub trait ApiForm: Send {
+    /// Writes one of the answers, which are asked for in turn. All of them together are the
+    /// response, and none is larger than its own text and log_probs need.
+    fn whole(
+        &mut self,
+        answers: &[CollectedAnswer],
+        figures: &RequestFigures,
+        choice: usize,
+    ) -> String;
+    /// A stream begins.
+    fn begin(&mut self, out: &mut SseEvents);
+    /// A choice goes on.
+    fn piece(&mut self, choice: usize, piece: &Piece, out: &mut SseEvents);
+    /// A choice ends well.
+    fn end(&mut self, choice: usize, reason: FinishReason, end: &AnswerEnd, out: &mut SseEvents);
+    /// All choices have ended.
+    fn close(&mut self, figures: &RequestFigures, out: &mut SseEvents);
+    /// The stream ends with an error.
+    fn fail(&mut self, error: &ApiError, out: &mut SseEvents) {
+        out.data(&error.openai());
+    }
+}
+
+/// What all objects of an answer say.
+#[derive(Clone)]
+pub struct ResponseHead {
+    pub id: String,
+    pub created: u64,
+    pub model: String,
+    pub served: Arc<ServedModel>,
+}
+
+impl ResponseHead {
+    /// `prefix` is what ids of this kind begin with.
+    pub fn new(prefix: &str, model: Option<String>, served: &Arc<ServedModel>) -> ResponseHead {
+        ResponseHead {
+            id: new_id(prefix),
+            created: now(),
+            model: model.unwrap_or_else(|| served.name.clone()),
+            served: served.clone(),
+        }
+    }
+}
+
+/// An id that nobody guesses.
+pub fn new_id(prefix: &str) -> String {
+    let mut bytes = [0; 12];
+    rand::rng().fill_bytes(&mut bytes);
+    format!("{prefix}{}", crate::util::hex(bytes))
+}
+
+/// Seconds since 1970.
+pub fn now() -> u64 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    now.map_or(0, |now| now.as_secs())
+}

@@ -1,0 +1,109 @@
+//! TokenLogProbs of tokens as JSON, in the forms of OpenAI's two endpoints.
+
+use super::request::ServedModel;
+use crate::decode::TokenLogProbs;
+use crate::tensor::Token;
+use serde::ser::SerializeStruct;
+use serde::{Serialize, Serializer};
+use serde_json::Value;
+
+/// Tokens with their log-probabilities in OpenAI's form, written without a tree of values: that would take
+/// twenty times the memory.
+pub struct LogProbs<'a> {
+    pub served: &'a ServedModel,
+    pub log_probs: &'a [TokenLogProbs],
+}
+
+/// A token in words and in bytes, with its chance.
+#[derive(Serialize)]
+struct Chance {
+    token: String,
+    logprob: f64,
+    bytes: Vec<u8>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    top_logprobs: Option<Vec<Chance>>,
+}
+
+impl Chance {
+    fn new(served: &ServedModel, token: Token, logprob: f32) -> Chance {
+        let bytes = served.tokenizer.token_bytes(token);
+        let token = String::from_utf8_lossy(&bytes).into_owned();
+        Chance { token, logprob: logprob.into(), bytes, top_logprobs: None }
+    }
+}
+
+impl Serialize for LogProbs<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        struct Content<'a>(&'a LogProbs<'a>);
+        impl Serialize for Content<'_> {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                let LogProbs { served, log_probs } = self.0;
+                serializer.collect_seq(log_probs.iter().map(|own| {
+                    let best = own.best.iter();
+                    let best = best.map(|(token, logprob)| Chance::new(served, *token, *logprob));
+                    let top_logprobs = Some(best.collect());
+                    let own = Chance::new(served, own.token, own.log_prob);
+                    Chance { top_logprobs, ..own }
+                }))
+            }
+        }
+        let mut object = serializer.serialize_struct("LogProbs", 2)?;
+        object.serialize_field("content", &Content(self))?;
+        object.serialize_field("refusal", &())?;
+        object.end()
+    }
+}
+
+/// Tokens with their log-probabilities in the form of `/v1/completions`, written as [`LogProbs`] are.
+pub struct TextLogProbs<'a> {
+    pub served: &'a ServedModel,
+    pub log_probs: &'a [TokenLogProbs],
+    /// Characters of the answer before.
+    pub offset: usize,
+}
+
+impl TextLogProbs<'_> {
+    fn text(&self, token: Token) -> String {
+        String::from_utf8_lossy(&self.served.tokenizer.token_bytes(token)).into_owned()
+    }
+
+    /// Characters of each token.
+    pub fn lengths(&self) -> impl Iterator<Item = usize> {
+        self.log_probs.iter().map(|own| self.text(own.token).chars().count())
+    }
+}
+
+/// Writes an iterator's items as a list.
+struct List<F>(F);
+
+impl<F: Fn() -> I, I: Iterator<Item: Serialize>> Serialize for List<F> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq((self.0)())
+    }
+}
+
+impl Serialize for TextLogProbs<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let log_probs = || self.log_probs.iter();
+        let best = |own: &TokenLogProbs| {
+            let best = own.best.iter();
+            let best = best.map(|(token, log_prob)| (self.text(*token), Value::from(*log_prob)));
+            best.collect::<serde_json::Map<_, _>>()
+        };
+        let offsets = || {
+            self.lengths().scan(self.offset, |at, length| {
+                *at += length;
+                Some(*at - length)
+            })
+        };
+        let mut object = serializer.serialize_struct("LogProbs", 4)?;
+        object.serialize_field("tokens", &List(|| log_probs().map(|c| self.text(c.token))))?;
+        object.serialize_field(
+            "token_logprobs",
+            &List(|| log_probs().map(|c| f64::from(c.log_prob))),
+        )?;
+        object.serialize_field("top_logprobs", &List(|| log_probs().map(best)))?;
+        object.serialize_field("text_offset", &List(offsets))?;
+        object.end()
+    }
+}

@@ -1,0 +1,14 @@
+//! The APIs of OpenAI and Anthropic: from JSON to requests for the engine, and answers to JSON.
+//!
+//! [`request`] has the request that all forms are parsed into, [`form`] the trait by which answers
+//! are written. Nothing here knows a connection.
+
+pub mod anthropic;
+pub mod error;
+pub mod fields;
+pub mod form;
+mod log_probs;
+pub mod openai;
+pub mod request;
+pub mod responses;
+mod tools;

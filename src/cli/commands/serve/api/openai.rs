@@ -1,0 +1,535 @@
+//! `/v1/chat/completions` and `/v1/completions`, as OpenAI's server has them.
+
+use super::super::queue::{AnswerEnd, Piece, RequestFigures};
+use super::error::ApiError;
+use super::fields::Fields;
+use super::form::{ApiForm, CollectedAnswer, ResponseHead, SseEvents, new_id};
+use super::log_probs::{LogProbs, TextLogProbs};
+use super::request::{ApiRequest, MOST_ANSWERS, Prompt, ServedModel, ToolOptions, conversation};
+use super::tools::{self, AnswerPart, CallReader};
+use crate::cli::io::prompt::Content;
+use crate::cli::io::record::FinishReason;
+use crate::decode::TokenLogProbs;
+use crate::grammar::tools::{Calls, Tool};
+use crate::models::Message;
+use crate::tensor::Token;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// Alternatives to each token at most.
+const MOST_LOG_PROBS: usize = 20;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct StreamOptions {
+    include_usage: Option<bool>,
+    /// Pads events against eavesdroppers; there is nothing to hide from the client itself.
+    #[serde(rename = "include_obfuscation")]
+    _include_obfuscation: Option<bool>,
+}
+
+#[derive(Deserialize)]
+struct Item {
+    role: String,
+    content: Option<Content>,
+    #[serde(default)]
+    tool_calls: Option<Vec<ToolCall>>,
+    tool_call_id: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct ToolCall {
+    id: Option<String>,
+    function: Function,
+}
+
+#[derive(Deserialize)]
+struct Function {
+    name: String,
+    arguments: String,
+}
+
+#[derive(Deserialize)]
+struct ToolItem {
+    #[serde(rename = "type")]
+    kind: String,
+    function: ToolFunction,
+}
+
+#[derive(Deserialize)]
+struct ToolFunction {
+    name: String,
+    description: Option<String>,
+    #[serde(default)]
+    parameters: Value,
+    /// Arguments always fit their schema here.
+    #[serde(rename = "strict")]
+    _strict: Option<bool>,
+}
+
+/// Reads a body of `/v1/chat/completions`.
+pub fn chat(
+    fields: Fields,
+    served: &Arc<ServedModel>,
+) -> Result<(ApiRequest, Box<dyn ApiForm>), ApiError> {
+    let mut fields = fields;
+    let model: Option<String> = fields.take("model")?;
+    model.iter().try_for_each(|model| served.check_name(model))?;
+    let items: Vec<Item> = fields.need("messages")?;
+    let mut request = ApiRequest::take(&mut fields)?;
+    request.take_format(&mut fields)?;
+    let include_usage = take_include_usage(&mut fields, request.stream)?;
+    request.top_log_probs = take_top_log_probs(&mut fields)?;
+    let tools: Vec<ToolItem> = fields.take("tools")?.unwrap_or_default();
+    let choice: Option<Value> = fields.take("tool_choice")?;
+    let many = fields.take("parallel_tool_calls")?.unwrap_or(true);
+    let function = |tool: ToolItem| match tool.kind.as_str() {
+        "function" => {
+            let ToolFunction { name, description, parameters, .. } = tool.function;
+            Ok(Tool { name, description, parameters })
+        }
+        other => {
+            Err(ApiError::bad(format!("tools of type {other:?} are not supported")).param("tools"))
+        }
+    };
+    let tools = tools.into_iter().map(function).collect::<Result<Vec<_>, _>>()?;
+    request.tool_options = tool_options(tools, choice.as_ref(), many)?;
+    fields.only("modalities", &[json!(["text"])])?;
+    fields.only("store", &[false.into()])?;
+    fields.pass_over(&["prompt_cache_key"]);
+    fields.finish()?;
+    let said = conversation(messages(items)?, None, request.tool_options.as_ref());
+    request.prompts = vec![Prompt::Conversation(said)];
+    let head = ResponseHead::new("chatcmpl-", model, served);
+    let reader = CallReader::new(request.tool_options.is_some());
+    let choices = (0..request.n).map(|_| Choice { reader: reader.clone(), calls: 0 }).collect();
+    let wants_log_probs = request.top_log_probs.is_some();
+    Ok((request, Box::new(Chat { head, choices, include_usage, wants_log_probs })))
+}
+
+/// Which functions an answer may call, by `tool_choice`.
+pub fn tool_options(
+    mut tools: Vec<Tool>,
+    choice: Option<&Value>,
+    many: bool,
+) -> Result<Option<ToolOptions>, ApiError> {
+    let wrong = |what: String| ApiError::bad(what).param("tool_choice");
+    let calls = match choice {
+        None => Calls::May,
+        Some(Value::String(word)) => match word.as_str() {
+            "auto" => Calls::May,
+            "none" => return Ok(None),
+            "required" if tools.is_empty() => {
+                return Err(wrong("'tool_choice' is required, and there are no tools".into()));
+            }
+            "required" => Calls::Must,
+            _ => return Err(wrong(format!("'tool_choice' is not {word:?}"))),
+        },
+        Some(named) => {
+            let name = named.pointer("/function/name").or_else(|| named.get("name"));
+            let Some(name) = name.and_then(Value::as_str) else {
+                return Err(wrong("'tool_choice' names no function".into()));
+            };
+            tools.retain(|tool| tool.name == name);
+            if tools.is_empty() {
+                return Err(wrong(format!("there is no function {name:?} among the tools")));
+            }
+            return Ok(Some(ToolOptions { tools, calls: Calls::Must, many: false }));
+        }
+    };
+    Ok((!tools.is_empty()).then_some(ToolOptions { tools, calls, many }))
+}
+
+/// The conversation, with calls and their results as the model reads them.
+fn messages(items: Vec<Item>) -> Result<Vec<Message>, ApiError> {
+    let mut messages: Vec<Message> = Vec::with_capacity(items.len());
+    let (mut names, mut open) = (HashMap::<String, String>::new(), false);
+    for Item { role, content, tool_calls, tool_call_id } in items {
+        let content = content.map(Content::text);
+        if role == "tool" || role == "function" {
+            let name = tool_call_id.as_ref().and_then(|id| names.get(id)).map(String::as_str);
+            let text = tools::result(name, &content.unwrap_or_default());
+            tools::push_result(&mut messages, &mut open, text);
+            continue;
+        }
+        let calls = tool_calls.unwrap_or_default();
+        if content.is_none() && calls.is_empty() {
+            let what = format!("a message of the role {role:?} has no content");
+            return Err(ApiError::bad(what).param("messages"));
+        }
+        let mut lines: Vec<String> = content.into_iter().filter(|t| !t.is_empty()).collect();
+        for ToolCall { id, function: Function { name, arguments } } in calls {
+            lines.push(tools::spelled(&name, &arguments));
+            names.extend(id.map(|id| (id, name)));
+        }
+        let text = lines.join("\n");
+        if role == "user" && open {
+            tools::push_result(&mut messages, &mut open, text);
+            continue;
+        }
+        let role = if role == "developer" { "system".into() } else { role };
+        open = false;
+        messages.push(Message { role, content: text });
+    }
+    Ok(messages)
+}
+
+fn take_include_usage(fields: &mut Fields, stream: bool) -> Result<bool, ApiError> {
+    let options: Option<StreamOptions> = fields.take("stream_options")?;
+    if options.is_some() && !stream {
+        let what = "'stream_options' needs 'stream' to be true";
+        return Err(ApiError::bad(what).param("stream_options"));
+    }
+    Ok(options.and_then(|options| options.include_usage).unwrap_or(false))
+}
+
+fn take_top_log_probs(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
+    let wanted = fields.take("logprobs")?.unwrap_or(false);
+    let top: Option<usize> = fields.take("top_logprobs")?;
+    match top {
+        Some(top) if top > MOST_LOG_PROBS => {
+            let what = format!("'top_logprobs' is from 0 to {MOST_LOG_PROBS}");
+            Err(ApiError::bad(what).param("top_logprobs"))
+        }
+        Some(1..) if !wanted => {
+            let what = "'top_logprobs' needs 'logprobs' to be true";
+            Err(ApiError::bad(what).param("top_logprobs"))
+        }
+        top => Ok(wanted.then_some(top.unwrap_or(0))),
+    }
+}
+
+/// Tokens as OpenAI counts them.
+pub fn usage(figures: &RequestFigures) -> Value {
+    let RequestFigures { prompt_tokens, cached_tokens, completion_tokens, .. } = figures;
+    json!({
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": cached_tokens},
+    })
+}
+
+/// One of the answers of a whole response.
+#[derive(Serialize)]
+struct Whole<M: Serialize, L: Serialize> {
+    index: usize,
+    #[serde(flatten)]
+    message: M,
+    logprobs: Option<L>,
+    finish_reason: &'static str,
+}
+
+/// The part of a whole response that one answer is: `object` is the response without answers.
+fn part(
+    object: &Value,
+    (choice, choices): (usize, usize),
+    answer: &impl Serialize,
+    figures: &RequestFigures,
+) -> String {
+    let mut text = match choice {
+        0 => object.to_string().strip_suffix("]}").expect("answers come last").to_owned(),
+        _ => ",".to_owned(),
+    };
+    text += &serde_json::to_string(answer).expect("texts and numbers");
+    if choice + 1 == choices {
+        text += &format!("],\"usage\":{}}}", usage(figures));
+    }
+    text
+}
+
+/// One of the answers, on its way.
+struct Choice {
+    reader: CallReader,
+    calls: usize,
+}
+
+/// Answers of `/v1/chat/completions`.
+struct Chat {
+    head: ResponseHead,
+    choices: Vec<Choice>,
+    include_usage: bool,
+    wants_log_probs: bool,
+}
+
+impl Chat {
+    fn object(&self, kind: &str, choices: Value) -> Value {
+        let ResponseHead { id, created, model, served } = &self.head;
+        json!({"id": id, "object": kind, "created": created, "model": model,
+            "system_fingerprint": served.fingerprint, "choices": choices})
+    }
+
+    fn chunk(&self, choices: Value, out: &mut SseEvents) {
+        let mut chunk = self.object("chat.completion.chunk", choices);
+        if self.include_usage {
+            chunk["usage"] = Value::Null;
+        }
+        out.data(&chunk);
+    }
+
+    fn delta(&self, choice: usize, delta: Value, log_probs: Value, out: &mut SseEvents) {
+        let choice = json!({"index": choice, "delta": delta, "logprobs": log_probs,
+            "finish_reason": null});
+        self.chunk(json!([choice]), out);
+    }
+
+    fn finish(&self, choice: usize, reason: FinishReason) -> &'static str {
+        match reason {
+            FinishReason::Length => "length",
+            _ if self.choices[choice].calls > 0 => "tool_calls",
+            _ => "stop",
+        }
+    }
+}
+
+impl ApiForm for Chat {
+    fn whole(
+        &mut self,
+        answers: &[CollectedAnswer],
+        figures: &RequestFigures,
+        choice: usize,
+    ) -> String {
+        let answer = &answers[choice];
+        let (mut content, mut calls) = (String::new(), Vec::<Value>::new());
+        for part in self.choices[choice].reader.push(&answer.text) {
+            match part {
+                AnswerPart::Text(text) => content += &text,
+                AnswerPart::Call(name) => calls.push(json!({"id": new_id("call_"),
+                    "type": "function", "function": {"name": name, "arguments": ""}})),
+                AnswerPart::Arguments(text) => {
+                    let call = calls.last_mut().expect("arguments follow their call");
+                    let arguments = &mut call["function"]["arguments"];
+                    *arguments = (arguments.as_str().unwrap_or_default().to_owned() + &text).into();
+                }
+            }
+        }
+        self.choices[choice].calls = calls.len();
+        let mut message = json!({"role": "assistant", "content": content, "refusal": null});
+        if !calls.is_empty() {
+            message["tool_calls"] = calls.into();
+            message["content"] = Value::Null;
+        }
+        let log_probs = LogProbs { served: &self.head.served, log_probs: &answer.log_probs };
+        let whole = Whole {
+            index: choice,
+            message: json!({"message": message}),
+            logprobs: self.wants_log_probs.then_some(log_probs),
+            finish_reason: self.finish(choice, answer.reason),
+        };
+        let object = self.object("chat.completion", json!([]));
+        part(&object, (choice, answers.len()), &whole, figures)
+    }
+
+    fn begin(&mut self, out: &mut SseEvents) {
+        for choice in 0..self.choices.len() {
+            let delta = json!({"role": "assistant", "content": "", "refusal": null});
+            self.delta(choice, delta, Value::Null, out);
+        }
+    }
+
+    fn piece(&mut self, choice: usize, piece: &Piece, out: &mut SseEvents) {
+        let mut log_probs = match self.wants_log_probs && !piece.log_probs.is_empty() {
+            true => json!(LogProbs { served: &self.head.served, log_probs: &piece.log_probs }),
+            false => Value::Null,
+        };
+        let parts = self.choices[choice].reader.push(&piece.text);
+        if parts.is_empty() && !log_probs.is_null() {
+            self.delta(choice, json!({}), log_probs.take(), out);
+        }
+        for part in parts {
+            let own = &mut self.choices[choice];
+            let delta = match part {
+                AnswerPart::Text(text) => json!({"content": text}),
+                AnswerPart::Call(name) => {
+                    own.calls += 1;
+                    json!({"tool_calls": [{"index": own.calls - 1, "id": new_id("call_"),
+                        "type": "function", "function": {"name": name, "arguments": ""}}]})
+                }
+                AnswerPart::Arguments(text) => json!({"tool_calls": [{"index": own.calls - 1,
+                    "function": {"arguments": text}}]}),
+            };
+            self.delta(choice, delta, log_probs.take(), out);
+        }
+    }
+
+    fn end(&mut self, choice: usize, reason: FinishReason, _: &AnswerEnd, out: &mut SseEvents) {
+        let finish = self.finish(choice, reason);
+        let choice = json!({"index": choice, "delta": {}, "logprobs": null,
+            "finish_reason": finish});
+        self.chunk(json!([choice]), out);
+    }
+
+    fn close(&mut self, figures: &RequestFigures, out: &mut SseEvents) {
+        if self.include_usage {
+            let mut chunk = self.object("chat.completion.chunk", json!([]));
+            chunk["usage"] = usage(figures);
+            out.data(&chunk);
+        }
+        out.0 += "data: [DONE]\n\n";
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Prompts {
+    Text(String),
+    Texts(Vec<String>),
+    Tokens(Vec<Token>),
+    Lists(Vec<Vec<Token>>),
+}
+
+/// Reads a body of `/v1/completions`.
+pub fn completions(
+    fields: Fields,
+    served: &Arc<ServedModel>,
+) -> Result<(ApiRequest, Box<dyn ApiForm>), ApiError> {
+    let mut fields = fields;
+    let model: Option<String> = fields.take("model")?;
+    model.iter().try_for_each(|model| served.check_name(model))?;
+    let mut request = ApiRequest::take(&mut fields)?;
+    request.take_format(&mut fields)?;
+    let prompts = match fields.need("prompt")? {
+        Prompts::Text(text) => vec![Prompt::Text(text)],
+        Prompts::Texts(texts) => texts.into_iter().map(Prompt::Text).collect(),
+        Prompts::Tokens(tokens) => vec![Prompt::Tokens(tokens)],
+        Prompts::Lists(lists) => lists.into_iter().map(Prompt::Tokens).collect(),
+    };
+    if prompts.is_empty() {
+        return Err(ApiError::bad("'prompt' is an empty list").param("prompt"));
+    }
+    let include_usage = take_include_usage(&mut fields, request.stream)?;
+    let top: Option<usize> = fields.take("logprobs")?;
+    if top.is_some_and(|top| top > MOST_LOG_PROBS) {
+        let what = format!("'logprobs' is from 0 to {MOST_LOG_PROBS}");
+        return Err(ApiError::bad(what).param("logprobs"));
+    }
+    request.top_log_probs = top;
+    let echo = fields.take("echo")?.unwrap_or(false);
+    if echo && top.is_some() {
+        let what = "'logprobs' of a prompt, which 'echo' would show, are not supported";
+        return Err(ApiError::bad(what).param("echo").code("unsupported_parameter"));
+    }
+    fields.only("suffix", &["".into()])?;
+    fields.finish()?;
+    // More prompts than this are too many answers.
+    let answers = prompts.len().saturating_mul(request.n);
+    if answers > MOST_ANSWERS {
+        let what = format!("a request has at most {MOST_ANSWERS} answers, and this one {answers}");
+        return Err(ApiError::bad(what).param("prompt"));
+    }
+    let shown = |prompt: &Prompt| match prompt {
+        Prompt::Text(text) if echo => text.as_str().into(),
+        Prompt::Tokens(tokens) if echo => served.tokenizer.decode(tokens).into(),
+        _ => Arc::from(""),
+    };
+    let each = |prompt: &Prompt| std::iter::repeat_n(shown(prompt), request.n);
+    let echoes = prompts.iter().flat_map(each).collect();
+    request.prompts = prompts;
+    let head = ResponseHead::new("cmpl-", model, served);
+    let offsets = vec![0; answers];
+    Ok((
+        request,
+        Box::new(Text { head, echoes, include_usage, wants_log_probs: top.is_some(), offsets }),
+    ))
+}
+
+/// Answers of `/v1/completions`.
+struct Text {
+    head: ResponseHead,
+    /// What each answer begins with.
+    echoes: Vec<Arc<str>>,
+    include_usage: bool,
+    wants_log_probs: bool,
+    /// Characters of each answer whose log_probs were told.
+    offsets: Vec<usize>,
+}
+
+impl Text {
+    fn object(&self, choices: Value) -> Value {
+        let ResponseHead { id, created, model, served } = &self.head;
+        json!({"id": id, "object": "text_completion", "created": created, "model": model,
+            "system_fingerprint": served.fingerprint, "choices": choices})
+    }
+
+    fn chunk(&self, choice: Value, out: &mut SseEvents) {
+        let mut chunk = self.object(json!([choice]));
+        if self.include_usage {
+            chunk["usage"] = Value::Null;
+        }
+        out.data(&chunk);
+    }
+
+    fn log_probs<'a>(
+        &'a mut self,
+        choice: usize,
+        log_probs: &'a [TokenLogProbs],
+    ) -> Option<TextLogProbs<'a>> {
+        let (served, offset) = (&*self.head.served, self.offsets[choice]);
+        let log_probs = TextLogProbs { served, log_probs, offset };
+        if !self.wants_log_probs {
+            return None;
+        }
+        self.offsets[choice] += log_probs.lengths().sum::<usize>();
+        Some(log_probs)
+    }
+}
+
+/// OpenAI's word for why a text ended.
+fn finish(reason: FinishReason) -> &'static str {
+    if reason == FinishReason::Length { "length" } else { "stop" }
+}
+
+impl ApiForm for Text {
+    fn whole(
+        &mut self,
+        answers: &[CollectedAnswer],
+        figures: &RequestFigures,
+        choice: usize,
+    ) -> String {
+        let answer = &answers[choice];
+        let text = format!("{}{}", self.echoes[choice], answer.text);
+        let object = self.object(json!([]));
+        let whole = Whole {
+            index: choice,
+            message: json!({"text": text}),
+            logprobs: self.log_probs(choice, &answer.log_probs),
+            finish_reason: finish(answer.reason),
+        };
+        part(&object, (choice, answers.len()), &whole, figures)
+    }
+
+    fn begin(&mut self, out: &mut SseEvents) {
+        for (index, echo) in self.echoes.iter().enumerate().filter(|(_, echo)| !echo.is_empty()) {
+            let choice =
+                json!({"index": index, "text": &**echo, "logprobs": null, "finish_reason": null});
+            self.chunk(choice, out);
+        }
+    }
+
+    fn piece(&mut self, choice: usize, piece: &Piece, out: &mut SseEvents) {
+        let log_probs = json!(self.log_probs(choice, &piece.log_probs));
+        if piece.text.is_empty() && piece.log_probs.is_empty() {
+            return;
+        }
+        let choice = json!({"index": choice, "text": piece.text, "logprobs": log_probs,
+            "finish_reason": null});
+        self.chunk(choice, out);
+    }
+
+    fn end(&mut self, choice: usize, reason: FinishReason, _: &AnswerEnd, out: &mut SseEvents) {
+        let choice = json!({"index": choice, "text": "", "logprobs": null,
+            "finish_reason": finish(reason)});
+        self.chunk(choice, out);
+    }
+
+    fn close(&mut self, figures: &RequestFigures, out: &mut SseEvents) {
+        if self.include_usage {
+            let mut chunk = self.object(json!([]));
+            chunk["usage"] = usage(figures);
+            out.data(&chunk);
+        }
+        out.0 += "data: [DONE]\n\n";
+    }
+}

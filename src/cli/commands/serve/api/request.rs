@@ -1,0 +1,361 @@
+//! What a client asks for, whatever form it came in, and how it becomes texts for the engine.
+
+use super::super::queue::{ClientRequest, Delivery, EVENTS};
+use super::error::ApiError;
+use super::fields::Fields;
+use crate::cli::io::format::{Format, Formats};
+use crate::cli::io::prompt::{Prompts, Said};
+use crate::decode::Request;
+use crate::error::Fault;
+use crate::grammar::tools::{self, Calls, Tool};
+use crate::grammar::{Grammar, Source};
+use crate::models::{ChatTemplate, Config, Message, Special, Tokenizer};
+use crate::runtime::answers::{self, AnswerRequest};
+use crate::runtime::constraints::{Constrained, Constraints};
+use crate::runtime::load::check_prompt;
+use crate::runtime::options::AutoOr;
+use crate::sampler::SamplerConfig;
+use crate::tensor::Token;
+use anyhow::{Result, ensure};
+use serde::Deserialize;
+use serde_json::Value;
+use std::sync::Arc;
+
+/// Bytes of memory for each byte of a text that is tokenised.
+pub const TOKENISER_MEMORY: usize = 240;
+/// Bytes that a chat template may add to what was said, beside doubling it.
+const RENDERED: usize = 1 << 16;
+/// Bytes of memory for an answer, for each of its tokens, for each token whose chances are told,
+/// and for each alternative to it; the last two also as JSON.
+const ANSWER: usize = 1 << 12;
+const TOKEN: usize = 16;
+const CHANCES: usize = 64;
+const BEST: usize = 12;
+const CHANCES_JSON: usize = 100;
+const BEST_JSON: usize = 80;
+
+/// Answers to one request at most.
+pub const MOST_ANSWERS: usize = 64;
+/// Stop strings at most, and their bytes: each is looked for in each piece of text.
+const MOST_STOPS: usize = 64;
+const LONGEST_STOP: usize = 4096;
+
+/// The model, as clients' threads know it.
+pub struct ServedModel {
+    pub name: String,
+    pub aliases: Vec<String>,
+    pub created: u64,
+    pub fingerprint: String,
+    pub tokenizer: Arc<Tokenizer>,
+    pub template: ChatTemplate,
+    pub config: Config,
+    pub stop_ids: Vec<Token>,
+    /// Positions of a text.
+    pub context: usize,
+    /// What the model's authors recommend.
+    pub sampling: SamplerConfig,
+    pub constraints: Constraints,
+    /// Tokens of an answer where the client does not say.
+    pub max_tokens: AutoOr,
+}
+
+impl ServedModel {
+    /// Whether a client may call the model so.
+    pub fn check_name(&self, name: &str) -> Result<(), ApiError> {
+        if name == self.name || self.aliases.iter().any(|alias| alias == name || alias == "*") {
+            return Ok(());
+        }
+        let message = format!("there is no model {name:?} here; there is {:?}", self.name);
+        Err(ApiError::new(404, message).param("model").code("model_not_found"))
+    }
+}
+
+/// What comes before an answer.
+#[derive(Clone, Debug)]
+pub enum Prompt {
+    /// Goes through the chat template.
+    Conversation(Said),
+    /// Is continued as it is, behind one BOS.
+    Text(String),
+    /// The same of tokens, as they are.
+    Tokens(Vec<Token>),
+}
+
+/// Fields that stand in for `--temp` and its like.
+#[derive(Clone, Debug, Default)]
+pub struct SamplingFields {
+    temperature: Option<f32>,
+    top_k: Option<usize>,
+    top_p: Option<f32>,
+    min_p: Option<f32>,
+    repeat_penalty: Option<f32>,
+}
+
+/// Functions that an answer may call.
+#[derive(Clone, Debug)]
+pub struct ToolOptions {
+    pub tools: Vec<Tool>,
+    pub calls: Calls,
+    /// Several calls in an answer.
+    pub many: bool,
+}
+
+/// A request.
+#[derive(Clone, Debug, Default)]
+pub struct ApiRequest {
+    /// An answer, or `n`, to each.
+    pub prompts: Vec<Prompt>,
+    pub n: usize,
+    pub sampling: SamplingFields,
+    pub seed: Option<u64>,
+    pub stops: Vec<String>,
+    pub max_tokens: Option<usize>,
+    pub ignore_eos: bool,
+    pub format: Option<Format>,
+    pub tool_options: Option<ToolOptions>,
+    /// Alternatives to tell beside the log-probability of each token; `None` for neither.
+    pub top_log_probs: Option<usize>,
+    pub stream: bool,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum OneOrMore {
+    One(String),
+    More(Vec<String>),
+}
+
+impl SamplingFields {
+    pub fn take(fields: &mut Fields) -> Result<SamplingFields, ApiError> {
+        let penalty = fields.take("repetition_penalty")?;
+        Ok(SamplingFields {
+            temperature: fields.take("temperature")?,
+            top_k: fields.take_limit("top_k")?,
+            top_p: fields.take("top_p")?,
+            min_p: fields.take("min_p")?,
+            repeat_penalty: fields.take("repeat_penalty")?.or(penalty),
+        })
+    }
+}
+
+/// Takes stop strings, one or several.
+pub fn take_stops(fields: &mut Fields, name: &str) -> Result<Vec<String>, ApiError> {
+    let stops = match fields.take(name)? {
+        None => Vec::new(),
+        Some(OneOrMore::One(text)) => vec![text],
+        Some(OneOrMore::More(texts)) => texts,
+    };
+    let fits = |text: &String| (1..=LONGEST_STOP).contains(&text.len());
+    if stops.len() > MOST_STOPS || !stops.iter().all(fits) {
+        let what = format!("'{name}' takes {MOST_STOPS} texts of 1 to {LONGEST_STOP} bytes");
+        return Err(ApiError::bad(what).param(name));
+    }
+    Ok(stops)
+}
+
+impl ApiRequest {
+    /// Takes what OpenAI's two forms have in common.
+    pub fn take(fields: &mut Fields) -> Result<ApiRequest, ApiError> {
+        let n = fields.take("n")?.unwrap_or(1);
+        if !(1..=MOST_ANSWERS).contains(&n) {
+            let what = format!("'n' is from 1 to {MOST_ANSWERS}");
+            return Err(ApiError::bad(what).param("n"));
+        }
+        fields.only("best_of", &[n.into()])?;
+        let max_tokens = fields.take_limit("max_tokens")?;
+        let zero = [0.into(), 0.0.into()];
+        fields.only("frequency_penalty", &zero)?;
+        fields.only("presence_penalty", &zero)?;
+        fields.only("logit_bias", &[Value::Object(Default::default())])?;
+        fields.pass_over(&["user", "metadata", "service_tier", "safety_identifier"]);
+        Ok(ApiRequest {
+            n,
+            sampling: SamplingFields::take(fields)?,
+            seed: fields.take_limit("seed")?,
+            stops: take_stops(fields, "stop")?,
+            max_tokens: fields.take_limit("max_completion_tokens")?.or(max_tokens),
+            ignore_eos: fields.take("ignore_eos")?.unwrap_or(false),
+            stream: fields.take("stream")?.unwrap_or(false),
+            ..ApiRequest::default()
+        })
+    }
+
+    /// Takes what the answer must follow.
+    pub fn take_format(&mut self, fields: &mut Fields) -> Result<(), ApiError> {
+        let names = ["response_format", "json_schema", "grammar", "regex"];
+        let mut given = serde_json::Map::new();
+        for name in names {
+            given.extend(fields.take::<Value>(name)?.map(|value| (name.to_owned(), value)));
+        }
+        let name = given.keys().next().cloned();
+        let wrong = |error: ApiError| match &name {
+            Some(name) => error.param(name.clone()),
+            None => error,
+        };
+        let formats: Formats = serde_json::from_value(Value::Object(given))
+            .map_err(|error| wrong(ApiError::bad(error.to_string())))?;
+        self.format = formats.one().map_err(|error| wrong(ApiError::of(&error)))?;
+        Ok(())
+    }
+
+    /// Returns a request for each answer, in the order of the prompts, and the seed of the first one.
+    /// A further answer to the same prompt has the next seed. `delivery` makes the delivery of the
+    /// nth answer.
+    pub fn requests(
+        &self,
+        served: &ServedModel,
+        grammar: Option<Grammar>,
+        delivery: &dyn Fn(usize) -> Delivery,
+    ) -> Result<(Vec<ClientRequest>, u64)> {
+        let seed = self.seed.unwrap_or_else(|| rand::random::<u32>() as u64);
+        let mut requests = Vec::with_capacity(self.answers());
+        for prompt in &self.prompts {
+            let history = prompt.tokens(served)?;
+            for i in 0..self.n as u64 {
+                let constrained = Constrained::new(grammar.as_ref(), history.len());
+                let config = self.sampling(&served.sampling, seed.wrapping_add(i));
+                let (tokenizer, ends) = (&served.tokenizer, &served.stop_ids);
+                let sampler =
+                    answers::sampler(config, &constrained, tokenizer, ends, self.ignore_eos)?;
+                // The first mask is computed here, so that the engine's thread need not wait for it.
+                // An error of it is reported when the answer begins.
+                let _ = sampler.mask(&history);
+                let text = Request::new(history.clone(), sampler, self.most_tokens(served));
+                let text = Request { top_log_probs: self.top_log_probs, ..text };
+                let (stops, data) = (self.stops.clone(), delivery(requests.len()));
+                requests.push(AnswerRequest { text, constrained, stops, data });
+            }
+        }
+        Ok((requests, seed))
+    }
+
+    /// Answers to all prompts.
+    pub fn answers(&self) -> usize {
+        self.prompts.len() * self.n
+    }
+
+    /// Tokens of an answer at most; the context may hold fewer.
+    fn most_tokens(&self, served: &ServedModel) -> usize {
+        let most = match served.max_tokens {
+            AutoOr::Auto => usize::MAX,
+            AutoOr::N(n) => n,
+        };
+        self.max_tokens.unwrap_or(most)
+    }
+
+    /// Bytes of memory that the answers may take until they are sent. At most [`MOST_ANSWERS`] are
+    /// request for.
+    pub fn answers_memory(&self, served: &ServedModel) -> usize {
+        let tokens = self.most_tokens(served).min(served.context);
+        // A stream keeps what its client has not read.
+        let kept = if self.stream { tokens.min(EVENTS) } else { tokens };
+        let (log_probs, json) = match self.top_log_probs {
+            Some(best) => (CHANCES + BEST * best, CHANCES_JSON + BEST_JSON * best),
+            None => (0, TOKEN),
+        };
+        let history = size_of::<Token>() * served.context;
+        self.answers() * (ANSWER + history + kept * (TOKEN + log_probs)) + kept * json
+    }
+
+    /// Bytes of the longest prompt.
+    pub fn longest(&self) -> usize {
+        self.prompts.iter().map(Prompt::bytes).max().unwrap_or(0)
+    }
+
+    /// What the answers must follow.
+    pub fn source(&self) -> Result<Option<Source>> {
+        match (&self.tool_options, &self.format) {
+            (None, None | Some(Format::Text)) => Ok(None),
+            (None, Some(Format::Grammar(source))) => Ok(Some(source.clone())),
+            (Some(tool_options), None | Some(Format::Text)) => {
+                // A schema that is wrong is told by its place in itself.
+                tools::source(&tool_options.tools, tool_options.calls, tool_options.many).map(Some)
+            }
+            (Some(_), Some(Format::Grammar(_))) => Err(Fault::usage(
+                "an answer that may call functions cannot follow another form too",
+            )
+            .help("leave out tools or response_format, or say tool_choice: none")
+            .into()),
+        }
+    }
+
+    fn sampling(&self, base: &SamplerConfig, seed: u64) -> SamplerConfig {
+        let own = &self.sampling;
+        SamplerConfig {
+            temperature: own.temperature.unwrap_or(base.temperature),
+            top_k: own.top_k.unwrap_or(base.top_k),
+            top_p: own.top_p.unwrap_or(base.top_p),
+            min_p: own.min_p.unwrap_or(base.min_p),
+            repeat_penalty: own.repeat_penalty.unwrap_or(base.repeat_penalty),
+            seed,
+        }
+    }
+}
+
+/// Bytes of memory that making tokens of a prompt of so many bytes takes.
+pub fn tokeniser_memory(bytes: usize, served: &ServedModel) -> usize {
+    // A text that no context holds is refused before.
+    let fits = served.context.saturating_mul(served.tokenizer.longest());
+    TOKENISER_MEMORY * most_rendered(bytes).min(fits)
+}
+
+/// Bytes that a chat template may make of so many.
+fn most_rendered(said: usize) -> usize {
+    2 * said + RENDERED
+}
+
+impl Prompt {
+    /// Bytes of text.
+    fn bytes(&self) -> usize {
+        match self {
+            Prompt::Conversation(said) => said.bytes(),
+            Prompt::Text(text) => text.len(),
+            Prompt::Tokens(tokens) => size_of_val(&tokens[..]) / TOKENISER_MEMORY,
+        }
+    }
+
+    /// The prompt's tokens. One that leaves an answer no room is refused.
+    pub fn tokens(&self, served: &ServedModel) -> Result<Vec<Token>> {
+        let ServedModel { tokenizer, config, template, context, .. } = served;
+        let raw;
+        let (template, said) = match self {
+            Prompt::Conversation(said) => (Some(template), said),
+            Prompt::Text(text) => {
+                raw = Said { text: Some(text.clone()), ..Said::default() };
+                (None, &raw)
+            }
+            Prompt::Tokens(tokens) => {
+                let vocab = tokenizer.vocab();
+                ensure!(
+                    !tokens.is_empty() && tokens.iter().all(|t| (*t as usize) < vocab),
+                    Fault::usage(format!("tokens are numbers below {vocab}"))
+                );
+                check_prompt(tokens.len(), false, AutoOr::N(*context), config)?;
+                return Ok(tokens.clone());
+            }
+        };
+        let most_rendered = most_rendered(said.bytes());
+        let prompts =
+            Prompts { template, config, tokenizer, asked: AutoOr::N(*context), most_rendered };
+        prompts.tokens(said, Special::AsText).map(|(tokens, _)| tokens)
+    }
+}
+
+/// A conversation of these messages, with what says which functions there are.
+pub fn conversation(
+    mut messages: Vec<Message>,
+    system: Option<String>,
+    tool_options: Option<&ToolOptions>,
+) -> Said {
+    if let Some(system) = system {
+        messages.insert(0, Message { role: "system".into(), content: system });
+    }
+    if let Some(tool_options) = tool_options {
+        let told = super::tools::instructions(&tool_options.tools);
+        match messages.first_mut().filter(|first| first.role == "system") {
+            Some(first) => first.content = format!("{}\n\n{told}", first.content),
+            None => messages.insert(0, Message { role: "system".into(), content: told }),
+        }
+    }
+    Said { messages, ..Said::default() }
+}

@@ -1,0 +1,421 @@
+//! `/v1/responses`, as OpenAI's server has it, without what a server would have to remember.
+
+use super::super::queue::{AnswerEnd, Piece, RequestFigures};
+use super::error::ApiError;
+use super::fields::Fields;
+use super::form::{ApiForm, CollectedAnswer, ResponseHead, SseEvents, new_id};
+use super::openai::tool_options;
+use super::request::{ApiRequest, Prompt, SamplingFields, ServedModel, conversation};
+use super::tools::{self, AnswerPart, CallReader};
+use crate::cli::io::format::Format;
+use crate::cli::io::record::FinishReason;
+use crate::grammar::Source;
+use crate::grammar::tools::Tool;
+use crate::models::Message;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Input {
+    Text(String),
+    Items(Vec<Item>),
+}
+
+#[derive(Deserialize)]
+struct Item {
+    #[serde(rename = "type")]
+    kind: Option<String>,
+    role: Option<String>,
+    content: Option<Content>,
+    call_id: Option<String>,
+    name: Option<String>,
+    arguments: Option<String>,
+    output: Option<Content>,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Content {
+    Text(String),
+    Parts(Vec<TextPart>),
+}
+
+#[derive(Deserialize)]
+struct TextPart {
+    #[serde(rename = "type")]
+    kind: String,
+    text: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct ToolItem {
+    #[serde(rename = "type")]
+    kind: String,
+    name: Option<String>,
+    description: Option<String>,
+    #[serde(default)]
+    parameters: Value,
+}
+
+#[derive(Deserialize)]
+struct TextOptions {
+    format: Option<Value>,
+}
+
+impl Content {
+    fn text(self) -> Result<String, ApiError> {
+        let part = |part: TextPart| match (part.kind.as_str(), part.text) {
+            ("input_text" | "output_text" | "text", Some(text)) => Ok(text),
+            (kind, _) => {
+                Err(ApiError::bad(format!("{kind}: only text is supported")).param("input"))
+            }
+        };
+        match self {
+            Content::Text(text) => Ok(text),
+            Content::Parts(parts) => parts.into_iter().map(part).collect(),
+        }
+    }
+}
+
+fn messages(input: Input) -> Result<Vec<Message>, ApiError> {
+    let items = match input {
+        Input::Text(content) => return Ok(vec![Message { role: "user".into(), content }]),
+        Input::Items(items) => items,
+    };
+    let wrong = |what: &str| ApiError::bad(what).param("input");
+    let mut messages: Vec<Message> = Vec::with_capacity(items.len());
+    let (mut names, mut open) = (HashMap::<String, String>::new(), false);
+    for item in items {
+        match item.kind.as_deref().unwrap_or("message") {
+            "message" => {
+                let role = item.role.ok_or_else(|| wrong("a message has no role"))?;
+                let content = item.content.ok_or_else(|| wrong("a message has no content"))?;
+                let content = content.text()?;
+                if role == "user" && open {
+                    tools::push_result(&mut messages, &mut open, content);
+                    continue;
+                }
+                let role = if role == "developer" { "system".into() } else { role };
+                open = false;
+                messages.push(Message { role, content });
+            }
+            "function_call" => {
+                let name = item.name.ok_or_else(|| wrong("a call has no name"))?;
+                let line = tools::spelled(&name, item.arguments.as_deref().unwrap_or("{}"));
+                names.extend(item.call_id.map(|id| (id, name)));
+                open = false;
+                match messages.last_mut().filter(|last| last.role == "assistant") {
+                    Some(last) => last.content = format!("{}\n{line}", last.content),
+                    None => messages.push(Message { role: "assistant".into(), content: line }),
+                }
+            }
+            "function_call_output" => {
+                let name = item.call_id.and_then(|id| names.get(&id).cloned());
+                let output = item.output.map(Content::text).transpose()?.unwrap_or_default();
+                let text = tools::result(name.as_deref(), &output);
+                tools::push_result(&mut messages, &mut open, text);
+            }
+            // Thoughts are not part of what a model reads again.
+            "reasoning" => {}
+            other => return Err(wrong(&format!("items of type {other:?} are not supported"))),
+        }
+    }
+    Ok(messages)
+}
+
+/// What the answer must follow. The schema stands beside its name here, not below it.
+fn format(options: Option<TextOptions>) -> Result<Option<Format>, ApiError> {
+    let Some(format) = options.and_then(|options| options.format) else { return Ok(None) };
+    match (format["type"].as_str(), format.get("schema")) {
+        (Some("text"), _) => Ok(None),
+        (Some("json_object"), _) => Ok(Some(Format::Grammar(Source::json_object()))),
+        (Some("json_schema"), Some(schema)) => {
+            Ok(Some(Format::Grammar(Source::JsonSchema(schema.clone()))))
+        }
+        _ => Err(ApiError::bad("'text.format' is not one that is known").param("text.format")),
+    }
+}
+
+/// Reads a body of `/v1/responses`.
+pub fn body(
+    mut fields: Fields,
+    served: &Arc<ServedModel>,
+) -> Result<(ApiRequest, Box<dyn ApiForm>), ApiError> {
+    let model: Option<String> = fields.take("model")?;
+    model.iter().try_for_each(|model| served.check_name(model))?;
+    let messages = messages(fields.need("input")?)?;
+    let system = fields.take("instructions")?;
+    let tools: Vec<ToolItem> = fields.take("tools")?.unwrap_or_default();
+    let shown_tools = tools.iter().map(shown).collect();
+    let tool = |tool: ToolItem| match (tool.kind.as_str(), tool.name) {
+        ("function", Some(name)) => {
+            Ok(Tool { name, description: tool.description, parameters: tool.parameters })
+        }
+        (kind, _) => {
+            Err(ApiError::bad(format!("tools of type {kind:?} are not supported")).param("tools"))
+        }
+    };
+    let tools = tools.into_iter().map(tool).collect::<Result<Vec<_>, _>>()?;
+    let choice: Option<Value> = fields.take("tool_choice")?;
+    let many = fields.take("parallel_tool_calls")?.unwrap_or(true);
+    let tool_options = tool_options(tools, choice.as_ref(), many)?;
+    let prompts = vec![Prompt::Conversation(conversation(messages, system, tool_options.as_ref()))];
+    let request = ApiRequest {
+        prompts,
+        n: 1,
+        sampling: SamplingFields::take(&mut fields)?,
+        seed: fields.take_limit("seed")?,
+        max_tokens: fields.take_limit("max_output_tokens")?,
+        format: format(fields.take("text")?)?,
+        tool_options,
+        stream: fields.take("stream")?.unwrap_or(false),
+        ..ApiRequest::default()
+    };
+    // Nothing is stored: an answer that another is to follow has to be sent along.
+    fields.only("previous_response_id", &[])?;
+    fields.only("background", &[false.into()])?;
+    fields.only("truncation", &["disabled".into()])?;
+    fields.only("include", &[json!([]), json!(["reasoning.encrypted_content"])])?;
+    fields.pass_over(&["store", "user", "metadata", "service_tier", "safety_identifier"]);
+    fields.pass_over(&["prompt_cache_key", "stream_options"]);
+    fields.finish()?;
+    let head = ResponseHead::new("resp_", model, served);
+    let reader = CallReader::new(request.tool_options.is_some());
+    let shown = Shown {
+        tools: shown_tools,
+        choice: choice.unwrap_or("auto".into()),
+        many,
+        max_tokens: request.max_tokens,
+    };
+    let form = Items { head, reader, shown, sequence: 0, items: Vec::new(), is_open: false };
+    Ok((request, Box::new(Responses { form, reason: None })))
+}
+
+fn shown(tool: &ToolItem) -> Value {
+    json!({"type": "function", "name": tool.name, "description": tool.description,
+        "parameters": tool.parameters, "strict": true})
+}
+
+/// What the answer repeats of the question.
+struct Shown {
+    tools: Value,
+    choice: Value,
+    many: bool,
+    max_tokens: Option<usize>,
+}
+
+/// The items of an answer, on their way.
+struct Items {
+    head: ResponseHead,
+    reader: CallReader,
+    shown: Shown,
+    /// Of the next event.
+    sequence: u64,
+    items: Vec<Value>,
+    /// Whether the last item goes on.
+    is_open: bool,
+}
+
+/// Answers of `/v1/responses`.
+struct Responses {
+    form: Items,
+    reason: Option<FinishReason>,
+}
+
+impl Items {
+    fn object(&self, status: &str) -> Value {
+        let ResponseHead { id, created, model, .. } = &self.head;
+        let Shown { tools, choice, many, max_tokens } = &self.shown;
+        json!({"id": id, "object": "response", "created_at": created, "model": model,
+            "status": status, "output": self.items, "error": null, "incomplete_details": null,
+            "instructions": null, "metadata": {}, "parallel_tool_calls": many,
+            "tool_choice": choice, "tools": tools, "temperature": null, "top_p": null,
+            "max_output_tokens": max_tokens, "usage": null})
+    }
+
+    fn send(&mut self, mut event: Value, out: &mut SseEvents) {
+        event["sequence_number"] = self.sequence.into();
+        self.sequence += 1;
+        out.named(&event);
+    }
+
+    /// The last item's number, id and kind.
+    fn last(&self) -> (usize, Value, bool) {
+        let last = self.items.last().expect("an item is open");
+        (self.items.len() - 1, last["id"].clone(), last["type"] == "message")
+    }
+
+    fn open(&mut self, item: Value, out: &mut SseEvents) {
+        self.shut("completed", out);
+        let mut begun = item.clone();
+        begun["content"].take();
+        if item["type"] == "message" {
+            begun["content"] = json!([]);
+        } else if let Some(fields) = begun.as_object_mut() {
+            fields.remove("content");
+        }
+        self.items.push(item);
+        self.is_open = true;
+        let (index, id, is_message) = self.last();
+        self.send(
+            json!({"type": "response.output_item.added", "output_index": index,
+            "item": begun}),
+            out,
+        );
+        if is_message {
+            let part = json!({"type": "output_text", "text": "", "annotations": []});
+            self.send(
+                json!({"type": "response.content_part.added", "item_id": id,
+                "output_index": index, "content_index": 0, "part": part}),
+                out,
+            );
+        }
+    }
+
+    fn shut(&mut self, status: &str, out: &mut SseEvents) {
+        if !std::mem::take(&mut self.is_open) {
+            return;
+        }
+        let (index, id, is_message) = self.last();
+        self.items[index]["status"] = status.into();
+        let item = self.items[index].clone();
+        if is_message {
+            let part = item["content"][0].clone();
+            self.send(
+                json!({"type": "response.output_text.done", "item_id": id,
+                "output_index": index, "content_index": 0, "text": part["text"],
+                "logprobs": []}),
+                out,
+            );
+            self.send(
+                json!({"type": "response.content_part.done", "item_id": id,
+                "output_index": index, "content_index": 0, "part": part}),
+                out,
+            );
+        } else {
+            self.send(
+                json!({"type": "response.function_call_arguments.done", "item_id": id,
+                "output_index": index, "name": item["name"], "arguments": item["arguments"]}),
+                out,
+            );
+        }
+        self.send(
+            json!({"type": "response.output_item.done", "output_index": index,
+            "item": item}),
+            out,
+        );
+    }
+
+    fn part(&mut self, part: AnswerPart, out: &mut SseEvents) {
+        let append = |value: &mut Value, text: &str| {
+            *value = (value.as_str().unwrap_or_default().to_owned() + text).into();
+        };
+        match part {
+            AnswerPart::Text(text) => {
+                if !self.is_open || !self.last().2 {
+                    let part = json!({"type": "output_text", "text": "", "annotations": [],
+                        "logprobs": []});
+                    self.open(
+                        json!({"type": "message", "id": new_id("msg_"),
+                        "status": "in_progress", "role": "assistant", "content": [part]}),
+                        out,
+                    );
+                }
+                let (index, id, _) = self.last();
+                append(&mut self.items[index]["content"][0]["text"], &text);
+                self.send(
+                    json!({"type": "response.output_text.delta", "item_id": id,
+                    "output_index": index, "content_index": 0, "delta": text,
+                    "logprobs": []}),
+                    out,
+                );
+            }
+            AnswerPart::Call(name) => self.open(
+                json!({"type": "function_call", "id": new_id("fc_"), "call_id": new_id("call_"),
+                    "status": "in_progress", "name": name, "arguments": ""}),
+                out,
+            ),
+            AnswerPart::Arguments(text) => {
+                let (index, id, _) = self.last();
+                append(&mut self.items[index]["arguments"], &text);
+                self.send(
+                    json!({"type": "response.function_call_arguments.delta",
+                    "item_id": id, "output_index": index, "delta": text}),
+                    out,
+                );
+            }
+        }
+    }
+
+    /// The whole answer.
+    fn finished(&self, reason: FinishReason, figures: &RequestFigures) -> Value {
+        let is_whole = reason != FinishReason::Length;
+        let mut object = self.object(if is_whole { "completed" } else { "incomplete" });
+        if !is_whole {
+            object["incomplete_details"] = json!({"reason": "max_output_tokens"});
+        }
+        let RequestFigures { prompt_tokens, cached_tokens, completion_tokens, .. } = figures;
+        object["usage"] = json!({
+            "input_tokens": prompt_tokens,
+            "input_tokens_details": {"cached_tokens": cached_tokens},
+            "output_tokens": completion_tokens,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": prompt_tokens + completion_tokens,
+        });
+        object
+    }
+}
+
+impl ApiForm for Responses {
+    fn whole(
+        &mut self,
+        answers: &[CollectedAnswer],
+        figures: &RequestFigures,
+        choice: usize,
+    ) -> String {
+        let (answer, mut unsent) = (&answers[choice], SseEvents::default());
+        for part in self.form.reader.push(&answer.text) {
+            self.form.part(part, &mut unsent);
+        }
+        self.form.shut(status(answer.reason), &mut unsent);
+        self.form.finished(answer.reason, figures).to_string()
+    }
+
+    fn begin(&mut self, out: &mut SseEvents) {
+        for kind in ["response.created", "response.in_progress"] {
+            let response = self.form.object("in_progress");
+            self.form.send(json!({"type": kind, "response": response}), out);
+        }
+    }
+
+    fn piece(&mut self, _: usize, piece: &Piece, out: &mut SseEvents) {
+        for part in self.form.reader.push(&piece.text) {
+            self.form.part(part, out);
+        }
+    }
+
+    fn end(&mut self, _: usize, reason: FinishReason, _: &AnswerEnd, out: &mut SseEvents) {
+        self.form.shut(status(reason), out);
+        self.reason = Some(reason);
+    }
+
+    fn close(&mut self, figures: &RequestFigures, out: &mut SseEvents) {
+        let reason = self.reason.unwrap_or(FinishReason::Stop);
+        let response = self.form.finished(reason, figures);
+        let kind = format!("response.{}", response["status"].as_str().unwrap_or_default());
+        self.form.send(json!({"type": kind, "response": response}), out);
+    }
+
+    fn fail(&mut self, error: &ApiError, out: &mut SseEvents) {
+        let mut response = self.form.object("failed");
+        response["error"] = json!({"code": "server_error", "message": error.message});
+        self.form.send(json!({"type": "response.failed", "response": response}), out);
+    }
+}
+
+fn status(reason: FinishReason) -> &'static str {
+    if reason == FinishReason::Length { "incomplete" } else { "completed" }
+}

@@ -1,0 +1,164 @@
+//! Who may ask: keys, the origins of browsers' pages, and the names that the server goes by.
+
+use super::super::api::error::ApiError;
+use super::super::pool::Client;
+use axum::http::header::{AUTHORIZATION, HOST, HeaderName, ORIGIN};
+use axum::http::{HeaderMap, Version};
+use sha2::{Digest, Sha256};
+use std::net::IpAddr;
+
+/// What anybody may read.
+const OPEN: [&str; 2] = ["/", "/health"];
+
+/// Headers that decide who asks, and may come once.
+const SINGLE: [HeaderName; 3] = [HOST, ORIGIN, AUTHORIZATION];
+
+/// The rules.
+pub struct Guard {
+    /// SHA-256 of each key: all are of one length, and comparing them tells nothing of the key.
+    keys: Vec<[u8; 32]>,
+    origins: Vec<String>,
+}
+
+impl Guard {
+    pub fn new(keys: &[String], origins: &[String]) -> Guard {
+        let keys = keys.iter().map(|key| Sha256::digest(key).into()).collect();
+        let origins = origins.iter().map(|o| o.trim_end_matches('/').to_owned()).collect();
+        Guard { keys, origins }
+    }
+
+    /// Refuses who brings no key where one is needed, pages of other origins, and, where nobody
+    /// needs a key, requests under a name that is not this machine's: a page of an attacker could
+    /// let its own name point here.
+    /// Headers that come twice are refused: a proxy may have read the other one.
+    pub fn check(&self, version: Version, headers: &HeaderMap, path: &str) -> Result<(), ApiError> {
+        if let Some(name) = SINGLE.iter().find(|name| headers.get_all(*name).iter().count() > 1) {
+            return Err(ApiError::bad(format!("the request has several {name} headers")));
+        }
+        if version >= Version::HTTP_11 && !headers.contains_key(HOST) {
+            return Err(ApiError::bad("the request has no Host header"));
+        }
+        let header = |name| headers.get(name).map(|value| value.to_str().unwrap_or("?"));
+        let host = header(HOST).unwrap_or_default();
+        if let Some(origin) = header(ORIGIN) {
+            let own = origin.split_once("://").is_some_and(|(_, authority)| authority == host);
+            if !own && !self.origins.iter().any(|allowed| allowed == origin) {
+                let message = format!("pages of {origin} may not ask here (--cors-origin)");
+                return Err(ApiError::new(403, message).code("origin_not_allowed"));
+            }
+        }
+        if self.keys.is_empty() {
+            return match is_local(host) {
+                true => Ok(()),
+                false => Err(ApiError::new(
+                    403,
+                    "the server goes by localhost or an address as long as it asks for no key \
+                    (--api-key-file)",
+                )
+                .code("host_not_allowed")),
+            };
+        }
+        match given_key(headers) {
+            _ if OPEN.contains(&path) => Ok(()),
+            Some(key) if self.knows(key) => Ok(()),
+            Some(_) => Err(ApiError::new(401, "the API key is wrong").code("invalid_api_key")),
+            None => Err(ApiError::new(401, "an API key is needed: Authorization: Bearer KEY")
+                .code("invalid_api_key")),
+        }
+    }
+
+    /// Who asks: the key, or the address where nobody needs a key.
+    pub fn client(&self, headers: &HeaderMap, address: IpAddr) -> Client {
+        match given_key(headers).filter(|_| !self.keys.is_empty()) {
+            Some(key) => Client::Key(Sha256::digest(key).into()),
+            None => Client::at(address),
+        }
+    }
+
+    /// Compares with every key, and every byte of it.
+    fn knows(&self, key: &str) -> bool {
+        let given: [u8; 32] = Sha256::digest(key).into();
+        let differs = |key: &[u8; 32]| key.iter().zip(given).fold(0, |all, (a, b)| all | (a ^ b));
+        self.keys.iter().fold(false, |known, key| known | (differs(key) == 0))
+    }
+}
+
+/// The key that a request brings.
+fn given_key(headers: &HeaderMap) -> Option<&str> {
+    let text = |name: &str| headers.get(name)?.to_str().ok();
+    let bearer = text("authorization")
+        .and_then(|value| value.split_once(' '))
+        .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"))
+        .map(|(_, key)| key.trim());
+    bearer.or_else(|| text("x-api-key"))
+}
+
+/// Whether a Host header names an address or this machine.
+fn is_local(host: &str) -> bool {
+    let name = match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|b| b.is_ascii_digit()) => name,
+        _ => host,
+    };
+    let name = name.trim_start_matches('[').trim_end_matches(']');
+    name.is_empty() || name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn headers(list: &[(&'static str, &str)]) -> HeaderMap {
+        let mut map = HeaderMap::new();
+        for (name, value) in list {
+            map.append(*name, value.parse().unwrap());
+        }
+        map
+    }
+
+    #[test]
+    fn heads_that_a_proxy_may_read_differently_are_refused() {
+        let guard = Guard::new(&["key".into()], &[]);
+        let status = |version, list: &[(&'static str, &str)]| {
+            let list = [&[("x-api-key", "key")], list].concat();
+            guard.check(version, &headers(&list), "/v1/models").map_err(|error| error.status)
+        };
+        assert_eq!(status(Version::HTTP_11, &[("host", "localhost")]), Ok(()));
+        assert_eq!(status(Version::HTTP_10, &[]), Ok(()));
+        assert_eq!(status(Version::HTTP_11, &[]), Err(400));
+        for twice in [
+            &[("host", "localhost"), ("host", "localhost")][..],
+            &[("host", "a"), ("origin", "http://a"), ("origin", "http://b")],
+            &[("host", "a"), ("authorization", "Bearer key"), ("authorization", "Bearer a")],
+        ] {
+            assert_eq!(status(Version::HTTP_11, twice), Err(400), "{twice:?}");
+        }
+    }
+
+    #[test]
+    fn keys_hosts_and_origins_are_checked() {
+        let status = |guard: &Guard, path: &str, list: &[(&'static str, &str)]| {
+            let checked = guard.check(Version::HTTP_10, &headers(list), path);
+            checked.map_err(|error| error.status)
+        };
+        let open = Guard::new(&[], &["https://a.example/".into()]);
+        let asks = |list: &[(&'static str, &str)]| status(&open, "/v1/models", list);
+        assert_eq!(asks(&[("host", "localhost:8080")]), Ok(()));
+        assert_eq!(asks(&[("host", "[::1]:8080")]), Ok(()));
+        assert_eq!(asks(&[("host", "evil.example")]), Err(403));
+        let page = |origin| asks(&[("host", "127.0.0.1:1"), ("origin", origin)]);
+        assert_eq!(page("http://127.0.0.1:1"), Ok(()));
+        assert_eq!(page("https://a.example"), Ok(()));
+        for other in ["https://b.example", "null", "http://127.0.0.1:2"] {
+            assert_eq!(page(other), Err(403), "{other}");
+        }
+        let keyed = Guard::new(&["one".into(), "two".into()], &[]);
+        let asks = |list: &[(&'static str, &str)]| status(&keyed, "/metrics", list);
+        assert_eq!(asks(&[("authorization", "Bearer two"), ("host", "x.example")]), Ok(()));
+        assert_eq!(asks(&[("x-api-key", "one")]), Ok(()));
+        for wrong in ["Bearer on", "Bearer", "Basic one", "Bearer one two"] {
+            assert_eq!(asks(&[("authorization", wrong)]), Err(401), "{wrong}");
+        }
+        assert_eq!(asks(&[]), Err(401));
+        assert_eq!(status(&keyed, "/health", &[]), Ok(()));
+    }
+}

@@ -1,0 +1,454 @@
+//! The endpoints: from HTTP to what is parsed, and answers back.
+
+mod body;
+pub mod guard;
+pub mod listen;
+mod reply;
+mod response;
+
+use super::api::error::ApiError;
+use super::api::fields::Fields;
+use super::api::form::ApiForm;
+use super::api::request::{ApiRequest, ServedModel, TOKENISER_MEMORY, tokeniser_memory};
+use super::api::{anthropic, openai, responses};
+use super::log::LogEntry;
+use super::options::LogFormat;
+use super::pool::{Client, Peer, PoolShare, SharedPool};
+use super::queue::{ClientEvent, Delivery, EVENTS, RequestQueue};
+use crate::grammar::Grammar;
+use crate::models::Special;
+use crate::tensor::Token;
+use axum::Router;
+use axum::extract::{Path, Request, State};
+use axum::http::Method;
+use axum::http::header::{HeaderName, HeaderValue};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::Response;
+use axum::routing::{get, post};
+use body::BodyLimits;
+use guard::Guard;
+use reply::Collected;
+use response::{RefusalReason, answer_json, refusal, respond};
+use serde_json::{Value, json};
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+use tokio::sync::mpsc::{Receiver, channel};
+use tower_http::cors::{AllowOrigin, Any, CorsLayer};
+
+/// Bytes of a text that is only to be tokenised.
+const LONGEST_TEXT: usize = 1 << 20;
+/// Tokens that are only to be put together.
+const MOST_TOKENS: usize = 1 << 18;
+
+/// Bytes of memory for requests that are prepared, and for answers, at least.
+const MEMORY: usize = 512_000_000;
+/// Requests that are prepared at once, and grammars that are compiled at once.
+const PREPARING: usize = 8;
+const COMPILING: usize = 2;
+/// Threads that do both.
+pub const WORKERS: usize = PREPARING + COMPILING;
+
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+const SEED: HeaderName = HeaderName::from_static("x-seed");
+
+/// All that endpoints need.
+pub struct App {
+    pub queue: Arc<RequestQueue>,
+    /// Known once the model is loaded.
+    pub served: OnceLock<Arc<ServedModel>>,
+    pub guard: Guard,
+    pub log: LogFormat,
+    pub bodies: BodyLimits,
+    pub room: SharedLimits,
+}
+
+/// What requests share before and besides the engine.
+pub struct SharedLimits {
+    /// Bytes of memory for requests that are prepared.
+    preparing: Arc<SharedPool>,
+    /// Bytes of memory for answers, from the request until they are sent.
+    answers: Arc<SharedPool>,
+    /// Threads that prepare requests.
+    threads: Arc<SharedPool>,
+    /// Threads that compile grammars.
+    compilers: Arc<SharedPool>,
+}
+
+impl SharedLimits {
+    /// Makes the limits for bodies of at most so many bytes.
+    pub fn new(body: usize) -> SharedLimits {
+        SharedLimits {
+            preparing: SharedPool::new(MEMORY.max(4 * body::memory(body))),
+            answers: SharedPool::new(MEMORY),
+            threads: SharedPool::new(PREPARING),
+            compilers: SharedPool::new(COMPILING),
+        }
+    }
+
+    /// Limits of bodies.
+    pub fn bodies(&self, most: usize, patience: Duration) -> BodyLimits {
+        BodyLimits { most, patience, memory: self.preparing.clone() }
+    }
+}
+
+/// Set by an endpoint that logs a request itself. An extension of the request.
+#[derive(Clone, Default)]
+struct LogClaim(Arc<AtomicBool>);
+
+/// Reads a body into what is parsed and how it is answered.
+type Parse = fn(Fields, &Arc<ServedModel>) -> Result<(ApiRequest, Box<dyn ApiForm>), ApiError>;
+
+pub fn router(app: Arc<App>, origins: &[String]) -> Router {
+    let router = Router::new()
+        .route("/", get(page))
+        .route("/health", get(health))
+        .route("/metrics", get(metrics))
+        .route("/version", get(version))
+        .route("/v1/models", get(models))
+        .route("/v1/models/{*name}", get(model))
+        .route("/tokenize", post(tokenize))
+        .route("/detokenize", post(detokenize))
+        .route("/v1/chat/completions", post(chat))
+        .route("/v1/completions", post(completions))
+        .route("/v1/responses", post(responses))
+        .route("/v1/messages", post(messages))
+        .route("/v1/messages/count_tokens", post(count_tokens))
+        .fallback(nothing_here)
+        .method_not_allowed_fallback(wrong_method)
+        .layer(from_fn_with_state(app.clone(), watch))
+        .with_state(app);
+    if origins.is_empty() {
+        return router;
+    }
+    let origins = origins.iter().filter_map(|origin| HeaderValue::from_str(origin).ok());
+    let cors = CorsLayer::new()
+        .allow_origin(AllowOrigin::list(origins))
+        .allow_methods([Method::GET, Method::POST])
+        .allow_headers(Any)
+        .expose_headers([REQUEST_ID, SEED]);
+    router.layer(cors)
+}
+
+/// Lets in who may come, and logs what endpoints do not log themselves.
+async fn watch(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
+    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let shown = if path.len() > 100 { "(long)" } else { &path };
+    let mut entry = LogEntry::new(&app.queue, app.log, method.as_str(), shown);
+    let claim = LogClaim::default();
+    entry.is_told = claim.0.clone();
+    let response = match app.guard.check(request.version(), request.headers(), &path) {
+        Ok(()) => {
+            request.extensions_mut().insert(claim);
+            next.run(request).await
+        }
+        Err(error) => refusal(&error, is_anthropic(&path)),
+    };
+    entry.status = response.status().as_u16();
+    entry.outcome = if response.status().is_success() { "done" } else { "refused" };
+    entry.reason = response.extensions().get::<RefusalReason>().map(|reason| reason.0.clone());
+    response
+}
+
+fn is_anthropic(path: &str) -> bool {
+    path.starts_with("/v1/messages")
+}
+
+fn result(result: Result<String, ApiError>, anthropic: bool) -> Response {
+    result.map_or_else(|error| refusal(&error, anthropic), answer_json)
+}
+
+async fn nothing_here(request: Request) -> Response {
+    let path = request.uri().path();
+    let error = ApiError::new(404, format!("there is no {path} here")).code("not_found");
+    refusal(&error, is_anthropic(path))
+}
+
+async fn wrong_method(request: Request) -> Response {
+    let (method, path) = (request.method(), request.uri().path());
+    refusal(&ApiError::new(405, format!("{path} takes no {method}")), is_anthropic(path))
+}
+
+async fn page() -> Response {
+    let mut response = respond(200, "text/html; charset=utf-8", include_str!("page.html"));
+    let policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; \
+        connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+    let name = HeaderName::from_static("content-security-policy");
+    response.headers_mut().insert(name, HeaderValue::from_static(policy));
+    response
+}
+
+async fn health(State(app): State<Arc<App>>) -> Response {
+    result(app.queue.is_open().map(|()| json!({"status": "ok"}).to_string()), false)
+}
+
+async fn metrics(State(app): State<Arc<App>>) -> Response {
+    respond(200, "text/plain; version=0.0.4", app.queue.metrics.text())
+}
+
+async fn version() -> Response {
+    answer_json(json!({"version": env!("CARGO_PKG_VERSION")}).to_string())
+}
+
+impl App {
+    /// The model; an error as long as it is being loaded.
+    fn served(&self) -> Result<&Arc<ServedModel>, ApiError> {
+        self.queue.is_open()?;
+        self.served.get().ok_or_else(|| ApiError::new(503, "the model is being loaded"))
+    }
+
+    /// Who asks.
+    fn client(&self, request: &Request) -> Client {
+        let peer = request.extensions().get::<Peer>();
+        let peer = peer.map_or(IpAddr::V4(Ipv4Addr::LOCALHOST), |peer| peer.0);
+        self.guard.client(request.headers(), peer)
+    }
+
+    /// Reads a request's body and does what takes a while for it beside the threads that serve
+    /// connections. `needs` tells the bytes of memory that the work takes beyond that of reading a
+    /// body of so many bytes.
+    async fn prepare<T: Send + 'static>(
+        &self,
+        request: Request,
+        needs: impl Fn(usize) -> usize,
+        work: impl FnOnce(Fields) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let client = self.client(&request);
+        let mut body = self.bodies.read(request, client).await?;
+        body.needs(needs(body.bytes.len()), &self.bodies, client).await?;
+        let thread = self.room.threads.take(client, 1).await;
+        apart(thread, move || work(body.fields()?)).await
+    }
+}
+
+fn about(served: &ServedModel) -> Value {
+    json!({"id": served.name, "object": "model", "created": served.created, "owned_by": "gemma",
+        "max_model_len": served.context})
+}
+
+async fn models(State(app): State<Arc<App>>) -> Response {
+    let list = |served| json!({"object": "list", "data": [about(served)]}).to_string();
+    result(app.served().map(|served| list(served)), false)
+}
+
+async fn model(State(app): State<Arc<App>>, Path(name): Path<String>) -> Response {
+    let found = app.served().and_then(|served| {
+        served.check_name(&name)?;
+        Ok(about(served).to_string())
+    });
+    result(found, false)
+}
+
+async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Response {
+    let answer = async {
+        let served = app.served()?.clone();
+        let work = move |mut fields: Fields| {
+            fields.pass_over(&["model"]);
+            let content: Option<String> = fields.take("content")?;
+            let text = match content {
+                Some(content) => content,
+                None => fields.need("text")?,
+            };
+            let special = match fields.take("add_special")?.unwrap_or(false) {
+                true => Special::Parse,
+                false => Special::AsText,
+            };
+            fields.finish()?;
+            if text.len() > LONGEST_TEXT {
+                let what = format!("the text is longer than {LONGEST_TEXT} bytes");
+                return Err(ApiError::new(413, what));
+            }
+            let tokens = served.tokenizer.encode(&text, special);
+            let tokens = tokens.map_err(|error| ApiError::of(&error))?;
+            Ok(json!({"count": tokens.len(), "tokens": tokens}).to_string())
+        };
+        app.prepare(request, |bytes| TOKENISER_MEMORY * bytes.min(LONGEST_TEXT), work).await
+    };
+    result(answer.await, false)
+}
+
+async fn detokenize(State(app): State<Arc<App>>, request: Request) -> Response {
+    let answer = async {
+        let served = app.served()?.clone();
+        let work = move |mut fields: Fields| {
+            fields.pass_over(&["model"]);
+            let tokens: Vec<Token> = fields.need("tokens")?;
+            fields.finish()?;
+            if tokens.len() > MOST_TOKENS {
+                return Err(ApiError::new(
+                    413,
+                    format!("there are more than {MOST_TOKENS} tokens"),
+                ));
+            }
+            let text = served.tokenizer.decode(&tokens);
+            Ok(json!({"content": text, "text": text}).to_string())
+        };
+        app.prepare(request, |_| 0, work).await
+    };
+    result(answer.await, false)
+}
+
+async fn count_tokens(State(app): State<Arc<App>>, request: Request) -> Response {
+    let answer = async {
+        let served = app.served()?.clone();
+        let work = move |fields| {
+            let prompt = anthropic::count_body(fields, &served)?;
+            let tokens = prompt.tokens(&served).map_err(|error| ApiError::of(&error))?;
+            Ok(json!({"input_tokens": tokens.len()}).to_string())
+        };
+        let model = app.served()?.clone();
+        app.prepare(request, |bytes| tokeniser_memory(bytes, &model), work).await
+    };
+    result(answer.await, true)
+}
+
+/// Does what takes the processor a while beside the threads that serve connections. `held` is what
+/// it takes of what clients share.
+async fn apart<T: Send + 'static>(
+    held: PoolShare,
+    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    let work = move || {
+        let result = work();
+        drop(held);
+        result
+    };
+    let failed = |_| Err(ApiError::new(500, "the request could not be handled"));
+    tokio::task::spawn_blocking(work).await.unwrap_or_else(failed)
+}
+
+async fn chat(State(app): State<Arc<App>>, request: Request) -> Response {
+    answer(app, request, openai::chat).await
+}
+
+async fn completions(State(app): State<Arc<App>>, request: Request) -> Response {
+    answer(app, request, openai::completions).await
+}
+
+async fn responses(State(app): State<Arc<App>>, request: Request) -> Response {
+    answer(app, request, responses::body).await
+}
+
+async fn messages(State(app): State<Arc<App>>, request: Request) -> Response {
+    answer(app, request, anthropic::messages_body).await
+}
+
+/// Answers one request, in a stream or whole.
+async fn answer(app: Arc<App>, request: Request, parse: Parse) -> Response {
+    let path = request.uri().path().to_owned();
+    if let Some(claim) = request.extensions().get::<LogClaim>() {
+        claim.0.store(true, Ordering::Relaxed);
+    }
+    let mut entry = LogEntry::new(&app.queue, app.log, request.method().as_str(), &path);
+    let (id, mut seed) = (entry.id.clone(), None);
+    let begun = begin(&app, request, parse).await;
+    let mut response = match begun {
+        Ok(StartedRequest { parsed, form, events, memory, seed: own }) => {
+            seed = Some(own);
+            let collected = Collected::new(parsed.answers(), memory);
+            match parsed.stream {
+                true => reply::stream(form, events, collected, entry),
+                false => {
+                    let is_anthropic = is_anthropic(&path);
+                    reply::whole(form, events, collected, &mut entry, is_anthropic).await
+                }
+            }
+        }
+        Err(error) => {
+            entry.fails(&error);
+            entry.outcome = "refused";
+            refusal(&error, is_anthropic(&path))
+        }
+    };
+    let header = |text: String| HeaderValue::from_str(&text).ok();
+    let headers = response.headers_mut();
+    headers.extend(header(id).map(|id| (Some(REQUEST_ID), id)));
+    headers.extend(seed.and_then(|s| header(s.to_string())).map(|seed| (Some(SEED), seed)));
+    response
+}
+
+/// A request whose texts wait for the engine.
+struct StartedRequest {
+    parsed: ApiRequest,
+    form: Box<dyn ApiForm>,
+    events: Receiver<(usize, ClientEvent)>,
+    /// What the answers may take.
+    memory: PoolShare,
+    seed: u64,
+}
+
+async fn begin(app: &App, request: Request, parse: Parse) -> Result<StartedRequest, ApiError> {
+    let received = Instant::now();
+    let served = app.served()?.clone();
+    let (client, own) = (app.client(&request), served.clone());
+    let (parsed, form) = app.prepare(request, |_| 0, move |fields| parse(fields, &own)).await?;
+    let memory = answers_room(app, &served, &parsed, client)?;
+    let grammar = grammar(app, &served, &parsed, client).await?;
+    let needed = tokeniser_memory(parsed.longest(), &served);
+    if needed > app.room.preparing.most() {
+        let what = format!("a prompt of {} bytes is too long for this server", parsed.longest());
+        return Err(ApiError::new(413, what).code("context_length_exceeded"));
+    }
+    let room = app.room.preparing.take(client, needed).await;
+    let thread = app.room.threads.take(client, 1).await;
+    let (send, events) = channel(EVENTS);
+    let make = move || {
+        let delivery = |choice| Delivery::new(client, choice, send.clone(), received);
+        let requests = parsed.requests(&served, grammar, &delivery);
+        drop(room);
+        let made = requests.map(|(requests, seed)| (parsed, requests, seed));
+        made.map_err(|error| ApiError::of(&error))
+    };
+    let (parsed, requests, seed) = apart(thread, make).await?;
+    app.queue.add(requests)?;
+    Ok(StartedRequest { parsed, form, events, memory, seed })
+}
+
+/// Memory for all that the answers may become.
+fn answers_room(
+    app: &App,
+    served: &ServedModel,
+    parsed: &ApiRequest,
+    client: Client,
+) -> Result<PoolShare, ApiError> {
+    let (needed, most) = (parsed.answers_memory(served), app.room.answers.most());
+    if needed > most {
+        let what = format!(
+            "the answers could take {} MB of memory, and a client has {} MB: ask for fewer answers \
+            ('n'), a smaller 'max_tokens' or fewer 'top_logprobs'",
+            needed / 1_000_000,
+            most / 1_000_000
+        );
+        return Err(ApiError::bad(what).param("max_tokens"));
+    }
+    app.room.answers.try_take(client, needed).ok_or_else(|| {
+        let what = "answers of this client fill its share of the memory: try again later";
+        ApiError::new(429, what).code("memory_full")
+    })
+}
+
+/// The grammar of the answers, compiled where it is a new one. That ends once the client is gone.
+async fn grammar(
+    app: &App,
+    served: &Arc<ServedModel>,
+    parsed: &ApiRequest,
+    client: Client,
+) -> Result<Option<Grammar>, ApiError> {
+    let wrong = |error: anyhow::Error| ApiError::of(&error);
+    let Some(source) = parsed.source().map_err(wrong)? else { return Ok(None) };
+    if let (Some(known), false) = (served.constraints.recall(&source), parsed.ignore_eos) {
+        return known.map(Some).map_err(|fault| wrong(fault.into()));
+    }
+    let compiler = app.room.compilers.take(client, 1).await;
+    // Dropped with this future, which a client that goes away takes with it.
+    let here = Arc::new(());
+    let (there, served, ignore_eos) = (Arc::downgrade(&here), served.clone(), parsed.ignore_eos);
+    let compile = move || {
+        let is_wanted = || there.strong_count() > 0;
+        served.constraints.get(&source, ignore_eos, &is_wanted).map_err(|e| ApiError::of(&e))
+    };
+    let grammar = apart(compiler, compile).await;
+    drop(here);
+    grammar.map(Some)
+}

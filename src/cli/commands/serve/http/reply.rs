@@ -1,0 +1,207 @@
+//! Answers on their way to a client, in a stream or whole.
+
+use super::super::api::error::ApiError;
+use super::super::api::form::{ApiForm, CollectedAnswer, SseEvents};
+use super::super::log::LogEntry;
+use super::super::pool::PoolShare;
+use super::super::queue::{ClientEvent, Piece, RequestFigures};
+use super::response::{answer_json, refusal, respond};
+use crate::cli::io::record::FinishReason;
+use axum::body::Body;
+use axum::http::header::{CACHE_CONTROL, HeaderName, HeaderValue};
+use axum::response::Response;
+use std::convert::Infallible;
+use std::time::Duration;
+use tokio::sync::mpsc::Receiver;
+
+/// How often a stream that has nothing to say shows that it is alive.
+const ALIVE: Duration = Duration::from_secs(15);
+
+/// Answers as far as they have come.
+pub struct Collected {
+    answers: Vec<CollectedAnswer>,
+    open: usize,
+    figures: RequestFigures,
+    /// What the answers may take.
+    _memory: PoolShare,
+}
+
+impl Collected {
+    pub fn new(choices: usize, memory: PoolShare) -> Collected {
+        let answer = || CollectedAnswer {
+            text: String::new(),
+            log_probs: Vec::new(),
+            reason: FinishReason::Stop,
+            stop_string: None,
+        };
+        let answers = (0..choices).map(|_| answer()).collect();
+        Collected { answers, open: choices, figures: RequestFigures::default(), _memory: memory }
+    }
+}
+
+/// Tells the log what there is to say of answers that ended well.
+fn ended_well(entry: &mut LogEntry, collected: &Collected) {
+    entry.status = 200;
+    entry.outcome = collected.answers.first().map_or("done", |answer| answer.reason.name());
+}
+
+/// Waits for all answers and gives them out at once.
+pub async fn whole(
+    mut form: Box<dyn ApiForm>,
+    mut events: Receiver<(usize, ClientEvent)>,
+    mut collected: Collected,
+    entry: &mut LogEntry,
+    anthropic: bool,
+) -> Response {
+    while collected.open > 0 {
+        let failed = match events.recv().await {
+            Some((choice, ClientEvent::Piece(Piece { text, log_probs, .. }))) => {
+                let answer = &mut collected.answers[choice];
+                answer.text += &text;
+                answer.log_probs.extend(log_probs);
+                continue;
+            }
+            Some((choice, ClientEvent::End(end))) => {
+                collected.open -= 1;
+                collected.figures.add(&end.figures);
+                entry.figures = collected.figures.clone();
+                let answer = &mut collected.answers[choice];
+                answer.stop_string = end.stop_string;
+                match end.reason {
+                    Ok(reason) => {
+                        answer.reason = reason;
+                        continue;
+                    }
+                    Err(error) => error,
+                }
+            }
+            None => lost(),
+        };
+        entry.fails(&failed);
+        return refusal(&failed, anthropic);
+    }
+    ended_well(entry, &collected);
+    if collected.answers.len() == 1 {
+        return answer_json(form.whole(&collected.answers, &collected.figures, 0));
+    }
+    // All of them in one text could be larger than what was kept of them.
+    let next = |(mut form, mut collected, choice): (Box<dyn ApiForm>, Collected, usize)| async move {
+        let Collected { answers, figures, .. } = &mut collected;
+        if choice == answers.len() {
+            return None;
+        }
+        let part = form.whole(answers, figures, choice);
+        answers[choice].log_probs = Vec::new();
+        Some((Ok::<_, Infallible>(part), (form, collected, choice + 1)))
+    };
+    let parts = futures_util::stream::unfold((form, collected, 0), next);
+    respond(200, "application/json", Body::from_stream(parts))
+}
+
+/// The engine let go of a text without a word: its client did not read.
+fn lost() -> ApiError {
+    ApiError::new(500, "the answer was cut off: it was not read as fast as it came")
+}
+
+/// An answer in a stream.
+pub struct Stream {
+    form: Box<dyn ApiForm>,
+    events: Receiver<(usize, ClientEvent)>,
+    collected: Collected,
+    entry: LogEntry,
+    stage: StreamStage,
+}
+
+#[derive(PartialEq)]
+enum StreamStage {
+    Begin,
+    Running,
+    End,
+}
+
+/// Gives out the answers as they come.
+pub fn stream(
+    form: Box<dyn ApiForm>,
+    events: Receiver<(usize, ClientEvent)>,
+    collected: Collected,
+    entry: LogEntry,
+) -> Response {
+    let stream = Stream { form, events, collected, entry, stage: StreamStage::Begin };
+    let events = futures_util::stream::unfold(stream, |mut stream| async {
+        let text = stream.next().await?;
+        Some((Ok::<_, Infallible>(text), stream))
+    });
+    let mut response = respond(200, "text/event-stream", Body::from_stream(events));
+    response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    // nginx passes events on at once where it reads this.
+    let name = HeaderName::from_static("x-accel-buffering");
+    response.headers_mut().insert(name, HeaderValue::from_static("no"));
+    response
+}
+
+impl Stream {
+    /// What is to be sent next.
+    async fn next(&mut self) -> Option<String> {
+        let mut out = SseEvents::default();
+        match self.stage {
+            StreamStage::Begin => {
+                self.stage = StreamStage::Running;
+                self.form.begin(&mut out);
+                // There is nothing to send of some forms' beginnings.
+                if !out.0.is_empty() {
+                    return Some(out.0);
+                }
+            }
+            StreamStage::Running => {}
+            StreamStage::End => return None,
+        }
+        while out.0.is_empty() && self.stage == StreamStage::Running {
+            match tokio::time::timeout(ALIVE, self.events.recv()).await {
+                Ok(event) => self.take(event, &mut out),
+                Err(_) => out.0 += ": waiting\n\n",
+            }
+        }
+        // What came meanwhile goes with it.
+        while self.stage == StreamStage::Running {
+            match self.events.try_recv() {
+                Ok(event) => self.take(Some(event), &mut out),
+                Err(_) => break,
+            }
+        }
+        Some(out.0)
+    }
+
+    fn take(&mut self, event: Option<(usize, ClientEvent)>, out: &mut SseEvents) {
+        let failed = match event {
+            Some((choice, ClientEvent::Piece(piece))) => {
+                self.entry.figures.completion_tokens += piece.tokens;
+                self.form.piece(choice, &piece, out);
+                return;
+            }
+            Some((choice, ClientEvent::End(end))) => {
+                self.collected.open -= 1;
+                self.collected.figures.add(&end.figures);
+                match end.reason {
+                    Ok(reason) => {
+                        self.collected.answers[choice].reason = reason;
+                        self.form.end(choice, reason, &end, out);
+                        if self.collected.open > 0 {
+                            return;
+                        }
+                        ended_well(&mut self.entry, &self.collected);
+                        self.form.close(&self.collected.figures, out);
+                        None
+                    }
+                    Err(error) => Some(error),
+                }
+            }
+            None => Some(lost()),
+        };
+        if let Some(error) = failed {
+            self.entry.fails(&error);
+            self.form.fail(&error, out);
+        }
+        self.entry.figures = self.collected.figures.clone();
+        self.stage = StreamStage::End;
+    }
+}

@@ -1,0 +1,36 @@
+//! Whole responses: JSON, and refusals in OpenAI's or Anthropic's form.
+
+use super::super::api::error::ApiError;
+use axum::body::Body;
+use axum::http::StatusCode;
+use axum::http::header::{CONTENT_TYPE, HeaderValue, RETRY_AFTER};
+use axum::response::Response;
+
+/// Seconds after which a client that found the queue full may try again.
+const RETRY: &str = "1";
+
+/// Why a request was refused, as an extension of its response.
+#[derive(Clone)]
+pub struct RefusalReason(pub String);
+
+/// A whole response.
+pub fn respond(status: u16, kind: &'static str, body: impl Into<Body>) -> Response {
+    let mut response = Response::new(body.into());
+    *response.status_mut() = StatusCode::from_u16(status).unwrap_or_default();
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
+    response
+}
+
+pub fn answer_json(text: String) -> Response {
+    respond(200, "application/json", text)
+}
+
+pub fn refusal(error: &ApiError, anthropic: bool) -> Response {
+    let body = if anthropic { error.anthropic() } else { error.openai() };
+    let mut response = respond(error.status, "application/json", body.to_string());
+    response.extensions_mut().insert(RefusalReason(error.message.clone()));
+    if matches!(error.status, 429 | 503) {
+        response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static(RETRY));
+    }
+    response
+}

@@ -1,0 +1,154 @@
+//! What all clients share: memory, threads, room in the queue. One client has at most half of each,
+//! so that there is always some for another one.
+//!
+//! A client is an API key, or an address where the server asks for no key. See [`SharedPool`].
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio::sync::Notify;
+
+/// Who asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Client {
+    /// SHA-256 of an API key.
+    Key([u8; 32]),
+    Address(IpAddr),
+}
+
+/// The address of a connection, as an extension of its requests.
+#[derive(Clone, Copy)]
+pub struct Peer(pub IpAddr);
+
+impl Client {
+    /// The client at an address. Hosts have a whole /64 network of IPv6 to choose theirs from.
+    pub fn at(address: IpAddr) -> Client {
+        Client::Address(match address.to_canonical() {
+            IpAddr::V6(v6) => IpAddr::V6((v6.to_bits() >> 64 << 64).into()),
+            v4 => v4,
+        })
+    }
+}
+
+/// A number of units (bytes, threads) of which clients take shares.
+pub struct SharedPool {
+    total: usize,
+    used: Mutex<Used>,
+    freed: Notify,
+}
+
+#[derive(Default)]
+struct Used {
+    all: usize,
+    /// Clients that have no share are not listed.
+    by_client: HashMap<Client, usize>,
+}
+
+/// Units that a client has until this is dropped.
+pub struct PoolShare {
+    of: Arc<SharedPool>,
+    client: Client,
+    units: usize,
+}
+
+impl SharedPool {
+    /// `total` is at least 2.
+    pub fn new(total: usize) -> Arc<SharedPool> {
+        Arc::new(SharedPool { total, used: Mutex::default(), freed: Notify::new() })
+    }
+
+    /// Units that one client has at most.
+    pub fn most(&self) -> usize {
+        self.total / 2
+    }
+
+    fn used(&self) -> MutexGuard<'_, Used> {
+        self.used.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A share of at most [`most`](Self::most) units; `None` if so many are not free.
+    pub fn try_take(self: &Arc<Self>, client: Client, units: usize) -> Option<PoolShare> {
+        let mut used = self.used();
+        let own = used.by_client.get(&client).copied().unwrap_or(0);
+        if used.all + units > self.total || own + units > self.most() {
+            return None;
+        }
+        used.all += units;
+        used.by_client.insert(client, own + units);
+        Some(PoolShare { of: self.clone(), client, units })
+    }
+
+    /// Waits for such a share. Whoever waits must have no other share of the same units.
+    pub async fn take(self: &Arc<Self>, client: Client, units: usize) -> PoolShare {
+        loop {
+            let mut freed = std::pin::pin!(self.freed.notified());
+            // What is freed from here on ends the wait.
+            freed.as_mut().enable();
+            if let Some(share) = self.try_take(client, units.min(self.most())) {
+                return share;
+            }
+            freed.await;
+        }
+    }
+}
+
+impl Drop for PoolShare {
+    fn drop(&mut self) {
+        let mut used = self.of.used();
+        used.all -= self.units;
+        if let Some(own) = used.by_client.get_mut(&self.client) {
+            *own -= self.units;
+            if *own == 0 {
+                used.by_client.remove(&self.client);
+            }
+        }
+        drop(used);
+        self.of.freed.notify_waiters();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(address: &str) -> Client {
+        Client::at(address.parse().unwrap())
+    }
+
+    #[test]
+    fn a_client_has_at_most_half() {
+        let shared = SharedPool::new(10);
+        let (a, b) = (at("127.0.0.1"), at("127.0.0.2"));
+        let first = shared.try_take(a, 3).unwrap();
+        assert!(shared.try_take(a, 3).is_none());
+        let second = shared.try_take(a, 2).unwrap();
+        assert!(shared.try_take(b, 6).is_none());
+        let third = shared.try_take(b, 5).unwrap();
+        assert!(shared.try_take(at("::1"), 1).is_none(), "all are taken");
+        drop((first, second, third));
+        assert_eq!(shared.used().all, 0);
+        assert!(shared.used().by_client.is_empty());
+    }
+
+    #[test]
+    fn addresses_of_one_network_are_one_client() {
+        assert_eq!(at("2001:db8::1"), at("2001:db8::ffff:1"));
+        assert_ne!(at("2001:db8::1"), at("2001:db8:0:1::1"));
+        assert_eq!(at("::ffff:10.0.0.1"), at("10.0.0.1"));
+        assert_ne!(at("10.0.0.1"), at("10.0.0.2"));
+    }
+
+    #[test]
+    fn who_waits_is_woken_by_what_is_freed() {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(async {
+            let shared = SharedPool::new(4);
+            let client = at("127.0.0.1");
+            let held = shared.take(client, 2).await;
+            let waiting = shared.take(client, 1);
+            let free = async { drop(held) };
+            let (share, ()) = futures_util::future::join(waiting, free).await;
+            assert_eq!(share.units, 1);
+        });
+    }
+}

@@ -1,0 +1,99 @@
+//! A text of the scheduler, and the request to the drafter for it.
+
+use std::time::Instant;
+
+use super::TokenLogProbs;
+use super::scheduler::Request;
+use crate::draft::{Allowance, DraftContext, DraftRequest, Proposal, Verified};
+use crate::engine::{Scores, TokenTree};
+use crate::tensor::Token;
+
+/// A text that has a sequence of the target.
+pub struct Text {
+    pub request: Request,
+    pub admitted: Instant,
+    pub stage: Stage,
+    /// It grows, but is not part of this pass: its grammar's mask is not computed yet.
+    pub rests: bool,
+    pub proposal: Proposal,
+    /// The tree of the last round, the length of its history, and the row of its root among the
+    /// scores of the last pass.
+    pub scored: TokenTree,
+    pub scored_at: Option<(usize, usize)>,
+    /// The end of the prompt's part that the pass reads.
+    pub chunk: TokenTree,
+    /// Length of the prefix that the prompt shares with earlier texts, in whole pages; 0 once it is
+    /// read.
+    pub fork: usize,
+    /// Log-probabilities of the tokens since the last call for them.
+    pub log_probs: Vec<TokenLogProbs>,
+}
+
+/// Progress of a text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    Admitted,
+    /// Its prompt is being read.
+    Reads,
+    /// It grows since this moment.
+    Grows(Instant),
+}
+
+impl Text {
+    pub fn grows(&self) -> bool {
+        matches!(self.stage, Stage::Grows(_))
+    }
+
+    pub fn takes_part(&self) -> bool {
+        self.grows() && !self.rests
+    }
+
+    pub fn is_read(&self) -> bool {
+        self.stage == Stage::Reads
+    }
+
+    /// Returns all but the newest token, which is the root of the next tree.
+    pub fn past(&self) -> &[Token] {
+        self.request.history.split_last().map_or(&[], |(_, past)| past)
+    }
+}
+
+/// Returns a request to the drafter for each text that grows, with the target's scores of its last
+/// tree. `anew` empties the proposals.
+pub fn draft_requests<'t>(
+    texts: &'t mut [Option<Text>],
+    scores: &'t Scores,
+    allowed: &Allowance,
+    vocab: usize,
+    anew: bool,
+) -> Vec<DraftRequest<'t>> {
+    let texts = texts.iter_mut().enumerate();
+    let growing =
+        texts.filter_map(|(s, text)| Some((s, text.as_mut().filter(|t| t.takes_part())?)));
+    let request = |(sequence, text): (usize, &'t mut Text)| {
+        let Text { request, proposal, scored, scored_at, .. } = text;
+        let Request { history, sampler, max_tokens, .. } = &*request;
+        let ctx = DraftContext {
+            history,
+            sampler,
+            // Each node needs a mask of its own.
+            nodes: if sampler.is_slow() { 0 } else { allowed.nodes },
+            depth: allowed.depth.min(max_tokens - 1),
+            vocab,
+            chain: allowed.chain,
+            draft_steps: allowed.draft_steps,
+            rate: allowed.rate,
+            verified: scored_at.filter(|_| anew).map(|(position, first)| Verified {
+                position,
+                tree: scored,
+                scores,
+                first,
+            }),
+        };
+        if anew {
+            proposal.reset(ctx.root());
+        }
+        DraftRequest { text: sequence, ctx, out: proposal }
+    };
+    growing.map(request).collect()
+}

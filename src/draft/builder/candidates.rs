@@ -1,0 +1,169 @@
+//! Candidates of all sources for one node of the tree, collected into one list with features.
+
+use anyhow::Result;
+
+use crate::draft::mix::Candidates;
+use crate::draft::sources::{
+    ContextClass, FEATURES, FLOOR, Features, FreeSources, MISS, MODEL, NOISE, NodeContext, Opinion,
+    Source, bounded_log, model,
+};
+use crate::engine::Columns;
+use crate::sampler::{Mask, Sampler, Tempered};
+use crate::tensor::Token;
+
+/// Candidates that the draft model contributes.
+const FROM_MODEL: usize = 12;
+
+/// The draft model's logits behind a node.
+#[derive(Clone, Copy)]
+pub struct ModelRow<'a> {
+    pub logits: &'a [f32],
+    /// The token of each logit; `None` where logit i is token i's.
+    pub columns: Option<&'a Columns>,
+}
+
+impl<'a> ModelRow<'a> {
+    fn token(&self, column: usize) -> Token {
+        self.columns.map_or(column as Token, |columns| columns.token(column))
+    }
+
+    fn column(&self, token: Token) -> Option<usize> {
+        self.columns.map_or(Some(token as usize), |columns| columns.column(token))
+    }
+
+    /// Returns the row with the logits of forbidden tokens at minus infinity; `None` if a draft of
+    /// few rows knows no allowed token.
+    fn masked(self, mask: Option<&Mask>, buffer: &'a mut Vec<f32>) -> Option<ModelRow<'a>> {
+        let Some(mask) = mask else { return Some(self) };
+        mask.apply(self.logits, |column| self.token(column), buffer);
+        let is_known = buffer.iter().any(|logit| *logit > f32::NEG_INFINITY);
+        is_known.then_some(ModelRow { logits: buffer, ..self })
+    }
+
+    /// Computes the likeliest tokens under the target's settings, as ids of the target. Returns
+    /// whether it could: a draft whose numbers overflow has no opinion.
+    fn temper(&self, sampler: &Sampler, context: &[Token], out: &mut Tempered) -> bool {
+        let Some(columns) = self.columns else {
+            return sampler.temper(self.logits, context, out).is_ok();
+        };
+        let own_ids = context.iter().filter_map(|token| columns.column(*token));
+        let own_ids: Vec<Token> = own_ids.map(|column| column as Token).collect();
+        let is_done = sampler.temper(self.logits, &own_ids, out).is_ok();
+        if is_done {
+            out.list.iter_mut().for_each(|c| c.0 = columns.token(c.0 as usize));
+        }
+        is_done
+    }
+}
+
+/// The target's mask and sampler.
+#[derive(Clone, Copy)]
+pub struct TargetRules<'a> {
+    pub sampler: &'a Sampler,
+    /// Tokens that a grammar allows here.
+    pub mask: Option<&'a Mask>,
+    /// Ids from here on are unknown to the target.
+    pub vocab: usize,
+    /// Whether candidates are ranked with the noise that the target will add.
+    pub noise: bool,
+}
+
+impl TargetRules<'_> {
+    fn noise(&self, position: usize, token: Token) -> f32 {
+        if self.noise { self.sampler.noise(position, token) } else { 0.0 }
+    }
+
+    fn allow(&self, token: Token) -> bool {
+        (token as usize) < self.vocab
+            && self.sampler.allows(token)
+            && self.mask.is_none_or(|mask| mask.allows(token))
+    }
+}
+
+/// Collects the candidates of a node. Its buffers are kept from one node to the next.
+#[derive(Default)]
+pub struct CandidateCollector {
+    opinions: [Opinion; FEATURES],
+    tempered: Tempered,
+    ranked: Vec<(Token, f32)>,
+    masked: Vec<f32>,
+}
+
+impl CandidateCollector {
+    /// Returns the candidates to follow a node. `row` has the draft model's logits if the node was
+    /// in its last batch. `context` is the text with the node at its end, where the sampler reads
+    /// it.
+    pub fn candidates(
+        &mut self,
+        free: &FreeSources,
+        row: Option<ModelRow<'_>>,
+        rules: TargetRules<'_>,
+        node: NodeContext,
+        context: &[Token],
+    ) -> Result<Candidates> {
+        let Self { opinions, tempered, ranked, masked } = self;
+        let mut class = free.opine(node, opinions);
+        let row = row.and_then(|row| row.masked(rules.mask, masked));
+        let row = row.filter(|row| row.temper(rules.sampler, context, tempered));
+        ranked.clear();
+        if row.is_some() {
+            let best = tempered.list.first().map(|c| c.1.exp());
+            class.set(Source::Model, model::class(best));
+            rank(&tempered.list, rules, node.position, ranked);
+        }
+        let mut tokens: Vec<Token> = Vec::with_capacity(24);
+        for &(token, _) in ranked.iter().chain(opinions.iter().flat_map(|o| &o.list)) {
+            if !tokens.contains(&token) && rules.allow(token) {
+                tokens.push(token);
+            }
+        }
+        let noise = |token| rules.noise(node.position, token);
+        Ok(with_features(tokens, opinions, row.map(|row| (row, &*tempered)), noise, class))
+    }
+}
+
+/// Lists the draft model's allowed tokens that are likeliest with the target's noise.
+fn rank(
+    list: &[(Token, f32)],
+    rules: TargetRules<'_>,
+    position: usize,
+    out: &mut Vec<(Token, f32)>,
+) {
+    let allowed = list.iter().filter(|c| rules.allow(c.0));
+    out.extend(allowed.map(|&(token, p)| (token, p + rules.noise(position, token))));
+    let order = |a: &(Token, f32), b: &(Token, f32)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
+    if out.len() > FROM_MODEL {
+        out.select_nth_unstable_by(FROM_MODEL, order);
+        out.truncate(FROM_MODEL);
+    }
+    out.sort_unstable_by(order);
+}
+
+/// Adds the features of each candidate and of "none of these".
+fn with_features(
+    tokens: Vec<Token>,
+    opinions: &[Opinion; FEATURES],
+    model: Option<(ModelRow<'_>, &Tempered)>,
+    noise: impl Fn(Token) -> f32,
+    class: ContextClass,
+) -> Candidates {
+    let mut features: Vec<Features> = Vec::with_capacity(tokens.len() + 1);
+    let mut rest = 1.0;
+    for &token in &tokens {
+        let mut candidate = opinions.each_ref().map(|opinion| opinion.of_token(token));
+        if let Some((row, tempered)) = model {
+            let listed = tempered.list.iter().find(|c| c.0 == token).map(|c| c.1);
+            let logit = || row.column(token).and_then(|column| row.logits.get(column));
+            let p = listed.or_else(|| logit().map(|logit| tempered.log_prob(*logit)));
+            candidate[MODEL] = p.unwrap_or(FLOOR).max(FLOOR);
+            rest -= p.map_or(0.0, f32::exp);
+        }
+        candidate[NOISE] = noise(token);
+        features.push(candidate);
+    }
+    let mut none = opinions.each_ref().map(Opinion::of_rest);
+    none[MODEL] = model.map_or(0.0, |_| bounded_log(rest));
+    none[MISS] = 1.0;
+    features.push(none);
+    Candidates { class, tokens, features }
+}

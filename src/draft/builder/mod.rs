@@ -1,0 +1,289 @@
+//! The drafter of all sources: one tree for each text, grown best first by mixed probabilities.
+//!
+//! Free sources cost no pass, so they continue every node that may be of use at once. Copied
+//! passages become long chains before the draft model is asked. The model is asked step by step,
+//! for several nodes of all texts in one pass. Its answer for a node replaces the probabilities of
+//! the node's children.
+
+mod ahead;
+mod candidates;
+mod tree;
+
+use std::time::Instant;
+
+use anyhow::Result;
+
+use super::drafter::{DraftRequest, Drafter};
+use super::figures::Figures;
+use super::mix::{self, Mixer};
+use super::sources::model::{DraftModel, Start};
+use super::sources::{FreeSources, Source};
+use crate::engine::Engine;
+use crate::tensor::Token;
+use candidates::CandidateCollector;
+use tree::Tree;
+
+/// Tokens that the text's end must share with an earlier place to be worth a look in rounds that
+/// would not request.
+const REPEATED: u32 = 4;
+/// Weight of the newest draft step in the mean time of a step.
+const RATE: f32 = 0.1;
+
+/// How the sources are mixed into one tree. Settings other than the default are for measurements.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Mixing {
+    /// Begin with learnt weights; otherwise with the same weights for every context.
+    pub prior: bool,
+    /// Learning rate while the text grows; 0 does not learn.
+    pub rate: f32,
+    /// Rank candidates with the noise that the target adds when it draws.
+    pub noise: bool,
+}
+
+impl Default for Mixing {
+    fn default() -> Self {
+        Mixing { prior: true, rate: mix::RATE, noise: true }
+    }
+}
+
+/// State that the trees of all texts share.
+pub struct SharedState {
+    free: FreeSources,
+    model: Option<DraftModel>,
+    /// For temperature 0 and for others.
+    mixers: [Mixer; 2],
+    mixing: Mixing,
+    collector: CandidateCollector,
+    chances: Vec<f32>,
+    /// Seconds that a draft step takes.
+    step_time: f32,
+}
+
+pub struct TreeBuilder {
+    shared: SharedState,
+    /// Trees by text.
+    trees: Vec<Tree>,
+    figures: Figures,
+}
+
+impl TreeBuilder {
+    /// Makes a drafter of the free ones among these sources, and of a draft model.
+    pub fn new(model: Option<DraftModel>, sources: &[Source], mixing: Mixing) -> Self {
+        let mixer = |warm: bool| {
+            if mixing.prior { Mixer::new(warm) } else { Mixer::fixed(warm) }.at_rate(mixing.rate)
+        };
+        let mixers = [false, true].map(|warm| mixer(warm && mixing.noise));
+        let (collector, chances, step_time) = Default::default();
+        let free = FreeSources::new(sources);
+        TreeBuilder {
+            shared: SharedState { free, model, mixers, mixing, collector, chances, step_time },
+            trees: Vec::new(),
+            figures: Figures::default(),
+        }
+    }
+
+    /// Makes a drafter of the draft model alone.
+    pub fn of_model(engine: Box<dyn Engine>) -> Self {
+        Self::new(Some(DraftModel::new(engine)), &[], Mixing::default())
+    }
+
+    /// Makes a drafter without a draft model: `--draft ngram`.
+    pub fn of_text() -> Self {
+        Self::of_all(None, Mixing::default())
+    }
+
+    /// Makes a drafter of all sources with the default mixing.
+    pub fn of_both(engine: Box<dyn Engine>) -> Self {
+        Self::of_all(Some(DraftModel::new(engine)), Mixing::default())
+    }
+
+    /// Makes a drafter of all sources.
+    pub fn of_all(model: Option<DraftModel>, mixing: Mixing) -> Self {
+        Self::new(model, &Source::mixed().collect::<Vec<_>>(), mixing)
+    }
+
+    /// Returns the mixer's weights for temperature 0, set by set.
+    pub fn weights(&self) -> Vec<Vec<f32>> {
+        self.shared.mixers[0].sets().iter().map(|set| set.to_vec()).collect()
+    }
+
+    /// Returns the tree of a text.
+    fn tree(&mut self, text: usize) -> &mut Tree {
+        while self.trees.len() <= text {
+            self.trees.push(Tree::new(self.trees.len()));
+        }
+        &mut self.trees[text]
+    }
+
+    /// Begins the texts' trees, or continues the trees of the last round. Returns how each text
+    /// starts: some wait until the draft model has evaluated their roots.
+    fn begin(&mut self, requests: &[DraftRequest<'_>]) -> Result<Vec<Start>> {
+        let mut found = Vec::with_capacity(requests.len());
+        let mut matches = Vec::with_capacity(requests.len());
+        for request in requests {
+            let (ctx, history) = (&request.ctx, request.ctx.history);
+            self.tree(request.text);
+            let (tree, shared) = (&mut self.trees[request.text], &mut self.shared);
+            let asked = tree.asked;
+            tree.learn(shared, history);
+            if let Some(verified) = ctx.verified {
+                shared.free.learn(history, verified, ctx.sampler);
+            }
+            matches.push(shared.free.follow(request.text, history));
+            tree.warm = ctx.sampler.config().temperature > 0.0;
+            found.push(tree.find(history, asked));
+        }
+        let wants_model =
+            |request: &DraftRequest<'_>| request.ctx.draft_steps > 0 && !request.is_idle();
+        let mut starts = vec![Start::Cannot; requests.len()];
+        if let Some(model) = &mut self.shared.model {
+            let wanting: Vec<usize> =
+                (0..requests.len()).filter(|i| wants_model(&requests[*i])).collect();
+            let texts: Vec<_> = wanting
+                .iter()
+                .map(|i| {
+                    (requests[*i].text, requests[*i].ctx.history, found[*i].map(|(_, row)| row))
+                })
+                .collect();
+            let begun = model.begin(&texts)?;
+            wanting.into_iter().zip(begun).for_each(|(i, start)| starts[i] = start);
+        }
+        for (i, request) in requests.iter().enumerate() {
+            let tree = &mut self.trees[request.text];
+            let goes_on = starts[i] == Start::GoesOn;
+            let worked = std::mem::take(&mut tree.ahead);
+            self.figures.ahead += worked as u64;
+            self.figures.hits += (worked && goes_on) as u64;
+            match found[i].filter(|_| goes_on) {
+                Some((root, _)) => tree.take_over(&self.shared.free, root, matches[i]),
+                None => tree.begin(request.ctx.root(), matches[i]),
+            }
+        }
+        Ok(starts)
+    }
+
+    /// Grows the texts' trees from their roots, in as many passes of the draft model as they allow.
+    /// Returns the number of passes.
+    fn grow(&mut self, requests: &[DraftRequest<'_>], starts: &[Start]) -> Result<usize> {
+        // Draft steps that each text has left.
+        let mut left: Vec<usize> = requests.iter().map(|request| request.ctx.draft_steps).collect();
+        for ((request, start), left) in requests.iter().zip(starts).zip(&mut left) {
+            let tree = &mut self.trees[request.text];
+            match start {
+                _ if request.is_idle() => *left = 0,
+                Start::Waits(_) => continue,
+                Start::GoesOn => tree.spread(&mut self.shared, &request.ctx)?,
+                Start::Cannot => {
+                    tree.expand(&mut self.shared, &request.ctx, 0, None)?;
+                    tree.spread(&mut self.shared, &request.ctx)?;
+                    *left = 0;
+                }
+            }
+        }
+        let mut steps = 0;
+        let mut frontiers: Vec<Vec<u32>> = vec![Vec::new(); requests.len()];
+        loop {
+            let Some(model) = &mut self.shared.model else { return Ok(steps) };
+            let begun = Instant::now();
+            let active = left.iter().filter(|left| **left > 0).count().max(1);
+            let room = model.room() / active;
+            for (i, (request, left)) in requests.iter().zip(&mut left).enumerate() {
+                frontiers[i].clear();
+                if *left == 0 {
+                    continue;
+                }
+                let tree = &mut self.trees[request.text];
+                if let (0, Start::Waits(row)) = (steps, starts[i]) {
+                    tree.nodes[0].row = Some(row);
+                    frontiers[i].push(0);
+                } else {
+                    // The texts that share a pass share its price.
+                    let price = request.ctx.rate.map_or(0.0, |rate| rate * self.shared.step_time);
+                    frontiers[i] = tree.frontier(&request.ctx, model, price / active as f32, room);
+                    tree.push(model, &frontiers[i]);
+                }
+                *left = if frontiers[i].is_empty() { 0 } else { *left - 1 };
+            }
+            if frontiers.iter().all(Vec::is_empty) {
+                return Ok(steps);
+            }
+            model.evaluate()?;
+            for (request, frontier) in
+                requests.iter().zip(&frontiers).filter(|(_, f)| !f.is_empty())
+            {
+                let tree = &mut self.trees[request.text];
+                for (row, &node) in frontier.iter().enumerate() {
+                    tree.expand(&mut self.shared, &request.ctx, node, Some(row))?;
+                }
+            }
+            // The first step of a round may read many tokens.
+            if steps > 0 || starts.iter().all(|start| *start == Start::GoesOn) {
+                let seconds = begun.elapsed().as_secs_f32();
+                self.shared.step_time += RATE * (seconds - self.shared.step_time);
+            }
+            for (request, _) in requests.iter().zip(&frontiers).filter(|(_, f)| !f.is_empty()) {
+                self.trees[request.text].spread(&mut self.shared, &request.ctx)?;
+            }
+            steps += 1;
+        }
+    }
+}
+
+impl Drafter for TreeBuilder {
+    fn read_ahead(
+        &mut self,
+        text: usize,
+        history: &[Token],
+        more: &mut dyn FnMut() -> bool,
+    ) -> Result<()> {
+        self.shared.model.as_mut().map_or(Ok(()), |model| model.read(text, history, more))
+    }
+
+    fn prepare(&mut self, text: usize, history: &[Token]) -> Result<()> {
+        // The text or its sampler may be new.
+        let tree = self.tree(text);
+        (tree.asked, tree.ahead) = (0, false);
+        self.shared.free.follow(text, history);
+        self.read_ahead(text, history, &mut || true)
+    }
+
+    fn propose(&mut self, requests: &mut [DraftRequest<'_>]) -> Result<usize> {
+        let starts = self.begin(requests)?;
+        let steps = self.grow(requests, &starts)?;
+        for request in requests.iter_mut().filter(|request| !request.is_idle()) {
+            let tree = &mut self.trees[request.text];
+            tree.asked = request.ctx.history.len();
+            tree.propose(request.ctx.nodes, request.out);
+        }
+        Ok(steps)
+    }
+
+    fn meanwhile(
+        &mut self,
+        requests: &[DraftRequest<'_>],
+        more: &mut dyn FnMut() -> bool,
+    ) -> Result<()> {
+        self.work_ahead(requests, more)
+    }
+
+    fn figures(&self, out: &mut Figures) {
+        out.add(&self.figures);
+        let [passes, rows] = self.shared.model.as_ref().map_or([0; 2], DraftModel::work_done);
+        (out.draft_passes, out.draft_rows) = (out.draft_passes + passes, out.draft_rows + rows);
+    }
+
+    fn reads_target(&self) -> bool {
+        self.shared.free.reads_target()
+    }
+
+    fn has_recent_match(&mut self, text: usize, history: &[Token]) -> bool {
+        self.shared.free.follow(text, history).len >= REPEATED
+    }
+
+    fn note(&self) -> Option<String> {
+        self.shared.model.as_ref().and_then(DraftModel::note)
+    }
+}
+
+#[cfg(test)]
+mod tests;

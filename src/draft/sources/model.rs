@@ -1,0 +1,284 @@
+//! A small language model as a source. It reads each history once, and evaluates the nodes of all
+//! trees in shared passes.
+
+use anyhow::Result;
+
+use crate::engine::{Columns, Engine, EngineExt, Input, Output, Rows, Scores, Timeline, TokenTree};
+use crate::tensor::Token;
+
+/// Most unread tokens that go into the first pass of a round instead of a prefill.
+const PENDING: usize = 16;
+
+/// Classes of [`class`].
+pub const CLASSES: usize = 6;
+
+/// Returns the class of the model's probability of its best token; `None` without the model.
+pub fn class(best: Option<f32>) -> usize {
+    const BOUNDS: [f32; 4] = [0.25, 0.5, 0.75, 0.92];
+    best.map_or(0, |p| 1 + BOUNDS.iter().filter(|bound| p >= **bound).count())
+}
+
+pub struct DraftModel {
+    timeline: Timeline,
+    /// By sequence.
+    texts: Vec<Text>,
+    /// Texts of this round. Passes keep their trees in scratch.
+    round: Vec<usize>,
+    /// Rows of scratch that are filled, and rows of the nodes that wait for the next pass.
+    filled: usize,
+    waiting: usize,
+    scores: Scores,
+    passes: u64,
+    rows: u64,
+}
+
+/// The part of a text that the model reads.
+#[derive(Clone, Debug, Default)]
+struct Text {
+    /// Position in the history at which the part begins.
+    from: usize,
+    /// Rows for the engine: a line of tokens newer than the cache, then nodes of the tree. `done`
+    /// counts the rows that are evaluated.
+    work: TokenTree,
+    done: usize,
+    /// The row of the first node of the last pass among its scores.
+    row: usize,
+}
+
+impl DraftModel {
+    /// Drafts for as many texts as the engine has sequences. The engine's tokenizer must be the
+    /// target's; its rows may be fewer or more.
+    pub fn new(engine: Box<dyn Engine>) -> Self {
+        DraftModel {
+            texts: vec![Text::default(); engine.info().sequences],
+            timeline: Timeline::new(engine),
+            round: Vec::new(),
+            filled: 0,
+            waiting: 0,
+            scores: Scores::default(),
+            passes: 0,
+            rows: 0,
+        }
+    }
+
+    pub fn engine(&self) -> &dyn Engine {
+        self.timeline.engine()
+    }
+
+    /// Returns whether the model knows the token.
+    pub fn knows(&self, token: Token) -> bool {
+        (token as usize) < self.engine().info().vocab
+    }
+
+    /// Returns why nothing is proposed, if so.
+    pub fn note(&self) -> Option<String> {
+        let is_full = |text| self.timeline.position(text) + 1 >= self.engine().context(text);
+        let full = self.engine().info().reach.is_none() && (0..self.texts.len()).any(is_full);
+        full.then(|| "the draft model's context is full".into())
+    }
+
+    /// Returns the number of tokens that the model has room for behind a history of this length.
+    pub fn left(&self, text: usize, history: usize) -> usize {
+        (self.engine().context(text) + self.texts[text].from).saturating_sub(history)
+    }
+
+    /// Returns the part of a history that the model reads. A model with a bounded reach reads the
+    /// last half of its reach of a long unread text. A long prompt then takes no longer than a
+    /// short one, and no text grows too long. Behind the first 10,000 characters of 30 held-out
+    /// texts the small bundled draft brought 2.28 tokens a pass so, 2.27 having read all; with a
+    /// quarter 2.25.
+    fn part<'h>(&mut self, text: usize, history: &'h [Token]) -> &'h [Token] {
+        if let Some(reach) = self.engine().info().reach {
+            let part = history.get(self.texts[text].from..).unwrap_or_default();
+            let read = self.timeline.common(text, part);
+            let most = self.engine().context(text);
+            if read == 0 || part.len() - read > reach || part.len() > most {
+                self.texts[text].from = history.len().saturating_sub(reach.div_ceil(2));
+            }
+        }
+        &history[self.texts[text].from..]
+    }
+
+    /// Reads a prompt ahead of the first round, for as long as `more` says so.
+    pub fn read(
+        &mut self,
+        text: usize,
+        history: &[Token],
+        more: &mut dyn FnMut() -> bool,
+    ) -> Result<()> {
+        let part = self.part(text, history);
+        let known = part.iter().all(|&token| self.knows(token));
+        if known && part.len() < self.engine().context(text) && more() {
+            self.timeline.sync(text, part, &mut |_| more())?;
+        }
+        Ok(())
+    }
+
+    /// Begins a round of these texts. Returns how each starts. Each text comes with the place of
+    /// its newest token in the last round's tree, if it goes on from there. Most accepted tokens
+    /// are in scratch since then and cost nothing.
+    pub fn begin<'h>(&mut self, texts: &[(usize, &'h [Token], Option<u32>)]) -> Result<Vec<Start>> {
+        self.round = texts.iter().map(|(text, ..)| *text).collect();
+        self.waiting = 0;
+        let most = self.engine().info().max_rows;
+        let goes_on = |(text, history, place): &(usize, &[Token], Option<u32>)| {
+            place.is_some() && self.stands_at(*text, history) == *place
+        };
+        let mut starts: Vec<Start> = texts
+            .iter()
+            .map(|text| if goes_on(text) { Start::GoesOn } else { Start::Cannot })
+            .collect();
+        let some_go_on = starts.contains(&Start::GoesOn);
+        let room = if some_go_on { most - most.min(self.filled + most.div_ceil(8)) } else { most };
+
+        // The unread parts of the other histories: the first pass has to read them.
+        let mut anew: Vec<(usize, &'h [Token])> = Vec::new();
+        for (&(text, history, _), start) in texts.iter().zip(&starts) {
+            if *start == Start::Cannot {
+                let part = self.part(text, history);
+                let read = self.timeline.common(text, part);
+                let is_known = part[read..].iter().all(|&token| self.knows(token));
+                if is_known && part.len() <= self.engine().context(text) {
+                    anew.push((text, part));
+                }
+            }
+        }
+        let past = |part: &'h [Token]| &part[..part.len() - 1];
+        let pasts: Vec<_> = anew.iter().map(|(text, part)| (*text, past(part))).collect();
+        self.timeline.adopt(&pasts)?;
+        let longest = PENDING.min(most / 4).max(1);
+        loop {
+            let unread_of =
+                |(text, part): &(usize, &[Token])| part.len() - self.timeline.position(*text);
+            let rows: usize = anew.iter().map(|(text, part)| self.unread(*text, part)).sum();
+            let Some(most_unread) = (0..anew.len()).max_by_key(|i| unread_of(&anew[*i])) else {
+                break;
+            };
+            let unread = unread_of(&anew[most_unread]);
+            if rows <= room && unread <= longest {
+                break;
+            }
+            if some_go_on {
+                return self.begin(&anew_all(texts));
+            }
+            match unread {
+                // More texts than scratch has rows.
+                1 => drop(anew.remove(most_unread)),
+                _ => {
+                    let (text, part) = anew[most_unread];
+                    self.timeline.sync(text, past(part), &mut |_| true)?;
+                }
+            }
+        }
+        if some_go_on && self.filled + most.div_ceil(8) > most {
+            return self.begin(&anew_all(texts));
+        }
+        if !some_go_on {
+            self.filled = 0;
+        }
+        self.waiting = anew.iter().map(|(text, part)| self.unread(*text, part)).sum();
+        for (&(text, ..), start) in texts.iter().zip(&mut starts) {
+            if *start == Start::GoesOn {
+                continue;
+            }
+            let own = &mut self.texts[text];
+            (own.done, own.row) = (0, 0);
+            own.work.clear();
+            if let Some((_, part)) = anew.iter().find(|(other, _)| *other == text) {
+                own.work = TokenTree::chain(&part[self.timeline.position(text)..]);
+                *start = Start::Waits(own.work.len() as u32 - 1);
+            }
+        }
+        Ok(starts)
+    }
+
+    /// Returns the rows of a text that the cache does not hold.
+    fn unread(&self, text: usize, part: &[Token]) -> usize {
+        let new = &part[self.timeline.position(text)..];
+        new.iter().map(|token| self.rows_of(*token)).sum()
+    }
+
+    /// Returns the place of a text's newest token among its nodes, if it is evaluated.
+    fn stands_at(&self, text: usize, history: &[Token]) -> Option<u32> {
+        let part = history.get(self.texts.get(text)?.from..).unwrap_or_default();
+        self.timeline.stands_at(text, part)
+    }
+
+    /// Returns the number of rows that a token takes, at most.
+    pub fn rows_of(&self, token: Token) -> usize {
+        self.engine().info().rows_of(token)
+    }
+
+    /// Returns the number of rows of scratch that are still free this round.
+    pub fn room(&self) -> usize {
+        self.engine().info().max_rows.saturating_sub(self.filled + self.waiting)
+    }
+
+    /// Queues a node of a text for the next pass, below one that is evaluated or queued. Returns
+    /// its place.
+    pub fn push(&mut self, text: usize, parent: u32, token: Token) -> u32 {
+        self.waiting += self.rows_of(token);
+        self.texts[text].work.push(parent, token)
+    }
+
+    /// Evaluates all queued nodes. [`logits`](Self::logits) then has a row for each of them; a text
+    /// that began anew has a row for its newest token alone.
+    pub fn evaluate(&mut self) -> Result<()> {
+        let mut inputs = Vec::with_capacity(self.round.len());
+        let mut scored = 0;
+        for &text in &self.round {
+            let own = &mut self.texts[text];
+            if own.work.is_empty() {
+                continue;
+            }
+            own.row = scored;
+            let rows = if own.done == 0 { Rows::Last } else { Rows::All };
+            inputs.push((text, own.done, rows));
+            scored += Input::new(text, &own.work, rows).after(own.done).scored();
+            self.rows += (own.work.len() - own.done) as u64;
+            own.done = own.work.len();
+        }
+        let inputs: Vec<Input<'_>> = inputs
+            .into_iter()
+            .map(|(text, done, rows)| Input::new(text, &self.texts[text].work, rows).after(done))
+            .collect();
+        self.timeline.run(&inputs, Output::Lent, &mut self.scores)?;
+        self.passes += 1;
+        self.filled += std::mem::take(&mut self.waiting);
+        Ok(())
+    }
+
+    /// Returns the numbers of passes so far and of their rows, reading prompts not counted.
+    pub fn work_done(&self) -> [u64; 2] {
+        [self.passes, self.rows]
+    }
+
+    /// Returns the token of each logit; `None` where logit i is token i's.
+    pub fn columns(&self) -> Option<&Columns> {
+        self.engine().info().columns.as_ref()
+    }
+
+    /// Returns the logits behind the i-th of a text's nodes in the last pass.
+    pub fn logits(&self, text: usize, i: usize) -> &[f32] {
+        let row = self.texts[text].row + i;
+        self.engine().lend(row).unwrap_or_else(|| self.scores.row(row))
+    }
+}
+
+/// Returns the same texts without places in a tree: all begin anew.
+fn anew_all<'h>(
+    texts: &[(usize, &'h [Token], Option<u32>)],
+) -> Vec<(usize, &'h [Token], Option<u32>)> {
+    texts.iter().map(|(text, history, _)| (*text, *history, None)).collect()
+}
+
+/// How a text begins a round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Start {
+    /// With the tree of the round before.
+    GoesOn,
+    /// With its newest token, at this place among its nodes, once that is evaluated.
+    Waits(u32),
+    /// Without the model.
+    Cannot,
+}

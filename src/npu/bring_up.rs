@@ -1,0 +1,123 @@
+//! `--npu`: whether an NPU takes part in a run. Opens the device, tests it, and predicts its gain.
+
+use super::attention::{Dims, FlashPartial};
+use super::gate::{self, Machine, WORTH, Work};
+use super::host::{HostModelAccel, ModelOptions};
+use super::layout::Shape;
+use super::manifest;
+use super::probe::{NpuSystem, open_first};
+use super::session::Session;
+use crate::compute::Executor;
+use crate::testing;
+use anyhow::Result;
+
+/// Values of `--npu`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Npu {
+    /// A device, where it is predicted to pay.
+    #[default]
+    Auto,
+    Off,
+    /// A device, whatever is predicted.
+    Force,
+    /// The model of a device on the host.
+    Model,
+}
+
+impl std::str::FromStr for Npu {
+    type Err = String;
+
+    fn from_str(s: &str) -> Result<Self, String> {
+        match s {
+            "auto" => Ok(Npu::Auto),
+            "off" => Ok(Npu::Off),
+            "force" => Ok(Npu::Force),
+            "model" => Ok(Npu::Model),
+            _ => Err("expected auto, off, force or model".into()),
+        }
+    }
+}
+
+impl Npu {
+    /// Returns whether an NPU is used whatever is predicted. A plan then counts its memory.
+    pub fn is_asked(&self) -> bool {
+        matches!(self, Npu::Force | Npu::Model)
+    }
+}
+
+/// Returns the operation on its device, the share of 256 sealed pages that it takes, and the reason
+/// in words. `executor` is the device beside which it works.
+pub fn bring_up(
+    executor: &mut dyn Executor,
+    mode: Npu,
+    dims: Dims,
+    work: &Work,
+) -> Result<(FlashPartial, usize, String)> {
+    let mut npu = FlashPartial::new(open(mode, dims.shape()?)?, dims)?;
+    let measured = gate::self_test(&mut npu, dims)?;
+    let near = format!("self-test {:.2} % from exact", 100.0 * measured.distance);
+    if mode == Npu::Model {
+        return Ok((npu, 256, format!("a model of it on the host, {near}")));
+    }
+    let Some(speed) = executor.read_bandwidth() else {
+        anyhow::bail!(
+            "the speed of {} cannot be measured, so nothing can be predicted",
+            executor.report().device
+        )
+    };
+    let npu_speed = measured.transfer.min(measured.kernel);
+    let machine = Machine {
+        executor: speed,
+        npu: npu_speed,
+        dispatch: measured.dispatch,
+        ..Machine::PHOENIX
+    };
+    let choice = gate::choose(&machine, work);
+    let figures = format!(
+        "{near}, {:.0} us a dispatch, {:.1} GB/s, {:.1} with all rows; predicted gain {:.1} %, \
+            wanted {:.0} %",
+        1e6 * measured.dispatch,
+        measured.transfer / 1e9,
+        measured.kernel / 1e9,
+        100.0 * choice.gain,
+        100.0 * WORTH
+    );
+    Ok(match mode {
+        Npu::Force => (npu, 256, figures),
+        _ if choice.gain >= WORTH => {
+            // In coarse steps: a share decides how sums are rounded, and measured speeds differ a
+            // little from run to run.
+            let share = choice.share.next_multiple_of(32).min(256);
+            (npu, share, format!("{figures}: takes {share} of 256 sealed pages"))
+        }
+        _ => (npu, 0, format!("{figures}: not used")),
+    })
+}
+
+/// Opens the first device, or the model of one on the host.
+fn open(mode: Npu, shape: Shape) -> Result<Session> {
+    if mode == Npu::Model {
+        let fault = testing::fault(testing::NPU_FAULT)
+            .map(|fault| fault.parse().map_err(anyhow::Error::msg))
+            .transpose()?;
+        let accel = HostModelAccel::new(ModelOptions { fault, ..ModelOptions::default() });
+        return Session::open(Box::new(accel), &HostModelAccel::xclbin(shape));
+    }
+    let accel = open_first(&NpuSystem::here())?;
+    let array = manifest::load(&manifest::find(&manifest::directories(), shape)?, shape)?;
+    Session::open(Box::new(accel), &array)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn modes_are_named_exactly() {
+        assert_eq!(
+            ["auto", "off", "force", "model"].map(|s| s.parse()),
+            [Npu::Auto, Npu::Off, Npu::Force, Npu::Model].map(Ok)
+        );
+        assert!(["", "on", "model:x", "force:1"].iter().all(|s| s.parse::<Npu>().is_err()));
+    }
+}

@@ -1,0 +1,18 @@
+//! The operating system, in functions and types that every system can offer.
+//!
+//! No other room names the interfaces of one system (`std::os`, `libc`, `rustix`, `signal_hook`),
+//! except `npu`, whose driver exists on Linux only. A port is one more folder beside `unix` with
+//! the same modules:
+//!
+//! - `files`: positioned reads, private files and directories, file identity, free space;
+//! - `machine`: processor, memory and load;
+//! - `memory`: huge pages, release of mapped pages;
+//! - `process`: limits and ends of child processes, processor time;
+//! - `signals`: interrupts, failed writes;
+//! - `terminal`: echo, and the modes that a terminal is left with;
+//! - `crash`: ends of the process that no code returns from.
+
+#[cfg(unix)]
+mod unix;
+#[cfg(unix)]
+pub use unix::*;

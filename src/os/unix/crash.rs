@@ -1,0 +1,150 @@
+//! Ends that no code returns from: a mapped file that shrinks or cannot be read, and memory that
+//! the system refuses. [`watch`] has each of them print a message and end with an exit code.
+
+use super::terminal;
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Cause of such an end.
+pub enum Crash {
+    /// A page of a mapped file could not be read. The name is missing where the system does not
+    /// tell it.
+    Unreadable(Option<String>),
+    /// An allocation was refused.
+    OutOfMemory,
+}
+
+/// Reports a crash to standard error with [`say`] and returns the exit code. It must not allocate
+/// when memory was refused.
+pub type CrashReport = fn(&Crash) -> u8;
+
+/// The system's allocator. It notes that an allocation was refused: Rust aborts then.
+pub struct Allocator;
+
+static REFUSED: AtomicBool = AtomicBool::new(false);
+static REPORT: OnceLock<CrashReport> = OnceLock::new();
+
+fn noted(pointer: *mut u8) -> *mut u8 {
+    if pointer.is_null() {
+        REFUSED.store(true, Ordering::Relaxed);
+    }
+    pointer
+}
+
+// SAFETY: every call goes to the system's allocator with its own arguments and result. Nothing here
+// unwinds or allocates.
+unsafe impl GlobalAlloc for Allocator {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: the caller's promise.
+        noted(unsafe { System.alloc(layout) })
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: the caller's promise.
+        noted(unsafe { System.alloc_zeroed(layout) })
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+
+    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        // SAFETY: the caller's promise.
+        noted(unsafe { System.realloc(pointer, layout, size) })
+    }
+}
+
+/// Installs the handlers.
+pub fn watch(report: CrashReport) {
+    let _ = REPORT.set(report);
+    let handlers: [(i32, extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void)); 2] =
+        [(libc::SIGBUS, on_bus_error), (libc::SIGABRT, on_abort)];
+    for (signal, handler) in handlers {
+        // SAFETY: plain data that is filled here; the handlers have the signature that SA_SIGINFO
+        // asks for, and live as long as the program.
+        unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = handler as usize;
+            action.sa_flags = libc::SA_SIGINFO;
+            libc::sigemptyset(&mut action.sa_mask);
+            libc::sigaction(signal, &action, std::ptr::null_mut());
+        }
+    }
+}
+
+/// Writes parts of a message to standard error, without allocating or locking.
+pub fn say(parts: &[&str]) {
+    for part in parts {
+        // SAFETY: the bytes are alive; a failure to write has nowhere to be reported.
+        unsafe { libc::write(libc::STDERR_FILENO, part.as_ptr().cast(), part.len()) };
+    }
+}
+
+/// Handles a page of a mapping that could not be read.
+///
+/// The signal is the reading instruction's own: the thread was not inside an allocation or a lock
+/// of the library, so that this may open files and allocate.
+extern "C" fn on_bus_error(signal: i32, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
+    // SAFETY: the kernel passes a valid structure, and for SIGBUS it has an address.
+    let (code, address) = unsafe { ((*info).si_code, (*info).si_addr() as usize) };
+    match code {
+        libc::BUS_ADRERR => end(&Crash::Unreadable(mapped_file(address))),
+        // A misaligned address, or a signal from another process.
+        _ => die_of(signal),
+    }
+}
+
+/// Handles an abort: the standard library aborts where an allocation was refused or a stack
+/// overflowed. Nothing here allocates: there may be no memory for it.
+extern "C" fn on_abort(signal: i32, _: *mut libc::siginfo_t, _: *mut libc::c_void) {
+    if REFUSED.load(Ordering::Relaxed) { end(&Crash::OutOfMemory) } else { die_of(signal) }
+}
+
+/// Returns the name of the file that is mapped at this address.
+fn mapped_file(address: usize) -> Option<String> {
+    let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
+    let line = maps.lines().find(|line| {
+        let ends = line.split(' ').next().and_then(|range| range.split_once('-'));
+        let number = |text: &str| usize::from_str_radix(text, 16).unwrap_or(0);
+        ends.is_some_and(|(start, end)| (number(start)..number(end)).contains(&address))
+    })?;
+    // Address, permissions, offset, device, inode, and a path that may have spaces.
+    line.find('/').map(|at| line[at..].trim_end_matches(" (deleted)").to_owned())
+}
+
+/// Ends the process without destructors and exit handlers: other threads run on meanwhile.
+fn end(crash: &Crash) -> ! {
+    let code = REPORT.get().map_or(1, |report| report(crash));
+    terminal::restore();
+    // SAFETY: ends the process.
+    unsafe { libc::_exit(i32::from(code)) }
+}
+
+/// Does what the signal does without a handler.
+fn die_of(signal: i32) {
+    // SAFETY: plain calls on numbers; returning from the handler repeats what raised the signal.
+    unsafe {
+        libc::signal(signal, libc::SIG_DFL);
+        libc::raise(signal);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mapped_file_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a file");
+        std::fs::write(&path, [7; 100]).unwrap();
+        let file = std::fs::File::open(&path).unwrap();
+        // SAFETY: no other code knows the file.
+        let map = unsafe { memmap2::Mmap::map(&file) }.unwrap();
+        let named = mapped_file(map.as_ptr() as usize + 50).unwrap();
+        assert_eq!(std::path::Path::new(&named), path.canonicalize().unwrap());
+        assert_eq!(mapped_file(1), None);
+    }
+}

@@ -1,0 +1,202 @@
+//! Files and directories: positioned reads, identity, owners and modes, free space.
+
+use rustix::fs::{Access, OFlags, access, fcntl_getfl, statvfs};
+use serde::{Deserialize, Serialize};
+use std::fs::{DirBuilder, File, Metadata, OpenOptions, Permissions};
+use std::io::{self, Error};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+/// Fills `out` from byte `at` of the file on. The file's position stays where it is.
+pub fn read_exact_at(file: &File, out: &mut [u8], at: u64) -> io::Result<()> {
+    file.read_exact_at(out, at)
+}
+
+/// Returns the error of a disk that cannot be read.
+pub fn disk_error() -> Error {
+    rustix::io::Errno::IO.into()
+}
+
+/// Length, times and identity of an open file. Equal stamps mean equal bytes: no program can set
+/// the time at which an inode changed. A file inside the binary has a length only.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stamp {
+    bytes: u64,
+    /// Time when the content changed: seconds since 1970, and nanoseconds.
+    modified: (i64, i64),
+    /// Time when the inode changed.
+    changed: (i64, i64),
+    inode: u64,
+    device: u64,
+}
+
+impl Stamp {
+    /// Reads the stamp of an open file.
+    pub fn of_file(file: &File) -> io::Result<Stamp> {
+        let meta = file.metadata()?;
+        Ok(Stamp {
+            bytes: meta.len(),
+            modified: (meta.mtime(), meta.mtime_nsec()),
+            changed: (meta.ctime(), meta.ctime_nsec()),
+            inode: meta.ino(),
+            device: meta.dev(),
+        })
+    }
+
+    /// Returns the stamp of so many bytes in memory.
+    pub fn of_bytes(bytes: u64) -> Stamp {
+        Stamp { bytes, ..Stamp::default() }
+    }
+}
+
+/// Identity of a regular file, whatever its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileId {
+    device: u64,
+    inode: u64,
+}
+
+impl FileId {
+    fn of_metadata(meta: &Metadata) -> Option<FileId> {
+        meta.is_file().then(|| FileId { device: meta.dev(), inode: meta.ino() })
+    }
+
+    /// Returns the identity of an open file; `None` unless it is a regular file.
+    pub fn of_file(file: &File) -> io::Result<Option<FileId>> {
+        Ok(FileId::of_metadata(&file.metadata()?))
+    }
+
+    /// Returns the identity of the file that a path leads to; `None` unless it is a regular file.
+    pub fn of_path(path: &Path) -> io::Result<Option<FileId>> {
+        Ok(FileId::of_metadata(&std::fs::metadata(path)?))
+    }
+
+    /// Returns the identity of the file behind standard input; `None` unless it is a regular file.
+    pub fn of_stdin() -> io::Result<Option<FileId>> {
+        FileId::of_file(&File::from(io::stdin().as_fd().try_clone_to_owned()?))
+    }
+}
+
+/// Makes the options refuse a symbolic link as the last part of the path. A pipe in its place is
+/// not waited for.
+pub fn refuse_links(options: &mut OpenOptions) -> &mut OpenOptions {
+    options.custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32)
+}
+
+/// Makes a directory that only this user may enter.
+pub fn create_private_directory(path: &Path) -> io::Result<()> {
+    DirBuilder::new().mode(0o700).create(path)
+}
+
+/// Makes a directory and those above it, as far as they are missing, for this user only.
+pub fn create_private_directories(path: &Path) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(0o700).create(path)
+}
+
+/// Returns whether the path is a directory of this user, and no symbolic link.
+pub fn is_own_directory(path: &Path) -> io::Result<bool> {
+    let meta = path.symlink_metadata()?;
+    Ok(meta.is_dir() && meta.uid() == rustix::process::geteuid().as_raw())
+}
+
+/// Returns whether the path is a directory of this user that no other user may write to.
+pub fn is_private_directory(path: &Path) -> io::Result<bool> {
+    Ok(is_own_directory(path)? && path.symlink_metadata()?.permissions().mode() & 0o022 == 0)
+}
+
+/// Returns the path of this user's directory among the temporary files of all users.
+pub fn user_directory(temporary: &Path) -> PathBuf {
+    temporary.join(format!("gemma-{}", rustix::process::geteuid()))
+}
+
+/// Returns whether this user may make files in a directory.
+pub fn is_writable_directory(path: &Path) -> bool {
+    access(path, Access::WRITE_OK | Access::EXEC_OK).is_ok()
+}
+
+/// Returns the number of the group that a file belongs to.
+pub fn group_id(path: &Path) -> Option<u32> {
+    std::fs::metadata(path).ok().map(|meta| meta.gid())
+}
+
+/// Returns the bytes that this user may still write to the disk of a directory.
+pub fn free_bytes(directory: &Path) -> Option<u64> {
+    let stat = statvfs(directory).ok()?;
+    Some(stat.f_bavail.saturating_mul(stat.f_frsize))
+}
+
+/// Makes the names in a directory durable.
+pub fn sync_directory(path: &Path) -> io::Result<()> {
+    File::open(path)?.sync_all()
+}
+
+/// Gives a temporary file the permissions of the file at `path`, or those of a new file.
+pub fn take_permissions(builder: &mut tempfile::Builder, path: &Path) {
+    let mode = std::fs::metadata(path).map_or(0o666, |meta| meta.permissions().mode() & 0o777);
+    builder.permissions(Permissions::from_mode(mode));
+}
+
+/// Duplicates a descriptor of this process: the copy shares its position and its append mode.
+/// Returns `None` for a descriptor that cannot be written to.
+pub fn writable_descriptor(number: i32) -> io::Result<Option<File>> {
+    if number < 0 {
+        return Err(rustix::io::Errno::BADF.into());
+    }
+    // SAFETY: the number is only looked up and copied; one that is not open is an error.
+    let descriptor = unsafe { BorrowedFd::borrow_raw(number) };
+    let copy = rustix::io::fcntl_dupfd_cloexec(descriptor, 3)?;
+    let is_writable = fcntl_getfl(&copy)? & OFlags::RWMODE != OFlags::RDONLY;
+    Ok(is_writable.then(|| File::from(copy)))
+}
+
+/// Makes a symbolic link at `path`.
+#[cfg(test)]
+pub fn symlink(to: impl AsRef<Path>, path: impl AsRef<Path>) {
+    std::os::unix::fs::symlink(to, path).unwrap();
+}
+
+/// Lets other users write to a directory, or forbids it.
+#[cfg(test)]
+pub fn share_directory(path: &Path, with_others: bool) {
+    let mode = if with_others { 0o777 } else { 0o700 };
+    std::fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_private_directory_is_own_real_and_closed() {
+        let root = tempfile::tempdir().unwrap();
+        let own = user_directory(root.path());
+        assert!(is_private_directory(&own).is_err());
+        create_private_directory(&own).unwrap();
+        assert!(is_private_directory(&own).unwrap());
+        share_directory(&own, true);
+        assert!(is_own_directory(&own).unwrap() && !is_private_directory(&own).unwrap());
+        let link = root.path().join("link");
+        symlink(&own, &link);
+        assert!(!is_own_directory(&link).unwrap());
+    }
+
+    #[test]
+    fn a_file_has_one_identity_under_all_names() {
+        let root = tempfile::tempdir().unwrap();
+        let [a, b, link] = ["a", "b", "link"].map(|name| root.path().join(name));
+        std::fs::write(&a, "text").unwrap();
+        std::fs::write(&b, "text").unwrap();
+        symlink("a", &link);
+        let id = |path: &Path| FileId::of_path(path).unwrap().unwrap();
+        assert_eq!(
+            (id(&a), id(&link)),
+            (FileId::of_file(&File::open(&a).unwrap()).unwrap().unwrap(), id(&a))
+        );
+        assert_ne!(id(&a), id(&b));
+        assert_eq!(FileId::of_path(root.path()).unwrap(), None);
+        let mut options = File::options();
+        options.read(true);
+        assert!(options.open(&link).is_ok() && refuse_links(&mut options).open(&link).is_err());
+    }
+}

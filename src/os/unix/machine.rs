@@ -1,0 +1,36 @@
+//! Facts about the machine, where the system tells them: Linux does in /proc.
+
+use std::fs::read_to_string;
+
+/// Returns the name of the processor.
+pub fn processor_name() -> Option<String> {
+    field("/proc/cpuinfo", "model name")
+}
+
+/// Returns the bytes of main memory.
+pub fn memory() -> Option<u64> {
+    kibibytes("MemTotal")
+}
+
+/// Returns the bytes of main memory that programs can still get without swapping.
+pub fn available_memory() -> Option<u64> {
+    kibibytes("MemAvailable")
+}
+
+/// Returns the processes that ran or wanted to, on average over the last minute.
+pub fn load_average() -> Option<f64> {
+    read_to_string("/proc/loadavg").ok()?.split(' ').next()?.parse().ok()
+}
+
+fn kibibytes(name: &str) -> Option<u64> {
+    let kib: u64 = field("/proc/meminfo", name)?.trim_end_matches("kB").trim().parse().ok()?;
+    Some(kib * 1024)
+}
+
+/// Returns the value of the first `name : value` line of a file.
+fn field(path: &str, name: &str) -> Option<String> {
+    let text = read_to_string(path).ok()?;
+    let found =
+        text.lines().find_map(|line| line.split_once(':').filter(|(key, _)| key.trim() == name));
+    found.map(|(_, value)| value.trim().to_owned())
+}

@@ -1,0 +1,29 @@
+//! Advice to the system about memory. A system that ignores it only takes more time or memory.
+
+use memmap2::{Mmap, UncheckedAdvice};
+use std::ops::Range;
+use std::ptr::NonNull;
+
+/// Asks for huge pages in memory that was just allocated.
+///
+/// # Safety
+/// `start..start + len` is one allocation of the caller's, and `start` is aligned to a page.
+pub unsafe fn prefer_huge_pages(start: NonNull<u8>, len: usize) {
+    #[cfg(target_os = "linux")]
+    // SAFETY: the caller's promise; this advice changes no content.
+    unsafe {
+        libc::madvise(start.as_ptr().cast(), len, libc::MADV_HUGEPAGE);
+    }
+    #[cfg(not(target_os = "linux"))]
+    let _ = (start, len);
+}
+
+/// Takes pages of a mapped file out of this process. The next access reads them again.
+pub fn release(map: &Mmap, range: Range<usize>) {
+    if range.is_empty() {
+        return;
+    }
+    // SAFETY: a read-only map of a file: the pages come back from it with the same bytes.
+    let _ =
+        unsafe { map.unchecked_advise_range(UncheckedAdvice::DontNeed, range.start, range.len()) };
+}

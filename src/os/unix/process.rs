@@ -1,0 +1,111 @@
+//! Processes: limits, ends, processor time.
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::time::{ClockId, clock_gettime};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::PathBuf;
+use std::process::{ChildStdout, Command, ExitStatus};
+use std::time::Duration;
+
+/// Returns a path to the program that runs, also after its file was replaced by another.
+pub fn own_program() -> Option<PathBuf> {
+    let link = PathBuf::from("/proc/self/exe");
+    if link.exists() { Some(link) } else { std::env::current_exe().ok() }
+}
+
+/// Keeps Ctrl-C at a terminal from a child: it is the parent's to handle.
+pub fn shield_from_terminal(child: &mut Command) {
+    child.process_group(0);
+}
+
+/// Cause of a process's end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exit {
+    /// The process ended by itself, with this code.
+    Code(i32),
+    /// It used up its processor time.
+    ProcessorTime,
+    /// It accessed memory that it has not, or gave itself up, as it does where memory is refused.
+    Memory,
+    /// Another fault of its own, such as an instruction that the processor does not have.
+    Fault,
+    /// Another process or the system ended it.
+    Outside,
+}
+
+impl Exit {
+    /// Returns the cause of an end.
+    pub fn of_status(status: ExitStatus) -> Exit {
+        match (status.code(), status.signal()) {
+            (Some(code), _) => Exit::Code(code),
+            (_, Some(libc::SIGPROF | libc::SIGXCPU)) => Exit::ProcessorTime,
+            (_, Some(libc::SIGABRT | libc::SIGSEGV | libc::SIGBUS)) => Exit::Memory,
+            (_, Some(libc::SIGFPE | libc::SIGILL | libc::SIGSYS | libc::SIGTRAP)) => Exit::Fault,
+            _ => Exit::Outside,
+        }
+    }
+}
+
+/// Returns the end of a process in words that follow its name.
+pub fn describe_exit(status: ExitStatus) -> String {
+    let signal = status.signal().unwrap_or(0);
+    match Exit::of_status(status) {
+        Exit::Code(code) => format!("failed with exit code {code}"),
+        Exit::Memory | Exit::Fault => format!("was ended by signal {signal}"),
+        Exit::ProcessorTime | Exit::Outside => format!("was stopped by signal {signal}"),
+    }
+}
+
+/// Waits for output of a child, or the end of it. Returns `false` if none came within `limit`,
+/// which is below a second.
+pub fn wait_for_output(output: &ChildStdout, limit: Duration) -> bool {
+    let timeout = Timespec { tv_sec: 0, tv_nsec: limit.subsec_nanos().into() };
+    let mut waiting = [PollFd::new(output, PollFlags::IN)];
+    // Reading tells what an error of `poll` means.
+    poll(&mut waiting, Some(&timeout)).map_or(true, |ready| ready > 0)
+}
+
+/// Limits the address space of this process to so many bytes more than it has, and forbids it core
+/// dumps.
+pub fn limit_memory(more: u64) {
+    let _ = setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) });
+    if let Some(now) = address_space() {
+        let most = getrlimit(Resource::As).maximum.unwrap_or(u64::MAX).min(now + more);
+        let _ = setrlimit(Resource::As, Rlimit { current: Some(most), maximum: Some(most) });
+    }
+}
+
+/// Returns the bytes of address space that this process has.
+fn address_space() -> Option<u64> {
+    let statm = std::fs::read_to_string("/proc/self/statm").ok()?;
+    let pages: u64 = statm.split(' ').next()?.parse().ok()?;
+    Some(pages * rustix::param::page_size() as u64).filter(|bytes| *bytes > 0)
+}
+
+/// Ends this process once it has used so much more processor time; zero lifts the limit.
+pub fn limit_processor_time(more: Duration) {
+    let none = libc::timeval { tv_sec: 0, tv_usec: 0 };
+    let value =
+        libc::timeval { tv_sec: more.as_secs() as i64, tv_usec: more.subsec_micros().into() };
+    let timer = libc::itimerval { it_interval: none, it_value: value };
+    // SAFETY: a plain system call on a value of this function.
+    unsafe { libc::setitimer(libc::ITIMER_PROF, &timer, std::ptr::null_mut()) };
+}
+
+/// Lets this process open as many files and connections as the system allows it.
+pub fn raise_open_files() {
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
+}
+
+/// Returns the bytes of memory that this process may lock; `u64::MAX` without a limit.
+pub fn lockable_memory() -> u64 {
+    getrlimit(Resource::Memlock).current.unwrap_or(u64::MAX)
+}
+
+/// Returns the seconds of processor time that this process has used.
+pub fn processor_seconds() -> f64 {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    time.tv_sec as f64 + 1e-9 * time.tv_nsec as f64
+}

@@ -1,0 +1,67 @@
+//! The terminal's modes: what it echoes, and how it is left when a signal ends the process.
+
+use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcgetpgrp, tcsetattr};
+use signal_hook::consts::{SIGHUP, SIGQUIT, SIGTERM};
+use signal_hook::iterator::Signals;
+use std::io::{self, Write, stderr, stdin};
+use std::sync::OnceLock;
+
+/// The modes that a crash restores.
+static BEFORE: OnceLock<Termios> = OnceLock::new();
+
+/// Guard during which the terminal does not echo typed keys; they wait for the next prompt.
+pub struct Unechoed(Option<Termios>);
+
+impl Unechoed {
+    /// Switches the echo off.
+    pub fn begin() -> Unechoed {
+        let Ok(before) = tcgetattr(stdin()) else { return Unechoed(None) };
+        let mut silent = before.clone();
+        silent.local_modes.remove(LocalModes::ECHO | LocalModes::ECHONL);
+        // A terminal that refuses continues to echo.
+        let _ = tcsetattr(stdin(), OptionalActions::Now, &silent);
+        Unechoed(Some(before))
+    }
+}
+
+impl Drop for Unechoed {
+    fn drop(&mut self) {
+        if let Some(before) = &self.0 {
+            let _ = tcsetattr(stdin(), OptionalActions::Now, before);
+        }
+    }
+}
+
+/// Restores the present modes of the terminal before SIGTERM, SIGHUP, SIGQUIT or a crash ends the
+/// process. The line editor and [`Unechoed`] change the modes, and a signal runs no destructor.
+pub fn restore_at_signals() -> io::Result<()> {
+    let modes = tcgetattr(stdin())?;
+    let before = BEFORE.get_or_init(|| modes);
+    let mut signals = Signals::new([SIGTERM, SIGHUP, SIGQUIT])?;
+    let watch = move || {
+        for signal in signals.forever() {
+            if is_in_foreground() {
+                let _ = tcsetattr(stdin(), OptionalActions::Now, before);
+                // Switches off the line editor's bracketed paste, and ends the line.
+                let _ = stderr().write_all(b"\x1b[?2004l\r\n");
+            }
+            // Ends the process as the signal would have ended it without a handler.
+            let _ = signal_hook::low_level::emulate_default_handler(signal);
+        }
+    };
+    std::thread::Builder::new().name("signals".into()).spawn(watch)?;
+    Ok(())
+}
+
+/// Restores the modes that [`restore_at_signals`] found, if it was called.
+pub(super) fn restore() {
+    if let Some(modes) = BEFORE.get() {
+        let _ = tcsetattr(stdin(), OptionalActions::Now, modes);
+    }
+}
+
+/// Returns whether this process may change the terminal: one in the background would be stopped
+/// for trying.
+fn is_in_foreground() -> bool {
+    tcgetpgrp(stdin()).is_ok_and(|group| group == rustix::process::getpgrp())
+}

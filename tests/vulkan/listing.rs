@@ -1,0 +1,84 @@
+//! The listing of kernel calls that `scripts/check-amd.sh` is given.
+
+#[path = "../../examples/kernels/listing.rs"]
+mod example;
+
+use example::{ListedCall, Listing, device_info};
+use gemma::compute::KvFormat;
+use gemma::models::forward::{self, ForwardOptions, SparePages};
+use gemma::models::{Config, Role, Weights};
+use gemma::tensor::Format;
+use gemma::vulkan::{Bucket, MatrixShape, SHAPE};
+use serde_json::json;
+
+/// The calls of a pass over `rows` rows of two layers in one format.
+fn pass(format: &str, shapes: &[MatrixShape], rows: usize) -> Vec<ListedCall> {
+    let config = json!({
+        "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text",
+        "hidden_size": 1024, "intermediate_size": 2048, "num_hidden_layers": 2,
+        "sliding_window_pattern": 2,
+        "sliding_window": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 128,
+        "query_pre_attn_scalar": 64, "vocab_size": 512, "rope_theta": 1e6,
+        "rope_local_base_freq": 1e4,
+        "max_position_embeddings": 512,
+    });
+    let (linear, table): (Format, Format) = (format.parse().unwrap(), "i8-row".parse().unwrap());
+    let format = |role| if matches!(role, Role::Embed | Role::Head) { table } else { linear };
+    let weights = Weights::synthetic(Config::from_json(&config).unwrap(), format, 1);
+    let device = json!({
+        "chip": "board", "integrated": false, "min_subgroup": 32, "max_subgroup": 32,
+        "asks_subgroup": true,
+        "max_shared": 64 << 10, "max_workgroup": 1024, "max_subgroups": 32, "int8_matrices": [],
+    });
+    let listing = Listing::new(&device_info(&device).unwrap().0, shapes);
+    let options = ForwardOptions {
+        context: 256,
+        kv: KvFormat::F16,
+        max_rows: 512,
+        sequences: 1,
+        spare: SparePages::default(),
+    };
+    let model = forward::load(&weights, &mut listing.executor(), options).unwrap();
+    listing.calls(model.pass, Bucket::holding(rows, rows, 0, 1, false)).unwrap()
+}
+
+#[test]
+fn every_matrix_is_multiplied_once_by_a_kernel_that_there_is() {
+    let layer = 1024 * (4 + 2 * 2) * 128 + 4 * 128 * 1024 + 3 * 1024 * 2048;
+    for format in ["bf16", "i8-row", "i4-g32", "i2-row+h128", "t3-row+h128"] {
+        for rows in [1, 8, 64] {
+            let calls = pass(format, &[], rows);
+            let linear = calls.iter().filter(|call| !call.matrices.is_empty());
+            let work: u64 = linear.map(|call| call.count as u64 * call.work).sum();
+            assert_eq!(work as usize, rows * (2 * layer + 512 * 1024), "{format}, {rows} rows");
+            for call in &calls {
+                let file = format!("{}/shaders/{}.comp", env!("CARGO_MANIFEST_DIR"), call.shader);
+                assert!(std::path::Path::new(&file).is_file(), "{file}");
+            }
+        }
+    }
+}
+
+#[test]
+fn kernels_beside_the_passes_are_listed() {
+    let shaders: Vec<&str> = Listing::beside_passes().iter().map(|call| call.shader).collect();
+    for shader in ["read", "repack", "unpack"] {
+        assert!(shaders.contains(&shader), "{shader}: {shaders:?}");
+    }
+}
+
+#[test]
+fn kernels_are_those_of_the_shapes_that_a_device_multiplies() {
+    let shaders = |shapes: &[MatrixShape]| -> Vec<&str> {
+        let calls = pass("i4-g32", shapes, 16);
+        let linear =
+            calls.into_iter().filter(|call| call.matrices.iter().any(|m| m.0 == Format::I4_G32));
+        linear.map(|call| call.shader).collect()
+    };
+    assert!(shaders(&[]).iter().all(|shader| *shader == "linear"), "{:?}", shaders(&[]));
+    assert!(
+        shaders(&[SHAPE]).iter().all(|shader| *shader == "linear_few"),
+        "{:?}",
+        shaders(&[SHAPE])
+    );
+}
