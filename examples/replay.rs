@@ -12,15 +12,15 @@ use anyhow::{Context, Result};
 use clap::{Parser, ValueEnum};
 use gemma::decode::{Stats, Verdict};
 use gemma::draft::{
-    DraftContext, DraftModel, DraftRequest, Drafter, Figures, Mixing, Pass, Proposal, Source,
-    TreeBuilder, TreeSize, Verified, mix,
+    DraftContext, DraftFigures, DraftModel, DraftRequest, DraftSource, Drafter, Mixing, Pass,
+    Proposal, TreeBuilder, TreeSize, Verified, mix,
 };
 use gemma::engine::{Scores, TokenTree};
 use gemma::error::Fault;
 use gemma::models::{ChatTemplate, Message, Special, Tokenizer};
+use gemma::runtime::model::partner::Partner;
+use gemma::runtime::options::Device;
 use gemma::runtime::options::{AutoOr, GpuLayers};
-use gemma::runtime::partner::Partner;
-use gemma::runtime::placement::Device;
 use gemma::runtime::{Model, Room, RunOptions, Silence, load};
 use gemma::sampler::{Sampler, SamplerConfig};
 use gemma::tensor::Token;
@@ -64,7 +64,7 @@ struct Options {
     count: Option<usize>,
     /// Sources that take part
     #[arg(long, value_parser = source, value_delimiter = ',', default_value = "context,table,model")]
-    sources: Vec<Source>,
+    sources: Vec<DraftSource>,
     /// Weights of the sources
     #[arg(long, value_enum, default_value_t = Weights::Learned)]
     mixing: Weights,
@@ -80,9 +80,9 @@ enum Weights {
     Fixed,
 }
 
-fn source(name: &str) -> Result<Source, String> {
-    let names: Vec<&str> = Source::mixed().map(Source::name).collect();
-    let source = Source::mixed().find(|source| source.name() == name);
+fn source(name: &str) -> Result<DraftSource, String> {
+    let names: Vec<&str> = DraftSource::mixed().map(DraftSource::name).collect();
+    let source = DraftSource::mixed().find(|source| source.name() == name);
     source.ok_or_else(|| format!("expected one of {}", names.join(", ")))
 }
 
@@ -169,7 +169,7 @@ fn main() -> Result<()> {
     }
     let time: Duration = all.values().flatten().map(|t| t.time).sum();
     let passes = records.iter().map(|r| r.passes).sum::<u64>() as f64;
-    let mut figures = Figures::default();
+    let mut figures = DraftFigures::default();
     builder.figures(&mut figures);
     let mut categories: Vec<Category> =
         all.iter().map(|(name, replayed)| category(name, replayed)).collect();
@@ -202,7 +202,7 @@ fn builder(
     tokenizer: &Tokenizer,
     texts: &[Transcript],
 ) -> Result<(TreeBuilder, Option<String>)> {
-    let (model, name) = match options.sources.contains(&Source::Model) {
+    let (model, name) = match options.sources.contains(&DraftSource::Model) {
         true => draft_model(options, tokenizer, texts).map(|(m, name)| (Some(m), Some(name)))?,
         false => (None, None),
     };

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Checks README.md and docs/: the length of README, the output of its commands, the options that the
-# pages name, the links between them, and the Rust version.
+# pages name, the paths and links in them, and the Rust version.
 #
 #   scripts/check-readme.sh [GEMMA]      GEMMA is the binary, target/release/gemma by default
 #
@@ -132,6 +132,14 @@ for page in "${pages[@]}"; do
   while IFS= read -r option; do
     grep -qE -- "(^|[^a-z-])$option([^a-z-]|\$)" <<<"$help" || fail "$page: no command has the option $option"
   done < <(prose "$page" | grep -oE '`(--|gemma )[^`]*`' | grep -oE -- '--[a-z][a-z0-9-]*' | sort -u)
+done
+
+# Paths of the project that the text names exist. NAME stands for a name to choose.
+for page in "${pages[@]}" ./*/README.md draft/*/README.md scripts/train/README.md; do
+  while IFS= read -r path; do
+    [ -e "$path" ] || fail "$page: there is no $path"
+  done < <(prose "$page" | grep -oE '`(src|tests|scripts|shaders|examples|quant|draft|docs|fuzz)/[^`]*`' |
+    tr -d '`' | sed 's/ .*//' | grep -v NAME | sort -u)
 done
 
 # Links inside the project lead somewhere.

@@ -1,8 +1,7 @@
-//! What went wrong, in the terms of the command line's contract: an exit code, a sentence,
-//! a remedy.
+//! Failures as the command line reports them: an exit code, a sentence, a remedy.
 //!
-//! Anything that a user or a file can get wrong carries a [`Fault`] somewhere in its `anyhow`
-//! chain; everything else is a runtime failure (exit 1).
+//! A failure that a user can mend carries a [`Fault`] in its `anyhow` chain. Every other one is a
+//! runtime failure (exit 1).
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -22,7 +21,7 @@ pub enum Kind {
     Context,
     /// The text ended before its grammar was complete: exit 8.
     Incomplete,
-    /// Anything else that has a remedy, such as a full disk: exit 1.
+    /// Another failure with a remedy, such as a full disk: exit 1.
     Failure,
 }
 
@@ -45,7 +44,7 @@ impl Kind {
 pub struct Fault {
     pub kind: Kind,
     pub what: String,
-    /// What to do about it; printed as `help: ...`.
+    /// Remedy, printed as `help: ...`.
     pub help: Option<String>,
 }
 
@@ -68,14 +67,14 @@ impl Fault {
     }
 }
 
-/// What is said where there is no thread for work that nobody else can do.
+/// Returns the error for work that needs a thread of its own, if none can be started.
 pub fn no_thread() -> Fault {
     Fault::new(Kind::Failure, "no thread can be started").help(
         "--threads 1 needs fewer; ulimit -u shows how many processes and threads you may have",
     )
 }
 
-/// What is said where there is no process for work that must run within limits.
+/// Returns the error for work that must run within limits, if no process can be started.
 pub fn no_process() -> Fault {
     Fault::new(Kind::Memory, "no process can be started for what must run within limits")
         .help("a limit on processes (ulimit -u) or on memory (ulimit -v) is too low")
@@ -89,7 +88,7 @@ impl fmt::Display for Fault {
 
 impl std::error::Error for Fault {}
 
-/// The first fault in a chain of causes. Faults added by `.context(Fault)` are found too.
+/// Returns the first fault in a chain of causes, also one that `.context(Fault)` added.
 pub fn fault_of(error: &anyhow::Error) -> Option<&Fault> {
     error
         .downcast_ref::<Fault>()

@@ -3,7 +3,7 @@
 
 pub mod pool;
 
-pub use pool::{PageList, Pool};
+pub use pool::{PageList, PagePool};
 
 /// Positions in one page.
 pub const PAGE: usize = 256;

@@ -1,10 +1,10 @@
-//! Faults that tests ask for by environment variables. A build for use has no feature `testing`, and
-//! then there are none: tests turn it on by the package's own entry among its dev-dependencies.
+//! Faults that tests inject by environment variables. They exist only with the feature `testing`,
+//! which the package's own entry among its dev-dependencies turns on.
 
 /// Makes all reads of a file after the n-th fail, as those of a dying disk do.
 pub const FAIL_READS_AFTER: &str = "GEMMA_FAIL_READS_AFTER";
-/// Makes the n-th submission to a GPU fail with a lost device. Of several numbers, as in `60,9,-`,
-/// each counts until a device was lost, and the last one from then on; `-` loses none.
+/// Makes the n-th submission to a GPU fail with a lost device. Several numbers, as in `60,9,-`,
+/// take turns: after each lost device the next one counts, the last one for good; `-` loses none.
 pub const LOSE_AFTER: &str = "GEMMA_VULKAN_LOSE_AFTER";
 /// Makes a kernel's result wrong: the four numbers of an `InjectedFault` of `vulkan`.
 pub const WRONG_RESULT: &str = "GEMMA_VULKAN_FAULT";
@@ -16,10 +16,10 @@ pub const NPU_FAULT: &str = "GEMMA_FAIL_NPU";
 /// Makes the child process that tries a driver die (`abort`), die if it asks about matrices
 /// (`abort-whole`), fail (`fail`) or never end (`hang`).
 pub const TRIAL: &str = "GEMMA_VULKAN_TRIAL";
-/// The seconds that such a child may take.
+/// Seconds that such a child may take.
 pub const PATIENCE: &str = "GEMMA_VULKAN_PATIENCE";
 
-/// What one of these variables says.
+/// Returns the value of one of these variables.
 pub fn fault(variable: &str) -> Option<String> {
     if cfg!(feature = "testing") { std::env::var(variable).ok() } else { None }
 }

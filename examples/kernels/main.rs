@@ -12,7 +12,7 @@ use gemma::kv::PAGE;
 use gemma::models::Weights;
 use gemma::models::forward::{self, ForwardOptions, SparePages};
 use gemma::quant::recipe::BUILT_IN;
-use gemma::runtime::shapes::{Formats, Shape};
+use gemma::runtime::model::shapes::{MadeUpFormats, Shape};
 use gemma::tensor::Format;
 use gemma::vulkan::{Bucket, DeviceInfo};
 use listing::{ListedCall, Listing, device_info};
@@ -44,10 +44,10 @@ const CONTEXTS: [usize; 2] = [512, 8192];
 fn main() -> Result<()> {
     let devices: Vec<Value> =
         serde_json::from_reader(stdin()).context("the devices, a JSON list")?;
-    let recipes = BUILT_IN.iter().map(|(name, _)| Ok((*name, Formats::of_recipe(name))));
+    let recipes = BUILT_IN.iter().map(|(name, _)| Ok((*name, MadeUpFormats::of_recipe(name))));
     let formats = FORMATS.into_iter().map(|name| -> Result<_> {
         let format = Some(name.parse::<Format>()?);
-        Ok((name, Formats { weights: format, ..Formats::default() }))
+        Ok((name, MadeUpFormats { weights: format, ..MadeUpFormats::default() }))
     });
     for device in &devices {
         let (info, _) = device_info(device)?;

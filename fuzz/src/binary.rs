@@ -2,7 +2,7 @@
 
 use super::{DIRECTORY, file};
 use gemma::npu::{txn, xclbin};
-use gemma::runtime::costs::CostFile;
+use gemma::runtime::drafting::costs::CostFile;
 use std::sync::LazyLock;
 
 /// The costs of passes, as they are and behind the key that they must have.

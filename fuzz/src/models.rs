@@ -207,7 +207,7 @@ fn open(path: &std::path::Path) {
     if let Ok(checkpoint) = Checkpoint::open(path) {
         use_all(checkpoint);
     }
-    let presented = Checkpoint::open(path).and_then(gemma::models::gemma3::gguf::present);
+    let presented = Checkpoint::open(path).and_then(gemma::models::gguf::present);
     if let Ok(checkpoint) = presented {
         if let Ok(Some(bytes)) = checkpoint.side_file("tokenizer.json") {
             let _ = Tokenizer::from_bytes(&bytes)

@@ -2,7 +2,7 @@
 
 use super::{DIRECTORY, file};
 use gemma::models::{ChatTemplate, Config, Message, Special, Tokenizer};
-use gemma::grammar::{Grammars, Source, parse_schema};
+use gemma::grammar::{Grammars, GrammarSource, parse_schema};
 use std::sync::{Arc, LazyLock};
 
 /// The bundled target's.
@@ -47,11 +47,11 @@ pub fn grammar(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(rest) else { return };
     let source = match how % 3 {
         0 => match parse_schema(text, "a schema") {
-            Ok(schema) => Source::JsonSchema(schema),
+            Ok(schema) => GrammarSource::JsonSchema(schema),
             Err(_) => return,
         },
-        1 => Source::Lark(text.into()),
-        _ => Source::Regex(text.into()),
+        1 => GrammarSource::Lark(text.into()),
+        _ => GrammarSource::Regex(text.into()),
     };
     let _ = GRAMMARS.compile(&source, &|| true);
 }
@@ -79,11 +79,11 @@ pub fn batch(data: &[u8]) {
 
 /// The first byte says which of the server's forms the rest is a body of.
 pub fn server(data: &[u8]) {
-    static SERVED: LazyLock<gemma::cli::commands::serve::testing::Bodies> = LazyLock::new(|| {
+    static SERVED: LazyLock<gemma::cli::commands::serve::testing::RequestBodies> = LazyLock::new(|| {
         let config = include_str!("../../draft/demo-target/config.json");
         let config = serde_json::from_str(config).expect("it is JSON");
         let config = Config::from_json(&config).expect("it is good");
-        gemma::cli::commands::serve::testing::Bodies::new(config, TOKENIZER.clone())
+        gemma::cli::commands::serve::testing::RequestBodies::new(config, TOKENIZER.clone())
     });
     if let Some((form, body)) = data.split_first() {
         SERVED.read(*form, body);

@@ -4,7 +4,7 @@ use crate::cli::io::output::print;
 use crate::cli::io::ui::Ui;
 use crate::grammar;
 use crate::models::chat;
-use crate::runtime::backends;
+use crate::runtime::devices::backends;
 use crate::util::child::role;
 use std::ffi::OsString;
 use std::process::ExitCode;

@@ -6,12 +6,12 @@ use crate::cli::io::ui::paragraph_in;
 use crate::models::Weights;
 use crate::runtime::load;
 use crate::runtime::model::Size;
+use crate::runtime::model::shapes::{MadeUpFormats, Shape};
 use crate::runtime::options::{AutoOr, RunOptions};
 use crate::runtime::placement::Placement;
 use crate::runtime::placement::host::Host;
 use crate::runtime::placement::measure::Task;
 use crate::runtime::placement::predict::Speeds;
-use crate::runtime::shapes::{Formats, Shape};
 use crate::util::units::{bytes, digits3, thousands};
 use anyhow::Result;
 use serde_json::{Value, json};
@@ -64,7 +64,7 @@ impl Sizes {
         let mut rows = Vec::new();
         for (shape, recipes) in RECIPES {
             for recipe in recipes {
-                let weights = shape.weights(&Formats::of_recipe(recipe))?;
+                let weights = shape.weights(&MadeUpFormats::of_recipe(recipe))?;
                 let task = task(&weights, run)?;
                 let speed =
                     |p: Placement| speeds.beside(p.device.as_ref()).predict(&p).passes_per_s[0];

@@ -28,14 +28,16 @@ pub struct Embed {
     pub out: BufferId,
 }
 
-/// `x += rmsnorm(add) * (1 + w_add)` where given, then `out = rmsnorm(x) * (1 + w)`; all f32
-/// `[rows, dim]`. With `RowSet::Selected`, `out` row i is made from `x` and `add` row
+/// `x = (x + rmsnorm(add) * (1 + w_add)) * scale` where given, then `out = rmsnorm(x) * (1 + w)`;
+/// all f32 `[rows, dim]`. With `RowSet::Selected`, `out` row i is made from `x` and `add` row
 /// `selected[i]`, and `x` is not written.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Norm {
     pub x: BufferId,
     /// `add` and `w_add`.
     pub add: Option<(BufferId, BufferId)>,
+    /// 1 without `add`
+    pub scale: f32,
     /// f32 `[dim]`
     pub w: BufferId,
     pub eps: f32,

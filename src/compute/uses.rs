@@ -29,7 +29,7 @@ impl Op {
                 f(Use::Weight(table));
                 f(Use::Write(out));
             }
-            Op::Norm(Norm { x, add, w, eps: _, dim: _, out, rows }) => {
+            Op::Norm(Norm { x, add, scale: _, w, eps: _, dim: _, out, rows }) => {
                 // Only a norm that adds to the residual stream writes it, and not for selected
                 // rows.
                 f(if add.is_some() && *rows == RowSet::All {

@@ -9,10 +9,10 @@ use crate::engine::{Scores, TokenTree};
 use crate::tensor::Token;
 
 /// A text that has a sequence of the target.
-pub struct Text {
+pub struct GrowingText {
     pub request: Request,
     pub admitted: Instant,
-    pub stage: Stage,
+    pub stage: TextStage,
     /// It grows, but is not part of this pass: its grammar's mask is not computed yet.
     pub rests: bool,
     pub proposal: Proposal,
@@ -31,7 +31,7 @@ pub struct Text {
 
 /// Progress of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stage {
+pub enum TextStage {
     Admitted,
     /// Its prompt is being read.
     Reads,
@@ -39,9 +39,9 @@ pub enum Stage {
     Grows(Instant),
 }
 
-impl Text {
+impl GrowingText {
     pub fn grows(&self) -> bool {
-        matches!(self.stage, Stage::Grows(_))
+        matches!(self.stage, TextStage::Grows(_))
     }
 
     pub fn takes_part(&self) -> bool {
@@ -49,7 +49,7 @@ impl Text {
     }
 
     pub fn is_read(&self) -> bool {
-        self.stage == Stage::Reads
+        self.stage == TextStage::Reads
     }
 
     /// Returns all but the newest token, which is the root of the next tree.
@@ -61,7 +61,7 @@ impl Text {
 /// Returns a request to the drafter for each text that grows, with the target's scores of its last
 /// tree. `anew` empties the proposals.
 pub fn draft_requests<'t>(
-    texts: &'t mut [Option<Text>],
+    texts: &'t mut [Option<GrowingText>],
     scores: &'t Scores,
     allowed: &Allowance,
     vocab: usize,
@@ -70,8 +70,8 @@ pub fn draft_requests<'t>(
     let texts = texts.iter_mut().enumerate();
     let growing =
         texts.filter_map(|(s, text)| Some((s, text.as_mut().filter(|t| t.takes_part())?)));
-    let request = |(sequence, text): (usize, &'t mut Text)| {
-        let Text { request, proposal, scored, scored_at, .. } = text;
+    let request = |(sequence, text): (usize, &'t mut GrowingText)| {
+        let GrowingText { request, proposal, scored, scored_at, .. } = text;
         let Request { history, sampler, max_tokens, .. } = &*request;
         let ctx = DraftContext {
             history,

@@ -23,7 +23,7 @@ use crate::sampler::Sampler;
 use crate::tensor::Token;
 
 /// Where generation ends by itself.
-pub struct Limits<'a> {
+pub struct GenerationLimits<'a> {
     pub max_tokens: usize,
     /// Tokens that end the text; they are not part of it.
     pub stop_ids: &'a [Token],
@@ -33,7 +33,7 @@ pub struct Limits<'a> {
 
 /// Why generation ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stop {
+pub enum StopReason {
     /// The target picked this stop id.
     Token(Token),
     /// Enough tokens, or the context is full.
@@ -68,10 +68,10 @@ pub fn generate(
     policy: &mut Policy,
     sampler: &Sampler,
     history: &mut Vec<Token>,
-    limits: &Limits<'_>,
+    limits: &GenerationLimits<'_>,
     stats: &mut Stats,
     on_event: &mut dyn FnMut(Event) -> Flow,
-) -> Result<Stop> {
+) -> Result<StopReason> {
     scheduler::room(target, history)?;
     let mut scheduler = Scheduler::new(target, drafter, policy, limits.stop_ids, limits.interrupt);
     let request = Request::new(std::mem::take(history), sampler.clone(), limits.max_tokens);

@@ -11,11 +11,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Error, Result};
 
-use super::growth::{Stage, Text, draft_requests};
+use super::growth::{GrowingText, TextStage, draft_requests};
 use super::prefixes::{Prefixes, common, whole_pages};
-use super::{Event, Flow, Stats, Stop, TokenLogProbs, Verdict, verify};
+use super::{Event, Flow, Stats, StopReason, TokenLogProbs, Verdict, verify};
 use crate::draft::{
-    Allowance, DraftRequest, Drafter, Outcome, Pass, Policy, Proposal, Round, grammar, verified,
+    Allowance, DraftRequest, Drafter, Pass, Policy, Proposal, Round, RoundOutcome, grammar,
+    verified,
 };
 use crate::engine::{EngineExt, Input, Output, Rows, Scores, Timeline, TokenTree};
 use crate::error::{Fault, Kind};
@@ -60,7 +61,7 @@ pub struct Refused {
 pub struct Ended {
     pub sequence: usize,
     pub text: Request,
-    pub stop: Result<Stop>,
+    pub stop: Result<StopReason>,
     /// Log-probabilities of the tokens since the last call for them.
     pub log_probs: Vec<TokenLogProbs>,
 }
@@ -74,7 +75,7 @@ pub struct Scheduler<'a> {
     /// Looked at before each pass.
     interrupt: &'a AtomicBool,
     /// By sequence of the target.
-    texts: Vec<Option<Text>>,
+    texts: Vec<Option<GrowingText>>,
     prefixes: Prefixes,
     scores: Scores,
     passes: u64,
@@ -155,10 +156,10 @@ impl<'a> Scheduler<'a> {
         };
         let sequence = free.max_by_key(fitness).expect("the caller has seen that there is room");
         self.prefixes.touch(sequence);
-        self.texts[sequence] = Some(Text {
+        self.texts[sequence] = Some(GrowingText {
             request,
             admitted: Instant::now(),
-            stage: Stage::Admitted,
+            stage: TextStage::Admitted,
             rests: false,
             proposal: Proposal::default(),
             scored: TokenTree::default(),
@@ -172,7 +173,7 @@ impl<'a> Scheduler<'a> {
 
     /// Ends a text; `None` where there is none.
     pub fn cancel(&mut self, sequence: usize) -> Option<Ended> {
-        self.texts[sequence].is_some().then(|| self.end(sequence, Ok(Stop::Receiver)))
+        self.texts[sequence].is_some().then(|| self.end(sequence, Ok(StopReason::Receiver)))
     }
 
     /// Returns the log-probabilities of the tokens of a text since the last call.
@@ -180,14 +181,14 @@ impl<'a> Scheduler<'a> {
         self.texts[sequence].as_mut().map_or_else(Vec::new, |t| std::mem::take(&mut t.log_probs))
     }
 
-    fn end(&mut self, sequence: usize, stop: Result<Stop>) -> Ended {
+    fn end(&mut self, sequence: usize, stop: Result<StopReason>) -> Ended {
         let mut text = self.texts[sequence].take().expect("there is such a text");
-        if let Stage::Grows(begun) = text.stage {
+        if let TextStage::Grows(begun) = text.stage {
             text.request.stats.decode_time += begun.elapsed();
         }
         self.prefixes.touch(sequence);
         self.prefixes.retain(self.target, sequence, self.target.position(sequence));
-        let Text { request: text, log_probs, .. } = text;
+        let GrowingText { request: text, log_probs, .. } = text;
         Ended { sequence, text, stop, log_probs }
     }
 
@@ -203,9 +204,9 @@ impl<'a> Scheduler<'a> {
         for sequence in 0..self.texts.len() {
             match &self.texts[sequence] {
                 Some(text) if text.request.max_tokens == 0 => {
-                    ended.push(self.end(sequence, Ok(Stop::Length)))
+                    ended.push(self.end(sequence, Ok(StopReason::Length)))
                 }
-                Some(_) if interrupted => ended.push(self.end(sequence, Ok(Stop::Interrupt))),
+                Some(_) if interrupted => ended.push(self.end(sequence, Ok(StopReason::Interrupt))),
                 _ => {}
             }
         }
@@ -232,7 +233,7 @@ impl<'a> Scheduler<'a> {
                 verdict.as_ref().map_or_else(|_| vec![0], |verdict| verdict.path.clone())
             };
             let paths: Vec<Vec<u32>> = verdicts.iter().map(path).collect();
-            self.policy.observe(&Outcome { pass, paths: &paths });
+            self.policy.observe(&RoundOutcome { pass, paths: &paths });
         }
         for (&sequence, verdict) in growing.iter().zip(verdicts) {
             let stop = match verdict {
@@ -255,7 +256,7 @@ impl<'a> Scheduler<'a> {
             if !text.chunk.is_empty() && on_event(sequence, read) == Flow::Stop {
                 // A receiver that sees an interruption may say so too.
                 let interrupted = self.interrupt.load(Ordering::Relaxed);
-                let stop = if interrupted { Stop::Interrupt } else { Stop::Receiver };
+                let stop = if interrupted { StopReason::Interrupt } else { StopReason::Receiver };
                 ended.push(self.end(sequence, Ok(stop)));
             }
         }
@@ -263,7 +264,7 @@ impl<'a> Scheduler<'a> {
     }
 
     /// Returns the sequences whose text satisfies `predicate`.
-    fn sequences_where(&self, predicate: impl Fn(&Text) -> bool) -> Vec<usize> {
+    fn sequences_where(&self, predicate: impl Fn(&GrowingText) -> bool) -> Vec<usize> {
         let is = |sequence: &usize| self.texts[*sequence].as_ref().is_some_and(&predicate);
         (0..self.texts.len()).filter(is).collect()
     }
@@ -273,7 +274,7 @@ impl<'a> Scheduler<'a> {
     fn begin_texts(&mut self) -> Result<()> {
         for sequence in self.sequences_where(|text| !text.grows()) {
             let text = self.texts[sequence].as_mut().expect("it does not grow");
-            if text.stage == Stage::Admitted {
+            if text.stage == TextStage::Admitted {
                 self.target.adopt(&[(sequence, text.past())])?;
                 if self.waits(sequence) {
                     continue;
@@ -287,7 +288,7 @@ impl<'a> Scheduler<'a> {
                 self.drafter.prepare(sequence, text.past())?;
                 self.policy.begin_text();
                 text.request.stats.prefill_time += text.admitted.elapsed();
-                text.stage = Stage::Grows(Instant::now());
+                text.stage = TextStage::Grows(Instant::now());
             }
         }
         Ok(())
@@ -296,14 +297,14 @@ impl<'a> Scheduler<'a> {
     /// Returns whether a text shares more with one that is being read than its sequence holds. It
     /// then waits, so that the shared part is read once.
     fn waits(&self, sequence: usize) -> bool {
-        let past = self.texts[sequence].as_ref().map_or(&[][..], Text::past);
+        let past = self.texts[sequence].as_ref().map_or(&[][..], GrowingText::past);
         let held = self.target.position(sequence);
         let reads_more = |other: &usize| {
-            let others = self.texts[*other].as_ref().map_or(&[][..], Text::past);
+            let others = self.texts[*other].as_ref().map_or(&[][..], GrowingText::past);
             let shared = whole_pages(common(others, past));
             shared > held && self.target.position(*other) < shared
         };
-        self.prefixes.is_on() && self.sequences_where(Text::is_read).iter().any(reads_more)
+        self.prefixes.is_on() && self.sequences_where(GrowingText::is_read).iter().any(reads_more)
     }
 
     /// Finds the part of a text that is read already.
@@ -314,7 +315,7 @@ impl<'a> Scheduler<'a> {
         text.fork = self.prefixes.fork(self.target, sequence, text.past());
         text.request.stats.prompt_tokens += text.request.history.len() as u64;
         text.request.stats.prefilled += (text.past().len() - cached) as u64;
-        text.stage = Stage::Reads;
+        text.stage = TextStage::Reads;
     }
 
     /// Decides how many tokens of each prompt the pass reads: an equal share each, and unused rows
@@ -323,7 +324,7 @@ impl<'a> Scheduler<'a> {
         let growing = self.texts.iter().flatten().filter(|text| text.grows()).count();
         let most = self.target.engine().info().max_rows - growing;
         let mut rows = if growing > 0 { most.min(PROMPT_ROWS) } else { most };
-        let reading = self.sequences_where(Text::is_read);
+        let reading = self.sequences_where(GrowingText::is_read);
         let all = rows;
         for (i, &sequence) in reading.iter().enumerate() {
             let text = self.texts[sequence].as_mut().expect("it is being read");
@@ -346,7 +347,7 @@ impl<'a> Scheduler<'a> {
                 text.scored_at = None;
             }
         }
-        self.sequences_where(Text::takes_part)
+        self.sequences_where(GrowingText::takes_part)
     }
 
     /// Makes a tree for each of these texts, and of all of them as many nodes as pay.
@@ -487,14 +488,14 @@ impl<'a> Scheduler<'a> {
         draft_time: Duration,
         pass: Pass,
         on_event: &mut dyn FnMut(usize, Event) -> Flow,
-    ) -> Option<Stop> {
+    ) -> Option<StopReason> {
         let text = self.texts[sequence].as_mut().expect("it grows");
         text.request.stats.round(&text.proposal, verdict, draft_time, pass);
         std::mem::swap(&mut text.scored, &mut text.proposal.tree);
         let (_, first) = text.scored_at.expect("its tree was scored");
         for (token, node) in verdict.tokens(&text.scored).into_iter().zip(&verdict.path) {
             if self.stop_ids.contains(&token) {
-                return Some(Stop::Token(token));
+                return Some(StopReason::Token(token));
             }
             if let Some(n) = text.request.top_log_probs {
                 let row = self.scores.row(first + *node as usize);
@@ -505,10 +506,10 @@ impl<'a> Scheduler<'a> {
             text.request.max_tokens -= 1;
             text.request.stats.first_token.get_or_insert_with(|| text.admitted.elapsed());
             if on_event(sequence, Event::Token(token)) == Flow::Stop {
-                return Some(Stop::Receiver);
+                return Some(StopReason::Receiver);
             }
             if text.request.max_tokens == 0 {
-                return Some(Stop::Length);
+                return Some(StopReason::Length);
             }
         }
         None

@@ -5,7 +5,7 @@
 
 use anyhow::Result;
 
-use super::figures::Figures;
+use super::figures::DraftFigures;
 use super::proposal::Proposal;
 use super::verified::Verified;
 use crate::sampler::Sampler;
@@ -95,7 +95,7 @@ pub trait Drafter {
         false
     }
     /// Adds its counts so far.
-    fn figures(&self, _out: &mut Figures) {}
+    fn figures(&self, _out: &mut DraftFigures) {}
     /// Returns why nothing is being proposed, if so.
     fn note(&self) -> Option<String> {
         None

@@ -13,7 +13,7 @@ pub struct Habits {
 
 /// Counts since the drafter was made.
 #[derive(Clone, Debug, Default)]
-pub struct Figures {
+pub struct DraftFigures {
     /// Rounds after work ahead, and rounds among them whose first token the draft model had read.
     pub ahead: u64,
     pub hits: u64,
@@ -36,7 +36,7 @@ pub struct Figures {
     pub habits: Habits,
 }
 
-impl Figures {
+impl DraftFigures {
     /// Counts the tokens of a round, and the seconds that plain decoding takes for them.
     pub fn plain(&mut self, tokens: usize, seconds: f32) {
         self.plain_tokens += tokens as u64;
@@ -51,7 +51,7 @@ impl Figures {
     }
 
     /// Adds another drafter's counts.
-    pub fn add(&mut self, other: &Figures) {
+    pub fn add(&mut self, other: &DraftFigures) {
         self.ahead += other.ahead;
         self.hits += other.hits;
         self.draft_passes += other.draft_passes;

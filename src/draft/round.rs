@@ -47,7 +47,7 @@ pub struct Pass {
 
 /// Outcome of a round.
 #[derive(Clone, Copy, Debug)]
-pub struct Outcome<'a> {
+pub struct RoundOutcome<'a> {
     pub pass: Pass,
     /// Nodes of each text that the target accepted, root included, in the order of
     /// [`Policy::choose`](super::Policy::choose).

@@ -32,8 +32,8 @@ pub struct Scores {
     pub vocab: usize,
     /// f32 `[rows asked for, vocab]`
     pub logits: Vec<f32>,
-    /// In place of logits, where [`Output::Best`] asked for it: the best tokens of each row asked
-    /// for, best first.
+    /// The best tokens of each row asked for, best first, where [`Output::Best`] asked for them in
+    /// place of logits
     pub best: Vec<Vec<(Token, f32)>>,
     /// Final-norm hidden states of the same rows, where [`Output::Hidden`] asked for them: f32
     /// `[rows asked for, dim]`
@@ -41,12 +41,13 @@ pub struct Scores {
 }
 
 impl Scores {
-    /// The logits of the i-th row asked for.
+    /// Returns the logits of the i-th row asked for.
     pub fn row(&self, i: usize) -> &[f32] {
         &self.logits[i * self.vocab..][..self.vocab]
     }
 
-    /// The token that `sampler` picks from the i-th row asked for, which stands at `position`.
+    /// Returns the token that `sampler` picks from the i-th row asked for, which stands at
+    /// `position`.
     pub fn pick(
         &self,
         i: usize,
@@ -68,7 +69,7 @@ impl Scores {
     }
 }
 
-/// Which token each column of an engine's scores is for, where that is not the token's own number.
+/// Tokens of the columns of an engine's scores, where a column is not the token's own number.
 #[derive(Clone, Debug, Default)]
 pub struct Columns {
     /// `[columns]`
@@ -78,7 +79,7 @@ pub struct Columns {
 }
 
 impl Columns {
-    /// `tokens[i]` is the token of column i; the engine takes tokens below `vocab`.
+    /// Makes columns of which column i is for `tokens[i]`. The engine takes tokens below `vocab`.
     pub fn new(tokens: Vec<Token>, vocab: usize) -> Self {
         let mut columns = vec![u32::MAX; vocab];
         for (column, &token) in tokens.iter().enumerate() {
@@ -93,35 +94,35 @@ impl Columns {
         self.tokens[column]
     }
 
-    /// `None`: the engine says nothing of this token.
+    /// Returns the column of a token; `None` where the engine gives it no score.
     pub fn column(&self, token: Token) -> Option<usize> {
         self.columns.get(token as usize).filter(|c| **c != u32::MAX).map(|c| *c as usize)
     }
 }
 
-/// What a pass evaluates of a sequence: the nodes of a tree from `first` on. Those before it are in
-/// scratch since the last pass.
+/// Input of a pass for one sequence: the nodes of a tree from `first` on. Scratch holds the nodes
+/// before it since the last pass.
 #[derive(Clone, Copy, Debug)]
 pub struct Input<'a> {
     pub sequence: usize,
     pub tree: &'a TokenTree,
     pub first: usize,
-    /// Which of the nodes evaluated get scores.
+    /// The nodes evaluated that get scores.
     pub rows: Rows,
 }
 
 impl<'a> Input<'a> {
-    /// A whole tree.
+    /// Makes an input of a whole tree.
     pub fn new(sequence: usize, tree: &'a TokenTree, rows: Rows) -> Self {
         Input { sequence, tree, first: 0, rows }
     }
 
-    /// The same tree, of which nodes before `first` are in scratch.
+    /// Leaves out the nodes before `first`, which are in scratch.
     pub fn after(self, first: usize) -> Self {
         Input { first, ..self }
     }
 
-    /// Rows whose scores it asks for.
+    /// Returns the number of rows whose scores it asks for.
     pub fn scored(&self) -> usize {
         match self.rows {
             Rows::None => 0,
@@ -131,7 +132,7 @@ impl<'a> Input<'a> {
     }
 }
 
-/// In which form scores are wanted.
+/// The form in which scores are wanted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Output {
     /// All logits.
@@ -141,64 +142,65 @@ pub enum Output {
     Hidden,
     /// The `n` best tokens of a row below `usable`. An engine may give all logits instead.
     Best { n: usize, usable: usize },
-    /// Logits that the host can read where they are may stay there: then [`Scores`] come without,
-    /// and [`Engine::lend`] has them.
+    /// All logits, which may stay where they are if the host can read them there. [`Scores`] then
+    /// come without them, and [`Engine::lend`] has them.
     Lent,
 }
 
-/// What an engine is, for as long as it lives.
+/// Properties of an engine, for as long as it lives.
 #[derive(Clone, Debug)]
-pub struct Info {
+pub struct EngineInfo {
     /// Texts that it keeps apart, each with a cache and a history of its own.
     pub sequences: usize,
     /// Most rows that scratch holds, and so a pass takes, of all sequences together.
     pub max_rows: usize,
     /// Tokens that it takes: all below this.
     pub vocab: usize,
-    /// Positions that a row sees directly, its own included; `None` where it sees all of them. What
-    /// is older reaches it only through others.
+    /// Positions that a row sees directly, its own included; `None` where it sees all of them.
+    /// Older positions reach it only through others.
     pub reach: Option<usize>,
-    /// Which token each column of its scores is for; `None` where column and token are one number.
+    /// Tokens of the columns of its scores; `None` where column and token are one number.
     pub columns: Option<Columns>,
     /// Rows that a token without a column of its own takes, at most. Any other takes one.
     pub most_rows: usize,
 }
 
-impl Info {
-    /// Rows that a token takes, at most.
+impl EngineInfo {
+    /// Returns the most rows that a token takes.
     pub fn rows_of(&self, token: Token) -> usize {
         let is_row = self.columns.as_ref().is_none_or(|c| c.column(token).is_some());
         if is_row { 1 } else { self.most_rows }
     }
 }
 
-/// What the caches hold of a sequence.
+/// The part of a sequence that the caches hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cached<'a> {
-    /// All tokens committed. Their number is the position of the next one; nobody else keeps it.
+    /// All tokens committed. Their number is the position of the next one, which is kept nowhere
+    /// else.
     pub tokens: &'a [Token],
     /// Tokens that fit behind them, at least, as long as there are pages.
     pub room: usize,
     /// Pages that no sequence and no prefix holds. A sequence may take one for each [`PAGE`] tokens
-    /// committed; where there are none left, prefixes have to be let go of.
+    /// committed. Where no page is left, prefixes have to be dropped.
     ///
     /// [`PAGE`]: crate::kv::PAGE
     pub free_pages: usize,
 }
 
-/// The beginning of a text whose keys and values stay in the caches, whatever becomes of the
-/// sequence that it was read in, until this is dropped. Its pages are shared with all sequences that
-/// begin with it.
+/// The beginning of a text. Its keys and values stay in the caches until this is dropped, also
+/// after the sequence that it was read in has gone. All sequences that begin with it share its
+/// pages.
 #[derive(Clone, Debug)]
 pub struct Prefix {
-    /// Whole pages of them
+    /// Whole pages
     tokens: Box<[Token]>,
-    /// Of each of the engine's page tables; none where an engine has no pages.
+    /// One list for each of the engine's page tables; empty where an engine has no pages.
     pages: Vec<PageList>,
 }
 
 impl Prefix {
-    /// One without pages: of an engine that keeps tokens alone.
+    /// Makes a prefix without pages, for an engine that keeps tokens alone.
     pub fn of_tokens(tokens: &[Token]) -> Prefix {
         Prefix { tokens: tokens.into(), pages: Vec::new() }
     }
@@ -210,13 +212,13 @@ impl Prefix {
 
 /// One model and the caches of a text, or of several: its sequences.
 ///
-/// What a row computes depends on its own token path alone, bit for bit: never on the other rows,
-/// the tree's shape, the thread count, or how the prompt was cut.
+/// A row's result depends on its own token path alone, bit for bit: never on the other rows, the
+/// tree's shape, the thread count, or how the prompt was cut.
 ///
 /// No method has a body here: an engine around another one forwards each of them or says what it
-/// does not do. What follows from them, whoever implements them, is [`EngineExt`].
+/// does not do. [`EngineExt`] has the functions that follow from them.
 pub trait Engine: Send {
-    fn info(&self) -> &Info;
+    fn info(&self) -> &EngineInfo;
     fn cached(&self, sequence: usize) -> Cached<'_>;
     /// Begins a pass over nodes of a tree of each of these sequences, each evaluated as it would be
     /// alone. Keys and values go to scratch, which holds the trees named here and no others from
@@ -226,53 +228,52 @@ pub trait Engine: Send {
     /// Returns whether a device works by itself now, with time for the caller to do something else;
     /// nothing but [`is_busy`](Self::is_busy) may be asked before [`finish`](Self::finish).
     fn begin(&mut self, inputs: &[Input<'_>], output: Output) -> Result<bool>;
-    /// Whether the device that was left at work still is.
+    /// Returns whether the device that was left at work still is.
     fn is_busy(&self) -> bool;
-    /// Waits for the pass that was begun and gives its scores: those of the first input's rows
-    /// first.
+    /// Waits for the pass that was begun and gives its scores, in the order of its inputs.
     fn finish(&mut self, out: &mut Scores) -> Result<()>;
-    /// Logits of the i-th row asked for, where they were left, until the next pass.
+    /// Returns the logits of the i-th row asked for where they were left, until the next pass.
     fn lend(&self, i: usize) -> Option<&[f32]>;
-    /// Makes nodes in scratch part of the caches: of each of these sequences a path of nodes, root
-    /// first, each the parent of the next. The rest of its tree is forgotten; trees of other
+    /// Makes nodes in scratch part of the caches. Each of these sequences gives a path of nodes,
+    /// root first, each the parent of the next. The rest of its tree is forgotten; trees of other
     /// sequences stay.
     fn commit(&mut self, paths: &[(usize, &[u32])]) -> Result<()>;
-    /// Takes a sequence back to `position` tokens. Refused when a sliding window has lost what that
-    /// needs, or in the middle of a page that a prefix holds; then go further back, or to 0.
+    /// Takes a sequence back to `position` tokens. Fails when a sliding window has lost positions
+    /// that this needs, or in the middle of a page that a prefix holds. Position 0 always succeeds.
     fn truncate(&mut self, sequence: usize, position: usize) -> Result<()>;
     /// Keeps the first `tokens` tokens of a sequence, which are whole pages, and the windows that
-    /// going on behind them needs. `None` where they do not end with a page, where windows have
+    /// the next token needs. Returns `None` where they do not end with a page, where windows have
     /// moved on too far, or where an engine cannot keep anything.
     fn retain(&mut self, sequence: usize, tokens: usize) -> Option<Prefix>;
-    /// Puts the first `tokens` tokens of a prefix, which are whole pages, in the place of all that a
-    /// sequence holds; nothing is computed. An error where the prefix has not kept the windows that
-    /// this needs: all of its tokens are always possible.
+    /// Replaces a sequence by the first `tokens` tokens of a prefix, which are whole pages, without
+    /// computing anything. Fails where the prefix has not kept the windows that this needs. All of
+    /// its tokens always succeed.
     fn resume(&mut self, sequence: usize, prefix: &Prefix, tokens: usize) -> Result<()>;
     fn report(&self) -> EngineReport;
-    /// What runs its plans, to be measured; `None` where nothing does.
+    /// Returns the executor of its plans, to be measured; `None` where there is none.
     fn device(&mut self) -> Option<&mut dyn Reports>;
 }
 
-/// What can be done with any engine.
+/// Functions of all engines.
 pub trait EngineExt: Engine {
-    /// Committed tokens of a sequence.
+    /// Returns the number of committed tokens of a sequence.
     fn position(&self, sequence: usize) -> usize {
         self.cached(sequence).tokens.len()
     }
 
-    /// Most tokens of a sequence that fit.
+    /// Returns the most tokens of a sequence that fit.
     fn context(&self, sequence: usize) -> usize {
         let Cached { tokens, room, free_pages: _ } = self.cached(sequence);
         tokens.len() + room
     }
 
-    /// A whole pass.
+    /// Runs a whole pass.
     fn run(&mut self, inputs: &[Input<'_>], output: Output, out: &mut Scores) -> Result<()> {
         self.begin(inputs, output)?;
         self.finish(out)
     }
 
-    /// A pass over a tree of the first sequence.
+    /// Runs a pass over a tree of the first sequence.
     fn forward(&mut self, tree: &TokenTree, rows: Rows, out: &mut Scores) -> Result<()> {
         self.run(&[Input::new(0, tree, rows)], Output::Logits, out)
     }
@@ -280,20 +281,20 @@ pub trait EngineExt: Engine {
 
 impl<E: Engine + ?Sized> EngineExt for E {}
 
-/// What an engine says of itself. No pass depends on it.
+/// Report of an engine about itself. No pass depends on it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct EngineReport {
     /// Such as `cpu: avx512-vnni, 2 threads`.
     pub device: String,
     /// Bytes of weights, KV cache, and everything else.
-    pub memory: Memory,
-    /// What runs its plans says; `None` where nothing does.
+    pub memory: EngineMemory,
+    /// Report of the executor; `None` where there is none.
     pub executor: Option<Report>,
 }
 
 /// Bytes by arena.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Memory {
+pub struct EngineMemory {
     pub weights: u64,
     pub kv: u64,
     pub activations: u64,

@@ -1,20 +1,22 @@
-//! The engine that runs plans on an executor: fills the step buffer, keeps what is committed, and
-//! says what may be taken back.
+//! The engine that runs plans on an executor. It fills the step buffer, keeps the committed tokens
+//! and their pages, and knows how far a sequence can go back.
 
 use super::rows::Scratch;
-use super::{Cached, Engine, EngineReport, Info, Input, Memory, Output, Prefix, Scores};
+use super::{
+    Cached, Engine, EngineInfo, EngineMemory, EngineReport, Input, Output, Prefix, Scores,
+};
 use crate::compute::best;
 use crate::compute::step::StepView;
 use crate::compute::{BufferId, Executor, ExecutorExt, Held, KvFormat, Reports};
 use crate::error::{Fault, Kind};
-use crate::kv::{PAGE, PageList, Pool};
+use crate::kv::{PAGE, PageList, PagePool};
+use crate::models::Angles;
 use crate::models::Weights;
-use crate::models::forward::{self, Forward, ForwardOptions, PageTable, SparePages};
-use crate::models::rope::Angles;
+use crate::models::forward::{self, Forward, ForwardOptions, PageTable, RopeTable, SparePages};
 use crate::tensor::Token;
 use anyhow::{Context, Result, ensure};
 
-/// What the caller decides.
+/// Choices of the caller.
 #[derive(Clone, Copy, Debug)]
 pub struct EngineOptions {
     /// Positions to make room for.
@@ -26,39 +28,41 @@ pub struct EngineOptions {
 pub struct PlannedEngine {
     exec: Box<dyn Executor>,
     model: Forward,
-    info: Info,
+    info: EngineInfo,
     context: usize,
     sequences: Vec<Sequence>,
-    /// Of each of the model's page tables.
-    pools: Vec<Pool>,
-    angles: [Angles; 2],
+    /// One for each of the model's page tables
+    pools: Vec<PagePool>,
+    /// One for each of the model's tables of angles
+    angles: Vec<Angles>,
     words: Vec<u32>,
     lists: Vec<u32>,
-    tables: [Vec<f32>; 2],
+    /// Angles of the rows of a pass, f32 `[rows, 2, head_dim / 2]`
+    row_angles: Vec<f32>,
     scratch: Scratch,
     /// Rows that the last pass scored.
     selected: usize,
     output: Output,
     /// Rows of a path to commit.
     path: Vec<u32>,
-    /// A pass that was started and whose scores nobody has taken.
+    /// A pass that was started and not finished.
     started: Option<Started>,
 }
 
-/// What there is of a text.
+/// Committed part of a text.
 #[derive(Debug, Default)]
 struct Sequence {
     /// All that is committed.
     tokens: Vec<Token>,
-    /// The pages that hold it, of each of the model's page tables.
+    /// Its pages, one list for each of the model's page tables
     pages: Vec<PageList>,
 }
 
-/// What a pass under way will give.
+/// Results of a pass under way.
 struct Started {
-    /// Rows selected.
+    /// Number of rows
     selected: usize,
-    /// Where lists of the best tokens come instead of logits.
+    /// Buffer of the lists of best tokens, where they come instead of logits
     lists: Option<BufferId>,
 }
 
@@ -68,7 +72,7 @@ impl PlannedEngine {
         Self::for_sequences(weights, exec, options, 1)
     }
 
-    /// The same for several sequences, each with so much room.
+    /// Loads `weights` for several sequences, each with so much room.
     pub fn for_sequences(
         weights: &Weights,
         exec: Box<dyn Executor>,
@@ -78,7 +82,7 @@ impl PlannedEngine {
         Self::with_spare(weights, exec, options, sequences, SparePages::default())
     }
 
-    /// The same with pages for prefixes beside those of the sequences.
+    /// Loads `weights` with pages for prefixes beside those of the sequences.
     pub fn with_spare(
         weights: &Weights,
         mut exec: Box<dyn Executor>,
@@ -95,21 +99,15 @@ impl PlannedEngine {
         let options = ForwardOptions { context, kv, max_rows, sequences, spare };
         let model = forward::load(weights, exec.as_mut(), options)?;
         let c = &model.config;
-        let is_local = (0..c.n_layers).all(|layer| !c.is_global(layer));
-        let info = Info {
-            sequences,
-            max_rows,
-            vocab: c.vocab,
-            reach: is_local.then_some(c.window),
-            columns: None,
-            most_rows: 1,
-        };
+        let reach = if c.global_layers().is_empty() { c.window() } else { None };
+        let info =
+            EngineInfo { sequences, max_rows, vocab: c.vocab, reach, columns: None, most_rows: 1 };
         Ok(PlannedEngine {
             info,
-            angles: [Angles::new(c.rope_local, c.head_dim), Angles::new(c.rope_global, c.head_dim)],
+            angles: model.ropes.iter().map(RopeTable::angles).collect(),
             words: vec![0; model.layout.tables_at()],
             lists: Vec::new(),
-            tables: Default::default(),
+            row_angles: Vec::new(),
             context: options.context,
             sequences: (0..sequences)
                 .map(|_| Sequence {
@@ -117,7 +115,7 @@ impl PlannedEngine {
                     ..Sequence::default()
                 })
                 .collect(),
-            pools: model.tables.iter().map(|table| Pool::new(table.all_pages)).collect(),
+            pools: model.tables.iter().map(|table| PagePool::new(table.all_pages)).collect(),
             output: Output::Logits,
             scratch: Scratch::default(),
             selected: 0,
@@ -128,7 +126,7 @@ impl PlannedEngine {
         })
     }
 
-    /// Which word of the step buffer says where a sequence has its nth page.
+    /// Returns the word of the step buffer that says where a sequence has its nth page.
     fn entry(&self, table: &PageTable, sequence: usize, nth: usize) -> usize {
         let at = table.at + sequence * table.pages.count + table.pages.entry(nth);
         self.model.layout.tables_at() + at
@@ -140,7 +138,7 @@ impl PlannedEngine {
         })
     }
 
-    /// Takes pages for what these sequences are to commit.
+    /// Takes pages for the tokens that these sequences are to commit.
     fn make_room(&mut self, paths: &[(usize, &[u32])]) -> Result<()> {
         let mut entries = Vec::new();
         let mut is_enough = true;
@@ -159,7 +157,7 @@ impl PlannedEngine {
         self.write_entries(&entries)?;
         if !is_enough {
             return Err(Fault::new(Kind::Memory, "all pages of the cache are held")
-                .help("let go of prefixes before sequences grow")
+                .help("drop prefixes before sequences grow")
                 .into());
         }
         Ok(())
@@ -198,13 +196,12 @@ impl PlannedEngine {
         };
         self.model.layout.fill(&mut self.words, &step);
         self.exec.write(self.model.step, 0, bytemuck::cast_slice(&self.words))?;
-        let head_dim = self.model.config.head_dim;
-        for ((angles, table), buffer) in
-            self.angles.iter().zip(&mut self.tables).zip(self.model.rope)
-        {
-            table.clear();
-            scratch.positions[first..].iter().for_each(|p| angles.push(*p as usize, table));
-            self.exec.write(buffer, first * head_dim * 4, bytemuck::cast_slice(table))?;
+        for (angles, table) in self.angles.iter().zip(&self.model.ropes) {
+            self.row_angles.clear();
+            let positions = &scratch.positions[first..];
+            positions.iter().for_each(|p| angles.push(*p as usize, &mut self.row_angles));
+            let offset = first * table.head_dim * 4;
+            self.exec.write(table.buffer, offset, bytemuck::cast_slice(&self.row_angles))?;
         }
         let selected = scratch.selected.len();
         let lists = self.model.best.zip(self.model.pass_with_best).filter(|_| wanted.is_some());
@@ -256,13 +253,13 @@ impl PlannedEngine {
 }
 
 impl Engine for PlannedEngine {
-    fn info(&self) -> &Info {
+    fn info(&self) -> &EngineInfo {
         &self.info
     }
 
     fn cached(&self, sequence: usize) -> Cached<'_> {
         let tokens = &self.sequences[sequence].tokens[..];
-        let free_pages = self.pools.iter().map(Pool::free).min().unwrap_or(0);
+        let free_pages = self.pools.iter().map(PagePool::free).min().unwrap_or(0);
         Cached { tokens, room: self.context - tokens.len(), free_pages }
     }
 
@@ -332,8 +329,8 @@ impl Engine for PlannedEngine {
         let mut lists = own.pages.iter().zip(&self.model.tables);
         ensure!(
             lists.all(|(list, table)| list.can_return_to(table.pages, position)),
-            "the sequence's pages no longer hold what position {position} needs, or a prefix has a \
-                page that ends behind it"
+            "the sequence's pages no longer hold what position {position} needs, \
+                or a prefix has a page that ends behind it"
         );
         own.tokens.truncate(position);
         own.pages.iter_mut().for_each(|list| list.truncate(position));
@@ -378,7 +375,7 @@ impl Engine for PlannedEngine {
         let Held { weights, buffers } = report.held;
         EngineReport {
             device: report.device.clone(),
-            memory: Memory { weights, kv, activations: buffers - kv },
+            memory: EngineMemory { weights, kv, activations: buffers - kv },
             executor: Some(report),
         }
     }
@@ -389,9 +386,9 @@ impl Engine for PlannedEngine {
 }
 
 impl PlannedEngine {
-    /// Keys and values of a sequence that later queries can still see, in position order: per layer, head and
-    /// position one key and one value. For tests: two engines with the same history hold the same
-    /// bytes.
+    /// Returns the keys and values of a sequence that later queries can still see: for each layer,
+    /// head and position one key and one value. Tests compare them, since two engines with the same
+    /// history hold the same bytes.
     pub fn visible_cache(&mut self, sequence: usize) -> Result<Vec<u8>> {
         let mut out = Vec::new();
         let now = self.sequences[sequence].tokens.len();

@@ -1,12 +1,12 @@
-//! A draft model of few rows in front of a target of many tokens: takes the target's tokens, and
-//! says which token each of its logits is for.
+//! An adapter for a draft model with a reduced vocabulary. It takes the target's tokens, and says
+//! which token each of its logits is for.
 //!
 //! A token without a row of its own goes in as several rows in a line ([`VocabMap`]), so positions
-//! inside run ahead of those outside. The logits of a node are those behind the last of its rows.
+//! inside run ahead of positions outside. The last row of a node gives its logits.
 
 use super::{
-    Cached, Columns, Engine, EngineExt, EngineReport, Info, Input, Output, Prefix, Rows, Scores,
-    TokenTree,
+    Cached, Columns, Engine, EngineExt, EngineInfo, EngineReport, Input, Output, Prefix, Rows,
+    Scores, TokenTree,
 };
 use crate::compute::Reports;
 use crate::models::reduced::VocabMap;
@@ -17,21 +17,22 @@ use std::ops::Range;
 pub struct VocabAdapter {
     inner: Box<dyn Engine>,
     spelling: VocabMap,
-    info: Info,
+    info: EngineInfo,
     sequences: Vec<Sequence>,
-    /// Of the rows scored last, those that end a node; all of them where `None`.
+    /// Rows that end a node, among the rows scored last; `None` where all do.
     ends: Option<Vec<usize>>,
     /// Room of [`VocabMap::spell`].
     spelled: Vec<u32>,
 }
 
-/// What there is of a text.
+/// Committed part of a text, and its tree in scratch.
 #[derive(Clone, Debug, Default)]
 struct Sequence {
-    /// All that is committed; the engine inside has it spelled.
+    /// All committed tokens; the engine inside has them spelled.
     tokens: Vec<Token>,
-    /// The tree in scratch as rows, and of each of its nodes the token and its rows.
+    /// The tree in scratch as rows
     work: TokenTree,
+    /// The token of each of its nodes, and the node's rows
     nodes: Vec<(Token, Range<u32>)>,
 }
 
@@ -41,8 +42,8 @@ impl Sequence {
         self.nodes.clear();
     }
 
-    /// Puts the nodes of a tree from `first` on into `work`, which holds those before. `room` is
-    /// that of [`VocabMap::spell`].
+    /// Puts the nodes of a tree from `first` on into `work`, which holds the nodes before. `room`
+    /// is scratch memory of [`VocabMap::spell`].
     fn spell(&mut self, tree: &TokenTree, first: usize, spelling: &VocabMap, room: &mut Vec<u32>) {
         for node in first..tree.len() {
             let mut parent = tree.parent[node].map(|p| self.nodes[p as usize].1.end - 1);
@@ -70,7 +71,7 @@ impl VocabAdapter {
             "the draft model has a history already"
         );
         let tokens = (0..want as u32).map(|row| spelling.token(row)).collect();
-        let info = Info {
+        let info = EngineInfo {
             vocab: spelling.vocab(),
             columns: Some(Columns::new(tokens, spelling.vocab())),
             most_rows: spelling.most_parts(),
@@ -79,16 +80,16 @@ impl VocabAdapter {
         Ok(VocabAdapter { inner, spelling, info, sequences, ends: None, spelled: Vec::new() })
     }
 
-    /// Scores every token of the target, those without a row by minus infinity: a draft model as a
-    /// target, to measure others with. All tokens count as one row, for which there is room
-    /// whatever they take.
+    /// Scores every token of the target, a token without a row by minus infinity. The draft model
+    /// can then stand for a target, to measure others with. All tokens count as one row, for which
+    /// there is room whatever they take.
     pub fn whole(mut self) -> Self {
         self.info.max_rows = (self.info.max_rows / self.spelling.most_parts()).max(1);
         self.info.columns = None;
         self
     }
 
-    /// Whether scores have a place for every token.
+    /// Returns whether scores have a place for every token.
     fn is_whole(&self) -> bool {
         self.info.columns.is_none()
     }
@@ -125,7 +126,7 @@ impl VocabAdapter {
         Ok(())
     }
 
-    /// Which of the rows scored inside end a node, where others are scored too.
+    /// Returns the rows scored inside that end a node; `None` where all do.
     fn ends_of(&self, inputs: &[Input<'_>]) -> Option<Vec<usize>> {
         let (mut ends, mut rows) = (Vec::new(), 0);
         for input in inputs {
@@ -150,11 +151,11 @@ impl VocabAdapter {
 }
 
 impl Engine for VocabAdapter {
-    fn info(&self) -> &Info {
+    fn info(&self) -> &EngineInfo {
         &self.info
     }
 
-    /// There is room as if all tokens to come took the most rows that one can take.
+    /// Returns the room for tokens that each take the most rows that one can take.
     fn cached(&self, sequence: usize) -> Cached<'_> {
         let Cached { room, free_pages, .. } = self.inner.cached(sequence);
         let room = room / self.spelling.most_parts();
@@ -193,7 +194,7 @@ impl Engine for VocabAdapter {
 
     fn finish(&mut self, out: &mut Scores) -> Result<()> {
         self.inner.finish(out)?;
-        // Those that were left inside are found there by their place.
+        // Logits that were left inside are found there by their place.
         if let Some(ends) = self.ends.as_ref().filter(|_| !out.logits.is_empty()) {
             let rows = out.logits.len() / out.vocab;
             for values in [&mut out.logits, &mut out.hidden] {
@@ -251,8 +252,8 @@ impl Engine for VocabAdapter {
         Ok(())
     }
 
-    /// Nothing is kept: pages inside do not end where pages outside do, and a draft model reads the
-    /// little that it sees of a text again in no time.
+    /// Keeps nothing: pages inside do not end where pages outside do, and a draft model soon reads
+    /// its short window of a text again.
     fn retain(&mut self, _: usize, _: usize) -> Option<Prefix> {
         None
     }

@@ -1,4 +1,4 @@
-//! What scratch holds: trees of several sequences as rows of passes.
+//! The contents of scratch: trees of several sequences as rows of passes.
 
 use super::{Input, Rows};
 use crate::compute::step::{NO_PARENT, StepView};
@@ -8,20 +8,20 @@ use anyhow::{Result, ensure};
 /// The rows of scratch, in the order in which passes evaluated them.
 #[derive(Clone, Debug, Default)]
 pub struct Scratch {
-    /// Each sequence with a tree, and the row of each of its nodes.
+    /// Each sequence with a tree, and the row of each of its nodes
     trees: Vec<(usize, Vec<u32>)>,
     pub tokens: Vec<Token>,
-    /// Of the sequence, and the depth in its tree
+    /// Position in the sequence: its committed tokens plus the depth in its tree
     pub positions: Vec<u32>,
     parents: Vec<u32>,
     roots: Vec<u32>,
     sequences: Vec<u32>,
-    /// Rows whose scores the last pass was asked for.
+    /// Rows whose scores the last pass was asked for
     pub selected: Vec<u32>,
 }
 
 impl Scratch {
-    /// Takes in what a pass evaluates and returns the first new row. `position_of` gives each
+    /// Takes in the inputs of a pass and returns the first new row. `position_of` gives each
     /// sequence's committed tokens. After an error scratch is empty.
     pub fn take(
         &mut self,
@@ -107,7 +107,7 @@ impl Scratch {
         self.trees.retain(|(other, _)| *other != sequence);
     }
 
-    /// A step over all rows.
+    /// Returns a step over all rows.
     pub fn step(&self) -> StepView<'_> {
         StepView {
             rows: self.tokens.len(),
@@ -120,7 +120,8 @@ impl Scratch {
         }
     }
 
-    /// The rows of a path of nodes of a sequence's tree; `None` unless it leads down from the root.
+    /// Returns the rows of a path of nodes of a sequence's tree; `None` unless it leads down from
+    /// the root.
     pub fn path(&self, sequence: usize, path: &[u32]) -> Option<Vec<u32>> {
         let nodes = &self.trees.iter().find(|tree| tree.0 == sequence)?.1;
         let rows: Vec<u32> =
@@ -190,7 +191,7 @@ mod tests {
             (&[5, 6][..], Some(vec![0, 1, 6]))
         );
         assert_eq!(scratch.path(0, &[0, 1]), Some(vec![3, 4]));
-        // What a pass does not name is gone; what it goes on with must be there.
+        // A tree that a pass does not name is gone; a tree that it continues must be there.
         let longest = TokenTree::chain(&[5, 6]);
         assert_eq!(take(&mut scratch, &[(1, &longest, 1)]).unwrap(), 7);
         assert_eq!((scratch.path(2, &[0]), scratch.path(1, &[0, 1])), (None, Some(vec![5, 7])));

@@ -1,8 +1,8 @@
 //! An engine kept in step with a history of each sequence by common prefix.
 //!
-//! History is the only truth. Nobody tells a cache what was accepted or rejected: the timeline
-//! compares the history with what the engine has cached and with the tree that the last pass left
-//! in scratch, and commits, takes back or prefills what differs.
+//! History is the only truth. No caller tells a cache which tokens were accepted or rejected: the
+//! timeline compares the history with the engine's cache and with the tree that the last pass left
+//! in scratch. It commits, takes back or prefills the difference.
 
 use anyhow::Result;
 
@@ -27,12 +27,12 @@ impl Timeline {
         Timeline { engine, scratch, works: false }
     }
 
-    /// Texts that it keeps apart.
+    /// Returns the number of texts that it keeps apart.
     pub fn sequences(&self) -> usize {
         self.scratch.len()
     }
 
-    /// Tokens at the beginning of `history` that this text's cache holds.
+    /// Returns how many tokens at the beginning of `history` this text's cache holds.
     pub fn common(&self, sequence: usize, history: &[Token]) -> usize {
         let cached = self.engine.cached(sequence).tokens;
         history.iter().zip(cached).take_while(|(a, b)| a == b).count()
@@ -42,21 +42,21 @@ impl Timeline {
         &*self.engine
     }
 
-    /// Tokens committed.
+    /// Returns the number of committed tokens.
     pub fn position(&self, sequence: usize) -> usize {
         self.engine.position(sequence)
     }
 
-    /// The node in scratch that stands for the end of `history`, if cache and scratch hold all of
-    /// it.
+    /// Returns the node in scratch that stands for the end of `history`, if cache and scratch hold
+    /// all of it.
     pub fn stands_at(&self, sequence: usize, history: &[Token]) -> Option<u32> {
         let newer = history.strip_prefix(self.engine.cached(sequence).tokens)?;
         let path = self.scratch[sequence].walk(newer);
         path.last().copied().filter(|_| path.len() == newer.len())
     }
 
-    /// Makes the caches agree with these histories as far as costs no pass: commits what scratch
-    /// holds of them, all at once, and takes back what is not in them.
+    /// Makes the caches agree with these histories as far as this takes no pass. It commits the
+    /// part that scratch holds, all at once, and takes back tokens that are not in them.
     pub fn adopt(&mut self, histories: &[(usize, &[Token])]) -> Result<()> {
         let mut paths = Vec::with_capacity(histories.len());
         for &(sequence, history) in histories {
@@ -88,7 +88,7 @@ impl Timeline {
         Ok(())
     }
 
-    /// Keeps the beginning of what the caches hold of a text, see [`Engine::retain`].
+    /// Keeps the beginning of a cached text, see [`Engine::retain`].
     pub fn retain(&mut self, sequence: usize, tokens: usize) -> Option<Prefix> {
         self.engine.retain(sequence, tokens)
     }
@@ -106,8 +106,8 @@ impl Timeline {
     }
 
     /// Makes the cache of a text hold exactly `history`, in passes of as many rows as the engine
-    /// takes. `on_chunk` hears how many tokens are cached after each pass and may say no to the
-    /// next one. Returns whether all of `history` is cached.
+    /// takes. After each pass `on_chunk` gets the number of cached tokens; if it returns false, no
+    /// other pass follows. Returns whether all of `history` is cached.
     pub fn sync(
         &mut self,
         sequence: usize,
@@ -132,7 +132,7 @@ impl Timeline {
         }
     }
 
-    /// How many of these tokens go into so many rows; at least one of them.
+    /// Returns how many of these tokens go into so many rows, at least one.
     pub fn fitting(&self, tokens: &[Token], rows: usize) -> usize {
         let (info, mut taken) = (self.engine.info(), 0);
         let fits = tokens.iter().take_while(|token| {
@@ -168,7 +168,7 @@ impl Timeline {
         Ok(self.works)
     }
 
-    /// Whether a device still works at the pass that was begun.
+    /// Returns whether a device still works at the pass that was begun.
     pub fn is_busy(&self) -> bool {
         self.works && self.engine.is_busy()
     }
@@ -183,7 +183,7 @@ impl Timeline {
         finished
     }
 
-    /// A whole pass.
+    /// Runs a whole pass.
     pub fn run(&mut self, inputs: &[Input<'_>], output: Output, out: &mut Scores) -> Result<()> {
         self.begin(inputs, output)?;
         self.finish(out)

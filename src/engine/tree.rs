@@ -11,12 +11,12 @@ pub struct TokenTree {
 }
 
 impl TokenTree {
-    /// A tree of its root alone.
+    /// Makes a tree of its root alone.
     pub fn root(token: Token) -> Self {
         TokenTree { tokens: vec![token], parent: vec![None] }
     }
 
-    /// Tokens in a line, the first as the root.
+    /// Makes a tree of tokens in a line, the first as the root.
     pub fn chain(tokens: &[Token]) -> Self {
         let parent = (0..tokens.len() as u32).map(|i| i.checked_sub(1)).collect();
         TokenTree { tokens: tokens.to_vec(), parent }
@@ -30,7 +30,7 @@ impl TokenTree {
         self.tokens.is_empty()
     }
 
-    /// Leaves no node at all.
+    /// Removes all nodes.
     pub fn clear(&mut self) {
         self.tokens.clear();
         self.parent.clear();
@@ -44,15 +44,15 @@ impl TokenTree {
         self.len() as u32 - 1
     }
 
-    /// The child of `parent` that carries `token`.
+    /// Returns the child of `parent` that carries `token`.
     pub fn child(&self, parent: u32, token: Token) -> Option<u32> {
         (parent as usize + 1..self.len())
             .find(|&i| self.parent[i] == Some(parent) && self.tokens[i] == token)
             .map(|i| i as u32)
     }
 
-    /// Nodes that spell the longest prefix of `tokens` the tree holds, root first; none if the root
-    /// is another token.
+    /// Returns the nodes that spell the longest prefix of `tokens` in the tree, root first; no node
+    /// if the root is another token.
     pub fn walk(&self, tokens: &[Token]) -> Vec<u32> {
         let mut path: Vec<u32> = Vec::new();
         for &token in tokens {
@@ -73,7 +73,7 @@ impl TokenTree {
         self.child(parent, token).unwrap_or_else(|| self.push(parent, token))
     }
 
-    /// Distance from the root of each node.
+    /// Returns the distance of each node from the root.
     pub fn depths(&self) -> Vec<u32> {
         let mut depths: Vec<u32> = Vec::with_capacity(self.len());
         for parent in &self.parent {
@@ -82,7 +82,7 @@ impl TokenTree {
         depths
     }
 
-    /// Tokens from the root (exclusive) to `node` (inclusive).
+    /// Returns the tokens from the root (exclusive) to `node` (inclusive).
     pub fn path(&self, node: u32) -> Vec<Token> {
         let mut path = Vec::new();
         let mut at = node as usize;

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 
 use super::Grammar;
-use super::machine::{Ask, State};
+use super::machine::{MachineState, StateQuery};
 use crate::error::Fault;
-use crate::sampler::{Mask, Rule};
+use crate::sampler::{Mask, TokenRule};
 use crate::tensor::Token;
 
 /// A mask that takes longer is worth a thread of its own.
@@ -18,7 +18,7 @@ const LONG: Duration = Duration::from_millis(5);
 
 /// One text under a grammar. Only the tokens decide what may follow them; states are kept so that
 /// none is computed twice.
-pub struct Follow {
+pub struct GrammarRule {
     text: Arc<Text>,
 }
 
@@ -46,16 +46,16 @@ struct States {
 struct Node {
     token: Token,
     parent: u32,
-    /// The machine's number of the state, see [`State::number`].
+    /// The machine's number of the state, see [`MachineState::number`].
     number: Option<u64>,
     mask: Result<Arc<Mask>, String>,
     is_complete: bool,
 }
 
-impl Follow {
+impl GrammarRule {
     pub(super) fn new(grammar: Grammar, prompt: usize) -> Self {
         let (states, slow, at_work, failed) = Default::default();
-        Follow { text: Arc::new(Text { grammar, prompt, states, slow, at_work, failed }) }
+        GrammarRule { text: Arc::new(Text { grammar, prompt, states, slow, at_work, failed }) }
     }
 
     /// As if a mask had taken long.
@@ -83,7 +83,7 @@ impl Text {
     }
 
     /// Asks the grammar's machine; `None` if it has forgotten the state that is asked about.
-    fn ask(&self, ask: Ask, states: &mut States) -> Result<Option<State>> {
+    fn ask(&self, ask: StateQuery, states: &mut States) -> Result<Option<MachineState>> {
         let begun = Instant::now();
         let answer = self.grammar.ask(ask, states.run)?;
         if begun.elapsed() > LONG {
@@ -98,7 +98,8 @@ impl Text {
     /// Begins the tree of states anew behind `base`.
     fn restart(&self, states: &mut States, base: &[Token]) -> Result<()> {
         self.drop_nodes(states.run, &std::mem::take(&mut states.nodes));
-        let root = self.ask(Ask::Walk(base.to_vec()), states)?.expect("it is about no state");
+        let root =
+            self.ask(StateQuery::Walk(base.to_vec()), states)?.expect("it is about no state");
         states.base = base.to_vec();
         states.nodes.push(Node::new(0, 0, root));
         Ok(())
@@ -131,16 +132,16 @@ impl Text {
     }
 
     /// What a token makes of a state.
-    fn step(&self, states: &mut States, at: usize, token: Token) -> Result<Option<State>> {
+    fn step(&self, states: &mut States, at: usize, token: Token) -> Result<Option<MachineState>> {
         let Node { number, is_complete, mask, .. } = &states.nodes[at];
         match *number {
-            Some(from) => self.ask(Ask::Step { from, token }, states),
+            Some(from) => self.ask(StateQuery::Step { from, token }, states),
             // Behind the end of a text there is only its end.
             None if *is_complete && self.grammar.is_stop(token) => {
                 let mask = mask.clone().map(|mask| (*mask).clone());
-                Ok(Some(State { number: None, mask, is_complete: true }))
+                Ok(Some(MachineState { number: None, mask, is_complete: true }))
             }
-            None => Ok(Some(State::forbidden())),
+            None => Ok(Some(MachineState::forbidden())),
         }
     }
 
@@ -157,8 +158,8 @@ impl Drop for Text {
 }
 
 impl Node {
-    fn new(token: Token, parent: u32, state: State) -> Node {
-        let State { number, mask, is_complete } = state;
+    fn new(token: Token, parent: u32, state: MachineState) -> Node {
+        let MachineState { number, mask, is_complete } = state;
         Node { token, parent, number, mask: mask.map(Arc::new), is_complete }
     }
 }
@@ -187,7 +188,7 @@ impl Drop for AtWork {
     }
 }
 
-impl Rule for Follow {
+impl TokenRule for GrammarRule {
     fn mask(&self, history: &[Token]) -> Result<Arc<Mask>> {
         self.text.mask(history)
     }
@@ -269,7 +270,7 @@ impl Text {
     }
 }
 
-impl fmt::Debug for Follow {
+impl fmt::Debug for GrammarRule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Follow").field("prompt", &self.text.prompt).finish_non_exhaustive()
     }

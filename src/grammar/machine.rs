@@ -4,8 +4,8 @@
 //! memory nor the time of what a stranger writes. A state is a pure function of the tokens that led
 //! to it.
 
-use super::vocabulary::Vocabulary;
-use super::{Source, schema};
+use super::vocabulary::GrammarVocabulary;
+use super::{GrammarSource, schema};
 use crate::error::Fault;
 use crate::sampler::Mask;
 use crate::tensor::Token;
@@ -21,9 +21,9 @@ use std::collections::HashMap;
 const LEXER_FUEL: u64 = 20_000_000;
 const ITEMS: usize = 1_000_000;
 
-/// A question to a machine. Every answer is a [`State`].
+/// A question to a machine. Every answer is a [`MachineState`].
 #[derive(Debug, Serialize, Deserialize)]
-pub enum Ask {
+pub enum StateQuery {
     /// The state behind these tokens of a text.
     Walk(Vec<Token>),
     /// The state behind one more token.
@@ -32,7 +32,7 @@ pub enum Ask {
 
 /// What may follow a text.
 #[derive(Clone, Debug)]
-pub struct State {
+pub struct MachineState {
     /// The machine's number of the state; `None` where the grammar forbids what led here, or the
     /// text has ended.
     pub number: Option<u64>,
@@ -42,7 +42,7 @@ pub struct State {
     pub is_complete: bool,
 }
 
-pub struct Machine {
+pub struct GrammarMachine {
     start: Matcher,
     stops: Vec<Token>,
     /// By number: the state, and whether a text may end there.
@@ -50,14 +50,17 @@ pub struct Machine {
     last: u64,
 }
 
-impl Machine {
+impl GrammarMachine {
     /// Compiles a grammar. What is wrong with it is wrong usage, with the place.
-    pub fn compile(source: &Source, vocabulary: &Vocabulary) -> Result<Machine> {
+    pub fn compile(
+        source: &GrammarSource,
+        vocabulary: &GrammarVocabulary,
+    ) -> Result<GrammarMachine> {
         let compiler = Compiler::new(vocabulary)?;
         let start = compiler.matcher(source).map_err(|why| compiler.explain(source, &why))?;
         let stops = vocabulary.stops().to_vec();
-        let mut machine = Machine { start, stops, states: HashMap::new(), last: 0 };
-        match machine.answer(&Ask::Walk(Vec::new())).mask {
+        let mut machine = GrammarMachine { start, stops, states: HashMap::new(), last: 0 };
+        match machine.answer(&StateQuery::Walk(Vec::new())).mask {
             Ok(mask) if !mask.is_empty() => Ok(machine),
             _ => {
                 let what =
@@ -67,9 +70,9 @@ impl Machine {
         }
     }
 
-    pub fn answer(&mut self, ask: &Ask) -> State {
+    pub fn answer(&mut self, ask: &StateQuery) -> MachineState {
         let matcher = match ask {
-            Ask::Walk(tokens) => {
+            StateQuery::Walk(tokens) => {
                 let mut matcher = self.start.clone();
                 for (i, token) in tokens.iter().enumerate() {
                     if self.stops.contains(token) && may_end(&mut matcher) {
@@ -80,9 +83,9 @@ impl Machine {
                 }
                 matcher
             }
-            Ask::Step { from, token } => {
+            StateQuery::Step { from, token } => {
                 let Some((before, may_end)) = self.states.get(from) else {
-                    return State::forbidden();
+                    return MachineState::forbidden();
                 };
                 if *may_end && self.stops.contains(token) {
                     return self.behind_end(&[]);
@@ -101,23 +104,23 @@ impl Machine {
     }
 
     /// Behind the end of a text there is only its end.
-    fn behind_end(&self, more: &[Token]) -> State {
+    fn behind_end(&self, more: &[Token]) -> MachineState {
         if more.iter().any(|token| !self.stops.contains(token)) {
-            return State::forbidden();
+            return MachineState::forbidden();
         }
         let words = self.stops.iter().max().map_or(0, |last| *last as usize / 32 + 1);
         let mut end = vec![0; words];
         self.stops.iter().for_each(|stop| end[*stop as usize / 32] |= 1 << (stop % 32));
-        State { number: None, mask: Ok(self.mask_of(end)), is_complete: true }
+        MachineState { number: None, mask: Ok(self.mask_of(end)), is_complete: true }
     }
 
     /// What may follow a state. Asked once, when it comes to be: a state never depends on who
     /// looked at the one before.
-    fn look(&mut self, mut matcher: Matcher) -> State {
+    fn look(&mut self, mut matcher: Matcher) -> MachineState {
         let is_complete = may_end(&mut matcher);
         if matcher.is_error() {
             // What was guessed here is forbidden.
-            return State { is_complete, ..State::forbidden() };
+            return MachineState { is_complete, ..MachineState::forbidden() };
         }
         let mask = matcher.compute_mask_or_eos().map(|mask| self.mask_of(mask.into()));
         let mask = mask.map_err(|why| brief(&why));
@@ -126,7 +129,7 @@ impl Machine {
             self.states.insert(self.last, (matcher, is_complete));
             self.last
         });
-        State { number, mask, is_complete }
+        MachineState { number, mask, is_complete }
     }
 
     fn mask_of(&self, words: Vec<u32>) -> Mask {
@@ -144,10 +147,10 @@ fn may_end(matcher: &mut Matcher) -> bool {
     matcher.is_accepting().unwrap_or(false) || !matcher.is_error() && matcher.is_stopped()
 }
 
-impl State {
+impl MachineState {
     /// Nothing may follow.
-    pub fn forbidden() -> State {
-        State { number: None, mask: Ok(Mask::default()), is_complete: false }
+    pub fn forbidden() -> MachineState {
+        MachineState { number: None, mask: Ok(Mask::default()), is_complete: false }
     }
 }
 
@@ -156,7 +159,7 @@ struct Compiler {
 }
 
 impl Compiler {
-    fn new(vocabulary: &Vocabulary) -> Result<Compiler> {
+    fn new(vocabulary: &GrammarVocabulary) -> Result<Compiler> {
         let mut factory = ParserFactory::new_simple(&vocabulary.environment())?;
         factory.quiet();
         let limits = factory.limits_mut();
@@ -166,13 +169,13 @@ impl Compiler {
         Ok(Compiler { factory })
     }
 
-    fn matcher(&self, source: &Source) -> Result<Matcher> {
+    fn matcher(&self, source: &GrammarSource) -> Result<Matcher> {
         let grammar = match source {
-            Source::JsonSchema(schema) => {
+            GrammarSource::JsonSchema(schema) => {
                 TopLevelGrammar::from_json_schema(schema::strict(schema)?)
             }
-            Source::Lark(text) => TopLevelGrammar::from_lark(text.clone()),
-            Source::Regex(text) => TopLevelGrammar::from_regex(text),
+            GrammarSource::Lark(text) => TopLevelGrammar::from_lark(text.clone()),
+            GrammarSource::Regex(text) => TopLevelGrammar::from_regex(text),
         };
         let matcher = Matcher::new(self.factory.create_parser(grammar));
         match matcher.get_error() {
@@ -182,22 +185,22 @@ impl Compiler {
     }
 
     /// Why a grammar cannot be used, where, and what to do.
-    fn explain(&self, source: &Source, why: &anyhow::Error) -> anyhow::Error {
+    fn explain(&self, source: &GrammarSource, why: &anyhow::Error) -> anyhow::Error {
         let place = match source {
-            Source::JsonSchema(schema) => {
-                schema::place(schema, &|part| self.matcher(&Source::JsonSchema(part)).is_err())
-            }
+            GrammarSource::JsonSchema(schema) => schema::place(schema, &|part| {
+                self.matcher(&GrammarSource::JsonSchema(part)).is_err()
+            }),
             _ => String::new(),
         };
         let name = source.name();
         let fault = Fault::usage(format!("the {name} cannot be used{place}: {}", brief(why)));
         let help = match source {
-            Source::JsonSchema(_) => schema::remedy(&fault.what),
-            Source::Lark(_) => {
+            GrammarSource::JsonSchema(_) => schema::remedy(&fault.what),
+            GrammarSource::Lark(_) => {
                 "the notation is llguidance's: \
                 https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md"
             }
-            Source::Regex(_) => {
+            GrammarSource::Regex(_) => {
                 "the notation is that of Rust's regex crate, without look-around, ^ and $"
             }
         };

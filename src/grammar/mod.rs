@@ -1,7 +1,7 @@
 //! Texts that must follow a grammar: JSON Schema, Lark's notation or a regular expression,
 //! by the `llguidance` crate.
 //!
-//! A grammar becomes a [`Rule`](crate::sampler::Rule) of the sampler: a pure function from the
+//! A grammar becomes a [`TokenRule`](crate::sampler::TokenRule) of the sampler: a pure function from the
 //! tokens so far to those that may follow, so that drafts change a text under a grammar as little
 //! as any other. JSON has no free white space here: `, ` between items and `: ` behind keys, as most
 //! of what models have read. It cannot loop on blanks, and a schema's fixed parts are forced, so
@@ -16,7 +16,7 @@ mod schema;
 pub mod tools;
 mod vocabulary;
 
-pub use follow::Follow;
+pub use follow::GrammarRule;
 pub use place::{ROLE, serve_parent};
 pub use schema::parse as parse_schema;
 
@@ -30,13 +30,13 @@ use serde_json::Value;
 use crate::error::Fault;
 use crate::models::{Special, Tokenizer};
 use crate::tensor::Token;
-use machine::{Ask, State};
-use place::Place;
-use vocabulary::Vocabulary;
+use machine::{MachineState, StateQuery};
+use place::MachineHost;
+use vocabulary::GrammarVocabulary;
 
 /// What a text must follow.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub enum Source {
+pub enum GrammarSource {
     JsonSchema(Value),
     /// llguidance's variant of Lark's notation.
     Lark(String),
@@ -44,24 +44,24 @@ pub enum Source {
     Regex(String),
 }
 
-impl Source {
+impl GrammarSource {
     /// Any JSON object.
-    pub fn json_object() -> Source {
-        Source::JsonSchema(serde_json::json!({"type": "object"}))
+    pub fn json_object() -> GrammarSource {
+        GrammarSource::JsonSchema(serde_json::json!({"type": "object"}))
     }
 
     fn name(&self) -> &'static str {
         match self {
-            Source::JsonSchema(_) => "JSON schema",
-            Source::Lark(_) => "grammar",
-            Source::Regex(_) => "regular expression",
+            GrammarSource::JsonSchema(_) => "JSON schema",
+            GrammarSource::Lark(_) => "grammar",
+            GrammarSource::Regex(_) => "regular expression",
         }
     }
 
     fn bytes(&self) -> usize {
         match self {
-            Source::JsonSchema(schema) => schema.to_string().len(),
-            Source::Lark(text) | Source::Regex(text) => text.len(),
+            GrammarSource::JsonSchema(schema) => schema.to_string().len(),
+            GrammarSource::Lark(text) | GrammarSource::Regex(text) => text.len(),
         }
     }
 }
@@ -73,7 +73,7 @@ const LONGEST: usize = 256 << 10;
 pub struct Grammars(Arc<Shared>);
 
 struct Shared {
-    vocabulary: Vocabulary,
+    vocabulary: GrammarVocabulary,
     /// Machines at once; the one that was asked longest ago is ended for another one.
     most: usize,
     /// Grammars whose machines run, the one asked last at the end.
@@ -96,19 +96,20 @@ impl Grammars {
         let words = tokenizer.clone();
         let encode =
             Arc::new(move |text: &str| tokenizer.encode(text, Special::AsText).unwrap_or_default());
-        let vocabulary = Vocabulary::new(count, |token| words.token_bytes(token), stops, encode);
+        let vocabulary =
+            GrammarVocabulary::new(count, |token| words.token_bytes(token), stops, encode);
         Ok(Grammars(Arc::new(Shared { vocabulary, most, running: Mutex::default() })))
     }
 
     /// Checks and prepares a grammar. What is wrong with it is wrong usage, with the place. The
     /// work ends early once `is_wanted` says no.
-    pub fn compile(&self, source: &Source, is_wanted: &dyn Fn() -> bool) -> Result<Grammar> {
+    pub fn compile(&self, source: &GrammarSource, is_wanted: &dyn Fn() -> bool) -> Result<Grammar> {
         let (name, bytes) = (source.name(), source.bytes());
         if bytes > LONGEST {
             let what = format!("the {name} has {bytes} bytes, and {LONGEST} are taken at most");
             return Err(Fault::usage(what).help("leave out what answers do not need").into());
         }
-        let place = Place::start(source, &self.0.vocabulary, is_wanted)?;
+        let place = MachineHost::start(source, &self.0.vocabulary, is_wanted)?;
         let grammar = Arc::new(Compiled {
             source: source.clone(),
             shared: self.0.clone(),
@@ -147,7 +148,7 @@ impl Shared {
 pub struct Grammar(Arc<Compiled>);
 
 struct Compiled {
-    source: Source,
+    source: GrammarSource,
     shared: Arc<Shared>,
     machine: Mutex<Running>,
     /// Why no text can follow it any more: it took too much.
@@ -158,7 +159,7 @@ struct Compiled {
 
 /// A machine, or none where it was ended for others.
 struct Running {
-    place: Option<Place>,
+    place: Option<MachineHost>,
     /// Which start of the machine it is: numbers of states hold for one.
     run: u64,
 }
@@ -169,8 +170,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Grammar {
     /// The rule for a text that begins behind `prompt` tokens.
-    pub fn follow(&self, prompt: usize) -> Follow {
-        Follow::new(self.clone(), prompt)
+    pub fn follow(&self, prompt: usize) -> GrammarRule {
+        GrammarRule::new(self.clone(), prompt)
     }
 
     /// Why no text can follow the grammar, which is found out while one does.
@@ -184,17 +185,17 @@ impl Grammar {
 
     /// Asks the machine, which is started where it does not run. Returns the run that the state
     /// belongs to; `None` if the question is about a state of another one.
-    fn ask(&self, ask: Ask, run: u64) -> Result<Option<(State, u64)>> {
+    fn ask(&self, ask: StateQuery, run: u64) -> Result<Option<(MachineState, u64)>> {
         let Compiled { source, shared, refused, forgotten, .. } = &*self.0;
         let mut machine = lock(&self.0.machine);
         if let Some(fault) = refused.get() {
             return Err(fault.clone().into());
         }
         if machine.place.is_none() {
-            machine.place = Some(Place::start(source, &shared.vocabulary, &|| true)?);
+            machine.place = Some(MachineHost::start(source, &shared.vocabulary, &|| true)?);
             machine.run += 1;
         }
-        if matches!(ask, Ask::Step { .. }) && run != machine.run {
+        if matches!(ask, StateQuery::Step { .. }) && run != machine.run {
             return Ok(None);
         }
         let run = machine.run;
@@ -226,7 +227,7 @@ mod tests {
     use crate::error::fault_of;
     use crate::models::Special;
     use crate::models::tokenizer::tests::letters;
-    use crate::sampler::{Mask, Rule};
+    use crate::sampler::{Mask, TokenRule};
     use serde_json::json;
 
     const END: Token = 5;
@@ -236,8 +237,8 @@ mod tests {
         (tokenizer.clone(), Grammars::new(tokenizer, &[1, END, 9_999_999], 2).unwrap())
     }
 
-    fn person() -> Source {
-        Source::JsonSchema(
+    fn person() -> GrammarSource {
+        GrammarSource::JsonSchema(
             json!({"type": "object", "properties": {"name": {"type": "string", "maxLength": 3}, "old": {"type": "boolean"}},
             "required": ["name", "old"], "additionalProperties": false}),
         )
@@ -284,8 +285,8 @@ mod tests {
         let (tokenizer, grammars) = grammars();
         for source in [
             person(),
-            Source::Regex("(ab|ac)*d?".into()),
-            Source::Lark("start: \"x\" y+\ny: /[0-9]{2}/ \";\"".into()),
+            GrammarSource::Regex("(ab|ac)*d?".into()),
+            GrammarSource::Lark("start: \"x\" y+\ny: /[0-9]{2}/ \";\"".into()),
         ] {
             let grammar = grammars.compile(&source, &|| true).unwrap();
             let mut state = 7u64;
@@ -345,7 +346,8 @@ mod tests {
     #[test]
     fn texts_outlive_the_machines_that_they_began_with() {
         let (tokenizer, grammars) = grammars();
-        let sources = ["(ab)*c", "a+b", "[ab]*d", "b?a*c"].map(|text| Source::Regex(text.into()));
+        let sources =
+            ["(ab)*c", "a+b", "[ab]*d", "b?a*c"].map(|text| GrammarSource::Regex(text.into()));
         let compiled = sources.each_ref().map(|s| grammars.compile(s, &|| true).unwrap());
         let alone = sources.each_ref().map(|source| {
             let (_, grammars) = self::grammars();
@@ -372,7 +374,7 @@ mod tests {
     fn what_cannot_be_kept_is_wrong_usage_with_its_place() {
         let (_, grammars) = grammars();
         let part = |part: Value| {
-            Source::JsonSchema(
+            GrammarSource::JsonSchema(
                 json!({"type": "object", "properties": {"a": {"type": "array", "items": part}}}),
             )
         };
@@ -381,19 +383,19 @@ mod tests {
             (part(json!({"type": "strin"})), "at /properties/a/items: "),
             (part(json!({"$ref": "#/$defs/none"})), "at /properties/a/items: "),
             (
-                Source::JsonSchema(
+                GrammarSource::JsonSchema(
                     json!({"$defs": {"b": {"uniqueItems": true, "type": "array"}}, "$ref": "#/$defs/b"}),
                 ),
                 "at /$defs/b: ",
             ),
-            (Source::JsonSchema(json!([1])), "a schema is an object"),
-            (Source::JsonSchema(json!(false)), "allows nothing"),
-            (Source::JsonSchema(json!({"type": "integer", "minimum": 5, "maximum": 4})), ""),
-            (Source::JsonSchema(json!({"x-guidance": 5})), "x-guidance"),
-            (Source::Lark("start: \"a\" b".into()), "b"),
-            (Source::Lark("start: \"a\"\nb c".into()), "2("),
-            (Source::Lark(String::new()), ""),
-            (Source::Regex("(a".into()), "regular expression"),
+            (GrammarSource::JsonSchema(json!([1])), "a schema is an object"),
+            (GrammarSource::JsonSchema(json!(false)), "allows nothing"),
+            (GrammarSource::JsonSchema(json!({"type": "integer", "minimum": 5, "maximum": 4})), ""),
+            (GrammarSource::JsonSchema(json!({"x-guidance": 5})), "x-guidance"),
+            (GrammarSource::Lark("start: \"a\" b".into()), "b"),
+            (GrammarSource::Lark("start: \"a\"\nb c".into()), "2("),
+            (GrammarSource::Lark(String::new()), ""),
+            (GrammarSource::Regex("(a".into()), "regular expression"),
         ] {
             let error =
                 grammars.compile(&source, &|| true).err().unwrap_or_else(|| panic!("{source:?}"));
@@ -411,14 +413,16 @@ mod tests {
             (json!({"type": "string", "pattern": "(a"}), "regular expression"),
             (json!({"type": "string", "not": {"const": "x"}}), "not supported"),
         ] {
-            let error =
-                grammars.compile(&Source::JsonSchema(wrong.clone()), &|| true).err().unwrap();
+            let error = grammars
+                .compile(&GrammarSource::JsonSchema(wrong.clone()), &|| true)
+                .err()
+                .unwrap();
             let help = fault_of(&error).unwrap().help.clone().unwrap();
             assert!(help.contains(says), "{wrong}: {help}");
         }
         for good in [json!(true), json!({}), json!({"$comment": "x"})] {
-            grammars.compile(&Source::JsonSchema(good), &|| true).unwrap();
+            grammars.compile(&GrammarSource::JsonSchema(good), &|| true).unwrap();
         }
-        grammars.compile(&Source::json_object(), &|| true).unwrap();
+        grammars.compile(&GrammarSource::json_object(), &|| true).unwrap();
     }
 }

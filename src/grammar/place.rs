@@ -1,14 +1,14 @@
 //! Where a grammar's machine runs: a child process under limits, or this process where children
 //! are not allowed.
 
-use super::Source;
-use super::machine::{Ask, Machine, State};
-use super::vocabulary::Vocabulary;
+use super::GrammarSource;
+use super::machine::{GrammarMachine, MachineState, StateQuery};
+use super::vocabulary::GrammarVocabulary;
 use crate::error::{Fault, fault_of, no_process};
 use crate::os::process::limit_processor_time;
 use crate::sampler::Mask;
 use crate::tensor::Token;
-use crate::util::child::{self, Child, End, Limits};
+use crate::util::child::{self, Child, ChildFailure, ChildLimits};
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use std::time::Duration;
 /// The role of a child that runs a machine.
 pub const ROLE: &str = "--follow-grammar";
 
-const LIMITS: Limits = Limits { memory: 256 << 20, stack: 64 << 20 };
+const LIMITS: ChildLimits = ChildLimits { memory: 256 << 20, stack: 64 << 20 };
 /// Processor time to compile a grammar, and to make one mask.
 const COMPILING: Duration = Duration::from_secs(2);
 const MASK: Duration = Duration::from_secs(1);
@@ -27,12 +27,12 @@ const MASK: Duration = Duration::from_secs(1);
 enum Request {
     /// Comes first. The vocabulary's words follow as raw bytes.
     Compile {
-        source: Source,
+        source: GrammarSource,
         stops: Vec<Token>,
     },
     Answer {
         forgotten: Vec<u64>,
-        ask: Ask,
+        ask: StateQuery,
     },
     /// What the child asked to have encoded.
     Encoded(Vec<Token>),
@@ -54,28 +54,28 @@ enum Reply {
 }
 
 /// A machine that runs.
-pub enum Place {
-    Here(Box<Machine>),
+pub enum MachineHost {
+    Here(Box<GrammarMachine>),
     Child(Child),
 }
 
-impl Place {
+impl MachineHost {
     /// Starts a machine. A grammar that is wrong or takes too much is wrong usage.
     pub fn start(
-        source: &Source,
-        vocabulary: &Vocabulary,
+        source: &GrammarSource,
+        vocabulary: &GrammarVocabulary,
         is_wanted: &dyn Fn() -> bool,
-    ) -> Result<Place> {
+    ) -> Result<MachineHost> {
         if !child::is_allowed() {
-            return Ok(Place::Here(Box::new(Machine::compile(source, vocabulary)?)));
+            return Ok(MachineHost::Here(Box::new(GrammarMachine::compile(source, vocabulary)?)));
         }
         let mut child = Child::start(ROLE).with_context(no_process)?;
         let request = Request::Compile { source: source.clone(), stops: vocabulary.stops().into() };
         child.send(&request, &vocabulary.to_bytes());
         match receive(&mut child, vocabulary, is_wanted) {
-            Ok((Reply::Compiled(Ok(())), _)) => Ok(Place::Child(child)),
+            Ok((Reply::Compiled(Ok(())), _)) => Ok(MachineHost::Child(child)),
             Ok((Reply::Compiled(Err(fault)), _)) => Err(fault.into()),
-            Ok(_) => Err(too_complex(source, End::Failed).into()),
+            Ok(_) => Err(too_complex(source, ChildFailure::Failed).into()),
             Err(end) => Err(too_complex(source, end).into()),
         }
     }
@@ -84,34 +84,34 @@ impl Place {
     pub fn answer(
         &mut self,
         forgotten: Vec<u64>,
-        ask: Ask,
-        vocabulary: &Vocabulary,
-    ) -> Result<State, End> {
+        ask: StateQuery,
+        vocabulary: &GrammarVocabulary,
+    ) -> Result<MachineState, ChildFailure> {
         let child = match self {
-            Place::Here(machine) => {
+            MachineHost::Here(machine) => {
                 machine.forget(&forgotten);
                 return Ok(machine.answer(&ask));
             }
-            Place::Child(child) => child,
+            MachineHost::Child(child) => child,
         };
         child.send(&Request::Answer { forgotten, ask }, &[]);
         let (reply, raw) = receive(child, vocabulary, &|| true)?;
         let Reply::State { number, ends, error, is_complete } = reply else {
-            return Err(End::Failed);
+            return Err(ChildFailure::Failed);
         };
         let (words, _) = raw.as_chunks();
         let words = words.iter().map(|word| u32::from_le_bytes(*word)).collect();
         let mask = error.map_or_else(|| Ok(Mask::new(words, ends)), Err);
-        Ok(State { number, mask, is_complete })
+        Ok(MachineState { number, mask, is_complete })
     }
 }
 
 /// Waits for a child's reply, and encodes texts for it meanwhile.
 fn receive(
     child: &mut Child,
-    vocabulary: &Vocabulary,
+    vocabulary: &GrammarVocabulary,
     is_wanted: &dyn Fn() -> bool,
-) -> Result<(Reply, Vec<u8>), End> {
+) -> Result<(Reply, Vec<u8>), ChildFailure> {
     loop {
         match child.receive(is_wanted)? {
             (Reply::Encode(text), _) => {
@@ -123,13 +123,17 @@ fn receive(
 }
 
 /// Why a grammar whose machine ended is refused.
-pub fn too_complex(source: &Source, end: End) -> Fault {
+pub fn too_complex(source: &GrammarSource, end: ChildFailure) -> Fault {
     let name = source.name();
     let what = match end {
-        End::Time => format!("the {name} is too complex: it takes too much processor time"),
-        End::Memory => format!("the {name} is too complex: it takes too much memory"),
-        End::Unwanted => format!("nobody waits for the {name} any more"),
-        End::Failed => format!("the {name} cannot be used: the library that compiles it failed"),
+        ChildFailure::Time => {
+            format!("the {name} is too complex: it takes too much processor time")
+        }
+        ChildFailure::Memory => format!("the {name} is too complex: it takes too much memory"),
+        ChildFailure::Unwanted => format!("nobody waits for the {name} any more"),
+        ChildFailure::Failed => {
+            format!("the {name} cannot be used: the library that compiles it failed")
+        }
     };
     Fault::usage(what).help("use fewer optional parts, repetitions and intersections")
 }
@@ -147,9 +151,9 @@ pub fn serve_parent() -> bool {
                 _ => std::process::exit(1),
             }
         };
-        let vocabulary = Vocabulary::from_bytes(&words, stops, Arc::new(encode));
+        let vocabulary = GrammarVocabulary::from_bytes(&words, stops, Arc::new(encode));
         let Some(vocabulary) = vocabulary else { return };
-        let compiled = Machine::compile(&source, &vocabulary);
+        let compiled = GrammarMachine::compile(&source, &vocabulary);
         limit_processor_time(Duration::ZERO);
         let mut machine = match compiled {
             Ok(machine) => machine,
@@ -164,7 +168,7 @@ pub fn serve_parent() -> bool {
         while let Some((Request::Answer { forgotten, ask }, _)) = child::receive() {
             limit_processor_time(MASK);
             machine.forget(&forgotten);
-            let State { number, mask, is_complete } = machine.answer(&ask);
+            let MachineState { number, mask, is_complete } = machine.answer(&ask);
             limit_processor_time(Duration::ZERO);
             let ends = mask.as_ref().is_ok_and(Mask::ends);
             let (words, error) = match &mask {

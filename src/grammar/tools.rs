@@ -6,7 +6,7 @@
 
 use serde_json::{Value, json};
 
-use super::{Source, schema};
+use super::{GrammarSource, schema};
 use crate::error::Fault;
 use anyhow::{Result, ensure};
 
@@ -21,10 +21,10 @@ pub struct Tool {
 
 /// Whether an answer calls functions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Calls {
-    /// Where the model wants to.
-    May,
-    Must,
+pub enum CallPolicy {
+    /// The model decides.
+    Optional,
+    Required,
 }
 
 /// How a call begins, behind which its name stands, and what comes between that and the arguments.
@@ -50,7 +50,7 @@ impl Tool {
 
 /// What an answer follows that may or must call some of these functions; `many` allows several
 /// calls.
-pub fn source(tools: &[Tool], calls: Calls, many: bool) -> Result<Source> {
+pub fn source(tools: &[Tool], calls: CallPolicy, many: bool) -> Result<GrammarSource> {
     let mut names = Vec::new();
     let mut rules = String::new();
     for (i, tool) in tools.iter().enumerate() {
@@ -78,10 +78,10 @@ pub fn source(tools: &[Tool], calls: Calls, many: bool) -> Result<Source> {
     let any: Vec<String> = (0..tools.len()).map(|i| format!("call_{i}")).collect();
     let more = if many { " (\"\\n\" call)*" } else { "" };
     let start = match calls {
-        Calls::May => "start: TEXT | calls |\nTEXT: /[^{](?s:.)*/\n",
-        Calls::Must => "start: calls\n",
+        CallPolicy::Optional => "start: TEXT | calls |\nTEXT: /[^{](?s:.)*/\n",
+        CallPolicy::Required => "start: calls\n",
     };
-    Ok(Source::Lark(format!("{start}calls: call{more}\ncall: {}\n{rules}", any.join(" | "))))
+    Ok(GrammarSource::Lark(format!("{start}calls: call{more}\ncall: {}\n{rules}", any.join(" | "))))
 }
 
 #[cfg(test)]
@@ -100,13 +100,13 @@ mod tests {
     }
 
     /// Whether all of `text` may be written, and whether the answer may end then.
-    fn follows(calls: Calls, many: bool, text: &str) -> (bool, bool) {
+    fn follows(calls: CallPolicy, many: bool, text: &str) -> (bool, bool) {
         let tokenizer = Arc::new(letters());
         let grammars = Grammars::new(tokenizer.clone(), &[1], 1).unwrap();
         let grammar = grammars.compile(&source(&tools(), calls, many).unwrap(), &|| true).unwrap();
         let rule = grammar.follow(0);
         let tokens = tokenizer.encode(text, Special::AsText).unwrap();
-        use crate::sampler::Rule;
+        use crate::sampler::TokenRule;
         let fits = (0..tokens.len()).all(|n| rule.mask(&tokens[..n]).unwrap().allows(tokens[n]));
         (fits, fits && rule.is_complete(&tokens))
     }
@@ -115,7 +115,7 @@ mod tests {
     fn calls_cannot_be_malformed() {
         let weather = r#"{"name": "weather", "arguments": {"city": "Rome"}}"#;
         let now = r#"{"name": "now", "arguments": {}}"#;
-        for calls in [Calls::May, Calls::Must] {
+        for calls in [CallPolicy::Optional, CallPolicy::Required] {
             assert_eq!(follows(calls, true, weather), (true, true));
             assert_eq!(follows(calls, true, now), (true, true));
             assert_eq!(follows(calls, true, &format!("{now}\n{weather}")), (true, true));
@@ -125,15 +125,15 @@ mod tests {
             assert!(!follows(calls, true, r#"{"name": "weather", "arguments": {}"#).0);
             assert!(!follows(calls, true, r#"{"name":"now""#).0);
         }
-        assert_eq!(follows(Calls::May, true, "It is\nlate {a}"), (true, true));
-        assert!(!follows(Calls::Must, true, "It").0);
+        assert_eq!(follows(CallPolicy::Optional, true, "It is\nlate {a}"), (true, true));
+        assert!(!follows(CallPolicy::Required, true, "It").0);
     }
 
     #[test]
     fn names_are_plain_and_differ() {
         let named = |names: &[&str]| {
             let tool = |name: &&str| Tool { name: name.to_string(), ..tools()[1].clone() };
-            source(&names.iter().map(tool).collect::<Vec<_>>(), Calls::Must, true)
+            source(&names.iter().map(tool).collect::<Vec<_>>(), CallPolicy::Required, true)
         };
         assert!(named(&["a", "b-c_D9"]).is_ok());
         for bad in [&["a", "a"][..], &[""], &["a b"], &["a\""], &["\u{e4}"]] {

@@ -9,7 +9,7 @@ use crate::tensor::Token;
 pub type Encode = Arc<dyn Fn(&str) -> Vec<Token> + Send + Sync>;
 
 /// What a machine knows of a tokenizer.
-pub struct Vocabulary {
+pub struct GrammarVocabulary {
     /// By token: `[vocab]`, some bytes each. Tokens that no text spells have none.
     words: Vec<Vec<u8>>,
     /// Tokens that end a text, at least one, all below `vocab`.
@@ -22,32 +22,36 @@ struct Environment {
     encode: Encode,
 }
 
-impl Vocabulary {
+impl GrammarVocabulary {
     /// `bytes` gives the bytes of each of `count` tokens.
     pub fn new(
         count: usize,
         bytes: impl Fn(Token) -> Vec<u8>,
         stops: Vec<Token>,
         encode: Encode,
-    ) -> Vocabulary {
+    ) -> GrammarVocabulary {
         // llguidance marks its own names by a byte that no text has.
         let is_text = |token: Token, bytes: &[u8]| {
             bytes.first() != Some(&TokTrie::SPECIAL_TOKEN_MARKER) && !stops.contains(&token)
         };
         let word = |token| Some(bytes(token)).filter(|bytes| is_text(token, bytes));
         let words = (0..count as Token).map(|token| word(token).unwrap_or_default()).collect();
-        Vocabulary { words, stops, encode }
+        GrammarVocabulary { words, stops, encode }
     }
 
     /// The vocabulary that [`to_bytes`](Self::to_bytes) wrote.
-    pub fn from_bytes(mut bytes: &[u8], stops: Vec<Token>, encode: Encode) -> Option<Vocabulary> {
+    pub fn from_bytes(
+        mut bytes: &[u8],
+        stops: Vec<Token>,
+        encode: Encode,
+    ) -> Option<GrammarVocabulary> {
         let mut words = Vec::new();
         while let Some((length, rest)) = bytes.split_first_chunk() {
             let length = u32::from_le_bytes(*length) as usize;
             words.push(rest.get(..length)?.to_vec());
             bytes = &rest[length..];
         }
-        Some(Vocabulary { words, stops, encode })
+        Some(GrammarVocabulary { words, stops, encode })
     }
 
     /// The words, each behind its length.

@@ -30,13 +30,13 @@ impl Drop for Page {
 
 /// The pages that there are.
 #[derive(Debug)]
-pub struct Pool {
+pub struct PagePool {
     free: Free,
 }
 
-impl Pool {
-    pub fn new(pages: usize) -> Pool {
-        Pool { free: Arc::new(Mutex::new((0..pages as u32).rev().collect())) }
+impl PagePool {
+    pub fn new(pages: usize) -> PagePool {
+        PagePool { free: Arc::new(Mutex::new((0..pages as u32).rev().collect())) }
     }
 
     /// Returns the number of free pages.
@@ -72,7 +72,7 @@ impl PageList {
     }
 
     /// Returns whether all pages come from this pool.
-    pub fn is_of(&self, pool: &Pool) -> bool {
+    pub fn is_of(&self, pool: &PagePool) -> bool {
         self.pages.iter().all(|page| Arc::ptr_eq(&page.free, &pool.free))
     }
 
@@ -86,7 +86,7 @@ impl PageList {
     pub fn grow(
         &mut self,
         layer: Pages,
-        pool: &Pool,
+        pool: &PagePool,
         position: usize,
         taken: &mut dyn FnMut(usize, u32),
     ) -> bool {
@@ -145,7 +145,7 @@ mod tests {
     use super::super::SLACK;
     use super::*;
 
-    fn grown(layer: Pages, pool: &Pool, position: usize) -> PageList {
+    fn grown(layer: Pages, pool: &PagePool, position: usize) -> PageList {
         let mut list = PageList::default();
         assert!(list.grow(layer, pool, position, &mut |_, _| {}));
         list
@@ -155,7 +155,7 @@ mod tests {
     fn a_ring_always_returns_within_its_slack() {
         for window in [1, 16, 255, 256, 257, 1024] {
             let layer = Pages::for_layer(100_000, 32, Some(window));
-            let pool = Pool::new(layer.count);
+            let pool = PagePool::new(layer.count);
             let mut list = PageList::default();
             for written in 1..5000usize {
                 assert!(list.grow(layer, &pool, written, &mut |_, _| {}));
@@ -175,19 +175,19 @@ mod tests {
     #[test]
     fn global_layers_return_anywhere() {
         let layer = Pages::for_layer(1000, 32, None);
-        let list = grown(layer, &Pool::new(layer.count), 1000);
+        let list = grown(layer, &PagePool::new(layer.count), 1000);
         assert!((0..=1000).all(|position| list.can_return_to(layer, position)));
     }
 
     #[test]
     fn pages_go_back_when_nobody_holds_them() {
         let layer = Pages::for_layer(2000, 32, None);
-        let pool = Pool::new(8);
+        let pool = PagePool::new(8);
         let mut list = grown(layer, &pool, 3 * PAGE + 1);
         assert_eq!(pool.free(), 4);
         let kept = list.beginning(layer, 2 * PAGE).unwrap();
         assert_eq!(kept.iter().collect::<Vec<_>>(), [(0, 0), (1, 1)]);
-        assert!(kept.is_of(&pool) && !kept.is_of(&Pool::new(8)));
+        assert!(kept.is_of(&pool) && !kept.is_of(&PagePool::new(8)));
         drop(list);
         assert_eq!(pool.free(), 6, "two are still held");
         list = kept.clone();
@@ -211,7 +211,7 @@ mod tests {
     #[test]
     fn a_window_needs_its_last_pages_alone() {
         let layer = Pages::for_layer(100_000, 32, Some(300));
-        let pool = Pool::new(20);
+        let pool = PagePool::new(20);
         let list = grown(layer, &pool, 9 * PAGE + 5);
         let kept = list.beginning(layer, 9 * PAGE).unwrap();
         let held: Vec<usize> = kept.iter().map(|(nth, _)| nth).collect();

@@ -1,8 +1,8 @@
-//! Messages to the prompt that the model was trained on, by the model's own chat template.
+//! Prompts from messages, by the model's own chat template.
 //!
 //! The template is rendered, then encoded without any automatic BOS. A control token that a message
-//! spells out must stay text while the template's own become tokens: so each one inside a message
-//! is broken by a marker character before rendering, the rendered text is cut at the control tokens
+//! spells out stays text, while the template's own become tokens. A marker character breaks each
+//! control token inside a message before rendering. The rendered text is cut at the control tokens
 //! that are left, and the pieces between are encoded whole, without the markers.
 
 use super::tokenizer::{Special, Tokenizer};
@@ -10,7 +10,7 @@ use crate::checkpoint::Checkpoint;
 use crate::error::{Fault, no_process};
 use crate::os::process::limit_processor_time;
 use crate::tensor::Token;
-use crate::util::child::{self, Child, End, Limits};
+use crate::util::child::{self, Child, ChildFailure, ChildLimits};
 use crate::util::{hex, json};
 use anyhow::{Context, Result};
 use minijinja::{Environment, ErrorKind, Value, context};
@@ -38,15 +38,15 @@ pub struct ChatTemplate {
 /// Steps after which a template is taken to run forever.
 const FUEL: u64 = 5_000_000;
 
-/// Bytes of a template at most; Gemma's has 1,500. What nests, nests no deeper than this.
+/// Most bytes of a template, and the deepest nesting in one; Gemma's has 1,500 bytes.
 const LONGEST: usize = 64 << 10;
 
 /// The role of a child that renders a template.
 pub const ROLE: &str = "--render-template";
 
-/// Limits of such a child, and its processor time: steps bound no work, for one may sort a list or
-/// double a text.
-const LIMITS: Limits = Limits { memory: 512 << 20, stack: 256 << 20 };
+/// Limits of such a child, and its processor time. A number of steps bounds no work, since one step
+/// may sort a list or double a text.
+const LIMITS: ChildLimits = ChildLimits { memory: 512 << 20, stack: 256 << 20 };
 const TIME: Duration = Duration::from_secs(5);
 
 const NO_TEMPLATE: &str = "use --raw for no template";
@@ -78,8 +78,8 @@ const BUILT_IN: &str = "\
 {%- endif -%}";
 
 impl ChatTemplate {
-    /// The template of `chat_template.jinja`, `chat_template.json` or `tokenizer_config.json`, in
-    /// that order; else Gemma's.
+    /// Reads the template of `chat_template.jinja`, `chat_template.json` or
+    /// `tokenizer_config.json`, in that order; else takes Gemma's.
     pub fn from_checkpoint(checkpoint: &Checkpoint) -> Result<Self> {
         let read = |name: &str| -> Result<Option<Json>> {
             let Some(bytes) = checkpoint.side_file(name)? else { return Ok(None) };
@@ -108,22 +108,22 @@ impl ChatTemplate {
         })
     }
 
-    /// Gemma's own turns.
+    /// Returns the template of Gemma's own turns.
     pub fn built_in() -> Self {
         ChatTemplate { source: BUILT_IN.to_string(), bos: "<bos>".into(), eos: "<eos>".into() }
     }
 
-    /// This template, with Gemma's control tokens.
+    /// Makes a template of this source, with Gemma's control tokens.
     pub fn of(source: String) -> Self {
         ChatTemplate { source, ..ChatTemplate::built_in() }
     }
 
-    /// The template itself.
+    /// Returns the source of the template.
     pub fn source(&self) -> &str {
         &self.source
     }
 
-    /// The prompt as text. With `answer`, it ends where the model's answer begins.
+    /// Returns the prompt as text. With `answer`, it ends where the model's answer begins.
     ///
     /// A template that this program does not know is rendered by a child process under limits.
     pub fn render(&self, messages: &[Message], answer: bool) -> Result<String> {
@@ -145,21 +145,21 @@ impl ChatTemplate {
             Err(end) => end,
         };
         let why = match end {
-            End::Time => "does not come to an end",
-            End::Memory => "needs too much memory, or what it makes nests too deeply",
-            End::Unwanted | End::Failed => "cannot be rendered",
+            ChildFailure::Time => "does not come to an end",
+            ChildFailure::Memory => "needs too much memory, or what it makes nests too deeply",
+            ChildFailure::Unwanted | ChildFailure::Failed => "cannot be rendered",
         };
         Err(Fault::model(format!("the model's chat template {why}")).help(NO_TEMPLATE).into())
     }
 
-    /// Whether the template is one that was read by the authors of this program.
+    /// Returns whether the authors of this program have read the template.
     fn is_known(&self) -> bool {
         self.source == BUILT_IN
             || KNOWN.contains(&hex(Sha256::digest(&self.source).as_slice()).as_str())
     }
 
-    /// The prompt as tokens, one BOS in front. `system` comes before the messages; `prefill` begins
-    /// the answer.
+    /// Returns the prompt as tokens, one BOS in front. `system` comes before the messages;
+    /// `prefill` begins the answer.
     pub fn encode(
         &self,
         tokenizer: &Tokenizer,
@@ -171,7 +171,7 @@ impl ChatTemplate {
         self.encode_if(tokenizer, messages, system, special, prefill, &|_| Ok(()))
     }
 
-    /// The same, if `fits` says so of the bytes that the template made.
+    /// Returns the prompt as tokens if `fits` accepts the number of bytes that the template made.
     pub fn encode_if(
         &self,
         tokenizer: &Tokenizer,
@@ -233,7 +233,7 @@ impl ChatTemplate {
     }
 }
 
-/// What a child is asked to render.
+/// Request to a child process that renders a template.
 #[derive(Serialize, Deserialize)]
 struct Rendering {
     template: ChatTemplate,
@@ -258,8 +258,8 @@ impl Rendering {
         let refused = |e: minijinja::Error| {
             let why = e.detail().map_or_else(|| e.to_string(), str::to_string);
             Fault::model(format!("the chat template refuses these messages: {why}")).help(
-                "begin with a user message and let user and assistant take turns, or use \
-                    --raw for no template",
+                "begin with a user message and let user and assistant take turns, \
+                    or use --raw for no template",
             )
         };
         env.template_from_str(&template.source)
@@ -282,7 +282,7 @@ pub fn serve_parent() -> bool {
     })
 }
 
-/// `chat_template` as a text, or the one called `default` of a list of named ones.
+/// Returns `chat_template` as a text, or the one called `default` in a list of named ones.
 fn template_of(file: &Json) -> Option<String> {
     let template = &file["chat_template"];
     let named =
@@ -290,13 +290,13 @@ fn template_of(file: &Json) -> Option<String> {
     template.as_str().or_else(named).map(str::to_string)
 }
 
-/// A private-use character that occurs in none of the texts.
+/// Returns a private-use character that occurs in none of the texts.
 fn unused_character<'a>(texts: impl Iterator<Item = &'a str> + Clone) -> char {
     ('\u{e000}'..='\u{f8ff}').find(|c| !texts.clone().any(|t| t.contains(*c))).unwrap_or('\u{e000}')
 }
 
-/// Puts `marker` behind the first character of every control token that `text` spells, or begins to
-/// spell at its end, where the template may trim it and go on with another text.
+/// Puts `marker` behind the first character of every control token that `text` spells. A control
+/// token that begins at its end counts too, since the template may append another text there.
 fn break_control(text: &str, tokenizer: &Tokenizer, marker: char) -> String {
     let mut out = String::with_capacity(text.len());
     let end = text.trim_end().len();
@@ -314,7 +314,7 @@ fn break_control(text: &str, tokenizer: &Tokenizer, marker: char) -> String {
     out
 }
 
-/// The longest control token that `text` begins with.
+/// Returns the longest control token that `text` begins with.
 fn control_at<'a>(text: &str, tokenizer: &'a Tokenizer) -> Option<(&'a str, Token)> {
     // Almost no character begins one; the map is small but the text may be long.
     let first = text.chars().next().filter(|c| tokenizer.begins_control(*c))?;
@@ -328,7 +328,7 @@ fn control_at<'a>(text: &str, tokenizer: &'a Tokenizer) -> Option<(&'a str, Toke
         .map(|(name, id)| (name.as_str(), *id))
 }
 
-/// Control tokens as tokens, everything between them as text without `marker`.
+/// Encodes control tokens as tokens, and everything between them as text without `marker`.
 fn encode_between_control(text: &str, tokenizer: &Tokenizer, marker: char) -> Result<Vec<Token>> {
     let mut tokens = Vec::new();
     let (mut start, mut at) = (0, 0);

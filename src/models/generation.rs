@@ -7,7 +7,7 @@ use crate::tensor::Token;
 use anyhow::Result;
 use serde_json::Value;
 
-/// What the model's authors recommend; `None` where they say nothing.
+/// Sampling settings that the model's authors recommend; `None` where they recommend nothing.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Generation {
     /// 0 where the file says `"do_sample": false`.
@@ -21,7 +21,7 @@ pub struct Generation {
 }
 
 impl Generation {
-    /// The checkpoint's `generation_config.json`; all `None` without one.
+    /// Reads the checkpoint's `generation_config.json`; all fields are `None` without one.
     pub fn of(checkpoint: &Checkpoint) -> Result<Generation> {
         let file = "generation_config.json";
         match checkpoint.side_json(file)? {
@@ -32,7 +32,7 @@ impl Generation {
         }
     }
 
-    /// Tokens that end the text: those named here, else those of config.json.
+    /// Returns the tokens that end the text: those named here, else those of config.json.
     pub fn stop_ids(&self, config: &Config) -> Vec<Token> {
         if self.eos.is_empty() { config.eos.clone() } else { self.eos.clone() }
     }
@@ -61,8 +61,8 @@ impl Generation {
     }
 }
 
-/// A token id or a list of them; an absent one and null give an empty list, and `None` stands for
-/// anything else.
+/// Reads a token id or a list of them. An absent value and null give an empty list; any other value
+/// gives `None`.
 pub(super) fn tokens(value: Option<&Value>) -> Option<Vec<Token>> {
     let one = |v: &Value| v.as_u64().and_then(|n| Token::try_from(n).ok());
     match value {

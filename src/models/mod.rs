@@ -1,21 +1,27 @@
-//! What Gemma 3 is. Configuration and weights here; nothing knows a device.
+//! What a model is: configuration, weights, forward pass, tokenizer and chat template. Nothing here
+//! knows a device. Start with [`architecture`] and the layer in [`gemma3`].
 
+pub mod architecture;
 pub mod chat;
 pub mod config;
 pub mod forward;
 pub mod gemma3;
 pub mod generation;
+pub mod gguf;
 mod progress;
 pub mod reduced;
+mod role;
 pub mod rope;
 mod synthetic;
 pub mod tokenizer;
 pub mod weights;
 
+pub use architecture::{Step, TensorSpec};
 pub use chat::{ChatTemplate, Message};
-pub use config::{Config, Rope};
+pub use config::{Config, LayerSpec, RopeSpec};
 pub use generation::Generation;
 pub use reduced::{ReducedVocabulary, VocabMap};
+pub use role::Role;
 pub use rope::Angles;
 pub use tokenizer::{Detokenizer, Special, Tokenizer};
-pub use weights::{Role, Weights};
+pub use weights::Weights;

@@ -1,7 +1,6 @@
-//! How far the loading of weights has come, for whoever shows it: threads that read add up, another
-//! one looks.
+//! Progress of loading weights. Threads that read count their bytes, another one shows the sum.
 
-use super::{Role, Weights};
+use super::{Role, TensorSpec, Weights};
 use crate::tensor::{Source, StoredMatrix};
 use anyhow::Result;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -15,7 +14,7 @@ impl Progress {
         self.0.fetch_add(bytes as u64, Relaxed);
     }
 
-    /// The same matrix, whose bytes count as they are read.
+    /// Returns the matrix with sources that count its bytes as they are read.
     pub fn counted<'a>(&'a self, matrix: StoredMatrix<'a>) -> StoredMatrix<'a> {
         let counted =
             |source| -> Box<dyn Source + 'a> { Box::new(Counted { source, progress: self }) };
@@ -24,16 +23,16 @@ impl Progress {
 }
 
 impl Weights {
-    /// Bytes of matrices that executors have been given since the weights were opened, as they are
-    /// stored.
+    /// Returns the bytes of matrices that executors have taken since the weights were opened, as
+    /// they are stored.
     pub fn bytes_read(&self) -> u64 {
         self.progress.0.load(Relaxed)
     }
 
-    /// What [`Weights::bytes_read`] grows by when all matrices are loaded.
+    /// Returns the sum that [`Weights::bytes_read`] reaches when all matrices are loaded.
     pub fn bytes_to_read(&self) -> Result<u64> {
-        let matrices = self.roles().into_iter().filter(|(role, _)| role.is_matrix());
-        matrices.map(|(role, layer)| Ok(stored_bytes(&self.stored(role, layer)?) as u64)).sum()
+        let bytes = |t: &TensorSpec| Ok(stored_bytes(&self.stored(t.role, t.layer)?) as u64);
+        self.matrices().map(bytes).sum()
     }
 
     /// Counts a matrix that was read as a whole.

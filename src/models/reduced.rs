@@ -1,10 +1,9 @@
 //! The vocabulary of a draft model that has rows for some of its target's tokens only.
 //!
-//! `draft_vocabulary.json` beside the weights says which token each row is, and by which hash the
-//! target's tokenizer is known. A token without a row is read as the pieces that its text splits
-//! into, longest first, all of which have rows; it is never proposed.
-//! `scripts/train/draft_vocab.py` splits in the same way, so the model has seen such tokens spelled
-//! like this.
+//! `draft_vocabulary.json` beside the weights names the token of each row, and a hash of the
+//! target's tokenizer. A token without a row is read as the pieces that its text splits into,
+//! longest first, all of which have rows. It is never proposed. `scripts/train/draft_vocab.py`
+//! splits in the same way, so the model has seen such tokens spelled like this.
 
 use super::Tokenizer;
 use crate::checkpoint::Checkpoint;
@@ -19,26 +18,26 @@ use std::collections::{BTreeMap, HashMap};
 /// The file beside the weights.
 pub const FILE: &str = "draft_vocabulary.json";
 
-/// Rows that one token may be spelled with, at most.
+/// Most rows that one token may be spelled with.
 const MOST_PARTS: usize = 16;
 
 /// No row.
 const NONE: u32 = u32::MAX;
 
-/// The file as it is.
+/// Contents of the file.
 #[derive(Debug, Deserialize)]
 struct Stored {
     tokenizer: Fingerprint,
-    /// Rows that one token is spelled with, at most.
+    /// Most rows that one token is spelled with
     parts: usize,
     /// Token of each row, as its distance from the one before.
     steps: Vec<u32>,
 }
 
-/// How a tokenizer is known.
+/// Identity of a tokenizer.
 #[derive(Clone, Debug, Deserialize)]
 struct Fingerprint {
-    /// Tokens `first..end` are hashed: all that are pieces of text in every model of the family.
+    /// Tokens `first..end` are hashed. They are pieces of text in every model of the family.
     first: usize,
     end: usize,
     /// SHA-256 over the length (u32, little-endian) and the bytes of each piece.
@@ -47,7 +46,7 @@ struct Fingerprint {
     control: BTreeMap<String, Token>,
 }
 
-/// Which tokens have rows.
+/// The tokens that have rows.
 #[derive(Clone, Debug)]
 pub struct ReducedVocabulary {
     fingerprint: Fingerprint,
@@ -57,8 +56,8 @@ pub struct ReducedVocabulary {
 }
 
 impl ReducedVocabulary {
-    /// What lies beside a draft's weights; `None` where its rows are the tokens themselves. `rows`
-    /// is the size of its embedding.
+    /// Reads the file beside a draft's weights; `None` where its rows are the tokens themselves.
+    /// `rows` is the size of its embedding.
     pub fn of(checkpoint: &Checkpoint, rows: usize) -> Result<Option<Self>> {
         let Some(bytes) = checkpoint.side_file(FILE)? else { return Ok(None) };
         Self::parse(&bytes, rows)
@@ -94,7 +93,7 @@ impl ReducedVocabulary {
         Ok(ReducedVocabulary { fingerprint: stored.tokenizer, parts: stored.parts, tokens })
     }
 
-    /// Rows of the model.
+    /// Returns the number of rows of the model.
     pub fn rows(&self) -> usize {
         self.tokens.len()
     }
@@ -104,7 +103,7 @@ impl ReducedVocabulary {
         self.parts
     }
 
-    /// Why the target's tokens are not the ones that this vocabulary was made for.
+    /// Returns why the target's tokens differ from those that this vocabulary was made for.
     pub fn mismatch(&self, tokenizer: &Tokenizer) -> Option<String> {
         let Fingerprint { first, end, sha256, control } = &self.fingerprint;
         if tokenizer.vocab() < *end {
@@ -128,7 +127,8 @@ impl ReducedVocabulary {
             .then(|| "it was made for another tokenizer: the pieces differ".to_owned())
     }
 
-    /// The tokens in the words of the model, for a target that [fits](Self::mismatch).
+    /// Returns the spelling of each token in the model's rows, for a target that
+    /// [fits](Self::mismatch).
     pub fn spelling(&self, tokenizer: &Tokenizer) -> VocabMap {
         let text = self.fingerprint.first..self.fingerprint.end;
         let mut row_of = vec![NONE; tokenizer.vocab()];
@@ -183,33 +183,33 @@ pub struct VocabMap {
 }
 
 impl VocabMap {
-    /// Tokens of the target.
+    /// Returns the number of tokens of the target.
     pub fn vocab(&self) -> usize {
         self.row_of.len()
     }
 
-    /// Rows of the model.
+    /// Returns the number of rows of the model.
     pub fn rows(&self) -> usize {
         self.tokens.len()
     }
 
-    /// Rows that one token is spelled with, at most.
+    /// Most rows that one token is spelled with
     pub fn most_parts(&self) -> usize {
         self.parts
     }
 
-    /// The token that a row is.
+    /// Returns the token of a row.
     pub fn token(&self, row: u32) -> Token {
         self.tokens[row as usize]
     }
 
-    /// The row that is this token.
+    /// Returns the row of a token.
     pub fn row(&self, token: Token) -> Option<u32> {
         self.row_of.get(token as usize).copied().filter(|row| *row != NONE)
     }
 
-    /// Adds the rows that a token is spelled with to `out`, at least one; of more than the model
-    /// was made for, the last ones.
+    /// Adds the rows that a token is spelled with to `out`, at least one. If there are more than
+    /// the model was made for, it adds the last ones.
     pub fn spell(&self, token: Token, out: &mut Vec<u32>) {
         if let Some(row) = self.row(token) {
             return out.push(row);

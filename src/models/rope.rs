@@ -1,21 +1,24 @@
 //! Rotation angles: cosines and sines of each position, computed on the host so that every device
 //! rotates by the same bits.
 
-use super::config::Rope;
+use super::config::RopeSpec;
 
-/// The angles of one kind of layer.
+/// The angles of layers that rotate alike.
 #[derive(Clone, Debug)]
 pub struct Angles {
     inv_freq: Vec<f32>, // [head_dim / 2]
 }
 
 impl Angles {
-    /// `theta^(-2i / head_dim) / factor`, in f32 as transformers computes it.
-    pub fn new(rope: Rope, head_dim: usize) -> Self {
-        let inv_freq = (0..head_dim / 2)
-            .map(|i| 1.0 / rope.theta.powf((2 * i) as f32 / head_dim as f32) / rope.factor)
-            .collect();
-        Angles { inv_freq }
+    /// `theta^(-2i / head_dim) / factor`, in f32 as transformers computes it; 0 for the channels
+    /// that do not turn.
+    pub fn new(rope: RopeSpec, head_dim: usize) -> Self {
+        let turning = (rope.share * (head_dim / 2) as f32).round() as usize;
+        let frequency = |i: usize| match i < turning {
+            true => 1.0 / rope.theta.powf((2 * i) as f32 / head_dim as f32) / rope.factor,
+            false => 0.0,
+        };
+        Angles { inv_freq: (0..head_dim / 2).map(frequency).collect() }
     }
 
     /// Appends `[cos, sin]` of a position, `head_dim` values.

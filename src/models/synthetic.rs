@@ -1,7 +1,7 @@
-//! Made-up weights: any shape, any format, the same for the same seed. They cost no memory until a
+//! Made-up weights of any shape and format, the same for the same seed. They take no memory until a
 //! matrix is asked for.
 
-use super::Role;
+use super::{Role, TensorSpec};
 use crate::tensor::{Code, Coding, Format, Matrix, Source, StoredMatrix, Values};
 use crate::util::threads;
 use anyhow::Result;
@@ -21,7 +21,7 @@ pub(super) struct Synthetic {
 /// A stream of 64-bit numbers (splitmix64).
 struct Stream(u64);
 
-/// What a stream's state grows by.
+/// Increment of a stream's state.
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
 impl Stream {
@@ -32,30 +32,27 @@ impl Stream {
         z ^ z >> 31
     }
 
-    /// The same stream without its first `n` numbers.
+    /// Returns the stream without its first `n` numbers.
     fn skip(self, n: usize) -> Stream {
         Stream(self.0.wrapping_add((n as u64).wrapping_mul(STEP)))
     }
 
-    /// Uniform in -1..1.
+    /// Returns a number uniform in -1..1.
     fn unit(&mut self) -> f32 {
         (self.next() >> 40) as f32 / (1 << 23) as f32 - 1.0
     }
 }
 
 impl Synthetic {
-    /// `format_of` is asked for each matrix of so many layers.
-    pub fn new(n_layers: usize, format_of: impl Fn(Role, usize) -> Format, seed: u64) -> Self {
-        let layers = |role: Role| 0..if role.is_layer() { n_layers } else { 1 };
-        let matrices = Role::MATRICES
-            .into_iter()
-            .flat_map(|role| layers(role).map(move |layer| (role, layer)));
-        Synthetic {
-            formats: matrices
-                .map(|(role, layer)| ((role, layer), format_of(role, layer)))
-                .collect(),
-            seed,
-        }
+    /// Asks `format_of` for the format of each matrix of a model.
+    pub fn new(
+        tensors: &[TensorSpec],
+        format_of: impl Fn(Role, usize) -> Format,
+        seed: u64,
+    ) -> Self {
+        let matrices = tensors.iter().filter(|t| t.is_matrix());
+        let formats = matrices.map(|t| ((t.role, t.layer), format_of(t.role, t.layer))).collect();
+        Synthetic { formats, seed }
     }
 
     pub fn format(&self, role: Role, layer: usize) -> Format {
@@ -67,7 +64,7 @@ impl Synthetic {
         Stream(mix.next())
     }
 
-    /// Uniform weights of variance 1 / cols, so that activations neither vanish nor explode.
+    /// Makes uniform weights of variance 1 / cols, so that activations neither vanish nor explode.
     pub fn matrix(
         &self,
         role: Role,
@@ -88,7 +85,7 @@ impl Synthetic {
         Matrix::new(stored.format, rows, cols, codes, side)
     }
 
-    /// The same matrix, not made yet.
+    /// Returns a matrix whose weights are made as they are read.
     pub fn stored(
         &self,
         role: Role,
@@ -108,7 +105,7 @@ impl Synthetic {
         };
         let codes = Codes {
             weights: self,
-            of: (role, layer),
+            tensor: (role, layer),
             code: format.code,
             row_bytes: format.row_bytes(cols),
             limit,
@@ -128,17 +125,18 @@ impl Synthetic {
         })
     }
 
-    /// Norm weights between -1/4 and 1/4.
+    /// Makes norm weights between -1/4 and 1/4; the factor of a residual stream is 1 more.
     pub fn vector(&self, role: Role, layer: usize, cols: usize) -> Vec<f32> {
         let mut stream = self.stream(role, layer, 0);
-        (0..cols).map(|_| stream.unit() / 4.0).collect()
+        let middle = if role == Role::LayerScale { 1.0 } else { 0.0 };
+        (0..cols).map(|_| middle + stream.unit() / 4.0).collect()
     }
 }
 
 /// Codes of a matrix. The numbers of each row are a stream of their own.
 struct Codes<'a> {
     weights: &'a Synthetic,
-    of: (Role, usize),
+    tensor: (Role, usize),
     code: Code,
     row_bytes: usize,
     limit: f32,
@@ -151,14 +149,20 @@ impl Source for Codes<'_> {
             let (row, from) = (at / self.row_bytes, at % self.row_bytes);
             let (part, rest) = out.split_at_mut(out.len().min(self.row_bytes - from));
             at += part.len();
-            fill(self.code, from, part, self.limit, self.weights.stream(self.of.0, self.of.1, row));
+            fill(
+                self.code,
+                from,
+                part,
+                self.limit,
+                self.weights.stream(self.tensor.0, self.tensor.1, row),
+            );
             out = rest;
         }
         Ok(())
     }
 }
 
-/// Scales, f16. A little spread, so that a kernel that mixes up its scales is caught.
+/// Scales, f16. They are spread a little, so that tests catch a kernel that mixes up its scales.
 struct Scales {
     stream: u64,
     unit: f32,
@@ -202,7 +206,7 @@ fn pieces<const N: usize>(at: usize, out: &mut [u8], mut next: impl FnMut() -> [
     }
 }
 
-/// Part of a row of codes, from byte `at` on.
+/// Fills part of a row of codes, from byte `at` on.
 fn fill(code: Code, at: usize, part: &mut [u8], limit: f32, stream: Stream) {
     match code {
         Code::F32 => {
@@ -228,13 +232,14 @@ fn fill(code: Code, at: usize, part: &mut [u8], limit: f32, stream: Stream) {
 mod tests {
     use super::*;
 
-    /// What a device reads in pieces is what the processor gets whole.
+    /// A device reads in pieces, the processor reads whole matrices: the bytes are the same.
     #[test]
     fn pieces_of_a_matrix_are_parts_of_the_whole() {
         for format in ["f32", "bf16", "i8-row", "i8a-row", "i4-g32", "i2-g32", "t3-row"] {
             let format: Format = format.parse().unwrap();
-            let synthetic = Synthetic::new(2, |_, _| format, 5);
             let (rows, cols) = (35, 192);
+            let tensor = TensorSpec { role: Role::Up, layer: 1, rows, cols };
+            let synthetic = Synthetic::new(&[tensor], |_, _| format, 5);
             let stored = synthetic.stored(Role::Up, 1, rows, cols).unwrap();
             let whole = synthetic.matrix(Role::Up, 1, rows, cols).unwrap();
             let sides: [(&dyn Source, &[u8]); 2] =

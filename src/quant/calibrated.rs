@@ -1,6 +1,6 @@
 //! Solver that calibrates on a text: adapts [`Calibrator`] to [`Solver`].
 
-use super::calibrate::{Calibrator, Text};
+use super::calibrate::{CalibrationText, Calibrator};
 use super::layout::{ArtifactLayout, TargetFormat, TensorPlan};
 use super::ldlq::can_solve;
 use super::solver::Solver;
@@ -19,7 +19,7 @@ const METHOD: &str = "ldlq-2";
 /// Rounds with feedback (LDLQ) and corrects for quantised inputs, on the inputs that a text gives.
 pub struct Calibrated<'a> {
     source: &'a Weights,
-    text: Text,
+    text: CalibrationText,
     name: String,
     calibrator: Option<Calibrator<'a>>,
     threads: rayon::ThreadPool,
@@ -31,7 +31,7 @@ impl<'a> Calibrated<'a> {
     /// Returns a solver for this text. `tiles` encodes trellis codes.
     pub fn new(
         source: &'a Weights,
-        text: Text,
+        text: CalibrationText,
         threads: usize,
         tiles: Arc<dyn TileEncoder>,
     ) -> Result<Calibrated<'a>> {

@@ -6,7 +6,7 @@ use crate::checkpoint::{Checkpoint, artifact};
 use crate::compute::cpu::Isa;
 use crate::compute::cpu::linear::PackedMatrix;
 use crate::error::Fault;
-use crate::models::{Role, Weights};
+use crate::models::{Role, TensorSpec, Weights};
 use crate::tensor::Matrix;
 use crate::util::threads::{self, Task};
 use anyhow::{Context, Result};
@@ -64,7 +64,7 @@ pub fn verify(
     let isas = Isa::all_supported();
     let mut done = Verification { backends: vec!["matrix".into()], ..Verification::default() };
     done.backends.extend(isas.iter().map(|isa| format!("packed {isa}")));
-    for (role, layer) in weights.roles() {
+    for &TensorSpec { role, layer, .. } in weights.tensors() {
         let name = weights.name(role, layer);
         if let Some(hashes) = &hashes {
             let expected = hashes

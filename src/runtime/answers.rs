@@ -2,16 +2,18 @@
 //! scheduler.
 //!
 //! `generate` and `chat` have one answer at a time ([`Answers::complete`]). A batch and the server
-//! have several ([`Answers::admit`], [`Answers::step`]). Whatever is asked beside it, an answer has
-//! the text that it has alone.
+//! have several ([`Answers::admit`], [`Answers::step`]). The text of an answer does not depend on
+//! the answers beside it.
 //!
 //! The caller's own data of an answer travels with it as `T`.
 
-use super::constraints::Constrained;
 use crate::decode::text::TextStream;
-use crate::decode::{self, Ended, Flow, Refused, Request, Scheduler, Stats, Stop, TokenLogProbs};
+use crate::decode::{
+    self, Ended, Flow, Refused, Request, Scheduler, Stats, StopReason, TokenLogProbs,
+};
 use crate::error::Fault;
 use crate::models::Tokenizer;
+use crate::runtime::constraints::Constrained;
 use crate::sampler::{Sampler, SamplerConfig};
 use crate::tensor::Token;
 use anyhow::Result;
@@ -130,7 +132,7 @@ impl<T> Paused<'_, T> {
     }
 
     /// Ends the answer where it is.
-    pub fn end(self, stop: Result<Stop>) -> Finished<T> {
+    pub fn end(self, stop: Result<StopReason>) -> Finished<T> {
         let Paused { answer, text, log_probs } = self;
         answer.finish(text, stop, log_probs)
     }
@@ -140,16 +142,16 @@ impl<T> Answer<'_, T> {
     fn finish(
         mut self,
         text: Request,
-        stop: Result<Stop>,
+        stop: Result<StopReason>,
         log_probs: Vec<TokenLogProbs>,
     ) -> Finished<T> {
         let rest = self.stream.finish().to_owned();
         let stop_string = self.stream.stop_string().map(str::to_owned);
         let reason = stop.map(|stop| match stop {
             _ if stop_string.is_some() => FinishReason::StopString,
-            Stop::Token(_) => FinishReason::Stop,
-            Stop::Length => FinishReason::Length,
-            Stop::Interrupt | Stop::Receiver => FinishReason::Interrupted,
+            StopReason::Token(_) => FinishReason::Stop,
+            StopReason::Length => FinishReason::Length,
+            StopReason::Interrupt | StopReason::Receiver => FinishReason::Interrupted,
         });
         let Answer { data, constrained, prompt_tokens, .. } = self;
         let Request { history, stats, .. } = text;

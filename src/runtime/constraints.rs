@@ -1,7 +1,7 @@
 //! Grammars of a model, and checks of the answers that must follow them.
 
 use crate::error::{Fault, Kind, fault_of};
-use crate::grammar::{Follow, Grammar, Grammars, Source};
+use crate::grammar::{Grammar, GrammarRule, GrammarSource, Grammars};
 use crate::models::Tokenizer;
 use crate::sampler::Sampler;
 use crate::tensor::Token;
@@ -43,7 +43,7 @@ impl Constraints {
 
     /// Returns a grammar that was compiled, or why it was refused; `None` where it was not asked
     /// for.
-    pub fn recall(&self, source: &Source) -> Option<Result<Grammar, Fault>> {
+    pub fn recall(&self, source: &GrammarSource) -> Option<Result<Grammar, Fault>> {
         let mut known = self.known();
         let entry = known.get_mut(&key(source))?;
         if let Some(fault) = entry.as_ref().ok().and_then(|grammar| grammar.refused()).cloned() {
@@ -56,7 +56,7 @@ impl Constraints {
     /// for none of the work, which ends early once `is_wanted` says no.
     pub fn get(
         &self,
-        source: &Source,
+        source: &GrammarSource,
         ignore_eos: bool,
         is_wanted: &dyn Fn() -> bool,
     ) -> Result<Grammar> {
@@ -80,7 +80,7 @@ impl Constraints {
         let compiled = grammars.compile(source, is_wanted);
         let entry = match &compiled {
             Ok(grammar) => Ok(grammar.clone()),
-            // Whatever else went wrong may go well the next time.
+            // Other errors are not kept: the next attempt may succeed.
             Err(error) => match fault_of(error).filter(|fault| fault.kind == Kind::Usage) {
                 Some(fault) if is_wanted() => Err(fault.clone()),
                 _ => return compiled,
@@ -95,12 +95,12 @@ impl Constraints {
     }
 }
 
-fn key(source: &Source) -> String {
+fn key(source: &GrammarSource) -> String {
     format!("{source:?}")
 }
 
 /// One answer's grammar.
-pub struct Constrained(Option<Arc<Follow>>);
+pub struct Constrained(Option<Arc<GrammarRule>>);
 
 impl Constrained {
     /// Returns the grammar of an answer to `prompt` tokens, if there is one.
@@ -132,8 +132,8 @@ impl Constrained {
                     false => ("", "raise --max-tokens, and --ctx-size if it was given"),
                 };
                 let what = format!(
-                    "the answer was cut off{by} after {completion} tokens, before its grammar was \
-                        complete"
+                    "the answer was cut off{by} after {completion} tokens, \
+                        before its grammar was complete"
                 );
                 Err(Fault::new(Kind::Incomplete, what).help(help))
             }

@@ -13,11 +13,11 @@ pub trait Listener {
 
     /// Begins to show how much of `bytes` is loaded, until what is returned is dropped; `None`
     /// where nobody looks.
-    fn loading(&self, label: &str, bytes: u64) -> Option<Box<dyn Loading>>;
+    fn loading(&self, label: &str, bytes: u64) -> Option<Box<dyn LoadingBar>>;
 }
 
 /// Shows how far loading has come.
-pub trait Loading: Send {
+pub trait LoadingBar: Send {
     fn set(&self, bytes: u64);
 }
 
@@ -33,7 +33,7 @@ impl Listener for Silence {
         false
     }
 
-    fn loading(&self, _: &str, _: u64) -> Option<Box<dyn Loading>> {
+    fn loading(&self, _: &str, _: u64) -> Option<Box<dyn LoadingBar>> {
         None
     }
 }

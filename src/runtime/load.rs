@@ -1,15 +1,5 @@
 //! From opened weights to a loaded engine, where they fit best.
 
-use super::backends::backend_of;
-use super::lock;
-use super::model::Size;
-use super::npu;
-use super::options::{AutoOr, Kv, RunOptions};
-use super::placement::measure::Task;
-use super::placement::predict::Speeds;
-use super::placement::{self, Placement};
-use super::processor::default_threads;
-use super::{Listener, Loading};
 use crate::compute::cpu::{CpuExecutor, CpuOptions, Isa, Pool};
 use crate::compute::split::SplitExecutor;
 use crate::compute::{DeviceInfo, Executor, KvFormat};
@@ -17,6 +7,16 @@ use crate::engine::planned::EngineOptions;
 use crate::engine::{Engine, PlannedEngine};
 use crate::error::{Fault, Kind, fault_of};
 use crate::models::{Config, Role, Weights};
+use crate::runtime::devices::backends::backend_of;
+use crate::runtime::devices::lock;
+use crate::runtime::devices::npu;
+use crate::runtime::devices::processor::default_threads;
+use crate::runtime::model::Size;
+use crate::runtime::options::{AutoOr, Kv, RunOptions};
+use crate::runtime::placement::measure::Task;
+use crate::runtime::placement::predict::Speeds;
+use crate::runtime::placement::{self, Placement};
+use crate::runtime::{Listener, LoadingBar};
 use crate::util::threads;
 use crate::util::units::{bytes, thousands};
 use anyhow::{Context, Result};
@@ -164,9 +164,14 @@ fn load_task(
         let load = || {
             place(&placement, pool, options.check, options.isa, listener)
                 .and_then(|executor| match sequences {
-                    1 => {
-                        npu::beside(executor, options, weights.config(), sizes, is_split, listener)
-                    }
+                    1 => npu::beside(
+                        executor,
+                        options.npu,
+                        weights.config(),
+                        sizes,
+                        is_split,
+                        listener,
+                    ),
                     _ => Ok(executor),
                 })
                 .and_then(|executor| {
@@ -188,8 +193,8 @@ fn load_task(
     listener.detail(
         1,
         &format!(
-            "{label}: {} weights at {:.2} bits, {} kv for {}{} positions, {} other, {}, loaded in \
-                {seconds:.2} s",
+            "{label}: {} weights at {:.2} bits, {} kv for {}{} positions, {} other, {}, \
+                loaded in {seconds:.2} s",
             bytes(memory.weights),
             size.bits_per_weight(),
             bytes(memory.kv),
@@ -204,7 +209,7 @@ fn load_task(
 
 /// Runs `load` while a bar shows how many bytes of the weights are read. The bar is gone at the
 /// end.
-fn shown<T>(bar: Option<Box<dyn Loading>>, weights: &Weights, load: impl FnOnce() -> T) -> T {
+fn shown<T>(bar: Option<Box<dyn LoadingBar>>, weights: &Weights, load: impl FnOnce() -> T) -> T {
     let Some(bar) = bar else { return load() };
     let (before, (done, is_done)) = (weights.bytes_read(), mpsc::channel::<()>());
     std::thread::scope(|scope| {

@@ -1,36 +1,23 @@
 //! From options to an opened model, a loaded target and its drafts.
 //!
-//! [`Session::open`] opens a model's files, [`Session::start`] loads them where they fit best,
-//! knows what a pass costs and puts the drafter together. All commands that run a model go this
-//! way. What the user should know is told to a [`Listener`]; this room prints nothing.
+//! [`Session::open`] opens a model's files. [`Session::start`] loads them where they fit best,
+//! reads or measures the costs of a pass, and builds the drafter. All commands that run a model use
+//! them. Notes for the user go to a [`Listener`]; this room prints nothing.
 
-pub mod acquire;
 pub mod answers;
-pub mod backends;
-pub mod calibration;
 pub mod constraints;
-pub mod costs;
+pub mod devices;
 pub mod drafting;
-pub mod driver;
-pub mod find;
 pub mod listener;
 pub mod load;
-pub mod lock;
-mod made_up;
 pub mod model;
-pub mod npu;
 pub mod options;
-pub mod partner;
 pub mod placement;
-pub mod processor;
 pub mod session;
-pub mod shapes;
-#[cfg(test)]
-pub mod testing;
 pub mod trial;
 
 pub use drafting::Drafting;
-pub use listener::{Listener, Loading, Silence};
+pub use listener::{Listener, LoadingBar, Silence};
 pub use load::Room;
 pub use model::{Model, Size};
 pub use options::{DraftingOptions, ModelOptions, RunOptions};

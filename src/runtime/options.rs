@@ -1,10 +1,11 @@
 //! Options of a session as plain values, independent of the command line.
 
-use super::backends::Npu;
-use super::lock::DeviceLock;
-use super::placement::Device;
+use crate::compute::Choice;
 use crate::compute::cpu::Isa;
 use crate::draft::{DraftOptions, Mixing, TreeSize};
+use crate::error::Fault;
+use crate::runtime::devices::backends::Npu;
+use crate::runtime::devices::lock::DeviceLock;
 use std::str::FromStr;
 
 /// The model, and where it runs.
@@ -31,6 +32,32 @@ pub struct RunOptions {
     pub isa: Option<Isa>,
     /// Each kernel's result is compared with its scalar twin's.
     pub check: bool,
+}
+
+/// Values of `--device`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Device {
+    #[default]
+    Auto,
+    Cpu,
+    Vulkan(Choice),
+}
+
+impl std::str::FromStr for Device {
+    type Err = Fault;
+
+    fn from_str(device: &str) -> Result<Device, Fault> {
+        match device.split_once(':') {
+            None if device == "auto" => Ok(Device::Auto),
+            None if device == "cpu" => Ok(Device::Cpu),
+            None if device == "vulkan" => Ok(Device::Vulkan(Choice::Best)),
+            Some(("vulkan", index)) if index.parse::<usize>().is_ok() => {
+                Ok(Device::Vulkan(Choice::Index(index.parse().expect("just parsed"))))
+            }
+            _ => Err(Fault::usage(format!("unknown device `{device}`"))
+                .help("one of auto, cpu, vulkan, vulkan:0, vulkan:1, ...")),
+        }
+    }
 }
 
 /// Where guesses come from, and how many.
@@ -151,4 +178,21 @@ pub enum Kv {
     F16,
     F32,
     Q8,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_are_named_exactly() {
+        let code = |device: &str| device.parse::<Device>().map_err(|e| e.kind.exit_code());
+        assert_eq!(code("auto"), Ok(Device::Auto));
+        assert_eq!(code("cpu"), Ok(Device::Cpu));
+        assert_eq!(code("vulkan"), Ok(Device::Vulkan(Choice::Best)));
+        assert_eq!(code("vulkan:1"), Ok(Device::Vulkan(Choice::Index(1))));
+        for wrong in ["cuda", "cpu:1", "vulkan:", "vulkan:x", "vulkan:-1", ""] {
+            assert_eq!(code(wrong), Err(2), "{wrong}");
+        }
+    }
 }

@@ -1,13 +1,15 @@
 //! A session: a model's files, and from them a loaded target with its drafts.
 
-use super::Listener;
-use super::calibration::Calibration;
-use super::drafting::{self, Drafting, Target};
-use super::load::{self, Loaded, Room};
-use super::model::Model;
-use super::options::{DraftingOptions, ModelOptions, RunOptions};
+use crate::compute::cpu::Pool;
 use crate::engine::Timeline;
 use crate::models::{Config, Generation, Tokenizer};
+use crate::runtime::Listener;
+use crate::runtime::drafting::calibration::Calibration;
+use crate::runtime::drafting::costs::Passes;
+use crate::runtime::drafting::{self, DraftTarget, Drafting};
+use crate::runtime::load::{self, Loaded, Room};
+use crate::runtime::model::Model;
+use crate::runtime::options::{DraftingOptions, ModelOptions, RunOptions};
 use crate::tensor::Token;
 use anyhow::Result;
 use std::sync::Arc;
@@ -62,6 +64,17 @@ impl Session {
         load::load(&self.model.weights, &self.model.name, &self.run, room, &pool, listener)
     }
 
+    /// Returns the loaded model as a target to draft for.
+    pub fn target<'a>(
+        &'a self,
+        room: Room,
+        passes: &'a Passes,
+        pool: &'a Arc<Pool>,
+    ) -> DraftTarget<'a> {
+        let (tokenizer, name, run) = (&*self.tokenizer, &self.model.name, &self.run);
+        DraftTarget { tokenizer, name, run, room, passes, pool }
+    }
+
     /// Loads the model and its drafter, for one text or for several that share passes.
     pub fn start(
         &self,
@@ -70,8 +83,8 @@ impl Session {
         listener: &dyn Listener,
     ) -> Result<Started> {
         let mut loaded = self.load(room, listener)?;
-        let costs = Calibration::of(self, options, &mut loaded, listener)?;
-        let target = Target { session: self, room, passes: &costs.passes, pool: &loaded.pool };
+        let costs = Calibration::of(&self.model, self.run.kv, options, &mut loaded, listener)?;
+        let target = self.target(room, &costs.passes, &loaded.pool);
         let drafts = drafting::build(options, &target, listener)?;
         Ok(Started {
             target: Timeline::new(loaded.engine),

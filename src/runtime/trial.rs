@@ -1,13 +1,13 @@
 //! Check of a device: a small made-up model runs on it, each kernel against its scalar twin.
 
-use super::Listener;
-use super::backends::Npu;
-use super::load::{Room, load, pool};
-use super::lock::DeviceLock;
-use super::made_up;
-use super::options::{AutoOr, GpuLayers, Kv, RunOptions};
-use super::placement::Device;
 use crate::compute::{Choice, DeviceInfo};
+use crate::runtime::Listener;
+use crate::runtime::devices::backends::Npu;
+use crate::runtime::devices::lock::DeviceLock;
+use crate::runtime::devices::made_up;
+use crate::runtime::load::{Room, load, pool};
+use crate::runtime::options::Device;
+use crate::runtime::options::{AutoOr, GpuLayers, Kv, RunOptions};
 use anyhow::Result;
 
 /// Loads the small model as `generate --check` would, and runs passes of it.

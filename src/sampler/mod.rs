@@ -21,8 +21,8 @@ use anyhow::{Result, bail};
 use crate::error::Fault;
 use crate::tensor::Token;
 pub use noise::gumbel;
-pub use rule::{Mask, Rule};
-use select::Row;
+pub use rule::{Mask, TokenRule};
+use select::LogitRow;
 
 /// Candidates that a draft row is cut to before it is ranked, unless top-k is smaller.
 const RANKED: usize = 128;
@@ -88,7 +88,7 @@ pub struct Sampler {
     usable: usize,
     /// Ascending.
     banned: Vec<Token>,
-    rule: Option<Arc<dyn Rule>>,
+    rule: Option<Arc<dyn TokenRule>>,
 }
 
 impl Sampler {
@@ -127,7 +127,7 @@ impl Sampler {
     }
 
     /// Excludes tokens that the rule forbids.
-    pub fn under(mut self, rule: Arc<dyn Rule>) -> Self {
+    pub fn under(mut self, rule: Arc<dyn TokenRule>) -> Self {
         self.rule = Some(rule);
         self
     }
@@ -157,12 +157,12 @@ impl Sampler {
         }
     }
 
-    /// Returns whether a rule's masks may take long, see [`Rule::is_slow`].
+    /// Returns whether a rule's masks may take long, see [`TokenRule::is_slow`].
     pub fn is_slow(&self) -> bool {
         self.rule.as_ref().is_some_and(|rule| rule.is_slow())
     }
 
-    /// Returns whether the mask after `history` is computed already, see [`Rule::is_ready`].
+    /// Returns whether the mask after `history` is computed already, see [`TokenRule::is_ready`].
     pub fn is_ready(&self, history: &[Token]) -> bool {
         self.rule.as_ref().is_none_or(|rule| rule.is_ready(history))
     }
@@ -250,7 +250,7 @@ impl Sampler {
     /// Returns the `n` tokens with the largest logits, best first. Penalties and bans are not
     /// applied.
     pub fn best(&self, logits: &[f32], n: usize) -> Result<Vec<(Token, f32)>> {
-        Ok(Row::new(&logits[..logits.len().min(self.usable)], Vec::new())?.top(n))
+        Ok(LogitRow::new(&logits[..logits.len().min(self.usable)], Vec::new())?.top(n))
     }
 
     /// Computes a draft row's likeliest tokens under the target's settings.
@@ -261,7 +261,7 @@ impl Sampler {
     /// [`mask`](Self::mask).
     pub fn temper(&self, logits: &[f32], context: &[Token], out: &mut Tempered) -> Result<()> {
         let SamplerConfig { temperature, top_k, .. } = self.config;
-        let row = Row::new(logits, self.penalties(logits, context))?;
+        let row = LogitRow::new(logits, self.penalties(logits, context))?;
         out.list =
             row.top(if top_k == 0 || temperature == 0.0 { RANKED } else { RANKED.min(top_k) });
         let kept = if temperature == 0.0 {
@@ -294,7 +294,7 @@ impl Sampler {
     }
 
     /// Applies bans and the penalty. Every token of the context counts once, as in transformers.
-    fn row<'a>(&self, logits: &'a [f32], context: &[Token]) -> Result<Row<'a>> {
+    fn row<'a>(&self, logits: &'a [f32], context: &[Token]) -> Result<LogitRow<'a>> {
         let logits = &logits[..logits.len().min(self.usable)];
         let mut patches = self.penalties(logits, context);
         if !self.banned.is_empty() {
@@ -307,7 +307,7 @@ impl Sampler {
             );
             patches.sort_unstable_by_key(|&(token, _)| token);
         }
-        Row::new(logits, patches)
+        LogitRow::new(logits, patches)
     }
 
     /// Returns the logits that the penalty changes, by ascending token.
@@ -331,7 +331,7 @@ impl Sampler {
     }
 
     /// Returns the tokens that pass top-k or top-p, and min-p, best first.
-    fn survivors(&self, row: &Row<'_>) -> Vec<(Token, f32)> {
+    fn survivors(&self, row: &LogitRow<'_>) -> Vec<(Token, f32)> {
         let SamplerConfig { temperature, top_k, .. } = self.config;
         let max = row.max();
         if top_k > 0 {
@@ -391,7 +391,7 @@ impl Sampler {
     /// Draws from all tokens whose logit is at least `threshold`. Two logarithms a token would take
     /// milliseconds. A block's random words are therefore compared with the least word that could
     /// beat the best score so far, and few tokens need a logarithm.
-    fn pick_at_least(&self, threshold: f32, position: usize, row: &Row<'_>) -> Token {
+    fn pick_at_least(&self, threshold: f32, position: usize, row: &LogitRow<'_>) -> Token {
         let SamplerConfig { temperature, seed, .. } = self.config;
         let mut best = (0, f64::NEG_INFINITY);
         let mut visit = |block: usize| {

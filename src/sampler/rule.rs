@@ -70,7 +70,7 @@ impl Mask {
 
 /// A rule on which tokens may follow a text. It is a pure function of the tokens so far; caches of
 /// an implementation change only its speed.
-pub trait Rule: Debug + Send + Sync {
+pub trait TokenRule: Debug + Send + Sync {
     /// Returns the tokens that may follow `history`: the prompt and all generated tokens.
     fn mask(&self, history: &[Token]) -> Result<Arc<Mask>>;
     /// Announces that all later histories begin with `history`. Only speed depends on it.

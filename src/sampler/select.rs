@@ -9,7 +9,7 @@ use crate::tensor::Token;
 const LANES: usize = 16;
 
 /// Usable logits, some of them changed by penalties and bans, with the largest of each block.
-pub(super) struct Row<'a> {
+pub(super) struct LogitRow<'a> {
     logits: &'a [f32],
     /// Changed logits, by ascending token.
     patches: Vec<(Token, f32)>,
@@ -18,10 +18,10 @@ pub(super) struct Row<'a> {
     max: f32,
 }
 
-impl<'a> Row<'a> {
+impl<'a> LogitRow<'a> {
     /// Makes a row. A row without a largest finite logit is an error: NaN, infinity, or only bans.
     pub fn new(logits: &'a [f32], patches: Vec<(Token, f32)>) -> Result<Self> {
-        let mut row = Row {
+        let mut row = LogitRow {
             logits,
             patches,
             maxima: Vec::with_capacity(logits.len().div_ceil(BLOCK)),
@@ -173,7 +173,7 @@ mod tests {
         for (usable, k) in
             [(1000, 1), (1000, 8), (1000, 16), (1000, 64), (1000, 5000), (65, 3), (7, 7), (1, 1)]
         {
-            let row = Row::new(&logits[..usable], vec![]).unwrap();
+            let row = LogitRow::new(&logits[..usable], vec![]).unwrap();
             assert_eq!(row.top(k), sorted(&logits[..usable], k));
         }
     }
@@ -202,7 +202,7 @@ mod tests {
         let patches = vec![(0, f32::NEG_INFINITY), (63, 2.0), (64, 3.0), (199, 0.5)];
         let mut patched = logits.clone();
         patches.iter().for_each(|&(t, v)| patched[t as usize] = v);
-        let row = Row::new(&logits, patches).unwrap();
+        let row = LogitRow::new(&logits, patches).unwrap();
         assert_eq!(row.max(), 3.0);
         assert_eq!(row.top(300), sorted(&patched, 300));
     }
@@ -212,15 +212,15 @@ mod tests {
         let mut logits = vec![0.0; 100];
         logits[70] = f32::NAN;
         assert!(
-            Row::new(&logits, vec![])
+            LogitRow::new(&logits, vec![])
                 .err()
                 .unwrap()
                 .to_string()
                 .contains("not a number, among tokens 64")
         );
         logits[70] = f32::INFINITY;
-        assert!(Row::new(&logits, vec![]).is_err());
-        assert!(Row::new(&[f32::NEG_INFINITY; 9], vec![]).is_err());
-        assert!(Row::new(&[], vec![]).is_err());
+        assert!(LogitRow::new(&logits, vec![]).is_err());
+        assert!(LogitRow::new(&[f32::NEG_INFINITY; 9], vec![]).is_err());
+        assert!(LogitRow::new(&[], vec![]).is_err());
     }
 }

@@ -1,4 +1,4 @@
-//! Child processes of this program that work on a stranger's input under limits of the system.
+//! Child processes of this program that work on untrusted input under limits of the system.
 //!
 //! A grammar or a chat template is a program: its author decides how much memory, stack and time
 //! it takes. A child process bounds all three, and its end is an error of one request.
@@ -19,9 +19,9 @@ use std::process::{ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::OnceLock;
 use std::time::Duration;
 
-/// Bytes of a frame at most.
+/// Most bytes of each part of a frame.
 const LONGEST: u64 = 1 << 30;
-/// How often a parent that waits looks whether the answer is still wanted.
+/// Interval at which a waiting parent asks whether the answer is still wanted.
 const LOOK: Duration = Duration::from_millis(50);
 
 static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
@@ -34,12 +34,12 @@ pub fn allow() {
     }
 }
 
-/// Whether this process may start children of itself.
+/// Returns whether this process may start children of itself.
 pub fn is_allowed() -> bool {
     PROGRAM.get().is_some()
 }
 
-/// The command that starts this program as a child with these arguments.
+/// Returns the command that starts this program as a child with these arguments.
 pub fn command(args: &[&str]) -> Result<Command> {
     let program = PROGRAM.get().context("the program does not know its own file")?;
     let mut command = Command::new(program);
@@ -47,18 +47,18 @@ pub fn command(args: &[&str]) -> Result<Command> {
     Ok(command)
 }
 
-/// The operating system's limits of a child.
+/// Limits of a child.
 #[derive(Clone, Copy, Debug)]
-pub struct Limits {
+pub struct ChildLimits {
     /// Bytes of address space beyond the program itself and `stack`.
     pub memory: u64,
     /// Bytes of the stack that the work has.
     pub stack: usize,
 }
 
-/// Why a child ended before it answered.
+/// Reason why a child ended before it answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum End {
+pub enum ChildFailure {
     /// It used up its processor time.
     Time,
     /// It asked for more memory or stack than its limits.
@@ -77,7 +77,7 @@ pub struct Child {
 }
 
 impl Child {
-    /// Starts the child that has this role, see [`role`].
+    /// Starts a child with this role, see [`role`].
     pub fn start(role: &str) -> Result<Child> {
         // A second arena of the allocator would reserve address space that the limit counts.
         let mut command = command(&[role])?;
@@ -99,11 +99,11 @@ impl Child {
     pub fn receive<T: DeserializeOwned>(
         &mut self,
         is_wanted: &dyn Fn() -> bool,
-    ) -> Result<(T, Vec<u8>), End> {
+    ) -> Result<(T, Vec<u8>), ChildFailure> {
         while !process::wait_for_output(&self.output, LOOK) {
             if !is_wanted() {
                 let _ = self.process.kill();
-                return Err(End::Unwanted);
+                return Err(ChildFailure::Unwanted);
             }
         }
         match read_frame(&mut self.output) {
@@ -112,8 +112,8 @@ impl Child {
         }
     }
 
-    /// Why the process ended, which it has, or does now.
-    fn end(&mut self) -> End {
+    /// Returns why the process ended. Kills it if it runs.
+    fn end(&mut self) -> ChildFailure {
         let status = match self.process.try_wait() {
             Ok(Some(status)) => Some(status),
             // Output is closed just before the end of the process.
@@ -124,9 +124,9 @@ impl Child {
             }
         };
         match status.map(Exit::of_status) {
-            Some(Exit::ProcessorTime) => End::Time,
-            Some(Exit::Memory) => End::Memory,
-            _ => End::Failed,
+            Some(Exit::ProcessorTime) => ChildFailure::Time,
+            Some(Exit::Memory) => ChildFailure::Memory,
+            _ => ChildFailure::Failed,
         }
     }
 }
@@ -150,7 +150,7 @@ pub fn send(header: &impl Serialize, raw: &[u8]) {
     }
 }
 
-/// The role that this process was started for as a child; `None` if it was not.
+/// Returns the role that this process was started for as a child, if any.
 pub fn role(argv: &[OsString]) -> Option<&str> {
     match argv {
         [_, role] => role.to_str(),
@@ -160,7 +160,7 @@ pub fn role(argv: &[OsString]) -> Option<&str> {
 
 /// Puts this process under limits, and does the work of a child with a stack of the given size.
 /// Returns whether it came to its end; a panic is silent.
-pub fn confined(limits: Limits, work: impl FnOnce() + Send) -> bool {
+pub fn confined(limits: ChildLimits, work: impl FnOnce() + Send) -> bool {
     std::panic::set_hook(Box::new(|_| {}));
     process::limit_memory(limits.memory + limits.stack as u64);
     std::thread::scope(|scope| {
@@ -180,7 +180,7 @@ fn write_frame(out: &mut impl Write, header: &impl Serialize, raw: &[u8]) -> Res
     Ok(out.flush()?)
 }
 
-/// `None` at the end of the stream.
+/// Reads a frame; `None` at the end of the stream.
 fn read_frame<T: DeserializeOwned>(from: &mut impl Read) -> Result<Option<(T, Vec<u8>)>> {
     let mut lengths = [0; 16];
     match from.read_exact(&mut lengths) {

@@ -6,7 +6,7 @@ use std::io::{Error, Read, Result, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-/// Writes a file, whole or not at all; its directory is made, for this user alone.
+/// Writes a file, whole or not at all. Makes its directory for this user alone.
 pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
     let directory = path.parent().unwrap_or(Path::new("."));
     os::files::create_private_directories(directory)?;
@@ -16,8 +16,8 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Opens a file to read. What is no regular file is refused: opening a pipe could wait forever, and
-/// a device may have no end.
+/// Opens a regular file to read. Others are refused: opening a pipe could wait forever, and a
+/// device may have no end.
 fn open_regular(path: &Path) -> Result<File> {
     if !std::fs::metadata(path)?.is_file() {
         return Err(Error::other("it is not a regular file"));
@@ -25,7 +25,7 @@ fn open_regular(path: &Path) -> Result<File> {
     File::open(path)
 }
 
-/// A regular file as a whole, of at most so many bytes.
+/// Reads a regular file of at most `most` bytes.
 pub fn read_regular(path: &Path, most: u64) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     open_regular(path)?.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
@@ -35,16 +35,16 @@ pub fn read_regular(path: &Path, most: u64) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The same as text.
+/// Reads a regular file of at most `most` bytes as text.
 pub fn read_regular_text(path: &Path, most: u64) -> Result<String> {
     String::from_utf8(read_regular(path, most)?).map_err(Error::other)
 }
 
-/// A temporary file that is older than this belongs to a writer that was killed.
+/// Age above which a temporary file belongs to a writer that was killed.
 const ABANDONED: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Removes the oldest files that are called so, but for `most`, and temporary files that their
-/// writers left. Only tidies: what cannot be removed stays.
+/// Keeps the newest `most` files whose names satisfy `is_called_so`. Removes the older ones and
+/// abandoned temporary files; a file that cannot be removed stays.
 pub fn keep_newest(directory: &Path, most: usize, is_called_so: impl Fn(&str) -> bool) {
     let (mut ours, now) = (Vec::new(), SystemTime::now());
     for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
@@ -62,7 +62,7 @@ pub fn keep_newest(directory: &Path, most: usize, is_called_so: impl Fn(&str) ->
     old.iter().for_each(|path| drop(std::fs::remove_file(path)));
 }
 
-/// Whether [`write_whole`] would give a file such a name on its way.
+/// Returns whether [`write_whole`] gives temporary files such names.
 fn is_temporary(name: &str) -> bool {
     name.strip_prefix(".tmp").is_some_and(|rest| {
         rest.len() == 6 && rest.bytes().all(|byte| byte.is_ascii_alphanumeric())

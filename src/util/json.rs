@@ -1,13 +1,13 @@
-//! JSON from strangers as a tree of values. A value takes many times the two bytes that it can be
-//! written with, so their number is bounded before any is made.
+//! JSON from untrusted sources as a tree of values. A value takes many times the two bytes of its
+//! shortest spelling, so the number of values is bounded before any is made.
 
 use serde::de::Error as _;
 use serde_json::{Error, Value};
 
-/// Values of a text, at most; 100 MB of memory, or somewhat more.
+/// Most values of a text; they take about 100 MB of memory.
 pub const MOST_VALUES: usize = 1 << 20;
 
-/// A text as values.
+/// Parses a text, unless it may have more than [`MOST_VALUES`] values.
 pub fn parse(text: &[u8]) -> Result<Value, Error> {
     if most_values(text) > MOST_VALUES {
         return Err(Error::custom(format_args!("it has more than {MOST_VALUES} values")));
@@ -15,7 +15,7 @@ pub fn parse(text: &[u8]) -> Result<Value, Error> {
     serde_json::from_slice(text)
 }
 
-/// As many values as a text can have, if it is JSON.
+/// Returns the most values that a text can have, if it is JSON.
 fn most_values(text: &[u8]) -> usize {
     let (mut values, mut in_text, mut escaped) = (1, false, false);
     for byte in text {

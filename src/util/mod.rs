@@ -1,4 +1,4 @@
-//! What any program could use: spelling of figures, bytes and shell words, the user's
+//! Helpers that any program could use: spelling of figures, bytes and shell words, the user's
 //! directories, files that are written whole, child processes under limits, threads.
 
 pub mod child;

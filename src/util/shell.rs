@@ -1,6 +1,6 @@
-//! Words as a shell takes them.
+//! Quoting of words for a shell.
 
-/// A word that a shell takes as one: in quotes where it needs them.
+/// Returns a word as a shell reads it, in quotes where it needs them.
 pub fn quoted(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:@%+,".contains(c);
     if !word.is_empty() && word.chars().all(plain) {

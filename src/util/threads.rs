@@ -1,18 +1,18 @@
-//! Threads where they can be had. Under a limit on a user's processes none may be, and then the
-//! work is done by whoever wanted to hand it out, or refused.
+//! Threads under a limit on a user's processes. If no thread can be started, the caller does the
+//! work itself, or the work is refused.
 
 use std::io::Result;
 use std::sync::{Arc, Mutex, Once, PoisonError};
 use std::thread::{Builder, Scope, ScopedJoinHandle};
 
-/// Work that a thread does, or that is done.
+/// Work on a thread of its own, or already done by the caller.
 pub enum Task<'scope, T> {
     Beside(ScopedJoinHandle<'scope, T>),
     Done(T),
 }
 
 impl<T> Task<'_, T> {
-    /// The result; a panic of the thread goes on here.
+    /// Waits for the result. A panic of the thread continues here.
     pub fn join(self) -> T {
         match self {
             Task::Beside(thread) => {
@@ -23,8 +23,8 @@ impl<T> Task<'_, T> {
     }
 }
 
-/// Does the work on a thread of its own, or before it returns where there is no thread to be had.
-/// The work must not wait for something that the caller does later.
+/// Does the work on a thread of its own, or before it returns if no thread can be started. The work
+/// must not wait for something that the caller does later.
 pub fn spawn<'scope, T: Send + 'scope>(
     scope: &'scope Scope<'scope, '_>,
     work: impl FnOnce() -> T + Send + 'scope,
@@ -36,8 +36,8 @@ pub fn spawn<'scope, T: Send + 'scope>(
     }
 }
 
-/// A closure to hand out, and the same one to keep: whichever is called first does the work, and
-/// the other one must not be called. A thread that cannot be started swallows what it was given.
+/// Returns two closures for the same work, of which one may be called: one for a thread, and one
+/// for the caller. A thread that cannot be started drops its closure.
 fn offer<T>(
     work: impl FnOnce() -> T + Send,
 ) -> (impl FnOnce() -> T + Send, impl FnOnce() -> T + Send) {
@@ -50,7 +50,7 @@ fn offer<T>(
     (move || take(&shared)(), move || take(&other)())
 }
 
-/// A thread that works beside the caller, or the reason why there is none.
+/// Starts a thread.
 pub fn start<'scope, T: Send + 'scope>(
     scope: &'scope Scope<'scope, '_>,
     work: impl FnOnce() -> T + Send + 'scope,
@@ -58,11 +58,11 @@ pub fn start<'scope, T: Send + 'scope>(
     Builder::new().spawn_scoped(scope, work)
 }
 
-/// Refuses where so many threads cannot be had: for libraries that panic then.
+/// Returns an error if `count` threads cannot be started at once. Some libraries panic then.
 pub fn check(count: usize) -> Result<()> {
     let gate = Mutex::new(());
     std::thread::scope(|scope| {
-        // All of them are there at the same time.
+        // The gate keeps all of them alive at the same time.
         let held = gate.lock();
         let all: Result<Vec<_>> = (0..count).map(|_| start(scope, || drop(gate.lock()))).collect();
         drop(held);
@@ -70,15 +70,14 @@ pub fn check(count: usize) -> Result<()> {
     })
 }
 
-/// To be called before the first parallel iterator outside a pool of its own. Rayon's common pool
-/// panics where its threads cannot be started, now and at each later use: then it is the calling
-/// thread alone.
+/// Prepares Rayon's common pool, before its first use. The pool panics if its threads cannot be
+/// started, then and at each later use. In that case it gets the calling thread alone.
 pub fn prepare_common_pool() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         let common = rayon::ThreadPoolBuilder::new();
         if rayon::ThreadPoolBuilder::new().build().is_err() {
-            // Fails where somebody has started it before, and then it works.
+            // Fails if the pool was started before, and then it works.
             let _ = common.num_threads(1).use_current_thread().build_global();
         }
     });

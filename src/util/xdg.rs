@@ -1,20 +1,21 @@
-//! The user's directories, as the XDG Base Directory Specification names them. As it asks, a path
-//! that is not absolute counts as none: it would depend on the working directory.
+//! Directories of the user, as the XDG Base Directory Specification names them. A path that is not
+//! absolute counts as none, as the specification demands.
 
 use std::path::PathBuf;
 
-/// Files that only save time: `$XDG_CACHE_HOME/gemma`, or `~/.cache/gemma`; `None` without a home.
-/// Every file of it may be deleted.
+/// Returns the directory of files that only save time: `$XDG_CACHE_HOME/gemma`, or
+/// `~/.cache/gemma`; `None` without a home. Each of its files may be deleted.
 pub fn cache() -> Option<PathBuf> {
     of_program("XDG_CACHE_HOME", ".cache")
 }
 
-/// Settings: `$XDG_CONFIG_HOME/gemma`, or `~/.config/gemma`.
+/// Returns the directory of settings: `$XDG_CONFIG_HOME/gemma`, or `~/.config/gemma`.
 pub fn config() -> Option<PathBuf> {
     of_program("XDG_CONFIG_HOME", ".config")
 }
 
-/// Files that live as long as the user is logged in: `$XDG_RUNTIME_DIR`, if there is one.
+/// Returns the directory of files that last until the user logs out: `$XDG_RUNTIME_DIR`, if it
+/// exists.
 pub fn runtime() -> Option<PathBuf> {
     absolute("XDG_RUNTIME_DIR").filter(|path| path.is_dir())
 }

@@ -6,13 +6,13 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use anyhow::Result;
-use gemma::decode::{Event, Flow, Limits, Stats, Stop, generate};
+use gemma::decode::{Event, Flow, GenerationLimits, Stats, StopReason, generate};
 use gemma::draft::{
     CostCurve, Costs, DraftContext, DraftModel, DraftOptions, DraftRequest, Drafter, Mixing,
     NoDraft, Policy, Proposal, TreeBuilder, TreeSize,
 };
 use gemma::engine::{Engine, Input, Output, Rows, Scores, Timeline, TokenTree};
-use gemma::sampler::{Mask, Rule, Sampler, SamplerConfig};
+use gemma::sampler::{Mask, Sampler, SamplerConfig, TokenRule};
 use gemma::tensor::Token;
 
 /// Makes one engine after another, all the same.
@@ -27,7 +27,7 @@ pub struct Case {
     pub stop_ids: Vec<Token>,
     /// A receiver that stops after this many tokens.
     pub patience: usize,
-    pub rule: Option<Arc<dyn Rule>>,
+    pub rule: Option<Arc<dyn TokenRule>>,
 }
 
 impl Case {
@@ -62,7 +62,7 @@ impl Strict {
     }
 }
 
-impl Rule for Strict {
+impl TokenRule for Strict {
     fn mask(&self, history: &[Token]) -> Result<Arc<Mask>> {
         let mut words = vec![0; self.vocab.div_ceil(32)];
         let allowed = (0..self.vocab as Token).filter(|token| self.allows(history, *token));
@@ -76,7 +76,7 @@ impl Rule for Strict {
 pub struct Text {
     pub history: Vec<Token>,
     pub heard: Vec<Token>,
-    pub stop: Stop,
+    pub stop: StopReason,
 }
 
 /// A drafter, and how much of its guesses is taken.
@@ -99,7 +99,7 @@ pub fn run_by(
     let mut history = case.prompt.clone();
     let mut heard = Vec::new();
     let mut stats = Stats::default();
-    let limits = Limits {
+    let limits = GenerationLimits {
         max_tokens: case.max_tokens,
         stop_ids: &case.stop_ids,
         interrupt: &AtomicBool::new(false),

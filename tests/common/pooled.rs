@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use gemma::compute::Reports;
-use gemma::engine::{Cached, Engine, EngineReport, Info, Input, Output, Prefix, Scores};
+use gemma::engine::{Cached, Engine, EngineInfo, EngineReport, Input, Output, Prefix, Scores};
 use std::sync::{Arc, Mutex};
 
 type Pool = Arc<Mutex<Vec<Box<dyn Engine>>>>;
@@ -40,7 +40,7 @@ impl Drop for Lent {
 }
 
 impl Engine for Lent {
-    fn info(&self) -> &Info {
+    fn info(&self) -> &EngineInfo {
         self.get().info()
     }
     fn cached(&self, sequence: usize) -> Cached<'_> {

@@ -9,9 +9,10 @@ use anyhow::{Context, Result, bail, ensure};
 use candle_core::{D, Device, Tensor};
 use gemma::compute::Reports;
 use gemma::engine::{
-    Cached, Engine, EngineReport, Info, Input, Memory, Output, Prefix, Rows, Scores, TokenTree,
+    Cached, Engine, EngineInfo, EngineMemory, EngineReport, Input, Output, Prefix, Rows, Scores,
+    TokenTree,
 };
-use gemma::models::{Config, Role, Rope, Weights};
+use gemma::models::{Config, LayerSpec, Role, RopeSpec, Weights};
 use gemma::tensor::Token;
 
 /// Most rows of one pass; nothing in the oracle depends on it.
@@ -31,8 +32,7 @@ struct Layer {
     post_attn_norm: Tensor, // [dim]
     pre_ffn_norm: Tensor,   // [dim]
     post_ffn_norm: Tensor,  // [dim]
-    window: Option<usize>,
-    rope: Rope,
+    spec: LayerSpec,
 }
 
 /// Keys (rotated) and values of some positions, `[positions, n_kv_heads, head_dim]` each.
@@ -65,7 +65,7 @@ pub struct ReferenceEngine {
     scores: Option<Scores>,
     /// All committed tokens.
     tokens: Vec<Token>,
-    info: Info,
+    info: EngineInfo,
     context: usize,
     parameters: usize,
 }
@@ -86,7 +86,6 @@ impl ReferenceEngine {
         };
         let layer =
             |i: usize, matrix: &mut dyn FnMut(Role, usize) -> Result<Tensor>| -> Result<Layer> {
-                let global = config.is_global(i);
                 Ok(Layer {
                     q: matrix(Role::Q, i)?,
                     k: matrix(Role::K, i)?,
@@ -101,27 +100,26 @@ impl ReferenceEngine {
                     post_attn_norm: norm(Role::PostAttnNorm, i)?,
                     pre_ffn_norm: norm(Role::PreFfnNorm, i)?,
                     post_ffn_norm: norm(Role::PostFfnNorm, i)?,
-                    window: (!global).then_some(config.window),
-                    rope: if global { config.rope_global } else { config.rope_local },
+                    spec: config.layers[i],
                 })
             };
         let layers =
-            (0..config.n_layers).map(|i| layer(i, &mut matrix)).collect::<Result<Vec<_>>>()?;
+            (0..config.layers.len()).map(|i| layer(i, &mut matrix)).collect::<Result<Vec<_>>>()?;
         let embed = matrix(Role::Embed, 0)?;
         let head = if weights.has_own_head() { matrix(Role::Head, 0)? } else { embed.clone() };
-        let none = Tensor::zeros(
-            (0, config.n_kv_heads, config.head_dim),
-            candle_core::DType::F32,
-            &Device::Cpu,
-        )?;
-        let cache = vec![KeysValues { k: none.clone(), v: none }; config.n_layers];
+        let none = |spec: &LayerSpec| -> Result<KeysValues> {
+            let shape = (0, spec.n_kv_heads, spec.head_dim);
+            let none = Tensor::zeros(shape, candle_core::DType::F32, &Device::Cpu)?;
+            Ok(KeysValues { k: none.clone(), v: none })
+        };
+        let cache = config.layers.iter().map(none).collect::<Result<Vec<_>>>()?;
         Ok(ReferenceEngine {
             final_norm: norm(Role::FinalNorm, 0)?,
             scratch: cache.clone(),
             last: TokenTree::default(),
             scores: None,
             tokens: Vec::new(),
-            info: Info {
+            info: EngineInfo {
                 sequences: 1,
                 max_rows: MAX_ROWS,
                 vocab: config.vocab,
@@ -197,7 +195,7 @@ impl ReferenceEngine {
         tree: &TokenTree,
         positions: &[usize],
     ) -> Result<(Tensor, KeysValues)> {
-        let Config { n_heads, n_kv_heads, head_dim, .. } = self.config;
+        let LayerSpec { n_heads, n_kv_heads, head_dim, window, rope, query_scale } = layer.spec;
         let (n, eps) = (positions.len(), self.config.eps as f64);
         let q =
             rms_norm(&linear(x, &layer.q)?.reshape((n, n_heads, head_dim))?, &layer.q_norm, eps)?;
@@ -207,7 +205,7 @@ impl ReferenceEngine {
             eps,
         )?;
         let v = linear(x, &layer.v)?.reshape((n, n_kv_heads, head_dim))?;
-        let angles = angles(layer.rope, head_dim, positions)?;
+        let angles = angles(rope, head_dim, positions)?;
         let new = KeysValues { k: rotate(&k, &angles)?, v };
         let all = cache.then(&new)?;
         // Queries of the heads that share a key head lie next to each other: [n_kv_heads, shared *
@@ -221,9 +219,9 @@ impl ReferenceEngine {
         let k = all.k.transpose(0, 1)?.contiguous()?; // [n_kv_heads, seen, head_dim]
         let v = all.v.transpose(0, 1)?.contiguous()?;
         let seen = self.tokens.len() + n;
-        let scores = (q.matmul(&k.t()?.contiguous()?)? * self.config.query_scale as f64)?
-            .reshape((n_heads, n, seen))?;
-        let scores = scores.broadcast_add(&self.mask(tree, positions, layer.window)?)?;
+        let scores =
+            (q.matmul(&k.t()?.contiguous()?)? * query_scale as f64)?.reshape((n_heads, n, seen))?;
+        let scores = scores.broadcast_add(&self.mask(tree, positions, window)?)?;
         let weights = softmax(&scores)?.reshape((n_kv_heads, shared * n, seen))?;
         let mixed =
             weights.matmul(&v)?.reshape((n_heads, n, head_dim))?.transpose(0, 1)?.contiguous()?;
@@ -271,11 +269,11 @@ fn softmax(x: &Tensor) -> Result<Tensor> {
 
 /// Cosines and sines of each position, `[positions, 1, head_dim / 2]`; the angles rounded to f32 as
 /// transformers has them.
-fn angles(rope: Rope, head_dim: usize, positions: &[usize]) -> Result<[Tensor; 2]> {
+fn angles(rope: RopeSpec, head_dim: usize, positions: &[usize]) -> Result<[Tensor; 2]> {
     let half = head_dim / 2;
     let angle = |position: usize, i: usize| {
         let frequency = 1.0 / rope.theta.powf((2 * i) as f32 / head_dim as f32) / rope.factor;
-        position as f32 * frequency
+        if i < (rope.share * half as f32) as usize { position as f32 * frequency } else { 0.0 }
     };
     let all: Vec<f32> =
         positions.iter().flat_map(|p| (0..half).map(move |i| angle(*p, i))).collect();
@@ -294,7 +292,7 @@ fn rotate(x: &Tensor, [cos, sin]: &[Tensor; 2]) -> Result<Tensor> {
 }
 
 impl Engine for ReferenceEngine {
-    fn info(&self) -> &Info {
+    fn info(&self) -> &EngineInfo {
         &self.info
     }
 
@@ -384,11 +382,15 @@ impl Engine for ReferenceEngine {
     }
 
     fn report(&self) -> EngineReport {
-        let width = self.config.n_kv_heads * self.config.head_dim;
-        let kv = 8 * self.tokens.len() * width * self.config.n_layers;
+        let width: usize = self.config.layers.iter().map(LayerSpec::kv_width).sum();
+        let kv = 8 * self.tokens.len() * width;
         EngineReport {
             device: "reference: candle, f32".into(),
-            memory: Memory { weights: 4 * self.parameters as u64, kv: kv as u64, activations: 0 },
+            memory: EngineMemory {
+                weights: 4 * self.parameters as u64,
+                kv: kv as u64,
+                activations: 0,
+            },
             executor: None,
         }
     }

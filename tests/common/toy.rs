@@ -8,7 +8,7 @@ use std::cell::Cell;
 use anyhow::{Result, bail};
 use gemma::compute::Reports;
 use gemma::engine::{
-    Cached, Engine, EngineReport, Info, Input, Output, Prefix, Rows, Scores, TokenTree,
+    Cached, Engine, EngineInfo, EngineReport, Input, Output, Prefix, Rows, Scores, TokenTree,
 };
 use gemma::kv::PAGE;
 use gemma::tensor::Token;
@@ -37,7 +37,7 @@ pub struct Toy {
 
 struct ToyEngine {
     toy: Toy,
-    info: Info,
+    info: EngineInfo,
     texts: Vec<Text>,
     /// Rows of scratch, those of trees forgotten since included.
     rows: usize,
@@ -85,7 +85,7 @@ impl Toy {
 
     pub fn engine_for(&self, sequences: usize) -> Box<dyn Engine> {
         let texts = (0..sequences).map(|_| Text::default()).collect();
-        let info = Info {
+        let info = EngineInfo {
             sequences,
             max_rows: self.max_rows,
             vocab: self.vocab,
@@ -151,7 +151,7 @@ impl ToyEngine {
 }
 
 impl Engine for ToyEngine {
-    fn info(&self) -> &Info {
+    fn info(&self) -> &EngineInfo {
         &self.info
     }
 

@@ -1,6 +1,7 @@
 //! Random trees against one-by-one decoding, bit for bit, on any engine that plans run on.
 
 use gemma::engine::{Engine, EngineExt, Input, Output, PlannedEngine, Rows, Scores, TokenTree};
+use gemma::models::{Config, LayerSpec, RopeSpec};
 use rand::Rng;
 use rand::rngs::SmallRng;
 
@@ -8,6 +9,17 @@ pub const VOCAB: u32 = 96;
 
 pub fn bits(row: &[f32]) -> Vec<u32> {
     row.iter().map(|v| v.to_bits()).collect()
+}
+
+/// Gives the global layers other heads and another rotation than the local ones have.
+pub fn reshape_global_layers(mut config: Config) -> Config {
+    for layer in config.layers.iter_mut().filter(|layer| layer.is_global()) {
+        let rope = RopeSpec { share: 0.25, factor: 1.0, ..layer.rope };
+        let (n_heads, n_kv_heads, head_dim) = (8, 1, 64);
+        *layer =
+            LayerSpec { n_heads, n_kv_heads, head_dim, rope, query_scale: 0.125, window: None };
+    }
+    config
 }
 
 /// Commits `tokens` in random chunks.

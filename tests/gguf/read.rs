@@ -5,8 +5,8 @@ use common::gguf::{self, File, Val, directory, logits};
 use common::{Dims, TinyModel};
 use gemma::checkpoint::gguf::types;
 use gemma::checkpoint::{Checkpoint, Dtype};
-use gemma::models::gemma3::gguf::repairs;
-use gemma::models::{ChatTemplate, Generation, Message, Special, Tokenizer, Weights};
+use gemma::models::gguf::repairs;
+use gemma::models::{ChatTemplate, Generation, Message, Special, TensorSpec, Tokenizer, Weights};
 use gemma::quant::{QuantizeOptions, Recipe, quantize};
 use gemma::tensor::Format;
 use gemma::tensor::quantize::quantize as round;
@@ -87,7 +87,7 @@ fn float_files_equal_their_directories() {
         assert_eq!(a.eos, [1]);
         a.eos.clone_from(&b.eos);
         assert_eq!(a, *b);
-        for (role, layer) in want.roles() {
+        for &TensorSpec { role, layer, .. } in want.tensors() {
             assert_eq!(got.name(role, layer), want.name(role, layer));
             if !role.is_matrix() {
                 assert_eq!(got.vector(role, layer).unwrap(), want.vector(role, layer).unwrap());
@@ -118,7 +118,7 @@ fn q4_0_and_q8_0_files_equal_artifacts_of_the_same_codes() {
         });
         let (_dir, path) = written(&file);
         let (want, got) = (open(&artifact), open(&path));
-        for (role, layer) in want.roles().into_iter().filter(|r| r.0.is_matrix()) {
+        for &TensorSpec { role, layer, .. } in want.matrices() {
             let (a, b) = (got.matrix(role, layer).unwrap(), want.matrix(role, layer).unwrap());
             assert_eq!((a.format, a.rows, a.cols), (b.format, b.rows, b.cols));
             assert!(a.codes == b.codes && a.side == b.side, "{role:?} {layer}");

@@ -6,7 +6,7 @@ use common::gguf::{self, directory, logits};
 use common::{Dims, TinyModel};
 use gemma::checkpoint::{Checkpoint, Dtype};
 use gemma::error::{Kind, fault_of};
-use gemma::models::{ChatTemplate, Generation, Special, Tokenizer, Weights};
+use gemma::models::{ChatTemplate, Generation, Special, TensorSpec, Tokenizer, Weights};
 use gemma::quant::{
     Importance, Nearest, QuantPlan, QuantReport, QuantizeOptions, Recipe, quantize,
 };
@@ -190,7 +190,7 @@ fn what_is_written_says_all_that_the_directory_said() {
         let to = open(&out);
         assert!(to.notes().is_empty(), "{:?}", to.notes());
         assert_eq!(to.config(), from.config());
-        for (role, layer) in from.roles() {
+        for &TensorSpec { role, layer, .. } in from.tensors() {
             let values = |w: &Weights| match role.is_matrix() {
                 true => w.matrix(role, layer).unwrap().dequantize(),
                 false => w.vector(role, layer).unwrap(),

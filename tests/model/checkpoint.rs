@@ -5,7 +5,7 @@ use crate::common;
 use common::{Form, TinyModel};
 use gemma::checkpoint::{Checkpoint, Dtype};
 use gemma::error::{Kind, fault_of};
-use gemma::models::{Config, Role, Weights};
+use gemma::models::{Config, Role, TensorSpec, Weights};
 use std::path::Path;
 
 fn open(dir: &Path) -> anyhow::Result<Weights> {
@@ -14,7 +14,7 @@ fn open(dir: &Path) -> anyhow::Result<Weights> {
 
 /// All weights as bits, and the configuration without what only says how it was spelled.
 fn everything(weights: &Weights) -> (Config, Vec<Vec<u32>>) {
-    let values = weights.roles().into_iter().map(|(role, layer)| {
+    let values = weights.tensors().iter().map(|&TensorSpec { role, layer, .. }| {
         let values = match role.is_matrix() {
             true => weights.matrix(role, layer).unwrap().dequantize(),
             false => weights.vector(role, layer).unwrap(),
@@ -51,12 +51,10 @@ fn all_forms_dtypes_and_shardings_give_equal_weights() {
         }
     }
     let (config, values) = first.unwrap();
-    assert_eq!(
-        (0..4).map(|i| config.is_global(i)).collect::<Vec<_>>(),
-        [false, false, true, false]
-    );
-    assert_eq!((config.rope_global.factor, config.rope_local.factor), (8.0, 1.0));
-    assert_eq!((config.rope_global.theta, config.rope_local.theta), (1e6, 1e4));
+    assert_eq!(config.global_layers(), [2]);
+    let (local, global) = (config.layers[0].rope, config.layers[2].rope);
+    assert_eq!((global.factor, local.factor), (8.0, 1.0));
+    assert_eq!((global.theta, local.theta), (1e6, 1e4));
     assert_eq!(config.eos, [1, 106]);
     assert_eq!(values[0].len(), 160 * 128);
     assert_eq!(f32::from_bits(values[0][7]), model.tensors[0].2[7]);

@@ -3,12 +3,14 @@
 //! configuration.
 
 use crate::{common, reference};
+use common::trees::reshape_global_layers;
 use gemma::checkpoint::Checkpoint;
 use gemma::compute::cpu::{CpuExecutor, CpuOptions};
 use gemma::compute::{Executor, KvFormat};
 use gemma::engine::planned::EngineOptions;
 use gemma::engine::{Engine, EngineExt, Input, Output, PlannedEngine, Rows, Scores, TokenTree};
-use gemma::models::Weights;
+use gemma::models::{Config, Weights};
+use gemma::tensor::Format;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use reference::ReferenceEngine;
@@ -278,6 +280,18 @@ fn both_engines_live_through_the_same_trees() {
     }
     println!("trees: largest difference of a logit {worst:.1e}, {steps_back} steps back");
     assert!(steps_back > 0 && worst < 1e-3, "logits differ by {worst}");
+}
+
+#[test]
+fn layers_of_different_shapes_score_alike_in_both_engines() {
+    let plain = Config::from_json(&config(CASES[0], "config.json")).unwrap();
+    let weights = Weights::synthetic(reshape_global_layers(plain), |_| Format::F32, 3);
+    let ids = golden(CASES[0]).ids;
+    let mut oracle = ReferenceEngine::new(&weights, ids.len()).unwrap();
+    let want = run(&mut oracle, &ids, 97);
+    let got = run(&mut planned(&weights, ids.len()), &ids, 256);
+    let differs = largest_difference(&got.logits, &want.logits);
+    assert!(!weights.config().global_layers().is_empty() && differs < 1e-3, "by {differs}");
 }
 
 #[test]

@@ -175,8 +175,8 @@ fn damaged_files_are_refused_in_order() {
 /// and what is fixed is cut its way.
 #[test]
 fn a_grammar_speaks_the_tokenizers_language() {
-    use gemma::grammar::{Grammars, Source};
-    use gemma::sampler::Rule;
+    use gemma::grammar::{GrammarSource, Grammars};
+    use gemma::sampler::TokenRule;
     for (tokenizer, _) in pairs() {
         let tokenizer = std::sync::Arc::new(tokenizer);
         let stop = tokenizer.id("<end_of_turn>").or(tokenizer.id("<eos>")).unwrap();
@@ -186,7 +186,7 @@ fn a_grammar_speaks_the_tokenizers_language() {
         let schema = serde_json::json!({"type": "object",
             "properties": {"title": {"type": "string"}, "pages": {"type": "integer"}},
             "required": ["title", "pages"], "additionalProperties": false});
-        let grammar = grammars.compile(&Source::JsonSchema(schema), &|| true).unwrap();
+        let grammar = grammars.compile(&GrammarSource::JsonSchema(schema), &|| true).unwrap();
         let rule = grammar.follow(0);
         let (mut history, mut forced) = (Vec::new(), 0);
         let text = "{\"title\": \"Naïve 😀 stories\\n of \\\"foxes\\\"\", \"pages\": 120}";

@@ -49,13 +49,7 @@ fn weights() -> Weights {
 }
 
 fn dims() -> Dims {
-    let c = config_of(2, 2);
-    Dims {
-        n_heads: c.n_heads,
-        n_kv_heads: c.n_kv_heads,
-        head_dim: c.head_dim,
-        scale: c.query_scale,
-    }
+    gemma::runtime::devices::npu::dims(&config_of(2, 2)).unwrap()
 }
 
 fn cpu(threads: usize, check: bool) -> Box<CpuExecutor> {

@@ -11,8 +11,8 @@ use gemma::engine::PlannedEngine;
 use gemma::engine::planned::EngineOptions;
 use gemma::models::forward::{self, ForwardOptions, SparePages};
 use gemma::models::{Config, Weights};
-use gemma::runtime::placement::measure::{Layout, Task};
-use gemma::runtime::shapes::{Formats, Shape};
+use gemma::runtime::model::shapes::{MadeUpFormats, Shape};
+use gemma::runtime::placement::measure::{MemoryLayout, Task};
 use gemma::tensor::Matrix;
 use gemma::vulkan::{Choice, DeviceInfo, Vulkan, VulkanExecutor, blocks, choose};
 use std::alloc::{GlobalAlloc, Layout as Memory, System};
@@ -78,16 +78,18 @@ fn config() -> Config {
 }
 
 /// The recipes of 27B; the sizes that they aim at are made smaller in proportion.
-fn recipes() -> Vec<(String, Formats)> {
-    let inline =
-        |weights: &str| Formats { weights: Some(weights.parse().unwrap()), ..Formats::default() };
+fn recipes() -> Vec<(String, MadeUpFormats)> {
+    let inline = |weights: &str| MadeUpFormats {
+        weights: Some(weights.parse().unwrap()),
+        ..MadeUpFormats::default()
+    };
     let named = ["seed", "int4", "9gb", "10gb", "12gb"];
-    let named = named.map(|name| (name.to_owned(), Formats::of_recipe(name)));
+    let named = named.map(|name| (name.to_owned(), MadeUpFormats::of_recipe(name)));
     std::iter::once(("i4-g32".to_owned(), inline("i4-g32"))).chain(named).collect()
 }
 
 /// The recipe for a model of fewer weights.
-fn scaled(name: &str, formats: &Formats, directory: &std::path::Path) -> Formats {
+fn scaled(name: &str, formats: &MadeUpFormats, directory: &std::path::Path) -> MadeUpFormats {
     let Some(gb) = name.strip_suffix("gb") else { return formats.clone() };
     let text = std::fs::read_to_string(format!("{}/quant/{name}.toml", env!("CARGO_MANIFEST_DIR")))
         .unwrap();
@@ -98,7 +100,7 @@ fn scaled(name: &str, formats: &Formats, directory: &std::path::Path) -> Formats
     );
     let path = directory.join(format!("{name}.toml"));
     std::fs::write(&path, text).unwrap();
-    Formats::of_recipe(path.to_str().unwrap())
+    MadeUpFormats::of_recipe(path.to_str().unwrap())
 }
 
 fn task(weights: &Weights, context: usize) -> Task<'_> {
@@ -321,7 +323,7 @@ fn the_27b_shape_takes_what_was_planned() {
             let task = task(&weights, context);
             let what = format!("{name} at {context}");
             if context == 2048 {
-                let planned: Layout = task.measure(None, 0).unwrap();
+                let planned: MemoryLayout = task.measure(None, 0).unwrap();
                 let inner = CpuExecutor::new(CpuOptions::default()).unwrap();
                 let mut exec = Untouched { inner, weights: 0, matrices: 0 };
                 let options = ForwardOptions {

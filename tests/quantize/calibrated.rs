@@ -6,7 +6,7 @@ use common::{Form, TinyModel};
 use gemma::checkpoint::{Checkpoint, Dtype};
 use gemma::eval;
 use gemma::models::{Role, Weights};
-use gemma::quant::calibrate::{Text, survey};
+use gemma::quant::calibrate::{CalibrationText, survey};
 use gemma::quant::{Calibrated, Importance, Nearest, QuantPlan, QuantizeOptions, Recipe, run};
 use gemma::tensor::encode::OnProcessor;
 use reference::ReferenceEngine;
@@ -19,11 +19,11 @@ fn open(dir: &Path) -> Weights {
 }
 
 /// Made-up tokens with some structure; the vocabulary has 160.
-fn text(windows: usize) -> Text {
+fn text(windows: usize) -> CalibrationText {
     let run: Vec<u32> = (0..40_000u32)
         .map(|i| 3 + ((i.wrapping_mul(2_654_435_761) >> 19) ^ (i / 7)) % 150)
         .collect();
-    Text::cut(&run, 2, 64, windows).unwrap()
+    CalibrationText::cut(&run, 2, 64, windows).unwrap()
 }
 
 /// Quantises with text; `stop_after` progress calls the first time, if given. Returns the measured
@@ -161,7 +161,7 @@ fn a_survey_finds_what_matters() {
     let found = survey(&source, &text(4), 1, &mut |_| Ok(())).unwrap();
     let again = survey(&source, &text(4), 1, &mut |_| Ok(())).unwrap();
     assert_eq!(found, again);
-    let matrices = source.roles().into_iter().filter(|r| r.0.is_matrix()).count();
+    let matrices = source.matrices().count();
     assert_eq!(found.len(), matrices);
     assert!(found.iter().all(|s| s.divergence > 0.0 && s.divergence.is_finite()));
     let of =

@@ -5,7 +5,7 @@ use crate::common;
 use common::{Dims, Form, TinyModel, write_model};
 use gemma::checkpoint::{Checkpoint, Dtype};
 use gemma::error::{Kind, fault_of};
-use gemma::models::{Role, Weights};
+use gemma::models::{Role, TensorSpec, Weights};
 use gemma::quant::{
     Importance, Nearest, QuantPlan, QuantProgress, QuantizeOptions, Recipe, quantize, verify,
 };
@@ -72,7 +72,8 @@ fn what_is_written_is_what_rounding_gives() {
                 .unwrap();
         let written = open(&dst);
         assert_eq!(written.config(), source.config());
-        for ((role, layer), told) in source.roles().into_iter().zip(&report.tensors) {
+        for (&TensorSpec { role, layer, .. }, told) in source.tensors().iter().zip(&report.tensors)
+        {
             assert_eq!(told.name, written.name(role, layer));
             if !role.is_matrix() {
                 assert_eq!(
@@ -208,9 +209,8 @@ fn norms_can_be_packed_too() {
         (open(&src), QuantizeOptions { verify: true, ..QuantizeOptions::default() });
     let report = quantize(&source, &dst, &recipe, &checked, &mut silent).unwrap();
     let written = open(&dst);
-    for ((role, layer), told) in
-        source.roles().into_iter().zip(&report.tensors).filter(|((role, _), _)| !role.is_matrix())
-    {
+    let tensors = source.tensors().iter().zip(&report.tensors);
+    for (&TensorSpec { role, layer, .. }, told) in tensors.filter(|(t, _)| !t.is_matrix()) {
         let (want, got) =
             (source.vector(role, layer).unwrap(), written.vector(role, layer).unwrap());
         let step = want.iter().fold(0f32, |m, v| m.max(v.abs())) / 127.0;

@@ -82,7 +82,7 @@ fn open(dir: &Path) -> Weights {
 }
 
 fn plan(source: &Weights, recipe: &Recipe) -> anyhow::Result<QuantPlan> {
-    let layers = source.config().n_layers;
+    let layers = source.config().layers.len();
     QuantPlan::new(
         source,
         recipe,

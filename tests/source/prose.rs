@@ -13,13 +13,18 @@ const CLEAN: &[&str] = &[
     "src/decode/",
     "src/draft/",
     "src/eval/",
+    "src/error.rs",
     "src/kv",
+    "src/os/",
     "src/quant/convert/",
     "src/quant/layout/",
     "src/quant/ldlq/",
     "src/quant/plan/",
     "src/quant/recipe/",
+    "src/runtime/",
     "src/sampler/",
+    "src/testing.rs",
+    "src/util/",
     "tests/source/",
 ];
 

@@ -6,7 +6,7 @@
 
 use gemma::compute::KvFormat;
 use gemma::compute::cpu::{CpuExecutor, CpuOptions, Pool};
-use gemma::decode::{Flow, Limits, Stats, generate};
+use gemma::decode::{Flow, GenerationLimits, Stats, generate};
 use gemma::draft::{
     CostCurve, Costs, DraftContext, DraftOptions, DraftRequest, Drafter, NoDraft, Policy, Proposal,
     TreeBuilder, TreeSize,
@@ -17,7 +17,7 @@ use gemma::models::gemma3::bundled::{self, DraftSize};
 use gemma::models::{
     ChatTemplate, Config, Message, ReducedVocabulary, Special, Tokenizer, Weights,
 };
-use gemma::runtime::partner::Partner;
+use gemma::runtime::model::partner::Partner;
 use gemma::sampler::{Sampler, SamplerConfig};
 use gemma::tensor::Format;
 use std::sync::Arc;
@@ -146,7 +146,7 @@ fn run(
     let sampler = Sampler::new(config).unwrap().usable(pair.tokenizer.vocab());
     let (mut history, mut stats, never) =
         (prompt.to_vec(), Stats::default(), AtomicBool::new(false));
-    let limits = Limits { max_tokens: TOKENS, stop_ids: &[1, 106], interrupt: &never };
+    let limits = GenerationLimits { max_tokens: TOKENS, stop_ids: &[1, 106], interrupt: &never };
     let go_on = &mut |_| Flow::Continue;
     generate(target, drafter, policy, &sampler, &mut history, &limits, &mut stats, go_on).unwrap();
     (history.split_off(prompt.len()), stats.passes)
@@ -266,7 +266,7 @@ fn the_drafts_for_gemma_open_and_know_whom_they_fit() {
         let (weights, vocabulary) = gemma_draft(size);
         assert!(
             (24_576..=49_152).contains(&vocabulary.rows())
-                && weights.config().global.iter().all(|global| !global)
+                && weights.config().global_layers().is_empty()
         );
         let why = vocabulary.mismatch(&demo).unwrap();
         assert!(why.contains("255999") && why.contains("16384"), "{why}");
@@ -327,7 +327,7 @@ fn the_drafts_for_gemma_change_no_text_of_a_model_with_its_tokenizer() {
             let text = |drafter: &mut dyn Drafter| {
                 let (mut history, mut stats, never) =
                     (prompt.clone(), Stats::default(), AtomicBool::new(false));
-                let limits = Limits { max_tokens: 24, stop_ids: &[], interrupt: &never };
+                let limits = GenerationLimits { max_tokens: 24, stop_ids: &[], interrupt: &never };
                 let mut target = Timeline::new(engine(&target, &pool));
                 let options = DraftOptions { tree: TreeSize::Nodes(15), tokens: None };
                 let mut policy = Policy::new(costs(), options, false);

@@ -8,9 +8,12 @@ use crate::{invariance, reduced, toy};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::Result;
-use gemma::decode::{Event, Flow, Limits, Request, Scheduler, Stats, Stop, generate};
+use gemma::decode::{
+    Event, Flow, GenerationLimits, Request, Scheduler, Stats, StopReason, generate,
+};
 use gemma::draft::{
-    DraftContext, DraftRequest, Drafter, Figures, NoDraft, Policy, Proposal, TreeBuilder, TreeSize,
+    DraftContext, DraftFigures, DraftRequest, Drafter, NoDraft, Policy, Proposal, TreeBuilder,
+    TreeSize,
 };
 use gemma::engine::{Engine, Rows, Scores, Timeline, TokenTree, VocabAdapter};
 use gemma::error::{Kind, fault_of};
@@ -49,7 +52,7 @@ fn every_drafter_gives_the_plain_text() {
                 SamplerConfig { seed: seed + 100 * i as u64, ..config.clone() },
             );
             let (text, figures) = check(&|| target.engine(), &|| draft.engine(), &case);
-            assert_eq!((text.heard.len(), text.stop), (60, Stop::Length));
+            assert_eq!((text.heard.len(), text.stop), (60, StopReason::Length));
             for (name, stats) in figures {
                 match name {
                     "oracle" => assert_eq!(
@@ -136,11 +139,12 @@ fn a_full_context_ends_the_text() {
         let draft = Toy { context, ..draft.clone() };
         let case = Case::new(&[1, 2, 3], SamplerConfig::default());
         let (text, _) = check(&|| target.engine(), &|| draft.engine(), &case);
-        assert_eq!((text.history.len(), text.stop), (30, Stop::Length));
+        assert_eq!((text.history.len(), text.stop), (30, StopReason::Length));
     }
     let long = Case::new(&[1; 30], SamplerConfig::default());
     let sampler = Sampler::new(long.config.clone()).unwrap();
-    let limits = Limits { max_tokens: 5, stop_ids: &[], interrupt: &AtomicBool::new(false) };
+    let limits =
+        GenerationLimits { max_tokens: 5, stop_ids: &[], interrupt: &AtomicBool::new(false) };
     let try_prompt = |mut history: Vec<u32>| {
         let mut timeline = Timeline::new(target.engine());
         let mut quiet = |_| Flow::Continue;
@@ -230,7 +234,7 @@ fn texts_in_one_pass_are_those_alone() {
         let mut timeline = Timeline::new(target.engine_for(seats));
         let (mut each, mut policy) = (Each(drafters.collect()), invariance::policy(tree, None));
         let mut texts = Scheduler::new(&mut timeline, &mut each, &mut policy, &[17], &never);
-        let mut got: Vec<Option<(Vec<u32>, Stop)>> = vec![None; cases.len()];
+        let mut got: Vec<Option<(Vec<u32>, StopReason)>> = vec![None; cases.len()];
         let (mut next, mut seated, mut heard) = (0, vec![usize::MAX; seats], vec![0; cases.len()]);
         while next < cases.len() || texts.running() > 0 {
             while next < cases.len() && texts.has_room() {
@@ -340,7 +344,7 @@ fn an_interrupt_stops_between_chunks_and_between_rounds() {
     let target = Toy { max_rows: 8, ..Toy::new(4) };
     let sampler = Sampler::new(SamplerConfig::default()).unwrap();
     let flag = AtomicBool::new(false);
-    let limits = Limits { max_tokens: 50, stop_ids: &[], interrupt: &flag };
+    let limits = GenerationLimits { max_tokens: 50, stop_ids: &[], interrupt: &flag };
     let mut history = vec![1; 40];
     let mut timeline = Timeline::new(target.engine());
     let mut stats = Stats::default();
@@ -362,7 +366,7 @@ fn an_interrupt_stops_between_chunks_and_between_rounds() {
         &mut in_prefill,
     )
     .unwrap();
-    assert_eq!((stop, history.len(), timeline.position(0)), (Stop::Interrupt, 40, 16));
+    assert_eq!((stop, history.len(), timeline.position(0)), (StopReason::Interrupt, 40, 16));
     assert_eq!(chunks, [(8, 39), (16, 39)]);
 
     flag.store(false, Ordering::Relaxed);
@@ -383,7 +387,7 @@ fn an_interrupt_stops_between_chunks_and_between_rounds() {
         &mut in_decode,
     )
     .unwrap();
-    assert_eq!((stop, history.len()), (Stop::Interrupt, 43));
+    assert_eq!((stop, history.len()), (StopReason::Interrupt, 43));
 }
 
 /// Drafting while the target's device works finds the next round's beginning, and changes nothing
@@ -415,7 +419,7 @@ fn drafting_ahead_saves_passes_of_the_draft_and_changes_no_text() {
             let mut drafter = TreeBuilder::of_model(small.engine());
             let (got, stats) = run(&mut Timeline::new(beside.engine()), &mut drafter, &case);
             assert_eq!(got, want);
-            let mut figures = Figures::default();
+            let mut figures = DraftFigures::default();
             drafter.figures(&mut figures);
             assert!(figures.hits <= figures.ahead && figures.ahead < stats.passes);
             if max_rows == 400 {

@@ -3,7 +3,10 @@
 //! sets, thread counts and prompt chunkings.
 
 use crate::{common, reduced};
-use common::trees::{VOCAB, check_sequences, check_tree, one_by_one, prefill, random_tree, tokens};
+use common::trees::{
+    VOCAB, check_sequences, check_tree, one_by_one, prefill, random_tree, reshape_global_layers,
+    tokens,
+};
 use gemma::compute::KvFormat;
 use gemma::compute::cpu::{CpuExecutor, CpuOptions, Isa};
 use gemma::engine::planned::EngineOptions;
@@ -90,6 +93,27 @@ fn trees_equal_one_by_one_decoding_across_pages_and_windows() {
         // turned.
         for n in [0, 5, 60, 69, 70, 71, 225, 255, 256, 257, 300, 500, 512, 770, 1050] {
             check_tree(&mut a, &mut b, &text[..n], &mut rng, &format!("{linear}, {embed}, {kv:?}"));
+        }
+    }
+}
+
+#[test]
+fn layers_of_different_shapes_run_in_one_model() {
+    let mut rng = SmallRng::seed_from_u64(7);
+    let text = tokens(&mut rng, 600);
+    for (format, kv) in
+        [("f32", KvFormat::F32), ("i4-row+h128", KvFormat::F16), ("i4-g32", KvFormat::Q8)]
+    {
+        let engine = |threads| {
+            let config = reshape_global_layers(config(70));
+            let weights = Weights::synthetic(config, |_| format.parse().unwrap(), 12);
+            let options = CpuOptions { threads, check: kv == KvFormat::F32, isa: None };
+            let exec = Box::new(CpuExecutor::new(options).unwrap());
+            PlannedEngine::new(&weights, exec, EngineOptions { context: 700, kv }).unwrap()
+        };
+        let (mut a, mut b) = (engine(2), engine(1));
+        for n in if kv == KvFormat::F32 { [0, 80] } else { [257, 600] } {
+            check_tree(&mut a, &mut b, &text[..n], &mut rng, &format!("{format}, {kv:?}"));
         }
     }
 }

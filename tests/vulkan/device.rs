@@ -97,7 +97,16 @@ fn the_next_pass_is_prepared_while_one_runs() {
         let mut exec = open();
         let [step, x, w, out] = [layout.words(), 512 * COLS, COLS, 512 * COLS]
             .map(|n| exec.alloc("words", 4 * n).unwrap());
-        let op = Op::Norm(Norm { x, add: None, w, eps: 1e-6, dim: COLS, out, rows: RowSet::All });
+        let op = Op::Norm(Norm {
+            x,
+            add: None,
+            scale: 1.0,
+            w,
+            eps: 1e-6,
+            dim: COLS,
+            out,
+            rows: RowSet::All,
+        });
         let plan = Plan { dispatches: vec![Dispatch { op, label: "norm", layer: None }] };
         let plan = exec.record(plan, step, layout).unwrap();
         // More than goes into one submission: the second half is on its way before the pass is

@@ -7,12 +7,12 @@ use common::trees::tokens;
 use common::vulkan::{config_of, device};
 use gemma::compute::cpu::{CpuExecutor, CpuOptions};
 use gemma::compute::{Executor, KvFormat};
-use gemma::decode::Stop;
+use gemma::decode::StopReason;
 use gemma::engine::planned::EngineOptions;
 use gemma::engine::{Engine, PlannedEngine};
 use gemma::eval::evaluate;
 use gemma::models::{Role, Weights};
-use gemma::sampler::{Rule, SamplerConfig};
+use gemma::sampler::{SamplerConfig, TokenRule};
 use invariance::{Case, Strict, check};
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
@@ -45,7 +45,7 @@ fn every_drafter_gives_the_plain_text() {
     {
         let mut rng = SmallRng::seed_from_u64(9);
         let sampler = SamplerConfig { temperature, seed: 4, ..SamplerConfig::default() };
-        let rule = rule.map(|rule| rule as Arc<dyn Rule>);
+        let rule = rule.map(|rule| rule as Arc<dyn TokenRule>);
         let case = Case {
             max_tokens: 10,
             rule: rule.clone(),
@@ -54,7 +54,7 @@ fn every_drafter_gives_the_plain_text() {
         // The draft model has the target's weights, on the processor: mostly right, for other
         // reasons.
         let (text, figures) = check(&target, &|| engine(cpu(), linear, embed, kv), &case);
-        assert_eq!((text.heard.len(), text.stop), (10, Stop::Length));
+        assert_eq!((text.heard.len(), text.stop), (10, StopReason::Length));
         let accepted = |name: &str| figures.iter().find(|f| f.0 == name).unwrap().1.total.accepted;
         assert!(
             accepted("oracle") > 0

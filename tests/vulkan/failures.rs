@@ -60,12 +60,18 @@ fn a_device_in_use_is_waited_for_or_refused() {
     let Some(open) = device() else { return };
     let info = open().info().clone();
     let runtime = tempfile::tempdir().unwrap();
-    let lock =
-        std::fs::File::create(gemma::runtime::lock::file(runtime.path(), &info.name, info.index))
-            .unwrap();
+    let lock = std::fs::File::create(gemma::runtime::devices::lock::file(
+        runtime.path(),
+        &info.name,
+        info.index,
+    ))
+    .unwrap();
     lock.lock().unwrap();
-    std::fs::write(gemma::runtime::lock::file(runtime.path(), &info.name, info.index), "4711\n")
-        .unwrap();
+    std::fs::write(
+        gemma::runtime::devices::lock::file(runtime.path(), &info.name, info.index),
+        "4711\n",
+    )
+    .unwrap();
     // A device that is lost at once ends what got as far as the device.
     let generate = || {
         let mut command = generate("vulkan");

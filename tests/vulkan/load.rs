@@ -118,7 +118,7 @@ fn made_up_matrices_of_every_format() {
     for format in formats {
         let format: Format = format.parse().unwrap();
         let weights = Weights::synthetic(config(70), |_| format, 3);
-        let roles = weights.roles().into_iter().filter(|(role, _)| role.is_matrix());
+        let roles = weights.matrices().map(|t| (t.role, t.layer));
         let both = |(role, layer)| {
             let (matrix, stored) =
                 (weights.matrix(role, layer).unwrap(), weights.stored(role, layer).unwrap());
@@ -150,7 +150,7 @@ fn artifacts() {
         )
         .unwrap();
         let weights = Weights::open(Checkpoint::open(&path).unwrap()).unwrap();
-        let roles = weights.roles().into_iter().filter(|(role, _)| role.is_matrix());
+        let roles = weights.matrices().map(|t| (t.role, t.layer));
         let both = |(role, layer)| {
             (
                 format!("{role:?}"),

@@ -2,7 +2,9 @@
 //! shares the pass.
 
 use crate::common;
-use common::trees::{bits, check_sequences, check_tree, prefill, random_tree, tokens};
+use common::trees::{
+    bits, check_sequences, check_tree, prefill, random_tree, reshape_global_layers, tokens,
+};
 use common::vulkan::{config, device, wide_config};
 use gemma::compute::KvFormat;
 use gemma::engine::planned::EngineOptions;
@@ -63,6 +65,21 @@ fn trees_equal_one_by_one_decoding() {
             check_tree(&mut a, &mut b, &text[..n], &mut rng, &format!("{linear}, {embed}, {kv:?}"));
         }
     }
+}
+
+#[test]
+#[cfg_attr(not(vulkan_driver), ignore = "no Vulkan driver")]
+fn layers_of_different_shapes_run_in_one_model() {
+    let Some(open) = device() else { return };
+    let mut rng = SmallRng::seed_from_u64(7);
+    let text = tokens(&mut rng, 257);
+    let engine = || {
+        let config = reshape_global_layers(config(70));
+        let weights = Weights::synthetic(config, |_| "i4-g32".parse().unwrap(), 12);
+        let options = EngineOptions { context: 700, kv: KvFormat::F16 };
+        PlannedEngine::new(&weights, Box::new(open()), options).unwrap()
+    };
+    check_tree(&mut engine(), &mut engine(), &text, &mut rng, "on the device");
 }
 
 #[test]

@@ -138,7 +138,8 @@ fn norms_and_preparation() {
         {
             let (x, w, out) = (t.floats(dim), t.vector(dim), t.rows(dim));
             let add = adds.then(|| (t.floats(dim), t.vector(dim)));
-            let mut ops = vec![Op::Norm(Norm { x, add, w, eps: 1e-6, dim, out, rows: *rows })];
+            let mut ops =
+                vec![Op::Norm(Norm { x, add, scale: 1.0, w, eps: 1e-6, dim, out, rows: *rows })];
             ops.extend(prepared.map(|f| {
                 Op::Prepare(Prepare { input: out, act: t.act(format(f), dim), rows: *rows })
             }));
@@ -421,6 +422,7 @@ fn norms_in_the_call_of_a_linear_layer() {
         let norm = Op::Norm(Norm {
             x,
             add: Some((job.out, w_add)),
+            scale: 1.0,
             w,
             eps: 1e-6,
             dim,

@@ -1,5 +1,5 @@
 //! GGUF, the files of llama.cpp: container and block types. What its keys and tensors mean to Gemma
-//! is `gemma/gguf`'s matter.
+//! is a matter of `models/gguf`.
 
 pub mod container;
 mod files;

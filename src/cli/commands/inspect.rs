@@ -6,16 +6,17 @@ use crate::cli::io::ui::Ui;
 use crate::cli::options::UiOptions;
 use crate::cli::settings::Typed;
 use crate::error::Fault;
+use crate::models::{LayerSpec, TensorSpec};
 use crate::quant::{self, Verification};
+use crate::runtime::devices::processor::default_threads;
 use crate::runtime::model::{Model, Size};
-use crate::runtime::processor::default_threads;
 use crate::util::hex;
 use crate::util::units::{bytes, thousands};
 use anyhow::Result;
 use clap::Args;
 use serde::Serialize;
 use sha2::{Digest, Sha256};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 #[derive(Debug, Args)]
 pub struct Inspect {
@@ -46,11 +47,14 @@ struct Report {
     layers: usize,
     dim: usize,
     ffn_dim: usize,
-    heads: usize,
-    kv_heads: usize,
-    head_dim: usize,
+    /// Of the first layer.
+    #[serde(flatten)]
+    heads: Heads,
+    /// Of layers of another shape.
+    #[serde(skip_serializing_if = "BTreeSet::is_empty")]
+    other_heads: BTreeSet<Heads>,
     vocab: usize,
-    window: usize,
+    window: Option<usize>,
     global_layers: Vec<usize>,
     max_position: usize,
     /// Of the matrices.
@@ -60,6 +64,13 @@ struct Report {
     tokenizer_sha256: Option<String>,
     notes: Vec<String>,
     tensors: Vec<Tensor>,
+}
+
+#[derive(PartialEq, Eq, PartialOrd, Ord, Serialize)]
+struct Heads {
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
 }
 
 #[derive(Serialize)]
@@ -88,7 +99,7 @@ pub fn run(options: &Inspect, typed: &Typed) -> Result<u8> {
 fn report(model: &Model) -> Result<Report> {
     let (c, checkpoint) = (model.config(), model.checkpoint());
     let mut tensors = Vec::new();
-    for (role, layer) in model.weights.roles() {
+    for &TensorSpec { role, layer, .. } in model.weights.tensors() {
         let name = model.weights.name(role, layer);
         let stored = checkpoint
             .lookup(&name)
@@ -106,18 +117,24 @@ fn report(model: &Model) -> Result<Report> {
         });
     }
     let size = Size::of(&model.weights)?;
+    let shape = |layer: &LayerSpec| Heads {
+        heads: layer.n_heads,
+        kv_heads: layer.n_kv_heads,
+        head_dim: layer.head_dim,
+    };
+    let first = &c.layers[0];
+    let others = c.layers.iter().filter(|layer| shape(layer) != shape(first));
     Ok(Report {
         name: model.name.clone(),
         bundled: model.bundled,
-        layers: c.n_layers,
+        layers: c.layers.len(),
         dim: c.dim,
         ffn_dim: c.ffn_dim,
-        heads: c.n_heads,
-        kv_heads: c.n_kv_heads,
-        head_dim: c.head_dim,
+        heads: shape(first),
+        other_heads: others.map(shape).collect::<BTreeSet<_>>(),
         vocab: c.vocab,
-        window: c.window,
-        global_layers: (0..c.n_layers).filter(|l| c.is_global(*l)).collect(),
+        window: c.window(),
+        global_layers: c.global_layers(),
         max_position: c.max_position,
         parameters: size.parameters,
         bytes: size.bytes,
@@ -131,7 +148,7 @@ fn report(model: &Model) -> Result<Report> {
 }
 
 fn verify(model: &Model, ui: &Ui) -> Result<Verification> {
-    let bar = ui.bar("verifying", model.weights.roles().len() as u64);
+    let bar = ui.bar("verifying", model.weights.tensors().len() as u64);
     let verified = quant::verify(&model.weights, default_threads(), &mut |done| {
         bar.set_position(done as u64);
         Ok(())
@@ -183,11 +200,14 @@ fn text(report: &Report, options: &Inspect, verified: Option<&Verification>) -> 
             "{}: {} with a window of {}, {global} global",
             r.layers,
             r.layers - global,
-            r.window
+            r.window.unwrap_or(0)
         ),
     );
     line("dim", format!("{}, ffn {}", r.dim, thousands(r.ffn_dim as u64)));
-    line("heads", format!("{} of {}, {} for keys and values", r.heads, r.head_dim, r.kv_heads));
+    let heads =
+        |h: &Heads| format!("{} of {}, {} for keys and values", h.heads, h.head_dim, h.kv_heads);
+    let all: Vec<String> = std::iter::once(&r.heads).chain(&r.other_heads).map(heads).collect();
+    line("heads", all.join("; "));
     line("vocabulary", thousands(r.vocab as u64));
     line("positions", thousands(r.max_position as u64));
     line("parameters", format!("{} million", thousands(r.parameters / 1_000_000)));

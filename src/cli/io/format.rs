@@ -1,7 +1,7 @@
 //! What an answer must follow, as records of a batch and clients of the server say it: our own fields, and OpenAI's `response_format`.
 
 use crate::error::Fault;
-use crate::grammar::Source;
+use crate::grammar::GrammarSource;
 use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
 use serde_json::Value;
@@ -20,7 +20,7 @@ pub struct Formats {
 pub enum Format {
     /// Any text, whatever the options say.
     Text,
-    Grammar(Source),
+    Grammar(GrammarSource),
 }
 
 const EXAMPLE: &str = r#"expected: {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}, {"type": "json_object"} or {"type": "text"}"#;
@@ -30,9 +30,9 @@ impl Formats {
     pub fn one(self) -> Result<Option<Format>> {
         let mut given: Vec<Format> = Vec::new();
         given.extend(self.response_format.map(|format| response_format(&format)).transpose()?);
-        given.extend(self.json_schema.map(Source::JsonSchema).map(Format::Grammar));
-        given.extend(self.grammar.map(Source::Lark).map(Format::Grammar));
-        given.extend(self.regex.map(Source::Regex).map(Format::Grammar));
+        given.extend(self.json_schema.map(GrammarSource::JsonSchema).map(Format::Grammar));
+        given.extend(self.grammar.map(GrammarSource::Lark).map(Format::Grammar));
+        given.extend(self.regex.map(GrammarSource::Regex).map(Format::Grammar));
         ensure!(
             given.len() < 2,
             Fault::model("an answer can have one form, and more than one is asked for")
@@ -44,12 +44,12 @@ impl Formats {
 fn response_format(format: &Value) -> Result<Format> {
     match format.get("type").and_then(Value::as_str) {
         Some("text") => Ok(Format::Text),
-        Some("json_object") => Ok(Format::Grammar(Source::json_object())),
+        Some("json_object") => Ok(Format::Grammar(GrammarSource::json_object())),
         Some("json_schema") => {
             let missing =
                 || Fault::model("`response_format` has no json_schema.schema").help(EXAMPLE);
             let schema = format.pointer("/json_schema/schema").with_context(missing)?;
-            Ok(Format::Grammar(Source::JsonSchema(schema.clone())))
+            Ok(Format::Grammar(GrammarSource::JsonSchema(schema.clone())))
         }
         _ => bail!(
             Fault::model(format!("`response_format` is not one that is known: {format}"))
@@ -75,16 +75,19 @@ mod tests {
         assert_eq!(one(json!({"response_format": null})).unwrap(), None);
         assert_eq!(one(json!({"response_format": {"type": "text"}})).unwrap(), Some(Format::Text));
         let theirs = json!({"response_format": {"type": "json_schema", "json_schema": {"name": "n", "strict": true, "schema": schema}}});
-        assert_eq!(one(theirs).unwrap(), grammar(Source::JsonSchema(schema.clone())));
+        assert_eq!(one(theirs).unwrap(), grammar(GrammarSource::JsonSchema(schema.clone())));
         assert_eq!(
             one(json!({"json_schema": schema})).unwrap(),
-            grammar(Source::JsonSchema(schema.clone()))
+            grammar(GrammarSource::JsonSchema(schema.clone()))
         );
         assert_eq!(
             one(json!({"response_format": {"type": "json_object"}})).unwrap(),
-            grammar(Source::json_object())
+            grammar(GrammarSource::json_object())
         );
-        assert_eq!(one(json!({"regex": "a+"})).unwrap(), grammar(Source::Regex("a+".into())));
+        assert_eq!(
+            one(json!({"regex": "a+"})).unwrap(),
+            grammar(GrammarSource::Regex("a+".into()))
+        );
         for bad in [
             json!({"response_format": {"type": "xml"}}),
             json!({"response_format": "json_object"}),

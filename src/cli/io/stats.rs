@@ -4,8 +4,8 @@ use crate::cli::io::record::{Draft, DraftDepth, DraftSource, PassCost, Record, S
 use crate::compute::cpu::bandwidth::read_bandwidth;
 use crate::compute::cpu::pool::Pool;
 use crate::decode::Stats;
-use crate::draft::{CostCurve, Figures};
-use crate::runtime::processor::default_threads;
+use crate::draft::{CostCurve, DraftFigures};
+use crate::runtime::devices::processor::default_threads;
 use crate::sampler::SamplerConfig;
 use crate::util::units::{bytes, decimal, digits3};
 use anyhow::Result;
@@ -24,7 +24,7 @@ pub fn timings(stats: &Stats, load_s: f64) -> Timings {
 
 pub fn draft(
     stats: &Stats,
-    figures: &Figures,
+    figures: &DraftFigures,
     position: usize,
     disabled_reason: Option<String>,
 ) -> Draft {
@@ -232,12 +232,12 @@ mod tests {
             decode_time: Duration::from_secs(2),
             ..Stats::default()
         };
-        let mut figures = Figures::default();
+        let mut figures = DraftFigures::default();
         figures.plain(40, 40.0);
         Policy::off().figures(&mut figures);
         assert_eq!(draft(&stats, &figures, 0, None).plain_tps, None);
         let costs = Some(Costs::default());
-        assert_eq!(draft(&stats, &Figures { costs, ..figures }, 0, None).plain_tps, Some(1.0));
+        assert_eq!(draft(&stats, &DraftFigures { costs, ..figures }, 0, None).plain_tps, Some(1.0));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use crate::cli::options::{Colour, OnTerminal, UiOptions};
 use crate::error::fault_of;
-use crate::runtime::{Listener, Loading};
+use crate::runtime::{Listener, LoadingBar};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::cell::RefCell;
 use std::ffi::OsString;
@@ -223,22 +223,22 @@ impl Listener for Ui {
         !self.quiet
     }
 
-    fn loading(&self, label: &str, bytes: u64) -> Option<Box<dyn Loading>> {
+    fn loading(&self, label: &str, bytes: u64) -> Option<Box<dyn LoadingBar>> {
         let bar = self.bytes_bar(label, bytes, true);
-        (!bar.is_hidden()).then(|| Box::new(LoadingBar(bar)) as Box<dyn Loading>)
+        (!bar.is_hidden()).then(|| Box::new(Bar(bar)) as Box<dyn LoadingBar>)
     }
 }
 
 /// A bar that goes away with the work that it shows.
-struct LoadingBar(ProgressBar);
+struct Bar(ProgressBar);
 
-impl Loading for LoadingBar {
+impl LoadingBar for Bar {
     fn set(&self, bytes: u64) {
         self.0.set_position(bytes);
     }
 }
 
-impl Drop for LoadingBar {
+impl Drop for Bar {
     fn drop(&mut self) {
         self.0.finish_and_clear();
     }

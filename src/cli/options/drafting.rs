@@ -2,8 +2,8 @@
 
 use crate::draft::{Mixing, TreeSize};
 use crate::runtime::DraftingOptions;
+use crate::runtime::options::Device;
 use crate::runtime::options::{AutoOr, DraftAhead};
-use crate::runtime::placement::Device;
 use anyhow::{Context, Result};
 use clap::Args;
 

@@ -1,6 +1,6 @@
 //! Formats of made-up weights.
 
-use crate::runtime::shapes::Formats;
+use crate::runtime::model::shapes::MadeUpFormats;
 use crate::tensor::Format;
 use clap::Args;
 
@@ -21,8 +21,8 @@ pub struct FormatArgs {
 }
 
 impl FormatArgs {
-    pub fn settled(&self) -> Formats {
-        Formats {
+    pub fn settled(&self) -> MadeUpFormats {
+        MadeUpFormats {
             weights: self.format_weights,
             embedding: self.format_embedding,
             recipe: self.recipe.clone(),

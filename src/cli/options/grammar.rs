@@ -1,7 +1,7 @@
 //! What an answer must look like.
 
 use crate::cli::io::text_file::read_file;
-use crate::grammar::{Source, parse_schema};
+use crate::grammar::{GrammarSource, parse_schema};
 use anyhow::Result;
 use clap::Args;
 use std::path::{Path, PathBuf};
@@ -28,7 +28,7 @@ pub struct GrammarOptions {
 
 impl GrammarOptions {
     /// What the options ask for, files read.
-    pub fn source(&self) -> Result<Option<Source>> {
+    pub fn source(&self) -> Result<Option<GrammarSource>> {
         if let Some(schema) = &self.json_schema {
             // A schema is JSON, which is hardly ever the name of a file.
             let named = Some(schema.as_str()).filter(|name| Path::new(name).is_file());
@@ -36,11 +36,11 @@ impl GrammarOptions {
                 Some(file) => (read_file(file.as_ref())?, format!("--json-schema: {file}")),
                 None => (schema.clone(), "--json-schema".to_owned()),
             };
-            return Ok(Some(Source::JsonSchema(parse_schema(&text, &what)?)));
+            return Ok(Some(GrammarSource::JsonSchema(parse_schema(&text, &what)?)));
         }
         if let Some(file) = &self.grammar {
-            return Ok(Some(Source::Lark(read_file(file)?)));
+            return Ok(Some(GrammarSource::Lark(read_file(file)?)));
         }
-        Ok(self.regex.clone().map(Source::Regex))
+        Ok(self.regex.clone().map(GrammarSource::Regex))
     }
 }

@@ -1,8 +1,8 @@
 //! Which model is meant, and where it runs.
 
 use crate::compute::cpu::Isa;
-use crate::runtime::backends::Npu;
-use crate::runtime::lock::DeviceLock;
+use crate::runtime::devices::backends::Npu;
+use crate::runtime::devices::lock::DeviceLock;
 use crate::runtime::options::{AutoOr, GpuLayers, Kv};
 use crate::runtime::{ModelOptions, RunOptions};
 use anyhow::Result;
@@ -107,7 +107,7 @@ impl RunArgs {
 mod tests {
     use super::*;
     use crate::compute::Choice;
-    use crate::runtime::placement::Device;
+    use crate::runtime::options::Device;
     use clap::Parser;
 
     #[derive(Parser)]

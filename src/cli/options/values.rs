@@ -1,9 +1,9 @@
 //! The words for values that a session knows as types.
 
 use crate::quant::recipe::parse_size;
-use crate::runtime::lock::DeviceLock;
+use crate::runtime::devices::lock::DeviceLock;
+use crate::runtime::model::shapes::Shape;
 use crate::runtime::options::{DraftAhead, Kv};
-use crate::runtime::shapes::Shape;
 use clap::ValueEnum;
 use clap::builder::PossibleValue;
 

@@ -8,7 +8,7 @@
 use crate::cli::io::destination::Destination;
 use crate::cli::io::ui::nearest;
 use crate::error::Fault;
-use crate::runtime::lock::DeviceLock;
+use crate::runtime::devices::lock::DeviceLock;
 use crate::util::xdg;
 use anyhow::{Context, Result};
 use clap::parser::ValueSource;

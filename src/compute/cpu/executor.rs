@@ -224,13 +224,15 @@ impl CpuExecutor {
     }
 
     fn norm(&self, op: &Norm, step: &StepView<'_>, r: usize) {
-        let Norm { x, add, w, eps, dim, out, rows } = op;
+        let Norm { x, add, scale, w, eps, dim, out, rows } = op;
         let from = reference::source_row(*rows, step, r);
         // SAFETY: a row belongs to one worker; with `Selected` several rows may read one x, and
         // then none writes it.
         unsafe {
-            let add = add.map(|(y, w)| {
-                (self.buffers.slice(y, from * dim, *dim), self.buffers.slice(w, 0, *dim))
+            let add = add.map(|(y, w)| reference::rows::Added {
+                out: self.buffers.slice(y, from * dim, *dim),
+                w: self.buffers.slice(w, 0, *dim),
+                scale: *scale,
             });
             let w = self.buffers.slice(*w, 0, *dim);
             let out = self.buffers.slice_mut(*out, r * dim, *dim);

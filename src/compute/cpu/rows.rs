@@ -15,13 +15,13 @@ use std::ops::Range;
 
 for_each_isa! {
     /// See [`rows::norm`].
-    pub fn norm(x: &mut [f32], add: Option<(&[f32], &[f32])>, w: &[f32], eps: f32, out: &mut [f32]) = norm_body
+    pub fn norm(x: &mut [f32], add: Option<rows::Added<'_>>, w: &[f32], eps: f32, out: &mut [f32]) = norm_body
 }
 
 #[inline(always)]
 fn norm_body<L: Lanes>(
     x: &mut [f32],
-    add: Option<(&[f32], &[f32])>,
+    add: Option<rows::Added<'_>>,
     w: &[f32],
     eps: f32,
     out: &mut [f32],

@@ -40,12 +40,13 @@ pub fn run(
                 out.iter_mut().for_each(|v| *v *= scale);
             }
         }
-        Op::Norm(Norm { x, add, w, eps, dim, out, rows }) => {
+        Op::Norm(Norm { x, add, scale, w, eps, dim, out, rows }) => {
             let w: &[f32] = unsafe { buffers.slice(*w, 0, *dim) };
             for r in step.live(*rows) {
                 let from = source_row(*rows, step, r);
                 let add = add.map(|(y, w)| unsafe {
-                    (buffers.slice(y, from * dim, *dim), buffers.slice(w, 0, *dim))
+                    let (out, w) = (buffers.slice(y, from * dim, *dim), buffers.slice(w, 0, *dim));
+                    rows::Added { out, w, scale: *scale }
                 });
                 let x: &mut [f32] = unsafe { buffers.slice_mut(*x, from * dim, *dim) };
                 let out = unsafe { buffers.slice_mut(*out, r * dim, *dim) };

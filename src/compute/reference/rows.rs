@@ -4,13 +4,22 @@
 use crate::compute::act::ActFormat;
 use crate::tensor::{hadamard, math};
 
-/// `x += rmsnorm(add) * (1 + w_add)` where given, then `out = rmsnorm(x) * (1 + w)`.
+/// Block output that a norm adds to the residual stream: `x = (x + rmsnorm(out) * (1 + w)) *
+/// scale`.
+#[derive(Clone, Copy)]
+pub struct Added<'a> {
+    pub out: &'a [f32],
+    pub w: &'a [f32],
+    pub scale: f32,
+}
+
+/// Adds to `x` where something is given, then `out = rmsnorm(x) * (1 + w)`.
 #[inline(always)]
-pub fn norm(x: &mut [f32], add: Option<(&[f32], &[f32])>, w: &[f32], eps: f32, out: &mut [f32]) {
-    if let Some((add, w_add)) = add {
-        let inv = math::inv_rms(add, eps);
-        for ((x, a), w) in x.iter_mut().zip(add).zip(w_add) {
-            *x = (a * inv).mul_add(1.0 + w, *x);
+pub fn norm(x: &mut [f32], add: Option<Added<'_>>, w: &[f32], eps: f32, out: &mut [f32]) {
+    if let Some(Added { out, w, scale }) = add {
+        let inv = math::inv_rms(out, eps);
+        for ((x, a), w) in x.iter_mut().zip(out).zip(w) {
+            *x = (a * inv).mul_add(1.0 + w, *x) * scale;
         }
     }
     let inv = math::inv_rms(x, eps);

@@ -74,6 +74,7 @@ mod tests {
         let op = Op::Norm(Norm {
             x: BufferId(x),
             add: Some((BufferId(add), BufferId(90))),
+            scale: 1.0,
             w: BufferId(91),
             eps: 1e-6,
             dim: 4,

@@ -4,8 +4,8 @@ use anyhow::Result;
 
 use crate::draft::mix::Candidates;
 use crate::draft::sources::{
-    ContextClass, FEATURES, FLOOR, Features, FreeSources, MISS, MODEL, NOISE, NodeContext, Opinion,
-    Source, bounded_log, model,
+    ContextClass, DraftSource, FEATURES, FLOOR, FeatureRow, FreeSources, MISS, MODEL, NOISE,
+    NodeContext, Opinion, bounded_log, model,
 };
 use crate::engine::Columns;
 use crate::sampler::{Mask, Sampler, Tempered};
@@ -108,7 +108,7 @@ impl CandidateCollector {
         ranked.clear();
         if row.is_some() {
             let best = tempered.list.first().map(|c| c.1.exp());
-            class.set(Source::Model, model::class(best));
+            class.set(DraftSource::Model, model::class(best));
             rank(&tempered.list, rules, node.position, ranked);
         }
         let mut tokens: Vec<Token> = Vec::with_capacity(24);
@@ -147,7 +147,7 @@ fn with_features(
     noise: impl Fn(Token) -> f32,
     class: ContextClass,
 ) -> Candidates {
-    let mut features: Vec<Features> = Vec::with_capacity(tokens.len() + 1);
+    let mut features: Vec<FeatureRow> = Vec::with_capacity(tokens.len() + 1);
     let mut rest = 1.0;
     for &token in &tokens {
         let mut candidate = opinions.each_ref().map(|opinion| opinion.of_token(token));

@@ -14,10 +14,10 @@ use std::time::Instant;
 use anyhow::Result;
 
 use super::drafter::{DraftRequest, Drafter};
-use super::figures::Figures;
+use super::figures::DraftFigures;
 use super::mix::{self, Mixer};
 use super::sources::model::{DraftModel, Start};
-use super::sources::{FreeSources, Source};
+use super::sources::{DraftSource, FreeSources};
 use crate::engine::Engine;
 use crate::tensor::Token;
 use candidates::CandidateCollector;
@@ -63,12 +63,12 @@ pub struct TreeBuilder {
     shared: SharedState,
     /// Trees by text.
     trees: Vec<Tree>,
-    figures: Figures,
+    figures: DraftFigures,
 }
 
 impl TreeBuilder {
     /// Makes a drafter of the free ones among these sources, and of a draft model.
-    pub fn new(model: Option<DraftModel>, sources: &[Source], mixing: Mixing) -> Self {
+    pub fn new(model: Option<DraftModel>, sources: &[DraftSource], mixing: Mixing) -> Self {
         let mixer = |warm: bool| {
             if mixing.prior { Mixer::new(warm) } else { Mixer::fixed(warm) }.at_rate(mixing.rate)
         };
@@ -78,7 +78,7 @@ impl TreeBuilder {
         TreeBuilder {
             shared: SharedState { free, model, mixers, mixing, collector, chances, step_time },
             trees: Vec::new(),
-            figures: Figures::default(),
+            figures: DraftFigures::default(),
         }
     }
 
@@ -99,7 +99,7 @@ impl TreeBuilder {
 
     /// Makes a drafter of all sources.
     pub fn of_all(model: Option<DraftModel>, mixing: Mixing) -> Self {
-        Self::new(model, &Source::mixed().collect::<Vec<_>>(), mixing)
+        Self::new(model, &DraftSource::mixed().collect::<Vec<_>>(), mixing)
     }
 
     /// Returns the mixer's weights for temperature 0, set by set.
@@ -266,7 +266,7 @@ impl Drafter for TreeBuilder {
         self.work_ahead(requests, more)
     }
 
-    fn figures(&self, out: &mut Figures) {
+    fn figures(&self, out: &mut DraftFigures) {
         out.add(&self.figures);
         let [passes, rows] = self.shared.model.as_ref().map_or([0; 2], DraftModel::work_done);
         (out.draft_passes, out.draft_rows) = (out.draft_passes + passes, out.draft_rows + rows);

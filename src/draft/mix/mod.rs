@@ -11,7 +11,7 @@
 
 pub mod prior;
 
-use super::sources::{ContextClass, FEATURES, Features, NOISE, SOURCES};
+use super::sources::{ContextClass, FEATURES, FeatureRow, NOISE, SOURCES};
 use crate::tensor::Token;
 
 /// Sets of weights: one for all contexts, and one for each class of each source.
@@ -31,14 +31,14 @@ pub struct Candidates {
     /// `[candidates]`
     pub tokens: Vec<Token>,
     /// `[candidates + 1]`: the last one is "none of these".
-    pub features: Vec<Features>,
+    pub features: Vec<FeatureRow>,
 }
 
 /// Weights of the features: a sum of sets, chosen by the class of the context. Learning in one
 /// context therefore helps in others.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Mixer {
-    sets: [Features; SETS],
+    sets: [FeatureRow; SETS],
     rate: f32,
 }
 
@@ -74,7 +74,7 @@ impl Mixer {
         Mixer { rate, ..self }
     }
 
-    fn weights(&self, class: ContextClass) -> Features {
+    fn weights(&self, class: ContextClass) -> FeatureRow {
         let mut sum = [0.0; FEATURES];
         for set in class.sets() {
             (0..FEATURES).for_each(|f| sum[f] += self.sets[set][f]);
@@ -160,7 +160,7 @@ impl Mixer {
     }
 
     /// Returns the weights. `[SETS][FEATURES]`
-    pub fn sets(&self) -> &[Features; SETS] {
+    pub fn sets(&self) -> &[FeatureRow; SETS] {
         &self.sets
     }
 }
@@ -169,14 +169,14 @@ impl Mixer {
 mod tests {
     use super::*;
     use crate::draft::sources::{
-        LONG, MISS, MODEL, PAIR, SHORT, Source, bounded_log, context, model, table,
+        DraftSource, LONG, MISS, MODEL, PAIR, SHORT, bounded_log, context, model, table,
     };
 
     fn class(length: u32, sure: Option<f32>, record: usize) -> ContextClass {
         let mut class = ContextClass::default();
-        class.set(Source::Context, context::class(length));
-        class.set(Source::Model, model::class(sure));
-        class.set(Source::Table, record);
+        class.set(DraftSource::Context, context::class(length));
+        class.set(DraftSource::Model, model::class(sure));
+        class.set(DraftSource::Table, record);
         class
     }
 

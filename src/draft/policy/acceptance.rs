@@ -27,14 +27,14 @@ struct ArmStats {
 
 /// Acceptance rates of draft nodes.
 #[derive(Clone, Debug, Default)]
-pub struct Acceptance {
+pub struct AcceptanceRates {
     classes: [ArmStats; DEEPEST + 1],
     /// Sum of the chances of kept nodes, and accepted nodes among them, fading.
     promised: f32,
     came: f32,
 }
 
-impl Acceptance {
+impl AcceptanceRates {
     pub fn inherit(&mut self, habits: &Habits) {
         for (class, &(share, rounds)) in self.classes[1..].iter_mut().zip(&habits.survival) {
             if (0.0..=1.0).contains(&share) && rounds > 0.0 {

@@ -40,12 +40,12 @@ mod passes;
 use std::time::Duration;
 
 use super::costs::Costs;
-use super::figures::{Figures, Habits};
+use super::figures::{DraftFigures, Habits};
 use super::options::{Ahead, DraftOptions, TreeSize};
 use super::proposal::Proposal;
-use super::round::{Allowance, Outcome, Pass, Round};
+use super::round::{Allowance, Pass, Round, RoundOutcome};
 use super::sources::{draft_steps, grammar};
-use acceptance::Acceptance;
+use acceptance::AcceptanceRates;
 use budget::{BackOff, LossBudget};
 use estimate::Estimate;
 use overlap::Overlap;
@@ -80,7 +80,7 @@ pub struct Policy {
     options: DraftOptions,
     /// Whether decisions may depend on measured times.
     clock: bool,
-    acceptance: Acceptance,
+    acceptance: AcceptanceRates,
     budget: LossBudget,
     passes: PassTimes,
     overlap: Overlap,
@@ -99,7 +99,7 @@ pub struct Policy {
     /// Plain decoding is the best choice by the estimates.
     rests: bool,
     round: Pending,
-    figures: Figures,
+    figures: DraftFigures,
 }
 
 impl Policy {
@@ -297,7 +297,7 @@ impl Policy {
     }
 
     /// Records the outcome of the round.
-    pub fn observe(&mut self, outcome: &Outcome<'_>) {
+    pub fn observe(&mut self, outcome: &RoundOutcome<'_>) {
         let spent = self.spent(outcome.pass);
         let (plain, round) = (self.cost(0), std::mem::take(&mut self.round));
         let taken: usize = outcome.paths.iter().map(|path| path.len() - 1).sum();
@@ -334,7 +334,7 @@ impl Policy {
     }
 
     /// Adds its counts.
-    pub fn figures(&self, out: &mut Figures) {
+    pub fn figures(&self, out: &mut DraftFigures) {
         out.add(&self.figures);
         out.trust = self.acceptance.trust();
         // Without a clock nothing was measured.

@@ -137,7 +137,7 @@ fn speed_in(case: &Case, texts: usize, tokens: usize, takes: Takes, weather: Wea
             })
             .collect();
         let pass = Pass { rows, time: Duration::from_secs_f64(time), ..Pass::default() };
-        policy.observe(&Outcome { pass, paths: &paths });
+        policy.observe(&RoundOutcome { pass, paths: &paths });
         clock += drafting + time;
         excused += extra;
         let brought: usize = paths.iter().map(Vec::len).sum();

@@ -113,11 +113,11 @@ fn drafting_rests_where_it_does_not_pay_and_is_tried_again() {
                 let mut line = line(0.9, policy.allow(&round(1)));
                 policy.choose(&mut [&mut line], Duration::from_millis(7), 1);
                 let pass = Pass { rows: line.len(), ..Pass::default() };
-                policy.observe(&Outcome { pass, paths: &[vec![0]] });
+                policy.observe(&RoundOutcome { pass, paths: &[vec![0]] });
                 line.len() - 1
             })
             .collect();
-        let mut figures = Figures::default();
+        let mut figures = DraftFigures::default();
         policy.figures(&mut figures);
         assert!(figures.realised == figures.rounds as f64 && figures.predicted > figures.realised);
         assert_eq!((figures.plain_tokens, figures.plain_seconds), (1000, 1000.0));
@@ -143,7 +143,7 @@ fn what_was_learnt_is_where_the_next_run_begins() {
     };
     let with = |habits: &Habits| policy(FLAT, DraftOptions::default(), true).with(habits);
     assert!(steps(&mut with(&habits(0.95))) > steps(&mut with(&habits(0.5))));
-    let mut figures = Figures::default();
+    let mut figures = DraftFigures::default();
     with(&habits(0.5)).figures(&mut figures);
     assert_eq!((figures.habits.level, figures.habits.survival[0].0), (0.1, 0.5));
     // Nonsense is passed over.
@@ -173,7 +173,7 @@ fn work_ahead_stays_where_it_pays() {
             let time = Duration::from_secs_f64(if hidden { 0.01 * stretch } else { 0.01 });
             let path = (0..line.len() as u32).collect();
             let pass = Pass { rows: line.len(), time, ..Pass::default() };
-            policy.observe(&Outcome { pass, paths: &[path] });
+            policy.observe(&RoundOutcome { pass, paths: &[path] });
         }
         count
     };

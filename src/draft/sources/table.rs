@@ -40,7 +40,7 @@ const TOKENS: u32 = 1 << 24;
 
 /// One key's distribution.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Slot {
+pub struct TableSlot {
     /// Tells keys of the same place apart; 0 is an empty slot.
     pub check: u32,
     /// Rows seen. The count fades when other keys need the slot.
@@ -50,7 +50,7 @@ pub struct Slot {
     pub best: [u32; BEST],
 }
 
-impl Slot {
+impl TableSlot {
     /// Returns the tokens and probabilities, best first.
     pub fn list(&self) -> impl Iterator<Item = (Token, f32)> {
         self.best
@@ -106,7 +106,7 @@ impl Key {
 /// A hashed table of bounded size.
 pub struct Table {
     /// `[SLOTS]`
-    slots: Vec<Slot>,
+    slots: Vec<TableSlot>,
 }
 
 impl Default for Table {
@@ -117,10 +117,10 @@ impl Default for Table {
 
 impl Table {
     pub fn new() -> Self {
-        Table { slots: vec![Slot::default(); SLOTS] }
+        Table { slots: vec![TableSlot::default(); SLOTS] }
     }
 
-    pub fn get(&self, key: Key) -> Option<&Slot> {
+    pub fn get(&self, key: Key) -> Option<&TableSlot> {
         let (first, check) = key.place();
         self.slots[first..first + WAYS].iter().find(|slot| slot.check == check)
     }
@@ -136,7 +136,7 @@ impl Table {
                 // A key that comes again and again must find a slot in the end.
                 ways.iter_mut().for_each(|slot| slot.count = slot.count.saturating_sub(1));
             }
-            ways[least] = Slot { check, ..Slot::default() };
+            ways[least] = TableSlot { check, ..TableSlot::default() };
             least
         });
         ways[way].blend(row);

@@ -1,13 +1,13 @@
-//! The models that the binary carries (`draft/`, with their model cards): a small Gemma-3-shaped
-//! chat model and its drafter, and a drafter that knows the commonest tokens of Gemma 3's
-//! tokenizer. They are not Gemma.
+//! The models in the binary, from `draft/` with their model cards. They are a small chat model in
+//! Gemma 3's shape, its drafter, and a drafter with the commonest tokens of Gemma 3's tokenizer.
+//! They are not Gemma.
 
 use crate::checkpoint::Checkpoint;
 use crate::error::Fault;
 use crate::models::ReducedVocabulary;
 use anyhow::Result;
 
-/// What the program calls the bundled target.
+/// Name of the bundled target.
 pub const NAME: &str = "bundled demo";
 
 #[cfg(feature = "bundled")]
@@ -29,7 +29,7 @@ const TOKENIZER: (&str, &[u8]) = ("tokenizer.json", file!("demo-target/tokenizer
 
 const GEMMA_VOCABULARY: &[u8] = file!("gemma3-draft/draft_vocabulary.json");
 
-/// The model that answers where none is named.
+/// Returns the model that answers where the user names none.
 pub fn target() -> Result<Checkpoint> {
     check_present()?;
     let files = vec![
@@ -42,7 +42,7 @@ pub fn target() -> Result<Checkpoint> {
     Checkpoint::from_memory(NAME, files)
 }
 
-/// Its drafter.
+/// Returns the drafter of that model.
 pub fn draft() -> Result<Checkpoint> {
     check_present()?;
     let files = vec![
@@ -62,7 +62,7 @@ pub enum DraftSize {
     Medium,
 }
 
-/// A drafter for targets with the tokenizer of Gemma 3, which it knows by a hash only.
+/// Returns a drafter for targets with the tokenizer of Gemma 3, which it knows by a hash only.
 pub fn gemma_draft(size: DraftSize) -> Result<Checkpoint> {
     check_present()?;
     let vocabulary = (crate::models::reduced::FILE, GEMMA_VOCABULARY);
@@ -81,12 +81,13 @@ pub fn gemma_draft(size: DraftSize) -> Result<Checkpoint> {
     Checkpoint::from_memory("bundled draft for Gemma 3", files)
 }
 
-/// The tokens that a draft for Gemma 3 of so many rows has rows for; `None` for another number.
+/// Returns the tokens that have rows in a draft for Gemma 3 of so many rows; `None` for another
+/// number.
 pub fn gemma_vocabulary(rows: usize) -> Option<ReducedVocabulary> {
     ReducedVocabulary::parse(GEMMA_VOCABULARY, rows).ok()
 }
 
-/// Builds without the feature `bundled` say so.
+/// Returns the error of builds without the feature `bundled`.
 fn check_present() -> Result<()> {
     if cfg!(feature = "bundled") {
         return Ok(());

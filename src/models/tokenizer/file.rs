@@ -1,8 +1,8 @@
 //! `tokenizer.json`, read straight into the parts of the `tokenizers` crate that Gemma needs.
 //!
 //! The crate's own reader buffers every value before it knows its type, which doubles the time for
-//! Gemma's 33 MB, and it panics on some damaged files. Here each part goes where it belongs at
-//! once, and what Gemma does not have is refused.
+//! Gemma's 33 MB, and it panics on some damaged files. This reader puts each part where it belongs
+//! at once, and refuses parts that Gemma does not have.
 
 use super::piece_bytes;
 use crate::error::Fault;
@@ -32,10 +32,10 @@ pub const KNOWN_CONTROL: [&str; 8] = [
     "<end_of_image>",
 ];
 
-/// What a file says.
+/// Contents of a file.
 pub struct Parts {
-    /// Without decoder and post-processor: bytes of pieces are simply joined, and a BOS is the
-    /// caller's business.
+    /// Has no decoder and no post-processor: the bytes of pieces are joined, and the caller adds a
+    /// BOS.
     pub tokenizer: Tokenizer,
     /// Bytes of each piece, control tokens included; `[vocab]`, empty for holes.
     pub pieces: Vec<Box<[u8]>>,
@@ -58,7 +58,7 @@ struct Model {
     #[serde(rename = "type")]
     kind: Option<String>,
     vocab: Pieces,
-    merges: Vec<Merge>,
+    merges: Vec<MergedPair>,
     unk_token: Option<String>,
     byte_fallback: Option<bool>,
     fuse_unk: Option<bool>,
@@ -95,29 +95,29 @@ impl<'de> Deserialize<'de> for Pieces {
 }
 
 /// Two pieces that become one: `["a", "b"]`, or `"a b"` in older files.
-pub struct Merge(pub String, pub String);
+pub struct MergedPair(pub String, pub String);
 
-impl<'de> Deserialize<'de> for Merge {
+impl<'de> Deserialize<'de> for MergedPair {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         struct Pair;
         impl<'de> Visitor<'de> for Pair {
-            type Value = Merge;
+            type Value = MergedPair;
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("two pieces")
             }
-            fn visit_str<E: Error>(self, text: &str) -> Result<Merge, E> {
+            fn visit_str<E: Error>(self, text: &str) -> Result<MergedPair, E> {
                 let (a, b) = text
                     .split_once(' ')
                     .ok_or_else(|| E::custom(format_args!("merge {text:?} has no space")))?;
-                Ok(Merge(a.into(), b.into()))
+                Ok(MergedPair(a.into(), b.into()))
             }
-            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Merge, A::Error> {
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<MergedPair, A::Error> {
                 let two =
                     (list.next_element()?, list.next_element()?, list.next_element::<String>()?);
                 let (Some(a), Some(b), None) = two else {
                     return Err(A::Error::custom("a merge is of two pieces"));
                 };
-                Ok(Merge(a, b))
+                Ok(MergedPair(a, b))
             }
         }
         from.deserialize_any(Pair)
@@ -162,11 +162,11 @@ pub fn read(bytes: &[u8]) -> Result<Parts> {
     Ok(Parts { tokenizer, pieces, repaired })
 }
 
-/// A tokenizer that is whole, and another family's.
+/// Returns the error for a whole tokenizer of another family.
 fn foreign(what: String) -> Fault {
     Fault::model(format!("tokenizer.json is not the tokenizer of a Gemma 3: {what}")).help(
-        "this is another model, or its tokenizer.json was replaced: copy it from the page of the \
-            Gemma 3 that the weights are of",
+        "this is another model, or its tokenizer.json was replaced: \
+            copy it from the page of the Gemma 3 that the weights are of",
     )
 }
 
@@ -179,11 +179,11 @@ fn set(pieces: &mut Vec<Box<[u8]>>, id: u32, piece: &str) {
 
 fn model(model: Model) -> Result<BPE> {
     let longest = model.vocab.0.keys().map(String::len).max().unwrap_or(0);
-    for Merge(a, b) in &model.merges {
+    for MergedPair(a, b) in &model.merges {
         // The crate has room for the longest piece only.
         ensure!(a.len() + b.len() <= longest, "it merges {a:?} and {b:?} into no piece");
     }
-    let merges = model.merges.into_iter().map(|Merge(a, b)| (a, b)).collect();
+    let merges = model.merges.into_iter().map(|MergedPair(a, b)| (a, b)).collect();
     let mut builder = BPE::builder()
         .vocab_and_merges(model.vocab.0, merges)
         .byte_fallback(model.byte_fallback.unwrap_or(false))
@@ -195,7 +195,7 @@ fn model(model: Model) -> Result<BPE> {
     builder.build().map_err(|e| anyhow!("{e}"))
 }
 
-/// Marks Gemma's control tokens as such; returns those that were not.
+/// Marks Gemma's control tokens as such; returns those that were not marked.
 fn repair(added: &mut Vec<AddedToken>, vocab: &Vocab) -> Vec<String> {
     let mut repaired = Vec::new();
     for name in KNOWN_CONTROL {
@@ -210,7 +210,7 @@ fn repair(added: &mut Vec<AddedToken>, vocab: &Vocab) -> Vec<String> {
     repaired
 }
 
-/// Gemma's decoder puts spaces for `▁` and bytes for `<0x..>`; one that does something else means
+/// Checks the decoder. Gemma's puts spaces for `▁` and bytes for `<0x..>`; another one means
 /// another kind of pieces.
 fn check_decoder(decoder: Option<&Value>) -> Result<()> {
     let Some(decoder) = decoder else { return Ok(()) };
@@ -225,9 +225,9 @@ fn check_decoder(decoder: Option<&Value>) -> Result<()> {
     Ok(())
 }
 
-/// Gemma's normalizer puts `▁` for spaces, and its pre-tokenizer cuts at spaces. Other kinds belong
-/// to other families; the library panics on some files of theirs, and a few steps in a row can make
-/// any text of one letter.
+/// Checks a normalizer or pre-tokenizer. Gemma's normalizer puts `▁` for spaces, and its
+/// pre-tokenizer cuts at spaces. Other kinds belong to other families. The library panics on some
+/// of their files, and a few steps in a row can make any text of one letter.
 fn check_text(step: Option<&Value>, name: &str, kind: &str, key: &str) -> Result<()> {
     let Some(step) = step.filter(|step| !step.is_null()) else { return Ok(()) };
     let fits = step["type"] == kind && step["pattern"]["String"] == " " && step[key].is_string();

@@ -2,7 +2,7 @@
 
 mod file;
 
-pub(super) use file::{KNOWN_CONTROL, Merge};
+pub(super) use file::{KNOWN_CONTROL, MergedPair};
 
 use crate::error::{Fault, fault_of};
 use crate::tensor::Token;
@@ -12,7 +12,7 @@ use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 
-/// What becomes of control tokens that stand in a text, such as `<end_of_turn>` in a document.
+/// Treatment of control tokens that a text spells, such as `<end_of_turn>` in a document.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Special {
     /// They stay text.
@@ -64,8 +64,8 @@ impl Tokenizer {
         let notes = match repaired.is_empty() {
             true => Vec::new(),
             false => vec![format!(
-                "the tokenizer marks {} as ordinary text; they are treated as the control tokens \
-                    that they are",
+                "the tokenizer marks {} as ordinary text; \
+                    they are treated as the control tokens that they are",
                 repaired.join(", ")
             )],
         };
@@ -75,12 +75,12 @@ impl Tokenizer {
         Ok(Tokenizer { inner, pieces, control, control_starts, longest, sha256, notes })
     }
 
-    /// What was repaired, for those who want details.
+    /// Returns the repairs, a line each.
     pub fn notes(&self) -> &[String] {
         &self.notes
     }
 
-    /// The tokens of a text; no BOS is added.
+    /// Returns the tokens of a text; adds no BOS.
     pub fn encode(&self, text: &str, special: Special) -> Result<Vec<Token>> {
         let as_text = special == Special::AsText;
         let encoding = loop {
@@ -100,13 +100,13 @@ impl Tokenizer {
         self.inner.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Bytes of the longest token.
+    /// Returns the number of bytes of the longest token.
     pub fn longest(&self) -> usize {
         self.longest
     }
 
-    /// The tokens of a text that goes through no template: behind exactly one BOS. Also says
-    /// whether the text spelled it already.
+    /// Returns the tokens of a text that goes through no template, behind exactly one BOS, and
+    /// whether the text spelled the BOS already.
     pub fn encode_behind_bos(
         &self,
         text: &str,
@@ -121,7 +121,7 @@ impl Tokenizer {
         Ok((tokens, rest.len() < text.len()))
     }
 
-    /// The text of tokens, control tokens left out, broken UTF-8 replaced.
+    /// Returns the text of tokens. It leaves out control tokens and replaces broken UTF-8.
     pub fn decode(&self, tokens: &[Token]) -> String {
         let mut out = Detokenizer::new(self);
         let mut text: String = tokens.iter().map(|t| out.push(*t)).collect();
@@ -129,7 +129,8 @@ impl Tokenizer {
         text
     }
 
-    /// The bytes that a token adds to the text; none for control tokens and unknown ids.
+    /// Returns the bytes that a token adds to the text; no bytes for control tokens and unknown
+    /// ids.
     pub fn token_bytes(&self, token: Token) -> Vec<u8> {
         self.bytes(token).to_vec()
     }
@@ -138,22 +139,22 @@ impl Tokenizer {
         self.pieces.get(token as usize).map_or(&[], |p| p)
     }
 
-    /// How the file spells a token, for people to read.
+    /// Returns the file's spelling of a token, for people to read.
     pub fn piece(&self, token: Token) -> Option<String> {
         self.inner().id_to_token(token)
     }
 
-    /// One more than the largest id.
+    /// Returns one more than the largest id.
     pub fn vocab(&self) -> usize {
         self.pieces.len()
     }
 
-    /// Control tokens by their spelling.
+    /// Returns the control tokens by their spelling.
     pub fn control(&self) -> &BTreeMap<String, Token> {
         &self.control
     }
 
-    /// Whether some control token begins with this character.
+    /// Returns whether some control token begins with this character.
     pub fn begins_control(&self, c: char) -> bool {
         self.control_starts.contains(&c)
     }
@@ -162,14 +163,14 @@ impl Tokenizer {
         self.control.values().any(|id| *id == token)
     }
 
-    /// The id of a piece, control or not.
+    /// Returns the id of a piece, control or not.
     pub fn id(&self, piece: &str) -> Option<Token> {
         self.inner().token_to_id(piece)
     }
 
-    /// Whether the ids of both mean the same, so that one model's tokens can be given to the other.
-    /// Files of one family differ at the end, where one may list padding or tokens for images, and
-    /// in how they list the rest.
+    /// Returns whether the ids of both mean the same, so that one model can take the other's
+    /// tokens. Files of one family differ at the end, where one may list padding or tokens for
+    /// images, and in how they list the rest.
     pub fn agrees_with(&self, other: &Tokenizer) -> bool {
         const AT_THE_END: usize = 64;
         let n = self.pieces.len().min(other.pieces.len());
@@ -182,7 +183,7 @@ impl Tokenizer {
                 && control(self) == control(other)
     }
 
-    /// Hash of the file it was read from.
+    /// Returns the hash of the file it was read from.
     pub fn sha256(&self) -> [u8; 32] {
         self.sha256
     }
@@ -200,8 +201,8 @@ fn piece_bytes(piece: &str) -> Box<[u8]> {
     }
 }
 
-/// Tokens to text as they come: a character that is spread over several byte tokens is held back
-/// until it is whole.
+/// A decoder of tokens as they come. It holds back a character that is spread over several byte
+/// tokens until the character is whole.
 pub struct Detokenizer<'a> {
     tokenizer: &'a Tokenizer,
     held: Vec<u8>,
@@ -212,8 +213,8 @@ impl<'a> Detokenizer<'a> {
         Detokenizer { tokenizer, held: Vec::new() }
     }
 
-    /// The text that is complete with this token. Bytes that can never become a character turn into
-    /// U+FFFD.
+    /// Returns the text that is complete with this token. Bytes that can never become a character
+    /// turn into U+FFFD.
     pub fn push(&mut self, token: Token) -> String {
         self.held.extend_from_slice(self.tokenizer.bytes(token));
         let mut text = String::new();
@@ -238,7 +239,7 @@ impl<'a> Detokenizer<'a> {
         }
     }
 
-    /// What is still held when no token follows: an unfinished character, as U+FFFD.
+    /// Returns the rest when no token follows: an unfinished character, as U+FFFD.
     pub fn finish(&mut self) -> String {
         let held = std::mem::take(&mut self.held);
         String::from_utf8_lossy(&held).into_owned()

@@ -1,93 +1,77 @@
-//! One layer over many windows of text at once, in f32, cut open where the input of a linear layer
-//! appears.
+//! One layer over many windows of text at once: its steps in f32, from any step to any other.
 //!
 //! Weights stay as they are stored and are decoded some rows at a time, so that a layer of 27B
 //! costs no memory of its own.
 
 use super::rows;
-use crate::models::{Angles, Config, Role, Weights};
+use crate::models::{Angles, LayerSpec, Role, Step, TensorSpec, Weights};
 use crate::quant::ldlq::linalg::{View, multiply};
 use crate::tensor::Matrix;
-use anyhow::Result;
+use anyhow::{Context, Result, bail};
 use rayon::prelude::*;
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::ops::Range;
 
 /// Rows of a matrix that are decoded at once.
 const DECODE: usize = 1024;
 /// Values that one thread gates at once.
 const ROW: usize = 4096;
 
-/// Linear layers that share an input, in the order of the forward pass.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stage {
-    Qkv,
-    O,
-    GateUp,
-    Down,
+/// Values that one step gives to the next, f32 `[tokens, width]` each.
+type Values = Vec<Vec<f32>>;
+
+/// Returns the step of a layer that reads a matrix.
+pub fn step_of(steps: &[Step], role: Role) -> Result<usize> {
+    let reads = |step: &Step| step.matrices().iter().any(|(r, _)| *r == role);
+    steps.iter().position(reads).context("tables are coded by rows")
 }
 
-impl Stage {
-    pub const ALL: [Stage; 4] = [Stage::Qkv, Stage::O, Stage::GateUp, Stage::Down];
-
-    /// The stage whose input a matrix reads; `None` for tables.
-    pub fn of(role: Role) -> Option<Stage> {
-        Stage::ALL.into_iter().find(|stage| stage.roles().contains(&role))
-    }
-
-    pub fn roles(self) -> &'static [Role] {
-        match self {
-            Stage::Qkv => &[Role::Q, Role::K, Role::V],
-            Stage::O => &[Role::O],
-            Stage::GateUp => &[Role::Gate, Role::Up],
-            Stage::Down => &[Role::Down],
-        }
-    }
+/// Returns the first step of the block that a step belongs to. Blocks end where they are added to
+/// the residual stream.
+pub fn block_start(steps: &[Step], step: usize) -> usize {
+    let ends = |step: &Step| matches!(step, Step::Add { .. });
+    steps[..step].iter().rposition(ends).map_or(0, |end| end + 1)
 }
 
-/// What all layers of a model and all windows share.
-#[derive(Clone)]
-pub struct Shape {
-    pub config: Config,
-    /// Tokens of a window.
-    pub window: usize,
-    angles: Arc<[Vec<f32>; 2]>, // sliding-window layers, global ones: [window, head_dim], cosines then sines
+/// Returns the first step behind the block that begins at `start`.
+pub fn block_end(steps: &[Step], start: usize) -> usize {
+    let ends = |step: &Step| matches!(step, Step::Add { .. });
+    steps[start..].iter().position(ends).map_or(steps.len(), |end| start + end + 1)
 }
 
-impl Shape {
-    pub fn new(config: &Config, window: usize) -> Shape {
-        let table = |rope| {
-            let (angles, mut out) = (Angles::new(rope, config.head_dim), Vec::new());
-            (0..window).for_each(|position| angles.push(position, &mut out));
-            out
-        };
-        Shape {
-            config: config.clone(),
-            window,
-            angles: Arc::new([table(config.rope_local), table(config.rope_global)]),
-        }
-    }
-}
-
-/// A layer's weights: those of the source, or what they became.
+/// A layer with weights of the source, or with those made of them.
 pub struct Layer<'a> {
-    shape: Shape,
-    index: usize,
+    pub steps: Vec<Step>,
+    spec: LayerSpec,
+    eps: f32,
+    /// Tokens of a window.
+    window: usize,
+    /// Cosines then sines of each position of a window, `[window, head_dim]`.
+    angles: Vec<f32>,
     matrices: HashMap<Role, Matrix<'a>>,
-    norms: HashMap<Role, Vec<f32>>, // the stored weight plus 1
+    /// Weights of norms as stored, and single numbers.
+    vectors: HashMap<Role, Vec<f32>>,
 }
 
 impl<'a> Layer<'a> {
-    /// All of a layer as the source has it.
-    pub fn open(weights: &'a Weights, shape: &Shape, index: usize) -> Result<Layer<'a>> {
-        let mut layer =
-            Layer { shape: shape.clone(), index, matrices: HashMap::new(), norms: HashMap::new() };
-        for role in Role::LAYER {
+    /// Opens a layer as the source has it, for windows of so many tokens.
+    pub fn open(weights: &'a Weights, window: usize, index: usize) -> Result<Layer<'a>> {
+        let config = weights.config();
+        let mut layer = Layer {
+            steps: config.steps(index),
+            spec: config.layers[index],
+            eps: config.eps,
+            window,
+            angles: angles(&config.layers[index], window),
+            matrices: HashMap::new(),
+            vectors: HashMap::new(),
+        };
+        let is_own = |t: &&TensorSpec| t.role.is_layer() && t.layer == index;
+        for role in weights.tensors().iter().filter(is_own).map(|t| t.role) {
             if role.is_matrix() {
                 layer.matrices.insert(role, weights.matrix(role, index)?);
             } else {
-                let norm = weights.vector(role, index)?.iter().map(|w| 1.0 + w).collect();
-                layer.norms.insert(role, norm);
+                layer.vectors.insert(role, weights.vector(role, index)?);
             }
         }
         Ok(layer)
@@ -101,102 +85,98 @@ impl<'a> Layer<'a> {
         &self.matrices[&role]
     }
 
-    /// Input of a stage, from the residual stream `x` `[tokens, dim]`: before the layer for the
-    /// first two stages, between attention and feed-forward for the others.
-    pub fn input(&self, stage: Stage, x: &[f32]) -> Vec<f32> {
-        match stage {
-            Stage::Qkv => self.norm(Role::InputNorm, x),
-            Stage::O => self.attended(&self.norm(Role::InputNorm, x)),
-            Stage::GateUp => self.norm(Role::PreFfnNorm, x),
-            Stage::Down => {
-                let input = self.norm(Role::PreFfnNorm, x);
-                let (mut gate, up) =
-                    (self.linear(Role::Gate, &input), self.linear(Role::Up, &input));
-                gate.par_chunks_mut(ROW)
-                    .zip(up.par_chunks(ROW))
-                    .for_each(|(gate, up)| rows::gate(gate, up));
-                gate
-            }
-        }
+    /// Returns the matrices of the layer in the order of its steps.
+    pub fn roles(&self) -> Vec<Role> {
+        self.steps.iter().flat_map(Step::matrices).map(|(role, _)| role).collect()
     }
 
-    /// Adds a block's output to the residual stream: attention's from the input of `O`, the
-    /// feed-forward's from that of `Down`.
-    pub fn add(&self, stage: Stage, input: &[f32], x: &mut [f32]) {
-        let (role, norm) = match stage {
-            Stage::Qkv | Stage::O => (Role::O, Role::PostAttnNorm),
-            Stage::GateUp | Stage::Down => (Role::Down, Role::PostFfnNorm),
-        };
-        let block = self.norm(norm, &self.linear(role, input));
-        x.par_iter_mut().zip(&block).for_each(|(x, b)| *x += b);
+    /// Returns the input of a step, from the residual stream `x` `[tokens, dim]` before its block.
+    pub fn input(&self, step: usize, x: &mut [f32]) -> Result<Vec<f32>> {
+        let mut values = self.run(block_start(&self.steps, step)..step, x)?;
+        values.pop().context("the step before a linear layer gives a value")
+    }
+
+    /// Runs the residual stream `x` `[tokens, dim]` through steps of which the first reads nothing
+    /// else. Returns the values of the last one.
+    pub fn run(&self, steps: Range<usize>, x: &mut [f32]) -> Result<Values> {
+        let mut values = Vec::new();
+        for step in &self.steps[steps] {
+            values = self.step(step, values, x)?;
+        }
+        Ok(values)
     }
 
     /// Runs the residual stream through the whole layer.
-    pub fn forward(&self, x: &mut [f32]) {
-        self.add(Stage::O, &self.input(Stage::O, x), x);
-        self.add(Stage::Down, &self.input(Stage::Down, x), x);
+    pub fn forward(&self, x: &mut [f32]) -> Result<()> {
+        self.run(0..self.steps.len(), x).map(|_| ())
+    }
+
+    fn step(&self, step: &Step, mut input: Values, x: &mut [f32]) -> Result<Values> {
+        Ok(match step {
+            Step::Norm(role) => vec![self.norm(*role, x)],
+            Step::Linear(_, matrices) => {
+                matrices.iter().map(|(role, _)| self.linear(*role, &input[0])).collect()
+            }
+            Step::Attend { q_norm, k_norm } => {
+                let Ok([mut q, mut k, v]) = <[Vec<f32>; 3]>::try_from(input) else {
+                    bail!("attention reads three values")
+                };
+                self.rotate(&mut q, self.spec.n_heads, *q_norm);
+                self.rotate(&mut k, self.spec.n_kv_heads, *k_norm);
+                vec![self.attend(&q, &k, &v)]
+            }
+            Step::GateUp { gate, up, .. } => {
+                let mut out = self.linear(*gate, &input[0]);
+                let up = self.linear(*up, &input[0]);
+                let pieces = out.par_chunks_mut(ROW).zip(up.par_chunks(ROW));
+                pieces.for_each(|(gate, up)| rows::gate(gate, up));
+                vec![out]
+            }
+            Step::Add { norm, scale } => {
+                let block = self.norm(*norm, &input.remove(0));
+                let scale = scale.map_or(1.0, |role| self.vectors[&role][0]);
+                x.par_iter_mut().zip(&block).for_each(|(x, b)| *x = (*x + b) * scale);
+                Vec::new()
+            }
+        })
     }
 
     fn norm(&self, role: Role, x: &[f32]) -> Vec<f32> {
-        norm_rows(x, &self.norms[&role], self.shape.config.eps)
+        norm_rows(x, &plus_one(&self.vectors[&role]), self.eps)
     }
 
     fn linear(&self, role: Role, x: &[f32]) -> Vec<f32> {
         linear(x, &self.matrices[&role])
     }
 
-    /// `[tokens, dim]` -> what the heads gather, `[tokens, n_heads * head_dim]`; each window by
-    /// itself.
-    fn attended(&self, normed: &[f32]) -> Vec<f32> {
-        let Config { n_heads, n_kv_heads, head_dim, .. } = self.shape.config;
-        let (mut q, mut k) = (self.linear(Role::Q, normed), self.linear(Role::K, normed));
-        let v = self.linear(Role::V, normed);
-        self.rotate(&mut q, n_heads, Role::QNorm);
-        self.rotate(&mut k, n_kv_heads, Role::KNorm);
-        let (q_cols, kv_cols) = (n_heads * head_dim, n_kv_heads * head_dim);
-        let len = self.shape.window;
+    /// Attention of each window by itself: `[tokens, n_heads * head_dim]`.
+    fn attend(&self, q: &[f32], k: &[f32], v: &[f32]) -> Vec<f32> {
+        let LayerSpec { n_heads, n_kv_heads, head_dim, query_scale, .. } = self.spec;
+        let (q_cols, kv_cols) = (self.spec.query_width(), self.spec.kv_width());
+        let len = self.window;
         let mut out = vec![0.0; q.len()];
         out.par_chunks_mut(len * q_cols).enumerate().for_each(|(window, out)| {
             let rows = window * len..(window + 1) * len;
-            let (q, k, v) = (View::of(&q, q_cols), View::of(&k, kv_cols), View::of(&v, kv_cols));
+            let (q, k, v) = (View::of(q, q_cols), View::of(k, kv_cols), View::of(v, kv_cols));
             for head in 0..n_heads {
                 let kv_head = head / (n_heads / n_kv_heads);
                 let (cols, kv) = (head * head_dim, kv_head * head_dim..(kv_head + 1) * head_dim);
                 let q = q.part(rows.clone(), cols..cols + head_dim);
                 let mut scores = vec![0.0; len * len];
-                let scale = self.shape.config.query_scale;
-                multiply(
-                    &mut scores,
-                    len,
-                    0.0,
-                    scale,
-                    q,
-                    k.part(rows.clone(), kv.clone()).transposed(),
-                );
+                let keys = k.part(rows.clone(), kv.clone()).transposed();
+                multiply(&mut scores, len, 0.0, query_scale, q, keys);
                 self.softmax(&mut scores);
-                multiply(
-                    &mut out[cols..],
-                    q_cols,
-                    0.0,
-                    1.0,
-                    View::of(&scores, len),
-                    v.part(rows.clone(), kv),
-                );
+                let values = v.part(rows.clone(), kv);
+                multiply(&mut out[cols..], q_cols, 0.0, 1.0, View::of(&scores, len), values);
             }
         });
         out
     }
 
-    /// Weights of the positions that each row sees; 0 for the others.
+    /// Turns scores into weights of the positions that each row sees; 0 for the others.
     fn softmax(&self, scores: &mut [f32]) {
-        let len = self.shape.window;
-        let config = &self.shape.config;
-        for (row, scores) in scores.chunks_exact_mut(len).enumerate() {
-            let first = if config.is_global(self.index) {
-                0
-            } else {
-                (row + 1).saturating_sub(config.window)
-            };
+        for (row, scores) in scores.chunks_exact_mut(self.window).enumerate() {
+            let first = self.spec.window.map_or(0, |window| (row + 1).saturating_sub(window));
             rows::softmax(&mut scores[first..=row]);
             scores[..first].fill(0.0);
             scores[row + 1..].fill(0.0);
@@ -205,13 +185,12 @@ impl<'a> Layer<'a> {
 
     /// Norms each head and turns it by its position.
     fn rotate(&self, x: &mut [f32], heads: usize, norm: Role) {
-        let (config, norm) = (&self.shape.config, &self.norms[&norm]);
-        let (dim, half) = (config.head_dim, config.head_dim / 2);
-        let angles = &self.shape.angles[config.is_global(self.index) as usize];
+        let (dim, half) = (self.spec.head_dim, self.spec.head_dim / 2);
+        let norm = plus_one(&self.vectors[&norm]);
         x.par_chunks_mut(heads * dim).enumerate().for_each(|(token, row)| {
-            let (cos, sin) = angles[token % self.shape.window * dim..][..dim].split_at(half);
+            let (cos, sin) = self.angles[token % self.window * dim..][..dim].split_at(half);
             for head in row.chunks_exact_mut(dim) {
-                rows::norm(head, norm, config.eps);
+                rows::norm(head, &norm, self.eps);
                 for i in 0..half {
                     let (a, b) = (head[i], head[i + half]);
                     head[i] = a * cos[i] - b * sin[i];
@@ -220,6 +199,18 @@ impl<'a> Layer<'a> {
             }
         });
     }
+}
+
+/// Returns the rotation of each position of a window.
+fn angles(spec: &LayerSpec, window: usize) -> Vec<f32> {
+    let (angles, mut out) = (Angles::new(spec.rope, spec.head_dim), Vec::new());
+    (0..window).for_each(|position| angles.push(position, &mut out));
+    out
+}
+
+/// Returns the factors of a norm, whose stored weights are 1 less.
+pub fn plus_one(stored: &[f32]) -> Vec<f32> {
+    stored.iter().map(|w| 1.0 + w).collect()
 }
 
 /// RMSNorm of each row; `weight` is the stored weight plus 1.

@@ -7,16 +7,15 @@ mod rows;
 mod survey;
 mod text;
 
-pub use layer::Stage;
 pub use survey::{Sensitivity, survey};
-pub use text::{BUILT_IN, Text};
+pub use text::{BUILT_IN, CalibrationText};
 
 use super::ldlq::{Factor, Inputs, Solved, solve_matrix};
 use crate::models::{Config, Role, Weights};
 use crate::tensor::encode::TileEncoder;
 use crate::tensor::{Format, Matrix, Token, hadamard};
 use anyhow::{Context, Result, ensure};
-use layer::{Layer, Shape};
+use layer::{Layer, block_end, block_start, step_of};
 use rayon::prelude::*;
 use std::collections::HashMap;
 use std::ops::Range;
@@ -35,14 +34,13 @@ const MEASURED: usize = 4096;
 /// Solves a model's matrices in the order of the forward pass.
 pub struct Calibrator<'a> {
     source: &'a Weights,
-    text: Text,
-    shape: Shape,
+    text: CalibrationText,
     formats: HashMap<(Role, usize), Format>,
     /// Residual streams `[tokens, dim]`: through the source, and through what was made of it.
     original: Vec<f32>,
     made: Vec<f32>,
-    /// How far both have come: before this layer, or in its middle.
-    at: (usize, Half),
+    /// The layer and the step, the first of a block, that both streams stand before.
+    at: (usize, usize),
     /// The layer under way, once something of it was asked for or done.
     current: Option<Current<'a>>,
     /// Solved with the others of their stage, not yet asked for.
@@ -51,13 +49,6 @@ pub struct Calibrator<'a> {
     head: Option<Vec<Factor>>,
     notes: Vec<String>,
     tiles: Arc<dyn TileEncoder>,
-}
-
-/// Where in a layer the streams stand.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Half {
-    Attention,
-    FeedForward,
 }
 
 struct Current<'a> {
@@ -71,21 +62,19 @@ impl<'a> Calibrator<'a> {
     /// finds trellis codes.
     pub fn new(
         source: &'a Weights,
-        text: Text,
+        text: CalibrationText,
         formats: HashMap<(Role, usize), Format>,
         tiles: Arc<dyn TileEncoder>,
     ) -> Result<Calibrator<'a>> {
-        let shape = Shape::new(source.config(), text.window);
         let original = embed(source.config(), &source.matrix(Role::Embed, 0)?, &text.tokens);
         let made = original.clone();
         Ok(Calibrator {
             source,
             text,
-            shape,
             formats,
             original,
             made,
-            at: (0, Half::Attention),
+            at: (0, 0),
             current: None,
             waiting: HashMap::new(),
             head: None,
@@ -107,11 +96,11 @@ impl<'a> Calibrator<'a> {
         format: Format,
         mut values: Vec<f32>,
     ) -> Result<Solved> {
-        let dim = self.shape.config.dim;
+        let dim = self.source.config().dim;
         if self.head.is_none() {
-            let x =
-                embed(&self.shape.config, &self.source.matrix(Role::Embed, 0)?, &self.text.tokens);
-            let hidden = survey::final_hidden(self.source, &self.shape, &self.text, x)?;
+            let table = self.source.matrix(Role::Embed, 0)?;
+            let x = embed(self.source.config(), &table, &self.text.tokens);
+            let hidden = survey::final_hidden(self.source, &self.text, x)?;
             let mut inputs = Inputs::new(dim, false);
             inputs.add(None, &hidden, self.text.window);
             if role == Role::Embed {
@@ -137,7 +126,7 @@ impl<'a> Calibrator<'a> {
 
     /// Rows of the embedding table as they became: the text's tokens among them enter the stream.
     pub fn table_done(&mut self, rows: Range<usize>, matrix: &Matrix<'_>) {
-        let (config, dim) = (&self.shape.config, self.shape.config.dim);
+        let (config, dim) = (self.source.config(), self.source.config().dim);
         self.made.par_chunks_mut(dim).zip(&self.text.tokens).for_each(|(x, token)| {
             if rows.contains(&(*token as usize)) {
                 matrix.dequantize_row(*token as usize - rows.start, x);
@@ -153,18 +142,16 @@ impl<'a> Calibrator<'a> {
     /// back to [`Self::done`].
     pub fn matrix(&mut self, role: Role, layer: usize) -> Result<Solved> {
         if !self.waiting.contains_key(&role) {
-            let stage = Stage::of(role).context("tables are coded by rows")?;
-            self.solve_stage(stage, layer)?;
+            self.solve_beside(role, layer)?;
         }
         self.waiting
             .remove(&role)
             .with_context(|| format!("no format is known for {}", role.short_name(layer)))
     }
 
-    /// What a matrix became, in this run or an earlier one.
+    /// Puts a matrix as it became, in this run or an earlier one, into the copy.
     pub fn done(&mut self, role: Role, layer: usize, matrix: Matrix<'static>) -> Result<()> {
-        let stage = Stage::of(role).context("tables are coded by rows")?;
-        let current = self.reach(layer, stage)?;
+        let (_, current) = self.reach(layer, role)?;
         current.made.replace(role, matrix);
         current.done.push(role);
         Ok(())
@@ -173,9 +160,9 @@ impl<'a> Calibrator<'a> {
     /// Mean KL divergence of the made model's next tokens from the source's, over some of the
     /// calibration text, in nats. `made` is the whole model that was written.
     pub fn divergence(&mut self, made: &Weights) -> Result<f64> {
-        self.run_to((self.shape.config.n_layers, Half::Attention))?;
+        self.run_to((self.source.config().layers.len(), 0))?;
         // Windows from all over the text, whose kinds may stand one after the other.
-        let size = self.text.window * self.shape.config.dim;
+        let size = self.text.window * self.source.config().dim;
         let step = (self.text.tokens.len() / MEASURED).max(1);
         let pick = |x: &[f32]| -> Vec<f32> {
             x.chunks_exact(size).step_by(step).flatten().copied().collect()
@@ -186,68 +173,63 @@ impl<'a> Calibrator<'a> {
         Ok(ends.divergences(&original, &[(&made_of_it, Some(&head))])?[0])
     }
 
-    /// The layer under way, with both streams where the stage's input begins.
-    fn reach(&mut self, layer: usize, stage: Stage) -> Result<&mut Current<'a>> {
-        let half = match stage {
-            Stage::Qkv | Stage::O => Half::Attention,
-            Stage::GateUp | Stage::Down => Half::FeedForward,
-        };
-        ensure!(self.at <= (layer, half), "{stage:?} of layer {layer} comes after {:?}", self.at);
-        self.run_to((layer, half))?;
-        self.current()
+    /// Brings both streams before the block of the step that reads a matrix. Returns the step and
+    /// the layer under way.
+    fn reach(&mut self, layer: usize, role: Role) -> Result<(usize, &mut Current<'a>)> {
+        let steps = self.source.config().steps(layer);
+        let step = step_of(&steps, role)?;
+        let to = (layer, block_start(&steps, step));
+        ensure!(self.at <= to, "{} comes after {:?}", role.short_name(layer), self.at);
+        self.run_to(to)?;
+        Ok((step, self.current()?))
     }
 
     fn current(&mut self) -> Result<&mut Current<'a>> {
         if self.current.is_none() {
-            let open = || Layer::open(self.source, &self.shape, self.at.0);
+            let open = || Layer::open(self.source, self.text.window, self.at.0);
             self.current = Some(Current { original: open()?, made: open()?, done: Vec::new() });
         }
         self.current.as_mut().context("just made")
     }
 
     /// Runs both streams through blocks until they stand here.
-    fn run_to(&mut self, to: (usize, Half)) -> Result<()> {
+    fn run_to(&mut self, to: (usize, usize)) -> Result<()> {
         while self.at < to {
             self.current()?;
             let Some(current) = &self.current else { break };
-            let (layer, half) = self.at;
-            let stage = if half == Half::Attention { Stage::O } else { Stage::Down };
-            let dim = self.shape.config.dim;
+            let (layer, start) = self.at;
+            let end = block_end(&current.original.steps, start);
+            let dim = self.source.config().dim;
             for batch in self.text.batches() {
                 let part = batch.start * dim..batch.end * dim;
-                for (layer, x) in
-                    [(&current.original, &mut self.original), (&current.made, &mut self.made)]
-                {
-                    let x = &mut x[part.clone()];
-                    layer.add(stage, &layer.input(stage, x), x);
-                }
+                current.original.run(start..end, &mut self.original[part.clone()])?;
+                current.made.run(start..end, &mut self.made[part])?;
             }
-            self.at = match half {
-                Half::Attention => (layer, Half::FeedForward),
-                Half::FeedForward => {
-                    self.current = None;
-                    (layer + 1, Half::Attention)
-                }
-            };
+            self.at = (layer, end);
+            if end == current.original.steps.len() {
+                (self.at, self.current) = ((layer + 1, 0), None);
+            }
         }
         Ok(())
     }
 
-    /// All matrices of a stage that are not done yet.
-    fn solve_stage(&mut self, stage: Stage, layer: usize) -> Result<()> {
-        self.reach(layer, stage)?;
+    /// Solves the matrices that share a matrix's input, those aside that are done.
+    fn solve_beside(&mut self, role: Role, layer: usize) -> Result<()> {
+        let (step, _) = self.reach(layer, role)?;
         let Some(Current { original, made, done }) = &self.current else { return Ok(()) };
-        let dim = self.shape.config.dim;
-        let format = |role: &Role| Some((*role, *self.formats.get(&(*role, layer))?));
-        let open = stage.roles().iter().filter(|role| !done.contains(role)).filter_map(format);
+        let dim = self.source.config().dim;
+        let format = |role: Role| Some((role, *self.formats.get(&(role, layer))?));
+        let beside = original.steps[step].matrices().into_iter().map(|(role, _)| role);
+        let open = beside.filter(|role| !done.contains(role)).filter_map(format);
         let jobs: Vec<(Role, Format)> = open.filter(|(_, f)| f.code.is_integer()).collect();
         let Some(&(first, _)) = jobs.first() else { return Ok(()) };
         let cols = original.matrix(first).cols;
         let mut inputs = Inputs::new(cols, true);
         for batch in self.text.batches() {
             let part = batch.start * dim..batch.end * dim;
-            let source = original.input(stage, &self.original[part.clone()]);
-            inputs.add(Some(&source), &made.input(stage, &self.made[part]), self.text.window);
+            let source = original.input(step, &mut self.original[part.clone()])?;
+            let input = made.input(step, &mut self.made[part])?;
+            inputs.add(Some(&source), &input, self.text.window);
         }
         let mut inputs = Some(inputs);
         for transformed in [false, true] {
@@ -261,7 +243,7 @@ impl<'a> Calibrator<'a> {
             };
             let Some(taken) = taken else { continue };
             let (factors, note) = taken.factor(transformed);
-            self.notes.extend(note.map(|n| format!("layer {layer}, input of {stage:?}: {n}")));
+            self.notes.extend(note.map(|n| format!("input of {}: {n}", first.short_name(layer))));
             for (role, format) in here {
                 let matrix = original.matrix(*role);
                 let mut w = matrix.dequantize();

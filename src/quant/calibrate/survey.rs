@@ -2,8 +2,8 @@
 //! that carries, beside the text itself, a copy of it for every matrix that was disturbed on the
 //! way.
 
-use super::layer::{Layer, Shape, linear, norm_rows};
-use super::{BATCH, Text, embed};
+use super::layer::{Layer, linear, norm_rows, plus_one};
+use super::{BATCH, CalibrationText, embed};
 use crate::models::{Role, Weights};
 use crate::tensor::{Format, Matrix, math};
 use anyhow::Result;
@@ -16,7 +16,7 @@ const NOISE: f32 = 0.14;
 /// Bytes of logits that are compared at once.
 const LOGITS: usize = 512 << 20;
 
-/// What a matrix's noise does to the model's predictions.
+/// Effect of a matrix's noise on the model's predictions.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sensitivity {
     pub role: Role,
@@ -28,12 +28,11 @@ pub struct Sensitivity {
 /// Disturbs each matrix in turn. `heard` is told the share done after each layer.
 pub fn survey(
     weights: &Weights,
-    text: &Text,
+    text: &CalibrationText,
     seed: u64,
     heard: &mut dyn FnMut(f64) -> Result<()>,
 ) -> Result<Vec<Sensitivity>> {
     let config = weights.config();
-    let shape = Shape::new(config, text.window);
     let table = weights.matrix(Role::Embed, 0)?;
     let base = embed(config, &table, &text.tokens);
     let size = base.len();
@@ -42,28 +41,29 @@ pub fn survey(
     let mut streams = base;
     streams.extend(embed(config, &noisy, &text.tokens));
     let mut probes = vec![(Role::Embed, 0)];
-    let roles: Vec<Role> = Role::LAYER.into_iter().filter(|role| role.is_matrix()).collect();
-    for index in 0..config.n_layers {
-        let layer = Layer::open(weights, &shape, index)?;
+    for index in 0..config.layers.len() {
+        let layer = Layer::open(weights, text.window, index)?;
+        let roles = layer.roles();
         let mut new = Vec::with_capacity(roles.len() * size);
         for role in &roles {
-            let mut noisy = Layer::open(weights, &shape, index)?;
+            let mut noisy = Layer::open(weights, text.window, index)?;
             noisy.replace(
                 *role,
                 disturbed(noisy.matrix(*role), seed ^ (index as u64) << 8 ^ (*role as u64) << 32),
             );
             let mut x = streams[..size].to_vec();
-            noisy.forward(&mut x);
+            noisy.forward(&mut x)?;
             new.extend(x);
             probes.push((*role, index));
         }
         let tokens = streams.len() / config.dim;
         let step = (BATCH / text.window).max(1) * text.window;
         for start in (0..tokens).step_by(step) {
-            layer.forward(&mut streams[start * config.dim..tokens.min(start + step) * config.dim]);
+            let end = tokens.min(start + step);
+            layer.forward(&mut streams[start * config.dim..end * config.dim])?;
         }
         streams.extend(new);
-        heard((index + 1) as f64 / config.n_layers as f64)?;
+        heard((index + 1) as f64 / config.layers.len() as f64)?;
     }
     let own_head = weights.has_own_head();
     let noisy_head =
@@ -111,20 +111,21 @@ fn disturbed(matrix: &Matrix<'_>, seed: u64) -> Matrix<'static> {
 
 /// A norm's stored weight plus 1.
 fn final_norm(weights: &Weights) -> Result<Vec<f32>> {
-    Ok(weights.vector(Role::FinalNorm, 0)?.iter().map(|w| 1.0 + w).collect())
+    Ok(plus_one(&weights.vector(Role::FinalNorm, 0)?))
 }
 
-/// What the head reads: `x` through all layers and the last norm.
+/// Returns the input of the head: `x` through all layers and the last norm.
 pub fn final_hidden(
     weights: &Weights,
-    shape: &Shape,
-    text: &Text,
+    text: &CalibrationText,
     mut x: Vec<f32>,
 ) -> Result<Vec<f32>> {
     let dim = weights.config().dim;
-    for index in 0..weights.config().n_layers {
-        let layer = Layer::open(weights, shape, index)?;
-        text.batches().for_each(|batch| layer.forward(&mut x[batch.start * dim..batch.end * dim]));
+    for index in 0..weights.config().layers.len() {
+        let layer = Layer::open(weights, text.window, index)?;
+        for batch in text.batches() {
+            layer.forward(&mut x[batch.start * dim..batch.end * dim])?;
+        }
     }
     Ok(norm_rows(&x, &final_norm(weights)?, weights.config().eps))
 }
@@ -157,7 +158,7 @@ impl Ends<'_> {
         for start in (0..base.len() / config.dim).step_by(rows) {
             let part = start * config.dim..base.len().min((start + rows) * config.dim);
             let want = logits(&base[part.clone()], &head);
-            // What follows BOS alone is not predicted from any text.
+            // A prediction from BOS alone has no text to go by.
             let counts = |row: usize| !(start + row).is_multiple_of(self.window);
             count += (0..part.len() / config.dim).filter(|row| counts(*row)).count();
             for (sum, (x, own)) in sums.iter_mut().zip(streams) {

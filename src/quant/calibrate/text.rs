@@ -11,16 +11,21 @@ pub const BUILT_IN: &str = include_str!("../../../quant/calibration.txt");
 
 /// Windows that each begin with BOS.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Text {
+pub struct CalibrationText {
     /// `[windows, window]`
     pub tokens: Vec<Token>,
     pub window: usize,
 }
 
-impl Text {
+impl CalibrationText {
     /// Cuts at most `windows` pieces out of a long run of tokens, spread evenly over it. A short
     /// run makes one short window.
-    pub fn cut(run: &[Token], bos: Token, window: usize, windows: usize) -> Result<Text> {
+    pub fn cut(
+        run: &[Token],
+        bos: Token,
+        window: usize,
+        windows: usize,
+    ) -> Result<CalibrationText> {
         ensure!(
             run.len() >= 2 && window >= 2 && windows > 0,
             "a text of {} tokens is too short to calibrate with",
@@ -31,7 +36,7 @@ impl Text {
         let start = |i: usize| if n == 1 { 0 } else { i * (run.len() - body) / (n - 1) };
         let piece =
             |i: usize| std::iter::once(bos).chain(run[start(i)..start(i) + body].iter().copied());
-        Ok(Text { tokens: (0..n).flat_map(piece).collect(), window: body + 1 })
+        Ok(CalibrationText { tokens: (0..n).flat_map(piece).collect(), window: body + 1 })
     }
 
     /// Runs of whole windows of about [`BATCH`] tokens, as token ranges.
@@ -48,15 +53,15 @@ mod tests {
     #[test]
     fn windows_begin_with_bos_and_cover_both_ends() {
         let run: Vec<Token> = (100..200).collect();
-        let text = Text::cut(&run, 2, 11, 4).unwrap();
+        let text = CalibrationText::cut(&run, 2, 11, 4).unwrap();
         assert_eq!((text.window, text.tokens.len()), (11, 44));
         for window in text.tokens.chunks(11) {
             assert!(window[0] == 2 && window[1..].windows(2).all(|w| w[1] == w[0] + 1));
         }
         assert_eq!((text.tokens[1], text.tokens[43]), (100, 199));
-        let short = Text::cut(&run[..5], 2, 64, 9).unwrap();
+        let short = CalibrationText::cut(&run[..5], 2, 64, 9).unwrap();
         assert_eq!((short.window, short.tokens.len()), (6, 6));
-        assert!(Text::cut(&run[..1], 2, 64, 9).is_err());
-        assert_eq!(Text::cut(&run, 2, 11, 400).unwrap().tokens.len(), 110);
+        assert!(CalibrationText::cut(&run[..1], 2, 64, 9).is_err());
+        assert_eq!(CalibrationText::cut(&run, 2, 11, 400).unwrap().tokens.len(), 110);
     }
 }

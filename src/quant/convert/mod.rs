@@ -70,7 +70,7 @@ pub fn quantize(
     tell: Tell<'_>,
 ) -> Result<QuantReport> {
     let mut solver = Nearest::new(options.threads);
-    let n_layers = source.config().n_layers;
+    let n_layers = source.config().layers.len();
     let plan = QuantPlan::new(
         source,
         recipe,
@@ -298,7 +298,7 @@ impl Run<'_> {
 
     /// Tells the solver that a layer is complete if this was its last tensor.
     fn layer_done(&mut self, entry: &TensorPlan) -> Result<()> {
-        match crate::models::Role::LAYER.last() == Some(&entry.role) {
+        match entry.ends_layer {
             true => self.solver.layer_done(entry.layer),
             false => Ok(()),
         }

@@ -9,7 +9,7 @@ use crate::checkpoint::gguf::types;
 use crate::checkpoint::gguf::write::{Keys, Tensor, header as container};
 use crate::error::Fault;
 use crate::models::Role;
-use crate::models::gemma3::gguf::tensor_name;
+use crate::models::gguf::tensor_name;
 use crate::tensor::{Code, Format, GgmlType, Group};
 use anyhow::Result;
 

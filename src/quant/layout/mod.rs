@@ -5,7 +5,7 @@ mod gguf;
 use crate::checkpoint::gguf::write::Keys;
 use crate::checkpoint::{Dtype, artifact};
 use crate::error::Fault;
-use crate::models::{Role, Weights};
+use crate::models::{Role, TensorSpec, Weights};
 use crate::tensor::{Code, Format};
 use anyhow::{Context, Result};
 use serde_json::{Map, Value, json};
@@ -56,6 +56,8 @@ impl std::fmt::Display for TargetFormat {
 pub struct TensorPlan {
     pub role: Role,
     pub layer: usize,
+    /// Whether it is the last tensor of its layer.
+    pub ends_layer: bool,
     /// Name in the source.
     pub name: String,
     pub rows: usize,
@@ -90,6 +92,13 @@ pub struct ArtifactLayout {
     gguf: Option<Vec<u8>>,
 }
 
+/// Returns whether a tensor is the last of its layer.
+fn ends_layer(tensors: &[TensorSpec], i: usize) -> bool {
+    let layer = |t: &TensorSpec| t.role.is_layer().then_some(t.layer);
+    let own = layer(&tensors[i]);
+    own.is_some() && own != tensors.get(i + 1).and_then(layer)
+}
+
 impl ArtifactLayout {
     /// Returns a layout without tensors.
     pub fn empty() -> Self {
@@ -100,14 +109,16 @@ impl ArtifactLayout {
     /// have.
     pub fn gguf(weights: &Weights, targets: &[TargetFormat], keys: &Keys) -> Result<Self> {
         let mut entries = Vec::new();
-        for ((role, layer), &target) in weights.roles().into_iter().zip(targets) {
+        let tensors = weights.tensors();
+        for (i, &target) in (0..tensors.len()).zip(targets) {
+            let TensorSpec { role, layer, rows, cols } = tensors[i];
             let name = weights.name(role, layer);
-            let [rows, cols] = role.shape(weights.config());
             let code = gguf::code(&name, role, target, cols)?;
             let parts = vec![gguf::part(role, layer, code, rows, cols)];
             entries.push(TensorPlan {
                 role,
                 layer,
+                ends_layer: ends_layer(tensors, i),
                 name,
                 rows,
                 cols,
@@ -135,9 +146,10 @@ impl ArtifactLayout {
     pub fn new(weights: &Weights, targets: &[TargetFormat], shard_bytes: u64) -> Result<Self> {
         let mut entries = Vec::new();
         let (mut shard, mut filled) = (0, 0);
-        for ((role, layer), &target) in weights.roles().into_iter().zip(targets) {
+        let tensors = weights.tensors();
+        for (i, &target) in (0..tensors.len()).zip(targets) {
+            let TensorSpec { role, layer, rows, cols } = tensors[i];
             let name = weights.name(role, layer);
-            let [rows, cols] = role.shape(weights.config());
             let parts = parts(&name, role, target, rows, cols)?;
             let bytes: u64 = parts.iter().map(|p| p.bytes).sum();
             if filled > 0 && filled + bytes > shard_bytes {
@@ -147,6 +159,7 @@ impl ArtifactLayout {
             entries.push(TensorPlan {
                 role,
                 layer,
+                ends_layer: ends_layer(tensors, i),
                 name,
                 rows,
                 cols,

@@ -14,8 +14,8 @@ use super::{QuantizeOptions, SIDE_FILES, pretty};
 use crate::checkpoint::gguf::write::Keys;
 use crate::checkpoint::{Dtype, Kind, artifact, shards};
 use crate::error::Fault;
-use crate::models::gemma3::gguf::export;
-use crate::models::{Role, Weights};
+use crate::models::gguf::export;
+use crate::models::{Role, TensorSpec, Weights};
 use crate::tensor::Format;
 use crate::util::units;
 use allocate::{Candidate, KLD_PER_DISTORTION, Rate, allocate};
@@ -70,14 +70,14 @@ impl QuantPlan {
         solver: &dyn Solver,
         importance: Importance<'_>,
     ) -> Result<QuantPlan> {
-        let roles = source.roles();
-        let choices = recipe.resolve(&roles)?;
-        let tensors: Vec<Tensor> = roles
+        let specs = source.tensors();
+        let choices = recipe.resolve(specs)?;
+        let tensors: Vec<Tensor> = specs
             .iter()
             .zip(choices)
-            .map(|(&(role, layer), choice)| Tensor::new(source, role, layer, choice))
+            .map(|(spec, choice)| Tensor::new(source, spec, choice))
             .collect::<Result<_>>()?;
-        let weights = weigh(&roles, source, importance);
+        let weights = weigh(specs, importance);
         let mut plan = QuantPlan {
             recipe: recipe.name().to_owned(),
             spelling: recipe.spelling(),
@@ -92,8 +92,7 @@ impl QuantPlan {
             chunk: 0,
             memory: 0,
         };
-        plan.target =
-            recipe.target().map(|aim| aim.bytes(&roles, source.config(), &plan.side_files));
+        plan.target = recipe.target().map(|aim| aim.bytes(specs, &plan.side_files));
         match plan.target {
             None => plan.lay_out(source, &tensors, &weights, &mut std::iter::empty(), options)?,
             Some(size) => plan.fit(source, &tensors, &weights, size, options)?,
@@ -219,8 +218,8 @@ struct Tensor {
 }
 
 impl Tensor {
-    fn new(source: &Weights, role: Role, layer: usize, choice: &FormatChoice) -> Result<Tensor> {
-        let [rows, cols] = role.shape(source.config());
+    fn new(source: &Weights, spec: &TensorSpec, choice: &FormatChoice) -> Result<Tensor> {
+        let TensorSpec { role, layer, rows, cols } = *spec;
         let name = || source.name(role, layer);
         let formats = match choice {
             FormatChoice::One(format) => {
@@ -267,22 +266,22 @@ impl Tensor {
 /// Returns the cost of a distortion of 1 for each tensor: its share of the layers' weights times
 /// its sensitivity. Equal distortions of all layers cost [`KLD_PER_DISTORTION`] times the
 /// distortion. The embedding table is added to that, because it is no layer.
-fn weigh(roles: &[(Role, usize)], source: &Weights, importance: Importance<'_>) -> Vec<f64> {
+fn weigh(tensors: &[TensorSpec], importance: Importance<'_>) -> Vec<f64> {
     let alpha = match importance {
         Importance::Relative(alpha) => alpha,
         Importance::Measured(divergence) => {
-            let cost = |&(role, layer): &(Role, usize)| {
-                if role.is_matrix() { SOLVED * divergence(role, layer) } else { 0.0 }
+            let cost = |t: &TensorSpec| {
+                if t.is_matrix() { SOLVED * divergence(t.role, t.layer) } else { 0.0 }
             };
-            return roles.iter().map(cost).collect();
+            return tensors.iter().map(cost).collect();
         }
     };
-    let weighed = |&(role, layer): &(Role, usize)| match role.is_matrix() {
-        true => role.shape(source.config()).iter().product::<usize>() as f64 * alpha(role, layer),
+    let weighed = |t: &TensorSpec| match t.is_matrix() {
+        true => t.size() as f64 * alpha(t.role, t.layer),
         false => 0.0,
     };
-    let layers: f64 = roles.iter().filter(|r| r.0.is_layer()).map(weighed).sum();
-    roles.iter().map(|r| KLD_PER_DISTORTION * weighed(r) / layers.max(1.0)).collect()
+    let layers: f64 = tensors.iter().filter(|t| t.role.is_layer()).map(weighed).sum();
+    tensors.iter().map(|t| KLD_PER_DISTORTION * weighed(t) / layers.max(1.0)).collect()
 }
 
 fn side_files(source: &Weights) -> Result<Vec<(String, u64)>> {

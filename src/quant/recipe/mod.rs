@@ -18,7 +18,7 @@ mod size;
 pub use size::{Aim, nearest_to, parse_size};
 
 use crate::error::Fault;
-use crate::models::Role;
+use crate::models::{Role, TensorSpec};
 use crate::tensor::Format;
 use crate::util::files::read_regular_text;
 use anyhow::{Context, Result};
@@ -209,11 +209,11 @@ impl Recipe {
 
     /// Returns the choice for each tensor. Refuses tensors that no line matches, and lines that
     /// decide nothing.
-    pub fn resolve(&self, tensors: &[(Role, usize)]) -> Result<Vec<&FormatChoice>> {
+    pub fn resolve(&self, tensors: &[TensorSpec]) -> Result<Vec<&FormatChoice>> {
         let help = "quant/README.md describes recipes";
         let (mut out, mut used) =
             (Vec::with_capacity(tensors.len()), vec![false; self.rules.len()]);
-        for &(role, layer) in tensors {
+        for &TensorSpec { role, layer, .. } in tensors {
             let Some(at) = self.rules.iter().position(|r| r.pattern.matches(role, layer)) else {
                 let what =
                     format!("recipe {}: no line matches `{}`", self.name, role.short_name(layer));
@@ -223,7 +223,7 @@ impl Recipe {
             out.push(&self.rules[at].choice);
         }
         if let Some((rule, _)) = self.rules.iter().zip(used).find(|(_, used)| !used) {
-            let hit = tensors.iter().any(|t| rule.pattern.matches(t.0, t.1));
+            let hit = tensors.iter().any(|t| rule.pattern.matches(t.role, t.layer));
             let why = if hit {
                 "decides nothing: lines above match all its tensors"
             } else {
@@ -276,10 +276,14 @@ mod tests {
     use super::*;
     use crate::error::fault_of;
 
-    fn tensors(layers: usize) -> Vec<(Role, usize)> {
-        let mut out = vec![(Role::Embed, 0), (Role::FinalNorm, 0)];
-        out.extend((0..layers).flat_map(|l| Role::LAYER.map(|r| (r, l))));
-        out
+    fn tensors(layers: usize) -> Vec<TensorSpec> {
+        let layers = |role: Role| if role.is_layer() { layers } else { 1 };
+        let roles = Role::ALL.into_iter().filter(|role| *role != Role::Head);
+        roles
+            .flat_map(|role| {
+                (0..layers(role)).map(move |layer| TensorSpec { role, layer, rows: 1, cols: 1 })
+            })
+            .collect()
     }
 
     fn refusal(text: &str) -> String {
@@ -299,7 +303,7 @@ mod tests {
         let tensors = tensors(4);
         let of = |role, layer| {
             recipe.resolve(&tensors).unwrap()
-                [tensors.iter().position(|t| *t == (role, layer)).unwrap()]
+                [tensors.iter().position(|t| (t.role, t.layer) == (role, layer)).unwrap()]
             .clone()
         };
         assert_eq!(of(Role::QNorm, 2), FormatChoice::AsIs);

@@ -1,6 +1,6 @@
 //! Sizes of a recipe, as users write them.
 
-use crate::models::{Config, Role};
+use crate::models::TensorSpec;
 use crate::util::units;
 use anyhow::Result;
 
@@ -21,17 +21,11 @@ impl From<u64> for Aim {
 
 impl Aim {
     /// Returns the bytes of all files for a model of these tensors and side files.
-    pub fn bytes(
-        self,
-        roles: &[(Role, usize)],
-        config: &Config,
-        side_files: &[(String, u64)],
-    ) -> u64 {
+    pub fn bytes(self, tensors: &[TensorSpec], side_files: &[(String, u64)]) -> u64 {
         match self {
             Aim::Bytes(bytes) => bytes,
             Aim::BitsPerWeight(bits) => {
-                let weights: usize =
-                    roles.iter().map(|r| r.0.shape(config).iter().product::<usize>()).sum();
+                let weights: usize = tensors.iter().map(TensorSpec::size).sum();
                 (bits / 8.0 * weights as f64) as u64
                     + side_files.iter().map(|(_, bytes)| bytes).sum::<u64>()
             }

@@ -1,17 +1,16 @@
 //! The machine that models are planned for: this one, or another of which only the memory is known.
 
 use super::measure::Task;
-use super::{Device, Placement, candidates_among, check_memory};
+use super::{Placement, candidates_among, check_memory};
 use crate::compute::DeviceInfo;
 use crate::error::{Fault, Kind, fault_of};
-use crate::runtime::backends;
-use crate::runtime::options::GpuLayers;
-use crate::runtime::options::RunOptions;
+use crate::runtime::devices::backends;
+use crate::runtime::options::{Device, GpuLayers, RunOptions};
 use crate::runtime::{Listener, Silence};
 use anyhow::Result;
 use std::cell::LazyCell;
 
-/// The Vulkan driver's answer.
+/// Devices of the backends, or the reason why there are none.
 type Found = Result<Vec<DeviceInfo>, Fault>;
 
 /// A machine, and the options that say which part of it is used.
@@ -21,12 +20,12 @@ pub struct Host<'a> {
     pub available: Option<u64>,
     /// All memory, of a machine that is not this one.
     pub elsewhere: Option<u64>,
-    /// Asked for where it matters: small models need no driver.
+    /// Listed at the first use: small models need no driver.
     found: LazyCell<Found, Box<dyn FnOnce() -> Found + 'a>>,
 }
 
 impl<'a> Host<'a> {
-    /// This one.
+    /// Returns this machine.
     pub fn here(run: &'a RunOptions) -> Host<'a> {
         Host {
             found: LazyCell::new(Box::new(move || found(&backends::probe()))),
@@ -34,7 +33,7 @@ impl<'a> Host<'a> {
         }
     }
 
-    /// This one, as somebody has already found it.
+    /// Returns this machine with devices that the caller has already listed.
     pub fn known(
         run: &'a RunOptions,
         devices: &Result<Vec<DeviceInfo>>,
@@ -52,8 +51,8 @@ impl<'a> Host<'a> {
             let fault = Fault::usage("--memory plans for another machine, whose GPU is not known");
             return Err(fault
                 .help(
-                    "leave out --device and --gpu-layers: the plan is for the \
-                processor and its memory",
+                    "leave out --device and --gpu-layers: \
+                    the plan is for the processor and its memory",
                 )
                 .into());
         }

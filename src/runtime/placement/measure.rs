@@ -5,9 +5,9 @@ use crate::compute::split::SplitExecutor;
 use crate::compute::{DeviceInfo, Executor, Held, KvFormat, KvLayer};
 use crate::kv::PAGE;
 use crate::models::forward::{self, Forward, ForwardOptions, SparePages};
-use crate::models::{Role, Weights};
-use crate::runtime::backends::{self, FlashPartial, OffloadExecutor};
-use crate::runtime::npu;
+use crate::models::{Role, TensorSpec, Weights};
+use crate::runtime::devices::backends::{self, FlashPartial, OffloadExecutor};
+use crate::runtime::devices::npu;
 use anyhow::Result;
 use serde::Serialize;
 
@@ -90,7 +90,7 @@ pub struct Share {
 
 /// A model spread over the machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Layout {
+pub struct MemoryLayout {
     pub gpu: Share,
     pub cpu: Share,
     /// Bytes of the processor's memory that an NPU takes: its own copy of the global layers' keys
@@ -117,7 +117,7 @@ pub struct Task<'a> {
 
 impl Task<'_> {
     pub fn layers(&self) -> usize {
-        self.weights.config().n_layers
+        self.weights.config().layers.len()
     }
 
     /// Pages for prefixes.
@@ -126,7 +126,7 @@ impl Task<'_> {
     }
 
     /// Measures the memory with the first `on_gpu` layers on `device`.
-    pub fn measure(&self, device: Option<&DeviceInfo>, on_gpu: usize) -> Result<Layout> {
+    pub fn measure(&self, device: Option<&DeviceInfo>, on_gpu: usize) -> Result<MemoryLayout> {
         let n = self.layers();
         let dry = |device| Box::new(Dry::new(backends::footprint(device)));
         let device = device.filter(|_| on_gpu > 0);
@@ -137,7 +137,7 @@ impl Task<'_> {
             let (gpu, cpu) = (device.counted(), host.counted());
             let mut exec = SplitExecutor::new(device, host, on_gpu as u16, n as u16);
             let model = self.load(&mut exec)?;
-            return Ok(Layout {
+            return Ok(MemoryLayout {
                 gpu: staged(self.share(&model, 0..on_gpu, gpu.held(), false)),
                 cpu: self.share(&model, on_gpu..n, cpu.held(), true),
                 npu: 0, // It works beside one device only.
@@ -147,9 +147,10 @@ impl Task<'_> {
         let place = dry(device);
         let counted = place.counted();
         let mut exec: Box<dyn Executor> = place;
-        let dims = npu::dims(self.weights.config());
-        // Models that no NPU takes run without.
-        if let Some(npu) = self.npu.then(|| FlashPartial::dry(dims)).and_then(Result::ok) {
+        // Models of a shape that no NPU computes run without one.
+        if let Some(dims) = npu::dims(self.weights.config()).ok().filter(|_| self.npu)
+            && let Ok(npu) = FlashPartial::dry(dims)
+        {
             exec = Box::new(OffloadExecutor::new(exec, npu, dims, 256));
         }
         let model = self.load(exec.as_mut())?;
@@ -157,8 +158,8 @@ impl Task<'_> {
         let share = self.share(&model, 0..n, held, true);
         let npu = exec.report().held.buffers - held.buffers;
         Ok(match device {
-            Some(_) => Layout { gpu: staged(share), npu, pieces, ..Layout::default() },
-            None => Layout { cpu: share, npu, ..Layout::default() },
+            Some(_) => MemoryLayout { gpu: staged(share), npu, pieces, ..MemoryLayout::default() },
+            None => MemoryLayout { cpu: share, npu, ..MemoryLayout::default() },
         })
     }
 
@@ -174,8 +175,8 @@ impl Task<'_> {
         forward::load(self.weights, exec, options)
     }
 
-    /// Returns the share of the layers `layers` with these bytes of weights and buffers. `embeds`
-    /// says where a table that is only looked up would be.
+    /// Returns the share of `layers` with these bytes of weights and buffers. `embeds` tells
+    /// whether the embedding table is on this side.
     fn share(
         &self,
         model: &Forward,
@@ -191,7 +192,7 @@ impl Task<'_> {
         );
         let table = match self.weights.format(Role::Embed, 0) {
             Ok(format) if embeds && self.weights.has_own_head() => {
-                let [rows, cols] = Role::Embed.shape(self.weights.config());
+                let TensorSpec { rows, cols, .. } = self.weights.tensor(Role::Embed, 0);
                 format.bytes(rows, cols) as u64
             }
             _ => 0,
@@ -209,12 +210,12 @@ impl Task<'_> {
 
     /// Returns the most layers that fit into what is free on the device, and what they take; `None`
     /// if not even one does.
-    pub fn most_layers(&self, device: &DeviceInfo) -> Result<Option<Layout>> {
-        let fits = |n: usize| -> Result<Option<Layout>> {
+    pub fn most_layers(&self, device: &DeviceInfo) -> Result<Option<MemoryLayout>> {
+        let fits = |n: usize| -> Result<Option<MemoryLayout>> {
             let layout = self.measure(Some(device), n)?;
             Ok((layout.gpu.need.total() <= device.free()).then_some(layout))
         };
-        // What n layers take grows with n.
+        // The memory of n layers grows with n.
         let (mut best, mut low, mut high) = (None, 1, self.layers());
         while low <= high {
             let middle = high.midpoint(low);

@@ -6,48 +6,22 @@ pub mod measure;
 pub mod predict;
 pub mod prompt;
 
-use super::Listener;
-use super::backends::{choose, probe, ranked};
-use super::options::GpuLayers;
-use super::options::RunOptions;
 use crate::compute::{Choice, DeviceInfo};
 use crate::error::{Fault, Kind};
+use crate::runtime::Listener;
+use crate::runtime::devices::backends::{choose, probe, ranked};
+use crate::runtime::options::RunOptions;
+use crate::runtime::options::{Device, GpuLayers};
 use crate::util::units::bytes;
 use anyhow::Result;
-use measure::{Layout, Need, Task};
-
-/// Values of `--device`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Device {
-    #[default]
-    Auto,
-    Cpu,
-    Vulkan(Choice),
-}
-
-impl std::str::FromStr for Device {
-    type Err = Fault;
-
-    fn from_str(device: &str) -> Result<Device, Fault> {
-        match device.split_once(':') {
-            None if device == "auto" => Ok(Device::Auto),
-            None if device == "cpu" => Ok(Device::Cpu),
-            None if device == "vulkan" => Ok(Device::Vulkan(Choice::Best)),
-            Some(("vulkan", index)) if index.parse::<usize>().is_ok() => {
-                Ok(Device::Vulkan(Choice::Index(index.parse().expect("just parsed"))))
-            }
-            _ => Err(Fault::usage(format!("unknown device `{device}`"))
-                .help("one of auto, cpu, vulkan, vulkan:0, vulkan:1, ...")),
-        }
-    }
-}
+use measure::{MemoryLayout, Need, Task};
 
 /// A model's layers on the machine's parts.
 #[derive(Clone, Debug)]
 pub struct Placement {
     /// The GPU; `None` where all layers run on the processor.
     pub device: Option<DeviceInfo>,
-    pub layout: Layout,
+    pub layout: MemoryLayout,
 }
 
 impl Placement {
@@ -65,8 +39,8 @@ impl Placement {
                 let all = gpu.layers + cpu.layers;
                 let name = &device.name;
                 format!(
-                    "{} of {all} layers and the head on {name} ({there}), {} on the processor \
-                        ({here})",
+                    "{} of {all} layers and the head on {name} ({there}), \
+                        {} on the processor ({here})",
                     gpu.layers, cpu.layers
                 )
             }
@@ -194,8 +168,8 @@ fn on_gpu(task: &Task<'_>, device: &DeviceInfo, wish: GpuLayers) -> Result<Place
         (GpuLayers::Auto, _) | (_, None) => String::new(),
         (_, Some(most)) => format!("give --gpu-layers {} or auto, ", most.gpu.layers),
     };
-    let help = "lower --ctx-size, quantise the model further (gemma quantize --target-size), or \
-        use --device cpu";
+    let help = "lower --ctx-size, quantise the model further (gemma quantize --target-size), \
+        or use --device cpu";
     Err(Fault::new(Kind::Memory, what).help(format!("{fewer}{help}")).into())
 }
 
@@ -221,17 +195,17 @@ pub fn check_memory(placement: &Placement, available: Option<u64>) -> Result<()>
     let gpu = if shared { placement.layout.gpu.need.total() } else { 0 };
     let all = [need.total(), gpu, placement.layout.npu].into_iter().fold(0, u64::saturating_add);
     let Some(available) = available.filter(|a| all > *a) else { return Ok(()) };
-    let with = |bytes_more: u64, what: &str| match bytes_more {
+    let clause = |bytes_more: u64, what: &str| match bytes_more {
         0 => String::new(),
         n => format!(", with {} for {what},", bytes(n)),
     };
-    let others = with(gpu, "the GPU's layers") + &with(placement.layout.npu, "the NPU's copy");
+    let others = clause(gpu, "the GPU's layers") + &clause(placement.layout.npu, "the NPU's copy");
     let what =
         format!("{}{others} do not fit into {} of available memory", parts(need), bytes(available));
     Err(Fault::new(Kind::Memory, what)
         .help(
-            "gemma plan names the sizes that fit: quantise the model (gemma quantize), lower \
-                --ctx-size, or close other programs",
+            "gemma plan names the sizes that fit: quantise the model (gemma quantize), \
+                lower --ctx-size, or close other programs",
         )
         .into())
 }
@@ -240,18 +214,6 @@ pub fn check_memory(placement: &Placement, available: Option<u64>) -> Result<()>
 mod tests {
     use super::*;
     use crate::runtime::Silence;
-
-    #[test]
-    fn devices_are_named_exactly() {
-        let code = |device: &str| device.parse::<Device>().map_err(|e| e.kind.exit_code());
-        assert_eq!(code("auto"), Ok(Device::Auto));
-        assert_eq!(code("cpu"), Ok(Device::Cpu));
-        assert_eq!(code("vulkan"), Ok(Device::Vulkan(Choice::Best)));
-        assert_eq!(code("vulkan:1"), Ok(Device::Vulkan(Choice::Index(1))));
-        for wrong in ["cuda", "cpu:1", "vulkan:", "vulkan:x", "vulkan:-1", ""] {
-            assert_eq!(code(wrong), Err(2), "{wrong}");
-        }
-    }
 
     fn device(index: usize, is_integrated: bool, free: u64) -> DeviceInfo {
         DeviceInfo {
@@ -282,8 +244,8 @@ mod tests {
 
     #[test]
     fn the_gpu_that_takes_most_layers_goes_first() {
-        let shape = crate::runtime::shapes::Shape::B4;
-        let formats = crate::runtime::shapes::Formats {
+        let shape = crate::runtime::model::shapes::Shape::B4;
+        let formats = crate::runtime::model::shapes::MadeUpFormats {
             weights: Some("i4-g32".parse().unwrap()),
             ..Default::default()
         };
@@ -312,7 +274,7 @@ mod tests {
         assert_eq!(list[..2], [(2, 34), (0, 34)]);
         assert!(list[2].0 == 1 && (1..34).contains(&list[2].1) && list.len() == 3, "{list:?}");
         assert_eq!(chosen(&devices[3..]), []);
-        // What fits, fits: one layer more would not.
+        // These layers fit, and one more would not.
         let layers = list[2].1;
         let need = |n| task.measure(Some(&devices[1]), n).unwrap().gpu.need.total();
         assert!(need(layers) <= devices[1].free() && need(layers + 1) > devices[1].free());
@@ -328,7 +290,7 @@ mod tests {
 
     #[test]
     fn what_cannot_fit_is_refused_with_numbers() {
-        let mut placement = Placement { device: None, layout: Layout::default() };
+        let mut placement = Placement { device: None, layout: MemoryLayout::default() };
         placement.layout.cpu.need = Need { weights: u64::MAX / 4, kv: 1 << 30, ..Need::default() };
         let error = check_memory(&placement, Some(1 << 40)).unwrap_err();
         assert_eq!(crate::error::fault_of(&error).unwrap().kind.exit_code(), 5);

@@ -1,5 +1,5 @@
-//! How fast a placement can be: bytes that a pass reads over the speed of the memory they lie in. A
-//! prediction, and an upper bound.
+//! Predicted speed of a placement: the bytes that a pass reads, divided by the speed of their
+//! memory. The prediction is an upper bound.
 
 use super::Placement;
 use super::measure::Share;
@@ -7,20 +7,20 @@ use crate::compute::cpu::Pool;
 use crate::compute::cpu::bandwidth::{PROBE_BYTES, read_bandwidth};
 use crate::compute::{DeviceInfo, Part, Plan, StepLayout};
 use crate::runtime::Listener;
-use crate::runtime::backends;
+use crate::runtime::devices::backends;
 use crate::tensor::{Format, Matrix};
 use crate::util::units::digits3;
 use anyhow::{Context, Result};
 use serde::Serialize;
 use std::borrow::Cow;
 
-/// Reading speed of a discrete GPU's memory where nobody measured it: that of a middle one.
+/// Assumed reading speed of a discrete GPU's memory, if it was not measured: that of a middle one.
 const ASSUMED: f64 = 300.0;
 
-/// The same of a machine that is not at hand: two channels of DDR5-5600, as laptops have them.
+/// Assumed reading speed of another machine's memory: two channels of DDR5-5600, as in laptops.
 const ELSEWHERE: f64 = 60.0;
 
-/// How fast memory is read.
+/// Reading speed of a memory.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Speed {
     /// 1e9 bytes a second.
@@ -41,8 +41,8 @@ pub struct Speeds {
 pub struct Prediction {
     pub ms_per_pass: f64,
     pub ms_per_pass_when_full: f64,
-    /// With a full context, and with an empty one. Of plain decoding these are the tokens a second
-    /// too: each pass gives one.
+    /// Passes a second with a full context, and with an empty one. Plain decoding gives one token a
+    /// pass.
     pub passes_per_s: [f64; 2],
     /// Bytes of weights that it reads from the GPU's memory and from the processor's.
     #[serde(skip)]
@@ -65,7 +65,7 @@ impl Speeds {
         Speeds { cpu: Speed { gb_per_s: ELSEWHERE, how: "assumed" }, gpu: None }
     }
 
-    /// Returns the same beside this GPU, or without one. What is not known of it is assumed.
+    /// Returns the speeds beside this GPU, or without one. An unknown speed is assumed.
     pub fn beside(self, device: Option<&DeviceInfo>) -> Speeds {
         let Speeds { cpu, gpu } = self;
         let assumed =
@@ -91,8 +91,7 @@ impl Speeds {
         Ok(Speeds { gpu: Some(Speed { gb_per_s: read / 1e9, how: "measured" }), ..self })
     }
 
-    /// Takes speeds from the user: of the memory that layers lie in, or of the GPU's and of the
-    /// processor's.
+    /// Takes speeds from the user: one for both memories, or the GPU's and the processor's.
     pub fn given(speeds: &[f64]) -> Speeds {
         let speed = |gb_per_s| Speed { gb_per_s, how: "given" };
         let (first, last) = (speed(speeds[0]), speed(speeds[speeds.len() - 1]));
@@ -102,11 +101,11 @@ impl Speeds {
     /// Returns a prediction in words, and what it rests on.
     pub fn describe(&self, p: &Prediction) -> String {
         format!(
-            "at most {} tok/s without drafts ({} ms a pass, {} ms when the context is full) at the \
-                full speed of memory: {}",
+            "at most {} tok/s without drafts ({} ms a pass, {} ms when the context is full) {}: {}",
             digits3(p.passes_per_s[1]),
             digits3(p.ms_per_pass),
             digits3(p.ms_per_pass_when_full),
+            "at the full speed of memory",
             self.basis(p)
         )
     }
@@ -114,7 +113,7 @@ impl Speeds {
     /// Returns the speeds that a prediction rests on.
     pub fn basis(&self, p: &Prediction) -> String {
         let speed = |s: Speed| format!("{} GB/s ({})", digits3(s.gb_per_s), s.how);
-        // Memories from which nothing is read say nothing.
+        // A memory from which nothing is read is left out.
         let parts = [
             ("GPU", self.gpu.filter(|_| p.reads[0] > 0)),
             ("processor", Some(self.cpu).filter(|_| p.reads[1] > 0)),
@@ -147,7 +146,7 @@ impl Speeds {
 
 #[cfg(test)]
 mod tests {
-    use super::super::measure::{Layout, Reads};
+    use super::super::measure::{MemoryLayout, Reads};
     use super::*;
 
     #[test]
@@ -156,10 +155,10 @@ mod tests {
             reads: Reads { weights, kv_when_full },
             ..Share::default()
         };
-        let layout = Layout {
+        let layout = MemoryLayout {
             gpu: share(6_000_000_000, 3_000_000_000),
             cpu: share(2_000_000_000, 0),
-            ..Layout::default()
+            ..MemoryLayout::default()
         };
         let speed = |gb_per_s| Speed { gb_per_s, how: "assumed" };
         let speeds = Speeds { cpu: speed(20.0), gpu: Some(speed(300.0)) };

@@ -1,5 +1,5 @@
-//! How fast a prompt is read: the multiplications that it takes, at the speed at which a small
-//! model of the same formats was just timed. A prediction.
+//! Predicted time to read a prompt: its multiplications, at the speed that was just measured with a
+//! small model of the same formats.
 
 use super::Placement;
 use super::measure::Task;
@@ -9,7 +9,7 @@ use crate::engine::planned::EngineOptions;
 use crate::engine::{Engine, EngineExt, PlannedEngine, Rows, Scores, TokenTree};
 use crate::models::{Config, Role, Weights};
 use crate::runtime::Listener;
-use crate::runtime::backends;
+use crate::runtime::devices::backends;
 use crate::tensor::{Format, Token};
 use anyhow::Result;
 use serde::Serialize;
@@ -28,7 +28,7 @@ const DEPTH: usize = 512;
 /// Timed passes; the fastest counts.
 const PASSES: usize = 3;
 
-/// How long a prompt of [`DOCUMENT`] tokens takes to read, or as many as the context holds.
+/// Predicted time to read a prompt of [`DOCUMENT`] tokens, or as many as the context holds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Reading {
     pub tokens: usize,
@@ -49,18 +49,17 @@ impl Work {
     fn of(weights: &Weights, layers: std::ops::Range<usize>, tokens: usize) -> Result<Work> {
         let config = weights.config();
         let mut work = Work::default();
-        for (role, layer) in weights.roles() {
-            if role.is_matrix() && role.is_layer() && layers.contains(&layer) {
-                let [rows, cols] = role.shape(config);
-                *work.linear.entry(weights.format(role, layer)?).or_default() +=
-                    (rows * cols * tokens) as f64;
+        for tensor in weights.matrices() {
+            if tensor.role.is_layer() && layers.contains(&tensor.layer) {
+                let format = weights.format(tensor.role, tensor.layer)?;
+                *work.linear.entry(format).or_default() += (tensor.size() * tokens) as f64;
             }
         }
-        for layer in layers {
-            let window = if config.is_global(layer) { tokens } else { config.window.min(tokens) };
+        for layer in &config.layers[layers] {
+            let window = layer.window.unwrap_or(tokens).min(tokens);
             // The first `window` queries see one key more each, the others `window`.
             let seen = window * (window + 1) / 2 + (tokens - window) * window;
-            work.attention += (2 * config.n_heads * config.head_dim * seen) as f64;
+            work.attention += (2 * layer.query_width() * seen) as f64;
         }
         Ok(work)
     }
@@ -92,8 +91,8 @@ impl Rates {
             small.engine.commit(&[(0, &(0..ROWS as u32).collect::<Vec<_>>())])?;
         }
         let products = 2 * 16 * HEAD_DIM * ROWS * DEPTH;
-        // Where other programs took the processor meanwhile, a deep pass may seem shorter:
-        // attention then counts as nothing.
+        // A deep pass may measure shorter if other programs used the processor meanwhile. Attention
+        // then counts as nothing.
         rates.attention = products as f64 / (small.seconds()? - shallow).max(0.0);
         Ok(rates)
     }
@@ -126,18 +125,17 @@ impl Small {
     ) -> Result<Small> {
         let config = json!({
             "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text",
-            "hidden_size": dim, "intermediate_size": ffn, "num_hidden_layers": 1, "sliding_window_pattern": 1,
-            "sliding_window": 1024, "num_attention_heads": heads, "num_key_value_heads": heads / 2, "head_dim": HEAD_DIM,
-            "query_pre_attn_scalar": HEAD_DIM, "vocab_size": 256, "rope_theta": 1e6, "rope_local_base_freq": 1e4,
-            "max_position_embeddings": 2048,
+            "hidden_size": dim, "intermediate_size": ffn, "num_hidden_layers": 1,
+            "sliding_window_pattern": 1, "sliding_window": 1024, "num_attention_heads": heads,
+            "num_key_value_heads": heads / 2, "head_dim": HEAD_DIM,
+            "query_pre_attn_scalar": HEAD_DIM, "vocab_size": 256, "rope_theta": 1e6,
+            "rope_local_base_freq": 1e4, "max_position_embeddings": 2048,
         });
         let table = |role| matches!(role, Role::Embed | Role::Head);
         let formats = |role| if table(role) { Format::I8_ROW } else { format };
         let weights = Weights::synthetic(Config::from_json(&config)?, formats, 1);
-        let matrices =
-            weights.roles().into_iter().filter(|(role, _)| role.is_matrix() && role.is_layer());
-        let of_layer =
-            matrices.map(|(role, _)| role.shape(weights.config()).iter().product::<usize>()).sum();
+        let matrices = weights.matrices().filter(|tensor| tensor.role.is_layer());
+        let of_layer = matrices.map(|tensor| tensor.size()).sum();
         let tokens: Vec<Token> = (0..ROWS as Token).collect();
         let options = EngineOptions { context: DEPTH + ROWS, kv };
         Ok(Small {
@@ -166,9 +164,8 @@ impl Small {
     }
 }
 
-/// Returns how long the model takes to read a document where it is placed. `None` where a GPU has
-/// layers and `on_gpu` is missing, which times it and may say something: a GPU's kernels take
-/// seconds to compile.
+/// Returns the time in which the placed model reads a document. Returns `None` if a GPU has layers
+/// and `on_gpu` is missing: timing a GPU takes seconds, and a note to that listener.
 pub fn reading(
     task: &Task<'_>,
     placement: &Placement,
@@ -205,30 +202,31 @@ pub fn reading(
 mod tests {
     use super::super::measure::Share;
     use super::*;
-    use crate::runtime::shapes::{Formats, Shape};
+    use crate::runtime::model::shapes::{MadeUpFormats, Shape};
 
     fn weights(recipe: &str) -> Weights {
-        Shape::M270.weights(&Formats::of_recipe(recipe)).unwrap()
+        Shape::M270.weights(&MadeUpFormats::of_recipe(recipe)).unwrap()
     }
 
     #[test]
     fn work_is_counted_by_format_and_window() {
         let weights = weights("q4_0");
         let c = weights.config();
-        let matrices = c.n_layers
-            * (c.dim * c.head_dim * (2 * c.n_heads + 2 * c.n_kv_heads) + 3 * c.dim * c.ffn_dim);
-        let work = Work::of(&weights, 0..c.n_layers, 1000).unwrap();
+        let (n, layer) = (c.layers.len(), c.layers[0]);
+        let heads = layer.query_width() + layer.kv_width();
+        let matrices = n * (2 * c.dim * heads + 3 * c.dim * c.ffn_dim);
+        let work = Work::of(&weights, 0..n, 1000).unwrap();
         assert_eq!(
             work.linear.into_iter().collect::<Vec<_>>(),
             [(Format::I4_G32, (1000 * matrices) as f64)]
         );
         // A window of 512: 512 queries see 1 to 512 keys, 488 see 512; a global layer's see 1 to
         // 1000.
-        let globals = (0..c.n_layers).filter(|l| c.is_global(*l)).count();
-        let seen = globals * 500_500 + (c.n_layers - globals) * (131_328 + 488 * 512);
-        assert_eq!(work.attention, (2 * c.n_heads * c.head_dim * seen) as f64);
+        let globals = c.global_layers().len();
+        let seen = globals * 500_500 + (n - globals) * (131_328 + 488 * 512);
+        assert_eq!(work.attention, (2 * layer.query_width() * seen) as f64);
         // Layers of two sides add up.
-        let [a, b] = [0..7, 7..c.n_layers].map(|layers| Work::of(&weights, layers, 1000).unwrap());
+        let [a, b] = [0..7, 7..n].map(|layers| Work::of(&weights, layers, 1000).unwrap());
         assert_eq!(a.attention + b.attention, work.attention);
     }
 

@@ -356,23 +356,45 @@ impl Lowering<'_> {
         })
     }
 
-    fn commit(&self, op: &Commit, bucket: Bucket) -> Option<Call> {
-        let Commit { layers } = op;
-        let first = layers.first()?;
-        let kernel = kernels::Commit { threads: 64, kv: kv_code(first) };
-        let push = CommitPush {
-            layers: self.at(self.own.layers),
-            step: self.at(self.step),
-            n_kv: word(first.n_kv_heads),
-            head_dim: word(first.head_dim),
-            max_rows: word(self.max_rows),
-            _gap: 0,
-        };
-        let accesses =
-            layers.iter().flat_map(|kv| [Access::Write(kv.k), Access::Write(kv.v)]).collect();
-        let groups = [bucket.path, first.n_kv_heads, layers.len()];
-        Some(self.call(&kernel, &push, groups, accesses))
+    /// Returns a call for each shape of heads, whose layers follow each other in `own.layers`.
+    fn commit(&self, op: &Commit, bucket: Bucket) -> Vec<Call> {
+        let (mut calls, mut at) = (Vec::new(), self.at(self.own.layers));
+        for layers in by_shape(&op.layers) {
+            let first = layers[0];
+            let kernel = kernels::Commit { threads: 64, kv: kv_code(first) };
+            let push = CommitPush {
+                layers: at,
+                step: self.at(self.step),
+                n_kv: word(first.n_kv_heads),
+                head_dim: word(first.head_dim),
+                max_rows: word(self.max_rows),
+                _gap: 0,
+            };
+            let accesses =
+                layers.iter().flat_map(|kv| [Access::Write(kv.k), Access::Write(kv.v)]).collect();
+            let groups = [bucket.path, first.n_kv_heads, layers.len()];
+            calls.push(self.call(&kernel, &push, groups, accesses));
+            at += (layers.len() * LAYER_BYTES) as u64;
+        }
+        calls
     }
+}
+
+/// Bytes of a layer in `commit.comp`.
+pub(in crate::vulkan) const LAYER_BYTES: usize = 48;
+
+/// Returns the layers of a commit in groups whose heads have the same shape, in the order of the
+/// first layer of each.
+pub(in crate::vulkan) fn by_shape(layers: &[KvLayer]) -> Vec<Vec<&KvLayer>> {
+    let mut groups: Vec<Vec<&KvLayer>> = Vec::new();
+    let shape = |kv: &KvLayer| (kv.n_kv_heads, kv.head_dim, kv.format);
+    for kv in layers {
+        match groups.iter_mut().find(|group| shape(group[0]) == shape(kv)) {
+            Some(group) => group.push(kv),
+            None => groups.push(vec![kv]),
+        }
+    }
+    groups
 }
 
 /// `KV` of `kv.glsl`.

@@ -126,7 +126,7 @@ impl Lowering<'_> {
         read_later: bool,
         bucket: Bucket,
     ) -> Call {
-        let Norm { x, add, w, eps, dim, out, rows } = op;
+        let Norm { x, add, scale: _, w, eps, dim, out, rows } = op;
         let z = (prepare.is_none() || read_later || *rows == RowSet::Selected).then_some(*out);
         let (add, w_add) = (add.map(|a| a.0), add.map(|a| a.1));
         let work = RowWork {

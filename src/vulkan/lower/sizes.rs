@@ -1,5 +1,6 @@
 //! Sizes of the buffers that the executor has beside those of the plans.
 
+use super::LAYER_BYTES;
 use super::finish::EPILOGUE_BYTES;
 use crate::compute::{Attention, KvFormat, Op, PageRange, Plan, StepLayout, WeightId};
 
@@ -71,7 +72,7 @@ impl OwnSizes {
     /// Returns the label and bytes of each buffer, in the order of allocation.
     pub fn buffers(self) -> [(&'static str, usize); 6] {
         let (partials, layers, epilogues) =
-            (self.partial_floats * 4, self.layers * 48, self.epilogues * EPILOGUE_BYTES);
+            (self.partial_floats * 4, self.layers * LAYER_BYTES, self.epilogues * EPILOGUE_BYTES);
         [
             ("gate", self.gate),
             ("up", self.gate),

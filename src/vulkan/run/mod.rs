@@ -30,7 +30,7 @@ use crate::vulkan::device::{DeviceInfo, Gpu};
 use crate::vulkan::lower::finish::Epilogues;
 use crate::vulkan::lower::layout::DeviceMatrix;
 use crate::vulkan::lower::sizes::{OwnSizes, key_block};
-use crate::vulkan::lower::{Bucket, Call, Lowering, Own};
+use crate::vulkan::lower::{Bucket, Call, Lowering, Own, by_shape};
 use anyhow::{Context, Result, ensure};
 use ash::vk;
 use commands::{dispatch, read_back};
@@ -214,12 +214,12 @@ impl VulkanExecutor {
         Ok(own)
     }
 
-    /// Addresses of the caches that commits work on.
+    /// Writes the addresses of the caches that commits work on.
     fn write_layers(&mut self, plan: &Plan, own: Own) -> Result<()> {
         for op in plan.dispatches.iter().map(|d| &d.op) {
             if let Op::Commit(Commit { layers }) = op {
                 let mut bytes = Vec::new();
-                for kv in layers {
+                for kv in by_shape(layers).concat() {
                     for id in [kv.k, kv.v, kv.scratch_k, kv.scratch_v] {
                         bytes.extend(self.addresses[id.0 as usize].to_le_bytes());
                     }
@@ -412,6 +412,13 @@ impl Executor for VulkanExecutor {
     }
 
     fn record(&mut self, plan: Plan, step: BufferId, layout: StepLayout) -> Result<PlanId> {
+        let scales = |d: &Dispatch| matches!(&d.op, Op::Norm(norm) if norm.scale != 1.0);
+        if plan.dispatches.iter().any(scales) {
+            let what = "the GPU has no kernel for layers that multiply the residual stream";
+            return Err(crate::error::Fault::new(crate::error::Kind::Device, what)
+                .help("use the processor: -d cpu")
+                .into());
+        }
         let own = self.own(&plan, layout)?;
         self.write_layers(&plan, own)?;
         self.steps.entry(step).or_insert_with(|| vec![0; layout.words() * 4]);

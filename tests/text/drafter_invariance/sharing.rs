@@ -1,8 +1,8 @@
 //! Texts that share passes: what a draft model guesses of each, and how prompts are read.
 
 use super::*;
-use gemma::draft::{DraftModel, Mixing, Source};
-use gemma::sampler::{Mask, Rule};
+use gemma::draft::{DraftModel, DraftSource, Mixing};
+use gemma::sampler::{Mask, TokenRule};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
@@ -16,7 +16,7 @@ fn grow(texts: &mut Scheduler<'_>, cases: &[Case]) -> Vec<(Vec<u32>, Stats)> {
             seated.insert(texts.admit(request(&cases[next])).unwrap(), next);
         }
         for ended in texts.step(&mut |_, _| Flow::Continue).unwrap() {
-            assert_eq!(ended.stop.unwrap(), Stop::Length);
+            assert_eq!(ended.stop.unwrap(), StopReason::Length);
             grown.insert(seated[&ended.sequence], (ended.text.history, ended.text.stats));
         }
     }
@@ -42,7 +42,7 @@ fn a_draft_model_guesses_of_each_text_what_it_does_alone() {
     let drafter = |texts: usize| {
         let model = Some(DraftModel::new(draft.engine_for(texts)));
         let mixing = Mixing { rate: 0.0, ..Mixing::default() };
-        TreeBuilder::new(model, &[Source::Context], mixing)
+        TreeBuilder::new(model, &[DraftSource::Context], mixing)
     };
     let never = AtomicBool::new(false);
     let mut passes = Vec::new();
@@ -54,7 +54,7 @@ fn a_draft_model_guesses_of_each_text_what_it_does_alone() {
             (drafter(sequences), invariance::policy(TreeSize::Nodes(7), None));
         let mut texts = Scheduler::new(&mut timeline, &mut builder, &mut policy, &[], &never);
         let got = grow(&mut texts, &cases);
-        let mut figures = Figures::default();
+        let mut figures = DraftFigures::default();
         builder.figures(&mut figures);
         if beside.is_some() {
             assert!(figures.ahead > 0 && figures.hits > 0, "{figures:?}");
@@ -166,7 +166,7 @@ struct Late {
 
 const ASKED: usize = 4;
 
-impl Rule for Late {
+impl TokenRule for Late {
     fn mask(&self, history: &[u32]) -> Result<Arc<Mask>> {
         let n = history.len() as u32;
         let allows = (0..40).filter(|token| token % n.min(7) != 0);

@@ -12,10 +12,11 @@ use crate::cli::options::{DraftArgs, FormatArgs, ModelArgs, UiOptions};
 use crate::cli::settings::Typed;
 use crate::error::Fault;
 use crate::models::Weights;
+use crate::runtime::devices::npu;
+use crate::runtime::devices::processor::Cpu;
+use crate::runtime::model::shapes::Shape;
 use crate::runtime::options::AutoOr;
-use crate::runtime::processor::Cpu;
-use crate::runtime::shapes::Shape;
-use crate::runtime::{Model, Room, Size, load, npu};
+use crate::runtime::{Model, Room, Size, load};
 use crate::sampler::SamplerConfig;
 use crate::util::shell::quoted;
 use anyhow::{Context, Result};
@@ -223,10 +224,8 @@ fn read_report(path: &Path) -> Result<Report> {
 /// Names the formats of a layer's matrices, the largest share first.
 fn formats(weights: &Weights) -> Result<String> {
     let mut found: Vec<(String, u64)> = Vec::new();
-    for (role, layer) in
-        weights.roles().into_iter().filter(|(role, layer)| role.is_matrix() && *layer == 0)
-    {
-        let matrix = weights.shape(role, layer)?;
+    for tensor in weights.matrices().filter(|tensor| tensor.layer == 0) {
+        let matrix = weights.shape(tensor.role, tensor.layer)?;
         let (name, bytes) =
             (matrix.format.to_string(), matrix.format.bytes(matrix.rows, matrix.cols) as u64);
         match found.iter_mut().find(|(n, _)| *n == name) {

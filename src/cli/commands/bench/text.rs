@@ -5,13 +5,13 @@ use super::measure::Figure;
 use super::report::{Acceptance, Text, TextKind};
 use crate::cli::io::text_file::read_file;
 use crate::cli::io::ui::Ui;
-use crate::decode::{self, Flow, Limits, Stats};
+use crate::decode::{self, Flow, GenerationLimits, Stats};
 use crate::engine::Timeline;
 use crate::error::Fault;
 use crate::models::{ChatTemplate, Message, ReducedVocabulary, Special, Tokenizer};
-use crate::runtime::costs::Passes;
-use crate::runtime::drafting::{self, Drafting, Target};
-use crate::runtime::partner::Partner;
+use crate::runtime::drafting::costs::Passes;
+use crate::runtime::drafting::{self, Drafting};
+use crate::runtime::model::partner::Partner;
 use crate::runtime::{Model, Room, RunOptions, Session};
 use crate::sampler::{Sampler, SamplerConfig};
 use crate::tensor::Token;
@@ -66,8 +66,7 @@ pub fn measure(model: Model, run: &RunOptions, options: &Bench, ui: &Ui) -> Resu
     let mut first = session.load(Room::of(room), ui)?;
     first.engine = Partner::stand_in(model.checkpoint(), tokenizer, first.engine)?;
     let passes = Passes::measured(&mut first)?;
-    let drafted =
-        Target { session: &session, room: Room::of(context), passes: &passes, pool: &first.pool };
+    let drafted = session.target(Room::of(context), &passes, &first.pool);
     let mut target = Timeline::new(first.engine);
     let chosen = options.draft.settled()?;
     let sampler =
@@ -179,7 +178,7 @@ fn once(
     tokens: usize,
 ) -> Result<Way> {
     let never = AtomicBool::new(false);
-    let limits = Limits { max_tokens: tokens, stop_ids: stops, interrupt: &never };
+    let limits = GenerationLimits { max_tokens: tokens, stop_ids: stops, interrupt: &never };
     let (mut history, mut stats) = (prompt.tokens.clone(), Stats::default());
     let Drafting { drafter, policy, .. } = drafting;
     // The other way has read the same prompt just before.

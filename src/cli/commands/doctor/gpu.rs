@@ -10,12 +10,13 @@ use crate::error::{Fault, Kind, fault_of};
 use crate::models::Weights;
 use crate::os::files::group_id;
 use crate::runtime::ModelOptions;
-use crate::runtime::backends::choose;
-use crate::runtime::driver::{Use, Verdict};
+use crate::runtime::devices::backends::choose;
+use crate::runtime::devices::driver::{DriverUse, DriverVerdict};
 use crate::runtime::load;
+use crate::runtime::options::Device;
 use crate::runtime::options::RunOptions;
+use crate::runtime::placement;
 use crate::runtime::placement::measure::Task;
-use crate::runtime::placement::{self, Device};
 use crate::util::units::bytes;
 use anyhow::Result;
 use std::io::ErrorKind;
@@ -172,9 +173,9 @@ fn group_of(machine: &dyn Machine, path: &Path) -> String {
 }
 
 /// Returns the outcome of the driver's trial.
-fn trial(verdict: &Verdict, device: &DeviceInfo) -> Check {
+fn trial(verdict: &DriverVerdict, device: &DeviceInfo) -> Check {
     match (verdict.allows, verdict.note(device)) {
-        (Use::NotAtAll, Some(note)) => {
+        (DriverUse::NotAtAll, Some(note)) => {
             Check::fail("gpu driver", Kind::Device, note, verdict.remedy())
         }
         (_, Some(note)) => Check::warn("gpu driver", note, verdict.remedy()),

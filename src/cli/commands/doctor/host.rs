@@ -6,10 +6,10 @@ use crate::compute::cpu::isa::Isa;
 use crate::os::files::is_writable_directory;
 use crate::os::process::lockable_memory;
 use crate::runtime::Silence;
-use crate::runtime::backends::{self, NpuSystem, backend_of};
-use crate::runtime::driver::Verdict;
+use crate::runtime::devices::backends::{self, NpuSystem, backend_of};
+use crate::runtime::devices::driver::DriverVerdict;
+use crate::runtime::devices::processor::default_threads;
 use crate::runtime::options::RunOptions;
-use crate::runtime::processor::default_threads;
 use crate::runtime::trial;
 use anyhow::Result;
 use std::fs::{self, File};
@@ -26,7 +26,7 @@ pub trait Machine {
     /// What the Vulkan driver lists.
     fn vulkan(&self) -> Found;
     /// What came of the trial of a device's driver.
-    fn verdict(&self, device: &DeviceInfo) -> Verdict;
+    fn verdict(&self, device: &DeviceInfo) -> DriverVerdict;
     /// Opens a device node as a driver would.
     fn open(&self, node: &Path) -> io::Result<()>;
     /// Bytes of memory that may be locked.
@@ -88,7 +88,7 @@ impl Machine for Here {
         backends::probe()
     }
 
-    fn verdict(&self, device: &DeviceInfo) -> Verdict {
+    fn verdict(&self, device: &DeviceInfo) -> DriverVerdict {
         backend_of(device).diagnose(device, &Silence)
     }
 

@@ -5,8 +5,8 @@ use super::{Check, needs_gpu};
 use crate::compute::Choice;
 use crate::compute::cpu::isa::Isa;
 use crate::runtime::ModelOptions;
-use crate::runtime::backends::choose;
-use crate::runtime::placement::Device;
+use crate::runtime::devices::backends::choose;
+use crate::runtime::options::Device;
 
 pub fn processor(machine: &dyn Machine) -> Check {
     let name = machine.read("proc/cpuinfo").and_then(|text| {

@@ -3,7 +3,7 @@
 use super::Check;
 use super::host::Machine;
 use crate::runtime::ModelOptions;
-use crate::runtime::backends::{Npu, NpuProbe};
+use crate::runtime::devices::backends::{Npu, NpuProbe};
 
 pub fn check(machine: &dyn Machine, asked: &ModelOptions) -> Check {
     if matches!(asked.run.npu, Npu::Off | Npu::Model) {

@@ -15,14 +15,15 @@ use crate::kv::PAGE;
 use crate::models::gemma3::bundled;
 use crate::models::{Config, Weights};
 use crate::quant::recipe::parse_size;
-use crate::runtime::find::find;
+use crate::runtime::devices::npu;
+use crate::runtime::model::find::find;
+use crate::runtime::model::shapes::{MadeUpFormats, Shape};
 use crate::runtime::placement::Placement;
 use crate::runtime::placement::host::Host;
 use crate::runtime::placement::measure::Task;
 use crate::runtime::placement::predict::{Prediction, Speeds};
 use crate::runtime::placement::prompt::{self, Reading};
-use crate::runtime::shapes::{Formats, Shape};
-use crate::runtime::{Model, RunOptions, Size, load, npu};
+use crate::runtime::{Model, RunOptions, Size, load};
 use anyhow::Result;
 use clap::Args;
 use remedy::Misfit;
@@ -131,7 +132,7 @@ impl Subject {
         // What lies here goes before what is only known.
         let known = Shape::named(name).filter(|_| find(Some(name)).is_err());
         if let Some((shape, published)) = known {
-            let as_published = Formats::of_recipe(published);
+            let as_published = MadeUpFormats::of_recipe(published);
             let formats = if formats.is_asked() { formats } else { &as_published };
             let name = format!("Gemma 3 {}{}", shape.name(), described(formats));
             return Ok(Some(Subject {
@@ -148,7 +149,8 @@ impl Subject {
         let same = |shape: &Shape| {
             let published = Config::from_json(&shape.config());
             published.is_ok_and(|p| {
-                (p.dim, p.n_layers, p.ffn_dim) == (config.dim, config.n_layers, config.ffn_dim)
+                let size = |c: &Config| (c.dim, c.layers.len(), c.ffn_dim);
+                size(&p) == size(config)
             })
         };
         let shape = Shape::ALL.into_iter().find(same);
@@ -163,7 +165,7 @@ impl Subject {
 }
 
 /// Formats that a model does not have, but would have.
-fn described(formats: &Formats) -> String {
+fn described(formats: &MadeUpFormats) -> String {
     match formats.recipe.as_deref() {
         Some("bf16") => " in bf16, as Google publishes it".into(),
         Some("q4_0") => " as Google's 4-bit file (q4_0)".into(),
@@ -261,7 +263,7 @@ pub fn run(options: &Plan, typed: &Typed) -> Result<u8> {
         let fits = found.as_ref().is_some_and(|p| host.check(p).is_ok());
         Other { context, placement: found, fits }
     };
-    let no_npu = match npu::dims(weights.config()).shape() {
+    let no_npu = match npu::dims(weights.config()).and_then(|dims| dims.shape()) {
         _ if !task.npu => None,
         Err(why) => Some(why.to_string()),
         Ok(_) => (placement.layout.npu == 0)

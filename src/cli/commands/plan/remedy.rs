@@ -5,11 +5,11 @@ use crate::quant::Recipe;
 use crate::quant::recipe::FOR_SIZES;
 use crate::runtime::load;
 use crate::runtime::model::Size;
+use crate::runtime::model::shapes::{Shape, settled};
 use crate::runtime::options::RunOptions;
 use crate::runtime::placement::Placement;
 use crate::runtime::placement::host::Host;
 use crate::runtime::placement::measure::Task;
-use crate::runtime::shapes::{Shape, settled};
 use crate::util::units::{bytes, thousands};
 use anyhow::Result;
 

@@ -4,7 +4,7 @@ use super::{DRAFTED, Plan, Report};
 use crate::cli::io::table::markdown;
 use crate::cli::io::ui::paragraph_in;
 use crate::compute::KvFormat;
-use crate::runtime::backends::allocations;
+use crate::runtime::devices::backends::allocations;
 use crate::runtime::options::AutoOr;
 use crate::runtime::placement::Placement;
 use crate::runtime::placement::measure::Share;
@@ -37,7 +37,7 @@ impl Report<'_> {
 
     fn globals(&self) -> usize {
         let config = self.task.weights.config();
-        (0..config.n_layers).filter(|layer| config.is_global(*layer)).count()
+        config.global_layers().len()
     }
 
     /// Tokens a second with drafts, at least and at most: as if a pass that checks drafts cost what
@@ -73,7 +73,7 @@ impl Report<'_> {
         json!({
             "v": 1,
             "model": {
-                "name": self.name, "layers": config.n_layers, "global_layers": self.globals(), "window": config.window,
+                "name": self.name, "layers": config.layers.len(), "global_layers": self.globals(), "window": config.window(),
                 "bytes": self.size.bytes, "bits_per_weight": self.size.bits_per_weight(),
             },
             "context": self.task.context,
@@ -105,7 +105,7 @@ impl Report<'_> {
 
     pub(super) fn text(&self, options: &Plan, columns: usize) -> String {
         let config = self.task.weights.config();
-        let (all, global) = (config.n_layers, self.globals());
+        let (all, global) = (config.layers.len(), self.globals());
         let count = |n: usize| thousands(n as u64);
         let say = |label: &str, text: &str| paragraph_in(label, INDENT, text, columns);
         let (size, bits) = (bytes(self.size.bytes), self.size.bits_per_weight());
@@ -155,7 +155,7 @@ impl Report<'_> {
                 count(self.task.context),
                 self.kv(),
                 all - global,
-                count(config.window)
+                count(config.window().unwrap_or(0))
             ),
         );
         text += &match (&self.no_npu, self.placement.layout.npu) {

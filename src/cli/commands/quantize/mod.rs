@@ -18,11 +18,11 @@ use crate::quant::{
     self, Aim, Calibrated, Importance, Nearest, QuantPlan, QuantizeOptions, Recipe, Solver,
     calibrate, estimate, unfinished,
 };
-use crate::runtime::backends;
-use crate::runtime::find;
+use crate::runtime::devices::backends;
+use crate::runtime::devices::processor::default_threads;
+use crate::runtime::model::find;
 use crate::runtime::model::tokenizer_of;
-use crate::runtime::placement::Device;
-use crate::runtime::processor::default_threads;
+use crate::runtime::options::Device;
 use crate::tensor::encode::{OnProcessor, TileEncoder};
 use crate::tensor::{Format, Token};
 use crate::util::units::thousands;
@@ -144,7 +144,7 @@ pub fn run(options: &Quantize, typed: &Typed) -> Result<u8> {
         .help(help)
         .into());
     }
-    let find::Source::Directory(path) = find::find(options.source.as_deref())? else {
+    let find::ModelSource::Directory(path) = find::find(options.source.as_deref())? else {
         return Err(Fault::usage("gemma quantize needs a source model").into());
     };
     let recipe = recipe(options)?;
@@ -162,7 +162,7 @@ pub fn run(options: &Quantize, typed: &Typed) -> Result<u8> {
         verify: options.verify,
         ..QuantizeOptions::default()
     };
-    let n_layers = source.config().n_layers;
+    let n_layers = source.config().layers.len();
     let prior = |role, layer| prior(role, layer, n_layers);
     let stage = Stage::default();
     let (interrupt, announced) = stage.watch(&options.ui, options.calibrate != "none")?;
@@ -301,7 +301,7 @@ fn calibration<'a>(
             .into());
     }
     let window = WINDOW.min(source.config().max_position);
-    let text = calibrate::Text::cut(
+    let text = calibrate::CalibrationText::cut(
         &run,
         source.config().bos,
         window,
@@ -328,9 +328,10 @@ fn survey(
     ui: &Ui,
 ) -> Result<HashMap<(Role, usize), f64>> {
     let config = source.config();
-    let copies = source.roles().iter().filter(|r| r.0.is_matrix()).count() + 1;
+    let copies = source.matrices().count() + 1;
     let tokens = (SURVEY_BYTES / (4 * config.dim * copies)).clamp(SURVEY_WINDOW, SURVEY_TOKENS);
-    let text = calibrate::Text::cut(run, config.bos, SURVEY_WINDOW, tokens / SURVEY_WINDOW)?;
+    let text =
+        calibrate::CalibrationText::cut(run, config.bos, SURVEY_WINDOW, tokens / SURVEY_WINDOW)?;
     let bar = ui.bar("measuring sensitivities", 1000);
     stage.show(&bar);
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build()?;

@@ -4,7 +4,6 @@
 use crate::cli::io::signals::Interrupt;
 use crate::cli::io::ui::Ui;
 use crate::cli::options::UiOptions;
-use crate::models::Role;
 use crate::quant::{QuantProgress, TensorPlan};
 use crate::util::units::{bytes, duration};
 use anyhow::Result;
@@ -115,7 +114,7 @@ impl<'a> Meter<'a> {
                 )
             });
         }
-        let layer_done = p.error.is_some() && Role::LAYER.last() == Some(&entry.role);
+        let layer_done = p.error.is_some() && entry.ends_layer;
         if self.bar.is_hidden()
             && !self.ui.is_quiet()
             && (layer_done || self.said.elapsed() > SILENCE)

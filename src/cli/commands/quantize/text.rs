@@ -7,7 +7,7 @@ use crate::quant::prior;
 use crate::quant::recipe::BUILT_IN;
 use crate::quant::{Importance, Nearest, QuantPlan, QuantReport, QuantizeOptions, Recipe};
 use crate::runtime::Size;
-use crate::runtime::shapes::{Formats, Shape};
+use crate::runtime::model::shapes::{MadeUpFormats, Shape};
 use crate::tensor::Format;
 use crate::util::units::{bytes, digits3, duration, thousands};
 use anyhow::Result;
@@ -52,7 +52,7 @@ pub fn list() -> Result<String> {
     let mut formats = vec![["format", "bits (27B)", "error"].map(str::to_owned).to_vec()];
     for name in FORMATS {
         let format: Format = name.parse()?;
-        let whole = Formats { weights: Some(format), ..Formats::default() };
+        let whole = MadeUpFormats { weights: Some(format), ..MadeUpFormats::default() };
         let bits = Size::of(&Shape::B27.weights(&whole)?)?.bits_per_weight();
         formats.push(vec![name.to_owned(), format!("{bits:.2}"), figure(format.distortion())]);
     }
@@ -67,7 +67,7 @@ pub fn list() -> Result<String> {
 
 fn plan_of(shape: Shape, recipe: &Recipe) -> Result<QuantPlan> {
     let config = Config::from_json(&shape.config())?;
-    let n_layers = config.n_layers;
+    let n_layers = config.layers.len();
     let source = Weights::synthetic(config, |_| Format::BF16, 1);
     let importance = |role, layer| prior(role, layer, n_layers);
     QuantPlan::new(

@@ -7,13 +7,14 @@
 use super::api::error::ApiError;
 use super::pool::Client;
 use super::queue::{
-    AnswerEnd, ClientEvent, ClientRequest, Delivery, Piece, RequestFigures, RequestQueue,
+    AnswerEnd, AnswerPiece, ClientEvent, ClientRequest, Delivery, RequestFigures, RequestQueue,
 };
 use crate::cli::io::ui::Ui;
-use crate::decode::{Flow, Scheduler, Stop};
+use crate::decode::{Flow, Scheduler, StopReason};
 use crate::error::{Kind, fault_of};
 use crate::runtime::answers::{AnswerEvent, Answers, FinishReason, Finished, Paused};
-use crate::runtime::{Drafting, DraftingOptions, Room, Session, Started, npu};
+use crate::runtime::devices::npu;
+use crate::runtime::{Drafting, DraftingOptions, Room, Session, Started};
 use anyhow::Result;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -58,7 +59,7 @@ impl AnswerEngine<'_> {
             started = loop {
                 if !may_reopen(&error, &mut losses) {
                     for answer in paused {
-                        let ended = answer.end(Ok(Stop::Interrupt));
+                        let ended = answer.end(Ok(StopReason::Interrupt));
                         end(ended, Some(ApiError::of(&error)), self.queue);
                     }
                     return Err(error);
@@ -281,7 +282,7 @@ fn end(finished: Finished<Delivery>, failure: Option<ApiError>, queue: &RequestQ
 impl Delivery {
     /// Sends what came. Returns whether the client still takes it.
     fn tell(&mut self, queue: &RequestQueue) -> bool {
-        if self.piece == Piece::default() {
+        if self.piece == AnswerPiece::default() {
             return true;
         }
         let now = Instant::now();
@@ -301,7 +302,7 @@ impl Delivery {
             self.delivered = Some(now);
         }
         let piece = std::mem::take(&mut self.piece);
-        match self.events.try_send((self.choice, ClientEvent::Piece(piece))) {
+        match self.events.try_send((self.choice, ClientEvent::AnswerPiece(piece))) {
             Ok(()) => true,
             Err(TrySendError::Full(_)) => {
                 queue.metrics.slow_clients.add(1);

@@ -29,7 +29,7 @@ pub struct Delivery {
     /// Arrival of the HTTP request.
     pub received: Instant,
     /// Text and tokens since the last event, and the time of that event.
-    pub piece: Piece,
+    pub piece: AnswerPiece,
     pub delivered: Option<Instant>,
     pub first_token: Option<Duration>,
 }
@@ -48,13 +48,13 @@ impl Delivery {
 
 /// News of an answer for its client.
 pub enum ClientEvent {
-    Piece(Piece),
+    AnswerPiece(AnswerPiece),
     End(Box<AnswerEnd>),
 }
 
 /// A part of an answer.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Piece {
+pub struct AnswerPiece {
     pub text: String,
     pub tokens: u64,
     pub log_probs: Vec<TokenLogProbs>,

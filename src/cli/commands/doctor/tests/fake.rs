@@ -12,7 +12,7 @@ pub struct Fake {
     pub isa: Vec<Isa>,
     pub trial: Result<(), Fault>,
     pub tried: RefCell<Vec<String>>,
-    pub verdict: Verdict,
+    pub verdict: DriverVerdict,
 }
 
 impl Fake {
@@ -26,8 +26,8 @@ impl Fake {
             isa: vec![Isa::Scalar, Isa::Avx2, Isa::Avx512Vnni],
             trial: Ok(()),
             tried: RefCell::default(),
-            verdict: Verdict {
-                allows: Use::Whole,
+            verdict: DriverVerdict {
+                allows: DriverUse::Whole,
                 why: None,
                 shapes: vec!["16x16x16".into()],
                 file: None,
@@ -107,7 +107,7 @@ impl Machine for Fake {
         if self.refused { Err(io::ErrorKind::PermissionDenied.into()) } else { Ok(()) }
     }
 
-    fn verdict(&self, _: &DeviceInfo) -> Verdict {
+    fn verdict(&self, _: &DeviceInfo) -> DriverVerdict {
         self.verdict.clone()
     }
 

@@ -9,10 +9,10 @@ use crate::cli::io::ui::COLUMNS;
 use crate::compute::DeviceInfo;
 use crate::compute::cpu::isa::Isa;
 use crate::error::Fault;
-use crate::runtime::backends::NpuSystem;
-use crate::runtime::driver::{Use, Verdict};
-use crate::runtime::shapes::{Formats, Shape};
-use crate::runtime::testing::{gpu as made_up_gpu, laptop_gpu};
+use crate::runtime::devices::backends::NpuSystem;
+use crate::runtime::devices::driver::{DriverUse, DriverVerdict};
+use crate::runtime::devices::testing::{gpu as made_up_gpu, laptop_gpu};
+use crate::runtime::model::shapes::{MadeUpFormats, Shape};
 use clap::Parser;
 use fake::Fake;
 use std::cell::RefCell;
@@ -177,7 +177,7 @@ fn a_tiny_heap_is_said_with_what_makes_it_larger() {
 #[test]
 fn a_driver_that_did_not_come_through_its_trial_is_said_with_what_makes_another() {
     let tried = |allows| Fake {
-        verdict: Verdict {
+        verdict: DriverVerdict {
             allows,
             why: Some("was ended by signal 11".into()),
             shapes: Vec::new(),
@@ -186,10 +186,10 @@ fn a_driver_that_did_not_come_through_its_trial_is_said_with_what_makes_another(
         ..Fake::laptop()
     };
     let words = ["signal 11", "update the driver", "rm '/home/me/.cache/gemma/driver-1.json'"];
-    let slower = tried(Use::WithoutMatrices);
+    let slower = tried(DriverUse::WithoutMatrices);
     is(&slower.examine(&["-d", "vulkan"]), "gpu driver", Status::Warn, &words);
     is(&slower.examine(&[]), "gpu driver", Status::Warn, &["without its matrix instructions"]);
-    let none = tried(Use::NotAtAll);
+    let none = tried(DriverUse::NotAtAll);
     is(&none.examine(&[]), "gpu driver", Status::Warn, &words);
     let checks = none.examine(&["-d", "vulkan"]);
     is(&checks, "gpu driver", Status::Fail, &["is not used"]);
@@ -199,7 +199,7 @@ fn a_driver_that_did_not_come_through_its_trial_is_said_with_what_makes_another(
 /// With a model the same rules as at loading say where it runs, and whether.
 #[test]
 fn a_model_is_placed_as_a_run_would_place_it() {
-    let formats = Formats { weights: Some("i4-g32".parse().unwrap()), ..Default::default() };
+    let formats = MadeUpFormats { weights: Some("i4-g32".parse().unwrap()), ..Default::default() };
     let weights = Shape::B4.weights(&formats).unwrap();
     let judge = |memory: u64, options: &[&str], available: u64| {
         let typed = Cli::parse_from([&["gemma", "doctor"], options].concat());

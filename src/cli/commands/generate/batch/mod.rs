@@ -20,11 +20,12 @@ use crate::cli::io::{output, prompt};
 use crate::cli::options::Source as Origin;
 use crate::cli::settings::Typed;
 use crate::error::{Fault, Kind, fault_of};
-use crate::grammar::Source;
+use crate::grammar::GrammarSource;
 use crate::runtime::answers;
 use crate::runtime::constraints::{Constrained, Constraints};
+use crate::runtime::devices::npu;
 use crate::runtime::options::AutoOr;
-use crate::runtime::{Room, Session, npu};
+use crate::runtime::{Room, Session};
 use crate::sampler::{Sampler, SamplerConfig};
 use crate::tensor::Token;
 use crate::util::shell::quoted;
@@ -201,7 +202,7 @@ pub struct Batch<'a> {
     session: &'a Session,
     config: SamplerConfig,
     /// For records that do not say what their answer must follow.
-    source: Option<Source>,
+    source: Option<GrammarSource>,
     constraints: Constraints,
     context: usize,
     /// For records that bring none.

@@ -1,11 +1,13 @@
 //! `/v1/messages` and `/v1/messages/count_tokens`, as Anthropic's server has them.
 
-use super::super::queue::{AnswerEnd, Piece, RequestFigures};
+use super::super::queue::{AnswerEnd, AnswerPiece, RequestFigures};
 use super::error::ApiError;
 use super::fields::Fields;
 use super::form::{ApiForm, CollectedAnswer, ResponseHead, SseEvents, new_id};
 use super::openai::tool_options;
-use super::request::{ApiRequest, Prompt, SamplingFields, ServedModel, conversation, take_stops};
+use super::request::{
+    ApiPrompt, ApiRequest, SamplingFields, ServedModel, conversation, take_stops,
+};
 use super::tools::{self, AnswerPart, CallReader};
 use crate::cli::io::record::FinishReason;
 use crate::grammar::tools::Tool;
@@ -127,7 +129,7 @@ fn take(fields: &mut Fields, served: &ServedModel) -> Result<MessagesBody, ApiEr
     let mut said = conversation(messages, system, tool_options.as_ref());
     said.prefill = prefill;
     let request = ApiRequest {
-        prompts: vec![Prompt::Conversation(said)],
+        prompts: vec![ApiPrompt::Conversation(said)],
         n: 1,
         tool_options,
         ..ApiRequest::default()
@@ -220,7 +222,7 @@ pub fn messages_body(
 }
 
 /// Reads a body of `/v1/messages/count_tokens`.
-pub fn count_body(mut fields: Fields, served: &Arc<ServedModel>) -> Result<Prompt, ApiError> {
+pub fn count_body(mut fields: Fields, served: &Arc<ServedModel>) -> Result<ApiPrompt, ApiError> {
     let MessagesBody { mut request, .. } = take(&mut fields, served)?;
     fields.finish()?;
     Ok(request.prompts.remove(0))
@@ -323,7 +325,7 @@ impl ApiForm for Blocks {
         out.named(&json!({"type": "message_start", "message": self.object(json!([]), usage)}));
     }
 
-    fn piece(&mut self, _: usize, piece: &Piece, out: &mut SseEvents) {
+    fn piece(&mut self, _: usize, piece: &AnswerPiece, out: &mut SseEvents) {
         for part in self.reader.push(&piece.text) {
             let delta = match part {
                 AnswerPart::Text(text) => {

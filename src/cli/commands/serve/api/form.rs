@@ -1,6 +1,6 @@
 //! The forms in which answers go out: one trait, a file each.
 
-use super::super::queue::{AnswerEnd, Piece, RequestFigures};
+use super::super::queue::{AnswerEnd, AnswerPiece, RequestFigures};
 use super::error::ApiError;
 use super::request::ServedModel;
 use crate::cli::io::record::FinishReason;
@@ -47,7 +47,7 @@ pub trait ApiForm: Send {
     /// A stream begins.
     fn begin(&mut self, out: &mut SseEvents);
     /// A choice goes on.
-    fn piece(&mut self, choice: usize, piece: &Piece, out: &mut SseEvents);
+    fn piece(&mut self, choice: usize, piece: &AnswerPiece, out: &mut SseEvents);
     /// A choice ends well.
     fn end(&mut self, choice: usize, reason: FinishReason, end: &AnswerEnd, out: &mut SseEvents);
     /// All choices have ended.

@@ -1,16 +1,16 @@
 //! `/v1/chat/completions` and `/v1/completions`, as OpenAI's server has them.
 
-use super::super::queue::{AnswerEnd, Piece, RequestFigures};
+use super::super::queue::{AnswerEnd, AnswerPiece, RequestFigures};
 use super::error::ApiError;
 use super::fields::Fields;
 use super::form::{ApiForm, CollectedAnswer, ResponseHead, SseEvents, new_id};
 use super::log_probs::{LogProbs, TextLogProbs};
-use super::request::{ApiRequest, MOST_ANSWERS, Prompt, ServedModel, ToolOptions, conversation};
+use super::request::{ApiPrompt, ApiRequest, MOST_ANSWERS, ServedModel, ToolOptions, conversation};
 use super::tools::{self, AnswerPart, CallReader};
 use crate::cli::io::prompt::Content;
 use crate::cli::io::record::FinishReason;
 use crate::decode::TokenLogProbs;
-use crate::grammar::tools::{Calls, Tool};
+use crate::grammar::tools::{CallPolicy, Tool};
 use crate::models::Message;
 use crate::tensor::Token;
 use serde::{Deserialize, Serialize};
@@ -101,7 +101,7 @@ pub fn chat(
     fields.pass_over(&["prompt_cache_key"]);
     fields.finish()?;
     let said = conversation(messages(items)?, None, request.tool_options.as_ref());
-    request.prompts = vec![Prompt::Conversation(said)];
+    request.prompts = vec![ApiPrompt::Conversation(said)];
     let head = ResponseHead::new("chatcmpl-", model, served);
     let reader = CallReader::new(request.tool_options.is_some());
     let choices = (0..request.n).map(|_| Choice { reader: reader.clone(), calls: 0 }).collect();
@@ -117,14 +117,14 @@ pub fn tool_options(
 ) -> Result<Option<ToolOptions>, ApiError> {
     let wrong = |what: String| ApiError::bad(what).param("tool_choice");
     let calls = match choice {
-        None => Calls::May,
+        None => CallPolicy::Optional,
         Some(Value::String(word)) => match word.as_str() {
-            "auto" => Calls::May,
+            "auto" => CallPolicy::Optional,
             "none" => return Ok(None),
             "required" if tools.is_empty() => {
                 return Err(wrong("'tool_choice' is required, and there are no tools".into()));
             }
-            "required" => Calls::Must,
+            "required" => CallPolicy::Required,
             _ => return Err(wrong(format!("'tool_choice' is not {word:?}"))),
         },
         Some(named) => {
@@ -136,7 +136,7 @@ pub fn tool_options(
             if tools.is_empty() {
                 return Err(wrong(format!("there is no function {name:?} among the tools")));
             }
-            return Ok(Some(ToolOptions { tools, calls: Calls::Must, many: false }));
+            return Ok(Some(ToolOptions { tools, calls: CallPolicy::Required, many: false }));
         }
     };
     Ok((!tools.is_empty()).then_some(ToolOptions { tools, calls, many }))
@@ -329,7 +329,7 @@ impl ApiForm for Chat {
         }
     }
 
-    fn piece(&mut self, choice: usize, piece: &Piece, out: &mut SseEvents) {
+    fn piece(&mut self, choice: usize, piece: &AnswerPiece, out: &mut SseEvents) {
         let mut log_probs = match self.wants_log_probs && !piece.log_probs.is_empty() {
             true => json!(LogProbs { served: &self.head.served, log_probs: &piece.log_probs }),
             false => Value::Null,
@@ -391,10 +391,10 @@ pub fn completions(
     let mut request = ApiRequest::take(&mut fields)?;
     request.take_format(&mut fields)?;
     let prompts = match fields.need("prompt")? {
-        Prompts::Text(text) => vec![Prompt::Text(text)],
-        Prompts::Texts(texts) => texts.into_iter().map(Prompt::Text).collect(),
-        Prompts::Tokens(tokens) => vec![Prompt::Tokens(tokens)],
-        Prompts::Lists(lists) => lists.into_iter().map(Prompt::Tokens).collect(),
+        Prompts::Text(text) => vec![ApiPrompt::Text(text)],
+        Prompts::Texts(texts) => texts.into_iter().map(ApiPrompt::Text).collect(),
+        Prompts::Tokens(tokens) => vec![ApiPrompt::Tokens(tokens)],
+        Prompts::Lists(lists) => lists.into_iter().map(ApiPrompt::Tokens).collect(),
     };
     if prompts.is_empty() {
         return Err(ApiError::bad("'prompt' is an empty list").param("prompt"));
@@ -419,12 +419,12 @@ pub fn completions(
         let what = format!("a request has at most {MOST_ANSWERS} answers, and this one {answers}");
         return Err(ApiError::bad(what).param("prompt"));
     }
-    let shown = |prompt: &Prompt| match prompt {
-        Prompt::Text(text) if echo => text.as_str().into(),
-        Prompt::Tokens(tokens) if echo => served.tokenizer.decode(tokens).into(),
+    let shown = |prompt: &ApiPrompt| match prompt {
+        ApiPrompt::Text(text) if echo => text.as_str().into(),
+        ApiPrompt::Tokens(tokens) if echo => served.tokenizer.decode(tokens).into(),
         _ => Arc::from(""),
     };
-    let each = |prompt: &Prompt| std::iter::repeat_n(shown(prompt), request.n);
+    let each = |prompt: &ApiPrompt| std::iter::repeat_n(shown(prompt), request.n);
     let echoes = prompts.iter().flat_map(each).collect();
     request.prompts = prompts;
     let head = ResponseHead::new("cmpl-", model, served);
@@ -508,7 +508,7 @@ impl ApiForm for Text {
         }
     }
 
-    fn piece(&mut self, choice: usize, piece: &Piece, out: &mut SseEvents) {
+    fn piece(&mut self, choice: usize, piece: &AnswerPiece, out: &mut SseEvents) {
         let log_probs = json!(self.log_probs(choice, &piece.log_probs));
         if piece.text.is_empty() && piece.log_probs.is_empty() {
             return;

@@ -7,8 +7,8 @@ use crate::cli::io::format::{Format, Formats};
 use crate::cli::io::prompt::{Prompts, Said};
 use crate::decode::Request;
 use crate::error::Fault;
-use crate::grammar::tools::{self, Calls, Tool};
-use crate::grammar::{Grammar, Source};
+use crate::grammar::tools::{self, CallPolicy, Tool};
+use crate::grammar::{Grammar, GrammarSource};
 use crate::models::{ChatTemplate, Config, Message, Special, Tokenizer};
 use crate::runtime::answers::{self, AnswerRequest};
 use crate::runtime::constraints::{Constrained, Constraints};
@@ -72,7 +72,7 @@ impl ServedModel {
 
 /// What comes before an answer.
 #[derive(Clone, Debug)]
-pub enum Prompt {
+pub enum ApiPrompt {
     /// Goes through the chat template.
     Conversation(Said),
     /// Is continued as it is, behind one BOS.
@@ -95,7 +95,7 @@ pub struct SamplingFields {
 #[derive(Clone, Debug)]
 pub struct ToolOptions {
     pub tools: Vec<Tool>,
-    pub calls: Calls,
+    pub calls: CallPolicy,
     /// Several calls in an answer.
     pub many: bool,
 }
@@ -104,7 +104,7 @@ pub struct ToolOptions {
 #[derive(Clone, Debug, Default)]
 pub struct ApiRequest {
     /// An answer, or `n`, to each.
-    pub prompts: Vec<Prompt>,
+    pub prompts: Vec<ApiPrompt>,
     pub n: usize,
     pub sampling: SamplingFields,
     pub seed: Option<u64>,
@@ -259,11 +259,11 @@ impl ApiRequest {
 
     /// Bytes of the longest prompt.
     pub fn longest(&self) -> usize {
-        self.prompts.iter().map(Prompt::bytes).max().unwrap_or(0)
+        self.prompts.iter().map(ApiPrompt::bytes).max().unwrap_or(0)
     }
 
     /// What the answers must follow.
-    pub fn source(&self) -> Result<Option<Source>> {
+    pub fn source(&self) -> Result<Option<GrammarSource>> {
         match (&self.tool_options, &self.format) {
             (None, None | Some(Format::Text)) => Ok(None),
             (None, Some(Format::Grammar(source))) => Ok(Some(source.clone())),
@@ -304,13 +304,13 @@ fn most_rendered(said: usize) -> usize {
     2 * said + RENDERED
 }
 
-impl Prompt {
+impl ApiPrompt {
     /// Bytes of text.
     fn bytes(&self) -> usize {
         match self {
-            Prompt::Conversation(said) => said.bytes(),
-            Prompt::Text(text) => text.len(),
-            Prompt::Tokens(tokens) => size_of_val(&tokens[..]) / TOKENISER_MEMORY,
+            ApiPrompt::Conversation(said) => said.bytes(),
+            ApiPrompt::Text(text) => text.len(),
+            ApiPrompt::Tokens(tokens) => size_of_val(&tokens[..]) / TOKENISER_MEMORY,
         }
     }
 
@@ -319,12 +319,12 @@ impl Prompt {
         let ServedModel { tokenizer, config, template, context, .. } = served;
         let raw;
         let (template, said) = match self {
-            Prompt::Conversation(said) => (Some(template), said),
-            Prompt::Text(text) => {
+            ApiPrompt::Conversation(said) => (Some(template), said),
+            ApiPrompt::Text(text) => {
                 raw = Said { text: Some(text.clone()), ..Said::default() };
                 (None, &raw)
             }
-            Prompt::Tokens(tokens) => {
+            ApiPrompt::Tokens(tokens) => {
                 let vocab = tokenizer.vocab();
                 ensure!(
                     !tokens.is_empty() && tokens.iter().all(|t| (*t as usize) < vocab),

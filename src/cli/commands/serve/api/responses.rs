@@ -1,15 +1,15 @@
 //! `/v1/responses`, as OpenAI's server has it, without what a server would have to remember.
 
-use super::super::queue::{AnswerEnd, Piece, RequestFigures};
+use super::super::queue::{AnswerEnd, AnswerPiece, RequestFigures};
 use super::error::ApiError;
 use super::fields::Fields;
 use super::form::{ApiForm, CollectedAnswer, ResponseHead, SseEvents, new_id};
 use super::openai::tool_options;
-use super::request::{ApiRequest, Prompt, SamplingFields, ServedModel, conversation};
+use super::request::{ApiPrompt, ApiRequest, SamplingFields, ServedModel, conversation};
 use super::tools::{self, AnswerPart, CallReader};
 use crate::cli::io::format::Format;
 use crate::cli::io::record::FinishReason;
-use crate::grammar::Source;
+use crate::grammar::GrammarSource;
 use crate::grammar::tools::Tool;
 use crate::models::Message;
 use serde::Deserialize;
@@ -131,9 +131,9 @@ fn format(options: Option<TextOptions>) -> Result<Option<Format>, ApiError> {
     let Some(format) = options.and_then(|options| options.format) else { return Ok(None) };
     match (format["type"].as_str(), format.get("schema")) {
         (Some("text"), _) => Ok(None),
-        (Some("json_object"), _) => Ok(Some(Format::Grammar(Source::json_object()))),
+        (Some("json_object"), _) => Ok(Some(Format::Grammar(GrammarSource::json_object()))),
         (Some("json_schema"), Some(schema)) => {
-            Ok(Some(Format::Grammar(Source::JsonSchema(schema.clone()))))
+            Ok(Some(Format::Grammar(GrammarSource::JsonSchema(schema.clone()))))
         }
         _ => Err(ApiError::bad("'text.format' is not one that is known").param("text.format")),
     }
@@ -162,7 +162,8 @@ pub fn body(
     let choice: Option<Value> = fields.take("tool_choice")?;
     let many = fields.take("parallel_tool_calls")?.unwrap_or(true);
     let tool_options = tool_options(tools, choice.as_ref(), many)?;
-    let prompts = vec![Prompt::Conversation(conversation(messages, system, tool_options.as_ref()))];
+    let prompts =
+        vec![ApiPrompt::Conversation(conversation(messages, system, tool_options.as_ref()))];
     let request = ApiRequest {
         prompts,
         n: 1,
@@ -391,7 +392,7 @@ impl ApiForm for Responses {
         }
     }
 
-    fn piece(&mut self, _: usize, piece: &Piece, out: &mut SseEvents) {
+    fn piece(&mut self, _: usize, piece: &AnswerPiece, out: &mut SseEvents) {
         for part in self.form.reader.push(&piece.text) {
             self.form.part(part, out);
         }

@@ -4,7 +4,7 @@ use super::super::api::error::ApiError;
 use super::super::api::form::{ApiForm, CollectedAnswer, SseEvents};
 use super::super::log::LogEntry;
 use super::super::pool::PoolShare;
-use super::super::queue::{ClientEvent, Piece, RequestFigures};
+use super::super::queue::{AnswerPiece, ClientEvent, RequestFigures};
 use super::response::{answer_json, refusal, respond};
 use crate::cli::io::record::FinishReason;
 use axum::body::Body;
@@ -55,7 +55,7 @@ pub async fn whole(
 ) -> Response {
     while collected.open > 0 {
         let failed = match events.recv().await {
-            Some((choice, ClientEvent::Piece(Piece { text, log_probs, .. }))) => {
+            Some((choice, ClientEvent::AnswerPiece(AnswerPiece { text, log_probs, .. }))) => {
                 let answer = &mut collected.answers[choice];
                 answer.text += &text;
                 answer.log_probs.extend(log_probs);
@@ -104,7 +104,7 @@ fn lost() -> ApiError {
 }
 
 /// An answer in a stream.
-pub struct Stream {
+pub struct AnswerStream {
     form: Box<dyn ApiForm>,
     events: Receiver<(usize, ClientEvent)>,
     collected: Collected,
@@ -126,7 +126,7 @@ pub fn stream(
     collected: Collected,
     entry: LogEntry,
 ) -> Response {
-    let stream = Stream { form, events, collected, entry, stage: StreamStage::Begin };
+    let stream = AnswerStream { form, events, collected, entry, stage: StreamStage::Begin };
     let events = futures_util::stream::unfold(stream, |mut stream| async {
         let text = stream.next().await?;
         Some((Ok::<_, Infallible>(text), stream))
@@ -139,7 +139,7 @@ pub fn stream(
     response
 }
 
-impl Stream {
+impl AnswerStream {
     /// What is to be sent next.
     async fn next(&mut self) -> Option<String> {
         let mut out = SseEvents::default();
@@ -173,7 +173,7 @@ impl Stream {
 
     fn take(&mut self, event: Option<(usize, ClientEvent)>, out: &mut SseEvents) {
         let failed = match event {
-            Some((choice, ClientEvent::Piece(piece))) => {
+            Some((choice, ClientEvent::AnswerPiece(piece))) => {
                 self.entry.figures.completion_tokens += piece.tokens;
                 self.form.piece(choice, &piece, out);
                 return;

@@ -1,13 +1,13 @@
-//! One process at a time on a GPU. Two that load at once would each take the memory that the other
-//! counted on.
+//! Lock on a GPU: one process at a time. Two processes that load at once would each take the memory
+//! that the other counted on.
 //!
-//! A lock is between the processes of one user, since any user could hold a file that all share for
-//! good. Processes of two users load beside each other; the one that finds too little memory ends
-//! with exit code 5.
+//! A lock is between the processes of one user, since any user could hold a shared file for good.
+//! Processes of two users load beside each other. The one that finds too little memory ends with
+//! exit code 5.
 
-use super::Listener;
 use crate::error::{Fault, Kind};
 use crate::os::files as os;
+use crate::runtime::Listener;
 use crate::util::xdg;
 use anyhow::{Context, Result};
 use std::fs::{File, TryLockError};
@@ -27,7 +27,7 @@ pub enum DeviceLock {
     Off,
 }
 
-/// Locks that this process holds, until it ends: by file.
+/// Locks that this process holds until it ends, by file.
 static HELD: Mutex<Vec<(PathBuf, File)>> = Mutex::new(Vec::new());
 
 /// Takes the device of this name and number for this process, unless it has it already.
@@ -57,7 +57,7 @@ fn lock(path: &Path, name: &str, how: DeviceLock, listener: &dyn Listener) -> Re
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => {
             let mut number = String::new();
-            // Whoever just took the lock may not have written its number.
+            // The process that just took the lock may not have written its number.
             let _ = (&file).take(20).read_to_string(&mut number);
             let other = match number.trim().parse::<u32>() {
                 Ok(number) => format!("process {number} is using {name}"),

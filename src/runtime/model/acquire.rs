@@ -44,8 +44,8 @@ pub fn how_to_get(id: &str) -> String {
     let size = size.map_or(String::new(), |gb| format!(" ({gb} GB)"));
     let mut text = match google {
         Some(_) => format!(
-            "download it first{size}; its licence has to be accepted once, at \
-                https://huggingface.co/{id}"
+            "download it first{size}; its licence has to be accepted once, \
+                at https://huggingface.co/{id}"
         ),
         None => format!("download it first{size}; its page is https://huggingface.co/{id}"),
     };
@@ -150,8 +150,8 @@ pub fn no_such_path(path: &Path) -> Fault {
     }
     Fault::model(what).help(match list.as_str() {
         "" => format!(
-            "{shown} holds no models; give a model directory, a GGUF file, or an id such as \
-                google/gemma-3-1b-it that was downloaded"
+            "{shown} holds no models; give a model directory, a GGUF file, \
+                or an id such as google/gemma-3-1b-it that was downloaded"
         ),
         list => format!("{shown} holds {list}"),
     })

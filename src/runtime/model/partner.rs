@@ -1,15 +1,14 @@
 //! Choice of a draft model that fits a target: by its tokenizer, or by the vocabulary file of a
 //! draft with few rows.
 
-use super::drafting::mismatch;
-use super::find::{Source, find};
-use super::model::{no_tokenizer, own_tokenizer};
-use super::options::{DraftFrom, Kv};
 use crate::checkpoint::Checkpoint;
 use crate::engine::{Engine, VocabAdapter};
 use crate::error::Fault;
 use crate::models::gemma3::bundled::{self, DraftSize};
 use crate::models::{ReducedVocabulary, Tokenizer, VocabMap, Weights};
+use crate::runtime::model::find::{ModelSource, find};
+use crate::runtime::model::{no_tokenizer, own_tokenizer};
+use crate::runtime::options::{DraftFrom, Kv};
 use anyhow::{Context, Result};
 
 /// Seconds of a target's pass from which the larger of the bundled drafts is worth its time.
@@ -71,11 +70,11 @@ impl Partner {
     /// Returns the model that `--draft PATH` names.
     pub fn at(path: &str, tokenizer: &Tokenizer) -> Result<Result<Partner, String>> {
         let shown = || format!("cannot draft with {path}");
-        let Source::Directory(directory) = find(Some(path)).with_context(shown)? else {
+        let ModelSource::Directory(directory) = find(Some(path)).with_context(shown)? else {
             unreachable!("a name was given")
         };
         let checkpoint = Checkpoint::open(&directory)
-            .and_then(crate::models::gemma3::gguf::present)
+            .and_then(crate::models::gguf::present)
             .with_context(shown)?;
         Self::new(checkpoint, tokenizer)
     }
@@ -128,7 +127,7 @@ impl Partner {
         // Some tokens take several positions. Layers with a window take no more memory for that,
         // and know no last position.
         let needed = context.saturating_mul(spelling.most_parts());
-        if config.global.iter().any(|global| *global) {
+        if config.layers.iter().any(|layer| layer.is_global()) {
             needed.min(config.max_position)
         } else {
             needed
@@ -148,4 +147,16 @@ impl Partner {
             None => inner,
         })
     }
+}
+
+/// Returns why one model's guesses mean nothing to the other.
+fn mismatch(target: &Tokenizer, draft: &Tokenizer) -> Option<String> {
+    (!target.agrees_with(draft)).then(|| {
+        let (a, b) = (target.vocab(), draft.vocab());
+        if a == b {
+            "its tokenizer differs".into()
+        } else {
+            format!("its tokenizer has {b} tokens, the target's {a}")
+        }
+    })
 }

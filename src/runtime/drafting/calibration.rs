@@ -1,11 +1,11 @@
 //! Costs of a target's passes on this machine, before and after a run.
 
-use super::costs::{CostFile, Passes};
-use super::drafting::Drafting;
-use super::load::{Loaded, kv_format};
-use super::options::{DraftFrom, DraftingOptions};
-use super::{Listener, Session};
-use crate::draft::Figures;
+use crate::draft::DraftFigures;
+use crate::runtime::drafting::Drafting;
+use crate::runtime::drafting::costs::{CostFile, Passes};
+use crate::runtime::load::{Loaded, kv_format};
+use crate::runtime::options::{DraftFrom, DraftingOptions, Kv};
+use crate::runtime::{Listener, Model};
 use anyhow::Result;
 
 /// Costs of a target's passes, and the file that keeps them.
@@ -17,13 +17,14 @@ pub struct Calibration {
 impl Calibration {
     /// Reads the costs of an earlier run, or measures them. Does neither where nothing is drafted.
     pub fn of(
-        session: &Session,
+        model: &Model,
+        kv: Kv,
         options: &DraftingOptions,
         loaded: &mut Loaded,
         listener: &dyn Listener,
     ) -> Result<Calibration> {
-        let kv = kv_format(&session.model.weights, session.run.kv)?;
-        let fingerprint = session.model.checkpoint().fingerprint()?;
+        let kv = kv_format(&model.weights, kv)?;
+        let fingerprint = model.checkpoint().fingerprint()?;
         let file = CostFile::new(&fingerprint, &loaded.engine.report().device, &format!("{kv:?}"));
         if options.source == DraftFrom::Off {
             return Ok(Calibration { passes: Passes::unknown(), file });
@@ -35,13 +36,13 @@ impl Calibration {
 
     /// Saves what passes cost, for the next run. A failure to save is a note, and no failure of the
     /// run.
-    pub fn keep(self, drafting: &Drafting, listener: &dyn Listener) -> Figures {
+    pub fn keep(self, drafting: &Drafting, listener: &dyn Listener) -> DraftFigures {
         let figures = drafting.figures();
         self.save(&drafting.identity, &figures, listener);
         figures
     }
 
-    fn save(self, identity: &str, figures: &Figures, listener: &dyn Listener) {
+    fn save(self, identity: &str, figures: &DraftFigures, listener: &dyn Listener) {
         if let Err(why) = self.file.save(self.passes, identity, figures) {
             listener.detail(1, &format!("the costs of passes were not saved: {why:#}"));
         }

@@ -10,7 +10,7 @@ use std::collections::HashMap;
 
 /// Formats of made-up weights.
 #[derive(Clone, Debug, Default)]
-pub struct Formats {
+pub struct MadeUpFormats {
     /// Format of the linear layers.
     pub weights: Option<Format>,
     /// Format of the embedding table and the output head.
@@ -19,10 +19,10 @@ pub struct Formats {
     pub recipe: Option<String>,
 }
 
-impl Formats {
+impl MadeUpFormats {
     /// Returns the formats of a recipe.
-    pub fn of_recipe(name: &str) -> Formats {
-        Formats { recipe: Some(name.to_owned()), ..Formats::default() }
+    pub fn of_recipe(name: &str) -> MadeUpFormats {
+        MadeUpFormats { recipe: Some(name.to_owned()), ..MadeUpFormats::default() }
     }
 
     /// Returns whether any of these options was given.
@@ -48,7 +48,7 @@ impl Formats {
 
 /// Makes weights of the formats that a recipe of `gemma quantize` chooses.
 pub fn settled(config: Config, recipe: &Recipe) -> Result<Weights> {
-    let n_layers = config.n_layers;
+    let n_layers = config.layers.len();
     let source = Weights::synthetic(config.clone(), |_| Format::BF16, SEED);
     let importance = |role, layer| prior(role, layer, n_layers);
     let (solver, options) = (Nearest::new(1), QuantizeOptions::default());
@@ -80,17 +80,17 @@ pub enum Shape {
 
 impl Shape {
     /// Returns weights of this shape, made up as they are asked for.
-    pub fn weights(self, formats: &Formats) -> Result<Weights> {
+    pub fn weights(self, formats: &MadeUpFormats) -> Result<Weights> {
         formats.weights(Config::from_json(&self.config())?)
     }
 
     /// From the largest on.
     pub const ALL: [Shape; 5] = [Shape::B27, Shape::B12, Shape::B4, Shape::B1, Shape::M270];
 
-    /// Returns the Gemma 3 that a name means, and the recipe of the files that the name stands for:
-    /// Google's 4-bit file for a size alone (`27b`, `gemma-3-27b`, Ollama's `gemma3:27b`),
-    /// otherwise what lies on the page of that name (`google/gemma-3-27b-it`,
-    /// `google/gemma-3-27b-it-qat-q4_0-gguf`).
+    /// Returns the size that a name means, and the recipe of the files that it stands for. A size
+    /// alone (`27b`, `gemma-3-27b`, Ollama's `gemma3:27b`) stands for Google's 4-bit file. Another
+    /// name (`google/gemma-3-27b-it`, `google/gemma-3-27b-it-qat-q4_0-gguf`) stands for the files
+    /// on the page of that name.
     pub fn named(name: &str) -> Option<(Shape, &'static str)> {
         let name = name.to_ascii_lowercase();
         let rest = match name.split_once('/') {
@@ -149,11 +149,14 @@ impl Shape {
         };
         json!({
             "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text",
-            "hidden_size": dim, "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": kv_heads,
-            "head_dim": head_dim, "intermediate_size": ffn, "sliding_window": window, "sliding_window_pattern": 6,
-            "query_pre_attn_scalar": scalar, "vocab_size": vocab, "rms_norm_eps": 1e-6, "rope_theta": 1e6,
-            "rope_local_base_freq": 1e4, "rope_scaling": scaling, "max_position_embeddings": if factor == 1 { 32768 } else { 131_072 },
-            "hidden_activation": "gelu_pytorch_tanh", "attention_bias": false, "tie_word_embeddings": true
+            "hidden_size": dim, "num_hidden_layers": layers, "num_attention_heads": heads,
+            "num_key_value_heads": kv_heads, "head_dim": head_dim, "intermediate_size": ffn,
+            "sliding_window": window, "sliding_window_pattern": 6, "query_pre_attn_scalar": scalar,
+            "vocab_size": vocab, "rms_norm_eps": 1e-6, "rope_theta": 1e6,
+            "rope_local_base_freq": 1e4, "rope_scaling": scaling,
+            "max_position_embeddings": if factor == 1 { 32768 } else { 131_072 },
+            "hidden_activation": "gelu_pytorch_tanh", "attention_bias": false,
+            "tie_word_embeddings": true
         })
     }
 }
@@ -189,7 +192,7 @@ mod tests {
         ] {
             assert_eq!(Shape::named(name), None, "{name}");
         }
-        // What a page is called is known by that name.
+        // The name of each page is known.
         for shape in Shape::ALL {
             for recipe in ["bf16", "q4_0"] {
                 assert!(
@@ -205,7 +208,7 @@ mod tests {
     #[test]
     fn published_files_have_the_published_sizes() {
         let gb = |recipe: &str| {
-            let weights = Shape::B27.weights(&Formats::of_recipe(recipe)).unwrap();
+            let weights = Shape::B27.weights(&MadeUpFormats::of_recipe(recipe)).unwrap();
             crate::runtime::model::Size::of(&weights).unwrap().bytes as f64 / 1e9
         };
         assert!((gb("q4_0") - 17.2).abs() < 0.05 && (gb("bf16") - 54.0).abs() < 0.05);
@@ -222,9 +225,7 @@ mod tests {
             (Shape::M270, 268),
         ] {
             let c = Config::from_json(&shape.config()).unwrap();
-            let attention = c.dim * c.head_dim * (2 * c.n_heads + 2 * c.n_kv_heads);
-            let norms = c.n_layers * (4 * c.dim + 2 * c.head_dim) + c.dim;
-            let total = c.vocab * c.dim + c.n_layers * (attention + 3 * c.dim * c.ffn_dim) + norms;
+            let total: usize = c.tensors(false).iter().map(|tensor| tensor.size()).sum();
             assert_eq!(total / 1_000_000, millions, "{}", shape.name());
         }
     }

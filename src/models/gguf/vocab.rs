@@ -8,7 +8,7 @@
 
 use super::Metadata;
 use crate::error::Fault;
-use crate::models::tokenizer::{KNOWN_CONTROL, Merge};
+use crate::models::tokenizer::{KNOWN_CONTROL, MergedPair};
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Value, json};
@@ -23,7 +23,7 @@ pub const TYPES: &str = "tokenizer.ggml.token_type";
 /// tokenizer only.
 pub const MERGES: &str = "tokenizer.ggml.merges";
 
-/// What a piece is.
+/// Kinds of pieces.
 pub const NORMAL: i64 = 1;
 pub const UNKNOWN: i64 = 2;
 pub const CONTROL: i64 = 3;
@@ -41,19 +41,19 @@ const MOST_WORK: usize = 1 << 28;
 /// Ids of Gemma's control tokens in every vocabulary of its family.
 const KNOWN_IDS: [usize; 8] = [0, 1, 2, 3, 105, 106, 255_999, 256_000];
 
-/// Whether the file has a tokenizer at all.
+/// Returns whether the file has a tokenizer at all.
 pub fn is_there(metadata: &Metadata) -> bool {
     !matches!(metadata.text(MODEL), None | Some("none" | "no_vocab"))
 }
 
-/// Whether a converter takes this piece for a control token although the tokenizer's own file lists
-/// it among the others.
+/// Returns whether a converter takes this piece for a control token although the tokenizer's own
+/// file lists it among the others.
 pub fn is_placeholder(piece: &str) -> bool {
     matches!(piece, "<mask>" | "<2mass>" | "[@BOS@]")
         || piece.starts_with("<unused") && piece.ends_with('>')
 }
 
-/// What is said, to those who want details, of control tokens that the file takes for something else.
+/// Returns a note about control tokens that the file takes for ordinary text.
 pub fn repairs(metadata: &Metadata) -> Option<String> {
     let (tokens, types) = (metadata.texts(TOKENS)?, metadata.ints(TYPES)?);
     let wrong: Vec<&str> = KNOWN_IDS
@@ -63,8 +63,8 @@ pub fn repairs(metadata: &Metadata) -> Option<String> {
         .collect();
     (!wrong.is_empty()).then(|| {
         format!(
-            "the file marks {} as ordinary text; they are treated as the control tokens that \
-            they are",
+            "the file marks {} as ordinary text; \
+            they are treated as the control tokens that they are",
             wrong.join(", ")
         )
     })
@@ -308,7 +308,7 @@ pub fn tokenizer_json(metadata: &Metadata) -> Result<Vec<u8>> {
 }
 
 /// A `tokenizer.json` as converters write it into GGUF files.
-pub struct Vocabulary {
+pub struct GgufVocabulary {
     pub tokens: Vec<String>,
     pub scores: Vec<f32>,
     pub types: Vec<i64>,
@@ -326,7 +326,7 @@ struct Source {
 #[derive(Deserialize)]
 struct SourceModel {
     vocab: HashMap<String, usize>,
-    merges: Vec<Merge>,
+    merges: Vec<MergedPair>,
 }
 
 #[derive(Deserialize)]
@@ -342,12 +342,12 @@ const ADDED_SCORE: f32 = -1000.0;
 const PADDING_SCORE: f32 = -10000.0;
 const SINGLE_SCORE: f32 = -1e6;
 
-impl Vocabulary {
+impl GgufVocabulary {
     /// `size` pieces; ids beyond are left out, holes are padding. Scores are the ranks of the
     /// merges.
-    pub fn of(tokenizer_json: &[u8], size: usize) -> Result<Vocabulary> {
+    pub fn of(tokenizer_json: &[u8], size: usize) -> Result<GgufVocabulary> {
         let source: Source = serde_json::from_slice(tokenizer_json)?;
-        let mut out = Vocabulary {
+        let mut out = GgufVocabulary {
             tokens: (0..size).map(|id| format!("[PAD{id}]")).collect(),
             scores: vec![PADDING_SCORE; size],
             types: vec![UNUSED; size],
@@ -372,7 +372,7 @@ impl Vocabulary {
             out.scores[added.id] = ADDED_SCORE;
         }
         let mut rank = 0f32;
-        for Merge(a, b) in &source.model.merges {
+        for MergedPair(a, b) in &source.model.merges {
             let made = source.model.vocab.get(&format!("{a}{b}")).copied();
             let id = made.with_context(|| format!("it merges {a:?} and {b:?} into no piece"))?;
             if out.scores.get(id) == Some(&SINGLE_SCORE) {
@@ -381,18 +381,18 @@ impl Vocabulary {
             }
         }
         let pieces = Pieces::new(&out.tokens, &out.scores, &out.types);
-        let same = |(ours, theirs): (&(&str, &str), &Merge)| {
+        let same = |(ours, theirs): (&(&str, &str), &MergedPair)| {
             *ours == (theirs.0.as_str(), theirs.1.as_str())
         };
         let derived = pieces.merges(&pieces.ids()?);
         if derived.len() != source.model.merges.len()
             || !derived.iter().zip(&source.model.merges).all(same)
         {
-            let spelled = |Merge(a, b): &Merge| match a.contains(' ') || b.contains(' ') {
+            let spelled = |MergedPair(a, b): &MergedPair| match a.contains(' ') || b.contains(' ') {
                 true => {
                     bail!(
-                        "its merge of {a:?} and {b:?} has a space, which a GGUF file cannot tell \
-                            from the one between them"
+                        "its merge of {a:?} and {b:?} has a space, \
+                            which a GGUF file cannot tell from the one between them"
                     )
                 }
                 false => Ok(format!("{a} {b}")),

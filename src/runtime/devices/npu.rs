@@ -1,13 +1,12 @@
 //! `--npu`: whether an NPU takes part, and its report.
 
-use super::Listener;
-use super::backends::{self, Npu, NpuDims, NpuWork, OffloadExecutor};
-use super::options::RunOptions;
 use crate::compute::{AssistReport, Executor, KvFormat};
 use crate::engine::Engine;
 use crate::error::Fault;
-use crate::models::Config;
-use anyhow::Result;
+use crate::models::{Config, LayerSpec};
+use crate::runtime::Listener;
+use crate::runtime::devices::backends::{self, Npu, NpuDims, NpuWork, OffloadExecutor};
+use anyhow::{Context, Result, ensure};
 
 /// Returns the error for an NPU where several texts share passes.
 pub fn for_one_text() -> anyhow::Error {
@@ -16,10 +15,19 @@ pub fn for_one_text() -> anyhow::Error {
     fault.help("leave out --npu or --parallel").into()
 }
 
-/// Returns the dimensions of a model's attention for the NPU.
-pub fn dims(config: &Config) -> NpuDims {
-    let Config { n_heads, n_kv_heads, head_dim, query_scale, .. } = *config;
-    NpuDims { n_heads, n_kv_heads, head_dim, scale: query_scale }
+/// Returns the dimensions of attention in a model's global layers, which the NPU takes if they are
+/// alike.
+pub fn dims(config: &Config) -> Result<NpuDims> {
+    let of_layer = |layer: &LayerSpec| NpuDims {
+        n_heads: layer.n_heads,
+        n_kv_heads: layer.n_kv_heads,
+        head_dim: layer.head_dim,
+        scale: layer.query_scale,
+    };
+    let mut global = config.layers.iter().filter(|layer| layer.is_global()).map(of_layer);
+    let first = global.next().context("no layer sees all positions")?;
+    ensure!(global.all(|dims| dims == first), "the layers that see all positions differ in shape");
+    Ok(first)
 }
 
 /// Reports in one line why an NPU was given up.
@@ -38,13 +46,14 @@ pub fn report(engine: &dyn Engine) -> Option<AssistReport> {
 
 /// Returns the reads of a step, for the prediction.
 fn work(config: &Config, kv: KvFormat, weights: u64, context: usize) -> NpuWork {
-    let global_layers = (0..config.n_layers).filter(|l| config.is_global(*l)).count();
+    let global_layers = config.global_layers();
+    let layer = &config.layers[global_layers.first().copied().unwrap_or(0)];
     NpuWork {
         weights: weights as f64,
-        global_layers,
-        local_layers: config.n_layers - global_layers,
-        window: config.window,
-        position: (2 * config.n_kv_heads * kv.head_bytes(config.head_dim)) as f64,
+        global_layers: global_layers.len(),
+        local_layers: config.layers.len() - global_layers.len(),
+        window: config.window().unwrap_or(0),
+        position: (2 * layer.n_kv_heads * kv.head_bytes(layer.head_dim)) as f64,
         context,
     }
 }
@@ -53,32 +62,36 @@ fn work(config: &Config, kv: KvFormat, weights: u64, context: usize) -> NpuWork 
 /// in one line, and the executor goes on alone.
 pub fn beside(
     mut executor: Box<dyn Executor>,
-    options: &RunOptions,
+    mode: Npu,
     config: &Config,
     (kv, weights, context): (KvFormat, u64, usize),
     is_split: bool,
     listener: &dyn Listener,
 ) -> Result<Box<dyn Executor>> {
-    let asked = options.npu.is_asked();
-    if options.npu == Npu::Off {
+    let asked = mode.is_asked();
+    if mode == Npu::Off {
         return Ok(executor);
     }
     if is_split {
         if asked {
             listener.note(
-                "running without the NPU: it works beside one device, not where layers \
-                are spread over two",
+                "running without the NPU: it works beside one device, \
+                not where layers are spread over two",
             );
         }
         return Ok(executor);
     }
     let work = work(config, kv, weights, context);
-    match backends::bring_up_npu(executor.as_mut(), options.npu, dims(config), &work) {
-        Ok((npu, share, why)) => {
+    let bring_up = |dims| {
+        let npu = backends::bring_up_npu(executor.as_mut(), mode, dims, &work)?;
+        Ok((dims, npu))
+    };
+    match dims(config).and_then(bring_up) {
+        Ok((dims, (npu, share, why))) => {
             listener.detail(1, &format!("npu: {why}"));
             Ok(match share {
                 0 => executor,
-                _ => Box::new(OffloadExecutor::new(executor, npu, dims(config), share)),
+                _ => Box::new(OffloadExecutor::new(executor, npu, dims, share)),
             })
         }
         Err(why) if asked => {

@@ -1,11 +1,10 @@
-//! GGUF as llama.cpp writes it for Gemma 3 (architecture `gemma3`): the only files that spell its
-//! keys and tensor names.
+//! GGUF as llama.cpp writes it: the only files that spell the keys and tensor names that its
+//! architectures share.
 //!
 //! [`present`] makes such a file look like a Hugging Face directory: configuration, tensor names,
 //! norms without the 1 that converters add to them, tokenizer, template.
 //! Source: ggml-org/llama.cpp, convert_hf_to_gguf.py and gguf-py/gguf/constants.py.
 
-mod config;
 pub mod export;
 mod vocab;
 
@@ -14,21 +13,18 @@ pub use vocab::repairs;
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::gguf::{Make, Metadata, Presentation};
 use crate::error::Fault;
-use crate::models::weights::Role;
+use crate::models::{Role, architecture};
 use anyhow::Result;
 use serde_json::json;
-
-/// What the architecture is called, and the first part of its keys.
-pub(super) const ARCHITECTURE: &str = "gemma3";
 
 const CHAT_TEMPLATE: &str = "tokenizer.chat_template";
 const ADD_BOS: &str = "tokenizer.ggml.add_bos_token";
 
 /// Keys of single tokens, and what Gemma's files have there.
-const BOS: (&str, u32) = ("tokenizer.ggml.bos_token_id", 2);
+pub const BOS: (&str, u32) = ("tokenizer.ggml.bos_token_id", 2);
 const EOS: (&str, u32) = ("tokenizer.ggml.eos_token_id", 1);
 const EOT: (&str, u32) = ("tokenizer.ggml.eot_token_id", 106);
-const PAD: (&str, u32) = ("tokenizer.ggml.padding_token_id", 0);
+pub const PAD: (&str, u32) = ("tokenizer.ggml.padding_token_id", 0);
 const UNK: (&str, u32) = ("tokenizer.ggml.unknown_token_id", 3);
 
 /// Sampling defaults: the name in `generation_config.json` and the key.
@@ -40,7 +36,7 @@ const SAMPLING: [(&str, &str); 5] = [
     ("repetition_penalty", "general.sampling.penalty_repeat"),
 ];
 
-/// The tensor's name in a GGUF file.
+/// Returns a tensor's name in a GGUF file.
 pub fn tensor_name(role: Role, layer: usize) -> String {
     let layer_tensor = |name: &str| format!("blk.{layer}.{name}.weight");
     match role {
@@ -60,45 +56,42 @@ pub fn tensor_name(role: Role, layer: usize) -> String {
         Role::PostFfnNorm => layer_tensor("post_ffw_norm"),
         Role::QNorm => layer_tensor("attn_q_norm"),
         Role::KNorm => layer_tensor("attn_k_norm"),
+        Role::LayerScale => layer_tensor("layer_output_scale"),
     }
 }
 
-/// The role and layer of a tensor; `None` for what Gemma 3 has not.
+/// Returns the role and layer of a tensor; `None` for a name that stands for no role.
 fn role_of(name: &str) -> Option<(Role, usize)> {
     let layer = match name.strip_prefix("blk.") {
         Some(rest) => rest.split_once('.')?.0.parse().ok()?,
         None => 0,
     };
-    let whole = [Role::Embed, Role::FinalNorm, Role::Head];
-    Role::LAYER
-        .into_iter()
-        .chain(whole)
-        .map(|role| (role, layer))
-        .find(|(role, layer)| tensor_name(*role, *layer) == name)
+    let mut roles = Role::ALL.into_iter().map(|role| (role, layer));
+    roles.find(|(role, layer)| tensor_name(*role, *layer) == name)
 }
 
 /// Makes a GGUF checkpoint look like a Hugging Face directory; every other one stays as it is.
 pub fn present(checkpoint: Checkpoint) -> Result<Checkpoint> {
     let Some(metadata) = checkpoint.unpresented() else { return Ok(checkpoint) };
     let shown = checkpoint.name();
-    match metadata.text("general.architecture") {
-        Some(ARCHITECTURE) => {}
-        Some("clip") => {
+    let name = metadata.text("general.architecture");
+    let architecture = match name.and_then(architecture::of_gguf) {
+        Some(architecture) => architecture,
+        None if name == Some("clip") => {
             return Err(Fault::model(format!("{shown} holds the vision tower alone"))
                 .help("give the file of the language model, whose name does not contain `mmproj`")
                 .into());
         }
-        other => {
+        None => {
             let what =
-                format!("{shown}: the model is {}", other.unwrap_or("of no stated architecture"));
-            return Err(Fault::model(what)
-                .help(format!("this program runs Gemma 3 (architecture {ARCHITECTURE})"))
-                .into());
+                format!("{shown}: the model is {}", name.unwrap_or("of no stated architecture"));
+            return Err(Fault::model(what).help(architecture::known()).into());
         }
-    }
+    };
     let shape = |role| checkpoint.lookup(&tensor_name(role, 0)).map(|t| t.shape);
     let rows = shape(Role::Embed).and_then(|shape| shape.first().copied());
-    let config = config::config(metadata, rows, shape(Role::Head).is_some()).map_err(|what| {
+    let has_own_head = shape(Role::Head).is_some();
+    let config = architecture.gguf_config(metadata, rows, has_own_head).map_err(|what| {
         Fault::model(format!("{shown}: {what}"))
             .help("the file was made wrongly: fetch or convert the model again")
     })?;
@@ -112,21 +105,22 @@ pub fn present(checkpoint: Checkpoint) -> Result<Checkpoint> {
     }
     if metadata.bool(ADD_BOS) == Some(false) {
         notes.push(
-            "the file asks for no BOS in front of prompts; there is one all the same: Gemma \
-            3 was trained so"
+            "the file asks for no BOS in front of prompts; there is one all the same: \
+             the model was trained so"
                 .into(),
         );
     }
     let rename = |name: &str| {
         role_of(name).map(|(role, layer)| crate::models::weights::standard_name(role, layer))
     };
-    let norm = |name: &str| role_of(name).is_some_and(|(role, _)| !role.is_matrix());
+    let is_norm = |role: Role| !role.is_matrix() && role != Role::LayerScale;
+    let norm = |name: &str| role_of(name).is_some_and(|(role, _)| is_norm(role));
     checkpoint.present(Presentation { config, rename: &rename, plus_one: &norm, files, notes })
 }
 
-/// Tokens that end a text: what the file says, and Gemma's end of a turn where the vocabulary has
-/// it.
-fn eos(metadata: &Metadata) -> Vec<i64> {
+/// Returns the tokens that end a text: those of the file, and Gemma's end of a turn where the
+/// vocabulary has it.
+pub fn eos(metadata: &Metadata) -> Vec<i64> {
     let tokens = metadata.texts(vocab::TOKENS);
     let turn =
         tokens.and_then(|t| (t.get(EOT.1 as usize)? == "<end_of_turn>").then_some(EOT.1 as i64));
@@ -184,7 +178,7 @@ mod tests {
 
     #[test]
     fn names_lead_back_to_their_roles() {
-        for role in Role::LAYER {
+        for role in Role::ALL.into_iter().filter(|role| role.is_layer()) {
             assert_eq!(role_of(&tensor_name(role, 41)), Some((role, 41)));
         }
         assert_eq!(role_of("token_embd.weight"), Some((Role::Embed, 0)));

@@ -4,14 +4,14 @@
 //! always there and takes the layers that no device takes. An NPU is none either: it takes
 //! operations off the executor beside it, see [`super::npu`].
 
-use super::Listener;
-use super::driver::{self, Use, Verdict};
-use super::made_up;
 use crate::compute::cpu::CpuFootprint;
 use crate::compute::dry::{Footprint, Pieces};
 use crate::compute::{Choice, DeviceInfo, Executor, KvFormat};
 use crate::engine::planned::{EngineOptions, PlannedEngine};
 use crate::error::{Fault, Kind};
+use crate::runtime::Listener;
+use crate::runtime::devices::driver::{self, DriverUse, DriverVerdict};
+use crate::runtime::devices::made_up;
 use crate::tensor::encode::TileEncoder;
 use crate::testing;
 use crate::vulkan::{CheckedExecutor, SHAPE, VulkanExecutor, VulkanFootprint, VulkanTiles, blocks};
@@ -35,7 +35,7 @@ pub trait Backend: Sync {
     fn probe(&self) -> Result<Vec<DeviceInfo>>;
     /// Returns how far a device's driver may be used, from a trial in a child process now or in an
     /// earlier run.
-    fn diagnose(&self, device: &DeviceInfo, listener: &dyn Listener) -> Verdict;
+    fn diagnose(&self, device: &DeviceInfo, listener: &dyn Listener) -> DriverVerdict;
     /// Opens a device as far as its driver may be used. `expected` lists the memory that will be
     /// allocated, where that is known. With `check`, each result is compared with its scalar twin.
     fn open(
@@ -99,7 +99,7 @@ impl Backend for Vulkan {
         crate::vulkan::Vulkan::open()?.devices()
     }
 
-    fn diagnose(&self, device: &DeviceInfo, listener: &dyn Listener) -> Verdict {
+    fn diagnose(&self, device: &DeviceInfo, listener: &dyn Listener) -> DriverVerdict {
         driver::verdict(device, listener)
     }
 
@@ -125,11 +125,11 @@ impl Backend for Vulkan {
 /// Opens a device as far as its driver came through a trial.
 fn open_tried(device: &DeviceInfo, listener: &dyn Listener) -> Result<VulkanExecutor> {
     let verdict = driver::verdict(device, listener);
-    if let (Use::NotAtAll, Some(what)) = (verdict.allows, verdict.note(device)) {
+    if let (DriverUse::NotAtAll, Some(what)) = (verdict.allows, verdict.note(device)) {
         let help = format!("{}; or use --device cpu", verdict.remedy());
         return Err(Fault::new(Kind::Device, what).help(help).into());
     }
-    VulkanExecutor::open_for(Choice::Index(device.index), verdict.allows == Use::Whole)
+    VulkanExecutor::open_for(Choice::Index(device.index), verdict.allows == DriverUse::Whole)
 }
 
 /// Returns the sizes of the allocations that hold these pieces on a device.
@@ -149,7 +149,7 @@ pub fn multiplies_matrices(device: &DeviceInfo) -> Option<bool> {
         return Some(false);
     }
     let verdict = driver::known(device)?;
-    Some(verdict.allows == Use::Whole && verdict.shapes.contains(&SHAPE.to_string()))
+    Some(verdict.allows == DriverUse::Whole && verdict.shapes.contains(&SHAPE.to_string()))
 }
 
 /// Runs the trial of a driver if this process was started for one, and returns its output; `None`

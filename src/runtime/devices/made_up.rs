@@ -6,16 +6,18 @@ use crate::tensor::{Format, Token};
 use anyhow::Result;
 use serde_json::json;
 
-/// Positions that there is room for in the small model's context.
+/// Positions of the small model's context.
 pub const CONTEXT: usize = 256;
 
 /// Returns a made-up model of two layers, one of which sees the whole context.
 pub fn model() -> Result<Weights> {
     let config = json!({
         "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text",
-        "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "sliding_window_pattern": 2, "sliding_window": 64,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "query_pre_attn_scalar": 64, "vocab_size": 512,
-        "rope_theta": 1e6, "rope_local_base_freq": 1e4, "max_position_embeddings": 512,
+        "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2,
+        "sliding_window_pattern": 2, "sliding_window": 64,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64,
+        "query_pre_attn_scalar": 64, "vocab_size": 512, "rope_theta": 1e6,
+        "rope_local_base_freq": 1e4, "max_position_embeddings": 512,
     });
     let linear: Format = "i4-g32".parse()?;
     let format =

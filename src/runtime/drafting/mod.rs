@@ -1,32 +1,37 @@
 //! Choice of the drafter: the one asked for, as far as the target's tokenizer allows.
 
-use super::backends::Npu;
-use super::costs::{Passes, one_row};
-use super::load::{Room, kv_format, load};
-use super::model::Size;
-use super::options::{DraftAhead, DraftFrom, DraftingOptions, GpuLayers, RunOptions};
-use super::partner::Partner;
-use super::placement::measure::Task;
-use super::placement::{self, Device};
-use super::{Listener, Session};
+pub mod calibration;
+pub mod costs;
+
 use crate::compute::cpu::Pool;
 use crate::compute::{Choice, DeviceInfo};
-use crate::draft::{Ahead, DraftModel, Drafter, Figures, Habits, NoDraft, Policy, TreeBuilder};
+use crate::draft::{
+    Ahead, DraftFigures, DraftModel, Drafter, Habits, NoDraft, Policy, TreeBuilder,
+};
 use crate::error::Fault;
 use crate::models::{Tokenizer, Weights};
+use crate::runtime::Listener;
+use crate::runtime::devices::backends::Npu;
+use crate::runtime::drafting::costs::{Passes, one_row};
+use crate::runtime::load::{Room, kv_format, load};
+use crate::runtime::model::Size;
+use crate::runtime::model::partner::Partner;
+use crate::runtime::options::Device;
+use crate::runtime::options::{DraftAhead, DraftFrom, DraftingOptions, GpuLayers, RunOptions};
+use crate::runtime::placement;
+use crate::runtime::placement::measure::Task;
 use crate::util::hex;
 use anyhow::Result;
 use std::sync::Arc;
 
-/// Bytes of a draft model below which its matrices may be too small to be shared among threads, and
-/// the part of one thread's time that all of them must stay below: they wait for each other at
-/// every layer, and that takes long where other programs run.
+/// Bytes below which the matrices of a draft model may be too small to be shared among threads. The
+/// threads wait for each other at every layer, which takes long while other programs run.
 const LIGHT: u64 = 4 << 20;
+/// Share of a single thread's time that all threads must stay below to be used for a light model.
 const FEWER: f32 = 0.6;
 
-/// Bytes of a draft model up to which more threads than these make it no faster, and many make it
-/// wait for each one that the system holds up. Where the target's device leaves the processor alone
-/// it gets no more.
+/// Bytes up to which a draft model runs on at most [`FEW`] threads beside a target on another
+/// device. More threads make it no faster, and each one that the system delays holds up the others.
 const SMALL: u64 = 16 << 20;
 const FEW: usize = 4;
 
@@ -52,8 +57,8 @@ impl Drafting {
     }
 
     /// Adds up the counts of drafter and policy.
-    pub fn figures(&self) -> Figures {
-        let mut figures = Figures::default();
+    pub fn figures(&self) -> DraftFigures {
+        let mut figures = DraftFigures::default();
         self.drafter.figures(&mut figures);
         self.policy.figures(&mut figures);
         figures
@@ -68,8 +73,11 @@ impl Drafting {
 }
 
 /// The target that is drafted for.
-pub struct Target<'a> {
-    pub session: &'a Session,
+pub struct DraftTarget<'a> {
+    pub tokenizer: &'a Tokenizer,
+    /// Name of the model.
+    pub name: &'a str,
+    pub run: &'a RunOptions,
     /// Room of the target.
     pub room: Room,
     /// How long its passes take.
@@ -90,11 +98,10 @@ struct LoadedDraft {
 /// Builds the drafter for a target.
 pub fn build(
     options: &DraftingOptions,
-    target: &Target<'_>,
+    target: &DraftTarget<'_>,
     listener: &dyn Listener,
 ) -> Result<Drafting> {
-    let Target { session, passes, .. } = *target;
-    let (tokenizer, name) = (&session.tokenizer, &session.model.name);
+    let DraftTarget { tokenizer, name, passes, .. } = *target;
     let mut disabled = None;
     let partner = match &options.source {
         DraftFrom::Off => {
@@ -110,8 +117,8 @@ pub fn build(
                         Fault::model(format!("no bundled draft model can draft for {name}: {why}"));
                     return Err(fault
                         .help(
-                            "use --draft ngram, or --draft MODEL with a small model \
-                        of the same family",
+                            "use --draft ngram, \
+                            or --draft MODEL with a small model of the same family",
                         )
                         .into());
                 }
@@ -158,10 +165,10 @@ pub fn build(
 fn draft_model(
     partner: Partner,
     options: &DraftingOptions,
-    target: &Target<'_>,
+    target: &DraftTarget<'_>,
     listener: &dyn Listener,
 ) -> Result<LoadedDraft> {
-    let (identity, run) = (partner.fingerprint()?, &target.session.run);
+    let (identity, run) = (partner.fingerprint()?, target.run);
     let context = partner.context(target.room.context);
     let room = Room { context, sequences: target.room.sequences, prefixes: 0 };
     let run = RunOptions {
@@ -227,18 +234,6 @@ fn place(
     let task = Task { weights, context, kv, sequences, prefixes, npu: false };
     let gpu = placement::roomy_gpu(&task)?;
     Ok(gpu.map_or(Device::Cpu, |index| Device::Vulkan(Choice::Index(index))))
-}
-
-/// Returns why one model's guesses mean nothing to the other.
-pub fn mismatch(target: &Tokenizer, draft: &Tokenizer) -> Option<String> {
-    (!target.agrees_with(draft)).then(|| {
-        let (a, b) = (target.vocab(), draft.vocab());
-        if a == b {
-            "its tokenizer differs".into()
-        } else {
-            format!("its tokenizer has {b} tokens, the target's {a}")
-        }
-    })
 }
 
 #[cfg(test)]

@@ -1,11 +1,16 @@
 //! A model's files, opened and checked.
 
-use super::Listener;
-use super::find::{Source, find};
+pub mod acquire;
+pub mod find;
+pub mod partner;
+pub mod shapes;
+
 use crate::checkpoint::Checkpoint;
 use crate::error::Fault;
-use crate::models::gemma3::gguf::repairs;
+use crate::models::gguf::repairs;
 use crate::models::{Config, Tokenizer, Weights};
+use crate::runtime::Listener;
+use crate::runtime::model::find::{ModelSource, find};
 use crate::util::units::thousands;
 use anyhow::{Context, Result};
 use std::time::Instant;
@@ -18,18 +23,17 @@ pub struct Model {
 }
 
 impl Model {
-    /// Opens the model of this name, or the bundled demo model, and says what the user should know
-    /// about it.
+    /// Opens the model of this name, or the bundled demo model. Notes about it go to `listener`.
     pub fn open(name: Option<&str>, listener: &dyn Listener) -> Result<Model> {
         let (checkpoint, bundled) = match find(name)? {
-            Source::Bundled => {
+            ModelSource::Bundled => {
                 listener.note(
-                    "no --model is given: the small bundled demo model answers, which \
-                    knows little and is not Gemma",
+                    "no --model is given: the small bundled demo model answers, \
+                    which knows little and is not Gemma",
                 );
                 (crate::models::gemma3::bundled::target()?, true)
             }
-            Source::Directory(path) => (
+            ModelSource::Directory(path) => (
                 Checkpoint::open(&path)
                     .with_context(|| format!("cannot open the model {}", path.display()))?,
                 false,
@@ -107,12 +111,10 @@ pub struct Size {
 impl Size {
     pub fn of(weights: &Weights) -> Result<Size> {
         let mut size = Size::default();
-        for (role, layer) in weights.roles() {
-            if role.is_matrix() {
-                let [rows, cols] = role.shape(weights.config());
-                size.bytes += weights.format(role, layer)?.bytes(rows, cols) as u64;
-                size.parameters += (rows * cols) as u64;
-            }
+        for tensor in weights.matrices() {
+            let format = weights.format(tensor.role, tensor.layer)?;
+            size.bytes += format.bytes(tensor.rows, tensor.cols) as u64;
+            size.parameters += tensor.size() as u64;
         }
         Ok(size)
     }

@@ -1,26 +1,32 @@
-//! `config.json` from the keys of a GGUF file, and from what llama.cpp knows by heart.
+//! The keys that a GGUF file has for the architecture `gemma3`, read and written. Some facts are in
+//! no key, because llama.cpp knows them by heart.
 
-use super::{ARCHITECTURE, BOS, Metadata, PAD};
-use crate::checkpoint::gguf::Value as Stored;
+use crate::checkpoint::gguf::write::Keys;
+use crate::checkpoint::gguf::{Metadata, Value as Stored};
+use crate::error::Fault;
+use crate::models::gguf::{BOS, PAD, eos};
+use crate::models::{Config, LayerSpec, RopeSpec};
+use anyhow::Result;
 use serde_json::{Value, json};
+
+/// Name of the architecture, and the first part of its keys.
+pub const ARCHITECTURE: &str = "gemma3";
+
+/// Every n-th layer sees all positions; llama.cpp takes no other pattern from every file.
+const PATTERN: usize = 6;
 
 /// Layers of Gemma 3 4B, 12B and 27B, whose global positions are divided by 8; older files do not
 /// say so.
 const SCALED: [i64; 3] = [34, 48, 62];
 /// Layers of 27B, whose attention scale is that of `dim / n_heads`; no key says so.
-pub const LAYERS_27B: i64 = 62;
+const LAYERS_27B: i64 = 62;
 
-/// The shapes are checked by [`super::super::Config`] as those of any other file; here they only
-/// have to be there.
+/// Returns the `config.json` that a file's keys mean. The shapes are checked when that is read;
+/// here they only have to be there.
 pub fn config(metadata: &Metadata, vocab: Option<usize>, own_head: bool) -> Result<Value, String> {
-    let of = |key: &str| format!("{ARCHITECTURE}.{key}");
-    let optional = |key: &str| match metadata.get(&of(key)) {
-        None => Ok(None),
-        Some(Stored::Int(n)) => Ok(Some(*n)),
-        Some(_) => Err(format!("`{}` is not a whole number", of(key))),
-    };
-    let needed = |key: &str| optional(key)?.ok_or_else(|| format!("`{}` is missing", of(key)));
-    let float = |key: &str| metadata.float(&of(key));
+    let optional = |name: &str| optional(metadata, name);
+    let needed = |name: &str| optional(name)?.ok_or_else(|| format!("`{}` is missing", key(name)));
+    let float = |name: &str| metadata.float(&key(name));
 
     let (layers, dim, heads) =
         (needed("block_count")?, needed("embedding_length")?, needed("attention.head_count")?);
@@ -28,11 +34,11 @@ pub fn config(metadata: &Metadata, vocab: Option<usize>, own_head: bool) -> Resu
         Some(n) => n,
         None => dim
             .checked_div(heads)
-            .ok_or_else(|| format!("`{}` is 0", of("attention.head_count")))?,
+            .ok_or_else(|| format!("`{}` is 0", key("attention.head_count")))?,
     };
-    for key in ["attention.value_length", "rope.dimension_count"] {
-        if let Some(n) = optional(key)?.filter(|n| *n != head_dim) {
-            return Err(format!("`{}` is {n}, but heads have {head_dim}", of(key)));
+    for name in ["attention.value_length", "rope.dimension_count"] {
+        if let Some(n) = optional(name)?.filter(|n| *n != head_dim) {
+            return Err(format!("`{}` is {n}, but heads have {head_dim}", key(name)));
         }
     }
     let query =
@@ -41,7 +47,7 @@ pub fn config(metadata: &Metadata, vocab: Option<usize>, own_head: bool) -> Resu
         "architectures": ["Gemma3ForCausalLM"],
         "model_type": "gemma3_text",
         "bos_token_id": metadata.int(BOS.0).unwrap_or(BOS.1.into()),
-        "eos_token_id": super::eos(metadata),
+        "eos_token_id": eos(metadata),
         "pad_token_id": metadata.int(PAD.0).unwrap_or(PAD.1.into()),
         "head_dim": head_dim,
         "hidden_activation": "gelu_pytorch_tanh",
@@ -68,10 +74,16 @@ pub fn config(metadata: &Metadata, vocab: Option<usize>, own_head: bool) -> Resu
             json[key] = cap.into();
         }
     }
+    windows(metadata, layers, &mut json)?;
+    Ok(json)
+}
+
+/// Adds the window, and which layers have it.
+fn windows(metadata: &Metadata, layers: i64, json: &mut Value) -> Result<(), String> {
     let everywhere = || -> Value { vec!["full_attention"; layers.clamp(0, 1024) as usize].into() };
     match (
-        optional("attention.sliding_window")?,
-        metadata.get(&of("attention.sliding_window_pattern")),
+        optional(metadata, "attention.sliding_window")?,
+        metadata.get(&key("attention.sliding_window_pattern")),
     ) {
         (None | Some(0), _) => json["layer_types"] = everywhere(),
         (Some(window), pattern) => {
@@ -88,20 +100,92 @@ pub fn config(metadata: &Metadata, vocab: Option<usize>, own_head: bool) -> Resu
                 Some(_) => {
                     return Err(format!(
                         "`{}` is neither a number nor a list",
-                        of("attention.sliding_window_pattern")
+                        key("attention.sliding_window_pattern")
                     ));
                 }
             }
         }
     }
-    Ok(json)
+    Ok(())
 }
 
-/// As `rope_scaling` has it.
+/// Returns the full name of a key.
+fn key(name: &str) -> String {
+    format!("{ARCHITECTURE}.{name}")
+}
+
+/// Returns a whole number, if the file has it.
+fn optional(metadata: &Metadata, name: &str) -> Result<Option<i64>, String> {
+    match metadata.get(&key(name)) {
+        None => Ok(None),
+        Some(Stored::Int(n)) => Ok(Some(*n)),
+        Some(_) => Err(format!("`{}` is not a whole number", key(name))),
+    }
+}
+
+/// Adds the keys of the architecture. Refuses a model that llama.cpp would compute otherwise.
+pub fn keys(c: &Config, keys: &mut Keys) -> Result<()> {
+    let (local, global) = layers(c)?;
+    for (name, n) in [
+        ("context_length", c.max_position),
+        ("embedding_length", c.dim),
+        ("block_count", c.layers.len()),
+        ("feed_forward_length", c.ffn_dim),
+        ("attention.head_count", local.n_heads),
+        ("attention.head_count_kv", local.n_kv_heads),
+        ("attention.key_length", local.head_dim),
+        ("attention.value_length", local.head_dim),
+        ("attention.sliding_window", local.window.unwrap_or(0)),
+        ("vocab_size", c.vocab),
+    ] {
+        keys.u32(&key(name), u32::try_from(n)?);
+    }
+    keys.f32(&key("attention.layer_norm_rms_epsilon"), c.eps);
+    keys.f32(&key("rope.freq_base"), global.theta);
+    keys.f32(&key("rope.freq_base_swa"), local.rope.theta);
+    // Said either way, because readers guess a factor where nothing is said.
+    if global.factor == 1.0 {
+        keys.text(&key("rope.scaling.type"), "none");
+    } else {
+        keys.text(&key("rope.scaling.type"), "linear");
+        keys.f32(&key("rope.scaling.factor"), global.factor);
+    }
+    Ok(())
+}
+
+/// Returns the shape of local layers and the rotation of global ones. Refuses a model that a GGUF
+/// file cannot describe.
+fn layers(c: &Config) -> Result<(LayerSpec, RopeSpec)> {
+    let first = c.layers[0];
+    let is_27b = c.layers.len() == LAYERS_27B as usize;
+    let scale = if is_27b { c.dim / first.n_heads } else { first.head_dim };
+    let expected = (scale as f64).sqrt().recip() as f32;
+    let is_placed = |i: usize| c.layers[i].is_global() == (i + 1).is_multiple_of(PATTERN);
+    // Without a global layer, llama.cpp's default stands in the file.
+    let rope = RopeSpec { theta: 1e6, factor: 1.0, share: 1.0 };
+    let global = c.layers.iter().find(|layer| layer.is_global()).map_or(rope, |layer| layer.rope);
+    let shape = |layer: &LayerSpec| LayerSpec { window: first.window, rope, ..*layer };
+    let what = if first.query_scale != expected {
+        format!("its attention scale is {}, where llama.cpp computes {expected}", first.query_scale)
+    } else if !(0..c.layers.len()).all(is_placed) {
+        format!("its global layers are not every {PATTERN}th")
+    } else if first.rope != (RopeSpec { theta: 1e4, ..rope }) || global.share != 1.0 {
+        "its layers rotate otherwise than Gemma 3's".into()
+    } else if c.layers.iter().any(|layer| shape(layer) != shape(&first)) {
+        "its layers differ in their heads".into()
+    } else {
+        return Ok((first, global));
+    };
+    Err(Fault::model(format!("the model cannot be written as GGUF: {what}"))
+        .help("make a directory instead: a destination that does not end in .gguf")
+        .into())
+}
+
+/// Returns the value of `rope_scaling`.
 fn scaling(metadata: &Metadata, layers: i64) -> Value {
-    let key = |key: &str| format!("{ARCHITECTURE}.rope.{key}");
-    let factor = metadata.float(&key("scaling.factor")).or(metadata.float(&key("scale_linear")));
-    match (metadata.text(&key("scaling.type")), factor) {
+    let factor = metadata.float(&key("rope.scaling.factor"));
+    let factor = factor.or(metadata.float(&key("rope.scale_linear")));
+    match (metadata.text(&key("rope.scaling.type")), factor) {
         (Some("none"), _) => Value::Null,
         (None, None) if SCALED.contains(&layers) => json!({"factor": 8.0, "rope_type": "linear"}),
         (None, None) => Value::Null,
@@ -109,7 +193,7 @@ fn scaling(metadata: &Metadata, layers: i64) -> Value {
     }
 }
 
-/// An f32 as the decimal that was meant.
+/// Returns an f32 as the decimal that was meant.
 fn decimal(value: f64) -> f64 {
     (value as f32).to_string().parse().unwrap_or(value)
 }
@@ -117,7 +201,6 @@ fn decimal(value: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::models::Config;
 
     fn keys(layers: i64, dim: i64, heads: i64, key_length: i64) -> Metadata {
         let mut m = Metadata::default();
@@ -144,21 +227,16 @@ mod tests {
     #[test]
     fn what_27b_files_leave_out_is_known() {
         let c = read(&keys(62, 5376, 32, 128));
-        assert_eq!((c.query_scale, c.eps), ((1.0 / 168f64.sqrt()) as f32, 1e-6));
-        assert_eq!(
-            (c.rope_global.factor, c.rope_global.theta, c.rope_local.theta),
-            (8.0, 1e6, 1e4)
-        );
-        assert_eq!(
-            (0..62).filter(|i| c.is_global(*i)).collect::<Vec<_>>(),
-            [5, 11, 17, 23, 29, 35, 41, 47, 53, 59]
-        );
-        assert_eq!((c.head_dim, c.eos.as_slice(), c.bos, c.tied), (128, &[1][..], 2, true));
+        let (local, global) = (c.layers[0], c.layers[5]);
+        assert_eq!((local.query_scale, c.eps), ((1.0 / 168f64.sqrt()) as f32, 1e-6));
+        assert_eq!((global.rope.factor, global.rope.theta, local.rope.theta), (8.0, 1e6, 1e4));
+        assert_eq!(c.global_layers(), [5, 11, 17, 23, 29, 35, 41, 47, 53, 59]);
+        assert_eq!((local.head_dim, c.eos.as_slice(), c.bos, c.tied), (128, &[1][..], 2, true));
         let c = read(&keys(34, 2560, 8, 256));
-        assert_eq!((c.query_scale, c.rope_global.factor), (1.0 / 16.0, 8.0));
+        assert_eq!((c.layers[5].query_scale, c.layers[5].rope.factor), (1.0 / 16.0, 8.0));
         let c = read(&keys(26, 1152, 4, 256));
         assert_eq!(
-            (c.query_scale, c.rope_global.factor, c.rope_local.factor),
+            (c.layers[5].query_scale, c.layers[5].rope.factor, c.layers[0].rope.factor),
             (1.0 / 16.0, 1.0, 1.0)
         );
     }
@@ -171,11 +249,11 @@ mod tests {
         m.insert("gemma3.rope.freq_base_swa".into(), Stored::Float(5e3));
         m.insert("gemma3.attention.sliding_window_pattern".into(), Stored::Int(2));
         let c = read(&m);
-        assert_eq!((c.rope_global.factor, c.rope_local.theta), (2.0, 5e3));
-        assert_eq!(c.global.iter().filter(|g| **g).count(), 17);
+        assert_eq!((c.layers[1].rope.factor, c.layers[0].rope.theta), (2.0, 5e3));
+        assert_eq!(c.global_layers().len(), 17);
         let mut m = keys(2, 64, 2, 32);
         m.insert("gemma3.attention.sliding_window_pattern".into(), Stored::Ints(vec![0, 1]));
-        assert_eq!(read(&m).global, [true, false]);
+        assert_eq!(read(&m).global_layers(), [0]);
     }
 
     #[test]

@@ -1,8 +1,10 @@
 //! Lookup of a model by name: a path, an id in the Hugging Face cache, or the bundled one. Nothing
 //! is ever downloaded.
 
-use super::acquire::{ResolvedName, expanded, how_to_get, is_id, no_such_path, translate};
 use crate::error::Fault;
+use crate::runtime::model::acquire::{
+    ResolvedName, expanded, how_to_get, is_id, no_such_path, translate,
+};
 use crate::util::files::read_regular_text;
 use crate::util::shell::quoted;
 use anyhow::{Context, Result};
@@ -10,17 +12,17 @@ use std::path::{Path, PathBuf};
 
 /// Where a model lies.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Source {
+pub enum ModelSource {
     Bundled,
     Directory(PathBuf),
 }
 
 /// Finds the model that `--model` names.
-pub fn find(name: Option<&str>) -> Result<Source> {
-    let Some(name) = name else { return Ok(Source::Bundled) };
+pub fn find(name: Option<&str>) -> Result<ModelSource> {
+    let Some(name) = name else { return Ok(ModelSource::Bundled) };
     let path = Path::new(name);
     if path.exists() {
-        return Ok(Source::Directory(path.to_owned()));
+        return Ok(ModelSource::Directory(path.to_owned()));
     }
     if is_id(name) {
         let found = in_cache(name, &caches());
@@ -28,7 +30,7 @@ pub fn find(name: Option<&str>) -> Result<Source> {
         let is_path = || name.split_once('/').is_some_and(|(first, _)| Path::new(first).is_dir());
         return match found {
             Err(_) if is_path() => Err(no_such_path(path).into()),
-            found => found.map(Source::Directory),
+            found => found.map(ModelSource::Directory),
         };
     }
     Err(explain(name).into())
@@ -40,8 +42,8 @@ fn explain(name: &str) -> Fault {
     if let Some(path) = expanded(name, home.as_deref()) {
         let meant = quoted(&path.display().to_string());
         let what = format!(
-            "there is no model at {name}: a shell replaces ~ by the home directory only outside \
-                quotes"
+            "there is no model at {name}: \
+                a shell replaces ~ by the home directory only outside quotes"
         );
         return Fault::model(what).help(format!("did you mean -m {meant}?"));
     }
@@ -66,8 +68,8 @@ fn explain(name: &str) -> Fault {
         }
         (Err(_), None) => fault.help(format!("did you mean -m {id}? If so, {}", how_to_get(&id))),
         (Err(_), Some(tag)) => fault.help(format!(
-            "did you mean -m {id}? If so, download the file of that quantisation first:\n  pip \
-             install -U huggingface_hub\n  hf download {id} --include '*{tag}*'"
+            "did you mean -m {id}? If so, download the file of that quantisation first:\n  \
+             pip install -U huggingface_hub\n  hf download {id} --include '*{tag}*'"
         )),
     }
 }
@@ -143,8 +145,8 @@ fn holds_a_model(snapshot: &Path) -> bool {
 fn without_weights(id: &str, snapshot: &Path) -> Fault {
     let what = format!("the download of {id} holds no files of a model ({})", snapshot.display());
     Fault::model(what).help(format!(
-        "the model may be gated: accept its licence at https://huggingface.co/{id}, then\n  hf \
-            auth login\n  hf download {id}"
+        "the model may be gated: accept its licence at https://huggingface.co/{id}, then\n  \
+            hf auth login\n  hf download {id}"
     ))
 }
 

@@ -1,78 +1,28 @@
 //! The metadata that llama.cpp needs to run a model, from what its files say.
 
-use super::vocab::{self, Vocabulary};
-use super::{ADD_BOS, ARCHITECTURE, BOS, CHAT_TEMPLATE, EOS, EOT, PAD, SAMPLING, UNK};
+use super::vocab::{self, GgufVocabulary};
+use super::{ADD_BOS, BOS, CHAT_TEMPLATE, EOS, EOT, PAD, SAMPLING, UNK};
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::gguf::write::Keys;
 use crate::error::Fault;
 use crate::models::{ChatTemplate, Config, Generation, Weights};
 use anyhow::{Context, Result};
 
-/// Every n-th layer sees all positions; llama.cpp takes no other pattern from every file.
-const PATTERN: usize = 6;
-
-/// All keys but those that depend on how the tensors are stored. Models that llama.cpp would
-/// compute otherwise are refused.
+/// Returns all keys but those that depend on how the tensors are stored. Refuses a model that
+/// llama.cpp would compute otherwise.
 pub fn keys(weights: &Weights) -> Result<Keys> {
     let c = weights.config();
     let checkpoint = weights.checkpoint().context("made-up weights have no files")?;
-    check(c)?;
-    let of = |key: &str| format!("{ARCHITECTURE}.{key}");
     let mut keys = Keys::default();
-    keys.text("general.architecture", ARCHITECTURE);
+    let architecture = c.architecture;
+    keys.text("general.architecture", architecture.gguf());
     keys.text("general.type", "model");
     keys.text("general.name", checkpoint.name().trim_end_matches(".gguf"));
-    for (key, n) in [
-        ("context_length", c.max_position),
-        ("embedding_length", c.dim),
-        ("block_count", c.n_layers),
-        ("feed_forward_length", c.ffn_dim),
-        ("attention.head_count", c.n_heads),
-        ("attention.head_count_kv", c.n_kv_heads),
-        ("attention.key_length", c.head_dim),
-        ("attention.value_length", c.head_dim),
-        ("attention.sliding_window", c.window),
-        ("vocab_size", c.vocab),
-    ] {
-        keys.u32(&of(key), u32::try_from(n)?);
-    }
-    keys.f32(&of("attention.layer_norm_rms_epsilon"), c.eps);
-    keys.f32(&of("rope.freq_base"), c.rope_global.theta);
-    keys.f32(&of("rope.freq_base_swa"), c.rope_local.theta);
-    // Said either way, because readers guess a factor where nothing is said.
-    if c.rope_global.factor == 1.0 {
-        keys.text(&of("rope.scaling.type"), "none");
-    } else {
-        keys.text(&of("rope.scaling.type"), "linear");
-        keys.f32(&of("rope.scaling.factor"), c.rope_global.factor);
-    }
+    architecture.gguf_keys(c, &mut keys)?;
     sampling(&Generation::of(checkpoint)?, &mut keys);
     tokenizer(checkpoint, c, &mut keys)?;
     keys.text(CHAT_TEMPLATE, ChatTemplate::from_checkpoint(checkpoint)?.source());
     Ok(keys)
-}
-
-/// Refuses what a GGUF file cannot say.
-fn check(c: &Config) -> Result<()> {
-    let scale = if c.n_layers == super::config::LAYERS_27B as usize {
-        c.dim / c.n_heads
-    } else {
-        c.head_dim
-    };
-    let expected = (scale as f64).sqrt().recip() as f32;
-    let what = if c.query_scale != expected {
-        format!("its attention scale is {}, where llama.cpp computes {expected}", c.query_scale)
-    } else if (0..c.n_layers).any(|layer| c.is_global(layer) != (layer + 1).is_multiple_of(PATTERN))
-    {
-        format!("its global layers are not every {PATTERN}th")
-    } else if (c.rope_local.theta, c.rope_local.factor) != (1e4, 1.0) {
-        "its local layers rotate otherwise than Gemma 3's".into()
-    } else {
-        return Ok(());
-    };
-    Err(Fault::model(format!("the model cannot be written as GGUF: {what}"))
-        .help("make a directory instead: a destination that does not end in .gguf")
-        .into())
 }
 
 fn sampling(generation: &Generation, keys: &mut Keys) {
@@ -105,7 +55,7 @@ fn tokenizer(checkpoint: &Checkpoint, c: &Config, keys: &mut Keys) -> Result<()>
         Fault::model(format!("{} cannot be read", checkpoint.display(name)))
             .help("download the file again")
     };
-    let vocabulary = Vocabulary::of(&bytes, c.vocab).with_context(unreadable)?;
+    let vocabulary = GgufVocabulary::of(&bytes, c.vocab).with_context(unreadable)?;
     keys.text(vocab::MODEL, "llama");
     keys.text("tokenizer.ggml.pre", "default");
     keys.texts(vocab::TOKENS, &vocabulary.tokens);

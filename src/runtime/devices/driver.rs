@@ -1,16 +1,15 @@
-//! GPU drivers are tried by a child process before their first use, since some of them crash or
-//! hang.
+//! Trials of GPU drivers. A child process tries a driver before its first use, since some drivers
+//! crash or hang.
 //!
-//! The rule: a driver is used as far as a child process came through it, with matrix instructions,
-//! else without, else not at all.
+//! The child tries a driver with its matrix instructions, and if that fails without. A driver is
+//! used in the first way that the child came through, else not at all.
 //!
-//! The outcome of a trial is kept in the cache by device, driver, their versions and the shaders of
-//! this build, so that it is made once. A trial that ended in an error, such as too little memory,
-//! is not kept: the run itself meets and reports it.
+//! The cache keeps the outcome by the device's identity, so that a trial is made once. An outcome
+//! such as too little memory is not kept: the run itself meets and reports it.
 
-use super::Listener;
 use crate::compute::DeviceInfo;
 use crate::os::process::{Exit, describe_exit, wait_for_output};
+use crate::runtime::Listener;
 use crate::testing;
 use crate::util::files::{read_regular, write_whole};
 use crate::util::{child, hex, xdg};
@@ -28,21 +27,21 @@ use std::time::{Duration, Instant};
 /// First argument of a child process that tries a driver; `whole` or `plain` and the device's
 /// number follow.
 const TRY: &str = "--try-driver";
-/// Seconds that a child may take. A GPU's kernels compile in a few, or wait for another program's;
-/// a driver on the processor is slower.
+/// Seconds that a child may take. A GPU's kernels compile in a few seconds, or wait for another
+/// program's. A driver on the processor is slower.
 const SECONDS: f64 = 60.0;
 const SECONDS_OF_CPU: f64 = 600.0;
-/// How often a child is looked at.
+/// Interval at which a child is polled.
 const LOOK: Duration = Duration::from_millis(5);
 /// Version of the file's shape.
 const VERSION: u32 = 1;
-/// Larger files were not written by this program.
+/// Most bytes of a verdict's file. This program writes no larger ones.
 const LARGEST: u64 = 1 << 16;
 
 /// How far a driver is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Use {
+pub enum DriverUse {
     Whole,
     WithoutMatrices,
     NotAtAll,
@@ -50,8 +49,8 @@ pub enum Use {
 
 /// Outcome of a trial.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Verdict {
-    pub allows: Use,
+pub struct DriverVerdict {
+    pub allows: DriverUse,
     /// How the child ended that tried more than is used.
     pub why: Option<String>,
     /// Shapes of int8 matrices that the device lists.
@@ -61,18 +60,18 @@ pub struct Verdict {
     pub file: Option<PathBuf>,
 }
 
-impl Verdict {
+impl DriverVerdict {
     /// Returns a note for the user about a driver that is not used whole.
     pub fn note(&self, device: &DeviceInfo) -> Option<String> {
         let why = self.why.as_deref().unwrap_or_default();
         let name = &device.name;
         match self.allows {
-            Use::Whole => None,
-            Use::WithoutMatrices => Some(format!(
-                "{name} is used without its matrix instructions, and slower: a trial of its driver \
-                    with them {why}"
+            DriverUse::Whole => None,
+            DriverUse::WithoutMatrices => Some(format!(
+                "{name} is used without its matrix instructions, and slower: \
+                    a trial of its driver with them {why}"
             )),
-            Use::NotAtAll => Some(format!("{name} is not used: a trial of its driver {why}")),
+            DriverUse::NotAtAll => Some(format!("{name} is not used: a trial of its driver {why}")),
         }
     }
 
@@ -87,16 +86,16 @@ impl Verdict {
 }
 
 /// Returns the verdict of an earlier trial, if there was one.
-pub fn known(device: &DeviceInfo) -> Option<Verdict> {
+pub fn known(device: &DeviceInfo) -> Option<DriverVerdict> {
     VerdictFile::of(device, xdg::cache()).load()
 }
 
 /// Verdicts that this process knows, by key.
-static KNOWN: Mutex<Option<HashMap<String, Verdict>>> = Mutex::new(None);
+static KNOWN: Mutex<Option<HashMap<String, DriverVerdict>>> = Mutex::new(None);
 
 /// Returns how far a device's driver is used, from an earlier trial or from one that is made now
 /// and reported.
-pub fn verdict(device: &DeviceInfo, listener: &dyn Listener) -> Verdict {
+pub fn verdict(device: &DeviceInfo, listener: &dyn Listener) -> DriverVerdict {
     let kept = VerdictFile::of(device, xdg::cache());
     let mut known = KNOWN.lock().expect("no thread panics while it holds this");
     let known = known.get_or_insert_default();
@@ -113,8 +112,8 @@ pub fn verdict(device: &DeviceInfo, listener: &dyn Listener) -> Verdict {
         let mut verdict =
             judge(device.offers_matrices, |whole| try_in_child(device.index, whole, patience));
         kept.save(&mut verdict);
-        // What is not used at all is an error, which says the same.
-        if let (Use::WithoutMatrices, Some(note)) = (verdict.allows, verdict.note(device)) {
+        // A driver that is not used at all is an error of the caller's, with the same words.
+        if let (DriverUse::WithoutMatrices, Some(note)) = (verdict.allows, verdict.note(device)) {
             listener.note(&note);
         }
         verdict
@@ -136,24 +135,24 @@ enum ChildEnd {
 
 /// Applies the rule. `try_child` tries the driver with matrix instructions (true) or without. The
 /// verdict's `file` is empty, but not `None`, where it should be kept.
-fn judge(offers_matrices: bool, mut try_child: impl FnMut(bool) -> ChildEnd) -> Verdict {
-    let mut verdict = Verdict {
-        allows: Use::NotAtAll,
+fn judge(offers_matrices: bool, mut try_child: impl FnMut(bool) -> ChildEnd) -> DriverVerdict {
+    let mut verdict = DriverVerdict {
+        allows: DriverUse::NotAtAll,
         why: None,
         shapes: Vec::new(),
         file: Some(PathBuf::new()),
     };
-    let steps = [(true, Use::Whole), (false, Use::WithoutMatrices)];
+    let steps = [(true, DriverUse::Whole), (false, DriverUse::WithoutMatrices)];
     for (matrices, allows) in steps.into_iter().filter(|(matrices, _)| offers_matrices || *matrices)
     {
         match try_child(matrices) {
-            ChildEnd::Through(shapes) => return Verdict { allows, shapes, ..verdict },
+            ChildEnd::Through(shapes) => return DriverVerdict { allows, shapes, ..verdict },
             ChildEnd::Fatal(why) => {
-                verdict = Verdict { allows: Use::NotAtAll, why: Some(why), ..verdict }
+                verdict = DriverVerdict { allows: DriverUse::NotAtAll, why: Some(why), ..verdict }
             }
             // The run will meet the same error, or none.
             ChildEnd::Unknown(why) => {
-                verdict = Verdict { allows, why: Some(why), file: None, ..verdict }
+                verdict = DriverVerdict { allows, why: Some(why), file: None, ..verdict }
             }
         }
     }
@@ -172,7 +171,7 @@ fn try_in_child(index: usize, whole: bool, patience: f64) -> ChildEnd {
 /// Runs a child process, but not longer than `patience` seconds.
 fn end_of(command: &mut Command, patience: f64) -> ChildEnd {
     let unknown = |what: &str, e: std::io::Error| ChildEnd::Unknown(format!("{what}: {e}"));
-    // What drivers print beside an error of this program's is nothing for its user.
+    // Messages that a driver prints are not shown.
     let started = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn();
     let mut child = match started {
         Ok(child) => child,
@@ -234,7 +233,7 @@ struct Content {
     v: u32,
     key: String,
     #[serde(flatten)]
-    verdict: Verdict,
+    verdict: DriverVerdict,
 }
 
 impl VerdictFile {
@@ -249,21 +248,21 @@ impl VerdictFile {
 
     /// Reads the verdict of an earlier trial. A file that is damaged or of something else counts as
     /// none.
-    fn load(&self) -> Option<Verdict> {
+    fn load(&self) -> Option<DriverVerdict> {
         let path = self.path.as_ref()?;
-        let read = || -> Result<Verdict> {
+        let read = || -> Result<DriverVerdict> {
             let content: Content = serde_json::from_slice(&read_regular(path, LARGEST)?)?;
             ensure!(
                 content.v == VERSION && content.key == self.key,
                 "it belongs to something else"
             );
-            Ok(Verdict { file: Some(path.clone()), ..content.verdict })
+            Ok(DriverVerdict { file: Some(path.clone()), ..content.verdict })
         };
         read().ok()
     }
 
     /// Keeps a verdict that should be kept. Where that fails, the next run makes the trial again.
-    fn save(&self, verdict: &mut Verdict) {
+    fn save(&self, verdict: &mut DriverVerdict) {
         let keep = verdict.file.take().and(self.path.as_ref());
         let content = Content { v: VERSION, key: self.key.clone(), verdict: verdict.clone() };
         verdict.file = keep
@@ -299,7 +298,11 @@ mod tests {
     }
 
     /// Returns the use of a device whose trials end like this, and whether the verdict is kept.
-    fn judged(offers: bool, with: fn() -> ChildEnd, without: fn() -> ChildEnd) -> (Use, bool) {
+    fn judged(
+        offers: bool,
+        with: fn() -> ChildEnd,
+        without: fn() -> ChildEnd,
+    ) -> (DriverUse, bool) {
         let verdict = judge(offers, |matrices| if matrices { with() } else { without() });
         (verdict.allows, verdict.file.is_some())
     }
@@ -313,17 +316,17 @@ mod tests {
         ];
         // Without matrices there is nothing to leave out, and so no second child.
         let none = || -> ChildEnd { unreachable!() };
-        assert_eq!(judged(false, well, none), (Use::Whole, true));
-        assert_eq!(judged(false, died, none), (Use::NotAtAll, true));
-        assert_eq!(judged(false, erred, none), (Use::Whole, false));
-        assert_eq!(judged(true, well, none), (Use::Whole, true));
-        assert_eq!(judged(true, died, well), (Use::WithoutMatrices, true));
-        assert_eq!(judged(true, died, died), (Use::NotAtAll, true));
+        assert_eq!(judged(false, well, none), (DriverUse::Whole, true));
+        assert_eq!(judged(false, died, none), (DriverUse::NotAtAll, true));
+        assert_eq!(judged(false, erred, none), (DriverUse::Whole, false));
+        assert_eq!(judged(true, well, none), (DriverUse::Whole, true));
+        assert_eq!(judged(true, died, well), (DriverUse::WithoutMatrices, true));
+        assert_eq!(judged(true, died, died), (DriverUse::NotAtAll, true));
         // An error is the run's to meet, and the next run's to try again.
-        assert_eq!(judged(true, erred, well), (Use::WithoutMatrices, false));
-        assert_eq!(judged(true, erred, erred), (Use::WithoutMatrices, false));
-        assert_eq!(judged(true, died, erred), (Use::WithoutMatrices, false));
-        assert_eq!(judged(true, erred, died), (Use::NotAtAll, false));
+        assert_eq!(judged(true, erred, well), (DriverUse::WithoutMatrices, false));
+        assert_eq!(judged(true, erred, erred), (DriverUse::WithoutMatrices, false));
+        assert_eq!(judged(true, died, erred), (DriverUse::WithoutMatrices, false));
+        assert_eq!(judged(true, erred, died), (DriverUse::NotAtAll, false));
     }
 
     #[test]
@@ -375,7 +378,7 @@ mod tests {
     }
 
     fn device(identity: &str) -> DeviceInfo {
-        DeviceInfo { identity: identity.into(), ..crate::runtime::testing::laptop_gpu() }
+        DeviceInfo { identity: identity.into(), ..crate::runtime::devices::testing::laptop_gpu() }
     }
 
     #[test]
@@ -394,8 +397,8 @@ mod tests {
         assert_eq!(
             verdict.note(&device("")).unwrap(),
             format!(
-                "{} is used without its matrix instructions, and slower: a trial of its driver \
-                    with them was ended by signal 11",
+                "{} is used without its matrix instructions, and slower: \
+                    a trial of its driver with them was ended by signal 11",
                 device("").name
             )
         );
@@ -404,14 +407,14 @@ mod tests {
                 .remedy()
                 .contains(&format!("rm '{}'", verdict.file.as_ref().unwrap().display()))
         );
-        // What is not to be kept is not, and nothing is where there is no place.
+        // An unknown end is not kept, and without a directory no verdict is.
         let mut verdict = judged(|| ChildEnd::Unknown("failed".into()));
         kept("nvidia").save(&mut verdict);
         assert_eq!((verdict.file, kept("nvidia").load()), (None, None));
         let mut verdict = judge(true, |_| through(&["16x8x32"]));
         let nowhere = VerdictFile { path: None, key: "x".into() };
         nowhere.save(&mut verdict);
-        assert_eq!((verdict.allows, verdict.file, nowhere.load()), (Use::Whole, None, None));
+        assert_eq!((verdict.allows, verdict.file, nowhere.load()), (DriverUse::Whole, None, None));
         assert_eq!(std::fs::read_dir(root.path().join("gemma")).unwrap().count(), 1);
     }
 
@@ -425,7 +428,7 @@ mod tests {
         let known = kept.load().unwrap();
         assert_eq!(
             (known.allows, known.shapes, known.why),
-            (Use::Whole, vec!["16x16x16".to_owned()], None)
+            (DriverUse::Whole, vec!["16x16x16".to_owned()], None)
         );
         let text = String::from_utf8(good.clone()).unwrap();
         let other_key = text.replace("radv", "nvidia");

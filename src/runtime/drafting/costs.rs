@@ -5,10 +5,10 @@
 //! all. A file that is damaged, of another version or of something else is ignored and measured
 //! again. It affects speed only.
 
-use super::load::Loaded;
 use crate::compute::DeviceInfo;
-use crate::draft::{CostCurve, Costs, Figures, Habits};
+use crate::draft::{CostCurve, Costs, DraftFigures, Habits};
 use crate::engine::{Engine, EngineExt, Input, Output, Rows, Scores, TokenTree};
+use crate::runtime::load::Loaded;
 use crate::util::files::{keep_newest, read_regular, write_whole};
 use crate::util::{hex, xdg};
 use anyhow::{Context, Result, ensure};
@@ -156,7 +156,7 @@ impl CostFile {
     }
 
     /// Saves the costs after a text; `draft` identifies the draft model.
-    pub fn save(&self, mut passes: Passes, draft: &str, figures: &Figures) -> Result<()> {
+    pub fn save(&self, mut passes: Passes, draft: &str, figures: &DraftFigures) -> Result<()> {
         let (Some(path), Some(costs)) = (&self.path, &figures.costs) else { return Ok(()) };
         passes.habits.insert(draft.to_owned(), figures.habits.clone());
         while passes.habits.len() > MOST_HABITS {
@@ -282,9 +282,9 @@ mod tests {
         Passes { costs, habits: BTreeMap::new(), device: None }
     }
 
-    fn figures() -> Figures {
+    fn figures() -> DraftFigures {
         let habits = Habits { survival: vec![(0.7, 12.0), (0.5, 12.0)], level: 0.001 };
-        Figures { costs: Some(passes().costs), habits, ..Figures::default() }
+        DraftFigures { costs: Some(passes().costs), habits, ..DraftFigures::default() }
     }
 
     #[test]

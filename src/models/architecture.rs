@@ -1,0 +1,160 @@
+//! The interface of an architecture: its configuration, and a layer as a list of steps.
+//!
+//! The steps are the only text of a layer's arithmetic. [`super::forward`] lowers them to the
+//! dispatches of a pass, `quant::calibrate` computes them in f32 over many windows of text, and
+//! [`Config::tensors`] reads the tensors and their shapes off them.
+
+use super::config::{Config, LayerSpec};
+use super::gemma3::Gemma3;
+use super::role::Role;
+use crate::checkpoint::gguf::Metadata;
+use crate::checkpoint::gguf::write::Keys;
+use crate::error::Fault;
+use serde_json::Value;
+
+/// A family of models.
+pub trait Architecture: Sync {
+    /// Name in messages, such as `Gemma 3`.
+    fn name(&self) -> &'static str;
+    /// Returns whether a `config.json` with this `model_type`, or without one and with this class
+    /// name, belongs to the family.
+    fn is_named(&self, model_type: Option<&str>, class: Option<&str>) -> bool;
+    /// Reads a `config.json` of the family.
+    fn config(&self, json: &Value) -> Result<Config, Fault>;
+    /// Name in GGUF files, the first part of its keys there.
+    fn gguf(&self) -> &'static str;
+    /// Returns the `config.json` that the keys of a GGUF file mean, or what is wrong with them.
+    /// `vocab` is the number of rows of the embedding table.
+    fn gguf_config(
+        &self,
+        metadata: &Metadata,
+        vocab: Option<usize>,
+        has_own_head: bool,
+    ) -> Result<Value, String>;
+    /// Adds the keys of a GGUF file. Refuses a model that llama.cpp would compute otherwise.
+    fn gguf_keys(&self, config: &Config, keys: &mut Keys) -> anyhow::Result<()>;
+    /// Returns the steps of a layer of this shape.
+    fn layer(&self, config: &Config, spec: &LayerSpec) -> Vec<Step>;
+}
+
+/// All architectures that this program runs.
+const ARCHITECTURES: [&dyn Architecture; 1] = [&Gemma3];
+
+impl PartialEq for dyn Architecture {
+    fn eq(&self, other: &Self) -> bool {
+        self.name() == other.name()
+    }
+}
+
+impl std::fmt::Debug for dyn Architecture {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Returns the architecture that a `config.json` names.
+pub fn of_json(json: &Value) -> Result<&'static dyn Architecture, Fault> {
+    let text = json.get("text_config").filter(|v| !v.is_null()).unwrap_or(json);
+    let model_type = |v: &Value| v.get("model_type").and_then(Value::as_str).map(str::to_owned);
+    let class = json["architectures"].get(0).and_then(Value::as_str);
+    let kind = model_type(json).or_else(|| model_type(text));
+    let found = ARCHITECTURES.into_iter().find(|a| a.is_named(kind.as_deref(), class));
+    found.ok_or_else(|| {
+        let found = kind.as_deref().or(class).unwrap_or("of no stated kind");
+        Fault::model(format!("the model is {found}")).help(known())
+    })
+}
+
+/// Returns the architecture that a GGUF file names.
+pub fn of_gguf(name: &str) -> Option<&'static dyn Architecture> {
+    ARCHITECTURES.into_iter().find(|a| a.gguf() == name)
+}
+
+/// Returns a sentence that names the architectures that run.
+pub fn known() -> String {
+    let names: Vec<&str> = ARCHITECTURES.iter().map(|a| a.name()).collect();
+    format!("this program runs {}", names.join(", "))
+}
+
+/// One step of a layer. It reads the values of the step before it, f32 `[rows, width]` each, and
+/// gives values to the next step. The residual stream, f32 `[rows, dim]`, is beside them.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Step {
+    /// Gives RMSNorm of the residual stream.
+    Norm(Role),
+    /// Gives the products of one value with several matrices, each with its number of rows. A
+    /// matrix may occur twice.
+    Linear(&'static str, Vec<(Role, usize)>),
+    /// Gives attention of queries, keys and values. Each head of queries and keys is normed, then
+    /// rotated.
+    Attend { q_norm: Role, k_norm: Role },
+    /// Gives `gelu_tanh(z gate^T) * (z up^T)` of one value z.
+    GateUp { gate: Role, up: Role, rows: usize },
+    /// Adds RMSNorm of one value to the residual stream, then multiplies the stream by `scale`, a
+    /// tensor of one number.
+    Add { norm: Role, scale: Option<Role> },
+}
+
+impl Step {
+    /// Returns the matrices that read the step's input, each once.
+    pub fn matrices(&self) -> Vec<(Role, usize)> {
+        match self {
+            Step::Linear(_, matrices) => {
+                let mut matrices = matrices.clone();
+                matrices.dedup();
+                matrices
+            }
+            Step::GateUp { gate, up, rows } => vec![(*gate, *rows), (*up, *rows)],
+            _ => Vec::new(),
+        }
+    }
+}
+
+/// A tensor of a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TensorSpec {
+    pub role: Role,
+    /// 0 for a tensor outside the layers.
+    pub layer: usize,
+    /// 1 for a vector.
+    pub rows: usize,
+    pub cols: usize,
+}
+
+impl TensorSpec {
+    /// Returns whether it is a matrix of a linear layer or a table; the others are vectors.
+    pub fn is_matrix(&self) -> bool {
+        self.role.is_matrix()
+    }
+
+    /// Returns the number of its weights.
+    pub fn size(&self) -> usize {
+        self.rows * self.cols
+    }
+}
+
+/// Appends the tensors of a layer in the order of its steps.
+pub fn tensors(config: &Config, spec: &LayerSpec, layer: usize, out: &mut Vec<TensorSpec>) {
+    let mut width = config.dim; // of the step's first input
+    for step in config.architecture.layer(config, spec) {
+        let mut push = |role, rows, cols| out.push(TensorSpec { role, layer, rows, cols });
+        step.matrices().into_iter().for_each(|(role, rows)| push(role, rows, width));
+        width = match step {
+            Step::Norm(role) => {
+                push(role, 1, config.dim);
+                config.dim
+            }
+            Step::Linear(_, matrices) => matrices[0].1,
+            Step::Attend { q_norm, k_norm } => {
+                [q_norm, k_norm].into_iter().for_each(|role| push(role, 1, spec.head_dim));
+                spec.query_width()
+            }
+            Step::GateUp { rows, .. } => rows,
+            Step::Add { norm, scale } => {
+                push(norm, 1, config.dim);
+                scale.into_iter().for_each(|role| push(role, 1, 1));
+                config.dim
+            }
+        };
+    }
+}

@@ -1,0 +1,267 @@
+//! The forward pass of a model as a dispatch list on an executor.
+//!
+//! [`load`] is the entry. `builder` loads tensors, `pass` lowers the steps of each layer.
+
+mod builder;
+mod pass;
+
+use super::{Angles, Config, RopeSpec, Weights};
+use crate::compute::reference::MAX_HEAD_DIM;
+use crate::compute::{
+    Best, BufferId, Commit, Executor, KvFormat, KvLayer, Op, Part, Plan, PlanId, StepLayout, best,
+};
+use crate::error::Fault;
+use crate::kv::{PAGE, Pages};
+use crate::util::threads;
+use anyhow::Result;
+use builder::{Builder, Matrices};
+use std::sync::mpsc::sync_channel;
+
+/// A model loaded into an executor, ready to run.
+pub struct Forward {
+    pub config: Config,
+    pub layout: StepLayout,
+    /// u32, see [`StepLayout`]
+    pub step: BufferId,
+    pub ropes: Vec<RopeTable>,
+    /// f32 `[max_rows, dim]`: final-norm hidden states of the selected rows
+    pub hidden: BufferId,
+    /// f32 `[max_rows, vocab]`: logits of the selected rows
+    pub logits: BufferId,
+    pub kv: Vec<KvLayer>,
+    /// The page tables of the step: layers that keep equally many pages share one of them
+    pub tables: Vec<PageTable>,
+    /// Bytes of each layer's cache and scratch rows.
+    pub kv_bytes: Vec<u64>,
+    /// Scores the step's rows.
+    pub pass: PlanId,
+    /// The same, and lists of the largest logits where the executor is for it.
+    pub pass_with_best: Option<PlanId>,
+    /// u32 `[max_rows, best::WORDS]`
+    pub best: Option<BufferId>,
+    /// Scores nothing: writes scratch keys and values only.
+    pub pass_without_logits: PlanId,
+    pub commit: PlanId,
+}
+
+/// Choices of the caller.
+#[derive(Clone, Copy, Debug)]
+pub struct ForwardOptions {
+    /// Positions to make room for.
+    pub context: usize,
+    pub kv: KvFormat,
+    /// The most rows of one pass; rounded up to whole vectors.
+    pub max_rows: usize,
+    /// Sequences, each with room for `context` positions.
+    pub sequences: usize,
+    /// Pages beside theirs.
+    pub spare: SparePages,
+}
+
+/// Pages beside those that all sequences hold when they are full: for prefixes that outlive their
+/// sequences. Without any, prefixes hold what sequences leave.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SparePages {
+    /// For each layer that keeps all positions
+    pub global: usize,
+    /// For each sliding-window layer
+    pub local: usize,
+}
+
+impl SparePages {
+    /// Returns as many as so many bytes hold, in the proportion in which prefixes take them: of
+    /// each text of half the context, one behind its prompt and one behind its answer, windows
+    /// apart.
+    pub fn within(bytes: u64, config: &Config, kv: KvFormat, context: usize) -> SparePages {
+        let global = (context / 2).div_ceil(PAGE).max(1);
+        let local = global.min(2 * config.window().unwrap_or(0).div_ceil(PAGE));
+        let text_bytes: usize = config
+            .layers
+            .iter()
+            .map(|layer| {
+                let page = 2 * PAGE * layer.n_kv_heads * kv.head_bytes(layer.head_dim);
+                page * if layer.is_global() { global } else { local }
+            })
+            .sum();
+        let texts = bytes as f64 / text_bytes as f64;
+        let pages = |each: usize| (texts * each as f64) as usize;
+        SparePages { global: pages(global), local: pages(local) }
+    }
+}
+
+/// The rotation angles of the rows of a pass, for layers that rotate alike.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RopeTable {
+    pub rope: RopeSpec,
+    pub head_dim: usize,
+    /// f32 `[max_rows, 2, head_dim / 2]`
+    pub buffer: BufferId,
+}
+
+impl RopeTable {
+    /// Returns the angles that the table takes.
+    pub fn angles(&self) -> Angles {
+        Angles::new(self.rope, self.head_dim)
+    }
+}
+
+/// A table of the pages that each sequence has in layers with the same window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PageTable {
+    pub pages: Pages,
+    /// Pages in all
+    pub all_pages: usize,
+    /// Where it begins among the step's tables: `[sequences, pages.count]`
+    pub at: usize,
+}
+
+/// Returns the page tables of a model: one of its global layers, and one for each window.
+fn tables(config: &Config, options: ForwardOptions, max_rows: usize) -> Vec<PageTable> {
+    let mut windows: Vec<Option<usize>> = config.layers.iter().map(|layer| layer.window).collect();
+    windows.sort_unstable(); // Global layers first.
+    windows.dedup();
+    let mut tables: Vec<PageTable> = Vec::new();
+    for window in windows {
+        let spare = if window.is_none() { options.spare.global } else { options.spare.local };
+        let pages = Pages::for_layer(options.context, max_rows, window);
+        let at = tables.last().map_or(0, |t| t.at + options.sequences * t.pages.count);
+        let all_pages = options.sequences * pages.count + spare;
+        tables.push(PageTable { pages, all_pages, at });
+    }
+    tables
+}
+
+/// Matrices that are read ahead of the one that is being loaded.
+const AHEAD: usize = 1;
+
+/// Loads the weights and records the plans.
+pub fn load(
+    weights: &Weights,
+    exec: &mut dyn Executor,
+    options: ForwardOptions,
+) -> Result<Forward> {
+    if exec.caps().is_dry {
+        return build(weights, exec, options, Matrices::Shapes);
+    }
+    let is_converted = |role, layer| !exec.storage(builder::part(weights, role, layer)).unpacks;
+    let matrices = weights.matrices().map(|tensor| (tensor.role, tensor.layer));
+    let converted: Vec<_> = matrices.filter(|(role, layer)| is_converted(*role, *layer)).collect();
+    // Matrices are read, and converted where a file has them in another form, while the ones before
+    // them are taken by the executor.
+    std::thread::scope(|scope| {
+        let (send, ahead) = sync_channel(AHEAD);
+        let convert = move || {
+            for (role, layer) in converted {
+                if send.send((role, layer, weights.matrix(role, layer))).is_err() {
+                    return; // The receiver has given up.
+                }
+            }
+        };
+        let matrices = match threads::start(scope, convert) {
+            Ok(_) => Matrices::Ahead(ahead),
+            Err(_) => Matrices::Here,
+        };
+        build(weights, exec, options, matrices)
+    })
+}
+
+fn build<'a>(
+    weights: &'a Weights,
+    exec: &'a mut dyn Executor,
+    options: ForwardOptions,
+    matrices: Matrices<'a>,
+) -> Result<Forward> {
+    let config = weights.config().clone();
+    let max_rows = options.max_rows.next_multiple_of(16);
+    let tables = tables(&config, options, max_rows);
+    let entries = tables.iter().map(|t| options.sequences * t.pages.count).sum();
+    let layout = StepLayout { max_rows, tables: entries };
+    let mut b = Builder::new(weights, exec, layout, matrices)?;
+    let step = b.exec.alloc("step", layout.words() * 4)?;
+    let ropes = ropes(&mut b, &config)?;
+    let (kv, kv_bytes) = caches(&mut b, &config, &tables, options.kv)?;
+    let hidden = b.rows("hidden", config.dim)?;
+    let logits = b.rows("logits", config.vocab)?;
+    let (body, tail) = pass::pass(&mut b, &config, &kv, &ropes, hidden, logits)?;
+    let mut whole = body.clone();
+    whole.dispatches.extend(tail.dispatches);
+    let mut best = None;
+    let mut with_best = whole.clone();
+    if b.exec.caps().lists_best {
+        let maxima = b.rows("chunk maxima", best::CHUNKS)?;
+        let lists = b.rows("best logits", best::WORDS)?;
+        let op = Best { logits, vocab: config.vocab, maxima, lists };
+        with_best.push("best", None, Op::Best(op));
+        best = Some(lists);
+    }
+    let mut commit = Plan::default();
+    commit.push("commit", None, Op::Commit(Commit { layers: kv.clone() }));
+    Ok(Forward {
+        pass_with_best: best.map(|_| b.exec.record(with_best, step, layout)).transpose()?,
+        best,
+        pass: b.exec.record(whole, step, layout)?,
+        pass_without_logits: b.exec.record(body, step, layout)?,
+        commit: b.exec.record(commit, step, layout)?,
+        config,
+        layout,
+        step,
+        ropes,
+        hidden,
+        logits,
+        kv,
+        tables,
+        kv_bytes,
+    })
+}
+
+/// Takes a table of angles for each kind of rotation.
+fn ropes(b: &mut Builder<'_>, config: &Config) -> Result<Vec<RopeTable>> {
+    let mut ropes: Vec<RopeTable> = Vec::new();
+    for layer in &config.layers {
+        let (rope, head_dim) = (layer.rope, layer.head_dim);
+        if !ropes.iter().any(|t| (t.rope, t.head_dim) == (rope, head_dim)) {
+            ropes.push(RopeTable { rope, head_dim, buffer: b.rows("rope angles", head_dim)? });
+        }
+    }
+    Ok(ropes)
+}
+
+/// Takes the caches of keys and values, and returns the bytes of each layer's.
+fn caches(
+    b: &mut Builder<'_>,
+    config: &Config,
+    tables: &[PageTable],
+    format: KvFormat,
+) -> Result<(Vec<KvLayer>, Vec<u64>)> {
+    let mut sizes = Vec::with_capacity(config.layers.len());
+    let mut layers = Vec::with_capacity(config.layers.len());
+    for (i, spec) in config.layers.iter().enumerate() {
+        let (heads, dim) = (spec.n_kv_heads, spec.head_dim);
+        if format == KvFormat::Q8 && !(dim.is_multiple_of(16) && dim <= MAX_HEAD_DIM) {
+            let what = format!(
+                "int8 keys and values take heads of up to {MAX_HEAD_DIM} channels, \
+                    a multiple of 16, not {dim}"
+            );
+            return Err(Fault::model(what).help("use --kv f16").into());
+        }
+        let bytes = heads * format.head_bytes(dim);
+        let table = tables.iter().find(|t| t.pages.window == spec.window);
+        let table = table.expect("there is one for each window");
+        let (cache, scratch) = (table.all_pages * PAGE * bytes, b.layout.max_rows * bytes);
+        sizes.push(2 * (cache + scratch) as u64);
+        layers.push(KvLayer {
+            format,
+            n_kv_heads: heads,
+            head_dim: dim,
+            pages: table.pages,
+            all_pages: table.all_pages,
+            table: table.at,
+            key_block: (b.exec.storage(Part::Layer(i as u16)).key_block)(format),
+            k: b.exec.alloc("keys", cache)?,
+            v: b.exec.alloc("values", cache)?,
+            scratch_k: b.exec.alloc("scratch keys", scratch)?,
+            scratch_v: b.exec.alloc("scratch values", scratch)?,
+        });
+    }
+    Ok((layers, sizes))
+}

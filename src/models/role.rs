@@ -1,0 +1,96 @@
+//! The tensors of a model by role, and their names.
+
+/// Purpose of a tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Role {
+    /// Embedding table; also the output head, unless the model has its own.
+    Embed,
+    Q,
+    K,
+    V,
+    O,
+    Gate,
+    Up,
+    Down,
+    InputNorm,
+    PostAttnNorm,
+    PreFfnNorm,
+    PostFfnNorm,
+    /// Norm of each head of queries.
+    QNorm,
+    KNorm,
+    FinalNorm,
+    /// Output head that is not the embedding table.
+    Head,
+    /// Factor of the residual stream behind a layer, one number.
+    LayerScale,
+}
+
+impl Role {
+    pub const ALL: [Role; 17] = [
+        Role::Embed,
+        Role::Q,
+        Role::K,
+        Role::V,
+        Role::O,
+        Role::Gate,
+        Role::Up,
+        Role::Down,
+        Role::InputNorm,
+        Role::PostAttnNorm,
+        Role::PreFfnNorm,
+        Role::PostFfnNorm,
+        Role::QNorm,
+        Role::KNorm,
+        Role::FinalNorm,
+        Role::Head,
+        Role::LayerScale,
+    ];
+
+    pub fn is_matrix(self) -> bool {
+        use Role::*;
+        matches!(self, Embed | Q | K | V | O | Gate | Up | Down | Head)
+    }
+
+    /// Returns whether it belongs to a layer.
+    pub fn is_layer(self) -> bool {
+        !matches!(self, Role::Embed | Role::FinalNorm | Role::Head)
+    }
+
+    /// Returns the name of a tensor in recipes: that of Hugging Face without the model's prefix and
+    /// `.weight`.
+    pub fn short_name(self, layer: usize) -> String {
+        let name = self.suffix().trim_end_matches(".weight");
+        if self.is_layer() { format!("layers.{layer}.{name}") } else { name.to_owned() }
+    }
+
+    /// Returns the last part of that, such as `q_proj`.
+    pub fn name(self) -> &'static str {
+        let name = self.suffix().trim_end_matches(".weight");
+        name.rsplit('.').next().unwrap_or(name)
+    }
+
+    /// Returns the name of Hugging Face behind the model's prefix, and behind `layers.N.` for a
+    /// tensor of a layer.
+    pub(super) fn suffix(self) -> &'static str {
+        match self {
+            Role::Embed => "embed_tokens.weight",
+            Role::Q => "self_attn.q_proj.weight",
+            Role::K => "self_attn.k_proj.weight",
+            Role::V => "self_attn.v_proj.weight",
+            Role::O => "self_attn.o_proj.weight",
+            Role::Gate => "mlp.gate_proj.weight",
+            Role::Up => "mlp.up_proj.weight",
+            Role::Down => "mlp.down_proj.weight",
+            Role::InputNorm => "input_layernorm.weight",
+            Role::PostAttnNorm => "post_attention_layernorm.weight",
+            Role::PreFfnNorm => "pre_feedforward_layernorm.weight",
+            Role::PostFfnNorm => "post_feedforward_layernorm.weight",
+            Role::QNorm => "self_attn.q_norm.weight",
+            Role::KNorm => "self_attn.k_norm.weight",
+            Role::FinalNorm => "norm.weight",
+            Role::Head => "lm_head.weight",
+            Role::LayerScale => "layer_scalar",
+        }
+    }
+}

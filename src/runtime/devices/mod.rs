@@ -1,0 +1,10 @@
+//! Devices of the machine: the processor, backends and their drivers, locks, and the NPU.
+
+pub mod backends;
+pub mod driver;
+pub mod lock;
+pub mod made_up;
+pub mod npu;
+pub mod processor;
+#[cfg(test)]
+pub mod testing;
