@@ -72,14 +72,15 @@ fn tensor(role: Role, layer: usize, code: Code, rows: usize, cols: usize) -> Ten
 /// Returns everything before the data of these tensors (role, layer, code, rows, columns).
 pub fn header(keys: &Keys, tensors: &[(Role, usize, Code, usize, usize)]) -> Vec<u8> {
     let mut keys = keys.clone();
-    let weights = |code: Code| {
-        tensors.iter().filter(|t| t.2 == code && t.0.is_matrix()).map(|t| t.3 * t.4).sum::<usize>()
+    let weights = |name: &str| {
+        let is_of = |code: Code| code.spec().ggml.is_some_and(|ggml| ggml.name == name);
+        tensors.iter().filter(|t| is_of(t.2) && t.0.is_matrix()).map(|t| t.3 * t.4).sum::<usize>()
     };
     // llama.cpp numbers a file by the type of most of its weights.
-    let mostly = [(Code::F32, 0), (Code::F16, 1), (Code::I4, 2), (Code::I8, 7), (Code::Bf16, 32)];
+    let mostly = [("F32", 0), ("F16", 1), ("Q4_0", 2), ("Q8_0", 7), ("BF16", 32)];
     keys.u32(
         "general.file_type",
-        mostly.into_iter().max_by_key(|(code, _)| weights(*code)).map_or(0, |m| m.1),
+        mostly.into_iter().max_by_key(|(name, _)| weights(name)).map_or(0, |m| m.1),
     );
     // Version of the block layouts since May 2023.
     keys.u32("general.quantization_version", 2);

@@ -173,6 +173,15 @@ pub fn layout_of(code: Code) -> CpuLayout {
     code.spec().cpu.unwrap_or_else(|| panic!("the CPU has no kernels for {code:?}"))
 }
 
+/// The layout of integers of 2, 4 or 8 bits.
+pub const fn layout_of_bits(bits: usize) -> CpuLayout {
+    match bits {
+        2 => CpuLayout::I2,
+        4 => CpuLayout::I4,
+        _ => CpuLayout::I8,
+    }
+}
+
 /// See [`Integer::bias`](crate::tensor::block::Integer::bias).
 pub fn bias_of(code: Code) -> i32 {
     match code.spec().values {

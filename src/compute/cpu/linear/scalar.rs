@@ -1,10 +1,10 @@
 //! The kernels in plain Rust: what other machines run, and the simplest reading of the packed
 //! layout.
 
-use super::pack::{LINE, TILE, code_of};
+use super::pack::{LINE, TILE, code_of, layout_of_bits};
 use super::panel::Panel;
 use super::trellis;
-use crate::tensor::{CpuLayout, math};
+use crate::tensor::math;
 use half::f16;
 
 /// Raw sums are of q itself.
@@ -18,7 +18,7 @@ pub unsafe fn ints<const BITS: usize, const GROUPED: bool, const R: usize>(
     panel: &Panel,
     acc: *mut f32,
 ) {
-    let layout = [CpuLayout::I2, CpuLayout::I4, CpuLayout::I8][BITS.ilog2() as usize - 1];
+    let layout = const { layout_of_bits(BITS) };
     let step_cols = 32 / BITS;
     let mut data = panel.data;
     for block in 0..panel.blocks {
