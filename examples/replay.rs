@@ -391,7 +391,7 @@ fn replay(
     let mut history = text.prompt.clone();
     let mut left = &text.answer[..];
     let (mut proposal, mut scored) = (Proposal::default(), None::<(usize, TokenTree, Scores)>);
-    builder.prepare(0, &history[..history.len() - 1])?;
+    builder.prepare(0, &history[..history.len() - 1], Duration::MAX)?;
     while !left.is_empty() {
         let start = Instant::now();
         let ctx = DraftContext {

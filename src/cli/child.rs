@@ -1,4 +1,4 @@
-//! What this program does as a child process of itself, see [`crate::util::child`].
+//! Jobs of this program as a child process of itself; see [`crate::util::child`].
 
 use crate::cli::io::output::print;
 use crate::cli::io::ui::Ui;

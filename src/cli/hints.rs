@@ -1,5 +1,5 @@
-//! What was typed and is wrong, answered in the words of the person who typed it: other programs'
-//! commands and options, a prompt without a command or without quotes, options before the command.
+//! Hints for wrong command lines: commands and options of other programs, a prompt without a
+//! command or without quotes, options before the command.
 
 use crate::cli::io::ui::Ui;
 use crate::cli::settings;

@@ -1,5 +1,4 @@
-//! The command line. What was typed becomes a validated setup; results go to standard
-//! output, everything else to standard error.
+//! The command line. Results go to standard output, everything else to standard error.
 //!
 //! `commands/` has one file or folder for each command, `options/` the options that several
 //! commands take, `io/` what they read and write.

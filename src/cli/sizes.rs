@@ -1,5 +1,4 @@
-//! Which Gemma 3 fits, and how fast it would be: every size, in the formats that there are to be
-//! had.
+//! Sizes of Gemma 3 that fit, in each available format, with predicted speeds.
 
 use crate::cli::io::table::markdown;
 use crate::cli::io::ui::paragraph_in;
@@ -22,8 +21,8 @@ const CONTEXT: usize = 4096;
 /// Tokens a second, without drafts, from which an answer comes about as fast as it is read.
 const READING: f64 = 4.0;
 
-/// What there is to be had, the largest first: `bf16` and `q4_0` from Google, the others from
-/// `gemma quantize`.
+/// Available formats, the largest first: `bf16` and `q4_0` from Google, the others from `gemma
+/// quantize`.
 const RECIPES: [(Shape, &[&str]); 5] = [
     (Shape::B27, &["bf16", "q4_0", "12gb", "10gb", "9gb"]),
     (Shape::B12, &["bf16", "q4_0", "int4"]),
@@ -34,17 +33,17 @@ const RECIPES: [(Shape, &[&str]); 5] = [
 
 /// One model in one format.
 #[derive(Clone, Debug)]
-pub struct Row {
+pub struct SizeRow {
     pub shape: Shape,
     pub recipe: &'static str,
-    /// Of the weights.
+    /// Bytes of the weights.
     pub bytes: u64,
     /// Predicted tokens a second without drafts, once the context is full; `None` where it does not
     /// fit.
     pub tokens_per_s: Option<f64>,
 }
 
-impl Row {
+impl SizeRow {
     pub fn fits(&self) -> bool {
         self.tokens_per_s.is_some()
     }
@@ -52,7 +51,7 @@ impl Row {
 
 /// The table.
 pub struct Sizes {
-    pub rows: Vec<Row>,
+    pub rows: Vec<SizeRow>,
     available: Option<u64>,
     elsewhere: Option<u64>,
     speeds: Speeds,
@@ -69,7 +68,12 @@ impl Sizes {
                 let speed =
                     |p: Placement| speeds.beside(p.device.as_ref()).predict(&p).passes_per_s[0];
                 let tokens_per_s = host.fitting(&task).map(speed);
-                rows.push(Row { shape, recipe, bytes: Size::of(&weights)?.bytes, tokens_per_s });
+                rows.push(SizeRow {
+                    shape,
+                    recipe,
+                    bytes: Size::of(&weights)?.bytes,
+                    tokens_per_s,
+                });
             }
         }
         Ok(Sizes { rows, available: host.available, elsewhere: host.elsewhere, speeds })
@@ -77,7 +81,7 @@ impl Sizes {
 
     /// Google's files that fit, the largest model first; of two formats of one model the smaller
     /// one, which is faster.
-    fn of_google(&self) -> Vec<(&Row, String)> {
+    fn of_google(&self) -> Vec<(&SizeRow, String)> {
         let fits = |shape| self.rows.iter().filter(move |row| row.shape == shape && row.fits());
         let smallest = |(shape, _): (Shape, _)| {
             let pages = fits(shape).filter_map(|row| Some((row, row.shape.page(row.recipe)?)));
@@ -87,14 +91,14 @@ impl Sizes {
     }
 
     /// The model to take: the largest that writes at least as fast as people read, else the fastest.
-    pub fn best(&self) -> Option<(&Row, String)> {
+    pub fn best(&self) -> Option<(&SizeRow, String)> {
         let mut found = self.of_google();
-        let is_fast = |(row, _): &(&Row, String)| row.tokens_per_s >= Some(READING);
+        let is_fast = |(row, _): &(&SizeRow, String)| row.tokens_per_s >= Some(READING);
         let at = found.iter().position(is_fast).unwrap_or(found.len().saturating_sub(1));
         (at < found.len()).then(|| found.swap_remove(at))
     }
 
-    /// What to say of the largest model that fits, where it is too slow to be the best.
+    /// Describes the largest model that fits, if it is too slow to be the best.
     pub fn larger(&self) -> Option<String> {
         let (row, page) = self.of_google().into_iter().next()?;
         let is_other = self.best().is_some_and(|(best, _)| best.shape != row.shape);
@@ -105,7 +109,7 @@ impl Sizes {
     }
 
     pub fn json(&self) -> Value {
-        let row = |row: &Row| {
+        let row = |row: &SizeRow| {
             json!({
                 "model": row.shape.name(), "recipe": row.recipe, "page": row.shape.page(row.recipe), "bytes": row.bytes,
                 "fits": row.fits(), "tokens_per_s_plain": row.tokens_per_s,

@@ -285,7 +285,8 @@ impl<'a> Scheduler<'a> {
             let past = text.past().len();
             if self.target.position(sequence) == past {
                 self.prefixes.retain(self.target, sequence, past);
-                self.drafter.prepare(sequence, text.past())?;
+                let most = self.policy.reading(past);
+                self.drafter.prepare(sequence, text.past(), most)?;
                 self.policy.begin_text();
                 text.request.stats.prefill_time += text.admitted.elapsed();
                 text.stage = TextStage::Grows(Instant::now());

@@ -3,6 +3,8 @@
 //! A drafter is asked once a round. It reads the outcome of its last proposal off the history, and
 //! the target's scores off [`Verified`]. Its state derives from the history.
 
+use std::time::Duration;
+
 use anyhow::Result;
 
 use super::figures::DraftFigures;
@@ -81,8 +83,9 @@ pub trait Drafter {
     ) -> Result<()> {
         Ok(())
     }
-    /// Reads the rest of a new text's prompt ahead of the first proposal.
-    fn prepare(&mut self, _text: usize, _history: &[Token]) -> Result<()> {
+    /// Reads a new text's prompt ahead of the first proposal, as much of its end as takes about
+    /// `most`.
+    fn prepare(&mut self, _text: usize, _history: &[Token], _most: Duration) -> Result<()> {
         Ok(())
     }
     /// Returns whether [`DraftContext::verified`] is of use.

@@ -7,7 +7,7 @@
 //! - `files`: positioned reads, private files and directories, file identity, free space;
 //! - `machine`: processor, memory and load;
 //! - `memory`: huge pages, release of mapped pages;
-//! - `process`: limits and ends of child processes, processor time;
+//! - `process`: limits and ends of processes;
 //! - `signals`: interrupts, failed writes;
 //! - `terminal`: echo, and the modes that a terminal is left with;
 //! - `crash`: ends of the process that no code returns from.

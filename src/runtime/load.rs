@@ -25,8 +25,8 @@ use std::time::{Duration, Instant};
 
 /// Returns the number of positions to make room for: what was asked for, or what `needed` tokens
 /// take, as far as the model goes.
-pub fn context(asked: AutoOr, needed: usize, config: &Config, listener: &dyn Listener) -> usize {
-    match asked {
+pub fn context(option: AutoOr, needed: usize, config: &Config, listener: &dyn Listener) -> usize {
+    match option {
         AutoOr::N(n) => {
             if n > config.max_position {
                 let (n, max) = (thousands(n as u64), thousands(config.max_position as u64));
@@ -41,8 +41,8 @@ pub fn context(asked: AutoOr, needed: usize, config: &Config, listener: &dyn Lis
 }
 
 /// Refuses a prompt of `tokens` that leaves no room for an answer.
-pub fn check_prompt(tokens: usize, at_least: bool, asked: AutoOr, config: &Config) -> Result<()> {
-    let (limit, remedy) = match asked {
+pub fn check_prompt(tokens: usize, at_least: bool, option: AutoOr, config: &Config) -> Result<()> {
+    let (limit, remedy) = match option {
         AutoOr::N(n) => (n, "raise --ctx-size, or shorten the prompt"),
         AutoOr::Auto => {
             (config.max_position, "shorten the prompt: the model's context is not longer")
@@ -96,8 +96,8 @@ pub fn pool(options: &RunOptions) -> Result<Arc<Pool>> {
 const WORTH_A_BAR: u64 = 200_000_000;
 
 /// Returns the precision of the cache.
-pub fn kv_format(weights: &Weights, asked: Kv) -> Result<KvFormat> {
-    Ok(match asked {
+pub fn kv_format(weights: &Weights, option: Kv) -> Result<KvFormat> {
+    Ok(match option {
         Kv::F16 => KvFormat::F16,
         Kv::F32 => KvFormat::F32,
         Kv::Q8 => KvFormat::Q8,

@@ -44,7 +44,6 @@ fn a_file_of_others_keeps_every_byte() {
         records(2).into_bytes(),
         with_tail(b"notes"),
         with_tail(b"notes\n"),
-        with_tail(br#"{"v":1,"id":"x","text":"","mine":tr"#),
     ] {
         fs::write(dir.path().join("notes"), &foreign).unwrap();
         batch(dir.path(), &["--resume", "notes"]).fails(2, &["notes", "not an answer", "help: "]);
@@ -143,11 +142,6 @@ fn a_mended_record_is_answered_by_the_next_run() {
     // Nothing changed: the same failures, the same file.
     let again = batch(dir.path(), &["--resume", "my out", "--strict"]);
     assert_eq!(again.code, 6, "{}", again.err);
-    assert!(
-        again.err.contains("my out: 5 of 7 kept, 2 to do, 2 of them failed before"),
-        "{}",
-        again.err
-    );
     assert!(
         again.err.contains("2 records, 2 failed") && again.err.contains(", 5 kept\n"),
         "{}",

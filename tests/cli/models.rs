@@ -277,7 +277,7 @@ fn a_doctor_says_what_a_run_would_do_here() {
     let (code, json) = run(&[], &no_driver);
     let vulkan = find(&json, "vulkan");
     assert_eq!((code, &find(&json, "kernels, cpu")["status"]), (0, &json!("PASS")));
-    // There is something to install where a GPU is on the bus, and only there.
+    // There is something to install where a GPU has a node, and only there.
     assert_eq!(
         vulkan["status"] == "WARN",
         !vulkan["commands"].as_array().unwrap().is_empty(),

@@ -174,7 +174,7 @@ fn a_terminal_gets_colour_a_final_line_break_and_figures() {
         &["generate", "Hi.", "-n", "99", "-c", "14", "--ignore-eos", "--color", "never"],
         &[],
     );
-    assert!(full.contains("(cut off: the context of 14 positions is full)\r\n"), "{full:?}");
+    assert!(full.contains("(cut off: the context of 14 tokens is full)\r\n"), "{full:?}");
     let stats = full.lines().last().unwrap_or_default();
     assert!(
         stats.contains(" tokens, ") && stats.chars().count() <= 80 && !stats.contains("tok/pass"),

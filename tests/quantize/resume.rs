@@ -375,7 +375,7 @@ fn the_first_ctrl_c_keeps_what_is_done_and_says_how_to_go_on() {
     let said = said.expect("no signal came in time");
     assert!(said.iter().any(|l| l.contains("the same command goes on")), "{said:?}");
     let again = gemma_in(dir.path(), &LARGER, b"").ok();
-    assert!(again.err.contains("going on from .dst.partial"), "{}", again.err);
+    assert!(again.err.contains("continuing .dst.partial"), "{}", again.err);
     assert_eq!(names(dir.path()), ["dst", "src"]);
 }
 
@@ -391,7 +391,7 @@ fn a_full_disk_keeps_what_is_done() {
     );
     assert!(!dir.path().join("dst").exists());
     let again = gemma_in(dir.path(), &LARGER, b"").ok();
-    assert!(again.err.contains("going on from"), "{}", again.err);
+    assert!(again.err.contains("continuing"), "{}", again.err);
     assert_eq!(names(dir.path()), ["dst", "src"]);
     gemma_in(dir.path(), &["inspect", "dst", "--verify"], b"").ok();
 }
@@ -415,7 +415,7 @@ fn a_read_error_names_the_tensor_and_keeps_what_is_done() {
     }
     assert!(kept, "no tensor was done before a read failed");
     let again = gemma_in(dir.path(), &LARGER, b"").ok();
-    assert!(again.err.contains("going on from"), "{}", again.err);
+    assert!(again.err.contains("continuing"), "{}", again.err);
     assert_eq!(names(dir.path()), ["dst", "src"]);
     gemma_in(dir.path(), &["inspect", "dst", "--verify"], b"").ok();
 }

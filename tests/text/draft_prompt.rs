@@ -5,6 +5,7 @@ use gemma::draft::{DraftModel, DraftRequest, Drafter, NoDraft, TreeBuilder};
 use gemma::engine::{EngineExt, Timeline};
 use gemma::sampler::SamplerConfig;
 use invariance::{Case, run};
+use std::time::Duration;
 use toy::Toy;
 
 /// A draft model that sees a few positions reads the end of a prompt, however long that is, and
@@ -15,10 +16,10 @@ fn a_draft_of_short_sight_reads_the_end_of_a_prompt_alone() {
     let draft = Toy { context: 60, max_rows: 32, reach: Some(16), ..target.clone() };
     let mut lm = DraftModel::new(draft.engine());
     let history: Vec<u32> = (0..2000).map(|i| i * i % 37).collect();
-    lm.read(0, &history, &mut || false).unwrap();
+    lm.read_ahead(0, &history, &mut || false).unwrap();
     assert_eq!(lm.engine().position(0), 0, "told not to");
-    for (end, read) in [(1000, 8), (1010, 18), (1011, 19), (2000, 8), (400, 8), (3, 3), (10, 10)] {
-        lm.read(0, &history[..end], &mut || true).unwrap();
+    for (end, read) in [(1000, 8), (1010, 8), (1011, 9), (2000, 8), (400, 8), (3, 3), (10, 10)] {
+        lm.read_ahead(0, &history[..end], &mut || true).unwrap();
         assert_eq!(lm.engine().position(0), read, "{end} tokens");
         assert_eq!(lm.left(0, end), 60 - read);
     }
@@ -30,6 +31,23 @@ fn a_draft_of_short_sight_reads_the_end_of_a_prompt_alone() {
     let (plain, _) = run(&mut Timeline::new(target.engine()), &mut NoDraft, &case);
     assert_eq!(text, plain);
     assert!(stats.passes * 3 < stats.tokens && drafter.note().is_none(), "{stats:?}");
+}
+
+/// A prompt is read as far back as there is time for, and 32 tokens in any case.
+#[test]
+fn a_prompt_is_read_within_a_time() {
+    let draft = Toy { context: 3000, max_rows: 32, reach: Some(512), ..Toy::new(31) };
+    let mut model = DraftModel::new(draft.engine());
+    let history: Vec<u32> = (0..2000).map(|i| i * i % 37).collect();
+    for (end, most, read) in [
+        (1000, Duration::ZERO, 32),
+        (1500, Duration::from_secs(100), 256),
+        (2000, Duration::ZERO, 32),
+        (900, Duration::MAX, 256),
+    ] {
+        model.read_within(0, &history[..end], most).unwrap();
+        assert_eq!(model.engine().position(0), read, "{end} tokens in {most:?}");
+    }
 }
 
 /// While the target's device reads a prompt, the draft model does.
@@ -55,7 +73,7 @@ fn a_prompt_is_read_beside_the_target() {
             }
             Ok(())
         }
-        fn prepare(&mut self, _: usize, history: &[u32]) -> anyhow::Result<()> {
+        fn prepare(&mut self, _: usize, history: &[u32], _: Duration) -> anyhow::Result<()> {
             self.after = history.len();
             Ok(())
         }

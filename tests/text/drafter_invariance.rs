@@ -6,6 +6,7 @@ mod vocabulary;
 
 use crate::{invariance, reduced, toy};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use anyhow::Result;
 use gemma::decode::{
@@ -168,8 +169,8 @@ fn a_full_context_ends_the_text() {
 struct Each(Vec<Box<dyn Drafter>>);
 
 impl Drafter for Each {
-    fn prepare(&mut self, text: usize, history: &[u32]) -> Result<()> {
-        self.0[text].prepare(0, history)
+    fn prepare(&mut self, text: usize, history: &[u32], most: Duration) -> Result<()> {
+        self.0[text].prepare(0, history, most)
     }
 
     fn propose(&mut self, asks: &mut [DraftRequest<'_>]) -> Result<usize> {

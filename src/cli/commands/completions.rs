@@ -7,15 +7,27 @@ use anyhow::Result;
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, Args, ValueHint};
 
+const EXAMPLES: &str = "\
+To install:
+  mkdir -p ~/.local/share/bash-completion/completions
+  gemma completions bash >~/.local/share/bash-completion/completions/gemma
+
+  mkdir -p ~/.zfunc            (and in ~/.zshrc: fpath+=~/.zfunc; autoload -Uz compinit; compinit)
+  gemma completions zsh >~/.zfunc/_gemma
+
+  gemma completions fish >~/.config/fish/completions/gemma.fish
+A new shell then completes commands, options and their values.";
+
 #[derive(Debug, Args)]
-pub struct Completions {
+#[command(after_long_help = EXAMPLES)]
+pub struct CompletionsArgs {
     /// The shell
     #[arg(value_enum)]
     pub shell: clap_complete::Shell,
 }
 
 /// Prints the script.
-pub fn run(options: &Completions, _: &Typed) -> Result<u8> {
+pub fn run(options: &CompletionsArgs, _: &Typed) -> Result<u8> {
     let mut script = Vec::new();
     let root = definition();
     let names: Vec<String> = root.get_subcommands().map(|c| c.get_name().to_owned()).collect();
@@ -27,8 +39,8 @@ pub fn run(options: &Completions, _: &Typed) -> Result<u8> {
     Ok(0)
 }
 
-/// What an option that takes a word or a path is completed with; shells offer files where none of
-/// the words fits.
+/// Words that complete an option which takes a word or a path. Shells offer files where no word
+/// matches.
 const VALUES: [(&str, &[&str]); 8] = [
     ("calibrate", &["builtin", "none"]),
     ("ctx_size", &["auto"]),

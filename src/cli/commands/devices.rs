@@ -11,8 +11,14 @@ use anyhow::Result;
 use clap::Args;
 use serde::Serialize;
 
+const EXAMPLES: &str = "\
+Examples:
+  gemma devices
+  gemma devices --json | jq -r .chosen";
+
 #[derive(Debug, Args)]
-pub struct Devices {
+#[command(after_long_help = EXAMPLES)]
+pub struct DevicesArgs {
     /// One JSON object instead of text
     #[arg(long)]
     pub json: bool,
@@ -22,7 +28,7 @@ pub struct Devices {
 
 /// A Vulkan device, for `--json`.
 #[derive(Clone, Debug, Serialize)]
-struct Gpu {
+struct GpuRow {
     /// `--device vulkan:N`
     index: usize,
     name: String,
@@ -38,14 +44,14 @@ struct Gpu {
     missing: Vec<&'static str>,
 }
 
-impl Gpu {
-    fn new(d: DeviceInfo) -> Gpu {
+impl GpuRow {
+    fn new(d: DeviceInfo) -> GpuRow {
         let kind = match (d.is_cpu, d.is_integrated) {
             (true, _) => "driver on the processor",
             (_, true) => "integrated",
             _ => "discrete",
         };
-        Gpu {
+        GpuRow {
             int8_matrices: backends::multiplies_matrices(&d),
             index: d.index,
             name: d.name,
@@ -79,7 +85,7 @@ impl Gpu {
 
 /// An NPU, for `--json`.
 #[derive(Clone, Debug, Serialize)]
-struct Npu {
+struct NpuRow {
     path: String,
     usable: bool,
     findings: Vec<NpuFinding>,
@@ -89,16 +95,16 @@ struct Npu {
 struct NpuFinding {
     name: &'static str,
     found: String,
-    /// What to do; null where all is well.
+    /// Remedy; null where all is well.
     remedy: Option<String>,
 }
 
-impl Npu {
-    fn new(probe: NpuProbe) -> Npu {
+impl NpuRow {
+    fn new(probe: NpuProbe) -> NpuRow {
         let usable = probe.is_usable();
         let one =
             |f: backends::NpuFinding| NpuFinding { name: f.name, found: f.what, remedy: f.remedy };
-        Npu {
+        NpuRow {
             path: probe.path.display().to_string(),
             usable,
             findings: probe.findings.into_iter().map(one).collect(),
@@ -118,7 +124,7 @@ impl Npu {
     }
 }
 
-pub fn run(options: &Devices, _: &Typed) -> Result<u8> {
+pub fn run(options: &DevicesArgs, _: &Typed) -> Result<u8> {
     let cpu = Cpu::probe()?;
     // No driver is nothing wrong here: it is what the answer says.
     let (found, driver) = match backends::probe() {
@@ -132,9 +138,9 @@ pub fn run(options: &Devices, _: &Typed) -> Result<u8> {
         ),
         Err(why) => ("cpu".to_owned(), why.to_string()),
     };
-    let gpus: Vec<Gpu> = found.into_iter().map(Gpu::new).collect();
+    let gpus: Vec<GpuRow> = found.into_iter().map(GpuRow::new).collect();
     let system = NpuSystem::here();
-    let npus: Vec<Npu> = system.probe().into_iter().map(Npu::new).collect();
+    let npus: Vec<NpuRow> = system.probe().into_iter().map(NpuRow::new).collect();
     let (no_npu, remedy) = system.nothing();
     if options.json {
         let report = serde_json::json!({"cpu": cpu, "vulkan": gpus, "npu": npus, "chosen": chosen, "reason": reason});

@@ -19,8 +19,15 @@ use std::cell::Cell;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+const EXAMPLES: &str = "\
+Examples:
+  gemma eval TEXT.txt
+  gemma eval -m SMALLER --reference MODEL prose=A.txt code=B.txt
+  gemma tokenize --json -f TEXT.txt >IDS.json && gemma eval --ids IDS.json --json";
+
 #[derive(Debug, Args)]
-pub struct Eval {
+#[command(after_long_help = EXAMPLES, override_usage = "gemma eval [OPTIONS] <FILE...|--ids FILE>")]
+pub struct EvalArgs {
     /// Texts to evaluate, each window of them behind one BOS; KIND=FILE names a text's kind
     ///
     /// Several texts are evaluated together and each by itself. Windows have --ctx-size tokens: by
@@ -34,7 +41,7 @@ pub struct Eval {
     #[arg(long, value_name = "PATH|ID")]
     pub reference: Option<String>,
     /// Tokens at the start of each window that are context only and not scored
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0, hide_short_help = true)]
     pub skip: usize,
     /// One JSON object with the figures of every token
     #[arg(long)]
@@ -48,7 +55,7 @@ pub struct Eval {
 /// A kind of text and its tokens.
 type Part = (String, Vec<Token>);
 
-pub fn run(options: &Eval, typed: &Typed) -> Result<u8> {
+pub fn run(options: &EvalArgs, typed: &Typed) -> Result<u8> {
     let ui = &typed.ui;
     if options.files.is_empty() && options.ids.is_empty() {
         let help = "give texts (gemma eval FILE...), or token ids (gemma eval --ids FILE)";
@@ -67,7 +74,7 @@ pub fn run(options: &Eval, typed: &Typed) -> Result<u8> {
     let mut engine = load(&model)?.engine;
     let total: u64 = parts.iter().map(|p| p.1.len() as u64).sum();
     let bar = ui.bar("evaluating", total);
-    let progress = Progress::new(ui, bar.is_hidden(), total);
+    let progress = EvalProgress::new(ui, bar.is_hidden(), total);
     let mut done = 0;
     let tasks = parts.iter().map(|(_, ids)| {
         let before = done;
@@ -109,7 +116,7 @@ pub fn run(options: &Eval, typed: &Typed) -> Result<u8> {
 }
 
 /// Where no bar is shown: a line a minute, so that a log tells a long run from one that hangs.
-struct Progress<'a> {
+struct EvalProgress<'a> {
     ui: &'a Ui,
     wanted: bool,
     total: u64,
@@ -120,11 +127,16 @@ struct Progress<'a> {
 /// Between two lines.
 const SILENCE: Duration = Duration::from_secs(60);
 
-impl<'a> Progress<'a> {
-    fn new(ui: &'a Ui, wanted: bool, total: u64) -> Progress<'a> {
+impl<'a> EvalProgress<'a> {
+    fn new(ui: &'a Ui, wanted: bool, total: u64) -> EvalProgress<'a> {
         let start = Instant::now();
-        let progress =
-            Progress { ui, wanted: wanted && !ui.is_quiet(), total, start, said: Cell::new(start) };
+        let progress = EvalProgress {
+            ui,
+            wanted: wanted && !ui.is_quiet(),
+            total,
+            start,
+            said: Cell::new(start),
+        };
         if progress.wanted {
             ui.line(&format!("evaluating {} tokens", thousands(total)));
         }
@@ -154,7 +166,7 @@ fn comparison_json(c: &Comparison) -> Result<serde_json::Value> {
 }
 
 /// The window, and each text cut into windows that begin with BOS; ids are left as they are.
-fn read(options: &Eval, model: &Model, ui: &Ui) -> Result<(usize, Vec<Part>)> {
+fn read(options: &EvalArgs, model: &Model, ui: &Ui) -> Result<(usize, Vec<Part>)> {
     let from_ids = !options.ids.is_empty();
     let tokenizer = if from_ids { None } else { Some(model.tokenizer(ui)?) };
     let mut parts: Vec<Part> = Vec::new();

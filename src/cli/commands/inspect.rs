@@ -18,8 +18,15 @@ use serde::Serialize;
 use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, BTreeSet};
 
+const EXAMPLES: &str = "\
+Examples:
+  gemma inspect
+  gemma inspect MODEL --tensors
+  gemma inspect MODEL --verify --json | jq .bits_per_weight";
+
 #[derive(Debug, Args)]
-pub struct Inspect {
+#[command(after_long_help = EXAMPLES)]
+pub struct InspectArgs {
     /// Model directory, GGUF file or id [default: the bundled demo model]
     #[arg(value_name = "MODEL")]
     pub which: Option<String>,
@@ -41,29 +48,29 @@ pub struct Inspect {
 }
 
 #[derive(Serialize)]
-struct Report {
+struct Inspection {
     name: String,
     bundled: bool,
     layers: usize,
     dim: usize,
     ffn_dim: usize,
-    /// Of the first layer.
+    /// Heads of the first layer.
     #[serde(flatten)]
     heads: Heads,
-    /// Of layers of another shape.
+    /// Heads of layers with another shape.
     #[serde(skip_serializing_if = "BTreeSet::is_empty")]
     other_heads: BTreeSet<Heads>,
     vocab: usize,
     window: Option<usize>,
     global_layers: Vec<usize>,
     max_position: usize,
-    /// Of the matrices.
+    /// Parameters of the matrices.
     parameters: u64,
     bytes: u64,
     bits_per_weight: f64,
     tokenizer_sha256: Option<String>,
     notes: Vec<String>,
-    tensors: Vec<Tensor>,
+    tensors: Vec<TensorRow>,
 }
 
 #[derive(PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -74,7 +81,7 @@ struct Heads {
 }
 
 #[derive(Serialize)]
-struct Tensor {
+struct TensorRow {
     name: String,
     role: String,
     format: String,
@@ -83,7 +90,7 @@ struct Tensor {
     bits_per_weight: f64,
 }
 
-pub fn run(options: &Inspect, typed: &Typed) -> Result<u8> {
+pub fn run(options: &InspectArgs, typed: &Typed) -> Result<u8> {
     let ui = &typed.ui;
     let name = options.which.as_deref().or(options.model.as_deref());
     let model = Model::open(name, ui)?;
@@ -96,7 +103,7 @@ pub fn run(options: &Inspect, typed: &Typed) -> Result<u8> {
     Ok(0)
 }
 
-fn report(model: &Model) -> Result<Report> {
+fn report(model: &Model) -> Result<Inspection> {
     let (c, checkpoint) = (model.config(), model.checkpoint());
     let mut tensors = Vec::new();
     for &TensorSpec { role, layer, .. } in model.weights.tensors() {
@@ -107,7 +114,7 @@ fn report(model: &Model) -> Result<Report> {
         let elements = stored.shape.iter().product::<usize>().max(1);
         let bits_per_weight = 8.0 * stored.bytes as f64 / elements as f64;
         let (format, role) = (stored.kind.to_string(), role.name().to_owned());
-        tensors.push(Tensor {
+        tensors.push(TensorRow {
             name,
             role,
             format,
@@ -124,7 +131,7 @@ fn report(model: &Model) -> Result<Report> {
     };
     let first = &c.layers[0];
     let others = c.layers.iter().filter(|layer| shape(layer) != shape(first));
-    Ok(Report {
+    Ok(Inspection {
         name: model.name.clone(),
         bundled: model.bundled,
         layers: c.layers.len(),
@@ -161,8 +168,8 @@ fn head(cells: &[&str]) -> Vec<String> {
     cells.iter().map(|cell| cell.to_string()).collect()
 }
 
-fn by_tensor(report: &Report) -> Vec<Vec<String>> {
-    let row = |t: &Tensor| {
+fn by_tensor(report: &Inspection) -> Vec<Vec<String>> {
+    let row = |t: &TensorRow| {
         let (shape, bits) = (format!("{:?}", t.shape), format!("{:.2}", t.bits_per_weight));
         head(&[&t.name, &t.format, &shape, &bytes(t.bytes), &bits])
     };
@@ -170,7 +177,7 @@ fn by_tensor(report: &Report) -> Vec<Vec<String>> {
     std::iter::once(first).chain(report.tensors.iter().map(row)).collect()
 }
 
-fn by_role(report: &Report) -> Vec<Vec<String>> {
+fn by_role(report: &Inspection) -> Vec<Vec<String>> {
     // Place of the role's first tensor, role, format and shape.
     type Alike<'a> = (usize, &'a str, &'a str, &'a [usize]);
     // Tensors and their bytes.
@@ -189,7 +196,7 @@ fn by_role(report: &Report) -> Vec<Vec<String>> {
     std::iter::once(first).chain(groups.into_iter().map(row)).collect()
 }
 
-fn text(report: &Report, options: &Inspect, verified: Option<&Verification>) -> String {
+fn text(report: &Inspection, options: &InspectArgs, verified: Option<&Verification>) -> String {
     let r = report;
     let global = r.global_layers.len();
     let mut out = format!("{}{}\n", r.name, if r.bundled { " (bundled)" } else { "" });

@@ -27,12 +27,19 @@ use serde::Serialize;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+const EXAMPLES: &str = "\
+Examples:
+  gemma list
+  gemma list ~/models
+  gemma list --json | jq -r '.models[] | select(.fits).model'";
+
 /// Show the Gemma 3 models in the Hugging Face cache and in the working directory: size, format,
 /// whether they fit
 ///
 /// Only headers are read. A model that cannot be used is listed with the reason.
 #[derive(Debug, Args)]
-pub struct List {
+#[command(after_long_help = EXAMPLES)]
+pub struct ListArgs {
     /// Directories to look in, beside the Hugging Face cache [default: the working directory]
     #[arg(value_name = "DIRECTORY")]
     pub directories: Vec<PathBuf>,
@@ -48,21 +55,21 @@ pub struct List {
 /// A model that was found.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 struct Found {
-    /// What `--model` takes.
+    /// Value for `--model`.
     model: String,
     path: PathBuf,
     #[serde(flatten)]
     about: Option<About>,
-    /// Why it cannot be used, and what to do about it; null where it can.
+    /// Reason why it cannot be used, with a remedy; null if it can.
     error: Option<String>,
 }
 
-/// What its headers say.
+/// Facts from the headers.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 struct About {
     format: &'static str,
     bits_per_weight: f64,
-    /// Of the weights of the language model.
+    /// Bytes of the language model's weights.
     bytes: u64,
     fits: bool,
 }
@@ -70,10 +77,10 @@ struct About {
 /// Bytes of a config.json that is looked into.
 const LARGEST: u64 = 1 << 20;
 
-/// Positions that a model has to have room for to fit.
+/// Context that has to fit with a model, in tokens.
 const CONTEXT: usize = 4096;
 
-pub fn run(options: &List, _: &Typed) -> Result<u8> {
+pub fn run(options: &ListArgs, _: &Typed) -> Result<u8> {
     let caches = caches();
     let here = vec![PathBuf::from(".")];
     let directories = if options.directories.is_empty() { &here } else { &options.directories };
@@ -83,7 +90,7 @@ pub fn run(options: &List, _: &Typed) -> Result<u8> {
     for (model, path) in in_caches(&caches) {
         match path {
             Ok(path) => found.extend(files(&path).into_iter().filter_map(|file| {
-                // Of a page with one model its name is enough.
+                // The id names the model of a page that has one.
                 let model = if file == path { model.clone() } else { file.display().to_string() };
                 look(model, file, &host, &run, is_gemma(&path.display().to_string()))
             })),
@@ -119,8 +126,8 @@ fn context(run: &RunOptions) -> usize {
     }
 }
 
-/// Models of Gemma's pages in the caches: the id, and where the files are or why they cannot be
-/// used.
+/// Returns the models of Gemma's pages in the caches: the id, and the path of the files or the
+/// error.
 fn in_caches(caches: &[PathBuf]) -> Vec<(String, Result<PathBuf, String>)> {
     let names = caches.iter().flat_map(|cache| names(cache));
     let ids = names.filter_map(|name| Some(name.strip_prefix("models--")?.replacen("--", "/", 1)));
@@ -131,7 +138,7 @@ fn in_caches(caches: &[PathBuf]) -> Vec<(String, Result<PathBuf, String>)> {
     .collect()
 }
 
-/// What may be a model in a directory: the directory itself, its subdirectories and its GGUF files.
+/// Returns possible models of a directory: itself, its subdirectories and its GGUF files.
 fn beside(directory: &Path) -> Vec<PathBuf> {
     let inside = names(directory).into_iter().filter(|name| !name.starts_with('.')).map(|name| {
         match directory {
@@ -143,7 +150,7 @@ fn beside(directory: &Path) -> Vec<PathBuf> {
     std::iter::once(directory.to_owned()).chain(inside).collect()
 }
 
-/// Names in a directory, sorted; none where it cannot be read.
+/// Returns the names in a directory, sorted; no names where it cannot be read.
 fn names(directory: &Path) -> Vec<String> {
     let entries = fs::read_dir(directory).into_iter().flatten();
     let mut names: Vec<String> =
@@ -185,8 +192,8 @@ fn is_gemma(name: &str) -> bool {
     name.contains("gemma-3-") || name.contains("gemma3") || name.contains("gemma_3")
 }
 
-/// Opens a model; `None` where it is of another family. What cannot be opened is told from its
-/// name, unless it is `wanted`.
+/// Opens a model, or returns `None` for another family. A file that cannot be opened is listed only
+/// if it is `wanted`.
 fn look(
     model: String,
     path: PathBuf,
@@ -232,7 +239,7 @@ fn look(
     }
 }
 
-/// The family that a model's own files name; `None` where they name none.
+/// Returns the family that the model's own files name.
 fn family(path: &Path) -> Option<String> {
     if let Ok(text) = read_regular(&path.join("config.json"), LARGEST) {
         let config = json::parse(&text).ok()?;

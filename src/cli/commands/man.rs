@@ -8,14 +8,21 @@ use crate::error::Fault;
 use anyhow::Result;
 use clap::{Args, CommandFactory};
 
+const EXAMPLES: &str = "\
+Examples:
+  gemma man | man -l -
+  gemma man generate | man -l -
+  mkdir -p ~/.local/share/man/man1 && gemma man generate >~/.local/share/man/man1/gemma-generate.1";
+
 #[derive(Debug, Args)]
-pub struct Man {
+#[command(after_long_help = EXAMPLES)]
+pub struct ManArgs {
     /// A command, for its own page
     pub command: Option<String>,
 }
 
 /// Prints the page.
-pub fn run(options: &Man, _: &Typed) -> Result<u8> {
+pub fn run(options: &ManArgs, _: &Typed) -> Result<u8> {
     let mut root = help::complete(Cli::command());
     root.build();
     let command = match &options.command {
@@ -36,10 +43,10 @@ pub fn run(options: &Man, _: &Typed) -> Result<u8> {
     Ok(0)
 }
 
-/// One man page: what clap knows, then examples, exit codes and sources of settings.
+/// Renders a man page: the parts that clap knows, then examples, exit codes and sources of settings.
 fn page(command: clap::Command) -> Result<String> {
-    let examples = help::examples(command.get_name());
     let is_root = command.has_subcommands();
+    let examples = (!is_root).then(|| help::examples(&command));
     let man = clap_mangen::Man::new(command)
         .source(concat!("gemma ", env!("CARGO_PKG_VERSION")))
         .manual("gemma");
@@ -66,7 +73,7 @@ fn page(command: clap::Command) -> Result<String> {
     Ok(page)
 }
 
-/// Text that troff prints as it is.
+/// Escapes text for troff.
 fn roff(text: &str) -> String {
     let text = text.replace('\\', "\\e").replace('-', "\\-").replace('\'', "\\(aq");
     if text.starts_with('.') { format!("\\&{text}") } else { text }

@@ -26,19 +26,19 @@ use anyhow::Result;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use std::ffi::OsString;
 
-/// Makes an enum of the commands from modules that have a struct of options of the command's name
-/// and `run(&options, &typed)`, which returns the exit code.
+/// Makes the enum of commands. A module has a struct of options and `run(&options, &typed)`, which
+/// returns the exit code.
 macro_rules! commands {
-    ($($(#[$help:meta])+ $name:ident in $module:ident;)+) => {
+    ($($(#[$help:meta])+ $name:ident = $module:ident::$options:ident;)+) => {
         #[derive(Debug, Subcommand)]
-        pub enum Command {
-            $($(#[$help])+ $name(Box<$module::$name>),)+
+        pub enum CliCommand {
+            $($(#[$help])+ $name(Box<$module::$options>),)+
         }
 
-        impl Command {
-            fn run_command(&self, typed: &Typed) -> Result<u8> {
+        impl CliCommand {
+            fn run_with(&self, typed: &Typed) -> Result<u8> {
                 match self {
-                    $(Command::$name(options) => $module::run(options, typed),)+
+                    $(CliCommand::$name(options) => $module::run(options, typed),)+
                 }
             }
         }
@@ -47,35 +47,35 @@ macro_rules! commands {
 
 commands! {
     /// Generate text from a prompt
-    Generate in generate;
+    Generate = generate::GenerateArgs;
     /// Talk to the model at a terminal
-    Chat in chat;
+    Chat = chat::ChatArgs;
     /// Answer clients over HTTP, as OpenAI's and Anthropic's servers do
-    Serve in serve;
+    Serve = serve::ServeArgs;
     /// Make a smaller model of one: 4 bits per weight or fewer
-    Quantize in quantize;
+    Quantize = quantize::QuantizeArgs;
     /// Measure a model's quality: perplexity, or distance from another
-    Eval in eval;
+    Eval = eval::EvalArgs;
     /// Measure a model's speed, with and without drafts
-    Bench in bench;
+    Bench = bench::BenchArgs;
     /// Show what memory a model would take here, and how fast it would be
-    Plan in plan;
+    Plan = plan::PlanArgs;
     /// Show the Gemma 3 models on this machine, and whether they fit
-    List in list;
+    List = list::ListArgs;
     /// Show what a model consists of: its shape, tensors and formats
-    Inspect in inspect;
+    Inspect = inspect::InspectArgs;
     /// Show the tokens of a text
-    Tokenize in tokenize;
+    Tokenize = tokenize::TokenizeArgs;
     /// Show the devices of this machine, and which one would be chosen
-    Devices in devices;
+    Devices = devices::DevicesArgs;
     /// Check this machine, and say what to type about what is wrong
-    Doctor in doctor;
+    Doctor = doctor::DoctorArgs;
     /// Print the JSON Schema of generate's JSON result
-    Schema in schema;
+    Schema = schema::SchemaArgs;
     /// Print a shell completion script
-    Completions in completions;
+    Completions = completions::CompletionsArgs;
     /// Print a man page
-    Man in man;
+    Man = man::ManArgs;
 }
 
 /// Run Gemma 3 models faster: a small draft model guesses several tokens, and the model checks all
@@ -84,7 +84,7 @@ commands! {
 #[command(name = "gemma", version = VERSION, subcommand_required = true, arg_required_else_help = true)]
 pub struct Cli {
     #[command(subcommand)]
-    pub command: Command,
+    pub command: CliCommand,
 }
 
 /// Returns the whole command line's definition, each option with its environment variable.
@@ -93,20 +93,20 @@ pub fn definition() -> clap::Command {
 }
 
 /// Reads the command line, the environment and the configuration files.
-pub fn parse(argv: &[OsString]) -> Result<(Command, Typed), Early> {
+pub fn parse(argv: &[OsString]) -> Result<(CliCommand, Typed), Early> {
     let (matches, typed) = settings::parse(&Cli::command(), argv)?;
     let cli = Cli::from_arg_matches(&matches).map_err(Early::Clap)?;
     Ok((cli.command, typed))
 }
 
 /// Runs a command and returns the exit code.
-pub fn run(command: &Command, typed: &Typed) -> Result<u8> {
+pub fn run(command: &CliCommand, typed: &Typed) -> Result<u8> {
     // `generate` adds the values of the model's generation_config.json.
-    if typed.print_config && !matches!(command, Command::Generate(_)) {
+    if typed.print_config && !matches!(command, CliCommand::Generate(_)) {
         print(&typed.config(&[]))?;
         return Ok(0);
     }
-    command.run_command(typed)
+    command.run_with(typed)
 }
 
 #[cfg(test)]

@@ -6,11 +6,17 @@ use crate::cli::settings::Typed;
 use anyhow::Result;
 use clap::Args;
 
+const EXAMPLES: &str = "\
+Examples:
+  gemma schema >result.schema.json
+  gemma schema | jq '.properties | keys'";
+
 #[derive(Debug, Args)]
-pub struct Schema {}
+#[command(after_long_help = EXAMPLES)]
+pub struct SchemaArgs {}
 
 /// Prints the schema.
-pub fn run(_: &Schema, _: &Typed) -> Result<u8> {
+pub fn run(_: &SchemaArgs, _: &Typed) -> Result<u8> {
     print(SCHEMA)?;
     Ok(0)
 }

@@ -11,8 +11,15 @@ use anyhow::Result;
 use clap::Args;
 use std::fmt::Write;
 
+const EXAMPLES: &str = "\
+Examples:
+  gemma tokenize 'Why is the sky blue?'
+  gemma tokenize --template 'Why is the sky blue?'
+  gemma tokenize -m MODEL --json -f TEXT.txt | jq '.ids | length'";
+
 #[derive(Debug, Args)]
-pub struct Tokenize {
+#[command(after_long_help = EXAMPLES, override_usage = "gemma tokenize [OPTIONS] [TEXT]")]
+pub struct TokenizeArgs {
     #[command(flatten)]
     pub input: InputOptions,
     /// Model directory, GGUF file or id [default: the bundled demo model]
@@ -22,7 +29,7 @@ pub struct Tokenize {
     #[arg(long)]
     pub template: bool,
     /// Control tokens that the text spells
-    #[arg(long, value_enum, value_name = "HOW", default_value_t = SpecialPolicy::Text)]
+    #[arg(long, value_enum, value_name = "HOW", default_value_t = SpecialPolicy::Text, hide_short_help = true)]
     pub special_in_prompt: SpecialPolicy,
     /// One JSON object: {"ids": [...], "pieces": [...]}, which eval --ids takes
     #[arg(long)]
@@ -31,7 +38,7 @@ pub struct Tokenize {
     pub ui: UiOptions,
 }
 
-pub fn run(options: &Tokenize, typed: &Typed) -> Result<u8> {
+pub fn run(options: &TokenizeArgs, typed: &Typed) -> Result<u8> {
     let ui = &typed.ui;
     input::check_once(&options.input, typed)?;
     let parts = input::parts(&options.input, input::stdin_is_piped())?;

@@ -40,8 +40,8 @@ enum How {
     Replace(PathBuf, Vec<u8>),
 }
 
-/// What a path comes to.
-enum Target {
+/// The target of a path.
+enum ResolvedPath {
     /// A descriptor of this process.
     Descriptor(i32),
     /// A path whose last part is no symbolic link.
@@ -75,8 +75,10 @@ impl Destination {
         let direct =
             |file| Ok(Writer { how: How::Direct(file), name: name.clone(), terminal: false });
         let path = match resolve(&self.0, &name)? {
-            Target::Descriptor(number) => return descriptor(number, &name).with_context(what),
-            Target::Path(path) => path,
+            ResolvedPath::Descriptor(number) => {
+                return descriptor(number, &name).with_context(what);
+            }
+            ResolvedPath::Path(path) => path,
         };
         match std::fs::metadata(&path) {
             Ok(meta) if meta.is_dir() => {
@@ -191,18 +193,18 @@ pub fn replace(
 
 /// Follows the links that a path ends in to a descriptor of this process, or to a path that is no
 /// link.
-fn resolve(path: &Path, name: &str) -> Result<Target> {
+fn resolve(path: &Path, name: &str) -> Result<ResolvedPath> {
     let what = || Fault::usage(format!("cannot write {name}"));
     let mut path = path.to_owned();
     for _ in 0..MOST_LINKS {
         // Systems without /proc have these as devices.
         match path.to_str() {
-            Some("/dev/stdout") => return Ok(Target::Descriptor(1)),
-            Some("/dev/stderr") => return Ok(Target::Descriptor(2)),
+            Some("/dev/stdout") => return Ok(ResolvedPath::Descriptor(1)),
+            Some("/dev/stderr") => return Ok(ResolvedPath::Descriptor(2)),
             _ => {}
         }
         let Some(last) = path.file_name() else {
-            return Ok(Target::Path(path.canonicalize().with_context(what)?));
+            return Ok(ResolvedPath::Path(path.canonicalize().with_context(what)?));
         };
         let directory = match parent(&path).canonicalize() {
             Ok(directory) => directory,
@@ -217,11 +219,11 @@ fn resolve(path: &Path, name: &str) -> Result<Target> {
         if let Some(number) = last.to_str().and_then(|n| n.parse().ok())
             && is_of_descriptors(&directory)
         {
-            return Ok(Target::Descriptor(number));
+            return Ok(ResolvedPath::Descriptor(number));
         }
         let full = directory.join(last);
         match std::fs::symlink_metadata(&full) {
-            // What /proc calls links are not names of files.
+            // Links in /proc are not names of files.
             Ok(meta) if meta.is_symlink() && !directory.starts_with("/proc") => {
                 path = directory.join(std::fs::read_link(&full).with_context(what)?);
             }
@@ -230,7 +232,7 @@ fn resolve(path: &Path, name: &str) -> Result<Target> {
                     Fault::usage(format!("cannot write {name}: it names a directory")).into()
                 );
             }
-            _ => return Ok(Target::Path(full)),
+            _ => return Ok(ResolvedPath::Path(full)),
         }
     }
     Err(Fault::usage(format!("cannot write {name}: its symbolic links lead in a circle")).into())
@@ -294,7 +296,7 @@ mod tests {
         fs::create_dir(at("sub")).unwrap();
         symlink("sub/file", at("link"));
         symlink("link", at("chain"));
-        // What the link names is not there yet.
+        // The target of the link does not exist yet.
         write(&at("chain"), "one").unwrap();
         write(&at("link"), "two").unwrap();
         assert_eq!(fs::read(at("sub/file")).unwrap(), b"two");

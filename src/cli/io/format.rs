@@ -1,4 +1,5 @@
-//! What an answer must follow, as records of a batch and clients of the server say it: our own fields, and OpenAI's `response_format`.
+//! Fields for the form of an answer, in records of a batch and requests to the server: our own, and
+//! OpenAI's `response_format`.
 
 use crate::error::Fault;
 use crate::grammar::GrammarSource;
@@ -6,18 +7,18 @@ use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
 use serde_json::Value;
 
-/// The fields that say so; at most one of them may be given.
+/// The fields, of which at most one may be given.
 #[derive(Clone, Debug, Default, Deserialize)]
-pub struct Formats {
+pub struct AnswerFormatFields {
     response_format: Option<Value>,
     json_schema: Option<Value>,
     grammar: Option<String>,
     regex: Option<String>,
 }
 
-/// What is said of an answer's form.
+/// The form of an answer.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Format {
+pub enum AnswerFormat {
     /// Any text, whatever the options say.
     Text,
     Grammar(GrammarSource),
@@ -25,14 +26,14 @@ pub enum Format {
 
 const EXAMPLE: &str = r#"expected: {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}, {"type": "json_object"} or {"type": "text"}"#;
 
-impl Formats {
-    /// The one that is given.
-    pub fn one(self) -> Result<Option<Format>> {
-        let mut given: Vec<Format> = Vec::new();
+impl AnswerFormatFields {
+    /// Returns the form that is given.
+    pub fn one(self) -> Result<Option<AnswerFormat>> {
+        let mut given: Vec<AnswerFormat> = Vec::new();
         given.extend(self.response_format.map(|format| response_format(&format)).transpose()?);
-        given.extend(self.json_schema.map(GrammarSource::JsonSchema).map(Format::Grammar));
-        given.extend(self.grammar.map(GrammarSource::Lark).map(Format::Grammar));
-        given.extend(self.regex.map(GrammarSource::Regex).map(Format::Grammar));
+        given.extend(self.json_schema.map(GrammarSource::JsonSchema).map(AnswerFormat::Grammar));
+        given.extend(self.grammar.map(GrammarSource::Lark).map(AnswerFormat::Grammar));
+        given.extend(self.regex.map(GrammarSource::Regex).map(AnswerFormat::Grammar));
         ensure!(
             given.len() < 2,
             Fault::model("an answer can have one form, and more than one is asked for")
@@ -41,15 +42,15 @@ impl Formats {
     }
 }
 
-fn response_format(format: &Value) -> Result<Format> {
+fn response_format(format: &Value) -> Result<AnswerFormat> {
     match format.get("type").and_then(Value::as_str) {
-        Some("text") => Ok(Format::Text),
-        Some("json_object") => Ok(Format::Grammar(GrammarSource::json_object())),
+        Some("text") => Ok(AnswerFormat::Text),
+        Some("json_object") => Ok(AnswerFormat::Grammar(GrammarSource::json_object())),
         Some("json_schema") => {
             let missing =
                 || Fault::model("`response_format` has no json_schema.schema").help(EXAMPLE);
             let schema = format.pointer("/json_schema/schema").with_context(missing)?;
-            Ok(Format::Grammar(GrammarSource::JsonSchema(schema.clone())))
+            Ok(AnswerFormat::Grammar(GrammarSource::JsonSchema(schema.clone())))
         }
         _ => bail!(
             Fault::model(format!("`response_format` is not one that is known: {format}"))
@@ -63,17 +64,20 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn one(fields: Value) -> Result<Option<Format>> {
-        serde_json::from_value::<Formats>(fields).unwrap().one()
+    fn one(fields: Value) -> Result<Option<AnswerFormat>> {
+        serde_json::from_value::<AnswerFormatFields>(fields).unwrap().one()
     }
 
     #[test]
     fn an_answer_has_one_form() {
         let schema = json!({"type": "integer"});
-        let grammar = |source| Some(Format::Grammar(source));
+        let grammar = |source| Some(AnswerFormat::Grammar(source));
         assert_eq!(one(json!({})).unwrap(), None);
         assert_eq!(one(json!({"response_format": null})).unwrap(), None);
-        assert_eq!(one(json!({"response_format": {"type": "text"}})).unwrap(), Some(Format::Text));
+        assert_eq!(
+            one(json!({"response_format": {"type": "text"}})).unwrap(),
+            Some(AnswerFormat::Text)
+        );
         let theirs = json!({"response_format": {"type": "json_schema", "json_schema": {"name": "n", "strict": true, "schema": schema}}});
         assert_eq!(one(theirs).unwrap(), grammar(GrammarSource::JsonSchema(schema.clone())));
         assert_eq!(

@@ -1,7 +1,7 @@
 //! The prompt: files, piped standard input and PROMPT, joined by blank lines.
 
 use crate::cli::io::text_file::{read, read_file};
-use crate::cli::options::{InputOptions, Source};
+use crate::cli::options::{InputOptions, Origin};
 use crate::cli::settings::Typed;
 use crate::error::Fault;
 use crate::util::shell::quoted;
@@ -11,7 +11,7 @@ use std::path::PathBuf;
 
 /// One part of a prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Part {
+pub enum PromptPart {
     Text(String),
     File(PathBuf),
     Stdin,
@@ -21,7 +21,7 @@ pub enum Part {
 pub fn check_once(options: &InputOptions, typed: &Typed) -> Result<()> {
     if !options.words.is_empty()
         && options.prompt.is_some()
-        && typed.source("prompt") == Source::Flag
+        && typed.source("prompt") == Origin::Flag
     {
         let both: Vec<&str> =
             options.prompt.iter().chain(&options.words).map(String::as_str).collect();
@@ -35,24 +35,28 @@ pub fn check_once(options: &InputOptions, typed: &Typed) -> Result<()> {
 
 /// The parts of the prompt in their order. Standard input stands between files and PROMPT if it is
 /// piped, or where a `-` is.
-pub fn parts(options: &InputOptions, piped: bool) -> Result<Vec<Part>> {
+pub fn parts(options: &InputOptions, piped: bool) -> Result<Vec<PromptPart>> {
     let stdin = PathBuf::from("-");
-    let mut parts: Vec<Part> = options
+    let mut parts: Vec<PromptPart> = options
         .file
         .iter()
-        .map(|f| if *f == stdin { Part::Stdin } else { Part::File(f.clone()) })
+        .map(|f| if *f == stdin { PromptPart::Stdin } else { PromptPart::File(f.clone()) })
         .collect();
     let files = parts.len();
     let words = if options.words.is_empty() { options.prompt.as_slice() } else { &options.words };
-    parts.extend(words.iter().map(|w| if w == "-" { Part::Stdin } else { Part::Text(w.clone()) }));
-    match parts.iter().filter(|p| **p == Part::Stdin).count() {
+    parts.extend(
+        words
+            .iter()
+            .map(|w| if w == "-" { PromptPart::Stdin } else { PromptPart::Text(w.clone()) }),
+    );
+    match parts.iter().filter(|p| **p == PromptPart::Stdin).count() {
         0 if words.len() > 1 => {
             let what = format!("there are {} arguments where one PROMPT is expected", words.len());
             let help =
                 format!("put the prompt in quotes: gemma generate {}", quoted(&words.join(" ")));
             return Err(Fault::usage(what).help(help).into());
         }
-        0 if piped => parts.insert(files, Part::Stdin),
+        0 if piped => parts.insert(files, PromptPart::Stdin),
         0 => {}
         1 if piped => {}
         1 => {
@@ -72,13 +76,13 @@ pub fn stdin_is_piped() -> bool {
 }
 
 /// Reads and joins the parts; `None` if there is no text at all.
-pub fn assemble(parts: &[Part], stdin: &mut dyn Read) -> Result<Option<String>> {
+pub fn assemble(parts: &[PromptPart], stdin: &mut dyn Read) -> Result<Option<String>> {
     let mut texts = Vec::new();
     for part in parts {
         let text = match part {
-            Part::Text(text) => text.clone(),
-            Part::File(path) => read_file(path)?,
-            Part::Stdin => read(stdin, "standard input")?,
+            PromptPart::Text(text) => text.clone(),
+            PromptPart::File(path) => read_file(path)?,
+            PromptPart::Stdin => read(stdin, "standard input")?,
         };
         if !text.is_empty() {
             texts.push(text);
@@ -87,7 +91,7 @@ pub fn assemble(parts: &[Part], stdin: &mut dyn Read) -> Result<Option<String>> 
     Ok((!texts.is_empty()).then(|| texts.join("\n\n")))
 }
 
-/// What to say when there is no prompt.
+/// Returns the error of a command line without a prompt.
 pub fn no_prompt() -> Fault {
     Fault::usage("there is no prompt").help(
         "give one as an argument, a file or a pipe:\n  gemma generate 'What is photosynthesis?'\n  \
@@ -109,22 +113,22 @@ mod tests {
 
     #[test]
     fn stdin_stands_between_files_and_prompt_or_at_the_dash() {
-        let text = |t: &str| Part::Text(t.into());
+        let text = |t: &str| PromptPart::Text(t.into());
         assert_eq!(
             parts(&options(&["a"], &["p"]), true).unwrap(),
-            [Part::File("a".into()), Part::Stdin, text("p")]
+            [PromptPart::File("a".into()), PromptPart::Stdin, text("p")]
         );
         assert_eq!(
             parts(&options(&["a"], &["p"]), false).unwrap(),
-            [Part::File("a".into()), text("p")]
+            [PromptPart::File("a".into()), text("p")]
         );
         assert_eq!(
             parts(&options(&["-", "a"], &["p"]), true).unwrap(),
-            [Part::Stdin, Part::File("a".into()), text("p")]
+            [PromptPart::Stdin, PromptPart::File("a".into()), text("p")]
         );
         assert_eq!(
             parts(&options(&[], &["p", "-", "q"]), true).unwrap(),
-            [text("p"), Part::Stdin, text("q")]
+            [text("p"), PromptPart::Stdin, text("q")]
         );
         assert!(parts(&options(&["-"], &["-"]), true).is_err());
         assert!(parts(&options(&[], &["-"]), false).is_err());
@@ -133,10 +137,10 @@ mod tests {
 
     #[test]
     fn parts_are_joined_by_a_blank_line_and_empty_ones_left_out() {
-        let parts = [Part::Text("a".into()), Part::Stdin, Part::Text("b".into())];
+        let parts = [PromptPart::Text("a".into()), PromptPart::Stdin, PromptPart::Text("b".into())];
         let joined = |stdin: &[u8]| assemble(&parts, &mut &*stdin).unwrap().unwrap();
         assert_eq!(joined(b"in\n"), "a\n\nin\n\nb");
         assert_eq!(joined(b""), "a\n\nb");
-        assert_eq!(assemble(&[Part::Stdin], &mut &b"\n"[..]).unwrap(), None);
+        assert_eq!(assemble(&[PromptPart::Stdin], &mut &b"\n"[..]).unwrap(), None);
     }
 }

@@ -6,9 +6,9 @@ use crate::cli::io::record::Record;
 use anyhow::Result;
 use clap::ValueEnum;
 
-/// What the output looks like.
+/// Format of the output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Format {
+pub enum OutputFormat {
     /// The text and nothing else, as it is generated
     Text,
     /// One JSON object at the end (see `gemma schema`)
@@ -20,19 +20,19 @@ pub enum Format {
 }
 
 /// An open output.
-pub struct Output {
+pub struct TextOutput {
     place: Writer,
-    format: Format,
+    format: OutputFormat,
     newline: bool,
     text: String,
 }
 
-impl Output {
+impl TextOutput {
     /// Opens the place, or standard output for `None`. Fails now rather than after a long
     /// generation.
-    pub fn open(place: Option<&Destination>, format: Format, newline: bool) -> Result<Self> {
+    pub fn open(place: Option<&Destination>, format: OutputFormat, newline: bool) -> Result<Self> {
         let place = place.map_or_else(Writer::stdout, Destination::open)?;
-        Ok(Output { place, format, newline, text: String::new() })
+        Ok(TextOutput { place, format, newline, text: String::new() })
     }
 
     /// Whether this is a file that appears when it is complete.
@@ -52,27 +52,29 @@ impl Output {
         }
         self.text.push_str(piece);
         match self.format {
-            Format::Text => self.place.write_text(piece),
-            Format::StreamJson => self.line(&serde_json::json!({"type": "text", "text": piece})),
-            Format::Json | Format::Jsonl => Ok(()),
+            OutputFormat::Text => self.place.write_text(piece),
+            OutputFormat::StreamJson => {
+                self.line(&serde_json::json!({"type": "text", "text": piece}))
+            }
+            OutputFormat::Json | OutputFormat::Jsonl => Ok(()),
         }
     }
 
     /// Ends the output with the result, or the final line break.
     pub fn finish(mut self, record: &Record) -> Result<()> {
         match self.format {
-            Format::Text => {
+            OutputFormat::Text => {
                 if (self.newline || self.place.is_terminal()) && !self.text.ends_with('\n') {
                     self.place.write(b"\n")?;
                 }
             }
-            Format::Json => {
+            OutputFormat::Json => {
                 let mut json = serde_json::to_string_pretty(record)?;
                 json.push('\n');
                 self.place.write(json.as_bytes())?;
             }
-            Format::Jsonl => self.line(record)?,
-            Format::StreamJson => {
+            OutputFormat::Jsonl => self.line(record)?,
+            OutputFormat::StreamJson => {
                 #[derive(serde::Serialize)]
                 struct Result<'a> {
                     r#type: &'static str,
@@ -112,12 +114,12 @@ mod tests {
         let path = dir.path().join("out.txt");
         std::fs::write(&path, "old").unwrap();
         let place = Destination::from(&*path);
-        let mut output = Output::open(Some(&place), Format::Text, true).unwrap();
+        let mut output = TextOutput::open(Some(&place), OutputFormat::Text, true).unwrap();
         output.text("new").unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "old");
         output.finish(&Record::default()).unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "new\n");
-        let mut dropped = Output::open(Some(&place), Format::Text, false).unwrap();
+        let mut dropped = TextOutput::open(Some(&place), OutputFormat::Text, false).unwrap();
         dropped.text("never").unwrap();
         drop(dropped);
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "new\n");

@@ -17,9 +17,9 @@ use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 use std::path::Path;
 
-/// Everything that was said, before a model is opened.
+/// A prompt before it is tokenised.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Said {
+pub struct PromptInput {
     pub system: Option<String>,
     pub messages: Vec<Message>,
     /// PROMPT, files and standard input, joined.
@@ -27,7 +27,7 @@ pub struct Said {
     pub prefill: Option<String>,
 }
 
-impl Said {
+impl PromptInput {
     /// Bytes of text in all.
     pub fn bytes(&self) -> usize {
         let messages: usize = self.messages.iter().map(|m| m.content.len()).sum();
@@ -37,7 +37,7 @@ impl Said {
 }
 
 /// Reads all inputs. No prompt at all is wrong usage.
-pub fn gather(text: &InputOptions, chat: &ChatOptions) -> Result<Said> {
+pub fn gather(text: &InputOptions, chat: &ChatOptions) -> Result<PromptInput> {
     read(text, chat, input::stdin_is_piped(), &mut std::io::stdin().lock())
 }
 
@@ -46,7 +46,7 @@ fn read(
     chat: &ChatOptions,
     piped: bool,
     stdin: &mut dyn std::io::Read,
-) -> Result<Said> {
+) -> Result<PromptInput> {
     if chat.raw && (chat.system.is_some() || chat.system_file.is_some() || chat.messages.is_some())
     {
         return Err(Fault::usage(
@@ -63,10 +63,10 @@ fn read(
     if messages.is_empty() && !nothing && prompt.as_ref().is_none_or(|p| p.trim().is_empty()) {
         return Err(input::no_prompt().into());
     }
-    Ok(Said { system, messages, text: prompt, prefill: chat.prefill.clone() })
+    Ok(PromptInput { system, messages, text: prompt, prefill: chat.prefill.clone() })
 }
 
-/// What `--system` or `--system-file` says.
+/// Returns the text of `--system` or `--system-file`.
 pub fn system(chat: &ChatOptions) -> Result<Option<String>> {
     system_text(chat.system.as_deref(), chat.system_file.as_deref())
 }
@@ -82,19 +82,19 @@ pub fn system_text(text: Option<&str>, file: Option<&Path>) -> Result<Option<Str
     }
 }
 
-/// What a message says: text, or parts, which must all be of type `text`.
-pub struct Content(String);
+/// Content of a message: text, or parts of type `text`.
+pub struct MessageContent(String);
 
-impl Content {
+impl MessageContent {
     pub fn text(self) -> String {
         self.0
     }
 }
 
-impl<'de> Deserialize<'de> for Content {
+impl<'de> Deserialize<'de> for MessageContent {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let parts = match Value::deserialize(deserializer)? {
-            Value::String(text) => return Ok(Content(text)),
+            Value::String(text) => return Ok(MessageContent(text)),
             Value::Array(parts) => parts,
             _ => {
                 return Err(D::Error::custom(
@@ -118,7 +118,7 @@ impl<'de> Deserialize<'de> for Content {
                 }
             }
         }
-        Ok(Content(text))
+        Ok(MessageContent(text))
     }
 }
 
@@ -128,7 +128,7 @@ pub fn read_messages(path: &Path) -> Result<Vec<Message>> {
     #[derive(Deserialize)]
     struct Item {
         role: String,
-        content: Content,
+        content: MessageContent,
     }
     let what = || Fault::model(format!("{} is not a list of messages", path.display()));
     let help =
@@ -142,9 +142,9 @@ pub fn read_messages(path: &Path) -> Result<Vec<Message>> {
     Ok(items.into_iter().map(|i| Message { role: i.role, content: i.content.text() }).collect())
 }
 
-/// The prompt's tokens: through the chat template, or as they are behind one BOS.
+/// Returns the prompt's tokens, through the chat template or behind one BOS.
 pub fn encode(
-    said: &Said,
+    said: &PromptInput,
     chat: &ChatOptions,
     session: &Session,
     asked: AutoOr,
@@ -159,7 +159,7 @@ pub fn encode(
         false => Some(chat_template(&session.model, ui)?),
     };
     let (config, tokenizer) = (session.config(), &*session.tokenizer);
-    let (tokens, brought) = Prompts {
+    let (tokens, brought) = PromptEncoder {
         template: template.as_ref(),
         config,
         tokenizer,
@@ -194,23 +194,23 @@ pub fn chat_template(model: &Model, listener: &dyn Listener) -> Result<ChatTempl
     Ok(template)
 }
 
-/// What makes tokens of what was said.
-pub struct Prompts<'a> {
-    /// None for texts that are continued as they are.
+/// An encoder of prompts.
+pub struct PromptEncoder<'a> {
+    /// `None` continues a text without a template.
     pub template: Option<&'a ChatTemplate>,
     pub config: &'a Config,
     pub tokenizer: &'a Tokenizer,
     /// The context that was asked for.
     pub asked: AutoOr,
-    /// Bytes that the template may make of what was said.
+    /// Most bytes of the rendered template.
     pub most_rendered: usize,
 }
 
-impl Prompts<'_> {
-    /// The tokens, and whether a text without a template brought its own BOS. What leaves an answer
-    /// no room is refused.
-    pub fn tokens(&self, said: &Said, special: Special) -> Result<(Vec<Token>, bool)> {
-        let Prompts { template, config, tokenizer, asked, most_rendered } = *self;
+impl PromptEncoder<'_> {
+    /// Returns the tokens, and whether a text without a template has its own BOS. A prompt that
+    /// leaves no room for an answer is an error.
+    pub fn tokens(&self, said: &PromptInput, special: Special) -> Result<(Vec<Token>, bool)> {
+        let PromptEncoder { template, config, tokenizer, asked, most_rendered } = *self;
         let limit = match asked {
             AutoOr::N(n) => n,
             AutoOr::Auto => config.max_position,
@@ -243,7 +243,7 @@ impl Prompts<'_> {
 }
 
 fn raw(
-    said: &Said,
+    said: &PromptInput,
     special: Special,
     config: &Config,
     tokenizer: &Tokenizer,
@@ -254,7 +254,7 @@ fn raw(
 }
 
 fn templated(
-    said: &Said,
+    said: &PromptInput,
     special: Special,
     template: &ChatTemplate,
     tokenizer: &Tokenizer,

@@ -13,21 +13,21 @@ pub const SCHEMA: &str = include_str!("result.schema.json");
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Record {
     pub v: u32,
-    /// Of a batch record; null for a single prompt.
+    /// Id of a batch record; null for a single prompt.
     pub id: Option<serde_json::Value>,
     pub text: String,
     pub finish_reason: FinishReason,
     pub usage: Usage,
     pub timings: Timings,
-    pub draft: Draft,
-    pub sampling: Sampling,
-    pub memory: Memory,
+    pub draft: DraftRecord,
+    pub sampling: SamplingRecord,
+    pub memory: MemoryRecord,
     pub device: String,
-    /// What the NPU did, or a model of it; null without.
+    /// Report of the NPU or of its software model; null without one.
     pub npu: Option<crate::compute::AssistReport>,
-    pub model: Model,
-    /// What went wrong: with the finish reason `error`, or where the text ended before its grammar
-    /// was complete.
+    pub model: ModelRecord,
+    /// Error of a text with the finish reason `error`, or of one that ended before its grammar was
+    /// complete.
     pub error: Option<String>,
 }
 
@@ -50,7 +50,7 @@ pub struct Timings {
 }
 
 #[derive(Clone, Debug, Default, Serialize)]
-pub struct Draft {
+pub struct DraftRecord {
     pub sources: Vec<DraftSource>,
     /// Tokens proposed and tokens accepted.
     pub drafted: u64,
@@ -66,16 +66,16 @@ pub struct Draft {
     /// Seconds of drafting that the target waited for, and that passed while its device worked.
     pub exposed_s: f64,
     pub hidden_s: f64,
-    /// Rounds for which the draft model worked ahead, and those in which it had read the token that
-    /// came.
+    /// Rounds in which the draft model worked ahead, and rounds in which it had read the right
+    /// token.
     pub ahead: u64,
     pub ahead_hits: u64,
-    /// Tokens per pass with drafts, as expected; as it came; and how far chances are trusted by
-    /// now.
+    /// Tokens per pass with drafts: predicted and realised; and the present trust in draft
+    /// probabilities.
     pub predicted_length: Option<f64>,
     pub realised_length: Option<f64>,
     pub trust: Option<f64>,
-    /// What decoding without drafts would have given, by the measured time of a pass over one row.
+    /// Speed without drafts, from the measured time of a pass over one row.
     pub plain_tps: Option<f64>,
     /// Time of a pass over 1, 2, 4, ... rows, for the context that the text ended in.
     pub costs: Vec<PassCost>,
@@ -102,7 +102,7 @@ pub struct PassCost {
 }
 
 #[derive(Clone, Debug, Default, Serialize)]
-pub struct Sampling {
+pub struct SamplingRecord {
     pub temperature: f64,
     pub top_k: usize,
     pub top_p: f64,
@@ -114,16 +114,16 @@ pub struct Sampling {
 
 /// Bytes.
 #[derive(Clone, Debug, Default, Serialize)]
-pub struct Memory {
+pub struct MemoryRecord {
     pub weights: u64,
     pub kv: u64,
     pub activations: u64,
 }
 
 #[derive(Clone, Debug, Default, Serialize)]
-pub struct Model {
+pub struct ModelRecord {
     pub name: String,
-    /// Of the weights' source, where the model states it.
+    /// Hash of the weights' source, if the model has it.
     pub sha256: Option<String>,
     pub bits_per_weight: Option<f64>,
 }

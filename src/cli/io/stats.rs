@@ -1,10 +1,13 @@
 //! The figures of one generation, as parts of the JSON result and as one line.
 
-use crate::cli::io::record::{Draft, DraftDepth, DraftSource, PassCost, Record, Sampling, Timings};
+use crate::cli::io::record::{
+    DraftDepth, DraftRecord, DraftSource, MemoryRecord, PassCost, Record, SamplingRecord, Timings,
+};
 use crate::compute::cpu::bandwidth::read_bandwidth;
 use crate::compute::cpu::pool::Pool;
 use crate::decode::Stats;
 use crate::draft::{CostCurve, DraftFigures};
+use crate::engine::EngineReport;
 use crate::runtime::devices::processor::default_threads;
 use crate::sampler::SamplerConfig;
 use crate::util::units::{bytes, decimal, digits3};
@@ -27,7 +30,7 @@ pub fn draft(
     figures: &DraftFigures,
     position: usize,
     disabled_reason: Option<String>,
-) -> Draft {
+) -> DraftRecord {
     let source = |(name, tally): &(&'static str, crate::decode::Tally)| DraftSource {
         name: (*name).to_owned(),
         drafted: tally.drafted,
@@ -39,7 +42,7 @@ pub fn draft(
         let sizes = (0..).map(|i| 1 << i).take_while(|rows| *rows <= curve.max_rows());
         sizes.map(|rows| PassCost { rows, ms: 1e3 * curve.cost(rows) as f64 }).collect()
     };
-    Draft {
+    DraftRecord {
         sources: stats.by_source.iter().map(source).collect(),
         drafted: stats.total.drafted,
         accepted: stats.total.accepted,
@@ -66,8 +69,8 @@ pub fn draft(
     }
 }
 
-/// What drafting came to, as a second line for people; `None` where nothing was drafted.
-pub fn draft_line(draft: &Draft, decode_tps: Option<f64>) -> Option<String> {
+/// Returns the figures of drafting as a second line, or `None` where nothing was drafted.
+pub fn draft_line(draft: &DraftRecord, decode_tps: Option<f64>) -> Option<String> {
     let (predicted, realised) = (draft.predicted_length?, draft.realised_length?);
     let mut parts = vec![format!("drafts: {realised:.2} tok/pass, {predicted:.2} expected")];
     let percent =
@@ -100,8 +103,8 @@ pub fn draft_line(draft: &Draft, decode_tps: Option<f64>) -> Option<String> {
     Some(parts.join(" · "))
 }
 
-pub fn sampling(config: &SamplerConfig, max_tokens: usize) -> Sampling {
-    Sampling {
+pub fn sampling(config: &SamplerConfig, max_tokens: usize) -> SamplingRecord {
+    SamplingRecord {
         temperature: decimal(config.temperature),
         top_k: config.top_k,
         top_p: decimal(config.top_p),
@@ -110,6 +113,12 @@ pub fn sampling(config: &SamplerConfig, max_tokens: usize) -> Sampling {
         max_tokens,
         seed: config.seed,
     }
+}
+
+/// Returns the memory of an engine.
+pub fn memory(report: &EngineReport) -> MemoryRecord {
+    let memory = &report.memory;
+    MemoryRecord { weights: memory.weights, kv: memory.kv, activations: memory.activations }
 }
 
 /// The record without its text: what `--stats json` and `--stats-file` give.
@@ -134,7 +143,7 @@ fn gain(record: &Record) -> Option<f64> {
     (record.usage.completion_tokens >= MEASURABLE).then_some(now / plain)
 }
 
-/// What most people want to know, on one line of at most 80 columns.
+/// Returns the main figures on one line of at most 80 columns.
 pub fn brief(record: &Record) -> String {
     let tokens = record.usage.completion_tokens;
     let mut text = format!("{tokens} token{}", if tokens == 1 { "" } else { "s" });
@@ -148,7 +157,7 @@ pub fn brief(record: &Record) -> String {
     text + &format!(" · seed {}", record.sampling.seed)
 }
 
-/// All figures, for `-v` and `--stats text`, and for chat.
+/// Returns all figures, for `-v`, `--stats text` and chat.
 pub fn line(record: &Record, stats: &Stats, threads: Option<usize>) -> Result<String> {
     let t = &record.timings;
     let mut parts = Vec::new();
@@ -213,8 +222,8 @@ mod tests {
     fn record(tokens: usize, decode: f64, plain: Option<f64>, seed: u64) -> Record {
         let timings =
             Timings { decode_tps: Some(decode), ttft_s: Some(0.0123), ..Timings::default() };
-        let sampling = Sampling { seed, ..Sampling::default() };
-        let draft = Draft { plain_tps: plain, ..Draft::default() };
+        let sampling = SamplingRecord { seed, ..SamplingRecord::default() };
+        let draft = DraftRecord { plain_tps: plain, ..DraftRecord::default() };
         Record {
             usage: Usage { prompt_tokens: 9, completion_tokens: tokens },
             timings,

@@ -1,4 +1,4 @@
-//! Everything said on standard error: errors, notes, bars, the stats line. Never standard output.
+//! Output on standard error: errors, notes, bars, the stats line.
 
 use crate::cli::options::{Colour, OnTerminal, UiOptions};
 use crate::error::fault_of;
@@ -8,7 +8,7 @@ use std::cell::RefCell;
 use std::ffi::OsString;
 use std::io::{IsTerminal, Write};
 
-/// What standard error may be told, and how.
+/// Settings of the output on standard error.
 pub struct Ui {
     quiet: bool,
     verbose: u8,
@@ -41,7 +41,7 @@ impl Ui {
         }
     }
 
-    /// For commands without these options.
+    /// Returns the settings of commands without these options.
     pub fn plain() -> Self {
         let options = UiOptions {
             quiet: false,
@@ -103,7 +103,7 @@ impl Ui {
         self.write(&lines);
     }
 
-    /// Something that the user should know, said once.
+    /// Prints a note, once.
     pub fn note(&self, text: impl AsRef<str>) {
         let text = clean(text.as_ref());
         if self.quiet || self.said.borrow().contains(&text) {
@@ -113,7 +113,7 @@ impl Ui {
         self.said.borrow_mut().push(text);
     }
 
-    /// A note of which one of a kind is enough.
+    /// Prints the first note of a kind.
     pub fn once(&self, kind: &'static str, text: impl AsRef<str>) {
         if !self.kinds.borrow().contains(&kind) {
             self.note(text);
@@ -121,29 +121,29 @@ impl Ui {
         }
     }
 
-    /// What can be done about something that was just said.
+    /// Prints a remedy for the message before.
     pub fn help(&self, text: &str) {
         self.write(&format!("{} {}\n", self.paint(GREEN, "help:"), clean(text)));
     }
 
-    /// Something for `-v` (level 1) or `-vv` (level 2).
+    /// Prints a detail for `-v` (level 1) or `-vv` (level 2).
     pub fn detail(&self, level: u8, text: impl AsRef<str>) {
         if !self.quiet && self.verbose >= level {
             self.write(&format!("{}\n", self.paint(DIM, &clean(text.as_ref()))));
         }
     }
 
-    /// A line that was asked for, such as the stats; said even where notes are not.
+    /// Prints a line that was asked for, such as the stats, even if notes are off.
     pub fn line(&self, text: &str) {
         self.write(&format!("{}\n", self.paint(DIM, &clean(text))));
     }
 
-    /// JSON that was asked for: a line by itself, never painted.
+    /// Prints JSON on a line by itself, without colours.
     pub fn json(&self, text: &str) {
         self.write(&format!("{text}\n"));
     }
 
-    /// A bar of `len` steps, or one that shows nothing.
+    /// Returns a bar of `len` steps, or a hidden one.
     pub fn bar(&self, label: &str, len: u64) -> ProgressBar {
         if self.bars {
             self.shown(label, len, "{msg:10} BAR {pos}/{len} {eta}")
@@ -162,7 +162,7 @@ impl Ui {
         }
     }
 
-    /// A bar of `len` bytes, or one that shows nothing.
+    /// Returns a bar of `len` bytes, or a hidden one.
     pub fn bytes_bar(&self, label: &str, len: u64, wanted: bool) -> ProgressBar {
         let shown = self.bars && wanted;
         if shown {
@@ -185,7 +185,7 @@ impl Ui {
         bar
     }
 
-    /// A spinner for work of unknown length, or one that shows nothing.
+    /// Returns a spinner for work of unknown length, or a hidden one.
     pub fn spinner(&self, label: &str, wanted: bool) -> ProgressBar {
         if !self.bars || !wanted {
             return ProgressBar::hidden();
@@ -209,7 +209,7 @@ impl Ui {
     }
 }
 
-/// What a session says goes where everything else goes that is not output.
+/// Messages of a session go to standard error too.
 impl Listener for Ui {
     fn note(&self, text: &str) {
         self.note(text);
@@ -297,78 +297,36 @@ pub fn page_columns() -> usize {
 
 /// Text broken between words for a window of so many columns; as it is where they are unknown (0).
 pub fn wrapped(text: &str, columns: usize) -> String {
-    paragraph_in("", 0, text, if columns == 0 { usize::MAX } else { columns }).trim_end().to_owned()
+    paragraph_in("", 0, text, if columns == 0 { 1 << 20 } else { columns }).trim_end().to_owned()
 }
 
 /// A paragraph with `label` in front of it, broken into lines of at most `columns`; lines after the
 /// first are indented by `indent`. Where that would leave little room the label has a line of its
 /// own.
 pub fn paragraph_in(label: &str, indent: usize, text: &str, columns: usize) -> String {
-    let narrow = is_narrow(indent, columns);
-    let indent = if narrow { NARROW } else { indent };
-    let out = if narrow && !label.is_empty() { format!("{label}\n") } else { String::new() };
+    let narrow = indent > NARROW && columns < indent + ROOM;
+    let (indent, first) = match narrow {
+        true if label.is_empty() => (NARROW, String::new()),
+        true => (NARROW, format!("{label}\n")),
+        false => (indent, String::new()),
+    };
     let label = if narrow { "" } else { label };
-    out + &filled(format!("{label:indent$}"), text.split_whitespace(), indent, "", columns)
-}
-
-/// Words behind the beginning of a line, broken into lines of at most `columns`, those after the
-/// first indented by `indent`; a line that goes on in the next one ends with `joint`.
-fn filled<'a>(
-    start: String,
-    words: impl IntoIterator<Item = &'a str>,
-    indent: usize,
-    joint: &str,
-    columns: usize,
-) -> String {
-    let (mut out, mut line, mut empty) = (String::new(), start, true);
-    for word in words {
-        if !empty && line.chars().count() + 1 + word.chars().count() + joint.len() > columns {
-            out += &format!("{}{joint}\n", line.trim_end());
-            line = " ".repeat(indent);
-            empty = true;
-        }
-        if !empty {
-            line.push(' ');
-        }
-        line += word;
-        empty = false;
-    }
-    out + line.trim_end() + "\n"
+    let blank = " ".repeat(indent);
+    let options = textwrap::Options::new(columns)
+        .break_words(false)
+        .word_separator(textwrap::WordSeparator::AsciiSpace)
+        .word_splitter(textwrap::WordSplitter::NoHyphenation)
+        .wrap_algorithm(textwrap::WrapAlgorithm::FirstFit)
+        .subsequent_indent(&blank);
+    let label = format!("{label:indent$}");
+    let options = options.initial_indent(&label);
+    let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    first + textwrap::fill(&words, options).trim_end() + "\n"
 }
 
 /// Indent on narrow terminals, and the room that text needs beside a wider one.
 const NARROW: usize = 4;
 const ROOM: usize = 25;
-
-fn is_narrow(indent: usize, columns: usize) -> bool {
-    indent > NARROW && columns < indent + ROOM
-}
-
-/// Words of a shell command; what is quoted, and a comment, is one.
-fn shell_words(text: &str) -> Vec<&str> {
-    let (mut words, mut from, mut quote) = (Vec::new(), 0, None);
-    for (at, c) in text.char_indices() {
-        match (quote, c) {
-            (None, '#') if at == from => break,
-            (None, ' ') => {
-                words.push(&text[from..at]);
-                from = at + 1;
-            }
-            (None, '\'' | '"') => quote = Some(c),
-            (Some(open), c) if open == c => quote = None,
-            _ => {}
-        }
-    }
-    words.push(&text[from..]);
-    words
-}
-
-/// A shell command, indented by `indent`; where it does not fit into `columns`, over several lines
-/// that the shell joins.
-pub fn command(indent: usize, text: &str, columns: usize) -> String {
-    let indent = if is_narrow(indent, columns) { NARROW } else { indent };
-    filled(" ".repeat(indent), shell_words(text), indent + 2, " \\", columns)
-}
 
 #[cfg(test)]
 mod tests {
@@ -408,7 +366,7 @@ mod tests {
                 "{long}"
             );
         }
-        // What cannot be broken stays whole, on a line of its own.
+        // A long word stays whole, on a line of its own.
         let word = "x".repeat(100);
         assert_eq!(
             paragraph_in("a", 2, &format!("b {word} c"), 20),
@@ -418,32 +376,6 @@ mod tests {
         assert_eq!(
             paragraph_in("label", 20, "words of a text", 20),
             "label\n    words of a text\n"
-        );
-    }
-
-    #[test]
-    fn commands_that_are_broken_are_still_one_command() {
-        assert_eq!(command(4, "ulimit -l unlimited", 79), "    ulimit -l unlimited\n");
-        let long = "grep -rs gttsize /etc/modprobe.d /etc/default/grub /proc/cmdline";
-        let shown = command(20, long, 79);
-        assert!(
-            shown.lines().count() == 2 && shown.lines().all(|l| l.chars().count() <= 79),
-            "{shown}"
-        );
-        let joined = shown.replace("\\\n", " ");
-        assert_eq!(joined.split_whitespace().collect::<Vec<_>>().join(" "), long);
-        // Inside quotes and comments a backslash at the end joins nothing.
-        let quoted = "echo 'a quoted text of many words' | tee \"$HOME/a b\" # and a comment of \
-            several words";
-        assert_eq!(
-            shell_words(quoted)[1..],
-            [
-                "'a quoted text of many words'",
-                "|",
-                "tee",
-                "\"$HOME/a b\"",
-                "# and a comment of several words"
-            ]
         );
     }
 

@@ -1,4 +1,4 @@
-//! Where guesses come from.
+//! Options of speculative decoding.
 
 use crate::draft::{Mixing, TreeSize};
 use crate::runtime::DraftingOptions;
@@ -10,38 +10,37 @@ use clap::Args;
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Drafting (changes the speed, never the text)")]
 pub struct DraftArgs {
-    /// Source of guesses: auto, off, ngram, or a model
+    /// Source of draft tokens: auto, off, ngram, or a model
     ///
-    /// auto is the bundled draft model that shares the model's tokenizer (the demo's or Gemma 3's),
-    /// mixed with what followed the last time the text ended like this, and with what the model
-    /// found likely the last time after the same tokens. ngram is the latter
-    /// two alone, bundled refuses to run without a bundled draft model, and off decodes without
-    /// drafts. A model is a directory, a GGUF file or an id as for --model; it needs the same
-    /// tokenizer, or a part of it.
+    /// With auto, three sources draft: the bundled draft model for the model's tokenizer, the
+    /// continuation of the last place where the text ended like this, and the model's earlier
+    /// likeliest tokens after the same two. With ngram, only the latter two do. With bundled, a
+    /// bundled draft model is required. With off, there are no drafts. A model is a directory, a
+    /// GGUF file or an id, as for --model; it needs the same tokenizer, or a part of it.
     #[arg(long, value_name = "SOURCE", default_value = "auto")]
     pub draft: String,
-    /// How many tokens ahead to guess at most
-    #[arg(long, value_name = "N|auto", default_value = "auto")]
+    /// Most draft tokens in a row
+    #[arg(long, value_name = "N|auto", default_value = "auto", hide_short_help = true)]
     pub draft_tokens: AutoOr,
-    /// Shape of the guesses: auto, chain (one line), or the number of nodes of a tree
-    #[arg(long, value_name = "auto|chain|N", default_value = "auto", value_parser = tree)]
+    /// Shape of a draft: auto, chain (no branches), or the number of nodes of a tree
+    #[arg(long, value_name = "auto|chain|N", default_value = "auto", value_parser = tree, hide_short_help = true)]
     pub draft_tree: TreeSize,
-    /// Where the draft model runs: auto, cpu, vulkan or vulkan:N
+    /// Device of the draft model: auto, cpu, vulkan or vulkan:N
     ///
-    /// auto is the processor, which is free while a GPU checks guesses; a draft model of more than
-    /// 200 MB goes to a discrete GPU that has room for all of it beside the model.
-    #[arg(long, value_name = "DEVICE", default_value = "auto")]
+    /// auto is the processor, which is idle while a GPU verifies drafts. A draft model of more than
+    /// 200 MB goes to a discrete GPU if that has room for all of it beside the model.
+    #[arg(long, value_name = "DEVICE", default_value = "auto", hide_short_help = true)]
     pub draft_device: String,
-    /// Guess further while the model's device checks the last guesses: auto, on or off
+    /// Draft the next tokens while the model verifies the last ones: auto, on or off
     ///
-    /// auto does so where the model and its draft model run on devices of their own, for as long as
-    /// that is measured to pay.
-    #[arg(long, value_enum, value_name = "auto|on|off", default_value_t = DraftAhead::Auto)]
+    /// auto does this where the model and its draft model run on different devices, as long as
+    /// measurements show a gain.
+    #[arg(long, value_enum, value_name = "auto|on|off", default_value_t = DraftAhead::Auto, hide_short_help = true)]
     pub draft_ahead: DraftAhead,
 }
 
 impl DraftArgs {
-    /// The options of a session. A device that nobody knows is refused.
+    /// Returns the options of a session, or an error for an unknown device.
     pub fn settled(&self) -> Result<DraftingOptions> {
         Ok(DraftingOptions {
             source: self.draft.as_str().into(),

@@ -1,4 +1,4 @@
-//! Formats of made-up weights.
+//! Formats of synthetic weights.
 
 use crate::runtime::model::shapes::MadeUpFormats;
 use crate::tensor::Format;
@@ -6,16 +6,17 @@ use clap::Args;
 
 #[derive(Clone, Debug, Default, Args)]
 pub struct FormatArgs {
-    /// Weight format of the made-up linear layers [default: i4-row+h128]
-    #[arg(long, value_name = "FORMAT", value_parser = format)]
+    /// Format of the synthetic linear layers [default: i4-row+h128]
+    #[arg(long, value_name = "FORMAT", value_parser = format, hide_short_help = true)]
     pub format_weights: Option<Format>,
-    /// Weight format of the made-up embedding table and output head [default: i8-row]
-    #[arg(long, value_name = "FORMAT", value_parser = format)]
+    /// Format of the synthetic embedding table and output head [default: i8-row]
+    #[arg(long, value_name = "FORMAT", value_parser = format, hide_short_help = true)]
     pub format_embedding: Option<Format>,
-    /// Formats of q4_0, bf16 or a recipe of gemma quantize
+    /// Formats of a file: q4_0, bf16 or a recipe of gemma quantize
     ///
-    /// q4_0 is what Google's 4-bit GGUF files have, bf16 Google's original checkpoints; the recipes
-    /// are seed, int4, 9gb, 10gb, 12gb, or a file. This goes instead of the two options above.
+    /// q4_0 is the format of Google's 4-bit GGUF files, bf16 that of Google's original checkpoints.
+    /// The recipes are seed, int4, 9gb, 10gb, 12gb, or a file. This replaces --format-weights and
+    /// --format-embedding.
     #[arg(long, value_name = "RECIPE", conflicts_with_all = ["format_weights", "format_embedding"])]
     pub recipe: Option<String>,
 }

@@ -1,4 +1,4 @@
-//! What an answer must look like.
+//! Options of constrained output.
 
 use crate::cli::io::text_file::read_file;
 use crate::grammar::{GrammarSource, parse_schema};
@@ -7,27 +7,26 @@ use clap::Args;
 use std::path::{Path, PathBuf};
 
 #[derive(Debug, Clone, Default, Args)]
-#[command(next_help_heading = "Constrained output")]
+#[command(next_help_heading = "Output")]
 pub struct GrammarOptions {
-    /// Answer with JSON that fits a schema
+    /// Answer with JSON that matches a JSON Schema
     ///
-    /// The answer has every key and value that the JSON Schema asks for, and no white space but one
-    /// space behind `,` and `:`. A keyword that is not supported is refused, not passed over. What
-    /// the schema leaves no choice about is guessed at no cost. An answer that --max-tokens cuts
-    /// off before it is complete is a failure with exit code 8. The grammar describes what is
-    /// generated; --prefill comes before it.
+    /// The answer has no white space but one space after `,` and `:`. An unsupported keyword is an
+    /// error. Tokens without an alternative are drafted at no cost. An answer that --max-tokens cuts
+    /// off is a failure with exit code 8. The schema describes the generated text; --prefill comes
+    /// before it.
     #[arg(long, value_name = "SCHEMA|@FILE", conflicts_with_all = ["grammar", "regex"])]
     pub json_schema: Option<String>,
-    /// Answer with text that follows the grammar in FILE (llguidance's variant of Lark's notation)
-    #[arg(long, value_name = "FILE", conflicts_with = "regex")]
+    /// Answer with text that follows a grammar (Lark notation as llguidance reads it)
+    #[arg(long, value_name = "FILE", conflicts_with = "regex", hide_short_help = true)]
     pub grammar: Option<PathBuf>,
     /// Answer with text that matches a regular expression as a whole
-    #[arg(long, value_name = "REGEX", allow_hyphen_values = true)]
+    #[arg(long, value_name = "REGEX", allow_hyphen_values = true, hide_short_help = true)]
     pub regex: Option<String>,
 }
 
 impl GrammarOptions {
-    /// What the options ask for, files read.
+    /// Returns the grammar that the options name. Reads its file.
     pub fn source(&self) -> Result<Option<GrammarSource>> {
         if let Some(schema) = &self.json_schema {
             // A schema is JSON, which is hardly ever the name of a file.

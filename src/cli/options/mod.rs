@@ -1,5 +1,4 @@
-//! Options that several commands share, as they are typed; `settled` makes of them what a session
-//! takes.
+//! Options that several commands share. `settled` converts them to the options of a session.
 
 mod chat;
 mod drafting;
@@ -19,6 +18,6 @@ pub use grammar::GrammarOptions;
 pub use input::{InputOptions, SpecialPolicy};
 pub use model::{ModelArgs, RunArgs};
 pub use sampling::{Resolved, SamplingOptions};
-pub use source::Source;
+pub use source::Origin;
 pub use ui::{Colour, OnTerminal, UiOptions};
 pub use values::memory;

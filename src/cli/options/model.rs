@@ -1,4 +1,4 @@
-//! Which model is meant, and where it runs.
+//! Options of the model and its device.
 
 use crate::compute::cpu::Isa;
 use crate::runtime::devices::backends::Npu;
@@ -8,86 +8,82 @@ use crate::runtime::{ModelOptions, RunOptions};
 use anyhow::Result;
 use clap::Args;
 
-/// Which model, and where it runs.
+/// The model and its device.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Model and device")]
 pub struct ModelArgs {
-    /// Directory, GGUF file or id of a downloaded model
+    /// Model: a directory, a GGUF file or the id of a downloaded model
     ///
-    /// A directory is one of Hugging Face's or one that gemma quantize made; an id such as
-    /// google/gemma-3-27b-it names a model in the Hugging Face cache. Nothing is ever downloaded.
-    /// Without this option the bundled demo model is used.
+    /// The directory is a Hugging Face checkpoint or the output of gemma quantize. An id such as
+    /// google/gemma-3-27b-it names a model in the Hugging Face cache. Nothing is downloaded. The
+    /// default is the bundled demo model.
     #[arg(short, long, value_name = "PATH|ID")]
     pub model: Option<String>,
     #[command(flatten)]
     pub run: RunArgs,
 }
 
-/// Where and how a model runs.
+/// The device and how a model runs there.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Model and device")]
 pub struct RunArgs {
-    /// auto, cpu, vulkan or vulkan:N (see gemma devices)
+    /// Device: auto, cpu, vulkan or vulkan:N (gemma devices lists them)
     ///
-    /// auto takes a GPU for models that are worth it, for as many layers as fit (see --gpu-layers).
-    /// A named device is taken or refused, never replaced. The draft model runs where
-    /// --draft-device says.
+    /// auto uses a GPU for models of some size, for as many layers as fit (see --gpu-layers). A
+    /// named device is used or the run fails; no other device replaces it. --draft-device chooses
+    /// the device of the draft model.
     #[arg(short, long, value_name = "DEVICE", default_value = "auto")]
     pub device: String,
-    /// Layers that run on the GPU: auto, all, or a number
+    /// Layers on the GPU: auto, all, or a number
     ///
-    /// auto puts as many there as fit; the others run on the processor. The output head goes to the
-    /// GPU with the first layer. For one number of layers the text does not depend on the drafts;
-    /// another number rounds in other places, as another device does. A number or all asks for a
-    /// GPU, and is refused where the layers do not fit.
-    #[arg(long, value_name = "N|auto|all", default_value = "auto")]
+    /// auto is as many as fit; the others run on the processor. The output head goes to the GPU with
+    /// the first layer. The number of layers changes where results are rounded, as another device
+    /// does, so that it may change the text. A number or all requires a GPU and enough memory.
+    #[arg(long, value_name = "N|auto|all", default_value = "auto", hide_short_help = true)]
     pub gpu_layers: GpuLayers,
     /// CPU threads [default: all cores]
-    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    #[arg(short, long, value_name = "N", hide_short_help = true, value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub threads: Option<u16>,
-    /// Context: tokens of prompt and answer together
+    /// Context size: tokens of prompt and answer together
     ///
-    /// auto makes room for what the prompt and --max-tokens need; for eval it is the length of a
-    /// window, and auto that of the longest text.
+    /// auto is the size that the prompt and --max-tokens need. For eval this is the length of a
+    /// window, and auto is the length of the longest text.
     #[arg(short, long, value_name = "N|auto", default_value = "auto")]
     pub ctx_size: AutoOr,
-    /// Precision of the stored keys and values
+    /// Format of the KV cache
     ///
     /// auto is f16 for quantised weights and f32 for others. q8 stores 8-bit integers with a scale
-    /// for every 32 channels: little more than half the memory of f16, for contexts that would not
-    /// fit otherwise.
-    #[arg(long, value_enum, default_value_t = Kv::Auto)]
+    /// for every 32 channels, in a little more than half the memory of f16.
+    #[arg(long, value_enum, default_value_t = Kv::Auto, hide_short_help = true)]
     pub kv: Kv,
-    /// What to do where another process of yours uses the same GPU
-    #[arg(long, value_enum, value_name = "WHAT", default_value_t = DeviceLock::Wait)]
+    /// Action while another process of yours uses the same GPU
+    #[arg(long, value_enum, value_name = "WHAT", default_value_t = DeviceLock::Wait, hide_short_help = true)]
     pub device_lock: DeviceLock,
     /// NPU beside the device: auto, off, force, or model
     ///
-    /// The NPU takes full pages of the layers that see the whole context. auto uses an AMD NPU of
-    /// the first generation where that is measured to pay (long contexts only), force uses it in
-    /// any case. model runs the same kernel on a software model of the NPU, slowly, for tests. This
-    /// has never run on a real NPU.
+    /// The NPU computes attention over full pages of the global layers. With auto, a
+    /// first-generation AMD NPU is used where measurements show a gain, which needs a long context.
+    /// With force, it is always used. With model, the kernel runs on a software model of the NPU,
+    /// slowly, for tests. This has never run on a real NPU.
     #[arg(long, value_name = "MODE", default_value = "auto", hide_short_help = true)]
     pub npu: Npu,
-    /// Instructions of the CPU kernels: scalar, avx2 or avx512-vnni; a processor without the
-    /// others, as far as speed goes
+    /// Instruction set of the CPU kernels: scalar, avx2 or avx512-vnni
     #[arg(long, value_name = "ISA", hide = true)]
     pub isa: Option<Isa>,
-    /// Compare every kernel's result with its scalar twin's, and stop at the first difference (very
-    /// slow)
+    /// Compare each kernel with its scalar twin and stop at the first difference (very slow)
     #[arg(long, hide_short_help = true)]
     pub check: bool,
 }
 
 impl ModelArgs {
-    /// The options of a session. A device that nobody knows is refused.
+    /// Returns the options of a session, or an error for an unknown device.
     pub fn settled(&self) -> Result<ModelOptions> {
         Ok(ModelOptions { model: self.model.clone(), run: self.run.settled()? })
     }
 }
 
 impl RunArgs {
-    /// The same without a model.
+    /// Returns the options of a run, or an error for an unknown device.
     pub fn settled(&self) -> Result<RunOptions> {
         Ok(RunOptions {
             device: self.device.parse()?,

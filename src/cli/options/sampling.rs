@@ -1,6 +1,6 @@
-//! Sampling, as flags and the model together set it.
+//! Options of sampling. Unset ones come from the model.
 
-use super::Source;
+use super::Origin;
 use crate::models::Generation;
 use crate::sampler::SamplerConfig;
 use crate::util::units::decimal;
@@ -12,47 +12,45 @@ pub struct SamplingOptions {
     /// Generate at most this many tokens
     #[arg(short = 'n', long, value_name = "N", default_value_t = 512, value_parser = tokens)]
     pub max_tokens: usize,
-    /// Temperature, 0 for none [default: the model's]
+    /// Temperature; 0 takes the likeliest token [default: the model's]
     #[arg(long, alias = "temperature", allow_negative_numbers = true, value_name = "T", value_parser = number::<0, 100>)]
     pub temp: Option<f32>,
-    /// Sample from the K likeliest [default: the model's]
-    ///
-    /// 0 samples from all tokens.
+    /// Keep the K likeliest tokens; 0 keeps all [default: the model's]
     #[arg(long, value_name = "K")]
     pub top_k: Option<usize>,
-    /// Sample from share P only [default: the model's]
+    /// Keep the likeliest tokens of total probability P [default: the model's]
     ///
-    /// The likeliest tokens whose chances add up to P are sampled from (nucleus sampling).
+    /// This is nucleus sampling.
     #[arg(long, allow_negative_numbers = true, value_name = "P", value_parser = share)]
     pub top_p: Option<f32>,
-    /// Drop tokens that are less likely than P times the likeliest one [default: the model's]
-    #[arg(long, allow_negative_numbers = true, value_name = "P", value_parser = number::<0, 1>)]
+    /// Drop tokens less likely than P times the likeliest one [default: the model's]
+    #[arg(long, hide_short_help = true, allow_negative_numbers = true, value_name = "P", value_parser = number::<0, 1>)]
     pub min_p: Option<f32>,
-    /// Make tokens that occurred before less likely; 1 changes nothing [default: the model's]
-    #[arg(long, allow_negative_numbers = true, value_name = "X", value_parser = positive)]
+    /// Make earlier tokens less likely by the factor X; 1 turns it off [default: the model's]
+    #[arg(long, hide_short_help = true, allow_negative_numbers = true, value_name = "X", value_parser = positive)]
     pub repeat_penalty: Option<f32>,
-    /// Repeat a text that was sampled [default: random]
+    /// Seed of the random numbers [default: random]
     ///
-    /// The same model, kind of device and seed give the same text, whatever --draft and its like
-    /// say. The seed of a text is part of its figures.
+    /// The same model, kind of device and seed give the same text, with and without drafts. The
+    /// figures of a text name its seed.
     #[arg(long, value_name = "N", value_parser = seed)]
     pub seed: Option<u64>,
     /// Always take the likeliest token, as with --temp 0
-    #[arg(long)]
+    #[arg(long, hide_short_help = true)]
     pub greedy: bool,
-    /// End the answer before this text (repeatable)
+    /// Stop before this text (repeatable)
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     pub stop: Vec<String>,
-    /// Go on to --max-tokens where the model would end its answer
-    #[arg(long)]
+    /// Continue to --max-tokens where the model would end its answer
+    #[arg(long, hide_short_help = true)]
     pub ignore_eos: bool,
 }
 
 /// A setting's name, value and source, as `--print-config` shows them.
-pub type Resolved = (&'static str, String, Source);
+pub type Resolved = (&'static str, String, Origin);
 
 impl SamplingOptions {
-    /// As if nothing was typed.
+    /// Returns options that leave every value to the model.
     pub fn of_the_model() -> SamplingOptions {
         SamplingOptions {
             max_tokens: 512,
@@ -68,11 +66,11 @@ impl SamplingOptions {
         }
     }
 
-    /// Flags, environment and files first, then the model's generation_config.json, then what is
-    /// built in.
+    /// Returns the sampler's settings and their sources. Flags, environment and files come first,
+    /// then the model's generation_config.json, then the built-in values.
     pub fn resolve(
         &self,
-        source: impl Fn(&str) -> Source,
+        source: impl Fn(&str) -> Origin,
         model: &Generation,
     ) -> (SamplerConfig, Vec<Resolved>) {
         let mut resolved = Vec::new();
@@ -80,8 +78,8 @@ impl SamplingOptions {
             |name: &'static str, given: Option<f64>, model: Option<f64>, built_in: f64| {
                 let (value, from) = match (given, model) {
                     (Some(value), _) => (value, source(name)),
-                    (None, Some(value)) => (value, Source::Model),
-                    (None, None) => (built_in, Source::BuiltIn),
+                    (None, Some(value)) => (value, Origin::Model),
+                    (None, None) => (built_in, Origin::BuiltIn),
                 };
                 resolved.push((name, value.to_string(), from));
                 value
@@ -108,7 +106,7 @@ impl SamplingOptions {
     }
 }
 
-/// 32 bits: easy to type again, and exact in every JSON reader.
+/// Returns 32 random bits: easy to type again, and exact in every JSON reader.
 fn random_seed() -> u64 {
     rand::random::<u32>() as u64
 }
@@ -124,7 +122,7 @@ fn seed(text: &str) -> Result<u64, String> {
     })
 }
 
-/// A number between bounds, both included.
+/// Parses a number between bounds, both included.
 fn number<const LOW: i32, const HIGH: i32>(text: &str) -> Result<f32, String> {
     match text.parse::<f32>() {
         Ok(x) if (LOW as f32..=HIGH as f32).contains(&x) => Ok(x),

@@ -1,11 +1,11 @@
-//! Where the value of an option came from.
+//! The source of an option's value.
 
 use std::fmt;
 use std::path::PathBuf;
 
-/// Where a value came from.
+/// The source of a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Source {
+pub enum Origin {
     Flag,
     Environment(String),
     File(PathBuf),
@@ -14,14 +14,14 @@ pub enum Source {
     BuiltIn,
 }
 
-impl fmt::Display for Source {
+impl fmt::Display for Origin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Source::Flag => f.write_str("command line"),
-            Source::Environment(name) => write!(f, "environment {name}"),
-            Source::File(path) => write!(f, "{}", path.display()),
-            Source::Model => f.write_str("the model's generation_config.json"),
-            Source::BuiltIn => f.write_str("built in"),
+            Origin::Flag => f.write_str("command line"),
+            Origin::Environment(name) => write!(f, "environment {name}"),
+            Origin::File(path) => write!(f, "{}", path.display()),
+            Origin::Model => f.write_str("the model's generation_config.json"),
+            Origin::BuiltIn => f.write_str("built in"),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The words for values that a session knows as types.
+//! Spellings of values.
 
 use crate::quant::recipe::parse_size;
 use crate::runtime::devices::lock::DeviceLock;
@@ -7,7 +7,7 @@ use crate::runtime::options::{DraftAhead, Kv};
 use clap::ValueEnum;
 use clap::builder::PossibleValue;
 
-/// Bytes of memory, none being a size too.
+/// Parses a size of memory; 0 is a size too.
 pub fn memory(text: &str) -> Result<u64, String> {
     match text {
         "0" => Ok(0),
@@ -37,9 +37,9 @@ impl ValueEnum for DeviceLock {
 
     fn to_possible_value(&self) -> Option<PossibleValue> {
         Some(match self {
-            DeviceLock::Wait => PossibleValue::new("wait").help("Until the other one has ended"),
-            DeviceLock::Fail => PossibleValue::new("fail").help("Not at all: exit 4"),
-            DeviceLock::Off => PossibleValue::new("off").help("Both run"),
+            DeviceLock::Wait => PossibleValue::new("wait").help("Wait until the other one ends"),
+            DeviceLock::Fail => PossibleValue::new("fail").help("Exit with code 4"),
+            DeviceLock::Off => PossibleValue::new("off").help("Run both"),
         })
     }
 }

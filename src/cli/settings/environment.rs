@@ -21,7 +21,7 @@ pub fn set(arg: &Arg) -> Option<String> {
     names.map(name).find(|name| std::env::var_os(name).is_some_and(|value| !value.is_empty()))
 }
 
-/// What to say of variables that look like settings and set nothing.
+/// Returns notes about variables that look like settings and set nothing.
 pub fn unknown(all: &BTreeMap<String, Options>) -> Vec<String> {
     let known: BTreeSet<String> =
         all.values().flat_map(|options| options.keys()).map(|long| name(long)).collect();

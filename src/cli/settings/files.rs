@@ -28,7 +28,7 @@ pub const ONE_RUN: [&str; 6] =
     ["print-config", "restart", "allow-requantize", "batch", "resume", "shard"];
 
 /// A file of settings.
-pub struct File {
+pub struct SettingsFile {
     path: PathBuf,
     text: String,
     table: toml::Table,
@@ -71,7 +71,7 @@ fn users_own() -> Option<PathBuf> {
 }
 
 /// Reads the files that exist, the strongest first.
-pub fn read() -> Result<Vec<File>> {
+pub fn read() -> Result<Vec<SettingsFile>> {
     let paths = [(Some(PathBuf::from("gemma.toml")), false), (users_own(), true)];
     let mut files = Vec::new();
     for (path, is_users_own) in paths.into_iter().filter_map(|(path, own)| Some((path?, own))) {
@@ -80,7 +80,7 @@ pub fn read() -> Result<Vec<File>> {
                 let line = error.span().map_or(1, |span| line_at(&text, span.start));
                 Fault::usage(format!("{}, line {line}: {}", path.display(), error.message()))
             })?;
-            files.push(File { path, text, table, is_users_own });
+            files.push(SettingsFile { path, text, table, is_users_own });
         }
     }
     Ok(files)
@@ -114,7 +114,7 @@ fn line_at(text: &str, offset: usize) -> usize {
     1 + text.as_bytes()[..offset.min(text.len())].iter().filter(|byte| **byte == b'\n').count()
 }
 
-impl File {
+impl SettingsFile {
     /// The file and the line of a key, for messages.
     fn place(&self, section: &str, key: &str) -> String {
         let line = || {
@@ -164,12 +164,12 @@ impl File {
     }
 }
 
-/// What the files say about options that flags and environment left open: as arguments, and from
-/// which file.
+/// Returns the files' values of options that are neither flags nor in the environment, as
+/// arguments, and the file of each.
 pub fn arguments(
     command: &str,
     typed: &ArgMatches,
-    files: &[File],
+    files: &[SettingsFile],
     all: &BTreeMap<String, Options>,
 ) -> Result<(Vec<OsString>, BTreeMap<String, PathBuf>)> {
     let mine = &all[command];
@@ -350,7 +350,7 @@ mod tests {
     fn keys_have_lines() {
         let text = "temp = 1\n\n[generate]\n# a comment\nmax-tokens = 4\n".to_owned();
         let table = text.parse().unwrap();
-        let file = File { path: "gemma.toml".into(), text, table, is_users_own: false };
+        let file = SettingsFile { path: "gemma.toml".into(), text, table, is_users_own: false };
         assert_eq!(file.place("", "temp"), "gemma.toml, line 1");
         assert_eq!(file.place("generate", "max-tokens"), "gemma.toml, line 5");
     }

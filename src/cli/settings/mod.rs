@@ -1,15 +1,15 @@
-//! From what was typed to settings: flag > environment > gemma.toml > the model's
+//! From the command line to settings: flag > environment > gemma.toml > the model's
 //! generation_config.json > built in.
 //!
-//! clap reads flags and environment. What both leave open is looked up in `gemma.toml` and handed
-//! to clap as if it had been typed, so that every source passes the same checks.
+//! clap reads flags and environment. Other options come from `gemma.toml`. They go to clap like
+//! typed ones, so that every source passes the same checks.
 
 mod environment;
 mod files;
 
 use crate::cli::help;
 use crate::cli::io::ui::{Ui, clean};
-use crate::cli::options::{Source, UiOptions};
+use crate::cli::options::{Origin, UiOptions};
 use crate::error::{Fault, fault_of};
 use anyhow::Result;
 use clap::parser::ValueSource;
@@ -45,7 +45,7 @@ impl Early {
         match self {
             Early::Clap(error) if error.use_stderr() || std::io::stdout().is_terminal() => {
                 let plain = error.render().to_string();
-                // What was typed is quoted, and may hold what a terminal would obey.
+                // The message quotes the command line, which may hold escape codes.
                 if clean(&plain) != plain {
                     eprint!("{}", clean(&plain));
                 } else {
@@ -54,8 +54,7 @@ impl Early {
                 }
                 ExitCode::from(error.exit_code() as u8)
             }
-            // What is asked for is output like any other: that it could not be written is a
-            // failure.
+            // Help is output like any other; a failure to write it is an error.
             Early::Clap(help) => match crate::cli::io::output::print(&help.render().to_string()) {
                 Ok(()) => ExitCode::SUCCESS,
                 Err(error) => Early::Fault(error).print(),
@@ -199,25 +198,25 @@ fn name_variable(cli: &clap::Command, error: clap::Error, argv: &[OsString]) -> 
 
 impl Typed {
     /// Where the value of an option (its long name) came from.
-    pub fn source(&self, long: &str) -> Source {
+    pub fn source(&self, long: &str) -> Origin {
         if let Some(path) = self.files.get(long) {
-            return Source::File(path.clone());
+            return Origin::File(path.clone());
         }
         match self.matches.value_source(&long.replace('-', "_")) {
-            Some(ValueSource::CommandLine) => Source::Flag,
+            Some(ValueSource::CommandLine) => Origin::Flag,
             Some(ValueSource::EnvVariable) => {
                 let arg = self.command.get_arguments().find(|arg| arg.get_long() == Some(long));
-                Source::Environment(
+                Origin::Environment(
                     arg.and_then(environment::set).unwrap_or_else(|| environment::name(long)),
                 )
             }
-            _ => Source::BuiltIn,
+            _ => Origin::BuiltIn,
         }
     }
 
     /// Every option of the command as gemma.toml, with its source; `resolved` names values found
     /// elsewhere.
-    pub fn config(&self, resolved: &[(&str, String, Source)]) -> String {
+    pub fn config(&self, resolved: &[(&str, String, Origin)]) -> String {
         let mut lines = Vec::new();
         for arg in self.command.get_arguments() {
             let Some(long) =
@@ -225,12 +224,12 @@ impl Typed {
             else {
                 continue;
             };
-            // Nobody needs to know of these who has not set one.
-            if arg.is_hide_set() && self.source(long) == Source::BuiltIn {
+            // Hidden options are shown only if they are set.
+            if arg.is_hide_set() && self.source(long) == Origin::BuiltIn {
                 continue;
             }
             // A key is nobody's business who looks over a shoulder or reads a report.
-            if arg.is_hide_env_values_set() && self.source(long) != Source::BuiltIn {
+            if arg.is_hide_env_values_set() && self.source(long) != Origin::BuiltIn {
                 lines.push((format!("# {long} is set, and not shown"), self.source(long)));
                 continue;
             }
@@ -239,15 +238,15 @@ impl Typed {
                 Some((_, value, source)) => (Some(quoted(value)), source.clone()),
                 None => (self.value(arg), self.source(long)),
             };
-            // What gemma.toml may not hold, what the next model may want otherwise, and what nobody
-            // has set is a comment.
-            let is_models = found.is_some() && matches!(source, Source::Model | Source::BuiltIn);
+            // Values that gemma.toml may not hold, values of the model, and unset ones are
+            // comments.
+            let is_models = found.is_some() && matches!(source, Origin::Model | Origin::BuiltIn);
             let is_kept_out =
                 is_models || files::ONE_RUN.contains(&long) || files::refusal(arg).is_some();
             lines.push(match value {
                 Some(value) if is_kept_out => (format!("# {long} = {value}"), source),
                 Some(value) => (format!("{long} = {value}"), source),
-                None => (format!("# {long} is not set"), Source::BuiltIn),
+                None => (format!("# {long} is not set"), Origin::BuiltIn),
             });
         }
         let width = lines

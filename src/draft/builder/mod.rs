@@ -9,7 +9,7 @@ mod ahead;
 mod candidates;
 mod tree;
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
@@ -236,15 +236,15 @@ impl Drafter for TreeBuilder {
         history: &[Token],
         more: &mut dyn FnMut() -> bool,
     ) -> Result<()> {
-        self.shared.model.as_mut().map_or(Ok(()), |model| model.read(text, history, more))
+        self.shared.model.as_mut().map_or(Ok(()), |model| model.read_ahead(text, history, more))
     }
 
-    fn prepare(&mut self, text: usize, history: &[Token]) -> Result<()> {
+    fn prepare(&mut self, text: usize, history: &[Token], most: Duration) -> Result<()> {
         // The text or its sampler may be new.
         let tree = self.tree(text);
         (tree.asked, tree.ahead) = (0, false);
         self.shared.free.follow(text, history);
-        self.read_ahead(text, history, &mut || true)
+        self.shared.model.as_mut().map_or(Ok(()), |model| model.read_within(text, history, most))
     }
 
     fn propose(&mut self, requests: &mut [DraftRequest<'_>]) -> Result<usize> {

@@ -45,6 +45,9 @@ struct Case {
     pollution: f64,
     /// Seconds that the first guess takes beside.
     once: f64,
+    /// Seconds that the draft model takes to read a token that came while it was not asked, up to
+    /// its bound.
+    unread: f64,
     /// How much other programs hold passes and draft steps up: half of these take so much longer
     /// and more, as a share of what they take.
     load: f64,
@@ -62,6 +65,7 @@ const USUAL: Case = Case {
     ask: 0.0,
     pollution: 0.0,
     once: 0.0,
+    unread: 0.0,
     load: 0.0,
     seed: 1,
 };
@@ -88,7 +92,7 @@ fn speed_in(case: &Case, texts: usize, tokens: usize, takes: Takes, weather: Wea
     (0..texts).for_each(|_| policy.begin_text());
     let mut dice = Dice(case.seed);
     let (mut clock, mut excused, mut plain) = (0.0, 0.0, 0.0);
-    let (mut once, mut made) = (case.once, vec![0; texts]);
+    let (mut once, mut unread, mut made) = (case.once, 0, vec![0; texts]);
     while made.iter().any(|n| *n < tokens) {
         let running: Vec<usize> = (0..texts).filter(|text| made[*text] < tokens).collect();
         let n = running.len();
@@ -115,6 +119,9 @@ fn speed_in(case: &Case, texts: usize, tokens: usize, takes: Takes, weather: Wea
             drafting += held;
             excused += held;
             if steps > 0 {
+                let plain = curve.cost(n) as f64;
+                drafting += (case.unread * unread as f64).min(READING as f64 * plain);
+                unread = 0;
                 excused += once;
                 drafting += std::mem::take(&mut once);
             }
@@ -141,6 +148,7 @@ fn speed_in(case: &Case, texts: usize, tokens: usize, takes: Takes, weather: Wea
         clock += drafting + time;
         excused += extra;
         let brought: usize = paths.iter().map(Vec::len).sum();
+        unread += if steps == 0 { brought / n } else { 0 };
         plain += brought as f64 / n as f64 * curve.cost(n) as f64 * times;
     }
     plain / (clock - excused)
@@ -214,10 +222,11 @@ fn cases() -> impl Iterator<Item = Case> {
     all.flat_map(|(points, step)| [0.3, 0.9].map(|claim| Case { points, step, claim, ..USUAL }))
 }
 
-/// Measures the losses on a host with this time of asking and this cost of displaced caches.
-fn losses(ask: f64, pollution: f64) -> Table {
+/// Measures the losses on a host with this time of asking, this cost of displaced caches, and this
+/// time of reading a token.
+fn losses(ask: f64, pollution: f64, unread: f64) -> Table {
     let mut table = Table::default();
-    for case in cases().map(|case| Case { ask, pollution, ..case }) {
+    for case in cases().map(|case| Case { ask, pollution, unread, ..case }) {
         for (tokens, alpha) in [128, 1000]
             .into_iter()
             .flat_map(|n| [0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0].map(|a| (n, a)))
@@ -263,14 +272,14 @@ fn losses(ask: f64, pollution: f64) -> Table {
 /// A plain pass of 5 ms and more: asking takes 50 us at most.
 #[test]
 fn no_text_of_a_large_target_is_slower_than_plain_decoding_by_more_than_two_percent() {
-    losses(0.0, 0.0).check("asking takes nothing", 0.98);
-    losses(0.01, 0.0).check("asking takes .01", 0.98);
+    losses(0.0, 0.0, 0.0).check("asking takes nothing", 0.98);
+    losses(0.01, 0.0, 1e-3).check("asking takes .01", 0.98);
 }
 
 /// A plain pass of half a millisecond.
 #[test]
-fn nor_of_a_toy_by_more_than_seven() {
-    losses(0.06, 0.03).check("asking takes .06", 0.93);
+fn nor_of_a_toy_by_more_than_three() {
+    losses(0.06, 0.03, 0.02).check("asking takes .06", 0.97);
 }
 
 #[test]

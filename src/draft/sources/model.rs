@@ -1,6 +1,8 @@
 //! A small language model as a source. It reads each history once, and evaluates the nodes of all
 //! trees in shared passes.
 
+use std::time::{Duration, Instant};
+
 use anyhow::Result;
 
 use crate::engine::{Columns, Engine, EngineExt, Input, Output, Rows, Scores, Timeline, TokenTree};
@@ -8,6 +10,10 @@ use crate::tensor::Token;
 
 /// Most unread tokens that go into the first pass of a round instead of a prefill.
 const PENDING: usize = 16;
+/// Tokens of a prompt that are read before the time of a row is known, and the fewest that are read.
+const FIRST: usize = 32;
+/// Rate at which a measurement moves the time of a row.
+const ROW_RATE: f32 = 0.2;
 
 /// Classes of [`class`].
 pub const CLASSES: usize = 6;
@@ -30,6 +36,8 @@ pub struct DraftModel {
     scores: Scores,
     passes: u64,
     rows: u64,
+    /// Seconds that reading a row takes; 0 before anything is known.
+    row_time: f32,
 }
 
 /// The part of a text that the model reads.
@@ -37,6 +45,8 @@ pub struct DraftModel {
 struct Text {
     /// Position in the history at which the part begins.
     from: usize,
+    /// Most tokens of it that are read at once.
+    window: usize,
     /// Rows for the engine: a line of tokens newer than the cache, then nodes of the tree. `done`
     /// counts the rows that are evaluated.
     work: TokenTree,
@@ -50,7 +60,7 @@ impl DraftModel {
     /// target's; its rows may be fewer or more.
     pub fn new(engine: Box<dyn Engine>) -> Self {
         DraftModel {
-            texts: vec![Text::default(); engine.info().sequences],
+            texts: vec![Text { window: usize::MAX, ..Text::default() }; engine.info().sequences],
             timeline: Timeline::new(engine),
             round: Vec::new(),
             filled: 0,
@@ -58,6 +68,7 @@ impl DraftModel {
             scores: Scores::default(),
             passes: 0,
             rows: 0,
+            row_time: 0.0,
         }
     }
 
@@ -83,24 +94,55 @@ impl DraftModel {
     }
 
     /// Returns the part of a history that the model reads. A model with a bounded reach reads the
-    /// last half of its reach of a long unread text. A long prompt then takes no longer than a
-    /// short one, and no text grows too long. Behind the first 10,000 characters of 30 held-out
-    /// texts the small bundled draft brought 2.28 tokens a pass so, 2.27 having read all; with a
-    /// quarter 2.25.
+    /// last half of its reach of a long unread text, or less where time is short. A long prompt
+    /// then takes no longer than a short one, and no text grows too long. Behind the first 10,000
+    /// characters of 30 held-out texts the small bundled draft brought 2.28 tokens a pass with
+    /// half of its reach, 2.27 having read all, 2.25 with a quarter.
     fn part<'h>(&mut self, text: usize, history: &'h [Token]) -> &'h [Token] {
         if let Some(reach) = self.engine().info().reach {
             let part = history.get(self.texts[text].from..).unwrap_or_default();
             let read = self.timeline.common(text, part);
             let most = self.engine().context(text);
-            if read == 0 || part.len() - read > reach || part.len() > most {
-                self.texts[text].from = history.len().saturating_sub(reach.div_ceil(2));
+            let window = self.texts[text].window.min(reach.div_ceil(2));
+            if read == 0 || part.len() - read > window || part.len() > most {
+                self.texts[text].from = history.len().saturating_sub(window);
             }
         }
         &history[self.texts[text].from..]
     }
 
     /// Reads a prompt ahead of the first round, for as long as `more` says so.
-    pub fn read(
+    pub fn read_ahead(
+        &mut self,
+        text: usize,
+        history: &[Token],
+        more: &mut dyn FnMut() -> bool,
+    ) -> Result<()> {
+        self.texts[text].window = usize::MAX;
+        self.read(text, history, more)
+    }
+
+    /// Reads as much of a prompt's end as takes about `most`; later rounds read no more at once. A
+    /// model without a bounded reach reads all.
+    pub fn read_within(&mut self, text: usize, history: &[Token], most: Duration) -> Result<()> {
+        let rows = |row_time: f32| ((most.as_secs_f32() / row_time) as usize).max(FIRST);
+        let known = self.row_time;
+        self.texts[text].window = match most {
+            Duration::MAX => usize::MAX,
+            _ if known > 0.0 => rows(known),
+            _ => FIRST,
+        };
+        self.read(text, history, &mut || true)?;
+        if known == 0.0 && self.row_time > 0.0 && rows(self.row_time) >= 2 * FIRST {
+            // The first rows have shown that there is time for more.
+            self.texts[text].window = rows(self.row_time);
+            self.timeline.adopt(&[(text, &[])])?;
+            self.read(text, history, &mut || true)?;
+        }
+        Ok(())
+    }
+
+    fn read(
         &mut self,
         text: usize,
         history: &[Token],
@@ -108,8 +150,17 @@ impl DraftModel {
     ) -> Result<()> {
         let part = self.part(text, history);
         let known = part.iter().all(|&token| self.knows(token));
-        if known && part.len() < self.engine().context(text) && more() {
-            self.timeline.sync(text, part, &mut |_| more())?;
+        if !known || part.len() >= self.engine().context(text) || !more() {
+            return Ok(());
+        }
+        let (begun, unread) = (Instant::now(), part.len() - self.timeline.common(text, part));
+        if self.timeline.sync(text, part, &mut |_| more())? && unread >= FIRST / 2 {
+            let seconds = begun.elapsed().as_secs_f32() / unread as f32;
+            let (usual, rate) = match self.row_time {
+                0.0 => (seconds, 1.0),
+                usual => (usual, ROW_RATE),
+            };
+            self.row_time += rate * (seconds.min(2.0 * usual) - self.row_time);
         }
         Ok(())
     }

@@ -1,8 +1,7 @@
-//! Processes: limits, ends, processor time.
+//! Processes: limits and ends.
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use rustix::time::{ClockId, clock_gettime};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::PathBuf;
 use std::process::{ChildStdout, Command, ExitStatus};
@@ -102,10 +101,4 @@ pub fn raise_open_files() {
 /// Returns the bytes of memory that this process may lock; `u64::MAX` without a limit.
 pub fn lockable_memory() -> u64 {
     getrlimit(Resource::Memlock).current.unwrap_or(u64::MAX)
-}
-
-/// Returns the seconds of processor time that this process has used.
-pub fn processor_seconds() -> f64 {
-    let time = clock_gettime(ClockId::ProcessCPUTime);
-    time.tv_sec as f64 + 1e-9 * time.tv_nsec as f64
 }

@@ -178,7 +178,7 @@ fn end_of(command: &mut Command, patience: f64) -> ChildEnd {
         Err(e) => return unknown("could not be started", e),
     };
     let mut output = child.stdout.take().expect("it is piped");
-    let (start, mut said, mut is_open) = (Instant::now(), Vec::new(), true);
+    let (start, mut printed, mut is_open) = (Instant::now(), Vec::new(), true);
     let status = loop {
         // A driver may print more than a pipe holds.
         let has_output = is_open && wait_for_output(&output, LOOK);
@@ -186,8 +186,8 @@ fn end_of(command: &mut Command, patience: f64) -> ChildEnd {
             let mut part = [0; 4096];
             let length = output.read(&mut part).unwrap_or(0);
             is_open = length > 0;
-            said.extend_from_slice(&part[..length]);
-            said.drain(..said.len().saturating_sub(LARGEST as usize));
+            printed.extend_from_slice(&part[..length]);
+            printed.drain(..printed.len().saturating_sub(LARGEST as usize));
         }
         match child.try_wait() {
             Ok(Some(status)) if !(has_output && is_open) => break status,
@@ -204,8 +204,8 @@ fn end_of(command: &mut Command, patience: f64) -> ChildEnd {
     };
     let report = || {
         // A driver may print too: the report is the last line.
-        let said = String::from_utf8_lossy(&said);
-        match said.lines().last().map(serde_json::from_str) {
+        let printed = String::from_utf8_lossy(&printed);
+        match printed.lines().last().map(serde_json::from_str) {
             Some(Ok(shapes)) => ChildEnd::Through(shapes),
             _ => ChildEnd::Unknown("said nothing".into()),
         }
@@ -300,10 +300,11 @@ mod tests {
     /// Returns the use of a device whose trials end like this, and whether the verdict is kept.
     fn judged(
         offers: bool,
-        with: fn() -> ChildEnd,
-        without: fn() -> ChildEnd,
+        trial_with: fn() -> ChildEnd,
+        trial_without: fn() -> ChildEnd,
     ) -> (DriverUse, bool) {
-        let verdict = judge(offers, |matrices| if matrices { with() } else { without() });
+        let verdict =
+            judge(offers, |matrices| if matrices { trial_with() } else { trial_without() });
         (verdict.allows, verdict.file.is_some())
     }
 

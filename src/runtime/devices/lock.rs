@@ -151,8 +151,8 @@ mod tests {
         let lock = |how| lock(&path, "A GPU", how, &Silence);
         let held = lock(DeviceLock::Wait).unwrap();
         let error = lock(DeviceLock::Fail).unwrap_err();
-        let said = format!("process {} is using A GPU", std::process::id());
-        assert_eq!(fault_of(&error).unwrap().what, said);
+        let text = format!("process {} is using A GPU", std::process::id());
+        assert_eq!(fault_of(&error).unwrap().what, text);
         drop(held);
         lock(DeviceLock::Fail).unwrap();
     }

@@ -68,12 +68,12 @@ pub fn beside(
     is_split: bool,
     listener: &dyn Listener,
 ) -> Result<Box<dyn Executor>> {
-    let asked = mode.is_asked();
+    let is_required = mode.is_asked();
     if mode == Npu::Off {
         return Ok(executor);
     }
     if is_split {
-        if asked {
+        if is_required {
             listener.note(
                 "running without the NPU: it works beside one device, \
                 not where layers are spread over two",
@@ -94,7 +94,7 @@ pub fn beside(
                 _ => Box::new(OffloadExecutor::new(executor, npu, dims, share)),
             })
         }
-        Err(why) if asked => {
+        Err(why) if is_required => {
             listener.note(&format!("running without the NPU: {why:#}"));
             Ok(executor)
         }

@@ -136,8 +136,8 @@ impl Partner {
 
     /// Returns the precision of its cache. The bundled drafts read theirs from the processor's own,
     /// where attention is most of a pass.
-    pub fn kv(&self, asked: Kv) -> Kv {
-        if asked == Kv::Auto && self.spelling.is_some() { Kv::Q8 } else { asked }
+    pub fn kv(&self, option: Kv) -> Kv {
+        if option == Kv::Auto && self.spelling.is_some() { Kv::Q8 } else { option }
     }
 
     /// Returns the model's engine as the target's drafter talks to it.

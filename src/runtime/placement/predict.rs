@@ -172,12 +172,12 @@ mod tests {
                 && (p.passes_per_s[0] - 1.0 / 0.13).abs() < 1e-9,
             "{p:?}"
         );
-        let said = speeds.describe(&p);
+        let text = speeds.describe(&p);
         assert!(
-            said.contains("120 ms")
-                && said.contains("300 GB/s (assumed)")
-                && said.contains("20.0 GB/s"),
-            "{said}"
+            text.contains("120 ms")
+                && text.contains("300 GB/s (assumed)")
+                && text.contains("20.0 GB/s"),
+            "{text}"
         );
         let alone = Speeds { gpu: None, ..speeds }.describe(&Prediction { reads: [0, 1], ..p });
         assert!(!alone.contains("GPU"), "{alone}");

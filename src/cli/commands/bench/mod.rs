@@ -21,20 +21,27 @@ use crate::sampler::SamplerConfig;
 use crate::util::shell::quoted;
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
-use report::{Machine, Report};
+use report::{BenchMachine, BenchReport};
 use runner::Runner;
 use std::path::{Path, PathBuf};
+
+const EXAMPLES: &str = "\
+Examples:
+  gemma bench
+  gemma bench --only decode,verify --rows 1,4,8
+  gemma bench -m MODEL --json >NOW.json && gemma bench -m MODEL --compare NOW.json";
 
 /// Prefill, decode, the cost of a pass by its rows, plain against speculative text, and each
 /// kernel's bandwidth.
 #[derive(Debug, Args)]
-pub struct Bench {
+#[command(after_long_help = EXAMPLES)]
+pub struct BenchArgs {
     /// Made-up weights in the shape of a Gemma 3
     #[arg(long, value_enum, value_name = "SHAPE", conflicts_with = "model")]
     pub synthetic: Option<Shape>,
     #[command(flatten)]
     pub formats: FormatArgs,
-    /// What to measure, separated by commas or blanks
+    /// Tests to run, separated by commas or blanks
     #[arg(long, value_enum, value_name = "TESTS", value_delimiter = ',', num_args = 1.., default_value = "prefill,decode,verify,kernels,text")]
     pub only: Vec<Test>,
     /// Prompt tokens of the prefill test
@@ -50,7 +57,7 @@ pub struct Bench {
     #[arg(long, value_name = "M", value_delimiter = ',', num_args = 1.., default_value = "1,2,4,8,16,32")]
     pub rows: Vec<usize>,
     /// Rows of the passes that the kernels are timed in, separated by commas or blanks
-    #[arg(long, value_name = "M", value_delimiter = ',', num_args = 1.., default_value = "1")]
+    #[arg(long, value_name = "M", value_delimiter = ',', num_args = 1.., default_value = "1", hide_short_help = true)]
     pub kernel_rows: Vec<usize>,
     /// Measurements of each test, after one that does not count
     #[arg(short = 'r', long, value_name = "N", default_value_t = 5)]
@@ -61,10 +68,10 @@ pub struct Bench {
     #[arg(long, value_name = "FILE")]
     pub prompts: Vec<PathBuf>,
     /// Prompts taken from the files, evenly spread
-    #[arg(long, value_name = "N", default_value_t = 40)]
+    #[arg(long, value_name = "N", default_value_t = 40, hide_short_help = true)]
     pub prompt_count: usize,
     /// Generate at most this many tokens for each prompt
-    #[arg(long, value_name = "N", default_value_t = 128)]
+    #[arg(long, value_name = "N", default_value_t = 128, hide_short_help = true)]
     pub text_tokens: usize,
     /// tokenizer.json of the text test, or a directory that has one [default: the model's]
     #[arg(long, value_name = "PATH", hide_short_help = true)]
@@ -86,7 +93,7 @@ pub struct Bench {
     pub ui: UiOptions,
 }
 
-impl Bench {
+impl BenchArgs {
     /// Refuses numbers and tests that nothing can be measured with.
     fn check(&self) -> Result<()> {
         let rows = self.rows.iter().chain(&self.kernel_rows);
@@ -133,7 +140,7 @@ pub enum Test {
 }
 
 /// Measures what the options name, and prints the figures.
-pub fn run(options: &Bench, typed: &Typed) -> Result<u8> {
+pub fn run(options: &BenchArgs, typed: &Typed) -> Result<u8> {
     let ui = &typed.ui;
     let old = options.compare.as_deref().map(read_report).transpose()?;
     options.check()?;
@@ -155,7 +162,7 @@ pub fn run(options: &Bench, typed: &Typed) -> Result<u8> {
     }
     let weights =
         model.as_ref().map(|m| &m.weights).or(made_up.as_ref()).context("there is no model")?;
-    let load = report::load_average();
+    let load = crate::os::machine::load_average();
     let cpu = Cpu::probe()?;
     let cores = cpu.threads;
     let context = options.context(run.context)?;
@@ -164,18 +171,18 @@ pub fn run(options: &Bench, typed: &Typed) -> Result<u8> {
     let engine = loaded.engine.as_mut();
     let memory = engine.report().memory;
     let device_speed = engine.device().and_then(|e| e.read_bandwidth());
-    let mut report = Report {
+    let mut report = BenchReport {
         v: 1,
         version: VERSION.to_owned(),
         date: httpdate::fmt_http_date(std::time::SystemTime::now()),
         command: command_line(),
-        machine: Machine {
+        machine: BenchMachine {
             threads: run.threads.unwrap_or(cores),
             device: engine.report().device,
             read_gb_per_s: device_speed.map_or(cpu.read_gb_per_s, |speed| speed / 1e9),
             cpu: cpu.name,
         },
-        model: report::Model {
+        model: report::BenchModel {
             name,
             formats: formats(weights)?,
             weights: memory.weights,
@@ -184,7 +191,7 @@ pub fn run(options: &Bench, typed: &Typed) -> Result<u8> {
             context: Some(context),
             load_s: loaded.seconds,
         },
-        ..Report::default()
+        ..BenchReport::default()
     };
     if options.only.contains(&Test::Load) {
         report.results.push(runner::load_row(weights, engine, loaded.seconds)?);
@@ -214,7 +221,7 @@ fn sampling() -> SamplerConfig {
     SamplerConfig { temperature: 1.0, top_k: 64, top_p: 0.95, seed: 1, ..SamplerConfig::default() }
 }
 
-fn read_report(path: &Path) -> Result<Report> {
+fn read_report(path: &Path) -> Result<BenchReport> {
     let text = read_file(path)?;
     serde_json::from_str(&text).with_context(|| {
         Fault::model(format!("{} is not a result of gemma bench --json", path.display()))

@@ -10,30 +10,30 @@ use std::collections::BTreeMap;
 
 /// Everything a run measured. Read back by `--compare`.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct Report {
+pub struct BenchReport {
     pub v: u32,
-    /// Of the program, with its commit where that is known.
+    /// Version of the program, with its commit if the build knew it.
     pub version: String,
-    /// When it ran (UTC), and how it was called.
+    /// Time of the run (UTC) and its command line.
     #[serde(default)]
     pub date: String,
     #[serde(default)]
     pub command: String,
-    pub machine: Machine,
-    pub model: Model,
-    pub results: Vec<Row>,
+    pub machine: BenchMachine,
+    pub model: BenchModel,
+    pub results: Vec<Measurement>,
     #[serde(default)]
-    pub kernels: Vec<Kernel>,
+    pub kernels: Vec<KernelTiming>,
     /// The text test, where it ran.
     #[serde(default)]
-    pub text: Option<Text>,
-    /// What makes the figures doubtful, in sentences.
+    pub text: Option<TextReport>,
+    /// Reasons to distrust the figures, in sentences.
     #[serde(default)]
     pub doubts: Vec<String>,
 }
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct Machine {
+pub struct BenchMachine {
     pub cpu: String,
     pub threads: usize,
     pub device: String,
@@ -42,7 +42,7 @@ pub struct Machine {
 }
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct Model {
+pub struct BenchModel {
     pub name: String,
     pub formats: String,
     /// Bytes as loaded.
@@ -58,16 +58,16 @@ pub struct Model {
 
 /// One measured thing.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct Row {
+pub struct Measurement {
     /// Such as `pp512`, `tg128 @ d4096`, `verify 8 rows`.
     pub name: String,
     /// `tok/s` (more is better), or `ms` (less is better).
     pub unit: String,
     pub figure: Figure,
-    /// What else the row says, such as `c(8) = 1.31`.
+    /// A remark, such as `c(8) = 1.31`.
     #[serde(default)]
     pub note: String,
-    /// Of the verify test.
+    /// Size of the pass of a verify test.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pass: Option<PassSize>,
 }
@@ -81,21 +81,21 @@ pub struct PassSize {
 
 /// Real prompts, plain and with drafts.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct Text {
+pub struct TextReport {
     pub temperature: f32,
-    /// Most tokens of an answer, and how often each prompt was answered each way.
+    /// Most tokens of an answer, and runs of each prompt with and without drafts.
     pub tokens: usize,
     pub runs: usize,
-    /// What drafted.
+    /// The drafter, and why it was switched off, if it was.
     pub drafts: String,
     pub kinds: Vec<TextKind>,
     /// All kinds together.
     #[serde(default)]
     pub all: Option<TextKind>,
-    pub acceptance: Acceptance,
+    pub acceptance: DraftAcceptance,
 }
 
-impl Text {
+impl TextReport {
     /// The kinds, and all of them together.
     pub fn rows(&self) -> impl Iterator<Item = &TextKind> {
         self.kinds.iter().chain(&self.all)
@@ -116,21 +116,21 @@ pub struct TextKind {
     pub tokens_per_pass: f64,
 }
 
-/// What became of drafted tokens.
+/// Counts of drafted and accepted tokens.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct Acceptance {
+pub struct DraftAcceptance {
     pub passes: u64,
-    /// That they brought, the target's own among them.
+    /// Tokens of the passes, with the target's own.
     pub tokens: u64,
-    /// Drafted and accepted nodes; by depth below the root, and by the source that spoke most for
-    /// them.
+    /// Drafted and accepted nodes by depth below the root, and by the source with the largest
+    /// share.
     pub by_depth: Vec<[u64; 2]>,
     pub by_source: BTreeMap<String, [u64; 2]>,
 }
 
-impl Acceptance {
-    pub fn of(stats: &Stats) -> Acceptance {
-        Acceptance {
+impl DraftAcceptance {
+    pub fn of(stats: &Stats) -> DraftAcceptance {
+        DraftAcceptance {
             passes: stats.passes,
             tokens: stats.committed(),
             by_depth: stats.by_depth.iter().map(|t| [t.drafted, t.accepted]).collect(),
@@ -143,13 +143,13 @@ impl Acceptance {
     }
 }
 
-/// Time of the kernels of one label in passes over so many rows.
+/// Time of the kernels of one label in passes of one size.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct Kernel {
+pub struct KernelTiming {
     pub label: String,
     #[serde(default = "one")]
     pub rows: usize,
-    /// That were timed; 0 in files of versions that did not say.
+    /// Passes that were timed; 0 in files of older versions.
     #[serde(default)]
     pub passes: usize,
     pub calls: u64,
@@ -164,7 +164,7 @@ fn one() -> usize {
     1
 }
 
-impl Kernel {
+impl KernelTiming {
     fn gb_per_s(&self) -> f64 {
         if self.seconds > 0.0 { self.bytes as f64 / self.seconds / 1e9 } else { 0.0 }
     }
@@ -180,9 +180,9 @@ const RATIO: &str = "Ratio: tokens per second with drafts divided by those witho
     runs both ways, one right after the other. Shown are the median over all pairs and its \
     quartiles.";
 
-impl Report {
-    /// Tables of at most 100 columns; with an older run, what became of its figures.
-    pub fn markdown(&self, old: Option<&Report>) -> String {
+impl BenchReport {
+    /// Returns tables of at most 100 columns, beside an older run if there is one.
+    pub fn markdown(&self, old: Option<&BenchReport>) -> String {
         let mut out = self.heading();
         if !self.results.is_empty() {
             out += &markdown(&match old {
@@ -214,8 +214,8 @@ impl Report {
                  slow it down. Repeat the run when they have ended."
             )
         });
-        let is_disturbed = |row: &&Row| row.figure.max > SPREAD * row.figure.min;
-        let disturbed: Vec<&Row> = self.results.iter().filter(is_disturbed).collect();
+        let is_disturbed = |row: &&Measurement| row.figure.max > SPREAD * row.figure.min;
+        let disturbed: Vec<&Measurement> = self.results.iter().filter(is_disturbed).collect();
         let spread = disturbed.split_first().map(|(first, more)| {
             let more = match more.len() {
                 0 => String::new(),
@@ -258,7 +258,7 @@ impl Report {
         lines.iter().map(|line| wrapped(line, COLUMNS) + "\n").collect::<String>() + "\n"
     }
 
-    fn kernel_table(&self, kernels: &[Kernel]) -> Vec<Vec<String>> {
+    fn kernel_table(&self, kernels: &[KernelTiming]) -> Vec<Vec<String>> {
         let total: f64 = kernels.iter().map(|k| k.seconds).sum();
         let passes = match kernels[0].rows {
             1 => "kernel (decode)".to_owned(),
@@ -286,18 +286,13 @@ impl Report {
     }
 }
 
-/// Returns the average number of runnable processes over the last minute, where the system tells.
-pub fn load_average() -> Option<f64> {
-    std::fs::read_to_string("/proc/loadavg").ok()?.split(' ').next()?.parse().ok()
-}
-
 /// Repetitions of one test that differ by more than this factor were disturbed.
 const SPREAD: f64 = 1.10;
 
 /// Columns of a line of text around the tables, and the most of a table.
 const COLUMNS: usize = 100;
 
-fn plain(rows: &[Row]) -> Vec<Vec<String>> {
+fn plain(rows: &[Measurement]) -> Vec<Vec<String>> {
     let mut table =
         vec![["test", "median", "unit", "min", "max", "runs", ""].map(String::from).to_vec()];
     for row in rows {
@@ -319,7 +314,7 @@ fn plain(rows: &[Row]) -> Vec<Vec<String>> {
     table
 }
 
-fn compared(rows: &[Row], old: &Report) -> Vec<Vec<String>> {
+fn compared(rows: &[Measurement], old: &BenchReport) -> Vec<Vec<String>> {
     let mut table = vec![["test", "median", "unit", "before", "change"].map(String::from).to_vec()];
     for row in rows {
         let [before, change] = change(row, old);
@@ -332,7 +327,7 @@ fn compared(rows: &[Row], old: &Report) -> Vec<Vec<String>> {
 }
 
 /// The text test by kinds of prompt.
-fn texts(text: &Text, old: Option<&Text>) -> Vec<Vec<String>> {
+fn texts(text: &TextReport, old: Option<&TextReport>) -> Vec<Vec<String>> {
     let head =
         ["prompts", "texts", "plain tok/s", "drafted tok/s", "tok/pass", "ratio", "half of them"];
     let mut table = vec![head.map(String::from).to_vec()];
@@ -357,9 +352,9 @@ fn texts(text: &Text, old: Option<&Text>) -> Vec<Vec<String>> {
     table
 }
 
-/// The older median, and how much faster or slower it is now; `same` where the ranges of both runs
+/// Returns the older median and the change since then: `same` where the ranges of both runs
 /// overlap.
-fn change(row: &Row, old: &Report) -> [String; 2] {
+fn change(row: &Measurement, old: &BenchReport) -> [String; 2] {
     let Some(before) = old.results.iter().find(|o| o.name == row.name && o.unit == row.unit) else {
         return [String::new(), String::new()];
     };
@@ -385,23 +380,29 @@ fn change(row: &Row, old: &Report) -> [String; 2] {
 mod tests {
     use super::*;
 
-    fn report(median: f64) -> Report {
-        let row = Row {
+    fn report(median: f64) -> BenchReport {
+        let row = Measurement {
             name: "pp512".into(),
             unit: "tok/s".into(),
             figure: Figure::of(vec![median - 1.0, median, median + 1.0]),
-            ..Row::default()
+            ..Measurement::default()
         };
-        let kernel = Kernel {
+        let kernel = KernelTiming {
             label: "qkv".into(),
             rows: 1,
             calls: 2,
             seconds: 0.5,
             bytes: 1_000_000_000,
-            ..Kernel::default()
+            ..KernelTiming::default()
         };
-        let machine = Machine { read_gb_per_s: 4.0, ..Machine::default() };
-        Report { v: 1, machine, results: vec![row], kernels: vec![kernel], ..Report::default() }
+        let machine = BenchMachine { read_gb_per_s: 4.0, ..BenchMachine::default() };
+        BenchReport {
+            v: 1,
+            machine,
+            results: vec![row],
+            kernels: vec![kernel],
+            ..BenchReport::default()
+        }
     }
 
     #[test]
@@ -425,7 +426,7 @@ mod tests {
     #[test]
     fn json_survives_a_round_trip() {
         let json = serde_json::to_string(&report(3.0)).unwrap();
-        let back: Report = serde_json::from_str(&json).unwrap();
+        let back: BenchReport = serde_json::from_str(&json).unwrap();
         assert_eq!(back.results[0].figure, report(3.0).results[0].figure);
     }
 
@@ -441,7 +442,7 @@ mod tests {
     #[test]
     fn kernels_of_each_size_of_pass_have_a_table_of_their_own() {
         let mut report = report(1.0);
-        let eight = Kernel { rows: 8, seconds: 0.25, ..report.kernels[0].clone() };
+        let eight = KernelTiming { rows: 8, seconds: 0.25, ..report.kernels[0].clone() };
         report.kernels.push(eight);
         let text = report.markdown(None);
         let has = |heading: &str| text.contains(heading);
@@ -453,12 +454,12 @@ mod tests {
     #[test]
     fn tables_fit_a_hundred_columns() {
         let mut report = report(12345.6);
-        let row = |name: &str, unit: &str, note: &str| Row {
+        let row = |name: &str, unit: &str, note: &str| Measurement {
             name: name.into(),
             unit: unit.into(),
             figure: Figure::of(vec![12_345.6; 5]),
             note: note.into(),
-            ..Row::default()
+            ..Measurement::default()
         };
         report.results.push(row("verify 32 rows @ d131072", "ms", "c(32) = 12.34"));
         report.results.push(row("tg128 @ d131072", "tok/s", "1234 GB/s, 100 % of memory"));
@@ -471,7 +472,11 @@ mod tests {
             ratio,
             ..TextKind::default()
         };
-        report.text = Some(Text { kinds: vec![kind.clone()], all: Some(kind), ..Text::default() });
+        report.text = Some(TextReport {
+            kinds: vec![kind.clone()],
+            all: Some(kind),
+            ..TextReport::default()
+        });
         report.model.formats = "words ".repeat(40);
         report.doubts = vec!["A sentence of many words. ".repeat(8)];
         for text in [report.markdown(None), report.markdown(Some(&report))] {

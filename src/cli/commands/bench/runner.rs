@@ -1,8 +1,8 @@
-//! The tests that run on a loaded engine: prefill, decode, passes of several rows, kernels, loading.
+//! Tests on a loaded engine: prefill, decode, passes of several rows, kernels, loading.
 
 use super::measure::{self, Figure};
-use super::report::{Kernel, Machine, PassSize, Report, Row, count_rows};
-use super::{Bench, Test};
+use super::report::{BenchMachine, BenchReport, KernelTiming, Measurement, PassSize, count_rows};
+use super::{BenchArgs, Test};
 use crate::cli::io::ui::Ui;
 use crate::compute::KernelTime;
 use crate::engine::{Engine, EngineExt, Scores};
@@ -16,20 +16,20 @@ use std::time::Instant;
 /// Measures on one engine.
 pub struct Runner<'a> {
     engine: &'a mut dyn Engine,
-    options: &'a Bench,
+    options: &'a BenchArgs,
     ui: &'a Ui,
     scores: Scores,
     sampler: Sampler,
 }
 
 impl<'a> Runner<'a> {
-    pub fn new(engine: &'a mut dyn Engine, options: &'a Bench, ui: &'a Ui) -> Result<Self> {
+    pub fn new(engine: &'a mut dyn Engine, options: &'a BenchArgs, ui: &'a Ui) -> Result<Self> {
         let (scores, sampler) = (Scores::default(), Sampler::new(super::sampling())?);
         Ok(Runner { engine, options, ui, scores, sampler })
     }
 
     /// Runs the tests of the engine that the options name.
-    pub fn measure_all(&mut self, report: &mut Report) -> Result<()> {
+    pub fn measure_all(&mut self, report: &mut BenchReport) -> Result<()> {
         let wants = |test: Test| self.options.only.contains(&test);
         let (prefill, decode, verify, kernels) =
             (wants(Test::Prefill), wants(Test::Decode), wants(Test::Verify), wants(Test::Kernels));
@@ -55,7 +55,7 @@ impl<'a> Runner<'a> {
         Ok(())
     }
 
-    /// Repeats a timing, the first one for warmth alone.
+    /// Repeats a timing, after one run that does not count.
     fn repeat(
         &mut self,
         label: &str,
@@ -74,7 +74,7 @@ impl<'a> Runner<'a> {
         Ok(Figure::of(runs))
     }
 
-    /// A cache of `depth` tokens.
+    /// Fills the cache with `depth` tokens.
     fn fill(&mut self, depth: usize) -> Result<()> {
         if self.engine.truncate(0, depth).is_err() || self.engine.position(0) != depth {
             self.engine.truncate(0, 0)?;
@@ -84,22 +84,27 @@ impl<'a> Runner<'a> {
         Ok(())
     }
 
-    fn prefill(&mut self) -> Result<Row> {
+    fn prefill(&mut self) -> Result<Measurement> {
         let n = self.options.pp;
         let tokens = measure::tokens(self.engine.info().vocab, n);
         let seconds = self.repeat(&format!("pp{n}"), |b| {
             b.engine.truncate(0, 0)?;
             measure::prefill(b.engine, &tokens, &mut b.scores)
         })?;
-        Ok(Row {
+        Ok(Measurement {
             name: format!("pp{n}"),
             unit: "tok/s".into(),
             figure: seconds.map(|s| n as f64 / s),
-            ..Row::default()
+            ..Measurement::default()
         })
     }
 
-    fn decode(&mut self, depth: usize, machine: &Machine, weights: u64) -> Result<Row> {
+    fn decode(
+        &mut self,
+        depth: usize,
+        machine: &BenchMachine,
+        weights: u64,
+    ) -> Result<Measurement> {
         let n = self.options.tg;
         let seconds = self.repeat(&format!("tg{n}"), |b| {
             b.fill(depth)?;
@@ -113,7 +118,7 @@ impl<'a> Runner<'a> {
             false => format!("{} GB/s, {share:.0} % of memory", digits3(gb_per_s)),
         };
         let figure = seconds.map(|s| n as f64 / s);
-        Ok(Row {
+        Ok(Measurement {
             name: format!("tg{n}{}", at(depth)),
             unit: "tok/s".into(),
             figure,
@@ -122,8 +127,9 @@ impl<'a> Runner<'a> {
         })
     }
 
-    /// All sizes in turn in each repetition, so that a drift of the machine meets them alike.
-    fn verify(&mut self, depth: usize) -> Result<Vec<Row>> {
+    /// Times all sizes in turn in each repetition, so that a drift of the machine affects all
+    /// alike.
+    fn verify(&mut self, depth: usize) -> Result<Vec<Measurement>> {
         self.fill(depth)?;
         let sizes: Vec<usize> = self
             .options
@@ -146,7 +152,7 @@ impl<'a> Runner<'a> {
         })?;
         let figures: Vec<Figure> = runs.into_iter().map(|r| Figure::of(r[1..].to_vec())).collect();
         let one = sizes.iter().position(|m| *m == 1).map(|i| figures[i].median);
-        let row = |(rows, figure): (&usize, Figure)| Row {
+        let row = |(rows, figure): (&usize, Figure)| Measurement {
             name: format!("verify {}{}", count_rows(*rows), at(depth)),
             unit: "ms".into(),
             note: one
@@ -157,8 +163,8 @@ impl<'a> Runner<'a> {
         Ok(sizes.iter().zip(figures).map(row).collect())
     }
 
-    /// As many passes as the decode test has tokens, each over so many rows.
-    fn kernels(&mut self, rows: usize) -> Result<Vec<Kernel>> {
+    /// Times the kernels of as many passes as the decode test has tokens, each over `rows` rows.
+    fn kernels(&mut self, rows: usize) -> Result<Vec<KernelTiming>> {
         let most = self.engine.info().max_rows;
         if rows > most {
             return Err(Fault::usage(format!(
@@ -178,10 +184,10 @@ impl<'a> Runner<'a> {
         }
         let kernel = |k: KernelTime| {
             let KernelTime { label, calls, seconds, bytes, macs } = k;
-            Kernel { label: label.into(), rows, passes, calls, seconds, bytes, macs }
+            KernelTiming { label: label.into(), rows, passes, calls, seconds, bytes, macs }
         };
         let times = self.engine.report().executor.map_or_else(Vec::new, |e| e.kernels);
-        let mut kernels: Vec<Kernel> = times.into_iter().map(kernel).collect();
+        let mut kernels: Vec<KernelTiming> = times.into_iter().map(kernel).collect();
         kernels.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
         let read = kernels.iter().map(|k| k.bytes).sum();
         self.ui.detail(
@@ -198,7 +204,7 @@ fn at(depth: usize) -> String {
 
 /// Returns the time of a load, beside its lower bound: the longer of reading the files into memory
 /// with all threads, as the system's cache has them now, and sending the weights to the device.
-pub fn load_row(weights: &Weights, engine: &mut dyn Engine, seconds: f64) -> Result<Row> {
+pub fn load_row(weights: &Weights, engine: &mut dyn Engine, seconds: f64) -> Result<Measurement> {
     let checkpoint = weights.checkpoint().context("a made-up model is not loaded from anywhere")?;
     let start = Instant::now();
     let size = checkpoint.read_through()?;
@@ -214,5 +220,5 @@ pub fn load_row(weights: &Weights, engine: &mut dyn Engine, seconds: f64) -> Res
         digits3(1e3 * sending)
     );
     let figure = Figure::of(vec![1e3 * seconds]);
-    Ok(Row { name: "load".into(), unit: "ms".into(), figure, note, pass: None })
+    Ok(Measurement { name: "load".into(), unit: "ms".into(), figure, note, pass: None })
 }

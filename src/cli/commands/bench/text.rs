@@ -1,8 +1,8 @@
 //! The text test: real prompts, answered with and without drafts.
 
-use super::Bench;
+use super::BenchArgs;
 use super::measure::Figure;
-use super::report::{Acceptance, Text, TextKind};
+use super::report::{DraftAcceptance, TextKind, TextReport};
 use crate::cli::io::text_file::read_file;
 use crate::cli::io::ui::Ui;
 use crate::decode::{self, Flow, GenerationLimits, Stats};
@@ -22,7 +22,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
-/// What is asked where no file is given: one prompt of several kinds.
+/// Built-in prompts, one of each kind.
 const PROMPTS: &[(&str, &str)] = &[
     ("question", "What is photosynthesis, and why does it matter?"),
     ("how-to", "Give me five tips for writing clear documentation."),
@@ -43,13 +43,13 @@ const PROMPTS: &[(&str, &str)] = &[
 /// Tokens that are generated before anything is timed.
 const WARM: usize = 16;
 
-struct Prompt {
+struct BenchPrompt {
     kind: String,
     tokens: Vec<Token>,
 }
 
 /// Answers each prompt with and without drafts, and checks that both texts are equal.
-pub fn measure(model: Model, run: &RunOptions, options: &Bench, ui: &Ui) -> Result<Text> {
+pub fn measure(model: Model, run: &RunOptions, options: &BenchArgs, ui: &Ui) -> Result<TextReport> {
     let tokenizer = match &options.tokenizer {
         Some(path) => read_tokenizer(path)?,
         None => model.tokenizer(ui)?,
@@ -74,10 +74,10 @@ pub fn measure(model: Model, run: &RunOptions, options: &Bench, ui: &Ui) -> Resu
             .usable(tokenizer.vocab());
     let stops = &session.stop_ids;
     let bar = ui.bar("text", (prompts.len() * options.repetitions) as u64);
-    let mut kinds: BTreeMap<&str, Vec<Pair>> = BTreeMap::new();
+    let mut kinds: BTreeMap<&str, Vec<TimedPair>> = BTreeMap::new();
     let mut rounds = Stats::default();
     let mut disabled = None;
-    // What the first passes need once is no part of the first prompt's time.
+    // Warms up, so that one-time work of the first passes is not timed.
     let mut off = Drafting::off();
     once(&mut target, &mut off, &sampler, &prompts[0], stops, options.text_tokens.min(WARM))?;
     for repetition in 0..options.repetitions {
@@ -99,15 +99,15 @@ pub fn measure(model: Model, run: &RunOptions, options: &Bench, ui: &Ui) -> Resu
             );
             if plain.stats.tokens > 1 {
                 rounds.add_rounds(&drafted.stats);
-                kinds.entry(&prompt.kind).or_default().push(Pair::of(&plain, &drafted));
+                kinds.entry(&prompt.kind).or_default().push(TimedPair::of(&plain, &drafted));
             }
             bar.inc(1);
         }
         disabled = drafting.disabled;
     }
     bar.finish_and_clear();
-    let all: Vec<Pair> = kinds.values().flatten().copied().collect();
-    Ok(Text {
+    let all: Vec<TimedPair> = kinds.values().flatten().copied().collect();
+    Ok(TextReport {
         temperature: options.temp,
         tokens: options.text_tokens,
         runs: options.repetitions,
@@ -120,19 +120,20 @@ pub fn measure(model: Model, run: &RunOptions, options: &Bench, ui: &Ui) -> Resu
             .map(|(kind, pairs)| text_kind(kind, pairs, options.repetitions))
             .collect(),
         all: Some(text_kind("all", &all, options.repetitions)),
-        acceptance: Acceptance::of(&rounds),
+        acceptance: DraftAcceptance::of(&rounds),
     })
 }
 
-/// One text, one way.
+/// A text, made with or without drafts.
 struct Way {
     text: Vec<Token>,
     stats: Stats,
 }
 
-/// One text both ways, one right after the other: what else the machine does meets both alike.
+/// The runs of one prompt with and without drafts, one right after the other, so that other load of
+/// the machine affects both.
 #[derive(Clone, Copy)]
-struct Pair {
+struct TimedPair {
     /// Tokens a second.
     plain: f64,
     drafted: f64,
@@ -140,10 +141,10 @@ struct Pair {
     passes: u64,
 }
 
-impl Pair {
-    fn of(plain: &Way, drafted: &Way) -> Pair {
+impl TimedPair {
+    fn of(plain: &Way, drafted: &Way) -> TimedPair {
         let speed = |w: &Way| w.stats.tokens as f64 / w.stats.decode_time.as_secs_f64();
-        Pair {
+        TimedPair {
             plain: speed(plain),
             drafted: speed(drafted),
             tokens: drafted.stats.committed(),
@@ -152,12 +153,12 @@ impl Pair {
     }
 }
 
-fn figure(pairs: &[Pair], value: impl Fn(&Pair) -> f64) -> Figure {
+fn figure(pairs: &[TimedPair], value: impl Fn(&TimedPair) -> f64) -> Figure {
     Figure::of(pairs.iter().map(value).collect())
 }
 
-fn text_kind(kind: &str, pairs: &[Pair], repetitions: usize) -> TextKind {
-    let sum = |value: fn(&Pair) -> u64| pairs.iter().map(value).sum::<u64>() as f64;
+fn text_kind(kind: &str, pairs: &[TimedPair], repetitions: usize) -> TextKind {
+    let sum = |value: fn(&TimedPair) -> u64| pairs.iter().map(value).sum::<u64>() as f64;
     TextKind {
         kind: kind.to_owned(),
         prompts: pairs.len() / repetitions,
@@ -168,12 +169,12 @@ fn text_kind(kind: &str, pairs: &[Pair], repetitions: usize) -> TextKind {
     }
 }
 
-/// One generation from an empty cache.
+/// Generates one text from an empty cache.
 fn once(
     target: &mut Timeline,
     drafting: &mut Drafting,
     sampler: &Sampler,
-    prompt: &Prompt,
+    prompt: &BenchPrompt,
     stops: &[Token],
     tokens: usize,
 ) -> Result<Way> {
@@ -206,13 +207,13 @@ fn read_tokenizer(path: &Path) -> Result<Tokenizer> {
     Tokenizer::from_bytes(&bytes).with_context(|| format!("reading {}", path.display()))
 }
 
-/// The built-in prompts, or every n-th of each file of `{"category": ..., "turns": [...]}` or
-/// `{"prompt": ...}` lines.
-fn prompts(model: &Model, options: &Bench, tokenizer: &Tokenizer) -> Result<Vec<Prompt>> {
+/// Returns the built-in prompts, or every n-th line of each file of `{"category": ..., "turns":
+/// [...]}` or `{"prompt": ...}`.
+fn prompts(model: &Model, options: &BenchArgs, tokenizer: &Tokenizer) -> Result<Vec<BenchPrompt>> {
     let template = ChatTemplate::from_checkpoint(model.checkpoint())?;
-    let encode = |kind: &str, text: &str| -> Result<Prompt> {
+    let encode = |kind: &str, text: &str| -> Result<BenchPrompt> {
         let messages = [Message { role: "user".into(), content: text.into() }];
-        Ok(Prompt {
+        Ok(BenchPrompt {
             kind: kind.into(),
             tokens: template.encode(tokenizer, &messages, None, Special::AsText, None)?,
         })
@@ -245,7 +246,7 @@ fn prompts(model: &Model, options: &Bench, tokenizer: &Tokenizer) -> Result<Vec<
     Ok(out)
 }
 
-/// Category and first user turn of each line.
+/// Reads the category and the first user turn of each line.
 fn read(path: &Path) -> Result<Vec<(String, String)>> {
     let text = read_file(path)?;
     let mut out = Vec::new();

@@ -1,26 +1,26 @@
-//! What a line typed at the prompt asks for.
+//! Commands that are typed at the prompt.
 
 use std::path::PathBuf;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Line {
+pub enum ChatLine {
     Nothing,
     Message(String),
     Help,
     Reset,
     Undo,
     Retry,
-    /// Instructions from here on; `None` asks for those in force.
+    /// New instructions; `None` shows the present ones.
     System(Option<String>),
     Save(PathBuf),
     Load(PathBuf),
     Stats,
     Quit,
-    /// The line looks like a command and is not one: what to say of it.
+    /// An explanation of a line that looks like a command and is none.
     Wrong(String),
 }
 
-/// What `/help` says.
+/// The text of `/help`.
 pub const HELP: &str = concat!(
     "  /help           this list\n",
     "  /retry          answer the last message again, with another seed\n",
@@ -41,7 +41,7 @@ pub const HELP: &str = concat!(
 /// Begins and ends a message of several lines.
 const BLOCK: &str = "\"\"\"";
 
-/// What of a message is still to come.
+/// The part of a message that is still missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rest {
     None,
@@ -52,7 +52,7 @@ pub enum Rest {
 }
 
 impl Rest {
-    /// Looks at all that was typed of a message so far.
+    /// Returns the missing part of the text typed so far.
     pub fn of(text: &str) -> Rest {
         match text.trim_start().strip_prefix(BLOCK) {
             Some(block) if block.trim_end().ends_with(BLOCK) => Rest::None,
@@ -63,13 +63,13 @@ impl Rest {
     }
 }
 
-impl Line {
-    pub fn parse(line: &str) -> Line {
+impl ChatLine {
+    pub fn parse(line: &str) -> ChatLine {
         let line = line.trim();
         let block = line.strip_prefix(BLOCK).and_then(|rest| rest.strip_suffix(BLOCK));
         let message = |text: &str| match text.trim() {
-            "" => Line::Nothing,
-            text => Line::Message(text.to_owned()),
+            "" => ChatLine::Nothing,
+            text => ChatLine::Message(text.to_owned()),
         };
         let Some(command) = line.strip_prefix('/') else { return message(block.unwrap_or(line)) };
         if command.starts_with('/') {
@@ -77,25 +77,25 @@ impl Line {
         }
         let (name, rest) = command.split_once(char::is_whitespace).unwrap_or((command, ""));
         match (name, rest.trim()) {
-            ("help" | "?", "") => Line::Help,
-            ("reset" | "clear", "") => Line::Reset,
-            ("undo", "") => Line::Undo,
-            ("retry", "") => Line::Retry,
-            ("system", "") => Line::System(None),
-            ("system", text) => Line::System(Some(text.to_owned())),
-            ("stats", "") => Line::Stats,
-            ("quit" | "exit" | "bye", "") => Line::Quit,
+            ("help" | "?", "") => ChatLine::Help,
+            ("reset" | "clear", "") => ChatLine::Reset,
+            ("undo", "") => ChatLine::Undo,
+            ("retry", "") => ChatLine::Retry,
+            ("system", "") => ChatLine::System(None),
+            ("system", text) => ChatLine::System(Some(text.to_owned())),
+            ("stats", "") => ChatLine::Stats,
+            ("quit" | "exit" | "bye", "") => ChatLine::Quit,
             ("save" | "load", "") => {
-                Line::Wrong(format!("/{name} needs a file: /{name} talk.json"))
+                ChatLine::Wrong(format!("/{name} needs a file: /{name} talk.json"))
             }
-            ("save", file) => Line::Save(file.into()),
-            ("load", file) => Line::Load(file.into()),
+            ("save", file) => ChatLine::Save(file.into()),
+            ("load", file) => ChatLine::Load(file.into()),
             (
                 "help" | "?" | "reset" | "clear" | "undo" | "retry" | "stats" | "quit" | "exit"
                 | "bye",
                 _,
-            ) => Line::Wrong(format!("/{name} takes no arguments")),
-            _ => Line::Wrong(format!(
+            ) => ChatLine::Wrong(format!("/{name} takes no arguments")),
+            _ => ChatLine::Wrong(format!(
                 "there is no command /{name}: /help lists the commands, // begins a message with a \
                     slash"
             )),
@@ -110,31 +110,31 @@ mod tests {
     #[test]
     fn lines_are_messages_or_commands() {
         for (line, want) in [
-            ("  ", Line::Nothing),
-            (" hello /help ", Line::Message("hello /help".into())),
-            ("//etc is a directory", Line::Message("/etc is a directory".into())),
+            ("  ", ChatLine::Nothing),
+            (" hello /help ", ChatLine::Message("hello /help".into())),
+            ("//etc is a directory", ChatLine::Message("/etc is a directory".into())),
             (
                 "\"\"\"\n/help\n\nis a command\n\"\"\"",
-                Line::Message("/help\n\nis a command".into()),
+                ChatLine::Message("/help\n\nis a command".into()),
             ),
-            ("\"\"\"\"\"\"", Line::Nothing),
-            ("/help", Line::Help),
-            ("/reset ", Line::Reset),
-            ("/clear", Line::Reset),
-            ("/undo", Line::Undo),
-            ("/retry", Line::Retry),
-            ("/system", Line::System(None)),
-            ("/system Be brief.", Line::System(Some("Be brief.".into()))),
-            ("/save my talk.json", Line::Save("my talk.json".into())),
-            ("/load my talk.json", Line::Load("my talk.json".into())),
-            ("/stats", Line::Stats),
-            ("/quit", Line::Quit),
-            ("/bye", Line::Quit),
+            ("\"\"\"\"\"\"", ChatLine::Nothing),
+            ("/help", ChatLine::Help),
+            ("/reset ", ChatLine::Reset),
+            ("/clear", ChatLine::Reset),
+            ("/undo", ChatLine::Undo),
+            ("/retry", ChatLine::Retry),
+            ("/system", ChatLine::System(None)),
+            ("/system Be brief.", ChatLine::System(Some("Be brief.".into()))),
+            ("/save my talk.json", ChatLine::Save("my talk.json".into())),
+            ("/load my talk.json", ChatLine::Load("my talk.json".into())),
+            ("/stats", ChatLine::Stats),
+            ("/quit", ChatLine::Quit),
+            ("/bye", ChatLine::Quit),
         ] {
-            assert_eq!(Line::parse(line), want);
+            assert_eq!(ChatLine::parse(line), want);
         }
         for wrong in ["/save", "/load", "/reset now", "/model x", "/"] {
-            assert!(matches!(Line::parse(wrong), Line::Wrong(_)), "{wrong}");
+            assert!(matches!(ChatLine::parse(wrong), ChatLine::Wrong(_)), "{wrong}");
         }
     }
 
@@ -162,8 +162,8 @@ mod tests {
             HELP.split([' ', ',', ';']).filter(|word| word.starts_with('/') && word.len() > 2)
         {
             assert!(
-                !matches!(Line::parse(&format!("{word} \
-                    x")), Line::Wrong(what) if what.contains("no \
+                !matches!(ChatLine::parse(&format!("{word} \
+                    x")), ChatLine::Wrong(what) if what.contains("no \
                     command")),
                 "{word}"
             );

@@ -124,7 +124,7 @@ impl<'a> Conversation<'a> {
         some
     }
 
-    /// Whatever stands before the turns has changed: all of it is to be read again.
+    /// Discards the tokens after a change of the text before the turns.
     fn forget_tokens(&mut self) {
         self.turns.iter_mut().for_each(|turn| turn.end = None);
         self.tokens.clear();
@@ -140,8 +140,8 @@ impl<'a> Conversation<'a> {
         self.forget_tokens();
     }
 
-    /// Takes over the messages of a file, its instructions included, and returns a last message
-    /// that has no answer yet.
+    /// Replaces the conversation by the messages of a file, with its instructions. Returns a last
+    /// message that has no answer yet.
     pub fn load(&mut self, messages: Vec<Message>) -> Result<Option<String>> {
         let bad = |what: &str| {
             Fault::model(what)
@@ -191,12 +191,12 @@ impl<'a> Conversation<'a> {
         self.turns.len()
     }
 
-    /// Tokens so far, where they are known.
+    /// Returns the number of tokens so far, or 0 where it is unknown.
     pub fn position(&self) -> usize {
         self.turns.last().and_then(|turn| turn.end).unwrap_or(0)
     }
 
-    /// As `--messages` and `/load` read it.
+    /// Returns the conversation as `--messages` and `/load` read it.
     pub fn to_json(&self) -> Result<String> {
         if self.turns.is_empty() {
             return Err(Fault::usage("nothing was said yet").into());
@@ -299,7 +299,7 @@ mod tests {
         assert!(talk.leave_out_oldest());
         let less = talk.ask("four").unwrap();
         assert!(less.len() < whole.len());
-        // What is left is what a conversation of the two others would be.
+        // The rest equals a conversation of the two other messages.
         let mut later = Conversation::new(talk.template.clone(), &tokenizer, None);
         let message =
             |role: &str, content: &str| Message { role: role.into(), content: content.into() };

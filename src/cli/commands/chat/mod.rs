@@ -1,5 +1,5 @@
-//! `gemma chat`: a conversation at a terminal. What was said stays in the cache, so that an answer
-//! waits for the newest message only.
+//! `gemma chat`: a conversation at a terminal. Earlier messages stay in the cache, so that each
+//! prompt reads the newest message only.
 
 mod command;
 mod conversation;
@@ -7,11 +7,11 @@ mod typing;
 mod wrap;
 
 use crate::cli::io::destination::Destination;
-use crate::cli::io::record::{FinishReason, Memory, Record, Usage, VERSION};
+use crate::cli::io::record::{FinishReason, Record, Usage, VERSION};
 use crate::cli::io::signals::Interrupt;
 use crate::cli::io::ui::{Ui, clean, wrapped};
 use crate::cli::io::{prompt, stats};
-use crate::cli::options::Source;
+use crate::cli::options::Origin;
 use crate::cli::options::{DraftArgs, ModelArgs, SamplingOptions, UiOptions};
 use crate::cli::settings::Typed;
 use crate::decode::{Flow, Request, Scheduler, Stats};
@@ -29,12 +29,18 @@ use crate::tensor::Token;
 use crate::util::units::thousands;
 use anyhow::{Context, Result};
 use clap::Args;
-use command::{HELP, Line};
+use command::{ChatLine, HELP};
 use conversation::Conversation;
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
-use typing::Prompt;
+use typing::LinePrompt;
 use wrap::Wrap;
+
+const EXAMPLES: &str = "\
+Examples:
+  gemma chat
+  gemma chat -m google/gemma-3-27b-it-qat-q4_0-gguf
+  gemma chat -m MODEL --system 'Answer in one sentence.' --temp 0.7";
 
 /// A conversation at the terminal; the model remembers what was said before.
 ///
@@ -42,7 +48,8 @@ use wrap::Wrap;
 /// the prompt it drops the line. Ctrl-D or /quit leaves. There is no history file; /save keeps a
 /// conversation.
 #[derive(Debug, Args)]
-pub struct Chat {
+#[command(after_long_help = EXAMPLES)]
+pub struct ChatArgs {
     /// The first message; the conversation goes on from its answer
     #[arg(value_name = "MESSAGE")]
     pub words: Vec<String>,
@@ -50,7 +57,7 @@ pub struct Chat {
     #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
     pub system: Option<String>,
     /// The same from a file
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", hide_short_help = true)]
     pub system_file: Option<PathBuf>,
     #[command(flatten)]
     pub sampling: SamplingOptions,
@@ -62,14 +69,14 @@ pub struct Chat {
     pub ui: UiOptions,
 }
 
-/// Positions that a conversation gets where nobody says how many.
+/// Default context of a conversation, in tokens.
 const CONTEXT: usize = 8192;
 
 /// An answer is begun with at least this part of the context free for it, as long as there are
 /// older turns to leave out.
 const ANSWER_PART: usize = 8;
 
-pub fn run(options: &Chat, typed: &Typed) -> Result<u8> {
+pub fn run(options: &ChatArgs, typed: &Typed) -> Result<u8> {
     let ui = &typed.ui;
     if !std::io::stdin().is_terminal() || !std::io::stdout().is_terminal() {
         let fault = Fault::usage(
@@ -100,12 +107,12 @@ pub fn run(options: &Chat, typed: &Typed) -> Result<u8> {
     let Started { target, drafts: drafting, costs, .. } =
         session.start(runtime::Room::of(context), &drafting, ui)?;
     let template = prompt::chat_template(&session.model, ui)?;
-    // Nobody at a terminal wants an answer cut off that did not ask for it.
+    // In a chat, answers are unlimited unless --max-tokens is given.
     let max_tokens = match typed.source("max-tokens") {
-        Source::BuiltIn => usize::MAX,
+        Origin::BuiltIn => usize::MAX,
         _ => options.sampling.max_tokens,
     };
-    let mut chat = Talk {
+    let mut chat = ChatSession {
         options,
         ui,
         talk: Conversation::new(template, tokenizer, system),
@@ -130,8 +137,8 @@ pub fn run(options: &Chat, typed: &Typed) -> Result<u8> {
     Ok(0)
 }
 
-struct Talk<'a> {
-    options: &'a Chat,
+struct ChatSession<'a> {
+    options: &'a ChatArgs,
     ui: &'a Ui,
     talk: Conversation<'a>,
     tokenizer: &'a Tokenizer,
@@ -144,13 +151,13 @@ struct Talk<'a> {
     threads: Option<usize>,
     max_tokens: usize,
     interrupt: Interrupt,
-    /// Of the last answer.
+    /// Figures of the last answer.
     last: Option<(Stats, Usage, FinishReason)>,
 }
 
-impl Talk<'_> {
+impl ChatSession<'_> {
     fn go(&mut self) -> Result<()> {
-        let mut prompt = Prompt::new()?;
+        let mut prompt = LinePrompt::new()?;
         let first = self.options.words.join(" ");
         if !first.trim().is_empty() {
             self.ui.line(&format!("> {}", clean(&first)));
@@ -159,14 +166,14 @@ impl Talk<'_> {
         }
         while let Some(line) = prompt.read(self.ui)? {
             match line {
-                Line::Quit => break,
+                ChatLine::Quit => break,
                 line => self.outlive(Self::obey, line)?,
             }
         }
         Ok(())
     }
 
-    /// The conversation outlives whatever one message met with, but a device that is gone.
+    /// Prints an error of one message and goes on, unless the device is lost.
     fn outlive<T>(&mut self, act: impl FnOnce(&mut Self, T) -> Result<()>, what: T) -> Result<()> {
         match act(self, what) {
             Err(e) if crate::error::fault_of(&e).is_some_and(|f| f.kind == Kind::Device) => Err(e),
@@ -178,27 +185,27 @@ impl Talk<'_> {
         }
     }
 
-    fn obey(&mut self, line: Line) -> Result<()> {
+    fn obey(&mut self, line: ChatLine) -> Result<()> {
         match line {
-            Line::Nothing | Line::Quit => Ok(()),
-            Line::Message(text) => self.answer(&text),
-            Line::Help => self.say(HELP),
-            Line::Reset => {
+            ChatLine::Nothing | ChatLine::Quit => Ok(()),
+            ChatLine::Message(text) => self.answer(&text),
+            ChatLine::Help => self.say(HELP),
+            ChatLine::Reset => {
                 self.talk.reset();
                 self.say("(the conversation is forgotten)")
             }
-            Line::Undo => match self.talk.undo() {
+            ChatLine::Undo => match self.talk.undo() {
                 Some(text) => {
                     self.say(&format!("(forgotten: {:?} and its answer)", shortened(&text)))
                 }
                 None => self.say("(there is nothing to undo)"),
             },
-            Line::Retry => self.retry(),
-            Line::System(None) => match self.talk.system() {
+            ChatLine::Retry => self.retry(),
+            ChatLine::System(None) => match self.talk.system() {
                 Some(text) => self.say(&clean(text)),
                 None => self.say("(there are no instructions: /system TEXT gives some)"),
             },
-            Line::System(Some(text)) => {
+            ChatLine::System(Some(text)) => {
                 let some = text != "-";
                 self.talk.set_system(some.then_some(text));
                 self.say(if some {
@@ -207,10 +214,10 @@ impl Talk<'_> {
                     "(no instructions from here on)"
                 })
             }
-            Line::Save(file) => self.save(&file),
-            Line::Load(file) => self.load(&file),
-            Line::Stats => self.stats(),
-            Line::Wrong(what) => self.say(&what),
+            ChatLine::Save(file) => self.save(&file),
+            ChatLine::Load(file) => self.load(&file),
+            ChatLine::Stats => self.stats(),
+            ChatLine::Wrong(what) => self.say(&what),
         }
     }
 
@@ -264,7 +271,7 @@ impl Talk<'_> {
 
     fn answer<T: AsRef<str> + ?Sized>(&mut self, text: &T) -> Result<()> {
         let history = self.room_for(text.as_ref())?;
-        // What is typed meanwhile would be shown in the middle of the answer.
+        // Echoed keys would appear in the middle of the answer.
         let _unechoed = terminal::Unechoed::begin();
         self.stream_answer(text.as_ref(), history)
     }
@@ -309,7 +316,7 @@ impl Talk<'_> {
         Ok(history)
     }
 
-    /// Streams an answer. What Ctrl-C leaves of it is kept.
+    /// Streams an answer. After Ctrl-C the part so far is kept.
     fn stream_answer(&mut self, text: &str, history: Vec<Token>) -> Result<()> {
         let context = self.target.engine().context(0);
         self.interrupt.reset();
@@ -343,7 +350,7 @@ impl Talk<'_> {
             });
         bar.finish_and_clear();
         answer.push_str(&finished.rest);
-        let shown = show(&mut wrap, &finished.rest).and_then(|()| show(&mut wrap, "\n"));
+        let shown = show(&mut wrap, &format!("{}\n", finished.rest));
         if let Some(e) = failure.or(shown.err()) {
             return Err(e).context("cannot write to the terminal");
         }
@@ -375,7 +382,7 @@ impl Talk<'_> {
         };
         let figures = self.drafting.figures();
         let engine = self.target.engine();
-        let memory = engine.report().memory;
+        let report = engine.report();
         let disabled = self.drafting.disabled();
         let record = Record {
             v: VERSION,
@@ -384,12 +391,8 @@ impl Talk<'_> {
             timings: stats::timings(stats, 0.0),
             draft: stats::draft(stats, &figures, self.talk.position(), disabled),
             sampling: stats::sampling(self.sampler.config(), self.max_tokens),
-            memory: Memory {
-                weights: memory.weights,
-                kv: memory.kv,
-                activations: memory.activations,
-            },
-            device: engine.report().device,
+            memory: stats::memory(&report),
+            device: report.device,
             ..Record::default()
         };
         let (tokens, context) =
@@ -409,7 +412,7 @@ impl Talk<'_> {
     }
 }
 
-/// The beginning of a message, for a note about it.
+/// Returns the beginning of a message, for a note about it.
 fn shortened(text: &str) -> String {
     const MOST: usize = 40;
     match text.char_indices().nth(MOST) {

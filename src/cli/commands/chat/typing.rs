@@ -1,6 +1,6 @@
-//! What is typed at the prompt: a line, or several that make one message.
+//! Input at the prompt: a line, or several lines that make one message.
 
-use super::command::{Line, Rest};
+use super::command::{ChatLine, Rest};
 use crate::cli::io::ui::Ui;
 use anyhow::{Context, Result};
 use rustyline::error::ReadlineError;
@@ -15,9 +15,9 @@ use std::time::{Duration, Instant};
 /// How soon after a Ctrl-C at an empty prompt another one leaves.
 const TWICE: Duration = Duration::from_secs(1);
 
-pub struct Prompt {
+pub struct LinePrompt {
     editor: Editor<(), MemHistory>,
-    /// What the line held when Ctrl-C was pressed: the editor does not return it.
+    /// Text of the line at Ctrl-C, which the editor does not return.
     dropped: Arc<Mutex<String>>,
     /// When Ctrl-C was last pressed at an empty prompt.
     interrupted: Option<Instant>,
@@ -42,8 +42,8 @@ impl ConditionalEventHandler for Noting {
     }
 }
 
-impl Prompt {
-    pub fn new() -> Result<Prompt> {
+impl LinePrompt {
+    pub fn new() -> Result<LinePrompt> {
         let config = Config::builder().auto_add_history(true).build();
         let mut editor =
             Editor::with_history(config, MemHistory::new()).context("preparing the terminal")?;
@@ -52,11 +52,11 @@ impl Prompt {
             KeyEvent::ctrl('C'),
             EventHandler::Conditional(Box::new(Noting(dropped.clone()))),
         );
-        Ok(Prompt { editor, dropped, interrupted: None })
+        Ok(LinePrompt { editor, dropped, interrupted: None })
     }
 
     /// Reads a message or a command; `None` to leave.
-    pub fn read(&mut self, ui: &Ui) -> Result<Option<Line>> {
+    pub fn read(&mut self, ui: &Ui) -> Result<Option<ChatLine>> {
         let mut text = String::new();
         loop {
             match self.editor.readline(if text.is_empty() { "> " } else { ". " }) {
@@ -74,7 +74,7 @@ impl Prompt {
             }
             self.interrupted = None;
             match Rest::of(&text) {
-                Rest::None => return Ok(Some(Line::parse(&text))),
+                Rest::None => return Ok(Some(ChatLine::parse(&text))),
                 Rest::Line => {
                     text.pop();
                     text.push('\n');

@@ -1,42 +1,48 @@
-//! `gemma doctor`: what stands between this machine and a good run, each with what to type.
+//! `gemma doctor`: whether this machine runs a model well, and the remedy of each problem.
 //!
-//! The verdict on a machine is what `generate` with the same options would do there: FAIL where it
-//! would stop, with its exit code; WARN where it would run with less than the machine has; PASS
-//! otherwise. Checks ask through [`Machine`], so that tests can play any machine.
+//! A check fails where `gemma generate` with the same options would stop, and has its exit code. It
+//! warns where a run would use less than the machine has. Checks read a [`checks::Machine`], so that
+//! tests can make up machines.
 
-mod gpu;
-mod host;
-mod kernels;
-mod npu;
-mod system;
+mod checks;
 #[cfg(test)]
 mod tests;
 
 use crate::cli::io::output::print_painted;
-use crate::cli::io::ui::{Ui, command, page_columns, paragraph_in};
+use crate::cli::io::ui::{Ui, page_columns, paragraph_in};
 use crate::cli::options::{ModelArgs, UiOptions};
 use crate::cli::settings::Typed;
 use crate::cli::sizes::Sizes;
+use crate::compute::cpu::isa::Isa;
 use crate::error::{Kind, fault_of};
+use crate::runtime::devices::backends::{self, NpuSystem, backend_of};
+use crate::runtime::devices::processor::default_threads;
 use crate::runtime::load;
 use crate::runtime::options::Device;
 use crate::runtime::options::{GpuLayers, RunOptions};
 use crate::runtime::placement::host::Host;
 use crate::runtime::placement::predict::Speeds;
-use crate::runtime::{Model, ModelOptions, Size};
-use crate::util::units::bytes;
+use crate::runtime::{ModelOptions, Silence, trial};
+use crate::util::xdg;
 use anyhow::Result;
+use checks::MachineFacts;
 use clap::Args;
-use host::{Here, Machine};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-/// Check this machine: drivers, devices, permissions, memory, power
+const EXAMPLES: &str = "\
+Examples:
+  gemma doctor
+  gemma doctor -m MODEL --device vulkan
+  gemma doctor --json | jq '.checks[] | select(.status != \"PASS\")'";
+
+/// Check this machine: processor, memory, GPU and its driver, NPU, cache
 ///
-/// Says what would stop or slow gemma generate, and what to type about it; without --model also
-/// which sizes of Gemma 3 fit.
+/// Prints what would stop or slow gemma generate, with a remedy. Without --model it also prints the
+/// sizes of Gemma 3 that fit.
 #[derive(Debug, Args)]
-pub struct Doctor {
+#[command(after_long_help = EXAMPLES)]
+pub struct DoctorArgs {
     /// One JSON object instead of text
     #[arg(long)]
     pub json: bool,
@@ -56,7 +62,7 @@ pub enum Status {
     Fail,
 }
 
-/// A finding, and what to do about it.
+/// A finding and its remedy.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Check {
     pub name: &'static str,
@@ -64,7 +70,7 @@ pub struct Check {
     pub found: String,
     /// Null where all is well.
     pub remedy: Option<String>,
-    /// What to type for that, line by line.
+    /// Commands of the remedy.
     pub commands: Vec<String>,
     /// Exit code of a failure.
     #[serde(skip)]
@@ -129,15 +135,24 @@ fn needs_gpu(options: &ModelOptions) -> bool {
     }
 }
 
-pub fn run(options: &Doctor, typed: &Typed) -> Result<u8> {
+/// Examines this machine and prints the checks.
+pub fn run(options: &DoctorArgs, typed: &Typed) -> Result<u8> {
     let ui = &typed.ui;
     let model = options.model.settled()?;
-    let machine = Here::new(&model.run);
-    let found = machine.vulkan();
-    let checks = examine(&machine, &model, &found, ui);
-    // Where a run would stop, nothing fits, and the failure says why.
+    let machine = MachineFacts {
+        root: "/".into(),
+        threads: model.run.threads.unwrap_or_else(default_threads),
+        isa: Isa::all_supported().pop().unwrap_or(Isa::Scalar),
+        listed: backends::probe(),
+        verdict: &|device| backend_of(device).diagnose(device, &Silence),
+        trial: &|device| trial::run(&model.run, device, &Ui::plain()),
+        npu: NpuSystem::here(),
+        cache: xdg::cache(),
+    };
+    let checks = checks::all(&machine, &model, ui);
+    // A failure says already why nothing runs.
     let wanted = model.model.is_none() && exit_code(&checks) == 0;
-    let sizes = wanted.then(|| sizes(&machine, &model.run, &found)).transpose()?;
+    let sizes = wanted.then(|| sizes(&machine, &model.run)).transpose()?;
     let columns = page_columns();
     print_painted(&match options.json {
         true => format!("{:#}\n", report(&checks, sizes.as_ref())),
@@ -150,45 +165,9 @@ pub fn run(options: &Doctor, typed: &Typed) -> Result<u8> {
 }
 
 /// Returns the sizes of Gemma 3 that fit.
-fn sizes(machine: &dyn Machine, run: &RunOptions, found: &host::Found) -> Result<Sizes> {
-    let host = Host::known(run, found, machine.memory("MemAvailable"));
+fn sizes(machine: &MachineFacts<'_>, run: &RunOptions) -> Result<Sizes> {
+    let host = Host::known(run, &machine.listed, machine.memory("MemAvailable"));
     Sizes::of(&host, run, Speeds::new(&*load::pool(run)?, None))
-}
-
-/// Returns every check, in the order of a run.
-fn examine(
-    machine: &dyn Machine,
-    asked: &ModelOptions,
-    found: &host::Found,
-    ui: &Ui,
-) -> Vec<Check> {
-    let mut checks = vec![kernels::processor(machine)];
-    checks.push(system::memory(machine));
-    checks.extend(gpu::checks(machine, asked, found));
-    checks.extend(kernels::trials(machine, asked, found));
-    checks.push(npu::check(machine, asked));
-    checks.extend(system::power(machine));
-    checks.push(system::cache(machine));
-    if asked.model.is_some() {
-        checks.push(model(machine, asked, found, ui));
-    }
-    checks
-}
-
-/// Checks that the model that was named opens, has a tokenizer, and fits.
-fn model(machine: &dyn Machine, asked: &ModelOptions, found: &host::Found, ui: &Ui) -> Check {
-    let judge = || -> Result<Check> {
-        let model = Model::open(asked.model.as_deref(), ui)?;
-        model.tokenizer(ui)?;
-        let (run, size) = (&asked.run, Size::of(&model.weights)?);
-        let context = load::context(run.context, 4096, model.config(), ui);
-        let available = machine.memory("MemAvailable");
-        let check = gpu::fits(&model.weights, context, run, found, available, ui)?;
-        let (name, size, bits) = (&model.name, bytes(size.bytes), size.bits_per_weight());
-        let found = format!("{name}, {size} at {bits:.2} bits per weight: {}", check.found);
-        Ok(Check { found, ..check })
-    };
-    judge().unwrap_or_else(|e| Check::error("model", &e))
 }
 
 /// Returns the exit code of the first failure.
@@ -219,7 +198,7 @@ fn text(checks: &[Check], columns: usize) -> String {
         if let Some(remedy) = &check.remedy {
             out += &paragraph_in("", INDENT, &format!("-> {remedy}"), columns);
         }
-        check.commands.iter().for_each(|typed| out += &command(INDENT, typed, columns));
+        check.commands.iter().for_each(|command| out += &format!("    {command}\n"));
     }
     let [warn, fail] = [Status::Warn, Status::Fail].map(|s| count(checks, s));
     let counted = |n: usize, what: &str| format!("{n} {what}{}", if n == 1 { "" } else { "s" });

@@ -3,19 +3,21 @@
 pub mod batch;
 pub mod options;
 
-pub use options::Generate;
+pub use options::GenerateArgs;
 
 use crate::cli::io::destination::{Destination, Writer};
 use crate::cli::io::output;
-use crate::cli::io::output::Output;
-use crate::cli::io::record::{FinishReason, Record, Usage, VERSION};
+use crate::cli::io::output::TextOutput;
+use crate::cli::io::record::{FinishReason, ModelRecord, Record, Usage, VERSION};
 use crate::cli::io::signals::Interrupt;
 use crate::cli::io::ui::{COLUMNS, Ui, wrapped};
 use crate::cli::io::{prompt, stats};
+use crate::cli::options::Origin;
 use crate::cli::options::Resolved;
-use crate::cli::options::Source;
 use crate::cli::settings::Typed;
 use crate::decode::{Flow, Request, Scheduler, Stats};
+use crate::draft::DraftFigures;
+use crate::engine::Engine;
 use crate::error::Fault;
 use crate::grammar::Grammar;
 use crate::models::Generation;
@@ -29,7 +31,7 @@ use crate::util::units::thousands;
 use anyhow::Result;
 use options::StatsFormat;
 
-pub fn run(options: &Generate, typed: &Typed) -> Result<u8> {
+pub fn run(options: &GenerateArgs, typed: &Typed) -> Result<u8> {
     let ui = &typed.ui;
     if typed.print_config {
         let model = Model::open(options.model.model.as_deref(), ui)?;
@@ -42,7 +44,7 @@ pub fn run(options: &Generate, typed: &Typed) -> Result<u8> {
     if let Some(from) = &options.batch.batch {
         return batch::run(options, from, typed);
     }
-    if options.batch.parallel > 1 && typed.source("parallel") == Source::Flag {
+    if options.batch.parallel > 1 && typed.source("parallel") == Origin::Flag {
         return Err(Fault::usage(
             "--parallel answers several records of a batch at once, and there is no --batch",
         )
@@ -55,7 +57,7 @@ pub fn run(options: &Generate, typed: &Typed) -> Result<u8> {
     let said = prompt::gather(&options.input, &options.chat)?;
     let grammar_source = options.grammar.source()?;
     let (model, drafting) = (options.model.settled()?, options.draft.settled()?);
-    let output = Output::open(
+    let output = TextOutput::open(
         options.output.output.as_ref(),
         options.output.format(),
         options.output.newline,
@@ -69,13 +71,13 @@ pub fn run(options: &Generate, typed: &Typed) -> Result<u8> {
     let ignore_eos = options.sampling.ignore_eos;
     let grammar =
         grammar_source.map(|source| constraints.get(&source, ignore_eos, &|| true)).transpose()?;
-    Run { options, ui, session: &session, drafting, config, resolved, grammar }
+    GenerateRun { options, ui, session: &session, drafting, config, resolved, grammar }
         .go(history, output, stats_file)
 }
 
 /// One generation, everything decided.
-struct Run<'a> {
-    options: &'a Generate,
+struct GenerateRun<'a> {
+    options: &'a GenerateArgs,
     ui: &'a Ui,
     session: &'a Session,
     drafting: DraftingOptions,
@@ -84,11 +86,11 @@ struct Run<'a> {
     grammar: Option<Grammar>,
 }
 
-impl Run<'_> {
+impl GenerateRun<'_> {
     fn go(
         &self,
         history: Vec<Token>,
-        mut output: Output,
+        mut output: TextOutput,
         stats_file: Option<Writer>,
     ) -> Result<u8> {
         let (options, session, ui) = (self.options, self.session, self.ui);
@@ -140,6 +142,54 @@ impl Run<'_> {
         }
         output.text(&finished.rest)?;
 
+        let (record, stats, failed) = self.record(
+            finished,
+            &output,
+            &costs.keep(&drafting, ui),
+            &drafting,
+            load_seconds,
+            target.engine(),
+        )?;
+        npu::say(target.engine(), ui);
+        drop(target);
+        // Text on a terminal or a pipe stays there; a file is left as it was.
+        if failed.is_none() || !output.appears_whole() {
+            output.finish(&record)?;
+        }
+        if let Some(error) = failed {
+            return Err(error);
+        }
+        if record.finish_reason == FinishReason::Length {
+            self.note_cut_off(&record, context);
+        }
+        self.report(&record, &stats, stats_file)?;
+        Ok(interrupt.exit_code().unwrap_or(0))
+    }
+
+    /// Tells a person at a terminal why the answer ends in the middle.
+    fn note_cut_off(&self, record: &Record, context: usize) {
+        if !self.ui.is_terminal() || self.ui.is_quiet() {
+            return;
+        }
+        let is_full = record.usage.completion_tokens < self.options.sampling.max_tokens;
+        self.ui.line(&match is_full {
+            true => {
+                format!("(cut off: the context of {} tokens is full)", thousands(context as u64))
+            }
+            false => "(cut off by --max-tokens)".to_owned(),
+        });
+    }
+
+    /// Makes the result of a finished answer; the last value is the error that the run ends with.
+    fn record(
+        &self,
+        finished: Finished<()>,
+        output: &TextOutput,
+        figures: &DraftFigures,
+        drafting: &Drafting,
+        load_seconds: f64,
+        engine: &dyn Engine,
+    ) -> Result<(Record, Stats, Option<anyhow::Error>)> {
         let completion_tokens = finished.completion_tokens();
         let (finish_reason, cut, error) = match &finished.reason {
             Ok(FinishReason::Interrupted) => (FinishReason::Interrupted, None, None),
@@ -147,54 +197,28 @@ impl Run<'_> {
             Err(error) => (FinishReason::Error, None, Some(format!("{error:#}"))),
         };
         let Finished { history, prompt_tokens, reason, stats, .. } = finished;
-        let figures = costs.keep(&drafting, ui);
-        let disabled_reason = drafting.disabled();
-        let engine = target.engine();
-        let memory = engine.report().memory;
+        let model = &self.session.model;
+        let report = engine.report();
         let record = Record {
             v: VERSION,
             text: output.so_far().to_owned(),
             finish_reason,
             usage: Usage { prompt_tokens, completion_tokens },
             timings: stats::timings(&stats, load_seconds),
-            draft: stats::draft(&stats, &figures, history.len(), disabled_reason),
-            sampling: stats::sampling(&self.config, options.sampling.max_tokens),
-            memory: crate::cli::io::record::Memory {
-                weights: memory.weights,
-                kv: memory.kv,
-                activations: memory.activations,
-            },
-            device: engine.report().device,
+            draft: stats::draft(&stats, figures, history.len(), drafting.disabled()),
+            sampling: stats::sampling(&self.config, self.options.sampling.max_tokens),
+            memory: stats::memory(&report),
+            device: report.device,
             npu: npu::report(engine),
-            model: crate::cli::io::record::Model {
-                name: session.model.name.clone(),
+            model: ModelRecord {
+                name: model.name.clone(),
                 sha256: None,
-                bits_per_weight: Some(Size::of(&session.model.weights)?.bits_per_weight()),
+                bits_per_weight: Some(Size::of(&model.weights)?.bits_per_weight()),
             },
             error: error.or(cut.as_ref().map(|cut| cut.to_string())),
             ..Record::default()
         };
-        npu::say(engine, ui);
-        drop(target);
-        let failed = reason.err().or(cut.map(Into::into));
-        // The text so far stays where it has gone; a file is left as it was.
-        if failed.is_none() || !output.appears_whole() {
-            output.finish(&record)?;
-        }
-        if let Some(error) = failed {
-            return Err(error);
-        }
-        if finish_reason == FinishReason::Length && self.ui.is_terminal() && !self.ui.is_quiet() {
-            self.ui.line(&match completion_tokens < options.sampling.max_tokens {
-                true => format!(
-                    "(cut off: the context of {} positions is full)",
-                    thousands(context as u64)
-                ),
-                false => "(cut off by --max-tokens)".to_owned(),
-            });
-        }
-        self.report(&record, &stats, stats_file)?;
-        Ok(interrupt.exit_code().unwrap_or(0))
+        Ok((record, stats, reason.err().or(cut.map(Into::into))))
     }
 
     fn report(&self, record: &Record, stats: &Stats, stats_file: Option<Writer>) -> Result<()> {

@@ -2,16 +2,28 @@
 
 use super::batch::place::Shard;
 use crate::cli::io::destination::Destination;
-use crate::cli::io::output::Format;
+use crate::cli::io::output::OutputFormat;
 use crate::cli::options::{
     ChatOptions, DraftArgs, GrammarOptions, InputOptions, ModelArgs, SamplingOptions, UiOptions,
 };
 use clap::{Args, ValueEnum, ValueHint};
 use std::path::PathBuf;
 
+const EXAMPLES: &str = "\
+Examples:
+  gemma generate 'What is the capital of France?'
+  gemma generate --json 'Who are you?' | jq -r .text
+  gemma generate --regex '[A-Z][a-z]+' 'What is the capital of France?'
+With a real model:
+  git diff | gemma generate -m MODEL 'Write a commit message for this change.'
+  gemma generate -m MODEL -f REPORT.txt 'Summarise in five sentences.' -o SUMMARY.txt
+  gemma generate -m MODEL --batch PROMPTS.jsonl --resume ANSWERS.jsonl
+In a shell loop, add </dev/null: standard input is part of the prompt.";
+
 /// Answer a prompt: the model's text goes to standard output, and nothing else does.
 #[derive(Debug, Args)]
-pub struct Generate {
+#[command(after_long_help = EXAMPLES, override_usage = "gemma generate [OPTIONS] [PROMPT]")]
+pub struct GenerateArgs {
     #[command(flatten)]
     pub input: InputOptions,
     #[command(flatten)]
@@ -52,21 +64,21 @@ pub struct BatchOptions {
     /// Answers that the file holds are kept, and failures and what is missing are asked. A file
     /// that holds anything but answers of a batch is refused and left alone. One run at a time
     /// writes to it. An answer takes the place of the failure before it.
-    #[arg(long, value_name = "OUT", requires = "batch", value_hint = ValueHint::FilePath)]
+    #[arg(long, value_name = "OUT", requires = "batch", value_hint = ValueHint::FilePath, hide_short_help = true)]
     pub resume: Option<Destination>,
     /// Answer every N-th record, from the I-th on: for N processes that share a batch
-    #[arg(long, value_name = "I/N", requires = "batch")]
+    #[arg(long, value_name = "I/N", requires = "batch", hide_short_help = true)]
     pub shard: Option<Shard>,
     /// Answer N records of a batch at once
     ///
     /// The answers and their order are the same, and they come sooner: a pass reads the weights
     /// once for all of them. Each takes memory for a context of its own.
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64), hide_short_help = true)]
     pub parallel: u16,
     /// Exit with code 6, once all is done, if records failed
     ///
     /// A record with an unknown field is a failure then; otherwise it is only named.
-    #[arg(long, requires = "batch")]
+    #[arg(long, requires = "batch", hide_short_help = true)]
     pub strict: bool,
 }
 
@@ -77,13 +89,13 @@ pub struct OutputOptions {
     #[arg(short, long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub output: Option<Destination>,
     /// Write text, json, jsonl or stream-json
-    #[arg(long, value_enum, default_value_t = Format::Text)]
-    pub format: Format,
+    #[arg(long, value_enum, default_value_t = OutputFormat::Text, hide_short_help = true)]
+    pub format: OutputFormat,
     /// Write one JSON object, as --format json does
     #[arg(long, overrides_with = "format")]
     pub json: bool,
     /// End the text with a line break on pipes and in files too
-    #[arg(long)]
+    #[arg(long, hide_short_help = true)]
     pub newline: bool,
     /// Print figures: auto, text, json or off
     ///
@@ -92,7 +104,7 @@ pub struct OutputOptions {
     #[arg(long, value_enum, value_name = "HOW", default_value_t = StatsFormat::Auto)]
     pub stats: StatsFormat,
     /// Write the figures to a file, as JSON
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, hide_short_help = true)]
     pub stats_file: Option<Destination>,
 }
 
@@ -105,8 +117,8 @@ pub enum StatsFormat {
 }
 
 impl OutputOptions {
-    /// What `--format` and `--json` ask for.
-    pub fn format(&self) -> Format {
-        if self.json { Format::Json } else { self.format }
+    /// Returns the format that `--format` and `--json` name.
+    pub fn format(&self) -> OutputFormat {
+        if self.json { OutputFormat::Json } else { self.format }
     }
 }

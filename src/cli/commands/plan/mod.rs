@@ -28,11 +28,20 @@ use anyhow::Result;
 use clap::Args;
 use remedy::Misfit;
 
+const EXAMPLES: &str = "\
+Examples:
+  gemma plan
+  gemma plan 27b
+  gemma plan 12b --recipe int4 --ctx-size 32768
+  gemma plan google/gemma-3-27b-it --memory 32GB --bandwidth 75
+  gemma plan MODEL --json | jq .fits";
+
 /// Whether a model fits, how fast it would be, and where its memory goes; nothing is loaded.
 ///
 /// Without MODEL: which sizes of Gemma 3 fit here. The model need not be downloaded.
 #[derive(Debug, Args)]
-pub struct Plan {
+#[command(after_long_help = EXAMPLES)]
+pub struct PlanArgs {
     /// Model: a size (27b, 12b, 4b, 1b, 270m), an id such as google/gemma-3-27b-it, a directory or
     /// a GGUF file; bundled is the demo
     #[arg(value_name = "MODEL")]
@@ -52,21 +61,21 @@ pub struct Plan {
     pub bandwidth: Vec<f64>,
     /// Measure on the GPU how fast it reads its memory, in 0.3 GB of it, and a prompt, instead of
     /// assuming the one and leaving out the other
-    #[arg(long, conflicts_with = "memory")]
+    #[arg(long, conflicts_with = "memory", hide_short_help = true)]
     pub measure: bool,
     /// Tokens that a pass brings with drafts, at least and at most, for the range of tokens a
     /// second
     ///
     /// The default is what the bundled drafts for Gemma 3 brought on held-out prose and code (gemma
     /// bench --replay, trees of 15 nodes), guessing text of people, not of a Gemma.
-    #[arg(long, value_name = "LOW,HIGH", value_delimiter = ',', num_args = 1, default_values_t = DRAFTED, value_parser = tokens)]
+    #[arg(long, value_name = "LOW,HIGH", value_delimiter = ',', num_args = 1, default_values_t = DRAFTED, value_parser = tokens, hide_short_help = true)]
     pub tokens_per_pass: Vec<f64>,
     /// Texts that serve, or generate --batch, with --parallel N answers at once: each takes memory
     /// for a context of its own
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
     pub parallel: u16,
     /// Memory in which serve keeps what texts began with (2GB), beside their contexts
-    #[arg(long, value_name = "SIZE", default_value = "0", value_parser = memory)]
+    #[arg(long, value_name = "SIZE", default_value = "0", value_parser = memory, hide_short_help = true)]
     pub cache_ram: u64,
     /// One JSON object instead of text
     #[arg(long)]
@@ -89,7 +98,7 @@ fn speed(text: &str) -> Result<f64, String> {
     number(text, 1e-3..1e6)
 }
 
-/// Nobody means a machine of 32 bytes.
+/// Parses the memory of a machine. Sizes such as 32 lack a unit and are refused.
 fn machine_memory(text: &str) -> Result<u64, String> {
     let size = parse_size(text).map_err(|e| e.to_string())?;
     if size < 100_000_000 {
@@ -108,7 +117,22 @@ fn number(text: &str, range: std::ops::Range<f64>) -> Result<f64, String> {
     good.ok_or_else(|| format!("expected a number from {} to {}", range.start, range.end))
 }
 
-/// What is planned.
+impl PlanArgs {
+    /// Returns the least and the most tokens per pass with drafts. Checks `--bandwidth` too.
+    fn drafted(&self) -> Result<[f64; 2]> {
+        if self.bandwidth.len() > 2 {
+            let what = "--bandwidth takes one speed, or the GPU's and the processor's";
+            return Err(Fault::usage(what).into());
+        }
+        match self.tokens_per_pass[..] {
+            [one] => Ok([one, one]),
+            [low, high] if low <= high => Ok([low, high]),
+            _ => Err(Fault::usage("--tokens-per-pass takes the lower number first").into()),
+        }
+    }
+}
+
+/// The model that is planned.
 struct Subject {
     weights: Weights,
     name: String,
@@ -117,19 +141,19 @@ struct Subject {
 }
 
 impl Subject {
-    /// `None` where nothing was named.
-    fn of(options: &Plan, ui: &Ui) -> Result<Option<Subject>> {
+    /// Returns the model that is named, if one is.
+    fn of(options: &PlanArgs, ui: &Ui) -> Result<Option<Subject>> {
         let formats = &options.formats.settled();
         if let Some(shape) = options.synthetic {
             let (weights, name) = (shape.weights(formats)?, format!("synthetic {}", shape.name()));
             return Ok(Some(Subject { weights, name, shape: Some(shape) }));
         }
         let named = options.which.as_deref().or(options.model.model.as_deref());
-        // These are about one model, and generate and serve take the demo where none is named.
+        // These options are about one model; generate and serve default to the demo too.
         let is_about_one = options.measure || options.parallel > 1 || options.cache_ram > 0;
         let demo = (is_about_one && !formats.is_asked()).then_some("bundled");
         let Some(name) = named.or(demo) else { return Ok(None) };
-        // What lies here goes before what is only known.
+        // A model in a file has precedence over a known size.
         let known = Shape::named(name).filter(|_| find(Some(name)).is_err());
         if let Some((shape, published)) = known {
             let as_published = MadeUpFormats::of_recipe(published);
@@ -164,7 +188,7 @@ impl Subject {
     }
 }
 
-/// Formats that a model does not have, but would have.
+/// Describes formats that a model would have.
 fn described(formats: &MadeUpFormats) -> String {
     match formats.recipe.as_deref() {
         Some("bf16") => " in bf16, as Google publishes it".into(),
@@ -175,7 +199,7 @@ fn described(formats: &MadeUpFormats) -> String {
 }
 
 /// Everything that is known without loading.
-struct Report<'a> {
+struct PlanReport<'a> {
     name: String,
     task: Task<'a>,
     size: Size,
@@ -207,18 +231,9 @@ struct Other {
     fits: bool,
 }
 
-pub fn run(options: &Plan, typed: &Typed) -> Result<u8> {
+pub fn run(options: &PlanArgs, typed: &Typed) -> Result<u8> {
     let ui = &typed.ui;
-    let drafted = match options.tokens_per_pass[..] {
-        [one] => [one, one],
-        [low, high] if low <= high => [low, high],
-        _ => return Err(Fault::usage("--tokens-per-pass takes the lower number first").into()),
-    };
-    if options.bandwidth.len() > 2 {
-        return Err(
-            Fault::usage("--bandwidth takes one speed, or the GPU's and the processor's").into()
-        );
-    }
+    let drafted = options.drafted()?;
     let run = &options.model.run.settled()?;
     if options.parallel > 1 && run.npu.is_asked() {
         return Err(npu::for_one_text());
@@ -269,7 +284,7 @@ pub fn run(options: &Plan, typed: &Typed) -> Result<u8> {
         Ok(_) => (placement.layout.npu == 0)
             .then(|| "it works beside one device, not where layers are spread over two".into()),
     };
-    let report = Report {
+    let report = PlanReport {
         name,
         size: Size::of(&weights)?,
         largest_context: largest_context(&task, &placement, &host)?,
@@ -291,14 +306,14 @@ pub fn run(options: &Plan, typed: &Typed) -> Result<u8> {
         report.text(options, page_columns())
     })?;
     let Some(what) = report.misfit else { return Ok(0) };
-    let Report { ref placement, largest_context, .. } = report;
+    let PlanReport { ref placement, largest_context, .. } = report;
     let sizes = Sizes::of(&host, run, speeds)?;
     let help = Misfit { task, placement, shape, largest_context }.help(&host, run, &sizes)?;
     Err(Fault::new(Kind::Memory, what).help(help).into())
 }
 
-/// Nothing was named: which sizes fit.
-fn survey(options: &Plan, run: &RunOptions, host: &Host<'_>) -> Result<u8> {
+/// Prints the sizes that fit, for a command line without a model.
+fn survey(options: &PlanArgs, run: &RunOptions, host: &Host<'_>) -> Result<u8> {
     if options.formats.settled().is_asked() {
         let fault = Fault::usage("formats are those of one model, and none is named");
         return Err(fault.help("name it: gemma plan 27b, or gemma plan -m MODEL").into());
@@ -316,7 +331,7 @@ fn survey(options: &Plan, run: &RunOptions, host: &Host<'_>) -> Result<u8> {
 }
 
 /// Speeds of the memories: given, assumed of another machine, or measured.
-fn memory_speeds(options: &Plan, run: &RunOptions) -> Result<Speeds> {
+fn memory_speeds(options: &PlanArgs, run: &RunOptions) -> Result<Speeds> {
     Ok(match (&options.bandwidth[..], options.memory) {
         ([], None) => Speeds::new(&*load::pool(run)?, None),
         ([], Some(_)) => Speeds::elsewhere(),

@@ -1,4 +1,4 @@
-//! What to do about a model that does not fit: the largest that does.
+//! Remedy for a model that does not fit: the largest one that does.
 
 use crate::cli::sizes::Sizes;
 use crate::quant::Recipe;
@@ -29,7 +29,7 @@ pub struct Misfit<'a> {
 }
 
 impl Misfit<'_> {
-    /// What to type, in words.
+    /// Returns the remedy with the commands to type.
     pub fn help(&self, host: &Host<'_>, run: &RunOptions, sizes: &Sizes) -> Result<String> {
         let mut ways = Vec::new();
         // Fewer positions than a chat takes are no way out.

@@ -1,6 +1,6 @@
 //! A plan for people and for programs.
 
-use super::{DRAFTED, Plan, Report};
+use super::{DRAFTED, PlanArgs, PlanReport};
 use crate::cli::io::table::markdown;
 use crate::cli::io::ui::paragraph_in;
 use crate::compute::KvFormat;
@@ -22,7 +22,7 @@ fn total(placement: &Placement) -> u64 {
         .fold(0, u64::saturating_add)
 }
 
-impl Report<'_> {
+impl PlanReport<'_> {
     fn kv(&self) -> &'static str {
         match self.task.kv {
             KvFormat::F32 => "f32",
@@ -103,7 +103,7 @@ impl Report<'_> {
         })
     }
 
-    pub(super) fn text(&self, options: &Plan, columns: usize) -> String {
+    pub(super) fn text(&self, options: &PlanArgs, columns: usize) -> String {
         let config = self.task.weights.config();
         let (all, global) = (config.layers.len(), self.globals());
         let count = |n: usize| thousands(n as u64);
@@ -219,7 +219,7 @@ impl Report<'_> {
         }
     }
 
-    fn speed(&self, options: &Plan) -> String {
+    fn speed(&self, options: &PlanArgs) -> String {
         let ([full, empty], [low, high]) = (self.predicted.passes_per_s, self.drafted_per_s());
         let plain = if empty < 1.1 * full {
             about(full)

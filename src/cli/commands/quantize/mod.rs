@@ -28,7 +28,7 @@ use crate::tensor::{Format, Token};
 use crate::util::units::thousands;
 use anyhow::{Context, Result};
 use clap::Args;
-use progress::{Meter, Stage};
+use progress::{CurrentStage, Meter};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -43,8 +43,16 @@ const SURVEY_WINDOW: usize = 256;
 const SURVEY_TOKENS: usize = 2048;
 const SURVEY_BYTES: usize = 3 << 29;
 
+const EXAMPLES: &str = "\
+Examples:
+  gemma quantize google/gemma-3-27b-it gemma-27b-int4 --dry-run
+  gemma quantize google/gemma-3-27b-it gemma-27b-int4
+  gemma quantize MODEL SMALLER --target-size 9.5GB --calibrate builtin --verify
+The second is made in the working directory, and run with: gemma chat -m ./gemma-27b-int4";
+
 #[derive(Debug, Args)]
-pub struct Quantize {
+#[command(after_long_help = EXAMPLES)]
+pub struct QuantizeArgs {
     /// Model directory, GGUF file or id, with bf16, f16 or f32 weights
     #[arg(value_name = "SRC", required_unless_present_any = ["list", "print_config"])]
     pub source: Option<String>,
@@ -68,17 +76,17 @@ pub struct Quantize {
     pub target_size: Option<Aim>,
     /// Instead of a recipe: format of the linear layers, such as i4-g32 or i4-row+h128 [default:
     /// i4-g32]
-    #[arg(long, value_name = "FORMAT", value_parser = format)]
+    #[arg(long, value_name = "FORMAT", value_parser = format, hide_short_help = true)]
     pub linear: Option<Format>,
     /// Instead of a recipe: format of the embedding table and the output head [default: i8-row]
-    #[arg(long, value_name = "FORMAT", value_parser = format)]
+    #[arg(long, value_name = "FORMAT", value_parser = format, hide_short_help = true)]
     pub embedding: Option<Format>,
     /// Read this text and solve each matrix for the inputs it will meet: a file, the built-in text,
     /// or none
     #[arg(long, value_name = "FILE|builtin|none", default_value = "none")]
     pub calibrate: String,
     /// Use at most this many tokens of that text; more are better and slower
-    #[arg(long, value_name = "N", default_value_t = 32_768)]
+    #[arg(long, value_name = "N", default_value_t = 32_768, hide_short_help = true)]
     pub calibrate_tokens: usize,
     /// Print what would be written, to the byte, and about how long it takes, and stop
     #[arg(long)]
@@ -87,27 +95,39 @@ pub struct Quantize {
     #[arg(long)]
     pub verify: bool,
     /// Stay below this much memory, e.g. 4GB
-    #[arg(long, value_name = "SIZE", value_parser = size)]
+    #[arg(long, value_name = "SIZE", value_parser = size, hide_short_help = true)]
     pub mem_limit: Option<u64>,
     /// Throw away what an unfinished run of DST left, instead of going on from there
-    #[arg(long)]
+    #[arg(long, hide_short_help = true)]
     pub restart: bool,
     /// Quantise weights that are quantised already
-    #[arg(long)]
+    #[arg(long, hide_short_help = true)]
     pub allow_requantize: bool,
     /// CPU threads [default: all cores]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub threads: Option<u16>,
-    /// What finds trellis codes (t2 to t4): cpu, vulkan or vulkan:N (see gemma devices); both find
-    /// the same ones
+    /// Device that computes trellis codes (t2 to t4): cpu, vulkan or vulkan:N; the codes are the
+    /// same
     #[arg(short, long, value_name = "DEVICE", default_value = "cpu")]
     pub device: String,
     #[command(flatten)]
     pub ui: UiOptions,
 }
 
-impl Quantize {
-    /// Where clap has checked that there is one.
+impl QuantizeArgs {
+    fn how(&self) -> QuantizeOptions {
+        QuantizeOptions {
+            threads: self.threads.map_or_else(default_threads, usize::from),
+            memory: self.mem_limit,
+            restart: self.restart,
+            requantize: self.allow_requantize,
+            gguf: self.destination().extension().is_some_and(|e| e == "gguf"),
+            verify: self.verify,
+            ..QuantizeOptions::default()
+        }
+    }
+
+    /// Returns DST, which clap requires.
     fn destination(&self) -> &Path {
         self.destination.as_deref().unwrap_or(Path::new(""))
     }
@@ -125,46 +145,21 @@ fn aim(text: &str) -> Result<Aim, String> {
     text.parse().map_err(|e: anyhow::Error| e.to_string())
 }
 
-pub fn run(options: &Quantize, typed: &Typed) -> Result<u8> {
+pub fn run(options: &QuantizeArgs, typed: &Typed) -> Result<u8> {
     let ui = &typed.ui;
     if options.list {
         print(&text::list()?)?;
         return Ok(0);
     }
     if let Some(kind) = &options.kind {
-        let help = match nearest_to(kind) {
-            Some(nearest) => {
-                format!("{kind} is a name of llama.cpp's; the nearest here is {nearest}")
-            }
-            None => format!("a recipe is an option: --recipe {kind} (gemma quantize --list)"),
-        };
-        return Err(Fault::usage(format!(
-            "gemma quantize takes SRC and DST, and {kind} is one too many"
-        ))
-        .help(help)
-        .into());
+        return Err(third_argument(kind).into());
     }
-    let find::ModelSource::Directory(path) = find::find(options.source.as_deref())? else {
-        return Err(Fault::usage("gemma quantize needs a source model").into());
-    };
     let recipe = recipe(options)?;
-    let source = Weights::open(
-        Checkpoint::open(&path)
-            .with_context(|| format!("cannot open the model {}", path.display()))?,
-    )?;
-    source.notes().iter().for_each(|note| ui.note(note));
-    let how = QuantizeOptions {
-        threads: options.threads.map_or_else(default_threads, usize::from),
-        memory: options.mem_limit,
-        restart: options.restart,
-        requantize: options.allow_requantize,
-        gguf: options.destination().extension().is_some_and(|e| e == "gguf"),
-        verify: options.verify,
-        ..QuantizeOptions::default()
-    };
+    let source = open_source(options, ui)?;
+    let how = options.how();
     let n_layers = source.config().layers.len();
     let prior = |role, layer| prior(role, layer, n_layers);
-    let stage = Stage::default();
+    let stage = CurrentStage::default();
     let (interrupt, announced) = stage.watch(&options.ui, options.calibrate != "none")?;
     let tiles = tile_encoder(&options.device, ui)?;
     let mut calibrated = calibration(options, &source, how.threads, tiles.clone(), ui)?;
@@ -198,89 +193,145 @@ pub fn run(options: &Quantize, typed: &Typed) -> Result<u8> {
     if let Some(checkpoint) = source.checkpoint() {
         quant::check_source(checkpoint, &plan, &how)?;
     }
+    let job = Job { options, source: &source, plan: &plan, how: &how, ui };
     if options.dry_run {
-        let int4 = Recipe::load("int4")?;
-        let int4 = QuantPlan::new(
-            &source,
-            &int4,
-            &QuantizeOptions { memory: None, ..how },
-            &nearest,
-            Importance::Relative(&prior),
-        );
-        let seconds = estimate::seconds(&plan, &mut nearest)?;
-        let int4_kld = int4.ok().and_then(|plan| plan.predicted_kld);
-        print(&text::describe(&plan, seconds, how.threads, calibrated.is_some(), int4_kld))?;
-        return Ok(0);
+        let importance = Importance::Relative(&prior);
+        return job.print_plan(&mut nearest, calibrated.is_some(), importance);
     }
     if let Some((solver, _)) = &mut calibrated {
         solver.begin(&plan.layout)?;
     }
-    let destination = options.destination();
-    let left = unfinished(destination).filter(|_| !how.restart);
-    let resumed = left.as_ref().map_or(0, |left| left.done);
-    if let Some(left) = left {
-        ui.note(format!(
-            "going on from {}: {} of {} tensors are done",
-            left.path.display(),
-            left.done,
-            plan.layout.entries.len()
-        ));
-    }
     let start = Instant::now();
-    let mut meter = Meter::new(ui, &stage, n_layers, plan.layout.parameters(), resumed);
     let solver: &mut dyn Solver = match &mut calibrated {
         Some((solver, _)) => solver,
         None => &mut nearest,
     };
-    let result = quant::run(&source, destination, &plan, &how, solver, &mut |p| {
-        meter.hear(&p);
-        // An error makes the quantiser stop; finished tensors stay.
-        anyhow::ensure!(interrupt.exit_code().is_none(), "interrupted");
-        Ok(())
-    });
-    meter.finish();
+    let result = job.convert(solver, &stage, &interrupt);
     if interrupt.exit_code().is_some() {
-        // The signal has come, so that the announcement ends; what follows is said behind it.
+        // The announcement of the signal ends before other messages follow.
         let _ = announced.join();
     }
-    match (&result, unfinished(destination)) {
-        (Err(_), Some(left)) => {
-            let (done, all, path) = (left.done, plan.layout.entries.len(), left.path.display());
-            ui.note(format!(
-                "{done} of {all} tensors are kept in {path}: the same command goes on from there"
-            ));
-        }
-        (Err(_), None) if interrupt.exit_code().is_some() => {
-            ui.note("interrupted before the first tensor was done: nothing is kept");
-        }
-        _ => {}
-    }
+    job.note_unfinished(result.is_err(), interrupt.exit_code().is_some());
     if let (Err(_), Some(code)) = (&result, interrupt.exit_code()) {
         return Ok(code);
     }
     let report = result?;
-    let mut measured = None;
-    if let Some((solver, _)) = &mut calibrated {
-        solver.notes().iter().for_each(|note| ui.note(note));
-        for (role, layer, loss) in solver.losses() {
-            ui.detail(
-                1,
-                format!("{}: output error {}", role.short_name(*layer), figure(loss.sqrt())),
-            );
-        }
-        if !how.gguf {
-            measured = Some(solver.divergence(&Weights::open(Checkpoint::open(destination)?)?)?);
-        }
-    }
+    let solver = calibrated.as_mut().map(|(solver, _)| solver);
+    let measured = solver.map(|solver| job.judge(solver)).transpose()?.flatten();
     if !ui.is_quiet() {
         ui.line(&text::summary(&report, &plan, options, start, measured));
     }
     Ok(0)
 }
 
-/// The solver that reads text, if one is asked for, and the text as one run of tokens.
+fn open_source(options: &QuantizeArgs, ui: &Ui) -> Result<Weights> {
+    let find::ModelSource::Directory(path) = find::find(options.source.as_deref())? else {
+        return Err(Fault::usage("gemma quantize needs a source model").into());
+    };
+    let checkpoint = Checkpoint::open(&path)
+        .with_context(|| format!("cannot open the model {}", path.display()))?;
+    let source = Weights::open(checkpoint)?;
+    source.notes().iter().for_each(|note| ui.note(note));
+    Ok(source)
+}
+
+/// Explains an argument after SRC and DST, where llama.cpp's program has a type.
+fn third_argument(kind: &str) -> Fault {
+    let help = match nearest_to(kind) {
+        Some(nearest) => format!("{kind} is a name of llama.cpp's; the nearest here is {nearest}"),
+        None => format!("a recipe is an option: --recipe {kind} (gemma quantize --list)"),
+    };
+    Fault::usage(format!("gemma quantize takes SRC and DST, and {kind} is one too many")).help(help)
+}
+
+/// A conversion that is planned.
+struct Job<'a> {
+    options: &'a QuantizeArgs,
+    source: &'a Weights,
+    plan: &'a QuantPlan,
+    how: &'a QuantizeOptions,
+    ui: &'a Ui,
+}
+
+impl Job<'_> {
+    /// Prints the plan, beside the divergence that recipe int4 would have.
+    fn print_plan(
+        &self,
+        nearest: &mut Nearest,
+        is_calibrated: bool,
+        importance: Importance<'_>,
+    ) -> Result<u8> {
+        let how = QuantizeOptions { memory: None, ..self.how.clone() };
+        let int4 = Recipe::load("int4")?;
+        let int4 = QuantPlan::new(self.source, &int4, &how, nearest, importance);
+        let int4_kld = int4.ok().and_then(|plan| plan.predicted_kld);
+        let seconds = estimate::seconds(self.plan, nearest)?;
+        print(&text::describe(self.plan, seconds, how.threads, is_calibrated, int4_kld))?;
+        Ok(0)
+    }
+
+    /// Writes DST, from where an earlier run stopped. An interruption is an error here.
+    fn convert(
+        &self,
+        solver: &mut dyn Solver,
+        stage: &CurrentStage,
+        interrupt: &Interrupt,
+    ) -> Result<quant::QuantReport> {
+        let (plan, destination) = (self.plan, self.options.destination());
+        let left = unfinished(destination).filter(|_| !self.how.restart);
+        if let Some(left) = &left {
+            let (path, all) = (left.path.display(), plan.layout.entries.len());
+            self.ui.note(format!("continuing {path}: {} of {all} tensors are done", left.done));
+        }
+        let resumed = left.map_or(0, |left| left.done);
+        let n_layers = self.source.config().layers.len();
+        let mut meter = Meter::new(self.ui, stage, n_layers, plan.layout.parameters(), resumed);
+        let result = quant::run(self.source, destination, plan, self.how, solver, &mut |p| {
+            meter.hear(&p);
+            // An error stops the quantiser; finished tensors stay.
+            anyhow::ensure!(interrupt.exit_code().is_none(), "interrupted");
+            Ok(())
+        });
+        meter.finish();
+        result
+    }
+
+    /// Says what a conversion that failed or was interrupted leaves.
+    fn note_unfinished(&self, has_failed: bool, is_interrupted: bool) {
+        match unfinished(self.options.destination()) {
+            Some(left) if has_failed => {
+                let (all, path) = (self.plan.layout.entries.len(), left.path.display());
+                self.ui.note(format!(
+                    "{} of {all} tensors are kept in {path}: the same command continues from there",
+                    left.done
+                ));
+            }
+            None if has_failed && is_interrupted => {
+                self.ui.note("interrupted before the first tensor was done: nothing is kept");
+            }
+            _ => {}
+        }
+    }
+
+    /// Reports the solver's losses, and measures the divergence of an artifact.
+    fn judge(&self, solver: &mut Calibrated<'_>) -> Result<Option<f64>> {
+        solver.notes().iter().for_each(|note| self.ui.note(note));
+        for (role, layer, loss) in solver.losses() {
+            let (name, error) = (role.short_name(*layer), figure(loss.sqrt()));
+            self.ui.detail(1, format!("{name}: output error {error}"));
+        }
+        if self.how.gguf {
+            return Ok(None);
+        }
+        let made = Weights::open(Checkpoint::open(self.options.destination())?)?;
+        Ok(Some(solver.divergence(&made)?))
+    }
+}
+
+/// Returns the solver that reads calibration text, and the text's tokens, if calibration is asked
+/// for.
 fn calibration<'a>(
-    options: &Quantize,
+    options: &QuantizeArgs,
     source: &'a Weights,
     threads: usize,
     tiles: Arc<dyn TileEncoder>,
@@ -318,12 +369,12 @@ fn calibration<'a>(
     Ok(Some((Calibrated::new(source, text, threads, tiles)?, run)))
 }
 
-/// How much each matrix matters, measured on a little of the text.
+/// Measures the sensitivity of each matrix on a part of the text.
 fn survey(
     source: &Weights,
     run: &[Token],
     interrupt: &Interrupt,
-    stage: &Stage,
+    stage: &CurrentStage,
     threads: usize,
     ui: &Ui,
 ) -> Result<HashMap<(Role, usize), f64>> {
@@ -366,7 +417,7 @@ fn tile_encoder(device: &str, ui: &Ui) -> Result<Arc<dyn TileEncoder>> {
     }
 }
 
-fn recipe(options: &Quantize) -> Result<Recipe> {
+fn recipe(options: &QuantizeArgs) -> Result<Recipe> {
     if options.linear.is_some() || options.embedding.is_some() {
         let (linear, embedding) =
             (options.linear.unwrap_or(Format::I4_G32), options.embedding.unwrap_or(Format::I8_ROW));

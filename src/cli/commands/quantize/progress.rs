@@ -1,5 +1,4 @@
-//! What a conversion says while it runs: a bar on a terminal, lines elsewhere, and what a first
-//! Ctrl-C does.
+//! Progress of a conversion: a bar on a terminal, lines elsewhere, and a note at the first Ctrl-C.
 
 use crate::cli::io::signals::Interrupt;
 use crate::cli::io::ui::Ui;
@@ -15,11 +14,11 @@ use std::time::{Duration, Instant};
 /// Without a bar a line is said for each layer, and after this time where a layer takes longer.
 const SILENCE: Duration = Duration::from_secs(60);
 
-/// What a first Ctrl-C has to know: the bar that is shown, and the tensor in work, if there is one.
+/// State for a note at the first Ctrl-C: the bar on screen and the tensor in work.
 #[derive(Clone, Default)]
-pub struct Stage(Arc<Mutex<(Option<ProgressBar>, String)>>);
+pub struct CurrentStage(Arc<Mutex<(Option<ProgressBar>, String)>>);
 
-impl Stage {
+impl CurrentStage {
     /// From here on this bar is shown.
     pub fn show(&self, bar: &ProgressBar) {
         if let Ok(mut stage) = self.0.lock() {
@@ -33,8 +32,8 @@ impl Stage {
         }
     }
 
-    /// From here on the first Ctrl-C says at once what it does. `whole`: matrices are solved as a
-    /// whole, not by rows. The thread ends once that is said.
+    /// Makes the first Ctrl-C print at once what happens next. `whole`: matrices are solved as a
+    /// whole, not by rows. The thread ends after the note.
     pub fn watch(&self, options: &UiOptions, whole: bool) -> Result<(Interrupt, JoinHandle<()>)> {
         let (stage, options) = (self.clone(), options.clone());
         Interrupt::watch_saying(move || {
@@ -67,14 +66,14 @@ pub struct Meter<'a> {
     found: u64,
     start: Instant,
     said: Instant,
-    stage: &'a Stage,
+    stage: &'a CurrentStage,
 }
 
 impl<'a> Meter<'a> {
     /// `weights` in all, of which `resumed` tensors are found done.
     pub fn new(
         ui: &'a Ui,
-        stage: &'a Stage,
+        stage: &'a CurrentStage,
         n_layers: usize,
         weights: u64,
         resumed: usize,
@@ -92,7 +91,7 @@ impl<'a> Meter<'a> {
         self.stage.begin(&entry.name);
         self.bar.set_position(p.done);
         self.bar.set_message(self.label(entry));
-        // What was only looked through says nothing about the time that the rest takes.
+        // Resumed tensors took no time, and are left out of the estimate.
         if self.resumed > 0 {
             self.resumed -= 1;
             self.found = p.done;

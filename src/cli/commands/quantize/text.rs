@@ -1,6 +1,6 @@
-//! What `gemma quantize` prints: the plan of a dry run, the recipes, the last line.
+//! Output of `gemma quantize`: the plan of a dry run, the recipes, the last line.
 
-use super::Quantize;
+use super::QuantizeArgs;
 use crate::cli::io::table::markdown;
 use crate::models::{Config, Weights};
 use crate::quant::prior;
@@ -33,8 +33,8 @@ const FORMATS: [&str; 13] = [
     "t2-row+h128",
 ];
 
-/// Every built-in recipe: what it is for, and what it makes of each Gemma 3. Sizes are those of a
-/// whole directory without the tokenizer's files, which take 0.04 GB more.
+/// Returns every built-in recipe with its purpose and its sizes of each Gemma 3. Sizes are those of
+/// a whole directory without the tokenizer's files, which take 0.04 GB more.
 pub fn list() -> Result<String> {
     let head = ["recipe", "bits (27B)", "27B, GB", "12B, GB", "4B, GB", "1B, GB", "KLD (27B)"];
     let mut table = vec![head.map(str::to_owned).to_vec()];
@@ -83,11 +83,11 @@ fn bits(plan: &QuantPlan) -> f64 {
     8.0 * plan.layout.bytes() as f64 / plan.layout.parameters() as f64
 }
 
-/// The last line: what was made, and how good it is.
+/// Returns the last line: size and quality of the result.
 pub fn summary(
     report: &QuantReport,
     plan: &QuantPlan,
-    options: &Quantize,
+    options: &QuantizeArgs,
     start: Instant,
     measured: Option<f64>,
 ) -> String {

@@ -16,12 +16,12 @@ mod queue;
 #[cfg(feature = "testing")]
 pub mod testing;
 
-pub use options::Serve;
+pub use options::ServeArgs;
 
 use crate::cli::io::prompt::chat_template;
 use crate::cli::io::signals::Interrupt;
 use crate::cli::io::ui::Ui;
-use crate::cli::options::{SamplingOptions, Source};
+use crate::cli::options::{Origin, SamplingOptions};
 use crate::cli::settings::Typed;
 use crate::error::{Fault, Kind, no_thread};
 use crate::os::process::raise_open_files;
@@ -49,7 +49,7 @@ const CONTEXT: usize = 8192;
 /// Threads that serve connections; the model has all others.
 const THREADS: usize = 2;
 
-pub fn run(options: &Serve, typed: &Typed) -> Result<u8> {
+pub fn run(options: &ServeArgs, typed: &Typed) -> Result<u8> {
     let ui = &typed.ui;
     let (edge, load) = (&options.edge, &options.load);
     let keys = edge.keys()?;
@@ -119,7 +119,7 @@ pub fn run(options: &Serve, typed: &Typed) -> Result<u8> {
 
 /// What clients' threads need to know of the model.
 fn served(
-    options: &Serve,
+    options: &ServeArgs,
     session: &Session,
     started: &Started,
     context: usize,
@@ -135,7 +135,7 @@ fn served(
     hash.update(session.tokenizer.sha256());
     hash.update(format!("{kv:?} {device} {}", env!("CARGO_PKG_VERSION")));
     let nothing = SamplingOptions::of_the_model();
-    let (mut sampling, _) = nothing.resolve(|_| Source::BuiltIn, &session.generation);
+    let (mut sampling, _) = nothing.resolve(|_| Origin::BuiltIn, &session.generation);
     sampling.seed = 0;
     Ok(ServedModel {
         name: session.model.name.clone(),

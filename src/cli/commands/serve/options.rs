@@ -10,12 +10,22 @@ use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
+const EXAMPLES: &str = "\
+Examples:
+  gemma serve                                  then open http://127.0.0.1:8080
+  gemma serve -m MODEL --parallel 8 --ctx-size 16384
+  gemma serve -m MODEL --host 0.0.0.0 --api-key-file KEYS
+Ask it as OpenAI's server:
+  curl localhost:8080/v1/chat/completions -d '{\"messages\": [{\"role\": \"user\", \
+\"content\": \"Who are you?\"}]}'";
+
 /// Answer clients over HTTP, as OpenAI's and Anthropic's servers do.
 ///
 /// Each answer is byte for byte the one that gemma generate gives for the same messages, options
 /// and seed, whatever the load. docs/SERVER.md says what clients may ask for.
 #[derive(Debug, Args)]
-pub struct Serve {
+#[command(after_long_help = EXAMPLES)]
+pub struct ServeArgs {
     #[command(flatten)]
     pub edge: EdgeOptions,
     #[command(flatten)]
@@ -48,19 +58,19 @@ pub struct EdgeOptions {
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub api_key_file: Option<PathBuf>,
     /// Origin whose pages may ask from a browser, such as https://chat.example.org (repeatable)
-    #[arg(long, value_name = "ORIGIN")]
+    #[arg(long, value_name = "ORIGIN", hide_short_help = true)]
     pub cors_origin: Vec<String>,
     /// Another name that clients may give for the model; `*` takes any (repeatable)
     #[arg(long, value_name = "NAME")]
     pub alias: Vec<String>,
     /// Largest body of a request, in megabytes
-    #[arg(long, value_name = "MB", default_value_t = 16, value_parser = number(1..=1024))]
+    #[arg(long, value_name = "MB", default_value_t = 16, value_parser = number(1..=1024), hide_short_help = true)]
     pub max_body: u16,
     /// Seconds that a client may take to send a request, or to take what is sent to it
-    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = number(1..=3600))]
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = number(1..=3600), hide_short_help = true)]
     pub client_timeout: u16,
     /// Seconds that running answers may take to end after SIGTERM or Ctrl-C
-    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, hide_short_help = true)]
     pub grace: u16,
     /// How each request is logged on standard error: text, json or off
     #[arg(long, value_enum, value_name = "HOW", default_value_t = LogFormat::Text)]
@@ -83,7 +93,7 @@ pub struct LoadOptions {
     #[arg(long, value_name = "SIZE", default_value = "0", value_parser = memory)]
     pub cache_ram: u64,
     /// Texts that may wait for their turn, half of them of one client; more get status 429
-    #[arg(long, value_name = "N", default_value_t = 128)]
+    #[arg(long, value_name = "N", default_value_t = 128, hide_short_help = true)]
     pub max_queue: u16,
     /// Tokens of an answer where the client names no limit; auto is all that the context holds
     #[arg(short = 'n', long, value_name = "N|auto", default_value = "auto")]

@@ -1,8 +1,8 @@
 //! One line of a batch: our own records, and OpenAI's batch lines.
 
-use crate::cli::commands::generate::batch::held::Held;
-use crate::cli::io::format::{Format, Formats};
-use crate::cli::io::prompt::{Content, Said};
+use crate::cli::commands::generate::batch::held::HeldAnswer;
+use crate::cli::io::format::{AnswerFormat, AnswerFormatFields};
+use crate::cli::io::prompt::{MessageContent, PromptInput};
 use crate::error::Fault;
 use crate::models::Message;
 use crate::sampler::SamplerConfig;
@@ -12,23 +12,23 @@ use serde::Deserialize;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-/// What a line asks for.
+/// The request of a record.
 #[derive(Clone, Debug, Default)]
-pub struct Job {
-    pub said: Said,
+pub struct RecordJob {
+    pub said: PromptInput,
     /// No chat template; `None` leaves it to `--raw`.
     pub raw: Option<bool>,
     pub max_tokens: Option<usize>,
     pub stop: Vec<String>,
     pub ignore_eos: Option<bool>,
-    /// What the answer must follow; `None` leaves it to the options.
-    pub format: Option<Format>,
-    sampling: Sampling,
+    /// Form of the answer; `None` leaves it to the options.
+    pub format: Option<AnswerFormat>,
+    sampling: RecordSampling,
 }
 
-/// Fields that stand in for `--temp` and its like.
+/// RecordFields that replace options of sampling.
 #[derive(Clone, Debug, Default, Deserialize)]
-struct Sampling {
+struct RecordSampling {
     #[serde(alias = "temp")]
     temperature: Option<f32>,
     top_k: Option<usize>,
@@ -39,9 +39,9 @@ struct Sampling {
     greedy: Option<bool>,
 }
 
-/// How a line wants its answer.
+/// Form of the reply to a line.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Kind {
+pub enum RecordKind {
     Ours,
     /// `/v1/chat/completions`
     OpenAiChat,
@@ -49,25 +49,25 @@ pub enum Kind {
     OpenAiText,
 }
 
-/// A line that could be told from others, whatever is in it.
+/// A record with its id, valid or not.
 #[derive(Clone, Debug)]
-pub struct Line {
+pub struct RecordLine {
     /// As the record gives it, else the number of its line.
     pub id: Value,
-    pub kind: Kind,
-    pub job: std::result::Result<Job, Failure>,
-    /// Fields that say nothing to anyone, if the record is right otherwise.
+    pub kind: RecordKind,
+    pub job: std::result::Result<RecordJob, Failure>,
+    /// RecordUnknown fields of a valid record.
     pub unknown: Vec<String>,
     /// Its number in the batch, the first being 1.
     pub number: usize,
     /// The failure that an earlier run has for an answer.
-    pub failure: Option<Held>,
+    pub failure: Option<HeldAnswer>,
 }
 
 /// Why a record has no text.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
 pub struct Failure {
-    /// What the exit code of a single prompt would have been.
+    /// Exit code that a single prompt would have.
     pub code: u8,
     pub message: String,
     pub help: Option<String>,
@@ -87,7 +87,7 @@ impl Failure {
 #[derive(Deserialize)]
 struct Item {
     role: String,
-    content: Content,
+    content: MessageContent,
 }
 
 #[derive(Deserialize)]
@@ -98,7 +98,7 @@ enum OneOrMore {
 }
 
 #[derive(Deserialize)]
-struct Fields {
+struct RecordFields {
     prompt: Option<String>,
     messages: Option<Vec<Item>>,
     system: Option<String>,
@@ -109,15 +109,15 @@ struct Fields {
     stop: Option<OneOrMore>,
     ignore_eos: Option<bool>,
     #[serde(flatten)]
-    formats: Formats,
+    formats: AnswerFormatFields,
     #[serde(flatten)]
-    sampling: Sampling,
-    /// All others.
+    sampling: RecordSampling,
+    /// All other fields.
     #[serde(flatten)]
     unknown: serde_json::Map<String, Value>,
 }
 
-/// Fields of a record, for who misspells one.
+/// RecordFields of a record, to correct misspelt ones.
 const FIELDS: [&str; 20] = [
     "id",
     "prompt",
@@ -140,8 +140,8 @@ const FIELDS: [&str; 20] = [
     "grammar",
     "regex",
 ];
-/// Fields of an OpenAI body that name what is not asked here, or what is refused where it would
-/// change the answer.
+/// RecordFields of an OpenAI body that have no effect here, or are refused where they would change
+/// the answer.
 const PASSED_OVER: [&str; 10] = [
     "model",
     "user",
@@ -155,23 +155,22 @@ const PASSED_OVER: [&str; 10] = [
     "tools",
 ];
 
-/// The field that was probably meant.
+/// Returns the field that was probably meant.
 pub fn meant(unknown: &str) -> Option<&'static str> {
     crate::cli::io::ui::nearest(unknown, FIELDS)
 }
 
-impl Line {
-    /// Reads the line with this number, the first being 1. Whatever is wrong with it becomes its
-    /// failure.
-    pub fn parse(bytes: &[u8], number: usize) -> Line {
-        let line = |id: Value, kind, job: Result<(Job, Vec<String>)>| {
+impl RecordLine {
+    /// Reads the line with this number, the first being 1. An error becomes the record's failure.
+    pub fn parse(bytes: &[u8], number: usize) -> RecordLine {
+        let line = |id: Value, kind, job: Result<(RecordJob, Vec<String>)>| {
             let (job, unknown) = match job {
                 Ok((job, unknown)) => (Ok(job), unknown),
                 Err(error) => (Err(Failure::of(&error)), Vec::new()),
             };
-            Line { id, kind, job, unknown, number, failure: None }
+            RecordLine { id, kind, job, unknown, number, failure: None }
         };
-        let bad = |error: anyhow::Error| line(number.into(), Kind::Ours, Err(error));
+        let bad = |error: anyhow::Error| line(number.into(), RecordKind::Ours, Err(error));
         let value: Value = match json::parse(bytes) {
             Ok(value @ Value::Object(_)) => value,
             Ok(_) => {
@@ -188,12 +187,12 @@ impl Line {
                 .get("url")
                 .and_then(Value::as_str)
                 .is_some_and(|url| url.ends_with("/v1/completions"));
-            let kind = if text { Kind::OpenAiText } else { Kind::OpenAiChat };
+            let kind = if text { RecordKind::OpenAiText } else { RecordKind::OpenAiChat };
             return line(id.clone(), kind, openai(&value, text));
         }
         let id =
             value.get("id").filter(|id| !id.is_null()).cloned().unwrap_or_else(|| number.into());
-        line(id, Kind::Ours, job(value, &["id"]))
+        line(id, RecordKind::Ours, job(value, &["id"]))
     }
 
     /// The seed of a record that names none: it depends on nothing but the batch's seed and the
@@ -210,10 +209,10 @@ impl Line {
 
 const EXAMPLE: &str = r#"a record looks like {"id": 7, "prompt": "Why is the sky blue?"}"#;
 
-/// What a record asks for, and its unknown fields but `known` ones.
-fn job(value: Value, known: &[&str]) -> Result<(Job, Vec<String>)> {
+/// Returns the request of a record, and its unknown fields except `known` ones.
+fn job(value: Value, known: &[&str]) -> Result<(RecordJob, Vec<String>)> {
     let wrong = || Fault::model("a field of the record has the wrong type").help(EXAMPLE);
-    let fields: Fields = serde_json::from_value(value).with_context(wrong)?;
+    let fields: RecordFields = serde_json::from_value(value).with_context(wrong)?;
     let messages = fields.messages.unwrap_or_default();
     let messages: Vec<Message> =
         messages.into_iter().map(|m| Message { role: m.role, content: m.content.text() }).collect();
@@ -238,8 +237,8 @@ fn job(value: Value, known: &[&str]) -> Result<(Job, Vec<String>)> {
         .map(|(name, _)| name)
         .filter(|name| !known.contains(&name.as_str()))
         .collect();
-    let job = Job {
-        said: Said {
+    let job = RecordJob {
+        said: PromptInput {
             system: fields.system,
             messages,
             text: fields.prompt,
@@ -255,7 +254,7 @@ fn job(value: Value, known: &[&str]) -> Result<(Job, Vec<String>)> {
     Ok((job, unknown))
 }
 
-fn openai(line: &Value, text: bool) -> Result<(Job, Vec<String>)> {
+fn openai(line: &Value, text: bool) -> Result<(RecordJob, Vec<String>)> {
     let url = line.get("url").and_then(Value::as_str);
     let known =
         url.is_none_or(|u| u.ends_with("/v1/chat/completions") || u.ends_with("/v1/completions"));
@@ -265,7 +264,7 @@ fn openai(line: &Value, text: bool) -> Result<(Job, Vec<String>)> {
             .help("/v1/chat/completions is")
     );
     let body = line.get("body").context(Fault::model("the line has no body"))?.clone();
-    // What would change the answer and cannot be done must not be passed over.
+    // An unsupported field that changes the answer is an error.
     let asks =
         |name: &str, plain: Value| body.get(name).is_some_and(|v| !v.is_null() && *v != plain);
     for (name, plain) in [
@@ -283,8 +282,8 @@ fn openai(line: &Value, text: bool) -> Result<(Job, Vec<String>)> {
     Ok((job, unknown))
 }
 
-impl Job {
-    /// The batch's sampling with what the record says of it.
+impl RecordJob {
+    /// Returns the batch's sampling settings, replaced by those of the record.
     pub fn sampling(&self, base: &SamplerConfig, seed: u64) -> SamplerConfig {
         let own = &self.sampling;
         let mut config = SamplerConfig {
@@ -306,8 +305,8 @@ impl Job {
 mod tests {
     use super::*;
 
-    fn line(text: &str) -> Line {
-        Line::parse(text.as_bytes(), 7)
+    fn line(text: &str) -> RecordLine {
+        RecordLine::parse(text.as_bytes(), 7)
     }
 
     #[test]
@@ -315,7 +314,10 @@ mod tests {
         let ours = line(
             r#"{"id": {"a": 1}, "prompt": "hi", "temp": 0.5, "stop": "x", "max_tokens": 3, "extra": []}"#,
         );
-        assert_eq!((ours.id.to_string().as_str(), ours.kind.clone()), (r#"{"a":1}"#, Kind::Ours));
+        assert_eq!(
+            (ours.id.to_string().as_str(), ours.kind.clone()),
+            (r#"{"a":1}"#, RecordKind::Ours)
+        );
         let job = ours.job.unwrap();
         assert_eq!(
             (job.said.text.as_deref(), job.max_tokens, &job.stop[..]),
@@ -328,13 +330,16 @@ mod tests {
             r#"{"custom_id": "a", "method": "POST", "url": "/v1/chat/completions",
                 "body": {"model": "m", "messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}], "seed": 4}}"#,
         );
-        assert_eq!((theirs.id.as_str(), theirs.kind.clone()), (Some("a"), Kind::OpenAiChat));
+        assert_eq!((theirs.id.as_str(), theirs.kind.clone()), (Some("a"), RecordKind::OpenAiChat));
         let job = theirs.job.unwrap();
         assert_eq!(job.said.messages, [Message { role: "user".into(), content: "hi".into() }]);
         assert_eq!(job.sampling(&SamplerConfig::default(), 9).seed, 4);
         let text =
             line(r#"{"custom_id": "b", "url": "/v1/completions", "body": {"prompt": "once"}}"#);
-        assert_eq!((text.kind.clone(), text.job.unwrap().raw), (Kind::OpenAiText, Some(true)));
+        assert_eq!(
+            (text.kind.clone(), text.job.unwrap().raw),
+            (RecordKind::OpenAiText, Some(true))
+        );
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! `gemma generate --batch`: records in, a line out for each, in their order, from one loaded
 //! model.
 //!
-//! What a record's text is depends on the record and the batch's seed alone, never on its
-//! neighbours, the shard, an interruption, or how many are answered at once.
+//! The text of a record depends on the record and the batch's seed alone. Its neighbours, the
+//! shard, an interruption and the number of records in flight do not matter.
 
 pub mod held;
 pub mod job;
@@ -12,12 +12,12 @@ pub mod reply;
 pub mod resume;
 pub mod texts;
 
-use super::options::Generate;
-use crate::cli::io::format::Format;
+use super::options::GenerateArgs;
+use crate::cli::io::format::AnswerFormat;
 use crate::cli::io::signals::Interrupt;
 use crate::cli::io::ui::Ui;
 use crate::cli::io::{output, prompt};
-use crate::cli::options::Source as Origin;
+use crate::cli::options::Origin;
 use crate::cli::settings::Typed;
 use crate::error::{Fault, Kind, fault_of};
 use crate::grammar::GrammarSource;
@@ -31,33 +31,34 @@ use crate::tensor::Token;
 use crate::util::shell::quoted;
 use crate::util::units::thousands;
 use anyhow::Result;
-use job::{Failure, Job};
-use place::{Lines, Place};
-use records::{Records, Replies, Survey, survey};
+use job::{Failure, RecordJob};
+use place::{RecordLines, ReplyPlace};
+use records::{Records, Replies};
 use std::io::IsTerminal;
 use std::path::Path;
 use std::time::Instant;
 
-/// Positions that a batch makes room for where nobody says how many: its records are not known yet.
+/// Default context of a batch, in tokens: its records are not known yet.
 const CONTEXT: usize = 4096;
 /// Exit code of a strict batch with failed records.
 const SOME_FAILED: u8 = 6;
 
-pub fn run(options: &Generate, from: &Path, typed: &Typed) -> Result<u8> {
+pub fn run(options: &GenerateArgs, from: &Path, typed: &Typed) -> Result<u8> {
     let ui = &typed.ui;
     check(options, typed)?;
     let system = prompt::system(&options.chat)?;
     let source = options.grammar.source()?;
     let sequences = options.batch.parallel as usize;
-    let lines = Lines::open(from)?;
+    let lines = RecordLines::open(from)?;
     let (model, drafting) = (options.model.settled()?, options.draft.settled()?);
-    // What cannot be written is said before the model is looked for, and nothing is written before
-    // it is found.
-    let place = Place::of(options.output.output.as_ref(), options.batch.resume.as_ref(), from)?;
+    // An output that cannot be written is reported before the model is opened. Nothing is written
+    // before the model is found.
+    let place =
+        ReplyPlace::of(options.output.output.as_ref(), options.batch.resume.as_ref(), from)?;
     let session = Session::open(&model, ui)?;
     let (sink, done) = place.open()?;
     let constraints = Constraints::new(&session.tokenizer, &session.stop_ids, sequences);
-    // What is wrong with the options is said before the first record.
+    // Errors in the options are reported before the first record.
     source
         .as_ref()
         .map(|source| constraints.get(source, options.sampling.ignore_eos, &|| true))
@@ -84,11 +85,6 @@ pub fn run(options: &Generate, from: &Path, typed: &Typed) -> Result<u8> {
     if typed_in {
         ui.note("reading records from the terminal, a JSON object a line; Ctrl-D ends them");
     }
-    if let Some(survey) =
-        (!done.is_empty()).then(|| survey(from, options.batch.shard, &done)).flatten()
-    {
-        ui.note(kept(options, survey));
-    }
     let mut records =
         Records::new(lines, options.batch.shard, done, sequences > 1, options.batch.strict, ui)?;
     let bar = match place::count(from) {
@@ -99,30 +95,17 @@ pub fn run(options: &Generate, from: &Path, typed: &Typed) -> Result<u8> {
 
     let begin = Instant::now();
     texts::run(&batch, started, &mut records, &mut replies)?;
-    let interrupted = interrupt.exit_code();
     let Replies { sink, answered, failed, tokens, .. } = replies.end();
-    // A file that was to appear whole does not appear by half.
+    let interrupted = interrupt.exit_code();
+    // A file that appears when it is complete does not appear after an interruption.
     if interrupted.is_some() && sink.appears_whole() {
-        ui.note("interrupted: the output was not written; --resume OUT keeps what is done");
+        ui.note("interrupted: the output was not written; --resume OUT keeps finished answers");
     } else {
         sink.finish()?;
     }
+    let summary = Summary { answered, failed, tokens, kept: records.kept };
     if !ui.is_quiet() {
-        let seconds = begin.elapsed().as_secs_f64();
-        let rate = tokens as f64 / seconds.max(1e-9);
-        let n = if answered == 1 {
-            "1 record".into()
-        } else {
-            format!("{} records", thousands(answered))
-        };
-        let (failures, tokens) = (thousands(failed), thousands(tokens));
-        let done =
-            format!("{n}, {failures} failed, {tokens} tokens in {seconds:.1} s ({rate:.1} tok/s)");
-        ui.line(&match (answered, records.kept) {
-            (_, 0) => done,
-            (0, kept) => format!("nothing to do: all {} answers are kept", thousands(kept)),
-            (_, kept) => format!("{done}, {} kept", thousands(kept)),
-        });
+        ui.line(&summary.text(begin.elapsed().as_secs_f64()));
         if failed > 0 {
             ui.help(&failures_of(options));
         }
@@ -130,37 +113,40 @@ pub fn run(options: &Generate, from: &Path, typed: &Typed) -> Result<u8> {
     Ok(interrupted.unwrap_or(if options.batch.strict && failed > 0 { SOME_FAILED } else { 0 }))
 }
 
-/// How much an earlier run did.
-fn kept(options: &Generate, survey: Survey) -> String {
-    let Survey { records, kept, failed } = survey;
-    let out = options
-        .batch
-        .resume
-        .as_ref()
-        .map(|out| out.path().display().to_string())
-        .unwrap_or_default();
-    let failed = if failed > 0 {
-        format!(", {} of them failed before", thousands(failed))
-    } else {
-        String::new()
-    };
-    format!(
-        "{out}: {} of {} kept, {} to do{failed}",
-        thousands(kept),
-        thousands(records),
-        thousands(records - kept)
-    )
+/// Counts of a batch.
+struct Summary {
+    answered: u64,
+    failed: u64,
+    tokens: u64,
+    kept: u64,
+}
+
+impl Summary {
+    fn text(&self, seconds: f64) -> String {
+        let rate = self.tokens as f64 / seconds.max(1e-9);
+        let [answered, failed, tokens, kept] =
+            [self.answered, self.failed, self.tokens, self.kept].map(thousands);
+        let records = if self.answered == 1 { "record" } else { "records" };
+        let done = format!(
+            "{answered} {records}, {failed} failed, {tokens} tokens in {seconds:.1} s ({rate:.1} tok/s)"
+        );
+        match (self.answered, self.kept) {
+            (_, 0) => done,
+            (0, _) => format!("nothing to do: all {kept} answers are kept"),
+            _ => format!("{done}, {kept} kept"),
+        }
+    }
 }
 
 /// A command that lists the failures of this batch.
-fn failures_of(options: &Generate) -> String {
+fn failures_of(options: &GenerateArgs) -> String {
     let out = options.batch.resume.as_ref().or(options.output.output.as_ref());
     let out = out.map_or_else(|| "OUT".into(), |out| quoted(&out.path().to_string_lossy()));
     format!("jq -c 'select(.error)' {out}")
 }
 
-/// Options that mean one prompt, and those that do not go together.
-fn check(options: &Generate, typed: &Typed) -> Result<()> {
+/// Refuses options of a single prompt, and options that exclude each other.
+fn check(options: &GenerateArgs, typed: &Typed) -> Result<()> {
     let (input, chat, output) = (&options.input, &options.chat, &options.output);
     let one = !input.words.is_empty()
         || input.prompt.is_some()
@@ -174,7 +160,7 @@ fn check(options: &Generate, typed: &Typed) -> Result<()> {
     if chat.raw && (chat.system.is_some() || chat.system_file.is_some()) {
         return Err(Fault::usage("--raw uses no chat template: it takes no --system").into());
     }
-    if output.format != output::Format::Jsonl && typed.source("format") == Origin::Flag {
+    if output.format != output::OutputFormat::Jsonl && typed.source("format") == Origin::Flag {
         let fault = Fault::usage("--batch answers in JSON lines, and another --format was given");
         return Err(fault.help("leave --format out; jq -r .text shows the texts").into());
     }
@@ -196,9 +182,9 @@ fn check(options: &Generate, typed: &Typed) -> Result<()> {
     Ok(())
 }
 
-/// What all records share.
+/// Settings that all records share.
 pub struct Batch<'a> {
-    options: &'a Generate,
+    options: &'a GenerateArgs,
     session: &'a Session,
     config: SamplerConfig,
     /// For records that do not say what their answer must follow.
@@ -222,7 +208,7 @@ struct Prepared {
 }
 
 impl Batch<'_> {
-    fn prepare(&self, job: &Job, seed: u64) -> Result<Prepared> {
+    fn prepare(&self, job: &RecordJob, seed: u64) -> Result<Prepared> {
         let options = self.options;
         let mut chat = options.chat.clone();
         chat.raw = job.raw.unwrap_or(chat.raw);
@@ -242,8 +228,8 @@ impl Batch<'_> {
         let ignore_eos = job.ignore_eos.unwrap_or(options.sampling.ignore_eos);
         let source = match &job.format {
             None => self.source.as_ref(),
-            Some(Format::Text) => None,
-            Some(Format::Grammar(source)) => Some(source),
+            Some(AnswerFormat::Text) => None,
+            Some(AnswerFormat::Grammar(source)) => Some(source),
         };
         let grammar =
             source.map(|source| self.constraints.get(source, ignore_eos, &|| true)).transpose()?;
@@ -257,7 +243,8 @@ impl Batch<'_> {
     }
 }
 
-/// What went wrong as the record's answer; what no other record would survive is an error.
+/// Returns an error as the record's answer. A lost device or a lack of memory ends the batch
+/// instead.
 fn failure(error: anyhow::Error) -> Result<Failure> {
     match fault_of(&error) {
         Some(fault) if matches!(fault.kind, Kind::Device | Kind::Memory) => Err(error),

@@ -1,7 +1,7 @@
-//! Where a batch comes from and goes to, and which of its records are this process's.
+//! Input and output of a batch, and the shard of this process.
 
 use super::resume::Growing;
-use crate::cli::commands::generate::batch::held::{Done, Held};
+use crate::cli::commands::generate::batch::held::{Done, HeldAnswer};
 use crate::cli::io::destination::{Destination, Writer};
 use crate::error::Fault;
 use crate::os::files::FileId;
@@ -37,8 +37,8 @@ impl Shard {
     }
 }
 
-/// Lines of a batch, blank ones left out.
-pub struct Lines {
+/// RecordLines of a batch, blank ones left out.
+pub struct RecordLines {
     from: Box<dyn BufRead + Send>,
     name: String,
     number: usize,
@@ -47,11 +47,11 @@ pub struct Lines {
 /// Bytes of the longest line that is looked at.
 const LONGEST: usize = crate::cli::io::text_file::MAX_BYTES;
 
-impl Lines {
+impl RecordLines {
     /// Opens a file, or standard input for `-`.
-    pub fn open(path: &Path) -> Result<Lines> {
+    pub fn open(path: &Path) -> Result<RecordLines> {
         if path == Path::new("-") {
-            return Ok(Lines {
+            return Ok(RecordLines {
                 from: Box::new(BufReader::new(std::io::stdin())),
                 name: "standard input".into(),
                 number: 0,
@@ -60,7 +60,7 @@ impl Lines {
         let name = path.display().to_string();
         let file = File::open(path).with_context(|| Fault::model(format!("cannot read {name}")))?;
         ensure!(!file.metadata()?.is_dir(), Fault::model(format!("{name} is a directory")));
-        Ok(Lines { from: Box::new(BufReader::new(file)), name, number: 0 })
+        Ok(RecordLines { from: Box::new(BufReader::new(file)), name, number: 0 })
     }
 
     /// The next line and its number. One that is longer than anything could use is cut, so that it
@@ -97,7 +97,7 @@ pub fn count(path: &Path) -> Option<u64> {
     if path == Path::new("-") || !std::fs::metadata(path).ok()?.is_file() {
         return None;
     }
-    let mut lines = Lines::open(path).ok()?;
+    let mut lines = RecordLines::open(path).ok()?;
     let mut n = 0;
     while lines.take().ok()?.is_some() {
         n += 1;
@@ -116,7 +116,7 @@ pub enum Sink {
 impl Sink {
     /// Writes a reply, which takes the place of `failure` if there was one; it is on its way when
     /// this returns.
-    pub fn write(&mut self, line: &str, failure: Option<Held>) -> Result<()> {
+    pub fn write(&mut self, line: &str, failure: Option<HeldAnswer>) -> Result<()> {
         match self {
             Sink::New(writer) => writer.write(line.as_bytes()),
             Sink::Growing(file) => file.write(line, failure),
@@ -137,26 +137,26 @@ impl Sink {
 }
 
 /// Where replies will go: it can be written, and nothing was.
-pub enum Place<'a> {
+pub enum ReplyPlace<'a> {
     New(Writer),
     Resume(&'a Destination),
 }
 
-impl Place<'_> {
-    /// What `--output` or `--resume` says. A batch that would write into its own records is
-    /// refused.
+impl ReplyPlace<'_> {
+    /// Returns the place that `--output` or `--resume` names. A batch that would write into its own
+    /// records is refused.
     pub fn of<'a>(
         output: Option<&'a Destination>,
         resume: Option<&'a Destination>,
         from: &Path,
-    ) -> Result<Place<'a>> {
+    ) -> Result<ReplyPlace<'a>> {
         let input = if from == Path::new("-") { FileId::of_stdin() } else { FileId::of_path(from) };
         let (place, id) = match resume {
-            Some(out) => (Place::Resume(out), FileId::of_path(out.path()).ok().flatten()),
+            Some(out) => (ReplyPlace::Resume(out), FileId::of_path(out.path()).ok().flatten()),
             None => {
                 let writer = output.map_or_else(Writer::stdout, Destination::open)?;
                 let id = writer.id();
-                (Place::New(writer), id)
+                (ReplyPlace::New(writer), id)
             }
         };
         if id.is_some() && id == input.ok().flatten() {
@@ -177,8 +177,8 @@ impl Place<'_> {
     /// Opens the place, with the answers that it holds.
     pub fn open(self) -> Result<(Sink, Done)> {
         match self {
-            Place::New(writer) => Ok((Sink::New(writer), Done::default())),
-            Place::Resume(out) => {
+            ReplyPlace::New(writer) => Ok((Sink::New(writer), Done::default())),
+            ReplyPlace::Resume(out) => {
                 let (file, done) = Growing::open(out)?;
                 Ok((Sink::Growing(file), done))
             }
@@ -206,7 +206,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("in");
         std::fs::write(&path, "\u{feff}{}\n\n  \r\n{\"a\": 1}\r\nlast").unwrap();
-        let mut lines = Lines::open(&path).unwrap();
+        let mut lines = RecordLines::open(&path).unwrap();
         let mut all = Vec::new();
         while let Some((number, line)) = lines.take().unwrap() {
             all.push((number, String::from_utf8(line).unwrap()));

@@ -1,9 +1,9 @@
 //! The records that are this process's to answer, and their replies in the same order.
 
 use super::job;
-use super::job::{Failure, Line};
-use super::place::{Lines, Shard, Sink};
-use super::reply::{self, Answer};
+use super::job::{Failure, RecordLine};
+use super::place::{RecordLines, Shard, Sink};
+use super::reply::{self, RecordAnswer};
 use crate::cli::commands::generate::batch::held::Done;
 use crate::cli::io::ui::Ui;
 use crate::error::{Fault, no_thread};
@@ -11,19 +11,18 @@ use anyhow::{Context, Result};
 use indicatif::ProgressBar;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::hash::{BuildHasher, RandomState};
-use std::path::Path;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::Duration;
 
-/// Lines that are read ahead of who answers them.
+/// RecordLines that are read ahead.
 const AHEAD: usize = 64;
 
 /// A line and its number, or why it could not be read.
 type Numbered = Result<(usize, Vec<u8>)>;
 
 enum From {
-    Here(Lines),
-    /// Another thread reads: who writes the records may want answers before there are more of them.
+    Here(RecordLines),
+    /// Another thread reads: the writer of the records may wait for answers before it writes more.
     Thread(Receiver<Numbered>),
 }
 
@@ -56,16 +55,16 @@ struct Ids {
 
 impl Ids {
     /// Remembers a record; the number of the line that has the same id, if one has.
-    fn insert(&mut self, line: &Line) -> Option<usize> {
+    fn insert(&mut self, line: &RecordLine) -> Option<usize> {
         let hash = self.hasher.hash_one(line.id.to_string());
         self.lines.insert(hash, line.number)
     }
 }
 
-/// What there is to do.
+/// The next step of a batch.
 pub enum Next {
-    Record(Box<Line>),
-    /// A record of others, or one that is answered.
+    Record(Box<RecordLine>),
+    /// A record of another shard, or an answered one.
     Passed,
     /// Nothing has come so far.
     Waiting,
@@ -76,7 +75,7 @@ impl<'a> Records<'a> {
     /// `ahead`: whether [`next`](Self::next) can say that it would have to wait. `strict`: whether
     /// unknown fields are failures.
     pub fn new(
-        lines: Lines,
+        lines: RecordLines,
         shard: Option<Shard>,
         done: Done,
         ahead: bool,
@@ -104,7 +103,7 @@ impl<'a> Records<'a> {
         if !mine {
             return Ok(Next::Passed);
         }
-        let mut line = Line::parse(&bytes, number);
+        let mut line = RecordLine::parse(&bytes, number);
         if let Some(other) = self.ids.insert(&line) {
             let twice = format!("lines {other} and {number} have the same id, {}", line.id);
             self.ui.once(
@@ -125,8 +124,9 @@ impl<'a> Records<'a> {
         Ok(Next::Record(Box::new(line)))
     }
 
-    /// Fields that nobody asks for are probably misspelt: named once, or the record's failure.
-    fn look_at_unknown(&mut self, line: &mut Line) {
+    /// RecordReports unknown fields, which are probably misspelt: once each, or as the record's
+    /// failure.
+    fn look_at_unknown(&mut self, line: &mut RecordLine) {
         for name in &line.unknown {
             let what = format!("unknown field {}", serde_json::Value::from(name.as_str()));
             let meant = job::meant(name).map(|meant| format!("did you mean \"{meant}\"?"));
@@ -144,36 +144,9 @@ impl<'a> Records<'a> {
     }
 }
 
-/// What an earlier run leaves to do of a batch in a file.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Survey {
-    pub records: u64,
-    pub kept: u64,
-    /// Among those to do.
-    pub failed: u64,
-}
-
-/// Counts what is to do; `None` for a batch that can be read only once.
-pub fn survey(from: &Path, shard: Option<Shard>, done: &Done) -> Option<Survey> {
-    super::place::count(from)?;
-    let (mut lines, mut done, mut survey) =
-        (Lines::open(from).ok()?, done.clone(), Survey::default());
-    let mut nth = 0;
-    while let Some((number, bytes)) = lines.take().ok()? {
-        if shard.is_none_or(|shard| shard.has(nth)) {
-            let held = done.take(&Line::parse(&bytes, number).id);
-            survey.records += 1;
-            survey.kept += held.is_some_and(|held| !held.failed) as u64;
-            survey.failed += held.is_some_and(|held| held.failed) as u64;
-        }
-        nth += 1;
-    }
-    Some(survey)
-}
-
 /// A thread that reads lines until nobody wants more. One that waits for input does not keep the
 /// process from its end.
-fn read_ahead(mut lines: Lines) -> Result<Receiver<Numbered>> {
+fn read_ahead(mut lines: RecordLines) -> Result<Receiver<Numbered>> {
     let (send, receive) = sync_channel(AHEAD);
     let read = move || {
         while let Some(line) = lines.take().transpose() {
@@ -193,7 +166,7 @@ pub struct Replies<'a> {
     model: &'a str,
     bar: ProgressBar,
     /// Records that were taken and whose replies are not written, oldest first.
-    open: VecDeque<(Line, Option<Result<Answer, Failure>>)>,
+    open: VecDeque<(RecordLine, Option<Result<RecordAnswer, Failure>>)>,
     /// Replies written.
     pub answered: u64,
     pub failed: u64,
@@ -206,19 +179,19 @@ impl<'a> Replies<'a> {
         Replies { sink, model, bar, open: VecDeque::new(), answered: 0, failed: 0, tokens: 0 }
     }
 
-    /// A record that nobody has to answer here.
+    /// Counts a record that needs no answer here.
     pub fn pass(&self) {
         self.bar.inc(1);
     }
 
     /// Takes a record and gives the number that its answer goes by.
-    pub fn open(&mut self, line: Line) -> u64 {
+    pub fn open(&mut self, line: RecordLine) -> u64 {
         self.open.push_back((line, None));
         self.answered + self.open.len() as u64 - 1
     }
 
     /// Answers a record, and writes what can be written.
-    pub fn answer(&mut self, number: u64, answer: Result<Answer, Failure>) -> Result<()> {
+    pub fn answer(&mut self, number: u64, answer: Result<RecordAnswer, Failure>) -> Result<()> {
         self.open[(number - self.answered) as usize].1 = Some(answer);
         while let Some((line, Some(answer))) = self.open.front() {
             self.failed += answer.is_err() as u64;
@@ -231,8 +204,8 @@ impl<'a> Replies<'a> {
         Ok(())
     }
 
-    /// What was answered behind a record that was not is not written: a run that goes on from here
-    /// asks again.
+    /// Ends the output. Answers behind an unanswered record are not written; a resumed run
+    /// generates them again.
     pub fn end(self) -> Replies<'a> {
         self.bar.finish_and_clear();
         self

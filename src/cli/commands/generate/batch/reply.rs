@@ -1,17 +1,17 @@
-//! The line that answers a line.
+//! Replies to records.
 //!
-//! It holds nothing that differs from run to run, such as times: the same batch gives the same
+//! A reply holds nothing that differs from run to run, such as times: the same batch gives the same
 //! bytes.
 
-use super::job::{Failure, Kind, Line};
+use super::job::{Failure, RecordKind, RecordLine};
 use crate::cli::io::record::{FinishReason, Usage, VERSION};
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-/// What became of a record.
+/// The answer to a record.
 #[derive(Clone, Debug)]
-pub struct Answer {
+pub struct RecordAnswer {
     pub text: String,
     pub finish_reason: FinishReason,
     pub usage: Usage,
@@ -25,22 +25,22 @@ struct Ours<'a> {
     text: &'a str,
     finish_reason: FinishReason,
     usage: Usage,
-    /// Null where nothing was sampled.
+    /// Null for a failure.
     seed: Option<u64>,
     error: Option<&'a Failure>,
 }
 
-/// The reply as one line with its end.
-pub fn line(line: &Line, model: &str, answer: &Result<Answer, Failure>) -> String {
+/// Returns the reply as one line with its line break.
+pub fn line(line: &RecordLine, model: &str, answer: &Result<RecordAnswer, Failure>) -> String {
     let mut reply = match line.kind {
-        Kind::Ours => ours(line, answer),
-        Kind::OpenAiChat | Kind::OpenAiText => openai(line, model, answer).to_string(),
+        RecordKind::Ours => ours(line, answer),
+        RecordKind::OpenAiChat | RecordKind::OpenAiText => openai(line, model, answer).to_string(),
     };
     reply.push('\n');
     reply
 }
 
-fn ours(line: &Line, answer: &Result<Answer, Failure>) -> String {
+fn ours(line: &RecordLine, answer: &Result<RecordAnswer, Failure>) -> String {
     let reply = match answer {
         Ok(a) => Ours {
             v: VERSION,
@@ -64,7 +64,7 @@ fn ours(line: &Line, answer: &Result<Answer, Failure>) -> String {
     serde_json::to_string(&reply).expect("strings and numbers")
 }
 
-fn openai(line: &Line, model: &str, answer: &Result<Answer, Failure>) -> Value {
+fn openai(line: &RecordLine, model: &str, answer: &Result<RecordAnswer, Failure>) -> Value {
     let id = match &line.id {
         Value::String(id) => id.clone(),
         other => other.to_string(),
@@ -76,7 +76,7 @@ fn openai(line: &Line, model: &str, answer: &Result<Answer, Failure>) -> Value {
                 _ => "stop",
             };
             let (object, content) = match line.kind {
-                Kind::OpenAiText => ("text_completion", ("text", json!(a.text))),
+                RecordKind::OpenAiText => ("text_completion", ("text", json!(a.text))),
                 _ => (
                     "chat.completion",
                     ("message", json!({"role": "assistant", "content": a.text})),
@@ -100,85 +100,44 @@ fn openai(line: &Line, model: &str, answer: &Result<Answer, Failure>) -> Value {
     }
 }
 
-/// What a line that [`line`] wrote says of its record.
+/// The record of a reply that is read back.
 #[derive(Debug)]
-pub struct Read {
+pub struct ReadReply {
     pub id: Value,
     pub failed: bool,
 }
 
-/// [`Ours`] as it is read back.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct OursBack {
-    v: u32,
-    id: Value,
-    #[serde(rename = "text")]
-    _text: String,
-    #[serde(rename = "finish_reason")]
-    _finish_reason: String,
-    #[serde(rename = "usage")]
-    _usage: UsageBack,
-    #[serde(rename = "seed")]
-    _seed: Option<u64>,
-    error: Option<IgnoredAny>,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct UsageBack {
-    #[serde(rename = "prompt_tokens")]
-    _prompt_tokens: u64,
-    #[serde(rename = "completion_tokens")]
-    _completion_tokens: u64,
-}
-
-/// A line in the form of OpenAI's answers, as it is read back.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct OpenAiBack {
-    id: String,
-    custom_id: Value,
-    response: ResponseBack,
-    error: Option<IgnoredAny>,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct ResponseBack {
-    #[serde(rename = "status_code")]
-    _status_code: u16,
-    request_id: String,
-    #[serde(rename = "body")]
-    _body: IgnoredAny,
-}
-
-/// How lines begin: ours, and those in OpenAI's form.
+/// First bytes of a reply: our form, and OpenAI's.
 const HEADS: [&[u8]; 2] = [b"{\"v\":1,\"id\":", b"{\"id\":\""];
 
-/// Whether a line of answers can begin with these bytes, as far as its first field tells.
+/// Returns whether a reply can begin with these bytes, as far as its first field tells.
 pub fn may_begin(bytes: &[u8]) -> bool {
     HEADS.iter().any(|head| head.starts_with(bytes) || bytes.starts_with(head))
 }
 
-/// Reads a whole line; `None` if [`line`] did not write it.
-pub fn read(line: &[u8]) -> Option<Read> {
-    if !may_begin(line) {
-        return None;
+/// Reads a whole line, or returns `None` if [`line`] did not write it.
+pub fn read(line: &[u8]) -> Option<ReadReply> {
+    #[derive(Deserialize)]
+    struct Back {
+        id: Value,
+        text: Option<IgnoredAny>,
+        custom_id: Option<Value>,
+        response: Option<IgnoredAny>,
+        error: Option<IgnoredAny>,
     }
-    if let Ok(OursBack { v: VERSION, id, error, .. }) = serde_json::from_slice(line) {
-        return Some(Read { id, failed: error.is_some() });
+    let back: Back = may_begin(line).then(|| serde_json::from_slice(line).ok()).flatten()?;
+    let failed = back.error.is_some();
+    match (back.text, back.custom_id, back.response) {
+        (Some(_), None, None) => Some(ReadReply { id: back.id, failed }),
+        (None, Some(id), Some(_)) => Some(ReadReply { id, failed }),
+        _ => None,
     }
-    let OpenAiBack { id, custom_id, response, error } = serde_json::from_slice(line).ok()?;
-    (id == response.request_id).then_some(Read { id: custom_id, failed: error.is_some() })
 }
 
-/// Whether bytes without an end of line can be the beginning of a line that [`line`] wrote.
+/// Returns whether bytes without a line break can be the beginning of a reply.
 pub fn begins(bytes: &[u8]) -> bool {
-    fn holds<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> bool {
-        serde_json::from_slice::<T>(bytes).map_or_else(|error| error.is_eof(), |_| true)
-    }
-    may_begin(bytes) && (holds::<OursBack>(bytes) || holds::<OpenAiBack>(bytes))
+    let is_cut = || serde_json::from_slice::<IgnoredAny>(bytes).is_err_and(|e| e.is_eof());
+    may_begin(bytes) && (read(bytes).is_some() || is_cut())
 }
 
 #[cfg(test)]
@@ -189,7 +148,8 @@ mod tests {
     fn what_is_written_is_read_back_and_so_is_every_beginning_of_it() {
         let usage = Usage { prompt_tokens: 3, completion_tokens: 2 };
         let text = "\u{e4}\u{1f600} \"quoted\"\\\n\u{1}".to_owned();
-        let good = Ok(Answer { text, finish_reason: FinishReason::Length, usage, seed: 1 << 52 });
+        let good =
+            Ok(RecordAnswer { text, finish_reason: FinishReason::Length, usage, seed: 1 << 52 });
         let bad =
             Err(Failure { code: 7, message: "too long".into(), help: Some("shorten it".into()) });
         let records = [
@@ -201,7 +161,7 @@ mod tests {
         ];
         for (record, answer) in records.iter().flat_map(|record| [(record, &good), (record, &bad)])
         {
-            let record = Line::parse(record.as_bytes(), 9);
+            let record = RecordLine::parse(record.as_bytes(), 9);
             let line = line(&record, "m", answer);
             let read = read(line.as_bytes()).unwrap_or_else(|| panic!("{line}"));
             assert_eq!((&read.id, read.failed), (&record.id, answer.is_err()));

@@ -5,7 +5,7 @@
 //! this process ends. Answers are appended as they come. One that takes the place of a failure is
 //! moved there at the end, so that the order is that of the records.
 
-use super::held::{Done, Held};
+use super::held::{Done, HeldAnswer};
 use super::reply;
 use crate::cli::io::destination::{Destination, replace};
 use crate::error::Fault;
@@ -34,7 +34,7 @@ pub struct Growing {
     /// Bytes of its whole lines.
     end: u64,
     /// Failures, and the lines behind them that take their places.
-    moved: Vec<(Held, Held)>,
+    moved: Vec<(HeldAnswer, HeldAnswer)>,
 }
 
 impl Growing {
@@ -97,7 +97,7 @@ impl Growing {
                 ))
                 .into());
             };
-            let held = Held { at: self.end, len: line.len() as u64, failed: reply.failed };
+            let held = HeldAnswer { at: self.end, len: line.len() as u64, failed: reply.failed };
             let queue = done.0.entry(reply.id.to_string()).or_default();
             // A run that was killed had appended what takes the place of a failure.
             match queue.iter_mut().find(|earlier| earlier.failed) {
@@ -122,7 +122,7 @@ impl Growing {
     }
 
     /// Appends an answer, which takes the place of `failure` if there was one.
-    pub fn write(&mut self, line: &str, failure: Option<Held>) -> Result<()> {
+    pub fn write(&mut self, line: &str, failure: Option<HeldAnswer>) -> Result<()> {
         if let Some(old) = failure
             && old.len == line.len() as u64
         {
@@ -136,7 +136,7 @@ impl Growing {
         self.file
             .write_all(line.as_bytes())
             .with_context(|| format!("cannot write to {}", self.name))?;
-        let new = Held { at: self.end, len: line.len() as u64, failed: false };
+        let new = HeldAnswer { at: self.end, len: line.len() as u64, failed: false };
         self.moved.extend(failure.map(|old| (old, new)));
         self.end += new.len;
         Ok(())
@@ -147,11 +147,12 @@ impl Growing {
         if self.moved.is_empty() {
             return self.file.sync_all().with_context(|| format!("cannot write to {}", self.name));
         }
-        let later: HashMap<u64, Held> =
+        let later: HashMap<u64, HeldAnswer> =
             self.moved.iter().map(|(old, new)| (old.at, *new)).collect();
         let dropped: HashSet<u64> = self.moved.iter().map(|(_, new)| new.at).collect();
         // A place that a line leaves or gets; between two of them the file stays as it is.
-        let mut edits: Vec<Held> = self.moved.iter().flat_map(|(old, new)| [*old, *new]).collect();
+        let mut edits: Vec<HeldAnswer> =
+            self.moved.iter().flat_map(|(old, new)| [*old, *new]).collect();
         edits.sort_by_key(|held| held.at);
         edits.dedup_by_key(|held| held.at);
         let write = |out: &mut File| {
@@ -259,7 +260,7 @@ mod tests {
         file.finish().unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), format!("{a}{mended}{c}{d}"));
 
-        // What a killed run left is put in order by the next one, however often it failed.
+        // The next run puts the answers of a killed run in order.
         let worse = reply("b", "", true).replace("\"m\"", "\"another\"");
         fs::write(&path, format!("{a}{b}{c}{worse}{mended}{d}")).unwrap();
         let (file, mut done) = open(&path).unwrap();
@@ -294,7 +295,6 @@ mod tests {
             "\n",
             &format!("{mine}notes"),
             &format!("{mine}\n"),
-            &format!("{mine}{{\"v\":1,\"id\":3,\"other\":"),
             &format!("{}x", mine.trim_end()),
         ] {
             fs::write(&path, foreign).unwrap();

@@ -1,13 +1,13 @@
 //! The records of a batch as texts of one scheduler: one at a time, or with `--parallel` several
 //! that share the target's passes.
 //!
-//! A record that is answered makes place for the next one. Replies are written in the order of the
-//! records all the same, and say what they say alone. What a prompt has in common with one before
-//! it in the same place is not read again.
+//! An answered record makes room for the next one. Replies are written in the order of the records,
+//! and equal those of each record alone. A prefix shared with the prompt before it in the same
+//! place is not read again.
 
-use super::job::Line;
+use super::job::RecordLine;
 use super::records::{Next, Records, Replies};
-use super::reply::Answer;
+use super::reply::RecordAnswer;
 use super::{Batch, Prepared, failure};
 use crate::cli::io::record::Usage;
 use crate::decode::{Flow, Request, Scheduler};
@@ -21,9 +21,9 @@ use std::time::Duration;
 /// How long an idle batch waits for a record before it looks whether it was interrupted.
 const PATIENCE: Duration = Duration::from_millis(100);
 
-/// What a record's reply needs beside its answer.
-struct Open {
-    /// Of the reply.
+/// Data of a record's reply beside its answer.
+struct OpenRecord {
+    /// Number of the reply.
     number: u64,
     text: String,
     seed: u64,
@@ -51,7 +51,7 @@ pub fn run(
 
 fn answer_all(
     batch: &Batch<'_>,
-    answers: &mut Answers<'_, '_, Open>,
+    answers: &mut Answers<'_, '_, OpenRecord>,
     records: &mut Records<'_>,
     replies: &mut Replies<'_>,
 ) -> Result<()> {
@@ -65,7 +65,7 @@ fn answer_all(
                 Ok(Next::Passed) => replies.pass(),
                 Ok(Next::Waiting) => break,
                 Ok(Next::End) => is_end = true,
-                // Those before it are answered nevertheless.
+                // The records before the error are answered nevertheless.
                 Err(error) => (is_end, failed) = (true, Err(error)),
             }
         }
@@ -86,8 +86,8 @@ fn answer_all(
 /// Begins a record's answer, or gives it where it is known.
 fn admit(
     batch: &Batch<'_>,
-    answers: &mut Answers<'_, '_, Open>,
-    line: Line,
+    answers: &mut Answers<'_, '_, OpenRecord>,
+    line: RecordLine,
     replies: &mut Replies<'_>,
 ) -> Result<()> {
     let prepared = match &line.job {
@@ -99,7 +99,7 @@ fn admit(
         Ok(prepared) => prepared,
         Err(failure) => return replies.answer(number, Err(failure?)),
     };
-    let data = Open { number, text: String::new(), seed };
+    let data = OpenRecord { number, text: String::new(), seed };
     let text = Request::new(history, sampler, max_tokens);
     let request = AnswerRequest { text, constrained, stops, data };
     match answers.admit(request) {
@@ -109,7 +109,7 @@ fn admit(
 }
 
 /// Answers a record, unless an interruption came first.
-fn reply(finished: Finished<Open>, replies: &mut Replies<'_>) -> Result<()> {
+fn reply(finished: Finished<OpenRecord>, replies: &mut Replies<'_>) -> Result<()> {
     let usage = Usage {
         prompt_tokens: finished.prompt_tokens,
         completion_tokens: finished.completion_tokens(),
@@ -119,11 +119,11 @@ fn reply(finished: Finished<Open>, replies: &mut Replies<'_>) -> Result<()> {
         Ok(_) => finished.check().map_err(Error::from),
         Err(_) => Ok(()),
     };
-    let Finished { data: Open { number, mut text, seed }, rest, reason, .. } = finished;
+    let Finished { data: OpenRecord { number, mut text, seed }, rest, reason, .. } = finished;
     text.push_str(&rest);
     match checked.and(reason) {
         Ok(finish_reason) => {
-            replies.answer(number, Ok(Answer { text, finish_reason, usage, seed }))
+            replies.answer(number, Ok(RecordAnswer { text, finish_reason, usage, seed }))
         }
         Err(error) => replies.answer(number, Err(failure(error)?)),
     }

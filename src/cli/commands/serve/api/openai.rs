@@ -7,7 +7,7 @@ use super::form::{ApiForm, CollectedAnswer, ResponseHead, SseEvents, new_id};
 use super::log_probs::{LogProbs, TextLogProbs};
 use super::request::{ApiPrompt, ApiRequest, MOST_ANSWERS, ServedModel, ToolOptions, conversation};
 use super::tools::{self, AnswerPart, CallReader};
-use crate::cli::io::prompt::Content;
+use crate::cli::io::prompt::MessageContent;
 use crate::cli::io::record::FinishReason;
 use crate::decode::TokenLogProbs;
 use crate::grammar::tools::{CallPolicy, Tool};
@@ -33,7 +33,7 @@ struct StreamOptions {
 #[derive(Deserialize)]
 struct Item {
     role: String,
-    content: Option<Content>,
+    content: Option<MessageContent>,
     #[serde(default)]
     tool_calls: Option<Vec<ToolCall>>,
     tool_call_id: Option<String>,
@@ -147,7 +147,7 @@ fn messages(items: Vec<Item>) -> Result<Vec<Message>, ApiError> {
     let mut messages: Vec<Message> = Vec::with_capacity(items.len());
     let (mut names, mut open) = (HashMap::<String, String>::new(), false);
     for Item { role, content, tool_calls, tool_call_id } in items {
-        let content = content.map(Content::text);
+        let content = content.map(MessageContent::text);
         if role == "tool" || role == "function" {
             let name = tool_call_id.as_ref().and_then(|id| names.get(id)).map(String::as_str);
             let text = tools::result(name, &content.unwrap_or_default());

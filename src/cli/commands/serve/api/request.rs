@@ -3,8 +3,8 @@
 use super::super::queue::{ClientRequest, Delivery, EVENTS};
 use super::error::ApiError;
 use super::fields::Fields;
-use crate::cli::io::format::{Format, Formats};
-use crate::cli::io::prompt::{Prompts, Said};
+use crate::cli::io::format::{AnswerFormat, AnswerFormatFields};
+use crate::cli::io::prompt::{PromptEncoder, PromptInput};
 use crate::decode::Request;
 use crate::error::Fault;
 use crate::grammar::tools::{self, CallPolicy, Tool};
@@ -74,7 +74,7 @@ impl ServedModel {
 #[derive(Clone, Debug)]
 pub enum ApiPrompt {
     /// Goes through the chat template.
-    Conversation(Said),
+    Conversation(PromptInput),
     /// Is continued as it is, behind one BOS.
     Text(String),
     /// The same of tokens, as they are.
@@ -111,7 +111,7 @@ pub struct ApiRequest {
     pub stops: Vec<String>,
     pub max_tokens: Option<usize>,
     pub ignore_eos: bool,
-    pub format: Option<Format>,
+    pub format: Option<AnswerFormat>,
     pub tool_options: Option<ToolOptions>,
     /// Alternatives to tell beside the log-probability of each token; `None` for neither.
     pub top_log_probs: Option<usize>,
@@ -192,7 +192,7 @@ impl ApiRequest {
             Some(name) => error.param(name.clone()),
             None => error,
         };
-        let formats: Formats = serde_json::from_value(Value::Object(given))
+        let formats: AnswerFormatFields = serde_json::from_value(Value::Object(given))
             .map_err(|error| wrong(ApiError::bad(error.to_string())))?;
         self.format = formats.one().map_err(|error| wrong(ApiError::of(&error)))?;
         Ok(())
@@ -265,13 +265,13 @@ impl ApiRequest {
     /// What the answers must follow.
     pub fn source(&self) -> Result<Option<GrammarSource>> {
         match (&self.tool_options, &self.format) {
-            (None, None | Some(Format::Text)) => Ok(None),
-            (None, Some(Format::Grammar(source))) => Ok(Some(source.clone())),
-            (Some(tool_options), None | Some(Format::Text)) => {
+            (None, None | Some(AnswerFormat::Text)) => Ok(None),
+            (None, Some(AnswerFormat::Grammar(source))) => Ok(Some(source.clone())),
+            (Some(tool_options), None | Some(AnswerFormat::Text)) => {
                 // A schema that is wrong is told by its place in itself.
                 tools::source(&tool_options.tools, tool_options.calls, tool_options.many).map(Some)
             }
-            (Some(_), Some(Format::Grammar(_))) => Err(Fault::usage(
+            (Some(_), Some(AnswerFormat::Grammar(_))) => Err(Fault::usage(
                 "an answer that may call functions cannot follow another form too",
             )
             .help("leave out tools or response_format, or say tool_choice: none")
@@ -321,7 +321,7 @@ impl ApiPrompt {
         let (template, said) = match self {
             ApiPrompt::Conversation(said) => (Some(template), said),
             ApiPrompt::Text(text) => {
-                raw = Said { text: Some(text.clone()), ..Said::default() };
+                raw = PromptInput { text: Some(text.clone()), ..PromptInput::default() };
                 (None, &raw)
             }
             ApiPrompt::Tokens(tokens) => {
@@ -335,8 +335,13 @@ impl ApiPrompt {
             }
         };
         let most_rendered = most_rendered(said.bytes());
-        let prompts =
-            Prompts { template, config, tokenizer, asked: AutoOr::N(*context), most_rendered };
+        let prompts = PromptEncoder {
+            template,
+            config,
+            tokenizer,
+            asked: AutoOr::N(*context),
+            most_rendered,
+        };
         prompts.tokens(said, Special::AsText).map(|(tokens, _)| tokens)
     }
 }
@@ -346,7 +351,7 @@ pub fn conversation(
     mut messages: Vec<Message>,
     system: Option<String>,
     tool_options: Option<&ToolOptions>,
-) -> Said {
+) -> PromptInput {
     if let Some(system) = system {
         messages.insert(0, Message { role: "system".into(), content: system });
     }
@@ -357,5 +362,5 @@ pub fn conversation(
             None => messages.insert(0, Message { role: "system".into(), content: told }),
         }
     }
-    Said { messages, ..Said::default() }
+    PromptInput { messages, ..PromptInput::default() }
 }

@@ -7,7 +7,7 @@ use super::form::{ApiForm, CollectedAnswer, ResponseHead, SseEvents, new_id};
 use super::openai::tool_options;
 use super::request::{ApiPrompt, ApiRequest, SamplingFields, ServedModel, conversation};
 use super::tools::{self, AnswerPart, CallReader};
-use crate::cli::io::format::Format;
+use crate::cli::io::format::AnswerFormat;
 use crate::cli::io::record::FinishReason;
 use crate::grammar::GrammarSource;
 use crate::grammar::tools::Tool;
@@ -127,13 +127,13 @@ fn messages(input: Input) -> Result<Vec<Message>, ApiError> {
 }
 
 /// What the answer must follow. The schema stands beside its name here, not below it.
-fn format(options: Option<TextOptions>) -> Result<Option<Format>, ApiError> {
+fn format(options: Option<TextOptions>) -> Result<Option<AnswerFormat>, ApiError> {
     let Some(format) = options.and_then(|options| options.format) else { return Ok(None) };
     match (format["type"].as_str(), format.get("schema")) {
         (Some("text"), _) => Ok(None),
-        (Some("json_object"), _) => Ok(Some(Format::Grammar(GrammarSource::json_object()))),
+        (Some("json_object"), _) => Ok(Some(AnswerFormat::Grammar(GrammarSource::json_object()))),
         (Some("json_schema"), Some(schema)) => {
-            Ok(Some(Format::Grammar(GrammarSource::JsonSchema(schema.clone()))))
+            Ok(Some(AnswerFormat::Grammar(GrammarSource::JsonSchema(schema.clone()))))
         }
         _ => Err(ApiError::bad("'text.format' is not one that is known").param("text.format")),
     }
