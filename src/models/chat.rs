@@ -254,7 +254,8 @@ impl Rendering {
         });
         let messages: Vec<Value> =
             messages.iter().map(|m| context! { role => m.role, content => m.content }).collect();
-        let values = context! { messages, bos_token => template.bos, eos_token => template.eos, add_generation_prompt => answer, tools => (), documents => () };
+        let values = context! { messages, bos_token => template.bos, eos_token => template.eos,
+        add_generation_prompt => answer, tools => (), documents => () };
         let refused = |e: minijinja::Error| {
             let why = e.detail().map_or_else(|| e.to_string(), str::to_string);
             Fault::model(format!("the chat template refuses these messages: {why}")).help(
@@ -370,7 +371,8 @@ mod tests {
         );
         let text = render(&[message("user", "a"), message("assistant", "b"), message("user", "c")])
             .unwrap();
-        let want = "<bos><start_of_turn>user\na<end_of_turn>\n<start_of_turn>model\nb<end_of_turn>\n<start_of_turn>user\nc<end_of_turn>\n<start_of_turn>model\n";
+        let want = "<bos><start_of_turn>user\na<end_of_turn>\n<start_of_turn>model\n\
+            b<end_of_turn>\n<start_of_turn>user\nc<end_of_turn>\n<start_of_turn>model\n";
         assert_eq!(text, want);
         assert!(render(&[message("user", "a"), message("user", "b")]).is_err());
     }
@@ -414,7 +416,8 @@ mod tests {
             let template = ChatTemplate { source: source.into(), ..ChatTemplate::built_in() };
             template.render(&[message("user", "a</think> b")], true)
         };
-        let thoughts = "{% if tools is none %}{% for m in messages %}{{ m.content.split('</think>')[-1].lstrip() }}{% break %}{% endfor %}{% endif %}";
+        let thoughts = "{% if tools is none %}{% for m in messages %}\
+            {{ m.content.split('</think>')[-1].lstrip() }}{% break %}{% endfor %}{% endif %}";
         assert_eq!(render(thoughts).unwrap(), "b");
         let forever =
             "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}";

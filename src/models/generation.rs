@@ -79,7 +79,8 @@ mod tests {
 
     #[test]
     fn gemmas_file_is_read() {
-        let json = json!({"bos_token_id": 2, "cache_implementation": "hybrid", "do_sample": true, "eos_token_id": [1, 106],
+        let json = json!({"bos_token_id": 2, "cache_implementation": "hybrid", "do_sample": true,
+            "eos_token_id": [1, 106],
             "pad_token_id": 0, "top_k": 64, "top_p": 0.95});
         let want = Generation {
             top_k: Some(64),

@@ -1,5 +1,5 @@
-//! What a model is: configuration, weights, forward pass, tokenizer and chat template. Nothing here
-//! knows a device. Start with [`architecture`] and the layer in [`gemma3`].
+//! A model: configuration, weights, forward pass, tokenizer and chat template. Nothing here knows a
+//! device. Start with [`architecture`] and the layer in [`gemma3`].
 
 pub mod architecture;
 pub mod chat;

@@ -258,12 +258,17 @@ mod tests {
     /// The 27B file as on the hub: sparse, most values are class defaults.
     fn hub_27b() -> Value {
         json!({
-            "architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "eos_token_id": [1, 106],
-            "boi_token_index": 255999, "eoi_token_index": 256000, "image_token_index": 262144, "mm_tokens_per_image": 256,
-            "torch_dtype": "bfloat16", "vision_config": {"hidden_size": 1152, "num_hidden_layers": 27},
+            "architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3",
+                "eos_token_id": [1, 106],
+            "boi_token_index": 255999, "eoi_token_index": 256000, "image_token_index": 262144,
+                "mm_tokens_per_image": 256,
+            "torch_dtype": "bfloat16", "vision_config": {"hidden_size": 1152,
+                "num_hidden_layers": 27},
             "text_config": {
-                "head_dim": 128, "hidden_size": 5376, "intermediate_size": 21504, "num_hidden_layers": 62,
-                "num_attention_heads": 32, "num_key_value_heads": 16, "query_pre_attn_scalar": 168, "model_type": "gemma3_text",
+                "head_dim": 128, "hidden_size": 5376, "intermediate_size": 21504,
+                    "num_hidden_layers": 62,
+                "num_attention_heads": 32, "num_key_value_heads": 16, "query_pre_attn_scalar": 168,
+                    "model_type": "gemma3_text",
                 "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024,
             },
         })
@@ -294,8 +299,10 @@ mod tests {
     #[test]
     fn the_hubs_4b_omits_even_its_heads() {
         let c = Config::from_json(&json!({
-            "architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "eos_token_id": [1, 106],
-            "text_config": {"hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text", "num_hidden_layers": 34,
+            "architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3",
+                "eos_token_id": [1, 106],
+            "text_config": {"hidden_size": 2560, "intermediate_size": 10240,
+                "model_type": "gemma3_text", "num_hidden_layers": 34,
                 "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024},
         }))
         .unwrap();

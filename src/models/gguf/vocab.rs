@@ -202,7 +202,8 @@ impl Pieces {
 
     fn added(&self) -> Vec<Value> {
         let added = |id: usize, special: bool| {
-            json!({"id": id, "content": self.texts[id], "single_word": false, "lstrip": false, "rstrip": false,
+            json!({"id": id, "content": self.texts[id], "single_word": false, "lstrip": false,
+                "rstrip": false,
                 "normalized": false, "special": special})
         };
         let of = |(id, kind): (usize, &i64)| match *kind {
@@ -274,9 +275,12 @@ pub fn tokenizer_json(metadata: &Metadata) -> Result<Vec<u8>> {
     let post_processor = match named(super::BOS) {
         Some((id, bos)) => json!({
             "type": "TemplateProcessing",
-            "single": [{"SpecialToken": {"id": bos, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
-            "pair": [{"SpecialToken": {"id": bos, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}},
-                {"SpecialToken": {"id": bos, "type_id": 1}}, {"Sequence": {"id": "B", "type_id": 1}}],
+            "single": [{"SpecialToken": {"id": bos, "type_id": 0}}, {"Sequence": {"id": "A",
+                "type_id": 0}}],
+            "pair": [{"SpecialToken": {"id": bos, "type_id": 0}}, {"Sequence": {"id": "A",
+                "type_id": 0}},
+                {"SpecialToken": {"id": bos, "type_id": 1}}, {"Sequence": {"id": "B",
+                    "type_id": 1}}],
             "special_tokens": {bos: {"id": bos, "ids": [id], "tokens": [bos]}},
         }),
         None => Value::Null,
@@ -287,10 +291,12 @@ pub fn tokenizer_json(metadata: &Metadata) -> Result<Vec<u8>> {
         padding: None,
         added_tokens: pieces.added(),
         normalizer: json!({"type": "Replace", "pattern": {"String": " "}, "content": "▁"}),
-        pre_tokenizer: json!({"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": false}),
+        pre_tokenizer: json!({"type": "Split", "pattern": {"String": " "},
+            "behavior": "MergedWithPrevious", "invert": false}),
         post_processor,
         decoder: json!({"type": "Sequence", "decoders": [
-            {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"}]}),
+            {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+                {"type": "ByteFallback"}, {"type": "Fuse"}]}),
         model: Model {
             kind: "BPE",
             dropout: None,

@@ -266,12 +266,16 @@ pub(crate) mod tests {
         let vocab: serde_json::Map<_, _> =
             pieces.iter().enumerate().map(|(i, p)| (p.clone(), i.into())).collect();
         let added: Vec<_> = (0..6)
-            .map(|i| serde_json::json!({"id": i, "content": pieces[i], "special": i < 4, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false}))
+            .map(|i| {
+                serde_json::json!({"id": i, "content": pieces[i], "special": i < 4,
+                "single_word": false, "lstrip": false, "rstrip": false, "normalized": false})
+            })
             .collect();
         let json = serde_json::json!({
             "version": "1.0", "added_tokens": added,
             "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
-            "model": {"type": "BPE", "vocab": vocab, "merges": [["▁", "a"]], "byte_fallback": true, "fuse_unk": true, "unk_token": "<unk>"},
+            "model": {"type": "BPE", "vocab": vocab, "merges": [["▁", "a"]], "byte_fallback": true,
+                "fuse_unk": true, "unk_token": "<unk>"},
         });
         Tokenizer::from_bytes(&serde_json::to_vec(&json).unwrap()).unwrap()
     }
