@@ -5,9 +5,9 @@
 //! described.
 
 use anyhow::{Context, Result};
-use gemma::checkpoint::gguf::Kind;
 use gemma::compute::dry::{Dry, Footprint};
 use gemma::compute::{BufferId, Dispatch, KvFormat, Op, Plan, PlanId, StepLayout};
+use gemma::tensor::block::BLOCKS;
 use gemma::tensor::{Code, Format};
 use gemma::vulkan::kernels::{Kernel, Read, Repack, Unpack};
 use gemma::vulkan::{
@@ -127,8 +127,8 @@ impl Listing {
         };
         let repack = [Code::I8, Code::I4, Code::I2, Code::I8a, Code::T2]
             .map(|code| Repack { code: code_number(code) }.specialised());
-        let unpack =
-            (0..64).filter_map(Kind::of).map(|kind| Unpack { kind: kind.number() }.specialised());
+        let unpack = BLOCKS.iter().filter_map(|block| block.ggml?.unpack);
+        let unpack = unpack.map(|kind| Unpack { kind }.specialised());
         repack.into_iter().chain(unpack).chain([Read {}.specialised()]).map(listed).collect()
     }
 }
@@ -169,7 +169,7 @@ impl Footprint for Listing {
         let packing = Packing::of(format, rows, cols)?;
         let codes =
             packing.map_or(format.stored_rows(rows) * format.row_bytes(cols), |p| p.bytes());
-        let bytes = (codes + 2 * rows * format.row_scales(cols)) as u64;
+        let bytes = (codes + rows * format.row_side(cols)) as u64;
         let mut kept = self.kept();
         let codes = (kept.matrices.len() as u64 + 1) << 48;
         let scales = codes + (1 << 47);

@@ -7,7 +7,7 @@ use crate::compute::{
     Norm, Op, Rope, RowSet,
 };
 use crate::kv::PAGE;
-use crate::tensor::{Code, Group, Matrix, hadamard, math};
+use crate::tensor::{Format, Group, Matrix, hadamard, math};
 
 /// Content of a buffer, and its tolerance.
 #[derive(Clone, Copy, Debug)]
@@ -61,7 +61,8 @@ pub fn outputs(
     match op {
         Op::Embed(Embed { table, out, .. }) => {
             let table = &weights[table.0 as usize];
-            let rule = if table.format.code == Code::I8a { Rule::Near(SUMS) } else { Rule::Same };
+            let has_min = table.format.code.spec().side.has_min();
+            let rule = if has_min { Rule::Near(SUMS) } else { Rule::Same };
             vec![floats(*out, "the embeddings", table.cols, rule)]
         }
         Op::Norm(Norm { x, add, out, dim, rows, .. }) => {
@@ -136,11 +137,12 @@ pub fn outputs(
 /// Returns the tolerance of products. Integer sums and their one scale are exact. Scales of groups,
 /// or smallest values, lead to sums of floats.
 fn product_rule(matrix: &Matrix<'_>) -> Rule {
-    match matrix.format.code {
-        Code::F32 | Code::Bf16 => Rule::Near(PRODUCTS),
-        Code::I8a => Rule::Near(SUMS),
-        _ if matrix.format.group != Group::Row => Rule::Near(PRODUCTS),
-        _ => Rule::Same,
+    let Format { code, group, .. } = matrix.format;
+    match (code.is_integer(), group) {
+        (false, _) => Rule::Near(PRODUCTS),
+        _ if code.spec().side.has_min() => Rule::Near(SUMS),
+        (true, Group::Cols(_)) => Rule::Near(PRODUCTS),
+        (true, Group::Row) => Rule::Same,
     }
 }
 

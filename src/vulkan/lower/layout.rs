@@ -8,7 +8,7 @@
 //! groups]`.
 
 use crate::error::Fault;
-use crate::tensor::trellis::{TILE, Trellis};
+use crate::tensor::trellis::TILE;
 use crate::tensor::{Code, Format, Group};
 use anyhow::{Result, ensure};
 
@@ -58,7 +58,7 @@ impl Packing {
             cols.is_multiple_of(16),
             "the GPU kernels take integer codes in multiples of 16 columns, not {cols}"
         );
-        if let Some(trellis) = Trellis::of(format.code) {
+        if let Some(trellis) = format.code.trellis() {
             let (steps, step_words) = (cols / TILE, trellis.tile_bytes() / 4);
             let (rows, from_bytes) = (rows.div_ceil(TILE), TILE * format.row_bytes(cols));
             return Ok(Some(Packing { width: TILE, steps, step_words, rows, from_bytes }));
@@ -94,5 +94,5 @@ pub fn sizes(format: Format, rows: usize, cols: usize) -> Result<[u64; 2]> {
         None => format.stored_rows(rows) * format.row_bytes(cols),
     };
     // Loads of whole steps may reach past the last row, and no buffer may be empty.
-    Ok([codes as u64 + 64, (2 * rows * format.row_scales(cols)) as u64 + 4])
+    Ok([codes as u64 + 64, (rows * format.row_side(cols)) as u64 + 4])
 }
