@@ -1,8 +1,10 @@
 //! An executor that computes nothing and counts what one would allocate, asked by the same code
 //! that loads models: what is planned is what is taken.
 
+use super::cache::KvFormat;
 use super::executor::{Caps, Executor, Held, LoadJob, Report, Reports, Storage};
-use super::plan::{BufferId, KvFormat, Part, Plan, PlanId, WeightId};
+use super::operand::{BufferId, WeightId};
+use super::plan::{Part, Plan, PlanId};
 use super::step::StepLayout;
 use crate::tensor::{Format, Matrix};
 use anyhow::{Result, bail};

@@ -5,7 +5,9 @@
 //! No method has a body here: an executor around another one forwards each of them or says what it
 //! does not do. What follows from the methods, whoever implements them, is [`ExecutorExt`].
 
-use super::plan::{BufferId, KvFormat, Part, Plan, PlanId, WeightId};
+use super::cache::KvFormat;
+use super::operand::{BufferId, WeightId};
+use super::plan::{Part, Plan, PlanId};
 use super::step::StepLayout;
 use crate::tensor::{Matrix, StoredMatrix};
 use anyhow::Result;

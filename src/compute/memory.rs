@@ -1,6 +1,6 @@
 //! Host buffers that several threads write at once, each its own part.
 
-use super::plan::BufferId;
+use super::operand::BufferId;
 use anyhow::{Context, Result, ensure};
 use bytemuck::Pod;
 use std::alloc::{Layout, alloc_zeroed, dealloc};

@@ -1,7 +1,9 @@
 //! The operations of a plan, each with its operands by name. Shapes are `[rows, ...]` with the live
 //! row count read from the step buffer.
 
-use super::plan::{Act, BufferId, KvLayer, RowSet, WeightId};
+use super::act::Act;
+use super::cache::KvLayer;
+use super::operand::{BufferId, RowSet, WeightId};
 use crate::kv::{OffloadedPages, PAGE};
 
 /// One operation.

@@ -4,7 +4,7 @@
 //! `max_rows` words: tokens, positions, parents, selected, path, roots, sequences. Behind them are
 //! the page tables of all sequences, which change only where a sequence gets another page.
 
-use super::plan::RowSet;
+use super::operand::RowSet;
 
 /// Parent of the root.
 pub const NO_PARENT: u32 = u32::MAX;

@@ -7,7 +7,6 @@ use crate::tensor::quantize::quantize_by;
 use crate::tensor::{Format, Matrix};
 use crate::util::threads::{self, Task};
 use anyhow::Result;
-use half::f16;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -97,12 +96,12 @@ impl Solver for Nearest {
             let handles: Vec<_> = values.chunks(each * cols).map(spawn).collect();
             handles.into_iter().map(Task::join).collect()
         });
-        let (mut codes, mut scales) = (Vec::<u8>::new(), Vec::<f16>::new());
+        let (mut codes, mut side) = (Vec::<u8>::new(), Vec::<u8>::new());
         for part in parts {
             let part = part?;
             codes.extend_from_slice(&part.codes);
-            scales.extend_from_slice(&part.scales);
+            side.extend_from_slice(&part.side);
         }
-        Matrix::new(format, n, cols, codes, scales)
+        Matrix::new(format, n, cols, codes, side)
     }
 }

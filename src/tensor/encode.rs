@@ -1,13 +1,12 @@
 //! Coding a matrix some columns at a time, so that a solver can answer the errors of some in the
 //! targets of others.
 
-use super::code::Integer;
-use super::quantize::{code_of_nearest, f16_nonzero, scale_for};
+use super::block::Integer;
+use super::round::{code_of_nearest, f16_nonzero, scale_for};
 use super::trellis::{TILE, Trellis};
 use super::viterbi::{Viterbi, WEIGHTS};
 use super::{Format, Group, Matrix, Values};
 use anyhow::{Result, ensure};
-use half::f16;
 use rayon::prelude::*;
 use std::cell::RefCell;
 use std::fmt::Debug;
@@ -143,7 +142,7 @@ impl Encoder {
                 && decoded.len() == targets.len()
                 && block < self.cols / BLOCK
         );
-        match Trellis::of(self.format.code) {
+        match self.format.code.trellis() {
             Some(trellis) => self.encode_tiles(tiles, trellis, block, targets, decoded)?,
             None => self.encode_in_turn(block, targets, &IDENTITY, decoded),
         }
@@ -211,21 +210,22 @@ impl Encoder {
         Ok(())
     }
 
-    /// The matrix, with `scales` `[rows, groups]` in the place of those the codes were chosen with.
+    /// Returns the matrix, with `scales` `[rows, groups]` in the place of the scales that the codes
+    /// were chosen with.
     pub fn finish(self, scales: Option<&[f32]>) -> Result<Matrix<'static>> {
         let Encoder { format, integer, rows, cols, codes, .. } = self;
         let (scales, unit) = (scales.unwrap_or(&self.scales), format.code.unit());
-        let stored: Vec<f16> = scales.iter().map(|s| f16_nonzero(s / unit)).collect();
+        let side: Vec<u8> =
+            scales.iter().flat_map(|s| f16_nonzero(s / unit).to_le_bytes()).collect();
         let codes = match integer {
             None => codes,
             Some(integer) => {
-                let mut packed = Vec::with_capacity(rows * format.row_bytes(cols));
-                let rows = codes.chunks_exact(cols);
-                rows.for_each(|row| integer.pack(row.iter().copied(), &mut packed));
+                let mut packed = vec![0; rows * format.row_bytes(cols)];
+                integer.pack(&codes, &mut packed);
                 packed
             }
         };
-        Matrix::new(format, rows, cols, codes, stored)
+        Matrix::new(format, rows, cols, codes, side)
     }
 }
 
@@ -239,14 +239,14 @@ mod tests {
     fn columns_and_rows_agree() {
         let (rows, cols) = (19, 256);
         let x = gaussian(rows * cols, 11);
-        for format in Format::all().filter(|format| format.code.is_coded_by_columns()) {
+        for format in Format::written().filter(|format| format.code.is_coded_by_columns()) {
             let whole = quantize(format, rows, cols, &x).unwrap();
             let scales = match format.group {
                 Group::Row if format.code.is_trellis() => {
                     x.chunks_exact(cols).map(|row| row_scale(format, row)).collect()
                 }
                 Group::Row => {
-                    whole.scales.iter().map(|s| s.to_f32() * format.code.unit()).collect()
+                    (0..rows).map(|row| whole.factors(row, 0).scale * format.code.unit()).collect()
                 }
                 Group::Cols(_) => Vec::new(),
             };
@@ -267,8 +267,7 @@ mod tests {
             let got = encoder.finish(None).unwrap();
             // Whole rows of trellis codes get their scales refitted to the codes.
             assert!(
-                got.codes == whole.codes
-                    && (got.scales == whole.scales || format.code.is_trellis()),
+                got.codes == whole.codes && (got.side == whole.side || format.code.is_trellis()),
                 "{format}"
             );
             let near = |(a, b): (&f32, &f32)| (a - b).abs() <= 1e-3 * a.abs();

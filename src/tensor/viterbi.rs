@@ -395,7 +395,7 @@ mod tests {
     #[test]
     fn distortion_is_that_of_the_card() {
         for (code, want) in ALL.into_iter().zip(DISTORTION) {
-            let got = distortion(Trellis::of(code).unwrap(), 60, gain_of(code));
+            let got = distortion(code.trellis().unwrap(), 60, gain_of(code));
             assert!((got / want - 1.0).abs() < 0.03, "{code:?}: {got:.5}, expected {want}");
         }
     }
@@ -405,7 +405,7 @@ mod tests {
     #[ignore = "takes minutes"]
     fn distortion_of_a_million_weights() {
         for (code, want) in ALL.into_iter().zip(DISTORTION) {
-            let got = distortion(Trellis::of(code).unwrap(), 3907, gain_of(code));
+            let got = distortion(code.trellis().unwrap(), 3907, gain_of(code));
             println!("{code:?}: {got:.5}");
             assert!((got / want - 1.0).abs() < 0.005, "{code:?}: {got:.5}, expected {want}");
         }
@@ -415,7 +415,7 @@ mod tests {
     /// approximate.
     #[test]
     fn a_path_is_the_best_one_with_its_ends() {
-        let trellis = Trellis::of(Code::T4).unwrap();
+        let trellis = Code::T4.trellis().unwrap();
         let x = gaussian(WEIGHTS, 5);
         let targets = tile(&x, trellis.deviation()).map(|t| (t * 4.0).round());
         let pairs = targets.as_chunks::<2>().0;
@@ -448,7 +448,7 @@ mod tests {
     #[test]
     fn every_instruction_set_finds_the_same_path() {
         for code in ALL {
-            let Viterbi { trellis, blocks, .. } = Viterbi::new(Trellis::of(code).unwrap());
+            let Viterbi { trellis, blocks, .. } = Viterbi::new(code.trellis().unwrap());
             let heads = STATES >> trellis.step;
             // The cheapest ones are below the floor, the dearest ones saturate.
             let best: Vec<u16> = (0..heads).map(|i| (100 + i * 7919 % 65_436) as u16).collect();
@@ -481,7 +481,7 @@ mod tests {
     #[test]
     fn a_tile_is_a_circle_of_the_states_chosen() {
         for code in ALL {
-            let trellis = Trellis::of(code).unwrap();
+            let trellis = code.trellis().unwrap();
             let x = gaussian(WEIGHTS, 9);
             let targets = tile(&x, trellis.deviation());
             let rows = Viterbi::new(trellis).encode(&targets);
@@ -506,20 +506,16 @@ mod tests {
             for _ in 0..240 {
                 state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
                 let multiplier = state >> 8 | 1 | 1 << 23;
-                let trellis = Trellis { multiplier, ..Trellis::of(code).unwrap() };
+                let trellis = Trellis { multiplier, ..code.trellis().unwrap() };
                 best.push((distortion(trellis, 12, gain_of(code)), multiplier));
             }
             best.sort_by(|a, b| a.0.total_cmp(&b.0));
             let again = |m: u32| {
-                distortion(
-                    Trellis { multiplier: m, ..Trellis::of(code).unwrap() },
-                    150,
-                    gain_of(code),
-                )
+                distortion(Trellis { multiplier: m, ..code.trellis().unwrap() }, 150, gain_of(code))
             };
             let mut finals: Vec<_> = best[..12].iter().map(|(_, m)| (again(*m), *m)).collect();
             finals.sort_by(|a, b| a.0.total_cmp(&b.0));
-            let trellis = Trellis::of(code).unwrap();
+            let trellis = code.trellis().unwrap();
             let gains = [1.0, 1.04, 1.06, 1.08, 1.1, 1.12, 1.14, 1.16]
                 .map(|g| (g, distortion(trellis, 150, g)));
             println!("{code:?}: {:?}\n  by gain {gains:?}", &finals[..4]);

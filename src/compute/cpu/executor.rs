@@ -7,14 +7,15 @@ use super::isa::Isa;
 use super::linear::{self, PackedMatrix};
 use super::pool::{Pool, Worker};
 use super::rows;
+use crate::compute::act::Act;
+use crate::compute::cache::KvFormat;
 use crate::compute::executor::{
     Caps, Executor, Held, KernelTime, LoadJob, Report, Reports, Storage,
 };
 use crate::compute::memory::Buffers;
 use crate::compute::op::{Commit, Embed, GateUp, Linear, Norm, Op, Prepare};
-use crate::compute::plan::{
-    Act, BufferId, Dispatch, KvFormat, Part, Plan, PlanId, RowSet, WeightId,
-};
+use crate::compute::operand::{BufferId, RowSet, WeightId};
+use crate::compute::plan::{Dispatch, Part, Plan, PlanId};
 use crate::compute::reference;
 use crate::compute::step::{StepLayout, StepView};
 use crate::tensor::Matrix;

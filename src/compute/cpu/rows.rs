@@ -2,9 +2,11 @@
 //! set; preparation and rotation are written out, with the twin's operations in the twin's order.
 
 use super::simd::{Element, Lanes, for_each_isa};
+use crate::compute::act::Act;
+use crate::compute::cache::{KvFormat, KvLayer};
 use crate::compute::memory::Buffers;
 use crate::compute::op::Rope;
-use crate::compute::plan::{Act, BufferId, KvFormat, KvLayer};
+use crate::compute::operand::BufferId;
 use crate::compute::reference::{MAX_HEAD_DIM, q8, rows};
 use crate::tensor::hadamard;
 use crate::tensor::math::LANES;

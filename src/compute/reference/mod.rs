@@ -6,11 +6,13 @@ pub mod linear;
 pub mod q8;
 pub mod rows;
 
+use super::act::Act;
+use super::act::{ActValues, ActView};
 use super::best;
-use super::cpu::linear::{ActValues, ActView};
+use super::cache::{KvFormat, KvLayer};
 use super::memory::Buffers;
 use super::op::{Attention, Best, Commit, Embed, GateUp, Linear, Norm, Op, Prepare, Rope};
-use super::plan::{Act, BufferId, KvFormat, KvLayer, RowSet};
+use super::operand::{BufferId, RowSet};
 use super::step::{StepLayout, StepView};
 use crate::kv::PAGE;
 use crate::tensor::{Matrix, math};

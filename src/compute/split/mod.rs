@@ -18,26 +18,17 @@ pub mod cut;
 
 use super::executor::{Caps, Executor, Held, LoadJob, Report, Reports, Storage};
 use super::op::{Commit, Op};
-use super::plan::{BufferId, Dispatch, Part, Plan, PlanId, RowSet, WeightId};
+use super::operand::{BufferId, RowSet, WeightId};
+use super::plan::{Dispatch, Part, Plan, PlanId};
 use super::step::StepLayout;
 use super::uses::Use;
 use crate::tensor::Matrix;
 use anyhow::{Context, Result, ensure};
+pub use cut::Side;
 use cut::{Piece, cut};
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
-
-/// Where something is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Side {
-    Device,
-    Host,
-}
-
-impl Side {
-    const BOTH: [Side; 2] = [Side::Device, Side::Host];
-}
 
 struct Buffer {
     label: String,

@@ -12,7 +12,6 @@ use crate::tensor::{Format, Matrix};
 use crate::util::hex;
 use crate::util::threads::{self, Task};
 use anyhow::Result;
-use half::f16;
 use sha2::{Digest, Sha256};
 use std::ops::Range;
 
@@ -124,7 +123,7 @@ impl Run<'_> {
 /// Hashes the codes and scales of a packed matrix.
 pub(super) fn packed_hash(matrix: &Matrix<'_>) -> Sha256 {
     let hash = Sha256::new_with_prefix(&matrix.codes);
-    hash.chain_update(bytemuck::cast_slice::<f16, u8>(&matrix.scales))
+    hash.chain_update(&matrix.side)
 }
 
 /// Returns the squared error and the sum of squares of each row.

@@ -303,7 +303,7 @@ impl VulkanExecutor {
     /// What lies in device memory of a matrix, codes and scales: for tests.
     pub fn weight_bytes(&mut self, id: WeightId) -> Result<[Vec<u8>; 2]> {
         let m = self.matrices[id.0 as usize];
-        let scales = 2 * m.rows * m.format.row_scales(m.cols);
+        let scales = m.rows * m.format.row_side(m.cols);
         let mut parts =
             [(m.codes, vec![0; m.bytes as usize - scales]), (m.scales, vec![0; scales])];
         for (address, bytes) in &mut parts {

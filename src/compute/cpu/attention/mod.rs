@@ -11,9 +11,10 @@ mod q8;
 
 use super::isa::Isa;
 use super::simd::{Lanes, for_each_isa};
+use crate::compute::cache::KvFormat;
 use crate::compute::memory::Buffers;
 use crate::compute::op;
-use crate::compute::plan::{BufferId, KvFormat};
+use crate::compute::operand::BufferId;
 use crate::compute::reference::attention::merge;
 use crate::compute::step::StepView;
 use crate::kv::PAGE;

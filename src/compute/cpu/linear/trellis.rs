@@ -7,9 +7,9 @@
 //! activations, in one of two [`Form`]s: adding the nibbles up to weights costs a little once and
 //! saves most of the products of every row.
 
-use super::pack::LINE;
+use super::pack::{LINE, TILE};
+use super::panel::Panel;
 use super::words::Words;
-use super::{Panel, TILE};
 use crate::tensor::Code;
 use crate::tensor::trellis::{self, STATE_BITS, Trellis};
 
@@ -26,7 +26,7 @@ pub enum Form {
 const CODES: [Code; 4] = [Code::T2, Code::T25, Code::T3, Code::T4];
 
 const fn shape(number: usize) -> Trellis {
-    match Trellis::of(CODES[number]) {
+    match CODES[number].trellis() {
         Some(trellis) => trellis,
         None => unreachable!(),
     }
@@ -76,7 +76,7 @@ const NIBBLES: u32 = 0x0f0f_0f0f;
 /// each other; `FORM` is a [`Form`].
 ///
 /// # Safety
-/// The panel and `acc` are as [`Panel`] and [`super::PanelFn`] say; the instructions of `W` exist.
+/// The panel and `acc` are as [`Panel`] and [`super::panel::PanelFn`] say; the instructions of `W` exist.
 #[inline(always)]
 pub unsafe fn tiles<
     W: Words,
