@@ -1,7 +1,8 @@
 //! Lists the kernel calls that a device would be given for a model, without the device.
 //!
 //! [`Listing`] is the footprint of a dry executor: loading a model onto it keeps the plans and the
-//! shapes of the matrices, and [`Listing::calls`] lowers a plan for a device that is only described.
+//! shapes of the matrices, and [`Listing::calls`] lowers a plan for a device that is only
+//! described.
 
 use anyhow::{Context, Result};
 use gemma::compute::dry::{Dry, Footprint};
@@ -111,8 +112,8 @@ impl Listing {
         Ok(list)
     }
 
-    /// Returns the kernels beside the passes: those that unpack stored codes, and the one that reads
-    /// memory to measure its speed.
+    /// Returns the kernels beside the passes: those that unpack stored codes, and the one that
+    /// reads memory to measure its speed.
     pub fn beside_passes() -> Vec<ListedCall> {
         let listed = |(shader, constants): (Shader, Constants)| ListedCall {
             shader: shader.file(),

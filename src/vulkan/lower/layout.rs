@@ -2,9 +2,10 @@
 //!
 //! A row of integer codes is cut into *steps* of W columns, which a lane takes at a time. A step is
 //! a group; without groups it has 64 columns of i2, or 32 of other codes. Eight lanes share a row.
-//! Their eight steps lie together, in pieces of 16 bytes (8 if a step has no more): first a piece of
-//! each lane, then the next pieces, so that neighbouring lanes load neighbouring bytes. Trellis codes
-//! have tiles in place of steps and rows of tiles in place of rows. Scales are `[rows, groups]`.
+//! Their eight steps lie together, in pieces of 16 bytes (8 if a step has no more): first a piece
+//! of each lane, then the next pieces, so that neighbouring lanes load neighbouring bytes. Trellis
+//! codes have tiles in place of steps and rows of tiles in place of rows. Scales are `[rows,
+//! groups]`.
 
 use crate::error::Fault;
 use crate::tensor::trellis::TILE;

@@ -2,11 +2,12 @@
 //!
 //! A driver resets a device whose submission runs too long: amdgpu after 2 s since Linux 7.0,
 //! others after 10 s. A pass over a long prompt can take longer, so it is submitted in pieces, each
-//! estimated to stay below [`LIMIT`]. The estimate of a pass is its last time. A pass that was never
-//! timed is submitted piece by piece: the time of each piece sets the size of the next ([`Probe`]).
+//! estimated to stay below [`LIMIT`]. The estimate of a pass is its last time. A pass that was
+//! never timed is submitted piece by piece: the time of each piece sets the size of the next
+//! ([`Probe`]).
 
-/// Longest estimate of a submission in seconds: a tenth of the shortest known time-out, since clocks,
-/// power limits and other programs make estimates wrong.
+/// Longest estimate of a submission in seconds: a tenth of the shortest known time-out, since
+/// clocks, power limits and other programs make estimates wrong.
 pub const LIMIT: f64 = 0.2;
 /// Estimate of seconds per multiply-add before any pass was timed: 50 times the modelled time of a
 /// Radeon 780M, bound by its memory, for one row.

@@ -15,7 +15,8 @@ use ash::vk;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-/// For tests: the clock of a device that takes a given time for a multiply-add, and its submissions.
+/// For tests: the clock of a device that takes a given time for a multiply-add, and its
+/// submissions.
 #[derive(Clone, Debug, Default)]
 pub struct MadeUp {
     /// Seconds per multiply-add.
@@ -55,8 +56,8 @@ impl VulkanExecutor {
     }
 
     /// Records the commands of a plan for one bucket, unless commands that are cut by the present
-    /// estimate exist, and waits until they are not in use. A pass without an estimate runs here up to
-    /// its last piece.
+    /// estimate exist, and waits until they are not in use. A pass without an estimate runs here up
+    /// to its last piece.
     pub(super) fn prepare(&mut self, plan: PlanId, bucket: Bucket, rows: usize) -> Result<()> {
         let at = plan.0 as usize;
         // A driver on the processor has no watchdog.

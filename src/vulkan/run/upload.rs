@@ -1,6 +1,6 @@
 //! Upload of weights: threads read them into a ring of staging blocks, and the device unpacks one
-//! block while threads fill others. A device with memory of its own copies a block there first, since
-//! the unpacking kernels would read over the bus in small pieces.
+//! block while threads fill others. A device with memory of its own copies a block there first,
+//! since the unpacking kernels would read over the bus in small pieces.
 
 use super::commands::bind;
 use super::fill::{Filling, Part, RING, STAGE, Stream, cut};
@@ -302,8 +302,8 @@ struct Sending<'a> {
 }
 
 impl Sending<'_> {
-    /// Records the copies and kernels of a staging block. Its parts share no bytes, so a kernel only
-    /// waits for the copy of its input.
+    /// Records the copies and kernels of a staging block. Its parts share no bytes, so a kernel
+    /// only waits for the copy of its input.
     fn record(
         &self,
         device: &ash::Device,
@@ -338,8 +338,8 @@ impl Sending<'_> {
             return;
         }
         if let Some(copy) = copy {
-            // SAFETY: both blocks have one size, and the submission that used the copy is done, since
-            // its stage is free.
+            // SAFETY: both blocks have one size, and the submission that used the copy is done,
+            // since its stage is free.
             unsafe { device.cmd_copy_buffer(commands, self.stage.buffer, copy.buffer, &regions) };
             copied_barrier(device, commands);
         }
