@@ -5,9 +5,10 @@
 //! matrices are used in turn so that the whole set has the stated size: 384 MB comes from memory, 24 MB from the L3 cache, 640 KB from L2.
 //! Medians; the rows' times are taken in turns so that a noisy neighbour meets them all.
 
+use gemma::compute::act::{ActValues, ActView};
 use gemma::compute::cpu::bandwidth::read_bandwidth;
 use gemma::compute::cpu::isa::Isa;
-use gemma::compute::cpu::linear::{ActValues, ActView, PackedMatrix, linear};
+use gemma::compute::cpu::linear::{PackedMatrix, linear};
 use gemma::compute::cpu::pool::Pool;
 use gemma::tensor::{Format, Matrix};
 use half::f16;
@@ -96,7 +97,14 @@ fn matrix(format: Format, rows: usize, cols: usize) -> Matrix<'static> {
     if !format.code.is_integer() {
         codes.fill(0x3c); // a small positive float in both formats
     }
-    Matrix::new(format, rows, cols, codes, vec![f16::ONE; rows * format.row_scales(cols)]).unwrap()
+    Matrix::new(
+        format,
+        rows,
+        cols,
+        codes,
+        f16::ONE.to_le_bytes().repeat(rows * format.row_side(cols) / 2),
+    )
+    .unwrap()
 }
 
 /// Median seconds of one matrix at each row count.

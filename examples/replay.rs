@@ -12,7 +12,7 @@ use anyhow::{Context, Result};
 use clap::{Parser, ValueEnum};
 use gemma::decode::{Stats, Verdict};
 use gemma::draft::{
-    DraftContext, DraftFigures, DraftModel, DraftRequest, DraftSource, Drafter, Mixing, Pass,
+    CandidateSource, DraftContext, DraftFigures, DraftModel, DraftRequest, Drafter, Mixing, Pass,
     Proposal, TreeBuilder, TreeSize, Verified, mix,
 };
 use gemma::engine::{Scores, TokenTree};
@@ -64,7 +64,7 @@ struct Options {
     count: Option<usize>,
     /// Sources that take part
     #[arg(long, value_parser = source, value_delimiter = ',', default_value = "context,table,model")]
-    sources: Vec<DraftSource>,
+    sources: Vec<CandidateSource>,
     /// Weights of the sources
     #[arg(long, value_enum, default_value_t = Weights::Learned)]
     mixing: Weights,
@@ -80,9 +80,9 @@ enum Weights {
     Fixed,
 }
 
-fn source(name: &str) -> Result<DraftSource, String> {
-    let names: Vec<&str> = DraftSource::mixed().map(DraftSource::name).collect();
-    let source = DraftSource::mixed().find(|source| source.name() == name);
+fn source(name: &str) -> Result<CandidateSource, String> {
+    let names: Vec<&str> = CandidateSource::mixed().map(CandidateSource::name).collect();
+    let source = CandidateSource::mixed().find(|source| source.name() == name);
     source.ok_or_else(|| format!("expected one of {}", names.join(", ")))
 }
 
@@ -202,7 +202,7 @@ fn builder(
     tokenizer: &Tokenizer,
     texts: &[Transcript],
 ) -> Result<(TreeBuilder, Option<String>)> {
-    let (model, name) = match options.sources.contains(&DraftSource::Model) {
+    let (model, name) = match options.sources.contains(&CandidateSource::Model) {
         true => draft_model(options, tokenizer, texts).map(|(m, name)| (Some(m), Some(name)))?,
         false => (None, None),
     };

@@ -11,7 +11,7 @@ pub const WRONG_RESULT: &str = "GEMMA_VULKAN_FAULT";
 /// Multiplies matrices without `linear_few` and `linear_many`, to measure what these two gain.
 pub const GENERAL_KERNELS: &str = "GEMMA_VULKAN_GENERAL_KERNELS";
 /// Makes commands of the NPU's model fail: a kind and the first command, as in `abort@3`, see
-/// `Fault` of `npu::host`.
+/// `NpuFault` of `npu::host`.
 pub const NPU_FAULT: &str = "GEMMA_FAIL_NPU";
 /// Makes the child process that tries a driver die (`abort`), die if it asks about matrices
 /// (`abort-whole`), fail (`fail`) or never end (`hang`).

@@ -1,12 +1,13 @@
 //! Lists the kernel calls that a device would be given for a model, without the device.
 //!
 //! [`Listing`] is the footprint of a dry executor: loading a model onto it keeps the plans and the
-//! shapes of the matrices, and [`Listing::calls`] lowers a plan for a device that is only described.
+//! shapes of the matrices, and [`Listing::calls`] lowers a plan for a device that is only
+//! described.
 
 use anyhow::{Context, Result};
-use gemma::checkpoint::gguf::Kind;
 use gemma::compute::dry::{Dry, Footprint};
 use gemma::compute::{BufferId, Dispatch, KvFormat, Op, Plan, PlanId, StepLayout};
+use gemma::tensor::block::BLOCKS;
 use gemma::tensor::{Code, Format};
 use gemma::vulkan::kernels::{Kernel, Read, Repack, Unpack};
 use gemma::vulkan::{
@@ -111,8 +112,8 @@ impl Listing {
         Ok(list)
     }
 
-    /// Returns the kernels beside the passes: those that unpack stored codes, and the one that reads
-    /// memory to measure its speed.
+    /// Returns the kernels beside the passes: those that unpack stored codes, and the one that
+    /// reads memory to measure its speed.
     pub fn beside_passes() -> Vec<ListedCall> {
         let listed = |(shader, constants): (Shader, Constants)| ListedCall {
             shader: shader.file(),
@@ -126,8 +127,8 @@ impl Listing {
         };
         let repack = [Code::I8, Code::I4, Code::I2, Code::I8a, Code::T2]
             .map(|code| Repack { code: code_number(code) }.specialised());
-        let unpack =
-            (0..64).filter_map(Kind::of).map(|kind| Unpack { kind: kind.number() }.specialised());
+        let unpack = BLOCKS.iter().filter_map(|block| block.ggml?.unpack);
+        let unpack = unpack.map(|kind| Unpack { kind }.specialised());
         repack.into_iter().chain(unpack).chain([Read {}.specialised()]).map(listed).collect()
     }
 }
@@ -168,7 +169,7 @@ impl Footprint for Listing {
         let packing = Packing::of(format, rows, cols)?;
         let codes =
             packing.map_or(format.stored_rows(rows) * format.row_bytes(cols), |p| p.bytes());
-        let bytes = (codes + 2 * rows * format.row_scales(cols)) as u64;
+        let bytes = (codes + rows * format.row_side(cols)) as u64;
         let mut kept = self.kept();
         let codes = (kept.matrices.len() as u64 + 1) << 48;
         let scales = codes + (1 << 47);

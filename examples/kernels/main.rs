@@ -1,8 +1,8 @@
 //! Lists the kernels that GPUs would be given for Gemma 3 27B, in every recipe and format and for
 //! passes of every number of rows.
 //!
-//! `kernels < DEVICES` reads a JSON list of devices and prints a JSON object for each call of a pass.
-//! `scripts/check-amd.sh` compiles these calls for AMD's GPUs.
+//! `kernels < DEVICES` reads a JSON list of devices and prints a JSON object for each call of a
+//! pass. `scripts/check-amd.sh` compiles these calls for AMD's GPUs.
 
 mod listing;
 
@@ -112,9 +112,11 @@ fn print(
     let matrices =
         call.matrices.iter().map(|(format, rows, cols)| json!([format.to_string(), rows, cols]));
     let mut line = json!({
-        "chip": device["chip"], "pass": pass, "rows": rows, "shader": call.shader, "constants": call.constants,
+        "chip": device["chip"], "pass": pass, "rows": rows, "shader": call.shader,
+        "constants": call.constants,
         "subgroup": if info.asks_subgroup { info.subgroup } else { 0 }, "label": call.label,
-        "matrices": matrices.collect::<Vec<Value>>(), "groups": call.groups, "work": call.work, "bytes": call.bytes,
+        "matrices": matrices.collect::<Vec<Value>>(), "groups": call.groups,
+        "work": call.work, "bytes": call.bytes,
         "count": call.count,
     });
     if let (Some(line), Value::Object(place)) = (line.as_object_mut(), place) {

@@ -19,10 +19,9 @@ pub use foreign::check_bytes;
 pub use view::{Dtype, TensorView, is_weight};
 
 use crate::error::Fault;
-use crate::tensor::{Format, Matrix};
+use crate::tensor::{Code, Format, GgmlType, Matrix};
 use crate::util::threads;
 use anyhow::{Context, Result};
-use half::f16;
 use rayon::prelude::*;
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
@@ -74,8 +73,8 @@ pub struct Stored {
 pub enum Kind {
     Plain(Dtype),
     Packed(Format),
-    /// Blocks of a GGUF file that no format of ours equals.
-    Blocks(gguf::Kind),
+    /// Blocks of a GGUF file that are decoded when they are loaded.
+    Blocks(Code),
 }
 
 impl std::fmt::Display for Kind {
@@ -83,7 +82,7 @@ impl std::fmt::Display for Kind {
         match self {
             Kind::Plain(dtype) => f.write_str(&dtype.to_string().to_lowercase()),
             Kind::Packed(format) => format.fmt(f),
-            Kind::Blocks(kind) => f.write_str(&kind.to_string().to_lowercase()),
+            Kind::Blocks(code) => f.write_str(code.spec().name),
         }
     }
 }
@@ -153,16 +152,10 @@ impl Checkpoint {
         for entry in header::parse(&shown, &bytes)? {
             if let Some(other) = self.by_name.insert(entry.name.clone(), self.raw.len()) {
                 let other = &self.shard_names[self.raw[other].0];
-                return Err(Fault::model(format!(
-                    "{shown}: tensor `{}` is also in \
-                    {other}",
-                    entry.name
-                ))
-                .help(
-                    "the shards are of different exports: fetch the model again into an \
-                        empty directory",
-                )
-                .into());
+                let what = format!("{shown}: tensor `{}` is also in {other}", entry.name);
+                let help = "the shards are of different exports: \
+                    fetch the model again into an empty directory";
+                return Err(Fault::model(what).help(help).into());
             }
             self.raw.push((shard, entry));
         }
@@ -173,8 +166,8 @@ impl Checkpoint {
     /// The index and the shards must tell the same story.
     fn check_index(&self, map: &BTreeMap<String, String>) -> Result<()> {
         let index = self.store.display(shards::INDEX);
-        let help = "index and shards are of different exports: fetch the model again into an empty \
-            directory";
+        let help = "index and shards are of different exports: \
+            fetch the model again into an empty directory";
         for (tensor, file) in map {
             let actual = self.by_name.get(tensor).map(|i| &self.shard_names[self.raw[*i].0]);
             if actual != Some(file) {
@@ -301,7 +294,7 @@ impl Checkpoint {
         &self.formats
     }
 
-    /// What was passed over in silence; worth one line to the user each.
+    /// Notes for the user about parts that were skipped, one line each.
     pub fn notes(&self) -> &[String] {
         &self.notes
     }
@@ -335,10 +328,11 @@ impl Checkpoint {
         }
         let view = self.tensor(name)?;
         let bytes = view.data.len() as u64;
-        if let Some(kind) = self.block(name) {
+        if let Some((code, ggml)) = self.block(name) {
             let mut shape = view.shape.to_vec();
-            shape.last_mut().into_iter().for_each(|n| *n = *n / kind.bytes() * kind.weights());
-            let kind = kind.format().map_or(Kind::Blocks(kind), Kind::Packed);
+            shape.last_mut().into_iter().for_each(|n| *n = *n / ggml.bytes * ggml.weights);
+            let native = Format::of_file(code).filter(|_| code.loaded() == code);
+            let kind = native.map_or(Kind::Blocks(code), Kind::Packed);
             return Some(Stored { name: name.into(), kind, shape, bytes });
         }
         Some(Stored {
@@ -349,23 +343,25 @@ impl Checkpoint {
         })
     }
 
-    /// How a GGUF file stores a tensor, where that is in blocks.
-    fn block(&self, name: &str) -> Option<gguf::Kind> {
-        self.gguf.as_ref()?.block(name)
+    /// The blocks of a tensor of a GGUF file, where it is stored in blocks.
+    fn block(&self, name: &str) -> Option<(Code, GgmlType)> {
+        let code = self.gguf.as_ref()?.block(name)?;
+        Some((code, code.spec().ggml?))
     }
 
     /// The format that [`Checkpoint::matrix`] gives a tensor in, without loading it.
     pub fn format(&self, name: &str) -> Option<Format> {
         Some(match self.lookup(name)?.kind {
             Kind::Packed(format) => format,
-            Kind::Plain(Dtype::BF16) | Kind::Blocks(_) => Format::BF16,
+            Kind::Plain(Dtype::BF16) => Format::BF16,
+            Kind::Blocks(code) => Format::of_file(code)?.loaded(),
             Kind::Plain(_) => Format::F32,
         })
     }
 
     /// A two-dimensional tensor as a matrix: bf16, f32 and packed ones without a copy, f16 as f32;
-    /// blocks of a GGUF file as the same integers in our order, or as bf16 where no format of ours
-    /// has them.
+    /// blocks of a GGUF file as the same integers in our order, or as bf16 where there are no
+    /// kernels for them.
     pub fn matrix(&self, name: &str) -> Result<Matrix<'_>> {
         if self.formats.contains_key(name) {
             return self.packed(name);
@@ -377,15 +373,10 @@ impl Checkpoint {
         let &[rows, cols] = view.shape else {
             return Err(bad(format!("of shape {:?} is not a matrix", view.shape)).into());
         };
-        if let Some(kind) = self.block(name) {
+        if let Some((code, ggml)) = self.block(name) {
             let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
-            return kind.matrix(
-                rows,
-                cols / kind.bytes() * kind.weights(),
-                view.data,
-                threads,
-                self.spare(),
-            );
+            let cols = cols / ggml.bytes * ggml.weights;
+            return gguf::types::loaded(code, rows, cols, view.data, threads, self.spare());
         }
         match view.dtype {
             Dtype::F32 => Matrix::new(Format::F32, rows, cols, view.data, Vec::new()),
@@ -446,8 +437,8 @@ impl Checkpoint {
                 .map_err(|e| bad(format!("{e:#}")).into());
         }
         // Rows of trellis codes are padded: how many count, the scales say.
-        let (rows, row_scales, data) = part(artifact::scales_name(name), Dtype::F16)?;
-        let fits = format.check_cols(cols).is_ok() && row_scales == format.row_scales(cols);
+        let (rows, row_scales, side) = part(artifact::scales_name(name), Dtype::F16)?;
+        let fits = format.check_cols(cols).is_ok() && 2 * row_scales == format.row_side(cols);
         if !fits || format.codes_shape(rows, cols) != [blocks, block_bytes] {
             let what = format!(
                 "as {format} with codes [{blocks}, {block_bytes}] does not fit scales [{rows}, \
@@ -455,13 +446,6 @@ impl Checkpoint {
             );
             return Err(bad(what).into());
         }
-        // Bytes inside the binary may lie at odd addresses.
-        let scales: Cow<'_, [f16]> = bytemuck::try_cast_slice(data)
-            .map_or_else(|_| Cow::Owned(copy_f16(data)), Cow::Borrowed);
-        Matrix::new(format, rows, cols, codes, scales).map_err(|e| bad(format!("{e:#}")).into())
+        Matrix::new(format, rows, cols, codes, side).map_err(|e| bad(format!("{e:#}")).into())
     }
-}
-
-fn copy_f16(data: &[u8]) -> Vec<f16> {
-    data.as_chunks::<2>().0.iter().map(|b| f16::from_le_bytes(*b)).collect()
 }

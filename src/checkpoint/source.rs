@@ -1,8 +1,8 @@
 //! Tensors as bytes that are read from their files when they are wanted, not through the map.
 
-use super::{Checkpoint, Dtype, artifact, gguf};
+use super::{Checkpoint, Dtype, artifact};
 use crate::error::Fault;
-use crate::tensor::{Coding, Source, StoredMatrix};
+use crate::tensor::{Code, Coding, Source, StoredMatrix};
 use anyhow::{Context, Result, ensure};
 
 /// A raw tensor's bytes.
@@ -29,7 +29,7 @@ impl Checkpoint {
         };
         if self.formats.contains_key(name) {
             let matrix = self.packed(name)?;
-            let scales = matrix
+            let side = matrix
                 .format
                 .code
                 .is_integer()
@@ -37,25 +37,18 @@ impl Checkpoint {
                 .transpose()?;
             let (format, rows, cols) = (matrix.format, matrix.rows, matrix.cols);
             let codes = source(&artifact::codes_name(name))?;
-            return Ok(StoredMatrix {
-                format,
-                rows,
-                cols,
-                coding: Coding::Canonical,
-                codes,
-                scales,
-            });
+            return Ok(StoredMatrix { format, rows, cols, coding: Coding::Canonical, codes, side });
         }
         let view = self.tensor(name);
-        let kind = self.block(name).or(match view.map(|v| v.dtype) {
-            Some(Dtype::F16) => Some(gguf::Kind::F16),
-            _ => None,
-        });
-        let coding = kind.map_or(Coding::Canonical, gguf::Kind::coding);
-        let (rows, cols, format) = match (view, kind) {
-            (Some(view), Some(kind)) if view.shape.len() == 2 => {
+        let ggml = match view.map(|v| v.dtype) {
+            Some(Dtype::F16) => Code::F16.spec().ggml,
+            _ => self.block(name).map(|(_, ggml)| ggml),
+        };
+        let coding = ggml.map_or(Coding::Canonical, Coding::Blocks);
+        let (rows, cols, format) = match (view, ggml) {
+            (Some(view), Some(ggml)) if view.shape.len() == 2 => {
                 let cols = if view.dtype == Dtype::U8 {
-                    view.shape[1] / kind.bytes() * kind.weights()
+                    view.shape[1] / ggml.bytes * ggml.weights
                 } else {
                     view.shape[1]
                 };
@@ -67,7 +60,7 @@ impl Checkpoint {
             }
         };
         format.check_cols(cols)?;
-        Ok(StoredMatrix { format, rows, cols, coding, codes: source(name)?, scales: None })
+        Ok(StoredMatrix { format, rows, cols, coding, codes: source(name)?, side: None })
     }
 
     /// Bytes of a raw tensor from `at` on, see [`Checkpoint::read`].

@@ -184,7 +184,7 @@ impl Store {
                 // SAFETY: the map is read-only and private to us, and every range handed out is
                 // checked against its length. Offsets and sizes are taken from a copy of its header
                 // alone, so that bytes which another process changes meanwhile are wrong weights
-                // and nothing else. A file that is shortened faults: `cli::crash` reports it.
+                // and nothing else. A file that is shortened faults: `os::crash` reports it.
                 let map = unsafe { Mmap::map(&file) }.map_err(failed)?;
                 Ok(Bytes::Mapped(map, file))
             }

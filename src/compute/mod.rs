@@ -1,19 +1,24 @@
 //! The dispatch list (`plan`), the executor seam, the CPU executor with its scalar twins,
 //! and the executor that spreads a plan over two others (`split`). Knows no model.
 
+pub mod act;
 pub mod best;
+pub mod cache;
 pub mod cpu;
 pub mod device;
 pub mod dry;
 pub mod executor;
 pub mod memory;
 pub mod op;
+pub mod operand;
 pub mod plan;
 pub mod reference;
 pub mod split;
 pub mod step;
 pub mod uses;
 
+pub use act::{Act, ActFormat};
+pub use cache::{KvFormat, KvLayer};
 pub use device::{Choice, DeviceInfo};
 pub use executor::{
     AssistReport, Caps, Executor, ExecutorExt, Held, KernelTime, LoadJob, Loading, Report, Reports,
@@ -22,7 +27,6 @@ pub use executor::{
 pub use op::{
     Attention, Best, Commit, Embed, GateUp, Linear, LinearJob, Norm, Op, PageRange, Prepare, Rope,
 };
-pub use plan::{
-    Act, ActFormat, BufferId, Dispatch, KvFormat, KvLayer, Part, Plan, PlanId, RowSet, WeightId,
-};
+pub use operand::{BufferId, RowSet, WeightId};
+pub use plan::{Dispatch, Part, Plan, PlanId};
 pub use step::StepLayout;

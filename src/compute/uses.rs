@@ -1,10 +1,11 @@
-//! What an operation names: the one list of its buffers and weights, for whoever has to say it in
-//! other words.
+//! The buffers and weights that an operation names, in one list.
 
+use super::act::Act;
+use super::cache::KvLayer;
 use super::op::{
     Attention, Best, Commit, Embed, GateUp, Linear, LinearJob, Norm, Op, Prepare, Rope,
 };
-use super::plan::{Act, BufferId, KvLayer, RowSet, WeightId};
+use super::operand::{BufferId, RowSet, WeightId};
 
 /// A name in an operation, to be read or replaced.
 #[derive(Debug)]

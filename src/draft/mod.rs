@@ -24,5 +24,5 @@ pub use options::{Ahead, DraftOptions, TreeSize};
 pub use policy::Policy;
 pub use proposal::Proposal;
 pub use round::{Allowance, Pass, Round, RoundOutcome};
-pub use sources::{DraftSource, grammar, model::DraftModel};
+pub use sources::{CandidateSource, grammar, model::DraftModel};
 pub use verified::Verified;

@@ -1,4 +1,4 @@
-//! A grammar followed along a text and the guesses that may continue it.
+//! States of a grammar along a text and its draft trees.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,11 +13,11 @@ use crate::error::Fault;
 use crate::sampler::{Mask, TokenRule};
 use crate::tensor::Token;
 
-/// A mask that takes longer is worth a thread of its own.
+/// Time of a mask from which a background thread computes the masks of a text.
 const LONG: Duration = Duration::from_millis(5);
 
-/// One text under a grammar. Only the tokens decide what may follow them; states are kept so that
-/// none is computed twice.
+/// The rule of one text under a grammar. A mask depends only on the tokens before it; states are
+/// cached.
 pub struct GrammarRule {
     text: Arc<Text>,
 }
@@ -27,14 +27,14 @@ struct Text {
     /// Tokens before the text begins.
     prompt: usize,
     states: Mutex<States>,
-    /// A mask has taken long: from then on they are made by threads, one at a time.
+    /// Set once a mask took long. From then on background threads compute the masks, one at a time.
     slow: AtomicBool,
     at_work: AtomicBool,
-    /// A thread could not make a mask: whoever asks for it is told why.
+    /// Set if a thread failed to compute a mask. The next call for the mask returns the error.
     failed: AtomicBool,
 }
 
-/// States behind `base`, which is a text's beginning: a tree, parents before children.
+/// States behind `base`, the beginning of a text. They form a tree, parents before children.
 #[derive(Default)]
 struct States {
     /// The run of the grammar's machine that the states belong to.
@@ -58,14 +58,14 @@ impl GrammarRule {
         GrammarRule { text: Arc::new(Text { grammar, prompt, states, slow, at_work, failed }) }
     }
 
-    /// As if a mask had taken long.
+    /// Behaves as after a slow mask.
     #[cfg(test)]
     pub(super) fn slowed(self) -> Self {
         self.text.slow.store(true, Ordering::Relaxed);
         self
     }
 
-    /// Whether the text behind the prompt may end here.
+    /// Returns whether the text behind the prompt may end here.
     pub fn is_complete(&self, history: &[Token]) -> bool {
         self.text.is_complete(history)
     }
@@ -82,7 +82,8 @@ impl Text {
         self.states.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Asks the grammar's machine; `None` if it has forgotten the state that is asked about.
+    /// Asks the grammar's machine. Returns `None` if the machine has forgotten the state of the
+    /// query.
     fn ask(&self, ask: StateQuery, states: &mut States) -> Result<Option<MachineState>> {
         let begun = Instant::now();
         let answer = self.grammar.ask(ask, states.run)?;
@@ -95,7 +96,7 @@ impl Text {
         }))
     }
 
-    /// Begins the tree of states anew behind `base`.
+    /// Restarts the tree of states behind `base`.
     fn restart(&self, states: &mut States, base: &[Token]) -> Result<()> {
         self.drop_nodes(states.run, &std::mem::take(&mut states.nodes));
         let root =
@@ -105,10 +106,10 @@ impl Text {
         Ok(())
     }
 
-    /// The state behind `text`, made if need be.
+    /// Returns the index of the state behind `text`, and computes it if necessary.
     fn find(&self, states: &mut States, text: &[Token]) -> Result<usize> {
         if states.nodes.is_empty() || !text.starts_with(&states.base) {
-            // Another text than before: followed from its beginning.
+            // A different text is followed from its beginning.
             self.restart(states, text)?;
         }
         let mut at = 0;
@@ -131,12 +132,12 @@ impl Text {
         Ok(at)
     }
 
-    /// What a token makes of a state.
+    /// Computes the state behind a token.
     fn step(&self, states: &mut States, at: usize, token: Token) -> Result<Option<MachineState>> {
         let Node { number, is_complete, mask, .. } = &states.nodes[at];
         match *number {
             Some(from) => self.ask(StateQuery::Step { from, token }, states),
-            // Behind the end of a text there is only its end.
+            // Only stop tokens may follow the end of a text.
             None if *is_complete && self.grammar.is_stop(token) => {
                 let mask = mask.clone().map(|mask| (*mask).clone());
                 Ok(Some(MachineState { number: None, mask, is_complete: true }))
@@ -170,7 +171,7 @@ impl States {
             .find(|&i| self.nodes[i].parent as usize == at && self.nodes[i].token == token)
     }
 
-    /// Whether the state behind `text` is there.
+    /// Returns whether the state behind `text` is cached.
     fn has(&self, text: &[Token]) -> bool {
         let newer = text.strip_prefix(&self.base[..]).filter(|_| !self.nodes.is_empty());
         newer.is_some_and(|newer| {
@@ -179,7 +180,7 @@ impl States {
     }
 }
 
-/// Says at its end that a thread is not at work any more, also where that panics.
+/// Clears `at_work` when dropped, also after a panic.
 struct AtWork(Arc<Text>);
 
 impl Drop for AtWork {
@@ -222,7 +223,7 @@ impl TokenRule for GrammarRule {
             let failed = work.0.mask(&history).is_err();
             work.0.failed.store(failed, Ordering::Release);
         };
-        // Without a thread the caller has to wait.
+        // If no thread can be started the caller computes the mask itself.
         std::thread::Builder::new().name("grammar".into()).spawn(work).is_err()
     }
 }
@@ -247,7 +248,7 @@ impl Text {
         let Some(text) = history.get(self.prompt..) else { return };
         let mut states = self.states();
         let Ok(root @ 1..) = self.find(&mut states, text) else { return };
-        // Keeps what is below the new root.
+        // Keeps the nodes below the new root.
         let mut place: Vec<Option<u32>> = vec![None; states.nodes.len()];
         let (mut kept, mut dropped) = (Vec::new(), Vec::new());
         for (i, node) in std::mem::take(&mut states.nodes).into_iter().enumerate() {

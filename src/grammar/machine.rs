@@ -1,8 +1,8 @@
 //! A compiled grammar and the states of the texts that follow it.
 //!
-//! A machine runs in a child process of its own ([`super::place`]): llguidance bounds neither the
-//! memory nor the time of what a stranger writes. A state is a pure function of the tokens that led
-//! to it.
+//! A machine runs in a child process of its own ([`super::place`]), because llguidance limits
+//! neither memory nor time for a foreign grammar. A state is a pure function of the tokens before
+//! it.
 
 use super::vocabulary::GrammarVocabulary;
 use super::{GrammarSource, schema};
@@ -15,13 +15,12 @@ use llguidance::{Matcher, ParserFactory};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 
-/// Work on one mask that is allowed before a grammar counts as too complex. Far more than
-/// llguidance's own bounds: what an answer costs must not depend on what was computed, and kept,
-/// before.
+/// Most work on one mask before a grammar counts as too complex. The limits are far above
+/// llguidance's own ones, so that the outcome does not depend on cached states.
 const LEXER_FUEL: u64 = 20_000_000;
 const ITEMS: usize = 1_000_000;
 
-/// A question to a machine. Every answer is a [`MachineState`].
+/// A query to a machine. The answer is a [`MachineState`].
 #[derive(Debug, Serialize, Deserialize)]
 pub enum StateQuery {
     /// The state behind these tokens of a text.
@@ -30,13 +29,12 @@ pub enum StateQuery {
     Step { from: u64, token: Token },
 }
 
-/// What may follow a text.
+/// The state of a text under a grammar.
 #[derive(Clone, Debug)]
 pub struct MachineState {
-    /// The machine's number of the state; `None` where the grammar forbids what led here, or the
-    /// text has ended.
+    /// The machine's number of the state; `None` for a forbidden text and for one that has ended.
     pub number: Option<u64>,
-    /// An error is told in words.
+    /// The allowed next tokens, or an error message.
     pub mask: Result<Mask, String>,
     /// The text may end here.
     pub is_complete: bool,
@@ -45,13 +43,13 @@ pub struct MachineState {
 pub struct GrammarMachine {
     start: Matcher,
     stops: Vec<Token>,
-    /// By number: the state, and whether a text may end there.
+    /// States by number, each with whether a text may end there.
     states: HashMap<u64, (Matcher, bool)>,
     last: u64,
 }
 
 impl GrammarMachine {
-    /// Compiles a grammar. What is wrong with it is wrong usage, with the place.
+    /// Compiles a grammar. An invalid grammar is a usage fault that names the place.
     pub fn compile(
         source: &GrammarSource,
         vocabulary: &GrammarVocabulary,
@@ -78,7 +76,7 @@ impl GrammarMachine {
                     if self.stops.contains(token) && may_end(&mut matcher) {
                         return self.behind_end(&tokens[i + 1..]);
                     }
-                    // A refusal stays in the matcher.
+                    // The matcher keeps the error of a forbidden token.
                     let _ = matcher.consume_token(*token);
                 }
                 matcher
@@ -103,7 +101,7 @@ impl GrammarMachine {
         states.iter().for_each(|number| drop(self.states.remove(number)));
     }
 
-    /// Behind the end of a text there is only its end.
+    /// Returns the state behind the end of a text, where only stop tokens may follow.
     fn behind_end(&self, more: &[Token]) -> MachineState {
         if more.iter().any(|token| !self.stops.contains(token)) {
             return MachineState::forbidden();
@@ -114,12 +112,12 @@ impl GrammarMachine {
         MachineState { number: None, mask: Ok(self.mask_of(end)), is_complete: true }
     }
 
-    /// What may follow a state. Asked once, when it comes to be: a state never depends on who
-    /// looked at the one before.
+    /// Computes the mask of a new state. It is computed once, so that a state never depends on
+    /// queries of an earlier one.
     fn look(&mut self, mut matcher: Matcher) -> MachineState {
         let is_complete = may_end(&mut matcher);
         if matcher.is_error() {
-            // What was guessed here is forbidden.
+            // The last token is forbidden.
             return MachineState { is_complete, ..MachineState::forbidden() };
         }
         let mask = matcher.compute_mask_or_eos().map(|mask| self.mask_of(mask.into()));
@@ -142,13 +140,13 @@ impl GrammarMachine {
     }
 }
 
-/// Whether a text may end in this state.
+/// Returns whether a text may end in this state.
 fn may_end(matcher: &mut Matcher) -> bool {
     matcher.is_accepting().unwrap_or(false) || !matcher.is_error() && matcher.is_stopped()
 }
 
 impl MachineState {
-    /// Nothing may follow.
+    /// Returns the state of a forbidden text, which no token may follow.
     pub fn forbidden() -> MachineState {
         MachineState { number: None, mask: Ok(Mask::default()), is_complete: false }
     }
@@ -184,7 +182,7 @@ impl Compiler {
         }
     }
 
-    /// Why a grammar cannot be used, where, and what to do.
+    /// Makes the fault of an invalid grammar, with the place and a remedy.
     fn explain(&self, source: &GrammarSource, why: &anyhow::Error) -> anyhow::Error {
         let place = match source {
             GrammarSource::JsonSchema(schema) => schema::place(schema, &|part| {
@@ -208,7 +206,7 @@ impl Compiler {
     }
 }
 
-/// An error of llguidance without what is meant for its developers.
+/// Returns an error of llguidance without the parts for its developers.
 fn brief(why: &anyhow::Error) -> String {
     let text = format!("{why:#}");
     let text = text.split("<non-verbose/>").next().unwrap_or_default();

@@ -1,11 +1,11 @@
 //! Texts that must follow a grammar: JSON Schema, Lark's notation or a regular expression,
 //! by the `llguidance` crate.
 //!
-//! A grammar becomes a [`TokenRule`](crate::sampler::TokenRule) of the sampler: a pure function from the
-//! tokens so far to those that may follow, so that drafts change a text under a grammar as little
-//! as any other. JSON has no free white space here: `, ` between items and `: ` behind keys, as most
-//! of what models have read. It cannot loop on blanks, and a schema's fixed parts are forced, so
-//! they are drafted for nothing.
+//! A grammar becomes a [`TokenRule`](crate::sampler::TokenRule) of the sampler: a pure function
+//! from the tokens so far to the allowed next tokens. Drafts therefore change no text under a
+//! grammar. JSON has no free white space here: `, ` between items and `: ` behind keys, as in most
+//! training data. An answer cannot loop on blanks. The fixed parts of a schema are forced tokens,
+//! which drafts propose without any model.
 //!
 //! Each grammar is compiled and followed in a child process of its own ([`place`]).
 
@@ -34,18 +34,18 @@ use machine::{MachineState, StateQuery};
 use place::MachineHost;
 use vocabulary::GrammarVocabulary;
 
-/// What a text must follow.
+/// Source text of a grammar.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum GrammarSource {
     JsonSchema(Value),
     /// llguidance's variant of Lark's notation.
     Lark(String),
-    /// The whole text matches this.
+    /// A regular expression that matches the whole text.
     Regex(String),
 }
 
 impl GrammarSource {
-    /// Any JSON object.
+    /// Returns the grammar of any JSON object.
     pub fn json_object() -> GrammarSource {
         GrammarSource::JsonSchema(serde_json::json!({"type": "object"}))
     }
@@ -66,7 +66,7 @@ impl GrammarSource {
     }
 }
 
-/// Bytes of a grammar at most.
+/// Largest grammar in bytes.
 const LONGEST: usize = 256 << 10;
 
 /// Grammars for one tokenizer.
@@ -74,15 +74,15 @@ pub struct Grammars(Arc<Shared>);
 
 struct Shared {
     vocabulary: GrammarVocabulary,
-    /// Machines at once; the one that was asked longest ago is ended for another one.
+    /// Most machines that run at once. A further one ends the least recently used machine.
     most: usize,
-    /// Grammars whose machines run, the one asked last at the end.
+    /// Grammars whose machines run, least recently used first.
     running: Mutex<VecDeque<Weak<Compiled>>>,
 }
 
 impl Grammars {
-    /// `stops` are the tokens that end a text; they are allowed where the grammar is complete, and
-    /// nowhere else. `most` is the number of machines that may run at once.
+    /// Makes a compiler of grammars. `stops` are the tokens that end a text; they are allowed only
+    /// where the grammar is complete. `most` is the number of machines that may run at once.
     pub fn new(tokenizer: Arc<Tokenizer>, stops: &[Token], most: usize) -> Result<Grammars> {
         let count = tokenizer.vocab();
         let stops: Vec<Token> =
@@ -101,8 +101,8 @@ impl Grammars {
         Ok(Grammars(Arc::new(Shared { vocabulary, most, running: Mutex::default() })))
     }
 
-    /// Checks and prepares a grammar. What is wrong with it is wrong usage, with the place. The
-    /// work ends early once `is_wanted` says no.
+    /// Compiles a grammar. An invalid grammar is a usage fault that names the place. The work ends
+    /// early once `is_wanted` returns false.
     pub fn compile(&self, source: &GrammarSource, is_wanted: &dyn Fn() -> bool) -> Result<Grammar> {
         let (name, bytes) = (source.name(), source.bytes());
         if bytes > LONGEST {
@@ -123,7 +123,7 @@ impl Grammars {
 }
 
 impl Shared {
-    /// Notes that a grammar's machine is of use now, and ends the machines that are too many.
+    /// Marks a grammar's machine as used now, and ends surplus machines.
     fn runs(&self, grammar: &Arc<Compiled>) {
         let ended: Vec<_> = {
             let mut running = lock(&self.running);
@@ -134,7 +134,7 @@ impl Shared {
             let more = running.len().saturating_sub(self.most);
             running.drain(..more).filter_map(|other| other.upgrade()).collect()
         };
-        // One that is at work at this moment is ended when it is the oldest again.
+        // A machine at work is skipped. It ends when it is the oldest again.
         for other in ended {
             if let Ok(mut machine) = other.machine.try_lock() {
                 machine.place = None;
@@ -143,7 +143,7 @@ impl Shared {
     }
 }
 
-/// A grammar that was checked.
+/// A compiled grammar.
 #[derive(Clone)]
 pub struct Grammar(Arc<Compiled>);
 
@@ -151,16 +151,16 @@ struct Compiled {
     source: GrammarSource,
     shared: Arc<Shared>,
     machine: Mutex<Running>,
-    /// Why no text can follow it any more: it took too much.
+    /// The fault of a grammar that exceeded its limits. No text can follow it any more.
     refused: OnceLock<Fault>,
-    /// States that no text needs any more, each with its run.
+    /// States that no text needs any more, each with its run number.
     forgotten: Mutex<Vec<(u64, u64)>>,
 }
 
-/// A machine, or none where it was ended for others.
+/// A machine, or `None` after it was ended for others.
 struct Running {
     place: Option<MachineHost>,
-    /// Which start of the machine it is: numbers of states hold for one.
+    /// Number of the machine's start. State numbers are valid for one run.
     run: u64,
 }
 
@@ -169,12 +169,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Grammar {
-    /// The rule for a text that begins behind `prompt` tokens.
+    /// Returns the rule for a text that begins behind `prompt` tokens.
     pub fn follow(&self, prompt: usize) -> GrammarRule {
         GrammarRule::new(self.clone(), prompt)
     }
 
-    /// Why no text can follow the grammar, which is found out while one does.
+    /// Returns the fault of a grammar that exceeded its limits while a text followed it.
     pub fn refused(&self) -> Option<&Fault> {
         self.0.refused.get()
     }
@@ -183,8 +183,8 @@ impl Grammar {
         self.0.shared.vocabulary.stops().contains(&token)
     }
 
-    /// Asks the machine, which is started where it does not run. Returns the run that the state
-    /// belongs to; `None` if the question is about a state of another one.
+    /// Asks the machine, and starts it if it does not run. Returns the state and its run, or `None`
+    /// if the query is about a state of another run.
     fn ask(&self, ask: StateQuery, run: u64) -> Result<Option<(MachineState, u64)>> {
         let Compiled { source, shared, refused, forgotten, .. } = &*self.0;
         let mut machine = lock(&self.0.machine);
@@ -215,7 +215,7 @@ impl Grammar {
         }
     }
 
-    /// Lets go of states of a run.
+    /// Marks states of a run as forgotten.
     fn forget(&self, run: u64, states: impl Iterator<Item = u64>) {
         lock(&self.0.forgotten).extend(states.map(|state| (run, state)));
     }
@@ -238,10 +238,11 @@ mod tests {
     }
 
     fn person() -> GrammarSource {
-        GrammarSource::JsonSchema(
-            json!({"type": "object", "properties": {"name": {"type": "string", "maxLength": 3}, "old": {"type": "boolean"}},
-            "required": ["name", "old"], "additionalProperties": false}),
-        )
+        let name = json!({"type": "string", "maxLength": 3});
+        GrammarSource::JsonSchema(json!({
+            "type": "object", "required": ["name", "old"], "additionalProperties": false,
+            "properties": {"name": name, "old": {"type": "boolean"}},
+        }))
     }
 
     #[test]
@@ -269,17 +270,17 @@ mod tests {
             }
             history.push(token);
         }
-        // All but the name's letters and the choice of a truth.
+        // All tokens are forced but the letters of the name and the choice of a boolean.
         assert_eq!(forced, r#"{"name": ", "old": rue}"#);
         let end = rule.mask(&history).unwrap();
         assert!(end.ends() && end.allows(1) && end.allows(END) && rule.is_complete(&history));
         history.push(END);
         assert!(rule.mask(&history).unwrap().ends());
-        // Another byte for the same text, and blanks where none are due.
+        // A brace in place of the quote of the name's value is forbidden.
         assert!(rule.mask(&[&prompt[..], &text[..9], &text[..1]].concat()).unwrap().is_empty());
     }
 
-    /// The order of questions, guesses that came to nothing, and what was let go of leave no trace.
+    /// A mask does not depend on the order of queries, on rejected drafts, or on forgotten states.
     #[test]
     fn a_mask_depends_on_the_tokens_alone() {
         let (tokenizer, grammars) = grammars();
@@ -296,7 +297,7 @@ mod tests {
                     .wrapping_add(1_442_695_040_888_963_407);
                 (state >> 33) as usize % n
             };
-            // Random texts that the grammar allows.
+            // Makes random texts that the grammar allows.
             let rule = grammar.follow(1);
             let mut texts: Vec<(Vec<Token>, Arc<Mask>)> = Vec::new();
             for _ in 0..6 {
@@ -322,7 +323,7 @@ mod tests {
         }
     }
 
-    /// A thread beside makes the same masks, of guesses and of texts that were wrong too.
+    /// A background thread computes the same masks, also for drafts and forbidden texts.
     #[test]
     fn a_slow_grammar_is_followed_beside() {
         let (tokenizer, grammars) = grammars();
@@ -342,7 +343,7 @@ mod tests {
         }
     }
 
-    /// A machine that was ended for others is started again where a text goes on.
+    /// A machine that was ended for others is started again when its text continues.
     #[test]
     fn texts_outlive_the_machines_that_they_began_with() {
         let (tokenizer, grammars) = grammars();
@@ -383,9 +384,8 @@ mod tests {
             (part(json!({"type": "strin"})), "at /properties/a/items: "),
             (part(json!({"$ref": "#/$defs/none"})), "at /properties/a/items: "),
             (
-                GrammarSource::JsonSchema(
-                    json!({"$defs": {"b": {"uniqueItems": true, "type": "array"}}, "$ref": "#/$defs/b"}),
-                ),
+                GrammarSource::JsonSchema(json!({"$ref": "#/$defs/b",
+                    "$defs": {"b": {"uniqueItems": true, "type": "array"}}})),
                 "at /$defs/b: ",
             ),
             (GrammarSource::JsonSchema(json!([1])), "a schema is an object"),

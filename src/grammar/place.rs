@@ -1,4 +1,4 @@
-//! Where a grammar's machine runs: a child process under limits, or this process where children
+//! Host of a grammar's machine: a child process under limits, or this process if child processes
 //! are not allowed.
 
 use super::GrammarSource;
@@ -14,18 +14,18 @@ use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The role of a child that runs a machine.
+/// Role of a child process that runs a machine.
 pub const ROLE: &str = "--follow-grammar";
 
 const LIMITS: ChildLimits = ChildLimits { memory: 256 << 20, stack: 64 << 20 };
-/// Processor time to compile a grammar, and to make one mask.
+/// Limits of processor time for the compilation, and for one mask.
 const COMPILING: Duration = Duration::from_secs(2);
 const MASK: Duration = Duration::from_secs(1);
 
-/// What a parent tells its child.
+/// A message from the parent to its child.
 #[derive(Serialize, Deserialize)]
 enum Request {
-    /// Comes first. The vocabulary's words follow as raw bytes.
+    /// The first message. The vocabulary's words follow as raw bytes.
     Compile {
         source: GrammarSource,
         stops: Vec<Token>,
@@ -34,11 +34,11 @@ enum Request {
         forgotten: Vec<u64>,
         ask: StateQuery,
     },
-    /// What the child asked to have encoded.
+    /// Tokens of the text of an `Encode` message.
     Encoded(Vec<Token>),
 }
 
-/// What a child tells its parent.
+/// A message from a child to its parent.
 #[derive(Serialize, Deserialize)]
 enum Reply {
     Compiled(Result<(), Fault>),
@@ -49,18 +49,18 @@ enum Reply {
         error: Option<String>,
         is_complete: bool,
     },
-    /// Comes before the reply proper, as often as need be.
+    /// A text to encode. Any number of these messages come before the reply.
     Encode(String),
 }
 
-/// A machine that runs.
+/// A running machine.
 pub enum MachineHost {
     Here(Box<GrammarMachine>),
     Child(Child),
 }
 
 impl MachineHost {
-    /// Starts a machine. A grammar that is wrong or takes too much is wrong usage.
+    /// Starts a machine. A grammar that is invalid or exceeds the limits is a usage fault.
     pub fn start(
         source: &GrammarSource,
         vocabulary: &GrammarVocabulary,
@@ -80,7 +80,7 @@ impl MachineHost {
         }
     }
 
-    /// Asks the machine. An error is the end of it.
+    /// Asks the machine. After an error the machine is gone.
     pub fn answer(
         &mut self,
         forgotten: Vec<u64>,
@@ -106,7 +106,7 @@ impl MachineHost {
     }
 }
 
-/// Waits for a child's reply, and encodes texts for it meanwhile.
+/// Waits for a child's reply, and encodes texts for the child meanwhile.
 fn receive(
     child: &mut Child,
     vocabulary: &GrammarVocabulary,
@@ -122,7 +122,7 @@ fn receive(
     }
 }
 
-/// Why a grammar whose machine ended is refused.
+/// Returns the fault of a grammar whose machine ended.
 pub fn too_complex(source: &GrammarSource, end: ChildFailure) -> Fault {
     let name = source.name();
     let what = match end {
@@ -138,8 +138,8 @@ pub fn too_complex(source: &GrammarSource, end: ChildFailure) -> Fault {
     Fault::usage(what).help("use fewer optional parts, repetitions and intersections")
 }
 
-/// Runs a machine for the parent of this process until the parent goes. Returns whether all went
-/// well.
+/// Runs a machine for the parent of this process until the parent ends. Returns whether the process
+/// ran to its end without a panic.
 pub fn serve_parent() -> bool {
     child::confined(LIMITS, || {
         let Some((Request::Compile { source, stops }, words)) = child::receive() else { return };

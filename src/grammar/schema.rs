@@ -1,5 +1,4 @@
-//! JSON schemas on their way to llguidance: how strict they are about white space, and where one
-//! goes wrong.
+//! Preparation of JSON schemas for llguidance: rules on white space, and the place of an error.
 
 use anyhow::{Context, Result, bail};
 use serde_json::{Map, Value, json};
@@ -10,11 +9,12 @@ use crate::util::json as tree;
 /// Reads a schema. An error names line and column.
 pub fn parse(text: &str, what: &str) -> Result<Value> {
     let fault = || Fault::usage(format!("{what} is not valid JSON"));
-    let help = r#"a schema looks like {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}; @FILE reads it from a file"#;
+    let example = r#"{"type": "object", "properties": {"name": {"type": "string"}}}"#;
+    let help = format!("a schema looks like {example}; @FILE reads it from a file");
     tree::parse(text.as_bytes()).with_context(|| fault().help(help))
 }
 
-/// What to do about a schema that cannot be used, by what llguidance says of it.
+/// Returns the remedy for an unusable schema, by llguidance's error.
 pub fn remedy(why: &str) -> &'static str {
     let says = |words: &[&str]| words.iter().any(|word| why.contains(word));
     if says(&["Invalid type"]) {
@@ -25,8 +25,7 @@ pub fn remedy(why: &str) -> &'static str {
         "leave the format out, or say it with a pattern; date, time, date-time, duration, email, \
             hostname, ipv4, ipv6, uri and uuid are known"
     } else if says(&["regex"]) {
-        "the pattern is not a regular expression that Rust's regex crate reads: look-around is not \
-            supported"
+        "Rust's regex crate cannot read the pattern: look-around is not supported"
     } else if says(&["Unimplemented"]) {
         "leave out or rewrite what is not supported: not, if, uniqueItems and their like"
     } else {
@@ -34,7 +33,7 @@ pub fn remedy(why: &str) -> &'static str {
     }
 }
 
-/// The schema with our settings for what a schema does not say; its own `x-guidance` is stronger.
+/// Returns the schema with our defaults for settings. Its own `x-guidance` takes precedence.
 pub fn strict(schema: &Value) -> Result<Value> {
     let mut object = match schema {
         Value::Object(object) => object.clone(),
@@ -60,8 +59,8 @@ const ONE: [&str; 4] = ["items", "additionalProperties", "additionalItems", "not
 const LISTS: [&str; 4] = ["anyOf", "allOf", "oneOf", "prefixItems"];
 const NAMED: [&str; 4] = ["$defs", "definitions", "properties", "patternProperties"];
 
-/// ` at /properties/age`: the innermost part that is wrong by itself; empty where only the whole
-/// is.
+/// Returns the innermost part that is wrong by itself, such as ` at /properties/age`. The result is
+/// empty if only the whole schema is wrong.
 pub fn place(schema: &Value, is_wrong: &dyn Fn(Value) -> bool) -> String {
     let mut at = (schema, String::new());
     while let Some(next) =
@@ -72,7 +71,7 @@ pub fn place(schema: &Value, is_wrong: &dyn Fn(Value) -> bool) -> String {
     if at.1.is_empty() { String::new() } else { format!(" at {}", at.1) }
 }
 
-/// The schemas directly inside one, with their pointers.
+/// Returns the schemas directly inside a schema, with their pointers.
 fn parts(schema: &Value) -> Vec<(&Value, String)> {
     let mut parts = Vec::new();
     let escaped = |name: &str| name.replace('~', "~0").replace('/', "~1");
@@ -90,7 +89,7 @@ fn parts(schema: &Value) -> Vec<(&Value, String)> {
     parts
 }
 
-/// A part by itself can still refer to the whole schema's definitions.
+/// Adds the whole schema's definitions to a part, which may refer to them.
 fn with_definitions(part: &Value, schema: &Value) -> Value {
     let mut part = part.clone();
     if let Value::Object(object) = &mut part {

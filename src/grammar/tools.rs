@@ -1,8 +1,8 @@
 //! Grammars of answers that call functions.
 //!
-//! Gemma 3 has no tokens for calls. A call is a line of JSON that the grammar fixes but for what the
-//! model has to choose: `{"name": "NAME", "arguments": {...}}`, a line for each call. Whatever
-//! begins with a brace is a call, and all else is text.
+//! Gemma 3 has no tokens for calls. A call is a line of JSON: `{"name": "NAME", "arguments":
+//! {...}}`. The grammar fixes everything but the function's name and the arguments. An answer that
+//! begins with a brace consists of calls; any other answer is text.
 
 use serde_json::{Value, json};
 
@@ -27,15 +27,16 @@ pub enum CallPolicy {
     Required,
 }
 
-/// How a call begins, behind which its name stands, and what comes between that and the arguments.
+/// Beginning of a call, before the function's name, and the text between the name and the
+/// arguments.
 pub const CALL: &str = "{\"name\": \"";
 pub const ARGUMENTS: &str = "\", \"arguments\": ";
 
-/// The longest name of a function.
+/// Longest name of a function.
 const LONGEST: usize = 64;
 
 impl Tool {
-    /// Refuses names that OpenAI's server refuses too.
+    /// Refuses the names that OpenAI's server refuses.
     pub fn check(&self) -> Result<()> {
         let is_plain = |c: u8| c.is_ascii_alphanumeric() || c == b'_' || c == b'-';
         let fits = (1..=LONGEST).contains(&self.name.len());
@@ -48,8 +49,8 @@ impl Tool {
     }
 }
 
-/// What an answer follows that may or must call some of these functions; `many` allows several
-/// calls.
+/// Returns the grammar of an answer that may or must call some of these functions. `many` allows
+/// several calls.
 pub fn source(tools: &[Tool], calls: CallPolicy, many: bool) -> Result<GrammarSource> {
     let mut names = Vec::new();
     let mut rules = String::new();
@@ -99,7 +100,7 @@ mod tests {
         vec![weather, Tool { name: "now".into(), description: None, parameters: Value::Null }]
     }
 
-    /// Whether all of `text` may be written, and whether the answer may end then.
+    /// Returns whether `text` is allowed, and whether the answer may end after it.
     fn follows(calls: CallPolicy, many: bool, text: &str) -> (bool, bool) {
         let tokenizer = Arc::new(letters());
         let grammars = Grammars::new(tokenizer.clone(), &[1], 1).unwrap();

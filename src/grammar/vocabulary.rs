@@ -1,14 +1,14 @@
-//! A tokenizer as llguidance sees it: the bytes of every token, and how a text is cut into tokens.
+//! Adapter from a tokenizer to llguidance: the bytes of every token, and the encoding of texts.
 
 use llguidance::toktrie::{TokEnv, TokRxInfo, TokTrie, TokenizerEnv};
 use std::sync::Arc;
 
 use crate::tensor::Token;
 
-/// Cuts a text into the tokens that the model's tokenizer makes of it.
+/// Encodes a text with the model's tokenizer.
 pub type Encode = Arc<dyn Fn(&str) -> Vec<Token> + Send + Sync>;
 
-/// What a machine knows of a tokenizer.
+/// Tokens of a tokenizer in the form that a machine needs.
 pub struct GrammarVocabulary {
     /// By token: `[vocab]`, some bytes each. Tokens that no text spells have none.
     words: Vec<Vec<u8>>,
@@ -23,7 +23,7 @@ struct Environment {
 }
 
 impl GrammarVocabulary {
-    /// `bytes` gives the bytes of each of `count` tokens.
+    /// Makes a vocabulary of `count` tokens. `bytes` returns the bytes of a token.
     pub fn new(
         count: usize,
         bytes: impl Fn(Token) -> Vec<u8>,

@@ -18,7 +18,7 @@ impl Progress {
     pub fn counted<'a>(&'a self, matrix: StoredMatrix<'a>) -> StoredMatrix<'a> {
         let counted =
             |source| -> Box<dyn Source + 'a> { Box::new(Counted { source, progress: self }) };
-        StoredMatrix { codes: counted(matrix.codes), scales: matrix.scales.map(counted), ..matrix }
+        StoredMatrix { codes: counted(matrix.codes), side: matrix.side.map(counted), ..matrix }
     }
 }
 
@@ -43,7 +43,7 @@ impl Weights {
 }
 
 fn stored_bytes(matrix: &StoredMatrix<'_>) -> usize {
-    matrix.code_bytes() + matrix.scale_bytes()
+    matrix.code_bytes() + matrix.side_bytes()
 }
 
 struct Counted<'a> {

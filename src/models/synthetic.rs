@@ -74,18 +74,15 @@ impl Synthetic {
     ) -> Result<Matrix<'static>> {
         let stored = self.stored(role, layer, rows, cols)?;
         let mut codes = vec![0; stored.code_bytes()];
-        let mut scales = vec![f16::ZERO; stored.scale_bytes() / 2];
+        let mut side = vec![0; stored.side_bytes()];
         let fill = |source: &dyn Source, bytes: &mut [u8]| {
             threads::prepare_common_pool();
             let pieces = bytes.par_chunks_mut(PIECE).enumerate();
             pieces.try_for_each(|(i, piece)| source.read_at(i * PIECE, piece))
         };
         fill(&*stored.codes, &mut codes)?;
-        stored
-            .scales
-            .iter()
-            .try_for_each(|source| fill(&**source, bytemuck::cast_slice_mut(&mut scales)))?;
-        Matrix::new(stored.format, rows, cols, codes, scales)
+        stored.side.iter().try_for_each(|source| fill(&**source, &mut side))?;
+        Matrix::new(stored.format, rows, cols, codes, side)
     }
 
     /// Returns a matrix whose weights are made as they are read.
@@ -99,10 +96,11 @@ impl Synthetic {
         let format = self.format(role, layer);
         format.check_cols(cols)?;
         let limit = (3.0 / cols as f32).sqrt();
+        let has_min = format.code.spec().side.has_min();
         let largest = match format.code.spec().values {
             Values::Trellis { trellis, .. } => trellis.deviation() * f32::sqrt(3.0),
+            Values::Integer(integer) if has_min => (integer.high - integer.low) / 2.0,
             Values::Integer(integer) => integer.shift - integer.low,
-            Values::Asymmetric => 127.5,
             Values::Float => 1.0,
         };
         let codes = Codes {
@@ -113,9 +111,9 @@ impl Synthetic {
             limit,
         };
         let scales = Scales { stream: self.stream(role, layer, rows).0, unit: limit / largest };
-        let scales: Box<dyn Source> = match format.code {
-            Code::I8a => Box::new(WithLeast(scales, f16::from_f32(-limit))),
-            _ => Box::new(scales),
+        let side: Box<dyn Source> = match has_min {
+            true => Box::new(WithLeast(scales, f16::from_f32(-limit))),
+            false => Box::new(scales),
         };
         Ok(StoredMatrix {
             format,
@@ -123,7 +121,7 @@ impl Synthetic {
             cols,
             coding: Coding::Canonical,
             codes: Box::new(codes),
-            scales: Some(scales),
+            side: Some(side),
         })
     }
 
@@ -244,10 +242,8 @@ mod tests {
             let synthetic = Synthetic::new(&[tensor], |_, _| format, 5);
             let stored = synthetic.stored(Role::Up, 1, rows, cols).unwrap();
             let whole = synthetic.matrix(Role::Up, 1, rows, cols).unwrap();
-            let sides: [(&dyn Source, &[u8]); 2] = [
-                (&*stored.codes, &whole.codes),
-                (&**stored.scales.as_ref().unwrap(), bytemuck::cast_slice(&whole.scales)),
-            ];
+            let sides: [(&dyn Source, &[u8]); 2] =
+                [(&*stored.codes, &whole.codes), (&**stored.side.as_ref().unwrap(), &whole.side)];
             for (source, whole) in sides {
                 for (at, len) in [
                     (0, 1),

@@ -175,8 +175,8 @@ impl Weights {
     /// Returns a matrix's format and size alone, without its contents.
     pub fn shape(&self, role: Role, layer: usize) -> Result<Matrix<'static>> {
         let TensorSpec { rows, cols, .. } = self.tensor(role, layer);
-        let (codes, scales) = (Cow::Borrowed(&[][..]), Cow::Borrowed(&[][..]));
-        Ok(Matrix { rows, cols, format: self.format(role, layer)?, codes, scales })
+        let (codes, side) = (Cow::Borrowed(&[][..]), Cow::Borrowed(&[][..]));
+        Ok(Matrix { rows, cols, format: self.format(role, layer)?, codes, side })
     }
 
     /// Returns a vector as stored. To a norm's weights, the norm adds 1.
@@ -314,11 +314,11 @@ fn first_rows(matrix: Matrix<'_>, rows: usize) -> Matrix<'_> {
         return matrix;
     }
     let format = matrix.format;
-    let (codes, scales) = (
+    let (codes, side) = (
         format.stored_rows(rows) * format.row_bytes(matrix.cols),
-        rows * format.row_scales(matrix.cols),
+        rows * format.row_side(matrix.cols),
     );
-    fn cut<T: Clone>(values: Cow<'_, [T]>, n: usize) -> Cow<'_, [T]> {
+    fn cut(values: Cow<'_, [u8]>, n: usize) -> Cow<'_, [u8]> {
         match values {
             Cow::Borrowed(v) => Cow::Borrowed(&v[..n]),
             Cow::Owned(mut v) => {
@@ -327,7 +327,7 @@ fn first_rows(matrix: Matrix<'_>, rows: usize) -> Matrix<'_> {
             }
         }
     }
-    Matrix { rows, codes: cut(matrix.codes, codes), scales: cut(matrix.scales, scales), ..matrix }
+    Matrix { rows, codes: cut(matrix.codes, codes), side: cut(matrix.side, side), ..matrix }
 }
 
 /// Returns the prefix under which this checkpoint keeps its language model.
@@ -416,7 +416,7 @@ fn find_head(
     };
     let embed = checkpoint.matrix(&format!("{prefix}{}", Role::Embed.suffix()))?;
     let head = checkpoint.matrix(name)?;
-    if head.format == embed.format && head.codes == embed.codes && head.scales == embed.scales {
+    if head.format == embed.format && head.codes == embed.codes && head.side == embed.side {
         return Ok(None);
     }
     if config.tied {

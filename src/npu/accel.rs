@@ -1,12 +1,13 @@
-//! What an accelerator device offers, in the terms of the driver: buffers, contexts, commands.
-//! [`super::raw::RawAccel`] is the driver, [`super::host::HostModelAccel`] a model of it;
-//! everything above is the same for both.
+//! Interface of an accelerator device, in the driver's terms: buffers, contexts, commands.
+//!
+//! [`super::raw::RawAccel`] is the driver, and [`super::host::HostModelAccel`] a model of it. The
+//! code above this interface is the same for both.
 
 use super::uapi::{AieMetadata, FirmwareVersion};
 use std::fmt;
 use std::time::Duration;
 
-/// An error number of the system, and what was tried.
+/// An error number of the system, and the action that failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Errno {
     pub code: i32,
@@ -18,7 +19,7 @@ impl Errno {
         Errno { code, what }
     }
 
-    /// What may help, where something does.
+    /// Returns a remedy, if one is known.
     pub fn remedy(&self) -> Option<&'static str> {
         match self.code {
             libc::ENOMEM | libc::EAGAIN => {
@@ -49,14 +50,14 @@ impl std::error::Error for Errno {}
 
 pub type Outcome<T> = Result<T, Errno>;
 
-/// What a buffer is for.
+/// Purpose of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum BoKind {
-    /// The memory that device buffers are taken from; one a process, and the first of all.
+    /// Memory of the device buffers; one a process, created before all other buffers.
     Heap,
     /// Images and instruction streams, in the heap.
     Device,
-    /// Data that both sides read and write.
+    /// Data that host and device read and write.
     Share,
     /// A command packet.
     Command,
@@ -68,46 +69,45 @@ pub struct Bo {
     pub handle: u32,
     pub kind: BoKind,
     pub bytes: usize,
-    /// As the device sees it.
+    /// Address for the device.
     pub address: u64,
 }
 
-/// Most bytes of the heap, and its alignment.
+/// Largest heap in bytes, and its alignment.
 pub const HEAP_BYTES: usize = 64 << 20;
 
-/// Which way memory is made coherent.
+/// Direction in which memory is made coherent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sync {
     ToDevice,
     FromDevice,
 }
 
-/// What a device says of itself.
+/// Description of a device by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Info {
     pub metadata: AieMetadata,
     pub firmware: FirmwareVersion,
 }
 
-/// An open device. Whatever is created is destroyed by its owner; [`Accel`] itself keeps count of
-/// nothing.
+/// An open device. The owner of a buffer or context destroys it; an [`Accel`] does not track them.
 pub trait Accel: Send {
-    /// Such as `host model` or `/dev/accel/accel0`.
+    /// Returns a name, such as `host model` or `/dev/accel/accel0`.
     fn describe(&self) -> String;
-    /// Whether this is a device and not a model of one.
+    /// Returns whether this is a device and not a model of one.
     fn is_real_device(&self) -> bool;
     fn info(&mut self) -> Outcome<Info>;
     fn create_bo(&mut self, kind: BoKind, bytes: usize) -> Outcome<Bo>;
     fn close_bo(&mut self, bo: Bo);
-    /// The host's view of a buffer.
+    /// Returns the host's view of a buffer.
     fn bytes(&mut self, bo: &Bo) -> &mut [u8];
     fn sync(&mut self, bo: &Bo, direction: Sync, offset: usize, bytes: usize) -> Outcome<()>;
-    /// A context of so many tiles; returns its handle.
+    /// Creates a context of `tiles` tiles. Returns its handle.
     fn create_context(&mut self, tiles: u32) -> Outcome<u32>;
     fn configure(&mut self, context: u32, image: &Bo, function: u8) -> Outcome<()>;
     fn destroy_context(&mut self, context: u32);
-    /// Hands a command to the device; returns its number, to be waited for.
+    /// Submits a command. Returns its number, for [`Accel::wait`].
     fn execute(&mut self, context: u32, command: &Bo, buffers: &[u32]) -> Outcome<u64>;
-    /// Waits for a command to end, however it ends, and no longer than `limit`.
+    /// Waits until a command has ended, in any state, but no longer than `limit`.
     fn wait(&mut self, context: u32, number: u64, limit: Duration) -> Outcome<()>;
 }

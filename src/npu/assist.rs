@@ -1,14 +1,13 @@
-//! An executor around another one: attention of global layers is cut in two, sealed pages for the
-//! NPU, the rest for the other.
+//! An executor around another one, which splits the attention of global layers: the NPU attends
+//! sealed pages, the inner executor the rest.
 //!
-//! Queries go out as soon as they are there; while the NPU works the other executor attends the
-//! remaining pages; both are joined in page order, the NPU's first, before anything reads the
-//! result. A row's pages depend on its position alone. At the first trouble the layer's attention
-//! runs whole on the other executor, which has all keys and values, and so does everything after
-//! it.
+//! Queries are submitted to the NPU first. While it works the inner executor attends the remaining
+//! pages, and then both partial results are joined in page order, the NPU's first. The pages of a
+//! row depend on its position alone. At the first failure the layer's attention runs whole on the
+//! inner executor, which has all keys and values, and so does all later attention.
 //!
-//! The host takes part at each global layer. So a pass that was started leaves the other executor
-//! working only up to the first of them; a pass without the NPU runs as it would without this.
+//! The host takes part at each global layer, so `start` runs only up to the first of them. A pass
+//! without the NPU runs on the inner executor unchanged.
 
 use super::attention::{Arena, Dims, FlashPartial, Partials};
 use crate::compute::reference::attention::merge;
@@ -35,12 +34,12 @@ enum Piece {
 /// One global layer's attention.
 #[derive(Clone, Copy)]
 struct Attend {
-    /// All pages on the executor, and those that are not offloaded.
+    /// Plans of the inner executor: attention over all pages, and over those that the NPU leaves.
     whole: PlanId,
     rest: PlanId,
     q: BufferId,
     out: BufferId,
-    /// The rest's partials.
+    /// Partial results of `rest`.
     partial: BufferId,
     /// Index of the layer's arena.
     layer: usize,
@@ -48,7 +47,7 @@ struct Attend {
 
 struct Pass {
     whole: PlanId,
-    /// Empty where no global layer attends.
+    /// Empty for a pass without global attention.
     pieces: Vec<Piece>,
     commits: bool,
     step: BufferId,
@@ -57,9 +56,9 @@ struct Pass {
 
 /// A pass that was started and not waited for.
 enum Begun {
-    /// By the other executor alone.
+    /// The inner executor runs all of it.
     Whole,
-    /// The other executor works at the piece before `next`, if at any.
+    /// The inner executor runs the piece before `next`, if there is one.
     Pieces { pass: usize, next: usize, live: Range<usize> },
 }
 
@@ -74,14 +73,14 @@ pub struct OffloadExecutor {
     inner: Box<dyn Executor>,
     npu: Option<FlashPartial>,
     dims: Dims,
-    /// Of 256 sealed pages, so many are the NPU's.
+    /// The NPU's share of sealed pages, in 256ths.
     share: usize,
     layers: Vec<Layer>,
-    /// One for all layers, which use it one after the other.
+    /// Buffer of partial results, which the layers use in turn.
     partial: Option<BufferId>,
     passes: Vec<Pass>,
     begun: Option<Begun>,
-    /// What the caller last wrote to each step buffer.
+    /// Content of each step buffer.
     steps: HashMap<BufferId, (StepLayout, Vec<u32>)>,
     report: AssistReport,
     memory: u64,
@@ -93,7 +92,7 @@ pub struct OffloadExecutor {
 }
 
 impl OffloadExecutor {
-    /// `share` of 256 sealed pages go to `npu`.
+    /// Puts `npu` beside `inner`. The NPU attends `share` of 256 sealed pages.
     pub fn new(
         inner: Box<dyn Executor>,
         npu: FlashPartial,
@@ -125,7 +124,7 @@ impl OffloadExecutor {
         }
     }
 
-    /// The NPU is off from here on. Its buffers and its context are freed.
+    /// Gives the NPU up for the rest of the run, and frees its buffers and its context.
     fn give_up(&mut self, why: &anyhow::Error) {
         self.count();
         self.npu = None;
@@ -138,6 +137,7 @@ impl OffloadExecutor {
         self.report.given_up = Some(format!("{why:#}{remedy}"));
     }
 
+    /// Copies the counters into the report.
     fn count(&mut self) {
         let Some(npu) = &self.npu else { return };
         let c = npu.counters;
@@ -151,6 +151,7 @@ impl OffloadExecutor {
         OffloadedPages { lag: layout.max_rows, share: self.share }
     }
 
+    /// Returns the index of a cache's layer, which is added if it is new; `None` without an NPU.
     fn layer_of(&mut self, kv: KvLayer) -> Result<Option<usize>> {
         if let Some(at) = self.layers.iter().position(|l| l.kv.k == kv.k) {
             return Ok(Some(at));
@@ -166,7 +167,7 @@ impl OffloadExecutor {
         Ok(Some(self.layers.len() - 1))
     }
 
-    /// The plan cut at global attention; empty where there is none, or no NPU.
+    /// Cuts a plan at global attention. Returns no pieces without global attention or NPU.
     fn cut(&mut self, plan: &Plan, step: BufferId, layout: StepLayout) -> Result<Vec<Piece>> {
         let mut pieces = Vec::new();
         let mut run = Plan::default();
@@ -222,7 +223,7 @@ impl OffloadExecutor {
         Ok(pieces)
     }
 
-    /// One global layer of a pass over `live` rows.
+    /// Runs one global layer of a pass over `live` rows.
     fn attend(&mut self, a: Attend, live: Range<usize>) -> Result<()> {
         let Dims { n_heads, head_dim, .. } = self.dims;
         let width = n_heads * head_dim;
@@ -272,8 +273,8 @@ impl OffloadExecutor {
         self.inner.write(a.out, live.start * width * 4, bytemuck::cast_slice(&self.joined))
     }
 
-    /// Pages that have filled up go to the NPU, once; those behind a position that was taken back
-    /// are forgotten. The step says which page is which: there is one sequence.
+    /// Copies newly filled pages to the NPU, each once. Pages from position `base` on are forgotten
+    /// first, since the caller overwrites them. The step has the page table of the only sequence.
     fn seal(&mut self, step: BufferId, base: usize, committed: usize) {
         let mut read = Page::default();
         let Some((layout, words)) = self.steps.get(&step) else { return };
@@ -304,7 +305,7 @@ struct Page {
 }
 
 impl Page {
-    /// Reads a page from an executor's cache, whatever its format.
+    /// Reads a page from an executor's cache, in any format.
     fn fill(&mut self, exec: &mut dyn Executor, kv: &KvLayer, page: usize) -> Result<()> {
         let (heads, dim, width) = (kv.n_kv_heads, kv.head_dim, kv.format.bytes());
         let (size, groups) = (heads * PAGE * dim, kv.scales());
@@ -373,7 +374,7 @@ impl Executor for OffloadExecutor {
         if let Some((layout, words)) = self.steps.get_mut(&buffer) {
             bytemuck::cast_slice_mut::<u32, u8>(words)[offset..offset + bytes.len()]
                 .copy_from_slice(bytes);
-            // A page that was put in another one's place is sealed anew, and what follows it.
+            // A page that replaces another one is sealed anew, with all later pages.
             let entries = (offset / 4).max(layout.tables_at())..(offset + bytes.len()) / 4;
             for Layer { kv, arena } in self.layers.iter_mut().filter(|_| !entries.is_empty()) {
                 let table = layout.tables_at() + kv.table;
@@ -426,7 +427,7 @@ impl Executor for OffloadExecutor {
         self.pages.clear();
         let counts = step.positions[live.clone()].iter().map(|p| offloaded.count(*p as usize));
         self.pages.extend(counts);
-        // A sequence that was begun with a prefix has pages that no commit has seen.
+        // A sequence that begins with a cached prefix has pages without a commit.
         let base = step.base(live.start);
         self.seal(buffer, base, base);
         let (next, works) = match self.passes[at].pieces[0] {

@@ -1,5 +1,5 @@
-//! `flash_partial` for whole layers: seals pages into the kernel's layout, cuts a pass's rows into
-//! jobs, and checks what comes back.
+//! The operation `flash_partial` for whole layers: seals pages in the kernel's layout, cuts the
+//! rows of a pass into jobs, and checks their results.
 
 use super::accel::{Bo, BoKind};
 use super::host::{Core, HostModelAccel, ModelOptions};
@@ -11,18 +11,18 @@ use crate::kv::PAGE;
 use anyhow::{Result, ensure};
 use std::f32::consts::{LN_2, LOG2_E};
 
-/// One of so many jobs is computed again by the twin; the first is one.
+/// The twin computes one of this many jobs again, beginning with the first.
 const CHECK_EVERY: u64 = 256;
-/// Relative L2 distance from the twin that a device may have: it rounds elsewhere.
+/// Tolerance from the twin as a relative L2 distance, since a device may round differently.
 const NEAR: f64 = 0.02;
 
-/// A model's attention.
+/// Dimensions of a model's attention.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Dims {
     pub n_heads: usize,
     pub n_kv_heads: usize,
     pub head_dim: usize,
-    /// Scores are products times this.
+    /// Factor of the scores.
     pub scale: f32,
 }
 
@@ -31,7 +31,7 @@ impl Dims {
         self.n_heads / self.n_kv_heads
     }
 
-    /// The kernel for this model, or why there is none.
+    /// Returns the shape of the kernel for this model. The error says why there is none.
     pub fn shape(&self) -> Result<Shape> {
         let shape = Shape::new(self.head_dim);
         let Some(shape) = shape else {
@@ -63,37 +63,37 @@ impl Dims {
 #[derive(Debug)]
 pub struct Arena {
     bo: Bo,
-    /// Pages that fit, and pages written.
+    /// Number of pages that fit, and number of pages written.
     capacity: usize,
     pub sealed: usize,
-    /// Largest value of each kv head.
+    /// Largest absolute value of each kv head.
     largest: Vec<f32>,
 }
 
-/// Softmax attention over the pages that the NPU took: per (row, head), not divided.
+/// Partial results of softmax attention over the NPU's pages, not yet divided by `l`.
 #[derive(Clone, Debug, Default)]
 pub struct Partials {
-    pub m: Vec<f32>, // [rows, n_heads], natural logarithm's scale
+    pub m: Vec<f32>, // [rows, n_heads], in natural logarithms
     pub l: Vec<f32>, // [rows, n_heads]; 0 where the row saw nothing
     pub o: Vec<f32>, // [rows, n_heads, head_dim]
 }
 
-/// What was done so far.
+/// Counts of the work so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     pub jobs: u64,
-    /// Pages written into the kernel's layout, each of one layer and all its heads.
+    /// Pages written in the kernel's layout, each of one layer and all its heads.
     pub sealed: u64,
-    /// Pages that jobs read, and (row, page) pairs that they attended.
+    /// Pages that jobs read, and pairs of (row, page) that they attended.
     pub pages: u64,
     pub row_pages: u64,
     /// Bytes of keys and values that jobs read.
     pub bytes: u64,
-    /// Jobs that were computed again and compared.
+    /// Jobs that the twin computed again.
     pub checks: u64,
 }
 
-/// Rows of a pass that a job works on.
+/// A submitted job, and the rows of the pass that it works on.
 struct Flight {
     slot: usize,
     job: Job,
@@ -101,7 +101,7 @@ struct Flight {
     limits: Vec<usize>, // [rows], in pages
     bucket: usize,
     serial: u32,
-    /// Of all jobs; some are checked.
+    /// Number of the job since the start; it decides whether the twin checks it.
     number: u64,
 }
 
@@ -132,8 +132,8 @@ impl FlashPartial {
         })
     }
 
-    /// Returns the operation on a device that only counts its buffers, for plans. Refuses the models
-    /// that a device would refuse.
+    /// Returns the operation on a device that only counts its buffers, for plans. Refuses the
+    /// models that a device would refuse.
     pub fn dry(dims: Dims) -> Result<FlashPartial> {
         let accel = HostModelAccel::new(ModelOptions { is_dry: true, ..ModelOptions::default() });
         FlashPartial::new(

@@ -5,45 +5,12 @@ use super::gate::{self, Machine, WORTH, Work};
 use super::host::{HostModelAccel, ModelOptions};
 use super::layout::Shape;
 use super::manifest;
-use super::probe::{NpuSystem, open_first};
+use super::mode::Npu;
+use super::probe::{NpuSystem, directories, open_first};
 use super::session::Session;
 use crate::compute::Executor;
 use crate::testing;
 use anyhow::Result;
-
-/// Values of `--npu`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Npu {
-    /// A device, where it is predicted to pay.
-    #[default]
-    Auto,
-    Off,
-    /// A device, whatever is predicted.
-    Force,
-    /// The model of a device on the host.
-    Model,
-}
-
-impl std::str::FromStr for Npu {
-    type Err = String;
-
-    fn from_str(s: &str) -> Result<Self, String> {
-        match s {
-            "auto" => Ok(Npu::Auto),
-            "off" => Ok(Npu::Off),
-            "force" => Ok(Npu::Force),
-            "model" => Ok(Npu::Model),
-            _ => Err("expected auto, off, force or model".into()),
-        }
-    }
-}
-
-impl Npu {
-    /// Returns whether an NPU is used whatever is predicted. A plan then counts its memory.
-    pub fn is_asked(&self) -> bool {
-        matches!(self, Npu::Force | Npu::Model)
-    }
-}
 
 /// Returns the operation on its device, the share of 256 sealed pages that it takes, and the reason
 /// in words. `executor` is the device beside which it works.
@@ -74,8 +41,8 @@ pub fn bring_up(
     };
     let choice = gate::choose(&machine, work);
     let figures = format!(
-        "{near}, {:.0} us a dispatch, {:.1} GB/s, {:.1} with all rows; predicted gain {:.1} %, \
-            wanted {:.0} %",
+        "{near}, {:.0} us a dispatch, {:.1} GB/s, {:.1} with all rows; \
+            predicted gain {:.1} %, wanted {:.0} %",
         1e6 * measured.dispatch,
         measured.transfer / 1e9,
         measured.kernel / 1e9,
@@ -85,8 +52,8 @@ pub fn bring_up(
     Ok(match mode {
         Npu::Force => (npu, 256, figures),
         _ if choice.gain >= WORTH => {
-            // In coarse steps: a share decides how sums are rounded, and measured speeds differ a
-            // little from run to run.
+            // Shares have coarse steps, since a share changes the rounding of sums, and measured
+            // speeds differ a little from run to run.
             let share = choice.share.next_multiple_of(32).min(256);
             (npu, share, format!("{figures}: takes {share} of 256 sealed pages"))
         }
@@ -104,20 +71,6 @@ fn open(mode: Npu, shape: Shape) -> Result<Session> {
         return Session::open(Box::new(accel), &HostModelAccel::xclbin(shape));
     }
     let accel = open_first(&NpuSystem::here())?;
-    let array = manifest::load(&manifest::find(&manifest::directories(), shape)?, shape)?;
+    let array = manifest::load(&manifest::find(&directories(), shape)?, shape)?;
     Session::open(Box::new(accel), &array)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn modes_are_named_exactly() {
-        assert_eq!(
-            ["auto", "off", "force", "model"].map(|s| s.parse()),
-            [Npu::Auto, Npu::Off, Npu::Force, Npu::Model].map(Ok)
-        );
-        assert!(["", "on", "model:x", "force:1"].iter().all(|s| s.parse::<Npu>().is_err()));
-    }
 }

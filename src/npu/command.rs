@@ -1,11 +1,11 @@
-//! The packet that a command buffer holds: what to run, on which buffers, and where the driver
-//! writes how it went.
+//! The packet in a command buffer: the instruction stream, its buffers, and the state that the
+//! driver writes.
 
 use anyhow::{Result, bail, ensure};
 
-/// Runs one compute unit; the payload is its registers.
+/// Opcode that runs one compute unit. The payload is its registers.
 const START_CU: u32 = 0;
-/// Most payload words, as the firmware's messages hold them.
+/// Most payload words of a firmware message.
 const MAX_WORDS: usize = 19;
 /// Payload words before the buffers.
 const HEAD_WORDS: usize = 5;
@@ -14,7 +14,7 @@ const RUN_INSTRUCTIONS: u64 = 3;
 /// Bytes of a command buffer.
 pub const BYTES: usize = 4096;
 
-/// How a command stands, in the low bits of the packet's first word.
+/// State of a command, in the low bits of the packet's first word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
     New,
@@ -22,7 +22,7 @@ pub enum State {
     Error,
     Abort,
     Timeout,
-    /// On its way, or no state at all.
+    /// Running, or an unknown state.
     Other(u32),
 }
 
@@ -38,7 +38,7 @@ impl State {
         }
     }
 
-    /// The packet's first word with this state.
+    /// Returns the packet's first word with this state.
     pub fn put(self, word: u32) -> u32 {
         let code = match self {
             State::New => 1,
@@ -52,10 +52,10 @@ impl State {
     }
 }
 
-/// What a packet asks for.
+/// Content of a packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Command {
-    /// Device address of the stream, and its words.
+    /// Device address of the stream, and its number of words.
     pub stream: u64,
     pub words: u32,
     /// Device addresses of the buffers.
@@ -71,7 +71,7 @@ fn join(words: &[u32]) -> u64 {
 }
 
 impl Command {
-    /// The packet for compute unit 0.
+    /// Returns the packet for compute unit 0.
     pub fn start_cu(&self) -> Result<Vec<u32>> {
         let mut payload = [split(RUN_INSTRUCTIONS), split(self.stream)].concat();
         payload.push(self.words);
@@ -149,7 +149,7 @@ mod tests {
             assert!(Command::decode(&bad).is_err(), "word {at} = {value:#x}");
         }
         (0..good.len()).for_each(|n| assert!(Command::decode(&good[..n]).is_err()));
-        // A message that the firmware would cut off.
+        // A message that the firmware would truncate.
         let mut long = command(7).start_cu().unwrap();
         long.extend([0, 0]);
         long[0] += 2 << 12;

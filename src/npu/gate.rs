@@ -1,9 +1,8 @@
-//! Whether the NPU pays: a model of what attention costs where, the known-answer test, and what it
-//! measures.
+//! The gate: a known-answer test that also measures speeds, and a cost model that decides whether
+//! the NPU pays.
 //!
-//! Attention over the cache is bound by memory, which all parts of the chip share. So the NPU can
-//! only take a part of it off the other executor's way, and a dispatch must not cost more than that
-//! saves.
+//! Attention over the cache is bound by memory, which all parts of the chip share. The NPU can only
+//! relieve the other executor of a part of it, and a dispatch must not cost more than that saves.
 
 use super::attention::{Dims, FlashPartial, Partials};
 use crate::kv::PAGE;
@@ -13,31 +12,30 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use std::time::Instant;
 
-/// The predicted gain of a step from which on the NPU is used.
+/// Least predicted gain of a step for which the NPU is used.
 pub const WORTH: f64 = 0.03;
 
 /// Speeds of a machine.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Machine {
-    /// Bytes a second that the executor beside the NPU reads, and the NPU.
+    /// Bytes a second that the executor beside the NPU reads, and that the NPU reads.
     pub executor: f64,
     pub npu: f64,
-    /// Seconds from handing in a command to seeing its end, the transfer not counted.
+    /// Seconds from submitting a command to seeing its end, without the transfer.
     pub dispatch: f64,
-    /// Seconds that a layer loses by being cut in two: queries out, partials in, one submission
-    /// more.
+    /// Seconds that splitting a layer costs: queries out, partial results in, one more submission.
     pub join: f64,
 }
 
 impl Machine {
-    /// A Phoenix laptop with a Radeon 780M, as published: 75 GB/s for the iGPU, 26 to 28 for the
-    /// NPU, 108 to 136 us for a command of one call (twice that where the host waits for it and
-    /// goes on), and the cost of one more submission to the iGPU.
+    /// A Phoenix laptop with a Radeon 780M, by published figures. The iGPU reads 75 GB/s, the NPU
+    /// 26 to 28. A command of one call takes 108 to 136 us, and twice that if the host waits for it
+    /// and goes on. `join` is the cost of one more submission to the iGPU.
     pub const PHOENIX: Machine =
         Machine { executor: 75e9, npu: 26e9, dispatch: 245e-6, join: 180e-6 };
 }
 
-/// What a step reads.
+/// Reads of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Work {
     /// Bytes of weights.
@@ -52,7 +50,7 @@ pub struct Work {
 }
 
 impl Work {
-    /// Bytes of the cache that all global layers read, and all layers.
+    /// Returns the bytes of the cache that the global layers read, and that all layers read.
     fn bytes(&self) -> (f64, f64) {
         let global = (self.global_layers * self.context) as f64 * self.position;
         (
@@ -61,27 +59,28 @@ impl Work {
         )
     }
 
-    /// Seconds of all attention on an executor of this speed, with this cost a layer.
+    /// Returns the seconds of all attention at this speed, with `layer` seconds more for each
+    /// layer.
     pub fn attention(&self, bytes_per_second: f64, layer: f64) -> f64 {
         self.bytes().1 / bytes_per_second + (self.global_layers + self.local_layers) as f64 * layer
     }
 
-    /// Seconds of a whole step without the NPU.
+    /// Returns the seconds of a step without the NPU.
     pub fn step(&self, m: &Machine) -> f64 {
         self.weights / m.executor + self.attention(m.executor, 0.0)
     }
 }
 
-/// How much of the sealed pages the NPU should take, of 256, and which share of a step's time that
-/// saves.
+/// Share of the sealed pages for the NPU, in 256ths, and the share of a step's time that it saves.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Choice {
+pub struct ShareChoice {
     pub share: usize,
     pub gain: f64,
 }
 
-/// The best share. Both work at the same time, so a layer takes as long as the slower of them.
-pub fn choose(m: &Machine, w: &Work) -> Choice {
+/// Returns the best share. Both devices work at the same time, so a layer takes as long as the
+/// slower one.
+pub fn choose(m: &Machine, w: &Work) -> ShareChoice {
     let layer = w.context as f64 * w.position;
     let seconds = |share: usize| {
         let part = share as f64 / 256.0;
@@ -90,28 +89,32 @@ pub fn choose(m: &Machine, w: &Work) -> Choice {
     };
     let best = (1..=256).min_by(|a, b| seconds(*a).total_cmp(&seconds(*b))).expect("not empty");
     let saved = w.global_layers as f64 * (layer / m.executor - seconds(best));
-    if saved > 0.0 { Choice { share: best, gain: saved / w.step(m) } } else { Choice::default() }
+    if saved > 0.0 {
+        ShareChoice { share: best, gain: saved / w.step(m) }
+    } else {
+        ShareChoice::default()
+    }
 }
 
-/// What the self-test found.
+/// Results of the self-test.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Measured {
     pub dispatch: f64,
-    /// Bytes a second of keys and values with one row, where memory is the limit, and with as many
-    /// rows as a core holds, where the kernel may be.
+    /// Bytes a second of keys and values: with one row, limited by memory, and with as many rows as
+    /// a core holds, where the kernel may be the limit.
     pub transfer: f64,
     pub kernel: f64,
     /// Largest relative L2 distance of a row from the exact result.
     pub distance: f64,
 }
 
-/// Distance that the kernel may have from exact arithmetic on its own (bf16) inputs.
+/// Tolerance of the kernel from exact arithmetic on its bf16 inputs, as a relative L2 distance.
 const EXACT: f64 = 0.005;
 /// Pages of the known-answer test, and of the measurement.
 const PAGES: usize = 2;
 const LARGE: usize = 16;
 
-/// Known answers first, then speed. The times mean something on a device only.
+/// Runs the known-answer test, then measures speeds. The times are meaningful on a device only.
 pub fn self_test(npu: &mut FlashPartial, dims: Dims) -> Result<Measured> {
     let mut rng = SmallRng::seed_from_u64(5);
     let Dims { n_heads, n_kv_heads, head_dim, .. } = dims;
@@ -178,9 +181,9 @@ pub fn self_test(npu: &mut FlashPartial, dims: Dims) -> Result<Measured> {
     Ok(Measured { dispatch: (one - page / transfer).max(0.0), transfer, kernel, distance })
 }
 
-/// Attention of one query in f64.
+/// Computes attention of one query in f64.
 fn exact(q: &[f32], kv_head: usize, dims: Dims, pages: &[(Vec<f32>, Vec<f32>)]) -> Vec<f64> {
-    // The kernel's input is the scaled query, rounded.
+    // The kernel's input is the scaled and rounded query.
     let round =
         |q: &f32| bf16::from_f32(q * (dims.scale * std::f32::consts::LOG2_E)).to_f32() as f64;
     let q: Vec<f64> = q.iter().map(round).collect();
@@ -206,7 +209,8 @@ fn exact(q: &[f32], kv_head: usize, dims: Dims, pages: &[(Vec<f32>, Vec<f32>)]) 
 mod tests {
     use super::*;
 
-    /// Gemma 3 27B with f16 keys and values, at 2 bits a weight: where attention weighs most.
+    /// Returns the reads of Gemma 3 27B with f16 keys and values, at 2 bits a weight, where the
+    /// share of attention is largest.
     fn work(context: usize) -> Work {
         Work {
             weights: 8.4e9,
@@ -234,7 +238,7 @@ mod tests {
     #[test]
     fn a_share_of_the_global_layers_pays_at_long_contexts_only() {
         let m = Machine::PHOENIX;
-        assert_eq!(choose(&m, &work(8192)), Choice::default());
+        assert_eq!(choose(&m, &work(8192)), ShareChoice::default());
         let far = choose(&m, &work(32768));
         assert_eq!((far.gain * 1000.0).round(), 44.0, "{far:?}");
         assert!((40..90).contains(&far.share), "{far:?}");
@@ -253,7 +257,7 @@ mod tests {
         let (m, w) = (Machine::PHOENIX, work(32768));
         assert_eq!(choose(&Machine { dispatch: 10e-3, ..m }, &w).share, 0);
         assert!(choose(&Machine { npu: 7e9, ..m }, &w).gain < WORTH);
-        assert_eq!(choose(&Machine { join: 5e-3, ..m }, &w), Choice::default());
+        assert_eq!(choose(&Machine { join: 5e-3, ..m }, &w), ShareChoice::default());
         // A slower executor, such as the processor, gains more.
         assert!(choose(&Machine { executor: 40e9, ..m }, &w).gain > choose(&m, &w).gain);
     }

@@ -1,10 +1,9 @@
-//! What the host and the kernel agree on: the objects that a core reads, and the result it writes.
-//! `npu-kernels/flash_partial.h` says the same in C++; `manifest.txt` ties a built array to this
-//! version of it.
+//! Layout of the objects that a core reads, and of the result that it writes.
 //!
-//! A core reads objects of 8 KB: a header, the queries, then tiles of keys and values. Two cores, a
-//! *pair*, share one stream: object by object in turn. So does the memory: what a pair reads lies
-//! in one piece, and every transfer is linear.
+//! `npu-kernels/flash_partial.h` has the same in C++, and `manifest.txt` ties a built array to this
+//! version. A core reads objects of 8 KB: a header, the queries, then tiles of keys and values. Two
+//! cores, a *pair*, take the objects of one stream in turn. The objects of a pair lie together in
+//! memory, so every transfer is linear.
 
 use crate::kv::PAGE;
 use half::bf16;
@@ -12,19 +11,19 @@ use half::bf16;
 pub const MAGIC: u32 = 0x3150_4647;
 /// Version of everything in this file.
 pub const ABI: u32 = 1;
-/// Bytes of a fifo object.
+/// Bytes of an object.
 pub const OBJECT: usize = 8192;
-/// Limits of a header; maxima and sums of a result.
+/// Number of limits in a header, and of maxima and of sums in a result.
 pub const MAX_ROWS: usize = 32;
-/// Words behind the sums of a result.
+/// Words after the sums of a result.
 const ECHO_WORDS: usize = 16;
-/// Word of a header that holds the first row's limit.
+/// Index of the first row's limit in a header, in words.
 const LIMITS: usize = 8;
-/// Cores that a shim channel feeds.
+/// Cores that one shim channel feeds.
 pub const PAIR: usize = 2;
 /// Pairs of the array: two in each of four columns.
 pub const PAIRS: usize = 8;
-/// The maximum of a row that has seen no key.
+/// Maximum of a row that has seen no key.
 pub const NONE: f32 = -3.0e38;
 
 /// The kernel's sizes for one head dimension.
@@ -34,7 +33,7 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// `None` for head dimensions that no kernel is built for.
+    /// Returns the sizes of a kernel; `None` for head dimensions without one.
     pub const fn new(head_dim: usize) -> Option<Shape> {
         match head_dim {
             128 | 256 => Some(Shape { head_dim }),
@@ -42,12 +41,12 @@ impl Shape {
         }
     }
 
-    /// Query rows that a core holds.
+    /// Returns the query rows that a core holds.
     pub const fn rows(self) -> usize {
         4096 / self.head_dim
     }
 
-    /// Keys of a tile.
+    /// Returns the keys of a tile.
     pub const fn keys(self) -> usize {
         2048 / self.head_dim
     }
@@ -56,28 +55,28 @@ impl Shape {
         PAGE / self.keys()
     }
 
-    /// Bytes of a page of one pair of heads.
+    /// Returns the bytes of a page of one pair of heads.
     pub const fn page_bytes(self) -> usize {
         PAIR * self.tiles_per_page() * OBJECT
     }
 
-    /// Bytes of the header and the queries of a pair.
+    /// Returns the bytes of the headers and queries of a pair.
     pub const fn query_bytes(self) -> usize {
         2 * PAIR * OBJECT
     }
 
-    /// Bytes of a core's result.
+    /// Returns the bytes of a core's result.
     pub const fn out_bytes(self) -> usize {
         (self.rows() * self.head_dim + 2 * MAX_ROWS + ECHO_WORDS) * 4
     }
 
-    /// The row count that a header may name for `rows` query rows.
+    /// Returns the row count that a header has for `rows` query rows.
     pub fn bucket(self, rows: usize) -> Option<usize> {
         [4, 16, 32].into_iter().find(|b| rows <= *b && *b <= self.rows())
     }
 }
 
-/// What the header object says.
+/// Content of a header object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
     pub shape: Shape,
@@ -85,9 +84,9 @@ pub struct Header {
     pub tiles: usize,
     /// 0, 4, 16 or 32.
     pub rows: usize,
-    /// Comes back with the result.
+    /// Number that the result repeats.
     pub serial: u32,
-    /// Tiles that each row sees: the first so many.
+    /// Number of tiles, from the first on, that each row attends.
     pub limits: [u32; MAX_ROWS],
 }
 
@@ -111,36 +110,38 @@ impl Header {
     }
 }
 
-/// Word `index` of an object.
+/// Returns word `index` of an object.
 pub fn word(object: &[u8], index: usize) -> u32 {
     u32::from_le_bytes(object[4 * index..][..4].try_into().expect("four bytes"))
 }
 
-/// Limits of a header object.
+/// Returns the limits of a header object.
 pub fn limits(object: &[u8]) -> [u32; MAX_ROWS] {
     std::array::from_fn(|i| word(object, LIMITS + i))
 }
 
+/// Writes element `index` of an object as bf16.
 fn put(object: &mut [u8], index: usize, value: f32) {
     object[2 * index..][..2].copy_from_slice(&bf16::from_f32(value).to_bits().to_le_bytes());
 }
 
-/// Place of a query's element in its object: blocks of 4 rows and 8 channels.
+/// Returns the index of a query's element in its object: blocks of 4 rows and 8 channels.
 pub fn query_at(shape: Shape, row: usize, d: usize) -> usize {
     ((row / 4 * (shape.head_dim / 8) + d / 8) * 4 + row % 4) * 8 + d % 8
 }
 
-/// Place of a key's element in its tile: blocks of 8 channels and 4 keys.
+/// Returns the index of a key's element in its tile: blocks of 8 channels and 4 keys.
 pub fn key_at(shape: Shape, key: usize, d: usize) -> usize {
     ((key / 4 * (shape.head_dim / 8) + d / 8) * 8 + d % 8) * 4 + key % 4
 }
 
-/// Place of a value's element in its tile, behind the keys: blocks of 8 keys and 4 channels.
+/// Returns the index of a value's element in its tile, after the keys: blocks of 8 keys and 4
+/// channels.
 pub fn value_at(shape: Shape, key: usize, d: usize) -> usize {
     OBJECT / 4 + ((key / 8 * (shape.head_dim / 4) + d / 4) * 8 + key % 8) * 4 + d % 4
 }
 
-/// Place of an output element in a result: blocks of 4 rows and 4 channels.
+/// Returns the index of an output element in a result: blocks of 4 rows and 4 channels.
 pub fn out_at(shape: Shape, row: usize, d: usize) -> usize {
     ((row / 4 * (shape.head_dim / 4) + d / 4) * 4 + row % 4) * 4 + d % 4
 }
@@ -153,7 +154,7 @@ pub fn write_query(shape: Shape, object: &mut [u8], row: usize, q: &[f32], scale
 }
 
 /// Writes one head's page, keys and values `[PAGE, head_dim]`, into its pair's page; `slot` is the
-/// head's place in the pair.
+/// head's index in the pair.
 pub fn write_page(shape: Shape, pair_page: &mut [u8], slot: usize, keys: &[f32], values: &[f32]) {
     let dim = shape.head_dim;
     for tile in 0..shape.tiles_per_page() {
@@ -176,7 +177,7 @@ pub struct ResultView<'a> {
 }
 
 impl<'a> ResultView<'a> {
-    /// `bytes` are [`Shape::out_bytes`].
+    /// Views a result of [`Shape::out_bytes`] bytes.
     pub fn new(shape: Shape, bytes: &'a [u8]) -> Self {
         assert_eq!(bytes.len(), shape.out_bytes());
         ResultView { shape, bytes }
@@ -190,22 +191,22 @@ impl<'a> ResultView<'a> {
         self.shape.rows() * self.shape.head_dim
     }
 
-    /// Sum of exponentials times values, not divided.
+    /// Returns the sum of exponentials times values, not divided by `l`.
     pub fn o(&self, row: usize, d: usize) -> f32 {
         self.float(out_at(self.shape, row, d))
     }
 
-    /// Largest score, in powers of two; [`NONE`] where the row saw nothing.
+    /// Returns the largest score, in powers of two; [`NONE`] for a row without keys.
     pub fn m(&self, row: usize) -> f32 {
         self.float(self.tail() + row)
     }
 
-    /// Sum of exponentials.
+    /// Returns the sum of exponentials.
     pub fn l(&self, row: usize) -> f32 {
         self.float(self.tail() + MAX_ROWS + row)
     }
 
-    /// Magic, version, tiles, rows and serial number as the core understood them.
+    /// Returns magic, version, tiles, rows and serial number as the core read them.
     pub fn echo(&self) -> [u32; 5] {
         std::array::from_fn(|i| word(self.bytes, self.tail() + 2 * MAX_ROWS + i))
     }

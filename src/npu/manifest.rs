@@ -1,6 +1,8 @@
-//! Which arrays fit this program. `npu-kernels/manifest.txt` names the version of the interface,
-//! the tile sizes and the SHA-256 of every source; `build.sh` copies it beside the arrays it builds
-//! and adds the SHA-256 of each. The loader takes nothing else.
+//! Loads built arrays that fit this program.
+//!
+//! `npu-kernels/manifest.txt` has the version of the interface, the tile sizes and the SHA-256 of
+//! every source. `build.sh` copies it beside the arrays and adds the SHA-256 of each. The loader
+//! refuses an array with another manifest.
 
 use super::layout::Shape;
 use crate::util::hex;
@@ -9,41 +11,29 @@ use sha2::{Digest, Sha256};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The manifest of the sources that this program was built with.
+/// Manifest of the sources that this program was built with.
 pub const SOURCES: &str = include_str!("../../npu-kernels/manifest.txt");
 
-/// The array for a head dimension.
+/// Returns the file name of the array for a head dimension.
 pub fn file_name(shape: Shape) -> String {
     format!("flash_partial_{}.xclbin", shape.head_dim)
 }
 
-/// Where built arrays are looked for, in this order.
-pub fn directories() -> Vec<PathBuf> {
-    let var = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
-    let home = var("XDG_DATA_HOME").or_else(|| var("HOME").map(|h| h.join(".local/share")));
-    let system = ["/usr/local/share", "/usr/share"].map(PathBuf::from);
-    home.into_iter().chain(system).map(|d| d.join("gemma/npu")).collect()
-}
-
-/// The first of these directories that has the array for `shape`.
+/// Returns the first of these directories that has the array for `shape`.
 pub fn find(directories: &[PathBuf], shape: Shape) -> Result<PathBuf> {
     let name = file_name(shape);
     directories.iter().find(|d| d.join(&name).is_file()).cloned().with_context(|| {
-        let first = directories.first().map_or(String::new(), |d| {
-            format!(
-                " and copy what it makes \
-            to {}",
-                d.display()
-            )
-        });
+        let first = directories
+            .first()
+            .map_or(String::new(), |d| format!(" and copy its output to {}", d.display()));
         format!(
-            "{name} is not installed: build it with npu-kernels/build.sh on a machine with \
-            mlir-aie{first}"
+            "{name} is not installed: \
+            build it with npu-kernels/build.sh on a machine with mlir-aie{first}"
         )
     })
 }
 
-/// Reads the array for `shape` from a directory, if it is the one that this program knows.
+/// Reads the array for `shape` from a directory. Refuses one with another manifest.
 pub fn load(directory: &Path, shape: Shape) -> Result<Vec<u8>> {
     let (name, manifest) = (file_name(shape), directory.join("manifest.txt"));
     let text =

@@ -1,33 +1,41 @@
-//! What stands between this machine and its NPU: each condition with its remedy, found the way a
-//! run would meet it.
+//! Probe of the machine's NPUs: each condition of a run, with a remedy where it does not hold.
 
-use super::accel::Accel;
-use super::layout::Shape;
-use super::manifest;
-use super::raw::RawAccel;
+#[cfg(feature = "npu")]
+use super::{accel::Accel, layout::Shape, manifest, raw::RawAccel};
 use crate::os::process::lockable_memory;
 use std::fs;
-use std::path::{Path, PathBuf};
+#[cfg(feature = "npu")]
+use std::path::Path;
+use std::path::PathBuf;
 
 /// PCI ids of NPU1.
 const VENDOR: u32 = 0x1022;
 const DEVICE: u32 = 0x1502;
-/// Bytes of locked memory below which buffers of use cannot be made.
-pub const LOCKED: u64 = 256 << 20;
+/// Least locked memory in bytes for useful buffers.
+const LOCKED: u64 = 256 << 20;
 /// Head dimension of the 27B model, which chooses the array.
+#[cfg(feature = "npu")]
 const HEAD_DIM: usize = 128;
 
-/// A condition.
+/// Returns the directories with built arrays, in order of search.
+pub fn directories() -> Vec<PathBuf> {
+    let var = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+    let home = var("XDG_DATA_HOME").or_else(|| var("HOME").map(|h| h.join(".local/share")));
+    let system = ["/usr/local/share", "/usr/share"].map(PathBuf::from);
+    home.into_iter().chain(system).map(|d| d.join("gemma/npu")).collect()
+}
+
+/// A condition of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
     pub name: &'static str,
-    /// What was found.
+    /// State of the condition.
     pub what: String,
-    /// What to do; `None` where all is well.
+    /// Remedy; `None` if the condition holds.
     pub remedy: Option<String>,
 }
 
-/// An accelerator of this machine, and what it lacks.
+/// An accelerator of this machine, and its conditions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NpuProbe {
     /// `/dev/accel/accelN`
@@ -41,10 +49,11 @@ impl NpuProbe {
     }
 }
 
-/// Where the system keeps what is asked; tests have their own.
+/// Directories and limits of a machine. Tests make their own.
 #[derive(Clone, Debug)]
 pub struct NpuSystem {
     pub root: PathBuf,
+    /// Directories of built arrays.
     pub arrays: Vec<PathBuf>,
     /// Bytes of memory that may be locked.
     pub locked: u64,
@@ -58,7 +67,7 @@ impl NpuSystem {
 
     /// Returns the machine whose files are below `root`.
     pub fn at(root: PathBuf, locked: u64) -> NpuSystem {
-        NpuSystem { root, arrays: manifest::directories(), locked }
+        NpuSystem { root, arrays: directories(), locked }
     }
 
     fn id(&self, name: &str, what: &str) -> Option<u32> {
@@ -68,7 +77,7 @@ impl NpuSystem {
         u32::from_str_radix(text.trim().trim_start_matches("0x"), 16).ok()
     }
 
-    /// Names of accelerators with NPU1's ids, in order.
+    /// Returns the names of accelerators with NPU1's ids, in order.
     fn names(&self) -> Vec<String> {
         let entries = fs::read_dir(self.root.join("sys/class/accel")).into_iter().flatten();
         let mut names: Vec<String> =
@@ -80,7 +89,7 @@ impl NpuSystem {
         names
     }
 
-    /// Whether the bus has the device, with a driver or without.
+    /// Returns whether the PCI bus has the device, with a driver or without.
     fn on_the_bus(&self) -> bool {
         let hex = |path: PathBuf| {
             fs::read_to_string(path)
@@ -96,11 +105,10 @@ impl NpuSystem {
 
     /// Returns every NPU of the machine, with each condition of a run of the 27B model.
     pub fn probe(&self) -> Vec<NpuProbe> {
-        let shape = Shape::new(HEAD_DIM).expect("a kernel is built for it");
-        self.names().into_iter().map(|name| self.probe_one(&name, shape)).collect()
+        self.names().into_iter().map(|name| self.probe_one(&name)).collect()
     }
 
-    /// Why there is no NPU to probe.
+    /// Returns why there is no NPU to probe, and a remedy.
     pub fn nothing(&self) -> (String, Option<String>) {
         if self.on_the_bus() {
             let remedy = "load the amdxdna driver: Linux 6.14 or newer has it (modprobe amdxdna), \
@@ -110,7 +118,7 @@ impl NpuSystem {
         ("no AMD NPU of the first generation (PCI 1022:1502: Phoenix, Hawk Point)".into(), None)
     }
 
-    fn probe_one(&self, name: &str, shape: Shape) -> NpuProbe {
+    fn probe_one(&self, name: &str) -> NpuProbe {
         let path = self.root.join("dev/accel").join(name);
         let mut findings = Vec::new();
         let mut add = |name, what: String, remedy: Option<&str>| {
@@ -125,7 +133,36 @@ impl NpuSystem {
             ),
             None => add("revision", "unknown".into(), Some("/sys must be readable")),
         }
-        match RawAccel::open(&path) {
+        let locked = if self.locked == u64::MAX {
+            "unlimited".into()
+        } else {
+            format!("{} MiB", self.locked >> 20)
+        };
+        add(
+            "locked memory",
+            locked,
+            (self.locked < LOCKED)
+                .then_some("raise the limit (ulimit -l unlimited, or limits.conf)"),
+        );
+        #[cfg(feature = "npu")]
+        findings.extend(self.device_findings(&path));
+        #[cfg(not(feature = "npu"))]
+        findings.push(Finding {
+            name: "program",
+            what: "built without NPU support".into(),
+            remedy: Some("build it with the cargo feature npu".into()),
+        });
+        NpuProbe { path, findings }
+    }
+
+    /// Opens a device and looks for its array. Returns the findings.
+    #[cfg(feature = "npu")]
+    fn device_findings(&self, path: &Path) -> Vec<Finding> {
+        let mut findings = Vec::new();
+        let mut add = |name, what: String, remedy: Option<&str>| {
+            findings.push(Finding { name, what, remedy: remedy.map(str::to_owned) });
+        };
+        match RawAccel::open(path) {
             Err(e) => add(
                 "access",
                 e.to_string(),
@@ -150,17 +187,7 @@ impl NpuSystem {
                 }
             }
         }
-        let locked = if self.locked == u64::MAX {
-            "unlimited".into()
-        } else {
-            format!("{} MiB", self.locked >> 20)
-        };
-        add(
-            "locked memory",
-            locked,
-            (self.locked < LOCKED)
-                .then_some("raise the limit (ulimit -l unlimited, or limits.conf)"),
-        );
+        let shape = Shape::new(HEAD_DIM).expect("a kernel is built for it");
         match manifest::find(&self.arrays, shape)
             .and_then(|dir| manifest::load(&dir, shape).map(|_| dir))
         {
@@ -169,11 +196,12 @@ impl NpuSystem {
             }
             Err(e) => add("array", "missing".into(), Some(&format!("{e:#}"))),
         }
-        NpuProbe { path, findings }
+        findings
     }
 }
 
-/// The first NPU that can be opened.
+/// Opens the first NPU.
+#[cfg(feature = "npu")]
 pub fn open_first(system: &NpuSystem) -> anyhow::Result<RawAccel> {
     let Some(name) = system.names().into_iter().next() else {
         let (what, remedy) = system.nothing();
@@ -188,6 +216,8 @@ pub fn open_first(system: &NpuSystem) -> anyhow::Result<RawAccel> {
 
 #[cfg(test)]
 mod tests {
+    #![cfg(feature = "npu")]
+
     use super::*;
 
     fn system(root: &Path) -> NpuSystem {

@@ -1,9 +1,8 @@
-//! The driver itself: /dev/accel/accelN by ioctl. No part of this has met a device; the structures
-//! are held to the driver's sizes and offsets ([`super::uapi`]), and everything above runs on the
-//! host model too.
+//! The driver, /dev/accel/accelN by ioctl. None of this has run on a device.
 //!
-//! Buffers are made coherent by SYNC_BO. Where a buffer has no address of its own the device uses
-//! the process's (shared virtual memory).
+//! [`super::uapi`] checks the sizes and offsets of the structures, and the code above this file
+//! also runs on the host model. SYNC_BO makes buffers coherent. A buffer without an address of its
+//! own has that of the process (shared virtual memory).
 
 use super::accel::{Accel, Bo, BoKind, Errno, HEAP_BYTES, Info, Outcome, Sync};
 use super::uapi::{self, AieMetadata, FirmwareVersion};
@@ -14,11 +13,11 @@ use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Where a buffer is in this process.
+/// A buffer's mapping in this process.
 struct Mapping {
     at: *mut u8,
     bytes: usize,
-    /// What to unmap; device buffers lie in the heap's mapping.
+    /// Address space to unmap; `None` for device buffers, which lie in the heap's mapping.
     reserved: Option<(*mut libc::c_void, usize)>,
 }
 
@@ -29,11 +28,11 @@ pub struct RawAccel {
     maps: HashMap<u32, Mapping>,
     /// Timeline of each context.
     timelines: HashMap<u32, u32>,
-    /// The driver knows WAIT_CMD.
+    /// Whether the driver has WAIT_CMD.
     can_wait: bool,
 }
 
-// SAFETY: the mappings belong to this struct alone.
+// SAFETY: no other value has the mappings.
 unsafe impl Send for RawAccel {}
 
 impl RawAccel {
@@ -51,11 +50,11 @@ impl RawAccel {
     }
 
     fn ioctl<T>(&self, request: u64, argument: &mut T, what: &'static str) -> Outcome<()> {
-        // Bits 16 to 29 of a request's number say how many bytes the kernel takes for its argument.
+        // Bits 16 to 29 of a request's number are the bytes of its argument.
         assert_eq!(request >> 16 & 0x3fff, size_of::<T>() as u64, "{what}: another argument");
         loop {
-            // SAFETY: T is as large as the kernel takes it to be, and plain data of the driver's
-            // layout.
+            // SAFETY: the assertion above holds `T` to the size that the kernel accesses, and
+            // `abi!` holds it to the driver's layout.
             let code =
                 unsafe { libc::ioctl(self.file.as_raw_fd(), request as _, argument as *mut T) };
             if code == 0 {
@@ -85,7 +84,7 @@ impl RawAccel {
             )
         };
         let room = if align > 4096 { bytes + align } else { bytes };
-        // SAFETY: address space of our own, nothing behind it yet.
+        // SAFETY: reserves address space that no other code has.
         let reserved = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -102,13 +101,13 @@ impl RawAccel {
         let at = (reserved as usize).next_multiple_of(align) as *mut libc::c_void;
         let (access, shared) =
             (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_FIXED);
-        // SAFETY: inside the address space that was just reserved.
+        // SAFETY: replaces a part of the address space that was just reserved.
         let mapped = unsafe {
             libc::mmap(at, bytes, access, shared, self.file.as_raw_fd(), offset as libc::off_t)
         };
         if mapped == libc::MAP_FAILED {
             let error = failed();
-            // SAFETY: reserved above, used by nobody.
+            // SAFETY: reserved above, and not returned to any caller.
             unsafe { libc::munmap(reserved, room) };
             return Err(error);
         }
@@ -116,8 +115,7 @@ impl RawAccel {
     }
 
     fn close(&self, handle: u32) {
-        // Nothing can be done about a buffer that cannot be closed: the system closes it with the
-        // file.
+        // An error is ignored: the system closes the buffer with the file.
         let _ =
             self.ioctl(uapi::GEM_CLOSE, &mut uapi::GemClose { handle, pad: 0 }, "closing a buffer");
     }
@@ -127,16 +125,16 @@ impl RawAccel {
         let Some(timeline) = self.timelines.get(&context) else {
             return Err(Errno::new(libc::EINVAL, what));
         };
-        // SAFETY: plain data, written by the call.
+        // SAFETY: all bytes zero are a valid `timespec`.
         let mut now: libc::timespec = unsafe { std::mem::zeroed() };
-        // SAFETY: as above.
+        // SAFETY: the call writes to `now`, which lives.
         unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut now) };
         let mut wait = uapi::SyncobjTimelineWait {
             handles: timeline as *const u32 as u64,
             points: &raw const number as u64,
             timeout_nsec: now.tv_sec * 1_000_000_000 + now.tv_nsec + limit.as_nanos() as i64,
             count_handles: 1,
-            // Points may not have been submitted yet.
+            // DRM_SYNCOBJ_WAIT_FLAGS_WAIT_FOR_SUBMIT: the point may not have been submitted yet.
             flags: 2,
             ..Default::default()
         };
@@ -201,7 +199,7 @@ impl Accel for RawAccel {
                 // Device buffers lie inside the heap's mapping, and are gone with it.
                 let gone = at as usize..at as usize + bytes;
                 self.maps.retain(|_, m| m.reserved.is_some() || !gone.contains(&(m.at as usize)));
-                // SAFETY: mapped by `map`; nobody has a slice of it, since slices borrow `self`.
+                // SAFETY: mapped by `map`, and no slice of it lives, since slices borrow `self`.
                 unsafe { libc::munmap(at, bytes) };
             }
             self.close(bo.handle);
@@ -210,8 +208,8 @@ impl Accel for RawAccel {
 
     fn bytes(&mut self, bo: &Bo) -> &mut [u8] {
         match self.maps.get(&bo.handle) {
-            // SAFETY: mapped for as long as the entry is there; the borrow of `self` keeps it
-            // there, and other users of the bytes out.
+            // SAFETY: mapped as long as the entry exists. The borrow of `self` keeps the entry and
+            // excludes other slices.
             Some(m) => unsafe { std::slice::from_raw_parts_mut(m.at, bo.bytes.min(m.bytes)) },
             None => &mut [],
         }
@@ -261,7 +259,7 @@ impl Accel for RawAccel {
 
     fn destroy_context(&mut self, context: u32) {
         if self.timelines.remove(&context).is_some() {
-            // As for buffers: closing the file destroys it at the latest.
+            // An error is ignored: the system destroys the context with the file.
             let mut destroy = uapi::DestroyHwctx { handle: context, pad: 0 };
             let _ = self.ioctl(uapi::DESTROY_HWCTX, &mut destroy, "destroying a context");
         }
@@ -270,7 +268,7 @@ impl Accel for RawAccel {
     fn execute(&mut self, context: u32, command: &Bo, buffers: &[u32]) -> Outcome<u64> {
         let mut exec = uapi::ExecCmd {
             hwctx: context,
-            // One command: its handle stands where several would be pointed to.
+            // With one command, the field has its handle in place of a pointer.
             cmd_handles: command.handle as u64,
             cmd_count: 1,
             args: buffers.as_ptr() as u64,
@@ -305,7 +303,7 @@ impl Accel for RawAccel {
 impl Drop for RawAccel {
     fn drop(&mut self) {
         for (at, bytes) in self.maps.values().filter_map(|m| m.reserved) {
-            // SAFETY: mapped by `map`; the struct goes, so nobody reads it any more.
+            // SAFETY: mapped by `map`, and no slice outlives `self`.
             unsafe { libc::munmap(at, bytes) };
         }
     }
@@ -315,8 +313,7 @@ impl Drop for RawAccel {
 mod tests {
     use super::*;
 
-    /// Every call on a file that is no NPU comes back with the system's error, and nothing is left
-    /// open.
+    /// Every call on a file that is no NPU returns the system's error and leaves nothing open.
     #[test]
     fn what_is_no_npu_says_so() {
         assert_eq!(

@@ -1,5 +1,5 @@
-//! A device brought up with the kernel on it: heap, context, image, streams, commands. Everything
-//! that was opened is closed on drop.
+//! A device with the kernel loaded: heap, context, image, streams, commands. Dropping a session
+//! closes all of them.
 
 use super::accel::{Accel, Bo, BoKind, HEAP_BYTES, Info, Sync};
 use super::command::{self, Command, State};
@@ -11,10 +11,10 @@ use anyhow::{Context, Result, ensure};
 use std::collections::HashMap;
 use std::time::Duration;
 
-/// How long a command may take. The longest, 128 pages of all heads, is 10 ms at the memory's
-/// speed.
+/// Time limit of a command. The longest, 128 pages of all heads, takes 10 ms at the speed of
+/// memory.
 const LIMIT: Duration = Duration::from_millis(50);
-/// Compute unit 0's function: instructions for the array.
+/// Function of compute unit 0: instructions for the array.
 const FUNCTION: u8 = 0;
 
 /// An open device with the kernel loaded.
@@ -44,8 +44,8 @@ impl Session {
         let rows = info.metadata.core.row_count as usize;
         ensure!(
             rows == CORE_ROWS,
-            "the NPU has {rows} rows of cores: only NPU1 (Phoenix, Hawk Point), with {CORE_ROWS}, \
-                is known"
+            "the NPU has {rows} rows of cores: \
+                only NPU1 (Phoenix, Hawk Point), with {CORE_ROWS}, is known"
         );
         let mut session = Session {
             accel,
@@ -57,7 +57,7 @@ impl Session {
         };
         let partition = xclbin::parse(xclbin).context("reading the NPU's array")?;
         session.columns = partition.columns;
-        // Device buffers are taken from the heap, so it comes first.
+        // Device buffers lie in the heap, so it is created first.
         session.buffer(BoKind::Heap, HEAP_BYTES)?;
         let context = session.accel.create_context((partition.columns * rows) as u32)?;
         session.context = Some(context);
@@ -76,20 +76,20 @@ impl Session {
         self.accel.is_real_device()
     }
 
-    /// A zeroed buffer that lives as long as the session.
+    /// Creates a zeroed buffer that lives as long as the session.
     pub fn buffer(&mut self, kind: BoKind, bytes: usize) -> Result<Bo> {
         let bo = self.accel.create_bo(kind, bytes)?;
         self.open.push(bo);
         Ok(bo)
     }
 
-    /// Closes one early.
+    /// Closes a buffer early.
     pub fn close(&mut self, bo: Bo) {
         self.open.retain(|b| b.handle != bo.handle);
         self.accel.close_bo(bo);
     }
 
-    /// Bytes of all buffers but the heap's address space.
+    /// Returns the bytes of all buffers except the heap, which is address space.
     pub fn memory(&self) -> u64 {
         self.open.iter().filter(|b| b.kind != BoKind::Heap).map(|b| b.bytes as u64).sum()
     }
@@ -98,12 +98,12 @@ impl Session {
         self.accel.bytes(bo)
     }
 
-    /// Lets the device see part of a buffer.
+    /// Makes part of a buffer visible to the device.
     pub fn publish(&mut self, bo: &Bo, offset: usize, bytes: usize) -> Result<()> {
         Ok(self.accel.sync(bo, Sync::ToDevice, offset, bytes)?)
     }
 
-    /// Buffers for commands of so many pairs.
+    /// Creates the buffers of a command for `pairs` pairs.
     pub fn slot(&mut self, shape: Shape, pairs: usize) -> Result<Slot> {
         let [queries, _, results] = Job { shape, pairs, capacity: 0, pages: 0 }.sizes();
         Ok(Slot {
@@ -132,7 +132,7 @@ impl Session {
         Ok((bo, words.len() as u32))
     }
 
-    /// Hands in a job whose queries are in the slot's buffer.
+    /// Submits a job. Its queries are in the slot's buffer.
     pub fn submit(&mut self, job: Job, arena: &Bo, slot: &mut Slot) -> Result<()> {
         let (stream, words) = self.stream(job)?;
         self.publish(&slot.queries, 0, slot.queries.bytes)?;
@@ -147,7 +147,7 @@ impl Session {
         Ok(())
     }
 
-    /// Waits for a job and makes its results visible.
+    /// Waits for a job and makes its results visible to the host.
     pub fn finish(&mut self, slot: &mut Slot) -> Result<()> {
         let number = slot.number.take().context("nothing was submitted")?;
         let context = self.context.context("the NPU has no context")?;
@@ -162,7 +162,7 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        // The context first: it may still run on the buffers.
+        // The context is destroyed first, since it may still use the buffers.
         if let Some(context) = self.context.take() {
             self.accel.destroy_context(context);
         }

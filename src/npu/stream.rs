@@ -1,16 +1,16 @@
-//! The stream of one `flash_partial` command: queries in, pages in, results out, for as many pairs
-//! of cores as there are heads.
+//! The instruction stream of one `flash_partial` command: queries in, pages in, results out, for
+//! all pairs of cores that have heads.
 //!
-//! A channel may have four tasks under way; a descriptor is written again only after its task's
-//! token was waited for.
+//! The queue of a channel holds four tasks. A descriptor is written again only after a wait for its
+//! task's token.
 
 use super::layout::{OBJECT, PAIR, PAIRS, Shape};
 use super::txn::{Channel, Descriptor, Direction, MAX_COLUMNS, MAX_ITERATIONS, Op, encode};
 use anyhow::{Result, ensure};
 
-/// Tasks that a channel's queue holds.
+/// Most tasks in a channel's queue.
 const QUEUE_DEPTH: usize = 4;
-/// Bytes that a descriptor moves at a time: two objects for each core of the pair.
+/// Bytes of one iteration of a descriptor: two objects for each core of the pair.
 const RUN: usize = 2 * PAIR * OBJECT;
 
 /// Buffers of a command, in the order of its arguments.
@@ -18,7 +18,7 @@ pub const ARG_QUERIES: u8 = 0;
 pub const ARG_PAGES: u8 = 1;
 pub const ARG_RESULTS: u8 = 2;
 
-/// What a command does.
+/// Work of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Job {
     pub shape: Shape,
@@ -26,21 +26,21 @@ pub struct Job {
     pub pairs: usize,
     /// Pages that the arena holds for each pair.
     pub capacity: usize,
-    /// The first so many of them are read.
+    /// Number of pages that are read, from the first on.
     pub pages: usize,
 }
 
-/// Columns that so many pairs need: two pairs a column.
+/// Returns the columns for `pairs` pairs: two pairs a column.
 pub fn columns(pairs: usize) -> usize {
     pairs.div_ceil(2)
 }
 
-/// A pair's channel.
+/// Returns a pair's channel.
 fn channel(pair: usize, direction: Direction) -> Channel {
     Channel { column: (pair / 2) as u8, direction, index: (pair % 2) as u8 }
 }
 
-/// A transfer of one pair, of `runs` times `length` bytes that follow one another.
+/// A transfer of one pair: `runs` times `length` contiguous bytes.
 struct Transfer {
     direction: Direction,
     argument: u8,
@@ -49,10 +49,10 @@ struct Transfer {
     runs: usize,
 }
 
-/// Transfers of one pair and when their descriptors are free again.
+/// Progress of one pair's transfers.
 struct Lane {
     pair: usize,
-    /// Tasks under way.
+    /// Tasks in the queue.
     flying: usize,
     pushed: usize,
 }
@@ -60,7 +60,7 @@ struct Lane {
 impl Lane {
     fn push(&mut self, transfer: &Transfer, ops: &mut Vec<Op>) -> Result<()> {
         let channel = channel(self.pair, transfer.direction);
-        // Eight descriptors a channel pair: one for results, four in turn for what goes in.
+        // A channel pair has eight descriptors: one for results, four in turn for inputs.
         let first = (8 * channel.index) as usize;
         let id = match transfer.direction {
             Direction::ToMemory => first,
@@ -85,14 +85,14 @@ impl Lane {
 }
 
 impl Job {
-    /// Bytes of the queries' buffer, the arena and the results' buffer.
+    /// Returns the bytes of the queries' buffer, the arena and the results' buffer.
     pub fn sizes(&self) -> [usize; 3] {
         let s = self.shape;
         [s.query_bytes(), self.capacity * s.page_bytes(), PAIR * s.out_bytes()]
             .map(|bytes| self.pairs * bytes)
     }
 
-    /// The operations, in order.
+    /// Returns the operations, in order.
     pub fn ops(&self) -> Result<Vec<Op>> {
         ensure!(
             (1..=PAIRS).contains(&self.pairs),
@@ -118,7 +118,7 @@ impl Job {
                 (Direction::FromMemory, ARG_QUERIES, lane.pair * bytes);
             lane.push(&Transfer { direction, argument, offset, length: bytes, runs: 1 }, &mut ops)?;
         }
-        // All pairs move on together, so that none of them waits for memory alone.
+        // The pairs advance together, so that they share memory bandwidth evenly.
         for first in (0..runs).step_by(MAX_ITERATIONS) {
             for lane in &mut lanes {
                 let offset = lane.pair * self.capacity * shape.page_bytes() + first * RUN;
@@ -136,7 +136,7 @@ impl Job {
         Ok(ops)
     }
 
-    /// The stream.
+    /// Returns the encoded stream.
     pub fn stream(&self) -> Result<Vec<u32>> {
         encode(columns(self.pairs), &self.ops()?)
     }

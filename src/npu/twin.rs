@@ -1,6 +1,5 @@
-//! The kernel in Rust: `npu-kernels/flash_partial.h` operation by operation, so that both give the
-//! same bits (`tests/npu/kernel.rs` compiles the C++ source and compares). The host model runs this
-//! one where no library of the C++ source is given.
+//! The kernel's twin in Rust: `npu-kernels/flash_partial.h` operation by operation, with the same
+//! bits. `tests/npu/kernel.rs` compiles the C++ source and compares. The host model runs the twin.
 
 use super::host::Core;
 use super::layout::{self, ABI, MAGIC, MAX_ROWS, NONE, OBJECT, Shape};
@@ -46,7 +45,7 @@ fn element(object: &[u8], index: usize) -> f32 {
     bf16::from_bits(u16::from_le_bytes([object[2 * index], object[2 * index + 1]])).to_f32()
 }
 
-/// 2^x for -120 <= x <= 0; exact at 0.
+/// Returns 2^x for -120 <= x <= 0; exact at 0.
 #[inline(always)]
 fn exp2(x: f32) -> f32 {
     let whole = x.round_ties_even();
@@ -70,19 +69,19 @@ fn lowered(a: f32, b: f32) -> f32 {
     exp2(larger(a - b, LOWEST))
 }
 
-/// Rounded to bf16, as f32. The argument is finite.
+/// Rounds a finite number to bf16, as f32.
 #[inline(always)]
 fn rounded(v: f32) -> f32 {
     let bits = v.to_bits();
     f32::from_bits((bits + 0x7fff + (bits >> 16 & 1)) & 0xffff_0000)
 }
 
-/// All rows of a core against one tile of `KEYS` keys.
+/// Attends one tile of `KEYS` keys with all rows of a core.
 #[inline(always)]
 fn tile_body<const KEYS: usize>(t: &mut Twin) {
     let dim = t.shape.head_dim;
     let keys = t.keys.as_chunks::<KEYS>().0;
-    // A row that does not see this tile keeps all that it has.
+    // A row that does not attend this tile keeps its state.
     for r in (0..t.rows).filter(|r| t.limits[*r] > t.done).collect::<Vec<_>>() {
         let mut s = [0f32; KEYS];
         for (q, k) in t.q[r * dim..][..dim].iter().zip(keys) {
@@ -90,7 +89,7 @@ fn tile_body<const KEYS: usize>(t: &mut Twin) {
                 s[j] += q * k[j];
             }
         }
-        // The maximum in the order of the blocks: columns first, then (0, 2), (1, 3), and both.
+        // The kernel takes the maximum in this order: columns first, then (0, 2), (1, 3), and both.
         let mut most = [s[0], s[1], s[2], s[3]];
         for j in 4..KEYS {
             most[j % 4] = larger(most[j % 4], s[j]);
@@ -123,7 +122,7 @@ fn tile(t: &mut Twin) {
     }
 }
 
-/// The same with wider vectors: products and sums stay two operations, so no bit changes.
+/// The same with wider vectors. Products and sums stay two operations, so no bit changes.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
 fn tile_avx2(t: &mut Twin) {
@@ -169,7 +168,7 @@ impl Core for Twin {
         }
         #[cfg(target_arch = "x86_64")]
         if is_x86_feature_detected!("avx2") {
-            // SAFETY: the processor has it.
+            // SAFETY: the processor has AVX2, checked above.
             return unsafe { tile_avx2(self) };
         }
         tile(self);

@@ -1,10 +1,10 @@
-//! The instruction stream ("ctrlcode") that the NPU's firmware runs for one command: writes of
-//! buffer descriptors, pushes to DMA queues, patches of addresses, waits. A header of four words,
-//! then operations.
+//! Format of the instruction stream ("ctrlcode") that the NPU's firmware runs for one command: a
+//! header of four words, then writes of buffer descriptors, patches of addresses, pushes to DMA
+//! queues, and waits.
 //!
-//! The format is that of mlir-aie's runtime sequences for AIE2, as lightvector/KataGo documents and
-//! checked it on devices (`python/ryzenai_kernels/INSTS_FORMAT.md`). Only what [`super::stream`]
-//! writes is known here; anything else is refused.
+//! It is the format of mlir-aie's runtime sequences for AIE2. lightvector/KataGo documents it and
+//! has checked it on devices (`python/ryzenai_kernels/INSTS_FORMAT.md`). The decoder refuses
+//! operations that [`super::stream`] does not write.
 
 use anyhow::{Result, bail, ensure};
 
@@ -12,37 +12,38 @@ use anyhow::{Result, bail, ensure};
 const ROWS: u32 = 6;
 /// The generation of NPU1.
 const GENERATION: u32 = 3;
-/// Columns that a context may have.
+/// Most columns of a context.
 pub const MAX_COLUMNS: usize = 4;
 /// Buffer descriptors of a shim tile.
 pub const BDS: usize = 16;
-/// Most bytes of a descriptor: 14 bits of words. The shim's own field is wider; the limit is that
-/// of every tile on the way.
+/// Most bytes of a descriptor: 14 bits of words. The shim's field is wider, but other tiles on the
+/// way have this limit.
 pub const MAX_LENGTH: usize = 65_532;
 /// Most words from one iteration of a descriptor to the next: 20 bits.
 pub const MAX_STEP: usize = 1 << 20;
 /// Most iterations before the address starts over.
 pub const MAX_ITERATIONS: usize = 64;
-/// Most runs of a descriptor beyond the first, per push.
+/// Most repetitions of a descriptor in one push.
 pub const MAX_REPEAT: usize = 255;
-/// Buffers that a command can name.
+/// Most buffers of a command.
 pub const MAX_ARGUMENTS: usize = 7;
-/// Address of a shim tile's first descriptor, and words of each.
+/// Address of a shim tile's first descriptor, and words of a descriptor.
 const BD_BASE: u32 = 0x1d000;
 const BD_WORDS: usize = 8;
-/// Control and queue registers of the first channel from memory's side (S2MM); channels are 8 bytes
-/// apart, directions 16.
+/// Control and queue registers of the first S2MM channel. Channels are 8 bytes apart, directions
+/// 16.
 const CONTROL: u32 = 0x1d200;
 const QUEUE: u32 = 0x1d204;
 /// Burst length field of a shim descriptor on NPU1.
 const BURST: u32 = 0x8000_0000;
 const VALID: u32 = 1 << 25;
 
-/// Which way data goes, seen from the array.
+/// Direction of a transfer, seen from the array.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Direction {
-    /// Out of the array, into memory.
+    /// From the array into memory (S2MM).
     ToMemory,
+    /// From memory into the array (MM2S).
     FromMemory,
 }
 
@@ -51,7 +52,7 @@ pub enum Direction {
 pub struct Channel {
     pub column: u8,
     pub direction: Direction,
-    /// 0 or 1.
+    /// Index of the channel, 0 or 1.
     pub index: u8,
 }
 
@@ -66,7 +67,7 @@ impl Channel {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Descriptor {
     pub column: u8,
-    /// Which of the tile's 16.
+    /// Index among the tile's 16 descriptors.
     pub id: u8,
     /// Bytes, a multiple of 4.
     pub length: usize,
@@ -78,7 +79,7 @@ pub struct Descriptor {
 /// One operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op {
-    /// Says to whom a channel's completion tokens go.
+    /// Sets the receiver of a channel's completion tokens.
     Tokens(Channel),
     Write(Descriptor),
     /// Binds a descriptor's address to a buffer of the command.
@@ -138,7 +139,7 @@ impl Descriptor {
 }
 
 impl Op {
-    /// Refuses what the hardware's fields cannot hold.
+    /// Refuses values that the hardware's fields cannot hold.
     fn check(&self) -> Result<()> {
         match self {
             Op::Tokens(c) | Op::Wait(c) => check_channel(*c),
@@ -203,7 +204,7 @@ fn check_channel(channel: Channel) -> Result<()> {
     Ok(())
 }
 
-/// The words of a stream for a context of `columns`.
+/// Returns the words of a stream for a context of `columns` columns.
 pub fn encode(columns: usize, ops: &[Op]) -> Result<Vec<u32>> {
     ensure!((1..=MAX_COLUMNS).contains(&columns), "{columns} columns: 1 to {MAX_COLUMNS}");
     let mut out =
@@ -216,7 +217,7 @@ pub fn encode(columns: usize, ops: &[Op]) -> Result<Vec<u32>> {
     Ok(out)
 }
 
-/// Where a register is: a column, and the address in its shim tile.
+/// Returns the column of a register, and its address in the shim tile.
 fn register(word: u32) -> Result<(u8, u32)> {
     let (column, row) = (word >> 25, word >> 20 & 0x1f);
     ensure!(row == 0, "row {row}: only shim tiles are known");
@@ -242,7 +243,7 @@ fn channel_at(word: u32, base: u32) -> Result<Channel> {
     Ok(Channel { column, direction, index: (at >> 3 & 1) as u8 })
 }
 
-/// A stream's columns and operations. Hostile words are errors, never more than that.
+/// Returns a stream's columns and operations. Invalid words are errors.
 pub fn decode(words: &[u32]) -> Result<(usize, Vec<Op>)> {
     let [first, second, count, bytes, ref rest @ ..] = *words else {
         bail!("a stream of {} words has no header", words.len())
@@ -365,7 +366,7 @@ mod tests {
         assert!(encode(0, &[]).is_err() && encode(5, &[]).is_err());
     }
 
-    /// The words of one of each, as INSTS_FORMAT.md and parse_insts.py read them.
+    /// One operation of each kind has the words that INSTS_FORMAT.md and parse_insts.py give.
     #[test]
     fn the_words_are_those_of_the_format() {
         let d = Descriptor { column: 1, id: 2, length: 4 * 0x1234, step: 4 * 0x56, iterations: 3 };

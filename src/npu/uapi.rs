@@ -1,20 +1,19 @@
-//! The kernel interface of the amdxdna driver: facts of its ABI, declared anew. Sizes and offsets
-//! are those of `include/uapi/drm/amdxdna_accel.h` in Linux, held by the compiler below.
+//! Kernel interface of the amdxdna driver, with the sizes and offsets of
+//! `include/uapi/drm/amdxdna_accel.h` in Linux, which the compiler checks.
 //!
-//! WAIT_CMD and GET_ARRAY came later than the rest; only WAIT_CMD is used, and there is another way
-//! to wait where it is missing.
+//! WAIT_CMD is newer than the other calls. On older drivers [`super::raw`] waits for a timeline.
 
 use bytemuck::{Pod, Zeroable};
 
-/// Driver ioctls begin here.
+/// First ioctl of the driver.
 const COMMAND_BASE: u32 = 0x40;
 
-/// An ioctl that is read and written, as the generic Linux encoding numbers it.
+/// Returns the number of an ioctl that is read and written, in the generic Linux encoding.
 const fn iowr<T>(number: u32) -> u64 {
     (3 << 30 | (size_of::<T>() as u64) << 16 | (b'd' as u64) << 8) | number as u64
 }
 
-/// An ioctl that is only written.
+/// Returns the number of an ioctl that is only written.
 const fn iow<T>(number: u32) -> u64 {
     (1 << 30 | (size_of::<T>() as u64) << 16 | (b'd' as u64) << 8) | number as u64
 }
@@ -28,7 +27,7 @@ pub const SYNC_BO: u64 = iowr::<SyncBo>(COMMAND_BASE + 5);
 pub const EXEC_CMD: u64 = iowr::<ExecCmd>(COMMAND_BASE + 6);
 pub const GET_INFO: u64 = iowr::<GetInfo>(COMMAND_BASE + 7);
 pub const WAIT_CMD: u64 = iowr::<WaitCmd>(COMMAND_BASE + 9);
-/// Of every DRM driver.
+/// Calls of every DRM driver.
 pub const GEM_CLOSE: u64 = iow::<GemClose>(0x09);
 pub const SYNCOBJ_TIMELINE_WAIT: u64 = iowr::<SyncobjTimelineWait>(0xca);
 
@@ -38,14 +37,14 @@ pub const BO_DEV_HEAP: u32 = 2;
 pub const BO_DEV: u32 = 3;
 pub const BO_CMD: u32 = 4;
 
-/// What `GetInfo` asks for.
+/// Parameters of `GetInfo`.
 pub const QUERY_AIE_METADATA: u32 = 1;
 pub const QUERY_FIRMWARE_VERSION: u32 = 8;
 
 pub const CONFIG_CU: u32 = 0;
 pub const SYNC_TO_DEVICE: u32 = 0;
 pub const SYNC_FROM_DEVICE: u32 = 1;
-/// No address: the process's own is the device's.
+/// No device address: the device uses the address in the process.
 pub const INVALID_ADDR: u64 = u64::MAX;
 
 /// Declares structs with the size that the compiler must give them, and the offset of each field.
@@ -99,7 +98,7 @@ abi! {
         16 param_val_size: u32,
         20 pad: u32,
     }
-    /// One compute unit, as `ConfigHwctx` takes it.
+    /// One compute unit, for `ConfigHwctx`.
     ConfigCu 16 {
         0 num_cus: u16,
         2 pad: [u16; 3],
@@ -178,7 +177,7 @@ abi! {
         0 handle: u32,
         4 pad: u32,
     }
-    /// Of every DRM driver: waits for points on timelines.
+    /// Arguments of a wait for points on timelines, a call of every DRM driver.
     SyncobjTimelineWait 48 {
         0 handles: u64,
         8 points: u64,
@@ -191,7 +190,7 @@ abi! {
     }
 }
 
-// The numbers as a C compiler gives them.
+// The numbers that a C compiler gives.
 const _: () = assert!(
     CREATE_HWCTX == 0xc038_6440
         && CREATE_BO == 0xc020_6443

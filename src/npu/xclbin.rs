@@ -1,27 +1,29 @@
-//! The container that an array is built into: an xclbin file ("axlf"), of which one section matters
-//! here, AIE_PARTITION: how many columns, and the image (PDI) that configures them. Layout as in
-//! XRT's `xrt/detail/xclbin.h`. A file is foreign: every offset is checked.
+//! Reader of xclbin files ("axlf"), the container of a built array.
+//!
+//! One section matters, AIE_PARTITION: the number of columns, and the image (PDI) that configures
+//! them. The layout is that of XRT's `xrt/detail/xclbin.h`. Files are untrusted, so every offset is
+//! checked.
 
 use anyhow::{Context, Result, ensure};
 
 const MAGIC: &[u8; 8] = b"xclbin2\0";
-/// Where the file's length, the section count and the section headers stand.
+/// Offsets of the file's length, the section count and the section headers.
 const LENGTH_AT: usize = 304;
 const SECTIONS_AT: usize = 448;
 const HEADERS_AT: usize = 456;
 const HEADER: usize = 40;
 const MAX_SECTIONS: u32 = 0x1_0000;
 const AIE_PARTITION: u32 = 32;
-/// Sizes of the section's own structures.
+/// Sizes of the section's structures.
 const PARTITION: usize = 184;
 const PDI: usize = 96;
 const GROUP: usize = 96;
-/// The kind of group that runs instruction streams.
+/// Kind of the group that runs instruction streams.
 const PRIMARY: u8 = 1;
-/// More is no array: 32 KiB for each of 64 x 64 tiles.
+/// Largest image: 32 KiB for each of 64 x 64 tiles.
 const MAX_IMAGE: usize = 32 * 1024 * 64 * 64;
 
-/// What the loader needs of an xclbin.
+/// The parts of an xclbin that the loader needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Partition<'a> {
     pub columns: usize,
@@ -29,7 +31,7 @@ pub struct Partition<'a> {
     pub kernel_id: u64,
 }
 
-/// `N` bytes at `at`.
+/// Returns `N` bytes at `at`.
 fn bytes<const N: usize>(data: &[u8], at: usize) -> Result<[u8; N]> {
     let part = at.checked_add(N).and_then(|end| data.get(at..end));
     Ok(part
@@ -50,7 +52,7 @@ fn u64_at(data: &[u8], at: usize) -> Result<u64> {
     bytes(data, at).map(u64::from_le_bytes)
 }
 
-/// The elements of an array whose count and offset stand at `at`.
+/// Returns the elements of an array. Its count and offset stand at `at`.
 fn array<'a>(section: &'a [u8], at: usize, size: usize, what: &str) -> Result<&'a [u8]> {
     let (count, offset) = (u32_at(section, at)? as usize, u32_at(section, at + 4)? as usize);
     let end = count.checked_mul(size).and_then(|n| n.checked_add(offset));
@@ -105,12 +107,12 @@ fn partition(section: &[u8]) -> Result<Partition<'_>> {
     anyhow::bail!("no group of the image runs instructions")
 }
 
-/// Where a part of the section begins in it.
+/// Returns the offset of a part of the section in it.
 fn section_offset(section: &[u8], part: &[u8]) -> usize {
     part.as_ptr() as usize - section.as_ptr() as usize
 }
 
-/// A file with this partition and nothing else: what the host model loads, and what tests damage.
+/// Builds a file with only this partition, for the host model and for tests.
 pub fn build(p: &Partition<'_>) -> Vec<u8> {
     let (pdi_at, group_at, ids_at, image_at) =
         (PARTITION, PARTITION + PDI, PARTITION + PDI + GROUP, PARTITION + PDI + GROUP + 8);

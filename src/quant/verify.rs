@@ -8,7 +8,7 @@ use crate::compute::cpu::linear::PackedMatrix;
 use crate::error::Fault;
 use crate::models::{Role, TensorSpec, Weights};
 use crate::tensor::Matrix;
-use crate::util::threads::{self, Task};
+use crate::util::threads::{self, ScopedTask};
 use anyhow::{Context, Result};
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
@@ -145,7 +145,7 @@ fn values(
                 })
             };
             let handles: Vec<_> = batch.iter().map(spawn).collect();
-            handles.into_iter().map(Task::join).collect()
+            handles.into_iter().map(ScopedTask::join).collect()
         });
         results.into_iter().collect::<Result<()>>()?;
         release();
@@ -156,8 +156,8 @@ fn values(
 /// Returns some rows of a matrix. Both ends of `rows` are multiples of [`ALIGN`], or the matrix's
 /// end.
 fn rows_of<'a>(matrix: &'a Matrix<'_>, rows: Range<usize>) -> Matrix<'a> {
-    let (row_bytes, groups) =
-        (matrix.format.row_bytes(matrix.cols), matrix.scales.len() / matrix.rows);
+    let (row_bytes, row_side) =
+        (matrix.format.row_bytes(matrix.cols), matrix.format.row_side(matrix.cols));
     // The last rows keep their padding to whole tiles.
     let end = if rows.end == matrix.rows { matrix.codes.len() } else { rows.end * row_bytes };
     Matrix {
@@ -165,7 +165,7 @@ fn rows_of<'a>(matrix: &'a Matrix<'_>, rows: Range<usize>) -> Matrix<'a> {
         rows: rows.len(),
         cols: matrix.cols,
         codes: (&matrix.codes[rows.start * row_bytes..end]).into(),
-        scales: (&matrix.scales[rows.start * groups..rows.end * groups]).into(),
+        side: (&matrix.side[rows.start * row_side..rows.end * row_side]).into(),
     }
 }
 

@@ -1,18 +1,18 @@
 //! Coding a matrix some columns at a time, so that a solver can answer the errors of some in the
 //! targets of others.
 
-use super::code::Integer;
-use super::quantize::{code_of_nearest, f16_nonzero, scale_for};
+use super::block::Integer;
+use super::round::{code_of_nearest, f16_nonzero, scale_for};
 use super::trellis::{TILE, Trellis};
 use super::viterbi::{Viterbi, WEIGHTS};
 use super::{Format, Group, Matrix, Values};
 use anyhow::{Result, ensure};
-use half::f16;
 use rayon::prelude::*;
 use std::cell::RefCell;
 use std::fmt::Debug;
 
-/// What finds the best codes of tiles, of trellis codes. All find the same ones, bit for bit.
+/// A search for the best codes of trellis tiles. All implementations find the same codes, bit for
+/// bit.
 pub trait TileEncoder: Debug + Send + Sync {
     /// The bits of each row of each tile. `wanted` is `[tiles, 16, 16]` in units of the integers.
     fn encode(&self, trellis: Trellis, wanted: &[f32], rows: &mut [[u64; TILE]]) -> Result<()>;
@@ -143,15 +143,15 @@ impl Encoder {
                 && decoded.len() == targets.len()
                 && block < self.cols / BLOCK
         );
-        match Trellis::of(self.format.code) {
+        match self.format.code.trellis() {
             Some(trellis) => self.encode_tiles(tiles, trellis, block, targets, decoded)?,
             None => self.encode_in_turn(block, targets, &IDENTITY, decoded),
         }
         Ok(())
     }
 
-    /// Codes the columns of a block one by one from the last to the first, each target moved by
-    /// what the errors of those before it ask for: `c` is the block's lower triangular factor `[16,
+    /// Codes the columns of a block one by one from the last to the first. The errors of coded
+    /// columns move the targets of the others: `c` is the block's lower triangular factor `[16,
     /// 16]`, whose column j weighs errors against that of column j. Trellis codes choose all
     /// columns at once and cannot do this.
     pub fn encode_in_turn(
@@ -211,21 +211,22 @@ impl Encoder {
         Ok(())
     }
 
-    /// The matrix, with `scales` `[rows, groups]` in the place of those the codes were chosen with.
+    /// Returns the matrix, with `scales` `[rows, groups]` in the place of the scales that the codes
+    /// were chosen with.
     pub fn finish(self, scales: Option<&[f32]>) -> Result<Matrix<'static>> {
         let Encoder { format, integer, rows, cols, codes, .. } = self;
         let (scales, unit) = (scales.unwrap_or(&self.scales), format.code.unit());
-        let stored: Vec<f16> = scales.iter().map(|s| f16_nonzero(s / unit)).collect();
+        let side: Vec<u8> =
+            scales.iter().flat_map(|s| f16_nonzero(s / unit).to_le_bytes()).collect();
         let codes = match integer {
             None => codes,
             Some(integer) => {
-                let mut packed = Vec::with_capacity(rows * format.row_bytes(cols));
-                let rows = codes.chunks_exact(cols);
-                rows.for_each(|row| integer.pack(row.iter().copied(), &mut packed));
+                let mut packed = vec![0; rows * format.row_bytes(cols)];
+                integer.pack(&codes, &mut packed);
                 packed
             }
         };
-        Matrix::new(format, rows, cols, codes, stored)
+        Matrix::new(format, rows, cols, codes, side)
     }
 }
 
@@ -239,14 +240,14 @@ mod tests {
     fn columns_and_rows_agree() {
         let (rows, cols) = (19, 256);
         let x = gaussian(rows * cols, 11);
-        for format in Format::all().filter(|format| format.code.is_coded_by_columns()) {
+        for format in Format::written().filter(|format| format.code.is_coded_by_columns()) {
             let whole = quantize(format, rows, cols, &x).unwrap();
             let scales = match format.group {
                 Group::Row if format.code.is_trellis() => {
                     x.chunks_exact(cols).map(|row| row_scale(format, row)).collect()
                 }
                 Group::Row => {
-                    whole.scales.iter().map(|s| s.to_f32() * format.code.unit()).collect()
+                    (0..rows).map(|row| whole.factors(row, 0).scale * format.code.unit()).collect()
                 }
                 Group::Cols(_) => Vec::new(),
             };
@@ -267,8 +268,7 @@ mod tests {
             let got = encoder.finish(None).unwrap();
             // Whole rows of trellis codes get their scales refitted to the codes.
             assert!(
-                got.codes == whole.codes
-                    && (got.scales == whole.scales || format.code.is_trellis()),
+                got.codes == whole.codes && (got.side == whole.side || format.code.is_trellis()),
                 "{format}"
             );
             let near = |(a, b): (&f32, &f32)| (a - b).abs() <= 1e-3 * a.abs();

@@ -1,23 +1,13 @@
-//! Weight formats: which code (see [`super::code`]), how many weights share a scale, and whether a
-//! Hadamard stands in front.
+//! Weight formats: a block (see [`super::block`]), the group of columns that share an element of
+//! its side, and a flag for a Hadamard in front.
 //!
-//! Scales are f16, `[rows, groups]`, one per row or one per 32, 64 or 128 consecutive columns; i8a
-//! has `[rows, 2]`, scale and min. Trellis codes come in tiles of 16 rows and 16 columns: their
-//! rows are padded to a multiple of 16.
+//! The side is `[rows, groups]`, one element per row or per group of consecutive columns. Trellis
+//! codes come in tiles of 16 rows and 16 columns: their rows are padded to a multiple of 16.
 
-use super::code::{Code, SPECS};
+use super::block::{BLOCKS, Code, Group};
 use anyhow::{Result, bail, ensure};
 use std::fmt;
 use std::str::FromStr;
-
-/// How many consecutive columns of a row share one scale.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Group {
-    /// One scale for the whole row.
-    Row,
-    /// One scale for this many columns: 32, 64 or 128.
-    Cols(u16),
-}
 
 /// A weight format, spelled like `bf16`, `i8-row`, `i4-g32` or `i4-row+h128`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -37,42 +27,55 @@ impl Format {
     /// The house format: integer codes with one scale a row, behind a Hadamard.
     pub const I4_ROW_H: Format = Format { code: Code::I4, group: Group::Row, hadamard: true };
 
-    /// Every code with every group that it takes, without a Hadamard.
+    /// Every block that there are kernels for, with every group that it takes, without a Hadamard.
     pub fn all() -> impl Iterator<Item = Format> {
-        SPECS.iter().flat_map(|spec| {
-            let groups = spec.groups.iter().map(|n| Group::Cols(*n));
-            std::iter::once(Group::Row).chain(groups).map(|group| Format {
-                code: spec.code,
-                group,
+        BLOCKS.iter().filter(|block| block.cpu.is_some()).flat_map(|block| {
+            block.groups.iter().map(|group| Format {
+                code: block.code,
+                group: *group,
                 hadamard: false,
             })
         })
     }
 
-    /// What all of them are called, in few words.
+    /// The formats among [`Format::all`] that weights can be rounded to.
+    pub fn written() -> impl Iterator<Item = Format> {
+        Format::all().filter(|format| !format.code.spec().distortion.is_empty())
+    }
+
+    /// The native format of the weights of a GGUF type; `None` where there is no such type.
+    pub fn of_file(code: Code) -> Option<Format> {
+        let weights = code.spec().ggml?.weights as u16;
+        let group = if weights == 1 { Group::Row } else { Group::Cols(weights) };
+        Some(Format { code, group, hadamard: false })
+    }
+
+    /// The format that weights have once they are loaded, see [`Code::loaded`].
+    pub fn loaded(self) -> Format {
+        match self.code.loaded() {
+            code if code == self.code => self,
+            code => Format { code, group: Group::Row, ..self },
+        }
+    }
+
+    /// Names of all formats that weights can be rounded to, for messages.
     fn known() -> String {
-        let words = SPECS.iter().map(|spec| {
-            let row = if spec.code.is_integer() { "-row" } else { "" };
-            let groups: Vec<String> = spec.groups.iter().map(u16::to_string).collect();
-            match groups.is_empty() {
-                true => format!("{}{row}", spec.name),
-                false => format!("{0}{row}, {0}-g{1}", spec.name, groups.join("|")),
+        let mut words: Vec<String> = Vec::new();
+        for format in Format::written() {
+            match (format.group, words.last_mut()) {
+                (Group::Cols(n), Some(word)) if word.contains("-g") => *word += &format!("|{n}"),
+                _ => words.push(format.to_string()),
             }
-        });
-        words.collect::<Vec<_>>().join(", ")
+        }
+        words.join(", ")
     }
 
     /// Expected squared error of Gaussian weights relative to their squares. Without a Hadamard
     /// real weights fare worse.
     pub fn distortion(self) -> f64 {
-        let spec = self.code.spec();
-        match self.group {
-            Group::Row => spec.distortion[0],
-            Group::Cols(n) => {
-                let place = spec.groups.iter().position(|group| *group == n);
-                spec.distortion[place.map_or(0, |place| place + 1)]
-            }
-        }
+        let block = self.code.spec();
+        let place = block.groups.iter().position(|group| *group == self.group);
+        block.distortion[place.unwrap_or(0)]
     }
 
     /// Scales in one row of `cols` columns; 0 for float codes.
@@ -92,9 +95,9 @@ impl Format {
         }
     }
 
-    /// f16 values beside the codes of one row.
-    pub fn row_scales(self, cols: usize) -> usize {
-        self.groups(cols) * if self.code == Code::I8a { 2 } else { 1 }
+    /// Bytes of the side of one row.
+    pub fn row_side(self, cols: usize) -> usize {
+        self.groups(cols) * self.code.spec().side.bytes()
     }
 
     /// Rows whose codes cannot be told apart: a tile's for trellis codes, else 1.
@@ -123,9 +126,9 @@ impl Format {
         block_bytes / self.block_rows() * 16 / self.code.bits_of_two()
     }
 
-    /// Bytes of codes and scales of a whole matrix.
+    /// Bytes of codes and side of a whole matrix.
     pub fn bytes(self, rows: usize, cols: usize) -> usize {
-        self.stored_rows(rows) * self.row_bytes(cols) + 2 * rows * self.row_scales(cols)
+        self.stored_rows(rows) * self.row_bytes(cols) + rows * self.row_side(cols)
     }
 
     /// Refuses widths that the format cannot cut evenly.
@@ -173,7 +176,7 @@ impl FromStr for Format {
             Some(body) => (body, true),
             None => (s, false),
         };
-        let known = Format::all().find(|format| format.to_string() == body);
+        let known = Format::written().find(|format| format.to_string() == body);
         let Some(Format { code, group, .. }) = known else {
             bail!("unknown weight format `{s}`; known: {}, each optionally +h128", Format::known())
         };
@@ -203,7 +206,7 @@ mod tests {
         ] {
             assert_eq!(s.parse::<Format>().unwrap().to_string(), s);
         }
-        for format in Format::all() {
+        for format in Format::written() {
             assert_eq!(format.to_string().parse::<Format>().unwrap(), format);
         }
         let error = "i4-g33".parse::<Format>().unwrap_err().to_string();

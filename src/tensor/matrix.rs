@@ -1,8 +1,9 @@
-//! A weight matrix in its stored form: codes row by row, then scales. The one layout that files,
+//! A weight matrix in its stored form: codes row by row, then the side. The one layout that files,
 //! twins and packers agree on.
 
-use super::trellis::{self, Trellis};
-use super::{Code, Format, Values, hadamard};
+use super::side::Factors;
+use super::trellis;
+use super::{Code, Format, SideKind, Values, hadamard};
 use anyhow::{Result, ensure};
 use half::{bf16, f16};
 use std::borrow::Cow;
@@ -16,8 +17,8 @@ pub struct Matrix<'a> {
     pub cols: usize,
     /// `[blocks of rows, bytes]`, little-endian; see [`Format::codes_shape`].
     pub codes: Cow<'a, [u8]>,
-    /// `[rows, groups]`, or `[rows, 2]` for i8a; empty for float codes.
-    pub scales: Cow<'a, [f16]>,
+    /// `[rows, groups]` elements of [`SideKind`], little-endian; empty for float codes.
+    pub side: Cow<'a, [u8]>,
 }
 
 impl<'a> Matrix<'a> {
@@ -27,9 +28,9 @@ impl<'a> Matrix<'a> {
         rows: usize,
         cols: usize,
         codes: impl Into<Cow<'a, [u8]>>,
-        scales: impl Into<Cow<'a, [f16]>>,
+        side: impl Into<Cow<'a, [u8]>>,
     ) -> Result<Self> {
-        let (codes, scales) = (codes.into(), scales.into());
+        let (codes, side) = (codes.into(), side.into());
         format.check_cols(cols)?;
         let [blocks, bytes] = format.codes_shape(rows, cols);
         let want = blocks.checked_mul(bytes);
@@ -38,18 +39,18 @@ impl<'a> Matrix<'a> {
             "{format} [{rows}, {cols}] needs {want:?} bytes of codes, got {}",
             codes.len()
         );
-        let want = rows * format.row_scales(cols);
+        let want = rows * format.row_side(cols);
         ensure!(
-            scales.len() == want,
-            "{format} [{rows}, {cols}] needs {want} scales, got {}",
-            scales.len()
+            side.len() == want,
+            "{format} [{rows}, {cols}] needs {want} bytes of scales, got {}",
+            side.len()
         );
-        Ok(Self { format, rows, cols, codes, scales })
+        Ok(Self { format, rows, cols, codes, side })
     }
 
-    /// Bytes of codes and scales.
+    /// Bytes of codes and side.
     pub fn bytes(&self) -> usize {
-        self.codes.len() + 2 * self.scales.len()
+        self.codes.len() + self.side.len()
     }
 
     /// The codes of one row; not for trellis codes, whose rows share tiles.
@@ -59,10 +60,16 @@ impl<'a> Matrix<'a> {
         &self.codes[row * n..][..n]
     }
 
-    /// The scales of one row.
-    pub fn row_scales(&self, row: usize) -> &[f16] {
-        let n = self.format.row_scales(self.cols);
-        &self.scales[row * n..][..n]
+    /// The side of one row.
+    pub fn row_side(&self, row: usize) -> &[u8] {
+        let n = self.format.row_side(self.cols);
+        &self.side[row * n..][..n]
+    }
+
+    /// The factors of one group of a row, see [`SideKind::factors`].
+    pub fn factors(&self, row: usize, group: usize) -> Factors {
+        let side = self.format.code.spec().side;
+        side.factors(&self.row_side(row)[group * side.bytes()..][..side.bytes()])
     }
 
     /// The tile of trellis codes that holds a row, and the row's place in it.
@@ -75,7 +82,7 @@ impl<'a> Matrix<'a> {
     /// All integer values of a row; see [`Matrix::code`]. `out.len() == cols`.
     pub fn row_codes(&self, row: usize, out: &mut [i32]) {
         assert_eq!(out.len(), self.cols);
-        match Trellis::of(self.format.code) {
+        match self.format.code.trellis() {
             Some(trellis) => {
                 for (tile_col, out) in
                     out.as_chunks_mut::<{ trellis::TILE }>().0.iter_mut().enumerate()
@@ -98,12 +105,11 @@ impl<'a> Matrix<'a> {
                 trellis.decode_row(tile, at)[col % trellis::TILE]
             }
             Values::Integer(integer) => integer.at(self.row(row), col),
-            Values::Asymmetric => self.row(row)[col] as i32,
             Values::Float => panic!("{} has no integer value", self.format),
         }
     }
 
-    /// What a scale is multiplied by before it meets [`Matrix::code`]: 1/2 for i2, whose codes are
+    /// Returns the factor of a scale before it meets [`Matrix::code`]: 1/2 for i2, whose codes are
     /// doubled, else 1.
     pub fn code_unit(&self) -> f32 {
         self.format.code.unit()
@@ -114,32 +120,26 @@ impl<'a> Matrix<'a> {
     pub fn decode_row(&self, row: usize, out: &mut [f32]) {
         assert_eq!(out.len(), self.cols);
         match self.format.code.spec().values {
-            Values::Float if self.format.code == Code::F32 => {
-                for (o, b) in out.iter_mut().zip(self.row(row).as_chunks::<4>().0) {
-                    *o = f32::from_le_bytes(*b);
-                }
-            }
             Values::Float => {
-                for (o, b) in out.iter_mut().zip(self.row(row).as_chunks::<2>().0) {
-                    *o = bf16::from_le_bytes(*b).to_f32();
+                let width = self.format.code.bits_of_two() / 16;
+                let codes = self.row(row).chunks_exact(width);
+                match self.format.code {
+                    Code::F32 => copy(codes, out, |b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])),
+                    Code::F16 => copy(codes, out, |b| f16::from_le_bytes([b[0], b[1]]).to_f32()),
+                    _ => copy(codes, out, |b| bf16::from_le_bytes([b[0], b[1]]).to_f32()),
                 }
-            }
-            Values::Asymmetric => {
-                let [scale, min] = [0, 1].map(|i| self.row_scales(row)[i].to_f32());
-                out.iter_mut()
-                    .zip(self.row(row))
-                    .for_each(|(o, q)| *o = (*q as f32).mul_add(scale, min));
             }
             Values::Trellis { .. } => {
-                let (scale, mut codes) = (self.row_scales(row)[0].to_f32(), vec![0; self.cols]);
+                let mut codes = vec![0; self.cols];
                 self.row_codes(row, &mut codes);
-                out.iter_mut().zip(codes).for_each(|(o, q)| *o = q as f32 * scale);
+                self.factors(row, 0).decode(SideKind::Scale, 1.0, |col| codes[col], out);
             }
             Values::Integer(integer) => {
-                let (group, unit) = (self.format.group_cols(self.cols), integer.unit());
-                let (codes, scales) = (self.row(row), self.row_scales(row));
-                for (col, o) in out.iter_mut().enumerate() {
-                    *o = integer.at(codes, col) as f32 * (scales[col / group].to_f32() * unit);
+                let (codes, side) = (self.row(row), self.format.code.spec().side);
+                let group = self.format.group_cols(self.cols);
+                for (g, out) in out.chunks_mut(group).enumerate() {
+                    let integers = |col| integer.at(codes, g * group + col);
+                    self.factors(row, g).decode(side, integer.unit(), integers, out);
                 }
             }
         }
@@ -169,7 +169,11 @@ impl<'a> Matrix<'a> {
             rows: self.rows,
             cols: self.cols,
             codes: Cow::Owned(self.codes.into_owned()),
-            scales: Cow::Owned(self.scales.into_owned()),
+            side: Cow::Owned(self.side.into_owned()),
         }
     }
+}
+
+fn copy<'a>(codes: impl Iterator<Item = &'a [u8]>, out: &mut [f32], value: impl Fn(&[u8]) -> f32) {
+    out.iter_mut().zip(codes).for_each(|(o, code)| *o = value(code));
 }

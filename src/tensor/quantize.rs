@@ -1,9 +1,10 @@
 //! Round to nearest into any format, without data: the closed-form scale behind a Hadamard, else a
 //! search over scales.
 
-use super::code::{Integer, ScaleRule};
+use super::block::{Integer, ScaleRule};
 use super::encode::{BLOCK, Encoder, OnProcessor, TileEncoder, row_scale};
-use super::{Code, Format, Group, Matrix, Values, hadamard};
+use super::round::{code_of_nearest, f16_nonzero, scale_for};
+use super::{Code, Format, Matrix, Values, hadamard};
 use anyhow::{Result, ensure};
 use half::{bf16, f16};
 use rayon::prelude::*;
@@ -39,7 +40,7 @@ pub fn quantize_by(
         return quantize_tiles(tiles, format, rows, cols, values);
     }
     let mut codes = Vec::with_capacity(rows * format.row_bytes(cols));
-    let mut scales = Vec::with_capacity(rows * format.row_scales(cols));
+    let mut side = Vec::with_capacity(rows * format.row_side(cols));
     let mut row = vec![0f32; cols];
     for (index, source) in values.chunks_exact(cols).enumerate() {
         ensure!(
@@ -52,7 +53,6 @@ pub fn quantize_by(
         }
         match format.code.spec().values {
             Values::Trellis { .. } => {}
-            Values::Asymmetric => scales.extend(asymmetric(&row, &mut codes)),
             Values::Float if format.code == Code::F32 => {
                 row.iter().for_each(|v| codes.extend_from_slice(&v.to_le_bytes()))
             }
@@ -61,15 +61,36 @@ pub fn quantize_by(
             }
             Values::Integer(integer) => {
                 for group in row.chunks_exact(format.group_cols(cols)) {
-                    let scale = scale_for(&integer, format, group);
-                    let nearest = |v: &f32| code_of_nearest(&integer, *v, scale.to_f32()).0;
-                    integer.pack(group.iter().map(nearest), &mut codes);
-                    scales.push(scale);
+                    quantize_group(&integer, format, group, &mut codes, &mut side);
                 }
             }
         }
     }
-    Matrix::new(format, rows, cols, codes, scales)
+    Matrix::new(format, rows, cols, codes, side)
+}
+
+/// Rounds one group: appends its packed codes and its side.
+fn quantize_group(
+    integer: &Integer,
+    format: Format,
+    group: &[f32],
+    codes: &mut Vec<u8>,
+    side: &mut Vec<u8>,
+) {
+    let (scale, min) = match integer.scale {
+        ScaleRule::Range => range(integer, group),
+        _ => (scale_for(integer, format, group), f16::ZERO),
+    };
+    let (factor, least) = (scale.to_f32(), min.to_f32());
+    let nearest = group.iter().map(|v| code_of_nearest(integer, v - least, factor).0);
+    let stored: Vec<u8> = nearest.collect();
+    let at = codes.len();
+    codes.resize(at + stored.len() * integer.bits as usize / 8, 0);
+    integer.pack(&stored, &mut codes[at..]);
+    side.extend(scale.to_le_bytes());
+    if format.code.spec().side.has_min() {
+        side.extend(min.to_le_bytes());
+    }
 }
 
 /// Tiles of 16 rows and columns, each coded by its best path; scales refitted to the codes.
@@ -110,97 +131,13 @@ fn quantize_tiles(
     encoder.finish(Some(&scales))
 }
 
-/// Scale and smallest value of a row, and its codes.
-fn asymmetric(row: &[f32], codes: &mut Vec<u8>) -> [f16; 2] {
+/// Returns the scale and the minimum of a group.
+fn range(integer: &Integer, group: &[f32]) -> (f16, f16) {
     let (low, high) =
-        row.iter().fold((f32::INFINITY, f32::NEG_INFINITY), |(l, h), v| (l.min(*v), h.max(*v)));
-    // The stored smallest value is rounded down, so that nothing lies below it by more than half a
-    // step.
+        group.iter().fold((f32::INFINITY, f32::NEG_INFINITY), |(l, h), v| (l.min(*v), h.max(*v)));
+    // The stored minimum is rounded, so that no weight lies below it by more than half a step.
     let min = f16::from_f32(low.clamp(f16::MIN.to_f32(), f16::MAX.to_f32()));
-    let scale = f16_nonzero(((high - min.to_f32()) / 255.0).max(0.0));
-    codes.extend(
-        row.iter().map(|v| round_clamped((v - min.to_f32()) / scale.to_f32(), 0.0, 255.0) as u8),
-    );
-    [scale, min]
-}
-
-/// The scale for one group of weights, as stored.
-pub(super) fn scale_for(integer: &Integer, format: Format, group: &[f32]) -> f16 {
-    let absmax = group.iter().fold(0f32, |m, v| m.max(v.abs()));
-    if absmax == 0.0 {
-        return f16::ZERO;
-    }
-    let ScaleRule::Search { gauss_step, first, step, steps, both_signs } = integer.scale else {
-        return f16_nonzero(absmax / integer.high);
-    };
-    if format.hadamard && format.group == Group::Row {
-        let mean_square =
-            group.iter().map(|v| *v as f64 * *v as f64).sum::<f64>() / group.len() as f64;
-        return f16_nonzero(gauss_step * mean_square.sqrt() as f32);
-    }
-    let signs = if both_signs { &[1f32, -1.0][..] } else { &[1.0] };
-    let candidates = (0..=steps)
-        .flat_map(|i| signs.iter().map(move |sign| sign * absmax / (first + i as f32 * step)));
-    search_scale(integer, group, candidates)
-}
-
-/// The candidate scale with the least squared error; the first such on a tie.
-fn search_scale(integer: &Integer, group: &[f32], candidates: impl Iterator<Item = f32>) -> f16 {
-    let mut best: Option<(f32, f16)> = None;
-    for candidate in candidates {
-        let scale = f16_nonzero(candidate);
-        let error = squared_error(integer, group, scale.to_f32());
-        if best.is_none_or(|(least, _)| error < least) {
-            best = Some((error, scale));
-        }
-    }
-    best.map_or(f16::ZERO, |(_, scale)| scale)
-}
-
-/// Sum of squared rounding errors of a group under one scale, in eight lanes so that it vectorises.
-fn squared_error(integer: &Integer, group: &[f32], scale: f32) -> f32 {
-    let Integer { low, high, shift, .. } = *integer;
-    let inverse = 1.0 / scale;
-    let square = |v: f32| {
-        let e = v - (round_clamped(v * inverse + shift, low, high) - shift) * scale;
-        e * e
-    };
-    let mut lanes = [0f32; 8];
-    let (blocks, rest) = group.as_chunks::<8>();
-    for block in blocks {
-        for i in 0..8 {
-            lanes[i] += square(block[i]);
-        }
-    }
-    rest.iter().map(|v| square(*v)).sum::<f32>() + lanes.iter().sum::<f32>()
-}
-
-/// The nearest integer in `low..=high`, halves to even. Without a call per value: adding 1.5 * 2^23
-/// drops the fraction.
-#[inline(always)]
-fn round_clamped(v: f32, low: f32, high: f32) -> f32 {
-    const DROP: f32 = 12_582_912.0;
-    let v = if v < low { low } else { v };
-    let v = if v > high { high } else { v };
-    (v + DROP) - DROP
-}
-
-/// An f16 scale that has not vanished or overflowed.
-pub(super) fn f16_nonzero(scale: f32) -> f16 {
-    let tiny = f16::MIN_POSITIVE_SUBNORMAL.to_f32();
-    let magnitude = scale.abs().clamp(tiny, f16::MAX.to_f32());
-    f16::from_f32(magnitude.copysign(scale))
-}
-
-/// The stored code nearest to `value`, and what it decodes to; halves round to even. Zero for
-/// everything under a scale of zero.
-#[inline(always)]
-pub(super) fn code_of_nearest(integer: &Integer, value: f32, scale: f32) -> (u8, f32) {
-    if scale == 0.0 {
-        return (integer.zero_code(), 0.0);
-    }
-    let c = round_clamped(value / scale + integer.shift, integer.low, integer.high);
-    ((c as i32 + integer.zero) as u8, (c - integer.shift) * scale)
+    (f16_nonzero(((high - min.to_f32()) / integer.high).max(0.0)), min)
 }
 
 /// Numbers of a unit Gaussian, the same for the same seed.
@@ -247,7 +184,7 @@ mod tests {
     fn errors_are_what_the_table_says() {
         let (rows, cols) = (32, 1024);
         let x = gaussian(rows * cols, 9);
-        for format in Format::all().filter(|format| format.code.is_integer()) {
+        for format in Format::written().filter(|format| format.code.is_integer()) {
             let coded = quantize(format, rows, cols, &x).unwrap().dequantize();
             let squares = x.iter().zip(coded).map(|(a, b)| (a - b).powi(2) as f64).sum::<f64>();
             let (error, table) = (squares / x.len() as f64, format.distortion());
@@ -264,19 +201,6 @@ mod tests {
         let mut bad = [0.5; 32];
         bad[3] = f32::NAN;
         assert!(quantize(Format::I8_ROW, 1, 32, &bad).is_err());
-    }
-
-    #[test]
-    fn rounding_is_to_nearest_with_halves_to_even() {
-        for i in -4000..4000 {
-            let v = i as f32 / 16.0;
-            assert_eq!(
-                round_clamped(v, -127.0, 127.0),
-                v.round_ties_even().clamp(-127.0, 127.0),
-                "{v}"
-            );
-        }
-        assert_eq!(round_clamped(f32::MAX, 0.0, 3.0), 3.0);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! weights lie in them. For executors that unpack weights themselves, so that no copy of a matrix
 //! is made on the way.
 
-use super::{Format, Matrix};
+use super::{Format, GgmlType, Matrix};
 use anyhow::{Context, Result};
 
 /// Bytes that can be read from any place, by several threads at once.
@@ -20,13 +20,12 @@ impl Source for &[u8] {
 }
 
 /// How weights lie in their bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug)]
 pub enum Coding {
-    /// As in a [`Matrix`]: codes, and scales apart from them.
+    /// As in a [`Matrix`]: codes, and the side apart from them.
     Canonical,
-    /// In blocks of ggml, known by the type's number there; what they hold becomes the matrix's
-    /// format to the bit, or bf16 or f32.
-    Blocks { number: u32, weights: usize, bytes: usize },
+    /// In blocks of a GGUF type, which become the matrix's format.
+    Blocks(GgmlType),
 }
 
 /// A matrix that was not read yet.
@@ -36,23 +35,22 @@ pub struct StoredMatrix<'a> {
     pub rows: usize,
     pub cols: usize,
     pub coding: Coding,
-    /// Codes, or blocks: rows one after the other. What lies behind them is not read.
+    /// Codes, or blocks: rows one after the other. Bytes behind them are not read.
     pub codes: Box<dyn Source + 'a>,
-    /// f16 `[rows, groups]`, where they lie apart.
-    pub scales: Option<Box<dyn Source + 'a>>,
+    /// The side `[rows, groups]`, where it lies apart.
+    pub side: Option<Box<dyn Source + 'a>>,
 }
 
 impl<'a> StoredMatrix<'a> {
     /// One that lies in memory.
     pub fn of(matrix: &'a Matrix<'_>) -> StoredMatrix<'a> {
-        let scales: &[u8] = bytemuck::cast_slice(&matrix.scales);
         StoredMatrix {
             format: matrix.format,
             rows: matrix.rows,
             cols: matrix.cols,
             coding: Coding::Canonical,
             codes: Box::new(&matrix.codes[..]),
-            scales: Some(Box::new(scales)),
+            side: Some(Box::new(&matrix.side[..])),
         }
     }
 
@@ -60,12 +58,12 @@ impl<'a> StoredMatrix<'a> {
     pub fn code_bytes(&self) -> usize {
         match self.coding {
             Coding::Canonical => self.format.codes_shape(self.rows, self.cols).iter().product(),
-            Coding::Blocks { weights, bytes, .. } => self.rows * self.cols / weights * bytes,
+            Coding::Blocks(ggml) => ggml.bytes_of(self.rows * self.cols),
         }
     }
 
-    /// Bytes of the scales that lie apart.
-    pub fn scale_bytes(&self) -> usize {
-        self.scales.as_ref().map_or(0, |_| 2 * self.rows * self.format.row_scales(self.cols))
+    /// Bytes of the side that lies apart.
+    pub fn side_bytes(&self) -> usize {
+        self.side.as_ref().map_or(0, |_| self.rows * self.format.row_side(self.cols))
     }
 }

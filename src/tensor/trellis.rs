@@ -13,10 +13,8 @@
 //! Sums of nibbles look Gaussian, fit int8, and are what a dot product of four bytes gives.
 //!
 //! The string is stored as little-endian u32 words, its first bit in the highest bit of the first
-//! word; the window of a state ends with the state's new bits, and begins at the end of the string
-//! where it would begin before its start.
-
-use super::{Code, Values};
+//! word. The window of a state ends with the state's new bits. A window that would begin before the
+//! start of the string begins at its end.
 
 /// Rows and columns of a tile.
 pub const TILE: usize = 16;
@@ -25,7 +23,7 @@ pub const STATE_BITS: u32 = 16;
 pub const STATES: usize = 1 << STATE_BITS;
 /// States of a row of a tile.
 pub const ROW_STATES: usize = TILE / 2;
-/// What a sum of nibbles is lessened by.
+/// The number that is subtracted from a sum of nibbles.
 pub const OFFSET: i32 = 30;
 /// Most columns whose dot product with int8 activations surely fits an i32: 60 * 127 * 2^17 < 2^31.
 pub const MAX_COLS: usize = 1 << 17;
@@ -40,15 +38,6 @@ pub struct Trellis {
 }
 
 impl Trellis {
-    /// The trellis of a code, if it is one.
-    #[inline(always)]
-    pub const fn of(code: Code) -> Option<Trellis> {
-        match code.spec().values {
-            Values::Trellis { trellis, .. } => Some(trellis),
-            _ => None,
-        }
-    }
-
     /// Bits of a row of a tile: 32, 40, 48 or 64.
     #[inline(always)]
     pub const fn row_bits(self) -> u32 {
@@ -129,6 +118,7 @@ const fn nibble_sum(word: u32) -> i32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tensor::Code;
 
     const ALL: [Code; 4] = [Code::T2, Code::T25, Code::T3, Code::T4];
 
@@ -151,7 +141,7 @@ mod tests {
     #[test]
     fn a_row_is_what_the_bits_say() {
         for code in ALL {
-            let t = Trellis::of(code).unwrap();
+            let t = code.trellis().unwrap();
             let tile: Vec<u8> =
                 (0..t.tile_bytes()).map(|i| (i * 151 % 251) as u8 ^ (i / 3) as u8).collect();
             assert_eq!(tile.len(), 256 * code.bits_of_two() / 16);
@@ -168,7 +158,7 @@ mod tests {
     #[test]
     fn rows_are_read_as_they_were_set() {
         for code in ALL {
-            let t = Trellis::of(code).unwrap();
+            let t = code.trellis().unwrap();
             let mut tile = vec![0; t.tile_bytes()];
             let value = |row: usize| {
                 (row as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - t.row_bits())
@@ -181,7 +171,7 @@ mod tests {
     #[test]
     fn multipliers_are_odd_and_of_24_bits() {
         for code in ALL {
-            let m = Trellis::of(code).unwrap().multiplier;
+            let m = code.trellis().unwrap().multiplier;
             assert!(m & 1 == 1 && m >> 20 > 0 && m < 1 << 24, "{code:?}");
         }
     }

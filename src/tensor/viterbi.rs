@@ -12,8 +12,7 @@ pub const WEIGHTS: usize = TILE * TILE;
 
 /// States of a tile.
 pub const STEPS: usize = WEIGHTS / 2;
-/// States that are worked on at once. Those with the same newest bits but the oldest are as many or
-/// more.
+/// States that are worked on at once. At least as many states differ in their oldest bits alone.
 const LANES: usize = 32;
 /// States on either side of the circle's seam that settle which state it is closed in.
 const SEAM: usize = 40;
@@ -325,7 +324,7 @@ mod x86 {
                         _mm256_maddubs_epi16(pairs, quarters),
                     );
                     let cost = _mm256_adds_epu16(own, _mm256_set1_epi16(before[half] as i16));
-                    // What does not lessen the least is as it was: there is no comparison of
+                    // A minimum that stays equal was not lessened. AVX2 has no comparison of
                     // unsigned numbers.
                     let lessened = _mm256_min_epu16(least[half], cost);
                     let same = _mm256_cmpeq_epi16(lessened, least[half]);
@@ -390,12 +389,12 @@ mod tests {
         (square - cross * cross / coded) / square
     }
 
-    /// Of 60 tiles, about 1 % from that of many: the test behind it, run by hand, has a million
-    /// weights.
+    /// The distortion of 60 tiles is within about 1 % of that of many. The ignored test below has a
+    /// million weights.
     #[test]
     fn distortion_is_that_of_the_card() {
         for (code, want) in ALL.into_iter().zip(DISTORTION) {
-            let got = distortion(Trellis::of(code).unwrap(), 60, gain_of(code));
+            let got = distortion(code.trellis().unwrap(), 60, gain_of(code));
             assert!((got / want - 1.0).abs() < 0.03, "{code:?}: {got:.5}, expected {want}");
         }
     }
@@ -405,7 +404,7 @@ mod tests {
     #[ignore = "takes minutes"]
     fn distortion_of_a_million_weights() {
         for (code, want) in ALL.into_iter().zip(DISTORTION) {
-            let got = distortion(Trellis::of(code).unwrap(), 3907, gain_of(code));
+            let got = distortion(code.trellis().unwrap(), 3907, gain_of(code));
             println!("{code:?}: {got:.5}");
             assert!((got / want - 1.0).abs() < 0.005, "{code:?}: {got:.5}, expected {want}");
         }
@@ -415,7 +414,7 @@ mod tests {
     /// approximate.
     #[test]
     fn a_path_is_the_best_one_with_its_ends() {
-        let trellis = Trellis::of(Code::T4).unwrap();
+        let trellis = Code::T4.trellis().unwrap();
         let x = gaussian(WEIGHTS, 5);
         let targets = tile(&x, trellis.deviation()).map(|t| (t * 4.0).round());
         let pairs = targets.as_chunks::<2>().0;
@@ -448,7 +447,7 @@ mod tests {
     #[test]
     fn every_instruction_set_finds_the_same_path() {
         for code in ALL {
-            let Viterbi { trellis, blocks, .. } = Viterbi::new(Trellis::of(code).unwrap());
+            let Viterbi { trellis, blocks, .. } = Viterbi::new(code.trellis().unwrap());
             let heads = STATES >> trellis.step;
             // The cheapest ones are below the floor, the dearest ones saturate.
             let best: Vec<u16> = (0..heads).map(|i| (100 + i * 7919 % 65_436) as u16).collect();
@@ -481,7 +480,7 @@ mod tests {
     #[test]
     fn a_tile_is_a_circle_of_the_states_chosen() {
         for code in ALL {
-            let trellis = Trellis::of(code).unwrap();
+            let trellis = code.trellis().unwrap();
             let x = gaussian(WEIGHTS, 9);
             let targets = tile(&x, trellis.deviation());
             let rows = Viterbi::new(trellis).encode(&targets);
@@ -506,20 +505,16 @@ mod tests {
             for _ in 0..240 {
                 state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
                 let multiplier = state >> 8 | 1 | 1 << 23;
-                let trellis = Trellis { multiplier, ..Trellis::of(code).unwrap() };
+                let trellis = Trellis { multiplier, ..code.trellis().unwrap() };
                 best.push((distortion(trellis, 12, gain_of(code)), multiplier));
             }
             best.sort_by(|a, b| a.0.total_cmp(&b.0));
             let again = |m: u32| {
-                distortion(
-                    Trellis { multiplier: m, ..Trellis::of(code).unwrap() },
-                    150,
-                    gain_of(code),
-                )
+                distortion(Trellis { multiplier: m, ..code.trellis().unwrap() }, 150, gain_of(code))
             };
             let mut finals: Vec<_> = best[..12].iter().map(|(_, m)| (again(*m), *m)).collect();
             finals.sort_by(|a, b| a.0.total_cmp(&b.0));
-            let trellis = Trellis::of(code).unwrap();
+            let trellis = code.trellis().unwrap();
             let gains = [1.0, 1.04, 1.06, 1.08, 1.1, 1.12, 1.14, 1.16]
                 .map(|g| (g, distortion(trellis, 150, g)));
             println!("{code:?}: {:?}\n  by gain {gains:?}", &finals[..4]);

@@ -154,8 +154,8 @@ pub fn floats(kind: u32, values: &[f32]) -> Vec<u8> {
 pub fn blocks(kind: u32, m: &Matrix<'_>) -> Vec<u8> {
     let mut out = Vec::new();
     for row in 0..m.rows {
-        for (group, scale) in m.row_scales(row).iter().enumerate() {
-            out.extend(scale.to_le_bytes());
+        for (group, scale) in m.row_side(row).chunks_exact(2).enumerate() {
+            out.extend(scale);
             let code = |j: usize| m.code(row, 32 * group + j);
             match kind {
                 Q4_0 => out

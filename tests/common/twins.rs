@@ -122,15 +122,11 @@ impl Twins {
                 .map(|_| rng.random())
                 .collect(),
         };
-        let scales: Vec<f16> = (0..rows * format.row_scales(cols))
-            .map(|_| f16::from_f32(rng.random_range(-0.05f32..0.05)))
+        let side: Vec<u8> = (0..rows * format.row_side(cols) / 2)
+            .flat_map(|_| f16::from_f32(rng.random_range(-0.05f32..0.05)).to_le_bytes())
             .collect();
         self.exec
-            .load(
-                "matrix",
-                Part::Layer(0),
-                &Matrix::new(format, rows, cols, codes, scales).unwrap(),
-            )
+            .load("matrix", Part::Layer(0), &Matrix::new(format, rows, cols, codes, side).unwrap())
             .unwrap()
     }
 

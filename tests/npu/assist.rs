@@ -13,7 +13,7 @@ use gemma::engine::{Engine, EngineExt, Input, Output, PlannedEngine, Rows, Score
 use gemma::models::{Config, Weights};
 use gemma::npu::OffloadExecutor;
 use gemma::npu::attention::{Dims, FlashPartial};
-use gemma::npu::host::{Fault, FaultKind, HostModelAccel, ModelOptions, Open};
+use gemma::npu::host::{FaultKind, HostModelAccel, ModelOptions, NpuFault, OpenHandles};
 use gemma::npu::session::Session;
 use gemma::runtime::placement::measure::Task;
 use gemma::sampler::SamplerConfig;
@@ -68,7 +68,7 @@ fn assisted(
     share: usize,
     options: ModelOptions,
     exec: Box<dyn Executor>,
-) -> (PlannedEngine, Arc<Open>) {
+) -> (PlannedEngine, Arc<OpenHandles>) {
     assisted_with(&weights(), kv, share, options, exec)
 }
 
@@ -78,7 +78,7 @@ fn assisted_with(
     share: usize,
     options: ModelOptions,
     exec: Box<dyn Executor>,
-) -> (PlannedEngine, Arc<Open>) {
+) -> (PlannedEngine, Arc<OpenHandles>) {
     let accel = HostModelAccel::new(options);
     let open = accel.open_handles();
     let session =
@@ -262,8 +262,11 @@ fn every_fault_is_survived() {
     for (name, kind) in FaultKind::ALL {
         for late in [false, true] {
             for from in [0, 5, jobs] {
-                let options =
-                    ModelOptions { fault: Some(Fault { kind, from }), late, ..Default::default() };
+                let options = ModelOptions {
+                    fault: Some(NpuFault { kind, from }),
+                    late,
+                    ..Default::default()
+                };
                 let (mut e, open) = assisted(KvFormat::F32, 256, options, cpu(2, false));
                 assert!(open.total() > 3);
                 let got = logits(&mut e);

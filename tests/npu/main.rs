@@ -1,5 +1,7 @@
 //! The NPU: its kernel against its twin, and the modelled device.
 
+#![cfg(feature = "npu")]
+
 #[path = "../common/mod.rs"]
 mod common;
 #[path = "../common/fuzz.rs"]

@@ -90,8 +90,8 @@ fn what_is_written_is_what_rounding_gives() {
             let want = round(format, matrix.rows, matrix.cols, &values).unwrap();
             let got = written.matrix(role, layer).unwrap();
             assert_eq!(
-                (got.format, &got.codes, &got.scales),
-                (format, &want.codes, &want.scales),
+                (got.format, &got.codes, &got.side),
+                (format, &want.codes, &want.side),
                 "{}",
                 told.name
             );

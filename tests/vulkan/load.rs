@@ -5,13 +5,13 @@ use common::gguf::{File, Tensor, logits};
 use common::vulkan::{config, device};
 use common::{TinyModel, gguf};
 use gemma::checkpoint::Checkpoint;
-use gemma::checkpoint::gguf::Kind;
+use gemma::checkpoint::gguf::types;
 use gemma::compute::{Executor, KvFormat, LoadJob, Part};
 use gemma::engine::planned::EngineOptions;
 use gemma::engine::{EngineExt, PlannedEngine, Rows, Scores, TokenTree};
 use gemma::models::{Role, Weights};
 use gemma::quant::{QuantizeOptions, Recipe, quantize};
-use gemma::tensor::{Format, Matrix, StoredMatrix};
+use gemma::tensor::{Code, Format, Matrix, StoredMatrix};
 use gemma::vulkan::VulkanExecutor;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -38,15 +38,16 @@ fn check(exec: &mut VulkanExecutor, list: Vec<(String, Matrix<'_>, StoredMatrix<
 }
 
 /// Random blocks; an f16 among them is finite, sometimes below the normal ones.
-fn blocks(kind: Kind, weights: usize, rng: &mut SmallRng) -> Vec<u8> {
-    let mut data: Vec<u8> = (0..kind.bytes_of(weights)).map(|_| rng.random()).collect();
-    let floats: &[usize] = match kind {
-        Kind::F32 | Kind::Bf16 => &[],
-        Kind::Q4_1 | Kind::Q5_1 | Kind::Q4K | Kind::Q5K => &[0, 2],
-        Kind::Q6K => &[208],
+fn blocks(code: Code, weights: usize, rng: &mut SmallRng) -> Vec<u8> {
+    let ggml = code.spec().ggml.unwrap();
+    let mut data: Vec<u8> = (0..ggml.bytes_of(weights)).map(|_| rng.random()).collect();
+    let floats: &[usize] = match code {
+        Code::F32 | Code::Bf16 => &[],
+        Code::Q4_1 | Code::Q5_1 | Code::Q4K | Code::Q5K => &[0, 2],
+        Code::Q6K => &[208],
         _ => &[0],
     };
-    for block in data.chunks_exact_mut(kind.bytes()) {
+    for block in data.chunks_exact_mut(ggml.bytes) {
         for at in floats {
             let mut bits: u16 = rng.random();
             if bits & 0x7c00 == 0x7c00 {
@@ -64,23 +65,24 @@ fn blocks_of_gguf_files() {
     let Some(open) = device() else { return };
     let (mut rng, mut file, mut names) = (SmallRng::seed_from_u64(1), File::default(), Vec::new());
     for number in [0, 1, 30, 2, 3, 6, 7, 8, 12, 13, 14] {
-        let kind = Kind::of(number).unwrap();
+        let code = types::code(number).unwrap();
+        let ggml = code.spec().ggml.unwrap();
         // Rows of one step, of some less than eight, of eight and one, of many; the last one takes
         // several staging blocks.
         let mut shapes = vec![(1, 1), (5, 3), (33, 9), (70, 21)];
-        if matches!(kind, Kind::Q4_0 | Kind::Q6K) {
-            shapes.push((60_000_000 / 24 / kind.bytes(), 24));
+        if matches!(code, Code::I4 | Code::Q6K) {
+            shapes.push((60_000_000 / 24 / ggml.bytes, 24));
         }
         for (rows, blocks_of_row) in shapes {
             // Rows of integer codes are multiples of 16.
-            let cols = blocks_of_row * kind.weights().max(16);
-            let name = format!("{kind}.{rows}.{cols}");
+            let cols = blocks_of_row * ggml.weights.max(16);
+            let name = format!("{}.{rows}.{cols}", ggml.name);
             let dims = vec![cols as u64, rows as u64];
             file.tensors.push(Tensor {
                 name: name.clone(),
                 dims,
                 kind: number,
-                data: blocks(kind, rows * cols, &mut rng),
+                data: blocks(code, rows * cols, &mut rng),
             });
             names.push(name);
         }

@@ -11,7 +11,6 @@ use gemma::compute::{
 };
 use gemma::kv::{OffloadedPages, Pages};
 use gemma::tensor::encode::{OnProcessor, TileEncoder};
-use gemma::tensor::trellis::Trellis;
 use gemma::tensor::{Code, Format};
 use gemma::vulkan::VulkanTiles;
 use rand::rngs::SmallRng;
@@ -503,7 +502,7 @@ fn codes_of_tiles() {
     let tiles = VulkanTiles::new(device()).unwrap();
     let mut random = SmallRng::seed_from_u64(5);
     for code in [Code::T2, Code::T25, Code::T3, Code::T4] {
-        let trellis = Trellis::of(code).unwrap();
+        let trellis = code.trellis().unwrap();
         let spread = [9.2f32, 40.0, 0.0, 1e30];
         let wanted: Vec<f32> = (0..5 * 256)
             .map(|i| spread[i / 256 % 4] * (random.random::<f32>() + random.random::<f32>() - 1.0))

@@ -5,10 +5,11 @@
 //! anything is allocated for it, and every tensor must lie inside the file and apart from the
 //! others. Spec: github.com/ggml-org/ggml, docs/gguf.md.
 
-use super::block::Kind;
 use super::metadata::{Metadata, Value};
+use super::types;
 use crate::checkpoint::foreign;
 use crate::error::Fault;
+use crate::tensor::{Code, GgmlType};
 use anyhow::Result;
 use std::collections::HashSet;
 use std::fmt::Display;
@@ -27,10 +28,13 @@ const MAX_HEADER: usize = super::super::header::MAX_HEADER;
 const MAX_NAME: usize = 1 << 16;
 
 /// One tensor of a file.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct Entry {
     pub name: String,
-    pub kind: Kind,
+    /// A code that GGUF files have a type for.
+    pub code: Code,
+    /// The type.
+    pub ggml: GgmlType,
     /// Outermost first: the reverse of the file's own order.
     pub shape: Vec<usize>,
     /// Bytes of the file, counted from its start.
@@ -199,27 +203,28 @@ impl<'a> Reader<'a> {
             shape
                 .insert(0, usize::try_from(n).map_err(|_| bad(format!("has a dimension of {n}")))?);
         }
-        let kind = self.u32("the list of tensors")?;
+        let number = self.u32("the list of tensors")?;
         let offset = self.u64("the list of tensors")?;
-        let Some(kind) = Kind::of(kind) else {
-            let stored = Kind::foreign(kind).map_or_else(|| format!("type {kind}"), str::to_owned);
+        let code = types::code(number);
+        let Some((code, ggml)) = code.and_then(|code| Some((code, code.spec().ggml?))) else {
+            let stored = types::name(number).map_or(format!("type {number}"), str::to_owned);
             let what = format!(
                 "{}: tensor `{name}` is stored as {stored}, which cannot be read",
                 self.file
             );
-            return Err(Fault::model(what).help(format!("use a file of {}", Kind::names())));
+            return Err(Fault::model(what).help(format!("use a file of {}", types::readable())));
         };
         let cols = shape[shape.len() - 1];
-        if shape.contains(&0) || !cols.is_multiple_of(kind.weights()) {
-            return Err(bad(format!("has the shape {shape:?}, which {kind} cannot cut")));
+        if shape.contains(&0) || !cols.is_multiple_of(ggml.weights) {
+            return Err(bad(format!("has the shape {shape:?}, which {} cannot cut", ggml.name)));
         }
         let bytes = shape
             .iter()
             .try_fold(1usize, |n, d| n.checked_mul(*d))
-            .and_then(|n| (n / kind.weights()).checked_mul(kind.bytes()));
+            .and_then(|n| (n / ggml.weights).checked_mul(ggml.bytes));
         let end = bytes.and_then(|n| usize::try_from(offset).ok()?.checked_add(n));
         match end {
-            Some(end) => Ok(Entry { name, kind, shape, range: offset as usize..end }),
+            Some(end) => Ok(Entry { name, code, ggml, shape, range: offset as usize..end }),
             None => Err(bad(format!("has the impossible shape {shape:?} at offset {offset}"))),
         }
     }

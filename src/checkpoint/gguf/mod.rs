@@ -1,14 +1,13 @@
-//! GGUF, the files of llama.cpp: container and block types. What its keys and tensors mean to Gemma
-//! is a matter of `models/gguf`.
+//! GGUF, the files of llama.cpp: container and block types. `models/gguf` gives keys and
+//! tensors their meaning.
 
-pub mod block;
 pub mod container;
 mod files;
 pub mod metadata;
+pub mod types;
 mod view;
 pub mod write;
 
-pub use block::Kind;
 pub(super) use files::find;
 pub use metadata::{Metadata, Value};
 pub(super) use view::Gguf;

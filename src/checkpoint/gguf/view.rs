@@ -1,11 +1,12 @@
 //! A GGUF model behind the door that all checkpoints share: it looks like a Hugging Face directory
 //! once someone who knows the model has said how.
 
-use super::{Kind, Metadata, files};
+use super::{Metadata, files, types};
 use crate::checkpoint::header::Entry;
 use crate::checkpoint::store::Bytes;
 use crate::checkpoint::{Checkpoint, Dtype, TensorView};
 use crate::error::Fault;
+use crate::tensor::Code;
 use anyhow::Result;
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
@@ -29,17 +30,17 @@ pub struct Presentation<'a> {
     pub notes: Vec<String>,
 }
 
-/// What only GGUF files have.
+/// The parts of a checkpoint that only GGUF files have.
 #[derive(Debug)]
 pub struct Gguf {
     metadata: Metadata,
-    /// Types of the tensors that are stored in blocks, by the names they are known by.
-    blocks: HashMap<String, Kind>,
+    /// Codes of the tensors that are stored in blocks, by the names they are known by.
+    blocks: HashMap<String, Code>,
     files: Vec<(&'static str, Make, OnceLock<Vec<u8>>)>,
 }
 
 impl Gguf {
-    pub fn block(&self, tensor: &str) -> Option<Kind> {
+    pub fn block(&self, tensor: &str) -> Option<Code> {
         self.blocks.get(tensor).copied()
     }
 
@@ -63,9 +64,9 @@ impl Checkpoint {
         let (mut raw, mut by_name, mut blocks) = (Vec::new(), HashMap::new(), HashMap::new());
         for (part, tensor) in model.tensors {
             let mut shape = tensor.shape;
-            let dtype = tensor.kind.dtype().unwrap_or_else(|| {
-                blocks.insert(tensor.name.clone(), tensor.kind);
-                shape.last_mut().into_iter().for_each(|n| *n = tensor.kind.bytes_of(*n));
+            let dtype = types::dtype(tensor.code).unwrap_or_else(|| {
+                blocks.insert(tensor.name.clone(), tensor.code);
+                shape.last_mut().into_iter().for_each(|n| *n = tensor.ggml.bytes_of(*n));
                 Dtype::U8
             });
             by_name.insert(tensor.name.clone(), raw.len());
@@ -86,7 +87,7 @@ impl Checkpoint {
         })
     }
 
-    /// What a GGUF file says about its model; `None` for other checkpoints.
+    /// Metadata of a GGUF file; `None` for other checkpoints.
     pub fn metadata(&self) -> Option<&Metadata> {
         self.gguf.as_ref().map(|g| &g.metadata)
     }
@@ -105,9 +106,10 @@ impl Checkpoint {
         let mut made: Vec<u8> = Vec::new();
         for (i, (shard, entry)) in self.raw.iter_mut().enumerate() {
             if (how.plus_one)(&entry.name) {
-                if let Some(kind) = gguf.block(&entry.name) {
+                if let Some(code) = gguf.block(&entry.name) {
+                    let stored = code.spec().ggml.map_or("blocks", |ggml| ggml.name);
                     let what = format!(
-                        "{}: tensor `{}` is stored as {kind}; norms are F32",
+                        "{}: tensor `{}` is stored as {stored}; norms are F32",
                         self.name, entry.name
                     );
                     return Err(Fault::model(what)
@@ -126,8 +128,8 @@ impl Checkpoint {
                     (self.shards.len(), Dtype::F32, start..made.len());
             }
             let Some(name) = (how.rename)(&entry.name) else { continue };
-            if let Some(kind) = gguf.blocks.remove(&entry.name) {
-                gguf.blocks.insert(name.clone(), kind);
+            if let Some(code) = gguf.blocks.remove(&entry.name) {
+                gguf.blocks.insert(name.clone(), code);
             }
             self.by_name.remove(&entry.name);
             if self.by_name.insert(name.clone(), i).is_some() {

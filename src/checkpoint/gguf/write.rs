@@ -1,8 +1,9 @@
 //! The header of a GGUF file to be written; the data follows in the order of the tensors, each
 //! padded to the alignment.
 
-use super::block::Kind;
 use super::container::{ALIGNMENT, MAGIC, VERSION};
+use super::types;
+use crate::tensor::Code;
 
 /// Metadata as it goes into the file, in this order.
 #[derive(Clone, Debug, Default)]
@@ -75,15 +76,17 @@ fn list(kind: u32, len: usize) -> Vec<u8> {
 #[derive(Clone, Debug)]
 pub struct Tensor {
     pub name: String,
-    pub kind: Kind,
+    /// A code that GGUF files have a type for.
+    pub code: Code,
     /// Outermost first.
     pub shape: Vec<usize>,
 }
 
 impl Tensor {
-    /// Of its data, without padding.
+    /// Bytes of its data, without padding.
     pub fn bytes(&self) -> u64 {
-        self.kind.bytes_of(self.shape.iter().product()) as u64
+        let weights = self.shape.iter().product();
+        self.code.spec().ggml.map_or(0, |ggml| ggml.bytes_of(weights)) as u64
     }
 
     /// Zeros behind its data.
@@ -104,7 +107,7 @@ pub fn header(keys: &Keys, tensors: &[Tensor]) -> Vec<u8> {
         push_text(&mut out, &tensor.name);
         out.extend((tensor.shape.len() as u32).to_le_bytes());
         tensor.shape.iter().rev().for_each(|n| out.extend((*n as u64).to_le_bytes()));
-        out.extend(tensor.kind.number().to_le_bytes());
+        out.extend(types::number(tensor.code).unwrap_or_default().to_le_bytes());
         out.extend(offset.to_le_bytes());
         offset += tensor.bytes() + tensor.padding() as u64;
     }

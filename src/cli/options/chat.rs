@@ -22,7 +22,7 @@ pub struct ChatOptions {
     /// Continue the text, without a chat template
     ///
     /// One BOS token goes before the text, and nothing else is added.
-    #[arg(long)]
+    #[arg(long, hide_short_help = true)]
     pub raw: bool,
     /// First words of the answer, from which the model continues; the output does not repeat them
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true, hide_short_help = true)]

@@ -27,7 +27,7 @@ pub struct ModelArgs {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Model and device")]
 pub struct RunArgs {
-    /// Device: auto, cpu, vulkan or vulkan:N (gemma devices lists them)
+    /// Device: auto, cpu, vulkan or vulkan:N
     ///
     /// auto uses a GPU for models of some size, for as many layers as fit (see --gpu-layers). A
     /// named device is used or the run fails; no other device replaces it. --draft-device chooses

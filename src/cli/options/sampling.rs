@@ -16,7 +16,7 @@ pub struct SamplingOptions {
     #[arg(long, alias = "temperature", allow_negative_numbers = true, value_name = "T", value_parser = number::<0, 100>)]
     pub temp: Option<f32>,
     /// Keep the K likeliest tokens; 0 keeps all [default: the model's]
-    #[arg(long, value_name = "K")]
+    #[arg(long, value_name = "K", hide_short_help = true)]
     pub top_k: Option<usize>,
     /// Keep the likeliest tokens of total probability P [default: the model's]
     ///

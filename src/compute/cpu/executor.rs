@@ -7,14 +7,15 @@ use super::isa::Isa;
 use super::linear::{self, PackedMatrix};
 use super::pool::{Pool, Worker};
 use super::rows;
+use crate::compute::act::Act;
+use crate::compute::cache::KvFormat;
 use crate::compute::executor::{
     Caps, Executor, Held, KernelTime, LoadJob, Report, Reports, Storage,
 };
 use crate::compute::memory::Buffers;
 use crate::compute::op::{Commit, Embed, GateUp, Linear, Norm, Op, Prepare};
-use crate::compute::plan::{
-    Act, BufferId, Dispatch, KvFormat, Part, Plan, PlanId, RowSet, WeightId,
-};
+use crate::compute::operand::{BufferId, RowSet, WeightId};
+use crate::compute::plan::{Dispatch, Part, Plan, PlanId};
 use crate::compute::reference;
 use crate::compute::step::{StepLayout, StepView};
 use crate::tensor::Matrix;
@@ -306,11 +307,8 @@ impl CpuExecutor {
             for (which, (twin, fast)) in copy().iter().zip(&fast).enumerate() {
                 if let Some(at) = twin.iter().zip(fast).position(|(a, b)| a != b) {
                     let layer = dispatch.layer.map_or(String::new(), |l| format!(" of layer {l}"));
-                    bail!(
-                        "kernel `{}`{layer} differs from its twin first at byte {at} of output \
-                            {which}",
-                        dispatch.label
-                    );
+                    let place = format!("first at byte {at} of output {which}");
+                    bail!("kernel `{}`{layer} differs from its twin {place}", dispatch.label);
                 }
             }
         }

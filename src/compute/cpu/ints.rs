@@ -1,28 +1,6 @@
-//! Integers in vectors, for int8 keys and values: sixteen exact sums of products of pairs, whatever
-//! the instruction set.
+//! The integer operations of vectors ([`Ints`]) in each instruction set.
 
-use super::simd::Scalar;
-
-/// What [`super::simd::Lanes`] can do with integers.
-pub trait Ints: Copy {
-    /// Sixteen i32.
-    type Sums: Copy;
-    /// Sixteen pairs of i16.
-    type Pairs: Copy;
-    fn no_sums() -> Self::Sums;
-    /// Sixteen pairs of bytes, widened.
-    /// # Safety
-    /// 32 readable bytes at `p`.
-    unsafe fn load_pairs(p: *const i8) -> Self::Pairs;
-    /// Adds `keys[i].0 * query.0 + keys[i].1 * query.1` to sum i; the query's halves are i16, the
-    /// first one low.
-    fn add_pairs(sums: Self::Sums, keys: Self::Pairs, query: i32) -> Self::Sums;
-    /// The sums as floats, nearest even.
-    fn floats(sums: Self::Sums) -> Self;
-    /// # Safety
-    /// Sixteen readable bytes at `p`.
-    unsafe fn load_i8(p: *const i8) -> Self;
-}
+use super::simd::{Ints, Scalar};
 
 impl Ints for Scalar {
     type Sums = [i32; 16];
@@ -54,8 +32,7 @@ impl Ints for Scalar {
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use super::Ints;
-    use crate::compute::cpu::simd::{Avx2, Avx512};
+    use crate::compute::cpu::simd::{Avx2, Avx512, Ints};
     use std::arch::x86_64::*;
 
     // SAFETY (of every block below): these types are used only inside functions compiled for their

@@ -4,8 +4,28 @@
 //! result.
 
 use super::Isa;
-use super::ints::Ints;
 use half::f16;
+
+/// Operations on integers, for int8 keys and values: sixteen exact sums of products of pairs.
+pub trait Ints: Copy {
+    /// Sixteen i32.
+    type Sums: Copy;
+    /// Sixteen pairs of i16.
+    type Pairs: Copy;
+    fn no_sums() -> Self::Sums;
+    /// Sixteen pairs of bytes, widened.
+    /// # Safety
+    /// 32 readable bytes at `p`.
+    unsafe fn load_pairs(p: *const i8) -> Self::Pairs;
+    /// Adds `keys[i].0 * query.0 + keys[i].1 * query.1` to sum i; the query's halves are i16, the
+    /// first one low.
+    fn add_pairs(sums: Self::Sums, keys: Self::Pairs, query: i32) -> Self::Sums;
+    /// The sums as floats, nearest even.
+    fn floats(sums: Self::Sums) -> Self;
+    /// # Safety
+    /// Sixteen readable bytes at `p`.
+    unsafe fn load_i8(p: *const i8) -> Self;
+}
 
 /// Sixteen lanes. Implementations are zero-cost only inside a function compiled for their
 /// instruction set.
@@ -380,7 +400,8 @@ macro_rules! for_each_isa {
         $(#[$doc])*
         pub fn $name(isa: $crate::compute::cpu::Isa, $($arg: $ty),*) {
             #[cfg(target_arch = "x86_64")]
-            #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c,bmi2")]
+            #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+            #[target_feature(enable = "avx2,fma,f16c,bmi2")]
             fn avx512($($arg: $ty),*) {
                 $body::<$crate::compute::cpu::simd::Avx512>($($arg),*)
             }

@@ -2,9 +2,10 @@
 //! partials.
 
 use super::q8;
+use crate::compute::cache::{KvFormat, KvLayer};
 use crate::compute::memory::Buffers;
 use crate::compute::op::Attention;
-use crate::compute::plan::{BufferId, KvFormat, KvLayer};
+use crate::compute::operand::BufferId;
 use crate::compute::step::StepView;
 use crate::kv::PAGE;
 use crate::tensor::math::{self, LANES};

@@ -1,19 +1,14 @@
 //! Scalar twin of `cpu::linear`: the same results from the canonical matrix, by the definition.
 
-use crate::compute::cpu::linear::{ActValues, ActView};
-use crate::tensor::{Code, Matrix, math};
+use crate::compute::act::{ActValues, ActView};
+use crate::tensor::{Group, Matrix, math};
 
 /// `out[r, n] = act row r times weight row n`, f32 `[act.rows, m.rows]`; see `cpu::linear` for the
 /// order of operations.
 pub fn linear(m: &Matrix<'_>, act: &ActView<'_>, out: &mut [f32]) {
     assert_eq!((act.cols, out.len()), (m.cols, act.rows * m.rows));
-    let (group, groups) = (m.format.group_cols(m.cols), m.format.groups(m.cols));
-    let mut weights = vec![0.0; m.cols];
-    let mut codes = vec![0; m.cols];
+    let (mut weights, mut codes) = (vec![0.0; m.cols], vec![0; m.cols]);
     for n in 0..m.rows {
-        if m.format.code.is_integer() {
-            m.row_codes(n, &mut codes);
-        }
         match act.values {
             ActValues::F32(values) => {
                 m.decode_row(n, &mut weights);
@@ -22,31 +17,41 @@ pub fn linear(m: &Matrix<'_>, act: &ActView<'_>, out: &mut [f32]) {
                         weights.iter().zip(x).fold(0.0, |y, (w, x)| w.mul_add(*x, y));
                 }
             }
-            ActValues::I8(values) => {
-                for (r, x) in values.chunks_exact(m.cols).take(act.rows).enumerate() {
-                    let mut y = 0.0;
-                    for (g, x) in x.chunks_exact(group).enumerate() {
-                        let sum: i32 =
-                            x.iter().zip(&codes[g * group..]).map(|(x, q)| q * *x as i32).sum();
-                        let product = sum as f32 * act.scales[r * groups + g];
-                        if m.format.code == Code::I8a {
-                            let [scale, min] = [0, 1].map(|i| m.row_scales(n)[i].to_f32());
-                            let all: i32 = x.iter().map(|x| *x as i32).sum();
-                            y = (all as f32 * act.scales[r]).mul_add(min, product * scale);
-                            continue;
-                        }
-                        let scale = m.row_scales(n)[g].to_f32() * m.code_unit();
-                        y = if m.format.group == crate::tensor::Group::Row {
-                            product * scale
-                        } else {
-                            product.mul_add(scale, y)
-                        };
-                    }
-                    out[r * m.rows + n] = y;
+            ActValues::I8(_) => {
+                m.row_codes(n, &mut codes);
+                for r in 0..act.rows {
+                    out[r * m.rows + n] = row(m, n, &codes, act, r);
                 }
             }
         }
     }
+}
+
+/// Row `r` of int8 activations times weight row `n`, whose integers are `codes`.
+fn row(m: &Matrix<'_>, n: usize, codes: &[i32], act: &ActView<'_>, r: usize) -> f32 {
+    let ActValues::I8(values) = act.values else { return 0.0 };
+    let (group, groups) = (m.format.group_cols(m.cols), m.format.groups(m.cols));
+    let (side, unit) = (m.format.code.spec().side, m.code_unit());
+    let part = group.div_ceil(side.parts());
+    let x = values[r * m.cols..][..m.cols].chunks_exact(group);
+    let mut y = 0.0;
+    for (g, (x, codes)) in x.zip(codes.chunks_exact(group)).enumerate() {
+        let (factors, sx) = (m.factors(n, g), act.scales[r * groups + g]);
+        let (mut products, mut sums) = (0i32, 0i32);
+        for ((x, q), [s, min]) in x.chunks(part).zip(codes.chunks(part)).zip(factors.parts) {
+            products += s * x.iter().zip(q).map(|(x, q)| q * *x as i32).sum::<i32>();
+            sums += min * x.iter().map(|x| *x as i32).sum::<i32>();
+        }
+        let (product, scale) = (products as f32 * sx, factors.scale * unit);
+        y = match m.format.group {
+            Group::Row => product * scale,
+            Group::Cols(_) => product.mul_add(scale, y),
+        };
+        if side.has_min() {
+            y = (sums as f32 * sx).mul_add(factors.min, y);
+        }
+    }
+    y
 }
 
 /// `out = gelu_tanh(gate) * up`, f32 `[act.rows, gate.rows]`.

@@ -6,11 +6,13 @@ pub mod linear;
 pub mod q8;
 pub mod rows;
 
+use super::act::Act;
+use super::act::{ActValues, ActView};
 use super::best;
-use super::cpu::linear::{ActValues, ActView};
+use super::cache::{KvFormat, KvLayer};
 use super::memory::Buffers;
 use super::op::{Attention, Best, Commit, Embed, GateUp, Linear, Norm, Op, Prepare, Rope};
-use super::plan::{Act, BufferId, KvFormat, KvLayer, RowSet};
+use super::operand::{BufferId, RowSet};
 use super::step::{StepLayout, StepView};
 use crate::kv::PAGE;
 use crate::tensor::{Matrix, math};
@@ -131,7 +133,7 @@ pub fn source_row(rows: RowSet, step: &StepView<'_>, r: usize) -> usize {
 /// Rows of prepared activations.
 ///
 /// # Safety
-/// Nobody writes them while the view lives.
+/// No thread writes them while the view lives.
 pub unsafe fn act_view<'a>(
     buffers: &'a Buffers,
     act: &Act,
@@ -264,7 +266,7 @@ pub fn rope(buffers: &Buffers, op: &Rope, max_rows: usize, r: usize) {
 /// Writes `column[d]` to element `at(d)`.
 ///
 /// # Safety
-/// Nobody else touches those elements.
+/// No other code touches those elements.
 #[inline(always)]
 unsafe fn scatter<T: bytemuck::Pod>(
     buffers: &Buffers,

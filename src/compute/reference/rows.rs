@@ -1,7 +1,7 @@
 //! Twins of the row-local kernels: plain functions on one row. The CPU executor compiles the same
 //! code for each vector width.
 
-use crate::compute::plan::ActFormat;
+use crate::compute::act::ActFormat;
 use crate::tensor::{hadamard, math};
 
 /// Block output that a norm adds to the residual stream: `x = (x + rmsnorm(out) * (1 + w)) *

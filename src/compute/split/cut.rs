@@ -1,10 +1,21 @@
 //! A pass cut where its side changes: runs of dispatches, and between them the rows that the other
 //! side goes on with.
 
-use super::Side;
-use crate::compute::plan::{BufferId, Dispatch, RowSet};
+use crate::compute::operand::{BufferId, RowSet};
+use crate::compute::plan::Dispatch;
 use crate::compute::uses::Use;
 use std::collections::HashMap;
+
+/// One of the two executors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Side {
+    Device,
+    Host,
+}
+
+impl Side {
+    pub const BOTH: [Side; 2] = [Side::Device, Side::Host];
+}
 
 /// One step of a pass that is spread over two executors.
 #[derive(Clone, Debug, PartialEq)]

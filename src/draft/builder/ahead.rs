@@ -135,14 +135,14 @@ impl Tree {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::draft::sources::DraftSource;
+    use crate::draft::sources::CandidateSource;
 
     fn node(token: u32, parent: u32, depth: usize, row: Option<u32>) -> Node {
         let matched = Match::default();
         Node {
             own: 0.5,
             chance: 0.5,
-            source: DraftSource::Model.name(),
+            source: CandidateSource::Model.name(),
             row,
             ..Node::new(token, parent, depth, matched)
         }

@@ -4,7 +4,7 @@ use anyhow::Result;
 
 use crate::draft::mix::Candidates;
 use crate::draft::sources::{
-    ContextClass, DraftSource, FEATURES, FLOOR, FeatureRow, FreeSources, MISS, MODEL, NOISE,
+    CandidateSource, ContextClass, FEATURES, FLOOR, FeatureRow, FreeSources, MISS, MODEL, NOISE,
     NodeContext, Opinion, bounded_log, model,
 };
 use crate::engine::Columns;
@@ -108,7 +108,7 @@ impl CandidateCollector {
         ranked.clear();
         if row.is_some() {
             let best = tempered.list.first().map(|c| c.1.exp());
-            class.set(DraftSource::Model, model::class(best));
+            class.set(CandidateSource::Model, model::class(best));
             rank(&tempered.list, rules, node.position, ranked);
         }
         let mut tokens: Vec<Token> = Vec::with_capacity(24);

@@ -17,7 +17,7 @@ use super::drafter::{DraftRequest, Drafter};
 use super::figures::DraftFigures;
 use super::mix::{self, Mixer};
 use super::sources::model::{DraftModel, Start};
-use super::sources::{DraftSource, FreeSources};
+use super::sources::{CandidateSource, FreeSources};
 use crate::engine::Engine;
 use crate::tensor::Token;
 use candidates::CandidateCollector;
@@ -68,7 +68,7 @@ pub struct TreeBuilder {
 
 impl TreeBuilder {
     /// Makes a drafter of the free ones among these sources, and of a draft model.
-    pub fn new(model: Option<DraftModel>, sources: &[DraftSource], mixing: Mixing) -> Self {
+    pub fn new(model: Option<DraftModel>, sources: &[CandidateSource], mixing: Mixing) -> Self {
         let mixer = |warm: bool| {
             if mixing.prior { Mixer::new(warm) } else { Mixer::fixed(warm) }.at_rate(mixing.rate)
         };
@@ -99,7 +99,7 @@ impl TreeBuilder {
 
     /// Makes a drafter of all sources.
     pub fn of_all(model: Option<DraftModel>, mixing: Mixing) -> Self {
-        Self::new(model, &DraftSource::mixed().collect::<Vec<_>>(), mixing)
+        Self::new(model, &CandidateSource::mixed().collect::<Vec<_>>(), mixing)
     }
 
     /// Returns the mixer's weights for temperature 0, set by set.

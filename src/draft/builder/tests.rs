@@ -66,8 +66,11 @@ fn what_the_target_said_is_guessed_the_next_time() {
 #[test]
 fn a_habit_of_the_text_is_learnt() {
     // No token follows 1 twice, so candidates after it get less and less credit.
-    let mut builder =
-        TreeBuilder::new(None, &[DraftSource::Context], Mixing { rate: 0.05, ..Mixing::default() });
+    let mut builder = TreeBuilder::new(
+        None,
+        &[CandidateSource::Context],
+        Mixing { rate: 0.05, ..Mixing::default() },
+    );
     let mut history: Vec<Token> = Vec::new();
     let mut promised = Vec::new();
     for i in 0..80 {

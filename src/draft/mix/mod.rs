@@ -169,14 +169,14 @@ impl Mixer {
 mod tests {
     use super::*;
     use crate::draft::sources::{
-        DraftSource, LONG, MISS, MODEL, PAIR, SHORT, bounded_log, context, model, table,
+        CandidateSource, LONG, MISS, MODEL, PAIR, SHORT, bounded_log, context, model, table,
     };
 
     fn class(length: u32, sure: Option<f32>, record: usize) -> ContextClass {
         let mut class = ContextClass::default();
-        class.set(DraftSource::Context, context::class(length));
-        class.set(DraftSource::Model, model::class(sure));
-        class.set(DraftSource::Table, record);
+        class.set(CandidateSource::Context, context::class(length));
+        class.set(CandidateSource::Model, model::class(sure));
+        class.set(CandidateSource::Table, record);
         class
     }
 

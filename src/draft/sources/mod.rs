@@ -46,7 +46,7 @@ const UNSEEN: f32 = 0.02;
 
 /// A source of draft candidates. Its number is its place in [`SOURCES`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DraftSource {
+pub enum CandidateSource {
     /// Earlier places of the text that end like it.
     Context,
     /// The draft model.
@@ -59,7 +59,7 @@ pub enum DraftSource {
 
 /// Everything that the mixer and the policy know of a source.
 pub struct SourceRow {
-    pub source: DraftSource,
+    pub source: CandidateSource,
     /// Name in the statistics and in `--sources`.
     pub name: &'static str,
     /// Whether candidates cost only rows of the target's pass.
@@ -70,32 +70,32 @@ pub struct SourceRow {
     pub classes: usize,
 }
 
-/// All sources, in the order of [`DraftSource`]. A new one comes last, so that the weights in
+/// All sources, in the order of [`CandidateSource`]. A new one comes last, so that the weights in
 /// [`prior`](super::mix::prior) keep their places.
 pub const SOURCES: [SourceRow; 4] = [
     SourceRow {
-        source: DraftSource::Context,
+        source: CandidateSource::Context,
         name: "context",
         is_free: true,
         features: &[(LONG, 0.4), (SHORT, 0.2)],
         classes: context::CLASSES,
     },
     SourceRow {
-        source: DraftSource::Model,
+        source: CandidateSource::Model,
         name: "model",
         is_free: false,
         features: &[(MODEL, 1.0)],
         classes: model::CLASSES,
     },
     SourceRow {
-        source: DraftSource::Table,
+        source: CandidateSource::Table,
         name: "table",
         is_free: true,
         features: &[(PAIR, 0.4), (LAST, 0.2)],
         classes: table::CLASSES,
     },
     SourceRow {
-        source: DraftSource::Grammar,
+        source: CandidateSource::Grammar,
         name: grammar::NAME,
         is_free: true,
         features: &[],
@@ -103,9 +103,9 @@ pub const SOURCES: [SourceRow; 4] = [
     },
 ];
 
-impl DraftSource {
+impl CandidateSource {
     /// Returns the sources that mix their candidates into the tree: all but the grammar.
-    pub fn mixed() -> impl Iterator<Item = DraftSource> {
+    pub fn mixed() -> impl Iterator<Item = CandidateSource> {
         SOURCES.iter().filter(|row| !row.features.is_empty()).map(|row| row.source)
     }
 
@@ -119,7 +119,7 @@ impl DraftSource {
 pub struct ContextClass([u8; SOURCES.len()]);
 
 impl ContextClass {
-    pub fn set(&mut self, source: DraftSource, class: usize) {
+    pub fn set(&mut self, source: CandidateSource, class: usize) {
         debug_assert!(class < SOURCES[source as usize].classes);
         self.0[source as usize] = class as u8;
     }
@@ -193,10 +193,10 @@ pub struct FreeSources {
 
 impl FreeSources {
     /// Makes the free ones among these sources.
-    pub fn new(sources: &[DraftSource]) -> FreeSources {
+    pub fn new(sources: &[CandidateSource]) -> FreeSources {
         FreeSources {
-            context: sources.contains(&DraftSource::Context).then(Vec::new),
-            table: sources.contains(&DraftSource::Table).then(Table::new),
+            context: sources.contains(&CandidateSource::Context).then(Vec::new),
+            table: sources.contains(&CandidateSource::Table).then(Table::new),
         }
     }
 
@@ -241,7 +241,7 @@ impl FreeSources {
                 *rest = automaton.continuations(ending, FROM_MATCH, list);
                 matched = matched.max(if list.is_empty() { 0 } else { ending.len });
             }
-            class.set(DraftSource::Context, context::class(matched));
+            class.set(CandidateSource::Context, context::class(matched));
         }
         if let Some(table) = &self.table {
             let mut seen = 0;
@@ -254,7 +254,7 @@ impl FreeSources {
                     seen = slot.count.max(1);
                 }
             }
-            class.set(DraftSource::Table, table::class(seen, !opinions[LAST].list.is_empty()));
+            class.set(CandidateSource::Table, table::class(seen, !opinions[LAST].list.is_empty()));
         }
         class
     }
@@ -294,9 +294,9 @@ mod tests {
     fn classes_are_told_apart() {
         let sets = |length, sure, record| {
             let mut class = ContextClass::default();
-            class.set(DraftSource::Context, context::class(length));
-            class.set(DraftSource::Model, model::class(sure));
-            class.set(DraftSource::Table, record);
+            class.set(CandidateSource::Context, context::class(length));
+            class.set(CandidateSource::Model, model::class(sure));
+            class.set(CandidateSource::Table, record);
             class.sets().collect::<Vec<_>>()
         };
         assert_eq!(sets(0, None, table::class(0, false)), [0, 1, 8, 14]);

@@ -10,7 +10,7 @@ use crate::tensor::Token;
 
 /// Most unread tokens that go into the first pass of a round instead of a prefill.
 const PENDING: usize = 16;
-/// Tokens of a prompt that are read before the time of a row is known, and the fewest that are read.
+/// Tokens of a prompt that are read before the time of a row is known. At least as many are read.
 const FIRST: usize = 32;
 /// Rate at which a measurement moves the time of a row.
 const ROW_RATE: f32 = 0.2;

@@ -1,25 +1,25 @@
-//! The array as the host model has it: shim channels that move bytes as their descriptors say, and
-//! cores that eat objects.
+//! The array of the host model: shim channels that move bytes by their descriptors, and cores that
+//! consume objects.
 //!
-//! Nothing here knows what a command is meant to do. A stream that moves the wrong bytes gives
-//! wrong results, one that moves too few hangs, and what was moved too much waits for the next
-//! command, as on the device.
+//! The array does not know the purpose of a command. As on the device, a stream that moves the
+//! wrong bytes gives wrong results, one that moves too few hangs, and surplus bytes stay for the
+//! next command.
 
 use super::Core;
 use crate::npu::layout::{OBJECT, PAIR, PAIRS, Shape};
 use crate::npu::txn::{BDS, Channel, Descriptor, Direction, MAX_COLUMNS, Op};
 
-/// Memory that the device reaches.
+/// Memory that the device can access.
 pub trait Memory {
-    /// Bytes at a device address; `None` where there is no buffer.
+    /// Returns the bytes at a device address; `None` outside of buffers.
     fn read(&self, address: u64, bytes: usize) -> Option<&[u8]>;
     fn write(&mut self, address: u64, bytes: &[u8]) -> Option<()>;
 }
 
-/// Why a stream did not end well.
+/// Failure of a stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Trouble {
-    /// The device would raise an error.
+    /// The device would report an error.
     Abort(String),
     /// The device would wait for ever.
     Hang(String),
@@ -27,21 +27,21 @@ pub enum Trouble {
 
 use Trouble::{Abort, Hang};
 
-/// What a core expects next.
+/// Object that a core expects next.
 enum Expects {
     Header,
     Queries { tiles: usize },
     Tiles(usize),
 }
 
-struct Seat {
+struct CoreState {
     core: Box<dyn Core>,
     expects: Expects,
     results: Vec<Vec<u8>>,
 }
 
-impl Seat {
-    fn eat(&mut self, object: &[u8], out_bytes: usize) {
+impl CoreState {
+    fn consume(&mut self, object: &[u8], out_bytes: usize) {
         self.expects = match self.expects {
             Expects::Header => Expects::Queries { tiles: self.core.begin(object) },
             Expects::Queries { tiles } => {
@@ -64,10 +64,10 @@ impl Seat {
 
 /// A pair of cores and its two channels.
 struct Lane {
-    seats: [Seat; PAIR],
-    /// Bytes that came in and were not eaten.
+    cores: [CoreState; PAIR],
+    /// Input bytes that no core has consumed.
     input: Vec<u8>,
-    /// Results of both, one behind the other, not yet moved out.
+    /// Results of both cores, in turn, that were not moved to memory.
     output: Vec<u8>,
 }
 
@@ -90,20 +90,21 @@ pub struct Array {
     shape: Shape,
     lanes: Vec<Lane>, // [PAIRS]
     slots: [[Slot; BDS]; MAX_COLUMNS],
-    /// Tasks whose tokens nobody has waited for, by channel.
+    /// Tasks without a wait for their tokens, in order.
     flying: Vec<(Channel, Task)>,
 }
 
 impl Array {
     pub fn new(shape: Shape, core: &mut dyn FnMut() -> Box<dyn Core>) -> Array {
-        let mut seat = || Seat { core: core(), expects: Expects::Header, results: Vec::new() };
+        let mut state =
+            || CoreState { core: core(), expects: Expects::Header, results: Vec::new() };
         let lanes = (0..PAIRS)
-            .map(|_| Lane { seats: [seat(), seat()], input: Vec::new(), output: Vec::new() })
+            .map(|_| Lane { cores: [state(), state()], input: Vec::new(), output: Vec::new() })
             .collect();
         Array { shape, lanes, slots: Default::default(), flying: Vec::new() }
     }
 
-    /// Runs a stream; `arguments` are the device addresses of the command's buffers.
+    /// Runs a stream. `arguments` has the device addresses of the command's buffers.
     pub fn run(
         &mut self,
         columns: usize,
@@ -180,7 +181,7 @@ impl Array {
                 self.lane(channel).input.extend_from_slice(bytes);
             }
             let shape = self.shape;
-            self.lane(channel).eat(shape);
+            self.lane(channel).consume(shape);
         }
         self.flying.push((channel, task));
         Ok(())
@@ -212,7 +213,7 @@ impl Array {
 }
 
 impl Task {
-    /// Where each run begins: the step is taken anew after each round of iterations.
+    /// Returns the address of each run. The steps start over after the last iteration.
     fn addresses(self) -> impl Iterator<Item = u64> {
         let d = self.descriptor;
         (0..self.runs)
@@ -221,16 +222,16 @@ impl Task {
 }
 
 impl Lane {
-    /// Whole objects go to the cores in turn.
-    fn eat(&mut self, shape: Shape) {
+    /// Gives whole objects to the cores in turn.
+    fn consume(&mut self, shape: Shape) {
         let pairs = self.input.len() / (PAIR * OBJECT);
         for (i, object) in self.input[..pairs * PAIR * OBJECT].chunks_exact(OBJECT).enumerate() {
-            self.seats[i % PAIR].eat(object, shape.out_bytes());
+            self.cores[i % PAIR].consume(object, shape.out_bytes());
         }
         self.input.drain(..pairs * PAIR * OBJECT);
-        while self.seats.iter().all(|s| !s.results.is_empty()) {
-            for seat in &mut self.seats {
-                self.output.extend(seat.results.remove(0));
+        while self.cores.iter().all(|s| !s.results.is_empty()) {
+            for core in &mut self.cores {
+                self.output.extend(core.results.remove(0));
             }
         }
     }

@@ -1,22 +1,22 @@
-//! Faults that the model is told to have, one kind from one command on.
+//! Faults of the host model: one kind, from one command on.
 
 use super::Buffers;
 use super::array::Memory;
 
-/// What goes wrong.
+/// Kind of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultKind {
     /// The command ends in the state ABORT.
     Abort,
-    /// The command does not end in time.
+    /// The command exceeds its time limit.
     Timeout,
-    /// Handing in a command fails.
+    /// Submitting a command fails.
     Eio,
-    /// The device is gone, for good.
+    /// The device is gone for the rest of the run.
     Enodev,
-    /// COMPLETED, and numbers in the result that are wrong but look right.
+    /// The state is COMPLETED, and some numbers of the result are wrong but plausible.
     Wrong,
-    /// COMPLETED, and nothing was written.
+    /// The state is COMPLETED, and no result was written.
     Stale,
 }
 
@@ -31,28 +31,28 @@ impl FaultKind {
     ];
 }
 
-/// A kind of fault, and the first command that has it; the self-test's commands count.
+/// A kind of fault and its first command. The commands of the self-test count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Fault {
+pub struct NpuFault {
     pub kind: FaultKind,
     pub from: u64,
 }
 
-impl Fault {
+impl NpuFault {
     pub(super) fn hits(self, command: u64) -> bool {
         command >= self.from
     }
 }
 
-/// `abort@3`: from the fourth command on.
-impl std::str::FromStr for Fault {
+/// Parses `abort@3`: ABORT from the fourth command on.
+impl std::str::FromStr for NpuFault {
     type Err = String;
 
-    fn from_str(text: &str) -> Result<Fault, String> {
+    fn from_str(text: &str) -> Result<NpuFault, String> {
         let (name, from) = text.split_once('@').unwrap_or((text, "0"));
         let kind = FaultKind::ALL.iter().find(|(n, _)| *n == name).map(|(_, kind)| *kind);
         match (kind, from.parse()) {
-            (Some(kind), Ok(from)) => Ok(Fault { kind, from }),
+            (Some(kind), Ok(from)) => Ok(NpuFault { kind, from }),
             _ => Err(format!(
                 "expected KIND or KIND@COMMAND, a kind being one of {}",
                 FaultKind::ALL.map(|k| k.0).join(", ")
@@ -61,7 +61,7 @@ impl std::str::FromStr for Fault {
     }
 }
 
-/// Makes every eleventh output of the first core a quarter larger.
+/// Multiplies every eleventh output of the first core by 1.25.
 pub(super) fn damage(buffers: &mut Buffers, results: u64) {
     for i in (0..4096u64).step_by(11) {
         let at = results + 4 * i;

@@ -1,14 +1,13 @@
-//! A model of the device on the host: the driver's rules (heap, buffer types, contexts, packets,
-//! states), the firmware's (it decodes the stream), and the array's ([`array`]). It proves what the
-//! host does; it says nothing of the silicon's speed or last bits.
+//! Host model of the device: the rules of the driver (heap, buffer types, contexts, packets,
+//! states), of the firmware (which decodes the stream), and of the array ([`array`]).
 //!
-//! Memory is modelled as not coherent: the device sees what was synced to it, the host what was
-//! synced back.
+//! The model tests the host's code. It does not predict the speed or the last bits of the silicon.
+//! Memory is not coherent: each side sees the other's writes only after a sync.
 
 pub mod array;
 pub mod fault;
 
-pub use fault::{Fault, FaultKind};
+pub use fault::{FaultKind, NpuFault};
 
 use super::accel::{Accel, Bo, BoKind, Errno, HEAP_BYTES, Info, Outcome, Sync};
 use super::command::{self, Command, State};
@@ -25,7 +24,7 @@ use std::time::Duration;
 
 /// The kernel in one core.
 pub trait Core: Send {
-    /// Reads a header; returns the tiles that will follow the queries.
+    /// Reads a header. Returns the number of tiles after the queries.
     fn begin(&mut self, header: &[u8]) -> usize;
     fn query(&mut self, object: &[u8]);
     fn tile(&mut self, object: &[u8]);
@@ -33,24 +32,24 @@ pub trait Core: Send {
     fn end(&mut self, out: &mut [u8]);
 }
 
-/// Contexts that NPU1 has.
+/// Most contexts of NPU1.
 const MAX_CONTEXTS: usize = 6;
-/// Tiles of a column that compute.
+/// Cores of a column.
 pub const CORE_ROWS: usize = 4;
-/// Where the heap lies for the device, and where shared memory begins.
+/// Device addresses of the heap and of shared memory.
 const HEAP_ADDRESS: u64 = 0x0400_0000;
 const SHARE_ADDRESS: u64 = 0x7000_0000_0000;
-/// What the model takes for an image of the array.
+/// Beginning of an image that the model accepts.
 const IMAGE: &[u8; 16] = b"gemma-host-model";
 
-/// What is open, for tests that look for leaks.
+/// Counts of open buffers and contexts, for tests that look for leaks.
 #[derive(Debug, Default)]
-pub struct Open {
+pub struct OpenHandles {
     pub buffers: AtomicUsize,
     pub contexts: AtomicUsize,
 }
 
-impl Open {
+impl OpenHandles {
     pub fn total(&self) -> usize {
         self.buffers.load(Ordering::SeqCst) + self.contexts.load(Ordering::SeqCst)
     }
@@ -59,7 +58,7 @@ impl Open {
 struct Buffer {
     kind: BoKind,
     address: u64,
-    /// As the host sees it, and as the device does.
+    /// Content for the host, and content for the device.
     host: Vec<u8>,
     device: Vec<u8>,
 }
@@ -73,8 +72,8 @@ struct Buffers {
 }
 
 impl Buffers {
-    /// The buffer with these bytes, and where in it they are. Command packets are the driver's
-    /// business: the array sees none.
+    /// Returns the buffer with these bytes, and their offset. The array cannot access command
+    /// packets.
     fn find(&self, address: u64, bytes: usize) -> Option<(u32, usize)> {
         self.list.iter().find_map(|(handle, b)| {
             let at = address.checked_sub(b.address)? as usize;
@@ -100,8 +99,7 @@ impl Memory for Buffers {
 struct Context {
     columns: usize,
     array: Option<Array>,
-    /// Number of the last command, and those that ran when they were handed in or will when they
-    /// are waited for.
+    /// Number of the last command, and the commands that run at the next wait.
     last: u64,
     waiting: Vec<(u64, u32)>,
 }
@@ -114,7 +112,7 @@ pub type CoreMaker = Arc<dyn Fn(Shape) -> Box<dyn Core> + Send + std::marker::Sy
 pub struct ModelOptions {
     /// The kernel in each core; `None` is the Rust twin.
     pub core: Option<CoreMaker>,
-    pub fault: Option<Fault>,
+    pub fault: Option<NpuFault>,
     /// Runs a command when it is waited for, not when it is handed in. A device may do either.
     pub late: bool,
     /// Counts the buffers that both sides share and gives them no bytes, for plans.
@@ -129,7 +127,7 @@ pub struct HostModelAccel {
     next_context: u32,
     commands: u64,
     gone: bool,
-    open: Arc<Open>,
+    open: Arc<OpenHandles>,
     trouble: Option<Trouble>,
 }
 
@@ -147,19 +145,19 @@ impl HostModelAccel {
         }
     }
 
-    /// An xclbin for the model: the kernel of this shape on all columns.
+    /// Returns an xclbin for the model: the kernel of this shape on all columns.
     pub fn xclbin(shape: Shape) -> Vec<u8> {
         let image =
             [IMAGE.as_slice(), &ABI.to_le_bytes(), &(shape.head_dim as u32).to_le_bytes()].concat();
         xclbin::build(&xclbin::Partition { columns: MAX_COLUMNS, image: &image, kernel_id: 0x901 })
     }
 
-    /// Counts of what is open; they outlive the device.
-    pub fn open_handles(&self) -> Arc<Open> {
+    /// Returns the counts of open handles, which outlive the device.
+    pub fn open_handles(&self) -> Arc<OpenHandles> {
         self.open.clone()
     }
 
-    /// Why the last command that failed did.
+    /// Returns the failure of the last command that failed.
     pub fn trouble(&self) -> Option<&Trouble> {
         self.trouble.as_ref()
     }
@@ -263,7 +261,7 @@ impl Accel for HostModelAccel {
         };
         let handle = self.buffers.next;
         self.buffers.next += 1;
-        // The heap itself is address space: device buffers have their own bytes.
+        // The heap is address space only: device buffers have their own bytes.
         let is_empty = kind == BoKind::Heap || kind == BoKind::Share && self.options.is_dry;
         let held = if is_empty { 0 } else { size };
         self.buffers

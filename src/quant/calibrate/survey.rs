@@ -105,7 +105,7 @@ fn disturbed(matrix: &Matrix<'_>, seed: u64) -> Matrix<'static> {
         rows: matrix.rows,
         cols,
         codes: codes.into(),
-        scales: Vec::new().into(),
+        side: Vec::new().into(),
     }
 }
 

@@ -6,12 +6,12 @@ use super::journal::{FinishedTensor, JournalHeader};
 use super::source::SourceTensor;
 use super::tensor::packed_hash;
 use crate::checkpoint::Checkpoint;
+use crate::checkpoint::gguf::types;
 use crate::os::files::read_exact_at;
 use crate::quant::layout::{TargetFormat, TensorPlan};
 use crate::tensor::Matrix;
 use crate::util::hex;
-use anyhow::Result;
-use half::f16;
+use anyhow::{Context, Result};
 use sha2::{Digest, Sha256};
 use std::fs::File;
 use std::io::Read;
@@ -95,15 +95,15 @@ impl Run<'_> {
         }
         if let (true, TargetFormat::Format(format)) = (whole, entry.target) {
             let matrix = match entry.block {
-                Some(kind) => {
-                    let bytes = &bytes[..kind.bytes_of(entry.rows * entry.cols)];
-                    kind.matrix(entry.rows, entry.cols, bytes, self.options.threads, Vec::new())?
+                Some(code) => {
+                    let (rows, cols) = (entry.rows, entry.cols);
+                    let ggml = code.spec().ggml.context("blocks of a file have a type there")?;
+                    let bytes = &bytes[..ggml.bytes_of(rows * cols)];
+                    types::loaded(code, rows, cols, bytes, self.options.threads, Vec::new())?
                 }
                 None => {
-                    let (codes, scales) = bytes.split_at(entry.parts[0].bytes as usize);
-                    let scales: Vec<f16> =
-                        scales.as_chunks::<2>().0.iter().map(|b| f16::from_le_bytes(*b)).collect();
-                    Matrix::new(format, entry.rows, entry.cols, codes, scales)?
+                    let (codes, side) = bytes.split_at(entry.parts[0].bytes as usize);
+                    Matrix::new(format, entry.rows, entry.cols, codes, side)?
                 }
             };
             self.solver.resumed(entry, &matrix)?;

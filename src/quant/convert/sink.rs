@@ -1,11 +1,10 @@
 //! Writer of one tensor, in the layout of the artifact or of a GGUF file.
 
 use super::staging::StagedFile;
-use crate::checkpoint::gguf::Kind;
+use crate::checkpoint::gguf::types;
 use crate::quant::layout::TensorPlan;
 use crate::tensor::Matrix;
-use anyhow::Result;
-use half::f16;
+use anyhow::{Context, Result};
 use sha2::{Digest, Sha256};
 
 /// Rows converted to GGUF blocks at once.
@@ -16,13 +15,13 @@ pub struct TensorWriter<'a> {
     entry: &'a TensorPlan,
     file: &'a mut StagedFile,
     hash: Sha256,
-    /// Scales, which are written after the codes.
-    scales: Vec<f16>,
+    /// The side, which is written after the codes.
+    side: Vec<u8>,
 }
 
 impl<'a> TensorWriter<'a> {
     pub fn new(entry: &'a TensorPlan, file: &'a mut StagedFile) -> Self {
-        TensorWriter { entry, file, hash: Sha256::new(), scales: Vec::new() }
+        TensorWriter { entry, file, hash: Sha256::new(), side: Vec::new() }
     }
 
     fn put(&mut self, bytes: &[u8]) -> Result<()> {
@@ -34,17 +33,18 @@ impl<'a> TensorWriter<'a> {
     pub fn matrix(&mut self, matrix: &Matrix<'_>) -> Result<()> {
         match self.entry.block {
             None => {
-                self.scales.extend_from_slice(&matrix.scales);
+                self.side.extend_from_slice(&matrix.side);
                 self.put(&matrix.codes)
             }
             Some(_) if !self.entry.role.is_matrix() => self.norm(&matrix.dequantize()),
-            Some(kind @ (Kind::Q4_0 | Kind::Q8_0)) => {
+            Some(_) if !matrix.format.code.is_integer() => self.put(&matrix.codes),
+            Some(_) => {
                 for start in (0..matrix.rows).step_by(ROWS) {
-                    self.put(&kind.encode(matrix, start..(start + ROWS).min(matrix.rows)))?;
+                    let rows = start..(start + ROWS).min(matrix.rows);
+                    self.put(&types::encode(matrix, rows).context("no such blocks are written")?)?;
                 }
                 Ok(())
             }
-            Some(_) => self.put(&matrix.codes),
         }
     }
 
@@ -63,8 +63,8 @@ impl<'a> TensorWriter<'a> {
 
     /// Writes scales and padding. Returns the SHA-256 of all bytes, in hexadecimal.
     pub fn finish(mut self) -> Result<String> {
-        let scales = std::mem::take(&mut self.scales);
-        self.put(bytemuck::cast_slice(&scales))?;
+        let side = std::mem::take(&mut self.side);
+        self.put(&side)?;
         self.put(&vec![0; self.entry.padding()])?;
         Ok(crate::util::hex(self.hash.finalize()))
     }

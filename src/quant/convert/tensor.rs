@@ -10,9 +10,8 @@ use crate::quant::solver::TILE_ROWS;
 use crate::tensor::quantize::quantize as nearest;
 use crate::tensor::{Format, Matrix};
 use crate::util::hex;
-use crate::util::threads::{self, Task};
+use crate::util::threads::{self, ScopedTask};
 use anyhow::Result;
-use half::f16;
 use sha2::{Digest, Sha256};
 use std::ops::Range;
 
@@ -102,7 +101,7 @@ impl Run<'_> {
                     true => nearest(format, rows.len(), entry.cols, &values),
                     false => self.solver.matrix(entry, format, rows.clone(), &values),
                 };
-                (matrix, ahead.map(Task::join))
+                (matrix, ahead.map(ScopedTask::join))
             });
             let matrix = matrix?;
             // Errors are added row by row, so the sum does not depend on the number of threads.
@@ -124,7 +123,7 @@ impl Run<'_> {
 /// Hashes the codes and scales of a packed matrix.
 pub(super) fn packed_hash(matrix: &Matrix<'_>) -> Sha256 {
     let hash = Sha256::new_with_prefix(&matrix.codes);
-    hash.chain_update(bytemuck::cast_slice::<f16, u8>(&matrix.scales))
+    hash.chain_update(&matrix.side)
 }
 
 /// Returns the squared error and the sum of squares of each row.
@@ -147,6 +146,6 @@ pub(super) fn errors(matrix: &Matrix<'_>, values: &[f32], threads: usize) -> Vec
         let spawn =
             |start| threads::spawn(scope, move || errors_of(start..(start + each).min(rows)));
         let handles: Vec<_> = (0..rows).step_by(each).map(spawn).collect();
-        handles.into_iter().flat_map(Task::join).collect()
+        handles.into_iter().flat_map(ScopedTask::join).collect()
     })
 }

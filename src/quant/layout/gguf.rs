@@ -5,19 +5,19 @@
 
 use super::{StoredTensor, TargetFormat};
 use crate::checkpoint::Dtype;
-use crate::checkpoint::gguf::Kind;
+use crate::checkpoint::gguf::types;
 use crate::checkpoint::gguf::write::{Keys, Tensor, header as container};
 use crate::error::Fault;
 use crate::models::Role;
 use crate::models::gguf::tensor_name;
-use crate::tensor::{Format, Group};
+use crate::tensor::{Code, Format, GgmlType, Group};
 use anyhow::Result;
 
 /// Name of the file in the staging directory.
 pub const FILE: &str = "model.gguf";
 
-/// Returns the GGUF type of a tensor, or an error if GGUF has no such type.
-pub fn kind(name: &str, role: Role, target: TargetFormat, cols: usize) -> Result<Kind> {
+/// Returns the code of a tensor, or an error if no GGUF type holds it.
+pub fn code(name: &str, role: Role, target: TargetFormat, cols: usize) -> Result<Code> {
     let refuse = || {
         let what = format!("{name} as {target} cannot be written to a GGUF file");
         let help = "GGUF takes i4 and i8 in rows or groups, f32, f16, bf16, and norms as floats: \
@@ -25,67 +25,68 @@ pub fn kind(name: &str, role: Role, target: TargetFormat, cols: usize) -> Result
         Err(Fault::usage(what).help(help).into())
     };
     if !role.is_matrix() {
-        return if target.is_packed() { refuse() } else { Ok(Kind::F32) };
+        return if target.is_packed() { refuse() } else { Ok(Code::F32) };
     }
     let format = match target {
-        TargetFormat::AsIs(Dtype::F16) => return Ok(Kind::F16),
+        TargetFormat::AsIs(Dtype::F16) => return Ok(Code::F16),
         TargetFormat::AsIs(Dtype::BF16) | TargetFormat::Format(Format::BF16) => {
-            return Ok(Kind::Bf16);
+            return Ok(Code::Bf16);
         }
-        TargetFormat::AsIs(Dtype::F32) | TargetFormat::Format(Format::F32) => return Ok(Kind::F32),
+        TargetFormat::AsIs(Dtype::F32) | TargetFormat::Format(Format::F32) => return Ok(Code::F32),
         TargetFormat::AsIs(_) => return refuse(),
         TargetFormat::Format(format) => format,
     };
-    let Some(kind) = format.code.spec().gguf.and_then(Kind::named) else { return refuse() };
+    let ggml = format.code.spec().ggml.filter(|t| t.split.is_some_and(|s| s.close.is_some()));
+    let Some(GgmlType { weights, .. }) = ggml else { return refuse() };
     let cut = match format.group {
         Group::Row => true,
         Group::Cols(group) => {
-            usize::from(group).is_multiple_of(kind.weights()) && cols.is_multiple_of(group.into())
+            usize::from(group).is_multiple_of(weights) && cols.is_multiple_of(group.into())
         }
     };
-    if cut && cols.is_multiple_of(kind.weights()) && !format.hadamard { Ok(kind) } else { refuse() }
+    if cut && cols.is_multiple_of(weights) && !format.hadamard { Ok(format.code) } else { refuse() }
 }
 
 /// Returns a tensor as the file stores it, with its padding.
-pub fn part(role: Role, layer: usize, kind: Kind, rows: usize, cols: usize) -> StoredTensor {
-    let tensor = tensor(role, layer, kind, rows, cols);
+pub fn part(role: Role, layer: usize, code: Code, rows: usize, cols: usize) -> StoredTensor {
+    let tensor = tensor(role, layer, code, rows, cols);
     let bytes = tensor.bytes() + tensor.padding() as u64;
     StoredTensor {
         name: tensor.name,
-        dtype: kind.dtype().unwrap_or(Dtype::U8),
+        dtype: types::dtype(code).unwrap_or(Dtype::U8),
         shape: tensor.shape,
         bytes,
     }
 }
 
 /// Returns the number of zero bytes that pad a tensor to the file's alignment.
-pub fn padding(role: Role, layer: usize, kind: Kind, rows: usize, cols: usize) -> usize {
-    tensor(role, layer, kind, rows, cols).padding()
+pub fn padding(role: Role, layer: usize, code: Code, rows: usize, cols: usize) -> usize {
+    tensor(role, layer, code, rows, cols).padding()
 }
 
-fn tensor(role: Role, layer: usize, kind: Kind, rows: usize, cols: usize) -> Tensor {
+fn tensor(role: Role, layer: usize, code: Code, rows: usize, cols: usize) -> Tensor {
     let shape = if role.is_matrix() { vec![rows, cols] } else { vec![cols] };
-    Tensor { name: tensor_name(role, layer), kind, shape }
+    Tensor { name: tensor_name(role, layer), code, shape }
 }
 
-/// Returns everything before the data of these tensors (role, layer, kind, rows, columns).
-pub fn header(keys: &Keys, tensors: &[(Role, usize, Kind, usize, usize)]) -> Vec<u8> {
+/// Returns everything before the data of these tensors (role, layer, code, rows, columns).
+pub fn header(keys: &Keys, tensors: &[(Role, usize, Code, usize, usize)]) -> Vec<u8> {
     let mut keys = keys.clone();
-    let weights = |kind: Kind| {
-        tensors.iter().filter(|t| t.2 == kind && t.0.is_matrix()).map(|t| t.3 * t.4).sum::<usize>()
+    let weights = |name: &str| {
+        let is_of = |code: Code| code.spec().ggml.is_some_and(|ggml| ggml.name == name);
+        tensors.iter().filter(|t| is_of(t.2) && t.0.is_matrix()).map(|t| t.3 * t.4).sum::<usize>()
     };
     // llama.cpp numbers a file by the type of most of its weights.
-    let mostly =
-        [(Kind::F32, 0), (Kind::F16, 1), (Kind::Q4_0, 2), (Kind::Q8_0, 7), (Kind::Bf16, 32)];
+    let mostly = [("F32", 0), ("F16", 1), ("Q4_0", 2), ("Q8_0", 7), ("BF16", 32)];
     keys.u32(
         "general.file_type",
-        mostly.into_iter().max_by_key(|(kind, _)| weights(*kind)).map_or(0, |m| m.1),
+        mostly.into_iter().max_by_key(|(name, _)| weights(name)).map_or(0, |m| m.1),
     );
     // Version of the block layouts since May 2023.
     keys.u32("general.quantization_version", 2);
     let tensors: Vec<Tensor> = tensors
         .iter()
-        .map(|&(role, layer, kind, rows, cols)| tensor(role, layer, kind, rows, cols))
+        .map(|&(role, layer, code, rows, cols)| tensor(role, layer, code, rows, cols))
         .collect();
     container(&keys, &tensors)
 }

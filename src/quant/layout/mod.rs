@@ -2,12 +2,11 @@
 
 mod gguf;
 
-use crate::checkpoint::gguf::Kind as Block;
 use crate::checkpoint::gguf::write::Keys;
 use crate::checkpoint::{Dtype, artifact};
 use crate::error::Fault;
 use crate::models::{Role, TensorSpec, Weights};
-use crate::tensor::Format;
+use crate::tensor::{Code, Format};
 use anyhow::{Context, Result};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
@@ -66,8 +65,8 @@ pub struct TensorPlan {
     pub target: TargetFormat,
     /// Codes, then scales, or one plain tensor.
     pub parts: Vec<StoredTensor>,
-    /// Block type in a GGUF file; `None` in an artifact.
-    pub block: Option<Block>,
+    /// The code that a GGUF file has blocks of; `None` in an artifact.
+    pub block: Option<Code>,
     /// Index of its file.
     pub shard: usize,
 }
@@ -114,8 +113,8 @@ impl ArtifactLayout {
         for (i, &target) in (0..tensors.len()).zip(targets) {
             let TensorSpec { role, layer, rows, cols } = tensors[i];
             let name = weights.name(role, layer);
-            let kind = gguf::kind(&name, role, target, cols)?;
-            let parts = vec![gguf::part(role, layer, kind, rows, cols)];
+            let code = gguf::code(&name, role, target, cols)?;
+            let parts = vec![gguf::part(role, layer, code, rows, cols)];
             entries.push(TensorPlan {
                 role,
                 layer,
@@ -125,7 +124,7 @@ impl ArtifactLayout {
                 cols,
                 target,
                 parts,
-                block: Some(kind),
+                block: Some(code),
                 shard: 0,
             });
         }
@@ -307,9 +306,11 @@ fn parts(
         Dtype::U8,
         format.codes_shape(rows, cols).to_vec(),
     )];
-    match format.row_scales(cols) {
+    match format.row_side(cols) {
         0 => {}
-        n => out.push(StoredTensor::new(artifact::scales_name(name), Dtype::F16, vec![rows, n])),
+        n => {
+            out.push(StoredTensor::new(artifact::scales_name(name), Dtype::F16, vec![rows, n / 2]))
+        }
     }
     Ok(out)
 }

@@ -20,11 +20,15 @@ use std::ffi::OsString;
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use crate::npu::OffloadExecutor;
-pub use crate::npu::attention::{Dims as NpuDims, FlashPartial};
-pub use crate::npu::bring_up::{Npu, bring_up as bring_up_npu};
-pub use crate::npu::gate::Work as NpuWork;
+pub use crate::npu::mode::Npu;
 pub use crate::npu::probe::{Finding as NpuFinding, NpuProbe, NpuSystem};
+#[cfg(feature = "npu")]
+pub use crate::npu::{
+    OffloadExecutor,
+    attention::{Dims as NpuDims, FlashPartial},
+    bring_up::bring_up as bring_up_npu,
+    gate::Work as NpuWork,
+};
 pub use crate::vulkan::{choose, ranked};
 
 /// A kind of device that holds layers of a model.

@@ -3,31 +3,19 @@
 use crate::compute::{AssistReport, Executor, KvFormat};
 use crate::engine::Engine;
 use crate::error::Fault;
-use crate::models::{Config, LayerSpec};
+use crate::models::Config;
 use crate::runtime::Listener;
-use crate::runtime::devices::backends::{self, Npu, NpuDims, NpuWork, OffloadExecutor};
-use anyhow::{Context, Result, ensure};
+use crate::runtime::devices::backends::Npu;
+use anyhow::Result;
+#[cfg(feature = "npu")]
+pub use device::dims;
+pub use device::{counted, refusal};
 
 /// Returns the error for an NPU where several texts share passes.
 pub fn for_one_text() -> anyhow::Error {
     let fault =
         Fault::usage("the NPU works for one text at a time, and --parallel answers several");
     fault.help("leave out --npu or --parallel").into()
-}
-
-/// Returns the dimensions of attention in a model's global layers, which the NPU takes if they are
-/// alike.
-pub fn dims(config: &Config) -> Result<NpuDims> {
-    let of_layer = |layer: &LayerSpec| NpuDims {
-        n_heads: layer.n_heads,
-        n_kv_heads: layer.n_kv_heads,
-        head_dim: layer.head_dim,
-        scale: layer.query_scale,
-    };
-    let mut global = config.layers.iter().filter(|layer| layer.is_global()).map(of_layer);
-    let first = global.next().context("no layer sees all positions")?;
-    ensure!(global.all(|dims| dims == first), "the layers that see all positions differ in shape");
-    Ok(first)
 }
 
 /// Reports in one line why an NPU was given up.
@@ -44,27 +32,13 @@ pub fn report(engine: &dyn Engine) -> Option<AssistReport> {
     engine.report().executor.and_then(|executor| executor.assist)
 }
 
-/// Returns the reads of a step, for the prediction.
-fn work(config: &Config, kv: KvFormat, weights: u64, context: usize) -> NpuWork {
-    let global_layers = config.global_layers();
-    let layer = &config.layers[global_layers.first().copied().unwrap_or(0)];
-    NpuWork {
-        weights: weights as f64,
-        global_layers: global_layers.len(),
-        local_layers: config.layers.len() - global_layers.len(),
-        window: config.window().unwrap_or(0),
-        position: (2 * layer.n_kv_heads * kv.head_bytes(layer.head_dim)) as f64,
-        context,
-    }
-}
-
 /// Puts an NPU beside `executor` where `--npu` and the prediction say so. An obstacle is reported
 /// in one line, and the executor goes on alone.
 pub fn beside(
-    mut executor: Box<dyn Executor>,
+    executor: Box<dyn Executor>,
     mode: Npu,
     config: &Config,
-    (kv, weights, context): (KvFormat, u64, usize),
+    sizes: (KvFormat, u64, usize),
     is_split: bool,
     listener: &dyn Listener,
 ) -> Result<Box<dyn Executor>> {
@@ -81,26 +55,115 @@ pub fn beside(
         }
         return Ok(executor);
     }
-    let work = work(config, kv, weights, context);
-    let bring_up = |dims| {
-        let npu = backends::bring_up_npu(executor.as_mut(), mode, dims, &work)?;
-        Ok((dims, npu))
+    let (executor, outcome) = device::attach(executor, mode, config, sizes);
+    match outcome {
+        Ok(why) => listener.detail(1, &format!("npu: {why}")),
+        Err(why) if is_required => listener.note(&format!("running without the NPU: {why:#}")),
+        Err(why) => listener.detail(1, &format!("no npu: {why:#}")),
+    }
+    Ok(executor)
+}
+
+/// The NPU behind this interface.
+#[cfg(feature = "npu")]
+mod device {
+    use crate::compute::{Executor, KvFormat};
+    use crate::models::{Config, LayerSpec};
+    use crate::runtime::devices::backends::{
+        FlashPartial, Npu, NpuDims, NpuWork, OffloadExecutor, bring_up_npu,
     };
-    match dims(config).and_then(bring_up) {
-        Ok((dims, (npu, share, why))) => {
-            listener.detail(1, &format!("npu: {why}"));
-            Ok(match share {
-                0 => executor,
-                _ => Box::new(OffloadExecutor::new(executor, npu, dims, share)),
-            })
+    use anyhow::{Context, Result, ensure};
+
+    /// Returns the dimensions of attention in a model's global layers, which the NPU takes if they
+    /// are alike.
+    pub fn dims(config: &Config) -> Result<NpuDims> {
+        let of_layer = |layer: &LayerSpec| NpuDims {
+            n_heads: layer.n_heads,
+            n_kv_heads: layer.n_kv_heads,
+            head_dim: layer.head_dim,
+            scale: layer.query_scale,
+        };
+        let mut global = config.layers.iter().filter(|layer| layer.is_global()).map(of_layer);
+        let first = global.next().context("no layer sees all positions")?;
+        ensure!(
+            global.all(|dims| dims == first),
+            "the layers that see all positions differ in shape"
+        );
+        Ok(first)
+    }
+
+    /// Returns the reads of a step, for the prediction.
+    fn work(config: &Config, kv: KvFormat, weights: u64, context: usize) -> NpuWork {
+        let global_layers = config.global_layers();
+        let layer = &config.layers[global_layers.first().copied().unwrap_or(0)];
+        NpuWork {
+            weights: weights as f64,
+            global_layers: global_layers.len(),
+            local_layers: config.layers.len() - global_layers.len(),
+            window: config.window().unwrap_or(0),
+            position: (2 * layer.n_kv_heads * kv.head_bytes(layer.head_dim)) as f64,
+            context,
         }
-        Err(why) if is_required => {
-            listener.note(&format!("running without the NPU: {why:#}"));
-            Ok(executor)
+    }
+
+    /// Puts an NPU beside `executor` if it works and is predicted to pay. Returns the reason in
+    /// words.
+    pub fn attach(
+        mut executor: Box<dyn Executor>,
+        mode: Npu,
+        config: &Config,
+        (kv, weights, context): (KvFormat, u64, usize),
+    ) -> (Box<dyn Executor>, Result<String>) {
+        let work = work(config, kv, weights, context);
+        let bring_up = |dims| Ok((dims, bring_up_npu(executor.as_mut(), mode, dims, &work)?));
+        match dims(config).and_then(bring_up) {
+            Ok((_, (_, 0, why))) => (executor, Ok(why)),
+            Ok((dims, (npu, share, why))) => {
+                (Box::new(OffloadExecutor::new(executor, npu, dims, share)), Ok(why))
+            }
+            Err(why) => (executor, Err(why)),
         }
-        Err(why) => {
-            listener.detail(1, &format!("no npu: {why:#}"));
-            Ok(executor)
+    }
+
+    /// Puts an NPU beside `executor` that only counts its memory, for plans. Models that no NPU
+    /// takes run without.
+    pub fn counted(executor: Box<dyn Executor>, config: &Config) -> Box<dyn Executor> {
+        match dims(config).and_then(|dims| Ok((dims, FlashPartial::dry(dims)?))) {
+            Ok((dims, npu)) => Box::new(OffloadExecutor::new(executor, npu, dims, 256)),
+            Err(_) => executor,
         }
+    }
+
+    /// Returns why no NPU takes a model; `None` if one does.
+    pub fn refusal(config: &Config) -> Option<String> {
+        dims(config).and_then(|dims| dims.shape()).err().map(|why| why.to_string())
+    }
+}
+
+/// A build without NPU support.
+#[cfg(not(feature = "npu"))]
+mod device {
+    use crate::compute::{Executor, KvFormat};
+    use crate::models::Config;
+    use crate::runtime::devices::backends::Npu;
+    use anyhow::{Result, anyhow};
+
+    const ABSENT: &str = "this program was built without NPU support (cargo feature npu)";
+
+    pub fn attach(
+        executor: Box<dyn Executor>,
+        _: Npu,
+        _: &Config,
+        _: (KvFormat, u64, usize),
+    ) -> (Box<dyn Executor>, Result<String>) {
+        (executor, Err(anyhow!(ABSENT)))
+    }
+
+    pub fn counted(executor: Box<dyn Executor>, _: &Config) -> Box<dyn Executor> {
+        executor
+    }
+
+    pub fn refusal(_: &Config) -> Option<String> {
+        Some(ABSENT.into())
     }
 }

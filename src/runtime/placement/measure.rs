@@ -6,7 +6,7 @@ use crate::compute::{DeviceInfo, Executor, Held, KvFormat, KvLayer};
 use crate::kv::PAGE;
 use crate::models::forward::{self, Forward, ForwardOptions, SparePages};
 use crate::models::{Role, TensorSpec, Weights};
-use crate::runtime::devices::backends::{self, FlashPartial, OffloadExecutor};
+use crate::runtime::devices::backends;
 use crate::runtime::devices::npu;
 use anyhow::Result;
 use serde::Serialize;
@@ -147,11 +147,8 @@ impl Task<'_> {
         let place = dry(device);
         let counted = place.counted();
         let mut exec: Box<dyn Executor> = place;
-        // Models of a shape that no NPU computes run without one.
-        if let Some(dims) = npu::dims(self.weights.config()).ok().filter(|_| self.npu)
-            && let Ok(npu) = FlashPartial::dry(dims)
-        {
-            exec = Box::new(OffloadExecutor::new(exec, npu, dims, 256));
+        if self.npu {
+            exec = npu::counted(exec, self.weights.config());
         }
         let model = self.load(exec.as_mut())?;
         let (pieces, held) = (counted.pieces(), counted.held());

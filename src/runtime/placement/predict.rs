@@ -82,7 +82,7 @@ impl Speeds {
         exec.load(
             "probe",
             Part::Head,
-            &Matrix { format: Format::F32, rows, cols, codes, scales: Cow::Borrowed(&[]) },
+            &Matrix { format: Format::F32, rows, cols, codes, side: Cow::Borrowed(&[]) },
         )?;
         let layout = StepLayout { max_rows: 16, tables: 0 };
         let step = exec.alloc("step", layout.words() * 4)?;

@@ -18,8 +18,8 @@ pub const EXPONENTIALS: f32 = 2e-5;
 /// Tolerance of products of whole rows of floats: thousands of terms of both signs.
 pub const PRODUCTS: f32 = 2e-5;
 
-/// Layout of numbers: `[outer, heads, dim / block, rows, block]`. A row is `(outer, rows)`, a column
-/// `(heads, dim)`.
+/// Layout of numbers: `[outer, heads, dim / block, rows, block]`. A row is `(outer, rows)`, a
+/// column `(heads, dim)`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grid {
     pub heads: usize,
@@ -107,8 +107,8 @@ pub fn typed<T: bytemuck::Pod>(bytes: &[u8]) -> Vec<T> {
     values
 }
 
-/// Returns the first code or scale of an int8 cache that differs from its twin's; unless `exact`, by
-/// more than one rounding.
+/// Returns the first code or scale of an int8 cache that differs from its twin's; unless `exact`,
+/// by more than one rounding.
 pub fn first_q8_difference(
     device: &[u8],
     twin: &[u8],

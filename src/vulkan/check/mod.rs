@@ -1,10 +1,10 @@
 //! `--check`: after each kernel call the scalar twin runs on the same inputs, and the first output
 //! beyond its tolerance is an error.
 //!
-//! Calls run one by one, but fused as in a recorded plan. A mirror on the host has the content of the
-//! device's buffers. The twins run on the mirror, and their outputs are compared with the device's.
-//! Then the mirror takes the device's numbers: differences do not add up, and a run generates the
-//! same text as an unchecked one.
+//! Calls run one by one, but fused as in a recorded plan. A mirror on the host has the content of
+//! the device's buffers. The twins run on the mirror, and their outputs are compared with the
+//! device's. Then the mirror takes the device's numbers: differences do not add up, and a run
+//! generates the same text as an unchecked one.
 
 mod compare;
 mod outputs;
@@ -172,8 +172,8 @@ impl CheckedExecutor {
         Ok(())
     }
 
-    /// Fails if a dispatch reads an output that was left out. The comparison cannot see that: device
-    /// and twin read the same bytes.
+    /// Fails if a dispatch reads an output that was left out. The comparison cannot see that:
+    /// device and twin read the same bytes.
     fn refuse_stale(&self, dispatches: &[Dispatch], first: usize) -> Result<()> {
         let mut made = HashSet::new();
         for (i, dispatch) in dispatches.iter().enumerate() {
@@ -226,7 +226,8 @@ impl CheckedExecutor {
                     unrounded(&input[row * act.cols..][..act.cols], &act, near)
                 })
             }
-            // Codes may differ from the twin's, so the expected sums are those of the device's codes.
+            // Codes may differ from the twin's, so the expected sums are those of the device's
+            // codes.
             Content::Sums { codes, cols, groups } => {
                 let codes: Vec<i8> = typed(&device[&codes]);
                 let sums = codes

@@ -7,15 +7,15 @@ use crate::compute::{
     Norm, Op, Rope, RowSet,
 };
 use crate::kv::PAGE;
-use crate::tensor::{Code, Group, Matrix, hadamard, math};
+use crate::tensor::{Format, Group, Matrix, hadamard, math};
 
 /// Content of a buffer, and its tolerance.
 #[derive(Clone, Copy, Debug)]
 pub enum Content {
     F32(Grid, Rule),
     F16(Grid, Rule),
-    /// int8 activations of the floats in `input`, whose tolerance is a share `near` of the largest of
-    /// their row.
+    /// int8 activations of the floats in `input`, whose tolerance is a share `near` of the largest
+    /// of their row.
     Codes {
         input: BufferId,
         act: Act,
@@ -27,8 +27,8 @@ pub enum Content {
         cols: usize,
         groups: usize,
     },
-    /// An int8 cache: codes in the layout `grid`, then f16 scales. Unless `exact`, they round floats
-    /// that have a tolerance.
+    /// An int8 cache: codes in the layout `grid`, then f16 scales. Unless `exact`, they round
+    /// floats that have a tolerance.
     Q8 {
         grid: Grid,
         codes: usize,
@@ -50,8 +50,8 @@ fn floats(id: BufferId, name: &'static str, width: usize, rule: Rule) -> Checked
     CheckedOutput { id, name, content: Content::F32(Grid::rows(width), rule) }
 }
 
-/// Returns the buffers that an operation writes. A `fused` operation shares a call with the one that
-/// makes its input, and inherits its differences.
+/// Returns the buffers that an operation writes. A `fused` operation shares a call with the one
+/// that makes its input, and inherits its differences.
 pub fn outputs(
     op: &Op,
     weights: &[Matrix<'static>],
@@ -61,7 +61,8 @@ pub fn outputs(
     match op {
         Op::Embed(Embed { table, out, .. }) => {
             let table = &weights[table.0 as usize];
-            let rule = if table.format.code == Code::I8a { Rule::Near(SUMS) } else { Rule::Same };
+            let has_min = table.format.code.spec().side.has_min();
+            let rule = if has_min { Rule::Near(SUMS) } else { Rule::Same };
             vec![floats(*out, "the embeddings", table.cols, rule)]
         }
         Op::Norm(Norm { x, add, out, dim, rows, .. }) => {
@@ -136,11 +137,12 @@ pub fn outputs(
 /// Returns the tolerance of products. Integer sums and their one scale are exact. Scales of groups,
 /// or smallest values, lead to sums of floats.
 fn product_rule(matrix: &Matrix<'_>) -> Rule {
-    match matrix.format.code {
-        Code::F32 | Code::Bf16 => Rule::Near(PRODUCTS),
-        Code::I8a => Rule::Near(SUMS),
-        _ if matrix.format.group != Group::Row => Rule::Near(PRODUCTS),
-        _ => Rule::Same,
+    let Format { code, group, .. } = matrix.format;
+    match (code.is_integer(), group) {
+        (false, _) => Rule::Near(PRODUCTS),
+        _ if code.spec().side.has_min() => Rule::Near(SUMS),
+        (true, Group::Cols(_)) => Rule::Near(PRODUCTS),
+        (true, Group::Row) => Rule::Same,
     }
 }
 
@@ -187,13 +189,13 @@ fn prepared(input: BufferId, act: &Act, fused: bool) -> Vec<CheckedOutput> {
     ]
 }
 
-/// Returns the codes of a row before rounding, each with its tolerance. The tolerance of `input` is a
-/// share `near` of its largest number.
+/// Returns the codes of a row before rounding, each with its tolerance. The tolerance of `input` is
+/// a share `near` of its largest number.
 pub fn unrounded(input: &[f32], act: &Act, near: f32) -> Vec<(f32, f32)> {
     let mut row = input.to_vec();
     rotate_input(&mut row, act.format);
-    // A rotated number is a sum of 128 numbers with that tolerance. The largest of a group, by which
-    // the group is divided, has it too.
+    // A rotated number is a sum of 128 numbers with that tolerance. The largest of a group, by
+    // which the group is divided, has it too.
     let terms = if act.format.hadamard { (hadamard::WIDTH as f32).sqrt() } else { 1.0 };
     let off = 2.0 * near * terms * math::max_abs(input);
     let mut out = Vec::with_capacity(row.len());

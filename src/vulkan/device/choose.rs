@@ -100,8 +100,8 @@ pub mod tests {
         }
     }
 
-    /// Returns the devices of a full laptop: a driver on the processor, a GPU in it with much memory,
-    /// two boards.
+    /// Returns the devices of a full laptop: a driver on the processor, a GPU in it with much
+    /// memory, two boards.
     fn all() -> Vec<DeviceInfo> {
         vec![
             DeviceInfo { is_cpu: true, ..device(0, "llvmpipe", 64 * GB) },

@@ -1,5 +1,5 @@
-//! Features of Vulkan that the kernels need. Each is looked for when a device is probed, and enabled
-//! when the device is opened.
+//! Features of Vulkan that the kernels need. Each is looked for when a device is probed, and
+//! enabled when the device is opened.
 
 use ash::vk;
 

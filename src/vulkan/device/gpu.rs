@@ -97,7 +97,8 @@ impl Gpu {
 
 impl Drop for Gpu {
     fn drop(&mut self) {
-        // SAFETY: each owner of an object of the device holds the `Gpu` in an `Arc`, so none is left.
+        // SAFETY: each owner of an object of the device holds the `Gpu` in an `Arc`, so none is
+        // left.
         unsafe {
             let _ = self.device.device_wait_idle();
             self.device.destroy_device(None);

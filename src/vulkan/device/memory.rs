@@ -226,7 +226,8 @@ fn blocks_for(pieces: &[u64], most: u64) -> VecDeque<u64> {
     blocks
 }
 
-/// Bookkeeping of an arena without its memory: the block of each piece, and the sizes of new blocks.
+/// Bookkeeping of an arena without its memory: the block of each piece, and the sizes of new
+/// blocks.
 #[derive(Clone, Debug, Default)]
 pub struct Cuts {
     /// Sizes of the blocks so far.
@@ -241,20 +242,21 @@ pub struct Cuts {
 }
 
 impl Cuts {
-    /// Plans for these pieces in this order, so that no byte is allocated in vain. An allocation has
-    /// at most `most` bytes.
+    /// Plans for these pieces in this order, so that no byte is allocated in vain. An allocation
+    /// has at most `most` bytes.
     pub fn expect(&mut self, pieces: &[u64], most: u64) {
         self.expected = blocks_for(pieces, BLOCK.min(most));
         self.is_planned = true;
     }
 
-    /// Returns the size of the block that a piece of `bytes` opens; `None` if the last block has room.
+    /// Returns the size of the block that a piece of `bytes` opens; `None` if the last block has
+    /// room.
     pub fn opens(&self, bytes: u64, most: u64) -> Option<u64> {
         if self.blocks.last().is_some_and(|size| self.taken + bytes <= *size) {
             return None;
         }
-        // Without a plan blocks grow by doubling, so that small models get small ones. Beside a plan,
-        // an unplanned piece gets a block of its own size.
+        // Without a plan blocks grow by doubling, so that small models get small ones. Beside a
+        // plan, an unplanned piece gets a block of its own size.
         let step = || match self.is_planned {
             true => bytes,
             false => self.total.next_power_of_two().clamp(1 << 22, BLOCK).min(most),

@@ -1,8 +1,8 @@
 //! Devices: the instance, the list of devices with their properties, and the objects of an opened
 //! device.
 //!
-//! A device is probed before it is opened, and no feature is used that the probe did not find. Start
-//! with [`Vulkan`], then [`Gpu`].
+//! A device is probed before it is opened, and no feature is used that the probe did not find.
+//! Start with [`Vulkan`], then [`Gpu`].
 
 pub mod barrier;
 pub mod choose;
@@ -46,8 +46,8 @@ struct Loaded {
 }
 
 /// Kept until the process ends. Destroying the last instance unloads drivers and layers, and a
-/// thread that used them then crashes at its end, since some register a destructor with each thread.
-/// Creating an instance also takes a tenth of a second.
+/// thread that used them then crashes at its end, since some register a destructor with each
+/// thread. Creating an instance also takes a tenth of a second.
 static LOADED: Mutex<Option<&'static Loaded>> = Mutex::new(None);
 
 impl Drop for Vulkan {
@@ -223,7 +223,8 @@ impl Vulkan {
         families.iter().map(|f| f.queue_flags).collect()
     }
 
-    /// Returns the shapes of int8 matrices that a device multiplies; none without such instructions.
+    /// Returns the shapes of int8 matrices that a device multiplies; none without such
+    /// instructions.
     pub fn matrix_shapes(&self, info: &DeviceInfo) -> Result<Vec<MatrixShape>> {
         let physical = self.physical()?;
         let device = physical
@@ -299,8 +300,8 @@ struct Heap {
 
 /// Returns the bytes that kernels read fast, and the free ones of them.
 ///
-/// A GPU in the processor counts all heaps: they are parts of the same memory, whichever of them the
-/// driver calls local to the device. A board counts the largest of its own heaps.
+/// A GPU in the processor counts all heaps: they are parts of the same memory, whichever of them
+/// the driver calls local to the device. A board counts the largest of its own heaps.
 fn fast_memory(heaps: &[Heap], is_integrated: bool) -> (u64, Option<u64>) {
     if is_integrated {
         let free = heaps.iter().map(|h| h.free).sum::<Option<u64>>().filter(|_| !heaps.is_empty());

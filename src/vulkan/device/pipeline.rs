@@ -250,7 +250,8 @@ impl Pipelines {
         Ok(made.map_err(|(_, e)| failed(&format!("compiling the kernel {shader:?}"), e))?[0])
     }
 
-    /// Writes the cache file, whole or not at all. Errors are ignored: the next start compiles again.
+    /// Writes the cache file, whole or not at all. Errors are ignored: the next start compiles
+    /// again.
     pub fn save(&mut self) {
         let Some(file) = self.file.as_ref().filter(|_| self.is_fresh) else { return };
         self.is_fresh = false;

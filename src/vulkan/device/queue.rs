@@ -9,7 +9,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// Command buffers for commands that change from run to run. One is recorded while others wait or
-/// run. A round takes three: the writes for a commit, the writes for a pass, the copy of its results.
+/// run. A round takes three: the writes for a commit, the writes for a pass, the copy of its
+/// results.
 const RING: usize = 8;
 /// Longest wait for one submission. Each is cut to take far less, but a driver on the processor
 /// compiles kernels in their first run.
@@ -132,7 +133,8 @@ impl Queue {
         record: impl FnOnce(&ash::Device, vk::CommandBuffer),
     ) -> Result<()> {
         let device = &self.gpu.device;
-        // SAFETY: the caller has waited for the buffer, and the objects that `record` names outlive it.
+        // SAFETY: the caller has waited for the buffer, and the objects that `record` names outlive
+        // it.
         unsafe {
             device
                 .begin_command_buffer(commands, &vk::CommandBufferBeginInfo::default())
@@ -148,8 +150,8 @@ impl Queue {
         self.flush()
     }
 
-    /// Stages the commands of `record`, and then `then`, for the next submission. Earlier submissions
-    /// may still run.
+    /// Stages the commands of `record`, and then `then`, for the next submission. Earlier
+    /// submissions may still run.
     pub fn stage(
         &mut self,
         record: impl FnOnce(&ash::Device, vk::CommandBuffer),

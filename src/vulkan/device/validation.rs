@@ -1,5 +1,5 @@
-//! Validation layers, for tests: their messages are printed and counted, and a test or command fails
-//! if there was one.
+//! Validation layers, for tests: their messages are printed and counted, and a test or command
+//! fails if there was one.
 
 use super::is_set;
 use ash::{Entry, Instance, ext, vk};

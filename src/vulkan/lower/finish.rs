@@ -1,10 +1,10 @@
 //! Epilogues: the last workgroups of a call go on with the next operation, which saves a dispatch.
 //!
-//! A dispatch that waits for another costs some microseconds, several times a layer. The rotation of
-//! a head and the join of a block of attention need a part of the output only: the last workgroup
-//! that stores into that part does them. A norm needs a whole row: with one or two rows the last
-//! workgroup of all does it. Gate times up has no epilogue, since it slows the products by more than
-//! a dispatch (docs/NOTES.md).
+//! A dispatch that waits for another costs some microseconds, several times a layer. The rotation
+//! of a head and the join of a block of attention need a part of the output only: the last
+//! workgroup that stores into that part does them. A norm needs a whole row: with one or two rows
+//! the last workgroup of all does it. Gate times up has no epilogue, since it slows the products by
+//! more than a dispatch (docs/NOTES.md).
 
 use super::kernels::{AttentionPush, Heads, Join, LinearPush, NextNorm, Specialise, word};
 use super::sizes::COUNTS;
@@ -66,8 +66,8 @@ impl Lowering<'_> {
         call.accesses.push(Access::Write(self.own.counts));
     }
 
-    /// Gives the linear layers `calls`, of `jobs`, the rotation `next` as an epilogue, if `next` is a
-    /// rotation and they can do it. Each call rotates its own heads.
+    /// Gives the linear layers `calls`, of `jobs`, the rotation `next` as an epilogue, if `next` is
+    /// a rotation and they can do it. Each call rotates its own heads.
     pub(super) fn finish_rope(
         &self,
         calls: &mut [Call],
@@ -109,8 +109,8 @@ impl Lowering<'_> {
         true
     }
 
-    /// Returns the norm of the result of `jobs` and the preparation of its result, if they come next
-    /// in `rest` and a workgroup of the jobs can do them.
+    /// Returns the norm of the result of `jobs` and the preparation of its result, if they come
+    /// next in `rest` and a workgroup of the jobs can do them.
     pub(super) fn norm_behind(
         &self,
         jobs: &[LinearJob],

@@ -2,8 +2,8 @@
 
 use crate::compute::{Act, BufferId, Dispatch, Op, Prepare, RowSet};
 
-/// Returns the activation that the next dispatch prepares from the result of `op`. A norm, a gate or
-/// attention shares a call with that preparation where possible.
+/// Returns the activation that the next dispatch prepares from the result of `op`. A norm, a gate
+/// or attention shares a call with that preparation where possible.
 pub fn prepared(op: &Op, rest: &[Dispatch]) -> Option<Act> {
     let Some(Op::Prepare(Prepare { input, act, rows: prepared })) = rest.first().map(|d| &d.op)
     else {

@@ -2,12 +2,13 @@
 //!
 //! A row of integer codes is cut into *steps* of W columns, which a lane takes at a time. A step is
 //! a group; without groups it has 64 columns of i2, or 32 of other codes. Eight lanes share a row.
-//! Their eight steps lie together, in pieces of 16 bytes (8 if a step has no more): first a piece of
-//! each lane, then the next pieces, so that neighbouring lanes load neighbouring bytes. Trellis codes
-//! have tiles in place of steps and rows of tiles in place of rows. Scales are `[rows, groups]`.
+//! Their eight steps lie together, in pieces of 16 bytes (8 if a step has no more): first a piece
+//! of each lane, then the next pieces, so that neighbouring lanes load neighbouring bytes. Trellis
+//! codes have tiles in place of steps and rows of tiles in place of rows. Scales are `[rows,
+//! groups]`.
 
 use crate::error::Fault;
-use crate::tensor::trellis::{TILE, Trellis};
+use crate::tensor::trellis::TILE;
 use crate::tensor::{Code, Format, Group};
 use anyhow::{Result, ensure};
 
@@ -57,7 +58,7 @@ impl Packing {
             cols.is_multiple_of(16),
             "the GPU kernels take integer codes in multiples of 16 columns, not {cols}"
         );
-        if let Some(trellis) = Trellis::of(format.code) {
+        if let Some(trellis) = format.code.trellis() {
             let (steps, step_words) = (cols / TILE, trellis.tile_bytes() / 4);
             let (rows, from_bytes) = (rows.div_ceil(TILE), TILE * format.row_bytes(cols));
             return Ok(Some(Packing { width: TILE, steps, step_words, rows, from_bytes }));
@@ -93,5 +94,5 @@ pub fn sizes(format: Format, rows: usize, cols: usize) -> Result<[u64; 2]> {
         None => format.stored_rows(rows) * format.row_bytes(cols),
     };
     // Loads of whole steps may reach past the last row, and no buffer may be empty.
-    Ok([codes as u64 + 64, (2 * rows * format.row_scales(cols)) as u64 + 4])
+    Ok([codes as u64 + 64, (rows * format.row_side(cols)) as u64 + 4])
 }

@@ -94,7 +94,7 @@ impl Lowering<'_> {
             Some(p) => {
                 let known = self.known_shape(m.format, m.cols, p, live, selected);
                 let matrix = || self.matrix_shape(m.format, m.cols, p, live, selected);
-                known.or_else(matrix).unwrap_or_else(|| match Trellis::of(m.format.code) {
+                known.or_else(matrix).unwrap_or_else(|| match m.format.code.trellis() {
                     Some(trellis) => self.trellis_shape(trellis, live, selected, norm),
                     None => self.dot_shape(m, p, live, selected, norm),
                 })
@@ -262,7 +262,7 @@ impl Lowering<'_> {
             shape_k: device.k,
         };
         let rows = MATRIX_BLOCK * if many { subgroups } else { 1 };
-        Some(Shape::of(&kernel, block, rows).through(Trellis::of(format.code)))
+        Some(Shape::of(&kernel, block, rows).through(format.code.trellis()))
     }
 
     /// By matrix instructions whose elements lie in known places, where the device and the matrix

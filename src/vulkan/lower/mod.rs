@@ -298,7 +298,7 @@ impl Lowering<'_> {
         };
         let accesses = vec![Access::Write(*out)];
         let mut call = self.call(&kernel, &push, [bucket.rows, 1, 1], accesses);
-        if let Some(Trellis { step, multiplier, .. }) = Trellis::of(m.format.code) {
+        if let Some(Trellis { step, multiplier, .. }) = m.format.code.trellis() {
             call.constants.extend(kernels::EmbedTrellis { step, multiplier }.constants());
         }
         Ok(call)

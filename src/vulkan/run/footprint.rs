@@ -18,7 +18,8 @@ pub const READBACK: u64 = 8 << 20;
 /// Bytes of results that a pass copies to the host in its own submission: lists of the best tokens
 /// of many rows.
 pub const RESULTS: u64 = 1 << 20;
-/// Returns the sizes of the blocks that are allocated for these pieces: of weights, then of buffers.
+/// Returns the sizes of the blocks that are allocated for these pieces: of weights, then of
+/// buffers.
 pub fn blocks(pieces: &Pieces, device: &DeviceInfo) -> [Vec<u64>; 2] {
     [&pieces.weights, &pieces.buffers].map(|pieces| {
         let mut cuts = Cuts::default();

@@ -1,5 +1,5 @@
-//! Checks where a device puts the elements of a matrix product. Vulkan leaves that to the driver, and
-//! `linear_few` and `linear_many` depend on it.
+//! Checks where a device puts the elements of a matrix product. Vulkan leaves that to the driver,
+//! and `linear_few` and `linear_many` depend on it.
 
 use super::commands::bind;
 use crate::vulkan::device::barrier::host_barrier;

@@ -35,7 +35,7 @@ use anyhow::{Context, Result, ensure};
 use ash::vk;
 use commands::{dispatch, read_back};
 pub use cut::LIMIT;
-use cut::{Cut, Size};
+use cut::{CallSize, Cut};
 use footprint::{READBACK, RESULTS};
 pub use footprint::{VulkanFootprint, blocks};
 pub use pieces::MadeUp;
@@ -72,7 +72,7 @@ struct Pass {
     /// Where each piece ends; empty where there is but the last piece of the pass.
     ends: Vec<Cut>,
     /// The sizes of its calls.
-    sizes: Vec<Size>,
+    sizes: Vec<CallSize>,
     /// Seconds that the pieces took that are not there.
     spent: f64,
     /// The submission that the last piece went out with last.
@@ -303,7 +303,7 @@ impl VulkanExecutor {
     /// What lies in device memory of a matrix, codes and scales: for tests.
     pub fn weight_bytes(&mut self, id: WeightId) -> Result<[Vec<u8>; 2]> {
         let m = self.matrices[id.0 as usize];
-        let scales = 2 * m.rows * m.format.row_scales(m.cols);
+        let scales = m.rows * m.format.row_side(m.cols);
         let mut parts =
             [(m.codes, vec![0; m.bytes as usize - scales]), (m.scales, vec![0; scales])];
         for (address, bytes) in &mut parts {

@@ -1,7 +1,7 @@
 //! Submissions of a pass: recorded in pieces by an estimate, or probed piece by piece.
 
 use super::commands::{axis, dispatch, dispatch_part};
-use super::cut::{self, Cut, Probe, Size};
+use super::cut::{self, CallSize, Cut, Probe};
 use super::{Pass, VulkanExecutor};
 use crate::compute::PlanId;
 use crate::error::{Fault, Kind};
@@ -15,7 +15,8 @@ use ash::vk;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-/// For tests: the clock of a device that takes a given time for a multiply-add, and its submissions.
+/// For tests: the clock of a device that takes a given time for a multiply-add, and its
+/// submissions.
 #[derive(Clone, Debug, Default)]
 pub struct MadeUp {
     /// Seconds per multiply-add.
@@ -37,7 +38,7 @@ impl MadeUp {
 /// State of recording a pass.
 struct Recording {
     calls: Vec<Call>,
-    sizes: Vec<Size>,
+    sizes: Vec<CallSize>,
     layout: vk::PipelineLayout,
     kernels: Vec<vk::Pipeline>,
     hazards: Hazards,
@@ -55,8 +56,8 @@ impl VulkanExecutor {
     }
 
     /// Records the commands of a plan for one bucket, unless commands that are cut by the present
-    /// estimate exist, and waits until they are not in use. A pass without an estimate runs here up to
-    /// its last piece.
+    /// estimate exist, and waits until they are not in use. A pass without an estimate runs here up
+    /// to its last piece.
     pub(super) fn prepare(&mut self, plan: PlanId, bucket: Bucket, rows: usize) -> Result<()> {
         let at = plan.0 as usize;
         // A driver on the processor has no watchdog.
@@ -84,9 +85,9 @@ impl VulkanExecutor {
             true => groups[axis(groups)],
             false => 1,
         };
-        let sizes: Vec<Size> = calls
+        let sizes: Vec<CallSize> = calls
             .iter()
-            .map(|call| Size { work: call.work, parts: parts_of(call.groups) })
+            .map(|call| CallSize { work: call.work, parts: parts_of(call.groups) })
             .collect();
         let mut recording =
             Recording { calls, sizes, layout, kernels, hazards: Hazards::default() };

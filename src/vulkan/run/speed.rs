@@ -55,8 +55,8 @@ impl VulkanExecutor {
         let mut best = f64::INFINITY;
         for _ in 0..4 {
             let start = Instant::now();
-            // SAFETY: both ranges have the bytes, and both blocks outlive the wait. Partials have no
-            // content between passes.
+            // SAFETY: both ranges have the bytes, and both blocks outlive the wait. Partials have
+            // no content between passes.
             let done = self.queue.once(|device, commands| unsafe {
                 for _ in 0..READS {
                     barrier(device, commands);

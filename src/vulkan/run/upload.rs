@@ -1,12 +1,12 @@
 //! Upload of weights: threads read them into a ring of staging blocks, and the device unpacks one
-//! block while threads fill others. A device with memory of its own copies a block there first, since
-//! the unpacking kernels would read over the bus in small pieces.
+//! block while threads fill others. A device with memory of its own copies a block there first,
+//! since the unpacking kernels would read over the bus in small pieces.
 
 use super::commands::bind;
 use super::fill::{Filling, Part, RING, STAGE, Stream, cut};
 use crate::compute::{LoadJob, Loading};
 use crate::error::no_thread;
-use crate::tensor::{Coding, StoredMatrix};
+use crate::tensor::{Coding, GgmlType, StoredMatrix};
 use crate::util::threads;
 use crate::vulkan::device::Gpu;
 use crate::vulkan::device::barrier::{barrier, copied_barrier};
@@ -64,9 +64,9 @@ impl<'a> Upload<'a> {
                 let kernel = kernels::Repack { code: code_number(m.format.code) };
                 (Some(kernel.specialised()), p.from_bytes)
             }
-            (Coding::Blocks { number, weights, bytes }, _) => {
-                let kernel = kernels::Unpack { kind: number };
-                (Some(kernel.specialised()), m.cols / weights * bytes)
+            (Coding::Blocks(ggml), _) => {
+                let kernel = ggml.unpack.map(|kind| kernels::Unpack { kind }.specialised());
+                (kernel, ggml.bytes_of(m.cols))
             }
         };
         Ok(Upload { label, packing, kernel, row_bytes, matrix })
@@ -78,12 +78,12 @@ impl<'a> Upload<'a> {
         let unit = if self.kernel.is_some() { self.row_bytes.max(1) } else { 4 };
         let unit = if m.code_bytes().is_multiple_of(unit) { unit } else { 1 };
         let codes = Stream { job, scales: false, source: &*m.codes, bytes: m.code_bytes(), unit };
-        let scales = m.scales.as_deref();
+        let scales = m.side.as_deref();
         let scales = scales.map(|source| Stream {
             job,
             scales: true,
             source,
-            bytes: m.scale_bytes(),
+            bytes: m.side_bytes(),
             unit: 2,
         });
         [Some(codes), scales].into_iter().flatten()
@@ -103,7 +103,7 @@ impl<'a> Upload<'a> {
         let StoredMatrix { format, rows, cols, .. } = self.matrix;
         let code_bytes =
             self.packing.map_or(format.stored_rows(rows) * format.row_bytes(cols), |p| p.bytes());
-        let bytes = (code_bytes + 2 * rows * format.row_scales(cols)) as u64;
+        let bytes = (code_bytes + rows * format.row_side(cols)) as u64;
         DeviceMatrix { format, rows, cols, codes: codes.address, scales: scales.address, bytes }
     }
 
@@ -124,7 +124,7 @@ impl<'a> Upload<'a> {
             };
             return (Push::of(&push), words);
         }
-        let Coding::Blocks { weights, .. } = self.matrix.coding else {
+        let Coding::Blocks(GgmlType { weights, .. }) = self.matrix.coding else {
             unreachable!("floats in our form are only copied")
         };
         let (to, invocations) = match self.packing {
@@ -135,7 +135,7 @@ impl<'a> Upload<'a> {
         let push = UnpackPush {
             from,
             to: codes.address + to as u64,
-            scales: scales.address + (2 * first * format.row_scales(cols)) as u64,
+            scales: scales.address + (first * format.row_side(cols)) as u64,
             count: word(invocations),
             steps: word(cols / weights),
         };
@@ -302,8 +302,8 @@ struct Sending<'a> {
 }
 
 impl Sending<'_> {
-    /// Records the copies and kernels of a staging block. Its parts share no bytes, so a kernel only
-    /// waits for the copy of its input.
+    /// Records the copies and kernels of a staging block. Its parts share no bytes, so a kernel
+    /// only waits for the copy of its input.
     fn record(
         &self,
         device: &ash::Device,
@@ -338,8 +338,8 @@ impl Sending<'_> {
             return;
         }
         if let Some(copy) = copy {
-            // SAFETY: both blocks have one size, and the submission that used the copy is done, since
-            // its stage is free.
+            // SAFETY: both blocks have one size, and the submission that used the copy is done,
+            // since its stage is free.
             unsafe { device.cmd_copy_buffer(commands, self.stage.buffer, copy.buffer, &regions) };
             copied_barrier(device, commands);
         }

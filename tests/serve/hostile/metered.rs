@@ -281,7 +281,7 @@ fn mutated_bodies_are_no_fault_of_the_server() {
     ];
     let mut rng = SmallRng::seed_from_u64(11);
     let mut statuses = std::collections::BTreeMap::<u16, usize>::new();
-    for _ in 0..250 {
+    for _ in 0..500 {
         let (path, mut body) = full.choose(&mut rng).unwrap().clone();
         for _ in 0..rng.random_range(1..4) {
             mutate(&mut body, &mut rng);

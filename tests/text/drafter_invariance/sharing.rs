@@ -1,7 +1,7 @@
 //! Texts that share passes: what a draft model guesses of each, and how prompts are read.
 
 use super::*;
-use gemma::draft::{DraftModel, DraftSource, Mixing};
+use gemma::draft::{CandidateSource, DraftModel, Mixing};
 use gemma::sampler::{Mask, TokenRule};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -42,7 +42,7 @@ fn a_draft_model_guesses_of_each_text_what_it_does_alone() {
     let drafter = |texts: usize| {
         let model = Some(DraftModel::new(draft.engine_for(texts)));
         let mixing = Mixing { rate: 0.0, ..Mixing::default() };
-        TreeBuilder::new(model, &[DraftSource::Context], mixing)
+        TreeBuilder::new(model, &[CandidateSource::Context], mixing)
     };
     let never = AtomicBool::new(false);
     let mut passes = Vec::new();

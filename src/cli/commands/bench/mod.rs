@@ -51,7 +51,7 @@ pub struct BenchArgs {
     #[arg(short = 'n', long, value_name = "N", default_value_t = 128)]
     pub tg: usize,
     /// Tokens already in the cache for decode and verify tests, separated by commas or blanks
-    #[arg(long, value_name = "N", value_delimiter = ',', num_args = 1.., default_value = "0")]
+    #[arg(long, value_name = "N", value_delimiter = ',', num_args = 1.., default_value = "0", hide_short_help = true)]
     pub depth: Vec<usize>,
     /// Rows of the verify test, separated by commas or blanks
     #[arg(long, value_name = "M", value_delimiter = ',', num_args = 1.., default_value = "1,2,4,8,16,32")]
@@ -65,7 +65,7 @@ pub struct BenchArgs {
     /// Prompts of the text test, as JSON lines (repeatable) [default: a few built in]
     ///
     /// Each line is an object with "prompt" or "turns", and with "category".
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", hide_short_help = true)]
     pub prompts: Vec<PathBuf>,
     /// Prompts taken from the files, evenly spread
     #[arg(long, value_name = "N", default_value_t = 40, hide_short_help = true)]
@@ -77,7 +77,7 @@ pub struct BenchArgs {
     #[arg(long, value_name = "PATH", hide_short_help = true)]
     pub tokenizer: Option<PathBuf>,
     /// Temperature of the text test
-    #[arg(long, value_name = "T", default_value_t = 0.0)]
+    #[arg(long, value_name = "T", default_value_t = 0.0, hide_short_help = true)]
     pub temp: f32,
     /// One JSON object instead of tables
     #[arg(long)]

@@ -57,7 +57,7 @@ pub struct BatchOptions {
     /// answered in kind. Blank lines are passed over. A record that fails has an error for an
     /// answer, and the others go on. A record without a seed gets one from --seed (0 where not
     /// given) and its id. --ctx-size auto is 4096 here.
-    #[arg(long, value_name = "FILE|-", num_args = 0..=1, default_missing_value = "-")]
+    #[arg(long, value_name = "FILE|-", num_args = 0..=1, default_missing_value = "-", help_heading = "Input")]
     pub batch: Option<PathBuf>,
     /// Write answers to a file, and go on where it ends
     ///
@@ -101,7 +101,7 @@ pub struct OutputOptions {
     ///
     /// Figures go to standard error. auto prints one line where standard error is a terminal, and
     /// all figures with -v.
-    #[arg(long, value_enum, value_name = "HOW", default_value_t = StatsFormat::Auto)]
+    #[arg(long, value_enum, value_name = "HOW", default_value_t = StatsFormat::Auto, hide_short_help = true)]
     pub stats: StatsFormat,
     /// Write the figures to a file, as JSON
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, hide_short_help = true)]

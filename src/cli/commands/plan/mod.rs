@@ -278,10 +278,10 @@ pub fn run(options: &PlanArgs, typed: &Typed) -> Result<u8> {
         let fits = found.as_ref().is_some_and(|p| host.check(p).is_ok());
         Other { context, placement: found, fits }
     };
-    let no_npu = match npu::dims(weights.config()).and_then(|dims| dims.shape()) {
+    let no_npu = match npu::refusal(weights.config()) {
         _ if !task.npu => None,
-        Err(why) => Some(why.to_string()),
-        Ok(_) => (placement.layout.npu == 0)
+        Some(why) => Some(why),
+        None => (placement.layout.npu == 0)
             .then(|| "it works beside one device, not where layers are spread over two".into()),
     };
     let report = PlanReport {

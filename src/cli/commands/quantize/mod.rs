@@ -261,7 +261,7 @@ impl Job<'_> {
         is_calibrated: bool,
         importance: Importance<'_>,
     ) -> Result<u8> {
-        let how = QuantizeOptions { memory: None, ..self.how.clone() };
+        let how = QuantizeOptions { memory: None, ..*self.how };
         let int4 = Recipe::load("int4")?;
         let int4 = QuantPlan::new(self.source, &int4, &how, nearest, importance);
         let int4_kld = int4.ok().and_then(|plan| plan.predicted_kld);

@@ -1,8 +1,8 @@
 //! The thread that owns the model: clients' requests as texts of one scheduler.
 //!
-//! It never waits for a client. Texts join and leave between passes; who goes away, or does not
-//! read, is cut off before the next one. A device that is lost is opened again, and the texts go on
-//! from their histories.
+//! The thread never waits for a client. Texts join and leave between passes. A client that goes
+//! away or does not read is disconnected before the next pass. A lost device is opened again, and
+//! the texts continue from their histories.
 
 use super::api::error::ApiError;
 use super::pool::Client;
@@ -21,11 +21,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::error::TrySendError;
 
-/// A device that is lost so often within so long is given up.
+/// Device losses within [`WITHIN`] after which the server gives up.
 const LOSSES: usize = 3;
 const WITHIN: Duration = Duration::from_secs(60);
 
-/// What an engine serves with.
+/// The model and everything that answers are made with.
 pub struct AnswerEngine<'a> {
     pub session: &'a Session,
     pub drafting: &'a DraftingOptions,
@@ -37,8 +37,8 @@ pub struct AnswerEngine<'a> {
 type PausedAnswer<'a> = Paused<'a, Delivery>;
 
 impl AnswerEngine<'_> {
-    /// Answers requests until there are to be no more. `loaded` hears of each engine that is
-    /// loaded. An error is one that no text survives.
+    /// Answers requests until the queue ends. Calls `loaded` after each load of the engine. An
+    /// error ends all texts.
     pub fn run(&self, loaded: &mut dyn FnMut(&Started)) -> Result<()> {
         let result = self.serve(loaded);
         let why = match &result {
@@ -74,7 +74,7 @@ impl AnswerEngine<'_> {
         }
     }
 
-    /// Answers requests with one loaded engine, and goes on with answers that lost theirs.
+    /// Answers requests with one loaded engine, and continues the paused answers.
     fn grow<'s>(
         &'s self,
         started: Started,
@@ -100,7 +100,7 @@ impl AnswerEngine<'_> {
     }
 }
 
-/// Whether a device is worth opening again after this error.
+/// Returns whether the device is to be opened again after this error.
 fn may_reopen(error: &anyhow::Error, losses: &mut Vec<Instant>) -> bool {
     let now = Instant::now();
     losses.retain(|loss| now - *loss < WITHIN);
@@ -108,10 +108,10 @@ fn may_reopen(error: &anyhow::Error, losses: &mut Vec<Instant>) -> bool {
     losses.len() < LOSSES && fault_of(error).is_some_and(|fault| fault.kind == Kind::Device)
 }
 
-/// The answers of all clients, which take turns.
+/// The loop over the answers of all clients, which take turns.
 struct AnswerLoop<'t, 's> {
     queue: &'s RequestQueue,
-    /// Answers that gave their sequences to other clients, or lost a device. Oldest first.
+    /// Answers that gave their sequences to other clients or lost their device, oldest first.
     paused: VecDeque<PausedAnswer<'s>>,
     answers: Answers<'t, 's, Delivery>,
     passes: u64,
@@ -141,18 +141,18 @@ impl<'s> AnswerLoop<'_, 's> {
         }
     }
 
-    /// Answers of a client that have a sequence.
+    /// Returns the number of answers of a client that have a sequence.
     fn running(&self, client: Client) -> usize {
         self.answers.running().filter(|(_, delivery)| delivery.client == client).count()
     }
 
-    /// Pauses answers of clients that have more than their share while others wait: at the end no
-    /// client that waits has two answers fewer than another one. A paused answer goes on later,
+    /// Pauses answers of clients with more than their share while other clients wait. In the end no
+    /// waiting client has two answers fewer than another client. A paused answer continues later
     /// from where it was.
     fn make_room(&mut self) {
         while !self.answers.has_room() {
             let Some(next) = self.queue.next(|client| self.running(client)) else { return };
-            // Of the client with the most answers the one that came last.
+            // Chooses the latest answer of the client with the most answers.
             let running = self.answers.running().map(|(sequence, delivery)| {
                 (self.running(delivery.client), delivery.received, sequence)
             });
@@ -162,13 +162,13 @@ impl<'s> AnswerLoop<'_, 's> {
             }
             self.paused.extend(self.answers.pause(sequence));
             self.queue.metrics.pauses.add(1);
-            // The client that waits comes first, whoever else is paused.
+            // The waiting client comes before all paused answers.
             let request = self.queue.take(false, |client| self.running(client));
             request.into_iter().for_each(|request| self.admit(request));
         }
     }
 
-    /// Lets a paused answer go on, unless a client that waits has fewer answers. Returns whether it
+    /// Continues a paused answer, unless a waiting client has fewer answers. Returns whether it
     /// did.
     fn resume(&mut self) -> bool {
         self.paused.retain(|answer| !answer.data().events.is_closed());
@@ -193,7 +193,7 @@ impl<'s> AnswerLoop<'_, 's> {
         self.began(admitted);
     }
 
-    /// Tells the client of an answer that could not begin.
+    /// Ends an answer that could not begin.
     fn began(&mut self, result: Result<usize, Box<Finished<Delivery>>>) {
         if let Err(finished) = result {
             end(*finished, None, self.queue);
@@ -205,14 +205,14 @@ impl<'s> AnswerLoop<'_, 's> {
         self.queue.metrics.running.set(self.answers.scheduler().running() as u64);
     }
 
-    /// Answers whose clients have gone are not read or grown any further.
+    /// Drops the answers of clients that have gone.
     fn drop_gone(&mut self) {
         let gone = self.answers.running().filter(|(_, delivery)| delivery.events.is_closed());
         let gone: Vec<usize> = gone.map(|(sequence, _)| sequence).collect();
         gone.into_iter().for_each(|sequence| drop(self.answers.pause(sequence)));
     }
 
-    /// One pass, and what it brought to the clients.
+    /// Runs one pass and sends its text to the clients.
     fn step(&mut self) -> Result<()> {
         let finished = self.answers.step(&mut |delivery, event| {
             if let AnswerEvent::Text(text) = event {
@@ -239,7 +239,7 @@ impl<'s> AnswerLoop<'_, 's> {
         Ok(())
     }
 
-    /// Takes the answers out of an engine that is of no use any more.
+    /// Takes the answers out of a lost engine.
     fn into_paused(mut self) -> Vec<PausedAnswer<'s>> {
         let running: Vec<usize> = self.answers.running().map(|(sequence, _)| sequence).collect();
         let running = running.into_iter().filter_map(|sequence| self.answers.pause(sequence));
@@ -247,8 +247,8 @@ impl<'s> AnswerLoop<'_, 's> {
     }
 }
 
-/// Tells a client how its answer ended: by `failure`, or for the answer's own reason. That a
-/// grammar is not complete is told by the reason, as OpenAI's server does.
+/// Sends the end of an answer: with `failure`, or with the answer's own reason. An incomplete
+/// grammar is no error but shows in the reason, as with OpenAI's server.
 fn end(finished: Finished<Delivery>, failure: Option<ApiError>, queue: &RequestQueue) {
     let completion_tokens = finished.completion_tokens() as u64;
     let Finished { data: mut delivery, rest, prompt_tokens, stats, log_probs, .. } = finished;
@@ -280,7 +280,7 @@ fn end(finished: Finished<Delivery>, failure: Option<ApiError>, queue: &RequestQ
 }
 
 impl Delivery {
-    /// Sends what came. Returns whether the client still takes it.
+    /// Sends the new text. Returns whether the client still takes it.
     fn tell(&mut self, queue: &RequestQueue) -> bool {
         if self.piece == AnswerPiece::default() {
             return true;

@@ -1,4 +1,4 @@
-//! A line on standard error for each request: never its text, never a key.
+//! One line on standard error for each request, without its text and without keys.
 
 use super::api::error::ApiError;
 use super::api::form::new_id;
@@ -11,15 +11,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-/// Characters of a reason that are logged.
+/// Most characters of a reason in the log.
 const LONGEST_REASON: usize = 200;
-/// Characters of a method that are logged: a client may send any number.
+/// Most characters of a method in the log.
 const LONGEST_METHOD: usize = 20;
 
-/// What a status says where the client went away.
+/// Status of a request whose client went away.
 const GONE: u16 = 499;
 
-/// A request, which is logged and counted once it has ended, however it does.
+/// The log entry of a request. It is logged and counted when it is dropped.
 pub struct LogEntry {
     pub id: String,
     queue: Arc<RequestQueue>,
@@ -27,14 +27,14 @@ pub struct LogEntry {
     method: String,
     path: String,
     begun: Instant,
-    /// Of the response.
+    /// Status of the response.
     pub status: u16,
-    /// Why it ended; until something else is known, the client went away.
+    /// Outcome of the request. The default is that the client went away.
     pub outcome: &'static str,
     pub figures: RequestFigures,
-    /// Why it failed, in words that name fields and limits.
+    /// Reason of the failure, with names of fields and limits.
     pub reason: Option<String>,
-    /// The request is logged elsewhere.
+    /// Set if the request is logged elsewhere.
     pub is_told: Arc<AtomicBool>,
 }
 
@@ -55,19 +55,19 @@ impl LogEntry {
         }
     }
 
-    /// The request failed.
+    /// Records a failure.
     pub fn fails(&mut self, error: &ApiError) {
         (self.status, self.outcome) = (error.status, "error");
         self.reason = Some(error.message.clone());
     }
 
-    /// The reason, at most a line of it.
+    /// Returns the reason in at most one line.
     fn reason(&self) -> Option<String> {
         let reason: String = self.reason.as_ref()?.chars().take(LONGEST_REASON).collect();
         Some(clean(&reason.replace('\n', " ")))
     }
 
-    /// Whether anybody wants to read of it: what is asked every few seconds tells nothing.
+    /// Returns whether the request is worth a line. A successful poll of a monitor is not.
     fn is_news(&self) -> bool {
         self.status != 200
             || !matches!(self.path.as_str(), "/health" | "/metrics" | "/" | "/version")
@@ -136,7 +136,7 @@ impl Drop for LogEntry {
             LogFormat::Text => self.text(),
             LogFormat::Json => self.json(),
         };
-        // Whoever closed standard error wants no log.
+        // A closed standard error is no failure.
         let _ = std::io::stderr().lock().write_all(line.as_bytes());
     }
 }

@@ -1,11 +1,11 @@
-//! What `/metrics` tells, in Prometheus's text form.
+//! Metrics of the server in Prometheus's text format.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A number that others read.
+/// A counter or gauge.
 #[derive(Default)]
 pub struct Counter(AtomicU64);
 
@@ -31,7 +31,7 @@ impl Counter {
 const BOUNDS: [f64; 14] =
     [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0];
 
-/// Times by how long they are.
+/// A histogram of times.
 #[derive(Default)]
 pub struct Histogram(Mutex<Buckets>);
 
@@ -70,7 +70,7 @@ impl Histogram {
     }
 }
 
-/// All that is counted.
+/// All metrics.
 #[derive(Default)]
 pub struct Metrics {
     requests: Mutex<BTreeMap<&'static str, u64>>,
@@ -90,12 +90,12 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Counts a request that ended like this.
+    /// Counts a request with this outcome.
     pub fn ended(&self, outcome: &'static str) {
         *self.requests.lock().unwrap_or_else(|e| e.into_inner()).entry(outcome).or_default() += 1;
     }
 
-    /// The page.
+    /// Returns the page.
     pub fn text(&self) -> String {
         let mut out = String::new();
         let name = "gemma_requests_total";

@@ -1,9 +1,9 @@
 //! `gemma serve`: one model, many clients, and for each the text that `gemma generate` gives.
 //!
-//! Connections are served by threads of their own ([`listen`], [`http`]), which read what is asked
-//! ([`fields`], [`ask`] and a file for each form) and hand texts over a bounded queue ([`queue`]).
-//! The thread that was there first owns the model and the scheduler ([`engine`]); nothing of HTTP is
-//! known there, and it waits for no client.
+//! Connection threads ([`http`]) parse bodies ([`api`]) and put requests into a bounded queue
+//! ([`queue`]). The main thread owns the model and the scheduler ([`engine`]). It knows nothing of
+//! HTTP and waits for no client. One [`Request`](crate::decode::Request) goes from the parsed body
+//! to the scheduler.
 
 mod api;
 mod engine;
@@ -44,9 +44,9 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::sync::watch;
 
-/// Positions of each text where nobody says how many.
+/// Positions of each text by default.
 const CONTEXT: usize = 8192;
-/// Threads that serve connections; the model has all others.
+/// Threads that serve connections. The model has all others.
 const THREADS: usize = 2;
 
 pub fn run(options: &ServeArgs, typed: &Typed) -> Result<u8> {
@@ -117,7 +117,7 @@ pub fn run(options: &ServeArgs, typed: &Typed) -> Result<u8> {
     }
 }
 
-/// What clients' threads need to know of the model.
+/// Collects the facts of the model that connection threads need.
 fn served(
     options: &ServeArgs,
     session: &Session,
@@ -127,7 +127,7 @@ fn served(
 ) -> Result<ServedModel> {
     let checkpoint = session.model.checkpoint();
     let kv = kv_format(&session.model.weights, session.run.kv)?;
-    // Threads of the processor change the speed alone.
+    // The number of threads changes only the speed, so it is no part of the fingerprint.
     let device = started.target.engine().report().device;
     let device = device.split(", ").next().unwrap_or_default();
     let mut hash = Sha256::new();
@@ -167,7 +167,7 @@ struct Server {
 
 impl Server {
     fn start(address: SocketAddr, app: &Arc<App>, origins: &[String]) -> Result<Server> {
-        // Tokio panics where it has none; one more is for requests that take long to prepare.
+        // Tokio panics if it gets no thread. One more is for requests that take long to prepare.
         threads::check(THREADS + 1).with_context(no_thread)?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(THREADS)
@@ -189,7 +189,7 @@ impl Server {
         Ok(Server { runtime, address, stage, connections })
     }
 
-    /// Lets connections go, and those that do not go end.
+    /// Lets connections end, and closes the rest.
     fn end(self) {
         let _ = self.stage.send(ServerStage::Over);
         let _ = self.runtime.block_on(self.connections);

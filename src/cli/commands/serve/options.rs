@@ -38,7 +38,7 @@ pub struct ServeArgs {
     pub ui: UiOptions,
 }
 
-/// Who may ask, and where.
+/// Address, permissions and limits of connections.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Server")]
 pub struct EdgeOptions {
@@ -61,13 +61,15 @@ pub struct EdgeOptions {
     #[arg(long, value_name = "ORIGIN", hide_short_help = true)]
     pub cors_origin: Vec<String>,
     /// Another name that clients may give for the model; `*` takes any (repeatable)
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", hide_short_help = true)]
     pub alias: Vec<String>,
     /// Largest body of a request, in megabytes
-    #[arg(long, value_name = "MB", default_value_t = 16, value_parser = number(1..=1024), hide_short_help = true)]
+    #[arg(long, value_name = "MB", default_value_t = 16, value_parser = number(1..=1024))]
+    #[arg(hide_short_help = true)]
     pub max_body: u16,
     /// Seconds that a client may take to send a request, or to take what is sent to it
-    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = number(1..=3600), hide_short_help = true)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = number(1..=3600))]
+    #[arg(hide_short_help = true)]
     pub client_timeout: u16,
     /// Seconds that running answers may take to end after SIGTERM or Ctrl-C
     #[arg(long, value_name = "SECONDS", default_value_t = 30, hide_short_help = true)]
@@ -77,7 +79,7 @@ pub struct EdgeOptions {
     pub log: LogFormat,
 }
 
-/// How much at once.
+/// Limits of the load.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Load")]
 pub struct LoadOptions {
@@ -113,7 +115,7 @@ fn number(range: RangeInclusive<i64>) -> RangedI64ValueParser<u16> {
 }
 
 impl EdgeOptions {
-    /// The keys of which a client must bring one; none where nobody needs one.
+    /// Returns the keys of which a client must send one. Without keys no client needs one.
     pub fn keys(&self) -> Result<Vec<String>> {
         let mut keys = self.api_key.clone();
         if let Some(file) = &self.api_key_file {

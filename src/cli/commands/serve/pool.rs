@@ -1,5 +1,5 @@
-//! What all clients share: memory, threads, room in the queue. One client has at most half of each,
-//! so that there is always some for another one.
+//! Resources that all clients share: memory, threads, places in the queue. One client has at most
+//! half of each, so that some is left for other clients.
 //!
 //! A client is an API key, or an address where the server asks for no key. See [`SharedPool`].
 
@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::Notify;
 
-/// Who asks.
+/// A client, for fairness.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Client {
     /// SHA-256 of an API key.
@@ -21,7 +21,7 @@ pub enum Client {
 pub struct Peer(pub IpAddr);
 
 impl Client {
-    /// The client at an address. Hosts have a whole /64 network of IPv6 to choose theirs from.
+    /// Returns the client at an address. A host may choose any address of its /64 network of IPv6.
     pub fn at(address: IpAddr) -> Client {
         Client::Address(match address.to_canonical() {
             IpAddr::V6(v6) => IpAddr::V6((v6.to_bits() >> 64 << 64).into()),
@@ -30,7 +30,7 @@ impl Client {
     }
 }
 
-/// A number of units (bytes, threads) of which clients take shares.
+/// A pool of units (bytes, threads) of which clients take shares.
 pub struct SharedPool {
     total: usize,
     used: Mutex<Used>,
@@ -40,11 +40,11 @@ pub struct SharedPool {
 #[derive(Default)]
 struct Used {
     all: usize,
-    /// Clients that have no share are not listed.
+    /// Clients without a share are left out.
     by_client: HashMap<Client, usize>,
 }
 
-/// Units that a client has until this is dropped.
+/// A client's share of a pool. Dropping it gives the units back.
 pub struct PoolShare {
     of: Arc<SharedPool>,
     client: Client,
@@ -52,12 +52,12 @@ pub struct PoolShare {
 }
 
 impl SharedPool {
-    /// `total` is at least 2.
+    /// Makes a pool of `total` units, at least 2.
     pub fn new(total: usize) -> Arc<SharedPool> {
         Arc::new(SharedPool { total, used: Mutex::default(), freed: Notify::new() })
     }
 
-    /// Units that one client has at most.
+    /// Returns the largest number of units of one client.
     pub fn most(&self) -> usize {
         self.total / 2
     }
@@ -66,7 +66,7 @@ impl SharedPool {
         self.used.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A share of at most [`most`](Self::most) units; `None` if so many are not free.
+    /// Takes a share of at most [`most`](Self::most) units. Returns `None` if too few are free.
     pub fn try_take(self: &Arc<Self>, client: Client, units: usize) -> Option<PoolShare> {
         let mut used = self.used();
         let own = used.by_client.get(&client).copied().unwrap_or(0);
@@ -78,11 +78,11 @@ impl SharedPool {
         Some(PoolShare { of: self.clone(), client, units })
     }
 
-    /// Waits for such a share. Whoever waits must have no other share of the same units.
+    /// Waits for such a share. The caller must have no other share of the same pool.
     pub async fn take(self: &Arc<Self>, client: Client, units: usize) -> PoolShare {
         loop {
             let mut freed = std::pin::pin!(self.freed.notified());
-            // What is freed from here on ends the wait.
+            // Units that are freed from here on end the wait.
             freed.as_mut().enable();
             if let Some(share) = self.try_take(client, units.min(self.most())) {
                 return share;

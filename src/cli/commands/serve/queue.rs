@@ -1,5 +1,5 @@
-//! What clients' threads and the engine's thread share: requests that wait, and how far the server
-//! is.
+//! Queue of requests between the connection threads and the engine thread, and the phase of the
+//! server.
 
 use super::api::error::ApiError;
 use super::metrics::Metrics;
@@ -14,7 +14,7 @@ use tokio::sync::mpsc::Sender;
 
 /// Events that may wait for one client. A client that leaves more unread is disconnected.
 pub const EVENTS: usize = 1024;
-/// How often an idle engine looks whether clients that wait have gone.
+/// Interval at which an idle engine drops requests of clients that have gone.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// A request for one answer of a client.
@@ -60,7 +60,7 @@ pub struct AnswerPiece {
     pub log_probs: Vec<TokenLogProbs>,
 }
 
-/// How a text ended.
+/// End of an answer.
 #[derive(Clone, Debug)]
 pub struct AnswerEnd {
     pub reason: Result<FinishReason, ApiError>,
@@ -72,17 +72,17 @@ pub struct AnswerEnd {
 #[derive(Clone, Debug, Default)]
 pub struct RequestFigures {
     pub prompt_tokens: u64,
-    /// Of the prompt, those that a sequence held already.
+    /// Prompt tokens that a sequence held already.
     pub cached_tokens: u64,
     pub completion_tokens: u64,
     pub passes: u64,
     pub decode_time: Duration,
-    /// From the request to its first token.
+    /// Time from the request to its first token.
     pub first_token: Option<Duration>,
 }
 
 impl RequestFigures {
-    /// Takes in another answer to the same prompt.
+    /// Adds another answer to the same prompt.
     pub fn add(&mut self, other: &RequestFigures) {
         self.prompt_tokens = self.prompt_tokens.max(other.prompt_tokens);
         self.cached_tokens = self.cached_tokens.max(other.cached_tokens);
@@ -93,12 +93,12 @@ impl RequestFigures {
     }
 }
 
-/// How far the server is.
+/// Phase of the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Loading,
     Ready,
-    /// No new requests; what runs is cut then.
+    /// New requests are refused. Running answers are cut at this moment.
     Ending(Instant),
     /// The engine has ended.
     Ended,
@@ -109,11 +109,11 @@ struct State {
     waiting: VecDeque<ClientRequest>,
 }
 
-/// The one place where both sides meet.
+/// A bounded queue with the phase of the server and its metrics.
 pub struct RequestQueue {
     state: Mutex<State>,
     wake: Condvar,
-    /// Texts that may wait.
+    /// Most waiting requests.
     most: usize,
     grace: Duration,
     pub metrics: Metrics,
@@ -130,13 +130,13 @@ impl RequestQueue {
         self.state.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// Takes all requests of a request, or none of them.
+    /// Adds all answers of an HTTP request, or none of them.
     pub fn add(&self, requests: Vec<ClientRequest>) -> Result<(), ApiError> {
         let mut state = self.lock();
         self.open(&state)?;
         state.waiting.retain(|request| !request.data.events.is_closed());
-        // A client that has no text in the queue may send a request of any number of answers, as
-        // long as the queue is not full.
+        // A client without a waiting request may ask for any number of answers, as long as the
+        // queue is not full.
         let client = requests.first().map(|request| request.data.client);
         let own =
             state.waiting.iter().filter(|request| Some(request.data.client) == client).count();
@@ -163,12 +163,12 @@ impl RequestQueue {
         }
     }
 
-    /// An error while nothing can be asked.
+    /// Returns an error while requests are refused.
     pub fn is_open(&self) -> Result<(), ApiError> {
         self.open(&self.lock())
     }
 
-    /// The model is loaded.
+    /// Records that the model is loaded.
     pub fn ready(&self) {
         let mut state = self.lock();
         if state.phase == Phase::Loading {
@@ -176,7 +176,7 @@ impl RequestQueue {
         }
     }
 
-    /// From here on there are no new requests.
+    /// Refuses new requests from here on.
     pub fn end_soon(&self) {
         let mut state = self.lock();
         if matches!(state.phase, Phase::Loading | Phase::Ready) {
@@ -186,13 +186,13 @@ impl RequestQueue {
         self.wake.notify_all();
     }
 
-    /// Whether what still runs is to be cut.
+    /// Returns whether running answers are to be cut.
     pub fn is_over(&self) -> bool {
         matches!(self.lock().phase, Phase::Ending(until) if Instant::now() >= until)
     }
 
-    /// Returns the client whose turn it is and that waits: the one for which `running` is least,
-    /// of such the one that waits longest.
+    /// Returns the waiting client whose turn it is: the one with the fewest `running` answers, and
+    /// among equals the one that waits longest.
     pub fn next(&self, running: impl Fn(Client) -> usize) -> Option<Client> {
         let mut state = self.lock();
         state.waiting.retain(|request| !request.data.events.is_closed());
@@ -203,8 +203,8 @@ impl RequestQueue {
             .map(|request| request.data.client)
     }
 
-    /// The next request whose client is still there, by [`next`](Self::next); without `wait` only one
-    /// that is there already. `None` with `wait` says that there will be none.
+    /// Takes the next request by the order of [`next`](Self::next). With `wait` it waits for one,
+    /// and `None` then means that no request will come.
     pub fn take(&self, wait: bool, running: impl Fn(Client) -> usize) -> Option<ClientRequest> {
         let mut state = self.lock();
         loop {

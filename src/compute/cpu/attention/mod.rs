@@ -11,9 +11,10 @@ mod q8;
 
 use super::isa::Isa;
 use super::simd::{Lanes, for_each_isa};
+use crate::compute::cache::KvFormat;
 use crate::compute::memory::Buffers;
 use crate::compute::op;
-use crate::compute::plan::{BufferId, KvFormat};
+use crate::compute::operand::BufferId;
 use crate::compute::reference::attention::merge;
 use crate::compute::step::StepView;
 use crate::kv::PAGE;
@@ -25,7 +26,7 @@ use std::ops::Range;
 /// Most queries that share one walk over the keys.
 pub const MAX_SLOTS: usize = 8;
 
-/// What the kernel needs to know besides the block it works on.
+/// Input of the kernel besides the block that it works on.
 pub struct Attention<'a> {
     pub buffers: &'a Buffers,
     pub op: &'a op::Attention,
@@ -123,7 +124,12 @@ impl Attention<'_> {
 
 for_each_isa! {
     /// Attention of the slots of one kv head; `slots` spans at most [`MAX_SLOTS`].
-    pub fn attend(a: &Attention<'_>, kv_head: usize, slots: Range<usize>, work: &mut Work) = attend_body
+    pub fn attend(
+        a: &Attention<'_>,
+        kv_head: usize,
+        slots: Range<usize>,
+        work: &mut Work,
+    ) = attend_body
 }
 
 #[inline(always)]

@@ -10,9 +10,10 @@
 //! - i8: the unsigned side is |q| <= 128 and the activation takes q's sign, so a pair gives at most
 //!   2 * 128 * 127 = 32512.
 
-use super::pack::LINE;
+use super::pack::{LINE, TILE};
+use super::panel::Panel;
 use super::words_x86::Ymm;
-use super::{Panel, TILE, scalar, trellis};
+use super::{scalar, trellis};
 use std::arch::x86_64::*;
 
 /// Raw sums are of q for i8, q + 8 for i4, 2 c = q + 3 for i2.
@@ -38,11 +39,11 @@ fn unpack<const BITS: usize>(w: __m256i, part: usize) -> __m256i {
     }
 }
 
-/// Integer codes of `BITS` bits with `R` rows; see [`super::PanelFn`].
+/// Integer codes of `BITS` bits with `R` rows; see [`super::panel::PanelFn`].
 ///
 /// # Safety
-/// The machine has the instructions; the panel and `acc` are as [`super::Panel`] and
-/// [`super::PanelFn`] say.
+/// The machine has the instructions; the panel and `acc` are as [`super::panel::Panel`] and
+/// [`super::panel::PanelFn`] say.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub unsafe fn ints<const BITS: usize, const GROUPED: bool, const R: usize>(
     panel: &Panel,
@@ -331,7 +332,7 @@ unsafe fn floats_in_quarters<const BITS: usize, const R: usize, const Q: usize>(
     }
 }
 
-/// See [`super::FinishFn`].
+/// See [`super::panel::FinishFn`].
 ///
 /// # Safety
 /// The machine has the instructions; `scales` is a line; `acc` has a row for each of `sx`.
@@ -361,12 +362,12 @@ pub unsafe fn finish(
     }
 }
 
-/// The same for i8a; see [`scalar::finish_asymmetric`].
+/// The same with minima; see [`scalar::finish_with_min`].
 ///
 /// # Safety
 /// As for [`finish`], with two lines.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub unsafe fn finish_asymmetric(
+pub unsafe fn finish_with_min(
     scales: *const u8,
     unit: f32,
     offset: i32,
@@ -375,10 +376,10 @@ pub unsafe fn finish_asymmetric(
     acc: *mut f32,
 ) {
     // SAFETY: the caller's promises.
-    unsafe { scalar::finish_asymmetric(scales, unit, offset, sx, sums, acc) }
+    unsafe { scalar::finish_with_min(scales, unit, offset, sx, sums, acc) }
 }
 
-/// See [`super::GateFn`].
+/// See [`super::panel::GateFn`].
 ///
 /// # Safety
 /// The machine has the instructions.

@@ -4,9 +4,10 @@
 //! the activations, known in advance, take the offset out again. The activations of a row are
 //! 4-byte broadcasts that both halves of the tile share.
 
-use super::pack::LINE;
+use super::pack::{LINE, TILE};
+use super::panel::Panel;
 use super::words_x86::Zmm;
-use super::{Panel, TILE, scalar, trellis};
+use super::{scalar, trellis};
 use std::arch::x86_64::*;
 
 /// Raw sums are of q + 128, q + 8, and 2 c = q + 3.
@@ -28,11 +29,11 @@ fn unpack<const BITS: usize>(w: __m512i, part: usize) -> __m512i {
     }
 }
 
-/// Integer codes of `BITS` bits with `R` rows; see [`super::PanelFn`].
+/// Integer codes of `BITS` bits with `R` rows; see [`super::panel::PanelFn`].
 ///
 /// # Safety
-/// The machine has the instructions; the panel and `acc` are as [`super::Panel`] and
-/// [`super::PanelFn`] say.
+/// The machine has the instructions; the panel and `acc` are as [`super::panel::Panel`] and
+/// [`super::panel::PanelFn`] say.
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
 pub unsafe fn ints<const BITS: usize, const GROUPED: bool, const R: usize>(
     panel: &Panel,
@@ -253,7 +254,7 @@ pub unsafe fn floats<const BITS: usize, const R: usize>(panel: &Panel, acc: *mut
     }
 }
 
-/// See [`super::FinishFn`].
+/// See [`super::panel::FinishFn`].
 ///
 /// # Safety
 /// The machine has the instructions; `scales` is a line; `acc` has a row for each of `sx`.
@@ -284,12 +285,12 @@ pub unsafe fn finish(
     }
 }
 
-/// The same for i8a; see [`scalar::finish_asymmetric`].
+/// The same with minima; see [`scalar::finish_with_min`].
 ///
 /// # Safety
 /// As for [`finish`], with two lines.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,fma,f16c")]
-pub unsafe fn finish_asymmetric(
+pub unsafe fn finish_with_min(
     scales: *const u8,
     unit: f32,
     offset: i32,
@@ -298,10 +299,10 @@ pub unsafe fn finish_asymmetric(
     acc: *mut f32,
 ) {
     // SAFETY: the caller's promises.
-    unsafe { scalar::finish_asymmetric(scales, unit, offset, sx, sums, acc) }
+    unsafe { scalar::finish_with_min(scales, unit, offset, sx, sums, acc) }
 }
 
-/// See [`super::GateFn`].
+/// See [`super::panel::GateFn`].
 ///
 /// # Safety
 /// The machine has the instructions.

@@ -1,11 +1,11 @@
 //! Linear layers: packed weights times a few rows of prepared activations.
 //!
-//! What is computed, bit for bit the same for every instruction set, row count and split of the
-//! tiles:
+//! Every instruction set, row count and split of the tiles computes the same, bit for bit:
 //! - integer codes, one scale a row: `(sum q * x as f32 * sx) * (scale * unit)` with an exact
 //!   integer sum;
 //! - integer codes, a scale a group: `y = fma(sum_g as f32 * sx_g, scale_g * unit, y)` over the
 //!   groups in order, from 0;
+//! - integer codes with a minimum, one a row: `fma(sum x as f32 * sx, min, y)` of that y;
 //! - float codes: `y = fma(w, x, y)` over the columns in order, from 0.
 //!
 //! A tile of 32 outputs is read in panels that fit the L1 cache. Each panel meets all rows, up to
@@ -17,6 +17,7 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod pack;
+mod panel;
 mod scalar;
 mod trellis;
 mod words;
@@ -26,10 +27,11 @@ mod words_x86;
 pub use pack::{PackedMatrix, TILE};
 
 use super::isa::Isa;
-use super::simd::prefetch;
+use crate::compute::act::{ActValues, ActView};
 use crate::tensor::trellis::OFFSET as TRELLIS_OFFSET;
 use crate::tensor::{CpuLayout, Format, Group};
 use pack::Shape;
+use panel::{FinishFn, GateFn, Panel, PanelFn};
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
@@ -39,66 +41,6 @@ const BLOCK: usize = 8;
 const STRIP: usize = 128;
 /// Bytes of weights that stay in the L1 cache while all rows of a strip use them.
 const PANEL: usize = 16 << 10;
-
-/// Prepared activations: int8 with a scale a row or a group, or floats.
-#[derive(Clone, Copy, Debug)]
-pub struct ActView<'a> {
-    pub rows: usize,
-    pub cols: usize,
-    pub values: ActValues<'a>,
-    /// `[rows, groups]`: what an int8 value is multiplied by. Empty for floats.
-    pub scales: &'a [f32],
-    /// `[rows, groups]`: sum of the int8 values of the group. Empty for floats.
-    pub sums: &'a [i32],
-}
-
-/// `[rows, cols]`; int8 values lie in -127..=127.
-#[derive(Clone, Copy, Debug)]
-pub enum ActValues<'a> {
-    I8(&'a [i8]),
-    F32(&'a [f32]),
-}
-
-/// What a kernel reads: a run of group blocks (scales and steps) or of bare steps, and the
-/// activations that meet it.
-struct Panel {
-    data: *const u8,
-    /// Group blocks; 1 where the panel is a run of bare steps.
-    blocks: usize,
-    /// Steps of a block.
-    steps: usize,
-    /// The first row's activations where the panel starts, and bytes from row to row.
-    x: *const u8,
-    x_stride: usize,
-    /// The first row's scale and sum of the panel's first group, and values from row to row. Only
-    /// for group blocks.
-    sx: *const f32,
-    sums: *const i32,
-    groups: usize,
-    /// Bytes to fetch meanwhile: `panel >> ahead_shift` bytes from here.
-    ahead: *const u8,
-    ahead_shift: u32,
-}
-
-impl Panel {
-    /// Fetches the share of the next panel that belongs to `bytes` bytes at `offset`.
-    #[inline(always)]
-    fn fetch(&self, offset: usize, bytes: usize) {
-        for line in (0..(bytes >> self.ahead_shift).max(1)).step_by(pack::LINE) {
-            prefetch(self.ahead.wrapping_add((offset >> self.ahead_shift) + line));
-        }
-    }
-}
-
-/// Adds a panel's products with `R` rows to `acc[R][TILE]`: f32, or raw i32 sums where a row has
-/// one scale.
-type PanelFn = unsafe fn(panel: &Panel, acc: *mut f32);
-/// Turns `acc[rows][TILE]` from raw sums into products: line of scales, unit, offset, row scales,
-/// row sums, rows, acc.
-type FinishFn =
-    unsafe fn(scales: *const u8, unit: f32, offset: i32, sx: &[f32], sums: &[i32], acc: *mut f32);
-/// `gate = gelu_tanh(gate) * up`, element by element.
-type GateFn = unsafe fn(gate: &mut [[f32; TILE]], up: &[[f32; TILE]]);
 
 /// The kernels of one format on one instruction set.
 struct Kernels {
@@ -113,16 +55,19 @@ struct Kernels {
 /// `[f::<.., 1>, .., f::<.., 8>]`
 macro_rules! by_rows {
     ($f:ident $(, $c:expr)*) => {
-        [$f::<$($c,)* 1>, $f::<$($c,)* 2>, $f::<$($c,)* 3>, $f::<$($c,)* 4>, $f::<$($c,)* 5>, $f::<$($c,)* 6>, $f::<$($c,)* 7>, $f::<$($c,)* 8>]
+        [
+            $f::<$($c,)* 1>, $f::<$($c,)* 2>, $f::<$($c,)* 3>, $f::<$($c,)* 4>,
+            $f::<$($c,)* 5>, $f::<$($c,)* 6>, $f::<$($c,)* 7>, $f::<$($c,)* 8>,
+        ]
     };
 }
 
 /// The kernels of a module, which all have the same names.
 macro_rules! kernels_of {
     ($module:ident, $format:expr) => {{
-        use $module::{OFFSETS, finish, finish_asymmetric, floats, gate, ints, tiles};
+        use $module::{OFFSETS, finish, finish_with_min, floats, gate, ints, tiles};
         let (panel, offset): ([PanelFn; BLOCK], i32) =
-            match ($format.code.spec().cpu, $format.group) {
+            match (pack::layout_of($format.code), $format.group) {
                 (CpuLayout::F32, _) => (by_rows!(floats, 32), 0),
                 (CpuLayout::Bf16, _) => (by_rows!(floats, 16), 0),
                 (CpuLayout::I8, Group::Row) => (by_rows!(ints, 8, false), OFFSETS[0]),
@@ -131,21 +76,18 @@ macro_rules! kernels_of {
                 (CpuLayout::I4, Group::Cols(_)) => (by_rows!(ints, 4, true), OFFSETS[1]),
                 (CpuLayout::I2, Group::Row) => (by_rows!(ints, 2, false), OFFSETS[2]),
                 (CpuLayout::I2, Group::Cols(_)) => (by_rows!(ints, 2, true), OFFSETS[2]),
-                // The bytes are those of i8 less 128.
-                (CpuLayout::I8a, _) => {
-                    return Kernels {
-                        panel: by_rows!(ints, 8, false),
-                        offset: OFFSETS[0] - 128,
-                        finish: finish_asymmetric,
-                        gate,
-                    };
-                }
                 (CpuLayout::Tiles(0), _) => (by_rows!(tiles, 0), TRELLIS_OFFSET),
                 (CpuLayout::Tiles(1), _) => (by_rows!(tiles, 1), TRELLIS_OFFSET),
                 (CpuLayout::Tiles(2), _) => (by_rows!(tiles, 2), TRELLIS_OFFSET),
                 (CpuLayout::Tiles(_), _) => (by_rows!(tiles, 3), TRELLIS_OFFSET),
             };
-        Kernels { panel, offset, finish, gate }
+        let has_min = $format.code.spec().side.has_min();
+        Kernels {
+            panel,
+            offset: offset - pack::bias_of($format.code),
+            finish: if has_min { finish_with_min } else { finish },
+            gate,
+        }
     }};
 }
 
@@ -268,7 +210,7 @@ unsafe fn store(
         // SAFETY: inside the caller's `rows * out_stride` floats, as checked by `check`.
         unsafe {
             let place = out.add((first + row) * out_stride + tile * TILE);
-            // Of a known length it is a few stores, not a call.
+            // A copy of known length is a few stores, not a call.
             match n {
                 TILE => place.copy_from_nonoverlapping(sums.as_ptr(), TILE),
                 n => place.copy_from_nonoverlapping(sums.as_ptr(), n),

@@ -6,23 +6,24 @@
 //!
 //! | code | lines a step | columns a step | bytes of a dword |
 //! |------|---|---|---|
-//! | i8 | 2 | 4 | byte j: column j, as q + 128 |
+//! | i8, i8a | 2 | 4 | byte j: column j, as q + 128 (i8a: q) |
 //! | i4 | 2 | 8 | byte j: column j in the low half, j + 4 in the high half, as q + 8 |
 //! | i2 | 2 | 16 | byte j: columns j, j + 4, j + 8, j + 12 from the lowest bits up |
-//! | i8a | 2 | 4 | byte j: column j, as q |
-//! | t2, t2.5, t3, t4 | 2, 10, 6, 4 | 16, 64, 32, 16 | two lines hold 32 bits of each row, the first ones in the highest bits |
+//! | t2, t2.5, t3, t4 | 2, 10, 6, 4 | 16, 64, 32, 16 | 32 bits, the first ones highest |
 //! | f32 | 2 | 1 | the float |
 //! | bf16 | 1 | 1 | row i in the low half, row 16 + i in the high half |
 //!
-//! Integer codes come in blocks of one group: a line with the 32 scales (f16), another with the
-//! smallest values for i8a, then the steps. Rows past the end are zero bits, but for those that
-//! share a tile of trellis codes with rows that count.
+//! Two lines of trellis codes hold 32 bits of each row. Integer codes come in blocks of one group:
+//! the side, two bytes of each row a line, then the steps. A side of a scale is one line, a side of
+//! a scale and a minimum two. Rows past the end are zero bits, except rows that share a tile of
+//! trellis codes with rows of the matrix.
 
 use super::super::isa::Isa;
 use super::super::lines::Lines;
-use crate::tensor::trellis::{self, Trellis};
-use crate::tensor::{Code, CpuLayout, Format, Matrix, hadamard};
+use crate::tensor::trellis;
+use crate::tensor::{Code, CpuLayout, Format, Matrix, Values, hadamard, side};
 use half::f16;
+use std::borrow::Cow;
 use std::ops::Range;
 
 /// Output rows of a tile: two vectors of 16 lanes.
@@ -115,7 +116,7 @@ impl PackedMatrix {
         // Byte offset of the row's dword in a step.
         let dword = lane * 4;
         let at = |offset: usize| <[u8; 4]>::try_from(&tile[offset..][..4]).unwrap_or_default();
-        match self.format.code.spec().cpu {
+        match layout_of(self.format.code) {
             CpuLayout::F32 => {
                 for (k, o) in out.iter_mut().enumerate() {
                     *o = f32::from_le_bytes(at(k * shape.step_bytes + dword));
@@ -125,18 +126,6 @@ impl PackedMatrix {
                 for (k, o) in out.iter_mut().enumerate() {
                     let both = u32::from_le_bytes(at(k * shape.step_bytes + lane % 16 * 4));
                     *o = f32::from_bits(if lane < 16 { both << 16 } else { both & 0xffff_0000 });
-                }
-            }
-            CpuLayout::I8a => {
-                let [scale, min] = [0, LINE].map(|at| {
-                    f16::from_le_bytes([tile[at + 2 * lane], tile[at + 2 * lane + 1]]).to_f32()
-                });
-                for (step, columns) in out.chunks_mut(4).enumerate() {
-                    let bytes = at(2 * LINE + step * shape.step_bytes + dword);
-                    columns
-                        .iter_mut()
-                        .zip(bytes)
-                        .for_each(|(o, q)| *o = (q as f32).mul_add(scale, min));
                 }
             }
             CpuLayout::Tiles(_) => {
@@ -154,19 +143,23 @@ impl PackedMatrix {
                 }
             }
             layout @ (CpuLayout::I8 | CpuLayout::I4 | CpuLayout::I2) => {
-                let unit = self.format.code.unit();
+                let (code, bias) = (self.format.code, bias_of(self.format.code));
                 for (group, columns) in out.chunks_mut(shape.group_cols).enumerate() {
                     let block = group * shape.block_bytes();
-                    let scale =
-                        f16::from_le_bytes([tile[block + 2 * lane], tile[block + 2 * lane + 1]])
-                            .to_f32()
-                            * unit;
-                    for (step, columns) in columns.chunks_mut(shape.step_cols).enumerate() {
-                        let bytes = at(block + LINE + step * shape.step_bytes + dword);
-                        for (k, o) in columns.iter_mut().enumerate() {
-                            *o = code_of(layout, bytes, k) as f32 * scale;
-                        }
+                    let (mut side, mut lines) = ([0; side::BYTES], 0);
+                    for line in (0..shape.head).step_by(LINE) {
+                        side[2 * lines..][..2]
+                            .copy_from_slice(&tile[block + line + 2 * lane..][..2]);
+                        lines += 1;
                     }
+                    let steps = block + shape.head;
+                    let integer = |col: usize| {
+                        let step = col / shape.step_cols;
+                        let bytes = at(steps + step * shape.step_bytes + dword);
+                        code_of(layout, bytes, col % shape.step_cols) + bias
+                    };
+                    let side_of = code.spec().side;
+                    side_of.factors(&side).decode(side_of, code.unit(), integer, columns);
                 }
             }
         }
@@ -176,7 +169,30 @@ impl PackedMatrix {
     }
 }
 
-/// The integer value (see [`Matrix::code`]) of column `k` of a step in a row's dword.
+/// The layout of a code that there are kernels for; others are decoded when they are loaded.
+pub fn layout_of(code: Code) -> CpuLayout {
+    code.spec().cpu.unwrap_or_else(|| panic!("the CPU has no kernels for {code:?}"))
+}
+
+/// The layout of integers of 2, 4 or 8 bits.
+pub const fn layout_of_bits(bits: usize) -> CpuLayout {
+    match bits {
+        2 => CpuLayout::I2,
+        4 => CpuLayout::I4,
+        _ => CpuLayout::I8,
+    }
+}
+
+/// See [`Integer::bias`](crate::tensor::block::Integer::bias).
+pub fn bias_of(code: Code) -> i32 {
+    match code.spec().values {
+        Values::Integer(integer) => integer.bias(),
+        _ => 0,
+    }
+}
+
+/// The integer value (see [`Matrix::code`]) of column `k` of a step in a row's dword, less the
+/// [`bias_of`] its code.
 #[inline(always)]
 pub fn code_of(layout: CpuLayout, dword: [u8; 4], k: usize) -> i32 {
     let byte = dword[k % 4] as i32;
@@ -194,7 +210,7 @@ pub fn codes_of_step(
     step: &[u8],
     lane: usize,
 ) -> impl Iterator<Item = [i32; trellis::TILE]> {
-    let trellis = Trellis::of(code).unwrap_or_else(|| panic!("{code:?} is no trellis code"));
+    let trellis = code.trellis().unwrap_or_else(|| panic!("{code:?} is no trellis code"));
     let bits = trellis.row_bits() as usize;
     let segment = move |lane: usize, i: usize| -> u64 {
         let word = |n: usize| match step.get(n * 2 * LINE + lane * 4..) {
@@ -227,11 +243,11 @@ pub struct Shape {
 
 impl Shape {
     pub fn new(format: Format, cols: usize) -> Shape {
-        let layout = format.code.spec().cpu;
+        let layout = layout_of(format.code);
         let (step_cols, step_bytes) = match layout {
             CpuLayout::F32 => (1, 2 * LINE),
             CpuLayout::Bf16 => (1, LINE),
-            CpuLayout::I8 | CpuLayout::I8a => (4, 2 * LINE),
+            CpuLayout::I8 => (4, 2 * LINE),
             CpuLayout::I4 => (8, 2 * LINE),
             CpuLayout::I2 => (16, 2 * LINE),
             CpuLayout::Tiles(0) => (16, 2 * LINE),
@@ -245,11 +261,7 @@ impl Shape {
             step_bytes,
             group_cols: if integer { format.group_cols(cols) } else { cols },
             groups: if integer { format.groups(cols) } else { 1 },
-            head: match layout {
-                CpuLayout::F32 | CpuLayout::Bf16 => 0,
-                CpuLayout::I8a => 2 * LINE,
-                _ => LINE,
-            },
+            head: format.code.spec().side.bytes() / 2 * LINE,
         }
     }
 
@@ -288,7 +300,7 @@ unsafe fn pack_tile_avx2(
 fn pack_tile(matrix: &Matrix<'_>, shape: Shape, rows: std::ops::Range<usize>, out: &mut [u8]) {
     for (lane, row) in rows.enumerate() {
         let codes = matrix.row(row);
-        match matrix.format.code.spec().cpu {
+        match layout_of(matrix.format.code) {
             CpuLayout::F32 => {
                 for (step, code) in
                     out.chunks_exact_mut(shape.step_bytes).zip(codes.as_chunks::<4>().0)
@@ -304,27 +316,21 @@ fn pack_tile(matrix: &Matrix<'_>, shape: Shape, rows: std::ops::Range<usize>, ou
                     step[place..][..2].copy_from_slice(code);
                 }
             }
-            CpuLayout::I8 if matrix.format.code == Code::I8 => {
-                pack_row(matrix, codes, shape, row, lane, out, |q| q ^ 0x8080_8080)
-            }
-            // Codes without a layout of their own.
             CpuLayout::I8 => {
-                let bytes: Vec<u8> =
-                    (0..matrix.cols).map(|col| matrix.code(row, col) as u8).collect();
-                pack_row(matrix, &bytes, shape, row, lane, out, |q| q ^ 0x8080_8080)
+                let bias = bias_of(matrix.format.code);
+                let (bytes, flip): (Cow<'_, [u8]>, u32) = match matrix.format.code.bits_of_two() {
+                    16 if bias != 0 => (codes.into(), 0),
+                    16 => (codes.into(), 0x8080_8080),
+                    // Codes without a layout of their own.
+                    _ => {
+                        let integers = (0..matrix.cols).map(|col| matrix.code(row, col) - bias);
+                        (integers.map(|q| q as u8).collect(), 0x8080_8080)
+                    }
+                };
+                pack_row(matrix, &bytes, shape, row, lane, out, |q| q ^ flip)
             }
             CpuLayout::I4 => pack_row(matrix, codes, shape, row, lane, out, interleave_i4),
             CpuLayout::I2 => pack_row(matrix, codes, shape, row, lane, out, transpose_i2),
-            CpuLayout::I8a => {
-                let [scale, min] = [0, 1].map(|i| matrix.row_scales(row)[i].to_le_bytes());
-                out[2 * lane..][..2].copy_from_slice(&scale);
-                out[LINE + 2 * lane..][..2].copy_from_slice(&min);
-                for (step, code) in
-                    out[2 * LINE..].chunks_exact_mut(shape.step_bytes).zip(codes.as_chunks::<4>().0)
-                {
-                    step[lane * 4..][..4].copy_from_slice(code);
-                }
-            }
             CpuLayout::Tiles(_) => {}
         }
     }
@@ -333,7 +339,7 @@ fn pack_tile(matrix: &Matrix<'_>, shape: Shape, rows: std::ops::Range<usize>, ou
 /// Spreads the rows of one or two rows of trellis tiles over a tile.
 fn pack_trellis(matrix: &Matrix<'_>, shape: Shape, rows: Range<usize>, out: &mut [u8]) {
     for (lane, row) in rows.clone().enumerate() {
-        out[2 * lane..][..2].copy_from_slice(&matrix.row_scales(row)[0].to_le_bytes());
+        out[2 * lane..][..2].copy_from_slice(matrix.row_side(row));
     }
     let steps = &mut out[LINE..];
     for (half, first) in rows.step_by(trellis::TILE).enumerate() {
@@ -362,7 +368,7 @@ fn pack_trellis_half(
     half: usize,
     steps: &mut [u8],
 ) {
-    let Some(trellis) = Trellis::of(code) else { return };
+    let Some(trellis) = code.trellis() else { return };
     let (bits, parts) = (trellis.row_bits(), shape.step_cols / trellis::TILE);
     for (i, step) in steps.chunks_exact_mut(shape.step_bytes).enumerate() {
         for at in 0..trellis::TILE {
@@ -389,7 +395,8 @@ fn pack_trellis_half(
     }
 }
 
-/// Spreads one row of integer codes, a dword of `codes` at a time, and its scales over a tile.
+/// Spreads one row of integer codes, a dword of `codes` at a time, and its side, two bytes a line,
+/// over a tile.
 #[inline(always)]
 fn pack_row(
     matrix: &Matrix<'_>,
@@ -401,11 +408,12 @@ fn pack_row(
     reorder: impl Fn(u32) -> u32,
 ) {
     let codes = codes.chunks(shape.steps() * 4);
-    for ((block, codes), scale) in
-        out.chunks_exact_mut(shape.block_bytes()).zip(codes).zip(matrix.row_scales(row))
-    {
+    let side = matrix.row_side(row).chunks_exact(matrix.format.code.spec().side.bytes());
+    for ((block, codes), side) in out.chunks_exact_mut(shape.block_bytes()).zip(codes).zip(side) {
         let (head, steps) = block.split_at_mut(shape.head);
-        head[lane * 2..][..2].copy_from_slice(&scale.to_le_bytes());
+        for (line, half) in head.chunks_exact_mut(LINE).zip(side.as_chunks::<2>().0) {
+            line[lane * 2..][..2].copy_from_slice(half);
+        }
         let (dwords, rest) = codes.as_chunks::<4>();
         let mut steps = steps.chunks_exact_mut(shape.step_bytes);
         for (dword, step) in dwords.iter().zip(&mut steps) {

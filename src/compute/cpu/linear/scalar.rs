@@ -1,23 +1,24 @@
 //! The kernels in plain Rust: what other machines run, and the simplest reading of the packed
 //! layout.
 
-use super::pack::{LINE, code_of};
-use super::{Panel, TILE, trellis};
-use crate::tensor::{CpuLayout, math};
+use super::pack::{LINE, TILE, code_of, layout_of_bits};
+use super::panel::Panel;
+use super::trellis;
+use crate::tensor::math;
 use half::f16;
 
 /// Raw sums are of q itself.
 pub const OFFSETS: [i32; 3] = [0; 3];
 
-/// Integer codes of `BITS` bits with `R` rows; see [`super::PanelFn`].
+/// Integer codes of `BITS` bits with `R` rows; see [`super::panel::PanelFn`].
 ///
 /// # Safety
-/// The panel and `acc` are as [`super::Panel`] and [`super::PanelFn`] say.
+/// The panel and `acc` are as [`super::panel::Panel`] and [`super::panel::PanelFn`] say.
 pub unsafe fn ints<const BITS: usize, const GROUPED: bool, const R: usize>(
     panel: &Panel,
     acc: *mut f32,
 ) {
-    let layout = [CpuLayout::I2, CpuLayout::I4, CpuLayout::I8][BITS.ilog2() as usize - 1];
+    let layout = const { layout_of_bits(BITS) };
     let step_cols = 32 / BITS;
     let mut data = panel.data;
     for block in 0..panel.blocks {
@@ -108,7 +109,7 @@ pub unsafe fn floats<const BITS: usize, const R: usize>(panel: &Panel, acc: *mut
     }
 }
 
-/// See [`super::FinishFn`].
+/// See [`super::panel::FinishFn`].
 ///
 /// # Safety
 /// `scales` is a line; `acc` has a row for each of `sx`.
@@ -135,13 +136,13 @@ pub unsafe fn finish(
     }
 }
 
-/// The same for i8a, whose scales are followed by a line of smallest values. Compiled again for
-/// each instruction set.
+/// The same for blocks with minima, a line of them behind the scales. Compiled again for each
+/// instruction set.
 ///
 /// # Safety
 /// As for [`finish`], with two lines.
 #[inline(always)]
-pub unsafe fn finish_asymmetric(
+pub unsafe fn finish_with_min(
     scales: *const u8,
     _unit: f32,
     offset: i32,
@@ -149,7 +150,7 @@ pub unsafe fn finish_asymmetric(
     sums: &[i32],
     acc: *mut f32,
 ) {
-    // SAFETY: 32 scales and 32 smallest values; only this function looks at `acc` now.
+    // SAFETY: 32 scales and 32 minima; only this function looks at `acc` now.
     let (lines, acc) = unsafe {
         (
             &*scales.cast::<[[[u8; 2]; TILE]; 2]>(),
@@ -166,10 +167,10 @@ pub unsafe fn finish_asymmetric(
     }
 }
 
-/// See [`super::GateFn`].
+/// See [`super::panel::GateFn`].
 ///
 /// # Safety
-/// None needed; the type is shared with kernels that need a machine.
+/// Safe for all arguments. The type is shared with kernels that need an instruction set.
 pub unsafe fn gate(gate: &mut [[f32; TILE]], up: &[[f32; TILE]]) {
     gate_rows(gate, up);
 }

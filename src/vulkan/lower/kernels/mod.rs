@@ -1,7 +1,7 @@
 //! Specialisation constants and push constants of each kernel, by the names of the shaders.
 //!
-//! The tests hold every struct here to the committed SPIR-V: names, numbers of constants, offsets and
-//! types of arguments, and completeness.
+//! The tests hold every struct here to the committed SPIR-V: names, numbers of constants, offsets
+//! and types of arguments, and completeness.
 
 use crate::vulkan::device::pipeline::{Constants, PUSH, Shader};
 use bytemuck::{Pod, Zeroable};

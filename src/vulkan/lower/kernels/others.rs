@@ -295,7 +295,7 @@ arguments! {
 constants! {
     /// `unpack.comp`
     Unpack {
-        /// ggml's number of the type.
+        /// See `tensor::Ggml::unpack`.
         4 KIND => kind: u32,
     }
 }

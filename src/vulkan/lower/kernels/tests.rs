@@ -26,7 +26,8 @@ fn members<A: Field>() -> Vec<Member> {
 /// Declarations of a SPIR-V module for its caller.
 #[derive(Default)]
 struct Declared {
-    /// Name, type and default of each specialisation constant, by number. `local_size_x` has no name.
+    /// Name, type and default of each specialisation constant, by number. `local_size_x` has no
+    /// name.
     constants: BTreeMap<u32, (Option<String>, bool, u32)>,
     members: Vec<(usize, String, Kind)>,
 }

@@ -45,7 +45,7 @@ enum Block {
         tool_use_id: String,
         content: Option<Content>,
     },
-    /// Thoughts are not part of what a model reads again.
+    /// A model does not read its earlier thoughts again.
     Thinking {},
     RedactedThinking {},
 }
@@ -75,7 +75,7 @@ struct Thinking {
 }
 
 impl Content {
-    /// What is written in text blocks alone.
+    /// Returns the text of content that must have only text blocks.
     fn text(&self) -> Result<String, ApiError> {
         match self {
             Content::Text(text) => Ok(text.clone()),
@@ -90,7 +90,7 @@ impl Content {
     }
 }
 
-/// What a message and a count have in common: the conversation and the functions.
+/// The common part of a message and a count: the conversation and the functions.
 struct MessagesBody {
     model: Option<String>,
     request: ApiRequest,
@@ -137,7 +137,8 @@ fn take(fields: &mut Fields, served: &ServedModel) -> Result<MessagesBody, ApiEr
     Ok(MessagesBody { model, request })
 }
 
-/// The conversation, and how the answer begins where its last message is the assistant's.
+/// Returns the conversation, and the beginning of the answer if the last message is the
+/// assistant's.
 fn messages(items: Vec<Item>) -> Result<(Vec<Message>, Option<String>), ApiError> {
     let mut messages: Vec<Message> = Vec::with_capacity(items.len());
     let mut names = HashMap::<String, String>::new();
@@ -168,7 +169,7 @@ fn messages(items: Vec<Item>) -> Result<(Vec<Message>, Option<String>), ApiError
             });
         }
         let text = lines.join("\n");
-        // Messages of one role that follow each other are one, as Anthropic's server has it.
+        // Consecutive messages of one role are joined, as on Anthropic's server.
         match messages.last_mut().filter(|last| last.role == role) {
             Some(last) => last.content = format!("{}\n{text}", last.content),
             None => messages.push(Message { role, content: text }),
@@ -178,7 +179,7 @@ fn messages(items: Vec<Item>) -> Result<(Vec<Message>, Option<String>), ApiError
     Ok((messages, prefill))
 }
 
-/// JSON as the grammar of calls spells it, so that a call that comes back is the text that it was.
+/// Spells JSON as the grammar of calls does, so that a call in the history has its original text.
 fn spaced(value: &Value) -> String {
     match value {
         Value::Array(items) => {
@@ -205,7 +206,7 @@ pub fn messages_body(
     let request = ApiRequest {
         max_tokens: Some(fields.need("max_tokens")?),
         sampling: SamplingFields::take(&mut fields)?,
-        // Not among Anthropic's options: it makes an answer that is sampled come again.
+        // The seed is an extension of Anthropic's options: it makes sampled answers reproducible.
         seed: fields.take_limit("seed")?,
         stops: take_stops(&mut fields, "stop_sequences")?,
         stream: fields.take("stream")?.unwrap_or(false),
@@ -228,7 +229,7 @@ pub fn count_body(mut fields: Fields, served: &Arc<ServedModel>) -> Result<ApiPr
     Ok(request.prompts.remove(0))
 }
 
-/// What a block of the answer holds.
+/// Kind of a block of the answer.
 #[derive(Clone, Copy, PartialEq)]
 enum Kind {
     Text,
@@ -239,11 +240,11 @@ enum Kind {
 struct Blocks {
     head: ResponseHead,
     reader: CallReader,
-    /// Of the block that is open, or comes next.
+    /// Index of the open block, or of the next one.
     index: usize,
     open: Option<Kind>,
     called: bool,
-    /// The last event but one, which waits for the figures.
+    /// The last event but one. It waits for the figures.
     delta: Option<Value>,
 }
 
@@ -278,7 +279,7 @@ impl Blocks {
     }
 }
 
-/// Tokens as Anthropic counts them: those that were cached are not among the input's.
+/// Returns Anthropic's token counts: input tokens do not include cached ones.
 fn usage(figures: &RequestFigures) -> Value {
     let RequestFigures { prompt_tokens, cached_tokens, completion_tokens, .. } = figures;
     json!({"input_tokens": prompt_tokens - cached_tokens, "output_tokens": completion_tokens,
@@ -311,7 +312,7 @@ impl ApiForm for Blocks {
         }
         let calls = content.iter_mut().filter(|block| block["type"] == "tool_use");
         for (block, arguments) in calls.zip(arguments) {
-            // Arguments that a limit cut off are no JSON.
+            // Arguments that a limit cut off are not valid JSON.
             block["input"] = serde_json::from_str(&arguments).unwrap_or_else(|_| json!({}));
         }
         let mut object = self.object(content.into(), usage(figures));

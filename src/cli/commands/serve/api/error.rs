@@ -1,4 +1,4 @@
-//! What a client is told went wrong: a status and an object in OpenAI's or Anthropic's form.
+//! Errors for clients: a status and an object in OpenAI's or Anthropic's form.
 
 use crate::error::{Kind, fault_of};
 use serde_json::{Value, json};
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 pub struct ApiError {
     pub status: u16,
     pub message: String,
-    /// The field that is wrong.
+    /// Name of the wrong field.
     pub param: Option<String>,
     pub code: Option<&'static str>,
 }
@@ -18,7 +18,7 @@ impl ApiError {
         ApiError { status, message: message.into(), param: None, code: None }
     }
 
-    /// A request that is wrong in itself.
+    /// Makes the error of an invalid request.
     pub fn bad(message: impl Into<String>) -> ApiError {
         ApiError::new(400, message)
     }
@@ -31,19 +31,19 @@ impl ApiError {
         ApiError { code: Some(code), ..self }
     }
 
-    /// What is told to clients that a shutdown meets.
+    /// Makes the error of a request during a shutdown.
     pub fn ending() -> ApiError {
         ApiError::new(503, "the server is shutting down").code("shutting_down")
     }
 
-    /// An option that this server does not have.
+    /// Makes the error of an option that this server does not have.
     pub fn unsupported(name: &str) -> ApiError {
         ApiError::bad(format!("'{name}' is not supported by this server"))
             .param(name)
             .code("unsupported_parameter")
     }
 
-    /// What a failure of the program means for the client.
+    /// Converts a failure of the program.
     pub fn of(error: &anyhow::Error) -> ApiError {
         let fault = fault_of(error);
         let help = fault.and_then(|f| f.help.as_deref());
@@ -58,7 +58,7 @@ impl ApiError {
         }
     }
 
-    /// The name of this kind of error in OpenAI's and Anthropic's terms, which mostly agree.
+    /// Returns OpenAI's or Anthropic's name of this kind of error.
     fn kind(&self, anthropic: bool) -> &'static str {
         match (self.status, anthropic) {
             (401, _) => "authentication_error",

@@ -1,12 +1,12 @@
-//! The fields of a request's body. Each is taken by name, and what is left over at the end is
-//! refused by name: nothing is ignored in silence.
+//! The fields of a request's body. Each is taken by name. Fields that are left over at the end are
+//! refused by name, so no field is ignored silently.
 
 use super::error::ApiError;
 use crate::util::json;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
-/// Fields that no code has taken yet.
+/// Fields that were not taken yet.
 pub struct Fields {
     left: Map<String, Value>,
 }
@@ -20,7 +20,7 @@ impl Fields {
         }
     }
 
-    /// Takes a field; one that is null counts as not given.
+    /// Takes a field. A null field counts as missing.
     pub fn take<T: DeserializeOwned>(&mut self, name: &str) -> Result<Option<T>, ApiError> {
         match self.left.remove(name) {
             None | Some(Value::Null) => Ok(None),
@@ -30,7 +30,7 @@ impl Fields {
         }
     }
 
-    /// Takes a number for which some clients write -1 where they mean none.
+    /// Takes a number for which some clients write -1 to mean no limit.
     pub fn take_limit<T: DeserializeOwned>(&mut self, name: &str) -> Result<Option<T>, ApiError> {
         if self.left.get(name).and_then(Value::as_i64) == Some(-1) {
             self.left.remove(name);
@@ -42,12 +42,12 @@ impl Fields {
         self.take(name)?.ok_or_else(|| ApiError::bad(format!("'{name}' is missing")).param(name))
     }
 
-    /// Passes over fields that do not say what the answer is.
+    /// Drops fields that do not affect the answer.
     pub fn pass_over(&mut self, names: &[&str]) {
         names.iter().for_each(|name| drop(self.left.remove(*name)));
     }
 
-    /// Takes a field that may only say what holds anyway.
+    /// Takes a field that may only have one of the values that change nothing.
     pub fn only(&mut self, name: &str, plain: &[Value]) -> Result<(), ApiError> {
         match self.left.remove(name) {
             None | Some(Value::Null) => Ok(()),
@@ -56,7 +56,7 @@ impl Fields {
         }
     }
 
-    /// Refuses what nobody has taken.
+    /// Refuses fields that were not taken.
     pub fn finish(self) -> Result<(), ApiError> {
         match self.left.iter().find(|(_, value)| !value.is_null()) {
             Some((name, _)) => Err(ApiError::unsupported(name)),
@@ -65,7 +65,7 @@ impl Fields {
     }
 }
 
-/// An error of serde in the words of JSON, without types of Rust.
+/// Rewrites an error of serde without types of Rust.
 fn plain(error: &str) -> String {
     let mut text = error.to_owned();
     for number in ["u16", "u32", "u64", "usize"] {

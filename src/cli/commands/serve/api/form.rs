@@ -37,7 +37,7 @@ impl SseEvents {
 /// How one request is answered.
 pub trait ApiForm: Send {
     /// Writes one of the answers, which are asked for in turn. All of them together are the
-    /// response, and none is larger than its own text and log_probs need.
+    /// response, and none is larger than its own text and log-probabilities need.
     fn whole(
         &mut self,
         answers: &[CollectedAnswer],
@@ -58,7 +58,7 @@ pub trait ApiForm: Send {
     }
 }
 
-/// What all objects of an answer say.
+/// Fields that all objects of a response have.
 #[derive(Clone)]
 pub struct ResponseHead {
     pub id: String,
@@ -68,7 +68,7 @@ pub struct ResponseHead {
 }
 
 impl ResponseHead {
-    /// `prefix` is what ids of this kind begin with.
+    /// Makes the head of a response. Ids of this kind begin with `prefix`.
     pub fn new(prefix: &str, model: Option<String>, served: &Arc<ServedModel>) -> ResponseHead {
         ResponseHead {
             id: new_id(prefix),
@@ -79,14 +79,14 @@ impl ResponseHead {
     }
 }
 
-/// An id that nobody guesses.
+/// Makes a random id.
 pub fn new_id(prefix: &str) -> String {
     let mut bytes = [0; 12];
     rand::rng().fill_bytes(&mut bytes);
     format!("{prefix}{}", crate::util::hex(bytes))
 }
 
-/// Seconds since 1970.
+/// Returns the seconds since 1970.
 pub fn now() -> u64 {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     now.map_or(0, |now| now.as_secs())

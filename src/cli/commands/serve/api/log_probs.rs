@@ -1,4 +1,4 @@
-//! TokenLogProbs of tokens as JSON, in the forms of OpenAI's two endpoints.
+//! Log-probabilities of tokens as JSON, in the forms of OpenAI's two endpoints.
 
 use super::request::ServedModel;
 use crate::decode::TokenLogProbs;
@@ -7,14 +7,14 @@ use serde::ser::SerializeStruct;
 use serde::{Serialize, Serializer};
 use serde_json::Value;
 
-/// Tokens with their log-probabilities in OpenAI's form, written without a tree of values: that would take
-/// twenty times the memory.
+/// Log-probabilities in the form of `/v1/chat/completions`. They are serialised without a tree of
+/// JSON values, which would take twenty times the memory.
 pub struct LogProbs<'a> {
     pub served: &'a ServedModel,
     pub log_probs: &'a [TokenLogProbs],
 }
 
-/// A token in words and in bytes, with its chance.
+/// A token as text and bytes, with its log-probability.
 #[derive(Serialize)]
 struct Chance {
     token: String,
@@ -54,11 +54,11 @@ impl Serialize for LogProbs<'_> {
     }
 }
 
-/// Tokens with their log-probabilities in the form of `/v1/completions`, written as [`LogProbs`] are.
+/// Log-probabilities in the form of `/v1/completions`.
 pub struct TextLogProbs<'a> {
     pub served: &'a ServedModel,
     pub log_probs: &'a [TokenLogProbs],
-    /// Characters of the answer before.
+    /// Characters of the answer before these tokens.
     pub offset: usize,
 }
 
@@ -67,7 +67,7 @@ impl TextLogProbs<'_> {
         String::from_utf8_lossy(&self.served.tokenizer.token_bytes(token)).into_owned()
     }
 
-    /// Characters of each token.
+    /// Returns the number of characters of each token.
     pub fn lengths(&self) -> impl Iterator<Item = usize> {
         self.log_probs.iter().map(|own| self.text(own.token).chars().count())
     }

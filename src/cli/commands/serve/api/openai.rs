@@ -18,14 +18,14 @@ use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// Alternatives to each token at most.
+/// Most alternatives to a token.
 const MOST_LOG_PROBS: usize = 20;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct StreamOptions {
     include_usage: Option<bool>,
-    /// Pads events against eavesdroppers; there is nothing to hide from the client itself.
+    /// Padding of events against eavesdroppers. It is accepted and ignored.
     #[serde(rename = "include_obfuscation")]
     _include_obfuscation: Option<bool>,
 }
@@ -109,7 +109,7 @@ pub fn chat(
     Ok((request, Box::new(Chat { head, choices, include_usage, wants_log_probs })))
 }
 
-/// Which functions an answer may call, by `tool_choice`.
+/// Returns the functions that an answer may call, by `tool_choice`.
 pub fn tool_options(
     mut tools: Vec<Tool>,
     choice: Option<&Value>,
@@ -142,7 +142,7 @@ pub fn tool_options(
     Ok((!tools.is_empty()).then_some(ToolOptions { tools, calls, many }))
 }
 
-/// The conversation, with calls and their results as the model reads them.
+/// Returns the conversation, with calls and results in the form that the model reads.
 fn messages(items: Vec<Item>) -> Result<Vec<Message>, ApiError> {
     let mut messages: Vec<Message> = Vec::with_capacity(items.len());
     let (mut names, mut open) = (HashMap::<String, String>::new(), false);
@@ -201,7 +201,7 @@ fn take_top_log_probs(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
     }
 }
 
-/// Tokens as OpenAI counts them.
+/// Returns OpenAI's token counts.
 pub fn usage(figures: &RequestFigures) -> Value {
     let RequestFigures { prompt_tokens, cached_tokens, completion_tokens, .. } = figures;
     json!({
@@ -222,7 +222,7 @@ struct Whole<M: Serialize, L: Serialize> {
     finish_reason: &'static str,
 }
 
-/// The part of a whole response that one answer is: `object` is the response without answers.
+/// Returns one answer's part of a whole response. `object` is the response without answers.
 fn part(
     object: &Value,
     (choice, choices): (usize, usize),
@@ -240,7 +240,7 @@ fn part(
     text
 }
 
-/// One of the answers, on its way.
+/// State of one of the answers.
 struct Choice {
     reader: CallReader,
     calls: usize,
@@ -413,7 +413,7 @@ pub fn completions(
     }
     fields.only("suffix", &["".into()])?;
     fields.finish()?;
-    // More prompts than this are too many answers.
+    // Each prompt gets `n` answers.
     let answers = prompts.len().saturating_mul(request.n);
     if answers > MOST_ANSWERS {
         let what = format!("a request has at most {MOST_ANSWERS} answers, and this one {answers}");
@@ -438,11 +438,11 @@ pub fn completions(
 /// Answers of `/v1/completions`.
 struct Text {
     head: ResponseHead,
-    /// What each answer begins with.
+    /// Text that each answer begins with.
     echoes: Vec<Arc<str>>,
     include_usage: bool,
     wants_log_probs: bool,
-    /// Characters of each answer whose log_probs were told.
+    /// Characters of each answer whose log-probabilities were sent.
     offsets: Vec<usize>,
 }
 
@@ -476,7 +476,7 @@ impl Text {
     }
 }
 
-/// OpenAI's word for why a text ended.
+/// Returns OpenAI's word for the reason of an end.
 fn finish(reason: FinishReason) -> &'static str {
     if reason == FinishReason::Length { "length" } else { "stop" }
 }

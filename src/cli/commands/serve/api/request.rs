@@ -1,4 +1,4 @@
-//! What a client asks for, whatever form it came in, and how it becomes texts for the engine.
+//! The request that all API forms are parsed into, and its conversion to requests for the engine.
 
 use super::super::queue::{ClientRequest, Delivery, EVENTS};
 use super::error::ApiError;
@@ -21,12 +21,12 @@ use serde::Deserialize;
 use serde_json::Value;
 use std::sync::Arc;
 
-/// Bytes of memory for each byte of a text that is tokenised.
+/// Bytes of memory that the tokenizer takes for each byte of a text.
 pub const TOKENISER_MEMORY: usize = 240;
-/// Bytes that a chat template may add to what was said, beside doubling it.
+/// Bytes that a chat template may add beyond doubling the messages.
 const RENDERED: usize = 1 << 16;
-/// Bytes of memory for an answer, for each of its tokens, for each token whose chances are told,
-/// and for each alternative to it; the last two also as JSON.
+/// Bytes of memory for an answer, for each of its tokens, for each token with a log-probability,
+/// and for each alternative to it. The last two also take memory as JSON.
 const ANSWER: usize = 1 << 12;
 const TOKEN: usize = 16;
 const CHANCES: usize = 64;
@@ -34,13 +34,13 @@ const BEST: usize = 12;
 const CHANCES_JSON: usize = 100;
 const BEST_JSON: usize = 80;
 
-/// Answers to one request at most.
+/// Most answers to one request.
 pub const MOST_ANSWERS: usize = 64;
-/// Stop strings at most, and their bytes: each is looked for in each piece of text.
+/// Most stop strings, and most bytes of each: all are searched in each piece of text.
 const MOST_STOPS: usize = 64;
 const LONGEST_STOP: usize = 4096;
 
-/// The model, as clients' threads know it.
+/// Facts of the model for the connection threads.
 pub struct ServedModel {
     pub name: String,
     pub aliases: Vec<String>,
@@ -52,15 +52,15 @@ pub struct ServedModel {
     pub stop_ids: Vec<Token>,
     /// Positions of a text.
     pub context: usize,
-    /// What the model's authors recommend.
+    /// Settings that the model's authors recommend.
     pub sampling: SamplerConfig,
     pub constraints: Constraints,
-    /// Tokens of an answer where the client does not say.
+    /// Most tokens of an answer by default.
     pub max_tokens: AutoOr,
 }
 
 impl ServedModel {
-    /// Whether a client may call the model so.
+    /// Refuses a name that is not the model's.
     pub fn check_name(&self, name: &str) -> Result<(), ApiError> {
         if name == self.name || self.aliases.iter().any(|alias| alias == name || alias == "*") {
             return Ok(());
@@ -70,18 +70,18 @@ impl ServedModel {
     }
 }
 
-/// What comes before an answer.
+/// The text before an answer.
 #[derive(Clone, Debug)]
 pub enum ApiPrompt {
-    /// Goes through the chat template.
+    /// Messages for the chat template.
     Conversation(PromptInput),
-    /// Is continued as it is, behind one BOS.
+    /// A text to continue, behind one BOS.
     Text(String),
-    /// The same of tokens, as they are.
+    /// Tokens to continue, without BOS.
     Tokens(Vec<Token>),
 }
 
-/// Fields that stand in for `--temp` and its like.
+/// Sampling settings of a request.
 #[derive(Clone, Debug, Default)]
 pub struct SamplingFields {
     temperature: Option<f32>,
@@ -96,14 +96,14 @@ pub struct SamplingFields {
 pub struct ToolOptions {
     pub tools: Vec<Tool>,
     pub calls: CallPolicy,
-    /// Several calls in an answer.
+    /// Allows several calls in an answer.
     pub many: bool,
 }
 
-/// A request.
+/// A parsed request.
 #[derive(Clone, Debug, Default)]
 pub struct ApiRequest {
-    /// An answer, or `n`, to each.
+    /// Each prompt gets `n` answers.
     pub prompts: Vec<ApiPrompt>,
     pub n: usize,
     pub sampling: SamplingFields,
@@ -138,7 +138,7 @@ impl SamplingFields {
     }
 }
 
-/// Takes stop strings, one or several.
+/// Takes one or several stop strings.
 pub fn take_stops(fields: &mut Fields, name: &str) -> Result<Vec<String>, ApiError> {
     let stops = match fields.take(name)? {
         None => Vec::new(),
@@ -154,7 +154,7 @@ pub fn take_stops(fields: &mut Fields, name: &str) -> Result<Vec<String>, ApiErr
 }
 
 impl ApiRequest {
-    /// Takes what OpenAI's two forms have in common.
+    /// Takes the fields that OpenAI's two forms have in common.
     pub fn take(fields: &mut Fields) -> Result<ApiRequest, ApiError> {
         let n = fields.take("n")?.unwrap_or(1);
         if !(1..=MOST_ANSWERS).contains(&n) {
@@ -180,7 +180,7 @@ impl ApiRequest {
         })
     }
 
-    /// Takes what the answer must follow.
+    /// Takes the format of the answer.
     pub fn take_format(&mut self, fields: &mut Fields) -> Result<(), ApiError> {
         let names = ["response_format", "json_schema", "grammar", "regex"];
         let mut given = serde_json::Map::new();
@@ -198,9 +198,9 @@ impl ApiRequest {
         Ok(())
     }
 
-    /// Returns a request for each answer, in the order of the prompts, and the seed of the first one.
-    /// A further answer to the same prompt has the next seed. `delivery` makes the delivery of the
-    /// nth answer.
+    /// Returns a request for each answer, in the order of the prompts, and the seed of the first
+    /// one. A further answer to the same prompt has the next seed. `delivery` makes the delivery of
+    /// the nth answer.
     pub fn requests(
         &self,
         served: &ServedModel,
@@ -217,8 +217,8 @@ impl ApiRequest {
                 let (tokenizer, ends) = (&served.tokenizer, &served.stop_ids);
                 let sampler =
                     answers::sampler(config, &constrained, tokenizer, ends, self.ignore_eos)?;
-                // The first mask is computed here, so that the engine's thread need not wait for it.
-                // An error of it is reported when the answer begins.
+                // The first mask is computed here, so that the engine's thread need not wait for
+                // it. An error of it is reported when the answer begins.
                 let _ = sampler.mask(&history);
                 let text = Request::new(history.clone(), sampler, self.most_tokens(served));
                 let text = Request { top_log_probs: self.top_log_probs, ..text };
@@ -229,12 +229,12 @@ impl ApiRequest {
         Ok((requests, seed))
     }
 
-    /// Answers to all prompts.
+    /// Returns the number of answers to all prompts.
     pub fn answers(&self) -> usize {
         self.prompts.len() * self.n
     }
 
-    /// Tokens of an answer at most; the context may hold fewer.
+    /// Returns the most tokens of an answer. The context may hold fewer.
     fn most_tokens(&self, served: &ServedModel) -> usize {
         let most = match served.max_tokens {
             AutoOr::Auto => usize::MAX,
@@ -243,11 +243,10 @@ impl ApiRequest {
         self.max_tokens.unwrap_or(most)
     }
 
-    /// Bytes of memory that the answers may take until they are sent. At most [`MOST_ANSWERS`] are
-    /// request for.
+    /// Returns the bytes of memory that the answers may take until they are sent.
     pub fn answers_memory(&self, served: &ServedModel) -> usize {
         let tokens = self.most_tokens(served).min(served.context);
-        // A stream keeps what its client has not read.
+        // A stream keeps only the events that its client has not read.
         let kept = if self.stream { tokens.min(EVENTS) } else { tokens };
         let (log_probs, json) = match self.top_log_probs {
             Some(best) => (CHANCES + BEST * best, CHANCES_JSON + BEST_JSON * best),
@@ -257,18 +256,18 @@ impl ApiRequest {
         self.answers() * (ANSWER + history + kept * (TOKEN + log_probs)) + kept * json
     }
 
-    /// Bytes of the longest prompt.
+    /// Returns the bytes of the longest prompt.
     pub fn longest(&self) -> usize {
         self.prompts.iter().map(ApiPrompt::bytes).max().unwrap_or(0)
     }
 
-    /// What the answers must follow.
+    /// Returns the grammar of the answers.
     pub fn source(&self) -> Result<Option<GrammarSource>> {
         match (&self.tool_options, &self.format) {
             (None, None | Some(AnswerFormat::Text)) => Ok(None),
             (None, Some(AnswerFormat::Grammar(source))) => Ok(Some(source.clone())),
             (Some(tool_options), None | Some(AnswerFormat::Text)) => {
-                // A schema that is wrong is told by its place in itself.
+                // The error of a wrong schema names the place in the schema.
                 tools::source(&tool_options.tools, tool_options.calls, tool_options.many).map(Some)
             }
             (Some(_), Some(AnswerFormat::Grammar(_))) => Err(Fault::usage(
@@ -292,20 +291,20 @@ impl ApiRequest {
     }
 }
 
-/// Bytes of memory that making tokens of a prompt of so many bytes takes.
+/// Returns the bytes of memory that the tokenizer takes for a prompt of this length.
 pub fn tokeniser_memory(bytes: usize, served: &ServedModel) -> usize {
-    // A text that no context holds is refused before.
+    // A text that is too long for any context is refused before.
     let fits = served.context.saturating_mul(served.tokenizer.longest());
     TOKENISER_MEMORY * most_rendered(bytes).min(fits)
 }
 
-/// Bytes that a chat template may make of so many.
+/// Returns the most bytes that a chat template makes of messages of this length.
 fn most_rendered(said: usize) -> usize {
     2 * said + RENDERED
 }
 
 impl ApiPrompt {
-    /// Bytes of text.
+    /// Returns the bytes of text.
     fn bytes(&self) -> usize {
         match self {
             ApiPrompt::Conversation(said) => said.bytes(),
@@ -314,7 +313,7 @@ impl ApiPrompt {
         }
     }
 
-    /// The prompt's tokens. One that leaves an answer no room is refused.
+    /// Returns the prompt's tokens. A prompt that leaves no room for an answer is an error.
     pub fn tokens(&self, served: &ServedModel) -> Result<Vec<Token>> {
         let ServedModel { tokenizer, config, template, context, .. } = served;
         let raw;
@@ -346,7 +345,7 @@ impl ApiPrompt {
     }
 }
 
-/// A conversation of these messages, with what says which functions there are.
+/// Returns a conversation of these messages, with a description of the functions.
 pub fn conversation(
     mut messages: Vec<Message>,
     system: Option<String>,

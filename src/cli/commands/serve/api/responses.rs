@@ -1,4 +1,4 @@
-//! `/v1/responses`, as OpenAI's server has it, without what a server would have to remember.
+//! `/v1/responses`, as OpenAI's server has it, without stored responses.
 
 use super::super::queue::{AnswerEnd, AnswerPiece, RequestFigures};
 use super::error::ApiError;
@@ -118,7 +118,7 @@ fn messages(input: Input) -> Result<Vec<Message>, ApiError> {
                 let text = tools::result(name.as_deref(), &output);
                 tools::push_result(&mut messages, &mut open, text);
             }
-            // Thoughts are not part of what a model reads again.
+            // A model does not read its earlier reasoning again.
             "reasoning" => {}
             other => return Err(wrong(&format!("items of type {other:?} are not supported"))),
         }
@@ -126,7 +126,7 @@ fn messages(input: Input) -> Result<Vec<Message>, ApiError> {
     Ok(messages)
 }
 
-/// What the answer must follow. The schema stands beside its name here, not below it.
+/// Returns the format of the answer. The schema stands beside its name here, not below it.
 fn format(options: Option<TextOptions>) -> Result<Option<AnswerFormat>, ApiError> {
     let Some(format) = options.and_then(|options| options.format) else { return Ok(None) };
     match (format["type"].as_str(), format.get("schema")) {
@@ -175,7 +175,7 @@ pub fn body(
         stream: fields.take("stream")?.unwrap_or(false),
         ..ApiRequest::default()
     };
-    // Nothing is stored: an answer that another is to follow has to be sent along.
+    // Responses are not stored, so a client has to send earlier answers along.
     fields.only("previous_response_id", &[])?;
     fields.only("background", &[false.into()])?;
     fields.only("truncation", &["disabled".into()])?;
@@ -200,7 +200,7 @@ fn shown(tool: &ToolItem) -> Value {
         "parameters": tool.parameters, "strict": true})
 }
 
-/// What the answer repeats of the question.
+/// Fields of the request that the response repeats.
 struct Shown {
     tools: Value,
     choice: Value,
@@ -208,15 +208,15 @@ struct Shown {
     max_tokens: Option<usize>,
 }
 
-/// The items of an answer, on their way.
+/// Items of an answer so far.
 struct Items {
     head: ResponseHead,
     reader: CallReader,
     shown: Shown,
-    /// Of the next event.
+    /// Number of the next event.
     sequence: u64,
     items: Vec<Value>,
-    /// Whether the last item goes on.
+    /// The last item is not complete.
     is_open: bool,
 }
 
@@ -243,7 +243,7 @@ impl Items {
         out.named(&event);
     }
 
-    /// The last item's number, id and kind.
+    /// Returns the last item's number, its id, and whether it is a message.
     fn last(&self) -> (usize, Value, bool) {
         let last = self.items.last().expect("an item is open");
         (self.items.len() - 1, last["id"].clone(), last["type"] == "message")
@@ -351,7 +351,7 @@ impl Items {
         }
     }
 
-    /// The whole answer.
+    /// Returns the whole response.
     fn finished(&self, reason: FinishReason, figures: &RequestFigures) -> Value {
         let is_whole = reason != FinishReason::Length;
         let mut object = self.object(if is_whole { "completed" } else { "incomplete" });

@@ -1,10 +1,10 @@
-//! Functions that answers may call: how the model is told of them, and calls as they come.
+//! Functions that answers may call: their description in the prompt, and a parser of calls.
 
 use crate::grammar::tools::{ARGUMENTS, CALL, Tool};
 use crate::models::Message;
 use serde_json::json;
 
-/// What tells the model which functions there are. It is part of the prompt.
+/// Returns the description of the functions for the prompt.
 pub fn instructions(tools: &[Tool]) -> String {
     let mut text = "You can call these functions:\n".to_owned();
     for Tool { name, description, parameters } in tools {
@@ -17,17 +17,18 @@ pub fn instructions(tools: &[Tool]) -> String {
         }
         text += &format!("{shown}\n");
     }
-    text + "To call one, answer with nothing but a line of JSON such as {\"name\": \"NAME\", \
-        \"arguments\": {}}, and with a line for each of several calls. The results come in the \
-        next message. Otherwise answer in plain text."
+    let calls = "To call one, answer with nothing but a line of JSON such as {\"name\": \"NAME\", \
+        \"arguments\": {}}, and with a line for each of several calls.";
+    let results = "The results come in the next message. Otherwise answer in plain text.";
+    text + &format!("{calls} {results}")
 }
 
-/// A call as the model writes it.
+/// Returns a call as the model writes it.
 pub fn spelled(name: &str, arguments: &str) -> String {
     format!("{CALL}{name}{ARGUMENTS}{arguments}}}")
 }
 
-/// The result of a call as the model reads it.
+/// Returns the result of a call as the model reads it.
 pub fn result(name: Option<&str>, content: &str) -> String {
     match name {
         Some(name) => format!("Result of {name}: {content}"),
@@ -35,7 +36,7 @@ pub fn result(name: Option<&str>, content: &str) -> String {
     }
 }
 
-/// Adds the result of a call: results that follow each other are one message of the user.
+/// Adds the result of a call. Consecutive results become one user message.
 pub fn push_result(messages: &mut Vec<Message>, open: &mut bool, text: String) {
     match messages.last_mut().filter(|last| *open && last.role == "user") {
         Some(last) => last.content = format!("{}\n{text}", last.content),
@@ -44,7 +45,7 @@ pub fn push_result(messages: &mut Vec<Message>, open: &mut bool, text: String) {
     *open = true;
 }
 
-/// What a piece of an answer is.
+/// A part of an answer.
 #[derive(Clone, Debug, PartialEq)]
 pub enum AnswerPart {
     Text(String),
@@ -54,13 +55,13 @@ pub enum AnswerPart {
     Arguments(String),
 }
 
-/// Where in an answer a reader is.
+/// State of a reader within an answer.
 #[derive(Clone, Debug, PartialEq)]
-enum At {
+enum ReaderState {
     Begin,
     Text,
-    /// In what comes before the arguments.
-    ResponseHead(String),
+    /// In the text before the arguments.
+    Head(String),
     Arguments {
         depth: usize,
         in_string: bool,
@@ -70,49 +71,52 @@ enum At {
     Between,
 }
 
-/// Takes an answer apart that follows the grammar of calls.
+/// A parser of answers that follow the grammar of calls.
 #[derive(Clone, Debug)]
 pub struct CallReader {
-    at: At,
+    state: ReaderState,
 }
 
 impl CallReader {
-    /// `calls` says whether there may be calls at all.
+    /// Makes a reader. Without `calls` all text is plain text.
     pub fn new(calls: bool) -> CallReader {
-        CallReader { at: if calls { At::Begin } else { At::Text } }
+        CallReader { state: if calls { ReaderState::Begin } else { ReaderState::Text } }
     }
 
-    /// What this piece of the answer is.
+    /// Splits a piece of the answer into parts.
     pub fn push(&mut self, text: &str) -> Vec<AnswerPart> {
         let mut parts: Vec<AnswerPart> = Vec::new();
         for c in text.chars() {
-            match &mut self.at {
-                At::Begin | At::Between if c == '{' => self.at = At::ResponseHead("{".into()),
-                At::Between => {}
-                At::Begin | At::Text => {
-                    self.at = At::Text;
+            match &mut self.state {
+                ReaderState::Begin | ReaderState::Between if c == '{' => {
+                    self.state = ReaderState::Head("{".into())
+                }
+                ReaderState::Between => {}
+                ReaderState::Begin | ReaderState::Text => {
+                    self.state = ReaderState::Text;
                     match parts.last_mut() {
                         Some(AnswerPart::Text(text)) => text.push(c),
                         _ => parts.push(AnswerPart::Text(c.into())),
                     }
                 }
-                At::ResponseHead(head) => {
+                ReaderState::Head(head) => {
                     head.push(c);
                     let name = head.strip_prefix(CALL).and_then(|h| h.strip_suffix(ARGUMENTS));
                     if let Some(name) = name {
                         parts.push(AnswerPart::Call(name.to_owned()));
-                        self.at = At::Arguments { depth: 0, in_string: false, escaped: false };
+                        self.state =
+                            ReaderState::Arguments { depth: 0, in_string: false, escaped: false };
                     }
                 }
-                At::Arguments { depth, in_string, escaped } => {
+                ReaderState::Arguments { depth, in_string, escaped } => {
                     match (&parts[..], c) {
                         _ if std::mem::take(escaped) => {}
                         (_, '\\') if *in_string => *escaped = true,
                         (_, '"') => *in_string = !*in_string,
                         (_, '{' | '[') if !*in_string => *depth += 1,
-                        // The brace that ends the call itself.
+                        // This brace ends the call itself.
                         (_, '}') if !*in_string && *depth == 0 => {
-                            self.at = At::Between;
+                            self.state = ReaderState::Between;
                             continue;
                         }
                         (_, '}' | ']') if !*in_string => *depth -= 1,
@@ -133,7 +137,7 @@ impl CallReader {
 mod tests {
     use super::*;
 
-    /// The parts of a text, whichever pieces it comes in.
+    /// Returns the parts of a text that arrives in pieces of `piece` characters.
     fn parts(text: &str, calls: bool, piece: usize) -> Vec<AnswerPart> {
         let mut reader = CallReader::new(calls);
         let chars: Vec<char> = text.chars().collect();

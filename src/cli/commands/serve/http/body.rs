@@ -9,7 +9,7 @@ use http_body_util::BodyExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// The part of a body that is read whoever else sends some.
+/// Bytes of a body that are read without a share of the memory.
 const SMALL: usize = 64_000;
 /// Bytes of memory for each byte of a body, and for each value of its JSON.
 const COPIES: usize = 3;
@@ -17,22 +17,22 @@ const VALUE: usize = 100;
 
 /// Limits of bodies.
 pub struct BodyLimits {
-    /// Bytes of a body at most.
+    /// Largest body in bytes.
     pub most: usize,
-    /// How long a client may take to send a body.
+    /// Time in which a client must send a body.
     pub patience: Duration,
-    /// Bytes of memory for requests that are prepared.
+    /// Bytes of memory for the preparation of requests.
     pub memory: Arc<SharedPool>,
 }
 
-/// A body, and the memory that reading it takes.
+/// A body with its share of the memory.
 pub struct ReadBody {
     pub bytes: Vec<u8>,
     memory: Option<PoolShare>,
 }
 
 impl ReadBody {
-    /// Waits until so much memory is there for what is made of the body.
+    /// Waits for `bytes` of memory for the work on the body.
     pub async fn needs(
         &mut self,
         bytes: usize,
@@ -55,7 +55,7 @@ impl ReadBody {
     }
 }
 
-/// Bytes of memory that a body of so many bytes may take.
+/// Returns the bytes of memory that a body of this length may take.
 pub fn memory(length: usize) -> usize {
     COPIES * length + VALUE * (length / 2).min(MOST_VALUES)
 }
@@ -68,7 +68,7 @@ impl BodyLimits {
             return Err(self.too_large());
         }
         let (mut body, mut bytes, mut share) = (request.into_body(), Vec::new(), None);
-        // The client's own time, without that of waiting for others.
+        // The time of the client, without the time of waiting for memory.
         let mut left = self.patience;
         loop {
             let begun = Instant::now();

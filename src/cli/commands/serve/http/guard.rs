@@ -1,4 +1,4 @@
-//! Who may ask: keys, the origins of browsers' pages, and the names that the server goes by.
+//! Permissions: API keys, origins of browser pages, and host names of the server.
 
 use super::super::api::error::ApiError;
 use super::super::pool::Client;
@@ -7,15 +7,16 @@ use axum::http::{HeaderMap, Version};
 use sha2::{Digest, Sha256};
 use std::net::IpAddr;
 
-/// What anybody may read.
+/// Paths that need no key.
 const OPEN: [&str; 2] = ["/", "/health"];
 
-/// Headers that decide who asks, and may come once.
+/// Headers that identify a client. Each may stand once in a request.
 const SINGLE: [HeaderName; 3] = [HOST, ORIGIN, AUTHORIZATION];
 
-/// The rules.
+/// The permission rules.
 pub struct Guard {
-    /// SHA-256 of each key: all are of one length, and comparing them tells nothing of the key.
+    /// SHA-256 of each key. Hashes have one length, and the time of a comparison reveals nothing of
+    /// the key.
     keys: Vec<[u8; 32]>,
     origins: Vec<String>,
 }
@@ -27,10 +28,9 @@ impl Guard {
         Guard { keys, origins }
     }
 
-    /// Refuses who brings no key where one is needed, pages of other origins, and, where nobody
-    /// needs a key, requests under a name that is not this machine's: a page of an attacker could
-    /// let its own name point here.
-    /// Headers that come twice are refused: a proxy may have read the other one.
+    /// Refuses requests without a needed key, pages of other origins, and duplicate headers, of
+    /// which a proxy may have read the other one. A server without keys also refuses host names
+    /// that are not this machine's, because an attacker's page could let its own name point here.
     pub fn check(&self, version: Version, headers: &HeaderMap, path: &str) -> Result<(), ApiError> {
         if let Some(name) = SINGLE.iter().find(|name| headers.get_all(*name).iter().count() > 1) {
             return Err(ApiError::bad(format!("the request has several {name} headers")));
@@ -50,12 +50,11 @@ impl Guard {
         if self.keys.is_empty() {
             return match is_local(host) {
                 true => Ok(()),
-                false => Err(ApiError::new(
-                    403,
-                    "the server goes by localhost or an address as long as it asks for no key \
-                    (--api-key-file)",
-                )
-                .code("host_not_allowed")),
+                false => {
+                    let what = "without keys the server goes by localhost or an address, \
+                        see --api-key-file";
+                    Err(ApiError::new(403, what).code("host_not_allowed"))
+                }
             };
         }
         match given_key(headers) {
@@ -67,7 +66,7 @@ impl Guard {
         }
     }
 
-    /// Who asks: the key, or the address where nobody needs a key.
+    /// Returns the client of a request: its key, or its address if the server has no keys.
     pub fn client(&self, headers: &HeaderMap, address: IpAddr) -> Client {
         match given_key(headers).filter(|_| !self.keys.is_empty()) {
             Some(key) => Client::Key(Sha256::digest(key).into()),
@@ -75,7 +74,7 @@ impl Guard {
         }
     }
 
-    /// Compares with every key, and every byte of it.
+    /// Returns whether the key is known. All bytes of all keys are compared.
     fn knows(&self, key: &str) -> bool {
         let given: [u8; 32] = Sha256::digest(key).into();
         let differs = |key: &[u8; 32]| key.iter().zip(given).fold(0, |all, (a, b)| all | (a ^ b));
@@ -83,7 +82,7 @@ impl Guard {
     }
 }
 
-/// The key that a request brings.
+/// Returns the key of a request.
 fn given_key(headers: &HeaderMap) -> Option<&str> {
     let text = |name: &str| headers.get(name)?.to_str().ok();
     let bearer = text("authorization")
@@ -93,7 +92,7 @@ fn given_key(headers: &HeaderMap) -> Option<&str> {
     bearer.or_else(|| text("x-api-key"))
 }
 
-/// Whether a Host header names an address or this machine.
+/// Returns whether a Host header names an address or this machine.
 fn is_local(host: &str) -> bool {
     let name = match host.rsplit_once(':') {
         Some((name, port)) if port.bytes().all(|b| b.is_ascii_digit()) => name,

@@ -1,4 +1,4 @@
-//! Connections: taken in, bounded in number and time, and let go of at the end.
+//! Connections: accepted, limited in number and time, and closed at the end.
 
 use axum::Router;
 use hyper::server::conn::http1;
@@ -16,19 +16,19 @@ use tokio_io_timeout::TimeoutStream;
 use super::super::pool::{Client, Peer, SharedPool};
 use super::super::queue::RequestQueue;
 
-/// Connections at once, of which a client has half; more of them are closed.
+/// Most connections at once. One client may have half of them; more are closed.
 const MOST: usize = 4096;
-/// Bytes of a request's head, and the lines in it.
+/// Most bytes of a request's head, and most lines in it.
 const HEAD: usize = 64 * 1024;
 const HEADERS: usize = 100;
-/// How long to wait where the system has no descriptors left.
+/// Pause if the system has no descriptors left.
 const PAUSE: Duration = Duration::from_millis(50);
-/// How long connections may take to go once all answers are given.
+/// Time in which connections must close after the last answer.
 const FAREWELL: Duration = Duration::from_secs(2);
 
-/// Waiting connections that the system keeps.
+/// Connections that the system keeps before they are accepted.
 const BACKLOG: u32 = 1024;
-/// Bytes that the system keeps for a client that does not read.
+/// Bytes that the system buffers for a client that does not read.
 const SEND_BUFFER: u32 = 128 * 1024;
 
 /// Listens at an address.
@@ -42,17 +42,17 @@ pub fn bind(address: SocketAddr) -> std::io::Result<TcpListener> {
     socket.listen(BACKLOG)
 }
 
-/// How far the server has come to its end.
+/// Stage of the server's shutdown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ServerStage {
     Open,
-    /// Nobody is let in any more; answers that were begun go on.
+    /// New connections are refused; running answers continue.
     Closing,
-    /// There are no more answers.
+    /// All answers have ended.
     Over,
 }
 
-/// Serves connections until the stage says otherwise; returns once they are gone.
+/// Serves connections until the stage changes. Returns once all are closed.
 pub async fn serve(
     listener: TcpListener,
     router: Router,
@@ -70,9 +70,9 @@ pub async fn serve(
             tokio::time::sleep(PAUSE).await;
             continue;
         };
-        // A client that has its share already is not let in.
+        // A client with its full share gets no further connection.
         let Some(place) = places.try_take(Client::at(peer.ip()), 1) else { continue };
-        // Each token goes out by itself.
+        // Each token is sent at once.
         let _ = stream.set_nodelay(true);
         let mut stream = TimeoutStream::new(stream);
         stream.set_write_timeout(Some(patience));
@@ -91,7 +91,7 @@ pub async fn serve(
         let queue = queue.clone();
         tokio::spawn(async move {
             queue.metrics.connections.add(1);
-            // A client that sends nonsense or goes away is no failure of the server.
+            // A client's protocol error or disconnection is no failure of the server.
             let _ = connection.await;
             queue.metrics.connections.sub(1);
             drop(place);

@@ -1,4 +1,4 @@
-//! The endpoints: from HTTP to what is parsed, and answers back.
+//! The endpoints: HTTP requests to requests for the engine, and answers back.
 
 mod body;
 pub mod guard;
@@ -37,26 +37,27 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc::{Receiver, channel};
 use tower_http::cors::{AllowOrigin, Any, CorsLayer};
 
-/// Bytes of a text that is only to be tokenised.
+/// Most bytes of a text for `/tokenize`.
 const LONGEST_TEXT: usize = 1 << 20;
-/// Tokens that are only to be put together.
+/// Most tokens for `/detokenize`.
 const MOST_TOKENS: usize = 1 << 18;
 
-/// Bytes of memory for requests that are prepared, and for answers, at least.
+/// Least bytes of memory for the preparation of requests, and for answers.
 const MEMORY: usize = 512_000_000;
-/// Requests that are prepared at once, and grammars that are compiled at once.
+/// Requests that are prepared at once.
 const PREPARING: usize = 8;
+/// Grammars that are compiled at once.
 const COMPILING: usize = 2;
-/// Threads that do both.
+/// Threads that prepare requests and compile grammars.
 pub const WORKERS: usize = PREPARING + COMPILING;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const SEED: HeaderName = HeaderName::from_static("x-seed");
 
-/// All that endpoints need.
+/// State of the endpoints.
 pub struct App {
     pub queue: Arc<RequestQueue>,
-    /// Known once the model is loaded.
+    /// Set once the model is loaded.
     pub served: OnceLock<Arc<ServedModel>>,
     pub guard: Guard,
     pub log: LogFormat,
@@ -64,9 +65,9 @@ pub struct App {
     pub room: SharedLimits,
 }
 
-/// What requests share before and besides the engine.
+/// Pools of resources that requests share outside the engine.
 pub struct SharedLimits {
-    /// Bytes of memory for requests that are prepared.
+    /// Bytes of memory for the preparation of requests.
     preparing: Arc<SharedPool>,
     /// Bytes of memory for answers, from the request until they are sent.
     answers: Arc<SharedPool>,
@@ -87,17 +88,17 @@ impl SharedLimits {
         }
     }
 
-    /// Limits of bodies.
+    /// Returns the limits of bodies.
     pub fn bodies(&self, most: usize, patience: Duration) -> BodyLimits {
         BodyLimits { most, patience, memory: self.preparing.clone() }
     }
 }
 
-/// Set by an endpoint that logs a request itself. An extension of the request.
+/// Extension of a request. An endpoint sets it if it logs the request itself.
 #[derive(Clone, Default)]
 struct LogClaim(Arc<AtomicBool>);
 
-/// Reads a body into what is parsed and how it is answered.
+/// Parses a body into a request and the form of its answers.
 type Parse = fn(Fields, &Arc<ServedModel>) -> Result<(ApiRequest, Box<dyn ApiForm>), ApiError>;
 
 pub fn router(app: Arc<App>, origins: &[String]) -> Router {
@@ -131,7 +132,7 @@ pub fn router(app: Arc<App>, origins: &[String]) -> Router {
     router.layer(cors)
 }
 
-/// Lets in who may come, and logs what endpoints do not log themselves.
+/// Checks permissions, and logs requests that endpoints do not log themselves.
 async fn watch(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let shown = if path.len() > 100 { "(long)" } else { &path };
@@ -192,22 +193,21 @@ async fn version() -> Response {
 }
 
 impl App {
-    /// The model; an error as long as it is being loaded.
+    /// Returns the model, or an error while it is being loaded.
     fn served(&self) -> Result<&Arc<ServedModel>, ApiError> {
         self.queue.is_open()?;
         self.served.get().ok_or_else(|| ApiError::new(503, "the model is being loaded"))
     }
 
-    /// Who asks.
+    /// Returns the client of a request.
     fn client(&self, request: &Request) -> Client {
         let peer = request.extensions().get::<Peer>();
         let peer = peer.map_or(IpAddr::V4(Ipv4Addr::LOCALHOST), |peer| peer.0);
         self.guard.client(request.headers(), peer)
     }
 
-    /// Reads a request's body and does what takes a while for it beside the threads that serve
-    /// connections. `needs` tells the bytes of memory that the work takes beyond that of reading a
-    /// body of so many bytes.
+    /// Reads a request's body and runs `work` on it in a worker thread. `needs` returns the bytes
+    /// of memory for the work, given the length of the body.
     async fn prepare<T: Send + 'static>(
         &self,
         request: Request,
@@ -218,7 +218,7 @@ impl App {
         let mut body = self.bodies.read(request, client).await?;
         body.needs(needs(body.bytes.len()), &self.bodies, client).await?;
         let thread = self.room.threads.take(client, 1).await;
-        apart(thread, move || work(body.fields()?)).await
+        in_worker(thread, move || work(body.fields()?)).await
     }
 }
 
@@ -303,9 +303,8 @@ async fn count_tokens(State(app): State<Arc<App>>, request: Request) -> Response
     result(answer.await, true)
 }
 
-/// Does what takes the processor a while beside the threads that serve connections. `held` is what
-/// it takes of what clients share.
-async fn apart<T: Send + 'static>(
+/// Runs `work` in a worker thread. `held` is its share of a pool.
+async fn in_worker<T: Send + 'static>(
     held: PoolShare,
     work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
@@ -334,7 +333,7 @@ async fn messages(State(app): State<Arc<App>>, request: Request) -> Response {
     answer(app, request, anthropic::messages_body).await
 }
 
-/// Answers one request, in a stream or whole.
+/// Answers one request, as a stream or whole.
 async fn answer(app: Arc<App>, request: Request, parse: Parse) -> Response {
     let path = request.uri().path().to_owned();
     if let Some(claim) = request.extensions().get::<LogClaim>() {
@@ -368,12 +367,12 @@ async fn answer(app: Arc<App>, request: Request, parse: Parse) -> Response {
     response
 }
 
-/// A request whose texts wait for the engine.
+/// A request whose answers are in the queue.
 struct StartedRequest {
     parsed: ApiRequest,
     form: Box<dyn ApiForm>,
     events: Receiver<(usize, ClientEvent)>,
-    /// What the answers may take.
+    /// Memory of the answers.
     memory: PoolShare,
     seed: u64,
 }
@@ -400,12 +399,12 @@ async fn begin(app: &App, request: Request, parse: Parse) -> Result<StartedReque
         let made = requests.map(|(requests, seed)| (parsed, requests, seed));
         made.map_err(|error| ApiError::of(&error))
     };
-    let (parsed, requests, seed) = apart(thread, make).await?;
+    let (parsed, requests, seed) = in_worker(thread, make).await?;
     app.queue.add(requests)?;
     Ok(StartedRequest { parsed, form, events, memory, seed })
 }
 
-/// Memory for all that the answers may become.
+/// Takes the memory of the answers at their largest.
 fn answers_room(
     app: &App,
     served: &ServedModel,
@@ -415,8 +414,8 @@ fn answers_room(
     let (needed, most) = (parsed.answers_memory(served), app.room.answers.most());
     if needed > most {
         let what = format!(
-            "the answers could take {} MB of memory, and a client has {} MB: ask for fewer answers \
-            ('n'), a smaller 'max_tokens' or fewer 'top_logprobs'",
+            "the answers could take {} MB of memory, and a client has {} MB: \
+            ask for fewer answers ('n'), a smaller 'max_tokens' or fewer 'top_logprobs'",
             needed / 1_000_000,
             most / 1_000_000
         );
@@ -428,7 +427,8 @@ fn answers_room(
     })
 }
 
-/// The grammar of the answers, compiled where it is a new one. That ends once the client is gone.
+/// Returns the grammar of the answers, and compiles a new one. The compilation ends once the client
+/// is gone.
 async fn grammar(
     app: &App,
     served: &Arc<ServedModel>,
@@ -441,14 +441,14 @@ async fn grammar(
         return known.map(Some).map_err(|fault| wrong(fault.into()));
     }
     let compiler = app.room.compilers.take(client, 1).await;
-    // Dropped with this future, which a client that goes away takes with it.
+    // The future drops this when its client goes away.
     let here = Arc::new(());
     let (there, served, ignore_eos) = (Arc::downgrade(&here), served.clone(), parsed.ignore_eos);
     let compile = move || {
         let is_wanted = || there.strong_count() > 0;
         served.constraints.get(&source, ignore_eos, &is_wanted).map_err(|e| ApiError::of(&e))
     };
-    let grammar = apart(compiler, compile).await;
+    let grammar = in_worker(compiler, compile).await;
     drop(here);
     grammar.map(Some)
 }

@@ -14,15 +14,15 @@ use std::convert::Infallible;
 use std::time::Duration;
 use tokio::sync::mpsc::Receiver;
 
-/// How often a stream that has nothing to say shows that it is alive.
+/// Interval of keep-alive comments in a stream without events.
 const ALIVE: Duration = Duration::from_secs(15);
 
-/// Answers as far as they have come.
+/// Answers so far.
 pub struct Collected {
     answers: Vec<CollectedAnswer>,
     open: usize,
     figures: RequestFigures,
-    /// What the answers may take.
+    /// Memory of the answers.
     _memory: PoolShare,
 }
 
@@ -39,13 +39,13 @@ impl Collected {
     }
 }
 
-/// Tells the log what there is to say of answers that ended well.
+/// Writes the outcome of successful answers to the log entry.
 fn ended_well(entry: &mut LogEntry, collected: &Collected) {
     entry.status = 200;
     entry.outcome = collected.answers.first().map_or("done", |answer| answer.reason.name());
 }
 
-/// Waits for all answers and gives them out at once.
+/// Waits for all answers and sends them as one response.
 pub async fn whole(
     mut form: Box<dyn ApiForm>,
     mut events: Receiver<(usize, ClientEvent)>,
@@ -84,8 +84,9 @@ pub async fn whole(
     if collected.answers.len() == 1 {
         return answer_json(form.whole(&collected.answers, &collected.figures, 0));
     }
-    // All of them in one text could be larger than what was kept of them.
-    let next = |(mut form, mut collected, choice): (Box<dyn ApiForm>, Collected, usize)| async move {
+    // All answers in one text could take more memory than was reserved for them.
+    type Rest = (Box<dyn ApiForm>, Collected, usize);
+    let next = |(mut form, mut collected, choice): Rest| async move {
         let Collected { answers, figures, .. } = &mut collected;
         if choice == answers.len() {
             return None;
@@ -98,7 +99,7 @@ pub async fn whole(
     respond(200, "application/json", Body::from_stream(parts))
 }
 
-/// The engine let go of a text without a word: its client did not read.
+/// Returns the error of a client that did not read: the engine dropped its answer.
 fn lost() -> ApiError {
     ApiError::new(500, "the answer was cut off: it was not read as fast as it came")
 }
@@ -119,7 +120,7 @@ enum StreamStage {
     End,
 }
 
-/// Gives out the answers as they come.
+/// Sends the answers as a stream of events.
 pub fn stream(
     form: Box<dyn ApiForm>,
     events: Receiver<(usize, ClientEvent)>,
@@ -133,21 +134,21 @@ pub fn stream(
     });
     let mut response = respond(200, "text/event-stream", Body::from_stream(events));
     response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
-    // nginx passes events on at once where it reads this.
+    // This header makes nginx pass events on at once.
     let name = HeaderName::from_static("x-accel-buffering");
     response.headers_mut().insert(name, HeaderValue::from_static("no"));
     response
 }
 
 impl AnswerStream {
-    /// What is to be sent next.
+    /// Waits for the next text to send.
     async fn next(&mut self) -> Option<String> {
         let mut out = SseEvents::default();
         match self.stage {
             StreamStage::Begin => {
                 self.stage = StreamStage::Running;
                 self.form.begin(&mut out);
-                // There is nothing to send of some forms' beginnings.
+                // Some forms send nothing at the beginning.
                 if !out.0.is_empty() {
                     return Some(out.0);
                 }
@@ -161,7 +162,7 @@ impl AnswerStream {
                 Err(_) => out.0 += ": waiting\n\n",
             }
         }
-        // What came meanwhile goes with it.
+        // Events that are ready are sent with it.
         while self.stage == StreamStage::Running {
             match self.events.try_recv() {
                 Ok(event) => self.take(Some(event), &mut out),

@@ -6,14 +6,14 @@ use axum::http::StatusCode;
 use axum::http::header::{CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 use axum::response::Response;
 
-/// Seconds after which a client that found the queue full may try again.
+/// Seconds after which a client may try again if the queue was full.
 const RETRY: &str = "1";
 
-/// Why a request was refused, as an extension of its response.
+/// Extension of a response: the reason of the refusal.
 #[derive(Clone)]
 pub struct RefusalReason(pub String);
 
-/// A whole response.
+/// Makes a whole response.
 pub fn respond(status: u16, kind: &'static str, body: impl Into<Body>) -> Response {
     let mut response = Response::new(body.into());
     *response.status_mut() = StatusCode::from_u16(status).unwrap_or_default();

@@ -1,0 +1,268 @@
+//! Types of the tensors of GGUF files: their numbers and names there, and their blocks turned into
+//! matrices and back. How each type stores a block says the table of [`crate::tensor::block`].
+
+use crate::checkpoint::Dtype;
+use crate::tensor::block::{BLOCKS, Integer};
+use crate::tensor::ggml::{OpenBlock, WEIGHTS};
+use crate::tensor::{Code, Format, GgmlType, Matrix, Values, side};
+use crate::util::threads;
+use anyhow::{Result, ensure};
+use half::bf16;
+use std::ops::Range;
+
+/// All types of ggml. A type can be read where a row of the table of blocks has its name.
+const TYPES: [(u32, &str); 29] = [
+    (0, "F32"),
+    (1, "F16"),
+    (2, "Q4_0"),
+    (3, "Q4_1"),
+    (6, "Q5_0"),
+    (7, "Q5_1"),
+    (8, "Q8_0"),
+    (9, "Q8_1"),
+    (10, "Q2_K"),
+    (11, "Q3_K"),
+    (12, "Q4_K"),
+    (13, "Q5_K"),
+    (14, "Q6_K"),
+    (15, "Q8_K"),
+    (16, "IQ2_XXS"),
+    (17, "IQ2_XS"),
+    (18, "IQ3_XXS"),
+    (19, "IQ1_S"),
+    (20, "IQ4_NL"),
+    (21, "IQ3_S"),
+    (22, "IQ2_S"),
+    (23, "IQ4_XS"),
+    (28, "F64"),
+    (29, "IQ1_M"),
+    (30, "BF16"),
+    (34, "TQ1_0"),
+    (35, "TQ2_0"),
+    (39, "MXFP4"),
+    (40, "NVFP4"),
+];
+
+/// Weights decoded by one thread at once.
+const RUN: usize = 1 << 20;
+
+/// Returns the name of a type, if ggml has one of this number.
+pub fn name(number: u32) -> Option<&'static str> {
+    TYPES.iter().find(|row| row.0 == number).map(|row| row.1)
+}
+
+/// Returns the code of a type that can be read.
+pub fn code(number: u32) -> Option<Code> {
+    let name = name(number)?;
+    BLOCKS.iter().find(|block| block.ggml.is_some_and(|t| t.name == name)).map(|block| block.code)
+}
+
+/// Returns the number of the type that holds a code.
+pub fn number(code: Code) -> Option<u32> {
+    let name = code.spec().ggml?.name;
+    TYPES.iter().find(|row| row.1 == name).map(|row| row.0)
+}
+
+/// Names of all types that can be read, for messages.
+pub fn readable() -> String {
+    let names = TYPES.iter().filter(|row| code(row.0).is_some()).map(|row| row.1);
+    names.collect::<Vec<_>>().join(", ")
+}
+
+/// The type of plain floats.
+pub fn dtype(code: Code) -> Option<Dtype> {
+    match code {
+        Code::F32 => Some(Dtype::F32),
+        Code::F16 => Some(Dtype::F16),
+        Code::Bf16 => Some(Dtype::BF16),
+        _ => None,
+    }
+}
+
+/// How the blocks of a type become integers.
+struct Opener {
+    format: Format,
+    ggml: GgmlType,
+    open: OpenBlock,
+    integer: Integer,
+}
+
+impl Opener {
+    fn new(code: Code) -> Option<Opener> {
+        let ggml = code.spec().ggml?;
+        let Values::Integer(integer) = code.spec().values else { return None };
+        Some(Opener { format: Format::of_file(code)?, ggml, open: ggml.split?.open, integer })
+    }
+
+    /// Calls `each` with the stored codes and the side of every block, and its slice of `out`.
+    fn blocks<T>(&self, data: &[u8], out: &mut [T], each: impl Fn(&[u8], &[u8], &mut [T])) {
+        let (mut codes, mut side) = ([0; WEIGHTS], [0; side::BYTES]);
+        let codes = &mut codes[..self.ggml.weights];
+        let side = &mut side[..self.format.code.spec().side.bytes()];
+        let blocks = data.len() / self.ggml.bytes;
+        let outputs = out.chunks_exact_mut(out.len() / blocks.max(1));
+        for (block, out) in data.chunks_exact(self.ggml.bytes).zip(outputs) {
+            (self.open)(block, codes, side);
+            each(codes, side, out);
+        }
+    }
+
+    /// Decodes blocks to floats, exactly.
+    fn decode(&self, data: &[u8], out: &mut [f32]) {
+        let side = self.format.code.spec().side;
+        self.blocks(data, out, |codes, bytes, out| {
+            let integers = |col| self.integer.value(codes[col]);
+            side.factors(bytes).decode(side, self.integer.unit(), integers, out);
+        });
+    }
+}
+
+/// Decodes the bytes of a type to floats, exactly as ggml computes them.
+pub fn decode(code: Code, data: &[u8], out: &mut [f32]) -> Result<()> {
+    let bytes = code.spec().ggml.map(|ggml| ggml.bytes_of(out.len()));
+    ensure!(bytes == Some(data.len()), "{code:?} of {} weights in {} bytes", out.len(), data.len());
+    match Opener::new(code) {
+        Some(opener) => opener.decode(data, out),
+        None => {
+            let format = Format { code, ..Format::F32 };
+            Matrix::new(format, 1, out.len(), data, Vec::new())?.decode_row(0, out);
+        }
+    }
+    Ok(())
+}
+
+/// Rows of blocks as a matrix that holds the same values to the bit.
+pub fn matrix(
+    code: Code,
+    rows: usize,
+    cols: usize,
+    data: &[u8],
+    threads: usize,
+    mut codes: Vec<u8>,
+) -> Result<Matrix<'static>> {
+    let opener = opener(code, rows, cols, data)?;
+    let Opener { format, ggml, integer, .. } = opener;
+    let blocks = rows * cols / ggml.weights;
+    codes.resize(blocks * ggml.weights * integer.bits as usize / 8, 0);
+    spread(&opener, data, &mut codes, threads, |opener, data, out| {
+        opener.blocks(data, out, |codes, _, out| integer.pack(codes, out));
+    });
+    let mut side = vec![0; blocks * format.code.spec().side.bytes()];
+    spread(&opener, data, &mut side, threads, |opener, data, out| {
+        opener.blocks(data, out, |_, side, out| out.copy_from_slice(side));
+    });
+    Matrix::new(format, rows, cols, codes, side)
+}
+
+/// Rows of blocks in the format that they have once they are loaded: [`matrix`], or the nearest
+/// bf16. Codes go to the memory of `codes`, whose contents do not matter: fresh memory costs more
+/// time than conversion.
+pub fn loaded(
+    code: Code,
+    rows: usize,
+    cols: usize,
+    data: &[u8],
+    threads: usize,
+    mut codes: Vec<u8>,
+) -> Result<Matrix<'static>> {
+    if code.loaded() == code {
+        return matrix(code, rows, cols, data, threads, codes);
+    }
+    let opener = opener(code, rows, cols, data)?;
+    codes.resize(2 * rows * cols, 0);
+    spread(&opener, data, &mut codes, threads, |opener, data, out| {
+        let side = opener.format.code.spec().side;
+        opener.blocks(data, out, |codes, bytes, out| {
+            let mut values = [0f32; WEIGHTS];
+            let values = &mut values[..codes.len()];
+            let integers = |col| opener.integer.value(codes[col]);
+            side.factors(bytes).decode(side, opener.integer.unit(), integers, values);
+            let out = out.as_chunks_mut::<2>().0.iter_mut();
+            out.zip(values).for_each(|(code, v)| *code = bf16::from_f32(*v).to_le_bytes());
+        });
+    });
+    Matrix::new(opener.format.loaded(), rows, cols, codes, Vec::new())
+}
+
+fn opener(code: Code, rows: usize, cols: usize, data: &[u8]) -> Result<Opener> {
+    let opener = Opener::new(code).filter(|opener| {
+        cols.is_multiple_of(opener.ggml.weights) && data.len() == opener.ggml.bytes_of(rows * cols)
+    });
+    opener
+        .ok_or_else(|| anyhow::anyhow!("{code:?} [{rows}, {cols}] is not of {} bytes", data.len()))
+}
+
+/// Cuts input and output at the same blocks and works on the pieces side by side.
+fn spread(
+    opener: &Opener,
+    data: &[u8],
+    out: &mut [u8],
+    threads: usize,
+    work: impl Fn(&Opener, &[u8], &mut [u8]) + Sync,
+) {
+    let blocks = data.len() / opener.ggml.bytes;
+    let width = out.len() / blocks.max(1);
+    let each = blocks.div_ceil(threads.max(1)).max(RUN / 32);
+    std::thread::scope(|scope| {
+        for (data, out) in data.chunks(each * opener.ggml.bytes).zip(out.chunks_mut(each * width)) {
+            let work = &work;
+            threads::spawn(scope, move || work(opener, data, out));
+        }
+    });
+}
+
+/// Rows of a matrix as blocks of the type that holds its code, each scale repeated where a group is
+/// wider than a block; `None` where such files are not written.
+pub fn encode(matrix: &Matrix<'_>, rows: Range<usize>) -> Option<Vec<u8>> {
+    let Opener { ggml, integer, .. } = Opener::new(matrix.format.code)?;
+    let close = ggml.split?.close?;
+    let mut out = vec![0; rows.len() * ggml.bytes_of(matrix.cols)];
+    let (group, bytes) =
+        (matrix.format.group_cols(matrix.cols), matrix.format.code.spec().side.bytes());
+    let mut codes = vec![0; ggml.weights];
+    for (row, out) in rows.zip(out.chunks_exact_mut(ggml.bytes_of(matrix.cols))) {
+        let (packed, side) = (matrix.row(row), matrix.row_side(row));
+        for (i, block) in out.chunks_exact_mut(ggml.bytes).enumerate() {
+            let first = i * ggml.weights;
+            let integers = (first..).map(|col| integer.at(packed, col) + integer.zero);
+            codes.iter_mut().zip(integers).for_each(|(code, q)| *code = q as u8);
+            close(&codes, &side[first / group * bytes..][..bytes], block);
+        }
+    }
+    Some(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_type_of_the_table_has_a_number() {
+        for block in BLOCKS.iter().filter(|block| block.ggml.is_some()) {
+            assert_eq!(code(number(block.code).unwrap()), Some(block.code), "{}", block.name);
+        }
+        assert_eq!((name(10), code(10), name(4)), (Some("Q2_K"), None, None));
+    }
+
+    /// A native matrix has the values of its blocks, and those that are written come back.
+    #[test]
+    fn blocks_go_there_and_back() {
+        for block in BLOCKS.iter() {
+            let Some(Opener { ggml, .. }) = Opener::new(block.code) else { continue };
+            let (rows, cols) = (3, 512);
+            let n = rows * ggml.bytes_of(cols);
+            // No exponent of an f16 is all ones.
+            let data: Vec<u8> = (0..n).map(|i| (i * 37 + i / 251 * 11) as u8 & 0xbb).collect();
+            let native = matrix(block.code, rows, cols, &data, 2, Vec::new()).unwrap();
+            let mut want = vec![0.0; rows * cols];
+            decode(block.code, &data, &mut want).unwrap();
+            assert_eq!(native.dequantize(), want, "{}", block.name);
+            let side = block.side.bytes() * rows * cols / ggml.weights;
+            assert_eq!(native.bytes(), rows * cols * block.bits_of_two / 16 + side);
+            assert!(native.bytes() <= data.len(), "{}", block.name);
+            if let Some(written) = encode(&native, 0..rows) {
+                assert_eq!(written, data, "{}", block.name);
+            }
+        }
+    }
+}

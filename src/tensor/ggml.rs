@@ -1,0 +1,137 @@
+//! How GGUF files store blocks: the side among the codes, and the codes in an order of their own.
+//!
+//! | type | weights | bytes | value |
+//! |------|--------:|------:|-------|
+//! | Q4_0 | 32 | 18 | d (q - 8) |
+//! | Q4_1 | 32 | 20 | d q + m |
+//! | Q5_0 | 32 | 22 | d (q - 16) |
+//! | Q5_1 | 32 | 24 | d q + m |
+//! | Q8_0 | 32 | 34 | d q |
+//! | Q4_K, Q5_K | 256 | 144, 176 | d s q - m t, with 6-bit s and t for each 32 weights |
+//! | Q6_K | 256 | 210 | d s (q - 32), with int8 s for each 16 weights |
+//!
+//! d and m are f16. A function for each type splits a block into codes, one a byte in the order of
+//! the columns, and the side; all else reads the table.
+//! Source: ggml-org/ggml, ggml-common.h (layouts) and ggml-quants.c (meaning).
+
+/// Most weights of a block.
+pub const WEIGHTS: usize = 256;
+
+/// A type of GGUF file.
+#[derive(Clone, Copy, Debug)]
+pub struct GgmlType {
+    /// Its name there.
+    pub name: &'static str,
+    /// Weights of one block, 1 for plain floats.
+    pub weights: usize,
+    /// Bytes of one block.
+    pub bytes: usize,
+    /// Its number in `shaders/unpack.comp`. `None`: the GPU takes the bytes as they are.
+    pub unpack: Option<u32>,
+    /// `None` for plain floats.
+    pub split: Option<BlockCodec>,
+}
+
+/// How a block is taken apart and, where such files are written, put together.
+#[derive(Clone, Copy, Debug)]
+pub struct BlockCodec {
+    pub open: OpenBlock,
+    pub close: Option<CloseBlock>,
+}
+
+/// Joins stored codes, one a byte, and the side to a block.
+pub type CloseBlock = fn(codes: &[u8], side: &[u8], block: &mut [u8]);
+
+/// Splits a block into stored codes, one a byte, and the side.
+pub type OpenBlock = fn(block: &[u8], codes: &mut [u8], side: &mut [u8]);
+
+impl GgmlType {
+    /// Bytes of `n` weights, whole blocks.
+    pub fn bytes_of(&self, n: usize) -> usize {
+        n / self.weights * self.bytes
+    }
+}
+
+pub fn open_q8_0(block: &[u8], codes: &mut [u8], side: &mut [u8]) {
+    side.copy_from_slice(&block[..2]);
+    codes.copy_from_slice(&block[2..34]);
+}
+
+pub fn close_q8_0(codes: &[u8], side: &[u8], block: &mut [u8]) {
+    block[..2].copy_from_slice(side);
+    block[2..34].copy_from_slice(codes);
+}
+
+pub fn open_q4_0(block: &[u8], codes: &mut [u8], side: &mut [u8]) {
+    side.copy_from_slice(&block[..2]);
+    nibbles(&block[2..18], codes);
+}
+
+pub fn close_q4_0(codes: &[u8], side: &[u8], block: &mut [u8]) {
+    block[..2].copy_from_slice(side);
+    let (low, high) = codes.split_at(16);
+    block[2..18].iter_mut().zip(low).zip(high).for_each(|((b, l), h)| *b = l | h << 4);
+}
+
+pub fn open_q4_1(block: &[u8], codes: &mut [u8], side: &mut [u8]) {
+    side.copy_from_slice(&block[..4]);
+    nibbles(&block[4..20], codes);
+}
+
+pub fn open_q5_0(block: &[u8], codes: &mut [u8], side: &mut [u8]) {
+    side.copy_from_slice(&block[..2]);
+    nibbles(&block[6..22], codes);
+    fifth_bits(&block[2..6], codes);
+}
+
+pub fn open_q5_1(block: &[u8], codes: &mut [u8], side: &mut [u8]) {
+    side.copy_from_slice(&block[..4]);
+    nibbles(&block[8..24], codes);
+    fifth_bits(&block[4..8], codes);
+}
+
+pub fn open_q4_k(block: &[u8], codes: &mut [u8], side: &mut [u8]) {
+    side.copy_from_slice(&block[..16]);
+    let halves = codes.chunks_exact_mut(64).zip(block[16..144].chunks_exact(32));
+    halves.for_each(|(codes, bytes)| nibbles(bytes, codes));
+}
+
+pub fn open_q5_k(block: &[u8], codes: &mut [u8], side: &mut [u8]) {
+    side.copy_from_slice(&block[..16]);
+    let halves = codes.chunks_exact_mut(64).zip(block[48..176].chunks_exact(32));
+    halves.for_each(|(codes, bytes)| nibbles(bytes, codes));
+    for (group, codes) in codes.chunks_exact_mut(32).enumerate() {
+        let fifth = codes.iter_mut().zip(&block[16..48]);
+        fifth.for_each(|(code, high)| *code |= (high >> group & 1) << 4);
+    }
+}
+
+pub fn open_q6_k(block: &[u8], codes: &mut [u8], side: &mut [u8]) {
+    side[..2].copy_from_slice(&block[208..]);
+    side[2..].copy_from_slice(&block[192..208]);
+    let (lows, highs) = (&block[..128], &block[128..192]);
+    // A quarter of half a block shares shifts and neighbouring bytes.
+    for (i, codes) in codes.chunks_exact_mut(32).enumerate() {
+        let (half, quarter) = (i / 4, i % 4);
+        let (low, high) = (&lows[64 * half + 32 * (quarter % 2)..], &highs[32 * half..]);
+        let (low_shift, high_shift) = (4 * (quarter / 2), 2 * quarter);
+        for ((code, low), high) in codes.iter_mut().zip(low).zip(high) {
+            *code = low >> low_shift & 15 | (high >> high_shift & 3) << 4;
+        }
+    }
+}
+
+/// Splits n bytes into the n codes of their low nibbles and the n codes of their high ones.
+#[inline(always)]
+fn nibbles(bytes: &[u8], codes: &mut [u8]) {
+    let (low, high) = codes.split_at_mut(bytes.len());
+    low.iter_mut().zip(bytes).for_each(|(code, byte)| *code = byte & 15);
+    high.iter_mut().zip(bytes).for_each(|(code, byte)| *code = byte >> 4);
+}
+
+/// Adds bit j of a 32-bit word to code j as its fifth bit.
+#[inline(always)]
+fn fifth_bits(word: &[u8], codes: &mut [u8]) {
+    let word = u32::from_le_bytes([word[0], word[1], word[2], word[3]]);
+    codes.iter_mut().enumerate().for_each(|(j, code)| *code |= ((word >> j & 1) as u8) << 4);
+}
