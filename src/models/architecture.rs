@@ -72,7 +72,8 @@ pub fn of_gguf(name: &str) -> Option<&'static dyn Architecture> {
 
 /// Returns a sentence that names the architectures that run.
 pub fn known() -> String {
-    let names: Vec<&str> = ARCHITECTURES.iter().map(|a| a.name()).collect();
+    let name = |a: &&dyn Architecture| format!("{} ({})", a.name(), a.gguf());
+    let names: Vec<String> = ARCHITECTURES.iter().map(name).collect();
     format!("this program runs {}", names.join(", "))
 }
 

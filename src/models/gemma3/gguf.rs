@@ -170,7 +170,7 @@ fn layers(c: &Config) -> Result<(LayerSpec, RopeSpec)> {
     } else if !(0..c.layers.len()).all(is_placed) {
         format!("its global layers are not every {PATTERN}th")
     } else if first.rope != (RopeSpec { theta: 1e4, ..rope }) || global.share != 1.0 {
-        "its layers rotate otherwise than Gemma 3's".into()
+        "its local layers rotate otherwise than Gemma 3's".into()
     } else if c.layers.iter().any(|layer| shape(layer) != shape(&first)) {
         "its layers differ in their heads".into()
     } else {
