@@ -50,8 +50,8 @@ pub fn check_bytes(file: &str, bytes: &[u8]) -> Result<(), Fault> {
     if ["<!doctype html", "<html", "<head", "<?xml"].iter().any(|tag| text.starts_with(tag)) {
         return Err(Fault::model(format!("{file} is a web page that was saved under this name"))
             .help(
-                "download the file itself: `hf download ID`, or a link with /resolve/main/ in it \
-                instead of /blob/main/",
+                "download the file itself: `hf download ID`, \
+                or a link with /resolve/main/ in it instead of /blob/main/",
             ));
     }
     Ok(())
@@ -63,15 +63,10 @@ pub fn check_files(store: &Store, shown: &str) -> Result<()> {
     let has = |name: &str| files.iter().any(|f| f == name);
     let ends = |ending: &str| files.iter().any(|f| f.ends_with(ending));
     if has("adapter_config.json") {
-        return Err(Fault::model(format!(
-            "{shown} is a PEFT adapter (adapter_config.json), not a \
-            whole model"
-        ))
-        .help(
-            "merge it into its base model first: peft's `merge_and_unload()`, then \
-                `save_pretrained`",
-        )
-        .into());
+        let what = format!("{shown} is a PEFT adapter (adapter_config.json), not a whole model");
+        let help = "merge it into its base model first: \
+            peft's `merge_and_unload()`, then `save_pretrained`";
+        return Err(Fault::model(what).help(help).into());
     }
     if ends(".safetensors") {
         return Ok(());
@@ -94,15 +89,13 @@ pub fn check_files(store: &Store, shown: &str) -> Result<()> {
             .into());
     }
     if !has("config.json") {
-        return Err(Fault::model(format!(
-            "{shown}: there is no config.json and no safetensors file \
-            here"
-        ))
-        .help(
-            "give a model directory from Hugging Face, a directory that gemma quantize made, \
+        let what = format!("{shown}: there is no config.json and no safetensors file here");
+        return Err(Fault::model(what)
+            .help(
+                "give a model directory from Hugging Face, a directory that gemma quantize made, \
                 or a GGUF file",
-        )
-        .into());
+            )
+            .into());
     }
     Err(Fault::model(format!("{shown}: there are no weights: no model.safetensors and no shards"))
         .help("the download is incomplete: run `hf download` again with this model's id")
@@ -157,7 +150,8 @@ mod tests {
     fn other_quantisers_are_recognised() {
         for (config, want) in [
             (
-                json!({"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": true}}),
+                json!({"quantization_config":
+                    {"quant_method": "bitsandbytes", "load_in_4bit": true}}),
                 "bitsandbytes",
             ),
             (json!({"quantization_config": {"load_in_8bit": true}}), "bitsandbytes"),

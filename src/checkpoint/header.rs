@@ -106,8 +106,10 @@ mod tests {
 
     #[test]
     fn good_headers_come_back_in_the_order_of_the_data() {
-        let h = r#"{"b":{"dtype":"F32","shape":[1],"data_offsets":[4,8]},"__metadata__":{"format":"pt"},
-            "a":{"dtype":"U8","shape":[2,2],"data_offsets":[0,4]},"empty":{"dtype":"F32","shape":[0,3],"data_offsets":[8,8]}}  "#;
+        let h = r#"{"b":{"dtype":"F32","shape":[1],"data_offsets":[4,8]},
+            "__metadata__":{"format":"pt"},
+            "a":{"dtype":"U8","shape":[2,2],"data_offsets":[0,4]},
+            "empty":{"dtype":"F32","shape":[0,3],"data_offsets":[8,8]}}  "#;
         let entries = parse("f", &file(h, 8)).unwrap();
         assert_eq!(
             entries.iter().map(|e| e.name.as_str()).collect::<Vec<_>>(),
@@ -138,9 +140,11 @@ mod tests {
         );
         assert!(refusal(&one("U8", "[4]", "[2,6]"), 6).contains("`t`"));
         assert!(refusal(&one("U8", "[-1]", "[0,1]"), 1).contains("JSON"));
-        let two = r#"{"t":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"u":{"dtype":"U8","shape":[4],"data_offsets":[2,6]}}"#;
+        let two = r#"{"t":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},
+            "u":{"dtype":"U8","shape":[4],"data_offsets":[2,6]}}"#;
         assert!(refusal(two, 6).contains("`u`"));
-        let twice = r#"{"t":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"t":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}"#;
+        let twice = r#"{"t":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},
+            "t":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}"#;
         assert!(refusal(twice, 1).contains("listed twice"));
         assert!(refusal("[]", 0).contains("JSON"));
         assert!(refusal("{} x", 0).contains("JSON"));

@@ -152,16 +152,10 @@ impl Checkpoint {
         for entry in header::parse(&shown, &bytes)? {
             if let Some(other) = self.by_name.insert(entry.name.clone(), self.raw.len()) {
                 let other = &self.shard_names[self.raw[other].0];
-                return Err(Fault::model(format!(
-                    "{shown}: tensor `{}` is also in \
-                    {other}",
-                    entry.name
-                ))
-                .help(
-                    "the shards are of different exports: fetch the model again into an \
-                        empty directory",
-                )
-                .into());
+                let what = format!("{shown}: tensor `{}` is also in {other}", entry.name);
+                let help = "the shards are of different exports: \
+                    fetch the model again into an empty directory";
+                return Err(Fault::model(what).help(help).into());
             }
             self.raw.push((shard, entry));
         }
@@ -172,8 +166,8 @@ impl Checkpoint {
     /// The index and the shards must tell the same story.
     fn check_index(&self, map: &BTreeMap<String, String>) -> Result<()> {
         let index = self.store.display(shards::INDEX);
-        let help = "index and shards are of different exports: fetch the model again into an empty \
-            directory";
+        let help = "index and shards are of different exports: \
+            fetch the model again into an empty directory";
         for (tensor, file) in map {
             let actual = self.by_name.get(tensor).map(|i| &self.shard_names[self.raw[*i].0]);
             if actual != Some(file) {
@@ -300,7 +294,7 @@ impl Checkpoint {
         &self.formats
     }
 
-    /// What was passed over in silence; worth one line to the user each.
+    /// Notes for the user about parts that were skipped, one line each.
     pub fn notes(&self) -> &[String] {
         &self.notes
     }
@@ -366,8 +360,8 @@ impl Checkpoint {
     }
 
     /// A two-dimensional tensor as a matrix: bf16, f32 and packed ones without a copy, f16 as f32;
-    /// blocks of a GGUF file as the same integers in our order, or as bf16 where there are no kernels
-    /// for them.
+    /// blocks of a GGUF file as the same integers in our order, or as bf16 where there are no
+    /// kernels for them.
     pub fn matrix(&self, name: &str) -> Result<Matrix<'_>> {
         if self.formats.contains_key(name) {
             return self.packed(name);

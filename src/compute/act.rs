@@ -4,8 +4,8 @@
 use super::operand::BufferId;
 use crate::tensor::{Code, Format, Group};
 
-/// What a linear layer reads: f32 rows, or int8 rows with one scale a row or a group; through a
-/// Hadamard or not.
+/// Input of a linear layer: f32 rows, or int8 rows with one scale a row or a group, with or without
+/// a Hadamard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ActFormat {
     pub int8: bool,

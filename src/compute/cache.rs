@@ -51,7 +51,7 @@ pub struct KvLayer {
     pub format: KvFormat,
     pub n_kv_heads: usize,
     pub head_dim: usize,
-    /// Of one sequence
+    /// Pages of one sequence
     pub pages: Pages,
     /// Pages of the buffers; sequences share them out by their page tables
     pub all_pages: usize,
@@ -73,7 +73,7 @@ pub struct KvLayer {
 }
 
 impl KvLayer {
-    /// Of a key and a value.
+    /// Bytes of a key and a value.
     pub fn bytes_per_position(&self) -> usize {
         2 * self.n_kv_heads * self.format.head_bytes(self.head_dim)
     }

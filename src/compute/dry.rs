@@ -15,7 +15,7 @@ pub trait Footprint: Send {
     /// Pieces that a weight matrix takes.
     fn weight(&mut self, label: &str, format: Format, rows: usize, cols: usize)
     -> Result<Vec<u64>>;
-    /// What a buffer takes.
+    /// Returns the bytes that a buffer takes.
     fn buffer(&mut self, label: &str, bytes: usize) -> Result<u64>;
     /// Buffers of the executor's own that it makes when it records this plan.
     fn recorded(&mut self, plan: &Plan, layout: StepLayout) -> Result<Vec<u64>>;
@@ -33,7 +33,7 @@ pub struct Pieces {
     pub buffers: Vec<u64>,
 }
 
-/// What a dry executor has counted so far, for whoever put it inside another one.
+/// The count of a dry executor so far, shared with the code that put it inside another executor.
 #[derive(Clone, Debug, Default)]
 pub struct Counted(Arc<Mutex<Pieces>>);
 

@@ -3,7 +3,8 @@
 //! counts.
 //!
 //! No method has a body here: an executor around another one forwards each of them or says what it
-//! does not do. What follows from the methods, whoever implements them, is [`ExecutorExt`].
+//! does not do. [`ExecutorExt`] has the
+//! functions that follow from the methods.
 
 use super::cache::KvFormat;
 use super::operand::{BufferId, WeightId};
@@ -40,7 +41,7 @@ impl KernelTime {
     }
 }
 
-/// What an accelerator beside the executor has done; the JSON result shows it as it is.
+/// Work of an accelerator beside the executor. The JSON result shows it as it is.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct AssistReport {
     /// Which, such as `host model with the kernel's Rust twin`.
@@ -78,12 +79,12 @@ pub struct Loading {
     pub preparing: f64,
     /// From the first byte read to the last one in its place, those included.
     pub moving: f64,
-    /// What of it a reading thread read, and waited for the device to take what was read.
+    /// Seconds of it that a reading thread read, and waited for the device to take the bytes.
     pub reading: f64,
     pub waiting: f64,
 }
 
-/// What an executor is, for as long as it lives.
+/// Properties of an executor, constant for its lifetime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Caps {
     /// Most rows that one pass should carry: the prefill chunk.
@@ -135,7 +136,7 @@ pub trait Executor: Reports + Send {
     fn lend(&self, buffer: BufferId, bytes: usize) -> Option<&[u8]>;
 }
 
-/// What can be done with any executor.
+/// Functions of every executor.
 pub trait ExecutorExt: Executor {
     /// Runs a plan of which nothing is wanted at once.
     fn run(&mut self, plan: PlanId) -> Result<()> {
@@ -146,7 +147,7 @@ pub trait ExecutorExt: Executor {
 
 impl<E: Executor + ?Sized> ExecutorExt for E {}
 
-/// What an executor says of itself and of what it has done. No pass depends on it.
+/// Reports of an executor about itself and its work. No pass depends on them.
 pub trait Reports {
     fn report(&self) -> Report;
     /// Starts (or restarts) timing the kernels.
@@ -174,7 +175,7 @@ pub struct Report {
     pub allocated: Held,
     /// Where the time of [`Executor::load_stored`] went; `None` where matrices were read first.
     pub loading: Option<Loading>,
-    /// What an accelerator has done beside it, where there is one.
+    /// Work of an accelerator beside it, where there is one.
     pub assist: Option<AssistReport>,
     /// By label, since [`Reports::start_profile`]; empty before.
     pub kernels: Vec<KernelTime>,

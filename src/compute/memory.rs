@@ -61,7 +61,7 @@ impl Buffers {
     /// `len` elements from `start`.
     ///
     /// # Safety
-    /// Nobody writes them while the slice lives.
+    /// No thread writes them while the slice lives.
     #[inline(always)]
     pub unsafe fn slice<T: Pod>(&self, id: BufferId, start: usize, len: usize) -> &[T] {
         // SAFETY: in bounds (checked), aligned, any bits are a valid T; no writer by contract.
@@ -71,7 +71,7 @@ impl Buffers {
     /// `len` elements from `start`, to be written.
     ///
     /// # Safety
-    /// Nobody else reads or writes them while the slice lives.
+    /// No other code reads or writes them while the slice lives.
     #[inline(always)]
     #[allow(clippy::mut_from_ref)]
     pub unsafe fn slice_mut<T: Pod>(&self, id: BufferId, start: usize, len: usize) -> &mut [T] {

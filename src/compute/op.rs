@@ -118,9 +118,9 @@ pub struct Attention {
 pub enum PageRange {
     /// All that the row sees: `out` is the attention, f32 `[rows, n_heads, head_dim]`.
     All,
-    /// Those behind the pages that another device attends: `out` is not divided yet, f32 `[rows,
-    /// n_heads, head_dim + 2]`: sums of exponentials times values, then the largest score and the
-    /// sum of exponentials. The layer has no window.
+    /// The pages behind the pages that another device attends. `out` is not divided yet: f32
+    /// `[rows, n_heads, head_dim + 2]`, sums of exponentials times values, then the largest score
+    /// and the sum of exponentials. The layer has no window.
     After(OffloadedPages),
 }
 

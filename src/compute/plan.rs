@@ -26,7 +26,7 @@ pub enum Part {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Dispatch {
     pub op: Op,
-    /// What the profile calls it, such as `qkv` or `gate_up`.
+    /// Name in the profile, such as `qkv` or `gate_up`.
     pub label: &'static str,
     pub layer: Option<u16>,
 }

@@ -95,7 +95,7 @@ pub struct StepView<'a> {
     pub path: &'a [u32],
     /// Row of the tree's root. Rows of one tree stand together.
     pub roots: &'a [u32],
-    /// Whose pages the row sees
+    /// The sequence whose pages the row sees
     pub sequences: &'a [u32],
     /// How many of a row's largest logits are wanted, where lists of them are
     pub n_best: u32,

@@ -1,5 +1,4 @@
-//! What an operation names: the one list of its buffers and weights, for whoever has to say it in
-//! other words.
+//! The buffers and weights that an operation names, in one list.
 
 use super::act::Act;
 use super::cache::KvLayer;

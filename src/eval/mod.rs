@@ -60,7 +60,7 @@ pub struct Comparison {
 
 /// A text, and how it is cut.
 #[derive(Clone, Copy, Debug)]
-pub struct Task<'a> {
+pub struct EvalTask<'a> {
     /// Evaluated exactly as given: no BOS is added.
     pub ids: &'a [Token],
     /// Tokens of a window; each starts from an empty cache.
@@ -76,13 +76,13 @@ pub fn evaluate(
     window: usize,
     progress: &mut dyn FnMut(usize),
 ) -> Result<Figures> {
-    evaluate_task(engine, Task { ids, window, skip: 0 }, progress)
+    evaluate_task(engine, EvalTask { ids, window, skip: 0 }, progress)
 }
 
 /// The same for any task.
 pub fn evaluate_task(
     engine: &mut dyn Engine,
-    task: Task<'_>,
+    task: EvalTask<'_>,
     progress: &mut dyn FnMut(usize),
 ) -> Result<Figures> {
     let mut tally = Tally::default();
@@ -98,14 +98,14 @@ pub fn compare(
     window: usize,
     progress: &mut dyn FnMut(usize),
 ) -> Result<Comparison> {
-    compare_task(engine, reference, Task { ids, window, skip: 0 }, progress)
+    compare_task(engine, reference, EvalTask { ids, window, skip: 0 }, progress)
 }
 
 /// The same for any task.
 pub fn compare_task(
     engine: &mut dyn Engine,
     reference: &mut dyn Engine,
-    task: Task<'_>,
+    task: EvalTask<'_>,
     progress: &mut dyn FnMut(usize),
 ) -> Result<Comparison> {
     let vocab = reference.info().vocab;
@@ -194,7 +194,7 @@ impl<'a> Row<'a> {
 fn walk(
     engine: &mut dyn Engine,
     mut reference: Option<&mut dyn Engine>,
-    task: Task<'_>,
+    task: EvalTask<'_>,
     progress: &mut dyn FnMut(usize),
     each: &mut dyn FnMut(&[Row<'_>], Option<Token>),
 ) -> Result<()> {

@@ -5,7 +5,7 @@ use super::layout::{ArtifactLayout, TensorPlan};
 use crate::tensor::encode::{OnProcessor, TileEncoder};
 use crate::tensor::quantize::quantize_by;
 use crate::tensor::{Format, Matrix};
-use crate::util::threads::{self, Task};
+use crate::util::threads::{self, ScopedTask};
 use anyhow::Result;
 use std::ops::Range;
 use std::sync::Arc;
@@ -94,7 +94,7 @@ impl Solver for Nearest {
                 |part: &[f32]| quantize_by(&*self.tiles, format, part.len() / cols, cols, part);
             let spawn = |part| threads::spawn(scope, move || run(part));
             let handles: Vec<_> = values.chunks(each * cols).map(spawn).collect();
-            handles.into_iter().map(Task::join).collect()
+            handles.into_iter().map(ScopedTask::join).collect()
         });
         let (mut codes, mut side) = (Vec::<u8>::new(), Vec::<u8>::new());
         for part in parts {

@@ -8,7 +8,7 @@ use crate::compute::cpu::linear::PackedMatrix;
 use crate::error::Fault;
 use crate::models::{Role, TensorSpec, Weights};
 use crate::tensor::Matrix;
-use crate::util::threads::{self, Task};
+use crate::util::threads::{self, ScopedTask};
 use anyhow::{Context, Result};
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
@@ -145,7 +145,7 @@ fn values(
                 })
             };
             let handles: Vec<_> = batch.iter().map(spawn).collect();
-            handles.into_iter().map(Task::join).collect()
+            handles.into_iter().map(ScopedTask::join).collect()
         });
         results.into_iter().collect::<Result<()>>()?;
         release();

@@ -11,11 +11,13 @@
 //! | i4 | q + 8, q in -8..=7 | q * scale | 4 |
 //! | i2 | c in 0..=3 | (c - 1.5) * scale | 2 |
 //! | i8a | q in 0..=255 | q * scale + min | 8 |
-//! | t2, t2.5, t3, t4 | a path through a trellis, see [`super::trellis`] | a computed integer * scale | 2, 2.5, 3, 4 |
+//! | t2, t2.5, t3, t4 | a path through a trellis ([`super::trellis`]) | integer * scale | 2 to 4 |
 //! | q4_1, q5_1 | q in 0..=15, 0..=31 | q * scale + min | 4, 5 |
 //! | q5_0 | q + 16, q in -16..=15 | q * scale | 5 |
-//! | q4_k, q5_k | q in 0..=15, 0..=31 | q * (d * s) - dmin * m, 6-bit s and m for each 32 columns | 4, 5 |
-//! | q6_k | q + 32, q in -32..=31 | q * (d * s), int8 s for each 16 columns | 6 |
+//! | q4_k, q5_k | q in 0..=15, 0..=31 | q * (d * s) - dmin * m | 4, 5 |
+//! | q6_k | q + 32, q in -32..=31 | q * (d * s) | 6 |
+//!
+//! In q4_k and q5_k, 32 columns share 6-bit s and m; in q6_k, 16 columns share an int8 s.
 
 use super::ggml::{self, BlockCodec, GgmlType};
 use super::side::SideKind;
@@ -62,7 +64,7 @@ pub struct BlockSpec {
     /// Bits of two stored weights, without the side.
     pub bits_of_two: usize,
     pub values: Values,
-    /// What a group of columns has beside its codes.
+    /// Data of a group of columns beside its codes.
     pub side: SideKind,
     /// The groups that a matrix can have.
     pub groups: &'static [Group],
@@ -78,7 +80,7 @@ pub struct BlockSpec {
     pub ggml: Option<GgmlType>,
 }
 
-/// What stored codes stand for.
+/// Meaning of stored codes.
 #[derive(Clone, Copy, Debug)]
 pub enum Values {
     Float,
@@ -467,8 +469,8 @@ impl Integer {
         }
     }
 
-    /// What kernels subtract from integers that are never negative, so that their range is that of
-    /// signed integers of as many bits.
+    /// Returns the number that kernels subtract from integers that are never negative. The
+    /// difference has the range of signed integers of as many bits.
     pub const fn bias(&self) -> i32 {
         if self.low == 0.0 && self.shift == 0.0 { 1 << (self.bits - 1) } else { 0 }
     }

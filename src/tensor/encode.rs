@@ -11,7 +11,8 @@ use rayon::prelude::*;
 use std::cell::RefCell;
 use std::fmt::Debug;
 
-/// What finds the best codes of tiles, of trellis codes. All find the same ones, bit for bit.
+/// A search for the best codes of trellis tiles. All implementations find the same codes, bit for
+/// bit.
 pub trait TileEncoder: Debug + Send + Sync {
     /// The bits of each row of each tile. `wanted` is `[tiles, 16, 16]` in units of the integers.
     fn encode(&self, trellis: Trellis, wanted: &[f32], rows: &mut [[u64; TILE]]) -> Result<()>;
@@ -149,8 +150,8 @@ impl Encoder {
         Ok(())
     }
 
-    /// Codes the columns of a block one by one from the last to the first, each target moved by
-    /// what the errors of those before it ask for: `c` is the block's lower triangular factor `[16,
+    /// Codes the columns of a block one by one from the last to the first. The errors of coded
+    /// columns move the targets of the others: `c` is the block's lower triangular factor `[16,
     /// 16]`, whose column j weighs errors against that of column j. Trellis codes choose all
     /// columns at once and cannot do this.
     pub fn encode_in_turn(

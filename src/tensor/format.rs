@@ -1,5 +1,5 @@
-//! Weight formats: a block (see [`super::block`]), how many columns share an element of its side, and
-//! whether a Hadamard stands in front.
+//! Weight formats: a block (see [`super::block`]), the group of columns that share an element of
+//! its side, and a flag for a Hadamard in front.
 //!
 //! The side is `[rows, groups]`, one element per row or per group of consecutive columns. Trellis
 //! codes come in tiles of 16 rows and 16 columns: their rows are padded to a multiple of 16.

@@ -36,8 +36,11 @@ pub struct GgmlType {
 #[derive(Clone, Copy, Debug)]
 pub struct BlockCodec {
     pub open: OpenBlock,
-    pub close: Option<fn(codes: &[u8], side: &[u8], block: &mut [u8])>,
+    pub close: Option<CloseBlock>,
 }
+
+/// Joins stored codes, one a byte, and the side to a block.
+pub type CloseBlock = fn(codes: &[u8], side: &[u8], block: &mut [u8]);
 
 /// Splits a block into stored codes, one a byte, and the side.
 pub type OpenBlock = fn(block: &[u8], codes: &mut [u8], side: &mut [u8]);

@@ -49,7 +49,7 @@ pub fn transform_at(row: &mut [f32], first: usize) {
     butterflies(row);
 }
 
-/// What [`transform`] is undone by.
+/// Undoes [`transform`].
 #[inline(always)]
 pub fn inverse(row: &mut [f32]) {
     butterflies(row);

@@ -109,7 +109,7 @@ impl<'a> Matrix<'a> {
         }
     }
 
-    /// What a scale is multiplied by before it meets [`Matrix::code`]: 1/2 for i2, whose codes are
+    /// Returns the factor of a scale before it meets [`Matrix::code`]: 1/2 for i2, whose codes are
     /// doubled, else 1.
     pub fn code_unit(&self) -> f32 {
         self.format.code.unit()

@@ -24,8 +24,9 @@ pub use stored::{Coding, Source, StoredMatrix};
 
 /// An item of a history: the id of a token.
 ///
-/// A history identifies every cache, so equal contents must give equal items. Images, which no model
-/// here reads yet, fit without another type: an image becomes a run of ids above the vocabulary, one
-/// for each soft token, assigned by the hash of the image. Prefix caches and drafts then compare
-/// images as they compare text, samplers never pick such ids, and only the embedding looks them up.
+/// A history identifies every cache, so equal contents must give equal items. Images, which no
+/// model here reads yet, fit without another type: an image becomes a run of ids above the
+/// vocabulary, one for each soft token, assigned by the hash of the image. Prefix caches and drafts
+/// then compare images as they compare text, samplers never pick such ids, and only the embedding
+/// looks them up.
 pub type Token = u32;

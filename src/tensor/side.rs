@@ -1,9 +1,9 @@
-//! What a matrix has beside its codes: for each group of columns the floats, and the small integers
-//! of its parts, that turn stored integers into weights.
+//! The side of a matrix: for each group of columns the floats, and for each part of a group the
+//! small integers, that turn stored integers into weights.
 
 use half::f16;
 
-/// What stands beside the codes of one group, little-endian.
+/// Layout of the side of one group, little-endian.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SideKind {
     /// Nothing: the codes are floats.
@@ -12,10 +12,10 @@ pub enum SideKind {
     Scale,
     /// f16 scale, f16 minimum.
     ScaleMin,
-    /// Of a super-block: f16 d, f16 dmin, then eight 6-bit scales and eight 6-bit minima in 12
-    /// bytes, packed as ggml does. A part has the scale `d * s` and the minimum `-dmin * m`.
+    /// A super-block's f16 d, f16 dmin, then eight 6-bit scales and eight 6-bit minima in 12 bytes,
+    /// packed as ggml does. A part has the scale `d * s` and the minimum `-dmin * m`.
     SixBit,
-    /// Of a super-block: f16 d, then sixteen int8 scales. A part has the scale `d * s`.
+    /// A super-block's f16 d, then sixteen int8 scales. A part has the scale `d * s`.
     EightBit,
 }
 

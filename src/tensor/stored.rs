@@ -35,7 +35,7 @@ pub struct StoredMatrix<'a> {
     pub rows: usize,
     pub cols: usize,
     pub coding: Coding,
-    /// Codes, or blocks: rows one after the other. What lies behind them is not read.
+    /// Codes, or blocks: rows one after the other. Bytes behind them are not read.
     pub codes: Box<dyn Source + 'a>,
     /// The side `[rows, groups]`, where it lies apart.
     pub side: Option<Box<dyn Source + 'a>>,

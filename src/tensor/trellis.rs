@@ -13,8 +13,8 @@
 //! Sums of nibbles look Gaussian, fit int8, and are what a dot product of four bytes gives.
 //!
 //! The string is stored as little-endian u32 words, its first bit in the highest bit of the first
-//! word; the window of a state ends with the state's new bits, and begins at the end of the string
-//! where it would begin before its start.
+//! word. The window of a state ends with the state's new bits. A window that would begin before the
+//! start of the string begins at its end.
 
 /// Rows and columns of a tile.
 pub const TILE: usize = 16;
@@ -23,7 +23,7 @@ pub const STATE_BITS: u32 = 16;
 pub const STATES: usize = 1 << STATE_BITS;
 /// States of a row of a tile.
 pub const ROW_STATES: usize = TILE / 2;
-/// What a sum of nibbles is lessened by.
+/// The number that is subtracted from a sum of nibbles.
 pub const OFFSET: i32 = 30;
 /// Most columns whose dot product with int8 activations surely fits an i32: 60 * 127 * 2^17 < 2^31.
 pub const MAX_COLS: usize = 1 << 17;

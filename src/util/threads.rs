@@ -6,19 +6,19 @@ use std::sync::{Arc, Mutex, Once, PoisonError};
 use std::thread::{Builder, Scope, ScopedJoinHandle};
 
 /// Work on a thread of its own, or already done by the caller.
-pub enum Task<'scope, T> {
+pub enum ScopedTask<'scope, T> {
     Beside(ScopedJoinHandle<'scope, T>),
     Done(T),
 }
 
-impl<T> Task<'_, T> {
+impl<T> ScopedTask<'_, T> {
     /// Waits for the result. A panic of the thread continues here.
     pub fn join(self) -> T {
         match self {
-            Task::Beside(thread) => {
+            ScopedTask::Beside(thread) => {
                 thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
             }
-            Task::Done(result) => result,
+            ScopedTask::Done(result) => result,
         }
     }
 }
@@ -28,11 +28,11 @@ impl<T> Task<'_, T> {
 pub fn spawn<'scope, T: Send + 'scope>(
     scope: &'scope Scope<'scope, '_>,
     work: impl FnOnce() -> T + Send + 'scope,
-) -> Task<'scope, T> {
+) -> ScopedTask<'scope, T> {
     let (work, take) = offer(work);
     match Builder::new().spawn_scoped(scope, work) {
-        Ok(thread) => Task::Beside(thread),
-        Err(_) => Task::Done(take()),
+        Ok(thread) => ScopedTask::Beside(thread),
+        Err(_) => ScopedTask::Done(take()),
     }
 }
 
@@ -95,7 +95,7 @@ mod tests {
         kept();
         let sum = std::thread::scope(|scope| {
             let tasks: Vec<_> = (0..4).map(|i| spawn(scope, move || i)).collect();
-            tasks.into_iter().map(Task::join).sum::<i32>() + Task::Done(10).join()
+            tasks.into_iter().map(ScopedTask::join).sum::<i32>() + ScopedTask::Done(10).join()
         });
         assert_eq!((*count.lock().unwrap(), sum), (1, 16));
     }

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Public names used more than once. The number may only be lowered; the aim is 15.
-const MOST: usize = 39;
+const MOST: usize = 15;
 
 fn rust_files(dir: &Path, list: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(dir).unwrap() {

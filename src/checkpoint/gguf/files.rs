@@ -17,7 +17,7 @@ pub struct Model {
     pub store: Store,
     pub names: Vec<String>,
     pub parts: Vec<Bytes>,
-    /// Of the first part.
+    /// Metadata of the first part.
     pub metadata: Metadata,
     /// Part and tensor; by part, then by place in the file.
     pub tensors: Vec<(usize, Entry)>,
@@ -61,7 +61,7 @@ fn begins_as_gguf(path: &Path) -> bool {
     fs::File::open(path).and_then(|mut f| f.read_exact(&mut magic)).is_ok() && magic == *MAGIC
 }
 
-/// What a name says about a split file.
+/// The name of one file of a split model.
 struct Part<'a> {
     stem: &'a str,
     number: usize,

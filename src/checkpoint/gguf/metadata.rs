@@ -1,4 +1,4 @@
-//! What a GGUF file says about its model, by key.
+//! Metadata of a GGUF file, by key.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ pub enum Value {
     Float(f64),
     Bool(bool),
     Text(String),
-    /// Of integers and of booleans (0 and 1).
+    /// Integers, or booleans as 0 and 1.
     Ints(Vec<i64>),
     Floats(Vec<f32>),
     Texts(Vec<String>),

@@ -1,5 +1,5 @@
-//! GGUF, the files of llama.cpp: container and block types. What its keys and tensors mean to Gemma
-//! is a matter of `models/gguf`.
+//! GGUF, the files of llama.cpp: container and block types. `models/gguf` gives keys and
+//! tensors their meaning.
 
 pub mod container;
 mod files;

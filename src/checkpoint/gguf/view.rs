@@ -30,7 +30,7 @@ pub struct Presentation<'a> {
     pub notes: Vec<String>,
 }
 
-/// What only GGUF files have.
+/// The parts of a checkpoint that only GGUF files have.
 #[derive(Debug)]
 pub struct Gguf {
     metadata: Metadata,
@@ -87,7 +87,7 @@ impl Checkpoint {
         })
     }
 
-    /// What a GGUF file says about its model; `None` for other checkpoints.
+    /// Metadata of a GGUF file; `None` for other checkpoints.
     pub fn metadata(&self) -> Option<&Metadata> {
         self.gguf.as_ref().map(|g| &g.metadata)
     }

@@ -83,7 +83,7 @@ pub struct Tensor {
 }
 
 impl Tensor {
-    /// Of its data, without padding.
+    /// Bytes of its data, without padding.
     pub fn bytes(&self) -> u64 {
         let weights = self.shape.iter().product();
         self.code.spec().ggml.map_or(0, |ggml| ggml.bytes_of(weights)) as u64

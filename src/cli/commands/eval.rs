@@ -6,7 +6,7 @@ use crate::cli::io::ui::Ui;
 use crate::cli::options::{ModelArgs, UiOptions};
 use crate::cli::settings::Typed;
 use crate::error::Fault;
-use crate::eval::{self, Comparison, Figures, Task};
+use crate::eval::{self, Comparison, EvalTask, Figures};
 use crate::models::Special;
 use crate::runtime::devices::npu;
 use crate::runtime::options::AutoOr;
@@ -84,7 +84,7 @@ pub fn run(options: &EvalArgs, typed: &Typed) -> Result<u8> {
             bar.set_position((before + n) as u64);
             progress.hear((before + n) as u64);
         };
-        (Task { ids, window, skip: options.skip }, hear)
+        (EvalTask { ids, window, skip: options.skip }, hear)
     });
     let (json, text) = match &options.reference {
         None => {

@@ -321,7 +321,8 @@ pub fn paragraph_in(label: &str, indent: usize, text: &str, columns: usize) -> S
     let label = format!("{label:indent$}");
     let options = options.initial_indent(&label);
     let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
-    first + textwrap::fill(&words, options).trim_end() + "\n"
+    let lines = if words.is_empty() { label.clone() } else { textwrap::fill(&words, options) };
+    first + lines.trim_end() + "\n"
 }
 
 /// Indent on narrow terminals, and the room that text needs beside a wider one.

@@ -307,11 +307,8 @@ impl CpuExecutor {
             for (which, (twin, fast)) in copy().iter().zip(&fast).enumerate() {
                 if let Some(at) = twin.iter().zip(fast).position(|(a, b)| a != b) {
                     let layer = dispatch.layer.map_or(String::new(), |l| format!(" of layer {l}"));
-                    bail!(
-                        "kernel `{}`{layer} differs from its twin first at byte {at} of output \
-                            {which}",
-                        dispatch.label
-                    );
+                    let place = format!("first at byte {at} of output {which}");
+                    bail!("kernel `{}`{layer} differs from its twin {place}", dispatch.label);
                 }
             }
         }

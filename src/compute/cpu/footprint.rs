@@ -1,4 +1,4 @@
-//! What the executor takes of the machine's memory: by the same rules, without loading anything.
+//! The executor's use of memory, computed by its own rules without loading anything.
 
 use super::executor::{MAX_ROWS, key_block};
 use super::linear::PackedMatrix;

@@ -71,7 +71,7 @@ struct Seat {
     thread: Mutex<Option<Thread>>,
 }
 
-/// What a worker panics with when another one panicked first.
+/// The panic of a worker whose neighbour panicked first.
 struct Released;
 
 impl Pool {
@@ -151,8 +151,8 @@ impl Drop for Pool {
 }
 
 impl Worker<'_> {
-    /// Waits until every worker of the run has come here. What each wrote before is visible to all
-    /// after.
+    /// Waits until every worker of the run has come here. All writes before it are visible to
+    /// all workers after it.
     pub fn barrier(&self) {
         if self.count == 1 {
             return;

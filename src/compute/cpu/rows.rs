@@ -15,7 +15,13 @@ use std::ops::Range;
 
 for_each_isa! {
     /// See [`rows::norm`].
-    pub fn norm(x: &mut [f32], add: Option<rows::Added<'_>>, w: &[f32], eps: f32, out: &mut [f32]) = norm_body
+    pub fn norm(
+        x: &mut [f32],
+        add: Option<rows::Added<'_>>,
+        w: &[f32],
+        eps: f32,
+        out: &mut [f32],
+    ) = norm_body
 }
 
 #[inline(always)]
@@ -31,7 +37,13 @@ fn norm_body<L: Lanes>(
 
 for_each_isa! {
     /// [`Prepare`](crate::compute::Prepare) for one row; `spare` is the thread's own memory.
-    pub fn prepare(buffers: &Buffers, input: BufferId, act: &Act, row: usize, spare: &mut Vec<f32>) = prepare_body
+    pub fn prepare(
+        buffers: &Buffers,
+        input: BufferId,
+        act: &Act,
+        row: usize,
+        spare: &mut Vec<f32>,
+    ) = prepare_body
 }
 
 #[inline(always)]
@@ -136,7 +148,14 @@ for_each_isa! {
     /// [`Rope`] for some heads of one row: `heads` counts kv heads, each with the query heads
     /// that share it. Threads split heads, not rows: neighbouring rows of scratch keys lie in one
     /// cache line. `spare` is the thread's own memory.
-    pub fn rope(buffers: &Buffers, op: &Rope, max_rows: usize, row: usize, heads: Range<usize>, spare: &mut Vec<f32>) = rope_body
+    pub fn rope(
+        buffers: &Buffers,
+        op: &Rope,
+        max_rows: usize,
+        row: usize,
+        heads: Range<usize>,
+        spare: &mut Vec<f32>,
+    ) = rope_body
 }
 
 #[inline(always)]
@@ -201,7 +220,7 @@ fn rope_body<L: Lanes>(
 /// between them, values in a row.
 ///
 /// # Safety
-/// Nobody else touches that column and that row.
+/// No other thread touches that column and that row.
 #[inline(always)]
 unsafe fn store_row<L: Lanes, E: Element>(
     buffers: &Buffers,
@@ -234,7 +253,7 @@ unsafe fn store_row<L: Lanes, E: Element>(
 /// One head's key and value as int8 with scales, see [`q8::quantize_group`].
 ///
 /// # Safety
-/// Nobody else touches that head of that row.
+/// No other thread touches that head of that row.
 #[inline(always)]
 unsafe fn store_codes<L: Lanes>(
     buffers: &Buffers,

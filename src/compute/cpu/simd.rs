@@ -400,7 +400,8 @@ macro_rules! for_each_isa {
         $(#[$doc])*
         pub fn $name(isa: $crate::compute::cpu::Isa, $($arg: $ty),*) {
             #[cfg(target_arch = "x86_64")]
-            #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c,bmi2")]
+            #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+            #[target_feature(enable = "avx2,fma,f16c,bmi2")]
             fn avx512($($arg: $ty),*) {
                 $body::<$crate::compute::cpu::simd::Avx512>($($arg),*)
             }

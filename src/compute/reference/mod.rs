@@ -133,7 +133,7 @@ pub fn source_row(rows: RowSet, step: &StepView<'_>, r: usize) -> usize {
 /// Rows of prepared activations.
 ///
 /// # Safety
-/// Nobody writes them while the view lives.
+/// No thread writes them while the view lives.
 pub unsafe fn act_view<'a>(
     buffers: &'a Buffers,
     act: &Act,
@@ -266,7 +266,7 @@ pub fn rope(buffers: &Buffers, op: &Rope, max_rows: usize, r: usize) {
 /// Writes `column[d]` to element `at(d)`.
 ///
 /// # Safety
-/// Nobody else touches those elements.
+/// No other code touches those elements.
 #[inline(always)]
 unsafe fn scatter<T: bytemuck::Pod>(
     buffers: &Buffers,

@@ -1,8 +1,8 @@
 //! Twins of the int8 cache: how keys, values and queries are rounded, and the score of one key.
 //!
 //! A key or value is rounded once, when its row is evaluated: uncommitted rows are read as they
-//! will be read from the cache. Codes of keys meet queries as integers. Those have 16 bits, so that
-//! what is lost is lost by the cache alone; any order sums them up exactly.
+//! will be read from the cache. Codes of keys meet queries as integers. The integers of
+//! queries have 16 bits, so that the cache alone loses precision. Any order sums them up exactly.
 
 use half::f16;
 
@@ -17,8 +17,8 @@ pub fn scale_of(max: f32) -> f16 {
     f16::from_f32(if scale < 65504.0 { scale } else { 65504.0 })
 }
 
-/// What a value is multiplied by to become a code. Codes belong to the scale as stored, not to the
-/// one that was rounded to it.
+/// Returns the factor that turns a value into a code. Codes belong to the scale as stored, not
+/// to the scale before rounding.
 #[inline(always)]
 pub fn inverse(scale: f16) -> f32 {
     if scale.to_f32() > 0.0 { 1.0 / scale.to_f32() } else { 0.0 }

@@ -11,8 +11,8 @@
 //! does.
 //!
 //! A plan that is started runs up to the first piece at which the device is left working: there the
-//! processor has nothing to do, and whoever waits may use it. What follows runs when the plan is
-//! finished.
+//! processor has nothing to do, and a waiting caller may use it. The pieces after it run when the
+//! plan is finished.
 
 pub mod cut;
 
@@ -71,7 +71,7 @@ pub struct SplitExecutor {
     buffers: Vec<Buffer>,
     weights: Vec<(Side, WeightId)>,
     passes: Vec<Pass>,
-    /// What the caller last wrote to each step buffer.
+    /// The caller's last write to each step buffer.
     steps: HashMap<BufferId, Vec<u32>>,
     crossing: Vec<u8>,
     begun: Option<Begun>,
@@ -354,7 +354,7 @@ impl Executor for SplitExecutor {
     }
 }
 
-/// Of both sides together.
+/// Reports add up both sides.
 impl Reports for SplitExecutor {
     fn report(&self) -> Report {
         let [device, host] = self.sides.each_ref().map(|side| side.report());
@@ -393,7 +393,7 @@ impl Reports for SplitExecutor {
         (seconds > 0.0).then(|| (bytes[0] + bytes[1]) / seconds)
     }
 
-    /// Of the device: the host's layers stay where they are read to.
+    /// The device's bandwidth: the host's layers stay where they are read to.
     fn upload_bandwidth(&mut self) -> Option<f64> {
         self.sides[Side::Device as usize].upload_bandwidth()
     }

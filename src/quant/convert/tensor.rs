@@ -10,7 +10,7 @@ use crate::quant::solver::TILE_ROWS;
 use crate::tensor::quantize::quantize as nearest;
 use crate::tensor::{Format, Matrix};
 use crate::util::hex;
-use crate::util::threads::{self, Task};
+use crate::util::threads::{self, ScopedTask};
 use anyhow::Result;
 use sha2::{Digest, Sha256};
 use std::ops::Range;
@@ -101,7 +101,7 @@ impl Run<'_> {
                     true => nearest(format, rows.len(), entry.cols, &values),
                     false => self.solver.matrix(entry, format, rows.clone(), &values),
                 };
-                (matrix, ahead.map(Task::join))
+                (matrix, ahead.map(ScopedTask::join))
             });
             let matrix = matrix?;
             // Errors are added row by row, so the sum does not depend on the number of threads.
@@ -146,6 +146,6 @@ pub(super) fn errors(matrix: &Matrix<'_>, values: &[f32], threads: usize) -> Vec
         let spawn =
             |start| threads::spawn(scope, move || errors_of(start..(start + each).min(rows)));
         let handles: Vec<_> = (0..rows).step_by(each).map(spawn).collect();
-        handles.into_iter().flat_map(Task::join).collect()
+        handles.into_iter().flat_map(ScopedTask::join).collect()
     })
 }

@@ -19,14 +19,14 @@ const TELLS: f64 = 0.125;
 
 /// Size of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Size {
+pub struct CallSize {
     /// Multiply-adds.
     pub work: u64,
     /// Number of equal parts that it can be divided into: workgroups along one axis.
     pub parts: u32,
 }
 
-impl Size {
+impl CallSize {
     /// Returns the multiply-adds from this part on.
     fn left(&self, part: u32) -> f64 {
         self.work as f64 * f64::from(self.parts - part) / f64::from(self.parts.max(1))
@@ -42,7 +42,7 @@ pub struct Cut {
 
 /// Returns the end of a piece that begins at `from` and has room for `room` multiply-adds. A call
 /// that does not fit begins a piece of its own, and is divided if it is too long for one.
-pub fn end(calls: &[Size], from: Cut, room: f64) -> Cut {
+pub fn end(calls: &[CallSize], from: Cut, room: f64) -> Cut {
     let (mut at, mut piece) = (from, 0.0);
     while let Some(size) = calls.get(at.call) {
         let left = size.left(at.part);
@@ -66,12 +66,12 @@ pub fn end(calls: &[Size], from: Cut, room: f64) -> Cut {
     at
 }
 
-fn total(calls: &[Size]) -> f64 {
+fn total(calls: &[CallSize]) -> f64 {
     calls.iter().map(|c| c.work as f64).sum()
 }
 
 /// Returns the multiply-adds between two cuts.
-pub fn work_between(calls: &[Size], from: Cut, to: Cut) -> f64 {
+pub fn work_between(calls: &[CallSize], from: Cut, to: Cut) -> f64 {
     let left = |at: Cut| {
         calls.get(at.call).map_or(0.0, |c| c.left(at.part))
             + total(calls.get(at.call + 1..).unwrap_or(&[]))
@@ -85,7 +85,7 @@ pub fn pieces(ends: &[Cut]) -> impl Iterator<Item = (Cut, Cut)> {
 }
 
 /// Returns the ends of the pieces of a pass that is estimated to take `seconds`.
-pub fn cut(calls: &[Size], seconds: f64) -> Vec<Cut> {
+pub fn cut(calls: &[CallSize], seconds: f64) -> Vec<Cut> {
     let room = LIMIT / seconds * total(calls);
     let (mut ends, mut at) = (Vec::new(), Cut::default());
     while ends.is_empty() || at.call < calls.len() {
@@ -97,7 +97,7 @@ pub fn cut(calls: &[Size], seconds: f64) -> Vec<Cut> {
 
 /// Returns whether commands that were cut at `old` must be cut anew at `new`: if a piece became too
 /// long, or if there are so many more pieces than needed that submitting them costs time.
-pub fn is_stale(old: &[Cut], new: &[Cut], calls: &[Size], seconds: f64) -> bool {
+pub fn is_stale(old: &[Cut], new: &[Cut], calls: &[CallSize], seconds: f64) -> bool {
     let each = seconds / total(calls).max(1.0);
     // A piece that cannot be divided further stays.
     let is_long = |(from, to)| {
@@ -149,9 +149,11 @@ mod tests {
     const LAYER: [u64; 7] =
         [5_000, 44_000_000, 2_000_000, 22_000_000, 231_000_000, 116_000_000, 100_000];
 
-    fn pass(rows: u64) -> Vec<Size> {
+    fn pass(rows: u64) -> Vec<CallSize> {
         (0..62)
-            .flat_map(|_| LAYER.map(|w| Size { work: w * rows, parts: 1 + (w / 100_000) as u32 }))
+            .flat_map(|_| {
+                LAYER.map(|w| CallSize { work: w * rows, parts: 1 + (w / 100_000) as u32 })
+            })
             .collect()
     }
 
@@ -239,7 +241,7 @@ mod tests {
 
     #[test]
     fn a_call_that_is_too_long_alone_is_divided_as_far_as_it_can_be() {
-        let calls = [(1, 1), (100, 4), (1, 1)].map(|(work, parts)| Size { work, parts });
+        let calls = [(1, 1), (100, 4), (1, 1)].map(|(work, parts)| CallSize { work, parts });
         let at = |call, part| Cut { call, part };
         // 25 multiply-adds a part; the last one takes what comes behind it along.
         assert_eq!(cut(&calls, 102.0 * LIMIT / 60.0), [at(1, 0), at(1, 2), at(3, 0)]);
@@ -255,7 +257,7 @@ mod tests {
             102.0
         );
         assert_eq!(cut(&[], 1.0), [at(0, 0)]);
-        assert_eq!(cut(&[Size { work: 0, parts: 1 }; 2], 0.0), [at(2, 0)]);
+        assert_eq!(cut(&[CallSize { work: 0, parts: 1 }; 2], 0.0), [at(2, 0)]);
         assert!(is_stale(&[], &[at(3, 0)], &calls, 0.1), "a probed pass is not recorded whole");
     }
 }

@@ -35,7 +35,7 @@ use anyhow::{Context, Result, ensure};
 use ash::vk;
 use commands::{dispatch, read_back};
 pub use cut::LIMIT;
-use cut::{Cut, Size};
+use cut::{CallSize, Cut};
 use footprint::{READBACK, RESULTS};
 pub use footprint::{VulkanFootprint, blocks};
 pub use pieces::MadeUp;
@@ -72,7 +72,7 @@ struct Pass {
     /// End of each piece; empty if only the last piece of the pass is recorded.
     ends: Vec<Cut>,
     /// The sizes of its calls.
-    sizes: Vec<Size>,
+    sizes: Vec<CallSize>,
     /// Seconds of the pieces that are not recorded.
     spent: f64,
     /// Last submission of the last piece.

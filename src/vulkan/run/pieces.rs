@@ -1,7 +1,7 @@
 //! Submissions of a pass: recorded in pieces by an estimate, or probed piece by piece.
 
 use super::commands::{axis, dispatch, dispatch_part};
-use super::cut::{self, Cut, Probe, Size};
+use super::cut::{self, CallSize, Cut, Probe};
 use super::{Pass, VulkanExecutor};
 use crate::compute::PlanId;
 use crate::error::{Fault, Kind};
@@ -38,7 +38,7 @@ impl MadeUp {
 /// State of recording a pass.
 struct Recording {
     calls: Vec<Call>,
-    sizes: Vec<Size>,
+    sizes: Vec<CallSize>,
     layout: vk::PipelineLayout,
     kernels: Vec<vk::Pipeline>,
     hazards: Hazards,
@@ -85,9 +85,9 @@ impl VulkanExecutor {
             true => groups[axis(groups)],
             false => 1,
         };
-        let sizes: Vec<Size> = calls
+        let sizes: Vec<CallSize> = calls
             .iter()
-            .map(|call| Size { work: call.work, parts: parts_of(call.groups) })
+            .map(|call| CallSize { work: call.work, parts: parts_of(call.groups) })
             .collect();
         let mut recording =
             Recording { calls, sizes, layout, kernels, hazards: Hazards::default() };

@@ -62,7 +62,7 @@ impl Laptop {
                 Some(_) => Ok(self.trial.clone().map(|()| "as it should be".to_owned())?),
                 None => Ok("as it should be".to_owned()),
             },
-            npu: NpuSystem::at(root.clone(), 8 << 20),
+            npu: NpuSystem { root: root.clone(), arrays: vec!["/nowhere".into()], locked: 8 << 20 },
             cache: self.cache.clone(),
             root,
         })

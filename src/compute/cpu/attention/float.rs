@@ -6,8 +6,8 @@ use crate::kv::PAGE;
 use crate::tensor::math::LANES;
 use std::ops::Range;
 
-/// Lines of a cache, each of one step of a walk, that are fetched ahead: each lies in another place,
-/// which the hardware foresees for long walks only.
+/// Lines of a cache that are fetched ahead, one a step of a walk. Each lies in another place, which
+/// the hardware foresees for long walks only.
 const AHEAD: usize = 16;
 
 /// A cache of such elements.

@@ -26,7 +26,7 @@ use std::ops::Range;
 /// Most queries that share one walk over the keys.
 pub const MAX_SLOTS: usize = 8;
 
-/// What the kernel needs to know besides the block it works on.
+/// Input of the kernel besides the block that it works on.
 pub struct Attention<'a> {
     pub buffers: &'a Buffers,
     pub op: &'a op::Attention,
@@ -124,7 +124,12 @@ impl Attention<'_> {
 
 for_each_isa! {
     /// Attention of the slots of one kv head; `slots` spans at most [`MAX_SLOTS`].
-    pub fn attend(a: &Attention<'_>, kv_head: usize, slots: Range<usize>, work: &mut Work) = attend_body
+    pub fn attend(
+        a: &Attention<'_>,
+        kv_head: usize,
+        slots: Range<usize>,
+        work: &mut Work,
+    ) = attend_body
 }
 
 #[inline(always)]

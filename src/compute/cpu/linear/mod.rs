@@ -1,7 +1,6 @@
 //! Linear layers: packed weights times a few rows of prepared activations.
 //!
-//! What is computed, bit for bit the same for every instruction set, row count and split of the
-//! tiles:
+//! Every instruction set, row count and split of the tiles computes the same, bit for bit:
 //! - integer codes, one scale a row: `(sum q * x as f32 * sx) * (scale * unit)` with an exact
 //!   integer sum;
 //! - integer codes, a scale a group: `y = fma(sum_g as f32 * sx_g, scale_g * unit, y)` over the
@@ -56,7 +55,10 @@ struct Kernels {
 /// `[f::<.., 1>, .., f::<.., 8>]`
 macro_rules! by_rows {
     ($f:ident $(, $c:expr)*) => {
-        [$f::<$($c,)* 1>, $f::<$($c,)* 2>, $f::<$($c,)* 3>, $f::<$($c,)* 4>, $f::<$($c,)* 5>, $f::<$($c,)* 6>, $f::<$($c,)* 7>, $f::<$($c,)* 8>]
+        [
+            $f::<$($c,)* 1>, $f::<$($c,)* 2>, $f::<$($c,)* 3>, $f::<$($c,)* 4>,
+            $f::<$($c,)* 5>, $f::<$($c,)* 6>, $f::<$($c,)* 7>, $f::<$($c,)* 8>,
+        ]
     };
 }
 
@@ -208,7 +210,7 @@ unsafe fn store(
         // SAFETY: inside the caller's `rows * out_stride` floats, as checked by `check`.
         unsafe {
             let place = out.add((first + row) * out_stride + tile * TILE);
-            // Of a known length it is a few stores, not a call.
+            // A copy of known length is a few stores, not a call.
             match n {
                 TILE => place.copy_from_nonoverlapping(sums.as_ptr(), TILE),
                 n => place.copy_from_nonoverlapping(sums.as_ptr(), n),

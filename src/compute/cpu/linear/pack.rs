@@ -9,13 +9,14 @@
 //! | i8, i8a | 2 | 4 | byte j: column j, as q + 128 (i8a: q) |
 //! | i4 | 2 | 8 | byte j: column j in the low half, j + 4 in the high half, as q + 8 |
 //! | i2 | 2 | 16 | byte j: columns j, j + 4, j + 8, j + 12 from the lowest bits up |
-//! | t2, t2.5, t3, t4 | 2, 10, 6, 4 | 16, 64, 32, 16 | two lines hold 32 bits of each row, the first ones in the highest bits |
+//! | t2, t2.5, t3, t4 | 2, 10, 6, 4 | 16, 64, 32, 16 | 32 bits, the first ones highest |
 //! | f32 | 2 | 1 | the float |
 //! | bf16 | 1 | 1 | row i in the low half, row 16 + i in the high half |
 //!
-//! Integer codes come in blocks of one group: the side, two bytes of each row a line (a line with the
-//! 32 scales, another with the minima where there are any), then the steps. Rows past the end are zero bits, but for those that
-//! share a tile of trellis codes with rows that count.
+//! Two lines of trellis codes hold 32 bits of each row. Integer codes come in blocks of one group:
+//! the side, two bytes of each row a line, then the steps. A side of a scale is one line, a side of
+//! a scale and a minimum two. Rows past the end are zero bits, except rows that share a tile of
+//! trellis codes with rows of the matrix.
 
 use super::super::isa::Isa;
 use super::super::lines::Lines;

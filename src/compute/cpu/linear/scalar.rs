@@ -170,7 +170,7 @@ pub unsafe fn finish_with_min(
 /// See [`super::panel::GateFn`].
 ///
 /// # Safety
-/// None needed; the type is shared with kernels that need a machine.
+/// Safe for all arguments. The type is shared with kernels that need an instruction set.
 pub unsafe fn gate(gate: &mut [[f32; TILE]], up: &[[f32; TILE]]) {
     gate_rows(gate, up);
 }

@@ -3,8 +3,8 @@
 //!
 //! A step's dwords hold the next bits of sixteen rows. The bits in front of a row's first windows
 //! are the row's before it, one lane lower. Each window gives the four bytes of nibbles of two
-//! weights by a multiplication, a shift and masks; they are made once a step and meet all rows of
-//! activations, in one of two [`Form`]s: adding the nibbles up to weights costs a little once and
+//! weights by a multiplication, a shift and masks. They are made once a step and meet all rows of
+//! activations in one of two [`Form`]s. Adding the nibbles up to weights costs a little once and
 //! saves most of the products of every row.
 
 use super::pack::{LINE, TILE};
@@ -76,7 +76,8 @@ const NIBBLES: u32 = 0x0f0f_0f0f;
 /// each other; `FORM` is a [`Form`].
 ///
 /// # Safety
-/// The panel and `acc` are as [`Panel`] and [`super::panel::PanelFn`] say; the instructions of `W` exist.
+/// The panel and `acc` are as [`Panel`] and [`super::panel::PanelFn`] say. The instructions of `W`
+/// exist.
 #[inline(always)]
 pub unsafe fn tiles<
     W: Words,
@@ -119,7 +120,8 @@ pub unsafe fn tiles<
                         for v in 0..V {
                             unrolled!(S in [0 1] {
                                 let i = (2 * FOUR + S) as u32;
-                                let word = word::<W, CODE>(&own[v][..dwords], &before[v][..dwords], start, i);
+                                let words = (&own[v][..dwords], &before[v][..dwords]);
+                                let word = word::<W, CODE>(words.0, words.1, start, i);
                                 w[v][2 * S] = word.and(NIBBLES);
                                 w[v][2 * S + 1] = word.right(4).and(NIBBLES);
                             });
@@ -130,7 +132,10 @@ pub unsafe fn tiles<
                         for (r, sums) in sums.iter_mut().enumerate() {
                             let column = (at * parts + PART) * trellis::TILE + 4 * FOUR;
                             // SAFETY: every row has the columns of this step.
-                            let x = unsafe { panel.x.add(r * panel.x_stride + column).cast::<i32>().read_unaligned() };
+                            let x = unsafe {
+                                let x = panel.x.add(r * panel.x_stride + column);
+                                x.cast::<i32>().read_unaligned()
+                            };
                             let x = W::splat(x);
                             if form == Form::Bytes {
                                 for v in 0..V {

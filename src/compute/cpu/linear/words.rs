@@ -1,4 +1,5 @@
-//! What the trellis kernels need of an instruction set, and the version in plain Rust.
+//! The operations of an instruction set that the trellis kernels use, and their version in plain
+//! Rust.
 
 /// Lanes of 32 bits. Implementations are zero-cost only inside a function compiled for their
 /// instruction set.

@@ -5,9 +5,9 @@
 
 use super::job::{Failure, RecordKind, RecordLine};
 use crate::cli::io::record::{FinishReason, Usage, VERSION};
+use serde::Serialize;
 use serde::de::IgnoredAny;
-use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 /// The answer to a record.
 #[derive(Clone, Debug)]
@@ -117,19 +117,13 @@ pub fn may_begin(bytes: &[u8]) -> bool {
 
 /// Reads a whole line, or returns `None` if [`line`] did not write it.
 pub fn read(line: &[u8]) -> Option<ReadReply> {
-    #[derive(Deserialize)]
-    struct Back {
-        id: Value,
-        text: Option<IgnoredAny>,
-        custom_id: Option<Value>,
-        response: Option<IgnoredAny>,
-        error: Option<IgnoredAny>,
-    }
-    let back: Back = may_begin(line).then(|| serde_json::from_slice(line).ok()).flatten()?;
-    let failed = back.error.is_some();
-    match (back.text, back.custom_id, back.response) {
-        (Some(_), None, None) => Some(ReadReply { id: back.id, failed }),
-        (None, Some(id), Some(_)) => Some(ReadReply { id, failed }),
+    let reply: Map<String, Value> =
+        may_begin(line).then(|| serde_json::from_slice(line).ok()).flatten()?;
+    let failed = !reply.get("error")?.is_null();
+    let is_ours = reply.contains_key("text");
+    match reply.get("custom_id").filter(|_| reply.contains_key("response")) {
+        Some(id) if !is_ours => Some(ReadReply { id: id.clone(), failed }),
+        None if is_ours => Some(ReadReply { id: reply.get("id")?.clone(), failed }),
         _ => None,
     }
 }
