@@ -15,7 +15,7 @@ pub fn bits(row: &[f32]) -> Vec<u32> {
 pub fn reshape_global_layers(mut config: Config) -> Config {
     for layer in config.layers.iter_mut().filter(|layer| layer.is_global()) {
         let rope = RopeSpec { share: 0.25, factor: 1.0, ..layer.rope };
-        let (n_heads, n_kv_heads, head_dim) = (8, 1, 64);
+        let (n_heads, n_kv_heads, head_dim) = (4, 1, 64);
         *layer =
             LayerSpec { n_heads, n_kv_heads, head_dim, rope, query_scale: 0.125, window: None };
     }
