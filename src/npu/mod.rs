@@ -18,7 +18,7 @@
 //! ```
 //! Without the feature `npu` the room has only the probe and the values of `--npu`.
 //!
-//! None of this has run on a device, since the project has none. The host model shows that
+//! This code has not run on a device, since the project has none. The host model shows that
 //! streams, transfers, layouts, kernel and fallback agree with each other and with the driver's
 //! published rules. It does not predict speed.
 

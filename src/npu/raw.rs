@@ -1,4 +1,4 @@
-//! The driver, /dev/accel/accelN by ioctl. None of this has run on a device.
+//! The driver, /dev/accel/accelN by ioctl. This code has not run on a device.
 //!
 //! [`super::uapi`] checks the sizes and offsets of the structures, and the code above this file
 //! also runs on the host model. SYNC_BO makes buffers coherent. A buffer without an address of its

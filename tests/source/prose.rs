@@ -21,6 +21,7 @@ const CLEAN: &[&str] = &[
     "src/grammar/",
     "src/kv",
     "src/models/",
+    "src/npu/",
     "src/os/",
     "src/quant/calibrate/",
     "src/quant/convert/",
@@ -33,6 +34,7 @@ const CLEAN: &[&str] = &[
     "src/tensor/",
     "src/testing.rs",
     "src/util/",
+    "src/vulkan/",
     "tests/source/",
 ];
 

@@ -128,8 +128,9 @@ pub fn failed(what: &str, error: vk::Result) -> anyhow::Error {
     let fault = match error {
         vk::Result::ERROR_DEVICE_LOST => Fault::new(Kind::Device, format!("{LOST} while {what}"))
             .help(
-                "try again; if it happens again, the system's log says why \
-                (sudo dmesg; `timeout` means that the driver took a long pass for a hang): \
+                "try again; if it happens again, \
+                the system's log says why (sudo dmesg; \
+                `timeout` means that the driver took a long pass for a hang): \
                 update the driver, or use --device cpu",
             ),
         vk::Result::ERROR_OUT_OF_DEVICE_MEMORY | vk::Result::ERROR_OUT_OF_HOST_MEMORY => {

@@ -2,7 +2,7 @@
 
 use super::kernels::{AttentionPush, Join, PartialAttentionPush};
 use super::*;
-use anyhow::{bail, ensure};
+use anyhow::{Context, ensure};
 
 /// Most rows of a pass whose pages are split over workgroups.
 const SPLIT_ROWS: usize = 32;
@@ -24,23 +24,7 @@ impl Lowering<'_> {
             kv.pages.window.map_or(bucket.pages, |w| bucket.pages.min(w.div_ceil(PAGE) + 1));
         let floats = bucket.rows * n_heads * slots * (dim + 2);
         let split = bucket.rows <= SPLIT_ROWS && floats <= self.own.partial_floats;
-        // Shared memory holds the queries and exponentials of all rows of a block.
-        let shared = |rows: usize| {
-            rows * gq * (dim + PAGE + 32) * 4 + rows * PAGE * 2 + kv.scales() * PAGE * 4
-        };
-        let fits = |rows: usize| shared(rows) <= self.info.max_shared.min(48 << 10) as usize;
-        // Blocks of fewer rows keep more of a large device busy while there are few pages.
-        let busy = |rows: usize| {
-            kv.n_kv_heads * bucket.rows.div_ceil(rows) * if split { slots } else { 1 }
-                >= self.info.busy
-        };
-        let most = if bucket.mixed { 1 } else { bucket.rows.clamp(1, self.block_rows) };
-        let rows: Vec<usize> =
-            [8, 4, 2, 1].into_iter().filter(|r| *r <= most && r * gq <= 16 && fits(*r)).collect();
-        let rows = rows.iter().find(|r| busy(**r)).or(rows.last()).copied();
-        let Some(rows) = rows else {
-            bail!("{gq} query heads of {dim} channels do not fit the GPU's shared memory")
-        };
+        let rows = self.attention_rows(op, bucket, if split { slots } else { 1 })?;
         let kernel = kernels::Attention {
             subgroup: self.info.subgroup,
             head_dim: word(dim),
@@ -104,6 +88,27 @@ impl Lowering<'_> {
             out_calls.push(self.prepare(&op, bucket));
         }
         Ok(())
+    }
+
+    /// Returns the rows of a block of attention. `shares` workgroups have a block's pages.
+    fn attention_rows(&self, op: &Attention, bucket: Bucket, shares: usize) -> Result<usize> {
+        let kv = &op.kv;
+        let (dim, gq) = (kv.head_dim, op.n_heads / kv.n_kv_heads);
+        // Shared memory holds the queries and exponentials of all rows of a block.
+        let shared = |rows: usize| {
+            rows * gq * (dim + PAGE + 32) * 4 + rows * PAGE * 2 + kv.scales() * PAGE * 4
+        };
+        let fits = |rows: usize| shared(rows) <= self.info.max_shared.min(48 << 10) as usize;
+        // Blocks of fewer rows keep more of a large device busy while there are few pages.
+        let busy =
+            |rows: usize| kv.n_kv_heads * bucket.rows.div_ceil(rows) * shares >= self.info.busy;
+        let most = if bucket.mixed { 1 } else { bucket.rows.clamp(1, self.block_rows) };
+        let rows: Vec<usize> =
+            [8, 4, 2, 1].into_iter().filter(|r| *r <= most && r * gq <= 16 && fits(*r)).collect();
+        let rows = rows.iter().find(|r| busy(**r)).or(rows.last()).copied();
+        rows.with_context(|| {
+            format!("{gq} query heads of {dim} channels do not fit the GPU's shared memory")
+        })
     }
 
     /// Returns the call of attention over the pages after those that another device attends.

@@ -1,4 +1,4 @@
-//! Calls of linear layers: which of the kernels, in what shape.
+//! Calls of linear layers: choice and shape of the kernel.
 
 use super::kernels::{self, Kernel, LinearPush, MatrixPush, PathTrellis, Push, Specialise, word};
 use super::layout::{DeviceMatrix, Packing, code_number};
@@ -10,28 +10,28 @@ use crate::vulkan::device::pipeline::{Constants, Shader};
 use anyhow::Result;
 use bytemuck::Zeroable;
 
-/// Rows of activations from which on matrix instructions are used.
+/// Least rows of activations for matrix instructions.
 const MATRIX_ROWS: usize = 8;
-/// Rows of activations up to which a subgroup takes all of them.
+/// Most rows of activations that one subgroup takes.
 const FEW_ROWS: usize = 32;
 
 /// Most threads of a workgroup that uses matrix instructions.
 const THREADS: u32 = 256;
-/// Bytes that it shares, at most.
+/// Most bytes of its shared memory.
 const SHARED: u32 = 48 << 10;
 /// Matrix rows of a subgroup of `linear_matrix`, and columns that it unpacks at a time.
 const MATRIX_BLOCK: usize = 16;
 const MATRIX_CHUNK: usize = 128;
-/// Most subgroups of a workgroup of it: with more, fewer workgroups share the device's processors.
+/// Most subgroups of a workgroup of `linear_matrix`. More subgroups leave fewer workgroups.
 const MATRIX_SUBGROUPS: usize = 4;
 /// Bytes of shared memory that it leaves to the rotation of heads: four subgroups, 256 channels.
 const HEAD_SHARED: usize = 4 << 10;
 
-/// Teams of a workgroup whose last one has a row to normalise: more of them have less of it each.
+/// Teams of a workgroup with a norm as its epilogue. More teams share the row.
 const NORM_TEAMS: u32 = 8;
 
-/// A kernel of a linear layer: its shader and constants, and how many rows of activations and of
-/// the matrix a workgroup takes.
+/// A kernel of a linear layer: shader, constants, and the rows of activations (`block`) and of the
+/// matrix (`rows`) of a workgroup.
 struct Shape {
     shader: Shader,
     constants: Constants,
@@ -45,7 +45,7 @@ impl Shape {
         Shape { shader, constants, block, rows }
     }
 
-    /// The same kernel for codes of this trellis.
+    /// Returns the kernel for codes of this trellis.
     fn through(mut self, trellis: Option<Trellis>) -> Shape {
         if let Some(Trellis { step, multiplier, .. }) = trellis {
             self.constants.extend(PathTrellis { step, multiplier }.constants());
@@ -55,7 +55,7 @@ impl Shape {
 }
 
 impl LinearPush {
-    /// Takes in the matrix of another call on the same activations, if there is room.
+    /// Adds the matrix of another call on the same activations. Returns whether there was room.
     fn put_beside(&mut self, other: &LinearPush) -> bool {
         let same = (self.x, self.sx, self.sums, self.step, self.steps, self.stride)
             == (other.x, other.sx, other.sums, other.step, other.steps, other.stride);
@@ -71,7 +71,7 @@ impl LinearPush {
 }
 
 impl Lowering<'_> {
-    /// The call of one linear layer, whose last workgroup may have a norm to do.
+    /// Returns the call of one linear layer. With `norm`, it may get a norm as its epilogue.
     pub(super) fn linear(
         &self,
         job: &LinearJob,
@@ -107,7 +107,7 @@ impl Lowering<'_> {
             sums: self.at(act.sums),
             step: self.at(self.step),
             n: word(m.rows),
-            // Of floats, a step is a column.
+            // A step of floats is a column.
             steps: word(packing.map_or(m.cols, |p| p.steps)),
             stride: word(act.cols * if act.format.int8 { 1 } else { 4 }),
             more_n: [0; 2],
@@ -130,7 +130,7 @@ impl Lowering<'_> {
         })
     }
 
-    /// Float weights, any number of rows.
+    /// Returns the kernel for float weights and any number of rows.
     fn float_shape(&self, format: Format, live: usize, selected: bool, norm: bool) -> Shape {
         let (sg, block) = (self.info.subgroup, live.clamp(1, 4));
         let threads = if norm { NORM_TEAMS * sg.min(32) } else { 128 }.max(sg);
@@ -145,7 +145,7 @@ impl Lowering<'_> {
         Shape::of(&kernel, block, (threads / sg) as usize)
     }
 
-    /// Trellis codes by dot products, any number of rows.
+    /// Returns the kernel for trellis codes by dot products and any number of rows.
     fn trellis_shape(&self, trellis: Trellis, live: usize, selected: bool, norm: bool) -> Shape {
         let sg = self.info.subgroup;
         let block = live.clamp(1, self.block_rows.min(4));
@@ -160,7 +160,7 @@ impl Lowering<'_> {
         Shape::of(&kernel, block, TILE).through(Some(trellis))
     }
 
-    /// By dot products: any integer codes, any number of rows.
+    /// Returns the kernel for other integer codes by dot products and any number of rows.
     fn dot_shape(
         &self,
         m: &DeviceMatrix,
@@ -171,21 +171,21 @@ impl Lowering<'_> {
     ) -> Shape {
         let DeviceMatrix { format, rows, cols, .. } = *m;
         let (sg, grouped) = (self.info.subgroup, format.group != Group::Row);
-        // Fewer lanes have more parts each to keep, and less room for rows; so has a step of 2-bit
-        // codes with its many columns.
+        // With fewer lanes each keeps more parts, and has less room for rows. So has a step of
+        // 2-bit codes, with its many columns.
         let block = live.clamp(1, if sg >= 32 && format.code != Code::I2 { 16 } else { 8 });
-        // Loads in flight hide latency; sums of up to 64 (row, activation) pairs are kept by a
-        // subgroup.
+        // Loads in flight hide latency. A subgroup keeps sums of up to 64 pairs of (row,
+        // activation).
         let (each, rounds) = match block {
             1 => (2, 3),
             2 => (2, 2),
             4 => (4, 1),
-            // A few long rows spread better in smaller tasks.
+            // Smaller tasks balance few long rows better.
             8 if cols >= 2 * rows => (2, 1),
             _ => (4, 1),
         };
         let lanes = sg.min(32);
-        // Fewer lanes than the 32 parts of a grouped row have more parts each in flight already.
+        // With fewer lanes than the 32 parts of a grouped row each has more parts in flight.
         let rounds = if grouped { (rounds * lanes / 32).max(1) } else { rounds };
         let teams = if norm { NORM_TEAMS } else { 4 };
         let threads = teams * lanes;
@@ -204,7 +204,7 @@ impl Lowering<'_> {
         Shape::of(&kernel, block, (teams * each) as usize)
     }
 
-    /// By matrix instructions of any shape, where there are rows enough.
+    /// Returns the kernel for matrix instructions of any shape; `None` for too few rows.
     fn matrix_shape(
         &self,
         format: Format,
@@ -216,12 +216,12 @@ impl Lowering<'_> {
         let (device, info, sg) = (self.matrix_shape?, self.info, self.info.subgroup as usize);
         let (nn, grouped) = (device.n as usize, format.group != Group::Row);
         let (chunk, k) = (MATRIX_CHUNK, device.k as usize);
-        // A group is a chunk; a step is a part of one.
+        // A group must be a chunk. Without groups a chunk has whole steps.
         let whole = if grouped { p.width == chunk } else { chunk.is_multiple_of(p.width) };
         if !(whole && cols.is_multiple_of(k)) || live < MATRIX_ROWS {
             return None;
         }
-        // With groups several sums are kept for each element of a product: fewer rows fit.
+        // Groups need several sums for each element of a product, so fewer rows fit.
         let many = live > FEW_ROWS && !grouped;
         let block = live.next_multiple_of(nn).min(if many { 128 } else { FEW_ROWS });
         // Bytes of shared memory: of a subgroup, and of the activations.
@@ -237,12 +237,12 @@ impl Lowering<'_> {
         let chunks = cols.div_ceil(chunk);
         let subgroups = match most {
             0 => return None,
-            // The parts of a group's sums are shared out evenly, and so are rows among many.
+            // The subgroups share the parts of a group's sums, or many rows, evenly.
             most if grouped || many => 1 << most.ilog2(),
-            // As few as take no more rounds over the chunks of a row than the most would.
+            // The fewest subgroups that take no more rounds over the chunks of a row.
             most => chunks.div_ceil(chunks.div_ceil(most)),
         };
-        // The kernel keeps what eight parts a subgroup wait for.
+        // A subgroup holds the sums of at most eight of the 32 parts.
         if grouped && subgroups < 4 {
             return None;
         }
@@ -265,8 +265,8 @@ impl Lowering<'_> {
         Some(Shape::of(&kernel, block, rows).through(format.code.trellis()))
     }
 
-    /// By matrix instructions whose elements lie in known places, where the device and the matrix
-    /// allow it and there are rows enough.
+    /// Returns the kernel for matrix instructions whose elements lie in known places; `None` if the
+    /// device or the matrix does not allow it, or for too few rows.
     fn known_shape(
         &self,
         format: Format,
@@ -275,7 +275,7 @@ impl Lowering<'_> {
         live: usize,
         selected: bool,
     ) -> Option<Shape> {
-        // Groups are loaded four by four.
+        // The kernels load four groups at a time.
         let fits = format.code == Code::I4 && p.width == 32 && cols.is_multiple_of(128);
         let i = self.info;
         let room =
@@ -283,13 +283,13 @@ impl Lowering<'_> {
         if !(self.known_elements && fits && room) || live < MATRIX_ROWS {
             return None;
         }
-        // Shapes by measurement, see docs/NOTES.md.
+        // The shapes are measured, see docs/NOTES.md.
         let grouped = format.group != Group::Row;
-        // Many rows with one scale a row are `linear_matrix`'s, which is as fast there.
+        // `linear_matrix` is as fast for many rows with one scale a row.
         if live > FEW_ROWS && !grouped {
             return None;
         }
-        // A walk over all of a row meets each of its 32 parts.
+        // The kernel walks over the 32 parts of a row.
         if live > FEW_ROWS && p.steps >= 32 {
             let (tiles, matrix_tiles, beside, threads) = (4, 2, 2, THREADS / 2);
             let kernel = kernels::LinearMany {
@@ -306,8 +306,7 @@ impl Lowering<'_> {
             let (block, rows) = (8 * tiles * (threads / 32 / beside), 16 * matrix_tiles * beside);
             return Some(Shape::of(&kernel, block as usize, rows as usize));
         }
-        // Sums of groups are kept for each element of a tile: with twice as many, fewer subgroups
-        // fit.
+        // Groups need sums for each element of a tile. With two matrix tiles fewer subgroups fit.
         let (tiles, matrix_tiles) = match live {
             ..=8 => (1, 2),
             _ => (2, if grouped { 1 } else { 2 }),
@@ -327,9 +326,9 @@ impl Lowering<'_> {
     }
 }
 
-/// Adds a linear layer of the operation `label`, whose calls begin at `begin`: to the call before
-/// it if that is on the same activations and of the same format, since a few large dispatches do
-/// more than many small ones.
+/// Adds a linear layer of the operation `label`, whose calls begin at `begin`. A call on the same
+/// activations with the same kernel takes it in, since few large dispatches are faster than many
+/// small ones.
 pub(super) fn put_beside(calls: &mut Vec<Call>, begin: usize, mut call: Call, label: &'static str) {
     call.label = label;
     if let Some((args, _)) = call.linear

@@ -1,4 +1,4 @@
-//! From operations to kernel calls: which shader, how specialised, over how many workgroups.
+//! Lowering of operations to kernel calls: shader, constants, arguments and workgroups of each.
 
 mod attention;
 pub mod finish;
@@ -33,13 +33,13 @@ use rows::{Merge, RowWork};
 use sizes::OwnSizes;
 use std::ops::Range;
 
-/// How many rows (and pages) the recorded commands are for; kernels look up in the step buffer how
-/// many there really are.
+/// Numbers of rows and pages that commands are recorded for. Kernels read the actual numbers from
+/// the step buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Bucket {
     /// Live rows.
     pub rows: usize,
-    /// Rows whose logits are wanted.
+    /// Rows with logits.
     pub selected: usize,
     /// Rows to commit.
     pub path: usize,
@@ -50,13 +50,13 @@ pub struct Bucket {
 }
 
 impl Bucket {
-    /// The smallest bucket that holds these counts: powers of two.
+    /// Returns the smallest bucket for these counts: powers of two.
     pub fn holding(rows: usize, selected: usize, path: usize, pages: usize, mixed: bool) -> Bucket {
         let up = |n: usize| if n == 0 { 0 } else { n.next_power_of_two() };
         Bucket { rows: up(rows), selected: up(selected), path: up(path), pages: up(pages), mixed }
     }
 
-    /// The bucket of a step.
+    /// Returns the bucket of a step.
     pub fn of_step(step: &StepView<'_>) -> Bucket {
         let live = &step.positions[step.first..];
         let pages = live.iter().max().map_or(0, |last| *last as usize / PAGE + 1);
@@ -72,12 +72,12 @@ impl Bucket {
     }
 }
 
-/// What a call reads or writes, for barriers.
+/// Access of a call to a buffer, for barriers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     Read(BufferId),
     Write(BufferId),
-    /// Writes to places that are no other's among calls that touch it so.
+    /// Writes to places that no other call with this access uses.
     Share(BufferId),
 }
 
@@ -89,21 +89,21 @@ pub struct Call {
     pub push: Push,
     /// The push constants of a linear layer, and how many matrix rows a workgroup takes.
     pub linear: Option<(LinearPush, usize)>,
-    /// What its last workgroups do.
+    /// Work of its last workgroups.
     pub epilogue: Option<Epilogue>,
     pub groups: [u32; 3],
     pub accesses: Vec<Access>,
     /// Weight bytes read.
     pub bytes: u64,
-    /// About how many multiply-adds, by which a pass is cut into submissions.
+    /// Estimate of multiply-adds, by which a pass is cut into submissions.
     pub work: u64,
     pub label: &'static str,
-    /// The dispatches that it is part of: more than one where they share calls.
+    /// Range of the dispatches that it is part of; several dispatches may share calls.
     pub of: Range<usize>,
 }
 
 impl Call {
-    /// A call that is part of no plan.
+    /// Returns a call that belongs to no plan.
     pub fn apart<K: Kernel>(kernel: &K, push: &K::Push, groups: [usize; 3]) -> Call {
         Call {
             shader: kernel.shader(),
@@ -125,10 +125,10 @@ impl Call {
     }
 }
 
-/// How operations become calls: where things lie on the device, and what it can do.
+/// Inputs of lowering: the device, and the addresses of buffers and matrices.
 pub struct Lowering<'a> {
     pub info: &'a DeviceInfo,
-    /// The shape of matrices that the device multiplies, if it does.
+    /// Shape of matrices that the device multiplies, if it has such instructions.
     pub matrix_shape: Option<MatrixShape>,
     /// Whether elements of matrices lie where `linear_few` and `linear_many` expect them.
     pub known_elements: bool,
@@ -140,17 +140,17 @@ pub struct Lowering<'a> {
     pub finish: bool,
     /// Most rows of a block of attention, and of a layer with trellis codes.
     pub block_rows: usize,
-    /// Buffers of the executor's own.
+    /// The executor's own buffers.
     pub own: Own,
 }
 
-/// Buffers that no plan names.
+/// Buffers of the executor that no plan has.
 #[derive(Clone, Copy, Debug)]
 pub struct Own {
     /// f32 `[max_rows, widest ffn]`, twice: gate and up before they are joined.
     pub gate: BufferId,
     pub up: BufferId,
-    /// f32 partials of attention pages, and how many floats fit.
+    /// f32 partial results of attention pages, and the number of floats that fit.
     pub partials: BufferId,
     pub partial_floats: usize,
     /// Addresses of all layers' caches, for commits.
@@ -162,7 +162,7 @@ pub struct Own {
 }
 
 impl Own {
-    /// Those of these sizes, by whoever allocates a label's bytes.
+    /// Allocates buffers of these sizes. `alloc` gets the label and the bytes of each.
     pub fn of(
         sizes: OwnSizes,
         alloc: impl FnMut((&'static str, usize)) -> Result<BufferId>,
@@ -183,7 +183,7 @@ impl Own {
     }
 }
 
-/// Multiply-adds that a workgroup of neither a linear layer nor attention counts as.
+/// Estimate of multiply-adds of a workgroup that is neither of a linear layer nor of attention.
 const OTHER_WORK: u64 = 4096;
 
 impl Lowering<'_> {
@@ -195,7 +195,7 @@ impl Lowering<'_> {
         &self.matrices[id.0 as usize]
     }
 
-    /// The calls of `dispatches`, in order.
+    /// Returns the calls of `dispatches`, in order.
     pub fn calls(&self, dispatches: &[Dispatch], bucket: Bucket) -> Result<Vec<Call>> {
         let mut out = Vec::new();
         let mut i = 0;
@@ -397,7 +397,7 @@ pub(in crate::vulkan) fn by_shape(layers: &[KvLayer]) -> Vec<Vec<&KvLayer>> {
     groups
 }
 
-/// `KV` of `kv.glsl`.
+/// Returns the number of a cache format, `KV` of `kv.glsl`.
 pub(in crate::vulkan) fn kv_code(kv: &KvLayer) -> u32 {
     match kv.format {
         KvFormat::F32 => 0,
@@ -406,7 +406,7 @@ pub(in crate::vulkan) fn kv_code(kv: &KvLayer) -> u32 {
     }
 }
 
-/// Columns that share a scale; 0 for a whole row.
+/// Returns the columns that share a scale; 0 for a whole row.
 fn group(group: Group) -> u32 {
     match group {
         Group::Row => 0,
@@ -414,8 +414,8 @@ fn group(group: Group) -> u32 {
     }
 }
 
-/// How an activation is prepared: through a Hadamard or not, as int8 or not, and the columns that
-/// share a scale where there are scales.
+/// Returns how an activation is prepared: with a Hadamard transform or not, as int8 or not, and the
+/// columns that share a scale; 0 for a whole row or without scales.
 pub(in crate::vulkan) fn preparation(act: Option<&Act>) -> (bool, bool, u32) {
     act.map_or((false, false, 0), |act| {
         let int8 = act.format.int8;

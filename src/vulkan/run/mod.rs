@@ -1,5 +1,5 @@
-//! Runs plans on a Vulkan device. A plan is recorded once per bucket of rows; a run is one
-//! submission, or several (`cut`).
+//! Executor: runs plans on a Vulkan device. A plan is recorded once for each bucket of rows and
+//! pages. A run is one submission, or several ([`cut`]).
 
 mod commands;
 mod cut;
@@ -49,9 +49,9 @@ pub use viterbi::VulkanTiles;
 
 /// Most bytes that `vkCmdUpdateBuffer` takes at a time.
 const UPDATE: usize = 65536;
-/// Most rows that one workgroup takes of attention, whose keys are read once for all of them, and
-/// of layers with trellis codes. Drivers on the processor compile kernels of many rows for ten
-/// seconds and up to a minute each, and gain little by them.
+/// Most rows of one workgroup in attention, which reads keys once for all of them, and in layers
+/// with trellis codes. A driver on the processor gains little by many rows, and compiles each such
+/// kernel for ten seconds to a minute.
 pub const BLOCK_ROWS: usize = 8;
 const BLOCK_ROWS_OF_CPU: usize = 2;
 
@@ -69,15 +69,15 @@ struct Pass {
     pieces: Vec<vk::CommandBuffer>,
     /// Multiply-adds of each.
     works: Vec<f64>,
-    /// Where each piece ends; empty where there is but the last piece of the pass.
+    /// End of each piece; empty if only the last piece of the pass is recorded.
     ends: Vec<Cut>,
     /// The sizes of its calls.
     sizes: Vec<CallSize>,
-    /// Seconds that the pieces took that are not there.
+    /// Seconds of the pieces that are not recorded.
     spent: f64,
-    /// The submission that the last piece went out with last.
+    /// Last submission of the last piece.
     submission: u64,
-    /// What the pass took last, in seconds, as far as that was seen.
+    /// Seconds of the last run whose time is known.
     seconds: Option<f64>,
 }
 
@@ -88,20 +88,19 @@ struct Started {
     rows: usize,
     at: Instant,
     submission: u64,
-    /// What was copied behind it to where the host sees it: the first bytes of a buffer.
+    /// Buffer whose first bytes the submission copies to the host, and their number.
     result: Option<(BufferId, usize)>,
 }
 
 /// A Vulkan device as an [`Executor`].
 pub struct VulkanExecutor {
-    // Dropped in this order: what uses the device before what it uses.
+    // Dropped in this order: each field before the fields that it uses.
     queue: Queue,
     pipelines: Arc<Mutex<Pipelines>>,
     timing: Option<Timing>,
     uploader: Option<Uploader>,
     readback: Block,
-    /// Results of the plan that was started: apart from `readback`, which other reads may use
-    /// meanwhile.
+    /// Results of the plan that was started. Other reads use `readback` in the meantime.
     results: Block,
     started: Option<Started>,
     weights: Arena,
@@ -115,26 +114,26 @@ pub struct VulkanExecutor {
     made_up: Option<Arc<Mutex<MadeUp>>>,
     own: Option<Own>,
     epilogues: Epilogues,
-    /// Whether elements of matrices lie where some kernels expect them.
+    /// Whether elements of matrices lie where `linear_few` and `linear_many` expect them.
     known_elements: bool,
     /// Most rows of a block of attention, and of a layer with trellis codes.
     block_rows: usize,
     loading: Loading,
     /// Small writes that wait for the next submission.
     pending: Vec<(BufferId, usize, Vec<u8>)>,
-    /// What the host last wrote to each step buffer.
+    /// Content of each step buffer.
     steps: HashMap<BufferId, Vec<u8>>,
     gpu: Arc<Gpu>,
 }
 
 impl VulkanExecutor {
-    /// Works on a device, which is opened unless another executor of this process works on it.
+    /// Opens a device, or shares it with another executor of this process.
     pub fn open(choice: Choice) -> Result<VulkanExecutor> {
         VulkanExecutor::open_for(choice, true)
     }
 
-    /// The same; without `matrices` the device is not even asked about its instructions for them.
-    /// Results are the same bits.
+    /// The same. Without `matrices` the driver is not asked about its matrix instructions. Results
+    /// have the same bits.
     pub fn open_for(choice: Choice, matrices: bool) -> Result<VulkanExecutor> {
         let start = Instant::now();
         let (gpu, pipelines) = pipeline::open(choice, matrices)?;
@@ -175,7 +174,7 @@ impl VulkanExecutor {
         })
     }
 
-    /// Where a buffer lies on the device.
+    /// Returns the address of a buffer on the device.
     pub(in crate::vulkan) fn address(&self, id: BufferId) -> u64 {
         self.addresses[id.0 as usize]
     }
@@ -187,20 +186,19 @@ impl VulkanExecutor {
         }
     }
 
-    /// Takes blocks of rows as large as on a GPU, also where they are kept small: for tests of the
-    /// kernels.
+    /// Takes blocks of rows as large as on a GPU, also on the processor: for tests of the kernels.
     pub fn with_large_blocks(self) -> Self {
         VulkanExecutor { block_rows: BLOCK_ROWS, ..self }
     }
 
-    /// Says what will be loaded and allocated, as a dry run counted it: then no memory is taken in
-    /// vain.
+    /// Plans memory for the pieces that a dry run counted, so that none is allocated in vain.
     pub fn expect(&mut self, pieces: &Pieces) {
         self.weights.expect(&pieces.weights);
         self.buffers.expect(&pieces.buffers);
     }
 
-    /// Buffers beside those of the plans: those of the plan before, where they do.
+    /// Returns the buffers beside those of the plans. Allocates them if the present ones are too
+    /// small.
     fn own(&mut self, plan: &Plan, layout: StepLayout) -> Result<Own> {
         let old = self.own.map(|own| own.sizes);
         let sizes = OwnSizes::of(plan, layout, |w| self.matrices[w.0 as usize].rows)
@@ -234,7 +232,7 @@ impl VulkanExecutor {
         Ok(())
     }
 
-    /// The kernel of each call, compiled if it has to be.
+    /// Returns the kernel of each call, compiled if it is missing.
     fn kernels(&self, calls: &[Call]) -> Result<(vk::PipelineLayout, Vec<vk::Pipeline>)> {
         let mut made = pipeline::lock(&self.pipelines);
         made.prepare(calls.iter().map(|call| (call.shader, &call.constants)))?;
@@ -246,7 +244,7 @@ impl VulkanExecutor {
         Ok((made.layout, kernels))
     }
 
-    /// The calls of a recorded plan.
+    /// Returns the calls of a recorded plan.
     pub(in crate::vulkan) fn calls_of(
         &mut self,
         plan: PlanId,
@@ -282,7 +280,7 @@ impl VulkanExecutor {
         lowering.calls(&recorded.dispatches, bucket)
     }
 
-    /// Runs calls one after the other, apart from any plan.
+    /// Runs calls one after the other, outside of a plan.
     pub(in crate::vulkan) fn run_calls(&mut self, calls: &[Call]) -> Result<()> {
         let (layout, pipelines) = self.kernels(calls)?;
         self.stage(None)?;
@@ -300,7 +298,7 @@ impl VulkanExecutor {
         &self.gpu.info
     }
 
-    /// What lies in device memory of a matrix, codes and scales: for tests.
+    /// Returns the codes and scales of a matrix in device memory: for tests.
     pub fn weight_bytes(&mut self, id: WeightId) -> Result<[Vec<u8>; 2]> {
         let m = self.matrices[id.0 as usize];
         let scales = m.rows * m.format.row_side(m.cols);
@@ -323,8 +321,8 @@ impl VulkanExecutor {
         Ok(parts.map(|(_, bytes)| bytes))
     }
 
-    /// Bytes of memory asked of the device, arenas and whatever lies beside them: now, and at most
-    /// so far.
+    /// Returns the bytes requested from the device, in arenas and beside them: now, and the most so
+    /// far.
     pub fn requested(&self) -> (u64, u64) {
         self.gpu.requested.bytes()
     }
@@ -362,8 +360,8 @@ impl Executor for VulkanExecutor {
             &mut self.loading,
         );
         if loaded.is_err() {
-            // What is on its way still reads staging memory. Only what was sent is waited for: a
-            // lost device takes no more.
+            // Submissions that still run read staging memory. Staged commands are not submitted
+            // first, since the device may be lost.
             let _ = self.queue.wait(self.queue.upcoming() - 1);
             self.uploader = None;
         }
@@ -460,7 +458,7 @@ impl Executor for VulkanExecutor {
         pass.submission = self.queue.upcoming();
         let last = works[works.len() - 1];
         if live == 0 {
-            // A commit is not even sent: it goes out in front of what comes next.
+            // A commit has no results to wait for, so the next submission begins with it.
             self.put_off(last);
             return Ok(false);
         }
@@ -471,7 +469,7 @@ impl Executor for VulkanExecutor {
             let (from, to) = (self.block(&span).buffer, self.results.buffer);
             let copy =
                 vk::BufferCopy { src_offset: span.offset, dst_offset: 0, size: bytes as u64 };
-            // SAFETY: both ranges were checked; whoever read the results before has waited for
+            // SAFETY: both ranges were checked, and an earlier reader of the results has waited for
             // them.
             let copied = |device: &ash::Device, commands| unsafe {
                 device.cmd_copy_buffer(commands, from, to, &[copy]);
@@ -484,13 +482,12 @@ impl Executor for VulkanExecutor {
         Ok(true)
     }
 
-    /// There is nothing to wait for behind a plan that was put off.
+    /// Waits for the started plan. A commit that the next submission begins with is not waited for.
     fn finish(&mut self, result: Option<(BufferId, &mut [u8])>) -> Result<()> {
         let Some(started) = self.started.take() else {
             return result.map_or(Ok(()), |(buffer, bytes)| self.read(buffer, 0, bytes));
         };
-        // Where the device is done before anybody waits for it, the time says only that the pass
-        // took no longer.
+        // If the device is done before the wait, the time is only an upper bound.
         let waits = !self.queue.is_done(started.submission);
         self.queue.wait(started.submission).map_err(|e| explained(e, started.rows))?;
         let clock = started.at.elapsed().as_secs_f64();
@@ -514,7 +511,7 @@ impl Executor for VulkanExecutor {
             Some((buffer, bytes))
                 if started.result.is_some_and(|(id, n)| id == buffer && bytes.len() <= n) =>
             {
-                // SAFETY: the copy is done: it went out with the plan.
+                // SAFETY: the wait above ended the copy, which is part of the submission.
                 bytes.copy_from_slice(unsafe { self.results.bytes(0, bytes.len()) });
                 Ok(())
             }
@@ -526,7 +523,7 @@ impl Executor for VulkanExecutor {
         self.started.as_ref().is_some_and(|started| !self.queue.is_done(started.submission))
     }
 
-    /// Results are copied to where the host sees them.
+    /// Lends nothing: results are copied to host memory.
     fn lend(&self, _: BufferId, _: usize) -> Option<&[u8]> {
         None
     }
@@ -546,7 +543,7 @@ impl Reports for VulkanExecutor {
     }
 
     fn start_profile(&mut self) {
-        // Commands with time stamps are recorded anew.
+        // Commands are recorded anew, with timestamps.
         if self.queue.wait_all().is_ok() {
             for commands in self
                 .plans
