@@ -214,10 +214,8 @@ pub fn open_first(system: &NpuSystem) -> anyhow::Result<RawAccel> {
     })
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "npu"))]
 mod tests {
-    #![cfg(feature = "npu")]
-
     use super::*;
 
     fn system(root: &Path) -> NpuSystem {
