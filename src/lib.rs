@@ -4,8 +4,8 @@
 //! # Floors
 //! A file uses only lower floors or its own room; `tests/source/layering.rs` checks it.
 //! ```text
-//! 8  cli         commands/ has a file or folder for each command, options/ the options that several
-//!                take, io/ what they read and write; the only room that prints
+//! 8  cli         commands/ has a file or folder for each command, options/ the options that
+//!                several take, io/ what they read and write; the only room that prints
 //! 7  runtime     a session: models found, opened, placed and loaded, drafts, what passes cost
 //! 6  decode      the scheduler: one loop for all texts; verification, text that is certain,
 //!                statistics
@@ -37,8 +37,8 @@
 //! # Four promises
 //! 1. `history` is the only truth. Every cache follows it by common prefix.
 //! 2. The result of a row depends on its own token path alone, bit for bit.
-//! 3. Sampling is a pure function of (seed, position, logits), and under a grammar or a penalty also
-//!    of the earlier tokens.
+//! 3. Sampling is a pure function of (seed, position, logits), and under a grammar or a penalty
+//!    also of the earlier tokens.
 //! 4. The text is therefore the same with any drafter and any tree, at every temperature.
 //!
 //! The terms are explained in `docs/GLOSSARY.md`.

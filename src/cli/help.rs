@@ -25,12 +25,14 @@ pub const EXIT_CODES: [(&str, &str); 12] = [
 ];
 
 /// Sources of the values of options.
-pub const SETTINGS: &str = "\
-Every option can also be set as GEMMA_<NAME> in the environment (GEMMA_MAX_TOKENS=100) or in \
-gemma.toml (max-tokens = 100, or under [generate] for one command), in the working directory or as \
-$XDG_CONFIG_HOME/gemma/config.toml. First found wins: flag, environment, gemma.toml, the model's \
-generation_config.json, built in. A gemma.toml in the working directory may not load code, \
-name a file to write, or say who reaches the server. --print-config shows each value and where it came from.";
+pub const SETTINGS: &str = concat!(
+    "Every option can also be set as GEMMA_<NAME> in the environment (GEMMA_MAX_TOKENS=100) ",
+    "or in gemma.toml (max-tokens = 100, or under [generate] for one command), ",
+    "in the working directory or as $XDG_CONFIG_HOME/gemma/config.toml. ",
+    "First found wins: flag, environment, gemma.toml, the model's generation_config.json, ",
+    "built in. A gemma.toml in the working directory may not load code, name a file to write, ",
+    "or say who reaches the server. --print-config shows each value and where it came from.",
+);
 
 /// Ends the help of `gemma`, which a command line without a command prints too.
 const FIRST_STEPS: &str = "\

@@ -26,8 +26,8 @@ const COMMANDS: [(&[&str], &str); 9] = [
     (&["show", "info"], "gemma inspect MODEL shows what a model consists of"),
     (
         &["config", "settings"],
-        "gemma generate --print-config shows every setting and where it came from; gemma.toml \
-            holds them",
+        "gemma generate --print-config shows every setting and where it came from; \
+         gemma.toml holds them",
     ),
     (&["version"], "gemma --version"),
     (
@@ -41,8 +41,8 @@ const COMMANDS: [(&[&str], &str); 9] = [
 const OPTIONS: [(&[&str], &str); 14] = [
     (
         &["-hf", "-hfr", "--hf-repo", "--hf-file", "-hff"],
-        "-m takes the id of a model, once it is downloaded: hf download ID, then gemma generate -m \
-            ID 'your prompt'",
+        "-m takes the id of a model, once it is downloaded: hf download ID, \
+         then gemma generate -m ID 'your prompt'",
     ),
     (
         &["-ngl", "--n-gpu-layers"],
@@ -252,8 +252,8 @@ mod tests {
                 found.push((command.clone(), *name));
                 for wrong in [&["no such thing"][..], &["99999"], &[""], &[], &["0", name, "1"]] {
                     let line = [&[command.as_str(), name], wrong].concat();
-                    let said = hint(&line).map_or(String::new(), |(what, _)| what);
-                    assert!(!said.contains("there is no option"), "{line:?}: {said}");
+                    let found_hint = hint(&line).map_or(String::new(), |(what, _)| what);
+                    assert!(!found_hint.contains("there is no option"), "{line:?}: {found_hint}");
                 }
             }
         }

@@ -90,7 +90,8 @@ impl Sizes {
         RECIPES.into_iter().filter_map(smallest).collect()
     }
 
-    /// The model to take: the largest that writes at least as fast as people read, else the fastest.
+    /// Returns the model to take: the largest that writes at least as fast as people read, else
+    /// the fastest.
     pub fn best(&self) -> Option<(&SizeRow, String)> {
         let mut found = self.of_google();
         let is_fast = |(row, _): &(&SizeRow, String)| row.tokens_per_s >= Some(READING);
@@ -111,12 +112,14 @@ impl Sizes {
     pub fn json(&self) -> Value {
         let row = |row: &SizeRow| {
             json!({
-                "model": row.shape.name(), "recipe": row.recipe, "page": row.shape.page(row.recipe), "bytes": row.bytes,
+                "model": row.shape.name(), "recipe": row.recipe,
+                "page": row.shape.page(row.recipe), "bytes": row.bytes,
                 "fits": row.fits(), "tokens_per_s_plain": row.tokens_per_s,
             })
         };
         json!({
-            "context": CONTEXT, "memory": self.elsewhere, "free": self.available, "memory_speed": self.speeds,
+            "context": CONTEXT, "memory": self.elsewhere, "free": self.available,
+            "memory_speed": self.speeds,
             "sizes": self.rows.iter().map(row).collect::<Vec<_>>(),
         })
     }
@@ -134,17 +137,17 @@ impl Sizes {
             );
         }
         let free = self.available.map_or("an unknown amount".to_owned(), bytes);
-        let of = self.elsewhere.map_or(String::new(), |all| {
+        let machine = self.elsewhere.map_or(String::new(), |all| {
             format!(" of {} (a part is taken to be in use)", bytes(all))
         });
         let say = |label: &str, text: &str| paragraph_in(label, 8, text, columns);
         let plain = |text: &str| paragraph_in("", 0, text, columns);
-        let mut out = plain(&format!("Which Gemma 3 fits into {free} of free memory{of}:"));
+        let mut out = plain(&format!("Which Gemma 3 fits into {free} of free memory{machine}:"));
         out += &format!("\n{}\n", markdown(&table));
         let speed = self.speeds.cpu;
         let about = format!(
-            "predicted, not measured: without drafts, with {} tokens of context, at the full speed \
-                of memory (the processor's {} GB/s, {})",
+            "predicted, not measured: without drafts, with {} tokens of context, \
+             at the full speed of memory (the processor's {} GB/s, {})",
             thousands(CONTEXT as u64),
             digits3(speed.gb_per_s),
             speed.how
@@ -161,8 +164,8 @@ impl Sizes {
             Some((row, page)) => {
                 let larger = self.larger().map_or(String::new(), |text| format!(" {text}."));
                 plain(&format!(
-                    "Best here: hf download {page}, then gemma chat -m {page}. gemma plan {} says \
-                        more about it.{larger}",
+                    "Best here: hf download {page}, then gemma chat -m {page}. \
+                     gemma plan {} says more about it.{larger}",
                     row.shape.name()
                 ))
             }

@@ -219,7 +219,7 @@ impl<'a> Scheduler<'a> {
             }
             return Ok(ended);
         }
-        let asked = Instant::now();
+        let start = Instant::now();
         let allowed = self.propose(&growing, prompt_rows)?;
         let begun = Instant::now();
         let mut pass = self.score(&growing, prompt_rows, &allowed)?;
@@ -237,7 +237,7 @@ impl<'a> Scheduler<'a> {
         }
         for (&sequence, verdict) in growing.iter().zip(verdicts) {
             let stop = match verdict {
-                Ok(verdict) => self.grow(sequence, &verdict, begun - asked, pass, on_event).map(Ok),
+                Ok(verdict) => self.grow(sequence, &verdict, begun - start, pass, on_event).map(Ok),
                 Err(error) => Some(Err(error)),
             };
             ended.extend(stop.map(|stop| self.end(sequence, stop)));
@@ -356,7 +356,7 @@ impl<'a> Scheduler<'a> {
         if growing.is_empty() {
             return Ok(Allowance::default());
         }
-        let asked = Instant::now();
+        let start = Instant::now();
         let (target, drafter) = (&*self.target, &mut *self.drafter);
         let texts = || growing.iter().map(|s| self.texts[*s].as_ref().expect("it grows"));
         let mut recent_match = false;
@@ -380,7 +380,7 @@ impl<'a> Scheduler<'a> {
         }
         let mut proposals: Vec<&mut Proposal> =
             requests.into_iter().map(|request| request.out).collect();
-        self.policy.choose(&mut proposals, asked.elapsed(), steps);
+        self.policy.choose(&mut proposals, start.elapsed(), steps);
         Ok(allowed)
     }
 

@@ -131,7 +131,7 @@ pub fn compare_task(
 impl Comparison {
     /// All of several texts as one.
     pub fn all(parts: &[Comparison]) -> Comparison {
-        let join = |of: &dyn Fn(&Comparison) -> &Figures| Figures::all(parts.iter().map(of));
+        let join = |part: &dyn Fn(&Comparison) -> &Figures| Figures::all(parts.iter().map(part));
         let mut out = Comparison {
             figures: join(&|c| &c.figures),
             reference: join(&|c| &c.reference),

@@ -201,7 +201,8 @@ impl Grammar {
         let run = machine.run;
         let place = machine.place.as_mut().expect("it was started");
         let forgotten = std::mem::take(&mut *lock(forgotten)).into_iter();
-        let forgotten = forgotten.filter(|(of, _)| *of == run).map(|(_, state)| state).collect();
+        let forgotten =
+            forgotten.filter(|(owner, _)| *owner == run).map(|(_, state)| state).collect();
         match place.answer(forgotten, ask, &shared.vocabulary) {
             Ok(state) => {
                 drop(machine);

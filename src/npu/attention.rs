@@ -395,7 +395,7 @@ fn distance(a: ResultView<'_>, b: ResultView<'_>, rows: usize, dim: usize) -> f6
     let value = |v: ResultView<'_>, r: usize, d: usize| {
         if v.l(r) > 0.0 { v.o(r, d) as f64 / v.l(r) as f64 } else { 0.0 }
     };
-    let of = |r: usize| {
+    let row_distance = |r: usize| {
         let (mut off, mut all) = (0.0, 1e-30);
         for d in 0..dim {
             let (a, b) = (value(a, r, d), value(b, r, d));
@@ -404,7 +404,7 @@ fn distance(a: ResultView<'_>, b: ResultView<'_>, rows: usize, dim: usize) -> f6
         }
         if f64::is_finite(off) { (off / all).sqrt() } else { f64::INFINITY }
     };
-    (0..rows).map(of).fold(0.0, f64::max)
+    (0..rows).map(row_distance).fold(0.0, f64::max)
 }
 
 fn finite(values: &[f32]) -> bool {

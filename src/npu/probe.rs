@@ -249,20 +249,25 @@ mod tests {
         let found = here.probe();
         assert_eq!(found.len(), 1);
         assert!(found[0].path.ends_with("dev/accel/accel1") && !found[0].is_usable());
-        let of = |name: &str| found[0].findings.iter().find(|f| f.name == name).unwrap().clone();
-        assert_eq!(of("revision").remedy, None);
-        assert!(of("access").what.contains("No such file"));
+        let finding =
+            |name: &str| found[0].findings.iter().find(|f| f.name == name).unwrap().clone();
+        assert_eq!(finding("revision").remedy, None);
+        assert!(finding("access").what.contains("No such file"));
         assert!(
-            of("locked memory").what == "8 MiB"
-                && of("locked memory").remedy.unwrap().contains("ulimit")
+            finding("locked memory").what == "8 MiB"
+                && finding("locked memory").remedy.unwrap().contains("ulimit")
         );
-        assert!(of("array").remedy.unwrap().contains("build.sh"));
+        assert!(finding("array").remedy.unwrap().contains("build.sh"));
         // A file that opens but is no NPU fails where its firmware is asked for.
         fs::create_dir_all(root.join("dev/accel")).unwrap();
         std::os::unix::fs::symlink("/dev/null", root.join("dev/accel/accel1")).unwrap();
         let found = here.probe();
-        let of = |name: &str| found[0].findings.iter().find(|f| f.name == name).unwrap().clone();
-        assert!(of("access").remedy.is_none() && of("firmware").remedy.unwrap().contains("6.14"));
+        let finding =
+            |name: &str| found[0].findings.iter().find(|f| f.name == name).unwrap().clone();
+        assert!(
+            finding("access").remedy.is_none()
+                && finding("firmware").remedy.unwrap().contains("6.14")
+        );
         assert_eq!(here.names(), ["accel1"]);
         put(root, "sys/class/accel/accel1/device/revision", "0x10");
         assert!(here.probe()[0].findings[0].remedy.is_some());

@@ -216,10 +216,10 @@ mod tests {
             }
             assert!(flying.values().all(Vec::is_empty), "a token is left");
             for pair in 0..PAIRS {
-                let of = |d| moved.remove(&channel(pair, d)).unwrap_or_default();
+                let moves = |d| moved.remove(&channel(pair, d)).unwrap_or_default();
                 let [mut from, to] = [Direction::FromMemory, Direction::ToMemory].map({
-                    let mut of = of;
-                    move |d| of(d)
+                    let mut moves = moves;
+                    move |d| moves(d)
                 });
                 if pair >= job.pairs {
                     assert!(from.is_empty() && to.is_empty());

@@ -172,9 +172,9 @@ impl Encoder {
             let scale = scales[group] / integer.unit();
             let mut errors = [0f32; BLOCK];
             for j in (0..BLOCK).rev() {
-                let asked: f32 = (j + 1..BLOCK).map(|i| errors[i] * c[i * BLOCK + j]).sum();
+                let feedback: f32 = (j + 1..BLOCK).map(|i| errors[i] * c[i * BLOCK + j]).sum();
                 (codes[first + j], decoded[j]) =
-                    code_of_nearest(&integer, targets[j] + asked / c[j * BLOCK + j], scale);
+                    code_of_nearest(&integer, targets[j] + feedback / c[j * BLOCK + j], scale);
                 errors[j] = targets[j] - decoded[j];
             }
         });

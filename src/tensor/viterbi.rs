@@ -424,10 +424,10 @@ mod tests {
         Viterbi::new(trellis).path(&rounded, Some(17), &mut states);
         let cost = |states: &[u32]| -> i32 {
             let square = |(q, t): (i32, &f32)| (*t as i32 - 4 * q).pow(2);
-            let of = |(s, t): (&u32, &[f32; 2])| {
+            let error = |(s, t): (&u32, &[f32; 2])| {
                 trellis.integers(*s).into_iter().zip(t).map(square).sum::<i32>()
             };
-            states.iter().zip(pairs).map(of).sum()
+            states.iter().zip(pairs).map(error).sum()
         };
         assert!(states[0] >> 8 == 17 && states[STEPS - 1] & 255 == 17);
         assert!(states.windows(2).all(|w| w[1] >> 8 == w[0] & 255));

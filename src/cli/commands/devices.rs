@@ -143,7 +143,9 @@ pub fn run(options: &DevicesArgs, _: &Typed) -> Result<u8> {
     let npus: Vec<NpuRow> = system.probe().into_iter().map(NpuRow::new).collect();
     let (no_npu, remedy) = system.nothing();
     if options.json {
-        let report = serde_json::json!({"cpu": cpu, "vulkan": gpus, "npu": npus, "chosen": chosen, "reason": reason});
+        let report = serde_json::json!({
+            "cpu": cpu, "vulkan": gpus, "npu": npus, "chosen": chosen, "reason": reason,
+        });
         print(&format!("{report:#}\n"))?;
         return Ok(0);
     }

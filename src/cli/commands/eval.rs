@@ -121,7 +121,7 @@ struct EvalProgress<'a> {
     wanted: bool,
     total: u64,
     start: Instant,
-    said: Cell<Instant>,
+    last_line: Cell<Instant>,
 }
 
 /// Between two lines.
@@ -135,7 +135,7 @@ impl<'a> EvalProgress<'a> {
             wanted: wanted && !ui.is_quiet(),
             total,
             start,
-            said: Cell::new(start),
+            last_line: Cell::new(start),
         };
         if progress.wanted {
             ui.line(&format!("evaluating {} tokens", thousands(total)));
@@ -144,12 +144,12 @@ impl<'a> EvalProgress<'a> {
     }
 
     fn hear(&self, done: u64) {
-        if self.wanted && self.said.get().elapsed() > SILENCE {
+        if self.wanted && self.last_line.get().elapsed() > SILENCE {
             let left = self.start.elapsed().as_secs_f64() * (self.total - done) as f64
                 / done.max(1) as f64;
             let (done, total) = (thousands(done), thousands(self.total));
             self.ui.line(&format!("{done} of {total} tokens, about {} left", duration(left)));
-            self.said.set(Instant::now());
+            self.last_line.set(Instant::now());
         }
     }
 }
@@ -255,8 +255,8 @@ fn describe(f: &Figures) -> String {
 
 fn describe_comparison(c: &Comparison) -> String {
     format!(
-        "{} tokens: KL divergence mean {:.5} +- {:.5}, median {:.5}, 99 % {:.4}, max {:.3}; top-1 \
-         agreement {:.2} +- {:.2} %; perplexity {} against {}, ratio {:.4} +- {:.4}\n",
+        "{} tokens: KL divergence mean {:.5} +- {:.5}, median {:.5}, 99 % {:.4}, max {:.3}; \
+         top-1 agreement {:.2} +- {:.2} %; perplexity {} against {}, ratio {:.4} +- {:.4}\n",
         thousands(c.figures.tokens as u64),
         c.kld.mean,
         c.kld.stderr,

@@ -109,7 +109,9 @@ pub fn run(options: &ListArgs, _: &Typed) -> Result<u8> {
     }
     let places: Vec<&PathBuf> = caches.iter().chain(directories).collect();
     if options.json {
-        let json = serde_json::json!({"v": 1, "looked_in": places, "context": context(&run), "models": found});
+        let json = serde_json::json!({
+            "v": 1, "looked_in": places, "context": context(&run), "models": found,
+        });
         print(&format!("{json:#}\n"))?;
     } else {
         let sizes = || Sizes::of(&host, &run, Speeds::new(&*load::pool(&run)?, None));
@@ -266,8 +268,9 @@ fn text(found: &[Found], places: &[&PathBuf], sizes: Option<&Sizes>, columns: us
             "There is no Gemma 3 here (looked in {}). To get one that fits:",
             places.join(", ")
         )) + &format!(
-            "\n  pip install -U huggingface_hub\n  hf auth login    # after accepting the licence \
-                 at https://huggingface.co/{page}\n  hf download {page}\n  gemma chat -m {page}\n\n{larger}"
+            "\n{}\n{}/{page}\n  hf download {page}\n  gemma chat -m {page}\n\n{larger}",
+            "  pip install -U huggingface_hub",
+            "  hf auth login    # after accepting the licence at https://huggingface.co",
         ) + &say("gemma plan says which other sizes fit here, and how fast they would be.");
     }
     let mut table = vec![["model", "format", "bits", "size", "fits"].map(str::to_owned).to_vec()];

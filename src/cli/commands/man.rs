@@ -43,7 +43,7 @@ pub fn run(options: &ManArgs, _: &Typed) -> Result<u8> {
     Ok(0)
 }
 
-/// Renders a man page: the parts that clap knows, then examples, exit codes and sources of settings.
+/// Renders a man page: the parts that clap knows, then examples, exit codes and sources of values.
 fn page(command: clap::Command) -> Result<String> {
     let is_root = command.has_subcommands();
     let examples = (!is_root).then(|| help::examples(&command));

@@ -81,7 +81,10 @@ commands! {
 /// Run Gemma 3 models faster: a small draft model guesses several tokens, and the model checks all
 /// of them in one pass.
 #[derive(Debug, Parser)]
-#[command(name = "gemma", version = VERSION, subcommand_required = true, arg_required_else_help = true)]
+#[command(
+    name = "gemma", version = VERSION, subcommand_required = true,
+    arg_required_else_help = true
+)]
 pub struct Cli {
     #[command(subcommand)]
     pub command: CliCommand,

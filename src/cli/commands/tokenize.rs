@@ -29,7 +29,10 @@ pub struct TokenizeArgs {
     #[arg(long)]
     pub template: bool,
     /// Control tokens that the text spells
-    #[arg(long, value_enum, value_name = "HOW", default_value_t = SpecialPolicy::Text, hide_short_help = true)]
+    #[arg(
+        long, value_enum, value_name = "HOW", default_value_t = SpecialPolicy::Text,
+        hide_short_help = true
+    )]
     pub special_in_prompt: SpecialPolicy,
     /// One JSON object: {"ids": [...], "pieces": [...]}, which eval --ids takes
     #[arg(long)]

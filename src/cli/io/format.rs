@@ -24,7 +24,10 @@ pub enum AnswerFormat {
     Grammar(GrammarSource),
 }
 
-const EXAMPLE: &str = r#"expected: {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}}, {"type": "json_object"} or {"type": "text"}"#;
+const EXAMPLE: &str = concat!(
+    r#"expected: {"type": "json_schema", "json_schema": {"name": "x", "#,
+    r#""schema": {"type": "object"}}}, {"type": "json_object"} or {"type": "text"}"#,
+);
 
 impl AnswerFormatFields {
     /// Returns the form that is given.
@@ -78,7 +81,10 @@ mod tests {
             one(json!({"response_format": {"type": "text"}})).unwrap(),
             Some(AnswerFormat::Text)
         );
-        let theirs = json!({"response_format": {"type": "json_schema", "json_schema": {"name": "n", "strict": true, "schema": schema}}});
+        let theirs = json!({"response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": "n", "strict": true, "schema": schema},
+        }});
         assert_eq!(one(theirs).unwrap(), grammar(GrammarSource::JsonSchema(schema.clone())));
         assert_eq!(
             one(json!({"json_schema": schema})).unwrap(),

@@ -144,10 +144,10 @@ pub fn read_messages(path: &Path) -> Result<Vec<Message>> {
 
 /// Returns the prompt's tokens, through the chat template or behind one BOS.
 pub fn encode(
-    said: &PromptInput,
+    input: &PromptInput,
     chat: &ChatOptions,
     session: &Session,
-    asked: AutoOr,
+    context: AutoOr,
     ui: &Ui,
 ) -> Result<Vec<Token>> {
     let special = match chat.special_in_prompt {
@@ -163,10 +163,10 @@ pub fn encode(
         template: template.as_ref(),
         config,
         tokenizer,
-        asked,
+        context,
         most_rendered: usize::MAX,
     }
-    .tokens(said, special)?;
+    .tokens(input, special)?;
     if brought {
         ui.note("the prompt begins with a BOS token already: no second one is added");
     }
@@ -175,7 +175,7 @@ pub fn encode(
         format!(
             "prompt: {} tokens of {} bytes",
             thousands(tokens.len() as u64),
-            thousands(said.bytes() as u64)
+            thousands(input.bytes() as u64)
         ),
     );
     Ok(tokens)
@@ -186,8 +186,8 @@ pub fn chat_template(model: &Model, listener: &dyn Listener) -> Result<ChatTempl
     let template = ChatTemplate::from_checkpoint(model.checkpoint())?;
     if !model.bundled && template.source() == ChatTemplate::built_in().source() {
         listener.note(&format!(
-            "no chat template in {}: it is perhaps a base model, which answers no questions; gemma \
-                generate --raw continues text",
+            "no chat template in {}: it is perhaps a base model, which answers no questions; \
+             gemma generate --raw continues text",
             model.name
         ));
     }
@@ -200,8 +200,8 @@ pub struct PromptEncoder<'a> {
     pub template: Option<&'a ChatTemplate>,
     pub config: &'a Config,
     pub tokenizer: &'a Tokenizer,
-    /// The context that was asked for.
-    pub asked: AutoOr,
+    /// Context size that the options give.
+    pub context: AutoOr,
     /// Most bytes of the rendered template.
     pub most_rendered: usize,
 }
@@ -209,62 +209,62 @@ pub struct PromptEncoder<'a> {
 impl PromptEncoder<'_> {
     /// Returns the tokens, and whether a text without a template has its own BOS. A prompt that
     /// leaves no room for an answer is an error.
-    pub fn tokens(&self, said: &PromptInput, special: Special) -> Result<(Vec<Token>, bool)> {
-        let PromptEncoder { template, config, tokenizer, asked, most_rendered } = *self;
-        let limit = match asked {
+    pub fn tokens(&self, input: &PromptInput, special: Special) -> Result<(Vec<Token>, bool)> {
+        let PromptEncoder { template, config, tokenizer, context, most_rendered } = *self;
+        let limit = match context {
             AutoOr::N(n) => n,
             AutoOr::Auto => config.max_position,
         };
         // Tokenising takes time and memory; a text that cannot fit is refused before.
         let fits = |bytes: usize| match bytes / tokenizer.longest() > limit {
-            true => check_prompt(bytes / tokenizer.longest(), true, asked, config),
+            true => check_prompt(bytes / tokenizer.longest(), true, context, config),
             false => Ok(()),
         };
-        fits(said.bytes())?;
+        fits(input.bytes())?;
         let fits_rendered = |bytes: usize| {
             ensure!(
                 bytes <= most_rendered,
                 Fault::model(format!(
                     "the model's chat template makes {bytes} bytes of {}",
-                    said.bytes()
+                    input.bytes()
                 ))
             );
             fits(bytes)
         };
         let (tokens, brought) = match template {
             Some(template) => {
-                (templated(said, special, template, tokenizer, &fits_rendered)?, false)
+                (templated(input, special, template, tokenizer, &fits_rendered)?, false)
             }
-            None => raw(said, special, config, tokenizer)?,
+            None => raw(input, special, config, tokenizer)?,
         };
-        check_prompt(tokens.len(), false, asked, config)?;
+        check_prompt(tokens.len(), false, context, config)?;
         Ok((tokens, brought))
     }
 }
 
 fn raw(
-    said: &PromptInput,
+    input: &PromptInput,
     special: Special,
     config: &Config,
     tokenizer: &Tokenizer,
 ) -> Result<(Vec<Token>, bool)> {
     let text =
-        [said.text.as_deref(), said.prefill.as_deref()].into_iter().flatten().collect::<String>();
+        [input.text.as_deref(), input.prefill.as_deref()].into_iter().flatten().collect::<String>();
     tokenizer.encode_behind_bos(&text, special, config.bos)
 }
 
 fn templated(
-    said: &PromptInput,
+    input: &PromptInput,
     special: Special,
     template: &ChatTemplate,
     tokenizer: &Tokenizer,
     fits: &dyn Fn(usize) -> Result<()>,
 ) -> Result<Vec<Token>> {
-    let mut messages = said.messages.clone();
-    if let Some(text) = &said.text {
+    let mut messages = input.messages.clone();
+    if let Some(text) = &input.text {
         messages.push(Message { role: "user".into(), content: text.clone() });
     }
-    let (system, prefill) = (said.system.as_deref(), said.prefill.as_deref());
+    let (system, prefill) = (input.system.as_deref(), input.prefill.as_deref());
     template.encode_if(tokenizer, &messages, system, special, prefill, fits)
 }
 
@@ -294,16 +294,16 @@ mod tests {
 
     #[test]
     fn a_prompt_is_required_and_blank_is_none() {
-        let said =
+        let gathered =
             |text: &[&str], raw, stdin: &[u8]| read(&words(text), &chat(raw), true, &mut &*stdin);
-        assert_eq!(said(&["a"], false, b"b").unwrap().text.unwrap(), "b\n\na");
+        assert_eq!(gathered(&["a"], false, b"b").unwrap().text.unwrap(), "b\n\na");
         for (text, raw, stdin) in
             [(&[][..], false, &b""[..]), (&[], true, b""), (&["  "], false, b"\n\n")]
         {
-            let error = said(text, raw, stdin).unwrap_err();
+            let error = gathered(text, raw, stdin).unwrap_err();
             assert_eq!(crate::error::fault_of(&error).unwrap().kind.exit_code(), 2, "{text:?}");
         }
-        assert_eq!(said(&[""], true, b"").unwrap().text, None);
+        assert_eq!(gathered(&[""], true, b"").unwrap().text, None);
     }
 
     #[test]

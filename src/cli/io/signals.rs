@@ -9,8 +9,8 @@ use std::thread::JoinHandle;
 
 const INSTALLING: &str = "installing signal handlers";
 
-/// Flags that the first SIGINT or SIGTERM sets. Before `watch` both end the process at once: there is no
-/// text yet to keep.
+/// Flags that the first SIGINT or SIGTERM sets. Before `watch` both end the process at once: there
+/// is no text yet to keep.
 #[derive(Clone, Default)]
 pub struct Interrupt {
     stop: Arc<AtomicBool>,
@@ -26,8 +26,8 @@ impl Interrupt {
         Ok(interrupt)
     }
 
-    /// Watches like [`watch`](Self::watch); the first signal also calls `say` at once, on a thread of
-    /// its own, which then ends.
+    /// Watches like [`watch`](Self::watch); the first signal also calls `say` at once, on a thread
+    /// of its own, which then ends.
     pub fn watch_saying(say: impl FnOnce() + Send + 'static) -> Result<(Self, JoinHandle<()>)> {
         // Before the flags: a caller that finds one set may wait for the thread.
         let signals = os::Interrupts::watch().context(INSTALLING)?;

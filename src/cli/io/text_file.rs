@@ -47,13 +47,12 @@ pub fn read(from: &mut dyn Read, name: &str) -> Result<String> {
         if !utf16 && bytes[..bytes.len().min(8192)].contains(&0) {
             let fault = Fault::model(format!("{name} is a binary file, not text"));
             return fault.help(
-                "give text: of a document, what a converter such as pdftotext or \
-                pandoc makes of it",
+                "give text: of a document, \
+                 what a converter such as pdftotext or pandoc makes of it",
             );
         }
         let fault = Fault::model(format!(
-            "{name} is not UTF-8 text: byte {:#04x} at offset \
-            {at}",
+            "{name} is not UTF-8 text: byte {:#04x} at offset {at}",
             bytes[at]
         ));
         let from = if utf16 { "UTF-16" } else { "LATIN1" };

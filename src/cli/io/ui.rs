@@ -18,8 +18,8 @@ pub struct Ui {
     /// Colour is wanted on standard output.
     colour_output: bool,
     bars: bool,
-    /// Notes already given: each is given once.
-    said: RefCell<Vec<String>>,
+    /// Notes already printed: each is printed once.
+    printed: RefCell<Vec<String>>,
     /// Kinds of notes of which one was given.
     kinds: RefCell<Vec<&'static str>>,
 }
@@ -36,7 +36,7 @@ impl Ui {
             colour: wants_colour(options.color, terminal, env),
             colour_output: wants_colour(options.color, std::io::stdout().is_terminal(), env),
             bars: terminal && !dumb && !options.quiet && options.progress == OnTerminal::Auto,
-            said: RefCell::default(),
+            printed: RefCell::default(),
             kinds: RefCell::default(),
         }
     }
@@ -106,11 +106,11 @@ impl Ui {
     /// Prints a note, once.
     pub fn note(&self, text: impl AsRef<str>) {
         let text = clean(text.as_ref());
-        if self.quiet || self.said.borrow().contains(&text) {
+        if self.quiet || self.printed.borrow().contains(&text) {
             return;
         }
         self.write(&format!("{} {text}\n", self.paint(YELLOW, "note:")));
-        self.said.borrow_mut().push(text);
+        self.printed.borrow_mut().push(text);
     }
 
     /// Prints the first note of a kind.

@@ -28,6 +28,9 @@ pub struct ChatOptions {
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true, hide_short_help = true)]
     pub prefill: Option<String>,
     /// Treatment of control tokens that the prompt spells, such as <end_of_turn>
-    #[arg(long, value_enum, value_name = "HOW", default_value_t = SpecialPolicy::Text, hide_short_help = true)]
+    #[arg(
+        long, value_enum, value_name = "HOW", default_value_t = SpecialPolicy::Text,
+        hide_short_help = true
+    )]
     pub special_in_prompt: SpecialPolicy,
 }

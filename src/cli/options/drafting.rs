@@ -23,7 +23,10 @@ pub struct DraftArgs {
     #[arg(long, value_name = "N|auto", default_value = "auto", hide_short_help = true)]
     pub draft_tokens: AutoOr,
     /// Shape of a draft: auto, chain (no branches), or the number of nodes of a tree
-    #[arg(long, value_name = "auto|chain|N", default_value = "auto", value_parser = tree, hide_short_help = true)]
+    #[arg(
+        long, value_name = "auto|chain|N", default_value = "auto", value_parser = tree,
+        hide_short_help = true
+    )]
     pub draft_tree: TreeSize,
     /// Device of the draft model: auto, cpu, vulkan or vulkan:N
     ///
@@ -35,7 +38,10 @@ pub struct DraftArgs {
     ///
     /// auto does this where the model and its draft model run on different devices, as long as
     /// measurements show a gain.
-    #[arg(long, value_enum, value_name = "auto|on|off", default_value_t = DraftAhead::Auto, hide_short_help = true)]
+    #[arg(
+        long, value_enum, value_name = "auto|on|off", default_value_t = DraftAhead::Auto,
+        hide_short_help = true
+    )]
     pub draft_ahead: DraftAhead,
 }
 

@@ -12,9 +12,9 @@ pub struct GrammarOptions {
     /// Answer with JSON that matches a JSON Schema
     ///
     /// The answer has no white space but one space after `,` and `:`. An unsupported keyword is an
-    /// error. Tokens without an alternative are drafted at no cost. An answer that --max-tokens cuts
-    /// off is a failure with exit code 8. The schema describes the generated text; --prefill comes
-    /// before it.
+    /// error. Tokens without an alternative are drafted at no cost. An answer that --max-tokens
+    /// cuts off is a failure with exit code 8. The schema describes the generated text; --prefill
+    /// comes before it.
     #[arg(long, value_name = "SCHEMA|@FILE", conflicts_with_all = ["grammar", "regex"])]
     pub json_schema: Option<String>,
     /// Answer with text that follows a grammar (Lark notation as llguidance reads it)

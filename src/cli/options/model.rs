@@ -36,13 +36,17 @@ pub struct RunArgs {
     pub device: String,
     /// Layers on the GPU: auto, all, or a number
     ///
-    /// auto is as many as fit; the others run on the processor. The output head goes to the GPU with
-    /// the first layer. The number of layers changes where results are rounded, as another device
-    /// does, so that it may change the text. A number or all requires a GPU and enough memory.
+    /// auto is as many as fit; the others run on the processor. The output head goes to the GPU
+    /// with the first layer. The number of layers changes where results are rounded, as another
+    /// device does, so that it may change the text. A number or all requires a GPU and enough
+    /// memory.
     #[arg(long, value_name = "N|auto|all", default_value = "auto", hide_short_help = true)]
     pub gpu_layers: GpuLayers,
     /// CPU threads [default: all cores]
-    #[arg(short, long, value_name = "N", hide_short_help = true, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    #[arg(
+        short, long, value_name = "N", hide_short_help = true,
+        value_parser = clap::value_parser!(u16).range(1..=1024)
+    )]
     pub threads: Option<u16>,
     /// Context size: tokens of prompt and answer together
     ///
@@ -57,7 +61,10 @@ pub struct RunArgs {
     #[arg(long, value_enum, default_value_t = Kv::Auto, hide_short_help = true)]
     pub kv: Kv,
     /// Action while another process of yours uses the same GPU
-    #[arg(long, value_enum, value_name = "WHAT", default_value_t = DeviceLock::Wait, hide_short_help = true)]
+    #[arg(
+        long, value_enum, value_name = "WHAT", default_value_t = DeviceLock::Wait,
+        hide_short_help = true
+    )]
     pub device_lock: DeviceLock,
     /// NPU beside the device: auto, off, force, or model
     ///
@@ -122,8 +129,8 @@ mod tests {
             (Device::Auto, GpuLayers::Auto, AutoOr::Auto)
         );
         assert_eq!((run.kv, run.lock, run.npu), (Kv::Auto, DeviceLock::Wait, Npu::Auto));
-        let argv = "x -m a/b -d vulkan:1 --gpu-layers 3 -t 4 -c 99 --kv q8 --device-lock fail \
-            --npu off --isa scalar --check";
+        let device = "-d vulkan:1 --gpu-layers 3 -t 4 --device-lock fail --npu off --isa scalar";
+        let argv = format!("x -m a/b {device} -c 99 --kv q8 --check");
         let ModelOptions { model, run } = settled(&argv.split(' ').collect::<Vec<_>>()).unwrap();
         assert_eq!(
             (model.as_deref(), run.threads, run.isa, run.check),

@@ -13,7 +13,10 @@ pub struct SamplingOptions {
     #[arg(short = 'n', long, value_name = "N", default_value_t = 512, value_parser = tokens)]
     pub max_tokens: usize,
     /// Temperature; 0 takes the likeliest token [default: the model's]
-    #[arg(long, alias = "temperature", allow_negative_numbers = true, value_name = "T", value_parser = number::<0, 100>)]
+    #[arg(
+        long, alias = "temperature", allow_negative_numbers = true, value_name = "T",
+        value_parser = number::<0, 100>
+    )]
     pub temp: Option<f32>,
     /// Keep the K likeliest tokens; 0 keeps all [default: the model's]
     #[arg(long, value_name = "K", hide_short_help = true)]
@@ -24,10 +27,16 @@ pub struct SamplingOptions {
     #[arg(long, allow_negative_numbers = true, value_name = "P", value_parser = share)]
     pub top_p: Option<f32>,
     /// Drop tokens less likely than P times the likeliest one [default: the model's]
-    #[arg(long, hide_short_help = true, allow_negative_numbers = true, value_name = "P", value_parser = number::<0, 1>)]
+    #[arg(
+        long, hide_short_help = true, allow_negative_numbers = true, value_name = "P",
+        value_parser = number::<0, 1>
+    )]
     pub min_p: Option<f32>,
     /// Make earlier tokens less likely by the factor X; 1 turns it off [default: the model's]
-    #[arg(long, hide_short_help = true, allow_negative_numbers = true, value_name = "X", value_parser = positive)]
+    #[arg(
+        long, hide_short_help = true, allow_negative_numbers = true, value_name = "X",
+        value_parser = positive
+    )]
     pub repeat_penalty: Option<f32>,
     /// Seed of the random numbers [default: random]
     ///

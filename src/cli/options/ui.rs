@@ -13,10 +13,16 @@ pub struct UiOptions {
     #[arg(short, long, hide_short_help = true, action = clap::ArgAction::Count)]
     pub verbose: u8,
     /// Show progress bars; auto shows them on a terminal, until the first token
-    #[arg(long, hide_short_help = true, value_enum, value_name = "WHEN", default_value_t = OnTerminal::Auto)]
+    #[arg(
+        long, hide_short_help = true, value_enum, value_name = "WHEN",
+        default_value_t = OnTerminal::Auto
+    )]
     pub progress: OnTerminal,
     /// Use colours; auto does on a terminal, unless NO_COLOR, CLICOLOR=0 or TERM=dumb is set
-    #[arg(long, hide_short_help = true, value_enum, value_name = "WHEN", default_value_t = Colour::Auto)]
+    #[arg(
+        long, hide_short_help = true, value_enum, value_name = "WHEN",
+        default_value_t = Colour::Auto
+    )]
     pub color: Colour,
     /// Print each option's value and its source in the form of gemma.toml, and stop
     #[arg(long, hide_short_help = true)]

@@ -1,9 +1,9 @@
 //! `gemma.toml`: which files there are, and what each of them may say.
 //!
 //! The rule: a file in the working directory may not load code, write a file, open the server to
-//! others or take a guard rail away. A person who clones a repository and runs `gemma` in it has not
-//! read the `gemma.toml` that came along. [`refusal`] tells by the type of an option's value and by
-//! its heading in the help, so that a new option is kept out by being declared.
+//! others or take a guard rail away. A person who clones a repository and runs `gemma` in it has
+//! not read the `gemma.toml` that came along. [`refusal`] tells by the type of an option's value
+//! and by its heading in the help, so that a new option is kept out by being declared.
 
 use crate::cli::io::destination::Destination;
 use crate::cli::io::ui::nearest;
@@ -208,7 +208,8 @@ pub fn arguments(
         for (key, value) in sections.into_iter().flatten() {
             let Some(arg) = mine.get(key).filter(|_| !value.is_table()) else { continue };
             let long = arg.get_long().expect("an option has a long name");
-            let is_given = matches!(typed.value_source(arg.get_id().as_str()), Some(s) if s != ValueSource::DefaultValue);
+            let source = typed.value_source(arg.get_id().as_str());
+            let is_given = source.is_some_and(|source| source != ValueSource::DefaultValue);
             if is_given || origins.contains_key(long) {
                 continue;
             }

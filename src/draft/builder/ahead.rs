@@ -66,7 +66,7 @@ impl Tree {
     /// root.
     fn is_of(&self, request: &DraftRequest<'_>) -> bool {
         let has_row = self.nodes.first().is_some_and(|root| root.row.is_some());
-        self.asked == request.ctx.history.len()
+        self.base_len == request.ctx.history.len()
             && has_row
             && request.out.tree.tokens[0] == request.ctx.root()
     }
@@ -103,8 +103,8 @@ impl Tree {
 
     /// Returns the node at which the history stands now, and its place in the draft model's work,
     /// if that has seen it.
-    pub fn find(&self, history: &[Token], asked: usize) -> Option<(u32, u32)> {
-        let newer = history.get(asked..).filter(|newer| asked > 0 && !newer.is_empty())?;
+    pub fn find(&self, history: &[Token], base_len: usize) -> Option<(u32, u32)> {
+        let newer = history.get(base_len..).filter(|newer| base_len > 0 && !newer.is_empty())?;
         let root = newer.iter().try_fold(0, |at, &token| self.child(at, token))?;
         Some((root, self.nodes[root as usize].row?))
     }

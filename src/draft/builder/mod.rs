@@ -124,14 +124,14 @@ impl TreeBuilder {
             let (ctx, history) = (&request.ctx, request.ctx.history);
             self.tree(request.text);
             let (tree, shared) = (&mut self.trees[request.text], &mut self.shared);
-            let asked = tree.asked;
+            let base_len = tree.base_len;
             tree.learn(shared, history);
             if let Some(verified) = ctx.verified {
                 shared.free.learn(history, verified, ctx.sampler);
             }
             matches.push(shared.free.follow(request.text, history));
             tree.warm = ctx.sampler.config().temperature > 0.0;
-            found.push(tree.find(history, asked));
+            found.push(tree.find(history, base_len));
         }
         let wants_model =
             |request: &DraftRequest<'_>| request.ctx.draft_steps > 0 && !request.is_idle();
@@ -242,7 +242,7 @@ impl Drafter for TreeBuilder {
     fn prepare(&mut self, text: usize, history: &[Token], most: Duration) -> Result<()> {
         // The text or its sampler may be new.
         let tree = self.tree(text);
-        (tree.asked, tree.ahead) = (0, false);
+        (tree.base_len, tree.ahead) = (0, false);
         self.shared.free.follow(text, history);
         self.shared.model.as_mut().map_or(Ok(()), |model| model.read_within(text, history, most))
     }
@@ -252,7 +252,7 @@ impl Drafter for TreeBuilder {
         let steps = self.grow(requests, &starts)?;
         for request in requests.iter_mut().filter(|request| !request.is_idle()) {
             let tree = &mut self.trees[request.text];
-            tree.asked = request.ctx.history.len();
+            tree.base_len = request.ctx.history.len();
             tree.propose(request.ctx.nodes, request.out);
         }
         Ok(steps)

@@ -76,9 +76,10 @@ impl Node {
 pub struct Tree {
     /// The text's place among those of the draft model.
     pub text: usize,
-    /// The last round's tree, root first, parents before children; and the length of its history.
+    /// The last round's tree, root first, parents before children.
     pub nodes: Vec<Node>,
-    pub asked: usize,
+    /// Length of the history at the last proposal; 0 after its outcome is learnt.
+    pub base_len: usize,
     /// Whether the temperature is above 0.
     pub warm: bool,
     /// The tree was grown since it was proposed.
@@ -93,15 +94,15 @@ impl Tree {
 
     /// Takes one learning step for every place of the last tree whose outcome the history shows.
     pub fn learn(&mut self, shared: &mut SharedState, history: &[Token]) {
-        let asked = std::mem::take(&mut self.asked);
-        if asked == 0
-            || history.len() <= asked
-            || self.nodes.first().is_none_or(|root| root.token != history[asked - 1])
+        let base_len = std::mem::take(&mut self.base_len);
+        if base_len == 0
+            || history.len() <= base_len
+            || self.nodes.first().is_none_or(|root| root.token != history[base_len - 1])
         {
             return;
         }
         let mut at = 0u32;
-        for &token in &history[asked..] {
+        for &token in &history[base_len..] {
             if let Some(candidates) = &self.nodes[at as usize].candidates {
                 shared.mixers[self.warm as usize].learn(candidates, token, &mut shared.chances);
             }

@@ -73,12 +73,12 @@ impl AcceptanceRates {
         })
     }
 
-    /// Records the outcome of a text's nodes. `asked` says whether a draft model was asked.
+    /// Records the outcome of a text's nodes. `used_model` says whether a draft model was used.
     /// `classes` and `path` include the root.
-    pub fn observe(&mut self, asked: bool, classes: &[usize], path: &[u32]) {
+    pub fn observe(&mut self, used_model: bool, classes: &[usize], path: &[u32]) {
         // A round whose nodes were all dropped counts as one failed step.
-        let deepest = classes.iter().copied().max().unwrap_or(0).max(asked as usize);
-        let tried = if asked { self.classes.len() } else { 1 };
+        let deepest = classes.iter().copied().max().unwrap_or(0).max(used_model as usize);
+        let tried = if used_model { self.classes.len() } else { 1 };
         for (i, class) in self.classes[..tried].iter_mut().enumerate() {
             let is = |class: usize| (class == i) as u8 as f32;
             let nodes: f32 = classes[1..].iter().map(|class| is(*class)).sum();

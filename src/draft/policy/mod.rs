@@ -266,9 +266,9 @@ impl Policy {
         round.classes = proposals.iter().map(|p| draft_steps(p)).collect();
         round.sure = proposals.iter().map(|p| grammar::count(p)).sum();
         round.promised = proposals.iter().map(|p| p.expected()).sum::<f32>() - round.sure as f32;
-        let (pass, asked) = (self.cost(self.round.rows - self.round.texts), self.round.steps);
+        let (pass, draft_steps) = (self.cost(self.round.rows - self.round.texts), self.round.steps);
         let longer = pass * (self.stretch - 1.0);
-        let ahead = self.overlap.begin(asked.is_some_and(|steps| steps > 0), longer);
+        let ahead = self.overlap.begin(draft_steps.is_some_and(|steps| steps > 0), longer);
         self.round.ahead = ahead.then_some(pass * self.stretch);
     }
 

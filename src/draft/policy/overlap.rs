@@ -34,11 +34,11 @@ impl Overlap {
     }
 
     /// Returns whether to work ahead during a pass that becomes `longer` seconds longer by it.
-    /// `asked` says whether a draft model was asked.
-    pub fn begin(&mut self, asked: bool, longer: f32) -> bool {
+    /// `used_model` says whether a draft model was used.
+    pub fn begin(&mut self, used_model: bool, longer: f32) -> bool {
         let [without, behind] = self.waited;
         let pays = without == 0.0 || longer <= without - behind;
-        self.was_ahead = asked
+        self.was_ahead = used_model
             && match self.wish {
                 Ahead::Never => false,
                 Ahead::Always => true,

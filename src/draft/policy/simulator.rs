@@ -130,8 +130,8 @@ fn speed_in(case: &Case, texts: usize, tokens: usize, takes: Takes, weather: Wea
         policy.choose(&mut chosen, Duration::from_secs_f64(drafting), steps);
         let rows = all.iter().map(Proposal::len).sum();
         let (times, extra) = weather(rows, clock + drafting);
-        let asked = if allowed.only_forced { 0.0 } else { case.pollution };
-        let quiet = curve.cost(rows) as f64 * (1.0 + asked) * times;
+        let pollution = if allowed.only_forced { 0.0 } else { case.pollution };
+        let quiet = curve.cost(rows) as f64 * (1.0 + pollution) * times;
         let noise = case.noise * (2.0 * dice.roll() - 1.0) + held_up(case.load, &mut dice);
         let extra = extra + quiet * noise;
         let time = quiet + extra;

@@ -232,7 +232,7 @@ impl Automaton {
 mod tests {
     use super::*;
 
-    fn of(text: &[Token]) -> Automaton {
+    fn automaton_of(text: &[Token]) -> Automaton {
         let mut automaton = Automaton::new();
         automaton.sync(text);
         automaton
@@ -286,7 +286,7 @@ mod tests {
     #[test]
     fn steps_off_the_text_keep_the_longest_ending() {
         let text = noise();
-        let automaton = of(&text[..200]);
+        let automaton = automaton_of(&text[..200]);
         let (mut at, mut path) = (automaton.ending(), text[..200].to_vec());
         for &token in text[200..].iter().rev() {
             at = automaton.step(at, token);
@@ -304,7 +304,7 @@ mod tests {
     #[test]
     fn the_latest_and_the_frequent_come_first_and_shorter_endings_say_more() {
         let text = [1, 2, 3, 9, 1, 2, 4, 8, 1, 2, 4, 7, 5, 2, 6, 1, 2];
-        let automaton = of(&text);
+        let automaton = automaton_of(&text);
         let (at, mut list) = (automaton.ending(), Vec::new());
         assert_eq!(at.len, 2);
         automaton.continuations(at, 2, &mut list);
@@ -318,7 +318,7 @@ mod tests {
 
     #[test]
     fn another_text_begins_anew() {
-        let mut automaton = of(&[1, 2, 3, 1, 2]);
+        let mut automaton = automaton_of(&[1, 2, 3, 1, 2]);
         assert_eq!(automaton.ending().len, 2);
         automaton.sync(&[5, 6, 5]);
         assert_eq!((automaton.len(), automaton.ending().len), (3, 1));

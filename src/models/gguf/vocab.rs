@@ -206,14 +206,14 @@ impl Pieces {
                 "rstrip": false,
                 "normalized": false, "special": special})
         };
-        let of = |(id, kind): (usize, &i64)| match *kind {
+        let token = |(id, kind): (usize, &i64)| match *kind {
             CONTROL | UNKNOWN => {
                 Some(added(id, !self.texts[id].as_deref().is_some_and(is_placeholder)))
             }
             USER_DEFINED => Some(added(id, false)),
             _ => None,
         };
-        self.types.iter().enumerate().filter_map(of).collect()
+        self.types.iter().enumerate().filter_map(token).collect()
     }
 }
 

@@ -301,16 +301,16 @@ mod tests {
             'layers.{0,3}.mlp.*' = 'i8-row'\n'layers.**' = 'i4-row'\n";
         let recipe = Recipe::parse("r", text).unwrap();
         let tensors = tensors(4);
-        let of = |role, layer| {
+        let choice = |role, layer| {
             recipe.resolve(&tensors).unwrap()
                 [tensors.iter().position(|t| (t.role, t.layer) == (role, layer)).unwrap()]
             .clone()
         };
-        assert_eq!(of(Role::QNorm, 2), FormatChoice::AsIs);
-        assert_eq!(of(Role::Embed, 0), FormatChoice::One(Format::BF16));
-        assert_eq!(of(Role::Up, 0), FormatChoice::One(Format::I8_ROW));
-        assert_eq!(of(Role::Up, 1), FormatChoice::One("i4-row".parse().unwrap()));
-        assert_eq!(of(Role::Q, 0), FormatChoice::One("i4-row".parse().unwrap()));
+        assert_eq!(choice(Role::QNorm, 2), FormatChoice::AsIs);
+        assert_eq!(choice(Role::Embed, 0), FormatChoice::One(Format::BF16));
+        assert_eq!(choice(Role::Up, 0), FormatChoice::One(Format::I8_ROW));
+        assert_eq!(choice(Role::Up, 1), FormatChoice::One("i4-row".parse().unwrap()));
+        assert_eq!(choice(Role::Q, 0), FormatChoice::One("i4-row".parse().unwrap()));
     }
 
     #[test]

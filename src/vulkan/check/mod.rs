@@ -334,16 +334,16 @@ impl Executor for CheckedExecutor {
         let step = recorded.layout.view(&words);
         let calls = self.gpu.calls_of(plan, Bucket::of_step(&step))?;
         self.calls = calls.len();
-        let mut groups = calls.chunk_by(|a, b| a.of == b.of).peekable();
+        let mut groups = calls.chunk_by(|a, b| a.dispatches == b.dispatches).peekable();
         let mut i = 0;
         while i < recorded.dispatches.len() {
             // A dispatch without calls is right only if its twin changes nothing.
-            let (of, group) = match groups.next_if(|calls| calls[0].of.start == i) {
-                Some(calls) => (calls[0].of.clone(), calls),
+            let (dispatches, group) = match groups.next_if(|calls| calls[0].dispatches.start == i) {
+                Some(calls) => (calls[0].dispatches.clone(), calls),
                 None => (i..i + 1, &[][..]),
             };
-            i = of.end;
-            self.run_group(&recorded, of, group, &step)?;
+            i = dispatches.end;
+            self.run_group(&recorded, dispatches, group, &step)?;
         }
         ensure!(groups.next().is_none(), "calls of a plan stand in the order of its dispatches");
         self.refuse_strays()?;

@@ -120,18 +120,17 @@ pub fn outputs(
                 lists,
             ]
         }
-        Op::Commit(Commit { layers }) => {
-            let both = |kv: &KvLayer| {
-                let values =
-                    Grid { heads: kv.n_kv_heads, dim: kv.head_dim, block: kv.head_dim, rows: PAGE };
-                let keys = Grid { block: kv.key_block, ..values };
-                let all = kv.all_pages * PAGE;
-                let keys = cached(kv, kv.k, "the cached keys", all, keys, Rule::Same);
-                [keys, cached(kv, kv.v, "the cached values", all, values, Rule::Same)]
-            };
-            layers.iter().flat_map(both).collect()
-        }
+        Op::Commit(Commit { layers }) => layers.iter().flat_map(committed).collect(),
     }
+}
+
+/// Returns the keys and values of a layer's cache, to which a commit copies.
+fn committed(kv: &KvLayer) -> [CheckedOutput; 2] {
+    let values = Grid { heads: kv.n_kv_heads, dim: kv.head_dim, block: kv.head_dim, rows: PAGE };
+    let keys = Grid { block: kv.key_block, ..values };
+    let all = kv.all_pages * PAGE;
+    let keys = cached(kv, kv.k, "the cached keys", all, keys, Rule::Same);
+    [keys, cached(kv, kv.v, "the cached values", all, values, Rule::Same)]
 }
 
 /// Returns the tolerance of products. Integer sums and their one scale are exact. Scales of groups,

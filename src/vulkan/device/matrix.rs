@@ -59,7 +59,7 @@ mod tests {
     #[test]
     fn shapes_of_other_types_are_passed_over() {
         use vk::ComponentTypeKHR as T;
-        let of = |m, a, c| vk::CooperativeMatrixPropertiesKHR {
+        let shape = |m, a, c| vk::CooperativeMatrixPropertiesKHR {
             m_size: m,
             n_size: 8,
             k_size: 32,
@@ -72,27 +72,28 @@ mod tests {
         };
         let block = vk::CooperativeMatrixPropertiesKHR {
             scope: vk::ScopeKHR::WORKGROUP,
-            ..of(64, T::SINT8, T::SINT32)
+            ..shape(64, T::SINT8, T::SINT32)
         };
         let list = [
-            of(16, T::FLOAT16, T::FLOAT32),
-            of(16, T::SINT8, T::SINT32),
-            of(16, T::SINT8, T::SINT32),
+            shape(16, T::FLOAT16, T::FLOAT32),
+            shape(16, T::SINT8, T::SINT32),
+            shape(16, T::SINT8, T::SINT32),
             block,
         ];
         assert_eq!(int8_shapes(&list), [SHAPE]);
         assert_eq!(SHAPE.to_string(), "16x8x32");
-        assert_eq!(int8_shapes(&[of(16, T::UINT8, T::SINT32)]), []);
+        assert_eq!(int8_shapes(&[shape(16, T::UINT8, T::SINT32)]), []);
     }
 
     #[test]
     fn the_best_of_a_devices_shapes_is_taken() {
-        let of = |(m, n, k)| MatrixShape { m, n, k };
-        let best =
-            |list: &[(u32, u32, u32)]| best_shape(&list.iter().map(|s| of(*s)).collect::<Vec<_>>());
+        let shape = |(m, n, k)| MatrixShape { m, n, k };
+        let best = |list: &[(u32, u32, u32)]| {
+            best_shape(&list.iter().map(|s| shape(*s)).collect::<Vec<_>>())
+        };
         assert_eq!(best(&[(16, 16, 32), (16, 8, 32)]), Some(SHAPE));
-        assert_eq!(best(&[(8, 8, 8), (16, 16, 16)]), Some(of((16, 16, 16))));
-        assert_eq!(best(&[(8, 16, 32), (32, 32, 32)]), Some(of((8, 16, 32))));
+        assert_eq!(best(&[(8, 8, 8), (16, 16, 16)]), Some(shape((16, 16, 16))));
+        assert_eq!(best(&[(8, 16, 32), (32, 32, 32)]), Some(shape((8, 16, 32))));
         assert_eq!(best(&[(32, 8, 16)]), None);
     }
 }

@@ -135,23 +135,10 @@ impl Vulkan {
         let driver_text = format!("{} {}", text(&driver.driver_name), text(&driver.driver_info));
         let extensions = self.extensions(device);
         let has = |name: &CStr| extensions.iter().any(|e| e == name);
-        let mut missing = Vec::new();
-        let asks_subgroup =
-            subgroup.required_subgroup_size_stages.contains(vk::ShaderStageFlags::COMPUTE);
-        if api < vk::API_VERSION_1_3 {
-            missing.push("Vulkan 1.3");
-        } else {
-            missing = self.missing_features(device);
-            let ops = vk::SubgroupFeatureFlags::BASIC | vk::SubgroupFeatureFlags::SHUFFLE;
-            if !basic.supported_operations.contains(ops)
-                || !basic.supported_stages.contains(vk::ShaderStageFlags::COMPUTE)
-            {
-                missing.push("subgroup shuffles");
-            }
-            if !asks_subgroup && subgroup.min_subgroup_size != subgroup.max_subgroup_size {
-                missing.push("a choice of subgroup size");
-            }
-        }
+        let missing = match api < vk::API_VERSION_1_3 {
+            true => vec!["Vulkan 1.3"],
+            false => [self.missing_features(device), missing_subgroups(&subgroup, &basic)].concat(),
+        };
         let is_integrated = kind == vk::PhysicalDeviceType::INTEGRATED_GPU;
         let families = self.queue_families(device);
         let draws = |family: u32| families[family as usize].contains(vk::QueueFlags::GRAPHICS);
@@ -167,7 +154,7 @@ impl Vulkan {
             api: (vk::api_version_major(api), vk::api_version_minor(api)),
             subgroup: 32
                 .clamp(subgroup.min_subgroup_size.max(1), subgroup.max_subgroup_size.max(1)),
-            asks_subgroup,
+            asks_subgroup: asks_subgroup(&subgroup),
             max_shared: limits.max_compute_shared_memory_size,
             max_workgroup: limits
                 .max_compute_work_group_invocations
@@ -312,6 +299,29 @@ fn fast_memory(heaps: &[Heap], is_integrated: bool) -> (u64, Option<u64>) {
         .filter(|h| h.is_local)
         .max_by_key(|h| h.bytes)
         .map_or((0, None), |h| (h.bytes, h.free))
+}
+
+/// Returns whether compute shaders can require a subgroup size.
+fn asks_subgroup(subgroup: &vk::PhysicalDeviceSubgroupSizeControlProperties<'_>) -> bool {
+    subgroup.required_subgroup_size_stages.contains(vk::ShaderStageFlags::COMPUTE)
+}
+
+/// Returns the needed properties of subgroups that a device lacks.
+fn missing_subgroups(
+    subgroup: &vk::PhysicalDeviceSubgroupSizeControlProperties<'_>,
+    basic: &vk::PhysicalDeviceSubgroupProperties<'_>,
+) -> Vec<&'static str> {
+    let mut missing = Vec::new();
+    let ops = vk::SubgroupFeatureFlags::BASIC | vk::SubgroupFeatureFlags::SHUFFLE;
+    if !basic.supported_operations.contains(ops)
+        || !basic.supported_stages.contains(vk::ShaderStageFlags::COMPUTE)
+    {
+        missing.push("subgroup shuffles");
+    }
+    if !asks_subgroup(subgroup) && subgroup.min_subgroup_size != subgroup.max_subgroup_size {
+        missing.push("a choice of subgroup size");
+    }
+    missing
 }
 
 fn text(chars: &[c_char]) -> String {

@@ -126,7 +126,7 @@ impl Lowering<'_> {
             bytes: m.bytes,
             work: (m.rows * m.cols * live) as u64,
             label: "",
-            of: 0..0,
+            dispatches: 0..0,
         })
     }
 

@@ -99,7 +99,7 @@ pub struct Call {
     pub work: u64,
     pub label: &'static str,
     /// Range of the dispatches that it is part of; several dispatches may share calls.
-    pub of: Range<usize>,
+    pub dispatches: Range<usize>,
 }
 
 impl Call {
@@ -116,7 +116,7 @@ impl Call {
             bytes: 0,
             work: 0,
             label: "",
-            of: 0..0,
+            dispatches: 0..0,
         }
     }
 
@@ -256,7 +256,7 @@ impl Lowering<'_> {
             for call in out.iter_mut().rev().take_while(|c| c.label.is_empty()) {
                 call.label = label;
             }
-            out[before..].iter_mut().for_each(|call| call.of = i..end);
+            out[before..].iter_mut().for_each(|call| call.dispatches = i..end);
             i = end;
         }
         out.retain(|c| c.groups.iter().all(|g| *g > 0));

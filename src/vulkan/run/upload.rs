@@ -210,13 +210,7 @@ impl Uploader {
                 let send =
                     Sending { plans, streams: &streams, rooms: &rooms, kernels: &kernels, stage };
                 let is_last = i + 1 == fills.len();
-                let submission = queue.once(|device, commands| {
-                    send.record(device, commands, fill, copies[at].as_ref());
-                    if is_last {
-                        barrier(device, commands);
-                    }
-                })?;
-                filling.taken(submission);
+                filling.taken(send.submit(queue, fill, copies[at].as_ref(), is_last)?);
             }
             // Matrices of no bytes at the end.
             while rooms.len() < plans.len() {
@@ -272,7 +266,7 @@ fn add_blocks(
 /// Kernels of all matrices.
 struct Kernels {
     layout: vk::PipelineLayout,
-    of: Vec<Option<vk::Pipeline>>,
+    pipelines: Vec<Option<vk::Pipeline>>,
 }
 
 impl Kernels {
@@ -287,7 +281,10 @@ impl Kernels {
         let get = |plan: &Upload<'_>| {
             plan.kernel.as_ref().map(|(shader, constants)| made.get(*shader, constants)).transpose()
         };
-        Ok(Kernels { of: plans.iter().map(get).collect::<Result<_>>()?, layout: made.layout })
+        Ok(Kernels {
+            pipelines: plans.iter().map(get).collect::<Result<_>>()?,
+            layout: made.layout,
+        })
     }
 }
 
@@ -302,6 +299,22 @@ struct Sending<'a> {
 }
 
 impl Sending<'_> {
+    /// Submits a staging block. Returns the submission's number.
+    fn submit(
+        &self,
+        queue: &mut Queue,
+        fill: &[Part],
+        copy: Option<&Block>,
+        is_last: bool,
+    ) -> Result<u64> {
+        queue.once(|device, commands| {
+            self.record(device, commands, fill, copy);
+            if is_last {
+                barrier(device, commands);
+            }
+        })
+    }
+
     /// Records the copies and kernels of a staging block. Its parts share no bytes, so a kernel
     /// only waits for the copy of its input.
     fn record(
@@ -346,7 +359,8 @@ impl Sending<'_> {
         let base = copy.unwrap_or(self.stage).address;
         for part in fill {
             let stream = &self.streams[part.stream];
-            let Some(pipeline) = self.kernels.of[stream.job].filter(|_| !stream.scales) else {
+            let Some(pipeline) = self.kernels.pipelines[stream.job].filter(|_| !stream.scales)
+            else {
                 continue;
             };
             let (push, invocations) =

@@ -42,7 +42,10 @@ pub struct BenchArgs {
     #[command(flatten)]
     pub formats: FormatArgs,
     /// Tests to run, separated by commas or blanks
-    #[arg(long, value_enum, value_name = "TESTS", value_delimiter = ',', num_args = 1.., default_value = "prefill,decode,verify,kernels,text")]
+    #[arg(
+        long, value_enum, value_name = "TESTS", value_delimiter = ',', num_args = 1..,
+        default_value = "prefill,decode,verify,kernels,text"
+    )]
     pub only: Vec<Test>,
     /// Prompt tokens of the prefill test
     #[arg(short = 'p', long, value_name = "N", default_value_t = 512)]
@@ -51,13 +54,22 @@ pub struct BenchArgs {
     #[arg(short = 'n', long, value_name = "N", default_value_t = 128)]
     pub tg: usize,
     /// Tokens already in the cache for decode and verify tests, separated by commas or blanks
-    #[arg(long, value_name = "N", value_delimiter = ',', num_args = 1.., default_value = "0", hide_short_help = true)]
+    #[arg(
+        long, value_name = "N", value_delimiter = ',', num_args = 1.., default_value = "0",
+        hide_short_help = true
+    )]
     pub depth: Vec<usize>,
     /// Rows of the verify test, separated by commas or blanks
-    #[arg(long, value_name = "M", value_delimiter = ',', num_args = 1.., default_value = "1,2,4,8,16,32")]
+    #[arg(
+        long, value_name = "M", value_delimiter = ',', num_args = 1..,
+        default_value = "1,2,4,8,16,32"
+    )]
     pub rows: Vec<usize>,
     /// Rows of the passes that the kernels are timed in, separated by commas or blanks
-    #[arg(long, value_name = "M", value_delimiter = ',', num_args = 1.., default_value = "1", hide_short_help = true)]
+    #[arg(
+        long, value_name = "M", value_delimiter = ',', num_args = 1.., default_value = "1",
+        hide_short_help = true
+    )]
     pub kernel_rows: Vec<usize>,
     /// Measurements of each test, after one that does not count
     #[arg(short = 'r', long, value_name = "N", default_value_t = 5)]
@@ -109,11 +121,11 @@ impl BenchArgs {
     }
 
     /// Returns the positions of the context: as many as asked for, else as the tests need.
-    fn context(&self, asked: AutoOr) -> Result<usize> {
+    fn context(&self, wanted: AutoOr) -> Result<usize> {
         let deepest = self.depth.iter().max().copied().unwrap_or(0);
         let most_rows = self.rows.iter().chain(&self.kernel_rows).max().copied().unwrap_or(1);
         let needed = self.pp.max(deepest + self.tg.max(most_rows) + 1);
-        match asked {
+        match wanted {
             AutoOr::N(n) if n < needed => {
                 Err(Fault::usage(format!("these tests need --ctx-size {needed}")).into())
             }
@@ -144,8 +156,8 @@ pub fn run(options: &BenchArgs, typed: &Typed) -> Result<u8> {
     let ui = &typed.ui;
     let old = options.compare.as_deref().map(read_report).transpose()?;
     options.check()?;
-    let asked = options.model.settled()?;
-    let run = &asked.run;
+    let model_options = options.model.settled()?;
+    let run = &model_options.run;
     let (model, made_up, name);
     match options.synthetic {
         Some(shape) => {
@@ -154,7 +166,7 @@ pub fn run(options: &BenchArgs, typed: &Typed) -> Result<u8> {
             name = format!("synthetic {}", shape.name());
         }
         None => {
-            let opened = Model::open(asked.model.as_deref(), ui)?;
+            let opened = Model::open(model_options.model.as_deref(), ui)?;
             name = opened.name.clone();
             model = Some(opened);
             made_up = None;

@@ -176,9 +176,11 @@ pub fn count_rows(rows: usize) -> String {
 }
 
 /// Explanation under the table of texts.
-const RATIO: &str = "Ratio: tokens per second with drafts divided by those without. Each prompt \
-    runs both ways, one right after the other. Shown are the median over all pairs and its \
-    quartiles.";
+const RATIO: &str = concat!(
+    "Ratio: tokens per second with drafts divided by those without. ",
+    "Each prompt runs both ways, one right after the other. ",
+    "Shown are the median over all pairs and its quartiles.",
+);
 
 impl BenchReport {
     /// Returns tables of at most 100 columns, beside an older run if there is one.
@@ -210,8 +212,8 @@ impl BenchReport {
     pub fn find_doubts(&self, load: Option<f64>, cores: usize) -> Vec<String> {
         let busy = load.filter(|load| *load > cores as f64).map(|load| {
             format!(
-                "The load average was {load:.1} on {cores} cores before the run: other programs \
-                 slow it down. Repeat the run when they have ended."
+                "The load average was {load:.1} on {cores} cores before the run: \
+                 other programs slow it down. Repeat the run when they have ended."
             )
         });
         let is_disturbed = |row: &&Measurement| row.figure.max > SPREAD * row.figure.min;
@@ -222,8 +224,8 @@ impl BenchReport {
                 n => format!(" and of {n} other tests"),
             };
             format!(
-                "Repetitions of {}{more} differ by more than 10 %: another program ran, or the \
-                 processor changed its clock.",
+                "Repetitions of {}{more} differ by more than 10 %: another program ran, \
+                 or the processor changed its clock.",
                 first.name
             )
         });

@@ -29,14 +29,14 @@ const PROMPTS: &[(&str, &str)] = &[
     ("code", "Write a Python function that counts the words in a file, with a docstring."),
     (
         "arithmetic",
-        "A shop sells pens at 3 dollars each. Tom buys 4 pens and pays with 20 dollars. How much \
-            does he get back?",
+        "A shop sells pens at 3 dollars each. Tom buys 4 pens and pays with 20 dollars. \
+         How much does he get back?",
     ),
     (
         "summary",
-        "Summarise: The harbour was rebuilt after the storm. The new harbour wall is two metres \
-         higher than the old harbour wall, and the lighthouse was moved to the end of the new \
-         harbour wall.",
+        "Summarise: The harbour was rebuilt after the storm. \
+         The new harbour wall is two metres higher than the old harbour wall, \
+         and the lighthouse was moved to the end of the new harbour wall.",
     ),
 ];
 

@@ -80,13 +80,13 @@ pub fn run(options: &ChatArgs, typed: &Typed) -> Result<u8> {
     let ui = &typed.ui;
     if !std::io::stdin().is_terminal() || !std::io::stdout().is_terminal() {
         let fault = Fault::usage(
-            "gemma chat is a conversation at a terminal, and standard input or output is not a \
-                terminal",
+            "gemma chat is a conversation at a terminal, \
+             and standard input or output is not a terminal",
         );
         return Err(fault
             .help(
-                "gemma generate answers one prompt, and with --batch many: echo \
-            'Hello' | gemma generate",
+                "gemma generate answers one prompt, and with --batch many: \
+                 echo 'Hello' | gemma generate",
             )
             .into());
     }
@@ -309,8 +309,8 @@ impl ChatSession<'_> {
             n => format!("{n} messages and their answers"),
         };
         self.ui.line(&format!(
-            "(the context of {} tokens is full: the model no longer sees the oldest {what}; /save \
-                writes them all)",
+            "(the context of {} tokens is full: the model no longer sees the oldest {what}; \
+             /save writes them all)",
             thousands(context as u64)
         ));
         Ok(history)
@@ -401,8 +401,8 @@ impl ChatSession<'_> {
         let columns = columns();
         self.ui.line(&wrapped(
             &format!(
-                "conversation: {tokens} of {context} tokens; {} tokens of the last prompt \
-                were read",
+                "conversation: {tokens} of {context} tokens; \
+                 {} tokens of the last prompt were read",
                 stats.prefilled
             ),
             columns,

@@ -118,8 +118,8 @@ fn processor(machine: &MachineFacts<'_>) -> Check {
         Isa::Scalar => Check::warn(
             "processor",
             format!("{found}, neither AVX2 nor AVX-512"),
-            "layers on the processor and drafts are several times slower than with AVX2; in a \
-             virtual machine pass the host's processor through (QEMU: -cpu host)",
+            "layers on the processor and drafts are several times slower than with AVX2; \
+             in a virtual machine pass the host's processor through (QEMU: -cpu host)",
         ),
         isa => Check::pass("processor", format!("{found}, uses {isa}")),
     }
@@ -196,8 +196,8 @@ fn without_device(
 fn permission(node: &Path) -> Option<Check> {
     let error = File::options().read(true).write(true).open(node).err()?;
     (error.kind() == ErrorKind::PermissionDenied).then(|| {
-        let remedy = "join the group of the node, usually render, then log out and in again \
-                      (containers: --group-add render):";
+        let remedy = "join the group of the node, usually render, \
+                      then log out and in again (containers: --group-add render):";
         Check::fail("permissions", Kind::Device, format!("{}: {error}", node.display()), remedy)
             .typing(["sudo usermod -aG render \"$USER\""])
     })
@@ -218,7 +218,8 @@ fn gpu_memory(machine: &MachineFacts<'_>, device: &DeviceInfo) -> Check {
         return warn("close the programs that hold the rest:")
             .typing(["sudo fuser -v /dev/dri/renderD*"]);
     }
-    // An integrated GPU may use three quarters of the memory. The kernel counts it in pages of 4 KiB.
+    // An integrated GPU may use three quarters of the memory. The kernel counts it in pages of
+    // 4 KiB.
     let most = machine.memory("MemTotal").unwrap_or(0) / 4 * 3;
     if !device.is_integrated || most <= all {
         return warn("the layers that do not fit run on the processor. How many, and how fast:")
@@ -320,8 +321,8 @@ pub fn fits(
         true => Check::warn(
             "model",
             described,
-            "layers on the processor slow the others down: lower --ctx-size, use --kv q8, or use a \
-             smaller format",
+            "layers on the processor slow the others down: lower --ctx-size, use --kv q8, \
+             or use a smaller format",
         ),
         false => Check::pass("model", described),
     })

@@ -1,8 +1,8 @@
 //! `gemma doctor`: whether this machine runs a model well, and the remedy of each problem.
 //!
 //! A check fails where `gemma generate` with the same options would stop, and has its exit code. It
-//! warns where a run would use less than the machine has. Checks read a [`checks::Machine`], so that
-//! tests can make up machines.
+//! warns where a run would use less than the machine has. Checks read a [`checks::Machine`], so
+//! that tests can make up machines.
 
 mod checks;
 #[cfg(test)]
@@ -182,7 +182,8 @@ fn count(checks: &[Check], status: Status) -> usize {
 fn report(checks: &[Check], sizes: Option<&Sizes>) -> Value {
     let [pass, warn, fail] = [Status::Pass, Status::Warn, Status::Fail].map(|s| count(checks, s));
     json!({
-        "v": 1, "version": env!("CARGO_PKG_VERSION"), "pass": pass, "warn": warn, "fail": fail, "exit_code": exit_code(checks),
+        "v": 1, "version": env!("CARGO_PKG_VERSION"),
+        "pass": pass, "warn": warn, "fail": fail, "exit_code": exit_code(checks),
         "checks": checks, "sizes": sizes.map(Sizes::json),
     })
 }

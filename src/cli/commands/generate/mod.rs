@@ -54,7 +54,7 @@ pub fn run(options: &GenerateArgs, typed: &Typed) -> Result<u8> {
         return Err(Fault::usage("--stop: an empty text would end everything at once").into());
     }
     crate::cli::io::input::check_once(&options.input, typed)?;
-    let said = prompt::gather(&options.input, &options.chat)?;
+    let input = prompt::gather(&options.input, &options.chat)?;
     let grammar_source = options.grammar.source()?;
     let (model, drafting) = (options.model.settled()?, options.draft.settled()?);
     let output = TextOutput::open(
@@ -64,7 +64,7 @@ pub fn run(options: &GenerateArgs, typed: &Typed) -> Result<u8> {
     )?;
     let stats_file = options.output.stats_file.as_ref().map(Destination::open).transpose()?;
     let session = Session::open(&model, ui)?;
-    let history = prompt::encode(&said, &options.chat, &session, model.run.context, ui)?;
+    let history = prompt::encode(&input, &options.chat, &session, model.run.context, ui)?;
     let (config, resolved) =
         options.sampling.resolve(|name| typed.source(name), &session.generation);
     let constraints = Constraints::new(&session.tokenizer, &session.stop_ids, 1);

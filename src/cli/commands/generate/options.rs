@@ -57,14 +57,20 @@ pub struct BatchOptions {
     /// answered in kind. Blank lines are passed over. A record that fails has an error for an
     /// answer, and the others go on. A record without a seed gets one from --seed (0 where not
     /// given) and its id. --ctx-size auto is 4096 here.
-    #[arg(long, value_name = "FILE|-", num_args = 0..=1, default_missing_value = "-", help_heading = "Input")]
+    #[arg(
+        long, value_name = "FILE|-", num_args = 0..=1, default_missing_value = "-",
+        help_heading = "Input"
+    )]
     pub batch: Option<PathBuf>,
     /// Write answers to a file, and go on where it ends
     ///
     /// Answers that the file holds are kept, and failures and what is missing are asked. A file
     /// that holds anything but answers of a batch is refused and left alone. One run at a time
     /// writes to it. An answer takes the place of the failure before it.
-    #[arg(long, value_name = "OUT", requires = "batch", value_hint = ValueHint::FilePath, hide_short_help = true)]
+    #[arg(
+        long, value_name = "OUT", requires = "batch", value_hint = ValueHint::FilePath,
+        hide_short_help = true
+    )]
     pub resume: Option<Destination>,
     /// Answer every N-th record, from the I-th on: for N processes that share a batch
     #[arg(long, value_name = "I/N", requires = "batch", hide_short_help = true)]
@@ -73,7 +79,10 @@ pub struct BatchOptions {
     ///
     /// The answers and their order are the same, and they come sooner: a pass reads the weights
     /// once for all of them. Each takes memory for a context of its own.
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64), hide_short_help = true)]
+    #[arg(
+        long, value_name = "N", default_value_t = 1,
+        value_parser = clap::value_parser!(u16).range(1..=64), hide_short_help = true
+    )]
     pub parallel: u16,
     /// Exit with code 6, once all is done, if records failed
     ///
@@ -101,7 +110,10 @@ pub struct OutputOptions {
     ///
     /// Figures go to standard error. auto prints one line where standard error is a terminal, and
     /// all figures with -v.
-    #[arg(long, value_enum, value_name = "HOW", default_value_t = StatsFormat::Auto, hide_short_help = true)]
+    #[arg(
+        long, value_enum, value_name = "HOW", default_value_t = StatsFormat::Auto,
+        hide_short_help = true
+    )]
     pub stats: StatsFormat,
     /// Write the figures to a file, as JSON
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, hide_short_help = true)]

@@ -47,7 +47,10 @@ pub struct PlanArgs {
     #[arg(value_name = "MODEL")]
     pub which: Option<String>,
     /// Made-up weights in the shape of a Gemma 3, as gemma bench takes them
-    #[arg(long, value_enum, value_name = "SHAPE", conflicts_with_all = ["model", "which"], hide_short_help = true)]
+    #[arg(
+        long, value_enum, value_name = "SHAPE", conflicts_with_all = ["model", "which"],
+        hide_short_help = true
+    )]
     pub synthetic: Option<Shape>,
     #[command(flatten)]
     pub formats: FormatArgs,
@@ -57,7 +60,10 @@ pub struct PlanArgs {
     pub memory: Option<u64>,
     /// Speed at which memory is read, 1e9 bytes a second, instead of measuring it; with a comma the
     /// GPU's and the processor's
-    #[arg(long, value_name = "GB/S", value_delimiter = ',', num_args = 1, value_parser = speed, conflicts_with = "measure")]
+    #[arg(
+        long, value_name = "GB/S", value_delimiter = ',', num_args = 1, value_parser = speed,
+        conflicts_with = "measure"
+    )]
     pub bandwidth: Vec<f64>,
     /// Measure on the GPU how fast it reads its memory, in 0.3 GB of it, and a prompt, instead of
     /// assuming the one and leaving out the other
@@ -68,14 +74,23 @@ pub struct PlanArgs {
     ///
     /// The default is what the bundled drafts for Gemma 3 brought on held-out prose and code (gemma
     /// bench --replay, trees of 15 nodes), guessing text of people, not of a Gemma.
-    #[arg(long, value_name = "LOW,HIGH", value_delimiter = ',', num_args = 1, default_values_t = DRAFTED, value_parser = tokens, hide_short_help = true)]
+    #[arg(
+        long, value_name = "LOW,HIGH", value_delimiter = ',', num_args = 1,
+        default_values_t = DRAFTED, value_parser = tokens, hide_short_help = true
+    )]
     pub tokens_per_pass: Vec<f64>,
     /// Texts that serve, or generate --batch, with --parallel N answers at once: each takes memory
     /// for a context of its own
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
+    #[arg(
+        long, value_name = "N", default_value_t = 1,
+        value_parser = clap::value_parser!(u16).range(1..=64)
+    )]
     pub parallel: u16,
     /// Memory in which serve keeps what texts began with (2GB), beside their contexts
-    #[arg(long, value_name = "SIZE", default_value = "0", value_parser = memory, hide_short_help = true)]
+    #[arg(
+        long, value_name = "SIZE", default_value = "0", value_parser = memory,
+        hide_short_help = true
+    )]
     pub cache_ram: u64,
     /// One JSON object instead of text
     #[arg(long)]

@@ -51,8 +51,8 @@ impl PlanReport<'_> {
         let config = self.task.weights.config();
         let side = |share: &Share, free: Option<u64>| {
             json!({
-                "layers": share.layers, "bytes": share.need, "kv": share.kv, "total": share.need.total(), "free": free,
-                "read_by_a_pass": share.reads,
+                "layers": share.layers, "bytes": share.need, "kv": share.kv,
+                "total": share.need.total(), "free": free, "read_by_a_pass": share.reads,
             })
         };
         let (gpu, cpu) = (&self.placement.layout.gpu, &self.placement.layout.cpu);
@@ -73,7 +73,8 @@ impl PlanReport<'_> {
         json!({
             "v": 1,
             "model": {
-                "name": self.name, "layers": config.layers.len(), "global_layers": self.globals(), "window": config.window(),
+                "name": self.name, "layers": config.layers.len(),
+                "global_layers": self.globals(), "window": config.window(),
                 "bytes": self.size.bytes, "bits_per_weight": self.size.bits_per_weight(),
             },
             "context": self.task.context,
@@ -83,8 +84,12 @@ impl PlanReport<'_> {
             "device_name": device.map(|d| &d.name),
             "gpu": device.map(|d| side(gpu, Some(d.free()))),
             "cpu": side(cpu, self.available),
-            "npu": self.task.npu.then(|| json!({"bytes": self.placement.layout.npu, "without": self.no_npu})),
-            "allocations": allocations.map(|a| json!({"count": a.len(), "largest": a.iter().max()})),
+            "npu": self.task.npu.then(
+                || json!({"bytes": self.placement.layout.npu, "without": self.no_npu})
+            ),
+            "allocations": allocations.map(
+                |a| json!({"count": a.len(), "largest": a.iter().max()})
+            ),
             "machine_memory": self.elsewhere,
             "fits": self.misfit.is_none(),
             "misfit": self.misfit,
@@ -133,8 +138,8 @@ impl PlanReport<'_> {
             text += &say(
                 "",
                 &format!(
-                    "in {n} allocations of at most {most}, where the driver gives up to {limit} at \
-                        a time"
+                    "in {n} allocations of at most {most}, where the driver gives up to {limit} \
+                     at a time"
                 ),
             );
         }
@@ -192,7 +197,7 @@ impl PlanReport<'_> {
     /// `11.3 GB of 24.6 GB free`, for each memory that is taken from.
     fn taken(&self) -> Vec<String> {
         let (gpu, cpu) = (&self.placement.layout.gpu.need, &self.placement.layout.cpu.need);
-        let of = |need: u64, free: Option<u64>| {
+        let portion = |need: u64, free: Option<u64>| {
             format!("{} of {} free", bytes(need), free.map_or("an unknown amount".into(), bytes))
         };
         let machine = match self.elsewhere {
@@ -200,19 +205,19 @@ impl PlanReport<'_> {
             None => String::new(),
         };
         match &self.placement.device {
-            None => vec![of(total(&self.placement), self.available) + &machine],
+            None => vec![portion(total(&self.placement), self.available) + &machine],
             // One memory for both.
             Some(d) if d.is_integrated || d.is_cpu => {
                 let free = self
                     .available
                     .map(|available| available.min(d.free().saturating_add(cpu.total())));
-                vec![of(total(&self.placement), free)]
+                vec![portion(total(&self.placement), free)]
             }
             Some(d) => {
                 let host = cpu.total().saturating_add(self.placement.layout.npu);
-                let beside =
-                    (host > 0).then(|| format!("{} for the processor", of(host, self.available)));
-                std::iter::once(format!("{} on {}", of(gpu.total(), Some(d.free())), d.name))
+                let beside = (host > 0)
+                    .then(|| format!("{} for the processor", portion(host, self.available)));
+                std::iter::once(format!("{} on {}", portion(gpu.total(), Some(d.free())), d.name))
                     .chain(beside)
                     .collect()
             }
@@ -233,8 +238,8 @@ impl PlanReport<'_> {
             false => format!("if a pass brings {least} to {most} tokens"),
         };
         format!(
-            "about {plain} tok/s plain{of_each}; {} to {} with drafts, {drafts}, less what \
-                checking them costs",
+            "about {plain} tok/s plain{of_each}; {} to {} with drafts, {drafts}, \
+             less what checking them costs",
             about(low),
             about(high)
         )

@@ -72,7 +72,10 @@ pub struct QuantizeArgs {
     pub recipe: Option<String>,
     /// Choose formats so that the whole directory takes at most this: 9.5GB, or 4.5bpw for bits per
     /// weight
-    #[arg(long, value_name = "SIZE", value_parser = aim, conflicts_with_all = ["linear", "embedding"])]
+    #[arg(
+        long, value_name = "SIZE", value_parser = aim,
+        conflicts_with_all = ["linear", "embedding"]
+    )]
     pub target_size: Option<Aim>,
     /// Instead of a recipe: format of the linear layers, such as i4-g32 or i4-row+h128 [default:
     /// i4-g32]

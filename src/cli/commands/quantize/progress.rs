@@ -65,7 +65,7 @@ pub struct Meter<'a> {
     /// Weights of those, and when the last of them was passed.
     found: u64,
     start: Instant,
-    said: Instant,
+    last_line: Instant,
     stage: &'a CurrentStage,
 }
 
@@ -80,7 +80,7 @@ impl<'a> Meter<'a> {
     ) -> Meter<'a> {
         let (bar, now) = (ui.percent_bar("quantising", weights), Instant::now());
         stage.show(&bar);
-        Meter { ui, bar, n_layers, resumed, found: 0, start: now, said: now, stage }
+        Meter { ui, bar, n_layers, resumed, found: 0, start: now, last_line: now, stage }
     }
 
     pub fn hear(&mut self, p: &QuantProgress<'_>) {
@@ -116,10 +116,10 @@ impl<'a> Meter<'a> {
         let layer_done = p.error.is_some() && entry.ends_layer;
         if self.bar.is_hidden()
             && !self.ui.is_quiet()
-            && (layer_done || self.said.elapsed() > SILENCE)
+            && (layer_done || self.last_line.elapsed() > SILENCE)
         {
             self.ui.line(&self.line(entry, p));
-            self.said = Instant::now();
+            self.last_line = Instant::now();
         }
     }
 

@@ -56,12 +56,13 @@ pub fn list() -> Result<String> {
         let bits = Size::of(&Shape::B27.weights(&whole)?)?.bits_per_weight();
         formats.push(vec![name.to_owned(), format!("{bits:.2}"), figure(format.distortion())]);
     }
-    let note = "bits: bits per weight, scales included. KLD: nats a token by the planning rule of \
-        --dry-run; lower is better.\n\
-                Any other size: --target-size 9.5GB or --target-size 4.5bpw. Any other choice: a \
-                TOML file, see quant/README.md.\n";
-    let formats_note = "formats of the linear layers, for --linear or a TOML file; the embedding table \
-        is in i8-row.\nerror: relative squared error of the weights.\n";
+    let note = "bits: bits per weight, scales included. \
+                KLD: nats a token by the planning rule of --dry-run; lower is better.\n\
+                Any other size: --target-size 9.5GB or --target-size 4.5bpw. \
+                Any other choice: a TOML file, see quant/README.md.\n";
+    let formats_note = "formats of the linear layers, for --linear or a TOML file; \
+                        the embedding table is in i8-row.\n\
+                        error: relative squared error of the weights.\n";
     Ok(format!("{about}\n{}\n{note}\n{}\n{formats_note}", markdown(&table), markdown(&formats)))
 }
 

@@ -120,8 +120,8 @@ impl LogEntry {
     }
 }
 
-fn each(count: u64, of: u64) -> f64 {
-    if of == 0 { 0.0 } else { count as f64 / of as f64 }
+fn each(count: u64, parts: u64) -> f64 {
+    if parts == 0 { 0.0 } else { count as f64 / parts as f64 }
 }
 
 impl Drop for LogEntry {

@@ -46,7 +46,7 @@ struct Used {
 
 /// A client's share of a pool. Dropping it gives the units back.
 pub struct PoolShare {
-    of: Arc<SharedPool>,
+    pool: Arc<SharedPool>,
     client: Client,
     units: usize,
 }
@@ -75,7 +75,7 @@ impl SharedPool {
         }
         used.all += units;
         used.by_client.insert(client, own + units);
-        Some(PoolShare { of: self.clone(), client, units })
+        Some(PoolShare { pool: self.clone(), client, units })
     }
 
     /// Waits for such a share. The caller must have no other share of the same pool.
@@ -94,7 +94,7 @@ impl SharedPool {
 
 impl Drop for PoolShare {
     fn drop(&mut self) {
-        let mut used = self.of.used();
+        let mut used = self.pool.used();
         used.all -= self.units;
         if let Some(own) = used.by_client.get_mut(&self.client) {
             *own -= self.units;
@@ -103,7 +103,7 @@ impl Drop for PoolShare {
             }
         }
         drop(used);
-        self.of.freed.notify_waiters();
+        self.pool.freed.notify_waiters();
     }
 }
 

@@ -15,7 +15,7 @@ use sha2::{Digest, Sha256};
 /// The request of a record.
 #[derive(Clone, Debug, Default)]
 pub struct RecordJob {
-    pub said: PromptInput,
+    pub input: PromptInput,
     /// No chat template; `None` leaves it to `--raw`.
     pub raw: Option<bool>,
     pub max_tokens: Option<usize>,
@@ -238,7 +238,7 @@ fn job(value: Value, known: &[&str]) -> Result<(RecordJob, Vec<String>)> {
         .filter(|name| !known.contains(&name.as_str()))
         .collect();
     let job = RecordJob {
-        said: PromptInput {
+        input: PromptInput {
             system: fields.system,
             messages,
             text: fields.prompt,
@@ -312,7 +312,8 @@ mod tests {
     #[test]
     fn records_of_both_kinds_are_read() {
         let ours = line(
-            r#"{"id": {"a": 1}, "prompt": "hi", "temp": 0.5, "stop": "x", "max_tokens": 3, "extra": []}"#,
+            r#"{"id": {"a": 1}, "prompt": "hi", "temp": 0.5, "stop": "x", "max_tokens": 3,
+                "extra": []}"#,
         );
         assert_eq!(
             (ours.id.to_string().as_str(), ours.kind.clone()),
@@ -320,7 +321,7 @@ mod tests {
         );
         let job = ours.job.unwrap();
         assert_eq!(
-            (job.said.text.as_deref(), job.max_tokens, &job.stop[..]),
+            (job.input.text.as_deref(), job.max_tokens, &job.stop[..]),
             (Some("hi"), Some(3), &["x".to_owned()][..])
         );
         let config = job.sampling(&SamplerConfig::default(), 9);
@@ -328,11 +329,12 @@ mod tests {
 
         let theirs = line(
             r#"{"custom_id": "a", "method": "POST", "url": "/v1/chat/completions",
-                "body": {"model": "m", "messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}], "seed": 4}}"#,
+                "body": {"model": "m", "seed": 4, "messages": [
+                    {"role": "user", "content": [{"type": "text", "text": "hi"}]}]}}"#,
         );
         assert_eq!((theirs.id.as_str(), theirs.kind.clone()), (Some("a"), RecordKind::OpenAiChat));
         let job = theirs.job.unwrap();
-        assert_eq!(job.said.messages, [Message { role: "user".into(), content: "hi".into() }]);
+        assert_eq!(job.input.messages, [Message { role: "user".into(), content: "hi".into() }]);
         assert_eq!(job.sampling(&SamplerConfig::default(), 9).seed, 4);
         let text =
             line(r#"{"custom_id": "b", "url": "/v1/completions", "body": {"prompt": "once"}}"#);
@@ -373,13 +375,15 @@ mod tests {
         let with = |text: &str| line(text).unknown;
         assert_eq!(
             with(
-                r#"{"id": 1, "prompt": "a", "temprature": 0.5, "temp": 1, "max_completion_tokens": 3}"#
+                r#"{"id": 1, "prompt": "a", "temprature": 0.5, "temp": 1,
+                    "max_completion_tokens": 3}"#
             ),
             ["temprature"]
         );
         assert_eq!(
             with(
-                r#"{"custom_id": 1, "method": "POST", "body": {"prompt": "a", "model": "m", "best_of": 2}}"#
+                r#"{"custom_id": 1, "method": "POST",
+                    "body": {"prompt": "a", "model": "m", "best_of": 2}}"#
             ),
             ["best_of"]
         );

@@ -128,7 +128,8 @@ impl Summary {
             [self.answered, self.failed, self.tokens, self.kept].map(thousands);
         let records = if self.answered == 1 { "record" } else { "records" };
         let done = format!(
-            "{answered} {records}, {failed} failed, {tokens} tokens in {seconds:.1} s ({rate:.1} tok/s)"
+            "{answered} {records}, {failed} failed, \
+             {tokens} tokens in {seconds:.1} s ({rate:.1} tok/s)"
         );
         match (self.answered, self.kept) {
             (_, 0) => done,
@@ -212,17 +213,18 @@ impl Batch<'_> {
         let options = self.options;
         let mut chat = options.chat.clone();
         chat.raw = job.raw.unwrap_or(chat.raw);
-        let mut said = job.said.clone();
+        let mut input = job.input.clone();
         if !chat.raw
-            && said.system.is_none()
-            && said.messages.first().is_none_or(|m| m.role != "system")
+            && input.system.is_none()
+            && input.messages.first().is_none_or(|m| m.role != "system")
         {
-            said.system.clone_from(&self.system);
+            input.system.clone_from(&self.system);
         }
-        if said.prefill.is_none() {
-            said.prefill.clone_from(&chat.prefill);
+        if input.prefill.is_none() {
+            input.prefill.clone_from(&chat.prefill);
         }
-        let history = prompt::encode(&said, &chat, self.session, AutoOr::N(self.context), self.ui)?;
+        let history =
+            prompt::encode(&input, &chat, self.session, AutoOr::N(self.context), self.ui)?;
         let config = job.sampling(&self.config, seed);
         let seed = config.seed;
         let ignore_eos = job.ignore_eos.unwrap_or(options.sampling.ignore_eos);

@@ -15,7 +15,7 @@ use std::str::FromStr;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shard {
     pub index: usize,
-    pub of: usize,
+    pub count: usize,
 }
 
 impl FromStr for Shard {
@@ -24,7 +24,7 @@ impl FromStr for Shard {
     fn from_str(s: &str) -> Result<Self, String> {
         let parts = s.split_once('/').and_then(|(i, n)| Some((i.parse().ok()?, n.parse().ok()?)));
         match parts {
-            Some((index, of)) if (1..=of).contains(&index) => Ok(Shard { index, of }),
+            Some((index, count)) if (1..=count).contains(&index) => Ok(Shard { index, count }),
             _ => Err("expected i/n with i from 1 to n, such as 2/3".into()),
         }
     }
@@ -33,7 +33,7 @@ impl FromStr for Shard {
 impl Shard {
     /// Whether the record that comes `nth` (the first being 0) is one of these.
     pub fn has(self, nth: usize) -> bool {
-        nth % self.of == self.index - 1
+        nth % self.count == self.index - 1
     }
 }
 

@@ -82,20 +82,34 @@ fn openai(line: &RecordLine, model: &str, answer: &Result<RecordAnswer, Failure>
                     ("message", json!({"role": "assistant", "content": a.text})),
                 ),
             };
-            let choice = json!({"index": 0, content.0: content.1, "finish_reason": finish, "logprobs": null});
+            let choice = json!({
+                "index": 0, content.0: content.1, "finish_reason": finish, "logprobs": null,
+            });
             let (prompt, completion) = (a.usage.prompt_tokens, a.usage.completion_tokens);
-            let usage = json!({"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion});
+            let usage = json!({
+                "prompt_tokens": prompt, "completion_tokens": completion,
+                "total_tokens": prompt + completion,
+            });
             // Their `created` is a time; a batch that is run again gives the same bytes.
-            let body = json!({"id": id, "object": object, "created": 0, "model": model, "choices": [choice], "usage": usage});
+            let body = json!({
+                "id": id, "object": object, "created": 0, "model": model, "choices": [choice],
+                "usage": usage,
+            });
             let response = json!({"status_code": 200, "request_id": id, "body": body});
             json!({"id": id, "custom_id": line.id, "response": response, "error": null})
         }
         Err(failure) => {
             let status = if failure.code == 1 { 500 } else { 400 };
-            let error = json!({"message": failure.message, "type": "invalid_request_error", "param": null, "code": failure.code});
+            let error = json!({
+                "message": failure.message, "type": "invalid_request_error", "param": null,
+                "code": failure.code,
+            });
             let response =
                 json!({"status_code": status, "request_id": id, "body": {"error": error}});
-            json!({"id": id, "custom_id": line.id, "response": response, "error": {"code": failure.code, "message": failure.message}})
+            json!({
+                "id": id, "custom_id": line.id, "response": response,
+                "error": {"code": failure.code, "message": failure.message},
+            })
         }
     }
 }

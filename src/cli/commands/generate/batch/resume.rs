@@ -70,8 +70,8 @@ impl Growing {
         let foreign = |what: String| {
             let fault = Fault::usage(format!("--resume: {what}; nothing was written to it"));
             fault.help(
-                "name the file that the interrupted run wrote with --resume, or one that is \
-                not there yet",
+                "name the file that the interrupted run wrote with --resume, \
+                 or one that is not there yet",
             )
         };
         let mut done = Done::default();
@@ -224,9 +224,9 @@ mod tests {
     fn reply(id: &str, text: &str, failed: bool) -> String {
         let error = if failed { r#"{"code":3,"message":"m","help":null}"# } else { "null" };
         let usage = r#"{"prompt_tokens":1,"completion_tokens":1}"#;
-        format!(
-            r#"{{"v":1,"id":"{id}","text":"{text}","finish_reason":"stop","usage":{usage},"seed":1,"error":{error}}}"#
-        ) + "\n"
+        let figures = format!(r#""usage":{usage},"seed":1,"error":{error}"#);
+        let answer = format!(r#""id":"{id}","text":"{text}","finish_reason":"stop""#);
+        format!("{{\"v\":1,{answer},{figures}}}\n")
     }
 
     fn open(path: &Path) -> Result<(Growing, Done)> {

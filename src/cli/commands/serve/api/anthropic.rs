@@ -126,10 +126,10 @@ fn take(fields: &mut Fields, served: &ServedModel) -> Result<MessagesBody, ApiEr
     }
     let tool_options = tool_options(tools, choice.as_ref(), many)?;
     let (messages, prefill) = messages(items)?;
-    let mut said = conversation(messages, system, tool_options.as_ref());
-    said.prefill = prefill;
+    let mut input = conversation(messages, system, tool_options.as_ref());
+    input.prefill = prefill;
     let request = ApiRequest {
-        prompts: vec![ApiPrompt::Conversation(said)],
+        prompts: vec![ApiPrompt::Conversation(input)],
         n: 1,
         tool_options,
         ..ApiRequest::default()
@@ -393,9 +393,9 @@ mod tests {
         ]))
         .unwrap();
         let (messages, prefill) = messages(items).unwrap();
-        let said: Vec<&str> = messages.iter().map(|m| m.content.as_str()).collect();
+        let contents: Vec<&str> = messages.iter().map(|m| m.content.as_str()).collect();
         let call = r#"{"name": "f", "arguments": {"x": 1}}"#;
-        assert_eq!(said, ["a\nb", call, "Result of f: 2"]);
+        assert_eq!(contents, ["a\nb", call, "Result of f: 2"]);
         assert_eq!(prefill.as_deref(), Some("So"));
     }
 }

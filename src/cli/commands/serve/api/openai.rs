@@ -100,8 +100,8 @@ pub fn chat(
     fields.only("store", &[false.into()])?;
     fields.pass_over(&["prompt_cache_key"]);
     fields.finish()?;
-    let said = conversation(messages(items)?, None, request.tool_options.as_ref());
-    request.prompts = vec![ApiPrompt::Conversation(said)];
+    let input = conversation(messages(items)?, None, request.tool_options.as_ref());
+    request.prompts = vec![ApiPrompt::Conversation(input)];
     let head = ResponseHead::new("chatcmpl-", model, served);
     let reader = CallReader::new(request.tool_options.is_some());
     let choices = (0..request.n).map(|_| Choice { reader: reader.clone(), calls: 0 }).collect();

@@ -299,15 +299,15 @@ pub fn tokeniser_memory(bytes: usize, served: &ServedModel) -> usize {
 }
 
 /// Returns the most bytes that a chat template makes of messages of this length.
-fn most_rendered(said: usize) -> usize {
-    2 * said + RENDERED
+fn most_rendered(bytes: usize) -> usize {
+    2 * bytes + RENDERED
 }
 
 impl ApiPrompt {
     /// Returns the bytes of text.
     fn bytes(&self) -> usize {
         match self {
-            ApiPrompt::Conversation(said) => said.bytes(),
+            ApiPrompt::Conversation(input) => input.bytes(),
             ApiPrompt::Text(text) => text.len(),
             ApiPrompt::Tokens(tokens) => size_of_val(&tokens[..]) / TOKENISER_MEMORY,
         }
@@ -317,8 +317,8 @@ impl ApiPrompt {
     pub fn tokens(&self, served: &ServedModel) -> Result<Vec<Token>> {
         let ServedModel { tokenizer, config, template, context, .. } = served;
         let raw;
-        let (template, said) = match self {
-            ApiPrompt::Conversation(said) => (Some(template), said),
+        let (template, input) = match self {
+            ApiPrompt::Conversation(input) => (Some(template), input),
             ApiPrompt::Text(text) => {
                 raw = PromptInput { text: Some(text.clone()), ..PromptInput::default() };
                 (None, &raw)
@@ -333,15 +333,15 @@ impl ApiPrompt {
                 return Ok(tokens.clone());
             }
         };
-        let most_rendered = most_rendered(said.bytes());
+        let most_rendered = most_rendered(input.bytes());
         let prompts = PromptEncoder {
             template,
             config,
             tokenizer,
-            asked: AutoOr::N(*context),
+            context: AutoOr::N(*context),
             most_rendered,
         };
-        prompts.tokens(said, Special::AsText).map(|(tokens, _)| tokens)
+        prompts.tokens(input, Special::AsText).map(|(tokens, _)| tokens)
     }
 }
 
