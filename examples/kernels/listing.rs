@@ -101,7 +101,7 @@ impl Listing {
         };
         let mut list: Vec<ListedCall> = Vec::new();
         for call in lowering.calls(&plan.dispatches, bucket)? {
-            let listed = kept.listed(&call, &plan.dispatches[call.of.clone()], own);
+            let listed = kept.listed(&call, &plan.dispatches[call.dispatches.clone()], own);
             let same =
                 |other: &&mut ListedCall| ListedCall { count: 1, ..(**other).clone() } == listed;
             match list.iter_mut().find(same) {
