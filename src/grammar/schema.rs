@@ -25,7 +25,7 @@ pub fn remedy(why: &str) -> &'static str {
         "leave the format out, or say it with a pattern; date, time, date-time, duration, email, \
             hostname, ipv4, ipv6, uri and uuid are known"
     } else if says(&["regex"]) {
-        "Rust's regex crate cannot read the pattern: look-around is not supported"
+        "Rust's regex crate cannot read this regular expression: look-around is not supported"
     } else if says(&["Unimplemented"]) {
         "leave out or rewrite what is not supported: not, if, uniqueItems and their like"
     } else {

@@ -25,10 +25,6 @@ fn a_file_in_the_working_directory_loads_no_code_writes_no_file_and_opens_no_ser
     let env = [("XDG_CONFIG_HOME", users.path().to_str().unwrap())];
     let short = ["generate", "Hi", "-n", "2", "-q"];
     for (key, value, section) in [
-        ("npu", "model:./e.so", "generate"),
-        ("npu", "model:./e.so", "chat"),
-        ("npu", "model:./e.so", "eval"),
-        ("npu", "model:./e.so", "bench"),
         ("output", "made", "generate"),
         ("stats-file", "made", "generate"),
         ("host", "0.0.0.0", "serve"),

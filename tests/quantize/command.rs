@@ -147,7 +147,7 @@ fn an_unfinished_run_is_told_by_what_was_typed() {
         dir.path(),
         r#"ulimit -f 1200; exec "$G" quantize src dst --linear i8-row --embedding i4-row -t2"#,
     );
-    ended.fails(1, &["the same command goes on"]);
+    ended.fails(1, &["the same command continues"]);
     run(dir.path(), &["--recipe", "int4"])
         .fails(2, &["was begun with --linear i8-row --embedding i4-row", "--restart"]);
     run(dir.path(), &["--linear", "i8-row", "--embedding", "i4-row"]).ok();

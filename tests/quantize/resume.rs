@@ -373,7 +373,7 @@ fn the_first_ctrl_c_keeps_what_is_done_and_says_how_to_go_on() {
         (code(child.wait().unwrap()) == 130).then_some(said)
     });
     let said = said.expect("no signal came in time");
-    assert!(said.iter().any(|l| l.contains("the same command goes on")), "{said:?}");
+    assert!(said.iter().any(|l| l.contains("the same command continues")), "{said:?}");
     let again = gemma_in(dir.path(), &LARGER, b"").ok();
     assert!(again.err.contains("continuing .dst.partial"), "{}", again.err);
     assert_eq!(names(dir.path()), ["dst", "src"]);
@@ -387,7 +387,7 @@ fn a_full_disk_keeps_what_is_done() {
     let run = bash(dir.path(), &format!("ulimit -f 1000; exec \"$G\" {}", LARGER.join(" ")));
     run.fails(
         1,
-        &["cannot write tensor `model.layers.", "model.safetensors", "the same command goes on"],
+        &["cannot write tensor `model.layers.", "model.safetensors", "the same command continues"],
     );
     assert!(!dir.path().join("dst").exists());
     let again = gemma_in(dir.path(), &LARGER, b"").ok();
@@ -409,7 +409,7 @@ fn a_read_error_names_the_tensor_and_keeps_what_is_done() {
             dir.path(),
             &format!("GEMMA_FAIL_READS_AFTER={reads} \"$G\" {}", LARGER.join(" ")),
         );
-        kept |= run.err.contains("the same command goes on");
+        kept |= run.err.contains("the same command continues");
         run.fails(1, &["reading tensor `model.", "Input/output error"]);
         assert!(!dir.path().join("dst").exists(), "after {reads} reads");
     }

@@ -75,7 +75,7 @@ fn run(device: &str, args: &[&str], input: &[u8]) -> Run {
         fs::create_dir_all(&dir).unwrap();
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/quant/calibration.txt");
         let text = fs::read_to_string(path).unwrap();
-        for characters in [160, 40000] {
+        for characters in [400, 40000] {
             let part: String = text.chars().take(characters).collect();
             fs::write(dir.join(characters.to_string()), part).unwrap();
         }

@@ -48,16 +48,13 @@ use super::proposal::Proposal;
 use super::round::{Allowance, Pass, Round, RoundOutcome};
 use super::sources::{draft_steps, grammar};
 use acceptance::AcceptanceRates;
-use budget::{BackOff, LossBudget};
+use budget::{AT_ONCE, BackOff, LossBudget};
 use estimate::Estimate;
 use overlap::Overlap;
 use passes::PassTimes;
 
 /// Factor by which the predicted speed of drafting must win: a margin for errors of the estimates.
 const MARGIN: f32 = 1.05;
-/// Plain passes that a draft model may take to read a prompt, or the tokens that came while it was
-/// not asked.
-const READING: f32 = 0.4;
 
 /// The round that runs now.
 #[derive(Clone, Debug, Default)]
@@ -154,7 +151,7 @@ impl Policy {
         if !self.clock || self.options.fixed().is_some() {
             return Duration::MAX;
         }
-        Duration::from_secs_f32(READING * self.costs.at(position).cost(1))
+        Duration::from_secs_f32(AT_ONCE * self.costs.at(position).cost(1))
     }
 
     /// Returns the seconds of a pass over so many rows beside the texts' own, no less than those of
@@ -281,7 +278,7 @@ impl Policy {
             false if steps == 0 => return self.ask.observe(seconds),
             false if std::mem::take(&mut self.unread) && self.step.mean > 0.0 => {
                 let known = self.step.mean * steps as f32;
-                return seconds.clamp(known, known + READING * self.cost(0));
+                return seconds.clamp(known, known + AT_ONCE * self.cost(0));
             }
             false => self.step.observe(seconds / steps as f32) * steps as f32,
         };

@@ -120,7 +120,7 @@ fn speed_in(case: &Case, texts: usize, tokens: usize, takes: Takes, weather: Wea
             excused += held;
             if steps > 0 {
                 let plain = curve.cost(n) as f64;
-                drafting += (case.unread * unread as f64).min(READING as f64 * plain);
+                drafting += (case.unread * unread as f64).min(AT_ONCE as f64 * plain);
                 unread = 0;
                 excused += once;
                 drafting += std::mem::take(&mut once);
