@@ -1,9 +1,10 @@
 //! Speed of the CPU linear kernels: `cargo bench --bench linear [-- FORMAT...]`.
 //!
-//! Each line is one format, matrix size and thread count: microseconds of one pass at one row, weights per second, GB/s and
-//! their share of what a plain read loop over as many bytes reaches, and c(M) = time at M rows / time at one row. Several
-//! matrices are used in turn so that the whole set has the stated size: 384 MB comes from memory, 24 MB from the L3 cache, 640 KB from L2.
-//! Medians; the rows' times are taken in turns so that a noisy neighbour meets them all.
+//! Each line is one format, matrix size and thread count: microseconds of one pass at one row,
+//! weights per second, GB/s and their share of the speed of a plain read loop over as many bytes,
+//! and c(M) = time at M rows / time at one row. Several matrices are used in turn so that the whole
+//! set has the stated size: 384 MB comes from memory, 24 MB from the L3 cache, 640 KB from L2. The
+//! times are medians. The numbers of rows take turns, so that a noisy neighbour slows them all.
 
 use gemma::compute::act::{ActValues, ActView};
 use gemma::compute::cpu::bandwidth::read_bandwidth;
@@ -140,7 +141,7 @@ fn measure(isa: Isa, pool: &Pool, packed: &[PackedMatrix], format: Format) -> Ve
                     }
                 })
             };
-            // Untimed: whatever ran before, the caches now hold what a pass over this set leaves there.
+            // An untimed pass fills the caches with the state that a pass over this set leaves.
             pass(&ActView { rows: 1, ..act }, 1);
             let start = Instant::now();
             pass(&act, repeats);

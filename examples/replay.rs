@@ -5,7 +5,7 @@
 //!
 //! Verification compares tokens, so the accepted path of a greedy text depends on the tree and the
 //! text alone. A transcript of the target's own gives the exact tokens per pass. Other text shows
-//! how hard it is to guess. No target runs. Of each row the replay knows only the token that came,
+//! how hard it is to guess. No target runs. The replay knows only the token that came in each row,
 //! so the table learns one token where a real target gives eight.
 
 use anyhow::{Context, Result};
@@ -63,7 +63,12 @@ struct Options {
     #[arg(long)]
     count: Option<usize>,
     /// Sources that take part
-    #[arg(long, value_parser = source, value_delimiter = ',', default_value = "context,table,model")]
+    #[arg(
+        long,
+        value_parser = source,
+        value_delimiter = ',',
+        default_value = "context,table,model"
+    )]
     sources: Vec<CandidateSource>,
     /// Weights of the sources
     #[arg(long, value_enum, default_value_t = Weights::Learned)]
@@ -125,7 +130,8 @@ struct Category {
     high: f64,
     /// Tokens per pass that the probabilities of the nodes promised.
     predicted: f64,
-    /// Drafted and accepted nodes by depth below the root, and by the source with the largest share.
+    /// Drafted and accepted nodes by depth below the root, and by the source with the largest
+    /// share.
     by_depth: Vec<[u64; 2]>,
     by_source: BTreeMap<String, [u64; 2]>,
 }
@@ -249,7 +255,8 @@ struct Transcript {
     answer: Vec<Token>,
 }
 
-const EXPECTED: &str = r#"a line is {"prompt": "...", "answer": "..."}, {"messages": [{"role", "content"}, ...]}, {"text": "..."} or
+const EXPECTED: &str = r#"a line is {"prompt": "...", "answer": "..."},
+{"messages": [{"role", "content"}, ...]}, {"text": "..."} or
 {"prompt_ids": [...], "answer_ids": [...]}, with "category" and "id" where wanted"#;
 
 /// Reads a file. Each answer of `messages` is a transcript with the messages before it as the

@@ -3,12 +3,14 @@
 
     python3 design.py HEAD_DIM > flash_partial.mlir
 
-A column has two shim channels in and two out. Each feeds, through the memory tile, a pair of cores: its objects hold one 8 KB object for
-each core. A core reads a header, the queries, then as many tiles as the header says, and writes one result; it does so for ever, so one
-array serves every context and every row count. The runtime sequence is empty here: the host writes its own instruction streams.
+A column has two shim channels in and two out. Each feeds, through the memory tile, a pair of cores:
+its objects hold one 8 KB object for each core. A core reads a header, the queries, then as many
+tiles as the header says, and writes one result. It repeats this for ever, so one array serves every
+context and every row count. The runtime sequence is empty here: the host writes its own instruction
+streams.
 
-Not compiled by anyone on this project: it needs mlir-aie and Peano, and a device to run on. The names of IRON's API are those of
-mlir-aie's own examples at the time of writing.
+This project has never compiled the file: it needs mlir-aie and Peano, and a device to run on. The
+names of IRON's API are those of mlir-aie's own examples at the time of writing.
 """
 
 import sys
@@ -31,7 +33,10 @@ def result_bytes(head_dim):
 
 
 def state_bytes(head_dim):
-    """sizeof(flash::State<head_dim>): queries, then maxima, sums and limits in 4x4 blocks, then four words."""
+    """Returns sizeof(flash::State<head_dim>).
+
+    The state is queries, then maxima, sums and limits in 4x4 blocks, then four words.
+    """
     blocks = 4096 // head_dim // 4
     return (OBJECT + 3 * blocks * 64 + 16 + 31) // 32 * 32
 
@@ -76,7 +81,10 @@ def design(head_dim):
             offsets_out = [i * result_bytes(head_dim) // 4 for i in range(PAIR)]
             memory = Tile(column, 1)
             parts_in = fifo_in.cons().split(
-                offsets_in, obj_types=[words] * PAIR, names=[f"in_{label}_{i}" for i in range(PAIR)], placement=memory
+                offsets_in,
+                obj_types=[words] * PAIR,
+                names=[f"in_{label}_{i}" for i in range(PAIR)],
+                placement=memory,
             )
             parts_out = fifo_out.prod().join(
                 offsets_out,
@@ -90,12 +98,22 @@ def design(head_dim):
                 place = Tile(column, 2 + PAIR * pair + i)
                 state = Buffer(state_type, name=f"state_{label}_{i}")
                 count = Buffer(count_type, name=f"count_{label}_{i}")
-                arguments = [parts_in[i].cons(), parts_out[i].prod(), state, count, begin, query, tile, end]
+                arguments = [
+                    parts_in[i].cons(),
+                    parts_out[i].prod(),
+                    state,
+                    count,
+                    begin,
+                    query,
+                    tile,
+                    end,
+                ]
                 workers.append(Worker(core, arguments, placement=place, stack_size=STACK))
             fifos_in.append(fifo_in)
             fifos_out.append(fifo_out)
 
-    # IRON wants a runtime that touches every fifo, to route its shim channels; its stream is never used.
+    # IRON needs a runtime that touches every fifo, to route its shim channels. Its stream is never
+    # used.
     runtime = Runtime()
     pairs = COLUMNS * PAIRS_A_COLUMN
     queries = array(pairs * 2 * PAIR * OBJECT // 4, np.int32)

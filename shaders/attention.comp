@@ -1,6 +1,7 @@
-// Attention of a block of rows over pages of 256 positions, for the query heads of one kv head: a thread a position while scoring, a
-// thread four channels of every few positions while summing values. Pages are either split over workgroups (partials are joined by
-// who reads them) or walked here; both ways do the same operations in the same order.
+// Attention of a block of rows over pages of 256 positions, for the query heads of one kv head. For
+// scores a thread takes one position, for the sums of values four channels of every few positions.
+// Pages are either split over workgroups, whose partials their reader joins, or walked here. Both
+// ways do the same operations in the same order.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "common.glsl"
@@ -16,44 +17,29 @@ layout(constant_id = 5) const uint KV = 1;         // see kv.glsl
 layout(constant_id = 6) const bool SPLIT = true;
 #include "kv.glsl"
 
-layout(push_constant, scalar) uniform Push {
-    F32 q;              // [rows, n_kv, GQ, HEAD_DIM]
-    SharedF32 out_;     // the same; where pages are split, [live row, n_kv, GQ, slots, HEAD_DIM + 2]
-    U32x4 k;            // [all_pages, n_kv, HEAD_DIM / KB, PAGE, KB]
-    uint64_t v;         // [all_pages, n_kv, PAGE, HEAD_DIM]
-    U32x4 scratch_k;    // [n_kv, HEAD_DIM / KB, max_rows, KB]
-    uint64_t scratch_v; // [max_rows, n_kv, HEAD_DIM]
-    Step step_;
-    float scale;
-    uint n_kv;
-    uint pages;         // entries of a sequence's page table
-    uint all_pages;
-    uint window;        // 0: none
-    uint max_rows;
-    uint slots;         // pages of a row's partials
-    uint table;         // where the layer's page tables begin among those of the step
-    uint64_t epilogue;      // see join.glsl
-};
-
+#include "attention_push.glsl"
 #include "head.glsl"
 
 const uint PAIRS = R * GQ;
 const uint TEAMS = 256 / SG;
 const uint PARTS = 1024 / HEAD_DIM;           // positions summed side by side, each PARTS apart
 const uint TURNS = PAGE / PARTS;
-const bool EARLY = PAIRS <= 4;                // few sums to keep: values are loaded before the scores are done
+// Few sums to keep: values are loaded before the scores are done
+const bool EARLY = PAIRS <= 4;
 const uint FEW = KEYS < 4 ? KEYS : 4;         // parts of a key whose loads are in flight together
 const uint BATCH = !EARLY || KEYS < 8 ? FEW : 8; // the same where few rows wait for them
 const uint TURN = EARLY ? KEYS : FEW;         // parts of a key that code is written out for
 const uint AHEAD = EARLY ? 16 : 8;            // values whose loads are in flight together
-const uint CP = PAIRS < 4 ? 1 : PAIRS / 4;    // pairs whose partial sums fit the room of the exponentials
+// Pairs whose partial sums fit the room of the exponentials
+const uint CP = PAIRS < 4 ? 1 : PAIRS / 4;
 const uint VALUES = PAIRS * HEAD_DIM;         // outputs, each thread every 256th
 const uint MINE = (VALUES + 255) / 256;
 
 #include "join.glsl"
 
 shared vec4 qs[PAIRS][HEAD_DIM / 4];
-shared vec4 es[(PAIRS < 4 ? 4 : PAIRS) * PAGE / 4]; // exponentials [PAIRS, PAGE], then partial sums [CP, PARTS, HEAD_DIM]
+// Exponentials [PAIRS, PAGE], then partial sums [CP, PARTS, HEAD_DIM]
+shared vec4 es[(PAIRS < 4 ? 4 : PAIRS) * PAGE / 4];
 shared float parts[PAIRS][TEAMS];
 shared vec2 factors[PAIRS];    // what joins this page
 shared vec2 page_ml[PAIRS];
@@ -61,7 +47,9 @@ shared uint16_t path[R][PAGE]; // scratch row of a position of this page
 shared float value_scales[KV == KV_Q8 ? GROUPS : 1][KV == KV_Q8 ? PAGE : 1];
 
 // Word `i` of an array of the step, whose arrays lie behind eight words.
-uint of_step(uint array, uint i) { return U32(uint64_t(step_) + 32 + uint64_t(4 * (array * max_rows + i))).v[0]; }
+uint of_step(uint array, uint i) {
+    return U32(uint64_t(step_) + 32 + uint64_t(4 * (array * max_rows + i))).v[0];
+}
 
 void main() {
     const uint t = gl_LocalInvocationID.x, head = gl_WorkGroupID.x, i0 = gl_WorkGroupID.y * R;
@@ -70,7 +58,8 @@ void main() {
     // Rows of a block are of one sequence: where there are several, a block is a row.
     const uint root = step_.v[STEP_ROOTS * max_rows + step_.first + i0];
     const uint base = step_.v[STEP_POSITIONS * max_rows + root];
-    const uint table_at = table_of(max_rows, table, step_.v[STEP_SEQUENCES * max_rows + step_.first + i0], pages);
+    const uint table_at =
+        table_of(max_rows, table, step_.v[STEP_SEQUENCES * max_rows + step_.first + i0], pages);
     const Head scratch = head_of_scratch(head);
     const bool chain = step_.chain != 0;
     uint position[R];
@@ -91,7 +80,8 @@ void main() {
         const uint pair = i / HEAD_DIM, d = i % HEAD_DIM;
         const uint r = step_.first + min(i0 + pair / GQ, live - 1);
         const uint at = (r * n_kv * GQ + pair % GQ) * HEAD_DIM + d;
-        qs[pair][d / 4][d % 4] = F32(uint64_t(q) + uint64_t(head) * (GQ * HEAD_DIM * 4) + uint64_t(at * 4)).v[0];
+        qs[pair][d / 4][d % 4] =
+            F32(uint64_t(q) + uint64_t(head) * (GQ * HEAD_DIM * 4) + uint64_t(at * 4)).v[0];
     }
 
     Running run = Running(0.0, 0.0); // of pair t
@@ -122,14 +112,15 @@ void main() {
     } \
     [[unroll]] for (uint c = 0; c < (N) * (KB / 4); c++) { \
         const vec4 key = four(raw[c / (KB / 4)], c % (KB / 4), scales[c / (KB / 4)]); \
-        [[unroll]] for (uint n = 0; n < COUNT; n++) SCORE = add_products(QUERY[C0 * (KB / 4) + c], key, SCORE); \
+        [[unroll]] for (uint n = 0; n < COUNT; n++) \
+            SCORE = add_products(QUERY[C0 * (KB / 4) + c], key, SCORE); \
     }
         float s[PAIRS];
         [[unroll]] for (uint n = 0; n < PAIRS; n++) s[n] = 0.0;
         const bool cached = p < base;
         const Head paged = head_of_page(head, step_.v[table_at + page % pages]);
         if (p > highest) {
-            // Nobody sees it. Its value will be multiplied with 0 nevertheless, and must be a number.
+            // No query sees this position. Its value is still multiplied by 0 and must be a number.
             if (KV == KV_Q8)
                 [[unroll]] for (uint g = 0; g < GROUPS; g++) value_scales[g][t] = 0.0;
         }
@@ -140,7 +131,8 @@ void main() {
             if (fresh == 0) h = paged;
             const uint at = fresh == 0 ? t : min(root + p - base, max_rows - 1);
             if (KV == KV_Q8)
-                [[unroll]] for (uint g = 0; g < GROUPS; g++) value_scales[g][t] = value_scale(h, g, at);
+                [[unroll]] for (uint g = 0; g < GROUPS; g++)
+                    value_scales[g][t] = value_scale(h, g, at);
             [[dont_unroll]] for (uint turn = 0; turn < KEYS; turn += TURN)
                 [[unroll]] for (uint c0 = turn; c0 < turn + TURN; c0 += BATCH) {
                     ADD_KEYS(h, at, c0, BATCH, PAIRS, qs[n], s[n])
@@ -160,19 +152,22 @@ void main() {
             }
         }
 
-        const uint channel = t % (HEAD_DIM / 4), part = t / (HEAD_DIM / 4), group = channel * 4 / GROUP;
+        const uint channel = t % (HEAD_DIM / 4), part = t / (HEAD_DIM / 4),
+            group = channel * 4 / GROUP;
         const bool all_cached = (page + 1) * PAGE <= base;
         uvec4 values[AHEAD];
 #define LOAD_VALUES(TURN) \
     if (all_cached) { \
         const uint64_t from = paged.values + uint64_t(part * VALUE_BYTES + channel * FOUR_BYTES); \
         [[unroll]] for (uint u = 0; u < AHEAD; u++) \
-            values[u] = raw_from(from + uint64_t(min(TURN + u, TURNS - 1) * (PARTS * VALUE_BYTES))); \
+            values[u] = \
+                raw_from(from + uint64_t(min(TURN + u, TURNS - 1) * (PARTS * VALUE_BYTES))); \
     } else { \
         [[unroll]] for (uint u = 0; u < AHEAD; u++) { \
             const uint slot = min(TURN + u, TURNS - 1) * PARTS + part, at = page * PAGE + slot; \
             const uint row = min(root + at - base, max_rows - 1); \
-            const uint place = (at < base ? slot * VALUE_BYTES : row * scratch.stride) + channel * FOUR_BYTES; \
+            const uint place = \
+                (at < base ? slot * VALUE_BYTES : row * scratch.stride) + channel * FOUR_BYTES; \
             values[u] = raw_from((at < base ? paged.values : scratch.values) + uint64_t(place)); \
         } \
     }
@@ -214,7 +209,8 @@ void main() {
                 [[unroll]] for (uint u = 0; u < AHEAD; u++) {
                     const uint slot = (turn0 + u) * PARTS + part;
                     if (TURNS % AHEAD != 0 && slot >= PAGE) break;
-                    const vec4 value = four_of(values[u], KV == KV_Q8 ? value_scales[group][slot] : 1.0);
+                    const vec4 value =
+                        four_of(values[u], KV == KV_Q8 ? value_scales[group][slot] : 1.0);
                     [[unroll]] for (uint n = 0; n < PAIRS; n++)
                         sum[n] = add_scaled(es[(n * PAGE + slot) / 4][slot % 4], value, sum[n]);
                 }
@@ -223,15 +219,18 @@ void main() {
             for (uint turn = 0; turn < turns; turn++) {
                 const uint slot = turn * PARTS + part, at = page * PAGE + slot;
                 float scale_ = KV == KV_Q8 && at < base ? value_scales[group][slot] : 1.0;
-                vec4 value = at < base ? four_of(value_part(paged, channel, slot), scale_) : vec4(0.0);
+                vec4 value =
+                    at < base ? four_of(value_part(paged, channel, slot), scale_) : vec4(0.0);
                 [[unroll]] for (uint j = 0; j < R; j++) {
                     if (at > position[j]) continue;
                     if (at >= base) {
                         const uint row = uint(path[j][slot]);
-                        value = four_of(value_part(scratch, channel, row), value_scale(scratch, group, row));
+                        value = four_of(value_part(scratch, channel, row),
+                            value_scale(scratch, group, row));
                     }
                     [[unroll]] for (uint g = 0; g < GQ; g++)
-                        sum[j * GQ + g] = add_scaled(es[((j * GQ + g) * PAGE + slot) / 4][slot % 4], value, sum[j * GQ + g]);
+                        sum[j * GQ + g] = add_scaled(es[((j * GQ + g) * PAGE + slot) / 4][slot % 4],
+                            value, sum[j * GQ + g]);
                 }
             }
         }
@@ -255,23 +254,27 @@ void main() {
 
         // The parts' sums, in order, a few pairs at a time.
         [[unroll]] for (uint n0 = 0; n0 < PAIRS; n0 += CP) {
-            [[unroll]] for (uint n = n0; n < n0 + CP; n++) es[((n - n0) * PARTS + part) * (HEAD_DIM / 4) + channel] = sum[n];
+            [[unroll]] for (uint n = n0; n < n0 + CP; n++)
+                es[((n - n0) * PARTS + part) * (HEAD_DIM / 4) + channel] = sum[n];
             barrier();
             [[unroll]] for (uint m = 0; m < MINE; m++) {
                 const uint value = m * 256 + t, n = value / HEAD_DIM, d = value % HEAD_DIM;
-                // What no thread has costs no code.
+                // A pair that no thread has compiles to no code.
                 if ((m * 256 + 255) / HEAD_DIM < n0 || m * 256 / HEAD_DIM >= n0 + CP) continue;
                 if (n < n0 || n >= n0 + CP) continue;
                 precise float all = 0.0;
-                for (uint h = 0; h < PARTS; h++) all = all + es[((n - n0) * PARTS + h) * (HEAD_DIM / 4) + d / 4][d % 4];
+                for (uint h = 0; h < PARTS; h++)
+                    all = all + es[((n - n0) * PARTS + h) * (HEAD_DIM / 4) + d / 4][d % 4];
                 const uint j = n / GQ;
                 const uint seen = of_step(STEP_POSITIONS, step_.first + min(i0 + j, live - 1));
                 const uint from = first_visible(seen, window) / PAGE;
                 if (page < from || page > seen / PAGE) continue;
                 if (SPLIT) {
                     if (i0 + j >= live) continue;
-                    const uint place = ((j * n_kv * GQ + n % GQ) * slots + page - from) * (HEAD_DIM + 2) + d;
-                    const uint64_t first = uint64_t((i0 * n_kv + head) * GQ) * (slots * (HEAD_DIM + 2) * 4);
+                    const uint place =
+                        ((j * n_kv * GQ + n % GQ) * slots + page - from) * (HEAD_DIM + 2) + d;
+                    const uint64_t first =
+                        uint64_t((i0 * n_kv + head) * GQ) * (slots * (HEAD_DIM + 2) * 4);
                     SharedF32 to = SharedF32(uint64_t(out_) + first + uint64_t(place * 4));
                     to.v[0] = all;
                     if (d < 2) to.v[HEAD_DIM] = page_ml[n][d];
@@ -282,7 +285,8 @@ void main() {
             barrier();
         }
     }
-    if (JOIN) join_block(epilogue, step_.first, i0, min(R, live - i0), end_all - lowest, n_kv, slots);
+    if (JOIN)
+        join_block(epilogue, step_.first, i0, min(R, live - i0), end_all - lowest, n_kv, slots);
     if (SPLIT) return;
     if (t < PAIRS) page_ml[t].y = run.l;
     barrier();

@@ -1,5 +1,6 @@
-// The best logits of a row, without the row leaving the device: stage 0 finds the largest of each of 256 chunks; stage 1 takes the
-// n-th largest of those, which at least n logits reach, and lists all that do. The host sorts the few that are left.
+// Lists the best logits of a row on the device. Stage 0 finds the largest of each of 256 chunks.
+// Stage 1 takes the n-th largest of these maxima, which at least n logits reach, and lists all
+// logits that reach it. The host sorts the list.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "common.glsl"
@@ -11,7 +12,9 @@ layout(constant_id = 2) const uint MOST = 1024; // entries of a list
 layout(push_constant, scalar) uniform Push {
     F32 logits; // [selected rows, vocab]
     F32 maxima; // [selected rows, 256]
-    U32 lists;  // [selected rows, 2 + 2 MOST]: count (NAN_SEEN: give up), unused, then token and logit in any order
+    // [selected rows, 2 + 2 MOST]: count (NAN_SEEN: give up), unused, then token and logit, in any
+    // order.
+    U32 lists;
     Step step_;
     uint vocab;
 };
@@ -25,7 +28,8 @@ shared uint nans;
 void main() {
     const uint row = gl_WorkGroupID.y, chunk = gl_WorkGroupID.x, t = gl_LocalInvocationID.x;
     if (row >= step_.n_selected) return;
-    const uint each = (step_.usable + 255) / 256, first = chunk * each, end = min(first + each, step_.usable);
+    const uint each = (step_.usable + 255) / 256, first = chunk * each,
+        end = min(first + each, step_.usable);
     const uint at = row * vocab, list = row * (2 + 2 * MOST);
     const float LEAST = uintBitsToFloat(0xff800000u);
     if (STAGE == 0) {
@@ -43,8 +47,9 @@ void main() {
             if (t < d) largest[t] = max(largest[t], largest[t + d]);
             barrier();
         }
-        // Infinity marks a chunk that holds what is no number: the count of the list will say so.
-        if (t == 0) maxima.v[row * 256 + chunk] = nans != 0 ? uintBitsToFloat(0x7f800000u) : largest[0];
+        // Infinity marks a chunk with a NaN. The host sees it in the count of the list.
+        if (t == 0)
+            maxima.v[row * 256 + chunk] = nans != 0 ? uintBitsToFloat(0x7f800000u) : largest[0];
         if (t == 0 && chunk == 0) lists.v[list] = 0;
         return;
     }

@@ -1,4 +1,4 @@
-// One row of the embedding table a workgroup, as the floats that the model means, times a scale.
+// Writes one row of the embedding table a workgroup, dequantised to f32 and multiplied by a scale.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_integer_dot_product : require
@@ -31,20 +31,26 @@ layout(push_constant, scalar) uniform Push {
 
 const uint CODE_BF16 = 4, CODE_F32 = 5;
 
-// Word `i` of a step that lies in 16-byte pieces (8-byte ones where it has no more) beside those of its seven neighbours.
+// Word `i` of a step. The words of a step lie in pieces of 16 bytes (of 8 where a step has no
+// more), beside the pieces of its seven neighbours.
 uint word_of(uint64_t row, uint step_, uint steps, uint words, uint i) {
-    const uint piece = words % 4 == 0 ? 4 : 2, block = step_ / 8 * 8, lane = step_ % 8, width = min(8, steps - block);
-    return U32(row + uint64_t(4 * (block * words + (i / piece * width + lane) * piece + i % piece))).v[0];
+    const uint piece = words % 4 == 0 ? 4 : 2, block = step_ / 8 * 8, lane = step_ % 8,
+        width = min(8, steps - block);
+    return U32(row
+        + uint64_t(4 * (block * words + (i / piece * width + lane) * piece + i % piece))).v[0];
 }
 
 float trellis_value(uint token, uint col) {
     const uint tiles = COLS / 16, tile = col / 16;
     const uint64_t row = codes + uint64_t(token / 16) * tiles * (TILE_WORDS * 4);
-    const uint end = token % 16 * ROW_BITS + (col % 16 / 2 + 1) * STEP, at = (end - 1) / 32, part = end % 32;
+    const uint end = token % 16 * ROW_BITS + (col % 16 / 2 + 1) * STEP, at = (end - 1) / 32,
+        part = end % 32;
     uint state = word_of(row, tile, tiles, TILE_WORDS, at);
     if (part != 0) {
         state >>= 32 - part;
-        if (part < STATE_BITS) state |= word_of(row, tile, tiles, TILE_WORDS, at == 0 ? TILE_WORDS - 1 : at - 1) << part;
+        if (part < STATE_BITS)
+            state |=
+                word_of(row, tile, tiles, TILE_WORDS, at == 0 ? TILE_WORDS - 1 : at - 1) << part;
     }
     return float(weight_of(word_of_state(state & STATE_MASK), col % 2));
 }
@@ -53,7 +59,8 @@ float value(uint token, uint col) {
     const uint groups = GROUP == 0 ? 1 : COLS / GROUP;
     if (CODE == CODE_F32) return F32(codes + uint64_t(token) * (COLS * 4) + uint64_t(col * 4)).v[0];
     if (CODE == CODE_BF16)
-        return uintBitsToFloat(uint(U16(codes + uint64_t(token) * (COLS * 2) + uint64_t(col * 2)).v[0]) << 16);
+        return uintBitsToFloat(uint(U16(codes + uint64_t(token) * (COLS * 2)
+            + uint64_t(col * 2)).v[0]) << 16);
     if (CODE == CODE_TRELLIS) {
         precise float y = trellis_value(token, col) * float(scales.v[token]);
         return y;
@@ -64,10 +71,12 @@ float value(uint token, uint col) {
     const uint word = word_of(row, col / W, steps, words, in_step / per), at = in_step % per;
     const int code = four(word, at / 4) >> (at % 4 * 8);
     if (CODE == CODE_I8A)
-        return fma(float((code << 24 >> 24) + 128), float(scales.v[2 * token]), float(scales.v[2 * token + 1]));
+        return fma(float((code << 24 >> 24) + 128), float(scales.v[2 * token]),
+            float(scales.v[2 * token + 1]));
     const int q = CODE == CODE_I8 ? code << 24 >> 24 : DOUBLE * (code & 0xff) - OFFSET;
     const uint64_t of_row = uint64_t(scales) + uint64_t(token) * (groups * 2);
-    precise float y = float(q) * (float(F16(of_row + uint64_t(GROUP == 0 ? 0 : col / GROUP * 2)).v[0]) * UNIT);
+    precise float y =
+        float(q) * (float(F16(of_row + uint64_t(GROUP == 0 ? 0 : col / GROUP * 2)).v[0]) * UNIT);
     return y;
 }
 
@@ -77,7 +86,8 @@ void main() {
     for (uint block = gl_SubgroupID; block * 128 < COLS; block += T / SG) {
         float v[PER];
         const uint col = column(block);
-        [[unroll]] for (uint i = 0; i < PER; i++) v[i] = col + i < COLS ? value(token, col + i) : 0.0;
+        [[unroll]] for (uint i = 0; i < PER; i++)
+            v[i] = col + i < COLS ? value(token, col + i) : 0.0;
         if (HADAMARD) butterflies(v);
         [[unroll]] for (uint i = 0; i < PER; i++) {
             if (HADAMARD) {

@@ -1,4 +1,5 @@
-// Linear layers with integer codes, see linear.glsl: a team of lanes takes NR matrix rows. Up to three matrices share their activations.
+// Linear layers with integer codes, see linear.glsl: a team of lanes takes NR matrix rows. Up to
+// three matrices share their activations.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_integer_dot_product : require
@@ -34,7 +35,8 @@ void main() {
     const uint m0 = gl_WorkGroupID.x * M;
     if (m0 > 0 && m0 >= live) return;
     // A team that is a subgroup has one number for all its lanes.
-    const uint team = SG <= 32 ? gl_SubgroupID : gl_LocalInvocationID.x / LANES, first = live_row(args.step_, SELECTED, 0);
+    const uint team = SG <= 32 ? gl_SubgroupID : gl_LocalInvocationID.x / LANES,
+        first = live_row(args.step_, SELECTED, 0);
     const uint ROWS = T / LANES * NR; // of a workgroup
     LinearArgs a = args;
     uint group = gl_WorkGroupID.y;

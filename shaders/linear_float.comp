@@ -1,5 +1,5 @@
-// Linear layers with f32 or bf16 weights: a subgroup a matrix row, lanes along the columns, partial sums
-// joined in a fixed tree. Up to three matrices share their activations.
+// Linear layers with f32 or bf16 weights: a subgroup a matrix row, lanes along the columns, partial
+// sums joined in a fixed tree. Up to three matrices share their activations.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "common.glsl"
@@ -47,13 +47,16 @@ void main() {
     }
     for (uint i = lane; i < a.steps; i += SG) {
         const float v = weight(at, i);
-        [[unroll]] for (uint m = 0; m < M; m++) sum[m] = fma(v, F32(x[m] + uint64_t(i * 4)).v[0], sum[m]);
+        [[unroll]] for (uint m = 0; m < M; m++)
+            sum[m] = fma(v, F32(x[m] + uint64_t(i * 4)).v[0], sum[m]);
     }
     [[unroll]] for (uint m = 0; m < M; m++) {
         precise float y = sum[m];
         [[unroll]] for (uint d = SG / 2; d > 0; d /= 2) y = y + subgroupShuffleXor(y, d);
-        if (lane == 0 && m0 + m < live && n0 < a.n) a.matrix.out_.v[(first + m0 + m) * a.n + row] = y;
+        if (lane == 0 && m0 + m < live && n0 < a.n)
+            a.matrix.out_.v[(first + m0 + m) * a.n + row] = y;
     }
-    if (HEADS) finish_heads(epilogue, which, group * SUBGROUPS, SUBGROUPS, m0, min(M, live - m0), first);
+    if (HEADS)
+        finish_heads(epilogue, which, group * SUBGROUPS, SUBGROUPS, m0, min(M, live - m0), first);
     if (NORM) finish_norm(epilogue, (a.n + SUBGROUPS - 1) / SUBGROUPS, first, live);
 }

@@ -1,8 +1,10 @@
-// Linear layers with 4-bit codes for many rows of activations, by matrix instructions: 16 RT WR matrix rows times 8 NT WN rows a workgroup.
+// Linear layers with 4-bit codes for many rows of activations, by matrix instructions: 16 RT WR
+// matrix rows times 8 NT WN rows a workgroup.
 //
-// The sums are those of linear.glsl, bit for bit: a subgroup walks the parts two by two, in the order in which they are joined, and keeps
-// what waits to be joined. Each product of 16 x 8 x 32 is one group of columns and is turned to float and added to its part. The
-// workgroup's codes and activations of two groups lie in shared memory, the next ones are on their way meanwhile.
+// The sums are those of linear.glsl, bit for bit. A subgroup walks the parts two by two, in the
+// order in which they are joined, and keeps the sums that wait to be joined. Each product of 16 x 8
+// x 32 is one group of columns, which becomes float and is added to its part. The workgroup's codes
+// and activations of two groups lie in shared memory while the next ones are loaded.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "matrix.glsl"
@@ -12,7 +14,8 @@ layout(constant_id = 2) const uint NT = 4;       // tiles of 8 rows of activatio
 layout(constant_id = 3) const uint RT = 2;       // tiles of 16 matrix rows, of a subgroup
 layout(constant_id = 4) const uint CODE = 1;     // see codes.glsl
 layout(constant_id = 6) const bool GROUPED = false;
-layout(constant_id = 7) const uint WR = 4;       // subgroups beside each other over the matrix rows; the others over the activations
+// Subgroups beside each other over the matrix rows; the others over the activations.
+layout(constant_id = 7) const uint WR = 4;
 layout(constant_id = 8) const bool SELECTED = false;
 layout(constant_id = 9) const uint T = 512;      // threads
 layout(constant_id = 10) const bool NEAR = true; // what waits for the next part stays in registers
@@ -30,7 +33,8 @@ const uint R = 16 * RT * WR, N = 8 * NT * WN;
 shared uvec4 stage[2][(R + N) * PITCH];
 shared vec2 scales[2][2][R / 2];       // by group, of rows 8 apart: what a lane has of a tile
 shared vec2 sx_pairs[2][2][N / 2];     // by group, of neighbouring activations: likewise
-const uint L = (2 * R + 4 * N) / T;   // pieces of 16 bytes that a thread brings, first of codes, then of activations
+// Pieces of 16 bytes that a thread loads, first of codes, then of activations.
+const uint L = (2 * R + 4 * N) / T;
 const uint KEPT = RT * NT * 8;        // floats of two parts
 
 #define EACH \
@@ -51,14 +55,15 @@ void main() {
         a.matrix = more[i];
         a.n = n;
     }
-    const uint n0 = block * R, first = live_row(a.step_, SELECTED, 0), thread = gl_LocalInvocationID.x;
+    const uint n0 = block * R, first = live_row(a.step_, SELECTED, 0),
+        thread = gl_LocalInvocationID.x;
     const uint lane = gl_SubgroupInvocationID, four = lane % 4, eight = lane / 4;
     const uint row0 = gl_SubgroupID % WR * (16 * RT), col0 = gl_SubgroupID / WR * (8 * NT);
     Codes codes = Codes(a.matrix.codes), values = Codes(a.x);
     ScalePairs row_scales = ScalePairs(uint64_t(a.matrix.scales));
     FloatPairs sxs = FloatPairs(uint64_t(a.sx));
 
-    // What this thread brings, of group 0.
+    // This thread's loads of group 0.
     uint at[L], at_scale[2], at_sx[2];
     [[unroll]] for (uint k = 0; k < L; k++) {
         const uint i = k * T + thread, b = i - 2 * R;
@@ -79,8 +84,11 @@ void main() {
             else next[k] = values.v[at[k] + 2 * (g)]; \
         } \
         if (GROUPED) { \
-            if (thread < R / 2) [[unroll]] for (uint k = 0; k < 2; k++) next_scale[k] = row_scales.v[at_scale[k] + (g) / 2]; \
-            if (pair < N / 2) [[unroll]] for (uint k = 0; k < 2; k++) next_sx[k] = sxs.v[at_sx[k] + (g) / 2]; \
+            if (thread < R / 2) \
+                [[unroll]] for (uint k = 0; k < 2; k++) \
+                    next_scale[k] = row_scales.v[at_scale[k] + (g) / 2]; \
+            if (pair < N / 2) \
+                [[unroll]] for (uint k = 0; k < 2; k++) next_sx[k] = sxs.v[at_sx[k] + (g) / 2]; \
         } \
     }
 
@@ -96,7 +104,7 @@ void main() {
     BRING(0);
     uint buffer_ = 0;
     for (uint turn = 0; turn < 16; turn++) {
-        // Parts p and p + 1: first 0, then what lies 16 apart, 8 apart, ...
+        // Parts p and p + 1, p in bit-reversed order: 0, 16, 8, 24, ...
         for (uint g = bitfieldReverse(turn) >> 28 << 1; g < a.steps; g += 32) {
             [[unroll]] for (uint k = 0; k < L; k++) {
                 const uint i = k * T + thread, b = i - 2 * R;
@@ -126,13 +134,16 @@ void main() {
                 Weights c[RT];
                 Activations b[NT];
                 vec2 scale[RT], sx[NT];
-                if (p > 0) subgroup_fence(); // keeps the products of one group in registers, not those of both
+                // Keeps the products of one group in registers, not those of both.
+                if (p > 0) subgroup_fence();
                 [[unroll]] for (uint t = 0; t < RT; t++) {
-                    coopMatLoad(c[t], stage[buffer_], (row0 + 16 * t) * PITCH + 2 * p, PITCH, gl_CooperativeMatrixLayoutRowMajor);
+                    coopMatLoad(c[t], stage[buffer_], (row0 + 16 * t) * PITCH + 2 * p, PITCH,
+                        gl_CooperativeMatrixLayoutRowMajor);
                     if (GROUPED) scale[t] = scales[buffer_][p][row0 / 2 + 8 * t + eight];
                 }
                 [[unroll]] for (uint n = 0; n < NT; n++) {
-                    coopMatLoad(b[n], stage[buffer_], (R + col0 + 8 * n) * PITCH + 2 * p, PITCH, gl_CooperativeMatrixLayoutColumnMajor);
+                    coopMatLoad(b[n], stage[buffer_], (R + col0 + 8 * n) * PITCH + 2 * p, PITCH,
+                        gl_CooperativeMatrixLayoutColumnMajor);
                     if (GROUPED) sx[n] = sx_pairs[buffer_][p][col0 / 2 + 4 * n + four];
                 }
                 [[unroll]] for (uint t = 0; t < RT; t++)
@@ -143,21 +154,28 @@ void main() {
                         }
                         const Product d = coopMatMulAdd(c[t], b[n], Product(floatBitsToInt(MAGIC)));
                         [[unroll]] for (uint i = 0; i < 4; i++)
-                            sums[t][n][p][i] = add_group(d[i], sx[n][i % 2], scale[t][i / 2], sums[t][n][p][i]);
+                            sums[t][n][p][i] =
+                                add_group(d[i], sx[n][i % 2], scale[t][i / 2], sums[t][n][p][i]);
                     }
             }
             buffer_ = 1 - buffer_;
         }
         if (!GROUPED) continue;
-        // Joined with what waits for it; then it waits itself.
+        // The part is joined with the one that waits for it, then waits itself.
         uint level = 0;
         if (NEAR && (turn & 1) != 0) {
-            EACH { precise float both = near[t][n][p][i] + sums[t][n][p][i]; sums[t][n][p][i] = both; }
+            EACH {
+                precise float both = near[t][n][p][i] + sums[t][n][p][i];
+                sums[t][n][p][i] = both;
+            }
             level = 1;
         }
         if (!NEAR || level == 1)
             for (; (turn >> level & 1) != 0; level++)
-                EACH { precise float both = kept[level * KEPT + PLACE] + sums[t][n][p][i]; sums[t][n][p][i] = both; }
+                EACH {
+                    precise float both = kept[level * KEPT + PLACE] + sums[t][n][p][i];
+                    sums[t][n][p][i] = both;
+                }
         if (turn == 15) break;
         if (NEAR && level == 0) {
             EACH near[t][n][p][i] = sums[t][n][p][i];
@@ -170,13 +188,15 @@ void main() {
     [[unroll]] for (uint t = 0; t < RT; t++)
         [[unroll]] for (uint n = 0; n < NT; n++)
             [[unroll]] for (uint i = 0; i < 4; i++) {
-                const uint row = n0 + row0 + 16 * t + 8 * (i / 2) + eight, m = m0 + col0 + 8 * n + 2 * four + i % 2, r = first + m;
+                const uint row = n0 + row0 + 16 * t + 8 * (i / 2) + eight,
+                    m = m0 + col0 + 8 * n + 2 * four + i % 2, r = first + m;
                 if (row >= a.n || m >= live) continue;
                 if (GROUPED) {
                     precise float y = sums[t][n][0][i] + sums[t][n][1][i];
                     a.matrix.out_.v[r * a.n + row] = y;
                 } else {
-                    a.matrix.out_.v[r * a.n + row] = row_result(whole[t][n][i], a.sums.v[r], a.sx.v[r], a.matrix.scales, row);
+                    a.matrix.out_.v[r * a.n + row] =
+                        row_result(whole[t][n][i], a.sums.v[r], a.sx.v[r], a.matrix.scales, row);
                 }
             }
 }

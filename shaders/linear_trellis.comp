@@ -1,5 +1,6 @@
-// Linear layers with trellis codes: a workgroup decodes the 16 matrix rows of one row of tiles and multiplies them with up to M
-// rows of int8 activations. A lane takes whole tiles (16 rows, 16 columns), so that no bits are read twice. All sums are integers.
+// Linear layers with trellis codes: a workgroup decodes the 16 matrix rows of one row of tiles and
+// multiplies them with up to M rows of int8 activations. A lane takes whole tiles (16 rows, 16
+// columns), so that no bits are read twice. All sums are integers.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_integer_dot_product : require
@@ -21,7 +22,9 @@ const uint SUBGROUPS = T / SG;
 #include "norm.glsl"
 
 layout(push_constant, scalar) uniform Push {
-    LinearArgs args; // codes: [tile rows, blocks of 8 tile columns, pieces of a tile, tiles of the block]; a step is a tile
+    // Codes: [tile rows, blocks of 8 tile columns, pieces of a tile, tiles of the block]; a step is
+    // a tile.
+    LinearArgs args;
     uint more_n;     // rows of the matrices beside it, 16 bits each; 0: there is none
     Matrix more[2];
     uint64_t epilogue;   // of HEADS or NORM
@@ -72,13 +75,15 @@ void main() {
             }
         }
         uvec4 xs[M];
-        [[unroll]] for (uint m = 0; m < M; m++) xs[m] = U32x4(a.x + uint64_t(xr[m] * a.stride + t * 16)).v[0];
+        [[unroll]] for (uint m = 0; m < M; m++)
+            xs[m] = U32x4(a.x + uint64_t(xr[m] * a.stride + t * 16)).v[0];
         [[unroll]] for (uint i = 0; i < STATES; i++) {
             // The activations of the two columns of a state, four times each.
             int x0[M], x1[M];
             [[unroll]] for (uint m = 0; m < M; m++) {
                 const i8vec4 four = unpack8(int(xs[m][i / 2]));
-                x0[m] = pack32(i8vec4(four[2 * i % 4])), x1[m] = pack32(i8vec4(four[2 * i % 4 + 1]));
+                x0[m] = pack32(i8vec4(four[2 * i % 4])),
+                    x1[m] = pack32(i8vec4(four[2 * i % 4 + 1]));
             }
             [[unroll]] for (uint r = 0; r < 16; r++) {
                 const uint word = word_at(w, r * ROW_BITS + (i + 1) * STEP);

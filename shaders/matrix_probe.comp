@@ -1,4 +1,5 @@
-// Which elements of a product a lane has, and whether the product is right: what src/vulkan/matrix.rs expects before kernels rely on it.
+// Writes the elements of a product that each lane has, so that src/vulkan/run/matrix_probe.rs can
+// compare their places and values with those that the kernels rely on.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "matrix.glsl"

@@ -1,6 +1,7 @@
-// Attention of one query over the pages that an accelerator leaves (see OffloadedPages in src/kv.rs): sums of exponentials times values, the largest
-// score, the sum of exponentials, not divided. They are few, so a workgroup walks them all: a thread a position while scoring, a thread
-// a channel while summing values.
+// Attention of one query over the pages that an accelerator leaves (see OffloadedPages in
+// src/kv.rs). The result is not divided: sums of exponentials times values, the largest score, and
+// the sum of exponentials. The pages are few, so a workgroup walks them all. For scores a thread
+// takes one position, for the sums of values one channel.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "common.glsl"
@@ -43,7 +44,8 @@ shared uint path[PAGE]; // scratch row of a position of this page
 uint64_t cached_codes() { return uint64_t(all_pages) * n_kv * PAGE * HEAD_DIM; }
 uint64_t scratch_codes() { return uint64_t(max_rows) * n_kv * HEAD_DIM; }
 
-// The same for all threads, in an order that the positions alone decide.
+// Maximum and sum over all threads, in an order that the positions alone decide. All threads get
+// the same result.
 float all_max(float mine) {
     const uint t = gl_LocalInvocationID.x;
     parts[t] = mine;
@@ -74,11 +76,13 @@ float all_sum(float mine) {
 }
 
 void main() {
-    const uint t = gl_LocalInvocationID.x, head = gl_WorkGroupID.x, kv_head = head / (n_heads / n_kv);
+    const uint t = gl_LocalInvocationID.x, head = gl_WorkGroupID.x,
+        kv_head = head / (n_heads / n_kv);
     if (gl_WorkGroupID.y >= step_.rows - step_.first) return;
     const uint row = step_.first + gl_WorkGroupID.y;
     const uint base = step_.v[STEP_POSITIONS * max_rows + step_.v[STEP_ROOTS * max_rows + row]];
-    const uint table_at = table_of(max_rows, table, step_.v[STEP_SEQUENCES * max_rows + row], pages);
+    const uint table_at =
+        table_of(max_rows, table, step_.v[STEP_SEQUENCES * max_rows + row], pages);
     const uint position = step_.v[STEP_POSITIONS * max_rows + row];
     const uint begin = (position > lag ? position - lag : 0) / PAGE * share / 256;
     const uint query = row * n_heads + head;
@@ -88,26 +92,31 @@ void main() {
     float o = 0.0; // of channel t
     for (uint page = begin; page <= position / PAGE; page++) {
         if (t == 0 && (page + 1) * PAGE > base) {
-            for (uint node = row; node != NO_PARENT; node = step_.v[STEP_PARENTS * max_rows + node]) {
+            for (uint node = row; node != NO_PARENT;
+                node = step_.v[STEP_PARENTS * max_rows + node]) {
                 const uint at = step_.v[STEP_POSITIONS * max_rows + node];
                 if (at / PAGE == page) path[at % PAGE] = node;
                 if (at < page * PAGE) break;
             }
         }
         barrier();
-        const uint p = page * PAGE + t, page_head = step_.v[table_at + page % pages] * n_kv + kv_head;
+        const uint p = page * PAGE + t,
+            page_head = step_.v[table_at + page % pages] * n_kv + kv_head;
         float s = uintBitsToFloat(0xff800000u);
         if (p <= position) {
             const bool cached = p < base;
-            const uint at = cached ? page_head * KEYS * PAGE + t : kv_head * KEYS * max_rows + path[t];
-            const uint scales_at = cached ? page_head * GROUPS * PAGE + t : kv_head * GROUPS * max_rows + path[t];
+            const uint at =
+                cached ? page_head * KEYS * PAGE + t : kv_head * KEYS * max_rows + path[t];
+            const uint scales_at =
+                cached ? page_head * GROUPS * PAGE + t : kv_head * GROUPS * max_rows + path[t];
             const uint stride = cached ? PAGE : max_rows;
             U32x4 from = cached ? k : scratch_k;
             const uint64_t codes = cached ? cached_codes() : scratch_codes();
             precise float sum = 0.0;
             for (uint c = 0; c < KEYS; c++) {
                 const uvec4 raw = from.v[at + c * stride];
-                const float key_scale = scale_at(uint64_t(from), codes, scales_at + c * KB / GROUP * stride);
+                const float key_scale =
+                    scale_at(uint64_t(from), codes, scales_at + c * KB / GROUP * stride);
                 [[unroll]] for (uint part = 0; part < KB / 4; part++) {
                     const vec4 key = four(raw, part, key_scale), of_query = qs[c * (KB / 4) + part];
                     [[unroll]] for (uint e = 0; e < 4; e++) sum = fma(of_query[e], key[e], sum);
@@ -122,17 +131,23 @@ void main() {
         const float l = all_sum(e);
         float page_o = 0.0;
         if (t < HEAD_DIM) {
-            const uint last = min(PAGE - 1, position - page * PAGE), channel = t / 4, group = t / GROUP;
+            const uint last = min(PAGE - 1, position - page * PAGE), channel = t / 4,
+                group = t / GROUP;
             precise float sum = 0.0;
             for (uint slot = 0; slot <= last; slot++) {
                 vec4 value;
                 if (page * PAGE + slot < base) {
-                    const float value_scale = scale_at(v, cached_codes(), (page_head * GROUPS + group) * PAGE + slot);
-                    value = four_of(raw_at(v, (page_head * PAGE + slot) * (HEAD_DIM / 4) + channel), value_scale);
+                    const float value_scale =
+                        scale_at(v, cached_codes(), (page_head * GROUPS + group) * PAGE + slot);
+                    value = four_of(raw_at(v, (page_head * PAGE + slot) * (HEAD_DIM / 4) + channel),
+                        value_scale);
                 } else {
                     const uint r = path[slot];
-                    const float value_scale = scale_at(scratch_v, scratch_codes(), (kv_head * GROUPS + group) * max_rows + r);
-                    value = four_of(raw_at(scratch_v, (r * n_kv + kv_head) * (HEAD_DIM / 4) + channel), value_scale);
+                    const float value_scale = scale_at(scratch_v, scratch_codes(),
+                        (kv_head * GROUPS + group) * max_rows + r);
+                    value = four_of(
+                        raw_at(scratch_v, (r * n_kv + kv_head) * (HEAD_DIM / 4) + channel),
+                        value_scale);
                 }
                 sum = fma(es[slot], value[t % 4], sum);
             }

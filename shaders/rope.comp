@@ -1,4 +1,5 @@
-// RMSNorm and rotation of one head of queries or keys a workgroup, see rope.glsl: where no linear layer's last workgroups do it.
+// RMSNorm and rotation of one head of queries or keys a workgroup, see rope.glsl. It is used where
+// no linear layer's last workgroups do that.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "common.glsl"
@@ -19,5 +20,6 @@ shared float whole[KV == KV_Q8 ? HEAD_DIM : 1]; // a key or value to be rounded 
 
 void main() {
     const uint live = live_rows(args.step_, false);
-    if (gl_WorkGroupID.y < live) rope_head(args, gl_WorkGroupID.x, args.step_.first + gl_WorkGroupID.y);
+    if (gl_WorkGroupID.y < live)
+        rope_head(args, gl_WorkGroupID.x, args.step_.first + gl_WorkGroupID.y);
 }

@@ -1,5 +1,6 @@
-// Work on rows of the residual stream, one workgroup a row or (SPREAD) a few blocks of one: a norm, gate times up, attention's joined pages, or the row as it
-// is; then the Hadamard and the rounding to int8 that the next linear layer wants. See row.glsl and whole_row.glsl.
+// Work on rows of the residual stream, one workgroup a row or (SPREAD) a few blocks of one. The row
+// is a norm, gate times up, attention's joined pages, or the row unchanged. The Hadamard and the
+// rounding to int8 for the next linear layer follow. See row.glsl and whole_row.glsl.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "common.glsl"
@@ -10,15 +11,18 @@ layout(local_size_x_id = 0) in;
 layout(constant_id = 1) const uint SG = 32;
 layout(constant_id = 2) const uint T = 512;       // threads
 layout(constant_id = 3) const uint COLS = 128;
-layout(constant_id = 5) const bool NORM = false;  // x += rmsnorm(add) (1 + w_add) where there is one; z = rmsnorm(x) (1 + w)
+// x += rmsnorm(add) (1 + w_add) where there is one; z = rmsnorm(x) (1 + w)
+layout(constant_id = 5) const bool NORM = false;
 layout(constant_id = 6) const bool SELECTED = false;
 layout(constant_id = 7) const bool PREPARE = false;
 layout(constant_id = 8) const bool HADAMARD = false;
 layout(constant_id = 9) const bool INT8 = false;  // else the activations stay f32
 layout(constant_id = 10) const uint GROUP = 0;    // columns that share a scale; 0: all
 layout(constant_id = 11) const bool GLU = false;  // z = gelu_tanh(x) * add
-layout(constant_id = 12) const uint MERGE = 0;    // channels of a head: x holds attention's page partials, to be joined; 0: it does not
-layout(constant_id = 13) const bool SPREAD = false; // what needs no more of a row than a block and its groups
+// Channels of a head where x holds attention's page partials, to be joined; else 0.
+layout(constant_id = 12) const uint MERGE = 0;
+// The work needs no more of a row than a block and its groups.
+layout(constant_id = 13) const bool SPREAD = false;
 
 layout(push_constant, scalar) uniform Push { RowArgs args; };
 
@@ -40,11 +44,13 @@ void main() {
     const uint r = live_row(args.step_, SELECTED, gl_WorkGroupID.x);
     float v[EACH][PER];
     if (NORM) {
-        // A norm of selected rows gathers them; what is prepared afterwards is numbered like its output.
-        norm_row(args, SELECTED ? args.step_.v[STEP_SELECTED * args.max_rows + r] : r, COLS, SELECTED, v);
+        // A norm of selected rows gathers them. The prepared rows are numbered like its output.
+        norm_row(args, SELECTED ? args.step_.v[STEP_SELECTED * args.max_rows + r] : r, COLS,
+            SELECTED, v);
     } else if (MERGE != 0) {
         [[unroll]] for (uint b = 0; b < EACH; b++) 
-            join_pages(args, gl_WorkGroupID.x, FIRST + gl_SubgroupID + b * TEAMS, COLS, MERGE, v[b]);
+            join_pages(args, gl_WorkGroupID.x, FIRST + gl_SubgroupID + b * TEAMS, COLS, MERGE,
+                v[b]);
     } else {
         load_row(args.x, r, COLS, v);
         if (GLU) {

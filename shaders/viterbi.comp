@@ -1,5 +1,6 @@
-// The best path through a trellis for tiles of weights: what src/tensor/viterbi.rs does, to the same states, because all costs are
-// integers. A workgroup takes one tile after the other; a thread takes four paths at a time, whose newest bits follow one another.
+// The best path through a trellis for tiles of weights. All costs are integers, so the path has the
+// same states as that of src/tensor/viterbi.rs. A workgroup takes one tile after the other. A
+// thread takes four paths at a time, whose newest bits are consecutive numbers.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_integer_dot_product : require
@@ -26,7 +27,8 @@ layout(buffer_reference, scalar, buffer_reference_align = 4) coherent buffer Tra
 
 layout(push_constant, scalar) uniform Push {
     I8 targets;  // [tiles, 256] in quarters
-    Trace trace; // [workgroups, STEPS, HEADS] the oldest bits of the best state of each head, a byte each
+    // [workgroups, STEPS, HEADS] the oldest bits of the best state of each head, a byte each
+    Trace trace;
     U32 rows;    // [tiles, 16, 2] bits of each row, the low word first
     uint tiles;
 };
@@ -35,11 +37,12 @@ shared uint16_t best[2][HEADS]; // least cost of the states that continue alike,
 shared uint least[3];           // of all, by turns
 shared uint last;               // the state in which the path ends
 
-// What a state's two weights cost for these targets. See `Target` there.
+// Cost of a state's two weights for these targets. See `Target` in src/tensor/viterbi.rs.
 uint cost_of(uint state, ivec2 q, int base) {
     const uint word = word_of_state(state);
     const int x = weight_of(word, 0) + TRELLIS_OFFSET, y = weight_of(word, 1) + TRELLIS_OFFSET;
-    return uint(base + x * (2 * x - 4 * TRELLIS_OFFSET - q.x) + y * (2 * y - 4 * TRELLIS_OFFSET - q.y));
+    return uint(base + x * (2 * x - 4 * TRELLIS_OFFSET - q.x)
+        + y * (2 * y - 4 * TRELLIS_OFFSET - q.y));
 }
 
 ivec2 targets_at(uint tile, uint at) {
@@ -47,7 +50,7 @@ ivec2 targets_at(uint tile, uint at) {
     return ivec2(int(targets.v[i]), int(targets.v[i + 1]));
 }
 
-// What makes the least possible cost 0.
+// Constant that makes the least possible cost 0.
 int base_of(ivec2 q) {
     const ivec2 own = (q * q + 7) / 8 + TRELLIS_OFFSET * q;
     return own.x + own.y + 4 * TRELLIS_OFFSET * TRELLIS_OFFSET;
@@ -57,7 +60,8 @@ int base_of(ivec2 q) {
 // best one that begins behind it and ends with it.
 uint find_path(uint tile, uint first, uint steps, uint head, uint trace_at) {
     const uint t = gl_LocalInvocationID.x;
-    for (uint h = t; h < HEADS; h += T) best[0][h] = uint16_t(head == NO_HEAD || head == h ? 0 : FORBIDDEN);
+    for (uint h = t; h < HEADS; h += T)
+        best[0][h] = uint16_t(head == NO_HEAD || head == h ? 0 : FORBIDDEN);
     if (t < 3) least[t] = t == 0 ? 0 : FORBIDDEN;
     barrier();
     for (uint s = 0; s + 1 < steps; s++) {
@@ -67,7 +71,8 @@ uint find_path(uint tile, uint first, uint steps, uint head, uint trace_at) {
         if (t == 0) least[(s + 2) % 3] = FORBIDDEN;
         uint lowest = FORBIDDEN;
         for (uint h = 4 * t; h < HEADS; h += 4 * T) {
-            uvec4 keys = uvec4(0xffffffffu); // a cost and the oldest bits, which decide where costs are equal
+            // A cost and the oldest bits, which decide where costs are equal
+            uvec4 keys = uvec4(0xffffffffu);
             for (uint high = 0; high < HIGHS; high++) {
                 const uint state = high * HEADS + h;
                 const uint before = uint(best[s % 2][state >> STEP]);
@@ -82,13 +87,14 @@ uint find_path(uint tile, uint first, uint steps, uint head, uint trace_at) {
                 lowest = min(lowest, keys[i] >> 8);
             }
             const uvec4 high = keys & 0xffu;
-            trace.v[trace_at + ((s + 1) * HEADS + h) / 4] = high.x | high.y << 8 | high.z << 16 | high.w << 24;
+            trace.v[trace_at + ((s + 1) * HEADS + h) / 4] =
+                high.x | high.y << 8 | high.z << 16 | high.w << 24;
         }
         lowest = subgroupMin(lowest);
         if (subgroupElect()) atomicMin(least[(s + 1) % 3], lowest);
         barrier();
     }
-    // The cheapest end, and of equal ones the lowest state.
+    // The cheapest end. Among equal costs, the lowest state wins.
     const uint s = steps - 1;
     const ivec2 q = targets_at(tile, first + s);
     const int base = base_of(q);

@@ -1,4 +1,4 @@
-// What kernels are told, as src/vulkan/call.rs writes it.
+// Arguments of the kernels, as src/vulkan/lower/ writes them.
 
 // A matrix and where its product goes.
 struct Matrix {
@@ -18,8 +18,9 @@ struct LinearArgs {
     uint stride;   // bytes from row to row of x, a multiple of 16
 };
 
-// Of the matrices beside each other, whose rows `more_n` has in 16 bits each, the one that has workgroup
-// `group` of `rows` matrix rows; `a` and `group` become its own. Returns which it is.
+// Finds the matrix that has workgroup `group`, at `rows` matrix rows a workgroup. `more_n` holds
+// the rows of the matrices beside `a.matrix`, 16 bits each. `a` becomes that of the matrix and
+// `group` its own workgroup. Returns the number of the matrix.
 uint take_matrix(inout LinearArgs a, inout uint group, uint rows, uint more_n, Matrix more[2]) {
     uint which = 0;
     [[unroll]] for (uint i = 0; i < 2; i++) {
@@ -66,6 +67,13 @@ struct RopeArgs {
     uint max_rows;
 };
 
-// What follows a call and is done by its workgroups: the arguments of the call that is saved, and counters, 0 before and after.
-layout(buffer_reference, scalar, buffer_reference_align = 8) readonly buffer RowEpilogue { RowArgs args; uint64_t counts; };
-layout(buffer_reference, scalar, buffer_reference_align = 8) readonly buffer RopeEpilogue { RopeArgs args; uint64_t counts; };
+// Epilogues are done by the last workgroups of a call. They hold the arguments of the call that is
+// saved, and counters, which are 0 before and after.
+layout(buffer_reference, scalar, buffer_reference_align = 8) readonly buffer RowEpilogue {
+    RowArgs args;
+    uint64_t counts;
+};
+layout(buffer_reference, scalar, buffer_reference_align = 8) readonly buffer RopeEpilogue {
+    RopeArgs args;
+    uint64_t counts;
+};

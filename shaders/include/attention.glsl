@@ -1,4 +1,5 @@
-// Softmax attention page by page, the same arithmetic whoever joins the pages: see src/compute/reference/attention.rs.
+// Softmax attention page by page. Pages are joined with the same arithmetic everywhere: see
+// src/compute/reference/attention.rs.
 
 struct Running { float m; float l; };
 
@@ -16,7 +17,9 @@ float join_output(float a, float page, float fa, float fb) {
 }
 
 // First position that a query at `position` sees; a window of 0 sees all.
-uint first_visible(uint position, uint window) { return window == 0 || position + 1 <= window ? 0 : position + 1 - window; }
+uint first_visible(uint position, uint window) {
+    return window == 0 || position + 1 <= window ? 0 : position + 1 - window;
+}
 
 // sum + a.x b.x + a.y b.y + ..., in this order.
 float add_products(vec4 a, vec4 b, float sum) {

@@ -46,8 +46,8 @@ void unpack_codes(Codes codes) {
     }
 }
 
-// What a row with one scale is worth.
+// Value of a row with one scale.
 float int8_result(int sum, int xsum, float sx, F16 scales, uint n) {
-    // As many as `row_result` of codes.glsl expects of its own operands.
+    // Converts the sum to the one that `row_result` of codes.glsl expects of its own operands.
     return row_result(CODE == CODE_I2 ? (sum + OFFSET * xsum) / 2 : sum, xsum, sx, scales, n);
 }

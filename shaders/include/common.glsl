@@ -1,7 +1,9 @@
-// What every kernel shares: typed views of device memory, the step buffer, and float operations of a fixed order.
+// Shared by all kernels: typed views of device memory, the step buffer, and float operations of a
+// fixed order.
 //
-// Buffers are reached by address (push constants hold 64-bit addresses), so recorded commands never change. Floats that reach
-// a result are `precise`: no driver may fuse or reorder them, and a row gives the same bits however many rows share a dispatch.
+// Buffers are reached by address (push constants hold 64-bit addresses), so recorded commands never
+// change. Floats that reach a result are `precise`: no driver may fuse or reorder them. A row gives
+// the same bits for any number of rows in a dispatch.
 
 #extension GL_EXT_buffer_reference : require
 #extension GL_EXT_scalar_block_layout : require
@@ -22,13 +24,18 @@ layout(buffer_reference, scalar, buffer_reference_align = 8) readonly buffer U32
 layout(buffer_reference, scalar, buffer_reference_align = 16) buffer U32x4 { uvec4 v[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 16) buffer F32x4 { vec4 v[]; };
 // Floats that one workgroup of a dispatch writes and another one reads.
-layout(buffer_reference, scalar, buffer_reference_align = 4) coherent buffer SharedF32 { float v[]; };
-layout(buffer_reference, scalar, buffer_reference_align = 16) coherent buffer SharedF32x4 { vec4 v[]; };
+layout(buffer_reference, scalar, buffer_reference_align = 4) coherent buffer SharedF32 {
+    float v[];
+};
+layout(buffer_reference, scalar, buffer_reference_align = 16) coherent buffer SharedF32x4 {
+    vec4 v[];
+};
 layout(buffer_reference, scalar, buffer_reference_align = 2) buffer F16 { float16_t v[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 2) buffer U16 { uint16_t v[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 4) buffer I8 { int8_t v[]; };
 
-// The step buffer; see src/compute/step.rs. Seven arrays of `max_rows` words follow the header, then the page tables.
+// The step buffer; see src/compute/step.rs. Seven arrays of `max_rows` words follow the header,
+// then the page tables.
 layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Step {
     uint rows;       // of the trees
     uint trees;      // each of a sequence of its own
@@ -40,7 +47,8 @@ layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Ste
     uint usable;     // tokens that may be picked
     uint v[];
 };
-const uint STEP_TOKENS = 0, STEP_POSITIONS = 1, STEP_PARENTS = 2, STEP_SELECTED = 3, STEP_PATH = 4, STEP_ROOTS = 5, STEP_SEQUENCES = 6;
+const uint STEP_TOKENS = 0, STEP_POSITIONS = 1, STEP_PARENTS = 2, STEP_SELECTED = 3, STEP_PATH = 4,
+    STEP_ROOTS = 5, STEP_SEQUENCES = 6;
 const uint NO_PARENT = 0xffffffffu;
 
 // Positions of a page of keys and values.

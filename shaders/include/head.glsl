@@ -1,8 +1,8 @@
-// Where keys and values of one kv head lie: those of a page of the cache, and those of this step's
-// scratch rows. All lanes share an address, to which each adds 32 bits of its own: loads of that form
-// cost some devices no instruction beside them.
+// Keys and values of one kv head, in a page of the cache or in this step's scratch rows. All lanes
+// share an address, to which each adds 32 bits of its own. On some devices loads of that form need
+// no further instruction.
 //
-// Who includes this says what HEAD_DIM and KV are, and has attention.comp's push constants.
+// The including file defines HEAD_DIM and KV and includes attention_push.glsl.
 
 const uint KEYS = HEAD_DIM / KB;                  // 16-byte loads of a key
 const uint GROUP = GROUP_OF(HEAD_DIM);            // channels of a scale
@@ -19,7 +19,8 @@ struct Head {
 };
 
 // `from` of all pages' positions times heads, or of all rows times heads.
-Head head_at(uint64_t keys, uint64_t values, uint64_t all, uint from, uint positions, uint stride, uint64_t first_value) {
+Head head_at(uint64_t keys, uint64_t values, uint64_t all, uint from, uint positions, uint stride,
+    uint64_t first_value) {
     Head h;
     const uint64_t scales = all * HEAD_DIM + uint64_t(from) * (GROUPS * positions * 2);
     h.keys = keys + uint64_t(from) * (KEYS * positions * 16);
@@ -31,16 +32,18 @@ Head head_at(uint64_t keys, uint64_t values, uint64_t all, uint from, uint posit
     return h;
 }
 
-// Of physical page `page`.
+// The head in physical page `page`.
 Head head_of_page(uint head, uint page) {
     const uint from = page * n_kv + head;
-    const uint64_t all = uint64_t(all_pages) * (n_kv * PAGE), first_value = uint64_t(from) * (PAGE * VALUE_BYTES);
+    const uint64_t all = uint64_t(all_pages) * (n_kv * PAGE),
+        first_value = uint64_t(from) * (PAGE * VALUE_BYTES);
     return head_at(uint64_t(k), v, all, from, PAGE, VALUE_BYTES, first_value);
 }
 
 Head head_of_scratch(uint head) {
     const uint64_t all = uint64_t(max_rows) * n_kv, first_value = uint64_t(head * VALUE_BYTES);
-    return head_at(uint64_t(scratch_k), scratch_v, all, head, max_rows, n_kv * VALUE_BYTES, first_value);
+    return head_at(uint64_t(scratch_k), scratch_v, all, head, max_rows, n_kv * VALUE_BYTES,
+        first_value);
 }
 
 // 16 bytes of the key of a position (or scratch row), and their scale.
@@ -48,7 +51,8 @@ uvec4 key_part(Head h, uint c, uint position) {
     return U32x4(h.keys + uint64_t(c * h.positions * 16) + uint64_t(position * 16)).v[0];
 }
 float key_scale(Head h, uint c, uint position) {
-    return scale_from(h.key_scales + uint64_t(c * KB / GROUP * h.positions * 2) + uint64_t(position * 2));
+    return scale_from(h.key_scales + uint64_t(c * KB / GROUP * h.positions * 2)
+        + uint64_t(position * 2));
 }
 float value_scale(Head h, uint group, uint position) {
     return scale_from(h.value_scales + uint64_t((group * h.positions + position) * 2));

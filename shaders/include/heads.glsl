@@ -1,10 +1,11 @@
-// What a linear layer's last workgroups do with its output: norm and rotation of heads.
+// Norm and rotation of heads, done by a linear layer's last workgroups on its output.
 //
-// Who includes this says what SG and SUBGROUPS (of a workgroup) are.
+// The including file defines SG and SUBGROUPS (of a workgroup).
 
 #include "last.glsl"
 
-layout(constant_id = 11) const bool HEADS = false; // the matrices are those of queries, keys and values
+// The matrices are those of queries, keys and values
+layout(constant_id = 11) const bool HEADS = false;
 layout(constant_id = 26) const uint FIRST_MATRIX = 0; // of those three, the first of this call
 layout(constant_id = 12) const uint HEAD_DIM = 128;
 layout(constant_id = 13) const uint KV = 1;
@@ -14,13 +15,15 @@ shared float whole[HEADS && KV == KV_Q8 ? SUBGROUPS * HEAD_DIM : 1];
 
 #include "rope.glsl"
 
-// This workgroup has stored matrix rows n0 to n0 + rows of matrix `which` of the call, for `count` rows
-// of activations from m0 on, which lie from row `first` on. Heads are multiples of `rows`.
-void finish_heads(uint64_t epilogue_, uint which, uint n0, uint rows, uint m0, uint count, uint first) {
+// This workgroup has stored matrix rows n0 to n0 + rows of matrix `which` of the call, for `count`
+// rows of activations from m0 on. Activations begin at row `first`. Heads are multiples of `rows`.
+void finish_heads(uint64_t epilogue_, uint which, uint n0, uint rows, uint m0, uint count,
+    uint first) {
     RopeEpilogue epilogue = RopeEpilogue(epilogue_);
     RopeArgs a = epilogue.args;
     const uint matrix = FIRST_MATRIX + which;
     const uint head = n0 / HEAD_DIM + (matrix == 0 ? 0 : a.n_heads + (matrix - 1) * a.n_kv);
-    if (!is_last(epilogue.counts, gl_WorkGroupID.x * (a.n_heads + 2 * a.n_kv) + head, HEAD_DIM / rows)) return;
+    if (!is_last(epilogue.counts, gl_WorkGroupID.x * (a.n_heads + 2 * a.n_kv) + head,
+        HEAD_DIM / rows)) return;
     for (uint m = gl_SubgroupID; m < count; m += SUBGROUPS) rope_head(a, head, first + m0 + m);
 }

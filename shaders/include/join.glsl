@@ -1,6 +1,8 @@
-// What the last workgroup of a block of rows does with attention's page partials: joins them and prepares them as row.comp does.
+// The last workgroup of a block of rows joins attention's page partials and prepares them as
+// row.comp does.
 //
-// Who includes this says what SG, HEAD_DIM, GQ and TEAMS (subgroups of a workgroup) are; a workgroup is (kv head, block of rows, page).
+// The including file defines SG, HEAD_DIM, GQ and TEAMS (subgroups of a workgroup). A workgroup is
+// (kv head, block of rows, page).
 
 #include "args.glsl"
 #include "last.glsl"
@@ -22,8 +24,8 @@ shared int row_sums[ONE_SCALE ? TEAMS : 1];
 
 #include "reduce.glsl"
 
-// Rounds a row by the largest of all its magnitudes. Its heads are joined, and lie where the first of
-// their pages' partials were.
+// Rounds a row by the largest of all its magnitudes. Its heads are joined, and lie in the place of
+// their first page's partials.
 void round_joined(RowArgs a, uint index, uint r) {
     float v[BLOCKS_EACH][PER], most = 0.0;
     [[unroll]] for (uint b = 0; b < BLOCKS_EACH; b++) {
@@ -41,8 +43,10 @@ void round_joined(RowArgs a, uint index, uint r) {
     if (gl_LocalInvocationIndex == 0) store_row_scale(a, r, most, sum);
 }
 
-// Live rows i0 to i0 + rows, of the step's rows from `first` on; their partials come from `pages` workgroups.
-void join_block(uint64_t epilogue_, uint first, uint i0, uint rows, uint pages, uint n_kv, uint slots) {
+// Live rows i0 to i0 + rows, of the step's rows from `first` on; their partials come from `pages`
+// workgroups.
+void join_block(uint64_t epilogue_, uint first, uint i0, uint rows, uint pages, uint n_kv,
+    uint slots) {
     RowEpilogue epilogue = RowEpilogue(epilogue_);
     RowArgs a = epilogue.args;
     a.slots = slots;

@@ -1,6 +1,8 @@
-// How keys and values are stored: KvFormat of src/compute/plan.rs. Who includes this has declared the constant KV.
+// Storage formats of keys and values: KvFormat of src/compute/plan.rs. The including file has
+// declared the constant KV.
 
-const uint KV_F32 = 0, KV_F16 = 1, KV_Q8 = 2; // the last: int8 codes, then f16 scales, one a group of channels
+// KV_Q8: int8 codes, then f16 scales, one a group of channels
+const uint KV_F32 = 0, KV_F16 = 1, KV_Q8 = 2;
 
 // Channels of a key that lie together: 16 bytes.
 const uint KB = KV == KV_F32 ? 4 : KV == KV_F16 ? 8 : 16;
@@ -11,11 +13,13 @@ const uint KB = KV == KV_F32 ? 4 : KV == KV_F16 ? 8 : 16;
 // Bytes of four channels.
 const uint FOUR_BYTES = 64 / KB;
 
-// A scale that lies at an address; none is 1.
+// The scale at an address. Formats without scales give 1.
 float scale_from(uint64_t at) { return KV == KV_Q8 ? float(F16(at).v[0]) : 1.0; }
 
 // Scale `i` of a buffer of `codes` int8 codes.
-float scale_at(uint64_t base, uint64_t codes, uint i) { return KV == KV_Q8 ? float(F16(base + codes).v[i]) : 1.0; }
+float scale_at(uint64_t base, uint64_t codes, uint i) {
+    return KV == KV_Q8 ? float(F16(base + codes).v[i]) : 1.0;
+}
 
 vec4 decode(uint codes, float scale) {
     precise vec4 v = vec4(unpack8(int(codes))) * scale;
@@ -25,16 +29,17 @@ vec4 decode(uint codes, float scale) {
 // Channels 4 part ... 4 part + 3 of the KB channels in 16 bytes.
 vec4 four(uvec4 w, uint part, float scale) {
     if (KV == KV_F32) return uintBitsToFloat(w);
-    if (KV == KV_F16) return vec4(unpackHalf2x16(w[2 * (part % 2)]), unpackHalf2x16(w[2 * (part % 2) + 1]));
+    if (KV == KV_F16)
+        return vec4(unpackHalf2x16(w[2 * (part % 2)]), unpackHalf2x16(w[2 * (part % 2) + 1]));
     return decode(w[part], scale);
 }
 
-// Four channels that lie at an address, and channels 4 i ... 4 i + 3 of a buffer: as they lie.
+// Four channels as stored: at an address, or channels 4 i ... 4 i + 3 of a buffer.
 uvec4 raw_from(uint64_t at) {
     if (KV == KV_F32) return U32x4(at).v[0];
     return KV == KV_Q8 ? uvec4(U32(at).v[0], 0, 0, 0) : uvec4(U32x2(at).v[0], 0, 0);
 }
 uvec4 raw_at(uint64_t base, uint i) { return raw_from(base + uint64_t(i) * FOUR_BYTES); }
 
-// What they mean.
+// The values of four stored channels.
 vec4 four_of(uvec4 raw, float scale) { return four(raw, 0, scale); }

@@ -1,7 +1,9 @@
-// The last workgroup of several to come by does what needs the results of all of them: no dispatch of its own, no waiting.
+// The last of several workgroups to finish does the work that needs the results of all of them.
+// That work takes no dispatch of its own and no waiting.
 //
-// Nobody waits for anybody, so nothing is asked of the order in which a device runs workgroups. barrier() orders shared memory
-// only: each invocation itself releases what it wrote to memory before its workgroup is counted.
+// No workgroup waits for another, so a device may run them in any order. barrier() orders shared
+// memory only: each invocation itself releases its writes to memory before its workgroup is
+// counted.
 
 #ifndef LAST_GLSL
 #define LAST_GLSL
@@ -10,12 +12,14 @@
 
 shared uint before_me;
 
-// Whether this workgroup is the last of `parties` to come here for `unit`; then it sees what the others wrote to memory.
+// Whether this workgroup is the last of `parties` to call this for `unit`. The last one sees the
+// others' writes to memory.
 bool is_last(uint64_t counts, uint unit, uint parties) {
     memoryBarrier(gl_ScopeDevice, gl_StorageSemanticsBuffer, gl_SemanticsRelease);
     barrier();
     if (gl_LocalInvocationIndex == 0) {
-        before_me = atomicAdd(U32(counts).v[unit], 1u, gl_ScopeDevice, gl_StorageSemanticsBuffer, gl_SemanticsAcquireRelease);
+        before_me = atomicAdd(U32(counts).v[unit], 1u, gl_ScopeDevice, gl_StorageSemanticsBuffer,
+            gl_SemanticsAcquireRelease);
         // For the next dispatch.
         if (before_me + 1 == parties) U32(counts).v[unit] = 0;
     }

@@ -1,10 +1,13 @@
-// Linear layers with integer codes: packed weight rows times M rows of int8 activations, by one team of LANES lanes.
+// Linear layers with integer codes: packed weight rows times M rows of int8 activations, by one
+// team of LANES lanes.
 //
-// A team walks NR matrix rows side by side, a step of W columns a lane. Integer sums are exact. Where a group of W columns has a scale
-// of its own, part p of 32 adds up groups p, p + 32, ... in order, and the parts are joined two by two, 16 apart, then 8, 4, 2, 1:
-// every kernel does so, whatever its shape, and gives the same bits. Layout of the codes: src/vulkan/layout.rs.
+// A team walks NR matrix rows side by side, a step of W columns a lane. Integer sums are exact.
+// Where each group of W columns has a scale, part p of 32 adds up groups p, p + 32, ... in order.
+// The parts are joined two by two, 16 apart, then 8, 4, 2, 1. Every kernel does so for any shape,
+// and gives the same bits. Layout of the codes: src/vulkan/lower/layout.rs.
 //
-// Who includes this says what M, NR, U (rounds whose loads are in flight together), LANES, CODE, W (columns of a step) and GROUPED are.
+// The including file defines M, NR, U (rounds whose loads are in flight together), LANES, CODE, W
+// (columns of a step) and GROUPED.
 
 #include "codes.glsl"
 
@@ -19,14 +22,15 @@ int join_parts(int a, int b) {
     return floatBitsToInt(both);
 }
 
-// Matrix rows n0 to n0 + NR times rows m0 to m0 + M of the `live` rows of activations, which begin at row `first`.
+// Matrix rows n0 to n0 + NR times rows m0 to m0 + M of the `live` rows of activations, which begin
+// at row `first`.
 void linear(LinearArgs a, uint n0, uint m0, uint first, uint live) {
     const uint lane = gl_SubgroupInvocationID % LANES;
     const uint row_bytes = a.steps * W * BITS / 8;
 
-    // Rows beyond the last are computed again and not stored.
-    // What the whole team reads has one address, to which each lane adds 32 bits of its own: loads of that form cost some
-    // devices no instruction beside them.
+    // Rows beyond the last are computed again and not stored. Data that the whole team reads has
+    // one address, to which each lane adds 32 bits of its own. On some devices loads of that form
+    // need no further instruction.
     uint64_t x[M], sx[M], sums[M], codes[NR], scales[NR];
     [[unroll]] for (uint m = 0; m < M; m++) {
         const uint xr = first + min(m0 + m, live - 1);
@@ -49,7 +53,7 @@ void linear(LinearArgs a, uint n0, uint m0, uint first, uint live) {
 
     const uint ROUND = LANES * QP; // steps of a round of all parts
     for (uint s0 = 0; s0 < a.steps; s0 += ROUND * U) {
-        // All loads of U rounds first: that many are in flight at once.
+        // Loads of all U rounds come first, so that they are in flight together.
         uint w[U * QP][NR][WORDS];
         float scale[U * QP][NR];
         [[unroll]] for (uint u = 0; u < U * QP; u++) {
@@ -74,7 +78,8 @@ void linear(LinearArgs a, uint n0, uint m0, uint first, uint live) {
             if (s >= a.steps) continue;
             [[unroll]] for (uint m = 0; m < M; m++) {
                 uvec4 xs[XQ];
-                [[unroll]] for (uint q = 0; q < XQ; q++) xs[q] = U32x4(x[m] + uint64_t(s * (16 * XQ))).v[q];
+                [[unroll]] for (uint q = 0; q < XQ; q++)
+                    xs[q] = U32x4(x[m] + uint64_t(s * (16 * XQ))).v[q];
                 float sxg = 0.0;
                 int xsum = 0;
                 if (GROUPED) {
@@ -101,8 +106,9 @@ void linear(LinearArgs a, uint n0, uint m0, uint first, uint live) {
         }
     }
 
-    // Parts of one lane, then those of others. Lanes share the values out as they go: a lane ends with PER_LANE of them, and
-    // where there are fewer values than lanes, SPARE lanes have the same one.
+    // Joins the parts of one lane, then those of others. The lanes divide the values among them: a
+    // lane ends with PER_LANE values. Where there are fewer values than lanes, SPARE lanes have the
+    // same one.
     int y[NR * M]; // of floats, their bits
     [[unroll]] for (uint i = 0; i < NR * M; i++) {
         if (GROUPED) {
@@ -116,7 +122,8 @@ void linear(LinearArgs a, uint n0, uint m0, uint first, uint live) {
             y[i] = isum[i];
         }
     }
-    const uint PER_LANE = NR * M > LANES ? NR * M / LANES : 1, SPARE = NR * M < LANES ? LANES / (NR * M) : 1;
+    const uint PER_LANE = NR * M > LANES ? NR * M / LANES : 1,
+        SPARE = NR * M < LANES ? LANES / (NR * M) : 1;
     [[unroll]] for (uint d = LANES / 2, n = NR * M; d > 0; d /= 2) {
         const bool upper = (lane & d) != 0;
         if (n > 1) {
@@ -135,6 +142,7 @@ void linear(LinearArgs a, uint n0, uint m0, uint first, uint live) {
             if (m0 + m >= live || row >= a.n) continue;
             const uint r = first + m0 + m;
             a.matrix.out_.v[r * a.n + row] =
-                GROUPED ? intBitsToFloat(y[k]) : row_result(y[k], a.sums.v[r], a.sx.v[r], a.matrix.scales, row);
+                GROUPED ? intBitsToFloat(y[k])
+                    : row_result(y[k], a.sums.v[r], a.sx.v[r], a.matrix.scales, row);
         }
 }

@@ -1,17 +1,17 @@
-// Linear layers by matrix instructions of whatever shape a device lists: codes to int8, once for up
-// to NT tiles of NN rows of activations; exact products of int8; one scaling. Who includes this
-// says what PIECE (a vector of 32-bit words) and PIECE_BYTES are.
+// Linear layers by matrix instructions of any shape that a device lists. Codes become int8 once for
+// up to NT tiles of NN rows of activations. Products of int8 are exact, and are scaled once. The
+// including file defines PIECE (a vector of 32-bit words) and PIECE_BYTES.
 //
 // A subgroup has 16 matrix rows. It unpacks a chunk of 128 columns of them into its piece of shared
-// memory and multiplies that by the same columns of the activations, which lie beside it. Few rows
-// of activations: the subgroups of a workgroup have the same matrix rows and other chunks, and
-// their sums are joined at the end. MANY: they have matrix rows one below the other and walk all
+// memory and multiplies it by the same columns of the activations, which lie beside it. With few
+// rows of activations, the subgroups of a workgroup have the same matrix rows and different chunks,
+// and their sums are joined at the end. With MANY, they have different matrix rows and walk all
 // chunks together, so that the activations are fetched once for all of them.
 //
-// What knows a code is codes_to_int8.glsl and trellis_to_int8.glsl. Where a group of columns has a
-// scale of its own a chunk is one group, and the sums are those of linear.glsl, bit for bit: a
-// subgroup walks its parts in the order in which they are joined. No element of a matrix is taken
-// to lie anywhere: scales are matrices too, whose rows or columns are all the same.
+// codes_to_int8.glsl and trellis_to_int8.glsl decode the codes. Where each group of columns has a
+// scale, a chunk is one group and the sums are those of linear.glsl, bit for bit: a subgroup walks
+// its parts in the order in which they are joined. The code assumes no place for an element of a
+// matrix: scales are matrices too, with equal rows or columns.
 
 #extension GL_KHR_memory_scope_semantics : require
 #extension GL_KHR_cooperative_matrix : require
@@ -71,8 +71,8 @@ shared float factors[SUBGROUPS * FACTORS];
 const uint PARTS = GROUPED ? 32 / SUBGROUPS : 1; // of a subgroup
 const uint LEVELS = PARTS > 4 ? 3 : PARTS > 2 ? 2 : 1;
 
-// What one thread wrote to shared memory is seen by the others that work with it, and was read by
-// them before it is written again.
+// Orders shared memory among the threads that work together: writes before the fence are visible
+// after it, and reads before it precede later writes.
 void fence() {
     if (MANY) barrier();
     else controlBarrier(gl_ScopeSubgroup, gl_ScopeSubgroup, gl_StorageSemanticsShared,
@@ -88,7 +88,7 @@ void put(uint row, uint i, uvec4 columns) {
 #include "codes_to_int8.glsl"
 #include "trellis_to_int8.glsl"
 
-// What a thread has of a chunk that is on its way.
+// A thread's share of a chunk that is being fetched.
 const uint X_EACH = (C * (CHUNK / 16) + OWNER_THREADS - 1) / OWNER_THREADS;
 const uint F_EACH = (FACTORS + SG - 1) / SG;
 struct Chunk {
@@ -104,8 +104,8 @@ uvec2 x_place(uint k) {
     return uvec2(i / (CHUNK / 16), i % (CHUNK / 16));
 }
 
-// Chunk c for matrix rows from n0 on and rows of activations from m0 on. What lies behind the last
-// of them is that again.
+// Fetches chunk c for matrix rows from n0 on and rows of activations from m0 on. Past the last row,
+// the last row is fetched again.
 void fetch(LinearArgs a, uint n0, uint m0, uint first, uint live, uint c, inout Chunk chunk) {
     if (TRELLIS) fetch_tiles(a, n0, c, chunk.tiles);
     else fetch_codes(a, n0, c, chunk.codes);
@@ -170,18 +170,19 @@ void main() {
     Chunk chunk;
     const uint walk = GROUPED ? 32 : OWNERS;
     [[unroll]] for (uint turn = 0; turn < PARTS; turn++) {
-        // The parts of a subgroup: first 0, then what lies 16 apart, 8 apart, ...
+        // The parts of a subgroup in bit-reversed order: 0, PARTS / 2, PARTS / 4, ...
         const uint turned = PARTS > 1 ? bitfieldReverse(turn) / (0x80000000u / (PARTS / 2)) : 0;
         const uint part = (MANY ? 0 : gl_SubgroupID) + SUBGROUPS * turned;
         fetch(a, n0, m0, first, live, min(part, chunks - 1), chunk);
-        // As many rounds for each subgroup: some drivers take its barriers for the workgroup's.
+        // Every subgroup takes the same number of rounds: some drivers take its barriers for the
+        // workgroup's.
         const uint end = part + (chunks + walk - 1) / walk * walk;
         for (uint c = part; c < end; c += walk) {
             fence();
             unpack(chunk, x0);
             fence();
-            // The next codes are on their way while these are multiplied; behind the last ones they
-            // come again.
+            // The next codes are fetched while these are multiplied. After the last codes, the last
+            // ones are fetched again.
             fetch(a, n0, m0, first, live, min(c + walk, chunks - 1), chunk);
             [[unroll]] for (uint k = 0; k < CHUNK; k += KK) {
                 if (c * CHUNK + k < cols) {
@@ -217,7 +218,7 @@ void main() {
                     }
                 }
         }
-        // Joined with what waits for it; then it waits itself.
+        // The part is joined with the one that waits for it, then waits itself.
         if (GROUPED)
             [[unroll]] for (uint level = 0; level < LEVELS; level++)
                 [[unroll]] for (uint t = 0; t < RT; t++)
@@ -232,7 +233,8 @@ void main() {
                 [[unroll]] for (uint n = 0; n < NT; n++) parts[t][n] = Sums(0.0);
     }
 
-    // Joins what the subgroups have, a tile of activations at a time: a thread takes some elements.
+    // Joins the parts of the subgroups, a tile of activations at a time. A thread takes some
+    // elements.
     const uint thread = MANY ? gl_SubgroupInvocationID : gl_LocalInvocationID.x;
     const uint threads = MANY ? SG : T;
     [[unroll]] for (uint n = 0; n < NT; n++) {

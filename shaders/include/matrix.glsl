@@ -1,6 +1,8 @@
-// What the linear kernels by matrix instructions share: types, and a group's way from product to sum.
+// Shared by the linear kernels by matrix instructions: types, and a group's way from product to
+// sum.
 //
-// A lane has four elements of a product of 16 x 8: rows lane / 4 and eight below, columns 2 (lane % 4) and beside.
+// A lane has four elements of a product of 16 x 8: rows lane / 4 and lane / 4 + 8, columns 2 (lane
+// % 4) and the one after it.
 
 #extension GL_KHR_memory_scope_semantics : require
 #extension GL_KHR_cooperative_matrix : require
@@ -12,20 +14,32 @@
 #define Product coopmat<int, gl_ScopeSubgroup, 16, 8, gl_MatrixUseAccumulator>
 
 layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer Codes { uvec4 v[]; };
-layout(buffer_reference, scalar, buffer_reference_align = 8) readonly buffer ScaleFours { uvec2 v[]; };
-layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer FloatFours { vec4 v[]; };
-layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer ScalePairs { uint v[]; };
-layout(buffer_reference, scalar, buffer_reference_align = 8) readonly buffer FloatPairs { vec2 v[]; };
+layout(buffer_reference, scalar, buffer_reference_align = 8) readonly buffer ScaleFours {
+    uvec2 v[];
+};
+layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer FloatFours {
+    vec4 v[];
+};
+layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer ScalePairs {
+    uint v[];
+};
+layout(buffer_reference, scalar, buffer_reference_align = 8) readonly buffer FloatPairs {
+    vec2 v[];
+};
 
-// 16-byte pieces from row to row in shared memory: two groups of int8, and one piece so that rows begin in different banks.
+// 16-byte pieces from row to row in shared memory: two groups of int8, and one piece so that rows
+// begin in different banks.
 const uint PITCH = 5;
 
-// A float whose last bits are an integer: products begin with it, and what is above it is the sum, exactly: 16 * 8 * 127 * 32 < 2^22.
+// A float whose last bits are an integer. Products begin with it, and the part above it is the
+// exact sum: 16 * 8 * 127 * 32 < 2^22.
 const float MAGIC = 12582912.0; // 1.5 * 2^23
 
-// What one lane of a subgroup wrote to shared memory is seen by the others, and was read by them before it is written again.
+// Orders shared memory among the lanes of a subgroup: writes before the fence are visible after it,
+// and reads before it precede later writes.
 void subgroup_fence() {
-    controlBarrier(gl_ScopeSubgroup, gl_ScopeSubgroup, gl_StorageSemanticsShared, gl_SemanticsAcquireRelease);
+    controlBarrier(gl_ScopeSubgroup, gl_ScopeSubgroup, gl_StorageSemanticsShared,
+        gl_SemanticsAcquireRelease);
 }
 
 vec2 half_floats(uvec2 four, uint half_) { return unpackHalf2x16(half_ == 0 ? four.x : four.y); }

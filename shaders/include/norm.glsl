@@ -1,8 +1,8 @@
-// What a linear layer's last workgroup does with its output: adds it to the residual stream,
-// normalises that and prepares it for the next linear layer, as row.comp does. The row lies in shared
-// memory meanwhile, since registers that a few instructions at the end ask for are missed before.
+// The last workgroup of a linear layer adds its output to the residual stream, normalises the sum
+// and prepares it for the next linear layer, as row.comp does. The row lies in shared memory
+// meanwhile: registers that a few instructions at the end need would be missing in the main loop.
 //
-// Who includes this says what SG and SUBGROUPS (of a workgroup) are. For layers of one matrix whose
+// The including file defines SG and SUBGROUPS (of a workgroup). The layer has one matrix, and its
 // workgroups take all rows of activations.
 
 #include "last.glsl"
@@ -27,11 +27,13 @@ shared int row_sums[NORM ? TEAMS : 1];
 #include "reduce.glsl"
 
 void put_block(uint block, float v[PER]) {
-    if (block < DIM_BLOCKS) [[unroll]] for (uint i = 0; i < PER; i++) stream_row[column(block) + i] = v[i];
+    if (block < DIM_BLOCKS)
+        [[unroll]] for (uint i = 0; i < PER; i++) stream_row[column(block) + i] = v[i];
 }
 
 void take_block(uint block, out float v[PER]) {
-    [[unroll]] for (uint i = 0; i < PER; i++) v[i] = stream_row[column(min(block, DIM_BLOCKS - 1)) + i];
+    [[unroll]] for (uint i = 0; i < PER; i++)
+        v[i] = stream_row[column(min(block, DIM_BLOCKS - 1)) + i];
 }
 
 #define BLOCK(B) (gl_SubgroupID + (b0 + (B)) * TEAMS)
@@ -77,7 +79,7 @@ void norm_stream(RowArgs a, uint r) {
     }
 }
 
-// What the next linear layer wants of the row in shared memory, see prepare_row() in whole_row.glsl.
+// Prepares the row in shared memory for the next linear layer, see prepare_row() in whole_row.glsl.
 void prepare_stream(RowArgs a, uint r) {
     const bool one_scale = NEXT_INT8 && NEXT_GROUP == 0;
     float most = 0.0;

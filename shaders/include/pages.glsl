@@ -1,11 +1,14 @@
 // Attention's page partials joined into rows. Needs args.glsl, attention.glsl and row.glsl.
 
-// Partials are [live row, heads, slots, head_dim + 2]: channels, then the largest score and the sum of
-// exponentials. Where those of a row begin, and bytes from there to those of this lane's head.
+// Partials are [live row, heads, slots, head_dim + 2]: channels, then the largest score and the sum
+// of exponentials. `row_partials` is the address of a row's partials, and `head_partials` gives the
+// bytes from there to the partials of a column's head.
 uint64_t row_partials(RowArgs a, uint index, uint cols, uint head_dim) {
     return uint64_t(a.x) + uint64_t(index) * (cols / head_dim * a.slots * (head_dim + 2) * 4);
 }
-uint head_partials(RowArgs a, uint col, uint head_dim) { return col / head_dim * (a.slots * (head_dim + 2) * 4); }
+uint head_partials(RowArgs a, uint col, uint head_dim) {
+    return col / head_dim * (a.slots * (head_dim + 2) * 4);
+}
 
 // Joins the page partials of a block of attention's live row `index`, in page order.
 void join_pages(RowArgs a, uint index, uint block, uint cols, uint head_dim, out float v[PER]) {
@@ -43,7 +46,8 @@ void join_pages(RowArgs a, uint index, uint block, uint cols, uint head_dim, out
     }
 }
 
-// A joined block kept where the channels of its first page were, and read there by another workgroup.
+// Stores a joined block in the place of its first page's channels, where another workgroup reads
+// it.
 void store_joined(RowArgs a, uint index, uint block, uint cols, uint head_dim, float v[PER]) {
     const uint col = column(block), at = head_partials(a, col, head_dim) + col % head_dim * 4;
     SharedF32 to = SharedF32(row_partials(a, index, cols, head_dim) + uint64_t(at));

@@ -1,7 +1,8 @@
-// What the TEAMS subgroups of a workgroup find out together about a row of blocks, each of them about
-// some blocks; see row.glsl. All invocations come here, and all learn the result.
+// Sums and maxima over a row of blocks, found by the TEAMS subgroups of a workgroup together. Each
+// subgroup has some of the blocks; see row.glsl. All invocations call these functions, and all get
+// the result.
 //
-// Who includes this says what TEAMS is and has shared memory: floats `row_parts`, one a block and at
+// The including file defines TEAMS and has shared memory: floats `row_parts`, one a block and at
 // least one a team, and integers `row_sums`, one a team.
 
 // A block's part of the sum of squares.
@@ -14,7 +15,8 @@ void keep_squares(float v[PER], uint block, uint cols) {
 float inv_rms_of_parts(uint cols, float eps) {
     barrier();
     precise float all = 0.0;
-    for (uint i = gl_SubgroupInvocationID; i < (cols + 127) / 128; i += SG) all = all + row_parts[i];
+    for (uint i = gl_SubgroupInvocationID; i < (cols + 127) / 128; i += SG)
+        all = all + row_parts[i];
     [[unroll]] for (uint d = SG / 2; d > 0; d /= 2) all = all + subgroupShuffleXor(all, d);
     barrier();
     precise float mean = all / float(cols) + eps;
@@ -43,7 +45,7 @@ int reduce_int(int v) {
     return all;
 }
 
-// The scale and the sum of row `r` of int8 values, whose largest magnitude was `row_max`.
+// Stores the scale and the sum of row `r` of int8 values, whose largest magnitude was `row_max`.
 void store_row_scale(RowArgs a, uint r, float row_max, int sum) {
     precise float scale = row_max / 127.0;
     a.scales.v[r] = scale;

@@ -1,7 +1,8 @@
-// RMSNorm and rotation of one head of queries or keys by one subgroup; keys and values go to this step's scratch rows.
+// RMSNorm and rotation of one head of queries or keys by one subgroup. Keys and values go to this
+// step's scratch rows.
 //
-// Who includes this says what SG, HEAD_DIM, KV and SUBGROUPS (of a workgroup) are, and has shared memory `whole` [SUBGROUPS * HEAD_DIM] where
-// KV is q8.
+// The including file defines SG, HEAD_DIM, KV and SUBGROUPS (of a workgroup). Where KV is q8, it
+// has shared memory `whole` [SUBGROUPS * HEAD_DIM].
 
 const uint HALF = HEAD_DIM / 2;
 const uint PAIRS_OF_LANE = (HALF + SG - 1) / SG;
@@ -10,8 +11,8 @@ const uint GROUP = GROUP_OF(HEAD_DIM), GROUPS = HEAD_DIM / GROUP; // of channels
 const uint WIDE = SG < GROUP ? SG : GROUP;                        // lanes that work on a group
 const uint TURNS = GROUP / WIDE;
 
-// Where a key or value of row `r` begins in scratch: an address that all lanes share, and bytes from
-// there to a channel.
+// Where a key or value of row `r` begins in scratch: an address that all lanes share, and bytes
+// from there to a channel.
 uint64_t stored_at(RopeArgs a, bool key, uint h, uint r) {
     if (key) return a.scratch_k + uint64_t(h * (HEAD_DIM / KB) * a.max_rows + r) * 16;
     return a.scratch_v + uint64_t(r * a.n_kv + h) * (HEAD_DIM * 16 / KB);
@@ -27,7 +28,8 @@ void store(RopeArgs a, bool key, uint h, uint d, uint r, float value) {
     else whole[gl_SubgroupID * HEAD_DIM + d] = value;
 }
 
-// Rounds what lies in `whole`: a group's scale is a 127th of its largest magnitude, as the f16 that is stored.
+// Rounds the head in `whole`. The scale of a group is a 127th of its largest magnitude, as the f16
+// that is stored.
 void store_codes(RopeArgs a, bool key, uint h, uint r) {
     if (KV != KV_Q8) return;
     subgroupBarrier();
@@ -37,12 +39,16 @@ void store_codes(RopeArgs a, bool key, uint h, uint r) {
     [[unroll]] for (uint g0 = 0; g0 < GROUPS; g0 += SG / WIDE) {
         const uint g = g0 + lane / WIDE, first = g * GROUP + lane % WIDE;
         float most = 0.0;
-        if (g < GROUPS) [[unroll]] for (uint i = 0; i < TURNS; i++) most = max(most, abs(whole[mine + first + i * WIDE]));
-        [[unroll]] for (uint d = WIDE / 2; d > 0; d /= 2) most = max(most, subgroupShuffleXor(most, d));
+        if (g < GROUPS)
+            [[unroll]] for (uint i = 0; i < TURNS; i++)
+                most = max(most, abs(whole[mine + first + i * WIDE]));
+        [[unroll]] for (uint d = WIDE / 2; d > 0; d /= 2)
+            most = max(most, subgroupShuffleXor(most, d));
         const float16_t stored = float16_t(min(most / 127.0, 65504.0));
         const float scale = float(stored), inv = scale > 0.0 ? 1.0 / scale : 0.0;
         if (g >= GROUPS) continue;
-        const uint64_t scales = to + uint64_t(a.max_rows) * a.n_kv * HEAD_DIM + uint64_t(h * GROUPS * a.max_rows + r) * 2;
+        const uint64_t scales = to + uint64_t(a.max_rows) * a.n_kv * HEAD_DIM
+            + uint64_t(h * GROUPS * a.max_rows + r) * 2;
         if (lane % WIDE == 0) F16(scales + uint64_t(g * a.max_rows * 2)).v[0] = stored;
         [[unroll]] for (uint i = 0; i < TURNS; i++) {
             const uint d = first + i * WIDE;
@@ -54,19 +60,22 @@ void store_codes(RopeArgs a, bool key, uint h, uint r) {
     subgroupBarrier(); // before `whole` is written again
 }
 
-// Head `head` of row `r`: queries, then keys, then values. Lane i has elements i, i + SG, ... of both halves.
+// Head `head` of row `r`: queries, then keys, then values. Lane i has elements i, i + SG, ... of
+// both halves.
 void rope_head(RopeArgs a, uint head, uint r) {
     const uint lane = gl_SubgroupInvocationID;
     if (head >= a.n_heads + a.n_kv) {
         const uint h = head - a.n_heads - a.n_kv;
         const uint64_t from = uint64_t(a.v) + uint64_t(r * a.n_kv + h) * (HEAD_DIM * 4);
-        for (uint d = lane; d < HEAD_DIM; d += SG) store(a, false, h, d, r, SharedF32(from + uint64_t(d * 4)).v[0]);
+        for (uint d = lane; d < HEAD_DIM; d += SG)
+            store(a, false, h, d, r, SharedF32(from + uint64_t(d * 4)).v[0]);
         store_codes(a, false, h, r);
         return;
     }
     const bool query = head < a.n_heads;
     const uint h = query ? head : head - a.n_heads;
-    const uint64_t rows = query ? uint64_t(a.q) : uint64_t(a.k), weights = query ? uint64_t(a.q_norm) : uint64_t(a.k_norm);
+    const uint64_t rows = query ? uint64_t(a.q) : uint64_t(a.k),
+        weights = query ? uint64_t(a.q_norm) : uint64_t(a.k_norm);
     const uint64_t at = rows + uint64_t(r * (query ? a.n_heads : a.n_kv) + h) * (HEAD_DIM * 4);
     const uint64_t table = uint64_t(a.table) + uint64_t(r) * (HEAD_DIM * 4);
     float x[PAIRS_OF_LANE], y[PAIRS_OF_LANE];
@@ -94,7 +103,7 @@ void rope_head(RopeArgs a, uint head, uint r) {
         const float cos_ = turn.v[0], sin_ = turn.v[HALF];
         precise float rx = fma(nx, cos_, -(ny * sin_));
         precise float ry = fma(ny, cos_, nx * sin_);
-        // Keys as the twin leaves them; nobody reads them any more.
+        // Keys as the twin leaves them; no kernel reads them afterwards.
         SharedF32 to = SharedF32(at + uint64_t(d * 4));
         to.v[0] = rx;
         to.v[HALF] = ry;

@@ -1,18 +1,20 @@
-// Work on rows of activations in blocks of 128 columns, a subgroup a block, a lane PER neighbouring columns of it. Sums run in an order
-// that the shape alone decides, not how many threads there are.
+// Work on rows of activations in blocks of 128 columns. A subgroup takes a block, and a lane PER
+// neighbouring columns of it. The order of sums depends on the shape alone, not on the number of
+// threads.
 //
-// Who includes this says what SG is.
+// The including file defines SG.
 
 const uint PER = 128 / SG; // columns of a block that a lane has
 
 // The first column of this lane in a block.
 uint column(uint block) { return block * 128 + gl_SubgroupInvocationID * PER; }
 
-// Rows of a length that lanes divide evenly are loaded in large pieces, and what lies outside is a load that is forgotten: loads that
-// nothing decides about go out together. Others (no model has them) go column by column.
+// Rows of a length that lanes divide evenly are loaded in large pieces. Columns outside are loaded
+// too and dropped: unconditional loads go out together. Rows of other lengths (no model has them)
+// are loaded column by column.
 //
-// What the subgroup shares has one address, to which each lane adds 32 bits of its own: loads and
-// stores of that form cost some devices no instruction beside them.
+// Data that the subgroup shares has one address, to which each lane adds 32 bits of its own. On
+// some devices loads and stores of that form need no further instruction.
 #define LOAD_BLOCK(NAME, FLOATS, FOURS) \
     void NAME(FLOATS from, uint row, uint block, uint cols, out float v[PER]) { \
         const uint64_t base = uint64_t(from) + uint64_t(row) * (4 * cols); \
@@ -75,7 +77,7 @@ void scale_block(inout float v[PER], float inv, float w[PER]) {
     }
 }
 
-// A bit for each of 32 columns: minus where it is set; see tensor/hadamard.rs.
+// Sign bits of 32 columns: a column is negated where its bit is set; see tensor/hadamard.rs.
 uint signs(uint word) {
     uint h = (word + 1) * 0x9e3779b9u;
     h = (h ^ h >> 16) * 0x21f0aaadu;
@@ -83,7 +85,9 @@ uint signs(uint word) {
     return h ^ h >> 15;
 }
 
-float with_sign(float v, uint col) { return uintBitsToFloat(floatBitsToUint(v) ^ ((signs(col / 32) >> (col % 32) & 1) << 31)); }
+float with_sign(float v, uint col) {
+    return uintBitsToFloat(floatBitsToUint(v) ^ ((signs(col / 32) >> (col % 32) & 1) << 31));
+}
 
 // Butterflies of a block: strides 64 ... PER between lanes, the rest within one.
 void butterflies(inout float v[PER]) {
@@ -123,8 +127,9 @@ float largest(float v[PER]) {
     return most;
 }
 
-// Rounds a block of row `r` to int8. Columns share a scale in groups of `group`, whose scales and sums are stored; in a row of one
-// scale (group 0), `row_max` is its largest magnitude. Returns the sum of this lane's integers.
+// Rounds a block of row `r` to int8. Columns share a scale in groups of `group`, and the scales and
+// sums of the groups are stored. In a row of one scale (group 0), `row_max` is its largest
+// magnitude. Returns the sum of this lane's integers.
 int round_block(RowArgs a, float v[PER], uint r, uint block, uint cols, uint group, float row_max) {
     const uint col = column(block), lanes = group / PER; // of a group
     float most = group == 0 ? row_max : largest(v);
@@ -142,7 +147,8 @@ int round_block(RowArgs a, float v[PER], uint r, uint block, uint cols, uint gro
         const uint64_t at = a.values + uint64_t(r) * a.stride + uint64_t(col);
         if (PER % 4 == 0) {
             [[unroll]] for (uint i = 0; i < PER; i += 4)
-                U32(at).v[i / 4] = (q[i] & 0xff) | (q[i + 1] & 0xff) << 8 | (q[i + 2] & 0xff) << 16 | q[i + 3] << 24;
+                U32(at).v[i / 4] = (q[i] & 0xff) | (q[i + 1] & 0xff) << 8 | (q[i + 2] & 0xff) << 16
+                    | q[i + 3] << 24;
         } else {
             [[unroll]] for (uint i = 0; i < PER; i++) I8(at).v[i] = int8_t(q[i]);
         }
@@ -152,17 +158,19 @@ int round_block(RowArgs a, float v[PER], uint r, uint block, uint cols, uint gro
         if (d < lanes) sum += subgroupShuffleXor(sum, d);
     if (col % group == 0 && col < cols) {
         precise float scale = most / 127.0;
-        const uint64_t of_row = uint64_t(r) * (4 * (cols / group)), at = uint64_t(4 * (col / group));
+        const uint64_t of_row = uint64_t(r) * (4 * (cols / group)),
+            at = uint64_t(4 * (col / group));
         F32(uint64_t(a.scales) + of_row + at).v[0] = scale;
         I32(uint64_t(a.sums) + of_row + at).v[0] = sum;
     }
     return 0;
 }
 
-// What the next linear layer wants of a block of row `r` where its scales are a group's (or it takes
-// floats): stored as it is where somebody reads that, then the Hadamard, then int8 or floats where
-// somebody reads those.
-void finish_block(RowArgs a, inout float v[PER], uint r, uint block, uint cols, bool hadamard_, bool int8, uint group) {
+// Prepares a block of row `r` for the next linear layer, where scales belong to groups or the layer
+// takes floats. The block is stored unchanged where `z` is given. After the Hadamard, int8 or
+// floats are stored where the layer reads them.
+void finish_block(RowArgs a, inout float v[PER], uint r, uint block, uint cols, bool hadamard_,
+    bool int8, uint group) {
     if (uint64_t(a.z) != 0) store_block(a.z, r, block, cols, v);
     if (hadamard_) hadamard(v, block);
     if (int8) round_block(a, v, r, block, cols, group, 0.0);

@@ -20,7 +20,7 @@ void fetch_tiles(LinearArgs a, uint n0, uint chunk, out Tiles tiles) {
         const uvec2 task = task_of(k);
         const uint tile = min(chunk * CHUNK_TILES + task.x, a.steps - 1), block = tile / 8 * 8;
         const uint width = min(8, a.steps - block);
-        // Behind the last row of tiles that is taken again.
+        // Past the last row of tiles, the last one is taken again.
         const uint tile_row = min(n0, a.n - 1) / 16;
         const uint64_t base = a.matrix.codes + uint64_t(tile_row) * a.steps * (4 * TILE_WORDS);
         const uint first = block * TILE_WORDS + tile % 8 * 4; // word of the tile
@@ -62,14 +62,15 @@ void unpack_tiles(Tiles tiles) {
             [[unroll]] for (uint e = 0; e < 4; e++) {
                 const uint a = word_at(tiles, k, r * ROW_BITS + (2 * e + 1) * STEP);
                 const uint b = word_at(tiles, k, r * ROW_BITS + (2 * e + 2) * STEP);
-                columns[e] = pack32(i8vec4(weight_of(a, 0), weight_of(a, 1), weight_of(b, 0), weight_of(b, 1)));
+                columns[e] = pack32(i8vec4(weight_of(a, 0), weight_of(a, 1), weight_of(b, 0),
+                    weight_of(b, 1)));
             }
             put(task.y * LANE_ROWS + r, task.x, columns);
         }
     }
 }
 
-// What a row is worth.
+// Value of a row.
 float tile_result(int sum, float sx, F16 scales, uint n) {
     precise float product = float(sum) * sx;
     precise float y = product * float(scales.v[n]);

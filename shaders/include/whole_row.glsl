@@ -1,8 +1,8 @@
-// Work on a row by one workgroup of TEAMS subgroups, each with up to EACH blocks, TEAMS apart, from
+// Work on a row by one workgroup of TEAMS subgroups. Each has up to EACH blocks, TEAMS apart, from
 // block FIRST on.
 //
-// Who includes this says what TEAMS, EACH and FIRST are (0 where sums or scales of the whole row are
-// wanted) and has shared memory: floats `row_parts`, one a block and at least one a team, and
+// The including file defines TEAMS, EACH and FIRST (0 where sums or scales of the whole row are
+// wanted). It has shared memory: floats `row_parts`, one a block and at least one a team, and
 // integers `row_sums`, one a team.
 
 #include "reduce.glsl"
@@ -15,15 +15,17 @@ float inv_rms(float v[EACH][PER], uint cols, float eps) {
 }
 
 void load_row(F32 from, uint row, uint cols, out float v[EACH][PER]) {
-    [[unroll]] for (uint b = 0; b < EACH; b++) load_block(from, row, FIRST + gl_SubgroupID + b * TEAMS, cols, v[b]);
+    [[unroll]] for (uint b = 0; b < EACH; b++)
+        load_block(from, row, FIRST + gl_SubgroupID + b * TEAMS, cols, v[b]);
 }
 
 void store_row(F32 to, uint row, uint cols, float v[EACH][PER]) {
-    [[unroll]] for (uint b = 0; b < EACH; b++) store_block(to, row, FIRST + gl_SubgroupID + b * TEAMS, cols, v[b]);
+    [[unroll]] for (uint b = 0; b < EACH; b++)
+        store_block(to, row, FIRST + gl_SubgroupID + b * TEAMS, cols, v[b]);
 }
 
-// `x += rmsnorm(add) (1 + w_add)` where there is something to add (stored unless rows are gathered),
-// then `rmsnorm(x) (1 + w)`, of row `from`.
+// `x += rmsnorm(add) (1 + w_add)` where there is something to add (stored unless rows are
+// gathered), then `rmsnorm(x) (1 + w)`, of row `from`.
 void norm_row(RowArgs a, uint from, uint cols, bool gathered, out float v[EACH][PER]) {
     float w[EACH][PER];
     load_row(a.x, from, cols, v);
@@ -33,17 +35,21 @@ void norm_row(RowArgs a, uint from, uint cols, bool gathered, out float v[EACH][
         load_row(a.w_add, 0, cols, w_added);
         load_row(a.add, from, cols, added);
         const float inv = inv_rms(added, cols, a.eps);
-        [[unroll]] for (uint b = 0; b < EACH; b++) add_scaled_block(v[b], added[b], inv, w_added[b]);
+        [[unroll]] for (uint b = 0; b < EACH; b++)
+            add_scaled_block(v[b], added[b], inv, w_added[b]);
         if (!gathered) store_row(a.x, from, cols, v);
     }
     const float inv = inv_rms(v, cols, a.eps);
     [[unroll]] for (uint b = 0; b < EACH; b++) scale_block(v[b], inv, w[b]);
 }
 
-// What the next linear layer wants of row `r`: the Hadamard, then int8 with scales (or plain floats).
-void prepare_row(RowArgs a, inout float v[EACH][PER], uint r, uint cols, bool hadamard_, bool int8, uint group) {
+// Prepares row `r` for the next linear layer: the Hadamard, then int8 with scales (or plain
+// floats).
+void prepare_row(RowArgs a, inout float v[EACH][PER], uint r, uint cols, bool hadamard_, bool int8,
+    uint group) {
     if (hadamard_)
-        [[unroll]] for (uint b = 0; b < EACH; b++) hadamard(v[b], FIRST + gl_SubgroupID + b * TEAMS);
+        [[unroll]] for (uint b = 0; b < EACH; b++)
+            hadamard(v[b], FIRST + gl_SubgroupID + b * TEAMS);
     if (!int8) {
         // The stride of floats is the row.
         store_row(F32(a.values), r, cols, v);
