@@ -4,8 +4,8 @@ use std::fs;
 use std::path::Path;
 
 /// Keeps the policy from growing; 450 are aimed at.
-const MOST_LINES: usize = 480;
-const MOST_CONSTANTS: usize = 12;
+const MOST_LINES: usize = 471;
+const MOST_CONSTANTS: usize = 13;
 /// The page of doc comment.
 const MOST_DOC_LINES: usize = 60;
 /// Numbers that need no name.

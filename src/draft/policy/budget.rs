@@ -1,8 +1,7 @@
 //! Bounds of the loss against plain decoding, and pauses before trials that grow with each failure.
 
-/// Plain passes that drafting may lose at once. A draft model may take as long to read a prompt, or
-/// the tokens that came while it was not asked.
-pub(super) const AT_ONCE: f32 = 0.4;
+/// Plain passes that drafting may lose at once.
+const AT_ONCE: f32 = 0.4;
 /// Plain passes that drafting may lose in addition, for each token of the text.
 const SHARE: f32 = 0.008;
 /// Rounds before an unused choice is tried again, at first and at most.
