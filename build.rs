@@ -1,8 +1,8 @@
 //! Passes the commit of the build to `gemma --version`, and to the tests whether there is a Vulkan
 //! driver.
 //!
-//! The build time is not passed, so that two builds of one commit are equal. A source archive without
-//! `.git` names no commit; a package made by cargo has the commit in a file.
+//! The build time is not passed, so that two builds of one commit are equal. A source archive
+//! without `.git` names no commit; a package made by cargo has the commit in a file.
 
 use std::path::Path;
 use std::process::Command;

@@ -133,8 +133,9 @@ impl DraftModel {
             _ => FIRST,
         };
         self.read(text, history, &mut || true)?;
-        if known == 0.0 && self.row_time > 0.0 && rows(self.row_time) >= 2 * FIRST {
-            // The first rows have shown that there is time for more.
+        // The first rows may show that there is time for those in front of them.
+        let is_cut = self.texts[text].from > 0;
+        if known == 0.0 && is_cut && self.row_time > 0.0 && rows(self.row_time) >= 2 * FIRST {
             self.texts[text].window = rows(self.row_time);
             self.timeline.adopt(&[(text, &[])])?;
             self.read(text, history, &mut || true)?;
