@@ -73,8 +73,6 @@ pub struct Stored {
 pub enum Kind {
     Plain(Dtype),
     Packed(Format),
-    /// Blocks of a GGUF file that are decoded when they are loaded.
-    Blocks(Code),
 }
 
 impl std::fmt::Display for Kind {
@@ -82,7 +80,6 @@ impl std::fmt::Display for Kind {
         match self {
             Kind::Plain(dtype) => f.write_str(&dtype.to_string().to_lowercase()),
             Kind::Packed(format) => format.fmt(f),
-            Kind::Blocks(code) => f.write_str(code.spec().name),
         }
     }
 }
@@ -331,8 +328,7 @@ impl Checkpoint {
         if let Some((code, ggml)) = self.block(name) {
             let mut shape = view.shape.to_vec();
             shape.last_mut().into_iter().for_each(|n| *n = *n / ggml.bytes * ggml.weights);
-            let native = Format::of_file(code).filter(|_| code.loaded() == code);
-            let kind = native.map_or(Kind::Blocks(code), Kind::Packed);
+            let kind = Kind::Packed(Format::of_file(code)?);
             return Some(Stored { name: name.into(), kind, shape, bytes });
         }
         Some(Stored {
@@ -354,14 +350,12 @@ impl Checkpoint {
         Some(match self.lookup(name)?.kind {
             Kind::Packed(format) => format,
             Kind::Plain(Dtype::BF16) => Format::BF16,
-            Kind::Blocks(code) => Format::of_file(code)?.loaded(),
             Kind::Plain(_) => Format::F32,
         })
     }
 
     /// A two-dimensional tensor as a matrix: bf16, f32 and packed ones without a copy, f16 as f32;
-    /// blocks of a GGUF file as the same integers in our order, or as bf16 where there are no
-    /// kernels for them.
+    /// blocks of a GGUF file as the same integers in our order.
     pub fn matrix(&self, name: &str) -> Result<Matrix<'_>> {
         if self.formats.contains_key(name) {
             return self.packed(name);
@@ -376,7 +370,7 @@ impl Checkpoint {
         if let Some((code, ggml)) = self.block(name) {
             let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
             let cols = cols / ggml.bytes * ggml.weights;
-            return gguf::types::loaded(code, rows, cols, view.data, threads, self.spare());
+            return gguf::types::matrix(code, rows, cols, view.data, threads, self.spare());
         }
         match view.dtype {
             Dtype::F32 => Matrix::new(Format::F32, rows, cols, view.data, Vec::new()),

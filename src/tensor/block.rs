@@ -16,8 +16,13 @@
 //! | q5_0 | q + 16, q in -16..=15 | q * scale | 5 |
 //! | q4_k, q5_k | q in 0..=15, 0..=31 | q * (d * s) - dmin * m | 4, 5 |
 //! | q6_k | q + 32, q in -32..=31 | q * (d * s) | 6 |
+//! | q2_k | q in 0..=3 | q * (d * s) - dmin * m | 2 |
+//! | q3_k | q + 4, q in -4..=3 | q * (d * s) | 3 |
+//! | iq4_nl | index of one of sixteen levels | level * scale | 4 |
+//! | iq4_xs | index of one of sixteen levels | level * (d * s) | 4 |
 //!
-//! In q4_k and q5_k, 32 columns share 6-bit s and m; in q6_k, 16 columns share an int8 s.
+//! The small integers s and m belong to 32 columns in q4_k, q5_k and iq4_xs, and to 16 in q2_k, q3_k
+//! and q6_k. [`SideKind`] has their bits.
 
 use super::ggml::{self, BlockCodec, GgmlType};
 use super::side::SideKind;
@@ -44,9 +49,13 @@ pub enum Code {
     Q4K,
     Q5K,
     Q6K,
+    Q2K,
+    Q3K,
+    Iq4Nl,
+    Iq4Xs,
 }
 
-/// How many consecutive columns of a row share an element of the side.
+/// How many consecutive columns of a row share a scale. Activations are cut into the same groups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Group {
     /// The whole row.
@@ -108,6 +117,8 @@ pub struct Integer {
     pub shift: f32,
     pub zero: i32,
     pub scale: ScaleRule,
+    /// What stored codes stand for where they are not evenly spaced.
+    pub levels: Option<&'static [i8; 16]>,
 }
 
 /// How the side is chosen for a group of weights.
@@ -137,30 +148,27 @@ pub enum ScaleRule {
 pub enum CpuLayout {
     F32,
     Bf16,
-    /// A byte a weight. Integers without a layout of their own are unpacked to it when they are
-    /// loaded.
-    I8,
-    I4,
-    I2,
+    /// Stored codes of this many bits, 2 to 6 or 8.
+    Int(u32),
     /// By the index among the trellis codes.
     Tiles(usize),
 }
 
 const ROW: &[Group] = &[Group::Row];
 const ROW_OR_GROUP: &[Group] = &[Group::Row, Group::Cols(32), Group::Cols(64), Group::Cols(128)];
-const SMALL: &[Group] = &[Group::Cols(32)];
-const SUPER: &[Group] = &[Group::Cols(256)];
+const BY_32: &[Group] = &[Group::Cols(32)];
+const BY_16: &[Group] = &[Group::Cols(16)];
 
 /// One row a block, in the order of [`Code`].
-pub static BLOCKS: [BlockSpec; 17] = [
+pub static BLOCKS: [BlockSpec; 21] = [
     BlockSpec {
-        ggml: Some(GgmlType { name: "F32", weights: 1, bytes: 4, unpack: None, split: None }),
+        ggml: Some(GgmlType { name: "F32", weights: 1, bytes: 4, split: None }),
         vulkan: Some(5),
         cpu: Some(CpuLayout::F32),
         ..float(Code::F32, "f32", 32, &[0.0])
     },
     BlockSpec {
-        ggml: Some(GgmlType { name: "BF16", weights: 1, bytes: 2, unpack: None, split: None }),
+        ggml: Some(GgmlType { name: "BF16", weights: 1, bytes: 2, split: None }),
         vulkan: Some(4),
         cpu: Some(CpuLayout::Bf16),
         ..float(Code::Bf16, "bf16", 16, &[1.4e-6])
@@ -168,13 +176,12 @@ pub static BLOCKS: [BlockSpec; 17] = [
     BlockSpec {
         groups: ROW_OR_GROUP,
         distortion: &[9.0e-5; 4],
-        cpu: Some(CpuLayout::I8),
+        cpu: Some(CpuLayout::Int(8)),
         vulkan: Some(0),
         ggml: Some(GgmlType {
             name: "Q8_0",
             weights: 32,
             bytes: 34,
-            unpack: Some(8),
             split: Some(BlockCodec { open: ggml::open_q8_0, close: Some(ggml::close_q8_0) }),
         }),
         ..integer(Code::I8, "i8", 8, -127.0, 0, ScaleRule::Largest, SideKind::Scale)
@@ -182,13 +189,12 @@ pub static BLOCKS: [BlockSpec; 17] = [
     BlockSpec {
         groups: ROW_OR_GROUP,
         distortion: &[0.0115, 0.0073, 0.0086, 0.0099],
-        cpu: Some(CpuLayout::I4),
+        cpu: Some(CpuLayout::Int(4)),
         vulkan: Some(1),
         ggml: Some(GgmlType {
             name: "Q4_0",
             weights: 32,
             bytes: 18,
-            unpack: Some(2),
             split: Some(BlockCodec { open: ggml::open_q4_0, close: Some(ggml::close_q4_0) }),
         }),
         ..integer(Code::I4, "i4", 4, -8.0, 8, SEARCH_I4, SideKind::Scale)
@@ -210,18 +216,19 @@ pub static BLOCKS: [BlockSpec; 17] = [
                 steps: 36,
                 both_signs: false,
             },
+            levels: None,
         }),
         side: SideKind::Scale,
         groups: ROW_OR_GROUP,
         distortion: &[0.1188, 0.0990, 0.1085, 0.1154],
-        cpu: Some(CpuLayout::I2),
+        cpu: Some(CpuLayout::Int(2)),
         vulkan: Some(2),
         ggml: None,
     },
     BlockSpec {
         groups: ROW,
         distortion: &[9.0e-5],
-        cpu: Some(CpuLayout::I8),
+        cpu: Some(CpuLayout::Int(8)),
         vulkan: Some(3),
         ..integer(Code::I8a, "i8a", 8, 0.0, 0, ScaleRule::Range, SideKind::ScaleMin)
     },
@@ -230,36 +237,82 @@ pub static BLOCKS: [BlockSpec; 17] = [
     tiles(Code::T3, "t3", Trellis { step: 6, multiplier: 0x00aa_0917 }, 1.08, &[0.0183], 2),
     tiles(Code::T4, "t4", Trellis { step: 8, multiplier: 0x00f3_3bdb }, 1.12, &[0.0049], 3),
     BlockSpec {
-        ggml: Some(GgmlType { name: "F16", weights: 1, bytes: 2, unpack: Some(1), split: None }),
+        ggml: Some(GgmlType { name: "F16", weights: 1, bytes: 2, split: None }),
         ..float(Code::F16, "f16", 16, &[])
     },
-    BlockSpec {
-        ggml: file("Q4_1", 32, 20, 3, ggml::open_q4_1),
-        ..integer(Code::Q4_1, "q4_1", 4, 0.0, 0, ScaleRule::Stored, SideKind::ScaleMin)
-    },
-    BlockSpec {
-        ggml: file("Q5_0", 32, 22, 6, ggml::open_q5_0),
-        ..integer(Code::Q5_0, "q5_0", 5, -16.0, 16, ScaleRule::Stored, SideKind::Scale)
-    },
-    BlockSpec {
-        ggml: file("Q5_1", 32, 24, 7, ggml::open_q5_1),
-        ..integer(Code::Q5_1, "q5_1", 5, 0.0, 0, ScaleRule::Stored, SideKind::ScaleMin)
-    },
-    BlockSpec {
-        groups: SUPER,
-        ggml: file("Q4_K", 256, 144, 12, ggml::open_q4_k),
-        ..integer(Code::Q4K, "q4_k", 4, 0.0, 0, ScaleRule::Stored, SideKind::SixBit)
-    },
-    BlockSpec {
-        groups: SUPER,
-        ggml: file("Q5_K", 256, 176, 13, ggml::open_q5_k),
-        ..integer(Code::Q5K, "q5_k", 5, 0.0, 0, ScaleRule::Stored, SideKind::SixBit)
-    },
-    BlockSpec {
-        groups: SUPER,
-        ggml: file("Q6_K", 256, 210, 14, ggml::open_q6_k),
-        ..integer(Code::Q6K, "q6_k", 6, -32.0, 32, ScaleRule::Stored, SideKind::EightBit)
-    },
+    file(
+        BY_32,
+        "Q4_1",
+        32,
+        20,
+        ggml::open_q4_1,
+        integer(Code::Q4_1, "q4_1", 4, 0.0, 0, ScaleRule::Stored, SideKind::ScaleMin),
+    ),
+    file(
+        BY_32,
+        "Q5_0",
+        32,
+        22,
+        ggml::open_q5_0,
+        integer(Code::Q5_0, "q5_0", 5, -16.0, 16, ScaleRule::Stored, SideKind::Scale),
+    ),
+    file(
+        BY_32,
+        "Q5_1",
+        32,
+        24,
+        ggml::open_q5_1,
+        integer(Code::Q5_1, "q5_1", 5, 0.0, 0, ScaleRule::Stored, SideKind::ScaleMin),
+    ),
+    file(
+        BY_32,
+        "Q4_K",
+        256,
+        144,
+        ggml::open_q4_k,
+        integer(Code::Q4K, "q4_k", 4, 0.0, 0, ScaleRule::Stored, SideKind::SixBitMin),
+    ),
+    file(
+        BY_32,
+        "Q5_K",
+        256,
+        176,
+        ggml::open_q5_k,
+        integer(Code::Q5K, "q5_k", 5, 0.0, 0, ScaleRule::Stored, SideKind::SixBitMin),
+    ),
+    file(
+        BY_16,
+        "Q6_K",
+        256,
+        210,
+        ggml::open_q6_k,
+        integer(Code::Q6K, "q6_k", 6, -32.0, 32, ScaleRule::Stored, SideKind::EightBit),
+    ),
+    file(
+        BY_16,
+        "Q2_K",
+        256,
+        84,
+        ggml::open_q2_k,
+        integer(Code::Q2K, "q2_k", 2, 0.0, 0, ScaleRule::Stored, SideKind::FourBitMin),
+    ),
+    file(
+        BY_16,
+        "Q3_K",
+        256,
+        110,
+        ggml::open_q3_k,
+        integer(Code::Q3K, "q3_k", 3, -4.0, 4, ScaleRule::Stored, SideKind::SixBit),
+    ),
+    file(BY_32, "IQ4_NL", 32, 18, ggml::open_q4_0, levels(Code::Iq4Nl, "iq4_nl", SideKind::Scale)),
+    file(
+        BY_32,
+        "IQ4_XS",
+        256,
+        136,
+        ggml::open_iq4_xs,
+        levels(Code::Iq4Xs, "iq4_xs", SideKind::SixBitSplit),
+    ),
 ];
 
 const SEARCH_I4: ScaleRule =
@@ -286,7 +339,7 @@ const fn float(
     }
 }
 
-/// Whole integers of `bits` bits from `low` on, in groups of 32, so far without kernels.
+/// Whole integers of `bits` bits from `low` on, in groups of 32.
 const fn integer(
     code: Code,
     name: &'static str,
@@ -301,26 +354,41 @@ const fn integer(
         code,
         name,
         bits_of_two: 2 * bits as usize,
-        values: Values::Integer(Integer { bits, low, high, shift: 0.0, zero, scale }),
+        values: Values::Integer(Integer { bits, low, high, shift: 0.0, zero, scale, levels: None }),
         side,
-        groups: SMALL,
+        groups: BY_32,
         distortion: &[],
-        cpu: None,
+        cpu: Some(CpuLayout::Int(bits)),
         vulkan: None,
         ggml: None,
     }
 }
 
-/// A GGUF type that is only read.
+/// Indices of the sixteen levels of the IQ4 types.
+const fn levels(code: Code, name: &'static str, side: SideKind) -> BlockSpec {
+    let values = Values::Integer(Integer {
+        bits: 4,
+        low: 0.0,
+        high: 15.0,
+        shift: 0.0,
+        zero: 0,
+        scale: ScaleRule::Stored,
+        levels: Some(&ggml::IQ4_LEVELS),
+    });
+    BlockSpec { values, ..integer(code, name, 4, 0.0, 0, ScaleRule::Stored, side) }
+}
+
+/// The block of a GGUF type that is only read.
 const fn file(
+    groups: &'static [Group],
     name: &'static str,
     weights: usize,
     bytes: usize,
-    unpack: u32,
     open: ggml::OpenBlock,
-) -> Option<GgmlType> {
+    block: BlockSpec,
+) -> BlockSpec {
     let split = Some(BlockCodec { open, close: None });
-    Some(GgmlType { name, weights, bytes, unpack: Some(unpack), split })
+    BlockSpec { groups, ggml: Some(GgmlType { name, weights, bytes, split }), ..block }
 }
 
 /// A trellis code: each state has two weights.
@@ -353,7 +421,7 @@ const _: () = {
         assert!(block.code as usize == i, "the rows stand in the order of `Code`");
         assert!(block.distortion.is_empty() || block.distortion.len() == block.groups.len());
         assert!(block.cpu.is_some() || (block.vulkan.is_none() && block.ggml.is_some()));
-        if let (Some(CpuLayout::I8), Values::Integer(integer)) = (block.cpu, block.values) {
+        if let (Some(CpuLayout::Int(8)), Values::Integer(integer)) = (block.cpu, block.values) {
             assert!(integer.shift == 0.0, "kernels of bytes take whole codes");
         }
         i += 1;
@@ -377,6 +445,11 @@ impl Code {
         !matches!(self.spec().values, Values::Float)
     }
 
+    /// Returns whether the block only occurs in files, so that no weights are rounded to it.
+    pub const fn is_stored(self) -> bool {
+        self.spec().distortion.is_empty()
+    }
+
     /// Returns whether weights are computed from a path through a trellis.
     pub const fn is_trellis(self) -> bool {
         matches!(self.spec().values, Values::Trellis { .. })
@@ -395,7 +468,7 @@ impl Code {
     /// columns before it.
     pub const fn is_coded_by_columns(self) -> bool {
         let block = self.spec();
-        self.is_integer() && matches!(block.side, SideKind::Scale) && !block.distortion.is_empty()
+        self.is_integer() && matches!(block.side, SideKind::Scale) && !self.is_stored()
     }
 
     /// The factor of a scale before it meets the integers that kernels take: 1/2 where these are
@@ -408,14 +481,9 @@ impl Code {
     }
 
     /// The code that weights have once they are loaded: its own where there are kernels for it,
-    /// else the floats that it is decoded to. Blocks of integers become the nearest bf16, which
-    /// takes half the memory of f32 and adds an error some thousand times below their own.
+    /// else f32.
     pub const fn loaded(self) -> Code {
-        match (self.spec().cpu, self.is_integer()) {
-            (Some(_), _) => self,
-            (None, true) => Code::Bf16,
-            (None, false) => Code::F32,
-        }
+        if self.spec().cpu.is_some() { self } else { Code::F32 }
     }
 }
 
@@ -440,6 +508,9 @@ impl Integer {
     /// Returns the integer that kernels take for a stored code.
     #[inline(always)]
     pub fn value(&self, stored: u8) -> i32 {
+        if let Some(levels) = self.levels {
+            return levels[stored as usize & 15] as i32;
+        }
         let c = stored as i32 - self.zero;
         let c = if c > self.high as i32 { c - (1 << self.bits) } else { c };
         if self.shift == 0.0 { c } else { 2 * c - (2.0 * self.shift) as i32 }
@@ -498,7 +569,10 @@ mod tests {
             let mut row = vec![0; 512 * spec.bits_of_two / 16];
             integer.pack(&codes, &mut row);
             for (col, c) in all.iter().enumerate() {
-                let value = (*c as f32 - integer.shift) / integer.unit();
+                let value = match integer.levels {
+                    Some(levels) => levels[*c as usize] as f32,
+                    None => (*c as f32 - integer.shift) / integer.unit(),
+                };
                 assert_eq!(integer.at(&row, col) as f32, value, "{}, {col}", spec.name);
             }
         }

@@ -1,8 +1,8 @@
 //! Weight formats: a block (see [`super::block`]), the group of columns that share an element of
 //! its side, and a flag for a Hadamard in front.
 //!
-//! The side is `[rows, groups]`, one element per row or per group of consecutive columns. Trellis
-//! codes come in tiles of 16 rows and 16 columns: their rows are padded to a multiple of 16.
+//! The side is `[rows, elements]`, one element per row, per group of consecutive columns or per
+//! super-block of groups. Trellis codes come in tiles of 16 rows and 16 columns: their rows are padded to a multiple of 16.
 
 use super::block::{BLOCKS, Code, Group};
 use anyhow::{Result, bail, ensure};
@@ -45,8 +45,11 @@ impl Format {
 
     /// The native format of the weights of a GGUF type; `None` where there is no such type.
     pub fn of_file(code: Code) -> Option<Format> {
-        let weights = code.spec().ggml?.weights as u16;
-        let group = if weights == 1 { Group::Row } else { Group::Cols(weights) };
+        let block = code.spec();
+        let group = match block.ggml?.weights {
+            1 => Group::Row,
+            weights => Group::Cols((weights / block.side.groups()) as u16),
+        };
         Some(Format { code, group, hadamard: false })
     }
 
@@ -97,7 +100,8 @@ impl Format {
 
     /// Bytes of the side of one row.
     pub fn row_side(self, cols: usize) -> usize {
-        self.groups(cols) * self.code.spec().side.bytes()
+        let side = self.code.spec().side;
+        self.groups(cols) / side.groups() * side.bytes()
     }
 
     /// Rows whose codes cannot be told apart: a tile's for trellis codes, else 1.
@@ -134,7 +138,7 @@ impl Format {
     /// Refuses widths that the format cannot cut evenly.
     pub fn check_cols(self, cols: usize) -> Result<()> {
         let group = match self.group {
-            Group::Cols(g) => g as usize,
+            Group::Cols(g) => g as usize * self.code.spec().side.groups(),
             Group::Row if self.code.is_trellis() => 64,
             Group::Row => 8,
         };
@@ -159,7 +163,7 @@ impl Format {
 impl fmt::Display for Format {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.code.spec().name)?;
-        match (self.code.is_integer(), self.group) {
+        match (self.code.is_integer() && !self.code.is_stored(), self.group) {
             (true, Group::Row) => f.write_str("-row")?,
             (true, Group::Cols(g)) => write!(f, "-g{g}")?,
             (false, _) => {}

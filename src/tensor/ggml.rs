@@ -9,6 +9,10 @@
 //! | Q8_0 | 32 | 34 | d q |
 //! | Q4_K, Q5_K | 256 | 144, 176 | d s q - m t, with 6-bit s and t for each 32 weights |
 //! | Q6_K | 256 | 210 | d s (q - 32), with int8 s for each 16 weights |
+//! | Q2_K | 256 | 84 | d s q - m t, with 4-bit s and t for each 16 weights |
+//! | Q3_K | 256 | 110 | d (s - 32) (q - 4), with 6-bit s for each 16 weights |
+//! | IQ4_NL | 32 | 18 | d level(q) |
+//! | IQ4_XS | 256 | 136 | d (s - 32) level(q), with 6-bit s for each 32 weights |
 //!
 //! d and m are f16. A function for each type splits a block into codes, one a byte in the order of
 //! the columns, and the side; all else reads the table.
@@ -16,6 +20,10 @@
 
 /// Most weights of a block.
 pub const WEIGHTS: usize = 256;
+
+/// The levels of the IQ4 types.
+pub const IQ4_LEVELS: [i8; 16] =
+    [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
 
 /// A type of GGUF file.
 #[derive(Clone, Copy, Debug)]
@@ -26,8 +34,6 @@ pub struct GgmlType {
     pub weights: usize,
     /// Bytes of one block.
     pub bytes: usize,
-    /// Its number in `shaders/unpack.comp`. `None`: the GPU takes the bytes as they are.
-    pub unpack: Option<u32>,
     /// `None` for plain floats.
     pub split: Option<BlockCodec>,
 }
@@ -119,6 +125,32 @@ pub fn open_q6_k(block: &[u8], codes: &mut [u8], side: &mut [u8]) {
             *code = low >> low_shift & 15 | (high >> high_shift & 3) << 4;
         }
     }
+}
+
+pub fn open_q2_k(block: &[u8], codes: &mut [u8], side: &mut [u8]) {
+    side[..4].copy_from_slice(&block[80..]);
+    side[4..].copy_from_slice(&block[..16]);
+    for (i, codes) in codes.chunks_exact_mut(32).enumerate() {
+        let bytes = &block[16 + 32 * (i / 4)..];
+        codes.iter_mut().zip(bytes).for_each(|(code, byte)| *code = byte >> (2 * (i % 4)) & 3);
+    }
+}
+
+pub fn open_q3_k(block: &[u8], codes: &mut [u8], side: &mut [u8]) {
+    side[..2].copy_from_slice(&block[108..]);
+    side[2..].copy_from_slice(&block[96..108]);
+    for (i, codes) in codes.chunks_exact_mut(32).enumerate() {
+        let (lows, highs) = (&block[32 + 32 * (i / 4)..], &block[..32]);
+        for ((code, low), high) in codes.iter_mut().zip(lows).zip(highs) {
+            *code = low >> (2 * (i % 4)) & 3 | (high >> i & 1) << 2;
+        }
+    }
+}
+
+pub fn open_iq4_xs(block: &[u8], codes: &mut [u8], side: &mut [u8]) {
+    side.copy_from_slice(&block[..8]);
+    let groups = codes.chunks_exact_mut(32).zip(block[8..136].chunks_exact(16));
+    groups.for_each(|(codes, bytes)| nibbles(bytes, codes));
 }
 
 /// Splits n bytes into the n codes of their low nibbles and the n codes of their high ones.

@@ -17,7 +17,7 @@ pub struct Matrix<'a> {
     pub cols: usize,
     /// `[blocks of rows, bytes]`, little-endian; see [`Format::codes_shape`].
     pub codes: Cow<'a, [u8]>,
-    /// `[rows, groups]` elements of [`SideKind`], little-endian; empty for float codes.
+    /// Elements of [`SideKind`], row by row, little-endian; empty for float codes.
     pub side: Cow<'a, [u8]>,
 }
 
@@ -66,10 +66,11 @@ impl<'a> Matrix<'a> {
         &self.side[row * n..][..n]
     }
 
-    /// The factors of one group of a row, see [`SideKind::factors`].
+    /// The scale and minimum of one group of a row.
     pub fn factors(&self, row: usize, group: usize) -> Factors {
         let side = self.format.code.spec().side;
-        side.factors(&self.row_side(row)[group * side.bytes()..][..side.bytes()])
+        let (element, group) = (group / side.groups(), group % side.groups());
+        side.factors(&self.row_side(row)[element * side.bytes()..][..side.bytes()], group)
     }
 
     /// The tile of trellis codes that holds a row, and the row's place in it.

@@ -1,87 +1,117 @@
-//! The side of a matrix: for each group of columns the floats, and for each part of a group the
-//! small integers, that turn stored integers into weights.
+//! The side of a matrix: the floats and small integers that turn the stored integers of a group of
+//! columns into weights. An element serves one group, or the groups of a super-block.
 
 use half::f16;
 
-/// Layout of the side of one group, little-endian.
+/// Layout of an element of the side, little-endian.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SideKind {
     /// Nothing: the codes are floats.
     None,
-    /// f16 scale.
+    /// f16 scale of a group.
     Scale,
-    /// f16 scale, f16 minimum.
+    /// f16 scale, f16 minimum of a group.
     ScaleMin,
-    /// A super-block's f16 d, f16 dmin, then eight 6-bit scales and eight 6-bit minima in 12 bytes,
-    /// packed as ggml does. A part has the scale `d * s` and the minimum `-dmin * m`.
-    SixBit,
-    /// A super-block's f16 d, then sixteen int8 scales. A part has the scale `d * s`.
+    /// f16 d, f16 dmin of a super-block of 8 groups, then eight 6-bit scales s and eight 6-bit
+    /// minima m in 12 bytes. The first four groups have the low six bits of a byte, the others a
+    /// nibble of the last four bytes and the two bits that are left over. A group has the scale
+    /// `d * s` and the minimum `-dmin * m`.
+    SixBitMin,
+    /// f16 d, f16 dmin of a super-block of 16 groups, then a byte for each group: s in the low half,
+    /// m in the high half.
+    FourBitMin,
+    /// f16 d of a super-block of 16 groups, then sixteen int8 scales s.
     EightBit,
+    /// f16 d of a super-block of 16 groups, then sixteen 6-bit scales `s + 32` in 12 bytes, packed
+    /// as ggml does.
+    SixBit,
+    /// f16 d of a super-block of 8 groups, then the high two bits of eight 6-bit scales `s + 32` in
+    /// 2 bytes and their low halves in 4.
+    SixBitSplit,
 }
 
-/// Most parts of a group.
-pub const PARTS: usize = 16;
-/// Most bytes of a group's side.
-pub const BYTES: usize = 18;
+/// Most groups of an element.
+pub const GROUPS: usize = 16;
+/// Most bytes of an element.
+pub const BYTES: usize = 20;
 
-/// The numbers of one group: a weight of part `p` is
-/// `q * (scale * parts[p][0]) + min * parts[p][1]`.
+/// The numbers of one group: a weight is `q * scale + min`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Factors {
     pub scale: f32,
     pub min: f32,
-    pub parts: [[i32; 2]; PARTS],
 }
 
 impl SideKind {
-    /// Bytes of a group.
+    /// Bytes of an element.
     pub const fn bytes(self) -> usize {
         match self {
             SideKind::None => 0,
             SideKind::Scale => 2,
             SideKind::ScaleMin => 4,
-            SideKind::SixBit => 16,
+            SideKind::SixBitMin => 16,
+            SideKind::FourBitMin => 20,
             SideKind::EightBit => 18,
+            SideKind::SixBit => 14,
+            SideKind::SixBitSplit => 8,
         }
     }
 
-    /// Parts of a group that have integers of their own.
-    pub const fn parts(self) -> usize {
+    /// Groups of columns that share an element.
+    pub const fn groups(self) -> usize {
         match self {
             SideKind::None | SideKind::Scale | SideKind::ScaleMin => 1,
-            SideKind::SixBit => 8,
-            SideKind::EightBit => 16,
+            SideKind::SixBitMin | SideKind::SixBitSplit => 8,
+            SideKind::FourBitMin | SideKind::EightBit | SideKind::SixBit => 16,
         }
     }
 
     /// Returns whether weights have a minimum.
     pub const fn has_min(self) -> bool {
-        matches!(self, SideKind::ScaleMin | SideKind::SixBit)
+        matches!(self, SideKind::ScaleMin | SideKind::SixBitMin | SideKind::FourBitMin)
     }
 
-    /// Reads the side of one group.
-    #[inline]
-    pub fn factors(self, side: &[u8]) -> Factors {
-        let mut f = Factors { scale: 1.0, min: 0.0, parts: [[1, 1]; PARTS] };
-        if self != SideKind::None {
-            f.scale = half(side, 0);
+    /// Reads the scale and the minimum of one group of an element. Products of a float and an
+    /// integer are exact.
+    #[inline(always)]
+    pub fn factors(self, element: &[u8], group: usize) -> Factors {
+        if self == SideKind::None {
+            return Factors { scale: 1.0, min: 0.0 };
         }
-        match self {
-            SideKind::None | SideKind::Scale => {}
-            SideKind::ScaleMin => f.min = half(side, 2),
+        let [scale, min] = self.integers(group, |at| element[at]).map(|v| v as f32);
+        let min = if self.has_min() { half(element, 2) * min } else { 0.0 };
+        Factors { scale: half(element, 0) * scale, min }
+    }
+
+    /// Reads the integers of one group of an element, whose bytes `byte` gives: the factors of the
+    /// first float, which is a scale, and of the second, a minimum.
+    #[inline(always)]
+    pub fn integers(self, group: usize, byte: impl Fn(usize) -> u8) -> [i32; 2] {
+        let (scale, min) = match self {
+            SideKind::None | SideKind::Scale | SideKind::ScaleMin => return [1, 1],
+            SideKind::SixBitMin if group < 4 => (byte(4 + group) & 63, byte(8 + group) & 63),
+            SideKind::SixBitMin => {
+                let (both, high) = (byte(8 + group), [byte(group), byte(4 + group)]);
+                (both & 15 | high[0] >> 6 << 4, both >> 4 | high[1] >> 6 << 4)
+            }
+            SideKind::FourBitMin => (byte(4 + group) & 15, byte(4 + group) >> 4),
+            SideKind::EightBit => return [byte(2 + group) as i8 as i32, 0],
             SideKind::SixBit => {
-                f.min = -half(side, 2);
-                let packed = &side[4..16];
-                for (i, part) in f.parts[..8].iter_mut().enumerate() {
-                    *part = six_bits(packed, i).map(i32::from);
-                }
+                let low = byte(2 + group % 8) >> (4 * (group / 8)) & 15;
+                return [
+                    (low | (byte(10 + group % 4) >> (2 * (group / 4)) & 3) << 4) as i32 - 32,
+                    0,
+                ];
             }
-            SideKind::EightBit => {
-                let scales = side[2..18].iter().map(|s| *s as i8 as i32);
-                f.parts.iter_mut().zip(scales).for_each(|(part, s)| part[0] = s);
+            SideKind::SixBitSplit => {
+                let low = byte(4 + group / 2) >> (4 * (group % 2)) & 15;
+                return [
+                    (low | (byte(2 + group / 4) >> (2 * (group % 4)) & 3) << 4) as i32 - 32,
+                    0,
+                ];
             }
-        }
-        f
+        };
+        [scale as i32, -(min as i32)]
     }
 }
 
@@ -91,39 +121,24 @@ pub(super) fn half(bytes: &[u8], at: usize) -> f32 {
     f16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f32()
 }
 
-/// Scale and minimum of part `i` of eight, from 12 bytes: the first four parts have the low six
-/// bits of a byte, the others a nibble of the last four bytes and the two bits that are left over.
-fn six_bits(packed: &[u8], i: usize) -> [u8; 2] {
-    match i {
-        0..4 => [packed[i] & 63, packed[i + 4] & 63],
-        _ => {
-            [packed[i + 4] & 15 | packed[i - 4] >> 6 << 4, packed[i + 4] >> 4 | packed[i] >> 6 << 4]
-        }
-    }
-}
-
 impl Factors {
-    /// Turns the integers of a group into weights, `values.len() / parts` of each part in turn. All
-    /// products are exact: an f16, an integer of 8 bits and one of 8 have 27 bits at most, and no
-    /// block has all of them; so a fused multiply-add gives the same bits.
+    /// Turns the integers of a group into weights. Products are exact: an f16, the integer of a
+    /// super-block and a code have 24 bits together at most. So a fused multiply-add gives the same
+    /// bits.
     #[inline]
     pub fn decode(
-        &self,
+        self,
         side: SideKind,
         unit: f32,
         integers: impl Fn(usize) -> i32,
         values: &mut [f32],
     ) {
-        let width = values.len().div_ceil(side.parts()).max(1);
-        for (p, values) in values.chunks_mut(width).enumerate() {
-            let [s, m] = self.parts[p].map(|v| v as f32);
-            let (scale, min) = (self.scale * unit * s, self.min * m);
-            let products = values.iter_mut().enumerate();
-            let products = products.map(|(i, v)| (v, integers(p * width + i) as f32 * scale));
-            match side.has_min() {
-                true => products.for_each(|(v, product)| *v = product + min),
-                false => products.for_each(|(v, product)| *v = product),
-            }
+        let scale = self.scale * unit;
+        let products = values.iter_mut().enumerate();
+        let products = products.map(|(i, v)| (v, integers(i) as f32 * scale));
+        match side.has_min() {
+            true => products.for_each(|(v, product)| *v = product + self.min),
+            false => products.for_each(|(v, product)| *v = product),
         }
     }
 }

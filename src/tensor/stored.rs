@@ -37,7 +37,7 @@ pub struct StoredMatrix<'a> {
     pub coding: Coding,
     /// Codes, or blocks: rows one after the other. Bytes behind them are not read.
     pub codes: Box<dyn Source + 'a>,
-    /// The side `[rows, groups]`, where it lies apart.
+    /// The side, where it lies apart.
     pub side: Option<Box<dyn Source + 'a>>,
 }
 

@@ -7,7 +7,6 @@ use crate::tensor::ggml::{OpenBlock, WEIGHTS};
 use crate::tensor::{Code, Format, GgmlType, Matrix, Values, side};
 use crate::util::threads;
 use anyhow::{Result, ensure};
-use half::bf16;
 use std::ops::Range;
 
 /// All types of ggml. A type can be read where a row of the table of blocks has its name.
@@ -110,9 +109,12 @@ impl Opener {
     /// Decodes blocks to floats, exactly.
     fn decode(&self, data: &[u8], out: &mut [f32]) {
         let side = self.format.code.spec().side;
-        self.blocks(data, out, |codes, bytes, out| {
-            let integers = |col| self.integer.value(codes[col]);
-            side.factors(bytes).decode(side, self.integer.unit(), integers, out);
+        let width = self.ggml.weights / side.groups();
+        self.blocks(data, out, |codes, element, out| {
+            for (g, out) in out.chunks_exact_mut(width).enumerate() {
+                let integers = |col| self.integer.value(codes[g * width + col]);
+                side.factors(element, g).decode(side, self.integer.unit(), integers, out);
+            }
         });
     }
 }
@@ -131,7 +133,8 @@ pub fn decode(code: Code, data: &[u8], out: &mut [f32]) -> Result<()> {
     Ok(())
 }
 
-/// Rows of blocks as a matrix that holds the same values to the bit.
+/// Rows of blocks as a matrix that holds the same values to the bit. Codes go to the memory of
+/// `codes`, whose contents do not matter: fresh memory costs more time than conversion.
 pub fn matrix(
     code: Code,
     rows: usize,
@@ -152,36 +155,6 @@ pub fn matrix(
         opener.blocks(data, out, |_, side, out| out.copy_from_slice(side));
     });
     Matrix::new(format, rows, cols, codes, side)
-}
-
-/// Rows of blocks in the format that they have once they are loaded: [`matrix`], or the nearest
-/// bf16. Codes go to the memory of `codes`, whose contents do not matter: fresh memory costs more
-/// time than conversion.
-pub fn loaded(
-    code: Code,
-    rows: usize,
-    cols: usize,
-    data: &[u8],
-    threads: usize,
-    mut codes: Vec<u8>,
-) -> Result<Matrix<'static>> {
-    if code.loaded() == code {
-        return matrix(code, rows, cols, data, threads, codes);
-    }
-    let opener = opener(code, rows, cols, data)?;
-    codes.resize(2 * rows * cols, 0);
-    spread(&opener, data, &mut codes, threads, |opener, data, out| {
-        let side = opener.format.code.spec().side;
-        opener.blocks(data, out, |codes, bytes, out| {
-            let mut values = [0f32; WEIGHTS];
-            let values = &mut values[..codes.len()];
-            let integers = |col| opener.integer.value(codes[col]);
-            side.factors(bytes).decode(side, opener.integer.unit(), integers, values);
-            let out = out.as_chunks_mut::<2>().0.iter_mut();
-            out.zip(values).for_each(|(code, v)| *code = bf16::from_f32(*v).to_le_bytes());
-        });
-    });
-    Matrix::new(opener.format.loaded(), rows, cols, codes, Vec::new())
 }
 
 fn opener(code: Code, rows: usize, cols: usize, data: &[u8]) -> Result<Opener> {
@@ -241,7 +214,7 @@ mod tests {
         for block in BLOCKS.iter().filter(|block| block.ggml.is_some()) {
             assert_eq!(code(number(block.code).unwrap()), Some(block.code), "{}", block.name);
         }
-        assert_eq!((name(10), code(10), name(4)), (Some("Q2_K"), None, None));
+        assert_eq!((name(16), code(16), name(4)), (Some("IQ2_XXS"), None, None));
     }
 
     /// A native matrix has the values of its blocks, and those that are written come back.

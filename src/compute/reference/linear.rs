@@ -32,23 +32,19 @@ fn row(m: &Matrix<'_>, n: usize, codes: &[i32], act: &ActView<'_>, r: usize) -> 
     let ActValues::I8(values) = act.values else { return 0.0 };
     let (group, groups) = (m.format.group_cols(m.cols), m.format.groups(m.cols));
     let (side, unit) = (m.format.code.spec().side, m.code_unit());
-    let part = group.div_ceil(side.parts());
     let x = values[r * m.cols..][..m.cols].chunks_exact(group);
     let mut y = 0.0;
     for (g, (x, codes)) in x.zip(codes.chunks_exact(group)).enumerate() {
         let (factors, sx) = (m.factors(n, g), act.scales[r * groups + g]);
-        let (mut products, mut sums) = (0i32, 0i32);
-        for ((x, q), [s, min]) in x.chunks(part).zip(codes.chunks(part)).zip(factors.parts) {
-            products += s * x.iter().zip(q).map(|(x, q)| q * *x as i32).sum::<i32>();
-            sums += min * x.iter().map(|x| *x as i32).sum::<i32>();
-        }
-        let (product, scale) = (products as f32 * sx, factors.scale * unit);
+        let sum = x.iter().zip(codes).map(|(x, q)| q * *x as i32).sum::<i32>();
+        let (product, scale) = (sum as f32 * sx, factors.scale * unit);
         y = match m.format.group {
             Group::Row => product * scale,
             Group::Cols(_) => product.mul_add(scale, y),
         };
         if side.has_min() {
-            y = (sums as f32 * sx).mul_add(factors.min, y);
+            let sum = x.iter().map(|x| *x as i32).sum::<i32>();
+            y = (sum as f32 * sx).mul_add(factors.min, y);
         }
     }
     y

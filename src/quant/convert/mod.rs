@@ -157,7 +157,6 @@ pub fn check_source(
 ) -> Result<()> {
     let again = |e: &&TensorPlan| match checkpoint.lookup(&e.name).map(|s| s.kind) {
         Some(Kind::Packed(format)) => e.target != TargetFormat::Format(format),
-        Some(Kind::Blocks(_)) => e.target.is_packed(),
         _ => false,
     };
     match plan.layout.entries.iter().find(again) {

@@ -1,12 +1,11 @@
 //! Tensors of the source as f32, some rows at a time. They are read by `pread`, so that no part of
 //! a checkpoint of 54 GB stays mapped.
 
-use crate::checkpoint::gguf::types;
 use crate::checkpoint::{Checkpoint, Dtype, Kind, TensorView};
 use crate::error::Fault;
 use crate::models::Weights;
 use crate::quant::layout::TensorPlan;
-use crate::tensor::{Code, GgmlType, Matrix};
+use crate::tensor::Matrix;
 use anyhow::{Context, Result};
 use sha2::{Digest, Sha256};
 use std::ops::Range;
@@ -24,13 +23,6 @@ pub enum SourceTensor<'a> {
         entry: &'a TensorPlan,
         dtype: Dtype,
     },
-    /// The source stores it in GGUF blocks that the program has no kernels for.
-    Blocks {
-        checkpoint: &'a Checkpoint,
-        entry: &'a TensorPlan,
-        code: Code,
-        ggml: GgmlType,
-    },
     /// The source stores it in a format of this program.
     Packed {
         entry: &'a TensorPlan,
@@ -43,10 +35,6 @@ impl<'a> SourceTensor<'a> {
         let checkpoint = source.checkpoint().context("made-up weights have no files to convert")?;
         match checkpoint.lookup(&entry.name).map(|s| s.kind) {
             Some(Kind::Plain(dtype)) => Ok(SourceTensor::Plain { checkpoint, entry, dtype }),
-            Some(Kind::Blocks(code)) => {
-                let ggml = code.spec().ggml.context("blocks of a file have a type there")?;
-                Ok(SourceTensor::Blocks { checkpoint, entry, code, ggml })
-            }
             Some(Kind::Packed(_)) if entry.role.is_matrix() => {
                 Ok(SourceTensor::Packed { entry, matrix: source.matrix(entry.role, entry.layer)? })
             }
@@ -81,21 +69,6 @@ impl<'a> SourceTensor<'a> {
                     values.clear();
                     TensorView { dtype: *dtype, shape: &[n], data: &bytes }
                         .read_f32(0..n, &mut values)?;
-                    check(entry, start, &values)?;
-                    each(&bytes, &values)?;
-                }
-            }
-            SourceTensor::Blocks { checkpoint, entry, code, ggml } => {
-                let end = rows.end * entry.cols;
-                for start in (rows.start * entry.cols..end).step_by(PIECE) {
-                    let n = PIECE.min(end - start);
-                    checkpoint.read(
-                        &entry.name,
-                        ggml.bytes_of(start)..ggml.bytes_of(start + n),
-                        &mut bytes,
-                    )?;
-                    values.resize(n, 0.0);
-                    types::decode(*code, &bytes, &mut values)?;
                     check(entry, start, &values)?;
                     each(&bytes, &values)?;
                 }

@@ -235,7 +235,6 @@ impl Tensor {
                 let target = match checkpoint.lookup(&name()).map(|s| s.kind) {
                     Some(Kind::Plain(dtype)) => TargetFormat::AsIs(dtype),
                     Some(Kind::Packed(format)) => TargetFormat::Format(format),
-                    Some(Kind::Blocks(_)) => TargetFormat::Format(Format::BF16),
                     None => return Err(Fault::model(format!("{} went missing", name())).into()),
                 };
                 return Ok(Tensor { target, rates: Vec::new() });

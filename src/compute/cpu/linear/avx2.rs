@@ -10,6 +10,7 @@
 //! - i8: the unsigned side is |q| <= 128 and the activation takes q's sign, so a pair gives at most
 //!   2 * 128 * 127 = 32512.
 
+use super::groups::{self, Openers, Opening, Rows, Span};
 use super::pack::{LINE, TILE};
 use super::panel::Panel;
 use super::words_x86::Ymm;
@@ -45,22 +46,19 @@ fn unpack<const BITS: usize>(w: __m256i, part: usize) -> __m256i {
 /// The machine has the instructions; the panel and `acc` are as [`super::panel::Panel`] and
 /// [`super::panel::PanelFn`] say.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub unsafe fn ints<const BITS: usize, const GROUPED: bool, const R: usize>(
-    panel: &Panel,
-    acc: *mut f32,
-) {
+pub unsafe fn ints<const BITS: usize, const R: usize>(panel: &Panel, acc: *mut f32) {
     // SAFETY (of every block below): the caller's promises; together the two runs of rows are the
     // panel's.
     match R {
         7 => unsafe {
-            ints_of_rows::<BITS, GROUPED, 4, true>(panel, 0, acc);
-            ints_of_rows::<BITS, GROUPED, 3, false>(panel, 4, acc);
+            ints_of_rows::<BITS, 4, true>(panel, 0, acc);
+            ints_of_rows::<BITS, 3, false>(panel, 4, acc);
         },
         8 => unsafe {
-            ints_of_rows::<BITS, GROUPED, 4, true>(panel, 0, acc);
-            ints_of_rows::<BITS, GROUPED, 4, false>(panel, 4, acc);
+            ints_of_rows::<BITS, 4, true>(panel, 0, acc);
+            ints_of_rows::<BITS, 4, false>(panel, 4, acc);
         },
-        _ => unsafe { ints_of_rows::<BITS, GROUPED, R, true>(panel, 0, acc) },
+        _ => unsafe { ints_of_rows::<BITS, R, true>(panel, 0, acc) },
     }
 }
 
@@ -70,12 +68,7 @@ pub unsafe fn ints<const BITS: usize, const GROUPED: bool, const R: usize>(
 /// As for [`ints`].
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn ints_of_rows<
-    const BITS: usize,
-    const GROUPED: bool,
-    const R: usize,
-    const FETCH: bool,
->(
+unsafe fn ints_of_rows<const BITS: usize, const R: usize, const FETCH: bool>(
     panel: &Panel,
     row: usize,
     acc: *mut f32,
@@ -86,17 +79,11 @@ unsafe fn ints_of_rows<
     for quarter in (0..QUARTERS).step_by(quarters(R)) {
         match quarters(R) {
             // SAFETY: the caller's promises.
-            4 => unsafe {
-                ints_in_quarters::<BITS, GROUPED, R, 4, FETCH>(panel, row, quarter, acc)
-            },
+            4 => unsafe { ints_in_quarters::<BITS, R, 4, FETCH>(panel, row, quarter, acc) },
             // SAFETY: the caller's promises.
-            2 => unsafe {
-                ints_in_quarters::<BITS, GROUPED, R, 2, FETCH>(panel, row, quarter, acc)
-            },
+            2 => unsafe { ints_in_quarters::<BITS, R, 2, FETCH>(panel, row, quarter, acc) },
             // SAFETY: the caller's promises.
-            _ => unsafe {
-                ints_in_quarters::<BITS, GROUPED, R, 1, FETCH>(panel, row, quarter, acc)
-            },
+            _ => unsafe { ints_in_quarters::<BITS, R, 1, FETCH>(panel, row, quarter, acc) },
         }
     }
 }
@@ -126,13 +113,7 @@ const fn together(bits: usize) -> usize {
 /// As for [`ints`].
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn ints_in_quarters<
-    const BITS: usize,
-    const GROUPED: bool,
-    const R: usize,
-    const Q: usize,
-    const FETCH: bool,
->(
+unsafe fn ints_in_quarters<const BITS: usize, const R: usize, const Q: usize, const FETCH: bool>(
     panel: &Panel,
     row: usize,
     first: usize,
@@ -143,47 +124,200 @@ unsafe fn ints_in_quarters<
     let acc = acc.wrapping_add(first * LANES);
     let mut data = panel.data;
     let mut x = panel.x.wrapping_add(row * panel.x_stride);
-    for block in 0..panel.blocks {
-        let scales = data.wrapping_add(first * LANES * 2);
-        data = data.wrapping_add(if GROUPED { LINE } else { 0 });
+    let mut sums = [[_mm256_setzero_si256(); Q]; R];
+    for start in (0..panel.steps).step_by(together(BITS)) {
+        let mut pairs = [[_mm256_setzero_si256(); Q]; R];
+        for _ in start..panel.steps.min(start + together(BITS)) {
+            if FETCH && first == 0 {
+                panel.fetch(data as usize - panel.data as usize, 2 * LINE);
+            }
+            let mut packed = [_mm256_setzero_si256(); Q];
+            for (q, packed) in packed.iter_mut().enumerate() {
+                // SAFETY: the panel has this step.
+                *packed = unsafe { _mm256_load_si256(data.add((first + q) * LANES * 4).cast()) };
+            }
+            // Part by part, so that an activation is spread once for all quarters and few vectors
+            // are alive.
+            for part in 0..parts {
+                let mut w = packed;
+                for w in &mut w {
+                    *w = unpack::<BITS>(*w, part);
+                }
+                for (r, pairs) in pairs.iter_mut().enumerate() {
+                    // SAFETY: every row has the columns of this step.
+                    let x = unsafe {
+                        x.add(r * panel.x_stride + 4 * part).cast::<i32>().read_unaligned()
+                    };
+                    let x = _mm256_set1_epi32(x);
+                    for (pairs, w) in pairs.iter_mut().zip(w) {
+                        *pairs = _mm256_add_epi16(*pairs, products::<BITS>(w, x));
+                    }
+                }
+            }
+            data = data.wrapping_add(2 * LINE);
+            x = x.wrapping_add(4 * parts);
+        }
+        for (sums, pairs) in sums.iter_mut().zip(&pairs) {
+            for (sum, pairs) in sums.iter_mut().zip(pairs) {
+                *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(*pairs, ones));
+            }
+        }
+    }
+    for (r, sums) in sums.iter().enumerate() {
+        for (q, sum) in sums.iter().enumerate() {
+            let place = acc.wrapping_add(r * TILE + q * LANES).cast::<__m256i>();
+            // SAFETY: `acc` has R rows.
+            unsafe {
+                _mm256_storeu_si256(place, _mm256_add_epi32(_mm256_loadu_si256(place), *sum));
+            }
+        }
+    }
+}
+
+/// Sums of pairs of products of bytes. Weights of 8 bits have a sign, others not.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn products<const BITS: usize>(w: __m256i, x: __m256i) -> __m256i {
+    match BITS {
+        8 => _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w)),
+        _ => _mm256_maddubs_epi16(w, x),
+    }
+}
+
+/// See [`groups::OpenFn`].
+///
+/// # Safety
+/// The machine has the instructions.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub unsafe fn open(opening: &Opening, packed: &[u8], cols: usize, span: &mut Span) {
+    // SAFETY: the caller's promise.
+    unsafe { groups::open::<Eight>(opening, packed, cols, span) }
+}
+
+/// Vectors of 32 bytes.
+struct Eight;
+
+impl Openers for Eight {
+    #[inline(always)]
+    unsafe fn floats(line: &[u16; TILE]) -> [f32; TILE] {
+        let mut out = [0.0; TILE];
+        for (eight, out) in line.as_chunks::<LANES>().0.iter().zip(out.as_chunks_mut::<LANES>().0) {
+            // SAFETY: the caller's promise; eight f16.
+            unsafe {
+                let scales = scales_of_eight(eight.as_ptr().cast(), 1.0);
+                _mm256_storeu_ps(out.as_mut_ptr(), scales);
+            }
+        }
+        out
+    }
+    #[inline(always)]
+    unsafe fn look_up(levels: &[i8; 16], bytes: &mut [u32; TILE]) {
+        // SAFETY: the caller's promise; four vectors.
+        unsafe {
+            let levels =
+                _mm_xor_si128(_mm_loadu_si128(levels.as_ptr().cast()), _mm_set1_epi8(-128));
+            let levels = _mm256_broadcastsi128_si256(levels);
+            for quarter in bytes.as_chunks_mut::<LANES>().0 {
+                let index = _mm256_loadu_si256(quarter.as_ptr().cast());
+                let level = _mm256_shuffle_epi8(levels, index);
+                _mm256_storeu_si256(quarter.as_mut_ptr().cast(), level);
+            }
+        }
+    }
+}
+
+/// A span with `R` rows; see [`groups::GroupsFn`]. `LARGEST` is the largest byte of the span.
+///
+/// # Safety
+/// The machine has the instructions; the rows are as [`groups::Rows`] says; `acc` has `R` rows.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub unsafe fn multiply<const LARGEST: usize, const R: usize>(
+    span: &Span,
+    rows: &Rows,
+    acc: *mut f32,
+) {
+    (0..rows.groups).for_each(|group| rows.fetch(group));
+    // SAFETY (of every block below): the caller's promises; together the runs of rows are all.
+    match R {
+        7 => unsafe {
+            multiply_rows::<LARGEST, 4>(span, rows, 0, acc);
+            multiply_rows::<LARGEST, 3>(span, rows, 4, acc);
+        },
+        8 => unsafe {
+            multiply_rows::<LARGEST, 4>(span, rows, 0, acc);
+            multiply_rows::<LARGEST, 4>(span, rows, 4, acc);
+        },
+        _ => unsafe { multiply_rows::<LARGEST, R>(span, rows, 0, acc) },
+    }
+}
+
+/// `R` rows from row `row`.
+///
+/// # Safety
+/// As for [`multiply`].
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn multiply_rows<const LARGEST: usize, const R: usize>(
+    span: &Span,
+    rows: &Rows,
+    row: usize,
+    acc: *mut f32,
+) {
+    let acc = acc.wrapping_add(row * TILE);
+    for quarter in (0..QUARTERS).step_by(quarters(R)) {
+        match quarters(R) {
+            // SAFETY: the caller's promises.
+            4 => unsafe { multiply_quarters::<LARGEST, R, 4>(span, rows, row, quarter, acc) },
+            // SAFETY: the caller's promises.
+            2 => unsafe { multiply_quarters::<LARGEST, R, 2>(span, rows, row, quarter, acc) },
+            // SAFETY: the caller's promises.
+            _ => unsafe { multiply_quarters::<LARGEST, R, 1>(span, rows, row, quarter, acc) },
+        }
+    }
+}
+
+/// `Q` quarters of the tile, from quarter `first`.
+///
+/// # Safety
+/// As for [`multiply`].
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn multiply_quarters<const LARGEST: usize, const R: usize, const Q: usize>(
+    span: &Span,
+    rows: &Rows,
+    row: usize,
+    first: usize,
+    acc: *mut f32,
+) {
+    // SAFETY (of every block below): the caller's promises; a span has these groups.
+    let signed = LARGEST > 127;
+    // Steps whose products are added up in 16 bits: as many as cannot overflow.
+    let together = if signed { 1 } else { i16::MAX as usize / (2 * LARGEST * 127) };
+    let (ones, flip) = (_mm256_set1_epi16(1), _mm256_set1_epi8(-128));
+    let offset = if signed { rows.offset - 128 } else { rows.offset };
+    for group in 0..rows.groups {
         let mut sums = [[_mm256_setzero_si256(); Q]; R];
-        for start in (0..panel.steps).step_by(together(BITS)) {
+        for start in (0..rows.steps).step_by(together) {
             let mut pairs = [[_mm256_setzero_si256(); Q]; R];
-            for _ in start..panel.steps.min(start + together(BITS)) {
-                if FETCH && first == 0 {
-                    panel.fetch(data as usize - panel.data as usize, 2 * LINE);
-                }
-                let mut packed = [_mm256_setzero_si256(); Q];
-                for (q, packed) in packed.iter_mut().enumerate() {
-                    // SAFETY: the panel has this step.
-                    *packed =
-                        unsafe { _mm256_load_si256(data.add((first + q) * LANES * 4).cast()) };
-                }
-                // Part by part, so that an activation is spread once for all quarters and few
-                // vectors are alive.
-                for part in 0..parts {
-                    let mut w = packed;
-                    for w in &mut w {
-                        *w = unpack::<BITS>(*w, part);
-                    }
-                    for (r, pairs) in pairs.iter_mut().enumerate() {
-                        // SAFETY: every row has the columns of this step.
-                        let x = unsafe {
-                            x.add(r * panel.x_stride + 4 * part).cast::<i32>().read_unaligned()
-                        };
-                        let x = _mm256_set1_epi32(x);
-                        for (pairs, w) in pairs.iter_mut().zip(w) {
-                            let products = if BITS == 8 {
-                                _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w))
-                            } else {
-                                _mm256_maddubs_epi16(w, x)
-                            };
-                            *pairs = _mm256_add_epi16(*pairs, products);
-                        }
+            for step in start..rows.steps.min(start + together) {
+                let step = group * rows.steps + step;
+                let mut w = [_mm256_setzero_si256(); Q];
+                for (q, w) in w.iter_mut().enumerate() {
+                    let data = span.bytes[step].as_ptr();
+                    *w = unsafe { _mm256_load_si256(data.add((first + q) * LANES).cast()) };
+                    if signed {
+                        *w = _mm256_xor_si256(*w, flip);
                     }
                 }
-                data = data.wrapping_add(2 * LINE);
-                x = x.wrapping_add(4 * parts);
+                for (r, pairs) in pairs.iter_mut().enumerate() {
+                    let x = rows.x.wrapping_add((row + r) * rows.x_stride + 4 * step);
+                    let x = _mm256_set1_epi32(unsafe { x.cast::<i32>().read_unaligned() });
+                    for (pairs, w) in pairs.iter_mut().zip(w) {
+                        let products =
+                            if signed { products::<8>(w, x) } else { products::<4>(w, x) };
+                        *pairs = _mm256_add_epi16(*pairs, products);
+                    }
+                }
             }
             for (sums, pairs) in sums.iter_mut().zip(&pairs) {
                 for (sum, pairs) in sums.iter_mut().zip(pairs) {
@@ -192,37 +326,22 @@ unsafe fn ints_in_quarters<
             }
         }
         for (r, sums) in sums.iter().enumerate() {
+            let at = (row + r) * rows.s_stride + group;
+            let (sx, all) = unsafe { (*rows.sx.add(at), *rows.sums.add(at)) };
+            let extra = _mm256_set1_epi32(offset * all);
             for (q, sum) in sums.iter().enumerate() {
-                let place = acc.wrapping_add(r * TILE + q * LANES);
-                if GROUPED {
-                    // SAFETY: grouped panels come with scales and sums of rows and groups, and a
-                    // line of weight scales in each block; `acc` has R rows.
-                    unsafe {
-                        let sx = _mm256_set1_ps(*panel.sx.add((row + r) * panel.groups + block));
-                        let offset = OFFSETS[3 - BITS.ilog2() as usize];
-                        let extra = _mm256_set1_epi32(
-                            offset * *panel.sums.add((row + r) * panel.groups + block),
-                        );
-                        let scale = scales_of_eight(
-                            scales.add(q * LANES * 2),
-                            if BITS == 2 { 0.5 } else { 1.0 },
-                        );
-                        let product =
-                            _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_sub_epi32(*sum, extra)), sx);
-                        _mm256_storeu_ps(
-                            place,
-                            _mm256_fmadd_ps(product, scale, _mm256_loadu_ps(place)),
-                        );
+                let lane = (first + q) * LANES;
+                unsafe {
+                    let place = acc.add(r * TILE + lane);
+                    let exact = _mm256_cvtepi32_ps(_mm256_sub_epi32(*sum, extra));
+                    let product = _mm256_mul_ps(exact, _mm256_set1_ps(sx));
+                    let scale = _mm256_load_ps(span.scales[group].as_ptr().add(lane));
+                    let mut y = _mm256_fmadd_ps(product, scale, _mm256_loadu_ps(place));
+                    if rows.has_min {
+                        let min = _mm256_load_ps(span.mins[group].as_ptr().add(lane));
+                        y = _mm256_fmadd_ps(_mm256_set1_ps(all as f32 * sx), min, y);
                     }
-                } else {
-                    // SAFETY: `acc` has R rows.
-                    unsafe {
-                        let place = place.cast::<__m256i>();
-                        _mm256_storeu_si256(
-                            place,
-                            _mm256_add_epi32(_mm256_loadu_si256(place), *sum),
-                        );
-                    }
+                    _mm256_storeu_ps(place, y);
                 }
             }
         }

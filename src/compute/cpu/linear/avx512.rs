@@ -4,6 +4,7 @@
 //! the activations, known in advance, take the offset out again. The activations of a row are
 //! 4-byte broadcasts that both halves of the tile share.
 
+use super::groups::{self, Openers, Opening, Rows, Span};
 use super::pack::{LINE, TILE};
 use super::panel::Panel;
 use super::words_x86::Zmm;
@@ -35,19 +36,16 @@ fn unpack<const BITS: usize>(w: __m512i, part: usize) -> __m512i {
 /// The machine has the instructions; the panel and `acc` are as [`super::panel::Panel`] and
 /// [`super::panel::PanelFn`] say.
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
-pub unsafe fn ints<const BITS: usize, const GROUPED: bool, const R: usize>(
-    panel: &Panel,
-    acc: *mut f32,
-) {
+pub unsafe fn ints<const BITS: usize, const R: usize>(panel: &Panel, acc: *mut f32) {
     // With few rows one sum per output would wait for itself: `vpdpbusd` takes 5 cycles, and two
     // start every cycle.
-    match (GROUPED, R) {
+    match R {
         // SAFETY: the caller's promises.
-        (false, 1) => unsafe { ints_in_sets::<BITS, GROUPED, R, 4>(panel, acc) },
+        1 => unsafe { ints_in_sets::<BITS, R, 4>(panel, acc) },
         // SAFETY: the caller's promises.
-        (false, 2..=4) => unsafe { ints_in_sets::<BITS, GROUPED, R, 2>(panel, acc) },
+        2..=4 => unsafe { ints_in_sets::<BITS, R, 2>(panel, acc) },
         // SAFETY: the caller's promises.
-        _ => unsafe { ints_in_sets::<BITS, GROUPED, R, 1>(panel, acc) },
+        _ => unsafe { ints_in_sets::<BITS, R, 1>(panel, acc) },
     }
 }
 
@@ -57,12 +55,7 @@ pub unsafe fn ints<const BITS: usize, const GROUPED: bool, const R: usize>(
 /// As for [`ints`].
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
-unsafe fn ints_in_sets<
-    const BITS: usize,
-    const GROUPED: bool,
-    const R: usize,
-    const SETS: usize,
->(
+unsafe fn ints_in_sets<const BITS: usize, const R: usize, const SETS: usize>(
     panel: &Panel,
     acc: *mut f32,
 ) {
@@ -70,115 +63,169 @@ unsafe fn ints_in_sets<
     let step_cols = 4 * parts;
     let mut data = panel.data;
     let mut x = panel.x;
-    let mut y = [[_mm512_setzero_ps(); 2]; R];
-    if GROUPED {
-        for (r, y) in y.iter_mut().enumerate() {
-            // SAFETY: `acc` has R rows of two vectors.
-            *y = unsafe {
-                [_mm512_loadu_ps(acc.add(r * TILE)), _mm512_loadu_ps(acc.add(r * TILE + 16))]
-            };
+    let mut sums = [[[_mm512_setzero_si512(); 2]; R]; SETS];
+    let step = |data: *const u8,
+                x: *const u8,
+                first: usize,
+                sums: &mut [[[__m512i; 2]; R]; SETS]| {
+        panel.fetch(data as usize - panel.data as usize, 2 * LINE);
+        // SAFETY: the panel has this step.
+        let w =
+            unsafe { [_mm512_load_si512(data.cast()), _mm512_load_si512(data.add(LINE).cast())] };
+        for part in 0..parts {
+            let w = [unpack::<BITS>(w[0], part), unpack::<BITS>(w[1], part)];
+            for (r, sum) in sums[(first + part) % SETS].iter_mut().enumerate() {
+                // SAFETY: every row has the columns of this step.
+                let x =
+                    unsafe { x.add(r * panel.x_stride + 4 * part).cast::<i32>().read_unaligned() };
+                let x = _mm512_set1_epi32(x);
+                *sum = [_mm512_dpbusd_epi32(sum[0], w[0], x), _mm512_dpbusd_epi32(sum[1], w[1], x)];
+            }
         }
+    };
+    let unroll = (SETS / parts).max(1);
+    let mut left = panel.steps;
+    while left >= unroll {
+        for u in 0..unroll {
+            step(
+                data.wrapping_add(u * 2 * LINE),
+                x.wrapping_add(u * step_cols),
+                u * parts,
+                &mut sums,
+            );
+        }
+        data = data.wrapping_add(unroll * 2 * LINE);
+        x = x.wrapping_add(unroll * step_cols);
+        left -= unroll;
     }
-    for block in 0..panel.blocks {
-        let scales = data;
-        data = data.wrapping_add(if GROUPED { LINE } else { 0 });
-        let mut sums = [[[_mm512_setzero_si512(); 2]; R]; SETS];
-        if GROUPED {
-            for r in 0..R {
-                // SAFETY: grouped panels come with sums of rows and groups.
-                let sum = unsafe { *panel.sums.add(r * panel.groups + block) };
-                let start = _mm512_set1_epi32(-OFFSETS[3 - BITS.ilog2() as usize] * sum);
-                sums[0][r] = [start; 2];
-            }
-        }
-        let step =
-            |data: *const u8, x: *const u8, first: usize, sums: &mut [[[__m512i; 2]; R]; SETS]| {
-                panel.fetch(data as usize - panel.data as usize, 2 * LINE);
-                // SAFETY: the panel has this step.
-                let w = unsafe {
-                    [_mm512_load_si512(data.cast()), _mm512_load_si512(data.add(LINE).cast())]
-                };
-                for part in 0..parts {
-                    let w = [unpack::<BITS>(w[0], part), unpack::<BITS>(w[1], part)];
-                    for (r, sum) in sums[(first + part) % SETS].iter_mut().enumerate() {
-                        // SAFETY: every row has the columns of this step.
-                        let x = unsafe {
-                            x.add(r * panel.x_stride + 4 * part).cast::<i32>().read_unaligned()
-                        };
-                        let x = _mm512_set1_epi32(x);
-                        *sum = [
-                            _mm512_dpbusd_epi32(sum[0], w[0], x),
-                            _mm512_dpbusd_epi32(sum[1], w[1], x),
-                        ];
-                    }
-                }
-            };
-        let unroll = (SETS / parts).max(1);
-        let mut left = panel.steps;
-        while left >= unroll {
-            for u in 0..unroll {
-                step(
-                    data.wrapping_add(u * 2 * LINE),
-                    x.wrapping_add(u * step_cols),
-                    u * parts,
-                    &mut sums,
-                );
-            }
-            data = data.wrapping_add(unroll * 2 * LINE);
-            x = x.wrapping_add(unroll * step_cols);
-            left -= unroll;
-        }
-        while left > 0 {
-            step(data, x, 0, &mut sums);
-            data = data.wrapping_add(2 * LINE);
-            x = x.wrapping_add(step_cols);
-            left -= 1;
-        }
-        for set in 1..SETS {
-            for r in 0..R {
-                for half in 0..2 {
-                    sums[0][r][half] = _mm512_add_epi32(sums[0][r][half], sums[set][r][half]);
-                }
-            }
-        }
-        if GROUPED {
-            // SAFETY: each block of a grouped panel starts with a line of scales.
-            let scales = unsafe { line_of_scales(scales, if BITS == 2 { 0.5 } else { 1.0 }) };
-            for r in 0..R {
-                // SAFETY: grouped panels come with scales of rows and groups.
-                let sx = _mm512_set1_ps(unsafe { *panel.sx.add(r * panel.groups + block) });
-                for half in 0..2 {
-                    let product = _mm512_mul_ps(_mm512_cvtepi32_ps(sums[0][r][half]), sx);
-                    y[r][half] = _mm512_fmadd_ps(product, scales[half], y[r][half]);
-                }
-            }
-        } else {
-            for (r, sums) in sums[0].iter().enumerate() {
-                for (half, sum) in sums.iter().enumerate() {
-                    // SAFETY: `acc` has R rows of two vectors.
-                    unsafe {
-                        let place = acc.add(r * TILE + half * 16).cast::<__m512i>();
-                        _mm512_storeu_si512(
-                            place,
-                            _mm512_add_epi32(_mm512_loadu_si512(place), *sum),
-                        );
-                    }
-                }
+    while left > 0 {
+        step(data, x, 0, &mut sums);
+        data = data.wrapping_add(2 * LINE);
+        x = x.wrapping_add(step_cols);
+        left -= 1;
+    }
+    for set in 1..SETS {
+        for r in 0..R {
+            for half in 0..2 {
+                sums[0][r][half] = _mm512_add_epi32(sums[0][r][half], sums[set][r][half]);
             }
         }
     }
-    if GROUPED {
-        for (r, y) in y.iter().enumerate() {
+    for (r, sums) in sums[0].iter().enumerate() {
+        for (half, sum) in sums.iter().enumerate() {
             // SAFETY: `acc` has R rows of two vectors.
             unsafe {
-                _mm512_storeu_ps(acc.add(r * TILE), y[0]);
-                _mm512_storeu_ps(acc.add(r * TILE + 16), y[1]);
+                let place = acc.add(r * TILE + half * 16).cast::<__m512i>();
+                _mm512_storeu_si512(place, _mm512_add_epi32(_mm512_loadu_si512(place), *sum));
             }
         }
     }
 }
 
-/// The 32 scales of a group, times the code's unit.
+/// See [`groups::OpenFn`].
+///
+/// # Safety
+/// The machine has the instructions.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,fma,f16c")]
+pub unsafe fn open(opening: &Opening, packed: &[u8], cols: usize, span: &mut Span) {
+    // SAFETY: the caller's promise.
+    unsafe { groups::open::<Wide>(opening, packed, cols, span) }
+}
+
+/// Vectors of 64 bytes.
+struct Wide;
+
+impl Openers for Wide {
+    #[inline(always)]
+    unsafe fn floats(line: &[u16; TILE]) -> [f32; TILE] {
+        let mut out = [0.0; TILE];
+        // SAFETY: the caller's promise; a line has 32 f16.
+        unsafe {
+            for (half, scales) in line_of_scales(line.as_ptr().cast(), 1.0).iter().enumerate() {
+                _mm512_storeu_ps(out.as_mut_ptr().add(half * 16), *scales);
+            }
+        }
+        out
+    }
+    #[inline(always)]
+    unsafe fn look_up(levels: &[i8; 16], bytes: &mut [u32; TILE]) {
+        // SAFETY: the caller's promise; two vectors.
+        unsafe {
+            let levels =
+                _mm_xor_si128(_mm_loadu_si128(levels.as_ptr().cast()), _mm_set1_epi8(-128));
+            for half in 0..2 {
+                let place = bytes.as_mut_ptr().add(half * 16).cast();
+                let index = _mm512_loadu_si512(place);
+                let level = _mm512_shuffle_epi8(_mm512_broadcast_i32x4(levels), index);
+                _mm512_storeu_si512(place, level);
+            }
+        }
+    }
+}
+
+/// A span with `R` rows; see [`groups::GroupsFn`].
+///
+/// # Safety
+/// The machine has the instructions; the rows are as [`groups::Rows`] says; `acc` has `R` rows.
+#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+pub unsafe fn multiply<const R: usize>(span: &Span, rows: &Rows, acc: *mut f32) {
+    // SAFETY (of every block below): the caller's promises; a span has these groups.
+    let place = |r: usize, half: usize| acc.wrapping_add(r * TILE + half * 16);
+    let mut y = [[_mm512_setzero_ps(); 2]; R];
+    for (r, y) in y.iter_mut().enumerate() {
+        *y = unsafe { [_mm512_loadu_ps(place(r, 0)), _mm512_loadu_ps(place(r, 1))] };
+    }
+    let mut data = span.bytes.as_ptr().cast::<u8>();
+    let mut x = rows.x;
+    for group in 0..rows.groups {
+        rows.fetch(group);
+        let mut sums = [[_mm512_setzero_si512(); 2]; R];
+        for (r, sums) in sums.iter_mut().enumerate() {
+            let all = unsafe { *rows.sums.add(r * rows.s_stride + group) };
+            *sums = [_mm512_set1_epi32(-rows.offset * all); 2];
+        }
+        for _ in 0..rows.steps {
+            let w = unsafe {
+                [_mm512_load_si512(data.cast()), _mm512_load_si512(data.add(LINE).cast())]
+            };
+            for (r, sums) in sums.iter_mut().enumerate() {
+                let x = unsafe { x.add(r * rows.x_stride).cast::<i32>().read_unaligned() };
+                let x = _mm512_set1_epi32(x);
+                *sums =
+                    [_mm512_dpbusd_epi32(sums[0], w[0], x), _mm512_dpbusd_epi32(sums[1], w[1], x)];
+            }
+            (data, x) = (data.wrapping_add(2 * LINE), x.wrapping_add(4));
+        }
+        let load = |line: &[f32; TILE]| unsafe {
+            [_mm512_load_ps(line.as_ptr()), _mm512_load_ps(line.as_ptr().add(16))]
+        };
+        let scales = load(&span.scales[group]);
+        for (r, (y, sums)) in y.iter_mut().zip(&sums).enumerate() {
+            let sx = _mm512_set1_ps(unsafe { *rows.sx.add(r * rows.s_stride + group) });
+            for half in 0..2 {
+                let product = _mm512_mul_ps(_mm512_cvtepi32_ps(sums[half]), sx);
+                y[half] = _mm512_fmadd_ps(product, scales[half], y[half]);
+            }
+        }
+        if rows.has_min {
+            let mins = load(&span.mins[group]);
+            for (r, y) in y.iter_mut().enumerate() {
+                let at = r * rows.s_stride + group;
+                let all = unsafe { *rows.sums.add(at) as f32 * *rows.sx.add(at) };
+                let all = _mm512_set1_ps(all);
+                *y = [_mm512_fmadd_ps(all, mins[0], y[0]), _mm512_fmadd_ps(all, mins[1], y[1])];
+            }
+        }
+    }
+    for (r, y) in y.iter().enumerate() {
+        unsafe {
+            _mm512_storeu_ps(place(r, 0), y[0]);
+            _mm512_storeu_ps(place(r, 1), y[1]);
+        }
+    }
+}
+
+/// The 32 scales of a line, times the code's unit.
 ///
 /// # Safety
 /// `scales` is a line.

@@ -3,9 +3,10 @@
 //! Every instruction set, row count and split of the tiles computes the same, bit for bit:
 //! - integer codes, one scale a row: `(sum q * x as f32 * sx) * (scale * unit)` with an exact
 //!   integer sum;
-//! - integer codes, a scale a group: `y = fma(sum_g as f32 * sx_g, scale_g * unit, y)` over the
-//!   groups in order, from 0;
-//! - integer codes with a minimum, one a row: `fma(sum x as f32 * sx, min, y)` of that y;
+//! - integer codes, a scale a group: `y = fma(sum_g as f32 * sx_g, scale_g, y)` over the groups in
+//!   order, from 0;
+//! - where there is a minimum: `y = fma(sum x as f32 * sx, min, y)` after that, for the row or for
+//!   each group;
 //! - float codes: `y = fma(w, x, y)` over the columns in order, from 0.
 //!
 //! A tile of 32 outputs is read in panels that fit the L1 cache. Each panel meets all rows, up to
@@ -16,6 +17,7 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod groups;
 mod pack;
 mod panel;
 mod scalar;
@@ -30,7 +32,8 @@ use super::isa::Isa;
 use crate::compute::act::{ActValues, ActView};
 use crate::tensor::trellis::OFFSET as TRELLIS_OFFSET;
 use crate::tensor::{CpuLayout, Format, Group};
-use pack::Shape;
+use groups::{GroupsFn, OpenFn, Opening, Rows, SPAN, Span};
+use pack::{LINE, Shape};
 use panel::{FinishFn, GateFn, Panel, PanelFn};
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -44,12 +47,16 @@ const PANEL: usize = 16 << 10;
 
 /// The kernels of one format on one instruction set.
 struct Kernels {
-    /// By row count - 1.
-    panel: [PanelFn; BLOCK],
-    /// Raw sums are of q + offset.
-    offset: i32,
-    finish: FinishFn,
+    way: Way,
     gate: GateFn,
+}
+
+/// How a tile is read.
+enum Way {
+    /// Step by step. Raw sums of integers are of q + offset.
+    Steps { panel: [PanelFn; BLOCK], offset: i32, finish: FinishFn },
+    /// Span by span, see [`groups`].
+    Spans { opening: Opening, open: OpenFn, multiply: [GroupsFn; BLOCK] },
 }
 
 /// `[f::<.., 1>, .., f::<.., 8>]`
@@ -64,30 +71,29 @@ macro_rules! by_rows {
 
 /// The kernels of a module, which all have the same names.
 macro_rules! kernels_of {
-    ($module:ident, $format:expr) => {{
-        use $module::{OFFSETS, finish, finish_with_min, floats, gate, ints, tiles};
+    ($module:ident, $format:expr, $multiply:expr) => {{
+        use $module::{OFFSETS, finish, finish_with_min, floats, gate, ints, open, tiles};
         let (panel, offset): ([PanelFn; BLOCK], i32) =
             match (pack::layout_of($format.code), $format.group) {
                 (CpuLayout::F32, _) => (by_rows!(floats, 32), 0),
                 (CpuLayout::Bf16, _) => (by_rows!(floats, 16), 0),
-                (CpuLayout::I8, Group::Row) => (by_rows!(ints, 8, false), OFFSETS[0]),
-                (CpuLayout::I8, Group::Cols(_)) => (by_rows!(ints, 8, true), OFFSETS[0]),
-                (CpuLayout::I4, Group::Row) => (by_rows!(ints, 4, false), OFFSETS[1]),
-                (CpuLayout::I4, Group::Cols(_)) => (by_rows!(ints, 4, true), OFFSETS[1]),
-                (CpuLayout::I2, Group::Row) => (by_rows!(ints, 2, false), OFFSETS[2]),
-                (CpuLayout::I2, Group::Cols(_)) => (by_rows!(ints, 2, true), OFFSETS[2]),
+                (CpuLayout::Int(_), Group::Cols(_)) => {
+                    let opening = Opening::of($format);
+                    let multiply = $multiply(opening.largest);
+                    return Kernels { way: Way::Spans { opening, open, multiply }, gate };
+                }
+                (CpuLayout::Int(8), Group::Row) => (by_rows!(ints, 8), OFFSETS[0]),
+                (CpuLayout::Int(4), Group::Row) => (by_rows!(ints, 4), OFFSETS[1]),
+                (CpuLayout::Int(_), Group::Row) => (by_rows!(ints, 2), OFFSETS[2]),
                 (CpuLayout::Tiles(0), _) => (by_rows!(tiles, 0), TRELLIS_OFFSET),
                 (CpuLayout::Tiles(1), _) => (by_rows!(tiles, 1), TRELLIS_OFFSET),
                 (CpuLayout::Tiles(2), _) => (by_rows!(tiles, 2), TRELLIS_OFFSET),
                 (CpuLayout::Tiles(_), _) => (by_rows!(tiles, 3), TRELLIS_OFFSET),
             };
         let has_min = $format.code.spec().side.has_min();
-        Kernels {
-            panel,
-            offset: offset - pack::bias_of($format.code),
-            finish: if has_min { finish_with_min } else { finish },
-            gate,
-        }
+        let finish = if has_min { finish_with_min } else { finish };
+        let offset = offset - pack::bias_of($format.code);
+        Kernels { way: Way::Steps { panel, offset, finish }, gate }
     }};
 }
 
@@ -95,10 +101,26 @@ fn kernels(isa: Isa, format: Format) -> Kernels {
     assert!(isa.is_supported(), "this machine has no {isa}");
     match isa {
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512Vnni => kernels_of!(avx512, format),
+        Isa::Avx512Vnni => {
+            use avx512::multiply;
+            kernels_of!(avx512, format, |_| by_rows!(multiply))
+        }
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 => kernels_of!(avx2, format),
-        _ => kernels_of!(scalar, format),
+        Isa::Avx2 => {
+            use avx2::multiply;
+            kernels_of!(avx2, format, |largest| -> [GroupsFn; BLOCK] {
+                match largest {
+                    ..=15 => by_rows!(multiply, 15),
+                    16..=31 => by_rows!(multiply, 31),
+                    32..=63 => by_rows!(multiply, 63),
+                    _ => by_rows!(multiply, 255),
+                }
+            })
+        }
+        _ => {
+            use scalar::multiply;
+            kernels_of!(scalar, format, |_| by_rows!(multiply))
+        }
     }
 }
 
@@ -219,12 +241,13 @@ unsafe fn store(
     }
 }
 
-/// Room for the sums of a strip of rows with one tile; only the rows in use are ever written.
-struct Sums([MaybeUninit<[f32; TILE]>; STRIP]);
+/// Room for the sums of a strip of rows with one tile, of which only the rows in use are ever
+/// written, and for an opened span.
+struct Sums([MaybeUninit<[f32; TILE]>; STRIP], Option<Box<Span>>);
 
 impl Sums {
     fn new() -> Sums {
-        Sums([const { MaybeUninit::uninit() }; STRIP])
+        Sums([const { MaybeUninit::uninit() }; STRIP], None)
     }
 
     /// Products of `rows` with one tile. `next` is what will be read after it.
@@ -240,55 +263,41 @@ impl Sums {
         let (shape, bytes, n) = (weights.shape(), weights.tile(tile), rows.len());
         let acc = self.0.as_mut_ptr().cast::<[f32; TILE]>();
         self.0[..n].iter_mut().for_each(|sums| _ = sums.write([0.0; TILE]));
-        let grouped = shape.groups > 1
-            || (weights.format().code.is_integer() && weights.format().group != Group::Row);
-        if grouped {
-            let per_panel = (PANEL / shape.block_bytes()).max(1);
-            for group in (0..shape.groups).step_by(per_panel) {
-                let blocks = per_panel.min(shape.groups - group);
-                let start = group * shape.block_bytes();
-                let end = start + blocks * shape.block_bytes();
-                let panel = PanelSpan {
-                    start,
-                    end,
-                    blocks,
-                    steps: shape.steps(),
-                    col: group * shape.group_cols,
-                    group,
-                    groups: shape.groups,
-                };
-                panel.run(kernels, bytes, act, &rows, next, acc);
-            }
-        } else {
-            // Whole steps only: the kernels read all activations that a step could hold.
-            let steps = shape.group_cols / shape.step_cols;
-            let per_panel = PANEL / shape.step_bytes;
-            for step in (0..steps).step_by(per_panel) {
-                let count = per_panel.min(steps - step);
-                let start = shape.head + step * shape.step_bytes;
-                let end = start + count * shape.step_bytes;
-                let panel = PanelSpan {
-                    start,
-                    end,
-                    blocks: 1,
-                    steps: count,
-                    col: step * shape.step_cols,
-                    group: 0,
-                    groups: shape.groups,
-                };
-                panel.run(kernels, bytes, act, &rows, next, acc);
-            }
-            if let ActValues::I8(values) = act.values {
-                if steps < shape.steps() {
-                    half_step(kernels, shape, bytes, values, &rows, acc);
+        match &kernels.way {
+            Way::Spans { opening, open, multiply } => {
+                let span = self.1.get_or_insert_with(Span::new);
+                for (i, packed) in bytes.chunks(opening.bytes(SPAN)).enumerate() {
+                    let cols = i * SPAN..shape.cols.min((i + 1) * SPAN);
+                    let end = packed.as_ptr_range().end;
+                    let last = end == bytes.as_ptr_range().end;
+                    // SAFETY: the kernel's instructions exist.
+                    unsafe { open(opening, packed, cols.len(), span) };
+                    let ahead = (if last { next } else { end }, packed.len());
+                    // SAFETY: `acc` has a row for each of `rows`.
+                    unsafe { multiply_span(multiply, opening, span, act, cols, &rows, ahead, acc) };
                 }
-                let (sx, sums) = (&act.scales[rows.clone()], &act.sums[rows]);
-                let unit = weights.format().code.unit();
-                // SAFETY: `bytes` starts with a line of scales; the kernel's instructions exist;
-                // `acc` has n rows.
-                unsafe {
-                    (kernels.finish)(bytes.as_ptr(), unit, kernels.offset, sx, sums, acc.cast())
-                };
+            }
+            Way::Steps { panel: kernel, offset, finish } => {
+                // Whole steps only: the kernels read all activations that a step could hold.
+                let steps = shape.cols / shape.step_cols;
+                let per_panel = PANEL / shape.step_bytes;
+                for step in (0..steps).step_by(per_panel) {
+                    let count = per_panel.min(steps - step);
+                    let start = shape.head + step * shape.step_bytes;
+                    let end = start + count * shape.step_bytes;
+                    let panel = PanelSpan { start, end, steps: count, col: step * shape.step_cols };
+                    panel.run(kernel, bytes, act, &rows, next, acc);
+                }
+                if let ActValues::I8(values) = act.values {
+                    if steps < shape.steps() {
+                        half_step(kernel, shape, bytes, values, &rows, acc);
+                    }
+                    let (sx, sums) = (&act.scales[rows.clone()], &act.sums[rows]);
+                    let unit = weights.format().code.unit();
+                    // SAFETY: `bytes` starts with a line of scales; the kernel's instructions
+                    // exist; `acc` has n rows.
+                    unsafe { finish(bytes.as_ptr(), unit, *offset, sx, sums, acc.cast()) };
+                }
             }
         }
         // SAFETY: the first n rows were written above.
@@ -296,23 +305,62 @@ impl Sums {
     }
 }
 
-/// Part of a tile: bytes, and where it stands among columns and groups.
+/// Adds the products of an opened span, `cols` of a row, with all rows. `ahead` is what will be read
+/// next, and how much of it: it is fetched while the first rows are multiplied.
+///
+/// # Safety
+/// `acc` has a row for each of `rows`.
+#[allow(clippy::too_many_arguments)]
+unsafe fn multiply_span(
+    kernels: &[GroupsFn; BLOCK],
+    opening: &Opening,
+    span: &Span,
+    act: &ActView<'_>,
+    cols: Range<usize>,
+    rows: &Range<usize>,
+    ahead: (*const u8, usize),
+    acc: *mut [f32; TILE],
+) {
+    let ActValues::I8(values) = act.values else { return };
+    let (groups, s_stride) = (cols.len() / opening.width, act.cols / opening.width);
+    let n_blocks = rows.len().div_ceil(BLOCK);
+    for block in 0..n_blocks {
+        // Blocks of nearly equal size: 9 rows are 4 and 5, not 8 and 1.
+        let (from, to) = (rows.len() * block / n_blocks, rows.len() * (block + 1) / n_blocks);
+        let row = rows.start + from;
+        let first = row * s_stride + cols.start / opening.width;
+        let job = Rows {
+            groups,
+            steps: opening.width / 4,
+            offset: opening.offset,
+            has_min: opening.side.has_min(),
+            x: values.as_ptr().wrapping_add(row * act.cols + cols.start),
+            x_stride: act.cols,
+            sx: act.scales.as_ptr().wrapping_add(first),
+            sums: act.sums.as_ptr().wrapping_add(first),
+            s_stride,
+            ahead: ahead.0,
+            ahead_lines: if block == 0 { ahead.1 / LINE / groups } else { 0 },
+        };
+        // SAFETY: `check` saw that activations, scales and sums cover these rows; the caller's
+        // promise; the kernel's instructions exist.
+        unsafe { kernels[to - from - 1](span, &job, acc.add(from).cast()) };
+    }
+}
+
+/// Part of a tile: bytes, and where it stands among the columns.
 struct PanelSpan {
     start: usize,
     end: usize,
-    blocks: usize,
     steps: usize,
     col: usize,
-    group: usize,
-    /// Groups of the whole row.
-    groups: usize,
 }
 
 impl PanelSpan {
     /// Adds the panel's products with all rows, block by block, fetching the next panel meanwhile.
     fn run(
         self,
-        kernels: &Kernels,
+        kernels: &[PanelFn; BLOCK],
         tile: &[u8],
         act: &ActView<'_>,
         rows: &Range<usize>,
@@ -334,20 +382,15 @@ impl PanelSpan {
             let share = ((self.end - self.start) * block) >> ahead_shift;
             let panel = Panel {
                 data,
-                blocks: self.blocks,
                 steps: self.steps,
                 x: x.wrapping_add((row * act.cols + self.col) * size),
                 x_stride: act.cols * size,
-                sx: act.scales.as_ptr().wrapping_add(row * self.groups + self.group),
-                sums: act.sums.as_ptr().wrapping_add(row * self.groups + self.group),
-                groups: self.groups,
                 ahead: ahead.wrapping_add(share),
                 ahead_shift,
             };
-            // SAFETY: `check` saw that activations, scales and sums cover these rows; `data` covers
-            // the panel's steps; `acc` has a row for each of `rows`; the kernel's instructions
-            // exist.
-            unsafe { (kernels.panel[to - from - 1])(&panel, acc.add(from).cast()) };
+            // SAFETY: `check` saw that the activations cover these rows; `data` covers the panel's
+            // steps; `acc` has a row for each of `rows`; the kernel's instructions exist.
+            unsafe { kernels[to - from - 1](&panel, acc.add(from).cast()) };
         }
     }
 }
@@ -355,31 +398,27 @@ impl PanelSpan {
 /// The last step of an i2 row of 16 n + 8 columns: the kernel reads 16 activations, of which the
 /// row has 8.
 fn half_step(
-    kernels: &Kernels,
+    kernels: &[PanelFn; BLOCK],
     shape: Shape,
     tile: &[u8],
     values: &[i8],
     rows: &Range<usize>,
     acc: *mut [f32; TILE],
 ) {
-    let cols = shape.group_cols;
+    let cols = shape.cols;
     let data = tile[tile.len() - shape.step_bytes..].as_ptr();
     for row in rows.clone() {
         let mut x = [0i8; 16];
         x[..cols % 16].copy_from_slice(&values[row * cols..][cols - cols % 16..cols]);
         let panel = Panel {
             data,
-            blocks: 1,
             steps: 1,
             x: x.as_ptr().cast(),
             x_stride: 0,
-            sx: std::ptr::null(),
-            sums: std::ptr::null(),
-            groups: 0,
             ahead: data,
             ahead_shift: 0,
         };
         // SAFETY: one step of weights, 16 activations, one row of `acc`.
-        unsafe { (kernels.panel[0])(&panel, acc.add(row - rows.start).cast()) };
+        unsafe { kernels[0](&panel, acc.add(row - rows.start).cast()) };
     }
 }

@@ -13,17 +13,17 @@
 //! | f32 | 2 | 1 | the float |
 //! | bf16 | 1 | 1 | row i in the low half, row 16 + i in the high half |
 //!
-//! Two lines of trellis codes hold 32 bits of each row. Integer codes come in blocks of one group:
-//! the side, two bytes of each row a line, then the steps. A side of a scale is one line, a side of
-//! a scale and a minimum two. Rows past the end are zero bits, except rows that share a tile of
-//! trellis codes with rows of the matrix.
+//! Two lines of trellis codes hold 32 bits of each row. In front of the steps of integer codes lies
+//! the side, two bytes of each row a line. Integer codes with a scale for each group lie in spans,
+//! see [`super::groups`]. Rows past the end are zero bits, except rows that share a tile of trellis
+//! codes with rows of the matrix.
 
 use super::super::isa::Isa;
 use super::super::lines::Lines;
+use super::groups::{self, Opening, SPAN};
 use crate::tensor::trellis;
-use crate::tensor::{Code, CpuLayout, Format, Matrix, Values, hadamard, side};
+use crate::tensor::{Code, CpuLayout, Format, Group, Matrix, Values, hadamard, side};
 use half::f16;
-use std::borrow::Cow;
 use std::ops::Range;
 
 /// Output rows of a tile: two vectors of 16 lanes.
@@ -142,27 +142,40 @@ impl PackedMatrix {
                     }
                 }
             }
-            layout @ (CpuLayout::I8 | CpuLayout::I4 | CpuLayout::I2) => {
+            CpuLayout::Int(bits) => {
                 let (code, bias) = (self.format.code, bias_of(self.format.code));
-                for (group, columns) in out.chunks_mut(shape.group_cols).enumerate() {
-                    let block = group * shape.block_bytes();
-                    let (mut side, mut lines) = ([0; side::BYTES], 0);
-                    for line in (0..shape.head).step_by(LINE) {
-                        side[2 * lines..][..2]
-                            .copy_from_slice(&tile[block + line + 2 * lane..][..2]);
-                        lines += 1;
+                let (unit, side_of) = (code.unit(), code.spec().side);
+                let mut element = [0; side::BYTES];
+                let element = &mut element[..side_of.bytes()];
+                let Some(opening) = shape.opening else {
+                    for (i, half) in element.as_chunks_mut::<2>().0.iter_mut().enumerate() {
+                        half.copy_from_slice(&tile[i * LINE + 2 * lane..][..2]);
                     }
-                    let steps = block + shape.head;
                     let integer = |col: usize| {
-                        let step = col / shape.step_cols;
-                        let bytes = at(steps + step * shape.step_bytes + dword);
-                        code_of(layout, bytes, col % shape.step_cols) + bias
+                        let bytes =
+                            at(shape.head + col / shape.step_cols * shape.step_bytes + dword);
+                        code_of(bits, bytes, col % shape.step_cols) + bias
                     };
-                    let side_of = code.spec().side;
-                    side_of.factors(&side).decode(side_of, code.unit(), integer, columns);
+                    side_of.factors(element, 0).decode(side_of, unit, integer, out);
+                    return self.rotate_back(out);
+                };
+                for (i, out) in out.chunks_mut(SPAN).enumerate() {
+                    let (cols, packed) = (out.len(), &tile[i * opening.bytes(SPAN)..]);
+                    for (group, out) in out.chunks_exact_mut(opening.width).enumerate() {
+                        opening.element(packed, lane, group, element);
+                        let first = group * opening.width;
+                        let integer = |col| opening.integer(packed, cols, lane, first + col);
+                        let factors = side_of.factors(element, group % side_of.groups());
+                        factors.decode(side_of, unit, integer, out);
+                    }
                 }
             }
         }
+        self.rotate_back(out);
+    }
+
+    /// Takes the Hadamard back where the format has one.
+    fn rotate_back(&self, out: &mut [f32]) {
         if self.format.hadamard {
             hadamard::inverse(out);
         }
@@ -174,15 +187,6 @@ pub fn layout_of(code: Code) -> CpuLayout {
     code.spec().cpu.unwrap_or_else(|| panic!("the CPU has no kernels for {code:?}"))
 }
 
-/// The layout of integers of 2, 4 or 8 bits.
-pub const fn layout_of_bits(bits: usize) -> CpuLayout {
-    match bits {
-        2 => CpuLayout::I2,
-        4 => CpuLayout::I4,
-        _ => CpuLayout::I8,
-    }
-}
-
 /// See [`Integer::bias`](crate::tensor::block::Integer::bias).
 pub fn bias_of(code: Code) -> i32 {
     match code.spec().values {
@@ -192,13 +196,13 @@ pub fn bias_of(code: Code) -> i32 {
 }
 
 /// The integer value (see [`Matrix::code`]) of column `k` of a step in a row's dword, less the
-/// [`bias_of`] its code.
+/// [`bias_of`] its code, of integers of 2, 4 or 8 bits with one scale a row.
 #[inline(always)]
-pub fn code_of(layout: CpuLayout, dword: [u8; 4], k: usize) -> i32 {
+pub fn code_of(bits: u32, dword: [u8; 4], k: usize) -> i32 {
     let byte = dword[k % 4] as i32;
-    match layout {
-        CpuLayout::I4 => (byte >> (4 * (k / 4)) & 15) - 8,
-        CpuLayout::I2 => 2 * (byte >> (2 * (k / 4)) & 3) - 3,
+    match bits {
+        4 => (byte >> (4 * (k / 4)) & 15) - 8,
+        2 => 2 * (byte >> (2 * (k / 4)) & 3) - 3,
         _ => byte - 128,
     }
 }
@@ -228,17 +232,17 @@ pub fn codes_of_step(
 }
 
 /// Sizes inside a tile.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub struct Shape {
+    /// Columns of a row.
+    pub cols: usize,
     /// Columns and bytes of a step.
     pub step_cols: usize,
     pub step_bytes: usize,
-    /// Columns of a group (all of them where a row has one scale, and for floats), and groups in a
-    /// row.
-    pub group_cols: usize,
-    pub groups: usize,
-    /// Bytes in front of each group's steps: a line of scales, or nothing for floats.
+    /// Bytes in front of the steps: lines of the side, or nothing for floats.
     pub head: usize,
+    /// Integers with a scale for each group lie in spans instead of steps.
+    pub opening: Option<Opening>,
 }
 
 impl Shape {
@@ -247,37 +251,32 @@ impl Shape {
         let (step_cols, step_bytes) = match layout {
             CpuLayout::F32 => (1, 2 * LINE),
             CpuLayout::Bf16 => (1, LINE),
-            CpuLayout::I8 => (4, 2 * LINE),
-            CpuLayout::I4 => (8, 2 * LINE),
-            CpuLayout::I2 => (16, 2 * LINE),
+            CpuLayout::Int(bits) => (32 / bits as usize, 2 * LINE),
             CpuLayout::Tiles(0) => (16, 2 * LINE),
             CpuLayout::Tiles(1) => (64, 10 * LINE),
             CpuLayout::Tiles(2) => (32, 6 * LINE),
             CpuLayout::Tiles(_) => (16, 4 * LINE),
         };
-        let integer = format.code.is_integer();
+        let grouped = format.code.is_integer() && format.group != Group::Row;
         Shape {
+            cols,
             step_cols,
             step_bytes,
-            group_cols: if integer { format.group_cols(cols) } else { cols },
-            groups: if integer { format.groups(cols) } else { 1 },
             head: format.code.spec().side.bytes() / 2 * LINE,
+            opening: grouped.then(|| Opening::of(format)),
         }
     }
 
-    /// Steps of a group; only i2 with an odd multiple of 8 columns a row leaves the last one half
-    /// empty.
+    /// Steps of a row; only i2 with an odd multiple of 8 columns leaves the last one half empty.
     pub fn steps(self) -> usize {
-        self.group_cols.div_ceil(self.step_cols)
-    }
-
-    /// Bytes of a group: scales and steps.
-    pub fn block_bytes(self) -> usize {
-        self.head + self.steps() * self.step_bytes
+        self.cols.div_ceil(self.step_cols)
     }
 
     pub fn tile_bytes(self) -> usize {
-        self.groups * self.block_bytes()
+        match self.opening {
+            Some(opening) => opening.bytes(self.cols),
+            None => self.head + self.steps() * self.step_bytes,
+        }
     }
 }
 
@@ -300,6 +299,10 @@ unsafe fn pack_tile_avx2(
 fn pack_tile(matrix: &Matrix<'_>, shape: Shape, rows: std::ops::Range<usize>, out: &mut [u8]) {
     for (lane, row) in rows.enumerate() {
         let codes = matrix.row(row);
+        if let Some(opening) = shape.opening {
+            pack_spans(matrix, &opening, row, lane, out);
+            continue;
+        }
         match layout_of(matrix.format.code) {
             CpuLayout::F32 => {
                 for (step, code) in
@@ -316,21 +319,20 @@ fn pack_tile(matrix: &Matrix<'_>, shape: Shape, rows: std::ops::Range<usize>, ou
                     step[place..][..2].copy_from_slice(code);
                 }
             }
-            CpuLayout::I8 => {
-                let bias = bias_of(matrix.format.code);
-                let (bytes, flip): (Cow<'_, [u8]>, u32) = match matrix.format.code.bits_of_two() {
-                    16 if bias != 0 => (codes.into(), 0),
-                    16 => (codes.into(), 0x8080_8080),
-                    // Codes without a layout of their own.
-                    _ => {
-                        let integers = (0..matrix.cols).map(|col| matrix.code(row, col) - bias);
-                        (integers.map(|q| q as u8).collect(), 0x8080_8080)
-                    }
-                };
-                pack_row(matrix, &bytes, shape, row, lane, out, |q| q ^ flip)
+            CpuLayout::Int(bits) => {
+                let side = matrix.row_side(row).as_chunks::<2>().0;
+                for (line, half) in out.chunks_exact_mut(LINE).zip(side) {
+                    line[lane * 2..][..2].copy_from_slice(half);
+                }
+                // Bytes without a bias have a sign.
+                let flip = if bias_of(matrix.format.code) == 0 { 0x8080_8080 } else { 0 };
+                let steps = &mut out[shape.head..];
+                match bits {
+                    8 => pack_dwords(codes, steps, lane, |q| q ^ flip),
+                    4 => pack_dwords(codes, steps, lane, interleave_i4),
+                    _ => pack_dwords(codes, steps, lane, transpose_i2),
+                }
             }
-            CpuLayout::I4 => pack_row(matrix, codes, shape, row, lane, out, interleave_i4),
-            CpuLayout::I2 => pack_row(matrix, codes, shape, row, lane, out, transpose_i2),
             CpuLayout::Tiles(_) => {}
         }
     }
@@ -395,36 +397,69 @@ fn pack_trellis_half(
     }
 }
 
-/// Spreads one row of integer codes, a dword of `codes` at a time, and its side, two bytes a line,
-/// over a tile.
+/// Spreads one row of integer codes with a scale for each group over the spans of a tile.
 #[inline(always)]
-fn pack_row(
-    matrix: &Matrix<'_>,
-    codes: &[u8],
-    shape: Shape,
-    row: usize,
-    lane: usize,
-    out: &mut [u8],
-    reorder: impl Fn(u32) -> u32,
-) {
-    let codes = codes.chunks(shape.steps() * 4);
-    let side = matrix.row_side(row).chunks_exact(matrix.format.code.spec().side.bytes());
-    for ((block, codes), side) in out.chunks_exact_mut(shape.block_bytes()).zip(codes).zip(side) {
-        let (head, steps) = block.split_at_mut(shape.head);
-        for (line, half) in head.chunks_exact_mut(LINE).zip(side.as_chunks::<2>().0) {
+fn pack_spans(matrix: &Matrix<'_>, opening: &Opening, row: usize, lane: usize, out: &mut [u8]) {
+    let bits = opening.bits as usize;
+    let spans = matrix.row(row).chunks(SPAN * bits / 8).zip(out.chunks_mut(opening.bytes(SPAN)));
+    let mut side = matrix.row_side(row);
+    for (codes, out) in spans {
+        let (head, steps) = out.split_at_mut(opening.side_bytes(codes.len() * 8 / bits));
+        let (own, rest) = side.split_at(head.len() / TILE);
+        side = rest;
+        for (line, half) in head.chunks_exact_mut(LINE).zip(own.as_chunks::<2>().0) {
             line[lane * 2..][..2].copy_from_slice(half);
         }
-        let (dwords, rest) = codes.as_chunks::<4>();
-        let mut steps = steps.chunks_exact_mut(shape.step_bytes);
-        for (dword, step) in dwords.iter().zip(&mut steps) {
-            step[lane * 4..][..4]
-                .copy_from_slice(&reorder(u32::from_le_bytes(*dword)).to_le_bytes());
+        match opening.bits {
+            8 => pack_dwords(codes, steps, lane, |q| q ^ 0x8080_8080),
+            4 => pack_dwords(codes, steps, lane, interleave_i4),
+            2 => pack_dwords(codes, steps, lane, transpose_i2),
+            3 => pack_planes::<3>(codes, steps, lane),
+            5 => pack_planes::<5>(codes, steps, lane),
+            _ => pack_planes::<6>(codes, steps, lane),
         }
-        if let (Some(step), false) = (steps.next(), rest.is_empty()) {
-            let mut dword = [0; 4];
-            dword[..rest.len()].copy_from_slice(rest);
-            step[lane * 4..][..4]
-                .copy_from_slice(&reorder(u32::from_le_bytes(dword)).to_le_bytes());
+    }
+}
+
+/// Spreads codes over steps, a dword at a time.
+#[inline(always)]
+fn pack_dwords(codes: &[u8], steps: &mut [u8], lane: usize, reorder: impl Fn(u32) -> u32) {
+    let mut steps = steps.chunks_exact_mut(2 * LINE).map(|step| &mut step[lane * 4..][..4]);
+    let (dwords, rest) = codes.as_chunks::<4>();
+    for (dword, step) in dwords.iter().zip(&mut steps) {
+        step.copy_from_slice(&reorder(u32::from_le_bytes(*dword)).to_le_bytes());
+    }
+    if let (Some(step), false) = (steps.next(), rest.is_empty()) {
+        let mut dword = [0; 4];
+        dword[..rest.len()].copy_from_slice(rest);
+        step.copy_from_slice(&reorder(u32::from_le_bytes(dword)).to_le_bytes());
+    }
+}
+
+/// Spreads codes of two planes over their lines, 32 codes at a time.
+#[inline(always)]
+fn pack_planes<const BITS: usize>(codes: &[u8], steps: &mut [u8], lane: usize) {
+    let (low_bits, high_bits) = groups::split(BITS as u32);
+    let cols = codes.len() * 8 / BITS;
+    let (lows, highs) = steps.split_at_mut(cols * low_bits as usize * TILE / 8);
+    for (i, packed) in codes.chunks_exact(4 * BITS).enumerate() {
+        let mut bytes = [0; 33];
+        bytes[..4 * BITS].copy_from_slice(packed);
+        let stored: [u32; 32] = std::array::from_fn(|col| {
+            let (first, part) = (col * BITS / 8, col * BITS % 8);
+            u16::from_le_bytes([bytes[first], bytes[first + 1]]) as u32 >> part
+        });
+        for (plane, bits, shift) in [(&mut *lows, low_bits, 0), (&mut *highs, high_bits, low_bits)]
+        {
+            let (mask, per_dword) = ((1 << bits) - 1, 32 / bits as usize);
+            for (d, columns) in stored.chunks_exact(per_dword).enumerate() {
+                let place = |(col, code): (usize, &u32)| {
+                    (code >> shift & mask) << (col % 4 * 8 + col / 4 * bits as usize)
+                };
+                let dword: u32 = columns.iter().enumerate().map(place).sum();
+                plane[(i * bits as usize + d) * 2 * LINE + lane * 4..][..4]
+                    .copy_from_slice(&dword.to_le_bytes());
+            }
         }
     }
 }

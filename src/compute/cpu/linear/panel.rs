@@ -4,22 +4,13 @@
 use super::pack::{LINE, TILE};
 use crate::compute::cpu::simd::prefetch;
 
-/// Input of a kernel: a run of group blocks (side and steps) or of bare steps, and the activations
-/// that meet it.
+/// Input of a kernel: a run of steps, and the activations that meet it.
 pub struct Panel {
     pub data: *const u8,
-    /// Group blocks; 1 where the panel is a run of bare steps.
-    pub blocks: usize,
-    /// Steps of a block.
     pub steps: usize,
     /// The first row's activations where the panel starts, and bytes from row to row.
     pub x: *const u8,
     pub x_stride: usize,
-    /// The first row's scale and sum of the panel's first group, and values from row to row. Only
-    /// for group blocks.
-    pub sx: *const f32,
-    pub sums: *const i32,
-    pub groups: usize,
     /// Bytes to fetch meanwhile: `panel >> ahead_shift` bytes from here.
     pub ahead: *const u8,
     pub ahead_shift: u32,
@@ -35,8 +26,7 @@ impl Panel {
     }
 }
 
-/// Adds a panel's products with `R` rows to `acc[R][TILE]`: f32, or raw i32 sums where a row has
-/// one scale.
+/// Adds a panel's products with `R` rows to `acc[R][TILE]`: f32, or raw i32 sums of integers.
 pub type PanelFn = unsafe fn(panel: &Panel, acc: *mut f32);
 /// Turns `acc[rows][TILE]` from raw sums into products: line of scales, unit, offset, row scales,
 /// row sums, rows, acc.

@@ -1,7 +1,8 @@
 //! The kernels in plain Rust: what other machines run, and the simplest reading of the packed
 //! layout.
 
-use super::pack::{LINE, TILE, code_of, layout_of_bits};
+use super::groups::{self, Openers, Opening, Rows, Span};
+use super::pack::{LINE, TILE, code_of};
 use super::panel::Panel;
 use super::trellis;
 use crate::tensor::math;
@@ -14,53 +15,84 @@ pub const OFFSETS: [i32; 3] = [0; 3];
 ///
 /// # Safety
 /// The panel and `acc` are as [`super::panel::Panel`] and [`super::panel::PanelFn`] say.
-pub unsafe fn ints<const BITS: usize, const GROUPED: bool, const R: usize>(
-    panel: &Panel,
-    acc: *mut f32,
-) {
-    let layout = const { layout_of_bits(BITS) };
+pub unsafe fn ints<const BITS: usize, const R: usize>(panel: &Panel, acc: *mut f32) {
     let step_cols = 32 / BITS;
-    let mut data = panel.data;
-    for block in 0..panel.blocks {
-        let scales = data;
-        data = data.wrapping_add(if GROUPED { LINE } else { 0 });
-        for r in 0..R {
-            let mut sums = [0i32; TILE];
-            for step in 0..panel.steps {
-                // SAFETY: the panel has `blocks * steps` steps of activations and weights.
-                let (x, dwords) = unsafe {
-                    let x =
-                        panel.x.add(r * panel.x_stride + (block * panel.steps + step) * step_cols);
-                    (
-                        std::slice::from_raw_parts(x.cast::<i8>(), step_cols),
-                        &*data.add(step * 2 * LINE).cast::<[[u8; 4]; TILE]>(),
-                    )
-                };
-                for (sum, dword) in sums.iter_mut().zip(dwords) {
-                    for (k, x) in x.iter().enumerate() {
-                        *sum += code_of(layout, *dword, k) * *x as i32;
-                    }
-                }
-            }
-            // SAFETY: `acc` has R rows, and nobody else looks at this one.
-            let acc = unsafe { &mut *acc.add(r * TILE).cast::<[f32; TILE]>() };
-            if GROUPED {
-                let unit = if BITS == 2 { 0.5 } else { 1.0 };
-                // SAFETY: grouped panels come with scales of rows and groups, and a line of weight
-                // scales in each block.
-                let (sx, scales) = unsafe {
-                    (*panel.sx.add(r * panel.groups + block), &*scales.cast::<[[u8; 2]; TILE]>())
-                };
-                for ((y, sum), scale) in acc.iter_mut().zip(sums).zip(scales) {
-                    *y = (sum as f32 * sx).mul_add(f16::from_le_bytes(*scale).to_f32() * unit, *y);
-                }
-            } else {
-                for (raw, sum) in acc.iter_mut().zip(sums) {
-                    *raw = f32::from_bits((raw.to_bits() as i32 + sum) as u32);
+    for r in 0..R {
+        // SAFETY: `acc` has R rows, and nobody else looks at this one.
+        let acc = unsafe { &mut *acc.add(r * TILE).cast::<[i32; TILE]>() };
+        for step in 0..panel.steps {
+            // SAFETY: the panel has so many steps of activations and weights.
+            let (x, dwords) = unsafe {
+                let x = panel.x.add(r * panel.x_stride + step * step_cols);
+                (
+                    std::slice::from_raw_parts(x.cast::<i8>(), step_cols),
+                    &*panel.data.add(step * 2 * LINE).cast::<[[u8; 4]; TILE]>(),
+                )
+            };
+            for (sum, dword) in acc.iter_mut().zip(dwords) {
+                for (k, x) in x.iter().enumerate() {
+                    *sum = sum.wrapping_add(code_of(BITS as u32, *dword, k) * *x as i32);
                 }
             }
         }
-        data = data.wrapping_add(panel.steps * 2 * LINE);
+    }
+}
+
+/// See [`groups::OpenFn`].
+///
+/// # Safety
+/// Safe for all arguments. The type is shared with kernels that need an instruction set.
+pub unsafe fn open(opening: &Opening, packed: &[u8], cols: usize, span: &mut Span) {
+    // SAFETY: these need no instructions.
+    unsafe { groups::open::<Plain>(opening, packed, cols, span) }
+}
+
+/// Any processor.
+struct Plain;
+
+impl Openers for Plain {
+    #[inline(always)]
+    unsafe fn floats(line: &[u16; TILE]) -> [f32; TILE] {
+        line.map(|bits| f16::from_bits(bits).to_f32())
+    }
+    #[inline(always)]
+    unsafe fn look_up(levels: &[i8; 16], bytes: &mut [u32; TILE]) {
+        let level = |index: u8| (levels[index as usize & 15] as u8) ^ 0x80;
+        bytes.iter_mut().for_each(|d| *d = u32::from_le_bytes(d.to_le_bytes().map(level)));
+    }
+}
+
+/// A span with `R` rows; see [`groups::GroupsFn`].
+///
+/// # Safety
+/// The rows are as [`groups::Rows`] says; `acc` has `R` rows.
+pub unsafe fn multiply<const R: usize>(span: &Span, rows: &Rows, acc: *mut f32) {
+    for group in 0..rows.groups {
+        let steps = &span.bytes[group * rows.steps..][..rows.steps];
+        for r in 0..R {
+            // SAFETY: the row has these columns, this scale and this sum; nobody else looks at this
+            // row of `acc`.
+            let (x, sx, all, acc) = unsafe {
+                let x = rows.x.add(r * rows.x_stride + group * rows.steps * 4);
+                (
+                    std::slice::from_raw_parts(x, rows.steps * 4),
+                    *rows.sx.add(r * rows.s_stride + group),
+                    *rows.sums.add(r * rows.s_stride + group),
+                    &mut *acc.add(r * TILE).cast::<[f32; TILE]>(),
+                )
+            };
+            for (lane, y) in acc.iter_mut().enumerate() {
+                let mut sum = -rows.offset * all;
+                for (step, x) in steps.iter().zip(x.as_chunks::<4>().0) {
+                    let bytes = step[lane].to_le_bytes();
+                    sum += bytes.iter().zip(x).map(|(q, x)| *q as i32 * *x as i32).sum::<i32>();
+                }
+                *y = (sum as f32 * sx).mul_add(span.scales[group][lane], *y);
+                if rows.has_min {
+                    *y = (all as f32 * sx).mul_add(span.mins[group][lane], *y);
+                }
+            }
+        }
     }
 }
 
