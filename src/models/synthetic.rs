@@ -2,7 +2,8 @@
 //! matrix is asked for.
 
 use super::{Role, TensorSpec};
-use crate::tensor::{Code, Coding, Format, Matrix, Source, StoredMatrix, Values};
+use crate::tensor::block::Integer;
+use crate::tensor::{Code, Coding, Format, Matrix, SideKind, Source, StoredMatrix, Values, side};
 use crate::util::threads;
 use anyhow::Result;
 use half::{bf16, f16};
@@ -96,10 +97,11 @@ impl Synthetic {
         let format = self.format(role, layer);
         format.check_cols(cols)?;
         let limit = (3.0 / cols as f32).sqrt();
-        let has_min = format.code.spec().side.has_min();
+        let kind = format.code.spec().side;
         let largest = match format.code.spec().values {
             Values::Trellis { trellis, .. } => trellis.deviation() * f32::sqrt(3.0),
-            Values::Integer(integer) if has_min => (integer.high - integer.low) / 2.0,
+            Values::Integer(Integer { levels: Some(levels), .. }) => -levels[0] as f32,
+            Values::Integer(integer) if kind.has_min() => (integer.high - integer.low) / 2.0,
             Values::Integer(integer) => integer.shift - integer.low,
             Values::Float => 1.0,
         };
@@ -110,18 +112,15 @@ impl Synthetic {
             row_bytes: format.row_bytes(cols),
             limit,
         };
-        let scales = Scales { stream: self.stream(role, layer, rows).0, unit: limit / largest };
-        let side: Box<dyn Source> = match has_min {
-            true => Box::new(WithLeast(scales, f16::from_f32(-limit))),
-            false => Box::new(scales),
-        };
+        let stream = self.stream(role, layer, rows).0;
+        let side = Side { stream, kind, unit: limit / largest, least: -limit };
         Ok(StoredMatrix {
             format,
             rows,
             cols,
             coding: Coding::Canonical,
             codes: Box::new(codes),
-            side: Some(side),
+            side: Some(Box::new(side)),
         })
     }
 
@@ -162,32 +161,63 @@ impl Source for Codes<'_> {
     }
 }
 
-/// Scales, f16. They are spread a little, so that tests catch a kernel that mixes up its scales.
-struct Scales {
+/// The side. Scales are spread a little, so that tests catch a kernel that mixes them up.
+struct Side {
     stream: u64,
+    kind: SideKind,
     unit: f32,
+    least: f32,
 }
 
-impl Source for Scales {
+impl Source for Side {
     fn read_at(&self, at: usize, out: &mut [u8]) -> Result<()> {
-        let mut stream = Stream(self.stream).skip(at / 2);
-        pieces(at, out, || f16::from_f32(self.unit * (1.0 + 0.25 * stream.unit())).to_le_bytes());
+        let draws = if self.kind.groups() > 1 { 4 } else { 1 };
+        let bytes = self.kind.bytes().max(1);
+        let mut stream = Stream(self.stream).skip(at / bytes * draws);
+        let (mut from, mut out) = (at % bytes, out);
+        while !out.is_empty() {
+            let element = self.element(&mut stream);
+            let (part, rest) = out.split_at_mut(out.len().min(bytes - from));
+            part.copy_from_slice(&element[from..][..part.len()]);
+            (from, out) = (0, rest);
+        }
         Ok(())
     }
 }
 
-/// The scale of each row, and behind it the least weight, which all rows share.
-struct WithLeast(Scales, f16);
-
-impl Source for WithLeast {
-    fn read_at(&self, at: usize, out: &mut [u8]) -> Result<()> {
-        let mut stream = Stream(self.0.stream).skip(at / 4);
-        pieces(at, out, || {
-            let [a, b] = f16::from_f32(self.0.unit * (1.0 + 0.25 * stream.unit())).to_le_bytes();
-            let [c, d] = self.1.to_le_bytes();
-            [a, b, c, d]
-        });
-        Ok(())
+impl Side {
+    /// Makes an element. Its minima are such that the weights of each group have the mean 0.
+    fn element(&self, stream: &mut Stream) -> [u8; side::BYTES] {
+        let mut element = [0; side::BYTES];
+        let spread = 1.0 + 0.25 * stream.unit();
+        if self.kind.groups() > 1 {
+            let draws = [stream.next(), stream.next(), stream.next()];
+            element.copy_from_slice(&bytemuck::cast_slice(&draws)[..side::BYTES]);
+        }
+        let twice = |byte: u8| byte & 15 | byte << 4;
+        // The spread of the integers.
+        let integers = match self.kind {
+            SideKind::None | SideKind::Scale | SideKind::ScaleMin => 1.0,
+            SideKind::SixBitMin => {
+                element.copy_within(4..8, 8);
+                element[12..16].iter_mut().for_each(|byte| *byte = twice(*byte));
+                36.4
+            }
+            SideKind::FourBitMin => {
+                element[4..].iter_mut().for_each(|byte| *byte = twice(*byte));
+                8.8
+            }
+            SideKind::EightBit => 73.9,
+            SideKind::SixBit | SideKind::SixBitSplit => 18.5,
+        };
+        let half = |value: f32| f16::from_f32(value / integers).to_le_bytes();
+        element[..2].copy_from_slice(&half(self.unit * spread));
+        if self.kind == SideKind::ScaleMin {
+            element[2..4].copy_from_slice(&half(self.least));
+        } else if self.kind.has_min() {
+            element[2..4].copy_from_slice(&half(-self.least * spread));
+        }
+        element
     }
 }
 

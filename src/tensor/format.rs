@@ -180,7 +180,7 @@ impl FromStr for Format {
             Some(body) => (body, true),
             None => (s, false),
         };
-        let known = Format::written().find(|format| format.to_string() == body);
+        let known = Format::all().find(|format| format.to_string() == body);
         let Some(Format { code, group, .. }) = known else {
             bail!("unknown weight format `{s}`; known: {}, each optionally +h128", Format::known())
         };
@@ -210,7 +210,7 @@ mod tests {
         ] {
             assert_eq!(s.parse::<Format>().unwrap().to_string(), s);
         }
-        for format in Format::written() {
+        for format in Format::all() {
             assert_eq!(format.to_string().parse::<Format>().unwrap(), format);
         }
         let error = "i4-g33".parse::<Format>().unwrap_err().to_string();

@@ -24,7 +24,7 @@ fn matrix(format: Format, rows: usize, cols: usize, rng: &mut StdRng) -> Matrix<
         _ => (0..format.stored_rows(rows) * format.row_bytes(cols)).map(|_| rng.random()).collect(),
     };
     let mut side: Vec<u8> = (0..rows * format.row_side(cols)).map(|_| rng.random()).collect();
-    // The f16 of each group come first.
+    // The f16 of each element come first.
     let kind = format.code.spec().side;
     let floats = if kind.has_min() { 4 } else { 2 };
     for group in side.chunks_exact_mut(kind.bytes().max(1)) {
@@ -141,6 +141,10 @@ fn narrow_and_odd_widths_equal_the_twin() {
         ("i2-row", vec![8, 24, 1000]),
         ("i4-g32", vec![32, 992]),
         ("i2-g32", vec![32, 992]),
+        ("q5_0", vec![32, 288, 992]),
+        ("iq4_nl", vec![32, 288]),
+        ("q6_k", vec![256, 768]),
+        ("q2_k", vec![256, 768]),
     ] {
         let format: Format = spelled.parse().unwrap();
         for cols in widths {
@@ -159,7 +163,10 @@ fn narrow_and_odd_widths_equal_the_twin() {
 #[test]
 fn strips_blocks_and_tile_splits_change_nothing() {
     let mut rng = StdRng::seed_from_u64(3);
-    for spelled in ["bf16", "i8-row", "i8a-row", "i4-row", "i4-g32", "i2-g64", "t2-row", "t3-row"] {
+    for spelled in [
+        "bf16", "i8-row", "i8a-row", "i4-row", "i4-g32", "i2-g64", "t2-row", "t3-row", "q3_k",
+        "q4_k",
+    ] {
         let format: Format = spelled.parse().unwrap();
         let (n, cols, rows) = (3 * TILE + 5, 256, 140);
         let (m, act) =
@@ -181,15 +188,19 @@ fn strips_blocks_and_tile_splits_change_nothing() {
 fn the_largest_sums_do_not_saturate() {
     let mut rng = StdRng::seed_from_u64(4);
     for spelled in [
-        "i8-row", "i8a-row", "i4-row", "i4-g128", "i2-row", "i2-g128", "t2-row", "t2.5-row",
-        "t3-row", "t4-row",
+        "i8-row", "i8a-row", "i8-g128", "i4-row", "i4-g128", "i2-row", "i2-g128", "t2-row",
+        "t2.5-row", "t3-row", "t4-row", "q5_1", "q5_k", "q6_k", "iq4_xs",
     ] {
         let format: Format = spelled.parse().unwrap();
         // The widest layer of the 27B shape; codes of -128, -8 and -1.5, then the largest ones.
         let (n, cols, rows) = (TILE, 21504, 9);
         for fill in [0x00u8, 0x80, 0x7f, 0xff] {
             let codes = vec![fill; n * format.row_bytes(cols)];
-            let side = f16::ONE.to_le_bytes().repeat(n * format.row_side(cols) / 2);
+            let kind = format.code.spec().side;
+            let mut element = vec![fill; kind.bytes()];
+            let floats = if kind.has_min() { 4 } else { 2 };
+            element[..floats].copy_from_slice(&f16::ONE.to_le_bytes().repeat(floats / 2));
+            let side = element.repeat(n * format.row_side(cols) / kind.bytes());
             let m = Matrix::new(format, n, cols, codes, side).unwrap();
             for sign in [-127i8, 127] {
                 let act = Acts::new(
@@ -218,7 +229,7 @@ fn the_largest_sums_do_not_saturate() {
 fn gate_up_equals_its_twin_also_for_mixed_formats() {
     let mut rng = StdRng::seed_from_u64(5);
     for (gate, up) in
-        [("i4-row", "i4-row"), ("i2-g128", "i4-g32"), ("i8-row", "bf16"), ("f32", "f32")]
+        [("i4-row", "i4-row"), ("i2-g128", "i4-g32"), ("i8-row", "bf16"), ("q5_0", "q4_1")]
     {
         let (gate_format, up_format): (Format, Format) =
             (gate.parse().unwrap(), up.parse().unwrap());

@@ -65,7 +65,7 @@ impl<'a> Upload<'a> {
                 (Some(kernel.specialised()), p.from_bytes)
             }
             (Coding::Blocks(ggml), _) => {
-                let kernel = ggml.unpack.map(|kind| kernels::Unpack { kind }.specialised());
+                let kernel: Option<(Shader, pipeline::Constants)> = None;
                 (kernel, ggml.bytes_of(m.cols))
             }
         };
