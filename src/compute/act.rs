@@ -2,6 +2,7 @@
 //! read them.
 
 use super::operand::BufferId;
+use super::reference::rows;
 use crate::tensor::{Code, Format, Group};
 
 /// Input of a linear layer: f32 rows, or int8 rows with one scale a row or a group, with or without
@@ -23,6 +24,12 @@ impl ActFormat {
             group: if int8 { format.group } else { Group::Row },
             hadamard: format.hadamard,
         }
+    }
+
+    /// Scales that are tried for a group, see `rows::quantize_group`. A row has too many columns for
+    /// one rounding to be better than another.
+    pub fn tried(self) -> usize {
+        if self.group == Group::Row { 1 } else { rows::TRIED }
     }
 
     /// Scales in one row of `cols` activations; 0 for f32.

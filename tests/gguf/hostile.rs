@@ -113,7 +113,7 @@ fn tensors_that_lie() {
     harmed(|f| f.tensors[0].dims = vec![], &["0 dimensions"]);
     harmed(|f| f.tensors[0].dims = vec![1; 5], &["5 dimensions"]);
     harmed(|f| (f.tensors[0].kind, f.tensors[0].dims) = (2, vec![100, 8]), &["Q4_0 cannot cut"]);
-    harmed(|f| f.tensors[0].kind = 10, &["Q2_K", "Q4_0, "]);
+    harmed(|f| f.tensors[0].kind = 19, &["IQ1_S", "Q4_0, "]);
     harmed(|f| f.tensors[0].kind = 4096, &["type 4096"]);
     harmed(|f| f.tensors[1].name = "token_embd.weight".into(), &["listed twice"]);
     harmed(|f| f.tensors[2].name = "blk.0.attn_q.bias".into(), &["missing"]);

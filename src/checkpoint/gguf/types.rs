@@ -214,7 +214,7 @@ mod tests {
         for block in BLOCKS.iter().filter(|block| block.ggml.is_some()) {
             assert_eq!(code(number(block.code).unwrap()), Some(block.code), "{}", block.name);
         }
-        assert_eq!((name(16), code(16), name(4)), (Some("IQ2_XXS"), None, None));
+        assert_eq!((name(19), code(19), name(4)), (Some("IQ1_S"), None, None));
     }
 
     /// A native matrix has the values of its blocks, and those that are written come back.

@@ -80,8 +80,11 @@ fn prepare_body<L: Lanes>(
     };
     let width = cols / groups;
     for g in 0..groups {
-        (scales[g], sums[g]) =
-            quantize_group::<L>(&input[g * width..][..width], &mut codes[g * width..][..width]);
+        (scales[g], sums[g]) = quantize_group::<L>(
+            &input[g * width..][..width],
+            &mut codes[g * width..][..width],
+            act.format.tried(),
+        );
     }
 }
 
@@ -118,9 +121,9 @@ fn transform<L: Lanes>(input: &[f32], out: &mut [f32]) {
 
 /// [`rows::quantize_group`] in vectors.
 #[inline(always)]
-fn quantize_group<L: Lanes>(values: &[f32], codes: &mut [i8]) -> (f32, i32) {
+fn quantize_group<L: Lanes>(values: &[f32], codes: &mut [i8], tried: usize) -> (f32, i32) {
     if !values.len().is_multiple_of(LANES) {
-        return rows::quantize_group(values, codes);
+        return rows::quantize_group(values, codes, tried);
     }
     assert_eq!(values.len(), codes.len());
     let vectors = values.len() / LANES;
@@ -137,11 +140,23 @@ fn quantize_group<L: Lanes>(values: &[f32], codes: &mut [i8]) -> (f32, i32) {
         codes.fill(0);
         return (0.0, 0);
     }
-    let inv = L::splat(127.0 / max);
+    let (whole, less, minus) = (L::splat(rows::WHOLE), L::splat(-rows::WHOLE), L::splat(-1.0));
+    let top = rows::best_top(max, tried, |inv| {
+        let (inv, mut sums) = (L::splat(inv), L::zero());
+        for i in 0..vectors {
+            let x = load(i).mul(inv);
+            let error = x.fma(minus, x.add(whole).add(less));
+            sums = error.fma(error, sums);
+        }
+        let mut lanes = [0f32; LANES];
+        unsafe { sums.store(lanes.as_mut_ptr()) };
+        lanes
+    });
+    let inv = L::splat(top / max);
     for i in 0..vectors {
         unsafe { load(i).mul(inv).store_i8(codes.as_mut_ptr().add(i * LANES)) };
     }
-    (max / 127.0, codes.iter().map(|c| *c as i32).sum())
+    (max / top, codes.iter().map(|c| *c as i32).sum())
 }
 
 for_each_isa! {

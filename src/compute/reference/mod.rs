@@ -195,6 +195,7 @@ pub fn prepare(buffers: &Buffers, input: BufferId, act: &Act, r: usize) {
             (scales[g], sums[g]) = rows::quantize_group(
                 &input[g * width..][..width],
                 &mut codes[g * width..][..width],
+                act.format.tried(),
             );
         }
     }

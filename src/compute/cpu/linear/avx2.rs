@@ -303,7 +303,7 @@ unsafe fn multiply_quarters<const LARGEST: usize, const R: usize, const Q: usize
                 let step = group * rows.steps + step;
                 let mut w = [_mm256_setzero_si256(); Q];
                 for (q, w) in w.iter_mut().enumerate() {
-                    let data = span.bytes[step].as_ptr();
+                    let data = rows.bytes.wrapping_add(step).cast::<i32>();
                     *w = unsafe { _mm256_load_si256(data.add((first + q) * LANES).cast()) };
                     if signed {
                         *w = _mm256_xor_si256(*w, flip);

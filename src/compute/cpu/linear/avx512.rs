@@ -175,7 +175,7 @@ pub unsafe fn multiply<const R: usize>(span: &Span, rows: &Rows, acc: *mut f32) 
     for (r, y) in y.iter_mut().enumerate() {
         *y = unsafe { [_mm512_loadu_ps(place(r, 0)), _mm512_loadu_ps(place(r, 1))] };
     }
-    let mut data = span.bytes.as_ptr().cast::<u8>();
+    let mut data = rows.bytes.cast::<u8>();
     let mut x = rows.x;
     for group in 0..rows.groups {
         rows.fetch(group);

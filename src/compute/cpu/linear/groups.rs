@@ -24,7 +24,7 @@ const NARROWEST: usize = 16;
 #[repr(align(64))]
 pub struct Span {
     /// A dword of four columns for each row: the integers that kernels take, plus
-    /// [`Opening::offset`].
+    /// [`Opening::offset`]. Unused where they lie in this form already.
     pub bytes: [[u32; TILE]; SPAN / 4],
     pub scales: [[f32; TILE]; SPAN / NARROWEST],
     /// Only where weights have a minimum.
@@ -95,6 +95,11 @@ impl Opening {
         }
     }
 
+    /// Returns whether packed codes are the bytes that kernels take.
+    pub fn is_open(&self) -> bool {
+        self.bits == 8
+    }
+
     /// Bytes of a span of `cols` columns.
     pub fn bytes(&self, cols: usize) -> usize {
         self.side_bytes(cols) + cols * self.bits as usize * TILE / 8
@@ -157,6 +162,8 @@ pub type GroupsFn = unsafe fn(span: &Span, rows: &Rows, acc: *mut f32);
 
 /// The activations that meet a span.
 pub struct Rows {
+    /// The span's bytes, a dword of four columns for each row.
+    pub bytes: *const [u32; TILE],
     /// Groups of the span, and steps of four columns of each.
     pub groups: usize,
     pub steps: usize,
@@ -222,7 +229,7 @@ pub unsafe fn open<O: Openers>(opening: &Opening, packed: &[u8], cols: usize, sp
             4 => open_codes::<4>(codes, cols, span),
             5 => open_codes::<5>(codes, cols, span),
             6 => open_codes::<6>(codes, cols, span),
-            _ => open_codes::<8>(codes, cols, span),
+            _ => {}
         }
         let bytes = &mut span.bytes[..cols / 4];
         match opening.map {

@@ -274,7 +274,14 @@ impl Sums {
                     unsafe { open(opening, packed, cols.len(), span) };
                     let ahead = (if last { next } else { end }, packed.len());
                     // SAFETY: `acc` has a row for each of `rows`.
-                    unsafe { multiply_span(multiply, opening, span, act, cols, &rows, ahead, acc) };
+                    unsafe {
+                        let bytes = match opening.is_open() {
+                            true => packed[opening.side_bytes(cols.len())..].as_ptr().cast(),
+                            false => span.bytes.as_ptr(),
+                        };
+                        let opened = (&**span, bytes);
+                        multiply_span(multiply, opening, opened, act, cols, &rows, ahead, acc)
+                    };
                 }
             }
             Way::Steps { panel: kernel, offset, finish } => {
@@ -305,16 +312,16 @@ impl Sums {
     }
 }
 
-/// Adds the products of an opened span, `cols` of a row, with all rows. `ahead` is what will be read
+/// Adds the products of an opened span and its bytes, `cols` of a row, with all rows. `ahead` is what will be read
 /// next, and how much of it: it is fetched while the first rows are multiplied.
 ///
 /// # Safety
-/// `acc` has a row for each of `rows`.
+/// There are so many bytes; `acc` has a row for each of `rows`.
 #[allow(clippy::too_many_arguments)]
 unsafe fn multiply_span(
     kernels: &[GroupsFn; BLOCK],
     opening: &Opening,
-    span: &Span,
+    (span, bytes): (&Span, *const [u32; TILE]),
     act: &ActView<'_>,
     cols: Range<usize>,
     rows: &Range<usize>,
@@ -330,6 +337,7 @@ unsafe fn multiply_span(
         let row = rows.start + from;
         let first = row * s_stride + cols.start / opening.width;
         let job = Rows {
+            bytes,
             groups,
             steps: opening.width / 4,
             offset: opening.offset,

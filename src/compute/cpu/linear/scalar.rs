@@ -68,13 +68,14 @@ impl Openers for Plain {
 /// The rows are as [`groups::Rows`] says; `acc` has `R` rows.
 pub unsafe fn multiply<const R: usize>(span: &Span, rows: &Rows, acc: *mut f32) {
     for group in 0..rows.groups {
-        let steps = &span.bytes[group * rows.steps..][..rows.steps];
         for r in 0..R {
-            // SAFETY: the row has these columns, this scale and this sum; nobody else looks at this
-            // row of `acc`.
-            let (x, sx, all, acc) = unsafe {
+            // SAFETY: the group has these bytes, the row these columns, this scale and this sum;
+            // nobody else looks at this row of `acc`.
+            let (steps, x, sx, all, acc) = unsafe {
+                let steps = rows.bytes.add(group * rows.steps);
                 let x = rows.x.add(r * rows.x_stride + group * rows.steps * 4);
                 (
+                    std::slice::from_raw_parts(steps, rows.steps),
                     std::slice::from_raw_parts(x, rows.steps * 4),
                     *rows.sx.add(r * rows.s_stride + group),
                     *rows.sums.add(r * rows.s_stride + group),
