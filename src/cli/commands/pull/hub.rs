@@ -21,12 +21,14 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const LARGEST_LIST: u64 = 64 << 20;
 
 /// The server, and the right to read from it.
+#[derive(Clone)]
 pub struct Hub {
     agent: Agent,
     pub endpoint: String,
     token: Option<AccessToken>,
 }
 
+#[derive(Clone)]
 struct AccessToken {
     value: String,
     /// Variable or file that it comes from.

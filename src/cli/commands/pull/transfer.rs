@@ -5,22 +5,28 @@
 
 use super::hub::{Hub, RemoteFile};
 use crate::cli::io::signals::Interrupt;
-use crate::error::{Fault, Kind};
+use crate::error::{Fault, Kind, no_thread};
 use crate::os;
 use crate::util::units::bytes;
 use anyhow::{Context, Result, anyhow};
 use indicatif::ProgressBar;
 use sha2::{Digest, Sha256};
 use std::fs::{File, TryLockError};
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::sleep;
 use std::time::Duration;
 
 /// Attempts in a row that bring no byte before a transfer fails.
 const ATTEMPTS: u32 = 4;
 
+/// Bytes that are read at once from the disk and from the network.
 const BUFFER: usize = 1 << 20;
+const PIECE: usize = 1 << 17;
+
+/// Time after which a wait for the network looks for Ctrl-C.
+const POLL: Duration = Duration::from_millis(100);
 
 /// The transfer of a repository's files.
 pub struct Download<'a> {
@@ -78,7 +84,11 @@ impl Download<'_> {
             if self.interrupt.exit_code().is_some() {
                 return Ok(false);
             }
-            let Some(why) = lost else { break };
+            let why = match lost {
+                Some(why) => why,
+                None if part.length >= file.size => break,
+                None => anyhow!("the connection was closed"),
+            };
             failures = if part.length > before { 1 } else { failures + 1 };
             if failures == ATTEMPTS {
                 let what = format!("{} was interrupted: {why:#}", file.name);
@@ -108,15 +118,20 @@ impl Download<'_> {
     }
 
     /// Appends bytes until the file is whole, Ctrl-C, or the connection breaks. Returns the reason
-    /// for which another attempt is needed.
+    /// of a break, if there is one.
     fn continue_with(
         &self,
         file: &RemoteFile,
         part: &mut PartialFile,
     ) -> Result<Option<anyhow::Error>> {
-        let response = match self.hub.open(self.id, self.commit, &file.name, part.length) {
-            Ok(response) => response,
-            Err(e) => return Ok(Some(e.into())),
+        let (hub, from) = (self.hub.clone(), part.length);
+        let [id, commit, name] = [self.id, self.commit, &file.name].map(str::to_owned);
+        let answer =
+            in_thread(move |answer| drop(answer.send(hub.open(&id, &commit, &name, from))))?;
+        let response = match self.wait(&answer) {
+            Some(Ok(response)) => response,
+            Some(Err(e)) => return Ok(Some(e.into())),
+            None => return Ok(None),
         };
         let status = response.status().as_u16();
         let range = response.headers().get("content-range").and_then(|v| v.to_str().ok());
@@ -135,21 +150,31 @@ impl Download<'_> {
             _ => return Err(self.hub.refusal(self.id, &response).into()),
         }
         // One byte more shows a file that is longer than the list says.
-        let mut body = response.into_body().into_reader().take(file.size - part.length + 1);
-        let mut buffer = vec![0; BUFFER];
-        while self.interrupt.exit_code().is_none() {
-            let n = match body.read(&mut buffer) {
-                Ok(0) if part.length < file.size => {
-                    return Ok(Some(anyhow!("the connection was closed")));
+        let body = response.into_body().into_reader().take(file.size - part.length + 1);
+        let pieces = in_thread(move |pieces| send_pieces(body, pieces))?;
+        while let Some(piece) = self.wait(&pieces) {
+            match piece {
+                Ok(piece) if piece.is_empty() => break,
+                Ok(piece) => {
+                    part.append(&piece)?;
+                    self.bar.inc(piece.len() as u64);
                 }
-                Ok(0) => break,
-                Ok(n) => n,
                 Err(e) => return Ok(Some(e.into())),
-            };
-            part.append(&buffer[..n])?;
-            self.bar.inc(n as u64);
+            }
         }
         Ok(None)
+    }
+
+    /// Waits for a thread. Returns `None` after Ctrl-C: the thread is left to the end of the
+    /// process, because nothing can end its read of a stalled connection.
+    fn wait<T>(&self, results: &Receiver<T>) -> Option<T> {
+        while self.interrupt.exit_code().is_none() {
+            match results.recv_timeout(POLL) {
+                Err(RecvTimeoutError::Timeout) => {}
+                result => return result.ok(),
+            }
+        }
+        None
     }
 
     /// Checks a file and gives it its name.
@@ -171,6 +196,33 @@ impl Download<'_> {
         part.file.sync_all().with_context(|| cannot_write(&part.path))?;
         let blob = blob(self.folder, file);
         std::fs::rename(&part.path, &blob).with_context(|| cannot_write(&blob))
+    }
+}
+
+/// Runs `work` in a thread, and returns the receiver of its results.
+fn in_thread<T: Send + 'static>(
+    work: impl FnOnce(&SyncSender<T>) + Send + 'static,
+) -> Result<Receiver<T>> {
+    let (sender, receiver) = sync_channel(4);
+    std::thread::Builder::new()
+        .name("download".into())
+        .spawn(move || work(&sender))
+        .with_context(no_thread)?;
+    Ok(receiver)
+}
+
+/// Sends the pieces of a body; an empty piece ends it.
+fn send_pieces(mut body: impl Read, pieces: &SyncSender<io::Result<Vec<u8>>>) {
+    loop {
+        let mut buffer = vec![0; PIECE];
+        let piece = body.read(&mut buffer).map(|n| {
+            buffer.truncate(n);
+            buffer
+        });
+        let is_last = piece.as_ref().map_or(true, Vec::is_empty);
+        if pieces.send(piece).is_err() || is_last {
+            return;
+        }
     }
 }
 
