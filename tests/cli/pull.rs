@@ -20,7 +20,7 @@ const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 /// A request: path, range and authorization.
 type Seen = (String, String, String);
 
-/// What the server answers, changed by tests.
+/// Answers of the server, changed by tests.
 #[derive(Default)]
 struct Answers {
     /// Name, bytes, and whether the file is a large one on another server.

@@ -37,7 +37,8 @@ Examples:
 /// Show the Gemma 3 models on this machine: size, format, whether they fit
 ///
 /// The Hugging Face cache, LM Studio's and Ollama's models and the working directory are looked
-/// through. `--model` takes each name in the list. Only headers are read. A model that cannot be used is listed with the reason.
+/// through. `--model` takes each name in the list. Only headers are read. A model that cannot be
+/// used is listed with the reason.
 #[derive(Debug, Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct ListArgs {
