@@ -50,7 +50,7 @@ pub fn check_bytes(file: &str, bytes: &[u8]) -> Result<(), Fault> {
     if ["<!doctype html", "<html", "<head", "<?xml"].iter().any(|tag| text.starts_with(tag)) {
         return Err(Fault::model(format!("{file} is a web page that was saved under this name"))
             .help(
-                "download the file itself: `hf download ID`, \
+                "download the file itself: `gemma pull ID`, \
                 or a link with /resolve/main/ in it instead of /blob/main/",
             ));
     }
@@ -98,7 +98,7 @@ pub fn check_files(store: &Store, shown: &str) -> Result<()> {
             .into());
     }
     Err(Fault::model(format!("{shown}: there are no weights: no model.safetensors and no shards"))
-        .help("the download is incomplete: run `hf download` again with this model's id")
+        .help("the download is incomplete: `gemma pull` with this model's id completes it")
         .into())
 }
 

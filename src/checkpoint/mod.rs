@@ -16,6 +16,7 @@ mod store;
 mod view;
 
 pub use foreign::check_bytes;
+pub use gguf::files_of_gguf;
 pub use view::{Dtype, TensorView, is_weight};
 
 use crate::error::Fault;

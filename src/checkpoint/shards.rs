@@ -31,7 +31,7 @@ pub fn find(store: &Store, shown: &str) -> Result<Shards> {
         return Err(Fault::model(format!(
             "{shown}: there is neither {SINGLE} nor {INDEX}, only {found:?}"
         ))
-        .help("the download is incomplete: run `hf download` again with this model's id")
+        .help("the download is incomplete: `gemma pull` with this model's id completes it")
         .into());
     };
     let bad = |what: String| {
@@ -66,7 +66,7 @@ pub fn find(store: &Store, shown: &str) -> Result<Shards> {
             files.len()
         );
         return Err(Fault::model(what)
-            .help("the download is incomplete: run `hf download` again")
+            .help("the download is incomplete: `gemma pull` with this model's id completes it")
             .into());
     }
     Ok(Shards { files, weight_map: Some(weight_map) })

@@ -14,9 +14,8 @@ use std::process::ExitCode;
 const COMMANDS: [(&[&str], &str); 9] = [
     (&["server", "api"], "gemma serve answers over HTTP, in the forms of OpenAI and Anthropic"),
     (
-        &["pull", "download", "get", "fetch"],
-        "gemma downloads nothing by itself:\n  hf download google/gemma-3-27b-it-qat-q4_0-gguf\n  \
-         gemma chat -m google/gemma-3-27b-it-qat-q4_0-gguf",
+        &["download", "get", "fetch"],
+        "gemma pull ID downloads a model: gemma pull google/gemma-3-27b-it-qat-q4_0-gguf",
     ),
     (
         &["run", "ask", "complete", "completion", "infer"],
@@ -41,7 +40,7 @@ const COMMANDS: [(&[&str], &str); 9] = [
 const OPTIONS: [(&[&str], &str); 14] = [
     (
         &["-hf", "-hfr", "--hf-repo", "--hf-file", "-hff"],
-        "-m takes the id of a model, once it is downloaded: hf download ID, \
+        "-m takes the id of a model, once it is downloaded: gemma pull ID, \
          then gemma generate -m ID 'your prompt'",
     ),
     (

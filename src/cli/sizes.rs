@@ -105,7 +105,7 @@ impl Sizes {
         let is_other = self.best().is_some_and(|(best, _)| best.shape != row.shape);
         is_other.then(|| {
             let speed = digits3(row.tokens_per_s.unwrap_or_default());
-            format!("{} fits too, but at {speed} tok/s: hf download {page}", row.shape.name())
+            format!("{} fits too, but at {speed} tok/s: gemma pull {page}", row.shape.name())
         })
     }
 
@@ -164,7 +164,7 @@ impl Sizes {
             Some((row, page)) => {
                 let larger = self.larger().map_or(String::new(), |text| format!(" {text}."));
                 plain(&format!(
-                    "Best here: hf download {page}, then gemma chat -m {page}. \
+                    "Best here: gemma pull {page}, then gemma chat -m {page}. \
                      gemma plan {} says more about it.{larger}",
                     row.shape.name()
                 ))

@@ -13,6 +13,7 @@ mod models;
 mod newcomer;
 mod options;
 mod output;
+mod pull;
 mod settings;
 mod signals;
 mod terminal;

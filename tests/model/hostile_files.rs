@@ -71,7 +71,7 @@ fn things_that_are_no_model_directory() {
         ("x.gguf", "GGUF"),
         ("pytorch_model.bin", "safe_serialization"),
         ("x.sbs", "gemma.cpp"),
-        ("config.json", "hf download"),
+        ("config.json", "gemma pull"),
     ] {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join(file), "{}").unwrap();
@@ -85,7 +85,7 @@ fn things_that_are_no_model_directory() {
 fn missing_and_broken_side_files() {
     let remove = |name: &'static str| move |dir: &Path| fs::remove_file(dir.join(name)).unwrap();
     refused(Form::TextV4, 1, remove("config.json"), &["no config.json"]);
-    refused(Form::TextV4, 1, remove(FILE), &["hf download"]);
+    refused(Form::TextV4, 1, remove(FILE), &["gemma pull"]);
     refused(
         Form::TextV4,
         2,

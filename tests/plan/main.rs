@@ -220,7 +220,7 @@ fn what_does_not_fit_names_the_largest_that_does() {
     };
     // The original has 54 GB.
     let error = said("32GB", &["google/gemma-3-27b-it"]);
-    assert!(error.contains("hf download google/gemma-3-27b-it-qat-q4_0-gguf"), "{error}");
+    assert!(error.contains("gemma pull google/gemma-3-27b-it-qat-q4_0-gguf"), "{error}");
     let size = error
         .split("--target-size ")
         .nth(1)
@@ -231,7 +231,7 @@ fn what_does_not_fit_names_the_largest_that_does() {
     let gb: f64 = size.parse().unwrap();
     assert!((18.0..24.0).contains(&gb), "{error}");
     let error = said("16GB", &["27b"]);
-    assert!(error.contains("--target-size ") && !error.contains("hf download"), "{error}");
+    assert!(error.contains("--target-size ") && !error.contains("gemma pull"), "{error}");
     // With fewer tokens it fits.
     let error = said("32GB", &["27b", "-c", "131072"]);
     assert!(error.contains("it fits with --ctx-size "), "{error}");
@@ -275,7 +275,7 @@ fn without_a_model_the_sizes_that_fit_are_listed() {
     let out = elsewhere("32GB", &[]).assert().success().get_output().stdout.clone();
     let text = String::from_utf8(out).unwrap();
     assert!(
-        text.contains("hf download google/gemma-3-27b-it-qat-q4_0-gguf") && text.contains("tok/s"),
+        text.contains("gemma pull google/gemma-3-27b-it-qat-q4_0-gguf") && text.contains("tok/s"),
         "{text}"
     );
     assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
@@ -289,7 +289,7 @@ fn without_a_model_the_sizes_that_fit_are_listed() {
         let out = elsewhere("32GB", &["--bandwidth", speed]).assert().success();
         let text = String::from_utf8(out.get_output().stdout.clone()).unwrap();
         let advice = text.split("Best here: ").nth(1).unwrap().replace('\n', " ");
-        let page = |shape: &str| format!("hf download google/gemma-3-{shape}-");
+        let page = |shape: &str| format!("gemma pull google/gemma-3-{shape}-");
         assert!(advice.starts_with(&page(best)), "{speed} GB/s: {advice}");
         match larger {
             Some(shape) => {

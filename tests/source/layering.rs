@@ -53,6 +53,7 @@ const SEAMS: &[(&str, &[&str])] = &[
     ("axum", &["cli/commands/serve/"]),
     ("hyper", &["cli/commands/serve/"]),
     ("tokio", &["cli/commands/serve/"]),
+    ("ureq", &["cli/commands/pull/"]),
     ("libc::", &["os/", "npu/"]),
     ("rustix", &["os/"]),
     ("signal_hook", &["os/"]),

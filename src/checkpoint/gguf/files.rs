@@ -37,11 +37,7 @@ pub fn find(path: &Path) -> Result<Option<PathBuf>> {
         return Ok(None);
     }
     names.sort();
-    // The vision tower comes in a file of its own; of a split model the first part is enough.
-    let is_model = |n: &String| {
-        n.ends_with(".gguf") && !n.contains("mmproj") && part_of(n).is_none_or(|p| p.number == 1)
-    };
-    let models: Vec<&String> = names.iter().filter(|n| is_model(n)).collect();
+    let models: Vec<&String> = names.iter().filter(|n| files_of_gguf(n).is_some()).collect();
     match models[..] {
         [] => Ok(None),
         [only] => Ok(Some(path.join(only))),
@@ -56,6 +52,19 @@ pub fn find(path: &Path) -> Result<Option<PathBuf>> {
     }
 }
 
+/// Returns the files of the model that begins with this one: the file, or all parts if it is the
+/// first part. `None` for later parts, vision towers, importance matrices and other files.
+pub fn files_of_gguf(name: &str) -> Option<Vec<String>> {
+    let is_other = name.contains("mmproj") || name.contains("imatrix");
+    if !name.ends_with(".gguf") || is_other {
+        return None;
+    }
+    match part_of(name) {
+        None => Some(vec![name.to_owned()]),
+        Some(part) => (part.number == 1).then(|| part.all()),
+    }
+}
+
 fn begins_as_gguf(path: &Path) -> bool {
     let mut magic = [0; 4];
     fs::File::open(path).and_then(|mut f| f.read_exact(&mut magic)).is_ok() && magic == *MAGIC
@@ -66,6 +75,14 @@ struct Part<'a> {
     stem: &'a str,
     number: usize,
     count: usize,
+}
+
+impl Part<'_> {
+    /// Returns the names of all parts.
+    fn all(&self) -> Vec<String> {
+        let name = |i| format!("{}-{i:05}-of-{:05}.gguf", self.stem, self.count);
+        (1..=self.count).map(name).collect()
+    }
 }
 
 /// `stem-00002-of-00005.gguf`
@@ -104,9 +121,7 @@ pub fn open(path: &Path) -> Result<Model> {
                 .help("give all parts the names they were published with, in one directory")
                 .into());
         };
-        model.names = (1..=part.count)
-            .map(|i| format!("{}-{i:05}-of-{:05}.gguf", part.stem, part.count))
-            .collect();
+        model.names = part.all();
         let missing: Vec<&String> =
             model.names.iter().filter(|n| !model.store.contains(n)).collect();
         if let Some(first) = missing.first() {

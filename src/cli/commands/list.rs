@@ -1,6 +1,6 @@
 //! `gemma list`: the Gemma 3 models on this machine, from their headers alone.
 
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::{Checkpoint, files_of_gguf};
 use crate::cli::io::output::print;
 use crate::cli::io::table::markdown;
 use crate::cli::io::ui::{clean, page_columns, paragraph_in};
@@ -12,7 +12,9 @@ use crate::error::fault_of;
 use crate::models::Weights;
 use crate::runtime::load::{self, kv_format};
 use crate::runtime::model::Size;
+use crate::runtime::model::acquire::TOKEN;
 use crate::runtime::model::find::{caches, in_cache};
+use crate::runtime::model::others::{lm_studio, names, ollama, ollama_models};
 use crate::runtime::model::shapes::Shape;
 use crate::runtime::options::{AutoOr, RunOptions};
 use crate::runtime::placement::host::Host;
@@ -24,7 +26,6 @@ use crate::util::units::bytes;
 use anyhow::Result;
 use clap::Args;
 use serde::Serialize;
-use std::fs;
 use std::path::{Path, PathBuf};
 
 const EXAMPLES: &str = "\
@@ -33,14 +34,15 @@ Examples:
   gemma list ~/models
   gemma list --json | jq -r '.models[] | select(.fits).model'";
 
-/// Show the Gemma 3 models in the Hugging Face cache and in the working directory: size, format,
-/// whether they fit
+/// Show the Gemma 3 models on this machine: size, format, whether they fit
 ///
-/// Only headers are read. A model that cannot be used is listed with the reason.
+/// The Hugging Face cache, LM Studio's and Ollama's models and the working directory are looked
+/// through. `--model` takes each name in the list. Only headers are read. A model that cannot be
+/// used is listed with the reason.
 #[derive(Debug, Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct ListArgs {
-    /// Directories to look in, beside the Hugging Face cache [default: the working directory]
+    /// Directories to look in, beside those of downloads [default: the working directory]
     #[arg(value_name = "DIRECTORY")]
     pub directories: Vec<PathBuf>,
     /// One JSON object instead of text
@@ -100,6 +102,18 @@ pub fn run(options: &ListArgs, _: &Typed) -> Result<u8> {
             }
         }
     }
+    let (lm_studio, ollama) = (lm_studio(), ollama());
+    for (model, path) in ollama.iter().flat_map(|root| ollama_models(root)) {
+        let wanted = is_gemma(&model);
+        found.extend(look(model, path, &host, &run, wanted));
+    }
+    let owners = lm_studio.iter().flat_map(|root| subdirectories(root));
+    for path in owners.flat_map(|owner| subdirectories(&owner)) {
+        let wanted = is_gemma(&path.display().to_string());
+        for file in files(&path) {
+            found.extend(look(file.display().to_string(), file, &host, &run, wanted));
+        }
+    }
     for path in directories.iter().flat_map(|directory| beside(directory)) {
         for file in files(&path) {
             // A file called config.json alone makes no model.
@@ -107,7 +121,8 @@ pub fn run(options: &ListArgs, _: &Typed) -> Result<u8> {
             found.extend(look(file.display().to_string(), file, &host, &run, wanted));
         }
     }
-    let places: Vec<&PathBuf> = caches.iter().chain(directories).collect();
+    let places: Vec<&PathBuf> =
+        caches.iter().chain(&lm_studio).chain(&ollama).chain(directories).collect();
     if options.json {
         let json = serde_json::json!({
             "v": 1, "looked_in": places, "context": context(&run), "models": found,
@@ -152,13 +167,10 @@ fn beside(directory: &Path) -> Vec<PathBuf> {
     std::iter::once(directory.to_owned()).chain(inside).collect()
 }
 
-/// Returns the names in a directory, sorted; no names where it cannot be read.
-fn names(directory: &Path) -> Vec<String> {
-    let entries = fs::read_dir(directory).into_iter().flatten();
-    let mut names: Vec<String> =
-        entries.filter_map(|e| e.ok()?.file_name().into_string().ok()).collect();
-    names.sort();
-    names
+/// Returns the directories in a directory.
+fn subdirectories(directory: &Path) -> Vec<PathBuf> {
+    let inside = names(directory).into_iter().map(|name| directory.join(name));
+    inside.filter(|path| path.is_dir()).collect()
 }
 
 /// The models of a directory: itself where it holds a checkpoint or the one GGUF model of a page,
@@ -168,12 +180,7 @@ fn files(directory: &Path) -> Vec<PathBuf> {
     if names.iter().any(|n| n == "config.json" || n.ends_with(".safetensors")) {
         return vec![directory.to_owned()];
     }
-    // The vision tower is no model, and of a model in parts the first names all.
-    let later = |n: &str| n.rsplit_once("-of-").is_some_and(|(rest, _)| !rest.ends_with("-00001"));
-    let models: Vec<&String> = names
-        .iter()
-        .filter(|n| n.ends_with(".gguf") && !n.contains("mmproj") && !later(n))
-        .collect();
+    let models: Vec<&String> = names.iter().filter(|n| files_of_gguf(n).is_some()).collect();
     let is_snapshot = directory.parent().is_some_and(|p| p.ends_with("snapshots"));
     match models[..] {
         [_] | [] if is_snapshot => vec![directory.to_owned()],
@@ -268,9 +275,8 @@ fn text(found: &[Found], places: &[&PathBuf], sizes: Option<&Sizes>, columns: us
             "There is no Gemma 3 here (looked in {}). To get one that fits:",
             places.join(", ")
         )) + &format!(
-            "\n{}\n{}/{page}\n  hf download {page}\n  gemma chat -m {page}\n\n{larger}",
-            "  pip install -U huggingface_hub",
-            "  hf auth login    # after accepting the licence at https://huggingface.co",
+            "\n  {TOKEN}\n{}/{page}\n  gemma pull {page}\n  gemma chat -m {page}\n\n{larger}",
+            "  # and accept the licence once, at https://huggingface.co",
         ) + &say("gemma plan says which other sizes fit here, and how fast they would be.");
     }
     let mut table = vec![["model", "format", "bits", "size", "fits"].map(str::to_owned).to_vec()];

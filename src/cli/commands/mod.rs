@@ -14,6 +14,7 @@ pub mod inspect;
 pub mod list;
 pub mod man;
 pub mod plan;
+pub mod pull;
 pub mod quantize;
 pub mod schema;
 pub mod serve;
@@ -60,6 +61,8 @@ commands! {
     Bench = bench::BenchArgs;
     /// Show what memory a model would take here, and how fast it would be
     Plan = plan::PlanArgs;
+    /// Download a model from Hugging Face
+    Pull = pull::PullArgs;
     /// Show the Gemma 3 models on this machine, and whether they fit
     List = list::ListArgs;
     /// Show what a model consists of: its shape, tensors and formats

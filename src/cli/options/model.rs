@@ -15,8 +15,9 @@ pub struct ModelArgs {
     /// Model: a directory, a GGUF file or the id of a downloaded model
     ///
     /// The directory is a Hugging Face checkpoint or the output of gemma quantize. An id such as
-    /// google/gemma-3-27b-it names a model in the Hugging Face cache. Nothing is downloaded. The
-    /// default is the bundled demo model.
+    /// google/gemma-3-27b-it names a model in the Hugging Face cache, OWNER/NAME:Q4_K_M one GGUF
+    /// file of a repository there, and gemma3:4b a model of Ollama. gemma pull downloads a model.
+    /// The default is the bundled demo model.
     #[arg(short, long, value_name = "PATH|ID")]
     pub model: Option<String>,
     #[command(flatten)]

@@ -151,9 +151,14 @@ pub fn writable_descriptor(number: i32) -> io::Result<Option<File>> {
 }
 
 /// Makes a symbolic link at `path`.
+pub fn make_symlink(to: impl AsRef<Path>, path: impl AsRef<Path>) -> io::Result<()> {
+    std::os::unix::fs::symlink(to, path)
+}
+
+/// Makes a symbolic link at `path` for a test.
 #[cfg(test)]
 pub fn symlink(to: impl AsRef<Path>, path: impl AsRef<Path>) {
-    std::os::unix::fs::symlink(to, path).unwrap();
+    make_symlink(to, path).unwrap();
 }
 
 /// Lets other users write to a directory, or forbids it.

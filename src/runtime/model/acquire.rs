@@ -1,5 +1,5 @@
 //! Help for names that lead to no model: the name that was probably meant, and the command that
-//! gets it. Nothing is downloaded.
+//! gets it. Only `gemma pull` downloads.
 
 use crate::error::Fault;
 use crate::util::shell::quoted;
@@ -14,6 +14,10 @@ const OFFICIAL: [(&str, &str, Option<&str>); 5] = [
     ("12b", "24.4", Some("8.1")),
     ("27b", "54.9", Some("17.2")),
 ];
+
+/// The command that gives a token to the commands after it, as help.
+pub const TOKEN: &str =
+    "export HF_TOKEN=hf_...    # a token from https://huggingface.co/settings/tokens";
 
 /// Endings of files that hold weights or belong to a model: no repository on Hugging Face is called
 /// like that.
@@ -49,14 +53,13 @@ pub fn how_to_get(id: &str) -> String {
         ),
         None => format!("download it first{size}; its page is https://huggingface.co/{id}"),
     };
-    text += "\n  pip install -U huggingface_hub";
     if google.is_some() {
-        text += "\n  hf auth login";
+        text += &format!("\n  {TOKEN}");
     }
-    text += &format!("\n  hf download {id}");
+    text += &format!("\n  gemma pull {id}");
     if let (Some((size, _, Some(gb))), false) = (official, is_gguf) {
         text += &format!("\nor take Google's own 4-bit file, which runs as it is ({gb} GB):");
-        text += &format!("\n  hf download google/gemma-3-{size}-it-qat-q4_0-gguf");
+        text += &format!("\n  gemma pull google/gemma-3-{size}-it-qat-q4_0-gguf");
     }
     text
 }
@@ -260,8 +263,8 @@ mod tests {
         for part in [
             "54.9 GB",
             "licence",
-            "hf auth login",
-            "pip install -U huggingface_hub",
+            "export HF_TOKEN=",
+            "gemma pull google/gemma-3-27b-it\n",
             "17.2 GB",
             "-qat-q4_0-gguf",
         ] {
@@ -274,7 +277,7 @@ mod tests {
         );
         let other = how_to_get("someone/else");
         assert!(
-            other.contains("hf download someone/else")
+            other.contains("gemma pull someone/else")
                 && !other.contains("licence")
                 && !other.contains("GB"),
             "{other}"

@@ -1,10 +1,12 @@
-//! Lookup of a model by name: a path, an id in the Hugging Face cache, or the bundled one. Nothing
-//! is ever downloaded.
+//! Lookup of a model by name: a path, an id in the Hugging Face cache, a model of Ollama, or the
+//! bundled one. Only `gemma pull` downloads.
 
 use crate::error::Fault;
 use crate::runtime::model::acquire::{
-    ResolvedName, expanded, how_to_get, is_id, no_such_path, translate,
+    ResolvedName, TOKEN, expanded, how_to_get, is_id, no_such_path, translate,
 };
+use crate::runtime::model::others;
+use crate::runtime::model::variants::{GgufVariant, tagged, variants};
 use crate::util::files::read_regular_text;
 use crate::util::shell::quoted;
 use anyhow::{Context, Result};
@@ -33,7 +35,15 @@ pub fn find(name: Option<&str>) -> Result<ModelSource> {
             found => found.map(ModelSource::Directory),
         };
     }
-    Err(explain(name).into())
+    let by_tag = name.split_once(':').filter(|(id, tag)| is_id(id) && !tag.is_empty());
+    let found = by_tag.map(|(id, tag)| in_cache_by_tag(id, tag, &caches()));
+    if let Some(Ok(path)) = found {
+        return Ok(ModelSource::Directory(path));
+    }
+    if let Some(path) = others::ollama().and_then(|root| others::ollama_model(&root, name)) {
+        return Ok(ModelSource::Directory(path));
+    }
+    Err(found.and_then(Result::err).unwrap_or_else(|| explain(name).into()))
 }
 
 /// Returns the error for a name that is neither a path nor an id.
@@ -53,49 +63,94 @@ fn explain(name: &str) -> Fault {
     let fault = Fault::model(format!("there is no model at {name}"));
     match (in_cache(&id, &caches()), tag) {
         (Ok(_), None) => fault.help(format!("did you mean -m {id}?")),
-        (Ok(snapshot), Some(tag)) => {
-            let files =
-                std::fs::read_dir(&snapshot).into_iter().flatten().flatten().map(|e| e.path());
-            let tag = tag.to_ascii_lowercase();
-            let of_tag = |p: &PathBuf| {
-                p.file_name()
-                    .is_some_and(|n| n.to_string_lossy().to_ascii_lowercase().contains(&tag))
-            };
-            let file =
-                files.into_iter().find(|p| of_tag(p) && p.extension().is_some_and(|e| e == "gguf"));
-            let meant = file.map_or(id, |file| quoted(&file.display().to_string()));
-            fault.help(format!("did you mean -m {meant}?"))
-        }
         (Err(_), None) => fault.help(format!("did you mean -m {id}? If so, {}", how_to_get(&id))),
-        (Err(_), Some(tag)) => fault.help(format!(
-            "did you mean -m {id}? If so, download the file of that quantisation first:\n  \
-             pip install -U huggingface_hub\n  hf download {id} --include '*{tag}*'"
-        )),
+        (_, Some(tag)) => match in_cache_by_tag(&id, &tag, &caches()) {
+            Ok(_) => fault.help(format!("did you mean -m {id}:{tag}?")),
+            Err(_) => fault.help(format!(
+                "did you mean -m {id}:{tag}? If so, download it first:\n  gemma pull {id}:{tag}"
+            )),
+        },
     }
+}
+
+/// Returns the path in a variable of the environment that is not empty.
+fn path_in(variable: &str) -> Option<PathBuf> {
+    std::env::var_os(variable).filter(|value| !value.is_empty()).map(PathBuf::from)
+}
+
+/// Returns the directory of Hugging Face's tools: $HF_HOME, or ~/.cache/huggingface.
+pub fn hugging_face_home() -> Option<PathBuf> {
+    path_in("HF_HOME").or_else(|| {
+        path_in("XDG_CACHE_HOME")
+            .or_else(|| path_in("HOME").map(|home| home.join(".cache")))
+            .map(|cache| cache.join("huggingface"))
+    })
 }
 
 /// Returns the directories that may be the cache, by precedence: $HF_HUB_CACHE, $HF_HOME/hub,
 /// ~/.cache/huggingface/hub.
 pub fn caches() -> Vec<PathBuf> {
-    let dir = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
-    let home = || {
-        dir("XDG_CACHE_HOME")
-            .or_else(|| dir("HOME").map(|h| h.join(".cache")))
-            .map(|c| c.join("huggingface/hub"))
-    };
     // The first that is set counts alone, as for Hugging Face's own tools.
-    dir("HF_HUB_CACHE")
-        .or_else(|| dir("HF_HOME").map(|h| h.join("hub")))
-        .or_else(home)
+    path_in("HF_HUB_CACHE")
+        .or_else(|| hugging_face_home().map(|home| home.join("hub")))
         .into_iter()
         .collect()
 }
 
+/// Returns the name of a repository's folder in the cache.
+pub fn folder_of(id: &str) -> String {
+    format!("models--{}", id.replace('/', "--"))
+}
+
+/// Returns the first file of the GGUF model that a tag names in the snapshot of `refs/main`.
+fn in_cache_by_tag(id: &str, tag: &str, caches: &[PathBuf]) -> Result<PathBuf> {
+    for cache in caches {
+        let repo = cache.join(folder_of(id));
+        let Ok(commit) = read_regular_text(&repo.join("refs/main"), 4096) else { continue };
+        let snapshot = repo.join("snapshots").join(commit.trim());
+        let names = names_below(&snapshot);
+        let all = variants(names.iter().map(String::as_str));
+        // Parts are linked after all of them are there, so the first stands for all.
+        match tagged(&all, tag)[..] {
+            [] => {}
+            [GgufVariant { files }] => return Ok(snapshot.join(&files[0])),
+            ref several => {
+                let list: String =
+                    several.iter().map(|v| format!("\n  -m {id}:{}", v.files[0])).collect();
+                let what = format!("{id} has several files called {tag}");
+                return Err(Fault::model(what).help(format!("name one of them:{list}")).into());
+            }
+        }
+    }
+    let what = format!("{id}:{tag} is not in the Hugging Face cache ({})", shown(caches));
+    Err(Fault::model(what).help(format!("download it first:\n  gemma pull {id}:{tag}")).into())
+}
+
+/// Returns the names of the files in a directory and in its subdirectories, without links to
+/// files that are gone.
+fn names_below(directory: &Path) -> Vec<String> {
+    let inside = |name: String| {
+        let path = directory.join(&name);
+        match path.is_dir() {
+            true => {
+                others::names(&path).into_iter().map(|below| format!("{name}/{below}")).collect()
+            }
+            false => vec![name],
+        }
+    };
+    let names = others::names(directory).into_iter().flat_map(inside);
+    names.filter(|name| directory.join(name).is_file()).collect()
+}
+
+fn shown(caches: &[PathBuf]) -> String {
+    caches.iter().map(|c| c.display().to_string()).collect::<Vec<_>>().join(", ")
+}
+
 /// Returns the snapshot that `refs/main` names.
 pub fn in_cache(id: &str, caches: &[PathBuf]) -> Result<PathBuf> {
-    let download = format!("hf download {id}");
+    let download = format!("gemma pull {id}");
     for cache in caches {
-        let repo = cache.join(format!("models--{}", id.replace('/', "--")));
+        let repo = cache.join(folder_of(id));
         if !repo.is_dir() {
             continue;
         }
@@ -123,10 +178,9 @@ pub fn in_cache(id: &str, caches: &[PathBuf]) -> Result<PathBuf> {
             };
         }
     }
-    let places: Vec<_> = caches.iter().map(|c| c.display().to_string()).collect();
     let fault = Fault::model(format!(
         "the model {id} is not in the Hugging Face cache ({})",
-        places.join(", ")
+        shown(caches)
     ));
     Err(fault.help(how_to_get(id)).into())
 }
@@ -146,7 +200,7 @@ fn without_weights(id: &str, snapshot: &Path) -> Fault {
     let what = format!("the download of {id} holds no files of a model ({})", snapshot.display());
     Fault::model(what).help(format!(
         "the model may be gated: accept its licence at https://huggingface.co/{id}, then\n  \
-            hf auth login\n  hf download {id}"
+            {TOKEN}\n  gemma pull {id}"
     ))
 }
 
@@ -161,7 +215,7 @@ mod tests {
         let help = |r: Result<PathBuf>| {
             crate::error::fault_of(&r.unwrap_err()).unwrap().help.clone().unwrap()
         };
-        assert!(help(in_cache("a/b", &caches)).contains("hf download a/b"));
+        assert!(help(in_cache("a/b", &caches)).contains("gemma pull a/b"));
         let repo = cache.path().join("models--a--b");
         for dir in ["blobs", "refs", "snapshots/c0ffee"] {
             std::fs::create_dir_all(repo.join(dir)).unwrap();

@@ -2,8 +2,10 @@
 
 pub mod acquire;
 pub mod find;
+pub mod others;
 pub mod partner;
 pub mod shapes;
+pub mod variants;
 
 use crate::checkpoint::Checkpoint;
 use crate::error::Fault;

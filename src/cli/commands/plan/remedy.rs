@@ -41,7 +41,7 @@ impl Misfit<'_> {
         }
         let own = Size::of(self.task.weights)?.bytes;
         let smaller = |page: &str, bytes_of: u64| {
-            format!("{page} ({}) fits: hf download {page}", bytes(bytes_of))
+            format!("{page} ({}) fits: gemma pull {page}", bytes(bytes_of))
         };
         if let Some(shape) = self.shape {
             let rows =

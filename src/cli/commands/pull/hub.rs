@@ -1,0 +1,266 @@
+//! Requests to Hugging Face: the files of a repository, and their bytes.
+
+use crate::error::{Fault, Kind};
+use crate::runtime::model::acquire::TOKEN;
+use crate::runtime::model::find::hugging_face_home;
+use crate::util::files::read_regular_text;
+use crate::util::json;
+use anyhow::{Context, Result};
+use serde_json::Value;
+use std::io::Read;
+use std::path::PathBuf;
+use std::time::Duration;
+use ureq::config::RedirectAuthHeaders;
+use ureq::http::Response;
+use ureq::{Agent, Body};
+
+/// Time to wait for a connection, for an answer and for each piece of it.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Bytes of a list of files at most.
+const LARGEST_LIST: u64 = 64 << 20;
+
+/// The server, and the right to read from it.
+#[derive(Clone)]
+pub struct Hub {
+    agent: Agent,
+    pub endpoint: String,
+    token: Option<AccessToken>,
+}
+
+#[derive(Clone)]
+struct AccessToken {
+    value: String,
+    /// Variable or file that it comes from.
+    source: String,
+}
+
+/// The current version of a repository.
+pub struct Repository {
+    pub commit: String,
+    pub files: Vec<RemoteFile>,
+}
+
+/// A file of a repository.
+#[derive(Clone, Debug)]
+pub struct RemoteFile {
+    /// Path inside the repository.
+    pub name: String,
+    pub size: u64,
+    /// Name in the cache: the sha256 of a large file, Git's hash of another.
+    pub blob: String,
+    /// Digest of a large file, in lower-case hexadecimal.
+    pub sha256: Option<String>,
+}
+
+impl Hub {
+    /// Reads $HF_ENDPOINT and the token: $HF_TOKEN, or the file that `hf auth login` writes.
+    pub fn from_environment() -> Result<Hub> {
+        let text = |name: &str| {
+            let value = std::env::var(name).ok().map(|value| value.trim().to_owned());
+            value.filter(|value| !value.is_empty())
+        };
+        let is_offline = text("HF_HUB_OFFLINE")
+            .is_some_and(|v| ["1", "on", "yes", "true"].contains(&&*v.to_lowercase()));
+        if is_offline {
+            let fault = Fault::usage("HF_HUB_OFFLINE forbids downloads");
+            return Err(fault.help("unset HF_HUB_OFFLINE").into());
+        }
+        let endpoint = text("HF_ENDPOINT").unwrap_or_else(|| "https://huggingface.co".to_owned());
+        if !endpoint.starts_with("https://") && !endpoint.starts_with("http://") {
+            return Err(Fault::usage(format!("HF_ENDPOINT is no URL: {endpoint}")).into());
+        }
+        let of_variable = |name: &str| {
+            Some(AccessToken { value: text(name)?, source: format!("the variable {name}") })
+        };
+        let of_file = || {
+            let path = text("HF_TOKEN_PATH").map(PathBuf::from);
+            let path = path.or_else(|| Some(hugging_face_home()?.join("token")))?;
+            let value = read_regular_text(&path, 4096).ok()?.trim().to_owned();
+            let source = path.display().to_string();
+            (!value.is_empty()).then_some(AccessToken { value, source })
+        };
+        let agent = Agent::config_builder()
+            .http_status_as_error(false)
+            // A large file is on another server, which must not see the token.
+            .redirect_auth_headers(RedirectAuthHeaders::SameHost)
+            .user_agent(concat!("gemma/", env!("CARGO_PKG_VERSION")))
+            .timeout_resolve(Some(PATIENCE))
+            .timeout_connect(Some(PATIENCE))
+            .timeout_per_read(Some(PATIENCE))
+            .build()
+            .new_agent();
+        Ok(Hub {
+            agent,
+            endpoint: endpoint.trim_end_matches('/').to_owned(),
+            token: of_variable("HF_TOKEN")
+                .or_else(|| of_variable("HUGGING_FACE_HUB_TOKEN"))
+                .or_else(of_file),
+        })
+    }
+
+    fn get(&self, url: &str, from: u64) -> Result<Response<Body>, ureq::Error> {
+        let mut request = self.agent.get(url);
+        if let Some(AccessToken { value, .. }) = &self.token {
+            request = request.header("authorization", format!("Bearer {value}"));
+        }
+        if from > 0 {
+            request = request.header("range", format!("bytes={from}-"));
+        }
+        request.call()
+    }
+
+    /// Returns the files of the main branch.
+    pub fn repository(&self, id: &str) -> Result<Repository> {
+        let url = format!("{}/api/models/{id}/revision/main?blobs=true", self.endpoint);
+        let response = self.get(&url, 0).map_err(|e| self.unreachable(&e.to_string()))?;
+        if response.status().as_u16() != 200 {
+            return Err(self.refusal(id, &response).into());
+        }
+        let mut bytes = Vec::new();
+        response
+            .into_body()
+            .into_reader()
+            .take(LARGEST_LIST)
+            .read_to_end(&mut bytes)
+            .map_err(|e| self.unreachable(&e.to_string()))?;
+        json::parse(&bytes).ok().as_ref().and_then(Repository::from_json).with_context(|| {
+            Fault::new(Kind::Failure, format!("{url} does not answer with a list of files"))
+                .help("check HF_ENDPOINT")
+        })
+    }
+
+    /// Asks for the bytes of a file from `from` on.
+    pub fn open(
+        &self,
+        id: &str,
+        commit: &str,
+        name: &str,
+        from: u64,
+    ) -> Result<Response<Body>, ureq::Error> {
+        let url = format!("{}/{id}/resolve/{commit}/{}", self.endpoint, escaped(name));
+        self.get(&url, from)
+    }
+
+    /// Returns the error for a server that cannot be reached.
+    pub fn unreachable(&self, why: &str) -> Fault {
+        Fault::new(Kind::Failure, format!("{} cannot be reached: {why}", self.endpoint))
+            .help("check the connection, and the proxy in HTTPS_PROXY if you need one")
+    }
+
+    /// Returns the error for a status that refuses a request.
+    pub fn refusal(&self, id: &str, response: &Response<Body>) -> Fault {
+        let header = |name: &str| {
+            response.headers().get(name).and_then(|v| v.to_str().ok()).unwrap_or_default()
+        };
+        let page = format!("{}/{id}", self.endpoint);
+        let status = response.status().as_u16();
+        match (status, header("x-error-code"), &self.token) {
+            (401 | 403, "GatedRepo", None) => {
+                Fault::model(format!("{id} is gated: its licence has to be accepted once"))
+                    .help(format!("accept it at {page}, then\n  {TOKEN}\n  gemma pull {id}"))
+            }
+            (401 | 403, "GatedRepo", Some(token)) => Fault::model(format!(
+                "{id} is gated, and the account of this token has no access to it ({})",
+                token.source
+            ))
+            .help(format!("accept the licence at {page} with that account, then repeat this")),
+            (401, _, None) => Fault::model(format!("{id} does not exist, or is private"))
+                .help(format!("check its spelling. A private model needs a token:\n  {TOKEN}")),
+            (401, _, Some(token)) => {
+                Fault::model(format!("the token in {} is not valid", token.source))
+                    .help(format!("make another one:\n  {TOKEN}"))
+            }
+            (403, _, _) => Fault::model(format!(
+                "access to {id} is forbidden{}",
+                match header("x-error-message") {
+                    "" => String::new(),
+                    message => format!(": {message}"),
+                }
+            ))
+            .help("the token needs the permission to read this repository"),
+            (404, _, _) => Fault::model(format!("there is no model {id} at {}", self.endpoint))
+                .help("check the spelling: OWNER/NAME, as in the address of its page"),
+            _ => {
+                let what = format!("{} answered with status {status}", self.endpoint);
+                Fault::new(Kind::Failure, what).help("try again later")
+            }
+        }
+    }
+}
+
+impl Repository {
+    fn from_json(json: &Value) -> Option<Repository> {
+        let commit = hash(&json["sha"])?;
+        let files = json["siblings"].as_array()?.iter().map(RemoteFile::from_json);
+        Some(Repository { commit, files: files.collect::<Option<_>>()? })
+    }
+}
+
+impl RemoteFile {
+    fn from_json(json: &Value) -> Option<RemoteFile> {
+        let name = json["rfilename"].as_str()?.to_owned();
+        // The name becomes a path below the cache.
+        let is_plain =
+            |part: &str| !matches!(part, "" | "." | "..") && !part.contains(['\\', '\0']);
+        if !name.split('/').all(is_plain) {
+            return None;
+        }
+        let lfs = json.get("lfs").filter(|lfs| !lfs.is_null());
+        let sha256 = match lfs {
+            Some(lfs) => Some(hash(&lfs["sha256"]).filter(|hash| hash.len() == 64)?),
+            None => None,
+        };
+        let size = lfs.and_then(|lfs| lfs["size"].as_u64()).or_else(|| json["size"].as_u64())?;
+        let blob = match &sha256 {
+            Some(sha256) => sha256.clone(),
+            None => hash(&json["blobId"])?,
+        };
+        Some(RemoteFile { name, size, blob, sha256 })
+    }
+}
+
+/// Returns a hash in hexadecimal, which is safe as the name of a file.
+fn hash(value: &Value) -> Option<String> {
+    let text = value.as_str()?;
+    let is_hash = (40..=64).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_hexdigit());
+    is_hash.then(|| text.to_ascii_lowercase())
+}
+
+/// Returns a path as it stands in a URL.
+fn escaped(path: &str) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte);
+    let escape = |byte: u8| match plain(byte) {
+        true => char::from(byte).to_string(),
+        false => format!("%{byte:02X}"),
+    };
+    path.bytes().map(escape).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_list_of_files_is_read_and_hostile_names_are_refused() {
+        let (git, sha) = ("a".repeat(40), "b".repeat(64));
+        let list = |name: &str| {
+            json!({"sha": git, "siblings": [
+                {"rfilename": "config.json", "size": 3, "blobId": git},
+                {"rfilename": name, "size": 135, "blobId": git,
+                    "lfs": {"sha256": sha, "size": 7}},
+            ]})
+        };
+        let found = Repository::from_json(&list("q/x.gguf")).unwrap();
+        assert_eq!((found.commit, found.files.len()), (git.clone(), 2));
+        let large = &found.files[1];
+        assert_eq!((large.size, &large.blob, large.sha256.as_ref()), (7, &sha, Some(&sha)));
+        for name in ["../x", "/etc/x", "a//b", "a/./b", "a/..", "", "a\\b"] {
+            assert!(Repository::from_json(&list(name)).is_none(), "{name}");
+        }
+        let evil = json!({"sha": "../../x", "siblings": []});
+        assert!(Repository::from_json(&evil).is_none());
+        assert_eq!(escaped("a b/ü-1.gguf"), "a%20b/%C3%BC-1.gguf");
+    }
+}

@@ -1,0 +1,232 @@
+//! `gemma pull`: downloads a model from Hugging Face into the cache that all of its tools share.
+//!
+//! `hub` asks the server, `transfer` brings one file into the cache. The layout is that of
+//! `huggingface_hub`: `models--OWNER--NAME/{blobs,snapshots,refs}`.
+//!
+//! `ureq` makes the requests. The crate `hf-hub` gives a file its name before anything can check
+//! it, and depends on a library under the MPL, which `deny.toml` refuses.
+
+mod hub;
+mod transfer;
+
+use crate::cli::io::output::print;
+use crate::cli::io::signals::Interrupt;
+use crate::cli::options::UiOptions;
+use crate::cli::settings::Typed;
+use crate::error::{Fault, Kind};
+use crate::os;
+use crate::runtime::model::acquire::{ResolvedName, how_to_get, is_id, translate};
+use crate::runtime::model::find::{caches, folder_of};
+use crate::runtime::model::variants::{GgufVariant, tag_of, tagged, variants};
+use crate::util::units::bytes;
+use anyhow::{Context, Result};
+use clap::Args;
+use hub::{Hub, RemoteFile, Repository};
+use std::fs;
+use std::path::{Path, PathBuf};
+use transfer::{Download, cannot_write, incomplete, is_complete};
+
+const EXAMPLES: &str = "\
+Examples:
+  gemma pull google/gemma-3-4b-it-qat-q4_0-gguf
+  gemma pull ggml-org/gemma-3-4b-it-GGUF:Q4_K_M
+  gemma chat -m \"$(gemma pull google/gemma-3-1b-it)\"";
+
+/// Download a model from Hugging Face
+///
+/// The files go to the cache of Hugging Face's own tools: $HF_HUB_CACHE, or hub/ below $HF_HOME,
+/// or ~/.cache/huggingface/hub. Their sha256 is checked. An interrupted download is resumed by the
+/// same command. The path of the model goes to standard output. A gated model, such as Google's,
+/// needs a token: $HF_TOKEN, or the file that `hf auth login` writes.
+#[derive(Debug, Args)]
+#[command(after_long_help = EXAMPLES)]
+pub struct PullArgs {
+    /// OWNER/NAME on Hugging Face; :TAG or :FILE names one GGUF file of several, as :Q4_K_M
+    #[arg(value_name = "ID[:TAG]")]
+    pub id: String,
+    #[command(flatten)]
+    pub ui: UiOptions,
+}
+
+/// Files of a checkpoint other than its weights.
+const SIDE_FILES: [&str; 10] = [
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.json",
+    "chat_template.jinja",
+    "model.safetensors.index.json",
+];
+
+pub fn run(options: &PullArgs, typed: &Typed) -> Result<u8> {
+    let ui = &typed.ui;
+    let ResolvedName { id, tag } = parse(&options.id)?;
+    let cache = caches().into_iter().next().with_context(|| {
+        Fault::usage("there is no home directory for the cache").help("set HF_HUB_CACHE")
+    })?;
+    let folder = cache.join(folder_of(&id));
+    let hub = Hub::from_environment()?;
+    let repository = hub.repository(&id)?;
+    let wanted = choose(&id, tag.as_deref(), &repository)?;
+    let missing: Vec<&RemoteFile> =
+        wanted.iter().copied().filter(|file| !is_complete(&folder, file)).collect();
+    check_space(&folder, &missing)?;
+    if !missing.is_empty() {
+        let total = missing.iter().map(|file| file.size).sum();
+        let files = if missing.len() == 1 { "file" } else { "files" };
+        if !ui.is_quiet() {
+            ui.line(&format!("{id}: {} {files}, {}", missing.len(), bytes(total)));
+        }
+        let blobs = folder.join("blobs");
+        fs::create_dir_all(&blobs).with_context(|| cannot_write(&blobs))?;
+        let (interrupt, bar) = (Interrupt::watch()?, ui.bytes_bar("downloading", total, true));
+        let (hub, id, commit) = (&hub, &id, &repository.commit);
+        let (interrupt, bar) = (&interrupt, &bar);
+        let download = Download { hub, id, commit, folder: &folder, interrupt, bar };
+        let fetched = missing.iter().try_fold(true, |so_far, file| {
+            let fetched = so_far && download.fetch(file)?;
+            if fetched {
+                bar.suspend(|| ui.detail(1, format!("{}: {}", file.name, bytes(file.size))));
+            }
+            anyhow::Ok(fetched)
+        });
+        bar.finish_and_clear();
+        if !fetched? {
+            ui.note(format!("interrupted; gemma pull {} resumes the download", options.id));
+            return Ok(interrupt.exit_code().unwrap_or(130));
+        }
+    }
+    let path = link(&folder, &repository, &wanted)?;
+    print(&format!("{}\n", path.display()))?;
+    Ok(0)
+}
+
+/// Takes an id and a tag out of the command line. Names of other kinds are answered with the id
+/// that was probably meant: their models are large, and not the smallest of their size.
+fn parse(name: &str) -> Result<ResolvedName> {
+    let (id, tag) = name.split_once(':').map_or((name, None), |(id, tag)| (id, Some(tag)));
+    if is_id(id) && tag.is_none_or(|tag| !tag.is_empty()) {
+        return Ok(ResolvedName { id: id.to_owned(), tag: tag.map(str::to_owned) });
+    }
+    let meant = translate(name);
+    let is_address = name.contains("hf.co/") || name.contains("huggingface.co/");
+    match meant {
+        Some(meant) if is_address => Ok(meant),
+        Some(ResolvedName { id, .. }) => Err(Fault::usage(format!("`{name}` is no OWNER/NAME"))
+            .help(format!("did you mean {id}? If so, {}", how_to_get(&id)))
+            .into()),
+        None => Err(Fault::usage(format!("`{name}` is no OWNER/NAME"))
+            .help("give the id of a page on Hugging Face, such as google/gemma-3-1b-it")
+            .into()),
+    }
+}
+
+/// Returns the files to get: those of the GGUF model that the tag names, or of the checkpoint, or
+/// of the only GGUF model.
+fn choose<'a>(
+    id: &str,
+    tag: Option<&str>,
+    repository: &'a Repository,
+) -> Result<Vec<&'a RemoteFile>> {
+    let files = &repository.files;
+    let all = variants(files.iter().map(|file| file.name.as_str()));
+    let is_weights = |name: &str| name.ends_with(".safetensors") && !name.contains('/');
+    let is_checkpoint = files.iter().any(|file| is_weights(&file.name));
+    let chosen = match tag {
+        Some(tag) => tagged(&all, tag),
+        None if is_checkpoint => {
+            let is_wanted = |name: &str| is_weights(name) || SIDE_FILES.contains(&name);
+            return Ok(files.iter().filter(|file| is_wanted(&file.name)).collect());
+        }
+        None => all.iter().collect(),
+    };
+    let of_name = |name: &String| {
+        files.iter().find(|file| file.name == *name).with_context(|| {
+            Fault::model(format!("{id} has no {name}, which is a part of the model"))
+        })
+    };
+    match (&chosen[..], &all[..]) {
+        ([one], _) => one.files.iter().map(of_name).collect(),
+        (_, []) => {
+            let what = format!("{id} has neither safetensors nor GGUF files");
+            Err(Fault::model(what).help("give the id of a page with one of them").into())
+        }
+        (chosen, all) => {
+            let what = match tag {
+                Some(tag) if chosen.is_empty() => format!("{id} has no GGUF file {tag}"),
+                Some(tag) => format!("{id} has {} GGUF files called {tag}", chosen.len()),
+                None => format!("{id} has {} GGUF files", chosen.len()),
+            };
+            let size = |variant: &GgufVariant| {
+                let of_variant = files.iter().filter(|file| variant.files.contains(&file.name));
+                bytes(of_variant.map(|file| file.size).sum())
+            };
+            let line =
+                |v: &GgufVariant| format!("\n  gemma pull {id}:{}  # {}", tag_of(all, v), size(v));
+            let list: String = match chosen {
+                [] => all.iter().map(line).collect(),
+                several => several.iter().copied().map(line).collect(),
+            };
+            Err(Fault::usage(what).help(format!("name one of them:{list}")).into())
+        }
+    }
+}
+
+/// Refuses a download that the disk has no room for.
+fn check_space(folder: &Path, missing: &[&RemoteFile]) -> Result<()> {
+    let has = |file: &RemoteFile| incomplete(folder, file).metadata().map_or(0, |meta| meta.len());
+    let needed: u64 = missing.iter().map(|file| file.size.saturating_sub(has(file))).sum();
+    let Some(directory) = folder.ancestors().find(|path| path.is_dir()) else { return Ok(()) };
+    match os::files::free_bytes(directory) {
+        Some(free) if free < needed => {
+            let (needed, free, shown) = (bytes(needed), bytes(free), directory.display());
+            let what = format!("the download takes {needed}, and {shown} has {free} free");
+            let help = "make room, or name a directory on another disk: HF_HUB_CACHE=DIRECTORY";
+            Err(Fault::new(Kind::Failure, what).help(help).into())
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Links the files into the snapshot and makes it the current one. Returns the path of the model:
+/// its first GGUF file, or the snapshot.
+fn link(folder: &Path, repository: &Repository, files: &[&RemoteFile]) -> Result<PathBuf> {
+    let snapshot = folder.join("snapshots").join(&repository.commit);
+    for file in files {
+        let path = snapshot.join(&file.name);
+        let directory = path.parent().unwrap_or(&snapshot);
+        fs::create_dir_all(directory).with_context(|| cannot_write(directory))?;
+        let up = "../".repeat(2 + file.name.matches('/').count());
+        let target = PathBuf::from(format!("{up}blobs/{}", file.blob));
+        if fs::read_link(&path).is_ok_and(|found| found == target) {
+            continue;
+        }
+        if path.symlink_metadata().is_ok() {
+            fs::remove_file(&path).with_context(|| cannot_write(&path))?;
+        }
+        os::files::make_symlink(&target, &path).with_context(|| cannot_write(&path))?;
+    }
+    let refs = folder.join("refs");
+    fs::create_dir_all(&refs).with_context(|| cannot_write(&refs))?;
+    fs::write(refs.join("main"), &repository.commit).with_context(|| cannot_write(&refs))?;
+    remove_stale(folder, repository);
+    let gguf = files.first().filter(|file| file.name.ends_with(".gguf"));
+    Ok(gguf.map_or_else(|| snapshot.clone(), |file| snapshot.join(&file.name)))
+}
+
+/// Removes partial files of versions that the repository no longer has: nothing would resume them,
+/// and an incomplete file makes a model count as incomplete.
+fn remove_stale(folder: &Path, repository: &Repository) {
+    for entry in fs::read_dir(folder.join("blobs")).into_iter().flatten().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let Some(blob) = name.strip_suffix(".incomplete") else { continue };
+        if !repository.files.iter().any(|file| file.blob == blob) {
+            // A file that stays is reported when the model is opened.
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+}

@@ -1,0 +1,503 @@
+//! `gemma pull` against a small server on 127.0.0.1: the cache, resumption, refusals and damage.
+
+use crate::common::{Form, TinyModel, gguf};
+use crate::shell;
+use gemma::checkpoint::Dtype;
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+use shell::{BINARY, Run, bash, command, gemma_in, wait};
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+
+/// A request: path, range and authorization.
+type Seen = (String, String, String);
+
+/// Answers of the server, changed by tests.
+#[derive(Default)]
+struct Answers {
+    /// Name, bytes, and whether the file is a large one on another server.
+    files: Vec<(String, Vec<u8>, bool)>,
+    /// Bytes after which the next transfers of large files break off.
+    cuts: Vec<usize>,
+    /// A transfer that is cut waits instead of closing the connection.
+    stalls: bool,
+    ignores_ranges: bool,
+    /// Sizes and digests in the list that are not those of the files.
+    size: Option<u64>,
+    sha256: Option<String>,
+    /// Status and code of the list, and of the files.
+    list_status: Option<(u16, &'static str)>,
+    file_status: Option<(u16, &'static str)>,
+    seen: Vec<Seen>,
+}
+
+/// A server that ends with the test program.
+struct FakeHub {
+    endpoint: String,
+    answers: Arc<Mutex<Answers>>,
+}
+
+impl FakeHub {
+    fn new(files: &[(&str, &[u8], bool)]) -> FakeHub {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let endpoint = format!("http://{}", listener.local_addr().unwrap());
+        let files = files.iter().map(|(name, bytes, lfs)| ((*name).into(), bytes.to_vec(), *lfs));
+        let answers = Answers { files: files.collect(), ..Answers::default() };
+        let answers = Arc::new(Mutex::new(answers));
+        let shared = answers.clone();
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let shared = shared.clone();
+                // A client that goes away is no failure of the server.
+                std::thread::spawn(move || drop(answer(stream.unwrap(), &shared)));
+            }
+        });
+        FakeHub { endpoint, answers }
+    }
+
+    fn set(&self, change: impl FnOnce(&mut Answers)) {
+        change(&mut self.answers.lock().unwrap());
+    }
+
+    /// Returns the requests since the last call.
+    fn seen(&self) -> Vec<Seen> {
+        std::mem::take(&mut self.answers.lock().unwrap().seen)
+    }
+
+    /// Returns the ranges that were asked for of large files.
+    fn ranges(&self) -> Vec<String> {
+        let seen = self.seen().into_iter().filter(|(path, ..)| path.starts_with("/cdn/"));
+        seen.map(|(_, range, _)| range).collect()
+    }
+
+    fn command(&self, home: &Path, args: &[&str]) -> Command {
+        let mut command = command(BINARY, home);
+        command.args(args).env("HF_ENDPOINT", &self.endpoint);
+        command
+    }
+
+    fn pull(&self, home: &Path, id: &str) -> Run {
+        wait(self.command(home, &["pull", id]), b"")
+    }
+}
+
+/// Answers one request and closes the connection.
+fn answer(mut stream: TcpStream, answers: &Mutex<Answers>) -> std::io::Result<()> {
+    let mut lines = BufReader::new(stream.try_clone()?).lines();
+    let first = lines.next().unwrap()?;
+    let path = first.split(' ').nth(1).unwrap().to_owned();
+    let mut headers = BTreeMap::new();
+    for line in lines {
+        let line = line?;
+        let Some((name, value)) = line.split_once(": ") else { break };
+        headers.insert(name.to_ascii_lowercase(), value.to_owned());
+    }
+    let header = |name: &str| headers.get(name).cloned().unwrap_or_default();
+    let mut answers = answers.lock().unwrap();
+    let (range, host) = (header("range"), header("host"));
+    answers.seen.push((path.clone(), range.clone(), header("authorization")));
+    let refusal = match path.starts_with("/api/") {
+        true => answers.list_status,
+        false => answers.file_status,
+    };
+    if let Some((status, code)) = refusal {
+        let head = format!("HTTP/1.1 {status} No\r\nx-error-code: {code}\r\n");
+        return write!(stream, "{head}content-length: 0\r\nconnection: close\r\n\r\n");
+    }
+    if path.starts_with("/api/") {
+        let list = listing(&answers).to_string();
+        let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n", list.len());
+        return write!(stream, "{head}connection: close\r\n\r\n{list}");
+    }
+    let is_file = |name: &&(String, Vec<u8>, bool)| path.ends_with(&format!("/{}", name.0));
+    let (_, bytes, is_large) = answers.files.iter().find(is_file).unwrap().clone();
+    let is_cdn = path.starts_with("/cdn/");
+    if is_large && !is_cdn {
+        let name = path.split(&format!("/{COMMIT}/")).nth(1).unwrap();
+        let port = host.rsplit(':').next().unwrap();
+        let head =
+            format!("HTTP/1.1 302 Found\r\nlocation: http://localhost:{port}/cdn/{name}\r\n");
+        return write!(stream, "{head}content-length: 0\r\nconnection: close\r\n\r\n");
+    }
+    let from = range.strip_prefix("bytes=").and_then(|r| r.strip_suffix('-')?.parse().ok());
+    let from = from.filter(|_| !answers.ignores_ranges);
+    let (rest, size) = (&bytes[from.unwrap_or(0)..], bytes.len());
+    let head = match from {
+        Some(from) => {
+            format!("206 Partial Content\r\ncontent-range: bytes {from}-{}/{size}", size - 1)
+        }
+        None => "200 OK".to_owned(),
+    };
+    let length = rest.len();
+    write!(stream, "HTTP/1.1 {head}\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n")?;
+    let is_cut = is_cdn && !answers.cuts.is_empty();
+    let end = if is_cut { answers.cuts.remove(0).min(length) } else { length };
+    let stalls = is_cut && answers.stalls;
+    drop(answers);
+    stream.write_all(&rest[..end])?;
+    if stalls {
+        std::thread::sleep(Duration::from_secs(120));
+    }
+    Ok(())
+}
+
+fn listing(answers: &Answers) -> Value {
+    let file = |(name, bytes, is_large): &(String, Vec<u8>, bool)| {
+        let size = answers.size.unwrap_or(bytes.len() as u64);
+        let sha256 = answers.sha256.clone().unwrap_or_else(|| digest(bytes));
+        match is_large {
+            true => json!({"rfilename": name, "size": size, "blobId": "f".repeat(40),
+                "lfs": {"sha256": sha256, "size": size, "pointerSize": 134}}),
+            false => json!({"rfilename": name, "size": size, "blobId": &digest(bytes)[..40]}),
+        }
+    };
+    let siblings: Vec<Value> = answers.files.iter().map(file).collect();
+    json!({"id": "org/m", "sha": COMMIT, "siblings": siblings})
+}
+
+fn digest(bytes: &[u8]) -> String {
+    hex::encode(Sha256::digest(bytes))
+}
+
+/// So many bytes, no piece like another.
+fn content(n: usize) -> Vec<u8> {
+    (0..n as u32 / 4).flat_map(|i| i.wrapping_mul(2_654_435_761).to_le_bytes()).collect()
+}
+
+const SIZE: usize = 600_000;
+
+/// A server with one large file.
+fn one_file() -> (tempfile::TempDir, FakeHub, Vec<u8>) {
+    let bytes = content(SIZE);
+    let hub = FakeHub::new(&[("m-Q4_0.gguf", &bytes, true), ("README.md", b"# m", false)]);
+    (tempfile::tempdir().unwrap(), hub, bytes)
+}
+
+fn folder(home: &Path) -> PathBuf {
+    home.join(".cache/huggingface/hub/models--org--m")
+}
+
+/// Files in `blobs/`, sorted.
+fn blobs(home: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder(home).join("blobs")).into_iter().flatten();
+    let mut names: Vec<String> =
+        entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+/// Asserts that the file is there as the path on standard output says, and nothing besides it.
+#[track_caller]
+fn is_pulled(run: Run, home: &Path, bytes: &[u8]) {
+    let run = run.ok();
+    let path = PathBuf::from(run.text().strip_suffix('\n').unwrap());
+    assert_eq!(path, folder(home).join("snapshots").join(COMMIT).join("m-Q4_0.gguf"));
+    assert!(fs::read(&path).unwrap() == bytes, "other bytes");
+    let target = format!("../../blobs/{}", digest(bytes));
+    assert_eq!(fs::read_link(&path).unwrap(), Path::new(&target));
+    assert_eq!(blobs(home), [digest(bytes)]);
+    assert_eq!(fs::read_to_string(folder(home).join("refs/main")).unwrap(), COMMIT);
+}
+
+#[test]
+fn a_file_is_pulled_once_and_the_token_stays_with_the_hub() {
+    let (home, hub, bytes) = one_file();
+    let home = home.path();
+    let mut command = hub.command(home, &["pull", "org/m"]);
+    command.env("HF_TOKEN", "hf_secret");
+    let run = wait(command, b"");
+    assert!(run.err.contains("org/m: 1 file, 600 kB") && !run.err.contains("hf_secret"), "{run:?}");
+    is_pulled(run, home, &bytes);
+    let seen = hub.seen();
+    let paths: Vec<&str> = seen.iter().map(|(path, ..)| &**path).collect();
+    let resolve = format!("/org/m/resolve/{COMMIT}/m-Q4_0.gguf");
+    assert_eq!(paths, ["/api/models/org/m/revision/main?blobs=true", &resolve, "/cdn/m-Q4_0.gguf"]);
+    let tokens: Vec<&str> = seen.iter().map(|(.., token)| &**token).collect();
+    assert_eq!(tokens, ["Bearer hf_secret", "Bearer hf_secret", ""]);
+    let again = hub.pull(home, "org/m");
+    assert_eq!(again.err, "");
+    is_pulled(again, home, &bytes);
+    assert_eq!(hub.seen().len(), 1, "only the list");
+}
+
+#[test]
+fn the_usual_variables_say_where_the_token_and_the_cache_are() {
+    let (home, hub, _) = one_file();
+    let at = |name: &str| home.path().join(name);
+    fs::create_dir(at("hf")).unwrap();
+    fs::write(at("hf/token"), "of-home\n").unwrap();
+    fs::write(at("mine"), "of-path").unwrap();
+    let pull = |variables: &[(&str, PathBuf)]| {
+        let mut command = hub.command(home.path(), &["pull", "-q", "org/m"]);
+        command.envs(variables.iter().map(|(name, value)| (name, value)));
+        let run = wait(command, b"").ok();
+        assert_eq!(run.err, "");
+        (run.text().to_owned(), hub.seen()[0].2.clone())
+    };
+    let (path, token) = pull(&[("HF_HOME", at("hf"))]);
+    assert!(path.starts_with(at("hf/hub/models--org--m").to_str().unwrap()), "{path}");
+    assert_eq!(token, "Bearer of-home");
+    let (path, token) = pull(&[
+        ("HF_HOME", at("hf")),
+        ("HF_TOKEN_PATH", at("mine")),
+        ("HF_HUB_CACHE", at("cache")),
+    ]);
+    assert!(path.starts_with(at("cache/models--org--m").to_str().unwrap()), "{path}");
+    assert_eq!(token, "Bearer of-path");
+    let offline = [("HF_HUB_OFFLINE", "1")];
+    let mut command = hub.command(home.path(), &["pull", "org/m"]);
+    command.envs(offline);
+    wait(command, b"").fails(2, &["HF_HUB_OFFLINE"]);
+    assert!(hub.seen().is_empty());
+}
+
+#[test]
+fn a_broken_connection_is_resumed_by_the_same_run() {
+    let (home, hub, bytes) = one_file();
+    hub.set(|answers| answers.cuts = vec![200_000, 0, 100_000]);
+    is_pulled(hub.pull(home.path(), "org/m"), home.path(), &bytes);
+    assert_eq!(hub.ranges(), ["", "bytes=200000-", "bytes=200000-", "bytes=300000-"]);
+}
+
+#[test]
+fn a_connection_that_always_breaks_is_1_and_the_next_pull_resumes() {
+    let (home, hub, bytes) = one_file();
+    hub.set(|answers| answers.cuts = vec![200_000, 0, 0, 0]);
+    hub.pull(home.path(), "org/m").fails(1, &["interrupted", "resumes after 200 kB of 600 kB"]);
+    assert_eq!(blobs(home.path()), [format!("{}.incomplete", digest(&bytes))]);
+    hub.seen();
+    let refused = gemma_in(home.path(), &["generate", "hi", "-m", "org/m"], b"");
+    refused.fails(3, &["not complete", "gemma pull org/m"]);
+    is_pulled(hub.pull(home.path(), "org/m"), home.path(), &bytes);
+    assert_eq!(hub.ranges(), ["bytes=200000-"]);
+    // A server that knows no ranges sends all of it, and a file that is too long starts again.
+    for (length, range) in [(1000, "bytes=1000-"), (SIZE + 1, "")] {
+        fs::remove_dir_all(folder(home.path()).join("snapshots")).unwrap();
+        let blob = folder(home.path()).join("blobs").join(digest(&bytes));
+        fs::rename(&blob, blob.with_extension("incomplete")).unwrap();
+        let file = File::options().write(true).open(blob.with_extension("incomplete")).unwrap();
+        file.set_len(length as u64).unwrap();
+        hub.set(|answers| answers.ignores_ranges = true);
+        is_pulled(hub.pull(home.path(), "org/m"), home.path(), &bytes);
+        assert_eq!(hub.ranges(), [range]);
+    }
+}
+
+#[test]
+fn ctrl_c_ends_a_stalled_transfer_and_the_next_pull_resumes() {
+    let (home, hub, bytes) = one_file();
+    for (signal, expected) in [(libc::SIGINT, 130), (libc::SIGTERM, 143)] {
+        hub.set(|answers| (answers.cuts, answers.stalls) = (vec![100_000], true));
+        let child = hub.command(home.path(), &["pull", "org/m"]).spawn().unwrap();
+        let partial = folder(home.path()).join(format!("blobs/{}.incomplete", digest(&bytes)));
+        let length = if signal == libc::SIGINT { 100_000 } else { 200_000 };
+        while partial.metadata().map_or(0, |meta| meta.len()) < length {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let start = Instant::now();
+        // SAFETY: a signal to a child that has not been waited for, so the id is still its own.
+        assert_eq!(unsafe { libc::kill(child.id() as i32, signal) }, 0);
+        let output = child.wait_with_output().unwrap();
+        let err = String::from_utf8(output.stderr).unwrap();
+        assert_eq!((shell::code(output.status), output.stdout.len()), (expected, 0), "{err}");
+        assert!(err.contains("gemma pull org/m resumes the download"), "{err}");
+        assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
+    }
+    is_pulled(hub.pull(home.path(), "org/m"), home.path(), &bytes);
+    assert_eq!(hub.ranges(), ["", "bytes=100000-", "bytes=200000-"]);
+}
+
+#[test]
+fn damaged_bytes_are_1_and_are_removed() {
+    let (home, hub, bytes) = one_file();
+    let wrong = digest(b"other bytes");
+    hub.set(|answers| answers.sha256 = Some(wrong.clone()));
+    hub.pull(home.path(), "org/m").fails(1, &["m-Q4_0.gguf", "sha256", &wrong, &digest(&bytes)]);
+    hub.set(|answers| (answers.sha256, answers.size) = (None, Some(SIZE as u64 - 1)));
+    hub.pull(home.path(), "org/m").fails(1, &["m-Q4_0.gguf arrived damaged"]);
+    assert!(blobs(home.path()).is_empty() && !folder(home.path()).join("snapshots").exists());
+    hub.set(|answers| answers.size = None);
+    is_pulled(hub.pull(home.path(), "org/m"), home.path(), &bytes);
+}
+
+#[test]
+fn a_full_disk_is_1_before_and_during_the_download() {
+    let (home, hub, bytes) = one_file();
+    hub.set(|answers| answers.size = Some(1 << 60));
+    hub.pull(home.path(), "org/m").fails(1, &["takes 1152922 TB", " free", "HF_HUB_CACHE"]);
+    assert!(hub.ranges().is_empty() && !folder(home.path()).exists());
+    hub.set(|answers| answers.size = None);
+    let mut limited = command("bash", home.path());
+    limited.args(["-c", "ulimit -f 300; exec \"$G\" pull org/m"]);
+    limited.env("G", BINARY).env("HF_ENDPOINT", &hub.endpoint);
+    wait(limited, b"").fails(1, &["cannot write", "File too large", "HF_HUB_CACHE"]);
+    hub.seen();
+    is_pulled(hub.pull(home.path(), "org/m"), home.path(), &bytes);
+    assert_eq!(hub.ranges(), ["bytes=307200-"]);
+}
+
+#[test]
+fn refusals_say_what_to_do() {
+    let (home, hub, _) = one_file();
+    let home = home.path();
+    let page = format!("{}/org/m", hub.endpoint);
+    let refused = |list, file, token: &str| {
+        hub.set(|answers| (answers.list_status, answers.file_status) = (list, file));
+        let mut command = hub.command(home, &["pull", "org/m"]);
+        command.env("HF_TOKEN", token);
+        wait(command, b"")
+    };
+    // The list of a gated model is public, its files are not.
+    let gated = |status| Some((status, "GatedRepo"));
+    let run = refused(None, gated(401), "");
+    run.fails(3, &["org/m is gated", &page, "export HF_TOKEN=", "gemma pull org/m"]);
+    let run = refused(None, gated(403), "hf_x");
+    run.fails(3, &["no access", "the variable HF_TOKEN", &page]);
+    refused(Some((401, "RepoNotFound")), None, "").fails(3, &["does not exist, or is private"]);
+    refused(Some((401, "")), None, "hf_x").fails(3, &["the token in the variable HF_TOKEN"]);
+    refused(Some((403, "")), None, "hf_x").fails(3, &["access to org/m is forbidden"]);
+    refused(Some((404, "RepoNotFound")), None, "hf_x").fails(3, &["there is no model org/m at"]);
+    refused(Some((503, "")), None, "").fails(1, &["status 503"]);
+    let mut nowhere = command(BINARY, home);
+    nowhere.args(["pull", "org/m"]).env("HF_ENDPOINT", "http://127.0.0.1:1");
+    wait(nowhere, b"").fails(1, &["http://127.0.0.1:1 cannot be reached"]);
+    assert!(!folder(home).join("refs").exists());
+}
+
+#[test]
+fn another_pull_of_the_same_file_is_not_disturbed() {
+    let (home, hub, bytes) = one_file();
+    let locks = home.path().join(".cache/huggingface/hub/.locks/models--org--m");
+    fs::create_dir_all(&locks).unwrap();
+    let lock = File::create(locks.join(format!("{}.lock", digest(&bytes)))).unwrap();
+    lock.lock().unwrap();
+    hub.pull(home.path(), "org/m").fails(1, &["another program is downloading m-Q4_0.gguf"]);
+    drop(lock);
+    is_pulled(hub.pull(home.path(), "org/m"), home.path(), &bytes);
+}
+
+#[test]
+fn a_repository_of_several_files_needs_a_tag_and_parts_come_together() {
+    let dir = tempfile::tempdir().unwrap();
+    let home = dir.path();
+    gguf::float_file(&TinyModel::tiny(1), 0).write(&home.join("tiny.gguf"));
+    let tiny = fs::read(home.join("tiny.gguf")).unwrap();
+    let hub = FakeHub::new(&[
+        ("m-Q4_K_M.gguf", &tiny, true),
+        ("m-Q8_0.gguf", &content(4000), true),
+        ("big/m-BF16-00001-of-00002.gguf", &content(400), true),
+        ("big/m-BF16-00002-of-00002.gguf", &content(800), true),
+        ("mmproj-F16.gguf", b"vision", true),
+    ]);
+    let lines = ["has 3 GGUF files", "\n  gemma pull org/m:Q4_K_M  # ", "org/m:Q8_0  # 4.00 kB"];
+    hub.pull(home, "org/m").fails(2, &lines);
+    hub.pull(home, "org/m").fails(2, &["org/m:BF16  # 1.20 kB"]);
+    hub.pull(home, "org/m:Q5_K").fails(2, &["no GGUF file Q5_K", "org/m:Q8_0"]);
+    hub.pull(home, "org/m:m").fails(2, &["3 GGUF files called m"]);
+    assert!(hub.ranges().is_empty());
+    let absent = gemma_in(home, &["inspect", "org/m:Q4_K_M"], b"");
+    absent.fails(3, &["org/m:Q4_K_M is not in", "gemma pull org/m:Q4_K_M"]);
+    let file = hub.pull(home, "org/m:q4_k_m").ok();
+    assert!(file.text().ends_with("/m-Q4_K_M.gguf\n"), "{file:?}");
+    let inspect = |name: &str| gemma_in(home, &["inspect", name, "--json"], b"").ok().json();
+    assert_eq!(inspect("org/m:Q4_K_M")["bytes"], inspect("tiny.gguf")["bytes"]);
+    assert_eq!(inspect("org/m:m-Q4_K_M.gguf"), inspect("org/m"));
+    let parts = hub.pull(home, &format!("{}:BF16", "https://hf.co/org/m")).ok();
+    let path = Path::new(parts.text().trim_end());
+    assert!(path.ends_with("big/m-BF16-00001-of-00002.gguf"), "{path:?}");
+    assert_eq!(fs::read(path).unwrap(), content(400));
+    assert_eq!(fs::read(path.with_file_name("m-BF16-00002-of-00002.gguf")).unwrap(), content(800));
+}
+
+#[test]
+fn a_checkpoint_is_pulled_without_what_it_does_not_need() {
+    let dir = tempfile::tempdir().unwrap();
+    let home = dir.path();
+    TinyModel::tiny(1).write(&home.join("tiny"), Form::TextV4, Dtype::BF16, 2);
+    let read = |name: &str| fs::read(home.join("tiny").join(name)).unwrap();
+    let weights = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"];
+    let index = "model.safetensors.index.json";
+    let hub = FakeHub::new(&[
+        ("config.json", &read("config.json"), false),
+        ("generation_config.json", &read("generation_config.json"), false),
+        (index, &read(index), false),
+        (weights[0], &read(weights[0]), true),
+        (weights[1], &read(weights[1]), true),
+        ("pytorch_model.bin", b"pickle", true),
+        ("onnx/model.safetensors", b"other", true),
+        ("README.md", b"# m", false),
+    ]);
+    let run = hub.pull(home, "org/m").ok();
+    let snapshot = run.text().trim_end();
+    let mut names: Vec<String> = fs::read_dir(snapshot)
+        .unwrap()
+        .map(|e| e.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    let wanted = ["config.json", "generation_config.json", weights[0], weights[1], index];
+    assert_eq!(names, wanted);
+    let model = |name: &str| {
+        let json = gemma_in(home, &["inspect", name, "--json"], b"").ok().json();
+        (json["parameters"].clone(), json["bytes"].clone())
+    };
+    assert_eq!(model("org/m"), model("tiny"));
+    assert_eq!(model(snapshot), model("tiny"));
+}
+
+#[test]
+fn nothing_but_pull_asks_the_hub() {
+    let (home, hub, _) = one_file();
+    for args in [["generate", "hi", "-m", "org/m"], ["generate", "hi", "-m", "org/m:Q4_0"]] {
+        let name = format!("gemma pull {}", args[3]);
+        wait(hub.command(home.path(), &args), b"").fails(3, &[&name]);
+    }
+    for name in ["gemma3", "gemma3:4b", "gemma-3-4b-it"] {
+        let help = ["is no OWNER/NAME", "gemma pull google/gemma-3-4b-it-qat-q4_0-gguf"];
+        hub.pull(home.path(), name).fails(2, &help);
+    }
+    for name in ["", "x", "a/b/c", "../x", "org/m:", "m.gguf", "/etc/passwd"] {
+        hub.pull(home.path(), name).fails(2, &["is no OWNER/NAME"]);
+    }
+    bash(home.path(), "\"$G\" pull").fails(2, &["<ID[:TAG]>"]);
+    assert!(hub.seen().is_empty());
+}
+
+#[test]
+fn models_of_lm_studio_and_ollama_are_listed_under_names_that_work() {
+    let dir = tempfile::tempdir().unwrap();
+    let home = dir.path();
+    let write = |path: &str| {
+        let path = home.join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        gguf::float_file(&TinyModel::tiny(1), 0).write(&path.with_extension("gguf"));
+        fs::rename(path.with_extension("gguf"), path).unwrap();
+    };
+    write(".lmstudio/models/org/gemma-3-1b-GGUF/gemma-3-1b-Q4_0.gguf");
+    write(".cache/lm-studio/models/org/old/old.gguf");
+    let digest = "ab".repeat(32);
+    write(&format!(".ollama/models/blobs/sha256-{digest}"));
+    let manifest = home.join(".ollama/models/manifests/registry.ollama.ai/library/gemma3/1b");
+    fs::create_dir_all(manifest.parent().unwrap()).unwrap();
+    let layer = json!({"mediaType": "application/vnd.ollama.image.model",
+        "digest": format!("sha256:{digest}")});
+    fs::write(manifest, json!({"layers": [layer]}).to_string()).unwrap();
+    let list = gemma_in(home, &["list", "--json"], b"").ok().json();
+    let found = list["models"].as_array().unwrap();
+    let names: Vec<&str> = found.iter().map(|m| m["model"].as_str().unwrap()).collect();
+    assert_eq!(names.len(), 3, "{list:#}");
+    assert_eq!(names[0], "gemma3:1b");
+    for name in names {
+        let json = gemma_in(home, &["inspect", name, "--json"], b"").ok().json();
+        assert_eq!(json["layers"], 4, "{name}");
+    }
+    let places = list["looked_in"].as_array().unwrap();
+    assert!(places.iter().any(|p| p.as_str().unwrap().ends_with(".ollama/models")), "{list:#}");
+}
