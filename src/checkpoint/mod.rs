@@ -27,7 +27,6 @@ use rayon::prelude::*;
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
 use store::{Bytes, Store};
 
 const _: () = assert!(
@@ -37,10 +36,6 @@ const _: () = assert!(
 
 /// Bytes that a thread reads at a time.
 const PIECE: usize = 4 << 20;
-
-/// Buffers that are kept for the next conversions, and bytes of one at most: an embedding table is
-/// converted once.
-const SPARE: (usize, usize) = (3, 256 << 20);
 
 /// An opened source of tensors and of the files beside them; weights are mapped, never copied.
 #[derive(Debug)]
@@ -55,8 +50,6 @@ pub struct Checkpoint {
     formats: BTreeMap<String, Format>,
     notes: Vec<String>,
     gguf: Option<Box<gguf::Gguf>>,
-    /// Memory of converted matrices that are no longer needed.
-    spare: Mutex<Vec<Vec<u8>>>,
 }
 
 /// A tensor as the model means it: a packed matrix is one of these, not two.
@@ -128,7 +121,6 @@ impl Checkpoint {
             formats,
             notes: Vec::new(),
             gguf: None,
-            spare: Mutex::default(),
             store,
         };
         for file in &found.files {
@@ -371,7 +363,7 @@ impl Checkpoint {
         if let Some((code, ggml)) = self.block(name) {
             let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
             let cols = cols / ggml.bytes * ggml.weights;
-            return gguf::types::matrix(code, rows, cols, view.data, threads, self.spare());
+            return gguf::types::matrix(code, rows, cols, view.data, threads);
         }
         match view.dtype {
             Dtype::F32 => Matrix::new(Format::F32, rows, cols, view.data, Vec::new()),
@@ -390,19 +382,6 @@ impl Checkpoint {
                 .help("weights must be BF16, F16 or F32")
                 .into()),
         }
-    }
-
-    /// Takes back a matrix that was loaded: the next one to be converted gets its memory.
-    pub fn recycle(&self, matrix: Matrix<'_>) {
-        let Cow::Owned(codes) = matrix.codes else { return };
-        let mut spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner);
-        if spare.len() < SPARE.0 && codes.capacity() <= SPARE.1 {
-            spare.push(codes);
-        }
-    }
-
-    fn spare(&self) -> Vec<u8> {
-        self.spare.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default()
     }
 
     /// A packed matrix; all its claims are checked.

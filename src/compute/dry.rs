@@ -2,11 +2,11 @@
 //! that loads models: what is planned is what is taken.
 
 use super::cache::KvFormat;
-use super::executor::{Caps, Executor, Held, LoadJob, Report, Reports, Storage};
+use super::executor::{Caps, Executor, Held, LoadJob, Report, Reports};
 use super::operand::{BufferId, WeightId};
 use super::plan::{Part, Plan, PlanId};
 use super::step::StepLayout;
-use crate::tensor::{Format, Matrix};
+use crate::tensor::Format;
 use anyhow::{Result, bail};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -80,9 +80,8 @@ impl Executor for Dry {
         Caps { max_rows, lists_best, is_dry: true }
     }
 
-    /// Whether an executor unpacks matrices does not change what it keeps.
-    fn storage(&self, _: Part) -> Storage {
-        Storage { unpacks: false, key_block: self.footprint.key_block() }
+    fn key_block(&self, _: Part) -> fn(KvFormat) -> usize {
+        self.footprint.key_block()
     }
 
     fn alloc(&mut self, label: &str, bytes: usize) -> Result<BufferId> {
@@ -91,14 +90,14 @@ impl Executor for Dry {
         Ok(BufferId(self.next(0)))
     }
 
-    fn load(&mut self, label: &str, _: Part, matrix: &Matrix<'_>) -> Result<WeightId> {
-        let taken = self.footprint.weight(label, matrix.format, matrix.rows, matrix.cols)?;
-        self.counted.lock().weights.extend(taken);
-        Ok(WeightId(self.next(1)))
-    }
-
-    fn load_stored(&mut self, _: Vec<LoadJob<'_>>) -> Result<Vec<WeightId>> {
-        bail!("a dry executor reads no files")
+    fn load(&mut self, jobs: Vec<LoadJob<'_>>) -> Result<Vec<WeightId>> {
+        let mut ids = Vec::with_capacity(jobs.len());
+        for LoadJob { label, matrix: m, .. } in jobs {
+            let taken = self.footprint.weight(&label, m.format, m.rows, m.cols)?;
+            self.counted.lock().weights.extend(taken);
+            ids.push(WeightId(self.next(1)));
+        }
+        Ok(ids)
     }
 
     fn write(&mut self, _: BufferId, _: usize, _: &[u8]) -> Result<()> {

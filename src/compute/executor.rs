@@ -95,29 +95,16 @@ pub struct Caps {
     pub is_dry: bool,
 }
 
-/// How an executor keeps what belongs to a part of a model.
-#[derive(Clone, Copy, Debug)]
-pub struct Storage {
-    /// It unpacks stored matrices itself: then [`Executor::load_stored`] takes them.
-    pub unpacks: bool,
-    /// Channels of a key that lie together in a cache of this format: 1 keeps each channel's
-    /// positions side by side.
-    pub key_block: fn(KvFormat) -> usize,
-}
-
 /// A device that runs plans.
 pub trait Executor: Reports + Send {
     fn caps(&self) -> Caps;
-    /// The same for all parts, unless the executor spreads a model over others.
-    fn storage(&self, part: Part) -> Storage;
+    /// Channels of a key that lie together in a cache of a format: 1 keeps each channel's positions
+    /// side by side. The same for all parts, unless the executor spreads a model over others.
+    fn key_block(&self, part: Part) -> fn(KvFormat) -> usize;
     /// A zeroed buffer.
     fn alloc(&mut self, label: &str, bytes: usize) -> Result<BufferId>;
-    /// Loads a weight matrix, repacked as the kernels like it. `part` is where in the model it
-    /// belongs, for executors that spread one.
-    fn load(&mut self, label: &str, part: Part, matrix: &Matrix<'_>) -> Result<WeightId>;
-    /// Loads matrices straight from where they are stored, in this order. An error where
-    /// [`Storage`] says that the executor does not unpack them.
-    fn load_stored(&mut self, jobs: Vec<LoadJob<'_>>) -> Result<Vec<WeightId>>;
+    /// Loads matrices from where they are stored, in this order, repacked as the kernels like it.
+    fn load(&mut self, jobs: Vec<LoadJob<'_>>) -> Result<Vec<WeightId>>;
     /// Overwrites part of a buffer; `offset` in bytes.
     fn write(&mut self, buffer: BufferId, offset: usize, bytes: &[u8]) -> Result<()>;
     fn read(&mut self, buffer: BufferId, offset: usize, bytes: &mut [u8]) -> Result<()>;
@@ -138,6 +125,12 @@ pub trait Executor: Reports + Send {
 
 /// Functions of every executor.
 pub trait ExecutorExt: Executor {
+    /// Loads a matrix that lies in memory.
+    fn load_matrix(&mut self, label: &str, part: Part, matrix: &Matrix<'_>) -> Result<WeightId> {
+        let job = LoadJob { label: label.to_owned(), part, matrix: StoredMatrix::of(matrix) };
+        Ok(self.load(vec![job])?[0])
+    }
+
     /// Runs a plan of which nothing is wanted at once.
     fn run(&mut self, plan: PlanId) -> Result<()> {
         self.start(plan, None)?;

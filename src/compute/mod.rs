@@ -22,7 +22,6 @@ pub use cache::{KvFormat, KvLayer};
 pub use device::{Choice, DeviceInfo};
 pub use executor::{
     AssistReport, Caps, Executor, ExecutorExt, Held, KernelTime, LoadJob, Loading, Report, Reports,
-    Storage,
 };
 pub use op::{
     Attention, Best, Commit, Embed, GateUp, Linear, LinearJob, Norm, Op, PageRange, Prepare, Rope,

@@ -1,6 +1,6 @@
 //! Progress of loading weights. Threads that read count their bytes, another one shows the sum.
 
-use super::{Role, TensorSpec, Weights};
+use super::{TensorSpec, Weights};
 use crate::tensor::{Source, StoredMatrix};
 use anyhow::Result;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -33,12 +33,6 @@ impl Weights {
     pub fn bytes_to_read(&self) -> Result<u64> {
         let bytes = |t: &TensorSpec| Ok(stored_bytes(&self.stored(t.role, t.layer)?) as u64);
         self.matrices().map(bytes).sum()
-    }
-
-    /// Counts a matrix that was read as a whole.
-    pub(super) fn count(&self, role: Role, layer: usize) -> Result<()> {
-        self.progress.add(stored_bytes(&self.stored(role, layer)?));
-        Ok(())
     }
 }
 

@@ -3,7 +3,7 @@
 
 use super::{Role, TensorSpec};
 use crate::tensor::block::Integer;
-use crate::tensor::{Code, Coding, Format, Matrix, SideKind, Source, StoredMatrix, Values, side};
+use crate::tensor::{Code, Format, Matrix, SideKind, Source, StoredMatrix, Values, side};
 use crate::util::threads;
 use anyhow::Result;
 use half::{bf16, f16};
@@ -114,14 +114,7 @@ impl Synthetic {
         };
         let stream = self.stream(role, layer, rows).0;
         let side = Side { stream, kind, unit: limit / largest, least: -limit };
-        Ok(StoredMatrix {
-            format,
-            rows,
-            cols,
-            coding: Coding::Canonical,
-            codes: Box::new(codes),
-            side: Some(Box::new(side)),
-        })
+        Ok(StoredMatrix { format, rows, cols, codes: Box::new(codes), side: Some(Box::new(side)) })
     }
 
     /// Makes norm weights between -1/4 and 1/4; the factor of a residual stream is 1 more.

@@ -165,13 +165,6 @@ impl Weights {
         Ok(self.progress.counted(matrix))
     }
 
-    /// Takes back a matrix that is no longer needed, see [`Checkpoint::recycle`].
-    pub fn recycle(&self, matrix: Matrix<'_>) {
-        if let Source::Files { checkpoint, .. } = &self.source {
-            checkpoint.recycle(matrix);
-        }
-    }
-
     /// Returns a matrix's format and size alone, without its contents.
     pub fn shape(&self, role: Role, layer: usize) -> Result<Matrix<'static>> {
         let TensorSpec { rows, cols, .. } = self.tensor(role, layer);

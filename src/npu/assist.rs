@@ -15,10 +15,9 @@ use crate::compute::step::StepView;
 use crate::compute::{
     AssistReport, Attention, BufferId, Caps, Dispatch, Executor, ExecutorExt, Held, KvFormat,
     KvLayer, LoadJob, Op, PageRange, Part, Plan, PlanId, Report, Reports, RowSet, StepLayout,
-    Storage, WeightId,
+    WeightId,
 };
 use crate::kv::{OffloadedPages, PAGE};
-use crate::tensor::Matrix;
 use anyhow::Result;
 use half::f16;
 use std::collections::HashMap;
@@ -354,20 +353,16 @@ impl Executor for OffloadExecutor {
         self.inner.caps()
     }
 
-    fn storage(&self, part: Part) -> Storage {
-        self.inner.storage(part)
+    fn key_block(&self, part: Part) -> fn(KvFormat) -> usize {
+        self.inner.key_block(part)
     }
 
     fn alloc(&mut self, label: &str, bytes: usize) -> Result<BufferId> {
         self.inner.alloc(label, bytes)
     }
 
-    fn load(&mut self, label: &str, part: Part, matrix: &Matrix<'_>) -> Result<WeightId> {
-        self.inner.load(label, part, matrix)
-    }
-
-    fn load_stored(&mut self, jobs: Vec<LoadJob<'_>>) -> Result<Vec<WeightId>> {
-        self.inner.load_stored(jobs)
+    fn load(&mut self, jobs: Vec<LoadJob<'_>>) -> Result<Vec<WeightId>> {
+        self.inner.load(jobs)
     }
 
     fn write(&mut self, buffer: BufferId, offset: usize, bytes: &[u8]) -> Result<()> {

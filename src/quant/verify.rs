@@ -7,7 +7,7 @@ use crate::compute::cpu::Isa;
 use crate::compute::cpu::linear::PackedMatrix;
 use crate::error::Fault;
 use crate::models::{Role, TensorSpec, Weights};
-use crate::tensor::Matrix;
+use crate::tensor::{Matrix, StoredMatrix};
 use crate::util::threads::{self, ScopedTask};
 use anyhow::{Context, Result};
 use serde::Deserialize;
@@ -171,7 +171,10 @@ fn rows_of<'a>(matrix: &'a Matrix<'_>, rows: Range<usize>) -> Matrix<'a> {
 
 /// Decodes rows in every layout. `first` is the index of the first row in the tensor.
 fn compare(matrix: &Matrix<'_>, first: usize, name: &str, isas: &[Isa]) -> Result<()> {
-    let packed: Vec<_> = isas.iter().map(|isa| PackedMatrix::pack(matrix, *isa)).collect();
+    let packed: Vec<_> = isas
+        .iter()
+        .map(|isa| PackedMatrix::load(&StoredMatrix::of(matrix), *isa))
+        .collect::<Result<_>>()?;
     let (mut plain, mut other) = (vec![0f32; matrix.cols], vec![0f32; matrix.cols]);
     for row in 0..matrix.rows {
         matrix.dequantize_row(row, &mut plain);

@@ -126,7 +126,11 @@ impl Twins {
             .flat_map(|_| f16::from_f32(rng.random_range(-0.05f32..0.05)).to_le_bytes())
             .collect();
         self.exec
-            .load("matrix", Part::Layer(0), &Matrix::new(format, rows, cols, codes, side).unwrap())
+            .load_matrix(
+                "matrix",
+                Part::Layer(0),
+                &Matrix::new(format, rows, cols, codes, side).unwrap(),
+            )
             .unwrap()
     }
 

@@ -61,7 +61,7 @@ fn blocks_mean_what_llama_cpp_says() {
         // As a matrix of two equal rows.
         data.extend_from_within(..);
         for threads in [1, 3] {
-            let native = types::matrix(code, 2, n, &data, threads, vec![7; 3]).unwrap();
+            let native = types::matrix(code, 2, n, &data, threads).unwrap();
             assert_eq!(native.dequantize(), [&want[..], &want].concat(), "{kind}");
             assert_eq!((native.format.code, native.bytes() <= data.len()), (code, true), "{kind}");
         }

@@ -218,22 +218,22 @@ impl Executor for Untouched {
         Caps { is_dry: true, ..self.inner.caps() }
     }
 
-    fn storage(&self, part: Part) -> Storage {
-        self.inner.storage(part)
+    fn key_block(&self, part: Part) -> fn(KvFormat) -> usize {
+        self.inner.key_block(part)
     }
 
     fn alloc(&mut self, label: &str, bytes: usize) -> anyhow::Result<BufferId> {
         self.inner.alloc(label, bytes)
     }
 
-    fn load(&mut self, label: &str, _: Part, m: &Matrix<'_>) -> anyhow::Result<WeightId> {
-        self.weights += CpuFootprint.weight(label, m.format, m.rows, m.cols)?.iter().sum::<u64>();
-        self.matrices += 1;
-        Ok(WeightId(self.matrices - 1))
-    }
-
-    fn load_stored(&mut self, _: Vec<LoadJob<'_>>) -> anyhow::Result<Vec<WeightId>> {
-        unreachable!("it unpacks nothing")
+    fn load(&mut self, jobs: Vec<LoadJob<'_>>) -> anyhow::Result<Vec<WeightId>> {
+        for LoadJob { label, matrix: m, .. } in &jobs {
+            let taken = CpuFootprint.weight(label, m.format, m.rows, m.cols)?;
+            self.weights += taken.iter().sum::<u64>();
+        }
+        let first = self.matrices;
+        self.matrices += jobs.len() as u32;
+        Ok((first..self.matrices).map(WeightId).collect())
     }
 
     fn write(&mut self, _: BufferId, _: usize, _: &[u8]) -> anyhow::Result<()> {

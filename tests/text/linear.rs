@@ -5,7 +5,7 @@ use gemma::compute::act::{ActValues, ActView};
 use gemma::compute::cpu::isa::Isa;
 use gemma::compute::cpu::linear::{PackedMatrix, TILE, gate_up, linear};
 use gemma::compute::reference::linear as twin;
-use gemma::tensor::{Code, Format, Matrix};
+use gemma::tensor::{Code, Format, Matrix, StoredMatrix};
 use half::{bf16, f16};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -33,6 +33,10 @@ fn matrix(format: Format, rows: usize, cols: usize, rng: &mut StdRng) -> Matrix<
         }
     }
     Matrix::new(format, rows, cols, codes, side).unwrap()
+}
+
+fn pack(matrix: &Matrix<'_>, isa: Isa) -> PackedMatrix {
+    PackedMatrix::load(&StoredMatrix::of(matrix), isa).unwrap()
 }
 
 /// Activations that own their parts.
@@ -117,7 +121,7 @@ fn every_format_width_and_row_count_equals_the_twin() {
             let mut want = vec![0.0; 33 * n];
             twin::linear(&m, &most.view(), &mut want);
             for isa in Isa::all_supported() {
-                let packed = PackedMatrix::pack(&m, isa);
+                let packed = pack(&m, isa);
                 for rows in if n == 33 { &ROWS[8..] } else { &ROWS[..] } {
                     let act = ActView { rows: *rows, ..most.view() };
                     let what = format!("{format} [{n}, {cols}] x {rows} rows, {isa}");
@@ -153,7 +157,7 @@ fn narrow_and_odd_widths_equal_the_twin() {
             let mut want = vec![0.0; 6 * 40];
             twin::linear(&m, &act.view(), &mut want);
             for isa in Isa::all_supported() {
-                let got = product(isa, &PackedMatrix::pack(&m, isa), &act.view(), &[]);
+                let got = product(isa, &pack(&m, isa), &act.view(), &[]);
                 assert_same_bits(&got, &want, &format!("{spelled} width {cols}, {isa}"));
             }
         }
@@ -174,7 +178,7 @@ fn strips_blocks_and_tile_splits_change_nothing() {
         let mut want = vec![0.0; rows * n];
         twin::linear(&m, &act.view(), &mut want);
         for isa in Isa::all_supported() {
-            let packed = PackedMatrix::pack(&m, isa);
+            let packed = pack(&m, isa);
             assert_same_bits(
                 &product(isa, &packed, &act.view(), &[1, 1, 3]),
                 &want,
@@ -213,7 +217,7 @@ fn the_largest_sums_do_not_saturate() {
                 let mut want = vec![0.0; rows * n];
                 twin::linear(&m, &act.view(), &mut want);
                 for isa in Isa::all_supported() {
-                    let got = product(isa, &PackedMatrix::pack(&m, isa), &act.view(), &[]);
+                    let got = product(isa, &pack(&m, isa), &act.view(), &[]);
                     assert_same_bits(
                         &got,
                         &want,
@@ -241,7 +245,7 @@ fn gate_up_equals_its_twin_also_for_mixed_formats() {
             let mut want = vec![0.0; rows * n];
             twin::gate_up(&g, &act_g.view(), &u, &act_u.view(), &mut want);
             for isa in Isa::all_supported() {
-                let (pg, pu) = (PackedMatrix::pack(&g, isa), PackedMatrix::pack(&u, isa));
+                let (pg, pu) = (pack(&g, isa), pack(&u, isa));
                 let mut got = vec![0.0; rows * n];
                 for tiles in [0..1, 1..pg.tiles()] {
                     // SAFETY: `got` has rows * n floats and no other user.
@@ -309,7 +313,7 @@ fn packed_rows_dequantise_like_the_matrix() {
         for cols in widths.into_iter().filter(|cols| format.check_cols(*cols).is_ok()) {
             let m = matrix(format, 45, cols, &mut rng);
             for isa in Isa::all_supported() {
-                let packed = PackedMatrix::pack(&m, isa);
+                let packed = pack(&m, isa);
                 assert!(
                     packed.bytes() >= m.bytes() && (packed.rows(), packed.cols()) == (45, cols)
                 );
@@ -324,7 +328,7 @@ fn packed_rows_dequantise_like_the_matrix() {
     }
     let odd = matrix("i2-row".parse().unwrap(), 3, 24, &mut rng);
     let (mut got, mut want) = (vec![0.0; 24], vec![0.0; 24]);
-    PackedMatrix::pack(&odd, Isa::Scalar).dequantize_row(2, &mut got);
+    pack(&odd, Isa::Scalar).dequantize_row(2, &mut got);
     odd.dequantize_row(2, &mut want);
     assert_same_bits(&got, &want, "half a step");
 }

@@ -25,7 +25,7 @@ fn check(exec: &mut VulkanExecutor, list: Vec<(String, Matrix<'_>, StoredMatrix<
             (matrix.format, matrix.rows, matrix.cols),
             "{label}"
         );
-        want.push((exec.load(&label, Part::Head, &matrix).unwrap(), label.clone()));
+        want.push((exec.load_matrix(&label, Part::Head, &matrix).unwrap(), label.clone()));
         jobs.push(LoadJob { label, part: Part::Head, matrix: stored });
     }
     for (got, (want, label)) in exec.load_stored(jobs).unwrap().into_iter().zip(want) {

@@ -216,7 +216,7 @@ fn layer(t: &mut Twins, (dim, _, heads, kv, window): Heads) -> KvLayer {
         id
     };
     let [k, v, scratch_k, scratch_v] = [cache, cache, scratch, scratch].map(&mut made);
-    let key_block = (t.exec.storage(Part::Layer(0)).key_block)(kv);
+    let key_block = t.exec.key_block(Part::Layer(0))(kv);
     KvLayer {
         format: kv,
         n_kv_heads: heads,

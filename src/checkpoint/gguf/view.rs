@@ -11,7 +11,7 @@ use anyhow::Result;
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
-use std::sync::{Mutex, OnceLock};
+use std::sync::OnceLock;
 
 /// Makes a side file from the metadata.
 pub type Make = fn(&Metadata) -> Result<Vec<u8>>;
@@ -83,7 +83,6 @@ impl Checkpoint {
             formats: BTreeMap::new(),
             notes: Vec::new(),
             gguf: Some(Box::new(Gguf { metadata: model.metadata, blocks, files: Vec::new() })),
-            spare: Mutex::default(),
         })
     }
 

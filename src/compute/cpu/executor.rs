@@ -9,9 +9,7 @@ use super::pool::{Pool, Worker};
 use super::rows;
 use crate::compute::act::Act;
 use crate::compute::cache::KvFormat;
-use crate::compute::executor::{
-    Caps, Executor, Held, KernelTime, LoadJob, Report, Reports, Storage,
-};
+use crate::compute::executor::{Caps, Executor, Held, KernelTime, LoadJob, Report, Reports};
 use crate::compute::memory::Buffers;
 use crate::compute::op::{Commit, Embed, GateUp, Linear, Norm, Op, Prepare};
 use crate::compute::operand::{BufferId, RowSet, WeightId};
@@ -349,25 +347,27 @@ impl Executor for CpuExecutor {
         Caps { max_rows: MAX_ROWS, lists_best: false, is_dry: false }
     }
 
-    fn storage(&self, _: Part) -> Storage {
-        Storage { unpacks: false, key_block }
+    fn key_block(&self, _: Part) -> fn(KvFormat) -> usize {
+        key_block
     }
 
     fn alloc(&mut self, label: &str, bytes: usize) -> Result<BufferId> {
         self.buffers.alloc(label, bytes)
     }
 
-    fn load(&mut self, label: &str, _: Part, matrix: &Matrix<'_>) -> Result<WeightId> {
-        matrix.format.check_cols(matrix.cols).with_context(|| format!("loading {label}"))?;
-        self.packed.push(PackedMatrix::pack(matrix, self.isa));
-        if let Some(canonical) = &mut self.canonical {
-            canonical.push(matrix.clone().into_owned());
+    fn load(&mut self, jobs: Vec<LoadJob<'_>>) -> Result<Vec<WeightId>> {
+        let first = self.packed.len();
+        for LoadJob { label, matrix, .. } in jobs {
+            let mut load = || {
+                matrix.format.check_cols(matrix.cols)?;
+                if let Some(canonical) = &mut self.canonical {
+                    canonical.push(matrix.read(0..matrix.rows)?);
+                }
+                PackedMatrix::load(&matrix, self.isa)
+            };
+            self.packed.push(load().with_context(|| format!("loading {label}"))?);
         }
-        Ok(WeightId(self.packed.len() as u32 - 1))
-    }
-
-    fn load_stored(&mut self, _: Vec<LoadJob<'_>>) -> Result<Vec<WeightId>> {
-        bail!("the processor takes matrices that were read")
+        Ok((first..self.packed.len()).map(|i| WeightId(i as u32)).collect())
     }
 
     fn write(&mut self, buffer: BufferId, offset: usize, bytes: &[u8]) -> Result<()> {

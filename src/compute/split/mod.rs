@@ -16,13 +16,13 @@
 
 pub mod cut;
 
-use super::executor::{Caps, Executor, Held, LoadJob, Report, Reports, Storage};
+use super::cache::KvFormat;
+use super::executor::{Caps, Executor, Held, LoadJob, Report, Reports};
 use super::op::{Commit, Op};
 use super::operand::{BufferId, RowSet, WeightId};
 use super::plan::{Dispatch, Part, Plan, PlanId};
 use super::step::StepLayout;
 use super::uses::Use;
-use crate::tensor::Matrix;
 use anyhow::{Context, Result, ensure};
 pub use cut::Side;
 use cut::{Piece, cut};
@@ -243,8 +243,8 @@ impl Executor for SplitExecutor {
         }
     }
 
-    fn storage(&self, part: Part) -> Storage {
-        self.side(self.side_of(part)).storage(part)
+    fn key_block(&self, part: Part) -> fn(KvFormat) -> usize {
+        self.side(self.side_of(part)).key_block(part)
     }
 
     fn alloc(&mut self, label: &str, bytes: usize) -> Result<BufferId> {
@@ -253,22 +253,13 @@ impl Executor for SplitExecutor {
         Ok(BufferId(self.buffers.len() as u32 - 1))
     }
 
-    fn load(&mut self, label: &str, part: Part, matrix: &Matrix<'_>) -> Result<WeightId> {
-        let side = self.side_of(part);
-        let own = self.sides[side as usize].load(label, part, matrix)?;
-        self.weights.push((side, own));
-        Ok(WeightId(self.weights.len() as u32 - 1))
-    }
-
-    fn load_stored(&mut self, jobs: Vec<LoadJob<'_>>) -> Result<Vec<WeightId>> {
+    fn load(&mut self, jobs: Vec<LoadJob<'_>>) -> Result<Vec<WeightId>> {
         let sides: Vec<Side> = jobs.iter().map(|job| self.side_of(job.part)).collect();
         let mut parts = [Vec::new(), Vec::new()];
         jobs.into_iter().zip(&sides).for_each(|(job, side)| parts[*side as usize].push(job));
         let mut own = Vec::with_capacity(2);
         for (side, jobs) in self.sides.iter_mut().zip(parts) {
-            own.push(
-                if jobs.is_empty() { Vec::new() } else { side.load_stored(jobs)? }.into_iter(),
-            );
+            own.push(if jobs.is_empty() { Vec::new() } else { side.load(jobs)? }.into_iter());
         }
         let first = self.weights.len();
         self.weights.extend(

@@ -5,10 +5,9 @@ use crate::compute::{
     WeightId,
 };
 use crate::models::{Role, TensorSpec, Weights};
-use crate::tensor::{Format, Matrix};
-use anyhow::{Context, Result};
+use crate::tensor::Format;
+use anyhow::Result;
 use std::collections::HashMap;
-use std::sync::mpsc::Receiver;
 
 /// Returns the name of a matrix in errors.
 fn label(role: Role, layer: usize) -> String {
@@ -24,42 +23,35 @@ pub fn part(weights: &Weights, role: Role, layer: usize) -> Part {
     }
 }
 
-/// Source of the matrices that the executor does not unpack itself.
-pub enum Matrices<'a> {
-    /// Shapes without contents, for a dry run.
-    Shapes,
-    /// A thread that reads ahead.
-    Ahead(Receiver<(Role, usize, Result<Matrix<'a>>)>),
-    /// No thread: each is read when it is asked for.
-    Here,
-}
-
 /// Loads tensors into an executor, and takes its buffers.
 pub struct Builder<'a> {
     pub weights: &'a Weights,
     pub exec: &'a mut dyn Executor,
-    /// Matrices that the executor has, with their format.
+    /// All matrices, with their format.
     loaded: HashMap<(Role, usize), (WeightId, Format)>,
-    matrices: Matrices<'a>,
     pub layout: StepLayout,
     /// One set of buffers per kind of linear input: dispatches use them one after the other.
     acts: HashMap<(ActFormat, usize), Act>,
 }
 
 impl<'a> Builder<'a> {
-    /// Has the executor load what it unpacks itself.
+    /// Has the executor load all matrices.
     pub fn new(
         weights: &'a Weights,
         exec: &'a mut dyn Executor,
         layout: StepLayout,
-        matrices: Matrices<'a>,
     ) -> Result<Builder<'a>> {
-        let (loaded, acts) = (HashMap::new(), HashMap::new());
-        let mut builder = Builder { weights, exec, loaded, matrices, layout, acts };
-        if !matches!(builder.matrices, Matrices::Shapes) {
-            builder.load_stored()?;
+        let (mut jobs, mut places) = (Vec::new(), Vec::new());
+        for &TensorSpec { role, layer, .. } in weights.matrices() {
+            let (label, part) = (label(role, layer), part(weights, role, layer));
+            let matrix = weights.stored(role, layer)?;
+            places.push(((role, layer), matrix.format));
+            jobs.push(LoadJob { label, part, matrix });
         }
-        Ok(builder)
+        let ids = exec.load(jobs)?;
+        let loaded = places.into_iter().zip(ids);
+        let loaded = loaded.map(|((place, format), id)| (place, (id, format))).collect();
+        Ok(Builder { weights, exec, loaded, layout, acts: HashMap::new() })
     }
 
     /// Takes an f32 buffer of `[max_rows, cols]`.
@@ -67,59 +59,10 @@ impl<'a> Builder<'a> {
         self.exec.alloc(label, self.layout.max_rows * cols * 4)
     }
 
-    fn load_stored(&mut self) -> Result<()> {
-        let (mut jobs, mut places) = (Vec::new(), Vec::new());
-        for &TensorSpec { role, layer, .. } in self.weights.matrices() {
-            let part = part(self.weights, role, layer);
-            if self.exec.storage(part).unpacks {
-                let matrix = self.weights.stored(role, layer)?;
-                places.push(((role, layer), matrix.format));
-                jobs.push(LoadJob { label: label(role, layer), part, matrix });
-            }
-        }
-        if jobs.is_empty() {
-            return Ok(());
-        }
-        let ids = self.exec.load_stored(jobs)?;
-        self.loaded = places
-            .into_iter()
-            .zip(ids)
-            .map(|((place, format), id)| (place, (id, format)))
-            .collect();
-        Ok(())
-    }
-
-    /// Loads a matrix; the format decides what its input must look like.
-    pub fn matrix(&mut self, role: Role, layer: usize) -> Result<(WeightId, ActFormat)> {
-        if let Some((id, format)) = self.loaded.get(&(role, layer)) {
-            return Ok((*id, ActFormat::for_weights(*format)));
-        }
-        let matrix = match &self.matrices {
-            Matrices::Shapes => self.weights.shape(role, layer)?,
-            Matrices::Here => self.weights.matrix(role, layer)?,
-            Matrices::Ahead(ahead) => {
-                let (next_role, next_layer, matrix) =
-                    ahead.recv().context("all matrices were taken")?;
-                assert_eq!(
-                    (next_role, next_layer),
-                    (role, layer),
-                    "matrices are asked for in the order of Weights::tensors"
-                );
-                matrix?
-            }
-        };
-        let label = label(role, layer);
-        let id = self
-            .exec
-            .load(&label, part(self.weights, role, layer), &matrix)
-            .with_context(|| format!("loading {label}"))?;
-        let format = matrix.format;
-        self.loaded.insert((role, layer), (id, format));
-        self.weights.recycle(matrix);
-        if !matches!(self.matrices, Matrices::Shapes) {
-            self.weights.count(role, layer)?;
-        }
-        Ok((id, ActFormat::for_weights(format)))
+    /// Returns a matrix; the format decides what its input must look like.
+    pub fn matrix(&self, role: Role, layer: usize) -> (WeightId, ActFormat) {
+        let (id, format) = self.loaded[&(role, layer)];
+        (id, ActFormat::for_weights(format))
     }
 
     /// Loads a norm's weights, f32 `[cols]`.

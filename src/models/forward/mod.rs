@@ -12,10 +12,8 @@ use crate::compute::{
 };
 use crate::error::Fault;
 use crate::kv::{PAGE, Pages};
-use crate::util::threads;
 use anyhow::Result;
-use builder::{Builder, Matrices};
-use std::sync::mpsc::sync_channel;
+use builder::Builder;
 
 /// A model loaded into an executor, ready to run.
 pub struct Forward {
@@ -131,52 +129,18 @@ fn tables(config: &Config, options: ForwardOptions, max_rows: usize) -> Vec<Page
     tables
 }
 
-/// Matrices that are read ahead of the one that is being loaded.
-const AHEAD: usize = 1;
-
 /// Loads the weights and records the plans.
 pub fn load(
     weights: &Weights,
     exec: &mut dyn Executor,
     options: ForwardOptions,
 ) -> Result<Forward> {
-    if exec.caps().is_dry {
-        return build(weights, exec, options, Matrices::Shapes);
-    }
-    let is_converted = |role, layer| !exec.storage(builder::part(weights, role, layer)).unpacks;
-    let matrices = weights.matrices().map(|tensor| (tensor.role, tensor.layer));
-    let converted: Vec<_> = matrices.filter(|(role, layer)| is_converted(*role, *layer)).collect();
-    // Matrices are read, and converted where a file has them in another form, while the ones before
-    // them are taken by the executor.
-    std::thread::scope(|scope| {
-        let (send, ahead) = sync_channel(AHEAD);
-        let convert = move || {
-            for (role, layer) in converted {
-                if send.send((role, layer, weights.matrix(role, layer))).is_err() {
-                    return; // The receiver has given up.
-                }
-            }
-        };
-        let matrices = match threads::start(scope, convert) {
-            Ok(_) => Matrices::Ahead(ahead),
-            Err(_) => Matrices::Here,
-        };
-        build(weights, exec, options, matrices)
-    })
-}
-
-fn build<'a>(
-    weights: &'a Weights,
-    exec: &'a mut dyn Executor,
-    options: ForwardOptions,
-    matrices: Matrices<'a>,
-) -> Result<Forward> {
     let config = weights.config().clone();
     let max_rows = options.max_rows.next_multiple_of(16);
     let tables = tables(&config, options, max_rows);
     let entries = tables.iter().map(|t| options.sequences * t.pages.count).sum();
     let layout = StepLayout { max_rows, tables: entries };
-    let mut b = Builder::new(weights, exec, layout, matrices)?;
+    let mut b = Builder::new(weights, exec, layout)?;
     let step = b.exec.alloc("step", layout.words() * 4)?;
     let ropes = ropes(&mut b, &config)?;
     let (kv, kv_bytes) = caches(&mut b, &config, &tables, options.kv)?;
@@ -256,7 +220,7 @@ fn caches(
             pages: table.pages,
             all_pages: table.all_pages,
             table: table.at,
-            key_block: (b.exec.storage(Part::Layer(i as u16)).key_block)(format),
+            key_block: b.exec.key_block(Part::Layer(i as u16))(format),
             k: b.exec.alloc("keys", cache)?,
             v: b.exec.alloc("values", cache)?,
             scratch_k: b.exec.alloc("scratch keys", scratch)?,

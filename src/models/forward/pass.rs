@@ -65,7 +65,7 @@ pub fn pass(
     logits: BufferId,
 ) -> Result<(Plan, Plan)> {
     let buffers = Buffers::new(b, config)?;
-    let (table, table_act) = b.matrix(Role::Embed, 0)?;
+    let (table, table_act) = b.matrix(Role::Embed, 0);
     let mut pass = Pass { b, config, ropes, plan: Plan::default(), buffers, pending: None };
     let op = Embed { table, scale: config.embed_scale, out: pass.buffers.residual };
     pass.plan.push("embed", None, Op::Embed(op));
@@ -75,7 +75,7 @@ pub fn pass(
     let layers = std::mem::take(&mut pass.plan);
     pass.norm(Role::FinalNorm, None, hidden, RowSet::Selected)?;
     let head = match pass.b.weights.has_own_head() {
-        true => pass.b.matrix(Role::Head, 0)?,
+        true => pass.b.matrix(Role::Head, 0),
         false => (table, table_act),
     };
     let input = (hidden, config.dim);
@@ -105,7 +105,7 @@ impl Pass<'_, '_> {
                 let buffers = if matrices.len() == 1 { &output[..] } else { &heads };
                 let (mut jobs, mut values) = (Vec::new(), Vec::new());
                 for (&(role, width), out) in matrices.iter().zip(buffers) {
-                    jobs.push((self.b.matrix(role, i)?, *out));
+                    jobs.push((self.b.matrix(role, i), *out));
                     values.push((*out, width));
                 }
                 self.linear(label, layer, input[0], &jobs, all)?;
@@ -114,7 +114,7 @@ impl Pass<'_, '_> {
             Step::Attend { q_norm, k_norm } => self.attend(i, kv, [*q_norm, *k_norm], input),
             Step::GateUp { gate, up, rows } => {
                 let ((gate, gate_act), (up, up_act)) =
-                    (self.b.matrix(*gate, i)?, self.b.matrix(*up, i)?);
+                    (self.b.matrix(*gate, i), self.b.matrix(*up, i));
                 let formats = [gate_act, up_act];
                 let acts = self.b.prepare(&mut self.plan, layer, input[0], &formats, all)?;
                 let out = self.buffers.ffn;

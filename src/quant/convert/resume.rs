@@ -99,7 +99,7 @@ impl Run<'_> {
                     let (rows, cols) = (entry.rows, entry.cols);
                     let ggml = code.spec().ggml.context("blocks of a file have a type there")?;
                     let bytes = &bytes[..ggml.bytes_of(rows * cols)];
-                    types::matrix(code, rows, cols, bytes, self.options.threads, Vec::new())?
+                    types::matrix(code, rows, cols, bytes, self.options.threads)?
                 }
                 None => {
                     let (codes, side) = bytes.split_at(entry.parts[0].bytes as usize);

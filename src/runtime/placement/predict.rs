@@ -5,7 +5,7 @@ use super::Placement;
 use super::measure::Share;
 use crate::compute::cpu::Pool;
 use crate::compute::cpu::bandwidth::{PROBE_BYTES, read_bandwidth};
-use crate::compute::{DeviceInfo, Part, Plan, StepLayout};
+use crate::compute::{DeviceInfo, ExecutorExt, Part, Plan, StepLayout};
 use crate::runtime::Listener;
 use crate::runtime::devices::backends;
 use crate::tensor::{Format, Matrix};
@@ -79,7 +79,7 @@ impl Speeds {
         let mut exec = backends::open(device, listener)?;
         let (rows, cols) = (8192, PROBE_BYTES / 4 / 8192);
         let codes = Cow::Owned(vec![0; PROBE_BYTES]);
-        exec.load(
+        exec.load_matrix(
             "probe",
             Part::Head,
             &Matrix { format: Format::F32, rows, cols, codes, side: Cow::Borrowed(&[]) },

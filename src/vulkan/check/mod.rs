@@ -12,8 +12,8 @@ mod outputs;
 use crate::compute::memory::Buffers;
 use crate::compute::step::StepView;
 use crate::compute::{
-    BufferId, Caps, Dispatch, Executor, LoadJob, Part, Plan, PlanId, Report, Reports, StepLayout,
-    Storage, WeightId, best, reference,
+    BufferId, Caps, Dispatch, Executor, KvFormat, LoadJob, Part, Plan, PlanId, Report, Reports,
+    StepLayout, WeightId, best, reference,
 };
 use crate::tensor::Matrix;
 use crate::testing;
@@ -282,9 +282,8 @@ impl Executor for CheckedExecutor {
         self.gpu.caps()
     }
 
-    /// The mirror needs matrices in canonical form.
-    fn storage(&self, part: Part) -> Storage {
-        Storage { unpacks: false, ..self.gpu.storage(part) }
+    fn key_block(&self, part: Part) -> fn(KvFormat) -> usize {
+        self.gpu.key_block(part)
     }
 
     fn alloc(&mut self, label: &str, bytes: usize) -> Result<BufferId> {
@@ -300,13 +299,11 @@ impl Executor for CheckedExecutor {
         Ok(id)
     }
 
-    fn load(&mut self, label: &str, part: Part, matrix: &Matrix<'_>) -> Result<WeightId> {
-        self.canonical.push(matrix.clone().into_owned());
-        self.gpu.load(label, part, matrix)
-    }
-
-    fn load_stored(&mut self, _: Vec<LoadJob<'_>>) -> Result<Vec<WeightId>> {
-        bail!("with --check, matrices are loaded in canonical form")
+    fn load(&mut self, jobs: Vec<LoadJob<'_>>) -> Result<Vec<WeightId>> {
+        for job in &jobs {
+            self.canonical.push(job.matrix.read(0..job.matrix.rows)?);
+        }
+        self.gpu.load(jobs)
     }
 
     fn write(&mut self, buffer: BufferId, offset: usize, bytes: &[u8]) -> Result<()> {

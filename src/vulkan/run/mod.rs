@@ -15,10 +15,9 @@ mod viterbi;
 
 use crate::compute::dry::Pieces;
 use crate::compute::{
-    BufferId, Caps, Commit, Dispatch, Executor, Held, LoadJob, Loading, Op, Part, Plan, PlanId,
-    Report, Reports, StepLayout, Storage, WeightId,
+    BufferId, Caps, Commit, Dispatch, Executor, Held, KvFormat, LoadJob, Loading, Op, Part, Plan,
+    PlanId, Report, Reports, StepLayout, WeightId,
 };
-use crate::tensor::{Matrix, StoredMatrix};
 use crate::testing;
 use crate::vulkan::device::barrier::{barrier, host_barrier};
 use crate::vulkan::device::choose::Choice;
@@ -333,8 +332,8 @@ impl Executor for VulkanExecutor {
         Caps { max_rows: self.gpu.info.max_rows(), lists_best: true, is_dry: false }
     }
 
-    fn storage(&self, _: Part) -> Storage {
-        Storage { unpacks: true, key_block }
+    fn key_block(&self, _: Part) -> fn(KvFormat) -> usize {
+        key_block
     }
 
     fn alloc(&mut self, label: &str, bytes: usize) -> Result<BufferId> {
@@ -345,12 +344,7 @@ impl Executor for VulkanExecutor {
         Ok(BufferId(self.spans.len() as u32 - 1))
     }
 
-    fn load(&mut self, label: &str, part: Part, matrix: &Matrix<'_>) -> Result<WeightId> {
-        let job = LoadJob { label: label.to_owned(), part, matrix: StoredMatrix::of(matrix) };
-        Ok(self.load_stored(vec![job])?[0])
-    }
-
-    fn load_stored(&mut self, jobs: Vec<LoadJob<'_>>) -> Result<Vec<WeightId>> {
+    fn load(&mut self, jobs: Vec<LoadJob<'_>>) -> Result<Vec<WeightId>> {
         let uploader = self.uploader.get_or_insert_with(|| Uploader::new(&self.gpu));
         let loaded = uploader.load(
             jobs,

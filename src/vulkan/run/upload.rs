@@ -6,14 +6,14 @@ use super::commands::bind;
 use super::fill::{Filling, Part, RING, STAGE, Stream, cut};
 use crate::compute::{LoadJob, Loading};
 use crate::error::no_thread;
-use crate::tensor::{Coding, GgmlType, StoredMatrix};
+use crate::tensor::StoredMatrix;
 use crate::util::threads;
 use crate::vulkan::device::Gpu;
 use crate::vulkan::device::barrier::{barrier, copied_barrier};
 use crate::vulkan::device::memory::{Arena, Block, Place, Span};
 use crate::vulkan::device::pipeline::{self, Pipelines, Shader};
 use crate::vulkan::device::queue::Queue;
-use crate::vulkan::lower::kernels::{self, Kernel, Push, RepackPush, UnpackPush, word};
+use crate::vulkan::lower::kernels::{self, Kernel, Push, RepackPush, word};
 use crate::vulkan::lower::layout::{DeviceMatrix, Packing, code_number, sizes};
 use anyhow::{Context, Result};
 use ash::vk;
@@ -58,15 +58,11 @@ impl<'a> Upload<'a> {
         m.format.check_cols(m.cols).with_context(|| format!("loading {label}"))?;
         let packing =
             Packing::of(m.format, m.rows, m.cols).with_context(|| format!("loading {label}"))?;
-        let (kernel, row_bytes) = match (m.coding, packing) {
-            (Coding::Canonical, None) => (None, m.format.row_bytes(m.cols)),
-            (Coding::Canonical, Some(p)) => {
+        let (kernel, row_bytes) = match packing {
+            None => (None, m.format.row_bytes(m.cols)),
+            Some(p) => {
                 let kernel = kernels::Repack { code: code_number(m.format.code) };
                 (Some(kernel.specialised()), p.from_bytes)
-            }
-            (Coding::Blocks(ggml), _) => {
-                let kernel: Option<(Shader, pipeline::Constants)> = None;
-                (kernel, ggml.bytes_of(m.cols))
             }
         };
         Ok(Upload { label, packing, kernel, row_bytes, matrix })
@@ -108,38 +104,20 @@ impl<'a> Upload<'a> {
     }
 
     /// Returns the arguments of the kernel that unpacks the rows at `from`, and its invocations.
-    fn push(&self, part: &Part, from: u64, [codes, scales]: [Room; 2]) -> (Push, usize) {
-        let StoredMatrix { format, cols, .. } = self.matrix;
+    fn push(&self, part: &Part, from: u64, [codes, _]: [Room; 2]) -> (Push, usize) {
         let (first, rows) = (part.from / self.row_bytes, part.bytes / self.row_bytes);
-        if let (Coding::Canonical, Some(p)) = (self.matrix.coding, self.packing) {
-            let to = codes.address + (4 * first * p.row_words()) as u64;
-            let words = rows * p.row_words();
-            let push = RepackPush {
-                from,
-                to,
-                words: word(words),
-                row_words: word(p.row_words()),
-                step_words: word(p.step_words),
-                from_bytes: word(p.from_bytes),
-            };
-            return (Push::of(&push), words);
-        }
-        let Coding::Blocks(GgmlType { weights, .. }) = self.matrix.coding else {
-            unreachable!("floats in our form are only copied")
-        };
-        let (to, invocations) = match self.packing {
-            Some(p) => (4 * first * p.row_words(), rows * cols / weights),
-            None if weights == 1 => (first * format.row_bytes(cols), rows * cols),
-            None => (first * format.row_bytes(cols), rows * cols / 8),
-        };
-        let push = UnpackPush {
+        let Some(p) = self.packing else { unreachable!("floats in our form are only copied") };
+        let to = codes.address + (4 * first * p.row_words()) as u64;
+        let words = rows * p.row_words();
+        let push = RepackPush {
             from,
-            to: codes.address + to as u64,
-            scales: scales.address + (first * format.row_side(cols)) as u64,
-            count: word(invocations),
-            steps: word(cols / weights),
+            to,
+            words: word(words),
+            row_words: word(p.row_words()),
+            step_words: word(p.step_words),
+            from_bytes: word(p.from_bytes),
         };
-        (Push::of(&push), invocations)
+        (Push::of(&push), words)
     }
 }
 

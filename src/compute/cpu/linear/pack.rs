@@ -22,9 +22,11 @@ use super::super::isa::Isa;
 use super::super::lines::Lines;
 use super::groups::{self, Opening, SPAN};
 use crate::tensor::trellis;
-use crate::tensor::{Code, CpuLayout, Format, Group, Matrix, Values, hadamard, side};
+use crate::tensor::{Code, CpuLayout, Format, Group, Matrix, StoredMatrix, Values, hadamard, side};
+use crate::util::threads;
+use anyhow::Result;
 use half::f16;
-use std::ops::Range;
+use rayon::prelude::*;
 
 /// Output rows of a tile: two vectors of 16 lanes.
 pub const TILE: usize = 32;
@@ -42,32 +44,31 @@ pub struct PackedMatrix {
 }
 
 impl PackedMatrix {
-    /// Repacks a matrix; `isa` only decides how fast.
-    pub fn pack(matrix: &Matrix<'_>, isa: Isa) -> PackedMatrix {
+    /// Reads and repacks a matrix, tile by tile; `isa` only decides how fast.
+    pub fn load(matrix: &StoredMatrix<'_>, isa: Isa) -> Result<PackedMatrix> {
         assert!(isa.is_supported());
         assert!(
             matrix.cols <= MAX_COLS || !matrix.format.code.is_integer(),
             "{} columns could overflow",
             matrix.cols
         );
-        let shape = Shape::new(matrix.format, matrix.cols);
-        let mut lines = Lines::zeroed(Self::bytes_of(matrix.format, matrix.rows, matrix.cols));
-        for (tile, bytes) in lines.bytes_mut().chunks_exact_mut(shape.tile_bytes()).enumerate() {
-            let rows = tile * TILE..matrix.rows.min(tile * TILE + TILE);
-            if matrix.format.code.is_trellis() {
-                pack_trellis(matrix, shape, rows, bytes);
-                continue;
-            }
+        let StoredMatrix { format, rows, cols, .. } = *matrix;
+        let shape = Shape::new(format, cols);
+        let mut lines = Lines::zeroed(Self::bytes_of(format, rows, cols));
+        threads::prepare_common_pool();
+        let tiles = lines.bytes_mut().par_chunks_exact_mut(shape.tile_bytes()).enumerate();
+        tiles.try_for_each(|(tile, bytes)| -> Result<()> {
+            let matrix = matrix.read(tile * TILE..rows.min(tile * TILE + TILE))?;
             match isa {
+                _ if format.code.is_trellis() => pack_trellis(&matrix, shape, bytes),
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: the machine has the instructions, as asserted above.
-                Isa::Avx2 | Isa::Avx512Vnni => unsafe {
-                    pack_tile_avx2(matrix, shape, rows, bytes)
-                },
-                _ => pack_tile(matrix, shape, rows, bytes),
+                Isa::Avx2 | Isa::Avx512Vnni => unsafe { pack_tile_avx2(&matrix, shape, bytes) },
+                _ => pack_tile(&matrix, shape, bytes),
             }
-        }
-        PackedMatrix { format: matrix.format, rows: matrix.rows, cols: matrix.cols, lines }
+            Ok(())
+        })?;
+        Ok(PackedMatrix { format, rows, cols, lines })
     }
 
     /// Bytes that such a matrix takes once it is packed.
@@ -286,21 +287,17 @@ impl Shape {
 /// The machine has AVX2.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
-unsafe fn pack_tile_avx2(
-    matrix: &Matrix<'_>,
-    shape: Shape,
-    rows: std::ops::Range<usize>,
-    out: &mut [u8],
-) {
-    pack_tile(matrix, shape, rows, out);
+unsafe fn pack_tile_avx2(matrix: &Matrix<'_>, shape: Shape, out: &mut [u8]) {
+    pack_tile(matrix, shape, out);
 }
 
+/// Packs the rows of one tile.
 #[inline(always)]
-fn pack_tile(matrix: &Matrix<'_>, shape: Shape, rows: std::ops::Range<usize>, out: &mut [u8]) {
-    for (lane, row) in rows.enumerate() {
-        let codes = matrix.row(row);
+fn pack_tile(matrix: &Matrix<'_>, shape: Shape, out: &mut [u8]) {
+    for lane in 0..matrix.rows {
+        let codes = matrix.row(lane);
         if let Some(opening) = shape.opening {
-            pack_spans(matrix, &opening, row, lane, out);
+            pack_spans(matrix, &opening, lane, out);
             continue;
         }
         match layout_of(matrix.format.code) {
@@ -320,7 +317,7 @@ fn pack_tile(matrix: &Matrix<'_>, shape: Shape, rows: std::ops::Range<usize>, ou
                 }
             }
             CpuLayout::Int(bits) => {
-                let side = matrix.row_side(row).as_chunks::<2>().0;
+                let side = matrix.row_side(lane).as_chunks::<2>().0;
                 for (line, half) in out.chunks_exact_mut(LINE).zip(side) {
                     line[lane * 2..][..2].copy_from_slice(half);
                 }
@@ -339,12 +336,12 @@ fn pack_tile(matrix: &Matrix<'_>, shape: Shape, rows: std::ops::Range<usize>, ou
 }
 
 /// Spreads the rows of one or two rows of trellis tiles over a tile.
-fn pack_trellis(matrix: &Matrix<'_>, shape: Shape, rows: Range<usize>, out: &mut [u8]) {
-    for (lane, row) in rows.clone().enumerate() {
-        out[2 * lane..][..2].copy_from_slice(matrix.row_side(row));
+fn pack_trellis(matrix: &Matrix<'_>, shape: Shape, out: &mut [u8]) {
+    for lane in 0..matrix.rows {
+        out[2 * lane..][..2].copy_from_slice(matrix.row_side(lane));
     }
     let steps = &mut out[LINE..];
-    for (half, first) in rows.step_by(trellis::TILE).enumerate() {
+    for (half, first) in (0..matrix.rows).step_by(trellis::TILE).enumerate() {
         // Once for each code, so that all shifts are by constants.
         macro_rules! by_code {
             ($($code:ident)*) => {
@@ -399,10 +396,10 @@ fn pack_trellis_half(
 
 /// Spreads one row of integer codes with a scale for each group over the spans of a tile.
 #[inline(always)]
-fn pack_spans(matrix: &Matrix<'_>, opening: &Opening, row: usize, lane: usize, out: &mut [u8]) {
+fn pack_spans(matrix: &Matrix<'_>, opening: &Opening, lane: usize, out: &mut [u8]) {
     let bits = opening.bits as usize;
-    let spans = matrix.row(row).chunks(SPAN * bits / 8).zip(out.chunks_mut(opening.bytes(SPAN)));
-    let mut side = matrix.row_side(row);
+    let spans = matrix.row(lane).chunks(SPAN * bits / 8).zip(out.chunks_mut(opening.bytes(SPAN)));
+    let mut side = matrix.row_side(lane);
     for (codes, out) in spans {
         let (head, steps) = out.split_at_mut(opening.side_bytes(codes.len() * 8 / bits));
         let (own, rest) = side.split_at(head.len() / TILE);

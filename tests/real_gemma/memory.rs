@@ -1,0 +1,38 @@
+//! What `gemma plan` says a process takes, and what it takes.
+
+use super::{gemma, run};
+use std::process::{Child, Stdio};
+use std::time::Duration;
+
+/// Share by which the plan may be off.
+const OFF: f64 = 0.05;
+
+/// The largest private memory of a process until it ends, in bytes.
+fn peak(mut child: Child) -> u64 {
+    let path = format!("/proc/{}/status", child.id());
+    let mut most = 0;
+    while child.try_wait().unwrap().is_none() {
+        let status = std::fs::read_to_string(&path).unwrap_or_default();
+        let private = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
+        let kb = private.and_then(|v| v.trim().trim_end_matches(" kB").parse::<u64>().ok());
+        most = most.max(kb.unwrap_or(0) * 1024);
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    assert!(child.wait().unwrap().success());
+    most
+}
+
+#[test]
+#[ignore = "needs Google's weights: scripts/real-gemma.sh"]
+fn plan_says_what_a_process_takes() {
+    for context in ["512", "4096"] {
+        let planned = run(gemma(&["plan", "--json", "-c", context], "cpu")).json();
+        let planned = planned["process"]["peak"].as_u64().expect("the plan has a peak");
+        let mut command = gemma(&["generate", "--raw", "-c", context, "-n", "40"], "cpu");
+        command.args(["--temp", "0", "-p", "The capital of France is"]);
+        let taken = peak(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap());
+        let ratio = planned as f64 / taken as f64;
+        println!("context {context}: {planned} planned, {taken} taken, ratio {ratio:.3}");
+        assert!((ratio - 1.0).abs() <= OFF, "{planned} planned, {taken} taken");
+    }
+}

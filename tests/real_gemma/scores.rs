@@ -1,0 +1,127 @@
+//! What the model computes, beside numpy and llama.cpp.
+
+use super::{devices, file, gemma, golden, model, run};
+use gemma::checkpoint::Checkpoint;
+use gemma::compute::KvFormat;
+use gemma::compute::cpu::{CpuExecutor, CpuOptions};
+use gemma::engine::planned::EngineOptions;
+use gemma::engine::{Engine, EngineExt, PlannedEngine, Rows, Scores, TokenTree};
+use gemma::models::Weights;
+use serde_json::json;
+
+/// Nats by which the mean of a text may differ from the reference. Activations are rounded to int8.
+const MEAN: f64 = 0.005;
+/// KL divergence of native blocks from their expansion to f16; llama.cpp has .0050.
+const DIVERGENCE: f64 = 0.0020;
+/// Largest difference of a logit among the eight largest.
+const LOGIT: f32 = 1.5;
+/// Two candidates whose logits differ by less are near a tie.
+const TIE: f32 = 0.3;
+
+#[test]
+#[ignore = "needs Google's weights: scripts/real-gemma.sh"]
+fn likelihoods_are_those_of_numpy() {
+    let dir = tempfile::tempdir().unwrap();
+    for (kind, text) in golden().texts {
+        let ids = dir.path().join("ids.json");
+        std::fs::write(&ids, json!({"ids": text.ids}).to_string()).unwrap();
+        let want = text.nll.iter().sum::<f64>() / text.nll.len() as f64;
+        for device in devices() {
+            let got = run(gemma(&["eval", "--json", "--ids", ids.to_str().unwrap()], &device));
+            let got = got.json();
+            let mean = got["mean_nll"].as_f64().unwrap();
+            let nll = got["nll"].as_array().unwrap().iter().map(|v| v.as_f64().unwrap());
+            let off: f64 = nll.zip(&text.nll).map(|(got, want)| (got - want).abs()).sum();
+            println!(
+                "{device}, {kind}: mean {mean:.4}, numpy {want:.4}; mean difference of a token {:.4}",
+                off / text.nll.len() as f64
+            );
+            assert!((mean - want).abs() <= MEAN, "{device}, {kind}: {mean} for {want}");
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs Google's weights: scripts/real-gemma.sh"]
+fn native_blocks_stay_close_to_their_expansion_to_f16() {
+    let (dir, f16) = (tempfile::tempdir().unwrap(), file("GEMMA_REAL_F16"));
+    let texts = golden().texts;
+    let named = texts.iter().map(|(kind, text)| {
+        let ids = dir.path().join(kind);
+        std::fs::write(&ids, json!({"ids": text.ids}).to_string()).unwrap();
+        format!("{kind}={}", ids.display())
+    });
+    let named: Vec<String> = named.collect();
+    for device in devices() {
+        let mut command = gemma(&["eval", "--json", "--reference", f16.to_str().unwrap()], &device);
+        named.iter().for_each(|ids| _ = command.args(["--ids", ids]));
+        let got = run(command).json();
+        let all = &got["all"];
+        let mean = all["kld"]["mean"].as_f64().unwrap_or_else(|| panic!("no divergence: {got}"));
+        println!("{device}: KL divergence {mean:.5}, top-1 agreement {}", all["top1_agreement"]);
+        assert!(mean <= DIVERGENCE, "{device}: KL divergence {mean}");
+    }
+}
+
+/// An engine on the CPU.
+fn engine(context: usize) -> PlannedEngine {
+    let weights = Weights::open(Checkpoint::open(&model()).unwrap()).unwrap();
+    let exec = CpuExecutor::new(CpuOptions { threads: 2, ..CpuOptions::default() }).unwrap();
+    let options = EngineOptions { context, kv: KvFormat::F16 };
+    PlannedEngine::new(&weights, Box::new(exec), options).unwrap()
+}
+
+/// Passes the logits behind each token to `each`.
+fn walk(engine: &mut PlannedEngine, ids: &[u32], mut each: impl FnMut(usize, &[f32])) {
+    engine.reset().unwrap();
+    let mut scores = Scores::default();
+    for (i, tokens) in ids.chunks(32).enumerate() {
+        engine.forward(&TokenTree::chain(tokens), Rows::All, &mut scores).unwrap();
+        engine.commit(&[(0, &(0..tokens.len() as u32).collect::<Vec<_>>())]).unwrap();
+        (0..tokens.len()).for_each(|row| each(32 * i + row, scores.row(row)));
+    }
+}
+
+#[test]
+#[ignore = "needs Google's weights: scripts/real-gemma.sh"]
+fn the_largest_logits_are_those_of_numpy() {
+    let mut engine = engine(1024);
+    for (kind, text) in golden().texts {
+        let (mut most, mut sum, mut n) = (0f32, 0.0, 0);
+        walk(&mut engine, &text.ids, |at, logits| {
+            let Some((ids, want)) = text.top.get(&at) else { return };
+            for (id, want) in ids.iter().zip(want) {
+                let off = (logits[*id as usize] - want).abs();
+                (most, sum, n) = (most.max(off), sum + off, n + 1);
+            }
+        });
+        println!("{kind}: {n} logits, mean difference {:.3}, largest {most:.3}", sum / n as f32);
+        assert!(n > 500 && most <= LOGIT, "{kind}: a logit differs by {most}");
+    }
+}
+
+/// Each token that llama.cpp wrote has the largest logit here too, or is near a tie with it.
+#[test]
+#[ignore = "needs Google's weights: scripts/real-gemma.sh"]
+fn llama_cpp_writes_the_same_text_but_for_near_ties() {
+    let (mut engine, written) = (engine(128), golden().written);
+    let (mut same, mut largest) = (0, 0f32);
+    for (prompt, reply) in &written {
+        let (ids, mut equal) = ([&prompt[..], reply].concat(), true);
+        walk(&mut engine, &ids, |at, logits| {
+            let Some(next) = (at + 1).checked_sub(prompt.len()).and_then(|i| reply.get(i)) else {
+                return;
+            };
+            let best = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            let gap = best - logits[*next as usize];
+            if gap > 0.0 {
+                println!("a text parts at token {}: a gap of {gap:.3}", at + 1 - prompt.len());
+                equal = false;
+            }
+            largest = largest.max(gap);
+        });
+        same += equal as usize;
+    }
+    println!("{same} of {} texts are the same, the largest gap is {largest:.3}", written.len());
+    assert!(written.len() == 20 && largest <= TIE, "a gap of {largest}");
+}
