@@ -1,11 +1,14 @@
 //! Tensors as bytes that are read from their files when they are wanted, not through the map.
 
+use super::gguf::types::Opener;
 use super::{Checkpoint, Dtype, artifact};
 use crate::error::Fault;
-use crate::tensor::{Code, Coding, Source, StoredMatrix};
+use crate::tensor::{Source, StoredMatrix};
 use anyhow::{Context, Result, ensure};
+use half::f16;
 
 /// A raw tensor's bytes.
+#[derive(Clone, Copy)]
 struct Tensor<'a> {
     checkpoint: &'a Checkpoint,
     /// Among the raw tensors.
@@ -18,41 +21,71 @@ impl Source for Tensor<'_> {
     }
 }
 
+/// A tensor whose units of `from` bytes become units of `to` bytes as they are read.
+struct Converted<'a, F> {
+    tensor: Tensor<'a>,
+    from: usize,
+    to: usize,
+    /// Converts whole units.
+    convert: F,
+}
+
+/// Bytes that are converted at a time.
+const RUN: usize = 64 << 10;
+
+impl<F: Fn(&[u8], &mut [u8]) + Sync> Source for Converted<'_, F> {
+    fn read_at(&self, mut at: usize, mut out: &mut [u8]) -> Result<()> {
+        let (mut data, mut converted) = (Vec::new(), Vec::new());
+        while !out.is_empty() {
+            let (first, skipped) = (at / self.to, at % self.to);
+            let units = (skipped + out.len()).div_ceil(self.to).min(RUN / self.from);
+            data.resize(units * self.from, 0);
+            converted.resize(units * self.to, 0);
+            self.tensor.read_at(first * self.from, &mut data)?;
+            (self.convert)(&data, &mut converted);
+            let (part, rest) = out.split_at_mut(out.len().min(converted.len() - skipped));
+            part.copy_from_slice(&converted[skipped..][..part.len()]);
+            at += part.len();
+            out = rest;
+        }
+        Ok(())
+    }
+}
+
+/// Widens f16 to f32.
+fn widen(halves: &[u8], floats: &mut [u8]) {
+    for (half, float) in halves.as_chunks().0.iter().zip(floats.as_chunks_mut().0) {
+        *float = f16::from_le_bytes(*half).to_f32().to_le_bytes();
+    }
+}
+
 impl Checkpoint {
     /// Same as [`Checkpoint::matrix`], not read yet; all its claims are checked.
     pub fn stored_matrix(&self, name: &str) -> Result<StoredMatrix<'_>> {
-        let source = |name: &str| -> Result<Box<dyn Source + '_>> {
+        let tensor = |name: &str| -> Result<Tensor<'_>> {
             let index = *self.by_name.get(name).with_context(|| {
                 Fault::model(format!("{}: there is no tensor `{name}`", self.name))
             })?;
-            Ok(Box::new(Tensor { checkpoint: self, index }))
+            Ok(Tensor { checkpoint: self, index })
         };
         if self.formats.contains_key(name) {
             let matrix = self.packed(name)?;
-            let side = matrix
-                .format
-                .code
-                .is_integer()
-                .then(|| source(&artifact::scales_name(name)))
-                .transpose()?;
             let (format, rows, cols) = (matrix.format, matrix.rows, matrix.cols);
-            let codes = source(&artifact::codes_name(name))?;
-            return Ok(StoredMatrix { format, rows, cols, coding: Coding::Canonical, codes, side });
+            let codes = Box::new(tensor(&artifact::codes_name(name))?);
+            let side = match format.code.is_integer() {
+                true => Some(Box::new(tensor(&artifact::scales_name(name))?) as Box<dyn Source>),
+                false => None,
+            };
+            return Ok(StoredMatrix { format, rows, cols, codes, side });
         }
         let view = self.tensor(name);
-        let ggml = match view.map(|v| v.dtype) {
-            Some(Dtype::F16) => Code::F16.spec().ggml,
-            _ => self.block(name).map(|(_, ggml)| ggml),
-        };
-        let coding = ggml.map_or(Coding::Canonical, Coding::Blocks);
-        let (rows, cols, format) = match (view, ggml) {
-            (Some(view), Some(ggml)) if view.shape.len() == 2 => {
-                let cols = if view.dtype == Dtype::U8 {
-                    view.shape[1] / ggml.bytes * ggml.weights
-                } else {
-                    view.shape[1]
-                };
-                (view.shape[0], cols, self.format(name).context("its tensor is there")?)
+        let opener = self.block(name).and_then(|(code, _)| Opener::new(code));
+        let halves = view.is_some_and(|view| view.dtype == Dtype::F16);
+        let (rows, cols, format) = match view.map(|view| view.shape) {
+            Some(&[rows, cols]) if halves || opener.is_some() => {
+                let ggml = opener.map(|opener| opener.ggml);
+                let cols = ggml.map_or(cols, |ggml| cols / ggml.bytes * ggml.weights);
+                (rows, cols, self.format(name).context("its tensor is there")?)
             }
             _ => {
                 let matrix = self.matrix(name)?;
@@ -60,7 +93,21 @@ impl Checkpoint {
             }
         };
         format.check_cols(cols)?;
-        Ok(StoredMatrix { format, rows, cols, coding, codes: source(name)?, side: None })
+        let tensor = tensor(name)?;
+        let Some(opener) = opener else {
+            let codes: Box<dyn Source> = match halves {
+                true => Box::new(Converted { tensor, from: 2, to: 4, convert: widen }),
+                false => Box::new(tensor),
+            };
+            return Ok(StoredMatrix { format, rows, cols, codes, side: None });
+        };
+        let part = |to, convert: fn(&Opener, &[u8], &mut [u8])| -> Box<dyn Source + '_> {
+            let convert = move |data: &[u8], out: &mut [u8]| convert(&opener, data, out);
+            Box::new(Converted { tensor, from: opener.ggml.bytes, to, convert })
+        };
+        let codes = part(opener.code_bytes(), Opener::codes);
+        let side = Some(part(opener.side_bytes(), Opener::side));
+        Ok(StoredMatrix { format, rows, cols, codes, side })
     }
 
     /// Bytes of a raw tensor from `at` on, see [`Checkpoint::read`].

@@ -2,7 +2,8 @@
 //! matrix is asked for.
 
 use super::{Role, TensorSpec};
-use crate::tensor::{Code, Coding, Format, Matrix, Source, StoredMatrix, Values};
+use crate::tensor::block::Integer;
+use crate::tensor::{Code, Format, Matrix, SideKind, Source, StoredMatrix, Values, side};
 use crate::util::threads;
 use anyhow::Result;
 use half::{bf16, f16};
@@ -100,6 +101,7 @@ impl Synthetic {
         let largest = match format.code.spec().values {
             Values::Trellis { trellis, .. } => trellis.deviation() * f32::sqrt(3.0),
             Values::Integer(integer) if has_min => (integer.high - integer.low) / 2.0,
+            Values::Integer(Integer { levels: Some(levels), .. }) => -f32::from(levels[0]),
             Values::Integer(integer) => integer.shift - integer.low,
             Values::Float => 1.0,
         };
@@ -110,19 +112,14 @@ impl Synthetic {
             row_bytes: format.row_bytes(cols),
             limit,
         };
-        let scales = Scales { stream: self.stream(role, layer, rows).0, unit: limit / largest };
+        let (kind, stream) = (format.code.spec().side, self.stream(role, layer, rows).0);
+        let scales = Scales { stream, unit: limit / largest };
         let side: Box<dyn Source> = match has_min {
+            _ if kind.groups() > 1 => Box::new(SuperBlocks { scales, kind, limit }),
             true => Box::new(WithLeast(scales, f16::from_f32(-limit))),
             false => Box::new(scales),
         };
-        Ok(StoredMatrix {
-            format,
-            rows,
-            cols,
-            coding: Coding::Canonical,
-            codes: Box::new(codes),
-            side: Some(side),
-        })
+        Ok(StoredMatrix { format, rows, cols, codes: Box::new(codes), side: Some(side) })
     }
 
     /// Makes norm weights between -1/4 and 1/4; the factor of a residual stream is 1 more.
@@ -191,6 +188,49 @@ impl Source for WithLeast {
     }
 }
 
+/// Sides of super-blocks: random integers, and floats with which the weights have their size.
+struct SuperBlocks {
+    scales: Scales,
+    kind: SideKind,
+    limit: f32,
+}
+
+impl SuperBlocks {
+    /// A multiple of the size of the integers that turn a super-block's floats into factors.
+    fn typical(&self) -> f32 {
+        match self.kind {
+            SideKind::FourBitMin => 8.0,
+            SideKind::EightBit => 74.0,
+            SideKind::SixBitMin => 32.0,
+            _ => 18.0,
+        }
+    }
+
+    fn element(&self, index: usize) -> [u8; side::BYTES] {
+        let mut stream = Stream(self.scales.stream).skip(4 * index);
+        let floats = [self.scales.unit * (1.0 + 0.25 * stream.unit()), self.limit];
+        let floats = floats.map(|float| f16::from_f32(float / self.typical()).to_le_bytes());
+        let mut element = [0; side::BYTES];
+        pieces(0, &mut element, || stream.next().to_le_bytes());
+        let n = if self.kind.has_min() { 4 } else { 2 };
+        element[..n].copy_from_slice(&floats.as_flattened()[..n]);
+        element
+    }
+}
+
+impl Source for SuperBlocks {
+    fn read_at(&self, mut at: usize, mut out: &mut [u8]) -> Result<()> {
+        while !out.is_empty() {
+            let (index, from) = (at / self.kind.bytes(), at % self.kind.bytes());
+            let (part, rest) = out.split_at_mut(out.len().min(self.kind.bytes() - from));
+            part.copy_from_slice(&self.element(index)[from..][..part.len()]);
+            at += part.len();
+            out = rest;
+        }
+        Ok(())
+    }
+}
+
 /// Fills `out`, which begins at byte `at` of a row of values of N bytes, with the values from the
 /// one that `at` lies in.
 fn pieces<const N: usize>(at: usize, out: &mut [u8], mut next: impl FnMut() -> [u8; N]) {
@@ -235,9 +275,11 @@ mod tests {
     /// A device reads in pieces, the processor reads whole matrices: the bytes are the same.
     #[test]
     fn pieces_of_a_matrix_are_parts_of_the_whole() {
-        for format in ["f32", "bf16", "i8-row", "i8a-row", "i4-g32", "i2-g32", "t3-row"] {
-            let format: Format = format.parse().unwrap();
-            let (rows, cols) = (35, 192);
+        let formats = ["f32", "bf16", "i8-row", "i8a-row", "i4-g32", "i2-g32", "t3-row"];
+        let formats = formats.map(|format| format.parse().unwrap());
+        let stored = [Code::Q5_1, Code::Q4K, Code::Q6K, Code::Q2K, Code::Iq4Xs];
+        for format in formats.into_iter().chain(stored.map(|code| Format::of_file(code).unwrap())) {
+            let (rows, cols) = (35, 256);
             let tensor = TensorSpec { role: Role::Up, layer: 1, rows, cols };
             let synthetic = Synthetic::new(&[tensor], |_, _| format, 5);
             let stored = synthetic.stored(Role::Up, 1, rows, cols).unwrap();

@@ -20,7 +20,7 @@ pub use format::Format;
 pub use ggml::GgmlType;
 pub use matrix::Matrix;
 pub use side::SideKind;
-pub use stored::{Coding, Source, StoredMatrix};
+pub use stored::{Source, StoredMatrix};
 
 /// An item of a history: the id of a token.
 ///

@@ -79,15 +79,16 @@ pub fn dtype(code: Code) -> Option<Dtype> {
 }
 
 /// How the blocks of a type become integers.
-struct Opener {
-    format: Format,
-    ggml: GgmlType,
+#[derive(Clone, Copy)]
+pub struct Opener {
+    pub format: Format,
+    pub ggml: GgmlType,
     open: OpenBlock,
     integer: Integer,
 }
 
 impl Opener {
-    fn new(code: Code) -> Option<Opener> {
+    pub fn new(code: Code) -> Option<Opener> {
         let ggml = code.spec().ggml?;
         let Values::Integer(integer) = code.spec().values else { return None };
         Some(Opener { format: Format::of_file(code)?, ggml, open: ggml.split?.open, integer })
@@ -104,6 +105,26 @@ impl Opener {
             (self.open)(block, codes, side);
             each(codes, side, out);
         }
+    }
+
+    /// Writes the packed codes of blocks.
+    pub fn codes(&self, data: &[u8], out: &mut [u8]) {
+        self.blocks(data, out, |codes, _, out| self.integer.pack(codes, out));
+    }
+
+    /// Writes the side of blocks.
+    pub fn side(&self, data: &[u8], out: &mut [u8]) {
+        self.blocks(data, out, |_, side, out| out.copy_from_slice(side));
+    }
+
+    /// Bytes of the packed codes of a block.
+    pub fn code_bytes(&self) -> usize {
+        self.ggml.weights * self.integer.bits as usize / 8
+    }
+
+    /// Bytes of its side.
+    pub fn side_bytes(&self) -> usize {
+        self.format.code.spec().side.bytes()
     }
 
     /// Decodes blocks to floats, exactly.
@@ -144,17 +165,12 @@ pub fn matrix(
     mut codes: Vec<u8>,
 ) -> Result<Matrix<'static>> {
     let opener = opener(code, rows, cols, data)?;
-    let Opener { format, ggml, integer, .. } = opener;
-    let blocks = rows * cols / ggml.weights;
-    codes.resize(blocks * ggml.weights * integer.bits as usize / 8, 0);
-    spread(&opener, data, &mut codes, threads, |opener, data, out| {
-        opener.blocks(data, out, |codes, _, out| integer.pack(codes, out));
-    });
-    let mut side = vec![0; blocks * format.code.spec().side.bytes()];
-    spread(&opener, data, &mut side, threads, |opener, data, out| {
-        opener.blocks(data, out, |_, side, out| out.copy_from_slice(side));
-    });
-    Matrix::new(format, rows, cols, codes, side)
+    let blocks = rows * cols / opener.ggml.weights;
+    codes.resize(blocks * opener.code_bytes(), 0);
+    spread(&opener, data, &mut codes, threads, Opener::codes);
+    let mut side = vec![0; blocks * opener.side_bytes()];
+    spread(&opener, data, &mut side, threads, Opener::side);
+    Matrix::new(opener.format, rows, cols, codes, side)
 }
 
 fn opener(code: Code, rows: usize, cols: usize, data: &[u8]) -> Result<Opener> {

@@ -20,15 +20,35 @@ pub fn linear(m: &Matrix<'_>, act: &ActView<'_>, out: &mut [f32]) {
             ActValues::I8(_) => {
                 m.row_codes(n, &mut codes);
                 for r in 0..act.rows {
-                    out[r * m.rows + n] = row(m, n, &codes, act, r);
+                    out[r * m.rows + n] = row(m, n, &codes, act, r, |term| term);
                 }
             }
         }
     }
 }
 
-/// Row `r` of int8 activations times weight row `n`, whose integers are `codes`.
-fn row(m: &Matrix<'_>, n: usize, codes: &[i32], act: &ActView<'_>, r: usize) -> f32 {
+/// Returns the largest sum of the sizes of a product's terms, for each row of int8 activations.
+/// Scaled sums and minima cancel each other, so a product may be much smaller.
+pub fn sizes(m: &Matrix<'_>, act: &ActView<'_>) -> Vec<f32> {
+    let (mut sizes, mut codes) = (vec![0f32; act.rows], vec![0; m.cols]);
+    for n in 0..m.rows {
+        m.row_codes(n, &mut codes);
+        let rows = sizes.iter_mut().enumerate();
+        rows.for_each(|(r, size)| *size = size.max(row(m, n, &codes, act, r, f32::abs)));
+    }
+    sizes
+}
+
+/// Row `r` of int8 activations times weight row `n`, whose integers are `codes`. `factor` maps the
+/// factors of each term.
+fn row(
+    m: &Matrix<'_>,
+    n: usize,
+    codes: &[i32],
+    act: &ActView<'_>,
+    r: usize,
+    factor: impl Fn(f32) -> f32,
+) -> f32 {
     let ActValues::I8(values) = act.values else { return 0.0 };
     let (group, groups) = (m.format.group_cols(m.cols), m.format.groups(m.cols));
     let (side, unit) = (m.format.code.spec().side, m.code_unit());
@@ -37,14 +57,14 @@ fn row(m: &Matrix<'_>, n: usize, codes: &[i32], act: &ActView<'_>, r: usize) -> 
     for (g, (x, codes)) in x.zip(codes.chunks_exact(group)).enumerate() {
         let (factors, sx) = (m.factors(n, g), act.scales[r * groups + g]);
         let sum = x.iter().zip(codes).map(|(x, q)| q * *x as i32).sum::<i32>();
-        let (product, scale) = (sum as f32 * sx, factors.scale * unit);
+        let (product, scale) = (factor(sum as f32 * sx), factor(factors.scale * unit));
         y = match m.format.group {
             Group::Row => product * scale,
             Group::Cols(_) => product.mul_add(scale, y),
         };
         if side.has_min() {
             let sum = x.iter().map(|x| *x as i32).sum::<i32>();
-            y = (sum as f32 * sx).mul_add(factors.min, y);
+            y = factor(sum as f32 * sx).mul_add(factor(factors.min), y);
         }
     }
     y
