@@ -10,29 +10,33 @@ layout(constant_id = 2) const uint T = 256;
 layout(constant_id = 3) const uint COLS = 128;
 layout(constant_id = 4) const uint CODE = 0;     // as in codes.glsl; 4 bf16, 5 f32, 6 trellis
 layout(constant_id = 5) const uint W = 32;       // columns of a step
-layout(constant_id = 6) const uint GROUP = 0;    // columns that share a scale; 0: all
+layout(constant_id = 6) const bool GROUPED = false;
 layout(constant_id = 7) const bool HADAMARD = false;
 layout(constant_id = 9) const uint STEP = 4;
 layout(constant_id = 11) const uint MULTIPLIER = 1;
+layout(constant_id = 27) const uint SIDE = 1;    // see side.glsl
 #include "attention.glsl"
 #include "args.glsl"
 #include "codes.glsl"
+#include "side.glsl"
+#include "steps.glsl"
 #include "trellis.glsl"
 #include "row.glsl"
 
 layout(push_constant, scalar) uniform Push {
     uint64_t codes;
-    F16 scales;
+    uint64_t side;
     F32 out_; // [rows, COLS]
     Step step_;
     float factor;
     uint max_rows;
+    uint n; // rows of the table
 };
 
 const uint CODE_BF16 = 4, CODE_F32 = 5;
 
-// Word `i` of a step. The words of a step lie in pieces of 16 bytes (of 8 where a step has no
-// more), beside the pieces of its seven neighbours.
+// Word `i` of a step's low plane, of `words`. They lie in pieces of 16 bytes (of 8 where a step has
+// no more), beside the pieces of its seven neighbours.
 uint word_of(uint64_t row, uint step_, uint steps, uint words, uint i) {
     const uint piece = words % 4 == 0 ? 4 : 2, block = step_ / 8 * 8, lane = step_ % 8,
         width = min(8, steps - block);
@@ -56,27 +60,28 @@ float trellis_value(uint token, uint col) {
 }
 
 float value(uint token, uint col) {
-    const uint groups = GROUP == 0 ? 1 : COLS / GROUP;
     if (CODE == CODE_F32) return F32(codes + uint64_t(token) * (COLS * 4) + uint64_t(col * 4)).v[0];
     if (CODE == CODE_BF16)
         return uintBitsToFloat(uint(U16(codes + uint64_t(token) * (COLS * 2)
             + uint64_t(col * 2)).v[0]) << 16);
     if (CODE == CODE_TRELLIS) {
-        precise float y = trellis_value(token, col) * float(scales.v[token]);
+        precise float y = trellis_value(token, col) * float(F16(side).v[token]);
         return y;
     }
-    const uint steps = (COLS + W - 1) / W, words = W * BITS / 32, in_step = col % W;
-    const uint64_t row = codes + uint64_t(token) * steps * words * 4;
-    const uint per = 4 * PER_WORD; // columns of a word
-    const uint word = word_of(row, col / W, steps, words, in_step / per), at = in_step % per;
-    const int code = four(word, at / 4) >> (at % 4 * 8);
-    if (CODE == CODE_I8A)
-        return fma(float((code << 24 >> 24) + 128), float(scales.v[2 * token]),
-            float(scales.v[2 * token + 1]));
-    const int q = CODE == CODE_I8 ? code << 24 >> 24 : DOUBLE * (code & 0xff) - OFFSET;
-    const uint64_t of_row = uint64_t(scales) + uint64_t(token) * (groups * 2);
-    precise float y =
-        float(q) * (float(F16(of_row + uint64_t(GROUP == 0 ? 0 : col / GROUP * 2)).v[0]) * UNIT);
+    const uint steps = (COLS + W - 1) / W, s = col / W, in_step = col % W;
+    const uint k = in_step / 4, k_low = k % PER_LOW, k_high = k % PER_HIGH;
+    const RowCodes row = row_codes(codes, n, token, steps);
+    const uint low = word_of(row.low, s, steps, LOW_WORDS, k / PER_LOW);
+    uint high = 0;
+    if (HIGH > 0) high = U32(row.high + uint64_t((s * HIGH_WORDS + k / PER_HIGH) * 4)).v[0];
+    const int code = int(operand(low, k_low, high, k_high)) << (24 - in_step % 4 * 8) >> 24;
+    const int q = (DOUBLE * code - OFFSET >> TOP) + (CODE == CODE_I8A ? 128 : 0);
+    const uint row_steps = GROUPED ? steps : 1;
+    const Factors f = factors_of(side + uint64_t(token) * (row_steps / SIDE_STEPS * SIDE_BYTES),
+        GROUPED ? s : 0);
+    const uint group = in_step * G / W;
+    precise float y = float(q) * f.scale[group];
+    if (HAS_MIN) y = y + f.least[group]; // the product is exact
     return y;
 }
 

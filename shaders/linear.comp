@@ -11,11 +11,12 @@ layout(constant_id = 1) const uint SG = 32;      // lanes of a subgroup
 layout(constant_id = 2) const uint M = 1;        // rows of activations
 layout(constant_id = 3) const uint NR = 1;       // matrix rows of a team
 layout(constant_id = 4) const uint CODE = 1;     // see codes.glsl
-layout(constant_id = 5) const uint W = 32;       // columns of a step: the group where there is one
+layout(constant_id = 5) const uint W = 32;       // columns of a step
 layout(constant_id = 6) const bool GROUPED = false;
 layout(constant_id = 7) const uint U = 1;        // rounds whose loads are in flight together
 layout(constant_id = 8) const bool SELECTED = false;
 layout(constant_id = 9) const uint T = 128;      // threads
+layout(constant_id = 27) const uint SIDE = 1;    // see side.glsl
 const uint LANES = SG < 32 ? SG : 32;
 const uint SUBGROUPS = T / SG;
 

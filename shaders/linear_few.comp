@@ -1,5 +1,5 @@
-// Linear layers with 4-bit codes for a few rows of activations, by matrix instructions: 16 RT
-// matrix rows times 8 NT rows by eight subgroups.
+// Linear layers with steps of 32 columns for a few rows of activations, by matrix instructions: 16
+// RT matrix rows times 8 NT rows by eight subgroups.
 //
 // The sums are those of linear.glsl, bit for bit. A subgroup has four of the 32 parts (4w .. 4w +
 // 3) of all its tiles. Each product of 16 x 8 x 32 is one group of columns, which becomes float and
@@ -8,7 +8,7 @@
 // is probed when the device is opened, see matrix_probe.comp.
 #version 460
 #extension GL_GOOGLE_include_directive : require
-#include "matrix.glsl"
+#extension GL_EXT_integer_dot_product : require
 
 layout(local_size_x_id = 0) in;
 layout(constant_id = 2) const uint NT = 1;       // tiles of 8 rows of activations
@@ -18,7 +18,9 @@ layout(constant_id = 6) const bool GROUPED = false;
 layout(constant_id = 7) const uint U = 1;        // rounds whose codes are on their way
 layout(constant_id = 8) const bool SELECTED = false;
 layout(constant_id = 9) const uint T = 512;      // threads
-#include "codes.glsl"
+layout(constant_id = 27) const uint SIDE = 1;    // see side.glsl
+#include "matrix.glsl"
+#include "matrix_steps.glsl"
 
 const uint SG = 32, SUBGROUPS = T / SG;
 #include "heads.glsl"
@@ -32,7 +34,8 @@ layout(push_constant, scalar) uniform Push {
 
 const uint TEAMS = 8;                 // subgroups that share the parts of a row
 const uint BANDS = T / (32 * TEAMS);  // of RT tiles, one below the other
-const uint TILE_A = 16 * PITCH, TILE_B = 8 * PITCH, STAGE = TILE_A + NT * TILE_B; // of a subgroup
+const uint TILE_A = 16 * PITCH_CODES, TILE_B = 8 * PITCH;
+const uint STAGE = TILE_A + NT * TILE_B; // of a subgroup
 // Distance of rows of activations where parts are joined.
 const uint JOIN = 17;
 const uint JOINS = TEAMS * 8 * JOIN;  // of a band
@@ -60,20 +63,26 @@ void main() {
     const uint rounds = a.steps > 4 * team ? (a.steps - 4 * team + 31) / 32 : 0;
     const uint quad = rounds == 0 ? 0 : team; // a team without work loads something
 
-    // Beginnings of this lane's part of a round: codes by 16 bytes (a step), scales and those of
-    // activations by four, activations by 16 bytes.
-    uint at_a[2 * RT], at_x[2 * NT], at_sx[2 * NT];
-    [[unroll]] for (uint k = 0; k < 2 * RT; k++)
-        at_a[k] = min(n0 + 8 * k + eight, a.n - 1) * a.steps + 4 * quad;
+    // This lane's part of a round: codes and factors of a step, activations by 16 bytes, and their
+    // scales and sums by four.
+    RowCodes codes[2 * RT];
+    uint64_t side[2 * RT];
+    uint at_x[2 * NT], at_sx[2 * NT];
+    [[unroll]] for (uint k = 0; k < 2 * RT; k++) {
+        const uint row = min(n0 + 8 * k + eight, a.n - 1);
+        codes[k] = row_codes(a.matrix.codes, a.n, row, a.steps);
+        side[k] = a.matrix.side + uint64_t(row) * (a.steps / SIDE_STEPS * SIDE_BYTES);
+    }
+    const uint step_ = 4 * quad + four;
     [[unroll]] for (uint k = 0; k < 2 * NT; k++) {
         at_x[k] =
             (first + min(m0 + 4 * k + lane / 8, live - 1)) * (a.stride / 16) + 8 * quad + lane % 8;
-        at_sx[k] =
-            (first + min(m0 + 8 * (k / 2) + 2 * four + k % 2, live - 1)) * (a.steps / 4) + quad;
+        at_sx[k] = ((first + min(m0 + 8 * (k / 2) + 2 * four + k % 2, live - 1)) * (a.steps / 4)
+            + quad) * G;
     }
-    Codes codes = Codes(a.matrix.codes), values = Codes(a.x);
-    ScaleFours scales = ScaleFours(uint64_t(a.matrix.scales));
+    Values values = Values(a.x);
     FloatFours sxs = FloatFours(uint64_t(a.sx));
+    IntFours xsums = IntFours(uint64_t(a.sums));
 
     float sums[RT][NT][4][4]; // of tiles, by part and element
     Product whole[RT][NT];
@@ -85,24 +94,37 @@ void main() {
 
     // Past the last round, the last round is loaded again: unconditional loads go out early.
     const uint last = max(rounds, 1) - 1;
-    uvec4 w[U][2 * RT], x[2 * NT];
-    uvec2 scale[U][2 * RT];
+    StepCodes w[U][2 * RT];
+    Factors factors[U][2 * RT];
+    uvec4 x[2 * NT];
     [[unroll]] for (uint u = 0; u < U; u++)
         [[unroll]] for (uint k = 0; k < 2 * RT; k++) {
-            w[u][k] = codes.v[at_a[k] + four + 32 * min(u, last)];
-            if (GROUPED) scale[u][k] = scales.v[at_a[k] / 4 + 8 * min(u, last)];
+            load_codes(codes[k], step_ + 32 * min(u, last), a.steps, w[u][k]);
+            if (GROUPED) factors[u][k] = factors_of(side[k], step_ + 32 * min(u, last));
         }
     [[unroll]] for (uint k = 0; k < 2 * NT; k++) x[k] = values.v[at_x[k]];
 
     const uint mine = gl_SubgroupID * STAGE;
+    if (G == 2) // the zeros of a row and step
+        stage[mine + lane / 2 * PITCH_CODES + lane % 2 * PIECES + 1] = uvec4(0);
     for (uint j0 = 0; j0 < rounds; j0 += U) {
         [[unroll]] for (uint u = 0; u < U; u++) {
             const uint j = j0 + u;
             if (j >= rounds) break;
-            vec4 sx[2 * NT];
+            vec4 sx[2 * NT][G], base[2 * NT][G];
             if (GROUPED)
                 [[unroll]] for (uint k = 0; k < 2 * NT; k++)
-                    sx[k] = sxs.v[at_sx[k] + 8 * j] * PRODUCT_UNIT;
+                    [[unroll]] for (uint q = 0; q < G; q++) {
+                        const uint at = at_sx[k] + 8 * G * j + q;
+                        sx[k][q] = sxs.v[at];
+                        if (HAS_MIN) {
+                            precise vec4 of_sums = vec4(xsums.v[at]) * sx[k][q];
+                            base[k][q] = of_sums;
+                        } else {
+                            base[k][q] = vec4(0.0);
+                        }
+                        sx[k][q] *= PRODUCT_UNIT;
+                    }
             [[unroll]] for (uint half_ = 0; half_ < 2; half_++) {
                 Activations b[NT][2];
                 subgroup_fence();
@@ -113,26 +135,36 @@ void main() {
                     if (t > 0) subgroup_fence();
                     if (four / 2 == half_)
                         [[unroll]] for (uint h = 0; h < 2; h++) {
-                            const uint to = mine + (8 * h + eight) * PITCH + 2 * (four % 2);
-                            stage[to] = low_columns(w[u][2 * t + h]);
-                            stage[to + 1] = high_columns(w[u][2 * t + h]);
+                            const uint to =
+                                mine + (8 * h + eight) * PITCH_CODES + PIECES * (four % 2);
+                            stage[to] = columns_of(w[u][2 * t + h], 0);
+                            stage[to + PIECES - 1] = columns_of(w[u][2 * t + h], 1);
                         }
                     subgroup_fence();
-                    const uint next = min(j + U, last);
+                    const uint next = step_ + 32 * min(j + U, last);
                     if (half_ == 1)
                         [[unroll]] for (uint h = 0; h < 2; h++)
-                            w[u][2 * t + h] = codes.v[at_a[2 * t + h] + four + 32 * next];
+                            load_codes(codes[2 * t + h], next, a.steps, w[u][2 * t + h]);
                     if (half_ == 1 && t == 0)
                         [[unroll]] for (uint k = 0; k < 2 * NT; k++)
                             x[k] = values.v[at_x[k] + 64 * min(j + 1, last)];
-                    [[unroll]] for (uint p = 0; p < 2; p++) {
+                    [[unroll]] for (uint e = 0; e < 2 * G; e++) {
+                        const uint p = e / G, g = e % G, part = 2 * half_ + p;
                         Weights c;
-                        coopMatLoad(c, stage, mine + 2 * p, PITCH,
+                        coopMatLoad(c, stage, mine + PIECES * p + g, PITCH_CODES,
                             gl_CooperativeMatrixLayoutRowMajor);
-                        const vec2 now[2] = { half_floats(scale[u][2 * t], half_),
-                            half_floats(scale[u][2 * t + 1], half_) };
+                        // Another lane has the factors of this step.
+                        float scale[2], least[2];
+                        if (GROUPED)
+                            [[unroll]] for (uint h = 0; h < 2; h++) {
+                                const Factors own = factors[u][2 * t + h];
+                                scale[h] = subgroupShuffle(own.scale[g], lane - four + part);
+                                least[h] = 0.0;
+                                if (HAS_MIN)
+                                    least[h] = subgroupShuffle(own.least[g], lane - four + part);
+                            }
                         [[unroll]] for (uint n = 0; n < NT; n++) {
-                            if (t == 0)
+                            if (t == 0 && g == 0)
                                 coopMatLoad(b[n][p], stage, mine + TILE_A + n * TILE_B + 2 * p,
                                     PITCH, gl_CooperativeMatrixLayoutColumnMajor);
                             if (!GROUPED) {
@@ -141,15 +173,18 @@ void main() {
                             }
                             const Product d =
                                 coopMatMulAdd(c, b[n][p], Product(floatBitsToInt(MAGIC)));
-                            const uint part = 2 * half_ + p;
-                            [[unroll]] for (uint i = 0; i < 4; i++)
-                                sums[t][n][part][i] = add_group(d[i], sx[2 * n + i % 2][part],
-                                    now[i / 2][p], sums[t][n][part][i]);
+                            const uint v = G * part + g; // of the sums of the four steps
+                            [[unroll]] for (uint i = 0; i < 4; i++) {
+                                const uint k = 2 * n + i % 2;
+                                sums[t][n][part][i] = add_group(d[i], sx[k][v / 4][v % 4],
+                                    scale[i / 2], base[k][v / 4][v % 4], least[i / 2],
+                                    sums[t][n][part][i]);
+                            }
                         }
                     }
                     if (GROUPED && half_ == 1)
                         [[unroll]] for (uint h = 0; h < 2; h++)
-                            scale[u][2 * t + h] = scales.v[at_a[2 * t + h] / 4 + 8 * next];
+                            factors[u][2 * t + h] = factors_of(side[2 * t + h], next);
                 }
             }
         }
@@ -190,7 +225,7 @@ void main() {
                 [[unroll]] for (uint q = 0; q < TEAMS; q++)
                     sum += int(stage[q * (8 * JOIN) + from].x);
                 a.matrix.out_.v[r * a.n + row] =
-                    row_result(sum, a.sums.v[r], a.sx.v[r], a.matrix.scales, row);
+                    row_result(sum, a.sums.v[r], a.sx.v[r], a.matrix.side, row);
             }
         }
     if (HEADS) finish_heads(epilogue, which, block * ROWS, ROWS, m0, min(8 * NT, live - m0), first);

@@ -1,13 +1,13 @@
-// Linear layers with 4-bit codes for many rows of activations, by matrix instructions: 16 RT WR
-// matrix rows times 8 NT WN rows a workgroup.
+// Linear layers with steps of 32 columns for many rows of activations, by matrix instructions: 16
+// RT WR matrix rows times 8 NT WN rows a workgroup.
 //
 // The sums are those of linear.glsl, bit for bit. A subgroup walks the parts two by two, in the
 // order in which they are joined, and keeps the sums that wait to be joined. Each product of 16 x 8
 // x 32 is one group of columns, which becomes float and is added to its part. The workgroup's codes
-// and activations of two groups lie in shared memory while the next ones are loaded.
+// and activations of two steps lie in shared memory while the next ones are loaded.
 #version 460
 #extension GL_GOOGLE_include_directive : require
-#include "matrix.glsl"
+#extension GL_EXT_integer_dot_product : require
 
 layout(local_size_x_id = 0) in;
 layout(constant_id = 2) const uint NT = 4;       // tiles of 8 rows of activations, of a subgroup
@@ -19,7 +19,9 @@ layout(constant_id = 7) const uint WR = 4;
 layout(constant_id = 8) const bool SELECTED = false;
 layout(constant_id = 9) const uint T = 512;      // threads
 layout(constant_id = 10) const bool NEAR = true; // what waits for the next part stays in registers
-#include "codes.glsl"
+layout(constant_id = 27) const uint SIDE = 1;    // see side.glsl
+#include "matrix.glsl"
+#include "matrix_steps.glsl"
 
 layout(push_constant, scalar) uniform Push {
     LinearArgs args;
@@ -30,11 +32,14 @@ layout(push_constant, scalar) uniform Push {
 
 const uint WN = T / 32 / WR;
 const uint R = 16 * RT * WR, N = 8 * NT * WN;
-shared uvec4 stage[2][(R + N) * PITCH];
-shared vec2 scales[2][2][R / 2];       // by group, of rows 8 apart: what a lane has of a tile
-shared vec2 sx_pairs[2][2][N / 2];     // by group, of neighbouring activations: likewise
-// Pieces of 16 bytes that a thread loads, first of codes, then of activations.
-const uint L = (2 * R + 4 * N) / T;
+shared uvec4 stage[2][R * PITCH_CODES + N * PITCH];
+// By the groups of two steps: of rows 8 apart, which is what a lane has of a tile, and of
+// neighbouring activations likewise.
+shared vec2 scales[2][2 * G][R / 2], leasts[2][2 * G][HAS_MIN ? R / 2 : 1];
+shared vec2 sx_pairs[2][2 * G][N / 2], bases[2][2 * G][HAS_MIN ? N / 2 : 1];
+// A thread's loads for two steps: steps of codes, pieces of 16 bytes of activations, and scales of
+// these.
+const uint LC = 2 * R / T, LX = 4 * N / T, LS = 2 * G * N / T;
 const uint KEPT = RT * NT * 8;        // floats of two parts
 
 #define EACH \
@@ -59,39 +64,45 @@ void main() {
         thread = gl_LocalInvocationID.x;
     const uint lane = gl_SubgroupInvocationID, four = lane % 4, eight = lane / 4;
     const uint row0 = gl_SubgroupID % WR * (16 * RT), col0 = gl_SubgroupID / WR * (8 * NT);
-    Codes codes = Codes(a.matrix.codes), values = Codes(a.x);
-    ScalePairs row_scales = ScalePairs(uint64_t(a.matrix.scales));
-    FloatPairs sxs = FloatPairs(uint64_t(a.sx));
+    Values values = Values(a.x);
 
-    // This thread's loads of group 0.
-    uint at[L], at_scale[2], at_sx[2];
-    [[unroll]] for (uint k = 0; k < L; k++) {
-        const uint i = k * T + thread, b = i - 2 * R;
-        if (i < 2 * R) at[k] = min(n0 + i / 2, a.n - 1) * a.steps + i % 2;
-        else at[k] = (first + min(m0 + b / 4, live - 1)) * (a.stride / 16) + b % 4;
+    // This thread's loads of step 0.
+    RowCodes codes[LC];
+    uint64_t side[LC];
+    uint at_x[LX], at_sx[LS];
+    [[unroll]] for (uint k = 0; k < LC; k++) {
+        const uint row = min(n0 + (k * T + thread) / 2, a.n - 1);
+        codes[k] = row_codes(a.matrix.codes, a.n, row, a.steps);
+        side[k] = a.matrix.side + uint64_t(row) * (a.steps / SIDE_STEPS * SIDE_BYTES);
     }
-    const uint pair = T - 1 - thread; // of activations: other threads than those that bring scales
-    [[unroll]] for (uint k = 0; k < 2; k++) {
-        at_scale[k] = min(n0 + thread / 8 * 16 + thread % 8 + 8 * k, a.n - 1) * (a.steps / 2);
-        at_sx[k] = (first + min(m0 + 2 * pair + k, live - 1)) * (a.steps / 2);
+    [[unroll]] for (uint k = 0; k < LX; k++) {
+        const uint i = k * T + thread;
+        at_x[k] = (first + min(m0 + i / 4, live - 1)) * (a.stride / 16) + i % 4;
     }
-    uvec4 next[L];
-    uint next_scale[2];
-    vec2 next_sx[2];
-#define BRING(g) { \
-        [[unroll]] for (uint k = 0; k < L; k++) { \
-            if (k * T + thread < 2 * R) next[k] = codes.v[at[k] + (g)]; \
-            else next[k] = values.v[at[k] + 2 * (g)]; \
+    [[unroll]] for (uint k = 0; k < LS; k++) {
+        const uint i = k * T + thread, m = min(m0 + i / (2 * G), live - 1);
+        at_sx[k] = (first + m) * (a.steps * G) + i % (2 * G);
+    }
+    StepCodes next[LC];
+    Factors next_factors[LC];
+    uvec4 next_x[LX];
+    float next_sx[LS], next_base[LS];
+#define BRING(s) { \
+        [[unroll]] for (uint k = 0; k < LC; k++) { \
+            load_codes(codes[k], (s) + thread % 2, a.steps, next[k]); \
+            if (GROUPED) next_factors[k] = factors_of(side[k], (s) + thread % 2); \
         } \
-        if (GROUPED) { \
-            if (thread < R / 2) \
-                [[unroll]] for (uint k = 0; k < 2; k++) \
-                    next_scale[k] = row_scales.v[at_scale[k] + (g) / 2]; \
-            if (pair < N / 2) \
-                [[unroll]] for (uint k = 0; k < 2; k++) next_sx[k] = sxs.v[at_sx[k] + (g) / 2]; \
-        } \
+        [[unroll]] for (uint k = 0; k < LX; k++) next_x[k] = values.v[at_x[k] + 2 * (s)]; \
+        if (GROUPED) \
+            [[unroll]] for (uint k = 0; k < LS; k++) { \
+                next_sx[k] = a.sx.v[at_sx[k] + G * (s)]; \
+                if (HAS_MIN) next_base[k] = float(a.sums.v[at_sx[k] + G * (s)]); \
+            } \
     }
 
+    if (G == 2)
+        for (uint i = thread; i < 4 * R; i += T)
+            stage[i / (2 * R)][i / 2 % R * PITCH_CODES + i % 2 * PIECES + 1] = uvec4(0);
     float sums[RT][NT][2][4]; // of tiles, by part and element
     Product whole[RT][NT];
     float near[RT][NT][2][4], kept[4 * KEPT];
@@ -105,46 +116,58 @@ void main() {
     uint buffer_ = 0;
     for (uint turn = 0; turn < 16; turn++) {
         // Parts p and p + 1, p in bit-reversed order: 0, 16, 8, 24, ...
-        for (uint g = bitfieldReverse(turn) >> 28 << 1; g < a.steps; g += 32) {
-            [[unroll]] for (uint k = 0; k < L; k++) {
-                const uint i = k * T + thread, b = i - 2 * R;
-                if (i < 2 * R) {
-                    stage[buffer_][i / 2 * PITCH + 2 * (i % 2)] = low_columns(next[k]);
-                    stage[buffer_][i / 2 * PITCH + 2 * (i % 2) + 1] = high_columns(next[k]);
-                } else {
-                    stage[buffer_][(R + b / 4) * PITCH + b % 4] = next[k];
-                }
+        for (uint s = bitfieldReverse(turn) >> 28 << 1; s < a.steps; s += 32) {
+            [[unroll]] for (uint k = 0; k < LC; k++) {
+                const uint i = k * T + thread, row = i / 2;
+                const uint to = row * PITCH_CODES + i % 2 * PIECES;
+                stage[buffer_][to] = columns_of(next[k], 0);
+                stage[buffer_][to + PIECES - 1] = columns_of(next[k], 1);
+                if (GROUPED)
+                    [[unroll]] for (uint g = 0; g < G; g++) {
+                        const uint e = i % 2 * G + g, at = row / 16 * 8 + row % 8;
+                        scales[buffer_][e][at][row / 8 % 2] = next_factors[k].scale[g];
+                        if (HAS_MIN) leasts[buffer_][e][at][row / 8 % 2] = next_factors[k].least[g];
+                    }
             }
-            if (GROUPED) {
-                if (thread < R / 2) {
-                    const vec2 s = unpackHalf2x16(next_scale[0]), t = unpackHalf2x16(next_scale[1]);
-                    scales[buffer_][0][thread] = vec2(s.x, t.x);
-                    scales[buffer_][1][thread] = vec2(s.y, t.y);
-                }
-                if (pair < N / 2) {
-                    const vec2 s = next_sx[0] * PRODUCT_UNIT, t = next_sx[1] * PRODUCT_UNIT;
-                    sx_pairs[buffer_][0][pair] = vec2(s.x, t.x);
-                    sx_pairs[buffer_][1][pair] = vec2(s.y, t.y);
-                }
+            [[unroll]] for (uint k = 0; k < LX; k++) {
+                const uint i = k * T + thread;
+                stage[buffer_][R * PITCH_CODES + i / 4 * PITCH + i % 4] = next_x[k];
             }
+            if (GROUPED)
+                [[unroll]] for (uint k = 0; k < LS; k++) {
+                    const uint i = k * T + thread, m = i / (2 * G), e = i % (2 * G);
+                    sx_pairs[buffer_][e][m / 2][m % 2] = next_sx[k] * PRODUCT_UNIT;
+                    precise float base = next_base[k] * next_sx[k];
+                    if (HAS_MIN) bases[buffer_][e][m / 2][m % 2] = base;
+                }
             barrier();
-            const uint after = g + 32 < a.steps ? g + 32 : bitfieldReverse(turn + 1) >> 28 << 1;
+            const uint after = s + 32 < a.steps ? s + 32 : bitfieldReverse(turn + 1) >> 28 << 1;
             BRING(after); // after the last turn, once more the first
-            [[unroll]] for (uint p = 0; p < 2; p++) {
+            Activations b[NT];
+            [[unroll]] for (uint e = 0; e < 2 * G; e++) {
+                const uint p = e / G, g = e % G;
                 Weights c[RT];
-                Activations b[NT];
-                vec2 scale[RT], sx[NT];
-                // Keeps the products of one group in registers, not those of both.
-                if (p > 0) subgroup_fence();
+                vec2 scale[RT], least[RT], sx[NT], base[NT];
+                // Keeps the products of one group in registers, not those of all.
+                if (e > 0) subgroup_fence();
                 [[unroll]] for (uint t = 0; t < RT; t++) {
-                    coopMatLoad(c[t], stage[buffer_], (row0 + 16 * t) * PITCH + 2 * p, PITCH,
+                    const uint from = (row0 + 16 * t) * PITCH_CODES + PIECES * p + g,
+                        pair = row0 / 2 + 8 * t + eight;
+                    coopMatLoad(c[t], stage[buffer_], from, PITCH_CODES,
                         gl_CooperativeMatrixLayoutRowMajor);
-                    if (GROUPED) scale[t] = scales[buffer_][p][row0 / 2 + 8 * t + eight];
+                    if (GROUPED) scale[t] = scales[buffer_][e][pair];
+                    least[t] = vec2(0.0);
+                    if (GROUPED && HAS_MIN) least[t] = leasts[buffer_][e][pair];
                 }
                 [[unroll]] for (uint n = 0; n < NT; n++) {
-                    coopMatLoad(b[n], stage[buffer_], (R + col0 + 8 * n) * PITCH + 2 * p, PITCH,
-                        gl_CooperativeMatrixLayoutColumnMajor);
-                    if (GROUPED) sx[n] = sx_pairs[buffer_][p][col0 / 2 + 4 * n + four];
+                    const uint from = R * PITCH_CODES + (col0 + 8 * n) * PITCH + 2 * p,
+                        pair = col0 / 2 + 4 * n + four;
+                    if (g == 0)
+                        coopMatLoad(b[n], stage[buffer_], from, PITCH,
+                            gl_CooperativeMatrixLayoutColumnMajor);
+                    if (GROUPED) sx[n] = sx_pairs[buffer_][e][pair];
+                    base[n] = vec2(0.0);
+                    if (GROUPED && HAS_MIN) base[n] = bases[buffer_][e][pair];
                 }
                 [[unroll]] for (uint t = 0; t < RT; t++)
                     [[unroll]] for (uint n = 0; n < NT; n++) {
@@ -154,8 +177,8 @@ void main() {
                         }
                         const Product d = coopMatMulAdd(c[t], b[n], Product(floatBitsToInt(MAGIC)));
                         [[unroll]] for (uint i = 0; i < 4; i++)
-                            sums[t][n][p][i] =
-                                add_group(d[i], sx[n][i % 2], scale[t][i / 2], sums[t][n][p][i]);
+                            sums[t][n][p][i] = add_group(d[i], sx[n][i % 2], scale[t][i / 2],
+                                base[n][i % 2], least[t][i / 2], sums[t][n][p][i]);
                     }
             }
             buffer_ = 1 - buffer_;
@@ -196,7 +219,7 @@ void main() {
                     a.matrix.out_.v[r * a.n + row] = y;
                 } else {
                     a.matrix.out_.v[r * a.n + row] =
-                        row_result(whole[t][n][i], a.sums.v[r], a.sx.v[r], a.matrix.scales, row);
+                        row_result(whole[t][n][i], a.sums.v[r], a.sx.v[r], a.matrix.side, row);
                 }
             }
 }

@@ -110,7 +110,7 @@ void main() {
         for (uint k = 0; k < SUBGROUPS; k++) sum += tile_parts[k][i];
         const uint r = first + m0 + m;
         precise float product = float(sum - TRELLIS_OFFSET * a.sums.v[r]) * a.sx.v[r];
-        precise float y = product * float(a.matrix.scales.v[row]);
+        precise float y = product * float(F16(a.matrix.side).v[row]);
         a.matrix.out_.v[r * a.n + row] = y;
     }
     if (HEADS) finish_heads(epilogue, which, tile_row * 16, 16, m0, min(M, live - m0), first);

@@ -12,45 +12,54 @@ layout(constant_id = 4) const uint CODE = 0; // as in codes.glsl; 6 trellis
 layout(push_constant, scalar) uniform Push {
     U32 from;       // rows [first, first + count), canonical
     U32 to;         // the same rows, packed
+    U32 high;       // their high plane
     uint words;     // of the result, in all
-    uint row_words; // of the result, in a row (trellis: in a row of tiles)
+    uint cols;      // of a row
+    uint steps;     // of a row (trellis: tiles of a row of tiles)
     uint step_words;
-    uint from_bytes; // of a canonical row (trellis: of a row of tiles)
+    uint high_words; // of a step
 };
 
-uint byte_at(uint64_t at) { return from.v[uint(at / 4)] >> (uint(at % 4) * 8) & 0xff; }
+// Code of a column of a row whose canonical words begin at `row`, signed where it is. The codes
+// that fill up the last step are operands of the value 0.
+uint code_of(uint row, uint col) {
+    if (col >= cols) return 0;
+    const uint at = row + col * BITS / 32, shift = col * BITS % 32;
+    uint code = from.v[at] >> shift;
+    if (shift + BITS > 32) code |= from.v[at + 1] << (32 - shift);
+    const bool flips = SIGNED || CODE == CODE_I8A;
+    return (flips ? code ^ 1u << (BITS - 1) : code) & (1u << BITS) - 1;
+}
+
+// The word of a plane of `bits` bits, of which `shift` are below, that begins with a column.
+uint plane_word(uint row, uint col, uint bits, uint shift) {
+    uint word = 0;
+    for (uint i = 0; i < 32 / bits; i++) {
+        const uint code = code_of(row, col + i) >> shift & (1u << bits) - 1;
+        word |= code << (i % 4 * 8 + i / 4 * bits);
+    }
+    return word;
+}
 
 void main() {
     const uint index =
         gl_GlobalInvocationID.y * (gl_NumWorkGroups.x * 256) + gl_GlobalInvocationID.x;
     if (index >= words) return;
-    const uint row = index / row_words, in_row = index % row_words;
-    const uint steps = row_words / step_words, piece = step_words % 4 == 0 ? 4 : 2;
+    const uint row_words = steps * step_words, of_row = row_words + steps * high_words;
+    const uint row = index / of_row, in_row = index % of_row;
+    const bool trellis = CODE == CODE_TRELLIS;
+    const uint first = row * (trellis ? row_words : cols * BITS / 32); // canonical word
+    if (HIGH > 0 && in_row >= row_words) {
+        const uint i = in_row - row_words;
+        high.v[row * (steps * high_words) + i] = plane_word(first, i * (4 * PER_HIGH), HIGH, LOW);
+        return;
+    }
+    const uint piece = step_words % 4 == 0 ? 4 : 2;
     const uint block = in_row / (8 * step_words) * 8, width = min(8, steps - block);
     const uint in_block = in_row - block * step_words;
     const uint q = in_block / (width * piece), lane = in_block / piece % width;
-    // In the canonical row.
+    // In the canonical order of the plane.
     const uint word = (block + lane) * step_words + q * piece + in_block % piece;
-    const uint64_t base = uint64_t(row) * from_bytes;
-    uint b[4];
-    // Codes that fill up the last step have the value 0, both as operands (see codes.glsl) and in
-    // i8a, whose codes change by 128.
-    const uint fill = CODE == CODE_I8A ? 0x80 : (CODE == CODE_I4 ? 0x88 : 0);
-    [[unroll]] for (uint i = 0; i < 4; i++)
-        b[i] = word * 4 + i < from_bytes ? byte_at(base + word * 4 + i) : fill;
-    uint w = b[0] | b[1] << 8 | b[2] << 16 | b[3] << 24;
-    if (CODE == CODE_I8A) w ^= 0x80808080u;
-    if (CODE == CODE_I4) {
-        // Columns 0..7 in nibbles 0..7 become bytes (0 | 4 << 4), (1 | 5 << 4), ...
-        const uint c = w;
-        w = 0;
-        [[unroll]] for (uint i = 0; i < 8; i++) w |= (c >> (4 * i) & 15) << (i % 4 * 8 + i / 4 * 4);
-        w ^= 0x88888888u; // signed: code - 8
-    }
-    if (CODE == CODE_I2) {
-        const uint c = w;
-        w = 0;
-        [[unroll]] for (uint i = 0; i < 16; i++) w |= (c >> (2 * i) & 3) << (i % 4 * 8 + i / 4 * 2);
-    }
-    to.v[index] = w;
+    to.v[row * row_words + in_row] =
+        trellis ? from.v[first + word] : plane_word(first, word * (4 * PER_LOW), LOW, 0);
 }

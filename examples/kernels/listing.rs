@@ -7,9 +7,9 @@
 use anyhow::{Context, Result};
 use gemma::compute::dry::{Dry, Footprint};
 use gemma::compute::{BufferId, Dispatch, KvFormat, Op, Plan, PlanId, StepLayout};
+use gemma::tensor::Format;
 use gemma::tensor::block::BLOCKS;
-use gemma::tensor::{Code, Format};
-use gemma::vulkan::kernels::{Kernel, Read, Repack, Unpack};
+use gemma::vulkan::kernels::{Kernel, Read, Repack};
 use gemma::vulkan::{
     Access, BLOCK_ROWS, Bucket, Call, Constants, DeviceInfo, DeviceMatrix, Lowering, MatrixShape,
     Own, OwnSizes, Packing, SHAPE, Shader, VulkanFootprint, best_shape, code_number,
@@ -125,11 +125,12 @@ impl Listing {
             bytes: 0,
             count: 1,
         };
-        let repack = [Code::I8, Code::I4, Code::I2, Code::I8a, Code::T2]
-            .map(|code| Repack { code: code_number(code) }.specialised());
-        let unpack = BLOCKS.iter().filter_map(|block| block.ggml?.unpack);
-        let unpack = unpack.map(|kind| Unpack { kind }.specialised());
-        repack.into_iter().chain(unpack).chain([Read {}.specialised()]).map(listed).collect()
+        let packed = BLOCKS.iter().filter(|block| block.code.is_integer());
+        let mut codes: Vec<u32> = packed.map(|block| code_number(block.code)).collect();
+        codes.sort_unstable();
+        codes.dedup();
+        let repack = codes.into_iter().map(|code| Repack { code }.specialised());
+        repack.chain([Read {}.specialised()]).map(listed).collect()
     }
 }
 
@@ -172,8 +173,8 @@ impl Footprint for Listing {
         let bytes = (codes + rows * format.row_side(cols)) as u64;
         let mut kept = self.kept();
         let codes = (kept.matrices.len() as u64 + 1) << 48;
-        let scales = codes + (1 << 47);
-        kept.matrices.push(DeviceMatrix { format, rows, cols, codes, scales, bytes });
+        let side = codes + (1 << 47);
+        kept.matrices.push(DeviceMatrix { format, rows, cols, codes, side, bytes });
         kept.footprint.weight(label, format, rows, cols)
     }
 

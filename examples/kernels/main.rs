@@ -14,13 +14,14 @@ use gemma::models::forward::{self, ForwardOptions, SparePages};
 use gemma::quant::recipe::BUILT_IN;
 use gemma::runtime::model::shapes::{MadeUpFormats, Shape};
 use gemma::tensor::Format;
+use gemma::tensor::block::BLOCKS;
 use gemma::vulkan::{Bucket, DeviceInfo};
 use listing::{ListedCall, Listing, device_info};
 use serde_json::{Value, json};
 use std::io::{Write, stdin, stdout};
 
 /// Weight formats that get a pass of their own.
-const FORMATS: [&str; 14] = [
+const FORMATS: [&str; 18] = [
     "bf16",
     "i8-row",
     "i8-g32",
@@ -35,6 +36,10 @@ const FORMATS: [&str; 14] = [
     "t2.5-row+h128",
     "t3-row+h128",
     "t4-row+h128",
+    "q4_k",
+    "q5_k",
+    "q6_k",
+    "iq4_xs",
 ];
 /// Rows of passes that decode and verify.
 const ROWS: [usize; 6] = [1, 2, 4, 8, 16, 32];
@@ -46,7 +51,11 @@ fn main() -> Result<()> {
         serde_json::from_reader(stdin()).context("the devices, a JSON list")?;
     let recipes = BUILT_IN.iter().map(|(name, _)| Ok((*name, MadeUpFormats::of_recipe(name))));
     let formats = FORMATS.into_iter().map(|name| -> Result<_> {
-        let format = Some(name.parse::<Format>()?);
+        let of_file = BLOCKS.iter().find(|block| block.name == name && block.code.is_stored());
+        let format = match of_file.and_then(|block| Format::of_file(block.code)) {
+            Some(format) => Some(format),
+            None => Some(name.parse::<Format>()?),
+        };
         Ok((name, MadeUpFormats { weights: format, ..MadeUpFormats::default() }))
     });
     for device in &devices {

@@ -3,14 +3,14 @@
 // A matrix and where its product goes.
 struct Matrix {
     uint64_t codes;
-    F16 scales;    // [n, groups]; [n, 2] for i8a
+    uint64_t side; // [n, elements], see side.glsl; trellis: f16 [n]
     SharedF32 out_; // [rows, n]
 };
 
 struct LinearArgs {
     Matrix matrix;
     uint64_t x;    // i8 [rows, stride]
-    F32 sx;        // [rows, groups]: a group is a step, or the whole row
+    F32 sx;        // [rows, groups]: a step has one or two, or the row has one
     I32 sums;      // [rows, groups]
     Step step_;
     uint n;        // matrix rows

@@ -1,61 +1,92 @@
 // Integer codes as four int8 operands of a dot product at a time, and the way from an integer sum
 // to the row's value.
 //
-// A word of i4 holds columns 0..3 in its low nibbles and 4..7 in its high ones, as signed numbers
-// (the code less 8). A word of i2 holds columns 4k..4k+3 in bits 2k, 2k+1 of its bytes. `value =
-// code - offset` (i2: twice that), so `sum(value * x) = DOUBLE * dot(code, x) - OFFSET * sum(x)`.
+// A row of codes is one plane of its bits, or two: for codes of 3, 5 and 6 bits the low 2 or 4 bits
+// and the others. A word of a plane of b bits holds 32 / b columns: byte j has the columns j, j +
+// 4, j + 8 and so on, from the lowest bits up. Signed codes are stored in two's complement.
 
 #define CODE_I8 0
 #define CODE_I4 1
 #define CODE_I2 2
 #define CODE_I8A 3
 #define CODE_TRELLIS 6
+#define CODE_U4 7     // q4_1, q4_k
+#define CODE_U5 8     // q5_1, q5_k
+#define CODE_S5 9     // q5_0
+#define CODE_S6 10    // q6_k
+#define CODE_U2 11    // q2_k
+#define CODE_S3 12    // q3_k
+#define CODE_LEVELS 13 // iq4_nl, iq4_xs
 
-#define BITS (CODE == CODE_I4 ? 4 : (CODE == CODE_I2 ? 2 : 8))
-// Groups of four columns in a word of codes.
-#define PER_WORD (CODE == CODE_I4 ? 2 : (CODE == CODE_I2 ? 4 : 1))
-#define DOUBLE (CODE == CODE_I2 ? 2 : 1)
-#define OFFSET (CODE == CODE_I4 ? 8 : (CODE == CODE_I2 ? 3 : 0))
+const uint BITS = CODE == CODE_I2 || CODE == CODE_U2 ? 2 : CODE == CODE_S3 ? 3
+    : CODE == CODE_I4 || CODE == CODE_U4 || CODE == CODE_LEVELS ? 4
+    : CODE == CODE_U5 || CODE == CODE_S5 ? 5 : CODE == CODE_S6 ? 6 : 8;
+// Bits of the planes; no high plane: 0.
+const uint HIGH = BITS == 6 ? 2 : BITS == 3 || BITS == 5 ? 1 : 0, LOW = BITS - HIGH;
+// Groups of four columns in a word of each plane.
+const uint PER_LOW = 8 / LOW, PER_HIGH = HIGH == 2 ? 4 : 8;
+const bool SIGNED = CODE == CODE_I4 || CODE == CODE_S5 || CODE == CODE_S6 || CODE == CODE_S3;
+// Signed codes of less than 8 bits stand in the high bits of their operands, which so need no
+// extension of the sign.
+const uint TOP = SIGNED ? 8 - BITS : 0;
+
+// The weight's integer is `(DOUBLE * operand - OFFSET) >> TOP`. With i8a it is 128 more.
+const int DOUBLE = CODE == CODE_I2 ? 2 : 1, OFFSET = CODE == CODE_I2 ? 3 : 0;
 // Factor of a scale.
 #define UNIT (CODE == CODE_I2 ? 0.5 : 1.0)
+// Factor of a sum of operands times activations: a power of two.
+#define PRODUCT_UNIT (1.0 / float(1u << TOP))
 
-// Four columns of codes, a byte each.
-int four(uint word, uint k) {
-    if (CODE == CODE_I4) return int((word ^ 0x88888888u) >> (4 * k) & 0x0f0f0f0fu);
-    if (CODE == CODE_I2) return int((word >> (2 * k)) & 0x03030303u);
-    return int(word);
+// Group k of four columns of a word of a plane, moved to bit `to` of each byte.
+uint part(uint word, uint k, uint bits, uint to) {
+    const uint from = k * bits, mask = ((1u << bits) - 1) * 0x01010101u << to;
+    return (from > to ? word >> (from - to & 31) : word << (to - from & 31)) & mask;
 }
 
-// Four columns of codes as the int8 operands that dot products take. An i4 code becomes sixteen
-// times its value: a nibble in the high half of a byte is signed, so no offset is subtracted.
-int operand(uint word, uint k) {
-    if (CODE == CODE_I4) return int((k == 0 ? word << 4 : word) & 0xf0f0f0f0u);
-    return four(word, k);
+// Chooses bytes of b where the mask is set.
+uint choose(uint mask, uint a, uint b) { return a ^ (a ^ b) & mask; }
+
+// The levels of the IQ4 types for four codes: halves the candidates by one bit of the codes after
+// the other, all bytes at once. Tables in memory are slow where each lane reads another place.
+uint levels_of(uint codes) {
+    const int levels[16] = int[](
+        -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113);
+    uint mask[4], found[8];
+    [[unroll]] for (uint bit = 0; bit < 4; bit++)
+        mask[bit] = (codes >> bit & 0x01010101u) * 255;
+    [[unroll]] for (uint i = 0; i < 8; i++)
+        found[i] = choose(mask[0], (levels[2 * i] & 0xff) * 0x01010101u,
+            (levels[2 * i + 1] & 0xff) * 0x01010101u);
+    [[unroll]] for (uint bit = 1; bit < 4; bit++)
+        [[unroll]] for (uint i = 0; i < 8 >> bit; i++)
+            found[i] = choose(mask[bit], found[2 * i], found[2 * i + 1]);
+    return found[0];
 }
 
-// The operands of columns 0..15 and 16..31 of a step of 32 columns of i4, in their order.
-uvec4 low_columns(uvec4 c) {
-    return uvec4(operand(c.x, 0), operand(c.x, 1), operand(c.y, 0), operand(c.y, 1));
-}
-uvec4 high_columns(uvec4 c) {
-    return uvec4(operand(c.z, 0), operand(c.z, 1), operand(c.w, 0), operand(c.w, 1));
+// Group k of four columns of a word of each plane as the int8 operands of dot products.
+uint operand(uint low, uint k, uint high, uint k_high) {
+    uint four = part(low, k, LOW, TOP);
+    if (HIGH > 0) four |= part(high, k_high, HIGH, TOP + LOW);
+    return CODE == CODE_LEVELS ? levels_of(four) : four;
 }
 
-// `sum(value * x)` is the sum of `operand` times x, times PRODUCT_UNIT (a power of two, for the
-// floats that multiply the sum), less PRODUCT_OFFSET * sum(x).
-#define PRODUCT_UNIT (CODE == CODE_I4 ? 0.0625 : 1.0)
-#define PRODUCT_OFFSET (CODE == CODE_I4 ? 0 : OFFSET)
+// Operands as int8 that are weights' integers times 1 << TOP: matrix instructions take no OFFSET.
+uint int8_of(uint four) {
+    if (CODE == CODE_I2) return ((four << 1 | 0x80808080u) - 0x03030303u) ^ 0x80808080u;
+    return four;
+}
 
-// Value of a row of codes with one scale: `sum` is of operands times x, `xsum` of x alone.
-float row_result(int sum, int xsum, float sx, F16 scales, uint n) {
+// Value of a row of codes with one scale: `sum` is of operands times x, `xsum` of x alone. i8a:
+// [rows, 2], scale and minimum.
+float row_result(int sum, int xsum, float sx, uint64_t side, uint n) {
+    F16 floats = F16(side);
     if (CODE == CODE_I8A) {
-        // Codes are stored less 128; [rows, 2]: scale, smallest value.
         precise float product = float(sum + 128 * xsum) * sx;
         precise float base = float(xsum) * sx;
-        precise float scaled = product * float(scales.v[2 * n]);
-        return fma(base, float(scales.v[2 * n + 1]), scaled);
+        precise float scaled = product * float(floats.v[2 * n]);
+        return fma(base, float(floats.v[2 * n + 1]), scaled);
     }
-    precise float product = float(CODE == CODE_I4 ? sum / 16 : DOUBLE * sum - OFFSET * xsum) * sx;
-    precise float y = product * (float(scales.v[n]) * UNIT);
+    precise float product = float(DOUBLE * sum - OFFSET * xsum >> TOP) * sx;
+    precise float y = product * (float(floats.v[n]) * UNIT);
     return y;
 }

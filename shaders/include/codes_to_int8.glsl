@@ -1,5 +1,5 @@
-// Integer codes as the int8 operands of linear_matrix.glsl: 16 rows of a chunk, in pieces of 16
-// bytes.
+// Integer codes of one plane as the int8 operands of linear_matrix.glsl: 16 rows of a chunk, in
+// pieces of 16 bytes.
 
 const uint COLUMNS = 128 / BITS;                        // of a piece
 const uint OF_STEP = W / COLUMNS;                       // pieces of a step
@@ -25,12 +25,6 @@ void fetch_codes(LinearArgs a, uint n0, uint chunk, out Codes codes) {
     }
 }
 
-// Four columns as int8: 16 times an i4's value, twice an i2's, and i8 and i8a as they are.
-uint int8_of(uint word, uint k) {
-    if (CODE == CODE_I2) return ((four(word, k) << 1 | 0x80808080u) - 0x03030303u) ^ 0x80808080u;
-    return operand(word, k);
-}
-
 void unpack_codes(Codes codes) {
     [[unroll]] for (uint k = 0; k < EACH; k++) {
         const uvec3 place = place_of(k);
@@ -39,7 +33,8 @@ void unpack_codes(Codes codes) {
             uvec4 columns;
             [[unroll]] for (uint e = 0; e < 4; e++) {
                 const uint fours = 4 * i + e;
-                columns[e] = int8_of(codes.piece[k][fours / PER_WORD], fours % PER_WORD);
+                const uint word = codes.piece[k][fours / PER_LOW];
+                columns[e] = int8_of(operand(word, fours % PER_LOW, 0, 0));
             }
             put(place.x, (place.z * W + place.y * COLUMNS) / 16 + i, columns);
         }
@@ -47,7 +42,7 @@ void unpack_codes(Codes codes) {
 }
 
 // Value of a row with one scale.
-float int8_result(int sum, int xsum, float sx, F16 scales, uint n) {
+float int8_result(int sum, int xsum, float sx, uint64_t side, uint n) {
     // Converts the sum to the one that `row_result` of codes.glsl expects of its own operands.
-    return row_result(CODE == CODE_I2 ? (sum + OFFSET * xsum) / 2 : sum, xsum, sx, scales, n);
+    return row_result(CODE == CODE_I2 ? (sum + OFFSET * xsum) / 2 : sum, xsum, sx, side, n);
 }

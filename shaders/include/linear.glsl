@@ -2,18 +2,20 @@
 // team of LANES lanes.
 //
 // A team walks NR matrix rows side by side, a step of W columns a lane. Integer sums are exact.
-// Where each group of W columns has a scale, part p of 32 adds up groups p, p + 32, ... in order.
-// The parts are joined two by two, 16 apart, then 8, 4, 2, 1. Every kernel does so for any shape,
-// and gives the same bits. Layout of the codes: src/vulkan/lower/layout.rs.
+// Where groups of columns have scales, part p of 32 adds up steps p, p + 32, ... in order: of each
+// step the first group, its minimum, and the second group. The parts are joined two by two, 16
+// apart, then 8, 4, 2, 1. Every kernel does so for any shape, and gives the same bits. Layout of
+// the codes: src/vulkan/lower/layout.rs.
 //
-// The including file defines M, NR, U (rounds whose loads are in flight together), LANES, CODE, W
-// (columns of a step) and GROUPED.
+// The including file defines M, NR, U (rounds whose loads are in flight together), LANES, CODE,
+// SIDE, W (columns of a step) and GROUPED.
 
 #include "codes.glsl"
+#include "side.glsl"
+#include "steps.glsl"
 
-const uint WORDS = W * BITS / 32; // of a step, in pieces of 16 bytes (8 where a step has no more)
-const uint PIECE = WORDS % 4 == 0 ? 4 : 2;
 const uint XQ = W / 16;           // 16-byte loads of a step's activations
+const uint FOURS = W / 4 / G;     // groups of four columns that share a scale
 const uint QP = GROUPED ? 32 / LANES : 1; // parts of a lane
 
 int join_parts(int a, int b) {
@@ -26,22 +28,22 @@ int join_parts(int a, int b) {
 // at row `first`.
 void linear(LinearArgs a, uint n0, uint m0, uint first, uint live) {
     const uint lane = gl_SubgroupInvocationID % LANES;
-    const uint row_bytes = a.steps * W * BITS / 8;
 
     // Rows beyond the last are computed again and not stored. Data that the whole team reads has
     // one address, to which each lane adds 32 bits of its own. On some devices loads of that form
     // need no further instruction.
-    uint64_t x[M], sx[M], sums[M], codes[NR], scales[NR];
+    uint64_t x[M], sx[M], sums[M], side[NR];
+    RowCodes codes[NR];
     [[unroll]] for (uint m = 0; m < M; m++) {
         const uint xr = first + min(m0 + m, live - 1);
         x[m] = a.x + uint64_t(xr) * a.stride;
-        sx[m] = uint64_t(a.sx) + uint64_t(xr) * (4 * a.steps);
-        sums[m] = uint64_t(a.sums) + uint64_t(xr) * (4 * a.steps);
+        sx[m] = uint64_t(a.sx) + uint64_t(xr) * (4 * G * a.steps);
+        sums[m] = uint64_t(a.sums) + uint64_t(xr) * (4 * G * a.steps);
     }
     [[unroll]] for (uint i = 0; i < NR; i++) {
         const uint row = min(n0 + i, a.n - 1);
-        codes[i] = a.matrix.codes + uint64_t(row) * row_bytes;
-        scales[i] = uint64_t(a.matrix.scales) + uint64_t(row) * (2 * a.steps);
+        codes[i] = row_codes(a.matrix.codes, a.n, row, a.steps);
+        side[i] = a.matrix.side + uint64_t(row) * (a.steps / SIDE_STEPS * SIDE_BYTES);
     }
 
     int isum[NR * M];
@@ -54,23 +56,13 @@ void linear(LinearArgs a, uint n0, uint m0, uint first, uint live) {
     const uint ROUND = LANES * QP; // steps of a round of all parts
     for (uint s0 = 0; s0 < a.steps; s0 += ROUND * U) {
         // Loads of all U rounds come first, so that they are in flight together.
-        uint w[U * QP][NR][WORDS];
-        float scale[U * QP][NR];
+        StepCodes w[U * QP][NR];
+        Factors factors[U * QP][NR];
         [[unroll]] for (uint u = 0; u < U * QP; u++) {
-            const uint s = s0 + u * LANES + lane, inside = min(s, a.steps - 1);
-            const uint block = inside / 8 * 8, width = min(8, a.steps - block);
+            const uint inside = min(s0 + u * LANES + lane, a.steps - 1);
             [[unroll]] for (uint i = 0; i < NR; i++) {
-                [[unroll]] for (uint q = 0; q < WORDS; q += PIECE) {
-                    const uint piece = (block * WORDS + q * width) / PIECE + inside % 8;
-                    if (PIECE == 2) {
-                        const uvec2 v = U32x2(codes[i] + uint64_t(piece * 8)).v[0];
-                        w[u][i][q] = v.x, w[u][i][q + 1] = v.y;
-                    } else {
-                        const uvec4 v = U32x4(codes[i] + uint64_t(piece * 16)).v[0];
-                        [[unroll]] for (uint e = 0; e < 4; e++) w[u][i][q + e] = v[e];
-                    }
-                }
-                if (GROUPED) scale[u][i] = float(F16(scales[i] + uint64_t(inside * 2)).v[0]) * UNIT;
+                load_codes(codes[i], inside, a.steps, w[u][i]);
+                if (GROUPED) factors[u][i] = factors_of(side[i], inside);
             }
         }
         [[unroll]] for (uint u = 0; u < U * QP; u++) {
@@ -80,26 +72,33 @@ void linear(LinearArgs a, uint n0, uint m0, uint first, uint live) {
                 uvec4 xs[XQ];
                 [[unroll]] for (uint q = 0; q < XQ; q++)
                     xs[q] = U32x4(x[m] + uint64_t(s * (16 * XQ))).v[q];
-                float sxg = 0.0;
-                int xsum = 0;
-                if (GROUPED) {
-                    sxg = F32(sx[m] + uint64_t(s * 4)).v[0] * PRODUCT_UNIT;
-                    if (PRODUCT_OFFSET != 0) xsum = I32(sums[m] + uint64_t(s * 4)).v[0];
+                float sxg[G], base[G]; // base: what a minimum is multiplied by
+                int xsum[G];
+                [[unroll]] for (uint g = 0; g < G; g++) {
+                    if (!GROUPED) continue;
+                    sxg[g] = F32(sx[m] + uint64_t(s * (4 * G))).v[g];
+                    xsum[g] = 0;
+                    if (OFFSET != 0 || HAS_MIN) xsum[g] = I32(sums[m] + uint64_t(s * (4 * G))).v[g];
+                    precise float of_sum = float(xsum[g]) * sxg[g];
+                    base[g] = of_sum;
+                    sxg[g] *= PRODUCT_UNIT;
                 }
                 [[unroll]] for (uint i = 0; i < NR; i++) {
                     const uint k = i * M + m;
-                    int d = GROUPED ? 0 : isum[k];
-                    [[unroll]] for (uint q = 0; q < WORDS; q++)
-                        [[unroll]] for (uint b = 0; b < PER_WORD; b++) {
-                            const uint at4 = q * PER_WORD + b; // which four columns
-                            d += dotPacked4x8EXT(operand(w[u][i][q], b), int(xs[at4 / 4][at4 % 4]));
+                    [[unroll]] for (uint g = 0; g < G; g++) {
+                        int d = GROUPED ? 0 : isum[k];
+                        [[unroll]] for (uint f = g * FOURS; f < (g + 1) * FOURS; f++)
+                            d += dotPacked4x8EXT(
+                                int(operand_of(w[u][i], f)), int(xs[f / 4][f % 4]));
+                        if (!GROUPED) {
+                            isum[k] = d;
+                            continue;
                         }
-                    if (GROUPED) {
-                        precise float product = float(DOUBLE * d - PRODUCT_OFFSET * xsum) * sxg;
-                        precise float more = fma(product, scale[u][i], fsum[u % QP][k]);
+                        precise float product = float(DOUBLE * d - OFFSET * xsum[g]) * sxg[g];
+                        precise float more =
+                            fma(product, factors[u][i].scale[g], fsum[u % QP][k]);
+                        if (HAS_MIN) more = fma(base[g], factors[u][i].least[g], more);
                         fsum[u % QP][k] = more;
-                    } else {
-                        isum[k] = d;
                     }
                 }
             }
@@ -143,6 +142,6 @@ void linear(LinearArgs a, uint n0, uint m0, uint first, uint live) {
             const uint r = first + m0 + m;
             a.matrix.out_.v[r * a.n + row] =
                 GROUPED ? intBitsToFloat(y[k])
-                    : row_result(y[k], a.sums.v[r], a.sx.v[r], a.matrix.scales, row);
+                    : row_result(y[k], a.sums.v[r], a.sx.v[r], a.matrix.side, row);
         }
 }

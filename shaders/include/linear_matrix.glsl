@@ -119,7 +119,7 @@ void fetch(LinearArgs a, uint n0, uint m0, uint first, uint live, uint c, inout 
     [[unroll]] for (uint k = 0; k < F_EACH; k++) {
         const uint i = k * SG + gl_SubgroupInvocationID;
         const uint row = min(n0 + i, a.n - 1), m = min(m0 + min(i, FACTORS - 1) - R, live - 1);
-        if (i < R) chunk.factor[k] = float(a.matrix.scales.v[row * a.steps + c]) * UNIT;
+        if (i < R) chunk.factor[k] = float(F16(a.matrix.side).v[row * a.steps + c]) * UNIT;
         else chunk.factor[k] = a.sx.v[(first + m) * a.steps + c] * PRODUCT_UNIT;
     }
 }
@@ -264,8 +264,8 @@ void main() {
                 int sum = 0;
                 [[unroll]] for (uint q = 0; q < OWNERS; q++)
                     sum += int(stage[q * AREA + from][word]);
-                y = TRELLIS ? tile_result(sum, a.sx.v[r], a.matrix.scales, row)
-                            : int8_result(sum, a.sums.v[r], a.sx.v[r], a.matrix.scales, row);
+                y = TRELLIS ? tile_result(sum, a.sx.v[r], a.matrix.side, row)
+                            : int8_result(sum, a.sums.v[r], a.sx.v[r], a.matrix.side, row);
             }
             a.matrix.out_.v[r * a.n + row] = y;
         }

@@ -127,6 +127,8 @@ float largest(float v[PER]) {
     return most;
 }
 
+const uint TRIED = 8; // scales of a group
+
 // Rounds a block of row `r` to int8. Columns share a scale in groups of `group`, and the scales and
 // sums of the groups are stored. In a row of one scale (group 0), `row_max` is its largest
 // magnitude. Returns the sum of this lane's integers.
@@ -136,7 +138,28 @@ int round_block(RowArgs a, float v[PER], uint r, uint block, uint cols, uint gro
     if (group != 0)
         [[unroll]] for (uint d = SG / 2; d > 0; d /= 2)
             if (d < lanes) most = max(most, subgroupShuffleXor(most, d));
-    precise float inv = most == 0.0 ? 0.0 : 127.0 / most;
+    // The largest becomes 127; in a group, the best of TRIED numbers, see reference/rows.rs. The
+    // errors of a group of zeros are not numbers, and not less than any.
+    float top = 127.0, least = 3.4e38;
+    if (group != 0)
+        for (uint k = 0; k < TRIED; k++) {
+            const float number = 127.0 - float(k);
+            precise float inv = number / most;
+            float error = 0.0;
+            [[unroll]] for (uint i = 0; i < PER; i++) {
+                precise float scaled = v[i] * inv;
+                precise float off = roundEven(scaled) - scaled;
+                error = fma(off, off, error);
+            }
+            [[unroll]] for (uint d = SG / 2; d > 0; d /= 2)
+                if (d < lanes) error += subgroupShuffleXor(error, d);
+            error /= number * number;
+            if (error < least) {
+                least = error;
+                top = number;
+            }
+        }
+    precise float inv = most == 0.0 ? 0.0 : top / most;
     int q[PER], sum = 0;
     [[unroll]] for (uint i = 0; i < PER; i++) {
         precise float scaled = v[i] * inv;
@@ -157,7 +180,7 @@ int round_block(RowArgs a, float v[PER], uint r, uint block, uint cols, uint gro
     [[unroll]] for (uint d = SG / 2; d > 0; d /= 2)
         if (d < lanes) sum += subgroupShuffleXor(sum, d);
     if (col % group == 0 && col < cols) {
-        precise float scale = most / 127.0;
+        precise float scale = most / top;
         const uint64_t of_row = uint64_t(r) * (4 * (cols / group)),
             at = uint64_t(4 * (col / group));
         F32(uint64_t(a.scales) + of_row + at).v[0] = scale;

@@ -71,8 +71,8 @@ void unpack_tiles(Tiles tiles) {
 }
 
 // Value of a row.
-float tile_result(int sum, float sx, F16 scales, uint n) {
+float tile_result(int sum, float sx, uint64_t side, uint n) {
     precise float product = float(sum) * sx;
-    precise float y = product * float(scales.v[n]);
+    precise float y = product * float(F16(side).v[n]);
     return y;
 }

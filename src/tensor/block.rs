@@ -83,7 +83,8 @@ pub struct BlockSpec {
     /// The layout that the CPU's kernels read. `None`: there are no kernels, and the block is
     /// decoded when it is loaded, see [`Code::loaded`].
     pub cpu: Option<CpuLayout>,
-    /// Its number in `shaders/include/codes.glsl`. `None`: the GPU has no kernels for it.
+    /// Number of its integers in `shaders/include/codes.glsl`. `None`: the GPU has no kernels for
+    /// it.
     pub vulkan: Option<u32>,
     /// The type of a GGUF file that holds it.
     pub ggml: Option<GgmlType>,
@@ -242,6 +243,7 @@ pub static BLOCKS: [BlockSpec; 21] = [
     },
     file(
         BY_32,
+        7,
         "Q4_1",
         32,
         20,
@@ -250,6 +252,7 @@ pub static BLOCKS: [BlockSpec; 21] = [
     ),
     file(
         BY_32,
+        9,
         "Q5_0",
         32,
         22,
@@ -258,6 +261,7 @@ pub static BLOCKS: [BlockSpec; 21] = [
     ),
     file(
         BY_32,
+        8,
         "Q5_1",
         32,
         24,
@@ -266,6 +270,7 @@ pub static BLOCKS: [BlockSpec; 21] = [
     ),
     file(
         BY_32,
+        7,
         "Q4_K",
         256,
         144,
@@ -274,6 +279,7 @@ pub static BLOCKS: [BlockSpec; 21] = [
     ),
     file(
         BY_32,
+        8,
         "Q5_K",
         256,
         176,
@@ -282,6 +288,7 @@ pub static BLOCKS: [BlockSpec; 21] = [
     ),
     file(
         BY_16,
+        10,
         "Q6_K",
         256,
         210,
@@ -290,6 +297,7 @@ pub static BLOCKS: [BlockSpec; 21] = [
     ),
     file(
         BY_16,
+        11,
         "Q2_K",
         256,
         84,
@@ -298,15 +306,25 @@ pub static BLOCKS: [BlockSpec; 21] = [
     ),
     file(
         BY_16,
+        12,
         "Q3_K",
         256,
         110,
         ggml::open_q3_k,
         integer(Code::Q3K, "q3_k", 3, -4.0, 4, ScaleRule::Stored, SideKind::SixBit),
     ),
-    file(BY_32, "IQ4_NL", 32, 18, ggml::open_q4_0, levels(Code::Iq4Nl, "iq4_nl", SideKind::Scale)),
     file(
         BY_32,
+        13,
+        "IQ4_NL",
+        32,
+        18,
+        ggml::open_q4_0,
+        levels(Code::Iq4Nl, "iq4_nl", SideKind::Scale),
+    ),
+    file(
+        BY_32,
+        13,
         "IQ4_XS",
         256,
         136,
@@ -378,9 +396,10 @@ const fn levels(code: Code, name: &'static str, side: SideKind) -> BlockSpec {
     BlockSpec { values, ..integer(code, name, 4, 0.0, 0, ScaleRule::Stored, side) }
 }
 
-/// The block of a GGUF type that is only read.
+/// The block of a GGUF type that is only read; `vulkan` is its number on the GPU.
 const fn file(
     groups: &'static [Group],
+    vulkan: u32,
     name: &'static str,
     weights: usize,
     bytes: usize,
@@ -388,7 +407,8 @@ const fn file(
     block: BlockSpec,
 ) -> BlockSpec {
     let split = Some(BlockCodec { open, close: None });
-    BlockSpec { groups, ggml: Some(GgmlType { name, weights, bytes, split }), ..block }
+    let ggml = Some(GgmlType { name, weights, bytes, split });
+    BlockSpec { groups, vulkan: Some(vulkan), ggml, ..block }
 }
 
 /// A trellis code: each state has two weights.

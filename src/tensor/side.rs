@@ -3,7 +3,8 @@
 
 use half::f16;
 
-/// Layout of an element of the side, little-endian.
+/// Layout of an element of the side, little-endian. `shaders/include/side.glsl` knows the kinds by
+/// their order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SideKind {
     /// Nothing: the codes are floats.

@@ -8,6 +8,7 @@ use gemma::compute::{
     Act, ActFormat, BufferId, Dispatch, Executor, ExecutorExt, LinearJob, Op, Part, Plan,
     StepLayout, WeightId,
 };
+use gemma::tensor::block::BLOCKS;
 use gemma::tensor::{Code, Format, Matrix};
 use gemma::vulkan::{CheckedExecutor, VulkanExecutor};
 use half::{bf16, f16};
@@ -23,6 +24,12 @@ const MAX_ROWS: usize = 48;
 pub const SEQUENCES: usize = 3;
 /// Entries of the page tables of all layers.
 const TABLES: usize = 64;
+
+/// A format that weights are rounded to, or one that only files have, by its name.
+pub fn format(spelled: &str) -> Format {
+    let of_file = BLOCKS.iter().find(|block| block.name == spelled && block.code.is_stored());
+    of_file.map_or_else(|| spelled.parse().unwrap(), |block| Format::of_file(block.code).unwrap())
+}
 
 /// A device, and a source of numbers.
 pub struct Twins {
@@ -122,9 +129,16 @@ impl Twins {
                 .map(|_| rng.random())
                 .collect(),
         };
-        let side: Vec<u8> = (0..rows * format.row_side(cols) / 2)
-            .flat_map(|_| f16::from_f32(rng.random_range(-0.05f32..0.05)).to_le_bytes())
-            .collect();
+        // The floats of an element come first, then integers of any value.
+        let kind = format.code.spec().side;
+        let floats = if kind.has_min() { 4 } else { 2 };
+        let spread = if kind.groups() > 1 { 0.0005 } else { 0.05 };
+        let mut side: Vec<u8> = (0..rows * format.row_side(cols)).map(|_| rng.random()).collect();
+        for element in side.chunks_exact_mut(kind.bytes().max(1)) {
+            for float in element[..floats].as_chunks_mut().0 {
+                *float = f16::from_f32(rng.random_range(-spread..spread)).to_le_bytes();
+            }
+        }
         self.exec
             .load_matrix(
                 "matrix",

@@ -73,7 +73,7 @@ fn engine(context: usize) -> PlannedEngine {
 
 /// Passes the logits behind each token to `each`.
 fn walk(engine: &mut PlannedEngine, ids: &[u32], mut each: impl FnMut(usize, &[f32])) {
-    engine.reset().unwrap();
+    engine.truncate(0, 0).unwrap();
     let mut scores = Scores::default();
     for (i, tokens) in ids.chunks(32).enumerate() {
         engine.forward(&TokenTree::chain(tokens), Rows::All, &mut scores).unwrap();

@@ -62,7 +62,7 @@ fn every_matrix_is_multiplied_once_by_a_kernel_that_there_is() {
 #[test]
 fn kernels_beside_the_passes_are_listed() {
     let shaders: Vec<&str> = Listing::beside_passes().iter().map(|call| call.shader).collect();
-    for shader in ["read", "repack", "unpack"] {
+    for shader in ["read", "repack"] {
         assert!(shaders.contains(&shader), "{shader}: {shaders:?}");
     }
 }

@@ -1,4 +1,5 @@
-//! Weights that the device unpacks have the same bits as those that the CPU converts.
+//! Weights that are read piece by piece, and converted on the way, have the same bits on the device
+//! as matrices that were converted as a whole. `twins::embeddings` compares their values.
 
 use crate::common;
 use common::gguf::{File, Tensor, logits};
@@ -6,7 +7,7 @@ use common::vulkan::{config, device};
 use common::{TinyModel, gguf};
 use gemma::checkpoint::Checkpoint;
 use gemma::checkpoint::gguf::types;
-use gemma::compute::{Executor, KvFormat, LoadJob, Part};
+use gemma::compute::{Executor, ExecutorExt, KvFormat, LoadJob, Part};
 use gemma::engine::planned::EngineOptions;
 use gemma::engine::{EngineExt, PlannedEngine, Rows, Scores, TokenTree};
 use gemma::models::{Role, Weights};
@@ -28,7 +29,7 @@ fn check(exec: &mut VulkanExecutor, list: Vec<(String, Matrix<'_>, StoredMatrix<
         want.push((exec.load_matrix(&label, Part::Head, &matrix).unwrap(), label.clone()));
         jobs.push(LoadJob { label, part: Part::Head, matrix: stored });
     }
-    for (got, (want, label)) in exec.load_stored(jobs).unwrap().into_iter().zip(want) {
+    for (got, (want, label)) in exec.load(jobs).unwrap().into_iter().zip(want) {
         let (want, got) = (exec.weight_bytes(want).unwrap(), exec.weight_bytes(got).unwrap());
         let first = want[0].iter().zip(&got[0]).position(|(a, b)| a != b);
         assert_eq!((want[0].len(), None), (got[0].len(), first), "codes of {label}");
@@ -45,6 +46,8 @@ fn blocks(code: Code, weights: usize, rng: &mut SmallRng) -> Vec<u8> {
         Code::F32 | Code::Bf16 => &[],
         Code::Q4_1 | Code::Q5_1 | Code::Q4K | Code::Q5K => &[0, 2],
         Code::Q6K => &[208],
+        Code::Q2K => &[80, 82],
+        Code::Q3K => &[108],
         _ => &[0],
     };
     for block in data.chunks_exact_mut(ggml.bytes) {
@@ -64,7 +67,7 @@ fn blocks(code: Code, weights: usize, rng: &mut SmallRng) -> Vec<u8> {
 fn blocks_of_gguf_files() {
     let Some(open) = device() else { return };
     let (mut rng, mut file, mut names) = (SmallRng::seed_from_u64(1), File::default(), Vec::new());
-    for number in [0, 1, 30, 2, 3, 6, 7, 8, 12, 13, 14] {
+    for number in [0, 1, 30, 2, 3, 6, 7, 8, 10, 11, 12, 13, 14, 20, 23] {
         let code = types::code(number).unwrap();
         let ggml = code.spec().ggml.unwrap();
         // Rows of one step, of some less than eight, of eight and one, of many; the last one takes

@@ -5,6 +5,7 @@ use crate::common;
 use common::trees::{
     bits, check_sequences, check_tree, prefill, random_tree, reshape_global_layers, tokens,
 };
+use common::twins::format;
 use common::vulkan::{config, device, wide_config};
 use gemma::compute::KvFormat;
 use gemma::engine::planned::EngineOptions;
@@ -25,7 +26,7 @@ fn engine_for(
     kv: KvFormat,
     sequences: usize,
 ) -> PlannedEngine {
-    let (linear, embed) = (linear.parse().unwrap(), embed.parse().unwrap());
+    let (linear, embed) = (format(linear), format(embed));
     let weights = Weights::synthetic(
         config(70),
         move |role| if role == Role::Embed { embed } else { linear },
@@ -41,11 +42,12 @@ fn engine_for(
 }
 
 /// Formats that between them meet every kernel of linear layers.
-const KINDS: [(&str, &str, KvFormat); 4] = [
+const KINDS: [(&str, &str, KvFormat); 5] = [
     ("i4-g32", "i8-row", KvFormat::F16),
     ("i4-row+h128", "i8a-row", KvFormat::F32),
     ("t3-row+h128", "i4-g64", KvFormat::F16),
     ("i4-g32", "i8-row", KvFormat::Q8),
+    ("q5_1", "iq4_nl", KvFormat::F16),
 ];
 
 #[test]
@@ -57,7 +59,7 @@ fn trees_equal_one_by_one_decoding() {
     // Inside the window, at its edge, around page edges, and where the ring has turned: each with
     // several kinds, the last with both forms of half precision. On a processor's driver every case
     // takes half a minute.
-    let depths: [&[usize]; KINDS.len()] = [&[256, 1050], &[0, 70], &[0, 256], &[70, 1050]];
+    let depths: [&[usize]; KINDS.len()] = [&[256, 1050], &[0, 70], &[0, 256], &[70, 1050], &[70]];
     for ((linear, embed, kv), depths) in KINDS.into_iter().zip(depths) {
         let mut a = engine(open(), linear, embed, kv);
         let mut b = engine(open(), linear, embed, kv);
@@ -131,13 +133,16 @@ fn committed_bytes_equal_a_fresh_prefill() {
 fn kernels_for_one_few_and_many_rows_give_the_same_bits() {
     let Some(open) = device() else { return };
     let tokens = tokens(&mut SmallRng::seed_from_u64(3), 72);
-    for linear in ["i4-g32", "i4-row+h128"] {
-        let formats = [linear, "i8-row"].map(|f| f.parse().unwrap());
-        let weights = Weights::synthetic(
-            wide_config(),
-            move |role| formats[(role == Role::Embed) as usize],
-            12,
-        );
+    for linear in
+        ["i4-g32", "i4-row+h128", "i8-g32", "q4_k", "q6_k", "q5_0", "q5_k", "iq4_xs", "q2_k"]
+    {
+        // The output of attention is too narrow for blocks of 256.
+        let format_of = move |role| match role {
+            Role::Embed => format("i8-row"),
+            Role::O if linear.contains("_") => format("q4_1"),
+            _ => format(linear),
+        };
+        let weights = Weights::synthetic(wide_config(), format_of, 12);
         let options = EngineOptions { context: 128, kv: KvFormat::F16 };
         let mut engine = PlannedEngine::new(&weights, Box::new(open()), options).unwrap();
         let mut scores = Scores::default();

@@ -3,7 +3,7 @@
 //! every combination does, since each costs the driver a compilation.
 
 use crate::common;
-use common::twins::{ROWS, SEQUENCES, Step, Twins, every_row_count};
+use common::twins::{ROWS, SEQUENCES, Step, Twins, every_row_count, format};
 use common::vulkan::device;
 use gemma::compute::{
     Attention, Best, Commit, Embed, Executor, GateUp, KvFormat, KvLayer, Linear, Norm, Op,
@@ -19,7 +19,7 @@ use rand::{Rng, SeedableRng};
 /// Every code and every group. The numbers of rows make different kernels, the same for every
 /// format but for how it is decoded: one format of each way to multiply meets all of them, the
 /// others some.
-const FORMATS: [(&str, &[usize]); 14] = [
+const FORMATS: [(&str, &[usize]); 24] = [
     ("f32", &[2, 9]),
     ("bf16", &ROWS),
     ("i8-row", &[1, 5, 8, 33]),
@@ -34,11 +34,17 @@ const FORMATS: [(&str, &[usize]); 14] = [
     ("t2.5-row", &[2, 5]),
     ("t3-row", &[1, 3, 9, 33]),
     ("t4-row", &[8, 17]),
+    ("q4_1", &[1, 9]),
+    ("q5_0", &[2, 17]),
+    ("q5_1", &[3]),
+    ("q4_k", &ROWS),
+    ("q5_k", &[1, 8]),
+    ("q6_k", &[1, 5, 16, 33]),
+    ("q2_k", &[1, 9]),
+    ("q3_k", &[2, 16]),
+    ("iq4_nl", &[1, 8]),
+    ("iq4_xs", &[3, 9]),
 ];
-
-fn format(spelled: &str) -> Format {
-    spelled.parse().unwrap()
-}
 
 /// Columns that a format can have, around `cols`.
 fn allowed(format: Format, cols: usize) -> usize {
@@ -88,6 +94,9 @@ fn linear_layers_of_many_rows() {
         ("i4-g32", 72, 1024, [65, 128]),
         ("i2-row", 40, 1024, [65, 128]),
         ("t3-row", 48, 1024, [65, 128]),
+        ("q4_k", 72, 1024, [65, 128]),
+        ("q6_k", 72, 1024, [65, 128]),
+        ("q5_0", 72, 1024, [65, 128]),
     ] {
         let jobs = vec![t.job(format(spelled), n, cols)];
         t.run(

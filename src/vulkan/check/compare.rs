@@ -15,7 +15,7 @@ use std::fmt;
 pub const SUMS: f32 = 4e-6;
 /// Tolerance after attention's or the gate's exponentials.
 pub const EXPONENTIALS: f32 = 2e-5;
-/// Tolerance of products of whole rows of floats: thousands of terms of both signs.
+/// Tolerance of products of whole rows of floats or groups: thousands of terms of both signs.
 pub const PRODUCTS: f32 = 2e-5;
 
 /// Layout of numbers: `[outer, heads, dim / block, rows, block]`. A row is `(outer, rows)`, a
@@ -133,18 +133,21 @@ pub fn first_q8_difference(
     Some(Difference { row: 0, column: 0, words })
 }
 
-/// Returns the first number of `device` that is beyond the tolerance of `rule`.
+/// Returns the first number of `device` that is beyond the tolerance of `rule`. A row's largest
+/// number counts as no less than that of `sizes`, where it has one.
 pub fn first_difference<T: Number>(
     device: &[u8],
     twin: &[u8],
     grid: Grid,
     rule: Rule,
+    sizes: &[f32],
 ) -> Option<Difference> {
     if device == twin {
         return None;
     }
     let (device, twin): (Vec<T>, Vec<T>) = (typed(device), typed(twin));
     let mut largest = vec![0f32; grid.row(twin.len() - 1) + grid.rows];
+    largest.iter_mut().zip(sizes).for_each(|(most, size)| *most = *size);
     for (i, value) in twin.iter().enumerate() {
         let most = &mut largest[grid.row(i)];
         *most = most.max(value.value().abs());
@@ -205,7 +208,13 @@ mod tests {
 
     fn near(device: &[f32], twin: &[f32], width: usize) -> Option<Difference> {
         let bytes = bytemuck::cast_slice::<f32, u8>;
-        first_difference::<f32>(bytes(device), bytes(twin), Grid::rows(width), Rule::Near(1e-5))
+        first_difference::<f32>(
+            bytes(device),
+            bytes(twin),
+            Grid::rows(width),
+            Rule::Near(1e-5),
+            &[],
+        )
     }
 
     #[test]
@@ -229,7 +238,8 @@ mod tests {
         let bytes = bytemuck::bytes_of::<f32>;
         let next = f32::from_bits(1f32.to_bits() + 1);
         assert!(
-            first_difference::<f32>(bytes(&next), bytes(&1.0), Grid::rows(1), Rule::Same).is_some()
+            first_difference::<f32>(bytes(&next), bytes(&1.0), Grid::rows(1), Rule::Same, &[])
+                .is_some()
         );
         let (a, b) = (
             [f16::from_f32(1.0), f16::from_f32(8.0)],
@@ -241,6 +251,7 @@ mod tests {
                 bytemuck::cast_slice(&b),
                 Grid::rows(2),
                 rule,
+                &[],
             )
         };
         assert_eq!(halves(Rule::Near(1e-6)), None, "the next half is a rounding the other way");

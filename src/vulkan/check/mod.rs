@@ -12,8 +12,8 @@ mod outputs;
 use crate::compute::memory::Buffers;
 use crate::compute::step::StepView;
 use crate::compute::{
-    BufferId, Caps, Dispatch, Executor, KvFormat, LoadJob, Part, Plan, PlanId, Report, Reports,
-    StepLayout, WeightId, best, reference,
+    BufferId, Caps, Dispatch, Executor, KvFormat, Linear, LoadJob, Op, Part, Plan, PlanId, Report,
+    Reports, StepLayout, WeightId, best, reference,
 };
 use crate::tensor::Matrix;
 use crate::testing;
@@ -140,6 +140,7 @@ impl CheckedExecutor {
             .iter()
             .map(|(_, o)| Ok((o.id, self.mirror_bytes(o.id)?)))
             .collect::<Result<Vec<_>>>()?;
+        let sizes = self.sizes_of_products(dispatches, step);
         if !calls.is_empty() {
             self.gpu.run_calls(calls)?;
         }
@@ -152,7 +153,8 @@ impl CheckedExecutor {
             device.insert(output.id, self.device_bytes(output.id)?);
         }
         for (i, output) in &written {
-            if let Some(difference) = self.compare(output, &device)? {
+            let sizes = sizes.get(&output.id).map_or(&[][..], |sizes| sizes);
+            if let Some(difference) = self.compare(output, &device, sizes)? {
                 let Dispatch { label, layer, .. } = &recorded.dispatches[*i];
                 let layer = layer.map_or(String::new(), |l| format!(" of layer {l}"));
                 bail!(
@@ -170,6 +172,29 @@ impl CheckedExecutor {
             self.stale.insert(id);
         }
         Ok(())
+    }
+
+    /// Returns the sizes of the terms of each row of products whose terms cancel each other.
+    fn sizes_of_products(
+        &self,
+        dispatches: &[Dispatch],
+        step: &StepView<'_>,
+    ) -> HashMap<BufferId, Vec<f32>> {
+        let mut sizes = HashMap::new();
+        for dispatch in dispatches {
+            let Op::Linear(Linear { jobs, rows }) = &dispatch.op else { continue };
+            for job in jobs {
+                let (matrix, live) = (&self.canonical[job.weight.0 as usize], step.live(*rows));
+                if matrix.format.code.spec().side.has_min() {
+                    // SAFETY: no kernel is in flight, and nobody writes to the mirror meanwhile.
+                    let act = unsafe { reference::act_view(&self.mirror, &job.act, live.clone()) };
+                    let mut rows = vec![0.0; live.start];
+                    rows.extend(reference::linear::sizes(matrix, &act));
+                    sizes.insert(job.out, rows);
+                }
+            }
+        }
+        sizes
     }
 
     /// Fails if a dispatch reads an output that was left out. The comparison cannot see that:
@@ -209,16 +234,20 @@ impl CheckedExecutor {
         self.gpu.write(output.id, 4 * fault.word, &word.to_le_bytes())
     }
 
-    /// Returns the first difference beyond the tolerance of an output.
+    /// Returns the first difference beyond the tolerance of an output. `sizes` has those of the
+    /// terms of its rows, where the numbers themselves do not say how large these are.
     fn compare(
         &self,
         output: &CheckedOutput,
         device: &HashMap<BufferId, Vec<u8>>,
+        sizes: &[f32],
     ) -> Result<Option<Difference>> {
         let (bytes, twin) = (&device[&output.id], self.mirror_bytes(output.id)?);
         Ok(match output.content {
-            Content::F32(grid, rule) => first_difference::<f32>(bytes, &twin, grid, rule),
-            Content::F16(grid, rule) => first_difference::<half::f16>(bytes, &twin, grid, rule),
+            Content::F32(grid, rule) => first_difference::<f32>(bytes, &twin, grid, rule, sizes),
+            Content::F16(grid, rule) => {
+                first_difference::<half::f16>(bytes, &twin, grid, rule, &[])
+            }
             Content::Codes { input, act, near } => {
                 let (codes, wanted): (Vec<i8>, Vec<i8>) = (typed(bytes), typed(&twin));
                 let input: Vec<f32> = typed(&self.mirror_bytes(input)?);
@@ -241,6 +270,7 @@ impl CheckedExecutor {
                     bytemuck::cast_slice(&wanted),
                     Grid::rows(groups),
                     Rule::Same,
+                    &[],
                 )
             }
             Content::Q8 { grid, codes, exact } => {

@@ -61,9 +61,8 @@ pub fn outputs(
     match op {
         Op::Embed(Embed { table, out, .. }) => {
             let table = &weights[table.0 as usize];
-            let has_min = table.format.code.spec().side.has_min();
-            let rule = if has_min { Rule::Near(SUMS) } else { Rule::Same };
-            vec![floats(*out, "the embeddings", table.cols, rule)]
+            // Products of a code and a scale are exact.
+            vec![floats(*out, "the embeddings", table.cols, Rule::Same)]
         }
         Op::Norm(Norm { x, add, out, dim, rows, .. }) => {
             let written = (add.is_some() && *rows == RowSet::All)
@@ -139,8 +138,8 @@ fn product_rule(matrix: &Matrix<'_>) -> Rule {
     let Format { code, group, .. } = matrix.format;
     match (code.is_integer(), group) {
         (false, _) => Rule::Near(PRODUCTS),
-        _ if code.spec().side.has_min() => Rule::Near(SUMS),
         (true, Group::Cols(_)) => Rule::Near(PRODUCTS),
+        (true, Group::Row) if code.spec().side.has_min() => Rule::Near(SUMS),
         (true, Group::Row) => Rule::Same,
     }
 }

@@ -61,7 +61,6 @@ shaders! {
     Repack "repack",
     Rope "rope",
     Row "row",
-    Unpack "unpack",
     Viterbi "viterbi",
 }
 

@@ -1,11 +1,14 @@
 //! Layout of weights in device memory.
 //!
 //! A row of integer codes is cut into *steps* of W columns, which a lane takes at a time. A step is
-//! a group; without groups it has 64 columns of i2, or 32 of other codes. Eight lanes share a row.
-//! Their eight steps lie together, in pieces of 16 bytes (8 if a step has no more): first a piece
-//! of each lane, then the next pieces, so that neighbouring lanes load neighbouring bytes. Trellis
-//! codes have tiles in place of steps and rows of tiles in place of rows. Scales are `[rows,
-//! groups]`.
+//! a group, or two groups of 16 columns. Without groups it has 64 columns of i2, or 32 of other
+//! codes. Eight lanes share a row. Their eight steps lie together, in pieces of 16 bytes (8 if a
+//! step has no more): first a piece of each lane, then the next pieces, so that neighbouring lanes
+//! load neighbouring bytes.
+//!
+//! So lie the codes, or the low bits of codes of 3, 5 and 6 bits. Their high bits are a plane of
+//! their own behind the last row, `[rows, steps]`. Trellis codes have tiles in place of steps and
+//! rows of tiles in place of rows. The side is that of the stored matrix.
 
 use crate::error::Fault;
 use crate::tensor::trellis::TILE;
@@ -17,6 +20,11 @@ pub fn code_number(code: Code) -> u32 {
     code.spec().vulkan.expect("matrices without kernels were refused")
 }
 
+/// Returns the number of its side in `shaders/include/side.glsl`.
+pub fn side_number(code: Code) -> u32 {
+    code.spec().side as u32
+}
+
 /// A matrix in device memory.
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceMatrix {
@@ -24,8 +32,8 @@ pub struct DeviceMatrix {
     pub rows: usize,
     pub cols: usize,
     pub codes: u64,
-    pub scales: u64,
-    /// Bytes of codes and scales.
+    pub side: u64,
+    /// Bytes of codes and side.
     pub bytes: u64,
 }
 
@@ -36,8 +44,9 @@ pub struct Packing {
     pub width: usize,
     /// Steps of a row; tiles of a row of tiles.
     pub steps: usize,
-    /// 32-bit words of a step.
+    /// 32-bit words of a step, and those of its high plane.
     pub step_words: usize,
+    pub high_words: usize,
     /// Rows, or rows of tiles.
     pub rows: usize,
     /// Bytes of a canonical row (of tiles).
@@ -61,25 +70,32 @@ impl Packing {
         if let Some(trellis) = format.code.trellis() {
             let (steps, step_words) = (cols / TILE, trellis.tile_bytes() / 4);
             let (rows, from_bytes) = (rows.div_ceil(TILE), TILE * format.row_bytes(cols));
-            return Ok(Some(Packing { width: TILE, steps, step_words, rows, from_bytes }));
+            let (width, high_words) = (TILE, 0);
+            return Ok(Some(Packing { width, steps, step_words, high_words, rows, from_bytes }));
         }
         let width = match (format.group, format.code) {
-            (Group::Cols(g), _) => g as usize,
+            (Group::Cols(g), _) => 32.max(g as usize),
             (Group::Row, Code::I2) => 64,
             (Group::Row, _) => 32,
         };
-        let step_words = width * format.code.bits_of_two() / 64;
+        let (high_bits, bits) = match format.code.bits_of_two() / 2 {
+            bits @ (3 | 5) => (1, bits),
+            bits @ 6 => (2, bits),
+            bits => (0, bits),
+        };
         Ok(Some(Packing {
             width,
             steps: cols.div_ceil(width),
-            step_words,
+            step_words: width * (bits - high_bits) / 32,
+            high_words: width * high_bits / 32,
             rows,
             from_bytes: format.row_bytes(cols),
         }))
     }
 
+    /// Words of a row, in both planes.
     pub fn row_words(&self) -> usize {
-        self.steps * self.step_words
+        self.steps * (self.step_words + self.high_words)
     }
 
     pub fn bytes(&self) -> usize {
@@ -87,7 +103,7 @@ impl Packing {
     }
 }
 
-/// Returns the bytes of codes and of scales in device memory.
+/// Returns the bytes of codes and of the side in device memory.
 pub fn sizes(format: Format, rows: usize, cols: usize) -> Result<[u64; 2]> {
     let codes = match Packing::of(format, rows, cols)? {
         Some(packing) => packing.bytes(),

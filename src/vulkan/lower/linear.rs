@@ -1,7 +1,7 @@
 //! Calls of linear layers: choice and shape of the kernel.
 
 use super::kernels::{self, Kernel, LinearPush, MatrixPush, PathTrellis, Push, Specialise, word};
-use super::layout::{DeviceMatrix, Packing, code_number};
+use super::layout::{DeviceMatrix, Packing, code_number, side_number};
 use super::{Access, Bucket, Call, Lowering};
 use crate::compute::{LinearJob, RowSet};
 use crate::tensor::trellis::{TILE, Trellis};
@@ -101,7 +101,7 @@ impl Lowering<'_> {
             }
         };
         let args = LinearPush {
-            matrix: MatrixPush { codes: m.codes, scales: m.scales, out: self.at(job.out) },
+            matrix: MatrixPush { codes: m.codes, side: m.side, out: self.at(job.out) },
             x: self.at(act.values),
             sx: self.at(act.scales),
             sums: self.at(act.sums),
@@ -200,6 +200,7 @@ impl Lowering<'_> {
             rounds,
             selected,
             threads,
+            side: side_number(format.code),
         };
         Shape::of(&kernel, block, (teams * each) as usize)
     }
@@ -275,8 +276,12 @@ impl Lowering<'_> {
         live: usize,
         selected: bool,
     ) -> Option<Shape> {
-        // The kernels load four groups at a time.
-        let fits = format.code == Code::I4 && p.width == 32 && cols.is_multiple_of(128);
+        let grouped = format.group != Group::Row;
+        // The kernels load four steps at a time. With one scale a row `linear_matrix` is as fast,
+        // but for few rows of i4.
+        let fits = p.width == 32
+            && cols.is_multiple_of(128)
+            && (grouped || format.code == Code::I4 && live <= FEW_ROWS);
         let i = self.info;
         let room =
             i.max_workgroup >= THREADS && i.max_subgroups >= THREADS / 32 && i.max_shared >= SHARED;
@@ -284,11 +289,6 @@ impl Lowering<'_> {
             return None;
         }
         // The shapes are measured, see docs/NOTES.md.
-        let grouped = format.group != Group::Row;
-        // `linear_matrix` is as fast for many rows with one scale a row.
-        if live > FEW_ROWS && !grouped {
-            return None;
-        }
         // The kernel walks over the 32 parts of a row.
         if live > FEW_ROWS && p.steps >= 32 {
             let (tiles, matrix_tiles, beside, threads) = (4, 2, 2, THREADS / 2);
@@ -302,6 +302,7 @@ impl Lowering<'_> {
                 selected,
                 threads,
                 near: true,
+                side: side_number(format.code),
             };
             let (block, rows) = (8 * tiles * (threads / 32 / beside), 16 * matrix_tiles * beside);
             return Some(Shape::of(&kernel, block as usize, rows as usize));
@@ -320,6 +321,7 @@ impl Lowering<'_> {
             ahead: 1,
             selected,
             threads: THREADS,
+            side: side_number(format.code),
         };
         let rows = 16 * matrix_tiles * (THREADS / 256);
         Some(Shape::of(&kernel, 8 * tiles as usize, rows as usize))

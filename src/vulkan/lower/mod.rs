@@ -27,7 +27,7 @@ pub(super) use following::{prepared, reads_before_write};
 use kernels::{
     BestPush, CommitPush, EmbedPush, Kernel, LinearPush, Push, RopePush, Specialise, word,
 };
-use layout::{DeviceMatrix, Packing, code_number};
+use layout::{DeviceMatrix, Packing, code_number, side_number};
 use linear::put_beside;
 use rows::{Merge, RowWork};
 use sizes::OwnSizes;
@@ -285,16 +285,19 @@ impl Lowering<'_> {
             cols: word(m.cols),
             code: code_number(m.format.code),
             width: word(packing.map_or(32, |p| p.width)),
-            group: group(m.format.group),
+            grouped: m.format.group != Group::Row,
             hadamard: m.format.hadamard,
+            side: side_number(m.format.code),
         };
         let push = EmbedPush {
             codes: m.codes,
-            scales: m.scales,
+            side: m.side,
             out: self.at(*out),
             step: self.at(self.step),
             factor: *scale,
             max_rows: word(self.max_rows),
+            n: word(m.rows),
+            _gap: 0,
         };
         let accesses = vec![Access::Write(*out)];
         let mut call = self.call(&kernel, &push, [bucket.rows, 1, 1], accesses);

@@ -17,9 +17,9 @@ const ALIGN: usize = 256;
 
 /// A source of `bytes` bytes that is read in order and cut only at multiples of `unit`.
 pub struct Stream<'a> {
-    /// Index of its matrix, and whether it has the scales or the codes.
+    /// Index of its matrix, and whether it has the side or the codes.
     pub job: usize,
-    pub scales: bool,
+    pub is_side: bool,
     pub source: &'a dyn Source,
     pub bytes: usize,
     pub unit: usize,
@@ -301,7 +301,7 @@ mod tests {
             .enumerate()
             .map(|(job, (bytes, unit))| Stream {
                 job,
-                scales: false,
+                is_side: false,
                 source,
                 bytes: *bytes / unit * unit,
                 unit: *unit,
@@ -326,7 +326,7 @@ mod tests {
         assert_eq!(read, streams.iter().map(|s| s.bytes).collect::<Vec<_>>());
         assert!(fills.len() <= 8, "{} blocks", fills.len());
         assert!(
-            cut(&[Stream { job: 0, scales: false, source, bytes: STAGE + 1, unit: STAGE + 1 }])
+            cut(&[Stream { job: 0, is_side: false, source, bytes: STAGE + 1, unit: STAGE + 1 }])
                 .is_err()
         );
     }

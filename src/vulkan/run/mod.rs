@@ -297,12 +297,11 @@ impl VulkanExecutor {
         &self.gpu.info
     }
 
-    /// Returns the codes and scales of a matrix in device memory: for tests.
+    /// Returns the codes and the side of a matrix in device memory: for tests.
     pub fn weight_bytes(&mut self, id: WeightId) -> Result<[Vec<u8>; 2]> {
         let m = self.matrices[id.0 as usize];
-        let scales = m.rows * m.format.row_side(m.cols);
-        let mut parts =
-            [(m.codes, vec![0; m.bytes as usize - scales]), (m.scales, vec![0; scales])];
+        let side = m.rows * m.format.row_side(m.cols);
+        let mut parts = [(m.codes, vec![0; m.bytes as usize - side]), (m.side, vec![0; side])];
         for (address, bytes) in &mut parts {
             let holds = |b: &&Block| (b.address..b.address + b.size).contains(address);
             let block = self.weights.blocks.iter().find(holds).context("no such matrix")?;

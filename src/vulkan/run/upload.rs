@@ -43,7 +43,7 @@ struct Upload<'a> {
     row_bytes: usize,
 }
 
-/// Place of a matrix's codes, or of its scales, on the device.
+/// Place of a matrix's codes, or of its side, on the device.
 #[derive(Clone, Copy)]
 struct Room {
     buffer: vk::Buffer,
@@ -58,13 +58,9 @@ impl<'a> Upload<'a> {
         m.format.check_cols(m.cols).with_context(|| format!("loading {label}"))?;
         let packing =
             Packing::of(m.format, m.rows, m.cols).with_context(|| format!("loading {label}"))?;
-        let (kernel, row_bytes) = match packing {
-            None => (None, m.format.row_bytes(m.cols)),
-            Some(p) => {
-                let kernel = kernels::Repack { code: code_number(m.format.code) };
-                (Some(kernel.specialised()), p.from_bytes)
-            }
-        };
+        let kernel =
+            packing.map(|_| kernels::Repack { code: code_number(m.format.code) }.specialised());
+        let row_bytes = packing.map_or(m.format.row_bytes(m.cols), |p| p.from_bytes);
         Ok(Upload { label, packing, kernel, row_bytes, matrix })
     }
 
@@ -73,49 +69,47 @@ impl<'a> Upload<'a> {
         // A stream without a kernel is only copied, and may be cut anywhere.
         let unit = if self.kernel.is_some() { self.row_bytes.max(1) } else { 4 };
         let unit = if m.code_bytes().is_multiple_of(unit) { unit } else { 1 };
-        let codes = Stream { job, scales: false, source: &*m.codes, bytes: m.code_bytes(), unit };
-        let scales = m.side.as_deref();
-        let scales = scales.map(|source| Stream {
-            job,
-            scales: true,
-            source,
-            bytes: m.side_bytes(),
-            unit: 2,
-        });
-        [Some(codes), scales].into_iter().flatten()
+        let bytes = m.code_bytes();
+        let codes = Stream { job, is_side: false, source: &*m.codes, bytes, unit };
+        let bytes = m.side_bytes();
+        let side = m.side.as_deref();
+        let side = side.map(|source| Stream { job, is_side: true, source, bytes, unit: 2 });
+        [Some(codes), side].into_iter().flatten()
     }
 
-    /// Allocates its codes and scales on the device.
+    /// Allocates its codes and side on the device.
     fn place(&self, arena: &mut Arena) -> Result<[Room; 2]> {
-        let [codes, scales] = sizes(self.matrix.format, self.matrix.rows, self.matrix.cols)?;
+        let [codes, side] = sizes(self.matrix.format, self.matrix.rows, self.matrix.cols)?;
         let mut room = |bytes| -> Result<Room> {
             let Span { block, offset, address, .. } = arena.alloc(&self.label, bytes)?;
             Ok(Room { buffer: arena.blocks[block].buffer, offset, address })
         };
-        Ok([room(codes)?, room(scales)?])
+        Ok([room(codes)?, room(side)?])
     }
 
-    fn loaded(&self, [codes, scales]: [Room; 2]) -> DeviceMatrix {
+    fn loaded(&self, [codes, side]: [Room; 2]) -> DeviceMatrix {
         let StoredMatrix { format, rows, cols, .. } = self.matrix;
         let code_bytes =
             self.packing.map_or(format.stored_rows(rows) * format.row_bytes(cols), |p| p.bytes());
         let bytes = (code_bytes + rows * format.row_side(cols)) as u64;
-        DeviceMatrix { format, rows, cols, codes: codes.address, scales: scales.address, bytes }
+        DeviceMatrix { format, rows, cols, codes: codes.address, side: side.address, bytes }
     }
 
-    /// Returns the arguments of the kernel that unpacks the rows at `from`, and its invocations.
-    fn push(&self, part: &Part, from: u64, [codes, _]: [Room; 2]) -> (Push, usize) {
-        let (first, rows) = (part.from / self.row_bytes, part.bytes / self.row_bytes);
-        let Some(p) = self.packing else { unreachable!("floats in our form are only copied") };
-        let to = codes.address + (4 * first * p.row_words()) as u64;
+    /// Returns the arguments of the kernel that packs the rows at `from`, and its invocations.
+    fn push(&self, p: &Packing, part: &Part, from: u64, codes: Room) -> (Push, usize) {
+        let (first, rows) = (part.from / p.from_bytes, part.bytes / p.from_bytes);
+        let at = |words: usize| codes.address + (4 * words * p.steps) as u64;
         let words = rows * p.row_words();
         let push = RepackPush {
             from,
-            to,
+            to: at(first * p.step_words),
+            high: at(p.rows * p.step_words + first * p.high_words),
             words: word(words),
-            row_words: word(p.row_words()),
+            cols: word(self.matrix.cols),
+            steps: word(p.steps),
             step_words: word(p.step_words),
-            from_bytes: word(p.from_bytes),
+            high_words: word(p.high_words),
+            _gap: 0,
         };
         (Push::of(&push), words)
     }
@@ -270,7 +264,7 @@ impl Kernels {
 struct Sending<'a> {
     plans: &'a [Upload<'a>],
     streams: &'a [Stream<'a>],
-    /// Codes and scales of the matrices so far.
+    /// Codes and sides of the matrices so far.
     rooms: &'a [[Room; 2]],
     kernels: &'a Kernels,
     stage: &'a Block,
@@ -306,7 +300,7 @@ impl Sending<'_> {
         for part in fill {
             let stream = &self.streams[part.stream];
             let (plan, rooms) = (&self.plans[stream.job], &self.rooms[stream.job]);
-            if plan.kernel.is_some() && !stream.scales {
+            if plan.kernel.is_some() && !stream.is_side {
                 let at = part.at as u64;
                 regions.push(vk::BufferCopy {
                     src_offset: at,
@@ -315,7 +309,7 @@ impl Sending<'_> {
                 });
                 continue;
             }
-            let to = &rooms[stream.scales as usize];
+            let to = &rooms[stream.is_side as usize];
             let dst_offset = to.offset + part.from as u64;
             let region = [vk::BufferCopy {
                 src_offset: part.at as u64,
@@ -337,12 +331,14 @@ impl Sending<'_> {
         let base = copy.unwrap_or(self.stage).address;
         for part in fill {
             let stream = &self.streams[part.stream];
-            let Some(pipeline) = self.kernels.pipelines[stream.job].filter(|_| !stream.scales)
+            let plan = &self.plans[stream.job];
+            let (Some(pipeline), Some(packing), false) =
+                (self.kernels.pipelines[stream.job], &plan.packing, stream.is_side)
             else {
                 continue;
             };
-            let (push, invocations) =
-                self.plans[stream.job].push(part, base + part.at as u64, self.rooms[stream.job]);
+            let codes = self.rooms[stream.job][0];
+            let (push, invocations) = plan.push(packing, part, base + part.at as u64, codes);
             let groups = invocations.div_ceil(256) as u32;
             let across = groups.min(4096);
             bind(device, commands, self.kernels.layout, pipeline, &push);

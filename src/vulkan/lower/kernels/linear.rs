@@ -39,6 +39,8 @@ constants! {
         7 U => rounds: u32,
         8 SELECTED => selected: bool,
         9 T => threads: u32,
+        /// See `side.glsl`.
+        27 SIDE => side: u32,
     }
 }
 
@@ -56,6 +58,8 @@ constants! {
         7 U => ahead: u32,
         8 SELECTED => selected: bool,
         9 T => threads: u32,
+        /// See `side.glsl`.
+        27 SIDE => side: u32,
     }
 }
 
@@ -88,6 +92,8 @@ constants! {
         9 T => threads: u32,
         /// Data for the next part stay in registers.
         10 NEAR => near: bool,
+        /// See `side.glsl`.
+        27 SIDE => side: u32,
     }
 }
 
@@ -161,7 +167,7 @@ arguments! {
     /// A matrix of a linear layer and the buffer of its product.
     MatrixPush {
         codes: u64,
-        scales: u64,
+        side: u64,
         out: u64,
     }
 }

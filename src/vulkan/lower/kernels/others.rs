@@ -13,7 +13,6 @@ kernels! {
     Repack, RepackPush, Repack, [];
     Rope, RopePush, Rope, [];
     Row, RowPush, Row, [];
-    Unpack, UnpackPush, Unpack, [];
     Viterbi, ViterbiPush, Viterbi, [PathTrellis];
 }
 
@@ -153,9 +152,9 @@ constants! {
         4 CODE => code: u32,
         /// Columns of a step.
         5 W => width: u32,
-        /// Columns that share a scale; 0: all.
-        6 GROUP => group: u32,
+        6 GROUPED => grouped: bool,
         7 HADAMARD => hadamard: bool,
+        27 SIDE => side: u32,
     }
 }
 
@@ -170,11 +169,14 @@ constants! {
 arguments! {
     EmbedPush {
         codes: u64,
-        scales: u64,
+        side: u64,
         out: u64,
         step: u64,
         factor: f32,
         max_rows: u32,
+        /// Rows of the table.
+        n: u32,
+        _gap: u32,
     }
 }
 
@@ -212,11 +214,14 @@ arguments! {
     RepackPush {
         from: u64,
         to: u64,
+        /// The high plane.
+        high: u64,
         words: u32,
-        row_words: u32,
+        cols: u32,
+        steps: u32,
         step_words: u32,
-        /// Bytes of a stored row.
-        from_bytes: u32,
+        high_words: u32,
+        _gap: u32,
     }
 }
 
@@ -289,26 +294,6 @@ arguments! {
         window: u32,
         slots: u32,
         _gap: u32,
-    }
-}
-
-constants! {
-    /// `unpack.comp`
-    Unpack {
-        /// See `tensor::Ggml::unpack`.
-        4 KIND => kind: u32,
-    }
-}
-
-arguments! {
-    UnpackPush {
-        from: u64,
-        to: u64,
-        scales: u64,
-        /// Invocations
-        count: u32,
-        /// Blocks of a row
-        steps: u32,
     }
 }
 

@@ -1,0 +1,38 @@
+// Steps of 32 columns as operands of matrix instructions, for linear_few and linear_many. The
+// including file defines CODE and SIDE.
+
+layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer Values { uvec4 v[]; };
+layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer FloatFours {
+    vec4 v[];
+};
+layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer IntFours {
+    ivec4 v[];
+};
+
+const uint W = 32; // columns of a step, and of a product
+#include "codes.glsl"
+#include "side.glsl"
+#include "steps.glsl"
+
+// Two steps lie in shared memory at a time, as int8 in pieces of 16 bytes. A piece of zeros lies
+// between the pieces of two groups, so that a product has the columns of one group: from the first
+// piece on those of the first group, from the second piece on those of the other one.
+const uint PIECES = G == 2 ? 3 : 2;
+const uint PITCH_CODES = 2 * PIECES + 1; // as PITCH
+
+// The int8 operands of columns 16 i to 16 i + 15 of a step.
+uvec4 columns_of(StepCodes codes, uint i) {
+    uvec4 columns;
+    [[unroll]] for (uint e = 0; e < 4; e++) columns[e] = int8_of(operand_of(codes, 4 * i + e));
+    return columns;
+}
+
+// The sum of a part with one more group, in the order of linear.glsl. `base` is the scaled sum of
+// the activations.
+float add_group(int product, float sx, float scale, float base, float least, float sum) {
+    precise float d = intBitsToFloat(product) - MAGIC;
+    precise float scaled = d * sx;
+    precise float more_ = fma(scaled, scale, sum);
+    if (HAS_MIN) more_ = fma(base, least, more_);
+    return more_;
+}
