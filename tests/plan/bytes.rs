@@ -5,7 +5,7 @@ use gemma::compute::cpu::{CpuExecutor, CpuFootprint, CpuOptions};
 use gemma::compute::dry::Footprint;
 use gemma::compute::{
     BufferId, Caps, Executor, Held, KvFormat, LoadJob, Part, Plan, PlanId, Report, Reports,
-    StepLayout, Storage, WeightId,
+    StepLayout, WeightId,
 };
 use gemma::engine::PlannedEngine;
 use gemma::engine::planned::EngineOptions;
@@ -13,7 +13,6 @@ use gemma::models::forward::{self, ForwardOptions, SparePages};
 use gemma::models::{Config, Weights};
 use gemma::runtime::model::shapes::{MadeUpFormats, Shape};
 use gemma::runtime::placement::measure::{MemoryLayout, Task};
-use gemma::tensor::Matrix;
 use gemma::vulkan::{Choice, DeviceInfo, Vulkan, VulkanExecutor, blocks, choose};
 use std::alloc::{GlobalAlloc, Layout as Memory, System};
 use std::process::Command;

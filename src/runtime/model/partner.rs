@@ -12,7 +12,7 @@ use crate::runtime::options::{DraftFrom, Kv};
 use anyhow::{Context, Result};
 
 /// Seconds of a target's pass from which the larger of the bundled drafts is worth its time.
-const SLOW_PASS: f32 = 0.05;
+pub const SLOW_PASS: f32 = 0.05;
 
 /// Rows that a table may have more or fewer than its tokenizer has tokens, at most.
 const PADDING: usize = 64;

@@ -4,6 +4,7 @@
 pub mod host;
 pub mod measure;
 pub mod predict;
+pub mod process;
 pub mod prompt;
 
 use crate::compute::{Choice, DeviceInfo};

@@ -22,6 +22,7 @@ use crate::runtime::placement::Placement;
 use crate::runtime::placement::host::Host;
 use crate::runtime::placement::measure::Task;
 use crate::runtime::placement::predict::{Prediction, Speeds};
+use crate::runtime::placement::process::Beside;
 use crate::runtime::placement::prompt::{self, Reading};
 use crate::runtime::{Model, RunOptions, Size, load};
 use anyhow::Result;
@@ -219,6 +220,7 @@ struct PlanReport<'a> {
     task: Task<'a>,
     size: Size,
     placement: Placement,
+    beside: Beside,
     /// Memory of the machine that is free.
     available: Option<u64>,
     /// All memory, of a machine that is not this one.
@@ -299,11 +301,14 @@ pub fn run(options: &PlanArgs, typed: &Typed) -> Result<u8> {
         None => (placement.layout.npu == 0)
             .then(|| "it works beside one device, not where layers are spread over two".into()),
     };
+    let predicted = speeds.predict(&placement);
+    let pass = (predicted.ms_per_pass / 1e3) as f32;
     let report = PlanReport {
         name,
+        beside: Beside::of(&task, pass)?,
         size: Size::of(&weights)?,
         largest_context: largest_context(&task, &placement, &host)?,
-        predicted: speeds.predict(&placement),
+        predicted,
         misfit,
         others: contexts.into_iter().map(other).collect(),
         task,

@@ -8,6 +8,7 @@ use crate::runtime::devices::backends::allocations;
 use crate::runtime::options::AutoOr;
 use crate::runtime::placement::Placement;
 use crate::runtime::placement::measure::Share;
+use crate::runtime::placement::process::Beside;
 use crate::util::units::{bytes, digits3, thousands};
 use serde_json::{Value, json};
 
@@ -84,6 +85,10 @@ impl PlanReport<'_> {
             "device_name": device.map(|d| &d.name),
             "gpu": device.map(|d| side(gpu, Some(d.free()))),
             "cpu": side(cpu, self.available),
+            "process": {
+                "tokenizer": self.beside.tokenizer, "drafts": self.beside.drafts,
+                "program": self.beside.program, "peak": self.peak(),
+            },
             "npu": self.task.npu.then(
                 || json!({"bytes": self.placement.layout.npu, "without": self.no_npu})
             ),
@@ -175,11 +180,30 @@ impl PlanReport<'_> {
                 ),
             ),
         };
+        text += &say("process", &self.process());
         text += &format!("\n{}", self.table());
         if self.others.iter().any(|other| other.fits) {
             text += &format!("\n{}", self.by_context());
         }
         text
+    }
+
+    /// The private memory of a process that generates: the processor's, with what it takes beside
+    /// the model.
+    fn peak(&self) -> u64 {
+        self.placement.layout.cpu.need.total() + self.placement.layout.npu + self.beside.total()
+    }
+
+    fn process(&self) -> String {
+        let Beside { tokenizer, drafts, program } = self.beside;
+        format!(
+            "{} of the processor's memory with all that lies beside the model: {} for the \
+             tokenizer, {} for drafts, {} for the program",
+            bytes(self.peak()),
+            bytes(tokenizer),
+            bytes(drafts),
+            bytes(program)
+        )
     }
 
     /// Whether it fits, and how well.

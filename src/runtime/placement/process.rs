@@ -1,0 +1,65 @@
+//! What a process takes beside its model.
+
+use super::measure::Task;
+use crate::compute::KvFormat;
+use crate::models::gemma3::bundled::{self, DraftSize};
+use crate::models::{Config, Weights};
+use crate::runtime::model::partner::SLOW_PASS;
+use anyhow::Result;
+use serde::Serialize;
+
+/// Bytes of a tokenizer for each token of its vocabulary, measured on Gemma 3's.
+const TOKEN: u64 = 420;
+/// Bytes of a process with no model: code that was relocated, buffers, the stacks of threads.
+const PROGRAM: u64 = 8 << 20;
+/// Bytes of the tables of drafts that need no model, and of a draft model's vocabulary.
+const TABLES: u64 = 16 << 20;
+
+/// Tokens of Gemma 3's vocabulary, and rows that its tables may have beside them.
+const GEMMA: usize = 262_144;
+const PADDING: usize = 64;
+
+/// Bytes of the processor's memory that a process takes beside its model.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Beside {
+    pub tokenizer: u64,
+    /// The bundled draft model for this vocabulary, and what it needs.
+    pub drafts: u64,
+    pub program: u64,
+}
+
+impl Beside {
+    /// Counts for a model whose passes take so many seconds.
+    pub fn of(task: &Task<'_>, pass: f32) -> Result<Beside> {
+        let rows = task.weights.config().vocab;
+        let draft = match draft(rows, pass)? {
+            Some(weights) => {
+                let (kv, prefixes) = (KvFormat::Q8, 0);
+                let task = Task { weights: &weights, kv, prefixes, npu: false, ..*task };
+                task.measure(None, 0)?.cpu.need.total()
+            }
+            None => 0,
+        };
+        Ok(Beside { tokenizer: rows as u64 * TOKEN, drafts: draft + TABLES, program: PROGRAM })
+    }
+
+    pub fn total(&self) -> u64 {
+        self.tokenizer + self.drafts + self.program
+    }
+}
+
+/// Returns the bundled draft model for a vocabulary of so many tokens.
+fn draft(rows: usize, pass: f32) -> Result<Option<Weights>> {
+    if !cfg!(feature = "bundled") {
+        return Ok(None);
+    }
+    let demo = bundled::draft()?;
+    if Config::from_json(demo.config())?.vocab == rows {
+        return Weights::open(demo).map(Some);
+    }
+    if rows.abs_diff(GEMMA) > PADDING {
+        return Ok(None);
+    }
+    let size = if pass >= SLOW_PASS { DraftSize::Medium } else { DraftSize::Small };
+    Weights::open(bundled::gemma_draft(size)?).map(Some)
+}
