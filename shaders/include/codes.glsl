@@ -43,8 +43,8 @@ uint part(uint word, uint k, uint bits, uint to) {
     return (from > to ? word >> (from - to & 31) : word << (to - from & 31)) & mask;
 }
 
-// Chooses bytes of b where the mask is set.
-uint choose(uint mask, uint a, uint b) { return a ^ (a ^ b) & mask; }
+// Chooses the bits of b where the mask is set.
+uint choose(uint mask, uint a, uint b) { return b & mask | a & ~mask; }
 
 // The levels of the IQ4 types for four codes: halves the candidates by one bit of the codes after
 // the other, all bytes at once. Tables in memory are slow where each lane reads another place.
@@ -52,15 +52,20 @@ uint levels_of(uint codes) {
     const int levels[16] = int[](
         -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113);
     uint mask[4], found[8];
-    [[unroll]] for (uint bit = 0; bit < 4; bit++)
-        mask[bit] = (codes >> bit & 0x01010101u) * 255;
-    [[unroll]] for (uint i = 0; i < 8; i++)
-        found[i] = choose(mask[0], (levels[2 * i] & 0xff) * 0x01010101u,
-            (levels[2 * i + 1] & 0xff) * 0x01010101u);
-    [[unroll]] for (uint bit = 1; bit < 4; bit++)
-        [[unroll]] for (uint i = 0; i < 8 >> bit; i++)
-            found[i] = choose(mask[bit], found[2 * i], found[2 * i + 1]);
-    return found[0];
+    [[unroll]] for (uint bit = 0; bit < 4; bit++) {
+        const uint ones = codes >> bit & 0x01010101u;
+        mask[bit] = (ones << 8) - ones;
+    }
+    [[unroll]] for (uint i = 0; i < 8; i++) {
+        const uint a = (levels[2 * i] & 0xff) * 0x01010101u,
+            b = (levels[2 * i + 1] & 0xff) * 0x01010101u;
+        found[i] = a ^ (a ^ b) & mask[0];
+    }
+    [[unroll]] for (uint i = 0; i < 4; i++)
+        found[i] = choose(mask[1], found[2 * i], found[2 * i + 1]);
+    [[unroll]] for (uint i = 0; i < 2; i++)
+        found[i] = choose(mask[2], found[2 * i], found[2 * i + 1]);
+    return choose(mask[3], found[0], found[1]);
 }
 
 // Group k of four columns of a word of each plane as the int8 operands of dot products.

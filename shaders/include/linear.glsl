@@ -87,9 +87,11 @@ void linear(LinearArgs a, uint n0, uint m0, uint first, uint live) {
                     const uint k = i * M + m;
                     [[unroll]] for (uint g = 0; g < G; g++) {
                         int d = GROUPED ? 0 : isum[k];
-                        [[unroll]] for (uint f = g * FOURS; f < (g + 1) * FOURS; f++)
+                        [[unroll]] for (uint f = 0; f < FOURS; f++) {
+                            const uint k4 = g * FOURS + f; // which four columns
                             d += dotPacked4x8EXT(
-                                int(operand_of(w[u][i], f)), int(xs[f / 4][f % 4]));
+                                int(operand_of(w[u][i], k4)), int(xs[k4 / 4][k4 % 4]));
+                        }
                         if (!GROUPED) {
                             isum[k] = d;
                             continue;

@@ -171,9 +171,11 @@ impl Lowering<'_> {
     ) -> Shape {
         let DeviceMatrix { format, rows, cols, .. } = *m;
         let (sg, grouped) = (self.info.subgroup, format.group != Group::Row);
-        // With fewer lanes each keeps more parts, and has less room for rows. So has a step of
-        // 2-bit codes, with its many columns.
-        let block = live.clamp(1, if sg >= 32 && format.code != Code::I2 { 16 } else { 8 });
+        // With fewer lanes each keeps more parts, and has less room for rows. So has a step of i2,
+        // with its many columns, and so have minima of groups, which take sums of activations.
+        let has_min = grouped && format.code.spec().side.has_min();
+        let much = sg < 32 || format.code == Code::I2 || has_min;
+        let block = live.clamp(1, if much { 8 } else { 16 });
         // Loads in flight hide latency. A subgroup keeps sums of up to 64 pairs of (row,
         // activation).
         let (each, rounds) = match block {
