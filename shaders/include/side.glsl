@@ -15,7 +15,7 @@ const uint SIDE_BYTES = SIDE == SIDE_SCALE ? 2 : SIDE == SIDE_SCALE_MIN ? 4
     : SIDE == SIDE_SIX_BIT_MIN ? 16 : SIDE == SIDE_FOUR_BIT_MIN ? 20 : SIDE == SIDE_EIGHT_BIT ? 18
     : SIDE == SIDE_SIX_BIT ? 14 : 8;
 
-// Of each group of a step: scale, and minimum where there are minima.
+// Scale of each group of a step, and its minimum where there are minima.
 struct Factors {
     vec2 scale;
     vec2 least;
