@@ -3,11 +3,11 @@
 #[path = "../../examples/kernels/listing.rs"]
 mod example;
 
+use crate::common::twins::format as spelled;
 use example::{ListedCall, Listing, device_info};
 use gemma::compute::KvFormat;
 use gemma::models::forward::{self, ForwardOptions, SparePages};
 use gemma::models::{Config, Role, Weights};
-use gemma::tensor::Format;
 use gemma::vulkan::{Bucket, MatrixShape, SHAPE};
 use serde_json::json;
 
@@ -22,7 +22,7 @@ fn pass(format: &str, shapes: &[MatrixShape], rows: usize) -> Vec<ListedCall> {
         "rope_local_base_freq": 1e4,
         "max_position_embeddings": 512,
     });
-    let (linear, table): (Format, Format) = (format.parse().unwrap(), "i8-row".parse().unwrap());
+    let (linear, table) = (spelled(format), spelled("i8-row"));
     let format = |role| if matches!(role, Role::Embed | Role::Head) { table } else { linear };
     let weights = Weights::synthetic(Config::from_json(&config).unwrap(), format, 1);
     let device = json!({
@@ -45,7 +45,7 @@ fn pass(format: &str, shapes: &[MatrixShape], rows: usize) -> Vec<ListedCall> {
 #[test]
 fn every_matrix_is_multiplied_once_by_a_kernel_that_there_is() {
     let layer = 1024 * (4 + 2 * 2) * 128 + 4 * 128 * 1024 + 3 * 1024 * 2048;
-    for format in ["bf16", "i8-row", "i4-g32", "i2-row+h128", "t3-row+h128"] {
+    for format in ["bf16", "i8-row", "i4-g32", "i2-row+h128", "t3-row+h128", "q4_k", "q6_k"] {
         for rows in [1, 8, 64] {
             let calls = pass(format, &[], rows);
             let linear = calls.iter().filter(|call| !call.matrices.is_empty());
@@ -69,16 +69,14 @@ fn kernels_beside_the_passes_are_listed() {
 
 #[test]
 fn kernels_are_those_of_the_shapes_that_a_device_multiplies() {
-    let shaders = |shapes: &[MatrixShape]| -> Vec<&str> {
-        let calls = pass("i4-g32", shapes, 16);
-        let linear =
-            calls.into_iter().filter(|call| call.matrices.iter().any(|m| m.0 == Format::I4_G32));
-        linear.map(|call| call.shader).collect()
-    };
-    assert!(shaders(&[]).iter().all(|shader| *shader == "linear"), "{:?}", shaders(&[]));
-    assert!(
-        shaders(&[SHAPE]).iter().all(|shader| *shader == "linear_few"),
-        "{:?}",
-        shaders(&[SHAPE])
-    );
+    for format in ["i4-g32", "i8-g32", "q4_k", "q5_0", "q6_k"] {
+        let shaders = |shapes: &[MatrixShape]| -> Vec<&str> {
+            let calls = pass(format, shapes, 16);
+            let multiplies = |call: &ListedCall| call.matrices.iter().any(|m| m.1 != 512);
+            calls.into_iter().filter(multiplies).map(|call| call.shader).collect()
+        };
+        let (without, with) = (shaders(&[]), shaders(&[SHAPE]));
+        assert!(without.iter().all(|shader| *shader == "linear"), "{format}: {without:?}");
+        assert!(with.iter().all(|shader| *shader == "linear_few"), "{format}: {with:?}");
+    }
 }
