@@ -34,7 +34,8 @@ def expand(model, out):
             writer.add_key_value(field.name, field.contents(), field.types[0])
     for tensor in reader.tensors:
         values = dequantize(tensor.data, tensor.tensor_type)
-        writer.add_tensor(tensor.name, values.astype(np.float16 if values.ndim == 2 else np.float32))
+        kind = np.float16 if values.ndim == 2 else np.float32
+        writer.add_tensor(tensor.name, values.astype(kind))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -72,7 +73,8 @@ class Model:
 
     def attention(self, x, layer):
         name = f"blk.{layer}.attn_"
-        heads, kv_heads = self.number("attention.head_count"), self.number("attention.head_count_kv")
+        heads = self.number("attention.head_count")
+        kv_heads = self.number("attention.head_count_kv")
         is_global = layer % 6 == 5
         base = self.number("rope.freq_base") if is_global else 10000.0
         q, k, v = ((x @ self.weights(name + c).T).reshape(len(x), n, -1)

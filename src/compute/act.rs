@@ -26,8 +26,8 @@ impl ActFormat {
         }
     }
 
-    /// Scales that are tried for a group, see `rows::quantize_group`. A row has too many columns for
-    /// one rounding to be better than another.
+    /// Scales that are tried for a group, see `rows::quantize_group`. A row has too many columns
+    /// for one rounding to be better than another.
     pub fn tried(self) -> usize {
         if self.group == Group::Row { 1 } else { rows::TRIED }
     }

@@ -21,8 +21,8 @@
 //! | iq4_nl | index of one of sixteen levels | level * scale | 4 |
 //! | iq4_xs | index of one of sixteen levels | level * (d * s) | 4 |
 //!
-//! The small integers s and m belong to 32 columns in q4_k, q5_k and iq4_xs, and to 16 in q2_k, q3_k
-//! and q6_k. [`SideKind`] has their bits.
+//! The small integers s and m belong to 32 columns in q4_k, q5_k and iq4_xs, and to 16 in q2_k,
+//! q3_k and q6_k. [`SideKind`] has their bits.
 
 use super::ggml::{self, BlockCodec, GgmlType};
 use super::side::SideKind;
@@ -118,7 +118,7 @@ pub struct Integer {
     pub shift: f32,
     pub zero: i32,
     pub scale: ScaleRule,
-    /// What stored codes stand for where they are not evenly spaced.
+    /// The integers of stored codes where they are not evenly spaced.
     pub levels: Option<&'static [i8; 16]>,
 }
 

@@ -2,7 +2,8 @@
 //! its side, and a flag for a Hadamard in front.
 //!
 //! The side is `[rows, elements]`, one element per row, per group of consecutive columns or per
-//! super-block of groups. Trellis codes come in tiles of 16 rows and 16 columns: their rows are padded to a multiple of 16.
+//! super-block of groups. Trellis codes come in tiles of 16 rows and 16 columns: their rows are
+//! padded to a multiple of 16.
 
 use super::block::{BLOCKS, Code, Group};
 use anyhow::{Result, bail, ensure};

@@ -18,8 +18,8 @@ pub enum SideKind {
     /// nibble of the last four bytes and the two bits that are left over. A group has the scale
     /// `d * s` and the minimum `-dmin * m`.
     SixBitMin,
-    /// f16 d, f16 dmin of a super-block of 16 groups, then a byte for each group: s in the low half,
-    /// m in the high half.
+    /// f16 d, f16 dmin of a super-block of 16 groups, then a byte for each group: s in the low
+    /// half, m in the high half.
     FourBitMin,
     /// f16 d of a super-block of 16 groups, then sixteen int8 scales s.
     EightBit,

@@ -1,4 +1,4 @@
-//! What `gemma plan` says a process takes, and what it takes.
+//! The memory that `gemma plan` says, and the memory that is taken.
 
 use super::{gemma, run};
 use std::process::{Child, Stdio};

@@ -1,4 +1,4 @@
-//! What the model computes, beside numpy and llama.cpp.
+//! Likelihoods and logits beside those of numpy and llama.cpp.
 
 use super::{devices, file, gemma, golden, model, run};
 use gemma::checkpoint::Checkpoint;
@@ -33,7 +33,7 @@ fn likelihoods_are_those_of_numpy() {
             let nll = got["nll"].as_array().unwrap().iter().map(|v| v.as_f64().unwrap());
             let off: f64 = nll.zip(&text.nll).map(|(got, want)| (got - want).abs()).sum();
             println!(
-                "{device}, {kind}: mean {mean:.4}, numpy {want:.4}; mean difference of a token {:.4}",
+                "{device}, {kind}: mean {mean:.4}, numpy {want:.4}; a token differs by {:.4}",
                 off / text.nll.len() as f64
             );
             assert!((mean - want).abs() <= MEAN, "{device}, {kind}: {mean} for {want}");

@@ -1,4 +1,4 @@
-//! What a process takes beside its model.
+//! Memory of a process beside its model.
 
 use super::measure::Task;
 use crate::compute::KvFormat;

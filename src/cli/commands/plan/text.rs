@@ -197,8 +197,8 @@ impl PlanReport<'_> {
     fn process(&self) -> String {
         let Beside { tokenizer, drafts, program } = self.beside;
         format!(
-            "{} of the processor's memory with all that lies beside the model: {} for the \
-             tokenizer, {} for drafts, {} for the program",
+            "{} of the processor's memory in all; beside the model are {} for the tokenizer, \
+             {} for drafts, {} for the program",
             bytes(self.peak()),
             bytes(tokenizer),
             bytes(drafts),

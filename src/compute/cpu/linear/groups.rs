@@ -7,9 +7,10 @@
 //! rows.
 //!
 //! In a tile a span is its side, two bytes of each row a line, element after element, and then the
-//! *planes* of its codes. A plane holds 4, 2, 1 or all 8 bits of each code; codes of 3, 5 and 6 bits
-//! have two planes, the lower bits first. Each pair of lines of a plane of b bits is a dword of 32 / b
-//! columns for each row: byte j holds the columns j, j + 4, j + 8 and so on, from the lowest bits up.
+//! *planes* of its codes. A plane holds 4, 2, 1 or all 8 bits of each code. Codes of 3, 5 and 6
+//! bits have two planes, the lower bits first. Each pair of lines of a plane of b bits is a dword of
+//! 32 / b columns for each row: byte j holds the columns j, j + 4, j + 8 and so on, from the lowest
+//! bits up.
 
 use super::pack::{LINE, TILE};
 use crate::compute::cpu::simd::prefetch;
@@ -41,7 +42,7 @@ impl Span {
     }
 }
 
-/// What of a format decides how its spans are opened and multiplied.
+/// The part of a format that decides how its spans are opened and multiplied.
 #[derive(Clone, Copy)]
 pub struct Opening {
     pub bits: u32,
@@ -50,7 +51,7 @@ pub struct Opening {
     pub width: usize,
     unit: f32,
     map: Map,
-    /// What the bytes of a span are larger by than the integers that kernels take.
+    /// Difference of the bytes of a span and the integers that kernels take.
     pub offset: i32,
     /// The largest byte of a span.
     pub largest: i32,
@@ -66,7 +67,7 @@ enum Map {
 }
 
 impl Opening {
-    /// Of a format with a scale for each group.
+    /// Makes that of a format with a scale for each group.
     pub fn of(format: Format) -> Opening {
         let block = format.code.spec();
         let Values::Integer(integer) = block.values else {
@@ -177,7 +178,7 @@ pub struct Rows {
     pub sx: *const f32,
     pub sums: *const i32,
     pub s_stride: usize,
-    /// What to fetch meanwhile, and lines of it for each group.
+    /// Bytes to fetch meanwhile, and lines of them for each group.
     pub ahead: *const u8,
     pub ahead_lines: usize,
 }

@@ -312,8 +312,8 @@ impl Sums {
     }
 }
 
-/// Adds the products of an opened span and its bytes, `cols` of a row, with all rows. `ahead` is what will be read
-/// next, and how much of it: it is fetched while the first rows are multiplied.
+/// Adds the products of an opened span and its bytes, `cols` of a row, with all rows. `ahead` is
+/// what will be read next, and how much of it: it is fetched while the first rows are multiplied.
 ///
 /// # Safety
 /// There are so many bytes; `acc` has a row for each of `rows`.
