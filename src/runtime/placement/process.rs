@@ -21,16 +21,16 @@ const PADDING: usize = 64;
 
 /// Bytes of the processor's memory that a process takes beside its model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Beside {
+pub struct ProcessMemory {
     pub tokenizer: u64,
     /// The bundled draft model for this vocabulary, and what it needs.
     pub drafts: u64,
     pub program: u64,
 }
 
-impl Beside {
+impl ProcessMemory {
     /// Counts for a model whose passes take so many seconds.
-    pub fn of(task: &Task<'_>, pass: f32) -> Result<Beside> {
+    pub fn of(task: &Task<'_>, pass: f32) -> Result<ProcessMemory> {
         let rows = task.weights.config().vocab;
         let draft = match draft(rows, pass)? {
             Some(weights) => {
@@ -40,7 +40,11 @@ impl Beside {
             }
             None => 0,
         };
-        Ok(Beside { tokenizer: rows as u64 * TOKEN, drafts: draft + TABLES, program: PROGRAM })
+        Ok(ProcessMemory {
+            tokenizer: rows as u64 * TOKEN,
+            drafts: draft + TABLES,
+            program: PROGRAM,
+        })
     }
 
     pub fn total(&self) -> u64 {

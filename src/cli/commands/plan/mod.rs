@@ -22,7 +22,7 @@ use crate::runtime::placement::Placement;
 use crate::runtime::placement::host::Host;
 use crate::runtime::placement::measure::Task;
 use crate::runtime::placement::predict::{Prediction, Speeds};
-use crate::runtime::placement::process::Beside;
+use crate::runtime::placement::process::ProcessMemory;
 use crate::runtime::placement::prompt::{self, Reading};
 use crate::runtime::{Model, RunOptions, Size, load};
 use anyhow::Result;
@@ -220,7 +220,7 @@ struct PlanReport<'a> {
     task: Task<'a>,
     size: Size,
     placement: Placement,
-    beside: Beside,
+    beside: ProcessMemory,
     /// Memory of the machine that is free.
     available: Option<u64>,
     /// All memory, of a machine that is not this one.
@@ -305,7 +305,7 @@ pub fn run(options: &PlanArgs, typed: &Typed) -> Result<u8> {
     let pass = (predicted.ms_per_pass / 1e3) as f32;
     let report = PlanReport {
         name,
-        beside: Beside::of(&task, pass)?,
+        beside: ProcessMemory::of(&task, pass)?,
         size: Size::of(&weights)?,
         largest_context: largest_context(&task, &placement, &host)?,
         predicted,

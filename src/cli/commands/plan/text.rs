@@ -8,7 +8,7 @@ use crate::runtime::devices::backends::allocations;
 use crate::runtime::options::AutoOr;
 use crate::runtime::placement::Placement;
 use crate::runtime::placement::measure::Share;
-use crate::runtime::placement::process::Beside;
+use crate::runtime::placement::process::ProcessMemory;
 use crate::util::units::{bytes, digits3, thousands};
 use serde_json::{Value, json};
 
@@ -195,7 +195,7 @@ impl PlanReport<'_> {
     }
 
     fn process(&self) -> String {
-        let Beside { tokenizer, drafts, program } = self.beside;
+        let ProcessMemory { tokenizer, drafts, program } = self.beside;
         format!(
             "{} of the processor's memory in all; beside the model are {} for the tokenizer, \
              {} for drafts, {} for the program",

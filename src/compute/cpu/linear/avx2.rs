@@ -10,7 +10,7 @@
 //! - i8: the unsigned side is |q| <= 128 and the activation takes q's sign, so a pair gives at most
 //!   2 * 128 * 127 = 32512.
 
-use super::groups::{self, Openers, Opening, Rows, Span};
+use super::groups::{self, OpenSpan, Openers, Opening, SpanRows};
 use super::pack::{LINE, TILE};
 use super::panel::Panel;
 use super::words_x86::Ymm;
@@ -189,7 +189,7 @@ fn products<const BITS: usize>(w: __m256i, x: __m256i) -> __m256i {
 /// # Safety
 /// The machine has the instructions.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub unsafe fn open(opening: &Opening, packed: &[u8], cols: usize, span: &mut Span) {
+pub unsafe fn open(opening: &Opening, packed: &[u8], cols: usize, span: &mut OpenSpan) {
     // SAFETY: the caller's promise.
     unsafe { groups::open::<Eight>(opening, packed, cols, span) }
 }
@@ -229,11 +229,11 @@ impl Openers for Eight {
 /// A span with `R` rows; see [`groups::GroupsFn`]. `LARGEST` is the largest byte of the span.
 ///
 /// # Safety
-/// The machine has the instructions; the rows are as [`groups::Rows`] says; `acc` has `R` rows.
+/// The machine has the instructions; the rows are as [`groups::SpanRows`] says; `acc` has `R` rows.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub unsafe fn multiply<const LARGEST: usize, const R: usize>(
-    span: &Span,
-    rows: &Rows,
+    span: &OpenSpan,
+    rows: &SpanRows,
     acc: *mut f32,
 ) {
     (0..rows.groups).for_each(|group| rows.fetch(group));
@@ -258,8 +258,8 @@ pub unsafe fn multiply<const LARGEST: usize, const R: usize>(
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn multiply_rows<const LARGEST: usize, const R: usize>(
-    span: &Span,
-    rows: &Rows,
+    span: &OpenSpan,
+    rows: &SpanRows,
     row: usize,
     acc: *mut f32,
 ) {
@@ -283,8 +283,8 @@ unsafe fn multiply_rows<const LARGEST: usize, const R: usize>(
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn multiply_quarters<const LARGEST: usize, const R: usize, const Q: usize>(
-    span: &Span,
-    rows: &Rows,
+    span: &OpenSpan,
+    rows: &SpanRows,
     row: usize,
     first: usize,
     acc: *mut f32,

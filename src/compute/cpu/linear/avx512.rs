@@ -4,7 +4,7 @@
 //! the activations, known in advance, take the offset out again. The activations of a row are
 //! 4-byte broadcasts that both halves of the tile share.
 
-use super::groups::{self, Openers, Opening, Rows, Span};
+use super::groups::{self, OpenSpan, Openers, Opening, SpanRows};
 use super::pack::{LINE, TILE};
 use super::panel::Panel;
 use super::words_x86::Zmm;
@@ -127,7 +127,7 @@ unsafe fn ints_in_sets<const BITS: usize, const R: usize, const SETS: usize>(
 /// # Safety
 /// The machine has the instructions.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,fma,f16c")]
-pub unsafe fn open(opening: &Opening, packed: &[u8], cols: usize, span: &mut Span) {
+pub unsafe fn open(opening: &Opening, packed: &[u8], cols: usize, span: &mut OpenSpan) {
     // SAFETY: the caller's promise.
     unsafe { groups::open::<Wide>(opening, packed, cols, span) }
 }
@@ -166,9 +166,9 @@ impl Openers for Wide {
 /// A span with `R` rows; see [`groups::GroupsFn`].
 ///
 /// # Safety
-/// The machine has the instructions; the rows are as [`groups::Rows`] says; `acc` has `R` rows.
+/// The machine has the instructions; the rows are as [`groups::SpanRows`] says; `acc` has `R` rows.
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
-pub unsafe fn multiply<const R: usize>(span: &Span, rows: &Rows, acc: *mut f32) {
+pub unsafe fn multiply<const R: usize>(span: &OpenSpan, rows: &SpanRows, acc: *mut f32) {
     // SAFETY (of every block below): the caller's promises; a span has these groups.
     let place = |r: usize, half: usize| acc.wrapping_add(r * TILE + half * 16);
     let mut y = [[_mm512_setzero_ps(); 2]; R];

@@ -8,8 +8,8 @@
 //!
 //! In a tile a span is its side, two bytes of each row a line, element after element, and then the
 //! *planes* of its codes. A plane holds 4, 2, 1 or all 8 bits of each code. Codes of 3, 5 and 6
-//! bits have two planes, the lower bits first. Each pair of lines of a plane of b bits is a dword of
-//! 32 / b columns for each row: byte j holds the columns j, j + 4, j + 8 and so on, from the lowest
+//! bits have two planes, the lower bits first. Each pair of lines of a plane of b bits is a dword
+//! of 32 / b columns for each row: byte j holds the columns j, j + 4, j + 8 and so on, from the lowest
 //! bits up.
 
 use super::pack::{LINE, TILE};
@@ -23,7 +23,7 @@ const NARROWEST: usize = 16;
 
 /// A span in the L1 cache.
 #[repr(align(64))]
-pub struct Span {
+pub struct OpenSpan {
     /// A dword of four columns for each row: the integers that kernels take, plus
     /// [`Opening::offset`]. Unused where they lie in this form already.
     pub bytes: [[u32; TILE]; SPAN / 4],
@@ -32,9 +32,9 @@ pub struct Span {
     pub mins: [[f32; TILE]; SPAN / NARROWEST],
 }
 
-impl Span {
-    pub fn new() -> Box<Span> {
-        Box::new(Span {
+impl OpenSpan {
+    pub fn new() -> Box<OpenSpan> {
+        Box::new(OpenSpan {
             bytes: [[0; TILE]; SPAN / 4],
             scales: [[0.0; TILE]; SPAN / NARROWEST],
             mins: [[0.0; TILE]; SPAN / NARROWEST],
@@ -156,13 +156,13 @@ pub fn planes(bits: u32) -> impl Iterator<Item = u32> {
 }
 
 /// Opens a packed span of this many columns.
-pub type OpenFn = unsafe fn(opening: &Opening, packed: &[u8], cols: usize, span: &mut Span);
+pub type OpenFn = unsafe fn(opening: &Opening, packed: &[u8], cols: usize, span: &mut OpenSpan);
 
 /// Adds the products of a span with `R` rows to `acc[R][TILE]`.
-pub type GroupsFn = unsafe fn(span: &Span, rows: &Rows, acc: *mut f32);
+pub type GroupsFn = unsafe fn(span: &OpenSpan, rows: &SpanRows, acc: *mut f32);
 
 /// The activations that meet a span.
-pub struct Rows {
+pub struct SpanRows {
     /// The span's bytes, a dword of four columns for each row.
     pub bytes: *const [u32; TILE],
     /// Groups of the span, and steps of four columns of each.
@@ -183,7 +183,7 @@ pub struct Rows {
     pub ahead_lines: usize,
 }
 
-impl Rows {
+impl SpanRows {
     /// Fetches a group's share of what is read next.
     #[inline(always)]
     pub fn fetch(&self, group: usize) {
@@ -210,7 +210,7 @@ pub trait Openers {
 /// # Safety
 /// The machine has the instructions of `O`.
 #[inline(always)]
-pub unsafe fn open<O: Openers>(opening: &Opening, packed: &[u8], cols: usize, span: &mut Span) {
+pub unsafe fn open<O: Openers>(opening: &Opening, packed: &[u8], cols: usize, span: &mut OpenSpan) {
     let (side, codes) = packed.split_at(opening.side_bytes(cols));
     // SAFETY (of all blocks): the caller's promise.
     unsafe {
@@ -246,7 +246,12 @@ pub unsafe fn open<O: Openers>(opening: &Opening, packed: &[u8], cols: usize, sp
 /// # Safety
 /// The machine has the instructions of `O`.
 #[inline(always)]
-unsafe fn open_side<O: Openers>(kind: SideKind, opening: &Opening, side: &[u8], span: &mut Span) {
+unsafe fn open_side<O: Openers>(
+    kind: SideKind,
+    opening: &Opening,
+    side: &[u8],
+    span: &mut OpenSpan,
+) {
     let lines: &[[u16; TILE]] = bytemuck::cast_slice(side);
     let outputs = span.scales.chunks_mut(kind.groups()).zip(span.mins.chunks_mut(kind.groups()));
     for (lines, (scales, mins)) in lines.chunks_exact(kind.bytes() / 2).zip(outputs) {
@@ -268,7 +273,7 @@ unsafe fn open_side<O: Openers>(kind: SideKind, opening: &Opening, side: &[u8], 
 
 /// The stored codes of a span.
 #[inline(always)]
-fn open_codes<const BITS: u32>(codes: &[u8], cols: usize, span: &mut Span) {
+fn open_codes<const BITS: u32>(codes: &[u8], cols: usize, span: &mut OpenSpan) {
     let (low_bits, high_bits) = const { split(BITS) };
     let codes: &[[u32; TILE]] = bytemuck::cast_slice(codes);
     let (lows, highs) = codes.split_at(cols * low_bits as usize / 32);

@@ -32,15 +32,15 @@ use super::isa::Isa;
 use crate::compute::act::{ActValues, ActView};
 use crate::tensor::trellis::OFFSET as TRELLIS_OFFSET;
 use crate::tensor::{CpuLayout, Format, Group};
-use groups::{GroupsFn, OpenFn, Opening, Rows, SPAN, Span};
+use groups::{GroupsFn, OpenFn, OpenSpan, Opening, SPAN, SpanRows};
 use pack::{LINE, Shape};
 use panel::{FinishFn, GateFn, Panel, PanelFn};
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-/// Rows that one kernel call multiplies.
+/// SpanRows that one kernel call multiplies.
 const BLOCK: usize = 8;
-/// Rows whose sums are kept while a tile is read.
+/// SpanRows whose sums are kept while a tile is read.
 const STRIP: usize = 128;
 /// Bytes of weights that stay in the L1 cache while all rows of a strip use them.
 const PANEL: usize = 16 << 10;
@@ -55,7 +55,7 @@ struct Kernels {
 enum Way {
     /// Step by step. Raw sums of integers are of q + offset.
     Steps { panel: [PanelFn; BLOCK], offset: i32, finish: FinishFn },
-    /// Span by span, see [`groups`].
+    /// OpenSpan by span, see [`groups`].
     Spans { opening: Opening, open: OpenFn, multiply: [GroupsFn; BLOCK] },
 }
 
@@ -243,7 +243,7 @@ unsafe fn store(
 
 /// Room for the sums of a strip of rows with one tile, of which only the rows in use are ever
 /// written, and for an opened span.
-struct Sums([MaybeUninit<[f32; TILE]>; STRIP], Option<Box<Span>>);
+struct Sums([MaybeUninit<[f32; TILE]>; STRIP], Option<Box<OpenSpan>>);
 
 impl Sums {
     fn new() -> Sums {
@@ -265,7 +265,7 @@ impl Sums {
         self.0[..n].iter_mut().for_each(|sums| _ = sums.write([0.0; TILE]));
         match &kernels.way {
             Way::Spans { opening, open, multiply } => {
-                let span = self.1.get_or_insert_with(Span::new);
+                let span = self.1.get_or_insert_with(OpenSpan::new);
                 for (i, packed) in bytes.chunks(opening.bytes(SPAN)).enumerate() {
                     let cols = i * SPAN..shape.cols.min((i + 1) * SPAN);
                     let end = packed.as_ptr_range().end;
@@ -321,7 +321,7 @@ impl Sums {
 unsafe fn multiply_span(
     kernels: &[GroupsFn; BLOCK],
     opening: &Opening,
-    (span, bytes): (&Span, *const [u32; TILE]),
+    (span, bytes): (&OpenSpan, *const [u32; TILE]),
     act: &ActView<'_>,
     cols: Range<usize>,
     rows: &Range<usize>,
@@ -336,7 +336,7 @@ unsafe fn multiply_span(
         let (from, to) = (rows.len() * block / n_blocks, rows.len() * (block + 1) / n_blocks);
         let row = rows.start + from;
         let first = row * s_stride + cols.start / opening.width;
-        let job = Rows {
+        let job = SpanRows {
             bytes,
             groups,
             steps: opening.width / 4,

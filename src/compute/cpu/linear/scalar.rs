@@ -1,7 +1,7 @@
 //! The kernels in plain Rust: what other machines run, and the simplest reading of the packed
 //! layout.
 
-use super::groups::{self, Openers, Opening, Rows, Span};
+use super::groups::{self, OpenSpan, Openers, Opening, SpanRows};
 use super::pack::{LINE, TILE, code_of};
 use super::panel::Panel;
 use super::trellis;
@@ -42,7 +42,7 @@ pub unsafe fn ints<const BITS: usize, const R: usize>(panel: &Panel, acc: *mut f
 ///
 /// # Safety
 /// Safe for all arguments. The type is shared with kernels that need an instruction set.
-pub unsafe fn open(opening: &Opening, packed: &[u8], cols: usize, span: &mut Span) {
+pub unsafe fn open(opening: &Opening, packed: &[u8], cols: usize, span: &mut OpenSpan) {
     // SAFETY: these need no instructions.
     unsafe { groups::open::<Plain>(opening, packed, cols, span) }
 }
@@ -65,8 +65,8 @@ impl Openers for Plain {
 /// A span with `R` rows; see [`groups::GroupsFn`].
 ///
 /// # Safety
-/// The rows are as [`groups::Rows`] says; `acc` has `R` rows.
-pub unsafe fn multiply<const R: usize>(span: &Span, rows: &Rows, acc: *mut f32) {
+/// The rows are as [`groups::SpanRows`] says; `acc` has `R` rows.
+pub unsafe fn multiply<const R: usize>(span: &OpenSpan, rows: &SpanRows, acc: *mut f32) {
     for group in 0..rows.groups {
         for r in 0..R {
             // SAFETY: the group has these bytes, the row these columns, this scale and this sum;
