@@ -9,8 +9,8 @@
 //! In a tile a span is its side, two bytes of each row a line, element after element, and then the
 //! *planes* of its codes. A plane holds 4, 2, 1 or all 8 bits of each code. Codes of 3, 5 and 6
 //! bits have two planes, the lower bits first. Each pair of lines of a plane of b bits is a dword
-//! of 32 / b columns for each row: byte j holds the columns j, j + 4, j + 8 and so on, from the lowest
-//! bits up.
+//! of 32 / b columns for each row: byte j holds the columns j, j + 4, j + 8 and so on, from the
+//! lowest bits up.
 
 use super::pack::{LINE, TILE};
 use crate::compute::cpu::simd::prefetch;
