@@ -11,7 +11,7 @@ use gemma::compute::cpu::bandwidth::read_bandwidth;
 use gemma::compute::cpu::isa::Isa;
 use gemma::compute::cpu::linear::{PackedMatrix, linear};
 use gemma::compute::cpu::pool::Pool;
-use gemma::tensor::{Format, Matrix};
+use gemma::tensor::{Format, Matrix, StoredMatrix};
 use half::f16;
 use std::time::Instant;
 
@@ -67,8 +67,9 @@ fn main() {
                 let format: Format = spelled.parse().unwrap();
                 let one = matrix(format, n, k);
                 let copies = (set / one.bytes()).max(1);
-                let packed: Vec<PackedMatrix> =
-                    (0..copies).map(|_| PackedMatrix::pack(&one, isa)).collect();
+                let packed: Vec<PackedMatrix> = (0..copies)
+                    .map(|_| PackedMatrix::load(&StoredMatrix::of(&one), isa).unwrap())
+                    .collect();
                 let roof = read_bandwidth(&pool, set);
                 let times = measure(isa, &pool, &packed, format);
                 let bytes = packed[0].bytes() as f64;
