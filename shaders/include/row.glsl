@@ -142,7 +142,7 @@ int round_block(RowArgs a, float v[PER], uint r, uint block, uint cols, uint gro
     // errors of a group of zeros are not numbers, and not less than any.
     float top = 127.0, least = 3.4e38;
     if (group != 0)
-        for (uint k = 0; k < TRIED; k++) {
+        [[dont_unroll]] for (uint k = 0; k < TRIED; k++) {
             const float number = 127.0 - float(k);
             precise float inv = number / most;
             float error = 0.0;
