@@ -53,17 +53,7 @@ pub fn quantize_group(values: &[f32], codes: &mut [i8], tried: usize) -> (f32, i
         codes.fill(0);
         return (0.0, 0);
     }
-    let top = best_top(max, tried, |inv| {
-        let mut lanes = [0f32; LANES];
-        for values in values.chunks(LANES) {
-            for (lane, v) in lanes.iter_mut().zip(values) {
-                let x = v * inv;
-                let error = (x + WHOLE) - WHOLE - x;
-                *lane = error.mul_add(error, *lane);
-            }
-        }
-        lanes
-    });
+    let top = best_top(max, tried, |inv| errors(values, inv));
     let inv = top / max;
     let mut sum = 0i32;
     for (c, v) in codes.iter_mut().zip(values) {
@@ -72,6 +62,20 @@ pub fn quantize_group(values: &[f32], codes: &mut [i8], tried: usize) -> (f32, i
         sum += q;
     }
     (max / top, sum)
+}
+
+/// Squared errors of the codes of values times `inv`, by lanes.
+#[inline(always)]
+pub fn errors(values: &[f32], inv: f32) -> [f32; LANES] {
+    let mut lanes = [0f32; LANES];
+    for values in values.chunks(LANES) {
+        for (lane, v) in lanes.iter_mut().zip(values) {
+            let x = v * inv;
+            let error = (x + WHOLE) - WHOLE - x;
+            *lane = error.mul_add(error, *lane);
+        }
+    }
+    lanes
 }
 
 /// Returns the code of the largest value with the least error. `errors` gives the squared errors in

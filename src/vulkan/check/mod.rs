@@ -23,7 +23,7 @@ use anyhow::{Result, bail, ensure};
 use compare::{
     Difference, Grid, Rule, first_difference, first_q8_difference, first_wrong_code, typed,
 };
-use outputs::{CheckedOutput, Content, outputs, unrounded};
+use outputs::{CheckedOutput, Content, outputs, right_scales, unrounded};
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
@@ -251,9 +251,30 @@ impl CheckedExecutor {
             Content::Codes { input, act, near } => {
                 let (codes, wanted): (Vec<i8>, Vec<i8>) = (typed(bytes), typed(&twin));
                 let input: Vec<f32> = typed(&self.mirror_bytes(input)?);
+                let (scales, n): (Vec<f32>, _) =
+                    (typed(&device[&act.scales]), act.format.groups(act.cols));
                 first_wrong_code(&codes, &wanted, act.cols, |row| {
-                    unrounded(&input[row * act.cols..][..act.cols], &act, near)
+                    let input = &input[row * act.cols..][..act.cols];
+                    unrounded(input, &act, near, &scales[row * n..][..n])
                 })
+            }
+            Content::Scales { input, act, near } if act.format.tried() > 1 => {
+                let (scales, mut wanted): (Vec<f32>, Vec<f32>) = (typed(bytes), typed(&twin));
+                let input: Vec<f32> = typed(&self.mirror_bytes(input)?);
+                let n = act.format.groups(act.cols);
+                let rows = wanted.chunks_exact_mut(n).zip(scales.chunks_exact(n));
+                for ((twin, device), input) in rows.zip(input.chunks_exact(act.cols)) {
+                    if twin != device {
+                        let right = right_scales(input, &act, near, device, twin);
+                        twin.copy_from_slice(&right);
+                    }
+                }
+                let (twin, rule) = (bytemuck::cast_slice(&wanted), Rule::Near(near));
+                first_difference::<f32>(bytes, twin, Grid::rows(n), rule, &[])
+            }
+            Content::Scales { act, near, .. } => {
+                let grid = Grid::rows(act.format.groups(act.cols));
+                first_difference::<f32>(bytes, &twin, grid, Rule::Near(near), &[])
             }
             // Codes may differ from the twin's, so the expected sums are those of the device's
             // codes.

@@ -1,7 +1,7 @@
 //! Outputs of each operation and their tolerances, for `--check`.
 
 use super::compare::{EXPONENTIALS, Grid, PRODUCTS, Rule, SUMS};
-use crate::compute::reference::rows::rotate_input;
+use crate::compute::reference::rows::{errors, rotate_input};
 use crate::compute::{
     Act, Attention, Best, BufferId, Commit, Embed, GateUp, KvFormat, KvLayer, Linear, LinearJob,
     Norm, Op, Rope, RowSet,
@@ -17,6 +17,13 @@ pub enum Content {
     /// int8 activations of the floats in `input`, whose tolerance is a share `near` of the largest
     /// of their row.
     Codes {
+        input: BufferId,
+        act: Act,
+        near: f32,
+    },
+    /// f32 `[rows, groups]`: the scales of these codes. Another of the scales that are tried for a
+    /// group is right too where its error is as small.
+    Scales {
         input: BufferId,
         act: Act,
         near: f32,
@@ -178,7 +185,11 @@ fn prepared(input: BufferId, act: &Act, fused: bool) -> Vec<CheckedOutput> {
             name: "the codes",
             content: Content::Codes { input, act: *act, near },
         },
-        floats(act.scales, "the scales", groups, Rule::Near(near)),
+        CheckedOutput {
+            id: act.scales,
+            name: "the scales",
+            content: Content::Scales { input, act: *act, near },
+        },
         CheckedOutput {
             id: act.sums,
             name: "the sums",
@@ -187,9 +198,32 @@ fn prepared(input: BufferId, act: &Act, fused: bool) -> Vec<CheckedOutput> {
     ]
 }
 
+/// Share by which the error of a group may exceed the least one.
+const AS_SMALL: f32 = 0.01;
+
+/// Returns the scales of a row that are right: those of the device that have the least error, else
+/// the twin's.
+pub fn right_scales(input: &[f32], act: &Act, near: f32, device: &[f32], twin: &[f32]) -> Vec<f32> {
+    let mut row = input.to_vec();
+    rotate_input(&mut row, act.format);
+    let groups = row.chunks_exact(row.len() / act.format.groups(act.cols));
+    let scales = groups.zip(device).zip(twin).map(|((group, device), twin)| {
+        let most = math::max_abs(group);
+        let tops = (0..act.format.tried()).map(|i| 127.0 - i as f32);
+        let error = |top: f32| errors(group, top / most).iter().sum::<f32>() / (top * top);
+        let least = tops.clone().map(error).fold(f32::INFINITY, f32::min);
+        let is_right = |top: &f32| {
+            let off = (device - most / top).abs();
+            off <= 4.0 * near * most / top && error(*top) <= least * (1.0 + AS_SMALL)
+        };
+        if tops.filter(is_right).next().is_some() { *device } else { *twin }
+    });
+    scales.collect()
+}
+
 /// Returns the codes of a row before rounding, each with its tolerance. The tolerance of `input` is
 /// a share `near` of its largest number.
-pub fn unrounded(input: &[f32], act: &Act, near: f32) -> Vec<(f32, f32)> {
+pub fn unrounded(input: &[f32], act: &Act, near: f32, scales: &[f32]) -> Vec<(f32, f32)> {
     let mut row = input.to_vec();
     rotate_input(&mut row, act.format);
     // A rotated number is a sum of 128 numbers with that tolerance. The largest of a group, by
@@ -197,9 +231,9 @@ pub fn unrounded(input: &[f32], act: &Act, near: f32) -> Vec<(f32, f32)> {
     let terms = if act.format.hadamard { (hadamard::WIDTH as f32).sqrt() } else { 1.0 };
     let off = 2.0 * near * terms * math::max_abs(input);
     let mut out = Vec::with_capacity(row.len());
-    for group in row.chunks_exact(row.len() / act.format.groups(act.cols)) {
-        let most = math::max_abs(group);
-        let per_unit = if most == 0.0 { 0.0 } else { 127.0 / most };
+    let groups = row.chunks_exact(row.len() / act.format.groups(act.cols));
+    for (group, scale) in groups.zip(scales) {
+        let per_unit = if *scale == 0.0 { 0.0 } else { 1.0 / scale };
         out.extend(group.iter().map(|v| (v * per_unit, off * per_unit)));
     }
     out
