@@ -20,12 +20,12 @@ fn drafts_threads_and_cuts_change_nothing() {
                     command.args(["--seed", "7", "--temp", temperature, "-p", prompt]).args(more);
                     run(command).out
                 };
-                let plain = text(&["--draft", "none", "-t", "2"]);
+                let plain = text(&["--draft", "off", "-t", "2"]);
                 for more in [
                     &["--draft", "auto"][..],
                     &["--draft", "auto", "--draft-tree", "chain", "-t", "1"],
-                    &["--draft", "context", "--draft-tree", "12"],
-                    &["--draft", "none", "-t", "1", "-c", "512"],
+                    &["--draft", "ngram", "--draft-tree", "12"],
+                    &["--draft", "off", "-t", "1", "-c", "512"],
                 ] {
                     let other = text(more);
                     let [plain, other] = [&plain, &other].map(|text| String::from_utf8_lossy(text));
