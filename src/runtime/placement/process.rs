@@ -15,6 +15,8 @@ const PROGRAM: u64 = 8 << 20;
 /// Bytes of the tables of drafts that need no model, and of a draft model's vocabulary.
 const TABLES: u64 = 16 << 20;
 
+/// Rows of logits, f32, that a pass over drafts leaves in the process.
+const LOGITS: u64 = 32;
 /// Tokens of Gemma 3's vocabulary, and rows that its tables may have beside them.
 const GEMMA: usize = 262_144;
 const PADDING: usize = 64;
@@ -40,11 +42,8 @@ impl ProcessMemory {
             }
             None => 0,
         };
-        Ok(ProcessMemory {
-            tokenizer: rows as u64 * TOKEN,
-            drafts: draft + TABLES,
-            program: PROGRAM,
-        })
+        let drafts = draft + TABLES + LOGITS * 4 * rows as u64;
+        Ok(ProcessMemory { tokenizer: rows as u64 * TOKEN, drafts, program: PROGRAM })
     }
 
     pub fn total(&self) -> u64 {
