@@ -216,7 +216,7 @@ pub fn right_scales(input: &[f32], act: &Act, near: f32, device: &[f32], twin: &
             let off = (device - most / top).abs();
             off <= 4.0 * near * most / top && error(*top) <= least * (1.0 + AS_SMALL)
         };
-        if tops.filter(is_right).next().is_some() { *device } else { *twin }
+        if tops.clone().any(|top| is_right(&top)) { *device } else { *twin }
     });
     scales.collect()
 }
