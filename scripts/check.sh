@@ -23,6 +23,9 @@ step "tests"
 cargo test --release --no-fail-fast --lib --bins --tests
 cargo test --release --doc
 
+step "Google's Gemma 3 270M"
+GEMMA_REAL_DEVICES=${GEMMA_REAL_DEVICES:-cpu} scripts/real-gemma.sh target/real-gemma
+
 step "kernels on AMD GPUs, as their driver compiles them"
 scripts/check-amd.sh
 
