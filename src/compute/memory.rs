@@ -27,8 +27,8 @@ unsafe impl Send for Buffers {}
 unsafe impl Sync for Buffers {}
 
 impl Buffers {
-    /// A zeroed buffer of at least `bytes` bytes. The pages are committed by the system when first
-    /// touched.
+    /// A zeroed buffer of at least `bytes` bytes. Allocations of this alignment touch their pages,
+    /// so the system commits them at once.
     pub fn alloc(&mut self, label: &str, bytes: usize) -> Result<BufferId> {
         let layout = Layout::from_size_align(bytes.max(1).next_multiple_of(ALIGN), ALIGN)?;
         // SAFETY: the layout is not empty.
