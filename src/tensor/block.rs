@@ -80,8 +80,8 @@ pub struct BlockSpec {
     /// Expected squared error of Gaussian weights relative to their squares, for each of `groups`.
     /// Empty where weights are never rounded to the block.
     pub distortion: &'static [f64],
-    /// The layout that the CPU's kernels read. `None`: there are no kernels, and the block is
-    /// decoded when it is loaded, see [`Code::loaded`].
+    /// The layout that the CPU's kernels read. `None`: there are no kernels, and the floats become
+    /// f32 when they are loaded.
     pub cpu: Option<CpuLayout>,
     /// Number of its integers in `shaders/include/codes.glsl`. `None`: the GPU has no kernels for
     /// it.
@@ -498,12 +498,6 @@ impl Code {
             Values::Integer(integer) => integer.unit(),
             _ => 1.0,
         }
-    }
-
-    /// The code that weights have once they are loaded: its own where there are kernels for it,
-    /// else f32.
-    pub const fn loaded(self) -> Code {
-        if self.spec().cpu.is_some() { self } else { Code::F32 }
     }
 }
 

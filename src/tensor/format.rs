@@ -54,12 +54,15 @@ impl Format {
         Some(Format { code, group, hadamard: false })
     }
 
-    /// The format that weights have once they are loaded, see [`Code::loaded`].
-    pub fn loaded(self) -> Format {
-        match self.code.loaded() {
-            code if code == self.code => self,
-            code => Format { code, group: Group::Row, ..self },
-        }
+    /// Parses a format that weights can be rounded to.
+    pub fn parse_written(text: &str) -> Result<Format> {
+        let format: Format = text.parse()?;
+        let known = Format::known();
+        ensure!(
+            !format.code.is_stored(),
+            "no weights are rounded to {format}, a format of files; known: {known}"
+        );
+        Ok(format)
     }
 
     /// Names of all formats that weights can be rounded to, for messages.
@@ -74,12 +77,12 @@ impl Format {
         words.join(", ")
     }
 
-    /// Expected squared error of Gaussian weights relative to their squares. Without a Hadamard
-    /// real weights fare worse.
+    /// Expected squared error of Gaussian weights relative to their squares; 0 for formats that
+    /// weights are never rounded to. Without a Hadamard real weights fare worse.
     pub fn distortion(self) -> f64 {
         let block = self.code.spec();
         let place = block.groups.iter().position(|group| *group == self.group);
-        block.distortion[place.unwrap_or(0)]
+        block.distortion.get(place.unwrap_or(0)).copied().unwrap_or(0.0)
     }
 
     /// Scales in one row of `cols` columns; 0 for float codes.
@@ -219,6 +222,16 @@ mod tests {
                      i2-g32|64|128, i8a-row, t2-row, t2.5-row, t3-row, t4-row";
         assert!(error.contains("`i4-g33`; known: f32, bf16, i8-row, i8-g32|64|128,"), "{error}");
         assert!(error.contains(known), "{error}");
+    }
+
+    #[test]
+    fn formats_of_files_are_no_targets() {
+        for format in Format::all().filter(|format| format.code.is_stored()) {
+            let error = Format::parse_written(&format.to_string()).unwrap_err().to_string();
+            assert!(error.contains("a format of files"), "{error}");
+            assert_eq!(format.distortion(), 0.0);
+        }
+        assert_eq!(Format::parse_written("i4-row").unwrap().to_string(), "i4-row");
     }
 
     #[test]

@@ -245,7 +245,7 @@ fn parse_rule(pattern: &str, choice: &Spanned<DeValue<'_>>) -> Result<(Pattern, 
     let parsed = Pattern::parse(pattern).with_context(|| format!("`{pattern}`"))?;
     let choice = match choice.get_ref() {
         DeValue::String(text) if text == "as-is" => FormatChoice::AsIs,
-        DeValue::String(text) => FormatChoice::One(text.parse()?),
+        DeValue::String(text) => FormatChoice::One(Format::parse_written(text)?),
         DeValue::Array(list) => {
             let mut formats = Vec::new();
             for item in list.iter() {
@@ -253,7 +253,7 @@ fn parse_rule(pattern: &str, choice: &Spanned<DeValue<'_>>) -> Result<(Pattern, 
                     .get_ref()
                     .as_str()
                     .with_context(|| format!("`{pattern}`: a list of formats holds texts only"))?;
-                let format = text.parse()?;
+                let format = Format::parse_written(text)?;
                 anyhow::ensure!(!formats.contains(&format), "`{pattern}` lists {format} twice");
                 formats.push(format);
             }

@@ -137,7 +137,7 @@ impl QuantizeArgs {
 }
 
 fn format(text: &str) -> Result<Format, String> {
-    text.parse().map_err(|e: anyhow::Error| e.to_string())
+    Format::parse_written(text).map_err(|e| e.to_string())
 }
 
 fn size(text: &str) -> Result<u64, String> {

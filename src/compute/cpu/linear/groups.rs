@@ -33,12 +33,12 @@ pub struct OpenSpan {
 }
 
 impl OpenSpan {
-    pub fn new() -> Box<OpenSpan> {
-        Box::new(OpenSpan {
+    pub fn new() -> OpenSpan {
+        OpenSpan {
             bytes: [[0; TILE]; SPAN / 4],
             scales: [[0.0; TILE]; SPAN / NARROWEST],
             mins: [[0.0; TILE]; SPAN / NARROWEST],
-        })
+        }
     }
 }
 

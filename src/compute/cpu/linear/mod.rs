@@ -243,7 +243,7 @@ unsafe fn store(
 
 /// Room for the sums of a strip of rows with one tile, of which only the rows in use are ever
 /// written, and for an opened span.
-struct Sums([MaybeUninit<[f32; TILE]>; STRIP], Option<Box<OpenSpan>>);
+struct Sums([MaybeUninit<[f32; TILE]>; STRIP], Option<OpenSpan>);
 
 impl Sums {
     fn new() -> Sums {
@@ -279,7 +279,7 @@ impl Sums {
                             true => packed[opening.side_bytes(cols.len())..].as_ptr().cast(),
                             false => span.bytes.as_ptr(),
                         };
-                        let opened = (&**span, bytes);
+                        let opened = (&*span, bytes);
                         multiply_span(multiply, opening, opened, act, cols, &rows, ahead, acc)
                     };
                 }
