@@ -8,7 +8,10 @@
 # Builds nothing; needs python3, 20 GB of device memory, and with llama.cpp 16 GB of disk. What
 # fails or has no time left is named, the rest is measured, and the script exits 1. Environment:
 #
-#   RECIPES      recipes of gemma quantize, TOML files, or single formats of the linear layers
+#   RECIPES      recipes of gemma quantize, TOML files, single formats of the linear layers, or
+#                `file`: llama.cpp's model as it is
+#   MIX          llama-quantize's mix of types in llama.cpp's model, like Q4_K_M (Q4_0 with a Q6_K
+#                table)
 #   WORK         where the JSON of each is kept, and llama.cpp's model (a new directory)
 #   EACH, LIMIT  most seconds of one measurement (90), and of everything (540)
 #   DEPTH        tokens in the cache (512)
@@ -16,6 +19,7 @@
 #   REPETITIONS (3), TOKENS of the decode test (32), GEMMA (target/release/gemma)
 #   SHAPE (27b), DEVICE (vulkan), ROWS (1,2,4,8,16,32), PROMPT (512), LLAMA_ARGS (-ngl 99)
 set -uo pipefail
+mix=${MIX:-}
 scripts=$(cd "$(dirname "$0")" && pwd)
 # The recipe int4 is the format i4-g32.
 all="seed int4 9gb 10gb 12gb i4-row+h128 t2-row+h128 t3-row+h128 t4-row+h128"
@@ -25,7 +29,7 @@ each=${EACH:-90} limit=${LIMIT:-540} depth=${DEPTH:-512} rows=${ROWS:-1,2,4,8,16
 prompt=${PROMPT:-512} tokens=${TOKENS:-32} repetitions=${REPETITIONS:-3}
 shape=${SHAPE:-27b} device=${DEVICE:-vulkan} llama_args=${LLAMA_ARGS:--ngl 99}
 if [[ $llama = -* ]]; then
-  sed -n '2,18s/^# \?//p' "$0"
+  sed -n '2,21s/^# \?//p' "$0"
   exit 2
 fi
 mkdir -p "$work" || exit 1
@@ -61,10 +65,11 @@ if [ -n "$llama" ]; then
   if ldd "$llama/llama-bench" 2>/dev/null | grep -q "not found"; then
     with=(env "LD_LIBRARY_PATH=$llama/fallback")
   fi
-  model=$work/llama-$shape.gguf
+  model=$work/llama-$shape${mix:+-$mix}.gguf types=(--type Q4_0 --embd Q6_K)
+  [ -n "$mix" ] && types=(--mix "$mix")
   if [ ! -f "$model" ]; then
     measure "llama.cpp's model" "$work/theirs-made.txt" python3 "$llama/make_gguf.py" \
-      --preset "$shape" --type Q4_0 --embd Q6_K "$model.part" && mv "$model.part" "$model"
+      --preset "$shape" "${types[@]}" "$model.part" && mv "$model.part" "$model"
   fi
   if [ -f "$model" ]; then
     # shellcheck disable=SC2086
@@ -78,12 +83,13 @@ fi
 
 for recipe in $recipes; do
   case $recipe in
-    *.toml) what=(--recipe "$recipe") ;;
-    *-*) what=(--format-weights "$recipe") ;;
-    *) what=(--recipe "$recipe") ;;
+    file) what=(--model "$model") ;;
+    *.toml) what=(--synthetic "$shape" --recipe "$recipe") ;;
+    *-*) what=(--synthetic "$shape" --format-weights "$recipe") ;;
+    *) what=(--synthetic "$shape" --recipe "$recipe") ;;
   esac
   measure "$recipe" "$work/ours-$(basename "$recipe" .toml).json" \
-    "$gemma" bench --synthetic "$shape" "${what[@]}" -d "$device" \
+    "$gemma" bench "${what[@]}" -d "$device" \
     --only prefill,decode,verify,kernels --pp "$prompt" --tg "$tokens" --depth "$depth" \
     --rows "$rows" --kernel-rows "$kernel_rows" --repetitions "$repetitions" --json -q
 done
