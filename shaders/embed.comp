@@ -77,8 +77,9 @@ float value(uint token, uint col) {
     const int code = int(operand(low, k_low, high, k_high)) << (24 - in_step % 4 * 8) >> 24;
     const int q = (DOUBLE * code - OFFSET >> TOP) + (CODE == CODE_I8A ? 128 : 0);
     const uint row_steps = GROUPED ? steps : 1;
-    const Factors f = factors_of(side + uint64_t(token) * (row_steps / SIDE_STEPS * SIDE_BYTES),
-        GROUPED ? s : 0);
+    const uint64_t own = side + uint64_t(token) * (row_steps / SIDE_STEPS * SIDE_BYTES);
+    const uint at = GROUPED ? s : 0;
+    const Factors f = factors_of(load_side(own, at), at);
     const uint group = in_step * G / W;
     precise float y = float(q) * f.scale[group];
     if (HAS_MIN) y = y + f.least[group]; // the product is exact

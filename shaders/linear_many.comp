@@ -66,31 +66,33 @@ void main() {
     const uint row0 = gl_SubgroupID % WR * (16 * RT), col0 = gl_SubgroupID / WR * (8 * NT);
     Values values = Values(a.x);
 
-    // This thread's loads of step 0.
+    // This thread's loads. Neighbouring threads load neighbouring bytes.
+    const uint own_row = thread / 2, own_step = thread % 2, own_m = thread / 4,
+        own_piece = thread % 4;
     RowCodes codes[LC];
     uint64_t side[LC];
     uint at_x[LX], at_sx[LS];
     [[unroll]] for (uint k = 0; k < LC; k++) {
-        const uint row = min(n0 + (k * T + thread) / 2, a.n - 1);
+        const uint row = min(n0 + k * T / 2 + own_row, a.n - 1);
         codes[k] = row_codes(a.matrix.codes, a.n, row, a.steps);
         side[k] = a.matrix.side + uint64_t(row) * (a.steps / SIDE_STEPS * SIDE_BYTES);
     }
     [[unroll]] for (uint k = 0; k < LX; k++) {
-        const uint i = k * T + thread;
-        at_x[k] = (first + min(m0 + i / 4, live - 1)) * (a.stride / 16) + i % 4;
+        const uint m = min(m0 + k * T / 4 + own_m, live - 1);
+        at_x[k] = (first + m) * (a.stride / 16) + own_piece;
     }
     [[unroll]] for (uint k = 0; k < LS; k++) {
         const uint i = k * T + thread, m = min(m0 + i / (2 * G), live - 1);
         at_sx[k] = (first + m) * (a.steps * G) + i % (2 * G);
     }
     StepCodes next[LC];
-    Factors next_factors[LC];
+    uvec4 next_side[LC];
     uvec4 next_x[LX];
     float next_sx[LS], next_base[LS];
 #define BRING(s) { \
         [[unroll]] for (uint k = 0; k < LC; k++) { \
-            load_codes(codes[k], (s) + thread % 2, a.steps, next[k]); \
-            if (GROUPED) next_factors[k] = factors_of(side[k], (s) + thread % 2); \
+            load_codes(codes[k], (s) + own_step, a.steps, next[k]); \
+            if (GROUPED) next_side[k] = load_side(side[k], (s) + own_step); \
         } \
         [[unroll]] for (uint k = 0; k < LX; k++) next_x[k] = values.v[at_x[k] + 2 * (s)]; \
         if (GROUPED) \
@@ -118,20 +120,21 @@ void main() {
         // Parts p and p + 1, p in bit-reversed order: 0, 16, 8, 24, ...
         for (uint s = bitfieldReverse(turn) >> 28 << 1; s < a.steps; s += 32) {
             [[unroll]] for (uint k = 0; k < LC; k++) {
-                const uint i = k * T + thread, row = i / 2;
-                const uint to = row * PITCH_CODES + i % 2 * PIECES;
+                const uint row = k * T / 2 + own_row;
+                const uint to = row * PITCH_CODES + own_step * PIECES;
                 stage[buffer_][to] = columns_of(next[k], 0);
                 stage[buffer_][to + PIECES - 1] = columns_of(next[k], 1);
-                if (GROUPED)
-                    [[unroll]] for (uint g = 0; g < G; g++) {
-                        const uint e = i % 2 * G + g, at = row / 16 * 8 + row % 8;
-                        scales[buffer_][e][at][row / 8 % 2] = next_factors[k].scale[g];
-                        if (HAS_MIN) leasts[buffer_][e][at][row / 8 % 2] = next_factors[k].least[g];
-                    }
+                if (!GROUPED) continue;
+                const Factors own = factors_of(next_side[k], s + own_step);
+                [[unroll]] for (uint g = 0; g < G; g++) {
+                    const uint e = own_step * G + g, at = row / 16 * 8 + row % 8;
+                    scales[buffer_][e][at][row / 8 % 2] = own.scale[g];
+                    if (HAS_MIN) leasts[buffer_][e][at][row / 8 % 2] = own.least[g];
+                }
             }
             [[unroll]] for (uint k = 0; k < LX; k++) {
-                const uint i = k * T + thread;
-                stage[buffer_][R * PITCH_CODES + i / 4 * PITCH + i % 4] = next_x[k];
+                const uint row = k * T / 4 + own_m;
+                stage[buffer_][R * PITCH_CODES + row * PITCH + own_piece] = next_x[k];
             }
             if (GROUPED)
                 [[unroll]] for (uint k = 0; k < LS; k++) {

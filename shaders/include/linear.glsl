@@ -57,17 +57,20 @@ void linear(LinearArgs a, uint n0, uint m0, uint first, uint live) {
     for (uint s0 = 0; s0 < a.steps; s0 += ROUND * U) {
         // Loads of all U rounds come first, so that they are in flight together.
         StepCodes w[U * QP][NR];
-        Factors factors[U * QP][NR];
+        uvec4 words[U * QP][NR];
         [[unroll]] for (uint u = 0; u < U * QP; u++) {
             const uint inside = min(s0 + u * LANES + lane, a.steps - 1);
             [[unroll]] for (uint i = 0; i < NR; i++) {
                 load_codes(codes[i], inside, a.steps, w[u][i]);
-                if (GROUPED) factors[u][i] = factors_of(side[i], inside);
+                if (GROUPED) words[u][i] = load_side(side[i], inside);
             }
         }
         [[unroll]] for (uint u = 0; u < U * QP; u++) {
             const uint s = s0 + u * LANES + lane;
             if (s >= a.steps) continue;
+            Factors factors[NR];
+            if (GROUPED)
+                [[unroll]] for (uint i = 0; i < NR; i++) factors[i] = factors_of(words[u][i], s);
             [[unroll]] for (uint m = 0; m < M; m++) {
                 uvec4 xs[XQ];
                 [[unroll]] for (uint q = 0; q < XQ; q++)
@@ -98,8 +101,8 @@ void linear(LinearArgs a, uint n0, uint m0, uint first, uint live) {
                         }
                         precise float product = float(DOUBLE * d - OFFSET * xsum[g]) * sxg[g];
                         precise float more =
-                            fma(product, factors[u][i].scale[g], fsum[u % QP][k]);
-                        if (HAS_MIN) more = fma(base[g], factors[u][i].least[g], more);
+                            fma(product, factors[i].scale[g], fsum[u % QP][k]);
+                        if (HAS_MIN) more = fma(base[g], factors[i].least[g], more);
                         fsum[u % QP][k] = more;
                     }
                 }

@@ -142,22 +142,23 @@ int round_block(RowArgs a, float v[PER], uint r, uint block, uint cols, uint gro
     // errors of a group of zeros are not numbers, and not less than any.
     float top = 127.0, least = 3.4e38;
     if (group != 0)
-        [[dont_unroll]] for (uint k = 0; k < TRIED; k++) {
-            const float number = 127.0 - float(k);
-            precise float inv = number / most;
-            float error = 0.0;
+        [[dont_unroll]] for (uint k = 0; k < TRIED; k += 4) {
+            const vec4 numbers = vec4(127.0, 126.0, 125.0, 124.0) - float(k);
+            vec4 errors = vec4(0.0);
+            precise vec4 inv = numbers / most;
             [[unroll]] for (uint i = 0; i < PER; i++) {
-                precise float scaled = v[i] * inv;
-                precise float off = roundEven(scaled) - scaled;
-                error = fma(off, off, error);
+                precise vec4 scaled = v[i] * inv;
+                precise vec4 off = roundEven(scaled) - scaled;
+                errors = fma(off, off, errors);
             }
             [[unroll]] for (uint d = SG / 2; d > 0; d /= 2)
-                if (d < lanes) error += subgroupShuffleXor(error, d);
-            error /= number * number;
-            if (error < least) {
-                least = error;
-                top = number;
-            }
+                if (d < lanes) errors += subgroupShuffleXor(errors, d);
+            errors /= numbers * numbers;
+            [[unroll]] for (uint e = 0; e < 4; e++)
+                if (errors[e] < least) {
+                    least = errors[e];
+                    top = numbers[e];
+                }
         }
     precise float inv = most == 0.0 ? 0.0 : top / most;
     int q[PER], sum = 0;

@@ -21,41 +21,44 @@ struct Factors {
     vec2 least;
 };
 
-// Factors of step s of a row whose side begins at `row`.
-Factors factors_of(uint64_t row, uint s) {
+// The words of the element that serves step s of a row whose side begins at `row`, as far as the
+// step needs them. Loads go out early and their bits are taken apart late: see factors_of.
+uvec4 load_side(uint64_t row, uint s) {
     const uint64_t at = row + uint64_t(s / SIDE_STEPS * SIDE_BYTES);
     const uint nth = s % 8;
-    vec2 d = vec2(0.0); // of all groups
+    if (SIDE == SIDE_SCALE) return uvec4(U16(at).v[0], 0, 0, 0);
+    if (SIDE == SIDE_SCALE_MIN) return uvec4(U32(at).v[0], 0, 0, 0);
+    if (SIDE == SIDE_SIX_BIT_MIN) return U32x4(at).v[0];
+    if (SIDE == SIDE_SIX_BIT_SPLIT) return uvec4(U32x2(at).v[0], 0, 0);
+    if (SIDE == SIDE_FOUR_BIT_MIN)
+        return uvec4(U32(at).v[0], U16(at + uint64_t(4 + 2 * nth)).v[0], 0, 0);
+    const uint d = U16(at).v[0];
+    if (SIDE == SIDE_EIGHT_BIT) return uvec4(d, U16(at + uint64_t(2 + 2 * nth)).v[0], 0, 0);
+    return uvec4(d, U16(at + uint64_t(2 + 2 * nth % 8)).v[0],
+        U16(at + uint64_t(10 + 2 * nth % 4)).v[0], 0);
+}
+
+// Factors of step s from the words of its element.
+Factors factors_of(uvec4 words, uint s) {
+    const uint nth = s % 8;
+    vec2 d = unpackHalf2x16(words.x); // of all groups
     ivec2 scale = ivec2(1), least = ivec2(-1);
-    if (SIDE == SIDE_SCALE) {
-        d.x = float(F16(at).v[0]);
-    } else if (SIDE == SIDE_SCALE_MIN) {
-        d = unpackHalf2x16(U32(at).v[0]);
+    if (SIDE == SIDE_SCALE_MIN) {
         least.x = 1;
     } else if (SIDE == SIDE_SIX_BIT_MIN) {
-        const uvec4 element = U32x4(at).v[0];
-        const uvec3 bytes = element.yzw >> 8 * (nth % 4);
-        d = unpackHalf2x16(element.x);
+        const uvec3 bytes = words.yzw >> 8 * (nth % 4);
         scale.x = int(nth < 4 ? bytes.x & 63 : bytes.z & 15 | bytes.x >> 2 & 48);
         least.x = -int(nth < 4 ? bytes.y & 63 : bytes.z >> 4 & 15 | bytes.y >> 2 & 48);
     } else if (SIDE == SIDE_FOUR_BIT_MIN) {
-        const uint both = uint(U16(at + uint64_t(4 + 2 * nth)).v[0]);
-        d = unpackHalf2x16(U32(at).v[0]);
-        scale = ivec2(both & 15, both >> 8 & 15);
-        least = -ivec2(both >> 4 & 15, both >> 12);
+        scale = ivec2(words.y & 15, words.y >> 8 & 15);
+        least = -ivec2(words.y >> 4 & 15, words.y >> 12);
     } else if (SIDE == SIDE_EIGHT_BIT) {
-        const int both = int(U16(at + uint64_t(2 + 2 * nth)).v[0]);
-        d.x = float(F16(at).v[0]);
-        scale = ivec2(both << 24 >> 24, both << 16 >> 24);
+        scale = ivec2(int(words.y) << 24 >> 24, int(words.y) << 16 >> 24);
     } else if (SIDE == SIDE_SIX_BIT) {
-        const uint low = uint(U16(at + uint64_t(2 + 2 * nth % 8)).v[0]) >> 4 * (nth / 4),
-            high = uint(U16(at + uint64_t(10 + 2 * nth % 4)).v[0]) >> 2 * (nth / 2);
-        d.x = float(F16(at).v[0]);
+        const uint low = words.y >> 4 * (nth / 4), high = words.z >> 2 * (nth / 2);
         scale = ivec2(low & 15 | (high & 3) << 4, low >> 8 & 15 | (high >> 8 & 3) << 4) - 32;
-    } else {
-        const uvec2 element = U32x2(at).v[0];
-        d.x = unpackHalf2x16(element.x).x;
-        scale.x = int(element.y >> 4 * nth & 15 | (element.x >> 16 + 2 * nth & 3) << 4) - 32;
+    } else if (SIDE == SIDE_SIX_BIT_SPLIT) {
+        scale.x = int(words.y >> 4 * nth & 15 | (words.x >> 16 + 2 * nth & 3) << 4) - 32;
     }
     return Factors(d.x * UNIT * vec2(scale), d.y * vec2(least));
 }

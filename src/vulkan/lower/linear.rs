@@ -15,9 +15,10 @@ const MATRIX_ROWS: usize = 8;
 /// Most rows of activations that one subgroup takes.
 const FEW_ROWS: usize = 32;
 
-/// Most threads of a workgroup that uses matrix instructions.
-const THREADS: u32 = 256;
-/// Most bytes of its shared memory.
+/// Threads of a workgroup of `linear_few`, and of `linear_many`.
+const FEW_THREADS: u32 = 512;
+const MANY_THREADS: u32 = 128;
+/// Most bytes of their shared memory.
 const SHARED: u32 = 48 << 10;
 /// Matrix rows of a subgroup of `linear_matrix`, and columns that it unpacks at a time.
 const MATRIX_BLOCK: usize = 16;
@@ -179,8 +180,7 @@ impl Lowering<'_> {
         // Loads in flight hide latency. A subgroup keeps sums of up to 64 pairs of (row,
         // activation).
         let (each, rounds) = match block {
-            1 => (2, 3),
-            2 => (2, 2),
+            1 | 2 => (2, 2),
             4 => (4, 1),
             // Smaller tasks balance few long rows better.
             8 if cols >= 2 * rows => (2, 1),
@@ -285,15 +285,16 @@ impl Lowering<'_> {
             && cols.is_multiple_of(128)
             && (grouped || format.code == Code::I4 && live <= FEW_ROWS);
         let i = self.info;
-        let room =
-            i.max_workgroup >= THREADS && i.max_subgroups >= THREADS / 32 && i.max_shared >= SHARED;
+        let room = i.max_workgroup >= FEW_THREADS
+            && i.max_subgroups >= FEW_THREADS / 32
+            && i.max_shared >= SHARED;
         if !(self.known_elements && fits && room) || live < MATRIX_ROWS {
             return None;
         }
         // The shapes are measured, see docs/NOTES.md.
         // The kernel walks over the 32 parts of a row.
         if live > FEW_ROWS && p.steps >= 32 {
-            let (tiles, matrix_tiles, beside, threads) = (4, 2, 2, THREADS / 2);
+            let (tiles, matrix_tiles, beside, threads) = (4, 2, 2, MANY_THREADS);
             let kernel = kernels::LinearMany {
                 local: threads,
                 tiles,
@@ -309,23 +310,17 @@ impl Lowering<'_> {
             let (block, rows) = (8 * tiles * (threads / 32 / beside), 16 * matrix_tiles * beside);
             return Some(Shape::of(&kernel, block as usize, rows as usize));
         }
-        // Groups need sums for each element of a tile. With two matrix tiles fewer subgroups fit.
-        let (tiles, matrix_tiles) = match live {
-            ..=8 => (1, 2),
-            _ => (2, if grouped { 1 } else { 2 }),
-        };
+        let (tiles, matrix_tiles) = (if live <= 8 { 1 } else { 2 }, 2);
         let kernel = kernels::LinearFew {
-            local: THREADS,
+            local: FEW_THREADS,
             tiles,
             matrix_tiles,
             code: code_number(format.code),
             grouped,
-            ahead: 1,
             selected,
-            threads: THREADS,
             side: side_number(format.code),
         };
-        let rows = 16 * matrix_tiles * (THREADS / 256);
+        let rows = 16 * matrix_tiles;
         Some(Shape::of(&kernel, 8 * tiles as usize, rows as usize))
     }
 }
