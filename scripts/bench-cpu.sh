@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # Compares the CPU executor with llama.cpp on one machine, in turn. Both run random weights in the
-# shape of Gemma 3 1B at about equal bytes. Prints medians over ROUNDS rounds, and their ratios, of
-# decode (tokens/s) and of the time to verify M rows in one pass.
+# shape of Gemma 3 1B at about equal bytes, or one GGUF file. Prints medians over ROUNDS rounds, and
+# their ratios, of decode and prefill (tokens/s) and of the time to verify M rows in one pass.
 #
 #   scripts/bench-cpu.sh LLAMA_DIR
 #
 # LLAMA_DIR holds llama-bench, verify-bench and make_gguf.py.
 #
-# Environment: ROUNDS (5), THREADS (2), SHAPE (1b).
+# Environment: ROUNDS (5), THREADS (2), SHAPE (1b), MIX (llama-quantize's mix of types, like Q4_K_M,
+# of a file that both run), FILE (a GGUF file that both run), GEMMA (target/release/gemma).
 set -euo pipefail
 llama=$(cd "${1:?usage: scripts/bench-cpu.sh LLAMA_DIR}" && pwd)
 cd "$(dirname "$0")/.."
@@ -17,15 +18,20 @@ trap 'rm -rf "$work"' EXIT
 
 [ -n "${GEMMA:-}" ] || cargo build --release -q
 gemma=${GEMMA:-$PWD/target/release/gemma}
-[ -f "$llama/bench-$shape.gguf" ] || python3 "$llama/make_gguf.py" --preset "$shape" --type Q4_0 --embd Q8_0 "$llama/bench-$shape.gguf" >/dev/null
-export LD_LIBRARY_PATH=$llama/fallback${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+mix=${MIX:-} file=${FILE:-}
+model=${file:-$llama/bench-$shape${mix:+-$mix}.gguf}
+types=(--type Q4_0 --embd Q8_0) ours=(--synthetic "$shape" --format-weights i4-g32 --format-embedding i8-row)
+[ -z "$mix" ] || types=(--mix "$mix")
+[ -z "$mix$file" ] || ours=(--model "$model" --device cpu)
+[ -f "$model" ] || python3 "$llama/make_gguf.py" --preset "$shape" "${types[@]}" "$model" >/dev/null
+export LD_LIBRARY_PATH=$llama:$llama/fallback${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 
 for i in $(seq "$rounds"); do
   echo "round $i of $rounds" >&2
-  "$gemma" bench --synthetic "$shape" --format-weights i4-g32 --format-embedding i8-row --only decode,verify,kernels --tg 64 \
+  "$gemma" bench "${ours[@]}" --only prefill,decode,verify,kernels --pp 512 --tg 64 \
     --rows 1,2,4,8,16 --repetitions 3 -t "$threads" --json -q >"$work/ours-$i.json" 2>/dev/null
-  "$llama/llama-bench" -m "$llama/bench-$shape.gguf" -dev none -t "$threads" -p 0 -n 64 -r 3 -o json >"$work/decode-$i.json" 2>/dev/null
-  "$llama/verify-bench" "$llama/bench-$shape.gguf" -d 0 -n 1,2,4,8,16 -r 5 -ngl 0 -t "$threads" >"$work/verify-$i.txt" 2>/dev/null
+  "$llama/llama-bench" -m "$model" -dev none -t "$threads" -p 512 -n 64 -r 3 -o json >"$work/decode-$i.json" 2>/dev/null
+  "$llama/verify-bench" "$model" -d 0 -n 1,2,4,8,16 -r 5 -ngl 0 -t "$threads" >"$work/verify-$i.txt" 2>/dev/null
 done
 
-python3 scripts/bench_cpu_table.py "$work" "$rounds" "$llama/bench-$shape.gguf"
+python3 scripts/bench_cpu_table.py "$work" "$rounds" "$model"

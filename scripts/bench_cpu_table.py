@@ -11,24 +11,27 @@ import sys
 
 def ours(path):
     """Figures of one `gemma bench --json`: decode tok/s, ms by rows, weight bytes, read
-    bandwidth."""
+    bandwidth, prefill tok/s."""
     report = json.load(open(path))
     rows = {r["name"]: r["figure"]["median"] for r in report["results"]}
     decode = next(v for k, v in rows.items() if k.startswith("tg"))
     verify = {int(m[1]): v for k, v in rows.items() if (m := re.match(r"verify (\d+) row", k))}
-    return decode, verify, report["model"]["weights"], report["machine"]["read_gb_per_s"]
+    prefill = next(v for k, v in rows.items() if k.startswith("pp"))
+    model, machine = report["model"], report["machine"]
+    return decode, verify, model["weights"], machine["read_gb_per_s"], prefill
 
 
 def theirs(decode_path, verify_path):
     """Figures of llama-bench (JSON) and verify-bench (a table whose second and fourth columns are
     rows and median ms)."""
-    decode = json.load(open(decode_path))[0]["avg_ts"]
+    runs = json.load(open(decode_path))
+    prefill, decode = (next(r["avg_ts"] for r in runs if r[n] > 0) for n in ("n_prompt", "n_gen"))
     verify = {}
     for line in open(verify_path):
         cells = [c.strip() for c in line.strip().strip("|").split("|")]
         if len(cells) >= 4 and cells[1].isdigit():
             verify[int(cells[1])] = float(cells[3])
-    return decode, verify
+    return decode, verify, prefill
 
 
 def main():
@@ -42,10 +45,11 @@ def main():
           f"{theirs_gb:.3f} GB; memory reads {roof:.1f} GB/s")
     print("| test | ours | llama.cpp | ratio (median of rounds, min - max) |")
     print("|---|---|---|---|")
-    ratios = [x[0] / y[0] for x, y in zip(a, b)]
-    da, db = median(x[0] for x in a), median(y[0] for y in b)
-    print(f"| decode, tok/s | {da:.1f} | {db:.1f} | {median(ratios):.2f} ({min(ratios):.2f} - "
-          f"{max(ratios):.2f}) |")
+    for name, i, j in (("prefill", 4, 2), ("decode", 0, 0)):
+        ratios = [x[i] / y[j] for x, y in zip(a, b)]
+        da, db = median(x[i] for x in a), median(y[j] for y in b)
+        print(f"| {name}, tok/s | {da:.1f} | {db:.1f} | {median(ratios):.2f} ({min(ratios):.2f} - "
+              f"{max(ratios):.2f}) |")
     print(f"| share of the roof | {da * ours_gb / roof:.0%} | {db * theirs_gb / roof:.0%} | |")
     for m in sorted(set(a[0][1]) & set(b[0][1])):
         if m == 1:

@@ -161,11 +161,14 @@ int round_block(RowArgs a, float v[PER], uint r, uint block, uint cols, uint gro
                 }
         }
     precise float inv = most == 0.0 ? 0.0 : top / most;
-    int q[PER], sum = 0;
+    int q[PER], sum = 0, squares = 0;
+    float products = 0.0;
     [[unroll]] for (uint i = 0; i < PER; i++) {
         precise float scaled = v[i] * inv;
         q[i] = int(clamp(roundEven(scaled), -127.0, 127.0));
         sum += q[i];
+        squares += q[i] * q[i];
+        products = fma(float(q[i]), scaled, products);
     }
     if (col < cols) {
         const uint64_t at = a.values + uint64_t(r) * a.stride + uint64_t(col);
@@ -179,9 +182,14 @@ int round_block(RowArgs a, float v[PER], uint r, uint block, uint cols, uint gro
     }
     if (group == 0) return sum;
     [[unroll]] for (uint d = SG / 2; d > 0; d /= 2)
-        if (d < lanes) sum += subgroupShuffleXor(sum, d);
+        if (d < lanes) {
+            sum += subgroupShuffleXor(sum, d);
+            squares += subgroupShuffleXor(squares, d);
+            products += subgroupShuffleXor(products, d);
+        }
     if (col % group == 0 && col < cols) {
-        precise float scale = most / top;
+        // The scale that fits the codes by least squares.
+        precise float scale = most == 0.0 ? 0.0 : most / top * (products / float(squares));
         const uint64_t of_row = uint64_t(r) * (4 * (cols / group)),
             at = uint64_t(4 * (col / group));
         F32(uint64_t(a.scales) + of_row + at).v[0] = scale;

@@ -57,6 +57,8 @@ pub struct Checkpoint {
 pub struct Stored {
     pub name: String,
     pub kind: Kind,
+    /// Its type in a GGUF file, in small letters, where that is a type of blocks.
+    pub file_type: Option<String>,
     pub shape: Vec<usize>,
     /// Bytes in the file, scales included.
     pub bytes: u64,
@@ -255,7 +257,12 @@ impl Checkpoint {
                 self.read_shard(shard, at, &mut buffer[..size], &format_args!("byte {at}"))
             },
         )?;
-        Ok(self.shards.iter().map(|shard| shard.len() as u64).sum())
+        Ok(self.file_bytes())
+    }
+
+    /// Returns the bytes of all files of weights.
+    pub fn file_bytes(&self) -> u64 {
+        self.shards.iter().map(|shard| shard.len() as u64).sum()
     }
 
     /// Lets go of the memory that a raw tensor's mapped bytes take; they can still be used, but are
@@ -312,6 +319,7 @@ impl Checkpoint {
             return Some(Stored {
                 name: name.into(),
                 kind: Kind::Packed(*format),
+                file_type: None,
                 shape,
                 bytes: matrix.bytes() as u64,
             });
@@ -322,11 +330,13 @@ impl Checkpoint {
             let mut shape = view.shape.to_vec();
             shape.last_mut().into_iter().for_each(|n| *n = *n / ggml.bytes * ggml.weights);
             let kind = Kind::Packed(Format::of_file(code)?);
-            return Some(Stored { name: name.into(), kind, shape, bytes });
+            let file_type = Some(ggml.name.to_lowercase());
+            return Some(Stored { name: name.into(), kind, file_type, shape, bytes });
         }
         Some(Stored {
             name: name.into(),
             kind: Kind::Plain(view.dtype),
+            file_type: None,
             shape: view.shape.to_vec(),
             bytes,
         })

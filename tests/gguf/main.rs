@@ -1,8 +1,9 @@
-//! GGUF files: read, written, hostile.
+//! GGUF files: read, written, hostile, described.
 
 #[path = "../common/mod.rs"]
 mod common;
 
 mod hostile;
 mod read;
+mod said;
 mod write;

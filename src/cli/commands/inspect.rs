@@ -66,6 +66,9 @@ struct Inspection {
     max_position: usize,
     /// Parameters of the matrices.
     parameters: u64,
+    /// Bytes of all files of weights.
+    file_bytes: u64,
+    /// Bytes of the matrices.
     bytes: u64,
     bits_per_weight: f64,
     tokenizer_sha256: Option<String>,
@@ -113,7 +116,8 @@ fn report(model: &Model) -> Result<Inspection> {
             .ok_or_else(|| Fault::model(format!("tensor {name} vanished")))?;
         let elements = stored.shape.iter().product::<usize>().max(1);
         let bits_per_weight = 8.0 * stored.bytes as f64 / elements as f64;
-        let (format, role) = (stored.kind.to_string(), role.name().to_owned());
+        let format = stored.file_type.unwrap_or_else(|| stored.kind.to_string());
+        let role = role.name().to_owned();
         tensors.push(TensorRow {
             name,
             role,
@@ -144,6 +148,7 @@ fn report(model: &Model) -> Result<Inspection> {
         global_layers: c.global_layers(),
         max_position: c.max_position,
         parameters: size.parameters,
+        file_bytes: checkpoint.file_bytes(),
         bytes: size.bytes,
         bits_per_weight: size.bits_per_weight(),
         tokenizer_sha256: checkpoint
@@ -218,7 +223,8 @@ fn text(report: &Inspection, options: &InspectArgs, verified: Option<&Verificati
     line("vocabulary", thousands(r.vocab as u64));
     line("positions", thousands(r.max_position as u64));
     line("parameters", format!("{} million", thousands(r.parameters / 1_000_000)));
-    line("size", format!("{}, {:.3} bits per weight", bytes(r.bytes), r.bits_per_weight));
+    line("files", format!("{} bytes ({})", thousands(r.file_bytes), bytes(r.file_bytes)));
+    line("matrices", format!("{}, {:.3} bits per weight", bytes(r.bytes), r.bits_per_weight));
     if let Some(hash) = &r.tokenizer_sha256 {
         line("tokenizer", format!("sha256 {hash}"));
     }

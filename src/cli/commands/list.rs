@@ -71,7 +71,7 @@ struct Found {
 struct About {
     format: &'static str,
     bits_per_weight: f64,
-    /// Bytes of the language model's weights.
+    /// Bytes of all files of weights.
     bytes: u64,
     fits: bool,
 }
@@ -217,6 +217,7 @@ fn look(
     }
     let about = Checkpoint::open(&path).and_then(|checkpoint| {
         let is_gguf = checkpoint.metadata().is_some();
+        let bytes = checkpoint.file_bytes();
         let is_ours = checkpoint.config().get("quantization_config").is_some();
         let weights = Weights::open(checkpoint)?;
         let size = Size::of(&weights)?;
@@ -237,7 +238,7 @@ fn look(
                 "checkpoint"
             },
             bits_per_weight: size.bits_per_weight(),
-            bytes: size.bytes,
+            bytes,
             fits: host.fitting(&task).is_some(),
         })
     });

@@ -152,11 +152,15 @@ fn quantize_group<L: Lanes>(values: &[f32], codes: &mut [i8], tried: usize) -> (
         unsafe { sums.store(lanes.as_mut_ptr()) };
         lanes
     });
-    let inv = L::splat(top / max);
+    let (inv, mut products) = (L::splat(top / max), L::zero());
     for i in 0..vectors {
-        unsafe { load(i).mul(inv).store_i8(codes.as_mut_ptr().add(i * LANES)) };
+        let x = load(i).mul(inv);
+        products = x.add(whole).add(less).fma(x, products);
+        unsafe { x.store_i8(codes.as_mut_ptr().add(i * LANES)) };
     }
-    (max / top, codes.iter().map(|c| *c as i32).sum())
+    unsafe { products.store(lanes.as_mut_ptr()) };
+    let fit = if tried > 1 { rows::fit(&lanes, codes) } else { 1.0 };
+    (max / top * fit, codes.iter().map(|c| *c as i32).sum())
 }
 
 for_each_isa! {

@@ -44,8 +44,9 @@ pub const TRIED: usize = 8;
 pub const WHOLE: f32 = 12_582_912.0;
 
 /// Activations that share a scale to int8, halves to even; returns the scale and the sum of the
-/// codes. The largest of them becomes 127, or, of `tried` numbers from there down, the one with the
-/// least sum of squared errors.
+/// codes. The largest of them becomes 127. With several `tried` it becomes the one of so many
+/// numbers from there down that has the least sum of squared errors, and the scale is the one that
+/// fits the codes best.
 #[inline(always)]
 pub fn quantize_group(values: &[f32], codes: &mut [i8], tried: usize) -> (f32, i32) {
     let max = math::max_abs(values);
@@ -55,13 +56,25 @@ pub fn quantize_group(values: &[f32], codes: &mut [i8], tried: usize) -> (f32, i
     }
     let top = best_top(max, tried, |inv| errors(values, inv));
     let inv = top / max;
-    let mut sum = 0i32;
-    for (c, v) in codes.iter_mut().zip(values) {
-        let q = (v * inv).round_ties_even().clamp(-127.0, 127.0) as i32;
-        *c = q as i8;
-        sum += q;
+    let mut products = [0f32; LANES];
+    for (codes, values) in codes.chunks_mut(LANES).zip(values.chunks(LANES)) {
+        for ((c, v), lane) in codes.iter_mut().zip(values).zip(&mut products) {
+            let x = v * inv;
+            let q = x.round_ties_even().clamp(-127.0, 127.0);
+            *c = q as i8;
+            *lane = q.mul_add(x, *lane);
+        }
     }
-    (max / top, sum)
+    let fit = if tried > 1 { fit(&products, codes) } else { 1.0 };
+    (max / top * fit, codes.iter().map(|c| *c as i32).sum())
+}
+
+/// Returns the factor of a scale that fits a group's codes to its values by least squares.
+/// `products` are the sums of each code times its number before rounding, by lanes.
+#[inline(always)]
+pub fn fit(products: &[f32; LANES], codes: &[i8]) -> f32 {
+    let squares: i32 = codes.iter().map(|c| *c as i32 * *c as i32).sum();
+    products.iter().sum::<f32>() / squares as f32
 }
 
 /// Squared errors of the codes of values times `inv`, by lanes.
@@ -127,7 +140,7 @@ mod tests {
             assert_eq!(sum, codes.iter().map(|c| *c as i32).sum::<i32>());
             for (v, c) in values.iter().zip(&codes) {
                 let off = v - *c as f32 * scale;
-                assert!(off.abs() <= scale * 0.5001);
+                assert!(tried > 1 || off.abs() <= scale * 0.5001);
                 *error += off * off;
             }
             assert_eq!(quantize_group(&[0.0; 4], &mut codes[..4], tried), (0.0, 0));

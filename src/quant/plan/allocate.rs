@@ -2,14 +2,10 @@
 //!
 //! The cost of a tensor is its sensitivity times its share of the weights times the distortion of
 //! its format. The KL divergence of a model grows linearly with the relative squared error of each
-//! layer (HIGGS, arXiv 2411.17525). For Gemma 3 27B the factor is about [`KLD_PER_DISTORTION`], an
-//! estimate from published pairs of sizes and divergences.
+//! layer (HIGGS, arXiv 2411.17525); by how much depends on the model.
 
 use crate::models::Role;
 use crate::tensor::Format;
-
-/// Mean KL divergence (nats) per unit of mean relative squared error of the linear layers.
-pub const KLD_PER_DISTORTION: f64 = 6.5;
 
 /// States of the knapsack. Sizes are rounded up to the distributable bytes divided by this.
 const STATES: u64 = 1 << 17;

@@ -18,7 +18,7 @@ use crate::models::gguf::export;
 use crate::models::{Role, TensorSpec, Weights};
 use crate::tensor::Format;
 use crate::util::units;
-use allocate::{Candidate, KLD_PER_DISTORTION, Rate, allocate};
+use allocate::{Candidate, Rate, allocate};
 use anyhow::{Context, Result};
 
 /// Sensitivity of a tensor, by role and layer.
@@ -46,8 +46,9 @@ pub struct QuantPlan {
     /// Name of the solver, see [`Solver::name`].
     pub solver: String,
     pub layout: ArtifactLayout,
-    /// Mean KL divergence in nats by the planning rule.
-    pub predicted_kld: Option<f64>,
+    /// Expected error of all weights, each weighed by its tensor's sensitivity. It compares plans of
+    /// one model; what it costs in quality depends on the model.
+    pub error: f64,
     /// Files copied beside the weights, with their bytes.
     pub side_files: Vec<(String, u64)>,
     /// Metadata of a GGUF file; `None` for an artifact.
@@ -85,7 +86,7 @@ impl QuantPlan {
             target: None,
             solver: solver.name(),
             layout: ArtifactLayout::empty(),
-            predicted_kld: None,
+            error: 0.0,
             side_files: if options.gguf { Vec::new() } else { side_files(source)? },
             keys: options.gguf.then(|| export::keys(source)).transpose()?,
             total_bytes: 0,
@@ -160,14 +161,14 @@ impl QuantPlan {
         options: &QuantizeOptions,
     ) -> Result<()> {
         let mut targets = Vec::with_capacity(tensors.len());
-        let mut kld = 0.0;
+        let mut error = 0.0;
         for (tensor, weight) in tensors.iter().zip(weights) {
             let target = match tensor.rates.len() {
                 0 | 1 => tensor.target,
                 _ => TargetFormat::Format(chosen.next().context("fewer formats than tensors")?),
             };
             if let TargetFormat::Format(format) = target {
-                kld += weight * format.distortion();
+                error += weight * format.distortion();
             }
             targets.push(target);
         }
@@ -175,7 +176,7 @@ impl QuantPlan {
             Some(keys) => ArtifactLayout::gguf(source, &targets, keys)?,
             None => ArtifactLayout::new(source, &targets, options.shard_bytes)?,
         };
-        self.predicted_kld = Some(digits(kld, 3));
+        self.error = digits(error, 3);
         self.total_bytes = self.count(source)?;
         Ok(())
     }
@@ -263,8 +264,8 @@ impl Tensor {
 }
 
 /// Returns the cost of a distortion of 1 for each tensor: its share of the layers' weights times
-/// its sensitivity. Equal distortions of all layers cost [`KLD_PER_DISTORTION`] times the
-/// distortion. The embedding table is added to that, because it is no layer.
+/// its sensitivity. Equal distortions of all layers cost that distortion. The embedding table is added
+/// to that, because it is no layer.
 fn weigh(tensors: &[TensorSpec], importance: Importance<'_>) -> Vec<f64> {
     let alpha = match importance {
         Importance::Relative(alpha) => alpha,
@@ -280,7 +281,7 @@ fn weigh(tensors: &[TensorSpec], importance: Importance<'_>) -> Vec<f64> {
         false => 0.0,
     };
     let layers: f64 = tensors.iter().filter(|t| t.role.is_layer()).map(weighed).sum();
-    tensors.iter().map(|t| KLD_PER_DISTORTION * weighed(t) / layers.max(1.0)).collect()
+    tensors.iter().map(|t| weighed(t) / layers.max(1.0)).collect()
 }
 
 fn side_files(source: &Weights) -> Result<Vec<(String, u64)>> {

@@ -36,8 +36,6 @@ pub struct QuantReport {
     pub target_bytes: Option<u64>,
     /// See [`Solver::name`](crate::quant::Solver::name).
     pub solver: String,
-    /// Predicted KL divergence in nats by the planning rule.
-    pub predicted_kld: Option<f64>,
     pub parameters: u64,
     /// Bytes of all tensors, without headers and side files.
     pub bytes: u64,
@@ -73,7 +71,6 @@ impl QuantReport {
             recipe_sha256: plan.recipe_sha256.clone(),
             target_bytes: plan.target,
             solver: plan.solver.clone(),
-            predicted_kld: plan.predicted_kld,
             parameters: layout.parameters(),
             bytes: layout.bytes(),
             bits_per_weight: 8.0 * layout.bytes() as f64 / layout.parameters() as f64,

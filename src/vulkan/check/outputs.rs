@@ -1,12 +1,13 @@
 //! Outputs of each operation and their tolerances, for `--check`.
 
 use super::compare::{EXPONENTIALS, Grid, PRODUCTS, Rule, SUMS};
-use crate::compute::reference::rows::{errors, rotate_input};
+use crate::compute::reference::rows::{errors, fit, rotate_input};
 use crate::compute::{
     Act, Attention, Best, BufferId, Commit, Embed, GateUp, KvFormat, KvLayer, Linear, LinearJob,
     Norm, Op, Rope, RowSet,
 };
 use crate::kv::PAGE;
+use crate::tensor::math::LANES;
 use crate::tensor::{Format, Group, Matrix, hadamard, math};
 
 /// Content of a buffer, and its tolerance.
@@ -207,18 +208,42 @@ pub fn right_scales(input: &[f32], act: &Act, near: f32, device: &[f32], twin: &
     let mut row = input.to_vec();
     rotate_input(&mut row, act.format);
     let groups = row.chunks_exact(row.len() / act.format.groups(act.cols));
-    let scales = groups.zip(device).zip(twin).map(|((group, device), twin)| {
-        let most = math::max_abs(group);
-        let tops = (0..act.format.tried()).map(|i| 127.0 - i as f32);
-        let error = |top: f32| errors(group, top / most).iter().sum::<f32>() / (top * top);
-        let least = tops.clone().map(error).fold(f32::INFINITY, f32::min);
-        let is_right = |top: &f32| {
-            let off = (device - most / top).abs();
-            off <= 4.0 * near * most / top && error(*top) <= least * (1.0 + AS_SMALL)
-        };
-        if tops.clone().any(|top| is_right(&top)) { *device } else { *twin }
-    });
-    scales.collect()
+    let scales = groups.zip(device).zip(twin);
+    scales
+        .map(|((group, device), twin)| {
+            let error = |top: f32| errors(group, top / math::max_abs(group)).iter().sum::<f32>();
+            let relative = |top: f32| error(top) / (top * top);
+            let least = tops(act).map(relative).fold(f32::INFINITY, f32::min);
+            let (top, scale) = top_of(group, act, *device);
+            let is_right = (device - scale).abs() <= 4.0 * near * scale
+                && relative(top) <= least * (1.0 + AS_SMALL);
+            if is_right { *device } else { *twin }
+        })
+        .collect()
+}
+
+/// Returns the numbers that the largest of a group may become.
+fn tops(act: &Act) -> impl Iterator<Item = f32> {
+    (0..act.format.tried()).map(|i| 127.0 - i as f32)
+}
+
+/// Returns the number that the largest of a group became where the group has about this scale, and
+/// the scale that the number gives.
+fn top_of(group: &[f32], act: &Act, device: f32) -> (f32, f32) {
+    let most = math::max_abs(group);
+    let scale = |top: f32| {
+        let mut products = [0.0; LANES];
+        let rounded = |v: &f32| (v * (top / most)).round_ties_even();
+        let codes: Vec<i8> = group.iter().map(|v| rounded(v) as i8).collect();
+        for (i, v) in group.iter().enumerate() {
+            products[i % LANES] += codes[i] as f32 * (v * (top / most));
+        }
+        most / top * if act.format.tried() > 1 { fit(&products, &codes) } else { 1.0 }
+    };
+    let scales = tops(act).map(|top| (top, scale(top)));
+    scales
+        .min_by(|(_, a), (_, b)| (a - device).abs().total_cmp(&(b - device).abs()))
+        .unwrap_or((127.0, device))
 }
 
 /// Returns the codes of a row before rounding, each with its tolerance. The tolerance of `input` is
@@ -233,7 +258,10 @@ pub fn unrounded(input: &[f32], act: &Act, near: f32, scales: &[f32]) -> Vec<(f3
     let mut out = Vec::with_capacity(row.len());
     let groups = row.chunks_exact(row.len() / act.format.groups(act.cols));
     for (group, scale) in groups.zip(scales) {
-        let per_unit = if *scale == 0.0 { 0.0 } else { 1.0 / scale };
+        let per_unit = match *scale == 0.0 {
+            true => 0.0,
+            false => top_of(group, act, *scale).0 / math::max_abs(group),
+        };
         out.extend(group.iter().map(|v| (v * per_unit, off * per_unit)));
     }
     out

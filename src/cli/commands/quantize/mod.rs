@@ -257,7 +257,7 @@ struct Job<'a> {
 }
 
 impl Job<'_> {
-    /// Prints the plan, beside the divergence that recipe int4 would have.
+    /// Prints the plan, beside the error that recipe int4 would have.
     fn print_plan(
         &self,
         nearest: &mut Nearest,
@@ -267,9 +267,9 @@ impl Job<'_> {
         let how = QuantizeOptions { memory: None, ..*self.how };
         let int4 = Recipe::load("int4")?;
         let int4 = QuantPlan::new(self.source, &int4, &how, nearest, importance);
-        let int4_kld = int4.ok().and_then(|plan| plan.predicted_kld);
+        let int4 = int4.ok().map(|plan| plan.error);
         let seconds = estimate::seconds(self.plan, nearest)?;
-        print(&text::describe(self.plan, seconds, how.threads, is_calibrated, int4_kld))?;
+        print(&text::describe(self.plan, seconds, how.threads, is_calibrated, int4))?;
         Ok(0)
     }
 

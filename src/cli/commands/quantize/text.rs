@@ -36,16 +36,17 @@ const FORMATS: [&str; 13] = [
 /// Returns every built-in recipe with its purpose and its sizes of each Gemma 3. Sizes are those of
 /// a whole directory without the tokenizer's files, which take 0.04 GB more.
 pub fn list() -> Result<String> {
-    let head = ["recipe", "bits (27B)", "27B, GB", "12B, GB", "4B, GB", "1B, GB", "KLD (27B)"];
+    let head = ["recipe", "bits (27B)", "27B, GB", "12B, GB", "4B, GB", "1B, GB", "error (27B)"];
     let mut table = vec![head.map(str::to_owned).to_vec()];
     let mut about = String::new();
+    let int4 = plan_of(SHAPES[0], &Recipe::load("int4")?)?.error;
     for (name, _) in BUILT_IN {
         let recipe = Recipe::load(name)?;
         let plans =
             SHAPES.map(|shape| plan_of(shape, &recipe)).into_iter().collect::<Result<Vec<_>>>()?;
         let mut row = vec![name.to_owned(), format!("{:.2}", bits(&plans[0]))];
         row.extend(plans.iter().map(|plan| digits3(plan.total_bytes as f64 / 1e9)));
-        row.push(plans[0].predicted_kld.map_or(String::new(), figure));
+        row.push(digits3(plans[0].error / int4));
         table.push(row);
         about += &format!("{name:<6}{}\n", recipe.about());
     }
@@ -57,7 +58,7 @@ pub fn list() -> Result<String> {
         formats.push(vec![name.to_owned(), format!("{bits:.2}"), figure(format.distortion())]);
     }
     let note = "bits: bits per weight, scales included. \
-                KLD: nats a token by the planning rule of --dry-run; lower is better.\n\
+                error: expected, as a multiple of int4's, which is like Q4_0.\n\
                 Any other size: --target-size 9.5GB or --target-size 4.5bpw. \
                 Any other choice: a TOML file, see quant/README.md.\n";
     let formats_note = "formats of the linear layers, for --linear or a TOML file; \
@@ -92,12 +93,8 @@ pub fn summary(
     start: Instant,
     measured: Option<f64>,
 ) -> String {
-    let kld = report
-        .predicted_kld
-        .map_or(String::new(), |kld| format!(", predicted KLD {}", figure(kld)));
-    let kld = kld
-        + &measured
-            .map_or(String::new(), |m| format!(", measured {} on the calibration text", figure(m)));
+    let kld =
+        measured.map_or(String::new(), |m| format!(", KLD {} on the calibration text", figure(m)));
     format!(
         "{} parameters at {:.2} bits: {} in {}, {}{kld}",
         thousands(report.parameters),
@@ -113,14 +110,14 @@ pub fn figure(x: f64) -> String {
     if x >= 0.01 || x == 0.0 { format!("{x:.3}") } else { format!("{x:.2e}") }
 }
 
-/// Bytes by class of tensor, and what the artifact needs and promises. `int4_kld`: what recipe int4
-/// would have.
+/// Bytes by class of tensor, and what the artifact needs and promises. `int4` is the error that
+/// recipe int4 would have.
 pub fn describe(
     plan: &QuantPlan,
     seconds: f64,
     threads: usize,
     calibrated: bool,
-    int4_kld: Option<f64>,
+    int4: Option<f64>,
 ) -> String {
     let row = |cells: [String; 6]| cells.to_vec();
     let mut table =
@@ -169,14 +166,9 @@ pub fn describe(
         "time",
         format!("about {time} on {threads} threads, from a small sample of each format{besides}"),
     );
-    if let Some(kld) = plan.predicted_kld {
-        let scale = int4_kld.map_or(String::new(), |int4| {
-            format!("; int4, which is like Q4_0, has {}", figure(int4))
-        });
-        line(
-            "predicted KLD",
-            format!("{} nats a token, by the rule 6.5 x distortion{scale}", figure(kld)),
-        );
+    if let Some(int4) = int4.filter(|int4| *int4 > 0.0) {
+        let times = digits3(plan.error / int4);
+        line("error", format!("{times} times that of int4, which is like Q4_0 (expected)"));
     }
     line("speed", "gemma plan -m DST predicts it once DST is made".to_owned());
     out
