@@ -78,7 +78,7 @@ impl Packing {
             (Group::Row, Code::I2) => 64,
             (Group::Row, _) => 32,
         };
-        let (high_bits, bits) = match format.code.bits_of_two() / 2 {
+        let (high_bits, bits) = match format.code.bits_of_eight() / 8 {
             bits @ (3 | 5) => (1, bits),
             bits @ 6 => (2, bits),
             bits => (0, bits),
