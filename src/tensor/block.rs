@@ -20,8 +20,9 @@
 //! | q3_k | q + 4, q in -4..=3 | q * (d * s) | 3 |
 //! | iq4_nl | index of one of sixteen levels | level * scale | 4 |
 //! | iq4_xs | index of one of sixteen levels | level * (d * s) | 4 |
-//! | iq2_xxs, iq2_xs, iq2_s | index of a point of a grid, signs ([`super::grid`]) | +-q * (d * s) / 8 | 1.9, 2, 2.3 |
-//! | iq3_xxs, iq3_s | indices of two points, signs | +-q * (d * s) / 4, +-q * (d * s) | 2.9, 3.3 |
+//! | iq2_xxs, iq2_xs, iq2_s | a point of a [grid](super::grid), signs | q * (d * s) / 8 | 2 |
+//! | iq3_xxs | two points of a grid, signs | q * (d * s) / 4 | 3 |
+//! | iq3_s | two points of a grid, signs | q * (d * s) | 3 |
 //!
 //! The small integers s and m belong to 32 columns in q4_k, q5_k, iq4_xs, iq2_xxs, iq3_xxs and
 //! iq3_s, and to 16 in q2_k, q3_k, q6_k, iq2_xs and iq2_s. [`SideKind`] has their bits.
