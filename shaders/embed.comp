@@ -71,8 +71,12 @@ float value(uint token, uint col) {
     const uint steps = (COLS + W - 1) / W, s = col / W, in_step = col % W;
     const uint k = in_step / 4, k_low = k % PER_LOW, k_high = k % PER_HIGH;
     const RowCodes row = row_codes(codes, n, token, steps);
-    const uint low = word_of(row.low, s, steps, LOW_WORDS, k / PER_LOW);
-    uint high = 0;
+    uint low, high = 0;
+    if (IS_GRID)
+        low = open_octet(row.high,
+            octet_of(dwords_from(row.low, s * (4 * OCTET_BITS)), k / 2))[k % 2];
+    else
+        low = word_of(row.low, s, steps, LOW_WORDS, k / PER_LOW);
     if (HIGH > 0) high = U32(row.high + uint64_t((s * HIGH_WORDS + k / PER_HIGH) * 4)).v[0];
     const int code = int(operand(low, k_low, high, k_high)) << (24 - in_step % 4 * 8) >> 24;
     const int q = (DOUBLE * code - OFFSET >> TOP) + (CODE == CODE_I8A ? 128 : 0);

@@ -17,6 +17,13 @@
 #define CODE_U2 11    // q2_k
 #define CODE_S3 12    // q3_k
 #define CODE_LEVELS 13 // iq4_nl, iq4_xs
+#define CODE_IQ2_XXS 14
+#define CODE_IQ2_XS 15
+#define CODE_IQ2_S 16
+#define CODE_IQ3_XXS 17
+#define CODE_IQ3_S 18
+// Points on a grid become codes of 8 bits when they are loaded, see grid.glsl.
+#define IS_GRID (CODE >= CODE_IQ2_XXS)
 
 const uint BITS = CODE == CODE_I2 || CODE == CODE_U2 ? 2 : CODE == CODE_S3 ? 3
     : CODE == CODE_I4 || CODE == CODE_U4 || CODE == CODE_LEVELS ? 4
@@ -33,7 +40,8 @@ const uint TOP = SIGNED ? 8 - BITS : 0;
 // The weight's integer is `(DOUBLE * operand - OFFSET) >> TOP`. With i8a it is 128 more.
 const int DOUBLE = CODE == CODE_I2 ? 2 : 1, OFFSET = CODE == CODE_I2 ? 3 : 0;
 // Factor of a scale.
-#define UNIT (CODE == CODE_I2 ? 0.5 : 1.0)
+#define UNIT (CODE == CODE_I2 ? 0.5 : CODE == CODE_IQ3_XXS ? 0.25 \
+    : IS_GRID && CODE != CODE_IQ3_S ? 0.125 : 1.0)
 // Factor of a sum of operands times activations: a power of two.
 #define PRODUCT_UNIT (1.0 / float(1u << TOP))
 

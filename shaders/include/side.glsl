@@ -3,17 +3,19 @@
 
 // Numbers of `SideKind`.
 const uint SIDE_SCALE = 1, SIDE_SCALE_MIN = 2, SIDE_SIX_BIT_MIN = 3, SIDE_FOUR_BIT_MIN = 4,
-    SIDE_EIGHT_BIT = 5, SIDE_SIX_BIT = 6, SIDE_SIX_BIT_SPLIT = 7;
+    SIDE_EIGHT_BIT = 5, SIDE_SIX_BIT = 6, SIDE_SIX_BIT_SPLIT = 7, SIDE_FOUR_BIT = 8,
+    SIDE_FOUR_BIT_WIDE = 9;
 
 const bool HAS_MIN =
     SIDE == SIDE_SCALE_MIN || SIDE == SIDE_SIX_BIT_MIN || SIDE == SIDE_FOUR_BIT_MIN;
 // Groups of a step. An element of 16 groups serves the 8 steps of a super-block.
-const uint G = SIDE == SIDE_FOUR_BIT_MIN || SIDE == SIDE_EIGHT_BIT || SIDE == SIDE_SIX_BIT ? 2 : 1;
+const uint G = SIDE == SIDE_FOUR_BIT_MIN || SIDE == SIDE_EIGHT_BIT || SIDE == SIDE_SIX_BIT
+    || SIDE == SIDE_FOUR_BIT ? 2 : 1;
 // Steps of an element, and its bytes.
 const uint SIDE_STEPS = SIDE == SIDE_SCALE || SIDE == SIDE_SCALE_MIN ? 1 : 8;
 const uint SIDE_BYTES = SIDE == SIDE_SCALE ? 2 : SIDE == SIDE_SCALE_MIN ? 4
     : SIDE == SIDE_SIX_BIT_MIN ? 16 : SIDE == SIDE_FOUR_BIT_MIN ? 20 : SIDE == SIDE_EIGHT_BIT ? 18
-    : SIDE == SIDE_SIX_BIT ? 14 : 8;
+    : SIDE == SIDE_SIX_BIT ? 14 : SIDE == SIDE_FOUR_BIT ? 10 : SIDE == SIDE_FOUR_BIT_WIDE ? 6 : 8;
 
 // Scale of each group of a step, and its minimum where there are minima.
 struct Factors {
@@ -34,6 +36,8 @@ uvec4 load_side(uint64_t row, uint s) {
         return uvec4(U32(at).v[0], U16(at + uint64_t(4 + 2 * nth)).v[0], 0, 0);
     const uint d = U16(at).v[0];
     if (SIDE == SIDE_EIGHT_BIT) return uvec4(d, U16(at + uint64_t(2 + 2 * nth)).v[0], 0, 0);
+    if (SIDE == SIDE_FOUR_BIT || SIDE == SIDE_FOUR_BIT_WIDE)
+        return uvec4(d, U16(at + uint64_t(2 + nth * G / 4 * 2)).v[0], 0, 0);
     return uvec4(d, U16(at + uint64_t(2 + 2 * nth % 8)).v[0],
         U16(at + uint64_t(10 + 2 * nth % 4)).v[0], 0);
 }
@@ -59,6 +63,9 @@ Factors factors_of(uvec4 words, uint s) {
         scale = ivec2(low & 15 | (high & 3) << 4, low >> 8 & 15 | (high >> 8 & 3) << 4) - 32;
     } else if (SIDE == SIDE_SIX_BIT_SPLIT) {
         scale.x = int(words.y >> 4 * nth & 15 | (words.x >> 16 + 2 * nth & 3) << 4) - 32;
+    } else if (SIDE == SIDE_FOUR_BIT || SIDE == SIDE_FOUR_BIT_WIDE) {
+        const uint four = words.y >> 4 * (nth * G % 4);
+        scale = 2 * ivec2(four & 15, four >> 4 & 15) + 1;
     }
     return Factors(d.x * UNIT * vec2(scale), d.y * vec2(least));
 }

@@ -1,6 +1,8 @@
 // The codes of a step in registers. The including file defines W (columns of a step). Layout:
 // src/vulkan/lower/layout.rs.
 
+#include "grid.glsl"
+
 const uint LOW_WORDS = W * LOW / 32, HIGH_WORDS = W * HIGH / 32; // of a step
 const uint PIECE_WORDS = LOW_WORDS % 4 == 0 ? 4 : 2;
 
@@ -9,7 +11,7 @@ struct StepCodes {
     uint high[HIGH_WORDS > 0 ? HIGH_WORDS : 1];
 };
 
-// Planes of a matrix row.
+// Planes of a matrix row; of octets the row and the grid.
 struct RowCodes {
     uint64_t low;
     uint64_t high;
@@ -17,12 +19,22 @@ struct RowCodes {
 
 // Row `row` of a matrix of n rows.
 RowCodes row_codes(uint64_t codes, uint n, uint row, uint steps) {
+    const uint octets = steps * OCTET_BITS / 2; // bytes of a row
+    if (IS_GRID) return RowCodes(codes + uint64_t(row) * octets, codes + uint64_t(n) * octets);
     const uint64_t low = codes + uint64_t(row) * (steps * LOW_WORDS * 4),
         high = codes + uint64_t(n) * (steps * LOW_WORDS * 4);
     return RowCodes(low, high + uint64_t(row) * (steps * HIGH_WORDS * 4));
 }
 
 void load_codes(RowCodes row, uint s, uint steps, out StepCodes codes) {
+    if (IS_GRID) {
+        const uvec4 dwords = dwords_from(row.low, s * (4 * OCTET_BITS));
+        [[unroll]] for (uint i = 0; i < 4; i++) {
+            const uvec2 fours = open_octet(row.high, octet_of(dwords, i));
+            codes.low[2 * i] = fours.x, codes.low[2 * i + 1] = fours.y;
+        }
+        return;
+    }
     const uint block = s / 8 * 8, width = min(8, steps - block);
     [[unroll]] for (uint q = 0; q < LOW_WORDS; q += PIECE_WORDS) {
         const uint piece = LOW_WORDS == PIECE_WORDS

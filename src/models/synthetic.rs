@@ -2,7 +2,7 @@
 //! matrix is asked for.
 
 use super::{Role, TensorSpec};
-use crate::tensor::block::Integer;
+use crate::tensor::integer::Integer;
 use crate::tensor::{Code, Format, Matrix, SideKind, Source, StoredMatrix, Values, side};
 use crate::util::threads;
 use anyhow::Result;
@@ -103,6 +103,7 @@ impl Synthetic {
             Values::Integer(Integer { levels: Some(levels), .. }) => -levels[0] as f32,
             Values::Integer(integer) if kind.has_min() => (integer.high - integer.low) / 2.0,
             Values::Integer(integer) => integer.shift - integer.low,
+            Values::Grid(grid) => grid.deviation() * grid.unit * f32::sqrt(3.0),
             Values::Float => 1.0,
         };
         let codes = Codes {
@@ -202,6 +203,7 @@ impl Side {
             }
             SideKind::EightBit => 73.9,
             SideKind::SixBit | SideKind::SixBitSplit => 18.5,
+            SideKind::FourBit | SideKind::FourBitWide => 18.5,
         };
         let half = |value: f32| f16::from_f32(value / integers).to_le_bytes();
         element[..2].copy_from_slice(&half(self.unit * spread));

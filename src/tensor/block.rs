@@ -20,11 +20,16 @@
 //! | q3_k | q + 4, q in -4..=3 | q * (d * s) | 3 |
 //! | iq4_nl | index of one of sixteen levels | level * scale | 4 |
 //! | iq4_xs | index of one of sixteen levels | level * (d * s) | 4 |
+//! | iq2_xxs, iq2_xs, iq2_s | a point of a [grid](super::grid), signs | q * (d * s) / 8 | 2 |
+//! | iq3_xxs | two points of a grid, signs | q * (d * s) / 4 | 3 |
+//! | iq3_s | two points of a grid, signs | q * (d * s) | 3 |
 //!
-//! The small integers s and m belong to 32 columns in q4_k, q5_k and iq4_xs, and to 16 in q2_k,
-//! q3_k and q6_k. [`SideKind`] has their bits.
+//! The small integers s and m belong to 32 columns in q4_k, q5_k, iq4_xs, iq2_xxs, iq3_xxs and
+//! iq3_s, and to 16 in q2_k, q3_k, q6_k, iq2_xs and iq2_s. [`SideKind`] has their bits.
 
 use super::ggml::{self, BlockCodec, GgmlType};
+use super::grid::{self, Grid};
+use super::integer::{Integer, ScaleRule};
 use super::side::SideKind;
 use super::trellis::Trellis;
 
@@ -53,6 +58,11 @@ pub enum Code {
     Q3K,
     Iq4Nl,
     Iq4Xs,
+    Iq2Xxs,
+    Iq2Xs,
+    Iq2S,
+    Iq3Xxs,
+    Iq3S,
 }
 
 /// How many consecutive columns of a row share a scale. Activations are cut into the same groups.
@@ -70,8 +80,8 @@ pub struct BlockSpec {
     pub code: Code,
     /// Name in files, options and messages.
     pub name: &'static str,
-    /// Bits of two stored weights, without the side.
-    pub bits_of_two: usize,
+    /// Bits of eight stored weights, without the side.
+    pub bits_of_eight: usize,
     pub values: Values,
     /// Data of a group of columns beside its codes.
     pub side: SideKind,
@@ -103,45 +113,8 @@ pub enum Values {
         /// trellis' states the Gaussian's spread. Measured by the search for multipliers.
         gain: f32,
     },
-}
-
-/// Integers of at most 8 bits: `c + zero`, cut to `bits` bits, is stored and stands for
-/// `c - shift`.
-#[derive(Clone, Copy, Debug)]
-pub struct Integer {
-    pub bits: u32,
-    /// Smallest and largest `c` that weights are rounded to.
-    pub low: f32,
-    pub high: f32,
-    /// 0, or a number of halves such that no code is zero. Then kernels take `2 (c - shift)`, which
-    /// is whole.
-    pub shift: f32,
-    pub zero: i32,
-    pub scale: ScaleRule,
-    /// The integers of stored codes where they are not evenly spaced.
-    pub levels: Option<&'static [i8; 16]>,
-}
-
-/// How the side is chosen for a group of weights.
-#[derive(Clone, Copy, Debug)]
-pub enum ScaleRule {
-    /// The largest weight gets the largest code.
-    Largest,
-    /// The smallest weight is the minimum, the largest weight gets the largest code.
-    Range,
-    /// A search over the largest weight divided by `first`, `first + step`, and so on. Behind a
-    /// Hadamard, with a scale a row, the weights' spread times `gauss_step` instead: the step of
-    /// the uniform quantiser of a unit Gaussian with the least squared error (Max 1960).
-    Search {
-        gauss_step: f32,
-        first: f32,
-        step: f32,
-        steps: u16,
-        /// Negative scales too: an asymmetric range has one more code on one side.
-        both_signs: bool,
-    },
-    /// The block only occurs in files: no weight is rounded to it.
-    Stored,
+    /// Points of a grid, with signs.
+    Grid(&'static Grid),
 }
 
 /// A layout of packed weights that the CPU has kernels for, see `compute/cpu/linear/pack.rs`.
@@ -151,6 +124,8 @@ pub enum CpuLayout {
     Bf16,
     /// Stored codes of this many bits, 2 to 6 or 8.
     Int(u32),
+    /// Octets of a grid.
+    Grid,
     /// By the index among the trellis codes.
     Tiles(usize),
 }
@@ -161,7 +136,7 @@ const BY_32: &[Group] = &[Group::Cols(32)];
 const BY_16: &[Group] = &[Group::Cols(16)];
 
 /// One row a block, in the order of [`Code`].
-pub static BLOCKS: [BlockSpec; 21] = [
+pub static BLOCKS: [BlockSpec; 26] = [
     BlockSpec {
         ggml: Some(GgmlType { name: "F32", weights: 1, bytes: 4, split: None }),
         vulkan: Some(5),
@@ -203,7 +178,7 @@ pub static BLOCKS: [BlockSpec; 21] = [
     BlockSpec {
         code: Code::I2,
         name: "i2",
-        bits_of_two: 4,
+        bits_of_eight: 16,
         values: Values::Integer(Integer {
             bits: 2,
             low: 0.0,
@@ -331,6 +306,51 @@ pub static BLOCKS: [BlockSpec; 21] = [
         ggml::open_iq4_xs,
         levels(Code::Iq4Xs, "iq4_xs", SideKind::SixBitSplit),
     ),
+    file(
+        BY_32,
+        14,
+        "IQ2_XXS",
+        256,
+        66,
+        ggml::open_iq2_xxs,
+        points(Code::Iq2Xxs, "iq2_xxs", &grid::IQ2_XXS, SideKind::FourBitWide),
+    ),
+    file(
+        BY_16,
+        15,
+        "IQ2_XS",
+        256,
+        74,
+        ggml::open_iq2_xs,
+        points(Code::Iq2Xs, "iq2_xs", &grid::IQ2_XS, SideKind::FourBit),
+    ),
+    file(
+        BY_16,
+        16,
+        "IQ2_S",
+        256,
+        82,
+        ggml::open_iq2_s,
+        points(Code::Iq2S, "iq2_s", &grid::IQ2_S, SideKind::FourBit),
+    ),
+    file(
+        BY_32,
+        17,
+        "IQ3_XXS",
+        256,
+        98,
+        ggml::open_iq3_xxs,
+        points(Code::Iq3Xxs, "iq3_xxs", &grid::IQ3_XXS, SideKind::FourBitWide),
+    ),
+    file(
+        BY_32,
+        18,
+        "IQ3_S",
+        256,
+        110,
+        ggml::open_iq3_s,
+        points(Code::Iq3S, "iq3_s", &grid::IQ3_S, SideKind::FourBitWide),
+    ),
 ];
 
 const SEARCH_I4: ScaleRule =
@@ -346,7 +366,7 @@ const fn float(
     BlockSpec {
         code,
         name,
-        bits_of_two: 2 * bits,
+        bits_of_eight: 8 * bits,
         values: Values::Float,
         side: SideKind::None,
         groups: ROW,
@@ -371,7 +391,7 @@ const fn integer(
     BlockSpec {
         code,
         name,
-        bits_of_two: 2 * bits as usize,
+        bits_of_eight: 8 * bits as usize,
         values: Values::Integer(Integer { bits, low, high, shift: 0.0, zero, scale, levels: None }),
         side,
         groups: BY_32,
@@ -394,6 +414,17 @@ const fn levels(code: Code, name: &'static str, side: SideKind) -> BlockSpec {
         levels: Some(&ggml::IQ4_LEVELS),
     });
     BlockSpec { values, ..integer(code, name, 4, 0.0, 0, ScaleRule::Stored, side) }
+}
+
+/// Octets of a grid.
+const fn points(code: Code, name: &'static str, grid: &'static Grid, side: SideKind) -> BlockSpec {
+    BlockSpec {
+        bits_of_eight: grid.bits(),
+        values: Values::Grid(grid),
+        side,
+        cpu: Some(CpuLayout::Grid),
+        ..float(code, name, 0, &[])
+    }
 }
 
 /// The block of a GGUF type that is only read; `vulkan` is its number on the GPU.
@@ -423,7 +454,7 @@ const fn tiles(
     BlockSpec {
         code,
         name,
-        bits_of_two: trellis.step as usize,
+        bits_of_eight: 4 * trellis.step as usize,
         values: Values::Trellis { trellis, gain },
         side: SideKind::Scale,
         groups: ROW,
@@ -455,9 +486,9 @@ impl Code {
         &BLOCKS[self as usize]
     }
 
-    /// Bits of two stored weights, without the side.
-    pub const fn bits_of_two(self) -> usize {
-        self.spec().bits_of_two
+    /// Bits of eight stored weights, without the side.
+    pub const fn bits_of_eight(self) -> usize {
+        self.spec().bits_of_eight
     }
 
     /// Returns whether the product with int8 activations is made of exact integers.
@@ -496,99 +527,8 @@ impl Code {
     pub const fn unit(self) -> f32 {
         match self.spec().values {
             Values::Integer(integer) => integer.unit(),
+            Values::Grid(grid) => grid.unit,
             _ => 1.0,
-        }
-    }
-}
-
-impl Integer {
-    /// See [`Code::unit`].
-    #[inline(always)]
-    pub const fn unit(&self) -> f32 {
-        if self.shift == 0.0 { 1.0 } else { 0.5 }
-    }
-
-    /// Returns the integer that kernels take for column `col` of a row of packed codes.
-    #[inline(always)]
-    pub fn at(&self, row: &[u8], col: usize) -> i32 {
-        let (first, part) = (col * self.bits as usize / 8, col * self.bits as usize % 8);
-        let mut stored = row[first] as u32 >> part;
-        if part + self.bits as usize > 8 {
-            stored |= (row[first + 1] as u32) << (8 - part);
-        }
-        self.value((stored & ((1 << self.bits) - 1)) as u8)
-    }
-
-    /// Returns the integer that kernels take for a stored code.
-    #[inline(always)]
-    pub fn value(&self, stored: u8) -> i32 {
-        if let Some(levels) = self.levels {
-            return levels[stored as usize & 15] as i32;
-        }
-        let c = stored as i32 - self.zero;
-        let c = if c > self.high as i32 { c - (1 << self.bits) } else { c };
-        if self.shift == 0.0 { c } else { 2 * c - (2.0 * self.shift) as i32 }
-    }
-
-    /// Packs stored codes, given one a byte, a whole number of bytes' worth.
-    #[inline]
-    pub fn pack(&self, codes: &[u8], out: &mut [u8]) {
-        assert_eq!(codes.len() * self.bits as usize, out.len() * 8);
-        match self.bits {
-            8 => out.copy_from_slice(codes),
-            4 => {
-                let pairs = codes.as_chunks::<2>().0;
-                out.iter_mut().zip(pairs).for_each(|(o, [low, high])| *o = low | high << 4);
-            }
-            bits => {
-                let (mut left, mut n, mut codes) = (0u32, 0, codes.iter());
-                for byte in out {
-                    while n < 8 {
-                        left |= codes.next().map_or(0, |code| *code as u32) << n;
-                        n += bits;
-                    }
-                    *byte = left as u8;
-                    (left, n) = (left >> 8, n - 8);
-                }
-            }
-        }
-    }
-
-    /// Returns the number that kernels subtract from integers that are never negative. The
-    /// difference has the range of signed integers of as many bits.
-    pub const fn bias(&self) -> i32 {
-        if self.low == 0.0 && self.shift == 0.0 { 1 << (self.bits - 1) } else { 0 }
-    }
-
-    /// The stored code where the scale is zero, so that any code decodes to zero.
-    pub fn zero_code(&self) -> u8 {
-        (self.shift as i32 + self.zero) as u8
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Every code of every integer format survives its packing, wherever in a byte it stands.
-    #[test]
-    fn packed_integers_are_read_back() {
-        for spec in &BLOCKS {
-            let Values::Integer(integer) = spec.values else { continue };
-            assert_eq!(2 * integer.bits as usize, spec.bits_of_two, "{}", spec.name);
-            let all: Vec<i32> =
-                (integer.low as i32..=integer.high as i32).cycle().take(512).collect();
-            let mask = ((1u32 << integer.bits) - 1) as u8;
-            let codes: Vec<u8> = all.iter().map(|c| (c + integer.zero) as u8 & mask).collect();
-            let mut row = vec![0; 512 * spec.bits_of_two / 16];
-            integer.pack(&codes, &mut row);
-            for (col, c) in all.iter().enumerate() {
-                let value = match integer.levels {
-                    Some(levels) => levels[*c as usize] as f32,
-                    None => (*c as f32 - integer.shift) / integer.unit(),
-                };
-                assert_eq!(integer.at(&row, col) as f32, value, "{}, {col}", spec.name);
-            }
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Coding a matrix some columns at a time, so that a solver can answer the errors of some in the
 //! targets of others.
 
-use super::block::Integer;
+use super::integer::Integer;
 use super::round::{code_of_nearest, f16_nonzero, scale_for};
 use super::trellis::{TILE, Trellis};
 use super::viterbi::{Viterbi, WEIGHTS};

@@ -120,7 +120,7 @@ impl Format {
 
     /// Bytes of the codes of one row; of trellis codes, a sixteenth of its tiles.
     pub fn row_bytes(self, cols: usize) -> usize {
-        cols * self.code.bits_of_two() / 16
+        cols * self.code.bits_of_eight() / 64
     }
 
     /// Shape of the tensor of codes: blocks of rows, and their bytes.
@@ -131,7 +131,7 @@ impl Format {
 
     /// Columns of a row of this many bytes of codes (as in [`Format::codes_shape`]).
     pub fn cols_of(self, block_bytes: usize) -> usize {
-        block_bytes / self.block_rows() * 16 / self.code.bits_of_two()
+        block_bytes / self.block_rows() * 64 / self.code.bits_of_eight()
     }
 
     /// Bytes of codes and side of a whole matrix.

@@ -14,9 +14,16 @@
 //! | IQ4_NL | 32 | 18 | d level(q) |
 //! | IQ4_XS | 256 | 136 | d (s - 32) level(q), with 6-bit s for each 32 weights |
 //!
-//! d and m are f16. A function for each type splits a block into codes, one a byte in the order of
-//! the columns, and the side; all else reads the table.
+//! | IQ2_XXS | 256 | 66 | d (2 s + 1) / 8 grid(q), with 4-bit s for each 32 weights |
+//! | IQ2_XS, IQ2_S | 256 | 74, 82 | d (2 s + 1) / 8 grid(q), with 4-bit s for each 16 weights |
+//! | IQ3_XXS | 256 | 98 | d (2 s + 1) / 4 grid(q), with 4-bit s for each 32 weights |
+//! | IQ3_S | 256 | 110 | d (2 s + 1) grid(q), with 4-bit s for each 32 weights |
+//!
+//! d and m are f16. A function for each type splits a block into codes and the side; all else reads
+//! the table. Integers are given one a byte in the order of the columns, octets of a grid packed.
 //! Source: ggml-org/ggml, ggml-common.h (layouts) and ggml-quants.c (meaning).
+
+use super::integer::pack;
 
 /// Most weights of a block.
 pub const WEIGHTS: usize = 256;
@@ -48,7 +55,7 @@ pub struct BlockCodec {
 /// Joins stored codes, one a byte, and the side to a block.
 pub type CloseBlock = fn(codes: &[u8], side: &[u8], block: &mut [u8]);
 
-/// Splits a block into stored codes, one a byte, and the side.
+/// Splits a block into stored codes, integers one a byte and octets packed, and the side.
 pub type OpenBlock = fn(block: &[u8], codes: &mut [u8], side: &mut [u8]);
 
 impl GgmlType {
@@ -153,6 +160,60 @@ pub fn open_iq4_xs(block: &[u8], codes: &mut [u8], side: &mut [u8]) {
     groups.for_each(|(codes, bytes)| nibbles(bytes, codes));
 }
 
+pub fn open_iq2_xxs(block: &[u8], codes: &mut [u8], side: &mut [u8]) {
+    let words = &block[2..];
+    let index = |i: usize| words[i / 4 * 8 + i % 4] as u32;
+    let signs = |group: usize| dword(words, 8 * group + 4);
+    side[..2].copy_from_slice(&block[..2]);
+    scales_of_signs(signs, &mut side[2..]);
+    pack(15, (0..32).map(|i| index(i) | (signs(i / 4) >> (7 * (i % 4)) & 127) << 8), codes);
+}
+
+pub fn open_iq2_xs(block: &[u8], codes: &mut [u8], side: &mut [u8]) {
+    side[..2].copy_from_slice(&block[..2]);
+    side[2..].copy_from_slice(&block[66..]);
+    codes.copy_from_slice(&block[2..66]);
+}
+
+pub fn open_iq2_s(block: &[u8], codes: &mut [u8], side: &mut [u8]) {
+    side[..2].copy_from_slice(&block[..2]);
+    side[2..].copy_from_slice(&block[74..]);
+    let (lows, signs, highs) = (&block[2..34], &block[34..66], &block[66..74]);
+    let index = |i: usize| lows[i] as u32 | (highs[i / 4] as u32 >> (2 * (i % 4)) & 3) << 8;
+    pack(18, (0..32).map(|i| index(i) | (signs[i] as u32) << 10), codes);
+}
+
+pub fn open_iq3_xxs(block: &[u8], codes: &mut [u8], side: &mut [u8]) {
+    let (indices, words) = (&block[2..66], &block[66..]);
+    let both = |i: usize| indices[2 * i] as u32 | (indices[2 * i + 1] as u32) << 8;
+    let signs = |group: usize| dword(words, 4 * group);
+    side[..2].copy_from_slice(&block[..2]);
+    scales_of_signs(signs, &mut side[2..]);
+    pack(23, (0..32).map(|i| both(i) | (signs(i / 4) >> (7 * (i % 4)) & 127) << 16), codes);
+}
+
+pub fn open_iq3_s(block: &[u8], codes: &mut [u8], side: &mut [u8]) {
+    side[..2].copy_from_slice(&block[..2]);
+    side[2..].copy_from_slice(&block[106..]);
+    let (lows, highs, signs) = (&block[2..66], &block[66..74], &block[74..106]);
+    let index = |i: usize| lows[i] as u32 | (highs[i / 8] as u32 >> (i % 8) & 1) << 8;
+    let octet = |i: usize| index(2 * i) | index(2 * i + 1) << 9 | (signs[i] as u32) << 18;
+    pack(26, (0..32).map(octet), codes);
+}
+
+/// The 4-bit scales above the signs of groups of 32 weights.
+fn scales_of_signs(signs: impl Fn(usize) -> u32, scales: &mut [u8]) {
+    for (i, byte) in scales.iter_mut().enumerate() {
+        *byte = (signs(2 * i) >> 28 | signs(2 * i + 1) >> 28 << 4) as u8;
+    }
+}
+
+/// The dword at byte `at`.
+#[inline(always)]
+fn dword(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+}
+
 /// Splits n bytes into the n codes of their low nibbles and the n codes of their high ones.
 #[inline(always)]
 fn nibbles(bytes: &[u8], codes: &mut [u8]) {
@@ -164,6 +225,6 @@ fn nibbles(bytes: &[u8], codes: &mut [u8]) {
 /// Adds bit j of a 32-bit word to code j as its fifth bit.
 #[inline(always)]
 fn fifth_bits(word: &[u8], codes: &mut [u8]) {
-    let word = u32::from_le_bytes([word[0], word[1], word[2], word[3]]);
+    let word = dword(word, 0);
     codes.iter_mut().enumerate().for_each(|(j, code)| *code |= ((word >> j & 1) as u8) << 4);
 }

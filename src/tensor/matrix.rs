@@ -106,6 +106,7 @@ impl<'a> Matrix<'a> {
                 trellis.decode_row(tile, at)[col % trellis::TILE]
             }
             Values::Integer(integer) => integer.at(self.row(row), col),
+            Values::Grid(grid) => grid.at(self.row(row), col),
             Values::Float => panic!("{} has no integer value", self.format),
         }
     }
@@ -122,7 +123,7 @@ impl<'a> Matrix<'a> {
         assert_eq!(out.len(), self.cols);
         match self.format.code.spec().values {
             Values::Float => {
-                let width = self.format.code.bits_of_two() / 16;
+                let width = self.format.code.bits_of_eight() / 64;
                 let codes = self.row(row).chunks_exact(width);
                 match self.format.code {
                     Code::F32 => copy(codes, out, |b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])),
@@ -135,14 +136,19 @@ impl<'a> Matrix<'a> {
                 self.row_codes(row, &mut codes);
                 self.factors(row, 0).decode(SideKind::Scale, 1.0, |col| codes[col], out);
             }
-            Values::Integer(integer) => {
-                let (codes, side) = (self.row(row), self.format.code.spec().side);
-                let group = self.format.group_cols(self.cols);
-                for (g, out) in out.chunks_mut(group).enumerate() {
-                    let integers = |col| integer.at(codes, g * group + col);
-                    self.factors(row, g).decode(side, integer.unit(), integers, out);
-                }
-            }
+            Values::Integer(integer) => self.decode_groups(row, out, |c, col| integer.at(c, col)),
+            Values::Grid(grid) => self.decode_groups(row, out, |c, col| grid.at(c, col)),
+        }
+    }
+
+    /// The same where `at` gives the integer of a column of a row of codes.
+    #[inline(always)]
+    fn decode_groups(&self, row: usize, out: &mut [f32], at: impl Fn(&[u8], usize) -> i32) {
+        let (codes, side) = (self.row(row), self.format.code.spec().side);
+        let group = self.format.group_cols(self.cols);
+        for (g, out) in out.chunks_mut(group).enumerate() {
+            let integers = |col| at(codes, g * group + col);
+            self.factors(row, g).decode(side, self.code_unit(), integers, out);
         }
     }
 

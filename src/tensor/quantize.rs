@@ -1,8 +1,8 @@
 //! Round to nearest into any format, without data: the closed-form scale behind a Hadamard, else a
 //! search over scales.
 
-use super::block::{Integer, ScaleRule};
 use super::encode::{BLOCK, Encoder, OnProcessor, TileEncoder, row_scale};
+use super::integer::{Integer, ScaleRule};
 use super::round::{code_of_nearest, f16_nonzero, scale_for};
 use super::{Code, Format, Matrix, Values, hadamard};
 use anyhow::{Result, ensure};
@@ -52,7 +52,7 @@ pub fn quantize_by(
             hadamard::transform(&mut row);
         }
         match format.code.spec().values {
-            Values::Trellis { .. } => {}
+            Values::Trellis { .. } | Values::Grid(_) => {}
             Values::Float if format.code == Code::F32 => {
                 row.iter().for_each(|v| codes.extend_from_slice(&v.to_le_bytes()))
             }

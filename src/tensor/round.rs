@@ -1,6 +1,6 @@
 //! Rounding weights to integers, and the scale of a group with the least squared error.
 
-use super::block::{Integer, ScaleRule};
+use super::integer::{Integer, ScaleRule};
 use super::{Format, Group};
 use half::f16;
 

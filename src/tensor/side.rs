@@ -29,6 +29,11 @@ pub enum SideKind {
     /// f16 d of a super-block of 8 groups, then the high two bits of eight 6-bit scales `s + 32` in
     /// 2 bytes and their low halves in 4.
     SixBitSplit,
+    /// f16 d of a super-block of 16 groups, then sixteen 4-bit scales s, the first of two groups in
+    /// the low half of a byte. A group has the scale `d * (2 * s + 1)`.
+    FourBit,
+    /// The same for a super-block of 8 groups.
+    FourBitWide,
 }
 
 /// Most groups of an element.
@@ -55,6 +60,8 @@ impl SideKind {
             SideKind::EightBit => 18,
             SideKind::SixBit => 14,
             SideKind::SixBitSplit => 8,
+            SideKind::FourBit => 10,
+            SideKind::FourBitWide => 6,
         }
     }
 
@@ -62,8 +69,8 @@ impl SideKind {
     pub const fn groups(self) -> usize {
         match self {
             SideKind::None | SideKind::Scale | SideKind::ScaleMin => 1,
-            SideKind::SixBitMin | SideKind::SixBitSplit => 8,
-            SideKind::FourBitMin | SideKind::EightBit | SideKind::SixBit => 16,
+            SideKind::SixBitMin | SideKind::SixBitSplit | SideKind::FourBitWide => 8,
+            SideKind::FourBitMin | SideKind::EightBit | SideKind::SixBit | SideKind::FourBit => 16,
         }
     }
 
@@ -110,6 +117,10 @@ impl SideKind {
                     (low | (byte(2 + group / 4) >> (2 * (group % 4)) & 3) << 4) as i32 - 32,
                     0,
                 ];
+            }
+            SideKind::FourBit | SideKind::FourBitWide => {
+                let s = byte(2 + group / 2) >> (4 * (group % 2)) & 15;
+                return [2 * s as i32 + 1, 0];
             }
         };
         [scale as i32, -(min as i32)]

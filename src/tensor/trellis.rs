@@ -144,7 +144,7 @@ mod tests {
             let t = code.trellis().unwrap();
             let tile: Vec<u8> =
                 (0..t.tile_bytes()).map(|i| (i * 151 % 251) as u8 ^ (i / 3) as u8).collect();
-            assert_eq!(tile.len(), 256 * code.bits_of_two() / 16);
+            assert_eq!(tile.len(), 256 * code.bits_of_eight() / 64);
             for row in 0..TILE {
                 assert_eq!(
                     t.decode_row(&tile, row).to_vec(),

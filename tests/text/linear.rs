@@ -149,6 +149,8 @@ fn narrow_and_odd_widths_equal_the_twin() {
         ("iq4_nl", vec![32, 288]),
         ("q6_k", vec![256, 768]),
         ("q2_k", vec![256, 768]),
+        ("iq2_xxs", vec![256, 768]),
+        ("iq3_s", vec![256, 768]),
     ] {
         let format: Format = spelled.parse().unwrap();
         for cols in widths {
@@ -169,7 +171,7 @@ fn strips_blocks_and_tile_splits_change_nothing() {
     let mut rng = StdRng::seed_from_u64(3);
     for spelled in [
         "bf16", "i8-row", "i8a-row", "i4-row", "i4-g32", "i2-g64", "t2-row", "t3-row", "q3_k",
-        "q4_k",
+        "q4_k", "iq2_xs",
     ] {
         let format: Format = spelled.parse().unwrap();
         let (n, cols, rows) = (3 * TILE + 5, 256, 140);
@@ -193,7 +195,7 @@ fn the_largest_sums_do_not_saturate() {
     let mut rng = StdRng::seed_from_u64(4);
     for spelled in [
         "i8-row", "i8a-row", "i8-g128", "i4-row", "i4-g128", "i2-row", "i2-g128", "t2-row",
-        "t2.5-row", "t3-row", "t4-row", "q5_1", "q5_k", "q6_k", "iq4_xs",
+        "t2.5-row", "t3-row", "t4-row", "q5_1", "q5_k", "q6_k", "iq4_xs", "iq2_s", "iq3_xxs",
     ] {
         let format: Format = spelled.parse().unwrap();
         // The widest layer of the 27B shape; codes of -128, -8 and -1.5, then the largest ones.

@@ -133,9 +133,19 @@ fn committed_bytes_equal_a_fresh_prefill() {
 fn kernels_for_one_few_and_many_rows_give_the_same_bits() {
     let Some(open) = device() else { return };
     let tokens = tokens(&mut SmallRng::seed_from_u64(3), 72);
-    for linear in
-        ["i4-g32", "i4-row+h128", "i8-g32", "q4_k", "q6_k", "q5_0", "q5_k", "iq4_xs", "q2_k"]
-    {
+    for linear in [
+        "i4-g32",
+        "i4-row+h128",
+        "i8-g32",
+        "q4_k",
+        "q6_k",
+        "q5_0",
+        "q5_k",
+        "iq4_xs",
+        "q2_k",
+        "iq2_s",
+        "iq3_xxs",
+    ] {
         // The output of attention is too narrow for blocks of 256.
         let format_of = move |role| match role {
             Role::Embed => format("i8-row"),

@@ -19,7 +19,7 @@ use rand::{Rng, SeedableRng};
 /// Every code and every group. The numbers of rows make different kernels, the same for every
 /// format but for how it is decoded: one format of each way to multiply meets all of them, the
 /// others some.
-const FORMATS: [(&str, &[usize]); 24] = [
+const FORMATS: [(&str, &[usize]); 29] = [
     ("f32", &[2, 9]),
     ("bf16", &ROWS),
     ("i8-row", &[1, 5, 8, 33]),
@@ -44,6 +44,11 @@ const FORMATS: [(&str, &[usize]); 24] = [
     ("q3_k", &[2, 16]),
     ("iq4_nl", &[1, 8]),
     ("iq4_xs", &[3, 9]),
+    ("iq2_xxs", &[1, 9]),
+    ("iq2_xs", &[2, 17]),
+    ("iq2_s", &[1, 5, 33]),
+    ("iq3_xxs", &[3, 8]),
+    ("iq3_s", &[1, 16]),
 ];
 
 /// Columns that a format can have, around `cols`.

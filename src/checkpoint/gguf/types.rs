@@ -2,11 +2,11 @@
 //! matrices and back. How each type stores a block says the table of [`crate::tensor::block`].
 
 use crate::checkpoint::Dtype;
-use crate::tensor::block::{BLOCKS, Integer};
+use crate::tensor::block::BLOCKS;
 use crate::tensor::ggml::{OpenBlock, WEIGHTS};
 use crate::tensor::{Code, Format, GgmlType, Matrix, Values, side};
 use crate::util::threads;
-use anyhow::{Result, ensure};
+use anyhow::Result;
 use std::ops::Range;
 
 /// All types of ggml. A type can be read where a row of the table of blocks has its name.
@@ -84,20 +84,23 @@ pub struct Opener {
     pub format: Format,
     pub ggml: GgmlType,
     open: OpenBlock,
-    integer: Integer,
+    values: Values,
 }
 
 impl Opener {
     pub fn new(code: Code) -> Option<Opener> {
         let ggml = code.spec().ggml?;
-        let Values::Integer(integer) = code.spec().values else { return None };
-        Some(Opener { format: Format::of_file(code)?, ggml, open: ggml.split?.open, integer })
+        let (format, values) = (Format::of_file(code)?, code.spec().values);
+        Some(Opener { format, ggml, open: ggml.split?.open, values })
     }
 
     /// Calls `each` with the stored codes and the side of every block, and its slice of `out`.
-    fn blocks<T>(&self, data: &[u8], out: &mut [T], each: impl Fn(&[u8], &[u8], &mut [T])) {
+    fn blocks(&self, data: &[u8], out: &mut [u8], each: impl Fn(&[u8], &[u8], &mut [u8])) {
         let (mut codes, mut side) = ([0; WEIGHTS], [0; side::BYTES]);
-        let codes = &mut codes[..self.ggml.weights];
+        let codes = match self.values {
+            Values::Grid(_) => &mut codes[..self.code_bytes()],
+            _ => &mut codes[..self.ggml.weights],
+        };
         let side = &mut side[..self.format.code.spec().side.bytes()];
         let blocks = data.len() / self.ggml.bytes;
         let outputs = out.chunks_exact_mut(out.len() / blocks.max(1));
@@ -109,7 +112,10 @@ impl Opener {
 
     /// Writes the packed codes of blocks.
     pub fn codes(&self, data: &[u8], out: &mut [u8]) {
-        self.blocks(data, out, |codes, _, out| self.integer.pack(codes, out));
+        self.blocks(data, out, |codes, _, out| match self.values {
+            Values::Integer(integer) => integer.pack(codes, out),
+            _ => out.copy_from_slice(codes),
+        });
     }
 
     /// Writes the side of blocks.
@@ -119,39 +125,13 @@ impl Opener {
 
     /// Bytes of the packed codes of a block.
     pub fn code_bytes(&self) -> usize {
-        self.ggml.weights * self.integer.bits as usize / 8
+        self.ggml.weights * self.format.code.bits_of_eight() / 64
     }
 
     /// Bytes of its side.
     pub fn side_bytes(&self) -> usize {
         self.format.code.spec().side.bytes()
     }
-
-    /// Decodes blocks to floats, exactly.
-    fn decode(&self, data: &[u8], out: &mut [f32]) {
-        let side = self.format.code.spec().side;
-        let width = self.ggml.weights / side.groups();
-        self.blocks(data, out, |codes, element, out| {
-            for (g, out) in out.chunks_exact_mut(width).enumerate() {
-                let integers = |col| self.integer.value(codes[g * width + col]);
-                side.factors(element, g).decode(side, self.integer.unit(), integers, out);
-            }
-        });
-    }
-}
-
-/// Decodes the bytes of a type to floats, exactly as ggml computes them.
-pub fn decode(code: Code, data: &[u8], out: &mut [f32]) -> Result<()> {
-    let bytes = code.spec().ggml.map(|ggml| ggml.bytes_of(out.len()));
-    ensure!(bytes == Some(data.len()), "{code:?} of {} weights in {} bytes", out.len(), data.len());
-    match Opener::new(code) {
-        Some(opener) => opener.decode(data, out),
-        None => {
-            let format = Format { code, ..Format::F32 };
-            Matrix::new(format, 1, out.len(), data, Vec::new())?.decode_row(0, out);
-        }
-    }
-    Ok(())
 }
 
 /// Rows of blocks as a matrix that holds the same values to the bit.
@@ -201,7 +181,10 @@ fn spread(
 /// Rows of a matrix as blocks of the type that holds its code, each scale repeated where a group is
 /// wider than a block; `None` where such files are not written.
 pub fn encode(matrix: &Matrix<'_>, rows: Range<usize>) -> Option<Vec<u8>> {
-    let Opener { ggml, integer, .. } = Opener::new(matrix.format.code)?;
+    let Opener { ggml, values: Values::Integer(integer), .. } = Opener::new(matrix.format.code)?
+    else {
+        return None;
+    };
     let close = ggml.split?.close?;
     let mut out = vec![0; rows.len() * ggml.bytes_of(matrix.cols)];
     let (group, bytes) =
@@ -231,7 +214,7 @@ mod tests {
         assert_eq!((name(19), code(19), name(4)), (Some("IQ1_S"), None, None));
     }
 
-    /// A native matrix has the values of its blocks, and those that are written come back.
+    /// A native matrix is no larger than its blocks, and those that are written come back.
     #[test]
     fn blocks_go_there_and_back() {
         for block in BLOCKS.iter() {
@@ -241,11 +224,8 @@ mod tests {
             // No exponent of an f16 is all ones.
             let data: Vec<u8> = (0..n).map(|i| (i * 37 + i / 251 * 11) as u8 & 0xbb).collect();
             let native = matrix(block.code, rows, cols, &data, 2).unwrap();
-            let mut want = vec![0.0; rows * cols];
-            decode(block.code, &data, &mut want).unwrap();
-            assert_eq!(native.dequantize(), want, "{}", block.name);
             let side = block.side.bytes() * rows * cols / ggml.weights;
-            assert_eq!(native.bytes(), rows * cols * block.bits_of_two / 16 + side);
+            assert_eq!(native.bytes(), rows * cols * block.bits_of_eight / 64 + side);
             assert!(native.bytes() <= data.len(), "{}", block.name);
             if let Some(written) = encode(&native, 0..rows) {
                 assert_eq!(written, data, "{}", block.name);

@@ -8,11 +8,12 @@
 //!
 //! So lie the codes, or the low bits of codes of 3, 5 and 6 bits. Their high bits are a plane of
 //! their own behind the last row, `[rows, steps]`. Trellis codes have tiles in place of steps and
-//! rows of tiles in place of rows. The side is that of the stored matrix.
+//! rows of tiles in place of rows. Octets of a grid lie as they are stored, and the grid behind
+//! them. The side is that of the stored matrix.
 
 use crate::error::Fault;
 use crate::tensor::trellis::TILE;
-use crate::tensor::{Code, Format, Group};
+use crate::tensor::{Code, Format, Group, Values};
 use anyhow::{Result, ensure};
 
 /// Returns the number of a code in `shaders/include/codes.glsl`.
@@ -23,6 +24,14 @@ pub fn code_number(code: Code) -> u32 {
 /// Returns the number of its side in `shaders/include/side.glsl`.
 pub fn side_number(code: Code) -> u32 {
     code.spec().side as u32
+}
+
+/// Returns what lies behind the codes: the points of a grid.
+pub fn points(code: Code) -> &'static [u8] {
+    match code.spec().values {
+        Values::Grid(grid) => bytemuck::cast_slice(grid.places),
+        _ => &[],
+    }
 }
 
 /// A matrix in device memory.
@@ -44,7 +53,7 @@ pub struct Packing {
     pub width: usize,
     /// Steps of a row; tiles of a row of tiles.
     pub steps: usize,
-    /// 32-bit words of a step, and those of its high plane.
+    /// 32-bit words of a step, and those of its high plane; 0 where rows lie as they are stored.
     pub step_words: usize,
     pub high_words: usize,
     /// Rows, or rows of tiles.
@@ -78,7 +87,8 @@ impl Packing {
             (Group::Row, Code::I2) => 64,
             (Group::Row, _) => 32,
         };
-        let (high_bits, bits) = match format.code.bits_of_two() / 2 {
+        let (high_bits, bits) = match format.code.bits_of_eight() / 8 {
+            _ if matches!(format.code.spec().values, Values::Grid(_)) => (0, 0),
             bits @ (3 | 5) => (1, bits),
             bits @ 6 => (2, bits),
             bits => (0, bits),
@@ -95,7 +105,10 @@ impl Packing {
 
     /// Words of a row, in both planes.
     pub fn row_words(&self) -> usize {
-        self.steps * (self.step_words + self.high_words)
+        match self.step_words {
+            0 => self.from_bytes / 4,
+            low => self.steps * (low + self.high_words),
+        }
     }
 
     pub fn bytes(&self) -> usize {
@@ -109,6 +122,7 @@ pub fn sizes(format: Format, rows: usize, cols: usize) -> Result<[u64; 2]> {
         Some(packing) => packing.bytes(),
         None => format.stored_rows(rows) * format.row_bytes(cols),
     };
+    let codes = codes + points(format.code).len();
     // Loads of whole steps may reach past the last row, and no buffer may be empty.
     Ok([codes as u64 + 64, (rows * format.row_side(cols)) as u64 + 4])
 }

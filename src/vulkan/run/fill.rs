@@ -16,10 +16,13 @@ const READ: usize = 1 << 20;
 const ALIGN: usize = 256;
 
 /// A source of `bytes` bytes that is read in order and cut only at multiples of `unit`.
+#[derive(Clone, Copy)]
 pub struct Stream<'a> {
     /// Index of its matrix, and whether it has the side or the codes.
     pub job: usize,
     pub is_side: bool,
+    /// Offset from there.
+    pub to: usize,
     pub source: &'a dyn Source,
     pub bytes: usize,
     pub unit: usize,
@@ -302,6 +305,7 @@ mod tests {
             .map(|(job, (bytes, unit))| Stream {
                 job,
                 is_side: false,
+                to: 0,
                 source,
                 bytes: *bytes / unit * unit,
                 unit: *unit,
@@ -325,9 +329,7 @@ mod tests {
         }
         assert_eq!(read, streams.iter().map(|s| s.bytes).collect::<Vec<_>>());
         assert!(fills.len() <= 8, "{} blocks", fills.len());
-        assert!(
-            cut(&[Stream { job: 0, is_side: false, source, bytes: STAGE + 1, unit: STAGE + 1 }])
-                .is_err()
-        );
+        let long = Stream { bytes: STAGE + 1, unit: STAGE + 1, ..streams[0] };
+        assert!(cut(&[long]).is_err());
     }
 }

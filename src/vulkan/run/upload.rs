@@ -14,7 +14,7 @@ use crate::vulkan::device::memory::{Arena, Block, Place, Span};
 use crate::vulkan::device::pipeline::{self, Pipelines, Shader};
 use crate::vulkan::device::queue::Queue;
 use crate::vulkan::lower::kernels::{self, Kernel, Push, RepackPush, word};
-use crate::vulkan::lower::layout::{DeviceMatrix, Packing, code_number, sizes};
+use crate::vulkan::lower::layout::{DeviceMatrix, Packing, code_number, points, sizes};
 use anyhow::{Context, Result};
 use ash::vk;
 use std::sync::{Arc, Mutex, OnceLock, mpsc};
@@ -41,6 +41,8 @@ struct Upload<'a> {
     kernel: Option<(Shader, pipeline::Constants)>,
     /// Bytes of a stored row (of tiles).
     row_bytes: usize,
+    /// Lie behind the codes, see [`points`].
+    points: &'static [u8],
 }
 
 /// Place of a matrix's codes, or of its side, on the device.
@@ -58,10 +60,12 @@ impl<'a> Upload<'a> {
         m.format.check_cols(m.cols).with_context(|| format!("loading {label}"))?;
         let packing =
             Packing::of(m.format, m.rows, m.cols).with_context(|| format!("loading {label}"))?;
-        let kernel =
-            packing.map(|_| kernels::Repack { code: code_number(m.format.code) }.specialised());
+        let kernel = packing
+            .filter(|packing| packing.step_words > 0)
+            .map(|_| kernels::Repack { code: code_number(m.format.code) }.specialised());
         let row_bytes = packing.map_or(m.format.row_bytes(m.cols), |p| p.from_bytes);
-        Ok(Upload { label, packing, kernel, row_bytes, matrix })
+        let points = points(m.format.code);
+        Ok(Upload { label, packing, kernel, row_bytes, points, matrix })
     }
 
     fn streams(&self, job: usize) -> impl Iterator<Item = Stream<'_>> {
@@ -70,11 +74,13 @@ impl<'a> Upload<'a> {
         let unit = if self.kernel.is_some() { self.row_bytes.max(1) } else { 4 };
         let unit = if m.code_bytes().is_multiple_of(unit) { unit } else { 1 };
         let bytes = m.code_bytes();
-        let codes = Stream { job, is_side: false, source: &*m.codes, bytes, unit };
+        let codes = Stream { job, is_side: false, to: 0, source: &*m.codes, bytes, unit };
+        let points =
+            Stream { to: bytes, source: &self.points, bytes: self.points.len(), unit: 4, ..codes };
         let bytes = m.side_bytes();
         let side = m.side.as_deref();
-        let side = side.map(|source| Stream { job, is_side: true, source, bytes, unit: 2 });
-        [Some(codes), side].into_iter().flatten()
+        let side = side.map(|source| Stream { job, is_side: true, to: 0, source, bytes, unit: 2 });
+        [Some(codes), Some(points), side].into_iter().flatten()
     }
 
     /// Allocates its codes and side on the device.
@@ -310,7 +316,7 @@ impl Sending<'_> {
                 continue;
             }
             let to = &rooms[stream.is_side as usize];
-            let dst_offset = to.offset + part.from as u64;
+            let dst_offset = to.offset + (stream.to + part.from) as u64;
             let region = [vk::BufferCopy {
                 src_offset: part.at as u64,
                 dst_offset,

@@ -10,11 +10,12 @@
 //! *planes* of its codes. A plane holds 4, 2, 1 or all 8 bits of each code. Codes of 3, 5 and 6
 //! bits have two planes, the lower bits first. Each pair of lines of a plane of b bits is a dword
 //! of 32 / b columns for each row: byte j holds the columns j, j + 4, j + 8 and so on, from the
-//! lowest bits up.
+//! lowest bits up. Octets of a grid lie row after row as they are stored.
 
 use super::pack::{LINE, TILE};
 use crate::compute::cpu::simd::prefetch;
-use crate::tensor::{Format, SideKind, Values};
+use crate::tensor::grid::Grid;
+use crate::tensor::{Format, SideKind, Values, side};
 
 /// Columns of a span; the last one of a row may have fewer.
 pub const SPAN: usize = 256;
@@ -45,12 +46,17 @@ impl OpenSpan {
 /// The part of a format that decides how its spans are opened and multiplied.
 #[derive(Clone, Copy)]
 pub struct Opening {
+    /// Bits of an integer; 0 for octets of a grid.
     pub bits: u32,
+    /// Bits of eight columns.
+    octet: usize,
     pub side: SideKind,
     /// Columns of a group.
     pub width: usize,
     unit: f32,
     map: Map,
+    /// The way from octets to bytes, in place of `bits` and `map`.
+    grid: Option<&'static Grid>,
     /// Difference of the bytes of a span and the integers that kernels take.
     pub offset: i32,
     /// The largest byte of a span.
@@ -70,8 +76,21 @@ impl Opening {
     /// Makes that of a format with a scale for each group.
     pub fn of(format: Format) -> Opening {
         let block = format.code.spec();
-        let Values::Integer(integer) = block.values else {
-            panic!("{format} has no groups of integers")
+        let opening = Opening {
+            bits: 0,
+            octet: format.code.bits_of_eight(),
+            side: block.side,
+            width: format.group_cols(0),
+            unit: format.code.unit(),
+            map: Map::Same,
+            grid: None,
+            offset: 128,
+            largest: 255,
+        };
+        let integer = match block.values {
+            Values::Integer(integer) => integer,
+            Values::Grid(grid) => return Opening { grid: Some(grid), ..opening },
+            _ => panic!("{format} has no groups of integers"),
         };
         let (map, offset) = match (integer.levels, integer.shift != 0.0) {
             (Some(levels), _) => (Map::Levels(levels), 128),
@@ -85,15 +104,7 @@ impl Opening {
             Map::Twice => 2 * ((1 << integer.bits) - 1),
             Map::Levels(_) => 255,
         };
-        Opening {
-            bits: integer.bits,
-            side: block.side,
-            width: format.group_cols(0),
-            unit: integer.unit(),
-            map,
-            offset,
-            largest,
-        }
+        Opening { bits: integer.bits, map, offset, largest, ..opening }
     }
 
     /// Returns whether packed codes are the bytes that kernels take.
@@ -103,7 +114,12 @@ impl Opening {
 
     /// Bytes of a span of `cols` columns.
     pub fn bytes(&self, cols: usize) -> usize {
-        self.side_bytes(cols) + cols * self.bits as usize * TILE / 8
+        self.side_bytes(cols) + self.row_bytes(cols) * TILE
+    }
+
+    /// Bytes of a row's codes in it.
+    pub fn row_bytes(&self, cols: usize) -> usize {
+        cols * self.octet / 64
     }
 
     /// Bytes of its side.
@@ -111,9 +127,28 @@ impl Opening {
         cols / self.width / self.side.groups() * self.side.bytes() * TILE
     }
 
+    /// Decodes one row of a tile.
+    pub fn decode(&self, tile: &[u8], lane: usize, out: &mut [f32]) {
+        let mut element = [0; side::BYTES];
+        let element = &mut element[..self.side.bytes()];
+        for (out, packed) in out.chunks_mut(SPAN).zip(tile.chunks(self.bytes(SPAN))) {
+            let cols = out.len();
+            for (group, out) in out.chunks_exact_mut(self.width).enumerate() {
+                self.element(packed, lane, group, element);
+                let integer = |col| self.integer(packed, cols, lane, group * self.width + col);
+                let factors = self.side.factors(element, group % self.side.groups());
+                factors.decode(self.side, self.unit, integer, out);
+            }
+        }
+    }
+
     /// Returns the integer that kernels take for a column of one row.
-    pub fn integer(&self, packed: &[u8], cols: usize, lane: usize, col: usize) -> i32 {
+    fn integer(&self, packed: &[u8], cols: usize, lane: usize, col: usize) -> i32 {
         let mut at = self.side_bytes(cols);
+        if let Some(grid) = self.grid {
+            let row_bytes = self.row_bytes(cols);
+            return grid.at(&packed[at + lane * row_bytes..][..row_bytes], col);
+        }
         let (mut stored, mut shift) = (0, 0);
         for bits in planes(self.bits) {
             let per_step = 32 / bits as usize;
@@ -131,7 +166,7 @@ impl Opening {
     }
 
     /// Copies the element of the side that serves a group of one row to `element`.
-    pub fn element(&self, packed: &[u8], lane: usize, group: usize, element: &mut [u8]) {
+    fn element(&self, packed: &[u8], lane: usize, group: usize, element: &mut [u8]) {
         let first = group / self.side.groups() * self.side.bytes() * TILE;
         for (i, half) in element.as_chunks_mut::<2>().0.iter_mut().enumerate() {
             half.copy_from_slice(&packed[first + i * LINE + 2 * lane..][..2]);
@@ -223,7 +258,7 @@ pub unsafe fn open<O: Openers>(opening: &Opening, packed: &[u8], cols: usize, sp
                 }
             };
         }
-        by_kind!(Scale ScaleMin SixBitMin FourBitMin EightBit SixBit SixBitSplit);
+        by_kind!(Scale ScaleMin SixBitMin FourBitMin EightBit SixBit SixBitSplit FourBit FourBitWide);
         match opening.bits {
             2 => open_codes::<2>(codes, cols, span),
             3 => open_codes::<3>(codes, cols, span),
@@ -233,6 +268,9 @@ pub unsafe fn open<O: Openers>(opening: &Opening, packed: &[u8], cols: usize, sp
             _ => {}
         }
         let bytes = &mut span.bytes[..cols / 4];
+        if let Some(grid) = opening.grid {
+            open_octets(grid, codes, bytes);
+        }
         match opening.map {
             Map::Same => {}
             Map::Twice => bytes.iter_mut().flatten().for_each(|dword| *dword <<= 1),
@@ -291,6 +329,18 @@ fn open_codes<const BITS: u32>(codes: &[u8], cols: usize, span: &mut OpenSpan) {
                     *out |= part(high, high_bits, lane) << low_bits;
                 }
             }
+        }
+    }
+}
+
+/// The octets of a span.
+#[inline(always)]
+fn open_octets(grid: &Grid, codes: &[u8], bytes: &mut [[u32; TILE]]) {
+    let row_bytes = codes.len() / TILE;
+    for (octet, lines) in bytes.as_chunks_mut::<2>().0.iter_mut().enumerate() {
+        for (lane, row) in codes.chunks_exact(row_bytes).enumerate() {
+            let dwords = grid.open(grid.octet(row, octet));
+            lines.iter_mut().zip(dwords).for_each(|(line, four)| line[lane] = four ^ 0x8080_8080);
         }
     }
 }

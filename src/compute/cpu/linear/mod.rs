@@ -77,7 +77,7 @@ macro_rules! kernels_of {
             match (pack::layout_of($format.code), $format.group) {
                 (CpuLayout::F32, _) => (by_rows!(floats, 32), 0),
                 (CpuLayout::Bf16, _) => (by_rows!(floats, 16), 0),
-                (CpuLayout::Int(_), Group::Cols(_)) => {
+                (CpuLayout::Int(_), Group::Cols(_)) | (CpuLayout::Grid, _) => {
                     let opening = Opening::of($format);
                     let multiply = $multiply(opening.largest);
                     return Kernels { way: Way::Spans { opening, open, multiply }, gate };

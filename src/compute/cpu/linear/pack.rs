@@ -117,6 +117,10 @@ impl PackedMatrix {
         // Byte offset of the row's dword in a step.
         let dword = lane * 4;
         let at = |offset: usize| <[u8; 4]>::try_from(&tile[offset..][..4]).unwrap_or_default();
+        if let Some(opening) = shape.opening {
+            opening.decode(tile, lane, out);
+            return self.rotate_back(out);
+        }
         match layout_of(self.format.code) {
             CpuLayout::F32 => {
                 for (k, o) in out.iter_mut().enumerate() {
@@ -145,32 +149,19 @@ impl PackedMatrix {
             }
             CpuLayout::Int(bits) => {
                 let (code, bias) = (self.format.code, bias_of(self.format.code));
-                let (unit, side_of) = (code.unit(), code.spec().side);
+                let side_of = code.spec().side;
                 let mut element = [0; side::BYTES];
                 let element = &mut element[..side_of.bytes()];
-                let Some(opening) = shape.opening else {
-                    for (i, half) in element.as_chunks_mut::<2>().0.iter_mut().enumerate() {
-                        half.copy_from_slice(&tile[i * LINE + 2 * lane..][..2]);
-                    }
-                    let integer = |col: usize| {
-                        let bytes =
-                            at(shape.head + col / shape.step_cols * shape.step_bytes + dword);
-                        code_of(bits, bytes, col % shape.step_cols) + bias
-                    };
-                    side_of.factors(element, 0).decode(side_of, unit, integer, out);
-                    return self.rotate_back(out);
-                };
-                for (i, out) in out.chunks_mut(SPAN).enumerate() {
-                    let (cols, packed) = (out.len(), &tile[i * opening.bytes(SPAN)..]);
-                    for (group, out) in out.chunks_exact_mut(opening.width).enumerate() {
-                        opening.element(packed, lane, group, element);
-                        let first = group * opening.width;
-                        let integer = |col| opening.integer(packed, cols, lane, first + col);
-                        let factors = side_of.factors(element, group % side_of.groups());
-                        factors.decode(side_of, unit, integer, out);
-                    }
+                for (i, half) in element.as_chunks_mut::<2>().0.iter_mut().enumerate() {
+                    half.copy_from_slice(&tile[i * LINE + 2 * lane..][..2]);
                 }
+                let integer = |col: usize| {
+                    let bytes = at(shape.head + col / shape.step_cols * shape.step_bytes + dword);
+                    code_of(bits, bytes, col % shape.step_cols) + bias
+                };
+                side_of.factors(element, 0).decode(side_of, code.unit(), integer, out);
             }
+            CpuLayout::Grid => {}
         }
         self.rotate_back(out);
     }
@@ -188,7 +179,7 @@ pub fn layout_of(code: Code) -> CpuLayout {
     code.spec().cpu.unwrap_or_else(|| panic!("the CPU has no kernels for {code:?}"))
 }
 
-/// See [`Integer::bias`](crate::tensor::block::Integer::bias).
+/// See [`Integer::bias`](crate::tensor::integer::Integer::bias).
 pub fn bias_of(code: Code) -> i32 {
     match code.spec().values {
         Values::Integer(integer) => integer.bias(),
@@ -253,6 +244,8 @@ impl Shape {
             CpuLayout::F32 => (1, 2 * LINE),
             CpuLayout::Bf16 => (1, LINE),
             CpuLayout::Int(bits) => (32 / bits as usize, 2 * LINE),
+            // In spans alone.
+            CpuLayout::Grid => (SPAN, 0),
             CpuLayout::Tiles(0) => (16, 2 * LINE),
             CpuLayout::Tiles(1) => (64, 10 * LINE),
             CpuLayout::Tiles(2) => (32, 6 * LINE),
@@ -330,7 +323,7 @@ fn pack_tile(matrix: &Matrix<'_>, shape: Shape, out: &mut [u8]) {
                     _ => pack_dwords(codes, steps, lane, transpose_i2),
                 }
             }
-            CpuLayout::Tiles(_) => {}
+            CpuLayout::Grid | CpuLayout::Tiles(_) => {}
         }
     }
 }
@@ -397,17 +390,18 @@ fn pack_trellis_half(
 /// Spreads one row of integer codes with a scale for each group over the spans of a tile.
 #[inline(always)]
 fn pack_spans(matrix: &Matrix<'_>, opening: &Opening, lane: usize, out: &mut [u8]) {
-    let bits = opening.bits as usize;
-    let spans = matrix.row(lane).chunks(SPAN * bits / 8).zip(out.chunks_mut(opening.bytes(SPAN)));
+    let row_bytes = opening.row_bytes(SPAN);
+    let spans = matrix.row(lane).chunks(row_bytes).zip(out.chunks_mut(opening.bytes(SPAN)));
     let mut side = matrix.row_side(lane);
     for (codes, out) in spans {
-        let (head, steps) = out.split_at_mut(opening.side_bytes(codes.len() * 8 / bits));
+        let (head, steps) = out.split_at_mut(opening.side_bytes(codes.len() * SPAN / row_bytes));
         let (own, rest) = side.split_at(head.len() / TILE);
         side = rest;
         for (line, half) in head.chunks_exact_mut(LINE).zip(own.as_chunks::<2>().0) {
             line[lane * 2..][..2].copy_from_slice(half);
         }
         match opening.bits {
+            0 => steps[lane * codes.len()..][..codes.len()].copy_from_slice(codes),
             8 => pack_dwords(codes, steps, lane, |q| q ^ 0x8080_8080),
             4 => pack_dwords(codes, steps, lane, interleave_i4),
             2 => pack_dwords(codes, steps, lane, transpose_i2),
