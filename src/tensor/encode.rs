@@ -4,7 +4,7 @@
 use super::block::Integer;
 use super::round::{code_of_nearest, f16_nonzero, scale_for};
 use super::trellis::{TILE, Trellis};
-use super::viterbi::{Viterbi, WEIGHTS};
+use super::viterbi::{TOGETHER, Viterbi, WEIGHTS};
 use super::{Format, Group, Matrix, Values};
 use anyhow::{Result, ensure};
 use rayon::prelude::*;
@@ -31,13 +31,13 @@ impl TileEncoder for OnProcessor {
     fn encode(&self, trellis: Trellis, wanted: &[f32], rows: &mut [[u64; TILE]]) -> Result<()> {
         let (tiles, rest) = wanted.as_chunks::<WEIGHTS>();
         ensure!(rest.is_empty() && tiles.len() == rows.len(), "whole tiles are coded");
-        rows.par_iter_mut().zip(tiles).for_each(|(rows, tile)| {
+        rows.par_chunks_mut(TOGETHER).zip(tiles.par_chunks(TOGETHER)).for_each(|(rows, tiles)| {
             ENCODERS.with_borrow_mut(|known| {
                 let at = known.iter().position(|v| v.trellis() == trellis).unwrap_or_else(|| {
                     known.push(Viterbi::new(trellis));
                     known.len() - 1
                 });
-                *rows = known[at].encode(tile);
+                known[at].encode(tiles, rows);
             });
         });
         Ok(())
