@@ -1,7 +1,9 @@
 //! Speed of the search for trellis codes: `cargo bench --bench trellis [-- -d vulkan] [TILES]`.
 //!
 //! Each line is one code: weights a second (on the processor, of one core), mean squared error on a
-//! unit Gaussian, and a digest of the codes, which is the same on every device.
+//! unit Gaussian, and a digest of the codes, which is the same on every device. A GPU's workgroups
+//! take one tile at a time, then two. Calls of 256 tiles are those of a calibrated matrix of 4096
+//! rows.
 
 use gemma::tensor::encode::{OnProcessor, TileEncoder};
 use gemma::tensor::trellis::TILE;
@@ -15,11 +17,23 @@ fn main() {
     let mut words = std::env::args().skip(1).filter(|a| a != "--bench").peekable();
     let on_gpu = words.next_if_eq("-d").and_then(|_| words.next()).is_some_and(|d| d == "vulkan");
     let count = words.next().map(|n| n.parse().expect("a number of tiles"));
-    let count = count.unwrap_or(if on_gpu { 32_768 } else { 2048 });
-    let tiles: Box<dyn TileEncoder> = match on_gpu {
-        true => Box::new(VulkanTiles::new(VulkanExecutor::open(Choice::Best).unwrap()).unwrap()),
-        false => Box::new(OnProcessor),
-    };
+    if !on_gpu {
+        return measure(&OnProcessor, count.unwrap_or(2048), usize::MAX);
+    }
+    let count = count.unwrap_or(32_768);
+    for (many, at_once) in [(usize::MAX, "one tile"), (0, "two tiles")] {
+        let device = VulkanExecutor::open(Choice::Best).unwrap();
+        let tiles = VulkanTiles::with_many(device, many).unwrap();
+        for call in [256, usize::MAX] {
+            println!("{at_once} of a workgroup, calls of {} tiles", call.min(count));
+            measure(&tiles, count, call);
+        }
+    }
+}
+
+/// Prints the speed at `count` tiles, `call` of them at a time.
+fn measure(tiles: &dyn TileEncoder, count: usize, call: usize) {
+    let call = call.min(count);
     let one = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
     println!("{:6} {:>12} {:>10}  digest", "code", "weights/s", "error");
     for code in [Code::T2, Code::T25, Code::T3, Code::T4] {
@@ -31,7 +45,11 @@ fn main() {
         let warm = count.min(4);
         tiles.encode(trellis, &wanted[..warm * WEIGHTS], &mut rows[..warm]).unwrap();
         let start = Instant::now();
-        one.install(|| tiles.encode(trellis, &wanted, &mut rows)).unwrap();
+        one.install(|| {
+            for (wanted, rows) in wanted.chunks(call * WEIGHTS).zip(rows.chunks_mut(call)) {
+                tiles.encode(trellis, wanted, rows).unwrap();
+            }
+        });
         let speed = wanted.len() as f64 / start.elapsed().as_secs_f64();
         let (mut square, mut cross, mut coded) = (0f64, 0f64, 0f64);
         for (tile, rows) in wanted.chunks_exact(WEIGHTS).zip(&rows) {
