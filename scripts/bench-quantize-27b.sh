@@ -12,10 +12,13 @@
 #   SIZE                      --target-size of the two layers and the table, such as 1.69GB, which
 #                             is what 10 GB for all of 27B leaves them
 #   DEVICE (cpu), GEMMA (target/release/gemma), RUNS ("nearest text", or either)
+#   SEARCH                    the benchmark of the search for trellis codes, which runs first:
+#                             cargo bench --bench trellis --no-run names it
 set -euo pipefail
-[ $# -eq 2 ] || { sed -n '2,14s/^# \?//p' "$0"; exit 2; }
+[ $# -eq 2 ] || { sed -n '2,16s/^# \?//p' "$0"; exit 2; }
 work=$1 tokens=${TOKENS:-4096} device=${DEVICE:-cpu} runs=${RUNS:-nearest text}
 gemma=${GEMMA:-target/release/gemma}
+[ -z "${SEARCH:-}" ] || "$SEARCH" -d "$device"
 what=(--linear "${LINEAR:-t2-row+h128}" --embedding i8-row)
 [ -z "${SIZE:-}" ] || what=(--target-size "$SIZE")
 mkdir -p "$work"
@@ -58,12 +61,17 @@ def used(name):
     return memory / 1e6, busy / 60, clock / 60
 _, base, base_clock = used("table")
 print(f"`{what}`, 2 layers of 27B's shape and the table, -d {device}\n")
-print("| | peak memory GB | core minutes a layer | minutes a layer | 62 layers: core hours | hours |")
-print("|---|---:|---:|---:|---:|---:|")
+# Matrices of a layer: 32 heads and twice 16 of 128 columns, and the three of 21504.
+weights = 5376 * (2 * 4096 + 2 * 2048 + 3 * 21504)
+print("| | peak memory GB | core minutes a layer | minutes a layer | million weights a second |"
+      " 62 layers: core hours | hours |")
+print("|---|---:|---:|---:|---:|---:|---:|")
 for label in runs.split():
     name = "without text" if label == "nearest" else f"with {tokens} tokens"
     memory, busy, clock = used(label)
     layer, layer_clock = (max(0.0, v) / 2 for v in (busy - base, clock - base_clock))
     hours = [(each * 62 + fixed) / 60 for each, fixed in ((layer, base), (layer_clock, base_clock))]
-    print(f"| {name} | {memory:.2f} | {layer:.2f} | {layer_clock:.2f} | {hours[0]:.1f} | {hours[1]:.1f} |")
+    speed = weights / 1e6 / (60 * layer_clock) if layer_clock else 0
+    print(f"| {name} | {memory:.2f} | {layer:.2f} | {layer_clock:.2f} | {speed:.2f} |"
+          f" {hours[0]:.1f} | {hours[1]:.2f} |")
 PY

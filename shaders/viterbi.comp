@@ -1,6 +1,10 @@
-// The best path through a trellis for tiles of weights. All costs are integers, so the path has the
-// same states as that of src/tensor/viterbi.rs. A workgroup takes one tile after the other. A
-// thread takes four paths at a time, whose newest bits are consecutive numbers.
+// The best paths through a trellis for tiles of weights. All costs are integers, so a path has the
+// same states as that of src/tensor/viterbi, which also says why costs fit 16 bits. A workgroup
+// takes some tiles at a time, which share what is read from the table. A thread takes four heads at
+// a time.
+//
+// Only the least cost of each head is kept, not the state that gave it: to find that again along
+// one path takes less time than to note it for all.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_integer_dot_product : require
@@ -9,141 +13,172 @@
 
 layout(local_size_x_id = 0) in;
 layout(constant_id = 0) const uint T = 256;
+layout(constant_id = 1) const uint N = 1;     // tiles of a workgroup at a time
 layout(constant_id = 17) const uint STEP = 4; // new bits of a state
-layout(constant_id = 19) const uint MULTIPLIER = 1;
 
-#include "trellis.glsl"
-
-const uint STEPS = 128;                      // states of a tile
-const uint SEAM = 40;                        // on either side of where the circle is closed
-const uint STATES = 1u << STATE_BITS;
-const uint HEADS = STATES >> STEP;           // of states that continue alike
-const uint HIGHS = 1u << STEP;               // states of a head
+const uint STEPS = 128;                 // states of a tile
+const uint SEAM = 40;                   // on either side of where the circle is closed
+const uint STATE_BITS = 16;
+const uint HEADS = 1u << (STATE_BITS - STEP); // of states that continue alike
+const uint HIGHS = 1u << STEP;                // states of a head
 const uint SETTLED = (STATE_BITS + STEP - 1) / STEP;
+const int OFFSET = 30;                  // what makes a state's integers positive
 const uint FORBIDDEN = 0xffffu;
 const uint NO_HEAD = 0xffffffffu;
 
-layout(buffer_reference, scalar, buffer_reference_align = 4) coherent buffer Trace { uint v[]; };
+layout(buffer_reference, scalar, buffer_reference_align = 8) coherent buffer Costs { uvec2 v[]; };
 
 layout(push_constant, scalar) uniform Push {
-    I8 targets;  // [tiles, 256] in quarters
-    // [workgroups, STEPS, HEADS] the oldest bits of the best state of each head, a byte each
-    Trace trace;
-    U32 rows;    // [tiles, 16, 2] bits of each row, the low word first
+    I8 targets;    // [tiles, STEPS, 2] in quarters
+    // [2^16 / 4] of each state: its two integers and OFFSET, then two digits of twice the sum of
+    // their squares, of 1 and of 127
+    U32x4 states;
+    Costs costs;   // [workgroups, N, STEPS, HEADS / 4] least cost in front of a state, 16 bits
+    U32 rows;      // [tiles, 16, 2] bits of each row, the low word first
     uint tiles;
 };
 
-shared uint16_t best[2][HEADS]; // least cost of the states that continue alike, by turns
-shared uint least[3];           // of all, by turns
-shared uint last;               // the state in which the path ends
+shared uint16_t best[2][N][HEADS]; // least cost in front of a state, by turns
+shared uint least[3][N];           // of all, by turns
+shared int weights[N][STEPS];      // of the four bytes of a state
+shared int bases[N][STEPS];        // makes the least possible cost 0
+shared uint head_of[N];            // that begins and ends the path
+shared uint last[N];               // the state in which the path ends
 
-// Cost of a state's two weights for these targets. See `Target` in src/tensor/viterbi.rs.
-uint cost_of(uint state, ivec2 q, int base) {
-    const uint word = word_of_state(state);
-    const int x = weight_of(word, 0) + TRELLIS_OFFSET, y = weight_of(word, 1) + TRELLIS_OFFSET;
-    return uint(base + x * (2 * x - 4 * TRELLIS_OFFSET - q.x)
-        + y * (2 * y - 4 * TRELLIS_OFFSET - q.y));
+uint tile_of(uint first, uint n) { return min(first + n, tiles - 1); }
+
+uint costs_at(uint n, uint s) {
+    return ((gl_WorkGroupID.x * N + n) * STEPS + s) * (HEADS / 4);
 }
 
-ivec2 targets_at(uint tile, uint at) {
-    const uint i = tile * 256 + at % STEPS * 2;
-    return ivec2(int(targets.v[i]), int(targets.v[i + 1]));
+void load_targets(uint first) {
+    for (uint i = gl_LocalInvocationID.x; i < N * STEPS; i += T) {
+        const uint n = i / STEPS, s = i % STEPS, at = tile_of(first, n) * STEPS + s;
+        const ivec2 q = ivec2(targets.v[2 * at], targets.v[2 * at + 1]);
+        const ivec2 base = (q * q + 7) / 8 + OFFSET * q;
+        weights[n][s] = int(uint(-q.x) & 0xffu | (uint(-q.y) & 0xffu) << 8 | 0x7f010000u);
+        bases[n][s] = base.x + base.y;
+    }
 }
 
-// Constant that makes the least possible cost 0.
-int base_of(ivec2 q) {
-    const ivec2 own = (q * q + 7) / 8 + TRELLIS_OFFSET * q;
-    return own.x + own.y + 4 * TRELLIS_OFFSET * TRELLIS_OFFSET;
+// The least cost of a head's states, above the oldest bits of a state that has it, over every
+// `stride`-th of them. A state is the `s`-th of a path whose targets begin at `from`. Among equal
+// costs, the lowest state wins.
+int cheapest_of(uint n, uint from, uint s, uint head, uint first, uint stride) {
+    const int w = weights[n][(from + s) % STEPS];
+    int least = 0x7fffffff;
+    for (uint high = first; high < HIGHS; high += stride) {
+        const uint state = high * HEADS + head, at = state >> STEP;
+        const uint two = costs.v[costs_at(n, s) + at / 4][at / 2 % 2];
+        const int before = int(two >> (16 * (at % 2)) & 0xffffu);
+        const int own = dotPacked4x8EXT(int(states.v[state / 4][state % 4]), w);
+        least = min(least, (before + own) << 8 | int(high));
+    }
+    return least;
 }
 
-// The last state of the best path over `steps` states from target `first` on; with a head, of the
-// best one that begins behind it and ends with it.
-uint find_path(uint tile, uint first, uint steps, uint head, uint trace_at) {
+uint state_of(int key, uint head) { return (uint(key) & 0xffu) * HEADS + head; }
+
+// The cheapest state of a head, found by all lanes of a subgroup.
+uint cheapest(uint n, uint from, uint s, uint head) {
+    const int key =
+        cheapest_of(n, from, s, head, gl_SubgroupInvocationID, gl_SubgroupSize);
+    return state_of(subgroupMin(key), head);
+}
+
+// The least costs in front of `steps` states, whose targets begin at `from`. With heads, only paths
+// that begin behind them are allowed.
+void find_costs(uint from, uint steps, bool with_heads) {
     const uint t = gl_LocalInvocationID.x;
-    for (uint h = t; h < HEADS; h += T)
-        best[0][h] = uint16_t(head == NO_HEAD || head == h ? 0 : FORBIDDEN);
-    if (t < 3) least[t] = t == 0 ? 0 : FORBIDDEN;
+    for (uint i = t; i < N * HEADS / 4; i += T) {
+        const uint n = i / (HEADS / 4), h = i % (HEADS / 4) * 4;
+        uvec4 cost = uvec4(0);
+        if (with_heads)
+            cost = mix(uvec4(FORBIDDEN), cost, equal(h + uvec4(0, 1, 2, 3), uvec4(head_of[n])));
+        [[unroll]] for (uint k = 0; k < 4; k++) best[0][n][h + k] = uint16_t(cost[k]);
+        costs.v[costs_at(n, 0) + h / 4] = uvec2(cost.x | cost.y << 16, cost.z | cost.w << 16);
+    }
+    for (uint i = t; i < 3 * N; i += T) least[i / N][i % N] = i < N ? 0 : FORBIDDEN;
     barrier();
-    for (uint s = 0; s + 1 < steps; s++) {
-        const ivec2 q = targets_at(tile, first + s);
-        const int base = base_of(q);
-        const uint floor_ = s < SETTLED ? 0 : least[s % 3];
-        if (t == 0) least[(s + 2) % 3] = FORBIDDEN;
-        uint lowest = FORBIDDEN;
+    for (uint s = 0; s < steps; s++) {
+        const uint now = s % 2, at = (from + s) % STEPS;
+        int w[N], base[N];
+        uint lowest[N];
+        [[unroll]] for (uint n = 0; n < N; n++) {
+            w[n] = weights[n][at];
+            base[n] = bases[n][at] - int(s < SETTLED ? 0 : least[s % 3][n]);
+            lowest[n] = FORBIDDEN;
+        }
+        if (t < N) least[(s + 2) % 3][t] = FORBIDDEN;
         for (uint h = 4 * t; h < HEADS; h += 4 * T) {
-            // A cost and the oldest bits, which decide where costs are equal
-            uvec4 keys = uvec4(0xffffffffu);
+            ivec4 cost[N];
+            [[unroll]] for (uint n = 0; n < N; n++) cost[n] = ivec4(FORBIDDEN);
             for (uint high = 0; high < HIGHS; high++) {
                 const uint state = high * HEADS + h;
-                const uint before = uint(best[s % 2][state >> STEP]);
-                const uint less = before - min(before, floor_);
-                [[unroll]] for (uint i = 0; i < 4; i++) {
-                    const uint cost = min(less + cost_of(state + i, q, base), FORBIDDEN);
-                    keys[i] = min(keys[i], cost << 8 | high);
+                const ivec4 words = ivec4(states.v[state / 4]);
+                [[unroll]] for (uint n = 0; n < N; n++) {
+                    const int before = int(best[now][n][state >> STEP]) + base[n];
+                    [[unroll]] for (uint k = 0; k < 4; k++)
+                        cost[n][k] = min(cost[n][k], dotPacked4x8EXT(words[k], w[n]) + before);
                 }
             }
-            [[unroll]] for (uint i = 0; i < 4; i++) {
-                best[(s + 1) % 2][h + i] = uint16_t(keys[i] >> 8);
-                lowest = min(lowest, keys[i] >> 8);
+            [[unroll]] for (uint n = 0; n < N; n++) {
+                const uvec4 c = uvec4(cost[n]);
+                [[unroll]] for (uint k = 0; k < 4; k++) best[1 - now][n][h + k] = uint16_t(c[k]);
+                costs.v[costs_at(n, s + 1) + h / 4] = uvec2(c.x | c.y << 16, c.z | c.w << 16);
+                lowest[n] = min(lowest[n], min(min(c.x, c.y), min(c.z, c.w)));
             }
-            const uvec4 high = keys & 0xffu;
-            trace.v[trace_at + ((s + 1) * HEADS + h) / 4] =
-                high.x | high.y << 8 | high.z << 16 | high.w << 24;
         }
-        lowest = subgroupMin(lowest);
-        if (subgroupElect()) atomicMin(least[(s + 1) % 3], lowest);
+        [[unroll]] for (uint n = 0; n < N; n++) {
+            const uint of_all = subgroupMin(lowest[n]);
+            if (subgroupElect()) atomicMin(least[(s + 1) % 3][n], of_all);
+        }
         barrier();
-    }
-    // The cheapest end. Among equal costs, the lowest state wins.
-    const uint s = steps - 1;
-    const ivec2 q = targets_at(tile, first + s);
-    const int base = base_of(q);
-    const uint stride = head == NO_HEAD ? 1 : HEADS, from = head == NO_HEAD ? 0 : head;
-    if (t == 0) least[0] = last = 0xffffffffu;
-    barrier();
-    uint lowest = 0xffffffffu;
-    for (uint state = from + t * stride; state < STATES; state += T * stride) {
-        lowest = min(lowest, uint(best[s % 2][state >> STEP]) + cost_of(state, q, base));
-    }
-    lowest = subgroupMin(lowest);
-    if (subgroupElect()) atomicMin(least[0], lowest);
-    barrier();
-    lowest = least[0];
-    for (uint state = from + t * stride; state < STATES; state += T * stride) {
-        if (uint(best[s % 2][state >> STEP]) + cost_of(state, q, base) == lowest) {
-            atomicMin(last, state);
-            break;
-        }
     }
     memoryBarrierBuffer();
     barrier();
-    return last;
 }
 
-// The state before `state`, which is the s-th of a path.
-uint state_before(uint state, uint s, uint trace_at) {
-    const uint head = state >> STEP, at = s * HEADS + head;
-    const uint high = trace.v[trace_at + at / 4] >> (8 * (at % 4)) & 0xffu;
-    return high << (STATE_BITS - STEP) | head;
+// The head behind the seam's best path: between its middle states.
+void find_heads() {
+    const uint steps = 2 * SEAM, from = STEPS - SEAM;
+    find_costs(from, steps, false);
+    if (gl_LocalInvocationID.x < N) last[gl_LocalInvocationID.x] = 0xffffffffu;
+    barrier();
+    for (uint i = gl_LocalInvocationID.x; i < N * HEADS; i += T) {
+        const uint n = i / HEADS, head = i % HEADS;
+        if (uint(best[steps % 2][n][head]) == least[steps % 3][n])
+            atomicMin(last[n], state_of(cheapest_of(n, from, steps - 1, head, 0, 1), head));
+    }
+    barrier();
+    for (uint n = gl_SubgroupID; n < N; n += gl_NumSubgroups) {
+        uint state = last[n];
+        for (uint s = steps - 1; s >= SEAM; s--) state = cheapest(n, from, s - 1, state >> STEP);
+        if (subgroupElect()) head_of[n] = state & (HEADS - 1);
+    }
+    barrier();
 }
 
 void main() {
-    const uint trace_at = gl_WorkGroupID.x * STEPS * HEADS / 4;
-    for (uint tile = gl_WorkGroupID.x; tile < tiles; tile += gl_NumWorkGroups.x) {
-        uint state = find_path(tile, STEPS - SEAM, 2 * SEAM, NO_HEAD, trace_at);
-        for (uint s = 2 * SEAM - 1; s >= SEAM; s--) state = state_before(state, s, trace_at);
+    for (uint first = gl_WorkGroupID.x * N; first < tiles; first += gl_NumWorkGroups.x * N) {
+        load_targets(first);
         barrier();
-        state = find_path(tile, 0, STEPS, state & (HEADS - 1), trace_at);
-        if (gl_LocalInvocationID.x == 0) {
+        find_heads();
+        find_costs(0, STEPS - 1, true);
+        for (uint n = gl_SubgroupID; n < N; n += gl_NumSubgroups) {
+            uint state = cheapest(n, 0, STEPS - 1, head_of[n]);
             for (uint row = 16; row-- > 0;) {
                 uint64_t bits = 0;
-                [[unroll]] for (uint i = 0; i < 8; i++) {
+                for (uint i = 0; i < 8; i++) {
                     bits |= uint64_t(state & (HIGHS - 1)) << (STEP * i);
                     const uint s = row * 8 + 7 - i;
-                    if (s > 0) state = state_before(state, s, trace_at);
+                    if (s > 0) state = cheapest(n, 0, s - 1, state >> STEP);
                 }
-                rows.v[(tile * 16 + row) * 2] = uint(bits);
-                rows.v[(tile * 16 + row) * 2 + 1] = uint(bits >> 32);
+                if (subgroupElect() && first + n < tiles) {
+                    const uint at = ((first + n) * 16 + row) * 2;
+                    rows.v[at] = uint(bits);
+                    rows.v[at + 1] = uint(bits >> 32);
+                }
             }
         }
         barrier();

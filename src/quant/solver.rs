@@ -3,7 +3,7 @@
 
 use super::layout::{ArtifactLayout, TensorPlan};
 use crate::tensor::encode::{OnProcessor, TileEncoder};
-use crate::tensor::quantize::quantize_by;
+use crate::tensor::quantize::{quantize, quantize_by};
 use crate::tensor::{Format, Matrix};
 use crate::util::threads::{self, ScopedTask};
 use anyhow::Result;
@@ -88,10 +88,15 @@ impl Solver for Nearest {
         values: &[f32],
     ) -> Result<Matrix<'static>> {
         let (n, cols) = (rows.len(), entry.cols);
+        if format.code.is_trellis() {
+            // The encoder gets all tiles at once, because a GPU needs thousands.
+            let run = || quantize_by(&*self.tiles, format, n, cols, values);
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(self.threads.max(1)).build();
+            return pool.map_or_else(|_| run(), |pool| pool.install(run));
+        }
         let each = n.div_ceil(self.threads.max(1)).next_multiple_of(TILE_ROWS);
         let parts: Vec<Result<Matrix<'_>>> = std::thread::scope(|scope| {
-            let run =
-                |part: &[f32]| quantize_by(&*self.tiles, format, part.len() / cols, cols, part);
+            let run = |part: &[f32]| quantize(format, part.len() / cols, cols, part);
             let spawn = |part| threads::spawn(scope, move || run(part));
             let handles: Vec<_> = values.chunks(each * cols).map(spawn).collect();
             handles.into_iter().map(ScopedTask::join).collect()

@@ -4,12 +4,13 @@
 use super::integer::Integer;
 use super::round::{code_of_nearest, f16_nonzero, scale_for};
 use super::trellis::{TILE, Trellis};
-use super::viterbi::{Viterbi, WEIGHTS};
+use super::viterbi::{TOGETHER, Viterbi, WEIGHTS};
 use super::{Format, Group, Matrix, Values};
 use anyhow::{Result, ensure};
 use rayon::prelude::*;
 use std::cell::RefCell;
 use std::fmt::Debug;
+use std::ops::Range;
 
 /// A search for the best codes of trellis tiles. All implementations find the same codes, bit for
 /// bit.
@@ -31,13 +32,13 @@ impl TileEncoder for OnProcessor {
     fn encode(&self, trellis: Trellis, wanted: &[f32], rows: &mut [[u64; TILE]]) -> Result<()> {
         let (tiles, rest) = wanted.as_chunks::<WEIGHTS>();
         ensure!(rest.is_empty() && tiles.len() == rows.len(), "whole tiles are coded");
-        rows.par_iter_mut().zip(tiles).for_each(|(rows, tile)| {
+        rows.par_chunks_mut(TOGETHER).zip(tiles.par_chunks(TOGETHER)).for_each(|(rows, tiles)| {
             ENCODERS.with_borrow_mut(|known| {
                 let at = known.iter().position(|v| v.trellis() == trellis).unwrap_or_else(|| {
                     known.push(Viterbi::new(trellis));
                     known.len() - 1
                 });
-                *rows = known[at].encode(tile);
+                known[at].encode(tiles, rows);
             });
         });
         Ok(())
@@ -129,23 +130,23 @@ impl Encoder {
         );
     }
 
-    /// Codes columns `16 * block ..` from `targets` to `decoded`, both `[rows, 16]`; trellis codes
-    /// by `tiles`.
+    /// Codes the columns of some blocks of 16 from `targets` to `decoded`, both `[rows, 16 *
+    /// blocks]`; trellis codes by `tiles`, other codes of one block.
     pub fn encode(
         &mut self,
         tiles: &dyn TileEncoder,
-        block: usize,
+        blocks: Range<usize>,
         targets: &[f32],
         decoded: &mut [f32],
     ) -> Result<()> {
         assert!(
-            targets.len() == self.rows * BLOCK
+            targets.len() == self.rows * BLOCK * blocks.len()
                 && decoded.len() == targets.len()
-                && block < self.cols / BLOCK
+                && blocks.end <= self.cols / BLOCK
         );
         match self.format.code.trellis() {
-            Some(trellis) => self.encode_tiles(tiles, trellis, block, targets, decoded)?,
-            None => self.encode_in_turn(block, targets, &IDENTITY, decoded),
+            Some(trellis) => self.encode_tiles(tiles, trellis, blocks, targets, decoded)?,
+            None => self.encode_in_turn(blocks.start, targets, &IDENTITY, decoded),
         }
         Ok(())
     }
@@ -184,28 +185,40 @@ impl Encoder {
         &mut self,
         tiles: &dyn TileEncoder,
         trellis: Trellis,
-        block: usize,
+        blocks: Range<usize>,
         targets: &[f32],
         decoded: &mut [f32],
     ) -> Result<()> {
         let (tile_bytes, tile_cols) = (trellis.tile_bytes(), self.cols / TILE);
+        let (n, width) = (blocks.len(), TILE * blocks.len());
         // The rows of a last tile that are not there aim at 0.
-        let mut wanted = vec![0f32; self.rows.next_multiple_of(TILE) * TILE];
-        let of_rows = wanted.par_chunks_mut(TILE).zip(targets.par_chunks(TILE)).with_min_len(64);
-        of_rows.zip(&self.scales).for_each(|((wanted, targets), scale)| {
-            wanted.iter_mut().zip(targets).for_each(|(w, t)| *w = t / scale);
+        let mut wanted = vec![0f32; self.rows.next_multiple_of(TILE) * width];
+        let of_rows = wanted.par_chunks_mut(TILE * width).zip(targets.par_chunks(TILE * width));
+        let of_rows = of_rows.zip(self.scales.par_chunks(TILE)).with_min_len(32usize.div_ceil(n));
+        of_rows.for_each(|((wanted, targets), scales)| {
+            for (row, (targets, scale)) in targets.chunks_exact(width).zip(scales).enumerate() {
+                for (tile, targets) in targets.chunks_exact(TILE).enumerate() {
+                    let wanted = &mut wanted[tile * WEIGHTS + row * TILE..][..TILE];
+                    wanted.iter_mut().zip(targets).for_each(|(w, t)| *w = t / scale);
+                }
+            }
         });
         let mut rows = vec![[0; TILE]; wanted.len() / WEIGHTS];
         tiles.encode(trellis, &wanted, &mut rows)?;
-        let codes = self.codes.par_chunks_mut(tile_cols * tile_bytes).zip(rows);
-        let values = self.scales.par_chunks(TILE).zip(decoded.par_chunks_mut(WEIGHTS));
-        codes.zip(values).with_min_len(16).for_each(|((codes, rows), (scales, decoded))| {
-            let tile = &mut codes[block * tile_bytes..][..tile_bytes];
-            tile.fill(0);
-            rows.iter().enumerate().for_each(|(row, bits)| trellis.set_row(tile, row, *bits));
-            for (row, (decoded, scale)) in decoded.chunks_exact_mut(TILE).zip(scales).enumerate() {
-                let integers = trellis.decode_row(tile, row);
-                decoded.iter_mut().zip(integers).for_each(|(d, q)| *d = q as f32 * scale);
+        let codes = self.codes.par_chunks_mut(tile_cols * tile_bytes).zip(rows.par_chunks(n));
+        let values = self.scales.par_chunks(TILE).zip(decoded.par_chunks_mut(TILE * width));
+        let each = codes.zip(values).with_min_len(32usize.div_ceil(n));
+        each.for_each(|((codes, rows), (scales, decoded))| {
+            let codes = codes[blocks.start * tile_bytes..].chunks_exact_mut(tile_bytes);
+            for (i, (tile, rows)) in codes.zip(rows).enumerate() {
+                tile.fill(0);
+                rows.iter().enumerate().for_each(|(row, bits)| trellis.set_row(tile, row, *bits));
+                let decoded = decoded.chunks_exact_mut(width).zip(scales).enumerate();
+                for (row, (decoded, scale)) in decoded {
+                    let decoded = &mut decoded[i * TILE..][..TILE];
+                    let integers = trellis.decode_row(tile, row);
+                    decoded.iter_mut().zip(integers).for_each(|(d, q)| *d = q as f32 * scale);
+                }
             }
         });
         Ok(())
@@ -262,7 +275,9 @@ mod tests {
                 if format.group != Group::Row && (at + BLOCK).is_multiple_of(width) {
                     encoder.begin_group(at / width, &part(at / width * width, width));
                 }
-                encoder.encode(&OnProcessor, block, &part(at, BLOCK), &mut decoded).unwrap();
+                encoder
+                    .encode(&OnProcessor, block..block + 1, &part(at, BLOCK), &mut decoded)
+                    .unwrap();
             }
             let first = decoded[..BLOCK].to_vec();
             let got = encoder.finish(None).unwrap();

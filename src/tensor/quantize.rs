@@ -109,20 +109,16 @@ fn quantize_tiles(
     }
     let scales: Vec<f32> = wanted.par_chunks(cols).map(|row| row_scale(format, row)).collect();
     let mut encoder = Encoder::new(format, rows, cols, scales.clone())?;
-    let (mut targets, mut decoded) = (vec![0.0; rows * BLOCK], vec![0.0; rows * BLOCK]);
+    let mut decoded = vec![0.0; rows * cols];
+    encoder.encode(tiles, 0..cols / BLOCK, &wanted, &mut decoded)?;
     let mut fits = vec![(0f64, 0f64); rows]; // wanted times coded, coded squared
-    for block in 0..cols / BLOCK {
-        for (target, row) in targets.chunks_exact_mut(BLOCK).zip(wanted.chunks_exact(cols)) {
-            target.copy_from_slice(&row[block * BLOCK..][..BLOCK]);
-        }
-        encoder.encode(tiles, block, &targets, &mut decoded)?;
-        for ((fit, target), coded) in
-            fits.iter_mut().zip(targets.chunks_exact(BLOCK)).zip(decoded.chunks_exact(BLOCK))
-        {
+    let both = wanted.par_chunks(cols).zip(decoded.par_chunks(cols));
+    fits.par_iter_mut().zip(both).for_each(|(fit, (target, coded))| {
+        for (target, coded) in target.chunks_exact(BLOCK).zip(coded.chunks_exact(BLOCK)) {
             fit.0 += target.iter().zip(coded).map(|(t, c)| (t * c) as f64).sum::<f64>();
             fit.1 += coded.iter().map(|c| (c * c) as f64).sum::<f64>();
         }
-    }
+    });
     let refit = |(s, (cross, square)): (&f32, &(f64, f64))| match *cross > 0.0 && *square > 0.0 {
         true => s * (cross / square) as f32,
         false => *s,

@@ -125,6 +125,73 @@ fn a_solver_sees_every_matrix_in_the_order_of_the_forward_pass_again_after_a_sto
     }
 }
 
+/// A table that was stopped between two chunks goes on behind the last one, and one whose rows were
+/// damaged since begins again: the same bytes.
+#[test]
+fn a_stopped_table_goes_on_in_its_rows() {
+    let dir = tempfile::tempdir().unwrap();
+    let src = dir.path().join("src");
+    TinyModel::tiny(4).write(&src, Form::TextV4, Dtype::BF16, 1);
+    let (source, options) =
+        (open(&src), QuantizeOptions { threads: 2, ..QuantizeOptions::default() });
+    for embedding in ["i4-g32", "t3-row", "i8-row+h128"] {
+        let recipe = Recipe::inline("i4-g32".parse().unwrap(), embedding.parse().unwrap());
+        let once = |dst: &Path, calls: usize| {
+            let (mut left, mut solver) = (calls, Watched::default());
+            let importance = Importance::Relative(&|_, _| 1.0);
+            let mut plan = QuantPlan::new(&source, &recipe, &options, &solver, importance).unwrap();
+            plan.chunk = 16 * 128;
+            let mut tell = |_: gemma::quant::QuantProgress<'_>| {
+                left -= 1;
+                anyhow::ensure!(left > 0, "enough");
+                Ok(())
+            };
+            let done = run(&source, dst, &plan, &options, &mut solver, &mut tell).is_ok();
+            (solver.said, done)
+        };
+        let (whole, dst) = (dir.path().join("whole"), dir.path().join("dst"));
+        assert!(once(&whole, usize::MAX).1);
+        let partial = dir.path().join(".dst.partial");
+        let flip = |path: &Path, at: usize| {
+            let mut bytes = fs::read(path).unwrap();
+            bytes[at] ^= 1;
+            fs::write(path, bytes).unwrap();
+        };
+        type Damage<'a> = &'a dyn Fn();
+        let damages: [(usize, Damage<'_>); 5] = [
+            (64, &|| {}),
+            (0, &|| {
+                let file = partial.join("files/model.safetensors");
+                flip(&file, fs::metadata(&file).unwrap().len() as usize - 1);
+            }),
+            (0, &|| flip(&partial.join("side"), 3)),
+            (0, &|| fs::remove_file(partial.join("side")).unwrap()),
+            (48, &|| {
+                let journal = partial.join("journal");
+                let text = fs::read(&journal).unwrap();
+                fs::write(&journal, &text[..text.len() - 9]).unwrap();
+            }),
+        ];
+        for (goes_on, damage) in damages {
+            // A call for the beginning of the table, and one behind each chunk.
+            let (said, done) = once(&dst, 4);
+            assert_eq!((said.last().unwrap().as_str(), done), ("Embed 0 32..48", false));
+            let (said, done) = once(&dst, 2);
+            assert_eq!((said.join(", "), done), ("Embed 0 48..64".into(), false), "{embedding}");
+            damage();
+            let (said, done) = once(&dst, usize::MAX);
+            assert_eq!(said[0], format!("Embed 0 {goes_on}..{}", goes_on + 16), "{embedding}");
+            assert!(done && !partial.exists());
+            for name in ["model.safetensors", "quant-report.json"] {
+                let read = |at: &Path| fs::read(at.join(name)).unwrap();
+                assert!(read(&dst) == read(&whole), "{embedding}: {name}");
+            }
+            fs::remove_dir_all(&dst).unwrap();
+        }
+        fs::remove_dir_all(&whole).unwrap();
+    }
+}
+
 /// However few rows fit into memory, and whoever else is at work: the same bytes.
 #[test]
 fn chunks_change_no_byte() {

@@ -508,12 +508,13 @@ fn lists_of_the_best() {
 }
 
 /// A device finds the codes that the processor finds: of tiles like weights, of far outliers, of
-/// equal weights where every path ties, and of more tiles than a device has paths noted at once.
+/// equal weights where every path ties, with one or two tiles of a workgroup at a time.
 #[test]
 #[cfg_attr(not(vulkan_driver), ignore = "no Vulkan driver")]
 fn codes_of_tiles() {
     let Some(device) = device() else { return };
-    let tiles = VulkanTiles::new(device()).unwrap();
+    let alone = VulkanTiles::new(device()).unwrap();
+    let by_two = VulkanTiles::with_many(device(), 0).unwrap();
     let mut random = SmallRng::seed_from_u64(5);
     for code in [Code::T2, Code::T25, Code::T3, Code::T4] {
         let trellis = code.trellis().unwrap();
@@ -521,9 +522,12 @@ fn codes_of_tiles() {
         let wanted: Vec<f32> = (0..5 * 256)
             .map(|i| spread[i / 256 % 4] * (random.random::<f32>() + random.random::<f32>() - 1.0))
             .collect();
-        let [mut want, mut got] = [(); 2].map(|()| vec![[0u64; 16]; 5]);
+        let mut want = vec![[0u64; 16]; 5];
         OnProcessor.encode(trellis, &wanted, &mut want).unwrap();
-        tiles.encode(trellis, &wanted, &mut got).unwrap();
-        assert!(got == want, "{code:?}");
+        for (tiles, at_once) in [(&alone, 1), (&by_two, 2)] {
+            let mut got = vec![[0u64; 16]; 5];
+            tiles.encode(trellis, &wanted, &mut got).unwrap();
+            assert!(got == want, "{code:?}, {at_once} at a time");
+        }
     }
 }

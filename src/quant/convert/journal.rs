@@ -1,5 +1,5 @@
-//! Journal of a conversion: one line of JSON for the header and for each finished tensor, from
-//! which the next run resumes.
+//! Journal of a conversion: one line of JSON for the header, for each finished tensor and for the
+//! finished rows of a large one, from which the next run resumes.
 
 use crate::checkpoint::Checkpoint;
 use crate::error::Fault;
@@ -139,11 +139,37 @@ pub struct FinishedTensor {
     pub relative_error: f64,
 }
 
+/// The finished rows of a tensor that is not finished, as a line of the journal.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct FinishedRows {
+    pub tensor: String,
+    pub rows: usize,
+    /// Bytes of the rows in the file of the tensor.
+    pub bytes: u64,
+    /// Bytes of their scales in a file of the staging directory.
+    pub side: u64,
+    /// SHA-256 of both.
+    pub sha256: String,
+    pub source_sha256: String,
+    /// Sums of squared errors and of squares, as the bits of f64.
+    pub sums: [u64; 2],
+}
+
+/// A line after the header.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Line {
+    Tensor(FinishedTensor),
+    Rows(FinishedRows),
+}
+
 /// Content of a journal that an earlier run left.
 #[derive(Default)]
 pub struct JournalState {
     /// Finished tensors in the order of the layout.
     pub done: Vec<FinishedTensor>,
+    /// Finished rows of the next tensor.
+    pub rows: Option<FinishedRows>,
     /// Whether the source was written, copied or moved since. Its tensors must then be compared
     /// with `done`.
     pub is_moved: bool,
@@ -184,21 +210,27 @@ impl Journal {
                 }
                 good = length;
                 found.is_moved = !header.has_stamps_of(&begun);
-                let mut places = places(layout);
+                let mut places = places(layout).peekable();
                 for line in lines {
                     // A line that does not fit was truncated or damaged. Its tensor and all later
                     // ones are converted again.
-                    let Ok(line_done) = serde_json::from_slice::<FinishedTensor>(line) else {
-                        break;
-                    };
-                    match places.next() {
-                        Some((e, offset))
-                            if e.name == line_done.tensor
-                                && (offset, e.bytes()) == (line_done.offset, line_done.bytes) => {}
+                    match (serde_json::from_slice(line), places.peek()) {
+                        (Ok(Line::Tensor(done)), Some((e, offset)))
+                            if e.name == done.tensor
+                                && (*offset, e.bytes()) == (done.offset, done.bytes) =>
+                        {
+                            found.done.push(done);
+                            found.rows = None;
+                            places.next();
+                        }
+                        (Ok(Line::Rows(rows)), Some((e, _)))
+                            if e.name == rows.tensor && rows.rows < e.rows =>
+                        {
+                            found.rows = Some(rows);
+                        }
                         _ => break,
                     }
                     good += line.len();
-                    found.done.push(line_done);
                 }
             }
             _ => {}
@@ -255,8 +287,12 @@ pub fn places(layout: &ArtifactLayout) -> impl Iterator<Item = (&TensorPlan, u64
     })
 }
 
-/// Returns the number of finished tensors in the journal at `path`.
-pub fn count(path: &Path) -> usize {
-    std::fs::read(path)
-        .map_or(0, |text| text.iter().filter(|b| **b == b'\n').count().saturating_sub(1))
+/// Returns the number of finished tensors in the journal at `path`; `None` if there are no finished
+/// rows either.
+pub fn count(path: &Path) -> Option<usize> {
+    let text = std::fs::read(path).ok()?;
+    let lines = text.split(|b| *b == b'\n').skip(1);
+    let mut lines = lines.filter_map(|line| serde_json::from_slice(line).ok()).peekable();
+    lines.peek()?;
+    Some(lines.filter(|line| matches!(line, Line::Tensor(_))).count())
 }

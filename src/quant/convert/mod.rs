@@ -1,5 +1,5 @@
 //! The conversion: reads rows of one tensor after the other, writes codes and scales, and records
-//! each finished tensor in the journal.
+//! each finished tensor, and now and again finished rows, in the journal.
 //!
 //! `tensor.rs` converts one tensor, `resume.rs` checks the work of an interrupted run, `staging.rs`
 //! holds the files until the result is complete.
@@ -23,12 +23,18 @@ use crate::models::Weights;
 use crate::util::{hex, threads};
 use anyhow::{Context, Result};
 use journal::{FinishedTensor, Journal, JournalHeader, JournalState, count, other_run, places};
+use resume::BegunTensor;
 use sha2::{Digest, Sha256};
 use staging::{StagedFile, Staging, check_destination, check_space, partial_of, sweep};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 /// Bytes after which finished tensors are synced to disk. Norms wait for the next matrix.
 const SYNC_BYTES: u64 = 1 << 20;
+
+/// Time after which finished rows are noted in the journal. A run that is killed loses so much work,
+/// and the rows that were being converted.
+const SAVE_EVERY: Duration = Duration::from_secs(1);
 
 /// Progress of a conversion. It is reported at the start of a tensor, after each chunk of its rows
 /// and at its end, and once for a tensor of an earlier run.
@@ -57,8 +63,7 @@ pub struct Unfinished {
 /// Returns the remains of an earlier run if it ended before `dst` was complete.
 pub fn unfinished(dst: &Path) -> Option<Unfinished> {
     let path = partial_of(dst);
-    let done = count(&path.join("journal"));
-    (done > 0).then_some(Unfinished { path, done })
+    count(&path.join("journal")).map(|done| Unfinished { path, done })
 }
 
 /// Plans and runs a conversion without calibration: rounds every weight to the nearest code.
@@ -85,8 +90,8 @@ pub fn quantize(
 /// file that does not exist.
 ///
 /// The same source, plan and solver give the same bytes with any options and any number of
-/// interruptions. After an error, also one from `tell`, the finished tensors are kept for the next
-/// run, unless the source is at fault.
+/// interruptions. After an error, also one from `tell`, finished tensors and rows are kept for the
+/// next run, unless the source is at fault.
 pub fn run(
     source: &Weights,
     dst: &Path,
@@ -114,6 +119,7 @@ pub fn run(
         journal,
         weights: 0,
         unsynced: 0,
+        saved: Instant::now(),
     };
     match run.all(&header, found, dst) {
         Ok(report) => {
@@ -126,7 +132,7 @@ pub fn run(
         }
         Err(error) => {
             let source_is_bad = fault_of(&error).is_some_and(|f| f.kind == FaultKind::Model);
-            if source_is_bad || count(&staging.journal()) == 0 {
+            if source_is_bad || count(&staging.journal()).is_none() {
                 staging.discard();
             }
             Err(error)
@@ -187,6 +193,8 @@ struct Run<'a> {
     weights: u64,
     /// Bytes written since the last sync.
     unsynced: u64,
+    /// When finished rows were noted last.
+    saved: Instant,
 }
 
 impl Run<'_> {
@@ -197,7 +205,7 @@ impl Run<'_> {
         dst: &Path,
     ) -> Result<QuantReport> {
         let mut done = Vec::with_capacity(self.plan.layout.entries.len());
-        let JournalState { done: found, is_moved } = found;
+        let JournalState { done: found, rows, is_moved } = found;
         let claimed = found.len();
         for (line, (entry, offset)) in found.into_iter().zip(places(&self.plan.layout)) {
             if !self.resume(&line, entry, offset)? {
@@ -209,16 +217,26 @@ impl Run<'_> {
             }
             done.push(line);
         }
-        if done.len() < claimed || is_moved {
-            self.journal.keep(header, &done)?;
+        let mut begun = None;
+        if let (Some(rows), true) = (&rows, done.len() == claimed)
+            && let Some((entry, offset)) = places(&self.plan.layout).nth(claimed)
+        {
+            begun = self.resume_rows(rows, entry, offset)?;
         }
-        if done.is_empty() {
+        if done.len() < claimed || is_moved || begun.is_some() != rows.is_some() {
+            self.journal.keep(header, &done)?;
+            if let (Some(rows), true) = (&rows, begun.is_some()) {
+                self.journal.push(rows)?;
+                self.journal.sync()?;
+            }
+        }
+        if done.is_empty() && begun.is_none() {
             self.staging.empty()?;
         }
         let have: u64 = done.iter().map(|d| d.bytes).sum();
         check_space(dst, self.plan.total_bytes.saturating_sub(have))?;
         for shard in 0..self.plan.layout.shards {
-            self.shard(shard, &mut done)?;
+            self.shard(shard, &mut done, &mut begun)?;
         }
         self.journal.sync()?;
         let checkpoint = self.source.checkpoint().context("files went missing")?;
@@ -248,14 +266,20 @@ impl Run<'_> {
         Ok(report)
     }
 
-    /// Writes the missing tensors of a shard.
-    fn shard(&mut self, shard: usize, done: &mut Vec<FinishedTensor>) -> Result<()> {
+    /// Writes the missing tensors of a shard. The first one may have been begun.
+    fn shard(
+        &mut self,
+        shard: usize,
+        done: &mut Vec<FinishedTensor>,
+        begun: &mut Option<BegunTensor>,
+    ) -> Result<()> {
         let plan = self.plan;
         let header = plan.layout.header(shard)?;
         let entries = || places(&plan.layout).enumerate().filter(|(_, (e, _))| e.shard == shard);
         let missing: Vec<_> =
             entries().filter(|(i, _)| *i >= done.len()).map(|(_, place)| place).collect();
-        let Some(&(_, keep)) = missing.first() else { return Ok(()) };
+        let Some(&(_, offset)) = missing.first() else { return Ok(()) };
+        let keep = offset + begun.as_ref().map_or(0, |begun| begun.written.bytes);
         let path = self.staging.files().join(plan.layout.file(shard));
         let mut file =
             StagedFile::open(&path, if keep == 0 { 0 } else { header.len() as u64 + keep })?;
@@ -266,7 +290,8 @@ impl Run<'_> {
             file.begin(&entry.name);
             let before = self.weights;
             self.advance(entry, 0)?;
-            let (sha256, source_sha256, relative_error) = self.tensor(entry, &mut file)?;
+            let begun = begun.take().unwrap_or_default();
+            let (sha256, source_sha256, relative_error) = self.tensor(entry, &mut file, begun)?;
             let (tensor, format, bytes) =
                 (entry.name.clone(), entry.target.to_string(), entry.bytes());
             let line = FinishedTensor {

@@ -1,20 +1,47 @@
-//! Checks before an interrupted run resumes: compares finished tensors with the journal, and the
-//! source with its earlier state.
+//! Checks before an interrupted run resumes: compares finished tensors and rows with the journal,
+//! and the source with its earlier state.
 
 use super::Run;
-use super::journal::{FinishedTensor, JournalHeader};
+use super::journal::{FinishedRows, FinishedTensor, JournalHeader, other_run};
+use super::sink::WrittenRows;
 use super::source::SourceTensor;
 use super::tensor::packed_hash;
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::gguf::types;
 use crate::os::files::read_exact_at;
 use crate::quant::layout::{TargetFormat, TensorPlan};
-use crate::tensor::Matrix;
+use crate::tensor::{Format, Matrix};
 use crate::util::hex;
 use anyhow::{Context, Result};
 use sha2::{Digest, Sha256};
 use std::fs::File;
 use std::io::Read;
+use std::ops::AddAssign;
+
+/// A tensor of which some rows are finished.
+#[derive(Default)]
+pub struct BegunTensor {
+    pub rows: usize,
+    pub written: WrittenRows,
+    pub source_hash: Sha256,
+    pub sums: ErrorSums,
+}
+
+/// Sums over the rows of a tensor.
+#[derive(Clone, Copy, Default)]
+pub struct ErrorSums {
+    /// Squared errors.
+    pub error: f64,
+    /// Squares.
+    pub power: f64,
+}
+
+impl AddAssign<(f64, f64)> for ErrorSums {
+    fn add_assign(&mut self, (error, power): (f64, f64)) {
+        self.error += error;
+        self.power += power;
+    }
+}
 
 impl Run<'_> {
     /// Returns whether the source is the same as when `header` was made. A new stamp alone is no
@@ -66,51 +93,109 @@ impl Run<'_> {
         entry: &TensorPlan,
         offset: u64,
     ) -> Result<bool> {
-        let layout = &self.plan.layout;
-        let header = layout.header(entry.shard)?;
-        let path = self.staging.files().join(layout.file(entry.shard));
-        let Ok(mut file) = File::open(&path) else { return Ok(false) };
-        let mut start = vec![0; header.len()];
-        if file.read_exact(&mut start).is_err() || start != header {
-            return Ok(false);
-        }
         let whole = self.solver.wants_resumed(entry) && entry.role.is_matrix();
-        let mut bytes =
-            vec![
-                0;
-                if whole { entry.bytes() as usize } else { (entry.bytes() as usize).min(1 << 20) }
-            ];
-        let (mut hash, mut at) = (Sha256::new(), 0);
-        while at < entry.bytes() {
-            let n = bytes.len().min((entry.bytes() - at) as usize);
-            let place = header.len() as u64 + offset + at;
-            if read_exact_at(&file, &mut bytes[..n], place).is_err() {
-                return Ok(false);
-            }
-            hash.update(&bytes[..n]);
-            at += n as u64;
-        }
+        let Some((hash, bytes)) = self.written(entry, offset, entry.bytes(), whole)? else {
+            return Ok(false);
+        };
         if hex(hash.finalize()) != line.sha256 {
             return Ok(false);
         }
         if let (true, TargetFormat::Format(format)) = (whole, entry.target) {
-            let matrix = match entry.block {
-                Some(code) => {
-                    let (rows, cols) = (entry.rows, entry.cols);
-                    let ggml = code.spec().ggml.context("blocks of a file have a type there")?;
-                    let bytes = &bytes[..ggml.bytes_of(rows * cols)];
-                    types::matrix(code, rows, cols, bytes, self.options.threads)?
-                }
-                None => {
-                    let (codes, side) = bytes.split_at(entry.parts[0].bytes as usize);
-                    Matrix::new(format, entry.rows, entry.cols, codes, side)?
-                }
-            };
+            let (codes, side) = bytes.split_at(entry.parts[0].bytes as usize);
+            let matrix = self.packed(entry, format, entry.rows, codes, side)?;
             self.solver.resumed(entry, &matrix)?;
         }
         self.layer_done(entry)?;
         self.weights += (entry.rows * entry.cols) as u64;
         self.say(entry, Some(line.relative_error))?;
         Ok(true)
+    }
+
+    /// Returns the tensor of which rows are finished; `None` if they are not in their place, byte
+    /// for byte.
+    pub(super) fn resume_rows(
+        &mut self,
+        line: &FinishedRows,
+        entry: &TensorPlan,
+        offset: u64,
+    ) -> Result<Option<BegunTensor>> {
+        let TargetFormat::Format(format) = entry.target else { return Ok(None) };
+        let whole = self.solver.wants_resumed(entry) && entry.role.is_matrix();
+        let Some((hash, codes)) = self.written(entry, offset, line.bytes, whole)? else {
+            return Ok(None);
+        };
+        let mut side = std::fs::read(self.staging.side()).unwrap_or_default();
+        side.truncate(line.side as usize);
+        if hex(hash.clone().chain_update(&side).finalize()) != line.sha256 {
+            return Ok(None);
+        }
+        let mut source_hash = Sha256::new();
+        SourceTensor::open(self.source, entry)?.pieces(0..line.rows, &mut |bytes, _| {
+            source_hash.update(bytes);
+            Ok(())
+        })?;
+        if hex(source_hash.clone().finalize()) != line.source_sha256 {
+            let begun = format!("before tensor `{}` changed in the source", entry.name);
+            return Err(other_run(&self.staging.journal(), &begun).into());
+        }
+        if whole {
+            let matrix = self.packed(entry, format, line.rows, &codes, &side)?;
+            self.solver.resumed(entry, &matrix)?;
+        }
+        let [error, power] = line.sums.map(f64::from_bits);
+        let (rows, bytes, side_saved) = (line.rows, line.bytes, side.len() as u64);
+        let written = WrittenRows { hash, bytes, side, side_saved };
+        Ok(Some(BegunTensor { rows, written, source_hash, sums: ErrorSums { error, power } }))
+    }
+
+    /// Hashes the first bytes of a tensor in its file, and returns them if `whole` is set; `None` if
+    /// the file does not hold them.
+    fn written(
+        &self,
+        entry: &TensorPlan,
+        offset: u64,
+        length: u64,
+        whole: bool,
+    ) -> Result<Option<(Sha256, Vec<u8>)>> {
+        let layout = &self.plan.layout;
+        let header = layout.header(entry.shard)?;
+        let path = self.staging.files().join(layout.file(entry.shard));
+        let Ok(mut file) = File::open(&path) else { return Ok(None) };
+        let mut start = vec![0; header.len()];
+        if file.read_exact(&mut start).is_err() || start != header {
+            return Ok(None);
+        }
+        if length > entry.bytes() {
+            return Ok(None);
+        }
+        let mut bytes = vec![0; if whole { length } else { length.min(1 << 20) } as usize];
+        let (mut hash, mut at) = (Sha256::new(), 0);
+        while at < length {
+            let n = bytes.len().min((length - at) as usize);
+            let place = header.len() as u64 + offset + at;
+            if read_exact_at(&file, &mut bytes[..n], place).is_err() {
+                return Ok(None);
+            }
+            hash.update(&bytes[..n]);
+            at += n as u64;
+        }
+        Ok(Some((hash, bytes)))
+    }
+
+    /// Returns the first rows of a matrix from their bytes in the file.
+    fn packed<'b>(
+        &self,
+        entry: &TensorPlan,
+        format: Format,
+        rows: usize,
+        codes: &'b [u8],
+        side: &'b [u8],
+    ) -> Result<Matrix<'b>> {
+        let Some(code) = entry.block else {
+            return Matrix::new(format, rows, entry.cols, codes, side);
+        };
+        let ggml = code.spec().ggml.context("blocks of a file have a type there")?;
+        let bytes = &codes[..ggml.bytes_of(rows * entry.cols)];
+        types::matrix(code, rows, entry.cols, bytes, self.options.threads)
     }
 }

@@ -6,26 +6,39 @@ use crate::quant::layout::TensorPlan;
 use crate::tensor::Matrix;
 use anyhow::{Context, Result};
 use sha2::{Digest, Sha256};
+use std::path::Path;
 
 /// Rows converted to GGUF blocks at once.
 const ROWS: usize = 1024;
+
+/// The rows of a tensor that are written.
+#[derive(Default)]
+pub struct WrittenRows {
+    /// Of the bytes in the file.
+    pub hash: Sha256,
+    pub bytes: u64,
+    /// The side, which is written after the codes.
+    pub side: Vec<u8>,
+    /// Bytes of the side that are in the staging directory.
+    pub side_saved: u64,
+}
 
 /// Writes one tensor to its file and hashes the bytes.
 pub struct TensorWriter<'a> {
     entry: &'a TensorPlan,
     file: &'a mut StagedFile,
-    hash: Sha256,
-    /// The side, which is written after the codes.
-    side: Vec<u8>,
+    written: WrittenRows,
 }
 
 impl<'a> TensorWriter<'a> {
-    pub fn new(entry: &'a TensorPlan, file: &'a mut StagedFile) -> Self {
-        TensorWriter { entry, file, hash: Sha256::new(), side: Vec::new() }
+    /// Returns a writer of the rows after the written ones.
+    pub fn new(entry: &'a TensorPlan, file: &'a mut StagedFile, written: WrittenRows) -> Self {
+        TensorWriter { entry, file, written }
     }
 
     fn put(&mut self, bytes: &[u8]) -> Result<()> {
-        self.hash.update(bytes);
+        self.written.hash.update(bytes);
+        self.written.bytes += bytes.len() as u64;
         self.file.write_all(bytes)
     }
 
@@ -33,7 +46,7 @@ impl<'a> TensorWriter<'a> {
     pub fn matrix(&mut self, matrix: &Matrix<'_>) -> Result<()> {
         match self.entry.block {
             None => {
-                self.side.extend_from_slice(&matrix.side);
+                self.written.side.extend_from_slice(&matrix.side);
                 self.put(&matrix.codes)
             }
             Some(_) if !self.entry.role.is_matrix() => self.norm(&matrix.dequantize()),
@@ -61,11 +74,27 @@ impl<'a> TensorWriter<'a> {
         self.put(bytemuck::cast_slice(&plus_one))
     }
 
+    /// Syncs what is written to disk, the scales to a file of their own. Returns the SHA-256 of both.
+    pub fn save(&mut self, side: &Path) -> Result<String> {
+        self.file.sync()?;
+        let WrittenRows { hash, side: scales, side_saved, .. } = &mut self.written;
+        let mut file = StagedFile::open(side, *side_saved)?;
+        file.write_all(&scales[*side_saved as usize..])?;
+        file.sync()?;
+        *side_saved = scales.len() as u64;
+        Ok(crate::util::hex(hash.clone().chain_update(scales).finalize()))
+    }
+
+    /// Returns the numbers of bytes that are written, and of the scales.
+    pub fn sizes(&self) -> [u64; 2] {
+        [self.written.bytes, self.written.side.len() as u64]
+    }
+
     /// Writes scales and padding. Returns the SHA-256 of all bytes, in hexadecimal.
     pub fn finish(mut self) -> Result<String> {
-        let side = std::mem::take(&mut self.side);
+        let side = std::mem::take(&mut self.written.side);
         self.put(&side)?;
         self.put(&vec![0; self.entry.padding()])?;
-        Ok(crate::util::hex(self.hash.finalize()))
+        Ok(crate::util::hex(self.written.hash.finalize()))
     }
 }

@@ -1,7 +1,8 @@
 //! Staging directory of a conversion. The destination DST appears complete or not at all.
 //!
 //! Until then, all files are in `.DST.partial` beside it: `files/` becomes DST, `journal` lists the
-//! finished tensors, and one process at a time holds `lock`. In a directory that others can write
+//! finished tensors and rows, `side` holds the scales of the latter, and one process at a time holds
+//! `lock`. In a directory that others can write
 //! to, such as /tmp, another user may have made `.DST.partial`. It must therefore belong to this
 //! user, and no file in it is opened through a symbolic link.
 
@@ -154,6 +155,11 @@ impl Staging {
 
     pub fn journal(&self) -> PathBuf {
         self.root.join("journal")
+    }
+
+    /// Returns the file of the scales of finished rows, whose tensor is not finished.
+    pub fn side(&self) -> PathBuf {
+        self.root.join("side")
     }
 
     /// Writes a whole file of the result.

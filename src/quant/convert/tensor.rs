@@ -1,9 +1,11 @@
 //! Conversion of one tensor: reads rows of the source, writes codes and scales.
 
-use super::Run;
-use super::sink::TensorWriter;
+use super::journal::FinishedRows;
+use super::resume::BegunTensor;
+use super::sink::{TensorWriter, WrittenRows};
 use super::source::SourceTensor;
 use super::staging::StagedFile;
+use super::{Run, SAVE_EVERY};
 use crate::quant::layout::{TargetFormat, TensorPlan};
 use crate::quant::plan::digits;
 use crate::quant::solver::TILE_ROWS;
@@ -14,14 +16,19 @@ use crate::util::threads::{self, ScopedTask};
 use anyhow::Result;
 use sha2::{Digest, Sha256};
 use std::ops::Range;
+use std::time::Instant;
+
+/// Weights of a thread in a chunk of trellis codes.
+const TRELLIS_WEIGHTS: usize = 256 << 10;
 
 impl Run<'_> {
-    /// Appends one tensor to its file. Returns the SHA-256 of the written bytes, that of the source
+    /// Appends one tensor, or the missing rows of it, to its file. Returns the SHA-256 of the written bytes, that of the source
     /// and the relative error.
     pub(super) fn tensor(
         &mut self,
         entry: &TensorPlan,
         file: &mut StagedFile,
+        begun: BegunTensor,
     ) -> Result<(String, String, f64)> {
         let reader = SourceTensor::open(self.source, entry)?;
         match (entry.target, &reader) {
@@ -31,7 +38,7 @@ impl Run<'_> {
             {
                 self.repeat(entry, matrix, file)
             }
-            (TargetFormat::Format(format), _) => self.convert(entry, format, &reader, file),
+            (TargetFormat::Format(format), _) => self.convert(entry, format, &reader, file, begun),
         }
     }
 
@@ -42,7 +49,8 @@ impl Run<'_> {
         reader: &SourceTensor<'_>,
         file: &mut StagedFile,
     ) -> Result<(String, String, f64)> {
-        let (mut sink, mut source_hash) = (TensorWriter::new(entry, file), Sha256::new());
+        let mut sink = TensorWriter::new(entry, file, WrittenRows::default());
+        let mut source_hash = Sha256::new();
         reader.pieces(0..entry.rows, &mut |bytes, values| {
             source_hash.update(bytes);
             sink.plain(bytes, values)?;
@@ -63,36 +71,40 @@ impl Run<'_> {
         matrix: &Matrix<'_>,
         file: &mut StagedFile,
     ) -> Result<(String, String, f64)> {
-        let mut sink = TensorWriter::new(entry, file);
+        let mut sink = TensorWriter::new(entry, file, WrittenRows::default());
         sink.matrix(matrix)?;
         Ok((sink.finish()?, hex(packed_hash(matrix).finalize()), 0.0))
     }
 
     /// Writes the codes of each chunk, then all scales. The next chunk is read while one is
     /// converted. An error from `tell` stops the conversion between two chunks, but not after the
-    /// last one.
+    /// last one. Finished chunks are noted in the journal then, and now and again.
     fn convert(
         &mut self,
         entry: &TensorPlan,
         format: Format,
         reader: &SourceTensor<'_>,
         file: &mut StagedFile,
+        begun: BegunTensor,
     ) -> Result<(String, String, f64)> {
-        let (mut sink, mut source_hash) = (TensorWriter::new(entry, file), Sha256::new());
-        let (mut error, mut power) = (0.0, 0.0);
+        let BegunTensor { rows: first, written, mut source_hash, mut sums } = begun;
+        let mut sink = TensorWriter::new(entry, file, written);
+        self.weights += (first * entry.cols) as u64;
         let vector = !entry.role.is_matrix();
         let step = match self.solver.wants_whole(entry) {
             true => entry.rows,
-            // Trellis codes are slow, so a chunk has one tile of rows for each thread.
+            // Trellis codes are slow, so a chunk has few weights: those of less than a second.
             false if format.code.is_trellis() => {
-                TILE_ROWS * self.options.threads.clamp(1, self.most_tiles(entry))
+                let tiles = TRELLIS_WEIGHTS * self.options.threads / entry.cols / TILE_ROWS;
+                TILE_ROWS * tiles.clamp(1, self.most_tiles(entry))
             }
             false => TILE_ROWS * self.most_tiles(entry),
         };
         let chunk = |start: usize| start..(start + step).min(entry.rows);
-        let mut values = reader.rows(chunk(0), &mut source_hash)?;
-        for start in (0..entry.rows).step_by(step) {
+        let mut values = reader.rows(chunk(first), &mut source_hash)?;
+        for start in (first..entry.rows).step_by(step) {
             let (rows, next) = (chunk(start), chunk(start + step));
+            let hash_of_rows = source_hash.clone();
             let (matrix, ahead) = std::thread::scope(|scope| {
                 let source_hash = &mut source_hash;
                 let ahead = (!next.is_empty())
@@ -105,17 +117,34 @@ impl Run<'_> {
             });
             let matrix = matrix?;
             // Errors are added row by row, so the sum does not depend on the number of threads.
-            for (e, p) in errors(&matrix, &values, self.options.threads) {
-                error += e;
-                power += p;
-            }
+            let squares = errors(&matrix, &values, self.options.threads);
+            squares.into_iter().for_each(|of_row| sums += of_row);
             sink.matrix(&matrix)?;
-            if start + step < entry.rows {
-                self.advance(entry, values.len())?;
+            if rows.end < entry.rows {
+                let told = self.advance(entry, values.len());
+                if told.is_err() || self.saved.elapsed() >= SAVE_EVERY {
+                    let sha256 = sink.save(&self.staging.side())?;
+                    let [bytes, side] = sink.sizes();
+                    self.journal.push(&FinishedRows {
+                        tensor: entry.name.clone(),
+                        rows: rows.end,
+                        bytes,
+                        side,
+                        sha256,
+                        source_sha256: hex(hash_of_rows.finalize()),
+                        sums: [sums.error, sums.power].map(f64::to_bits),
+                    })?;
+                    self.journal.sync()?;
+                    self.saved = Instant::now();
+                }
+                told?;
             }
             values = ahead.transpose()?.unwrap_or_default();
         }
-        let relative = if power > 0.0 { digits(f64::sqrt(error / power), 6) } else { 0.0 };
+        let relative = match sums.power > 0.0 {
+            true => digits(f64::sqrt(sums.error / sums.power), 6),
+            false => 0.0,
+        };
         Ok((sink.finish()?, hex(source_hash.finalize()), relative))
     }
 }

@@ -25,6 +25,9 @@ const BLOCK: usize = 16;
 const SPAN: usize = 128;
 /// Rows on which scales are tried before all rows are coded.
 const SAMPLE: usize = 64;
+/// Rows from which both halves of a matrix of trellis codes are coded side by side: while a device
+/// searches for the codes of one, the processor computes the targets of the other.
+const HALVED: usize = 1024;
 /// Tried multiples of the data-free scale.
 const SCALES: [f32; 6] = [0.86, 0.93, 1.0, 1.07, 1.15, 1.25];
 
@@ -65,13 +68,35 @@ pub fn solve_matrix(
             scales.iter_mut().for_each(|s| *s *= best);
         }
     }
-    let run = code(tiles, format, rows, cols, w, &scales, factors)?;
+    let is_halved = format.code.is_trellis() && rows >= HALVED;
+    let first = if is_halved { (rows / 2).next_multiple_of(BLOCK) } else { rows };
+    let second = w.split_off(first * cols);
+    let half =
+        |rows: Range<usize>, w| code(tiles, format, rows.len(), cols, w, &scales[rows], factors);
+    let runs = match is_halved {
+        true => {
+            let (a, b) = rayon::join(|| half(0..first, w), || half(first..rows, second));
+            vec![a?, b?]
+        }
+        false => vec![half(0..rows, w)?],
+    };
     let refit = format.group == Group::Row;
-    let stored: Vec<f32> = scales.iter().zip(&run.fits).map(|(s, fit)| s * fit.factor()).collect();
-    let (loss, power) =
-        run.fits.iter().fold((0.0, 0.0), |(l, p), fit| (l + fit.loss(refit), p + fit.wanted));
+    let (mut codes, mut side) = (Vec::<u8>::new(), Vec::<u8>::new());
+    let (mut loss, mut power) = (0.0, 0.0);
+    let mut scales = scales.into_iter();
+    for Run { encoder, fits } in runs {
+        for fit in &fits {
+            loss += fit.loss(refit);
+            power += fit.wanted;
+        }
+        let stored: Vec<f32> =
+            fits.iter().zip(&mut scales).map(|(fit, s)| s * fit.factor()).collect();
+        let part = encoder.finish(refit.then_some(&stored))?;
+        codes.extend_from_slice(&part.codes);
+        side.extend_from_slice(&part.side);
+    }
     Ok(Solved {
-        matrix: run.encoder.finish(refit.then_some(&stored))?,
+        matrix: Matrix::new(format, rows, cols, codes, side)?,
         loss: if power > 0.0 { loss / power } else { 0.0 },
     })
 }
@@ -202,15 +227,15 @@ fn code_block(
                 multiply(&mut feedback[at..], SPAN, 1.0, 1.0, behind, part);
             }
             let corner = corner(c, n, start..start + BLOCK);
-            let column = offset + start;
+            let (column, block) = (offset + start, (offset + start) / BLOCK);
             targets.par_chunks_mut(BLOCK).enumerate().for_each(|(r, target)| {
                 target.copy_from_slice(&feedback[r * SPAN + at..][..BLOCK]);
                 solve_upper(&corner, BLOCK, target);
                 target.iter_mut().zip(&error[r * cols + column..]).for_each(|(t, w)| *t += w);
             });
             match format.code.is_trellis() {
-                true => encoder.encode(tiles, column / BLOCK, &targets, &mut codes)?,
-                false => encoder.encode_in_turn(column / BLOCK, &targets, &corner, &mut codes),
+                true => encoder.encode(tiles, block..block + 1, &targets, &mut codes)?,
+                false => encoder.encode_in_turn(block, &targets, &corner, &mut codes),
             }
             error.par_chunks_mut(cols).zip(decoded.par_chunks_mut(cols)).enumerate().for_each(
                 |(r, (error, decoded))| {
@@ -284,5 +309,40 @@ fn measure(
                 fit.cross += w * q;
             }
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tensor::encode::OnProcessor;
+
+    /// Rows are independent once their scales are known, however many there are.
+    #[test]
+    fn halves_change_no_byte() {
+        let (rows, cols) = (HALVED + 24, 2 * SPAN);
+        let mut state = 1u32;
+        let mut number = || {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (state >> 8) as f32 / (1 << 23) as f32 - 1.0
+        };
+        let w: Vec<f32> = (0..rows * cols).map(|_| number()).collect();
+        let mut c = vec![0.0; cols * cols];
+        for i in 0..cols {
+            (0..i).for_each(|j| c[i * cols + j] = 0.1 * number());
+            c[i * cols + i] = 1.5 + number() / 2.0;
+        }
+        let factors = [Factor { cols: 0..cols, c, shift: None }];
+        let format: Format = "t2-row".parse().unwrap();
+        let solve = |rows: Range<usize>| {
+            let part = w[rows.start * cols..rows.end * cols].to_vec();
+            solve_matrix(&OnProcessor, format, rows.len(), cols, part, &factors, false).unwrap()
+        };
+        let (whole, at) = (solve(0..rows), 640);
+        let (a, b) = (solve(0..at).matrix, solve(at..rows).matrix);
+        assert!(rows >= HALVED && at < HALVED);
+        assert!(whole.matrix.codes[..] == [&a.codes[..], &b.codes[..]].concat());
+        assert!(whole.matrix.side[..] == [&a.side[..], &b.side[..]].concat());
+        assert!(whole.loss > 0.0 && whole.loss < 0.2, "{}", whole.loss);
     }
 }

@@ -10,8 +10,9 @@ use anyhow::Result;
 /// Weights of a chunk without a limit of memory.
 const CHUNK: usize = 4 << 20;
 const CHUNK_PER_THREAD: usize = 512 << 10;
-/// Bytes of a weight of a chunk: as f32, here and in the chunk read ahead, and its codes.
-const PER_WEIGHT: u64 = 12;
+/// Bytes of a weight of a chunk: as f32, here and in the chunk read ahead, behind the transform, as
+/// a target and decoded, and its codes.
+const PER_WEIGHT: u64 = 24;
 /// Bytes of a weight if the matrix is held whole and nothing is read ahead.
 const PER_WHOLE_WEIGHT: u64 = 8;
 /// Bytes of the program, headers and side files, and of each thread.

@@ -4,18 +4,27 @@
 use super::VulkanExecutor;
 use crate::compute::{BufferId, Executor};
 use crate::tensor::encode::TileEncoder;
-use crate::tensor::trellis::{STATES, TILE, Trellis};
+use crate::tensor::trellis::{OFFSET, STATES, TILE, Trellis};
 use crate::tensor::viterbi::{STEPS, WEIGHTS, quarters};
 use crate::vulkan::lower::Call;
-use crate::vulkan::lower::kernels::{self, PathTrellis, Specialise, ViterbiPush, word};
+use crate::vulkan::lower::kernels::{self, ViterbiPush, word};
 use anyhow::Result;
+use rayon::prelude::*;
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
-/// Most tiles of a submission. By its instructions a laptop's GPU takes a tenth of a second.
-const TILES: usize = 1024;
-/// Bytes of the paths of all workgroups. A workgroup needs 32 KB for t4, and 512 KB for t2.
-const TRACE: usize = 128 << 20;
+/// Most tiles of a submission.
+const TILES: usize = 16_384;
+/// Tiles of the first submission. Later ones are twice as large as long as none takes [`LONG`]:
+/// drivers take a device for lost that takes seconds.
+const FIRST_TILES: usize = 256;
+const LONG: Duration = Duration::from_millis(100);
+/// Bytes of the costs of all workgroups, largest first: what the device has room for. A tile needs
+/// 64 KB for t4, and 1 MB for t2.
+const COSTS: [usize; 3] = [512 << 20, 128 << 20, 32 << 20];
+/// Tiles from which a workgroup takes two at a time. Fewer fill a device better one by one.
+const MANY: usize = 512;
 
 /// A device that searches for codes. Callers take turns.
 pub struct VulkanTiles {
@@ -25,17 +34,28 @@ pub struct VulkanTiles {
 struct State {
     device: VulkanExecutor,
     targets: BufferId, // int8 [TILES, 256], in quarters
-    trace: BufferId,
-    rows: BufferId, // u64 [TILES, 16]
-    bytes: Vec<u8>,
+    rows: BufferId,    // u64 [TILES, 16]
+    costs: (BufferId, usize),
+    /// Tables of the codes that were searched for.
+    states: Vec<(Trellis, BufferId)>,
+    batch: usize,
+    many: usize,
 }
 
 impl VulkanTiles {
-    pub fn new(mut device: VulkanExecutor) -> Result<VulkanTiles> {
+    pub fn new(device: VulkanExecutor) -> Result<VulkanTiles> {
+        VulkanTiles::with_many(device, MANY)
+    }
+
+    /// Returns the same encoder, whose workgroups take two tiles at a time from `many` tiles on.
+    pub fn with_many(mut device: VulkanExecutor, many: usize) -> Result<VulkanTiles> {
         let targets = device.alloc("targets of tiles", TILES * WEIGHTS)?;
-        let trace = device.alloc("paths of tiles", TRACE)?;
         let rows = device.alloc("rows of tiles", TILES * TILE * 8)?;
-        let state = State { device, targets, trace, rows, bytes: Vec::new() };
+        let mut alloc = |bytes| device.alloc("costs of tiles", bytes).map(|id| (id, bytes));
+        let [large, small, least] = COSTS;
+        let costs = alloc(large).or_else(|_| alloc(small)).or_else(|_| alloc(least))?;
+        let (states, batch) = (Vec::new(), FIRST_TILES);
+        let state = State { device, targets, rows, costs, states, batch, many };
         Ok(VulkanTiles { state: Mutex::new(state) })
     }
 }
@@ -48,37 +68,71 @@ impl fmt::Debug for VulkanTiles {
 
 impl TileEncoder for VulkanTiles {
     fn encode(&self, trellis: Trellis, wanted: &[f32], rows: &mut [[u64; TILE]]) -> Result<()> {
-        // A panic of another caller leaves no state that is read here.
+        let wanted: Vec<u8> = wanted.par_iter().map(|t| quarters(*t) as u8).collect();
+        // A panic of another caller leaves no state that is read here. A thread of the pool that
+        // has the lock must not wait for the pool: it might be given work that wants the lock.
         let state = &mut *self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        for (wanted, rows) in wanted.chunks(TILES * WEIGHTS).zip(rows.chunks_mut(TILES)) {
-            state.encode(trellis, wanted, rows)?;
+        let (mut wanted, mut rows) = (&wanted[..], rows);
+        while !rows.is_empty() {
+            let n = rows.len().min(state.batch);
+            let (some_wanted, some_rows);
+            (some_wanted, wanted) = wanted.split_at(n * WEIGHTS);
+            (some_rows, rows) = rows.split_at_mut(n);
+            state.encode(trellis, some_wanted, some_rows)?;
         }
         Ok(())
     }
 }
 
+/// Returns the integers of each state as the device multiplies them: both with [`OFFSET`], then two
+/// digits of twice the sum of their squares, of 1 and of 127.
+fn table(trellis: Trellis) -> Vec<u8> {
+    let word = |state| {
+        let [x, y] = trellis.integers(state);
+        let squares = 2 * (x * x + y * y);
+        [x + OFFSET, y + OFFSET, squares % 127, squares / 127].map(|byte| byte as u8)
+    };
+    (0..STATES as u32).flat_map(word).collect()
+}
+
 impl State {
+    /// Returns the table of a code. A new one is uploaded.
+    fn states(&mut self, trellis: Trellis) -> Result<BufferId> {
+        if let Some((_, states)) = self.states.iter().find(|(known, _)| *known == trellis) {
+            return Ok(*states);
+        }
+        let states = self.device.alloc("states of codes", 4 * STATES)?;
+        self.device.write(states, 0, &table(trellis))?;
+        self.states.push((trellis, states));
+        Ok(states)
+    }
+
     /// Encodes as many tiles as the buffers hold.
-    fn encode(&mut self, trellis: Trellis, wanted: &[f32], rows: &mut [[u64; TILE]]) -> Result<()> {
-        let State { device, targets, trace, rows: found, bytes } = self;
-        bytes.clear();
-        bytes.extend(wanted.iter().map(|t| quarters(*t) as u8));
-        device.write(*targets, 0, bytes)?;
+    fn encode(&mut self, trellis: Trellis, wanted: &[u8], rows: &mut [[u64; TILE]]) -> Result<()> {
+        let states = self.states(trellis)?;
+        let State { device, targets, costs: (costs, room), rows: found, .. } = self;
+        device.write(*targets, 0, wanted)?;
         let heads = STATES >> trellis.step;
-        let groups = (TRACE / (STEPS * heads)).min(rows.len());
+        let shared = |together: usize| together * (4 * heads + 8 * STEPS + 20);
+        let fits = shared(2) <= device.info().max_shared as usize;
+        let together = if fits && rows.len() >= self.many { 2 } else { 1 };
+        let groups = (*room / (together * STEPS * heads * 2)).min(rows.len().div_ceil(together));
         // A thread takes four heads at a time.
-        let threads = (heads / 4).min(256) as u32;
+        let threads = word(heads / 4).min(512).min(device.info().max_workgroup);
         let push = ViterbiPush {
             targets: device.address(*targets),
-            trace: device.address(*trace),
+            states: device.address(states),
+            costs: device.address(*costs),
             rows: device.address(*found),
             tiles: word(rows.len()),
             _gap: 0,
         };
-        let mut call = Call::apart(&kernels::Viterbi { threads }, &push, [groups, 1, 1]);
-        let Trellis { step, multiplier, .. } = trellis;
-        call.constants.extend(PathTrellis { step, multiplier }.constants());
-        device.run_calls(&[call])?;
+        let kernel = kernels::Viterbi { threads, together: word(together), step: trellis.step };
+        let start = Instant::now();
+        device.run_calls(&[Call::apart(&kernel, &push, [groups, 1, 1])])?;
+        if rows.len() == self.batch && start.elapsed() < LONG {
+            self.batch = TILES.min(2 * self.batch);
+        }
         device.read(*found, 0, bytemuck::cast_slice_mut(rows))
     }
 }

@@ -305,12 +305,13 @@ impl Job<'_> {
             Some(left) if has_failed => {
                 let (all, path) = (self.plan.layout.entries.len(), left.path.display());
                 self.ui.note(format!(
-                    "{} of {all} tensors are kept in {path}: the same command continues from there",
+                    "{} of {all} tensors and the rows done since are kept in {path}: \
+                     the same command continues from there",
                     left.done
                 ));
             }
             None if has_failed && is_interrupted => {
-                self.ui.note("interrupted before the first tensor was done: nothing is kept");
+                self.ui.note("interrupted before the first rows were done: nothing is kept");
             }
             _ => {}
         }

@@ -13,7 +13,7 @@ kernels! {
     Repack, RepackPush, Repack, [];
     Rope, RopePush, Rope, [];
     Row, RowPush, Row, [];
-    Viterbi, ViterbiPush, Viterbi, [PathTrellis];
+    Viterbi, ViterbiPush, Viterbi, [];
 }
 
 constants! {
@@ -301,13 +301,18 @@ constants! {
     /// `viterbi.comp`
     Viterbi {
         0 T => threads: u32,
+        /// Tiles of a workgroup at a time.
+        1 N => together: u32,
+        /// New bits of a state.
+        17 STEP => step: u32,
     }
 }
 
 arguments! {
     ViterbiPush {
         targets: u64,
-        trace: u64,
+        states: u64,
+        costs: u64,
         rows: u64,
         tiles: u32,
         _gap: u32,
