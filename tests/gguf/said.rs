@@ -1,4 +1,4 @@
-//! What `inspect`, `list` and `plan` say of files as people have them.
+//! The words of `inspect`, `list` and `plan` about files as people have them.
 
 use crate::common::gguf::{self, File, Val};
 use crate::common::{Dims, Form, TinyModel};
@@ -31,7 +31,7 @@ fn mixed(model: &TinyModel, types: &[&str]) -> File {
 
 fn json(command: &[&str], path: &Path) -> Value {
     let mut gemma = Command::new(env!("CARGO_BIN_EXE_gemma"));
-    let out = gemma.args(command).arg(path).args(["--json", "--device", "cpu"]).output().unwrap();
+    let out = gemma.args(command).arg(path).arg("--json").output().unwrap();
     assert!(out.status.success(), "{command:?}: {}", String::from_utf8_lossy(&out.stderr));
     serde_json::from_slice(&out.stdout).unwrap()
 }

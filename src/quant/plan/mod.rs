@@ -46,8 +46,8 @@ pub struct QuantPlan {
     /// Name of the solver, see [`Solver::name`].
     pub solver: String,
     pub layout: ArtifactLayout,
-    /// Expected error of all weights, each weighed by its tensor's sensitivity. It compares plans of
-    /// one model; what it costs in quality depends on the model.
+    /// Expected error of all weights, each weighed by its tensor's sensitivity. It compares plans
+    /// of one model; what it costs in quality depends on the model.
     pub error: f64,
     /// Files copied beside the weights, with their bytes.
     pub side_files: Vec<(String, u64)>,
@@ -264,8 +264,8 @@ impl Tensor {
 }
 
 /// Returns the cost of a distortion of 1 for each tensor: its share of the layers' weights times
-/// its sensitivity. Equal distortions of all layers cost that distortion. The embedding table is added
-/// to that, because it is no layer.
+/// its sensitivity. Equal distortions of all layers cost that distortion. The embedding table is
+/// added to that, because it is no layer.
 fn weigh(tensors: &[TensorSpec], importance: Importance<'_>) -> Vec<f64> {
     let alpha = match importance {
         Importance::Relative(alpha) => alpha,

@@ -258,7 +258,9 @@ pub unsafe fn open<O: Openers>(opening: &Opening, packed: &[u8], cols: usize, sp
                 }
             };
         }
-        by_kind!(Scale ScaleMin SixBitMin FourBitMin EightBit SixBit SixBitSplit FourBit FourBitWide);
+        by_kind!(
+            Scale ScaleMin SixBitMin FourBitMin EightBit SixBit SixBitSplit FourBit FourBitWide
+        );
         match opening.bits {
             2 => open_codes::<2>(codes, cols, span),
             3 => open_codes::<3>(codes, cols, span),
