@@ -8,7 +8,7 @@ use gemma::checkpoint::{Checkpoint, Dtype};
 use gemma::error::{Kind, fault_of};
 use gemma::models::{ChatTemplate, Generation, Special, TensorSpec, Tokenizer, Weights};
 use gemma::quant::{
-    Importance, Nearest, QuantPlan, QuantReport, QuantizeOptions, Recipe, quantize,
+    Importance, Nearest, QuantPlan, QuantReport, QuantizeOptions, Recipe, quantize, run,
 };
 use gemma::tensor::Format;
 use gemma::tensor::quantize::quantize as round;
@@ -116,6 +116,33 @@ fn raw(path: &Path) -> Vec<(String, Vec<usize>, Vec<u8>)> {
         .collect();
     all.sort();
     all
+}
+
+#[test]
+fn a_stopped_file_goes_on_in_the_rows_of_its_table() {
+    let dir = tempfile::tempdir().unwrap();
+    let from = open(&source(27, dir.path(), Dtype::F32));
+    let out = |calls: usize, name: &str| {
+        let (mut solver, mut left) = (Nearest::new(2), calls);
+        let (recipe, importance) = (inline("i4-g32", "i4-g32"), |_, _| 1.0);
+        let importance = Importance::Relative(&importance);
+        let mut plan = QuantPlan::new(&from, &recipe, &GGUF, &solver, importance).unwrap();
+        plan.chunk = 16 * 128;
+        let path = dir.path().join(name);
+        let done = run(&from, &path, &plan, &GGUF, &mut solver, &mut |_| {
+            left -= 1;
+            anyhow::ensure!(left > 0, "enough");
+            Ok(())
+        });
+        done.map(|_| fs::read(path).unwrap())
+    };
+    let whole = out(usize::MAX, "whole.gguf").unwrap();
+    for calls in [3, 2] {
+        out(calls, "b.gguf").unwrap_err();
+    }
+    let journal = fs::read_to_string(dir.path().join(".b.gguf.partial/journal")).unwrap();
+    assert!(journal.lines().last().unwrap().contains("\"rows\":48"), "{journal}");
+    assert!(out(usize::MAX, "b.gguf").unwrap() == whole);
 }
 
 #[test]

@@ -32,8 +32,8 @@ use std::time::{Duration, Instant};
 /// Bytes after which finished tensors are synced to disk. Norms wait for the next matrix.
 const SYNC_BYTES: u64 = 1 << 20;
 
-/// Time after which finished rows are noted in the journal. A run that is killed loses so much work,
-/// and the rows that were being converted.
+/// Time after which finished rows are noted in the journal. A run that is killed loses so much
+/// work, and the rows that were being converted.
 const SAVE_EVERY: Duration = Duration::from_secs(1);
 
 /// Progress of a conversion. It is reported at the start of a tensor, after each chunk of its rows

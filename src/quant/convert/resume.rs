@@ -148,8 +148,8 @@ impl Run<'_> {
         Ok(Some(BegunTensor { rows, written, source_hash, sums: ErrorSums { error, power } }))
     }
 
-    /// Hashes the first bytes of a tensor in its file, and returns them if `whole` is set; `None` if
-    /// the file does not hold them.
+    /// Hashes the first bytes of a tensor in its file, and returns them if `whole` is set. Returns
+    /// `None` if the file does not hold them.
     fn written(
         &self,
         entry: &TensorPlan,

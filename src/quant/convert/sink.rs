@@ -14,7 +14,7 @@ const ROWS: usize = 1024;
 /// The rows of a tensor that are written.
 #[derive(Default)]
 pub struct WrittenRows {
-    /// Of the bytes in the file.
+    /// Hash of the bytes in the file.
     pub hash: Sha256,
     pub bytes: u64,
     /// The side, which is written after the codes.
@@ -74,7 +74,8 @@ impl<'a> TensorWriter<'a> {
         self.put(bytemuck::cast_slice(&plus_one))
     }
 
-    /// Syncs what is written to disk, the scales to a file of their own. Returns the SHA-256 of both.
+    /// Syncs the written rows to disk, their scales to a file of their own. Returns the SHA-256 of
+    /// both.
     pub fn save(&mut self, side: &Path) -> Result<String> {
         self.file.sync()?;
         let WrittenRows { hash, side: scales, side_saved, .. } = &mut self.written;

@@ -22,8 +22,8 @@ use std::time::Instant;
 const TRELLIS_WEIGHTS: usize = 256 << 10;
 
 impl Run<'_> {
-    /// Appends one tensor, or the missing rows of it, to its file. Returns the SHA-256 of the written bytes, that of the source
-    /// and the relative error.
+    /// Appends one tensor, or the missing rows of it, to its file. Returns the SHA-256 of the
+    /// written bytes, that of the source and the relative error.
     pub(super) fn tensor(
         &mut self,
         entry: &TensorPlan,

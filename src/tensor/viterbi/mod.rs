@@ -291,7 +291,7 @@ fn advance<const N: usize>(step: u32, blocks: &[Block], steps: [Step<'_>; N]) ->
 #[inline(always)]
 fn in_front(step: u32, at: usize) -> (usize, usize) {
     let shift = step.max(5);
-    (at * LANES >> shift, STATES >> step >> shift)
+    ((at * LANES) >> shift, STATES >> step >> shift)
 }
 
 /// The same on any processor.

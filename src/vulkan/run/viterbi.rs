@@ -118,7 +118,9 @@ impl State {
         let together = if fits && rows.len() >= self.many { 2 } else { 1 };
         let groups = (*room / (together * STEPS * heads * 2)).min(rows.len().div_ceil(together));
         // A thread takes four heads at a time.
-        let threads = word(heads / 4).min(512).min(device.info().max_workgroup);
+        let info = device.info();
+        let most = info.max_workgroup.min(info.subgroup.saturating_mul(info.max_subgroups));
+        let threads = word(heads / 4).min(512).min(most);
         let push = ViterbiPush {
             targets: device.address(*targets),
             states: device.address(states),
