@@ -2,6 +2,12 @@
 // including file defines CODE and SIDE.
 
 layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer Values { uvec4 v[]; };
+layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer FloatFours {
+    vec4 v[];
+};
+layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer IntFours {
+    ivec4 v[];
+};
 
 const uint W = 32; // columns of a step, and of a product
 #include "codes.glsl"

@@ -255,16 +255,19 @@ impl CheckedExecutor {
                     (typed(&device[&act.scales]), act.format.groups(act.cols));
                 first_wrong_code(&codes, &wanted, act.cols, |row| {
                     let input = &input[row * act.cols..][..act.cols];
-                    unrounded(input, &act, near, &scales[row * n..][..n])
+                    let codes = &codes[row * act.cols..][..act.cols];
+                    unrounded(input, &act, near, (&scales[row * n..][..n], codes))
                 })
             }
             Content::Scales { input, act, near } if act.format.tried() > 1 => {
                 let (scales, mut wanted): (Vec<f32>, Vec<f32>) = (typed(bytes), typed(&twin));
                 let input: Vec<f32> = typed(&self.mirror_bytes(input)?);
                 let n = act.format.groups(act.cols);
-                let rows = wanted.chunks_exact_mut(n).zip(scales.chunks_exact(n));
+                let codes: Vec<i8> = typed(&device[&act.values]);
+                let device = scales.chunks_exact(n).zip(codes.chunks_exact(act.cols));
+                let rows = wanted.chunks_exact_mut(n).zip(device);
                 for ((twin, device), input) in rows.zip(input.chunks_exact(act.cols)) {
-                    if twin != device {
+                    if twin != device.0 {
                         let right = right_scales(input, &act, near, device, twin);
                         twin.copy_from_slice(&right);
                     }

@@ -202,53 +202,51 @@ fn prepared(input: BufferId, act: &Act, fused: bool) -> Vec<CheckedOutput> {
 /// Share by which the error of a group may exceed the least one.
 const AS_SMALL: f32 = 0.01;
 
-/// Returns the scales of a row that are right: those of the device that have the least error, else
-/// the twin's.
-pub fn right_scales(input: &[f32], act: &Act, near: f32, device: &[f32], twin: &[f32]) -> Vec<f32> {
+/// Returns the scales of a row that are right: those of the device that fit its codes, if these have
+/// the least error, else the twin's.
+pub fn right_scales(
+    input: &[f32],
+    act: &Act,
+    near: f32,
+    (device, codes): (&[f32], &[i8]),
+    twin: &[f32],
+) -> Vec<f32> {
     let mut row = input.to_vec();
     rotate_input(&mut row, act.format);
-    let groups = row.chunks_exact(row.len() / act.format.groups(act.cols));
-    let scales = groups.zip(device).zip(twin);
-    scales
-        .map(|((group, device), twin)| {
-            let error = |top: f32| errors(group, top / math::max_abs(group)).iter().sum::<f32>();
-            let relative = |top: f32| error(top) / (top * top);
-            let least = tops(act).map(relative).fold(f32::INFINITY, f32::min);
-            let (top, scale) = top_of(group, act, *device);
-            let is_right = (device - scale).abs() <= 4.0 * near * scale
-                && relative(top) <= least * (1.0 + AS_SMALL);
+    let width = row.len() / act.format.groups(act.cols);
+    let groups = row.chunks_exact(width).zip(codes.chunks_exact(width));
+    groups
+        .zip(device.iter().zip(twin))
+        .map(|((values, codes), (device, twin))| {
+            let most = math::max_abs(values);
+            let error = |top: f32| errors(values, top / most).iter().sum::<f32>() / (top * top);
+            let tops = (0..act.format.tried()).map(|i| 127.0 - i as f32);
+            let least = tops.map(error).fold(f32::INFINITY, f32::min);
+            let mut products = [0.0; LANES];
+            for (i, (v, code)) in values.iter().zip(codes).enumerate() {
+                products[i % LANES] += v * *code as f32;
+            }
+            let off = (device - fit(&products, codes)).abs();
+            let is_right = off <= 4.0 * near * most / 127.0
+                && error(top_of(codes)) <= least * (1.0 + AS_SMALL);
             if is_right { *device } else { *twin }
         })
         .collect()
 }
 
-/// Returns the numbers that the largest of a group may become.
-fn tops(act: &Act) -> impl Iterator<Item = f32> {
-    (0..act.format.tried()).map(|i| 127.0 - i as f32)
-}
-
-/// Returns the number that the largest of a group became where the group has about this scale, and
-/// the scale that the number gives.
-fn top_of(group: &[f32], act: &Act, device: f32) -> (f32, f32) {
-    let most = math::max_abs(group);
-    let scale = |top: f32| {
-        let mut products = [0.0; LANES];
-        let rounded = |v: &f32| (v * (top / most)).round_ties_even();
-        let codes: Vec<i8> = group.iter().map(|v| rounded(v) as i8).collect();
-        for (i, v) in group.iter().enumerate() {
-            products[i % LANES] += codes[i] as f32 * (v * (top / most));
-        }
-        most / top * if act.format.tried() > 1 { fit(&products, &codes) } else { 1.0 }
-    };
-    let scales = tops(act).map(|top| (top, scale(top)));
-    scales
-        .min_by(|(_, a), (_, b)| (a - device).abs().total_cmp(&(b - device).abs()))
-        .unwrap_or((127.0, device))
+/// Returns the number that the largest of a group became.
+fn top_of(codes: &[i8]) -> f32 {
+    codes.iter().map(|code| code.unsigned_abs()).max().unwrap_or(0) as f32
 }
 
 /// Returns the codes of a row before rounding, each with its tolerance. The tolerance of `input` is
-/// a share `near` of its largest number.
-pub fn unrounded(input: &[f32], act: &Act, near: f32, scales: &[f32]) -> Vec<(f32, f32)> {
+/// a share `near` of its largest number. `device` has the scales and the codes of the device.
+pub fn unrounded(
+    input: &[f32],
+    act: &Act,
+    near: f32,
+    (scales, codes): (&[f32], &[i8]),
+) -> Vec<(f32, f32)> {
     let mut row = input.to_vec();
     rotate_input(&mut row, act.format);
     // A rotated number is a sum of 128 numbers with that tolerance. The largest of a group, by
@@ -256,11 +254,14 @@ pub fn unrounded(input: &[f32], act: &Act, near: f32, scales: &[f32]) -> Vec<(f3
     let terms = if act.format.hadamard { (hadamard::WIDTH as f32).sqrt() } else { 1.0 };
     let off = 2.0 * near * terms * math::max_abs(input);
     let mut out = Vec::with_capacity(row.len());
-    let groups = row.chunks_exact(row.len() / act.format.groups(act.cols));
-    for (group, scale) in groups.zip(scales) {
-        let per_unit = match *scale == 0.0 {
-            true => 0.0,
-            false => top_of(group, act, *scale).0 / math::max_abs(group),
+    let width = row.len() / act.format.groups(act.cols);
+    let groups = row.chunks_exact(width).zip(codes.chunks_exact(width));
+    for ((group, codes), scale) in groups.zip(scales) {
+        // A scale that fits the codes is not the one that they were rounded by.
+        let per_unit = match act.format.tried() > 1 {
+            _ if *scale == 0.0 => 0.0,
+            true => top_of(codes) / math::max_abs(group),
+            false => 1.0 / scale,
         };
         out.extend(group.iter().map(|v| (v * per_unit, off * per_unit)));
     }

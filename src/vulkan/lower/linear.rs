@@ -15,10 +15,9 @@ const MATRIX_ROWS: usize = 8;
 /// Most rows of activations that one subgroup takes.
 const FEW_ROWS: usize = 32;
 
-/// Threads of a workgroup of `linear_few`, and of `linear_many`.
-const FEW_THREADS: u32 = 512;
-const MANY_THREADS: u32 = 128;
-/// Most bytes of their shared memory.
+/// Most threads of a workgroup that uses matrix instructions.
+const THREADS: u32 = 256;
+/// Most bytes of its shared memory.
 const SHARED: u32 = 48 << 10;
 /// Matrix rows of a subgroup of `linear_matrix`, and columns that it unpacks at a time.
 const MATRIX_BLOCK: usize = 16;
@@ -285,16 +284,15 @@ impl Lowering<'_> {
             && cols.is_multiple_of(128)
             && (grouped || format.code == Code::I4 && live <= FEW_ROWS);
         let i = self.info;
-        let room = i.max_workgroup >= FEW_THREADS
-            && i.max_subgroups >= FEW_THREADS / 32
-            && i.max_shared >= SHARED;
+        let room =
+            i.max_workgroup >= THREADS && i.max_subgroups >= THREADS / 32 && i.max_shared >= SHARED;
         if !(self.known_elements && fits && room) || live < MATRIX_ROWS {
             return None;
         }
         // The shapes are measured, see docs/NOTES.md.
         // The kernel walks over the 32 parts of a row.
         if live > FEW_ROWS && p.steps >= 32 {
-            let (tiles, matrix_tiles, beside, threads) = (4, 2, 2, MANY_THREADS);
+            let (tiles, matrix_tiles, beside, threads) = (4, 2, 2, THREADS / 2);
             let kernel = kernels::LinearMany {
                 local: threads,
                 tiles,
@@ -310,17 +308,23 @@ impl Lowering<'_> {
             let (block, rows) = (8 * tiles * (threads / 32 / beside), 16 * matrix_tiles * beside);
             return Some(Shape::of(&kernel, block as usize, rows as usize));
         }
-        let (tiles, matrix_tiles) = (if live <= 8 { 1 } else { 2 }, 2);
+        // Groups need sums for each element of a tile. With two matrix tiles fewer subgroups fit.
+        let (tiles, matrix_tiles) = match live {
+            ..=8 => (1, 2),
+            _ => (2, if grouped { 1 } else { 2 }),
+        };
         let kernel = kernels::LinearFew {
-            local: FEW_THREADS,
+            local: THREADS,
             tiles,
             matrix_tiles,
             code: code_number(format.code),
             grouped,
+            ahead: 1,
             selected,
+            threads: THREADS,
             side: side_number(format.code),
         };
-        let rows = 16 * matrix_tiles;
+        let rows = 16 * matrix_tiles * (THREADS / 256);
         Some(Shape::of(&kernel, 8 * tiles as usize, rows as usize))
     }
 }

@@ -54,7 +54,10 @@ constants! {
         3 RT => matrix_tiles: u32,
         4 CODE => code: u32,
         6 GROUPED => grouped: bool,
+        /// Rounds whose codes are on their way.
+        7 U => ahead: u32,
         8 SELECTED => selected: bool,
+        9 T => threads: u32,
         /// See `side.glsl`.
         27 SIDE => side: u32,
     }
