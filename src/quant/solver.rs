@@ -45,8 +45,8 @@ pub trait Solver {
         values: &[f32],
     ) -> Result<Matrix<'static>>;
 
-    /// Receives a matrix that an earlier run has finished, instead of a call of
-    /// [`Solver::matrix`].
+    /// Receives a matrix that an earlier run has finished, or its first rows if it comes in chunks,
+    /// instead of calls of [`Solver::matrix`].
     fn resumed(&mut self, _entry: &TensorPlan, _matrix: &Matrix<'_>) -> Result<()> {
         Ok(())
     }

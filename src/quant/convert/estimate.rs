@@ -11,7 +11,7 @@ use rand::{Rng, SeedableRng};
 use sha2::{Digest, Sha256};
 use std::time::Instant;
 
-/// Weights of a sample for each thread, for formats that are quick to code.
+/// Weights of a sample for each thread.
 const SAMPLE: usize = 256 << 10;
 
 /// Returns the seconds that rounding to nearest takes. Codes, decodes and hashes a sample of each
@@ -36,7 +36,7 @@ pub fn seconds(plan: &QuantPlan, nearest: &mut Nearest) -> Result<f64> {
 
 fn seconds_per_weight(format: Format, entry: &TensorPlan, nearest: &mut Nearest) -> Result<f64> {
     let threads = nearest.threads;
-    let tiles = if format.code.is_trellis() { 1 } else { (SAMPLE / entry.cols / TILE_ROWS).max(1) };
+    let tiles = (SAMPLE / entry.cols / TILE_ROWS).max(1);
     let rows = (TILE_ROWS * tiles * threads).min(entry.rows);
     // Random weights serve, because the time does not depend on their values.
     let mut random = SmallRng::seed_from_u64(1);
