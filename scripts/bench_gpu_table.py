@@ -88,7 +88,7 @@ def main():
     head = ["", "GB", "decode, tok/s", "% of memory", *passes, "c(8)", "c(16)", "prefill, tok/s"]
     table = [head]
     if beside:
-        table.append(line("llama.cpp Q4_0", llama, sizes, roof, dict(pp=None, tg=None, passes={})))
+        table.append(line("llama.cpp", llama, sizes, roof, dict(pp=None, tg=None, passes={})))
     table += [line(name, f, sizes, roof, beside) for name, f in found.items()]
     failed = work / "failed.txt"
     if failed.exists() and (names := failed.read_text()):

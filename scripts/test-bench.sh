@@ -73,7 +73,7 @@ echo '|      8 |    8 |    1.00 |    5.00 |'
 SH
 chmod +x "$work"/llama/*-bench
 WORK=$work/beside RECIPES=int4 ends 0 scripts/bench-gpu.sh "$work/llama"
-has out '^\| llama.cpp Q4_0 \| 0.235 \| +10.0 \| .* +2.0 \| +5.0 \| +- \| 2.50 \| +- \| +100 \|$'
+has out '^\| llama.cpp \| 0.235 \| +10.0 \| .* +2.0 \| +5.0 \| +- \| 2.50 \| +- \| +100 \|$'
 has out '^\| int4 .*\| +[0-9.]+ \([0-9.]+\) \|$'
 
 if ! python3 -c 'import numpy' 2>/dev/null; then
