@@ -262,7 +262,9 @@ impl Checkpoint {
 
     /// Returns the bytes of all files of weights.
     pub fn file_bytes(&self) -> u64 {
-        self.shards.iter().map(|shard| shard.len() as u64).sum()
+        // What a GGUF file was made to look like comes behind the files.
+        let files = self.shards.iter().take(self.shard_names.len());
+        files.map(|shard| shard.len() as u64).sum()
     }
 
     /// Lets go of the memory that a raw tensor's mapped bytes take; they can still be used, but are

@@ -202,8 +202,8 @@ fn prepared(input: BufferId, act: &Act, fused: bool) -> Vec<CheckedOutput> {
 /// Share by which the error of a group may exceed the least one.
 const AS_SMALL: f32 = 0.01;
 
-/// Returns the scales of a row that are right: those of the device that fit its codes, if these have
-/// the least error, else the twin's.
+/// Returns the scales of a row that are right: those of the device that fit its codes, if these
+/// have the least error, else the twin's.
 pub fn right_scales(
     input: &[f32],
     act: &Act,
