@@ -262,7 +262,7 @@ impl Checkpoint {
 
     /// Returns the bytes of all files of weights.
     pub fn file_bytes(&self) -> u64 {
-        // What a GGUF file was made to look like comes behind the files.
+        // Behind the files come the tensors that were made for a GGUF file.
         let files = self.shards.iter().take(self.shard_names.len());
         files.map(|shard| shard.len() as u64).sum()
     }
