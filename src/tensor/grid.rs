@@ -108,7 +108,7 @@ impl Grid {
         std::array::from_fn(|half| {
             let negative = signs[half].wrapping_mul(0x0020_4081) & 0x0101_0101;
             // No coordinate is zero, so nothing is carried.
-            (self.fours[places[half] as usize] ^ negative * 255) + negative
+            (self.fours[places[half] as usize] ^ (negative * 255)) + negative
         })
     }
 
@@ -160,7 +160,7 @@ mod tests {
             assert_eq!(grid.places.len(), 1 << grid.index_bits);
             assert_eq!(grid.bits(), block.bits_of_eight, "{}", block.name);
             let octets: Vec<u64> =
-                (0..4096u64).map(|i| i * 0x9e37_79b9 >> 4 & ((1 << grid.bits()) - 1)).collect();
+                (0..4096u64).map(|i| (i * 0x9e37_79b9) >> 4 & ((1 << grid.bits()) - 1)).collect();
             let mut row = vec![0; octets.len() * grid.bits() / 8];
             crate::tensor::integer::pack(grid.bits(), octets.iter().map(|o| *o as u32), &mut row);
             for (i, octet) in octets.iter().enumerate() {
