@@ -55,7 +55,9 @@ fn devices() -> Vec<String> {
 
 /// The program with the model on a device, and no settings but the drivers' of this machine.
 fn gemma(words: &[&str], device: &str) -> Command {
-    let mut command = Command::new(BINARY);
+    // A machine with a GPU may lack cargo: there the variable names the program.
+    let program = std::env::var_os("CARGO_BIN_EXE_gemma").unwrap_or_else(|| BINARY.into());
+    let mut command = Command::new(program);
     command.args(words).arg("-m").arg(model()).args(["-q", "-d", device]);
     command.env("GEMMA_VULKAN_CPU", "1").stdin(Stdio::null());
     command
