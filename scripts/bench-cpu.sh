@@ -20,7 +20,8 @@ trap 'rm -rf "$work"' EXIT
 gemma=${GEMMA:-$PWD/target/release/gemma}
 mix=${MIX:-} file=${FILE:-}
 model=${file:-$llama/bench-$shape${mix:+-$mix}.gguf}
-types=(--type Q4_0 --embd Q8_0) ours=(--synthetic "$shape" --format-weights i4-g32 --format-embedding i8-row)
+types=(--type Q4_0 --embd Q8_0)
+ours=(--synthetic "$shape" --format-weights i4-g32 --format-embedding i8-row)
 [ -z "$mix" ] || types=(--mix "$mix")
 [ -z "$mix$file" ] || ours=(--model "$model" --device cpu)
 [ -f "$model" ] || python3 "$llama/make_gguf.py" --preset "$shape" "${types[@]}" "$model" >/dev/null

@@ -83,7 +83,7 @@ fi
 
 for recipe in $recipes; do
   case $recipe in
-    file) what=(--model "$model") ;;
+    file) what=(--model "${model:?RECIPES=file needs LLAMA_DIR}") ;;
     *.toml) what=(--synthetic "$shape" --recipe "$recipe") ;;
     *-*) what=(--synthetic "$shape" --format-weights "$recipe") ;;
     *) what=(--synthetic "$shape" --recipe "$recipe") ;;
