@@ -44,7 +44,12 @@ shared float parts[PAIRS][TEAMS];
 shared vec2 factors[PAIRS];    // what joins this page
 shared vec2 page_ml[PAIRS];
 shared uint16_t path[R][PAGE]; // scratch row of a position of this page
-shared float value_scales[KV == KV_Q8 ? GROUPS : 1][KV == KV_Q8 ? PAGE : 1];
+shared uint16_t value_scales[KV == KV_Q8 ? GROUPS : 1][KV == KV_Q8 ? PAGE : 1]; // bits of f16
+
+// Scale of a value of this page.
+float scale_of_slot(uint group, uint slot) {
+    return KV == KV_Q8 ? unpackHalf2x16(uint(value_scales[group][slot])).x : 1.0;
+}
 
 // Word `i` of an array of the step, whose arrays lie behind eight words.
 uint of_step(uint array, uint i) {
@@ -122,7 +127,7 @@ void main() {
         if (p > highest) {
             // No query sees this position. Its value is still multiplied by 0 and must be a number.
             if (KV == KV_Q8)
-                [[unroll]] for (uint g = 0; g < GROUPS; g++) value_scales[g][t] = 0.0;
+                [[unroll]] for (uint g = 0; g < GROUPS; g++) value_scales[g][t] = uint16_t(0);
         }
         // Keys of the cache, then those of scratch rows.
         [[dont_unroll]] for (uint fresh = 0; fresh < 2; fresh++) {
@@ -132,7 +137,7 @@ void main() {
             const uint at = fresh == 0 ? t : min(root + p - base, max_rows - 1);
             if (KV == KV_Q8)
                 [[unroll]] for (uint g = 0; g < GROUPS; g++)
-                    value_scales[g][t] = value_scale(h, g, at);
+                    value_scales[g][t] = U16(value_scale_at(h, g, at)).v[0];
             [[dont_unroll]] for (uint turn = 0; turn < KEYS; turn += TURN)
                 [[unroll]] for (uint c0 = turn; c0 < turn + TURN; c0 += BATCH) {
                     ADD_KEYS(h, at, c0, BATCH, PAIRS, qs[n], s[n])
@@ -209,8 +214,7 @@ void main() {
                 [[unroll]] for (uint u = 0; u < AHEAD; u++) {
                     const uint slot = (turn0 + u) * PARTS + part;
                     if (TURNS % AHEAD != 0 && slot >= PAGE) break;
-                    const vec4 value =
-                        four_of(values[u], KV == KV_Q8 ? value_scales[group][slot] : 1.0);
+                    const vec4 value = four_of(values[u], scale_of_slot(group, slot));
                     [[unroll]] for (uint n = 0; n < PAIRS; n++)
                         sum[n] = add_scaled(es[(n * PAGE + slot) / 4][slot % 4], value, sum[n]);
                 }
@@ -218,7 +222,7 @@ void main() {
         } else {
             for (uint turn = 0; turn < turns; turn++) {
                 const uint slot = turn * PARTS + part, at = page * PAGE + slot;
-                float scale_ = KV == KV_Q8 && at < base ? value_scales[group][slot] : 1.0;
+                float scale_ = at < base ? scale_of_slot(group, slot) : 1.0;
                 vec4 value =
                     at < base ? four_of(value_part(paged, channel, slot), scale_) : vec4(0.0);
                 [[unroll]] for (uint j = 0; j < R; j++) {
@@ -226,7 +230,7 @@ void main() {
                     if (at >= base) {
                         const uint row = uint(path[j][slot]);
                         value = four_of(value_part(scratch, channel, row),
-                            value_scale(scratch, group, row));
+                            scale_from(value_scale_at(scratch, group, row)));
                     }
                     [[unroll]] for (uint g = 0; g < GQ; g++)
                         sum[j * GQ + g] = add_scaled(es[((j * GQ + g) * PAGE + slot) / 4][slot % 4],

@@ -37,6 +37,7 @@ SLACK, STEP = 0.03, 8
 PARTS = {1: 1.6 / 2.7, 2: 1, 4: 1, 8: 1.05, 16: 1.1}
 TRELLIS_PARTS = {**PARTS, 16: 1.3}
 SHOWN = 40  # complaints
+SHARED_KB = 32  # of shared memory: what AMD's driver for Windows offers a workgroup
 PROMPT_SPEED = 150  # tokens/s, of rows of prefill, over the 25.6e9 weights of 27B's layers
 LAYER_WEIGHTS = 25.6e9
 
@@ -52,6 +53,7 @@ class Figures:
         self.note("VGPRs", call.registers(), call)
         self.note("spills", call.spills(), call)
         self.note("KB", call.code(), call)
+        self.note("shared", call.shared(), call)
         if call.slots() is not None:
             self.note("slots", call.slots(), call)
             self.note(
@@ -176,6 +178,11 @@ def violations(found, matrix_chips):
             has, most = figures.most.get(name), budget[name]
             if has is not None and most is not None and has > most:
                 bad.append(f"{what}: {has:.4g} {name}, budget {most:g} ({figures.worst[name]})")
+        if figures.most["shared"] > SHARED_KB:
+            bad.append(
+                f"{what}: {figures.most['shared']:.4g} KB of shared memory, most {SHARED_KB} "
+                f"({figures.worst['shared']})"
+            )
         if budget["slots"] is not None and "slots" not in figures.most:
             bad.append(f"{what}: no loop with products of int8 is found any more")
         by = figures.multiplies(matrix_chips)

@@ -54,6 +54,10 @@ class Call:
         """In KB."""
         return self.stat("Code size") / 1024
 
+    def shared(self):
+        """KB of shared memory."""
+        return self.stat("LDS size") / 1024
+
     def turn(self, of):
         """The value of `of` for one iteration of the main loop."""
         inner = self.kernel.inner

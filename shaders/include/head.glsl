@@ -54,8 +54,8 @@ float key_scale(Head h, uint c, uint position) {
     return scale_from(h.key_scales + uint64_t(c * KB / GROUP * h.positions * 2)
         + uint64_t(position * 2));
 }
-float value_scale(Head h, uint group, uint position) {
-    return scale_from(h.value_scales + uint64_t((group * h.positions + position) * 2));
+uint64_t value_scale_at(Head h, uint group, uint position) {
+    return h.value_scales + uint64_t((group * h.positions + position) * 2);
 }
 
 // Four channels of the value of a position (or scratch row).

@@ -17,6 +17,8 @@
 const uint XQ = W / 16;           // 16-byte loads of a step's activations
 const uint FOURS = W / 4 / G;     // groups of four columns that share a scale
 const uint QP = GROUPED ? 32 / LANES : 1; // parts of a lane
+// With more rows, addresses of their scales and sums fill AMD's scalar registers; offsets do not.
+const bool BY_OFFSET = HAS_MIN && M > 8;
 
 int join_parts(int a, int b) {
     if (!GROUPED) return a + b;
@@ -33,12 +35,15 @@ void linear(LinearArgs a, uint n0, uint m0, uint first, uint live) {
     // one address, to which each lane adds 32 bits of its own. On some devices loads of that form
     // need no further instruction.
     uint64_t x[M], sx[M], sums[M], side[NR];
+    uint at_sx[M];
     RowCodes codes[NR];
     [[unroll]] for (uint m = 0; m < M; m++) {
         const uint xr = first + min(m0 + m, live - 1);
         x[m] = a.x + uint64_t(xr) * a.stride;
-        sx[m] = uint64_t(a.sx) + uint64_t(xr) * (4 * G * a.steps);
-        sums[m] = uint64_t(a.sums) + uint64_t(xr) * (4 * G * a.steps);
+        at_sx[m] = BY_OFFSET ? xr * (4 * G * a.steps) : 0;
+        const uint64_t row = BY_OFFSET ? uint64_t(0) : uint64_t(xr) * (4 * G * a.steps);
+        sx[m] = uint64_t(a.sx) + row;
+        sums[m] = uint64_t(a.sums) + row;
     }
     [[unroll]] for (uint i = 0; i < NR; i++) {
         const uint row = min(n0 + i, a.n - 1);
@@ -77,11 +82,12 @@ void linear(LinearArgs a, uint n0, uint m0, uint first, uint live) {
                     xs[q] = U32x4(x[m] + uint64_t(s * (16 * XQ))).v[q];
                 float sxg[G], base[G]; // base: what a minimum is multiplied by
                 int xsum[G];
+                const uint at = at_sx[m] + s * (4 * G);
                 [[unroll]] for (uint g = 0; g < G; g++) {
                     if (!GROUPED) continue;
-                    sxg[g] = F32(sx[m] + uint64_t(s * (4 * G))).v[g];
+                    sxg[g] = F32(sx[m] + uint64_t(at)).v[g];
                     xsum[g] = 0;
-                    if (OFFSET != 0 || HAS_MIN) xsum[g] = I32(sums[m] + uint64_t(s * (4 * G))).v[g];
+                    if (OFFSET != 0 || HAS_MIN) xsum[g] = I32(sums[m] + uint64_t(at)).v[g];
                     precise float of_sum = float(xsum[g]) * sxg[g];
                     base[g] = of_sum;
                     sxg[g] *= PRODUCT_UNIT;

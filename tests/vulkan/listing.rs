@@ -11,22 +11,36 @@ use gemma::models::{Config, Role, Weights};
 use gemma::vulkan::{Bucket, MatrixShape, SHAPE};
 use serde_json::json;
 
-/// The calls of a pass over `rows` rows of two layers in one format.
+/// Threads of a subgroup.
+const SUBGROUP: u32 = 32;
+
+/// The calls of a pass over `rows` rows of two layers in one format, with a small table.
 fn pass(format: &str, shapes: &[MatrixShape], rows: usize) -> Vec<ListedCall> {
+    pass_with(format, ("i8-row", 512), SUBGROUP, shapes, rows)
+}
+
+/// The same with a table of some format and rows, and for a device with subgroups of some size.
+fn pass_with(
+    format: &str,
+    (table, vocabulary): (&str, usize),
+    subgroup: u32,
+    shapes: &[MatrixShape],
+    rows: usize,
+) -> Vec<ListedCall> {
     let config = json!({
         "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text",
         "hidden_size": 1024, "intermediate_size": 2048, "num_hidden_layers": 2,
         "sliding_window_pattern": 2,
         "sliding_window": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 128,
-        "query_pre_attn_scalar": 64, "vocab_size": 512, "rope_theta": 1e6,
+        "query_pre_attn_scalar": 64, "vocab_size": vocabulary, "rope_theta": 1e6,
         "rope_local_base_freq": 1e4,
         "max_position_embeddings": 512,
     });
-    let (linear, table) = (spelled(format), spelled("i8-row"));
+    let (linear, table) = (spelled(format), spelled(table));
     let format = |role| if matches!(role, Role::Embed | Role::Head) { table } else { linear };
     let weights = Weights::synthetic(Config::from_json(&config).unwrap(), format, 1);
     let device = json!({
-        "chip": "board", "integrated": false, "min_subgroup": 32, "max_subgroup": 32,
+        "chip": "board", "integrated": false, "min_subgroup": subgroup, "max_subgroup": subgroup,
         "asks_subgroup": true,
         "max_shared": 64 << 10, "max_workgroup": 1024, "max_subgroups": 32, "int8_matrices": [],
     });
@@ -55,6 +69,20 @@ fn every_matrix_is_multiplied_once_by_a_kernel_that_there_is() {
                 let file = format!("{}/shaders/{}.comp", env!("CARGO_MANIFEST_DIR"), call.shader);
                 assert!(std::path::Path::new(&file).is_file(), "{file}");
             }
+        }
+    }
+}
+
+/// NVIDIA's driver does nothing in a dispatch of more than 65,535 workgroups along an axis.
+#[test]
+fn a_table_of_gemmas_vocabulary_fits_into_a_dispatch() {
+    for table in ["f32", "bf16", "i8-row", "i4-g32", "t3-row+h128", "q6_k"] {
+        for (subgroup, rows) in [(8, 1), (32, 1), (32, 4), (64, 1)] {
+            let calls = pass_with("bf16", (table, 262_208), subgroup, &[], rows);
+            let reads = |call: &&ListedCall| call.matrices.iter().any(|m| m.1 == 262_208);
+            let head = calls.iter().find(reads).expect("the head reads the table");
+            let most = head.groups.into_iter().max().unwrap();
+            assert!(most <= 65_535, "{table}, subgroups of {subgroup}: {:?}", head.groups);
         }
     }
 }

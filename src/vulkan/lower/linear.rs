@@ -2,7 +2,7 @@
 
 use super::kernels::{self, Kernel, LinearPush, MatrixPush, PathTrellis, Push, Specialise, word};
 use super::layout::{DeviceMatrix, Packing, code_number, side_number};
-use super::{Access, Bucket, Call, Lowering};
+use super::{Access, Bucket, Call, Lowering, MOST_GROUPS};
 use crate::compute::{LinearJob, RowSet};
 use crate::tensor::trellis::{TILE, Trellis};
 use crate::tensor::{Code, Format, Group};
@@ -90,7 +90,7 @@ impl Lowering<'_> {
         ];
         let packing = Packing::of(m.format, m.rows, m.cols)?;
         let shape = match &packing {
-            None => self.float_shape(m.format, live, selected, norm),
+            None => self.float_shape(m, live, selected, norm),
             Some(p) => {
                 let known = self.known_shape(m.format, m.cols, p, live, selected);
                 let matrix = || self.matrix_shape(m.format, m.cols, p, live, selected);
@@ -131,14 +131,18 @@ impl Lowering<'_> {
     }
 
     /// Returns the kernel for float weights and any number of rows.
-    fn float_shape(&self, format: Format, live: usize, selected: bool, norm: bool) -> Shape {
+    fn float_shape(&self, m: &DeviceMatrix, live: usize, selected: bool, norm: bool) -> Shape {
         let (sg, block) = (self.info.subgroup, live.clamp(1, 4));
         let threads = if norm { NORM_TEAMS * sg.min(32) } else { 128 }.max(sg);
+        // A subgroup takes a matrix row, and a table may have more of them than a dispatch has
+        // workgroups of this size.
+        let least = word(m.rows).div_ceil(MOST_GROUPS).next_power_of_two() * sg;
+        let threads = threads.max(least);
         let kernel = kernels::LinearFloat {
             local: threads,
             subgroup: sg,
             rows: word(block),
-            bf16: format.code == Code::Bf16,
+            bf16: m.format.code == Code::Bf16,
             selected,
             threads,
         };
@@ -174,7 +178,7 @@ impl Lowering<'_> {
         // With fewer lanes each keeps more parts, and has less room for rows. So has a step of i2,
         // with its many columns, and so have minima of groups, which take sums of activations.
         let has_min = grouped && format.code.spec().side.has_min();
-        let much = sg < 32 || format.code == Code::I2 || has_min;
+        let much = sg < 32 || format.code == Code::I2;
         let block = live.clamp(1, if much { 8 } else { 16 });
         // Loads in flight hide latency. A subgroup keeps sums of up to 64 pairs of (row,
         // activation).
@@ -183,6 +187,7 @@ impl Lowering<'_> {
             4 => (4, 1),
             // Smaller tasks balance few long rows better.
             8 if cols >= 2 * rows => (2, 1),
+            16 if has_min => (2, 1),
             _ => (4, 1),
         };
         let lanes = sg.min(32);

@@ -21,7 +21,7 @@ use crate::tensor::trellis::Trellis;
 use crate::vulkan::device::DeviceInfo;
 use crate::vulkan::device::matrix::MatrixShape;
 use crate::vulkan::device::pipeline::{Constants, Shader};
-use anyhow::Result;
+use anyhow::{Result, bail};
 use finish::Epilogue;
 pub(super) use following::{prepared, reads_before_write};
 use kernels::{
@@ -80,6 +80,9 @@ pub enum Access {
     /// Writes to places that no other call with this access uses.
     Share(BufferId),
 }
+
+/// Most workgroups of a dispatch along an axis that every Vulkan device takes.
+pub(super) const MOST_GROUPS: u32 = 65_535;
 
 /// One kernel call.
 #[derive(Clone, Debug)]
@@ -260,6 +263,10 @@ impl Lowering<'_> {
             i = end;
         }
         out.retain(|c| c.groups.iter().all(|g| *g > 0));
+        // A driver ignores a larger dispatch without a word.
+        if let Some(call) = out.iter().find(|c| c.groups.iter().any(|g| *g > MOST_GROUPS)) {
+            bail!("{} needs {:?} workgroups, more than a dispatch has", call.label, call.groups);
+        }
         Ok(out)
     }
 
