@@ -95,9 +95,8 @@ impl Lowering<'_> {
         let kv = &op.kv;
         let (dim, gq) = (kv.head_dim, op.n_heads / kv.n_kv_heads);
         // Shared memory holds the queries and exponentials of all rows of a block.
-        let shared = |rows: usize| {
-            rows * gq * (dim + PAGE + 32) * 4 + (rows + kv.scales()) * PAGE * 2
-        };
+        let shared =
+            |rows: usize| rows * gq * (dim + PAGE + 32) * 4 + (rows + kv.scales()) * PAGE * 2;
         let fits = |rows: usize| shared(rows) <= self.info.max_shared.min(48 << 10) as usize;
         // Blocks of fewer rows keep more of a large device busy while there are few pages.
         let busy =
