@@ -128,11 +128,13 @@ fn best_scale(
     let n = SAMPLE.min(rows);
     let picked: Vec<usize> = (0..n).map(|i| i * rows / n).collect();
     let sample: Vec<f32> = picked.iter().flat_map(|r| &w[r * cols..][..cols]).copied().collect();
+    // All multiples side by side: a device is busier with more rows.
+    let tried: Vec<f32> =
+        SCALES.iter().flat_map(|m| picked.iter().map(move |r| scales[*r] * m)).collect();
+    let run = code(tiles, format, tried.len(), cols, sample.repeat(SCALES.len()), &tried, factors)?;
+    let losses = run.fits.chunks_exact(n).map(|fits| fits.iter().map(|fit| fit.loss(true)).sum());
     let mut best = (f64::INFINITY, 1.0);
-    for multiple in SCALES {
-        let scales: Vec<f32> = picked.iter().map(|r| scales[*r] * multiple).collect();
-        let run = code(tiles, format, n, cols, sample.clone(), &scales, factors)?;
-        let loss: f64 = run.fits.iter().map(|fit| fit.loss(true)).sum();
+    for (loss, multiple) in losses.zip(SCALES) {
         if loss < best.0 {
             best = (loss, multiple);
         }
