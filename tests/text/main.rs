@@ -15,6 +15,7 @@ mod toy;
 mod bundled;
 mod draft_prompt;
 mod drafter_invariance;
+mod file_blocks;
 mod kv_q8;
 mod linear;
 mod policy_size;
