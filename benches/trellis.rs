@@ -5,11 +5,11 @@
 //! take one tile at a time, then two. Calls of 256 tiles are those of a calibrated matrix of 4096
 //! rows.
 
-use gemma::tensor::encode::{OnProcessor, TileEncoder};
+use gemma::tensor::encode::{CodingDevice, OnProcessor};
 use gemma::tensor::trellis::TILE;
 use gemma::tensor::viterbi::WEIGHTS;
 use gemma::tensor::{Code, Values};
-use gemma::vulkan::{Choice, VulkanExecutor, VulkanTiles};
+use gemma::vulkan::{Choice, VulkanCoding, VulkanExecutor};
 use sha2::{Digest, Sha256};
 use std::time::Instant;
 
@@ -23,7 +23,7 @@ fn main() {
     let count = count.unwrap_or(32_768);
     for (many, at_once) in [(usize::MAX, "one tile"), (0, "two tiles")] {
         let device = VulkanExecutor::open(Choice::Best).unwrap();
-        let tiles = VulkanTiles::with_many(device, many).unwrap();
+        let tiles = VulkanCoding::with_many(device, many).unwrap();
         for call in [256, usize::MAX] {
             println!("{at_once} of a workgroup, calls of {} tiles", call.min(count));
             measure(&tiles, count, call);
@@ -32,7 +32,7 @@ fn main() {
 }
 
 /// Prints the speed at `count` tiles, `call` of them at a time.
-fn measure(tiles: &dyn TileEncoder, count: usize, call: usize) {
+fn measure(tiles: &dyn CodingDevice, count: usize, call: usize) {
     let call = call.min(count);
     let one = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
     println!("{:6} {:>12} {:>10}  digest", "code", "weights/s", "error");

@@ -5,7 +5,7 @@ use super::layout::{ArtifactLayout, TargetFormat, TensorPlan};
 use super::ldlq::can_solve;
 use super::solver::Solver;
 use crate::models::{Role, Weights};
-use crate::tensor::encode::TileEncoder;
+use crate::tensor::encode::CodingDevice;
 use crate::tensor::quantize::quantize_by;
 use crate::tensor::{Code, Format, Matrix};
 use anyhow::Result;
@@ -23,7 +23,7 @@ pub struct Calibrated<'a> {
     name: String,
     calibrator: Option<Calibrator<'a>>,
     threads: rayon::ThreadPool,
-    tiles: Arc<dyn TileEncoder>,
+    tiles: Arc<dyn CodingDevice>,
     losses: Vec<(Role, usize, f64)>,
 }
 
@@ -33,7 +33,7 @@ impl<'a> Calibrated<'a> {
         source: &'a Weights,
         text: CalibrationText,
         threads: usize,
-        tiles: Arc<dyn TileEncoder>,
+        tiles: Arc<dyn CodingDevice>,
     ) -> Result<Calibrated<'a>> {
         let sha256 =
             crate::util::hex(Sha256::digest(bytemuck::cast_slice::<u32, u8>(&text.tokens)));

@@ -2,7 +2,7 @@
 //! codes.
 
 use super::layout::{ArtifactLayout, TensorPlan};
-use crate::tensor::encode::{OnProcessor, TileEncoder};
+use crate::tensor::encode::{CodingDevice, OnProcessor};
 use crate::tensor::quantize::{quantize, quantize_by};
 use crate::tensor::{Format, Matrix};
 use crate::util::threads::{self, ScopedTask};
@@ -65,7 +65,7 @@ const METHOD: &str = "nearest-2";
 pub struct Nearest {
     pub threads: usize,
     /// The encoder of trellis codes.
-    pub tiles: Arc<dyn TileEncoder>,
+    pub tiles: Arc<dyn CodingDevice>,
 }
 
 impl Nearest {

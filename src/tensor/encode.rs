@@ -2,6 +2,7 @@
 //! targets of others.
 
 use super::integer::Integer;
+use super::product::{View, multiply};
 use super::round::{code_of_nearest, f16_nonzero, scale_for};
 use super::trellis::{TILE, Trellis};
 use super::viterbi::{TOGETHER, Viterbi, WEIGHTS};
@@ -12,11 +13,25 @@ use std::cell::RefCell;
 use std::fmt::Debug;
 use std::ops::Range;
 
-/// A search for the best codes of trellis tiles. All implementations find the same codes, bit for
-/// bit.
-pub trait TileEncoder: Debug + Send + Sync {
-    /// The bits of each row of each tile. `wanted` is `[tiles, 16, 16]` in units of the integers.
+/// A device that does the heavy work of coding. All give the same results, bit for bit.
+pub trait CodingDevice: Debug + Send + Sync {
+    /// Finds the best bits of each row of each tile. `wanted` is `[tiles, 16, 16]` in units of the
+    /// integers.
     fn encode(&self, trellis: Trellis, wanted: &[f32], rows: &mut [[u64; TILE]]) -> Result<()>;
+
+    /// Computes `c = keep * c + factor * a b`. `c` is row-major with rows `stride` apart.
+    fn multiply(
+        &self,
+        c: &mut [f32],
+        stride: usize,
+        keep: f32,
+        factor: f32,
+        a: View<'_>,
+        b: View<'_>,
+    ) -> Result<()> {
+        multiply(c, stride, keep, factor, a, b);
+        Ok(())
+    }
 }
 
 /// The processor, with the threads of rayon's pool.
@@ -28,7 +43,7 @@ thread_local! {
     static ENCODERS: RefCell<Vec<Viterbi>> = const { RefCell::new(Vec::new()) };
 }
 
-impl TileEncoder for OnProcessor {
+impl CodingDevice for OnProcessor {
     fn encode(&self, trellis: Trellis, wanted: &[f32], rows: &mut [[u64; TILE]]) -> Result<()> {
         let (tiles, rest) = wanted.as_chunks::<WEIGHTS>();
         ensure!(rest.is_empty() && tiles.len() == rows.len(), "whole tiles are coded");
@@ -134,7 +149,7 @@ impl Encoder {
     /// blocks]`; trellis codes by `tiles`, other codes of one block.
     pub fn encode(
         &mut self,
-        tiles: &dyn TileEncoder,
+        tiles: &dyn CodingDevice,
         blocks: Range<usize>,
         targets: &[f32],
         decoded: &mut [f32],
@@ -183,7 +198,7 @@ impl Encoder {
 
     fn encode_tiles(
         &mut self,
-        tiles: &dyn TileEncoder,
+        tiles: &dyn CodingDevice,
         trellis: Trellis,
         blocks: Range<usize>,
         targets: &[f32],

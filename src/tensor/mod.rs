@@ -11,6 +11,7 @@ pub mod hadamard;
 pub mod integer;
 pub mod math;
 pub mod matrix;
+pub mod product;
 pub mod quantize;
 mod round;
 pub mod side;

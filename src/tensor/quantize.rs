@@ -1,7 +1,7 @@
 //! Round to nearest into any format, without data: the closed-form scale behind a Hadamard, else a
 //! search over scales.
 
-use super::encode::{BLOCK, Encoder, OnProcessor, TileEncoder, row_scale};
+use super::encode::{BLOCK, CodingDevice, Encoder, OnProcessor, row_scale};
 use super::integer::{Integer, ScaleRule};
 use super::round::{code_of_nearest, f16_nonzero, scale_for};
 use super::{Code, Format, Matrix, Values, hadamard};
@@ -23,7 +23,7 @@ pub fn quantize(
 
 /// The same, with trellis codes found by `tiles`.
 pub fn quantize_by(
-    tiles: &dyn TileEncoder,
+    tiles: &dyn CodingDevice,
     format: Format,
     rows: usize,
     cols: usize,
@@ -95,7 +95,7 @@ fn quantize_group(
 
 /// Tiles of 16 rows and columns, each coded by its best path; scales refitted to the codes.
 fn quantize_tiles(
-    tiles: &dyn TileEncoder,
+    tiles: &dyn CodingDevice,
     format: Format,
     rows: usize,
     cols: usize,

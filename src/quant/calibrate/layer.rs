@@ -5,15 +5,17 @@
 
 use super::rows;
 use crate::models::{Angles, LayerSpec, Role, Step, TensorSpec, Weights};
-use crate::quant::ldlq::linalg::{View, multiply};
 use crate::tensor::Matrix;
+use crate::tensor::encode::CodingDevice;
+use crate::tensor::product::{View, multiply};
 use anyhow::{Context, Result, bail};
 use rayon::prelude::*;
 use std::collections::HashMap;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// Rows of a matrix that are decoded at once.
-const DECODE: usize = 1024;
+const DECODE: usize = 4096;
 /// Values that one thread gates at once.
 const ROW: usize = 4096;
 
@@ -42,6 +44,7 @@ pub fn block_end(steps: &[Step], start: usize) -> usize {
 /// A layer with weights of the source, or with those made of them.
 pub struct Layer<'a> {
     pub steps: Vec<Step>,
+    device: Arc<dyn CodingDevice>,
     spec: LayerSpec,
     eps: f32,
     /// Tokens of a window.
@@ -55,10 +58,16 @@ pub struct Layer<'a> {
 
 impl<'a> Layer<'a> {
     /// Opens a layer as the source has it, for windows of so many tokens.
-    pub fn open(weights: &'a Weights, window: usize, index: usize) -> Result<Layer<'a>> {
+    pub fn open(
+        weights: &'a Weights,
+        device: &Arc<dyn CodingDevice>,
+        window: usize,
+        index: usize,
+    ) -> Result<Layer<'a>> {
         let config = weights.config();
         let mut layer = Layer {
             steps: config.steps(index),
+            device: device.clone(),
             spec: config.layers[index],
             eps: config.eps,
             window,
@@ -114,9 +123,10 @@ impl<'a> Layer<'a> {
     fn step(&self, step: &Step, mut input: Values, x: &mut [f32]) -> Result<Values> {
         Ok(match step {
             Step::Norm(role) => vec![self.norm(*role, x)],
-            Step::Linear(_, matrices) => {
-                matrices.iter().map(|(role, _)| self.linear(*role, &input[0])).collect()
-            }
+            Step::Linear(_, matrices) => matrices
+                .iter()
+                .map(|(role, _)| self.linear(*role, &input[0]))
+                .collect::<Result<_>>()?,
             Step::Attend { q_norm, k_norm } => {
                 let Ok([mut q, mut k, v]) = <[Vec<f32>; 3]>::try_from(input) else {
                     bail!("attention reads three values")
@@ -126,8 +136,8 @@ impl<'a> Layer<'a> {
                 vec![self.attend(&q, &k, &v)]
             }
             Step::GateUp { gate, up, .. } => {
-                let mut out = self.linear(*gate, &input[0]);
-                let up = self.linear(*up, &input[0]);
+                let mut out = self.linear(*gate, &input[0])?;
+                let up = self.linear(*up, &input[0])?;
                 let pieces = out.par_chunks_mut(ROW).zip(up.par_chunks(ROW));
                 pieces.for_each(|(gate, up)| rows::gate(gate, up));
                 vec![out]
@@ -145,8 +155,8 @@ impl<'a> Layer<'a> {
         norm_rows(x, &plus_one(&self.vectors[&role]), self.eps)
     }
 
-    fn linear(&self, role: Role, x: &[f32]) -> Vec<f32> {
-        linear(x, &self.matrices[&role])
+    fn linear(&self, role: Role, x: &[f32]) -> Result<Vec<f32>> {
+        linear(&*self.device, x, &self.matrices[&role])
     }
 
     /// Attention of each window by itself: `[tokens, n_heads * head_dim]`.
@@ -221,7 +231,7 @@ pub fn norm_rows(x: &[f32], weight: &[f32], eps: f32) -> Vec<f32> {
 }
 
 /// `x [tokens, cols]` times the transpose of `matrix [rows, cols]`.
-pub fn linear(x: &[f32], matrix: &Matrix<'_>) -> Vec<f32> {
+pub fn linear(device: &dyn CodingDevice, x: &[f32], matrix: &Matrix<'_>) -> Result<Vec<f32>> {
     let (rows, cols) = (matrix.rows, matrix.cols);
     let mut out = vec![0.0; x.len() / cols * rows];
     let mut decoded = vec![0.0; DECODE.min(rows) * cols];
@@ -232,14 +242,8 @@ pub fn linear(x: &[f32], matrix: &Matrix<'_>) -> Vec<f32> {
             .par_chunks_mut(cols)
             .enumerate()
             .for_each(|(i, row)| matrix.dequantize_row(start + i, row));
-        multiply(
-            &mut out[start..],
-            rows,
-            0.0,
-            1.0,
-            View::of(x, cols),
-            View::of(decoded, cols).transposed(),
-        );
+        let weights = View::of(decoded, cols).transposed();
+        device.multiply(&mut out[start..], rows, 0.0, 1.0, View::of(x, cols), weights)?;
     }
-    out
+    Ok(out)
 }

@@ -12,7 +12,7 @@ pub use text::{BUILT_IN, CalibrationText};
 
 use super::ldlq::{Factor, Inputs, Solved, solve_matrix};
 use crate::models::{Config, Role, Weights};
-use crate::tensor::encode::TileEncoder;
+use crate::tensor::encode::CodingDevice;
 use crate::tensor::{Format, Matrix, Token, hadamard};
 use anyhow::{Context, Result, ensure};
 use layer::{Layer, block_end, block_start, step_of};
@@ -48,7 +48,7 @@ pub struct Calibrator<'a> {
     /// Second moments of what the head reads, from a first pass through the source.
     head: Option<Vec<Factor>>,
     notes: Vec<String>,
-    tiles: Arc<dyn TileEncoder>,
+    device: Arc<dyn CodingDevice>,
 }
 
 struct Current<'a> {
@@ -58,13 +58,13 @@ struct Current<'a> {
 }
 
 impl<'a> Calibrator<'a> {
-    /// `formats` says what each matrix becomes; matrices that keep floats may be left out. `tiles`
-    /// finds trellis codes.
+    /// `formats` says what each matrix becomes; matrices that keep floats may be left out. `device`
+    /// does the heavy work.
     pub fn new(
         source: &'a Weights,
         text: CalibrationText,
         formats: HashMap<(Role, usize), Format>,
-        tiles: Arc<dyn TileEncoder>,
+        device: Arc<dyn CodingDevice>,
     ) -> Result<Calibrator<'a>> {
         let original = embed(source.config(), &source.matrix(Role::Embed, 0)?, &text.tokens);
         let made = original.clone();
@@ -79,7 +79,7 @@ impl<'a> Calibrator<'a> {
             waiting: HashMap::new(),
             head: None,
             notes: Vec::new(),
-            tiles,
+            device,
         })
     }
 
@@ -100,13 +100,13 @@ impl<'a> Calibrator<'a> {
         if self.head.is_none() {
             let table = self.source.matrix(Role::Embed, 0)?;
             let x = embed(self.source.config(), &table, &self.text.tokens);
-            let hidden = survey::final_hidden(self.source, &self.text, x)?;
+            let hidden = survey::final_hidden(self.source, &self.device, &self.text, x)?;
             let mut inputs = Inputs::new(dim, false);
-            inputs.add(None, &hidden, self.text.window);
+            inputs.add(&*self.device, None, &hidden, self.text.window)?;
             if role == Role::Embed {
                 inputs.add_floor(LOOKUP);
             }
-            let (factors, note) = inputs.factor(format.hadamard);
+            let (factors, note) = inputs.factor(&*self.device, format.hadamard)?;
             self.notes.extend(note.map(|n| format!("output head: {n}")));
             self.head = Some(factors);
         }
@@ -114,7 +114,7 @@ impl<'a> Calibrator<'a> {
             values.par_chunks_mut(dim).for_each(hadamard::transform);
         }
         solve_matrix(
-            &*self.tiles,
+            &*self.device,
             format,
             values.len() / dim,
             dim,
@@ -169,7 +169,8 @@ impl<'a> Calibrator<'a> {
         };
         let (original, made_of_it) = (pick(&self.original), pick(&self.made));
         let head = made.matrix(if made.has_own_head() { Role::Head } else { Role::Embed }, 0)?;
-        let ends = survey::Ends { weights: self.source, window: self.text.window };
+        let ends =
+            survey::Ends { weights: self.source, device: &*self.device, window: self.text.window };
         Ok(ends.divergences(&original, &[(&made_of_it, Some(&head))])?[0])
     }
 
@@ -186,7 +187,7 @@ impl<'a> Calibrator<'a> {
 
     fn current(&mut self) -> Result<&mut Current<'a>> {
         if self.current.is_none() {
-            let open = || Layer::open(self.source, self.text.window, self.at.0);
+            let open = || Layer::open(self.source, &self.device, self.text.window, self.at.0);
             self.current = Some(Current { original: open()?, made: open()?, done: Vec::new() });
         }
         self.current.as_mut().context("just made")
@@ -229,7 +230,7 @@ impl<'a> Calibrator<'a> {
             let part = batch.start * dim..batch.end * dim;
             let source = original.input(step, &mut self.original[part.clone()])?;
             let input = made.input(step, &mut self.made[part])?;
-            inputs.add(Some(&source), &input, self.text.window);
+            inputs.add(&*self.device, Some(&source), &input, self.text.window)?;
         }
         let mut inputs = Some(inputs);
         for transformed in [false, true] {
@@ -242,7 +243,7 @@ impl<'a> Calibrator<'a> {
                 (false, false) => inputs.take(),
             };
             let Some(taken) = taken else { continue };
-            let (factors, note) = taken.factor(transformed);
+            let (factors, note) = taken.factor(&*self.device, transformed)?;
             self.notes.extend(note.map(|n| format!("input of {}: {n}", first.short_name(layer))));
             for (role, format) in here {
                 let matrix = original.matrix(*role);
@@ -250,8 +251,8 @@ impl<'a> Calibrator<'a> {
                 if transformed {
                     w.par_chunks_mut(cols).for_each(hadamard::transform);
                 }
-                let tiles = &*self.tiles;
-                let solved = solve_matrix(tiles, *format, matrix.rows, cols, w, &factors, true)?;
+                let device = &*self.device;
+                let solved = solve_matrix(device, *format, matrix.rows, cols, w, &factors, true)?;
                 self.waiting.insert(*role, solved);
             }
         }

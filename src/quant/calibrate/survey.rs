@@ -5,11 +5,13 @@
 use super::layer::{Layer, linear, norm_rows, plus_one};
 use super::{BATCH, CalibrationText, embed};
 use crate::models::{Role, Weights};
+use crate::tensor::encode::CodingDevice;
 use crate::tensor::{Format, Matrix, math};
 use anyhow::Result;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use rayon::prelude::*;
+use std::sync::Arc;
 
 /// Noise of a disturbed matrix, as a share of its rows' root mean square.
 const NOISE: f32 = 0.14;
@@ -28,6 +30,7 @@ pub struct Sensitivity {
 /// Disturbs each matrix in turn. `heard` is told the share done after each layer.
 pub fn survey(
     weights: &Weights,
+    device: &Arc<dyn CodingDevice>,
     text: &CalibrationText,
     seed: u64,
     heard: &mut dyn FnMut(f64) -> Result<()>,
@@ -42,11 +45,11 @@ pub fn survey(
     streams.extend(embed(config, &noisy, &text.tokens));
     let mut probes = vec![(Role::Embed, 0)];
     for index in 0..config.layers.len() {
-        let layer = Layer::open(weights, text.window, index)?;
+        let layer = Layer::open(weights, device, text.window, index)?;
         let roles = layer.roles();
         let mut new = Vec::with_capacity(roles.len() * size);
         for role in &roles {
-            let mut noisy = Layer::open(weights, text.window, index)?;
+            let mut noisy = Layer::open(weights, device, text.window, index)?;
             noisy.replace(
                 *role,
                 disturbed(noisy.matrix(*role), seed ^ (index as u64) << 8 ^ (*role as u64) << 32),
@@ -79,7 +82,8 @@ pub fn survey(
         // One table, both where tokens enter and where they leave.
         false => ends[0].1 = Some(&noisy_head),
     }
-    let divergences = Ends { weights, window: text.window }.divergences(base, &ends)?;
+    let divergences =
+        Ends { weights, device: &**device, window: text.window }.divergences(base, &ends)?;
     let unit = (NOISE as f64).powi(2);
     let found = probes.into_iter().zip(divergences);
     Ok(found.map(|((role, layer), d)| Sensitivity { role, layer, divergence: d / unit }).collect())
@@ -117,12 +121,13 @@ fn final_norm(weights: &Weights) -> Result<Vec<f32>> {
 /// Returns the input of the head: `x` through all layers and the last norm.
 pub fn final_hidden(
     weights: &Weights,
+    device: &Arc<dyn CodingDevice>,
     text: &CalibrationText,
     mut x: Vec<f32>,
 ) -> Result<Vec<f32>> {
     let dim = weights.config().dim;
     for index in 0..weights.config().layers.len() {
-        let layer = Layer::open(weights, text.window, index)?;
+        let layer = Layer::open(weights, device, text.window, index)?;
         for batch in text.batches() {
             layer.forward(&mut x[batch.start * dim..batch.end * dim])?;
         }
@@ -133,6 +138,7 @@ pub fn final_hidden(
 /// Where a model ends: the last norm and the head.
 pub struct Ends<'a> {
     pub weights: &'a Weights,
+    pub device: &'a dyn CodingDevice,
     pub window: usize,
 }
 
@@ -150,19 +156,21 @@ impl Ends<'_> {
             .weights
             .matrix(if self.weights.has_own_head() { Role::Head } else { Role::Embed }, 0)?;
         let norm = final_norm(self.weights)?;
-        let logits = |x: &[f32], head: &Matrix<'_>| linear(&norm_rows(x, &norm, config.eps), head);
+        let logits = |x: &[f32], head: &Matrix<'_>| {
+            linear(self.device, &norm_rows(x, &norm, config.eps), head)
+        };
         // Two sets of logits, within the bytes.
         let rows = (LOGITS / 8 / config.vocab).clamp(16, 1024);
         let mut sums = vec![0.0; streams.len()];
         let mut count = 0;
         for start in (0..base.len() / config.dim).step_by(rows) {
             let part = start * config.dim..base.len().min((start + rows) * config.dim);
-            let want = logits(&base[part.clone()], &head);
+            let want = logits(&base[part.clone()], &head)?;
             // A prediction from BOS alone has no text to go by.
             let counts = |row: usize| !(start + row).is_multiple_of(self.window);
             count += (0..part.len() / config.dim).filter(|row| counts(*row)).count();
             for (sum, (x, own)) in sums.iter_mut().zip(streams) {
-                let got = logits(&x[part.clone()], own.unwrap_or(&head));
+                let got = logits(&x[part.clone()], own.unwrap_or(&head))?;
                 let pairs =
                     want.par_chunks(config.vocab).zip(got.par_chunks(config.vocab)).enumerate();
                 let each: Vec<f64> = pairs

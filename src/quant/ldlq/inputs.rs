@@ -1,7 +1,9 @@
 //! Second moments of a linear layer's inputs, and cross moments with the inputs in the source.
 
-use super::linalg::{add_gram, cholesky, mirror};
+use super::linalg::{add_gram, cholesky, mirror, solve};
+use crate::tensor::encode::CodingDevice;
 use crate::tensor::hadamard;
+use anyhow::Result;
 use rayon::prelude::*;
 use std::ops::Range;
 
@@ -41,8 +43,9 @@ pub struct Factor {
     pub cols: Range<usize>,
     /// `[n, n]`, lower triangular: `C C^T` are the damped second moments.
     pub c: Vec<f32>,
-    /// `[n, n]`: cross moments minus second moments, from which the correction follows.
-    pub shift: Option<Vec<f32>>,
+    /// `[n, n]`: cross moments minus second moments, times the inverse of the damped second moments.
+    /// Weights times this are their correction.
+    pub correction: Option<Vec<f32>>,
 }
 
 impl Inputs {
@@ -60,7 +63,13 @@ impl Inputs {
 
     /// Adds tokens: inputs in the source (if corrected) and in the quantised model, f32 `[tokens,
     /// cols]` each. Skips the first token of each `window`, because its activations are outliers.
-    pub fn add(&mut self, source: Option<&[f32]>, made: &[f32], window: usize) {
+    pub fn add(
+        &mut self,
+        device: &dyn CodingDevice,
+        source: Option<&[f32]>,
+        made: &[f32],
+        window: usize,
+    ) -> Result<()> {
         let cols = self.cols;
         let tokens: Vec<usize> = (0..made.len() / cols).filter(|t| t % window != 0).collect();
         let cut = |x: &[f32], block: &Range<usize>| -> Vec<f32> {
@@ -68,11 +77,12 @@ impl Inputs {
         };
         for block in &mut self.blocks {
             let (n, made) = (block.cols.len(), cut(made, &block.cols));
-            add_gram(&mut block.h, n, &made, &made, true);
+            add_gram(device, &mut block.h, n, &made, &made, true)?;
             if let (Some(cross), Some(source)) = (&mut block.cross, source) {
-                add_gram(cross, n, &cut(source, &block.cols), &made, false);
+                add_gram(device, cross, n, &cut(source, &block.cols), &made, false)?;
             }
         }
+        Ok(())
     }
 
     /// Adds `share` of the mean diagonal to the diagonal, which weights errors in all directions.
@@ -85,7 +95,11 @@ impl Inputs {
     /// Factorises the moments, behind a Hadamard transform if `transformed`. The second value is a
     /// note for the log if damping had to be raised. If no damping suffices, columns are treated as
     /// independent.
-    pub fn factor(mut self, transformed: bool) -> (Vec<Factor>, Option<String>) {
+    pub fn factor(
+        mut self,
+        device: &dyn CodingDevice,
+        transformed: bool,
+    ) -> Result<(Vec<Factor>, Option<String>)> {
         let mut note = None;
         let mut out = Vec::new();
         for block in self.blocks.drain(..) {
@@ -100,7 +114,7 @@ impl Inputs {
             if let Some(cross) = &mut cross {
                 cross.par_iter_mut().zip(&h).for_each(|(g, h)| *g -= h);
             }
-            let (c, tries) = factor(h, n);
+            let (c, tries) = factor(device, h, n);
             if tries > 0 {
                 let how = if tries < TRIES {
                     format!("damping raised {tries} times")
@@ -109,20 +123,24 @@ impl Inputs {
                 };
                 note = Some(format!("columns {cols:?}: {how}"));
             }
-            out.push(Factor { cols, c, shift: cross.filter(|_| tries < TRIES) });
+            let mut correction = cross.filter(|_| tries < TRIES);
+            if let Some(shift) = &mut correction {
+                solve(device, shift, &c, n)?;
+            }
+            out.push(Factor { cols, c, correction });
         }
-        (out, note)
+        Ok((out, note))
     }
 }
 
 /// Returns the factor of a damped matrix, and how often the damping was raised. After [`TRIES`] it
 /// is the factor of the diagonal.
-fn factor(h: Vec<f32>, n: usize) -> (Vec<f32>, usize) {
+fn factor(device: &dyn CodingDevice, h: Vec<f32>, n: usize) -> (Vec<f32>, usize) {
     let mut share = DAMPING;
     for tries in 0..TRIES {
         let mut c = h.clone();
         damp(&mut c, n, share);
-        if cholesky(&mut c, n).is_ok() {
+        if cholesky(device, &mut c, n).is_ok() {
             return (c, tries);
         }
         share *= 10.0;
@@ -169,7 +187,9 @@ fn transpose(h: &mut [f32], n: usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::quant::ldlq::linalg::{View, product};
+    use crate::quant::ldlq::linalg::product;
+    use crate::tensor::encode::OnProcessor;
+    use crate::tensor::product::View;
 
     fn numbers(n: usize, mut state: u64) -> Vec<f32> {
         let mut next = || {
@@ -184,11 +204,12 @@ mod tests {
         let (cols, tokens) = (256, 600);
         let x = numbers(cols * tokens, 3);
         let mut inputs = Inputs::new(cols, false);
-        inputs.add(None, &x, 200);
-        let (factors, note) = inputs.factor(false);
+        inputs.add(&OnProcessor, None, &x, 200).unwrap();
+        let (factors, note) = inputs.factor(&OnProcessor, false).unwrap();
         assert!(note.is_none() && factors.len() == 1);
         let c = &factors[0].c;
-        let back = product(View::of(c, cols), View::of(c, cols).transposed());
+        let back =
+            product(&OnProcessor, View::of(c, cols), View::of(c, cols).transposed()).unwrap();
         let moment = |i: usize, j: usize| -> f64 {
             (0..tokens)
                 .filter(|t| t % 200 != 0)
@@ -210,8 +231,8 @@ mod tests {
         turned.chunks_exact_mut(cols).for_each(hadamard::transform);
         let factor = |x: &[f32], transformed| {
             let mut inputs = Inputs::new(cols, false);
-            inputs.add(None, x, usize::MAX);
-            inputs.factor(transformed).0.remove(0).c
+            inputs.add(&OnProcessor, None, x, usize::MAX).unwrap();
+            inputs.factor(&OnProcessor, transformed).unwrap().0.remove(0).c
         };
         let (a, b) = (factor(&x, true), factor(&turned, false));
         assert!(a.iter().zip(&b).all(|(a, b)| (a - b).abs() < 1e-2), "one domain or the other");
@@ -222,9 +243,9 @@ mod tests {
         let mut inputs = Inputs::new(128, true);
         let mut x = numbers(128 * 50, 8);
         x[300] = f32::NAN;
-        inputs.add(Some(&x), &x, usize::MAX);
-        let (factors, note) = inputs.factor(false);
+        inputs.add(&OnProcessor, Some(&x), &x, usize::MAX).unwrap();
+        let (factors, note) = inputs.factor(&OnProcessor, false).unwrap();
         assert!(note.unwrap().contains("correlations ignored"));
-        assert!(factors[0].c.iter().all(|v| v.is_finite()) && factors[0].shift.is_none());
+        assert!(factors[0].c.iter().all(|v| v.is_finite()) && factors[0].correction.is_none());
     }
 }

@@ -1,115 +1,46 @@
-//! Dense f32 algebra for LDLQ: products by the `gemm` crate, a blocked Cholesky factorisation,
-//! triangular solves.
+//! Dense f32 algebra for LDLQ: products, a blocked Cholesky factorisation, triangular solves.
 //!
-//! Results do not depend on the number of threads. Every product adds over its inner dimension in
-//! the library's fixed order, and threads divide only the rows and columns of results.
+//! Results do not depend on the device or the number of threads: every product adds in the order
+//! of [`crate::tensor::product`], and threads divide only the rows and columns of results.
 
+use crate::tensor::encode::CodingDevice;
+use crate::tensor::product::View;
 use anyhow::{Result, bail};
 use rayon::prelude::*;
 use std::ops::Range;
 
 /// Columns of one step of the blocked algorithms.
 const STEP: usize = 128;
-
-/// A matrix in a slice. Element `[i, j]` is at `i * row_stride + j * col_stride`.
-#[derive(Clone, Copy)]
-pub struct View<'a> {
-    data: &'a [f32],
-    pub rows: usize,
-    pub cols: usize,
-    row_stride: usize,
-    col_stride: usize,
-}
-
-impl<'a> View<'a> {
-    /// Returns a view of a row-major matrix without gaps.
-    pub fn of(data: &'a [f32], cols: usize) -> View<'a> {
-        assert!(cols > 0 && data.len().is_multiple_of(cols));
-        View { data, rows: data.len() / cols, cols, row_stride: cols, col_stride: 1 }
-    }
-
-    /// Returns a view of some rows and columns.
-    pub fn part(self, rows: Range<usize>, cols: Range<usize>) -> View<'a> {
-        assert!(
-            rows.end <= self.rows
-                && cols.end <= self.cols
-                && rows.start <= rows.end
-                && cols.start <= cols.end
-        );
-        let start =
-            (rows.start * self.row_stride + cols.start * self.col_stride).min(self.data.len());
-        View { data: &self.data[start..], rows: rows.len(), cols: cols.len(), ..self }
-    }
-
-    pub fn transposed(self) -> View<'a> {
-        let View { data, rows, cols, row_stride, col_stride } = self;
-        View { data, rows: cols, cols: rows, row_stride: col_stride, col_stride: row_stride }
-    }
-
-    /// Returns whether the last element is inside the slice.
-    fn fits(&self) -> bool {
-        self.rows == 0
-            || self.cols == 0
-            || (self.rows - 1) * self.row_stride + (self.cols - 1) * self.col_stride
-                < self.data.len()
-    }
-}
-
-/// Computes `c = keep * c + factor * a b`. `c` is row-major with rows `stride` apart.
-pub fn multiply(c: &mut [f32], stride: usize, keep: f32, factor: f32, a: View<'_>, b: View<'_>) {
-    assert!(a.cols == b.rows && a.fits() && b.fits() && b.cols <= stride);
-    if a.rows == 0 || b.cols == 0 {
-        return;
-    }
-    assert!((a.rows - 1) * stride + b.cols <= c.len());
-    let strides = |v: View<'_>| (v.col_stride as isize, v.row_stride as isize);
-    let ((a_cs, a_rs), (b_cs, b_rs)) = (strides(a), strides(b));
-    // SAFETY: the three matrices are inside their slices, as asserted above, and `c` is borrowed
-    // exclusively for this call.
-    unsafe {
-        gemm::gemm(
-            a.rows,
-            b.cols,
-            a.cols,
-            c.as_mut_ptr(),
-            1,
-            stride as isize,
-            keep != 0.0,
-            a.data.as_ptr(),
-            a_cs,
-            a_rs,
-            b.data.as_ptr(),
-            b_cs,
-            b_rs,
-            keep,
-            factor,
-            false,
-            false,
-            false,
-            gemm::Parallelism::Rayon(0),
-        );
-    }
-}
+/// Columns whose products with all others are computed at once: wide enough for any device.
+pub const WIDE: usize = 1024;
 
 /// Returns `a b` as a row-major matrix.
-pub fn product(a: View<'_>, b: View<'_>) -> Vec<f32> {
+pub fn product(device: &dyn CodingDevice, a: View<'_>, b: View<'_>) -> Result<Vec<f32>> {
     let mut c = vec![0.0; a.rows * b.cols];
     if !c.is_empty() {
-        multiply(&mut c, b.cols, 0.0, 1.0, a, b);
+        device.multiply(&mut c, b.cols, 0.0, 1.0, a, b)?;
     }
-    c
+    Ok(c)
 }
 
 /// Computes `h += x^T y` with `h` `[n, n]`, `x` and `y` `[rows, n]`. With `symmetric`, only the
 /// lower triangle is computed; [`mirror`] copies it.
-pub fn add_gram(h: &mut [f32], n: usize, x: &[f32], y: &[f32], symmetric: bool) {
+pub fn add_gram(
+    device: &dyn CodingDevice,
+    h: &mut [f32],
+    n: usize,
+    x: &[f32],
+    y: &[f32],
+    symmetric: bool,
+) -> Result<()> {
     let (x, y) = (View::of(x, n), View::of(y, n));
-    for start in (0..n).step_by(4 * STEP) {
-        let cols = start..n.min(start + 4 * STEP);
+    for start in (0..n).step_by(WIDE) {
+        let cols = start..n.min(start + WIDE);
         let first = if symmetric { start } else { 0 };
         let a = x.part(0..x.rows, first..n).transposed();
-        multiply(&mut h[first * n + start..], n, 1.0, 1.0, a, y.part(0..y.rows, cols));
+        device.multiply(&mut h[first * n + start..], n, 1.0, 1.0, a, y.part(0..y.rows, cols))?;
     }
+    Ok(())
 }
 
 /// Copies the lower triangle to the upper one.
@@ -125,13 +56,13 @@ pub fn mirror(h: &mut [f32], n: usize) {
 /// clears the upper one.
 ///
 /// Fails with `a` destroyed if a pivot is not positive.
-pub fn cholesky(a: &mut [f32], n: usize) -> Result<()> {
+pub fn cholesky(device: &dyn CodingDevice, a: &mut [f32], n: usize) -> Result<()> {
     assert_eq!(a.len(), n * n);
     for start in (0..n).step_by(STEP) {
         let end = n.min(start + STEP);
         let width = end - start;
         let done = View::of(a, n).part(start..n, 0..start);
-        let update = product(done, done.part(0..width, 0..start).transposed());
+        let update = product(device, done, done.part(0..width, 0..start).transposed())?;
         if start > 0 {
             a[start * n..].par_chunks_mut(n).zip(update.par_chunks(width)).for_each(
                 |(row, update)| {
@@ -194,41 +125,59 @@ pub fn corner(c: &[f32], n: usize, at: Range<usize>) -> Vec<f32> {
 }
 
 /// Computes `m := m (C C^T)^-1` with `m` `[rows, n]` and `C` a Cholesky factor.
-pub fn solve(m: &mut [f32], c: &[f32], n: usize) {
-    let starts: Vec<usize> = (0..n).step_by(STEP).collect();
+pub fn solve(device: &dyn CodingDevice, m: &mut [f32], c: &[f32], n: usize) -> Result<()> {
     for forward in [true, false] {
-        for at in 0..starts.len() {
-            let start = if forward { starts[at] } else { starts[starts.len() - 1 - at] };
-            let end = n.min(start + STEP);
-            let (solved, factor) = if forward {
-                (0..start, View::of(c, n).part(start..end, 0..start).transposed())
-            } else {
-                (end..n, View::of(c, n).part(end..n, start..end))
-            };
-            let update = if solved.is_empty() {
-                Vec::new()
-            } else {
-                let m = View::of(m, n);
-                product(m.part(0..m.rows, solved), factor)
-            };
-            let corner = corner(c, n, start..end);
-            m.par_chunks_mut(n).enumerate().for_each(|(r, row)| {
-                let row = &mut row[start..end];
-                row.iter_mut()
-                    .zip(update.iter().skip(r * (end - start)))
-                    .for_each(|(m, u)| *m -= u);
-                match forward {
-                    true => solve_lower(&corner, end - start, row),
-                    false => solve_upper(&corner, end - start, row),
-                }
-            });
+        let steps = |range: Range<usize>, step| -> Vec<Range<usize>> {
+            let all = range.clone().step_by(step).map(|at| at..range.end.min(at + step));
+            if forward { all.collect() } else { all.rev().collect() }
+        };
+        for wide in steps(0..n, WIDE) {
+            // What is solved before the wide block, then what is within it.
+            let outside = if forward { 0..wide.start } else { wide.end..n };
+            subtract(device, m, c, n, forward, outside, wide.clone())?;
+            for at in steps(wide.clone(), STEP) {
+                let inside = if forward { wide.start..at.start } else { at.end..wide.end };
+                subtract(device, m, c, n, forward, inside, at.clone())?;
+                let corner = corner(c, n, at.clone());
+                m.par_chunks_mut(n).for_each(|row| match forward {
+                    true => solve_lower(&corner, at.len(), &mut row[at.clone()]),
+                    false => solve_upper(&corner, at.len(), &mut row[at.clone()]),
+                });
+            }
         }
     }
+    Ok(())
+}
+
+/// Subtracts the share of the columns `solved` from the columns `at`.
+fn subtract(
+    device: &dyn CodingDevice,
+    m: &mut [f32],
+    c: &[f32],
+    n: usize,
+    forward: bool,
+    solved: Range<usize>,
+    at: Range<usize>,
+) -> Result<()> {
+    if solved.is_empty() {
+        return Ok(());
+    }
+    let factor = match forward {
+        true => View::of(c, n).part(at.clone(), solved.clone()).transposed(),
+        false => View::of(c, n).part(solved.clone(), at.clone()),
+    };
+    let view = View::of(m, n);
+    let update = product(device, view.part(0..view.rows, solved), factor)?;
+    m.par_chunks_mut(n).zip(update.par_chunks(at.len())).for_each(|(row, update)| {
+        row[at.clone()].iter_mut().zip(update).for_each(|(m, u)| *m -= u)
+    });
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tensor::encode::OnProcessor;
 
     fn numbers(n: usize, mut state: u64) -> Vec<f32> {
         let mut next = || {
@@ -242,7 +191,7 @@ mod tests {
     fn gram(n: usize) -> Vec<f32> {
         let x = numbers(2 * n * n, 5);
         let mut h = vec![0.0; n * n];
-        add_gram(&mut h, n, &x, &x, true);
+        add_gram(&OnProcessor, &mut h, n, &x, &x, true).unwrap();
         mirror(&mut h, n);
         (0..n).for_each(|i| h[i * n + i] += 1.0);
         h
@@ -255,7 +204,7 @@ mod tests {
         for symmetric in [true, false] {
             let y = if symmetric { &x } else { &y };
             let mut h = vec![0.0; n * n];
-            add_gram(&mut h, n, &x, y, symmetric);
+            add_gram(&OnProcessor, &mut h, n, &x, y, symmetric).unwrap();
             for (i, j) in [(0, 0), (3, 1), (699, 5), (650, 649), (600, 520)] {
                 let want: f64 = (0..rows).map(|r| x[r * n + i] as f64 * y[r * n + j] as f64).sum();
                 assert!((h[i * n + j] as f64 - want).abs() < 1e-4, "{symmetric} {i} {j}");
@@ -268,8 +217,9 @@ mod tests {
         for n in [1, 100, 128, 300] {
             let h = gram(n);
             let mut c = h.clone();
-            cholesky(&mut c, n).unwrap();
-            let back = product(View::of(&c, n), View::of(&c, n).transposed());
+            cholesky(&OnProcessor, &mut c, n).unwrap();
+            let back =
+                product(&OnProcessor, View::of(&c, n), View::of(&c, n).transposed()).unwrap();
             let largest = h.iter().fold(0f32, |m, v| m.max(v.abs()));
             assert!(h.iter().zip(&back).all(|(a, b)| (a - b).abs() < 1e-5 * largest), "{n}");
         }
@@ -279,10 +229,12 @@ mod tests {
     fn an_indefinite_matrix_is_refused() {
         let mut h = gram(200);
         h[150 * 200 + 150] = -1.0;
-        assert!(cholesky(&mut h, 200).unwrap_err().to_string().contains("column 150"));
+        assert!(
+            cholesky(&OnProcessor, &mut h, 200).unwrap_err().to_string().contains("column 150")
+        );
         let mut h = gram(8);
         h[5 * 8 + 5] = f32::NAN;
-        assert!(cholesky(&mut h, 8).is_err());
+        assert!(cholesky(&OnProcessor, &mut h, 8).is_err());
     }
 
     #[test]
@@ -290,10 +242,10 @@ mod tests {
         for n in [5, 128, 300] {
             let h = gram(n);
             let mut c = h.clone();
-            cholesky(&mut c, n).unwrap();
+            cholesky(&OnProcessor, &mut c, n).unwrap();
             let want = numbers(7 * n, 9);
-            let mut m = product(View::of(&want, n), View::of(&h, n));
-            solve(&mut m, &c, n);
+            let mut m = product(&OnProcessor, View::of(&want, n), View::of(&h, n)).unwrap();
+            solve(&OnProcessor, &mut m, &c, n).unwrap();
             assert!(want.iter().zip(&m).all(|(a, b)| (a - b).abs() < 1e-3), "{n}");
         }
     }
@@ -305,9 +257,9 @@ mod tests {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
             pool.install(|| {
                 let mut c = gram(n);
-                cholesky(&mut c, n).unwrap();
+                cholesky(&OnProcessor, &mut c, n).unwrap();
                 let mut m = numbers(50 * n, 3);
-                solve(&mut m, &c, n);
+                solve(&OnProcessor, &mut m, &c, n).unwrap();
                 (c, m)
             })
         };

@@ -12,10 +12,11 @@ pub mod linalg;
 
 pub use inputs::{Factor, Inputs, block_width};
 
-use crate::tensor::encode::{Encoder, TileEncoder, row_scale};
+use crate::tensor::encode::{CodingDevice, Encoder, row_scale};
+use crate::tensor::product::View;
 use crate::tensor::{Format, Group, Matrix};
 use anyhow::Result;
-use linalg::{View, corner, multiply, product, solve, solve_upper};
+use linalg::{WIDE, corner, product, solve_upper};
 use rayon::prelude::*;
 use std::ops::Range;
 
@@ -48,9 +49,9 @@ pub struct Solved {
 /// has one.
 ///
 /// With `try_scales`, some rows decide by which factor all scales differ from the data-free ones.
-/// Without it, each row is independent. `tiles` encodes trellis codes.
+/// Without it, each row is independent. `device` encodes trellis codes and multiplies.
 pub fn solve_matrix(
-    tiles: &dyn TileEncoder,
+    device: &dyn CodingDevice,
     format: Format,
     rows: usize,
     cols: usize,
@@ -59,12 +60,12 @@ pub fn solve_matrix(
     try_scales: bool,
 ) -> Result<Solved> {
     assert!(w.len() == rows * cols && can_solve(format, cols));
-    correct(&mut w, cols, factors);
+    correct(device, &mut w, cols, factors)?;
     let mut scales = vec![1.0; rows];
     if format.group == Group::Row {
         scales = w.par_chunks(cols).map(|row| row_scale(format, row)).collect();
         if try_scales {
-            let best = best_scale(tiles, format, rows, cols, &w, &scales, factors)?;
+            let best = best_scale(device, format, rows, cols, &w, &scales, factors)?;
             scales.iter_mut().for_each(|s| *s *= best);
         }
     }
@@ -72,7 +73,7 @@ pub fn solve_matrix(
     let first = if is_halved { (rows / 2).next_multiple_of(BLOCK) } else { rows };
     let second = w.split_off(first * cols);
     let half =
-        |rows: Range<usize>, w| code(tiles, format, rows.len(), cols, w, &scales[rows], factors);
+        |rows: Range<usize>, w| code(device, format, rows.len(), cols, w, &scales[rows], factors);
     let runs = match is_halved {
         true => {
             let (a, b) = rayon::join(|| half(0..first, w), || half(first..rows, second));
@@ -103,21 +104,26 @@ pub fn solve_matrix(
 
 /// Corrects the targets so that they give the source's outputs on the inputs of the quantised
 /// model.
-fn correct(w: &mut [f32], cols: usize, factors: &[Factor]) {
-    for Factor { cols: at, c, shift } in factors {
-        let (Some(shift), n) = (shift, at.len()) else { continue };
+fn correct(
+    device: &dyn CodingDevice,
+    w: &mut [f32],
+    cols: usize,
+    factors: &[Factor],
+) -> Result<()> {
+    for Factor { cols: at, correction, .. } in factors {
+        let (Some(correction), n) = (correction, at.len()) else { continue };
         let whole = View::of(w, cols);
-        let mut m = product(whole.part(0..whole.rows, at.clone()), View::of(shift, n));
-        solve(&mut m, c, n);
+        let m = product(device, whole.part(0..whole.rows, at.clone()), View::of(correction, n))?;
         w.par_chunks_mut(cols)
             .zip(m.par_chunks(n))
             .for_each(|(w, m)| w[at.clone()].iter_mut().zip(m).for_each(|(w, m)| *w += m));
     }
+    Ok(())
 }
 
 /// Returns the multiple of the scales with the least loss on some rows, spread evenly.
 fn best_scale(
-    tiles: &dyn TileEncoder,
+    device: &dyn CodingDevice,
     format: Format,
     rows: usize,
     cols: usize,
@@ -131,7 +137,8 @@ fn best_scale(
     // All multiples side by side: a device is busier with more rows.
     let tried: Vec<f32> =
         SCALES.iter().flat_map(|m| picked.iter().map(move |r| scales[*r] * m)).collect();
-    let run = code(tiles, format, tried.len(), cols, sample.repeat(SCALES.len()), &tried, factors)?;
+    let run =
+        code(device, format, tried.len(), cols, sample.repeat(SCALES.len()), &tried, factors)?;
     let losses = run.fits.chunks_exact(n).map(|fits| fits.iter().map(|fit| fit.loss(true)).sum());
     let mut best = (f64::INFINITY, 1.0);
     for (loss, multiple) in losses.zip(SCALES) {
@@ -169,7 +176,7 @@ struct Run {
 
 /// Codes all columns with feedback.
 fn code(
-    tiles: &dyn TileEncoder,
+    device: &dyn CodingDevice,
     format: Format,
     rows: usize,
     cols: usize,
@@ -181,18 +188,18 @@ fn code(
     let mut error = w; // weights, then weights minus decoded codes
     let mut decoded = vec![0.0; rows * cols];
     for factor in factors.iter().rev() {
-        code_block(tiles, format, &mut encoder, rows, cols, factor, &mut error, &mut decoded)?;
+        code_block(device, format, &mut encoder, rows, cols, factor, &mut error, &mut decoded)?;
     }
     let mut fits = vec![Fit::default(); rows];
     for Factor { cols: at, c, .. } in factors {
-        measure(cols, at.start, at.len(), c, &error, &decoded, &mut fits);
+        measure(device, cols, at.start, at.len(), c, &error, &decoded, &mut fits)?;
     }
     Ok(Run { encoder, fits })
 }
 
 /// Codes the columns of one factor, from the last to the first.
 fn code_block(
-    tiles: &dyn TileEncoder,
+    device: &dyn CodingDevice,
     format: Format,
     encoder: &mut Encoder,
     rows: usize,
@@ -204,13 +211,27 @@ fn code_block(
     let (offset, n, c) = (factor.cols.start, factor.cols.len(), &factor.c);
     let mut targets = vec![0.0; rows * BLOCK];
     let mut codes = vec![0.0; rows * BLOCK];
+    // Feedback of the wide block under way from the columns after it.
+    let mut far = Vec::new();
     for span in (0..n).step_by(SPAN).rev() {
         let end = n.min(span + SPAN);
+        let wide = span / WIDE * WIDE..n.min(span / WIDE * WIDE + WIDE);
+        if end == wide.end && end < n {
+            let behind = View::of(error, cols).part(0..rows, offset + end..offset + n);
+            far = product(device, behind, View::of(c, n).part(end..n, wide.clone()))?;
+        }
         // Feedback from the columns after the span.
         let mut feedback = vec![0.0; rows * SPAN];
-        if end < n {
-            let behind = View::of(error, cols).part(0..rows, offset + end..offset + n);
-            multiply(&mut feedback, SPAN, 0.0, 1.0, behind, View::of(c, n).part(end..n, span..end));
+        if !far.is_empty() {
+            let lines = feedback.par_chunks_mut(SPAN).zip(far.par_chunks(wide.len()));
+            lines.for_each(|(f, far)| {
+                f[..end - span].copy_from_slice(&far[span - wide.start..end - wide.start])
+            });
+        }
+        if end < wide.end {
+            let behind = View::of(error, cols).part(0..rows, offset + end..offset + wide.end);
+            let near = View::of(c, n).part(end..wide.end, span..end);
+            device.multiply(&mut feedback, SPAN, 1.0, 1.0, behind, near)?;
         }
         for start in (span..end).step_by(BLOCK).rev() {
             let at = start - span;
@@ -218,15 +239,24 @@ fn code_block(
                 && (start + BLOCK).is_multiple_of(width as usize)
             {
                 let group = start + BLOCK - width as usize;
-                let targets =
-                    group_targets(cols, offset, n, c, group..start + BLOCK, end, &feedback, error);
+                let targets = group_targets(
+                    device,
+                    cols,
+                    offset,
+                    n,
+                    c,
+                    group..start + BLOCK,
+                    end,
+                    &feedback,
+                    error,
+                )?;
                 encoder.begin_group((offset + group) / width as usize, &targets);
             }
             if start + BLOCK < end {
                 let behind =
                     View::of(error, cols).part(0..rows, offset + start + BLOCK..offset + end);
                 let part = View::of(c, n).part(start + BLOCK..end, start..start + BLOCK);
-                multiply(&mut feedback[at..], SPAN, 1.0, 1.0, behind, part);
+                device.multiply(&mut feedback[at..], SPAN, 1.0, 1.0, behind, part)?;
             }
             let corner = corner(c, n, start..start + BLOCK);
             let (column, block) = (offset + start, (offset + start) / BLOCK);
@@ -236,7 +266,7 @@ fn code_block(
                 target.iter_mut().zip(&error[r * cols + column..]).for_each(|(t, w)| *t += w);
             });
             match format.code.is_trellis() {
-                true => encoder.encode(tiles, block..block + 1, &targets, &mut codes)?,
+                true => encoder.encode(device, block..block + 1, &targets, &mut codes)?,
                 false => encoder.encode_in_turn(block, &targets, &corner, &mut codes),
             }
             error.par_chunks_mut(cols).zip(decoded.par_chunks_mut(cols)).enumerate().for_each(
@@ -255,6 +285,7 @@ fn code_block(
 /// determine the scale of the group. `feedback` is that of the columns after the span, which ends
 /// at `end`.
 fn group_targets(
+    device: &dyn CodingDevice,
     cols: usize,
     offset: usize,
     n: usize,
@@ -263,31 +294,26 @@ fn group_targets(
     end: usize,
     feedback: &[f32],
     error: &[f32],
-) -> Vec<f32> {
+) -> Result<Vec<f32>> {
     let (width, rows, at) = (group.len(), error.len() / cols, group.start % SPAN);
     let mut targets: Vec<f32> =
         feedback.chunks_exact(SPAN).flat_map(|row| &row[at..at + width]).copied().collect();
     if group.end < end {
         let behind = View::of(error, cols).part(0..rows, offset + group.end..offset + end);
-        multiply(
-            &mut targets,
-            width,
-            1.0,
-            1.0,
-            behind,
-            View::of(c, n).part(group.end..end, group.clone()),
-        );
+        let part = View::of(c, n).part(group.end..end, group.clone());
+        device.multiply(&mut targets, width, 1.0, 1.0, behind, part)?;
     }
     let corner = corner(c, n, group.clone());
     targets.par_chunks_mut(width).enumerate().for_each(|(r, target)| {
         solve_upper(&corner, width, target);
         target.iter_mut().zip(&error[r * cols + offset + group.start..]).for_each(|(t, w)| *t += w);
     });
-    targets
+    Ok(targets)
 }
 
 /// Adds the contribution of columns `offset..offset + n` to the fit of each row.
 fn measure(
+    device: &dyn CodingDevice,
     cols: usize,
     offset: usize,
     n: usize,
@@ -295,13 +321,14 @@ fn measure(
     error: &[f32],
     decoded: &[f32],
     fits: &mut [Fit],
-) {
+) -> Result<()> {
     let rows = fits.len();
-    for start in (0..n).step_by(4 * SPAN) {
-        let end = n.min(start + 4 * SPAN);
+    for start in (0..n).step_by(WIDE) {
+        let end = n.min(start + WIDE);
         let strip = View::of(c, n).part(start..n, start..end);
-        let pick = |x| product(View::of(x, cols).part(0..rows, offset + start..offset + n), strip);
-        let (lost, coded) = (pick(error), pick(decoded));
+        let columns = |x| View::of(x, cols).part(0..rows, offset + start..offset + n);
+        let lost = product(device, columns(error), strip)?;
+        let coded = product(device, columns(decoded), strip)?;
         let width = end - start;
         fits.par_iter_mut().enumerate().for_each(|(r, fit)| {
             for (e, q) in lost[r * width..][..width].iter().zip(&coded[r * width..][..width]) {
@@ -312,6 +339,7 @@ fn measure(
             }
         });
     }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -334,7 +362,7 @@ mod tests {
             (0..i).for_each(|j| c[i * cols + j] = 0.1 * number());
             c[i * cols + i] = 1.5 + number() / 2.0;
         }
-        let factors = [Factor { cols: 0..cols, c, shift: None }];
+        let factors = [Factor { cols: 0..cols, c, correction: None }];
         let format: Format = "t2-row".parse().unwrap();
         let solve = |rows: Range<usize>| {
             let part = w[rows.start * cols..rows.end * cols].to_vec();

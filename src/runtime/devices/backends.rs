@@ -12,9 +12,11 @@ use crate::error::{Fault, Kind};
 use crate::runtime::Listener;
 use crate::runtime::devices::driver::{self, DriverUse, DriverVerdict};
 use crate::runtime::devices::made_up;
-use crate::tensor::encode::TileEncoder;
+use crate::tensor::encode::CodingDevice;
 use crate::testing;
-use crate::vulkan::{CheckedExecutor, SHAPE, VulkanExecutor, VulkanFootprint, VulkanTiles, blocks};
+use crate::vulkan::{
+    CheckedExecutor, SHAPE, VulkanCoding, VulkanExecutor, VulkanFootprint, blocks,
+};
 use anyhow::{Context, Result, bail};
 use std::ffi::OsString;
 use std::sync::Arc;
@@ -142,9 +144,9 @@ pub fn allocations(pieces: &Pieces, device: &DeviceInfo) -> Vec<u64> {
 }
 
 /// Opens a device to encode trellis codes.
-pub fn tile_encoder(choice: Choice, listener: &dyn Listener) -> Result<Arc<dyn TileEncoder>> {
+pub fn tile_encoder(choice: Choice, listener: &dyn Listener) -> Result<Arc<dyn CodingDevice>> {
     let executor = open_tried(choose(&Vulkan.probe()?, choice)?, listener)?;
-    Ok(Arc::new(VulkanTiles::new(executor)?))
+    Ok(Arc::new(VulkanCoding::new(executor)?))
 }
 
 /// Returns whether a device multiplies matrices of int8; `None` before the trial of its driver.

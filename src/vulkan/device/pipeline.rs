@@ -57,6 +57,7 @@ shaders! {
     LinearMatrixK8 "linear_matrix_k8",
     LinearTrellis "linear_trellis",
     MatrixProbe "matrix_probe",
+    Product "product",
     Read "read",
     Repack "repack",
     Rope "rope",

@@ -7,6 +7,7 @@ mod fill;
 mod footprint;
 mod matrix_probe;
 mod pieces;
+mod product;
 mod speed;
 mod staging;
 mod timing;
@@ -44,7 +45,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 use timing::Timing;
 use upload::Uploader;
-pub use viterbi::VulkanTiles;
+pub use viterbi::VulkanCoding;
 
 /// Most bytes that `vkCmdUpdateBuffer` takes at a time.
 const UPDATE: usize = 65536;

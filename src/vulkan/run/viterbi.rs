@@ -1,17 +1,19 @@
-//! Search for trellis codes on the device. It finds the same states as the processor, because all
-//! costs are integers.
+//! The device as quantising needs it: its search for trellis codes, and products. It finds the same
+//! states as the processor, because all costs are integers.
 
 use super::VulkanExecutor;
+use super::product::{self, Products, takes};
 use crate::compute::{BufferId, Executor};
-use crate::tensor::encode::TileEncoder;
+use crate::tensor::encode::CodingDevice;
+use crate::tensor::product::{View, multiply};
 use crate::tensor::trellis::{OFFSET, STATES, TILE, Trellis};
 use crate::tensor::viterbi::{STEPS, WEIGHTS, quarters};
 use crate::vulkan::lower::Call;
 use crate::vulkan::lower::kernels::{self, ViterbiPush, word};
-use anyhow::Result;
+use anyhow::{Context, Result};
 use rayon::prelude::*;
 use std::fmt;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Most tiles of a submission.
@@ -26,8 +28,8 @@ const COSTS: [usize; 3] = [512 << 20, 128 << 20, 32 << 20];
 /// Tiles from which a workgroup takes two at a time. Fewer fill a device better one by one.
 const MANY: usize = 512;
 
-/// A device that searches for codes. Callers take turns.
-pub struct VulkanTiles {
+/// A device that searches for codes and multiplies. Callers take turns.
+pub struct VulkanCoding {
     state: Mutex<State>,
 }
 
@@ -40,38 +42,61 @@ struct State {
     states: Vec<(Trellis, BufferId)>,
     batch: usize,
     many: usize,
+    /// Room for products, and whether they have the processor's bits.
+    products: Option<(Products, bool)>,
 }
 
-impl VulkanTiles {
-    pub fn new(device: VulkanExecutor) -> Result<VulkanTiles> {
-        VulkanTiles::with_many(device, MANY)
+impl VulkanCoding {
+    pub fn new(device: VulkanExecutor) -> Result<VulkanCoding> {
+        VulkanCoding::with_many(device, MANY)
     }
 
     /// Returns the same encoder, whose workgroups take two tiles at a time from `many` tiles on.
-    pub fn with_many(mut device: VulkanExecutor, many: usize) -> Result<VulkanTiles> {
+    pub fn with_many(mut device: VulkanExecutor, many: usize) -> Result<VulkanCoding> {
         let targets = device.alloc("targets of tiles", TILES * WEIGHTS)?;
         let rows = device.alloc("rows of tiles", TILES * TILE * 8)?;
         let mut alloc = |bytes| device.alloc("costs of tiles", bytes).map(|id| (id, bytes));
         let [large, small, least] = COSTS;
         let costs = alloc(large).or_else(|_| alloc(small)).or_else(|_| alloc(least))?;
         let (states, batch) = (Vec::new(), FIRST_TILES);
-        let state = State { device, targets, rows, costs, states, batch, many };
-        Ok(VulkanTiles { state: Mutex::new(state) })
+        let products = None;
+        let state = State { device, targets, rows, costs, states, batch, many, products };
+        Ok(VulkanCoding { state: Mutex::new(state) })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Computes `c = keep * c + a b` on the device even if its bits are not the processor's.
+    pub fn multiply_inexactly(
+        &self,
+        c: &mut [f32],
+        stride: usize,
+        keep: bool,
+        a: View<'_>,
+        b: View<'_>,
+    ) -> Result<()> {
+        product::multiply(c, stride, keep, a, b, &mut |run| {
+            let mut state = self.state();
+            let (device, products, _) = state.products()?;
+            run(device, products)
+        })
     }
 }
 
-impl fmt::Debug for VulkanTiles {
+impl fmt::Debug for VulkanCoding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("VulkanTiles")
+        f.write_str("VulkanCoding")
     }
 }
 
-impl TileEncoder for VulkanTiles {
+impl CodingDevice for VulkanCoding {
     fn encode(&self, trellis: Trellis, wanted: &[f32], rows: &mut [[u64; TILE]]) -> Result<()> {
         let wanted: Vec<u8> = wanted.par_iter().map(|t| quarters(*t) as u8).collect();
         // A panic of another caller leaves no state that is read here. A thread of the pool that
         // has the lock must not wait for the pool: it might be given work that wants the lock.
-        let state = &mut *self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = &mut *self.state();
         let (mut wanted, mut rows) = (&wanted[..], rows);
         while !rows.is_empty() {
             let n = rows.len().min(state.batch);
@@ -80,6 +105,22 @@ impl TileEncoder for VulkanTiles {
             (some_rows, rows) = rows.split_at_mut(n);
             state.encode(trellis, some_wanted, some_rows)?;
         }
+        Ok(())
+    }
+
+    fn multiply(
+        &self,
+        c: &mut [f32],
+        stride: usize,
+        keep: f32,
+        factor: f32,
+        a: View<'_>,
+        b: View<'_>,
+    ) -> Result<()> {
+        if takes(factor, keep, a, b) && self.state().products()?.2 {
+            return self.multiply_inexactly(c, stride, keep == 1.0, a, b);
+        }
+        multiply(c, stride, keep, factor, a, b);
         Ok(())
     }
 }
@@ -96,6 +137,17 @@ fn table(trellis: Trellis) -> Vec<u8> {
 }
 
 impl State {
+    /// Returns the device, its room for products, and whether these have the processor's bits.
+    fn products(&mut self) -> Result<(&mut VulkanExecutor, &Products, bool)> {
+        if self.products.is_none() {
+            let products = Products::new(&mut self.device)?;
+            let exact = products.are_exact(&mut self.device)?;
+            self.products = Some((products, exact));
+        }
+        let (products, exact) = self.products.as_ref().context("made above")?;
+        Ok((&mut self.device, products, *exact))
+    }
+
     /// Returns the table of a code. A new one is uploaded.
     fn states(&mut self, trellis: Trellis) -> Result<BufferId> {
         if let Some((_, states)) = self.states.iter().find(|(known, _)| *known == trellis) {

@@ -23,7 +23,7 @@ use crate::runtime::devices::processor::default_threads;
 use crate::runtime::model::find;
 use crate::runtime::model::tokenizer_of;
 use crate::runtime::options::Device;
-use crate::tensor::encode::{OnProcessor, TileEncoder};
+use crate::tensor::encode::{CodingDevice, OnProcessor};
 use crate::tensor::{Format, Token};
 use crate::util::units::thousands;
 use anyhow::{Context, Result};
@@ -169,7 +169,7 @@ pub fn run(options: &QuantizeArgs, typed: &Typed) -> Result<u8> {
     let mut nearest = Nearest { threads: how.threads, tiles: tiles.clone() };
     let measured = match &calibrated {
         Some((_, run)) if recipe.target().is_some() && !options.dry_run => {
-            match survey(&source, run, &interrupt, &stage, how.threads, ui) {
+            match survey(&source, &tiles, run, &interrupt, &stage, how.threads, ui) {
                 Err(_) if interrupt.exit_code().is_some() => {
                     let _ = announced.join();
                     ui.note(
@@ -338,7 +338,7 @@ fn calibration<'a>(
     options: &QuantizeArgs,
     source: &'a Weights,
     threads: usize,
-    tiles: Arc<dyn TileEncoder>,
+    tiles: Arc<dyn CodingDevice>,
     ui: &Ui,
 ) -> Result<Option<(Calibrated<'a>, Vec<Token>)>> {
     let text = match options.calibrate.as_str() {
@@ -376,6 +376,7 @@ fn calibration<'a>(
 /// Measures the sensitivity of each matrix on a part of the text.
 fn survey(
     source: &Weights,
+    device: &Arc<dyn CodingDevice>,
     run: &[Token],
     interrupt: &Interrupt,
     stage: &CurrentStage,
@@ -395,7 +396,7 @@ fn survey(
         anyhow::ensure!(interrupt.exit_code().is_none(), "interrupted");
         Ok(())
     };
-    let found = pool.install(|| calibrate::survey(source, &text, 1, &mut { heard }))?;
+    let found = pool.install(|| calibrate::survey(source, device, &text, 1, &mut { heard }))?;
     bar.finish_and_clear();
     for s in &found {
         ui.detail(
@@ -411,7 +412,7 @@ fn survey(
 }
 
 /// Returns the encoder of trellis codes on the device of this name.
-fn tile_encoder(device: &str, ui: &Ui) -> Result<Arc<dyn TileEncoder>> {
+fn tile_encoder(device: &str, ui: &Ui) -> Result<Arc<dyn CodingDevice>> {
     match device.parse::<Device>()? {
         Device::Cpu => Ok(Arc::new(OnProcessor)),
         Device::Vulkan(choice) => backends::tile_encoder(choice, ui),

@@ -10,6 +10,7 @@ kernels! {
     Embed, EmbedPush, Embed, [EmbedTrellis];
     MatrixProbe, MatrixProbePush, MatrixProbe, [];
     Read, ReadPush, Read, [];
+    Product, ProductPush, Product, [];
     Repack, RepackPush, Repack, [];
     Rope, RopePush, Rope, [];
     Row, RowPush, Row, [];
@@ -316,5 +317,26 @@ arguments! {
         rows: u64,
         tiles: u32,
         _gap: u32,
+    }
+}
+
+constants! {
+    /// `product.comp`
+    Product {
+        /// Neighbours in memory are neighbours along the sum.
+        0 A_ALONG => a_along: bool,
+        1 B_ALONG => b_along: bool,
+    }
+}
+
+arguments! {
+    ProductPush {
+        a: u64,
+        b: u64,
+        c: u64,
+        m: u32,
+        n: u32,
+        k: u32,
+        keep: u32,
     }
 }

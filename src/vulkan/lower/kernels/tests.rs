@@ -201,7 +201,7 @@ fn constants_and_arguments_are_those_of_the_shaders() {
     }
     each!(Attention, PartialAttention, Best, Commit, Embed, Linear, LinearFew, LinearFloat);
     each!(LinearMany, LinearMatrix, LinearTrellis, MatrixProbe, Read, Repack, Rope, Row);
-    each!(Viterbi);
+    each!(Product, Viterbi);
     assert!(left.is_empty(), "nothing declares what {left:?} are given");
 }
 
