@@ -19,9 +19,13 @@ layout(push_constant, scalar) uniform Push {
     uint keep;   // 1: adds to what c holds
 };
 
-// Two more columns, so that neighbours along the sum lie in different banks
-shared float as[DEPTH][TILE + 2];
-shared float bs[DEPTH][TILE + 2];
+// Four more columns, so that neighbours along the sum lie in different banks
+const uint PITCH = TILE + 4;
+shared float as[DEPTH * PITCH];
+shared float bs[DEPTH * PITCH];
+
+vec4 four(uint x) { return vec4(as[x], as[x + 1], as[x + 2], as[x + 3]); }
+vec4 other_four(uint x) { return vec4(bs[x], bs[x + 1], bs[x + 2], bs[x + 3]); }
 
 // Element (i, p) of a matrix with `count` rows and sums of `k`.
 float at(F32 x, bool along, uint count, uint i, uint p) {
@@ -35,46 +39,44 @@ uvec2 loaded(bool along, uint t, uint turn) {
     return along ? uvec2(e / DEPTH, e % DEPTH) : uvec2(e % TILE, e / TILE);
 }
 
-#define ADD_TERM(P) { \
-    float x[8], y[8]; \
-    [[unroll]] for (uint i = 0; i < 8; i++) { \
-        x[i] = as[P][16 * i + down]; \
-        y[i] = bs[P][16 * i + across]; \
-    } \
-    [[unroll]] for (uint i = 0; i < 64; i++) { \
-        precise float more = fma(x[i / 8], y[i % 8], sum[i]); \
-        sum[i] = more; \
-    } \
-}
-
 void main() {
     const uint t = gl_LocalInvocationID.x, across = t % 16, down = t / 16;
     const uint m0 = gl_WorkGroupID.y * TILE, n0 = gl_WorkGroupID.x * TILE;
     for (uint s0 = 0; s0 < k; s0 += SLICE) {
-        float sum[64]; // [8, 8]
-        [[unroll]] for (uint i = 0; i < 64; i++) sum[i] = 0.0;
+        // Rows 4 down ... 4 down + 3 and 64 behind, by columns 4 across ... and 64 behind
+        vec4 sum[8][2];
+        [[unroll]] for (uint i = 0; i < 8; i++) sum[i][0] = sum[i][1] = vec4(0.0);
         const uint end = min(k, s0 + SLICE);
         for (uint p0 = s0; p0 < end; p0 += DEPTH) {
             barrier();
             [[unroll]] for (uint turn = 0; turn < TILE * DEPTH / 256; turn++) {
                 const uvec2 u = loaded(A_ALONG, t, turn), v = loaded(B_ALONG, t, turn);
-                as[u.y][u.x] = at(a, A_ALONG, m, m0 + u.x, p0 + u.y);
-                bs[v.y][v.x] = at(b, B_ALONG, n, n0 + v.x, p0 + v.y);
+                as[u.y * PITCH + u.x] = at(a, A_ALONG, m, m0 + u.x, p0 + u.y);
+                bs[v.y * PITCH + v.x] = at(b, B_ALONG, n, n0 + v.x, p0 + v.y);
             }
             barrier();
             // A sum that went on past its last term would turn -0 into 0.
             const uint depth = min(DEPTH, end - p0);
-            if (depth == DEPTH)
-                [[unroll]] for (uint p = 0; p < DEPTH; p++) ADD_TERM(p)
-            else
-                for (uint p = 0; p < depth; p++) ADD_TERM(p)
+            for (uint p = 0; p < depth; p++) {
+                const vec4 x[2] = vec4[](four(p * PITCH + 4 * down),
+                    four(p * PITCH + 64 + 4 * down));
+                const vec4 y[2] = vec4[](other_four(p * PITCH + 4 * across),
+                    other_four(p * PITCH + 64 + 4 * across));
+                [[unroll]] for (uint i = 0; i < 8; i++)
+                    [[unroll]] for (uint j = 0; j < 2; j++) {
+                        precise vec4 more = fma(vec4(x[i / 4][i % 4]), y[j], sum[i][j]);
+                        sum[i][j] = more;
+                    }
+            }
         }
-        [[unroll]] for (uint i = 0; i < 64; i++) {
-            const uint row = m0 + 16 * (i / 8) + down, col = n0 + 16 * (i % 8) + across;
-            if (row >= m || col >= n) continue;
-            precise float whole = sum[i];
-            if (keep == 1 || s0 > 0) whole = c.v[row * n + col] + whole;
-            c.v[row * n + col] = whole;
-        }
+        [[unroll]] for (uint i = 0; i < 8; i++)
+            [[unroll]] for (uint j = 0; j < 8; j++) {
+                const uint row = m0 + 64 * (i / 4) + 4 * down + i % 4,
+                    col = n0 + 64 * (j / 4) + 4 * across + j % 4;
+                if (row >= m || col >= n) continue;
+                precise float whole = sum[i][j / 4][j % 4];
+                if (keep == 1 || s0 > 0) whole = c.v[row * n + col] + whole;
+                c.v[row * n + col] = whole;
+            }
     }
 }

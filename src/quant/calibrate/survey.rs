@@ -16,7 +16,7 @@ use std::sync::Arc;
 /// Noise of a disturbed matrix, as a share of its rows' root mean square.
 const NOISE: f32 = 0.14;
 /// Bytes of logits that are compared at once.
-const LOGITS: usize = 512 << 20;
+const LOGITS: usize = 1 << 30;
 
 /// Effect of a matrix's noise on the model's predictions.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -160,7 +160,7 @@ impl Ends<'_> {
             linear(self.device, &norm_rows(x, &norm, config.eps), head)
         };
         // Two sets of logits, within the bytes.
-        let rows = (LOGITS / 8 / config.vocab).clamp(16, 1024);
+        let rows = (LOGITS / 8 / config.vocab).next_power_of_two().clamp(16, 1024);
         let mut sums = vec![0.0; streams.len()];
         let mut count = 0;
         for start in (0..base.len() / config.dim).step_by(rows) {

@@ -2,37 +2,48 @@
 //! multiply-adds, which Vulkan leaves open.
 
 use super::VulkanExecutor;
-use crate::compute::{BufferId, Executor};
+use super::commands::dispatch;
 use crate::tensor::product::{self, View, check};
+use crate::vulkan::device::barrier::{barrier, host_barrier};
+use crate::vulkan::device::memory::{Block, Place};
 use crate::vulkan::lower::Call;
 use crate::vulkan::lower::kernels::{self, ProductPush, word};
 use anyhow::Result;
+use ash::vk;
 use rayon::prelude::*;
+use std::borrow::Cow;
 
 /// Elements along each side of a product from which the device is faster than the processor and the
 /// way there and back.
 const LEAST: usize = 512;
 /// Rows and columns of a workgroup's tile.
 const TILE: usize = 128;
-/// Floats of the buffer of each matrix. Larger products are made in pieces.
-const ROOM: usize = 32 << 20;
+/// Floats of some rows of the left factor, of some columns of the right one, and of their product.
+const LEFT: usize = 16 << 20;
+const RIGHT: usize = 64 << 20;
+const PRODUCT: usize = 16 << 20;
+/// Threads that copy to and from memory that the device sees.
+const COPIERS: usize = 4;
 
-/// Room for two factors and their product.
-#[derive(Debug)]
+/// Room for two factors and their product, on the device and on the way to it.
 pub struct Products {
-    buffers: [BufferId; 3],
+    left: Block,
+    right: Block,
+    product: Block,
+    up: Block,
+    down: Block,
 }
 
 /// A factor as it is sent, and whether neighbours in it are those along the sum.
-struct Packed {
-    values: Vec<f32>,
+struct Packed<'a> {
+    values: Cow<'a, [f32]>,
     along: bool,
 }
 
 /// Some rows of the left factor, with their part of the product.
-struct Piece {
+struct Piece<'a> {
     top: usize,
-    a: Packed,
+    a: Packed<'a>,
     c: Vec<f32>,
 }
 
@@ -45,21 +56,37 @@ pub fn takes(factor: f32, keep: f32, a: View<'_>, b: View<'_>) -> bool {
         && along(b)
         && [a.rows, a.cols, b.cols].iter().all(|n| *n >= LEAST)
         // A tile's worth of each matrix fits its buffer.
-        && a.cols <= ROOM / TILE
+        && a.cols <= LEFT / TILE
 }
 
-/// Copies a factor whose sums go along its columns.
-fn packed(view: View<'_>) -> Packed {
+/// Returns a factor whose sums go along its columns, without gaps.
+fn packed(view: View<'_>) -> Packed<'_> {
     let along = view.col_stride == 1;
     let lines = if along { view } else { view.transposed() };
+    if lines.row_stride == lines.cols {
+        return Packed { values: Cow::Borrowed(&lines.data[..lines.rows * lines.cols]), along };
+    }
     let mut values = vec![0.0; lines.rows * lines.cols];
     values.par_chunks_mut(lines.cols).enumerate().for_each(|(i, line)| {
         line.copy_from_slice(&lines.data[i * lines.row_stride..][..line.len()]);
     });
-    Packed { values, along }
+    Packed { values: Cow::Owned(values), along }
 }
 
-/// Computes `c = keep * c + a b`, each part of it by `compute` with the device that it locks. No
+/// Copies with several threads of its own, since the caller may hold the device.
+fn copy(to: &mut [u8], from: &[u8]) {
+    let part = from.len().div_ceil(COPIERS).max(1 << 20);
+    std::thread::scope(|scope| {
+        for (to, from) in to.chunks_mut(part).zip(from.chunks(part)) {
+            scope.spawn(|| to.copy_from_slice(from));
+        }
+    });
+}
+
+/// Work with the device while it is locked.
+pub type Run<'a> = &'a mut dyn FnMut(&mut VulkanExecutor, &Products) -> Result<()>;
+
+/// Computes `c = keep * c + a b`. `locked` runs each part of it with the device that it locks. No
 /// thread of the pool waits for the pool meanwhile: it might be given work that wants the device.
 pub fn multiply(
     c: &mut [f32],
@@ -67,37 +94,32 @@ pub fn multiply(
     keep: bool,
     a: View<'_>,
     b: View<'_>,
-    locked: &mut dyn FnMut(
-        &mut dyn FnMut(&mut VulkanExecutor, &Products) -> Result<()>,
-    ) -> Result<()>,
+    locked: &mut dyn FnMut(Run<'_>) -> Result<()>,
 ) -> Result<()> {
     check(c, stride, a, b);
     let most = |limit: usize| (limit / TILE * TILE).max(TILE);
-    let across = most(ROOM / a.cols).min(b.cols);
-    let down = most((ROOM / a.cols).min(ROOM / across)).min(a.rows);
+    let across = most((RIGHT / a.cols).min(PRODUCT / TILE)).min(b.cols);
+    let down = most((LEFT / a.cols).min(PRODUCT / across)).min(a.rows);
     for first in (0..b.cols).step_by(across) {
         let cols = first..b.cols.min(first + across);
         let n = cols.len();
         let right = packed(b.part(0..b.rows, cols).transposed());
-        let mut pieces: Vec<Piece> = (0..a.rows)
-            .step_by(down)
-            .map(|top| {
-                let rows = top..a.rows.min(top + down);
-                let mut piece = vec![0.0; rows.len() * n];
-                if keep {
-                    let lines =
-                        piece.par_chunks_mut(n).zip(c[top * stride + first..].par_chunks(stride));
-                    lines.for_each(|(line, c)| line.copy_from_slice(&c[..n]));
-                }
-                Piece { top, a: packed(a.part(rows, 0..a.cols)), c: piece }
-            })
-            .collect();
-        locked(&mut |device, products| {
-            products.run(device, keep, [n, a.cols], &right, &mut pieces)
-        })?;
+        let piece = |top: usize, c: &[f32]| {
+            let rows = top..a.rows.min(top + down);
+            let mut part = vec![0.0; rows.len() * n];
+            if keep {
+                let lines =
+                    part.par_chunks_mut(n).zip(c[top * stride + first..].par_chunks(stride));
+                lines.for_each(|(line, c)| line.copy_from_slice(&c[..n]));
+            }
+            Piece { top, a: packed(a.part(rows, 0..a.cols)), c: part }
+        };
+        let mut pieces: Vec<Piece<'_>> =
+            (0..a.rows).step_by(down).map(|top| piece(top, c)).collect();
+        locked(&mut |device, products| products.run(device, keep, a.cols, &right, &mut pieces))?;
         for piece in &pieces {
-            let lines =
-                c[piece.top * stride + first..].par_chunks_mut(stride).zip(piece.c.par_chunks(n));
+            let place = c[piece.top * stride + first..].par_chunks_mut(stride);
+            let lines = place.zip(piece.c.par_chunks(n));
             lines.for_each(|(c, line)| c[..n].copy_from_slice(line));
         }
     }
@@ -105,9 +127,16 @@ pub fn multiply(
 }
 
 impl Products {
-    pub fn new(device: &mut VulkanExecutor) -> Result<Products> {
-        let mut room = |what| device.alloc(what, 4 * ROOM);
-        Ok(Products { buffers: [room("left factor")?, room("right factor")?, room("product")?] })
+    pub fn new(device: &VulkanExecutor) -> Result<Products> {
+        let room =
+            |what, floats: usize, place| Block::new(&device.gpu, what, 4 * floats as u64, place);
+        Ok(Products {
+            left: room("left factor", LEFT, Place::Device)?,
+            right: room("right factor", RIGHT, Place::Device)?,
+            product: room("product", PRODUCT, Place::Device)?,
+            up: room("factors on their way", LEFT, Place::Upload)?,
+            down: room("a product on its way", PRODUCT, Place::Readback)?,
+        })
     }
 
     /// Returns whether the device gives the processor's bits.
@@ -123,41 +152,78 @@ impl Products {
                 .map(|(a, b)| a.iter().zip(b).fold(0f32, |sum, (a, b)| a.mul_add(*b, sum)))
                 .fold(0.0, |whole, slice| whole + slice)
         };
-        let factor = || Packed { values: values.clone(), along: true };
+        let factor = || Packed { values: Cow::Borrowed(&values), along: true };
         let mut pieces = [Piece { top: 0, a: factor(), c: vec![0.0; rows * rows] }];
-        self.run(device, false, [rows, k], &factor(), &mut pieces)?;
+        self.run(device, false, k, &factor(), &mut pieces)?;
         Ok(pieces[0].c.iter().enumerate().all(|(i, got)| got.to_bits() == element(i).to_bits()))
     }
 
+    /// Computes pieces, whose sums have `k` terms.
     fn run(
         &self,
         device: &mut VulkanExecutor,
         keep: bool,
-        [n, k]: [usize; 2],
-        right: &Packed,
-        pieces: &mut [Piece],
+        k: usize,
+        right: &Packed<'_>,
+        pieces: &mut [Piece<'_>],
     ) -> Result<()> {
-        let [left, other, product] = self.buffers;
-        device.write(other, 0, bytemuck::cast_slice(&right.values))?;
+        self.send(device, &self.right, &right.values)?;
+        let n = right.values.len() / k;
         for piece in pieces {
-            device.write(left, 0, bytemuck::cast_slice(&piece.a.values))?;
+            self.send(device, &self.left, &piece.a.values)?;
             if keep {
-                device.write(product, 0, bytemuck::cast_slice(&piece.c))?;
+                self.send(device, &self.product, &piece.c)?;
             }
             let m = piece.c.len() / n;
             let push = ProductPush {
-                a: device.address(left),
-                b: device.address(other),
-                c: device.address(product),
+                a: self.left.address,
+                b: self.right.address,
+                c: self.product.address,
                 m: word(m),
                 n: word(n),
                 k: word(k),
                 keep: keep as u32,
             };
             let kernel = kernels::Product { a_along: piece.a.along, b_along: right.along };
-            let groups = [n.div_ceil(TILE), m.div_ceil(TILE), 1];
-            device.run_calls(&[Call::apart(&kernel, &push, groups)])?;
-            device.read(product, 0, bytemuck::cast_slice_mut(&mut piece.c))?;
+            let call = Call::apart(&kernel, &push, [n.div_ceil(TILE), m.div_ceil(TILE), 1]);
+            let (layout, pipelines) = device.kernels(std::slice::from_ref(&call))?;
+            let bytes = bytemuck::cast_slice_mut::<f32, u8>(&mut piece.c);
+            let size = bytes.len() as u64;
+            let back = [vk::BufferCopy { src_offset: 0, dst_offset: 0, size }];
+            // SAFETY: the blocks live as long as `self`, which waits below, and have room for a
+            // piece.
+            let done = device.queue.once(|device, commands| unsafe {
+                barrier(device, commands);
+                dispatch(device, commands, layout, pipelines[0], &call);
+                barrier(device, commands);
+                device.cmd_copy_buffer(commands, self.product.buffer, self.down.buffer, &back);
+                host_barrier(device, commands);
+            })?;
+            device.queue.wait(done)?;
+            // SAFETY: the wait above ended the copy.
+            copy(bytes, unsafe { self.down.bytes(0, bytes.len()) });
+        }
+        Ok(())
+    }
+
+    /// Copies floats to a block on the device.
+    fn send(&self, device: &mut VulkanExecutor, to: &Block, values: &[f32]) -> Result<()> {
+        for (i, part) in values.chunks(LEFT).enumerate() {
+            let bytes = bytemuck::cast_slice::<f32, u8>(part);
+            // SAFETY: the device has read what was sent before: each copy is waited for.
+            copy(unsafe { self.up.bytes(0, bytes.len()) }, bytes);
+            let range = [vk::BufferCopy {
+                src_offset: 0,
+                dst_offset: (4 * i * LEFT) as u64,
+                size: bytes.len() as u64,
+            }];
+            // SAFETY: both blocks have room for the values, and live as long as `self`.
+            let done = device.queue.once(|device, commands| unsafe {
+                barrier(device, commands);
+                device.cmd_copy_buffer(commands, self.up.buffer, to.buffer, &range);
+                barrier(device, commands);
+            })?;
+            device.queue.wait(done)?;
         }
         Ok(())
     }

@@ -140,7 +140,7 @@ impl State {
     /// Returns the device, its room for products, and whether these have the processor's bits.
     fn products(&mut self) -> Result<(&mut VulkanExecutor, &Products, bool)> {
         if self.products.is_none() {
-            let products = Products::new(&mut self.device)?;
+            let products = Products::new(&self.device)?;
             let exact = products.are_exact(&mut self.device)?;
             self.products = Some((products, exact));
         }
