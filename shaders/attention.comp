@@ -45,11 +45,7 @@ shared vec2 factors[PAIRS];    // what joins this page
 shared vec2 page_ml[PAIRS];
 shared uint16_t path[R][PAGE]; // scratch row of a position of this page
 shared uint16_t value_scales[KV == KV_Q8 ? GROUPS : 1][KV == KV_Q8 ? PAGE : 1]; // bits of f16
-
-// Scale of a value of this page.
-float scale_of_slot(uint group, uint slot) {
-    return KV == KV_Q8 ? unpackHalf2x16(uint(value_scales[group][slot])).x : 1.0;
-}
+#define SCALE_OF(G, SLOT) (KV == KV_Q8 ? unpackHalf2x16(uint(value_scales[G][SLOT])).x : 1.0)
 
 // Word `i` of an array of the step, whose arrays lie behind eight words.
 uint of_step(uint array, uint i) {
@@ -214,7 +210,7 @@ void main() {
                 [[unroll]] for (uint u = 0; u < AHEAD; u++) {
                     const uint slot = (turn0 + u) * PARTS + part;
                     if (TURNS % AHEAD != 0 && slot >= PAGE) break;
-                    const vec4 value = four_of(values[u], scale_of_slot(group, slot));
+                    const vec4 value = four_of(values[u], SCALE_OF(group, slot));
                     [[unroll]] for (uint n = 0; n < PAIRS; n++)
                         sum[n] = add_scaled(es[(n * PAGE + slot) / 4][slot % 4], value, sum[n]);
                 }
@@ -222,9 +218,8 @@ void main() {
         } else {
             for (uint turn = 0; turn < turns; turn++) {
                 const uint slot = turn * PARTS + part, at = page * PAGE + slot;
-                float scale_ = at < base ? scale_of_slot(group, slot) : 1.0;
-                vec4 value =
-                    at < base ? four_of(value_part(paged, channel, slot), scale_) : vec4(0.0);
+                vec4 value = at >= base ? vec4(0.0)
+                    : four_of(value_part(paged, channel, slot), SCALE_OF(group, slot));
                 [[unroll]] for (uint j = 0; j < R; j++) {
                     if (at > position[j]) continue;
                     if (at >= base) {

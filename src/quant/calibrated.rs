@@ -14,7 +14,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 /// Version of the method. It changes with every change that changes a byte of the result.
-const METHOD: &str = "ldlq-2";
+const METHOD: &str = "ldlq-3";
 
 /// Rounds with feedback (LDLQ) and corrects for quantised inputs, on the inputs that a text gives.
 pub struct Calibrated<'a> {
@@ -104,6 +104,10 @@ impl Solver for Calibrated<'_> {
         entry.role.is_matrix()
     }
 
+    fn at_once(&self, threads: usize) -> usize {
+        self.tiles.at_once(threads)
+    }
+
     fn memory(&self, layout: &ArtifactLayout) -> u64 {
         let config = self.source.config();
         let streams = 2 * self.text.tokens.len() * config.dim;
@@ -125,7 +129,7 @@ impl Solver for Calibrated<'_> {
             .max()
             .unwrap_or(0);
         let batch = super::calibrate::BATCH * (6 * config.ffn_dim + 4 * config.dim);
-        4 * (streams + moments + 3 * largest + batch) as u64
+        4 * (streams + moments + 4 * largest + batch) as u64
     }
 
     fn matrix(

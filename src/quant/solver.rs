@@ -31,6 +31,11 @@ pub trait Solver {
         self.wants_whole(entry)
     }
 
+    /// Returns how many weights become trellis codes within about a second, on so many threads.
+    fn at_once(&self, threads: usize) -> usize {
+        OnProcessor.at_once(threads)
+    }
+
     /// Returns the bytes that the method needs besides its input matrix and its result.
     fn memory(&self, _layout: &ArtifactLayout) -> u64 {
         0
@@ -78,6 +83,10 @@ impl Nearest {
 impl Solver for Nearest {
     fn name(&self) -> String {
         METHOD.into()
+    }
+
+    fn at_once(&self, threads: usize) -> usize {
+        self.tiles.at_once(threads)
     }
 
     fn matrix(

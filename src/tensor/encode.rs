@@ -15,6 +15,11 @@ use std::ops::Range;
 
 /// A device that does the heavy work of coding. All give the same results, bit for bit.
 pub trait CodingDevice: Debug + Send + Sync {
+    /// Returns how many weights become trellis codes within about a second, on so many threads.
+    fn at_once(&self, threads: usize) -> usize {
+        threads * (256 << 10)
+    }
+
     /// Finds the best bits of each row of each tile. `wanted` is `[tiles, 16, 16]` in units of the
     /// integers.
     fn encode(&self, trellis: Trellis, wanted: &[f32], rows: &mut [[u64; TILE]]) -> Result<()>;

@@ -18,9 +18,6 @@ use sha2::{Digest, Sha256};
 use std::ops::Range;
 use std::time::Instant;
 
-/// Weights of a thread in a chunk of trellis codes.
-const TRELLIS_WEIGHTS: usize = 256 << 10;
-
 impl Run<'_> {
     /// Appends one tensor, or the missing rows of it, to its file. Returns the SHA-256 of the
     /// written bytes, that of the source and the relative error.
@@ -93,9 +90,10 @@ impl Run<'_> {
         let vector = !entry.role.is_matrix();
         let step = match self.solver.wants_whole(entry) {
             true => entry.rows,
-            // Trellis codes are slow, so a chunk has few weights: those of less than a second.
+            // A kill loses a chunk.
             false if format.code.is_trellis() => {
-                let tiles = TRELLIS_WEIGHTS * self.options.threads / entry.cols / TILE_ROWS;
+                let weights = self.solver.at_once(self.options.threads);
+                let tiles = weights / entry.cols / TILE_ROWS;
                 TILE_ROWS * tiles.clamp(1, self.most_tiles(entry))
             }
             false => TILE_ROWS * self.most_tiles(entry),

@@ -43,8 +43,8 @@ pub struct Factor {
     pub cols: Range<usize>,
     /// `[n, n]`, lower triangular: `C C^T` are the damped second moments.
     pub c: Vec<f32>,
-    /// `[n, n]`: cross moments minus second moments, times the inverse of the damped second moments.
-    /// Weights times this are their correction.
+    /// `[n, n]`: cross moments minus second moments, times the inverse of the damped second
+    /// moments. Weights times this are their correction.
     pub correction: Option<Vec<f32>>,
 }
 

@@ -132,7 +132,7 @@ pub fn solve(device: &dyn CodingDevice, m: &mut [f32], c: &[f32], n: usize) -> R
             if forward { all.collect() } else { all.rev().collect() }
         };
         for wide in steps(0..n, WIDE) {
-            // What is solved before the wide block, then what is within it.
+            // The columns solved before the wide block come first, then those within it.
             let outside = if forward { 0..wide.start } else { wide.end..n };
             subtract(device, m, c, n, forward, outside, wide.clone())?;
             for at in steps(wide.clone(), STEP) {

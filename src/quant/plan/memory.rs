@@ -42,6 +42,7 @@ pub fn bounds(
         |chunk: usize| fixed + (PER_WEIGHT * chunk as u64).max(PER_WHOLE_WEIGHT * whole as u64);
     let least = TILE_ROWS * widest;
     let chunk = CHUNK.max(CHUNK_PER_THREAD * options.threads).max(least);
+    let chunk = chunk.max(solver.at_once(options.threads));
     let Some(limit) = options.memory else { return Ok((chunk, peak(chunk))) };
     if limit < peak(least) {
         let what = format!(

@@ -22,6 +22,8 @@ const TILE: usize = 128;
 const LEFT: usize = 16 << 20;
 const RIGHT: usize = 64 << 20;
 const PRODUCT: usize = 16 << 20;
+/// Parts of what is on its way up.
+const PARTS: usize = 4;
 /// Threads that copy to and from memory that the device sees.
 const COPIERS: usize = 4;
 
@@ -206,25 +208,28 @@ impl Products {
         Ok(())
     }
 
-    /// Copies floats to a block on the device.
+    /// Copies floats to a block on the device: while one part is on its way, the next is written.
     fn send(&self, device: &mut VulkanExecutor, to: &Block, values: &[f32]) -> Result<()> {
-        for (i, part) in values.chunks(LEFT).enumerate() {
-            let bytes = bytemuck::cast_slice::<f32, u8>(part);
-            // SAFETY: the device has read what was sent before: each copy is waited for.
-            copy(unsafe { self.up.bytes(0, bytes.len()) }, bytes);
+        let part = LEFT / PARTS;
+        let mut sent = [0; PARTS];
+        for (i, values) in values.chunks(part).enumerate() {
+            let bytes = bytemuck::cast_slice::<f32, u8>(values);
+            let from = (i % PARTS * 4 * part) as u64;
+            device.queue.wait(sent[i % PARTS])?;
+            // SAFETY: the wait above ended the copy of what was there.
+            copy(unsafe { self.up.bytes(from, bytes.len()) }, bytes);
             let range = [vk::BufferCopy {
-                src_offset: 0,
-                dst_offset: (4 * i * LEFT) as u64,
+                src_offset: from,
+                dst_offset: (4 * i * part) as u64,
                 size: bytes.len() as u64,
             }];
             // SAFETY: both blocks have room for the values, and live as long as `self`.
-            let done = device.queue.once(|device, commands| unsafe {
+            sent[i % PARTS] = device.queue.once(|device, commands| unsafe {
                 barrier(device, commands);
                 device.cmd_copy_buffer(commands, self.up.buffer, to.buffer, &range);
                 barrier(device, commands);
             })?;
-            device.queue.wait(done)?;
         }
-        Ok(())
+        sent.into_iter().try_for_each(|copy| device.queue.wait(copy))
     }
 }

@@ -25,6 +25,9 @@ const LONG: Duration = Duration::from_millis(100);
 /// Bytes of the costs of all workgroups, largest first: what the device has room for. A tile needs
 /// 64 KB for t4, and 1 MB for t2.
 const COSTS: [usize; 3] = [512 << 20, 128 << 20, 32 << 20];
+/// Weights of a second on a large device: 6,000 rows of 27B's table, which are 380 tiles of each
+/// block of columns.
+const AT_ONCE: usize = 32 << 20;
 /// Tiles from which a workgroup takes two at a time. Fewer fill a device better one by one.
 const MANY: usize = 512;
 
@@ -92,6 +95,10 @@ impl fmt::Debug for VulkanCoding {
 }
 
 impl CodingDevice for VulkanCoding {
+    fn at_once(&self, _threads: usize) -> usize {
+        AT_ONCE
+    }
+
     fn encode(&self, trellis: Trellis, wanted: &[f32], rows: &mut [[u64; TILE]]) -> Result<()> {
         let wanted: Vec<u8> = wanted.par_iter().map(|t| quarters(*t) as u8).collect();
         // A panic of another caller leaves no state that is read here. A thread of the pool that
