@@ -3,6 +3,10 @@
 //! Weights stay as they are stored and are decoded some rows at a time, so that a layer of 27B
 //! costs no memory of its own.
 
+mod backward;
+
+pub use backward::{linear_back, norm_rows_back};
+
 use super::rows;
 use crate::models::{Angles, LayerSpec, Role, Step, TensorSpec, Weights};
 use crate::tensor::Matrix;

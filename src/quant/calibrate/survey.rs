@@ -1,20 +1,18 @@
-//! How much the end of the model minds noise in each of its matrices: one pass through the source
-//! that carries, beside the text itself, a copy of it for every matrix that was disturbed on the
-//! way.
+//! How much the end of the model minds noise in each of its matrices.
 
-use super::layer::{Layer, linear, norm_rows, plus_one};
-use super::{BATCH, CalibrationText, embed};
+use super::layer::{Layer, linear, linear_back, norm_rows, norm_rows_back, plus_one};
+use super::{CalibrationText, embed};
 use crate::models::{Role, Weights};
 use crate::tensor::encode::CodingDevice;
-use crate::tensor::{Format, Matrix, math};
+use crate::tensor::product::{View, multiply};
+use crate::tensor::{Matrix, math};
 use anyhow::Result;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use rayon::prelude::*;
+use std::collections::HashMap;
 use std::sync::Arc;
 
-/// Noise of a disturbed matrix, as a share of its rows' root mean square.
-const NOISE: f32 = 0.14;
 /// Bytes of logits that are compared at once.
 const LOGITS: usize = 1 << 30;
 
@@ -27,7 +25,15 @@ pub struct Sensitivity {
     pub divergence: f64,
 }
 
-/// Disturbs each matrix in turn. `heard` is told the share done after each layer.
+/// Measures the sensitivity of each matrix by one pass forward and one backward.
+///
+/// To second order, noise costs half of its variance times the Fisher information of the weights
+/// (Kullback-Leibler divergence has no slope at zero). The Fisher information of a window is the
+/// expected square of the gradient of its tokens' log-likelihood, if the tokens are sampled from
+/// the model's own predictions: tokens are then independent, with gradients of mean zero. Noise
+/// has the same share of each row's mean square.
+///
+/// `heard` is told the share done after each layer of each pass.
 pub fn survey(
     weights: &Weights,
     device: &Arc<dyn CodingDevice>,
@@ -35,82 +41,89 @@ pub fn survey(
     seed: u64,
     heard: &mut dyn FnMut(f64) -> Result<()>,
 ) -> Result<Vec<Sensitivity>> {
-    let config = weights.config();
+    let (config, window) = (weights.config(), text.window);
+    let layers = config.layers.len();
     let table = weights.matrix(Role::Embed, 0)?;
-    let base = embed(config, &table, &text.tokens);
-    let size = base.len();
-    let noisy = disturbed(&table, seed);
-    // The text itself first, then its copies.
-    let mut streams = base;
-    streams.extend(embed(config, &noisy, &text.tokens));
-    let mut probes = vec![(Role::Embed, 0)];
-    for index in 0..config.layers.len() {
-        let layer = Layer::open(weights, device, text.window, index)?;
-        let roles = layer.roles();
-        let mut new = Vec::with_capacity(roles.len() * size);
-        for role in &roles {
-            let mut noisy = Layer::open(weights, device, text.window, index)?;
-            noisy.replace(
-                *role,
-                disturbed(noisy.matrix(*role), seed ^ (index as u64) << 8 ^ (*role as u64) << 32),
-            );
-            let mut x = streams[..size].to_vec();
-            noisy.forward(&mut x)?;
-            new.extend(x);
-            probes.push((*role, index));
-        }
-        let tokens = streams.len() / config.dim;
-        let step = (BATCH / text.window).max(1) * text.window;
-        for start in (0..tokens).step_by(step) {
-            let end = tokens.min(start + step);
-            layer.forward(&mut streams[start * config.dim..end * config.dim])?;
-        }
-        streams.extend(new);
-        heard((index + 1) as f64 / config.layers.len() as f64)?;
+    let mut x = embed(config, &table, &text.tokens);
+    let mut before = Vec::new();
+    for index in 0..layers {
+        before.push(x.clone());
+        Layer::open(weights, device, window, index)?.forward(&mut x)?;
+        heard((index + 1) as f64 / (3 * layers) as f64)?;
     }
-    let own_head = weights.has_own_head();
-    let noisy_head =
-        if own_head { disturbed(&weights.matrix(Role::Head, 0)?, !seed) } else { noisy };
-    let (base, copies) = streams.split_at(size);
-    let mut ends: Vec<(&[f32], Option<&Matrix<'_>>)> =
-        copies.chunks_exact(size).map(|x| (x, None)).collect();
-    match own_head {
-        true => {
-            ends.push((base, Some(&noisy_head)));
-            probes.push((Role::Head, 0));
-        }
-        // One table, both where tokens enter and where they leave.
-        false => ends[0].1 = Some(&noisy_head),
+    let ends = Ends { weights, device: &**device, window };
+    let (mut d, of_head) = ends.backward(&x, seed)?;
+    let mut sums = Vec::new(); // from the last layer to the first
+    for (index, x) in before.into_iter().enumerate().rev() {
+        let layer = Layer::open(weights, device, window, index)?;
+        let mut own = HashMap::new();
+        layer.backward(&x, &mut d, &mut |role, matrix, input, d| {
+            own.insert(role, information(matrix, input, d, window));
+            Ok(())
+        })?;
+        let roles = layer.roles().into_iter().rev();
+        sums.extend(roles.filter_map(|role| Some((role, index, own.remove(&role)?))));
+        heard((layers + 2 * (layers - index)) as f64 / (3 * layers) as f64)?;
     }
-    let divergences =
-        Ends { weights, device: &**device, window: text.window }.divergences(base, &ends)?;
-    let unit = (NOISE as f64).powi(2);
-    let found = probes.into_iter().zip(divergences);
-    Ok(found.map(|((role, layer), d)| Sensitivity { role, layer, divergence: d / unit }).collect())
+    let mut of_lookup = 0.0;
+    for (d, tokens) in d.chunks(window * config.dim).zip(text.tokens.chunks(window)) {
+        let mut rows: HashMap<u32, Vec<f32>> = HashMap::new();
+        for (d, token) in d.chunks_exact(config.dim).zip(tokens) {
+            let row = rows.entry(*token).or_insert_with(|| vec![0.0; config.dim]);
+            row.iter_mut().zip(d).for_each(|(row, d)| *row += config.embed_scale * d);
+        }
+        let mut tokens: Vec<u32> = rows.keys().copied().collect();
+        tokens.sort_unstable();
+        for token in tokens {
+            let mut row = vec![0.0; config.dim];
+            table.dequantize_row(token as usize, &mut row);
+            of_lookup += mean_square(&row) as f64 * math::sum_squares(&rows[&token]) as f64;
+        }
+    }
+    // One table for both: the product of its two gradients is left out.
+    match weights.has_own_head() {
+        true => sums.insert(0, (Role::Head, 0, of_head)),
+        false => of_lookup += of_head,
+    }
+    sums.push((Role::Embed, 0, of_lookup));
+    let tokens = (text.tokens.len() - text.tokens.len() / window) as f64;
+    let found = sums.into_iter().rev();
+    Ok(found
+        .map(|(role, layer, sum)| Sensitivity { role, layer, divergence: sum / 2.0 / tokens })
+        .collect())
 }
 
-/// The matrix with white noise added to it.
-fn disturbed(matrix: &Matrix<'_>, seed: u64) -> Matrix<'static> {
-    let cols = matrix.cols;
-    let mut values = vec![0f32; matrix.rows * cols];
-    values.par_chunks_mut(cols).enumerate().for_each(|(row, values)| {
-        matrix.dequantize_row(row, values);
-        let mean_square = math::sum_squares(values) / cols as f32;
-        // Uniform noise of the same variance as Gaussian noise: sums over many columns cannot tell
-        // them apart.
-        let limit = NOISE * (3.0 * mean_square).sqrt();
-        let mut random =
-            SmallRng::seed_from_u64(seed ^ (row as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15));
-        values.iter_mut().for_each(|v| *v += limit * (2.0 * random.random::<f32>() - 1.0));
-    });
-    let codes: Vec<u8> = bytemuck::cast_slice(&values).to_vec();
-    Matrix {
-        format: Format::F32,
-        rows: matrix.rows,
-        cols,
-        codes: codes.into(),
-        side: Vec::new().into(),
+fn mean_square(row: &[f32]) -> f32 {
+    math::sum_squares(row) / row.len() as f32
+}
+
+/// Returns the squared gradients of a matrix times the mean square of its rows, summed over all
+/// windows. The gradient of a window is the sum over its tokens of `d x^T`, so that its square is a
+/// sum over pairs of tokens of `(d . d') (x . x')`.
+fn information(matrix: &Matrix<'_>, x: &[f32], d: &[f32], window: usize) -> f64 {
+    let (rows, cols) = (matrix.rows, matrix.cols);
+    let mut scales = vec![0f32; rows];
+    scales.par_iter_mut().enumerate().for_each_init(
+        || vec![0.0; cols],
+        |values, (row, scale)| {
+            matrix.dequantize_row(row, values);
+            *scale = mean_square(values).sqrt();
+        },
+    );
+    let mut sum = 0.0;
+    for (x, d) in x.chunks(window * cols).zip(d.chunks(window * rows)) {
+        let mut d = d.to_vec();
+        d.par_chunks_mut(rows).for_each(|d| d.iter_mut().zip(&scales).for_each(|(d, s)| *d *= s));
+        let pairs = |values: &[f32], width: usize| {
+            let view = View::of(values, width);
+            let mut out = vec![0.0; view.rows * view.rows];
+            multiply(&mut out, view.rows, 0.0, 1.0, view, view.transposed());
+            out
+        };
+        let products = pairs(x, cols).into_iter().zip(pairs(&d, rows));
+        sum += products.map(|(x, d)| x as f64 * d as f64).sum::<f64>();
     }
+    sum.max(0.0)
 }
 
 /// A norm's stored weight plus 1.
@@ -135,6 +148,22 @@ pub fn final_hidden(
     Ok(norm_rows(&x, &final_norm(weights)?, weights.config().eps))
 }
 
+/// Turns the logits of a row into the gradient of the log-likelihood of a token, which is sampled by
+/// `drawn`, from 0 to 1.
+fn likelihood_back(row: &mut [f32], drawn: f64) {
+    let whole = math::log_sum_exp(row);
+    let (mut left, mut chosen) = (drawn, row.len() - 1);
+    for (token, logit) in row.iter_mut().enumerate() {
+        let chance = (*logit as f64 - whole).exp();
+        if left >= 0.0 && left < chance {
+            chosen = token;
+        }
+        left -= chance;
+        *logit = -chance as f32;
+    }
+    row[chosen] += 1.0;
+}
+
 /// Where a model ends: the last norm and the head.
 pub struct Ends<'a> {
     pub weights: &'a Weights,
@@ -143,6 +172,57 @@ pub struct Ends<'a> {
 }
 
 impl Ends<'_> {
+    /// Samples a token behind each position of the residual streams `x` after the last layer.
+    /// Returns the gradient of their log-likelihood at `x`, and the squared gradients of the head
+    /// times the mean square of its rows. Positions without text before them count as nothing.
+    fn backward(&self, x: &[f32], seed: u64) -> Result<(Vec<f32>, f64)> {
+        let config = self.weights.config();
+        let (head, norm) = (self.head()?, final_norm(self.weights)?);
+        let hidden = norm_rows(x, &norm, config.eps);
+        let mut random = SmallRng::seed_from_u64(seed);
+        let (mut d_hidden, mut information) = (vec![0.0; x.len()], 0.0);
+        let rows = self.rows_at_once();
+        for start in (0..x.len() / config.dim).step_by(rows) {
+            let part = start * config.dim..x.len().min((start + rows) * config.dim);
+            let hidden = &hidden[part.clone()];
+            let mut d = linear(self.device, hidden, &head)?;
+            let drawn: Vec<f64> = d.chunks(config.vocab).map(|_| random.random()).collect();
+            d.par_chunks_mut(config.vocab).zip(drawn).enumerate().for_each(|(row, (d, drawn))| {
+                match self.counts(start + row) {
+                    true => likelihood_back(d, drawn),
+                    false => d.fill(0.0),
+                }
+            });
+            let mut squares = vec![0f32; config.vocab]; // mean square of each row of the head
+            let mut seen = |row: usize, values: &[f32]| squares[row] = mean_square(values);
+            linear_back(self.device, &d, &head, &mut d_hidden[part], &mut seen)?;
+            let of_rows = d.par_chunks(config.vocab).zip(hidden.par_chunks(config.dim));
+            let each: Vec<f64> = of_rows
+                .map(|(d, hidden)| {
+                    let of_head: f32 = d.iter().zip(&squares).map(|(d, s)| d * d * s).sum();
+                    of_head as f64 * math::sum_squares(hidden) as f64
+                })
+                .collect();
+            information += each.iter().sum::<f64>();
+        }
+        Ok((norm_rows_back(x, &norm, config.eps, &d_hidden), information))
+    }
+
+    fn head(&self) -> Result<Matrix<'_>> {
+        let own = self.weights.has_own_head();
+        self.weights.matrix(if own { Role::Head } else { Role::Embed }, 0)
+    }
+
+    /// Returns the rows whose logits are held at once, two sets of them.
+    fn rows_at_once(&self) -> usize {
+        (LOGITS / 8 / self.weights.config().vocab).next_power_of_two().clamp(16, 1024)
+    }
+
+    /// A prediction from BOS alone has no text to go by.
+    fn counts(&self, row: usize) -> bool {
+        !row.is_multiple_of(self.window)
+    }
+
     /// Mean KL divergence, in nats, of predictions from each of `streams` (through another head,
     /// where one is given) from those that the source makes from `base`; all are residual streams
     /// behind the last layer, `[tokens, dim]`.
@@ -152,22 +232,18 @@ impl Ends<'_> {
         streams: &[(&[f32], Option<&Matrix<'_>>)],
     ) -> Result<Vec<f64>> {
         let config = self.weights.config();
-        let head = self
-            .weights
-            .matrix(if self.weights.has_own_head() { Role::Head } else { Role::Embed }, 0)?;
+        let head = self.head()?;
         let norm = final_norm(self.weights)?;
         let logits = |x: &[f32], head: &Matrix<'_>| {
             linear(self.device, &norm_rows(x, &norm, config.eps), head)
         };
-        // Two sets of logits, within the bytes.
-        let rows = (LOGITS / 8 / config.vocab).next_power_of_two().clamp(16, 1024);
+        let rows = self.rows_at_once();
         let mut sums = vec![0.0; streams.len()];
         let mut count = 0;
         for start in (0..base.len() / config.dim).step_by(rows) {
             let part = start * config.dim..base.len().min((start + rows) * config.dim);
             let want = logits(&base[part.clone()], &head)?;
-            // A prediction from BOS alone has no text to go by.
-            let counts = |row: usize| !(start + row).is_multiple_of(self.window);
+            let counts = |row: usize| self.counts(start + row);
             count += (0..part.len() / config.dim).filter(|row| counts(*row)).count();
             for (sum, (x, own)) in sums.iter_mut().zip(streams) {
                 let got = logits(&x[part.clone()], own.unwrap_or(&head))?;

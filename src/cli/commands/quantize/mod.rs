@@ -37,8 +37,8 @@ use text::figure;
 
 /// Tokens of a window of calibration text.
 const WINDOW: usize = 1024;
-/// Windows of the survey of sensitivities, most tokens of it, and most bytes of the copies that it
-/// carries.
+/// Windows of the survey of sensitivities, most tokens of it, and most bytes of the residual streams
+/// that it keeps for its way back.
 const SURVEY_WINDOW: usize = 256;
 const SURVEY_TOKENS: usize = 2048;
 const SURVEY_BYTES: usize = 3 << 29;
@@ -384,8 +384,8 @@ fn survey(
     ui: &Ui,
 ) -> Result<HashMap<(Role, usize), f64>> {
     let config = source.config();
-    let copies = source.matrices().count() + 1;
-    let tokens = (SURVEY_BYTES / (4 * config.dim * copies)).clamp(SURVEY_WINDOW, SURVEY_TOKENS);
+    let tokens = (SURVEY_BYTES / (4 * config.dim * config.layers.len().max(1)))
+        .clamp(SURVEY_WINDOW, SURVEY_TOKENS);
     let text =
         calibrate::CalibrationText::cut(run, config.bos, SURVEY_WINDOW, tokens / SURVEY_WINDOW)?;
     let bar = ui.bar("measuring sensitivities", 1000);
