@@ -9,6 +9,8 @@ use gemma::models::{Role, Weights};
 use gemma::quant::calibrate::{CalibrationText, survey};
 use gemma::quant::{Calibrated, Importance, Nearest, QuantPlan, QuantizeOptions, Recipe, run};
 use gemma::tensor::encode::{CodingDevice, OnProcessor};
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
 use reference::ReferenceEngine;
 use std::fs;
 use std::path::Path;
@@ -168,4 +170,55 @@ fn a_survey_finds_what_matters() {
     let of =
         |role: Role| found.iter().filter(|s| s.role == role).map(|s| s.divergence).sum::<f64>();
     assert!(of(Role::Q) < of(Role::Down) + of(Role::Up) + of(Role::Gate), "{found:?}");
+}
+
+/// The divergence that a survey predicts for little noise in a matrix is that of the oracle with
+/// this noise: in every matrix of a layer, and in the table at both ends.
+#[test]
+fn a_survey_predicts_the_cost_of_noise() {
+    let dir = tempfile::tempdir().unwrap();
+    let src = dir.path().join("src");
+    let model = TinyModel::tiny(9);
+    model.write(&src, Form::TextV4, Dtype::F32, 1);
+    let (source, text) = (open(&src), text(8));
+    let device: Arc<dyn CodingDevice> = Arc::new(OnProcessor);
+    let found = survey(&source, &device, &text, 1, &mut |_| Ok(())).unwrap();
+    let mut exact = ReferenceEngine::new(&source, text.window).unwrap();
+    let mut random = SmallRng::seed_from_u64(4);
+    for name in [
+        "embed_tokens",
+        "layers.1.self_attn.q_proj",
+        "layers.1.self_attn.k_proj",
+        "layers.1.self_attn.v_proj",
+        "layers.1.self_attn.o_proj",
+        "layers.1.mlp.gate_proj",
+        "layers.1.mlp.up_proj",
+        "layers.1.mlp.down_proj",
+    ] {
+        let known = found.iter().find(|s| s.role.short_name(s.layer) == name).unwrap();
+        const SHARE: f32 = 0.05;
+        let mut sum = 0.0;
+        const DRAWS: usize = 4;
+        for draw in 0..DRAWS {
+            let mut noisy = model.clone();
+            let tensor = noisy.tensors.iter_mut().find(|t| t.0 == format!("{name}.weight"));
+            let (_, shape, values) = tensor.unwrap();
+            for row in values.chunks_exact_mut(shape[1]) {
+                let mean = row.iter().map(|v| v * v).sum::<f32>() / row.len() as f32;
+                let limit = SHARE * (3.0 * mean).sqrt();
+                row.iter_mut().for_each(|v| *v += random.random_range(-limit..limit));
+            }
+            let path = dir.path().join(format!("{name}-{draw}"));
+            noisy.write(&path, Form::TextV4, Dtype::F32, 1);
+            let mut made = ReferenceEngine::new(&open(&path), text.window).unwrap();
+            for window in text.tokens.chunks(text.window) {
+                let all = eval::compare(&mut made, &mut exact, window, text.window, &mut |_| {});
+                sum += all.unwrap().kld.mean;
+            }
+        }
+        let windows = text.tokens.len() / text.window;
+        let measured = sum / (DRAWS * windows) as f64 / (SHARE * SHARE) as f64;
+        let ratio = known.divergence / measured;
+        assert!((0.7..1.4).contains(&ratio), "{name}: {} of {measured}", known.divergence);
+    }
 }

@@ -148,8 +148,8 @@ pub fn final_hidden(
     Ok(norm_rows(&x, &final_norm(weights)?, weights.config().eps))
 }
 
-/// Turns the logits of a row into the gradient of the log-likelihood of a token, which is sampled by
-/// `drawn`, from 0 to 1.
+/// Turns the logits of a row into the gradient of the log-likelihood of a token, which is sampled
+/// by `drawn`, from 0 to 1.
 fn likelihood_back(row: &mut [f32], drawn: f64) {
     let whole = math::log_sum_exp(row);
     let (mut left, mut chosen) = (drawn, row.len() - 1);

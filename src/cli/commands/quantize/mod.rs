@@ -37,8 +37,8 @@ use text::figure;
 
 /// Tokens of a window of calibration text.
 const WINDOW: usize = 1024;
-/// Windows of the survey of sensitivities, most tokens of it, and most bytes of the residual streams
-/// that it keeps for its way back.
+/// Windows of the survey of sensitivities, most tokens of it, and most bytes of the residual
+/// streams that it keeps for its way back.
 const SURVEY_WINDOW: usize = 256;
 const SURVEY_TOKENS: usize = 2048;
 const SURVEY_BYTES: usize = 3 << 29;
