@@ -23,17 +23,17 @@ pub struct Calibrated<'a> {
     name: String,
     calibrator: Option<Calibrator<'a>>,
     threads: rayon::ThreadPool,
-    tiles: Arc<dyn CodingDevice>,
+    device: Arc<dyn CodingDevice>,
     losses: Vec<(Role, usize, f64)>,
 }
 
 impl<'a> Calibrated<'a> {
-    /// Returns a solver for this text. `tiles` encodes trellis codes.
+    /// Returns a solver for this text. `device` does the heavy work.
     pub fn new(
         source: &'a Weights,
         text: CalibrationText,
         threads: usize,
-        tiles: Arc<dyn CodingDevice>,
+        device: Arc<dyn CodingDevice>,
     ) -> Result<Calibrated<'a>> {
         let sha256 =
             crate::util::hex(Sha256::digest(bytemuck::cast_slice::<u32, u8>(&text.tokens)));
@@ -44,7 +44,7 @@ impl<'a> Calibrated<'a> {
             &sha256[..16]
         );
         let threads = rayon::ThreadPoolBuilder::new().num_threads(threads).build()?;
-        Ok(Calibrated { source, text, name, calibrator: None, threads, tiles, losses: Vec::new() })
+        Ok(Calibrated { source, text, name, calibrator: None, threads, device, losses: Vec::new() })
     }
 
     /// Sets the format of each matrix. The caller must call it once before the run.
@@ -56,9 +56,9 @@ impl<'a> Calibrated<'a> {
             _ => None,
         };
         let formats = layout.entries.iter().filter_map(format).collect();
-        let (source, text, tiles) = (self.source, self.text.clone(), self.tiles.clone());
+        let (source, text, device) = (self.source, self.text.clone(), self.device.clone());
         self.calibrator =
-            Some(self.threads.install(|| Calibrator::new(source, text, formats, tiles))?);
+            Some(self.threads.install(|| Calibrator::new(source, text, formats, device))?);
         Ok(())
     }
 
@@ -105,7 +105,7 @@ impl Solver for Calibrated<'_> {
     }
 
     fn at_once(&self, threads: usize) -> usize {
-        self.tiles.at_once(threads)
+        self.device.at_once(threads)
     }
 
     fn memory(&self, layout: &ArtifactLayout) -> u64 {
@@ -139,12 +139,12 @@ impl Solver for Calibrated<'_> {
         rows: Range<usize>,
         values: &[f32],
     ) -> Result<Matrix<'static>> {
-        let Calibrated { calibrator: own, threads, tiles, losses, .. } = self;
+        let Calibrated { calibrator: own, threads, device, losses, .. } = self;
         let calibrator = calibrator(own)?;
         threads.install(|| {
             if !can_solve(format, entry.cols) || (is_table(entry.role) && format.code == Code::I8) {
                 // The format is not coded by columns, or too fine for feedback to matter.
-                let matrix = quantize_by(&**tiles, format, rows.len(), entry.cols, values)?;
+                let matrix = quantize_by(&**device, format, rows.len(), entry.cols, values)?;
                 match entry.role {
                     Role::Embed => calibrator.table_done(rows, &matrix),
                     Role::Head => {}

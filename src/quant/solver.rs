@@ -69,14 +69,14 @@ const METHOD: &str = "nearest-2";
 #[derive(Clone, Debug)]
 pub struct Nearest {
     pub threads: usize,
-    /// The encoder of trellis codes.
-    pub tiles: Arc<dyn CodingDevice>,
+    /// The device that finds trellis codes.
+    pub device: Arc<dyn CodingDevice>,
 }
 
 impl Nearest {
     /// Returns a solver that runs on the CPU alone.
     pub fn new(threads: usize) -> Nearest {
-        Nearest { threads, tiles: Arc::new(OnProcessor) }
+        Nearest { threads, device: Arc::new(OnProcessor) }
     }
 }
 
@@ -86,7 +86,7 @@ impl Solver for Nearest {
     }
 
     fn at_once(&self, threads: usize) -> usize {
-        self.tiles.at_once(threads)
+        self.device.at_once(threads)
     }
 
     fn matrix(
@@ -99,7 +99,7 @@ impl Solver for Nearest {
         let (n, cols) = (rows.len(), entry.cols);
         if format.code.is_trellis() {
             // The encoder gets all tiles at once, because a GPU needs thousands.
-            let run = || quantize_by(&*self.tiles, format, n, cols, values);
+            let run = || quantize_by(&*self.device, format, n, cols, values);
             let pool = rayon::ThreadPoolBuilder::new().num_threads(self.threads.max(1)).build();
             return pool.map_or_else(|_| run(), |pool| pool.install(run));
         }

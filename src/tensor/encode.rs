@@ -151,10 +151,10 @@ impl Encoder {
     }
 
     /// Codes the columns of some blocks of 16 from `targets` to `decoded`, both `[rows, 16 *
-    /// blocks]`; trellis codes by `tiles`, other codes of one block.
+    /// blocks]`; trellis codes by `device`, other codes of one block.
     pub fn encode(
         &mut self,
-        tiles: &dyn CodingDevice,
+        device: &dyn CodingDevice,
         blocks: Range<usize>,
         targets: &[f32],
         decoded: &mut [f32],
@@ -165,7 +165,7 @@ impl Encoder {
                 && blocks.end <= self.cols / BLOCK
         );
         match self.format.code.trellis() {
-            Some(trellis) => self.encode_tiles(tiles, trellis, blocks, targets, decoded)?,
+            Some(trellis) => self.encode_tiles(device, trellis, blocks, targets, decoded)?,
             None => self.encode_in_turn(blocks.start, targets, &IDENTITY, decoded),
         }
         Ok(())
@@ -203,7 +203,7 @@ impl Encoder {
 
     fn encode_tiles(
         &mut self,
-        tiles: &dyn CodingDevice,
+        device: &dyn CodingDevice,
         trellis: Trellis,
         blocks: Range<usize>,
         targets: &[f32],
@@ -224,7 +224,7 @@ impl Encoder {
             }
         });
         let mut rows = vec![[0; TILE]; wanted.len() / WEIGHTS];
-        tiles.encode(trellis, &wanted, &mut rows)?;
+        device.encode(trellis, &wanted, &mut rows)?;
         let codes = self.codes.par_chunks_mut(tile_cols * tile_bytes).zip(rows.par_chunks(n));
         let values = self.scales.par_chunks(TILE).zip(decoded.par_chunks_mut(TILE * width));
         let each = codes.zip(values).with_min_len(32usize.div_ceil(n));

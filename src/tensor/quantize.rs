@@ -21,9 +21,9 @@ pub fn quantize(
     quantize_by(&OnProcessor, format, rows, cols, values)
 }
 
-/// The same, with trellis codes found by `tiles`.
+/// The same, with trellis codes found by `device`.
 pub fn quantize_by(
-    tiles: &dyn CodingDevice,
+    device: &dyn CodingDevice,
     format: Format,
     rows: usize,
     cols: usize,
@@ -37,7 +37,7 @@ pub fn quantize_by(
     );
     format.check_cols(cols)?;
     if format.code.is_trellis() {
-        return quantize_tiles(tiles, format, rows, cols, values);
+        return quantize_tiles(device, format, rows, cols, values);
     }
     let mut codes = Vec::with_capacity(rows * format.row_bytes(cols));
     let mut side = Vec::with_capacity(rows * format.row_side(cols));
@@ -95,7 +95,7 @@ fn quantize_group(
 
 /// Tiles of 16 rows and columns, each coded by its best path; scales refitted to the codes.
 fn quantize_tiles(
-    tiles: &dyn CodingDevice,
+    device: &dyn CodingDevice,
     format: Format,
     rows: usize,
     cols: usize,
@@ -110,7 +110,7 @@ fn quantize_tiles(
     let scales: Vec<f32> = wanted.par_chunks(cols).map(|row| row_scale(format, row)).collect();
     let mut encoder = Encoder::new(format, rows, cols, scales.clone())?;
     let mut decoded = vec![0.0; rows * cols];
-    encoder.encode(tiles, 0..cols / BLOCK, &wanted, &mut decoded)?;
+    encoder.encode(device, 0..cols / BLOCK, &wanted, &mut decoded)?;
     let mut fits = vec![(0f64, 0f64); rows]; // wanted times coded, coded squared
     let both = wanted.par_chunks(cols).zip(decoded.par_chunks(cols));
     fits.par_iter_mut().zip(both).for_each(|(fit, (target, coded))| {

@@ -2,7 +2,7 @@
 //! work itself, or the work is refused.
 
 use std::io::Result;
-use std::sync::{Arc, Mutex, Once, PoisonError};
+use std::sync::{Arc, Mutex, Once, PoisonError, mpsc};
 use std::thread::{Builder, Scope, ScopedJoinHandle};
 
 /// Work on a thread of its own, or already done by the caller.
@@ -70,16 +70,34 @@ pub fn check(count: usize) -> Result<()> {
     })
 }
 
-/// Prepares Rayon's common pool, before its first use. The pool panics if its threads cannot be
-/// started, then and at each later use. In that case it gets the calling thread alone.
+/// Starts Rayon's common pool. The pool panics if its threads cannot be started, then and at each
+/// later use, so it is given threads that have started, or the calling thread alone.
 pub fn prepare_common_pool() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
+        let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
+        let (give, taken) = mpsc::channel::<rayon::ThreadBuilder>();
+        let taken = Arc::new(Mutex::new(taken));
+        let started = (0..threads).try_for_each(|_| {
+            let taken = taken.clone();
+            let work = move || {
+                let work = taken.lock().unwrap_or_else(PoisonError::into_inner).recv();
+                // Without work the pool has the calling thread alone.
+                work.into_iter().for_each(rayon::ThreadBuilder::run);
+            };
+            Builder::new().spawn(work).map(drop)
+        });
         let common = rayon::ThreadPoolBuilder::new();
-        if rayon::ThreadPoolBuilder::new().build().is_err() {
-            // Fails if the pool was started before, and then it works.
-            let _ = common.num_threads(1).use_current_thread().build_global();
-        }
+        // Both fail if the pool was started before, and then it works.
+        let _ = match started {
+            Ok(()) => {
+                let give = |work| {
+                    give.send(work).map_err(|_| std::io::Error::other("a started thread is gone"))
+                };
+                common.num_threads(threads).spawn_handler(give).build_global()
+            }
+            Err(_) => common.num_threads(1).use_current_thread().build_global(),
+        };
     });
 }
 

@@ -143,8 +143,8 @@ pub fn allocations(pieces: &Pieces, device: &DeviceInfo) -> Vec<u64> {
     blocks(pieces, device).concat()
 }
 
-/// Opens a device to encode trellis codes.
-pub fn tile_encoder(choice: Choice, listener: &dyn Listener) -> Result<Arc<dyn CodingDevice>> {
+/// Opens a device to quantise with.
+pub fn coding_device(choice: Choice, listener: &dyn Listener) -> Result<Arc<dyn CodingDevice>> {
     let executor = open_tried(choose(&Vulkan.probe()?, choice)?, listener)?;
     Ok(Arc::new(VulkanCoding::new(executor)?))
 }

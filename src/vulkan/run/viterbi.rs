@@ -124,7 +124,9 @@ impl CodingDevice for VulkanCoding {
         a: View<'_>,
         b: View<'_>,
     ) -> Result<()> {
-        if takes(factor, keep, a, b) && self.state().products()?.2 {
+        // A device without room for products leaves them to the processor.
+        let exact = || self.state().products().is_ok_and(|(_, _, exact)| exact);
+        if takes(factor, keep, a, b) && exact() {
             return self.multiply_inexactly(c, stride, keep == 1.0, a, b);
         }
         multiply(c, stride, keep, factor, a, b);

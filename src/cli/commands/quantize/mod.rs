@@ -164,12 +164,12 @@ pub fn run(options: &QuantizeArgs, typed: &Typed) -> Result<u8> {
     let prior = |role, layer| prior(role, layer, n_layers);
     let stage = CurrentStage::default();
     let (interrupt, announced) = stage.watch(&options.ui, options.calibrate != "none")?;
-    let tiles = tile_encoder(&options.device, ui)?;
-    let mut calibrated = calibration(options, &source, how.threads, tiles.clone(), ui)?;
-    let mut nearest = Nearest { threads: how.threads, tiles: tiles.clone() };
+    let device = coding_device(&options.device, ui)?;
+    let mut calibrated = calibration(options, &source, how.threads, device.clone(), ui)?;
+    let mut nearest = Nearest { threads: how.threads, device: device.clone() };
     let measured = match &calibrated {
         Some((_, run)) if recipe.target().is_some() && !options.dry_run => {
-            match survey(&source, &tiles, run, &interrupt, &stage, how.threads, ui) {
+            match survey(&source, &device, run, &interrupt, &stage, how.threads, ui) {
                 Err(_) if interrupt.exit_code().is_some() => {
                     let _ = announced.join();
                     ui.note(
@@ -338,7 +338,7 @@ fn calibration<'a>(
     options: &QuantizeArgs,
     source: &'a Weights,
     threads: usize,
-    tiles: Arc<dyn CodingDevice>,
+    device: Arc<dyn CodingDevice>,
     ui: &Ui,
 ) -> Result<Option<(Calibrated<'a>, Vec<Token>)>> {
     let text = match options.calibrate.as_str() {
@@ -370,7 +370,7 @@ fn calibration<'a>(
             thousands(run.len() as u64)
         ),
     );
-    Ok(Some((Calibrated::new(source, text, threads, tiles)?, run)))
+    Ok(Some((Calibrated::new(source, text, threads, device)?, run)))
 }
 
 /// Measures the sensitivity of each matrix on a part of the text.
@@ -411,11 +411,11 @@ fn survey(
     Ok(found.into_iter().map(|s| ((s.role, s.layer), s.divergence)).collect())
 }
 
-/// Returns the encoder of trellis codes on the device of this name.
-fn tile_encoder(device: &str, ui: &Ui) -> Result<Arc<dyn CodingDevice>> {
+/// Returns the device of this name, which does the heavy work.
+fn coding_device(device: &str, ui: &Ui) -> Result<Arc<dyn CodingDevice>> {
     match device.parse::<Device>()? {
         Device::Cpu => Ok(Arc::new(OnProcessor)),
-        Device::Vulkan(choice) => backends::tile_encoder(choice, ui),
+        Device::Vulkan(choice) => backends::coding_device(choice, ui),
         Device::Auto => Err(Fault::usage("gemma quantize runs on a device that is named")
             .help("one of cpu, vulkan, vulkan:0, vulkan:1, ...")
             .into()),
