@@ -1,9 +1,8 @@
 //! Speed of the search for trellis codes: `cargo bench --bench trellis [-- -d vulkan] [TILES]`.
 //!
 //! Each line is one code: weights a second (on the processor, of one core), mean squared error on a
-//! unit Gaussian, and a digest of the codes, which is the same on every device. A GPU's workgroups
-//! take one tile at a time, then two. Calls of 256 tiles are those of a calibrated matrix of 4096
-//! rows.
+//! unit Gaussian, and a digest of the codes, which is the same on every device. Calls of
+//! 256 tiles are those of a calibrated matrix of 4096 rows.
 
 use gemma::tensor::encode::{CodingDevice, OnProcessor};
 use gemma::tensor::trellis::TILE;
@@ -21,13 +20,10 @@ fn main() {
         return measure(&OnProcessor, count.unwrap_or(2048), usize::MAX);
     }
     let count = count.unwrap_or(32_768);
-    for (many, at_once) in [(usize::MAX, "one tile"), (0, "two tiles")] {
-        let device = VulkanExecutor::open(Choice::Best).unwrap();
-        let tiles = VulkanCoding::with_many(device, many).unwrap();
-        for call in [256, usize::MAX] {
-            println!("{at_once} of a workgroup, calls of {} tiles", call.min(count));
-            measure(&tiles, count, call);
-        }
+    let tiles = VulkanCoding::new(VulkanExecutor::open(Choice::Best).unwrap()).unwrap();
+    for call in [64, 256, 1024, usize::MAX] {
+        println!("calls of {} tiles", call.min(count));
+        measure(&tiles, count, call);
     }
 }
 

@@ -14,7 +14,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 /// Version of the method. It changes with every change that changes a byte of the result.
-const METHOD: &str = "ldlq-3";
+const METHOD: &str = "ldlq-4";
 
 /// Rounds with feedback (LDLQ) and corrects for quantised inputs, on the inputs that a text gives.
 pub struct Calibrated<'a> {
@@ -119,8 +119,8 @@ impl Solver for Calibrated<'_> {
             .max()
             .unwrap_or(0);
         let block = super::ldlq::block_width(widest);
-        // Moments, cross moments and a factor of each block of columns.
-        let moments = 3 * widest.div_ceil(block.max(1)) * block * block;
+        // Moments, their damped copy, cross moments and a factor of each block of columns.
+        let moments = 4 * widest.div_ceil(block.max(1)) * block * block;
         let largest = layout
             .entries
             .iter()
@@ -128,8 +128,10 @@ impl Solver for Calibrated<'_> {
             .map(|e| e.rows * e.cols)
             .max()
             .unwrap_or(0);
+        // Two matrices that share their inputs are solved side by side.
+        let matrices = 8 * largest;
         let batch = super::calibrate::BATCH * (6 * config.ffn_dim + 4 * config.dim);
-        4 * (streams + moments + 4 * largest + batch) as u64
+        4 * (streams + moments + matrices + batch) as u64
     }
 
     fn matrix(

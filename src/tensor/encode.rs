@@ -7,7 +7,7 @@ use super::round::{code_of_nearest, f16_nonzero, scale_for};
 use super::trellis::{TILE, Trellis};
 use super::viterbi::{TOGETHER, Viterbi, WEIGHTS};
 use super::{Format, Group, Matrix, Values};
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use rayon::prelude::*;
 use std::cell::RefCell;
 use std::fmt::Debug;
@@ -244,6 +244,32 @@ impl Encoder {
         Ok(())
     }
 
+    /// Returns the encoder of a matrix from those of its rows, from top to bottom: whole tiles of
+    /// rows, but for the last.
+    pub fn below(parts: Vec<Encoder>) -> Result<Encoder> {
+        let first = parts.first().context("a matrix has rows")?;
+        let (format, cols) = (first.format, first.cols);
+        let scales = parts.iter().flat_map(|part| &part.scales).copied().collect();
+        let rows = parts.iter().map(|part| part.rows).sum();
+        let codes = parts.iter().flat_map(|part| &part.codes).copied().collect();
+        Ok(Encoder { format, integer: first.integer, rows, cols, scales, codes })
+    }
+
+    /// Returns the encoder of a matrix from those of its columns, from left to right.
+    pub fn beside(parts: Vec<Encoder>) -> Result<Encoder> {
+        let first = parts.first().context("a matrix has columns")?;
+        let (format, integer, rows) = (first.format, first.integer, first.rows);
+        let lines = if integer.is_some() { rows } else { rows.div_ceil(TILE) };
+        let codes: Vec<&[u8]> = parts.iter().map(|part| &part.codes[..]).collect();
+        let scales: Vec<&[f32]> = parts.iter().map(|part| &part.scales[..]).collect();
+        let scales = match format.group {
+            Group::Row => first.scales.clone(),
+            Group::Cols(_) => interleaved(rows, &scales),
+        };
+        let (codes, cols) = (interleaved(lines, &codes), parts.iter().map(|part| part.cols).sum());
+        Ok(Encoder { format, integer, rows, cols, scales, codes })
+    }
+
     /// Returns the matrix, with `scales` `[rows, groups]` in the place of the scales that the codes
     /// were chosen with.
     pub fn finish(self, scales: Option<&[f32]>) -> Result<Matrix<'static>> {
@@ -261,6 +287,17 @@ impl Encoder {
         };
         Matrix::new(format, rows, cols, codes, side)
     }
+}
+
+/// Puts matrices of `lines` lines side by side.
+fn interleaved<T: Copy>(lines: usize, parts: &[&[T]]) -> Vec<T> {
+    let line = |i: usize| {
+        parts.iter().flat_map(move |part| {
+            let width = part.len() / lines;
+            &part[i * width..][..width]
+        })
+    };
+    (0..lines).flat_map(line).copied().collect()
 }
 
 #[cfg(test)]

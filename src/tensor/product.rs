@@ -9,6 +9,9 @@ use std::ops::Range;
 /// longer sums depends on the processor's caches.
 pub const SLICE: usize = 512;
 
+/// Multiplications of a product that one thread does at once: others would take longer to wake.
+const SMALL: usize = 4 << 20;
+
 /// A matrix in a slice. Element `[i, j]` is at `i * row_stride + j * col_stride`.
 #[derive(Clone, Copy)]
 pub struct View<'a> {
@@ -67,6 +70,10 @@ pub fn multiply(c: &mut [f32], stride: usize, keep: f32, factor: f32, a: View<'_
         return;
     }
     let strides = |v: View<'_>| (v.col_stride as isize, v.row_stride as isize);
+    let parallelism = match a.rows * a.cols * b.cols > SMALL {
+        true => gemm::Parallelism::Rayon(0),
+        false => gemm::Parallelism::None,
+    };
     for start in (0..a.cols.max(1)).step_by(SLICE) {
         let slice = start..a.cols.min(start + SLICE);
         let keep = if start == 0 { keep } else { 1.0 };
@@ -94,7 +101,7 @@ pub fn multiply(c: &mut [f32], stride: usize, keep: f32, factor: f32, a: View<'_
                 false,
                 false,
                 false,
-                gemm::Parallelism::Rayon(0),
+                parallelism,
             );
         }
     }

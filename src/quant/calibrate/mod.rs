@@ -245,16 +245,22 @@ impl<'a> Calibrator<'a> {
             let Some(taken) = taken else { continue };
             let (factors, note) = taken.factor(&*self.device, transformed)?;
             self.notes.extend(note.map(|n| format!("input of {}: {n}", first.short_name(layer))));
-            for (role, format) in here {
-                let matrix = original.matrix(*role);
-                let mut w = matrix.dequantize();
-                if transformed {
-                    w.par_chunks_mut(cols).for_each(hadamard::transform);
-                }
-                let device = &*self.device;
-                let solved = solve_matrix(device, *format, matrix.rows, cols, w, &factors, true)?;
-                self.waiting.insert(*role, solved);
-            }
+            // Side by side: a device is busier with more rows.
+            let solved: Result<Vec<(Role, Solved)>> = here
+                .into_par_iter()
+                .map(|(role, format)| {
+                    let matrix = original.matrix(*role);
+                    let mut w = matrix.dequantize();
+                    if transformed {
+                        w.par_chunks_mut(cols).for_each(hadamard::transform);
+                    }
+                    let device = &*self.device;
+                    let solved =
+                        solve_matrix(device, *format, matrix.rows, cols, w, &factors, true)?;
+                    Ok((*role, solved))
+                })
+                .collect();
+            self.waiting.extend(solved?);
         }
         Ok(())
     }

@@ -1,6 +1,6 @@
 //! Second moments of a linear layer's inputs, and cross moments with the inputs in the source.
 
-use super::linalg::{add_gram, cholesky, mirror, solve};
+use super::linalg::{add_gram, cholesky, mirror, solve, transposed};
 use crate::tensor::encode::CodingDevice;
 use crate::tensor::hadamard;
 use anyhow::Result;
@@ -96,40 +96,44 @@ impl Inputs {
     /// note for the log if damping had to be raised. If no damping suffices, columns are treated as
     /// independent.
     pub fn factor(
-        mut self,
+        self,
         device: &dyn CodingDevice,
         transformed: bool,
     ) -> Result<(Vec<Factor>, Option<String>)> {
-        let mut note = None;
-        let mut out = Vec::new();
-        for block in self.blocks.drain(..) {
-            let ColumnBlock { cols, mut h, mut cross } = block;
-            let n = cols.len();
-            mirror(&mut h, n);
-            if transformed {
-                let offset = cols.start;
-                transform_both(&mut h, n, offset);
-                cross.iter_mut().for_each(|cross| transform_both(cross, n, offset));
-            }
-            if let Some(cross) = &mut cross {
-                cross.par_iter_mut().zip(&h).for_each(|(g, h)| *g -= h);
-            }
-            let (c, tries) = factor(device, h, n);
-            if tries > 0 {
-                let how = if tries < TRIES {
-                    format!("damping raised {tries} times")
-                } else {
-                    "correlations ignored".into()
-                };
-                note = Some(format!("columns {cols:?}: {how}"));
-            }
-            let mut correction = cross.filter(|_| tries < TRIES);
-            if let Some(shift) = &mut correction {
-                solve(device, shift, &c, n)?;
-            }
-            out.push(Factor { cols, c, correction });
+        let solved: Result<Vec<_>> =
+            self.blocks.into_par_iter().map(|block| block.factor(device, transformed)).collect();
+        let (factors, notes): (Vec<Factor>, Vec<_>) = solved?.into_iter().unzip();
+        Ok((factors, notes.into_iter().flatten().last()))
+    }
+}
+
+impl ColumnBlock {
+    fn factor(
+        self,
+        device: &dyn CodingDevice,
+        transformed: bool,
+    ) -> Result<(Factor, Option<String>)> {
+        let ColumnBlock { cols, mut h, mut cross } = self;
+        let n = cols.len();
+        mirror(&mut h, n);
+        if transformed {
+            let offset = cols.start;
+            transform_both(&mut h, n, offset);
+            cross.iter_mut().for_each(|cross| transform_both(cross, n, offset));
         }
-        Ok((out, note))
+        if let Some(cross) = &mut cross {
+            cross.par_iter_mut().zip(&h).for_each(|(g, h)| *g -= h);
+        }
+        let (c, tries) = factor(device, h, n);
+        let note = (tries > 0).then(|| match tries < TRIES {
+            true => format!("columns {cols:?}: damping raised {tries} times"),
+            false => format!("columns {cols:?}: correlations ignored"),
+        });
+        let mut correction = cross.filter(|_| tries < TRIES);
+        if let Some(shift) = &mut correction {
+            solve(device, shift, &c, n)?;
+        }
+        Ok((Factor { cols, c, correction }, note))
     }
 }
 
@@ -167,20 +171,10 @@ fn mean_diagonal(h: &[f32], n: usize) -> f32 {
 
 /// Computes `T h T^T`. The signs of the transform depend on `offset`, the index of the first
 /// column.
-fn transform_both(h: &mut [f32], n: usize, offset: usize) {
-    let rows =
-        |h: &mut [f32]| h.par_chunks_mut(n).for_each(|row| hadamard::transform_at(row, offset));
-    rows(h);
-    transpose(h, n);
-    rows(h);
-    transpose(h, n);
-}
-
-fn transpose(h: &mut [f32], n: usize) {
-    for i in 0..n {
-        for j in 0..i {
-            h.swap(i * n + j, j * n + i);
-        }
+fn transform_both(h: &mut Vec<f32>, n: usize, offset: usize) {
+    for _ in 0..2 {
+        h.par_chunks_mut(n).for_each(|row| hadamard::transform_at(row, offset));
+        *h = transposed(h, n);
     }
 }
 

@@ -45,11 +45,25 @@ pub fn add_gram(
 
 /// Copies the lower triangle to the upper one.
 pub fn mirror(h: &mut [f32], n: usize) {
-    for i in 0..n {
-        for j in 0..i {
-            h[j * n + i] = h[i * n + j];
+    let turned = transposed(h, n);
+    h.par_chunks_mut(n)
+        .zip(turned.par_chunks(n))
+        .enumerate()
+        .for_each(|(i, (row, turned))| row[i..].copy_from_slice(&turned[i..]));
+}
+
+/// Returns the transpose of a square matrix.
+pub fn transposed(m: &[f32], n: usize) -> Vec<f32> {
+    const LINES: usize = 32;
+    let mut out = vec![0.0; n * n];
+    out.par_chunks_mut(LINES * n).enumerate().for_each(|(strip, out)| {
+        let (first, rows) = (strip * LINES, out.len() / n);
+        for j in 0..n {
+            let column = &m[j * n + first..][..rows];
+            column.iter().enumerate().for_each(|(i, v)| out[i * n + j] = *v);
         }
-    }
+    });
+    out
 }
 
 /// Replaces the lower triangle of a symmetric positive definite `a` by `C` with `C C^T = a`, and

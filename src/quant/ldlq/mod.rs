@@ -26,9 +26,9 @@ const BLOCK: usize = 16;
 const SPAN: usize = 128;
 /// Rows on which scales are tried before all rows are coded.
 const SAMPLE: usize = 64;
-/// Rows from which both halves of a matrix of trellis codes are coded side by side: while a device
-/// searches for the codes of one, the processor computes the targets of the other.
-const HALVED: usize = 1024;
+/// Least rows of a strip that one thread codes, if the matrix has so many: while a device searches
+/// for the codes of some strips, threads compute the targets of others.
+const STRIP: usize = 512;
 /// Tried multiples of the data-free scale.
 const SCALES: [f32; 6] = [0.86, 0.93, 1.0, 1.07, 1.15, 1.25];
 
@@ -69,35 +69,16 @@ pub fn solve_matrix(
             scales.iter_mut().for_each(|s| *s *= best);
         }
     }
-    let is_halved = format.code.is_trellis() && rows >= HALVED;
-    let first = if is_halved { (rows / 2).next_multiple_of(BLOCK) } else { rows };
-    let second = w.split_off(first * cols);
-    let half =
-        |rows: Range<usize>, w| code(device, format, rows.len(), cols, w, &scales[rows], factors);
-    let runs = match is_halved {
-        true => {
-            let (a, b) = rayon::join(|| half(0..first, w), || half(first..rows, second));
-            vec![a?, b?]
-        }
-        false => vec![half(0..rows, w)?],
-    };
+    let Run { encoder, fits } = code(device, format, cols, w, &scales, factors)?;
     let refit = format.group == Group::Row;
-    let (mut codes, mut side) = (Vec::<u8>::new(), Vec::<u8>::new());
     let (mut loss, mut power) = (0.0, 0.0);
-    let mut scales = scales.into_iter();
-    for Run { encoder, fits } in runs {
-        for fit in &fits {
-            loss += fit.loss(refit);
-            power += fit.wanted;
-        }
-        let stored: Vec<f32> =
-            fits.iter().zip(&mut scales).map(|(fit, s)| s * fit.factor()).collect();
-        let part = encoder.finish(refit.then_some(&stored))?;
-        codes.extend_from_slice(&part.codes);
-        side.extend_from_slice(&part.side);
+    for fit in &fits {
+        loss += fit.loss(refit);
+        power += fit.wanted;
     }
+    let stored: Vec<f32> = fits.iter().zip(scales).map(|(fit, s)| s * fit.factor()).collect();
     Ok(Solved {
-        matrix: Matrix::new(format, rows, cols, codes, side)?,
+        matrix: encoder.finish(refit.then_some(&stored))?,
         loss: if power > 0.0 { loss / power } else { 0.0 },
     })
 }
@@ -137,8 +118,7 @@ fn best_scale(
     // All multiples side by side: a device is busier with more rows.
     let tried: Vec<f32> =
         SCALES.iter().flat_map(|m| picked.iter().map(move |r| scales[*r] * m)).collect();
-    let run =
-        code(device, format, tried.len(), cols, sample.repeat(SCALES.len()), &tried, factors)?;
+    let run = code(device, format, cols, sample.repeat(SCALES.len()), &tried, factors)?;
     let losses = run.fits.chunks_exact(n).map(|fits| fits.iter().map(|fit| fit.loss(true)).sum());
     let mut best = (f64::INFINITY, 1.0);
     for (loss, multiple) in losses.zip(SCALES) {
@@ -158,6 +138,12 @@ struct Fit {
 }
 
 impl Fit {
+    fn add(&mut self, other: Fit) {
+        self.wanted += other.wanted;
+        self.coded += other.coded;
+        self.cross += other.cross;
+    }
+
     /// Returns the factor of the row's scale that minimises the loss.
     fn factor(&self) -> f32 {
         if self.coded > 0.0 && self.cross > 0.0 { (self.cross / self.coded) as f32 } else { 1.0 }
@@ -174,62 +160,100 @@ struct Run {
     fits: Vec<Fit>, // [rows]
 }
 
-/// Codes all columns with feedback.
+/// Codes all columns with feedback, those of each factor beside the others.
 fn code(
     device: &dyn CodingDevice,
     format: Format,
-    rows: usize,
     cols: usize,
     w: Vec<f32>,
     scales: &[f32],
     factors: &[Factor],
 ) -> Result<Run> {
-    let mut encoder = Encoder::new(format, rows, cols, scales.to_vec())?;
-    let mut error = w; // weights, then weights minus decoded codes
-    let mut decoded = vec![0.0; rows * cols];
-    for factor in factors.iter().rev() {
-        code_block(device, format, &mut encoder, rows, cols, factor, &mut error, &mut decoded)?;
+    let parts: Vec<Vec<f32>> = match factors.len() {
+        1 => vec![w],
+        _ => factors
+            .par_iter()
+            .map(|f| w.chunks_exact(cols).flat_map(|row| &row[f.cols.clone()]).copied().collect())
+            .collect(),
+    };
+    let runs: Result<Vec<Run>> = parts
+        .into_par_iter()
+        .zip(factors)
+        .map(|(part, factor)| {
+            let (n, c) = (factor.cols.len(), &factor.c);
+            let strip = (scales.len() * factors.len()).div_ceil(rayon::current_num_threads());
+            let strip = strip.max(STRIP).next_multiple_of(BLOCK);
+            code_columns(device, format, n, c, part, scales, strip)
+        })
+        .collect();
+    let mut fits = vec![Fit::default(); scales.len()];
+    let mut encoders = Vec::new();
+    for run in runs? {
+        fits.iter_mut().zip(run.fits).for_each(|(fit, of_part)| fit.add(of_part));
+        encoders.push(run.encoder);
     }
-    let mut fits = vec![Fit::default(); rows];
-    for Factor { cols: at, c, .. } in factors {
-        measure(device, cols, at.start, at.len(), c, &error, &decoded, &mut fits)?;
-    }
-    Ok(Run { encoder, fits })
+    Ok(Run { encoder: Encoder::beside(encoders)?, fits })
 }
 
-/// Codes the columns of one factor, from the last to the first.
-fn code_block(
+/// Codes the columns of one factor `[n, n]`, from the last to the first, by strips of rows.
+fn code_columns(
+    device: &dyn CodingDevice,
+    format: Format,
+    n: usize,
+    c: &[f32],
+    w: Vec<f32>,
+    scales: &[f32],
+    strip: usize,
+) -> Result<Run> {
+    let rows = scales.len();
+    let mut error = w; // weights, then weights minus decoded codes
+    let mut decoded = vec![0.0; rows * n];
+    let encoders: Result<Vec<Encoder>> = scales
+        .chunks(strip)
+        .map(|scales| Encoder::new(format, scales.len(), n, scales.to_vec()))
+        .collect();
+    let mut encoders = encoders?;
+    for start in (0..n).step_by(WIDE).rev() {
+        let wide = start..n.min(start + WIDE);
+        // Feedback from the columns after the wide block.
+        let behind = View::of(&error, n).part(0..rows, wide.end..n);
+        let feedback = product(device, behind, View::of(c, n).part(wide.end..n, wide.clone()))?;
+        let strips = error.par_chunks_mut(strip * n).zip(decoded.par_chunks_mut(strip * n));
+        let strips = strips.zip(feedback.par_chunks(strip * wide.len()));
+        strips.zip(&mut encoders).try_for_each(|(((error, decoded), feedback), encoder)| {
+            code_wide(device, format, encoder, n, c, wide.clone(), error, decoded, feedback)
+        })?;
+    }
+    let fits = measure(device, n, c, &error, &decoded)?;
+    Ok(Run { encoder: Encoder::below(encoders)?, fits })
+}
+
+/// Codes a wide block of columns of some rows. `error` and `decoded` are f32 `[rows, n]`, `far` is
+/// the feedback from the columns after the block, `[rows, wide]`.
+fn code_wide(
     device: &dyn CodingDevice,
     format: Format,
     encoder: &mut Encoder,
-    rows: usize,
-    cols: usize,
-    factor: &Factor,
+    n: usize,
+    c: &[f32],
+    wide: Range<usize>,
     error: &mut [f32],
     decoded: &mut [f32],
+    far: &[f32],
 ) -> Result<()> {
-    let (offset, n, c) = (factor.cols.start, factor.cols.len(), &factor.c);
+    let rows = error.len() / n;
     let mut targets = vec![0.0; rows * BLOCK];
     let mut codes = vec![0.0; rows * BLOCK];
-    // Feedback of the wide block under way from the columns after it.
-    let mut far = Vec::new();
-    for span in (0..n).step_by(SPAN).rev() {
-        let end = n.min(span + SPAN);
-        let wide = span / WIDE * WIDE..n.min(span / WIDE * WIDE + WIDE);
-        if end == wide.end && end < n {
-            let behind = View::of(error, cols).part(0..rows, offset + end..offset + n);
-            far = product(device, behind, View::of(c, n).part(end..n, wide.clone()))?;
-        }
+    let mut feedback = vec![0.0; rows * SPAN];
+    for span in wide.clone().step_by(SPAN).rev() {
+        let end = wide.end.min(span + SPAN);
         // Feedback from the columns after the span.
-        let mut feedback = vec![0.0; rows * SPAN];
-        if !far.is_empty() {
-            let lines = feedback.par_chunks_mut(SPAN).zip(far.par_chunks(wide.len()));
-            lines.for_each(|(f, far)| {
-                f[..end - span].copy_from_slice(&far[span - wide.start..end - wide.start])
-            });
-        }
+        let lines = feedback.chunks_exact_mut(SPAN).zip(far.chunks_exact(wide.len()));
+        lines.for_each(|(f, far)| {
+            f[..end - span].copy_from_slice(&far[span - wide.start..end - wide.start])
+        });
         if end < wide.end {
-            let behind = View::of(error, cols).part(0..rows, offset + end..offset + wide.end);
+            let behind = View::of(error, n).part(0..rows, end..wide.end);
             let near = View::of(c, n).part(end..wide.end, span..end);
             device.multiply(&mut feedback, SPAN, 1.0, 1.0, behind, near)?;
         }
@@ -238,44 +262,32 @@ fn code_block(
             if let Group::Cols(width) = format.group
                 && (start + BLOCK).is_multiple_of(width as usize)
             {
-                let group = start + BLOCK - width as usize;
-                let targets = group_targets(
-                    device,
-                    cols,
-                    offset,
-                    n,
-                    c,
-                    group..start + BLOCK,
-                    end,
-                    &feedback,
-                    error,
-                )?;
-                encoder.begin_group((offset + group) / width as usize, &targets);
+                let group = start + BLOCK - width as usize..start + BLOCK;
+                let index = group.start / width as usize;
+                let targets = group_targets(device, n, c, group, end, &feedback, error)?;
+                encoder.begin_group(index, &targets);
             }
             if start + BLOCK < end {
-                let behind =
-                    View::of(error, cols).part(0..rows, offset + start + BLOCK..offset + end);
+                let behind = View::of(error, n).part(0..rows, start + BLOCK..end);
                 let part = View::of(c, n).part(start + BLOCK..end, start..start + BLOCK);
                 device.multiply(&mut feedback[at..], SPAN, 1.0, 1.0, behind, part)?;
             }
             let corner = corner(c, n, start..start + BLOCK);
-            let (column, block) = (offset + start, (offset + start) / BLOCK);
-            targets.par_chunks_mut(BLOCK).enumerate().for_each(|(r, target)| {
+            let block = start / BLOCK;
+            for (r, target) in targets.chunks_exact_mut(BLOCK).enumerate() {
                 target.copy_from_slice(&feedback[r * SPAN + at..][..BLOCK]);
                 solve_upper(&corner, BLOCK, target);
-                target.iter_mut().zip(&error[r * cols + column..]).for_each(|(t, w)| *t += w);
-            });
+                target.iter_mut().zip(&error[r * n + start..]).for_each(|(t, w)| *t += w);
+            }
             match format.code.is_trellis() {
                 true => encoder.encode(device, block..block + 1, &targets, &mut codes)?,
                 false => encoder.encode_in_turn(block, &targets, &corner, &mut codes),
             }
-            error.par_chunks_mut(cols).zip(decoded.par_chunks_mut(cols)).enumerate().for_each(
-                |(r, (error, decoded))| {
-                    let codes = &codes[r * BLOCK..][..BLOCK];
-                    decoded[column..][..BLOCK].copy_from_slice(codes);
-                    error[column..][..BLOCK].iter_mut().zip(codes).for_each(|(e, q)| *e -= q);
-                },
-            );
+            let lines = error.chunks_exact_mut(n).zip(decoded.chunks_exact_mut(n));
+            for ((error, decoded), codes) in lines.zip(codes.chunks_exact(BLOCK)) {
+                decoded[start..][..BLOCK].copy_from_slice(codes);
+                error[start..][..BLOCK].iter_mut().zip(codes).for_each(|(e, q)| *e -= q);
+            }
         }
     }
     Ok(())
@@ -286,8 +298,6 @@ fn code_block(
 /// at `end`.
 fn group_targets(
     device: &dyn CodingDevice,
-    cols: usize,
-    offset: usize,
     n: usize,
     c: &[f32],
     group: Range<usize>,
@@ -295,51 +305,47 @@ fn group_targets(
     feedback: &[f32],
     error: &[f32],
 ) -> Result<Vec<f32>> {
-    let (width, rows, at) = (group.len(), error.len() / cols, group.start % SPAN);
+    let (width, rows, at) = (group.len(), error.len() / n, group.start % SPAN);
     let mut targets: Vec<f32> =
         feedback.chunks_exact(SPAN).flat_map(|row| &row[at..at + width]).copied().collect();
     if group.end < end {
-        let behind = View::of(error, cols).part(0..rows, offset + group.end..offset + end);
+        let behind = View::of(error, n).part(0..rows, group.end..end);
         let part = View::of(c, n).part(group.end..end, group.clone());
         device.multiply(&mut targets, width, 1.0, 1.0, behind, part)?;
     }
     let corner = corner(c, n, group.clone());
     targets.par_chunks_mut(width).enumerate().for_each(|(r, target)| {
         solve_upper(&corner, width, target);
-        target.iter_mut().zip(&error[r * cols + offset + group.start..]).for_each(|(t, w)| *t += w);
+        target.iter_mut().zip(&error[r * n + group.start..]).for_each(|(t, w)| *t += w);
     });
     Ok(targets)
 }
 
-/// Adds the contribution of columns `offset..offset + n` to the fit of each row.
+/// Returns the fit of each row to the columns of one factor.
 fn measure(
     device: &dyn CodingDevice,
-    cols: usize,
-    offset: usize,
     n: usize,
     c: &[f32],
     error: &[f32],
     decoded: &[f32],
-    fits: &mut [Fit],
-) -> Result<()> {
-    let rows = fits.len();
+) -> Result<Vec<Fit>> {
+    let rows = error.len() / n;
+    let mut fits = vec![Fit::default(); rows];
     for start in (0..n).step_by(WIDE) {
         let end = n.min(start + WIDE);
         let strip = View::of(c, n).part(start..n, start..end);
-        let columns = |x| View::of(x, cols).part(0..rows, offset + start..offset + n);
+        let columns = |x| View::of(x, n).part(0..rows, start..n);
         let lost = product(device, columns(error), strip)?;
         let coded = product(device, columns(decoded), strip)?;
         let width = end - start;
         fits.par_iter_mut().enumerate().for_each(|(r, fit)| {
             for (e, q) in lost[r * width..][..width].iter().zip(&coded[r * width..][..width]) {
                 let (q, w) = (*q as f64, (*e + *q) as f64);
-                fit.wanted += w * w;
-                fit.coded += q * q;
-                fit.cross += w * q;
+                fit.add(Fit { wanted: w * w, coded: q * q, cross: w * q });
             }
         });
     }
-    Ok(())
+    Ok(fits)
 }
 
 #[cfg(test)]
@@ -349,8 +355,8 @@ mod tests {
 
     /// Rows are independent once their scales are known, however many there are.
     #[test]
-    fn halves_change_no_byte() {
-        let (rows, cols) = (HALVED + 24, 2 * SPAN);
+    fn strips_change_no_byte() {
+        let (rows, cols) = (2 * STRIP + 24, 2 * SPAN);
         let mut state = 1u32;
         let mut number = || {
             state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
@@ -370,7 +376,7 @@ mod tests {
         };
         let (whole, at) = (solve(0..rows), 640);
         let (a, b) = (solve(0..at).matrix, solve(at..rows).matrix);
-        assert!(rows >= HALVED && at < HALVED);
+        assert!(rows > at + STRIP / 2);
         assert!(whole.matrix.codes[..] == [&a.codes[..], &b.codes[..]].concat());
         assert!(whole.matrix.side[..] == [&a.side[..], &b.side[..]].concat());
         assert!(whole.loss > 0.0 && whole.loss < 0.2, "{}", whole.loss);

@@ -2,18 +2,22 @@
 //! states as the processor, because all costs are integers.
 
 use super::VulkanExecutor;
+use super::commands::dispatch;
 use super::product::{self, Products, takes};
 use crate::compute::{BufferId, Executor};
 use crate::tensor::encode::CodingDevice;
 use crate::tensor::product::{View, multiply};
 use crate::tensor::trellis::{OFFSET, STATES, TILE, Trellis};
 use crate::tensor::viterbi::{STEPS, WEIGHTS, quarters};
+use crate::vulkan::device::barrier::{barrier, host_barrier};
+use crate::vulkan::device::memory::{Block, Place};
 use crate::vulkan::lower::Call;
 use crate::vulkan::lower::kernels::{self, ViterbiPush, word};
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow, bail};
 use rayon::prelude::*;
 use std::fmt;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::mpsc::{self, TryRecvError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Most tiles of a submission.
@@ -25,50 +29,96 @@ const LONG: Duration = Duration::from_millis(100);
 /// Bytes of the costs of all workgroups, largest first: what the device has room for. A tile needs
 /// 64 KB for t4, and 1 MB for t2.
 const COSTS: [usize; 3] = [512 << 20, 128 << 20, 32 << 20];
-/// Weights of a second on a large device: 6,000 rows of 27B's table, which are 380 tiles of each
-/// block of columns.
-const AT_ONCE: usize = 32 << 20;
-/// Tiles from which a workgroup takes two at a time. Fewer fill a device better one by one.
-const MANY: usize = 512;
-
-/// A device that searches for codes and multiplies. Callers take turns.
+/// Weights that a device codes within seconds: with memory of its own, and others. 24,000
+/// rows of 27B's table are 1,500 tiles of each block of columns, which fill a large device.
+const AT_ONCE: usize = 128 << 20;
+const AT_ONCE_SMALL: usize = 32 << 20;
+/// A device that searches for codes and multiplies. Tiles of callers that wait for it are searched
+/// together; products take turns.
 pub struct VulkanCoding {
+    at_once: usize,
+    queue: Mutex<Queue>,
+    served: Condvar,
     state: Mutex<State>,
+}
+
+/// Callers that wait for the search, and whether one of them serves others now.
+#[derive(Default)]
+struct Queue {
+    requests: Vec<Request>,
+    busy: bool,
+}
+
+/// Tiles of one caller, and where their rows go.
+struct Request {
+    trellis: Trellis,
+    wanted: Vec<u8>,
+    answer: mpsc::Sender<Result<Vec<[u64; TILE]>>>,
+}
+
+/// Lets another caller serve once dropped.
+struct Service<'a>(&'a VulkanCoding);
+
+impl Drop for Service<'_> {
+    fn drop(&mut self) {
+        lock(&self.0.queue).busy = false;
+        self.0.served.notify_all();
+    }
 }
 
 struct State {
     device: VulkanExecutor,
-    targets: BufferId, // int8 [TILES, 256], in quarters
-    rows: BufferId,    // u64 [TILES, 16]
+    targets: Block, // int8 [TILES, 256], in quarters
+    rows: Block,    // u64 [TILES, 16]
     costs: (BufferId, usize),
     /// Tables of the codes that were searched for.
     states: Vec<(Trellis, BufferId)>,
     batch: usize,
-    many: usize,
     /// Room for products, and whether they have the processor's bits.
     products: Option<(Products, bool)>,
 }
 
-impl VulkanCoding {
-    pub fn new(device: VulkanExecutor) -> Result<VulkanCoding> {
-        VulkanCoding::with_many(device, MANY)
-    }
+/// Locks. No panic leaves a state behind that callers could not go on with.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
-    /// Returns the same encoder, whose workgroups take two tiles at a time from `many` tiles on.
-    pub fn with_many(mut device: VulkanExecutor, many: usize) -> Result<VulkanCoding> {
-        let targets = device.alloc("targets of tiles", TILES * WEIGHTS)?;
-        let rows = device.alloc("rows of tiles", TILES * TILE * 8)?;
+impl VulkanCoding {
+    pub fn new(mut device: VulkanExecutor) -> Result<VulkanCoding> {
+        let shared = |what, bytes: usize, place| Block::new(&device.gpu, what, bytes as u64, place);
+        let targets = shared("targets of tiles", TILES * WEIGHTS, Place::Upload)?;
+        let rows = shared("rows of tiles", TILES * TILE * 8, Place::Readback)?;
+        let info = device.info();
+        let is_large = !info.is_integrated && !info.is_cpu;
+        let at_once = if is_large { AT_ONCE } else { AT_ONCE_SMALL };
         let mut alloc = |bytes| device.alloc("costs of tiles", bytes).map(|id| (id, bytes));
         let [large, small, least] = COSTS;
         let costs = alloc(large).or_else(|_| alloc(small)).or_else(|_| alloc(least))?;
         let (states, batch) = (Vec::new(), FIRST_TILES);
         let products = None;
-        let state = State { device, targets, rows, costs, states, batch, many, products };
-        Ok(VulkanCoding { state: Mutex::new(state) })
+        let state = State { device, targets, rows, costs, states, batch, products };
+        let (queue, served) = (Mutex::default(), Condvar::new());
+        Ok(VulkanCoding { at_once, queue, served, state: Mutex::new(state) })
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Answers all requests with the first one's code, in submissions as large as they go.
+    fn serve(&self) {
+        let mut queue = lock(&self.queue);
+        let Some(trellis) = queue.requests.first().map(|r| r.trellis) else { return };
+        let requests: Vec<Request> =
+            queue.requests.extract_if(.., |r| r.trellis == trellis).collect();
+        drop(queue);
+        let wanted: Vec<&[u8]> = requests.iter().map(|r| &r.wanted[..]).collect();
+        let mut found = lock(&self.state).encode_all(trellis, &wanted.concat());
+        for request in &requests {
+            let count = request.wanted.len() / WEIGHTS;
+            let answer = match &mut found {
+                Ok(rows) => Ok(rows.drain(..count).collect()),
+                Err(e) => Err(std::mem::replace(e, anyhow!("the device failed"))),
+            };
+            // A caller that is gone needs no answer.
+            let _ = request.answer.send(answer);
+        }
     }
 
     /// Computes `c = keep * c + a b` on the device even if its bits are not the processor's.
@@ -81,7 +131,7 @@ impl VulkanCoding {
         b: View<'_>,
     ) -> Result<()> {
         product::multiply(c, stride, keep, a, b, &mut |run| {
-            let mut state = self.state();
+            let mut state = lock(&self.state);
             let (device, products, _) = state.products()?;
             run(device, products)
         })
@@ -96,23 +146,36 @@ impl fmt::Debug for VulkanCoding {
 
 impl CodingDevice for VulkanCoding {
     fn at_once(&self, _threads: usize) -> usize {
-        AT_ONCE
+        self.at_once
     }
 
     fn encode(&self, trellis: Trellis, wanted: &[f32], rows: &mut [[u64; TILE]]) -> Result<()> {
         let wanted: Vec<u8> = wanted.par_iter().map(|t| quarters(*t) as u8).collect();
-        // A panic of another caller leaves no state that is read here. A thread of the pool that
-        // has the lock must not wait for the pool: it might be given work that wants the lock.
-        let state = &mut *self.state();
-        let (mut wanted, mut rows) = (&wanted[..], rows);
-        while !rows.is_empty() {
-            let n = rows.len().min(state.batch);
-            let (some_wanted, some_rows);
-            (some_wanted, wanted) = wanted.split_at(n * WEIGHTS);
-            (some_rows, rows) = rows.split_at_mut(n);
-            state.encode(trellis, some_wanted, some_rows)?;
+        let (answer, mine) = mpsc::channel();
+        let mut queue = lock(&self.queue);
+        queue.requests.push(Request { trellis, wanted, answer });
+        // The caller that finds the device free serves all that wait. It must not wait for the
+        // pool: it might be given work that wants the device.
+        loop {
+            match mine.try_recv() {
+                Ok(found) => {
+                    rows.copy_from_slice(&found?);
+                    return Ok(());
+                }
+                Err(TryRecvError::Disconnected) => bail!("the search on the device panicked"),
+                Err(TryRecvError::Empty) if queue.busy => {
+                    queue = self.served.wait(queue).unwrap_or_else(PoisonError::into_inner);
+                }
+                Err(TryRecvError::Empty) => {
+                    queue.busy = true;
+                    drop(queue);
+                    let service = Service(self);
+                    self.serve();
+                    drop(service);
+                    queue = lock(&self.queue);
+                }
+            }
         }
-        Ok(())
     }
 
     fn multiply(
@@ -125,7 +188,7 @@ impl CodingDevice for VulkanCoding {
         b: View<'_>,
     ) -> Result<()> {
         // A device without room for products leaves them to the processor.
-        let exact = || self.state().products().is_ok_and(|(_, _, exact)| exact);
+        let exact = || lock(&self.state).products().is_ok_and(|(_, _, exact)| exact);
         if takes(factor, keep, a, b) && exact() {
             return self.multiply_inexactly(c, stride, keep == 1.0, a, b);
         }
@@ -164,38 +227,65 @@ impl State {
         }
         let states = self.device.alloc("states of codes", 4 * STATES)?;
         self.device.write(states, 0, &table(trellis))?;
+        self.device.stage(None)?;
         self.states.push((trellis, states));
         Ok(states)
+    }
+
+    /// Encodes tiles in submissions that the buffers hold.
+    fn encode_all(&mut self, trellis: Trellis, wanted: &[u8]) -> Result<Vec<[u64; TILE]>> {
+        let mut rows = vec![[0; TILE]; wanted.len() / WEIGHTS];
+        let (mut left, mut wanted) = (&mut rows[..], wanted);
+        while !left.is_empty() {
+            let n = left.len().min(self.batch);
+            let (some_wanted, some_rows);
+            (some_wanted, wanted) = wanted.split_at(n * WEIGHTS);
+            (some_rows, left) = left.split_at_mut(n);
+            self.encode(trellis, some_wanted, some_rows)?;
+        }
+        Ok(rows)
     }
 
     /// Encodes as many tiles as the buffers hold.
     fn encode(&mut self, trellis: Trellis, wanted: &[u8], rows: &mut [[u64; TILE]]) -> Result<()> {
         let states = self.states(trellis)?;
         let State { device, targets, costs: (costs, room), rows: found, .. } = self;
-        device.write(*targets, 0, wanted)?;
         let heads = STATES >> trellis.step;
         let shared = |together: usize| together * (4 * heads + 8 * STEPS + 20);
         let fits = shared(2) <= device.info().max_shared as usize;
-        let together = if fits && rows.len() >= self.many { 2 } else { 1 };
+        // Two tiles share what is read of the table: faster even where one would fill the device.
+        let together = if fits { 2 } else { 1 };
         let groups = (*room / (together * STEPS * heads * 2)).min(rows.len().div_ceil(together));
         // A thread takes four heads at a time.
         let info = device.info();
         let most = info.max_workgroup.min(info.subgroup.saturating_mul(info.max_subgroups));
         let threads = word(heads / 4).min(512).min(most);
         let push = ViterbiPush {
-            targets: device.address(*targets),
+            targets: targets.address,
             states: device.address(states),
             costs: device.address(*costs),
-            rows: device.address(*found),
+            rows: found.address,
             tiles: word(rows.len()),
             _gap: 0,
         };
         let kernel = kernels::Viterbi { threads, together: word(together), step: trellis.step };
+        let call = Call::apart(&kernel, &push, [groups, 1, 1]);
+        let (layout, pipelines) = device.kernels(std::slice::from_ref(&call))?;
+        // SAFETY: every call waits below for the kernel, so none runs now.
+        unsafe { targets.bytes(0, wanted.len()) }.copy_from_slice(wanted);
         let start = Instant::now();
-        device.run_calls(&[Call::apart(&kernel, &push, [groups, 1, 1])])?;
+        let done = device.queue.once(|device, commands| {
+            barrier(device, commands);
+            dispatch(device, commands, layout, pipelines[0], &call);
+            host_barrier(device, commands);
+        })?;
+        device.queue.wait(done)?;
         if rows.len() == self.batch && start.elapsed() < LONG {
             self.batch = TILES.min(2 * self.batch);
         }
-        device.read(*found, 0, bytemuck::cast_slice_mut(rows))
+        let rows: &mut [u8] = bytemuck::cast_slice_mut(rows);
+        // SAFETY: the wait above ended the kernel.
+        rows.copy_from_slice(unsafe { found.bytes(0, rows.len()) });
+        Ok(())
     }
 }
