@@ -71,6 +71,14 @@ def line(name, f, sizes, roof, beside=None):
     return [*cells, *map(of_pass, sizes), cost(8), cost(16), speed("pp", 0)]
 
 
+def bumps(name, passes):
+    """Passes that take longer than one over more rows, by more than 2 %."""
+    sizes = sorted(passes)
+    for fewer, more in zip(sizes, sizes[1:]):
+        if passes[fewer] > 1.02 * passes[more]:
+            yield f"{name}: {fewer} rows take {passes[fewer]:.1f} ms, {more} {passes[more]:.1f} ms"
+
+
 def main():
     if len(sys.argv) != 2:
         sys.exit(__doc__)
@@ -97,6 +105,8 @@ def main():
     print(f"Memory gives {roof:.0f} GB/s. In brackets: ", end="")
     print("times as fast as llama.cpp.\n" if beside else f"{share}.\n")
     markdown_table.show(table)
+    if found_bumps := [bump for name, f in found.items() for bump in bumps(name, f["passes"])]:
+        print("\nPasses that more rows would make faster:", *found_bumps, sep="\n- ")
 
 
 if __name__ == "__main__":

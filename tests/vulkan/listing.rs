@@ -8,6 +8,7 @@ use example::{ListedCall, Listing, device_info};
 use gemma::compute::KvFormat;
 use gemma::models::forward::{self, ForwardOptions, SparePages};
 use gemma::models::{Config, Role, Weights};
+use gemma::tensor::Format;
 use gemma::vulkan::{Bucket, MatrixShape, SHAPE};
 use serde_json::json;
 
@@ -106,5 +107,31 @@ fn kernels_are_those_of_the_shapes_that_a_device_multiplies() {
         let (without, with) = (shaders(&[]), shaders(&[SHAPE]));
         assert!(without.iter().all(|shader| *shader == "linear"), "{format}: {without:?}");
         assert!(with.iter().all(|shader| *shader == "linear_few"), "{format}: {with:?}");
+    }
+}
+
+/// More rows never go back from matrix instructions to dot products, whose time grows with each
+/// row, and never read or decode the weights more often.
+#[test]
+fn a_pass_over_more_rows_takes_no_kernel_for_fewer() {
+    for format in Format::written().filter(|format| format.code.is_integer()) {
+        for shapes in [&[][..], &[SHAPE]] {
+            let mut before = (false, 1);
+            for rows in [1, 2, 4, 8, 16, 32] {
+                let calls = pass(&format.to_string(), shapes, rows);
+                let layers: Vec<_> =
+                    calls.iter().filter(|c| c.matrices.iter().any(|m| m.1 != 512)).collect();
+                let by_matrices =
+                    layers.iter().all(|c| c.shader != "linear" && c.shader != "linear_trellis");
+                let times = layers.iter().map(|c| c.groups[0]).max().unwrap();
+                let case = format!("{format}, {rows} rows, {} shapes", shapes.len());
+                assert!(by_matrices || !before.0, "{case}");
+                assert!(times >= before.1, "{case}: {times} times, fewer rows {}", before.1);
+                if format.code.is_trellis() && !shapes.is_empty() {
+                    assert_eq!(by_matrices, rows > 1, "{case}");
+                }
+                before = (by_matrices, times);
+            }
+        }
     }
 }

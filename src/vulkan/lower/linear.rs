@@ -10,8 +10,10 @@ use crate::vulkan::device::pipeline::{Constants, Shader};
 use anyhow::Result;
 use bytemuck::Zeroable;
 
-/// Least rows of activations for matrix instructions.
+/// Least rows of activations for matrix instructions: of most codes, and of trellis codes, which
+/// take so long to decode that idle columns of a matrix cost less than decoding again.
 const MATRIX_ROWS: usize = 8;
+const TRELLIS_MATRIX_ROWS: usize = 2;
 /// Most rows of activations that one subgroup takes.
 const FEW_ROWS: usize = 32;
 
@@ -225,7 +227,11 @@ impl Lowering<'_> {
         let (chunk, k) = (MATRIX_CHUNK, device.k as usize);
         // A group must be a chunk. Without groups a chunk has whole steps.
         let whole = if grouped { p.width == chunk } else { chunk.is_multiple_of(p.width) };
-        if !(whole && cols.is_multiple_of(k)) || live < MATRIX_ROWS {
+        let least = match format.code.is_trellis() {
+            true => TRELLIS_MATRIX_ROWS,
+            false => MATRIX_ROWS,
+        };
+        if !(whole && cols.is_multiple_of(k)) || live < least {
             return None;
         }
         // Groups need several sums for each element of a product, so fewer rows fit.
