@@ -63,10 +63,14 @@ impl<'a> Calibrated<'a> {
     }
 
     /// Returns the mean KL divergence in nats of the written model from the source, on a part of
-    /// the text.
-    pub fn divergence(&mut self, made: &Weights) -> Result<f64> {
+    /// the text. An error of `heard` stops it.
+    pub fn divergence(
+        &mut self,
+        made: &Weights,
+        heard: &mut (dyn FnMut() -> Result<()> + Send),
+    ) -> Result<f64> {
         let calibrator = calibrator(&mut self.calibrator)?;
-        self.threads.install(|| calibrator.divergence(made))
+        self.threads.install(|| calibrator.divergence(made, heard))
     }
 
     /// Returns the squared output error over the squared output of each matrix that this run

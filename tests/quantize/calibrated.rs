@@ -56,7 +56,10 @@ fn calibrated(
         };
         let ended = run(&source, dst, &plan, &options, &mut solver, &mut tell).is_err();
         if !ended {
-            return solver.divergence(&open(dst)).unwrap();
+            // An interruption ends the measurement, and the artifact stays whole.
+            let stop = || anyhow::bail!("interrupted");
+            assert!(solver.divergence(&open(dst), &mut { stop }).is_err());
+            return solver.divergence(&open(dst), &mut || Ok(())).unwrap();
         }
         assert_eq!(left, Some(0));
         left = None;

@@ -158,8 +158,13 @@ impl<'a> Calibrator<'a> {
     }
 
     /// Mean KL divergence of the made model's next tokens from the source's, over some of the
-    /// calibration text, in nats. `made` is the whole model that was written.
-    pub fn divergence(&mut self, made: &Weights) -> Result<f64> {
+    /// calibration text, in nats. `made` is the whole model that was written. An error of `heard`
+    /// stops it.
+    pub fn divergence(
+        &mut self,
+        made: &Weights,
+        heard: &mut dyn FnMut() -> Result<()>,
+    ) -> Result<f64> {
         self.run_to((self.source.config().layers.len(), 0))?;
         // Windows from all over the text, whose kinds may stand one after the other.
         let size = self.text.window * self.source.config().dim;
@@ -171,7 +176,7 @@ impl<'a> Calibrator<'a> {
         let head = made.matrix(if made.has_own_head() { Role::Head } else { Role::Embed }, 0)?;
         let ends =
             survey::Ends { weights: self.source, device: &*self.device, window: self.text.window };
-        Ok(ends.divergences(&original, &[(&made_of_it, Some(&head))])?[0])
+        ends.divergence(&original, &made_of_it, &head, heard)
     }
 
     /// Brings both streams before the block of the step that reads a matrix. Returns the step and

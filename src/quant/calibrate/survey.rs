@@ -223,14 +223,16 @@ impl Ends<'_> {
         !row.is_multiple_of(self.window)
     }
 
-    /// Mean KL divergence, in nats, of predictions from each of `streams` (through another head,
-    /// where one is given) from those that the source makes from `base`; all are residual streams
-    /// behind the last layer, `[tokens, dim]`.
-    pub fn divergences(
+    /// Mean KL divergence, in nats, of predictions from the stream `made` through the head `own`
+    /// from those that the source makes from `base`; both are residual streams behind the last
+    /// layer, `[tokens, dim]`. An error of `heard` stops it within a second or so.
+    pub fn divergence(
         &self,
         base: &[f32],
-        streams: &[(&[f32], Option<&Matrix<'_>>)],
-    ) -> Result<Vec<f64>> {
+        made: &[f32],
+        own: &Matrix<'_>,
+        heard: &mut dyn FnMut() -> Result<()>,
+    ) -> Result<f64> {
         let config = self.weights.config();
         let head = self.head()?;
         let norm = final_norm(self.weights)?;
@@ -238,24 +240,22 @@ impl Ends<'_> {
             linear(self.device, &norm_rows(x, &norm, config.eps), head)
         };
         let rows = self.rows_at_once();
-        let mut sums = vec![0.0; streams.len()];
-        let mut count = 0;
+        let (mut sum, mut count) = (0.0, 0);
         for start in (0..base.len() / config.dim).step_by(rows) {
+            heard()?;
             let part = start * config.dim..base.len().min((start + rows) * config.dim);
             let want = logits(&base[part.clone()], &head)?;
-            let counts = |row: usize| self.counts(start + row);
-            count += (0..part.len() / config.dim).filter(|row| counts(*row)).count();
-            for (sum, (x, own)) in sums.iter_mut().zip(streams) {
-                let got = logits(&x[part.clone()], own.unwrap_or(&head))?;
-                let pairs =
-                    want.par_chunks(config.vocab).zip(got.par_chunks(config.vocab)).enumerate();
-                let each: Vec<f64> = pairs
-                    .filter(|(row, _)| counts(*row))
-                    .map(|(_, (p, q))| math::kl_divergence(p, q))
-                    .collect();
-                *sum += each.iter().sum::<f64>();
-            }
+            heard()?;
+            let got = logits(&made[part], own)?;
+            let pairs = want.par_chunks(config.vocab).zip(got.par_chunks(config.vocab));
+            let each: Vec<f64> = pairs
+                .enumerate()
+                .filter(|(row, _)| self.counts(start + row))
+                .map(|(_, (p, q))| math::kl_divergence(p, q))
+                .collect();
+            sum += each.iter().sum::<f64>();
+            count += each.len();
         }
-        Ok(sums.into_iter().map(|sum| sum / count.max(1) as f64).collect())
+        Ok(sum / count.max(1) as f64)
     }
 }

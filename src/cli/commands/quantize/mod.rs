@@ -210,17 +210,25 @@ pub fn run(options: &QuantizeArgs, typed: &Typed) -> Result<u8> {
         None => &mut nearest,
     };
     let result = job.convert(solver, &stage, &interrupt);
-    if interrupt.exit_code().is_some() {
+    if let (Err(_), Some(code)) = (&result, interrupt.exit_code()) {
         // The announcement of the signal ends before other messages follow.
         let _ = announced.join();
-    }
-    job.note_unfinished(result.is_err(), interrupt.exit_code().is_some());
-    if let (Err(_), Some(code)) = (&result, interrupt.exit_code()) {
+        job.note_unfinished(true, true);
         return Ok(code);
     }
+    job.note_unfinished(result.is_err(), false);
     let report = result?;
     let solver = calibrated.as_mut().map(|(solver, _)| solver);
-    let measured = solver.map(|solver| job.judge(solver)).transpose()?.flatten();
+    stage.begin("");
+    let measured = match solver.map(|solver| job.judge(solver, &interrupt)).transpose() {
+        Err(_) if interrupt.exit_code().is_some() => {
+            let _ = announced.join();
+            let path = options.destination().display();
+            ui.note(format!("interrupted: {path} is complete, its divergence was not measured"));
+            return Ok(interrupt.exit_code().unwrap_or(1));
+        }
+        measured => measured?.flatten(),
+    };
     if !ui.is_quiet() {
         ui.line(&text::summary(&report, &plan, options, start, measured));
     }
@@ -318,7 +326,7 @@ impl Job<'_> {
     }
 
     /// Reports the solver's losses, and measures the divergence of an artifact.
-    fn judge(&self, solver: &mut Calibrated<'_>) -> Result<Option<f64>> {
+    fn judge(&self, solver: &mut Calibrated<'_>, interrupt: &Interrupt) -> Result<Option<f64>> {
         solver.notes().iter().for_each(|note| self.ui.note(note));
         for (role, layer, loss) in solver.losses() {
             let (name, error) = (role.short_name(*layer), figure(loss.sqrt()));
@@ -328,7 +336,11 @@ impl Job<'_> {
             return Ok(None);
         }
         let made = Weights::open(Checkpoint::open(self.options.destination())?)?;
-        Ok(Some(solver.divergence(&made)?))
+        let heard = || {
+            anyhow::ensure!(interrupt.exit_code().is_none(), "interrupted");
+            Ok(())
+        };
+        Ok(Some(solver.divergence(&made, &mut { heard })?))
     }
 }
 

@@ -26,7 +26,8 @@ impl CurrentStage {
         }
     }
 
-    fn begin(&self, tensor: &str) {
+    /// The tensor under way; empty between tensors.
+    pub fn begin(&self, tensor: &str) {
         if let Ok(mut stage) = self.0.lock() {
             tensor.clone_into(&mut stage.1);
         }
