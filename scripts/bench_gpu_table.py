@@ -101,12 +101,13 @@ def main():
     failed = work / "failed.txt"
     if failed.exists() and (names := failed.read_text()):
         print(f"Not measured:\n{names}")
+    # The table stays the last thing.
+    if found_bumps := [bump for name, f in found.items() for bump in bumps(name, f["passes"])]:
+        print("Passes that more rows would make faster:", *found_bumps, sep="\n- ", end="\n\n")
     share = "share of a pass that reading the weights at that speed takes"
     print(f"Memory gives {roof:.0f} GB/s. In brackets: ", end="")
     print("times as fast as llama.cpp.\n" if beside else f"{share}.\n")
     markdown_table.show(table)
-    if found_bumps := [bump for name, f in found.items() for bump in bumps(name, f["passes"])]:
-        print("\nPasses that more rows would make faster:", *found_bumps, sep="\n- ")
 
 
 if __name__ == "__main__":

@@ -225,7 +225,7 @@ impl Ends<'_> {
 
     /// Mean KL divergence, in nats, of predictions from the stream `made` through the head `own`
     /// from those that the source makes from `base`; both are residual streams behind the last
-    /// layer, `[tokens, dim]`. An error of `heard` stops it within a second or so.
+    /// layer, `[tokens, dim]`. An error of `heard` stops it between two products.
     pub fn divergence(
         &self,
         base: &[f32],
