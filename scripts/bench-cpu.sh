@@ -21,7 +21,7 @@ gemma=${GEMMA:-$PWD/target/release/gemma}
 mix=${MIX:-} file=${FILE:-}
 model=${file:-$llama/bench-$shape${mix:+-$mix}.gguf}
 types=(--type Q4_0 --embd Q8_0)
-ours=(--synthetic "$shape" --format-weights i4-g32 --format-embedding i8-row)
+ours=(--synthetic "$shape" --format-weights i4-g32 --format-embedding i8-g32)
 [ -z "$mix" ] || types=(--mix "$mix")
 [ -z "$mix$file" ] || ours=(--model "$model" --device cpu)
 [ -f "$model" ] || python3 "$llama/make_gguf.py" --preset "$shape" "${types[@]}" "$model" >/dev/null

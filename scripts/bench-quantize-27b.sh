@@ -19,7 +19,7 @@ set -euo pipefail
 work=$1 tokens=${TOKENS:-4096} device=${DEVICE:-cpu} runs=${RUNS:-nearest text}
 gemma=${GEMMA:-target/release/gemma}
 [ -z "${SEARCH:-}" ] || "$SEARCH" -d "$device"
-what=(--linear "${LINEAR:-t2-row+h128}" --embedding i8-row)
+what=(--linear "${LINEAR:-t2-row+h128}" --embedding i8-row+h128)
 [ -z "${SIZE:-}" ] || what=(--target-size "$SIZE")
 mkdir -p "$work"
 trap 'rm -rf "$work/src" "$work"/dst-*' EXIT
@@ -43,7 +43,7 @@ PY
   rm -rf "$work/dst-$label"
 }
 # The table alone first: what it takes is taken off the rest.
-measure table --linear i8-row --embedding i8-row
+measure table --linear i8-row --embedding i8-row+h128
 for run in $runs; do
   case $run in
     nearest) measure nearest "${what[@]}" -d "$device" ;;

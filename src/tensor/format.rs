@@ -25,6 +25,9 @@ impl Format {
     pub const I8_ROW: Format = Format { code: Code::I8, group: Group::Row, hadamard: false };
     pub const I8_G32: Format = Format { code: Code::I8, group: Group::Cols(32), hadamard: false };
     pub const I4_G32: Format = Format { code: Code::I4, group: Group::Cols(32), hadamard: false };
+    /// The table of the recipes for a size. The Hadamard spreads the outliers of activations, whose
+    /// rows have one scale.
+    pub const I8_ROW_H: Format = Format { code: Code::I8, group: Group::Row, hadamard: true };
     /// The house format: integer codes with one scale a row, behind a Hadamard.
     pub const I4_ROW_H: Format = Format { code: Code::I4, group: Group::Row, hadamard: true };
 

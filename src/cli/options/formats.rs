@@ -9,7 +9,7 @@ pub struct FormatArgs {
     /// Format of the synthetic linear layers [default: i4-row+h128]
     #[arg(long, value_name = "FORMAT", value_parser = format, hide_short_help = true)]
     pub format_weights: Option<Format>,
-    /// Format of the synthetic embedding table and output head [default: i8-row]
+    /// Format of the synthetic embedding table and output head [default: i8-row+h128]
     #[arg(long, value_name = "FORMAT", value_parser = format, hide_short_help = true)]
     pub format_embedding: Option<Format>,
     /// Formats of a file: q4_0, bf16 or a recipe of gemma quantize

@@ -6,7 +6,7 @@
 //! target-size = "9GB"              # only where a line leaves a choice
 //! [formats]
 //! "norms" = "as-is"                # as the source stores them
-//! "embed_tokens" = "i8-row"
+//! "embed_tokens" = "i8-row+h128"
 //! "linears" = ["t2-row+h128", "t3-row+h128"]   # whichever serves the size best
 //! ```
 //! [`Pattern`] explains patterns. Unknown keys and formats, and lines that decide nothing, are
@@ -362,7 +362,7 @@ mod tests {
             ("IQ3_XXS", "3.5bpw"),
             ("TQ1_0", "2.6bpw"),
             ("Q6_K", "6.6bpw"),
-            ("Q8_0", "i8-row"),
+            ("Q8_0", "i8-g32"),
         ] {
             assert!(nearest_to(name).unwrap().contains(nearest), "{name}");
             let error = Recipe::load(name).unwrap_err();

@@ -72,7 +72,7 @@ pub fn nearest_to(name: &str) -> Option<&'static str> {
         b'4' => Some("int4, or --target-size 4.8bpw"),
         b'5' => Some("--target-size 5.7bpw"),
         b'6' => Some("--target-size 6.6bpw"),
-        b'8' => Some("--linear i8-row"),
+        b'8' => Some("--linear i8-g32"),
         _ => None,
     }
 }

@@ -37,9 +37,10 @@ impl MadeUpFormats {
             Some("q4_0") => (Format::I4_G32, Format::BF16),
             Some("bf16") => (Format::BF16, Format::BF16),
             Some(name) => return settled(config, &Recipe::load(name)?),
-            None => {
-                (self.weights.unwrap_or(Format::I4_ROW_H), self.embedding.unwrap_or(Format::I8_ROW))
-            }
+            None => (
+                self.weights.unwrap_or(Format::I4_ROW_H),
+                self.embedding.unwrap_or(Format::I8_ROW_H),
+            ),
         };
         let format = |role| if matches!(role, Role::Embed | Role::Head) { table } else { linear };
         Ok(Weights::synthetic(config, format, SEED))

@@ -81,7 +81,7 @@ pub struct QuantizeArgs {
     /// i4-g32]
     #[arg(long, value_name = "FORMAT", value_parser = format, hide_short_help = true)]
     pub linear: Option<Format>,
-    /// Instead of a recipe: format of the embedding table and the output head [default: i8-row]
+    /// Instead of a recipe: format of the embedding table and the output head [default: i8-g32]
     #[arg(long, value_name = "FORMAT", value_parser = format, hide_short_help = true)]
     pub embedding: Option<Format>,
     /// Read this text and solve each matrix for the inputs it will meet: a file, the built-in text,
@@ -437,7 +437,7 @@ fn coding_device(device: &str, ui: &Ui) -> Result<Arc<dyn CodingDevice>> {
 fn recipe(options: &QuantizeArgs) -> Result<Recipe> {
     if options.linear.is_some() || options.embedding.is_some() {
         let (linear, embedding) =
-            (options.linear.unwrap_or(Format::I4_G32), options.embedding.unwrap_or(Format::I8_ROW));
+            (options.linear.unwrap_or(Format::I4_G32), options.embedding.unwrap_or(Format::I8_G32));
         return Ok(Recipe::inline(linear, embedding));
     }
     let name = options.recipe.as_deref().unwrap_or(if options.target_size.is_some() {

@@ -18,7 +18,7 @@ const SHAPES: [Shape; 4] = [Shape::B27, Shape::B12, Shape::B4, Shape::B1];
 
 /// Formats that the list has a line for.
 const FORMATS: [&str; 13] = [
-    "i8-row",
+    "i8-row+h128",
     "i8a-row",
     "i8-g32",
     "i4-row+h128",
@@ -62,7 +62,7 @@ pub fn list() -> Result<String> {
                 Any other size: --target-size 9.5GB or --target-size 4.5bpw. \
                 Any other choice: a TOML file, see quant/README.md.\n";
     let formats_note = "formats of the linear layers, for --linear or a TOML file; \
-                        the embedding table is in i8-row.\n\
+                        the embedding table is in i8-row+h128.\n\
                         error: relative squared error of the weights.\n";
     Ok(format!("{about}\n{}\n{note}\n{}\n{formats_note}", markdown(&table), markdown(&formats)))
 }
