@@ -40,6 +40,8 @@ with open(sys.argv[1], "w") as out:
     print(used.ru_maxrss, used.ru_utime + used.ru_stime, time.monotonic() - start, file=out)
 sys.exit(code)
 PY
+  # The same on every device and machine.
+  cat "$work/dst-$label"/*.safetensors | sha256sum | cut -c1-16 >"$work/$label.digest"
   rm -rf "$work/dst-$label"
 }
 # The table alone first: what it takes is taken off the rest.
@@ -64,14 +66,15 @@ print(f"`{what}`, 2 layers of 27B's shape and the table, -d {device}\n")
 # Matrices of a layer: 32 heads and twice 16 of 128 columns, and the three of 21504.
 weights = 5376 * (2 * 4096 + 2 * 2048 + 3 * 21504)
 print("| | peak memory GB | core minutes a layer | minutes a layer | million weights a second |"
-      " 62 layers: core hours | hours |")
-print("|---|---:|---:|---:|---:|---:|---:|")
+      " 62 layers: core hours | hours | sha256 |")
+print("|---|---:|---:|---:|---:|---:|---:|---|")
 for label in runs.split():
     name = "without text" if label == "nearest" else f"with {tokens} tokens"
     memory, busy, clock = used(label)
     layer, layer_clock = (max(0.0, v) / 2 for v in (busy - base, clock - base_clock))
     hours = [(each * 62 + fixed) / 60 for each, fixed in ((layer, base), (layer_clock, base_clock))]
     speed = weights / 1e6 / (60 * layer_clock) if layer_clock else 0
+    digest = open(f"{work}/{label}.digest").read().strip()
     print(f"| {name} | {memory:.2f} | {layer:.2f} | {layer_clock:.2f} | {speed:.2f} |"
-          f" {hours[0]:.1f} | {hours[1]:.2f} |")
+          f" {hours[0]:.1f} | {hours[1]:.2f} | {digest} |")
 PY
