@@ -29,7 +29,7 @@ const bool EARLY = PAIRS <= 4;
 const uint FEW = KEYS < 4 ? KEYS : 4;         // parts of a key whose loads are in flight together
 const uint BATCH = !EARLY || KEYS < 8 ? FEW : 8; // the same where few rows wait for them
 const uint TURN = EARLY ? KEYS : FEW;         // parts of a key that code is written out for
-const uint AHEAD = EARLY ? 16 : 8;            // values whose loads are in flight together
+const uint AHEAD = EARLY ? 16 : 4;            // values whose loads are in flight together
 // Pairs whose partial sums fit the room of the exponentials
 const uint CP = PAIRS < 4 ? 1 : PAIRS / 4;
 const uint VALUES = PAIRS * HEAD_DIM;         // outputs, each thread every 256th
@@ -38,14 +38,21 @@ const uint MINE = (VALUES + 255) / 256;
 #include "join.glsl"
 
 shared vec4 qs[PAIRS][HEAD_DIM / 4];
-// Exponentials [PAIRS, PAGE], then partial sums [CP, PARTS, HEAD_DIM]
+// Exponentials (see `place`), then partial sums [CP, PARTS, HEAD_DIM]
 shared vec4 es[(PAIRS < 4 ? 4 : PAIRS) * PAGE / 4];
 shared float parts[PAIRS][TEAMS];
 shared vec2 factors[PAIRS];    // what joins this page
 shared vec2 page_ml[PAIRS];
 shared uint16_t path[R][PAGE]; // scratch row of a position of this page
 shared uint16_t value_scales[KV == KV_Q8 ? GROUPS : 1][KV == KV_Q8 ? PAGE : 1]; // bits of f16
+#include "attention_loads.glsl"
 #define SCALE_OF(G, SLOT) (KV == KV_Q8 ? unpackHalf2x16(uint(value_scales[G][SLOT])).x : 1.0)
+
+// Where the exponential of pair n at a position of the page lies. Four turns of a part lie together,
+// and parts begin in different banks.
+uint place(uint n, uint part, uint turn) {
+    return n * (PAGE / 4) + part * (TURNS / 4) + (turn / 4 + part) % (TURNS / 4);
+}
 
 // Word `i` of an array of the step, whose arrays lie behind eight words.
 uint of_step(uint array, uint i) {
@@ -103,19 +110,6 @@ void main() {
         }
         barrier();
 
-        // Scores: products with N parts of a key from C0 on, of COUNT queries.
-#define ADD_KEYS(H, AT, C0, N, COUNT, QUERY, SCORE) \
-    uvec4 raw[N]; \
-    float scales[N]; \
-    [[unroll]] for (uint c = 0; c < N; c++) { \
-        raw[c] = key_part(H, C0 + c, AT); \
-        scales[c] = key_scale(H, C0 + c, AT); \
-    } \
-    [[unroll]] for (uint c = 0; c < (N) * (KB / 4); c++) { \
-        const vec4 key = four(raw[c / (KB / 4)], c % (KB / 4), scales[c / (KB / 4)]); \
-        [[unroll]] for (uint n = 0; n < COUNT; n++) \
-            SCORE = add_products(QUERY[C0 * (KB / 4) + c], key, SCORE); \
-    }
         float s[PAIRS];
         [[unroll]] for (uint n = 0; n < PAIRS; n++) s[n] = 0.0;
         const bool cached = p < base;
@@ -134,9 +128,17 @@ void main() {
             if (KV == KV_Q8)
                 [[unroll]] for (uint g = 0; g < GROUPS; g++)
                     value_scales[g][t] = U16(value_scale_at(h, g, at)).v[0];
+            uvec4 raw[BATCH], later[BATCH];
+            float scales[BATCH], later_scales[BATCH];
+            LOAD_KEYS(raw, scales, h, at, 0, BATCH)
             [[dont_unroll]] for (uint turn = 0; turn < KEYS; turn += TURN)
                 [[unroll]] for (uint c0 = turn; c0 < turn + TURN; c0 += BATCH) {
-                    ADD_KEYS(h, at, c0, BATCH, PAIRS, qs[n], s[n])
+                    const uint next = c0 + BATCH;
+                    if (!EARLY && next < KEYS) LOAD_KEYS(later, later_scales, h, at, next, BATCH)
+                    ADD_KEYS(raw, scales, c0, BATCH, PAIRS, qs[n], s[n])
+                    if (EARLY && next < KEYS) LOAD_KEYS(raw, scales, h, at, next, BATCH)
+                    [[unroll]] for (uint c = 0; !EARLY && c < BATCH; c++)
+                        raw[c] = later[c], scales[c] = later_scales[c];
                 }
         }
         if (p <= highest && !cached && !chain) {
@@ -146,7 +148,10 @@ void main() {
                 float mine[GQ];
                 [[unroll]] for (uint g = 0; g < GQ; g++) mine[g] = 0.0;
                 [[dont_unroll]] for (uint c0 = 0; c0 < KEYS; c0 += FEW) {
-                    ADD_KEYS(scratch, row, c0, FEW, GQ, qs[j * GQ + n], mine[n])
+                    uvec4 raw[FEW];
+                    float scales[FEW];
+                    LOAD_KEYS(raw, scales, scratch, row, c0, FEW)
+                    ADD_KEYS(raw, scales, c0, FEW, GQ, qs[j * GQ + n], mine[n])
                 }
                 [[unroll]] for (uint n = 0; n < PAIRS; n++)
                     if (n / GQ == j) s[n] = mine[n % GQ];
@@ -157,22 +162,7 @@ void main() {
             group = channel * 4 / GROUP;
         const bool all_cached = (page + 1) * PAGE <= base;
         uvec4 values[AHEAD];
-#define LOAD_VALUES(TURN) \
-    if (all_cached) { \
-        const uint64_t from = paged.values + uint64_t(part * VALUE_BYTES + channel * FOUR_BYTES); \
-        [[unroll]] for (uint u = 0; u < AHEAD; u++) \
-            values[u] = \
-                raw_from(from + uint64_t(min(TURN + u, TURNS - 1) * (PARTS * VALUE_BYTES))); \
-    } else { \
-        [[unroll]] for (uint u = 0; u < AHEAD; u++) { \
-            const uint slot = min(TURN + u, TURNS - 1) * PARTS + part, at = page * PAGE + slot; \
-            const uint row = min(root + at - base, max_rows - 1); \
-            const uint place = \
-                (at < base ? slot * VALUE_BYTES : row * scratch.stride) + channel * FOUR_BYTES; \
-            values[u] = raw_from((at < base ? paged.values : scratch.values) + uint64_t(place)); \
-        } \
-    }
-        if (EARLY && uniform_keys) LOAD_VALUES(0)
+        if (EARLY && uniform_keys) LOAD_VALUES(values, 0)
 
         // Largest score, exponentials and their sum.
         const float NONE = uintBitsToFloat(0xff800000u);
@@ -191,7 +181,7 @@ void main() {
             [[unroll]] for (uint i = 0; i < TEAMS; i++) m = max(m, parts[n][i]);
             if (t == n) page_ml[n].x = m;
             s[n] = s[n] == NONE ? 0.0 : exp_(s[n] - m);
-            es[(n * PAGE + t) / 4][t % 4] = s[n];
+            es[place(n, t % PARTS, t / PARTS)][t / PARTS % 4] = s[n];
         }
         barrier();
         [[unroll]] for (uint n = 0; n < PAIRS; n++) {
@@ -205,15 +195,25 @@ void main() {
         vec4 sum[PAIRS];
         [[unroll]] for (uint n = 0; n < PAIRS; n++) sum[n] = vec4(0.0);
         if (uniform_keys) {
+            if (!EARLY) LOAD_VALUES(values, 0)
             for (uint turn0 = 0; turn0 < turns; turn0 += AHEAD) {
-                if (!EARLY || turn0 > 0) LOAD_VALUES(turn0)
-                [[unroll]] for (uint u = 0; u < AHEAD; u++) {
-                    const uint slot = (turn0 + u) * PARTS + part;
-                    if (TURNS % AHEAD != 0 && slot >= PAGE) break;
-                    const vec4 value = four_of(values[u], SCALE_OF(group, slot));
-                    [[unroll]] for (uint n = 0; n < PAIRS; n++)
-                        sum[n] = add_scaled(es[(n * PAGE + slot) / 4][slot % 4], value, sum[n]);
+                uvec4 later[AHEAD];
+                const uint next = turn0 + AHEAD;
+                if (!EARLY && next < turns) LOAD_VALUES(later, next)
+                [[unroll]] for (uint u = 0; u < AHEAD; u += 4) {
+                    if (TURNS % AHEAD != 0 && turn0 + u >= TURNS) break;
+                    vec4 four[4];
+                    [[unroll]] for (uint i = 0; i < 4; i++)
+                        four[i] = four_of(values[u + i],
+                            SCALE_OF(group, (turn0 + u + i) * PARTS + part));
+                    [[unroll]] for (uint n = 0; n < PAIRS; n++) {
+                        const vec4 e = es[place(n, part, turn0 + u)];
+                        [[unroll]] for (uint i = 0; i < 4; i++)
+                            sum[n] = add_scaled(e[i], four[i], sum[n]);
+                    }
                 }
+                if (EARLY && next < turns) LOAD_VALUES(values, next)
+                [[unroll]] for (uint u = 0; !EARLY && u < AHEAD; u++) values[u] = later[u];
             }
         } else {
             for (uint turn = 0; turn < turns; turn++) {
@@ -228,7 +228,7 @@ void main() {
                             scale_from(value_scale_at(scratch, group, row)));
                     }
                     [[unroll]] for (uint g = 0; g < GQ; g++)
-                        sum[j * GQ + g] = add_scaled(es[((j * GQ + g) * PAGE + slot) / 4][slot % 4],
+                        sum[j * GQ + g] = add_scaled(es[place(j * GQ + g, part, turn)][turn % 4],
                             value, sum[j * GQ + g]);
                 }
             }

@@ -20,6 +20,7 @@ layout(constant_id = 8) const bool SELECTED = false;
 layout(constant_id = 9) const uint T = 512;      // threads
 layout(constant_id = 27) const uint SIDE = 1;    // see side.glsl
 #include "matrix.glsl"
+const uint W = 32;                               // columns of a step, and of a product
 #include "matrix_steps.glsl"
 
 const uint SG = 32, SUBGROUPS = T / SG;

@@ -1,10 +1,10 @@
-// Linear layers with steps of 32 columns for many rows of activations, by matrix instructions: 16
-// RT WR matrix rows times 8 NT WN rows a workgroup.
+// Linear layers whose groups of columns have scales, for many rows of activations, by matrix
+// instructions: 16 RT WR matrix rows times 8 NT WN rows a workgroup.
 //
-// The sums are those of linear.glsl, bit for bit. A subgroup walks the parts two by two, in the
-// order in which they are joined, and keeps the sums that wait to be joined. Each product of 16 x 8
-// x 32 is one group of columns, which becomes float and is added to its part. The workgroup's codes
-// and activations of two steps lie in shared memory while the next ones are loaded.
+// The sums are those of linear.glsl, bit for bit. A subgroup walks the parts one after the other,
+// in the order in which they are joined, and keeps the sums that wait to be joined. Products of 16
+// x 8 x 32 add up the columns of a group, which then become float and are added to its part. The
+// workgroup's codes and activations of P steps lie in shared memory while the next ones are loaded.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_integer_dot_product : require
@@ -13,12 +13,11 @@ layout(local_size_x_id = 0) in;
 layout(constant_id = 2) const uint NT = 4;       // tiles of 8 rows of activations, of a subgroup
 layout(constant_id = 3) const uint RT = 2;       // tiles of 16 matrix rows, of a subgroup
 layout(constant_id = 4) const uint CODE = 1;     // see codes.glsl
-layout(constant_id = 6) const bool GROUPED = false;
+layout(constant_id = 5) const uint W = 32;       // columns of a step
 // Subgroups beside each other over the matrix rows; the others over the activations.
-layout(constant_id = 7) const uint WR = 4;
+layout(constant_id = 7) const uint WR = 2;
 layout(constant_id = 8) const bool SELECTED = false;
-layout(constant_id = 9) const uint T = 512;      // threads
-layout(constant_id = 10) const bool NEAR = true; // what waits for the next part stays in registers
+layout(constant_id = 9) const uint T = 128;      // threads
 layout(constant_id = 27) const uint SIDE = 1;    // see side.glsl
 #include "matrix.glsl"
 #include "matrix_steps.glsl"
@@ -30,22 +29,26 @@ layout(push_constant, scalar) uniform Push {
     uint64_t epilogue;  // not used
 };
 
+const uint P = W > 32 ? 1 : 2;          // parts at a time
 const uint WN = T / 32 / WR;
 const uint R = 16 * RT * WR, N = 8 * NT * WN;
+const uint X_PIECES = W / 16;           // pieces of 16 bytes of a step's activations
+const uint GROUPS = P * G;
 shared uvec4 stage[2][R * PITCH_CODES + N * PITCH];
-// By the groups of two steps: of rows 8 apart, which is what a lane has of a tile, and of
-// neighbouring activations likewise.
-shared vec2 scales[2][2 * G][R / 2], leasts[2][2 * G][HAS_MIN ? R / 2 : 1];
-shared vec2 sx_pairs[2][2 * G][N / 2], bases[2][2 * G][HAS_MIN ? N / 2 : 1];
-// A thread's loads for two steps: steps of codes, pieces of 16 bytes of activations, and scales of
-// these.
-const uint LC = 2 * R / T, LX = 4 * N / T, LS = 2 * G * N / T;
-const uint KEPT = RT * NT * 8;        // floats of two parts
+// By the groups of P steps: of rows 8 apart, which is what a lane has of a tile, and of neighbouring
+// activations likewise.
+shared vec2 scales[2][GROUPS][R / 2], leasts[2][GROUPS][HAS_MIN ? R / 2 : 1];
+shared vec2 sx_pairs[2][GROUPS][N / 2], bases[2][GROUPS][HAS_MIN ? N / 2 : 1];
+// A thread's loads for P steps: steps of codes, pieces of activations, and scales of these.
+const uint LC = (P * R + T - 1) / T, LX = P * X_PIECES * N / T, LS = (GROUPS * N + T - 1) / T;
+const uint KEPT = RT * NT * P * 4;      // floats of the parts at work
 
 #define EACH \
     [[unroll]] for (uint t = 0; t < RT; t++) [[unroll]] for (uint n = 0; n < NT; n++) \
-        [[unroll]] for (uint p = 0; p < 2; p++) [[unroll]] for (uint i = 0; i < 4; i++)
-#define PLACE (((t * NT + n) * 2 + p) * 4 + i)
+        [[unroll]] for (uint p = 0; p < P; p++) [[unroll]] for (uint i = 0; i < 4; i++)
+#define PLACE (((t * NT + n) * P + p) * 4 + i)
+// The first part of a turn, in bit-reversed order: 0, 16, 8, 24, ...
+#define PART(turn) (bitfieldReverse(turn) >> (26 + P) << (P - 1))
 
 void main() {
     const uint live = live_rows(args.step_, SELECTED);
@@ -67,64 +70,59 @@ void main() {
     Values values = Values(a.x);
 
     // This thread's loads. Neighbouring threads load neighbouring bytes.
-    const uint own_row = thread / 2, own_step = thread % 2, own_m = thread / 4,
-        own_piece = thread % 4;
     RowCodes codes[LC];
     uint64_t side[LC];
     uint at_x[LX], at_sx[LS];
     [[unroll]] for (uint k = 0; k < LC; k++) {
-        const uint row = min(n0 + k * T / 2 + own_row, a.n - 1);
+        const uint row = min(n0 + (k * T + thread) / P, a.n - 1);
         codes[k] = row_codes(a.matrix.codes, a.n, row, a.steps);
         side[k] = a.matrix.side + uint64_t(row) * (a.steps / SIDE_STEPS * SIDE_BYTES);
     }
     [[unroll]] for (uint k = 0; k < LX; k++) {
-        const uint m = min(m0 + k * T / 4 + own_m, live - 1);
-        at_x[k] = (first + m) * (a.stride / 16) + own_piece;
+        const uint m = min(m0 + (k * T + thread) / (P * X_PIECES), live - 1);
+        at_x[k] = (first + m) * (a.stride / 16) + thread % X_PIECES;
     }
     [[unroll]] for (uint k = 0; k < LS; k++) {
-        const uint i = k * T + thread, m = min(m0 + i / (2 * G), live - 1);
-        at_sx[k] = (first + m) * (a.steps * G) + i % (2 * G);
+        const uint i = k * T + thread, m = min(m0 + i / GROUPS, live - 1);
+        at_sx[k] = (first + m) * (a.steps * G) + i % G;
     }
     StepCodes next[LC];
     uvec4 next_side[LC];
     uvec4 next_x[LX];
     float next_sx[LS], next_base[LS];
+// Loads steps s to s + P.
 #define BRING(s) { \
         [[unroll]] for (uint k = 0; k < LC; k++) { \
-            load_codes(codes[k], (s) + own_step, a.steps, next[k]); \
-            if (GROUPED) next_side[k] = load_side(side[k], (s) + own_step); \
+            load_codes(codes[k], (s) + thread % P, a.steps, next[k]); \
+            next_side[k] = load_side(side[k], (s) + thread % P); \
         } \
-        [[unroll]] for (uint k = 0; k < LX; k++) next_x[k] = values.v[at_x[k] + 2 * (s)]; \
-        if (GROUPED) \
-            [[unroll]] for (uint k = 0; k < LS; k++) { \
-                next_sx[k] = a.sx.v[at_sx[k] + G * (s)]; \
-                if (HAS_MIN) next_base[k] = float(a.sums.v[at_sx[k] + G * (s)]); \
-            } \
+        [[unroll]] for (uint k = 0; k < LX; k++) \
+            next_x[k] = \
+                values.v[at_x[k] + X_PIECES * ((s) + thread / X_PIECES % P)]; \
+        [[unroll]] for (uint k = 0; k < LS; k++) { \
+            const uint at = at_sx[k] + G * ((s) + thread / G % P); \
+            next_sx[k] = a.sx.v[at]; \
+            if (HAS_MIN) next_base[k] = float(a.sums.v[at]); \
+        } \
     }
 
     if (G == 2)
         for (uint i = thread; i < 4 * R; i += T)
             stage[i / (2 * R)][i / 2 % R * PITCH_CODES + i % 2 * PIECES + 1] = uvec4(0);
-    float sums[RT][NT][2][4]; // of tiles, by part and element
-    Product whole[RT][NT];
-    float near[RT][NT][2][4], kept[4 * KEPT];
-    [[unroll]] for (uint t = 0; t < RT; t++)
-        [[unroll]] for (uint n = 0; n < NT; n++) {
-            if (!GROUPED) whole[t][n] = Product(0);
-            [[unroll]] for (uint p = 0; p < 8; p++) sums[t][n][p / 4][p % 4] = 0.0;
-        }
+    float sums[RT][NT][P][4]; // of tiles, by part and element
+    float near[RT][NT][P][4], kept[4 * KEPT];
+    EACH sums[t][n][p][i] = 0.0;
 
     BRING(0);
     uint buffer_ = 0;
-    for (uint turn = 0; turn < 16; turn++) {
-        // Parts p and p + 1, p in bit-reversed order: 0, 16, 8, 24, ...
-        for (uint s = bitfieldReverse(turn) >> 28 << 1; s < a.steps; s += 32) {
+    for (uint turn = 0; turn < 32 / P; turn++) {
+        for (uint s = PART(turn); s < a.steps; s += 32) {
             [[unroll]] for (uint k = 0; k < LC; k++) {
-                const uint row = k * T / 2 + own_row;
+                const uint i = k * T + thread, row = i / P, own_step = i % P;
+                if (LC * T > P * R && row >= R) break;
                 const uint to = row * PITCH_CODES + own_step * PIECES;
-                stage[buffer_][to] = columns_of(next[k], 0);
-                stage[buffer_][to + PIECES - 1] = columns_of(next[k], 1);
-                if (!GROUPED) continue;
+                [[unroll]] for (uint q = 0; q < W / 16; q++)
+                    stage[buffer_][to + (G == 2 ? 2 * q : q)] = columns_of(next[k], q);
                 const Factors own = factors_of(next_side[k], s + own_step);
                 [[unroll]] for (uint g = 0; g < G; g++) {
                     const uint e = own_step * G + g, at = row / 16 * 8 + row % 8;
@@ -133,79 +131,81 @@ void main() {
                 }
             }
             [[unroll]] for (uint k = 0; k < LX; k++) {
-                const uint row = k * T / 4 + own_m;
-                stage[buffer_][R * PITCH_CODES + row * PITCH + own_piece] = next_x[k];
+                const uint i = k * T + thread, row = i / (P * X_PIECES);
+                stage[buffer_][R * PITCH_CODES + row * PITCH + i % (P * X_PIECES)] = next_x[k];
             }
-            if (GROUPED)
-                [[unroll]] for (uint k = 0; k < LS; k++) {
-                    const uint i = k * T + thread, m = i / (2 * G), e = i % (2 * G);
-                    sx_pairs[buffer_][e][m / 2][m % 2] = next_sx[k] * PRODUCT_UNIT;
-                    precise float base = next_base[k] * next_sx[k];
-                    if (HAS_MIN) bases[buffer_][e][m / 2][m % 2] = base;
-                }
+            [[unroll]] for (uint k = 0; k < LS; k++) {
+                const uint i = k * T + thread, m = i / GROUPS, e = i % GROUPS;
+                if (LS * T > GROUPS * N && m >= N) break;
+                sx_pairs[buffer_][e][m / 2][m % 2] = next_sx[k] * PRODUCT_UNIT;
+                precise float base = next_base[k] * next_sx[k];
+                if (HAS_MIN) bases[buffer_][e][m / 2][m % 2] = base;
+            }
             barrier();
-            const uint after = s + 32 < a.steps ? s + 32 : bitfieldReverse(turn + 1) >> 28 << 1;
-            BRING(after); // after the last turn, once more the first
+            const uint following = s + 32 < a.steps ? s + 32 : PART(turn + 1);
+            BRING(following); // after the last turn, the first
             Activations b[NT];
-            [[unroll]] for (uint e = 0; e < 2 * G; e++) {
+            [[unroll]] for (uint e = 0; e < GROUPS; e++) {
                 const uint p = e / G, g = e % G;
-                Weights c[RT];
                 vec2 scale[RT], least[RT], sx[NT], base[NT];
+                Product d[RT][NT];
                 // Keeps the products of one group in registers, not those of all.
                 if (e > 0) subgroup_fence();
                 [[unroll]] for (uint t = 0; t < RT; t++) {
-                    const uint from = (row0 + 16 * t) * PITCH_CODES + PIECES * p + g,
-                        pair = row0 / 2 + 8 * t + eight;
-                    coopMatLoad(c[t], stage[buffer_], from, PITCH_CODES,
-                        gl_CooperativeMatrixLayoutRowMajor);
-                    if (GROUPED) scale[t] = scales[buffer_][e][pair];
+                    const uint pair = row0 / 2 + 8 * t + eight;
+                    scale[t] = scales[buffer_][e][pair];
                     least[t] = vec2(0.0);
-                    if (GROUPED && HAS_MIN) least[t] = leasts[buffer_][e][pair];
+                    if (HAS_MIN) least[t] = leasts[buffer_][e][pair];
                 }
                 [[unroll]] for (uint n = 0; n < NT; n++) {
-                    const uint from = R * PITCH_CODES + (col0 + 8 * n) * PITCH + 2 * p,
-                        pair = col0 / 2 + 4 * n + four;
-                    if (g == 0)
-                        coopMatLoad(b[n], stage[buffer_], from, PITCH,
-                            gl_CooperativeMatrixLayoutColumnMajor);
-                    if (GROUPED) sx[n] = sx_pairs[buffer_][e][pair];
+                    const uint pair = col0 / 2 + 4 * n + four;
+                    sx[n] = sx_pairs[buffer_][e][pair];
                     base[n] = vec2(0.0);
-                    if (GROUPED && HAS_MIN) base[n] = bases[buffer_][e][pair];
+                    if (HAS_MIN) base[n] = bases[buffer_][e][pair];
                 }
-                [[unroll]] for (uint t = 0; t < RT; t++)
-                    [[unroll]] for (uint n = 0; n < NT; n++) {
-                        if (!GROUPED) {
-                            whole[t][n] = coopMatMulAdd(c[t], b[n], whole[t][n]);
-                            continue;
-                        }
-                        const Product d = coopMatMulAdd(c[t], b[n], Product(floatBitsToInt(MAGIC)));
-                        [[unroll]] for (uint i = 0; i < 4; i++)
-                            sums[t][n][p][i] = add_group(d[i], sx[n][i % 2], scale[t][i / 2],
-                                base[n][i % 2], least[t][i / 2], sums[t][n][p][i]);
+                [[unroll]] for (uint w = 0; w < W / 32; w++) {
+                    Weights c[RT];
+                    [[unroll]] for (uint t = 0; t < RT; t++) {
+                        const uint from =
+                            (row0 + 16 * t) * PITCH_CODES + PIECES * p + 2 * w + g;
+                        coopMatLoad(c[t], stage[buffer_], from, PITCH_CODES,
+                            gl_CooperativeMatrixLayoutRowMajor);
                     }
+                    [[unroll]] for (uint n = 0; n < NT; n++) {
+                        const uint from = R * PITCH_CODES + (col0 + 8 * n) * PITCH
+                            + X_PIECES * p + 2 * w;
+                        if (g == 0)
+                            coopMatLoad(b[n], stage[buffer_], from, PITCH,
+                                gl_CooperativeMatrixLayoutColumnMajor);
+                        [[unroll]] for (uint t = 0; t < RT; t++) {
+                            if (w == 0) d[t][n] = Product(floatBitsToInt(MAGIC));
+                            d[t][n] = coopMatMulAdd(c[t], b[n], d[t][n]);
+                            if (w < W / 32 - 1) continue;
+                            [[unroll]] for (uint i = 0; i < 4; i++)
+                                sums[t][n][p][i] = add_group(d[t][n][i], sx[n][i % 2],
+                                    scale[t][i / 2], base[n][i % 2], least[t][i / 2],
+                                    sums[t][n][p][i]);
+                        }
+                    }
+                }
             }
             buffer_ = 1 - buffer_;
         }
-        if (!GROUPED) continue;
         // The part is joined with the one that waits for it, then waits itself.
-        uint level = 0;
-        if (NEAR && (turn & 1) != 0) {
+        if ((turn & 1) == 0) {
+            EACH near[t][n][p][i] = sums[t][n][p][i];
+        } else {
             EACH {
                 precise float both = near[t][n][p][i] + sums[t][n][p][i];
                 sums[t][n][p][i] = both;
             }
-            level = 1;
-        }
-        if (!NEAR || level == 1)
-            for (; (turn >> level & 1) != 0; level++)
+            uint level = 0;
+            for (; (turn >> level + 1 & 1) != 0; level++)
                 EACH {
                     precise float both = kept[level * KEPT + PLACE] + sums[t][n][p][i];
                     sums[t][n][p][i] = both;
                 }
-        if (turn == 15) break;
-        if (NEAR && level == 0) {
-            EACH near[t][n][p][i] = sums[t][n][p][i];
-        } else {
+            if (turn == 32 / P - 1) break;
             EACH kept[level * KEPT + PLACE] = sums[t][n][p][i];
         }
         EACH sums[t][n][p][i] = 0.0;
@@ -217,12 +217,8 @@ void main() {
                 const uint row = n0 + row0 + 16 * t + 8 * (i / 2) + eight,
                     m = m0 + col0 + 8 * n + 2 * four + i % 2, r = first + m;
                 if (row >= a.n || m >= live) continue;
-                if (GROUPED) {
-                    precise float y = sums[t][n][0][i] + sums[t][n][1][i];
-                    a.matrix.out_.v[r * a.n + row] = y;
-                } else {
-                    a.matrix.out_.v[r * a.n + row] =
-                        row_result(whole[t][n][i], a.sums.v[r], a.sx.v[r], a.matrix.side, row);
-                }
+                precise float y = sums[t][n][0][i];
+                if (P > 1) y += sums[t][n][P - 1][i];
+                a.matrix.out_.v[r * a.n + row] = y;
             }
 }

@@ -8,6 +8,7 @@ layout(local_size_x = 32) in;
 
 layout(push_constant, scalar) uniform Push { I32 out_; }; // [lanes, 4]
 
+const uint PITCH = 3; // pieces of 16 bytes from row to row
 shared uvec4 stage[24 * PITCH];
 
 void main() {

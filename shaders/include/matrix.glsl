@@ -12,12 +12,8 @@
 #define Activations coopmat<int8_t, gl_ScopeSubgroup, 32, 8, gl_MatrixUseB>
 #define Product coopmat<int, gl_ScopeSubgroup, 16, 8, gl_MatrixUseAccumulator>
 
-// Pieces of 16 bytes from row to row in shared memory: two steps of 32 columns, and one piece so
-// that rows begin in different banks.
-const uint PITCH = 5;
-
 // A float whose last bits are an integer. Products begin with it, and the part above it is the
-// exact sum: 128 * 127 * 32 < 2^22.
+// exact sum: 128 * 127 * 128 < 2^22.
 const float MAGIC = 12582912.0; // 1.5 * 2^23
 
 // Orders shared memory among the lanes of a subgroup: writes before the fence are visible after it,

@@ -1,5 +1,5 @@
-// Steps of 32 columns as operands of matrix instructions, for linear_few and linear_many. The
-// including file defines CODE and SIDE.
+// Steps of columns as operands of matrix instructions, for linear_few and linear_many. The including
+// file defines CODE, SIDE and W (columns of a step).
 
 layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer Values { uvec4 v[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer FloatFours {
@@ -9,16 +9,17 @@ layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer In
     ivec4 v[];
 };
 
-const uint W = 32; // columns of a step, and of a product
 #include "codes.glsl"
 #include "side.glsl"
 #include "steps.glsl"
 
-// Two steps lie in shared memory at a time, as int8 in pieces of 16 bytes. A piece of zeros lies
-// between the pieces of two groups, so that a product has the columns of one group: from the first
-// piece on those of the first group, from the second piece on those of the other one.
-const uint PIECES = G == 2 ? 3 : 2;
-const uint PITCH_CODES = 2 * PIECES + 1; // as PITCH
+// Two steps of 32 columns or a longer one lie in shared memory at a time, as int8 in pieces of 16
+// bytes. A piece of zeros lies between the pieces of two groups, so that a product has the columns
+// of one group: from the first piece on those of the first group, from the second piece on those of
+// the other one. From row to row it is a piece more, so that rows begin in different banks.
+const uint PIECES = G == 2 ? 3 : W / 16;
+const uint PITCH = (W > 32 ? W : 64) / 16 + 1; // of activations
+const uint PITCH_CODES = (W > 32 ? 1 : 2) * PIECES + 1;
 
 // The int8 operands of columns 16 i to 16 i + 15 of a step.
 uvec4 columns_of(StepCodes codes, uint i) {

@@ -103,6 +103,13 @@ fn linear_layers_of_many_rows() {
         ("q4_k", 72, 1024, [65, 128]),
         ("q6_k", 72, 1024, [65, 128]),
         ("q5_0", 72, 1024, [65, 128]),
+        // Parts of one step, of two and of three, also of steps of 64 and 128 columns.
+        ("i4-g32", 136, 2432, [65, 128]),
+        ("q2_k", 72, 2560, [65, 128]),
+        ("q5_k", 72, 2560, [65, 128]),
+        ("i8-g64", 72, 2176, [65, 128]),
+        ("i4-g128", 72, 5376, [65, 128]),
+        ("i2-g128", 72, 4096, [65, 128]),
     ] {
         let jobs = vec![t.job(format(spelled), n, cols)];
         t.run(

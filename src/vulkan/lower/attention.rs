@@ -7,6 +7,11 @@ use anyhow::{Context, ensure};
 /// Most rows of a pass whose pages are split over workgroups.
 const SPLIT_ROWS: usize = 32;
 
+/// Most pairs of a row and a query head of a block: of one row, and of several, whose sums would
+/// fill the registers of the few workgroups that have room.
+const PAIRS: usize = 16;
+const PAIRS_OF_ROWS: usize = 8;
+
 impl Lowering<'_> {
     /// Appends the calls of attention over all pages, and of the preparation of its result.
     pub(super) fn attention(
@@ -97,13 +102,16 @@ impl Lowering<'_> {
         // Shared memory holds the queries and exponentials of all rows of a block.
         let shared =
             |rows: usize| rows * gq * (dim + PAGE + 32) * 4 + (rows + kv.scales()) * PAGE * 2;
-        let fits = |rows: usize| shared(rows) <= self.info.max_shared.min(48 << 10) as usize;
+        let fits = |rows: usize| {
+            rows * gq <= if rows == 1 { PAIRS } else { PAIRS_OF_ROWS }
+                && shared(rows) <= self.info.max_shared.min(48 << 10) as usize
+        };
         // Blocks of fewer rows keep more of a large device busy while there are few pages.
         let busy =
             |rows: usize| kv.n_kv_heads * bucket.rows.div_ceil(rows) * shares >= self.info.busy;
         let most = if bucket.mixed { 1 } else { bucket.rows.clamp(1, self.block_rows) };
         let rows: Vec<usize> =
-            [8, 4, 2, 1].into_iter().filter(|r| *r <= most && r * gq <= 16 && fits(*r)).collect();
+            [8, 4, 2, 1].into_iter().filter(|r| *r <= most && fits(*r)).collect();
         let rows = rows.iter().find(|r| busy(**r)).or(rows.last()).copied();
         rows.with_context(|| {
             format!("{gq} query heads of {dim} channels do not fit the GPU's shared memory")

@@ -185,7 +185,8 @@ impl Lowering<'_> {
         // Loads in flight hide latency. A subgroup keeps sums of up to 64 pairs of (row,
         // activation).
         let (each, rounds) = match block {
-            1 | 2 => (2, 2),
+            // A long step is as many loads as several short ones.
+            1 | 2 => (2, if p.width > 32 { 1 } else { 2 }),
             4 => (4, 1),
             // Smaller tasks balance few long rows better.
             8 if cols >= 2 * rows => (2, 1),
@@ -289,35 +290,36 @@ impl Lowering<'_> {
         selected: bool,
     ) -> Option<Shape> {
         let grouped = format.group != Group::Row;
-        // The kernels load four steps at a time. With one scale a row `linear_matrix` is as fast,
-        // but for few rows of i4.
-        let fits = p.width == 32
-            && cols.is_multiple_of(128)
-            && (grouped || format.code == Code::I4 && live <= FEW_ROWS);
         let i = self.info;
         let room =
             i.max_workgroup >= THREADS && i.max_subgroups >= THREADS / 32 && i.max_shared >= SHARED;
-        if !(self.known_elements && fits && room) || live < MATRIX_ROWS {
+        // The kernels load four steps of 32 columns at a time.
+        let cut = cols.is_multiple_of(128) && cols.is_multiple_of(p.width);
+        if !(self.known_elements && cut && room) || live < MATRIX_ROWS {
             return None;
         }
         // The shapes are measured, see docs/NOTES.md.
         // The kernel walks over the 32 parts of a row.
-        if live > FEW_ROWS && p.steps >= 32 {
+        if live > FEW_ROWS && p.steps >= 32 && grouped {
             let (tiles, matrix_tiles, beside, threads) = (4, 2, 2, THREADS / 2);
             let kernel = kernels::LinearMany {
                 local: threads,
                 tiles,
                 matrix_tiles,
                 code: code_number(format.code),
-                grouped,
+                width: word(p.width),
                 beside,
                 selected,
                 threads,
-                near: true,
                 side: side_number(format.code),
             };
             let (block, rows) = (8 * tiles * (threads / 32 / beside), 16 * matrix_tiles * beside);
             return Some(Shape::of(&kernel, block as usize, rows as usize));
+        }
+        // With one scale a row `linear_matrix` is as fast, but for few rows of i4.
+        let few = grouped || format.code == Code::I4 && live <= FEW_ROWS;
+        if !(few && p.width == 32) {
+            return None;
         }
         // Groups need sums for each element of a tile. With two matrix tiles fewer subgroups fit.
         let (tiles, matrix_tiles) = match live {

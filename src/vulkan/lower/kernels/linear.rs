@@ -85,13 +85,12 @@ constants! {
         /// Tiles of 16 matrix rows of a subgroup.
         3 RT => matrix_tiles: u32,
         4 CODE => code: u32,
-        6 GROUPED => grouped: bool,
+        /// Columns of a step.
+        5 W => width: u32,
         /// Subgroups beside each other over the matrix rows.
         7 WR => beside: u32,
         8 SELECTED => selected: bool,
         9 T => threads: u32,
-        /// Data for the next part stay in registers.
-        10 NEAR => near: bool,
         /// See `side.glsl`.
         27 SIDE => side: u32,
     }

@@ -1,0 +1,31 @@
+// Loads of attention.comp. They go out while the ones before them are multiplied.
+
+// N parts of the key at row AT of H from C0 on; then their products with COUNT queries.
+#define LOAD_KEYS(RAW, SCALES, H, AT, C0, N) \
+    [[unroll]] for (uint c = 0; c < N; c++) { \
+        RAW[c] = key_part(H, C0 + c, AT); \
+        SCALES[c] = key_scale(H, C0 + c, AT); \
+    }
+#define ADD_KEYS(RAW, SCALES, C0, N, COUNT, QUERY, SCORE) \
+    [[unroll]] for (uint c = 0; c < (N) * (KB / 4); c++) { \
+        const vec4 key = four(RAW[c / (KB / 4)], c % (KB / 4), SCALES[c / (KB / 4)]); \
+        [[unroll]] for (uint n = 0; n < COUNT; n++) \
+            SCORE = add_products(QUERY[C0 * (KB / 4) + c], key, SCORE); \
+    }
+
+// AHEAD turns of values from turn TURN on; past the last turn, the last one.
+#define LOAD_VALUES(RAW, TURN) \
+    if (all_cached) { \
+        const uint64_t from = paged.values + uint64_t(part * VALUE_BYTES + channel * FOUR_BYTES); \
+        [[unroll]] for (uint u = 0; u < AHEAD; u++) \
+            RAW[u] = \
+                raw_from(from + uint64_t(min(TURN + u, TURNS - 1) * (PARTS * VALUE_BYTES))); \
+    } else { \
+        [[unroll]] for (uint u = 0; u < AHEAD; u++) { \
+            const uint slot = min(TURN + u, TURNS - 1) * PARTS + part, at = page * PAGE + slot; \
+            const uint row = min(root + at - base, max_rows - 1); \
+            const uint place = \
+                (at < base ? slot * VALUE_BYTES : row * scratch.stride) + channel * FOUR_BYTES; \
+            RAW[u] = raw_from((at < base ? paged.values : scratch.values) + uint64_t(place)); \
+        } \
+    }
