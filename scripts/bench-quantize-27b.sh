@@ -4,34 +4,32 @@
 #
 #   scripts/bench-quantize-27b.sh WORK_DIR TOKENIZER_JSON
 #
-# Makes 4.5 GB of random weights in WORK_DIR (two layers and the whole table) and removes them at
-# the end. The tokenizer may be any whose ids stay below 262208; text alone needs it. Environment:
+# Makes up to 4.5 GB of random weights in WORK_DIR (one and two layers, and the whole table) and
+# removes them at the end. What the second layer adds is taken for each further one. The tokenizer
+# may be any whose ids stay below 262208; text alone needs it. Environment:
 #
 #   TOKENS (4096)             of the built-in text
 #   LINEAR (t2-row+h128)      the format, where no size is given
-#   SIZE                      --target-size of the two layers and the table, such as 1.69GB, which
-#                             is what 10 GB for all of 27B leaves them
+#   SIZE                      --target-size of the table with one layer and with two, such as
+#                             "1.56GB 1.69GB"; the latter is what 10 GB for all of 27B leaves them
 #   DEVICE (cpu), GEMMA (target/release/gemma), RUNS ("nearest text", or either)
 #   SEARCH                    the benchmark of the search for trellis codes, which runs first:
 #                             cargo bench --bench trellis --no-run names it
 set -euo pipefail
-[ $# -eq 2 ] || { sed -n '2,16s/^# \?//p' "$0"; exit 2; }
+[ $# -eq 2 ] || { sed -n '2,18s/^# \?//p' "$0"; exit 2; }
 work=$1 tokens=${TOKENS:-4096} device=${DEVICE:-cpu} runs=${RUNS:-nearest text}
 gemma=${GEMMA:-target/release/gemma}
 [ -z "${SEARCH:-}" ] || "$SEARCH" -d "$device"
-what=(--linear "${LINEAR:-t2-row+h128}" --embedding i8-row+h128)
-[ -z "${SIZE:-}" ] || what=(--target-size "$SIZE")
+read -ra sizes <<<"${SIZE:-}"
 mkdir -p "$work"
-trap 'rm -rf "$work/src" "$work"/dst-*' EXIT
-[ -d "$work/src" ] || python3 "$(dirname "$0")/make_27b_shape.py" "$work/src" 2
-cp "$2" "$work/src/tokenizer.json"
+trap 'rm -rf "$work"/src-* "$work"/dst-*' EXIT
 
 # Peak memory in kB, the processor's seconds, which other work on the machine does not change, and
 # the clock's.
-measure() { # label, arguments
-  local label=$1
-  shift
-  python3 - "$work/$label.used" "$gemma" quantize "$work/src" "$work/dst-$label" -q "$@" <<'PY'
+measure() { # label, layers, arguments
+  local label=$1-$2 src=$work/src-$2
+  shift 2
+  python3 - "$work/$label.used" "$gemma" quantize "$src" "$work/dst-$label" -q "$@" <<'PY'
 import resource, subprocess, sys, time
 start = time.monotonic()
 code = subprocess.run(sys.argv[2:]).returncode
@@ -44,15 +42,18 @@ PY
   cat "$work/dst-$label"/*.safetensors | sha256sum | cut -c1-16 >"$work/$label.digest"
   rm -rf "$work/dst-$label"
 }
-# The table alone first: what it takes is taken off the rest.
-measure table --linear i8-row --embedding i8-row+h128
-for run in $runs; do
-  case $run in
-    nearest) measure nearest "${what[@]}" -d "$device" ;;
-    text)
-      measure text "${what[@]}" -d "$device" --calibrate builtin --calibrate-tokens "$tokens"
-      ;;
-  esac
+for layers in 1 2; do
+  src=$work/src-$layers
+  [ -d "$src" ] || python3 "$(dirname "$0")/make_27b_shape.py" "$src" "$layers"
+  cp "$2" "$src/tokenizer.json"
+  what=(--linear "${LINEAR:-t2-row+h128}" --embedding i8-row+h128)
+  [ -z "${SIZE:-}" ] || what=(--target-size "${sizes[layers - 1]}")
+  for run in $runs; do
+    how=(-d "$device")
+    [ "$run" = nearest ] || how+=(--calibrate builtin --calibrate-tokens "$tokens")
+    measure "$run" "$layers" "${what[@]}" "${how[@]}"
+  done
+  rm -r "$src"
 done
 
 python3 - "$work" "${what[*]:0:2}" "$tokens" "$device" "$runs" <<'PY'
@@ -61,7 +62,6 @@ work, what, tokens, device, runs = sys.argv[1:]
 def used(name):
     memory, busy, clock = map(float, open(f"{work}/{name}.used").read().split())
     return memory / 1e6, busy / 60, clock / 60
-_, base, base_clock = used("table")
 print(f"`{what}`, 2 layers of 27B's shape and the table, -d {device}\n")
 # Matrices of a layer: 32 heads and twice 16 of 128 columns, and the three of 21504.
 weights = 5376 * (2 * 4096 + 2 * 2048 + 3 * 21504)
@@ -70,11 +70,11 @@ print("| | peak memory GB | core minutes a layer | minutes a layer | million wei
 print("|---|---:|---:|---:|---:|---:|---:|---|")
 for label in runs.split():
     name = "without text" if label == "nearest" else f"with {tokens} tokens"
-    memory, busy, clock = used(label)
-    layer, layer_clock = (max(0.0, v) / 2 for v in (busy - base, clock - base_clock))
-    hours = [(each * 62 + fixed) / 60 for each, fixed in ((layer, base), (layer_clock, base_clock))]
+    one, (memory, *two) = used(f"{label}-1")[1:], used(f"{label}-2")
+    layer, layer_clock = (max(0.0, b - a) for a, b in zip(one, two))
+    hours = [(b + 60 * each) / 60 for b, each in zip(two, (layer, layer_clock))]
     speed = weights / 1e6 / (60 * layer_clock) if layer_clock else 0
-    digest = open(f"{work}/{label}.digest").read().strip()
+    digest = open(f"{work}/{label}-2.digest").read().strip()
     print(f"| {name} | {memory:.2f} | {layer:.2f} | {layer_clock:.2f} | {speed:.2f} |"
           f" {hours[0]:.1f} | {hours[1]:.2f} | {digest} |")
 PY

@@ -15,7 +15,7 @@
 #   SOAK=1000        requests of the soak, a fifth cancelled, a tenth malformed
 #   TURNS=20         turns of each agent, and RULES=350 sentences of what it begins with
 #   CACHE_RAM=1GB    --cache-ram of the agents' server, which answers two texts at once
-#   LLAMA=DIR        of llama-batched-bench: measures that beside the clients, needs -m FILE.gguf
+#   LLAMA=DIR        of llama-batched-bench: measures that after the clients, needs -m FILE.gguf
 #   PARTS="overhead engine agents soak"
 set -euo pipefail
 gemma=$(realpath "${1:-target/release/gemma}")
@@ -42,6 +42,11 @@ for name in ${PARTS:-overhead engine agents soak}; do
     # The engine alone runs while the server waits, on the same device.
     overhead) part overhead "--device-lock off" "$@" --draft off ;;
     agents) part agents "--parallel 2 --cache-ram ${CACHE_RAM:-1GB}" "$@" ;;
+    engine)
+      part engine "--parallel 32 --max-queue 1000" "$@"
+      # After the server, whose cache takes the device's memory.
+      [ -z "${LLAMA:-}" ] || python3 scripts/bench_serve.py peer - "$@"
+      ;;
     *) part "$name" "--parallel 32 --max-queue 1000" "$@" ;;
   esac
 done

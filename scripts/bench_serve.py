@@ -1,7 +1,7 @@
 """Measures a server: see bench-serve.sh, which starts it.
 
-bench_serve.py overhead|engine|agents|soak HOST:PORT [OPTIONS of the server, which the engine alone
-is measured with too]
+bench_serve.py overhead|engine|peer|agents|soak HOST:PORT [OPTIONS of the server, which the engine
+alone is measured with too]
 """
 
 import http.client
@@ -105,11 +105,9 @@ def throughput():
 
 
 def peer():
-    """llama.cpp's batched generation of the same model, where it is given, while the server
-    waits."""
-    if "LLAMA" in os.environ:
-        for texts, speed in batched_speeds(options[options.index("-m") + 1], CLIENTS, TOKENS):
-            print(f"llama.cpp, {texts} texts at once: {speed:.0f} tokens a second")
+    """llama.cpp's batched generation of the same model."""
+    for texts, speed in batched_speeds(options[options.index("-m") + 1], CLIENTS, TOKENS):
+        print(f"llama.cpp, {texts} texts at once: {speed:.0f} tokens a second")
 
 
 def beside_long_prompt():
@@ -229,8 +227,7 @@ def soak():
     assert not wrong and not unanswered and not left, (wrong[:3], unanswered[:3])
 
 
-PARTS = {"overhead": (overhead,), "engine": (throughput, beside_long_prompt, peer),
-         "agents": (agents,),
-         "soak": (soak,)}
+PARTS = {"overhead": (overhead,), "engine": (throughput, beside_long_prompt), "peer": (peer,),
+         "agents": (agents,), "soak": (soak,)}
 for part in PARTS[which]:
     part()

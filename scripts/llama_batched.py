@@ -16,8 +16,9 @@ def batched_speeds(model, counts, tokens):
                *os.environ.get("LLAMA_ARGS", "-ngl 99 -fa on").split(),
                "-c", str(max(counts) * (16 + tokens)), "-npp", "16", "-ntg", str(tokens),
                "-npl", ",".join(map(str, counts)), "--output-format", "jsonl"]
-    # Libraries that the system may lack lie beside the programs.
-    libraries = {"LD_LIBRARY_PATH": f"{llama}:{llama / 'fallback'}"}
+    # Libraries that the system may lack lie beside the programs. The driver's are elsewhere.
+    paths = [str(llama), os.environ.get("LD_LIBRARY_PATH"), str(llama / "fallback")]
+    libraries = {"LD_LIBRARY_PATH": ":".join(filter(None, paths))}
     found = subprocess.run(command, capture_output=True, text=True, env=os.environ | libraries)
     if found.returncode:
         raise SystemExit(found.stderr[-2000:])

@@ -48,8 +48,8 @@ shared uint16_t value_scales[KV == KV_Q8 ? GROUPS : 1][KV == KV_Q8 ? PAGE : 1]; 
 #include "attention_loads.glsl"
 #define SCALE_OF(G, SLOT) (KV == KV_Q8 ? unpackHalf2x16(uint(value_scales[G][SLOT])).x : 1.0)
 
-// Where the exponential of pair n at a position of the page lies. Four turns of a part lie together,
-// and parts begin in different banks.
+// Where the exponential of pair n at a position of the page lies. Four turns of a part lie
+// together, and parts begin in different banks.
 uint place(uint n, uint part, uint turn) {
     return n * (PAGE / 4) + part * (TURNS / 4) + (turn / 4 + part) % (TURNS / 4);
 }

@@ -35,8 +35,8 @@ const uint R = 16 * RT * WR, N = 8 * NT * WN;
 const uint X_PIECES = W / 16;           // pieces of 16 bytes of a step's activations
 const uint GROUPS = P * G;
 shared uvec4 stage[2][R * PITCH_CODES + N * PITCH];
-// By the groups of P steps: of rows 8 apart, which is what a lane has of a tile, and of neighbouring
-// activations likewise.
+// By the groups of P steps: of rows 8 apart, which is what a lane has of a tile, and of
+// neighbouring activations likewise.
 shared vec2 scales[2][GROUPS][R / 2], leasts[2][GROUPS][HAS_MIN ? R / 2 : 1];
 shared vec2 sx_pairs[2][GROUPS][N / 2], bases[2][GROUPS][HAS_MIN ? N / 2 : 1];
 // A thread's loads for P steps: steps of codes, pieces of activations, and scales of these.

@@ -1,5 +1,5 @@
-// Steps of columns as operands of matrix instructions, for linear_few and linear_many. The including
-// file defines CODE, SIDE and W (columns of a step).
+// Steps of columns as operands of matrix instructions, for linear_few and linear_many. The
+// including file defines CODE, SIDE and W (columns of a step).
 
 layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer Values { uvec4 v[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 16) readonly buffer FloatFours {
