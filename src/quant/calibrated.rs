@@ -172,6 +172,16 @@ impl Solver for Calibrated<'_> {
         })
     }
 
+    fn state(&mut self, layer: usize) -> Result<Vec<&[f32]>> {
+        let Calibrated { calibrator: own, threads, .. } = self;
+        let calibrator = calibrator(own)?;
+        threads.install(|| calibrator.streams(layer)).map(Vec::from)
+    }
+
+    fn restore(&mut self, layer: usize, state: Vec<f32>) -> Result<()> {
+        calibrator(&mut self.calibrator)?.go_on(layer, &state)
+    }
+
     fn resumed(&mut self, entry: &TensorPlan, matrix: &Matrix<'_>) -> Result<()> {
         let Calibrated { calibrator: own, threads, .. } = self;
         let calibrator = calibrator(own)?;

@@ -56,8 +56,14 @@ pub trait Solver {
         Ok(())
     }
 
-    /// Is called after the last tensor of a layer.
-    fn layer_done(&mut self, _layer: usize) -> Result<()> {
+    /// Is called after the last tensor of a layer. Returns values that [`Solver::restore`] takes in
+    /// place of all tensors until there. Without values, an interrupted run hands over the tensors.
+    fn state(&mut self, _layer: usize) -> Result<Vec<&[f32]>> {
+        Ok(Vec::new())
+    }
+
+    /// Goes on behind a layer, with the values that [`Solver::state`] gave there.
+    fn restore(&mut self, _layer: usize, _state: Vec<f32>) -> Result<()> {
         Ok(())
     }
 }

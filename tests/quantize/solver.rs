@@ -24,6 +24,8 @@ fn open(dir: &Path) -> Weights {
 #[derive(Default)]
 struct Watched {
     whole: bool,
+    /// Its state behind each layer; empty: none.
+    kept: Vec<f32>,
     said: Vec<String>,
     /// Codes of the matrices that went through, by role and layer.
     seen: BTreeMap<(Role, usize), Vec<u8>>,
@@ -67,8 +69,13 @@ impl Solver for Watched {
         Ok(())
     }
 
-    fn layer_done(&mut self, layer: usize) -> anyhow::Result<()> {
+    fn state(&mut self, layer: usize) -> anyhow::Result<Vec<&[f32]>> {
         self.said.push(format!("layer {layer} done"));
+        Ok(if self.kept.is_empty() { Vec::new() } else { self.kept.chunks(2).collect() })
+    }
+
+    fn restore(&mut self, layer: usize, state: Vec<f32>) -> anyhow::Result<()> {
+        self.said.push(format!("behind layer {layer} with {state:?}"));
         Ok(())
     }
 }
@@ -104,25 +111,67 @@ fn a_solver_sees_every_matrix_in_the_order_of_the_forward_pass_again_after_a_sto
 
     solver.said.clear();
     run(&source, &dst, &plan, &options, &mut solver, &mut |_| Ok(())).unwrap();
-    assert_eq!(
-        solver.said[..8],
-        [
-            "again Q 0",
-            "again K 0",
-            "again V 0",
-            "again O 0",
-            "again Gate 0",
-            "again Up 0",
-            "again Down 0",
-            "layer 0 done"
-        ]
-    );
-    assert_eq!(solver.said.iter().filter(|s| s.ends_with("done")).count(), 4);
+    let again = ["Q", "K", "V", "O", "Gate", "Up", "Down"].map(|role| format!("again {role} 0"));
+    assert_eq!(solver.said[..7], again);
+    assert_eq!(solver.said.iter().filter(|s| s.ends_with("done")).count(), 3);
     assert_eq!(solver.said.last().unwrap(), "layer 3 done");
     for (at, codes) in solver.seen.iter() {
         assert!(first.get(at).is_none_or(|f| f == codes), "{at:?}: not what was written");
         assert_eq!(codes[..], open(&dst).matrix(at.0, at.1).unwrap().codes[..], "{at:?}");
     }
+}
+
+/// The state behind a layer stands for the tensors before, as long as it is the saved one and they
+/// are the written ones.
+#[test]
+fn a_run_goes_on_behind_the_last_complete_layer() {
+    let dir = tempfile::tempdir().unwrap();
+    let src = dir.path().join("src");
+    TinyModel::tiny(2).write(&src, Form::TextV4, Dtype::BF16, 1);
+    let (source, options) =
+        (open(&src), QuantizeOptions { threads: 2, ..QuantizeOptions::default() });
+    let recipe = Recipe::inline("i4-g32".parse().unwrap(), "i8-row".parse().unwrap());
+    let first = |damage: &dyn Fn(&Path)| -> Vec<String> {
+        let dst = dir.path().join("dst");
+        let kept = vec![1.5, -2.0, 0.25];
+        let mut solver = Watched { whole: true, kept, ..Watched::default() };
+        let plan =
+            QuantPlan::new(&source, &recipe, &options, &solver, Importance::Relative(&|_, _| 1.0))
+                .unwrap();
+        let mut left = 34;
+        let mut stop = |p: gemma::quant::QuantProgress<'_>| {
+            left -= p.error.is_some() as usize;
+            anyhow::ensure!(left > 0, "enough");
+            Ok(())
+        };
+        run(&source, &dst, &plan, &options, &mut solver, &mut stop).unwrap_err();
+        assert!(solver.said.contains(&"layer 1 done".into()), "{:?}", solver.said);
+        damage(&dst.with_file_name(".dst.partial"));
+        solver.said.clear();
+        run(&source, &dst, &plan, &options, &mut solver, &mut |_| Ok(())).unwrap();
+        fs::remove_dir_all(&dst).unwrap();
+        solver.said
+    };
+    let said = first(&|_| {});
+    assert_eq!(said[0], "behind layer 1 with [1.5, -2.0, 0.25]");
+    assert!(!said.iter().any(|s| s.starts_with("again") && s.ends_with('1')), "{said:?}");
+
+    let edit = |name: &'static str, at: fn(usize) -> usize| {
+        move |partial: &Path| {
+            let path = partial.join(name);
+            let mut bytes = fs::read(&path).unwrap();
+            let at = at(bytes.len());
+            bytes[at] ^= 1;
+            fs::write(&path, bytes).unwrap();
+        }
+    };
+    for damage in [edit("state", |n| n - 1), edit("state", |_| 12), edit("state", |_| 60)] {
+        let said = first(&damage);
+        assert_eq!(said[0], "again Q 0", "{said:?}");
+    }
+    // The first shard begins with its header; the damage is in the table.
+    let said = first(&edit("files/model.safetensors", |n| n / 4));
+    assert!(!said[0].starts_with("behind"), "{said:?}");
 }
 
 /// A table that was stopped between two chunks goes on behind the last one, and one whose rows were

@@ -157,6 +157,21 @@ impl<'a> Calibrator<'a> {
         Ok(())
     }
 
+    /// Returns the residual streams of the source and of the copy behind a layer that is done.
+    pub fn streams(&mut self, layer: usize) -> Result<[&[f32]; 2]> {
+        self.run_to((layer + 1, 0))?;
+        Ok([&self.original, &self.made])
+    }
+
+    /// Goes on behind a layer with both streams there, one after the other.
+    pub fn go_on(&mut self, layer: usize, streams: &[f32]) -> Result<()> {
+        let (original, made) = streams.split_at(streams.len() / 2);
+        ensure!(made.len() == self.made.len(), "the saved streams are those of another text");
+        (self.original, self.made) = (original.to_vec(), made.to_vec());
+        (self.at, self.current) = ((layer + 1, 0), None);
+        Ok(())
+    }
+
     /// Mean KL divergence of the made model's next tokens from the source's, over some of the
     /// calibration text, in nats. `made` is the whole model that was written. An error of `heard`
     /// stops it.

@@ -10,6 +10,7 @@ mod resume;
 mod sink;
 mod source;
 mod staging;
+mod state;
 mod tensor;
 
 use super::layout::{TargetFormat, TensorPlan};
@@ -208,7 +209,7 @@ impl Run<'_> {
         let JournalState { done: found, rows, is_moved } = found;
         let claimed = found.len();
         for (line, (entry, offset)) in found.into_iter().zip(places(&self.plan.layout)) {
-            if !self.resume(&line, entry, offset)? {
+            if !self.is_written(&line, entry, offset)? {
                 break;
             }
             if is_moved && self.source_hash(entry)? != line.source_sha256 {
@@ -216,6 +217,10 @@ impl Run<'_> {
                 return Err(other_run(&self.staging.journal(), &begun).into());
             }
             done.push(line);
+        }
+        let seen = self.restore_state(&done)?;
+        for (i, (line, (entry, offset))) in done.iter().zip(places(&self.plan.layout)).enumerate() {
+            self.resume(line, entry, offset, i < seen)?;
         }
         let mut begun = None;
         if let (Some(rows), true) = (&rows, done.len() == claimed)
@@ -313,19 +318,13 @@ impl Run<'_> {
                 self.unsynced = 0;
             }
             done.push(line);
-            self.layer_done(entry)?;
+            if entry.ends_layer {
+                self.save_state(entry.layer, done)?;
+            }
             self.weights = before + (entry.rows * entry.cols) as u64;
             self.say(entry, Some(relative_error))?;
         }
         file.sync()
-    }
-
-    /// Tells the solver that a layer is complete if this was its last tensor.
-    fn layer_done(&mut self, entry: &TensorPlan) -> Result<()> {
-        match entry.ends_layer {
-            true => self.solver.layer_done(entry.layer),
-            false => Ok(()),
-        }
     }
 
     fn advance(&mut self, entry: &TensorPlan, weights: usize) -> Result<()> {

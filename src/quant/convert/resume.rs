@@ -87,28 +87,35 @@ impl Run<'_> {
     }
 
     /// Returns whether a finished tensor is in its place, byte for byte.
+    pub(super) fn is_written(
+        &self,
+        line: &FinishedTensor,
+        entry: &TensorPlan,
+        offset: u64,
+    ) -> Result<bool> {
+        let found = self.written(entry, offset, entry.bytes(), false)?;
+        Ok(found.is_some_and(|(hash, _)| hex(hash.finalize()) == line.sha256))
+    }
+
+    /// Counts a finished tensor, and hands it to the solver if that has not `seen` it.
     pub(super) fn resume(
         &mut self,
         line: &FinishedTensor,
         entry: &TensorPlan,
         offset: u64,
-    ) -> Result<bool> {
-        let whole = self.solver.wants_resumed(entry) && entry.role.is_matrix();
-        let Some((hash, bytes)) = self.written(entry, offset, entry.bytes(), whole)? else {
-            return Ok(false);
-        };
-        if hex(hash.finalize()) != line.sha256 {
-            return Ok(false);
-        }
-        if let (true, TargetFormat::Format(format)) = (whole, entry.target) {
+        seen: bool,
+    ) -> Result<()> {
+        let wanted = !seen && self.solver.wants_resumed(entry) && entry.role.is_matrix();
+        if let (true, TargetFormat::Format(format)) = (wanted, entry.target) {
+            let (_, bytes) = self
+                .written(entry, offset, entry.bytes(), true)?
+                .with_context(|| format!("{} went missing", entry.name))?;
             let (codes, side) = bytes.split_at(entry.parts[0].bytes as usize);
             let matrix = self.packed(entry, format, entry.rows, codes, side)?;
             self.solver.resumed(entry, &matrix)?;
         }
-        self.layer_done(entry)?;
         self.weights += (entry.rows * entry.cols) as u64;
-        self.say(entry, Some(line.relative_error))?;
-        Ok(true)
+        self.say(entry, Some(line.relative_error))
     }
 
     /// Returns the tensor of which rows are finished; `None` if they are not in their place, byte

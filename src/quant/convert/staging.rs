@@ -1,10 +1,10 @@
 //! Staging directory of a conversion. The destination DST appears complete or not at all.
 //!
-//! Until then, all files are in `.DST.partial` beside it: `files/` becomes DST, `journal` lists the
-//! finished tensors and rows, `side` holds the scales of the latter, and one process at a time
-//! holds `lock`. In a directory that others can write to, such as /tmp, another user may have made
-//! `.DST.partial`. It must therefore belong to this user, and no file in it is opened through a
-//! symbolic link.
+//! Until then, all files are in `.DST.partial` beside it: `files/` becomes DST, `journal` lists
+//! the finished tensors and rows, `side` holds the scales of the latter, `state` the solver's,
+//! and one process at a time holds `lock`. In a directory that others can write to, such as /tmp,
+//! another user may have made `.DST.partial`. It must therefore belong to this user, and no file in
+//! it is opened through a symbolic link.
 
 use crate::error::{Fault, Kind};
 use crate::os::files as os;
@@ -160,6 +160,11 @@ impl Staging {
     /// Returns the file of the scales of finished rows, whose tensor is not finished.
     pub fn side(&self) -> PathBuf {
         self.root.join("side")
+    }
+
+    /// Returns the file of the solver's state behind a complete layer.
+    pub fn state(&self) -> PathBuf {
+        self.root.join("state")
     }
 
     /// Writes a whole file of the result.

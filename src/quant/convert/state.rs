@@ -1,0 +1,82 @@
+//! The state of a solver behind a complete layer. With it, the next run need not compute the layers
+//! before that again. The file begins with a line of JSON; little-endian f32 follow.
+
+use super::Run;
+use super::journal::FinishedTensor;
+use super::staging::StagedFile;
+use crate::util::hex;
+use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use std::fs;
+
+/// The first line of the file.
+#[derive(Serialize, Deserialize)]
+struct StateHeader {
+    layer: usize,
+    /// SHA-256 of the solver's name and of the finished tensors, as [`Run::basis`] returns it.
+    basis: String,
+    /// SHA-256 of the values.
+    sha256: String,
+}
+
+impl Run<'_> {
+    /// Saves the solver's state behind a layer, whose last tensor is the last of `done`. Without
+    /// the file the next run takes longer, so an error of writing does not end this one.
+    pub(super) fn save_state(&mut self, layer: usize, done: &[FinishedTensor]) -> Result<()> {
+        let basis = self.basis(done);
+        let parts = self.solver.state(layer)?;
+        if parts.is_empty() {
+            return Ok(());
+        }
+        let mut hash = Sha256::new();
+        parts.iter().for_each(|part| hash.update(bytemuck::cast_slice::<f32, u8>(part)));
+        let header = StateHeader { layer, basis, sha256: hex(hash.finalize()) };
+        let mut line = serde_json::to_vec(&header)?;
+        line.push(b'\n');
+        let (path, begun) = (self.staging.state(), self.staging.state().with_extension("new"));
+        let write = || {
+            let mut file = StagedFile::open(&begun, 0)?;
+            file.write_all(&line)?;
+            parts.iter().try_for_each(|part| file.write_all(bytemuck::cast_slice(part)))?;
+            file.sync()?;
+            fs::rename(&begun, &path).context("renaming the state")
+        };
+        if write().is_err() {
+            let _ = fs::remove_file(&begun);
+        }
+        Ok(())
+    }
+
+    /// Hands the solver the state that an earlier run saved behind some of these tensors. Returns
+    /// the number of tensors that the solver need not see again.
+    pub(super) fn restore_state(&mut self, done: &[FinishedTensor]) -> Result<usize> {
+        let Ok(bytes) = fs::read(self.staging.state()) else { return Ok(0) };
+        let Some(end) = bytes.iter().position(|b| *b == b'\n') else { return Ok(0) };
+        let (line, values) = (&bytes[..end], &bytes[end + 1..]);
+        let Ok(header) = serde_json::from_slice::<StateHeader>(line) else { return Ok(0) };
+        let entries = &self.plan.layout.entries;
+        let Some(last) = entries.iter().position(|e| e.ends_layer && e.layer == header.layer)
+        else {
+            return Ok(0);
+        };
+        let is_of_this_run = done.get(..=last).is_some_and(|done| self.basis(done) == header.basis)
+            && hex(Sha256::digest(values)) == header.sha256;
+        if !is_of_this_run {
+            return Ok(0);
+        }
+        let values = values.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
+        self.solver.restore(header.layer, values)?;
+        Ok(last + 1)
+    }
+
+    /// Returns the SHA-256 of everything that a state depends on.
+    fn basis(&self, done: &[FinishedTensor]) -> String {
+        let mut hash = Sha256::new_with_prefix(self.solver.name());
+        for line in done {
+            hash.update(&line.sha256);
+            hash.update(&line.source_sha256);
+        }
+        hex(hash.finalize())
+    }
+}
