@@ -179,7 +179,7 @@ impl Solver for Calibrated<'_> {
     }
 
     fn restore(&mut self, layer: usize, state: Vec<f32>) -> Result<()> {
-        calibrator(&mut self.calibrator)?.go_on(layer, &state)
+        calibrator(&mut self.calibrator)?.go_on(layer, state)
     }
 
     fn resumed(&mut self, entry: &TensorPlan, matrix: &Matrix<'_>) -> Result<()> {

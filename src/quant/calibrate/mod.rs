@@ -164,10 +164,10 @@ impl<'a> Calibrator<'a> {
     }
 
     /// Goes on behind a layer with both streams there, one after the other.
-    pub fn go_on(&mut self, layer: usize, streams: &[f32]) -> Result<()> {
-        let (original, made) = streams.split_at(streams.len() / 2);
+    pub fn go_on(&mut self, layer: usize, mut streams: Vec<f32>) -> Result<()> {
+        let made = streams.split_off(streams.len() / 2);
         ensure!(made.len() == self.made.len(), "the saved streams are those of another text");
-        (self.original, self.made) = (original.to_vec(), made.to_vec());
+        (self.original, self.made) = (streams, made);
         (self.at, self.current) = ((layer + 1, 0), None);
         Ok(())
     }
