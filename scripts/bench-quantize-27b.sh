@@ -10,8 +10,8 @@
 #
 #   TOKENS (4096)             of the built-in text
 #   LINEAR (t2-row+h128)      the format, where no size is given
-#   SIZE                      --target-size of the table with one layer and with two, such as
-#                             "1.56GB 1.69GB"; the latter is what 10 GB for all of 27B leaves them
+#   SIZE                      --target-size of the table with one layer and with two:
+#                             "0.68GB 0.84GB" is their share of 10 GB for all of 27B
 #   DEVICE (cpu), GEMMA (target/release/gemma), RUNS ("nearest text", or either)
 #   SEARCH                    the benchmark of the search for trellis codes, which runs first:
 #                             cargo bench --bench trellis --no-run names it
