@@ -21,6 +21,7 @@ work=$1 tokens=${TOKENS:-4096} device=${DEVICE:-cpu} runs=${RUNS:-nearest text}
 gemma=${GEMMA:-target/release/gemma}
 [ -z "${SEARCH:-}" ] || "$SEARCH" -d "$device"
 read -ra sizes <<<"${SIZE:-}"
+[ -z "${SIZE:-}" ] || [ "${#sizes[@]}" = 2 ] || { echo "error: SIZE takes two sizes" >&2; exit 2; }
 mkdir -p "$work"
 trap 'rm -rf "$work"/src-* "$work"/dst-*' EXIT
 

@@ -42,11 +42,8 @@ for name in ${PARTS:-overhead engine agents soak}; do
     # The engine alone runs while the server waits, on the same device.
     overhead) part overhead "--device-lock off" "$@" --draft off ;;
     agents) part agents "--parallel 2 --cache-ram ${CACHE_RAM:-1GB}" "$@" ;;
-    engine)
-      part engine "--parallel 32 --max-queue 1000" "$@"
-      # After the server, whose cache takes the device's memory.
-      [ -z "${LLAMA:-}" ] || python3 scripts/bench_serve.py peer - "$@"
-      ;;
     *) part "$name" "--parallel 32 --max-queue 1000" "$@" ;;
   esac
+  # After the server, whose cache takes the device's memory.
+  if [ "$name" = engine ] && [ -n "${LLAMA:-}" ]; then python3 scripts/bench_serve.py peer - "$@"; fi
 done

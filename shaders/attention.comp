@@ -24,7 +24,7 @@ const uint PAIRS = R * GQ;
 const uint TEAMS = 256 / SG;
 const uint PARTS = 1024 / HEAD_DIM;           // positions summed side by side, each PARTS apart
 const uint TURNS = PAGE / PARTS;
-// Few sums to keep: values are loaded before the scores are done
+// Few sums: values load before the scores are done, and no second set of loads fills the registers
 const bool EARLY = PAIRS <= 4;
 const uint FEW = KEYS < 4 ? KEYS : 4;         // parts of a key whose loads are in flight together
 const uint BATCH = !EARLY || KEYS < 8 ? FEW : 8; // the same where few rows wait for them

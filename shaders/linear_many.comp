@@ -1,10 +1,11 @@
 // Linear layers whose groups of columns have scales, for many rows of activations, by matrix
 // instructions: 16 RT WR matrix rows times 8 NT WN rows a workgroup.
 //
-// The sums are those of linear.glsl, bit for bit. A subgroup walks the parts one after the other,
-// in the order in which they are joined, and keeps the sums that wait to be joined. Products of 16
-// x 8 x 32 add up the columns of a group, which then become float and are added to its part. The
-// workgroup's codes and activations of P steps lie in shared memory while the next ones are loaded.
+// The sums are those of linear.glsl, bit for bit. A subgroup walks the parts in the order in which
+// they are joined, two at a time if steps are short, and keeps the sums that wait to be joined.
+// Products of 16 x 8 x 32 add up the columns of a group, which then become float and are added to
+// its part. The codes and activations of P steps lie in shared memory while the next ones are
+// loaded.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_integer_dot_product : require

@@ -6,8 +6,8 @@ use common::{Form, TinyModel};
 use gemma::checkpoint::{Checkpoint, Dtype};
 use gemma::models::{Role, Weights};
 use gemma::quant::{
-    ArtifactLayout, Importance, Nearest, QuantPlan, QuantizeOptions, Recipe, Solver, TensorPlan,
-    run,
+    ArtifactLayout, Importance, Nearest, QuantPlan, QuantProgress, QuantizeOptions, Recipe, Solver,
+    TensorPlan, run,
 };
 use gemma::tensor::quantize::quantize;
 use gemma::tensor::{Format, Matrix};
@@ -18,6 +18,16 @@ use std::path::Path;
 
 fn open(dir: &Path) -> Weights {
     Weights::open(Checkpoint::open(dir).unwrap()).unwrap()
+}
+
+/// Ends a run at tensor `n`.
+fn stop_at(n: usize) -> impl FnMut(QuantProgress<'_>) -> anyhow::Result<()> {
+    let mut left = n;
+    move |p| {
+        left -= p.error.is_some() as usize;
+        anyhow::ensure!(left > 0, "enough");
+        Ok(())
+    }
 }
 
 /// Rounds like [`Nearest`], and writes down what happens.
@@ -95,13 +105,7 @@ fn a_solver_sees_every_matrix_in_the_order_of_the_forward_pass_again_after_a_sto
     assert!(plan.memory > 1_000_000_000 && plan.solver == "watched");
     plan.chunk = 64 * 128;
 
-    let mut left = 20;
-    let mut stop = |p: gemma::quant::QuantProgress<'_>| {
-        left -= p.error.is_some() as usize;
-        anyhow::ensure!(left > 0, "enough");
-        Ok(())
-    };
-    run(&source, &dst, &plan, &options, &mut solver, &mut stop).unwrap_err();
+    run(&source, &dst, &plan, &options, &mut solver, &mut stop_at(20)).unwrap_err();
     assert_eq!(solver.said[..4], ["Embed 0 0..64", "Embed 0 64..128", "Embed 0 128..160", "Q 0"]);
     assert_eq!(
         solver.said[4..11],
@@ -131,20 +135,14 @@ fn a_run_goes_on_behind_the_last_complete_layer() {
     let (source, options) =
         (open(&src), QuantizeOptions { threads: 2, ..QuantizeOptions::default() });
     let recipe = Recipe::inline("i4-g32".parse().unwrap(), "i8-row".parse().unwrap());
-    let first = |damage: &dyn Fn(&Path)| -> Vec<String> {
+    let resumed_after = |damage: &dyn Fn(&Path)| -> Vec<String> {
         let dst = dir.path().join("dst");
         let kept = vec![1.5, -2.0, 0.25];
         let mut solver = Watched { whole: true, kept, ..Watched::default() };
         let plan =
             QuantPlan::new(&source, &recipe, &options, &solver, Importance::Relative(&|_, _| 1.0))
                 .unwrap();
-        let mut left = 34;
-        let mut stop = |p: gemma::quant::QuantProgress<'_>| {
-            left -= p.error.is_some() as usize;
-            anyhow::ensure!(left > 0, "enough");
-            Ok(())
-        };
-        run(&source, &dst, &plan, &options, &mut solver, &mut stop).unwrap_err();
+        run(&source, &dst, &plan, &options, &mut solver, &mut stop_at(34)).unwrap_err();
         assert!(solver.said.contains(&"layer 1 done".into()), "{:?}", solver.said);
         damage(&dst.with_file_name(".dst.partial"));
         solver.said.clear();
@@ -152,7 +150,7 @@ fn a_run_goes_on_behind_the_last_complete_layer() {
         fs::remove_dir_all(&dst).unwrap();
         solver.said
     };
-    let said = first(&|_| {});
+    let said = resumed_after(&|_| {});
     assert_eq!(said[0], "behind layer 1 with [1.5, -2.0, 0.25]");
     assert!(!said.iter().any(|s| s.starts_with("again") && s.ends_with('1')), "{said:?}");
 
@@ -166,11 +164,11 @@ fn a_run_goes_on_behind_the_last_complete_layer() {
         }
     };
     for damage in [edit("state", |n| n - 1), edit("state", |_| 12), edit("state", |_| 60)] {
-        let said = first(&damage);
+        let said = resumed_after(&damage);
         assert_eq!(said[0], "again Q 0", "{said:?}");
     }
     // The first shard begins with its header; the damage is in the table.
-    let said = first(&edit("files/model.safetensors", |n| n / 4));
+    let said = resumed_after(&edit("files/model.safetensors", |n| n / 4));
     assert!(!said[0].starts_with("behind"), "{said:?}");
 }
 

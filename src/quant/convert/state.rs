@@ -3,12 +3,17 @@
 
 use super::Run;
 use super::journal::FinishedTensor;
-use super::staging::StagedFile;
+use super::staging::{StagedFile, check_space};
 use crate::util::hex;
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
-use std::fs;
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
+
+/// Most bytes of the first line.
+const LONGEST_LINE: u64 = 1 << 10;
 
 /// The first line of the file.
 #[derive(Serialize, Deserialize)]
@@ -21,8 +26,9 @@ struct StateHeader {
 }
 
 impl Run<'_> {
-    /// Saves the solver's state behind a layer, whose last tensor is the last of `done`. Without
-    /// the file the next run takes longer, so an error of writing does not end this one.
+    /// Saves the solver's state behind a layer, whose last tensor is the last of `done`, if the
+    /// disk has room for it and the rest of the result. Without the file the next run takes longer,
+    /// so an error of writing does not end this one.
     pub(super) fn save_state(&mut self, layer: usize, done: &[FinishedTensor]) -> Result<()> {
         let basis = self.basis(done);
         let parts = self.solver.state(layer)?;
@@ -35,7 +41,10 @@ impl Run<'_> {
         let mut line = serde_json::to_vec(&header)?;
         line.push(b'\n');
         let (path, begun) = (self.staging.state(), self.staging.state().with_extension("new"));
+        let written: u64 = done.iter().map(|line| line.bytes).sum();
+        let state = parts.iter().map(|part| size_of_val(*part) as u64).sum::<u64>();
         let write = || {
+            check_space(&begun, self.plan.total_bytes.saturating_sub(written) + state)?;
             let mut file = StagedFile::open(&begun, 0)?;
             file.write_all(&line)?;
             parts.iter().try_for_each(|part| file.write_all(bytemuck::cast_slice(part)))?;
@@ -51,21 +60,16 @@ impl Run<'_> {
     /// Hands the solver the state that an earlier run saved behind some of these tensors. Returns
     /// the number of tensors that the solver need not see again.
     pub(super) fn restore_state(&mut self, done: &[FinishedTensor]) -> Result<usize> {
-        let Ok(bytes) = fs::read(self.staging.state()) else { return Ok(0) };
-        let Some(end) = bytes.iter().position(|b| *b == b'\n') else { return Ok(0) };
-        let (line, values) = (&bytes[..end], &bytes[end + 1..]);
-        let Ok(header) = serde_json::from_slice::<StateHeader>(line) else { return Ok(0) };
+        let Some((header, values)) = read(&self.staging.state()) else { return Ok(0) };
         let entries = &self.plan.layout.entries;
         let Some(last) = entries.iter().position(|e| e.ends_layer && e.layer == header.layer)
         else {
             return Ok(0);
         };
-        let is_of_this_run = done.get(..=last).is_some_and(|done| self.basis(done) == header.basis)
-            && hex(Sha256::digest(values)) == header.sha256;
+        let is_of_this_run = done.get(..=last).is_some_and(|done| self.basis(done) == header.basis);
         if !is_of_this_run {
             return Ok(0);
         }
-        let values = values.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
         self.solver.restore(header.layer, values)?;
         Ok(last + 1)
     }
@@ -79,4 +83,17 @@ impl Run<'_> {
         }
         hex(hash.finalize())
     }
+}
+
+/// Reads a state; `None` if there is none or if it is damaged.
+fn read(path: &Path) -> Option<(StateHeader, Vec<f32>)> {
+    let mut file = BufReader::new(File::open(path).ok()?);
+    let mut line = Vec::new();
+    file.by_ref().take(LONGEST_LINE).read_until(b'\n', &mut line).ok()?;
+    let header: StateHeader = serde_json::from_slice(&line).ok()?;
+    let length = file.get_ref().metadata().ok()?.len().checked_sub(line.len() as u64)?;
+    let mut values = vec![0f32; length as usize / size_of::<f32>()];
+    file.read_exact(bytemuck::cast_slice_mut(&mut values)).ok()?;
+    let sha256 = hex(Sha256::digest(bytemuck::cast_slice::<f32, u8>(&values)));
+    (sha256 == header.sha256).then_some((header, values))
 }

@@ -7,9 +7,10 @@ use anyhow::{Context, ensure};
 /// Most rows of a pass whose pages are split over workgroups.
 const SPLIT_ROWS: usize = 32;
 
-/// Most pairs of a row and a query head of a block: of one row, and of several, whose sums would
-/// fill the registers of the few workgroups that have room.
+/// Most pairs of a row and a query head in a block of one row.
 const PAIRS: usize = 16;
+/// The same in a block of several rows. A thread has registers for the sums of each pair; fewer
+/// registers leave room for more workgroups.
 const PAIRS_OF_ROWS: usize = 8;
 
 impl Lowering<'_> {
