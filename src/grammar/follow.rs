@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Result, ensure};
 
@@ -13,7 +13,7 @@ use crate::error::Fault;
 use crate::sampler::{Mask, TokenRule};
 use crate::tensor::Token;
 
-/// Time of a mask from which a background thread computes the masks of a text.
+/// Processor time of a mask from which a background thread computes the masks of a text.
 const LONG: Duration = Duration::from_millis(5);
 
 /// The rule of one text under a grammar. A mask depends only on the tokens before it; states are
@@ -85,12 +85,11 @@ impl Text {
     /// Asks the grammar's machine. Returns `None` if the machine has forgotten the state of the
     /// query.
     fn ask(&self, ask: StateQuery, states: &mut States) -> Result<Option<MachineState>> {
-        let begun = Instant::now();
         let answer = self.grammar.ask(ask, states.run)?;
-        if begun.elapsed() > LONG {
-            self.slow.store(true, Ordering::Relaxed);
-        }
         Ok(answer.map(|(state, run)| {
+            if state.time > LONG {
+                self.slow.store(true, Ordering::Relaxed);
+            }
             states.run = run;
             state
         }))
@@ -140,7 +139,7 @@ impl Text {
             // Only stop tokens may follow the end of a text.
             None if *is_complete && self.grammar.is_stop(token) => {
                 let mask = mask.clone().map(|mask| (*mask).clone());
-                Ok(Some(MachineState { number: None, mask, is_complete: true }))
+                Ok(Some(MachineState { mask, is_complete: true, ..MachineState::forbidden() }))
             }
             None => Ok(Some(MachineState::forbidden())),
         }
@@ -160,7 +159,7 @@ impl Drop for Text {
 
 impl Node {
     fn new(token: Token, parent: u32, state: MachineState) -> Node {
-        let MachineState { number, mask, is_complete } = state;
+        let MachineState { number, mask, is_complete, time: _ } = state;
         Node { token, parent, number, mask: mask.map(Arc::new), is_complete }
     }
 }

@@ -7,6 +7,7 @@
 use super::vocabulary::GrammarVocabulary;
 use super::{GrammarSource, schema};
 use crate::error::Fault;
+use crate::os::process::thread_time;
 use crate::sampler::Mask;
 use crate::tensor::Token;
 use anyhow::{Result, anyhow};
@@ -14,6 +15,7 @@ use llguidance::api::TopLevelGrammar;
 use llguidance::{Matcher, ParserFactory};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
+use std::time::Duration;
 
 /// Most work on one mask before a grammar counts as too complex. The limits are far above
 /// llguidance's own ones, so that the outcome does not depend on cached states.
@@ -38,6 +40,8 @@ pub struct MachineState {
     pub mask: Result<Mask, String>,
     /// The text may end here.
     pub is_complete: bool,
+    /// Processor time that the state took.
+    pub time: Duration,
 }
 
 pub struct GrammarMachine {
@@ -69,6 +73,12 @@ impl GrammarMachine {
     }
 
     pub fn answer(&mut self, ask: &StateQuery) -> MachineState {
+        let begun = thread_time();
+        let state = self.compute(ask);
+        MachineState { time: thread_time().saturating_sub(begun), ..state }
+    }
+
+    fn compute(&mut self, ask: &StateQuery) -> MachineState {
         let matcher = match ask {
             StateQuery::Walk(tokens) => {
                 let mut matcher = self.start.clone();
@@ -109,7 +119,7 @@ impl GrammarMachine {
         let words = self.stops.iter().max().map_or(0, |last| *last as usize / 32 + 1);
         let mut end = vec![0; words];
         self.stops.iter().for_each(|stop| end[*stop as usize / 32] |= 1 << (stop % 32));
-        MachineState { number: None, mask: Ok(self.mask_of(end)), is_complete: true }
+        MachineState { mask: Ok(self.mask_of(end)), is_complete: true, ..MachineState::forbidden() }
     }
 
     /// Computes the mask of a new state. It is computed once, so that a state never depends on
@@ -127,7 +137,7 @@ impl GrammarMachine {
             self.states.insert(self.last, (matcher, is_complete));
             self.last
         });
-        MachineState { number, mask, is_complete }
+        MachineState { number, mask, is_complete, time: Duration::ZERO }
     }
 
     fn mask_of(&self, words: Vec<u32>) -> Mask {
@@ -148,7 +158,12 @@ fn may_end(matcher: &mut Matcher) -> bool {
 impl MachineState {
     /// Returns the state of a forbidden text, which no token may follow.
     pub fn forbidden() -> MachineState {
-        MachineState { number: None, mask: Ok(Mask::default()), is_complete: false }
+        MachineState {
+            number: None,
+            mask: Ok(Mask::default()),
+            is_complete: false,
+            time: Duration::ZERO,
+        }
     }
 }
 

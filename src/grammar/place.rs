@@ -48,6 +48,7 @@ enum Reply {
         ends: bool,
         error: Option<String>,
         is_complete: bool,
+        time: Duration,
     },
     /// A text to encode. Any number of these messages come before the reply.
     Encode(String),
@@ -96,13 +97,13 @@ impl MachineHost {
         };
         child.send(&Request::Answer { forgotten, ask }, &[]);
         let (reply, raw) = receive(child, vocabulary, &|| true)?;
-        let Reply::State { number, ends, error, is_complete } = reply else {
+        let Reply::State { number, ends, error, is_complete, time } = reply else {
             return Err(ChildFailure::Failed);
         };
         let (words, _) = raw.as_chunks();
         let words = words.iter().map(|word| u32::from_le_bytes(*word)).collect();
         let mask = error.map_or_else(|| Ok(Mask::new(words, ends)), Err);
-        Ok(MachineState { number, mask, is_complete })
+        Ok(MachineState { number, mask, is_complete, time })
     }
 }
 
@@ -168,7 +169,7 @@ pub fn serve_parent() -> bool {
         while let Some((Request::Answer { forgotten, ask }, _)) = child::receive() {
             limit_processor_time(MASK);
             machine.forget(&forgotten);
-            let MachineState { number, mask, is_complete } = machine.answer(&ask);
+            let MachineState { number, mask, is_complete, time } = machine.answer(&ask);
             limit_processor_time(Duration::ZERO);
             let ends = mask.as_ref().is_ok_and(Mask::ends);
             let (words, error) = match &mask {
@@ -177,7 +178,7 @@ pub fn serve_parent() -> bool {
                 }
                 Err(error) => (Vec::new(), Some(error.clone())),
             };
-            child::send(&Reply::State { number, ends, error, is_complete }, &words);
+            child::send(&Reply::State { number, ends, error, is_complete, time }, &words);
         }
     })
 }
