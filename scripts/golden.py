@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Makes tests/golden: tiny random Gemma 3 checkpoints and what Hugging Face transformers computes
-from them.
+"""Makes tests/golden: tiny random Gemma 3 and Gemma 4 checkpoints and what Hugging Face
+transformers computes from them.
 
     python -m venv V && V/bin/pip install torch transformers && V/bin/python scripts/golden.py [OUT]
 
 Weights are rounded to the dtype they are saved in and computed with in f32, attention eager. Every
 checkpoint is saved by transformers itself; `config-v4.json` beside it spells the same configuration
-as transformers 4 did, and the script makes sure that transformers reads the same model from it. The
-same versions give the same bytes again."""
+as transformers 4 did, or as the first files of Gemma 4 do, and the script makes sure that
+transformers reads the same model from it. The same versions give the same bytes again."""
 
 import json
 import math
@@ -18,8 +18,9 @@ from pathlib import Path
 import torch
 import transformers
 from transformers import (Gemma3Config, Gemma3ForCausalLM, Gemma3ForConditionalGeneration,
-                          Gemma3TextConfig)
-from transformers.models.gemma3 import modeling_gemma3
+                          Gemma3TextConfig, Gemma4Config, Gemma4ForConditionalGeneration,
+                          Gemma4TextConfig, Gemma4UnifiedConfig,
+                          Gemma4UnifiedForConditionalGeneration, Gemma4UnifiedTextConfig)
 
 OUT = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parent.parent / "tests/golden")
 VOCAB = 256
@@ -83,14 +84,47 @@ CASES = [
 ]  # fmt: skip
 
 
+def text_values_4(**changes):
+    """Values of the cases of Gemma 4: the keys of global layers are their values."""
+    values = text_values(attention_k_eq_v=True, final_logit_softcapping=30.0) | changes
+    values.pop("query_pre_attn_scalar")
+    values.pop("attn_logit_softcapping")
+    return values
+
+
+# name, tokens, class of the configuration and of its text section, class of the model, values
+CASES_4 = [
+    # Heads of 256 and 512 channels, and an odd number of heads for keys and values.
+    ("gemma4", 300, Gemma4Config, Gemma4TextConfig, Gemma4ForConditionalGeneration, text_values_4(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=4, num_attention_heads=3,
+        num_key_value_heads=3, head_dim=256, global_head_dim=512, num_global_key_value_heads=1,
+        layer_types=kinds(4, 2), sliding_window=40, hidden_size_per_layer_input=0,
+        vocab_size_per_layer_input=0)),
+    # Pattern of the real models; pages and rings of 256 positions are crossed.
+    ("gemma4-unified", 700, Gemma4UnifiedConfig, Gemma4UnifiedTextConfig,
+     Gemma4UnifiedForConditionalGeneration, text_values_4(
+         hidden_size=32, intermediate_size=64, num_hidden_layers=12, num_attention_heads=6,
+         num_key_value_heads=3, head_dim=32, global_head_dim=64, num_global_key_value_heads=2,
+         layer_types=kinds(12, 6), sliding_window=300)),
+]  # fmt: skip
+
+
 def randomize(model, dtype, seed):
     """Weights that make every part count: peaked attention, uneven norms, logits that spread."""
+    is_gemma4 = "Gemma4" in type(model).__name__
     generator = torch.Generator().manual_seed(seed)
+    for name, buffer in sorted(model.named_buffers()):
+        if name.endswith("layer_scalar"):
+            values = torch.rand(buffer.shape, generator=generator) * 0.5 + 0.7
+            buffer.data.copy_(values.to(dtype).float())
     for name, p in sorted(model.named_parameters()):
         noise = torch.rand(p.shape, generator=generator) * 2 - 1
         if p.dim() == 1:
-            lift = 0.4 if "q_norm" in name or "k_norm" in name else 0.0
-            values = noise * 0.5 + lift
+            is_head = "q_norm" in name or "k_norm" in name
+            if is_gemma4:  # whose norms add nothing to the weights, and whose scores have no scale
+                values = noise * 0.25 + 0.6 if is_head else noise * 0.5 + 1.0
+            else:
+                values = noise * 0.5 + (0.4 if is_head else 0.0)
         else:
             gain = 2.0 if "embed_tokens" in name or "lm_head" in name else 1.0
             values = noise * gain * math.sqrt(3 / p.shape[-1])
@@ -134,6 +168,14 @@ def build(name, pattern, factor, multimodal, values):
     return Gemma3ForConditionalGeneration._from_config(config, attn_implementation="eager"), old
 
 
+def build_4(config, text, kind, values):
+    """The model, and its configuration as the first files spell it."""
+    model = kind._from_config(config(text_config=text(**values)), attn_implementation="eager")
+    old = {"architectures": [kind.__name__], "model_type": config.model_type, "dtype": "bfloat16",
+           "text_config": values | {"model_type": text.model_type}}
+    return model, old
+
+
 def logits_of(model, ids):
     with torch.no_grad():
         out = model.float().eval()(input_ids=torch.tensor([ids]), use_cache=False).logits
@@ -143,16 +185,17 @@ def logits_of(model, ids):
 def logits_with_f16_cache(model, ids):
     """The same with every key (rotated) and value rounded to f16, as a cache of that format holds
     them."""
-    plain = modeling_gemma3.eager_attention_forward
+    module = sys.modules[type(model).__module__]
+    plain = module.eager_attention_forward
 
-    def rounded(module, query, key, value, *rest, **options):
-        return plain(module, query, key.half().float(), value.half().float(), *rest, **options)
+    def rounded(layer, query, key, value, *rest, **options):
+        return plain(layer, query, key.half().float(), value.half().float(), *rest, **options)
 
-    modeling_gemma3.eager_attention_forward = rounded
+    module.eager_attention_forward = rounded
     try:
         return logits_of(model, ids)
     finally:
-        modeling_gemma3.eager_attention_forward = plain
+        module.eager_attention_forward = plain
 
 
 def nll_of(logits, ids):
@@ -167,8 +210,7 @@ def check(model, folder, ids, want):
     assert worst == 0, f"{folder}: read back, logits differ by {worst}"
 
 
-def case(seed, name, n, pattern, factor, dtype, multimodal, values):
-    model, old = build(name, pattern, factor, multimodal, values)
+def case(seed, name, n, dtype, values, model, old):
     model = model.float()
     randomize(model, dtype, seed)
     generator = torch.Generator().manual_seed(100 + seed)
@@ -221,5 +263,8 @@ def case(seed, name, n, pattern, factor, dtype, multimodal, values):
 if __name__ == "__main__":
     torch.set_num_threads(1)
     OUT.mkdir(parents=True, exist_ok=True)
-    for i, parts in enumerate(CASES):
-        case(i + 1, *parts)
+    for i, (name, n, pattern, factor, dtype, multimodal, values) in enumerate(CASES):
+        model = build(name, pattern, factor, multimodal, values)
+        case(i + 1, name, n, dtype, values, *model)
+    for i, (name, n, *classes, values) in enumerate(CASES_4):
+        case(i + 1, name, n, torch.bfloat16, values, *build_4(*classes, values))

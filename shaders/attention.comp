@@ -1,4 +1,4 @@
-// Attention of a block of rows over pages of 256 positions, for the query heads of one kv head. For
+// Attention of a block of rows over pages of 256 positions, for query heads of one kv head. For
 // scores a thread takes one position, for the sums of values four channels of every few positions.
 // Pages are either split over workgroups, whose partials their reader joins, or walked here. Both
 // ways do the same operations in the same order.
@@ -10,8 +10,8 @@
 
 layout(local_size_x = 256) in;
 layout(constant_id = 1) const uint SG = 32;
-layout(constant_id = 2) const uint HEAD_DIM = 128; // a power of two, 16 to 256
-layout(constant_id = 3) const uint GQ = 1;         // query heads of a kv head
+layout(constant_id = 2) const uint HEAD_DIM = 128; // a power of two, 16 to 512
+layout(constant_id = 3) const uint GQ = 1;         // query heads of a workgroup
 layout(constant_id = 4) const uint R = 1;          // rows of a block
 layout(constant_id = 5) const uint KV = 1;         // see kv.glsl
 layout(constant_id = 6) const bool SPLIT = true;
@@ -87,7 +87,7 @@ void main() {
     for (uint i = t; i < VALUES; i += 256) {
         const uint pair = i / HEAD_DIM, d = i % HEAD_DIM;
         const uint r = step_.first + min(i0 + pair / GQ, live - 1);
-        const uint at = (r * n_kv * GQ + pair % GQ) * HEAD_DIM + d;
+        const uint at = (r * SETS * GQ + pair % GQ) * HEAD_DIM + d;
         qs[pair][d / 4][d % 4] =
             F32(uint64_t(q) + uint64_t(head) * (GQ * HEAD_DIM * 4) + uint64_t(at * 4)).v[0];
     }
@@ -271,9 +271,9 @@ void main() {
                 if (SPLIT) {
                     if (i0 + j >= live) continue;
                     const uint place =
-                        ((j * n_kv * GQ + n % GQ) * slots + page - from) * (HEAD_DIM + 2) + d;
+                        ((j * SETS * GQ + n % GQ) * slots + page - from) * (HEAD_DIM + 2) + d;
                     const uint64_t first =
-                        uint64_t((i0 * n_kv + head) * GQ) * (slots * (HEAD_DIM + 2) * 4);
+                        uint64_t((i0 * SETS + head) * GQ) * (slots * (HEAD_DIM + 2) * 4);
                     SharedF32 to = SharedF32(uint64_t(out_) + first + uint64_t(place * 4));
                     to.v[0] = all;
                     if (d < 2) to.v[HEAD_DIM] = page_ml[n][d];
@@ -285,7 +285,7 @@ void main() {
         }
     }
     if (JOIN)
-        join_block(epilogue, step_.first, i0, min(R, live - i0), end_all - lowest, n_kv, slots);
+        join_block(epilogue, step_.first, i0, min(R, live - i0), end_all - lowest, SETS, slots);
     if (SPLIT) return;
     if (t < PAIRS) page_ml[t].y = run.l;
     barrier();
@@ -293,7 +293,7 @@ void main() {
         const uint value = m * 256 + t, n = value / HEAD_DIM, d = value % HEAD_DIM, j = n / GQ;
         if (n >= PAIRS || i0 + j >= live) continue;
         precise float y = o[m] / page_ml[n].y;
-        const uint place = (((step_.first + i0 + j) * n_kv + head) * GQ + n % GQ) * HEAD_DIM + d;
+        const uint place = (((step_.first + i0 + j) * SETS + head) * GQ + n % GQ) * HEAD_DIM + d;
         SharedF32(uint64_t(out_) + uint64_t(place * 4)).v[0] = y;
     }
 }

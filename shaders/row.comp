@@ -11,7 +11,7 @@ layout(local_size_x_id = 0) in;
 layout(constant_id = 1) const uint SG = 32;
 layout(constant_id = 2) const uint T = 512;       // threads
 layout(constant_id = 3) const uint COLS = 128;
-// x += rmsnorm(add) (1 + w_add) where there is one; z = rmsnorm(x) (1 + w)
+// x = (x + rmsnorm(add) w_add) scale where there is one; z = rmsnorm(x) w
 layout(constant_id = 5) const bool NORM = false;
 layout(constant_id = 6) const bool SELECTED = false;
 layout(constant_id = 7) const bool PREPARE = false;

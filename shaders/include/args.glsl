@@ -49,12 +49,13 @@ struct RowArgs {
     uint max_rows;
     uint window; // of attention whose partials are joined
     uint slots;  // pages of a row's partials
+    float scale; // of the stream that something is added to
 };
 
 struct RopeArgs {
     F32 q;       // [rows, n_heads, head_dim]
     F32 k;       // [rows, n_kv, head_dim]
-    F32 v;
+    F32 v;       // like k; in place where it is normed
     F32 q_norm;  // [head_dim]
     F32 k_norm;
     F32 table;   // [max_rows, 2, head_dim / 2]
@@ -65,6 +66,7 @@ struct RopeArgs {
     uint n_heads;
     uint n_kv;
     uint max_rows;
+    uint v_norm; // 1: values are normed, without weights
 };
 
 // Epilogues are done by the last workgroups of a call. They hold the arguments of the call that is

@@ -2,8 +2,8 @@
 // kv.glsl.
 
 layout(push_constant, scalar) uniform Push {
-    F32 q;              // [rows, n_kv, GQ, HEAD_DIM]
-    // Shaped like q; where pages are split, [live row, n_kv, GQ, slots, HEAD_DIM + 2]
+    F32 q;              // [rows, n_kv, SHARES, GQ, HEAD_DIM]
+    // Shaped like q; where pages are split, [live row, n_kv, SHARES, GQ, slots, HEAD_DIM + 2]
     SharedF32 out_;
     U32x4 k;            // [all_pages, n_kv, HEAD_DIM / KB, PAGE, KB]
     uint64_t v;         // [all_pages, n_kv, PAGE, HEAD_DIM]

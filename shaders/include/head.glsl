@@ -1,9 +1,11 @@
-// Keys and values of one kv head, in a page of the cache or in this step's scratch rows. All lanes
-// share an address, to which each adds 32 bits of its own. On some devices loads of that form need
-// no further instruction.
+// Keys and values of the kv head of a workgroup, in a page of the cache or in this step's scratch
+// rows. All lanes share an address, to which each adds 32 bits of its own. On some devices loads of
+// that form need no further instruction.
 //
 // The including file defines HEAD_DIM and KV and includes attention_push.glsl.
 
+layout(constant_id = 12) const uint SHARES = 1;   // workgroups that share a kv head
+#define SETS (n_kv * SHARES)                      // sets of GQ query heads
 const uint KEYS = HEAD_DIM / KB;                  // 16-byte loads of a key
 const uint GROUP = GROUP_OF(HEAD_DIM);            // channels of a scale
 const uint GROUPS = HEAD_DIM / GROUP;
@@ -32,15 +34,16 @@ Head head_at(uint64_t keys, uint64_t values, uint64_t all, uint from, uint posit
     return h;
 }
 
-// The head in physical page `page`.
-Head head_of_page(uint head, uint page) {
-    const uint from = page * n_kv + head;
+// The head of a set of query heads, in physical page `page`.
+Head head_of_page(uint set, uint page) {
+    const uint from = page * n_kv + set / SHARES;
     const uint64_t all = uint64_t(all_pages) * (n_kv * PAGE),
         first_value = uint64_t(from) * (PAGE * VALUE_BYTES);
     return head_at(uint64_t(k), v, all, from, PAGE, VALUE_BYTES, first_value);
 }
 
-Head head_of_scratch(uint head) {
+Head head_of_scratch(uint set) {
+    const uint head = set / SHARES;
     const uint64_t all = uint64_t(max_rows) * n_kv, first_value = uint64_t(head * VALUE_BYTES);
     return head_at(uint64_t(scratch_k), scratch_v, all, head, max_rows, n_kv * VALUE_BYTES,
         first_value);

@@ -2,7 +2,7 @@
 // row.comp does.
 //
 // The including file defines SG, HEAD_DIM, GQ and TEAMS (subgroups of a workgroup). A workgroup is
-// (kv head, block of rows, page).
+// (part of the query heads, block of rows, page).
 
 #include "args.glsl"
 #include "last.glsl"
@@ -45,13 +45,13 @@ void round_joined(RowArgs a, uint index, uint r) {
 
 // Live rows i0 to i0 + rows, of the step's rows from `first` on; their partials come from `pages`
 // workgroups.
-void join_block(uint64_t epilogue_, uint first, uint i0, uint rows, uint pages, uint n_kv,
-    uint slots) {
+void join_block(uint64_t epilogue_, uint first, uint i0, uint rows, uint pages,
+    uint heads, uint slots) {
     RowEpilogue epilogue = RowEpilogue(epilogue_);
     RowArgs a = epilogue.args;
     a.slots = slots;
-    // Counters of a block of rows: one a kv head, one for all of them.
-    const uint counter = gl_WorkGroupID.y * (n_kv + 1);
+    // Counters of a block of rows: one a part of the heads, one for all of them.
+    const uint counter = gl_WorkGroupID.y * (heads + 1);
     if (!is_last(epilogue.counts, counter + gl_WorkGroupID.x, pages)) return;
     const uint blocks = GQ * HEAD_DIM / 128, first_block = gl_WorkGroupID.x * blocks;
     for (uint i = gl_SubgroupID; i < rows * blocks; i += TEAMS) {
@@ -66,6 +66,6 @@ void join_block(uint64_t epilogue_, uint first, uint i0, uint rows, uint pages, 
             finish_block(a, v, first + index, block, COLS, HADAMARD, INT8, GROUP_COLS);
         }
     }
-    if (!ONE_SCALE || !is_last(epilogue.counts, counter + n_kv, n_kv)) return;
+    if (!ONE_SCALE || !is_last(epilogue.counts, counter + heads, heads)) return;
     for (uint i = 0; i < rows; i++) round_joined(a, i0 + i, first + i0 + i);
 }

@@ -38,7 +38,7 @@ void take_block(uint block, out float v[PER]) {
 
 #define BLOCK(B) (gl_SubgroupID + (b0 + (B)) * TEAMS)
 
-// x += rmsnorm(add) (1 + w_add); leaves rmsnorm(x) (1 + w) in shared memory.
+// x = (x + rmsnorm(add) w_add) scale; leaves rmsnorm(x) w in shared memory.
 void norm_stream(RowArgs a, uint r) {
     for (uint b0 = 0; b0 < BLOCKS_EACH; b0 += BATCH) {
         float added[BATCH][PER];
@@ -59,7 +59,7 @@ void norm_stream(RowArgs a, uint r) {
         [[unroll]] for (uint b = 0; b < BATCH; b++) {
             float added[PER];
             take_block(BLOCK(b), added);
-            add_scaled_block(x[b], added, inv_added, w[b]);
+            add_scaled_block(x[b], added, inv_added, w[b], a.scale);
             store_block(a.x, r, BLOCK(b), DIM, x[b]);
             keep_squares(x[b], BLOCK(b), DIM);
             put_block(BLOCK(b), x[b]);

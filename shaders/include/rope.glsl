@@ -60,6 +60,14 @@ void store_codes(RopeArgs a, bool key, uint h, uint r) {
     subgroupBarrier(); // before `whole` is written again
 }
 
+// 1 / sqrt(mean square + eps) of a head, of which each lane has summed a part.
+float inv_rms_of_head(float part, float eps) {
+    precise float s = part;
+    [[unroll]] for (uint d = SG / 2; d > 0; d /= 2) s = s + subgroupShuffleXor(s, d);
+    precise float mean = s / float(HEAD_DIM) + eps;
+    return 1.0 / sqrt(mean);
+}
+
 // Head `head` of row `r`: queries, then keys, then values. Lane i has elements i, i + SG, ... of
 // both halves.
 void rope_head(RopeArgs a, uint head, uint r) {
@@ -67,8 +75,21 @@ void rope_head(RopeArgs a, uint head, uint r) {
     if (head >= a.n_heads + a.n_kv) {
         const uint h = head - a.n_heads - a.n_kv;
         const uint64_t from = uint64_t(a.v) + uint64_t(r * a.n_kv + h) * (HEAD_DIM * 4);
-        for (uint d = lane; d < HEAD_DIM; d += SG)
-            store(a, false, h, d, r, SharedF32(from + uint64_t(d * 4)).v[0]);
+        float inv = 1.0;
+        if (a.v_norm != 0) {
+            precise float s = 0.0;
+            for (uint d = lane; d < HEAD_DIM; d += SG) {
+                const float v = SharedF32(from + uint64_t(d * 4)).v[0];
+                s = fma(v, v, s);
+            }
+            inv = inv_rms_of_head(s, a.eps);
+        }
+        for (uint d = lane; d < HEAD_DIM; d += SG) {
+            SharedF32 at = SharedF32(from + uint64_t(d * 4));
+            precise float v = at.v[0] * inv;
+            if (a.v_norm != 0) at.v[0] = v;
+            store(a, false, h, d, r, v);
+        }
         store_codes(a, false, h, r);
         return;
     }
@@ -91,15 +112,13 @@ void rope_head(RopeArgs a, uint head, uint r) {
         s = fma(x[i], x[i], s);
         s = fma(y[i], y[i], s);
     }
-    [[unroll]] for (uint d = SG / 2; d > 0; d /= 2) s = s + subgroupShuffleXor(s, d);
-    precise float mean = s / float(HEAD_DIM) + a.eps;
-    const float inv = 1.0 / sqrt(mean);
+    const float inv = inv_rms_of_head(s, a.eps);
     [[unroll]] for (uint i = 0; i < PAIRS_OF_LANE; i++) {
         const uint d = i * SG + lane;
         if (d >= HALF) break;
         F32 w = F32(weights + uint64_t(d * 4)), turn = F32(table + uint64_t(d * 4));
-        precise float nx = (x[i] * inv) * (1.0 + w.v[0]);
-        precise float ny = (y[i] * inv) * (1.0 + w.v[HALF]);
+        precise float nx = (x[i] * inv) * w.v[0];
+        precise float ny = (y[i] * inv) * w.v[HALF];
         const float cos_ = turn.v[0], sin_ = turn.v[HALF];
         precise float rx = fma(nx, cos_, -(ny * sin_));
         precise float ry = fma(ny, cos_, nx * sin_);

@@ -59,20 +59,21 @@ float sum_squares(float v[PER]) {
     return s;
 }
 
-// v += added inv (1 + w)
-void add_scaled_block(inout float v[PER], float added[PER], float inv, float w[PER]) {
+// v = (v + added inv w) scale
+void add_scaled_block(inout float v[PER], float added[PER], float inv, float w[PER],
+    float scale) {
     [[unroll]] for (uint i = 0; i < PER; i++) {
         precise float scaled = added[i] * inv;
-        precise float sum = fma(scaled, 1.0 + w[i], v[i]);
+        precise float sum = fma(scaled, w[i], v[i]) * scale;
         v[i] = sum;
     }
 }
 
-// v inv (1 + w)
+// v inv w
 void scale_block(inout float v[PER], float inv, float w[PER]) {
     [[unroll]] for (uint i = 0; i < PER; i++) {
         precise float scaled = v[i] * inv;
-        precise float y = scaled * (1.0 + w[i]);
+        precise float y = scaled * w[i];
         v[i] = y;
     }
 }

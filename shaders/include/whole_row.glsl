@@ -24,8 +24,8 @@ void store_row(F32 to, uint row, uint cols, float v[EACH][PER]) {
         store_block(to, row, FIRST + gl_SubgroupID + b * TEAMS, cols, v[b]);
 }
 
-// `x += rmsnorm(add) (1 + w_add)` where there is something to add (stored unless rows are
-// gathered), then `rmsnorm(x) (1 + w)`, of row `from`.
+// `x = (x + rmsnorm(add) w_add) scale` where there is something to add (stored unless rows are
+// gathered), then `rmsnorm(x) w`, of row `from`.
 void norm_row(RowArgs a, uint from, uint cols, bool gathered, out float v[EACH][PER]) {
     float w[EACH][PER];
     load_row(a.x, from, cols, v);
@@ -36,7 +36,7 @@ void norm_row(RowArgs a, uint from, uint cols, bool gathered, out float v[EACH][
         load_row(a.add, from, cols, added);
         const float inv = inv_rms(added, cols, a.eps);
         [[unroll]] for (uint b = 0; b < EACH; b++)
-            add_scaled_block(v[b], added[b], inv, w_added[b]);
+            add_scaled_block(v[b], added[b], inv, w_added[b], a.scale);
         if (!gathered) store_row(a.x, from, cols, v);
     }
     const float inv = inv_rms(v, cols, a.eps);

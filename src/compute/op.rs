@@ -16,6 +16,7 @@ pub enum Op {
     GateUp(GateUp),
     Rope(Rope),
     Attention(Attention),
+    Cap(Cap),
     Best(Best),
     Commit(Commit),
 }
@@ -28,8 +29,8 @@ pub struct Embed {
     pub out: BufferId,
 }
 
-/// `x = (x + rmsnorm(add) * (1 + w_add)) * scale` where given, then `out = rmsnorm(x) * (1 + w)`;
-/// all f32 `[rows, dim]`. With `RowSet::Selected`, `out` row i is made from `x` and `add` row
+/// `x = (x + rmsnorm(add) * w_add) * scale` where given, then `out = rmsnorm(x) * w`; all f32
+/// `[rows, dim]`. With `RowSet::Selected`, `out` row i is made from `x` and `add` row
 /// `selected[i]`, and `x` is not written.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Norm {
@@ -80,18 +81,21 @@ pub struct GateUp {
     pub out: BufferId,
 }
 
-/// Per-head RMSNorm of q and k, rotation by the step's table `rope_table`, queries in place, keys
-/// and values to scratch.
+/// Per-head RMSNorm of q and k, and of v without weights if `v_norm`; rotation of q and k by the
+/// step's table `rope_table`. Queries in place, keys and values to scratch.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rope {
     /// f32 `[rows, n_heads, head_dim]`, in place
     pub q: BufferId,
     /// f32 `[rows, n_kv_heads, head_dim]`
     pub k: BufferId,
+    /// As `k`; in place where it is normed.
     pub v: BufferId,
     /// f32 `[head_dim]`
     pub q_norm: BufferId,
     pub k_norm: BufferId,
+    /// Whether values are normed, without weights.
+    pub v_norm: bool,
     pub eps: f32,
     pub n_heads: usize,
     /// f32 `[max_rows, 2, head_dim / 2]`: cosines then sines of each row's position
@@ -147,6 +151,14 @@ impl Attention {
     }
 }
 
+/// `logits = cap tanh(logits / cap)`, f32 `[selected rows, vocab]`, in place.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Cap {
+    pub logits: BufferId,
+    pub vocab: usize,
+    pub cap: f32,
+}
+
 /// The largest logits of each selected row as lists, see [`crate::compute::best`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Best {
@@ -181,6 +193,7 @@ impl Op {
             Op::Attention(Attention { q, kv, .. }) => {
                 vec![*q, kv.k, kv.v, kv.scratch_k, kv.scratch_v]
             }
+            Op::Cap(cap) => vec![cap.logits],
             Op::Best(best) => vec![best.logits],
             Op::Commit(commit) => {
                 commit.layers.iter().flat_map(|kv| [kv.scratch_k, kv.scratch_v]).collect()
@@ -199,8 +212,12 @@ impl Op {
             Op::Prepare(prepare) => vec![prepare.act.values],
             Op::Linear(linear) => linear.jobs.iter().map(|j| j.out).collect(),
             Op::GateUp(gate_up) => vec![gate_up.out],
-            Op::Rope(Rope { q, k, kv, .. }) => vec![*q, *k, kv.scratch_k, kv.scratch_v],
+            Op::Rope(Rope { q, k, v, v_norm, kv, .. }) => {
+                let normed = [*q, *k].into_iter().chain(v_norm.then_some(*v));
+                normed.chain([kv.scratch_k, kv.scratch_v]).collect()
+            }
             Op::Attention(attention) => vec![attention.out],
+            Op::Cap(cap) => vec![cap.logits],
             Op::Best(best) => vec![best.maxima, best.lists],
             Op::Commit(commit) => commit.layers.iter().flat_map(|kv| [kv.k, kv.v]).collect(),
         }

@@ -44,7 +44,7 @@ impl Dispatch {
             Op::Norm(norm) => norm.rows,
             Op::Prepare(prepare) => prepare.rows,
             Op::Linear(linear) => linear.rows,
-            Op::Best(_) => RowSet::Selected,
+            Op::Cap(_) | Op::Best(_) => RowSet::Selected,
             _ => RowSet::All,
         }
     }

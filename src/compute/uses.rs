@@ -3,7 +3,7 @@
 use super::act::Act;
 use super::cache::KvLayer;
 use super::op::{
-    Attention, Best, Commit, Embed, GateUp, Linear, LinearJob, Norm, Op, Prepare, Rope,
+    Attention, Best, Cap, Commit, Embed, GateUp, Linear, LinearJob, Norm, Op, Prepare, Rope,
 };
 use super::operand::{BufferId, RowSet, WeightId};
 
@@ -61,10 +61,22 @@ impl Op {
                 prepared(act_up, &mut |id| f(Use::Read(id)));
                 f(Use::Write(out));
             }
-            Op::Rope(Rope { q, k, v, q_norm, k_norm, eps: _, n_heads: _, rope_table, kv }) => {
+            Op::Rope(Rope {
+                q,
+                k,
+                v,
+                q_norm,
+                k_norm,
+                v_norm,
+                eps: _,
+                n_heads: _,
+                rope_table,
+                kv,
+            }) => {
                 f(Use::Change(q));
                 f(Use::Change(k));
-                [v, q_norm, k_norm, rope_table].into_iter().for_each(|id| f(Use::Read(id)));
+                f(if *v_norm { Use::Change(v) } else { Use::Read(v) });
+                [q_norm, k_norm, rope_table].into_iter().for_each(|id| f(Use::Read(id)));
                 cache(kv, f);
             }
             Op::Attention(Attention { q, out, n_heads: _, scale: _, kv, range: _ }) => {
@@ -72,6 +84,7 @@ impl Op {
                 cache(kv, f);
                 f(Use::Write(out));
             }
+            Op::Cap(Cap { logits, vocab: _, cap: _ }) => f(Use::Change(logits)),
             Op::Best(Best { logits, vocab: _, maxima, lists }) => {
                 f(Use::Read(logits));
                 f(Use::Write(maxima));

@@ -6,8 +6,9 @@
 
 use super::config::{Config, LayerSpec};
 use super::gemma3::Gemma3;
+use super::gemma4::Gemma4;
+use super::gguf::GgufModel;
 use super::role::Role;
-use crate::checkpoint::gguf::Metadata;
 use crate::checkpoint::gguf::write::Keys;
 use crate::error::Fault;
 use serde_json::Value;
@@ -23,22 +24,18 @@ pub trait Architecture: Sync {
     fn config(&self, json: &Value) -> Result<Config, Fault>;
     /// Name in GGUF files, the first part of its keys there.
     fn gguf(&self) -> &'static str;
-    /// Returns the `config.json` that the keys of a GGUF file mean, or what is wrong with them.
-    /// `vocab` is the number of rows of the embedding table.
-    fn gguf_config(
-        &self,
-        metadata: &Metadata,
-        vocab: Option<usize>,
-        has_own_head: bool,
-    ) -> Result<Value, String>;
+    /// Returns the `config.json` that a GGUF file means, or what is wrong with it.
+    fn gguf_config(&self, file: &GgufModel<'_>) -> Result<Value, String>;
     /// Adds the keys of a GGUF file. Refuses a model that llama.cpp would compute otherwise.
     fn gguf_keys(&self, config: &Config, keys: &mut Keys) -> anyhow::Result<()>;
+    /// Returns the number that a norm adds to its stored weights.
+    fn norm_base(&self) -> f32;
     /// Returns the steps of a layer of this shape.
     fn layer(&self, config: &Config, spec: &LayerSpec) -> Vec<Step>;
 }
 
 /// All architectures that this program runs.
-const ARCHITECTURES: [&dyn Architecture; 1] = [&Gemma3];
+const ARCHITECTURES: [&dyn Architecture; 2] = [&Gemma3, &Gemma4];
 
 impl PartialEq for dyn Architecture {
     fn eq(&self, other: &Self) -> bool {
@@ -87,8 +84,8 @@ pub enum Step {
     /// matrix may occur twice.
     Linear(&'static str, Vec<(Role, usize)>),
     /// Gives attention of queries, keys and values. Each head of queries and keys is normed, then
-    /// rotated.
-    Attend { q_norm: Role, k_norm: Role },
+    /// rotated. With `v_norm`, each head of values is normed without weights.
+    Attend { q_norm: Role, k_norm: Role, v_norm: bool },
     /// Gives `gelu_tanh(z gate^T) * (z up^T)` of one value z.
     GateUp { gate: Role, up: Role, rows: usize },
     /// Adds RMSNorm of one value to the residual stream, then multiplies the stream by `scale`, a
@@ -146,7 +143,7 @@ pub fn tensors(config: &Config, spec: &LayerSpec, layer: usize, out: &mut Vec<Te
                 config.dim
             }
             Step::Linear(_, matrices) => matrices[0].1,
-            Step::Attend { q_norm, k_norm } => {
+            Step::Attend { q_norm, k_norm, v_norm: _ } => {
                 [q_norm, k_norm].into_iter().for_each(|role| push(role, 1, spec.head_dim));
                 spec.query_width()
             }

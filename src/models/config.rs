@@ -30,6 +30,8 @@ pub struct LayerSpec {
     pub rope: RopeSpec,
     /// Factor of the products of queries and keys.
     pub query_scale: f32,
+    /// Values are keys before norm and rotation, made by the same matrix.
+    pub values_are_keys: bool,
 }
 
 impl LayerSpec {
@@ -62,6 +64,8 @@ pub struct Config {
     pub eps: f32,
     /// Factor of embeddings.
     pub embed_scale: f32,
+    /// Limit that logits approach: `cap tanh(logit / cap)`; `None` leaves them.
+    pub logit_cap: Option<f32>,
     /// Positions the model was made for.
     pub max_position: usize,
     /// Tokens that end a text.

@@ -52,6 +52,10 @@ impl Role {
         matches!(self, Embed | Q | K | V | O | Gate | Up | Down | Head)
     }
 
+    pub fn is_norm(self) -> bool {
+        !self.is_matrix() && self != Role::LayerScale
+    }
+
     /// Returns whether it belongs to a layer.
     pub fn is_layer(self) -> bool {
         !matches!(self, Role::Embed | Role::FinalNorm | Role::Head)

@@ -118,11 +118,10 @@ impl Synthetic {
         Ok(StoredMatrix { format, rows, cols, codes: Box::new(codes), side: Some(Box::new(side)) })
     }
 
-    /// Makes norm weights between -1/4 and 1/4; the factor of a residual stream is 1 more.
+    /// Makes factors between 3/4 and 5/4.
     pub fn vector(&self, role: Role, layer: usize, cols: usize) -> Vec<f32> {
         let mut stream = self.stream(role, layer, 0);
-        let middle = if role == Role::LayerScale { 1.0 } else { 0.0 };
-        (0..cols).map(|_| middle + stream.unit() / 4.0).collect()
+        (0..cols).map(|_| 1.0 + stream.unit() / 4.0).collect()
     }
 }
 

@@ -21,12 +21,18 @@ const HEADS: [&str; 3] =
     ["lm_head.weight", "language_model.lm_head.weight", "model.lm_head.weight"];
 
 /// Parts of a multimodal model that text does not need.
-const SKIPPED: [&str; 4] = [
+const SKIPPED: [&str; 7] = [
     "vision_tower.",
     "model.vision_tower.",
     "multi_modal_projector.",
     "model.multi_modal_projector.",
+    "model.audio_tower.",
+    "model.embed_vision.",
+    "model.embed_audio.",
 ];
+
+/// Ends of the names of tensors that the configuration stands for.
+const FREQUENCIES: [&str; 2] = ["rotary_emb.inv_freq", "rope_freqs.weight"];
 
 /// The weights of one model: from a checkpoint, or made up.
 #[derive(Debug)]
@@ -172,7 +178,7 @@ impl Weights {
         Ok(Matrix { rows, cols, format: self.format(role, layer)?, codes, side })
     }
 
-    /// Returns a vector as stored. To a norm's weights, the norm adds 1.
+    /// Returns a vector as a pass takes it: a norm's factors, or the number that scales a layer.
     pub fn vector(&self, role: Role, layer: usize) -> Result<Vec<f32>> {
         assert!(!role.is_matrix(), "{role:?} is no vector");
         let cols = self.tensor(role, layer).cols;
@@ -183,7 +189,7 @@ impl Weights {
         let name = self.name(role, layer);
         let bad =
             |what: &str| Fault::model(format!("{}: tensor `{name}` {what}", checkpoint.name()));
-        let values = match checkpoint.formats().contains_key(&name) {
+        let mut values = match checkpoint.formats().contains_key(&name) {
             true => checkpoint.matrix(&name)?.dequantize(),
             false => checkpoint.tensor(&name).ok_or_else(|| bad("is missing"))?.to_f32()?,
         };
@@ -191,6 +197,10 @@ impl Weights {
             return Err(bad("holds values that are not finite")
                 .help("the file is damaged: fetch it again")
                 .into());
+        }
+        if role.is_norm() {
+            let base = self.config.architecture.norm_base();
+            values.iter_mut().for_each(|w| *w += base);
         }
         Ok(values)
     }
@@ -227,7 +237,7 @@ impl Weights {
                 || HEADS.contains(&tensor.name.as_str());
             if !expected.contains(&tensor.name)
                 && !skip
-                && !tensor.name.ends_with("rotary_emb.inv_freq")
+                && !FREQUENCIES.iter().any(|name| tensor.name.ends_with(name))
             {
                 return Err(Fault::model(format!(
                     "{shown}: tensor `{}` does not belong to a {} model of {} layers",
@@ -246,7 +256,7 @@ impl Weights {
         }
         if skipped > 0 {
             self.notes.push(format!(
-                "the vision tower is skipped ({:.2} GB): only text is supported",
+                "the vision and audio parts are skipped ({:.2} GB): only text is supported",
                 skipped as f64 / 1e9
             ));
         }

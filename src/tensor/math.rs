@@ -84,6 +84,12 @@ pub fn gelu_tanh(x: f32) -> f32 {
     x / (1.0 + exp(-2.0 * u))
 }
 
+/// `cap tanh(x / cap)`.
+#[inline(always)]
+pub fn soft_cap(x: f32, cap: f32) -> f32 {
+    cap * (1.0 - 2.0 / (1.0 + exp(2.0 * (x / cap))))
+}
+
 /// KL divergence of the distribution with logits `q` from that with logits `p`, in nats: sum of p
 /// (ln p - ln q).
 pub fn kl_divergence(p: &[f32], q: &[f32]) -> f64 {

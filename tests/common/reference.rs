@@ -26,12 +26,13 @@ struct Layer {
     gate: Tensor,           // [ffn_dim, dim]
     up: Tensor,             // [ffn_dim, dim]
     down: Tensor,           // [dim, ffn_dim]
-    q_norm: Tensor,         // [head_dim], one added, as all norms here
+    q_norm: Tensor,         // [head_dim]
     k_norm: Tensor,         // [head_dim]
     input_norm: Tensor,     // [dim]
     post_attn_norm: Tensor, // [dim]
     pre_ffn_norm: Tensor,   // [dim]
     post_ffn_norm: Tensor,  // [dim]
+    scale: f64,
     spec: LayerSpec,
 }
 
@@ -68,6 +69,7 @@ pub struct ReferenceEngine {
     info: EngineInfo,
     context: usize,
     parameters: usize,
+    norms_values: bool,
 }
 
 impl ReferenceEngine {
@@ -81,15 +83,19 @@ impl ReferenceEngine {
             Ok(Tensor::from_vec(m.dequantize(), (m.rows, m.cols), &Device::Cpu)?)
         };
         let norm = |role, layer| -> Result<Tensor> {
-            let values: Vec<f32> = weights.vector(role, layer)?.iter().map(|w| 1.0 + w).collect();
-            Ok(Tensor::new(values, &Device::Cpu)?)
+            Ok(Tensor::new(weights.vector(role, layer)?, &Device::Cpu)?)
+        };
+        // Gemma 4 norms values, and scales the stream behind each layer.
+        let is_4 = config.architecture.name() == "Gemma 4";
+        let scale = |i: usize| -> Result<f64> {
+            Ok(if is_4 { weights.vector(Role::LayerScale, i)?[0] as f64 } else { 1.0 })
         };
         let layer =
             |i: usize, matrix: &mut dyn FnMut(Role, usize) -> Result<Tensor>| -> Result<Layer> {
                 Ok(Layer {
                     q: matrix(Role::Q, i)?,
                     k: matrix(Role::K, i)?,
-                    v: matrix(Role::V, i)?,
+                    v: matrix(if config.layers[i].values_are_keys { Role::K } else { Role::V }, i)?,
                     o: matrix(Role::O, i)?,
                     gate: matrix(Role::Gate, i)?,
                     up: matrix(Role::Up, i)?,
@@ -100,6 +106,7 @@ impl ReferenceEngine {
                     post_attn_norm: norm(Role::PostAttnNorm, i)?,
                     pre_ffn_norm: norm(Role::PreFfnNorm, i)?,
                     post_ffn_norm: norm(Role::PostFfnNorm, i)?,
+                    scale: scale(i)?,
                     spec: config.layers[i],
                 })
             };
@@ -134,6 +141,7 @@ impl ReferenceEngine {
             cache,
             context,
             parameters,
+            norms_values: is_4,
         })
     }
 
@@ -167,7 +175,7 @@ impl ReferenceEngine {
             // candle's `gelu` is the tanh form, as Gemma's is.
             let ffn =
                 linear(&(linear(&h, &layer.gate)?.gelu()? * linear(&h, &layer.up)?)?, &layer.down)?;
-            x = (x + rms_norm(&ffn, &layer.post_ffn_norm, eps)?)?;
+            x = ((x + rms_norm(&ffn, &layer.post_ffn_norm, eps)?)? * layer.scale)?;
         }
         let (start, len) = match rows {
             Rows::None => (n, 0),
@@ -179,7 +187,11 @@ impl ReferenceEngine {
         out.hidden.clear();
         if len > 0 {
             let h = rms_norm(&x.narrow(0, start, len)?.contiguous()?, &self.final_norm, eps)?;
-            out.logits = linear(&h, &self.head)?.flatten_all()?.to_vec1()?;
+            let mut logits = linear(&h, &self.head)?;
+            if let Some(cap) = self.config.logit_cap {
+                logits = ((logits / cap as f64)?.tanh()? * cap as f64)?;
+            }
+            out.logits = logits.flatten_all()?.to_vec1()?;
             out.hidden = h.flatten_all()?.to_vec1()?;
         }
         self.last.clone_from(tree);
@@ -195,7 +207,7 @@ impl ReferenceEngine {
         tree: &TokenTree,
         positions: &[usize],
     ) -> Result<(Tensor, KeysValues)> {
-        let LayerSpec { n_heads, n_kv_heads, head_dim, window, rope, query_scale } = layer.spec;
+        let LayerSpec { n_heads, n_kv_heads, head_dim, window, rope, query_scale, .. } = layer.spec;
         let (n, eps) = (positions.len(), self.config.eps as f64);
         let q =
             rms_norm(&linear(x, &layer.q)?.reshape((n, n_heads, head_dim))?, &layer.q_norm, eps)?;
@@ -204,7 +216,10 @@ impl ReferenceEngine {
             &layer.k_norm,
             eps,
         )?;
-        let v = linear(x, &layer.v)?.reshape((n, n_kv_heads, head_dim))?;
+        let mut v = linear(x, &layer.v)?.reshape((n, n_kv_heads, head_dim))?;
+        if self.norms_values {
+            v = rms_norm(&v, &Tensor::ones(head_dim, candle_core::DType::F32, &Device::Cpu)?, eps)?;
+        }
         let angles = angles(rope, head_dim, positions)?;
         let new = KeysValues { k: rotate(&k, &angles)?, v };
         let all = cache.then(&new)?;
@@ -256,7 +271,7 @@ fn linear(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
     Ok(x.matmul(&weight.t()?)?)
 }
 
-/// Over the last dimension; `weight` has its one added already.
+/// Over the last dimension.
 fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor> {
     let scale = (x.sqr()?.mean_keepdim(D::Minus1)? + eps)?.sqrt()?.recip()?;
     Ok(x.broadcast_mul(&scale)?.broadcast_mul(weight)?)

@@ -16,8 +16,7 @@ pub fn reshape_global_layers(mut config: Config) -> Config {
     for layer in config.layers.iter_mut().filter(|layer| layer.is_global()) {
         let rope = RopeSpec { share: 0.25, factor: 1.0, ..layer.rope };
         let (n_heads, n_kv_heads, head_dim) = (4, 1, 64);
-        *layer =
-            LayerSpec { n_heads, n_kv_heads, head_dim, rope, query_scale: 0.125, window: None };
+        *layer = LayerSpec { n_heads, n_kv_heads, head_dim, rope, query_scale: 0.125, ..*layer };
     }
     config
 }

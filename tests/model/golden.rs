@@ -20,7 +20,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-const CASES: [&str; 3] = ["text", "multimodal", "untied"];
+const CASES: [&str; 5] = ["text", "multimodal", "untied", "gemma4", "gemma4-unified"];
 
 /// Nats by which a likelihood may differ from the golden one. All compute in f32, so what is left
 /// is the order of sums: the oracle differs by 2e-5, and so does the planned engine as long as its
@@ -362,5 +362,34 @@ fn the_vectors_notice_a_model_that_is_slightly_wrong() {
         let mut engine = ReferenceEngine::new(&weights, golden.ids.len()).unwrap();
         let worst = worst_nll(&run(&mut engine, &golden.ids, 256), &golden);
         assert!(worst > 1e-2, "a wrong `{key}` moves no likelihood by more than {worst}");
+    }
+}
+
+#[test]
+fn the_vectors_of_gemma_4_notice_it_too() {
+    let golden = golden("gemma4");
+    let right = config("gemma4", "config-v4.json");
+    let rope = |global: Value| {
+        serde_json::json!({"full_attention": global, "sliding_attention":
+        {"rope_type": "default", "rope_theta": 1e4}})
+    };
+    let wrong: [(&str, Value); 5] = [
+        ("final_logit_softcapping", 29.0.into()),
+        ("final_logit_softcapping", Value::Null),
+        ("sliding_window", 39.into()),
+        ("rope_parameters", rope(serde_json::json!({"rope_type": "default", "rope_theta": 1e6}))),
+        (
+            "rope_parameters",
+            rope(serde_json::json!({"rope_type": "proportional", "rope_theta": 1e6,
+                "partial_rotary_factor": 0.5})),
+        ),
+    ];
+    for (key, value) in wrong {
+        let mut config = right.clone();
+        config["text_config"][key] = value;
+        let mut engine =
+            ReferenceEngine::new(&weights("gemma4", &config), golden.ids.len()).unwrap();
+        let worst = worst_nll(&run(&mut engine, &golden.ids, 256), &golden);
+        assert!(worst > 5e-3, "a wrong `{key}` moves no likelihood by more than {worst}");
     }
 }

@@ -6,7 +6,7 @@ use crate::common;
 use common::twins::{ROWS, SEQUENCES, Step, Twins, every_row_count, format};
 use common::vulkan::device;
 use gemma::compute::{
-    Attention, Best, Commit, Embed, Executor, GateUp, KvFormat, KvLayer, Linear, Norm, Op,
+    Attention, Best, Cap, Commit, Embed, Executor, GateUp, KvFormat, KvLayer, Linear, Norm, Op,
     PageRange, Part, Prepare, Rope, RowSet,
 };
 use gemma::kv::{OffloadedPages, Pages};
@@ -161,7 +161,7 @@ fn norms_and_preparation() {
             let (x, w, out) = (t.floats(dim), t.vector(dim), t.rows(dim));
             let add = adds.then(|| (t.floats(dim), t.vector(dim)));
             let mut ops =
-                vec![Op::Norm(Norm { x, add, scale: 1.0, w, eps: 1e-6, dim, out, rows: *rows })];
+                vec![Op::Norm(Norm { x, add, scale: 0.75, w, eps: 1e-6, dim, out, rows: *rows })];
             ops.extend(prepared.map(|f| {
                 Op::Prepare(Prepare { input: out, act: t.act(format(f), dim), rows: *rows })
             }));
@@ -213,13 +213,15 @@ type Heads = (usize, usize, usize, KvFormat, Option<usize>);
 
 /// With the numbers of rows that meet them: kernels for wide heads take a processor's driver long
 /// to compile.
-const HEADS: [(Heads, &[usize]); 6] = [
+const HEADS: [(Heads, &[usize]); 7] = [
     ((16, 2, 2, KvFormat::F16, None), &ROWS),
     ((32, 4, 2, KvFormat::F32, Some(70)), &ROWS),
     ((16, 4, 1, KvFormat::F32, Some(256)), &[1, 3, 9]),
     ((64, 1, 1, KvFormat::F16, None), &[2, 5]),
     ((128, 2, 1, KvFormat::F16, None), &[1, 2]),
     ((256, 1, 1, KvFormat::F32, Some(257)), &[1, 3]),
+    // More query heads of a kv head than a workgroup takes.
+    ((512, 16, 1, KvFormat::F16, None), &[1, 5]),
 ];
 
 /// A layer's cache, filled.
@@ -298,7 +300,7 @@ fn attention() {
 #[cfg_attr(not(vulkan_driver), ignore = "no Vulkan driver")]
 fn attention_over_the_rest() {
     let Some(open) = device() else { return };
-    for (heads, _) in HEADS.into_iter().filter(|(heads, _)| heads.4.is_none()) {
+    for (heads, _) in HEADS.into_iter().filter(|(heads, _)| heads.4.is_none() && heads.0 < 512) {
         let mut t = Twins::new(open(), 9);
         let (dim, n_heads, ..) = heads;
         let kv = layer(&mut t, heads);
@@ -327,14 +329,15 @@ fn rotation_of_heads() {
         let kv = layer(&mut t, heads);
         let [q, k, v] = [n_heads, n_kv, n_kv].map(|n| t.floats(n * dim));
         let (q_norm, k_norm, rope_table) = (t.vector(dim), t.vector(dim), t.floats(dim));
-        let op = Op::Rope(Rope { q, k, v, q_norm, k_norm, eps: 1e-6, n_heads, rope_table, kv });
-        for step in every_row_count() {
+        let eps = 1e-6;
+        for (i, step) in every_row_count().enumerate() {
+            let v_norm = i % 2 == 1;
+            let op = Rope { q, k, v, q_norm, k_norm, v_norm, eps, n_heads, rope_table, kv };
             // They are turned in place.
-            [q, k]
-                .into_iter()
-                .zip([n_heads, n_kv])
-                .for_each(|(id, n)| t.fill(id, t.layout.max_rows * n * dim));
-            t.run(&format!("{heads:?}"), vec![op.clone()], [step]);
+            for (id, n) in [q, k, v].into_iter().zip([n_heads, n_kv, n_kv]) {
+                t.fill(id, t.layout.max_rows * n * dim);
+            }
+            t.run(&format!("{heads:?}"), vec![Op::Rope(op)], [step]);
         }
     }
 }
@@ -373,8 +376,9 @@ fn dispatches_in_one_call() {
         let act = (prepared != "nothing").then(|| t.act(format(prepared), n_heads * dim));
         for &(live, calls) in rows {
             let linear = Op::Linear(Linear { jobs: jobs.to_vec(), rows: RowSet::All });
-            let rope =
-                Op::Rope(Rope { q, k, v, q_norm, k_norm, eps: 1e-6, n_heads, rope_table, kv });
+            let (eps, v_norm) = (1e-6, prepared == "i8-g32");
+            let rope = Rope { q, k, v, q_norm, k_norm, v_norm, eps, n_heads, rope_table, kv };
+            let rope = Op::Rope(rope);
             t.run(&format!("{h:?}"), vec![linear, rope], steps(live));
             assert_eq!(t.exec.calls(), calls, "{h:?}: products and rotation, {live} rows");
             let attention = Op::Attention(Attention {
@@ -415,7 +419,8 @@ fn rotation_by_several_calls() {
         jobs.iter_mut().for_each(|job| job.act = act);
         let [q, k, v] = [0, 1, 2].map(|i| jobs[i].out);
         let (q_norm, k_norm, rope_table) = (t.vector(dim), t.vector(dim), t.floats(dim));
-        let rope = Op::Rope(Rope { q, k, v, q_norm, k_norm, eps: 1e-6, n_heads, rope_table, kv });
+        let (eps, v_norm) = (1e-6, formats[0] == "i4-row");
+        let rope = Op::Rope(Rope { q, k, v, q_norm, k_norm, v_norm, eps, n_heads, rope_table, kv });
         for &(live, calls) in rows {
             let steps = [0, live % 3].map(|first| Step { live, first, ..Step::default() });
             let linear = Op::Linear(Linear { jobs: jobs.clone(), rows: RowSet::All });
@@ -445,7 +450,7 @@ fn norms_in_the_call_of_a_linear_layer() {
         let norm = Op::Norm(Norm {
             x,
             add: Some((job.out, w_add)),
-            scale: 1.0,
+            scale: 0.75,
             w,
             eps: 1e-6,
             dim,
@@ -514,6 +519,17 @@ fn lists_of_the_best() {
             steps,
         );
     }
+}
+
+#[test]
+#[cfg_attr(not(vulkan_driver), ignore = "no Vulkan driver")]
+fn caps_of_logits() {
+    let Some(open) = device() else { return };
+    let mut t = Twins::new(open(), 9);
+    let vocab = 1003;
+    let logits = t.floats(vocab);
+    let steps = [1, 4].map(|selected| Step { live: 1, selected, ..Step::default() });
+    t.run("cap", vec![Op::Cap(Cap { logits, vocab, cap: 0.7 })], steps);
 }
 
 /// A device finds the codes that the processor finds: of tiles like weights, of far outliers, of

@@ -211,6 +211,11 @@ impl CpuExecutor {
                     attention::attend(self.isa, &call, kv_head, slots, &mut work);
                 }
             }
+            Op::Cap(op) => {
+                for r in step.live(RowSet::Selected) {
+                    rows::cap(self.isa, &self.buffers, op, r, share(op.vocab));
+                }
+            }
             Op::Best(op) if worker.index == 0 => reference::best(&self.buffers, step, op),
             Op::Best(_) => {}
             Op::Commit(Commit { layers }) => {

@@ -5,9 +5,9 @@ use super::simd::{Element, Lanes, for_each_isa};
 use crate::compute::act::Act;
 use crate::compute::cache::{KvFormat, KvLayer};
 use crate::compute::memory::Buffers;
-use crate::compute::op::Rope;
+use crate::compute::op::{Cap, Rope};
 use crate::compute::operand::BufferId;
-use crate::compute::reference::{MAX_HEAD_DIM, q8, rows};
+use crate::compute::reference::{self, MAX_HEAD_DIM, q8, rows};
 use crate::tensor::hadamard;
 use crate::tensor::math::LANES;
 use half::f16;
@@ -33,6 +33,16 @@ fn norm_body<L: Lanes>(
     out: &mut [f32],
 ) {
     rows::norm(x, add, w, eps, out);
+}
+
+for_each_isa! {
+    /// See [`reference::cap`].
+    pub fn cap(buffers: &Buffers, op: &Cap, row: usize, part: Range<usize>) = cap_body
+}
+
+#[inline(always)]
+fn cap_body<L: Lanes>(buffers: &Buffers, op: &Cap, row: usize, part: Range<usize>) {
+    reference::cap(buffers, op, row, part);
 }
 
 for_each_isa! {
@@ -186,7 +196,7 @@ fn rope_body<L: Lanes>(
     heads: Range<usize>,
     spare: &mut Vec<f32>,
 ) {
-    let Rope { q, k, v, q_norm, k_norm, eps, n_heads, rope_table, kv } = op;
+    let Rope { q, k, v, q_norm, k_norm, v_norm, eps, n_heads, rope_table, kv } = op;
     let (dim, n_kv) = (kv.head_dim, kv.n_kv_heads);
     let group = n_heads / n_kv;
     if heads.is_empty() {
@@ -209,7 +219,11 @@ fn rope_body<L: Lanes>(
         for head in keys.chunks_exact_mut(dim) {
             rows::norm_rope(head, k_norm, *eps, cos, sin);
         }
-        let values: &[f32] = buffers.slice(*v, at, heads.len() * dim);
+        let values: &mut [f32] = buffers.slice_mut(*v, at, heads.len() * dim);
+        if *v_norm {
+            values.chunks_exact_mut(dim).for_each(|head| rows::norm_head(head, *eps));
+        }
+        let values = &*values;
         if kv.format == KvFormat::Q8 {
             for (h, head) in heads.enumerate() {
                 store_codes::<L>(

@@ -11,7 +11,7 @@ use super::act::{ActValues, ActView};
 use super::best;
 use super::cache::{KvFormat, KvLayer};
 use super::memory::Buffers;
-use super::op::{Attention, Best, Commit, Embed, GateUp, Linear, Norm, Op, Prepare, Rope};
+use super::op::{Attention, Best, Cap, Commit, Embed, GateUp, Linear, Norm, Op, Prepare, Rope};
 use super::operand::{BufferId, RowSet};
 use super::step::{StepLayout, StepView};
 use crate::kv::PAGE;
@@ -91,6 +91,7 @@ pub fn run(
                     .for_each(|head| attend(buffers, op, layout.max_rows, step, head, &path[..n]));
             }
         }
+        Op::Cap(op) => step.live(RowSet::Selected).for_each(|r| cap(buffers, op, r, 0..op.vocab)),
         Op::Best(op) => best(buffers, step, op),
         Op::Commit(Commit { layers }) => {
             layers.iter().for_each(|kv| commit(buffers, kv, layout.max_rows, step))
@@ -207,7 +208,7 @@ pub const MAX_HEAD_DIM: usize = 512;
 /// [`Op::Rope`] for one row.
 #[inline(always)]
 pub fn rope(buffers: &Buffers, op: &Rope, max_rows: usize, r: usize) {
-    let Rope { q, k, v, q_norm, k_norm, eps, n_heads, rope_table, kv } = op;
+    let Rope { q, k, v, q_norm, k_norm, v_norm, eps, n_heads, rope_table, kv } = op;
     let (dim, n_kv) = (kv.head_dim, kv.n_kv_heads);
     // SAFETY: one thread owns row r of q, k and of the scratch columns; the rest is read only.
     unsafe {
@@ -227,7 +228,11 @@ pub fn rope(buffers: &Buffers, op: &Rope, max_rows: usize, r: usize) {
         for head in 0..n_kv {
             let key: &mut [f32] = buffers.slice_mut(*k, (r * n_kv + head) * dim, dim);
             rows::norm_rope(key, k_norm, *eps, cos, sin);
-            let value: &[f32] = buffers.slice(*v, (r * n_kv + head) * dim, dim);
+            let value: &mut [f32] = buffers.slice_mut(*v, (r * n_kv + head) * dim, dim);
+            if *v_norm {
+                rows::norm_head(value, *eps);
+            }
+            let value = &*value;
             let (k_at, v_at) =
                 (|d| kv.scratch_key_at(max_rows, head, d, r), (r * n_kv + head) * dim);
             match kv.format {
@@ -279,6 +284,15 @@ unsafe fn scatter<T: bytemuck::Pod>(
         // SAFETY: passed on to the caller.
         unsafe { buffers.slice_mut::<T>(id, at(d), 1)[0] = *value };
     }
+}
+
+/// [`Op::Cap`] for some logits of a row.
+#[inline(always)]
+pub fn cap(buffers: &Buffers, op: &Cap, r: usize, part: std::ops::Range<usize>) {
+    // SAFETY: one thread works on these logits.
+    let logits: &mut [f32] =
+        unsafe { buffers.slice_mut(op.logits, r * op.vocab + part.start, part.len()) };
+    logits.iter_mut().for_each(|v| *v = math::soft_cap(*v, op.cap));
 }
 
 /// [`Op::Best`] for all selected rows.

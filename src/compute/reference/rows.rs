@@ -4,8 +4,7 @@
 use crate::compute::act::ActFormat;
 use crate::tensor::{hadamard, math, math::LANES};
 
-/// Block output that a norm adds to the residual stream: `x = (x + rmsnorm(out) * (1 + w)) *
-/// scale`.
+/// Block output that a norm adds to the residual stream: `x = (x + rmsnorm(out) * w) * scale`.
 #[derive(Clone, Copy)]
 pub struct Added<'a> {
     pub out: &'a [f32],
@@ -13,18 +12,18 @@ pub struct Added<'a> {
     pub scale: f32,
 }
 
-/// Adds to `x` where something is given, then `out = rmsnorm(x) * (1 + w)`.
+/// Adds to `x` where something is given, then `out = rmsnorm(x) * w`.
 #[inline(always)]
 pub fn norm(x: &mut [f32], add: Option<Added<'_>>, w: &[f32], eps: f32, out: &mut [f32]) {
     if let Some(Added { out, w, scale }) = add {
         let inv = math::inv_rms(out, eps);
         for ((x, a), w) in x.iter_mut().zip(out).zip(w) {
-            *x = (a * inv).mul_add(1.0 + w, *x) * scale;
+            *x = (a * inv).mul_add(*w, *x) * scale;
         }
     }
     let inv = math::inv_rms(x, eps);
     for ((o, x), w) in out.iter_mut().zip(&*x).zip(w) {
-        *o = (x * inv) * (1.0 + w);
+        *o = (x * inv) * w;
     }
 }
 
@@ -119,11 +118,18 @@ pub fn norm_rope(head: &mut [f32], w: &[f32], eps: f32, cos: &[f32], sin: &[f32]
     let (b, w_a, w_b, cos, sin) =
         (&mut b[..half], &w[..half], &w[half..][..half], &cos[..half], &sin[..half]);
     for i in 0..half {
-        let x = (a[i] * inv) * (1.0 + w_a[i]);
-        let y = (b[i] * inv) * (1.0 + w_b[i]);
+        let x = (a[i] * inv) * w_a[i];
+        let y = (b[i] * inv) * w_b[i];
         a[i] = x.mul_add(cos[i], -(y * sin[i]));
         b[i] = y.mul_add(cos[i], x * sin[i]);
     }
+}
+
+/// RMSNorm of one head without weights.
+#[inline(always)]
+pub fn norm_head(head: &mut [f32], eps: f32) {
+    let inv = math::inv_rms(head, eps);
+    head.iter_mut().for_each(|v| *v *= inv);
 }
 
 #[cfg(test)]
@@ -152,7 +158,7 @@ mod tests {
     fn rope_keeps_lengths_and_norm_makes_them_one() {
         let mut head: Vec<f32> = (0..8).map(|i| i as f32 - 3.0).collect();
         let (sin, cos): (Vec<f32>, Vec<f32>) = (0..4).map(|i| (i as f32 * 0.3).sin_cos()).unzip();
-        norm_rope(&mut head, &[0.0; 8], 0.0, &cos, &sin);
+        norm_rope(&mut head, &[1.0; 8], 0.0, &cos, &sin);
         let mean_square = head.iter().map(|v| v * v).sum::<f32>() / 8.0;
         assert!((mean_square - 1.0).abs() < 1e-6);
     }

@@ -5,8 +5,8 @@
 
 use super::{Builder, RopeTable};
 use crate::compute::{
-    ActFormat, Attention, BufferId, Embed, GateUp, KvLayer, Linear, LinearJob, Norm, Op, PageRange,
-    Plan, Rope, RowSet, WeightId,
+    ActFormat, Attention, BufferId, Cap, Embed, GateUp, KvLayer, Linear, LinearJob, Norm, Op,
+    PageRange, Plan, Rope, RowSet, WeightId,
 };
 use crate::models::{Config, LayerSpec, Role, Step};
 use anyhow::{Context, Result, bail};
@@ -80,6 +80,9 @@ pub fn pass(
     };
     let input = (hidden, config.dim);
     pass.linear("head", None, input, &[(head, logits)], RowSet::Selected)?;
+    if let Some(cap) = config.logit_cap {
+        pass.plan.push("cap", None, Op::Cap(Cap { logits, vocab: config.vocab, cap }));
+    }
     Ok((layers, pass.plan))
 }
 
@@ -111,7 +114,9 @@ impl Pass<'_, '_> {
                 self.linear(label, layer, input[0], &jobs, all)?;
                 Ok(values)
             }
-            Step::Attend { q_norm, k_norm } => self.attend(i, kv, [*q_norm, *k_norm], input),
+            Step::Attend { q_norm, k_norm, v_norm } => {
+                self.attend(i, kv, [*q_norm, *k_norm], *v_norm, input)
+            }
             Step::GateUp { gate, up, rows } => {
                 let ((gate, gate_act), (up, up_act)) =
                     (self.b.matrix(*gate, i), self.b.matrix(*up, i));
@@ -169,6 +174,7 @@ impl Pass<'_, '_> {
         i: usize,
         kv: KvLayer,
         [q_norm, k_norm]: [Role; 2],
+        v_norm: bool,
         input: &[Value],
     ) -> Result<Vec<Value>> {
         let spec = &self.config.layers[i];
@@ -177,7 +183,7 @@ impl Pass<'_, '_> {
         let rope_table = self.ropes.iter().find(key).context("a table of angles")?.buffer;
         let (n_heads, eps) = (spec.n_heads, self.config.eps);
         let (q_norm, k_norm) = (self.b.norm(q_norm, i)?, self.b.norm(k_norm, i)?);
-        let op = Rope { q, k, v, q_norm, k_norm, eps, n_heads, rope_table, kv };
+        let op = Rope { q, k, v, q_norm, k_norm, v_norm, eps, n_heads, rope_table, kv };
         self.plan.push("rope", Some(i as u16), Op::Rope(op));
         let (scale, out) = (spec.query_scale, self.buffers.attended);
         let op = Attention { q, out, n_heads, scale, kv, range: PageRange::All };

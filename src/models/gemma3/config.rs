@@ -1,223 +1,122 @@
 //! `config.json` of a Gemma 3 model, in every form that transformers 4 and 5 write.
 //!
-//! Multimodal files keep the language model under `text_config`, and that section is sparse: absent
-//! keys mean the defaults of `Gemma3TextConfig` (huggingface/transformers,
+//! Defaults are those of `Gemma3TextConfig` (huggingface/transformers,
 //! models/gemma3/configuration_gemma3.py).
 
 use super::Gemma3;
 use crate::error::Fault;
-use crate::models::generation::tokens;
+use crate::models::reader::{Reader, check_heads, positive};
 use crate::models::{Config, LayerSpec, RopeSpec};
-use crate::tensor::Token;
 use serde_json::Value;
 
 /// Reads a whole file.
 pub fn config(json: &Value) -> Result<Config, Fault> {
-    Reader::new(json).config()
+    let reader = &Reader::new(json);
+    refuse_what_is_not_computed(reader)?;
+    let layers = layers(reader)?;
+    let dim = reader.size("hidden_size", 2304, 1 << 17)?;
+    let vocab = reader.size("vocab_size", 262_208, 1 << 24)?;
+    let (eos, bos) = reader.ends(vocab)?;
+    Ok(Config {
+        architecture: &Gemma3,
+        layers,
+        dim,
+        ffn_dim: reader.size("intermediate_size", 9216, 1 << 20)?,
+        vocab,
+        eps: reader.positive("rms_norm_eps", 1e-6)? as f32,
+        embed_scale: (dim as f64).sqrt() as f32,
+        logit_cap: None,
+        max_position: reader.size("max_position_embeddings", 131_072, 1 << 30)?,
+        eos,
+        bos,
+        tied: reader.tied()?,
+        vocab_is_explicit: reader.get("vocab_size").is_some(),
+    })
 }
 
-/// A parsed file: the text section, and the whole for what stands outside it.
-struct Reader<'a> {
-    text: &'a Value,
-    whole: &'a Value,
+fn layers(reader: &Reader<'_>) -> Result<Vec<LayerSpec>, Fault> {
+    let n_layers = reader.size("num_hidden_layers", 26, 1024)?;
+    let n_heads = reader.size("num_attention_heads", 8, 1024)?;
+    let n_kv_heads = reader.size("num_key_value_heads", 4, 1024)?;
+    let head_dim = reader.size("head_dim", 256, 1024)?;
+    check_heads(n_heads, n_kv_heads, head_dim)?;
+    let global = global(reader, n_layers)?;
+    let window = reader.window(4096, &global)?;
+    let query = reader.positive("query_pre_attn_scalar", 256.0)?;
+    let query_scale = (query.sqrt().recip()) as f32;
+    let [rope_global, rope_local] = ropes(reader)?;
+    let layer = |is_global: bool| LayerSpec {
+        n_heads,
+        n_kv_heads,
+        head_dim,
+        window: (!is_global).then_some(window),
+        rope: if is_global { rope_global } else { rope_local },
+        query_scale,
+        values_are_keys: false,
+    };
+    Ok(global.into_iter().map(layer).collect())
 }
 
-impl<'a> Reader<'a> {
-    fn new(whole: &'a Value) -> Self {
-        Reader { text: whole.get("text_config").filter(|v| !v.is_null()).unwrap_or(whole), whole }
-    }
-
-    /// A present, non-null value of the text section.
-    fn get(&self, key: &str) -> Option<&'a Value> {
-        self.text.get(key).filter(|v| !v.is_null())
-    }
-
-    /// Same, with the whole file as second choice.
-    fn get_anywhere(&self, key: &str) -> Option<&'a Value> {
-        self.get(key).or_else(|| self.whole.get(key).filter(|v| !v.is_null()))
-    }
-
-    fn size(&self, key: &str, default: usize, max: usize) -> Result<usize, Fault> {
-        let Some(value) = self.get(key) else { return Ok(default) };
-        match value.as_u64() {
-            Some(n) if n >= 1 && n <= max as u64 => Ok(n as usize),
-            _ => Err(Fault::model(format!(
-                "`{key}` should be a whole number from 1 to {max}, not {value}"
-            ))),
-        }
-    }
-
-    fn config(&self) -> Result<Config, Fault> {
-        self.refuse_what_is_not_computed()?;
-        let layers = self.layers()?;
-        let dim = self.size("hidden_size", 2304, 1 << 17)?;
-        let vocab = self.size("vocab_size", 262_208, 1 << 24)?;
-        let eps = positive("rms_norm_eps", self.get("rms_norm_eps"), 1e-6)?;
-        let (eos, bos) = self.ends(vocab)?;
-        let tied = match self.get_anywhere("tie_word_embeddings") {
-            None => true,
-            Some(Value::Bool(tied)) => *tied,
-            Some(other) => {
-                return Err(Fault::model(format!(
-                    "`tie_word_embeddings` should be true or false, not {other}"
-                )));
-            }
-        };
-        Ok(Config {
-            architecture: &Gemma3,
-            layers,
-            dim,
-            ffn_dim: self.size("intermediate_size", 9216, 1 << 20)?,
-            vocab,
-            eps: eps as f32,
-            embed_scale: (dim as f64).sqrt() as f32,
-            max_position: self.size("max_position_embeddings", 131_072, 1 << 30)?,
-            eos,
-            bos,
-            tied,
-            vocab_is_explicit: self.get("vocab_size").is_some(),
-        })
-    }
-
-    fn layers(&self) -> Result<Vec<LayerSpec>, Fault> {
-        let n_layers = self.size("num_hidden_layers", 26, 1024)?;
-        let n_heads = self.size("num_attention_heads", 8, 1024)?;
-        let n_kv_heads = self.size("num_key_value_heads", 4, 1024)?;
-        let head_dim = self.size("head_dim", 256, 1024)?;
-        if !n_heads.is_multiple_of(n_kv_heads) {
-            return Err(Fault::model(format!(
-                "{n_heads} attention heads cannot share {n_kv_heads} key-value heads evenly"
-            )));
-        }
-        // Kernels take 16 numbers of a head at a time.
-        if !head_dim.is_multiple_of(16) {
-            return Err(Fault::model(format!(
-                "`head_dim` must be a multiple of 16, not {head_dim}"
-            )));
-        }
-        let global = self.global(n_layers)?;
-        let window = match self.text.get("sliding_window") {
-            Some(Value::Null) if global.iter().any(|g| !g) => {
-                return Err(Fault::model(
-                    "`sliding_window` is null, but some layers are sliding-window layers",
-                ));
-            }
-            _ => self.size("sliding_window", 4096, 1 << 24)?,
-        };
-        let query = positive("query_pre_attn_scalar", self.get("query_pre_attn_scalar"), 256.0)?;
-        let query_scale = (query.sqrt().recip()) as f32;
-        let [rope_global, rope_local] = self.ropes()?;
-        let layer = |is_global: bool| LayerSpec {
-            n_heads,
-            n_kv_heads,
-            head_dim,
-            window: (!is_global).then_some(window),
-            rope: if is_global { rope_global } else { rope_local },
-            query_scale,
-        };
-        Ok(global.into_iter().map(layer).collect())
-    }
-
-    /// Returns the tokens that end a text, and the one that begins it.
-    fn ends(&self, vocab: usize) -> Result<(Vec<Token>, Token), Fault> {
-        let eos_in = |place: &Value| {
-            tokens(place.get("eos_token_id"))
-                .ok_or_else(|| Fault::model(format!("`eos_token_id` is {}", place["eos_token_id"])))
-        };
-        // Multimodal files name the chat model's stops outside text_config.
-        let eos = [eos_in(self.whole)?, eos_in(self.text)?, vec![1]]
-            .into_iter()
-            .find(|list| !list.is_empty())
-            .unwrap_or_default();
-        let bos = match tokens(self.get_anywhere("bos_token_id")).as_deref() {
-            Some([]) => 2,
-            Some(&[bos]) => bos,
-            _ => return Err(Fault::model("`bos_token_id` is not a token id")),
-        };
-        if let Some(outside) = eos.iter().chain([&bos]).find(|t| **t as usize >= vocab) {
-            let what = format!("token {outside} is outside the vocabulary of {vocab}");
-            return Err(Fault::model(what));
-        }
-        Ok((eos, bos))
-    }
-
-    fn refuse_what_is_not_computed(&self) -> Result<(), Fault> {
-        for key in ["attn_logit_softcapping", "final_logit_softcapping"] {
-            if let Some(value) = self.get(key) {
-                return Err(Fault::model(format!(
-                    "`{key}` is {value}; Gemma 3 has no soft-capping"
-                ))
+fn refuse_what_is_not_computed(reader: &Reader<'_>) -> Result<(), Fault> {
+    for key in ["attn_logit_softcapping", "final_logit_softcapping"] {
+        if let Some(value) = reader.get(key) {
+            return Err(Fault::model(format!("`{key}` is {value}; Gemma 3 has no soft-capping"))
                 .help("is this a Gemma 2 model? Only Gemma 3 is supported"));
-            }
         }
-        for key in ["attention_bias", "use_bidirectional_attention"] {
-            if let Some(value) = self.get(key).filter(|v| **v != Value::Bool(false)) {
-                return Err(Fault::model(format!("`{key}` is {value}, which is not supported"))
-                    .help("only causal Gemma 3 language models run here"));
-            }
-        }
-        if let Some(act) = self.get("hidden_activation").filter(|v| *v != "gelu_pytorch_tanh") {
-            return Err(Fault::model(format!(
-                "`hidden_activation` is {act}; Gemma 3 has \"gelu_pytorch_tanh\""
-            )));
-        }
-        Ok(())
     }
+    for key in ["attention_bias", "use_bidirectional_attention"] {
+        if let Some(value) = reader.get(key).filter(|v| **v != Value::Bool(false)) {
+            return Err(Fault::model(format!("`{key}` is {value}, which is not supported"))
+                .help("only causal Gemma 3 language models run here"));
+        }
+    }
+    if let Some(act) = reader.get("hidden_activation").filter(|v| *v != "gelu_pytorch_tanh") {
+        return Err(Fault::model(format!(
+            "`hidden_activation` is {act}; Gemma 3 has \"gelu_pytorch_tanh\""
+        )));
+    }
+    Ok(())
+}
 
-    /// `layer_types` where present, else every n-th layer.
-    fn global(&self, n_layers: usize) -> Result<Vec<bool>, Fault> {
-        let Some(types) = self.get("layer_types") else {
-            let key = if self.get("sliding_window_pattern").is_some() {
-                "sliding_window_pattern"
-            } else {
-                "_sliding_window_pattern"
-            };
-            let pattern = self.size(key, 6, 1024)?;
-            return Ok((1..=n_layers).map(|i| i.is_multiple_of(pattern)).collect());
-        };
-        let list = types.as_array().ok_or_else(|| Fault::model("`layer_types` is not a list"))?;
-        if list.len() != n_layers {
-            return Err(Fault::model(format!(
-                "`layer_types` names {} layers of {n_layers}",
-                list.len()
-            )));
-        }
-        let one = |t: &Value| match t.as_str() {
-            Some("full_attention") => Ok(true),
-            Some("sliding_attention") => Ok(false),
-            _ => Err(Fault::model(format!(
-                "`layer_types` holds {t}; known: full_attention, sliding_attention"
-            ))),
-        };
-        list.iter().map(one).collect()
+/// Returns which layers are global: as `layer_types` says, else every n-th.
+fn global(reader: &Reader<'_>, n_layers: usize) -> Result<Vec<bool>, Fault> {
+    if let Some(types) = reader.layer_types(n_layers)? {
+        return Ok(types);
     }
+    let key = if reader.get("sliding_window_pattern").is_some() {
+        "sliding_window_pattern"
+    } else {
+        "_sliding_window_pattern"
+    };
+    let pattern = reader.size(key, 6, 1024)?;
+    Ok((1..=n_layers).map(|i| i.is_multiple_of(pattern)).collect())
+}
 
-    /// Returns the rotation of global layers, then of sliding-window layers.
-    fn ropes(&self) -> Result<[RopeSpec; 2], Fault> {
-        let new = self.get("rope_parameters");
-        let kinds = ["full_attention", "sliding_attention"];
-        if let Some(new) = new
-            && !kinds.iter().any(|kind| new.get(kind).is_some())
-        {
-            return Err(Fault::model(
-                "`rope_parameters` names neither full_attention nor sliding_attention",
-            ));
-        }
-        let section = |kind: &str| new.and_then(|n| n.get(kind)).filter(|v| !v.is_null());
-        let full = section(kinds[0]);
-        // The older key overrides what it scales: the global layers alone.
-        let scaling = self.get("rope_scaling").or(full);
-        let theta = |section: Option<&Value>, old: &str, default: f64| {
-            positive(old, section.and_then(|s| s.get("rope_theta")).or(self.get(old)), default)
-                .map(|v| v as f32)
-        };
-        let sliding = section(kinds[1]);
-        let rope = |theta, factor| RopeSpec { theta, factor, share: 1.0 };
-        Ok([
-            rope(theta(full, "rope_theta", 1e6)?, factor(scaling)?),
-            rope(theta(sliding, "rope_local_base_freq", 1e4)?, factor(sliding)?),
-        ])
+/// Returns the rotation of global layers, then of sliding-window layers.
+fn ropes(reader: &Reader<'_>) -> Result<[RopeSpec; 2], Fault> {
+    let new = reader.get("rope_parameters");
+    let kinds = ["full_attention", "sliding_attention"];
+    if let Some(new) = new
+        && !kinds.iter().any(|kind| new.get(kind).is_some())
+    {
+        return Err(Fault::model(
+            "`rope_parameters` names neither full_attention nor sliding_attention",
+        ));
     }
+    let section = |kind: &str| new.and_then(|n| n.get(kind)).filter(|v| !v.is_null());
+    let full = section(kinds[0]);
+    // The older key overrides what it scales: the global layers alone.
+    let scaling = reader.get("rope_scaling").or(full);
+    let theta = |section: Option<&Value>, old: &str, default: f64| {
+        positive(old, section.and_then(|s| s.get("rope_theta")).or(reader.get(old)), default)
+            .map(|v| v as f32)
+    };
+    let sliding = section(kinds[1]);
+    let rope = |theta, factor| RopeSpec { theta, factor, share: 1.0 };
+    Ok([
+        rope(theta(full, "rope_theta", 1e6)?, factor(scaling)?),
+        rope(theta(sliding, "rope_local_base_freq", 1e4)?, factor(sliding)?),
+    ])
 }
 
 /// Returns the divisor of positions.
@@ -239,14 +138,6 @@ fn factor(section: Option<&Value>) -> Result<f32, Fault> {
             "Gemma 3 uses `default` and `linear` (with a factor); \
                 remove a scaling that was added for longer contexts",
         )),
-    }
-}
-
-fn positive(key: &str, value: Option<&Value>, default: f64) -> Result<f64, Fault> {
-    let Some(value) = value else { return Ok(default) };
-    match value.as_f64() {
-        Some(n) if n > 0.0 && (n as f32).is_normal() => Ok(n),
-        _ => Err(Fault::model(format!("`{key}` should be a positive number, not {value}"))),
     }
 }
 
@@ -289,6 +180,7 @@ mod tests {
             window: Some(1024),
             rope: RopeSpec { theta: 1e4, factor: 1.0, share: 1.0 },
             query_scale: (1.0 / 168f64.sqrt()) as f32,
+            values_are_keys: false,
         };
         let rope = RopeSpec { theta: 1e6, factor: 8.0, share: 1.0 };
         assert_eq!(c.layers[4..6], [local, LayerSpec { window: None, rope, ..local }]);

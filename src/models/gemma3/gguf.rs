@@ -1,10 +1,10 @@
 //! The keys that a GGUF file has for the architecture `gemma3`, read and written. Some facts are in
 //! no key, because llama.cpp knows them by heart.
 
+use crate::checkpoint::gguf::Metadata;
 use crate::checkpoint::gguf::write::Keys;
-use crate::checkpoint::gguf::{Metadata, Value as Stored};
 use crate::error::Fault;
-use crate::models::gguf::{BOS, PAD, eos};
+use crate::models::gguf::{BOS, PAD, decimal, eos, layer_types, whole};
 use crate::models::{Config, LayerSpec, RopeSpec};
 use anyhow::Result;
 use serde_json::{Value, json};
@@ -24,7 +24,7 @@ const LAYERS_27B: i64 = 62;
 /// Returns the `config.json` that a file's keys mean. The shapes are checked when that is read;
 /// here they only have to be there.
 pub fn config(metadata: &Metadata, vocab: Option<usize>, own_head: bool) -> Result<Value, String> {
-    let optional = |name: &str| optional(metadata, name);
+    let optional = |name: &str| whole(metadata, &key(name));
     let needed = |name: &str| optional(name)?.ok_or_else(|| format!("`{}` is missing", key(name)));
     let float = |name: &str| metadata.float(&key(name));
 
@@ -74,53 +74,17 @@ pub fn config(metadata: &Metadata, vocab: Option<usize>, own_head: bool) -> Resu
             json[key] = cap.into();
         }
     }
-    windows(metadata, layers, &mut json)?;
-    Ok(json)
-}
-
-/// Adds the window, and which layers have it.
-fn windows(metadata: &Metadata, layers: i64, json: &mut Value) -> Result<(), String> {
-    let everywhere = || -> Value { vec!["full_attention"; layers.clamp(0, 1024) as usize].into() };
-    match (
-        optional(metadata, "attention.sliding_window")?,
-        metadata.get(&key("attention.sliding_window_pattern")),
-    ) {
-        (None | Some(0), _) => json["layer_types"] = everywhere(),
-        (Some(window), pattern) => {
-            json["sliding_window"] = window.into();
-            match pattern {
-                None => json["sliding_window_pattern"] = 6.into(),
-                Some(Stored::Int(n)) => json["sliding_window_pattern"] = (*n).into(),
-                Some(Stored::Ints(local)) => {
-                    let kind = |local: &i64| {
-                        if *local != 0 { "sliding_attention" } else { "full_attention" }
-                    };
-                    json["layer_types"] = local.iter().map(kind).collect();
-                }
-                Some(_) => {
-                    return Err(format!(
-                        "`{}` is neither a number nor a list",
-                        key("attention.sliding_window_pattern")
-                    ));
-                }
-            }
-        }
+    let (window, types) = layer_types(metadata, ARCHITECTURE, layers.clamp(0, 1024) as usize)?;
+    json["layer_types"] = types.into();
+    if let Some(window) = window {
+        json["sliding_window"] = window.into();
     }
-    Ok(())
+    Ok(json)
 }
 
 /// Returns the full name of a key.
 fn key(name: &str) -> String {
     format!("{ARCHITECTURE}.{name}")
-}
-
-/// Returns a whole number, if the file has it.
-fn optional(metadata: &Metadata, name: &str) -> Result<Option<i64>, String> {
-    match metadata.get(&key(name)) {
-        None => Ok(None),
-        Some(Stored::Int(n)) => Ok(Some(*n)),
-        Some(_) => Err(format!("`{}` is not a whole number", key(name))),
-    }
 }
 
 /// Adds the keys of the architecture. Refuses a model that llama.cpp would compute otherwise.
@@ -193,14 +157,10 @@ fn scaling(metadata: &Metadata, layers: i64) -> Value {
     }
 }
 
-/// Returns an f32 as the decimal that was meant.
-fn decimal(value: f64) -> f64 {
-    (value as f32).to_string().parse().unwrap_or(value)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::checkpoint::gguf::Value as Stored;
 
     fn keys(layers: i64, dim: i64, heads: i64, key_length: i64) -> Metadata {
         let mut m = Metadata::default();

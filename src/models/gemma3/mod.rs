@@ -7,8 +7,8 @@ mod gguf;
 
 use super::architecture::{Architecture, Step};
 use super::config::{Config, LayerSpec};
+use super::gguf::GgufModel;
 use super::role::Role;
-use crate::checkpoint::gguf::Metadata;
 use crate::checkpoint::gguf::write::Keys;
 use crate::error::Fault;
 use serde_json::Value;
@@ -35,17 +35,16 @@ impl Architecture for Gemma3 {
         gguf::ARCHITECTURE
     }
 
-    fn gguf_config(
-        &self,
-        metadata: &Metadata,
-        vocab: Option<usize>,
-        has_own_head: bool,
-    ) -> Result<Value, String> {
-        gguf::config(metadata, vocab, has_own_head)
+    fn gguf_config(&self, file: &GgufModel<'_>) -> Result<Value, String> {
+        gguf::config(file.metadata, file.vocab(), file.has(Role::Head, 0))
     }
 
     fn gguf_keys(&self, config: &Config, keys: &mut Keys) -> anyhow::Result<()> {
         gguf::keys(config, keys)
+    }
+
+    fn norm_base(&self) -> f32 {
+        1.0
     }
 
     fn layer(&self, config: &Config, spec: &LayerSpec) -> Vec<Step> {
@@ -53,7 +52,7 @@ impl Architecture for Gemma3 {
         vec![
             Step::Norm(Role::InputNorm),
             Step::Linear("qkv", vec![(Role::Q, q), (Role::K, kv), (Role::V, kv)]),
-            Step::Attend { q_norm: Role::QNorm, k_norm: Role::KNorm },
+            Step::Attend { q_norm: Role::QNorm, k_norm: Role::KNorm, v_norm: false },
             Step::Linear("o", vec![(Role::O, config.dim)]),
             Step::Add { norm: Role::PostAttnNorm, scale: None },
             Step::Norm(Role::PreFfnNorm),

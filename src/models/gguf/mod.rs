@@ -11,7 +11,7 @@ mod vocab;
 pub use vocab::repairs;
 
 use crate::checkpoint::Checkpoint;
-use crate::checkpoint::gguf::{Make, Metadata, Presentation};
+use crate::checkpoint::gguf::{Make, Metadata, Presentation, Value};
 use crate::error::Fault;
 use crate::models::{Role, architecture};
 use anyhow::Result;
@@ -70,6 +70,62 @@ fn role_of(name: &str) -> Option<(Role, usize)> {
     roles.find(|(role, layer)| tensor_name(*role, *layer) == name)
 }
 
+/// A GGUF file, before it is presented as anything else.
+pub struct GgufModel<'a> {
+    pub metadata: &'a Metadata,
+    checkpoint: &'a Checkpoint,
+}
+
+impl GgufModel<'_> {
+    pub fn has(&self, role: Role, layer: usize) -> bool {
+        self.checkpoint.lookup(&tensor_name(role, layer)).is_some()
+    }
+
+    /// Returns the rows of the embedding table.
+    pub fn vocab(&self) -> Option<usize> {
+        self.checkpoint.lookup(&tensor_name(Role::Embed, 0))?.shape.first().copied()
+    }
+
+    /// Returns the values of a tensor of floats.
+    pub fn floats(&self, name: &str) -> Option<Vec<f32>> {
+        self.checkpoint.tensor(name)?.to_f32().ok()
+    }
+}
+
+/// Returns a whole number, if the key is there.
+pub fn whole(metadata: &Metadata, key: &str) -> Result<Option<i64>, String> {
+    match metadata.get(key) {
+        None => Ok(None),
+        Some(Value::Int(n)) => Ok(Some(*n)),
+        Some(_) => Err(format!("`{key}` is not a whole number")),
+    }
+}
+
+/// Returns the window, and the kind of each layer.
+pub fn layer_types(
+    metadata: &Metadata,
+    architecture: &str,
+    layers: usize,
+) -> Result<(Option<i64>, Vec<&'static str>), String> {
+    let window = whole(metadata, &format!("{architecture}.attention.sliding_window"))?;
+    let kind = |is_local| if is_local { "sliding_attention" } else { "full_attention" };
+    let pattern = format!("{architecture}.attention.sliding_window_pattern");
+    let every = |n: i64| (1..=layers as i64).map(|i| kind(n < 1 || i % n != 0)).collect();
+    let types = match (window.filter(|w| *w != 0), metadata.get(&pattern)) {
+        (None, _) => return Ok((None, vec![kind(false); layers])),
+        (_, None) => every(6),
+        (_, Some(Value::Int(n))) => every(*n),
+        (_, Some(Value::Ints(local))) => local.iter().map(|local| kind(*local != 0)).collect(),
+        _ => return Err(format!("`{pattern}` is neither a number nor a list")),
+    };
+    Ok((window, types))
+}
+
+/// Returns an f32 as the decimal that was meant.
+pub fn decimal(value: f64) -> f64 {
+    (value as f32).to_string().parse().unwrap_or(value)
+}
+
 /// Makes a GGUF checkpoint look like a Hugging Face directory; every other one stays as it is.
 pub fn present(checkpoint: Checkpoint) -> Result<Checkpoint> {
     let Some(metadata) = checkpoint.unpresented() else { return Ok(checkpoint) };
@@ -88,10 +144,8 @@ pub fn present(checkpoint: Checkpoint) -> Result<Checkpoint> {
             return Err(Fault::model(what).help(architecture::known()).into());
         }
     };
-    let shape = |role| checkpoint.lookup(&tensor_name(role, 0)).map(|t| t.shape);
-    let rows = shape(Role::Embed).and_then(|shape| shape.first().copied());
-    let has_own_head = shape(Role::Head).is_some();
-    let config = architecture.gguf_config(metadata, rows, has_own_head).map_err(|what| {
+    let file = GgufModel { metadata, checkpoint: &checkpoint };
+    let config = architecture.gguf_config(&file).map_err(|what| {
         Fault::model(format!("{shown}: {what}"))
             .help("the file was made wrongly: fetch or convert the model again")
     })?;
@@ -113,8 +167,9 @@ pub fn present(checkpoint: Checkpoint) -> Result<Checkpoint> {
     let rename = |name: &str| {
         role_of(name).map(|(role, layer)| crate::models::weights::standard_name(role, layer))
     };
-    let is_norm = |role: Role| !role.is_matrix() && role != Role::LayerScale;
-    let norm = |name: &str| role_of(name).is_some_and(|(role, _)| is_norm(role));
+    let norm = |name: &str| {
+        architecture.norm_base() == 1.0 && role_of(name).is_some_and(|(role, _)| role.is_norm())
+    };
     checkpoint.present(Presentation { config, rename: &rename, plus_one: &norm, files, notes })
 }
 

@@ -131,12 +131,15 @@ impl<'a> Layer<'a> {
                 .iter()
                 .map(|(role, _)| self.linear(*role, &input[0]))
                 .collect::<Result<_>>()?,
-            Step::Attend { q_norm, k_norm } => {
-                let Ok([mut q, mut k, v]) = <[Vec<f32>; 3]>::try_from(input) else {
+            Step::Attend { q_norm, k_norm, v_norm } => {
+                let Ok([mut q, mut k, mut v]) = <[Vec<f32>; 3]>::try_from(input) else {
                     bail!("attention reads three values")
                 };
                 self.rotate(&mut q, self.spec.n_heads, *q_norm);
                 self.rotate(&mut k, self.spec.n_kv_heads, *k_norm);
+                if *v_norm {
+                    v = self.norm_heads(&v);
+                }
                 vec![self.attend(&q, &k, &v)]
             }
             Step::GateUp { gate, up, .. } => {
@@ -156,7 +159,12 @@ impl<'a> Layer<'a> {
     }
 
     fn norm(&self, role: Role, x: &[f32]) -> Vec<f32> {
-        norm_rows(x, &plus_one(&self.vectors[&role]), self.eps)
+        norm_rows(x, &self.vectors[&role], self.eps)
+    }
+
+    /// RMSNorm of each head without weights.
+    fn norm_heads(&self, x: &[f32]) -> Vec<f32> {
+        norm_rows(x, &vec![1.0; self.spec.head_dim], self.eps)
     }
 
     fn linear(&self, role: Role, x: &[f32]) -> Result<Vec<f32>> {
@@ -200,11 +208,11 @@ impl<'a> Layer<'a> {
     /// Norms each head and turns it by its position.
     fn rotate(&self, x: &mut [f32], heads: usize, norm: Role) {
         let (dim, half) = (self.spec.head_dim, self.spec.head_dim / 2);
-        let norm = plus_one(&self.vectors[&norm]);
+        let norm = &self.vectors[&norm];
         x.par_chunks_mut(heads * dim).enumerate().for_each(|(token, row)| {
             let (cos, sin) = self.angles[token % self.window * dim..][..dim].split_at(half);
             for head in row.chunks_exact_mut(dim) {
-                rows::norm(head, &norm, self.eps);
+                rows::norm(head, norm, self.eps);
                 for i in 0..half {
                     let (a, b) = (head[i], head[i + half]);
                     head[i] = a * cos[i] - b * sin[i];
@@ -222,12 +230,7 @@ fn angles(spec: &LayerSpec, window: usize) -> Vec<f32> {
     out
 }
 
-/// Returns the factors of a norm, whose stored weights are 1 less.
-pub fn plus_one(stored: &[f32]) -> Vec<f32> {
-    stored.iter().map(|w| 1.0 + w).collect()
-}
-
-/// RMSNorm of each row; `weight` is the stored weight plus 1.
+/// RMSNorm of each row.
 pub fn norm_rows(x: &[f32], weight: &[f32], eps: f32) -> Vec<f32> {
     let mut out = x.to_vec();
     out.par_chunks_mut(weight.len()).for_each(|row| rows::norm(row, weight, eps));

@@ -1,6 +1,6 @@
 //! How much the end of the model minds noise in each of its matrices.
 
-use super::layer::{Layer, linear, linear_back, norm_rows, norm_rows_back, plus_one};
+use super::layer::{Layer, linear, linear_back, norm_rows, norm_rows_back};
 use super::{CalibrationText, embed};
 use crate::models::{Role, Weights};
 use crate::tensor::encode::CodingDevice;
@@ -126,11 +126,6 @@ fn information(matrix: &Matrix<'_>, x: &[f32], d: &[f32], window: usize) -> f64 
     sum.max(0.0)
 }
 
-/// A norm's stored weight plus 1.
-fn final_norm(weights: &Weights) -> Result<Vec<f32>> {
-    Ok(plus_one(&weights.vector(Role::FinalNorm, 0)?))
-}
-
 /// Returns the input of the head: `x` through all layers and the last norm.
 pub fn final_hidden(
     weights: &Weights,
@@ -145,23 +140,35 @@ pub fn final_hidden(
             layer.forward(&mut x[batch.start * dim..batch.end * dim])?;
         }
     }
-    Ok(norm_rows(&x, &final_norm(weights)?, weights.config().eps))
+    Ok(norm_rows(&x, &weights.vector(Role::FinalNorm, 0)?, weights.config().eps))
 }
 
-/// Turns the logits of a row into the gradient of the log-likelihood of a token, which is sampled
-/// by `drawn`, from 0 to 1.
-fn likelihood_back(row: &mut [f32], drawn: f64) {
+/// Turns the products of a row with the head into the gradient of the log-likelihood of a token,
+/// which is sampled by `drawn`, from 0 to 1. `cap` is the limit of the logits.
+fn likelihood_back(row: &mut [f32], cap: Option<f32>, drawn: f64) {
+    soft_cap(row, cap);
     let whole = math::log_sum_exp(row);
-    let (mut left, mut chosen) = (drawn, row.len() - 1);
+    let slope = |logit: f32| cap.map_or(1.0, |cap| 1.0 - (logit / cap) * (logit / cap));
+    let (mut left, mut chosen, mut own_slope) = (drawn, row.len() - 1, 1.0);
     for (token, logit) in row.iter_mut().enumerate() {
         let chance = (*logit as f64 - whole).exp();
         if left >= 0.0 && left < chance {
             chosen = token;
         }
         left -= chance;
-        *logit = -chance as f32;
+        let slope = slope(*logit);
+        if token == chosen {
+            own_slope = slope;
+        }
+        *logit = -chance as f32 * slope;
     }
-    row[chosen] += 1.0;
+    row[chosen] += own_slope;
+}
+
+fn soft_cap(row: &mut [f32], cap: Option<f32>) {
+    if let Some(cap) = cap {
+        row.iter_mut().for_each(|logit| *logit = math::soft_cap(*logit, cap));
+    }
 }
 
 /// Where a model ends: the last norm and the head.
@@ -177,7 +184,7 @@ impl Ends<'_> {
     /// times the mean square of its rows. Positions without text before them count as nothing.
     fn backward(&self, x: &[f32], seed: u64) -> Result<(Vec<f32>, f64)> {
         let config = self.weights.config();
-        let (head, norm) = (self.head()?, final_norm(self.weights)?);
+        let (head, norm) = (self.head()?, self.weights.vector(Role::FinalNorm, 0)?);
         let hidden = norm_rows(x, &norm, config.eps);
         let mut random = SmallRng::seed_from_u64(seed);
         let (mut d_hidden, mut information) = (vec![0.0; x.len()], 0.0);
@@ -189,7 +196,7 @@ impl Ends<'_> {
             let drawn: Vec<f64> = d.chunks(config.vocab).map(|_| random.random()).collect();
             d.par_chunks_mut(config.vocab).zip(drawn).enumerate().for_each(|(row, (d, drawn))| {
                 match self.counts(start + row) {
-                    true => likelihood_back(d, drawn),
+                    true => likelihood_back(d, config.logit_cap, drawn),
                     false => d.fill(0.0),
                 }
             });
@@ -235,9 +242,11 @@ impl Ends<'_> {
     ) -> Result<f64> {
         let config = self.weights.config();
         let head = self.head()?;
-        let norm = final_norm(self.weights)?;
+        let norm = self.weights.vector(Role::FinalNorm, 0)?;
         let logits = |x: &[f32], head: &Matrix<'_>| {
-            linear(self.device, &norm_rows(x, &norm, config.eps), head)
+            let mut out = linear(self.device, &norm_rows(x, &norm, config.eps), head)?;
+            out.par_chunks_mut(config.vocab).for_each(|row| soft_cap(row, config.logit_cap));
+            Ok::<_, anyhow::Error>(out)
         };
         let rows = self.rows_at_once();
         let (mut sum, mut count) = (0.0, 0);

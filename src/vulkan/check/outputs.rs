@@ -3,8 +3,8 @@
 use super::compare::{EXPONENTIALS, Grid, PRODUCTS, Rule, SUMS};
 use crate::compute::reference::rows::{errors, fit, rotate_input};
 use crate::compute::{
-    Act, Attention, Best, BufferId, Commit, Embed, GateUp, KvFormat, KvLayer, Linear, LinearJob,
-    Norm, Op, Rope, RowSet,
+    Act, Attention, Best, BufferId, Cap, Commit, Embed, GateUp, KvFormat, KvLayer, Linear,
+    LinearJob, Norm, Op, Rope, RowSet,
 };
 use crate::kv::PAGE;
 use crate::tensor::math::LANES;
@@ -93,7 +93,7 @@ pub fn outputs(
                 Rule::Near(EXPONENTIALS),
             )]
         }
-        Op::Rope(Rope { q, k, kv, n_heads, .. }) => {
+        Op::Rope(Rope { q, k, v, v_norm, kv, n_heads, .. }) => {
             let keys = Grid {
                 heads: kv.n_kv_heads,
                 dim: kv.head_dim,
@@ -102,18 +102,30 @@ pub fn outputs(
             };
             let values = Grid::rows(kv.n_kv_heads * kv.head_dim);
             // Unfused, values are at most rounded, in a direction that Vulkan leaves to the driver.
-            let [turned, copied] =
-                if fused { [PRODUCTS + SUMS, PRODUCTS] } else { [SUMS, 0.0] }.map(Rule::Near);
-            vec![
+            let [turned, copied] = if fused {
+                [PRODUCTS + SUMS, PRODUCTS]
+            } else {
+                [SUMS, if *v_norm { SUMS } else { 0.0 }]
+            }
+            .map(Rule::Near);
+            let width = kv.n_kv_heads * kv.head_dim;
+            let mut all = vec![
                 floats(*q, "the queries", n_heads * kv.head_dim, turned),
-                floats(*k, "the keys", kv.n_kv_heads * kv.head_dim, turned),
+                floats(*k, "the keys", width, turned),
+            ];
+            all.extend(v_norm.then(|| floats(*v, "the values", width, turned)));
+            all.extend([
                 cached(kv, kv.scratch_k, "the scratch keys", max_rows, keys, turned),
                 cached(kv, kv.scratch_v, "the scratch values", max_rows, values, copied),
-            ]
+            ]);
+            all
         }
         Op::Attention(op @ Attention { out, n_heads, .. }) => {
             let name = if op.is_partial() { "the undivided attention" } else { "the attention" };
             vec![floats(*out, name, n_heads * op.out_width(), Rule::Near(EXPONENTIALS))]
+        }
+        Op::Cap(Cap { logits, vocab, .. }) => {
+            vec![floats(*logits, "the capped logits", *vocab, Rule::Near(EXPONENTIALS))]
         }
         Op::Best(Best { maxima, lists, .. }) => {
             let lists = CheckedOutput { id: *lists, name: "the lists", content: Content::Lists };

@@ -47,6 +47,7 @@ shaders! {
     Attention "attention",
     PartialAttention "partial_attention",
     Best "best",
+    Cap "cap",
     Commit "commit",
     Embed "embed",
     Linear "linear",

@@ -24,20 +24,22 @@ impl Lowering<'_> {
         out_calls: &mut Vec<Call>,
     ) -> Result<()> {
         let Attention { q, out, n_heads, scale, kv, range: _ } = op;
-        let (dim, gq) = (head_dim(kv)?, n_heads / kv.n_kv_heads);
+        let dim = head_dim(kv)?;
         // Pages of a row: all of them, or the pages that a window can touch.
         let slots =
             kv.pages.window.map_or(bucket.pages, |w| bucket.pages.min(w.div_ceil(PAGE) + 1));
         let floats = bucket.rows * n_heads * slots * (dim + 2);
         let split = bucket.rows <= SPLIT_ROWS && floats <= self.own.partial_floats;
-        let rows = self.attention_rows(op, bucket, if split { slots } else { 1 })?;
+        let (rows, heads) = self.attention_block(op, bucket, if split { slots } else { 1 })?;
+        let parts = n_heads / heads;
         let kernel = kernels::Attention {
             subgroup: self.info.subgroup,
             head_dim: word(dim),
-            group_heads: word(gq),
+            group_heads: word(heads),
             rows: word(rows),
             kv: kv_code(kv),
             split,
+            shares: word(parts / kv.n_kv_heads),
         };
         let target = if split { self.own.partials } else { *out };
         let window = kv.pages.window.unwrap_or(0);
@@ -62,7 +64,7 @@ impl Lowering<'_> {
         // The first pages of the rows of a block differ by at most one.
         let pages =
             if split { slots + (kv.pages.window.is_some() && rows > 1) as usize } else { 1 };
-        let groups = [kv.n_kv_heads, bucket.rows.div_ceil(rows), pages];
+        let groups = [parts, bucket.rows.div_ceil(rows), pages];
         let accesses = vec![
             Access::Read(*q),
             Access::Read(kv.scratch_k),
@@ -73,7 +75,7 @@ impl Lowering<'_> {
         call.work = 2 * (bucket.rows * slots * PAGE * n_heads * dim) as u64;
         if split {
             let z = (prepare.is_none() || read_later).then_some(*out);
-            let joins = self.can_join(prepare, groups, rows, gq * dim, bucket);
+            let joins = self.can_join(prepare, groups, rows, heads * dim, bucket);
             let merge = Some(Merge { head_dim: dim, window, slots: if joins { 0 } else { slots } });
             let cols = n_heads * dim;
             let work = RowWork { z, prepare, merge, ..RowWork::new(target, cols) };
@@ -96,10 +98,34 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// Returns the rows of a block of attention. `shares` workgroups have a block's pages.
-    fn attention_rows(&self, op: &Attention, bucket: Bucket, shares: usize) -> Result<usize> {
-        let kv = &op.kv;
-        let (dim, gq) = (kv.head_dim, op.n_heads / kv.n_kv_heads);
+    /// Returns the rows of a block of attention, and its query heads: those of a kv head, or half as
+    /// many as often as they do not fit. `shares` workgroups have a block's pages.
+    fn attention_block(
+        &self,
+        op: &Attention,
+        bucket: Bucket,
+        shares: usize,
+    ) -> Result<(usize, usize)> {
+        let gq = op.n_heads / op.kv.n_kv_heads;
+        let halves = std::iter::successors(Some(gq), |n| n.is_multiple_of(2).then_some(n / 2));
+        let block = |n| Some((self.attention_rows(op, bucket, shares, n)?, n));
+        halves.into_iter().find_map(block).with_context(|| {
+            format!(
+                "{gq} query heads of {} channels do not fit the GPU's shared memory",
+                op.kv.head_dim
+            )
+        })
+    }
+
+    /// Returns the rows of a block with `gq` query heads; `None` if one row does not fit.
+    fn attention_rows(
+        &self,
+        op: &Attention,
+        bucket: Bucket,
+        shares: usize,
+        gq: usize,
+    ) -> Option<usize> {
+        let (kv, dim) = (&op.kv, op.kv.head_dim);
         // Shared memory holds the queries and exponentials of all rows of a block.
         let shared =
             |rows: usize| rows * gq * (dim + PAGE + 32) * 4 + (rows + kv.scales()) * PAGE * 2;
@@ -109,14 +135,11 @@ impl Lowering<'_> {
         };
         // Blocks of fewer rows keep more of a large device busy while there are few pages.
         let busy =
-            |rows: usize| kv.n_kv_heads * bucket.rows.div_ceil(rows) * shares >= self.info.busy;
+            |rows: usize| op.n_heads / gq * bucket.rows.div_ceil(rows) * shares >= self.info.busy;
         let most = if bucket.mixed { 1 } else { bucket.rows.clamp(1, self.block_rows) };
         let rows: Vec<usize> =
             [8, 4, 2, 1].into_iter().filter(|r| *r <= most && fits(*r)).collect();
-        let rows = rows.iter().find(|r| busy(**r)).or(rows.last()).copied();
-        rows.with_context(|| {
-            format!("{gq} query heads of {dim} channels do not fit the GPU's shared memory")
-        })
+        rows.iter().find(|r| busy(**r)).or(rows.last()).copied()
     }
 
     /// Returns the call of attention over the pages after those that another device attends.
@@ -128,6 +151,7 @@ impl Lowering<'_> {
     ) -> Result<Call> {
         let Attention { q, out, n_heads, scale, kv, range: _ } = op;
         let dim = head_dim(kv)?;
+        ensure!(dim <= 256, "attention beside an accelerator takes heads of up to 256 channels");
         let kernel = kernels::PartialAttention { head_dim: word(dim), kv: kv_code(kv) };
         let push = PartialAttentionPush {
             q: self.at(*q),
@@ -162,8 +186,8 @@ impl Lowering<'_> {
 fn head_dim(kv: &KvLayer) -> Result<usize> {
     let dim = kv.head_dim;
     ensure!(
-        dim.is_power_of_two() && (16..=256).contains(&dim),
-        "the GPU kernels take head dimensions of 16 to 256 that are powers of two, not {dim}"
+        dim.is_power_of_two() && (16..=512).contains(&dim),
+        "the GPU kernels take head dimensions of 16 to 512 that are powers of two, not {dim}"
     );
     Ok(dim)
 }

@@ -9,7 +9,7 @@
 use super::kernels::{AttentionPush, Heads, Join, LinearPush, NextNorm, Specialise, word};
 use super::sizes::COUNTS;
 use super::{Access, Bucket, Call, Lowering, kv_code, preparation, prepared, reads_before_write};
-use crate::compute::{Act, BufferId, Dispatch, LinearJob, Norm, Op, Rope, RowSet};
+use crate::compute::{Act, BufferId, Dispatch, KvFormat, LinearJob, Norm, Op, Rope, RowSet};
 use crate::tensor::Group;
 use crate::vulkan::device::pipeline::Shader;
 use std::collections::HashMap;
@@ -19,6 +19,8 @@ use std::mem::offset_of;
 const ROWS: usize = 32;
 /// The same for work on whole rows, which one workgroup does alone.
 const WHOLE_ROWS: usize = 2;
+/// Most channels of a head that a linear layer rounds to int8: the head lies in shared memory.
+const MOST_SHARED_CHANNELS: usize = 256;
 /// Bytes of shared memory beside a row that is normed.
 const NORM_SHARED: usize = 8 << 10;
 /// Channels of a block of `row.comp`.
@@ -83,7 +85,9 @@ impl Lowering<'_> {
             let whole = call.linear.is_some_and(|(_, rows)| kv.head_dim.is_multiple_of(rows));
             whole && call.shader != Shader::LinearMany && units <= COUNTS
         };
-        if !(self.finish && bucket.rows <= ROWS && outs == [*q, *k, *v] && calls.iter().all(fits)) {
+        let room = kv.format != KvFormat::Q8 || kv.head_dim <= MOST_SHARED_CHANNELS;
+        let is_next = outs == [*q, *k, *v] && bucket.rows <= ROWS;
+        if !(self.finish && is_next && room && calls.iter().all(fits)) {
             return false;
         }
         let rope = self.rope(op, bucket);

@@ -12,8 +12,8 @@ pub mod sizes;
 
 use crate::compute::step::StepView;
 use crate::compute::{
-    Act, Attention, Best, BufferId, Commit, Dispatch, Embed, GateUp, KvFormat, KvLayer, Linear,
-    LinearJob, Norm, Op, PageRange, Prepare, Rope, RowSet, WeightId, best,
+    Act, Attention, Best, BufferId, Cap, Commit, Dispatch, Embed, GateUp, KvFormat, KvLayer,
+    Linear, LinearJob, Norm, Op, PageRange, Prepare, Rope, RowSet, WeightId, best,
 };
 use crate::kv::{OffloadedPages, PAGE};
 use crate::tensor::Group;
@@ -25,7 +25,7 @@ use anyhow::{Result, bail};
 use finish::Epilogue;
 pub(super) use following::{prepared, reads_before_write};
 use kernels::{
-    BestPush, CommitPush, EmbedPush, Kernel, LinearPush, Push, RopePush, Specialise, word,
+    BestPush, CapPush, CommitPush, EmbedPush, Kernel, LinearPush, Push, RopePush, Specialise, word,
 };
 use layout::{DeviceMatrix, Packing, code_number, side_number};
 use linear::put_beside;
@@ -253,6 +253,7 @@ impl Lowering<'_> {
                         out.push(self.partial_attention(op, offloaded, bucket)?)
                     }
                 },
+                Op::Cap(op) => out.push(self.cap(op, bucket)),
                 Op::Best(op) => out.extend(self.best(op, bucket)),
                 Op::Commit(op) => out.extend(self.commit(op, bucket)),
             }
@@ -315,7 +316,7 @@ impl Lowering<'_> {
     }
 
     pub(in crate::vulkan) fn rope(&self, op: &Rope, bucket: Bucket) -> Call {
-        let Rope { q, k, v, q_norm, k_norm, eps, n_heads, rope_table, kv } = op;
+        let Rope { q, k, v, q_norm, k_norm, v_norm, eps, n_heads, rope_table, kv } = op;
         let kernel = kernels::Rope {
             local: self.info.subgroup,
             subgroup: self.info.subgroup,
@@ -336,16 +337,30 @@ impl Lowering<'_> {
             n_heads: word(*n_heads),
             n_kv: word(kv.n_kv_heads),
             max_rows: word(self.max_rows),
+            v_norm: *v_norm as u32,
+            _gap: 0,
         };
         let accesses = vec![
             Access::Write(*q),
             Access::Write(*k),
-            Access::Read(*v),
+            if *v_norm { Access::Write(*v) } else { Access::Read(*v) },
             Access::Write(kv.scratch_k),
             Access::Write(kv.scratch_v),
         ];
         let groups = [n_heads + 2 * kv.n_kv_heads, bucket.rows, 1];
         self.call(&kernel, &push, groups, accesses)
+    }
+
+    fn cap(&self, op: &Cap, bucket: Bucket) -> Call {
+        let Cap { logits, vocab, cap } = op;
+        let push = CapPush {
+            logits: self.at(*logits),
+            step: self.at(self.step),
+            vocab: word(*vocab),
+            cap: *cap,
+        };
+        let groups = [vocab.div_ceil(256), bucket.selected, 1];
+        self.call(&kernels::Cap {}, &push, groups, vec![Access::Write(*logits)])
     }
 
     fn best(&self, op: &Best, bucket: Bucket) -> [Call; 2] {

@@ -18,6 +18,8 @@ pub struct RowWork<'a> {
     pub prepare: Option<&'a Act>,
     pub cols: usize,
     pub eps: f32,
+    /// Factor of the sum of `x` and `add`.
+    pub scale: f32,
     pub rows: RowSet,
     pub glu: bool,
     pub merge: Option<Merge>,
@@ -35,6 +37,7 @@ impl RowWork<'_> {
             prepare: None,
             cols,
             eps: 0.0,
+            scale: 1.0,
             rows: RowSet::All,
             glu: false,
             merge: None,
@@ -105,7 +108,7 @@ impl Lowering<'_> {
             max_rows: word(self.max_rows),
             window: r.merge.map_or(0, |m| word(m.window)),
             slots: r.merge.map_or(0, |m| word(m.slots)),
-            _gap: 0,
+            scale: r.scale,
         };
         let mut accesses = vec![Access::Read(r.x)];
         accesses.extend(r.add.map(Access::Read));
@@ -126,7 +129,7 @@ impl Lowering<'_> {
         read_later: bool,
         bucket: Bucket,
     ) -> Call {
-        let Norm { x, add, scale: _, w, eps, dim, out, rows } = op;
+        let Norm { x, add, scale, w, eps, dim, out, rows } = op;
         let z = (prepare.is_none() || read_later || *rows == RowSet::Selected).then_some(*out);
         let (add, w_add) = (add.map(|a| a.0), add.map(|a| a.1));
         let work = RowWork {
@@ -136,6 +139,7 @@ impl Lowering<'_> {
             z,
             prepare: prepare.as_ref(),
             eps: *eps,
+            scale: *scale,
             rows: *rows,
             ..RowWork::new(*x, *dim)
         };

@@ -404,13 +404,6 @@ impl Executor for VulkanExecutor {
     }
 
     fn record(&mut self, plan: Plan, step: BufferId, layout: StepLayout) -> Result<PlanId> {
-        let scales = |d: &Dispatch| matches!(&d.op, Op::Norm(norm) if norm.scale != 1.0);
-        if plan.dispatches.iter().any(scales) {
-            let what = "the GPU has no kernel for layers that multiply the residual stream";
-            return Err(crate::error::Fault::new(crate::error::Kind::Device, what)
-                .help("use the processor: -d cpu")
-                .into());
-        }
         let own = self.own(&plan, layout)?;
         self.write_layers(&plan, own)?;
         self.steps.entry(step).or_insert_with(|| vec![0; layout.words() * 4]);

@@ -1,6 +1,6 @@
 //! The backward pass of a layer: gradients at its input and at the output of each matrix.
 
-use super::{DECODE, Layer, Values, plus_one};
+use super::{DECODE, Layer, Values};
 use crate::models::{LayerSpec, Role, Step};
 use crate::tensor::encode::CodingDevice;
 use crate::tensor::product::{View, multiply};
@@ -61,16 +61,21 @@ impl Layer<'_> {
                 }
                 vec![sums]
             }
-            Step::Attend { q_norm, k_norm } => {
+            Step::Attend { q_norm, k_norm, v_norm } => {
                 let ([q, k, v], [out]) = (input, &dv[..]) else {
                     bail!("attention reads three values and gives one")
                 };
                 let (mut turned_q, mut turned_k) = (q.clone(), k.clone());
                 self.rotate(&mut turned_q, self.spec.n_heads, *q_norm);
                 self.rotate(&mut turned_k, self.spec.n_kv_heads, *k_norm);
-                let [mut dq, mut dk, dv] = self.attend_back(&turned_q, &turned_k, v, out);
+                let normed_v = if *v_norm { &self.norm_heads(v) } else { v };
+                let [mut dq, mut dk, mut dv] =
+                    self.attend_back(&turned_q, &turned_k, normed_v, out);
                 self.rotate_back(q, &mut dq, self.spec.n_heads, *q_norm);
                 self.rotate_back(k, &mut dk, self.spec.n_kv_heads, *k_norm);
+                if *v_norm {
+                    dv = norm_rows_back(v, &vec![1.0; self.spec.head_dim], self.eps, &dv);
+                }
                 vec![dq, dk, dv]
             }
             Step::GateUp { gate, up, .. } => {
@@ -106,13 +111,13 @@ impl Layer<'_> {
     }
 
     fn norm_back(&self, role: Role, x: &[f32], d: &[f32]) -> Vec<f32> {
-        norm_rows_back(x, &plus_one(&self.vectors[&role]), self.eps, d)
+        norm_rows_back(x, &self.vectors[&role], self.eps, d)
     }
 
     /// Turns the gradient at rotated heads into that at the heads `x` before norm and rotation.
     fn rotate_back(&self, x: &[f32], d: &mut [f32], heads: usize, norm: Role) {
         let (dim, half) = (self.spec.head_dim, self.spec.head_dim / 2);
-        let norm = plus_one(&self.vectors[&norm]);
+        let norm = &self.vectors[&norm];
         let rows = d.par_chunks_mut(heads * dim).zip(x.par_chunks(heads * dim)).enumerate();
         rows.for_each(|(token, (d, x))| {
             let (cos, sin) = self.angles[token % self.window * dim..][..dim].split_at(half);
@@ -122,7 +127,7 @@ impl Layer<'_> {
                     d[i] = a * cos[i] + b * sin[i];
                     d[i + half] = b * cos[i] - a * sin[i];
                 }
-                row_back(x, &norm, self.eps, d);
+                row_back(x, norm, self.eps, d);
             }
         });
     }

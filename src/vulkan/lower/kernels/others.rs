@@ -6,6 +6,7 @@ kernels! {
     Attention, AttentionPush, Attention, [Join];
     PartialAttention, PartialAttentionPush, PartialAttention, [];
     Best, BestPush, Best, [];
+    Cap, CapPush, Cap, [];
     Commit, CommitPush, Commit, [];
     Embed, EmbedPush, Embed, [EmbedTrellis];
     MatrixProbe, MatrixProbePush, MatrixProbe, [];
@@ -29,6 +30,8 @@ constants! {
         5 KV => kv: u32,
         /// Each page has a workgroup of its own, and another one joins the pages.
         6 SPLIT => split: bool,
+        /// Workgroups that the query heads of a kv head are split over.
+        12 SHARES => shares: u32,
     }
 }
 
@@ -101,6 +104,21 @@ arguments! {
         /// Where the layer's page tables begin among those of the step.
         table: u32,
         _gap: u32,
+    }
+}
+
+constants! {
+    /// `cap.comp`
+    Cap {
+    }
+}
+
+arguments! {
+    CapPush {
+        logits: u64,
+        step: u64,
+        vocab: u32,
+        cap: f32,
     }
 }
 
@@ -251,6 +269,8 @@ arguments! {
         n_heads: u32,
         n_kv: u32,
         max_rows: u32,
+        v_norm: u32,
+        _gap: u32,
     }
 }
 
@@ -294,7 +314,7 @@ arguments! {
         max_rows: u32,
         window: u32,
         slots: u32,
-        _gap: u32,
+        scale: f32,
     }
 }
 

@@ -199,7 +199,7 @@ fn constants_and_arguments_are_those_of_the_shaders() {
     macro_rules! each {
         ($($kernel:ty),*) => { $(check::<$kernel>(<$kernel>::SHADER, &mut left);)* };
     }
-    each!(Attention, PartialAttention, Best, Commit, Embed, Linear, LinearFew, LinearFloat);
+    each!(Attention, PartialAttention, Best, Cap, Commit, Embed, Linear, LinearFew, LinearFloat);
     each!(LinearMany, LinearMatrix, LinearTrellis, MatrixProbe, Read, Repack, Rope, Row);
     each!(Product, Viterbi);
     assert!(left.is_empty(), "nothing declares what {left:?} are given");

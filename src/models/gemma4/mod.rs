@@ -1,0 +1,72 @@
+//! Gemma 4, the dense models: configuration, layer, GGUF files.
+//!
+//! It differs from Gemma 3 in this: norms multiply by their stored weights. Values are normed. The
+//! global layers have wider heads, whose values are the keys before norm and rotation, and a quarter
+//! of whose channels turns. A number scales the stream behind each layer. Logits are capped. Source:
+//! huggingface/transformers 5.24, models/gemma4 and models/gemma4_unified, which share this layer.
+
+mod config;
+mod gguf;
+
+use super::architecture::{Architecture, Step};
+use super::config::{Config, LayerSpec};
+use super::gguf::GgufModel;
+use super::role::Role;
+use crate::checkpoint::gguf::write::Keys;
+use crate::error::Fault;
+use serde_json::Value;
+
+pub struct Gemma4;
+
+impl Architecture for Gemma4 {
+    fn name(&self) -> &'static str {
+        "Gemma 4"
+    }
+
+    fn is_named(&self, model_type: Option<&str>, class: Option<&str>) -> bool {
+        match model_type {
+            Some(kind) => {
+                matches!(kind, "gemma4" | "gemma4_text" | "gemma4_unified" | "gemma4_unified_text")
+            }
+            None => class.is_some_and(|c| {
+                ["Gemma4For", "Gemma4UnifiedFor"].iter().any(|n| c.starts_with(n))
+            }),
+        }
+    }
+
+    fn config(&self, json: &Value) -> Result<Config, Fault> {
+        config::config(json)
+    }
+
+    fn gguf(&self) -> &'static str {
+        gguf::ARCHITECTURE
+    }
+
+    fn gguf_config(&self, file: &GgufModel<'_>) -> Result<Value, String> {
+        gguf::config(file)
+    }
+
+    fn gguf_keys(&self, config: &Config, keys: &mut Keys) -> anyhow::Result<()> {
+        gguf::keys(config, keys)
+    }
+
+    fn norm_base(&self) -> f32 {
+        0.0
+    }
+
+    fn layer(&self, config: &Config, spec: &LayerSpec) -> Vec<Step> {
+        let (q, kv) = (spec.query_width(), spec.kv_width());
+        let values = if spec.values_are_keys { Role::K } else { Role::V };
+        vec![
+            Step::Norm(Role::InputNorm),
+            Step::Linear("qkv", vec![(Role::Q, q), (Role::K, kv), (values, kv)]),
+            Step::Attend { q_norm: Role::QNorm, k_norm: Role::KNorm, v_norm: true },
+            Step::Linear("o", vec![(Role::O, config.dim)]),
+            Step::Add { norm: Role::PostAttnNorm, scale: None },
+            Step::Norm(Role::PreFfnNorm),
+            Step::GateUp { gate: Role::Gate, up: Role::Up, rows: config.ffn_dim },
+            Step::Linear("down", vec![(Role::Down, config.dim)]),
+            Step::Add { norm: Role::PostFfnNorm, scale: Some(Role::LayerScale) },
+        ]
+    }
+}
