@@ -9,6 +9,7 @@ layout(local_size_x_id = 0) in;
 layout(constant_id = 1) const uint SG = 32;
 layout(constant_id = 2) const uint HEAD_DIM = 128;
 layout(constant_id = 3) const uint KV = 1;
+layout(constant_id = 4) const bool V_NORM = false;
 #include "kv.glsl"
 
 layout(push_constant, scalar) uniform Push { RopeArgs args; };

@@ -66,7 +66,6 @@ struct RopeArgs {
     uint n_heads;
     uint n_kv;
     uint max_rows;
-    uint v_norm; // 1: values are normed, without weights
 };
 
 // Epilogues are done by the last workgroups of a call. They hold the arguments of the call that is

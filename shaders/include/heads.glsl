@@ -9,6 +9,7 @@ layout(constant_id = 11) const bool HEADS = false;
 layout(constant_id = 26) const uint FIRST_MATRIX = 0; // of those three, the first of this call
 layout(constant_id = 12) const uint HEAD_DIM = 128;
 layout(constant_id = 13) const uint KV = 1;
+layout(constant_id = 28) const bool V_NORM = false;
 #include "kv.glsl"
 
 shared float whole[HEADS && KV == KV_Q8 ? SUBGROUPS * HEAD_DIM : 1];

@@ -1,8 +1,8 @@
 // RMSNorm and rotation of one head of queries or keys by one subgroup. Keys and values go to this
 // step's scratch rows.
 //
-// The including file defines SG, HEAD_DIM, KV and SUBGROUPS (of a workgroup). Where KV is q8, it
-// has shared memory `whole` [SUBGROUPS * HEAD_DIM].
+// The including file defines SG, HEAD_DIM, KV, V_NORM (values are normed, without weights) and
+// SUBGROUPS (of a workgroup). Where KV is q8, it has shared memory `whole` [SUBGROUPS * HEAD_DIM].
 
 const uint HALF = HEAD_DIM / 2;
 const uint PAIRS_OF_LANE = (HALF + SG - 1) / SG;
@@ -76,7 +76,7 @@ void rope_head(RopeArgs a, uint head, uint r) {
         const uint h = head - a.n_heads - a.n_kv;
         const uint64_t from = uint64_t(a.v) + uint64_t(r * a.n_kv + h) * (HEAD_DIM * 4);
         float inv = 1.0;
-        if (a.v_norm != 0) {
+        if (V_NORM) {
             precise float s = 0.0;
             for (uint d = lane; d < HEAD_DIM; d += SG) {
                 const float v = SharedF32(from + uint64_t(d * 4)).v[0];
@@ -87,7 +87,7 @@ void rope_head(RopeArgs a, uint head, uint r) {
         for (uint d = lane; d < HEAD_DIM; d += SG) {
             SharedF32 at = SharedF32(from + uint64_t(d * 4));
             precise float v = at.v[0] * inv;
-            if (a.v_norm != 0) at.v[0] = v;
+            if (V_NORM) at.v[0] = v;
             store(a, false, h, d, r, v);
         }
         store_codes(a, false, h, r);

@@ -1,4 +1,4 @@
-//! Sizes of Gemma 3 that fit, in each available format, with predicted speeds.
+//! Sizes of Gemma 3 and Gemma 4 that fit, in each available format, with predicted speeds.
 
 use crate::cli::io::table::markdown;
 use crate::cli::io::ui::paragraph_in;
@@ -23,8 +23,10 @@ const READING: f64 = 4.0;
 
 /// Available formats, the largest first: `bf16` and `q4_0` from Google, the others from `gemma
 /// quantize`.
-const RECIPES: [(Shape, &[&str]); 5] = [
+const RECIPES: [(Shape, &[&str]); 7] = [
+    (Shape::Dense31, &["bf16", "q4_0", "12gb", "10gb"]),
     (Shape::B27, &["bf16", "q4_0", "12gb", "10gb", "9gb"]),
+    (Shape::Dense12, &["bf16", "q4_0", "int4"]),
     (Shape::B12, &["bf16", "q4_0", "int4"]),
     (Shape::B4, &["bf16", "q4_0", "int4"]),
     (Shape::B1, &["bf16", "q4_0"]),

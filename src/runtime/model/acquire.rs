@@ -5,15 +5,20 @@ use crate::error::Fault;
 use crate::util::shell::quoted;
 use std::path::{Path, PathBuf};
 
-/// Google's instruction-tuned Gemma 3: size, GB of the bf16 directory, and GB of the 4-bit GGUF
-/// file where there is one.
-const OFFICIAL: [(&str, &str, Option<&str>); 5] = [
-    ("270m", "0.5", None),
-    ("1b", "2.0", Some("1.0")),
-    ("4b", "8.6", Some("3.2")),
-    ("12b", "24.4", Some("8.1")),
-    ("27b", "54.9", Some("17.2")),
+/// Google's instruction-tuned models: the beginning of the name, the size, GB of the bf16
+/// directory, and GB of the 4-bit GGUF file where there is one.
+const OFFICIAL: [(&str, &str, &str, Option<&str>); 7] = [
+    (GEMMA_3, "270m", "0.5", None),
+    (GEMMA_3, "1b", "2.0", Some("1.0")),
+    (GEMMA_3, "4b", "8.6", Some("3.2")),
+    (GEMMA_3, "12b", "24.4", Some("8.1")),
+    (GEMMA_3, "27b", "54.9", Some("17.2")),
+    (GEMMA_4, "12B", "24", Some("7.0")),
+    (GEMMA_4, "31B", "62", Some("17.7")),
 ];
+/// Gated: its licence has to be accepted.
+const GEMMA_3: &str = "google/gemma-3-";
+const GEMMA_4: &str = "google/gemma-4-";
 
 /// The command that gives a token to the commands after it, as help.
 pub const TOKEN: &str =
@@ -39,27 +44,27 @@ pub fn is_id(name: &str) -> bool {
 
 /// Returns the commands that get a model that is not in the cache.
 pub fn how_to_get(id: &str) -> String {
-    let google = id.strip_prefix("google/gemma-3-");
-    let official = google
-        .and_then(|rest| OFFICIAL.iter().find(|(size, ..)| rest.starts_with(&format!("{size}-"))));
+    let is_gated = id.starts_with(GEMMA_3);
+    let is_of = |family: &str, size: &str| id.starts_with(&format!("{family}{size}-"));
+    let official = OFFICIAL.iter().find(|(family, size, ..)| is_of(family, size));
     let is_gguf = id.ends_with("-qat-q4_0-gguf");
     let size =
-        official.and_then(|(_, directory, file)| if is_gguf { *file } else { Some(*directory) });
+        official.and_then(|(.., directory, file)| if is_gguf { *file } else { Some(*directory) });
     let size = size.map_or(String::new(), |gb| format!(" ({gb} GB)"));
-    let mut text = match google {
-        Some(_) => format!(
+    let mut text = match is_gated {
+        true => format!(
             "download it first{size}; its licence has to be accepted once, \
                 at https://huggingface.co/{id}"
         ),
-        None => format!("download it first{size}; its page is https://huggingface.co/{id}"),
+        false => format!("download it first{size}; its page is https://huggingface.co/{id}"),
     };
-    if google.is_some() {
+    if is_gated {
         text += &format!("\n  {TOKEN}");
     }
     text += &format!("\n  gemma pull {id}");
-    if let (Some((size, _, Some(gb))), false) = (official, is_gguf) {
+    if let (Some((family, size, _, Some(gb))), false) = (official, is_gguf) {
         text += &format!("\nor take Google's own 4-bit file, which runs as it is ({gb} GB):");
-        text += &format!("\n  gemma pull google/gemma-3-{size}-it-qat-q4_0-gguf");
+        text += &format!("\n  gemma pull {family}{size}-it-qat-q4_0-gguf");
     }
     text
 }
@@ -98,24 +103,35 @@ pub fn translate(name: &str) -> Option<ResolvedName> {
     }
 }
 
-/// Returns Google's model of a size: `gemma3:27b`, `gemma-3-27b-it`, `gemma3`.
+/// Returns Google's model of a size: `gemma3:27b`, `gemma-4-31b-it`, `gemma3`.
 fn official(name: &str, tag: Option<&str>) -> Option<ResolvedName> {
     let whole = format!("{name}-{}", tag.unwrap_or_default()).to_ascii_lowercase();
-    let rest = whole.strip_prefix("gemma-3").or_else(|| whole.strip_prefix("gemma3"))?;
+    let rest = whole.strip_prefix("gemma")?;
+    let rest = rest.strip_prefix('-').unwrap_or(rest);
+    let (family, rest) = match (rest.strip_prefix('3'), rest.strip_prefix('4')) {
+        (Some(rest), _) => (GEMMA_3, rest),
+        (_, Some(rest)) => (GEMMA_4, rest),
+        _ => return None,
+    };
     if !rest.starts_with(['-', '_']) || FILES.iter().any(|ending| name.ends_with(ending)) {
         return None;
     }
     let words: Vec<&str> = rest.split(['-', '_', ':']).filter(|word| !word.is_empty()).collect();
-    let size = match OFFICIAL.iter().find(|(size, ..)| words.contains(size)) {
+    let named = |(of, size, ..): &&(&str, &str, &str, Option<&str>)| {
+        *of == family && words.iter().any(|word| word.eq_ignore_ascii_case(size))
+    };
+    let (_, size, _, file) = match OFFICIAL.iter().find(named) {
         Some(official) => official,
         // Ollama's name without a size is that of the 4B model.
-        None if words.is_empty() || words == ["latest"] => &OFFICIAL[2],
+        None if family == GEMMA_3 && (words.is_empty() || words == ["latest"]) => &OFFICIAL[2],
         None => return None,
     };
-    let id = match (words.contains(&"qat") && size.2.is_some(), words.contains(&"pt")) {
-        (true, _) => format!("google/gemma-3-{}-it-qat-q4_0-gguf", size.0),
-        (_, true) => format!("google/gemma-3-{}-pt", size.0),
-        _ => format!("google/gemma-3-{}-it", size.0),
+    let id = match (words.contains(&"qat") && file.is_some(), words.contains(&"pt")) {
+        (true, _) => format!("{family}{size}-it-qat-q4_0-gguf"),
+        // The pages of Gemma 4's base models have the bare name.
+        (_, true) if family == GEMMA_4 => format!("{family}{size}"),
+        (_, true) => format!("{family}{size}-pt"),
+        _ => format!("{family}{size}-it"),
     };
     Some(ResolvedName { id, tag: None })
 }
@@ -208,6 +224,8 @@ mod tests {
             ("gemma3:27b", "google/gemma-3-27b-it"),
             ("gemma3:27b-it-qat", "google/gemma-3-27b-it-qat-q4_0-gguf"),
             ("Gemma-3-1B-it", "google/gemma-3-1b-it"),
+            ("gemma4:31b", "google/gemma-4-31B-it"),
+            ("gemma-4-12b-it-qat", "google/gemma-4-12B-it-qat-q4_0-gguf"),
             ("hf.co/google/gemma-3-1b-it", "google/gemma-3-1b-it"),
             ("https://huggingface.co/google/gemma-3-1b-it/tree/main", "google/gemma-3-1b-it"),
             ("https://huggingface.co/google/gemma-3-1b-it?x=1", "google/gemma-3-1b-it"),
@@ -222,6 +240,7 @@ mod tests {
         for name in [
             "llama3:8b",
             "gemma2:9b",
+            "gemma4:e4b",
             "gemma-3n-e4b",
             "gemma3.gguf",
             "x",

@@ -1,4 +1,4 @@
-//! The published shapes of Gemma 3, for weights made up on the spot.
+//! The published shapes of Gemma 3 and Gemma 4, for weights made up on the spot.
 
 use crate::models::{Config, Role, Weights};
 use crate::quant::prior;
@@ -34,7 +34,7 @@ impl MadeUpFormats {
     /// would without text, for a checkpoint of this shape without its tokenizer's files.
     pub fn weights(&self, config: Config) -> Result<Weights> {
         let (linear, table) = match self.recipe.as_deref() {
-            Some("q4_0") => (Format::I4_G32, Format::BF16),
+            Some("q4_0") => (Format::I4_G32, table_of_google(&config)),
             Some("bf16") => (Format::BF16, Format::BF16),
             Some(name) => return settled(config, &Recipe::load(name)?),
             None => (
@@ -44,6 +44,14 @@ impl MadeUpFormats {
         };
         let format = |role| if matches!(role, Role::Embed | Role::Head) { table } else { linear };
         Ok(Weights::synthetic(config, format, SEED))
+    }
+}
+
+/// Returns the format of the table in Google's 4-bit file.
+fn table_of_google(config: &Config) -> Format {
+    match config.architecture.gguf() {
+        "gemma4" => "q6_k".parse().expect("it is a format"),
+        _ => Format::BF16,
     }
 }
 
@@ -69,9 +77,11 @@ pub fn settled(config: Config, recipe: &Recipe) -> Result<Weights> {
 /// Seed of made-up weights.
 const SEED: u64 = 1;
 
-/// Sizes of Gemma 3.
+/// Sizes of Gemma 3, and of Gemma 4's dense models.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
+    Dense31,
+    Dense12,
     B27,
     B12,
     B4,
@@ -85,23 +95,29 @@ impl Shape {
         formats.weights(Config::from_json(&self.config())?)
     }
 
-    /// From the largest on.
-    pub const ALL: [Shape; 5] = [Shape::B27, Shape::B12, Shape::B4, Shape::B1, Shape::M270];
+    /// Where both families have a size, that size alone means Gemma 3.
+    pub const ALL: [Shape; 7] =
+        [Shape::B27, Shape::B12, Shape::B4, Shape::B1, Shape::M270, Shape::Dense31, Shape::Dense12];
 
     /// Returns the size that a name means, and the recipe of the files that it stands for. A size
-    /// alone (`27b`, `gemma-3-27b`, Ollama's `gemma3:27b`) stands for Google's 4-bit file. Another
+    /// alone (`27b`, `gemma-3-27b`, Ollama's `gemma4:31b`) stands for Google's 4-bit file. Another
     /// name (`google/gemma-3-27b-it`, `google/gemma-3-27b-it-qat-q4_0-gguf`) stands for the files
     /// on the page of that name.
     pub fn named(name: &str) -> Option<(Shape, &'static str)> {
         let name = name.to_ascii_lowercase();
-        let rest = match name.split_once('/') {
-            Some((_, model)) => model.strip_prefix("gemma-3-")?,
-            None => {
-                ["gemma-3-", "gemma3:", ""].iter().find_map(|start| name.strip_prefix(start))?
-            }
+        let model = name.split_once('/').map_or(&name[..], |(_, model)| model);
+        let of_family = |family: usize| {
+            let mut starts =
+                [format!("gemma-{family}-"), format!("gemma{family}:"), format!("gemma{family}-")]
+                    .into_iter();
+            starts.find_map(|start| Some((Some(family), model.strip_prefix(&start)?)))
         };
+        let alone = (model.len() == name.len()).then_some((None, model));
+        let (family, rest) = of_family(3).or_else(|| of_family(4)).or(alone)?;
         let (size, kind) = rest.split_once('-').unwrap_or((rest, ""));
-        let shape = Shape::ALL.into_iter().find(|shape| shape.name() == size)?;
+        let is_it =
+            |shape: &Shape| shape.size() == size && family.is_none_or(|f| f == shape.family());
+        let shape = Shape::ALL.into_iter().find(is_it)?;
         let recipe = match kind {
             "" | "it-qat-q4_0-gguf" | "pt-qat-q4_0-gguf" => "q4_0",
             "it" | "pt" | "it-qat-q4_0-unquantized" | "pt-qat-q4_0-unquantized" => "bf16",
@@ -113,7 +129,11 @@ impl Shape {
     /// Returns the page of the chat model in the formats of a recipe; `None` where Google publishes
     /// none.
     pub fn page(self, recipe: &str) -> Option<String> {
-        let name = format!("google/gemma-3-{}-it", self.name());
+        let size = match self.family() {
+            4 => self.size().to_uppercase(),
+            _ => self.size().to_owned(),
+        };
+        let name = format!("google/gemma-{}-{size}-it", self.family());
         match recipe {
             "bf16" => Some(name),
             "q4_0" if self != Shape::M270 => Some(format!("{name}-qat-q4_0-gguf")),
@@ -121,8 +141,28 @@ impl Shape {
         }
     }
 
+    /// Returns the version of Gemma.
+    fn family(self) -> usize {
+        if matches!(self, Shape::Dense31 | Shape::Dense12) { 4 } else { 3 }
+    }
+
     pub fn name(self) -> &'static str {
         match self {
+            Shape::Dense31 => "gemma4-31b",
+            Shape::Dense12 => "gemma4-12b",
+            _ => self.size(),
+        }
+    }
+
+    /// Returns the name in a sentence.
+    pub fn title(self) -> String {
+        format!("Gemma {} {}", self.family(), self.size())
+    }
+
+    fn size(self) -> &'static str {
+        match self {
+            Shape::Dense31 => "31b",
+            Shape::Dense12 => "12b",
             Shape::B27 => "27b",
             Shape::B12 => "12b",
             Shape::B4 => "4b",
@@ -133,6 +173,15 @@ impl Shape {
 
     /// Returns its `config.json`, as far as the shape goes; sizes as on the models' pages.
     pub fn config(self) -> Value {
+        match self {
+            // dim, layers, heads, kv heads, global kv heads, ffn
+            Shape::Dense31 => gemma4([5376, 60, 32, 16, 4, 21504]),
+            Shape::Dense12 => gemma4([3840, 48, 16, 8, 1, 15360]),
+            _ => self.gemma3(),
+        }
+    }
+
+    fn gemma3(self) -> Value {
         // dim, layers, heads, kv heads, head dim, ffn, window, query scalar, vocabulary, global
         // RoPE factor
         let [dim, layers, heads, kv_heads, head_dim, ffn, window, scalar, vocab, factor] =
@@ -141,7 +190,7 @@ impl Shape {
                 Shape::B12 => [3840, 48, 16, 8, 256, 15360, 1024, 256, 262_208, 8],
                 Shape::B4 => [2560, 34, 8, 4, 256, 10240, 1024, 256, 262_208, 8],
                 Shape::B1 => [1152, 26, 4, 1, 256, 6912, 512, 256, 262_144, 1],
-                Shape::M270 => [640, 18, 4, 1, 256, 2048, 512, 256, 262_144, 1],
+                _ => [640, 18, 4, 1, 256, 2048, 512, 256, 262_144, 1],
             };
         let scaling = if factor == 1 {
             Value::Null
@@ -162,6 +211,17 @@ impl Shape {
     }
 }
 
+fn gemma4([dim, layers, heads, kv_heads, global_kv_heads, ffn]: [usize; 6]) -> Value {
+    json!({
+        "architectures": ["Gemma4ForCausalLM"], "model_type": "gemma4_text",
+        "hidden_size": dim, "num_hidden_layers": layers, "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads, "head_dim": 256, "global_head_dim": 512,
+        "num_global_key_value_heads": global_kv_heads, "attention_k_eq_v": true,
+        "intermediate_size": ffn, "sliding_window": 1024, "vocab_size": 262_144,
+        "final_logit_softcapping": 30.0, "max_position_embeddings": 262_144,
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -170,6 +230,11 @@ mod tests {
     fn models_are_known_by_the_names_that_people_use() {
         for (name, size, recipe) in [
             ("27b", "27b", "q4_0"),
+            ("31b", "gemma4-31b", "q4_0"),
+            ("gemma4-12b", "gemma4-12b", "q4_0"),
+            ("gemma4:31b", "gemma4-31b", "q4_0"),
+            ("google/gemma-4-31B-it", "gemma4-31b", "bf16"),
+            ("google/gemma-4-12B-it-qat-q4_0-gguf", "gemma4-12b", "q4_0"),
             ("12B", "12b", "q4_0"),
             ("gemma-3-1b", "1b", "q4_0"),
             ("gemma3:4b", "4b", "q4_0"),
@@ -190,6 +255,8 @@ mod tests {
             "model.gguf",
             "27",
             "models/27b",
+            "gemma4-27b",
+            "gemma-4-E4B-it",
         ] {
             assert_eq!(Shape::named(name), None, "{name}");
         }
@@ -205,20 +272,29 @@ mod tests {
         }
     }
 
-    /// Google's file of 27B has 17.2 GB, its original 54.0.
+    /// GB of Google's files, without the 15 MB that the tokenizer takes in a GGUF file.
     #[test]
     fn published_files_have_the_published_sizes() {
-        let gb = |recipe: &str| {
-            let weights = Shape::B27.weights(&MadeUpFormats::of_recipe(recipe)).unwrap();
-            crate::runtime::model::Size::of(&weights).unwrap().bytes as f64 / 1e9
-        };
-        assert!((gb("q4_0") - 17.2).abs() < 0.05 && (gb("bf16") - 54.0).abs() < 0.05);
+        for (shape, recipe, gb) in [
+            (Shape::B27, "q4_0", 17.2),
+            (Shape::B27, "bf16", 54.0),
+            (Shape::Dense31, "q4_0", 17.636),
+            (Shape::Dense31, "bf16", 61.4),
+            (Shape::Dense12, "q4_0", 6.961),
+            (Shape::Dense12, "bf16", 23.8),
+        ] {
+            let weights = shape.weights(&MadeUpFormats::of_recipe(recipe)).unwrap();
+            let bytes = crate::runtime::model::Size::of(&weights).unwrap().bytes;
+            assert!((bytes as f64 / 1e9 - gb).abs() < 0.05, "{shape:?} {recipe}: {bytes}");
+        }
     }
 
     /// Parameters as counted from the published checkpoints (text model, tied head), in millions.
     #[test]
     fn shapes_have_the_published_sizes() {
         for (shape, millions) in [
+            (Shape::Dense31, 30_697),
+            (Shape::Dense12, 11_906),
             (Shape::B27, 27_009),
             (Shape::B12, 11_766),
             (Shape::B4, 3_880),

@@ -78,7 +78,7 @@ impl Lowering<'_> {
         bucket: Bucket,
     ) -> bool {
         let Some(Dispatch { op: Op::Rope(op), .. }) = next else { return false };
-        let Rope { q, k, v, n_heads, kv, .. } = op;
+        let Rope { q, k, v, v_norm, n_heads, kv, .. } = op;
         let outs: Vec<BufferId> = jobs.iter().map(|job| job.out).collect();
         let fits = |call: &Call| {
             let units = call.groups[0] as usize * (n_heads + 2 * kv.n_kv_heads);
@@ -98,6 +98,7 @@ impl Lowering<'_> {
                 head_dim: word(kv.head_dim),
                 kv: kv_code(kv),
                 first_matrix: word(first),
+                v_norm: *v_norm,
             };
             call.constants.extend(heads.constants());
             call.epilogue = Some(self.epilogue(&rope, LINEAR_EPILOGUE));

@@ -322,6 +322,7 @@ impl Lowering<'_> {
             subgroup: self.info.subgroup,
             head_dim: word(kv.head_dim),
             kv: kv_code(kv),
+            v_norm: *v_norm,
         };
         let push = RopePush {
             q: self.at(*q),
@@ -337,8 +338,6 @@ impl Lowering<'_> {
             n_heads: word(*n_heads),
             n_kv: word(kv.n_kv_heads),
             max_rows: word(self.max_rows),
-            v_norm: *v_norm as u32,
-            _gap: 0,
         };
         let accesses = vec![
             Access::Write(*q),

@@ -174,7 +174,7 @@ impl Subject {
         if let Some((shape, published)) = known {
             let as_published = MadeUpFormats::of_recipe(published);
             let formats = if formats.is_asked() { formats } else { &as_published };
-            let name = format!("Gemma 3 {}{}", shape.name(), described(formats));
+            let name = format!("{}{}", shape.title(), described(formats));
             return Ok(Some(Subject {
                 weights: shape.weights(formats)?,
                 name,

@@ -146,6 +146,7 @@ constants! {
         13 KV => kv: u32,
         /// The first matrix of this call: 0 for queries, 1 for keys, 2 for values.
         26 FIRST_MATRIX => first_matrix: u32,
+        28 V_NORM => v_norm: bool,
     }
 }
 

@@ -251,6 +251,7 @@ constants! {
         1 SG => subgroup: u32,
         2 HEAD_DIM => head_dim: u32,
         3 KV => kv: u32,
+        4 V_NORM => v_norm: bool,
     }
 }
 
@@ -269,8 +270,6 @@ arguments! {
         n_heads: u32,
         n_kv: u32,
         max_rows: u32,
-        v_norm: u32,
-        _gap: u32,
     }
 }
 
