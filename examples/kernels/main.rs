@@ -1,5 +1,5 @@
-//! Lists the kernels that GPUs would be given for Gemma 3 27B, in every recipe and format and for
-//! passes of every number of rows.
+//! Lists the kernels that GPUs would be given for Gemma 3 27B, in every recipe and format, and for
+//! Gemma 4, and for passes of every number of rows.
 //!
 //! `kernels < DEVICES` reads a JSON list of devices and prints a JSON object for each call of a
 //! pass. `scripts/check-amd.sh` compiles these calls for AMD's GPUs.
@@ -41,6 +41,9 @@ const FORMATS: [&str; 18] = [
     "q6_k",
     "iq4_xs",
 ];
+/// Models of Gemma 4, and the recipes of their files.
+const GEMMA_4: [(Shape, &str); 3] =
+    [(Shape::Dense31, "q4_0"), (Shape::Dense31, "10gb"), (Shape::Dense12, "q4_0")];
 /// Rows of passes that decode and verify.
 const ROWS: [usize; 6] = [1, 2, 4, 8, 16, 32];
 /// Positions of the text: kernels of attention are chosen by them too.
@@ -72,6 +75,12 @@ fn main() -> Result<()> {
             if name == "i4-g32" {
                 list(device, name, &weights, KvFormat::Q8)?;
             }
+        }
+    }
+    for (shape, recipe) in GEMMA_4 {
+        let weights = shape.weights(&MadeUpFormats::of_recipe(recipe))?;
+        for device in &devices {
+            list(device, &format!("{}, {recipe}", shape.name()), &weights, KvFormat::F16)?;
         }
     }
     Ok(())

@@ -12,6 +12,8 @@ const PAIRS: usize = 16;
 /// The same in a block of several rows. A thread has registers for the sums of each pair; fewer
 /// registers leave room for more workgroups.
 const PAIRS_OF_ROWS: usize = 8;
+/// Most channels of the outputs of a block, 8 for each thread.
+const OUTPUTS: usize = 2048;
 
 impl Lowering<'_> {
     /// Appends the calls of attention over all pages, and of the preparation of its result.
@@ -98,8 +100,8 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// Returns the rows of a block of attention, and its query heads: those of a kv head, or half as
-    /// many as often as they do not fit. `shares` workgroups have a block's pages.
+    /// Returns the rows of a block of attention, and its query heads: as many of those of a kv head
+    /// as fit. `shares` workgroups have a block's pages.
     fn attention_block(
         &self,
         op: &Attention,
@@ -107,9 +109,10 @@ impl Lowering<'_> {
         shares: usize,
     ) -> Result<(usize, usize)> {
         let gq = op.n_heads / op.kv.n_kv_heads;
-        let halves = std::iter::successors(Some(gq), |n| n.is_multiple_of(2).then_some(n / 2));
-        let block = |n| Some((self.attention_rows(op, bucket, shares, n)?, n));
-        halves.into_iter().find_map(block).with_context(|| {
+        let sets = (1..=gq).filter(|n| gq.is_multiple_of(*n)).map(|n| gq / n);
+        let mut blocks =
+            sets.filter_map(|n| Some((self.attention_rows(op, bucket, shares, n)?, n)));
+        blocks.next().with_context(|| {
             format!(
                 "{gq} query heads of {} channels do not fit the GPU's shared memory",
                 op.kv.head_dim
@@ -131,6 +134,7 @@ impl Lowering<'_> {
             |rows: usize| rows * gq * (dim + PAGE + 32) * 4 + (rows + kv.scales()) * PAGE * 2;
         let fits = |rows: usize| {
             rows * gq <= if rows == 1 { PAIRS } else { PAIRS_OF_ROWS }
+                && rows * gq * dim <= OUTPUTS
                 && shared(rows) <= self.info.max_shared.min(48 << 10) as usize
         };
         // Blocks of fewer rows keep more of a large device busy while there are few pages.
