@@ -101,8 +101,9 @@ def call(name, number=0, **arguments):
         "name": name, "arguments": arguments}}  # fmt: skip
 
 
-def calls(*list_, text=""):
-    return {"role": "assistant", "content": text, "tool_calls": list(list_)}
+def calls(*list_, text="", thought=None):
+    message = {"role": "assistant", "content": text, "tool_calls": list(list_)}
+    return message | ({"reasoning_content": thought} if thought else {})
 
 
 def result(name, content, number=0):
@@ -140,6 +141,8 @@ def conversations():
         ask + [calls(rome), result("weather", ""), calls(bern), result("weather", "a\n<b>", 1)],
         said("Plan", system="Be kind.") + [calls(trip), result("plan", "ok")],
         said("x", "y", "z"),
+        ask + [calls(rome, thought="Old."), result("weather", "21")] + said("x", "y", "z")[1:]
+        + [calls(bern, thought="New:\n- Bern"), result("weather", "17", 1)],
     ]
     cases = [(messages, None, thinks) for messages in plain for thinks in (False, True)]
     cases += [(messages, [WEATHER, PLAN], thinks) for messages in tools for thinks in (False, True)]

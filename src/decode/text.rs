@@ -16,6 +16,8 @@ pub struct TextStream<'a> {
     /// Tokens around a thought.
     channel: Option<(Token, Token)>,
     part: Part,
+    /// A line break of a thought is held back.
+    held_break: bool,
     /// Control tokens that are shown, each as a character that the text has nowhere else.
     marks: Vec<(Token, char)>,
 }
@@ -40,8 +42,8 @@ impl<'a> TextStream<'a> {
     pub fn new(tokenizer: &'a Tokenizer, stops: &[String]) -> Self {
         let (detokenizer, stops) = (Detokenizer::new(tokenizer), stops.to_vec());
         let (held, shown, channel) = (String::new(), String::new(), tokenizer.channel());
-        let (stop, part, marks) = (None, Part::Answer, Vec::new());
-        TextStream { detokenizer, stops, held, shown, stop, channel, part, marks }
+        let (stop, part, held_break, marks) = (None, Part::Answer, false, Vec::new());
+        TextStream { detokenizer, stops, held, shown, stop, channel, part, held_break, marks }
     }
 
     /// Shows these control tokens as these characters. Text that has one gets U+FFFD instead.
@@ -69,22 +71,34 @@ impl<'a> TextStream<'a> {
                 text.extend(mark.map(|(_, mark)| mark));
                 TextPiece::Answer(self.take(&text))
             }
-            Part::Thought => TextPiece::Thought(self.show(&text)),
+            Part::Thought => TextPiece::Thought(self.thought(&text)),
             Part::Name => match text.split_once('\n') {
                 Some((_, thought)) => {
                     if self.part == Part::Name {
                         self.part = Part::Thought;
+                        self.held_break = false;
                     }
-                    TextPiece::Thought(self.show(thought))
+                    TextPiece::Thought(self.thought(thought))
                 }
                 None => TextPiece::Thought(""),
             },
         }
     }
 
-    fn show(&mut self, text: &str) -> &str {
+    /// Returns the certain text of a thought. A line break is held back, as the one before the
+    /// thought's end is no part of it.
+    fn thought(&mut self, text: &str) -> &str {
         self.shown.clear();
-        self.shown.push_str(text);
+        if !text.is_empty() {
+            if std::mem::take(&mut self.held_break) {
+                self.shown.push('\n');
+            }
+            self.shown.push_str(text);
+            if self.shown.ends_with('\n') {
+                self.shown.pop();
+                self.held_break = true;
+            }
+        }
         &self.shown
     }
 
@@ -190,10 +204,11 @@ mod tests {
         };
         let pair = |a: &str, b: &str| (a.to_owned(), b.to_owned());
         let whole = "<|channel>thought\nHm, stop.\n<channel|>Yes, stop";
-        assert_eq!(split(whole, &[]), pair("Yes, stop", "Hm, stop.\n"));
-        assert_eq!(split(whole, &["stop"]), pair("Yes, ", "Hm, stop.\n"));
+        assert_eq!(split(whole, &[]), pair("Yes, stop", "Hm, stop."));
+        assert_eq!(split(whole, &["stop"]), pair("Yes, ", "Hm, stop."));
         assert_eq!(split("<|channel>thought\n<channel|>a", &[]), pair("a", ""));
         assert_eq!(split("a<|channel>thought<channel|>b", &[]), pair("ab", ""));
+        assert_eq!(split("<|channel>x\n\ny\n\n<channel|>b", &[]), pair("b", "\ny\n"));
         assert_eq!(split("a<|channel>x\ny\u{e9}", &[]), pair("a", "y\u{e9}"));
         assert_eq!(split("a<channel|>b", &[]), pair("ab", ""));
         let two = "<|channel>thought\na<channel|>b<|channel>thought\nc<channel|>d";

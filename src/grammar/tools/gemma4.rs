@@ -46,7 +46,7 @@ pub fn source(
     for (i, Tool { name, parameters, .. }) in tools.iter().enumerate() {
         let nothing = json!({"type": "object", "properties": {}, "additionalProperties": false});
         let root = if parameters.is_null() { &nothing } else { parameters };
-        let is_object = root.is_object() && !root["type"].as_str().is_some_and(|t| t != "object");
+        let is_object = root.is_object() && root["type"].as_str().is_none_or(|t| t == "object");
         ensure!(
             is_object,
             Fault::usage(format!(
@@ -337,7 +337,7 @@ mod tests {
 
     #[test]
     fn values_follow_their_schemas() {
-        let schema = json!({"type": "object", "required": ["b", "E"],
+        let schemas = [json!({"type": "object", "required": ["b", "E"],
         "$defs": {"tree": {"type": "object", "properties": {
             "kids": {"type": "array", "items": {"$ref": "#/$defs/tree"}}, "n": {"type": "null"}}}},
         "properties": {
@@ -349,10 +349,10 @@ mod tests {
             "f": {"$ref": "#/$defs/tree"},
             "g": {},
             "h": {"anyOf": [{"const": true}, {"type": "string"}], "description": "x"},
-        }});
+        }})];
         let fits = |arguments: &str| {
             let text = format!("<|tool_call>call:f0{{{arguments}}}<tool_call|>");
-            follows(&[schema.clone()], (CallPolicy::Required, false), &[&text])[0] == (true, true)
+            follows(&schemas, (CallPolicy::Required, false), &[&text])[0] == (true, true)
         };
         for good in [
             "b:true,E:'x'",

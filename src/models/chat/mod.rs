@@ -26,6 +26,8 @@ pub struct Message {
     /// `system`, `user`, `assistant`, or `tool` for the result of a call.
     pub role: String,
     pub content: String,
+    /// Thought before the calls, for templates that show it again.
+    pub thought: String,
     /// Calls of an assistant, for templates that know calls.
     pub calls: Vec<ToolCall>,
     /// Id and function of the call that a result belongs to; empty where they are unknown.
@@ -49,7 +51,7 @@ impl Message {
     /// Returns the bytes of its texts.
     pub fn bytes(&self) -> usize {
         let calls = self.calls.iter().map(|call| call.name.len() + call.arguments.len());
-        self.content.len() + calls.sum::<usize>()
+        self.content.len() + self.thought.len() + calls.sum::<usize>()
     }
 
     /// Returns the message as templates read it.
@@ -63,6 +65,9 @@ impl Message {
         };
         if !self.calls.is_empty() {
             value["tool_calls"] = self.calls.iter().map(call).collect();
+            if !self.thought.is_empty() {
+                value["reasoning_content"] = json!(self.thought);
+            }
         }
         if let Some((id, name)) = &self.result_of {
             let name = if name.is_empty() { "unknown" } else { name };

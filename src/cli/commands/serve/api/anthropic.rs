@@ -33,20 +33,10 @@ enum Content {
 #[derive(Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 enum Block {
-    Text {
-        text: String,
-    },
-    ToolUse {
-        id: String,
-        name: String,
-        input: Value,
-    },
-    ToolResult {
-        tool_use_id: String,
-        content: Option<Content>,
-    },
-    /// A model does not read its earlier thoughts again.
-    Thinking {},
+    Text { text: String },
+    ToolUse { id: String, name: String, input: Value },
+    ToolResult { tool_use_id: String, content: Option<Content> },
+    Thinking { thinking: String },
     RedactedThinking {},
 }
 
@@ -151,6 +141,7 @@ fn messages(items: Vec<Item>) -> Result<(Vec<Message>, Option<String>), ApiError
             Content::Blocks(blocks) => blocks,
         };
         let (mut lines, mut calls, before) = (Vec::new(), Vec::new(), messages.len());
+        let mut thought = String::new();
         for block in blocks {
             match block {
                 Block::Text { text } => lines.push(text),
@@ -165,7 +156,8 @@ fn messages(items: Vec<Item>) -> Result<(Vec<Message>, Option<String>), ApiError
                     let text = text.unwrap_or_default();
                     messages.push(Message { result_of, ..Message::new("tool", text) });
                 }
-                Block::Thinking {} | Block::RedactedThinking {} => {}
+                Block::Thinking { thinking } => thought.push_str(&thinking),
+                Block::RedactedThinking {} => {}
             }
         }
         if lines.is_empty() && calls.is_empty() && messages.len() > before {
@@ -178,7 +170,7 @@ fn messages(items: Vec<Item>) -> Result<(Vec<Message>, Option<String>), ApiError
                 last.content = format!("{}\n{text}", last.content);
                 last.calls.extend(calls);
             }
-            None => messages.push(Message { calls, ..Message::new(role, text) }),
+            None => messages.push(Message { calls, thought, ..Message::new(role, text) }),
         }
     }
     let prefill = messages.pop_if(|last| last.role == "assistant").map(|last| last.content);

@@ -40,6 +40,7 @@ struct TemplateOptions {
 struct Item {
     role: String,
     content: Option<MessageContent>,
+    reasoning_content: Option<String>,
     #[serde(default)]
     tool_calls: Option<Vec<ToolCall>>,
     tool_call_id: Option<String>,
@@ -155,7 +156,7 @@ pub fn tool_options(
 fn messages(items: Vec<Item>) -> Result<Vec<Message>, ApiError> {
     let mut messages: Vec<Message> = Vec::with_capacity(items.len());
     let mut names = HashMap::<String, String>::new();
-    for Item { role, content, tool_calls, tool_call_id } in items {
+    for Item { role, content, reasoning_content, tool_calls, tool_call_id } in items {
         let content = content.map(MessageContent::text);
         if role == "tool" || role == "function" {
             let id = tool_call_id.unwrap_or_default();
@@ -177,7 +178,12 @@ fn messages(items: Vec<Item>) -> Result<Vec<Message>, ApiError> {
         };
         let calls = calls.into_iter().map(call).collect();
         let role = if role == "developer" { "system".into() } else { role };
-        messages.push(Message { calls, ..Message::new(role, content.unwrap_or_default()) });
+        let thought = reasoning_content.unwrap_or_default();
+        messages.push(Message {
+            calls,
+            thought,
+            ..Message::new(role, content.unwrap_or_default())
+        });
     }
     Ok(messages)
 }

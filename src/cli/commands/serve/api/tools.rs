@@ -45,7 +45,7 @@ pub fn result(name: Option<&str>, content: &str) -> String {
 /// become one user message, and so does a user's message behind them.
 pub fn folded(messages: Vec<Message>) -> Vec<Message> {
     let (mut all, mut open) = (Vec::<Message>::new(), false);
-    for Message { role, content, calls, result_of } in messages {
+    for Message { role, content, calls, result_of, .. } in messages {
         let is_result = result_of.is_some();
         let text = match result_of {
             Some((_, name)) => result(Some(&*name).filter(|name| !name.is_empty()), &content),
