@@ -147,10 +147,14 @@ struct Replayed {
 fn main() -> Result<()> {
     let options = Options::parse();
     let (tokenizer, template) = match &options.tokenizer {
-        Some(path) => (read_tokenizer(path)?, ChatTemplate::built_in()),
+        Some(path) => {
+            let tokenizer = read_tokenizer(path)?;
+            let template = ChatTemplate::built_in(tokenizer.is_gemma4());
+            (tokenizer, template)
+        }
         None => {
             let model = Model::open(None, &Silence)?;
-            (model.tokenizer(&Silence)?, ChatTemplate::from_checkpoint(model.checkpoint())?)
+            (model.tokenizer(&Silence)?, ChatTemplate::from_checkpoint(model.checkpoint(), false)?)
         }
     };
     let mut texts = Vec::new();
@@ -319,8 +323,7 @@ fn parts(value: &Value, tokenizer: &Tokenizer, template: &ChatTemplate) -> Resul
         };
         return Ok(Some(vec![(prompt, tokens)]));
     }
-    let message =
-        |role: &str, content: &str| Message { role: role.to_owned(), content: content.to_owned() };
+    let message = |role: &str, content: &str| Message::new(role, content);
     let messages = if let Some(list) = value["messages"].as_array() {
         let read = |m: &Value| Some(message(m["role"].as_str()?, m["content"].as_str()?));
         list.iter().map(read).collect::<Option<Vec<_>>>()

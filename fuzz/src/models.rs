@@ -118,7 +118,7 @@ pub fn generation(data: &[u8]) {
     let files = [("generation_config.json", data), ("tokenizer_config.json", data)];
     with_directory(CONFIG.as_bytes(), &weights, &files, |checkpoint| {
         let _ = Generation::of(&checkpoint);
-        let _ = gemma::models::ChatTemplate::from_checkpoint(&checkpoint);
+        let _ = gemma::models::ChatTemplate::from_checkpoint(&checkpoint, false);
     });
 }
 

@@ -18,8 +18,8 @@ pub fn tokenizer(data: &[u8]) {
             let _ = tokenizer.decode(&tokens);
         }
     }
-    let messages = [Message { role: "user".into(), content: "a <bos> b".into() }];
-    let _ = ChatTemplate::built_in().encode(&tokenizer, &messages, None, Special::AsText, None);
+    let messages = [Message::new("user", "a <bos> b")];
+    let _ = ChatTemplate::built_in(false).encode(&tokenizer, &messages, None, Special::AsText, None);
 }
 
 /// Ways to ask for more memory than there is, which ends a process: `tests/cli/foreign.rs` tries those.
@@ -33,7 +33,7 @@ pub fn template(data: &[u8]) {
         return;
     }
     let message =
-        |role: &str, content: &str| Message { role: role.into(), content: content.into() };
+        |role: &str, content: &str| Message::new(role, content);
     let messages = [message("user", "a <end_of_turn>"), message("assistant", "b\n")];
     let template = ChatTemplate::of(text.into());
     let _ = template.render(&messages, true);

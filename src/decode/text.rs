@@ -1,5 +1,5 @@
 //! Generated tokens to text that may be shown: whole characters, and nothing that could still
-//! become a stop string.
+//! become a stop string. A thought is apart from the answer, and stop strings do not end it.
 
 use crate::models::{Detokenizer, Tokenizer};
 use crate::tensor::Token;
@@ -13,18 +13,93 @@ pub struct TextStream<'a> {
     shown: String,
     /// Index of the stop string that has come.
     stop: Option<usize>,
+    /// Tokens around a thought.
+    channel: Option<(Token, Token)>,
+    part: Part,
+    /// A line break of a thought is held back.
+    held_break: bool,
+    /// Control tokens that are shown, each as a character that the text has nowhere else.
+    marks: Vec<(Token, char)>,
+}
+
+/// Part of the text that grows.
+#[derive(Clone, Copy, PartialEq)]
+enum Part {
+    Answer,
+    /// The first line of a thought, which is the name of its channel.
+    Name,
+    Thought,
+}
+
+/// Text that became certain.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum TextPiece<'s> {
+    Answer(&'s str),
+    Thought(&'s str),
 }
 
 impl<'a> TextStream<'a> {
     pub fn new(tokenizer: &'a Tokenizer, stops: &[String]) -> Self {
         let (detokenizer, stops) = (Detokenizer::new(tokenizer), stops.to_vec());
-        TextStream { detokenizer, stops, held: String::new(), shown: String::new(), stop: None }
+        let (held, shown, channel) = (String::new(), String::new(), tokenizer.channel());
+        let (stop, part, held_break, marks) = (None, Part::Answer, false, Vec::new());
+        TextStream { detokenizer, stops, held, shown, stop, channel, part, held_break, marks }
+    }
+
+    /// Shows these control tokens as these characters. Text that has one gets U+FFFD instead.
+    pub fn showing(mut self, marks: Vec<(Token, char)>) -> Self {
+        self.marks = marks;
+        self
     }
 
     /// Returns the text that this token makes certain.
-    pub fn push(&mut self, token: Token) -> &str {
-        let text = self.detokenizer.push(token);
-        self.take(&text)
+    pub fn push(&mut self, token: Token) -> TextPiece<'_> {
+        let part = self.part;
+        let text = match self.channel {
+            Some((begin, end)) if token == begin || token == end => {
+                self.part = if token == begin { Part::Name } else { Part::Answer };
+                self.detokenizer.finish()
+            }
+            _ => self.detokenizer.push(token),
+        };
+        match part {
+            Part::Answer if self.marks.is_empty() => TextPiece::Answer(self.take(&text)),
+            Part::Answer => {
+                let is_mark = |c: char| self.marks.iter().any(|(_, mark)| *mark == c);
+                let mut text = text.replace(is_mark, "\u{fffd}");
+                let mark = self.marks.iter().find(|(shown, _)| *shown == token);
+                text.extend(mark.map(|(_, mark)| mark));
+                TextPiece::Answer(self.take(&text))
+            }
+            Part::Thought => TextPiece::Thought(self.thought(&text)),
+            Part::Name => match text.split_once('\n') {
+                Some((_, thought)) => {
+                    if self.part == Part::Name {
+                        self.part = Part::Thought;
+                        self.held_break = false;
+                    }
+                    TextPiece::Thought(self.thought(thought))
+                }
+                None => TextPiece::Thought(""),
+            },
+        }
+    }
+
+    /// Returns the certain text of a thought. A line break is held back, as the one before the
+    /// thought's end is no part of it.
+    fn thought(&mut self, text: &str) -> &str {
+        self.shown.clear();
+        if !text.is_empty() {
+            if std::mem::take(&mut self.held_break) {
+                self.shown.push('\n');
+            }
+            self.shown.push_str(text);
+            if self.shown.ends_with('\n') {
+                self.shown.pop();
+                self.held_break = true;
+            }
+        }
+        &self.shown
     }
 
     /// Returns whether a stop string has come. It is not part of the text.
@@ -37,10 +112,10 @@ impl<'a> TextStream<'a> {
         self.stop.map(|stop| self.stops[stop].as_str())
     }
 
-    /// Returns the held text when no token follows.
+    /// Returns the held text of the answer when no token follows.
     pub fn finish(&mut self) -> &str {
         let rest = self.detokenizer.finish();
-        self.take(&rest);
+        self.take(if self.part == Part::Answer { &rest } else { "" });
         if !self.is_stopped() {
             self.shown.push_str(&std::mem::take(&mut self.held));
         }
@@ -83,6 +158,7 @@ fn overlap(text: &str, stop: &str) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::models::tokenizer::tests::thinking_letters;
     use crate::models::{Special, gemma3::bundled};
 
     fn run(text: &str, stops: &[&str]) -> (String, bool) {
@@ -93,7 +169,8 @@ mod tests {
         let mut stream = TextStream::new(&tokenizer, &stops);
         let mut out = String::new();
         for token in tokenizer.encode(text, Special::AsText).unwrap() {
-            out.push_str(stream.push(token));
+            let TextPiece::Answer(piece) = stream.push(token) else { panic!("a thought") };
+            out.push_str(piece);
             assert!(text.starts_with(&out));
         }
         out.push_str(stream.finish());
@@ -108,6 +185,34 @@ mod tests {
         assert_eq!(run("😀😀é", &["é"]), ("😀😀".into(), true));
         assert_eq!(run("ends with sto", &["stop"]), ("ends with sto".into(), false));
         assert_eq!(run("first and second", &["second", "first"]), ("".into(), true));
+    }
+
+    #[test]
+    fn a_thought_is_apart_wherever_it_stands() {
+        let tokenizer = thinking_letters();
+        let split = |text: &str, stops: &[&str]| {
+            let stops: Vec<String> = stops.iter().map(|s| s.to_string()).collect();
+            let mut stream = TextStream::new(&tokenizer, &stops);
+            let (mut answer, mut thought) = (String::new(), String::new());
+            for token in tokenizer.encode(text, Special::Parse).unwrap() {
+                match stream.push(token) {
+                    TextPiece::Answer(piece) => answer += piece,
+                    TextPiece::Thought(piece) => thought += piece,
+                }
+            }
+            (answer + stream.finish(), thought)
+        };
+        let pair = |a: &str, b: &str| (a.to_owned(), b.to_owned());
+        let whole = "<|channel>thought\nHm, stop.\n<channel|>Yes, stop";
+        assert_eq!(split(whole, &[]), pair("Yes, stop", "Hm, stop."));
+        assert_eq!(split(whole, &["stop"]), pair("Yes, ", "Hm, stop."));
+        assert_eq!(split("<|channel>thought\n<channel|>a", &[]), pair("a", ""));
+        assert_eq!(split("a<|channel>thought<channel|>b", &[]), pair("ab", ""));
+        assert_eq!(split("<|channel>x\n\ny\n\n<channel|>b", &[]), pair("b", "\ny\n"));
+        assert_eq!(split("a<|channel>x\ny\u{e9}", &[]), pair("a", "y\u{e9}"));
+        assert_eq!(split("a<channel|>b", &[]), pair("ab", ""));
+        let two = "<|channel>thought\na<channel|>b<|channel>thought\nc<channel|>d";
+        assert_eq!(split(two, &["bd"]), pair("", "ac"));
     }
 
     #[test]

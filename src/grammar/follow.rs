@@ -26,6 +26,8 @@ struct Text {
     grammar: Grammar,
     /// Tokens before the text begins.
     prompt: usize,
+    /// Tokens around the thought that comes before the text, if one does.
+    thought: Option<(Token, Token)>,
     states: Mutex<States>,
     /// Set once a mask took long. From then on background threads compute the masks, one at a time.
     slow: AtomicBool,
@@ -53,9 +55,10 @@ struct Node {
 }
 
 impl GrammarRule {
-    pub(super) fn new(grammar: Grammar, prompt: usize) -> Self {
+    pub(super) fn new(grammar: Grammar, prompt: usize, thought: Option<(Token, Token)>) -> Self {
         let (states, slow, at_work, failed) = Default::default();
-        GrammarRule { text: Arc::new(Text { grammar, prompt, states, slow, at_work, failed }) }
+        let text = Text { grammar, prompt, thought, states, slow, at_work, failed };
+        GrammarRule { text: Arc::new(text) }
     }
 
     /// Behaves as after a slow mask.
@@ -72,8 +75,32 @@ impl GrammarRule {
 }
 
 impl Text {
+    /// Returns the text that follows the grammar; `None` before its beginning.
+    fn constrained<'h>(&self, history: &'h [Token]) -> Option<&'h [Token]> {
+        let text = history.get(self.prompt..)?;
+        match self.thought {
+            None => Some(text),
+            Some((_, end)) => Some(&text[text.iter().position(|token| *token == end)? + 1..]),
+        }
+    }
+
+    /// Returns the tokens that may follow before the text: the beginning of the thought, then all
+    /// but those that end a text.
+    fn thought_mask(&self, is_begun: bool) -> Mask {
+        let words = self.grammar.tokens().div_ceil(32);
+        let mut words = vec![if is_begun { u32::MAX } else { 0 }; words];
+        match self.thought {
+            Some((begin, _)) if !is_begun => words[begin as usize / 32] |= 1 << (begin % 32),
+            _ => {
+                let stops = self.grammar.stops().iter();
+                stops.for_each(|stop| words[*stop as usize / 32] &= !(1 << (stop % 32)));
+            }
+        }
+        Mask::new(words, false)
+    }
+
     fn is_complete(&self, history: &[Token]) -> bool {
-        let Some(text) = history.get(self.prompt..) else { return false };
+        let Some(text) = self.constrained(history) else { return false };
         let mut states = self.states();
         self.find(&mut states, text).is_ok_and(|at| states.nodes[at].is_complete)
     }
@@ -137,7 +164,7 @@ impl Text {
         match *number {
             Some(from) => self.ask(StateQuery::Step { from, token }, states),
             // Only stop tokens may follow the end of a text.
-            None if *is_complete && self.grammar.is_stop(token) => {
+            None if *is_complete && self.grammar.stops().contains(&token) => {
                 let mask = mask.clone().map(|mask| (*mask).clone());
                 Ok(Some(MachineState { mask, is_complete: true, ..MachineState::forbidden() }))
             }
@@ -202,7 +229,7 @@ impl TokenRule for GrammarRule {
     }
 
     fn is_ready(&self, history: &[Token]) -> bool {
-        let Some(text) = history.get(self.text.prompt..).filter(|_| self.is_slow()) else {
+        let Some(text) = self.text.constrained(history).filter(|_| self.is_slow()) else {
             return true;
         };
         if self.text.at_work.load(Ordering::Acquire) {
@@ -235,8 +262,11 @@ impl Text {
             self.prompt,
             history.len()
         );
+        let Some(text) = self.constrained(history) else {
+            return Ok(Arc::new(self.thought_mask(history.len() > self.prompt)));
+        };
         let mut states = self.states();
-        let at = self.find(&mut states, &history[self.prompt..])?;
+        let at = self.find(&mut states, text)?;
         states.nodes[at].mask.clone().map_err(|why| {
             let what = format!("the grammar is too complex to go on: {why}");
             Fault::usage(what).help("use fewer optional parts and repetitions").into()
@@ -244,7 +274,7 @@ impl Text {
     }
 
     fn settle(&self, history: &[Token]) {
-        let Some(text) = history.get(self.prompt..) else { return };
+        let Some(text) = self.constrained(history) else { return };
         let mut states = self.states();
         let Ok(root @ 1..) = self.find(&mut states, text) else { return };
         // Keeps the nodes below the new root.

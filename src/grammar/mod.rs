@@ -171,7 +171,13 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Grammar {
     /// Returns the rule for a text that begins behind `prompt` tokens.
     pub fn follow(&self, prompt: usize) -> GrammarRule {
-        GrammarRule::new(self.clone(), prompt)
+        self.follow_behind(prompt, None)
+    }
+
+    /// Returns the rule for a text behind a prompt and a thought, whose first and last token are
+    /// given. The thought must come, and is free between them.
+    pub fn follow_behind(&self, prompt: usize, thought: Option<(Token, Token)>) -> GrammarRule {
+        GrammarRule::new(self.clone(), prompt, thought)
     }
 
     /// Returns the fault of a grammar that exceeded its limits while a text followed it.
@@ -179,8 +185,13 @@ impl Grammar {
         self.0.refused.get()
     }
 
-    fn is_stop(&self, token: Token) -> bool {
-        self.0.shared.vocabulary.stops().contains(&token)
+    fn stops(&self) -> &[Token] {
+        self.0.shared.vocabulary.stops()
+    }
+
+    /// Returns the number of tokens.
+    fn tokens(&self) -> usize {
+        self.0.shared.vocabulary.count()
     }
 
     /// Asks the machine, and starts it if it does not run. Returns the state and its run, or `None`
@@ -227,7 +238,7 @@ mod tests {
     use super::*;
     use crate::error::fault_of;
     use crate::models::Special;
-    use crate::models::tokenizer::tests::letters;
+    use crate::models::tokenizer::tests::{letters, thinking_letters};
     use crate::sampler::{Mask, TokenRule};
     use serde_json::json;
 
@@ -279,6 +290,30 @@ mod tests {
         assert!(rule.mask(&history).unwrap().ends());
         // A brace in place of the quote of the name's value is forbidden.
         assert!(rule.mask(&[&prompt[..], &text[..9], &text[..1]].concat()).unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_text_may_begin_behind_a_thought() {
+        let tokenizer = Arc::new(thinking_letters());
+        let grammars = Grammars::new(tokenizer.clone(), &[1, END], 1).unwrap();
+        let grammar = grammars.compile(&person(), &|| true).unwrap();
+        let channel = tokenizer.channel().unwrap();
+        let encode = |text: &str| tokenizer.encode(text, Special::Parse).unwrap();
+        let thought = [encode("<|channel>thought\n{\"x\": 1}"), vec![channel.1]].concat();
+        let text = encode(r#"{"name": "a", "old": true}"#);
+        let history = [&[2, 50][..], &thought, &text].concat();
+        let rule = grammar.follow_behind(2, Some(channel));
+        assert_eq!(rule.mask(&history[..2]).unwrap().only(), Some(channel.0));
+        for n in 3..history.len() {
+            let mask = rule.mask(&history[..n]).unwrap();
+            let in_thought = n < 2 + thought.len();
+            assert!(mask.allows(history[n]) && !mask.allows(1) && !mask.allows(END), "{n}");
+            assert_eq!(mask.allows(channel.1), in_thought);
+            assert!(!rule.is_complete(&history[..n]) && rule.is_ready(&history[..n]));
+            rule.settle(&history[..n]);
+        }
+        assert!(rule.mask(&history).unwrap().ends() && rule.is_complete(&history));
+        assert!(!grammar.follow(2).mask(&history[..2]).unwrap().allows(channel.0));
     }
 
     /// A mask does not depend on the order of queries, on rejected drafts, or on forgotten states.

@@ -64,6 +64,10 @@ impl GrammarVocabulary {
         bytes
     }
 
+    pub fn count(&self) -> usize {
+        self.words.len()
+    }
+
     pub fn stops(&self) -> &[Token] {
         &self.stops
     }

@@ -19,7 +19,7 @@ pub mod tokenizer;
 pub mod weights;
 
 pub use architecture::{Step, TensorSpec};
-pub use chat::{ChatTemplate, Message};
+pub use chat::{ChatTemplate, Message, ToolCall};
 pub use config::{Config, LayerSpec, RopeSpec};
 pub use generation::Generation;
 pub use reduced::{ReducedVocabulary, VocabMap};

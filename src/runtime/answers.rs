@@ -7,11 +7,12 @@
 //!
 //! The caller's own data of an answer travels with it as `T`.
 
-use crate::decode::text::TextStream;
+use crate::decode::text::{TextPiece, TextStream};
 use crate::decode::{
     self, Ended, Flow, Refused, Request, Scheduler, Stats, StopReason, TokenLogProbs,
 };
 use crate::error::Fault;
+use crate::grammar::tools::call_marks;
 use crate::models::Tokenizer;
 use crate::runtime::constraints::Constrained;
 use crate::sampler::{Sampler, SamplerConfig};
@@ -65,6 +66,8 @@ pub struct AnswerRequest<T> {
     pub constrained: Constrained,
     /// Texts that end the answer and are not part of it.
     pub stops: Vec<String>,
+    /// Shows the tokens of calls as [`CALL_MARKS`](crate::grammar::tools::CALL_MARKS).
+    pub shows_calls: bool,
     pub data: T,
 }
 
@@ -74,6 +77,8 @@ pub enum AnswerEvent<'e> {
     Read(usize),
     /// The answer grew by a token, which made this text certain; often none.
     Text(&'e str),
+    /// The same of a thought, which is no part of the answer.
+    Thought(&'e str),
 }
 
 /// An answer that came to its end.
@@ -211,8 +216,9 @@ impl<'t, 'a, T> Answers<'t, 'a, T> {
     /// Gives an answer a free sequence, of which there must be one. An answer that cannot begin is
     /// returned with its error.
     pub fn admit(&mut self, request: AnswerRequest<T>) -> Result<usize, Box<Finished<T>>> {
-        let AnswerRequest { text, constrained, stops, data } = request;
-        let stream = TextStream::new(self.tokenizer, &stops);
+        let AnswerRequest { text, constrained, stops, shows_calls, data } = request;
+        let marks = if shows_calls { call_marks(self.tokenizer) } else { Vec::new() };
+        let stream = TextStream::new(self.tokenizer, &stops).showing(marks);
         let answer = Answer { data, stream, constrained, prompt_tokens: text.history.len() };
         self.resume(Paused { answer, text, log_probs: Vec::new() })
     }
@@ -250,7 +256,10 @@ impl<'t, 'a, T> Answers<'t, 'a, T> {
             let answer = running[sequence].as_mut().expect("each text belongs to an answer");
             let event = match event {
                 decode::Event::Prefill(done, _) => AnswerEvent::Read(done),
-                decode::Event::Token(token) => AnswerEvent::Text(answer.stream.push(token)),
+                decode::Event::Token(token) => match answer.stream.push(token) {
+                    TextPiece::Answer(text) => AnswerEvent::Text(text),
+                    TextPiece::Thought(text) => AnswerEvent::Thought(text),
+                },
             };
             let flow = on_event(&mut answer.data, event);
             if answer.stream.is_stopped() { Flow::Stop } else { flow }

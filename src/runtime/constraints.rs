@@ -103,9 +103,14 @@ fn key(source: &GrammarSource) -> String {
 pub struct Constrained(Option<Arc<GrammarRule>>);
 
 impl Constrained {
-    /// Returns the grammar of an answer to `prompt` tokens, if there is one.
-    pub fn new(grammar: Option<&Grammar>, prompt: usize) -> Constrained {
-        Constrained(grammar.map(|grammar| Arc::new(grammar.follow(prompt))))
+    /// Returns the grammar of an answer to `prompt` tokens, if there is one. With `thought`, the
+    /// tokens around a thought, it begins behind the thought.
+    pub fn new(
+        grammar: Option<&Grammar>,
+        prompt: usize,
+        thought: Option<(Token, Token)>,
+    ) -> Constrained {
+        Constrained(grammar.map(|grammar| Arc::new(grammar.follow_behind(prompt, thought))))
     }
 
     pub fn sampler(&self, sampler: Sampler) -> Sampler {

@@ -3,6 +3,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod gemma4;
 mod hostile;
 mod read;
 mod said;

@@ -270,9 +270,9 @@ fn the_tokenizer_in_the_file_gives_the_same_ids() {
         (generation.eos, generation.top_k, generation.top_p),
         (vec![1, 106], Some(64), Some(0.95))
     );
-    let message = [Message { role: "user".into(), content: "hi".into() }];
+    let message = [Message::new("user", "hi")];
     assert_eq!(
-        ChatTemplate::from_checkpoint(checkpoint).unwrap().render(&message, true).unwrap(),
+        ChatTemplate::from_checkpoint(checkpoint, false).unwrap().render(&message, true).unwrap(),
         "<bos>[hi]"
     );
 }

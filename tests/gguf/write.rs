@@ -238,7 +238,7 @@ fn what_is_written_says_all_that_the_directory_said() {
         }
         let checkpoint = to.checkpoint().unwrap();
         assert_eq!(
-            ChatTemplate::from_checkpoint(checkpoint).unwrap().source(),
+            ChatTemplate::from_checkpoint(checkpoint, false).unwrap().source(),
             "{{ bos_token }}{{ messages[0].content }}"
         );
         let generation = Generation::of(checkpoint).unwrap();

@@ -66,11 +66,11 @@ fn every_token_means_what_the_crate_says() {
 #[test]
 fn spans_encode_as_the_whole_prompt_does() {
     let mut rng = SmallRng::seed_from_u64(1);
-    let message = |role: &str, content: String| Message { role: role.into(), content };
+    let message = |role: &str, content: String| Message::new(role, content);
     for (ours, theirs) in pairs() {
         for template in [
-            ChatTemplate::built_in(),
-            ChatTemplate::from_checkpoint(&bundled::target().unwrap()).unwrap(),
+            ChatTemplate::built_in(false),
+            ChatTemplate::from_checkpoint(&bundled::target().unwrap(), false).unwrap(),
         ] {
             for _ in 0..300 {
                 let mut text = || random_text(&mut rng);

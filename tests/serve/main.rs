@@ -9,4 +9,5 @@ mod shell;
 
 mod equality;
 mod forms;
+mod gemma4;
 mod hostile;

@@ -79,9 +79,9 @@ fn pair() -> Pair {
     let checkpoint = bundled::target().unwrap();
     let tokenizer =
         Tokenizer::from_bytes(&checkpoint.side_file("tokenizer.json").unwrap().unwrap()).unwrap();
-    let template = ChatTemplate::from_checkpoint(&checkpoint).unwrap();
+    let template = ChatTemplate::from_checkpoint(&checkpoint, false).unwrap();
     let encode = |text: &str| {
-        let message = Message { role: "user".into(), content: text.into() };
+        let message = Message::new("user", text);
         template.encode(&tokenizer, &[message], None, Special::AsText, None).unwrap()
     };
     let prompts = PROMPTS.into_iter().map(encode).collect();

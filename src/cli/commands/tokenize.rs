@@ -54,8 +54,8 @@ pub fn run(options: &TokenizeArgs, typed: &Typed) -> Result<u8> {
         SpecialPolicy::Parse => Special::Parse,
     };
     let ids = if options.template {
-        let message = Message { role: "user".into(), content: text };
-        ChatTemplate::from_checkpoint(model.checkpoint())?.encode(
+        let message = Message::new("user", text);
+        ChatTemplate::from_checkpoint(model.checkpoint(), tokenizer.is_gemma4())?.encode(
             &tokenizer,
             &[message],
             None,

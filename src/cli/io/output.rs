@@ -25,6 +25,7 @@ pub struct TextOutput {
     format: OutputFormat,
     newline: bool,
     text: String,
+    thoughts: String,
 }
 
 impl TextOutput {
@@ -32,7 +33,13 @@ impl TextOutput {
     /// generation.
     pub fn open(place: Option<&Destination>, format: OutputFormat, newline: bool) -> Result<Self> {
         let place = place.map_or_else(Writer::stdout, Destination::open)?;
-        Ok(TextOutput { place, format, newline, text: String::new() })
+        let (text, thoughts) = Default::default();
+        Ok(TextOutput { place, format, newline, text, thoughts })
+    }
+
+    /// Returns whether the output is the text alone.
+    pub fn is_text(&self) -> bool {
+        self.format == OutputFormat::Text
     }
 
     /// Whether this is a file that appears when it is complete.
@@ -43,6 +50,20 @@ impl TextOutput {
     /// The text so far.
     pub fn so_far(&self) -> &str {
         &self.text
+    }
+
+    /// Returns the thoughts so far, if there are any.
+    pub fn thoughts(&self) -> Option<String> {
+        Some(self.thoughts.clone()).filter(|text| !text.is_empty())
+    }
+
+    /// Appends to the thoughts, which are no part of the text.
+    pub fn thought(&mut self, piece: &str) -> Result<()> {
+        self.thoughts.push_str(piece);
+        if piece.is_empty() || self.format != OutputFormat::StreamJson {
+            return Ok(());
+        }
+        self.line(&serde_json::json!({"type": "reasoning", "text": piece}))
     }
 
     /// Appends generated text: whole characters, flushed at once.

@@ -25,14 +25,18 @@ pub struct PromptInput {
     /// PROMPT, files and standard input, joined.
     pub text: Option<String>,
     pub prefill: Option<String>,
+    /// Functions in OpenAI's form, for a template that declares them.
+    pub tools: Vec<Value>,
+    pub thinks: bool,
 }
 
 impl PromptInput {
     /// Bytes of text in all.
     pub fn bytes(&self) -> usize {
-        let messages: usize = self.messages.iter().map(|m| m.content.len()).sum();
+        let messages: usize = self.messages.iter().map(Message::bytes).sum();
+        let tools: usize = self.tools.iter().map(|tool| tool.to_string().len()).sum();
         let len = |text: &Option<String>| text.as_ref().map_or(0, String::len);
-        messages + len(&self.system) + len(&self.text) + len(&self.prefill)
+        messages + tools + len(&self.system) + len(&self.text) + len(&self.prefill)
     }
 }
 
@@ -63,7 +67,8 @@ fn read(
     if messages.is_empty() && !nothing && prompt.as_ref().is_none_or(|p| p.trim().is_empty()) {
         return Err(input::no_prompt().into());
     }
-    Ok(PromptInput { system, messages, text: prompt, prefill: chat.prefill.clone() })
+    let prefill = chat.prefill.clone();
+    Ok(PromptInput { system, messages, text: prompt, prefill, ..PromptInput::default() })
 }
 
 /// Returns the text of `--system` or `--system-file`.
@@ -139,7 +144,7 @@ pub fn read_messages(path: &Path) -> Result<Vec<Message>> {
         list => list,
     };
     let items: Vec<Item> = serde_json::from_value(list).with_context(wrong)?;
-    Ok(items.into_iter().map(|i| Message { role: i.role, content: i.content.text() }).collect())
+    Ok(items.into_iter().map(|i| Message::new(i.role, i.content.text())).collect())
 }
 
 /// Returns the prompt's tokens, through the chat template or behind one BOS.
@@ -154,9 +159,15 @@ pub fn encode(
         SpecialPolicy::Text => Special::AsText,
         SpecialPolicy::Parse => Special::Parse,
     };
+    let thinks = chat.think.settled(&session.tokenizer)?;
+    if thinks && chat.raw {
+        let fault = Fault::usage("--raw uses no chat template, which --think on needs");
+        return Err(fault.help("drop one of the two").into());
+    }
+    let input = &PromptInput { thinks, ..input.clone() };
     let template = match chat.raw {
         true => None,
-        false => Some(chat_template(&session.model, ui)?),
+        false => Some(chat_template(&session.model, &session.tokenizer, ui)?),
     };
     let (config, tokenizer) = (session.config(), &*session.tokenizer);
     let (tokens, brought) = PromptEncoder {
@@ -182,9 +193,13 @@ pub fn encode(
 }
 
 /// The model's chat template, or Gemma's own, with a note, where the model's files have none.
-pub fn chat_template(model: &Model, listener: &dyn Listener) -> Result<ChatTemplate> {
-    let template = ChatTemplate::from_checkpoint(model.checkpoint())?;
-    if !model.bundled && template.source() == ChatTemplate::built_in().source() {
+pub fn chat_template(
+    model: &Model,
+    tokenizer: &Tokenizer,
+    listener: &dyn Listener,
+) -> Result<ChatTemplate> {
+    let template = ChatTemplate::from_checkpoint(model.checkpoint(), tokenizer.is_gemma4())?;
+    if !model.bundled && template.is_built_in() {
         listener.note(&format!(
             "no chat template in {}: it is perhaps a base model, which answers no questions; \
              gemma generate --raw continues text",
@@ -262,15 +277,17 @@ fn templated(
 ) -> Result<Vec<Token>> {
     let mut messages = input.messages.clone();
     if let Some(text) = &input.text {
-        messages.push(Message { role: "user".into(), content: text.clone() });
+        messages.push(Message::new("user", text));
     }
     let (system, prefill) = (input.system.as_deref(), input.prefill.as_deref());
+    let template = template.clone().thinking(input.thinks).with_tools(input.tools.clone());
     template.encode_if(tokenizer, &messages, system, special, prefill, fits)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::options::{Think, ThinkOptions};
 
     fn chat(raw: bool) -> ChatOptions {
         let special_in_prompt = SpecialPolicy::Text;
@@ -281,6 +298,7 @@ mod tests {
             raw,
             prefill: None,
             special_in_prompt,
+            think: ThinkOptions { think: Think::Off },
         }
     }
 
@@ -310,7 +328,7 @@ mod tests {
     fn messages_come_in_three_forms() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("m.json");
-        let hi = [Message { role: "user".into(), content: "hi".into() }];
+        let hi = [Message::new("user", "hi")];
         for json in [
             r#"[{"role": "user", "content": "hi"}]"#,
             r#"{"messages": [{"role": "user", "content": "hi"}]}"#,

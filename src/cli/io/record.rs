@@ -16,6 +16,9 @@ pub struct Record {
     /// Id of a batch record; null for a single prompt.
     pub id: Option<serde_json::Value>,
     pub text: String,
+    /// Thoughts of the model before and between the text.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reasoning: Option<String>,
     pub finish_reason: FinishReason,
     pub usage: Usage,
     pub timings: Timings,

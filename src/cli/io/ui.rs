@@ -138,6 +138,20 @@ impl Ui {
         self.write(&format!("{}\n", self.paint(DIM, &clean(text))));
     }
 
+    /// Prints a piece of a thought.
+    pub fn thought(&self, text: &str) {
+        self.write(&self.paint(DIM, &clean(text)));
+    }
+
+    /// Returns text for standard output, dimmed where it may have colours.
+    pub fn dimmed_output(&self, text: String) -> String {
+        if self.colour_output && !text.is_empty() {
+            format!("\x1b[{DIM}m{text}\x1b[0m")
+        } else {
+            text
+        }
+    }
+
     /// Prints JSON on a line by itself, without colours.
     pub fn json(&self, text: &str) {
         self.write(&format!("{text}\n"));

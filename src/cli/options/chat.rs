@@ -1,7 +1,10 @@
 //! Options around a prompt: instructions, earlier messages, the start of the answer.
 
 use super::SpecialPolicy;
-use clap::Args;
+use crate::error::Fault;
+use crate::models::Tokenizer;
+use crate::tensor::Token;
+use clap::{Args, ValueEnum};
 use std::path::PathBuf;
 
 #[derive(Debug, Clone, Args)]
@@ -33,4 +36,38 @@ pub struct ChatOptions {
         hide_short_help = true
     )]
     pub special_in_prompt: SpecialPolicy,
+    #[command(flatten)]
+    pub think: ThinkOptions,
+}
+
+#[derive(Debug, Clone, Args)]
+pub struct ThinkOptions {
+    /// Let the model think before it answers: on or off
+    ///
+    /// Gemma 4 can think. Thoughts are no part of the answer. They count as its tokens, so
+    /// --max-tokens has to leave room for them. A grammar or schema holds from the thought's end.
+    #[arg(long, value_enum, value_name = "on|off", default_value_t = Think::Off)]
+    pub think: Think,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Think {
+    On,
+    Off,
+}
+
+impl ThinkOptions {
+    /// Returns whether the model is to think. Refuses a model that cannot.
+    pub fn settled(&self, tokenizer: &Tokenizer) -> Result<bool, Fault> {
+        if self.think == Think::On && tokenizer.channel().is_none() {
+            let what = "--think on: this model cannot think, its vocabulary lacks <|think|>";
+            return Err(Fault::usage(what).help("leave --think out, or give a Gemma 4 model"));
+        }
+        Ok(self.think == Think::On)
+    }
+
+    /// Returns the tokens around the thought that comes before an answer, if one does.
+    pub fn thought(&self, tokenizer: &Tokenizer) -> Option<(Token, Token)> {
+        tokenizer.channel().filter(|_| self.think == Think::On)
+    }
 }

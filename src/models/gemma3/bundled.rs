@@ -128,9 +128,8 @@ mod tests {
                 text.replace('▁', " ")
             );
         }
-        let template = ChatTemplate::from_checkpoint(&target().unwrap()).unwrap();
-        let message =
-            |role: &str, content: &str| Message { role: role.into(), content: content.into() };
+        let template = ChatTemplate::from_checkpoint(&target().unwrap(), false).unwrap();
+        let message = |role: &str, content: &str| Message::new(role, content);
         let messages = [
             message("system", " Be brief. "),
             message("user", "hi "),
@@ -139,7 +138,7 @@ mod tests {
         ];
         assert_eq!(
             template.render(&messages, true).unwrap(),
-            ChatTemplate::built_in().render(&messages, true).unwrap()
+            ChatTemplate::built_in(false).render(&messages, true).unwrap()
         );
         for special in [Special::AsText, Special::Parse] {
             let tokens =

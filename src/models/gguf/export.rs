@@ -1,7 +1,7 @@
 //! The metadata that llama.cpp needs to run a model, from what its files say.
 
 use super::vocab::{self, GgufVocabulary};
-use super::{ADD_BOS, BOS, CHAT_TEMPLATE, EOS, EOT, PAD, SAMPLING, UNK};
+use super::{ADD_BOS, BOS, CHAT_TEMPLATE, EOS, EOT, PAD, SAMPLING, TURN_ENDS, UNK};
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::gguf::write::Keys;
 use crate::error::Fault;
@@ -20,8 +20,8 @@ pub fn keys(weights: &Weights) -> Result<Keys> {
     keys.text("general.name", checkpoint.name().trim_end_matches(".gguf"));
     architecture.gguf_keys(c, &mut keys)?;
     sampling(&Generation::of(checkpoint)?, &mut keys);
-    tokenizer(checkpoint, c, &mut keys)?;
-    keys.text(CHAT_TEMPLATE, ChatTemplate::from_checkpoint(checkpoint)?.source());
+    let is_gemma4 = tokenizer(checkpoint, c, &mut keys)?;
+    keys.text(CHAT_TEMPLATE, ChatTemplate::from_checkpoint(checkpoint, is_gemma4)?.source());
     Ok(keys)
 }
 
@@ -43,7 +43,8 @@ fn sampling(generation: &Generation, keys: &mut Keys) {
     }
 }
 
-fn tokenizer(checkpoint: &Checkpoint, c: &Config, keys: &mut Keys) -> Result<()> {
+/// Adds the keys of the tokenizer. Returns whether it is Gemma 4's.
+fn tokenizer(checkpoint: &Checkpoint, c: &Config, keys: &mut Keys) -> Result<bool> {
     let name = "tokenizer.json";
     let Some(bytes) = checkpoint.side_file(name)? else {
         let what = format!("{} is missing", checkpoint.display(name));
@@ -56,8 +57,11 @@ fn tokenizer(checkpoint: &Checkpoint, c: &Config, keys: &mut Keys) -> Result<()>
             .help("download the file again")
     };
     let vocabulary = GgufVocabulary::of(&bytes, c.vocab).with_context(unreadable)?;
-    keys.text(vocab::MODEL, "llama");
-    keys.text("tokenizer.ggml.pre", "default");
+    keys.text(vocab::MODEL, vocabulary.kind());
+    // llama.cpp knows how Gemma 4's texts are cut by the kind.
+    if !vocabulary.is_gemma4 {
+        keys.text("tokenizer.ggml.pre", "default");
+    }
     keys.texts(vocab::TOKENS, &vocabulary.tokens);
     keys.f32s(vocab::SCORES, &vocabulary.scores);
     keys.i32s(vocab::TYPES, &vocabulary.types.iter().map(|t| *t as i32).collect::<Vec<_>>());
@@ -66,7 +70,7 @@ fn tokenizer(checkpoint: &Checkpoint, c: &Config, keys: &mut Keys) -> Result<()>
     }
     keys.u32(BOS.0, c.bos);
     keys.u32(EOS.0, c.eos.first().copied().unwrap_or(EOS.1));
-    if let Some(turn) = vocabulary.id("<end_of_turn>") {
+    if let Some(turn) = TURN_ENDS.into_iter().find_map(|piece| vocabulary.id(piece)) {
         keys.u32(EOT.0, turn);
     }
     for ((key, _), piece) in [(PAD, "<pad>"), (UNK, "<unk>")] {
@@ -77,5 +81,5 @@ fn tokenizer(checkpoint: &Checkpoint, c: &Config, keys: &mut Keys) -> Result<()>
     keys.bool(ADD_BOS, true);
     keys.bool("tokenizer.ggml.add_eos_token", false);
     keys.bool("tokenizer.ggml.add_space_prefix", false);
-    Ok(())
+    Ok(vocabulary.is_gemma4)
 }

@@ -27,6 +27,11 @@ const EOT: (&str, u32) = ("tokenizer.ggml.eot_token_id", 106);
 pub const PAD: (&str, u32) = ("tokenizer.ggml.padding_token_id", 0);
 const UNK: (&str, u32) = ("tokenizer.ggml.unknown_token_id", 3);
 
+/// Ends of a turn of Gemma 3 and Gemma 4. Both have the same id.
+const TURN_ENDS: [&str; 2] = ["<end_of_turn>", "<turn|>"];
+/// Gemma 4 writes it behind its calls, where the answer waits for their results.
+const TOOL_RESPONSE: (u32, &str) = (50, "<|tool_response>");
+
 /// Sampling defaults: the name in `generation_config.json` and the key.
 const SAMPLING: [(&str, &str); 5] = [
     ("temperature", "general.sampling.temp"),
@@ -173,16 +178,16 @@ pub fn present(checkpoint: Checkpoint) -> Result<Checkpoint> {
     checkpoint.present(Presentation { config, rename: &rename, plus_one: &norm, files, notes })
 }
 
-/// Returns the tokens that end a text: those of the file, and Gemma's end of a turn where the
-/// vocabulary has it.
+/// Returns the tokens that end a text: those of the file, and those of Gemma's that the vocabulary
+/// has. Where the file names only the end of a turn, the end of the text still is one.
 pub fn eos(metadata: &Metadata) -> Vec<i64> {
-    let tokens = metadata.texts(vocab::TOKENS);
-    let turn =
-        tokens.and_then(|t| (t.get(EOT.1 as usize)? == "<end_of_turn>").then_some(EOT.1 as i64));
+    let tokens = metadata.texts(vocab::TOKENS).unwrap_or_default();
     let mut eos = vec![metadata.int(EOS.0).unwrap_or(EOS.1 as i64)];
-    eos.extend(metadata.int(EOT.0).into_iter().chain(turn));
-    // Where the file names only the end of a turn, the end of the text still is one.
-    eos.extend(tokens.and_then(|t| (t.get(EOS.1 as usize)? == "<eos>").then_some(EOS.1 as i64)));
+    eos.extend(metadata.int(EOT.0));
+    let ends = [(EOS.1, "<eos>"), (TOOL_RESPONSE.0, TOOL_RESPONSE.1)];
+    let ends = ends.into_iter().chain(TURN_ENDS.map(|piece| (EOT.1, piece)));
+    let is_there = |(id, piece): &(u32, &str)| tokens.get(*id as usize).is_some_and(|t| t == piece);
+    eos.extend(ends.filter(is_there).map(|(id, _)| id as i64));
     eos.sort();
     eos.dedup();
     eos

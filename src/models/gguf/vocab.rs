@@ -1,6 +1,9 @@
 //! The tokenizer in a GGUF file: SentencePiece's pieces with their scores and types, to and from
 //! the `tokenizer.json` that Hugging Face makes of the same pieces.
 //!
+//! Gemma 4's files (`gemma4`) list the merged pairs. llama.cpp cuts their texts at line breaks
+//! before it merges, which changes no token: no pair has a line break beside another character.
+//!
 //! SentencePiece merges whichever neighbours give the piece of the highest score; `tokenizer.json`
 //! lists all such pairs in that order. Pairs of equal score stand by the lengths of their halves,
 //! the longer first, then by the piece's id.
@@ -8,6 +11,7 @@
 
 use super::Metadata;
 use crate::error::Fault;
+use crate::models::chat::TURN;
 use crate::models::tokenizer::{KNOWN_CONTROL, MergedPair};
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize, Serializer};
@@ -19,8 +23,8 @@ pub const MODEL: &str = "tokenizer.ggml.model";
 pub const TOKENS: &str = "tokenizer.ggml.tokens";
 pub const SCORES: &str = "tokenizer.ggml.scores";
 pub const TYPES: &str = "tokenizer.ggml.token_type";
-/// Ours: the pairs, where scores alone would give others. llama.cpp reads them for other kinds of
-/// tokenizer only.
+/// The pairs of Gemma 4. Ours for Gemma 3, where scores alone would give others: llama.cpp does not
+/// read them there.
 pub const MERGES: &str = "tokenizer.ggml.merges";
 
 /// Kinds of pieces.
@@ -38,7 +42,23 @@ const LONGEST: usize = 4096;
 /// and as long the list of those can be. Gemma's come to a tenth of this.
 const MOST_WORK: usize = 1 << 28;
 
-/// Ids of Gemma's control tokens in every vocabulary of its family.
+/// Values of [`MODEL`].
+const GEMMA_3: &str = "llama";
+const GEMMA_4: &str = "gemma4";
+
+/// Control tokens of Gemma 4 that llama.cpp's converter marks as text, so that its parsers of
+/// answers see them.
+const VISIBLE: [&str; 7] = [
+    "<|tool_call>",
+    "<tool_call|>",
+    "<|tool_response>",
+    "<tool_response|>",
+    "<|\"|>",
+    "<|channel>",
+    "<channel|>",
+];
+
+/// Ids of Gemma 3's control tokens in every vocabulary of its family.
 const KNOWN_IDS: [usize; 8] = [0, 1, 2, 3, 105, 106, 255_999, 256_000];
 
 /// Returns whether the file has a tokenizer at all.
@@ -92,17 +112,19 @@ struct Pieces {
 
 impl Pieces {
     fn read(metadata: &Metadata) -> Result<Pieces, Fault> {
-        match metadata.text(MODEL) {
-            Some("llama") => {}
-            other => {
-                return Err(damaged(format!(
-                    "is of the kind {other:?}; Gemma's is \"llama\" (SentencePiece)"
-                )));
-            }
-        }
         let missing = |key: &str| damaged(format!("lacks `{key}`"));
         let tokens = metadata.texts(TOKENS).ok_or_else(|| missing(TOKENS))?;
-        let scores = metadata.floats(SCORES).ok_or_else(|| missing(SCORES))?;
+        let no_scores = vec![0.0; tokens.len()];
+        let scores = match metadata.text(MODEL) {
+            Some(GEMMA_3) => metadata.floats(SCORES).ok_or_else(|| missing(SCORES))?,
+            Some(GEMMA_4) if metadata.texts(MERGES).is_none() => return Err(missing(MERGES)),
+            Some(GEMMA_4) => &no_scores,
+            other => {
+                return Err(damaged(format!(
+                    "is of the kind {other:?}; Gemma's are \"llama\" (SentencePiece) and \"gemma4\""
+                )));
+            }
+        };
         let types = metadata.ints(TYPES).ok_or_else(|| missing(TYPES))?;
         if tokens.len() != scores.len() || tokens.len() != types.len() {
             return Err(damaged(format!(
@@ -133,7 +155,9 @@ impl Pieces {
             types: types.to_vec(),
         };
         for (id, token) in tokens.iter().enumerate() {
-            if is_mistyped(tokens, types, id) {
+            if is_mistyped(tokens, types, id)
+                || types[id] == USER_DEFINED && VISIBLE.contains(&token.as_str())
+            {
                 pieces.types[id] = if token == "<unk>" { UNKNOWN } else { CONTROL };
             }
             pieces.texts.push(match pieces.types[id] {
@@ -200,16 +224,17 @@ impl Pieces {
         pairs.iter().filter_map(halves).collect()
     }
 
-    fn added(&self) -> Vec<Value> {
+    /// Returns the entries of `added_tokens`. Placeholders of Gemma 3 are control tokens in GGUF
+    /// files only.
+    fn added(&self, kind: Option<&str>) -> Vec<Value> {
+        let is_text = |text: &str| kind != Some(GEMMA_4) && is_placeholder(text);
         let added = |id: usize, special: bool| {
             json!({"id": id, "content": self.texts[id], "single_word": false, "lstrip": false,
                 "rstrip": false,
                 "normalized": false, "special": special})
         };
         let token = |(id, kind): (usize, &i64)| match *kind {
-            CONTROL | UNKNOWN => {
-                Some(added(id, !self.texts[id].as_deref().is_some_and(is_placeholder)))
-            }
+            CONTROL | UNKNOWN => Some(added(id, !self.texts[id].as_deref().is_some_and(is_text))),
             USER_DEFINED => Some(added(id, false)),
             _ => None,
         };
@@ -289,7 +314,7 @@ pub fn tokenizer_json(metadata: &Metadata) -> Result<Vec<u8>> {
         version: "1.0",
         truncation: None,
         padding: None,
-        added_tokens: pieces.added(),
+        added_tokens: pieces.added(metadata.text(MODEL)),
         normalizer: json!({"type": "Replace", "pattern": {"String": " "}, "content": "▁"}),
         pre_tokenizer: json!({"type": "Split", "pattern": {"String": " "},
             "behavior": "MergedWithPrevious", "invert": false}),
@@ -315,10 +340,11 @@ pub fn tokenizer_json(metadata: &Metadata) -> Result<Vec<u8>> {
 
 /// A `tokenizer.json` as converters write it into GGUF files.
 pub struct GgufVocabulary {
+    pub is_gemma4: bool,
     pub tokens: Vec<String>,
     pub scores: Vec<f32>,
     pub types: Vec<i64>,
-    /// Only where the scores alone would give other ids.
+    /// Pairs of Gemma 4, and pairs of Gemma 3 where the scores alone would give other ids.
     pub merges: Option<Vec<String>>,
 }
 
@@ -353,7 +379,9 @@ impl GgufVocabulary {
     /// merges.
     pub fn of(tokenizer_json: &[u8], size: usize) -> Result<GgufVocabulary> {
         let source: Source = serde_json::from_slice(tokenizer_json)?;
+        let is_gemma4 = source.added_tokens.iter().any(|added| added.content == TURN);
         let mut out = GgufVocabulary {
+            is_gemma4,
             tokens: (0..size).map(|id| format!("[PAD{id}]")).collect(),
             scores: vec![PADDING_SCORE; size],
             types: vec![UNUSED; size],
@@ -372,6 +400,7 @@ impl GgufVocabulary {
             out.tokens[added.id] = if control { text.clone() } else { text.replace('▁', " ") };
             out.types[added.id] = match control {
                 true if text == "<unk>" => UNKNOWN,
+                true if VISIBLE.contains(&text.as_str()) => USER_DEFINED,
                 true => CONTROL,
                 false => USER_DEFINED,
             };
@@ -391,7 +420,8 @@ impl GgufVocabulary {
             *ours == (theirs.0.as_str(), theirs.1.as_str())
         };
         let derived = pieces.merges(&pieces.ids()?);
-        if derived.len() != source.model.merges.len()
+        if is_gemma4
+            || derived.len() != source.model.merges.len()
             || !derived.iter().zip(&source.model.merges).all(same)
         {
             let spelled = |MergedPair(a, b): &MergedPair| match a.contains(' ') || b.contains(' ') {
@@ -406,6 +436,11 @@ impl GgufVocabulary {
             out.merges = Some(source.model.merges.iter().map(spelled).collect::<Result<_>>()?);
         }
         Ok(out)
+    }
+
+    /// Returns the value of [`MODEL`].
+    pub fn kind(&self) -> &'static str {
+        if self.is_gemma4 { GEMMA_4 } else { GEMMA_3 }
     }
 
     pub fn id(&self, piece: &str) -> Option<u32> {

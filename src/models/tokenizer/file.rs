@@ -20,8 +20,9 @@ const MAX_ID: u32 = 1 << 24;
 /// Bytes that may stand for a space; Gemma's `▁` has 3.
 const LONGEST_REPLACEMENT: usize = 32;
 
-/// Gemma's control tokens. Some exports mark them as ordinary text, which breaks chat silently.
-pub const KNOWN_CONTROL: [&str; 8] = [
+/// Gemma's control tokens, then those that Gemma 4 adds. Some exports mark them as ordinary text,
+/// which breaks chat silently.
+pub const KNOWN_CONTROL: [&str; 27] = [
     "<pad>",
     "<eos>",
     "<bos>",
@@ -30,6 +31,25 @@ pub const KNOWN_CONTROL: [&str; 8] = [
     "<end_of_turn>",
     "<start_of_image>",
     "<end_of_image>",
+    "<|tool>",
+    "<tool|>",
+    "<|tool_call>",
+    "<tool_call|>",
+    "<|tool_response>",
+    "<tool_response|>",
+    "<|\"|>",
+    "<|think|>",
+    "<|channel>",
+    "<channel|>",
+    "<|turn>",
+    "<turn|>",
+    "<|image>",
+    "<|audio>",
+    "<|image|>",
+    "<|audio|>",
+    "<image|>",
+    "<audio|>",
+    "<|video|>",
 ];
 
 /// Contents of a file.
@@ -164,9 +184,9 @@ pub fn read(bytes: &[u8]) -> Result<Parts> {
 
 /// Returns the error for a whole tokenizer of another family.
 fn foreign(what: String) -> Fault {
-    Fault::model(format!("tokenizer.json is not the tokenizer of a Gemma 3: {what}")).help(
+    Fault::model(format!("tokenizer.json is not a tokenizer of Gemma: {what}")).help(
         "this is another model, or its tokenizer.json was replaced: \
-            copy it from the page of the Gemma 3 that the weights are of",
+            copy it from the page of the Gemma that the weights are of",
     )
 }
 

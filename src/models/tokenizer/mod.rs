@@ -4,6 +4,7 @@ mod file;
 
 pub(super) use file::{KNOWN_CONTROL, MergedPair};
 
+use super::chat::TURN;
 use crate::error::{Fault, fault_of};
 use crate::tensor::Token;
 use crate::util::threads;
@@ -159,6 +160,17 @@ impl Tokenizer {
         self.control_starts.contains(&c)
     }
 
+    /// Returns whether it is a tokenizer of Gemma 4.
+    pub fn is_gemma4(&self) -> bool {
+        self.control.contains_key(TURN)
+    }
+
+    /// Returns the tokens around a thought, where the model can think.
+    pub fn channel(&self) -> Option<(Token, Token)> {
+        let id = |name| self.control.get(name).copied();
+        id("<|think|>").and(Some((id("<|channel>")?, id("<channel|>")?)))
+    }
+
     pub fn is_control(&self, token: Token) -> bool {
         self.control.values().any(|id| *id == token)
     }
@@ -252,6 +264,19 @@ pub(crate) mod tests {
 
     /// A byte-fallback BPE of single letters, with `\n`, spaces and Gemma's control tokens.
     pub(crate) fn letters() -> Tokenizer {
+        letters_and(&[])
+    }
+
+    /// The same with control tokens of Gemma 4.
+    pub(crate) fn thinking_letters() -> Tokenizer {
+        let calls = ["<|tool_call>", "<tool_call|>", "<|\"|>"];
+        letters_and(
+            &[&["<|turn>", "<turn|>", "<|think|>", "<|channel>", "<channel|>"], &calls[..]]
+                .concat(),
+        )
+    }
+
+    fn letters_and(control: &[&str]) -> Tokenizer {
         let mut pieces = vec![
             "<pad>".to_string(),
             "<eos>".into(),
@@ -263,6 +288,7 @@ pub(crate) mod tests {
         pieces.extend((0..256).map(|b| format!("<0x{b:02X}>")));
         pieces.extend("▁\n".chars().chain(' '..='~').filter(|c| *c != ' ').map(String::from));
         pieces.push("▁a".into());
+        pieces.extend(control.iter().map(|name| name.to_string()));
         let vocab: serde_json::Map<_, _> =
             pieces.iter().enumerate().map(|(i, p)| (p.clone(), i.into())).collect();
         let added: Vec<_> = (0..6)

@@ -210,9 +210,9 @@ fn read_tokenizer(path: &Path) -> Result<Tokenizer> {
 /// Returns the built-in prompts, or every n-th line of each file of `{"category": ..., "turns":
 /// [...]}` or `{"prompt": ...}`.
 fn prompts(model: &Model, options: &BenchArgs, tokenizer: &Tokenizer) -> Result<Vec<BenchPrompt>> {
-    let template = ChatTemplate::from_checkpoint(model.checkpoint())?;
+    let template = ChatTemplate::from_checkpoint(model.checkpoint(), tokenizer.is_gemma4())?;
     let encode = |kind: &str, text: &str| -> Result<BenchPrompt> {
-        let messages = [Message { role: "user".into(), content: text.into() }];
+        let messages = [Message::new("user", text)];
         Ok(BenchPrompt {
             kind: kind.into(),
             tokens: template.encode(tokenizer, &messages, None, Special::AsText, None)?,

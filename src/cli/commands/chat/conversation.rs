@@ -68,8 +68,7 @@ impl<'a> Conversation<'a> {
     }
 
     fn encode(&self, turns: &[Turn], text: &str) -> Result<Vec<Token>> {
-        let message =
-            |role: &str, content: &str| Message { role: role.into(), content: content.into() };
+        let message = |role: &str, content: &str| Message::new(role, content);
         let pair =
             |turn: &Turn| [message("user", &turn.user), message("assistant", &turn.assistant)];
         let messages: Vec<Message> =
@@ -92,10 +91,13 @@ impl<'a> Conversation<'a> {
             .iter_mut()
             .filter(|turn| turn.end.is_some_and(|end| end > seen))
             .for_each(|turn| turn.end = None);
+        // The template leaves thoughts out of the prompts to come.
+        let is_thought = |token: &Token| self.tokenizer.channel().is_some_and(|c| c.0 == *token);
+        let is_plain = !history[seen..].iter().any(is_thought);
         self.turns.push(Turn {
             user: text.into(),
             assistant: answer.into(),
-            end: Some(history.len()),
+            end: is_plain.then_some(history.len()),
         });
         self.tokens = history;
     }
@@ -213,13 +215,14 @@ impl<'a> Conversation<'a> {
 mod tests {
     use super::*;
     use crate::models::gemma3::bundled;
+    use crate::models::tokenizer::tests::thinking_letters;
 
     #[test]
     fn a_prompt_begins_with_all_that_was_said_as_it_was_said() {
         let file = bundled::target().unwrap();
         let tokenizer =
             Tokenizer::from_bytes(&file.side_file("tokenizer.json").unwrap().unwrap()).unwrap();
-        let template = ChatTemplate::from_checkpoint(&file).unwrap();
+        let template = ChatTemplate::from_checkpoint(&file, false).unwrap();
         let mut talk = Conversation::new(template.clone(), &tokenizer, Some("Be brief.".into()));
         let first = talk.ask("Hi").unwrap();
         // An answer cut letter by letter, with blanks around it that a template trims.
@@ -233,8 +236,7 @@ mod tests {
         let second = talk.ask("And?").unwrap();
         assert!(second.starts_with(&history) && second.len() > history.len());
         // Behind the answer all is as the template has it.
-        let message =
-            |role: &str, content: &str| Message { role: role.into(), content: content.into() };
+        let message = |role: &str, content: &str| Message::new(role, content);
         let messages = [message("user", "Hi"), message("assistant", "x"), message("user", "And?")];
         let plain = template
             .encode(&tokenizer, &messages, Some("Be brief."), Special::AsText, None)
@@ -257,11 +259,36 @@ mod tests {
         assert!(talk.to_json().is_err() && talk.position() == 0);
     }
 
+    #[test]
+    fn thoughts_are_not_read_again() {
+        let tokenizer = thinking_letters();
+        let template = ChatTemplate::built_in(true).thinking(true);
+        let mut talk = Conversation::new(template.clone(), &tokenizer, None);
+        let first = talk.ask("Hi").unwrap();
+        let encode = |text: &str| tokenizer.encode(text, Special::Parse).unwrap();
+        let plain = [&first[..], &encode("Yes")].concat();
+        talk.answered("Hi", "Yes", plain.clone());
+        assert!(talk.ask("And?").unwrap().starts_with(&plain));
+        talk.undo();
+        let thought = encode("<|channel>thought\nHm.\n<channel|>Yes");
+        talk.answered("Hi", "Yes", [&first[..], &thought].concat());
+        let messages = [
+            Message::new("user", "Hi"),
+            Message::new("assistant", "Yes"),
+            Message::new("user", "And?"),
+        ];
+        let fresh = template.encode(&tokenizer, &messages, None, Special::AsText, None).unwrap();
+        assert_eq!(talk.ask("And?").unwrap(), fresh);
+    }
+
     /// A conversation of three answers, and what it asked for before each.
     fn three<'a>(tokenizer: &'a Tokenizer) -> (Conversation<'a>, Vec<Vec<Token>>) {
         let file = bundled::target().unwrap();
-        let mut talk =
-            Conversation::new(ChatTemplate::from_checkpoint(&file).unwrap(), tokenizer, None);
+        let mut talk = Conversation::new(
+            ChatTemplate::from_checkpoint(&file, false).unwrap(),
+            tokenizer,
+            None,
+        );
         let mut prompts = Vec::new();
         for text in ["one", "two", "three"] {
             let prompt = talk.ask(text).unwrap();
@@ -301,8 +328,7 @@ mod tests {
         assert!(less.len() < whole.len());
         // The rest equals a conversation of the two other messages.
         let mut later = Conversation::new(talk.template.clone(), &tokenizer, None);
-        let message =
-            |role: &str, content: &str| Message { role: role.into(), content: content.into() };
+        let message = |role: &str, content: &str| Message::new(role, content);
         let pair = |text| [message("user", text), message("assistant", "yes")];
         assert_eq!(
             later.load(["two", "three"].into_iter().flat_map(pair).collect()).unwrap(),
@@ -324,10 +350,8 @@ mod tests {
         assert_ne!(with, before);
         let saved: Vec<serde_json::Value> = serde_json::from_str(&talk.to_json().unwrap()).unwrap();
         let text = |value: &serde_json::Value| value.as_str().unwrap().to_owned();
-        let messages: Vec<Message> = saved
-            .iter()
-            .map(|m| Message { role: text(&m["role"]), content: text(&m["content"]) })
-            .collect();
+        let messages: Vec<Message> =
+            saved.iter().map(|m| Message::new(text(&m["role"]), text(&m["content"]))).collect();
         let mut other = Conversation::new(talk.template.clone(), &tokenizer, None);
         assert_eq!(other.load(messages.clone()).unwrap(), None);
         assert_eq!(other.ask("four").unwrap(), with);

@@ -12,7 +12,7 @@ use crate::cli::io::signals::Interrupt;
 use crate::cli::io::ui::{Ui, clean, wrapped};
 use crate::cli::io::{prompt, stats};
 use crate::cli::options::Origin;
-use crate::cli::options::{DraftArgs, ModelArgs, SamplingOptions, UiOptions};
+use crate::cli::options::{DraftArgs, ModelArgs, SamplingOptions, ThinkOptions, UiOptions};
 use crate::cli::settings::Typed;
 use crate::decode::{Flow, Request, Scheduler, Stats};
 use crate::engine::{EngineExt, Timeline};
@@ -60,6 +60,8 @@ pub struct ChatArgs {
     #[arg(long, value_name = "FILE", hide_short_help = true)]
     pub system_file: Option<PathBuf>,
     #[command(flatten)]
+    pub think: ThinkOptions,
+    #[command(flatten)]
     pub sampling: SamplingOptions,
     #[command(flatten)]
     pub draft: DraftArgs,
@@ -97,6 +99,7 @@ pub fn run(options: &ChatArgs, typed: &Typed) -> Result<u8> {
     let (model, drafting) = (options.model.settled()?, options.draft.settled()?);
     let session = runtime::Session::open(&model, ui)?;
     let tokenizer = &*session.tokenizer;
+    let thinks = options.think.settled(tokenizer)?;
     let (config, _) = options.sampling.resolve(|name| typed.source(name), &session.generation);
     let banned = if options.sampling.ignore_eos { session.stop_ids.clone() } else { Vec::new() };
     let sampler = |seed: u64| -> Result<Sampler> {
@@ -106,7 +109,7 @@ pub fn run(options: &ChatArgs, typed: &Typed) -> Result<u8> {
     let context = session.context(CONTEXT, ui);
     let Started { target, drafts: drafting, costs, .. } =
         session.start(runtime::Room::of(context), &drafting, ui)?;
-    let template = prompt::chat_template(&session.model, ui)?;
+    let template = prompt::chat_template(&session.model, tokenizer, ui)?.thinking(thinks);
     // In a chat, answers are unlimited unless --max-tokens is given.
     let max_tokens = match typed.source("max-tokens") {
         Origin::BuiltIn => usize::MAX,
@@ -320,7 +323,7 @@ impl ChatSession<'_> {
     fn stream_answer(&mut self, text: &str, history: Vec<Token>) -> Result<()> {
         let context = self.target.engine().context(0);
         self.interrupt.reset();
-        let mut wrap = Wrap::new(columns());
+        let mut screen = Screen { ui: self.ui, wrap: Wrap::new(columns()), in_thought: false };
         let mut answer = String::new();
         let bar = self.ui.bar("reading", history.len() as u64);
         let mut failure = None;
@@ -330,27 +333,31 @@ impl ChatSession<'_> {
             Scheduler::new(&mut self.target, drafter.as_mut(), policy, self.stop_ids, flag);
         let request = AnswerRequest {
             text: Request::new(history, self.sampler.clone(), self.max_tokens),
-            constrained: Constrained::new(None, 0),
+            constrained: Constrained::new(None, 0, None),
             stops: self.options.sampling.stop.clone(),
+            shows_calls: false,
             data: (),
         };
         let finished =
             Answers::new(scheduler, self.tokenizer).complete(request, &mut |(), event| {
-                let piece = match event {
+                let (piece, is_thought) = match event {
                     AnswerEvent::Read(done) => {
                         bar.set_position(done as u64);
                         return Flow::Continue;
                     }
-                    AnswerEvent::Text(piece) => piece,
+                    AnswerEvent::Text(piece) => (piece, false),
+                    AnswerEvent::Thought(piece) => (piece, true),
                 };
                 bar.finish_and_clear();
-                answer.push_str(piece);
-                failure = show(&mut wrap, piece).err();
+                if !is_thought {
+                    answer.push_str(piece);
+                }
+                failure = screen.show(piece, is_thought).err();
                 if failure.is_some() { Flow::Stop } else { Flow::Continue }
             });
         bar.finish_and_clear();
         answer.push_str(&finished.rest);
-        let shown = show(&mut wrap, &format!("{}\n", finished.rest));
+        let shown = screen.show(&format!("{}\n", finished.rest), false);
         if let Some(e) = failure.or(shown.err()) {
             return Err(e).context("cannot write to the terminal");
         }
@@ -426,9 +433,27 @@ fn columns() -> usize {
     terminal_size::terminal_size_of(std::io::stdout()).map_or(0, |(width, _)| width.0.into())
 }
 
-/// Text on its way to the terminal, which must obey nothing in it.
-fn show(wrap: &mut Wrap, piece: &str) -> std::io::Result<()> {
-    wrap.resize(columns());
-    let mut out = std::io::stdout().lock();
-    out.write_all(wrap.push(&clean(piece)).as_bytes()).and_then(|()| out.flush())
+/// An answer on its way to the terminal, which must obey nothing in it. Thoughts are dimmed.
+struct Screen<'a> {
+    ui: &'a Ui,
+    wrap: Wrap,
+    in_thought: bool,
+}
+
+impl Screen<'_> {
+    fn show(&mut self, piece: &str, is_thought: bool) -> std::io::Result<()> {
+        if piece.is_empty() {
+            return Ok(());
+        }
+        self.wrap.resize(columns());
+        let mut text = String::new();
+        if self.in_thought && !is_thought {
+            text = self.ui.dimmed_output(self.wrap.push("\n"));
+        }
+        self.in_thought = is_thought;
+        let piece = self.wrap.push(&clean(piece));
+        text += &if is_thought { self.ui.dimmed_output(piece) } else { piece };
+        let mut out = std::io::stdout().lock();
+        out.write_all(text.as_bytes()).and_then(|()| out.flush())
+    }
 }

@@ -101,7 +101,8 @@ impl GenerateRun<'_> {
         let context = session.context(needed, ui);
         let started = session.start(Room::of(context), &self.drafting, ui)?;
         let Started { mut target, load_seconds, drafts: mut drafting, costs } = started;
-        let constrained = Constrained::new(self.grammar.as_ref(), history.len());
+        let thought = options.chat.think.thought(&session.tokenizer);
+        let constrained = Constrained::new(self.grammar.as_ref(), history.len(), thought);
         let sampler = answers::sampler(
             self.config.clone(),
             &constrained,
@@ -121,22 +122,41 @@ impl GenerateRun<'_> {
             text: Request::new(history, sampler, options.sampling.max_tokens),
             constrained,
             stops: options.sampling.stop.clone(),
+            shows_calls: false,
             data: (),
         };
+        // Standard error shows thoughts where no JSON has them.
+        let shown = Some(ui).filter(|ui| thought.is_some() && output.is_text() && !ui.is_quiet());
+        let mut thinking = false;
         let finished =
             Answers::new(scheduler, &session.tokenizer).complete(request, &mut |(), event| {
-                let text = match event {
+                let written = match event {
                     AnswerEvent::Read(done) => {
                         bar.set_position(done as u64);
                         return Flow::Continue;
                     }
-                    AnswerEvent::Text(text) => text,
+                    AnswerEvent::Text(text) => {
+                        bar.finish_and_clear();
+                        if thinking && !text.is_empty() {
+                            thinking = false;
+                            shown.iter().for_each(|ui| ui.thought("\n"));
+                        }
+                        output.text(text)
+                    }
+                    AnswerEvent::Thought(text) => {
+                        bar.finish_and_clear();
+                        thinking |= !text.is_empty();
+                        shown.iter().for_each(|ui| ui.thought(text));
+                        output.thought(text)
+                    }
                 };
-                bar.finish_and_clear();
-                failure = output.text(text).err();
+                failure = written.err();
                 if failure.is_some() { Flow::Stop } else { Flow::Continue }
             });
         bar.finish_and_clear();
+        if thinking {
+            shown.iter().for_each(|ui| ui.thought("\n"));
+        }
         if let Some(error) = failure {
             return Err(error);
         }
@@ -202,6 +222,7 @@ impl GenerateRun<'_> {
         let record = Record {
             v: VERSION,
             text: output.so_far().to_owned(),
+            reasoning: output.thoughts(),
             finish_reason,
             usage: Usage { prompt_tokens, completion_tokens },
             timings: stats::timings(&stats, load_seconds),

@@ -215,10 +215,13 @@ impl<'s> AnswerLoop<'_, 's> {
     /// Runs one pass and sends its text to the clients.
     fn step(&mut self) -> Result<()> {
         let finished = self.answers.step(&mut |delivery, event| {
-            if let AnswerEvent::Text(text) = event {
-                delivery.piece.tokens += 1;
-                delivery.piece.text.push_str(text);
+            let piece = &mut delivery.piece;
+            match event {
+                AnswerEvent::Text(text) => piece.text.push_str(text),
+                AnswerEvent::Thought(text) => piece.thought.push_str(text),
+                AnswerEvent::Read(_) => return Flow::Continue,
             }
+            piece.tokens += 1;
             Flow::Continue
         })?;
         let (metrics, scheduler) = (&self.queue.metrics, self.answers.scheduler());

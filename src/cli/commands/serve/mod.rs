@@ -143,7 +143,7 @@ fn served(
         created: form::now(),
         fingerprint: format!("fp_{}", hex(&hash.finalize()[..6])),
         tokenizer: session.tokenizer.clone(),
-        template: chat_template(&session.model, ui)?,
+        template: chat_template(&session.model, &session.tokenizer, ui)?,
         config: session.config().clone(),
         stop_ids: session.stop_ids.clone(),
         context,
@@ -154,6 +154,7 @@ fn served(
             options.load.parallel.into(),
         ),
         max_tokens: options.load.max_tokens,
+        thinks: options.load.think.settled(&session.tokenizer)?,
     })
 }
 

@@ -1,6 +1,6 @@
 //! The options of `gemma serve`.
 
-use crate::cli::options::{DraftArgs, ModelArgs, UiOptions, memory};
+use crate::cli::options::{DraftArgs, ModelArgs, ThinkOptions, UiOptions, memory};
 use crate::error::Fault;
 use crate::runtime::options::AutoOr;
 use anyhow::{Context, Result};
@@ -100,6 +100,8 @@ pub struct LoadOptions {
     /// Tokens of an answer where the client names no limit; auto is all that the context holds
     #[arg(short = 'n', long, value_name = "N|auto", default_value = "auto")]
     pub max_tokens: AutoOr,
+    #[command(flatten)]
+    pub think: ThinkOptions,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -56,6 +56,8 @@ pub enum ClientEvent {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct AnswerPiece {
     pub text: String,
+    /// Text of a thought, before `text`.
+    pub thought: String,
     pub tokens: u64,
     pub log_probs: Vec<TokenLogProbs>,
 }

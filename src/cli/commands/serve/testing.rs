@@ -25,12 +25,13 @@ impl RequestBodies {
             aliases: vec!["*".into()],
             created: 0,
             fingerprint: String::new(),
-            template: ChatTemplate::built_in(),
+            template: ChatTemplate::built_in(tokenizer.is_gemma4()),
             stop_ids: config.eos.clone(),
             context: config.max_position,
             constraints: Constraints::new(&tokenizer, &config.eos, 1),
             sampling: SamplerConfig::default(),
             max_tokens: AutoOr::Auto,
+            thinks: false,
             tokenizer,
             config,
         }))
@@ -50,7 +51,8 @@ impl RequestBodies {
             let client = Client::at(IpAddr::V4(Ipv4Addr::LOCALHOST));
             let delivery = |choice| Delivery::new(client, choice, channel(1).0, Instant::now());
             let compile = |source| self.0.constraints.get(&source, request.ignore_eos, &|| true);
-            let grammar = request.source().and_then(|source| source.map(compile).transpose());
+            let grammar =
+                request.source(&self.0).and_then(|source| source.map(compile).transpose());
             if let Ok(grammar) = grammar {
                 let _ = request.requests(&self.0, grammar, &delivery);
             }

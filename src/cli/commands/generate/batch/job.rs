@@ -215,7 +215,7 @@ fn job(value: Value, known: &[&str]) -> Result<(RecordJob, Vec<String>)> {
     let fields: RecordFields = serde_json::from_value(value).with_context(wrong)?;
     let messages = fields.messages.unwrap_or_default();
     let messages: Vec<Message> =
-        messages.into_iter().map(|m| Message { role: m.role, content: m.content.text() }).collect();
+        messages.into_iter().map(|m| Message::new(m.role, m.content.text())).collect();
     let empty = fields.prompt.as_ref().is_none_or(|p| p.trim().is_empty());
     if messages.is_empty() && empty && fields.raw != Some(true) {
         return Err(Fault::model("the record has neither a prompt nor messages")
@@ -243,6 +243,7 @@ fn job(value: Value, known: &[&str]) -> Result<(RecordJob, Vec<String>)> {
             messages,
             text: fields.prompt,
             prefill: fields.prefill,
+            ..PromptInput::default()
         },
         raw: fields.raw,
         max_tokens: fields.max_tokens,
@@ -334,7 +335,7 @@ mod tests {
         );
         assert_eq!((theirs.id.as_str(), theirs.kind.clone()), (Some("a"), RecordKind::OpenAiChat));
         let job = theirs.job.unwrap();
-        assert_eq!(job.input.messages, [Message { role: "user".into(), content: "hi".into() }]);
+        assert_eq!(job.input.messages, [Message::new("user", "hi")]);
         assert_eq!(job.sampling(&SamplerConfig::default(), 9).seed, 4);
         let text =
             line(r#"{"custom_id": "b", "url": "/v1/completions", "body": {"prompt": "once"}}"#);

@@ -235,8 +235,9 @@ impl Batch<'_> {
         };
         let grammar =
             source.map(|source| self.constraints.get(source, ignore_eos, &|| true)).transpose()?;
-        let constrained = Constrained::new(grammar.as_ref(), history.len());
         let (tokenizer, ends) = (&self.session.tokenizer, &self.session.stop_ids);
+        let thought = chat.think.thought(tokenizer);
+        let constrained = Constrained::new(grammar.as_ref(), history.len(), thought);
         let sampler = answers::sampler(config, &constrained, tokenizer, ends, ignore_eos)?;
         let stops =
             if job.stop.is_empty() { options.sampling.stop.clone() } else { job.stop.clone() };

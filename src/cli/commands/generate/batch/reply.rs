@@ -13,6 +13,8 @@ use serde_json::{Map, Value, json};
 #[derive(Clone, Debug)]
 pub struct RecordAnswer {
     pub text: String,
+    /// Thoughts of the model; empty without any.
+    pub reasoning: String,
     pub finish_reason: FinishReason,
     pub usage: Usage,
     pub seed: u64,
@@ -23,6 +25,8 @@ struct Ours<'a> {
     v: u32,
     id: &'a Value,
     text: &'a str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    reasoning: &'a str,
     finish_reason: FinishReason,
     usage: Usage,
     /// Null for a failure.
@@ -46,6 +50,7 @@ fn ours(line: &RecordLine, answer: &Result<RecordAnswer, Failure>) -> String {
             v: VERSION,
             id: &line.id,
             text: &a.text,
+            reasoning: &a.reasoning,
             finish_reason: a.finish_reason,
             usage: a.usage.clone(),
             seed: Some(a.seed),
@@ -55,6 +60,7 @@ fn ours(line: &RecordLine, answer: &Result<RecordAnswer, Failure>) -> String {
             v: VERSION,
             id: &line.id,
             text: "",
+            reasoning: "",
             finish_reason: FinishReason::Error,
             usage: Usage::default(),
             seed: None,
@@ -75,12 +81,13 @@ fn openai(line: &RecordLine, model: &str, answer: &Result<RecordAnswer, Failure>
                 FinishReason::Length => "length",
                 _ => "stop",
             };
+            let mut message = json!({"role": "assistant", "content": a.text});
+            if !a.reasoning.is_empty() {
+                message["reasoning_content"] = json!(a.reasoning);
+            }
             let (object, content) = match line.kind {
                 RecordKind::OpenAiText => ("text_completion", ("text", json!(a.text))),
-                _ => (
-                    "chat.completion",
-                    ("message", json!({"role": "assistant", "content": a.text})),
-                ),
+                _ => ("chat.completion", ("message", message)),
             };
             let choice = json!({
                 "index": 0, content.0: content.1, "finish_reason": finish, "logprobs": null,
@@ -156,8 +163,13 @@ mod tests {
     fn what_is_written_is_read_back_and_so_is_every_beginning_of_it() {
         let usage = Usage { prompt_tokens: 3, completion_tokens: 2 };
         let text = "\u{e4}\u{1f600} \"quoted\"\\\n\u{1}".to_owned();
-        let good =
-            Ok(RecordAnswer { text, finish_reason: FinishReason::Length, usage, seed: 1 << 52 });
+        let good = Ok(RecordAnswer {
+            text,
+            reasoning: "Hm.".into(),
+            finish_reason: FinishReason::Length,
+            usage,
+            seed: 1 << 52,
+        });
         let bad =
             Err(Failure { code: 7, message: "too long".into(), help: Some("shorten it".into()) });
         let records = [

@@ -26,6 +26,7 @@ struct OpenRecord {
     /// Number of the reply.
     number: u64,
     text: String,
+    reasoning: String,
     seed: u64,
 }
 
@@ -73,8 +74,10 @@ fn answer_all(
             break;
         }
         let finished = answers.step(&mut |open, event| {
-            if let AnswerEvent::Text(text) = event {
-                open.text.push_str(text);
+            match event {
+                AnswerEvent::Text(text) => open.text.push_str(text),
+                AnswerEvent::Thought(text) => open.reasoning.push_str(text),
+                AnswerEvent::Read(_) => {}
             }
             Flow::Continue
         })?;
@@ -99,9 +102,10 @@ fn admit(
         Ok(prepared) => prepared,
         Err(failure) => return replies.answer(number, Err(failure?)),
     };
-    let data = OpenRecord { number, text: String::new(), seed };
+    let (text, reasoning) = Default::default();
+    let data = OpenRecord { number, text, reasoning, seed };
     let text = Request::new(history, sampler, max_tokens);
-    let request = AnswerRequest { text, constrained, stops, data };
+    let request = AnswerRequest { text, constrained, stops, shows_calls: false, data };
     match answers.admit(request) {
         Ok(_) => Ok(()),
         Err(finished) => reply(*finished, replies),
@@ -119,11 +123,13 @@ fn reply(finished: Finished<OpenRecord>, replies: &mut Replies<'_>) -> Result<()
         Ok(_) => finished.check().map_err(Error::from),
         Err(_) => Ok(()),
     };
-    let Finished { data: OpenRecord { number, mut text, seed }, rest, reason, .. } = finished;
+    let Finished { data, rest, reason, .. } = finished;
+    let OpenRecord { number, mut text, reasoning, seed } = data;
     text.push_str(&rest);
     match checked.and(reason) {
         Ok(finish_reason) => {
-            replies.answer(number, Ok(RecordAnswer { text, finish_reason, usage, seed }))
+            let answer = RecordAnswer { text, reasoning, finish_reason, usage, seed };
+            replies.answer(number, Ok(answer))
         }
         Err(error) => replies.answer(number, Err(failure(error)?)),
     }

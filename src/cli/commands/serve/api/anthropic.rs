@@ -8,10 +8,10 @@ use super::openai::tool_options;
 use super::request::{
     ApiPrompt, ApiRequest, SamplingFields, ServedModel, conversation, take_stops,
 };
-use super::tools::{self, AnswerPart, CallReader};
+use super::tools::{AnswerPart, CallReader};
 use crate::cli::io::record::FinishReason;
 use crate::grammar::tools::Tool;
-use crate::models::Message;
+use crate::models::{Message, ToolCall};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::collections::HashMap;
@@ -33,20 +33,10 @@ enum Content {
 #[derive(Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 enum Block {
-    Text {
-        text: String,
-    },
-    ToolUse {
-        id: String,
-        name: String,
-        input: Value,
-    },
-    ToolResult {
-        tool_use_id: String,
-        content: Option<Content>,
-    },
-    /// A model does not read its earlier thoughts again.
-    Thinking {},
+    Text { text: String },
+    ToolUse { id: String, name: String, input: Value },
+    ToolResult { tool_use_id: String, content: Option<Content> },
+    Thinking { thinking: String },
     RedactedThinking {},
 }
 
@@ -121,17 +111,16 @@ fn take(fields: &mut Fields, served: &ServedModel) -> Result<MessagesBody, ApiEr
         (other, _) => json!(other),
     });
     let thinking: Option<Thinking> = fields.take("thinking")?;
-    if thinking.is_some_and(|thinking| thinking.kind != "disabled") {
-        return Err(ApiError::unsupported("thinking"));
-    }
+    let thinks = served.think(thinking.map(|thinking| thinking.kind != "disabled"), "thinking")?;
     let tool_options = tool_options(tools, choice.as_ref(), many)?;
     let (messages, prefill) = messages(items)?;
-    let mut input = conversation(messages, system, tool_options.as_ref());
+    let mut input = conversation(messages, system, tool_options.as_ref(), thinks, served);
     input.prefill = prefill;
     let request = ApiRequest {
         prompts: vec![ApiPrompt::Conversation(input)],
         n: 1,
         tool_options,
+        thinks,
         ..ApiRequest::default()
     };
     Ok(MessagesBody { model, request })
@@ -151,28 +140,37 @@ fn messages(items: Vec<Item>) -> Result<(Vec<Message>, Option<String>), ApiError
             Content::Text(text) => vec![Block::Text { text }],
             Content::Blocks(blocks) => blocks,
         };
-        let mut lines = Vec::new();
+        let (mut lines, mut calls, before) = (Vec::new(), Vec::new(), messages.len());
+        let mut thought = String::new();
         for block in blocks {
-            lines.push(match block {
-                Block::Text { text } => text,
+            match block {
+                Block::Text { text } => lines.push(text),
                 Block::ToolUse { id, name, input } => {
-                    let line = tools::spelled(&name, &spaced(&input));
-                    names.insert(id, name);
-                    line
+                    names.insert(id.clone(), name.clone());
+                    calls.push(ToolCall { id, name, arguments: spaced(&input) });
                 }
                 Block::ToolResult { tool_use_id, content } => {
                     let text = content.map(|content| content.text()).transpose()?;
-                    let name = names.get(&tool_use_id).map(String::as_str);
-                    tools::result(name, &text.unwrap_or_default())
+                    let name = names.get(&tool_use_id).cloned().unwrap_or_default();
+                    let result_of = Some((tool_use_id, name));
+                    let text = text.unwrap_or_default();
+                    messages.push(Message { result_of, ..Message::new("tool", text) });
                 }
-                Block::Thinking {} | Block::RedactedThinking {} => continue,
-            });
+                Block::Thinking { thinking } => thought.push_str(&thinking),
+                Block::RedactedThinking {} => {}
+            }
+        }
+        if lines.is_empty() && calls.is_empty() && messages.len() > before {
+            continue;
         }
         let text = lines.join("\n");
         // Consecutive messages of one role are joined, as on Anthropic's server.
         match messages.last_mut().filter(|last| last.role == role) {
-            Some(last) => last.content = format!("{}\n{text}", last.content),
-            None => messages.push(Message { role, content: text }),
+            Some(last) => {
+                last.content = format!("{}\n{text}", last.content);
+                last.calls.extend(calls);
+            }
+            None => messages.push(Message { calls, thought, ..Message::new(role, text) }),
         }
     }
     let prefill = messages.pop_if(|last| last.role == "assistant").map(|last| last.content);
@@ -215,7 +213,7 @@ pub fn messages_body(
     fields.pass_over(&["metadata", "service_tier"]);
     fields.finish()?;
     let head = ResponseHead::new("msg_", model, served);
-    let reader = CallReader::new(request.tool_options.is_some());
+    let reader = served.reader(request.tool_options.as_ref());
     Ok((
         request,
         Box::new(Blocks { head, reader, index: 0, open: None, called: false, delta: None }),
@@ -232,6 +230,7 @@ pub fn count_body(mut fields: Fields, served: &Arc<ServedModel>) -> Result<ApiPr
 /// Kind of a block of the answer.
 #[derive(Clone, Copy, PartialEq)]
 enum Kind {
+    Thinking,
     Text,
     ToolUse,
 }
@@ -295,6 +294,9 @@ impl ApiForm for Blocks {
     ) -> String {
         let answer = &answers[choice];
         let mut content: Vec<Value> = Vec::new();
+        if !answer.thought.is_empty() {
+            content.push(json!({"type": "thinking", "thinking": answer.thought, "signature": ""}));
+        }
         let mut arguments = Vec::<String>::new();
         for part in self.reader.push(&answer.text) {
             match part {
@@ -327,6 +329,15 @@ impl ApiForm for Blocks {
     }
 
     fn piece(&mut self, _: usize, piece: &AnswerPiece, out: &mut SseEvents) {
+        if !piece.thought.is_empty() {
+            if self.open != Some(Kind::Thinking) {
+                let block = json!({"type": "thinking", "thinking": "", "signature": ""});
+                self.open(Kind::Thinking, block, out);
+            }
+            let delta = json!({"type": "thinking_delta", "thinking": piece.thought});
+            out.named(&json!({"type": "content_block_delta", "index": self.index,
+                "delta": delta}));
+        }
         for part in self.reader.push(&piece.text) {
             let delta = match part {
                 AnswerPart::Text(text) => {
@@ -393,6 +404,7 @@ mod tests {
         ]))
         .unwrap();
         let (messages, prefill) = messages(items).unwrap();
+        let messages = super::super::tools::folded(messages);
         let contents: Vec<&str> = messages.iter().map(|m| m.content.as_str()).collect();
         let call = r#"{"name": "f", "arguments": {"x": 1}}"#;
         assert_eq!(contents, ["a\nb", call, "Result of f: 2"]);

@@ -13,6 +13,7 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub struct CollectedAnswer {
     pub text: String,
+    pub thought: String,
     pub log_probs: Vec<TokenLogProbs>,
     pub reason: FinishReason,
     pub stop_string: Option<String>,

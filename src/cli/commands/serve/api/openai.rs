@@ -6,12 +6,12 @@ use super::fields::Fields;
 use super::form::{ApiForm, CollectedAnswer, ResponseHead, SseEvents, new_id};
 use super::log_probs::{LogProbs, TextLogProbs};
 use super::request::{ApiPrompt, ApiRequest, MOST_ANSWERS, ServedModel, ToolOptions, conversation};
-use super::tools::{self, AnswerPart, CallReader};
+use super::tools::{AnswerPart, CallReader};
 use crate::cli::io::prompt::MessageContent;
 use crate::cli::io::record::FinishReason;
 use crate::decode::TokenLogProbs;
 use crate::grammar::tools::{CallPolicy, Tool};
-use crate::models::Message;
+use crate::models::{self, Message};
 use crate::tensor::Token;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -31,9 +31,16 @@ struct StreamOptions {
 }
 
 #[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TemplateOptions {
+    enable_thinking: Option<bool>,
+}
+
+#[derive(Deserialize)]
 struct Item {
     role: String,
     content: Option<MessageContent>,
+    reasoning_content: Option<String>,
     #[serde(default)]
     tool_calls: Option<Vec<ToolCall>>,
     tool_call_id: Option<String>,
@@ -96,14 +103,17 @@ pub fn chat(
     };
     let tools = tools.into_iter().map(function).collect::<Result<Vec<_>, _>>()?;
     request.tool_options = tool_options(tools, choice.as_ref(), many)?;
+    let (thinks, field) = take_thinking(&mut fields)?;
+    request.thinks = served.think(thinks, field)?;
     fields.only("modalities", &[json!(["text"])])?;
     fields.only("store", &[false.into()])?;
     fields.pass_over(&["prompt_cache_key"]);
     fields.finish()?;
-    let input = conversation(messages(items)?, None, request.tool_options.as_ref());
+    let tool_options = request.tool_options.as_ref();
+    let input = conversation(messages(items)?, None, tool_options, request.thinks, served);
+    let reader = served.reader(tool_options);
     request.prompts = vec![ApiPrompt::Conversation(input)];
     let head = ResponseHead::new("chatcmpl-", model, served);
-    let reader = CallReader::new(request.tool_options.is_some());
     let choices = (0..request.n).map(|_| Choice { reader: reader.clone(), calls: 0 }).collect();
     let wants_log_probs = request.top_log_probs.is_some();
     Ok((request, Box::new(Chat { head, choices, include_usage, wants_log_probs })))
@@ -142,16 +152,18 @@ pub fn tool_options(
     Ok((!tools.is_empty()).then_some(ToolOptions { tools, calls, many }))
 }
 
-/// Returns the conversation, with calls and results in the form that the model reads.
+/// Returns the conversation. Results name the functions of their calls.
 fn messages(items: Vec<Item>) -> Result<Vec<Message>, ApiError> {
     let mut messages: Vec<Message> = Vec::with_capacity(items.len());
-    let (mut names, mut open) = (HashMap::<String, String>::new(), false);
-    for Item { role, content, tool_calls, tool_call_id } in items {
+    let mut names = HashMap::<String, String>::new();
+    for Item { role, content, reasoning_content, tool_calls, tool_call_id } in items {
         let content = content.map(MessageContent::text);
         if role == "tool" || role == "function" {
-            let name = tool_call_id.as_ref().and_then(|id| names.get(id)).map(String::as_str);
-            let text = tools::result(name, &content.unwrap_or_default());
-            tools::push_result(&mut messages, &mut open, text);
+            let id = tool_call_id.unwrap_or_default();
+            let name = names.get(&id).cloned().unwrap_or_default();
+            let result_of = Some((id, name));
+            let content = content.unwrap_or_default();
+            messages.push(Message { result_of, ..Message::new("tool", content) });
             continue;
         }
         let calls = tool_calls.unwrap_or_default();
@@ -159,21 +171,31 @@ fn messages(items: Vec<Item>) -> Result<Vec<Message>, ApiError> {
             let what = format!("a message of the role {role:?} has no content");
             return Err(ApiError::bad(what).param("messages"));
         }
-        let mut lines: Vec<String> = content.into_iter().filter(|t| !t.is_empty()).collect();
-        for ToolCall { id, function: Function { name, arguments } } in calls {
-            lines.push(tools::spelled(&name, &arguments));
-            names.extend(id.map(|id| (id, name)));
-        }
-        let text = lines.join("\n");
-        if role == "user" && open {
-            tools::push_result(&mut messages, &mut open, text);
-            continue;
-        }
+        let call = |ToolCall { id, function: Function { name, arguments } }| {
+            let id = id.unwrap_or_default();
+            names.insert(id.clone(), name.clone());
+            models::ToolCall { id, name, arguments }
+        };
+        let calls = calls.into_iter().map(call).collect();
         let role = if role == "developer" { "system".into() } else { role };
-        open = false;
-        messages.push(Message { role, content: text });
+        let thought = reasoning_content.unwrap_or_default();
+        messages.push(Message {
+            calls,
+            thought,
+            ..Message::new(role, content.unwrap_or_default())
+        });
     }
     Ok(messages)
+}
+
+/// Returns whether the client asks for a thought, and the field that says so.
+fn take_thinking(fields: &mut Fields) -> Result<(Option<bool>, &'static str), ApiError> {
+    let effort: Option<String> = fields.take("reasoning_effort")?;
+    let options: Option<TemplateOptions> = fields.take("chat_template_kwargs")?;
+    Ok(match options.and_then(|options| options.enable_thinking) {
+        Some(thinks) => (Some(thinks), "chat_template_kwargs"),
+        None => (effort.map(|effort| effort != "none"), "reasoning_effort"),
+    })
 }
 
 fn take_include_usage(fields: &mut Fields, stream: bool) -> Result<bool, ApiError> {
@@ -309,7 +331,12 @@ impl ApiForm for Chat {
         let mut message = json!({"role": "assistant", "content": content, "refusal": null});
         if !calls.is_empty() {
             message["tool_calls"] = calls.into();
-            message["content"] = Value::Null;
+            if message["content"] == "" {
+                message["content"] = Value::Null;
+            }
+        }
+        if !answer.thought.is_empty() {
+            message["reasoning_content"] = answer.thought.clone().into();
         }
         let log_probs = LogProbs { served: &self.head.served, log_probs: &answer.log_probs };
         let whole = Whole {
@@ -334,6 +361,10 @@ impl ApiForm for Chat {
             true => json!(LogProbs { served: &self.head.served, log_probs: &piece.log_probs }),
             false => Value::Null,
         };
+        if !piece.thought.is_empty() {
+            let delta = json!({"reasoning_content": piece.thought});
+            self.delta(choice, delta, log_probs.take(), out);
+        }
         let parts = self.choices[choice].reader.push(&piece.text);
         if parts.is_empty() && !log_probs.is_null() {
             self.delta(choice, json!({}), log_probs.take(), out);

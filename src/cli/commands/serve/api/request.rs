@@ -3,6 +3,7 @@
 use super::super::queue::{ClientRequest, Delivery, EVENTS};
 use super::error::ApiError;
 use super::fields::Fields;
+use super::tools::{self as calls, CallReader};
 use crate::cli::io::format::{AnswerFormat, AnswerFormatFields};
 use crate::cli::io::prompt::{PromptEncoder, PromptInput};
 use crate::decode::Request;
@@ -57,9 +58,30 @@ pub struct ServedModel {
     pub constraints: Constraints,
     /// Most tokens of an answer by default.
     pub max_tokens: AutoOr,
+    /// Whether answers begin with a thought by default.
+    pub thinks: bool,
 }
 
 impl ServedModel {
+    /// Returns the tokens of calls, where the model has some.
+    pub fn call_marks(&self) -> Vec<(Token, char)> {
+        tools::call_marks(&self.tokenizer)
+    }
+
+    /// Returns a parser of answers that may have calls.
+    pub fn reader(&self, tool_options: Option<&ToolOptions>) -> CallReader {
+        CallReader::new(tool_options.is_some(), !self.call_marks().is_empty())
+    }
+
+    /// Returns whether to think before the answer. A request that asks for it where the model
+    /// cannot is refused under the field's name.
+    pub fn think(&self, wanted: Option<bool>, field: &str) -> Result<bool, ApiError> {
+        match wanted {
+            Some(true) if self.tokenizer.channel().is_none() => Err(ApiError::unsupported(field)),
+            wanted => Ok(wanted.unwrap_or(self.thinks)),
+        }
+    }
+
     /// Refuses a name that is not the model's.
     pub fn check_name(&self, name: &str) -> Result<(), ApiError> {
         if name == self.name || self.aliases.iter().any(|alias| alias == name || alias == "*") {
@@ -113,6 +135,8 @@ pub struct ApiRequest {
     pub ignore_eos: bool,
     pub format: Option<AnswerFormat>,
     pub tool_options: Option<ToolOptions>,
+    /// Asks for a thought before each answer.
+    pub thinks: bool,
     /// Alternatives to tell beside the log-probability of each token; `None` for neither.
     pub top_log_probs: Option<usize>,
     pub stream: bool,
@@ -212,7 +236,8 @@ impl ApiRequest {
         for prompt in &self.prompts {
             let history = prompt.tokens(served)?;
             for i in 0..self.n as u64 {
-                let constrained = Constrained::new(grammar.as_ref(), history.len());
+                let thought = served.tokenizer.channel().filter(|_| self.thinks);
+                let constrained = Constrained::new(grammar.as_ref(), history.len(), thought);
                 let config = self.sampling(&served.sampling, seed.wrapping_add(i));
                 let (tokenizer, ends) = (&served.tokenizer, &served.stop_ids);
                 let sampler =
@@ -223,7 +248,8 @@ impl ApiRequest {
                 let text = Request::new(history.clone(), sampler, self.most_tokens(served));
                 let text = Request { top_log_probs: self.top_log_probs, ..text };
                 let (stops, data) = (self.stops.clone(), delivery(requests.len()));
-                requests.push(AnswerRequest { text, constrained, stops, data });
+                let shows_calls = self.tool_options.is_some();
+                requests.push(AnswerRequest { text, constrained, stops, shows_calls, data });
             }
         }
         Ok((requests, seed))
@@ -262,13 +288,14 @@ impl ApiRequest {
     }
 
     /// Returns the grammar of the answers.
-    pub fn source(&self) -> Result<Option<GrammarSource>> {
+    pub fn source(&self, served: &ServedModel) -> Result<Option<GrammarSource>> {
         match (&self.tool_options, &self.format) {
             (None, None | Some(AnswerFormat::Text)) => Ok(None),
             (None, Some(AnswerFormat::Grammar(source))) => Ok(Some(source.clone())),
             (Some(tool_options), None | Some(AnswerFormat::Text)) => {
                 // The error of a wrong schema names the place in the schema.
-                tools::source(&tool_options.tools, tool_options.calls, tool_options.many).map(Some)
+                let ToolOptions { tools, calls, many } = tool_options;
+                tools::source(tools, *calls, *many, &served.call_marks()).map(Some)
             }
             (Some(_), Some(AnswerFormat::Grammar(_))) => Err(Fault::usage(
                 "an answer that may call functions cannot follow another form too",
@@ -345,21 +372,30 @@ impl ApiPrompt {
     }
 }
 
-/// Returns a conversation of these messages, with a description of the functions.
+/// Returns a conversation of these messages, with a description of the functions. A model with
+/// tokens for calls gets all of it from its template.
 pub fn conversation(
     mut messages: Vec<Message>,
     system: Option<String>,
     tool_options: Option<&ToolOptions>,
+    thinks: bool,
+    served: &ServedModel,
 ) -> PromptInput {
     if let Some(system) = system {
-        messages.insert(0, Message { role: "system".into(), content: system });
+        messages.insert(0, Message::new("system", system));
     }
-    if let Some(tool_options) = tool_options {
-        let told = super::tools::instructions(&tool_options.tools);
+    let tools = tool_options.map_or(&[][..], |options| &options.tools);
+    if !served.call_marks().is_empty() {
+        let tools = calls::declared(tools);
+        return PromptInput { messages, tools, thinks, ..PromptInput::default() };
+    }
+    let mut messages = calls::folded(messages);
+    if !tools.is_empty() {
+        let told = calls::instructions(tools);
         match messages.first_mut().filter(|first| first.role == "system") {
             Some(first) => first.content = format!("{}\n\n{told}", first.content),
-            None => messages.insert(0, Message { role: "system".into(), content: told }),
+            None => messages.insert(0, Message::new("system", told)),
         }
     }
-    PromptInput { messages, ..PromptInput::default() }
+    PromptInput { messages, thinks, ..PromptInput::default() }
 }

@@ -6,12 +6,12 @@ use super::fields::Fields;
 use super::form::{ApiForm, CollectedAnswer, ResponseHead, SseEvents, new_id};
 use super::openai::tool_options;
 use super::request::{ApiPrompt, ApiRequest, SamplingFields, ServedModel, conversation};
-use super::tools::{self, AnswerPart, CallReader};
+use super::tools::{AnswerPart, CallReader};
 use crate::cli::io::format::AnswerFormat;
 use crate::cli::io::record::FinishReason;
 use crate::grammar::GrammarSource;
 use crate::grammar::tools::Tool;
-use crate::models::Message;
+use crate::models::{Message, ToolCall};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::collections::HashMap;
@@ -60,6 +60,13 @@ struct ToolItem {
     parameters: Value,
 }
 
+/// Whether to think. The thought is no part of the response, as with a summary that was not asked
+/// for.
+#[derive(Deserialize)]
+struct Reasoning {
+    effort: Option<String>,
+}
+
 #[derive(Deserialize)]
 struct TextOptions {
     format: Option<Value>,
@@ -82,41 +89,38 @@ impl Content {
 
 fn messages(input: Input) -> Result<Vec<Message>, ApiError> {
     let items = match input {
-        Input::Text(content) => return Ok(vec![Message { role: "user".into(), content }]),
+        Input::Text(content) => return Ok(vec![Message::new("user", content)]),
         Input::Items(items) => items,
     };
     let wrong = |what: &str| ApiError::bad(what).param("input");
     let mut messages: Vec<Message> = Vec::with_capacity(items.len());
-    let (mut names, mut open) = (HashMap::<String, String>::new(), false);
+    let mut names = HashMap::<String, String>::new();
     for item in items {
         match item.kind.as_deref().unwrap_or("message") {
             "message" => {
                 let role = item.role.ok_or_else(|| wrong("a message has no role"))?;
                 let content = item.content.ok_or_else(|| wrong("a message has no content"))?;
-                let content = content.text()?;
-                if role == "user" && open {
-                    tools::push_result(&mut messages, &mut open, content);
-                    continue;
-                }
                 let role = if role == "developer" { "system".into() } else { role };
-                open = false;
-                messages.push(Message { role, content });
+                messages.push(Message::new(role, content.text()?));
             }
             "function_call" => {
                 let name = item.name.ok_or_else(|| wrong("a call has no name"))?;
-                let line = tools::spelled(&name, item.arguments.as_deref().unwrap_or("{}"));
-                names.extend(item.call_id.map(|id| (id, name)));
-                open = false;
+                let id = item.call_id.unwrap_or_default();
+                names.insert(id.clone(), name.clone());
+                let arguments = item.arguments.unwrap_or_else(|| "{}".into());
+                let call = ToolCall { id, name, arguments };
                 match messages.last_mut().filter(|last| last.role == "assistant") {
-                    Some(last) => last.content = format!("{}\n{line}", last.content),
-                    None => messages.push(Message { role: "assistant".into(), content: line }),
+                    Some(last) => last.calls.push(call),
+                    None => messages
+                        .push(Message { calls: vec![call], ..Message::new("assistant", "") }),
                 }
             }
             "function_call_output" => {
-                let name = item.call_id.and_then(|id| names.get(&id).cloned());
+                let id = item.call_id.unwrap_or_default();
+                let name = names.get(&id).cloned().unwrap_or_default();
                 let output = item.output.map(Content::text).transpose()?.unwrap_or_default();
-                let text = tools::result(name.as_deref(), &output);
-                tools::push_result(&mut messages, &mut open, text);
+                let result_of = Some((id, name));
+                messages.push(Message { result_of, ..Message::new("tool", output) });
             }
             // A model does not read its earlier reasoning again.
             "reasoning" => {}
@@ -162,8 +166,12 @@ pub fn body(
     let choice: Option<Value> = fields.take("tool_choice")?;
     let many = fields.take("parallel_tool_calls")?.unwrap_or(true);
     let tool_options = tool_options(tools, choice.as_ref(), many)?;
-    let prompts =
-        vec![ApiPrompt::Conversation(conversation(messages, system, tool_options.as_ref()))];
+    let reasoning: Option<Reasoning> = fields.take("reasoning")?;
+    let effort = reasoning.and_then(|reasoning| reasoning.effort);
+    let thinks = served.think(effort.map(|effort| effort != "none"), "reasoning")?;
+    let reader = served.reader(tool_options.as_ref());
+    let input = conversation(messages, system, tool_options.as_ref(), thinks, served);
+    let prompts = vec![ApiPrompt::Conversation(input)];
     let request = ApiRequest {
         prompts,
         n: 1,
@@ -172,6 +180,7 @@ pub fn body(
         max_tokens: fields.take_limit("max_output_tokens")?,
         format: format(fields.take("text")?)?,
         tool_options,
+        thinks,
         stream: fields.take("stream")?.unwrap_or(false),
         ..ApiRequest::default()
     };
@@ -184,7 +193,6 @@ pub fn body(
     fields.pass_over(&["prompt_cache_key", "stream_options"]);
     fields.finish()?;
     let head = ResponseHead::new("resp_", model, served);
-    let reader = CallReader::new(request.tool_options.is_some());
     let shown = Shown {
         tools: shown_tools,
         choice: choice.unwrap_or("auto".into()),

@@ -1,8 +1,13 @@
 //! Functions that answers may call: their description in the prompt, and a parser of calls.
 
-use crate::grammar::tools::{ARGUMENTS, CALL, Tool};
+use crate::grammar::tools::{ARGUMENTS, CALL, CALL_MARKS, Tool};
 use crate::models::Message;
-use serde_json::json;
+use serde_json::{Value, json};
+
+/// Characters that stand for the tokens of Gemma 4's calls.
+const BEGIN: char = CALL_MARKS[0].1;
+const END: char = CALL_MARKS[1].1;
+const QUOTE: char = CALL_MARKS[2].1;
 
 /// Returns the description of the functions for the prompt.
 pub fn instructions(tools: &[Tool]) -> String {
@@ -36,13 +41,42 @@ pub fn result(name: Option<&str>, content: &str) -> String {
     }
 }
 
-/// Adds the result of a call. Consecutive results become one user message.
-pub fn push_result(messages: &mut Vec<Message>, open: &mut bool, text: String) {
-    match messages.last_mut().filter(|last| *open && last.role == "user") {
-        Some(last) => last.content = format!("{}\n{text}", last.content),
-        None => messages.push(Message { role: "user".into(), content: text }),
+/// Writes calls and results as text, for a model without tokens for them. Consecutive results
+/// become one user message, and so does a user's message behind them.
+pub fn folded(messages: Vec<Message>) -> Vec<Message> {
+    let (mut all, mut open) = (Vec::<Message>::new(), false);
+    for Message { role, content, calls, result_of, .. } in messages {
+        let is_result = result_of.is_some();
+        let text = match result_of {
+            Some((_, name)) => result(Some(&*name).filter(|name| !name.is_empty()), &content),
+            None => {
+                let text = Some(content).filter(|text| calls.is_empty() || !text.is_empty());
+                let calls = calls.iter().map(|call| spelled(&call.name, &call.arguments));
+                text.into_iter().chain(calls).collect::<Vec<_>>().join("\n")
+            }
+        };
+        let is_more = is_result || open && role == "user";
+        match all.last_mut().filter(|last| is_more && last.role == "user") {
+            Some(last) => last.content = format!("{}\n{text}", last.content),
+            None if is_result => all.push(Message::new("user", text)),
+            None => all.push(Message::new(role, text)),
+        }
+        open = is_more;
     }
-    *open = true;
+    all
+}
+
+/// Returns the functions in the form that templates declare them from.
+pub fn declared(tools: &[Tool]) -> Vec<Value> {
+    let declare = |Tool { name, description, parameters }: &Tool| {
+        let mut function =
+            json!({"name": name, "description": description.as_deref().unwrap_or("")});
+        if !parameters.is_null() {
+            function["parameters"] = parameters.clone();
+        }
+        json!({"type": "function", "function": function})
+    };
+    tools.iter().map(declare).collect()
 }
 
 /// A part of an answer.
@@ -60,6 +94,10 @@ pub enum AnswerPart {
 enum ReaderState {
     Begin,
     Text,
+    /// In Gemma 4's form. A call goes through `MarkedHead` and `Marked`.
+    MarkedText,
+    MarkedHead(String),
+    Marked(MarkedArguments),
     /// In the text before the arguments.
     Head(String),
     Arguments {
@@ -78,9 +116,14 @@ pub struct CallReader {
 }
 
 impl CallReader {
-    /// Makes a reader. Without `calls` all text is plain text.
-    pub fn new(calls: bool) -> CallReader {
-        CallReader { state: if calls { ReaderState::Begin } else { ReaderState::Text } }
+    /// Makes a reader. Without `calls` all text is plain text. `marked` means Gemma 4's form.
+    pub fn new(calls: bool, marked: bool) -> CallReader {
+        let state = match (calls, marked) {
+            (true, true) => ReaderState::MarkedText,
+            (true, false) => ReaderState::Begin,
+            (false, _) => ReaderState::Text,
+        };
+        CallReader { state }
     }
 
     /// Splits a piece of the answer into parts.
@@ -88,6 +131,29 @@ impl CallReader {
         let mut parts: Vec<AnswerPart> = Vec::new();
         for c in text.chars() {
             match &mut self.state {
+                ReaderState::MarkedText if c == BEGIN => {
+                    self.state = ReaderState::MarkedHead(String::new());
+                }
+                ReaderState::MarkedText => match parts.last_mut() {
+                    Some(AnswerPart::Text(text)) => text.push(c),
+                    _ => parts.push(AnswerPart::Text(c.into())),
+                },
+                ReaderState::MarkedHead(head) if c == '{' => {
+                    let name = head.strip_prefix("call:").unwrap_or(head);
+                    parts.push(AnswerPart::Call(name.to_owned()));
+                    parts.push(AnswerPart::Arguments("{".into()));
+                    self.state = ReaderState::Marked(MarkedArguments::new());
+                }
+                ReaderState::MarkedHead(head) => head.push(c),
+                ReaderState::Marked(_) if c == END => self.state = ReaderState::MarkedText,
+                ReaderState::Marked(arguments) => {
+                    let json = arguments.json(c);
+                    match parts.last_mut() {
+                        Some(AnswerPart::Arguments(text)) => text.push_str(&json),
+                        _ if json.is_empty() => {}
+                        _ => parts.push(AnswerPart::Arguments(json)),
+                    }
+                }
                 ReaderState::Begin | ReaderState::Between if c == '{' => {
                     self.state = ReaderState::Head("{".into())
                 }
@@ -133,13 +199,72 @@ impl CallReader {
     }
 }
 
+/// Arguments in Gemma 4's form on their way to JSON.
+#[derive(Clone, Debug, PartialEq)]
+struct MarkedArguments {
+    /// Open objects (true) and lists, outermost first.
+    open: Vec<bool>,
+    /// The key that is being read.
+    key: Option<String>,
+    in_string: bool,
+}
+
+impl MarkedArguments {
+    /// Begins behind the brace of the arguments.
+    fn new() -> MarkedArguments {
+        MarkedArguments { open: vec![true], key: Some(String::new()), in_string: false }
+    }
+
+    /// Returns the JSON that a character gives.
+    fn json(&mut self, c: char) -> String {
+        if c == QUOTE {
+            self.in_string = !self.in_string;
+            return "\"".into();
+        }
+        if self.in_string {
+            let quoted = Value::from(c.to_string()).to_string();
+            return quoted[1..quoted.len() - 1].to_owned();
+        }
+        match (&mut self.key, c) {
+            (Some(key), ':') => {
+                let json = format!("{}: ", Value::from(std::mem::take(key)));
+                self.key = None;
+                json
+            }
+            (Some(key), c) if c != '}' => {
+                key.push(c);
+                String::new()
+            }
+            (_, '{' | '[') => {
+                self.open.push(c == '{');
+                self.key = (c == '{').then(String::new);
+                c.into()
+            }
+            (_, '}' | ']') => {
+                self.open.pop();
+                self.key = None;
+                c.into()
+            }
+            (_, ',') => {
+                self.key = (self.open.last() == Some(&true)).then(String::new);
+                ", ".into()
+            }
+            _ => c.into(),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::models::ToolCall;
 
     /// Returns the parts of a text that arrives in pieces of `piece` characters.
     fn parts(text: &str, calls: bool, piece: usize) -> Vec<AnswerPart> {
-        let mut reader = CallReader::new(calls);
+        parts_of(CallReader::new(calls, false), text, piece)
+    }
+
+    fn parts_of(mut reader: CallReader, text: &str, piece: usize) -> Vec<AnswerPart> {
         let chars: Vec<char> = text.chars().collect();
         let mut all: Vec<AnswerPart> = Vec::new();
         for piece in chars.chunks(piece) {
@@ -178,11 +303,52 @@ mod tests {
     }
 
     #[test]
+    fn calls_with_marks_become_json_wherever_pieces_end() {
+        let text = "Let me see.\u{fdd0}call:plan{a:\u{fdd2}x: \"{y}\",\n\u{fdd2},b:[1,{c:true},\
+            {}],d:{},e:\u{fdd2}\u{fdd2},f:[],g:-1.5e3}\u{fdd1}\u{fdd0}call:now{}\u{fdd1}";
+        let want = [
+            AnswerPart::Text("Let me see.".into()),
+            AnswerPart::Call("plan".into()),
+            AnswerPart::Arguments(
+                [
+                    r#"{"a": "x: \"{y}\",\n", "b": [1, {"c": true}, {}], "#,
+                    r#""d": {}, "e": "", "f": [], "g": -1.5e3}"#,
+                ]
+                .concat(),
+            ),
+            AnswerPart::Call("now".into()),
+            AnswerPart::Arguments("{}".into()),
+        ];
+        for piece in [1, 2, 3, 7, 1000] {
+            assert_eq!(parts_of(CallReader::new(true, true), text, piece), want, "{piece}");
+        }
+    }
+
+    #[test]
     fn results_that_follow_each_other_are_one_message() {
-        let (mut messages, mut open) = (Vec::new(), false);
-        push_result(&mut messages, &mut open, result(Some("a"), "1"));
-        push_result(&mut messages, &mut open, result(None, "2"));
-        assert_eq!(messages.len(), 1);
-        assert_eq!(messages[0].content, "Result of a: 1\nResult: 2");
+        let result = |name: &str, text: &str| Message {
+            result_of: Some((String::new(), name.into())),
+            ..Message::new("tool", text)
+        };
+        let call = ToolCall { id: "1".into(), name: "a".into(), arguments: "{}".into() };
+        let messages = vec![
+            Message::new("user", "q"),
+            Message { calls: vec![call.clone(), call.clone()], ..Message::new("assistant", "") },
+            result("a", "1"),
+            result("", "2"),
+            Message::new("user", "x"),
+            Message { calls: vec![call], ..Message::new("assistant", "So:") },
+            result("a", "3"),
+        ];
+        let folded = folded(messages);
+        let call = spelled("a", "{}");
+        let want = [
+            Message::new("user", "q"),
+            Message::new("assistant", format!("{call}\n{call}")),
+            Message::new("user", "Result of a: 1\nResult: 2\nx"),
+            Message::new("assistant", format!("So:\n{call}")),
+            Message::new("user", "Result of a: 3"),
+        ];
+        assert_eq!(folded, want);
     }
 }

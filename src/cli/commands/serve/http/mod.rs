@@ -436,7 +436,7 @@ async fn grammar(
     client: Client,
 ) -> Result<Option<Grammar>, ApiError> {
     let wrong = |error: anyhow::Error| ApiError::of(&error);
-    let Some(source) = parsed.source().map_err(wrong)? else { return Ok(None) };
+    let Some(source) = parsed.source(served).map_err(wrong)? else { return Ok(None) };
     if let (Some(known), false) = (served.constraints.recall(&source), parsed.ignore_eos) {
         return known.map(Some).map_err(|fault| wrong(fault.into()));
     }

@@ -30,6 +30,7 @@ impl Collected {
     pub fn new(choices: usize, memory: PoolShare) -> Collected {
         let answer = || CollectedAnswer {
             text: String::new(),
+            thought: String::new(),
             log_probs: Vec::new(),
             reason: FinishReason::Stop,
             stop_string: None,
@@ -55,9 +56,11 @@ pub async fn whole(
 ) -> Response {
     while collected.open > 0 {
         let failed = match events.recv().await {
-            Some((choice, ClientEvent::AnswerPiece(AnswerPiece { text, log_probs, .. }))) => {
+            Some((choice, ClientEvent::AnswerPiece(piece))) => {
+                let AnswerPiece { text, thought, log_probs, .. } = piece;
                 let answer = &mut collected.answers[choice];
                 answer.text += &text;
+                answer.thought += &thought;
                 answer.log_probs.extend(log_probs);
                 continue;
             }

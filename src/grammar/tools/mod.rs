@@ -2,12 +2,17 @@
 //!
 //! Gemma 3 has no tokens for calls. A call is a line of JSON: `{"name": "NAME", "arguments":
 //! {...}}`. The grammar fixes everything but the function's name and the arguments. An answer that
-//! begins with a brace consists of calls; any other answer is text.
+//! begins with a brace consists of calls; any other answer is text. [`gemma4`] has the calls of
+//! Gemma 4.
+
+mod gemma4;
 
 use serde_json::{Value, json};
 
 use super::{GrammarSource, schema};
 use crate::error::Fault;
+use crate::models::Tokenizer;
+use crate::tensor::Token;
 use anyhow::{Result, ensure};
 
 /// A function that an answer may call.
@@ -32,6 +37,17 @@ pub enum CallPolicy {
 pub const CALL: &str = "{\"name\": \"";
 pub const ARGUMENTS: &str = "\", \"arguments\": ";
 
+/// Control tokens of Gemma 4's calls: before and behind a call, and around a string. Each has a
+/// noncharacter that stands for it in the text of an answer.
+pub const CALL_MARKS: [(&str, char); 3] =
+    [("<|tool_call>", '\u{fdd0}'), ("<tool_call|>", '\u{fdd1}'), ("<|\"|>", '\u{fdd2}')];
+
+/// Returns the tokens of Gemma 4's calls with their characters; none for other vocabularies.
+pub fn call_marks(tokenizer: &Tokenizer) -> Vec<(Token, char)> {
+    let mark = |(name, mark)| Some((*tokenizer.control().get(name)?, mark));
+    CALL_MARKS.into_iter().map(mark).collect::<Option<_>>().unwrap_or_default()
+}
+
 /// Longest name of a function.
 const LONGEST: usize = 64;
 
@@ -50,18 +66,26 @@ impl Tool {
 }
 
 /// Returns the grammar of an answer that may or must call some of these functions. `many` allows
-/// several calls.
-pub fn source(tools: &[Tool], calls: CallPolicy, many: bool) -> Result<GrammarSource> {
-    let mut names = Vec::new();
-    let mut rules = String::new();
+/// several calls. `marks` are those of the vocabulary.
+pub fn source(
+    tools: &[Tool],
+    calls: CallPolicy,
+    many: bool,
+    marks: &[(Token, char)],
+) -> Result<GrammarSource> {
     for (i, tool) in tools.iter().enumerate() {
         tool.check()?;
-        let name = &tool.name;
         ensure!(
-            !names.contains(&name),
-            Fault::usage(format!("the function {name:?} is given twice"))
+            !tools[..i].iter().any(|other| other.name == tool.name),
+            Fault::usage(format!("the function {:?} is given twice", tool.name))
         );
-        names.push(name);
+    }
+    if let [(begin, _), (end, _), (quote, _)] = *marks {
+        return gemma4::source(tools, calls, many, [begin, end, quote]);
+    }
+    let mut rules = String::new();
+    for (i, tool) in tools.iter().enumerate() {
+        let name = &tool.name;
         let schema = match &tool.parameters {
             Value::Null => {
                 json!({"type": "object", "properties": {}, "additionalProperties": false})
@@ -104,7 +128,8 @@ mod tests {
     fn follows(calls: CallPolicy, many: bool, text: &str) -> (bool, bool) {
         let tokenizer = Arc::new(letters());
         let grammars = Grammars::new(tokenizer.clone(), &[1], 1).unwrap();
-        let grammar = grammars.compile(&source(&tools(), calls, many).unwrap(), &|| true).unwrap();
+        let grammar =
+            grammars.compile(&source(&tools(), calls, many, &[]).unwrap(), &|| true).unwrap();
         let rule = grammar.follow(0);
         let tokens = tokenizer.encode(text, Special::AsText).unwrap();
         use crate::sampler::TokenRule;
@@ -134,7 +159,7 @@ mod tests {
     fn names_are_plain_and_differ() {
         let named = |names: &[&str]| {
             let tool = |name: &&str| Tool { name: name.to_string(), ..tools()[1].clone() };
-            source(&names.iter().map(tool).collect::<Vec<_>>(), CallPolicy::Required, true)
+            source(&names.iter().map(tool).collect::<Vec<_>>(), CallPolicy::Required, true, &[])
         };
         assert!(named(&["a", "b-c_D9"]).is_ok());
         for bad in [&["a", "a"][..], &[""], &["a b"], &["a\""], &["\u{e4}"]] {

@@ -11,29 +11,85 @@ use crate::error::{Fault, no_process};
 use crate::os::process::limit_processor_time;
 use crate::tensor::Token;
 use crate::util::child::{self, Child, ChildFailure, ChildLimits};
-use crate::util::{hex, json};
+use crate::util::{hex, json as json_tree};
 use anyhow::{Context, Result};
-use minijinja::{Environment, ErrorKind, Value, context};
+use minijinja::value::ValueKind;
+use minijinja::{Environment, ErrorKind, Value, context, escape_formatter};
 use serde::{Deserialize, Serialize};
-use serde_json::Value as Json;
+use serde_json::{Value as Json, json};
 use sha2::{Digest, Sha256};
 use std::time::Duration;
 
 /// One message of a conversation.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Message {
-    /// `system`, `user` or `assistant`
+    /// `system`, `user`, `assistant`, or `tool` for the result of a call.
     pub role: String,
     pub content: String,
+    /// Thought before the calls, for templates that show it again.
+    pub thought: String,
+    /// Calls of an assistant, for templates that know calls.
+    pub calls: Vec<ToolCall>,
+    /// Id and function of the call that a result belongs to; empty where they are unknown.
+    pub result_of: Option<(String, String)>,
 }
 
-/// A chat template and the control tokens it names.
+/// A call of a function in a conversation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ToolCall {
+    pub id: String,
+    pub name: String,
+    /// JSON text of an object.
+    pub arguments: String,
+}
+
+impl Message {
+    pub fn new(role: impl Into<String>, content: impl Into<String>) -> Message {
+        Message { role: role.into(), content: content.into(), ..Message::default() }
+    }
+
+    /// Returns the bytes of its texts.
+    pub fn bytes(&self) -> usize {
+        let calls = self.calls.iter().map(|call| call.name.len() + call.arguments.len());
+        self.content.len() + self.thought.len() + calls.sum::<usize>()
+    }
+
+    /// Returns the message as templates read it.
+    fn value(&self) -> Json {
+        let mut value = json!({"role": self.role, "content": self.content});
+        let call = |ToolCall { id, name, arguments }: &ToolCall| {
+            let parsed = json_tree::parse(arguments.as_bytes());
+            let arguments = parsed.unwrap_or_else(|_| json!(arguments));
+            json!({"id": id, "type": "function",
+                "function": {"name": name, "arguments": arguments}})
+        };
+        if !self.calls.is_empty() {
+            value["tool_calls"] = self.calls.iter().map(call).collect();
+            if !self.thought.is_empty() {
+                value["reasoning_content"] = json!(self.thought);
+            }
+        }
+        if let Some((id, name)) = &self.result_of {
+            let name = if name.is_empty() { "unknown" } else { name };
+            (value["tool_call_id"], value["name"]) = (json!(id), json!(name));
+        }
+        value
+    }
+}
+
+/// A chat template, the control tokens it names, and its inputs beside the messages.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ChatTemplate {
     source: String,
     bos: String,
     eos: String,
+    /// Functions in OpenAI's form.
+    tools: Vec<Json>,
+    thinks: bool,
 }
+
+/// Begins a turn of Gemma 4. A vocabulary with it is Gemma 4's.
+pub const TURN: &str = "<|turn>";
 
 /// Steps after which a template is taken to run forever.
 const FUEL: u64 = 5_000_000;
@@ -57,7 +113,10 @@ const KNOWN: [&str; 2] = [
     "c3e332e520362bd4fd50d8eb31f1af3c8b828471ae0360320c9926c5d966ec3b",
 ];
 
-/// Gemma's turns, for a model whose files carry no template.
+/// Gemma 4's turns, for a model whose files carry no template.
+const BUILT_IN_4: &str = include_str!("gemma4.jinja");
+
+/// Gemma 3's turns, for a model whose files carry no template.
 const BUILT_IN: &str = "\
 {{ bos_token }}
 {%- set first = namespace(text='') -%}
@@ -79,14 +138,14 @@ const BUILT_IN: &str = "\
 
 impl ChatTemplate {
     /// Reads the template of `chat_template.jinja`, `chat_template.json` or
-    /// `tokenizer_config.json`, in that order; else takes Gemma's.
-    pub fn from_checkpoint(checkpoint: &Checkpoint) -> Result<Self> {
+    /// `tokenizer_config.json`, in that order; else takes Gemma's own, by the vocabulary.
+    pub fn from_checkpoint(checkpoint: &Checkpoint, is_gemma4: bool) -> Result<Self> {
         let read = |name: &str| -> Result<Option<Json>> {
             let Some(bytes) = checkpoint.side_file(name)? else { return Ok(None) };
             let broken = || {
                 Fault::model(format!("{name} is not valid JSON")).help("download the file again")
             };
-            Ok(Some(json::parse(&bytes).with_context(broken)?))
+            Ok(Some(json_tree::parse(&bytes).with_context(broken)?))
         };
         let config = read("tokenizer_config.json")?.unwrap_or(Json::Null);
         let source = match checkpoint.side_file("chat_template.jinja")? {
@@ -101,21 +160,39 @@ impl ChatTemplate {
             let value = &config[name];
             value.as_str().or_else(|| value["content"].as_str()).unwrap_or(default).to_string()
         };
+        let built_in = ChatTemplate::built_in(is_gemma4);
         Ok(ChatTemplate {
-            source: source.unwrap_or_else(|| BUILT_IN.to_string()),
+            source: source.unwrap_or_else(|| built_in.source.clone()),
             bos: token("bos_token", "<bos>"),
             eos: token("eos_token", "<eos>"),
+            ..built_in
         })
     }
 
-    /// Returns the template of Gemma's own turns.
-    pub fn built_in() -> Self {
-        ChatTemplate { source: BUILT_IN.to_string(), bos: "<bos>".into(), eos: "<eos>".into() }
+    /// Returns the template of Gemma's own turns, Gemma 3's or Gemma 4's.
+    pub fn built_in(is_gemma4: bool) -> Self {
+        ChatTemplate::of(if is_gemma4 { BUILT_IN_4 } else { BUILT_IN }.to_owned())
     }
 
     /// Makes a template of this source, with Gemma's control tokens.
     pub fn of(source: String) -> Self {
-        ChatTemplate { source, ..ChatTemplate::built_in() }
+        let (bos, eos) = ("<bos>".into(), "<eos>".into());
+        ChatTemplate { source, bos, eos, tools: Vec::new(), thinks: false }
+    }
+
+    /// Returns whether it is one of this program's own.
+    pub fn is_built_in(&self) -> bool {
+        [BUILT_IN, BUILT_IN_4].contains(&self.source.as_str())
+    }
+
+    /// Declares functions, in OpenAI's form.
+    pub fn with_tools(self, tools: Vec<Json>) -> Self {
+        ChatTemplate { tools, ..self }
+    }
+
+    /// Asks for thoughts before the answer, or for none.
+    pub fn thinking(self, thinks: bool) -> Self {
+        ChatTemplate { thinks, ..self }
     }
 
     /// Returns the source of the template.
@@ -127,6 +204,12 @@ impl ChatTemplate {
     ///
     /// A template that this program does not know is rendered by a child process under limits.
     pub fn render(&self, messages: &[Message], answer: bool) -> Result<String> {
+        self.render_values(messages.iter().map(Message::value).collect(), answer)
+    }
+
+    fn render_values(&self, messages: Vec<Json>, answer: bool) -> Result<String> {
+        let is_early = self.source.contains("tool_responses") && !self.source.contains("'tool'");
+        let messages = if is_early { with_responses(messages) } else { messages };
         if self.source.len() > LONGEST {
             let what = format!(
                 "the model's chat template has {} bytes, and {LONGEST} are taken at most",
@@ -134,7 +217,7 @@ impl ChatTemplate {
             );
             return Err(Fault::model(what).help(NO_TEMPLATE).into());
         }
-        let request = Rendering { template: self.clone(), messages: messages.to_vec(), answer };
+        let request = Rendering { template: self.clone(), messages, answer };
         if self.is_known() || !child::is_allowed() {
             return Ok(request.render()?);
         }
@@ -154,8 +237,7 @@ impl ChatTemplate {
 
     /// Returns whether the authors of this program have read the template.
     fn is_known(&self) -> bool {
-        self.source == BUILT_IN
-            || KNOWN.contains(&hex(Sha256::digest(&self.source).as_slice()).as_str())
+        self.is_built_in() || KNOWN.contains(&hex(Sha256::digest(&self.source).as_slice()).as_str())
     }
 
     /// Returns the prompt as tokens, one BOS in front. `system` comes before the messages;
@@ -188,12 +270,13 @@ impl ChatTemplate {
                     .help("drop --system or the one in the messages")
                     .into());
             }
-            all.push(Message { role: "system".into(), content: system.into() });
+            all.push(Message::new("system", system));
         }
         all.extend_from_slice(messages);
         for message in &mut all {
             match message.role.as_str() {
                 "system" | "user" | "assistant" => {}
+                "tool" if message.result_of.is_some() => {}
                 "model" => message.role = "assistant".into(),
                 // A template may put a role between control tokens as it is.
                 other => {
@@ -208,18 +291,27 @@ impl ChatTemplate {
                 .help("a system message alone asks nothing")
                 .into());
         }
+        if prefill.is_some() && self.thinks {
+            let fault =
+                Fault::usage("a prefill begins the answer, and no thought can come before it");
+            return Err(fault.help("drop the prefill, or turn thinking off").into());
+        }
+        let mut values: Vec<Json> = all.iter().map(Message::value).collect();
         let mut tokens = match special {
             Special::Parse => {
-                let text = self.render(&all, true)? + prefill.unwrap_or("");
+                let text = self.render_values(values, true)? + prefill.unwrap_or("");
                 fits(text.len())?;
                 tokenizer.encode(&text, Special::Parse)?
             }
             Special::AsText => {
-                let marker =
-                    unused_character(all.iter().map(|m| m.content.as_str()).chain(prefill));
-                all.iter_mut()
-                    .for_each(|m| m.content = break_control(&m.content, tokenizer, marker));
-                let text = self.render(&all, true)?
+                let mut template = self.clone();
+                let marker = unused_character(&|c| {
+                    prefill.is_some_and(|text| text.contains(c))
+                        || values.iter().chain(&self.tools).any(|value| has_character(value, c))
+                });
+                let change = |text: &mut String| *text = break_control(text, tokenizer, marker);
+                values.iter_mut().chain(&mut template.tools).for_each(|v| each_text(v, &change));
+                let text = template.render_values(values, true)?
                     + &break_control(prefill.unwrap_or(""), tokenizer, marker);
                 fits(text.len())?;
                 encode_between_control(&text, tokenizer, marker)?
@@ -233,11 +325,31 @@ impl ChatTemplate {
     }
 }
 
+/// Moves results into the message of their calls, where the first templates of Gemma 4 look for
+/// them.
+fn with_responses(messages: Vec<Json>) -> Vec<Json> {
+    let mut all: Vec<Json> = Vec::new();
+    for message in messages {
+        let is_result = message["role"] == "tool";
+        match all.last_mut().filter(|last| is_result && last["role"] == "assistant") {
+            Some(last) => {
+                let response = json!({"name": message["name"], "response": message["content"]});
+                match last["tool_responses"].as_array_mut() {
+                    Some(responses) => responses.push(response),
+                    None => last["tool_responses"] = json!([response]),
+                }
+            }
+            None => all.push(message),
+        }
+    }
+    all
+}
+
 /// Request to a child process that renders a template.
 #[derive(Serialize, Deserialize)]
 struct Rendering {
     template: ChatTemplate,
-    messages: Vec<Message>,
+    messages: Vec<Json>,
     answer: bool,
 }
 
@@ -252,10 +364,20 @@ impl Rendering {
         env.add_function("raise_exception", |message: String| -> Result<Value, minijinja::Error> {
             Err(minijinja::Error::new(ErrorKind::InvalidOperation, message))
         });
-        let messages: Vec<Value> =
-            messages.iter().map(|m| context! { role => m.role, content => m.content }).collect();
+        // As Python spells them.
+        env.set_formatter(|out, state, value| {
+            let name = match (value.is_none(), value.kind(), value.is_true()) {
+                (true, ..) => "None",
+                (_, ValueKind::Bool, true) => "True",
+                (_, ValueKind::Bool, false) => "False",
+                _ => return escape_formatter(out, state, value),
+            };
+            out.write_str(name).map_err(minijinja::Error::from)
+        });
+        let tools = Some(&template.tools).filter(|tools| !tools.is_empty());
         let values = context! { messages, bos_token => template.bos, eos_token => template.eos,
-        add_generation_prompt => answer, tools => (), documents => () };
+        add_generation_prompt => answer, enable_thinking => template.thinks, tools,
+        documents => () };
         let refused = |e: minijinja::Error| {
             let why = e.detail().map_or_else(|| e.to_string(), str::to_string);
             Fault::model(format!("the chat template refuses these messages: {why}")).help(
@@ -291,9 +413,35 @@ fn template_of(file: &Json) -> Option<String> {
     template.as_str().or_else(named).map(str::to_string)
 }
 
-/// Returns a private-use character that occurs in none of the texts.
-fn unused_character<'a>(texts: impl Iterator<Item = &'a str> + Clone) -> char {
-    ('\u{e000}'..='\u{f8ff}').find(|c| !texts.clone().any(|t| t.contains(*c))).unwrap_or('\u{e000}')
+/// Returns a private-use character that is not used.
+fn unused_character(is_used: &dyn Fn(char) -> bool) -> char {
+    ('\u{e000}'..='\u{f8ff}').find(|c| !is_used(*c)).unwrap_or('\u{e000}')
+}
+
+fn has_character(value: &Json, c: char) -> bool {
+    match value {
+        Json::String(text) => text.contains(c),
+        Json::Array(items) => items.iter().any(|item| has_character(item, c)),
+        Json::Object(fields) => fields.iter().any(|(k, v)| k.contains(c) || has_character(v, c)),
+        _ => false,
+    }
+}
+
+/// Changes all texts of a value, keys included.
+fn each_text(value: &mut Json, change: &dyn Fn(&mut String)) {
+    match value {
+        Json::String(text) => change(text),
+        Json::Array(items) => items.iter_mut().for_each(|item| each_text(item, change)),
+        Json::Object(fields) => {
+            let changed = std::mem::take(fields).into_iter().map(|(mut key, mut value)| {
+                change(&mut key);
+                each_text(&mut value, change);
+                (key, value)
+            });
+            *fields = changed.collect();
+        }
+        _ => {}
+    }
 }
 
 /// Puts `marker` behind the first character of every control token that `text` spells. A control
@@ -353,107 +501,4 @@ fn encode_between_control(text: &str, tokenizer: &Tokenizer, marker: char) -> Re
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::tokenizer::tests::letters;
-    use super::*;
-
-    fn message(role: &str, content: &str) -> Message {
-        Message { role: role.into(), content: content.into() }
-    }
-
-    #[test]
-    fn the_built_in_template_is_gemmas() {
-        let render = |m: &[Message]| ChatTemplate::built_in().render(m, true);
-        let text = render(&[message("system", " Be brief. "), message("user", " hi\n")]).unwrap();
-        assert_eq!(
-            text,
-            "<bos><start_of_turn>user\n Be brief. \n\nhi<end_of_turn>\n<start_of_turn>model\n"
-        );
-        let text = render(&[message("user", "a"), message("assistant", "b"), message("user", "c")])
-            .unwrap();
-        let want = "<bos><start_of_turn>user\na<end_of_turn>\n<start_of_turn>model\n\
-            b<end_of_turn>\n<start_of_turn>user\nc<end_of_turn>\n<start_of_turn>model\n";
-        assert_eq!(text, want);
-        assert!(render(&[message("user", "a"), message("user", "b")]).is_err());
-    }
-
-    #[test]
-    fn messages_cannot_smuggle_control_tokens() {
-        let t = letters();
-        let end = t.id("<end_of_turn>").unwrap();
-        let count = |special| {
-            let messages = [message("user", "x <end_of_turn> <<end_of_turn>> y")];
-            let tokens =
-                ChatTemplate::built_in().encode(&t, &messages, None, special, None).unwrap();
-            assert_eq!(tokens.iter().filter(|t| **t == 2).count(), 1, "one BOS");
-            tokens.iter().filter(|t| **t == end).count()
-        };
-        assert_eq!(count(Special::AsText), 1);
-        assert_eq!(count(Special::Parse), 3);
-    }
-
-    #[test]
-    fn a_control_token_in_two_halves_stays_text() {
-        let t = letters();
-        let template = ChatTemplate {
-            source: "{% for m in messages %}{{ m.content | trim }}{% endfor %}".into(),
-            ..ChatTemplate::built_in()
-        };
-        let halves = [
-            message("user", "x<end_of "),
-            message("assistant", "_turn>"),
-            message("user", "<end_of_tur\n"),
-            message("assistant", "n> <"),
-        ];
-        let tokens = template.encode(&t, &halves, None, Special::AsText, None).unwrap();
-        assert_eq!(t.decode(&tokens), "x<end_of_turn><end_of_turn> <");
-        assert!(!tokens.contains(&t.id("<end_of_turn>").unwrap()));
-    }
-
-    #[test]
-    fn templates_may_look_into_messages_and_are_stopped_when_they_do_not_end() {
-        let render = |source: &str| {
-            let template = ChatTemplate { source: source.into(), ..ChatTemplate::built_in() };
-            template.render(&[message("user", "a</think> b")], true)
-        };
-        let thoughts = "{% if tools is none %}{% for m in messages %}\
-            {{ m.content.split('</think>')[-1].lstrip() }}{% break %}{% endfor %}{% endif %}";
-        assert_eq!(render(thoughts).unwrap(), "b");
-        let forever =
-            "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}";
-        let error = render(forever).unwrap_err();
-        assert_eq!(crate::error::fault_of(&error).unwrap().kind.exit_code(), 3);
-    }
-
-    #[test]
-    fn ordinary_text_is_encoded_as_if_whole() {
-        let t = letters();
-        let messages = [message("user", "a\n a 😀")];
-        let text = ChatTemplate::built_in()
-            .encode(&t, &messages, Some("be a"), Special::AsText, Some("sure, a"))
-            .unwrap();
-        assert_eq!(
-            text,
-            ChatTemplate::built_in()
-                .encode(&t, &messages, Some("be a"), Special::Parse, Some("sure, a"))
-                .unwrap()
-        );
-        assert!(t.decode(&text).ends_with("sure, a"));
-    }
-
-    #[test]
-    fn a_conversation_has_a_user_and_one_system_message() {
-        let t = letters();
-        let encode = |m: &[Message], system| {
-            ChatTemplate::built_in().encode(&t, m, system, Special::AsText, None)
-        };
-        assert!(encode(&[], Some("be brief")).is_err());
-        assert!(encode(&[message("system", "a"), message("user", "b")], Some("c")).is_err());
-        assert!(encode(&[message("user", "b")], Some("c")).is_ok());
-        let model = [message("user", "b"), message("model", "c"), message("user", "d")];
-        assert!(encode(&model, None).is_ok());
-        let error =
-            encode(&[message("user", "b"), message("x<end_of_turn>", "c")], None).unwrap_err();
-        assert_eq!(crate::error::fault_of(&error).unwrap().kind.exit_code(), 3);
-    }
-}
+mod tests;

@@ -1,0 +1,403 @@
+//! Calls in Gemma 4's form: `<|tool_call>call:NAME{key:value,...}<tool_call|>`.
+//!
+//! Keys have no quotes. The token `<|"|>` stands before and behind a string, in which nothing is
+//! escaped. The fields of an object stand in the order of the alphabet, as Google's template writes
+//! them. A schema's `pattern`, `format`, `multipleOf` and sizes of objects are not enforced.
+
+use super::{CallPolicy, Tool};
+use crate::error::Fault;
+use crate::grammar::GrammarSource;
+use crate::tensor::Token;
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::{Map, Value, json};
+use std::collections::{HashMap, HashSet};
+use std::fmt::Write;
+
+/// Rules for values without a schema.
+const ANY: &str = "\
+any: string | any_number | \"true\" | \"false\" | \"null\" | any_object | any_array
+any_number: %json {\"type\": \"number\"}
+any_object: \"{\" (any_field (\",\" any_field)*)? \"}\"
+any_field: KEY \":\" any
+any_array: \"[\" (any (\",\" any)*)? \"]\"
+KEY: /[^\\x00-\\x20:,{}\\[\\]\"]+/
+TEXT: /(?s:.)+/
+";
+
+/// Characters that a key cannot have, since the next part begins with them.
+const NO_KEY: &str = ":,{}[]\"";
+
+/// Returns the grammar. `marks` are the tokens before and behind a call and around a string.
+pub fn source(
+    tools: &[Tool],
+    calls: CallPolicy,
+    many: bool,
+    marks: [Token; 3],
+) -> Result<GrammarSource> {
+    let [begin, end, quote] = marks;
+    let more = if many { " call*" } else { "" };
+    let start = match calls {
+        CallPolicy::Optional => "TEXT | TEXT? calls |",
+        CallPolicy::Required => "calls",
+    };
+    let any: Vec<String> = (0..tools.len()).map(|i| format!("call_{i}")).collect();
+    let mut text = format!("start: {start}\ncalls: call{more}\ncall: {}\n{ANY}", any.join(" | "));
+    writeln!(text, "string: <[{quote}]> TEXT? <[{quote}]>")?;
+    for (i, Tool { name, parameters, .. }) in tools.iter().enumerate() {
+        let nothing = json!({"type": "object", "properties": {}, "additionalProperties": false});
+        let root = if parameters.is_null() { &nothing } else { parameters };
+        let is_object = root.is_object() && root["type"].as_str().is_none_or(|t| t == "object");
+        ensure!(
+            is_object,
+            Fault::usage(format!(
+                "the parameters of the function {name:?} are no schema of an object"
+            ))
+            .help(r#"parameters look like {"type": "object", "properties": {...}}"#)
+        );
+        let mut rules =
+            Rules { root, quote, prefix: i, text: String::new(), next: 0, known: HashMap::new() };
+        let mut fixed = root.clone();
+        fixed["type"] = json!("object");
+        let arguments = rules.value(&fixed).with_context(|| {
+            Fault::usage(format!("the parameters of the function {name:?} cannot be used"))
+        })?;
+        let head = Value::from(format!("call:{name}"));
+        writeln!(text, "call_{i}: <[{begin}]> {head} {arguments} <[{end}]>\n{}", rules.text)?;
+    }
+    Ok(GrammarSource::Lark(text))
+}
+
+/// Rules of one function.
+struct Rules<'a> {
+    root: &'a Value,
+    quote: Token,
+    /// Number of the function.
+    prefix: usize,
+    text: String,
+    /// Number of the next rule.
+    next: usize,
+    /// Names of the rules of definitions, by their references.
+    known: HashMap<String, String>,
+}
+
+impl Rules<'_> {
+    /// Adds a rule and returns its name.
+    fn rule(&mut self, body: &str) -> String {
+        self.add("v", body)
+    }
+
+    fn add(&mut self, kind: &str, body: &str) -> String {
+        let name = format!("{kind}_{}_{}", self.prefix, self.next);
+        self.next += 1;
+        self.text += &format!("{name}: {body}\n");
+        name
+    }
+
+    /// Returns an expression for values that fit a schema.
+    fn value(&mut self, schema: &Value) -> Result<String> {
+        let Value::Object(fields) = schema else {
+            ensure!(*schema == json!(true), "a schema is an object, not {schema}");
+            return Ok("any".into());
+        };
+        if let Some(reference) = fields.get("$ref") {
+            return self.definition(reference.as_str().unwrap_or_default());
+        }
+        if let Some(value) = fields.get("const") {
+            return Ok(self.literal(value));
+        }
+        if let Some(values) = fields.get("enum").and_then(Value::as_array) {
+            ensure!(!values.is_empty(), "an enum allows nothing");
+            let values: Vec<String> = values.iter().map(|value| self.literal(value)).collect();
+            return Ok(format!("({})", values.join(" | ")));
+        }
+        let choice = ["anyOf", "oneOf"].into_iter().find_map(|key| fields.get(key)?.as_array());
+        if let Some(schemas) = choice {
+            ensure!(!schemas.is_empty(), "anyOf allows nothing");
+            let values: Vec<String> =
+                schemas.iter().map(|s| self.value(s)).collect::<Result<_>>()?;
+            return Ok(format!("({})", values.join(" | ")));
+        }
+        ensure!(
+            !fields.contains_key("allOf") && !fields.contains_key("not"),
+            "allOf and not are not supported"
+        );
+        let types: Vec<&str> = match fields.get("type") {
+            None if fields.contains_key("properties") => vec!["object"],
+            None => return Ok("any".into()),
+            Some(Value::Array(types)) => types.iter().filter_map(Value::as_str).collect(),
+            Some(one) => one.as_str().into_iter().collect(),
+        };
+        ensure!(!types.is_empty(), "a type is one of the seven of JSON");
+        let mut values: Vec<String> =
+            types.iter().map(|kind| self.typed(kind, fields)).collect::<Result<_>>()?;
+        if fields.get("nullable") == Some(&json!(true)) {
+            values.push("\"null\"".into());
+        }
+        Ok(if values.len() == 1 { values.remove(0) } else { format!("({})", values.join(" | ")) })
+    }
+
+    fn typed(&mut self, kind: &str, fields: &Map<String, Value>) -> Result<String> {
+        let size = |key: &str| fields.get(key).and_then(Value::as_u64);
+        Ok(match kind {
+            "null" => "\"null\"".into(),
+            "boolean" => "(\"true\" | \"false\")".into(),
+            "integer" | "number" => {
+                let bounds = ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"];
+                let mut number = json!({"type": kind});
+                for key in bounds {
+                    if let Some(bound) = fields.get(key) {
+                        number[key] = bound.clone();
+                    }
+                }
+                self.rule(&format!("%json {number}"))
+            }
+            "string" => match (size("minLength").unwrap_or(0), size("maxLength")) {
+                (0, None) => "string".into(),
+                (least, most) => {
+                    let most = most.map(|most| most.to_string()).unwrap_or_default();
+                    let quote = self.quote;
+                    let text = self.add("T", &format!("/(?s:.){{{},{most}}}/", least.max(1)));
+                    let optional = if least == 0 { "?" } else { "" };
+                    self.rule(&format!("<[{quote}]> {text}{optional} <[{quote}]>"))
+                }
+            },
+            "array" => {
+                let item = match fields.get("items") {
+                    Some(items) => self.value(items)?,
+                    None => "any".into(),
+                };
+                let item = self.rule(&item);
+                let least = size("minItems").unwrap_or(0);
+                let more = least.saturating_sub(1);
+                let items = match size("maxItems") {
+                    Some(0) => String::new(),
+                    None if more == 0 => format!("{item} (\",\" {item})*"),
+                    None => format!("{item} (\",\" {item}){{{more},}}"),
+                    Some(most) => format!("{item} (\",\" {item}){{{more},{}}}", most.max(1) - 1),
+                };
+                let optional = if least == 0 && !items.is_empty() { "?" } else { "" };
+                let items = if items.is_empty() { items } else { format!("({items}){optional}") };
+                self.rule(&format!("\"[\" {items} \"]\""))
+            }
+            "object" => self.object(fields)?,
+            other => bail!("{other:?} is no type"),
+        })
+    }
+
+    /// Returns the rule of an object with these properties, or of any object if none are named.
+    fn object(&mut self, fields: &Map<String, Value>) -> Result<String> {
+        let properties = fields.get("properties").and_then(Value::as_object);
+        let is_open = fields.get("additionalProperties").is_none_or(|more| *more != json!(false));
+        let Some(properties) = properties.filter(|p| !p.is_empty() || !is_open) else {
+            return Ok(if is_open { "any_object".into() } else { self.rule("\"{\" \"}\"") });
+        };
+        let required: HashSet<&str> = fields
+            .get("required")
+            .and_then(Value::as_array)
+            .into_iter()
+            .flatten()
+            .filter_map(Value::as_str)
+            .collect();
+        let mut names: Vec<&String> = properties.keys().collect();
+        names.sort_by_key(|name| name.to_lowercase());
+        let mut parts: Vec<(String, bool)> = Vec::new();
+        for name in names {
+            let wrong =
+                name.is_empty() || name.contains(|c: char| c.is_control() || NO_KEY.contains(c));
+            ensure!(!wrong, "the name {name:?} of a property cannot be written in a call");
+            let value = self.value(&properties[name])?;
+            let key = Value::from(format!("{name}:"));
+            parts.push((self.rule(&format!("{key} {value}")), required.contains(&name.as_str())));
+        }
+        // `rest` is the part behind a field. The loop goes from the last field to the first. A
+        // field may be the first one if none before it is required.
+        let mut rest = "\"\"".to_owned();
+        let mut firsts: Vec<String> = Vec::new();
+        for (field, is_required) in parts.iter().rev() {
+            if *is_required {
+                firsts.clear();
+            }
+            firsts.push(format!("{field} {rest}"));
+            let optional = if *is_required { "" } else { "?" };
+            rest = self.rule(&format!("(\",\" {field}){optional} {rest}"));
+        }
+        if !parts.iter().any(|(_, is_required)| *is_required) {
+            firsts.push("\"\"".into());
+        }
+        Ok(self.rule(&format!("\"{{\" ({}) \"}}\"", firsts.join(" | "))))
+    }
+
+    /// Returns the rule of a definition, which may refer to itself.
+    fn definition(&mut self, reference: &str) -> Result<String> {
+        if let Some(name) = self.known.get(reference) {
+            return Ok(name.clone());
+        }
+        let schema = reference.strip_prefix('#').and_then(|at| self.root.pointer(at));
+        let schema =
+            schema.with_context(|| format!("$ref {reference:?} names no part of the schema"))?;
+        let name = format!("d_{}_{}", self.prefix, self.known.len());
+        self.known.insert(reference.into(), name.clone());
+        let value = self.value(schema)?;
+        self.text += &format!("{name}: {value}\n");
+        Ok(name)
+    }
+
+    /// Returns an expression for one value.
+    fn literal(&self, value: &Value) -> String {
+        let quote = self.quote;
+        let list = |items: Vec<String>| items.join(" \",\" ");
+        match value {
+            Value::String(text) if text.is_empty() => format!("<[{quote}]> <[{quote}]>"),
+            Value::String(_) => format!("<[{quote}]> {value} <[{quote}]>"),
+            Value::Array(items) => {
+                format!("\"[\" {} \"]\"", list(items.iter().map(|v| self.literal(v)).collect()))
+            }
+            Value::Object(fields) => {
+                let mut fields: Vec<_> = fields.iter().collect();
+                fields.sort_by_key(|(name, _)| name.to_lowercase());
+                let field = |(k, v): (&String, &Value)| {
+                    format!("{} {}", Value::from(format!("{k}:")), self.literal(v))
+                };
+                format!("\"{{\" {} \"}}\"", list(fields.into_iter().map(field).collect()))
+            }
+            plain => Value::from(plain.to_string()).to_string(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{self as tools, call_marks};
+    use super::*;
+    use crate::grammar::Grammars;
+    use crate::models::Special;
+    use crate::models::tokenizer::tests::thinking_letters;
+    use crate::sampler::TokenRule;
+    use std::sync::Arc;
+
+    /// Returns whether each text is allowed, and whether the answer may end after it.
+    fn follows(
+        parameters: &[Value],
+        (calls, many): (CallPolicy, bool),
+        texts: &[&str],
+    ) -> Vec<(bool, bool)> {
+        let tool = |(i, parameters): (usize, &Value)| Tool {
+            name: format!("f{i}"),
+            description: None,
+            parameters: parameters.clone(),
+        };
+        let tools: Vec<Tool> = parameters.iter().enumerate().map(tool).collect();
+        let tokenizer = Arc::new(thinking_letters());
+        let grammars = Grammars::new(tokenizer.clone(), &[1], 1).unwrap();
+        let source = tools::source(&tools, calls, many, &call_marks(&tokenizer)).unwrap();
+        let rule = grammars.compile(&source, &|| true).unwrap().follow(0);
+        let one = |text: &&str| {
+            let text = text.replace('\'', "<|\"|>");
+            let tokens = tokenizer.encode(&text, Special::Parse).unwrap();
+            let fits =
+                (0..tokens.len()).all(|n| rule.mask(&tokens[..n]).unwrap().allows(tokens[n]));
+            (fits, fits && rule.is_complete(&tokens))
+        };
+        texts.iter().map(one).collect()
+    }
+
+    #[test]
+    fn calls_cannot_be_malformed() {
+        let city = json!({"type": "object", "properties": {"city": {"type": "string"}},
+            "required": ["city"]});
+        let tools = [city, Value::Null];
+        let (rome, now) = (
+            "<|tool_call>call:f0{city:'Ro \"}me'}<tool_call|>",
+            "<|tool_call>call:f1{}<tool_call|>",
+        );
+        let empty = "<|tool_call>call:f0{city:''}<tool_call|>";
+        let both = format!("{now}{rome}");
+        let whole = [rome, now, empty];
+        for calls in [CallPolicy::Optional, CallPolicy::Required] {
+            assert_eq!(follows(&tools, (calls, true), &whole), [(true, true); 3]);
+            let wrong = [
+                "<|tool_call>call:f2",
+                "<|tool_call>call:f0{}",
+                "<|tool_call>call:f0{city:Rome",
+                "<|tool_call>call:f1{a:1",
+                "<|tool_call>f0",
+            ];
+            assert!(follows(&tools, (calls, true), &wrong).iter().all(|(fits, _)| !fits));
+            let open = ["<|tool_call>call:f0{city:'Ro", "<|tool_call>call:f1{}"];
+            assert_eq!(follows(&tools, (calls, true), &open), [(true, false); 2]);
+            assert_eq!(follows(&tools, (calls, true), &[&both]), [(true, true)]);
+            assert!(!follows(&tools, (calls, false), &[&both])[0].0);
+        }
+        let free = (CallPolicy::Optional, true);
+        let said = format!("Let me {{see}}.\n{rome}");
+        assert_eq!(follows(&tools, free, &["It is {late}", &said]), [(true, true); 2]);
+        let required = (CallPolicy::Required, true);
+        assert!(!follows(&tools, required, &["It"])[0].0);
+    }
+
+    #[test]
+    fn values_follow_their_schemas() {
+        let schemas = [json!({"type": "object", "required": ["b", "E"],
+        "$defs": {"tree": {"type": "object", "properties": {
+            "kids": {"type": "array", "items": {"$ref": "#/$defs/tree"}}, "n": {"type": "null"}}}},
+        "properties": {
+            "E": {"enum": ["x", 1, null, ["y"], ""]},
+            "a": {"type": "integer", "minimum": 3, "maximum": 20},
+            "b": {"type": ["boolean", "null"]},
+            "c": {"type": "string", "minLength": 1, "maxLength": 3},
+            "d": {"type": "array", "items": {"type": "number"}, "minItems": 1, "maxItems": 2},
+            "f": {"$ref": "#/$defs/tree"},
+            "g": {},
+            "h": {"anyOf": [{"const": true}, {"type": "string"}], "description": "x"},
+        }})];
+        let fits = |arguments: &str| {
+            let text = format!("<|tool_call>call:f0{{{arguments}}}<tool_call|>");
+            follows(&schemas, (CallPolicy::Required, false), &[&text])[0] == (true, true)
+        };
+        for good in [
+            "b:true,E:'x'",
+            "a:3,b:null,E:1",
+            "a:20,b:false,c:'abc',d:[1,-2.5],E:null,f:{kids:[{},{n:null}],n:null},\
+                g:{x:['y',1.5]},h:'z'",
+            "b:true,d:[1e3],E:['y'],g:'any',h:true",
+            "b:true,E:'',f:{}",
+        ] {
+            assert!(fits(good), "{good}");
+        }
+        for bad in [
+            "",
+            "b:true",
+            "E:'x',b:true",
+            "a:2,b:true,E:1",
+            "a:21,b:true,E:1",
+            "b:1,E:1",
+            "b:true,c:'',E:1",
+            "b:true,c:'abcd',E:1",
+            "b:true,d:[],E:1",
+            "b:true,d:[1,2,3],E:1",
+            "b:true,E:'y'",
+            "b:true,E:1,f:{n:1}",
+            "b:true,E:1,h:false",
+            "b:true,E:1,z:1",
+            "b:true,E:1,",
+        ] {
+            assert!(!fits(bad), "{bad}");
+        }
+    }
+
+    #[test]
+    fn schemas_that_cannot_be_written_are_refused() {
+        for parameters in [
+            json!([]),
+            json!({"type": "string"}),
+            json!({"properties": {"a:b": {}}}),
+            json!({"properties": {"a": {"$ref": "#/x"}}}),
+            json!({"properties": {"a": {"type": "text"}}}),
+            json!({"properties": {"a": {"allOf": [{}]}}}),
+        ] {
+            let tool = Tool { name: "f".into(), description: None, parameters };
+            let error = source(&[tool], CallPolicy::Required, true, [1, 2, 3]).unwrap_err();
+            assert_eq!(crate::error::fault_of(&error).unwrap().kind.exit_code(), 2);
+        }
+    }
+}
