@@ -20,7 +20,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-const CASES: [&str; 5] = ["text", "multimodal", "untied", "gemma4", "gemma4-unified"];
+const CASES: [&str; 5] = ["text", "multimodal", "untied", "gemma4-wide", "gemma4-unified"];
 
 /// Nats by which a likelihood may differ from the golden one. All compute in f32, so what is left
 /// is the order of sums: the oracle differs by 2e-5, and so does the planned engine as long as its
@@ -367,8 +367,8 @@ fn the_vectors_notice_a_model_that_is_slightly_wrong() {
 
 #[test]
 fn the_vectors_of_gemma_4_notice_it_too() {
-    let golden = golden("gemma4");
-    let right = config("gemma4", "config-v4.json");
+    let golden = golden("gemma4-wide");
+    let right = config("gemma4-wide", "config-v4.json");
     let rope = |global: Value| {
         serde_json::json!({"full_attention": global, "sliding_attention":
         {"rope_type": "default", "rope_theta": 1e4}})
@@ -388,7 +388,7 @@ fn the_vectors_of_gemma_4_notice_it_too() {
         let mut config = right.clone();
         config["text_config"][key] = value;
         let mut engine =
-            ReferenceEngine::new(&weights("gemma4", &config), golden.ids.len()).unwrap();
+            ReferenceEngine::new(&weights("gemma4-wide", &config), golden.ids.len()).unwrap();
         let worst = worst_nll(&run(&mut engine, &golden.ids, 256), &golden);
         assert!(worst > 5e-3, "a wrong `{key}` moves no likelihood by more than {worst}");
     }
