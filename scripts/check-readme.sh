@@ -94,13 +94,14 @@ import json, sys
 plan = json.load(sys.stdin)
 print("{:.1f} GB | {:.2g} |".format(plan["cpu"]["total"] / 1e9, plan["predicted"]["tokens_per_s_plain"][0]))'
 }
-while read -r memory size recipe; do
+while read -r memory size recipe name; do
   end=$(predicted "$size" "$recipe") || fail "gemma plan $size --recipe $recipe: $(cat "$work/stderr")"
-  grep -F "| $memory GB | ${size^^}" README.md | grep -qF -- "$end" || fail "README.md: $size, $recipe: gemma plan says $end"
-done <<<"8 4b q4_0
-16 12b q4_0
-16 27b 9gb
-32 27b q4_0"
+  grep -F "| $memory GB | $name" README.md | grep -qF -- "$end" || fail "README.md: $size, $recipe: gemma plan says $end"
+done <<<"8 4b q4_0 Gemma 3 4B
+16 gemma4-12b q4_0 Gemma 4 12B
+16 27b 9gb Gemma 3 27B
+32 27b q4_0 Gemma 3 27B
+32 gemma4-31b q4_0 Gemma 4 31B"
 
 # Calls that cannot be run here parse. Every other program does nothing, but for a gemma in its arguments.
 cat >"$work/parse" <<'BASH'

@@ -27,9 +27,10 @@ const uint TURNS = PAGE / PARTS;
 // Few sums: values load before the scores are done, and no second set of loads fills the registers
 const bool EARLY = PAIRS <= 4;
 const uint FEW = KEYS < 4 ? KEYS : 4;         // parts of a key whose loads are in flight together
-const uint BATCH = !EARLY || KEYS < 8 ? FEW : 8; // the same where few rows wait for them
+const bool WIDE = PAIRS <= 2 && HEAD_DIM >= 256; // few sums of long rows of loads
+const uint BATCH = !EARLY || KEYS < 8 ? FEW : WIDE ? 16 : 8; // where few rows wait for them
 const uint TURN = EARLY ? KEYS : FEW;         // parts of a key that code is written out for
-const uint AHEAD = EARLY ? 16 : 4;            // values whose loads are in flight together
+const uint AHEAD = WIDE ? 32 : EARLY ? 16 : 4; // values whose loads are in flight together
 // Pairs whose partial sums fit the room of the exponentials
 const uint CP = PAIRS < 4 ? 1 : PAIRS / 4;
 const uint VALUES = PAIRS * HEAD_DIM;         // outputs, each thread every 256th

@@ -107,7 +107,7 @@ impl Sizes {
         let is_other = self.best().is_some_and(|(best, _)| best.shape != row.shape);
         is_other.then(|| {
             let speed = digits3(row.tokens_per_s.unwrap_or_default());
-            format!("{} fits too, but at {speed} tok/s: gemma pull {page}", row.shape.name())
+            format!("{} fits too, but at {speed} tok/s: gemma pull {page}", row.shape.title())
         })
     }
 
@@ -128,12 +128,12 @@ impl Sizes {
 
     pub fn text(&self, columns: usize) -> String {
         let mut table =
-            vec![["Gemma 3", "recipe", "size", "fits", "tok/s"].map(str::to_owned).to_vec()];
+            vec![["model", "recipe", "size", "fits", "tok/s"].map(str::to_owned).to_vec()];
         for row in &self.rows {
             let speed = row.tokens_per_s.map_or("-".to_owned(), digits3);
             let fits = if row.fits() { "yes" } else { "no" };
             table.push(
-                [row.shape.name(), row.recipe, &bytes(row.bytes), fits, &speed]
+                [&row.shape.title(), row.recipe, &bytes(row.bytes), fits, &speed]
                     .map(str::to_owned)
                     .to_vec(),
             );
@@ -144,7 +144,7 @@ impl Sizes {
         });
         let say = |label: &str, text: &str| paragraph_in(label, 8, text, columns);
         let plain = |text: &str| paragraph_in("", 0, text, columns);
-        let mut out = plain(&format!("Which Gemma 3 fits into {free} of free memory{machine}:"));
+        let mut out = plain(&format!("Which Gemma fits into {free} of free memory{machine}:"));
         out += &format!("\n{}\n", markdown(&table));
         let speed = self.speeds.cpu;
         let about = format!(

@@ -67,6 +67,11 @@ pub fn of_gguf(name: &str) -> Option<&'static dyn Architecture> {
     ARCHITECTURES.into_iter().find(|a| a.gguf() == name)
 }
 
+/// Returns whether a `model_type`, or the architecture of a GGUF file, is one that runs.
+pub fn is_known(name: &str) -> bool {
+    ARCHITECTURES.into_iter().any(|a| a.is_named(Some(name), None) || a.gguf() == name)
+}
+
 /// Returns a sentence that names the architectures that run.
 pub fn known() -> String {
     let name = |a: &&dyn Architecture| format!("{} ({})", a.name(), a.gguf());

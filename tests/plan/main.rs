@@ -275,25 +275,25 @@ fn without_a_model_the_sizes_that_fit_are_listed() {
     let out = elsewhere("32GB", &[]).assert().success().get_output().stdout.clone();
     let text = String::from_utf8(out).unwrap();
     assert!(
-        text.contains("gemma pull google/gemma-3-27b-it-qat-q4_0-gguf") && text.contains("tok/s"),
+        text.contains("gemma pull google/gemma-4-12B-it-qat-q4_0-gguf") && text.contains("tok/s"),
         "{text}"
     );
     assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
     // The largest that is fast enough to be read comes first, a larger one that is not second.
     for (speed, best, larger) in [
-        ("400", "27b", None),
-        ("40", "12b", Some("27b")),
-        ("20", "4b", Some("27b")),
-        ("0.1", "270m", Some("27b")),
+        ("400", "4-31B", None),
+        ("40", "4-12B", Some("4-31B")),
+        ("20", "3-4b", Some("4-31B")),
+        ("0.1", "3-270m", Some("4-31B")),
     ] {
         let out = elsewhere("32GB", &["--bandwidth", speed]).assert().success();
         let text = String::from_utf8(out.get_output().stdout.clone()).unwrap();
         let advice = text.split("Best here: ").nth(1).unwrap().replace('\n', " ");
-        let page = |shape: &str| format!("gemma pull google/gemma-3-{shape}-");
+        let page = |shape: &str| format!("gemma pull google/gemma-{shape}-");
         assert!(advice.starts_with(&page(best)), "{speed} GB/s: {advice}");
         match larger {
             Some(shape) => {
-                assert!(advice.contains(&format!("{shape} fits too, but at ")), "{advice}");
+                assert!(advice.contains("Gemma 4 31b fits too, but at "), "{advice}");
                 assert!(advice.contains(&page(shape)), "{advice}");
             }
             None => assert!(!advice.contains("fits too"), "{advice}"),

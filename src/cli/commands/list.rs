@@ -1,4 +1,4 @@
-//! `gemma list`: the Gemma 3 models on this machine, from their headers alone.
+//! `gemma list`: the Gemma 3 and 4 models on this machine, from their headers alone.
 
 use crate::checkpoint::{Checkpoint, files_of_gguf};
 use crate::cli::io::output::print;
@@ -9,7 +9,7 @@ use crate::cli::options::UiOptions;
 use crate::cli::settings::Typed;
 use crate::cli::sizes::Sizes;
 use crate::error::fault_of;
-use crate::models::Weights;
+use crate::models::{Weights, architecture};
 use crate::runtime::load::{self, kv_format};
 use crate::runtime::model::Size;
 use crate::runtime::model::acquire::TOKEN;
@@ -34,7 +34,7 @@ Examples:
   gemma list ~/models
   gemma list --json | jq -r '.models[] | select(.fits).model'";
 
-/// Show the Gemma 3 models on this machine: size, format, whether they fit
+/// Show the Gemma 3 and 4 models on this machine: size, format, whether they fit
 ///
 /// The Hugging Face cache, LM Studio's and Ollama's models and the working directory are looked
 /// through. `--model` takes each name in the list. Only headers are read. A model that cannot be
@@ -195,10 +195,14 @@ fn holds_weights(path: &Path) -> bool {
     path.is_file() || names(path).iter().any(|n| n.ends_with(".safetensors"))
 }
 
-/// Whether a name is one of Gemma 3.
+/// Whether a name is one of Gemma 3 or 4.
 fn is_gemma(name: &str) -> bool {
     let name = name.to_ascii_lowercase();
-    name.contains("gemma-3-") || name.contains("gemma3") || name.contains("gemma_3")
+    ["3", "4"].iter().any(|version| {
+        ["gemma-", "gemma", "gemma_"]
+            .iter()
+            .any(|begin| name.contains(&format!("{begin}{version}")))
+    })
 }
 
 /// Opens a model, or returns `None` for another family. A file that cannot be opened is listed only
@@ -210,9 +214,7 @@ fn look(
     run: &RunOptions,
     wanted: bool,
 ) -> Option<Found> {
-    if family(&path)
-        .is_some_and(|family| !family.starts_with("gemma3") || family.starts_with("gemma3n"))
-    {
+    if family(&path).is_some_and(|family| !architecture::is_known(&family)) {
         return None;
     }
     let about = Checkpoint::open(&path).and_then(|checkpoint| {
@@ -273,7 +275,7 @@ fn text(found: &[Found], places: &[&PathBuf], sizes: Option<&Sizes>, columns: us
         let page = best.or_else(|| Shape::B1.page("q4_0")).unwrap_or_default();
         let larger = sizes.and_then(Sizes::larger).map_or(String::new(), |text| say(&text) + "\n");
         return say(&format!(
-            "There is no Gemma 3 here (looked in {}). To get one that fits:",
+            "There is no Gemma here (looked in {}). To get one that fits:",
             places.join(", ")
         )) + &format!(
             "\n  {TOKEN}\n{}/{page}\n  gemma pull {page}\n  gemma chat -m {page}\n\n{larger}",

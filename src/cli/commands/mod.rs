@@ -63,7 +63,7 @@ commands! {
     Plan = plan::PlanArgs;
     /// Download a model from Hugging Face
     Pull = pull::PullArgs;
-    /// Show the Gemma 3 models on this machine, and whether they fit
+    /// Show the Gemma 3 and 4 models on this machine, and whether they fit
     List = list::ListArgs;
     /// Show what a model consists of: its shape, tensors and formats
     Inspect = inspect::InspectArgs;
@@ -81,7 +81,7 @@ commands! {
     Man = man::ManArgs;
 }
 
-/// Run Gemma 3 models faster: a small draft model guesses several tokens, and the model checks all
+/// Run Gemma 3 and 4 faster: a small draft model guesses several tokens, and the model checks all
 /// of them in one pass.
 #[derive(Debug, Parser)]
 #[command(

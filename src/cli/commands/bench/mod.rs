@@ -36,7 +36,7 @@ Examples:
 #[derive(Debug, Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct BenchArgs {
-    /// Made-up weights in the shape of a Gemma 3
+    /// Made-up weights in the shape of a Gemma
     #[arg(long, value_enum, value_name = "SHAPE", conflicts_with = "model")]
     pub synthetic: Option<Shape>,
     #[command(flatten)]

@@ -39,7 +39,7 @@ Examples:
 /// Check this machine: processor, memory, GPU and its driver, NPU, cache
 ///
 /// Prints what would stop or slow gemma generate, with a remedy. Without --model it also prints the
-/// sizes of Gemma 3 that fit.
+/// sizes of Gemma that fit.
 #[derive(Debug, Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct DoctorArgs {
@@ -164,7 +164,7 @@ pub fn run(options: &DoctorArgs, typed: &Typed) -> Result<u8> {
     Ok(exit_code(&checks))
 }
 
-/// Returns the sizes of Gemma 3 that fit.
+/// Returns the sizes of Gemma that fit.
 fn sizes(machine: &MachineFacts<'_>, run: &RunOptions) -> Result<Sizes> {
     let host = Host::known(run, &machine.listed, machine.memory("MemAvailable"));
     Sizes::of(&host, run, Speeds::new(&*load::pool(run)?, None))

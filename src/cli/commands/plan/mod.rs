@@ -39,15 +39,15 @@ Examples:
 
 /// Whether a model fits, how fast it would be, and where its memory goes; nothing is loaded.
 ///
-/// Without MODEL: which sizes of Gemma 3 fit here. The model need not be downloaded.
+/// Without MODEL: which sizes of Gemma 3 and 4 fit here. The model need not be downloaded.
 #[derive(Debug, Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct PlanArgs {
-    /// Model: a size (27b, 12b, 4b, 1b, 270m), an id such as google/gemma-3-27b-it, a directory or
-    /// a GGUF file; bundled is the demo
+    /// Model: a size (27b, 12b, 4b, 1b, 270m, gemma4-31b, gemma4-12b), an id such as
+    /// google/gemma-3-27b-it, a directory or a GGUF file; bundled is the demo
     #[arg(value_name = "MODEL")]
     pub which: Option<String>,
-    /// Made-up weights in the shape of a Gemma 3, as gemma bench takes them
+    /// Made-up weights in the shape of a Gemma, as gemma bench takes them
     #[arg(
         long, value_enum, value_name = "SHAPE", conflicts_with_all = ["model", "which"],
         hide_short_help = true
@@ -189,7 +189,7 @@ impl Subject {
         let same = |shape: &Shape| {
             let published = Config::from_json(&shape.config());
             published.is_ok_and(|p| {
-                let size = |c: &Config| (c.dim, c.layers.len(), c.ffn_dim);
+                let size = |c: &Config| (c.architecture.gguf(), c.dim, c.layers.len(), c.ffn_dim);
                 size(&p) == size(config)
             })
         };
@@ -232,6 +232,8 @@ struct PlanReport<'a> {
     reading: Option<Reading>,
     /// Tokens of a pass with drafts, low and high.
     drafted: [f64; 2],
+    /// Whether that is known of this model.
+    has_drafts: bool,
     /// Other contexts.
     others: Vec<Other>,
     /// Why it cannot be loaded.
@@ -317,6 +319,8 @@ pub fn run(options: &PlanArgs, typed: &Typed) -> Result<u8> {
         elsewhere: host.elsewhere,
         speeds,
         reading,
+        has_drafts: options.tokens_per_pass != DRAFTED
+            || weights.config().architecture.gguf() != "gemma4",
         drafted,
         no_npu,
     };

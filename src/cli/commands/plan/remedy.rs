@@ -64,7 +64,7 @@ impl Misfit<'_> {
         }
         if ways.is_empty() {
             ways.push(
-                "close other programs: no Gemma 3 fits into the memory that is free".to_owned(),
+                "close other programs: no Gemma fits into the memory that is free".to_owned(),
             );
         }
         Ok(ways.join("; or "))

@@ -105,8 +105,8 @@ impl PlanReport<'_> {
                 "ms_per_pass_when_full": self.predicted.ms_per_pass_when_full,
                 "passes_per_s": self.predicted.passes_per_s,
                 "tokens_per_s_plain": self.predicted.passes_per_s,
-                "tokens_per_pass_drafted": self.drafted,
-                "tokens_per_s_drafted": self.drafted_per_s(),
+                "tokens_per_pass_drafted": self.has_drafts.then_some(self.drafted),
+                "tokens_per_s_drafted": self.has_drafts.then(|| self.drafted_per_s()),
                 "prompt": self.reading,
             },
             "memory_speed": self.speeds,
@@ -256,6 +256,12 @@ impl PlanReport<'_> {
             format!("{} (context full) to {}", about(full), about(empty))
         };
         let of_each = if self.task.sequences > 1 { " for each text" } else { "" };
+        if !self.has_drafts {
+            return format!(
+                "about {plain} tok/s plain{of_each}; more with drafts, which copy what the text \
+                 repeats: no draft model for this model is bundled"
+            );
+        }
         let [least, most] = self.drafted;
         let drafts = match options.tokens_per_pass == DRAFTED {
             true => "if yours are like our test texts".to_owned(),

@@ -221,7 +221,7 @@ fn what_a_shader_does_not_declare_is_seen() {
             wrong(&changed, &members)
         };
         assert!(with(|c| c.id += 1) && with(|c| c.id += 20));
-        assert!(with(|c| c.name = "ANOTHER") && with(|c| c.is_bool = true));
+        assert!(with(|c| c.name = "ANOTHER") && with(|c| c.is_bool = !c.is_bool));
         let mut fewer = constants.clone();
         fewer.remove(i);
         assert!(wrong(&fewer, &members));
