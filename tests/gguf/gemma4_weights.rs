@@ -138,7 +138,7 @@ fn source(case: &str, dir: &Path) -> PathBuf {
     let path = dir.join(case);
     fs::create_dir(&path).unwrap();
     let mut config = config(case, "config.json");
-    // Those that a GGUF file with this tokenizer means.
+    // A GGUF file with this tokenizer means these.
     config["text_config"]["eos_token_id"] = json!([1, 50, 106]);
     fs::write(path.join("config.json"), config.to_string()).unwrap();
     fs::copy(golden(case).join("model.safetensors"), path.join("model.safetensors")).unwrap();
