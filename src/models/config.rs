@@ -17,6 +17,14 @@ pub struct RopeSpec {
     pub share: f32,
 }
 
+impl RopeSpec {
+    /// Returns the pairs of channels of a head that turn.
+    pub fn turning(&self, head_dim: usize) -> usize {
+        // A little more than the share: `head_dim * share / 2` is cut to a whole number.
+        (self.share * (head_dim / 2) as f32 + 1e-3) as usize
+    }
+}
+
 /// Shape of one layer's attention.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LayerSpec {

@@ -13,8 +13,7 @@ impl Angles {
     /// `theta^(-2i / head_dim) / factor`, in f32 as transformers computes it; 0 for the channels
     /// that do not turn.
     pub fn new(rope: RopeSpec, head_dim: usize) -> Self {
-        // A little more than the share: `head_dim * share / 2` is cut to a whole number.
-        let turning = (rope.share * (head_dim / 2) as f32 + 1e-3) as usize;
+        let turning = rope.turning(head_dim);
         let frequency = |i: usize| match i < turning {
             true => 1.0 / rope.theta.powf((2 * i) as f32 / head_dim as f32) / rope.factor,
             false => 0.0,

@@ -26,6 +26,7 @@ pub enum Val {
     Strs(Vec<String>),
     F32s(Vec<f32>),
     I32s(Vec<i32>),
+    Bools(Vec<bool>),
     U16(u16),
     /// Type and bytes, right or wrong.
     Raw(u32, Vec<u8>),
@@ -54,6 +55,7 @@ impl Val {
             Val::I32s(v) => {
                 (9, array(5, v.len(), v.iter().flat_map(|x| x.to_le_bytes()).collect()))
             }
+            Val::Bools(v) => (9, array(7, v.len(), v.iter().map(|x| u8::from(*x)).collect())),
             Val::Raw(kind, v) => (*kind, v.clone()),
         }
     }
@@ -185,6 +187,7 @@ pub fn name_of(name: &str) -> String {
             ("mlp.up_proj", "ffn_up"),
             ("mlp.down_proj", "ffn_down"),
             ("post_feedforward_layernorm", "post_ffw_norm"),
+            ("layer_scalar", "layer_output_scale"),
         ]
         .into_iter()
         .find(|(hf, _)| *hf == n)

@@ -4,6 +4,7 @@
 mod common;
 
 mod gemma4;
+mod gemma4_weights;
 mod hostile;
 mod read;
 mod said;

@@ -1,15 +1,17 @@
-//! The header of a GGUF file to be written; the data follows in the order of the tensors, each
-//! padded to the alignment.
+//! The header of a GGUF file to be written, with the tensors that no source has; the data of the
+//! others follows in their order, each padded to the alignment.
 
 use super::container::{ALIGNMENT, MAGIC, VERSION};
 use super::types;
 use crate::tensor::Code;
 
-/// Metadata as it goes into the file, in this order.
+/// Metadata as it goes into the file, in this order, and the tensors that follow from it.
 #[derive(Clone, Debug, Default)]
 pub struct Keys {
     count: u64,
     bytes: Vec<u8>,
+    /// Vectors of f32 that no source has. They come before the other tensors.
+    vectors: Vec<(String, Vec<f32>)>,
 }
 
 impl Keys {
@@ -59,6 +61,17 @@ impl Keys {
         bytes.extend(values.iter().flat_map(|v| v.to_le_bytes()));
         self.put(key, 9, &bytes);
     }
+
+    pub fn bools(&mut self, key: &str, values: &[bool]) {
+        let mut bytes = list(7, values.len());
+        bytes.extend(values.iter().map(|v| u8::from(*v)));
+        self.put(key, 9, &bytes);
+    }
+
+    /// Adds a tensor of f32.
+    pub fn vector(&mut self, name: &str, values: Vec<f32>) {
+        self.vectors.push((name.into(), values));
+    }
 }
 
 fn push_text(out: &mut Vec<u8>, text: &str) {
@@ -95,15 +108,21 @@ impl Tensor {
     }
 }
 
-/// Everything before the data.
+/// Everything before the data of these tensors.
 pub fn header(keys: &Keys, tensors: &[Tensor]) -> Vec<u8> {
+    let vector = |(name, values): &(String, Vec<f32>)| Tensor {
+        name: name.clone(),
+        code: Code::F32,
+        shape: vec![values.len()],
+    };
+    let vectors: Vec<Tensor> = keys.vectors.iter().map(vector).collect();
     let mut out = MAGIC.to_vec();
     out.extend(VERSION.to_le_bytes());
-    out.extend((tensors.len() as u64).to_le_bytes());
+    out.extend(((vectors.len() + tensors.len()) as u64).to_le_bytes());
     out.extend(keys.count.to_le_bytes());
     out.extend(&keys.bytes);
     let mut offset = 0u64;
-    for tensor in tensors {
+    for tensor in vectors.iter().chain(tensors) {
         push_text(&mut out, &tensor.name);
         out.extend((tensor.shape.len() as u32).to_le_bytes());
         tensor.shape.iter().rev().for_each(|n| out.extend((*n as u64).to_le_bytes()));
@@ -111,6 +130,11 @@ pub fn header(keys: &Keys, tensors: &[Tensor]) -> Vec<u8> {
         out.extend(offset.to_le_bytes());
         offset += tensor.bytes() + tensor.padding() as u64;
     }
-    out.resize(out.len().next_multiple_of(ALIGNMENT), 0);
+    let align = |out: &mut Vec<u8>| out.resize(out.len().next_multiple_of(ALIGNMENT), 0);
+    align(&mut out);
+    for (_, values) in &keys.vectors {
+        out.extend(values.iter().flat_map(|v| v.to_le_bytes()));
+        align(&mut out);
+    }
     out
 }

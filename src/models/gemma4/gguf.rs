@@ -1,11 +1,11 @@
 //! The keys that a GGUF file has for the architecture `gemma4`. Source: ggml-org/llama.cpp,
 //! conversion of `Gemma4ForConditionalGeneration` and src/models/gemma4.cpp.
 
-use crate::checkpoint::gguf::Value as Stored;
 use crate::checkpoint::gguf::write::Keys;
+use crate::checkpoint::gguf::{Metadata, Value as Stored};
 use crate::error::Fault;
-use crate::models::gguf::{BOS, GgufModel, PAD, decimal, eos, layer_types, whole};
-use crate::models::{Config, Role};
+use crate::models::gguf::{BOS, GgufModel, PAD, decimal, eos, whole};
+use crate::models::{Config, LayerSpec, Role};
 use serde_json::{Map, Value, json};
 
 /// Name of the architecture, and the first part of its keys.
@@ -13,105 +13,233 @@ pub const ARCHITECTURE: &str = "gemma4";
 
 /// Divisors of the frequencies of the global layers: 1 for the channels that turn.
 const ROPE_FREQS: &str = "rope_freqs.weight";
-/// Least divisor of a frequency that stands for none.
-const STILL: f32 = 1e29;
+/// Divisor of the frequency of a channel that does not turn, as llama.cpp's converter writes it.
+const STILL: f32 = 1e30;
+/// Least divisor that means the same.
+const LEAST_STILL: f32 = 1e29;
 /// Soft-capping of a file that does not name it, as llama.cpp has it.
 const LOGIT_CAP: f64 = 30.0;
+/// Base period of a file that does not name it, as llama.cpp has it.
+const THETA: f64 = 1e4;
+
+/// Returns the full name of a key.
+fn key(name: &str) -> String {
+    format!("{ARCHITECTURE}.{name}")
+}
+
+/// The keys of a file, checked for their types.
+struct Reader<'a>(&'a Metadata);
+
+impl Reader<'_> {
+    fn optional(&self, name: &str) -> Result<Option<i64>, String> {
+        whole(self.0, &key(name))
+    }
+
+    fn needed(&self, name: &str) -> Result<i64, String> {
+        self.optional(name)?.ok_or_else(|| format!("`{}` is missing", key(name)))
+    }
+
+    fn float(&self, name: &str, default: f64) -> Result<f64, String> {
+        let key = key(name);
+        let value = if self.0.get(&key).is_none() { Some(default) } else { self.0.float(&key) };
+        value.filter(|v| v.is_finite()).ok_or_else(|| format!("`{key}` is not a number"))
+    }
+
+    /// Returns a number for each layer. A single one stands for all.
+    fn list(&self, name: &str, layers: usize) -> Result<Vec<i64>, String> {
+        match self.0.get(&key(name)) {
+            Some(Stored::Ints(list)) if list.len() == layers => Ok(list.clone()),
+            Some(Stored::Int(n)) => Ok(vec![*n; layers]),
+            None => Err(format!("`{}` is missing", key(name))),
+            Some(_) => Err(format!("`{}` does not list {layers} whole numbers", key(name))),
+        }
+    }
+
+    /// Returns the channels of a head of the global and of the local layers.
+    fn head_dims(&self) -> Result<(i64, i64), String> {
+        let global = self.needed("attention.key_length")?;
+        let local = self.optional("attention.key_length_swa")?.unwrap_or(global);
+        for (name, dim) in [
+            ("attention.value_length", global),
+            ("attention.value_length_swa", local),
+            ("rope.dimension_count", global),
+            ("rope.dimension_count_swa", local),
+        ] {
+            if let Some(n) = self.optional(name)?.filter(|n| *n != dim) {
+                return Err(format!("`{}` is {n}, but heads have {dim}", key(name)));
+            }
+        }
+        Ok((global, local))
+    }
+
+    fn refuse_scaled_rotation(&self) -> Result<(), String> {
+        let kind = key("rope.scaling.type");
+        if let Some(value) = self.0.text(&kind).filter(|value| *value != "none") {
+            return Err(format!("`{kind}` is {value}, which is not supported"));
+        }
+        for name in ["rope.scaling.factor", "rope.scale_linear"] {
+            let factor = self.float(name, 1.0)?;
+            // Files say 0 for no factor.
+            if factor != 0.0 && factor != 1.0 {
+                return Err(format!("`{}` is {factor}, which is not supported", key(name)));
+            }
+        }
+        Ok(())
+    }
+}
 
 /// Returns the `config.json` that a file's keys mean.
 pub fn config(file: &GgufModel<'_>) -> Result<Value, String> {
     let metadata = file.metadata;
-    let key = |name: &str| format!("{ARCHITECTURE}.{name}");
-    let optional = |name: &str| whole(metadata, &key(name));
-    let needed = |name: &str| optional(name)?.ok_or_else(|| format!("`{}` is missing", key(name)));
-    let float = |name: &str| metadata.float(&key(name));
-
-    let (layers, heads) = (needed("block_count")?, needed("attention.head_count")?);
+    let reader = Reader(metadata);
+    reader.refuse_scaled_rotation()?;
+    let (layers, heads) = (reader.needed("block_count")?, reader.needed("attention.head_count")?);
     let layers = usize::try_from(layers).ok().filter(|n| (1..=1024).contains(n));
     let layers = layers.ok_or_else(|| format!("`{}` is not 1 to 1024", key("block_count")))?;
-    let global_dim = needed("attention.key_length")?;
-    let local_dim = optional("attention.key_length_swa")?.unwrap_or(global_dim);
-    for (name, dim) in [
-        ("attention.value_length", global_dim),
-        ("attention.value_length_swa", local_dim),
-        ("rope.dimension_count", global_dim),
-        ("rope.dimension_count_swa", local_dim),
-    ] {
-        if let Some(n) = optional(name)?.filter(|n| *n != dim) {
-            return Err(format!("`{}` is {n}, but heads have {dim}", key(name)));
-        }
-    }
-    if let Some(kind) = metadata.text(&key("rope.scaling.type")).filter(|kind| *kind != "none") {
-        return Err(format!("`{}` is {kind}, which is not supported", key("rope.scaling.type")));
-    }
-    let (window, types) = layer_types(metadata, ARCHITECTURE, layers)?;
-    let kv_heads: Vec<i64> = match metadata.get(&key("attention.head_count_kv")) {
-        Some(Stored::Ints(list)) if list.len() == layers => list.clone(),
-        Some(Stored::Int(n)) => vec![*n; layers],
+    let (global_dim, local_dim) = reader.head_dims()?;
+    let kv_heads = match metadata.get(&key("attention.head_count_kv")) {
         None => vec![heads; layers],
-        Some(_) => {
-            return Err(format!("`{}` is of another length", key("attention.head_count_kv")));
-        }
+        Some(_) => reader.list("attention.head_count_kv", layers)?,
     };
-    let is_global = |i: &usize| types[*i] == "full_attention";
+    let ffn = reader.list("feed_forward_length", layers)?;
+    let is_local = reader.list("attention.sliding_window_pattern", layers)?;
+    let is_global: Vec<bool> = is_local.into_iter().map(|local| local == 0).collect();
+    if is_global.last() == Some(&false) {
+        return Err("the last layer has a window, which is not supported".into());
+    }
+    let kind = |global: &bool| if *global { "full_attention" } else { "sliding_attention" };
     let own = |(i, kv): (usize, &i64)| {
-        let dim = if is_global(&i) { global_dim } else { local_dim };
+        let dim = if is_global[i] { global_dim } else { local_dim };
         (i.to_string(), json!({"head_dim": dim, "num_key_value_heads": kv}))
     };
     let own_heads: Map<String, Value> = kv_heads.iter().enumerate().map(own).collect();
-    let values_are_keys = (0..layers).any(|i| is_global(&i) && !file.has(Role::V, i));
-    let global_rope = json!({"rope_type": "proportional", "partial_rotary_factor": share(file)?,
-        "rope_theta": float("rope.freq_base").unwrap_or(1e6)});
-    let local_rope = json!({"rope_type": "default",
-        "rope_theta": float("rope.freq_base_swa").unwrap_or(1e4)});
+    let shared = reader.optional("attention.shared_kv_layers")?.unwrap_or(0);
+    let per_layer = reader.optional("embedding_length_per_layer_input")?.unwrap_or(0);
+    let experts = reader.optional("expert_count")?.unwrap_or(0);
+    let cap = reader.float("final_logit_softcapping", LOGIT_CAP)?;
+    let global_rope = json!({"rope_type": "proportional",
+        "partial_rotary_factor": share(file, global_dim)?,
+        "rope_theta": reader.float("rope.freq_base", THETA)?});
+    let local_rope =
+        json!({"rope_type": "default", "rope_theta": reader.float("rope.freq_base_swa", THETA)?});
     let mut json = json!({
         "architectures": ["Gemma4ForCausalLM"],
         "model_type": "gemma4_text",
-        "attention_k_eq_v": values_are_keys,
+        "attention_k_eq_v": shared == 0 && values_are_keys(file, &is_global)?,
         "bos_token_id": metadata.int(BOS.0).unwrap_or(BOS.1.into()),
-        "enable_moe_block": optional("expert_count")?.unwrap_or(0) > 0,
+        "enable_moe_block": experts != 0,
         "eos_token_id": eos(metadata),
-        "final_logit_softcapping": float("final_logit_softcapping").unwrap_or(LOGIT_CAP),
+        "final_logit_softcapping": (cap != 0.0).then_some(cap),
         "head_dim": local_dim,
         "hidden_activation": "gelu_pytorch_tanh",
-        "hidden_size": needed("embedding_length")?,
-        "hidden_size_per_layer_input": optional("embedding_length_per_layer_input")?.unwrap_or(0),
-        "intermediate_size": needed("feed_forward_length")?,
-        "layer_types": types,
-        "max_position_embeddings": needed("context_length")?,
+        "hidden_size": reader.needed("embedding_length")?,
+        "hidden_size_per_layer_input": per_layer,
+        "intermediate_size": ffn[0],
+        "layer_types": is_global.iter().map(kind).collect::<Vec<_>>(),
+        "max_position_embeddings": reader.needed("context_length")?,
         "num_attention_heads": heads,
         "num_hidden_layers": layers,
         "num_key_value_heads": kv_heads[0],
-        "num_kv_shared_layers": optional("attention.shared_kv_layers")?.unwrap_or(0),
+        "num_kv_shared_layers": shared,
         "pad_token_id": metadata.int(PAD.0).unwrap_or(PAD.1.into()),
         "per_layer_config": own_heads,
-        "rms_norm_eps": decimal(float("attention.layer_norm_rms_epsilon").unwrap_or(1e-6)),
+        "rms_norm_eps": decimal(reader.float("attention.layer_norm_rms_epsilon", 1e-6)?),
         "rope_parameters": {"full_attention": global_rope, "sliding_attention": local_rope},
+        "sliding_window": reader.needed("attention.sliding_window")?,
         "tie_word_embeddings": !file.has(Role::Head, 0),
         "torch_dtype": "bfloat16",
+        "use_double_wide_mlp": ffn.iter().any(|n| *n != ffn[0]),
     });
-    if let Some(window) = window {
-        json["sliding_window"] = window.into();
-    }
     if let Some(rows) = file.vocab() {
         json["vocab_size"] = rows.into();
     }
     Ok(json)
 }
 
+/// Returns whether the global layers have no matrix of values.
+fn values_are_keys(file: &GgufModel<'_>, is_global: &[bool]) -> Result<bool, String> {
+    let global = || (0..is_global.len()).filter(|i| is_global[*i]);
+    match global().filter(|i| file.has(Role::V, *i)).count() {
+        0 => Ok(true),
+        n if n == global().count() => Ok(false),
+        _ => Err("some of the layers without a window have `attn_v`, and others do not".into()),
+    }
+}
+
 /// Returns the share of the channels of a global layer's heads that turn.
-fn share(file: &GgufModel<'_>) -> Result<f32, String> {
-    let Some(divisors) = file.floats(ROPE_FREQS) else { return Ok(1.0) };
+fn share(file: &GgufModel<'_>, head_dim: i64) -> Result<f32, String> {
+    let divisors = file.floats(ROPE_FREQS);
+    let divisors = divisors.ok_or_else(|| format!("`{ROPE_FREQS}` is missing, or in blocks"))?;
+    if usize::try_from(head_dim / 2) != Ok(divisors.len()) {
+        let n = divisors.len();
+        return Err(format!("`{ROPE_FREQS}` has {n} numbers, but heads have {head_dim}"));
+    }
     let turning = divisors.iter().take_while(|d| **d == 1.0).count();
-    match divisors[turning..].iter().all(|d| *d >= STILL) {
+    match divisors[turning..].iter().all(|d| *d >= LEAST_STILL) {
         true if turning > 0 => Ok(turning as f32 / divisors.len() as f32),
         _ => Err(format!("`{ROPE_FREQS}` scales frequencies, which is not supported")),
     }
 }
 
-/// Refuses: the file would need the tensor of the divisors, which no source has.
-pub fn keys(_: &Config, _: &mut Keys) -> anyhow::Result<()> {
-    Err(Fault::model("Gemma 4 models are not written as GGUF")
+/// Adds the keys of the architecture, and the divisors of the global layers' frequencies. Refuses a
+/// model that llama.cpp would compute otherwise.
+pub fn keys(c: &Config, keys: &mut Keys) -> anyhow::Result<()> {
+    let (local, global) = layers(c)?;
+    for (name, n) in [
+        ("context_length", c.max_position),
+        ("embedding_length", c.dim),
+        ("embedding_length_per_layer_input", 0),
+        ("block_count", c.layers.len()),
+        ("feed_forward_length", c.ffn_dim),
+        ("attention.head_count", global.n_heads),
+        ("attention.key_length", global.head_dim),
+        ("attention.key_length_swa", local.head_dim),
+        ("attention.value_length", global.head_dim),
+        ("attention.value_length_swa", local.head_dim),
+        ("attention.shared_kv_layers", 0),
+        // Nothing reads it without a sliding layer.
+        ("attention.sliding_window", local.window.unwrap_or(1)),
+        ("rope.dimension_count", global.head_dim),
+        ("rope.dimension_count_swa", local.head_dim),
+        ("vocab_size", c.vocab),
+    ] {
+        keys.u32(&key(name), u32::try_from(n)?);
+    }
+    let kv_heads: Vec<i32> = c.layers.iter().map(|layer| layer.n_kv_heads as i32).collect();
+    keys.i32s(&key("attention.head_count_kv"), &kv_heads);
+    let is_local: Vec<bool> = c.layers.iter().map(|layer| !layer.is_global()).collect();
+    keys.bools(&key("attention.sliding_window_pattern"), &is_local);
+    keys.f32(&key("attention.layer_norm_rms_epsilon"), c.eps);
+    keys.f32(&key("final_logit_softcapping"), c.logit_cap.unwrap_or(0.0));
+    keys.f32(&key("rope.freq_base"), global.rope.theta);
+    keys.f32(&key("rope.freq_base_swa"), local.rope.theta);
+    let mut divisors = vec![STILL; global.head_dim / 2];
+    divisors[..global.rope.turning(global.head_dim)].fill(1.0);
+    keys.vector(ROPE_FREQS, divisors);
+    Ok(())
+}
+
+/// Returns the shapes of the local and of the global layers. Refuses a model that a GGUF file
+/// cannot describe.
+fn layers(c: &Config) -> anyhow::Result<(LayerSpec, LayerSpec)> {
+    let global = c.layers[c.layers.len() - 1];
+    let local = *c.layers.iter().find(|layer| !layer.is_global()).unwrap_or(&global);
+    let differs = |layer: &LayerSpec| {
+        let shape = if layer.is_global() { global } else { local };
+        LayerSpec { n_kv_heads: shape.n_kv_heads, ..*layer } != shape
+    };
+    let turns = |LayerSpec { rope, head_dim, .. }: &LayerSpec, is_global| {
+        rope.factor == 1.0
+            && if is_global { rope.turning(*head_dim) > 0 } else { rope.share == 1.0 }
+    };
+    let what = if c.layers.iter().any(differs) || local.n_heads != global.n_heads {
+        "its layers differ in their heads"
+    } else if !c.layers.iter().all(|layer| turns(layer, layer.is_global())) {
+        "its layers rotate otherwise than Gemma 4's"
+    } else {
+        return Ok((local, global));
+    };
+    Err(Fault::model(format!("the model cannot be written as GGUF: {what}"))
         .help("make a directory instead: a destination that does not end in .gguf")
         .into())
 }

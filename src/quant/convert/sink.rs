@@ -49,7 +49,7 @@ impl<'a> TensorWriter<'a> {
                 self.written.side.extend_from_slice(&matrix.side);
                 self.put(&matrix.codes)
             }
-            Some(_) if !self.entry.role.is_matrix() => self.norm(&matrix.dequantize()),
+            Some(_) if !self.entry.role.is_matrix() => self.vector(&matrix.dequantize()),
             Some(_) if !matrix.format.code.is_integer() => self.put(&matrix.codes),
             Some(_) => {
                 for start in (0..matrix.rows).step_by(ROWS) {
@@ -64,14 +64,14 @@ impl<'a> TensorWriter<'a> {
     /// Writes more plain weights: their bytes in the source, or their values.
     pub fn plain(&mut self, bytes: &[u8], values: &[f32]) -> Result<()> {
         match self.entry.block {
-            Some(_) if !self.entry.role.is_matrix() => self.norm(values),
+            Some(_) if !self.entry.role.is_matrix() => self.vector(values),
             _ => self.put(bytes),
         }
     }
 
-    fn norm(&mut self, values: &[f32]) -> Result<()> {
-        let plus_one: Vec<f32> = values.iter().map(|v| v + 1.0).collect();
-        self.put(bytemuck::cast_slice(&plus_one))
+    fn vector(&mut self, values: &[f32]) -> Result<()> {
+        let values: Vec<f32> = values.iter().map(|v| v + self.entry.base).collect();
+        self.put(bytemuck::cast_slice(&values))
     }
 
     /// Syncs the written rows to disk, their scales to a file of their own. Returns the SHA-256 of

@@ -1,7 +1,8 @@
 //! GGUF output: one file that llama.cpp reads too, for formats that it can hold without rounding.
 //!
 //! int4 and int8 codes become Q4_0 and Q8_0 if their group is a multiple of 32; the scale of the
-//! group is repeated. Floats stay as they are. llama.cpp expects norms with 1 added.
+//! group is repeated. Floats stay as they are. Norms become the factors that llama.cpp expects: the
+//! architecture's number is added to the stored ones.
 
 use super::{StoredTensor, TargetFormat};
 use crate::checkpoint::Dtype;

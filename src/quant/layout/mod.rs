@@ -67,6 +67,8 @@ pub struct TensorPlan {
     pub parts: Vec<StoredTensor>,
     /// The code that a GGUF file has blocks of; `None` in an artifact.
     pub block: Option<Code>,
+    /// Number that a GGUF file adds to a vector; 0 in an artifact.
+    pub base: f32,
     /// Index of its file.
     pub shard: usize,
 }
@@ -110,6 +112,7 @@ impl ArtifactLayout {
     pub fn gguf(weights: &Weights, targets: &[TargetFormat], keys: &Keys) -> Result<Self> {
         let mut entries = Vec::new();
         let tensors = weights.tensors();
+        let norm_base = weights.config().architecture.norm_base();
         for (i, &target) in (0..tensors.len()).zip(targets) {
             let TensorSpec { role, layer, rows, cols } = tensors[i];
             let name = weights.name(role, layer);
@@ -125,6 +128,7 @@ impl ArtifactLayout {
                 target,
                 parts,
                 block: Some(code),
+                base: if role.is_norm() { norm_base } else { 0.0 },
                 shard: 0,
             });
         }
@@ -166,6 +170,7 @@ impl ArtifactLayout {
                 target,
                 parts,
                 block: None,
+                base: 0.0,
                 shard,
             });
         }
