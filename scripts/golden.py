@@ -95,11 +95,12 @@ def text_values_4(**changes):
 # name, tokens, class of the configuration and of its text section, class of the model, values
 CASES_4 = [
     # Heads of 256 and 512 channels, and an odd number of heads for keys and values.
-    ("gemma4-wide", 300, Gemma4Config, Gemma4TextConfig, Gemma4ForConditionalGeneration, text_values_4(
-        hidden_size=32, intermediate_size=64, num_hidden_layers=4, num_attention_heads=3,
-        num_key_value_heads=3, head_dim=256, global_head_dim=512, num_global_key_value_heads=1,
-        layer_types=kinds(4, 2), sliding_window=40, hidden_size_per_layer_input=0,
-        vocab_size_per_layer_input=0)),
+    ("gemma4-wide", 300, Gemma4Config, Gemma4TextConfig,
+     Gemma4ForConditionalGeneration, text_values_4(
+         hidden_size=32, intermediate_size=64, num_hidden_layers=4, num_attention_heads=3,
+         num_key_value_heads=3, head_dim=256, global_head_dim=512, num_global_key_value_heads=1,
+         layer_types=kinds(4, 2), sliding_window=40, hidden_size_per_layer_input=0,
+         vocab_size_per_layer_input=0)),
     # Pattern of the real models; pages and rings of 256 positions are crossed.
     ("gemma4-unified", 700, Gemma4UnifiedConfig, Gemma4UnifiedTextConfig,
      Gemma4UnifiedForConditionalGeneration, text_values_4(

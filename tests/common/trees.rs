@@ -1,6 +1,7 @@
 //! Random trees against one-by-one decoding, bit for bit, on any engine that plans run on.
 
 use gemma::engine::{Engine, EngineExt, Input, Output, PlannedEngine, Rows, Scores, TokenTree};
+use gemma::models::gemma4::Gemma4;
 use gemma::models::{Config, LayerSpec, RopeSpec};
 use rand::Rng;
 use rand::rngs::SmallRng;
@@ -11,12 +12,22 @@ pub fn bits(row: &[f32]) -> Vec<u32> {
     row.iter().map(|v| v.to_bits()).collect()
 }
 
-/// Gives the global layers other heads and another rotation than the local ones have.
+/// Turns a configuration into one of Gemma 4, whose global layers have other heads and another
+/// rotation than the local ones.
 pub fn reshape_global_layers(mut config: Config) -> Config {
+    (config.architecture, config.logit_cap) = (&Gemma4, Some(30.0));
     for layer in config.layers.iter_mut().filter(|layer| layer.is_global()) {
         let rope = RopeSpec { share: 0.25, factor: 1.0, ..layer.rope };
         let (n_heads, n_kv_heads, head_dim) = (4, 1, 64);
-        *layer = LayerSpec { n_heads, n_kv_heads, head_dim, rope, query_scale: 0.125, ..*layer };
+        *layer = LayerSpec {
+            n_heads,
+            n_kv_heads,
+            head_dim,
+            rope,
+            query_scale: 0.125,
+            values_are_keys: true,
+            ..*layer
+        };
     }
     config
 }

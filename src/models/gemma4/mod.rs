@@ -1,8 +1,8 @@
 //! Gemma 4, the dense models: configuration, layer, GGUF files.
 //!
 //! It differs from Gemma 3 in this: norms multiply by their stored weights. Values are normed. The
-//! global layers have wider heads, whose values are the keys before norm and rotation, and a quarter
-//! of whose channels turns. A number scales the stream behind each layer. Logits are capped. Source:
+//! global layers have wider heads, of which a part turns; their values are the keys before that and
+//! before the norm. A number scales the stream behind each layer. Logits are capped. Source:
 //! huggingface/transformers 5.24, models/gemma4 and models/gemma4_unified, which share this layer.
 
 mod config;
