@@ -258,8 +258,9 @@ impl PlanReport<'_> {
         let of_each = if self.task.sequences > 1 { " for each text" } else { "" };
         if !self.has_drafts {
             return format!(
-                "about {plain} tok/s plain{of_each}; more with drafts, which copy what the text \
-                 repeats: no draft model for this model is bundled"
+                "about {plain} tok/s plain{of_each}; more with drafts, \
+                 which copy what the text repeats, \
+                 since no draft model for it is bundled"
             );
         }
         let [least, most] = self.drafted;
