@@ -58,7 +58,7 @@ pub fn of_json(json: &Value) -> Result<&'static dyn Architecture, Fault> {
     let found = ARCHITECTURES.into_iter().find(|a| a.is_named(kind.as_deref(), class));
     found.ok_or_else(|| {
         let found = kind.as_deref().or(class).unwrap_or("of no stated kind");
-        Fault::model(format!("the model is {found}")).help(known())
+        Fault::model(unknown(found)).help(known())
     })
 }
 
@@ -70,6 +70,28 @@ pub fn of_gguf(name: &str) -> Option<&'static dyn Architecture> {
 /// Returns whether a `model_type`, or the architecture of a GGUF file, is one that runs.
 pub fn is_known(name: &str) -> bool {
     ARCHITECTURES.into_iter().any(|a| a.is_named(Some(name), None) || a.gguf() == name)
+}
+
+/// Returns why a model of this name, id or type does not run, where that is known.
+pub fn refusal(name: &str) -> Option<&'static str> {
+    let name = name.to_ascii_lowercase().replace("gemma-", "gemma").replace('_', "-");
+    let layers = "it has embeddings for each layer, which are not computed";
+    let reasons = [
+        ("gemma3n", layers),
+        ("gemma4-e2b", layers),
+        ("gemma4-e4b", layers),
+        ("gemma4-26b-a4b", "it is a mixture of experts, which is not computed"),
+    ];
+    if name.contains("gemma4") && name.ends_with("assistant") {
+        return Some("it is a draft model that reads its target's cache, which is not computed");
+    }
+    reasons.into_iter().find(|(part, _)| name.contains(part)).map(|(_, why)| why)
+}
+
+/// Describes a type of model that does not run.
+pub fn unknown(kind: &str) -> String {
+    refusal(kind)
+        .map_or(format!("the model is {kind}"), |why| format!("the model is {kind}: {why}"))
 }
 
 /// Returns a sentence that names the architectures that run.

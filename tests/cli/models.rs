@@ -294,7 +294,10 @@ fn a_doctor_says_what_a_run_would_do_here() {
     let text = gemma_in(dir.path(), &["doctor", "-d", "cpu"], b"").ok();
     assert!(text.text().lines().all(|line| line.chars().count() <= 80), "{}", text.text());
     assert!(text.text().contains("PASS  kernels, cpu") && text.err.is_empty(), "{text:?}");
-    assert!(text.text().contains("| 27b ") && text.text().contains("gemma plan"), "{text:?}");
+    assert!(
+        text.text().contains("| Gemma 3 27b ") && text.text().contains("gemma plan"),
+        "{text:?}"
+    );
 }
 
 #[test]

@@ -144,8 +144,8 @@ pub fn present(checkpoint: Checkpoint) -> Result<Checkpoint> {
                 .into());
         }
         None => {
-            let what =
-                format!("{shown}: the model is {}", name.unwrap_or("of no stated architecture"));
+            let name = name.unwrap_or("of no stated architecture");
+            let what = format!("{shown}: {}", architecture::unknown(name));
             return Err(Fault::model(what).help(architecture::known()).into());
         }
     };

@@ -2,6 +2,7 @@
 //! gets it. Only `gemma pull` downloads.
 
 use crate::error::Fault;
+use crate::models::architecture;
 use crate::util::shell::quoted;
 use std::path::{Path, PathBuf};
 
@@ -44,6 +45,9 @@ pub fn is_id(name: &str) -> bool {
 
 /// Returns the commands that get a model that is not in the cache.
 pub fn how_to_get(id: &str) -> String {
+    if let Some(why) = architecture::refusal(id) {
+        return format!("this model does not run here: {why}");
+    }
     let is_gated = id.starts_with(GEMMA_3);
     let is_of = |family: &str, size: &str| id.starts_with(&format!("{family}{size}-"));
     let official = OFFICIAL.iter().find(|(family, size, ..)| is_of(family, size));
@@ -294,6 +298,7 @@ mod tests {
             file.contains("17.2 GB") && !file.contains("54.9") && file.matches("qat").count() == 2,
             "{file}"
         );
+        assert!(how_to_get("google/gemma-4-E4B-it").contains("embeddings for each layer"));
         let other = how_to_get("someone/else");
         assert!(
             other.contains("gemma pull someone/else")

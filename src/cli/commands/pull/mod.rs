@@ -14,6 +14,7 @@ use crate::cli::io::signals::Interrupt;
 use crate::cli::options::UiOptions;
 use crate::cli::settings::Typed;
 use crate::error::{Fault, Kind};
+use crate::models::architecture;
 use crate::os;
 use crate::runtime::model::acquire::{ResolvedName, how_to_get, is_id, translate};
 use crate::runtime::model::find::{caches, folder_of};
@@ -109,6 +110,10 @@ pub fn run(options: &PullArgs, typed: &Typed) -> Result<u8> {
 /// that was probably meant: their models are large, and not the smallest of their size.
 fn parse(name: &str) -> Result<ResolvedName> {
     let (id, tag) = name.split_once(':').map_or((name, None), |(id, tag)| (id, Some(tag)));
+    if let Some(why) = architecture::refusal(id) {
+        let fault = Fault::model(format!("{id} does not run here: {why}"));
+        return Err(fault.help("gemma plan lists the models that run").into());
+    }
     if is_id(id) && tag.is_none_or(|tag| !tag.is_empty()) {
         return Ok(ResolvedName { id: id.to_owned(), tag: tag.map(str::to_owned) });
     }
