@@ -1,6 +1,6 @@
 //! Files that earlier runs have left, and what an NPU is given.
 
-use super::{DIRECTORY, file};
+use super::DIRECTORY;
 use gemma::npu::{txn, xclbin};
 use gemma::runtime::drafting::costs::CostFile;
 use std::sync::LazyLock;

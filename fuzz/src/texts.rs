@@ -1,8 +1,8 @@
 //! Texts in languages of their own, and requests.
 
 use super::{DIRECTORY, file};
+use gemma::grammar::{GrammarSource, Grammars, parse_schema};
 use gemma::models::{ChatTemplate, Config, Message, Special, Tokenizer};
-use gemma::grammar::{Grammars, GrammarSource, parse_schema};
 use std::sync::{Arc, LazyLock};
 
 /// The bundled target's.
@@ -19,7 +19,8 @@ pub fn tokenizer(data: &[u8]) {
         }
     }
     let messages = [Message::new("user", "a <bos> b")];
-    let _ = ChatTemplate::built_in(false).encode(&tokenizer, &messages, None, Special::AsText, None);
+    let _ =
+        ChatTemplate::built_in(false).encode(&tokenizer, &messages, None, Special::AsText, None);
 }
 
 /// Ways to ask for more memory than there is, which ends a process: `tests/cli/foreign.rs` tries those.
@@ -32,8 +33,7 @@ pub fn template(data: &[u8]) {
     if AMPLIFIERS.iter().any(|word| text.contains(word)) {
         return;
     }
-    let message =
-        |role: &str, content: &str| Message::new(role, content);
+    let message = |role: &str, content: &str| Message::new(role, content);
     let messages = [message("user", "a <end_of_turn>"), message("assistant", "b\n")];
     let template = ChatTemplate::of(text.into());
     let _ = template.render(&messages, true);
@@ -41,8 +41,9 @@ pub fn template(data: &[u8]) {
 
 /// The first byte says which notation the rest is in.
 pub fn grammar(data: &[u8]) {
-    static GRAMMARS: LazyLock<Grammars> =
-        LazyLock::new(|| Grammars::new(TOKENIZER.clone(), &[1], 1).expect("the tokenizer has an end"));
+    static GRAMMARS: LazyLock<Grammars> = LazyLock::new(|| {
+        Grammars::new(TOKENIZER.clone(), &[1], 1).expect("the tokenizer has an end")
+    });
     let Some((how, rest)) = data.split_first() else { return };
     let Ok(text) = std::str::from_utf8(rest) else { return };
     let source = match how % 3 {
@@ -61,7 +62,8 @@ pub fn settings(data: &[u8]) {
     file("gemma.toml", data);
     std::env::set_current_dir(&*DIRECTORY).expect("the directory is there");
     for command in ["generate", "bench", "serve", "quantize"] {
-        let _ = gemma::cli::commands::parse(&["gemma".into(), command.into(), "x".into(), "y".into()]);
+        let _ =
+            gemma::cli::commands::parse(&["gemma".into(), command.into(), "x".into(), "y".into()]);
     }
 }
 
@@ -73,18 +75,19 @@ pub fn recipe(data: &[u8]) {
 
 /// A line of a batch.
 pub fn batch(data: &[u8]) {
-    let line = gemma::cli::commands::generate::batch::job::Line::parse(data, 1);
+    let line = gemma::cli::commands::generate::batch::job::RecordLine::parse(data, 1);
     let _ = line.seed(7);
 }
 
 /// The first byte says which of the server's forms the rest is a body of.
 pub fn server(data: &[u8]) {
-    static SERVED: LazyLock<gemma::cli::commands::serve::testing::RequestBodies> = LazyLock::new(|| {
-        let config = include_str!("../../draft/demo-target/config.json");
-        let config = serde_json::from_str(config).expect("it is JSON");
-        let config = Config::from_json(&config).expect("it is good");
-        gemma::cli::commands::serve::testing::RequestBodies::new(config, TOKENIZER.clone())
-    });
+    static SERVED: LazyLock<gemma::cli::commands::serve::testing::RequestBodies> =
+        LazyLock::new(|| {
+            let config = include_str!("../../draft/demo-target/config.json");
+            let config = serde_json::from_str(config).expect("it is JSON");
+            let config = Config::from_json(&config).expect("it is good");
+            gemma::cli::commands::serve::testing::RequestBodies::new(config, TOKENIZER.clone())
+        });
     if let Some((form, body)) = data.split_first() {
         SERVED.read(*form, body);
     }
