@@ -1,6 +1,7 @@
 //! States of a grammar along a text and its draft trees.
 
 use std::fmt;
+use std::slice;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
@@ -89,11 +90,12 @@ impl Text {
     fn thought_mask(&self, is_begun: bool) -> Mask {
         let words = self.grammar.tokens().div_ceil(32);
         let mut words = vec![if is_begun { u32::MAX } else { 0 }; words];
-        match self.thought {
-            Some((begin, _)) if !is_begun => words[begin as usize / 32] |= 1 << (begin % 32),
-            _ => {
-                let stops = self.grammar.stops().iter();
-                stops.for_each(|stop| words[*stop as usize / 32] &= !(1 << (stop % 32)));
+        let begin = self.thought.as_ref().map_or(&[][..], |(begin, _)| slice::from_ref(begin));
+        let changed = if is_begun { self.grammar.stops() } else { begin };
+        for token in changed {
+            // A file may name a stop that its tokenizer does not have.
+            if let Some(word) = words.get_mut(*token as usize / 32) {
+                *word ^= 1 << (token % 32);
             }
         }
         Mask::new(words, false)

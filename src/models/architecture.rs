@@ -82,7 +82,8 @@ pub fn refusal(name: &str) -> Option<&'static str> {
         ("gemma4-e4b", layers),
         ("gemma4-26b-a4b", "it is a mixture of experts, which is not computed"),
     ];
-    if name.contains("gemma4") && name.ends_with("assistant") {
+    let is_googles = ["gemma4", "google/gemma4"].iter().any(|begin| name.starts_with(begin));
+    if is_googles && name.ends_with("assistant") {
         return Some("it is a draft model that reads its target's cache, which is not computed");
     }
     reasons.into_iter().find(|(part, _)| name.contains(part)).map(|(_, why)| why)

@@ -12,7 +12,7 @@ use crate::error::fault_of;
 use crate::models::{Weights, architecture};
 use crate::runtime::load::{self, kv_format};
 use crate::runtime::model::Size;
-use crate::runtime::model::acquire::TOKEN;
+use crate::runtime::model::acquire::{TOKEN, is_gated};
 use crate::runtime::model::find::{caches, in_cache};
 use crate::runtime::model::others::{lm_studio, names, ollama, ollama_models};
 use crate::runtime::model::shapes::Shape;
@@ -198,11 +198,8 @@ fn holds_weights(path: &Path) -> bool {
 /// Whether a name is one of Gemma 3 or 4.
 fn is_gemma(name: &str) -> bool {
     let name = name.to_ascii_lowercase();
-    ["3", "4"].iter().any(|version| {
-        ["gemma-", "gemma", "gemma_"]
-            .iter()
-            .any(|begin| name.contains(&format!("{begin}{version}")))
-    })
+    let begins = ["gemma-3-", "gemma3", "gemma_3", "gemma-4-", "gemma4", "gemma_4"];
+    begins.iter().any(|begin| name.contains(begin))
 }
 
 /// Opens a model, or returns `None` for another family. A file that cannot be opened is listed only
@@ -278,8 +275,13 @@ fn text(found: &[Found], places: &[&PathBuf], sizes: Option<&Sizes>, columns: us
             "There is no Gemma here (looked in {}). To get one that fits:",
             places.join(", ")
         )) + &format!(
-            "\n  {TOKEN}\n{}/{page}\n  gemma pull {page}\n  gemma chat -m {page}\n\n{larger}",
-            "  # and accept the licence once, at https://huggingface.co",
+            "{}\n  gemma pull {page}\n  gemma chat -m {page}\n\n{larger}",
+            match is_gated(&page) {
+                true => format!(
+                    "\n  {TOKEN}\n  # and accept the licence once, at https://huggingface.co/{page}"
+                ),
+                false => String::new(),
+            },
         ) + &say("gemma plan says which other sizes fit here, and how fast they would be.");
     }
     let mut table = vec![["model", "format", "bits", "size", "fits"].map(str::to_owned).to_vec()];

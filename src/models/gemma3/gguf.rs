@@ -1,10 +1,10 @@
 //! The keys that a GGUF file has for the architecture `gemma3`, read and written. Some facts are in
 //! no key, because llama.cpp knows them by heart.
 
-use crate::checkpoint::gguf::Metadata;
 use crate::checkpoint::gguf::write::Keys;
+use crate::checkpoint::gguf::{Metadata, Value as Stored};
 use crate::error::Fault;
-use crate::models::gguf::{BOS, PAD, decimal, eos, layer_types, whole};
+use crate::models::gguf::{BOS, PAD, decimal, eos, whole};
 use crate::models::{Config, LayerSpec, RopeSpec};
 use anyhow::Result;
 use serde_json::{Value, json};
@@ -74,12 +74,31 @@ pub fn config(metadata: &Metadata, vocab: Option<usize>, own_head: bool) -> Resu
             json[key] = cap.into();
         }
     }
-    let (window, types) = layer_types(metadata, ARCHITECTURE, layers.clamp(0, 1024) as usize)?;
+    let (window, types) = layer_types(metadata, layers.clamp(0, 1024) as usize)?;
     json["layer_types"] = types.into();
     if let Some(window) = window {
         json["sliding_window"] = window.into();
     }
     Ok(json)
+}
+
+/// Returns the window, and the kind of each layer.
+fn layer_types(
+    metadata: &Metadata,
+    layers: usize,
+) -> Result<(Option<i64>, Vec<&'static str>), String> {
+    let window = whole(metadata, &key("attention.sliding_window"))?;
+    let kind = |is_local| if is_local { "sliding_attention" } else { "full_attention" };
+    let pattern = key("attention.sliding_window_pattern");
+    let every = |n: i64| (1..=layers as i64).map(|i| kind(n < 1 || i % n != 0)).collect();
+    let types = match (window.filter(|w| *w != 0), metadata.get(&pattern)) {
+        (None, _) => return Ok((None, vec![kind(false); layers])),
+        (_, None) => every(6),
+        (_, Some(Stored::Int(n))) => every(*n),
+        (_, Some(Stored::Ints(local))) => local.iter().map(|local| kind(*local != 0)).collect(),
+        _ => return Err(format!("`{pattern}` is neither a number nor a list")),
+    };
+    Ok((window, types))
 }
 
 /// Returns the full name of a key.
@@ -160,7 +179,6 @@ fn scaling(metadata: &Metadata, layers: i64) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::checkpoint::gguf::Value as Stored;
 
     fn keys(layers: i64, dim: i64, heads: i64, key_length: i64) -> Metadata {
         let mut m = Metadata::default();

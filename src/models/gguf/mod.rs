@@ -106,26 +106,6 @@ pub fn whole(metadata: &Metadata, key: &str) -> Result<Option<i64>, String> {
     }
 }
 
-/// Returns the window, and the kind of each layer.
-pub fn layer_types(
-    metadata: &Metadata,
-    architecture: &str,
-    layers: usize,
-) -> Result<(Option<i64>, Vec<&'static str>), String> {
-    let window = whole(metadata, &format!("{architecture}.attention.sliding_window"))?;
-    let kind = |is_local| if is_local { "sliding_attention" } else { "full_attention" };
-    let pattern = format!("{architecture}.attention.sliding_window_pattern");
-    let every = |n: i64| (1..=layers as i64).map(|i| kind(n < 1 || i % n != 0)).collect();
-    let types = match (window.filter(|w| *w != 0), metadata.get(&pattern)) {
-        (None, _) => return Ok((None, vec![kind(false); layers])),
-        (_, None) => every(6),
-        (_, Some(Value::Int(n))) => every(*n),
-        (_, Some(Value::Ints(local))) => local.iter().map(|local| kind(*local != 0)).collect(),
-        _ => return Err(format!("`{pattern}` is neither a number nor a list")),
-    };
-    Ok((window, types))
-}
-
 /// Returns an f32 as the decimal that was meant.
 pub fn decimal(value: f64) -> f64 {
     (value as f32).to_string().parse().unwrap_or(value)

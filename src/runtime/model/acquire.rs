@@ -17,7 +17,6 @@ const OFFICIAL: [(&str, &str, &str, Option<&str>); 7] = [
     (GEMMA_4, "12B", "24", Some("7.0")),
     (GEMMA_4, "31B", "62", Some("17.7")),
 ];
-/// Gated: its licence has to be accepted.
 const GEMMA_3: &str = "google/gemma-3-";
 const GEMMA_4: &str = "google/gemma-4-";
 
@@ -43,12 +42,17 @@ pub fn is_id(name: &str) -> bool {
     !is_file && matches!(name.split_once('/'), Some((owner, model)) if part(owner) && part(model))
 }
 
+/// Returns whether the licence of a model has to be accepted on its page.
+pub fn is_gated(id: &str) -> bool {
+    id.starts_with(GEMMA_3)
+}
+
 /// Returns the commands that get a model that is not in the cache.
 pub fn how_to_get(id: &str) -> String {
     if let Some(why) = architecture::refusal(id) {
         return format!("this model does not run here: {why}");
     }
-    let is_gated = id.starts_with(GEMMA_3);
+    let is_gated = is_gated(id);
     let is_of = |family: &str, size: &str| id.starts_with(&format!("{family}{size}-"));
     let official = OFFICIAL.iter().find(|(family, size, ..)| is_of(family, size));
     let is_gguf = id.ends_with("-qat-q4_0-gguf");

@@ -221,6 +221,11 @@ fn gelu_slope(x: f32) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::models::{Config, Weights};
+    use crate::tensor::Format;
+    use crate::tensor::encode::OnProcessor;
+    use serde_json::json;
+    use std::sync::Arc;
 
     #[test]
     fn slopes_are_those_of_the_functions() {
@@ -251,6 +256,41 @@ mod tests {
                 "{i}: {} {want}",
                 got[i]
             );
+        }
+    }
+
+    /// A layer of Gemma 4: normed values that are the keys, a norm without 1, a factor of the stream.
+    #[test]
+    fn a_whole_layer_goes_back_as_it_goes_forward() {
+        let config = json!({"model_type": "gemma4_text", "vocab_size": 32, "hidden_size": 32,
+            "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+            "num_key_value_heads": 2, "head_dim": 16, "global_head_dim": 32,
+            "num_global_key_value_heads": 1, "attention_k_eq_v": true, "sliding_window": 3});
+        let config = Config::from_json(&config).unwrap();
+        let weights = Weights::synthetic(config, |_| Format::F32, 3);
+        let device: Arc<dyn CodingDevice> = Arc::new(OnProcessor);
+        for index in 0..2 {
+            let layer = Layer::open(&weights, &device, 5, index).unwrap();
+            let numbers =
+                |seed: f32| -> Vec<f32> { (0..5 * 32).map(|i| (i as f32 * seed).sin()).collect() };
+            let (x, d) = (numbers(0.7), numbers(1.3));
+            let value = |x: &[f32]| -> f64 {
+                let mut y = x.to_vec();
+                layer.forward(&mut y).unwrap();
+                y.iter().zip(&d).map(|(y, d)| (y * d) as f64).sum()
+            };
+            let mut got = d.clone();
+            layer.backward(&x, &mut got, &mut |_, _, _, _| Ok(())).unwrap();
+            for i in (0..x.len()).step_by(7) {
+                let moved = |by: f32| {
+                    let mut x = x.clone();
+                    x[i] += by;
+                    value(&x)
+                };
+                let want = (moved(1e-2) - moved(-1e-2)) / 2e-2;
+                let error = (got[i] as f64 - want).abs();
+                assert!(error < 2e-2 * want.abs().max(0.5), "{index}, {i}: {} {want}", got[i]);
+            }
         }
     }
 }
