@@ -259,7 +259,7 @@ mod tests {
         }
     }
 
-    /// A layer of Gemma 4: normed values that are the keys, a norm without 1, a factor of the stream.
+    /// Gemma 4 has values that are normed keys, and a factor of the stream.
     #[test]
     fn a_whole_layer_goes_back_as_it_goes_forward() {
         let config = json!({"model_type": "gemma4_text", "vocab_size": 32, "hidden_size": 32,
