@@ -422,7 +422,7 @@ fn replay(
         };
         let root = ctx.root();
         proposal.reset(root);
-        builder.propose(&mut [DraftRequest { text: 0, ctx, out: &mut proposal }])?;
+        builder.propose(&mut [DraftRequest { text: 0, ctx, out: &mut proposal }], None)?;
         proposal.limit(ctx.nodes, ctx.depth, ctx.vocab);
         replayed.time += start.elapsed();
         let path = proposal.tree.walk(&[&[root], left].concat());

@@ -10,6 +10,7 @@ use crate::kv::{OffloadedPages, PAGE};
 #[derive(Clone, Debug, PartialEq)]
 pub enum Op {
     Embed(Embed),
+    Concat(Concat),
     Norm(Norm),
     Prepare(Prepare),
     Linear(Linear),
@@ -26,6 +27,17 @@ pub enum Op {
 pub struct Embed {
     pub table: WeightId,
     pub scale: f32,
+    pub out: BufferId,
+}
+
+/// `out[r] = [left[r], right[parent[r]]]`, f32 `[rows, 2 * dim]`. Each live row has a parent.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Concat {
+    /// f32 `[rows, dim]`
+    pub left: BufferId,
+    /// f32 `[rows, dim]`: rows of earlier passes.
+    pub right: BufferId,
+    pub dim: usize,
     pub out: BufferId,
 }
 
@@ -81,26 +93,34 @@ pub struct GateUp {
     pub out: BufferId,
 }
 
-/// Per-head RMSNorm of q and k, and of v without weights if `v_norm`; rotation of q and k by the
-/// step's table `rope_table`. Queries in place, keys and values to scratch.
+/// Per-head RMSNorm of queries and keys, and of values without weights if `v_norm`; rotation of
+/// queries and keys by the step's table `rope_table`. Queries in place, keys and values to scratch.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rope {
     /// f32 `[rows, n_heads, head_dim]`, in place
     pub q: BufferId,
-    /// f32 `[rows, n_kv_heads, head_dim]`
-    pub k: BufferId,
-    /// As `k`; in place where it is normed.
-    pub v: BufferId,
     /// f32 `[head_dim]`
     pub q_norm: BufferId,
-    pub k_norm: BufferId,
-    /// Whether values are normed, without weights.
-    pub v_norm: bool,
+    /// `None` where the rows have no keys of their own.
+    pub keys: Option<RopeKeys>,
     pub eps: f32,
     pub n_heads: usize,
     /// f32 `[max_rows, 2, head_dim / 2]`: cosines then sines of each row's position
     pub rope_table: BufferId,
     pub kv: KvLayer,
+}
+
+/// Keys and values of a rotation.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RopeKeys {
+    /// f32 `[rows, n_kv_heads, head_dim]`
+    pub k: BufferId,
+    /// As `k`; in place where it is normed.
+    pub v: BufferId,
+    /// f32 `[head_dim]`
+    pub k_norm: BufferId,
+    /// Whether values are normed, without weights.
+    pub v_norm: bool,
 }
 
 /// Softmax attention over committed pages and the row's ancestors in scratch, page partials merged
@@ -183,13 +203,17 @@ impl Op {
         let act = |a: &Act| [a.values, a.scales, a.sums];
         match self {
             Op::Embed(_) => Vec::new(),
+            Op::Concat(concat) => vec![concat.left, concat.right],
             Op::Norm(Norm { x, add, w, .. }) => {
                 [*x, *w].into_iter().chain(add.iter().flat_map(|(y, w)| [*y, *w])).collect()
             }
             Op::Prepare(prepare) => vec![prepare.input],
             Op::Linear(linear) => linear.jobs.iter().flat_map(|j| act(&j.act)).collect(),
             Op::GateUp(gate_up) => [act(&gate_up.act_gate), act(&gate_up.act_up)].concat(),
-            Op::Rope(r) => vec![r.q, r.k, r.v, r.q_norm, r.k_norm, r.rope_table],
+            Op::Rope(r) => {
+                let keys = r.keys.iter().flat_map(|own| [own.k, own.v, own.k_norm]);
+                keys.chain([r.q, r.q_norm, r.rope_table]).collect()
+            }
             Op::Attention(Attention { q, kv, .. }) => {
                 vec![*q, kv.k, kv.v, kv.scratch_k, kv.scratch_v]
             }
@@ -205,6 +229,7 @@ impl Op {
     pub fn outputs(&self) -> Vec<BufferId> {
         match self {
             Op::Embed(embed) => vec![embed.out],
+            Op::Concat(concat) => vec![concat.out],
             Op::Norm(norm) => vec![norm.x, norm.out],
             Op::Prepare(Prepare { act, .. }) if act.format.int8 => {
                 vec![act.values, act.scales, act.sums]
@@ -212,9 +237,14 @@ impl Op {
             Op::Prepare(prepare) => vec![prepare.act.values],
             Op::Linear(linear) => linear.jobs.iter().map(|j| j.out).collect(),
             Op::GateUp(gate_up) => vec![gate_up.out],
-            Op::Rope(Rope { q, k, v, v_norm, kv, .. }) => {
-                let normed = [*q, *k].into_iter().chain(v_norm.then_some(*v));
-                normed.chain([kv.scratch_k, kv.scratch_v]).collect()
+            Op::Rope(Rope { q, keys, kv, .. }) => {
+                let mut written = vec![*q];
+                if let Some(RopeKeys { k, v, v_norm, .. }) = keys {
+                    written.push(*k);
+                    written.extend(v_norm.then_some(*v));
+                    written.extend([kv.scratch_k, kv.scratch_v]);
+                }
+                written
             }
             Op::Attention(attention) => vec![attention.out],
             Op::Cap(cap) => vec![cap.logits],

@@ -35,7 +35,7 @@ impl Dispatch {
     /// True where row r of the output depends on row r of the inputs alone: neighbours need no
     /// barrier between them.
     pub fn is_row_local(&self) -> bool {
-        matches!(self.op, Op::Embed(_) | Op::Norm(_) | Op::Prepare(_))
+        matches!(self.op, Op::Embed(_) | Op::Concat(_) | Op::Norm(_) | Op::Prepare(_))
     }
 
     /// The rows it works on.

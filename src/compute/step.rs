@@ -85,7 +85,8 @@ pub struct StepView<'a> {
     /// First row that this pass evaluates: `first..rows` are live.
     pub first: usize,
     pub tokens: &'a [u32],
-    /// Committed positions of the row's sequence, where the root stands, and the depth in the tree
+    /// Committed positions of the row's sequence, where the root stands, and the depth in the tree.
+    /// A row one position in front of its root sees all that is committed and no row.
     pub positions: &'a [u32],
     /// Row of the parent, always smaller than the row; [`NO_PARENT`] for a root
     pub parents: &'a [u32],
@@ -138,16 +139,16 @@ impl StepView<'_> {
     }
 
     /// Rows on the way from the root to `row`, both included, into `path` by depth; returns how
-    /// many.
+    /// many: none for a row in front of its root.
     #[inline(always)]
     pub fn ancestors(&self, row: usize, path: &mut [u32]) -> usize {
-        let n = self.positions[row] as usize - self.base(row) + 1;
+        let n = self.positions[row] as usize + 1 - self.base(row);
         let mut node = row as u32;
         for depth in (0..n).rev() {
             path[depth] = node;
             node = self.parents[node as usize];
         }
-        debug_assert_eq!(node, NO_PARENT);
+        debug_assert!(n == 0 || node == NO_PARENT);
         n
     }
 }

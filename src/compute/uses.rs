@@ -3,7 +3,8 @@
 use super::act::Act;
 use super::cache::KvLayer;
 use super::op::{
-    Attention, Best, Cap, Commit, Embed, GateUp, Linear, LinearJob, Norm, Op, Prepare, Rope,
+    Attention, Best, Cap, Commit, Concat, Embed, GateUp, Linear, LinearJob, Norm, Op, Prepare,
+    Rope, RopeKeys,
 };
 use super::operand::{BufferId, RowSet, WeightId};
 
@@ -26,6 +27,10 @@ impl Op {
         match self {
             Op::Embed(Embed { table, scale: _, out }) => {
                 f(Use::Weight(table));
+                f(Use::Write(out));
+            }
+            Op::Concat(Concat { left, right, dim: _, out }) => {
+                [left, right].into_iter().for_each(|id| f(Use::Read(id)));
                 f(Use::Write(out));
             }
             Op::Norm(Norm { x, add, scale: _, w, eps: _, dim: _, out, rows }) => {
@@ -61,22 +66,14 @@ impl Op {
                 prepared(act_up, &mut |id| f(Use::Read(id)));
                 f(Use::Write(out));
             }
-            Op::Rope(Rope {
-                q,
-                k,
-                v,
-                q_norm,
-                k_norm,
-                v_norm,
-                eps: _,
-                n_heads: _,
-                rope_table,
-                kv,
-            }) => {
+            Op::Rope(Rope { q, q_norm, keys, eps: _, n_heads: _, rope_table, kv }) => {
                 f(Use::Change(q));
-                f(Use::Change(k));
-                f(if *v_norm { Use::Change(v) } else { Use::Read(v) });
-                [q_norm, k_norm, rope_table].into_iter().for_each(|id| f(Use::Read(id)));
+                if let Some(RopeKeys { k, v, k_norm, v_norm }) = keys {
+                    f(Use::Change(k));
+                    f(if *v_norm { Use::Change(v) } else { Use::Read(v) });
+                    f(Use::Read(k_norm));
+                }
+                [q_norm, rope_table].into_iter().for_each(|id| f(Use::Read(id)));
                 cache(kv, f);
             }
             Op::Attention(Attention { q, out, n_heads: _, scale: _, kv, range: _ }) => {

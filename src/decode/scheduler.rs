@@ -357,23 +357,24 @@ impl<'a> Scheduler<'a> {
             return Ok(Allowance::default());
         }
         let start = Instant::now();
-        let (target, drafter) = (&*self.target, &mut *self.drafter);
+        let drafter = &mut *self.drafter;
+        let info = self.target.engine().info();
         let texts = || growing.iter().map(|s| self.texts[*s].as_ref().expect("it grows"));
         let mut recent_match = false;
         for (sequence, text) in growing.iter().zip(texts()) {
             recent_match |= drafter.has_recent_match(*sequence, &text.request.history);
         }
         let position = texts().map(|text| text.request.history.len()).max().unwrap_or(0);
-        let most = target.engine().info().max_rows - growing.len() - prompt_rows;
+        let most = info.max_rows - growing.len() - prompt_rows;
         let round = Round { texts: growing.len(), position, most, recent_match };
         let allowed = self.policy.allow(&round);
-        let vocab = target.engine().info().vocab;
+        let vocab = info.vocab;
         let mut requests = draft_requests(&mut self.texts, &self.scores, &allowed, vocab, true);
         let steps = if allowed.only_forced {
             requests.iter_mut().for_each(|request| grammar::chain(&request.ctx, request.out));
             0
         } else {
-            drafter.propose(&mut requests)?
+            drafter.propose(&mut requests, self.target.assistant())?
         };
         for DraftRequest { ctx, out, .. } in &mut requests {
             out.limit(ctx.nodes, ctx.depth, ctx.vocab);

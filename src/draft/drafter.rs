@@ -10,6 +10,7 @@ use anyhow::Result;
 use super::figures::DraftFigures;
 use super::proposal::Proposal;
 use super::verified::Verified;
+use crate::engine::Assistant;
 use crate::sampler::Sampler;
 use crate::tensor::Token;
 
@@ -62,8 +63,13 @@ impl DraftRequest<'_> {
 
 /// A maker of proposals for all texts that grow.
 pub trait Drafter {
-    /// Adds candidates for each of these texts. Returns the number of draft model passes.
-    fn propose(&mut self, requests: &mut [DraftRequest<'_>]) -> Result<usize>;
+    /// Adds candidates for each of these texts. Returns the number of draft model passes. A drafter
+    /// may use the target's assistant, if it has one.
+    fn propose(
+        &mut self,
+        requests: &mut [DraftRequest<'_>],
+        assistant: Option<&mut dyn Assistant>,
+    ) -> Result<usize>;
     /// Drafts ahead, below these proposals, while the target's device scores them and `more`
     /// returns true. The contexts are those of the proposals. Only the cost and quality of the next
     /// proposals depend on it.
@@ -109,7 +115,11 @@ pub trait Drafter {
 pub struct NoDraft;
 
 impl Drafter for NoDraft {
-    fn propose(&mut self, _: &mut [DraftRequest<'_>]) -> Result<usize> {
+    fn propose(
+        &mut self,
+        _: &mut [DraftRequest<'_>],
+        _: Option<&mut dyn Assistant>,
+    ) -> Result<usize> {
         Ok(0)
     }
 }

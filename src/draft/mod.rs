@@ -24,5 +24,6 @@ pub use options::{Ahead, DraftOptions, TreeSize};
 pub use policy::Policy;
 pub use proposal::Proposal;
 pub use round::{Allowance, Pass, Round, RoundOutcome};
-pub use sources::{CandidateSource, grammar, model::DraftModel};
+pub use sources::model::{DraftModel, TreeModel};
+pub use sources::{CandidateSource, assistant::AssistantModel, grammar};
 pub use verified::Verified;

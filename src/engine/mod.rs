@@ -1,12 +1,14 @@
 //! One model and its timelines. A pass scores trees without touching the caches, `commit`
 //! makes paths history.
 
+pub mod assistant;
 pub mod planned;
 pub mod reduced;
 mod rows;
 pub mod timeline;
 pub mod tree;
 
+pub use assistant::{Assistant, AssistantNode};
 pub use planned::PlannedEngine;
 pub use reduced::VocabAdapter;
 pub use timeline::Timeline;
@@ -252,6 +254,8 @@ pub trait Engine: Send {
     fn report(&self) -> EngineReport;
     /// Returns the executor of its plans, to be measured; `None` where there is none.
     fn device(&mut self) -> Option<&mut dyn Reports>;
+    /// Returns the draft model that reads the engine's caches; `None` where there is none.
+    fn assistant(&mut self) -> Option<&mut dyn Assistant>;
 }
 
 /// Functions of all engines.

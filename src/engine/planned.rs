@@ -1,13 +1,14 @@
 //! The engine that runs plans on an executor. It fills the step buffer, keeps the committed tokens
 //! and their pages, and knows how far a sequence can go back.
 
+use super::assistant::{Assist, Assistant};
 use super::rows::Scratch;
 use super::{
     Cached, Engine, EngineInfo, EngineMemory, EngineReport, Input, Output, Prefix, Scores,
 };
 use crate::compute::best;
 use crate::compute::step::StepView;
-use crate::compute::{BufferId, Executor, ExecutorExt, Held, KvFormat, Reports};
+use crate::compute::{BufferId, Executor, ExecutorExt, Held, KvFormat, PlanId, Reports};
 use crate::error::{Fault, Kind};
 use crate::kv::{PAGE, PageList, PagePool};
 use crate::models::Angles;
@@ -26,19 +27,21 @@ pub struct EngineOptions {
 
 /// A model on an executor.
 pub struct PlannedEngine {
-    exec: Box<dyn Executor>,
-    model: Forward,
-    info: EngineInfo,
+    pub(super) exec: Box<dyn Executor>,
+    pub(super) model: Forward,
+    /// Rows of the model's assistant.
+    pub(super) assist: Assist,
+    pub(super) info: EngineInfo,
     context: usize,
-    sequences: Vec<Sequence>,
+    pub(super) sequences: Vec<Sequence>,
     /// One for each of the model's page tables
     pools: Vec<PagePool>,
     /// One for each of the model's tables of angles
     angles: Vec<Angles>,
-    words: Vec<u32>,
+    pub(super) words: Vec<u32>,
     lists: Vec<u32>,
     /// Angles of the rows of a pass, f32 `[rows, 2, head_dim / 2]`
-    row_angles: Vec<f32>,
+    pub(super) row_angles: Vec<f32>,
     scratch: Scratch,
     /// Rows that the last pass scored.
     selected: usize,
@@ -51,9 +54,9 @@ pub struct PlannedEngine {
 
 /// Committed part of a text.
 #[derive(Debug, Default)]
-struct Sequence {
+pub(super) struct Sequence {
     /// All that is committed.
-    tokens: Vec<Token>,
+    pub(super) tokens: Vec<Token>,
     /// Its pages, one list for each of the model's page tables
     pages: Vec<PageList>,
 }
@@ -121,6 +124,10 @@ impl PlannedEngine {
             selected: 0,
             path: Vec::new(),
             started: None,
+            assist: model
+                .assistant
+                .as_ref()
+                .map_or_else(Assist::default, |own| Assist::new(own, sequences)),
             exec,
             model,
         })
@@ -204,18 +211,48 @@ impl PlannedEngine {
             self.exec.write(table.buffer, offset, bytemuck::cast_slice(&self.row_angles))?;
         }
         let selected = scratch.selected.len();
+        self.assist.forget(None);
         let lists = self.model.best.zip(self.model.pass_with_best).filter(|_| wanted.is_some());
         let (plan, result, row) = match lists {
             _ if selected == 0 => (self.model.pass_without_logits, None, 0),
-            Some((lists, pass)) => (pass, Some(lists), best::WORDS * 4),
+            Some((best, pass)) => (pass, Some(best.lists), best::WORDS * 4),
             None => (self.model.pass, Some(self.model.logits), self.model.config.vocab * 4),
         };
         let works = self.exec.start(plan, result.map(|buffer| (buffer, selected * row)))?;
         self.output = output;
         self.selected = selected;
-        let lists = lists.map(|l| l.0).filter(|_| selected > 0);
+        let lists = lists.map(|(best, _)| best.lists).filter(|_| selected > 0);
         self.started = Some(Started { selected, lists });
         Ok(works)
+    }
+
+    /// Tells the assistant which scored rows the newest committed tokens are.
+    fn note_states(&mut self, paths: &[(usize, &[u32])]) {
+        let mut rows = self.path.iter();
+        for (sequence, path) in paths {
+            let last = rows.by_ref().take(path.len()).last();
+            let scored = self.scratch.selected.iter();
+            self.assist.note(*sequence, last.and_then(|row| scored.clone().position(|r| r == row)));
+        }
+    }
+
+    /// Runs a plan that scores so many rows, and takes its scores: lists if there is a buffer of
+    /// them.
+    pub(super) fn run_scored(
+        &mut self,
+        plan: PlanId,
+        selected: usize,
+        lists: Option<BufferId>,
+        out: &mut Scores,
+    ) -> Result<()> {
+        let (buffer, row) = match lists {
+            Some(lists) => (lists, best::WORDS * 4),
+            None => (self.model.logits, self.model.config.vocab * 4),
+        };
+        self.exec.start(plan, Some((buffer, selected * row)))?;
+        self.output = Output::Logits;
+        self.started = Some(Started { selected, lists });
+        self.take(out)
     }
 
     /// Waits for the pass that was started and takes its scores.
@@ -313,6 +350,7 @@ impl Engine for PlannedEngine {
         self.model.layout.fill(&mut self.words, &step);
         self.exec.write(self.model.step, 0, bytemuck::cast_slice(&self.words))?;
         self.exec.run(self.model.commit)?;
+        self.note_states(paths);
         let mut rows = self.path.iter().map(|row| self.scratch.tokens[*row as usize]);
         for (sequence, path) in paths {
             let own = &mut self.sequences[*sequence];
@@ -332,6 +370,7 @@ impl Engine for PlannedEngine {
             "the sequence's pages no longer hold what position {position} needs, \
                 or a prefix has a page that ends behind it"
         );
+        self.assist.forget(Some(sequence));
         own.tokens.truncate(position);
         own.pages.iter_mut().for_each(|list| list.truncate(position));
         self.scratch.forget(sequence);
@@ -357,6 +396,7 @@ impl Engine for PlannedEngine {
             prefix.pages.iter().zip(&self.model.tables).map(begins).collect();
         let lists = lists.context("the prefix does not hold what going on from there needs")?;
         self.scratch.forget(sequence);
+        self.assist.forget(Some(sequence));
         let entries: Vec<(usize, u32)> = lists
             .iter()
             .zip(&self.model.tables)
@@ -382,6 +422,10 @@ impl Engine for PlannedEngine {
 
     fn device(&mut self) -> Option<&mut dyn Reports> {
         Some(&mut *self.exec)
+    }
+
+    fn assistant(&mut self) -> Option<&mut dyn Assistant> {
+        self.model.assistant.is_some().then_some(self)
     }
 }
 

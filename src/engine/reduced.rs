@@ -5,8 +5,8 @@
 //! inside run ahead of positions outside. The last row of a node gives its logits.
 
 use super::{
-    Cached, Columns, Engine, EngineExt, EngineInfo, EngineReport, Input, Output, Prefix, Rows,
-    Scores, TokenTree,
+    Assistant, Cached, Columns, Engine, EngineExt, EngineInfo, EngineReport, Input, Output, Prefix,
+    Rows, Scores, TokenTree,
 };
 use crate::compute::Reports;
 use crate::models::reduced::VocabMap;
@@ -268,5 +268,9 @@ impl Engine for VocabAdapter {
 
     fn device(&mut self) -> Option<&mut dyn Reports> {
         self.inner.device()
+    }
+
+    fn assistant(&mut self) -> Option<&mut dyn Assistant> {
+        None
     }
 }

@@ -6,7 +6,7 @@
 
 use anyhow::Result;
 
-use super::{Engine, EngineExt, Input, Output, Prefix, Rows, Scores, TokenTree};
+use super::{Assistant, Engine, EngineExt, Input, Output, Prefix, Rows, Scores, TokenTree};
 use crate::kv::PAGE;
 use crate::tensor::Token;
 
@@ -36,6 +36,11 @@ impl Timeline {
     pub fn common(&self, sequence: usize, history: &[Token]) -> usize {
         let cached = self.engine.cached(sequence).tokens;
         history.iter().zip(cached).take_while(|(a, b)| a == b).count()
+    }
+
+    /// Returns the engine's assistant, see [`Engine::assistant`].
+    pub fn assistant(&mut self) -> Option<&mut dyn Assistant> {
+        self.engine.assistant()
     }
 
     pub fn engine(&self) -> &dyn Engine {

@@ -6,7 +6,7 @@
 
 use super::config::{Config, LayerSpec};
 use super::gemma3::Gemma3;
-use super::gemma4::Gemma4;
+use super::gemma4::{Gemma4, Gemma4Assistant};
 use super::gguf::GgufModel;
 use super::role::Role;
 use crate::checkpoint::gguf::write::Keys;
@@ -35,7 +35,7 @@ pub trait Architecture: Sync {
 }
 
 /// All architectures that this program runs.
-const ARCHITECTURES: [&dyn Architecture; 2] = [&Gemma3, &Gemma4];
+const ARCHITECTURES: [&dyn Architecture; 3] = [&Gemma3, &Gemma4, &Gemma4Assistant];
 
 impl PartialEq for dyn Architecture {
     fn eq(&self, other: &Self) -> bool {
@@ -64,7 +64,8 @@ pub fn of_json(json: &Value) -> Result<&'static dyn Architecture, Fault> {
 
 /// Returns the architecture that a GGUF file names.
 pub fn of_gguf(name: &str) -> Option<&'static dyn Architecture> {
-    ARCHITECTURES.into_iter().find(|a| a.gguf() == name)
+    // Files of assistants are spelt in two ways.
+    ARCHITECTURES.into_iter().find(|a| a.gguf() == name.replace('_', "-"))
 }
 
 /// Returns whether a `model_type`, or the architecture of a GGUF file, is one that runs.
@@ -82,10 +83,6 @@ pub fn refusal(name: &str) -> Option<&'static str> {
         ("gemma4-e4b", layers),
         ("gemma4-26b-a4b", "it is a mixture of experts, which is not computed"),
     ];
-    let is_googles = ["gemma4", "google/gemma4"].iter().any(|begin| name.starts_with(begin));
-    if is_googles && name.ends_with("assistant") {
-        return Some("it is a draft model that reads its target's cache, which is not computed");
-    }
     reasons.into_iter().find(|(part, _)| name.contains(part)).map(|(_, why)| why)
 }
 
@@ -112,13 +109,21 @@ pub enum Step {
     /// matrix may occur twice.
     Linear(&'static str, Vec<(Role, usize)>),
     /// Gives attention of queries, keys and values. Each head of queries and keys is normed, then
-    /// rotated. With `v_norm`, each head of values is normed without weights.
-    Attend { q_norm: Role, k_norm: Role, v_norm: bool },
+    /// rotated. Without keys, queries attend to those of another model.
+    Attend { q_norm: Role, keys: Option<KeyNorms> },
     /// Gives `gelu_tanh(z gate^T) * (z up^T)` of one value z.
     GateUp { gate: Role, up: Role, rows: usize },
     /// Adds RMSNorm of one value to the residual stream, then multiplies the stream by `scale`, a
     /// tensor of one number.
     Add { norm: Role, scale: Option<Role> },
+}
+
+/// Norms of the keys and values of an attention step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct KeyNorms {
+    pub k_norm: Role,
+    /// Whether each head of values is normed, without weights.
+    pub v_norm: bool,
 }
 
 impl Step {
@@ -171,8 +176,9 @@ pub fn tensors(config: &Config, spec: &LayerSpec, layer: usize, out: &mut Vec<Te
                 config.dim
             }
             Step::Linear(_, matrices) => matrices[0].1,
-            Step::Attend { q_norm, k_norm, v_norm: _ } => {
-                [q_norm, k_norm].into_iter().for_each(|role| push(role, 1, spec.head_dim));
+            Step::Attend { q_norm, keys } => {
+                let norms = [q_norm].into_iter().chain(keys.map(|keys| keys.k_norm));
+                norms.for_each(|role| push(role, 1, spec.head_dim));
                 spec.query_width()
             }
             Step::GateUp { rows, .. } => rows,

@@ -76,6 +76,9 @@ pub struct Config {
     pub logit_cap: Option<f32>,
     /// Positions the model was made for.
     pub max_position: usize,
+    /// Width of the target's hidden states, in a model that drafts from them and from the target's
+    /// cache.
+    pub backbone: Option<usize>,
     /// Tokens that end a text.
     pub eos: Vec<Token>,
     pub bos: Token,
@@ -122,10 +125,16 @@ impl Config {
     pub fn tensors(&self, has_own_head: bool) -> Vec<TensorSpec> {
         let outside = |role, rows, cols| TensorSpec { role, layer: 0, rows, cols };
         let mut out = vec![outside(Role::Embed, self.vocab, self.dim)];
+        if let Some(backbone) = self.backbone {
+            out.push(outside(Role::PreProjection, self.dim, 2 * backbone));
+        }
         for (layer, spec) in self.layers.iter().enumerate() {
             architecture::tensors(self, spec, layer, &mut out);
         }
         out.push(outside(Role::FinalNorm, 1, self.dim));
+        if let Some(backbone) = self.backbone {
+            out.push(outside(Role::PostProjection, backbone, self.dim));
+        }
         if has_own_head {
             out.push(outside(Role::Head, self.vocab, self.dim));
         }

@@ -18,7 +18,7 @@ mod synthetic;
 pub mod tokenizer;
 pub mod weights;
 
-pub use architecture::{Step, TensorSpec};
+pub use architecture::{KeyNorms, Step, TensorSpec};
 pub use chat::{ChatTemplate, Message, ToolCall};
 pub use config::{Config, LayerSpec, RopeSpec};
 pub use generation::Generation;

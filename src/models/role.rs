@@ -24,10 +24,15 @@ pub enum Role {
     Head,
     /// Factor of the residual stream behind a layer, one number.
     LayerScale,
+    /// Matrix that makes the input of an assistant's layers from a token's embedding and a state
+    /// of the target.
+    PreProjection,
+    /// Matrix that makes such a state from the assistant's last hidden state.
+    PostProjection,
 }
 
 impl Role {
-    pub const ALL: [Role; 17] = [
+    pub const ALL: [Role; 19] = [
         Role::Embed,
         Role::Q,
         Role::K,
@@ -45,11 +50,16 @@ impl Role {
         Role::FinalNorm,
         Role::Head,
         Role::LayerScale,
+        Role::PreProjection,
+        Role::PostProjection,
     ];
 
     pub fn is_matrix(self) -> bool {
         use Role::*;
-        matches!(self, Embed | Q | K | V | O | Gate | Up | Down | Head)
+        matches!(
+            self,
+            Embed | Q | K | V | O | Gate | Up | Down | Head | PreProjection | PostProjection
+        )
     }
 
     pub fn is_norm(self) -> bool {
@@ -58,7 +68,8 @@ impl Role {
 
     /// Returns whether it belongs to a layer.
     pub fn is_layer(self) -> bool {
-        !matches!(self, Role::Embed | Role::FinalNorm | Role::Head)
+        use Role::*;
+        !matches!(self, Embed | FinalNorm | Head | PreProjection | PostProjection)
     }
 
     /// Returns the name of a tensor in recipes: that of Hugging Face without the model's prefix and
@@ -95,6 +106,8 @@ impl Role {
             Role::FinalNorm => "norm.weight",
             Role::Head => "lm_head.weight",
             Role::LayerScale => "layer_scalar",
+            Role::PreProjection => "pre_projection.weight",
+            Role::PostProjection => "post_projection.weight",
         }
     }
 }

@@ -41,6 +41,8 @@ pub struct Weights {
     tensors: Vec<TensorSpec>,
     source: Source,
     notes: Vec<String>,
+    /// A draft model that is loaded beside it.
+    assistant: Option<Box<Weights>>,
     pub(super) progress: Progress,
 }
 
@@ -62,7 +64,8 @@ impl Weights {
         let head = find_head(&checkpoint, prefix, &config, &mut notes)?;
         let tensors = config.tensors(head.is_some());
         let source = Source::Files { checkpoint: checkpoint.into(), prefix, head };
-        Weights { config, tensors, source, notes, progress: Progress::default() }.check_all(stored)
+        let progress = Progress::default();
+        Weights { config, tensors, source, notes, assistant: None, progress }.check_all(stored)
     }
 
     /// Makes random weights of any shape and format on demand, for measurements and tests.
@@ -78,7 +81,19 @@ impl Weights {
     ) -> Weights {
         let tensors = config.tensors(false);
         let source = Source::Synthetic(Synthetic::new(&tensors, format_of, seed));
-        Weights { config, tensors, source, notes: Vec::new(), progress: Progress::default() }
+        let (notes, progress) = Default::default();
+        Weights { config, tensors, source, notes, assistant: None, progress }
+    }
+
+    /// Gives the model an assistant.
+    pub fn assisted_by(mut self, assistant: Option<Weights>) -> Weights {
+        self.assistant = assistant.map(Box::new);
+        self
+    }
+
+    /// Returns the draft model that is loaded beside it and reads its caches.
+    pub fn assistant(&self) -> Option<&Weights> {
+        self.assistant.as_deref()
     }
 
     pub fn config(&self) -> &Config {
@@ -296,6 +311,7 @@ fn check(spec: &TensorSpec, tensor: &Stored, shown: &str) -> Result<(), Fault> {
 fn name_of(role: Role, layer: usize, prefix: &str, head: Option<&str>) -> String {
     match role {
         Role::Head => head.unwrap_or(role.suffix()).to_string(),
+        Role::PreProjection | Role::PostProjection => role.suffix().to_string(),
         Role::Embed | Role::FinalNorm => format!("{prefix}{}", role.suffix()),
         _ => format!("{prefix}layers.{layer}.{}", role.suffix()),
     }

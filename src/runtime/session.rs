@@ -9,7 +9,8 @@ use crate::runtime::drafting::costs::Passes;
 use crate::runtime::drafting::{self, DraftTarget, Drafting};
 use crate::runtime::load::{self, Loaded, Room};
 use crate::runtime::model::Model;
-use crate::runtime::options::{DraftingOptions, ModelOptions, RunOptions};
+use crate::runtime::model::assistant;
+use crate::runtime::options::{DraftFrom, DraftingOptions, ModelOptions, RunOptions};
 use crate::tensor::Token;
 use anyhow::Result;
 use std::sync::Arc;
@@ -35,14 +36,26 @@ pub struct Started {
 
 impl Session {
     /// Opens the model's files and checks them.
-    pub fn open(options: &ModelOptions, listener: &dyn Listener) -> Result<Session> {
+    pub fn open(
+        options: &ModelOptions,
+        drafts: &DraftFrom,
+        listener: &dyn Listener,
+    ) -> Result<Session> {
         let model = Model::open(options.model.as_deref(), listener)?;
         let tokenizer = model.tokenizer(listener)?;
-        Session::of(model, tokenizer, options.run.clone())
+        Session::of(model, tokenizer, options.run.clone(), drafts, listener)
     }
 
     /// Makes a session of an opened model, which may have another one's tokenizer.
-    pub fn of(model: Model, tokenizer: Tokenizer, run: RunOptions) -> Result<Session> {
+    pub fn of(
+        mut model: Model,
+        tokenizer: Tokenizer,
+        run: RunOptions,
+        drafts: &DraftFrom,
+        listener: &dyn Listener,
+    ) -> Result<Session> {
+        let assistant = assistant::assistant(&model, drafts, listener)?;
+        model.weights = model.weights.assisted_by(assistant);
         let generation = Generation::of(model.checkpoint())?;
         let stop_ids = generation.stop_ids(model.config());
         Ok(Session { model, tokenizer: Arc::new(tokenizer), generation, stop_ids, run })
@@ -71,8 +84,8 @@ impl Session {
         passes: &'a Passes,
         pool: &'a Arc<Pool>,
     ) -> DraftTarget<'a> {
-        let (tokenizer, name, run) = (&*self.tokenizer, &self.model.name, &self.run);
-        DraftTarget { tokenizer, name, run, room, passes, pool }
+        let Session { model, tokenizer, run, .. } = self;
+        DraftTarget { tokenizer, model, run, room, passes, pool }
     }
 
     /// Loads the model and its drafter, for one text or for several that share passes.

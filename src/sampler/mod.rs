@@ -260,22 +260,60 @@ impl Sampler {
     /// not applied, because a draft may have token ids of its own: see [`allows`](Self::allows) and
     /// [`mask`](Self::mask).
     pub fn temper(&self, logits: &[f32], context: &[Token], out: &mut Tempered) -> Result<()> {
-        let SamplerConfig { temperature, top_k, .. } = self.config;
         let row = LogitRow::new(logits, self.penalties(logits, context))?;
-        out.list =
-            row.top(if top_k == 0 || temperature == 0.0 { RANKED } else { RANKED.min(top_k) });
+        self.temper_list(row.top(self.ranked()), out);
+        Ok(())
+    }
+
+    /// Does [`temper`](Self::temper) from a list of a draft row's largest logits, best first. Tokens
+    /// that are not listed count as impossible.
+    pub fn temper_best(
+        &self,
+        best: &[(Token, f32)],
+        context: &[Token],
+        out: &mut Tempered,
+    ) -> Result<()> {
+        let mut list = best.to_vec();
+        if self.penalises() {
+            let met = list.iter_mut().filter(|c| context.contains(&c.0));
+            met.for_each(|(_, logit)| *logit = self.penalised(*logit));
+            list.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+        }
+        if !list.iter().all(|c| c.1.is_finite()) || list.is_empty() {
+            bail!("the model gave no finite logit");
+        }
+        list.truncate(self.ranked());
+        self.temper_list(list, out);
+        Ok(())
+    }
+
+    /// Returns the number of tokens that a draft row is cut to.
+    fn ranked(&self) -> usize {
+        let SamplerConfig { temperature, top_k, .. } = self.config;
+        if top_k == 0 || temperature == 0.0 { RANKED } else { RANKED.min(top_k) }
+    }
+
+    /// Tempers a list that is not empty, best first.
+    fn temper_list(&self, list: Vec<(Token, f32)>, out: &mut Tempered) {
+        let (temperature, max) = (self.config.temperature, list[0].1);
+        out.list = list;
         let kept = if temperature == 0.0 {
             out.list.len()
         } else {
-            self.passing(&out.list, self.mass(&out.list, row.max()), row.max())
+            self.passing(&out.list, self.mass(&out.list, max), max)
         };
         out.scale = if temperature == 0.0 { 1.0 } else { 1.0 / temperature };
         out.list.iter_mut().skip(kept).for_each(|(_, logit)| *logit -= DROPPED / out.scale);
-        let max = row.max() * out.scale;
+        let max = max * out.scale;
         out.norm = max
             + out.list.iter().map(|(_, logit)| (logit * out.scale - max).exp()).sum::<f32>().ln();
         out.list.iter_mut().for_each(|(_, logit)| *logit = *logit * out.scale - out.norm);
-        Ok(())
+    }
+
+    /// Returns a logit of a token of the context.
+    fn penalised(&self, logit: f32) -> f32 {
+        let penalty = self.config.repeat_penalty;
+        if logit < 0.0 { logit * penalty } else { logit / penalty }
     }
 
     /// Returns the noise that the target adds to a token's log-probability at `position`. It is 0
@@ -321,9 +359,7 @@ impl Sampler {
                 for token in
                     (0..64).filter(|bit| bits >> bit & 1 == 1).map(|bit| (word * 64 + bit) as Token)
                 {
-                    let (logit, penalty) = (logits[token as usize], self.config.repeat_penalty);
-                    patches
-                        .push((token, if logit < 0.0 { logit * penalty } else { logit / penalty }));
+                    patches.push((token, self.penalised(logits[token as usize])));
                 }
             }
         }

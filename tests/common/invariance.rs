@@ -11,7 +11,7 @@ use gemma::draft::{
     CostCurve, Costs, DraftContext, DraftModel, DraftOptions, DraftRequest, Drafter, Mixing,
     NoDraft, Policy, Proposal, TreeBuilder, TreeSize,
 };
-use gemma::engine::{Engine, Input, Output, Rows, Scores, Timeline, TokenTree};
+use gemma::engine::{Assistant, Engine, Input, Output, Rows, Scores, Timeline, TokenTree};
 use gemma::sampler::{Mask, Sampler, SamplerConfig, TokenRule};
 use gemma::tensor::Token;
 
@@ -141,7 +141,11 @@ impl Oracle {
 }
 
 impl Drafter for Oracle {
-    fn propose(&mut self, asks: &mut [DraftRequest<'_>]) -> Result<usize> {
+    fn propose(
+        &mut self,
+        asks: &mut [DraftRequest<'_>],
+        _: Option<&mut dyn Assistant>,
+    ) -> Result<usize> {
         asks.iter_mut().try_for_each(|ask| self.guess(&ask.ctx, ask.out))?;
         Ok(0)
     }
@@ -172,7 +176,11 @@ pub struct Random {
 }
 
 impl Drafter for Random {
-    fn propose(&mut self, asks: &mut [DraftRequest<'_>]) -> Result<usize> {
+    fn propose(
+        &mut self,
+        asks: &mut [DraftRequest<'_>],
+        _: Option<&mut dyn Assistant>,
+    ) -> Result<usize> {
         asks.iter_mut().for_each(|ask| self.guess(ask.out));
         Ok(0)
     }

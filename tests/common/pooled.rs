@@ -2,7 +2,9 @@
 
 use anyhow::Result;
 use gemma::compute::Reports;
-use gemma::engine::{Cached, Engine, EngineInfo, EngineReport, Input, Output, Prefix, Scores};
+use gemma::engine::{
+    Assistant, Cached, Engine, EngineInfo, EngineReport, Input, Output, Prefix, Scores,
+};
 use std::sync::{Arc, Mutex};
 
 type Pool = Arc<Mutex<Vec<Box<dyn Engine>>>>;
@@ -75,5 +77,8 @@ impl Engine for Lent {
     }
     fn device(&mut self) -> Option<&mut dyn Reports> {
         self.get_mut().device()
+    }
+    fn assistant(&mut self) -> Option<&mut dyn Assistant> {
+        self.get_mut().assistant()
     }
 }

@@ -9,8 +9,8 @@ use anyhow::{Context, Result, bail, ensure};
 use candle_core::{D, Device, Tensor};
 use gemma::compute::Reports;
 use gemma::engine::{
-    Cached, Engine, EngineInfo, EngineMemory, EngineReport, Input, Output, Prefix, Rows, Scores,
-    TokenTree,
+    Assistant, Cached, Engine, EngineInfo, EngineMemory, EngineReport, Input, Output, Prefix, Rows,
+    Scores, TokenTree,
 };
 use gemma::models::{Config, LayerSpec, Role, RopeSpec, Weights};
 use gemma::tensor::Token;
@@ -408,6 +408,10 @@ impl Engine for ReferenceEngine {
             },
             executor: None,
         }
+    }
+
+    fn assistant(&mut self) -> Option<&mut dyn Assistant> {
+        None
     }
 
     fn device(&mut self) -> Option<&mut dyn Reports> {

@@ -8,7 +8,8 @@ use std::cell::Cell;
 use anyhow::{Result, bail};
 use gemma::compute::Reports;
 use gemma::engine::{
-    Cached, Engine, EngineInfo, EngineReport, Input, Output, Prefix, Rows, Scores, TokenTree,
+    Assistant, Cached, Engine, EngineInfo, EngineReport, Input, Output, Prefix, Rows, Scores,
+    TokenTree,
 };
 use gemma::kv::PAGE;
 use gemma::tensor::Token;
@@ -246,6 +247,10 @@ impl Engine for ToyEngine {
 
     fn report(&self) -> EngineReport {
         EngineReport { device: "toy".into(), ..EngineReport::default() }
+    }
+
+    fn assistant(&mut self) -> Option<&mut dyn Assistant> {
+        None
     }
 
     fn device(&mut self) -> Option<&mut dyn Reports> {

@@ -5,6 +5,7 @@ mod common;
 #[path = "../common/reference.rs"]
 mod reference;
 
+mod assistant;
 mod checkpoint;
 mod golden;
 mod hostile_files;

@@ -362,7 +362,7 @@ fn the_drafts_for_gemma_change_no_text_of_a_model_with_its_tokenizer() {
             rate: None,
             verified: None,
         };
-        draft.propose(&mut [DraftRequest { text: 0, ctx, out: &mut out }]).unwrap();
+        draft.propose(&mut [DraftRequest { text: 0, ctx, out: &mut out }], None).unwrap();
         assert!(
             out.len() > 8 && out.tree.tokens[1..].iter().all(|t| spelling.row(*t).is_some()),
             "{:?}",

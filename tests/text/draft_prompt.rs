@@ -1,8 +1,8 @@
 //! The part of a prompt that a draft model reads, and when it reads it.
 
 use crate::{invariance, toy};
-use gemma::draft::{DraftModel, DraftRequest, Drafter, NoDraft, TreeBuilder};
-use gemma::engine::{EngineExt, Timeline};
+use gemma::draft::{DraftModel, DraftRequest, Drafter, NoDraft, TreeBuilder, TreeModel};
+use gemma::engine::{Assistant, EngineExt, Timeline};
 use gemma::sampler::SamplerConfig;
 use invariance::{Case, run};
 use std::time::Duration;
@@ -77,7 +77,11 @@ fn a_prompt_is_read_beside_the_target() {
             self.after = history.len();
             Ok(())
         }
-        fn propose(&mut self, _: &mut [DraftRequest<'_>]) -> anyhow::Result<usize> {
+        fn propose(
+            &mut self,
+            _: &mut [DraftRequest<'_>],
+            _: Option<&mut dyn Assistant>,
+        ) -> anyhow::Result<usize> {
             Ok(0)
         }
     }

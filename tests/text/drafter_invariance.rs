@@ -16,7 +16,7 @@ use gemma::draft::{
     DraftContext, DraftFigures, DraftRequest, Drafter, NoDraft, Policy, Proposal, TreeBuilder,
     TreeSize,
 };
-use gemma::engine::{Engine, Rows, Scores, Timeline, TokenTree, VocabAdapter};
+use gemma::engine::{Assistant, Engine, Rows, Scores, Timeline, TokenTree, VocabAdapter};
 use gemma::error::{Kind, fault_of};
 use gemma::models::ReducedVocabulary;
 use gemma::sampler::{Sampler, SamplerConfig};
@@ -173,9 +173,13 @@ impl Drafter for Each {
         self.0[text].prepare(0, history, most)
     }
 
-    fn propose(&mut self, asks: &mut [DraftRequest<'_>]) -> Result<usize> {
+    fn propose(
+        &mut self,
+        asks: &mut [DraftRequest<'_>],
+        _: Option<&mut dyn Assistant>,
+    ) -> Result<usize> {
         for DraftRequest { text, ctx, out } in asks {
-            self.0[*text].propose(&mut [DraftRequest { text: 0, ctx: *ctx, out }])?;
+            self.0[*text].propose(&mut [DraftRequest { text: 0, ctx: *ctx, out }], None)?;
         }
         Ok(0)
     }

@@ -7,7 +7,7 @@ use common::twins::{ROWS, SEQUENCES, Step, Twins, every_row_count, format};
 use common::vulkan::device;
 use gemma::compute::{
     Attention, Best, Cap, Commit, Embed, Executor, GateUp, KvFormat, KvLayer, Linear, Norm, Op,
-    PageRange, Part, Prepare, Rope, RowSet,
+    PageRange, Part, Prepare, Rope, RopeKeys, RowSet,
 };
 use gemma::kv::{OffloadedPages, Pages};
 use gemma::tensor::encode::{CodingDevice, OnProcessor};
@@ -332,7 +332,8 @@ fn rotation_of_heads() {
         let eps = 1e-6;
         for (i, step) in every_row_count().enumerate() {
             let v_norm = i % 2 == 1;
-            let op = Rope { q, k, v, q_norm, k_norm, v_norm, eps, n_heads, rope_table, kv };
+            let keys = Some(RopeKeys { k, v, k_norm, v_norm });
+            let op = Rope { q, q_norm, keys, eps, n_heads, rope_table, kv };
             // They are turned in place.
             for (id, n) in [q, k, v].into_iter().zip([n_heads, n_kv, n_kv]) {
                 t.fill(id, t.layout.max_rows * n * dim);
@@ -377,7 +378,8 @@ fn dispatches_in_one_call() {
         for &(live, calls) in rows {
             let linear = Op::Linear(Linear { jobs: jobs.to_vec(), rows: RowSet::All });
             let (eps, v_norm) = (1e-6, prepared == "i8-g32");
-            let rope = Rope { q, k, v, q_norm, k_norm, v_norm, eps, n_heads, rope_table, kv };
+            let keys = Some(RopeKeys { k, v, k_norm, v_norm });
+            let rope = Rope { q, q_norm, keys, eps, n_heads, rope_table, kv };
             let rope = Op::Rope(rope);
             t.run(&format!("{h:?}"), vec![linear, rope], steps(live));
             assert_eq!(t.exec.calls(), calls, "{h:?}: products and rotation, {live} rows");
@@ -420,7 +422,8 @@ fn rotation_by_several_calls() {
         let [q, k, v] = [0, 1, 2].map(|i| jobs[i].out);
         let (q_norm, k_norm, rope_table) = (t.vector(dim), t.vector(dim), t.floats(dim));
         let (eps, v_norm) = (1e-6, formats[0] == "i4-row");
-        let rope = Op::Rope(Rope { q, k, v, q_norm, k_norm, v_norm, eps, n_heads, rope_table, kv });
+        let keys = Some(RopeKeys { k, v, k_norm, v_norm });
+        let rope = Op::Rope(Rope { q, q_norm, keys, eps, n_heads, rope_table, kv });
         for &(live, calls) in rows {
             let steps = [0, live % 3].map(|first| Step { live, first, ..Step::default() });
             let linear = Op::Linear(Linear { jobs: jobs.clone(), rows: RowSet::All });

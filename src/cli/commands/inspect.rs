@@ -137,7 +137,7 @@ fn report(model: &Model) -> Result<Inspection> {
     let others = c.layers.iter().filter(|layer| shape(layer) != shape(first));
     Ok(Inspection {
         name: model.name.clone(),
-        bundled: model.bundled,
+        bundled: model.place.is_none(),
         layers: c.layers.len(),
         dim: c.dim,
         ffn_dim: c.ffn_dim,

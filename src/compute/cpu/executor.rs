@@ -136,6 +136,9 @@ impl CpuExecutor {
                     out.iter_mut().for_each(|v| *v *= scale);
                 }
             }
+            Op::Concat(op) => {
+                my_rows(RowSet::All).for_each(|r| reference::concat(&self.buffers, op, step, r))
+            }
             Op::Norm(op) => my_rows(op.rows).for_each(|r| self.norm(op, step, r)),
             Op::Prepare(Prepare { input, act, rows }) => {
                 let mut spare = self.spare[worker.index].lock().unwrap_or_else(|e| e.into_inner());

@@ -5,7 +5,7 @@ use super::simd::{Element, Lanes, for_each_isa};
 use crate::compute::act::Act;
 use crate::compute::cache::{KvFormat, KvLayer};
 use crate::compute::memory::Buffers;
-use crate::compute::op::{Cap, Rope};
+use crate::compute::op::{Cap, Rope, RopeKeys};
 use crate::compute::operand::BufferId;
 use crate::compute::reference::{self, MAX_HEAD_DIM, q8, rows};
 use crate::tensor::hadamard;
@@ -196,7 +196,7 @@ fn rope_body<L: Lanes>(
     heads: Range<usize>,
     spare: &mut Vec<f32>,
 ) {
-    let Rope { q, k, v, q_norm, k_norm, v_norm, eps, n_heads, rope_table, kv } = op;
+    let Rope { q, q_norm, keys, eps, n_heads, rope_table, kv } = op;
     let (dim, n_kv) = (kv.head_dim, kv.n_kv_heads);
     let group = n_heads / n_kv;
     if heads.is_empty() {
@@ -205,7 +205,7 @@ fn rope_body<L: Lanes>(
     // SAFETY: one thread owns these heads of q, k and scratch; the rest is read only.
     unsafe {
         let (cos, sin) = buffers.slice::<f32>(*rope_table, row * dim, dim).split_at(dim / 2);
-        let (q_norm, k_norm) = (buffers.slice(*q_norm, 0, dim), buffers.slice(*k_norm, 0, dim));
+        let q_norm = buffers.slice(*q_norm, 0, dim);
         let queries = buffers.slice_mut::<f32>(
             *q,
             (row * n_heads + heads.start * group) * dim,
@@ -214,6 +214,8 @@ fn rope_body<L: Lanes>(
         for head in queries.chunks_exact_mut(dim) {
             rows::norm_rope(head, q_norm, *eps, cos, sin);
         }
+        let Some(RopeKeys { k, v, k_norm, v_norm }) = keys else { return };
+        let k_norm = buffers.slice(*k_norm, 0, dim);
         let at = (row * n_kv + heads.start) * dim;
         let keys: &mut [f32] = buffers.slice_mut(*k, at, heads.len() * dim);
         for head in keys.chunks_exact_mut(dim) {

@@ -40,6 +40,7 @@ struct Seen<'a> {
     kv: &'a KvLayer,
     max_rows: usize,
     step: &'a StepView<'a>,
+    sequence: usize,
     base: usize,
     head: usize,
     path: &'a [u32],
@@ -63,10 +64,7 @@ impl Seen<'_> {
     /// The page of a committed position, or the scratch row of one that is not committed.
     fn place(&self, p: usize) -> Result<usize, usize> {
         match p.checked_sub(self.base) {
-            None => {
-                let sequence = self.step.sequences[self.path[0] as usize] as usize;
-                Ok(self.kv.page(self.step, sequence, p / PAGE))
-            }
+            None => Ok(self.kv.page(self.step, self.sequence, p / PAGE)),
             Some(depth) => Err(self.path[depth] as usize),
         }
     }
@@ -140,20 +138,20 @@ pub fn attend(
     max_rows: usize,
     step: &StepView<'_>,
     q: &[f32],
-    head: usize,
+    (row, head): (usize, usize),
     path: &[u32],
 ) -> Partial {
-    let root = path[0] as usize;
     let seen = Seen {
         buffers,
         kv: &op.kv,
         max_rows,
         step,
-        base: step.base(root),
+        sequence: step.sequences[row] as usize,
+        base: step.base(row),
         head: head / (op.n_heads / op.kv.n_kv_heads),
         path,
     };
-    let position = seen.base + path.len() - 1;
+    let position = step.positions[row] as usize;
     let first = op.first(position);
     let mut total: Option<Partial> = None;
     for page in first / PAGE..=position / PAGE {
@@ -164,7 +162,7 @@ pub fn attend(
             Some(t) => merge(&mut t.m, &mut t.l, &mut t.o, (partial.m, partial.l, &partial.o)),
         }
     }
-    total.expect("a row sees at least itself")
+    total.expect("a row sees at least one position")
 }
 
 fn page_partial(

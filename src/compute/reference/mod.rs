@@ -11,7 +11,9 @@ use super::act::{ActValues, ActView};
 use super::best;
 use super::cache::{KvFormat, KvLayer};
 use super::memory::Buffers;
-use super::op::{Attention, Best, Cap, Commit, Embed, GateUp, Linear, Norm, Op, Prepare, Rope};
+use super::op::{
+    Attention, Best, Cap, Commit, Concat, Embed, GateUp, Linear, Norm, Op, Prepare, Rope, RopeKeys,
+};
 use super::operand::{BufferId, RowSet};
 use super::step::{StepLayout, StepView};
 use crate::kv::PAGE;
@@ -40,6 +42,7 @@ pub fn run(
                 out.iter_mut().for_each(|v| *v *= scale);
             }
         }
+        Op::Concat(op) => step.live(RowSet::All).for_each(|r| concat(buffers, op, step, r)),
         Op::Norm(Norm { x, add, scale, w, eps, dim, out, rows }) => {
             let w: &[f32] = unsafe { buffers.slice(*w, 0, *dim) };
             for r in step.live(*rows) {
@@ -87,8 +90,9 @@ pub fn run(
             let mut path = vec![0u32; layout.max_rows];
             for r in step.live(RowSet::All) {
                 let n = step.ancestors(r, &mut path);
-                (0..op.n_heads)
-                    .for_each(|head| attend(buffers, op, layout.max_rows, step, head, &path[..n]));
+                (0..op.n_heads).for_each(|head| {
+                    attend(buffers, op, layout.max_rows, step, (r, head), &path[..n])
+                });
             }
         }
         Op::Cap(op) => step.live(RowSet::Selected).for_each(|r| cap(buffers, op, r, 0..op.vocab)),
@@ -99,22 +103,35 @@ pub fn run(
     }
 }
 
+/// [`Op::Concat`] for one row.
+#[inline(always)]
+pub fn concat(buffers: &Buffers, op: &Concat, step: &StepView<'_>, r: usize) {
+    let Concat { left, right, dim, out } = *op;
+    let parent = step.parents[r] as usize;
+    // SAFETY: one thread writes row r of the output; both inputs are read only.
+    unsafe {
+        let out: &mut [f32] = buffers.slice_mut(out, 2 * r * dim, 2 * dim);
+        out[..dim].copy_from_slice(buffers.slice(left, r * dim, dim));
+        out[dim..].copy_from_slice(buffers.slice(right, parent * dim, dim));
+    }
+}
+
 /// [`Op::Attention`] for one head of one row; `path` holds the rows of the root ... row itself.
 fn attend(
     buffers: &Buffers,
     op: &Attention,
     max_rows: usize,
     step: &StepView<'_>,
-    head: usize,
+    (row, head): (usize, usize),
     path: &[u32],
 ) {
     let (dim, width) = (op.kv.head_dim, op.out_width());
-    let at = path[path.len() - 1] as usize * op.n_heads + head;
+    let at = row * op.n_heads + head;
     // SAFETY: the caller runs alone; queries and output are different buffers.
     let (q, out): (&[f32], &mut [f32]) = unsafe {
         (buffers.slice(op.q, at * dim, dim), buffers.slice_mut(op.out, at * width, width))
     };
-    let total = attention::attend(buffers, op, max_rows, step, q, head, path);
+    let total = attention::attend(buffers, op, max_rows, step, q, (row, head), path);
     if op.is_partial() {
         out[..dim].copy_from_slice(&total.o);
         (out[dim], out[dim + 1]) = (total.m, total.l);
@@ -208,14 +225,13 @@ pub const MAX_HEAD_DIM: usize = 512;
 /// [`Op::Rope`] for one row.
 #[inline(always)]
 pub fn rope(buffers: &Buffers, op: &Rope, max_rows: usize, r: usize) {
-    let Rope { q, k, v, q_norm, k_norm, v_norm, eps, n_heads, rope_table, kv } = op;
+    let Rope { q, q_norm, keys, eps, n_heads, rope_table, kv } = op;
     let (dim, n_kv) = (kv.head_dim, kv.n_kv_heads);
     // SAFETY: one thread owns row r of q, k and of the scratch columns; the rest is read only.
     unsafe {
         let angles: &[f32] = buffers.slice(*rope_table, r * dim, dim);
         let (cos, sin) = angles.split_at(dim / 2);
         let q_norm = buffers.slice(*q_norm, 0, dim);
-        let k_norm = buffers.slice(*k_norm, 0, dim);
         for head in 0..*n_heads {
             rows::norm_rope(
                 buffers.slice_mut(*q, (r * n_heads + head) * dim, dim),
@@ -225,6 +241,8 @@ pub fn rope(buffers: &Buffers, op: &Rope, max_rows: usize, r: usize) {
                 sin,
             );
         }
+        let Some(RopeKeys { k, v, k_norm, v_norm }) = keys else { return };
+        let k_norm = buffers.slice(*k_norm, 0, dim);
         for head in 0..n_kv {
             let key: &mut [f32] = buffers.slice_mut(*k, (r * n_kv + head) * dim, dim);
             rows::norm_rope(key, k_norm, *eps, cos, sin);

@@ -182,7 +182,8 @@ impl SplitExecutor {
         failed.map(|()| Plan { dispatches })
     }
 
-    /// The live rows of a buffer, from the other side to `to`.
+    /// The rows of a buffer up to the last live one, from the other side to `to`. Rows of a narrow
+    /// layer lie closer together than those of the widest, for which the buffer is.
     fn copy(&mut self, id: BufferId, rows: Range<usize>, max_rows: usize, to: Side) -> Result<()> {
         let buffer = &self.buffers[id.0 as usize];
         let width = buffer.bytes / max_rows;
@@ -190,9 +191,9 @@ impl SplitExecutor {
         let (Some(from), Some(at)) = (from, at) else {
             unreachable!("both sides use what crosses")
         };
-        self.crossing.resize(rows.len() * width, 0);
-        self.sides[1 - to as usize].read(from, rows.start * width, &mut self.crossing)?;
-        self.sides[to as usize].write(at, rows.start * width, &self.crossing)
+        self.crossing.resize(rows.end * width, 0);
+        self.sides[1 - to as usize].read(from, 0, &mut self.crossing)?;
+        self.sides[to as usize].write(at, 0, &self.crossing)
     }
 
     /// Runs pieces of the plan that was started, up to one at which a side is left working, or to

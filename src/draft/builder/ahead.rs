@@ -12,14 +12,11 @@ use super::tree::{Node, SHARE, Tree, WIDTH};
 use crate::draft::drafter::{DraftContext, DraftRequest};
 use crate::draft::sources::FreeSources;
 use crate::draft::sources::context::Match;
-use crate::draft::sources::model::DraftModel;
+use crate::draft::sources::model::TreeModel;
 use crate::tensor::Token;
 
 /// Chance below which a node is not worth the power.
 const FAINTEST: f32 = 0.02;
-/// Share of the draft model's scratch that one round's work ahead may take. The rest is for the
-/// rounds that follow.
-const PART: usize = 5;
 
 impl TreeBuilder {
     /// Grows the trees while the target looks at what was proposed.
@@ -31,22 +28,22 @@ impl TreeBuilder {
         let Some(model) = &self.shared.model else { return Ok(()) };
         let current: Vec<&DraftRequest<'_>> =
             requests.iter().filter(|request| self.trees[request.text].is_of(request)).collect();
-        let mut left = model.engine().info().max_rows.div_ceil(PART);
+        let mut left = model.ahead();
         while left > 0 && !current.is_empty() && more() {
             let mut chosen = Vec::with_capacity(current.len());
             let Some(model) = &mut self.shared.model else { return Ok(()) };
             let room = model.room().min(left) / current.len();
             for request in &current {
                 let tree = &mut self.trees[request.text];
-                let nodes = tree.likeliest_next(&request.ctx, model, room);
-                tree.push(model, &nodes);
+                let nodes = tree.likeliest_next(&request.ctx, model.as_ref(), room);
+                tree.push(model.as_mut(), &nodes);
                 left -= nodes.len().min(left);
                 chosen.push(nodes);
             }
             if chosen.iter().all(Vec::is_empty) {
                 break;
             }
-            model.evaluate()?;
+            model.evaluate(&mut None)?;
             for (request, nodes) in
                 current.iter().zip(&chosen).filter(|(_, nodes)| !nodes.is_empty())
             {
@@ -76,7 +73,7 @@ impl Tree {
     fn likeliest_next(
         &mut self,
         ctx: &DraftContext<'_>,
-        model: &DraftModel,
+        model: &dyn TreeModel,
         room: usize,
     ) -> Vec<u32> {
         self.weigh(ctx.chain);

@@ -3,57 +3,73 @@
 use anyhow::Result;
 
 use crate::draft::mix::Candidates;
+use crate::draft::sources::model::ModelRow;
 use crate::draft::sources::{
     CandidateSource, ContextClass, FEATURES, FLOOR, FeatureRow, FreeSources, MISS, MODEL, NOISE,
     NodeContext, Opinion, bounded_log, model,
 };
-use crate::engine::Columns;
 use crate::sampler::{Mask, Sampler, Tempered};
 use crate::tensor::Token;
 
 /// Candidates that the draft model contributes.
 const FROM_MODEL: usize = 12;
 
-/// The draft model's logits behind a node.
-#[derive(Clone, Copy)]
-pub struct ModelRow<'a> {
-    pub logits: &'a [f32],
-    /// The token of each logit; `None` where logit i is token i's.
-    pub columns: Option<&'a Columns>,
-}
-
 impl<'a> ModelRow<'a> {
-    fn token(&self, column: usize) -> Token {
-        self.columns.map_or(column as Token, |columns| columns.token(column))
+    /// Returns the logit of a token, where it has one.
+    fn logit(&self, token: Token) -> Option<f32> {
+        match self {
+            ModelRow::Logits { logits, columns } => {
+                let column = columns.map_or(Some(token as usize), |c| c.column(token))?;
+                logits.get(column).copied()
+            }
+            ModelRow::Best(best) => best.iter().find(|c| c.0 == token).map(|c| c.1),
+        }
     }
 
-    fn column(&self, token: Token) -> Option<usize> {
-        self.columns.map_or(Some(token as usize), |columns| columns.column(token))
-    }
-
-    /// Returns the row with the logits of forbidden tokens at minus infinity; `None` if a draft of
-    /// few rows knows no allowed token.
-    fn masked(self, mask: Option<&Mask>, buffer: &'a mut Vec<f32>) -> Option<ModelRow<'a>> {
+    /// Returns the row with the logits of forbidden tokens at minus infinity; `None` if the row
+    /// knows no allowed token.
+    fn masked(self, mask: Option<&Mask>, buffers: &'a mut Masked) -> Option<ModelRow<'a>> {
         let Some(mask) = mask else { return Some(self) };
-        mask.apply(self.logits, |column| self.token(column), buffer);
-        let is_known = buffer.iter().any(|logit| *logit > f32::NEG_INFINITY);
-        is_known.then_some(ModelRow { logits: buffer, ..self })
+        match self {
+            ModelRow::Logits { logits, columns } => {
+                let token = |column| columns.map_or(column as Token, |c| c.token(column));
+                mask.apply(logits, token, &mut buffers.logits);
+                let is_known = buffers.logits.iter().any(|logit| *logit > f32::NEG_INFINITY);
+                is_known.then_some(ModelRow::Logits { logits: &buffers.logits, columns })
+            }
+            ModelRow::Best(best) => {
+                buffers.best.clear();
+                buffers.best.extend(best.iter().filter(|c| mask.allows(c.0)));
+                (!buffers.best.is_empty()).then_some(ModelRow::Best(&buffers.best))
+            }
+        }
     }
 
     /// Computes the likeliest tokens under the target's settings, as ids of the target. Returns
     /// whether it could: a draft whose numbers overflow has no opinion.
     fn temper(&self, sampler: &Sampler, context: &[Token], out: &mut Tempered) -> bool {
-        let Some(columns) = self.columns else {
-            return sampler.temper(self.logits, context, out).is_ok();
+        let (logits, columns) = match *self {
+            ModelRow::Best(best) => return sampler.temper_best(best, context, out).is_ok(),
+            ModelRow::Logits { logits, columns: None } => {
+                return sampler.temper(logits, context, out).is_ok();
+            }
+            ModelRow::Logits { logits, columns: Some(columns) } => (logits, columns),
         };
         let own_ids = context.iter().filter_map(|token| columns.column(*token));
         let own_ids: Vec<Token> = own_ids.map(|column| column as Token).collect();
-        let is_done = sampler.temper(self.logits, &own_ids, out).is_ok();
+        let is_done = sampler.temper(logits, &own_ids, out).is_ok();
         if is_done {
             out.list.iter_mut().for_each(|c| c.0 = columns.token(c.0 as usize));
         }
         is_done
     }
+}
+
+/// Rows without forbidden tokens.
+#[derive(Default)]
+struct Masked {
+    logits: Vec<f32>,
+    best: Vec<(Token, f32)>,
 }
 
 /// The target's mask and sampler.
@@ -86,7 +102,7 @@ pub struct CandidateCollector {
     opinions: [Opinion; FEATURES],
     tempered: Tempered,
     ranked: Vec<(Token, f32)>,
-    masked: Vec<f32>,
+    masked: Masked,
 }
 
 impl CandidateCollector {
@@ -153,8 +169,7 @@ fn with_features(
         let mut candidate = opinions.each_ref().map(|opinion| opinion.of_token(token));
         if let Some((row, tempered)) = model {
             let listed = tempered.list.iter().find(|c| c.0 == token).map(|c| c.1);
-            let logit = || row.column(token).and_then(|column| row.logits.get(column));
-            let p = listed.or_else(|| logit().map(|logit| tempered.log_prob(*logit)));
+            let p = listed.or_else(|| row.logit(token).map(|logit| tempered.log_prob(logit)));
             candidate[MODEL] = p.unwrap_or(FLOOR).max(FLOOR);
             rest -= p.map_or(0.0, f32::exp);
         }

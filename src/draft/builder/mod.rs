@@ -16,9 +16,10 @@ use anyhow::Result;
 use super::drafter::{DraftRequest, Drafter};
 use super::figures::DraftFigures;
 use super::mix::{self, Mixer};
-use super::sources::model::{DraftModel, Start};
+use super::sources::assistant::AssistantModel;
+use super::sources::model::{DraftModel, Start, TreeModel};
 use super::sources::{CandidateSource, FreeSources};
-use crate::engine::Engine;
+use crate::engine::{Assistant, Engine};
 use crate::tensor::Token;
 use candidates::CandidateCollector;
 use tree::Tree;
@@ -49,7 +50,7 @@ impl Default for Mixing {
 /// State that the trees of all texts share.
 pub struct SharedState {
     free: FreeSources,
-    model: Option<DraftModel>,
+    model: Option<Box<dyn TreeModel>>,
     /// For temperature 0 and for others.
     mixers: [Mixer; 2],
     mixing: Mixing,
@@ -69,6 +70,19 @@ pub struct TreeBuilder {
 impl TreeBuilder {
     /// Makes a drafter of the free ones among these sources, and of a draft model.
     pub fn new(model: Option<DraftModel>, sources: &[CandidateSource], mixing: Mixing) -> Self {
+        Self::mixed(model.map(|model| Box::new(model) as _), sources, mixing)
+    }
+
+    /// Makes a drafter of these free sources and of the target's assistant.
+    pub fn assisted(model: AssistantModel, sources: &[CandidateSource], mixing: Mixing) -> Self {
+        Self::mixed(Some(Box::new(model)), sources, mixing)
+    }
+
+    fn mixed(
+        model: Option<Box<dyn TreeModel>>,
+        sources: &[CandidateSource],
+        mixing: Mixing,
+    ) -> Self {
         let mixer = |warm: bool| {
             if mixing.prior { Mixer::new(warm) } else { Mixer::fixed(warm) }.at_rate(mixing.rate)
         };
@@ -117,7 +131,11 @@ impl TreeBuilder {
 
     /// Begins the texts' trees, or continues the trees of the last round. Returns how each text
     /// starts: some wait until the draft model has evaluated their roots.
-    fn begin(&mut self, requests: &[DraftRequest<'_>]) -> Result<Vec<Start>> {
+    fn begin(
+        &mut self,
+        requests: &[DraftRequest<'_>],
+        target: &mut Option<&mut dyn Assistant>,
+    ) -> Result<Vec<Start>> {
         let mut found = Vec::with_capacity(requests.len());
         let mut matches = Vec::with_capacity(requests.len());
         for request in requests {
@@ -145,7 +163,7 @@ impl TreeBuilder {
                     (requests[*i].text, requests[*i].ctx.history, found[*i].map(|(_, row)| row))
                 })
                 .collect();
-            let begun = model.begin(&texts)?;
+            let begun = model.begin(&texts, target)?;
             wanting.into_iter().zip(begun).for_each(|(i, start)| starts[i] = start);
         }
         for (i, request) in requests.iter().enumerate() {
@@ -164,7 +182,12 @@ impl TreeBuilder {
 
     /// Grows the texts' trees from their roots, in as many passes of the draft model as they allow.
     /// Returns the number of passes.
-    fn grow(&mut self, requests: &[DraftRequest<'_>], starts: &[Start]) -> Result<usize> {
+    fn grow(
+        &mut self,
+        requests: &[DraftRequest<'_>],
+        starts: &[Start],
+        target: &mut Option<&mut dyn Assistant>,
+    ) -> Result<usize> {
         // Draft steps that each text has left.
         let mut left: Vec<usize> = requests.iter().map(|request| request.ctx.draft_steps).collect();
         for ((request, start), left) in requests.iter().zip(starts).zip(&mut left) {
@@ -199,15 +222,17 @@ impl TreeBuilder {
                 } else {
                     // The texts that share a pass share its price.
                     let price = request.ctx.rate.map_or(0.0, |rate| rate * self.shared.step_time);
-                    frontiers[i] = tree.frontier(&request.ctx, model, price / active as f32, room);
-                    tree.push(model, &frontiers[i]);
+                    let price = price / active as f32;
+                    frontiers[i] = tree.frontier(&request.ctx, model.as_ref(), price, room);
+                    tree.push(model.as_mut(), &frontiers[i]);
                 }
                 *left = if frontiers[i].is_empty() { 0 } else { *left - 1 };
             }
             if frontiers.iter().all(Vec::is_empty) {
                 return Ok(steps);
             }
-            model.evaluate()?;
+            model.evaluate(target)?;
+            let reads_texts = model.reads_texts();
             for (request, frontier) in
                 requests.iter().zip(&frontiers).filter(|(_, f)| !f.is_empty())
             {
@@ -217,7 +242,7 @@ impl TreeBuilder {
                 }
             }
             // The first step of a round may read many tokens.
-            if steps > 0 || starts.iter().all(|start| *start == Start::GoesOn) {
+            if steps > 0 || !reads_texts || starts.iter().all(|start| *start == Start::GoesOn) {
                 let seconds = begun.elapsed().as_secs_f32();
                 self.shared.step_time += RATE * (seconds - self.shared.step_time);
             }
@@ -247,9 +272,13 @@ impl Drafter for TreeBuilder {
         self.shared.model.as_mut().map_or(Ok(()), |model| model.read_within(text, history, most))
     }
 
-    fn propose(&mut self, requests: &mut [DraftRequest<'_>]) -> Result<usize> {
-        let starts = self.begin(requests)?;
-        let steps = self.grow(requests, &starts)?;
+    fn propose(
+        &mut self,
+        requests: &mut [DraftRequest<'_>],
+        mut target: Option<&mut dyn Assistant>,
+    ) -> Result<usize> {
+        let starts = self.begin(requests, &mut target)?;
+        let steps = self.grow(requests, &starts, &mut target)?;
         for request in requests.iter_mut().filter(|request| !request.is_idle()) {
             let tree = &mut self.trees[request.text];
             tree.base_len = request.ctx.history.len();
@@ -268,7 +297,7 @@ impl Drafter for TreeBuilder {
 
     fn figures(&self, out: &mut DraftFigures) {
         out.add(&self.figures);
-        let [passes, rows] = self.shared.model.as_ref().map_or([0; 2], DraftModel::work_done);
+        let [passes, rows] = self.shared.model.as_ref().map_or([0; 2], |model| model.work_done());
         (out.draft_passes, out.draft_rows) = (out.draft_passes + passes, out.draft_rows + rows);
     }
 
@@ -281,7 +310,7 @@ impl Drafter for TreeBuilder {
     }
 
     fn note(&self) -> Option<String> {
-        self.shared.model.as_ref().and_then(DraftModel::note)
+        self.shared.model.as_ref().and_then(|model| model.note())
     }
 }
 

@@ -24,7 +24,7 @@ fn propose(
         verified,
     };
     let mut out = Proposal::root(ctx.root());
-    builder.propose(&mut [DraftRequest { text: 0, ctx, out: &mut out }]).unwrap();
+    builder.propose(&mut [DraftRequest { text: 0, ctx, out: &mut out }], None).unwrap();
     assert!(out.len() <= nodes + 1);
     out
 }

@@ -3,12 +3,12 @@
 use anyhow::Result;
 
 use super::SharedState;
-use super::candidates::{ModelRow, TargetRules};
+use super::candidates::TargetRules;
 use crate::draft::drafter::DraftContext;
 use crate::draft::mix::Candidates;
 use crate::draft::proposal::Proposal;
 use crate::draft::sources::context::Match;
-use crate::draft::sources::model::DraftModel;
+use crate::draft::sources::model::TreeModel;
 use crate::draft::sources::{FreeSources, NodeContext, grammar};
 use crate::sampler::Mask;
 use crate::tensor::Token;
@@ -131,7 +131,7 @@ impl Tree {
 
     /// Queues these nodes for the draft model. It has seen their parents, or sees them in the same
     /// pass.
-    pub fn push(&mut self, model: &mut DraftModel, frontier: &[u32]) {
+    pub fn push(&mut self, model: &mut dyn TreeModel, frontier: &[u32]) {
         for &i in frontier {
             let (parent, token) = (self.nodes[i as usize].parent, self.nodes[i as usize].token);
             let above = self.nodes[parent as usize].row.expect("a parent is evaluated first");
@@ -185,10 +185,7 @@ impl Tree {
             vocab: ctx.vocab,
             noise: shared.mixing.noise,
         };
-        let row = shared.model.as_ref().zip(row).map(|(model, row)| ModelRow {
-            logits: model.logits(self.text, row),
-            columns: model.columns(),
-        });
+        let row = shared.model.as_ref().zip(row).map(|(model, row)| model.row(self.text, row));
         let (node, collector) = (self.node_context(ctx, at), &mut shared.collector);
         let candidates = collector.candidates(&shared.free, row, rules, node, &context)?;
         self.add_children(shared, ctx.chain, at, &candidates);
@@ -308,7 +305,7 @@ impl Tree {
     pub fn frontier(
         &self,
         ctx: &DraftContext<'_>,
-        model: &DraftModel,
+        model: &dyn TreeModel,
         price: f32,
         room: usize,
     ) -> Vec<u32> {
@@ -325,8 +322,8 @@ impl Tree {
         let (mut most, mut rows) = (0.0f32, 0);
         for i in best {
             let node = &self.nodes[i as usize];
-            let ready =
-                self.nodes[node.parent as usize].row.is_some() || chosen.contains(&node.parent);
+            let ready = self.nodes[node.parent as usize].row.is_some()
+                || model.reads_texts() && chosen.contains(&node.parent);
             let of_use = HOPE * node.chance > cutoff && node.chance >= SHARE * most;
             if node.row.is_none()
                 && ready

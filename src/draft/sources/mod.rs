@@ -4,6 +4,7 @@
 //! feature of the mixer. A source whose candidates cost no pass of a model is a field of
 //! [`FreeSources`], and gives its opinions in [`FreeSources::opine`].
 
+pub mod assistant;
 pub mod context;
 pub mod grammar;
 pub mod model;
@@ -49,7 +50,7 @@ const UNSEEN: f32 = 0.02;
 pub enum CandidateSource {
     /// Earlier places of the text that end like it.
     Context,
-    /// The draft model.
+    /// The draft model, or the target's assistant.
     Model,
     /// The target's own distributions after the last one or two tokens.
     Table,

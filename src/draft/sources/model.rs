@@ -1,17 +1,22 @@
-//! A small language model as a source. It reads each history once, and evaluates the nodes of all
-//! trees in shared passes.
+//! Models as a source: the interface, and a small language model with caches of its own. It reads
+//! each history once, and evaluates the nodes of all trees in shared passes.
 
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
-use crate::engine::{Columns, Engine, EngineExt, Input, Output, Rows, Scores, Timeline, TokenTree};
+use crate::engine::{
+    Assistant, Columns, Engine, EngineExt, Input, Output, Rows, Scores, Timeline, TokenTree,
+};
 use crate::tensor::Token;
 
 /// Most unread tokens that go into the first pass of a round instead of a prefill.
 const PENDING: usize = 16;
 /// Tokens of a prompt that are read before the time of a row is known. At least as many are read.
 const FIRST: usize = 32;
+/// Part of the rows of scratch that one round's work ahead may take. The others are for the rounds
+/// that follow.
+const AHEAD: usize = 5;
 /// Rate at which a measurement moves the time of a row.
 const ROW_RATE: f32 = 0.2;
 
@@ -22,6 +27,67 @@ pub const CLASSES: usize = 6;
 pub fn class(best: Option<f32>) -> usize {
     const BOUNDS: [f32; 4] = [0.25, 0.5, 0.75, 0.92];
     best.map_or(0, |p| 1 + BOUNDS.iter().filter(|bound| p >= **bound).count())
+}
+
+/// A text to draft for: its number, its history, and the place of its newest token in the last
+/// round's tree, if it goes on from there.
+pub type TextStart<'h> = (usize, &'h [Token], Option<u32>);
+
+/// A model that scores nodes of the texts' trees. Places of nodes are its own numbers.
+pub trait TreeModel {
+    /// Returns whether the model reads the texts itself. Such a model takes a node and its children
+    /// in one pass, its first pass of a round may read many tokens, and a round may go on from the
+    /// tree of the one before. Another one reads the target.
+    fn reads_texts(&self) -> bool;
+    /// Begins a round of these texts. Returns how each starts.
+    fn begin(
+        &mut self,
+        texts: &[TextStart<'_>],
+        target: &mut Option<&mut dyn Assistant>,
+    ) -> Result<Vec<Start>>;
+    /// Returns whether the model knows the token.
+    fn knows(&self, token: Token) -> bool;
+    /// Returns the number of tokens that the model has room for behind a history of this length.
+    fn left(&self, text: usize, history: usize) -> usize;
+    /// Returns the number of rows that a token takes, at most.
+    fn rows_of(&self, token: Token) -> usize;
+    /// Returns the number of rows that are still free this round.
+    fn room(&self) -> usize;
+    /// Returns the number of rows that one round's work ahead may take.
+    fn ahead(&self) -> usize;
+    /// Queues a node of a text for the next pass, below one that is evaluated or queued. Returns
+    /// its place.
+    fn push(&mut self, text: usize, parent: u32, token: Token) -> u32;
+    /// Evaluates all queued nodes. [`row`](Self::row) then has a row for each of them; a text that
+    /// began anew has a row for its newest token alone.
+    fn evaluate(&mut self, target: &mut Option<&mut dyn Assistant>) -> Result<()>;
+    /// Returns the scores behind the i-th of a text's nodes in the last pass.
+    fn row(&self, text: usize, i: usize) -> ModelRow<'_>;
+    /// Reads a prompt ahead of the first round, for as long as `more` says so.
+    fn read_ahead(
+        &mut self,
+        text: usize,
+        history: &[Token],
+        more: &mut dyn FnMut() -> bool,
+    ) -> Result<()>;
+    /// Reads as much of a prompt's end as takes about `most`; later rounds read no more at once.
+    fn read_within(&mut self, text: usize, history: &[Token], most: Duration) -> Result<()>;
+    /// Returns the numbers of passes so far and of their rows, reading prompts not counted.
+    fn work_done(&self) -> [u64; 2];
+    /// Returns why nothing is proposed, if so.
+    fn note(&self) -> Option<String>;
+}
+
+/// A model's scores behind a node.
+#[derive(Clone, Copy)]
+pub enum ModelRow<'a> {
+    Logits {
+        logits: &'a [f32],
+        /// The token of each logit; `None` where logit i is token i's.
+        columns: Option<&'a Columns>,
+    },
+    /// The largest logits, best first.
+    Best(&'a [(Token, f32)]),
 }
 
 pub struct DraftModel {
@@ -76,23 +142,6 @@ impl DraftModel {
         self.timeline.engine()
     }
 
-    /// Returns whether the model knows the token.
-    pub fn knows(&self, token: Token) -> bool {
-        (token as usize) < self.engine().info().vocab
-    }
-
-    /// Returns why nothing is proposed, if so.
-    pub fn note(&self) -> Option<String> {
-        let is_full = |text| self.timeline.position(text) + 1 >= self.engine().context(text);
-        let full = self.engine().info().reach.is_none() && (0..self.texts.len()).any(is_full);
-        full.then(|| "the draft model's context is full".into())
-    }
-
-    /// Returns the number of tokens that the model has room for behind a history of this length.
-    pub fn left(&self, text: usize, history: usize) -> usize {
-        (self.engine().context(text) + self.texts[text].from).saturating_sub(history)
-    }
-
     /// Returns the part of a history that the model reads. A model with a bounded reach reads the
     /// last half of its reach of a long unread text, or less where time is short. A long prompt
     /// then takes no longer than a short one, and no text grows too long. Behind the first 10,000
@@ -109,38 +158,6 @@ impl DraftModel {
             }
         }
         &history[self.texts[text].from..]
-    }
-
-    /// Reads a prompt ahead of the first round, for as long as `more` says so.
-    pub fn read_ahead(
-        &mut self,
-        text: usize,
-        history: &[Token],
-        more: &mut dyn FnMut() -> bool,
-    ) -> Result<()> {
-        self.texts[text].window = usize::MAX;
-        self.read(text, history, more)
-    }
-
-    /// Reads as much of a prompt's end as takes about `most`; later rounds read no more at once. A
-    /// model without a bounded reach reads all.
-    pub fn read_within(&mut self, text: usize, history: &[Token], most: Duration) -> Result<()> {
-        let rows = |row_time: f32| ((most.as_secs_f32() / row_time) as usize).max(FIRST);
-        let known = self.row_time;
-        self.texts[text].window = match most {
-            Duration::MAX => usize::MAX,
-            _ if known > 0.0 => rows(known),
-            _ => FIRST,
-        };
-        self.read(text, history, &mut || true)?;
-        // The first rows may show that there is time for those in front of them.
-        let is_cut = self.texts[text].from > 0;
-        if known == 0.0 && is_cut && self.row_time > 0.0 && rows(self.row_time) >= 2 * FIRST {
-            self.texts[text].window = rows(self.row_time);
-            self.timeline.adopt(&[(text, &[])])?;
-            self.read(text, history, &mut || true)?;
-        }
-        Ok(())
     }
 
     fn read(
@@ -166,14 +183,26 @@ impl DraftModel {
         Ok(())
     }
 
+    /// Returns the rows of a text that the cache does not hold.
+    fn unread(&self, text: usize, part: &[Token]) -> usize {
+        let new = &part[self.timeline.position(text)..];
+        new.iter().map(|token| self.rows_of(*token)).sum()
+    }
+
+    /// Returns the place of a text's newest token among its nodes, if it is evaluated.
+    fn stands_at(&self, text: usize, history: &[Token]) -> Option<u32> {
+        let part = history.get(self.texts.get(text)?.from..).unwrap_or_default();
+        self.timeline.stands_at(text, part)
+    }
+
     /// Begins a round of these texts. Returns how each starts. Each text comes with the place of
     /// its newest token in the last round's tree, if it goes on from there. Most accepted tokens
     /// are in scratch since then and cost nothing.
-    pub fn begin<'h>(&mut self, texts: &[(usize, &'h [Token], Option<u32>)]) -> Result<Vec<Start>> {
+    fn begin_round<'h>(&mut self, texts: &[TextStart<'h>]) -> Result<Vec<Start>> {
         self.round = texts.iter().map(|(text, ..)| *text).collect();
         self.waiting = 0;
         let most = self.engine().info().max_rows;
-        let goes_on = |(text, history, place): &(usize, &[Token], Option<u32>)| {
+        let goes_on = |(text, history, place): &TextStart<'_>| {
             place.is_some() && self.stands_at(*text, history) == *place
         };
         let mut starts: Vec<Start> = texts
@@ -211,7 +240,7 @@ impl DraftModel {
                 break;
             }
             if some_go_on {
-                return self.begin(&anew_all(texts));
+                return self.begin_round(&anew_all(texts));
             }
             match unread {
                 // More texts than scratch has rows.
@@ -223,7 +252,7 @@ impl DraftModel {
             }
         }
         if some_go_on && self.filled + most.div_ceil(8) > most {
-            return self.begin(&anew_all(texts));
+            return self.begin_round(&anew_all(texts));
         }
         if !some_go_on {
             self.filled = 0;
@@ -243,39 +272,47 @@ impl DraftModel {
         }
         Ok(starts)
     }
+}
 
-    /// Returns the rows of a text that the cache does not hold.
-    fn unread(&self, text: usize, part: &[Token]) -> usize {
-        let new = &part[self.timeline.position(text)..];
-        new.iter().map(|token| self.rows_of(*token)).sum()
+impl TreeModel for DraftModel {
+    fn reads_texts(&self) -> bool {
+        true
     }
 
-    /// Returns the place of a text's newest token among its nodes, if it is evaluated.
-    fn stands_at(&self, text: usize, history: &[Token]) -> Option<u32> {
-        let part = history.get(self.texts.get(text)?.from..).unwrap_or_default();
-        self.timeline.stands_at(text, part)
+    fn begin(
+        &mut self,
+        texts: &[TextStart<'_>],
+        _: &mut Option<&mut dyn Assistant>,
+    ) -> Result<Vec<Start>> {
+        self.begin_round(texts)
     }
 
-    /// Returns the number of rows that a token takes, at most.
-    pub fn rows_of(&self, token: Token) -> usize {
+    fn knows(&self, token: Token) -> bool {
+        (token as usize) < self.engine().info().vocab
+    }
+
+    fn left(&self, text: usize, history: usize) -> usize {
+        (self.engine().context(text) + self.texts[text].from).saturating_sub(history)
+    }
+
+    fn rows_of(&self, token: Token) -> usize {
         self.engine().info().rows_of(token)
     }
 
-    /// Returns the number of rows of scratch that are still free this round.
-    pub fn room(&self) -> usize {
+    fn room(&self) -> usize {
         self.engine().info().max_rows.saturating_sub(self.filled + self.waiting)
     }
 
-    /// Queues a node of a text for the next pass, below one that is evaluated or queued. Returns
-    /// its place.
-    pub fn push(&mut self, text: usize, parent: u32, token: Token) -> u32 {
+    fn ahead(&self) -> usize {
+        self.engine().info().max_rows.div_ceil(AHEAD)
+    }
+
+    fn push(&mut self, text: usize, parent: u32, token: Token) -> u32 {
         self.waiting += self.rows_of(token);
         self.texts[text].work.push(parent, token)
     }
 
-    /// Evaluates all queued nodes. [`logits`](Self::logits) then has a row for each of them; a text
-    /// that began anew has a row for its newest token alone.
-    pub fn evaluate(&mut self) -> Result<()> {
+    fn evaluate(&mut self, _: &mut Option<&mut dyn Assistant>) -> Result<()> {
         let mut inputs = Vec::with_capacity(self.round.len());
         let mut scored = 0;
         for &text in &self.round {
@@ -300,27 +337,54 @@ impl DraftModel {
         Ok(())
     }
 
-    /// Returns the numbers of passes so far and of their rows, reading prompts not counted.
-    pub fn work_done(&self) -> [u64; 2] {
+    fn row(&self, text: usize, i: usize) -> ModelRow<'_> {
+        let row = self.texts[text].row + i;
+        let logits = self.engine().lend(row).unwrap_or_else(|| self.scores.row(row));
+        ModelRow::Logits { logits, columns: self.engine().info().columns.as_ref() }
+    }
+
+    fn read_ahead(
+        &mut self,
+        text: usize,
+        history: &[Token],
+        more: &mut dyn FnMut() -> bool,
+    ) -> Result<()> {
+        self.texts[text].window = usize::MAX;
+        self.read(text, history, more)
+    }
+
+    fn read_within(&mut self, text: usize, history: &[Token], most: Duration) -> Result<()> {
+        let rows = |row_time: f32| ((most.as_secs_f32() / row_time) as usize).max(FIRST);
+        let known = self.row_time;
+        self.texts[text].window = match most {
+            Duration::MAX => usize::MAX,
+            _ if known > 0.0 => rows(known),
+            _ => FIRST,
+        };
+        self.read(text, history, &mut || true)?;
+        // The first rows may show that there is time for those in front of them.
+        let is_cut = self.texts[text].from > 0;
+        if known == 0.0 && is_cut && self.row_time > 0.0 && rows(self.row_time) >= 2 * FIRST {
+            self.texts[text].window = rows(self.row_time);
+            self.timeline.adopt(&[(text, &[])])?;
+            self.read(text, history, &mut || true)?;
+        }
+        Ok(())
+    }
+
+    fn work_done(&self) -> [u64; 2] {
         [self.passes, self.rows]
     }
 
-    /// Returns the token of each logit; `None` where logit i is token i's.
-    pub fn columns(&self) -> Option<&Columns> {
-        self.engine().info().columns.as_ref()
-    }
-
-    /// Returns the logits behind the i-th of a text's nodes in the last pass.
-    pub fn logits(&self, text: usize, i: usize) -> &[f32] {
-        let row = self.texts[text].row + i;
-        self.engine().lend(row).unwrap_or_else(|| self.scores.row(row))
+    fn note(&self) -> Option<String> {
+        let is_full = |text| self.timeline.position(text) + 1 >= self.engine().context(text);
+        let full = self.engine().info().reach.is_none() && (0..self.texts.len()).any(is_full);
+        full.then(|| "the draft model's context is full".into())
     }
 }
 
 /// Returns the same texts without places in a tree: all begin anew.
-fn anew_all<'h>(
-    texts: &[(usize, &'h [Token], Option<u32>)],
-) -> Vec<(usize, &'h [Token], Option<u32>)> {
+fn anew_all<'h>(texts: &[TextStart<'h>]) -> Vec<TextStart<'h>> {
     texts.iter().map(|(text, history, _)| (*text, *history, None)).collect()
 }
 

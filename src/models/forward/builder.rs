@@ -35,15 +35,17 @@ pub struct Builder<'a> {
 }
 
 impl<'a> Builder<'a> {
-    /// Has the executor load all matrices.
+    /// Has the executor load all matrices: where each belongs, or all where `home` says.
     pub fn new(
         weights: &'a Weights,
         exec: &'a mut dyn Executor,
         layout: StepLayout,
+        home: Option<Part>,
     ) -> Result<Builder<'a>> {
         let (mut jobs, mut places) = (Vec::new(), Vec::new());
         for &TensorSpec { role, layer, .. } in weights.matrices() {
-            let (label, part) = (label(role, layer), part(weights, role, layer));
+            let part = home.unwrap_or(part(weights, role, layer));
+            let label = label(role, layer);
             let matrix = weights.stored(role, layer)?;
             places.push(((role, layer), matrix.format));
             jobs.push(LoadJob { label, part, matrix });

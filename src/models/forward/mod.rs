@@ -1,18 +1,22 @@
 //! The forward pass of a model as a dispatch list on an executor.
 //!
 //! [`load`] is the entry. `builder` loads tensors, `pass` lowers the steps of each layer.
+//! [`assistant`] adds a draft model that reads the caches of the model.
 
+pub mod assistant;
 mod builder;
 mod pass;
 
-use super::{Angles, Config, RopeSpec, Weights};
+use super::{Angles, Config, Role, RopeSpec, Weights};
 use crate::compute::reference::MAX_HEAD_DIM;
 use crate::compute::{
-    Best, BufferId, Commit, Executor, KvFormat, KvLayer, Op, Part, Plan, PlanId, StepLayout, best,
+    Best, BufferId, Commit, Executor, KvFormat, KvLayer, Op, Part, Plan, PlanId, StepLayout,
+    WeightId, best,
 };
 use crate::error::Fault;
 use crate::kv::{PAGE, Pages};
 use anyhow::Result;
+use assistant::AssistantForward;
 use builder::Builder;
 
 /// A model loaded into an executor, ready to run.
@@ -35,11 +39,14 @@ pub struct Forward {
     pub pass: PlanId,
     /// The same, and lists of the largest logits where the executor is for it.
     pub pass_with_best: Option<PlanId>,
-    /// u32 `[max_rows, best::WORDS]`
-    pub best: Option<BufferId>,
+    /// What lists of the largest logits take, where the executor is for them.
+    pub best: Option<Best>,
+    /// The embedding table
+    pub table: WeightId,
     /// Scores nothing: writes scratch keys and values only.
     pub pass_without_logits: PlanId,
     pub commit: PlanId,
+    pub assistant: Option<AssistantForward>,
 }
 
 /// Choices of the caller.
@@ -136,11 +143,17 @@ pub fn load(
     options: ForwardOptions,
 ) -> Result<Forward> {
     let config = weights.config().clone();
+    if config.backbone.is_some() {
+        let what = "the model is an assistant: it drafts from the cache of another model";
+        return Err(Fault::model(what)
+            .help("give the other model with --model, and this one with --draft")
+            .into());
+    }
     let max_rows = options.max_rows.next_multiple_of(16);
     let tables = tables(&config, options, max_rows);
     let entries = tables.iter().map(|t| options.sequences * t.pages.count).sum();
     let layout = StepLayout { max_rows, tables: entries };
-    let mut b = Builder::new(weights, exec, layout)?;
+    let mut b = Builder::new(weights, exec, layout, None)?;
     let step = b.exec.alloc("step", layout.words() * 4)?;
     let ropes = ropes(&mut b, &config)?;
     let (kv, kv_bytes) = caches(&mut b, &config, &tables, options.kv)?;
@@ -156,13 +169,14 @@ pub fn load(
         let lists = b.rows("best logits", best::WORDS)?;
         let op = Best { logits, vocab: config.vocab, maxima, lists };
         with_best.push("best", None, Op::Best(op));
-        best = Some(lists);
+        best = Some(op);
     }
     let mut commit = Plan::default();
     commit.push("commit", None, Op::Commit(Commit { layers: kv.clone() }));
-    Ok(Forward {
+    let mut model = Forward {
         pass_with_best: best.map(|_| b.exec.record(with_best, step, layout)).transpose()?,
         best,
+        table: b.matrix(Role::Embed, 0).0,
         pass: b.exec.record(whole, step, layout)?,
         pass_without_logits: b.exec.record(body, step, layout)?,
         commit: b.exec.record(commit, step, layout)?,
@@ -175,7 +189,12 @@ pub fn load(
         kv,
         tables,
         kv_bytes,
-    })
+        assistant: None,
+    };
+    if let Some(weights) = weights.assistant() {
+        model.assistant = Some(assistant::load(weights, &model, b.exec)?);
+    }
+    Ok(model)
 }
 
 /// Takes a table of angles for each kind of rotation.

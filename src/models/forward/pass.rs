@@ -5,10 +5,10 @@
 
 use super::{Builder, RopeTable};
 use crate::compute::{
-    ActFormat, Attention, BufferId, Cap, Embed, GateUp, KvLayer, Linear, LinearJob, Norm, Op,
-    PageRange, Plan, Rope, RowSet, WeightId,
+    ActFormat, Attention, BufferId, Cap, Concat, Embed, GateUp, KvLayer, Linear, LinearJob, Norm,
+    Op, PageRange, Plan, Rope, RopeKeys, RowSet, WeightId,
 };
-use crate::models::{Config, LayerSpec, Role, Step};
+use crate::models::{Config, KeyNorms, LayerSpec, Role, Step};
 use anyhow::{Context, Result, bail};
 
 /// A value between two steps: its buffer, f32 `[rows, width]`, and its width.
@@ -21,6 +21,10 @@ struct Pass<'b, 'w> {
     ropes: &'b [RopeTable],
     plan: Plan,
     buffers: Buffers,
+    /// Layer of the target beside which the model runs, where it is an assistant.
+    home: Option<u16>,
+    /// The target's layers whose caches the assistant's layers read.
+    borrowed: Vec<u16>,
     /// The block output that the next norm adds to the residual stream, the norm's weights, and the
     /// factor of the sum.
     pending: Option<(BufferId, BufferId, f32)>,
@@ -31,8 +35,8 @@ struct Buffers {
     residual: BufferId,
     normed: BufferId,
     output: BufferId,
-    /// Queries, new keys and new values.
-    heads: [BufferId; 3],
+    /// Queries; new keys and new values, where the model has any.
+    heads: Vec<BufferId>,
     attended: BufferId,
     ffn: BufferId,
 }
@@ -40,15 +44,15 @@ struct Buffers {
 impl Buffers {
     fn new(b: &mut Builder<'_>, c: &Config) -> Result<Buffers> {
         let (queries, keys) = (c.most(LayerSpec::query_width), c.most(LayerSpec::kv_width));
+        let mut heads = vec![b.rows("queries", queries)?];
+        if c.backbone.is_none() {
+            heads.extend([b.rows("new keys", keys)?, b.rows("new values", keys)?]);
+        }
         Ok(Buffers {
             residual: b.rows("residual", c.dim)?,
             normed: b.rows("normed", c.dim)?,
             output: b.rows("block output", c.dim)?,
-            heads: [
-                b.rows("queries", queries)?,
-                b.rows("new keys", keys)?,
-                b.rows("new values", keys)?,
-            ],
+            heads,
             attended: b.rows("attended", queries)?,
             ffn: b.rows("ffn", c.ffn_dim)?,
         })
@@ -66,9 +70,10 @@ pub fn pass(
 ) -> Result<(Plan, Plan)> {
     let buffers = Buffers::new(b, config)?;
     let (table, table_act) = b.matrix(Role::Embed, 0);
-    let mut pass = Pass { b, config, ropes, plan: Plan::default(), buffers, pending: None };
+    let (plan, home, borrowed, pending) = Default::default();
+    let mut pass = Pass { b, config, ropes, plan, buffers, home, borrowed, pending };
     let op = Embed { table, scale: config.embed_scale, out: pass.buffers.residual };
-    pass.plan.push("embed", None, Op::Embed(op));
+    pass.push("embed", None, Op::Embed(op));
     for (i, kv) in kv.iter().enumerate() {
         pass.layer(i, *kv)?;
     }
@@ -81,12 +86,78 @@ pub fn pass(
     let input = (hidden, config.dim);
     pass.linear("head", None, input, &[(head, logits)], RowSet::Selected)?;
     if let Some(cap) = config.logit_cap {
-        pass.plan.push("cap", None, Op::Cap(Cap { logits, vocab: config.vocab, cap }));
+        pass.push("cap", None, Op::Cap(Cap { logits, vocab: config.vocab, cap }));
     }
     Ok((layers, pass.plan))
 }
 
+/// Buffers of an assistant's pass that outlive it, and the target's embedding table.
+#[derive(Clone, Copy)]
+pub struct AssistantBuffers {
+    pub table: WeightId,
+    pub embed_scale: f32,
+    /// f32 `[max_rows, backbone]`
+    pub states: BufferId,
+    /// f32 `[max_rows, dim]`
+    pub hidden: BufferId,
+    pub logits: BufferId,
+}
+
+/// Returns the plan of an assistant's pass over rows whose parents have states. `kv` is the number
+/// of a layer of the target and its cache for each of its own, and `home` the target's layer beside
+/// which it runs.
+pub fn assistant_pass(
+    b: &mut Builder<'_>,
+    config: &Config,
+    kv: &[(u16, KvLayer)],
+    ropes: &[RopeTable],
+    io: AssistantBuffers,
+    home: u16,
+) -> Result<Plan> {
+    let backbone = config.backbone.context("an assistant")?;
+    let (embedded, joined) = (b.rows("embedded", backbone)?, b.rows("joined", 2 * backbone)?);
+    let buffers = Buffers::new(b, config)?;
+    let (residual, normed) = (buffers.residual, buffers.normed);
+    let (plan, pending) = Default::default();
+    let (home, borrowed) = (Some(home), kv.iter().map(|(layer, _)| *layer).collect());
+    let mut pass = Pass { b, config, ropes, plan, buffers, home, borrowed, pending };
+    let op = Embed { table: io.table, scale: io.embed_scale, out: embedded };
+    // It runs where the table is.
+    pass.plan.push(ASSISTANT, None, Op::Embed(op));
+    let op = Concat { left: embedded, right: io.states, dim: backbone, out: joined };
+    pass.push("concat", None, Op::Concat(op));
+    let jobs = [(pass.b.matrix(Role::PreProjection, 0), residual)];
+    pass.linear("pre", None, (joined, 2 * backbone), &jobs, RowSet::All)?;
+    for (i, (_, kv)) in kv.iter().enumerate() {
+        pass.layer(i, *kv)?;
+    }
+    pass.norm(Role::FinalNorm, None, normed, RowSet::All)?;
+    let jobs = [(pass.b.matrix(Role::PostProjection, 0), io.states)];
+    pass.linear("post", None, (normed, config.dim), &jobs, RowSet::All)?;
+    pass.norm(Role::FinalNorm, None, io.hidden, RowSet::Selected)?;
+    let role = if pass.b.weights.has_own_head() { Role::Head } else { Role::Embed };
+    let jobs = [(pass.b.matrix(role, 0), io.logits)];
+    pass.linear("head", None, (io.hidden, config.dim), &jobs, RowSet::Selected)?;
+    Ok(pass.plan)
+}
+
+/// Label of everything that an assistant does.
+pub const ASSISTANT: &str = "assistant";
+
 impl Pass<'_, '_> {
+    /// Appends a dispatch of the model's layer, if of any.
+    fn push(&mut self, label: &'static str, layer: Option<u16>, op: Op) {
+        let label = if self.home.is_some() { ASSISTANT } else { label };
+        self.plan.push(label, self.home.or(layer), op);
+    }
+
+    /// Appends a dispatch that works on the cache of a layer.
+    fn push_at_cache(&mut self, label: &'static str, i: usize, op: Op) {
+        let label = if self.home.is_some() { ASSISTANT } else { label };
+        let layer = self.borrowed.get(i).copied().unwrap_or(i as u16);
+        self.plan.push(label, Some(layer), op);
+    }
+
     fn layer(&mut self, i: usize, kv: KvLayer) -> Result<()> {
         let mut values: Vec<Value> = Vec::new();
         for step in self.config.steps(i) {
@@ -104,27 +175,28 @@ impl Pass<'_, '_> {
                 Ok(vec![(self.buffers.normed, self.config.dim)])
             }
             Step::Linear(label, matrices) => {
-                let (output, heads) = ([self.buffers.output], self.buffers.heads);
-                let buffers = if matrices.len() == 1 { &output[..] } else { &heads };
+                let buffers = match matrices[0].0 {
+                    Role::Q => self.buffers.heads.clone(),
+                    _ => vec![self.buffers.output],
+                };
                 let (mut jobs, mut values) = (Vec::new(), Vec::new());
                 for (&(role, width), out) in matrices.iter().zip(buffers) {
-                    jobs.push((self.b.matrix(role, i), *out));
-                    values.push((*out, width));
+                    jobs.push((self.b.matrix(role, i), out));
+                    values.push((out, width));
                 }
                 self.linear(label, layer, input[0], &jobs, all)?;
                 Ok(values)
             }
-            Step::Attend { q_norm, k_norm, v_norm } => {
-                self.attend(i, kv, [*q_norm, *k_norm], *v_norm, input)
-            }
+            Step::Attend { q_norm, keys } => self.attend(i, kv, *q_norm, *keys, input),
             Step::GateUp { gate, up, rows } => {
                 let ((gate, gate_act), (up, up_act)) =
                     (self.b.matrix(*gate, i), self.b.matrix(*up, i));
                 let formats = [gate_act, up_act];
-                let acts = self.b.prepare(&mut self.plan, layer, input[0], &formats, all)?;
+                let beside = self.home.or(layer);
+                let acts = self.b.prepare(&mut self.plan, beside, input[0], &formats, all)?;
                 let out = self.buffers.ffn;
                 let op = GateUp { act_gate: acts[0], gate, act_up: acts[1], up, out };
-                self.plan.push("gate_up", layer, Op::GateUp(op));
+                self.push("gate_up", layer, Op::GateUp(op));
                 Ok(vec![(out, *rows)])
             }
             Step::Add { norm, scale } => {
@@ -145,7 +217,7 @@ impl Pass<'_, '_> {
         };
         let (x, eps, dim) = (self.buffers.residual, self.config.eps, self.config.dim);
         let op = Norm { x, add, scale, w, eps, dim, out, rows };
-        self.plan.push("norm", layer, Op::Norm(op));
+        self.push("norm", layer, Op::Norm(op));
         Ok(())
     }
 
@@ -159,13 +231,13 @@ impl Pass<'_, '_> {
         rows: RowSet,
     ) -> Result<()> {
         let formats: Vec<ActFormat> = jobs.iter().map(|((_, format), _)| *format).collect();
-        let acts = self.b.prepare(&mut self.plan, layer, input, &formats, rows)?;
+        let acts = self.b.prepare(&mut self.plan, self.home.or(layer), input, &formats, rows)?;
         let jobs = jobs
             .iter()
             .zip(acts)
             .map(|(((weight, _), out), act)| LinearJob { weight: *weight, act, out: *out })
             .collect();
-        self.plan.push(label, layer, Op::Linear(Linear { jobs, rows }));
+        self.push(label, layer, Op::Linear(Linear { jobs, rows }));
         Ok(())
     }
 
@@ -173,21 +245,28 @@ impl Pass<'_, '_> {
         &mut self,
         i: usize,
         kv: KvLayer,
-        [q_norm, k_norm]: [Role; 2],
-        v_norm: bool,
+        q_norm: Role,
+        keys: Option<KeyNorms>,
         input: &[Value],
     ) -> Result<Vec<Value>> {
         let spec = &self.config.layers[i];
-        let [(q, width), (k, _), (v, _)] = *input else { bail!("attention reads three values") };
+        let (q, width) = input[0];
+        let keys = match (keys, input) {
+            (Some(KeyNorms { k_norm, v_norm }), [_, (k, _), (v, _)]) => {
+                Some(RopeKeys { k: *k, v: *v, k_norm: self.b.norm(k_norm, i)?, v_norm })
+            }
+            (None, [_]) => None,
+            _ => bail!("attention reads queries, keys and values, or queries alone"),
+        };
         let key = |table: &&RopeTable| (table.rope, table.head_dim) == (spec.rope, spec.head_dim);
         let rope_table = self.ropes.iter().find(key).context("a table of angles")?.buffer;
         let (n_heads, eps) = (spec.n_heads, self.config.eps);
-        let (q_norm, k_norm) = (self.b.norm(q_norm, i)?, self.b.norm(k_norm, i)?);
-        let op = Rope { q, k, v, q_norm, k_norm, v_norm, eps, n_heads, rope_table, kv };
-        self.plan.push("rope", Some(i as u16), Op::Rope(op));
+        let q_norm = self.b.norm(q_norm, i)?;
+        let op = Rope { q, q_norm, keys, eps, n_heads, rope_table, kv };
+        self.push_at_cache("rope", i, Op::Rope(op));
         let (scale, out) = (spec.query_scale, self.buffers.attended);
         let op = Attention { q, out, n_heads, scale, kv, range: PageRange::All };
-        self.plan.push("attention", Some(i as u16), Op::Attention(op));
+        self.push_at_cache("attention", i, Op::Attention(op));
         Ok(vec![(out, width)])
     }
 }

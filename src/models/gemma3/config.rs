@@ -27,6 +27,7 @@ pub fn config(json: &Value) -> Result<Config, Fault> {
         embed_scale: (dim as f64).sqrt() as f32,
         logit_cap: None,
         max_position: reader.size("max_position_embeddings", 131_072, 1 << 30)?,
+        backbone: None,
         eos,
         bos,
         tied: reader.tied()?,

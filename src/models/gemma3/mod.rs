@@ -5,7 +5,7 @@ pub mod bundled;
 mod config;
 mod gguf;
 
-use super::architecture::{Architecture, Step};
+use super::architecture::{Architecture, KeyNorms, Step};
 use super::config::{Config, LayerSpec};
 use super::gguf::GgufModel;
 use super::role::Role;
@@ -52,7 +52,10 @@ impl Architecture for Gemma3 {
         vec![
             Step::Norm(Role::InputNorm),
             Step::Linear("qkv", vec![(Role::Q, q), (Role::K, kv), (Role::V, kv)]),
-            Step::Attend { q_norm: Role::QNorm, k_norm: Role::KNorm, v_norm: false },
+            Step::Attend {
+                q_norm: Role::QNorm,
+                keys: Some(KeyNorms { k_norm: Role::KNorm, v_norm: false }),
+            },
             Step::Linear("o", vec![(Role::O, config.dim)]),
             Step::Add { norm: Role::PostAttnNorm, scale: None },
             Step::Norm(Role::PreFfnNorm),

@@ -2,7 +2,7 @@
 //!
 //! Defaults are those of `Gemma4TextConfig` and `Gemma4UnifiedTextConfig`.
 
-use super::Gemma4;
+use super::{Gemma4, Gemma4Assistant};
 use crate::error::Fault;
 use crate::models::reader::{Reader, check_heads, positive, size};
 use crate::models::{Config, LayerSpec, RopeSpec};
@@ -11,7 +11,31 @@ use serde_json::{Value, json};
 /// Reads a whole file.
 pub fn config(json: &Value) -> Result<Config, Fault> {
     let reader = &Reader::new(json);
-    refuse_what_is_not_computed(reader)?;
+    refuse_what_is_not_computed(reader, false)?;
+    read(json, reader)
+}
+
+/// Reads the file of an assistant.
+pub fn assistant(json: &Value) -> Result<Config, Fault> {
+    let reader = &Reader::new(json);
+    if json.get("use_ordered_embeddings") == Some(&Value::Bool(true)) {
+        let what = "the assistant looks its logits up by centroids, as those of Gemma 4 E2B and \
+                    E4B do: `use_ordered_embeddings` is set";
+        return Err(Fault::model(what).help("assistants of Gemma 4 12B and 31B run here"));
+    }
+    refuse_what_is_not_computed(reader, true)?;
+    let config = read(json, reader)?;
+    let backbone = json.get("backbone_hidden_size").filter(|v| !v.is_null());
+    let backbone = size("backbone_hidden_size", backbone, 1536, 1 << 17)?;
+    Ok(Config {
+        architecture: &Gemma4Assistant,
+        backbone: Some(backbone),
+        logit_cap: None,
+        ..config
+    })
+}
+
+fn read(json: &Value, reader: &Reader<'_>) -> Result<Config, Fault> {
     let is_unified = ["model_type", "architectures"]
         .iter()
         .any(|key| json[key].to_string().to_lowercase().contains("unified"));
@@ -33,6 +57,7 @@ pub fn config(json: &Value) -> Result<Config, Fault> {
             .transpose()?
             .map(|cap| cap as f32),
         max_position: reader.size("max_position_embeddings", positions, 1 << 30)?,
+        backbone: None,
         eos,
         bos,
         tied: reader.tied()?,
@@ -40,8 +65,9 @@ pub fn config(json: &Value) -> Result<Config, Fault> {
     })
 }
 
-/// Refuses what the dense models do not have.
-fn refuse_what_is_not_computed(reader: &Reader<'_>) -> Result<(), Fault> {
+/// Refuses what the dense models and their assistants do not have. All layers of an assistant share
+/// keys and values.
+fn refuse_what_is_not_computed(reader: &Reader<'_>, is_assistant: bool) -> Result<(), Fault> {
     let is_set = |key: &str| {
         reader.get(key).is_some_and(|v| *v != Value::Bool(false) && v.as_u64() != Some(0))
     };
@@ -52,7 +78,7 @@ fn refuse_what_is_not_computed(reader: &Reader<'_>) -> Result<(), Fault> {
         ("num_kv_shared_layers", "layers that share keys and values", edge),
         ("use_double_wide_mlp", "layers of double width", edge),
     ] {
-        if is_set(key) {
+        if is_set(key) && !(is_assistant && key == "num_kv_shared_layers") {
             let what = format!("the model has {what}, as {models} do: `{key}` is set");
             return Err(Fault::model(what)
                 .help("the dense models run here: Gemma 4 12B and 31B, and Gemma 3"));

@@ -1,5 +1,6 @@
-//! The keys that a GGUF file has for the architecture `gemma4`. Source: ggml-org/llama.cpp,
-//! conversion of `Gemma4ForConditionalGeneration` and src/models/gemma4.cpp.
+//! The keys that a GGUF file has for the architectures `gemma4` and `gemma4-assistant`. Source:
+//! ggml-org/llama.cpp, conversion of `Gemma4ForConditionalGeneration`, src/models/gemma4.cpp and
+//! src/models/gemma4-assistant.cpp.
 
 use crate::checkpoint::gguf::write::Keys;
 use crate::checkpoint::gguf::{Metadata, Value as Stored};
@@ -7,9 +8,6 @@ use crate::error::Fault;
 use crate::models::gguf::{BOS, GgufModel, PAD, decimal, eos, whole};
 use crate::models::{Config, LayerSpec, Role};
 use serde_json::{Map, Value, json};
-
-/// Name of the architecture, and the first part of its keys.
-pub const ARCHITECTURE: &str = "gemma4";
 
 /// Divisors of the frequencies of the global layers: 1 for the channels that turn.
 const ROPE_FREQS: &str = "rope_freqs.weight";
@@ -22,36 +20,46 @@ const LOGIT_CAP: f64 = 30.0;
 /// Base period of a file that does not name it, as llama.cpp has it.
 const THETA: f64 = 1e4;
 
-/// Returns the full name of a key.
-fn key(name: &str) -> String {
-    format!("{ARCHITECTURE}.{name}")
-}
+/// Tensors by which an assistant of an edge model looks its logits up, in both schemas.
+const CENTROIDS: [&str; 2] = ["masked_embd_centroids.weight", "mtp.centroids.weight"];
 
 /// The keys of a file, checked for their types.
-struct Reader<'a>(&'a Metadata);
+struct Reader<'a> {
+    metadata: &'a Metadata,
+    /// Name of the architecture, the first part of its keys.
+    architecture: &'a str,
+}
 
 impl Reader<'_> {
+    /// Returns the full name of a key.
+    fn key(&self, name: &str) -> String {
+        format!("{}.{name}", self.architecture)
+    }
+
     fn optional(&self, name: &str) -> Result<Option<i64>, String> {
-        whole(self.0, &key(name))
+        whole(self.metadata, &self.key(name))
     }
 
     fn needed(&self, name: &str) -> Result<i64, String> {
-        self.optional(name)?.ok_or_else(|| format!("`{}` is missing", key(name)))
+        self.optional(name)?.ok_or_else(|| format!("`{}` is missing", self.key(name)))
     }
 
     fn float(&self, name: &str, default: f64) -> Result<f64, String> {
-        let key = key(name);
-        let value = if self.0.get(&key).is_none() { Some(default) } else { self.0.float(&key) };
+        let key = self.key(name);
+        let value = match self.metadata.get(&key) {
+            None => Some(default),
+            Some(_) => self.metadata.float(&key),
+        };
         value.filter(|v| v.is_finite()).ok_or_else(|| format!("`{key}` is not a number"))
     }
 
     /// Returns a number for each layer. A single one stands for all.
     fn list(&self, name: &str, layers: usize) -> Result<Vec<i64>, String> {
-        match self.0.get(&key(name)) {
+        match self.metadata.get(&self.key(name)) {
             Some(Stored::Ints(list)) if list.len() == layers => Ok(list.clone()),
             Some(Stored::Int(n)) => Ok(vec![*n; layers]),
-            None => Err(format!("`{}` is missing", key(name))),
-            Some(_) => Err(format!("`{}` does not list {layers} whole numbers", key(name))),
+            None => Err(format!("`{}` is missing", self.key(name))),
+            Some(_) => Err(format!("`{}` does not list {layers} whole numbers", self.key(name))),
         }
     }
 
@@ -66,22 +74,22 @@ impl Reader<'_> {
             ("rope.dimension_count_swa", local),
         ] {
             if let Some(n) = self.optional(name)?.filter(|n| *n != dim) {
-                return Err(format!("`{}` is {n}, but heads have {dim}", key(name)));
+                return Err(format!("`{}` is {n}, but heads have {dim}", self.key(name)));
             }
         }
         Ok((global, local))
     }
 
     fn refuse_scaled_rotation(&self) -> Result<(), String> {
-        let kind = key("rope.scaling.type");
-        if let Some(value) = self.0.text(&kind).filter(|value| *value != "none") {
+        let kind = self.key("rope.scaling.type");
+        if let Some(value) = self.metadata.text(&kind).filter(|value| *value != "none") {
             return Err(format!("`{kind}` is {value}, which is not supported"));
         }
         for name in ["rope.scaling.factor", "rope.scale_linear"] {
             let factor = self.float(name, 1.0)?;
             // Files say 0 for no factor.
             if factor != 0.0 && factor != 1.0 {
-                return Err(format!("`{}` is {factor}, which is not supported", key(name)));
+                return Err(format!("`{}` is {factor}, which is not supported", self.key(name)));
             }
         }
         Ok(())
@@ -91,7 +99,8 @@ impl Reader<'_> {
 /// Returns the `config.json` that a file's keys mean.
 pub fn config(file: &GgufModel<'_>) -> Result<Value, String> {
     let metadata = file.metadata;
-    let reader = Reader(metadata);
+    let reader = &reader(file);
+    let key = |name: &str| reader.key(name);
     reader.refuse_scaled_rotation()?;
     let (layers, heads) = (reader.needed("block_count")?, reader.needed("attention.head_count")?);
     let layers = usize::try_from(layers).ok().filter(|n| (1..=1024).contains(n));
@@ -156,6 +165,31 @@ pub fn config(file: &GgufModel<'_>) -> Result<Value, String> {
     Ok(json)
 }
 
+fn reader<'a>(file: &GgufModel<'a>) -> Reader<'a> {
+    let architecture = file.metadata.text("general.architecture").unwrap_or_default();
+    Reader { metadata: file.metadata, architecture }
+}
+
+/// Returns the `config.json` that the keys of an assistant's file mean.
+pub fn assistant_config(file: &GgufModel<'_>) -> Result<Value, String> {
+    let mut text = config(file)?;
+    let reader = reader(file);
+    if text["num_kv_shared_layers"].as_i64() == Some(0) {
+        text["num_kv_shared_layers"] = text["num_hidden_layers"].clone();
+    }
+    let backbone = match reader.optional("n_embd_backbone")? {
+        Some(n) => n,
+        None => reader.needed("embedding_length_out")?,
+    };
+    Ok(json!({
+        "architectures": ["Gemma4AssistantForCausalLM"],
+        "model_type": "gemma4_assistant",
+        "backbone_hidden_size": backbone,
+        "use_ordered_embeddings": CENTROIDS.iter().any(|name| file.has_tensor(name)),
+        "text_config": text,
+    }))
+}
+
 /// Returns whether the global layers have no matrix of values.
 fn values_are_keys(file: &GgufModel<'_>, is_global: &[bool]) -> Result<bool, String> {
     let global = || (0..is_global.len()).filter(|i| is_global[*i]);
@@ -184,6 +218,7 @@ fn share(file: &GgufModel<'_>, head_dim: i64) -> Result<f32, String> {
 /// Adds the keys of the architecture, and the divisors of the global layers' frequencies. Refuses a
 /// model that llama.cpp would compute otherwise.
 pub fn keys(c: &Config, keys: &mut Keys) -> anyhow::Result<()> {
+    let key = |name: &str| format!("{}.{name}", c.architecture.gguf());
     let (local, global) = layers(c)?;
     for (name, n) in [
         ("context_length", c.max_position),
@@ -211,6 +246,10 @@ pub fn keys(c: &Config, keys: &mut Keys) -> anyhow::Result<()> {
     keys.bools(&key("attention.sliding_window_pattern"), &is_local);
     keys.f32(&key("attention.layer_norm_rms_epsilon"), c.eps);
     keys.f32(&key("final_logit_softcapping"), c.logit_cap.unwrap_or(0.0));
+    if let Some(backbone) = c.backbone {
+        keys.u32(&key("embedding_length_out"), u32::try_from(backbone)?);
+        keys.u32(&key("nextn_predict_layers"), u32::try_from(c.layers.len())?);
+    }
     keys.f32(&key("rope.freq_base"), global.rope.theta);
     keys.f32(&key("rope.freq_base_swa"), local.rope.theta);
     let mut divisors = vec![STILL; global.head_dim / 2];

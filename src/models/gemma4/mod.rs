@@ -5,10 +5,13 @@
 //! before the norm. A number scales the stream behind each layer. Logits are capped. Source:
 //! huggingface/transformers 5.24, models/gemma4 and models/gemma4_unified, which share this layer.
 
+mod assistant;
 mod config;
 mod gguf;
 
-use super::architecture::{Architecture, Step};
+pub use assistant::Gemma4Assistant;
+
+use super::architecture::{Architecture, KeyNorms, Step};
 use super::config::{Config, LayerSpec};
 use super::gguf::GgufModel;
 use super::role::Role;
@@ -39,7 +42,7 @@ impl Architecture for Gemma4 {
     }
 
     fn gguf(&self) -> &'static str {
-        gguf::ARCHITECTURE
+        "gemma4"
     }
 
     fn gguf_config(&self, file: &GgufModel<'_>) -> Result<Value, String> {
@@ -55,18 +58,30 @@ impl Architecture for Gemma4 {
     }
 
     fn layer(&self, config: &Config, spec: &LayerSpec) -> Vec<Step> {
-        let (q, kv) = (spec.query_width(), spec.kv_width());
+        let kv = spec.kv_width();
         let values = if spec.values_are_keys { Role::K } else { Role::V };
-        vec![
-            Step::Norm(Role::InputNorm),
-            Step::Linear("qkv", vec![(Role::Q, q), (Role::K, kv), (values, kv)]),
-            Step::Attend { q_norm: Role::QNorm, k_norm: Role::KNorm, v_norm: true },
-            Step::Linear("o", vec![(Role::O, config.dim)]),
-            Step::Add { norm: Role::PostAttnNorm, scale: None },
-            Step::Norm(Role::PreFfnNorm),
-            Step::GateUp { gate: Role::Gate, up: Role::Up, rows: config.ffn_dim },
-            Step::Linear("down", vec![(Role::Down, config.dim)]),
-            Step::Add { norm: Role::PostFfnNorm, scale: Some(Role::LayerScale) },
-        ]
+        let keys = KeyNorms { k_norm: Role::KNorm, v_norm: true };
+        layer(config, spec, vec![(Role::K, kv), (values, kv)], Some(keys))
     }
+}
+
+/// Returns the steps of a layer whose keys and values these matrices make.
+fn layer(
+    config: &Config,
+    spec: &LayerSpec,
+    made: Vec<(Role, usize)>,
+    keys: Option<KeyNorms>,
+) -> Vec<Step> {
+    let queries = vec![(Role::Q, spec.query_width())];
+    vec![
+        Step::Norm(Role::InputNorm),
+        Step::Linear("qkv", [queries, made].concat()),
+        Step::Attend { q_norm: Role::QNorm, keys },
+        Step::Linear("o", vec![(Role::O, config.dim)]),
+        Step::Add { norm: Role::PostAttnNorm, scale: None },
+        Step::Norm(Role::PreFfnNorm),
+        Step::GateUp { gate: Role::Gate, up: Role::Up, rows: config.ffn_dim },
+        Step::Linear("down", vec![(Role::Down, config.dim)]),
+        Step::Add { norm: Role::PostFfnNorm, scale: Some(Role::LayerScale) },
+    ]
 }

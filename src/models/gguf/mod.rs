@@ -62,17 +62,21 @@ pub fn tensor_name(role: Role, layer: usize) -> String {
         Role::QNorm => layer_tensor("attn_q_norm"),
         Role::KNorm => layer_tensor("attn_k_norm"),
         Role::LayerScale => layer_tensor("layer_output_scale"),
+        Role::PreProjection => "nextn.pre_projection.weight".into(),
+        Role::PostProjection => "nextn.post_projection.weight".into(),
     }
 }
 
 /// Returns the role and layer of a tensor; `None` for a name that stands for no role.
 fn role_of(name: &str) -> Option<(Role, usize)> {
+    // The older schema of assistants.
+    let name = &name.replacen("mtp.", "nextn.", 1);
     let layer = match name.strip_prefix("blk.") {
         Some(rest) => rest.split_once('.')?.0.parse().ok()?,
         None => 0,
     };
     let mut roles = Role::ALL.into_iter().map(|role| (role, layer));
-    roles.find(|(role, layer)| tensor_name(*role, *layer) == name)
+    roles.find(|(role, layer)| tensor_name(*role, *layer) == *name)
 }
 
 /// A GGUF file, before it is presented as anything else.
@@ -84,6 +88,10 @@ pub struct GgufModel<'a> {
 impl GgufModel<'_> {
     pub fn has(&self, role: Role, layer: usize) -> bool {
         self.checkpoint.lookup(&tensor_name(role, layer)).is_some()
+    }
+
+    pub fn has_tensor(&self, name: &str) -> bool {
+        self.checkpoint.lookup(name).is_some()
     }
 
     /// Returns the rows of the embedding table.

@@ -8,7 +8,7 @@ mod backward;
 pub use backward::{linear_back, norm_rows_back};
 
 use super::rows;
-use crate::models::{Angles, LayerSpec, Role, Step, TensorSpec, Weights};
+use crate::models::{Angles, KeyNorms, LayerSpec, Role, Step, TensorSpec, Weights};
 use crate::tensor::Matrix;
 use crate::tensor::encode::CodingDevice;
 use crate::tensor::product::{View, multiply};
@@ -131,7 +131,8 @@ impl<'a> Layer<'a> {
                 .iter()
                 .map(|(role, _)| self.linear(*role, &input[0]))
                 .collect::<Result<_>>()?,
-            Step::Attend { q_norm, k_norm, v_norm } => {
+            Step::Attend { keys: None, .. } => bail!("a layer without keys reads another model's"),
+            Step::Attend { q_norm, keys: Some(KeyNorms { k_norm, v_norm }) } => {
                 let Ok([mut q, mut k, mut v]) = <[Vec<f32>; 3]>::try_from(input) else {
                     bail!("attention reads three values")
                 };

@@ -3,14 +3,15 @@
 pub mod calibration;
 pub mod costs;
 
+use crate::checkpoint::Checkpoint;
 use crate::compute::cpu::Pool;
 use crate::compute::{Choice, DeviceInfo};
 use crate::draft::{
-    Ahead, DraftFigures, DraftModel, Drafter, Habits, NoDraft, Policy, TreeBuilder,
+    Ahead, AssistantModel, CandidateSource, DraftFigures, DraftModel, Drafter, Habits, NoDraft,
+    Policy, TreeBuilder,
 };
 use crate::error::Fault;
 use crate::models::{Tokenizer, Weights};
-use crate::runtime::Listener;
 use crate::runtime::devices::backends::Npu;
 use crate::runtime::drafting::costs::{Passes, one_row};
 use crate::runtime::load::{Room, kv_format, load};
@@ -20,6 +21,7 @@ use crate::runtime::options::Device;
 use crate::runtime::options::{DraftAhead, DraftFrom, DraftingOptions, GpuLayers, RunOptions};
 use crate::runtime::placement;
 use crate::runtime::placement::measure::Task;
+use crate::runtime::{Listener, Model};
 use crate::util::hex;
 use anyhow::Result;
 use std::sync::Arc;
@@ -75,8 +77,7 @@ impl Drafting {
 /// The target that is drafted for.
 pub struct DraftTarget<'a> {
     pub tokenizer: &'a Tokenizer,
-    /// Name of the model.
-    pub name: &'a str,
+    pub model: &'a Model,
     pub run: &'a RunOptions,
     /// Room of the target.
     pub room: Room,
@@ -101,7 +102,11 @@ pub fn build(
     target: &DraftTarget<'_>,
     listener: &dyn Listener,
 ) -> Result<Drafting> {
-    let DraftTarget { tokenizer, name, passes, .. } = *target;
+    let DraftTarget { tokenizer, model, passes, .. } = *target;
+    let name = &model.name;
+    if let Some(assistant) = model.weights.assistant() {
+        return assisted(assistant, options, target);
+    }
     let mut disabled = None;
     let partner = match &options.source {
         DraftFrom::Off => {
@@ -159,6 +164,29 @@ pub fn build(
     let policy = Policy::new(passes.costs.clone(), options.limits(), true);
     let policy = policy.with(&habits).working_ahead(ahead);
     Ok(Drafting { drafter: Box::new(builder), policy, disabled, identity })
+}
+
+/// Builds the drafter of a target that is loaded with its assistant. Both run on one device, so
+/// nothing is drafted ahead.
+fn assisted(
+    assistant: &Weights,
+    options: &DraftingOptions,
+    target: &DraftTarget<'_>,
+) -> Result<Drafting> {
+    let DraftTarget { model, passes, .. } = *target;
+    let sources: Vec<CandidateSource> = CandidateSource::mixed().collect();
+    let lm = AssistantModel::new(assistant.config().vocab);
+    let builder = TreeBuilder::assisted(lm, &sources, options.mixing);
+    let identity = assistant.checkpoint().map_or(Ok([0; 32]), Checkpoint::fingerprint)?;
+    let identity = spelled(identity);
+    // A step takes about as long as its bytes take in a pass of the target.
+    let share = Size::of(assistant)?.bytes as f32 / Size::of(&model.weights)?.bytes as f32;
+    let level = share * passes.plain();
+    let habits = passes.habits.get(&identity).cloned();
+    let habits = habits.unwrap_or(Habits { level, ..Habits::default() });
+    let policy = Policy::new(passes.costs.clone(), options.limits(), true);
+    let policy = policy.with(&habits).working_ahead(Ahead::Never);
+    Ok(Drafting { drafter: Box::new(builder), policy, disabled: None, identity })
 }
 
 /// Loads a draft model where it shall run, with as many threads as do it good.

@@ -1,6 +1,7 @@
 //! A model's files, opened and checked.
 
 pub mod acquire;
+pub mod assistant;
 pub mod find;
 pub mod others;
 pub mod partner;
@@ -12,39 +13,57 @@ use crate::error::Fault;
 use crate::models::gguf::repairs;
 use crate::models::{Config, Tokenizer, Weights};
 use crate::runtime::Listener;
+use crate::runtime::model::acquire::is_id;
 use crate::runtime::model::find::{ModelSource, find};
 use crate::util::units::thousands;
 use anyhow::{Context, Result};
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 /// A model's files, opened and checked, nothing loaded yet.
 pub struct Model {
     pub weights: Weights,
     pub name: String,
-    pub bundled: bool,
+    /// `None` for the bundled model.
+    pub place: Option<ModelPlace>,
+}
+
+/// Where a model was found.
+pub struct ModelPlace {
+    pub path: PathBuf,
+    /// What it was called.
+    asked: String,
+}
+
+impl ModelPlace {
+    /// Returns its id on the hub, if it was called by one.
+    fn id(&self) -> Option<&str> {
+        let id = self.asked.split(':').next()?;
+        (is_id(id) && !Path::new(&self.asked).exists()).then_some(id)
+    }
 }
 
 impl Model {
     /// Opens the model of this name, or the bundled demo model. Notes about it go to `listener`.
     pub fn open(name: Option<&str>, listener: &dyn Listener) -> Result<Model> {
-        let (checkpoint, bundled) = match find(name)? {
+        let (checkpoint, place) = match find(name)? {
             ModelSource::Bundled => {
                 listener.note(
                     "no --model is given: the small bundled demo model answers, \
                     which knows little and is not Gemma",
                 );
-                (crate::models::gemma3::bundled::target()?, true)
+                (crate::models::gemma3::bundled::target()?, None)
             }
             ModelSource::Directory(path) => (
                 Checkpoint::open(&path)
                     .with_context(|| format!("cannot open the model {}", path.display()))?,
-                false,
+                Some(ModelPlace { path, asked: name.unwrap_or_default().to_owned() }),
             ),
         };
         let model = Model {
             name: checkpoint.name().to_owned(),
             weights: Weights::open(checkpoint)?,
-            bundled,
+            place,
         };
         for note in model.weights.notes() {
             listener.note(note);

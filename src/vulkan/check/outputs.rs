@@ -3,8 +3,8 @@
 use super::compare::{EXPONENTIALS, Grid, PRODUCTS, Rule, SUMS};
 use crate::compute::reference::rows::{errors, fit, rotate_input};
 use crate::compute::{
-    Act, Attention, Best, BufferId, Cap, Commit, Embed, GateUp, KvFormat, KvLayer, Linear,
-    LinearJob, Norm, Op, Rope, RowSet,
+    Act, Attention, Best, BufferId, Cap, Commit, Concat, Embed, GateUp, KvFormat, KvLayer, Linear,
+    LinearJob, Norm, Op, Rope, RopeKeys, RowSet,
 };
 use crate::kv::PAGE;
 use crate::tensor::math::LANES;
@@ -72,6 +72,9 @@ pub fn outputs(
             // Products of a code and a scale are exact.
             vec![floats(*out, "the embeddings", table.cols, Rule::Same)]
         }
+        Op::Concat(Concat { dim, out, .. }) => {
+            vec![floats(*out, "the rows side by side", 2 * dim, Rule::Same)]
+        }
         Op::Norm(Norm { x, add, out, dim, rows, .. }) => {
             let written = (add.is_some() && *rows == RowSet::All)
                 .then(|| floats(*x, "the residual", *dim, Rule::Near(SUMS)));
@@ -93,7 +96,7 @@ pub fn outputs(
                 Rule::Near(EXPONENTIALS),
             )]
         }
-        Op::Rope(Rope { q, k, v, v_norm, kv, n_heads, .. }) => {
+        Op::Rope(Rope { q, keys: own, kv, n_heads, .. }) => {
             let keys = Grid {
                 heads: kv.n_kv_heads,
                 dim: kv.head_dim,
@@ -105,14 +108,13 @@ pub fn outputs(
             let [turned, copied] = if fused {
                 [PRODUCTS + SUMS, PRODUCTS]
             } else {
-                [SUMS, if *v_norm { SUMS } else { 0.0 }]
+                [SUMS, if own.is_some_and(|own| own.v_norm) { SUMS } else { 0.0 }]
             }
             .map(Rule::Near);
             let width = kv.n_kv_heads * kv.head_dim;
-            let mut all = vec![
-                floats(*q, "the queries", n_heads * kv.head_dim, turned),
-                floats(*k, "the keys", width, turned),
-            ];
+            let mut all = vec![floats(*q, "the queries", n_heads * kv.head_dim, turned)];
+            let Some(RopeKeys { k, v, v_norm, .. }) = own else { return all };
+            all.push(floats(*k, "the keys", width, turned));
             all.extend(v_norm.then(|| floats(*v, "the values", width, turned)));
             all.extend([
                 cached(kv, kv.scratch_k, "the scratch keys", max_rows, keys, turned),

@@ -49,6 +49,7 @@ shaders! {
     Best "best",
     Cap "cap",
     Commit "commit",
+    Concat "concat",
     Embed "embed",
     Linear "linear",
     LinearFew "linear_few",

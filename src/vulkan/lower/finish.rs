@@ -78,7 +78,9 @@ impl Lowering<'_> {
         bucket: Bucket,
     ) -> bool {
         let Some(Dispatch { op: Op::Rope(op), .. }) = next else { return false };
-        let Rope { q, k, v, v_norm, n_heads, kv, .. } = op;
+        let Rope { q, keys, n_heads, kv, .. } = op;
+        let heads: Vec<BufferId> =
+            [*q].into_iter().chain(keys.iter().flat_map(|own| [own.k, own.v])).collect();
         let outs: Vec<BufferId> = jobs.iter().map(|job| job.out).collect();
         let fits = |call: &Call| {
             let units = call.groups[0] as usize * (n_heads + 2 * kv.n_kv_heads);
@@ -86,7 +88,7 @@ impl Lowering<'_> {
             whole && call.shader != Shader::LinearMany && units <= COUNTS
         };
         let room = kv.format != KvFormat::Q8 || kv.head_dim <= MOST_SHARED_CHANNELS;
-        let is_next = outs == [*q, *k, *v] && bucket.rows <= ROWS;
+        let is_next = outs == heads && bucket.rows <= ROWS;
         if !(self.finish && is_next && room && calls.iter().all(fits)) {
             return false;
         }
@@ -98,7 +100,7 @@ impl Lowering<'_> {
                 head_dim: word(kv.head_dim),
                 kv: kv_code(kv),
                 first_matrix: word(first),
-                v_norm: *v_norm,
+                v_norm: keys.is_some_and(|own| own.v_norm),
             };
             call.constants.extend(heads.constants());
             call.epilogue = Some(self.epilogue(&rope, LINEAR_EPILOGUE));

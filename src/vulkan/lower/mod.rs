@@ -12,8 +12,9 @@ pub mod sizes;
 
 use crate::compute::step::StepView;
 use crate::compute::{
-    Act, Attention, Best, BufferId, Cap, Commit, Dispatch, Embed, GateUp, KvFormat, KvLayer,
-    Linear, LinearJob, Norm, Op, PageRange, Prepare, Rope, RowSet, WeightId, best,
+    Act, Attention, Best, BufferId, Cap, Commit, Concat, Dispatch, Embed, GateUp, KvFormat,
+    KvLayer, Linear, LinearJob, Norm, Op, PageRange, Prepare, Rope, RopeKeys, RowSet, WeightId,
+    best,
 };
 use crate::kv::{OffloadedPages, PAGE};
 use crate::tensor::Group;
@@ -25,7 +26,8 @@ use anyhow::{Result, bail};
 use finish::Epilogue;
 pub(super) use following::{prepared, reads_before_write};
 use kernels::{
-    BestPush, CapPush, CommitPush, EmbedPush, Kernel, LinearPush, Push, RopePush, Specialise, word,
+    BestPush, CapPush, CommitPush, ConcatPush, EmbedPush, Kernel, LinearPush, Push, RopePush,
+    Specialise, word,
 };
 use layout::{DeviceMatrix, Packing, code_number, side_number};
 use linear::put_beside;
@@ -212,6 +214,7 @@ impl Lowering<'_> {
             let read_later = reads_before_write(dispatches[end..].iter(), written.last().copied());
             match op {
                 Op::Embed(op) => out.push(self.embed(op, bucket)?),
+                Op::Concat(op) => out.push(self.concat(op, bucket)),
                 Op::Norm(op) => out.push(self.norm(op, prepare, read_later, bucket)),
                 Op::Prepare(op) => out.push(self.prepare(op, bucket)),
                 Op::Linear(Linear { jobs, rows }) => {
@@ -315,21 +318,39 @@ impl Lowering<'_> {
         Ok(call)
     }
 
+    fn concat(&self, op: &Concat, bucket: Bucket) -> Call {
+        let Concat { left, right, dim, out } = *op;
+        let push = ConcatPush {
+            left: self.at(left),
+            right: self.at(right),
+            out: self.at(out),
+            step: self.at(self.step),
+            dim: word(dim),
+            max_rows: word(self.max_rows),
+        };
+        let groups = [(2 * dim).div_ceil(256), bucket.rows, 1];
+        let accesses = vec![Access::Read(left), Access::Read(right), Access::Write(out)];
+        self.call(&kernels::Concat {}, &push, groups, accesses)
+    }
+
     pub(in crate::vulkan) fn rope(&self, op: &Rope, bucket: Bucket) -> Call {
-        let Rope { q, k, v, q_norm, k_norm, v_norm, eps, n_heads, rope_table, kv } = op;
+        let Rope { q, q_norm, keys, eps, n_heads, rope_table, kv } = op;
+        // Without keys there are no workgroups that would read those addresses.
+        let of_keys = |of: fn(&RopeKeys) -> BufferId| keys.as_ref().map_or(0, |k| self.at(of(k)));
+        let v_norm = keys.is_some_and(|keys| keys.v_norm);
         let kernel = kernels::Rope {
             local: self.info.subgroup,
             subgroup: self.info.subgroup,
             head_dim: word(kv.head_dim),
             kv: kv_code(kv),
-            v_norm: *v_norm,
+            v_norm,
         };
         let push = RopePush {
             q: self.at(*q),
-            k: self.at(*k),
-            v: self.at(*v),
+            k: of_keys(|keys| keys.k),
+            v: of_keys(|keys| keys.v),
             q_norm: self.at(*q_norm),
-            k_norm: self.at(*k_norm),
+            k_norm: of_keys(|keys| keys.k_norm),
             table: self.at(*rope_table),
             scratch_k: self.at(kv.scratch_k),
             scratch_v: self.at(kv.scratch_v),
@@ -339,14 +360,14 @@ impl Lowering<'_> {
             n_kv: word(kv.n_kv_heads),
             max_rows: word(self.max_rows),
         };
-        let accesses = vec![
-            Access::Write(*q),
-            Access::Write(*k),
-            if *v_norm { Access::Write(*v) } else { Access::Read(*v) },
-            Access::Write(kv.scratch_k),
-            Access::Write(kv.scratch_v),
-        ];
-        let groups = [n_heads + 2 * kv.n_kv_heads, bucket.rows, 1];
+        let mut accesses = vec![Access::Write(*q)];
+        if let Some(RopeKeys { k, v, v_norm, .. }) = keys {
+            let values = if *v_norm { Access::Write(*v) } else { Access::Read(*v) };
+            accesses.extend([Access::Write(*k), values]);
+            accesses.extend([kv.scratch_k, kv.scratch_v].map(Access::Write));
+        }
+        let heads = n_heads + keys.map_or(0, |_| 2 * kv.n_kv_heads);
+        let groups = [heads, bucket.rows, 1];
         self.call(&kernel, &push, groups, accesses)
     }
 

@@ -202,7 +202,7 @@ fn a_draft_of_few_rows_gives_the_plain_text_and_proposes_what_it_knows() {
         rate: None,
         verified: None,
     };
-    drafter.propose(&mut [DraftRequest { text: 0, ctx, out: &mut out }]).unwrap();
+    drafter.propose(&mut [DraftRequest { text: 0, ctx, out: &mut out }], None).unwrap();
     assert!(
         out.len() > 8 && out.tree.tokens[1..].iter().all(|t| known.contains(t)),
         "{:?}",

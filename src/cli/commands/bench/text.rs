@@ -54,7 +54,8 @@ pub fn measure(model: Model, run: &RunOptions, options: &BenchArgs, ui: &Ui) -> 
         Some(path) => read_tokenizer(path)?,
         None => model.tokenizer(ui)?,
     };
-    let session = Session::of(model, tokenizer, run.clone())?;
+    let chosen = options.draft.settled()?;
+    let session = Session::of(model, tokenizer, run.clone(), &chosen.source, ui)?;
     let (model, tokenizer) = (&session.model, &*session.tokenizer);
     let prompts = prompts(model, options, tokenizer)?;
     let longest = prompts.iter().map(|p| p.tokens.len()).max().unwrap_or(0);
@@ -68,7 +69,6 @@ pub fn measure(model: Model, run: &RunOptions, options: &BenchArgs, ui: &Ui) -> 
     let passes = Passes::measured(&mut first)?;
     let drafted = session.target(Room::of(context), &passes, &first.pool);
     let mut target = Timeline::new(first.engine);
-    let chosen = options.draft.settled()?;
     let sampler =
         Sampler::new(SamplerConfig { temperature: options.temp, seed: 1, ..super::sampling() })?
             .usable(tokenizer.vocab());

@@ -97,7 +97,7 @@ pub fn run(options: &ChatArgs, typed: &Typed) -> Result<u8> {
     }
     let system = prompt::system_text(options.system.as_deref(), options.system_file.as_deref())?;
     let (model, drafting) = (options.model.settled()?, options.draft.settled()?);
-    let session = runtime::Session::open(&model, ui)?;
+    let session = runtime::Session::open(&model, &drafting.source, ui)?;
     let tokenizer = &*session.tokenizer;
     let thinks = options.think.settled(tokenizer)?;
     let (config, _) = options.sampling.resolve(|name| typed.source(name), &session.generation);

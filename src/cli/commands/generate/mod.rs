@@ -63,7 +63,7 @@ pub fn run(options: &GenerateArgs, typed: &Typed) -> Result<u8> {
         options.output.newline,
     )?;
     let stats_file = options.output.stats_file.as_ref().map(Destination::open).transpose()?;
-    let session = Session::open(&model, ui)?;
+    let session = Session::open(&model, &drafting.source, ui)?;
     let history = prompt::encode(&input, &options.chat, &session, model.run.context, ui)?;
     let (config, resolved) =
         options.sampling.resolve(|name| typed.source(name), &session.generation);

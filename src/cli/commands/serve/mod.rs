@@ -75,7 +75,7 @@ pub fn run(options: &ServeArgs, typed: &Typed) -> Result<u8> {
     let address = SocketAddr::new(edge.host, edge.port);
     let server = Server::start(address, &app, &edge.cors_origin)?;
 
-    let session = Session::open(&model, ui)?;
+    let session = Session::open(&model, &drafting.source, ui)?;
     let context = session.context(CONTEXT, ui);
     let room = Room { context, sequences: load.parallel.into(), prefixes: load.cache_ram };
     let engine = AnswerEngine { session: &session, drafting: &drafting, room, queue: &queue, ui };

@@ -199,14 +199,16 @@ fn block<L: Lanes, S: Stored, const N: usize>(
 
     let scratch_rows = a.row(first + N - 1) + 1;
     S::take_queries::<L, N>(&q, &mut work.q8);
-    S::score::<L, N>(
-        a,
-        &q,
-        &work.q8,
-        a.scratch_keys(kv_head),
-        root..scratch_rows,
-        &mut work.scratch,
-    );
+    if highest >= base {
+        S::score::<L, N>(
+            a,
+            &q,
+            &work.q8,
+            a.scratch_keys(kv_head),
+            root..scratch_rows,
+            &mut work.scratch,
+        );
+    }
 
     let (mut m, mut l) = ([0f32; N], [0f32; N]);
     let mut started = [false; N];

@@ -1,7 +1,7 @@
 //! The backward pass of a layer: gradients at its input and at the output of each matrix.
 
 use super::{DECODE, Layer, Values};
-use crate::models::{LayerSpec, Role, Step};
+use crate::models::{KeyNorms, LayerSpec, Role, Step};
 use crate::tensor::encode::CodingDevice;
 use crate::tensor::product::{View, multiply};
 use crate::tensor::{Matrix, math};
@@ -61,7 +61,8 @@ impl Layer<'_> {
                 }
                 vec![sums]
             }
-            Step::Attend { q_norm, k_norm, v_norm } => {
+            Step::Attend { keys: None, .. } => bail!("a layer without keys reads another model's"),
+            Step::Attend { q_norm, keys: Some(KeyNorms { k_norm, v_norm }) } => {
                 let ([q, k, v], [out]) = (input, &dv[..]) else {
                     bail!("attention reads three values and gives one")
                 };

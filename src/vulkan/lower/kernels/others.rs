@@ -8,6 +8,7 @@ kernels! {
     Best, BestPush, Best, [];
     Cap, CapPush, Cap, [];
     Commit, CommitPush, Commit, [];
+    Concat, ConcatPush, Concat, [];
     Embed, EmbedPush, Embed, [EmbedTrellis];
     MatrixProbe, MatrixProbePush, MatrixProbe, [];
     Read, ReadPush, Read, [];
@@ -158,6 +159,23 @@ arguments! {
         head_dim: u32,
         max_rows: u32,
         _gap: u32,
+    }
+}
+
+constants! {
+    /// `concat.comp`
+    Concat {
+    }
+}
+
+arguments! {
+    ConcatPush {
+        left: u64,
+        right: u64,
+        out: u64,
+        step: u64,
+        dim: u32,
+        max_rows: u32,
     }
 }
 

@@ -199,9 +199,9 @@ fn constants_and_arguments_are_those_of_the_shaders() {
     macro_rules! each {
         ($($kernel:ty),*) => { $(check::<$kernel>(<$kernel>::SHADER, &mut left);)* };
     }
-    each!(Attention, PartialAttention, Best, Cap, Commit, Embed, Linear, LinearFew, LinearFloat);
+    each!(Attention, PartialAttention, Best, Cap, Commit, Concat, Embed, Linear, LinearFew);
     each!(LinearMany, LinearMatrix, LinearTrellis, MatrixProbe, Read, Repack, Rope, Row);
-    each!(Product, Viterbi);
+    each!(LinearFloat, Product, Viterbi);
     assert!(left.is_empty(), "nothing declares what {left:?} are given");
 }
 

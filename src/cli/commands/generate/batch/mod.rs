@@ -55,7 +55,7 @@ pub fn run(options: &GenerateArgs, from: &Path, typed: &Typed) -> Result<u8> {
     // before the model is found.
     let place =
         ReplyPlace::of(options.output.output.as_ref(), options.batch.resume.as_ref(), from)?;
-    let session = Session::open(&model, ui)?;
+    let session = Session::open(&model, &drafting.source, ui)?;
     let (sink, done) = place.open()?;
     let constraints = Constraints::new(&session.tokenizer, &session.stop_ids, sequences);
     // Errors in the options are reported before the first record.

@@ -1,0 +1,135 @@
+//! A draft model that reads the target's caches, as a source. It keeps nothing from one round to the
+//! next.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use super::model::{ModelRow, Start, TextStart, TreeModel};
+use crate::engine::{Assistant, AssistantNode, Output, Scores};
+use crate::tensor::Token;
+
+/// Largest logits of a node that are asked for.
+const BEST: usize = 64;
+
+/// The target's assistant. A round begins where the target has scored the text's newest token.
+pub struct AssistantModel {
+    /// Tokens that it knows: all below this.
+    vocab: usize,
+    max_nodes: usize,
+    /// Nodes of the round that are evaluated, and those that wait for the next pass.
+    evaluated: usize,
+    waiting: Vec<AssistantNode>,
+    /// Text of each row of the last pass.
+    texts: Vec<usize>,
+    scores: Scores,
+    passes: u64,
+    rows: u64,
+}
+
+impl AssistantModel {
+    /// Makes the source for an assistant that knows so many tokens.
+    pub fn new(vocab: usize) -> AssistantModel {
+        AssistantModel {
+            vocab,
+            max_nodes: 0,
+            evaluated: 0,
+            waiting: Vec::new(),
+            texts: Vec::new(),
+            scores: Scores::default(),
+            passes: 0,
+            rows: 0,
+        }
+    }
+
+    fn add(&mut self, sequence: usize, parent: Option<u32>, token: Token) -> u32 {
+        self.waiting.push(AssistantNode { sequence, parent, token });
+        (self.evaluated + self.waiting.len() - 1) as u32
+    }
+}
+
+impl TreeModel for AssistantModel {
+    fn reads_texts(&self) -> bool {
+        false
+    }
+
+    fn begin(
+        &mut self,
+        texts: &[TextStart<'_>],
+        target: &mut Option<&mut dyn Assistant>,
+    ) -> Result<Vec<Start>> {
+        let target = target.as_mut().context("the target has no assistant")?;
+        (self.max_nodes, self.evaluated) = (target.max_nodes(), 0);
+        self.waiting.clear();
+        let sequences: Vec<usize> = texts.iter().map(|(text, ..)| *text).collect();
+        let begun = target.begin(&sequences)?;
+        let mut starts = Vec::with_capacity(texts.len());
+        for (&(text, history, _), begun) in texts.iter().zip(begun) {
+            starts.push(match history.last().filter(|token| begun && self.knows(**token)) {
+                Some(&token) => Start::Waits(self.add(text, None, token)),
+                None => Start::Cannot,
+            });
+        }
+        Ok(starts)
+    }
+
+    fn knows(&self, token: Token) -> bool {
+        (token as usize) < self.vocab
+    }
+
+    fn left(&self, _: usize, _: usize) -> usize {
+        usize::MAX
+    }
+
+    fn rows_of(&self, _: Token) -> usize {
+        1
+    }
+
+    fn room(&self) -> usize {
+        self.max_nodes - self.evaluated - self.waiting.len()
+    }
+
+    fn ahead(&self) -> usize {
+        0
+    }
+
+    fn push(&mut self, text: usize, parent: u32, token: Token) -> u32 {
+        self.add(text, Some(parent), token)
+    }
+
+    fn evaluate(&mut self, target: &mut Option<&mut dyn Assistant>) -> Result<()> {
+        let target = target.as_mut().context("the target has no assistant")?;
+        let output = Output::Best { n: BEST, usable: self.vocab };
+        target.evaluate(&self.waiting, output, &mut self.scores)?;
+        self.texts = self.waiting.drain(..).map(|node| node.sequence).collect();
+        self.evaluated += self.texts.len();
+        self.passes += 1;
+        self.rows += self.texts.len() as u64;
+        Ok(())
+    }
+
+    fn row(&self, text: usize, i: usize) -> ModelRow<'_> {
+        let rows = (0..self.texts.len()).filter(|row| self.texts[*row] == text);
+        let row = rows.skip(i).next().expect("the text has so many nodes");
+        match self.scores.best.get(row) {
+            Some(best) => ModelRow::Best(best),
+            None => ModelRow::Logits { logits: self.scores.row(row), columns: None },
+        }
+    }
+
+    fn read_ahead(&mut self, _: usize, _: &[Token], _: &mut dyn FnMut() -> bool) -> Result<()> {
+        Ok(())
+    }
+
+    fn read_within(&mut self, _: usize, _: &[Token], _: Duration) -> Result<()> {
+        Ok(())
+    }
+
+    fn work_done(&self) -> [u64; 2] {
+        [self.passes, self.rows]
+    }
+
+    fn note(&self) -> Option<String> {
+        None
+    }
+}

@@ -1,0 +1,97 @@
+//! The pass of an assistant on the executor of its target, over the target's caches.
+//!
+//! Its rows are in the target's step buffer. A row stands in front of its root, so it sees what is
+//! committed and no other row. Its parent has a state, which the pass reads; the pass leaves the
+//! state of the row itself.
+
+use super::builder::Builder;
+use super::pass::{self, AssistantBuffers};
+use super::{Forward, RopeTable, ropes};
+use crate::compute::{BufferId, Executor, KvLayer, Op, Part, PlanId};
+use crate::error::Fault;
+use crate::kv::Pages;
+use crate::models::{Config, LayerSpec, Weights};
+use anyhow::Result;
+
+/// An assistant loaded beside its target, ready to run.
+pub struct AssistantForward {
+    pub ropes: Vec<RopeTable>,
+    /// f32 `[max_rows, dim of the target]`: the state behind each row.
+    pub states: BufferId,
+    /// Scores the step's rows, into the target's buffer of logits.
+    pub pass: PlanId,
+    /// The same, and lists of the largest logits where the executor is for it.
+    pub pass_with_best: Option<PlanId>,
+}
+
+/// Loads an assistant into the executor of its target.
+pub fn load(
+    weights: &Weights,
+    target: &Forward,
+    exec: &mut dyn Executor,
+) -> Result<AssistantForward> {
+    let config = weights.config();
+    let mut kv = Vec::with_capacity(config.layers.len());
+    for spec in &config.layers {
+        kv.push(borrowed(spec, target)?);
+    }
+    fits(config, &target.config)?;
+    let (layout, step) = (target.layout, target.step);
+    let home = target.kv.len() as u16 - 1;
+    let mut b = Builder::new(weights, exec, layout, Some(Part::Layer(home)))?;
+    let ropes = ropes(&mut b, config)?;
+    let states = b.rows("states", target.config.dim)?;
+    let io = AssistantBuffers {
+        table: target.table,
+        embed_scale: target.config.embed_scale,
+        states,
+        hidden: b.rows("hidden", config.dim)?,
+        logits: target.logits,
+    };
+    let plan = pass::assistant_pass(&mut b, config, &kv, &ropes, io, home)?;
+    let with_best = target.best.map(|best| {
+        let mut plan = plan.clone();
+        plan.push(pass::ASSISTANT, None, Op::Best(best));
+        plan
+    });
+    Ok(AssistantForward {
+        ropes,
+        states,
+        pass: b.exec.record(plan, step, layout)?,
+        pass_with_best: with_best.map(|plan| b.exec.record(plan, step, layout)).transpose()?,
+    })
+}
+
+/// Refuses an assistant that was made for another model.
+pub fn fits(config: &Config, target: &Config) -> Result<(), Fault> {
+    let backbone = config.backbone.unwrap_or(0);
+    let what = if backbone != target.dim {
+        format!("it reads hidden states of {backbone} channels, and the model has {}", target.dim)
+    } else if config.vocab != target.vocab {
+        format!("it knows {} tokens, and the model {}", config.vocab, target.vocab)
+    } else {
+        return Ok(());
+    };
+    Err(Fault::model(format!("the assistant belongs to another model: {what}")))
+}
+
+/// Returns the layer of the target whose cache a layer of an assistant reads, the last one of its
+/// kind, and the cache. A window counts the row itself, which is not in the cache.
+fn borrowed(spec: &LayerSpec, target: &Forward) -> Result<(u16, KvLayer), Fault> {
+    let layers = &target.config.layers;
+    let last = layers.iter().rposition(|layer| layer.is_global() == spec.is_global());
+    let fits = |i: &usize| {
+        layers[*i].head_dim == spec.head_dim && spec.n_heads.is_multiple_of(layers[*i].n_kv_heads)
+    };
+    let Some(last) = last.filter(fits) else {
+        let what = format!(
+            "the assistant belongs to another model: no layer there has keys for its {} heads of \
+             {} channels",
+            spec.n_heads, spec.head_dim
+        );
+        return Err(Fault::model(what));
+    };
+    let kv = target.kv[last];
+    let window = spec.window.zip(kv.pages.window).map(|(own, kept)| own.min(kept).max(2) - 1);
+    Ok((last as u16, KvLayer { pages: Pages { window, ..kv.pages }, ..kv }))
+}

@@ -1,0 +1,113 @@
+//! Choice of the assistant that drafts for a model: the one that is named, or one that lies beside
+//! the model.
+
+use crate::checkpoint::Checkpoint;
+use crate::models::forward::assistant::fits;
+use crate::models::{Config, Weights, gguf};
+use crate::runtime::Listener;
+use crate::runtime::model::Model;
+use crate::runtime::model::find::{ModelSource, caches, find, in_cache};
+use crate::runtime::model::others::names;
+use crate::runtime::options::DraftFrom;
+use anyhow::{Context, Result};
+use std::cmp::Reverse;
+use std::path::{Path, PathBuf};
+
+/// Most neighbours of a model that are opened.
+const MOST: usize = 8;
+
+/// Returns the assistant that a source of drafts means for a model; `None` where it means none. One
+/// that is named must fit.
+pub fn assistant(
+    model: &Model,
+    source: &DraftFrom,
+    listener: &dyn Listener,
+) -> Result<Option<Weights>> {
+    match source {
+        DraftFrom::Off | DraftFrom::Ngram | DraftFrom::Bundled => Ok(None),
+        DraftFrom::Model(name) => {
+            let shown = || format!("cannot draft with {name}");
+            let ModelSource::Directory(path) = find(Some(name)).with_context(shown)? else {
+                return Ok(None);
+            };
+            let Some(weights) = open(&path).with_context(shown)? else { return Ok(None) };
+            fits(weights.config(), model.config()).with_context(shown)?;
+            Ok(Some(weights))
+        }
+        DraftFrom::Auto => {
+            let place = model.place.as_ref();
+            for path in place.map_or_else(Vec::new, |place| beside(&place.path, place.id())) {
+                match open(&path) {
+                    Ok(Some(weights)) if fits(weights.config(), model.config()).is_ok() => {
+                        let name = weights.checkpoint().map_or("", Checkpoint::name);
+                        listener.detail(1, &format!("{name} beside the model drafts for it"));
+                        return Ok(Some(weights));
+                    }
+                    Ok(_) => {}
+                    Err(why) => {
+                        listener.detail(1, &format!("{} is not used: {why:#}", path.display()))
+                    }
+                }
+            }
+            Ok(None)
+        }
+    }
+}
+
+/// Opens a path if it holds an assistant.
+fn open(path: &Path) -> Result<Option<Weights>> {
+    let checkpoint = gguf::present(Checkpoint::open(path)?)?;
+    let is_assistant = Config::from_json(checkpoint.config())?.backbone.is_some();
+    is_assistant.then(|| Weights::open(checkpoint)).transpose()
+}
+
+/// Returns the paths that may hold the assistant of a model at `path`, the likeliest first. Those
+/// of Google are named after the model, with `-assistant` behind it; GGUF files also have `mtp-` in
+/// front.
+fn beside(path: &Path, id: Option<&str>) -> Vec<PathBuf> {
+    let in_cache = id.and_then(|id| in_cache(&format!("{id}-assistant"), &caches()).ok());
+    let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    let (Some(directory), Some(own)) = (path.parent(), path.file_name()) else {
+        return in_cache.into_iter().collect();
+    };
+    let own = own.to_string_lossy().to_lowercase();
+    let likeness = |name: &str| {
+        let name = name.to_lowercase();
+        let name = name.strip_prefix("mtp-").unwrap_or(&name);
+        name.chars().zip(own.chars()).take_while(|(a, b)| a == b).count()
+    };
+    let mut found: Vec<String> = names(directory)
+        .into_iter()
+        .filter(|name| {
+            let name = name.to_lowercase();
+            name != own && (name.contains("assistant") || name.starts_with("mtp-"))
+        })
+        .collect();
+    found.sort_by_key(|name| Reverse(likeness(name)));
+    found.truncate(MOST);
+    in_cache.into_iter().chain(found.into_iter().map(|name| directory.join(name))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn neighbours_come_in_the_order_of_their_likeness() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path().canonicalize().unwrap();
+        for name in ["gemma-4-12b-it-assistant", "gemma-4-31b-it", "gemma-4-31b-it-assistant"] {
+            std::fs::create_dir(root.join(name)).unwrap();
+        }
+        let found = beside(&root.join("gemma-4-31b-it"), None);
+        let names = ["gemma-4-31b-it-assistant", "gemma-4-12b-it-assistant"];
+        assert_eq!(found, names.map(|name| root.join(name)));
+        for name in ["gemma-4-31B-it-Q4_0.gguf", "mtp-gemma-4-31B-it.gguf", "mmproj.gguf"] {
+            std::fs::write(root.join(name), "").unwrap();
+        }
+        let found = beside(&root.join("gemma-4-31B-it-Q4_0.gguf"), None);
+        assert_eq!(found.len(), 3, "{found:?}");
+        assert!(found.contains(&root.join("mtp-gemma-4-31B-it.gguf")));
+        assert!(beside(Path::new("/"), None).is_empty());
+    }
+}
