@@ -39,7 +39,7 @@ NORMS = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layerno
 
 
 def text_config(dim, ffn, types, heads, kv_heads, head_dim, window, length, **more):
-    """The configuration of a model; `heads` are all, `kv_heads` and `head_dim` local and global."""
+    """Returns a configuration; `kv_heads` and `head_dim` are pairs, of local and global layers."""
     return {
         "architectures": ["Gemma4ForCausalLM"], "model_type": "gemma4_text", "vocab_size": VOCAB,
         "hidden_size": dim, "intermediate_size": ffn, "num_hidden_layers": len(types),
@@ -59,7 +59,7 @@ def text_config(dim, ffn, types, heads, kv_heads, head_dim, window, length, **mo
 
 
 def configs(small, length):
-    """Stage to configuration. The assistant's and the draft's parameters are as many."""
+    """Maps stages to configurations. The assistant and the draft have as many parameters."""
     third = lambda n: [GLOBAL if i % 3 == 2 else LOCAL for i in range(n)]
     shared = dict(kv_heads=(4, 2), head_dim=(64, 128), window=32 if small else 256, length=length)
     last = [LOCAL] * 3 + [GLOBAL]
@@ -73,13 +73,13 @@ def configs(small, length):
 
 
 def heads_of(c, kind):
-    """Heads of queries, heads of keys, channels of a head."""
+    """Returns the heads of queries, the heads of keys and the channels of a head."""
     part = "global_" if kind == GLOBAL else ""
     return c["num_attention_heads"], c[f"num_{part}key_value_heads"], c[f"{part}head_dim"]
 
 
 def shapes(c, backbone):
-    """Tensor name to shape; `backbone`: the target's width in an assistant, else 0."""
+    """Maps tensor names to shapes; `backbone`: the target's width in an assistant, else 0."""
     d, ffn = c["hidden_size"], c["intermediate_size"]
     out = {"model.embed_tokens.weight": (VOCAB, d), "model.norm.weight": (d,)}
     if backbone:
@@ -101,7 +101,7 @@ def shapes(c, backbone):
 
 
 def start(c, backbone, seed, device):
-    """Random f32 weights. Scores start as with the usual scale; blocks add little at first."""
+    """Returns random f32 weights. Scores start at the usual scale; blocks add little at first."""
     g, w = torch.Generator().manual_seed(seed), {}
     for name, s in shapes(c, backbone).items():
         if len(s) == 2:
@@ -120,7 +120,7 @@ def norm(x, w=None):
 
 
 def layer(x, w, n_heads, head_dim, turn, mask, kv):
-    """A layer on the residual stream x [batch, length, dim]; returns the stream, keys and values.
+    """Runs a layer on the residual stream x [batch, length, dim]; returns it, keys and values.
 
     `w`: its weights by name; `turn`: cosines and sines; `mask`: None is causal; `kv`: keys and
     values of the target for an assistant, else None."""
@@ -146,7 +146,7 @@ def layer(x, w, n_heads, head_dim, turn, mask, kv):
 
 
 def cross_entropy(h, table, cap, wanted):
-    """Mean cross entropy of the logits of h [n, dim] against ids or logits `wanted`."""
+    """Returns the mean cross entropy of h [n, dim] against `wanted`, ids or logits."""
     s = capped(F.linear(h, table).float(), cap)
     if wanted.dim() == 1:
         return F.cross_entropy(s, wanted, ignore_index=-100)
@@ -162,6 +162,7 @@ class Net:
 
     def __init__(self, c, w, shift=0):
         self.c, self.w, self.table = c, w, w["model.embed_tokens.weight"]
+        # An assistant's logits are not capped.
         self.cap = None if shift else c["final_logit_softcapping"]
         device, length = self.table.device, c["max_position_embeddings"] + STEPS
         at = torch.arange(length, device=device)
@@ -180,7 +181,7 @@ class Net:
         return F.embedding(tokens, self.table).float() * math.sqrt(self.c["hidden_size"])
 
     def hidden(self, x, shared=None):
-        """Final-norm states of the stream x, and keys and values by kind of layer."""
+        """Returns final-norm states of the stream x, and the last keys and values of each kind."""
         n, kept = x.shape[1], {}
         for i, kind in enumerate(self.c["layer_types"]):
             start = f"model.layers.{i}."
@@ -210,12 +211,13 @@ def drafted(assistant, target, tokens, h, shared, steps):
 
 
 def text(path, device):
-    """The ids of the training text and of the held-out text."""
+    """Returns the ids of the training text and of the held-out text."""
     with lzma.open(path) as f:
         return [torch.from_numpy(np.load(f).astype(np.int16)).to(device) for _ in range(2)]
 
 
 def rows_at(ids, starts, length):
+    """Returns rows of ids from these starts on, each behind one <bos>."""
     at = starts.to(ids.device)[:, None] + torch.arange(length, device=ids.device)
     rows = ids[at].long()
     rows[:, 0] = 2
@@ -227,12 +229,14 @@ def held_rows(ids, most, length):
 
 
 def teacher(target, tokens):
+    """Returns the target's final-norm states, last keys and values, and logits."""
     with torch.no_grad():
         h, shared = target.hidden(target.embed(tokens))
         return h, shared, target.logits(h)
 
 
 def loss_of(stage, net, target, tokens):
+    """Returns the loss on rows of tokens: against the text for the target, else the target."""
     if stage == "assistant":
         h, shared, wanted = teacher(target, tokens)
         losses = [
@@ -298,7 +302,7 @@ def export(stage, c, w, out, tokenizer, backbone):
 
 
 def read(a, stage, device):
-    """A stage's weights as its directory stores them, rounded to bf16."""
+    """Returns a stage's model with the weights of its directory, rounded to bf16."""
     saved = torch.load(os.path.join(a.out, NAMES[stage] + ".pt"), map_location=device)
     c = saved["config"].get("text_config", saved["config"])
     w = {n: t.bfloat16().float() for n, t in saved["weights"].items()}
