@@ -7,7 +7,8 @@ transformers computes from them.
 Weights are rounded to the dtype they are saved in and computed with in f32, attention eager. Every
 checkpoint is saved by transformers itself; `config-v4.json` beside it spells the same configuration
 as transformers 4 did, or as the first files of Gemma 4 do, and the script makes sure that
-transformers reads the same model from it. The same versions give the same bytes again."""
+transformers reads the same model from it. The same versions give the same bytes again.
+golden_assistant.py makes assistants for the Gemma 4 targets."""
 
 import json
 import math

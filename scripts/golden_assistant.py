@@ -48,7 +48,7 @@ CASES = [
 
 
 def text_values(target, values):
-    """Values of the assistant's text section: heads of keys and values, window and tokens are the
+    """Returns the assistant's text section. Heads of keys and values, window and tokens are the
     target's."""
     local, global_ = (target.per_layer_config[target.layer_types.index(kind)]
                       for kind in ("sliding_attention", "full_attention"))
@@ -64,7 +64,7 @@ def text_values(target, values):
 
 
 def step(assistant, embed, tokens, hidden, shared, position):
-    """Logits and projected states of tokens [n], whose parents have the states hidden [n, dim]."""
+    """Returns logits and projected states of n tokens; hidden [n, dim]: their parents' states."""
     n = len(tokens)
     inputs = torch.cat([embed(torch.tensor(tokens)), hidden], -1)[:, None]
     out = assistant(
@@ -76,9 +76,10 @@ def step(assistant, embed, tokens, hidden, shared, position):
 
 
 def drafted_by_generate(target, assistant, ids):
-    """Logits of the first round of transformers' own assisted generation.
+    """Returns tokens and logits of the first round of transformers' own assisted generation.
 
-    It lets a query see `sliding_window + 1` keys of the prompt, so the window is narrowed by 2."""
+    Transformers lets a query see `sliding_window + 1` keys of the prompt, so the window is
+    narrowed by 2."""
     rounds = []
     kind = SinglePositionMultiTokenCandidateGenerator
     plain = kind.get_candidates
