@@ -2,16 +2,21 @@
 
 #![allow(dead_code)]
 
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use anyhow::Result;
-use gemma::decode::{Event, Flow, GenerationLimits, Stats, StopReason, generate};
+use gemma::checkpoint::Checkpoint;
+use gemma::decode::{
+    Event, Flow, GenerationLimits, Request, Scheduler, Stats, StopReason, generate,
+};
 use gemma::draft::{
-    CostCurve, Costs, DraftContext, DraftModel, DraftOptions, DraftRequest, Drafter, Mixing,
-    NoDraft, Policy, Proposal, TreeBuilder, TreeSize,
+    AssistantModel, CandidateSource, CostCurve, Costs, DraftContext, DraftFigures, DraftModel,
+    DraftOptions, DraftRequest, Drafter, Mixing, NoDraft, Policy, Proposal, TreeBuilder, TreeSize,
 };
 use gemma::engine::{Assistant, Engine, Input, Output, Rows, Scores, Timeline, TokenTree};
+use gemma::models::Weights;
 use gemma::sampler::{Mask, Sampler, SamplerConfig, TokenRule};
 use gemma::tensor::Token;
 
@@ -265,4 +270,73 @@ pub fn check(
         figures.push((name, stats));
     }
     (plain.unwrap(), figures)
+}
+
+/// Makes a target of Gemma 4 with its assistant, both random, from the golden vectors.
+pub fn assisted_pair() -> Weights {
+    let open = |name: &str| {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
+        Weights::open(Checkpoint::open(&folder).unwrap()).unwrap()
+    };
+    open("gemma4-unified").assisted_by(Some(open("assistant-unified")))
+}
+
+/// Runs a case plain and with the target's assistant, in trees and chains, alone and mixed with the
+/// sources that cost nothing. Then runs it beside two other texts, in one scheduler. Rounds have at
+/// most `nodes` drafts.
+pub fn check_assisted(target: &dyn Fn(usize) -> Box<dyn Engine>, case: &Case, nodes: usize) {
+    let vocab = target(1).info().vocab;
+    let assisted = |sources: &[CandidateSource]| {
+        TreeBuilder::assisted(AssistantModel::new(vocab), sources, Mixing::default())
+    };
+    let all: Vec<CandidateSource> = CandidateSource::mixed().collect();
+    let (plain, _) = run(&mut Timeline::new(target(1)), &mut NoDraft, case);
+    let by_the_clock = Policy::new(costs(), DraftOptions::default(), true);
+    let tree = || policy(TreeSize::Nodes(nodes), None);
+    let mut ways: Vec<(&str, &[CandidateSource], Policy)> = vec![
+        ("a tree", &[], tree()),
+        ("a chain", &[], policy(TreeSize::Chain, Some(nodes.min(4)))),
+    ];
+    if nodes > 8 {
+        ways.push(("all sources", &all, policy(TreeSize::Auto, None)));
+        ways.push(("all by the clock", &all, by_the_clock));
+    }
+    let mut timeline = Timeline::new(target(1));
+    for (name, sources, mut policy) in ways {
+        let mut builder = assisted(sources);
+        let (text, stats) = run_by(&mut timeline, &mut builder, &mut policy, case);
+        assert_eq!(text, plain, "with the assistant, {name}");
+        let mut figures = DraftFigures::default();
+        builder.figures(&mut figures);
+        // The first round of a text has no state to draft from.
+        if sources.is_empty() {
+            assert!(figures.draft_passes > 0 && stats.total.drafted > 0, "{name}: {figures:?}");
+        }
+    }
+    let prompts = [&case.prompt[..], &case.prompt[1..], &case.prompt[2..]];
+    let cases = prompts.map(|prompt| Case { prompt: prompt.to_vec(), ..case.clone() });
+    let alone = cases
+        .each_ref()
+        .map(|case| run(&mut Timeline::new(target(1)), &mut NoDraft, case).0.history);
+    let mut timeline = Timeline::new(target(3));
+    let (mut builder, mut policy, never) = (assisted(&[]), tree(), AtomicBool::new(false));
+    let mut texts = Scheduler::new(&mut timeline, &mut builder, &mut policy, &[], &never);
+    let mut grown = [const { Vec::new() }; 3];
+    let places = cases.each_ref().map(|case| {
+        let sampler = Sampler::new(case.config.clone()).unwrap();
+        let sampler = case.rule.iter().fold(sampler, |s, rule| s.under(rule.clone()));
+        let request = Request::new(case.prompt.clone(), sampler, case.max_tokens);
+        texts.admit(request).unwrap_or_else(|refused| panic!("{:#}", refused.error))
+    });
+    while texts.running() > 0 {
+        for ended in texts.step(&mut |_, _| Flow::Continue).unwrap() {
+            let place = places.iter().position(|place| *place == ended.sequence).unwrap();
+            assert_eq!(ended.stop.unwrap(), StopReason::Length);
+            grown[place] = ended.text.history;
+        }
+    }
+    assert_eq!(grown, alone, "three texts at once");
+    let mut figures = DraftFigures::default();
+    builder.figures(&mut figures);
+    assert!(figures.draft_rows > figures.draft_passes, "texts share draft passes: {figures:?}");
 }

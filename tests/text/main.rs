@@ -12,6 +12,7 @@ mod shell;
 #[path = "../common/toy.rs"]
 mod toy;
 
+mod assistant;
 mod bundled;
 mod draft_prompt;
 mod drafter_invariance;

@@ -13,7 +13,7 @@ use gemma::engine::{Engine, PlannedEngine};
 use gemma::eval::evaluate;
 use gemma::models::{Role, Weights};
 use gemma::sampler::{SamplerConfig, TokenRule};
-use invariance::{Case, Strict, check};
+use invariance::{Case, Strict, assisted_pair, check, check_assisted};
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
 use std::sync::Arc;
@@ -66,6 +66,26 @@ fn every_drafter_gives_the_plain_text() {
             let mask = rule.as_ref().map(|rule| rule.mask(&text.history[..at]).unwrap());
             assert!(mask.is_none_or(|mask| mask.allows(text.history[at])), "token {at}");
         }
+    }
+}
+
+/// Lists of the best tokens decide what the assistant proposes, and never the text.
+#[test]
+#[cfg_attr(not(vulkan_driver), ignore = "no Vulkan driver")]
+fn the_assistant_gives_the_plain_text() {
+    let Some(open) = device() else { return };
+    let weights = assisted_pair();
+    for (temperature, prompt) in [(0.0, 9), (1.0, 252)] {
+        let sampler = SamplerConfig { temperature, seed: 6, ..SamplerConfig::default() };
+        let prompt: Vec<u32> = (0..prompt).map(|i: u32| i * i % 239).collect();
+        let case = Case { max_tokens: 10, ..Case::new(&prompt, sampler) };
+        let target = |sequences| {
+            let options = EngineOptions { context: 300, kv: KvFormat::F16 };
+            let exec = Box::new(open());
+            let engine = PlannedEngine::for_sequences(&weights, exec, options, sequences);
+            Box::new(engine.unwrap()) as _
+        };
+        check_assisted(&target, &case, 3);
     }
 }
 

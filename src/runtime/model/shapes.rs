@@ -50,7 +50,7 @@ impl MadeUpFormats {
 /// Returns the format of the table in Google's 4-bit file.
 fn table_of_google(config: &Config) -> Format {
     match config.architecture.gguf() {
-        "gemma4" => "q6_k".parse().expect("it is a format"),
+        "gemma4" | "gemma4-assistant" => "q6_k".parse().expect("it is a format"),
         _ => Format::BF16,
     }
 }
@@ -93,6 +93,18 @@ impl Shape {
     /// Returns weights of this shape, made up as they are asked for.
     pub fn weights(self, formats: &MadeUpFormats) -> Result<Weights> {
         formats.weights(Config::from_json(&self.config())?)
+    }
+
+    /// Returns made-up weights of the assistant of this shape, in 4 bits unless the model is in
+    /// bf16; `None` where there is no assistant.
+    pub fn assistant(self, formats: &MadeUpFormats) -> Result<Option<Weights>> {
+        if self.family() != 4 {
+            return Ok(None);
+        }
+        let bf16 = formats.recipe.as_deref() == Some("bf16");
+        let formats = MadeUpFormats::of_recipe(if bf16 { "bf16" } else { "q4_0" });
+        let config = Config::from_json(&assistant(&self.config()))?;
+        formats.weights(config).map(Some)
     }
 
     /// Where both families have a size, that size alone means Gemma 3.
@@ -222,6 +234,32 @@ fn gemma4([dim, layers, heads, kv_heads, global_kv_heads, ffn]: [usize; 6]) -> V
     })
 }
 
+/// Returns the `config.json` of the assistant of a Gemma 4 model, as far as the shape goes.
+fn assistant(target: &Value) -> Value {
+    let mut text = target.clone();
+    for (key, value) in [
+        ("hidden_size", json!(1024)),
+        ("intermediate_size", json!(8192)),
+        ("num_attention_heads", json!(16)),
+        ("num_hidden_layers", json!(4)),
+        ("num_kv_shared_layers", json!(4)),
+        (
+            "layer_types",
+            json!([
+                "sliding_attention",
+                "sliding_attention",
+                "sliding_attention",
+                "full_attention"
+            ]),
+        ),
+    ] {
+        text[key] = value;
+    }
+    json!({"architectures": ["Gemma4AssistantForCausalLM"], "model_type": "gemma4_assistant",
+        "backbone_hidden_size": target["hidden_size"], "use_ordered_embeddings": false,
+        "text_config": text})
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -305,5 +343,10 @@ mod tests {
             let total: usize = c.tensors(false).iter().map(|tensor| tensor.size()).sum();
             assert_eq!(total / 1_000_000, millions, "{}", shape.name());
         }
+        let bf16 = MadeUpFormats::of_recipe("bf16");
+        let assistant = Shape::Dense31.assistant(&bf16).unwrap().unwrap();
+        let size = crate::runtime::model::Size::of(&assistant).unwrap();
+        assert_eq!(size.parameters / 1_000_000, 427);
+        assert!(Shape::B27.assistant(&bf16).unwrap().is_none());
     }
 }

@@ -1,9 +1,11 @@
 //! Timing of prefill, decode and passes of several rows on any engine.
 
-use crate::engine::{Engine, EngineExt, Input, Output, Rows, Scores, TokenTree};
-use crate::sampler::Sampler;
+use crate::engine::{
+    Assistant, AssistantNode, Engine, EngineExt, Input, Output, Rows, Scores, TokenTree,
+};
+use crate::sampler::{Sampler, SamplerConfig};
 use crate::tensor::Token;
-use anyhow::Result;
+use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 use std::time::Instant;
 
@@ -108,6 +110,63 @@ pub fn verify(
         std::hint::black_box(scores.pick(row, sampler, engine.position(0) + row, &[])?);
     }
     Ok(start.elapsed().as_secs_f64())
+}
+
+/// Largest logits that a draft step lists.
+const LISTED: usize = 64;
+
+/// Runs a round: a chain of so many draft tokens of the assistant, a pass that scores them, the
+/// choice of each token, and the commit of the first. `token` is the newest token, before and after
+/// the round. Returns the seconds.
+pub fn round(
+    engine: &mut dyn Engine,
+    sampler: &Sampler,
+    drafts: usize,
+    token: &mut Token,
+    scores: &mut Scores,
+) -> Result<f64> {
+    let start = Instant::now();
+    let mut chain = vec![*token];
+    if drafts > 0 {
+        let (assistant, output) = begun(engine)?;
+        for depth in 0..drafts {
+            let parent = depth.checked_sub(1).map(|parent| parent as u32);
+            let node = AssistantNode { sequence: 0, parent, token: chain[depth] };
+            assistant.evaluate(&[node], output, scores)?;
+            chain.push(scores.pick(0, &Sampler::new(SamplerConfig::default())?, 0, &[])?);
+        }
+    }
+    engine.run(&[Input::new(0, &TokenTree::chain(&chain), Rows::All)], output(sampler), scores)?;
+    for row in 0..chain.len() {
+        let picked = scores.pick(row, sampler, engine.position(0) + row + 1, &[])?;
+        *token = if row == 0 { picked } else { *token };
+    }
+    engine.commit(&[(0, &[0])])?;
+    Ok(start.elapsed().as_secs_f64())
+}
+
+/// Evaluates a root and times the step behind it: so many children. A round was run before.
+pub fn draft_step(
+    engine: &mut dyn Engine,
+    nodes: usize,
+    token: Token,
+    scores: &mut Scores,
+) -> Result<f64> {
+    let (assistant, output) = begun(engine)?;
+    assistant.evaluate(&[AssistantNode { sequence: 0, parent: None, token }], output, scores)?;
+    let child = |token| AssistantNode { sequence: 0, parent: Some(0), token };
+    let children: Vec<AssistantNode> = (0..nodes as u32).map(child).collect();
+    let start = Instant::now();
+    assistant.evaluate(&children, output, scores)?;
+    Ok(start.elapsed().as_secs_f64())
+}
+
+/// Begins drafts behind the newest committed token.
+fn begun(engine: &mut dyn Engine) -> Result<(&mut dyn Assistant, Output)> {
+    let output = Output::Best { n: LISTED, usable: engine.info().vocab };
+    let assistant = engine.assistant().context("there is no assistant")?;
+    ensure!(assistant.begin(&[0])?[0], "the newest token was not scored");
+    Ok((assistant, output))
 }
 
 #[cfg(test)]

@@ -14,6 +14,7 @@ use crate::error::Fault;
 use crate::models::Weights;
 use crate::runtime::devices::npu;
 use crate::runtime::devices::processor::Cpu;
+use crate::runtime::model::assistant::assistant;
 use crate::runtime::model::shapes::Shape;
 use crate::runtime::options::AutoOr;
 use crate::runtime::{Model, Room, Size, load};
@@ -124,7 +125,8 @@ impl BenchArgs {
     fn context(&self, wanted: AutoOr) -> Result<usize> {
         let deepest = self.depth.iter().max().copied().unwrap_or(0);
         let most_rows = self.rows.iter().chain(&self.kernel_rows).max().copied().unwrap_or(1);
-        let needed = self.pp.max(deepest + self.tg.max(most_rows) + 1);
+        let rounds = runner::ROUND_POSITIONS * (self.repetitions + 1) + runner::CHAIN;
+        let needed = self.pp.max(deepest + self.tg.max(most_rows).max(rounds) + 1);
         match wanted {
             AutoOr::N(n) if n < needed => {
                 Err(Fault::usage(format!("these tests need --ctx-size {needed}")).into())
@@ -143,6 +145,8 @@ pub enum Test {
     Decode,
     /// Time of a pass over several rows
     Verify,
+    /// Time of a draft step of Gemma 4's assistant, and of a round with it
+    Drafts,
     /// Time and bandwidth of each kernel while decoding
     Kernels,
     /// Real prompts, plain and with drafts (needs a tokenizer)
@@ -158,15 +162,23 @@ pub fn run(options: &BenchArgs, typed: &Typed) -> Result<u8> {
     options.check()?;
     let model_options = options.model.settled()?;
     let run = &model_options.run;
+    let wants_drafts = options.only.contains(&Test::Drafts);
     let (model, made_up, name);
     match options.synthetic {
         Some(shape) => {
             model = None;
-            made_up = Some(shape.weights(&options.formats.settled())?);
+            let formats = options.formats.settled();
+            let assistant = wants_drafts.then(|| shape.assistant(&formats)).transpose()?;
+            made_up = Some(shape.weights(&formats)?.assisted_by(assistant.flatten()));
             name = format!("synthetic {}", shape.name());
         }
         None => {
-            let opened = Model::open(model_options.model.as_deref(), ui)?;
+            let mut opened = Model::open(model_options.model.as_deref(), ui)?;
+            if wants_drafts {
+                let source = options.draft.settled()?.source;
+                let found = assistant(&opened, &source, ui)?;
+                opened.weights = opened.weights.assisted_by(found);
+            }
             name = opened.name.clone();
             model = Some(opened);
             made_up = None;

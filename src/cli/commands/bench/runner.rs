@@ -13,6 +13,13 @@ use crate::util::units::{bytes, digits3};
 use anyhow::{Context, Result};
 use std::time::Instant;
 
+/// Nodes of the draft steps that are timed.
+const STEPS: [usize; 3] = [1, 4, 8];
+/// Draft tokens of the round that is timed.
+pub const CHAIN: usize = 4;
+/// Positions that one repetition of the test of drafts takes.
+pub const ROUND_POSITIONS: usize = 2;
+
 /// Measures on one engine.
 pub struct Runner<'a> {
     engine: &'a mut dyn Engine,
@@ -31,8 +38,8 @@ impl<'a> Runner<'a> {
     /// Runs the tests of the engine that the options name.
     pub fn measure_all(&mut self, report: &mut BenchReport) -> Result<()> {
         let wants = |test: Test| self.options.only.contains(&test);
-        let (prefill, decode, verify, kernels) =
-            (wants(Test::Prefill), wants(Test::Decode), wants(Test::Verify), wants(Test::Kernels));
+        let [prefill, decode, verify, drafts, kernels] =
+            [Test::Prefill, Test::Decode, Test::Verify, Test::Drafts, Test::Kernels].map(wants);
         if prefill {
             report.results.push(self.prefill()?);
         }
@@ -43,6 +50,10 @@ impl<'a> Runner<'a> {
             }
             if verify {
                 let rows = self.verify(*depth)?;
+                report.results.extend(rows);
+            }
+            if drafts {
+                let rows = self.drafts(*depth)?;
                 report.results.extend(rows);
             }
         }
@@ -161,6 +172,53 @@ impl<'a> Runner<'a> {
             pass: Some(PassSize { rows: *rows, depth }),
         };
         Ok(sizes.iter().zip(figures).map(row).collect())
+    }
+
+    /// Times draft steps of the assistant over several numbers of nodes, and whole rounds: a plain
+    /// one, and one with a chain of drafts. All take turns.
+    fn drafts(&mut self, depth: usize) -> Result<Vec<Measurement>> {
+        self.fill(depth.max(1))?;
+        if self.engine.assistant().is_none() {
+            let what = "the test of drafts needs a model of Gemma 4 with its assistant";
+            return Err(Fault::usage(what)
+                .help("name the assistant with --draft, or use --synthetic gemma4-31b")
+                .into());
+        }
+        let mut runs = vec![Vec::new(); 2 + STEPS.len()];
+        let mut token = 0;
+        // What takes time once comes before the run that does not count.
+        for _ in 0..2 {
+            runs.iter_mut().for_each(Vec::clear);
+            self.repeat("drafts", |b| {
+                let Runner { engine, sampler, scores, .. } = b;
+                runs[0].push(measure::round(*engine, sampler, 0, &mut token, scores)?);
+                runs[1].push(measure::round(*engine, sampler, CHAIN, &mut token, scores)?);
+                for (runs, nodes) in runs[2..].iter_mut().zip(STEPS) {
+                    runs.push(measure::draft_step(*engine, nodes, token, scores)?);
+                }
+                Ok(0.0)
+            })?;
+            self.fill(depth.max(1))?;
+        }
+        let figures: Vec<Figure> = runs.into_iter().map(|r| Figure::of(r[1..].to_vec())).collect();
+        let plain = figures[0].median;
+        let row = |name: String, figure: &Figure, note: String| Measurement {
+            name: format!("{name}{}", at(depth)),
+            unit: "ms".into(),
+            note,
+            figure: figure.clone().map(|s| s * 1e3),
+            pass: None,
+        };
+        let step = |(nodes, figure): (&usize, &Figure)| {
+            let share = 100.0 * figure.median / plain;
+            let nodes = if *nodes == 1 { "1 node".into() } else { format!("{nodes} nodes") };
+            row(format!("draft step, {nodes}"), figure, format!("{share:.1} % of a plain round"))
+        };
+        let mut rows = vec![row("plain round".into(), &figures[0], String::new())];
+        rows.extend(STEPS.iter().zip(&figures[2..]).map(step));
+        let ratio = format!("{:.2} plain rounds", figures[1].median / plain);
+        rows.push(row(format!("round, {CHAIN} drafts in a row"), &figures[1], ratio));
+        Ok(rows)
     }
 
     /// Times the kernels of as many passes as the decode test has tokens, each over `rows` rows.
