@@ -4,6 +4,7 @@
 mod common;
 
 mod gemma4;
+mod gemma4_assistant;
 mod gemma4_weights;
 mod hostile;
 mod read;

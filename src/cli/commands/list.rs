@@ -9,7 +9,8 @@ use crate::cli::options::UiOptions;
 use crate::cli::settings::Typed;
 use crate::cli::sizes::Sizes;
 use crate::error::fault_of;
-use crate::models::{Weights, architecture};
+use crate::models::forward::assistant::fits as assistant_fits;
+use crate::models::{Config, Weights, architecture};
 use crate::runtime::load::{self, kv_format};
 use crate::runtime::model::Size;
 use crate::runtime::model::acquire::{TOKEN, is_gated};
@@ -62,8 +63,37 @@ struct Found {
     path: PathBuf,
     #[serde(flatten)]
     about: Option<About>,
+    /// Models in the list that it drafts for, if it is an assistant.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    drafts_for: Vec<String>,
     /// Reason why it cannot be used, with a remedy; null if it can.
     error: Option<String>,
+    #[serde(skip)]
+    config: Option<Config>,
+}
+
+impl Found {
+    fn new(model: String, path: PathBuf) -> Found {
+        Found { model, path, about: None, drafts_for: Vec::new(), error: None, config: None }
+    }
+
+    fn is_assistant(&self) -> bool {
+        self.config.as_ref().is_some_and(|config| config.backbone.is_some())
+    }
+}
+
+/// Notes which models each assistant drafts for.
+fn pair(found: &mut [Found]) {
+    let targets: Vec<(String, Config)> = found
+        .iter()
+        .filter(|f| !f.is_assistant())
+        .filter_map(|f| Some((f.model.clone(), f.config.clone()?)))
+        .collect();
+    for assistant in found.iter_mut().filter(|f| f.is_assistant()) {
+        let own = assistant.config.as_ref().expect("an assistant was read");
+        let served = targets.iter().filter(|(_, target)| assistant_fits(own, target).is_ok());
+        assistant.drafts_for = served.map(|(model, _)| model.clone()).collect();
+    }
 }
 
 /// Facts from the headers.
@@ -98,7 +128,7 @@ pub fn run(options: &ListArgs, _: &Typed) -> Result<u8> {
             })),
             Err(error) => {
                 let path = caches.first().cloned().unwrap_or_default();
-                found.push(Found { model, path, about: None, error: Some(error) });
+                found.push(Found { error: Some(error), ..Found::new(model, path) });
             }
         }
     }
@@ -121,6 +151,7 @@ pub fn run(options: &ListArgs, _: &Typed) -> Result<u8> {
             found.extend(look(file.display().to_string(), file, &host, &run, wanted));
         }
     }
+    pair(&mut found);
     let places: Vec<&PathBuf> =
         caches.iter().chain(&lm_studio).chain(&ollama).chain(directories).collect();
     if options.json {
@@ -220,6 +251,7 @@ fn look(
         let is_ours = checkpoint.config().get("quantization_config").is_some();
         let weights = Weights::open(checkpoint)?;
         let size = Size::of(&weights)?;
+        let is_assistant = weights.config().backbone.is_some();
         let task = Task {
             weights: &weights,
             context: context(run),
@@ -228,7 +260,7 @@ fn look(
             prefixes: 0,
             npu: false,
         };
-        Ok(About {
+        let about = About {
             format: if is_gguf {
                 "GGUF"
             } else if is_ours {
@@ -238,13 +270,15 @@ fn look(
             },
             bits_per_weight: size.bits_per_weight(),
             bytes,
-            fits: host.fitting(&task).is_some(),
-        })
+            fits: !is_assistant && host.fitting(&task).is_some(),
+        };
+        Ok((about, weights.config().clone()))
     });
+    let found = Found::new(model, path);
     match about {
-        Ok(about) => Some(Found { model, path, about: Some(about), error: None }),
+        Ok((about, config)) => Some(Found { about: Some(about), config: Some(config), ..found }),
         Err(_) if !wanted => None,
-        Err(e) => Some(Found { model, path, about: None, error: Some(reason(&e)) }),
+        Err(e) => Some(Found { error: Some(reason(&e)), ..found }),
     }
 }
 
@@ -285,16 +319,27 @@ fn text(found: &[Found], places: &[&PathBuf], sizes: Option<&Sizes>, columns: us
         ) + &say("gemma plan says which other sizes fit here, and how fast they would be.");
     }
     let mut table = vec![["model", "format", "bits", "size", "fits"].map(str::to_owned).to_vec()];
-    for (Found { model, .. }, about) in found.iter().filter_map(|f| Some((f, f.about.as_ref()?))) {
+    for (one, about) in found.iter().filter_map(|f| Some((f, f.about.as_ref()?))) {
         let bits = format!("{:.1}", about.bits_per_weight);
-        let fits = if about.fits { "yes" } else { "no" };
+        let fits = match one.is_assistant() {
+            true => "drafts",
+            false if about.fits => "yes",
+            false => "no",
+        };
         table.push(
-            [&*clean(model), about.format, &bits, &bytes(about.bytes), fits]
+            [&*clean(&one.model), about.format, &bits, &bytes(about.bytes), fits]
                 .map(str::to_owned)
                 .to_vec(),
         );
     }
     let mut out = if table.len() > 1 { markdown(&table) } else { String::new() };
+    for assistant in found.iter().filter(|f| f.is_assistant()) {
+        let served = match &assistant.drafts_for[..] {
+            [] => "no model here".to_owned(),
+            models => models.join(" and "),
+        };
+        out += &format!("\n{}", say(&format!("{} drafts for {served}.", assistant.model)));
+    }
     for (i, (model, error)) in
         found.iter().filter_map(|f| Some((&f.model, f.error.as_ref()?))).enumerate()
     {

@@ -24,7 +24,9 @@ pub fn assistant(json: &Value) -> Result<Config, Fault> {
         return Err(Fault::model(what).help("assistants of Gemma 4 12B and 31B run here"));
     }
     refuse_what_is_not_computed(reader, true)?;
-    let config = read(json, reader)?;
+    let mut config = read(json, reader)?;
+    // It makes neither.
+    config.layers.iter_mut().for_each(|layer| layer.values_are_keys = false);
     let backbone = json.get("backbone_hidden_size").filter(|v| !v.is_null());
     let backbone = size("backbone_hidden_size", backbone, 1536, 1 << 17)?;
     Ok(Config {

@@ -231,7 +231,7 @@ pub fn keys(c: &Config, keys: &mut Keys) -> anyhow::Result<()> {
         ("attention.key_length_swa", local.head_dim),
         ("attention.value_length", global.head_dim),
         ("attention.value_length_swa", local.head_dim),
-        ("attention.shared_kv_layers", 0),
+        ("attention.shared_kv_layers", if c.backbone.is_some() { c.layers.len() } else { 0 }),
         // Nothing reads it without a sliding layer.
         ("attention.sliding_window", local.window.unwrap_or(1)),
         ("rope.dimension_count", global.head_dim),

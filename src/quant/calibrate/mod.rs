@@ -11,6 +11,7 @@ pub use survey::{Sensitivity, survey};
 pub use text::{BUILT_IN, CalibrationText};
 
 use super::ldlq::{Factor, Inputs, Solved, solve_matrix};
+use crate::error::Fault;
 use crate::models::{Config, Role, Weights};
 use crate::tensor::encode::CodingDevice;
 use crate::tensor::{Format, Matrix, Token, hadamard};
@@ -66,6 +67,10 @@ impl<'a> Calibrator<'a> {
         formats: HashMap<(Role, usize), Format>,
         device: Arc<dyn CodingDevice>,
     ) -> Result<Calibrator<'a>> {
+        if source.config().backbone.is_some() {
+            let what = "an assistant reads the cache of another model, which calibration lacks";
+            return Err(Fault::usage(what).help("quantise it without --calibrate").into());
+        }
         let original = embed(source.config(), &source.matrix(Role::Embed, 0)?, &text.tokens);
         let made = original.clone();
         Ok(Calibrator {

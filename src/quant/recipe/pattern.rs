@@ -37,7 +37,7 @@ impl Pattern {
     pub fn matches(&self, role: Role, layer: usize) -> bool {
         match self {
             Pattern::Norms => !role.is_matrix(),
-            Pattern::Linears => role.is_matrix() && role.is_layer(),
+            Pattern::Linears => role.is_matrix() && !matches!(role, Role::Embed | Role::Head),
             Pattern::Globs(globs) => {
                 let name = role.short_name(layer);
                 globs.iter().any(|glob| glob_matches(glob.as_bytes(), name.as_bytes()))
