@@ -51,7 +51,7 @@ pub fn load(
     let plan = pass::assistant_pass(&mut b, config, &kv, &ropes, io, home)?;
     let with_best = target.best.map(|best| {
         let mut plan = plan.clone();
-        plan.push(pass::ASSISTANT, None, Op::Best(best));
+        plan.push("best", None, Op::Best(best));
         plan
     });
     Ok(AssistantForward {

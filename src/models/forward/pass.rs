@@ -123,7 +123,7 @@ pub fn assistant_pass(
     let mut pass = Pass { b, config, ropes, plan, buffers, home, borrowed, pending };
     let op = Embed { table: io.table, scale: io.embed_scale, out: embedded };
     // It runs where the table is.
-    pass.plan.push(ASSISTANT, None, Op::Embed(op));
+    pass.plan.push("embed", None, Op::Embed(op));
     let op = Concat { left: embedded, right: io.states, dim: backbone, out: joined };
     pass.push("concat", None, Op::Concat(op));
     let jobs = [(pass.b.matrix(Role::PreProjection, 0), residual)];
@@ -141,19 +141,14 @@ pub fn assistant_pass(
     Ok(pass.plan)
 }
 
-/// Label of everything that an assistant does.
-pub const ASSISTANT: &str = "assistant";
-
 impl Pass<'_, '_> {
     /// Appends a dispatch of the model's layer, if of any.
     fn push(&mut self, label: &'static str, layer: Option<u16>, op: Op) {
-        let label = if self.home.is_some() { ASSISTANT } else { label };
         self.plan.push(label, self.home.or(layer), op);
     }
 
     /// Appends a dispatch that works on the cache of a layer.
     fn push_at_cache(&mut self, label: &'static str, i: usize, op: Op) {
-        let label = if self.home.is_some() { ASSISTANT } else { label };
         let layer = self.borrowed.get(i).copied().unwrap_or(i as u16);
         self.plan.push(label, Some(layer), op);
     }

@@ -50,7 +50,7 @@ impl MadeUpFormats {
 /// Returns the format of the table in Google's 4-bit file.
 fn table_of_google(config: &Config) -> Format {
     match config.architecture.gguf() {
-        "gemma4" | "gemma4-assistant" => "q6_k".parse().expect("it is a format"),
+        "gemma4" => "q6_k".parse().expect("it is a format"),
         _ => Format::BF16,
     }
 }
@@ -95,14 +95,15 @@ impl Shape {
         formats.weights(Config::from_json(&self.config())?)
     }
 
-    /// Returns made-up weights of the assistant of this shape, in 4 bits unless the model is in
-    /// bf16; `None` where there is no assistant.
+    /// Returns made-up weights of the assistant of this shape, its table too in 4 bits unless the
+    /// model is in bf16; `None` where there is no assistant.
     pub fn assistant(self, formats: &MadeUpFormats) -> Result<Option<Weights>> {
         if self.family() != 4 {
             return Ok(None);
         }
         let bf16 = formats.recipe.as_deref() == Some("bf16");
-        let formats = MadeUpFormats::of_recipe(if bf16 { "bf16" } else { "q4_0" });
+        let format = Some(if bf16 { Format::BF16 } else { Format::I4_G32 });
+        let formats = MadeUpFormats { weights: format, embedding: format, recipe: None };
         let config = Config::from_json(&assistant(&self.config()))?;
         formats.weights(config).map(Some)
     }

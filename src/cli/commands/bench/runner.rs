@@ -9,6 +9,7 @@ use crate::engine::{Engine, EngineExt, Scores};
 use crate::error::Fault;
 use crate::models::Weights;
 use crate::sampler::Sampler;
+use crate::tensor::Token;
 use crate::util::units::{bytes, digits3};
 use anyhow::{Context, Result};
 use std::time::Instant;
@@ -200,6 +201,7 @@ impl<'a> Runner<'a> {
             })?;
             self.fill(depth.max(1))?;
         }
+        self.say_draft_kernels(token)?;
         let figures: Vec<Figure> = runs.into_iter().map(|r| Figure::of(r[1..].to_vec())).collect();
         let plain = figures[0].median;
         let row = |name: String, figure: &Figure, note: String| Measurement {
@@ -219,6 +221,26 @@ impl<'a> Runner<'a> {
         let ratio = format!("{:.2} plain rounds", figures[1].median / plain);
         rows.push(row(format!("round, {CHAIN} drafts in a row"), &figures[1], ratio));
         Ok(rows)
+    }
+
+    /// Reports the kernels of a draft step over one node.
+    fn say_draft_kernels(&mut self, token: Token) -> Result<()> {
+        let mut token = token;
+        measure::round(self.engine, &self.sampler, 0, &mut token, &mut self.scores)?;
+        self.engine.device().into_iter().for_each(|e| e.start_profile());
+        for _ in 0..self.options.repetitions {
+            measure::draft_step(self.engine, 1, token, &mut self.scores)?;
+        }
+        let times = self.engine.report().executor.map_or_else(Vec::new, |e| e.kernels);
+        // A root and its child.
+        let steps = 2.0 * self.options.repetitions as f64;
+        let shown = |k: &KernelTime| format!("{} {:.1} us", k.label, 1e6 * k.seconds / steps);
+        let all: f64 = times.iter().map(|k| k.seconds).sum();
+        let kernels: Vec<String> = times.iter().map(shown).collect();
+        let kernels = kernels.join(", ");
+        self.ui
+            .detail(1, format!("a draft step's kernels: {:.1} us: {kernels}", 1e6 * all / steps));
+        Ok(())
     }
 
     /// Times the kernels of as many passes as the decode test has tokens, each over `rows` rows.
