@@ -5,6 +5,7 @@ mod common;
 #[path = "../common/shell.rs"]
 mod shell;
 
+mod assistant;
 mod eval;
 mod files;
 mod foreign;

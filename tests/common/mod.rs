@@ -16,7 +16,7 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use serde_json::{Value, json};
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Shape of a model; `Default` is the smallest with every feature: grouped heads, an odd window,
 /// local and global layers.
@@ -273,4 +273,31 @@ pub fn with_header(header: &str, data: &[u8]) -> Vec<u8> {
     out.extend(header.as_bytes());
     out.extend(data);
     out
+}
+
+/// Writes a random model of Gemma 4's shape with its assistant beside it, both from the golden
+/// vectors, and a tokenizer of single characters. Returns the model's directory.
+pub fn write_gemma4_pair(dir: &Path) -> PathBuf {
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
+    let (model, assistant) = (dir.join("model"), dir.join("model-assistant"));
+    for (from, to) in [("gemma4-unified", &model), ("assistant-unified", &assistant)] {
+        fs::create_dir_all(to).unwrap();
+        for name in ["config.json", "model.safetensors"] {
+            fs::copy(golden.join(from).join(name), to.join(name)).unwrap();
+        }
+    }
+    let text = fs::read(golden.join("gemma4/tokenizer.json")).unwrap();
+    let mut json: Value = serde_json::from_slice(&text).unwrap();
+    // The special tokens in front of the end of a turn; behind it, characters.
+    let is_kept = |id: u64| id <= 106;
+    json["added_tokens"].as_array_mut().unwrap().retain(|t| is_kept(t["id"].as_u64().unwrap()));
+    let vocab = json["model"]["vocab"].as_object_mut().unwrap();
+    vocab.retain(|_, id| is_kept(id.as_u64().unwrap()));
+    let characters = std::iter::once('\u{2581}').chain('!'..='~').chain(['\n']);
+    for (i, character) in characters.enumerate() {
+        vocab.insert(character.to_string(), json!(107 + i));
+    }
+    json["model"]["merges"] = json!([]);
+    fs::write(model.join("tokenizer.json"), json.to_string()).unwrap();
+    model
 }

@@ -1,7 +1,7 @@
 //! Thoughts and calls in Gemma 4's form. The model is a small one of Gemma 3's shape with random
 //! weights and a tokenizer of Gemma 4's form: what it says is noise, and its form is what counts.
 
-use crate::common::{Dims, Form, TinyModel};
+use crate::common::{Dims, Form, TinyModel, write_gemma4_pair};
 use crate::server::Server;
 use crate::shell::{Run, gemma_in};
 use gemma::checkpoint::Dtype;
@@ -191,4 +191,29 @@ fn generate_keeps_thoughts_off_standard_output() {
     assert!(record["text"] == "" && record["reasoning"].as_str().unwrap().len() > 100, "{record}");
     let raw = ["generate", "--raw", "--think", "on", "Hi", "-m", path];
     gemma_in(dir.path(), &raw, b"").fails(2, &["--raw"]);
+}
+
+/// Texts at once, with the assistant that lies beside the model and without.
+#[test]
+fn replies_are_the_same_with_the_assistant() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = write_gemma4_pair(dir.path());
+    let replies = |draft: &str| {
+        let options = ["-m", path.to_str().unwrap(), "--draft", draft, "--ctx-size", "400"];
+        let more = ["--parallel", "3"];
+        let server = Server::start_in(dir.path(), &[&options[..], &more].concat(), |_| {});
+        let ask = |seed: usize| {
+            let body = json!({"prompt": format!("Tell me {seed} things."), "seed": seed,
+                "temperature": (seed % 2) as f64, "max_tokens": 30});
+            server.post("/v1/completions", &body).ok()["choices"][0]["text"].clone()
+        };
+        std::thread::scope(|scope| {
+            let ask = &ask;
+            let asked: Vec<_> = (0..6).map(|seed| scope.spawn(move || ask(seed))).collect();
+            asked.into_iter().map(|one| one.join().unwrap()).collect::<Vec<Value>>()
+        })
+    };
+    let plain = replies("off");
+    assert!(plain.iter().all(|text| text.as_str().unwrap().len() > 5), "{plain:?}");
+    assert_eq!(replies("auto"), plain);
 }
