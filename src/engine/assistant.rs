@@ -35,10 +35,9 @@ pub trait Assistant {
     -> Result<()>;
 }
 
-/// An assistant beside its target, and the rows of its trees. The first row of each sequence stands
-/// for what is committed.
+/// The rows of an assistant's trees. The first row of each sequence stands for what is committed.
 #[derive(Default)]
-pub struct Assist {
+pub struct AssistantRows {
     angles: Vec<Angles>,
     tokens: Vec<Token>,
     /// Of the rows that stand for what is committed, the positions of the roots. Nodes stand one
@@ -51,11 +50,11 @@ pub struct Assist {
     scored: Vec<Option<usize>>,
 }
 
-impl Assist {
+impl AssistantRows {
     /// Makes the rows for an assistant and so many sequences.
-    pub fn new(model: &AssistantForward, sequences: usize) -> Assist {
+    pub fn new(model: &AssistantForward, sequences: usize) -> AssistantRows {
         let angles = model.ropes.iter().map(RopeTable::angles).collect();
-        Assist { angles, scored: vec![None; sequences], ..Assist::default() }
+        AssistantRows { angles, scored: vec![None; sequences], ..AssistantRows::default() }
     }
 
     /// Forgets the states of all sequences, or of one.
@@ -133,9 +132,11 @@ impl Assistant for PlannedEngine {
         let vocab = self.model.config.vocab;
         for &AssistantNode { sequence, parent, token } in nodes {
             let row = parent.map_or(sequence, |node| texts + node as usize);
-            let is_known = (token as usize) < vocab && row < first;
-            ensure!(is_known, "a node follows another one of an earlier pass");
-            let position = assist.positions[sequence] - 1;
+            let is_below = sequence < texts && row < first;
+            ensure!(is_below, "a node follows another one of an earlier pass");
+            ensure!((token as usize) < vocab, "token {token} is outside the vocabulary");
+            let position = assist.positions[sequence].checked_sub(1);
+            let position = position.context("nothing is committed")?;
             assist.push(token, position, row as u32, sequence as u32);
         }
         let rows = assist.tokens.len();

@@ -1,7 +1,7 @@
 //! The engine that runs plans on an executor. It fills the step buffer, keeps the committed tokens
 //! and their pages, and knows how far a sequence can go back.
 
-use super::assistant::{Assist, Assistant};
+use super::assistant::{AssistantRows, Assistant};
 use super::rows::Scratch;
 use super::{
     Cached, Engine, EngineInfo, EngineMemory, EngineReport, Input, Output, Prefix, Scores,
@@ -30,7 +30,7 @@ pub struct PlannedEngine {
     pub(super) exec: Box<dyn Executor>,
     pub(super) model: Forward,
     /// Rows of the model's assistant.
-    pub(super) assist: Assist,
+    pub(super) assist: AssistantRows,
     pub(super) info: EngineInfo,
     context: usize,
     pub(super) sequences: Vec<Sequence>,
@@ -127,7 +127,7 @@ impl PlannedEngine {
             assist: model
                 .assistant
                 .as_ref()
-                .map_or_else(Assist::default, |own| Assist::new(own, sequences)),
+                .map_or_else(AssistantRows::default, |own| AssistantRows::new(own, sequences)),
             exec,
             model,
         })
