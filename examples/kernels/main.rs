@@ -42,8 +42,12 @@ const FORMATS: [&str; 18] = [
     "iq4_xs",
 ];
 /// Models of Gemma 4, and the recipes of their files.
-const GEMMA_4: [(Shape, &str); 3] =
-    [(Shape::Dense31, "q4_0"), (Shape::Dense31, "10gb"), (Shape::Dense12, "q4_0")];
+const GEMMA_4: [(Shape, &str); 4] = [
+    (Shape::Dense31, "q4_0"),
+    (Shape::Dense31, "10gb"),
+    (Shape::Dense12, "q4_0"),
+    (Shape::Dense12, "10gb"),
+];
 /// Rows of passes that decode and verify.
 const ROWS: [usize; 6] = [1, 2, 4, 8, 16, 32];
 /// Positions of the text: kernels of attention are chosen by them too.
