@@ -6,9 +6,9 @@
 #   scripts/check-amd.sh [LISTER]           LISTER is the built examples/kernels, which it
 #                                           otherwise builds
 #   scripts/check-amd.sh --model [LISTER]   prints the modelled passes on a Radeon 780M alone: the
-#                                           table of docs/LAPTOP.md
+#                                           tables of docs/LAPTOP.md
 #   scripts/check-amd.sh --update [LISTER]  lowers budgets to what the kernels cost now, and writes
-#                                           that table
+#                                           those tables
 #   scripts/check-amd.sh --fetch            fetches the driver into the cache, where the system has
 #                                           another version; Debian 12 and 13, 12 MB, nothing is
 #                                           installed

@@ -1,5 +1,5 @@
 //! Lists the kernels that GPUs would be given for Gemma 3 27B, in every recipe and format, and for
-//! Gemma 4, and for passes of every number of rows.
+//! Gemma 4 with its assistant, and for passes of every number of rows.
 //!
 //! `kernels < DEVICES` reads a JSON list of devices and prints a JSON object for each call of a
 //! pass. `scripts/check-amd.sh` compiles these calls for AMD's GPUs.
@@ -42,10 +42,16 @@ const FORMATS: [&str; 18] = [
     "iq4_xs",
 ];
 /// Models of Gemma 4, and the recipes of their files.
-const GEMMA_4: [(Shape, &str); 3] =
-    [(Shape::Dense31, "q4_0"), (Shape::Dense31, "10gb"), (Shape::Dense12, "q4_0")];
+const GEMMA_4: [(Shape, &str); 4] = [
+    (Shape::Dense31, "q4_0"),
+    (Shape::Dense31, "10gb"),
+    (Shape::Dense12, "q4_0"),
+    (Shape::Dense12, "10gb"),
+];
 /// Rows of passes that decode and verify.
 const ROWS: [usize; 6] = [1, 2, 4, 8, 16, 32];
+/// Nodes of an assistant's draft steps.
+const NODES: [usize; 3] = [1, 4, 8];
 /// Positions of the text: kernels of attention are chosen by them too.
 const CONTEXTS: [usize; 2] = [512, 8192];
 
@@ -78,7 +84,8 @@ fn main() -> Result<()> {
         }
     }
     for (shape, recipe) in GEMMA_4 {
-        let weights = shape.weights(&MadeUpFormats::of_recipe(recipe))?;
+        let formats = MadeUpFormats::of_recipe(recipe);
+        let weights = shape.weights(&formats)?.assisted_by(shape.assistant(&formats)?);
         for device in &devices {
             list(device, &format!("{}, {recipe}", shape.name()), &weights, KvFormat::F16)?;
         }
@@ -98,16 +105,20 @@ fn list(device: &Value, model: &str, weights: &Weights, kv: KvFormat) -> Result<
         ForwardOptions { context, kv, max_rows, sequences: 1, spare: SparePages::default() },
     )?;
     let verify = plans.pass_with_best.unwrap_or(plans.pass);
+    let draft = plans.assistant.as_ref().map(|model| model.pass_with_best.unwrap_or(model.pass));
     for positions in CONTEXTS {
         let pages = positions.div_ceil(PAGE);
-        let passes =
-            ROWS.map(|rows| ("verify", verify, Bucket::holding(rows, rows, 0, pages, false)));
+        let scored = |rows| Bucket::holding(rows, rows, 0, pages, false);
+        let passes = ROWS.map(|rows| ("verify", verify, scored(rows)));
+        let drafts = draft.map(|plan| NODES.map(|nodes| ("draft", plan, scored(nodes))));
         let more = [
             ("prefill", plans.pass_without_logits, Bucket::holding(max_rows, 0, 0, pages, false)),
             ("batch", verify, Bucket::holding(8, 8, 0, pages, true)),
             ("commit", plans.commit, Bucket::holding(0, 0, 8, pages, false)),
         ];
-        for (pass, plan, bucket) in passes.into_iter().chain(more) {
+        for (pass, plan, bucket) in
+            passes.into_iter().chain(more).chain(drafts.into_iter().flatten())
+        {
             for call in listing.calls(plan, bucket)? {
                 let place =
                     json!({"model": model, "kv": format!("{kv:?}"), "positions": positions});

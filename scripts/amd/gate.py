@@ -245,7 +245,7 @@ def main():
             f.write("\n".join(new) + "\n")
     print("\nSlots per weight and lane, the worst of " + ", ".join(CHIPS) + ":")
     print_slots(found)
-    print("\nModelled passes of 27B on a Radeon 780M; nothing was measured, see docs/LAPTOP.md:")
+    print("\nModelled passes on a Radeon 780M; nothing was measured, see docs/LAPTOP.md:")
     print("\n".join(table))
     bad = wrong + violations(found, matrix_chips)
     old, new = laptop_page(table)

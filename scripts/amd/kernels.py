@@ -15,6 +15,9 @@ SIMDS, CLOCK, BANDWIDTH = 24, 2.7e9, 75e9
 # A laptop under load: lower clock, and that part of the slots filled.
 SLOW_CLOCK, FILLED = 2.2e9, 0.6
 LANES = 32
+# Draft steps of a round, and the rows of the commands that score the drafted tokens and their root:
+# their number is rounded up to a power of two.
+DRAFTED, ROUND_ROWS = 4, 8
 
 
 def multiply_adds(shader):
@@ -180,43 +183,82 @@ def compiled(driver, chips, command, spirv):
         return dict(zip(chips, pool.map(one, chips)))
 
 
-def passes(calls):
-    """{model: {rows: [Call]}} of one depth: passes that decode, verify and read a prompt."""
+def passes(calls, kinds):
+    """{model: {rows: [Call]}} of one depth: the passes of these kinds."""
     found = collections.defaultdict(lambda: collections.defaultdict(list))
     for call in calls:
-        of_pass = getattr(call, "pass") in ("verify", "prefill")
-        if of_pass and (call.kv, call.positions) == ("F16", 512):
+        if getattr(call, "pass") in kinds and (call.kv, call.positions) == ("F16", 512):
             found[call.model][call.rows].append(call)
     return found
 
 
+def memory_time(calls):
+    """Seconds in which the weights of a pass are read."""
+    return sum(call.bytes * call.count for call in calls) / BANDWIDTH
+
+
+def slots_of(calls):
+    """Slots of a pass on each SIMD32, without attention."""
+    return sum(c.valu() * c.count for c in calls if c.shader != "attention") / SIMDS
+
+
+def pass_times(by_rows):
+    """{rows: seconds}"""
+    memory = memory_time(by_rows[1])
+    return {rows: max(memory, slots_of(calls) / CLOCK) for rows, calls in by_rows.items()}
+
+
+def row_of(cells):
+    return "| " + " | ".join(cells) + " |"
+
+
 def model_table(calls):
-    """The table of docs/LAPTOP.md, from calls for a Radeon 780M. Formats whose products are not
+    """The tables of docs/LAPTOP.md, from calls for a Radeon 780M. Formats whose products are not
     counted have no line."""
     lines = [
         "| weights | GB | ms, 1 row | of it VALU | c(4) | c(8) | c(16) | c(32) "
         "| prefill tok/s | at 2.2 GHz, 60 % |",
         "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
-    for model, by_rows in passes(calls).items():
+    times = {}
+    for model, by_rows in passes(calls, ("verify", "prefill")).items():
         counted = [call for found in by_rows.values() for call in found if call.matrices]
         if not all(call.products() for call in counted):
             continue
-        memory = sum(call.bytes * call.count for call in by_rows[1]) / BANDWIDTH
-        slots = {
-            rows: sum(c.valu() * c.count for c in found if c.shader != "attention") / SIMDS
-            for rows, found in by_rows.items()
-        }
-        time = {rows: max(memory, n / CLOCK) for rows, n in slots.items()}
+        memory, time = memory_time(by_rows[1]), pass_times(by_rows)
+        times[model] = time
         prompt = max(by_rows)
-        slow = max(memory, slots[prompt] / SLOW_CLOCK / FILLED)
+        slow = max(memory, slots_of(by_rows[prompt]) / SLOW_CLOCK / FILLED)
         cells = [
             f"`{model}`",
             f"{memory * BANDWIDTH / 1e9:.1f}",
             f"{time[1] * 1e3:.0f}",
-            f"{slots[1] / CLOCK * 1e3:.0f}",
+            f"{slots_of(by_rows[1]) / CLOCK * 1e3:.0f}",
         ]
         cells += [f"{time[rows] / time[1]:.2f}" for rows in (4, 8, 16, 32)]
         cells += [f"{prompt / time[prompt]:.0f}", f"{prompt / slow:.0f}"]
-        lines.append("| " + " | ".join(cells) + " |")
+        lines.append(row_of(cells))
+    return lines + [""] + round_table(passes(calls, ("draft",)), times)
+
+
+def round_table(drafts, times):
+    """The table of draft steps and rounds. `times` has the passes of the targets."""
+    lines = [
+        "| with its assistant | GB | ms, 1 node | of it VALU | ms, 8 nodes | dispatches "
+        "| step | round |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for model, by_nodes in drafts.items():
+        step, plain = pass_times(by_nodes), times[model][1]
+        cells = [
+            f"`{model}`",
+            f"{memory_time(by_nodes[1]) * BANDWIDTH / 1e9:.2f}",
+            f"{step[1] * 1e3:.1f}",
+            f"{slots_of(by_nodes[1]) / CLOCK * 1e3:.1f}",
+            f"{step[8] * 1e3:.1f}",
+            f"{sum(call.count for call in by_nodes[1])}",
+            f"{step[1] / plain:.3f}",
+            f"{(DRAFTED * step[1] + times[model][ROUND_ROWS]) / plain:.2f}",
+        ]
+        lines.append(row_of(cells))
     return lines
