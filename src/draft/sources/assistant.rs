@@ -65,7 +65,9 @@ impl TreeModel for AssistantModel {
         let begun = target.begin(&sequences)?;
         let mut starts = Vec::with_capacity(texts.len());
         for (&(text, history, _), begun) in texts.iter().zip(begun) {
-            starts.push(match history.last().filter(|token| begun && self.knows(**token)) {
+            // Many texts may leave no rows for the roots of all.
+            let can = |token: &&Token| begun && self.knows(**token) && self.room() > 0;
+            starts.push(match history.last().filter(can) {
                 Some(&token) => Start::Waits(self.add(text, None, token)),
                 None => Start::Cannot,
             });
@@ -86,7 +88,7 @@ impl TreeModel for AssistantModel {
     }
 
     fn room(&self) -> usize {
-        self.max_nodes - self.evaluated - self.waiting.len()
+        self.max_nodes.saturating_sub(self.evaluated + self.waiting.len())
     }
 
     fn ahead(&self) -> usize {
