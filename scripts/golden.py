@@ -2,12 +2,14 @@
 """Makes tests/golden: tiny random Gemma 3 and Gemma 4 checkpoints and what Hugging Face
 transformers computes from them.
 
-    python -m venv V && V/bin/pip install torch transformers && V/bin/python scripts/golden.py [OUT]
+    python -m venv V && V/bin/pip install torch transformers
+    V/bin/python scripts/golden.py [OUT] [--greedy]
 
 Weights are rounded to the dtype they are saved in and computed with in f32, attention eager. Every
 checkpoint is saved by transformers itself; `config-v4.json` beside it spells the same configuration
 as transformers 4 did, or as the first files of Gemma 4 do, and the script makes sure that
 transformers reads the same model from it. The same versions give the same bytes again.
+`--greedy` leaves the checkpoints as they are and only writes `greedy` of the Gemma 4 cases anew.
 golden_assistant.py makes assistants for the Gemma 4 targets."""
 
 import json
@@ -23,7 +25,8 @@ from transformers import (Gemma3Config, Gemma3ForCausalLM, Gemma3ForConditionalG
                           Gemma4TextConfig, Gemma4UnifiedConfig,
                           Gemma4UnifiedForConditionalGeneration, Gemma4UnifiedTextConfig)
 
-OUT = Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parent.parent / "tests/golden")
+PATHS = [a for a in sys.argv[1:] if not a.startswith("--")]
+OUT = Path(PATHS[0] if PATHS else Path(__file__).parent.parent / "tests/golden")
 VOCAB = 256
 
 
@@ -109,6 +112,12 @@ CASES_4 = [
          num_key_value_heads=3, head_dim=32, global_head_dim=64, num_global_key_value_heads=2,
          layer_types=kinds(12, 6), sliding_window=300)),
 ]  # fmt: skip
+
+
+# Tokens of a greedy text, and of the prompt before it. Among the prompts whose argmaxes are firm,
+# these have the most varied text that crosses the window of 40 (wide) or a page of 256 (unified).
+GREEDY = 40
+PROMPTS_4 = {"gemma4-wide": 38, "gemma4-unified": 251}
 
 
 def randomize(model, dtype, seed):
@@ -212,6 +221,34 @@ def check(model, folder, ids, want):
     assert worst == 0, f"{folder}: read back, logits differ by {worst}"
 
 
+def write_golden(folder, golden):
+    lines = ",\n".join(
+        f"  {json.dumps(k)}: {json.dumps(v, separators=(',', ':'))}" for k, v in golden.items()
+    )
+    (folder / "golden.json").write_text("{\n" + lines + "\n}\n")
+
+
+def add_greedy(name, kind, prompt):
+    """Adds to golden.json how transformers continues the first `prompt` ids at temperature 0, with
+    its own cache."""
+    folder = OUT / name
+    golden = json.loads((folder / "golden.json").read_text())
+    model = kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    ids = torch.tensor([golden["ids"][:prompt]])
+    out = model.generate(
+        ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=GREEDY,
+        eos_token_id=None, output_logits=True, return_dict_in_generate=True)  # fmt: skip
+    best = torch.stack(out.logits).double().sort(-1, descending=True).values
+    margin = (best[..., 0] - best[..., 1]).min().item()
+    assert margin > 0.02, f"{name}: a margin of {margin}, choose another prompt"
+    continuation = out.sequences[0, prompt:].tolist()
+    assert len(continuation) == GREEDY
+    golden["greedy"] = {"prompt": prompt, "ids": continuation}
+    write_golden(folder, golden)
+    print(f"{name}: greedy text with {len(set(continuation))} different ids, least margin "
+          f"{margin:.4g}")  # fmt: skip
+
+
 def case(seed, name, n, dtype, values, model, old):
     model = model.float()
     randomize(model, dtype, seed)
@@ -249,10 +286,7 @@ def case(seed, name, n, dtype, values, model, old):
         "least_margin": float(f"{(best[:, 0] - best[:, 1]).min().item():.4g}"),
         "rows": {str(i): [float(f"{v:.7g}") for v in logits[i].tolist()] for i in shown},
     }
-    lines = ",\n".join(
-        f"  {json.dumps(k)}: {json.dumps(v, separators=(',', ':'))}" for k, v in golden.items()
-    )
-    (folder / "golden.json").write_text("{\n" + lines + "\n}\n")
+    write_golden(folder, golden)
     size = (folder / "model.safetensors").stat().st_size
     moved = max(abs(a - b) for a, b in zip(nll, nll_f16))
     print(f"{name}: an f16 cache moves an NLL by up to {moved:.1e}")
@@ -265,8 +299,11 @@ def case(seed, name, n, dtype, values, model, old):
 if __name__ == "__main__":
     torch.set_num_threads(1)
     OUT.mkdir(parents=True, exist_ok=True)
-    for i, (name, n, pattern, factor, dtype, multimodal, values) in enumerate(CASES):
-        model = build(name, pattern, factor, multimodal, values)
-        case(i + 1, name, n, dtype, values, *model)
-    for i, (name, n, *classes, values) in enumerate(CASES_4):
-        case(i + 1, name, n, torch.bfloat16, values, *build_4(*classes, values))
+    if "--greedy" not in sys.argv:
+        for i, (name, n, pattern, factor, dtype, multimodal, values) in enumerate(CASES):
+            model = build(name, pattern, factor, multimodal, values)
+            case(i + 1, name, n, dtype, values, *model)
+        for i, (name, n, *classes, values) in enumerate(CASES_4):
+            case(i + 1, name, n, torch.bfloat16, values, *build_4(*classes, values))
+    for name, _, _, _, kind, _ in CASES_4:
+        add_greedy(name, kind, PROMPTS_4[name])

@@ -37,6 +37,14 @@ struct Golden {
     top1: Vec<u32>, // [ids]
     least_margin: f32,
     rows: BTreeMap<usize, Vec<f32>>, // position -> [vocab]
+    greedy: Option<Greedy>,
+}
+
+/// A continuation at temperature 0.
+#[derive(Deserialize)]
+struct Greedy {
+    prompt: usize, // tokens of `Golden::ids` before it
+    ids: Vec<u32>,
 }
 
 fn folder(case: &str) -> PathBuf {
@@ -191,6 +199,36 @@ fn a_device_agrees_with_transformers() {
                 &golden,
                 PLANNED,
             );
+        }
+    }
+}
+
+/// The best logit of each step stands at least 0.02 above the second, so the texts are equal.
+#[test]
+fn greedy_texts_are_those_of_transformers() {
+    let device = common::vulkan::device();
+    for case in ["gemma4-wide", "gemma4-unified"] {
+        let golden = golden(case);
+        let greedy = golden.greedy.unwrap();
+        let prompt = &golden.ids[..greedy.prompt];
+        let weights = weights(case, &config(case, "config.json"));
+        let context = prompt.len() + greedy.ids.len();
+        let mut engines = vec![planned(&weights, context)];
+        if let Some(open) = &device {
+            engines.push(planned_on(Box::new(open()), &weights, context, KvFormat::F32));
+        }
+        for engine in &mut engines {
+            let mut scores = run(engine, prompt, prompt.len());
+            let mut text = Vec::new();
+            loop {
+                let best = scores.row(scores.rows() - 1).iter().enumerate();
+                text.push(best.max_by(|a, b| a.1.total_cmp(b.1)).unwrap().0 as u32);
+                if text.len() == greedy.ids.len() {
+                    break;
+                }
+                scores = run(engine, &text[text.len() - 1..], 1);
+            }
+            assert_eq!(text, greedy.ids, "{case}, {}", engine.report().device);
         }
     }
 }
