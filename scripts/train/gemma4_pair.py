@@ -30,7 +30,9 @@ from hf_files import VOCAB, write_safetensors
 from model import rope
 from optim import Optim
 
-EPS, STEPS, DEPTHS = 1e-6, 5, 4  # STEPS: drafted positions in training; DEPTHS: in the log
+EPS, DEPTHS = 1e-6, 4  # DEPTHS: drafted positions in the log
+SHARES = 0.5, 0.25, 0.25  # of the drafted positions in the loss; the first one matters most
+STEPS = len(SHARES)
 LOCAL, GLOBAL = "sliding_attention", "full_attention"
 NAMES = {"target": "gemma4-pair", "assistant": "gemma4-pair-assistant",
          "draft": "gemma4-pair-draft"}
@@ -164,7 +166,7 @@ class Net:
         self.c, self.w, self.table = c, w, w["model.embed_tokens.weight"]
         # An assistant's logits are not capped.
         self.cap = None if shift else c["final_logit_softcapping"]
-        device, length = self.table.device, c["max_position_embeddings"] + STEPS
+        device, length = self.table.device, c["max_position_embeddings"] + max(STEPS, DEPTHS)
         at = torch.arange(length, device=device)
         # A root of the assistant at n stands in the row of n - 1, so its `shift` is 1.
         ago = at[:, None] - at[None]
@@ -239,12 +241,12 @@ def loss_of(stage, net, target, tokens):
     """Returns the loss on rows of tokens: against the text for the target, else the target."""
     if stage == "assistant":
         h, shared, wanted = teacher(target, tokens)
-        losses = [
-            cross_entropy(y.flatten(0, 1), net.table, None,
-                          wanted[:, j + 1 : j + 1 + y.shape[1]].flatten(0, 1))
-            for j, y in enumerate(drafted(net, target, tokens, h, shared, STEPS))
-        ]  # fmt: skip
-        return sum(losses) / STEPS
+        return sum(
+            share * cross_entropy(y.flatten(0, 1), net.table, None,
+                                  wanted[:, j + 1 : j + 1 + y.shape[1]].flatten(0, 1))
+            for j, (share, y) in enumerate(
+                zip(SHARES, drafted(net, target, tokens, h, shared, STEPS), strict=True))
+        )  # fmt: skip
     if stage == "target":
         wanted = tokens[:, 1:].masked_fill(tokens[:, 1:] == 2, -100).flatten()
         tokens = tokens[:, :-1]
@@ -340,8 +342,9 @@ def train(a, device):
     export(a.stage, c, w, a.out, a.tokenizer, backbone)
     print(f"{a.stage}: {step} steps, {step * a.rows * a.length / 1e6:.1f} M tokens, "
           f"{time.time() - began:.0f} s", flush=True)  # fmt: skip
+    rows = held_rows(held, a.held, a.length + DEPTHS if backbone else length)
     with half, torch.compiler.set_stance("force_eager"):
-        print(held_out(a.stage, net, target, held_rows(held, a.held, length)), flush=True)
+        print(held_out(a.stage, net, target, rows), flush=True)
 
 
 @torch.no_grad()
