@@ -1,7 +1,7 @@
 //! The engine that runs plans on an executor. It fills the step buffer, keeps the committed tokens
 //! and their pages, and knows how far a sequence can go back.
 
-use super::assistant::{AssistantRows, Assistant};
+use super::assistant::{Assistant, AssistantRows};
 use super::rows::Scratch;
 use super::{
     Cached, Engine, EngineInfo, EngineMemory, EngineReport, Input, Output, Prefix, Scores,
