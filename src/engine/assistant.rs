@@ -40,8 +40,8 @@ pub trait Assistant {
 pub struct AssistantRows {
     angles: Vec<Angles>,
     tokens: Vec<Token>,
-    /// Of the rows that stand for what is committed, the positions of the roots. Nodes stand one
-    /// position in front of those: they see what is committed.
+    /// Position of the root, for the rows that stand for what is committed. Nodes stand one
+    /// position in front of it: they see what is committed.
     positions: Vec<u32>,
     parents: Vec<u32>,
     roots: Vec<u32>,

@@ -265,8 +265,8 @@ impl Sampler {
         Ok(())
     }
 
-    /// Does [`temper`](Self::temper) from a list of a draft row's largest logits, best first. Tokens
-    /// that are not listed count as impossible.
+    /// Does [`temper`](Self::temper) from a list of a draft row's largest logits, best first. A
+    /// token that is not listed counts as impossible.
     pub fn temper_best(
         &self,
         best: &[(Token, f32)],

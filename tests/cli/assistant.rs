@@ -30,7 +30,7 @@ fn the_text_is_the_same_with_the_assistant_beside_the_model_named_or_quantised()
             run(&[&args[..], more, &["How are you?"]].concat())
         };
         let plain = text("off");
-        assert!(plain.out.len() > 20);
+        assert!(!plain.out.is_empty());
         for draft in ["auto", "model-assistant", "small-assistant"] {
             let drafted = text(draft);
             assert_eq!(drafted.out, plain.out, "--draft {draft}");

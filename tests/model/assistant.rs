@@ -26,7 +26,7 @@ struct Golden {
     ids: Vec<u32>,
     /// The token behind them
     last: u32,
-    /// Of each drafted position
+    /// One row for each drafted position
     logits: Vec<Vec<f32>>,
     tokens: Vec<u32>,
     tree: Tree,

@@ -213,13 +213,16 @@ type Heads = (usize, usize, usize, KvFormat, Option<usize>);
 
 /// With the numbers of rows that meet them: kernels for wide heads take a processor's driver long
 /// to compile.
-const HEADS: [(Heads, &[usize]); 7] = [
+const HEADS: [(Heads, &[usize]); 9] = [
     ((16, 2, 2, KvFormat::F16, None), &ROWS),
     ((32, 4, 2, KvFormat::F32, Some(70)), &ROWS),
     ((16, 4, 1, KvFormat::F32, Some(256)), &[1, 3, 9]),
     ((64, 1, 1, KvFormat::F16, None), &[2, 5]),
     ((128, 2, 1, KvFormat::F16, None), &[1, 2]),
     ((256, 1, 1, KvFormat::F32, Some(257)), &[1, 3]),
+    // Numbers of query heads of a kv head that are no power of two.
+    ((64, 12, 2, KvFormat::F32, None), &[1, 2, 3]),
+    ((32, 12, 3, KvFormat::F32, Some(299)), &[1, 2, 5]),
     // More query heads of a kv head than a workgroup takes.
     ((512, 16, 1, KvFormat::F16, None), &[1, 5]),
 ];

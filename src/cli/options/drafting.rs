@@ -12,13 +12,13 @@ use clap::Args;
 pub struct DraftArgs {
     /// Source of draft tokens: auto, off, ngram, or a model
     ///
-    /// With auto, three sources draft: the bundled draft model for the model's tokenizer or the
-    /// assistant of Gemma 4 that lies beside the model, the
-    /// continuation of the last place where the text ended like this, and the model's earlier
-    /// likeliest tokens after the same two. With ngram, only the latter two do. With bundled, a
-    /// bundled draft model is required. With off, there are no drafts. A model is a directory, a
-    /// GGUF file or an id, as for --model; it needs the same tokenizer, or a part of it. An
-    /// assistant needs the model that it was made for.
+    /// With auto, three sources draft: a draft model, the continuation of the last place where the
+    /// text ended like this, and the model's earlier likeliest tokens after the same two. The
+    /// draft model is the assistant that lies beside a Gemma 4, or the bundled one for the
+    /// tokenizer. With ngram, only the latter two sources draft. With bundled, a bundled draft
+    /// model is required. With off, there are no drafts. A model is a directory, a GGUF file or an
+    /// id, as for --model; it needs the same tokenizer, or a part of it. An assistant needs the
+    /// model that it was made for.
     #[arg(long, value_name = "SOURCE", default_value = "auto")]
     pub draft: String,
     /// Most draft tokens in a row
@@ -33,8 +33,8 @@ pub struct DraftArgs {
     /// Device of the draft model: auto, cpu, vulkan or vulkan:N
     ///
     /// auto is the processor, which is idle while a GPU verifies drafts. A draft model of more than
-    /// 200 MB goes to a discrete GPU if that has room for all of it beside the model. An assistant is
-    /// always where the model is.
+    /// 200 MB goes to a discrete GPU if that has room for all of it beside the model. An assistant
+    /// is always where the model is.
     #[arg(long, value_name = "DEVICE", default_value = "auto", hide_short_help = true)]
     pub draft_device: String,
     /// Draft the next tokens while the model verifies the last ones: auto, on or off

@@ -1,5 +1,5 @@
-//! A draft model that reads the target's caches, as a source. It keeps nothing from one round to the
-//! next.
+//! A draft model that reads the target's caches, as a source. It keeps nothing from one round to
+//! the next.
 
 use std::time::Duration;
 

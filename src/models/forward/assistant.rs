@@ -85,8 +85,8 @@ fn borrowed(spec: &LayerSpec, target: &Forward) -> Result<(u16, KvLayer), Fault>
     };
     let Some(last) = last.filter(fits) else {
         let what = format!(
-            "the assistant belongs to another model: no layer there has keys for its {} heads of \
-             {} channels",
+            "the assistant belongs to another model, \
+             whose keys are not those of {} heads of {} channels",
             spec.n_heads, spec.head_dim
         );
         return Err(Fault::model(what));

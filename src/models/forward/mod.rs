@@ -39,7 +39,7 @@ pub struct Forward {
     pub pass: PlanId,
     /// The same, and lists of the largest logits where the executor is for it.
     pub pass_with_best: Option<PlanId>,
-    /// What lists of the largest logits take, where the executor is for them.
+    /// Buffers of the lists of the largest logits, where the executor is for them.
     pub best: Option<Best>,
     /// The embedding table
     pub table: WeightId,

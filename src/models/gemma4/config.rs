@@ -19,8 +19,8 @@ pub fn config(json: &Value) -> Result<Config, Fault> {
 pub fn assistant(json: &Value) -> Result<Config, Fault> {
     let reader = &Reader::new(json);
     if json.get("use_ordered_embeddings") == Some(&Value::Bool(true)) {
-        let what = "the assistant looks its logits up by centroids, as those of Gemma 4 E2B and \
-                    E4B do: `use_ordered_embeddings` is set";
+        let what = "the assistant looks its logits up by centroids, \
+                    as those of Gemma 4 E2B and E4B do: `use_ordered_embeddings` is set";
         return Err(Fault::model(what).help("assistants of Gemma 4 12B and 31B run here"));
     }
     refuse_what_is_not_computed(reader, true)?;

@@ -278,7 +278,9 @@ mod tests {
 
     fn tensors(layers: usize) -> Vec<TensorSpec> {
         let layers = |role: Role| if role.is_layer() { layers } else { 1 };
-        let roles = Role::ALL.into_iter().filter(|role| *role != Role::Head);
+        let roles = Role::ALL.into_iter().filter(|role| {
+            !matches!(role, Role::Head | Role::PreProjection | Role::PostProjection)
+        });
         roles
             .flat_map(|role| {
                 (0..layers(role)).map(move |layer| TensorSpec { role, layer, rows: 1, cols: 1 })

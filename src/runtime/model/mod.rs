@@ -31,7 +31,7 @@ pub struct Model {
 /// Where a model was found.
 pub struct ModelPlace {
     pub path: PathBuf,
-    /// What it was called.
+    /// Name that was asked for.
     asked: String,
 }
 

@@ -16,8 +16,8 @@ mod viterbi;
 
 use crate::compute::dry::Pieces;
 use crate::compute::{
-    BufferId, Caps, Commit, Dispatch, Executor, Held, KvFormat, LoadJob, Loading, Op, Part, Plan,
-    PlanId, Report, Reports, StepLayout, WeightId,
+    BufferId, Caps, Commit, Dispatch, Executor, Held, KvFormat, KvLayer, LoadJob, Loading, Op,
+    Part, Plan, PlanId, Report, Reports, StepLayout, WeightId,
 };
 use crate::testing;
 use crate::vulkan::device::barrier::{barrier, host_barrier};
@@ -209,27 +209,26 @@ impl VulkanExecutor {
         let own = Own::of(sizes, |(label, bytes)| self.alloc(label, bytes))?;
         self.epilogues = Epilogues::default();
         self.own = Some(own);
+        // Commits of earlier plans read their layers from the new buffer.
+        let earlier: Vec<Vec<KvLayer>> =
+            self.plans.iter().flat_map(|recorded| committed(&recorded.dispatches)).collect();
+        earlier.iter().try_for_each(|layers| self.write_layers(layers, own))?;
         Ok(own)
     }
 
     /// Writes the addresses of the caches that commits work on.
-    fn write_layers(&mut self, plan: &Plan, own: Own) -> Result<()> {
-        for op in plan.dispatches.iter().map(|d| &d.op) {
-            if let Op::Commit(Commit { layers }) = op {
-                let mut bytes = Vec::new();
-                for kv in by_shape(layers).concat() {
-                    for id in [kv.k, kv.v, kv.scratch_k, kv.scratch_v] {
-                        bytes.extend(self.addresses[id.0 as usize].to_le_bytes());
-                    }
-                    bytes.extend((kv.pages.count as u32).to_le_bytes());
-                    bytes.extend((kv.all_pages as u32).to_le_bytes());
-                    bytes.extend((kv.table as u32).to_le_bytes());
-                    bytes.extend([0; 4]);
-                }
-                self.write(own.layers, 0, &bytes)?;
+    fn write_layers(&mut self, layers: &[KvLayer], own: Own) -> Result<()> {
+        let mut bytes = Vec::new();
+        for kv in by_shape(layers).concat() {
+            for id in [kv.k, kv.v, kv.scratch_k, kv.scratch_v] {
+                bytes.extend(self.addresses[id.0 as usize].to_le_bytes());
             }
+            bytes.extend((kv.pages.count as u32).to_le_bytes());
+            bytes.extend((kv.all_pages as u32).to_le_bytes());
+            bytes.extend((kv.table as u32).to_le_bytes());
+            bytes.extend([0; 4]);
         }
-        Ok(())
+        self.write(own.layers, 0, &bytes)
     }
 
     /// Returns the kernel of each call, compiled if it is missing.
@@ -327,6 +326,14 @@ impl VulkanExecutor {
     }
 }
 
+/// Returns the layers of each commit of a plan.
+fn committed(dispatches: &[Dispatch]) -> impl Iterator<Item = Vec<KvLayer>> {
+    dispatches.iter().filter_map(|dispatch| match &dispatch.op {
+        Op::Commit(Commit { layers }) => Some(layers.clone()),
+        _ => None,
+    })
+}
+
 impl Executor for VulkanExecutor {
     fn caps(&self) -> Caps {
         Caps { max_rows: self.gpu.info.max_rows(), lists_best: true, is_dry: false }
@@ -405,7 +412,8 @@ impl Executor for VulkanExecutor {
 
     fn record(&mut self, plan: Plan, step: BufferId, layout: StepLayout) -> Result<PlanId> {
         let own = self.own(&plan, layout)?;
-        self.write_layers(&plan, own)?;
+        let layers: Vec<Vec<KvLayer>> = committed(&plan.dispatches).collect();
+        layers.iter().try_for_each(|layers| self.write_layers(layers, own))?;
         self.steps.entry(step).or_insert_with(|| vec![0; layout.words() * 4]);
         if let Some(uploader) = self.uploader.take() {
             let start = Instant::now();

@@ -187,7 +187,7 @@ impl<'a> Runner<'a> {
         }
         let mut runs = vec![Vec::new(); 2 + STEPS.len()];
         let mut token = 0;
-        // What takes time once comes before the run that does not count.
+        // Work that is done once comes before the run that does not count.
         for _ in 0..2 {
             runs.iter_mut().for_each(Vec::clear);
             self.repeat("drafts", |b| {
