@@ -61,9 +61,8 @@ fn open(path: &Path) -> Result<Option<Weights>> {
     is_assistant.then(|| Weights::open(checkpoint)).transpose()
 }
 
-/// Returns the paths that may hold the assistant of a model at `path`, the likeliest first. Google's
-/// is named after its model, with `-assistant` behind the name; GGUF files also have `mtp-` in
-/// front.
+/// Returns the paths that may hold the assistant of a model at `path`, the likeliest first. The
+/// name is that of the model with `-assistant` behind it; GGUF files also have `mtp-` in front.
 fn beside(path: &Path, id: Option<&str>) -> Vec<PathBuf> {
     let in_cache = id.and_then(|id| in_cache(&format!("{id}-assistant"), &caches()).ok());
     let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
