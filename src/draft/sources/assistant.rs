@@ -111,8 +111,8 @@ impl TreeModel for AssistantModel {
     }
 
     fn row(&self, text: usize, i: usize) -> ModelRow<'_> {
-        let rows = (0..self.texts.len()).filter(|row| self.texts[*row] == text);
-        let row = rows.skip(i).next().expect("the text has so many nodes");
+        let mut rows = (0..self.texts.len()).filter(|row| self.texts[*row] == text);
+        let row = rows.nth(i).expect("the text has so many nodes");
         match self.scores.best.get(row) {
             Some(best) => ModelRow::Best(best),
             None => ModelRow::Logits { logits: self.scores.row(row), columns: None },
