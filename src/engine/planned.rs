@@ -228,6 +228,9 @@ impl PlannedEngine {
 
     /// Tells the assistant which scored rows the newest committed tokens are.
     fn note_states(&mut self, paths: &[(usize, &[u32])]) {
+        if self.model.assistant.is_none() {
+            return;
+        }
         let mut rows = self.path.iter();
         for (sequence, path) in paths {
             let last = rows.by_ref().take(path.len()).last();

@@ -1,23 +1,15 @@
 //! The assistant of Gemma 4 in GGUF files of both schemas, and in what the quantiser writes. The
 //! models are those of `scripts/golden_assistant.py`.
 
+use super::gemma4_weights::{assert_same_weights, golden, open, stored};
 use crate::common::gguf::{self, BF16, F32, File, Tensor, Val, floats};
 use gemma::checkpoint::Checkpoint;
-use gemma::models::{TensorSpec, Weights};
+use gemma::models::Weights;
 use gemma::quant::{QuantizeOptions, Recipe, quantize};
 use serde_json::Value;
 use std::fs;
-use std::path::{Path, PathBuf};
 
 const CASES: [&str; 3] = ["assistant-wide", "assistant-unified", "assistant-long"];
-
-fn golden(case: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(case)
-}
-
-fn open(path: &Path) -> Weights {
-    Weights::open(Checkpoint::open(path).unwrap()).unwrap()
-}
 
 /// A file by the rules of llama.cpp's converter, or of the one before it.
 fn file(case: &str, is_old: bool) -> File {
@@ -87,18 +79,6 @@ fn file(case: &str, is_old: bool) -> File {
     file
 }
 
-fn assert_same(a: &Weights, b: &Weights) {
-    assert_eq!(a.config(), b.config());
-    assert_eq!(a.tensors(), b.tensors());
-    for &TensorSpec { role, layer, .. } in a.tensors() {
-        let [a, b] = [a, b].map(|weights| match role.is_matrix() {
-            true => weights.matrix(role, layer).unwrap().dequantize(),
-            false => weights.vector(role, layer).unwrap(),
-        });
-        assert!(a.iter().map(|v| v.to_bits()).eq(b.iter().map(|v| v.to_bits())), "{role:?}");
-    }
-}
-
 #[test]
 fn files_of_both_schemas_are_the_same_assistant() {
     let dir = tempfile::tempdir().unwrap();
@@ -106,7 +86,7 @@ fn files_of_both_schemas_are_the_same_assistant() {
     for case in CASES {
         for is_old in [false, true] {
             file(case, is_old).write(&path);
-            assert_same(&open(&golden(case)), &open(&path));
+            assert_same_weights(&open(&golden(case)), &open(&path));
         }
     }
 }
@@ -146,16 +126,7 @@ fn the_quantiser_writes_the_file_of_the_converter() {
         };
         let converted = dir.path().join("converted.gguf");
         file(case, false).write(&converted);
-        let [converted, written] = [converted, convert("written.gguf", "bf16", true)].map(|path| {
-            let checkpoint = Checkpoint::open(&path).unwrap();
-            let raw = |(name, t): (&str, gemma::checkpoint::TensorView<'_>)| {
-                (name.to_owned(), t.shape.to_vec(), t.data.to_vec())
-            };
-            let mut tensors: Vec<_> = checkpoint.tensors().map(raw).collect();
-            tensors.sort();
-            tensors
-        });
-        assert!(converted == written);
+        assert!(stored(&converted) == stored(&convert("written.gguf", "bf16", true)));
         // A format of whole matrices whose columns are a multiple of 16.
         let artifact = open(&convert("artifact", "i8-row", false));
         assert_eq!(artifact.config(), hf.config());

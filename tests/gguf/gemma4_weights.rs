@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 
 const CASES: [&str; 2] = ["gemma4-wide", "gemma4-unified"];
 
-fn golden(case: &str) -> PathBuf {
+pub fn golden(case: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(case)
 }
 
@@ -22,7 +22,7 @@ fn config(case: &str, file: &str) -> Value {
     serde_json::from_slice(&fs::read(golden(case).join(file)).unwrap()).unwrap()
 }
 
-fn open(path: &Path) -> Weights {
+pub fn open(path: &Path) -> Weights {
     Weights::open(Checkpoint::open(path).unwrap()).unwrap()
 }
 
@@ -93,7 +93,8 @@ fn file(case: &str) -> File {
     file
 }
 
-fn assert_same(a: &Weights, b: &Weights) {
+/// Asserts that two models have the same weights.
+pub fn assert_same_weights(a: &Weights, b: &Weights) {
     assert_eq!(a.config(), b.config());
     assert_eq!(a.tensors(), b.tensors());
     for &TensorSpec { role, layer, .. } in a.tensors() {
@@ -103,7 +104,22 @@ fn assert_same(a: &Weights, b: &Weights) {
         });
         assert!(a.iter().map(|v| v.to_bits()).eq(b.iter().map(|v| v.to_bits())), "{role:?}");
     }
+}
+
+fn assert_same(a: &Weights, b: &Weights) {
+    assert_same_weights(a, b);
     assert_eq!(logits(a), logits(b));
+}
+
+/// Returns the name, shape and bytes of all tensors of a file, sorted.
+pub fn stored(path: &Path) -> Vec<(String, Vec<usize>, Vec<u8>)> {
+    let checkpoint = Checkpoint::open(path).unwrap();
+    let raw = |(name, t): (&str, gemma::checkpoint::TensorView<'_>)| {
+        (name.to_owned(), t.shape.to_vec(), t.data.to_vec())
+    };
+    let mut tensors: Vec<_> = checkpoint.tensors().map(raw).collect();
+    tensors.sort();
+    tensors
 }
 
 #[test]
@@ -163,16 +179,7 @@ fn the_quantiser_writes_the_file_of_the_converter() {
         let path = |name: &str| dir.path().join(format!("{case}-{name}"));
         file(case).write(&path("converted.gguf"));
         convert(&hf, &path("written.gguf"), "bf16", true).unwrap();
-        let [converted, written] = ["converted.gguf", "written.gguf"].map(|name| {
-            let checkpoint = Checkpoint::open(&path(name)).unwrap();
-            let raw = |(name, t): (&str, gemma::checkpoint::TensorView<'_>)| {
-                (name.to_owned(), t.shape.to_vec(), t.data.to_vec())
-            };
-            let mut tensors: Vec<_> = checkpoint.tensors().map(raw).collect();
-            tensors.sort();
-            tensors
-        });
-        assert!(converted == written);
+        assert!(stored(&path("converted.gguf")) == stored(&path("written.gguf")));
         assert_same(&hf, &open(&path("written.gguf")));
         // Whole models of Google's come in Q4_0.
         convert(&hf, &path("artifact"), "i4-g32", false).unwrap();

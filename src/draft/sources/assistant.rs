@@ -1,8 +1,6 @@
 //! A draft model that reads the target's caches, as a source. It keeps nothing from one round to
 //! the next.
 
-use std::time::Duration;
-
 use anyhow::{Context, Result};
 
 use super::model::{ModelRow, Start, TextStart, TreeModel};
@@ -10,7 +8,7 @@ use crate::engine::{Assistant, AssistantNode, Output, Scores};
 use crate::tensor::Token;
 
 /// Largest logits of a node that are asked for.
-const BEST: usize = 64;
+pub const BEST: usize = 64;
 
 /// The target's assistant. A round begins where the target has scored the text's newest token.
 pub struct AssistantModel {
@@ -91,10 +89,6 @@ impl TreeModel for AssistantModel {
         self.max_nodes.saturating_sub(self.evaluated + self.waiting.len())
     }
 
-    fn ahead(&self) -> usize {
-        0
-    }
-
     fn push(&mut self, text: usize, parent: u32, token: Token) -> u32 {
         self.add(text, Some(parent), token)
     }
@@ -119,19 +113,7 @@ impl TreeModel for AssistantModel {
         }
     }
 
-    fn read_ahead(&mut self, _: usize, _: &[Token], _: &mut dyn FnMut() -> bool) -> Result<()> {
-        Ok(())
-    }
-
-    fn read_within(&mut self, _: usize, _: &[Token], _: Duration) -> Result<()> {
-        Ok(())
-    }
-
     fn work_done(&self) -> [u64; 2] {
         [self.passes, self.rows]
-    }
-
-    fn note(&self) -> Option<String> {
-        None
     }
 }

@@ -54,7 +54,9 @@ pub trait TreeModel {
     /// Returns the number of rows that are still free this round.
     fn room(&self) -> usize;
     /// Returns the number of rows that one round's work ahead may take.
-    fn ahead(&self) -> usize;
+    fn ahead(&self) -> usize {
+        0
+    }
     /// Queues a node of a text for the next pass, below one that is evaluated or queued. Returns
     /// its place.
     fn push(&mut self, text: usize, parent: u32, token: Token) -> u32;
@@ -66,16 +68,22 @@ pub trait TreeModel {
     /// Reads a prompt ahead of the first round, for as long as `more` says so.
     fn read_ahead(
         &mut self,
-        text: usize,
-        history: &[Token],
-        more: &mut dyn FnMut() -> bool,
-    ) -> Result<()>;
+        _text: usize,
+        _history: &[Token],
+        _more: &mut dyn FnMut() -> bool,
+    ) -> Result<()> {
+        Ok(())
+    }
     /// Reads as much of a prompt's end as takes about `most`; later rounds read no more at once.
-    fn read_within(&mut self, text: usize, history: &[Token], most: Duration) -> Result<()>;
+    fn read_within(&mut self, _text: usize, _history: &[Token], _most: Duration) -> Result<()> {
+        Ok(())
+    }
     /// Returns the numbers of passes so far and of their rows, reading prompts not counted.
     fn work_done(&self) -> [u64; 2];
     /// Returns why nothing is proposed, if so.
-    fn note(&self) -> Option<String>;
+    fn note(&self) -> Option<String> {
+        None
+    }
 }
 
 /// A model's scores behind a node.

@@ -31,11 +31,9 @@ pub fn load(
     exec: &mut dyn Executor,
 ) -> Result<AssistantForward> {
     let config = weights.config();
-    let mut kv = Vec::with_capacity(config.layers.len());
-    for spec in &config.layers {
-        kv.push(borrowed(spec, target)?);
-    }
     fits(config, &target.config)?;
+    let kv: Vec<(u16, KvLayer)> =
+        config.layers.iter().filter_map(|spec| borrowed(spec, target)).collect();
     let (layout, step) = (target.layout, target.step);
     let home = target.kv.len() as u16 - 1;
     let mut b = Builder::new(weights, exec, layout, Some(Part::Layer(home)))?;
@@ -69,29 +67,28 @@ pub fn fits(config: &Config, target: &Config) -> Result<(), Fault> {
         format!("it reads hidden states of {backbone} channels, and the model has {}", target.dim)
     } else if config.vocab != target.vocab {
         format!("it knows {} tokens, and the model {}", config.vocab, target.vocab)
+    } else if let Some(spec) = config.layers.iter().find(|spec| lender(spec, target).is_none()) {
+        let LayerSpec { n_heads, head_dim, .. } = spec;
+        format!("no keys of the model are for its {n_heads} heads of {head_dim} channels")
     } else {
         return Ok(());
     };
     Err(Fault::model(format!("the assistant belongs to another model: {what}")))
 }
 
-/// Returns the layer of the target whose cache a layer of an assistant reads, the last one of its
-/// kind, and the cache. A window counts the row itself, which is not in the cache.
-fn borrowed(spec: &LayerSpec, target: &Forward) -> Result<(u16, KvLayer), Fault> {
-    let layers = &target.config.layers;
-    let last = layers.iter().rposition(|layer| layer.is_global() == spec.is_global());
-    let fits = |i: &usize| {
-        layers[*i].head_dim == spec.head_dim && spec.n_heads.is_multiple_of(layers[*i].n_kv_heads)
-    };
-    let Some(last) = last.filter(fits) else {
-        let what = format!(
-            "the assistant belongs to another model, \
-             whose keys are not those of {} heads of {} channels",
-            spec.n_heads, spec.head_dim
-        );
-        return Err(Fault::model(what));
-    };
+/// Returns the layer of the target whose cache a layer of an assistant reads: the last one of its
+/// kind, if the heads agree.
+fn lender(spec: &LayerSpec, target: &Config) -> Option<usize> {
+    let last = target.layers.iter().rposition(|layer| layer.is_global() == spec.is_global())?;
+    let LayerSpec { head_dim, n_kv_heads, .. } = target.layers[last];
+    (head_dim == spec.head_dim && spec.n_heads.is_multiple_of(n_kv_heads)).then_some(last)
+}
+
+/// Returns that layer and its cache as the assistant sees it. A window counts the row itself, which
+/// is not in the cache.
+fn borrowed(spec: &LayerSpec, target: &Forward) -> Option<(u16, KvLayer)> {
+    let last = lender(spec, &target.config)?;
     let kv = target.kv[last];
     let window = spec.window.zip(kv.pages.window).map(|(own, kept)| own.min(kept).max(2) - 1);
-    Ok((last as u16, KvLayer { pages: Pages { window, ..kv.pages }, ..kv }))
+    Some((last as u16, KvLayer { pages: Pages { window, ..kv.pages }, ..kv }))
 }

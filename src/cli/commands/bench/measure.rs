@@ -1,5 +1,6 @@
 //! Timing of prefill, decode and passes of several rows on any engine.
 
+use crate::draft::sources::assistant::BEST;
 use crate::engine::{
     Assistant, AssistantNode, Engine, EngineExt, Input, Output, Rows, Scores, TokenTree,
 };
@@ -112,9 +113,6 @@ pub fn verify(
     Ok(start.elapsed().as_secs_f64())
 }
 
-/// Largest logits that a draft step lists.
-const LISTED: usize = 64;
-
 /// Runs a round: a chain of so many draft tokens of the assistant, a pass that scores them, the
 /// choice of each token, and the commit of the first. `token` is the newest token, before and after
 /// the round. Returns the seconds.
@@ -129,18 +127,17 @@ pub fn round(
     let mut chain = vec![*token];
     if drafts > 0 {
         let (assistant, output) = begun(engine)?;
+        let greedy = Sampler::new(SamplerConfig::default())?;
         for depth in 0..drafts {
             let parent = depth.checked_sub(1).map(|parent| parent as u32);
             let node = AssistantNode { sequence: 0, parent, token: chain[depth] };
             assistant.evaluate(&[node], output, scores)?;
-            chain.push(scores.pick(0, &Sampler::new(SamplerConfig::default())?, 0, &[])?);
+            chain.push(scores.pick(0, &greedy, 0, &[])?);
         }
     }
     engine.run(&[Input::new(0, &TokenTree::chain(&chain), Rows::All)], output(sampler), scores)?;
-    for row in 0..chain.len() {
-        let picked = scores.pick(row, sampler, engine.position(0) + row + 1, &[])?;
-        *token = if row == 0 { picked } else { *token };
-    }
+    let pick = |row| scores.pick(row, sampler, engine.position(0) + row + 1, &[]);
+    *token = (0..chain.len()).map(pick).collect::<Result<Vec<Token>>>()?[0];
     engine.commit(&[(0, &[0])])?;
     Ok(start.elapsed().as_secs_f64())
 }
@@ -163,7 +160,7 @@ pub fn draft_step(
 
 /// Begins drafts behind the newest committed token.
 fn begun(engine: &mut dyn Engine) -> Result<(&mut dyn Assistant, Output)> {
-    let output = Output::Best { n: LISTED, usable: engine.info().vocab };
+    let output = Output::Best { n: BEST, usable: engine.info().vocab };
     let assistant = engine.assistant().context("there is no assistant")?;
     ensure!(assistant.begin(&[0])?[0], "the newest token was not scored");
     Ok((assistant, output))

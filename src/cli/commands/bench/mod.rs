@@ -125,7 +125,7 @@ impl BenchArgs {
     fn context(&self, wanted: AutoOr) -> Result<usize> {
         let deepest = self.depth.iter().max().copied().unwrap_or(0);
         let most_rows = self.rows.iter().chain(&self.kernel_rows).max().copied().unwrap_or(1);
-        let rounds = runner::ROUND_POSITIONS * (self.repetitions + 1) + runner::CHAIN;
+        let rounds = runner::ROUND_POSITIONS * (self.repetitions + 3) + runner::CHAIN;
         let needed = self.pp.max(deepest + self.tg.max(most_rows).max(rounds) + 1);
         match wanted {
             AutoOr::N(n) if n < needed => {

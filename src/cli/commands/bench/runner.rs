@@ -187,22 +187,20 @@ impl<'a> Runner<'a> {
         }
         let mut runs = vec![Vec::new(); 2 + STEPS.len()];
         let mut token = 0;
-        // Work that is done once comes before the run that does not count.
-        for _ in 0..2 {
-            runs.iter_mut().for_each(Vec::clear);
-            self.repeat("drafts", |b| {
-                let Runner { engine, sampler, scores, .. } = b;
-                runs[0].push(measure::round(*engine, sampler, 0, &mut token, scores)?);
-                runs[1].push(measure::round(*engine, sampler, CHAIN, &mut token, scores)?);
-                for (runs, nodes) in runs[2..].iter_mut().zip(STEPS) {
-                    runs.push(measure::draft_step(*engine, nodes, token, scores)?);
-                }
-                Ok(0.0)
-            })?;
-            self.fill(depth.max(1))?;
-        }
+        let mut time_all = |b: &mut Self| -> Result<f64> {
+            let Runner { engine, sampler, scores, .. } = b;
+            runs[0].push(measure::round(*engine, sampler, 0, &mut token, scores)?);
+            runs[1].push(measure::round(*engine, sampler, CHAIN, &mut token, scores)?);
+            for (runs, nodes) in runs[2..].iter_mut().zip(STEPS) {
+                runs.push(measure::draft_step(*engine, nodes, token, scores)?);
+            }
+            Ok(0.0)
+        };
+        // A pass of a new size may be recorded when it is made again, so two runs do not count.
+        time_all(self)?;
+        self.repeat("drafts", time_all)?;
         self.say_draft_kernels(token)?;
-        let figures: Vec<Figure> = runs.into_iter().map(|r| Figure::of(r[1..].to_vec())).collect();
+        let figures: Vec<Figure> = runs.into_iter().map(|r| Figure::of(r[2..].to_vec())).collect();
         let plain = figures[0].median;
         let row = |name: String, figure: &Figure, note: String| Measurement {
             name: format!("{name}{}", at(depth)),
@@ -224,8 +222,7 @@ impl<'a> Runner<'a> {
     }
 
     /// Reports the kernels of a draft step over one node.
-    fn say_draft_kernels(&mut self, token: Token) -> Result<()> {
-        let mut token = token;
+    fn say_draft_kernels(&mut self, mut token: Token) -> Result<()> {
         measure::round(self.engine, &self.sampler, 0, &mut token, &mut self.scores)?;
         self.engine.device().into_iter().for_each(|e| e.start_profile());
         for _ in 0..self.options.repetitions {

@@ -259,7 +259,7 @@ impl PlanReport<'_> {
         if !self.has_drafts {
             return format!(
                 "about {plain} tok/s plain{of_each}; more with its assistant as a draft model, \
-                 by how much was not measured on Google's (--tokens-per-pass)"
+                 whose gain was never measured (give --tokens-per-pass to compute with yours)"
             );
         }
         let [least, most] = self.drafted;
