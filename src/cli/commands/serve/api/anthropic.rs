@@ -5,9 +5,8 @@ use super::error::ApiError;
 use super::fields::Fields;
 use super::form::{ApiForm, CollectedAnswer, ResponseHead, SseEvents, new_id};
 use super::openai::tool_options;
-use super::request::{
-    ApiPrompt, ApiRequest, SamplingFields, ServedModel, conversation, take_stops,
-};
+use super::request::{ApiPrompt, ApiRequest, ServedModel, conversation, take_stops};
+use super::sampling::SamplingFields;
 use super::tools::{AnswerPart, CallReader};
 use crate::cli::io::record::FinishReason;
 use crate::grammar::tools::Tool;

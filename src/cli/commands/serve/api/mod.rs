@@ -11,4 +11,5 @@ mod log_probs;
 pub mod openai;
 pub mod request;
 pub mod responses;
+mod sampling;
 mod tools;

@@ -3,6 +3,7 @@
 use super::super::queue::{ClientRequest, Delivery, EVENTS};
 use super::error::ApiError;
 use super::fields::Fields;
+use super::sampling::SamplingFields;
 use super::tools::{self as calls, CallReader};
 use crate::cli::io::format::{AnswerFormat, AnswerFormatFields};
 use crate::cli::io::prompt::{PromptEncoder, PromptInput};
@@ -103,16 +104,6 @@ pub enum ApiPrompt {
     Tokens(Vec<Token>),
 }
 
-/// Sampling settings of a request.
-#[derive(Clone, Debug, Default)]
-pub struct SamplingFields {
-    temperature: Option<f32>,
-    top_k: Option<usize>,
-    top_p: Option<f32>,
-    min_p: Option<f32>,
-    repeat_penalty: Option<f32>,
-}
-
 /// Functions that an answer may call.
 #[derive(Clone, Debug)]
 pub struct ToolOptions {
@@ -149,19 +140,6 @@ enum OneOrMore {
     More(Vec<String>),
 }
 
-impl SamplingFields {
-    pub fn take(fields: &mut Fields) -> Result<SamplingFields, ApiError> {
-        let penalty = fields.take("repetition_penalty")?;
-        Ok(SamplingFields {
-            temperature: fields.take("temperature")?,
-            top_k: fields.take_limit("top_k")?,
-            top_p: fields.take("top_p")?,
-            min_p: fields.take("min_p")?,
-            repeat_penalty: fields.take("repeat_penalty")?.or(penalty),
-        })
-    }
-}
-
 /// Takes one or several stop strings.
 pub fn take_stops(fields: &mut Fields, name: &str) -> Result<Vec<String>, ApiError> {
     let stops = match fields.take(name)? {
@@ -187,10 +165,6 @@ impl ApiRequest {
         }
         fields.only("best_of", &[n.into()])?;
         let max_tokens = fields.take_limit("max_tokens")?;
-        let zero = [0.into(), 0.0.into()];
-        fields.only("frequency_penalty", &zero)?;
-        fields.only("presence_penalty", &zero)?;
-        fields.only("logit_bias", &[Value::Object(Default::default())])?;
         fields.pass_over(&["user", "metadata", "service_tier", "safety_identifier"]);
         Ok(ApiRequest {
             n,
@@ -238,7 +212,8 @@ impl ApiRequest {
             for i in 0..self.n as u64 {
                 let thought = served.tokenizer.channel().filter(|_| self.thinks);
                 let constrained = Constrained::new(grammar.as_ref(), history.len(), thought);
-                let config = self.sampling(&served.sampling, seed.wrapping_add(i));
+                let seed = seed.wrapping_add(i);
+                let config = self.sampling.config(&served.sampling, seed);
                 let (tokenizer, ends) = (&served.tokenizer, &served.stop_ids);
                 let sampler =
                     answers::sampler(config, &constrained, tokenizer, ends, self.ignore_eos)?;
@@ -302,18 +277,6 @@ impl ApiRequest {
             )
             .help("leave out tools or response_format, or say tool_choice: none")
             .into()),
-        }
-    }
-
-    fn sampling(&self, base: &SamplerConfig, seed: u64) -> SamplerConfig {
-        let own = &self.sampling;
-        SamplerConfig {
-            temperature: own.temperature.unwrap_or(base.temperature),
-            top_k: own.top_k.unwrap_or(base.top_k),
-            top_p: own.top_p.unwrap_or(base.top_p),
-            min_p: own.min_p.unwrap_or(base.min_p),
-            repeat_penalty: own.repeat_penalty.unwrap_or(base.repeat_penalty),
-            seed,
         }
     }
 }
