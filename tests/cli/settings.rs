@@ -31,7 +31,6 @@ fn a_file_in_the_working_directory_loads_no_code_writes_no_file_and_opens_no_ser
         ("api-key", "open-sesame", "serve"),
         ("api-key-file", "keys", "serve"),
         ("cors-origin", "https://evil.example", "serve"),
-        ("alias", "*", "serve"),
         ("log", "off", "serve"),
         ("device-lock", "off", "serve"),
         ("device-lock", "off", "generate"),
@@ -61,7 +60,7 @@ fn a_file_in_the_working_directory_loads_no_code_writes_no_file_and_opens_no_ser
 
     // Numbers and lists are refused too; the same is good in the user's own file.
     let edge = "[serve]\nport = 80\nmax-body = 999\nclient-timeout = 9\n\
-        cors-origin = [\"http://localhost:1\"]\nalias = [\"a\", \"b\"]\n\
+        cors-origin = [\"http://localhost:1\"]\n\
         host = \"::1\"\ndevice-lock = \"off\"\n";
     for line in edge.lines().skip(1) {
         fs::write(dir.path().join("gemma.toml"), format!("[serve]\n{line}\n")).unwrap();

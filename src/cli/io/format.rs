@@ -10,10 +10,10 @@ use serde_json::Value;
 /// The fields, of which at most one may be given.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub struct AnswerFormatFields {
-    response_format: Option<Value>,
-    json_schema: Option<Value>,
-    grammar: Option<String>,
-    regex: Option<String>,
+    pub response_format: Option<Value>,
+    pub json_schema: Option<Value>,
+    pub grammar: Option<String>,
+    pub regex: Option<String>,
 }
 
 /// The form of an answer.
@@ -30,6 +30,16 @@ const EXAMPLE: &str = concat!(
 );
 
 impl AnswerFormatFields {
+    /// Returns the name of the first field that is given.
+    pub fn name(&self) -> &'static str {
+        match self {
+            AnswerFormatFields { response_format: Some(_), .. } => "response_format",
+            AnswerFormatFields { json_schema: Some(_), .. } => "json_schema",
+            AnswerFormatFields { grammar: Some(_), .. } => "grammar",
+            _ => "regex",
+        }
+    }
+
     /// Returns the form that is given.
     pub fn one(self) -> Result<Option<AnswerFormat>> {
         let mut given: Vec<AnswerFormat> = Vec::new();
@@ -45,14 +55,19 @@ impl AnswerFormatFields {
     }
 }
 
-fn response_format(format: &Value) -> Result<AnswerFormat> {
+/// Reads OpenAI's `response_format`. The schema may also stand beside its name, without
+/// `json_schema` around both.
+pub fn response_format(format: &Value) -> Result<AnswerFormat> {
+    let schema = format.pointer("/json_schema/schema").or(format.get("schema"));
     match format.get("type").and_then(Value::as_str) {
         Some("text") => Ok(AnswerFormat::Text),
-        Some("json_object") => Ok(AnswerFormat::Grammar(GrammarSource::json_object())),
-        Some("json_schema") => {
+        Some("json_object") if schema.is_none() => {
+            Ok(AnswerFormat::Grammar(GrammarSource::json_object()))
+        }
+        Some("json_schema" | "json_object") => {
             let missing =
                 || Fault::model("`response_format` has no json_schema.schema").help(EXAMPLE);
-            let schema = format.pointer("/json_schema/schema").with_context(missing)?;
+            let schema = schema.with_context(missing)?;
             Ok(AnswerFormat::Grammar(GrammarSource::JsonSchema(schema.clone())))
         }
         _ => bail!(
@@ -86,6 +101,10 @@ mod tests {
             "json_schema": {"name": "n", "strict": true, "schema": schema},
         }});
         assert_eq!(one(theirs).unwrap(), grammar(GrammarSource::JsonSchema(schema.clone())));
+        for kind in ["json_schema", "json_object"] {
+            let flat = json!({"response_format": {"type": kind, "schema": schema}});
+            assert_eq!(one(flat).unwrap(), grammar(GrammarSource::JsonSchema(schema.clone())));
+        }
         assert_eq!(
             one(json!({"json_schema": schema})).unwrap(),
             grammar(GrammarSource::JsonSchema(schema.clone()))

@@ -87,7 +87,7 @@ pub fn system_text(text: Option<&str>, file: Option<&Path>) -> Result<Option<Str
     }
 }
 
-/// Content of a message: text, or parts of type `text`.
+/// Content of a message: text, or parts of type `text`, a line or more each.
 pub struct MessageContent(String);
 
 impl MessageContent {
@@ -107,14 +107,14 @@ impl<'de> Deserialize<'de> for MessageContent {
                 ));
             }
         };
-        let mut text = String::new();
+        let mut texts = Vec::new();
         for part in &parts {
             // A part without a type is text where it has one.
             match (
                 part.get("type").and_then(Value::as_str),
                 part.get("text").and_then(Value::as_str),
             ) {
-                (None | Some("text"), Some(part)) => text.push_str(part),
+                (None | Some("text"), Some(part)) => texts.push(part),
                 (Some("text") | None, None) => {
                     return Err(D::Error::custom("a part of a message has no text"));
                 }
@@ -123,7 +123,7 @@ impl<'de> Deserialize<'de> for MessageContent {
                 }
             }
         }
-        Ok(MessageContent(text))
+        Ok(MessageContent(texts.join("\n")))
     }
 }
 

@@ -256,11 +256,10 @@ mod tests {
 
     /// Options that take a path or any text: what is read, never written, and not loaded as code.
     /// An option that is new to this list is either such a one or has to be a [`Destination`].
-    const READ: [&str; 26] = [
+    const READ: [&str; 25] = [
         "calibrate",
         "compare",
         "device",
-        "alias",
         "api-key",
         "api-key-file",
         "cors-origin",
@@ -333,7 +332,6 @@ mod tests {
             "api-key",
             "api-key-file",
             "cors-origin",
-            "alias",
             "max-body",
             "client-timeout",
             "grace",

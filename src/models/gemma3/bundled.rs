@@ -8,7 +8,7 @@ use crate::models::ReducedVocabulary;
 use anyhow::Result;
 
 /// Name of the bundled target.
-pub const NAME: &str = "bundled demo";
+pub const NAME: &str = "gemma-demo";
 
 #[cfg(feature = "bundled")]
 macro_rules! file {

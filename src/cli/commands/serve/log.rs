@@ -6,9 +6,10 @@ use super::options::LogFormat;
 use super::queue::{RequestFigures, RequestQueue};
 use crate::cli::io::ui::clean;
 use serde_json::json;
+use std::collections::HashSet;
 use std::io::Write;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 /// Most characters of a reason in the log.
@@ -18,6 +19,42 @@ const LONGEST_METHOD: usize = 20;
 
 /// Status of a request whose client went away.
 const GONE: u16 = 499;
+
+/// Most notes that are told, and most characters of one.
+const MOST_NOTES: usize = 200;
+const LONGEST_NOTE: usize = 200;
+
+/// Notes to the operator about what clients send. Each is told once.
+pub struct Notes {
+    format: LogFormat,
+    told: Mutex<HashSet<String>>,
+}
+
+impl Notes {
+    pub fn new(format: LogFormat) -> Notes {
+        Notes { format, told: Mutex::default() }
+    }
+
+    pub fn once(&self, text: String) {
+        let text = clean(&text.chars().take(LONGEST_NOTE).collect::<String>());
+        let mut told = self.told.lock().unwrap_or_else(|e| e.into_inner());
+        if told.len() >= MOST_NOTES || !told.insert(text.clone()) {
+            return;
+        }
+        match self.format {
+            LogFormat::Off => {}
+            LogFormat::Text => write(&format!("note: {text}\n")),
+            LogFormat::Json => {
+                write(&format!("{}\n", json!({"time": super::api::form::now(), "note": text})));
+            }
+        }
+    }
+}
+
+/// Writes to standard error. A closed standard error is no failure.
+fn write(line: &str) {
+    let _ = std::io::stderr().lock().write_all(line.as_bytes());
+}
 
 /// The log entry of a request. It is logged and counted when it is dropped.
 pub struct LogEntry {
@@ -136,7 +173,6 @@ impl Drop for LogEntry {
             LogFormat::Text => self.text(),
             LogFormat::Json => self.json(),
         };
-        // A closed standard error is no failure.
-        let _ = std::io::stderr().lock().write_all(line.as_bytes());
+        write(&line);
     }
 }

@@ -37,6 +37,7 @@ use engine::AnswerEngine;
 use http::App;
 use http::guard::Guard;
 use http::listen::{self, ServerStage};
+use log::Notes;
 use queue::RequestQueue;
 use sha2::{Digest, Sha256};
 use std::net::SocketAddr;
@@ -67,6 +68,7 @@ pub fn run(options: &ServeArgs, typed: &Typed) -> Result<u8> {
         served: OnceLock::new(),
         guard: Guard::new(&keys, &edge.cors_origin),
         log: edge.log,
+        notes: Arc::new(Notes::new(edge.log)),
         bodies: room.bodies(most, patience),
         room,
     });
@@ -139,7 +141,6 @@ fn served(
     sampling.seed = 0;
     Ok(ServedModel {
         name: session.model.name.clone(),
-        aliases: options.edge.alias.clone(),
         created: form::now(),
         fingerprint: format!("fp_{}", hex(&hash.finalize()[..6])),
         tokenizer: session.tokenizer.clone(),

@@ -60,9 +60,6 @@ pub struct EdgeOptions {
     /// Origin whose pages may ask from a browser, such as https://chat.example.org (repeatable)
     #[arg(long, value_name = "ORIGIN", hide_short_help = true)]
     pub cors_origin: Vec<String>,
-    /// Another name that clients may give for the model; `*` takes any (repeatable)
-    #[arg(long, value_name = "NAME", hide_short_help = true)]
-    pub alias: Vec<String>,
     /// Largest body of a request, in megabytes
     #[arg(long, value_name = "MB", default_value_t = 16, value_parser = number(1..=1024))]
     #[arg(hide_short_help = true)]

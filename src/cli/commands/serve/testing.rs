@@ -3,6 +3,8 @@
 use super::api::fields::Fields;
 use super::api::request::ServedModel;
 use super::api::{anthropic, openai, responses};
+use super::log::Notes;
+use super::options::LogFormat;
 use super::pool::Client;
 use super::queue::Delivery;
 use crate::models::{ChatTemplate, Config, Tokenizer};
@@ -15,14 +17,16 @@ use std::time::Instant;
 use tokio::sync::mpsc::channel;
 
 /// A parser of request bodies.
-pub struct RequestBodies(Arc<ServedModel>);
+pub struct RequestBodies {
+    served: Arc<ServedModel>,
+    notes: Arc<Notes>,
+}
 
 impl RequestBodies {
     /// Makes a parser for a model of this configuration and tokenizer.
     pub fn new(config: Config, tokenizer: Arc<Tokenizer>) -> RequestBodies {
-        RequestBodies(Arc::new(ServedModel {
+        let served = ServedModel {
             name: "fuzzed".into(),
-            aliases: vec!["*".into()],
             created: 0,
             fingerprint: String::new(),
             template: ChatTemplate::built_in(tokenizer.is_gemma4()),
@@ -34,27 +38,30 @@ impl RequestBodies {
             thinks: false,
             tokenizer,
             config,
-        }))
+        };
+        let notes = Arc::new(Notes::new(LogFormat::Off));
+        RequestBodies { served: Arc::new(served), notes }
     }
 
     /// Parses a body of one of the API forms, down to its tokens and its grammar.
     pub fn read(&self, form: u8, body: &[u8]) {
-        let Ok(fields) = Fields::parse(body) else { return };
+        let Ok(fields) = Fields::parse(body, &self.notes) else { return };
         let request = match form % 5 {
-            0 => openai::chat(fields, &self.0).map(|(request, _)| request),
-            1 => openai::completions(fields, &self.0).map(|(request, _)| request),
-            2 => responses::body(fields, &self.0).map(|(request, _)| request),
-            3 => anthropic::messages_body(fields, &self.0).map(|(request, _)| request),
-            _ => return drop(anthropic::count_body(fields, &self.0)),
+            0 => openai::chat(fields, &self.served).map(|(request, _)| request),
+            1 => openai::completions(fields, &self.served).map(|(request, _)| request),
+            2 => responses::body(fields, &self.served).map(|(request, _)| request),
+            3 => anthropic::messages_body(fields, &self.served).map(|(request, _)| request),
+            _ => return drop(anthropic::count_body(fields, &self.served)),
         };
         if let Ok(request) = request {
             let client = Client::at(IpAddr::V4(Ipv4Addr::LOCALHOST));
             let delivery = |choice| Delivery::new(client, choice, channel(1).0, Instant::now());
-            let compile = |source| self.0.constraints.get(&source, request.ignore_eos, &|| true);
+            let compile =
+                |source| self.served.constraints.get(&source, request.ignore_eos, &|| true);
             let grammar =
-                request.source(&self.0).and_then(|source| source.map(compile).transpose());
+                request.source(&self.served).and_then(|source| source.map(compile).transpose());
             if let Ok(grammar) = grammar {
-                let _ = request.requests(&self.0, grammar, &delivery);
+                let _ = request.requests(&self.served, grammar, &delivery);
             }
         }
     }

@@ -1,197 +1,40 @@
 //! `/v1/messages` and `/v1/messages/count_tokens`, as Anthropic's server has them.
 
 use super::super::queue::{AnswerEnd, AnswerPiece, RequestFigures};
+use super::conversation::ApiConversation;
 use super::error::ApiError;
 use super::fields::Fields;
 use super::form::{ApiForm, CollectedAnswer, ResponseHead, SseEvents, new_id};
-use super::openai::tool_options;
-use super::request::{ApiPrompt, ApiRequest, ServedModel, conversation, take_stops};
+use super::functions;
+use super::request::{ApiPrompt, ApiRequest, ServedModel, take_stops};
 use super::sampling::SamplingFields;
 use super::tools::{AnswerPart, CallReader};
+use crate::cli::io::format::{AnswerFormat, response_format};
 use crate::cli::io::record::FinishReason;
-use crate::grammar::tools::Tool;
-use crate::models::{Message, ToolCall};
-use serde::Deserialize;
 use serde_json::{Value, json};
-use std::collections::HashMap;
 use std::sync::Arc;
 
-#[derive(Deserialize)]
-struct Item {
-    role: String,
-    content: Content,
-}
-
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Content {
-    Text(String),
-    Blocks(Vec<Block>),
-}
-
-#[derive(Deserialize)]
-#[serde(tag = "type", rename_all = "snake_case")]
-enum Block {
-    Text { text: String },
-    ToolUse { id: String, name: String, input: Value },
-    ToolResult { tool_use_id: String, content: Option<Content> },
-    Thinking { thinking: String },
-    RedactedThinking {},
-}
-
-#[derive(Deserialize)]
-struct ToolItem {
-    #[serde(rename = "type")]
-    kind: Option<String>,
-    name: String,
-    description: Option<String>,
-    #[serde(default)]
-    input_schema: Value,
-}
-
-#[derive(Deserialize)]
-struct ToolChoice {
-    #[serde(rename = "type")]
-    kind: String,
-    name: Option<String>,
-    disable_parallel_tool_use: Option<bool>,
-}
-
-#[derive(Deserialize)]
-struct Thinking {
-    #[serde(rename = "type")]
-    kind: String,
-}
-
-impl Content {
-    /// Returns the text of content that must have only text blocks.
-    fn text(&self) -> Result<String, ApiError> {
-        match self {
-            Content::Text(text) => Ok(text.clone()),
-            Content::Blocks(blocks) => blocks
-                .iter()
-                .map(|block| match block {
-                    Block::Text { text } => Ok(text.as_str()),
-                    _ => Err(ApiError::bad("only text is supported here")),
-                })
-                .collect(),
-        }
-    }
-}
-
-/// The common part of a message and a count: the conversation and the functions.
-struct MessagesBody {
-    model: Option<String>,
-    request: ApiRequest,
-}
-
-fn take(fields: &mut Fields, served: &ServedModel) -> Result<MessagesBody, ApiError> {
-    let model: Option<String> = fields.take("model")?;
-    model.iter().try_for_each(|model| served.check_name(model))?;
-    let items: Vec<Item> = fields.need("messages")?;
-    let system: Option<Content> = fields.take("system")?;
-    let system = system.map(|system| system.text()).transpose().map_err(|e| e.param("system"))?;
-    let tools: Vec<ToolItem> = fields.take("tools")?.unwrap_or_default();
-    let tool = |tool: ToolItem| match tool.kind.as_deref() {
-        None | Some("custom") => {
-            let ToolItem { name, description, input_schema: parameters, .. } = tool;
-            Ok(Tool { name, description, parameters })
-        }
-        Some(other) => {
-            Err(ApiError::bad(format!("tools of type {other:?} are not supported")).param("tools"))
-        }
-    };
-    let tools = tools.into_iter().map(tool).collect::<Result<Vec<_>, _>>()?;
-    let choice: Option<ToolChoice> = fields.take("tool_choice")?;
-    let many = !choice.as_ref().and_then(|c| c.disable_parallel_tool_use).unwrap_or(false);
-    let choice = choice.map(|choice| match (choice.kind.as_str(), choice.name) {
-        ("any", _) => json!("required"),
-        ("tool", name) => json!({"name": name}),
-        (other, _) => json!(other),
-    });
-    let thinking: Option<Thinking> = fields.take("thinking")?;
-    let thinks = served.think(thinking.map(|thinking| thinking.kind != "disabled"), "thinking")?;
-    let tool_options = tool_options(tools, choice.as_ref(), many)?;
-    let (messages, prefill) = messages(items)?;
-    let mut input = conversation(messages, system, tool_options.as_ref(), thinks, served);
-    input.prefill = prefill;
-    let request = ApiRequest {
-        prompts: vec![ApiPrompt::Conversation(input)],
+/// Takes the common part of a message and a count: the conversation and the functions.
+fn take(fields: &mut Fields, served: &ServedModel) -> Result<ApiRequest, ApiError> {
+    let items: Vec<Value> = fields.need("messages")?;
+    let conversation = ApiConversation::read("messages", &items, fields.take("system")?)?;
+    let mut request = ApiRequest {
         n: 1,
-        tool_options,
-        thinks,
+        tool_options: functions::take(fields)?,
+        thinks: served.take_thinking(fields)?,
         ..ApiRequest::default()
     };
-    Ok(MessagesBody { model, request })
+    request.converse(conversation.continued(), served);
+    Ok(request)
 }
 
-/// Returns the conversation, and the beginning of the answer if the last message is the
-/// assistant's.
-fn messages(items: Vec<Item>) -> Result<(Vec<Message>, Option<String>), ApiError> {
-    let mut messages: Vec<Message> = Vec::with_capacity(items.len());
-    let mut names = HashMap::<String, String>::new();
-    for Item { role, content } in items {
-        if role != "user" && role != "assistant" {
-            let what = format!("a message has the role {role:?}: roles are user and assistant");
-            return Err(ApiError::bad(what).param("messages"));
-        }
-        let blocks = match content {
-            Content::Text(text) => vec![Block::Text { text }],
-            Content::Blocks(blocks) => blocks,
-        };
-        let (mut lines, mut calls, before) = (Vec::new(), Vec::new(), messages.len());
-        let mut thought = String::new();
-        for block in blocks {
-            match block {
-                Block::Text { text } => lines.push(text),
-                Block::ToolUse { id, name, input } => {
-                    names.insert(id.clone(), name.clone());
-                    calls.push(ToolCall { id, name, arguments: spaced(&input) });
-                }
-                Block::ToolResult { tool_use_id, content } => {
-                    let text = content.map(|content| content.text()).transpose()?;
-                    let name = names.get(&tool_use_id).cloned().unwrap_or_default();
-                    let result_of = Some((tool_use_id, name));
-                    let text = text.unwrap_or_default();
-                    messages.push(Message { result_of, ..Message::new("tool", text) });
-                }
-                Block::Thinking { thinking } => thought.push_str(&thinking),
-                Block::RedactedThinking {} => {}
-            }
-        }
-        if lines.is_empty() && calls.is_empty() && messages.len() > before {
-            continue;
-        }
-        let text = lines.join("\n");
-        // Consecutive messages of one role are joined, as on Anthropic's server.
-        match messages.last_mut().filter(|last| last.role == role) {
-            Some(last) => {
-                last.content = format!("{}\n{text}", last.content);
-                last.calls.extend(calls);
-            }
-            None => messages.push(Message { calls, thought, ..Message::new(role, text) }),
-        }
-    }
-    let prefill = messages.pop_if(|last| last.role == "assistant").map(|last| last.content);
-    Ok((messages, prefill))
-}
-
-/// Spells JSON as the grammar of calls does, so that a call in the history has its original text.
-fn spaced(value: &Value) -> String {
-    match value {
-        Value::Array(items) => {
-            let items: Vec<String> = items.iter().map(spaced).collect();
-            format!("[{}]", items.join(", "))
-        }
-        Value::Object(fields) => {
-            let field = |(key, value): (&String, &Value)| {
-                format!("{}: {}", Value::from(key.as_str()), spaced(value))
-            };
-            let fields: Vec<String> = fields.iter().map(field).collect();
-            format!("{{{}}}", fields.join(", "))
-        }
-        plain => plain.to_string(),
-    }
+/// Takes the format of the answer: `output_format`, or `format` in `output_config`.
+fn take_format(fields: &mut Fields) -> Result<Option<AnswerFormat>, ApiError> {
+    let format: Option<Value> = fields.take("output_format")?;
+    let config = fields.get("output_config").and_then(|config| config.get("format").cloned());
+    let format = format.or(config).filter(|format| !format.is_null());
+    let wrong = |error| ApiError::of(&error).param("output_format");
+    format.as_ref().map(response_format).transpose().map_err(wrong)
 }
 
 /// Reads a body of `/v1/messages`.
@@ -199,17 +42,17 @@ pub fn messages_body(
     mut fields: Fields,
     served: &Arc<ServedModel>,
 ) -> Result<(ApiRequest, Box<dyn ApiForm>), ApiError> {
-    let MessagesBody { model, request } = take(&mut fields, served)?;
+    let model = served.take_name(&mut fields)?;
     let request = ApiRequest {
-        max_tokens: Some(fields.need("max_tokens")?),
+        max_tokens: fields.take_limit("max_tokens")?,
         sampling: SamplingFields::take(&mut fields)?,
         // The seed is an extension of Anthropic's options: it makes sampled answers reproducible.
         seed: fields.take_limit("seed")?,
         stops: take_stops(&mut fields, "stop_sequences")?,
+        format: take_format(&mut fields)?,
         stream: fields.take("stream")?.unwrap_or(false),
-        ..request
+        ..take(&mut fields, served)?
     };
-    fields.pass_over(&["metadata", "service_tier"]);
     fields.finish()?;
     let head = ResponseHead::new("msg_", model, served);
     let reader = served.reader(request.tool_options.as_ref());
@@ -221,7 +64,8 @@ pub fn messages_body(
 
 /// Reads a body of `/v1/messages/count_tokens`.
 pub fn count_body(mut fields: Fields, served: &Arc<ServedModel>) -> Result<ApiPrompt, ApiError> {
-    let MessagesBody { mut request, .. } = take(&mut fields, served)?;
+    served.take_name(&mut fields)?;
+    let mut request = take(&mut fields, served)?;
     fields.finish()?;
     Ok(request.prompts.remove(0))
 }
@@ -322,8 +166,9 @@ impl ApiForm for Blocks {
         object.to_string()
     }
 
-    fn begin(&mut self, out: &mut SseEvents) {
-        let usage = usage(&RequestFigures::default());
+    /// The cached tokens are known only at the end, which counts them apart.
+    fn begin(&mut self, prompt_tokens: u64, out: &mut SseEvents) {
+        let usage = usage(&RequestFigures { prompt_tokens, ..RequestFigures::default() });
         out.named(&json!({"type": "message_start", "message": self.object(json!([]), usage)}));
     }
 
@@ -376,37 +221,5 @@ impl ApiForm for Blocks {
 
     fn fail(&mut self, error: &ApiError, out: &mut SseEvents) {
         out.named(&error.anthropic());
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn calls_come_back_as_they_were_spelled() {
-        let value = json!({"a": [1, {"b": "x\"y"}], "c": null});
-        assert_eq!(spaced(&value), r#"{"a": [1, {"b": "x\"y"}], "c": null}"#);
-        assert_eq!(spaced(&json!({})), "{}");
-    }
-
-    #[test]
-    fn messages_of_one_role_are_one_and_the_last_may_begin_the_answer() {
-        let items: Vec<Item> = serde_json::from_value(json!([
-            {"role": "user", "content": "a"},
-            {"role": "user", "content": [{"type": "text", "text": "b", "cache_control": {}}]},
-            {"role": "assistant", "content": [
-                {"type": "tool_use", "id": "1", "name": "f", "input": {"x": 1}}]},
-            {"role": "user", "content": [
-                {"type": "tool_result", "tool_use_id": "1", "content": "2"}]},
-            {"role": "assistant", "content": "So"},
-        ]))
-        .unwrap();
-        let (messages, prefill) = messages(items).unwrap();
-        let messages = super::super::tools::folded(messages);
-        let contents: Vec<&str> = messages.iter().map(|m| m.content.as_str()).collect();
-        let call = r#"{"name": "f", "arguments": {"x": 1}}"#;
-        assert_eq!(contents, ["a\nb", call, "Result of f: 2"]);
-        assert_eq!(prefill.as_deref(), Some("So"));
     }
 }

@@ -37,16 +37,19 @@ impl ApiError {
     }
 
     /// Makes the error of an option that this server does not have.
-    pub fn unsupported(name: &str) -> ApiError {
-        ApiError::bad(format!("'{name}' is not supported by this server"))
+    pub fn unsupported(name: &str, remedy: &str) -> ApiError {
+        ApiError::bad(format!("'{name}' is not supported by this server: {remedy}"))
             .param(name)
             .code("unsupported_parameter")
     }
 
-    /// Converts a failure of the program.
+    /// Converts a failure of the program. A remedy on the command line is none for a client.
     pub fn of(error: &anyhow::Error) -> ApiError {
         let fault = fault_of(error);
-        let help = fault.and_then(|f| f.help.as_deref());
+        let help = match fault {
+            Some(fault) if fault.kind == Kind::Context => Some("shorten the prompt"),
+            _ => fault.and_then(|f| f.help.as_deref()).filter(|help| !help.contains("--")),
+        };
         let message = match help {
             Some(help) => format!("{error:#} ({help})"),
             None => format!("{error:#}"),
@@ -91,10 +94,12 @@ mod tests {
 
     #[test]
     fn a_fault_becomes_a_status_with_its_remedy() {
-        let error = Fault::new(Kind::Context, "too long").help("shorten it").into();
+        let error = Fault::new(Kind::Context, "too long").help("raise --ctx-size").into();
         let api = ApiError::of(&error);
-        assert_eq!((api.status, api.message.as_str()), (400, "too long (shorten it)"));
-        assert_eq!(api.openai()["error"]["code"], "context_length_exceeded");
+        assert_eq!(api.message, "too long (shorten the prompt)");
+        assert_eq!((api.status, api.openai()["error"]["code"].as_str()), (400, api.code));
+        let says = |help: &str| ApiError::of(&Fault::usage("wrong").help(help).into()).message;
+        assert_eq!([says("use less"), says("use --raw")], ["wrong (use less)", "wrong"]);
         assert_eq!(ApiError::of(&anyhow::anyhow!("x")).status, 500);
         assert_eq!(ApiError::new(503, "x").anthropic()["error"]["type"], "overloaded_error");
     }

@@ -1,33 +1,110 @@
-//! The fields of a request's body. Each is taken by name. Fields that are left over at the end are
-//! refused by name, so no field is ignored silently.
+//! The fields of a request's body. Each is taken by name. A field that is left over at the end is
+//! passed over if it changes no text, with a note in the log, or else refused by name.
 
+use super::super::log::Notes;
 use super::error::ApiError;
 use crate::util::json;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
+use std::any::type_name;
+use std::sync::Arc;
+
+/// Fields of the APIs and their clients that change no text here: wishes for effort and length,
+/// names of users and caches, extra figures, and the particulars of samplers that are off.
+const WITHOUT_EFFECT: &str = "
+    allow_fallback anthropic_beta background_tasks betas cache_control cache_prompt chat_id
+    client_metadata container context_management dry_allowed_length dry_base dry_penalty_last_n
+    dry_sequence_breakers dynatemp_exponent fallbacks features id id_slot include
+    include_reasoning inference_geo keep_alive max_tool_calls metadata mirostat_eta mirostat_tau
+    model_item n_keep output_config parallel_tool_calls parse_tool_calls post_sampling_probs
+    prediction prompt_cache_key prompt_cache_options prompt_cache_retention provider
+    reasoning_format reasoning_split request_id return_progress return_tokens safety_identifier
+    service_tier session_id slot_id smoothing_curve speed store stream_options timings_per_token
+    tool_stream transforms truncation usage user user_id variables verbosity web_search_options
+    xtc_threshold
+";
+
+/// Fields that are not supported, with the values that change nothing, as JSON.
+const NEUTRAL: &str = r#"{
+    "add_generation_prompt": [true], "add_special_tokens": [true], "background": [false],
+    "ban_eos_token": [false], "best_of": [1], "continue_final_message": [false],
+    "custom_token_bans": [""], "dry_multiplier": [0], "dynatemp_range": [0],
+    "epsilon_cutoff": [0], "eta_cutoff": [0], "files": [[]], "filter_ids": [[]],
+    "guidance_scale": [1], "include_stop_str_in_output": [false], "length_penalty": [1],
+    "lora": [[]], "mcp_servers": [[]], "min_keep": [0], "min_tokens": [0], "mirostat": [0],
+    "mirostat_mode": [0], "modalities": [["text"]], "n": [1], "n_probs": [0], "n_indent": [0],
+    "no_repeat_ngram_size": [0], "num_beams": [1], "options": [{}], "params": [{}],
+    "samplers": [[], "edkypmxt", "dkypmxt"], "skip_special_tokens": [true],
+    "smoothing_factor": [0], "spaces_between_special_tokens": [true], "suffix": [""],
+    "t_max_predict_ms": [0, -1], "tfs": [1], "tfs_z": [1], "tool_ids": [[]], "tool_servers": [[]],
+    "top_a": [0], "top_logprobs": [0], "top_n_sigma": [-1, 0], "typ_p": [1], "typical": [1],
+    "typical_p": [1], "use_beam_search": [false], "xtc_probability": [0]
+}"#;
+
+/// What to do instead of a field, where leaving it out is not enough.
+const REMEDIES: &[(&str, &str)] = &[
+    ("conversation", "nothing is stored, so send the earlier messages along"),
+    ("mcp_servers", "let the client call them, and send their functions as tools"),
+    ("previous_response_id", "nothing is stored, so send the earlier messages along"),
+    ("suffix", "the model continues texts and fills none in, so send only what comes before"),
+];
+
+/// Whole numbers from here on have several spellings as a float.
+const EXACT: f64 = 9_007_199_254_740_992.0;
 
 /// Fields that were not taken yet.
 pub struct Fields {
     left: Map<String, Value>,
+    notes: Arc<Notes>,
 }
 
 impl Fields {
-    pub fn parse(body: &[u8]) -> Result<Fields, ApiError> {
+    pub fn parse(body: &[u8], notes: &Arc<Notes>) -> Result<Fields, ApiError> {
         match json::parse(body) {
-            Ok(Value::Object(left)) => Ok(Fields { left }),
-            Ok(_) => Err(ApiError::bad("the body is not a JSON object")),
-            Err(error) => Err(ApiError::bad(format!("the body is not valid JSON: {error}"))),
+            Ok(Value::Object(mut left)) => {
+                left.values_mut().for_each(whole);
+                Ok(Fields { left, notes: notes.clone() })
+            }
+            Ok(_) => Err(ApiError::bad("the body is not a JSON object: send {\"name\": ...}")),
+            Err(error) => {
+                Err(ApiError::bad(format!("the body is not valid JSON: {error}: send an object")))
+            }
         }
+    }
+
+    /// Tells the operator once what was passed over.
+    pub fn note(&self, text: String) {
+        self.notes.once(text);
+    }
+
+    /// Returns a field without taking it.
+    pub fn get(&self, name: &str) -> Option<&Value> {
+        self.left.get(name).filter(|value| !value.is_null())
     }
 
     /// Takes a field. A null field counts as missing.
     pub fn take<T: DeserializeOwned>(&mut self, name: &str) -> Result<Option<T>, ApiError> {
-        match self.left.remove(name) {
-            None | Some(Value::Null) => Ok(None),
-            Some(value) => serde_json::from_value(value).map(Some).map_err(|error| {
-                ApiError::bad(format!("'{name}': {}", plain(&error.to_string()))).param(name)
-            }),
-        }
+        self.take_as(name, form::<T>())
+    }
+
+    /// Takes a field of which `form` says the possible forms.
+    pub fn take_as<T: DeserializeOwned>(
+        &mut self,
+        name: &str,
+        form: &str,
+    ) -> Result<Option<T>, ApiError> {
+        let Some(value) = self.left.remove(name).filter(|value| !value.is_null()) else {
+            return Ok(None);
+        };
+        let given = match &value {
+            Value::String(_) => "a text".to_owned(),
+            Value::Array(_) => "a list".to_owned(),
+            Value::Object(_) => "an object".to_owned(),
+            plain => plain.to_string(),
+        };
+        serde_json::from_value(value).map(Some).map_err(|_| {
+            ApiError::bad(format!("'{name}' must be {form}, and is {given}")).param(name)
+        })
     }
 
     /// Takes a number for which some clients write -1 to mean no limit.
@@ -38,8 +115,14 @@ impl Fields {
         self.take(name)
     }
 
+    /// Takes the first of these limits that is given, and drops the others.
+    pub fn take_limit_of(&mut self, names: &[&str]) -> Result<Option<usize>, ApiError> {
+        let taken = names.iter().map(|name| self.take_limit(name));
+        Ok(taken.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().next())
+    }
+
     pub fn need<T: DeserializeOwned>(&mut self, name: &str) -> Result<T, ApiError> {
-        self.take(name)?.ok_or_else(|| ApiError::bad(format!("'{name}' is missing")).param(name))
+        self.take(name)?.ok_or_else(|| missing(name))
     }
 
     /// Drops fields that do not affect the answer.
@@ -52,55 +135,128 @@ impl Fields {
         match self.left.remove(name) {
             None | Some(Value::Null) => Ok(()),
             Some(value) if plain.contains(&value) => Ok(()),
-            Some(_) => Err(ApiError::unsupported(name)),
+            Some(_) => Err(unsupported(name, plain)),
         }
     }
 
-    /// Refuses fields that were not taken.
-    pub fn finish(self) -> Result<(), ApiError> {
-        match self.left.iter().find(|(_, value)| !value.is_null()) {
-            Some((name, _)) => Err(ApiError::unsupported(name)),
-            None => Ok(()),
+    /// Passes over the fields that were not taken and change no text, and refuses the others.
+    pub fn finish(mut self) -> Result<(), ApiError> {
+        self.left.retain(|_, value| !value.is_null());
+        for name in WITHOUT_EFFECT.split_whitespace() {
+            if self.left.remove(name).is_some() {
+                self.note(format!("'{name}' is passed over: it changes no text"));
+            }
         }
+        if self.left.is_empty() {
+            return Ok(());
+        }
+        let neutral = neutral();
+        for (name, value) in &self.left {
+            let plain = neutral[name].as_array().map_or(&[][..], |plain| plain);
+            if !plain.contains(value) {
+                return Err(unsupported(name, plain));
+            }
+        }
+        Ok(())
     }
 }
 
-/// Rewrites an error of serde without types of Rust.
-fn plain(error: &str) -> String {
-    let mut text = error.to_owned();
-    for number in ["u16", "u32", "u64", "usize"] {
-        text = text.replace(&format!("expected {number}"), "expected a whole number from 0 on");
+fn neutral() -> Value {
+    serde_json::from_str(NEUTRAL).expect("the table is JSON")
+}
+
+/// Makes the error of a field that is needed.
+pub fn missing(name: &str) -> ApiError {
+    ApiError::bad(format!("'{name}' is missing: send it")).param(name)
+}
+
+/// Makes the error of a field that this server does not have, of which `plain` would change
+/// nothing.
+fn unsupported(name: &str, plain: &[Value]) -> ApiError {
+    let remedy = REMEDIES.iter().find(|(known, _)| *known == name);
+    let remedy = match (remedy, plain.first()) {
+        (Some((_, remedy)), _) => (*remedy).to_owned(),
+        (None, Some(plain)) => format!("leave it out or send {plain}"),
+        (None, None) => "leave it out".to_owned(),
+    };
+    ApiError::unsupported(name, &remedy)
+}
+
+/// Makes integers of whole numbers that are spelled as floats.
+fn whole(value: &mut Value) {
+    let float = value.as_f64().filter(|float| value.is_f64() && float.fract() == 0.0);
+    if let Some(float) = float.filter(|float| float.abs() < EXACT) {
+        *value = (float as i64).into();
     }
-    for number in ["f32", "f64"] {
-        text = text.replace(&format!("expected {number}"), "expected a number");
-    }
-    match text.split_once("data did not match any variant of untagged enum") {
-        Some((before, _)) => format!("{before}the value has none of the forms that are known"),
-        None => text,
+}
+
+/// Returns the words for a field's type.
+fn form<T>() -> &'static str {
+    let name = type_name::<T>();
+    match name.split('<').next().unwrap_or(name) {
+        "f32" | "f64" => "a number",
+        "u16" | "u32" | "u64" | "usize" => "a whole number from 0",
+        "bool" => "true or false",
+        "alloc::string::String" => "a text",
+        "alloc::vec::Vec" => "a list",
+        _ => "an object",
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::super::options::LogFormat;
     use super::*;
+
+    fn parse(text: &str) -> Result<Fields, ApiError> {
+        Fields::parse(text.as_bytes(), &Arc::new(Notes::new(LogFormat::Off)))
+    }
 
     #[test]
     fn what_is_wrong_is_named() {
-        let parse = |text: &str| Fields::parse(text.as_bytes());
         assert!(parse("[1]").is_err() && parse("{").is_err() && parse("\u{0}").is_err());
         let mut fields = parse(r#"{"a": 1, "b": null, "c": "x", "n": 1.0, "d": 3}"#).unwrap();
         assert_eq!(fields.take::<u32>("a").unwrap(), Some(1));
         assert_eq!(fields.take::<u32>("b").unwrap(), None);
         let wrong = fields.take::<u32>("c").unwrap_err();
         assert_eq!((wrong.status, wrong.param.as_deref()), (400, Some("c")));
-        assert!(fields.only("n", &[1.0.into()]).is_ok() && fields.need::<u32>("e").is_err());
-        let mut limits = parse(r#"{"a": -1, "b": -2, "c": 5}"#).unwrap();
-        assert_eq!(limits.take_limit::<usize>("a").unwrap(), None);
-        assert_eq!(limits.take_limit::<usize>("c").unwrap(), Some(5));
-        let wrong = limits.take_limit::<usize>("b").unwrap_err();
-        let says = "'b': invalid value: integer `-2`, expected a whole number from 0 on";
-        assert_eq!(wrong.message, says);
+        assert!(fields.only("n", &[1.into()]).is_ok() && fields.need::<u32>("e").is_err());
         let left = fields.finish().unwrap_err();
         assert_eq!((left.param.as_deref(), left.code), (Some("d"), Some("unsupported_parameter")));
+    }
+
+    #[test]
+    fn limits_may_be_none_and_numbers_floats() {
+        let mut limits = parse(r#"{"a": -1, "b": -2, "c": 5.0, "d": -1.0, "e": 0.5}"#).unwrap();
+        assert_eq!(limits.take_limit::<usize>("a").unwrap(), None);
+        assert_eq!(limits.take_limit_of(&["d", "c"]).unwrap(), Some(5));
+        let wrong = limits.take_limit::<usize>("b").unwrap_err();
+        assert_eq!(wrong.message, "'b' must be a whole number from 0, and is -2");
+        let wrong = limits.take::<usize>("e").unwrap_err();
+        assert_eq!(wrong.message, "'e' must be a whole number from 0, and is 0.5");
+        let mut wrong = parse(r#"{"a": "secret", "b": {"c": 1}}"#).unwrap();
+        let says = |error: ApiError| error.message;
+        let list = wrong.take::<Vec<String>>("a").map_err(says);
+        assert_eq!(list.unwrap_err(), "'a' must be a list, and is a text");
+        let flag = wrong.take::<bool>("b").map_err(says);
+        assert_eq!(flag.unwrap_err(), "'b' must be true or false, and is an object");
+    }
+
+    #[test]
+    fn neutral_values_pass_and_others_are_refused_with_a_remedy() {
+        let finish = |text: &str| parse(text).unwrap().finish().map_err(|error| error.message);
+        assert_eq!(finish(r#"{"store": true, "typical_p": 1.0, "suffix": "", "x": null}"#), Ok(()));
+        let says = |text: &str| finish(text).unwrap_err();
+        assert_eq!(
+            says(r#"{"typical_p": 0.9}"#),
+            "'typical_p' is not supported by this server: leave it out or send 1"
+        );
+        assert!(says(r#"{"temprature": 1}"#).ends_with("leave it out"));
+        assert!(says(r#"{"previous_response_id": "x"}"#).contains("send the earlier messages"));
+        for (name, plain) in neutral().as_object().unwrap() {
+            for value in plain.as_array().unwrap() {
+                assert_eq!(finish(&format!("{{\"{name}\": {value}}}")), Ok(()));
+            }
+        }
     }
 }

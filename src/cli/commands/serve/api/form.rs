@@ -45,8 +45,8 @@ pub trait ApiForm: Send {
         figures: &RequestFigures,
         choice: usize,
     ) -> String;
-    /// A stream begins.
-    fn begin(&mut self, out: &mut SseEvents);
+    /// A stream begins, the answer to a prompt of so many tokens.
+    fn begin(&mut self, prompt_tokens: u64, out: &mut SseEvents);
     /// A choice goes on.
     fn piece(&mut self, choice: usize, piece: &AnswerPiece, out: &mut SseEvents);
     /// A choice ends well.

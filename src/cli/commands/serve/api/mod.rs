@@ -4,9 +4,11 @@
 //! are written. Nothing here knows a connection.
 
 pub mod anthropic;
+mod conversation;
 pub mod error;
 pub mod fields;
 pub mod form;
+mod functions;
 mod log_probs;
 pub mod openai;
 pub mod request;

@@ -1,80 +1,23 @@
 //! `/v1/chat/completions` and `/v1/completions`, as OpenAI's server has them.
 
 use super::super::queue::{AnswerEnd, AnswerPiece, RequestFigures};
+use super::conversation::ApiConversation;
 use super::error::ApiError;
-use super::fields::Fields;
+use super::fields::{Fields, missing};
 use super::form::{ApiForm, CollectedAnswer, ResponseHead, SseEvents, new_id};
+use super::functions;
 use super::log_probs::{LogProbs, TextLogProbs};
-use super::request::{ApiPrompt, ApiRequest, MOST_ANSWERS, ServedModel, ToolOptions, conversation};
+use super::request::{ApiPrompt, ApiRequest, MOST_ANSWERS, ServedModel};
 use super::tools::{AnswerPart, CallReader};
-use crate::cli::io::prompt::MessageContent;
 use crate::cli::io::record::FinishReason;
 use crate::decode::TokenLogProbs;
-use crate::grammar::tools::{CallPolicy, Tool};
-use crate::models::{self, Message};
 use crate::tensor::Token;
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
-use std::collections::HashMap;
+use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
 /// Most alternatives to a token.
 const MOST_LOG_PROBS: usize = 20;
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct StreamOptions {
-    include_usage: Option<bool>,
-    /// Padding of events against eavesdroppers. It is accepted and ignored.
-    #[serde(rename = "include_obfuscation")]
-    _include_obfuscation: Option<bool>,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct TemplateOptions {
-    enable_thinking: Option<bool>,
-}
-
-#[derive(Deserialize)]
-struct Item {
-    role: String,
-    content: Option<MessageContent>,
-    reasoning_content: Option<String>,
-    #[serde(default)]
-    tool_calls: Option<Vec<ToolCall>>,
-    tool_call_id: Option<String>,
-}
-
-#[derive(Deserialize)]
-struct ToolCall {
-    id: Option<String>,
-    function: Function,
-}
-
-#[derive(Deserialize)]
-struct Function {
-    name: String,
-    arguments: String,
-}
-
-#[derive(Deserialize)]
-struct ToolItem {
-    #[serde(rename = "type")]
-    kind: String,
-    function: ToolFunction,
-}
-
-#[derive(Deserialize)]
-struct ToolFunction {
-    name: String,
-    description: Option<String>,
-    #[serde(default)]
-    parameters: Value,
-    /// Arguments always fit their schema here.
-    #[serde(rename = "strict")]
-    _strict: Option<bool>,
-}
 
 /// Reads a body of `/v1/chat/completions`.
 pub fn chat(
@@ -82,129 +25,32 @@ pub fn chat(
     served: &Arc<ServedModel>,
 ) -> Result<(ApiRequest, Box<dyn ApiForm>), ApiError> {
     let mut fields = fields;
-    let model: Option<String> = fields.take("model")?;
-    model.iter().try_for_each(|model| served.check_name(model))?;
-    let items: Vec<Item> = fields.need("messages")?;
+    let model = served.take_name(&mut fields)?;
+    let items: Vec<Value> = fields.need("messages")?;
     let mut request = ApiRequest::take(&mut fields)?;
     request.take_format(&mut fields)?;
-    let include_usage = take_include_usage(&mut fields, request.stream)?;
+    let include_usage = take_include_usage(&mut fields)?;
     request.top_log_probs = take_top_log_probs(&mut fields)?;
-    let tools: Vec<ToolItem> = fields.take("tools")?.unwrap_or_default();
-    let choice: Option<Value> = fields.take("tool_choice")?;
-    let many = fields.take("parallel_tool_calls")?.unwrap_or(true);
-    let function = |tool: ToolItem| match tool.kind.as_str() {
-        "function" => {
-            let ToolFunction { name, description, parameters, .. } = tool.function;
-            Ok(Tool { name, description, parameters })
-        }
-        other => {
-            Err(ApiError::bad(format!("tools of type {other:?} are not supported")).param("tools"))
-        }
-    };
-    let tools = tools.into_iter().map(function).collect::<Result<Vec<_>, _>>()?;
-    request.tool_options = tool_options(tools, choice.as_ref(), many)?;
-    let (thinks, field) = take_thinking(&mut fields)?;
-    request.thinks = served.think(thinks, field)?;
-    fields.only("modalities", &[json!(["text"])])?;
-    fields.only("store", &[false.into()])?;
-    fields.pass_over(&["prompt_cache_key"]);
+    request.tool_options = functions::take(&mut fields)?;
+    request.thinks = served.take_thinking(&mut fields)?;
+    let mut conversation = ApiConversation::read("messages", &items, None)?;
+    if fields.take("continue_final_message")?.unwrap_or(false) {
+        fields.pass_over(&["add_generation_prompt"]);
+        conversation = conversation.continued();
+    }
     fields.finish()?;
-    let tool_options = request.tool_options.as_ref();
-    let input = conversation(messages(items)?, None, tool_options, request.thinks, served);
-    let reader = served.reader(tool_options);
-    request.prompts = vec![ApiPrompt::Conversation(input)];
+    request.converse(conversation, served);
+    let reader = served.reader(request.tool_options.as_ref());
     let head = ResponseHead::new("chatcmpl-", model, served);
     let choices = (0..request.n).map(|_| Choice { reader: reader.clone(), calls: 0 }).collect();
     let wants_log_probs = request.top_log_probs.is_some();
     Ok((request, Box::new(Chat { head, choices, include_usage, wants_log_probs })))
 }
 
-/// Returns the functions that an answer may call, by `tool_choice`.
-pub fn tool_options(
-    mut tools: Vec<Tool>,
-    choice: Option<&Value>,
-    many: bool,
-) -> Result<Option<ToolOptions>, ApiError> {
-    let wrong = |what: String| ApiError::bad(what).param("tool_choice");
-    let calls = match choice {
-        None => CallPolicy::Optional,
-        Some(Value::String(word)) => match word.as_str() {
-            "auto" => CallPolicy::Optional,
-            "none" => return Ok(None),
-            "required" if tools.is_empty() => {
-                return Err(wrong("'tool_choice' is required, and there are no tools".into()));
-            }
-            "required" => CallPolicy::Required,
-            _ => return Err(wrong(format!("'tool_choice' is not {word:?}"))),
-        },
-        Some(named) => {
-            let name = named.pointer("/function/name").or_else(|| named.get("name"));
-            let Some(name) = name.and_then(Value::as_str) else {
-                return Err(wrong("'tool_choice' names no function".into()));
-            };
-            tools.retain(|tool| tool.name == name);
-            if tools.is_empty() {
-                return Err(wrong(format!("there is no function {name:?} among the tools")));
-            }
-            return Ok(Some(ToolOptions { tools, calls: CallPolicy::Required, many: false }));
-        }
-    };
-    Ok((!tools.is_empty()).then_some(ToolOptions { tools, calls, many }))
-}
-
-/// Returns the conversation. Results name the functions of their calls.
-fn messages(items: Vec<Item>) -> Result<Vec<Message>, ApiError> {
-    let mut messages: Vec<Message> = Vec::with_capacity(items.len());
-    let mut names = HashMap::<String, String>::new();
-    for Item { role, content, reasoning_content, tool_calls, tool_call_id } in items {
-        let content = content.map(MessageContent::text);
-        if role == "tool" || role == "function" {
-            let id = tool_call_id.unwrap_or_default();
-            let name = names.get(&id).cloned().unwrap_or_default();
-            let result_of = Some((id, name));
-            let content = content.unwrap_or_default();
-            messages.push(Message { result_of, ..Message::new("tool", content) });
-            continue;
-        }
-        let calls = tool_calls.unwrap_or_default();
-        if content.is_none() && calls.is_empty() {
-            let what = format!("a message of the role {role:?} has no content");
-            return Err(ApiError::bad(what).param("messages"));
-        }
-        let call = |ToolCall { id, function: Function { name, arguments } }| {
-            let id = id.unwrap_or_default();
-            names.insert(id.clone(), name.clone());
-            models::ToolCall { id, name, arguments }
-        };
-        let calls = calls.into_iter().map(call).collect();
-        let role = if role == "developer" { "system".into() } else { role };
-        let thought = reasoning_content.unwrap_or_default();
-        messages.push(Message {
-            calls,
-            thought,
-            ..Message::new(role, content.unwrap_or_default())
-        });
-    }
-    Ok(messages)
-}
-
-/// Returns whether the client asks for a thought, and the field that says so.
-fn take_thinking(fields: &mut Fields) -> Result<(Option<bool>, &'static str), ApiError> {
-    let effort: Option<String> = fields.take("reasoning_effort")?;
-    let options: Option<TemplateOptions> = fields.take("chat_template_kwargs")?;
-    Ok(match options.and_then(|options| options.enable_thinking) {
-        Some(thinks) => (Some(thinks), "chat_template_kwargs"),
-        None => (effort.map(|effort| effort != "none"), "reasoning_effort"),
-    })
-}
-
-fn take_include_usage(fields: &mut Fields, stream: bool) -> Result<bool, ApiError> {
-    let options: Option<StreamOptions> = fields.take("stream_options")?;
-    if options.is_some() && !stream {
-        let what = "'stream_options' needs 'stream' to be true";
-        return Err(ApiError::bad(what).param("stream_options"));
-    }
-    Ok(options.and_then(|options| options.include_usage).unwrap_or(false))
+/// Returns whether the client asks for figures at the end of a stream.
+fn take_include_usage(fields: &mut Fields) -> Result<bool, ApiError> {
+    let options: Option<Map<String, Value>> = fields.take("stream_options")?;
+    Ok(options.is_some_and(|options| options.get("include_usage") == Some(&true.into())))
 }
 
 fn take_top_log_probs(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
@@ -349,7 +195,7 @@ impl ApiForm for Chat {
         part(&object, (choice, answers.len()), &whole, figures)
     }
 
-    fn begin(&mut self, out: &mut SseEvents) {
+    fn begin(&mut self, _: u64, out: &mut SseEvents) {
         for choice in 0..self.choices.len() {
             let delta = json!({"role": "assistant", "content": "", "refusal": null});
             self.delta(choice, delta, Value::Null, out);
@@ -417,20 +263,21 @@ pub fn completions(
     served: &Arc<ServedModel>,
 ) -> Result<(ApiRequest, Box<dyn ApiForm>), ApiError> {
     let mut fields = fields;
-    let model: Option<String> = fields.take("model")?;
-    model.iter().try_for_each(|model| served.check_name(model))?;
+    let model = served.take_name(&mut fields)?;
     let mut request = ApiRequest::take(&mut fields)?;
     request.take_format(&mut fields)?;
-    let prompts = match fields.need("prompt")? {
+    let forms = "a text, a list of texts, a list of tokens or a list of such lists";
+    let prompts = match fields.take_as("prompt", forms)?.ok_or_else(|| missing("prompt"))? {
         Prompts::Text(text) => vec![ApiPrompt::Text(text)],
         Prompts::Texts(texts) => texts.into_iter().map(ApiPrompt::Text).collect(),
         Prompts::Tokens(tokens) => vec![ApiPrompt::Tokens(tokens)],
         Prompts::Lists(lists) => lists.into_iter().map(ApiPrompt::Tokens).collect(),
     };
     if prompts.is_empty() {
-        return Err(ApiError::bad("'prompt' is an empty list").param("prompt"));
+        let what = "'prompt' is an empty list: send a text";
+        return Err(ApiError::bad(what).param("prompt"));
     }
-    let include_usage = take_include_usage(&mut fields, request.stream)?;
+    let include_usage = take_include_usage(&mut fields)?;
     let top: Option<usize> = fields.take("logprobs")?;
     if top.is_some_and(|top| top > MOST_LOG_PROBS) {
         let what = format!("'logprobs' is from 0 to {MOST_LOG_PROBS}");
@@ -442,7 +289,6 @@ pub fn completions(
         let what = "'logprobs' of a prompt, which 'echo' would show, are not supported";
         return Err(ApiError::bad(what).param("echo").code("unsupported_parameter"));
     }
-    fields.only("suffix", &["".into()])?;
     fields.finish()?;
     // Each prompt gets `n` answers.
     let answers = prompts.len().saturating_mul(request.n);
@@ -531,7 +377,7 @@ impl ApiForm for Text {
         part(&object, (choice, answers.len()), &whole, figures)
     }
 
-    fn begin(&mut self, out: &mut SseEvents) {
+    fn begin(&mut self, _: u64, out: &mut SseEvents) {
         for (index, echo) in self.echoes.iter().enumerate().filter(|(_, echo)| !echo.is_empty()) {
             let choice =
                 json!({"index": index, "text": &**echo, "logprobs": null, "finish_reason": null});

@@ -1,17 +1,18 @@
 //! The request that all API forms are parsed into, and its conversion to requests for the engine.
 
 use super::super::queue::{ClientRequest, Delivery, EVENTS};
+use super::conversation::ApiConversation;
 use super::error::ApiError;
 use super::fields::Fields;
 use super::sampling::SamplingFields;
-use super::tools::{self as calls, CallReader};
+use super::tools::CallReader;
 use crate::cli::io::format::{AnswerFormat, AnswerFormatFields};
 use crate::cli::io::prompt::{PromptEncoder, PromptInput};
 use crate::decode::Request;
 use crate::error::Fault;
 use crate::grammar::tools::{self, CallPolicy, Tool};
 use crate::grammar::{Grammar, GrammarSource};
-use crate::models::{ChatTemplate, Config, Message, Special, Tokenizer};
+use crate::models::{ChatTemplate, Config, Special, Tokenizer};
 use crate::runtime::answers::{self, AnswerRequest};
 use crate::runtime::constraints::{Constrained, Constraints};
 use crate::runtime::load::check_prompt;
@@ -36,6 +37,21 @@ const BEST: usize = 12;
 const CHANCES_JSON: usize = 100;
 const BEST_JSON: usize = 80;
 
+/// Fields for the most tokens of an answer, of which the first counts.
+const MAX_TOKENS: [&str; 3] = ["max_completion_tokens", "max_tokens", "n_predict"];
+/// Fields that ask for a thought, of which the first counts, and the fields within them.
+const THINKING: [&str; 6] = [
+    "chat_template_kwargs",
+    "enable_thinking",
+    "think",
+    "thinking",
+    "reasoning",
+    "reasoning_effort",
+];
+const WISHES: [&str; 5] = ["enable_thinking", "thinking", "type", "enabled", "effort"];
+
+/// Most bytes of a model's name: each event of a stream repeats it.
+const LONGEST_NAME: usize = 256;
 /// Most answers to one request.
 pub const MOST_ANSWERS: usize = 64;
 /// Most stop strings, and most bytes of each: all are searched in each piece of text.
@@ -45,7 +61,6 @@ const LONGEST_STOP: usize = 4096;
 /// Facts of the model for the connection threads.
 pub struct ServedModel {
     pub name: String,
-    pub aliases: Vec<String>,
     pub created: u64,
     pub fingerprint: String,
     pub tokenizer: Arc<Tokenizer>,
@@ -74,22 +89,42 @@ impl ServedModel {
         CallReader::new(tool_options.is_some(), !self.call_marks().is_empty())
     }
 
-    /// Returns whether to think before the answer. A request that asks for it where the model
-    /// cannot is refused under the field's name.
-    pub fn think(&self, wanted: Option<bool>, field: &str) -> Result<bool, ApiError> {
-        match wanted {
-            Some(true) if self.tokenizer.channel().is_none() => Err(ApiError::unsupported(field)),
-            wanted => Ok(wanted.unwrap_or(self.thinks)),
+    /// Takes the name of the model. Any name is answered, because one model is served.
+    pub fn take_name(&self, fields: &mut Fields) -> Result<Option<String>, ApiError> {
+        let name: Option<String> = fields.take("model")?;
+        if let Some(other) = name.as_ref().filter(|name| **name != self.name) {
+            if other.len() > LONGEST_NAME {
+                let what = format!("'model' has more than {LONGEST_NAME} bytes: shorten it");
+                return Err(ApiError::bad(what).param("model"));
+            }
+            fields.note(format!("the model {other:?} is answered by {}", self.name));
         }
+        Ok(name)
     }
 
-    /// Refuses a name that is not the model's.
-    pub fn check_name(&self, name: &str) -> Result<(), ApiError> {
-        if name == self.name || self.aliases.iter().any(|alias| alias == name || alias == "*") {
-            return Ok(());
+    /// Takes the fields by which clients of all forms ask for a thought or for none, and returns
+    /// whether to think. A model that cannot think does not.
+    pub fn take_thinking(&self, fields: &mut Fields) -> Result<bool, ApiError> {
+        let mut wish = None;
+        for name in THINKING {
+            let value: Option<Value> = fields.take(name)?;
+            let own = value.as_ref().and_then(wishes);
+            wish = wish.or(own);
+            if own == Some(true) && self.tokenizer.channel().is_none() {
+                fields.note(format!("'{name}' is passed over: the model has no thoughts"));
+            }
         }
-        let message = format!("there is no model {name:?} here; there is {:?}", self.name);
-        Err(ApiError::new(404, message).param("model").code("model_not_found"))
+        Ok(wish.unwrap_or(self.thinks) && self.tokenizer.channel().is_some())
+    }
+}
+
+/// Returns whether a value asks for a thought: a flag, a word such as `high`, or an object with one.
+fn wishes(value: &Value) -> Option<bool> {
+    match value {
+        Value::Bool(flag) => Some(*flag),
+        Value::String(word) => Some(!matches!(&**word, "none" | "disabled" | "off")),
+        Value::Object(fields) => WISHES.iter().find_map(|name| wishes(fields.get(*name)?)),
+        _ => None,
     }
 }
 
@@ -140,16 +175,16 @@ enum OneOrMore {
     More(Vec<String>),
 }
 
-/// Takes one or several stop strings.
+/// Takes one or several stop strings. Empty ones are none.
 pub fn take_stops(fields: &mut Fields, name: &str) -> Result<Vec<String>, ApiError> {
-    let stops = match fields.take(name)? {
+    let mut stops = match fields.take_as(name, "a text or a list of texts")? {
         None => Vec::new(),
         Some(OneOrMore::One(text)) => vec![text],
         Some(OneOrMore::More(texts)) => texts,
     };
-    let fits = |text: &String| (1..=LONGEST_STOP).contains(&text.len());
-    if stops.len() > MOST_STOPS || !stops.iter().all(fits) {
-        let what = format!("'{name}' takes {MOST_STOPS} texts of 1 to {LONGEST_STOP} bytes");
+    stops.retain(|text| !text.is_empty());
+    if stops.len() > MOST_STOPS || stops.iter().any(|text| text.len() > LONGEST_STOP) {
+        let what = format!("'{name}' takes {MOST_STOPS} texts of at most {LONGEST_STOP} bytes");
         return Err(ApiError::bad(what).param(name));
     }
     Ok(stops)
@@ -164,14 +199,12 @@ impl ApiRequest {
             return Err(ApiError::bad(what).param("n"));
         }
         fields.only("best_of", &[n.into()])?;
-        let max_tokens = fields.take_limit("max_tokens")?;
-        fields.pass_over(&["user", "metadata", "service_tier", "safety_identifier"]);
         Ok(ApiRequest {
             n,
             sampling: SamplingFields::take(fields)?,
             seed: fields.take_limit("seed")?,
             stops: take_stops(fields, "stop")?,
-            max_tokens: fields.take_limit("max_completion_tokens")?.or(max_tokens),
+            max_tokens: fields.take_limit_of(&MAX_TOKENS)?,
             ignore_eos: fields.take("ignore_eos")?.unwrap_or(false),
             stream: fields.take("stream")?.unwrap_or(false),
             ..ApiRequest::default()
@@ -180,20 +213,23 @@ impl ApiRequest {
 
     /// Takes the format of the answer.
     pub fn take_format(&mut self, fields: &mut Fields) -> Result<(), ApiError> {
-        let names = ["response_format", "json_schema", "grammar", "regex"];
-        let mut given = serde_json::Map::new();
-        for name in names {
-            given.extend(fields.take::<Value>(name)?.map(|value| (name.to_owned(), value)));
-        }
-        let name = given.keys().next().cloned();
-        let wrong = |error: ApiError| match &name {
-            Some(name) => error.param(name.clone()),
-            None => error,
+        let text = |text: Option<String>| text.filter(|text| !text.is_empty());
+        let given = AnswerFormatFields {
+            response_format: fields.take("response_format")?,
+            json_schema: fields.take("json_schema")?,
+            grammar: text(fields.take("grammar")?),
+            regex: text(fields.take("regex")?),
         };
-        let formats: AnswerFormatFields = serde_json::from_value(Value::Object(given))
-            .map_err(|error| wrong(ApiError::bad(error.to_string())))?;
-        self.format = formats.one().map_err(|error| wrong(ApiError::of(&error)))?;
+        let name = given.name();
+        self.format = given.one().map_err(|error| ApiError::of(&error).param(name))?;
         Ok(())
+    }
+
+    /// Sets the conversation to answer, after the functions and the thought.
+    pub fn converse(&mut self, conversation: ApiConversation, served: &ServedModel) {
+        self.thinks &= !conversation.is_begun();
+        let input = conversation.prompt(self.tool_options.as_ref(), self.thinks, served);
+        self.prompts = vec![ApiPrompt::Conversation(input)];
     }
 
     /// Returns a request for each answer, in the order of the prompts, and the seed of the first
@@ -333,32 +369,4 @@ impl ApiPrompt {
         };
         prompts.tokens(input, Special::AsText).map(|(tokens, _)| tokens)
     }
-}
-
-/// Returns a conversation of these messages, with a description of the functions. A model with
-/// tokens for calls gets all of it from its template.
-pub fn conversation(
-    mut messages: Vec<Message>,
-    system: Option<String>,
-    tool_options: Option<&ToolOptions>,
-    thinks: bool,
-    served: &ServedModel,
-) -> PromptInput {
-    if let Some(system) = system {
-        messages.insert(0, Message::new("system", system));
-    }
-    let tools = tool_options.map_or(&[][..], |options| &options.tools);
-    if !served.call_marks().is_empty() {
-        let tools = calls::declared(tools);
-        return PromptInput { messages, tools, thinks, ..PromptInput::default() };
-    }
-    let mut messages = calls::folded(messages);
-    if !tools.is_empty() {
-        let told = calls::instructions(tools);
-        match messages.first_mut().filter(|first| first.role == "system") {
-            Some(first) => first.content = format!("{}\n\n{told}", first.content),
-            None => messages.insert(0, Message::new("system", told)),
-        }
-    }
-    PromptInput { messages, thinks, ..PromptInput::default() }
 }

@@ -1,147 +1,25 @@
 //! `/v1/responses`, as OpenAI's server has it, without stored responses.
 
 use super::super::queue::{AnswerEnd, AnswerPiece, RequestFigures};
+use super::conversation::ApiConversation;
 use super::error::ApiError;
 use super::fields::Fields;
 use super::form::{ApiForm, CollectedAnswer, ResponseHead, SseEvents, new_id};
-use super::openai::tool_options;
-use super::request::{ApiPrompt, ApiRequest, ServedModel, conversation};
+use super::functions;
+use super::request::{ApiRequest, ServedModel, take_stops};
 use super::sampling::SamplingFields;
 use super::tools::{AnswerPart, CallReader};
-use crate::cli::io::format::AnswerFormat;
+use crate::cli::io::format::{AnswerFormat, response_format};
 use crate::cli::io::record::FinishReason;
-use crate::grammar::GrammarSource;
-use crate::grammar::tools::Tool;
-use crate::models::{Message, ToolCall};
-use serde::Deserialize;
 use serde_json::{Value, json};
-use std::collections::HashMap;
 use std::sync::Arc;
 
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Input {
-    Text(String),
-    Items(Vec<Item>),
-}
-
-#[derive(Deserialize)]
-struct Item {
-    #[serde(rename = "type")]
-    kind: Option<String>,
-    role: Option<String>,
-    content: Option<Content>,
-    call_id: Option<String>,
-    name: Option<String>,
-    arguments: Option<String>,
-    output: Option<Content>,
-}
-
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Content {
-    Text(String),
-    Parts(Vec<TextPart>),
-}
-
-#[derive(Deserialize)]
-struct TextPart {
-    #[serde(rename = "type")]
-    kind: String,
-    text: Option<String>,
-}
-
-#[derive(Deserialize)]
-struct ToolItem {
-    #[serde(rename = "type")]
-    kind: String,
-    name: Option<String>,
-    description: Option<String>,
-    #[serde(default)]
-    parameters: Value,
-}
-
-/// Whether to think. The thought is no part of the response, as with a summary that was not asked
-/// for.
-#[derive(Deserialize)]
-struct Reasoning {
-    effort: Option<String>,
-}
-
-#[derive(Deserialize)]
-struct TextOptions {
-    format: Option<Value>,
-}
-
-impl Content {
-    fn text(self) -> Result<String, ApiError> {
-        let part = |part: TextPart| match (part.kind.as_str(), part.text) {
-            ("input_text" | "output_text" | "text", Some(text)) => Ok(text),
-            (kind, _) => {
-                Err(ApiError::bad(format!("{kind}: only text is supported")).param("input"))
-            }
-        };
-        match self {
-            Content::Text(text) => Ok(text),
-            Content::Parts(parts) => parts.into_iter().map(part).collect(),
-        }
-    }
-}
-
-fn messages(input: Input) -> Result<Vec<Message>, ApiError> {
-    let items = match input {
-        Input::Text(content) => return Ok(vec![Message::new("user", content)]),
-        Input::Items(items) => items,
-    };
-    let wrong = |what: &str| ApiError::bad(what).param("input");
-    let mut messages: Vec<Message> = Vec::with_capacity(items.len());
-    let mut names = HashMap::<String, String>::new();
-    for item in items {
-        match item.kind.as_deref().unwrap_or("message") {
-            "message" => {
-                let role = item.role.ok_or_else(|| wrong("a message has no role"))?;
-                let content = item.content.ok_or_else(|| wrong("a message has no content"))?;
-                let role = if role == "developer" { "system".into() } else { role };
-                messages.push(Message::new(role, content.text()?));
-            }
-            "function_call" => {
-                let name = item.name.ok_or_else(|| wrong("a call has no name"))?;
-                let id = item.call_id.unwrap_or_default();
-                names.insert(id.clone(), name.clone());
-                let arguments = item.arguments.unwrap_or_else(|| "{}".into());
-                let call = ToolCall { id, name, arguments };
-                match messages.last_mut().filter(|last| last.role == "assistant") {
-                    Some(last) => last.calls.push(call),
-                    None => messages
-                        .push(Message { calls: vec![call], ..Message::new("assistant", "") }),
-                }
-            }
-            "function_call_output" => {
-                let id = item.call_id.unwrap_or_default();
-                let name = names.get(&id).cloned().unwrap_or_default();
-                let output = item.output.map(Content::text).transpose()?.unwrap_or_default();
-                let result_of = Some((id, name));
-                messages.push(Message { result_of, ..Message::new("tool", output) });
-            }
-            // A model does not read its earlier reasoning again.
-            "reasoning" => {}
-            other => return Err(wrong(&format!("items of type {other:?} are not supported"))),
-        }
-    }
-    Ok(messages)
-}
-
-/// Returns the format of the answer. The schema stands beside its name here, not below it.
-fn format(options: Option<TextOptions>) -> Result<Option<AnswerFormat>, ApiError> {
-    let Some(format) = options.and_then(|options| options.format) else { return Ok(None) };
-    match (format["type"].as_str(), format.get("schema")) {
-        (Some("text"), _) => Ok(None),
-        (Some("json_object"), _) => Ok(Some(AnswerFormat::Grammar(GrammarSource::json_object()))),
-        (Some("json_schema"), Some(schema)) => {
-            Ok(Some(AnswerFormat::Grammar(GrammarSource::JsonSchema(schema.clone()))))
-        }
-        _ => Err(ApiError::bad("'text.format' is not one that is known").param("text.format")),
-    }
+/// Returns the format of the answer, which a field of `text` has.
+fn take_format(fields: &mut Fields) -> Result<Option<AnswerFormat>, ApiError> {
+    let options: Value = fields.take("text")?.unwrap_or_default();
+    let format = options.get("format").filter(|format| !format.is_null());
+    let wrong = |error| ApiError::of(&error).param("text.format");
+    format.map(response_format).transpose().map_err(wrong)
 }
 
 /// Reads a body of `/v1/responses`.
@@ -149,64 +27,38 @@ pub fn body(
     mut fields: Fields,
     served: &Arc<ServedModel>,
 ) -> Result<(ApiRequest, Box<dyn ApiForm>), ApiError> {
-    let model: Option<String> = fields.take("model")?;
-    model.iter().try_for_each(|model| served.check_name(model))?;
-    let messages = messages(fields.need("input")?)?;
-    let system = fields.take("instructions")?;
-    let tools: Vec<ToolItem> = fields.take("tools")?.unwrap_or_default();
-    let shown_tools = tools.iter().map(shown).collect();
-    let tool = |tool: ToolItem| match (tool.kind.as_str(), tool.name) {
-        ("function", Some(name)) => {
-            Ok(Tool { name, description: tool.description, parameters: tool.parameters })
-        }
-        (kind, _) => {
-            Err(ApiError::bad(format!("tools of type {kind:?} are not supported")).param("tools"))
-        }
+    let model = served.take_name(&mut fields)?;
+    let items = match fields.need("input")? {
+        Value::Array(items) => items,
+        text => vec![json!({"role": "user", "content": text})],
     };
-    let tools = tools.into_iter().map(tool).collect::<Result<Vec<_>, _>>()?;
-    let choice: Option<Value> = fields.take("tool_choice")?;
-    let many = fields.take("parallel_tool_calls")?.unwrap_or(true);
-    let tool_options = tool_options(tools, choice.as_ref(), many)?;
-    let reasoning: Option<Reasoning> = fields.take("reasoning")?;
-    let effort = reasoning.and_then(|reasoning| reasoning.effort);
-    let thinks = served.think(effort.map(|effort| effort != "none"), "reasoning")?;
-    let reader = served.reader(tool_options.as_ref());
-    let input = conversation(messages, system, tool_options.as_ref(), thinks, served);
-    let prompts = vec![ApiPrompt::Conversation(input)];
-    let request = ApiRequest {
-        prompts,
+    let conversation = ApiConversation::read("input", &items, fields.take("instructions")?)?;
+    let [tools, choice] = ["tools", "tool_choice"].map(|name| fields.get(name).cloned());
+    let tool_options = functions::take(&mut fields)?;
+    let shown = Shown {
+        tools: tools.unwrap_or_else(|| json!([])),
+        choice: choice.unwrap_or_else(|| "auto".into()),
+        many: tool_options.as_ref().is_none_or(|options| options.many),
+        max_tokens: fields.take_limit("max_output_tokens")?,
+    };
+    let mut request = ApiRequest {
         n: 1,
         sampling: SamplingFields::take(&mut fields)?,
         seed: fields.take_limit("seed")?,
-        max_tokens: fields.take_limit("max_output_tokens")?,
-        format: format(fields.take("text")?)?,
+        stops: take_stops(&mut fields, "stop")?,
+        max_tokens: shown.max_tokens,
+        format: take_format(&mut fields)?,
         tool_options,
-        thinks,
+        thinks: served.take_thinking(&mut fields)?,
         stream: fields.take("stream")?.unwrap_or(false),
         ..ApiRequest::default()
     };
-    // Responses are not stored, so a client has to send earlier answers along.
-    fields.only("previous_response_id", &[])?;
-    fields.only("background", &[false.into()])?;
-    fields.only("truncation", &["disabled".into()])?;
-    fields.only("include", &[json!([]), json!(["reasoning.encrypted_content"])])?;
-    fields.pass_over(&["store", "user", "metadata", "service_tier", "safety_identifier"]);
-    fields.pass_over(&["prompt_cache_key", "stream_options"]);
     fields.finish()?;
+    request.converse(conversation, served);
+    let reader = served.reader(request.tool_options.as_ref());
     let head = ResponseHead::new("resp_", model, served);
-    let shown = Shown {
-        tools: shown_tools,
-        choice: choice.unwrap_or("auto".into()),
-        many,
-        max_tokens: request.max_tokens,
-    };
     let form = Items { head, reader, shown, sequence: 0, items: Vec::new(), is_open: false };
     Ok((request, Box::new(Responses { form, reason: None })))
-}
-
-fn shown(tool: &ToolItem) -> Value {
-    json!({"type": "function", "name": tool.name, "description": tool.description,
-        "parameters": tool.parameters, "strict": true})
 }
 
 /// Fields of the request that the response repeats.
@@ -394,7 +246,7 @@ impl ApiForm for Responses {
         self.form.finished(answer.reason, figures).to_string()
     }
 
-    fn begin(&mut self, out: &mut SseEvents) {
+    fn begin(&mut self, _: u64, out: &mut SseEvents) {
         for kind in ["response.created", "response.in_progress"] {
             let response = self.form.object("in_progress");
             self.form.send(json!({"type": kind, "response": response}), out);

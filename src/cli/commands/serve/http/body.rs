@@ -2,6 +2,7 @@
 
 use super::super::api::error::ApiError;
 use super::super::api::fields::Fields;
+use super::super::log::Notes;
 use super::super::pool::{Client, PoolShare, SharedPool};
 use crate::util::json::MOST_VALUES;
 use axum::extract::Request;
@@ -40,7 +41,7 @@ impl ReadBody {
         client: Client,
     ) -> Result<(), ApiError> {
         if bytes > from.memory.most() {
-            let what = format!("{} bytes of text are too long for this server", self.bytes.len());
+            let what = format!("{} bytes of text are too many: send fewer", self.bytes.len());
             return Err(ApiError::new(413, what));
         }
         if bytes > memory(self.bytes.len()) {
@@ -50,8 +51,8 @@ impl ReadBody {
         Ok(())
     }
 
-    pub fn fields(&self) -> Result<Fields, ApiError> {
-        Fields::parse(&self.bytes)
+    pub fn fields(&self, notes: &Arc<Notes>) -> Result<Fields, ApiError> {
+        Fields::parse(&self.bytes, notes)
     }
 }
 
@@ -72,7 +73,7 @@ impl BodyLimits {
         let mut left = self.patience;
         loop {
             let begun = Instant::now();
-            let late = || ApiError::new(408, "the body took too long (--client-timeout)");
+            let late = || ApiError::new(408, "the body took too long: send it faster");
             let frame = tokio::time::timeout(left, body.frame()).await.map_err(|_| late())?;
             left = left.saturating_sub(begun.elapsed());
             let Some(frame) = frame else { break };
@@ -95,6 +96,6 @@ impl BodyLimits {
 
     fn too_large(&self) -> ApiError {
         let most = self.most / 1_000_000;
-        ApiError::new(413, format!("the body is larger than {most} MB (--max-body)"))
+        ApiError::new(413, format!("the body is larger than {most} MB: send a smaller one"))
     }
 }

@@ -43,7 +43,9 @@ impl Guard {
         if let Some(origin) = header(ORIGIN) {
             let own = origin.split_once("://").is_some_and(|(_, authority)| authority == host);
             if !own && !self.origins.iter().any(|allowed| allowed == origin) {
-                let message = format!("pages of {origin} may not ask here (--cors-origin)");
+                let message = format!(
+                    "pages of {origin} may not ask here: the server has to allow this origin"
+                );
                 return Err(ApiError::new(403, message).code("origin_not_allowed"));
             }
         }
@@ -51,8 +53,8 @@ impl Guard {
             return match is_local(host) {
                 true => Ok(()),
                 false => {
-                    let what = "without keys the server goes by localhost or an address, \
-                        see --api-key-file";
+                    let what = "a server without keys answers localhost and addresses alone: \
+                        ask one of them, or give the server keys";
                     Err(ApiError::new(403, what).code("host_not_allowed"))
                 }
             };
@@ -60,7 +62,10 @@ impl Guard {
         match given_key(headers) {
             _ if OPEN.contains(&path) => Ok(()),
             Some(key) if self.knows(key) => Ok(()),
-            Some(_) => Err(ApiError::new(401, "the API key is wrong").code("invalid_api_key")),
+            Some(_) => {
+                Err(ApiError::new(401, "the API key is wrong: send another")
+                    .code("invalid_api_key"))
+            }
             None => Err(ApiError::new(401, "an API key is needed: Authorization: Bearer KEY")
                 .code("invalid_api_key")),
         }

@@ -11,7 +11,7 @@ use super::api::fields::Fields;
 use super::api::form::ApiForm;
 use super::api::request::{ApiRequest, ServedModel, TOKENISER_MEMORY, tokeniser_memory};
 use super::api::{anthropic, openai, responses};
-use super::log::LogEntry;
+use super::log::{LogEntry, Notes};
 use super::options::LogFormat;
 use super::pool::{Client, Peer, PoolShare, SharedPool};
 use super::queue::{ClientEvent, Delivery, EVENTS, RequestQueue};
@@ -19,12 +19,12 @@ use crate::grammar::Grammar;
 use crate::models::Special;
 use crate::tensor::Token;
 use axum::Router;
-use axum::extract::{Path, Request, State};
+use axum::extract::{Request, State};
 use axum::http::Method;
 use axum::http::header::{HeaderName, HeaderValue};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::Response;
-use axum::routing::{get, post};
+use axum::routing::{MethodRouter, get, post};
 use body::BodyLimits;
 use guard::Guard;
 use reply::Collected;
@@ -61,6 +61,7 @@ pub struct App {
     pub served: OnceLock<Arc<ServedModel>>,
     pub guard: Guard,
     pub log: LogFormat,
+    pub notes: Arc<Notes>,
     pub bodies: BodyLimits,
     pub room: SharedLimits,
 }
@@ -101,21 +102,36 @@ struct LogClaim(Arc<AtomicBool>);
 /// Parses a body into a request and the form of its answers.
 type Parse = fn(Fields, &Arc<ServedModel>) -> Result<(ApiRequest, Box<dyn ApiForm>), ApiError>;
 
+/// Returns the endpoints by their paths below `/v1`, which clients may leave out.
+fn endpoints() -> Vec<(&'static str, MethodRouter<Arc<App>>)> {
+    vec![
+        ("/health", get(health)),
+        ("/metrics", get(metrics)),
+        ("/version", get(version)),
+        ("/models", get(models)),
+        ("/models/{*name}", get(model)),
+        ("/tokenize", post(tokenize)),
+        ("/detokenize", post(detokenize)),
+        ("/chat/completions", post(chat)),
+        ("/completions", post(completions)),
+        ("/responses", post(responses)),
+        ("/messages", post(messages)),
+        ("/messages/count_tokens", post(count_tokens)),
+        ("/embeddings", post(embeddings)),
+    ]
+}
+
 pub fn router(app: Arc<App>, origins: &[String]) -> Router {
-    let router = Router::new()
-        .route("/", get(page))
-        .route("/health", get(health))
-        .route("/metrics", get(metrics))
-        .route("/version", get(version))
-        .route("/v1/models", get(models))
-        .route("/v1/models/{*name}", get(model))
-        .route("/tokenize", post(tokenize))
-        .route("/detokenize", post(detokenize))
-        .route("/v1/chat/completions", post(chat))
-        .route("/v1/completions", post(completions))
-        .route("/v1/responses", post(responses))
-        .route("/v1/messages", post(messages))
-        .route("/v1/messages/count_tokens", post(count_tokens))
+    let mut router = Router::new().route("/", get(page));
+    for (path, endpoint) in endpoints() {
+        for base in ["", "/v1"] {
+            router = router.route(&format!("{base}{path}"), endpoint.clone());
+            if !path.ends_with('}') {
+                router = router.route(&format!("{base}{path}/"), endpoint.clone());
+            }
+        }
+    }
+    let router = router
         .fallback(nothing_here)
         .method_not_allowed_fallback(wrong_method)
         .layer(from_fn_with_state(app.clone(), watch))
@@ -153,7 +169,7 @@ async fn watch(State(app): State<Arc<App>>, mut request: Request, next: Next) ->
 }
 
 fn is_anthropic(path: &str) -> bool {
-    path.starts_with("/v1/messages")
+    path.strip_prefix("/v1").unwrap_or(path).starts_with("/messages")
 }
 
 fn result(result: Result<String, ApiError>, anthropic: bool) -> Response {
@@ -162,13 +178,26 @@ fn result(result: Result<String, ApiError>, anthropic: bool) -> Response {
 
 async fn nothing_here(request: Request) -> Response {
     let path = request.uri().path();
-    let error = ApiError::new(404, format!("there is no {path} here")).code("not_found");
+    let what = "ask /v1/chat/completions, /v1/completions, /v1/responses or /v1/messages";
+    let error = ApiError::new(404, format!("there is no {path} here: {what}")).code("not_found");
     refusal(&error, is_anthropic(path))
 }
 
+/// The router adds the header `Allow`, which is all that OPTIONS asks for.
 async fn wrong_method(request: Request) -> Response {
     let (method, path) = (request.method(), request.uri().path());
-    refusal(&ApiError::new(405, format!("{path} takes no {method}")), is_anthropic(path))
+    if method == Method::OPTIONS {
+        return respond(204, "text/plain", "");
+    }
+    let other = if method == Method::POST { "GET" } else { "POST" };
+    let error = ApiError::new(405, format!("{path} takes no {method}: send {other}"));
+    refusal(&error, is_anthropic(path))
+}
+
+/// Refuses, with a status at which clients do not try again.
+async fn embeddings() -> Response {
+    let what = "this server gives no embeddings: use another one, with a model made for them";
+    refusal(&ApiError::new(404, what).code("unsupported"), false)
 }
 
 async fn page() -> Response {
@@ -217,8 +246,8 @@ impl App {
         let client = self.client(&request);
         let mut body = self.bodies.read(request, client).await?;
         body.needs(needs(body.bytes.len()), &self.bodies, client).await?;
-        let thread = self.room.threads.take(client, 1).await;
-        in_worker(thread, move || work(body.fields()?)).await
+        let (thread, notes) = (self.room.threads.take(client, 1).await, self.notes.clone());
+        in_worker(thread, move || work(body.fields(&notes)?)).await
     }
 }
 
@@ -232,12 +261,9 @@ async fn models(State(app): State<Arc<App>>) -> Response {
     result(app.served().map(|served| list(served)), false)
 }
 
-async fn model(State(app): State<Arc<App>>, Path(name): Path<String>) -> Response {
-    let found = app.served().and_then(|served| {
-        served.check_name(&name)?;
-        Ok(about(served).to_string())
-    });
-    result(found, false)
+/// Describes the model under any name: any name is answered.
+async fn model(State(app): State<Arc<App>>) -> Response {
+    result(app.served().map(|served| about(served).to_string()), false)
 }
 
 async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Response {
@@ -343,11 +369,11 @@ async fn answer(app: Arc<App>, request: Request, parse: Parse) -> Response {
     let (id, mut seed) = (entry.id.clone(), None);
     let begun = begin(&app, request, parse).await;
     let mut response = match begun {
-        Ok(StartedRequest { parsed, form, events, memory, seed: own }) => {
+        Ok(StartedRequest { parsed, form, events, memory, seed: own, prompt_tokens }) => {
             seed = Some(own);
             let collected = Collected::new(parsed.answers(), memory);
             match parsed.stream {
-                true => reply::stream(form, events, collected, entry),
+                true => reply::stream(form, prompt_tokens, events, collected, entry),
                 false => {
                     let is_anthropic = is_anthropic(&path);
                     reply::whole(form, events, collected, &mut entry, is_anthropic).await
@@ -375,6 +401,8 @@ struct StartedRequest {
     /// Memory of the answers.
     memory: PoolShare,
     seed: u64,
+    /// Tokens of the longest prompt.
+    prompt_tokens: u64,
 }
 
 async fn begin(app: &App, request: Request, parse: Parse) -> Result<StartedRequest, ApiError> {
@@ -400,8 +428,10 @@ async fn begin(app: &App, request: Request, parse: Parse) -> Result<StartedReque
         made.map_err(|error| ApiError::of(&error))
     };
     let (parsed, requests, seed) = in_worker(thread, make).await?;
+    let lengths = requests.iter().map(|request| request.text.history.len());
+    let prompt_tokens = lengths.max().unwrap_or(0) as u64;
     app.queue.add(requests)?;
-    Ok(StartedRequest { parsed, form, events, memory, seed })
+    Ok(StartedRequest { parsed, form, events, memory, seed, prompt_tokens })
 }
 
 /// Takes the memory of the answers at their largest.

@@ -110,6 +110,7 @@ fn lost() -> ApiError {
 /// An answer in a stream.
 pub struct AnswerStream {
     form: Box<dyn ApiForm>,
+    prompt_tokens: u64,
     events: Receiver<(usize, ClientEvent)>,
     collected: Collected,
     entry: LogEntry,
@@ -126,11 +127,13 @@ enum StreamStage {
 /// Sends the answers as a stream of events.
 pub fn stream(
     form: Box<dyn ApiForm>,
+    prompt_tokens: u64,
     events: Receiver<(usize, ClientEvent)>,
     collected: Collected,
     entry: LogEntry,
 ) -> Response {
-    let stream = AnswerStream { form, events, collected, entry, stage: StreamStage::Begin };
+    let stage = StreamStage::Begin;
+    let stream = AnswerStream { form, prompt_tokens, events, collected, entry, stage };
     let events = futures_util::stream::unfold(stream, |mut stream| async {
         let text = stream.next().await?;
         Some((Ok::<_, Infallible>(text), stream))
@@ -150,7 +153,7 @@ impl AnswerStream {
         match self.stage {
             StreamStage::Begin => {
                 self.stage = StreamStage::Running;
-                self.form.begin(&mut out);
+                self.form.begin(self.prompt_tokens, &mut out);
                 // Some forms send nothing at the beginning.
                 if !out.0.is_empty() {
                     return Some(out.0);

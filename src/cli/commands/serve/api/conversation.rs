@@ -1,0 +1,396 @@
+//! Conversations as clients send them, in all forms.
+//!
+//! A message is read by its fields, whichever API they belong to. Neighbours of one role become one
+//! message, with a blank line between their texts. System messages become one, which comes first. A
+//! result of no call is a user's text. An assistant's message without text and calls is left out.
+
+use super::error::ApiError;
+use super::request::{ServedModel, ToolOptions};
+use super::tools;
+use crate::cli::io::prompt::PromptInput;
+use crate::models::{Message, ToolCall};
+use serde_json::{Value, json};
+use std::collections::HashMap;
+
+/// Space between the texts of neighbours.
+const BLANK_LINE: &str = "\n\n";
+
+/// A conversation in the order that templates need.
+#[derive(Debug, Default)]
+pub struct ApiConversation {
+    messages: Vec<Message>,
+    /// Beginning of the answer.
+    prefill: Option<String>,
+}
+
+impl ApiConversation {
+    /// Reads the messages, or the items of `/v1/responses`, that the request's field has. `system`
+    /// is the content of a system message before them.
+    pub fn read(
+        field: &str,
+        items: &[Value],
+        system: Option<Value>,
+    ) -> Result<ApiConversation, ApiError> {
+        let wrong = |what: String| ApiError::bad(format!("'{field}': {what}")).param(field);
+        if items.is_empty() {
+            return Err(wrong("the list is empty: send at least one user message".into()));
+        }
+        let mut reader = Reader::default();
+        let system = system.map(|content| json!({"role": "system", "content": content}));
+        for item in system.iter().chain(items) {
+            reader.item(item).map_err(wrong)?;
+        }
+        let system = (!reader.system.is_empty()).then(|| Message::new("system", reader.system));
+        let messages = system.into_iter().chain(reader.messages).collect();
+        Ok(ApiConversation { messages, prefill: None })
+    }
+
+    /// Lets a last message of the assistant begin the answer.
+    pub fn continued(mut self) -> ApiConversation {
+        let is_text = |last: &mut Message| last.role == "assistant" && last.calls.is_empty();
+        self.prefill = self.messages.pop_if(is_text).map(|last| last.content);
+        self
+    }
+
+    /// Returns whether the answer is begun. It has no thought then.
+    pub fn is_begun(&self) -> bool {
+        self.prefill.is_some()
+    }
+
+    /// Returns the prompt, with a description of the functions. A model with tokens for calls gets
+    /// all of it from its template. An empty user message goes before an assistant that is first:
+    /// templates take turns from the user on, and Gemma 3's puts the system message into that turn.
+    pub fn prompt(
+        self,
+        tool_options: Option<&ToolOptions>,
+        thinks: bool,
+        served: &ServedModel,
+    ) -> PromptInput {
+        let ApiConversation { mut messages, prefill } = self;
+        let functions = tool_options.map_or(&[][..], |options| &options.tools);
+        let mut declared = Vec::new();
+        if !served.call_marks().is_empty() {
+            declared = tools::declared(functions);
+        } else {
+            messages = tools::folded(messages);
+            if !functions.is_empty() {
+                let told = tools::instructions(functions);
+                match messages.first_mut().filter(|first| first.role == "system") {
+                    Some(first) => append(&mut first.content, BLANK_LINE, &told),
+                    None => messages.insert(0, Message::new("system", told)),
+                }
+            }
+        }
+        let turns = usize::from(messages.first().is_some_and(|first| first.role == "system"));
+        if messages.get(turns).is_none_or(|first| first.role != "user") {
+            messages.insert(turns, Message::new("user", ""));
+        }
+        PromptInput { messages, prefill, tools: declared, thinks, ..PromptInput::default() }
+    }
+}
+
+/// State of the reading.
+#[derive(Default)]
+struct Reader {
+    system: String,
+    messages: Vec<Message>,
+    /// Functions of all calls by their ids.
+    names: HashMap<String, String>,
+    /// Functions of the calls since the user's last message, and the number of results after them.
+    called: Vec<String>,
+    results: usize,
+}
+
+impl Reader {
+    fn item(&mut self, item: &Value) -> Result<(), String> {
+        match item["type"].as_str().unwrap_or("message") {
+            "message" => self.message(item),
+            "function_call" | "custom_tool_call" => {
+                let calls = vec![self.call(&item["call_id"], item)?];
+                self.push(Message { calls, ..Message::new("assistant", "") });
+                Ok(())
+            }
+            "function_call_output" | "custom_tool_call_output" => {
+                let output = text_of(&item["output"])?;
+                self.result(&item["call_id"], &Value::Null, output);
+                Ok(())
+            }
+            // A model does not read its earlier reasoning again.
+            "reasoning" => Ok(()),
+            other => Err(format!("items of type {other:?} are not supported: leave them out")),
+        }
+    }
+
+    fn message(&mut self, item: &Value) -> Result<(), String> {
+        let role = match item["role"].as_str() {
+            Some("system" | "developer") => "system",
+            Some("user") => "user",
+            Some("assistant" | "model") => "assistant",
+            Some("tool" | "function") => "tool",
+            None => return Err("a message has no role".into()),
+            Some(other) => {
+                let roles = "roles are system, developer, user, assistant and tool";
+                return Err(format!("a message has the role {other:?}: {roles}"));
+            }
+        };
+        if item["images"].as_array().is_some_and(|images| !images.is_empty()) {
+            return Err("images: only text is supported".into());
+        }
+        let mut message = Message::new(role, "");
+        for name in ["reasoning_content", "reasoning", "thinking"] {
+            append(&mut message.thought, "", item[name].as_str().unwrap_or_default());
+        }
+        for part in parts(&item["content"])? {
+            match part["type"].as_str() {
+                Some("thinking") => {
+                    append(&mut message.thought, "", part["thinking"].as_str().unwrap_or_default());
+                }
+                Some("redacted_thinking") => {}
+                Some("tool_use") => message.calls.push(self.call(&part["id"], part)?),
+                Some("tool_result") => {
+                    let output = text_of(&part["content"])?;
+                    self.result(&part["tool_use_id"], &Value::Null, output);
+                }
+                _ => append(&mut message.content, "\n", text_part(part)?),
+            }
+        }
+        append(&mut message.content, "\n", item["refusal"].as_str().unwrap_or_default());
+        let calls = item["tool_calls"].as_array().map_or(&[][..], |calls| calls);
+        for call in calls {
+            let function = call.get("function").or(call.get("custom")).unwrap_or(call);
+            message.calls.push(self.call(&call["id"], function)?);
+        }
+        if let old @ Value::Object(_) = &item["function_call"] {
+            message.calls.push(self.call(&Value::Null, old)?);
+        }
+        match role {
+            "tool" => {
+                let name = item.get("name").or(item.get("tool_name")).unwrap_or(&Value::Null);
+                self.result(&item["tool_call_id"], name, message.content);
+            }
+            _ => self.push(message),
+        }
+        Ok(())
+    }
+
+    /// Reads a call. Its arguments are a JSON text, an object, or the text of a custom tool.
+    fn call(&mut self, id: &Value, call: &Value) -> Result<ToolCall, String> {
+        let id = id.as_str().unwrap_or_default().to_owned();
+        let name = call["name"].as_str().ok_or("a call has no name")?.to_owned();
+        self.names.insert(id.clone(), name.clone());
+        let arguments = match (&call["arguments"], &call["input"]) {
+            (Value::String(text), _) if !text.trim().is_empty() => text.clone(),
+            (object @ Value::Object(_), _) | (_, object @ Value::Object(_)) => spaced(object),
+            (_, text @ Value::String(_)) => spaced(&json!({"input": text})),
+            _ => "{}".into(),
+        };
+        Ok(ToolCall { id, name, arguments })
+    }
+
+    /// Adds the result of a call. A result without a known id belongs to the next call in turn.
+    fn result(&mut self, id: &Value, name: &Value, content: String) {
+        let id = id.as_str().unwrap_or_default();
+        let known = self.names.get(id).filter(|_| !id.is_empty());
+        let named = name.as_str().map(str::to_owned).filter(|name| !name.is_empty());
+        let name = known.cloned().or(named).or_else(|| self.called.get(self.results).cloned());
+        self.results += 1;
+        if self.called.is_empty() {
+            let text = tools::result(name.as_deref(), &content);
+            return self.push(Message::new("user", text));
+        }
+        let result_of = Some((id.to_owned(), name.unwrap_or_default()));
+        self.messages.push(Message { result_of, ..Message::new("tool", content) });
+    }
+
+    /// Adds a message that is no result.
+    fn push(&mut self, Message { role, content, thought, calls, .. }: Message) {
+        let is_empty = content.is_empty() && calls.is_empty();
+        match &*role {
+            "system" => return append(&mut self.system, BLANK_LINE, &content),
+            // A message of nothing but results has no text.
+            "user" if is_empty && self.messages.last().is_some_and(|m| m.role == "tool") => return,
+            "assistant" if is_empty => return,
+            _ => {}
+        }
+        let last = self.messages.last_mut().filter(|last| last.role == role);
+        if last.is_none() {
+            self.called.clear();
+            self.results = 0;
+        }
+        self.called.extend(calls.iter().map(|call| call.name.clone()));
+        match last {
+            Some(last) => {
+                append(&mut last.content, BLANK_LINE, &content);
+                append(&mut last.thought, BLANK_LINE, &thought);
+                last.calls.extend(calls);
+            }
+            None => self.messages.push(Message { thought, calls, ..Message::new(role, content) }),
+        }
+    }
+}
+
+/// Appends a text behind `space`, unless one of the two is empty.
+fn append(text: &mut String, space: &str, more: &str) {
+    if !text.is_empty() && !more.is_empty() {
+        text.push_str(space);
+    }
+    text.push_str(more);
+}
+
+/// Returns the parts of a content: a text, a list of parts, or nothing.
+fn parts(content: &Value) -> Result<&[Value], String> {
+    match content {
+        Value::Null => Ok(&[]),
+        Value::Array(parts) => Ok(parts),
+        text @ Value::String(_) => Ok(std::slice::from_ref(text)),
+        _ => Err("the content of a message is neither text nor a list of parts".into()),
+    }
+}
+
+/// Returns the text of a part.
+fn text_part(part: &Value) -> Result<&str, String> {
+    let field = match part["type"].as_str() {
+        None | Some("text" | "input_text" | "output_text") => "text",
+        Some("refusal") => "refusal",
+        Some(other) => return Err(format!("{other}: only text is supported")),
+    };
+    let text = part.as_str().or(part[field].as_str());
+    text.ok_or_else(|| "a part of a message has no text".into())
+}
+
+/// Returns the text of a content that has only text, a line or more for each part.
+fn text_of(content: &Value) -> Result<String, String> {
+    let texts: Vec<&str> = parts(content)?.iter().map(text_part).collect::<Result<_, _>>()?;
+    Ok(texts.join("\n"))
+}
+
+/// Spells JSON as the grammar of calls does, so that a call in the history has its original text.
+fn spaced(value: &Value) -> String {
+    match value {
+        Value::Array(items) => {
+            let items: Vec<String> = items.iter().map(spaced).collect();
+            format!("[{}]", items.join(", "))
+        }
+        Value::Object(fields) => {
+            let field = |(key, value): (&String, &Value)| {
+                format!("{}: {}", Value::from(key.as_str()), spaced(value))
+            };
+            let fields: Vec<String> = fields.iter().map(field).collect();
+            format!("{{{}}}", fields.join(", "))
+        }
+        plain => plain.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns the texts of a conversation by their roles, its calls written out.
+    fn read(items: Value) -> Result<Vec<String>, ApiError> {
+        let items = items.as_array().unwrap();
+        let conversation = ApiConversation::read("messages", items, None)?;
+        let folded = tools::folded(conversation.messages).into_iter();
+        Ok(folded.map(|m| format!("{}: {}", m.role, m.content)).collect())
+    }
+
+    #[test]
+    fn calls_come_back_as_they_were_spelled() {
+        let value = json!({"a": [1, {"b": "x\"y"}], "c": null});
+        assert_eq!(spaced(&value), r#"{"a": [1, {"b": "x\"y"}], "c": null}"#);
+        assert_eq!(spaced(&json!({})), "{}");
+    }
+
+    #[test]
+    fn neighbours_are_one_and_the_system_is_first() {
+        let items = json!([
+            {"role": "assistant", "content": "Hello"},
+            {"role": "user", "content": "a"},
+            {"role": "system", "content": [{"type": "text", "text": "s"}]},
+            {"role": "user", "content": [{"type": "input_text", "text": "b"}, "c"]},
+            {"role": "assistant", "content": null},
+            {"role": "assistant", "content": "", "tool_calls": []},
+            {"role": "user", "content": [{"text": "d"}]},
+            {"role": "assistant", "content": [{"type": "output_text", "text": "e"}]},
+            {"role": "model", "content": [{"type": "refusal", "refusal": "f"}]},
+            {"role": "developer", "content": "t"},
+        ]);
+        let want = ["system: s\n\nt", "assistant: Hello", "user: a\n\nb\nc\n\nd"];
+        let mut want: Vec<String> = want.map(str::to_owned).into();
+        want.push("assistant: e\n\nf".into());
+        assert_eq!(read(items.clone()).unwrap(), want);
+        let items = items.as_array().unwrap();
+        let begun = ApiConversation::read("messages", items, Some("r".into())).unwrap();
+        let begun = begun.continued();
+        assert_eq!(begun.prefill.as_deref(), Some("e\n\nf"));
+        assert_eq!((begun.messages.len(), &*begun.messages[0].content), (3, "r\n\ns\n\nt"));
+    }
+
+    /// The same talk in four forms: OpenAI's, its older and its newer one, and Anthropic's.
+    #[test]
+    fn calls_and_results_are_read_in_all_forms() {
+        let question = json!({"role": "user", "content": "q"});
+        let chat = json!([question,
+            {"role": "assistant", "content": null, "tool_calls": [{"id": "1", "type": "function",
+                "function": {"name": "f", "arguments": "{\"x\": 1}"}}]},
+            {"role": "tool", "tool_call_id": "1", "content": "2"}]);
+        let old = json!([question,
+            {"role": "assistant", "content": null,
+                "function_call": {"name": "f", "arguments": "{\"x\": 1}"}},
+            {"role": "function", "name": "f", "content": "2"}]);
+        let new = json!([question, {"type": "reasoning", "summary": []},
+            {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{\"x\": 1}"},
+            {"type": "function_call_output", "call_id": "1", "output": "2"}]);
+        let blocks = json!([question,
+            {"role": "assistant", "content": [{"type": "thinking", "thinking": "?"},
+                {"type": "tool_use", "id": "1", "name": "f", "input": {"x": 1}}]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1",
+                "content": [{"type": "text", "text": "2"}]}]}]);
+        let call = r#"assistant: {"name": "f", "arguments": {"x": 1}}"#;
+        for items in [chat, old, new, blocks] {
+            assert_eq!(read(items).unwrap(), ["user: q", call, "user: Result of f: 2"]);
+        }
+    }
+
+    #[test]
+    fn results_find_their_calls_or_are_texts() {
+        let call = |id: &str, name: &str| {
+            json!({"id": id, "function": {"name": name,
+            "arguments": ""}})
+        };
+        let items = json!([
+            {"role": "tool", "tool_call_id": "9", "content": "lost"},
+            {"role": "assistant", "tool_calls": [call("1", "f"), call("2", "g")]},
+            {"role": "tool", "tool_call_id": "2", "content": "b"},
+            {"role": "tool", "tool_call_id": "7", "content": "?"},
+            {"role": "tool", "content": "third"},
+            {"role": "user", "content": "u"},
+        ]);
+        let items = items.as_array().unwrap();
+        let read = ApiConversation::read("messages", items, None).unwrap().messages;
+        let results: Vec<_> = read.iter().filter_map(|m| m.result_of.as_ref()).collect();
+        let names: Vec<&str> = results.iter().map(|(_, name)| &**name).collect();
+        assert_eq!(names, ["g", "g", ""]);
+        assert_eq!((&*read[0].role, &*read[0].content), ("user", "Result: lost"));
+        assert_eq!((read[1].calls.len(), &*read[1].calls[0].arguments), (2, "{}"));
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        let user = |content: Value| json!([{"role": "user", "content": content}]);
+        for (items, word) in [
+            (json!([]), "send at least one"),
+            (user(json!([{"type": "image_url", "image_url": {"url": "x"}}])), "image_url: only"),
+            (user(json!([{"type": "image", "source": {}}])), "image: only text"),
+            (user(json!([{"type": "text"}])), "has no text"),
+            (user(json!(5)), "neither text nor a list"),
+            (json!([5]), "has no role"),
+            (json!([{"role": "x<end_of_turn>", "content": "a"}]), "roles are system"),
+            (json!([{"type": "item_reference", "id": "x"}]), "item_reference"),
+        ] {
+            let error = read(items).unwrap_err();
+            assert!(error.message.contains(word), "{error:?}");
+            assert_eq!(error.param.as_deref(), Some("messages"));
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! The functions that an answer may call, from `tools` and `tool_choice` of all forms.
+
+use super::error::ApiError;
+use super::fields::Fields;
+use super::request::ToolOptions;
+use crate::grammar::tools::{CallPolicy, Tool};
+use serde_json::Value;
+
+/// Takes the functions. Tools that a server would have to run itself are left out, unless the
+/// request requires one of them.
+pub fn take(fields: &mut Fields) -> Result<Option<ToolOptions>, ApiError> {
+    let items: Vec<Value> = fields.take("tools")?.unwrap_or_default();
+    let choice: Value = fields.take("tool_choice")?.unwrap_or_default();
+    let parallel: Option<bool> = fields.take("parallel_tool_calls")?;
+    let many = parallel.unwrap_or(true) && choice["disable_parallel_tool_use"] != true;
+    let (mut tools, mut hosted) = (Vec::new(), Vec::new());
+    for item in &items {
+        match function(item)? {
+            Some(tool) => tools.push(tool),
+            None => hosted.push(item),
+        }
+    }
+    for kind in hosted.iter().filter_map(|item| item["type"].as_str()) {
+        fields.note(format!("tools of type {kind:?} are left out: this server runs none"));
+    }
+    let hosted: Vec<&str> = hosted.into_iter().flat_map(names).collect();
+    choose(tools, &hosted, &choice, many).map_err(|what| ApiError::bad(what).param("tool_choice"))
+}
+
+/// Reads a function. Any other tool is one that a server would have to run.
+fn function(item: &Value) -> Result<Option<Tool>, ApiError> {
+    let function = match (item["type"].as_str(), item.get("function")) {
+        (None | Some("function"), Some(function)) => function,
+        (None | Some("function"), None) => item,
+        (Some("custom"), _) if item.get("input_schema").is_some() => item,
+        _ => return Ok(None),
+    };
+    let unnamed = || ApiError::bad("a function in 'tools' has no name: send one").param("tools");
+    let name = function["name"].as_str().ok_or_else(unnamed)?.to_owned();
+    let description = function["description"].as_str().map(str::to_owned);
+    let parameters = function.get("parameters").or(function.get("input_schema"));
+    let parameters = parameters.cloned().unwrap_or_default();
+    Ok(Some(Tool { name, description, parameters }))
+}
+
+/// Returns a tool's type and name.
+fn names(item: &Value) -> impl Iterator<Item = &str> {
+    ["type", "name"].into_iter().filter_map(|key| item[key].as_str())
+}
+
+/// Returns the functions of the choice, and whether one has to be called.
+fn choose(
+    mut tools: Vec<Tool>,
+    hosted: &[&str],
+    choice: &Value,
+    many: bool,
+) -> Result<Option<ToolOptions>, String> {
+    let kind = choice.as_str().or(choice["type"].as_str());
+    let allowed = choice.get("allowed_tools").unwrap_or(choice);
+    let mut mode = kind;
+    if kind == Some("allowed_tools") {
+        mode = allowed["mode"].as_str();
+        let list = allowed["tools"].as_array().map_or(&[][..], |list| list);
+        let list: Vec<&str> = list.iter().filter_map(chosen).collect();
+        tools.retain(|tool| list.contains(&&*tool.name));
+    }
+    let calls = match mode {
+        None if choice.is_null() => CallPolicy::Optional,
+        Some("auto") => CallPolicy::Optional,
+        Some("none") => return Ok(None),
+        Some("required" | "any") if !tools.is_empty() => CallPolicy::Required,
+        Some("required" | "any") => {
+            return Err("'tool_choice' requires a call, and there are no tools that are \
+                functions: send some or leave 'tool_choice' out"
+                .into());
+        }
+        _ => {
+            let Some(name) = chosen(choice).or(kind) else {
+                return Err("'tool_choice' names no function: send \"auto\" or a name".into());
+            };
+            if hosted.contains(&name) {
+                let what = "which this server does not run: name a function";
+                return Err(format!("'tool_choice' names {name:?}, {what}"));
+            }
+            tools.retain(|tool| tool.name == name);
+            if tools.is_empty() {
+                let what = format!("there is no function {name:?} among the tools");
+                return Err(format!("'tool_choice': {what}: name one of them"));
+            }
+            return Ok(Some(ToolOptions { tools, calls: CallPolicy::Required, many: false }));
+        }
+    };
+    Ok((!tools.is_empty()).then_some(ToolOptions { tools, calls, many }))
+}
+
+/// Returns the name of the function that a choice names.
+fn chosen(choice: &Value) -> Option<&str> {
+    choice.pointer("/function/name").or(choice.get("name")).and_then(Value::as_str)
+}
