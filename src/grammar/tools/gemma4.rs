@@ -33,12 +33,14 @@ pub fn source(
     calls: CallPolicy,
     many: bool,
     marks: [Token; 3],
+    answer: Option<&Value>,
 ) -> Result<GrammarSource> {
     let [begin, end, quote] = marks;
     let more = if many { " call*" } else { "" };
-    let start = match calls {
-        CallPolicy::Optional => "TEXT | TEXT? calls |",
-        CallPolicy::Required => "calls",
+    let start = match (calls, answer) {
+        (CallPolicy::Optional, None) => "TEXT | TEXT? calls |".into(),
+        (CallPolicy::Optional, Some(schema)) => format!("answer | calls\nanswer: %json {schema}"),
+        (CallPolicy::Required, _) => "calls".to_owned(),
     };
     let any: Vec<String> = (0..tools.len()).map(|i| format!("call_{i}")).collect();
     let mut text = format!("start: {start}\ncalls: call{more}\ncall: {}\n{ANY}", any.join(" | "));
@@ -289,7 +291,7 @@ mod tests {
         let tools: Vec<Tool> = parameters.iter().enumerate().map(tool).collect();
         let tokenizer = Arc::new(thinking_letters());
         let grammars = Grammars::new(tokenizer.clone(), &[1], 1).unwrap();
-        let source = tools::source(&tools, calls, many, &call_marks(&tokenizer)).unwrap();
+        let source = tools::source(&tools, calls, many, &call_marks(&tokenizer), None).unwrap();
         let rule = grammars.compile(&source, &|| true).unwrap().follow(0);
         let one = |text: &&str| {
             let text = text.replace('\'', "<|\"|>");

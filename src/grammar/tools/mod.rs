@@ -66,13 +66,17 @@ impl Tool {
 }
 
 /// Returns the grammar of an answer that may or must call some of these functions. `many` allows
-/// several calls. `marks` are those of the vocabulary.
+/// several calls. `marks` are those of the vocabulary. An answer without calls fits the schema
+/// `answer` if there is one.
 pub fn source(
     tools: &[Tool],
     calls: CallPolicy,
     many: bool,
     marks: &[(Token, char)],
+    answer: Option<&Value>,
 ) -> Result<GrammarSource> {
+    let no_schema = |why| Fault::usage(format!("the schema of the answer is none: {why}"));
+    let answer = answer.map(|schema| schema::strict(schema).map_err(no_schema)).transpose()?;
     for (i, tool) in tools.iter().enumerate() {
         tool.check()?;
         ensure!(
@@ -81,7 +85,7 @@ pub fn source(
         );
     }
     if let [(begin, _), (end, _), (quote, _)] = *marks {
-        return gemma4::source(tools, calls, many, [begin, end, quote]);
+        return gemma4::source(tools, calls, many, [begin, end, quote], answer.as_ref());
     }
     let mut rules = String::new();
     for (i, tool) in tools.iter().enumerate() {
@@ -102,9 +106,12 @@ pub fn source(
     }
     let any: Vec<String> = (0..tools.len()).map(|i| format!("call_{i}")).collect();
     let more = if many { " (\"\\n\" call)*" } else { "" };
-    let start = match calls {
-        CallPolicy::Optional => "start: TEXT | calls |\nTEXT: /[^{](?s:.)*/\n",
-        CallPolicy::Required => "start: calls\n",
+    let start = match (calls, &answer) {
+        (CallPolicy::Optional, None) => "start: TEXT | calls |\nTEXT: /[^{](?s:.)*/\n".into(),
+        (CallPolicy::Optional, Some(schema)) => {
+            format!("start: answer | calls\nanswer: %json {schema}\n")
+        }
+        (CallPolicy::Required, _) => "start: calls\n".to_owned(),
     };
     Ok(GrammarSource::Lark(format!("{start}calls: call{more}\ncall: {}\n{rules}", any.join(" | "))))
 }
@@ -126,10 +133,20 @@ mod tests {
 
     /// Returns whether `text` is allowed, and whether the answer may end after it.
     fn follows(calls: CallPolicy, many: bool, text: &str) -> (bool, bool) {
+        follows_or(calls, many, None, text)
+    }
+
+    fn follows_or(
+        calls: CallPolicy,
+        many: bool,
+        answer: Option<&Value>,
+        text: &str,
+    ) -> (bool, bool) {
         let tokenizer = Arc::new(letters());
         let grammars = Grammars::new(tokenizer.clone(), &[1], 1).unwrap();
         let grammar =
-            grammars.compile(&source(&tools(), calls, many, &[]).unwrap(), &|| true).unwrap();
+            grammars.compile(&source(&tools(), calls, many, &[], answer).unwrap(), &|| true);
+        let grammar = grammar.unwrap();
         let rule = grammar.follow(0);
         let tokens = tokenizer.encode(text, Special::AsText).unwrap();
         use crate::sampler::TokenRule;
@@ -156,10 +173,24 @@ mod tests {
     }
 
     #[test]
+    fn an_answer_without_calls_may_have_a_schema() {
+        let schema = json!({"type": "object", "properties": {"n": {"type": "integer"}},
+            "required": ["n"], "additionalProperties": false});
+        let call = r#"{"name": "now", "arguments": {}}"#;
+        let follows = |calls, text| follows_or(calls, true, Some(&schema), text);
+        for text in [call, r#"{"n": 5}"#] {
+            assert_eq!(follows(CallPolicy::Optional, text), (true, true), "{text}");
+        }
+        assert!(!follows(CallPolicy::Optional, "It is late").0);
+        assert!(!follows(CallPolicy::Required, r#"{"n": 5}"#).0);
+    }
+
+    #[test]
     fn names_are_plain_and_differ() {
         let named = |names: &[&str]| {
             let tool = |name: &&str| Tool { name: name.to_string(), ..tools()[1].clone() };
-            source(&names.iter().map(tool).collect::<Vec<_>>(), CallPolicy::Required, true, &[])
+            let tools = names.iter().map(tool).collect::<Vec<_>>();
+            source(&tools, CallPolicy::Required, true, &[], None)
         };
         assert!(named(&["a", "b-c_D9"]).is_ok());
         for bad in [&["a", "a"][..], &[""], &["a b"], &["a\""], &["\u{e4}"]] {

@@ -59,7 +59,7 @@ fn choose(
     let allowed = choice.get("allowed_tools").unwrap_or(choice);
     let mut mode = kind;
     if kind == Some("allowed_tools") {
-        mode = allowed["mode"].as_str();
+        mode = allowed["mode"].as_str().or(Some("auto"));
         let list = allowed["tools"].as_array().map_or(&[][..], |list| list);
         let list: Vec<&str> = list.iter().filter_map(chosen).collect();
         tools.retain(|tool| list.contains(&&*tool.name));

@@ -19,7 +19,7 @@ use crate::runtime::load::check_prompt;
 use crate::runtime::options::AutoOr;
 use crate::sampler::SamplerConfig;
 use crate::tensor::Token;
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use serde::Deserialize;
 use serde_json::Value;
 use std::sync::Arc;
@@ -303,16 +303,19 @@ impl ApiRequest {
         match (&self.tool_options, &self.format) {
             (None, None | Some(AnswerFormat::Text)) => Ok(None),
             (None, Some(AnswerFormat::Grammar(source))) => Ok(Some(source.clone())),
-            (Some(tool_options), None | Some(AnswerFormat::Text)) => {
+            (Some(tool_options), format) => {
+                let answer = match format {
+                    None | Some(AnswerFormat::Text) => None,
+                    Some(AnswerFormat::Grammar(GrammarSource::JsonSchema(schema))) => Some(schema),
+                    Some(AnswerFormat::Grammar(_)) => bail!(
+                        Fault::usage("an answer that may call functions follows no 'grammar' too")
+                            .help("leave out tools or grammar, or send tool_choice: none")
+                    ),
+                };
                 // The error of a wrong schema names the place in the schema.
                 let ToolOptions { tools, calls, many } = tool_options;
-                tools::source(tools, *calls, *many, &served.call_marks()).map(Some)
+                tools::source(tools, *calls, *many, &served.call_marks(), answer).map(Some)
             }
-            (Some(_), Some(AnswerFormat::Grammar(_))) => Err(Fault::usage(
-                "an answer that may call functions cannot follow another form too",
-            )
-            .help("leave out tools or response_format, or say tool_choice: none")
-            .into()),
         }
     }
 }

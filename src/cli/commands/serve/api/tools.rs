@@ -172,6 +172,9 @@ impl CallReader {
                         parts.push(AnswerPart::Call(name.to_owned()));
                         self.state =
                             ReaderState::Arguments { depth: 0, in_string: false, escaped: false };
+                    } else if !may_be_call(head) {
+                        parts.push(AnswerPart::Text(std::mem::take(head)));
+                        self.state = ReaderState::Text;
                     }
                 }
                 ReaderState::Arguments { depth, in_string, escaped } => {
@@ -197,6 +200,13 @@ impl CallReader {
         }
         parts
     }
+}
+
+/// Returns whether a call may begin with this text. Another answer of JSON begins otherwise.
+fn may_be_call(head: &str) -> bool {
+    let Some(rest) = head.strip_prefix(CALL) else { return CALL.starts_with(head) };
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
+    ARGUMENTS.starts_with(rest.trim_start_matches(is_plain))
 }
 
 /// Arguments in Gemma 4's form on their way to JSON.
@@ -300,6 +310,11 @@ mod tests {
             );
         }
         assert_eq!(parts(&text[..30], true, 4)[..1], want[..1]);
+        for json in [r#"{"n": 5}"#, r#"{"name": "A B"}"#, r#"{"name": "a", "age": 5}"#, "{}"] {
+            for piece in [1, 4, 1000] {
+                assert_eq!(parts(json, true, piece), [AnswerPart::Text(json.into())]);
+            }
+        }
     }
 
     #[test]
