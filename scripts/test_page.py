@@ -52,7 +52,8 @@ violets are blue.
 
 ## Injection
 <img src=x onerror="document.title='hacked'"><script>document.title = 'hacked'</script>
-[click](javascript:alert(1)) [too](javascript://%0Aalert(1)) [data](data:text/html,x) ![image](https://example.org/i.png)
+[click](javascript:alert(1)) [too](javascript://%0Aalert(1)) [data](data:text/html,x)
+![image](https://example.org/i.png)
 
 ```html
 <img src=x onerror="document.title='hacked'">
@@ -395,9 +396,11 @@ def errors(browser):
     page = view.page
     expect(view.at("#model")).not_to_have_text("gemma")
 
+    def reply(status, body):
+        return lambda route: route.fulfill(status=status, body=json.dumps(body))
+
     def refuse(status, message):
-        body = json.dumps({"error": {"message": message}})
-        return lambda route: route.fulfill(status=status, body=body)
+        return reply(status, {"error": {"message": message}})
 
     chat, models = "**/v1/chat/completions", "**/v1/models"
     page.route(chat, refuse(429, "128 texts are waiting"))
@@ -435,8 +438,7 @@ def errors(browser):
 
     # Another server's name, and whether it is called a demo.
     for name, is_demo in {"gemma-demo": True, "bundled demo": True, "gemma-3-27b": False}.items():
-        body = json.dumps({"data": [{"id": name}]})
-        page.route(models, lambda route, body=body: route.fulfill(body=body))
+        page.route(models, reply(200, {"data": [{"id": name}]}))
         page.reload()
         expect(view.at("#model")).to_have_text(name)
         expect(view.at("#demo")).to_be_visible(visible=is_demo)
