@@ -179,7 +179,7 @@ def talk(browser):
     assert view.clipboard().strip() == answer.strip(), view.clipboard()
     view.shot("talk-900-light")
 
-    # What a request contains: temperature, system prompt and the talk so far.
+    # A request contains the temperature, the system prompt and the talk so far.
     view.button("Settings").click()
     page.get_by_label("System prompt").fill("Be brief.")
     page.get_by_label("Temperature").fill("0")
