@@ -16,6 +16,11 @@ fn with(mut body: Value, more: Value) -> Value {
     body
 }
 
+/// A body with a tool that servers run themselves, and this choice.
+fn search(choice: &str) -> Value {
+    chat(json!({"tools": [{"type": "web_search"}], "tool_choice": choice}))
+}
+
 fn chat(more: Value) -> Value {
     with(json!({"messages": question(), "temperature": 0, "max_tokens": 20}), more)
 }
@@ -24,14 +29,17 @@ const CHAT: &str = "/v1/chat/completions";
 
 #[test]
 fn what_is_not_an_answer_is_told_in_json() {
-    let server = Server::start(&["--alias", "other", "--ctx-size", "300"]);
+    let server = Server::start(&["--ctx-size", "300"]);
     assert_eq!(server.get("/health").ok(), json!({"status": "ok"}));
     let models = server.get("/v1/models").ok();
     let name = models["data"][0]["id"].as_str().unwrap().to_owned();
-    assert_eq!(models["data"][0]["max_model_len"], 300);
-    let path = format!("/v1/models/{}", name.replace(' ', "%20"));
-    assert_eq!(server.get(&path).ok()["id"], name);
-    assert_eq!(server.get("/v1/models/nobody").status, 404);
+    assert_eq!((&*name, &models["data"][0]["max_model_len"]), ("gemma-demo", &json!(300)));
+    for path in ["/v1/models/gemma-demo", "/v1/models/a/b", "/models/x%20y"] {
+        assert_eq!(server.get(path).ok()["id"], name);
+    }
+    for path in ["/models", "/models/", "/v1/models/"] {
+        assert_eq!(server.get(path).ok(), models);
+    }
     assert_eq!(server.get("/version").ok()["version"], env!("CARGO_PKG_VERSION"));
     let page = server.get("/");
     assert!(page.status == 200 && page.body.contains("<textarea"), "{page:?}");
@@ -51,33 +59,32 @@ fn what_is_not_an_answer_is_told_in_json() {
         (CHAT, json!({}), 400, "'messages' is missing"),
         (CHAT, json!({"messages": 5}), 400, "'messages'"),
         (CHAT, json!({"messages": []}), 400, "user message"),
-        (CHAT, chat(json!({"model": "nobody"})), 404, "nobody"),
+        (CHAT, chat(json!({"model": "x".repeat(300)})), 400, "'model'"),
         (CHAT, chat(json!({"temprature": 1})), 400, "'temprature' is not supported"),
         (CHAT, chat(json!({"frequency_penalty": 0.5})), 400, "frequency_penalty"),
         (CHAT, chat(json!({"temperature": "hot"})), 400, "'temperature'"),
         (CHAT, chat(json!({"temperature": -1})), 400, "temperature"),
         (CHAT, chat(json!({"repeat_penalty": 1e-39})), 400, "repeat penalty"),
-        (
-            CHAT,
-            chat(json!({"seed": -2})),
-            400,
-            "'seed': invalid value: integer `-2`, expected a whole",
-        ),
+        (CHAT, chat(json!({"seed": -2})), 400, "'seed' must be a whole number from 0, and is -2"),
         (CHAT, chat(json!({"n": 0})), 400, "'n'"),
-        (CHAT, chat(json!({"stop": ""})), 400, "'stop'"),
-        (CHAT, chat(json!({"stream_options": {}})), 400, "stream_options"),
+        (CHAT, chat(json!({"stop": 5})), 400, "'stop' must be a text or a list of texts"),
+        (CHAT, chat(json!({"stream_options": []})), 400, "stream_options"),
         (CHAT, chat(json!({"top_logprobs": 3})), 400, "logprobs"),
         (CHAT, chat(json!({"response_format": {"type": "xml"}})), 400, "response_format"),
         (CHAT, chat(json!({"tool_choice": "required"})), 400, "no tools"),
-        (CHAT, chat(json!({"tools": [{"type": "web_search"}]})), 400, "tools"),
+        (CHAT, chat(json!({"tools": [{"type": "function"}]})), 400, "'tools' has no name"),
+        (CHAT, search("required"), 400, "'tool_choice' requires a call"),
+        (CHAT, search("web_search"), 400, "'tool_choice' names \"web_search\""),
         ("/v1/completions", json!({"prompt": "a", "suffix": "b"}), 400, "suffix"),
         ("/v1/completions", json!({"prompt": [99999999]}), 400, "tokens are numbers"),
         ("/v1/responses", json!({"input": "a", "previous_response_id": "x"}), 400, "previous"),
         ("/v1/nothing", json!({}), 404, "/v1/nothing"),
+        ("/v1/embeddings", json!({"input": "a"}), 404, "embeddings"),
     ] {
         let reply = server.post(path, &body);
         let error = &reply.json()["error"];
         assert_eq!(reply.status, status, "{body}: {reply:?}");
+        assert!(!reply.body.contains("--"), "{reply:?}");
         assert!(error["message"].as_str().unwrap().contains(word), "{body}: {reply:?}");
         assert!(error["type"] == "invalid_request_error", "{reply:?}");
     }
@@ -92,8 +99,60 @@ fn what_is_not_an_answer_is_told_in_json() {
         (&json!("error"), &json!("invalid_request_error"))
     );
     assert_eq!(server.request("GET", CHAT, "", "").status, 405);
-    server.post(CHAT, &chat(json!({"model": "other"}))).ok();
-    server.post(CHAT, &chat(json!({"model": name}))).ok();
+    assert_eq!(server.request("HEAD", "/", "", "").status, 200);
+    let options = server.request("OPTIONS", CHAT, "", "");
+    assert_eq!((options.status, options.header("allow")), (204, Some("POST")));
+    for model in ["other", "gemma-demo"] {
+        for path in ["/v1/chat/completions", "/chat/completions", "/v1/chat/completions/"] {
+            assert_eq!(server.post(path, &chat(json!({"model": model}))).ok()["model"], model);
+        }
+    }
+    let said = server.said();
+    let notes: Vec<&str> = said.lines().filter(|line| line.starts_with("note: ")).collect();
+    assert_eq!(notes, ["note: the model \"other\" is answered by gemma-demo"], "{said}");
+    assert!(said.contains("gemma-demo answers at"), "{said}");
+    let refused = said.lines().filter(|line| line.contains(" refused, "));
+    assert!(refused.clone().count() > 20 && refused.clone().all(|l| l.contains(" s: ")), "{said}");
+}
+
+/// What changes no text is passed over: the answer is the same.
+#[test]
+fn wishes_without_effect_and_all_orders_of_messages_are_taken() {
+    let server = Server::start(&[]);
+    let text =
+        |body: &Value| server.post(CHAT, body).ok()["choices"][0]["message"]["content"].clone();
+    let plain = text(&chat(json!({})));
+    let wishes = json!({"reasoning_effort": "high", "thinking": {"type": "adaptive"},
+        "verbosity": "low", "store": true, "cache_prompt": true, "id_slot": -1, "seed": -1,
+        "top_k": -1, "max_tokens": 20.0, "typical_p": 1.0, "stop": "", "unknown": null,
+        "stream_options": {"include_usage": true}, "tools": [{"type": "web_search"}]});
+    assert_eq!(text(&chat(wishes)), plain);
+    let said = server.said();
+    let note = "note: 'store' is passed over: it changes no text\n";
+    assert!(said.contains(note) && said.contains("tools of type \"web_search\""), "{said}");
+
+    let user = |text: &str| json!({"role": "user", "content": text});
+    let model = |text: &str| json!({"role": "assistant", "content": text});
+    let system = |text: &str| json!({"role": "system", "content": text});
+    let ask = |messages: Value| text(&chat(json!({"messages": messages})));
+    let joined = ask(json!([system("Be kind.\n\nBe brief."), user("Hello.\n\nWho are you?")]));
+    let apart = [system("Be kind."), user("Hello."), system("Be brief."), user("Who are you?")];
+    assert_eq!(ask(json!(apart)), joined);
+    let first = ask(json!([model("Welcome."), user("Who are you?")]));
+    assert_eq!(ask(json!([user(""), model("Welcome."), user("Who are you?")])), first);
+    ask(json!([system("Tell a joke.")]));
+
+    let begun = json!({"messages": [question()[0], model("The capital")], "max_tokens": 5});
+    let apart = chat(with(begun.clone(), json!({"continue_final_message": false})));
+    let whole = text(&chat(with(
+        begun.clone(),
+        json!({"continue_final_message": true,
+        "add_generation_prompt": false}),
+    )));
+    let anthropic = with(json!({"temperature": 0}), begun);
+    let anthropic = server.post("/v1/messages", &anthropic).ok()["content"][0]["text"].clone();
+    assert_eq!(whole, anthropic);
+    assert_ne!(text(&apart), whole);
 }
 
 #[test]
@@ -272,6 +331,28 @@ fn calls_fit_their_schema_and_stream_in_parts() {
     }
 }
 
+/// OpenAI's older form has one call, whose name stands beside its arguments.
+#[test]
+fn older_clients_get_an_older_call() {
+    let server = Server::start(&[]);
+    let functions = json!([weather()[0]["function"]]);
+    let more = json!({"functions": functions, "function_call": {"name": "weather"},
+        "max_tokens": 200});
+    let choice = server.post(CHAT, &chat(more.clone())).ok()["choices"][0].clone();
+    assert_eq!(choice["finish_reason"], "function_call", "{choice}");
+    let call = &choice["message"]["function_call"];
+    assert_eq!(call["name"], "weather");
+    let arguments: Value = serde_json::from_str(call["arguments"].as_str().unwrap()).unwrap();
+    assert!(arguments["city"].is_string(), "{call}");
+    let events = server.post(CHAT, &chat(with(more, json!({"stream": true})))).events();
+    let parts = events.iter().map(|event| &event["choices"][0]["delta"]["function_call"]);
+    let text: String = parts.filter_map(|part| part["arguments"].as_str()).collect();
+    assert_eq!(text, call["arguments"].as_str().unwrap());
+    let result = json!({"role": "function", "name": "weather", "content": "sunny"});
+    let history = json!([question()[0], choice["message"], result]);
+    server.post(CHAT, &chat(json!({"messages": history, "functions": functions}))).ok();
+}
+
 #[test]
 fn anthropics_form_says_the_same() {
     let server = Server::start(&[]);
@@ -289,6 +370,8 @@ fn anthropics_form_says_the_same() {
     let events = reply.events();
     let kinds: Vec<&str> = events.iter().map(|event| event["type"].as_str().unwrap()).collect();
     assert_eq!(kinds[..2], ["message_start", "content_block_start"]);
+    let begun = &events[0]["message"]["usage"];
+    assert_eq!(begun["input_tokens"], counted["input_tokens"]);
     assert_eq!(kinds[kinds.len() - 3..], ["content_block_stop", "message_delta", "message_stop"]);
     let streamed: String =
         events.iter().filter_map(|event| event["delta"]["text"].as_str()).collect();
@@ -304,7 +387,8 @@ fn anthropics_form_says_the_same() {
     );
 
     let schema = weather()[0]["function"]["parameters"].clone();
-    let tools = json!([{"name": "weather", "input_schema": schema}]);
+    let search = json!({"type": "web_search_20250305", "name": "web_search"});
+    let tools = json!([{"name": "weather", "input_schema": schema}, search]);
     let call = json!({"tools": tools, "tool_choice": {"type": "any"}, "max_tokens": 200});
     let call = with(body, call);
     let whole = server.post("/v1/messages", &call).ok();

@@ -7,6 +7,7 @@ mod server;
 #[path = "../common/shell.rs"]
 mod shell;
 
+mod bodies;
 mod equality;
 mod forms;
 mod gemma4;

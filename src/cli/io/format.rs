@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 /// The fields, of which at most one may be given.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 pub struct AnswerFormatFields {
     pub response_format: Option<Value>,
     pub json_schema: Option<Value>,

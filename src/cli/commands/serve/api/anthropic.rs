@@ -43,6 +43,10 @@ pub fn messages_body(
     served: &Arc<ServedModel>,
 ) -> Result<(ApiRequest, Box<dyn ApiForm>), ApiError> {
     let model = served.take_name(&mut fields)?;
+    if fields.get("max_tokens").is_none_or(|most| most == 0) {
+        let what = "'max_tokens' is needed: send a whole number from 1";
+        return Err(ApiError::bad(what).param("max_tokens"));
+    }
     let request = ApiRequest {
         max_tokens: fields.take_limit("max_tokens")?,
         sampling: SamplingFields::take(&mut fields)?,

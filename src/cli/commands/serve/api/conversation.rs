@@ -115,8 +115,10 @@ impl Reader {
                 self.result(&item["call_id"], &Value::Null, output);
                 Ok(())
             }
-            // A model does not read its earlier reasoning again.
-            "reasoning" => Ok(()),
+            // A model does not read its earlier reasoning again, nor calls that a server ran itself.
+            "reasoning" | "web_search_call" | "file_search_call" | "code_interpreter_call" => {
+                Ok(())
+            }
             other => Err(format!("items of type {other:?} are not supported: leave them out")),
         }
     }
@@ -145,12 +147,14 @@ impl Reader {
                 Some("thinking") => {
                     append(&mut message.thought, "", part["thinking"].as_str().unwrap_or_default());
                 }
-                Some("redacted_thinking") => {}
+                // A server ran these tools itself.
+                Some("redacted_thinking" | "server_tool_use") => {}
                 Some("tool_use") => message.calls.push(self.call(&part["id"], part)?),
                 Some("tool_result") => {
                     let output = text_of(&part["content"])?;
                     self.result(&part["tool_use_id"], &Value::Null, output);
                 }
+                Some(kind) if kind.ends_with("_tool_result") => {}
                 _ => append(&mut message.content, "\n", text_part(part)?),
             }
         }
@@ -249,12 +253,14 @@ fn parts(content: &Value) -> Result<&[Value], String> {
 
 /// Returns the text of a part.
 fn text_part(part: &Value) -> Result<&str, String> {
+    let document = part.pointer("/source/data").filter(|_| part["source"]["type"] == "text");
     let field = match part["type"].as_str() {
         None | Some("text" | "input_text" | "output_text") => "text",
         Some("refusal") => "refusal",
+        Some("document") if document.is_some() => "data",
         Some(other) => return Err(format!("{other}: only text is supported")),
     };
-    let text = part.as_str().or(part[field].as_str());
+    let text = part.as_str().or(part[field].as_str()).or(document.and_then(Value::as_str));
     text.ok_or_else(|| "a part of a message has no text".into())
 }
 
@@ -345,7 +351,8 @@ mod tests {
             {"role": "assistant", "content": [{"type": "thinking", "thinking": "?"},
                 {"type": "tool_use", "id": "1", "name": "f", "input": {"x": 1}}]},
             {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1",
-                "content": [{"type": "text", "text": "2"}]}]}]);
+                "content": [{"type": "document", "source": {"type": "text", "data": "2"}}]},
+                {"type": "web_search_tool_result", "content": []}]}]);
         let call = r#"assistant: {"name": "f", "arguments": {"x": 1}}"#;
         for items in [chat, old, new, blocks] {
             assert_eq!(read(items).unwrap(), ["user: q", call, "user: Result of f: 2"]);

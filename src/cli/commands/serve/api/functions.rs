@@ -1,4 +1,5 @@
-//! The functions that an answer may call, from `tools` and `tool_choice` of all forms.
+//! The functions that an answer may call, from `tools` and `tool_choice` of all forms, or from
+//! OpenAI's older `functions` and `function_call`.
 
 use super::error::ApiError;
 use super::fields::Fields;
@@ -9,10 +10,14 @@ use serde_json::Value;
 /// Takes the functions. Tools that a server would have to run itself are left out, unless the
 /// request requires one of them.
 pub fn take(fields: &mut Fields) -> Result<Option<ToolOptions>, ApiError> {
-    let items: Vec<Value> = fields.take("tools")?.unwrap_or_default();
-    let choice: Value = fields.take("tool_choice")?.unwrap_or_default();
+    let old: Option<Vec<Value>> = fields.take("functions")?;
+    let old_choice: Option<Value> = fields.take("function_call")?;
     let parallel: Option<bool> = fields.take("parallel_tool_calls")?;
-    let many = parallel.unwrap_or(true) && choice["disable_parallel_tool_use"] != true;
+    // An older client reads one call.
+    let parallel = parallel.unwrap_or(true) && old.is_none();
+    let items: Vec<Value> = fields.take("tools")?.or(old).unwrap_or_default();
+    let choice: Value = fields.take("tool_choice")?.or(old_choice).unwrap_or_default();
+    let many = parallel && choice["disable_parallel_tool_use"] != true;
     let (mut tools, mut hosted) = (Vec::new(), Vec::new());
     for item in &items {
         match function(item)? {

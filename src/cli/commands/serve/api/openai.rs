@@ -31,6 +31,7 @@ pub fn chat(
     request.take_format(&mut fields)?;
     let include_usage = take_include_usage(&mut fields)?;
     request.top_log_probs = take_top_log_probs(&mut fields)?;
+    let is_older = fields.get("functions").is_some();
     request.tool_options = functions::take(&mut fields)?;
     request.thinks = served.take_thinking(&mut fields)?;
     let mut conversation = ApiConversation::read("messages", &items, None)?;
@@ -44,7 +45,7 @@ pub fn chat(
     let head = ResponseHead::new("chatcmpl-", model, served);
     let choices = (0..request.n).map(|_| Choice { reader: reader.clone(), calls: 0 }).collect();
     let wants_log_probs = request.top_log_probs.is_some();
-    Ok((request, Box::new(Chat { head, choices, include_usage, wants_log_probs })))
+    Ok((request, Box::new(Chat { head, choices, is_older, include_usage, wants_log_probs })))
 }
 
 /// Returns whether the client asks for figures at the end of a stream.
@@ -118,6 +119,8 @@ struct Choice {
 struct Chat {
     head: ResponseHead,
     choices: Vec<Choice>,
+    /// The client reads `function_call`, as it sent `functions`.
+    is_older: bool,
     include_usage: bool,
     wants_log_probs: bool,
 }
@@ -146,8 +149,9 @@ impl Chat {
     fn finish(&self, choice: usize, reason: FinishReason) -> &'static str {
         match reason {
             FinishReason::Length => "length",
-            _ if self.choices[choice].calls > 0 => "tool_calls",
-            _ => "stop",
+            _ if self.choices[choice].calls == 0 => "stop",
+            _ if self.is_older => "function_call",
+            _ => "tool_calls",
         }
     }
 }
@@ -176,7 +180,10 @@ impl ApiForm for Chat {
         self.choices[choice].calls = calls.len();
         let mut message = json!({"role": "assistant", "content": content, "refusal": null});
         if !calls.is_empty() {
-            message["tool_calls"] = calls.into();
+            match self.is_older {
+                true => message["function_call"] = calls[0]["function"].take(),
+                false => message["tool_calls"] = calls.into(),
+            }
             if message["content"] == "" {
                 message["content"] = Value::Null;
             }
@@ -219,6 +226,13 @@ impl ApiForm for Chat {
             let own = &mut self.choices[choice];
             let delta = match part {
                 AnswerPart::Text(text) => json!({"content": text}),
+                AnswerPart::Call(name) if self.is_older => {
+                    own.calls += 1;
+                    json!({"function_call": {"name": name, "arguments": ""}})
+                }
+                AnswerPart::Arguments(text) if self.is_older => {
+                    json!({"function_call": {"arguments": text}})
+                }
                 AnswerPart::Call(name) => {
                     own.calls += 1;
                     json!({"tool_calls": [{"index": own.calls - 1, "id": new_id("call_"),

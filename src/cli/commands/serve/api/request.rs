@@ -38,7 +38,8 @@ const CHANCES_JSON: usize = 100;
 const BEST_JSON: usize = 80;
 
 /// Fields for the most tokens of an answer, of which the first counts.
-const MAX_TOKENS: [&str; 3] = ["max_completion_tokens", "max_tokens", "n_predict"];
+const MAX_TOKENS: [&str; 4] =
+    ["max_completion_tokens", "max_tokens", "n_predict", "max_new_tokens"];
 /// Fields that ask for a thought, of which the first counts, and the fields within them.
 const THINKING: [&str; 6] = [
     "chat_template_kwargs",
@@ -110,6 +111,10 @@ impl ServedModel {
             let value: Option<Value> = fields.take(name)?;
             let own = value.as_ref().and_then(wishes);
             wish = wish.or(own);
+            let parts = value.as_ref().and_then(Value::as_object).into_iter().flatten();
+            for (part, _) in parts.filter(|(part, _)| !WISHES.contains(&&***part)) {
+                fields.note(format!("'{name}.{part}' is passed over: it changes no text"));
+            }
             if own == Some(true) && self.tokenizer.channel().is_none() {
                 fields.note(format!("'{name}' is passed over: the model has no thoughts"));
             }
@@ -203,7 +208,7 @@ impl ApiRequest {
             n,
             sampling: SamplingFields::take(fields)?,
             seed: fields.take_limit("seed")?,
-            stops: take_stops(fields, "stop")?,
+            stops: [take_stops(fields, "stop")?, take_stops(fields, "stopping_strings")?].concat(),
             max_tokens: fields.take_limit_of(&MAX_TOKENS)?,
             ignore_eos: fields.take("ignore_eos")?.unwrap_or(false),
             stream: fields.take("stream")?.unwrap_or(false),
@@ -213,13 +218,19 @@ impl ApiRequest {
 
     /// Takes the format of the answer.
     pub fn take_format(&mut self, fields: &mut Fields) -> Result<(), ApiError> {
-        let text = |text: Option<String>| text.filter(|text| !text.is_empty());
+        let outputs: Value = fields.take("structured_outputs")?.unwrap_or_default();
+        let output = |name: &str| outputs.get(name).filter(|value| !value.is_null()).cloned();
+        let text = |name| output(name).and_then(|value| value.as_str().map(str::to_owned));
         let given = AnswerFormatFields {
             response_format: fields.take("response_format")?,
-            json_schema: fields.take("json_schema")?,
-            grammar: text(fields.take("grammar")?),
-            regex: text(fields.take("regex")?),
+            json_schema: fields.take("json_schema")?.or(output("json")),
+            grammar: fields.take("grammar")?.or(text("grammar")).filter(|text| !text.is_empty()),
+            regex: fields.take("regex")?.or(text("regex")).filter(|text| !text.is_empty()),
         };
+        if !outputs.is_null() && given == AnswerFormatFields::default() {
+            let remedy = "send json, regex or grammar in it";
+            return Err(ApiError::unsupported("structured_outputs", remedy));
+        }
         let name = given.name();
         self.format = given.one().map_err(|error| ApiError::of(&error).param(name))?;
         Ok(())

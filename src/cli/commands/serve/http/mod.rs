@@ -7,7 +7,7 @@ mod reply;
 mod response;
 
 use super::api::error::ApiError;
-use super::api::fields::Fields;
+use super::api::fields::{Fields, missing};
 use super::api::form::ApiForm;
 use super::api::request::{ApiRequest, ServedModel, TOKENISER_MEMORY, tokeniser_memory};
 use super::api::{anthropic, openai, responses};
@@ -271,21 +271,28 @@ async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Response {
         let served = app.served()?.clone();
         let work = move |mut fields: Fields| {
             fields.pass_over(&["model"]);
-            let content: Option<String> = fields.take("content")?;
-            let text = match content {
-                Some(content) => content,
-                None => fields.need("text")?,
-            };
+            let mut text: Option<String> = None;
+            for name in ["text", "prompt", "content"] {
+                text = fields.take(name)?.or(text);
+            }
+            let text = text.ok_or_else(|| missing("content"))?;
             let special = match fields.take("add_special")?.unwrap_or(false) {
                 true => Special::Parse,
                 false => Special::AsText,
             };
+            let has_bos = fields.take("add_special_tokens")?.unwrap_or(false);
             fields.finish()?;
             if text.len() > LONGEST_TEXT {
-                let what = format!("the text is longer than {LONGEST_TEXT} bytes");
+                let what = format!("the text is longer than {LONGEST_TEXT} bytes: shorten it");
                 return Err(ApiError::new(413, what));
             }
-            let tokens = served.tokenizer.encode(&text, special);
+            let tokens = match has_bos {
+                true => {
+                    let bos = served.config.bos;
+                    served.tokenizer.encode_behind_bos(&text, special, bos).map(|(all, _)| all)
+                }
+                false => served.tokenizer.encode(&text, special),
+            };
             let tokens = tokens.map_err(|error| ApiError::of(&error))?;
             Ok(json!({"count": tokens.len(), "tokens": tokens}).to_string())
         };
@@ -304,7 +311,7 @@ async fn detokenize(State(app): State<Arc<App>>, request: Request) -> Response {
             if tokens.len() > MOST_TOKENS {
                 return Err(ApiError::new(
                     413,
-                    format!("there are more than {MOST_TOKENS} tokens"),
+                    format!("there are more than {MOST_TOKENS} tokens: send fewer"),
                 ));
             }
             let text = served.tokenizer.decode(&tokens);
