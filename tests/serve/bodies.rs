@@ -1,7 +1,7 @@
 //! Bodies that real clients send, each with the outcome that is expected of it.
 //!
-//! `bodies/*.jsonl` has a body on each line: {"client", "path", "body", "expect"}, where `expect` is
-//! 200 or {"status", "field"}. Answers are cut to a few tokens.
+//! `bodies/*.jsonl` has a body on each line: {"client", "path", "body", "expect"}. `expect` is 200 or
+//! {"status", "field"}. Answers are cut to a few tokens.
 
 use crate::server::Server;
 use serde_json::{Value, json};

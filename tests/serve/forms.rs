@@ -108,7 +108,8 @@ fn what_is_not_an_answer_is_told_in_json() {
         }
     }
     let said = server.said();
-    let notes: Vec<&str> = said.lines().filter(|line| line.starts_with("note: ")).collect();
+    let notes: Vec<&str> =
+        said.lines().filter(|line| line.starts_with("note: the model")).collect();
     assert_eq!(notes, ["note: the model \"other\" is answered by gemma-demo"], "{said}");
     assert!(said.contains("gemma-demo answers at"), "{said}");
     let refused = said.lines().filter(|line| line.contains(" refused, "));

@@ -115,7 +115,7 @@ impl Reader {
                 self.result(&item["call_id"], &Value::Null, output);
                 Ok(())
             }
-            // A model does not read its earlier reasoning again, nor calls that a server ran itself.
+            // A model reads neither its earlier reasoning again nor calls that a server ran.
             "reasoning" | "web_search_call" | "file_search_call" | "code_interpreter_call" => {
                 Ok(())
             }

@@ -43,8 +43,8 @@ fn function(item: &Value) -> Result<Option<Tool>, ApiError> {
     let unnamed = || ApiError::bad("a function in 'tools' has no name: send one").param("tools");
     let name = function["name"].as_str().ok_or_else(unnamed)?.to_owned();
     let description = function["description"].as_str().map(str::to_owned);
-    let parameters = function.get("parameters").or(function.get("input_schema"));
-    let parameters = parameters.cloned().unwrap_or_default();
+    let given = |name: &str| function.get(name).filter(|schema| !schema.is_null()).cloned();
+    let parameters = given("parameters").or_else(|| given("input_schema")).unwrap_or_default();
     Ok(Some(Tool { name, description, parameters }))
 }
 

@@ -123,7 +123,8 @@ impl ServedModel {
     }
 }
 
-/// Returns whether a value asks for a thought: a flag, a word such as `high`, or an object with one.
+/// Returns whether a value asks for a thought. It is a flag, a word such as `high`, or an object
+/// with one of them.
 fn wishes(value: &Value) -> Option<bool> {
     match value {
         Value::Bool(flag) => Some(*flag),
