@@ -197,7 +197,15 @@ impl Sampler {
             None => {
                 let mut masked = Vec::with_capacity(logits.len());
                 mask.apply(logits, |column| column as Token, &mut masked);
-                self.pick_any(position, &masked, context)
+                let picked = self.pick_any(position, &masked, context);
+                let is_left = |(token, logit): (usize, &f32)| {
+                    *logit != f32::NEG_INFINITY && self.allows(token as Token)
+                };
+                if picked.is_err() && !masked.iter().enumerate().any(is_left) {
+                    let fault = Fault::usage("all tokens that the grammar allows are banned");
+                    return Err(fault.help("ban fewer tokens, or change the grammar").into());
+                }
+                picked
             }
         }
     }

@@ -167,3 +167,40 @@ fn settings_out_of_range_are_usage_errors() {
         assert_eq!(crate::error::fault_of(&error).unwrap().kind.exit_code(), 2);
     }
 }
+
+#[derive(Debug)]
+struct Only(Vec<u32>);
+
+impl TokenRule for Only {
+    fn mask(&self, _: &[Token]) -> Result<Arc<Mask>> {
+        Ok(Arc::new(Mask::new(self.0.clone(), false)))
+    }
+}
+
+#[test]
+fn a_grammar_of_banned_tokens_is_a_usage_error() {
+    let logit_bias = vec![(1, -100.0), (3, -100.0)];
+    let banning = SamplerConfig { logit_bias, ..SamplerConfig::default() };
+    for (allowed, picks) in [(0b1010, None), (0b0010, None), (0b1110, Some(2))] {
+        let sampler = Sampler::new(banning.clone()).unwrap().under(Arc::new(Only(vec![allowed])));
+        let picked = sampler.pick(0, &[4.0, 3.0, 2.0, 1.0], &[]);
+        match picks {
+            Some(token) => assert_eq!(picked.unwrap(), token),
+            None => assert!(picked.unwrap_err().to_string().contains("are banned")),
+        }
+    }
+}
+
+/// A device's list of the best tokens serves bans, and no other change.
+#[test]
+fn only_bans_leave_a_list_of_the_best_tokens_decisive() {
+    let decisive = |config: SamplerConfig| Sampler::new(config).unwrap().usable(9).decisive();
+    let base = SamplerConfig::default;
+    let bans = vec![(1, -100.0), (3, -100.0)];
+    let banning = SamplerConfig { logit_bias: bans, ..base() };
+    assert_eq!(decisive(banning.clone()), Some((3, 9)));
+    let best = [(1, 4.0), (3, 3.0), (2, 2.0)];
+    assert_eq!(Sampler::new(banning).unwrap().pick_best(0, &best).unwrap(), 2);
+    assert_eq!(decisive(SamplerConfig { logit_bias: vec![(1, -99.0)], ..base() }), None);
+    assert_eq!(decisive(SamplerConfig { presence_penalty: 0.5, ..base() }), None);
+}

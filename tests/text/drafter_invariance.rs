@@ -1,6 +1,7 @@
 //! Promise 4: for one seed the text is the same whatever drafter, draft length or tree is used, at
 //! every temperature.
 
+mod scores;
 mod sharing;
 mod vocabulary;
 
@@ -33,8 +34,17 @@ fn settings() -> Vec<SamplerConfig> {
         SamplerConfig { top_k: 64, top_p: 0.95, ..warm.clone() },
         SamplerConfig { top_p: 0.8, ..warm.clone() },
         SamplerConfig { min_p: 0.1, ..warm.clone() },
-        SamplerConfig { repeat_penalty: 1.3, ..greedy },
-        SamplerConfig { repeat_penalty: 1.2, top_k: 20, ..warm },
+        SamplerConfig { repeat_penalty: 1.3, ..greedy.clone() },
+        SamplerConfig { repeat_penalty: 1.2, top_k: 20, ..warm.clone() },
+        SamplerConfig { presence_penalty: 0.8, frequency_penalty: 0.4, ..greedy },
+        SamplerConfig {
+            repeat_penalty: 1.3,
+            repeat_last_n: 5,
+            presence_penalty: 1.5,
+            frequency_penalty: -0.3,
+            logit_bias: vec![(3, 2.5), (7, -100.0), (11, -1.5)],
+            ..warm
+        },
     ]
 }
 

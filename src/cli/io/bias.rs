@@ -5,15 +5,21 @@ use crate::tensor::Token;
 use serde::Deserialize;
 use serde_json::Value;
 
+/// The most biases of a request: each of its answers has a copy.
+const MOST: usize = 4096;
+/// The forms of biases in words.
+pub const FORM: &str =
+    "at most 4096 ids of tokens with numbers from -100 to 100, as in {\"42\": -100}";
+
 /// Biases of a request or a record.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(try_from = "Value")]
 pub struct LogitBias(pub Vec<(Token, f32)>);
 
 impl TryFrom<Value> for LogitBias {
-    type Error = &'static str;
+    type Error = String;
 
-    fn try_from(value: Value) -> Result<LogitBias, &'static str> {
+    fn try_from(value: Value) -> Result<LogitBias, String> {
         let bias = |value: &Value| match value {
             Value::Bool(false) => Some(-100.0),
             value => value.as_f64().map(|bias| bias as f32),
@@ -29,8 +35,8 @@ impl TryFrom<Value> for LogitBias {
             Value::Array(pairs) => pairs.iter().map(pair).collect(),
             _ => None,
         };
-        let expected = "expected ids of tokens with numbers from -100 to 100, as in {\"42\": -100}";
-        biases.map(LogitBias).ok_or(expected)
+        let biases = biases.filter(|biases| biases.len() <= MOST);
+        biases.map(LogitBias).ok_or_else(|| format!("expected {FORM}"))
     }
 }
 
@@ -45,6 +51,8 @@ mod tests {
         assert_eq!(read(json!({"42": -100, "7": 0.5})).unwrap(), [(42, -100.0), (7, 0.5)]);
         assert_eq!(read(json!([[42, false], [7, 1]])).unwrap(), [(42, -100.0), (7, 1.0)]);
         assert_eq!(read(json!({})).unwrap(), []);
+        let many = |n: usize| read(vec![json!([1, 1]); n].into());
+        assert!(many(MOST).is_ok() && many(MOST + 1).is_err());
         for bad in [
             json!({"a": 1}),
             json!({"-1": 1}),

@@ -42,7 +42,7 @@ pub struct SamplingOptions {
     /// Count the last N tokens for --repeat-penalty; -1 counts all [default: -1]
     #[arg(
         long, hide_short_help = true, allow_negative_numbers = true, value_name = "N",
-        value_parser = clap::value_parser!(i64).range(-1..)
+        value_parser = last_n
     )]
     pub repeat_last_n: Option<i64>,
     /// Lower the logits of tokens of the answer by X, from -2 to 2 [default: 0]
@@ -59,7 +59,7 @@ pub struct SamplingOptions {
     pub frequency_penalty: Option<f32>,
     /// Add a number to the logit of a token, given by its id (repeatable)
     ///
-    /// The number is from -100, which bans the token, to 100.
+    /// The number is from -100, which bans the token, to 100. gemma tokenize prints ids.
     #[arg(long, hide_short_help = true, value_name = "TOKEN=BIAS", value_parser = bias)]
     pub logit_bias: Vec<(Token, f32)>,
     /// Seed of the random numbers [default: random]
@@ -172,6 +172,11 @@ fn number<const LOW: i32, const HIGH: i32>(text: &str) -> Result<f32, String> {
         Ok(x) if (LOW as f32..=HIGH as f32).contains(&x) => Ok(x),
         _ => Err(format!("expected a number from {LOW} to {HIGH}")),
     }
+}
+
+fn last_n(text: &str) -> Result<i64, String> {
+    let number = text.parse().ok().filter(|n| *n >= -1);
+    number.ok_or_else(|| "expected a number of tokens from 0 on, or -1 for all".into())
 }
 
 fn bias(text: &str) -> Result<(Token, f32), String> {

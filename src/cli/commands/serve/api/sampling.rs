@@ -2,7 +2,7 @@
 
 use super::error::ApiError;
 use super::fields::Fields;
-use crate::cli::io::bias::LogitBias;
+use crate::cli::io::bias::{self, LogitBias};
 use crate::sampler::SamplerConfig;
 
 /// Sampling settings that a request names. The others are the model's.
@@ -31,7 +31,7 @@ impl SamplingFields {
             repeat_last_n: fields.take("repeat_last_n")?,
             presence_penalty: fields.take("presence_penalty")?,
             frequency_penalty: fields.take("frequency_penalty")?,
-            logit_bias: fields.take("logit_bias")?,
+            logit_bias: fields.take_as("logit_bias", bias::FORM)?,
         })
     }
 
