@@ -15,12 +15,12 @@ fn by_the_book(target: &Toy, text: &[u32], n: usize) -> Vec<TokenLogProbs> {
     [TokenLogProbs::first(text[0])].into_iter().chain((1..text.len()).map(entry)).collect()
 }
 
-/// Grows texts with scored prompts. After each step of which `pauses` is true, one of them pauses
-/// and goes on. Returns their histories and log-probabilities.
+/// Grows texts with scored prompts. After a step for which `pauses` names a sequence, its text
+/// pauses and goes on. Returns their histories and log-probabilities.
 fn grow(
     texts: &mut Scheduler<'_>,
     requests: Vec<Request>,
-    pauses: &dyn Fn(usize) -> bool,
+    pauses: &dyn Fn(usize) -> Option<usize>,
 ) -> Vec<(Vec<u32>, Vec<TokenLogProbs>)> {
     let mut got = vec![(Vec::new(), Vec::new()); requests.len()];
     let (mut waiting, mut places) = (requests.into_iter().enumerate(), [usize::MAX; TEXTS]);
@@ -37,7 +37,7 @@ fn grow(
             *history = ended.text.history;
             scores.extend(ended.log_probs);
         }
-        if let Some(paused) = pauses(step).then(|| texts.cancel(step % TEXTS)).flatten() {
+        if let Some(paused) = pauses(step).and_then(|sequence| texts.cancel(sequence)) {
             let number = places[paused.sequence];
             got[number].1.extend(paused.log_probs);
             places[texts.admit(paused.text).unwrap()] = number;
@@ -78,7 +78,9 @@ fn prompts_have_the_scores_of_their_rows_whatever_happens() {
         let mut timeline = Timeline::new(target.engine_for(TEXTS));
         let mut texts = Scheduler::new(&mut timeline, drafter.as_mut(), &mut policy, &[], &never)
             .keeping_prefixes();
-        let got = grow(&mut texts, requests().collect(), &|step| step % pause == pause - 1);
+        let pauses =
+            |step| (step < 80 && step % pause == pause - 1).then_some(step / pause % TEXTS);
+        let got = grow(&mut texts, requests().collect(), &pauses);
         for (i, ((history, scores), request)) in got.into_iter().zip(requests()).enumerate() {
             assert_eq!(history, plain[i], "text {i}, drafts {drafts}, pauses {pause}");
             let want = by_the_book(&target, &history, i % 3);
@@ -106,7 +108,7 @@ fn a_scored_text_has_the_score_of_its_end() {
         let mut texts = Scheduler::new(&mut timeline, &mut none, &mut policy, &ends, &never);
         let text = request(&Case::new(&prompt, SamplerConfig::default()));
         let text = Request { top_log_probs: Some(1), scored, ..text };
-        let got = grow(&mut texts, vec![text], &|_| false).remove(0);
+        let got = grow(&mut texts, vec![text], &|_| None).remove(0);
         let want = by_the_book(&target, &plain.0.history, 1);
         assert_eq!(got, (prompt.to_vec(), if scored.is_some() { want } else { Vec::new() }));
     }
