@@ -310,7 +310,7 @@ pub fn completions(
 /// Answers of `/v1/completions`.
 struct Text {
     head: ResponseHead,
-    /// Of each answer.
+    /// The prompts that the answers begin with.
     echoes: Vec<Echo>,
     include_usage: bool,
     wants_log_probs: bool,
