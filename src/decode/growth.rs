@@ -2,11 +2,13 @@
 
 use std::time::Instant;
 
-use super::TokenLogProbs;
-use super::scheduler::Request;
+use rayon::prelude::*;
+
+use super::{Request, TokenLogProbs};
 use crate::draft::{Allowance, DraftContext, DraftRequest, Proposal, Verified};
 use crate::engine::{Scores, TokenTree};
 use crate::tensor::Token;
+use crate::util::threads;
 
 /// A text that has a sequence of the target.
 pub struct GrowingText {
@@ -55,6 +57,19 @@ impl GrowingText {
     /// Returns all but the newest token, which is the root of the next tree.
     pub fn past(&self) -> &[Token] {
         self.request.history.split_last().map_or(&[], |(_, past)| past)
+    }
+
+    /// Takes log-probabilities of the prompt from the rows of its part, which begin with `row` and
+    /// stand behind `position` tokens. The row of a token has those of the next one.
+    pub fn take_prompt_scores(&mut self, scores: &Scores, row: usize, position: usize) {
+        let Request { history, top_log_probs, scored, .. } = &mut self.request;
+        let (Some(scored), Some(n)) = (scored, *top_log_probs) else { return };
+        let entry = |at| TokenLogProbs::new(scores.row(row + at - position - 1), history[at], n);
+        let new = (position + 1).max(*scored)..position + 1 + self.chunk.len();
+        threads::prepare_common_pool();
+        let new: Vec<TokenLogProbs> = new.into_par_iter().map(entry).collect();
+        *scored += new.len();
+        self.log_probs.extend(new);
     }
 }
 

@@ -2,37 +2,37 @@
 //!
 //! They are the model's own, before bans, grammar, penalty, temperature and filters.
 
-use crate::tensor::Token;
+use crate::sampler;
+use crate::tensor::{Token, math};
 
 /// The log-probability of a token of a text, and the likeliest tokens in its place.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TokenLogProbs {
     pub token: Token,
-    pub log_prob: f32,
+    /// `None` for the first token of a text, which nothing predicts.
+    pub log_prob: Option<f32>,
     /// The likeliest tokens with their log-probabilities, best first.
     pub best: Vec<(Token, f32)>,
 }
 
 impl TokenLogProbs {
-    /// Computes the log-probabilities of a row of logits in which `token` was picked, with the `n`
-    /// likeliest tokens.
+    /// Makes the entry of the first token of a text.
+    pub fn first(token: Token) -> TokenLogProbs {
+        TokenLogProbs { token, log_prob: None, best: Vec::new() }
+    }
+
+    /// Computes the log-probabilities of a row of logits behind which `token` stands, with the `n`
+    /// likeliest tokens. A row without a largest number has none.
     pub fn new(logits: &[f32], token: Token, n: usize) -> TokenLogProbs {
-        let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let sum: f64 = logits.iter().map(|logit| f64::from(logit - max).exp()).sum();
-        let log_prob = |logit: f32| (f64::from(logit - max) - sum.ln()) as f32;
-        let order = |a: &Token, b: &Token| {
-            logits[*b as usize].total_cmp(&logits[*a as usize]).then(a.cmp(b))
+        let Ok(mut best) = sampler::best(logits, n.max(1)) else {
+            return TokenLogProbs::first(token);
         };
-        let mut ids: Vec<Token> = (0..logits.len() as Token).collect();
-        let n = n.min(ids.len());
-        if n < ids.len() && n > 0 {
-            ids.select_nth_unstable_by(n - 1, order);
-        }
-        ids.truncate(n);
-        ids.sort_unstable_by(order);
-        let best = ids.into_iter().map(|id| (id, log_prob(logits[id as usize]))).collect();
+        let log_sum = math::log_sum_exp(logits);
+        let log_prob = |logit: f32| (f64::from(logit) - log_sum) as f32;
+        best.truncate(n);
+        best.iter_mut().for_each(|(_, logit)| *logit = log_prob(*logit));
         let log_prob = logits.get(token as usize).map_or(f32::NEG_INFINITY, |l| log_prob(*l));
-        TokenLogProbs { token, log_prob, best }
+        TokenLogProbs { token, log_prob: Some(log_prob), best }
     }
 }
 
@@ -48,8 +48,9 @@ mod tests {
         assert_eq!(ids, [1, 3, 0, 4, 2]);
         let sum: f32 = all.best.iter().map(|(_, log_prob)| log_prob.exp()).sum();
         assert!((sum - 1.0).abs() < 1e-6, "{sum}");
-        assert_eq!((all.token, all.log_prob), all.best[4]);
+        assert_eq!((all.token, all.log_prob), (all.best[4].0, Some(all.best[4].1)));
         assert_eq!(TokenLogProbs::new(&logits, 2, 2).best, all.best[..2]);
         assert_eq!(TokenLogProbs::new(&logits, 1, 0).best, []);
+        assert_eq!(TokenLogProbs::new(&[f32::NAN; 3], 1, 2), TokenLogProbs::first(1));
     }
 }

@@ -3,6 +3,7 @@
 mod growth;
 pub mod log_probs;
 mod prefixes;
+mod request;
 pub mod scheduler;
 pub mod stats;
 pub mod text;
@@ -13,7 +14,8 @@ use std::sync::atomic::AtomicBool;
 use anyhow::Result;
 
 pub use log_probs::TokenLogProbs;
-pub use scheduler::{Ended, Refused, Request, Scheduler};
+pub use request::{Ended, Refused, Request};
+pub use scheduler::Scheduler;
 pub use stats::{Stats, Tally};
 pub use verify::{Verdict, verify};
 

@@ -13,7 +13,7 @@ use anyhow::{Error, Result};
 
 use super::growth::{GrowingText, TextStage, draft_requests};
 use super::prefixes::{Prefixes, common, whole_pages};
-use super::{Event, Flow, Stats, StopReason, TokenLogProbs, Verdict, verify};
+use super::{Ended, Event, Flow, Refused, Request, StopReason, TokenLogProbs, Verdict, verify};
 use crate::draft::{
     Allowance, DraftRequest, Drafter, Pass, Policy, Proposal, Round, RoundOutcome, grammar,
     verified,
@@ -21,50 +21,14 @@ use crate::draft::{
 use crate::engine::{EngineExt, Input, Output, Rows, Scores, Timeline, TokenTree};
 use crate::error::{Fault, Kind};
 use crate::kv::PAGE;
-use crate::sampler::Sampler;
 use crate::tensor::Token;
 
 /// The most rows of prompts in a pass that texts grow by: they must not wait long for each other.
 const PROMPT_ROWS: usize = 64;
+/// The most rows of prompts that get scores in a pass: the logits of each take up to 1 MiB.
+const SCORED_ROWS: usize = 64;
 /// How long nothing is done where all texts wait for their grammars.
 const MOMENT: Duration = Duration::from_millis(1);
-
-/// A text to be grown. A text that ends or pauses is given back as the request that continues it.
-#[derive(Debug)]
-pub struct Request {
-    /// The prompt and the generated tokens.
-    pub history: Vec<Token>,
-    pub sampler: Sampler,
-    /// The most tokens that may still come. The context may hold fewer.
-    pub max_tokens: usize,
-    pub stats: Stats,
-    /// The number of likeliest tokens beside each token's own log-probability; `None` for no
-    /// log-probabilities.
-    pub top_log_probs: Option<usize>,
-}
-
-impl Request {
-    /// Makes a request with empty statistics and without log-probabilities.
-    pub fn new(history: Vec<Token>, sampler: Sampler, max_tokens: usize) -> Request {
-        Request { history, sampler, max_tokens, stats: Stats::default(), top_log_probs: None }
-    }
-}
-
-/// A request that was not admitted.
-#[derive(Debug)]
-pub struct Refused {
-    pub request: Request,
-    pub error: Error,
-}
-
-/// A text that has ended. An error is the text's own: other texts continue.
-pub struct Ended {
-    pub sequence: usize,
-    pub text: Request,
-    pub stop: Result<StopReason>,
-    /// Log-probabilities of the tokens since the last call for them.
-    pub log_probs: Vec<TokenLogProbs>,
-}
 
 /// A target, its drafter, and the texts that share both.
 pub struct Scheduler<'a> {
@@ -149,9 +113,18 @@ impl<'a> Scheduler<'a> {
             Ok(room) => request.max_tokens = request.max_tokens.min(room),
             Err(error) => return Err(Box::new(Refused { request, error })),
         }
+        let mut log_probs = Vec::new();
+        if request.scored == Some(0) {
+            log_probs.push(TokenLogProbs::first(request.history[0]));
+            request.scored = Some(1);
+        }
         let free = (0..self.texts.len()).filter(|s| self.texts[*s].is_none());
         let fitness = |s: &usize| {
-            let gain = self.prefixes.gain(self.target, *s, &request.history);
+            let is_read_anew = request.lacks_scores();
+            let gain = match is_read_anew {
+                true => 0,
+                false => self.prefixes.gain(self.target, *s, &request.history),
+            };
             (gain, Reverse(self.prefixes.last_use(*s)), Reverse(*s))
         };
         let sequence = free.max_by_key(fitness).expect("the caller has seen that there is room");
@@ -166,7 +139,7 @@ impl<'a> Scheduler<'a> {
             scored_at: None,
             chunk: TokenTree::default(),
             fork: 0,
-            log_probs: Vec::new(),
+            log_probs,
         });
         Ok(sequence)
     }
@@ -203,7 +176,7 @@ impl<'a> Scheduler<'a> {
         let interrupted = self.interrupt.load(Ordering::Relaxed);
         for sequence in 0..self.texts.len() {
             match &self.texts[sequence] {
-                Some(text) if text.request.max_tokens == 0 => {
+                Some(text) if text.request.max_tokens == 0 && !text.request.lacks_scores() => {
                     ended.push(self.end(sequence, Ok(StopReason::Length)))
                 }
                 Some(_) if interrupted => ended.push(self.end(sequence, Ok(StopReason::Interrupt))),
@@ -227,6 +200,7 @@ impl<'a> Scheduler<'a> {
         self.passes += !growing.is_empty() as u64;
 
         let verdicts = self.verify(&growing);
+        self.take_prompt_scores(&growing);
         pass.time = begun.elapsed();
         if !growing.is_empty() {
             let path = |verdict: &Result<Verdict>| {
@@ -275,7 +249,11 @@ impl<'a> Scheduler<'a> {
         for sequence in self.sequences_where(|text| !text.grows()) {
             let text = self.texts[sequence].as_mut().expect("it does not grow");
             if text.stage == TextStage::Admitted {
-                self.target.adopt(&[(sequence, text.past())])?;
+                if text.request.lacks_scores() {
+                    self.target.clear(sequence)?;
+                } else {
+                    self.target.adopt(&[(sequence, text.past())])?;
+                }
                 if self.waits(sequence) {
                     continue;
                 }
@@ -296,8 +274,11 @@ impl<'a> Scheduler<'a> {
     }
 
     /// Returns whether a text shares more with one that is being read than its sequence holds. It
-    /// then waits, so that the shared part is read once.
+    /// then waits, so that the shared part is read once. A text whose prompt lacks scores reads all
+    /// of it.
     fn waits(&self, sequence: usize) -> bool {
+        let text = self.texts[sequence].as_ref();
+        let reads_all = text.is_some_and(|text| text.request.lacks_scores());
         let past = self.texts[sequence].as_ref().map_or(&[][..], GrowingText::past);
         let held = self.target.position(sequence);
         let reads_more = |other: &usize| {
@@ -305,13 +286,17 @@ impl<'a> Scheduler<'a> {
             let shared = whole_pages(common(others, past));
             shared > held && self.target.position(*other) < shared
         };
-        self.prefixes.is_on() && self.sequences_where(GrowingText::is_read).iter().any(reads_more)
+        self.prefixes.is_on()
+            && !reads_all
+            && self.sequences_where(GrowingText::is_read).iter().any(reads_more)
     }
 
     /// Finds the part of a text that is read already.
     fn begin_reading(&mut self, sequence: usize) {
         let text = self.texts[sequence].as_mut().expect("it is to be read");
-        self.prefixes.resume(self.target, sequence, text.past());
+        if !text.request.lacks_scores() {
+            self.prefixes.resume(self.target, sequence, text.past());
+        }
         let cached = self.target.position(sequence);
         text.fork = self.prefixes.fork(self.target, sequence, text.past());
         text.request.stats.prompt_tokens += text.request.history.len() as u64;
@@ -326,14 +311,19 @@ impl<'a> Scheduler<'a> {
         let most = self.target.engine().info().max_rows - growing;
         let mut rows = if growing > 0 { most.min(PROMPT_ROWS) } else { most };
         let reading = self.sequences_where(GrowingText::is_read);
-        let all = rows;
+        let (all, mut scored) = (rows, SCORED_ROWS);
         for (i, &sequence) in reading.iter().enumerate() {
             let text = self.texts[sequence].as_mut().expect("it is being read");
             let rest = &text.past()[self.target.position(sequence)..];
             let share = (rows / (reading.len() - i)).max(rows.min(1));
-            let taken = self.target.fitting(rest, share);
+            let lacks_scores = text.request.lacks_scores();
+            let taken = match lacks_scores {
+                true => rest.len().min(share).min(scored),
+                false => self.target.fitting(rest, share),
+            };
             text.chunk = TokenTree::chain(&rest[..taken]);
             rows -= taken;
+            scored -= if lacks_scores { taken } else { 0 };
         }
         all - rows
     }
@@ -412,7 +402,10 @@ impl<'a> Scheduler<'a> {
         }
         for (sequence, text) in self.texts.iter().enumerate() {
             if let Some(text) = text.as_ref().filter(|t| !t.grows() && !t.chunk.is_empty()) {
-                inputs.push(Input::new(sequence, &text.chunk, Rows::None));
+                let is_scored = text.request.lacks_scores();
+                let rows = if is_scored { Rows::All } else { Rows::None };
+                output = output.filter(|_| !is_scored);
+                inputs.push(Input::new(sequence, &text.chunk, rows));
             }
         }
         let output = output.map_or(Output::Logits, |(n, usable)| Output::Best { n, usable });
@@ -482,6 +475,19 @@ impl<'a> Scheduler<'a> {
         verdicts
     }
 
+    /// Takes the log-probabilities of prompts from the rows of their parts, which stand behind the
+    /// rows of the trees.
+    fn take_prompt_scores(&mut self, growing: &[usize]) {
+        let trees = growing.iter().flat_map(|sequence| &self.texts[*sequence]);
+        let mut row = trees.map(|text| text.proposal.len()).sum();
+        for sequence in self.sequences_where(|t| t.is_read() && t.request.lacks_scores()) {
+            let position = self.target.position(sequence);
+            let text = self.texts[sequence].as_mut().expect("it is being read");
+            text.take_prompt_scores(&self.scores, row, position);
+            row += text.chunk.len();
+        }
+    }
+
     /// Lets a text grow by the tokens of a verdict. Returns what ends it.
     fn grow(
         &mut self,
@@ -496,14 +502,17 @@ impl<'a> Scheduler<'a> {
         std::mem::swap(&mut text.scored, &mut text.proposal.tree);
         let (_, first) = text.scored_at.expect("its tree was scored");
         for (token, node) in verdict.tokens(&text.scored).into_iter().zip(&verdict.path) {
-            if self.stop_ids.contains(&token) {
-                return Some(StopReason::Token(token));
-            }
-            if let Some(n) = text.request.top_log_probs {
+            let is_end = self.stop_ids.contains(&token);
+            let wants_scores = !is_end || text.request.scored.is_some();
+            if let Some(n) = text.request.top_log_probs.filter(|_| wants_scores) {
                 let row = self.scores.row(first + *node as usize);
                 text.log_probs.push(TokenLogProbs::new(row, token, n));
             }
+            if is_end {
+                return Some(StopReason::Token(token));
+            }
             text.request.history.push(token);
+            text.request.scored.iter_mut().for_each(|scored| *scored += 1);
             text.request.stats.tokens += 1;
             text.request.max_tokens -= 1;
             text.request.stats.first_token.get_or_insert_with(|| text.admitted.elapsed());

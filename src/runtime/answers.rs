@@ -47,6 +47,7 @@ impl FinishReason {
 }
 
 /// Returns the sampler of an answer. `ends` are the tokens that end one; `ignore_eos` bans them.
+/// Biases of tokens that do not exist are an error.
 pub fn sampler(
     config: SamplerConfig,
     constrained: &Constrained,
@@ -54,7 +55,12 @@ pub fn sampler(
     ends: &[Token],
     ignore_eos: bool,
 ) -> Result<Sampler> {
-    let sampler = constrained.sampler(Sampler::new(config)?.usable(tokenizer.vocab()));
+    let vocab = tokenizer.vocab();
+    if let Some((token, _)) = config.logit_bias.iter().find(|bias| bias.0 as usize >= vocab) {
+        let what = format!("the bias of token {token}: tokens are numbers below {vocab}");
+        return Err(Fault::usage(what).into());
+    }
+    let sampler = constrained.sampler(Sampler::new(config)?.usable(vocab));
     Ok(if ignore_eos { sampler.ban(ends.iter().copied()) } else { sampler })
 }
 

@@ -6,20 +6,21 @@
 //! the same noise therefore predicts the target's own draw, and drafts cannot change the picked
 //! token.
 //!
-//! Order, as in Hugging Face transformers: grammar, bans, repetition penalty, temperature, top-k,
-//! top-p, min-p. Ties go to the lowest id; sums run best first, in f64.
+//! Order: grammar, bans, biases and penalties ([`adjust`]), temperature, top-k, top-p, min-p. Ties
+//! go to the lowest id; sums run best first, in f64.
 
+mod adjust;
 mod noise;
 mod rule;
 mod select;
 
-use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use anyhow::{Result, bail};
 
 use crate::error::Fault;
 use crate::tensor::Token;
+use adjust::Adjustments;
 pub use noise::gumbel;
 pub use rule::{Mask, TokenRule};
 use select::LogitRow;
@@ -31,8 +32,6 @@ const RANKED: usize = 128;
 const DROPPED: f32 = 3.0;
 /// Tokens below `e^-40` of the best one are not counted in the sum behind top-p.
 const NEGLIGIBLE: f32 = 40.0;
-/// Repeat penalties that leave logits finite.
-const PENALTIES: RangeInclusive<f32> = 0.001..=1000.0;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct SamplerConfig {
@@ -44,9 +43,17 @@ pub struct SamplerConfig {
     pub top_p: f32,
     /// Keep tokens at least this probable relative to the best one; 0 keeps all.
     pub min_p: f32,
-    /// Logits of tokens in the context are divided (if positive) or multiplied (if negative) by
-    /// this; 1 changes nothing.
+    /// Logits of tokens of the prompt and the answer are divided (if positive) or multiplied (if
+    /// negative) by this; 1 changes nothing.
     pub repeat_penalty: f32,
+    /// The repetition penalty counts so many of the last tokens; -1 stands for the whole text.
+    pub repeat_last_n: i64,
+    /// Taken from the logits of tokens of the answer.
+    pub presence_penalty: f32,
+    /// Taken from the logits of tokens of the answer, once for each time that they stand there.
+    pub frequency_penalty: f32,
+    /// Added to the logits of tokens; -100 bans. The last bias of a token counts.
+    pub logit_bias: Vec<(Token, f32)>,
     pub seed: u64,
 }
 
@@ -59,6 +66,10 @@ impl Default for SamplerConfig {
             top_p: 1.0,
             min_p: 0.0,
             repeat_penalty: 1.0,
+            repeat_last_n: -1,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            logit_bias: Vec::new(),
             seed: 0,
         }
     }
@@ -81,6 +92,12 @@ impl Tempered {
     }
 }
 
+/// Returns the `n` tokens with the largest logits, best first. A row without a largest number is an
+/// error.
+pub fn best(logits: &[f32], n: usize) -> Result<Vec<(Token, f32)>> {
+    Ok(LogitRow::new(logits, Vec::new())?.top(n))
+}
+
 #[derive(Clone, Debug)]
 pub struct Sampler {
     config: SamplerConfig,
@@ -89,28 +106,29 @@ pub struct Sampler {
     /// Ascending.
     banned: Vec<Token>,
     rule: Option<Arc<dyn TokenRule>>,
+    adjustments: Adjustments,
 }
 
 impl Sampler {
     /// Makes a sampler. Settings outside their range are an error.
     pub fn new(config: SamplerConfig) -> Result<Self> {
         let check = |ok: bool, what: String| if ok { Ok(()) } else { Err(Fault::usage(what)) };
-        let SamplerConfig { temperature: t, top_p, min_p, repeat_penalty: r, .. } = config;
+        let SamplerConfig { temperature: t, top_p, min_p, .. } = config;
         check(t.is_finite() && t >= 0.0, format!("the temperature must be 0 or more, not {t}"))?;
         check(
             top_p > 0.0 && top_p <= 1.0,
             format!("top-p must be above 0 and at most 1, not {top_p}"),
         )?;
         check((0.0..=1.0).contains(&min_p), format!("min-p must be between 0 and 1, not {min_p}"))?;
-        check(
-            PENALTIES.contains(&r),
-            format!(
-                "the repeat penalty must be from {} to {}, not {r}",
-                PENALTIES.start(),
-                PENALTIES.end()
-            ),
-        )?;
-        Ok(Sampler { config, usable: usize::MAX, banned: Vec::new(), rule: None })
+        let (adjustments, banned) = Adjustments::new(&config)?;
+        Ok(Sampler { config, usable: usize::MAX, banned, rule: None, adjustments })
+    }
+
+    /// Names the place where the answer begins, behind so many tokens of the prompt. The first call
+    /// counts: an answer that pauses begins where it began.
+    pub fn answering(mut self, prompt: usize) -> Self {
+        self.adjustments.answer_at.get_or_insert(prompt);
+        self
     }
 
     /// Excludes ids from `usable` on: the rows that a checkpoint pads its vocabulary with.
@@ -138,11 +156,7 @@ impl Sampler {
 
     /// Returns whether [`pick`](Self::pick) and [`temper`](Self::temper) read their `context`.
     pub fn reads_context(&self) -> bool {
-        self.penalises() || self.rule.is_some()
-    }
-
-    fn penalises(&self) -> bool {
-        self.config.repeat_penalty != 1.0
+        self.adjustments.reads_context() || self.rule.is_some()
     }
 
     /// Returns the tokens that may follow a text, or `None` without a rule.
@@ -183,7 +197,15 @@ impl Sampler {
             None => {
                 let mut masked = Vec::with_capacity(logits.len());
                 mask.apply(logits, |column| column as Token, &mut masked);
-                self.pick_any(position, &masked, context)
+                let picked = self.pick_any(position, &masked, context);
+                let is_left = |(token, logit): (usize, &f32)| {
+                    *logit != f32::NEG_INFINITY && self.allows(token as Token)
+                };
+                if picked.is_err() && !masked.iter().enumerate().any(is_left) {
+                    let fault = Fault::usage("all tokens that the grammar allows are banned");
+                    return Err(fault.help("ban fewer tokens, or change the grammar").into());
+                }
+                picked
             }
         }
     }
@@ -216,7 +238,8 @@ impl Sampler {
             (false, 0) => return None,
             (false, k) => k,
         };
-        (!self.reads_context()).then_some((kept + self.banned.len(), self.usable))
+        let is_plain = self.rule.is_none() && self.adjustments.is_empty();
+        is_plain.then_some((kept + self.banned.len(), self.usable))
     }
 
     /// Does [`pick`](Self::pick) from a list of at least the [`decisive`](Self::decisive) logits,
@@ -247,20 +270,26 @@ impl Sampler {
         Ok(choice.0)
     }
 
-    /// Returns the `n` tokens with the largest logits, best first. Penalties and bans are not
-    /// applied.
+    /// Returns the `n` tokens with the largest logits, best first. Penalties, biases and bans are
+    /// not applied.
     pub fn best(&self, logits: &[f32], n: usize) -> Result<Vec<(Token, f32)>> {
-        Ok(LogitRow::new(&logits[..logits.len().min(self.usable)], Vec::new())?.top(n))
+        best(&logits[..logits.len().min(self.usable)], n)
     }
 
     /// Computes a draft row's likeliest tokens under the target's settings.
     ///
-    /// Temperature, top-k and the penalty are applied. Tokens that top-p and min-p would drop stay
-    /// in the list with a penalty, because the draft may be wrong about them. Bans and the rule are
-    /// not applied, because a draft may have token ids of its own: see [`allows`](Self::allows) and
-    /// [`mask`](Self::mask).
-    pub fn temper(&self, logits: &[f32], context: &[Token], out: &mut Tempered) -> Result<()> {
-        let row = LogitRow::new(logits, self.penalties(logits, context))?;
+    /// Temperature, top-k, penalties and biases are applied. Tokens that top-p and min-p would drop
+    /// stay in the list with a penalty, because the draft may be wrong about them. Bans and the
+    /// rule are not applied, because the list has columns of the row, which may not be tokens: see
+    /// [`allows`](Self::allows) and [`mask`](Self::mask). `column_of` returns the column of a token.
+    pub fn temper(
+        &self,
+        logits: &[f32],
+        context: &[Token],
+        column_of: impl Fn(Token) -> Option<usize>,
+        out: &mut Tempered,
+    ) -> Result<()> {
+        let row = LogitRow::new(logits, self.patches(logits, context, column_of))?;
         self.temper_list(row.top(self.ranked()), out);
         Ok(())
     }
@@ -274,9 +303,9 @@ impl Sampler {
         out: &mut Tempered,
     ) -> Result<()> {
         let mut list = best.to_vec();
-        if self.penalises() {
-            let met = list.iter_mut().filter(|c| context.contains(&c.0));
-            met.for_each(|(_, logit)| *logit = self.penalised(*logit));
+        if !self.adjustments.is_empty() {
+            let counts = self.adjustments.count(context);
+            list.iter_mut().for_each(|(token, logit)| *logit = counts.adjusted(*token, *logit));
             list.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
         }
         if !list.iter().all(|c| c.1.is_finite()) || list.is_empty() {
@@ -310,12 +339,6 @@ impl Sampler {
         out.list.iter_mut().for_each(|(_, logit)| *logit = *logit * out.scale - out.norm);
     }
 
-    /// Returns a logit of a token of the context.
-    fn penalised(&self, logit: f32) -> f32 {
-        let penalty = self.config.repeat_penalty;
-        if logit < 0.0 { logit * penalty } else { logit / penalty }
-    }
-
     /// Returns the noise that the target adds to a token's log-probability at `position`. It is 0
     /// at temperature 0.
     pub fn noise(&self, position: usize, token: Token) -> f32 {
@@ -331,10 +354,10 @@ impl Sampler {
         (token as usize) < self.usable && self.banned.binary_search(&token).is_err()
     }
 
-    /// Applies bans and the penalty. Every token of the context counts once, as in transformers.
+    /// Applies bans, biases and penalties.
     fn row<'a>(&self, logits: &'a [f32], context: &[Token]) -> Result<LogitRow<'a>> {
         let logits = &logits[..logits.len().min(self.usable)];
-        let mut patches = self.penalties(logits, context);
+        let mut patches = self.patches(logits, context, |token| Some(token as usize));
         if !self.banned.is_empty() {
             patches.retain(|(token, _)| self.banned.binary_search(token).is_err());
             patches.extend(
@@ -348,22 +371,17 @@ impl Sampler {
         LogitRow::new(logits, patches)
     }
 
-    /// Returns the logits that the penalty changes, by ascending token.
-    fn penalties(&self, logits: &[f32], context: &[Token]) -> Vec<(Token, f32)> {
-        let mut patches = Vec::new();
-        if self.penalises() {
-            let inside = |token: &&Token| (**token as usize) < logits.len();
-            let mut seen = vec![0u64; logits.len().div_ceil(64)];
-            context.iter().filter(inside).for_each(|&t| seen[t as usize / 64] |= 1 << (t % 64));
-            for (word, &bits) in seen.iter().enumerate().filter(|(_, bits)| **bits != 0) {
-                for token in
-                    (0..64).filter(|bit| bits >> bit & 1 == 1).map(|bit| (word * 64 + bit) as Token)
-                {
-                    patches.push((token, self.penalised(logits[token as usize])));
-                }
-            }
+    /// Returns the logits that biases and penalties change, by ascending column.
+    fn patches(
+        &self,
+        logits: &[f32],
+        context: &[Token],
+        column_of: impl Fn(Token) -> Option<usize>,
+    ) -> Vec<(Token, f32)> {
+        match self.adjustments.is_empty() {
+            true => Vec::new(),
+            false => self.adjustments.count(context).patches(logits, column_of),
         }
-        patches
     }
 
     /// Returns the tokens that pass top-k or top-p, and min-p, best first.

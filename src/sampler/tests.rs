@@ -47,6 +47,11 @@ fn by_the_book(
     best.0
 }
 
+/// The column of a token.
+fn own(token: Token) -> Option<usize> {
+    Some(token as usize)
+}
+
 /// Logits between about -4 and 12, most of them low.
 fn logits(seed: u64, n: usize) -> Vec<f32> {
     (0..n).map(|i| gumbel(seed, 1 << 20, i as Token) as f32).collect()
@@ -121,7 +126,7 @@ fn a_perfect_draft_with_the_shared_noise_finds_the_pick() {
             let config = SamplerConfig { temperature, top_k: 64, seed, ..Default::default() };
             let sampler = Sampler::new(config).unwrap();
             let logits = logits(seed, 1000).iter().map(|l| 3.0 * l).collect::<Vec<_>>();
-            sampler.temper(&logits, &[], &mut tempered).unwrap();
+            sampler.temper(&logits, &[], own, &mut tempered).unwrap();
             let score = |&(token, p): &(Token, f32)| p + sampler.noise(9, token);
             let best = tempered.list.iter().max_by(|a, b| score(a).total_cmp(&score(b))).unwrap();
             assert_eq!(best.0, sampler.pick(9, &logits, &[]).unwrap());
@@ -137,7 +142,7 @@ fn tempering_follows_penalty_and_temperature() {
         Sampler::new(SamplerConfig { temperature: 0.5, repeat_penalty: 2.0, ..Default::default() })
             .unwrap();
     let mut tempered = Tempered::default();
-    sampler.temper(&[4.0, 3.0, 2.0], &[0], &mut tempered).unwrap();
+    sampler.temper(&[4.0, 3.0, 2.0], &[0], own, &mut tempered).unwrap();
     let want = [(1, 3.0f32), (0, 2.0), (2, 2.0)].map(|(t, l)| (t, 2.0 * l));
     let norm = want.iter().map(|(_, l)| l.exp()).sum::<f32>().ln();
     for (got, want) in tempered.list.iter().zip(want) {
@@ -161,4 +166,41 @@ fn settings_out_of_range_are_usage_errors() {
         let error = Sampler::new(config).unwrap_err();
         assert_eq!(crate::error::fault_of(&error).unwrap().kind.exit_code(), 2);
     }
+}
+
+#[derive(Debug)]
+struct Only(Vec<u32>);
+
+impl TokenRule for Only {
+    fn mask(&self, _: &[Token]) -> Result<Arc<Mask>> {
+        Ok(Arc::new(Mask::new(self.0.clone(), false)))
+    }
+}
+
+#[test]
+fn a_grammar_of_banned_tokens_is_a_usage_error() {
+    let logit_bias = vec![(1, -100.0), (3, -100.0)];
+    let banning = SamplerConfig { logit_bias, ..SamplerConfig::default() };
+    for (allowed, picks) in [(0b1010, None), (0b0010, None), (0b1110, Some(2))] {
+        let sampler = Sampler::new(banning.clone()).unwrap().under(Arc::new(Only(vec![allowed])));
+        let picked = sampler.pick(0, &[4.0, 3.0, 2.0, 1.0], &[]);
+        match picks {
+            Some(token) => assert_eq!(picked.unwrap(), token),
+            None => assert!(picked.unwrap_err().to_string().contains("are banned")),
+        }
+    }
+}
+
+/// A device's list of the best tokens serves bans, and no other change.
+#[test]
+fn only_bans_leave_a_list_of_the_best_tokens_decisive() {
+    let decisive = |config: SamplerConfig| Sampler::new(config).unwrap().usable(9).decisive();
+    let base = SamplerConfig::default;
+    let bans = vec![(1, -100.0), (3, -100.0)];
+    let banning = SamplerConfig { logit_bias: bans, ..base() };
+    assert_eq!(decisive(banning.clone()), Some((3, 9)));
+    let best = [(1, 4.0), (3, 3.0), (2, 2.0)];
+    assert_eq!(Sampler::new(banning).unwrap().pick_best(0, &best).unwrap(), 2);
+    assert_eq!(decisive(SamplerConfig { logit_bias: vec![(1, -99.0)], ..base() }), None);
+    assert_eq!(decisive(SamplerConfig { presence_penalty: 0.5, ..base() }), None);
 }

@@ -180,7 +180,8 @@ fn texts_that_share_passes_are_those_alone() {
         json!({"temperature": 0}),
         json!({"temperature": 1, "top_k": 0, "top_p": 1.0}),
         json!({"temperature": 0.8, "top_k": 20, "stop": [" the", "."]}),
-        json!({"temperature": 1, "repeat_penalty": 1.3, "seed": 5}),
+        json!({"temperature": 1, "repeat_penalty": 1.3, "repeat_last_n": 9, "seed": 5,
+            "presence_penalty": 0.7, "frequency_penalty": 0.2, "logit_bias": {"236": -100}}),
         json!({"temperature": 0, "ignore_eos": true, "system": "Answer in one sentence."}),
         json!({"temperature": 1, "min_p": 0.1, "raw": true}),
         // With much that is forced, and with little.

@@ -108,11 +108,18 @@ fn case(rng: &mut SmallRng, number: usize, long: usize) -> Case {
         (4, "top_p", "top-p", json!(0.5)),
         (5, "min_p", "min-p", json!(0.125)),
         (4, "repeat_penalty", "repeat-penalty", json!(1.25)),
+        (3, "repeat_last_n", "repeat-last-n", json!(20)),
+        (4, "presence_penalty", "presence-penalty", json!(1.5)),
+        (4, "frequency_penalty", "frequency-penalty", json!(-0.25)),
         (4, "stop", "stop", json!("the")),
     ] {
         if rng.random_range(0..share) == 0 {
             case.set(field, option, value);
         }
+    }
+    if rng.random_range(0..3) == 0 {
+        case.arguments.extend(["--logit-bias=300=4.5".into(), "--logit-bias=301=-100".into()]);
+        case.body["logit_bias"] = json!({"300": 4.5, "301": -100});
     }
     match rng.random_range(0..6) {
         0 => case.set("regex", "regex", "[A-Z][a-z]+( [a-z]+){2,5}[.]".into()),
@@ -176,7 +183,7 @@ impl Case {
 }
 
 /// Lets Vulkan's driver on the processor count.
-fn on(command: &mut std::process::Command) {
+pub fn on(command: &mut std::process::Command) {
     command.env("GEMMA_VULKAN_CPU", "1");
 }
 
@@ -245,7 +252,7 @@ fn check(options: &[&str], extent: &Extent) {
 
 /// Writes a random model with the tokens of the bundled one, so small that a driver which computes
 /// on the processor is done with a pass at once. Returns where it is.
-fn tiny(dir: &Path) -> String {
+pub fn tiny(dir: &Path) -> String {
     let dims = Dims { vocab: 16384, window: 300, ..Dims::default() };
     TinyModel::new(dims, 1).write(dir, Form::TextV4, Dtype::BF16, 1);
     for file in ["tokenizer.json", "tokenizer_config.json"] {
@@ -261,7 +268,7 @@ fn every_answer_is_that_of_generate_whatever_the_load() {
 }
 
 /// Whether there is a Vulkan device; says so where there is none.
-fn has_vulkan() -> bool {
+pub fn has_vulkan() -> bool {
     let dir = tempfile::tempdir().unwrap();
     let mut devices = command(BINARY, dir.path());
     on(&mut devices);

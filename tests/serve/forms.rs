@@ -49,6 +49,12 @@ fn what_is_not_an_answer_is_told_in_json() {
     let tokens = server.post("/tokenize", &json!({"content": text})).ok();
     let back = server.post("/detokenize", &json!({"tokens": tokens["tokens"]})).ok();
     assert_eq!(back["content"], text);
+    let info = server.get("/tokenizer_info").ok();
+    assert_eq!((&info["bos_token"], &info["eos_token"]), (&json!("<bos>"), &json!("<eos>")));
+    for adds in [false, true] {
+        let body = json!({"prompt": "<bos>", "add_special_tokens": adds});
+        assert_eq!(server.post("/tokenize", &body).ok()["tokens"], json!([2]));
+    }
     assert_eq!(
         tokens["count"].as_u64().unwrap() as usize,
         tokens["tokens"].as_array().unwrap().len()
@@ -61,7 +67,11 @@ fn what_is_not_an_answer_is_told_in_json() {
         (CHAT, json!({"messages": []}), 400, "user message"),
         (CHAT, chat(json!({"model": "x".repeat(300)})), 400, "'model'"),
         (CHAT, chat(json!({"temprature": 1})), 400, "'temprature' is not supported"),
-        (CHAT, chat(json!({"frequency_penalty": 0.5})), 400, "frequency_penalty"),
+        (CHAT, chat(json!({"frequency_penalty": 2.5})), 400, "from -2 to 2, not 2.5"),
+        (CHAT, chat(json!({"repeat_last_n": -2})), 400, "-1 for the whole text"),
+        (CHAT, chat(json!({"logit_bias": {"a": 1}})), 400, "'logit_bias' must be at most"),
+        (CHAT, chat(json!({"logit_bias": {"9": 101}})), 400, "from -100 to 100, not 101"),
+        (CHAT, chat(json!({"logit_bias": [[99999999, false]]})), 400, "token 99999999"),
         (CHAT, chat(json!({"temperature": "hot"})), 400, "'temperature'"),
         (CHAT, chat(json!({"temperature": -1})), 400, "temperature"),
         (CHAT, chat(json!({"repeat_penalty": 1e-39})), 400, "repeat penalty"),
@@ -75,7 +85,13 @@ fn what_is_not_an_answer_is_told_in_json() {
         (CHAT, chat(json!({"tools": [{"type": "function"}]})), 400, "'tools' has no name"),
         (CHAT, search("required"), 400, "'tool_choice' requires a call"),
         (CHAT, search("web_search"), 400, "'tool_choice' names \"web_search\""),
-        ("/v1/completions", json!({"prompt": "a", "suffix": "b"}), 400, "suffix"),
+        ("/v1/completions", json!({"prompt": "a", "suffix": "b"}), 400, "fills none in"),
+        (
+            "/v1/completions",
+            json!({"prompt": "a", "echo": true, "logprobs": 1, "stream": true}),
+            400,
+            "leave out 'stream'",
+        ),
         ("/v1/completions", json!({"prompt": [99999999]}), 400, "tokens are numbers"),
         ("/v1/responses", json!({"input": "a", "previous_response_id": "x"}), 400, "previous"),
         ("/v1/nothing", json!({}), 404, "/v1/nothing"),

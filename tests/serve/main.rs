@@ -12,3 +12,4 @@ mod equality;
 mod forms;
 mod gemma4;
 mod hostile;
+mod scores;

@@ -7,16 +7,18 @@ use common::trees::tokens;
 use common::vulkan::{config_of, device};
 use gemma::compute::cpu::{CpuExecutor, CpuOptions};
 use gemma::compute::{Executor, KvFormat};
-use gemma::decode::StopReason;
+use gemma::decode::{Flow, Request, Scheduler, StopReason};
+use gemma::draft::{NoDraft, Policy};
 use gemma::engine::planned::EngineOptions;
-use gemma::engine::{Engine, PlannedEngine};
+use gemma::engine::{Engine, PlannedEngine, Timeline};
 use gemma::eval::evaluate;
 use gemma::models::{Role, Weights};
-use gemma::sampler::{SamplerConfig, TokenRule};
+use gemma::sampler::{Sampler, SamplerConfig, TokenRule};
 use invariance::{Case, Strict, assisted_pair, check, check_assisted};
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 fn engine(exec: Box<dyn Executor>, linear: &str, embed: &str, kv: KvFormat) -> Box<dyn Engine> {
     let (linear, embed) = (linear.parse().unwrap(), embed.parse().unwrap());
@@ -39,17 +41,33 @@ fn every_drafter_gives_the_plain_text() {
     let (linear, embed, kv) = ("i4-g32", "i8-row", KvFormat::F16);
     let target = pooled(|| engine(Box::new(open()), linear, embed, kv));
     // Greedy, and at temperature 1 with the sampler's noise; the prompt ends short of a page.
-    // Greedy under a rule, which the device's lists of the best tokens know nothing of.
-    for (temperature, prompt, rule) in
-        [(0.0, 6, None), (1.0, 250, None), (0.0, 7, Some(Arc::new(Strict { vocab: 96 })))]
-    {
+    // Greedy under a rule, and with penalties and biases, which the device's lists of the best
+    // tokens know nothing of; with bans, which they know.
+    let greedy = SamplerConfig { seed: 4, ..SamplerConfig::default() };
+    let warm = SamplerConfig { temperature: 1.0, ..greedy.clone() };
+    let adjusted = SamplerConfig {
+        repeat_penalty: 1.2,
+        repeat_last_n: 5,
+        presence_penalty: 0.5,
+        frequency_penalty: 0.25,
+        logit_bias: vec![(3, 2.0), (7, -100.0)],
+        ..greedy.clone()
+    };
+    let bans = (0..40).map(|token| (2 * token, -100.0)).collect();
+    let banning = SamplerConfig { logit_bias: bans, ..greedy.clone() };
+    for (sampler, prompt, rule) in [
+        (greedy.clone(), 6, None),
+        (warm, 250, None),
+        (adjusted, 6, None),
+        (banning, 6, None),
+        (greedy, 7, Some(Arc::new(Strict { vocab: 96 }))),
+    ] {
         let mut rng = SmallRng::seed_from_u64(9);
-        let sampler = SamplerConfig { temperature, seed: 4, ..SamplerConfig::default() };
         let rule = rule.map(|rule| rule as Arc<dyn TokenRule>);
         let case = Case {
             max_tokens: 10,
             rule: rule.clone(),
-            ..Case::new(&tokens(&mut rng, prompt), sampler)
+            ..Case::new(&tokens(&mut rng, prompt), sampler.clone())
         };
         // The draft model has the target's weights, on the processor: mostly right, for other
         // reasons.
@@ -63,6 +81,8 @@ fn every_drafter_gives_the_plain_text() {
                 && accepted("liar") == 0
         );
         for at in prompt..text.history.len() {
+            let banned = |bias: &(u32, f32)| *bias == (text.history[at], -100.0);
+            assert!(!sampler.logit_bias.iter().any(banned), "token {at}");
             let mask = rule.as_ref().map(|rule| rule.mask(&text.history[..at]).unwrap());
             assert!(mask.is_none_or(|mask| mask.allows(text.history[at])), "token {at}");
         }
@@ -86,6 +106,32 @@ fn the_assistant_gives_the_plain_text() {
             Box::new(engine.unwrap()) as _
         };
         check_assisted(&target, &case, 3);
+    }
+}
+
+/// A prompt gets the log-probabilities that `evaluate` finds, in passes of other sizes.
+#[test]
+#[cfg_attr(not(vulkan_driver), ignore = "no Vulkan driver")]
+fn scores_of_a_prompt_are_its_likelihoods() {
+    let Some(open) = device() else { return };
+    let ids = tokens(&mut SmallRng::seed_from_u64(10), 200);
+    let target = || engine(Box::new(open()), "i4-g32", "i8-row", KvFormat::F16);
+    let figures = evaluate(&mut *target(), &ids, 280, &mut |_| {}).unwrap();
+    let (mut timeline, mut none, mut policy) = (Timeline::new(target()), NoDraft, Policy::off());
+    let never = AtomicBool::new(false);
+    let mut texts = Scheduler::new(&mut timeline, &mut none, &mut policy, &[], &never);
+    let request = Request::new(ids.clone(), Sampler::new(SamplerConfig::default()).unwrap(), 0);
+    texts.admit(Request { top_log_probs: Some(1), scored: Some(0), ..request }).unwrap();
+    let scores = loop {
+        if let Some(ended) = texts.step(&mut |_, _| Flow::Continue).unwrap().pop() {
+            break ended.log_probs;
+        }
+    };
+    assert_eq!((scores.len(), scores[0].log_prob), (ids.len(), None));
+    for (i, entry) in scores[1..].iter().enumerate() {
+        let log_prob = f64::from(entry.log_prob.unwrap());
+        assert!((log_prob + figures.nll[i]).abs() < 1e-5, "{i}: {log_prob} {}", figures.nll[i]);
+        assert_eq!(entry.best[0].0, figures.top1[i], "{i}");
     }
 }
 

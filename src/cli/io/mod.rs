@@ -1,5 +1,6 @@
 //! Input and output of the commands: prompts and text files, results, messages, signals.
 
+pub mod bias;
 pub mod crash;
 pub mod destination;
 pub mod format;

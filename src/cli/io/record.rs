@@ -2,7 +2,9 @@
 //! both together.
 
 pub use crate::runtime::answers::FinishReason;
+use crate::tensor::Token;
 use serde::Serialize;
+use std::collections::BTreeMap;
 
 /// Version of the record's shape.
 pub const VERSION: u32 = 1;
@@ -111,6 +113,11 @@ pub struct SamplingRecord {
     pub top_p: f64,
     pub min_p: f64,
     pub repeat_penalty: f64,
+    pub repeat_last_n: i64,
+    pub presence_penalty: f64,
+    pub frequency_penalty: f64,
+    /// By token.
+    pub logit_bias: BTreeMap<Token, f64>,
     pub max_tokens: usize,
     pub seed: u64,
 }

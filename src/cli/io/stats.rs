@@ -110,6 +110,10 @@ pub fn sampling(config: &SamplerConfig, max_tokens: usize) -> SamplingRecord {
         top_p: decimal(config.top_p),
         min_p: decimal(config.min_p),
         repeat_penalty: decimal(config.repeat_penalty),
+        repeat_last_n: config.repeat_last_n,
+        presence_penalty: decimal(config.presence_penalty),
+        frequency_penalty: decimal(config.frequency_penalty),
+        logit_bias: config.logit_bias.iter().map(|(token, b)| (*token, decimal(*b))).collect(),
         max_tokens,
         seed: config.seed,
     }

@@ -3,6 +3,7 @@
 use super::Origin;
 use crate::models::Generation;
 use crate::sampler::SamplerConfig;
+use crate::tensor::Token;
 use crate::util::units::decimal;
 use clap::Args;
 
@@ -38,6 +39,29 @@ pub struct SamplingOptions {
         value_parser = positive
     )]
     pub repeat_penalty: Option<f32>,
+    /// Count the last N tokens for --repeat-penalty; -1 counts all [default: -1]
+    #[arg(
+        long, hide_short_help = true, allow_negative_numbers = true, value_name = "N",
+        value_parser = last_n
+    )]
+    pub repeat_last_n: Option<i64>,
+    /// Lower the logits of tokens of the answer by X, from -2 to 2 [default: 0]
+    #[arg(
+        long, hide_short_help = true, allow_negative_numbers = true, value_name = "X",
+        value_parser = number::<-2, 2>
+    )]
+    pub presence_penalty: Option<f32>,
+    /// Lower them by X for each time they stand in the answer, from -2 to 2 [default: 0]
+    #[arg(
+        long, hide_short_help = true, allow_negative_numbers = true, value_name = "X",
+        value_parser = number::<-2, 2>
+    )]
+    pub frequency_penalty: Option<f32>,
+    /// Add a number to the logit of a token, given by its id (repeatable)
+    ///
+    /// The number is from -100, which bans the token, to 100. gemma tokenize prints ids.
+    #[arg(long, hide_short_help = true, value_name = "TOKEN=BIAS", value_parser = bias)]
+    pub logit_bias: Vec<(Token, f32)>,
     /// Seed of the random numbers [default: random]
     ///
     /// The same model, kind of device and seed give the same text, with and without drafts. The
@@ -68,6 +92,10 @@ impl SamplingOptions {
             top_p: None,
             min_p: None,
             repeat_penalty: None,
+            repeat_last_n: None,
+            presence_penalty: None,
+            frequency_penalty: None,
+            logit_bias: Vec::new(),
             seed: None,
             greedy: false,
             stop: Vec::new(),
@@ -106,6 +134,13 @@ impl SamplingOptions {
                 wide(model.repeat_penalty),
                 1.0,
             ) as f32,
+            repeat_last_n: pick("repeat-last-n", self.repeat_last_n.map(|n| n as f64), None, -1.0)
+                as i64,
+            presence_penalty: pick("presence-penalty", wide(self.presence_penalty), None, 0.0)
+                as f32,
+            frequency_penalty: pick("frequency-penalty", wide(self.frequency_penalty), None, 0.0)
+                as f32,
+            logit_bias: self.logit_bias.clone(),
             seed: self.seed.unwrap_or_else(random_seed),
         };
         if self.greedy {
@@ -137,6 +172,18 @@ fn number<const LOW: i32, const HIGH: i32>(text: &str) -> Result<f32, String> {
         Ok(x) if (LOW as f32..=HIGH as f32).contains(&x) => Ok(x),
         _ => Err(format!("expected a number from {LOW} to {HIGH}")),
     }
+}
+
+fn last_n(text: &str) -> Result<i64, String> {
+    let number = text.parse().ok().filter(|n| *n >= -1);
+    number.ok_or_else(|| "expected a number of tokens from 0 on, or -1 for all".into())
+}
+
+fn bias(text: &str) -> Result<(Token, f32), String> {
+    let pair = text.split_once('=');
+    let pair =
+        pair.and_then(|(token, bias)| Some((token.parse().ok()?, number::<-100, 100>(bias).ok()?)));
+    pair.ok_or_else(|| "expected a token's id and a number from -100 to 100, as in 42=-100".into())
 }
 
 fn share(text: &str) -> Result<f32, String> {

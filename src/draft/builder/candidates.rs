@@ -50,14 +50,12 @@ impl<'a> ModelRow<'a> {
     fn temper(&self, sampler: &Sampler, context: &[Token], out: &mut Tempered) -> bool {
         let (logits, columns) = match *self {
             ModelRow::Best(best) => return sampler.temper_best(best, context, out).is_ok(),
-            ModelRow::Logits { logits, columns: None } => {
-                return sampler.temper(logits, context, out).is_ok();
-            }
-            ModelRow::Logits { logits, columns: Some(columns) } => (logits, columns),
+            ModelRow::Logits { logits, columns } => (logits, columns),
         };
-        let own_ids = context.iter().filter_map(|token| columns.column(*token));
-        let own_ids: Vec<Token> = own_ids.map(|column| column as Token).collect();
-        let is_done = sampler.temper(logits, &own_ids, out).is_ok();
+        let Some(columns) = columns else {
+            return sampler.temper(logits, context, |token| Some(token as usize), out).is_ok();
+        };
+        let is_done = sampler.temper(logits, context, |token| columns.column(token), out).is_ok();
         if is_done {
             out.list.iter_mut().for_each(|c| c.0 = columns.token(c.0 as usize));
         }

@@ -19,7 +19,7 @@ use crate::engine::{EngineExt, Timeline};
 use crate::error::{Fault, Kind};
 use crate::models::Tokenizer;
 use crate::os::terminal;
-use crate::runtime::answers::{AnswerEvent, AnswerRequest, Answers, Finished};
+use crate::runtime::answers::{self, AnswerEvent, AnswerRequest, Answers, Finished};
 use crate::runtime::constraints::Constrained;
 use crate::runtime::devices::npu;
 use crate::runtime::drafting::Drafting;
@@ -101,10 +101,10 @@ pub fn run(options: &ChatArgs, typed: &Typed) -> Result<u8> {
     let tokenizer = &*session.tokenizer;
     let thinks = options.think.settled(tokenizer)?;
     let (config, _) = options.sampling.resolve(|name| typed.source(name), &session.generation);
-    let banned = if options.sampling.ignore_eos { session.stop_ids.clone() } else { Vec::new() };
     let sampler = |seed: u64| -> Result<Sampler> {
-        let sampler = Sampler::new(SamplerConfig { seed, ..config.clone() })?;
-        Ok(sampler.usable(tokenizer.vocab()).ban(banned.iter().copied()))
+        let (config, ends) = (SamplerConfig { seed, ..config.clone() }, &session.stop_ids);
+        let free = Constrained::new(None, 0, None);
+        answers::sampler(config, &free, tokenizer, ends, options.sampling.ignore_eos)
     };
     let context = session.context(CONTEXT, ui);
     let Started { target, drafts: drafting, costs, .. } =

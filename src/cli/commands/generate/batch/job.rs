@@ -1,6 +1,7 @@
 //! One line of a batch: our own records, and OpenAI's batch lines.
 
 use crate::cli::commands::generate::batch::held::HeldAnswer;
+use crate::cli::io::bias::LogitBias;
 use crate::cli::io::format::{AnswerFormat, AnswerFormatFields};
 use crate::cli::io::prompt::{MessageContent, PromptInput};
 use crate::error::Fault;
@@ -34,7 +35,12 @@ struct RecordSampling {
     top_k: Option<usize>,
     top_p: Option<f32>,
     min_p: Option<f32>,
+    #[serde(alias = "repetition_penalty")]
     repeat_penalty: Option<f32>,
+    repeat_last_n: Option<i64>,
+    presence_penalty: Option<f32>,
+    frequency_penalty: Option<f32>,
+    logit_bias: Option<LogitBias>,
     seed: Option<u64>,
     greedy: Option<bool>,
 }
@@ -118,7 +124,7 @@ struct RecordFields {
 }
 
 /// RecordFields of a record, to correct misspelt ones.
-const FIELDS: [&str; 20] = [
+const FIELDS: [&str; 24] = [
     "id",
     "prompt",
     "messages",
@@ -133,6 +139,10 @@ const FIELDS: [&str; 20] = [
     "top_p",
     "min_p",
     "repeat_penalty",
+    "repeat_last_n",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
     "seed",
     "greedy",
     "response_format",
@@ -293,6 +303,10 @@ impl RecordJob {
             top_p: own.top_p.unwrap_or(base.top_p),
             min_p: own.min_p.unwrap_or(base.min_p),
             repeat_penalty: own.repeat_penalty.unwrap_or(base.repeat_penalty),
+            repeat_last_n: own.repeat_last_n.unwrap_or(base.repeat_last_n),
+            presence_penalty: own.presence_penalty.unwrap_or(base.presence_penalty),
+            frequency_penalty: own.frequency_penalty.unwrap_or(base.frequency_penalty),
+            logit_bias: own.logit_bias.as_ref().map_or(&base.logit_bias, |own| &own.0).clone(),
             seed: own.seed.unwrap_or(seed),
         };
         if own.greedy == Some(true) {

@@ -204,6 +204,7 @@ fn form<T>() -> &'static str {
     match name.split('<').next().unwrap_or(name) {
         "f32" | "f64" => "a number",
         "u16" | "u32" | "u64" | "usize" => "a whole number from 0",
+        "i64" => "a whole number",
         "bool" => "true or false",
         "alloc::string::String" => "a text",
         "alloc::vec::Vec" => "a list",

@@ -18,17 +18,17 @@ pub struct LogProbs<'a> {
 #[derive(Serialize)]
 struct Chance {
     token: String,
-    logprob: f64,
+    logprob: Option<f64>,
     bytes: Vec<u8>,
     #[serde(skip_serializing_if = "Option::is_none")]
     top_logprobs: Option<Vec<Chance>>,
 }
 
 impl Chance {
-    fn new(served: &ServedModel, token: Token, logprob: f32) -> Chance {
+    fn new(served: &ServedModel, token: Token, logprob: Option<f32>) -> Chance {
         let bytes = served.tokenizer.token_bytes(token);
         let token = String::from_utf8_lossy(&bytes).into_owned();
-        Chance { token, logprob: logprob.into(), bytes, top_logprobs: None }
+        Chance { token, logprob: logprob.map(f64::from), bytes, top_logprobs: None }
     }
 }
 
@@ -40,7 +40,8 @@ impl Serialize for LogProbs<'_> {
                 let LogProbs { served, log_probs } = self.0;
                 serializer.collect_seq(log_probs.iter().map(|own| {
                     let best = own.best.iter();
-                    let best = best.map(|(token, logprob)| Chance::new(served, *token, *logprob));
+                    let best =
+                        best.map(|(token, logprob)| Chance::new(served, *token, Some(*logprob)));
                     let top_logprobs = Some(best.collect());
                     let own = Chance::new(served, own.token, own.log_prob);
                     Chance { top_logprobs, ..own }
@@ -60,6 +61,8 @@ pub struct TextLogProbs<'a> {
     pub log_probs: &'a [TokenLogProbs],
     /// Characters of the answer before these tokens.
     pub offset: usize,
+    /// Whether a prompt comes first. Its first token gets nulls, whatever stood before it.
+    pub has_prompt: bool,
 }
 
 impl TextLogProbs<'_> {
@@ -85,10 +88,17 @@ impl<F: Fn() -> I, I: Iterator<Item: Serialize>> Serialize for List<F> {
 impl Serialize for TextLogProbs<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let log_probs = || self.log_probs.iter();
-        let best = |own: &TokenLogProbs| {
-            let best = own.best.iter();
-            let best = best.map(|(token, log_prob)| (self.text(*token), Value::from(*log_prob)));
-            best.collect::<serde_json::Map<_, _>>()
+        let known = || {
+            let is_known = |i| i > 0 || !self.has_prompt;
+            log_probs().enumerate().map(move |(i, own)| (own, own.log_prob.filter(|_| is_known(i))))
+        };
+        let best = |(own, log_prob): (&TokenLogProbs, Option<f32>)| {
+            let mut best = serde_json::Map::new();
+            for (token, log_prob) in &own.best {
+                // Of tokens with one text the likeliest counts.
+                best.entry(self.text(*token)).or_insert_with(|| Value::from(*log_prob));
+            }
+            log_prob.map(|_| best)
         };
         let offsets = || {
             self.lengths().scan(self.offset, |at, length| {
@@ -100,9 +110,9 @@ impl Serialize for TextLogProbs<'_> {
         object.serialize_field("tokens", &List(|| log_probs().map(|c| self.text(c.token))))?;
         object.serialize_field(
             "token_logprobs",
-            &List(|| log_probs().map(|c| f64::from(c.log_prob))),
+            &List(|| known().map(|(_, log_prob)| log_prob.map(f64::from))),
         )?;
-        object.serialize_field("top_logprobs", &List(|| log_probs().map(best)))?;
+        object.serialize_field("top_logprobs", &List(|| known().map(best)))?;
         object.serialize_field("text_offset", &List(offsets))?;
         object.end()
     }

@@ -5,6 +5,7 @@
 
 pub mod anthropic;
 mod conversation;
+mod echo;
 pub mod error;
 pub mod fields;
 pub mod form;

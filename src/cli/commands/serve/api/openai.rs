@@ -2,6 +2,7 @@
 
 use super::super::queue::{AnswerEnd, AnswerPiece, RequestFigures};
 use super::conversation::ApiConversation;
+use super::echo::{self, Echo};
 use super::error::ApiError;
 use super::fields::{Fields, missing};
 use super::form::{ApiForm, CollectedAnswer, ResponseHead, SseEvents, new_id};
@@ -11,7 +12,6 @@ use super::request::{ApiPrompt, ApiRequest, MOST_ANSWERS, ServedModel};
 use super::tools::{AnswerPart, CallReader};
 use crate::cli::io::record::FinishReason;
 use crate::decode::TokenLogProbs;
-use crate::tensor::Token;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
@@ -262,15 +262,6 @@ impl ApiForm for Chat {
     }
 }
 
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Prompts {
-    Text(String),
-    Texts(Vec<String>),
-    Tokens(Vec<Token>),
-    Lists(Vec<Vec<Token>>),
-}
-
 /// Reads a body of `/v1/completions`.
 pub fn completions(
     fields: Fields,
@@ -280,17 +271,7 @@ pub fn completions(
     let model = served.take_name(&mut fields)?;
     let mut request = ApiRequest::take(&mut fields)?;
     request.take_format(&mut fields)?;
-    let forms = "a text, a list of texts, a list of tokens or a list of such lists";
-    let prompts = match fields.take_as("prompt", forms)?.ok_or_else(|| missing("prompt"))? {
-        Prompts::Text(text) => vec![ApiPrompt::Text(text)],
-        Prompts::Texts(texts) => texts.into_iter().map(ApiPrompt::Text).collect(),
-        Prompts::Tokens(tokens) => vec![ApiPrompt::Tokens(tokens)],
-        Prompts::Lists(lists) => lists.into_iter().map(ApiPrompt::Tokens).collect(),
-    };
-    if prompts.is_empty() {
-        let what = "'prompt' is an empty list: send a text";
-        return Err(ApiError::bad(what).param("prompt"));
-    }
+    let prompts = echo::take_prompts(&mut fields, served)?;
     let include_usage = take_include_usage(&mut fields)?;
     let top: Option<usize> = fields.take("logprobs")?;
     if top.is_some_and(|top| top > MOST_LOG_PROBS) {
@@ -299,9 +280,11 @@ pub fn completions(
     }
     request.top_log_probs = top;
     let echo = fields.take("echo")?.unwrap_or(false);
-    if echo && top.is_some() {
-        let what = "'logprobs' of a prompt, which 'echo' would show, are not supported";
-        return Err(ApiError::bad(what).param("echo").code("unsupported_parameter"));
+    request.scores_prompt = echo && top.is_some();
+    if request.scores_prompt && request.stream {
+        let what = "'logprobs' of a prompt, which 'echo' asks for, are not streamed: leave out \
+            'stream', 'echo' or 'logprobs'";
+        return Err(ApiError::bad(what).param("stream").code("unsupported_parameter"));
     }
     fields.finish()?;
     // Each prompt gets `n` answers.
@@ -310,29 +293,29 @@ pub fn completions(
         let what = format!("a request has at most {MOST_ANSWERS} answers, and this one {answers}");
         return Err(ApiError::bad(what).param("prompt"));
     }
-    let shown = |prompt: &ApiPrompt| match prompt {
-        ApiPrompt::Text(text) if echo => text.as_str().into(),
-        ApiPrompt::Tokens(tokens) if echo => served.tokenizer.decode(tokens).into(),
-        _ => Arc::from(""),
+    let echo = |prompt| match echo {
+        true => Echo::new(prompt, request.scores_prompt, served),
+        false => Echo::default(),
     };
-    let each = |prompt: &ApiPrompt| std::iter::repeat_n(shown(prompt), request.n);
+    let each = |prompt| std::iter::repeat_n(echo(prompt), request.n);
     let echoes = prompts.iter().flat_map(each).collect();
-    request.prompts = prompts;
+    request.prompts = prompts.into_iter().map(|(prompt, _)| prompt).collect();
     let head = ResponseHead::new("cmpl-", model, served);
-    let offsets = vec![0; answers];
-    Ok((
-        request,
-        Box::new(Text { head, echoes, include_usage, wants_log_probs: top.is_some(), offsets }),
-    ))
+    let (offsets, wants_log_probs) = (vec![0; answers], top.is_some());
+    let has_prompt = request.scores_prompt;
+    let form = Text { head, echoes, include_usage, wants_log_probs, has_prompt, offsets };
+    Ok((request, Box::new(form)))
 }
 
 /// Answers of `/v1/completions`.
 struct Text {
     head: ResponseHead,
-    /// Text that each answer begins with.
-    echoes: Vec<Arc<str>>,
+    /// The prompts that the answers begin with.
+    echoes: Vec<Echo>,
     include_usage: bool,
     wants_log_probs: bool,
+    /// Whether log-probabilities begin with those of the prompt.
+    has_prompt: bool,
     /// Characters of each answer whose log-probabilities were sent.
     offsets: Vec<usize>,
 }
@@ -358,7 +341,8 @@ impl Text {
         log_probs: &'a [TokenLogProbs],
     ) -> Option<TextLogProbs<'a>> {
         let (served, offset) = (&*self.head.served, self.offsets[choice]);
-        let log_probs = TextLogProbs { served, log_probs, offset };
+        let log_probs = log_probs.get(self.echoes[choice].hidden..).unwrap_or_default();
+        let log_probs = TextLogProbs { served, log_probs, offset, has_prompt: self.has_prompt };
         if !self.wants_log_probs {
             return None;
         }
@@ -380,7 +364,7 @@ impl ApiForm for Text {
         choice: usize,
     ) -> String {
         let answer = &answers[choice];
-        let text = format!("{}{}", self.echoes[choice], answer.text);
+        let text = format!("{}{}", self.echoes[choice].text, answer.text);
         let object = self.object(json!([]));
         let whole = Whole {
             index: choice,
@@ -392,9 +376,12 @@ impl ApiForm for Text {
     }
 
     fn begin(&mut self, _: u64, out: &mut SseEvents) {
-        for (index, echo) in self.echoes.iter().enumerate().filter(|(_, echo)| !echo.is_empty()) {
+        for (index, Echo { text, .. }) in self.echoes.iter().enumerate() {
+            if text.is_empty() {
+                continue;
+            }
             let choice =
-                json!({"index": index, "text": &**echo, "logprobs": null, "finish_reason": null});
+                json!({"index": index, "text": &**text, "logprobs": null, "finish_reason": null});
             self.chunk(choice, out);
         }
     }

@@ -141,7 +141,7 @@ pub enum ApiPrompt {
     Conversation(PromptInput),
     /// A text to continue, behind one BOS.
     Text(String),
-    /// Tokens to continue, without BOS.
+    /// Tokens to continue, BOS included.
     Tokens(Vec<Token>),
 }
 
@@ -171,6 +171,8 @@ pub struct ApiRequest {
     pub thinks: bool,
     /// Alternatives to tell beside the log-probability of each token; `None` for neither.
     pub top_log_probs: Option<usize>,
+    /// Whether the tokens of the prompts have log-probabilities too.
+    pub scores_prompt: bool,
     pub stream: bool,
 }
 
@@ -269,7 +271,8 @@ impl ApiRequest {
                 // it. An error of it is reported when the answer begins.
                 let _ = sampler.mask(&history);
                 let text = Request::new(history.clone(), sampler, self.most_tokens(served));
-                let text = Request { top_log_probs: self.top_log_probs, ..text };
+                let (top_log_probs, scored) = (self.top_log_probs, self.scores_prompt.then_some(0));
+                let text = Request { top_log_probs, scored, ..text };
                 let (stops, data) = (self.stops.clone(), delivery(requests.len()));
                 let shows_calls = self.tool_options.is_some();
                 requests.push(AnswerRequest { text, constrained, stops, shows_calls, data });
@@ -302,7 +305,15 @@ impl ApiRequest {
             None => (0, TOKEN),
         };
         let history = size_of::<Token>() * served.context;
-        self.answers() * (ANSWER + history + kept * (TOKEN + log_probs)) + kept * json
+        let scored = |prompt: &ApiPrompt| match self.scores_prompt {
+            true => prompt.most_tokens(served),
+            false => 0,
+        };
+        let all: usize = self.prompts.iter().map(scored).sum::<usize>() * self.n;
+        let longest = self.prompts.iter().map(scored).max().unwrap_or(0);
+        self.answers() * (ANSWER + history)
+            + (self.answers() * kept + all) * (TOKEN + log_probs)
+            + (kept + longest) * json
     }
 
     /// Returns the bytes of the longest prompt.
@@ -352,6 +363,16 @@ impl ApiPrompt {
             ApiPrompt::Text(text) => text.len(),
             ApiPrompt::Tokens(tokens) => size_of_val(&tokens[..]) / TOKENISER_MEMORY,
         }
+    }
+
+    /// Returns the most tokens that it may have.
+    fn most_tokens(&self, served: &ServedModel) -> usize {
+        let tokens = match self {
+            ApiPrompt::Conversation(_) => served.context,
+            ApiPrompt::Text(text) => text.len() + 1,
+            ApiPrompt::Tokens(tokens) => tokens.len(),
+        };
+        tokens.min(served.context)
     }
 
     /// Returns the prompt's tokens. A prompt that leaves no room for an answer is an error.

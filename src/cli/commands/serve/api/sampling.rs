@@ -2,8 +2,8 @@
 
 use super::error::ApiError;
 use super::fields::Fields;
+use crate::cli::io::bias::{self, LogitBias};
 use crate::sampler::SamplerConfig;
-use serde_json::Value;
 
 /// Sampling settings that a request names. The others are the model's.
 #[derive(Clone, Debug, Default)]
@@ -13,14 +13,14 @@ pub struct SamplingFields {
     top_p: Option<f32>,
     min_p: Option<f32>,
     repeat_penalty: Option<f32>,
+    repeat_last_n: Option<i64>,
+    presence_penalty: Option<f32>,
+    frequency_penalty: Option<f32>,
+    logit_bias: Option<LogitBias>,
 }
 
 impl SamplingFields {
     pub fn take(fields: &mut Fields) -> Result<SamplingFields, ApiError> {
-        let zero = [0.into(), 0.0.into()];
-        fields.only("frequency_penalty", &zero)?;
-        fields.only("presence_penalty", &zero)?;
-        fields.only("logit_bias", &[Value::Object(Default::default())])?;
         let penalty = fields.take("repetition_penalty")?;
         Ok(SamplingFields {
             temperature: fields.take("temperature")?,
@@ -28,6 +28,10 @@ impl SamplingFields {
             top_p: fields.take("top_p")?,
             min_p: fields.take("min_p")?,
             repeat_penalty: fields.take("repeat_penalty")?.or(penalty),
+            repeat_last_n: fields.take("repeat_last_n")?,
+            presence_penalty: fields.take("presence_penalty")?,
+            frequency_penalty: fields.take("frequency_penalty")?,
+            logit_bias: fields.take_as("logit_bias", bias::FORM)?,
         })
     }
 
@@ -39,6 +43,10 @@ impl SamplingFields {
             top_p: self.top_p.unwrap_or(base.top_p),
             min_p: self.min_p.unwrap_or(base.min_p),
             repeat_penalty: self.repeat_penalty.unwrap_or(base.repeat_penalty),
+            repeat_last_n: self.repeat_last_n.unwrap_or(base.repeat_last_n),
+            presence_penalty: self.presence_penalty.unwrap_or(base.presence_penalty),
+            frequency_penalty: self.frequency_penalty.unwrap_or(base.frequency_penalty),
+            logit_bias: self.logit_bias.as_ref().map_or(&base.logit_bias, |own| &own.0).clone(),
             seed,
         }
     }

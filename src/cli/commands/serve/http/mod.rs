@@ -112,6 +112,7 @@ fn endpoints() -> Vec<(&'static str, MethodRouter<Arc<App>>)> {
         ("/models/{*name}", get(model)),
         ("/tokenize", post(tokenize)),
         ("/detokenize", post(detokenize)),
+        ("/tokenizer_info", get(tokenizer_info)),
         ("/chat/completions", post(chat)),
         ("/completions", post(completions)),
         ("/responses", post(responses)),
@@ -271,12 +272,14 @@ async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Response {
         let served = app.served()?.clone();
         let work = move |mut fields: Fields| {
             fields.pass_over(&["model"]);
+            // In vLLM's form, with `prompt`, a text spells control tokens.
+            let parses = fields.get("prompt").is_some();
             let mut text: Option<String> = None;
             for name in ["text", "prompt", "content"] {
                 text = fields.take(name)?.or(text);
             }
             let text = text.ok_or_else(|| missing("content"))?;
-            let special = match fields.take("add_special")?.unwrap_or(false) {
+            let special = match fields.take("add_special")?.unwrap_or(parses) {
                 true => Special::Parse,
                 false => Special::AsText,
             };
@@ -315,11 +318,21 @@ async fn detokenize(State(app): State<Arc<App>>, request: Request) -> Response {
                 ));
             }
             let text = served.tokenizer.decode(&tokens);
-            Ok(json!({"content": text, "text": text}).to_string())
+            Ok(json!({"content": text, "prompt": text, "text": text}).to_string())
         };
         app.prepare(request, |_| 0, work).await
     };
     result(answer.await, false)
+}
+
+/// Names the control tokens that lm-evaluation-harness asks for, in vLLM's form.
+async fn tokenizer_info(State(app): State<Arc<App>>) -> Response {
+    let info = |served: &Arc<ServedModel>| {
+        let name = |token: Option<&Token>| token.and_then(|token| served.tokenizer.piece(*token));
+        let (bos, eos) = (Some(&served.config.bos), served.config.eos.first());
+        json!({"bos_token": name(bos), "eos_token": name(eos), "model_max_length": served.context})
+    };
+    result(app.served().map(|served| info(served).to_string()), false)
 }
 
 async fn count_tokens(State(app): State<Arc<App>>, request: Request) -> Response {

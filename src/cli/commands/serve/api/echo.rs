@@ -1,0 +1,70 @@
+//! Prompts of `/v1/completions`, and what answers repeat of them.
+
+use super::error::ApiError;
+use super::fields::{Fields, missing};
+use super::request::{ApiPrompt, ServedModel};
+use crate::tensor::Token;
+use serde::Deserialize;
+use std::sync::Arc;
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Prompts {
+    Text(String),
+    Texts(Vec<String>),
+    Tokens(Vec<Token>),
+    Lists(Vec<Vec<Token>>),
+}
+
+/// Takes texts or lists of tokens to continue behind one BOS, each with whether the BOS is the
+/// server's.
+pub fn take_prompts(
+    fields: &mut Fields,
+    served: &ServedModel,
+) -> Result<Vec<(ApiPrompt, bool)>, ApiError> {
+    let bos = served.config.bos;
+    let spelled = served.tokenizer.piece(bos).unwrap_or_default();
+    let text = |text: String| {
+        let adds_bos = spelled.is_empty() || !text.starts_with(&spelled);
+        (ApiPrompt::Text(text), adds_bos)
+    };
+    let tokens = |mut tokens: Vec<Token>| {
+        let adds_bos = tokens.first().is_some_and(|first| *first != bos);
+        if adds_bos {
+            tokens.insert(0, bos);
+        }
+        (ApiPrompt::Tokens(tokens), adds_bos)
+    };
+    let forms = "a text, a list of texts, a list of tokens or a list of such lists";
+    let prompts: Vec<_> = match fields.take_as("prompt", forms)?.ok_or_else(|| missing("prompt"))? {
+        Prompts::Text(one) => vec![text(one)],
+        Prompts::Texts(texts) => texts.into_iter().map(text).collect(),
+        Prompts::Tokens(list) => vec![tokens(list)],
+        Prompts::Lists(lists) => lists.into_iter().map(tokens).collect(),
+    };
+    match prompts.is_empty() {
+        true => Err(ApiError::bad("'prompt' is an empty list: send a text").param("prompt")),
+        false => Ok(prompts),
+    }
+}
+
+/// The prompt that an answer begins with.
+#[derive(Clone, Default)]
+pub struct Echo {
+    pub text: Arc<str>,
+    /// Tokens with log-probabilities that the client did not give.
+    pub hidden: usize,
+}
+
+impl Echo {
+    /// Repeats a prompt, and with `scores` the log-probabilities of its tokens.
+    pub fn new(prompt: &(ApiPrompt, bool), scores: bool, served: &ServedModel) -> Echo {
+        let (prompt, adds_bos) = prompt;
+        let text = match prompt {
+            ApiPrompt::Text(text) => text.as_str().into(),
+            ApiPrompt::Tokens(tokens) => served.tokenizer.decode(tokens).into(),
+            ApiPrompt::Conversation(_) => Arc::default(),
+        };
+        Echo { text, hidden: (scores && *adds_bos).into() }
+    }
+}

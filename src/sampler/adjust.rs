@@ -1,0 +1,268 @@
+//! Penalties and biases: changes of logits that are a function of the text so far.
+//!
+//! Order, as in vLLM: bias, repetition penalty, frequency and presence penalty. The repetition
+//! penalty counts prompt and answer, within its window. The other two count the answer alone.
+
+use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
+
+use anyhow::Result;
+
+use super::SamplerConfig;
+use crate::error::Fault;
+use crate::tensor::Token;
+
+/// Repeat penalties that leave logits finite.
+const REPEAT: RangeInclusive<f32> = 0.001..=1000.0;
+/// Presence and frequency penalties, as OpenAI has them.
+const PRESENCE: RangeInclusive<f32> = -2.0..=2.0;
+/// Biases. The least one bans its token.
+const BIASES: RangeInclusive<f32> = -100.0..=100.0;
+
+/// Penalties and biases of a sampler.
+#[derive(Clone, Debug)]
+pub(super) struct Adjustments {
+    repeat: f32,
+    /// The last tokens that the repetition penalty counts.
+    window: usize,
+    presence: f32,
+    frequency: f32,
+    /// By ascending token.
+    biases: Vec<(Token, f32)>,
+    /// Length of the prompt.
+    pub answer_at: Option<usize>,
+}
+
+impl Adjustments {
+    /// Returns the settings' penalties and biases, and the tokens that are banned. Settings outside
+    /// their range are an error.
+    pub fn new(config: &SamplerConfig) -> Result<(Adjustments, Vec<Token>)> {
+        in_range("the repeat penalty", config.repeat_penalty, REPEAT)?;
+        in_range("the presence penalty", config.presence_penalty, PRESENCE)?;
+        in_range("the frequency penalty", config.frequency_penalty, PRESENCE)?;
+        for (token, bias) in &config.logit_bias {
+            in_range(&format!("the bias of token {token}"), *bias, BIASES)?;
+        }
+        let window = match config.repeat_last_n {
+            -1 => usize::MAX,
+            n => n.try_into().map_err(|_| {
+                Fault::usage(format!(
+                    "the window of the repeat penalty is a number of tokens from 0 on, or -1 for \
+                     the whole text, not {n}"
+                ))
+            })?,
+        };
+        // The last bias of a token counts.
+        let biases: BTreeMap<Token, f32> = config.logit_bias.iter().copied().collect();
+        let (banned, biases): (Vec<_>, Vec<_>) =
+            biases.into_iter().partition(|(_, bias)| bias == BIASES.start());
+        let adjustments = Adjustments {
+            repeat: config.repeat_penalty,
+            window,
+            presence: config.presence_penalty,
+            frequency: config.frequency_penalty,
+            biases,
+            answer_at: None,
+        };
+        Ok((adjustments, banned.into_iter().map(|(token, _)| token).collect()))
+    }
+
+    fn repeats(&self) -> bool {
+        self.repeat != 1.0 && self.window > 0
+    }
+
+    fn counts(&self) -> bool {
+        self.presence != 0.0 || self.frequency != 0.0
+    }
+
+    /// Returns whether changes depend on the text.
+    pub fn reads_context(&self) -> bool {
+        self.repeats() || self.counts()
+    }
+
+    /// Returns whether no logit changes.
+    pub fn is_empty(&self) -> bool {
+        !self.reads_context() && self.biases.is_empty()
+    }
+
+    /// Counts the tokens of a text: prompt and answer.
+    pub fn count(&self, context: &[Token]) -> TextCounts<'_> {
+        let mut repeated = Vec::new();
+        if self.repeats() {
+            let window = &context[context.len().saturating_sub(self.window)..];
+            let largest = window.iter().max().copied().unwrap_or(0);
+            repeated = vec![0u64; largest as usize / 64 + 1];
+            window.iter().for_each(|&token| repeated[token as usize / 64] |= 1 << (token % 64));
+        }
+        let answer = self.answer_at.filter(|_| self.counts()).and_then(|at| context.get(at..));
+        let mut answer = answer.unwrap_or_default().to_vec();
+        answer.sort_unstable();
+        TextCounts { adjustments: self, repeated, answer }
+    }
+}
+
+/// Returns an error for a value outside its range.
+fn in_range(what: &str, value: f32, range: RangeInclusive<f32>) -> Result<()> {
+    if range.contains(&value) {
+        return Ok(());
+    }
+    let (least, most) = (range.start(), range.end());
+    Err(Fault::usage(format!("{what} must be from {least} to {most}, not {value}")).into())
+}
+
+/// The tokens of a text as penalties count them.
+pub(super) struct TextCounts<'a> {
+    adjustments: &'a Adjustments,
+    /// A bit for each token that the repetition penalty counts, lowest first.
+    repeated: Vec<u64>,
+    /// Tokens of the answer, ascending.
+    answer: Vec<Token>,
+}
+
+impl TextCounts<'_> {
+    /// Returns the changed logit of a token.
+    pub fn adjusted(&self, token: Token, logit: f32) -> f32 {
+        let Adjustments { repeat, presence, frequency, biases, .. } = self.adjustments;
+        let bias = biases.binary_search_by_key(&token, |bias| bias.0);
+        let mut logit = bias.map_or(logit, |at| logit + biases[at].1);
+        if self.repeated.get(token as usize / 64).is_some_and(|bits| bits >> (token % 64) & 1 == 1)
+        {
+            logit = if logit < 0.0 { logit * repeat } else { logit / repeat };
+        }
+        let answer = &self.answer[self.answer.partition_point(|other| *other < token)..];
+        match answer.partition_point(|other| *other == token) {
+            0 => logit,
+            count => logit - frequency * count as f32 - presence,
+        }
+    }
+
+    /// Returns the changed ones of a row's logits, by ascending column. `column_of` returns the
+    /// column of a token.
+    pub fn patches(
+        &self,
+        logits: &[f32],
+        column_of: impl Fn(Token) -> Option<usize>,
+    ) -> Vec<(Token, f32)> {
+        let mut tokens = Vec::new();
+        for (word, &bits) in self.repeated.iter().enumerate().filter(|(_, bits)| **bits != 0) {
+            let set = (0..64).filter(|bit| bits >> bit & 1 == 1);
+            tokens.extend(set.map(|bit| (word * 64 + bit) as Token));
+        }
+        tokens.extend(&self.answer);
+        tokens.extend(self.adjustments.biases.iter().map(|(token, _)| token));
+        tokens.sort_unstable();
+        tokens.dedup();
+        let patch = |&token: &Token| {
+            let column = column_of(token)?;
+            Some((column as Token, self.adjusted(token, *logits.get(column)?)))
+        };
+        let mut patches: Vec<_> = tokens.iter().filter_map(patch).collect();
+        patches.sort_unstable_by_key(|(column, _)| *column);
+        patches
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The definition: one token after the other.
+    fn by_the_book(config: &SamplerConfig, token: Token, logit: f32, text: &[Token]) -> f32 {
+        let bias = config.logit_bias.iter().rfind(|bias| bias.0 == token).map(|bias| bias.1);
+        let mut logit = bias.map_or(logit, |bias| logit + bias);
+        let window = match config.repeat_last_n {
+            -1 => text,
+            n => &text[text.len().saturating_sub(n as usize)..],
+        };
+        if window.contains(&token) && logit < 0.0 {
+            logit *= config.repeat_penalty;
+        } else if window.contains(&token) {
+            logit /= config.repeat_penalty;
+        }
+        let count = text[PROMPT..].iter().filter(|other| **other == token).count();
+        logit -= config.frequency_penalty * count as f32;
+        logit - if count > 0 { config.presence_penalty } else { 0.0 }
+    }
+
+    const PROMPT: usize = 9;
+
+    fn settings() -> Vec<SamplerConfig> {
+        let base = SamplerConfig::default();
+        let all = SamplerConfig {
+            repeat_penalty: 1.25,
+            repeat_last_n: 12,
+            presence_penalty: 0.5,
+            frequency_penalty: -0.75,
+            logit_bias: vec![(7, 3.0), (199, -99.0), (66, 0.25), (7, -2.5), (5000, 1.0)],
+            ..base.clone()
+        };
+        vec![
+            SamplerConfig { repeat_penalty: 0.5, ..base.clone() },
+            SamplerConfig { repeat_penalty: 2.0, repeat_last_n: 0, ..base.clone() },
+            SamplerConfig { presence_penalty: 2.0, ..base.clone() },
+            SamplerConfig { frequency_penalty: 1.5, ..base.clone() },
+            SamplerConfig { logit_bias: all.logit_bias.clone(), ..base },
+            SamplerConfig { repeat_last_n: 1_000_000, ..all.clone() },
+            all,
+        ]
+    }
+
+    /// A draft model's columns are not tokens: here every third token has one, the last one first.
+    #[test]
+    fn rows_change_as_the_definition_says() {
+        let text: Vec<Token> = (0..40).map(|i| i * i * 7 % 230).collect();
+        let logits: Vec<f32> = (0..200).map(|i| (i * 37 % 101) as f32 / 7.0 - 6.0).collect();
+        for config in settings() {
+            let (mut adjustments, _) = Adjustments::new(&config).unwrap();
+            adjustments.answer_at = Some(PROMPT);
+            for text in [&text[..PROMPT], &text[..20], &text] {
+                let counts = adjustments.count(text);
+                let patched = |column_of: &dyn Fn(Token) -> Option<usize>| {
+                    let mut row = logits.clone();
+                    let patches = counts.patches(&logits, column_of);
+                    assert!(patches.is_sorted_by_key(|patch| patch.0), "{patches:?}");
+                    patches.iter().for_each(|&(column, logit)| row[column as usize] = logit);
+                    row
+                };
+                let want = |token: Token, logit: f32| by_the_book(&config, token, logit, text);
+                let (own, third) = (
+                    patched(&|token| Some(token as usize)),
+                    patched(&|token| token.is_multiple_of(3).then(|| 199 - token as usize / 3)),
+                );
+                for (column, &logit) in logits.iter().enumerate() {
+                    assert_eq!(own[column], want(column as Token, logit), "{config:?}");
+                    assert_eq!(third[column], want(3 * (199 - column as Token), logit));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn settings_without_effect_change_nothing_and_the_least_bias_bans() {
+        let new = |config: SamplerConfig| Adjustments::new(&config).unwrap();
+        assert!(new(SamplerConfig { repeat_last_n: 3, ..Default::default() }).0.is_empty());
+        let window = SamplerConfig { repeat_penalty: 2.0, repeat_last_n: 0, ..Default::default() };
+        assert!(new(window).0.is_empty());
+        let logit_bias = vec![(4, -100.0), (9, -100.0), (4, 1.0), (2, 0.5)];
+        let (kept, banned) = new(SamplerConfig { logit_bias, ..Default::default() });
+        assert_eq!((kept.biases, banned), (vec![(2, 0.5), (4, 1.0)], vec![9]));
+    }
+
+    #[test]
+    fn settings_out_of_range_are_refused_with_the_range() {
+        let base = SamplerConfig::default;
+        for (config, says) in [
+            (SamplerConfig { repeat_penalty: 0.0, ..base() }, "from 0.001 to 1000, not 0"),
+            (SamplerConfig { presence_penalty: 2.5, ..base() }, "from -2 to 2, not 2.5"),
+            (SamplerConfig { frequency_penalty: f32::NAN, ..base() }, "from -2 to 2, not NaN"),
+            (SamplerConfig { repeat_last_n: -2, ..base() }, "from 0 on, or -1"),
+            (
+                SamplerConfig { logit_bias: vec![(3, -101.0)], ..base() },
+                "the bias of token 3 must be from -100 to 100, not -101",
+            ),
+        ] {
+            let error = Adjustments::new(&config).err().unwrap();
+            assert!(error.to_string().contains(says), "{error}");
+        }
+    }
+}
