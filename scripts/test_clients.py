@@ -318,7 +318,7 @@ def async_openai():
 
 
 def claude_code():
-    agent("claude", "-p", "Hello", ANTHROPIC_BASE_URL=AGENTS, ANTHROPIC_API_KEY="none",
+    agent("claude", "-p", "Hello", ANTHROPIC_BASE_URL=AGENTS, ANTHROPIC_AUTH_TOKEN="none",
           DISABLE_TELEMETRY="1", DISABLE_ERROR_REPORTING="1", DISABLE_AUTOUPDATER="1")
 
 
