@@ -94,9 +94,9 @@ async fn main() -> Result<(), Box<dyn Error>> {
     }
     assert_eq!(text, expected);
 
-    match client.chat().create(chat(json!({"frequency_penalty": 1.0}))?).await {
+    match client.chat().create(chat(json!({"n": 65}))?).await {
         Err(OpenAIError::ApiError(error)) => println!("refused as it should be: {error}"),
-        other => panic!("a penalty that is not supported: {other:?}"),
+        other => panic!("more answers than the server gives: {other:?}"),
     }
     Ok(())
 }
