@@ -18,7 +18,7 @@ mod vocabulary;
 
 pub use follow::GrammarRule;
 pub use place::{ROLE, serve_parent};
-pub use schema::parse as parse_schema;
+pub use schema::{Enforcement, parse as parse_schema};
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};

@@ -2,11 +2,11 @@
 //!
 //! Keys have no quotes. The token `<|"|>` stands before and behind a string, in which nothing is
 //! escaped. The fields of an object stand in the order of the alphabet, as Google's template writes
-//! them. A schema's `pattern`, `format`, `multipleOf` and sizes of objects are not enforced.
+//! them. An object that names its properties has no others, unless it describes them. Some keywords
+//! of schemas are not enforced ([`BEYOND`]).
 
 use super::{CallPolicy, Tool};
-use crate::error::Fault;
-use crate::grammar::GrammarSource;
+use crate::grammar::{Enforcement, GrammarSource, LONGEST};
 use crate::tensor::Token;
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Map, Value, json};
@@ -27,6 +27,13 @@ TEXT: /(?s:.)+/
 /// Characters that a key cannot have, since the next part begins with them.
 const NO_KEY: &str = ":,{}[]\"";
 
+/// Keywords that this form does not enforce.
+const BEYOND: [&str; 6] =
+    ["pattern", "format", "multipleOf", "minProperties", "maxProperties", "patternProperties"];
+
+/// Most schemas of a function that are merged into others.
+const MOST_MERGES: usize = 1000;
+
 /// Returns the grammar. `marks` are the tokens before and behind a call and around a string.
 pub fn source(
     tools: &[Tool],
@@ -34,6 +41,7 @@ pub fn source(
     many: bool,
     marks: [Token; 3],
     answer: Option<&Value>,
+    enforcement: Enforcement,
 ) -> Result<GrammarSource> {
     let [begin, end, quote] = marks;
     let more = if many { " call*" } else { "" };
@@ -45,24 +53,19 @@ pub fn source(
     let any: Vec<String> = (0..tools.len()).map(|i| format!("call_{i}")).collect();
     let mut text = format!("start: {start}\ncalls: call{more}\ncall: {}\n{ANY}", any.join(" | "));
     writeln!(text, "string: <[{quote}]> TEXT? <[{quote}]>")?;
-    for (i, Tool { name, parameters, .. }) in tools.iter().enumerate() {
-        let nothing = json!({"type": "object", "properties": {}, "additionalProperties": false});
-        let root = if parameters.is_null() { &nothing } else { parameters };
-        let is_object = root.is_object() && root["type"].as_str().is_none_or(|t| t == "object");
-        ensure!(
-            is_object,
-            Fault::usage(format!(
-                "the parameters of the function {name:?} are no schema of an object"
-            ))
-            .help(r#"parameters look like {"type": "object", "properties": {...}}"#)
-        );
-        let mut rules =
-            Rules { root, quote, prefix: i, text: String::new(), next: 0, known: HashMap::new() };
-        let mut fixed = root.clone();
-        fixed["type"] = json!("object");
-        let arguments = rules.value(&fixed).with_context(|| {
-            Fault::usage(format!("the parameters of the function {name:?} cannot be used"))
-        })?;
+    for (i, tool) in tools.iter().enumerate() {
+        let root = &tool.arguments(enforcement, &BEYOND)?;
+        let mut rules = Rules {
+            root,
+            quote,
+            prefix: i,
+            text: String::new(),
+            next: 0,
+            known: HashMap::new(),
+            merges: 0,
+        };
+        let arguments = rules.value(root).map_err(|why| tool.fault(&format!("{why:#}")))?;
+        let name = &tool.name;
         let head = Value::from(format!("call:{name}"));
         writeln!(text, "call_{i}: <[{begin}]> {head} {arguments} <[{end}]>\n{}", rules.text)?;
     }
@@ -80,6 +83,8 @@ struct Rules<'a> {
     next: usize,
     /// Names of the rules of definitions, by their references.
     known: HashMap<String, String>,
+    /// Schemas that were merged into others.
+    merges: usize,
 }
 
 impl Rules<'_> {
@@ -97,8 +102,9 @@ impl Rules<'_> {
 
     /// Returns an expression for values that fit a schema.
     fn value(&mut self, schema: &Value) -> Result<String> {
+        ensure!(self.text.len() <= LONGEST, "its parameters are too complex");
         let Value::Object(fields) = schema else {
-            ensure!(*schema == json!(true), "a schema is an object, not {schema}");
+            ensure!(*schema == json!(true), "`false` allows nothing");
             return Ok("any".into());
         };
         if let Some(reference) = fields.get("$ref") {
@@ -112,24 +118,33 @@ impl Rules<'_> {
             let values: Vec<String> = values.iter().map(|value| self.literal(value)).collect();
             return Ok(format!("({})", values.join(" | ")));
         }
-        let choice = ["anyOf", "oneOf"].into_iter().find_map(|key| fields.get(key)?.as_array());
-        if let Some(schemas) = choice {
-            ensure!(!schemas.is_empty(), "anyOf allows nothing");
-            let values: Vec<String> =
-                schemas.iter().map(|s| self.value(s)).collect::<Result<_>>()?;
+        if let Some(Value::Array(parts)) = fields.get("allOf") {
+            let mut all = fields.clone();
+            all.shift_remove("allOf");
+            return match parts.iter().try_for_each(|part| self.merge(&mut all, part)) {
+                Some(()) => self.value(&all.into()),
+                None => Ok("any".into()),
+            };
+        }
+        for key in ["anyOf", "oneOf"] {
+            let Some(Value::Array(options)) = fields.get(key) else { continue };
+            let mut others = fields.clone();
+            others.shift_remove(key);
+            let mut values = Vec::with_capacity(options.len());
+            for option in options.iter().filter(|option| **option != json!(false)) {
+                let mut all = others.clone();
+                let is_merged = !all.is_empty() && self.merge(&mut all, option).is_some();
+                values.push(if is_merged { self.value(&all.into())? } else { self.value(option)? });
+            }
+            ensure!(!values.is_empty(), "{key} allows nothing");
             return Ok(format!("({})", values.join(" | ")));
         }
-        ensure!(
-            !fields.contains_key("allOf") && !fields.contains_key("not"),
-            "allOf and not are not supported"
-        );
         let types: Vec<&str> = match fields.get("type") {
             None if fields.contains_key("properties") => vec!["object"],
             None => return Ok("any".into()),
             Some(Value::Array(types)) => types.iter().filter_map(Value::as_str).collect(),
             Some(one) => one.as_str().into_iter().collect(),
         };
-        ensure!(!types.is_empty(), "a type is one of the seven of JSON");
         let mut values: Vec<String> =
             types.iter().map(|kind| self.typed(kind, fields)).collect::<Result<_>>()?;
         if fields.get("nullable") == Some(&json!(true)) {
@@ -165,8 +180,10 @@ impl Rules<'_> {
             },
             "array" => {
                 let item = match fields.get("items") {
-                    Some(items) => self.value(items)?,
-                    None => "any".into(),
+                    Some(items) if items.is_object() && !fields.contains_key("prefixItems") => {
+                        self.value(items)?
+                    }
+                    _ => "any".into(),
                 };
                 let item = self.rule(&item);
                 let least = size("minItems").unwrap_or(0);
@@ -188,10 +205,16 @@ impl Rules<'_> {
 
     /// Returns the rule of an object with these properties, or of any object if none are named.
     fn object(&mut self, fields: &Map<String, Value>) -> Result<String> {
-        let properties = fields.get("properties").and_then(Value::as_object);
-        let is_open = fields.get("additionalProperties").is_none_or(|more| *more != json!(false));
-        let Some(properties) = properties.filter(|p| !p.is_empty() || !is_open) else {
-            return Ok(if is_open { "any_object".into() } else { self.rule("\"{\" \"}\"") });
+        let (none, additional) = (Map::new(), fields.get("additionalProperties"));
+        let properties = fields.get("properties").and_then(Value::as_object).unwrap_or(&none);
+        let more = match additional {
+            Some(Value::Bool(false)) => None,
+            Some(Value::Object(schema)) if !schema.is_empty() => {
+                let value = self.value(&additional.cloned().unwrap_or_default())?;
+                Some(self.rule(&format!("KEY \":\" {value}")))
+            }
+            None if !properties.is_empty() => None,
+            _ => Some("any_field".to_owned()),
         };
         let required: HashSet<&str> = fields
             .get("required")
@@ -204,17 +227,21 @@ impl Rules<'_> {
         names.sort_by_key(|name| name.to_lowercase());
         let mut parts: Vec<(String, bool)> = Vec::new();
         for name in names {
+            let is_required = required.contains(&name.as_str());
             let wrong =
                 name.is_empty() || name.contains(|c: char| c.is_control() || NO_KEY.contains(c));
+            if !is_required && (wrong || properties[name] == json!(false)) {
+                continue;
+            }
             ensure!(!wrong, "the name {name:?} of a property cannot be written in a call");
             let value = self.value(&properties[name])?;
             let key = Value::from(format!("{name}:"));
-            parts.push((self.rule(&format!("{key} {value}")), required.contains(&name.as_str())));
+            parts.push((self.rule(&format!("{key} {value}")), is_required));
         }
         // `rest` is the part behind a field. The loop goes from the last field to the first. A
         // field may be the first one if none before it is required.
-        let mut rest = "\"\"".to_owned();
-        let mut firsts: Vec<String> = Vec::new();
+        let mut rest = more.as_ref().map_or("\"\"".into(), |more| format!("(\",\" {more})*"));
+        let mut firsts: Vec<String> = more.iter().map(|more| format!("{more} {rest}")).collect();
         for (field, is_required) in parts.iter().rev() {
             if *is_required {
                 firsts.clear();
@@ -227,6 +254,32 @@ impl Rules<'_> {
             firsts.push("\"\"".into());
         }
         Ok(self.rule(&format!("\"{{\" ({}) \"}}\"", firsts.join(" | "))))
+    }
+
+    /// Adds the keywords of another schema for the same value. Of two rules about one thing the
+    /// first one stays. Returns `None` if too much is merged, as in a cycle.
+    fn merge(&mut self, all: &mut Map<String, Value>, part: &Value) -> Option<()> {
+        self.merges += 1;
+        (self.merges <= MOST_MERGES).then_some(())?;
+        let target = part.get("$ref").and_then(|to| self.root.pointer(&to.as_str()?[1..]));
+        let fields = target.unwrap_or(part).as_object().into_iter().flatten();
+        for (key, value) in fields {
+            match (all.get_mut(key), value) {
+                (None, _) => drop(all.insert(key.clone(), value.clone())),
+                (Some(Value::Object(own)), Value::Object(more)) if key == "properties" => {
+                    for (name, schema) in more {
+                        own.entry(name).or_insert_with(|| schema.clone());
+                    }
+                }
+                (Some(Value::Array(own)), Value::Array(more))
+                    if key == "required" || key == "allOf" =>
+                {
+                    own.extend_from_slice(more)
+                }
+                _ => {}
+            }
+        }
+        Some(())
     }
 
     /// Returns the rule of a definition, which may refer to itself.
@@ -287,11 +340,13 @@ mod tests {
             name: format!("f{i}"),
             description: None,
             parameters: parameters.clone(),
+            strict: false,
         };
         let tools: Vec<Tool> = parameters.iter().enumerate().map(tool).collect();
         let tokenizer = Arc::new(thinking_letters());
         let grammars = Grammars::new(tokenizer.clone(), &[1], 1).unwrap();
-        let source = tools::source(&tools, calls, many, &call_marks(&tokenizer), None).unwrap();
+        let (marks, level) = (call_marks(&tokenizer), Enforcement::Expressible);
+        let source = tools::source(&tools, calls, many, &marks, None, level).unwrap();
         let rule = grammars.compile(&source, &|| true).unwrap().follow(0);
         let one = |text: &&str| {
             let text = text.replace('\'', "<|\"|>");
@@ -389,17 +444,52 @@ mod tests {
 
     #[test]
     fn schemas_that_cannot_be_written_are_refused() {
-        for parameters in [
-            json!([]),
-            json!({"type": "string"}),
-            json!({"properties": {"a:b": {}}}),
-            json!({"properties": {"a": {"$ref": "#/x"}}}),
-            json!({"properties": {"a": {"type": "text"}}}),
-            json!({"properties": {"a": {"allOf": [{}]}}}),
+        for (strict, parameters) in [
+            (false, json!([])),
+            (false, json!({"type": "string"})),
+            (false, json!({"properties": {"a:b": {}}, "required": ["a:b"]})),
+            (true, json!({"properties": {"a": {"$ref": "#/x"}}})),
+            (true, json!({"properties": {"a": {"type": "text"}}})),
+            (true, json!({"properties": {"a": {"not": {}}}})),
+            (true, json!({"properties": {"a": {"type": "string", "pattern": "x"}}})),
         ] {
-            let tool = Tool { name: "f".into(), description: None, parameters };
-            let error = source(&[tool], CallPolicy::Required, true, [1, 2, 3]).unwrap_err();
+            let tool = Tool { name: "f".into(), description: None, parameters, strict };
+            let (marks, level) = ([1, 2, 3], Enforcement::Structure);
+            let error = source(&[tool], CallPolicy::Required, true, marks, None, level);
+            let error = error.unwrap_err();
             assert_eq!(crate::error::fault_of(&error).unwrap().kind.exit_code(), 2);
+            assert!(error.to_string().starts_with("function \"f\": "), "{error}");
+        }
+    }
+
+    #[test]
+    fn parts_of_a_schema_become_one() {
+        let base = json!({"type": "object", "properties": {"a": {"type": "null"}}});
+        let schemas = [json!({"$defs": {"base": base}, "properties": {
+            "x": {"allOf": [{"$ref": "#/$defs/base"}, {"required": ["b"],
+                "properties": {"b": {"type": "boolean"}}}]},
+            "y": {"type": "object", "properties": {"c": {"type": "boolean"},
+                "d": {"type": "boolean"}}, "anyOf": [{"required": ["c"]}, {"required": ["d"]}]},
+            "z": {"properties": {"e": {"type": "null"}, "f[0]": {}}, "not": {"required": ["e"]},
+                "additionalProperties": {"type": "string"}},
+        }})];
+        let fits = |arguments: &str| {
+            let text = format!("<|tool_call>call:f0{{{arguments}}}<tool_call|>");
+            follows(&schemas, (CallPolicy::Required, false), &[&text])[0] == (true, true)
+        };
+        for good in [
+            "x:{a:null,b:true}",
+            "x:{b:true}",
+            "y:{c:true}",
+            "y:{d:true}",
+            "z:{e:null,g:'1'}",
+            "z:{g:'1'}",
+            "x:{b:true},y:{c:true,d:false},z:{}",
+        ] {
+            assert!(fits(good), "{good}");
+        }
+        for bad in ["x:{}", "x:{a:null}", "y:{}", "y:{e:1}", "z:{e:1}", "z:{g:1}"] {
+            assert!(!fits(bad), "{bad}");
         }
     }
 }

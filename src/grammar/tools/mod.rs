@@ -9,7 +9,8 @@ mod gemma4;
 
 use serde_json::{Value, json};
 
-use super::{GrammarSource, schema};
+use super::GrammarSource;
+use super::schema::{self, Enforcement};
 use crate::error::Fault;
 use crate::models::Tokenizer;
 use crate::tensor::Token;
@@ -20,8 +21,10 @@ use anyhow::{Result, ensure};
 pub struct Tool {
     pub name: String,
     pub description: Option<String>,
-    /// JSON Schema of its arguments, an object.
+    /// JSON Schema of its arguments, an object; null for a function without arguments.
     pub parameters: Value,
+    /// Refuses parameters that a grammar cannot enforce as a whole.
+    pub strict: bool,
 }
 
 /// Whether an answer calls functions.
@@ -49,33 +52,76 @@ pub fn call_marks(tokenizer: &Tokenizer) -> Vec<(Token, char)> {
 }
 
 /// Longest name of a function.
-const LONGEST: usize = 64;
+const LONGEST: usize = 128;
 
 impl Tool {
-    /// Refuses the names that OpenAI's server refuses.
+    /// Refuses the names that OpenAI's and Anthropic's servers refuse.
     pub fn check(&self) -> Result<()> {
         let is_plain = |c: u8| c.is_ascii_alphanumeric() || c == b'_' || c == b'-';
         let fits = (1..=LONGEST).contains(&self.name.len());
         ensure!(
             fits && self.name.bytes().all(is_plain),
             Fault::usage(format!("{:?} is no name of a function", self.name))
-                .help("a name has at most 64 letters, digits, _ and -")
+                .help("a name has at most 128 letters, digits, _ and -")
         );
         Ok(())
+    }
+
+    /// Returns the schema of the arguments that the grammar enforces. `beyond` are keywords that
+    /// the form of the calls does not enforce.
+    fn arguments(&self, enforcement: Enforcement, beyond: &[&str]) -> Result<Value> {
+        let Tool { name, parameters, strict, .. } = self;
+        let nothing = json!({"type": "object", "properties": {}, "additionalProperties": false});
+        let schema = if parameters.is_null() { &nothing } else { parameters };
+        let is_object = |kind: &Value| kind == "object" || kind == &json!(["object", "null"]);
+        ensure!(
+            schema.is_object() && schema.get("type").is_none_or(is_object),
+            Fault::usage(format!("function {name:?}: its parameters are no schema of an object"))
+                .help(r#"parameters look like {"type": "object", "properties": {...}}"#)
+        );
+        let enforcement = if *strict { Enforcement::Whole } else { enforcement };
+        let mut enforced = schema::enforced(schema, enforcement, beyond)
+            .map_err(|why| self.fault(&format!("{why:#}")))?;
+        if enforced.get("$ref").is_none() {
+            enforced["type"] = json!("object");
+        }
+        Ok(enforced)
+    }
+
+    /// Returns the schema of the arguments as JSON, with settings for llguidance.
+    fn json(&self, enforcement: Enforcement) -> Result<Value> {
+        let mut arguments = self.arguments(enforcement, &[])?;
+        arguments["x-guidance"] = schema::settings(!self.strict);
+        Ok(arguments)
+    }
+
+    /// Returns the grammar of the arguments alone, by which a wrong function is found.
+    pub fn alone(&self) -> Result<GrammarSource> {
+        Ok(GrammarSource::JsonSchema(self.json(Enforcement::Structure)?))
+    }
+
+    /// Makes the fault of parameters that cannot be used.
+    pub fn fault(&self, why: &str) -> Fault {
+        let help = match self.strict {
+            true => "leave `strict` out of the function, or rewrite its parameters",
+            false => "rewrite the function's parameters",
+        };
+        Fault::usage(format!("function {:?}: {why}", self.name)).help(help)
     }
 }
 
 /// Returns the grammar of an answer that may or must call some of these functions. `many` allows
 /// several calls. `marks` are those of the vocabulary. An answer without calls fits the schema
-/// `answer` if there is one.
+/// `answer` if there is one. `enforcement` is for functions that are not strict.
 pub fn source(
     tools: &[Tool],
     calls: CallPolicy,
     many: bool,
     marks: &[(Token, char)],
     answer: Option<&Value>,
+    enforcement: Enforcement,
 ) -> Result<GrammarSource> {
-    let no_schema = |why| Fault::usage(format!("the schema of the answer is none: {why}"));
+    let no_schema = |why| Fault::usage(format!("the schema of the answer: {why}"));
     let answer = answer.map(|schema| schema::strict(schema).map_err(no_schema)).transpose()?;
     for (i, tool) in tools.iter().enumerate() {
         tool.check()?;
@@ -85,21 +131,13 @@ pub fn source(
         );
     }
     if let [(begin, _), (end, _), (quote, _)] = *marks {
-        return gemma4::source(tools, calls, many, [begin, end, quote], answer.as_ref());
+        let marks = [begin, end, quote];
+        return gemma4::source(tools, calls, many, marks, answer.as_ref(), enforcement);
     }
     let mut rules = String::new();
     for (i, tool) in tools.iter().enumerate() {
         let name = &tool.name;
-        let schema = match &tool.parameters {
-            Value::Null => {
-                json!({"type": "object", "properties": {}, "additionalProperties": false})
-            }
-            schema => schema.clone(),
-        };
-        let arguments = schema::strict(&schema).map_err(|why| {
-            Fault::usage(format!("the parameters of the function {name:?} are no schema: {why}"))
-                .help(r#"parameters look like {"type": "object", "properties": {...}}"#)
-        })?;
+        let arguments = tool.json(enforcement)?;
         let head = Value::from(format!("{CALL}{name}{ARGUMENTS}"));
         rules +=
             &format!("call_{i}: {head} arguments_{i} \"}}\"\narguments_{i}: %json {arguments}\n");
@@ -121,14 +159,17 @@ mod tests {
     use super::super::Grammars;
     use super::*;
     use crate::models::Special;
-    use crate::models::tokenizer::tests::letters;
+    use crate::models::tokenizer::tests::{letters, thinking_letters};
     use std::sync::Arc;
 
     fn tools() -> Vec<Tool> {
         let parameters = json!({"type": "object", "properties": {"city": {"type": "string"}},
             "required": ["city"], "additionalProperties": false});
-        let weather = Tool { name: "weather".into(), description: None, parameters };
-        vec![weather, Tool { name: "now".into(), description: None, parameters: Value::Null }]
+        vec![tool("weather", parameters), tool("now", Value::Null)]
+    }
+
+    fn tool(name: &str, parameters: Value) -> Tool {
+        Tool { name: name.into(), description: None, parameters, strict: false }
     }
 
     /// Returns whether `text` is allowed, and whether the answer may end after it.
@@ -144,9 +185,9 @@ mod tests {
     ) -> (bool, bool) {
         let tokenizer = Arc::new(letters());
         let grammars = Grammars::new(tokenizer.clone(), &[1], 1).unwrap();
-        let grammar =
-            grammars.compile(&source(&tools(), calls, many, &[], answer).unwrap(), &|| true);
-        let grammar = grammar.unwrap();
+        let level = Enforcement::Expressible;
+        let source = source(&tools(), calls, many, &[], answer, level).unwrap();
+        let grammar = grammars.compile(&source, &|| true).unwrap();
         let rule = grammar.follow(0);
         let tokens = tokenizer.encode(text, Special::AsText).unwrap();
         use crate::sampler::TokenRule;
@@ -189,12 +230,70 @@ mod tests {
     fn names_are_plain_and_differ() {
         let named = |names: &[&str]| {
             let tool = |name: &&str| Tool { name: name.to_string(), ..tools()[1].clone() };
-            let tools = names.iter().map(tool).collect::<Vec<_>>();
-            source(&tools, CallPolicy::Required, true, &[], None)
+            let tools: Vec<Tool> = names.iter().map(tool).collect();
+            source(&tools, CallPolicy::Required, true, &[], None, Enforcement::Expressible)
         };
         assert!(named(&["a", "b-c_D9"]).is_ok());
         for bad in [&["a", "a"][..], &[""], &["a b"], &["a\""], &["\u{e4}"]] {
             assert!(named(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    /// Takes the schemas of public MCP servers and agents, as functions of one request each and as
+    /// functions of a request for each server.
+    #[test]
+    fn schemas_of_public_servers_are_taken() {
+        let mut servers: Vec<(String, Vec<Tool>)> = Vec::new();
+        for line in include_str!("../../../tests/serve/tools.jsonl").lines() {
+            let line: Value = serde_json::from_str(line).unwrap();
+            let server = line["server"].as_str().unwrap();
+            if servers.last().is_none_or(|(name, _)| name != server) {
+                servers.push((server.to_owned(), Vec::new()));
+            }
+            let tool = tool(line["name"].as_str().unwrap(), line["schema"].clone());
+            servers.last_mut().unwrap().1.push(tool);
+        }
+        for tokenizer in [letters(), thinking_letters()].map(Arc::new) {
+            let grammars = Grammars::new(tokenizer.clone(), &[1], 1).unwrap();
+            let (marks, level) = (call_marks(&tokenizer), Enforcement::Expressible);
+            for (server, tools) in &servers {
+                for tools in tools.chunks(1).chain([&tools[..]]) {
+                    let source = source(tools, CallPolicy::Optional, true, &marks, None, level);
+                    let compiled = source.and_then(|source| grammars.compile(&source, &|| true));
+                    if let Err(error) = compiled {
+                        panic!("{server} {:?}: {error:#}", tools[0].name);
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn keywords_without_a_grammar_are_dropped_or_named() {
+        for (keyword, schema) in [
+            ("not", json!({"not": {"const": "x"}})),
+            ("propertyNames", json!({"propertyNames": {"pattern": "^a"}})),
+            ("if", json!({"if": {"required": ["a"]}, "then": {"required": ["b"]}})),
+            ("uniqueItems", json!({"type": "array", "uniqueItems": true})),
+            ("dependentRequired", json!({"dependentRequired": {"a": ["b"]}})),
+            ("unevaluatedProperties", json!({"type": "object", "unevaluatedProperties": false})),
+            ("contains", json!({"type": "array", "contains": {"const": 1}, "minContains": 2})),
+            ("pattern", json!({"type": "string", "pattern": "^(?!x).*$"})),
+            ("type", json!({"type": "file"})),
+            ("required", json!({"type": "string", "required": true})),
+            ("$ref", json!({"$ref": "https://example.org/schema"})),
+        ] {
+            let parameters = json!({"type": "object", "properties": {"p": schema}});
+            let mut one = [tool("f", parameters)];
+            let tokenizer = Arc::new(letters());
+            let grammars = Grammars::new(tokenizer, &[1], 1).unwrap();
+            let level = Enforcement::Expressible;
+            let loose = source(&one, CallPolicy::Required, true, &[], None, level).unwrap();
+            assert!(grammars.compile(&loose, &|| true).is_ok(), "{keyword}");
+            one[0].strict = true;
+            let error = source(&one, CallPolicy::Required, true, &[], None, level).unwrap_err();
+            let says = format!("function \"f\": the keyword {keyword} cannot be enforced");
+            assert_eq!(error.to_string(), says);
         }
     }
 }

@@ -7,6 +7,7 @@ use super::log::Notes;
 use super::options::LogFormat;
 use super::pool::Client;
 use super::queue::Delivery;
+use crate::grammar::Enforcement;
 use crate::models::{ChatTemplate, Config, Tokenizer};
 use crate::runtime::constraints::Constraints;
 use crate::runtime::options::AutoOr;
@@ -58,8 +59,8 @@ impl RequestBodies {
             let delivery = |choice| Delivery::new(client, choice, channel(1).0, Instant::now());
             let compile =
                 |source| self.served.constraints.get(&source, request.ignore_eos, &|| true);
-            let grammar =
-                request.source(&self.served).and_then(|source| source.map(compile).transpose());
+            let source = request.source(&self.served, Enforcement::Expressible);
+            let grammar = source.and_then(|source| source.map(compile).transpose());
             if let Ok(grammar) = grammar {
                 let _ = request.requests(&self.served, grammar, &delivery);
             }

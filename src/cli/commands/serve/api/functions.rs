@@ -45,7 +45,8 @@ fn function(item: &Value) -> Result<Option<Tool>, ApiError> {
     let description = function["description"].as_str().map(str::to_owned);
     let given = |name: &str| function.get(name).filter(|schema| !schema.is_null()).cloned();
     let parameters = given("parameters").or_else(|| given("input_schema")).unwrap_or_default();
-    Ok(Some(Tool { name, description, parameters }))
+    let strict = function["strict"] == true;
+    Ok(Some(Tool { name, description, parameters, strict }))
 }
 
 /// Returns a tool's type and name.

@@ -11,7 +11,7 @@ use crate::cli::io::prompt::{PromptEncoder, PromptInput};
 use crate::decode::Request;
 use crate::error::Fault;
 use crate::grammar::tools::{self, CallPolicy, Tool};
-use crate::grammar::{Grammar, GrammarSource};
+use crate::grammar::{Enforcement, Grammar, GrammarSource};
 use crate::models::{ChatTemplate, Config, Special, Tokenizer};
 use crate::runtime::answers::{self, AnswerRequest};
 use crate::runtime::constraints::{Constrained, Constraints};
@@ -321,8 +321,12 @@ impl ApiRequest {
         self.prompts.iter().map(ApiPrompt::bytes).max().unwrap_or(0)
     }
 
-    /// Returns the grammar of the answers.
-    pub fn source(&self, served: &ServedModel) -> Result<Option<GrammarSource>> {
+    /// Returns the grammar of the answers. `enforcement` is for functions that are not strict.
+    pub fn source(
+        &self,
+        served: &ServedModel,
+        enforcement: Enforcement,
+    ) -> Result<Option<GrammarSource>> {
         match (&self.tool_options, &self.format) {
             (None, None | Some(AnswerFormat::Text)) => Ok(None),
             (None, Some(AnswerFormat::Grammar(source))) => Ok(Some(source.clone())),
@@ -335,9 +339,9 @@ impl ApiRequest {
                             .help("leave out tools or grammar, or send tool_choice: none")
                     ),
                 };
-                // The error of a wrong schema names the place in the schema.
                 let ToolOptions { tools, calls, many } = tool_options;
-                tools::source(tools, *calls, *many, &served.call_marks(), answer).map(Some)
+                let marks = served.call_marks();
+                tools::source(tools, *calls, *many, &marks, answer, enforcement).map(Some)
             }
         }
     }

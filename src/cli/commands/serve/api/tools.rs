@@ -12,7 +12,7 @@ const QUOTE: char = CALL_MARKS[2].1;
 /// Returns the description of the functions for the prompt.
 pub fn instructions(tools: &[Tool]) -> String {
     let mut text = "You can call these functions:\n".to_owned();
-    for Tool { name, description, parameters } in tools {
+    for Tool { name, description, parameters, .. } in tools {
         let mut shown = json!({"name": name});
         if let Some(description) = description {
             shown["description"] = description.clone().into();
@@ -68,7 +68,7 @@ pub fn folded(messages: Vec<Message>) -> Vec<Message> {
 
 /// Returns the functions in the form that templates declare them from.
 pub fn declared(tools: &[Tool]) -> Vec<Value> {
-    let declare = |Tool { name, description, parameters }: &Tool| {
+    let declare = |Tool { name, description, parameters, .. }: &Tool| {
         let mut function =
             json!({"name": name, "description": description.as_deref().unwrap_or("")});
         if !parameters.is_null() {

@@ -15,7 +15,7 @@ use super::log::{LogEntry, Notes};
 use super::options::LogFormat;
 use super::pool::{Client, Peer, PoolShare, SharedPool};
 use super::queue::{ClientEvent, Delivery, EVENTS, RequestQueue};
-use crate::grammar::Grammar;
+use crate::grammar::{Enforcement, Grammar, GrammarSource};
 use crate::models::Special;
 use crate::tensor::Token;
 use axum::Router;
@@ -486,19 +486,50 @@ async fn grammar(
     client: Client,
 ) -> Result<Option<Grammar>, ApiError> {
     let wrong = |error: anyhow::Error| ApiError::of(&error);
-    let Some(source) = parsed.source(served).map_err(wrong)? else { return Ok(None) };
-    if let (Some(known), false) = (served.constraints.recall(&source), parsed.ignore_eos) {
-        return known.map(Some).map_err(|fault| wrong(fault.into()));
+    let source = |enforcement| parsed.source(served, enforcement).map_err(wrong);
+    let Some(first) = source(Enforcement::Expressible)? else { return Ok(None) };
+    let (outcome, options) =
+        (compiled(app, served, first, parsed, client).await, &parsed.tool_options);
+    let Some(options) = options.as_ref().filter(|_| !parsed.ignore_eos && outcome.is_err()) else {
+        return outcome.map(Some);
+    };
+    let second = source(Enforcement::Structure)?.expect("there are functions");
+    if let Ok(grammar) = compiled(app, served, second, parsed, client).await {
+        return Ok(Some(grammar));
+    }
+    // A function that is wrong by itself is named.
+    for tool in &options.tools {
+        let alone = tool.alone().map_err(wrong)?;
+        if let Err(why) = compiled(app, served, alone, parsed, client).await {
+            return Err(wrong(tool.fault(&why.message).into()));
+        }
+    }
+    let what = "the functions are too complex together: send fewer of them";
+    Err(ApiError::bad(what).param("tools"))
+}
+
+/// Compiles a grammar, or returns the outcome of an earlier compilation.
+async fn compiled(
+    app: &App,
+    served: &Arc<ServedModel>,
+    source: GrammarSource,
+    parsed: &ApiRequest,
+    client: Client,
+) -> Result<Grammar, ApiError> {
+    let wrong = |error: anyhow::Error| ApiError::of(&error);
+    let ignore_eos = parsed.ignore_eos;
+    if let (Some(known), false) = (served.constraints.recall(&source), ignore_eos) {
+        return known.map_err(|fault| wrong(fault.into()));
     }
     let compiler = app.room.compilers.take(client, 1).await;
     // The future drops this when its client goes away.
     let here = Arc::new(());
-    let (there, served, ignore_eos) = (Arc::downgrade(&here), served.clone(), parsed.ignore_eos);
+    let (there, served) = (Arc::downgrade(&here), served.clone());
     let compile = move || {
         let is_wanted = || there.strong_count() > 0;
-        served.constraints.get(&source, ignore_eos, &is_wanted).map_err(|e| ApiError::of(&e))
+        served.constraints.get(&source, ignore_eos, &is_wanted).map_err(wrong)
     };
     let grammar = in_worker(compiler, compile).await;
     drop(here);
-    grammar.map(Some)
+    grammar
 }
