@@ -28,6 +28,7 @@ use crate::os::process::raise_open_files;
 use crate::runtime::constraints::Constraints;
 use crate::runtime::devices::npu;
 use crate::runtime::load::kv_format;
+use crate::runtime::model::Size;
 use crate::runtime::{Room, Session, Started};
 use crate::util::{hex, threads};
 use anyhow::{Context, Result};
@@ -146,6 +147,7 @@ fn served(
         tokenizer: session.tokenizer.clone(),
         template: chat_template(&session.model, &session.tokenizer, ui)?,
         config: session.config().clone(),
+        size: Size::of(&session.model.weights)?,
         stop_ids: session.stop_ids.clone(),
         context,
         sampling,

@@ -2,7 +2,7 @@
 
 use super::api::fields::Fields;
 use super::api::request::ServedModel;
-use super::api::{anthropic, openai, responses};
+use super::api::{anthropic, ollama, openai, responses};
 use super::log::Notes;
 use super::options::LogFormat;
 use super::pool::Client;
@@ -10,6 +10,7 @@ use super::queue::Delivery;
 use crate::grammar::Enforcement;
 use crate::models::{ChatTemplate, Config, Tokenizer};
 use crate::runtime::constraints::Constraints;
+use crate::runtime::model::Size;
 use crate::runtime::options::AutoOr;
 use crate::sampler::SamplerConfig;
 use std::net::{IpAddr, Ipv4Addr};
@@ -31,6 +32,7 @@ impl RequestBodies {
             created: 0,
             fingerprint: String::new(),
             template: ChatTemplate::built_in(tokenizer.is_gemma4()),
+            size: Size::default(),
             stop_ids: config.eos.clone(),
             context: config.max_position,
             constraints: Constraints::new(&tokenizer, &config.eos, 1),
@@ -47,11 +49,13 @@ impl RequestBodies {
     /// Parses a body of one of the API forms, down to its tokens and its grammar.
     pub fn read(&self, form: u8, body: &[u8]) {
         let Ok(fields) = Fields::parse(body, &self.notes) else { return };
-        let request = match form % 5 {
+        let request = match form % 7 {
             0 => openai::chat(fields, &self.served).map(|(request, _)| request),
             1 => openai::completions(fields, &self.served).map(|(request, _)| request),
             2 => responses::body(fields, &self.served).map(|(request, _)| request),
             3 => anthropic::messages_body(fields, &self.served).map(|(request, _)| request),
+            4 => ollama::chat(fields, &self.served).map(|(request, _)| request),
+            5 => ollama::generate(fields, &self.served).map(|(request, _)| request),
             _ => return drop(anthropic::count_body(fields, &self.served)),
         };
         if let Ok(request) = request {

@@ -1,7 +1,26 @@
-//! Errors for clients: a status and an object in OpenAI's or Anthropic's form.
+//! Errors for clients: a status and an object in the form of the API.
 
 use crate::error::{Kind, fault_of};
 use serde_json::{Value, json};
+
+/// APIs that write errors and streams alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ApiFamily {
+    OpenAi,
+    Anthropic,
+    Ollama,
+}
+
+impl ApiFamily {
+    /// Returns the APIs that a path belongs to.
+    pub fn of(path: &str) -> ApiFamily {
+        match path.strip_prefix("/v1").unwrap_or(path) {
+            path if path.starts_with("/messages") => ApiFamily::Anthropic,
+            path if path.starts_with("/api/") => ApiFamily::Ollama,
+            _ => ApiFamily::OpenAi,
+        }
+    }
+}
 
 /// A refusal or a failure.
 #[derive(Clone, Debug, PartialEq)]
@@ -73,6 +92,15 @@ impl ApiError {
             (500.., true) => "api_error",
             (500.., false) => "server_error",
             _ => "invalid_request_error",
+        }
+    }
+
+    /// Returns the error in the form of an API.
+    pub fn json(&self, family: ApiFamily) -> Value {
+        match family {
+            ApiFamily::OpenAi => self.openai(),
+            ApiFamily::Anthropic => self.anthropic(),
+            ApiFamily::Ollama => json!({"error": self.message}),
         }
     }
 

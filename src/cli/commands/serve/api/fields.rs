@@ -14,32 +14,34 @@ use std::sync::Arc;
 const WITHOUT_EFFECT: &str = "
     allow_fallback anthropic_beta background_tasks betas cache_control cache_prompt cache_salt
     chat_id client_metadata container context_management dry_allowed_length dry_base
-    dry_penalty_last_n dry_sequence_breakers dynatemp_exponent fallbacks features id id_slot
-    include include_reasoning inference_geo keep_alive max_tool_calls metadata mirostat_eta
-    mirostat_tau model_item n_keep num_ctx output_config parallel_tool_calls parse_tool_calls
-    post_sampling_probs prediction priority prompt_cache_key prompt_cache_options
-    prompt_cache_retention provider reasoning_format reasoning_split request_id return_progress
-    return_tokens safety_identifier service_tier session_id slot_id smoothing_curve speed store
-    stream_options t_max_predict_ms t_max_prompt_ms timings_per_token tool_stream top_logprobs
-    transforms truncation truncation_length ttl usage user user_id variables verbosity
-    web_search_options xtc_threshold
+    dry_penalty_last_n dry_sequence_breakers dynatemp_exponent embedding_only f16_kv fallbacks
+    features id id_slot include include_reasoning inference_geo keep_alive logits_all low_vram
+    main_gpu max_tool_calls metadata mirostat_eta mirostat_tau model_item n_keep num_batch
+    num_ctx num_gpu num_gqa num_keep num_thread numa output_config parallel_tool_calls
+    parse_tool_calls penalize_newline post_sampling_probs prediction priority prompt_cache_key
+    prompt_cache_options prompt_cache_retention provider reasoning_format reasoning_split
+    request_id return_progress return_tokens safety_identifier service_tier session_id slot_id
+    smoothing_curve speed store stream_options t_max_predict_ms t_max_prompt_ms
+    timings_per_token tool_stream top_logprobs transforms truncation truncation_length ttl usage
+    use_mlock use_mmap user user_id variables verbosity vocab_only web_search_options
+    xtc_threshold
 ";
 
 /// Fields that are not supported, with the values that change nothing, as JSON.
 const NEUTRAL: &str = r#"{
     "add_bos_token": [true], "add_generation_prompt": [true], "add_special_tokens": [false],
     "background": [false], "ban_eos_token": [false], "best_of": [1],
-    "continue_final_message": [false], "custom_token_bans": [""], "dry_multiplier": [0],
+    "context": [[]], "continue_final_message": [false], "custom_token_bans": [""], "dry_multiplier": [0],
     "dynatemp_range": [0], "echo": [false], "epsilon_cutoff": [0], "eta_cutoff": [0],
     "files": [[]], "filter_ids": [[]], "grammar_string": [""], "guidance_scale": [1],
     "include_stop_str_in_output": [false], "length_penalty": [1], "lora": [[]],
     "mcp_servers": [[]], "min_keep": [0], "min_tokens": [0], "mirostat": [0],
     "mirostat_mode": [0], "modalities": [["text"]], "n": [1], "n_indent": [0], "n_probs": [0],
     "no_repeat_ngram_size": [0], "num_beams": [1], "options": [{}], "params": [{}],
-    "skip_special_tokens": [true], "smoothing_factor": [0],
+    "shift": [true, false], "skip_special_tokens": [true], "smoothing_factor": [0],
     "spaces_between_special_tokens": [true], "stop_token_ids": [[]], "suffix": [""], "tfs": [1],
     "tfs_z": [1], "thread": [{"type": "create"}], "tool_ids": [[]], "tool_servers": [[]],
-    "top_a": [0], "top_n_sigma": [-1, 0], "typ_p": [1], "typical": [1], "typical_p": [1],
+    "template": [""], "truncate": [true, false], "top_a": [0], "top_n_sigma": [-1, 0], "typ_p": [1], "typical": [1], "typical_p": [1],
     "use_beam_search": [false], "with_pieces": [false], "xtc_probability": [0],
     "samplers": [[], "edkypmxt", "dkypmxt", ["top_k", "top_p", "min_p", "temperature"],
         ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc",
@@ -48,12 +50,14 @@ const NEUTRAL: &str = r#"{
 
 /// What to do instead of a field, where leaving it out is not enough.
 const REMEDIES: &[(&str, &str)] = &[
+    ("context", "nothing is stored, so send the earlier messages to /api/chat"),
     ("conversation", "nothing is stored, so send the earlier messages along"),
     ("extra_body", "send its fields beside the others"),
     ("guided_json", "send 'response_format' instead"),
     ("mcp_servers", "let the client call them, and send their functions as tools"),
     ("previous_response_id", "nothing is stored, so send the earlier messages along"),
     ("thread", "nothing is stored, so send the earlier messages along"),
+    ("template", "the model's own writes the prompt, and with 'raw' there is none"),
     ("suffix", "the model continues texts and fills none in, so send only what comes before"),
 ];
 
@@ -113,6 +117,13 @@ impl Fields {
         serde_json::from_value(value).map(Some).map_err(|_| {
             ApiError::bad(format!("'{name}' must be {form}, and is {given}")).param(name)
         })
+    }
+
+    /// Puts the fields of an object in the place of the object.
+    pub fn open(&mut self, name: &str) -> Result<(), ApiError> {
+        let inner: Map<String, Value> = self.take(name)?.unwrap_or_default();
+        self.left.extend(inner);
+        Ok(())
     }
 
     /// Takes a number for which some clients write -1 to mean no limit.

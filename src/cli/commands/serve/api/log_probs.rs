@@ -1,4 +1,4 @@
-//! Log-probabilities of tokens as JSON, in the forms of OpenAI's two endpoints.
+//! Log-probabilities of tokens as JSON, in the forms of the endpoints.
 
 use super::request::ServedModel;
 use crate::decode::TokenLogProbs;
@@ -32,24 +32,26 @@ impl Chance {
     }
 }
 
+/// The list alone, as in `/api/chat`.
+pub struct LogProbList<'a>(pub &'a LogProbs<'a>);
+
+impl Serialize for LogProbList<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let LogProbs { served, log_probs } = self.0;
+        serializer.collect_seq(log_probs.iter().map(|own| {
+            let best = own.best.iter();
+            let best = best.map(|(token, logprob)| Chance::new(served, *token, Some(*logprob)));
+            let top_logprobs = Some(best.collect());
+            let own = Chance::new(served, own.token, own.log_prob);
+            Chance { top_logprobs, ..own }
+        }))
+    }
+}
+
 impl Serialize for LogProbs<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        struct Content<'a>(&'a LogProbs<'a>);
-        impl Serialize for Content<'_> {
-            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-                let LogProbs { served, log_probs } = self.0;
-                serializer.collect_seq(log_probs.iter().map(|own| {
-                    let best = own.best.iter();
-                    let best =
-                        best.map(|(token, logprob)| Chance::new(served, *token, Some(*logprob)));
-                    let top_logprobs = Some(best.collect());
-                    let own = Chance::new(served, own.token, own.log_prob);
-                    Chance { top_logprobs, ..own }
-                }))
-            }
-        }
         let mut object = serializer.serialize_struct("LogProbs", 2)?;
-        object.serialize_field("content", &Content(self))?;
+        object.serialize_field("content", &LogProbList(self))?;
         object.serialize_field("refusal", &())?;
         object.end()
     }

@@ -11,6 +11,7 @@ pub mod fields;
 pub mod form;
 mod functions;
 mod log_probs;
+pub mod ollama;
 pub mod openai;
 pub mod request;
 pub mod responses;

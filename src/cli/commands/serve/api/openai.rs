@@ -54,7 +54,7 @@ fn take_include_usage(fields: &mut Fields) -> Result<bool, ApiError> {
     Ok(options.is_some_and(|options| options.get("include_usage") == Some(&true.into())))
 }
 
-fn take_top_log_probs(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
+pub fn take_top_log_probs(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
     let wanted = fields.take("logprobs")?.unwrap_or(false);
     let top: Option<usize> = fields.take("top_logprobs")?;
     match top {

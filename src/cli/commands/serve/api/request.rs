@@ -16,6 +16,7 @@ use crate::models::{ChatTemplate, Config, Special, Tokenizer};
 use crate::runtime::answers::{self, AnswerRequest};
 use crate::runtime::constraints::{Constrained, Constraints};
 use crate::runtime::load::check_prompt;
+use crate::runtime::model::Size;
 use crate::runtime::options::AutoOr;
 use crate::sampler::SamplerConfig;
 use crate::tensor::Token;
@@ -38,8 +39,8 @@ const CHANCES_JSON: usize = 100;
 const BEST_JSON: usize = 80;
 
 /// Fields for the most tokens of an answer, of which the first counts.
-const MAX_TOKENS: [&str; 4] =
-    ["max_completion_tokens", "max_tokens", "n_predict", "max_new_tokens"];
+const MAX_TOKENS: [&str; 5] =
+    ["max_completion_tokens", "max_tokens", "n_predict", "max_new_tokens", "num_predict"];
 /// Fields that ask for a thought, of which the first counts, and the fields within them.
 const THINKING: [&str; 6] = [
     "chat_template_kwargs",
@@ -67,6 +68,7 @@ pub struct ServedModel {
     pub tokenizer: Arc<Tokenizer>,
     pub template: ChatTemplate,
     pub config: Config,
+    pub size: Size,
     pub stop_ids: Vec<Token>,
     /// Positions of a text.
     pub context: usize,

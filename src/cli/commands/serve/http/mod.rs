@@ -3,10 +3,11 @@
 mod body;
 pub mod guard;
 pub mod listen;
+mod ollama;
 mod reply;
 mod response;
 
-use super::api::error::ApiError;
+use super::api::error::{ApiError, ApiFamily};
 use super::api::fields::{Fields, missing};
 use super::api::form::ApiForm;
 use super::api::request::{ApiRequest, ServedModel, TOKENISER_MEMORY, tokeniser_memory};
@@ -132,6 +133,9 @@ pub fn router(app: Arc<App>, origins: &[String]) -> Router {
             }
         }
     }
+    for (path, endpoint) in ollama::endpoints() {
+        router = router.route(path, endpoint);
+    }
     let router = router
         .fallback(nothing_here)
         .method_not_allowed_fallback(wrong_method)
@@ -161,7 +165,7 @@ async fn watch(State(app): State<Arc<App>>, mut request: Request, next: Next) ->
             request.extensions_mut().insert(claim);
             next.run(request).await
         }
-        Err(error) => refusal(&error, is_anthropic(&path)),
+        Err(error) => refusal(&error, ApiFamily::of(&path)),
     };
     entry.status = response.status().as_u16();
     entry.outcome = if response.status().is_success() { "done" } else { "refused" };
@@ -169,19 +173,15 @@ async fn watch(State(app): State<Arc<App>>, mut request: Request, next: Next) ->
     response
 }
 
-fn is_anthropic(path: &str) -> bool {
-    path.strip_prefix("/v1").unwrap_or(path).starts_with("/messages")
-}
-
-fn result(result: Result<String, ApiError>, anthropic: bool) -> Response {
-    result.map_or_else(|error| refusal(&error, anthropic), answer_json)
+fn result(result: Result<String, ApiError>, family: ApiFamily) -> Response {
+    result.map_or_else(|error| refusal(&error, family), answer_json)
 }
 
 async fn nothing_here(request: Request) -> Response {
     let path = request.uri().path();
     let what = "ask /v1/chat/completions, /v1/completions, /v1/responses or /v1/messages";
     let error = ApiError::new(404, format!("there is no {path} here: {what}")).code("not_found");
-    refusal(&error, is_anthropic(path))
+    refusal(&error, ApiFamily::of(path))
 }
 
 /// The router adds the header `Allow`, which is all that OPTIONS asks for.
@@ -192,13 +192,13 @@ async fn wrong_method(request: Request) -> Response {
     }
     let other = if method == Method::POST { "GET" } else { "POST" };
     let error = ApiError::new(405, format!("{path} takes no {method}: send {other}"));
-    refusal(&error, is_anthropic(path))
+    refusal(&error, ApiFamily::of(path))
 }
 
 /// Refuses, with a status at which clients do not try again.
 async fn embeddings() -> Response {
     let what = "this server gives no embeddings: use another one, with a model made for them";
-    refusal(&ApiError::new(404, what).code("unsupported"), false)
+    refusal(&ApiError::new(404, what).code("unsupported"), ApiFamily::OpenAi)
 }
 
 async fn page() -> Response {
@@ -211,7 +211,7 @@ async fn page() -> Response {
 }
 
 async fn health(State(app): State<Arc<App>>) -> Response {
-    result(app.queue.is_open().map(|()| json!({"status": "ok"}).to_string()), false)
+    result(app.queue.is_open().map(|()| json!({"status": "ok"}).to_string()), ApiFamily::OpenAi)
 }
 
 async fn metrics(State(app): State<Arc<App>>) -> Response {
@@ -259,12 +259,12 @@ fn about(served: &ServedModel) -> Value {
 
 async fn models(State(app): State<Arc<App>>) -> Response {
     let list = |served| json!({"object": "list", "data": [about(served)]}).to_string();
-    result(app.served().map(|served| list(served)), false)
+    result(app.served().map(|served| list(served)), ApiFamily::OpenAi)
 }
 
 /// Describes the model under any name: any name is answered.
 async fn model(State(app): State<Arc<App>>) -> Response {
-    result(app.served().map(|served| about(served).to_string()), false)
+    result(app.served().map(|served| about(served).to_string()), ApiFamily::OpenAi)
 }
 
 async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Response {
@@ -301,7 +301,7 @@ async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Response {
         };
         app.prepare(request, |bytes| TOKENISER_MEMORY * bytes.min(LONGEST_TEXT), work).await
     };
-    result(answer.await, false)
+    result(answer.await, ApiFamily::OpenAi)
 }
 
 async fn detokenize(State(app): State<Arc<App>>, request: Request) -> Response {
@@ -322,7 +322,7 @@ async fn detokenize(State(app): State<Arc<App>>, request: Request) -> Response {
         };
         app.prepare(request, |_| 0, work).await
     };
-    result(answer.await, false)
+    result(answer.await, ApiFamily::OpenAi)
 }
 
 /// Names the control tokens that lm-evaluation-harness asks for, in vLLM's form.
@@ -332,7 +332,7 @@ async fn tokenizer_info(State(app): State<Arc<App>>) -> Response {
         let (bos, eos) = (Some(&served.config.bos), served.config.eos.first());
         json!({"bos_token": name(bos), "eos_token": name(eos), "model_max_length": served.context})
     };
-    result(app.served().map(|served| info(served).to_string()), false)
+    result(app.served().map(|served| info(served).to_string()), ApiFamily::OpenAi)
 }
 
 async fn count_tokens(State(app): State<Arc<App>>, request: Request) -> Response {
@@ -346,7 +346,7 @@ async fn count_tokens(State(app): State<Arc<App>>, request: Request) -> Response
         let model = app.served()?.clone();
         app.prepare(request, |bytes| tokeniser_memory(bytes, &model), work).await
     };
-    result(answer.await, true)
+    result(answer.await, ApiFamily::Anthropic)
 }
 
 /// Runs `work` in a worker thread. `held` is its share of a pool.
@@ -382,6 +382,7 @@ async fn messages(State(app): State<Arc<App>>, request: Request) -> Response {
 /// Answers one request, as a stream or whole.
 async fn answer(app: Arc<App>, request: Request, parse: Parse) -> Response {
     let path = request.uri().path().to_owned();
+    let family = ApiFamily::of(&path);
     if let Some(claim) = request.extensions().get::<LogClaim>() {
         claim.0.store(true, Ordering::Relaxed);
     }
@@ -393,17 +394,14 @@ async fn answer(app: Arc<App>, request: Request, parse: Parse) -> Response {
             seed = Some(own);
             let collected = Collected::new(parsed.answers(), memory);
             match parsed.stream {
-                true => reply::stream(form, prompt_tokens, events, collected, entry),
-                false => {
-                    let is_anthropic = is_anthropic(&path);
-                    reply::whole(form, events, collected, &mut entry, is_anthropic).await
-                }
+                true => reply::stream(form, prompt_tokens, events, collected, entry, family),
+                false => reply::whole(form, events, collected, &mut entry, family).await,
             }
         }
         Err(error) => {
             entry.fails(&error);
             entry.outcome = "refused";
-            refusal(&error, is_anthropic(&path))
+            refusal(&error, family)
         }
     };
     let header = |text: String| HeaderValue::from_str(&text).ok();

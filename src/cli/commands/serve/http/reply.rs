@@ -1,6 +1,6 @@
 //! Answers on their way to a client, in a stream or whole.
 
-use super::super::api::error::ApiError;
+use super::super::api::error::{ApiError, ApiFamily};
 use super::super::api::form::{ApiForm, CollectedAnswer, SseEvents};
 use super::super::log::LogEntry;
 use super::super::pool::PoolShare;
@@ -52,7 +52,7 @@ pub async fn whole(
     mut events: Receiver<(usize, ClientEvent)>,
     mut collected: Collected,
     entry: &mut LogEntry,
-    anthropic: bool,
+    family: ApiFamily,
 ) -> Response {
     while collected.open > 0 {
         let failed = match events.recv().await {
@@ -81,10 +81,10 @@ pub async fn whole(
             None => lost(),
         };
         entry.fails(&failed);
-        return refusal(&failed, anthropic);
+        return refusal(&failed, family);
     }
     ended_well(entry, &collected);
-    if collected.answers.len() == 1 {
+    if collected.answers.len() <= 1 {
         return answer_json(form.whole(&collected.answers, &collected.figures, 0));
     }
     // All answers in one text could take more memory than was reserved for them.
@@ -114,6 +114,7 @@ pub struct AnswerStream {
     events: Receiver<(usize, ClientEvent)>,
     collected: Collected,
     entry: LogEntry,
+    family: ApiFamily,
     stage: StreamStage,
 }
 
@@ -131,14 +132,19 @@ pub fn stream(
     events: Receiver<(usize, ClientEvent)>,
     collected: Collected,
     entry: LogEntry,
+    family: ApiFamily,
 ) -> Response {
     let stage = StreamStage::Begin;
-    let stream = AnswerStream { form, prompt_tokens, events, collected, entry, stage };
+    let stream = AnswerStream { form, prompt_tokens, events, collected, entry, family, stage };
     let events = futures_util::stream::unfold(stream, |mut stream| async {
         let text = stream.next().await?;
         Some((Ok::<_, Infallible>(text), stream))
     });
-    let mut response = respond(200, "text/event-stream", Body::from_stream(events));
+    let kind = match family {
+        ApiFamily::Ollama => "application/x-ndjson",
+        _ => "text/event-stream",
+    };
+    let mut response = respond(200, kind, Body::from_stream(events));
     response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     // This header makes nginx pass events on at once.
     let name = HeaderName::from_static("x-accel-buffering");
@@ -165,6 +171,8 @@ impl AnswerStream {
         while out.0.is_empty() && self.stage == StreamStage::Running {
             match tokio::time::timeout(ALIVE, self.events.recv()).await {
                 Ok(event) => self.take(event, &mut out),
+                // Ollama's lines have no comments.
+                Err(_) if self.family == ApiFamily::Ollama => {}
                 Err(_) => out.0 += ": waiting\n\n",
             }
         }

@@ -1,6 +1,6 @@
-//! Whole responses: JSON, and refusals in OpenAI's or Anthropic's form.
+//! Whole responses: JSON, and refusals in the form of the API.
 
-use super::super::api::error::ApiError;
+use super::super::api::error::{ApiError, ApiFamily};
 use axum::body::Body;
 use axum::http::StatusCode;
 use axum::http::header::{CONTENT_TYPE, HeaderValue, RETRY_AFTER};
@@ -25,9 +25,9 @@ pub fn answer_json(text: String) -> Response {
     respond(200, "application/json", text)
 }
 
-pub fn refusal(error: &ApiError, anthropic: bool) -> Response {
-    let body = if anthropic { error.anthropic() } else { error.openai() };
-    let mut response = respond(error.status, "application/json", body.to_string());
+pub fn refusal(error: &ApiError, family: ApiFamily) -> Response {
+    let body = error.json(family).to_string();
+    let mut response = respond(error.status, "application/json", body);
     response.extensions_mut().insert(RefusalReason(error.message.clone()));
     if matches!(error.status, 429 | 503) {
         response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static(RETRY));

@@ -1,0 +1,284 @@
+//! `/api/chat` and `/api/generate`, as Ollama's server has them.
+
+use super::super::queue::{AnswerEnd, AnswerPiece, RequestFigures};
+use super::conversation::ApiConversation;
+use super::error::{ApiError, ApiFamily};
+use super::fields::Fields;
+use super::form::{ApiForm, CollectedAnswer, ResponseHead, SseEvents, date, new_id, now};
+use super::functions;
+use super::log_probs::{LogProbList, LogProbs};
+use super::openai::take_top_log_probs;
+use super::request::{ApiPrompt, ApiRequest, ServedModel};
+use super::tools::{AnswerPart, CallReader};
+use crate::cli::io::format::AnswerFormat;
+use crate::cli::io::record::FinishReason;
+use crate::decode::TokenLogProbs;
+use crate::grammar::GrammarSource;
+use serde::Serialize;
+use serde_json::{Value, json};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Reads a body of `/api/chat`. As with Ollama's templates, a last message of the assistant begins
+/// the answer.
+pub fn chat(
+    mut fields: Fields,
+    served: &Arc<ServedModel>,
+) -> Result<(ApiRequest, Box<dyn ApiForm>), ApiError> {
+    let (request, mut form) = take(&mut fields, served)?;
+    let items: Vec<Value> = fields.take("messages")?.unwrap_or_default();
+    let request = ApiRequest { tool_options: functions::take(&mut fields)?, ..request };
+    form.is_chat = true;
+    if items.is_empty() {
+        return load(fields, request, form);
+    }
+    let conversation = ApiConversation::read("messages", &items, None)?.continued();
+    fields.finish()?;
+    Ok(converse(request, form, conversation))
+}
+
+/// Reads a body of `/api/generate`.
+pub fn generate(
+    mut fields: Fields,
+    served: &Arc<ServedModel>,
+) -> Result<(ApiRequest, Box<dyn ApiForm>), ApiError> {
+    let (mut request, form) = take(&mut fields, served)?;
+    let prompt: String = fields.take("prompt")?.unwrap_or_default();
+    let system = fields.take::<String>("system")?.filter(|text| !text.is_empty());
+    let images: Value = fields.take("images")?.unwrap_or_default();
+    let is_raw = fields.take("raw")?.unwrap_or(false);
+    if prompt.is_empty() {
+        return load(fields, request, form);
+    }
+    fields.finish()?;
+    if is_raw {
+        request.prompts = vec![ApiPrompt::Text(prompt)];
+        return Ok((request, Box::new(form)));
+    }
+    let item = json!({"role": "user", "content": prompt, "images": images});
+    let conversation = ApiConversation::read("prompt", &[item], system.map(Value::from))?;
+    Ok(converse(request, form, conversation))
+}
+
+/// Takes the fields of both forms. The fields of `options` count as fields of the body.
+fn take(
+    fields: &mut Fields,
+    served: &Arc<ServedModel>,
+) -> Result<(ApiRequest, OllamaAnswer), ApiError> {
+    let model = served.take_name(fields)?;
+    fields.open("options")?;
+    fields.only("n", &[1.into()])?;
+    let stream = fields.take("stream")?.unwrap_or(true);
+    // -2 fills the context, as an answer without a limit may do here.
+    if fields.get("num_predict") == Some(&json!(-2)) {
+        fields.pass_over(&["num_predict"]);
+    }
+    let request = ApiRequest {
+        stream,
+        format: take_format(fields)?,
+        top_log_probs: take_top_log_probs(fields)?,
+        thinks: served.take_thinking(fields)?,
+        ..ApiRequest::take(fields)?
+    };
+    let form = OllamaAnswer {
+        head: ResponseHead::new("", model, served),
+        begun: Instant::now(),
+        is_chat: false,
+        wants_log_probs: request.top_log_probs.is_some(),
+        reader: served.reader(None),
+        call: None,
+        calls: 0,
+        done: "load",
+    };
+    Ok((request, form))
+}
+
+/// Takes the form of the answer: `json`, or a schema.
+fn take_format(fields: &mut Fields) -> Result<Option<AnswerFormat>, ApiError> {
+    let source = match fields.take::<Value>("format")? {
+        None => return Ok(None),
+        Some(Value::String(word)) if word.is_empty() => return Ok(None),
+        Some(Value::String(word)) if word == "json" => GrammarSource::json_object(),
+        Some(schema @ Value::Object(_)) => GrammarSource::JsonSchema(schema),
+        Some(other) => {
+            let what = format!("'format' is \"json\" or a JSON schema, and not {other}");
+            return Err(ApiError::bad(what).param("format"));
+        }
+    };
+    Ok(Some(AnswerFormat::Grammar(source)))
+}
+
+/// Completes a request that has nothing to answer. Ollama loads its model then.
+fn load(
+    mut fields: Fields,
+    request: ApiRequest,
+    mut form: OllamaAnswer,
+) -> Result<(ApiRequest, Box<dyn ApiForm>), ApiError> {
+    let keep: Option<Value> = fields.take("keep_alive")?;
+    if keep.is_some_and(|keep| keep == 0 || keep == "0") {
+        form.done = "unload";
+    }
+    fields.finish()?;
+    Ok((ApiRequest { stream: false, format: None, tool_options: None, ..request }, Box::new(form)))
+}
+
+/// Completes a request for the answer to a conversation.
+fn converse(
+    mut request: ApiRequest,
+    mut form: OllamaAnswer,
+    conversation: ApiConversation,
+) -> (ApiRequest, Box<dyn ApiForm>) {
+    let served = form.head.served.clone();
+    request.converse(conversation, &served);
+    form.reader = served.reader(request.tool_options.as_ref());
+    (request, Box::new(form))
+}
+
+/// An answer in Ollama's form.
+struct OllamaAnswer {
+    head: ResponseHead,
+    begun: Instant,
+    /// Whether the answer is a message, and not a text alone.
+    is_chat: bool,
+    wants_log_probs: bool,
+    reader: CallReader,
+    /// Name and arguments of the call that is being read.
+    call: Option<(String, String)>,
+    calls: usize,
+    /// Reason of the end.
+    done: &'static str,
+}
+
+/// A line of the answer.
+#[derive(Serialize)]
+struct AnswerLine<'a> {
+    #[serde(flatten)]
+    object: Value,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    logprobs: Option<LogProbList<'a>>,
+}
+
+impl OllamaAnswer {
+    /// Reads more of the answer. Returns its text and the calls that are complete.
+    fn read(&mut self, text: &str) -> (String, Vec<Value>) {
+        let (mut content, mut calls) = (String::new(), Vec::new());
+        for part in self.reader.push(text) {
+            match part {
+                AnswerPart::Text(text) => content += &text,
+                AnswerPart::Call(name) => {
+                    calls.extend(self.finish_call());
+                    self.call = Some((name, String::new()));
+                }
+                AnswerPart::Arguments(text) => {
+                    self.call.as_mut().expect("arguments follow their call").1 += &text;
+                }
+            }
+        }
+        (content, calls)
+    }
+
+    /// Returns the call that is being read; `None` if it was cut off.
+    fn finish_call(&mut self) -> Option<Value> {
+        let (name, arguments) = self.call.take()?;
+        let arguments: Value = serde_json::from_str(&arguments).ok()?;
+        let index = self.calls;
+        self.calls += 1;
+        Some(json!({"id": new_id("call_"),
+            "function": {"index": index, "name": name, "arguments": arguments}}))
+    }
+
+    fn object(&self, content: String, thought: &str, calls: Vec<Value>) -> Value {
+        let mut object = json!({"model": self.head.model, "created_at": date(now())});
+        let message = if self.is_chat {
+            object["message"] = json!({"role": "assistant", "content": content});
+            &mut object["message"]
+        } else {
+            object["response"] = content.into();
+            &mut object
+        };
+        if !thought.is_empty() {
+            message["thinking"] = thought.into();
+        }
+        if !calls.is_empty() {
+            message["tool_calls"] = calls.into();
+        }
+        object["done"] = false.into();
+        object
+    }
+
+    /// Adds what the last line has: the reason of the end, counts, and times in nanoseconds.
+    fn complete(&self, object: &mut Value, figures: &RequestFigures) {
+        let last = json!({
+            "done": true,
+            "done_reason": self.done,
+            "total_duration": self.begun.elapsed().as_nanos() as u64,
+            "load_duration": 0,
+            "prompt_eval_count": figures.prompt_tokens,
+            "prompt_eval_duration": figures.first_token.unwrap_or_default().as_nanos() as u64,
+            "eval_count": figures.completion_tokens,
+            "eval_duration": figures.decode_time.as_nanos() as u64,
+        });
+        for (key, value) in last.as_object().into_iter().flatten() {
+            object[key] = value.clone();
+        }
+    }
+
+    fn line(&self, object: Value, log_probs: &[TokenLogProbs]) -> String {
+        let list = LogProbs { served: &self.head.served, log_probs };
+        let is_listed = self.wants_log_probs && !log_probs.is_empty();
+        let logprobs = is_listed.then_some(LogProbList(&list));
+        serde_json::to_string(&AnswerLine { object, logprobs }).expect("texts and numbers") + "\n"
+    }
+}
+
+fn done(reason: FinishReason) -> &'static str {
+    if reason == FinishReason::Length { "length" } else { "stop" }
+}
+
+impl ApiForm for OllamaAnswer {
+    fn whole(&mut self, answers: &[CollectedAnswer], figures: &RequestFigures, _: usize) -> String {
+        let Some(answer) = answers.first() else {
+            let mut object = self.object(String::new(), "", Vec::new());
+            object["done"] = true.into();
+            object["done_reason"] = self.done.into();
+            return self.line(object, &[]);
+        };
+        let (content, mut calls) = self.read(&answer.text);
+        calls.extend(self.finish_call());
+        self.done = done(answer.reason);
+        let mut object = self.object(content, &answer.thought, calls);
+        self.complete(&mut object, figures);
+        self.line(object, &answer.log_probs)
+    }
+
+    fn begin(&mut self, _: u64, _: &mut SseEvents) {}
+
+    fn piece(&mut self, _: usize, piece: &AnswerPiece, out: &mut SseEvents) {
+        let (content, calls) = self.read(&piece.text);
+        let mut log_probs = &piece.log_probs[..];
+        if !piece.thought.is_empty() || !content.is_empty() || !log_probs.is_empty() {
+            let object = self.object(content, &piece.thought, Vec::new());
+            out.0 += &self.line(object, std::mem::take(&mut log_probs));
+        }
+        if !calls.is_empty() {
+            out.0 += &self.line(self.object(String::new(), "", calls), &[]);
+        }
+    }
+
+    fn end(&mut self, _: usize, reason: FinishReason, _: &AnswerEnd, out: &mut SseEvents) {
+        self.done = done(reason);
+        if let Some(call) = self.finish_call() {
+            out.0 += &self.line(self.object(String::new(), "", vec![call]), &[]);
+        }
+    }
+
+    fn close(&mut self, figures: &RequestFigures, out: &mut SseEvents) {
+        let mut object = self.object(String::new(), "", Vec::new());
+        self.complete(&mut object, figures);
+        out.0 += &self.line(object, &[]);
+    }
+
+    fn fail(&mut self, error: &ApiError, out: &mut SseEvents) {
+        out.0 += &format!("{}\n", error.json(ApiFamily::Ollama));
+    }
+}
