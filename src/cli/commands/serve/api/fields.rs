@@ -30,8 +30,8 @@ const WITHOUT_EFFECT: &str = "
 /// Fields that are not supported, with the values that change nothing, as JSON.
 const NEUTRAL: &str = r#"{
     "add_bos_token": [true], "add_generation_prompt": [true], "add_special_tokens": [false],
-    "background": [false], "ban_eos_token": [false], "best_of": [1],
-    "context": [[]], "continue_final_message": [false], "custom_token_bans": [""], "dry_multiplier": [0],
+    "background": [false], "ban_eos_token": [false], "best_of": [1], "context": [[]],
+    "continue_final_message": [false], "custom_token_bans": [""], "dry_multiplier": [0],
     "dynatemp_range": [0], "echo": [false], "epsilon_cutoff": [0], "eta_cutoff": [0],
     "files": [[]], "filter_ids": [[]], "grammar_string": [""], "guidance_scale": [1],
     "include_stop_str_in_output": [false], "length_penalty": [1], "lora": [[]],
@@ -41,7 +41,8 @@ const NEUTRAL: &str = r#"{
     "shift": [true, false], "skip_special_tokens": [true], "smoothing_factor": [0],
     "spaces_between_special_tokens": [true], "stop_token_ids": [[]], "suffix": [""], "tfs": [1],
     "tfs_z": [1], "thread": [{"type": "create"}], "tool_ids": [[]], "tool_servers": [[]],
-    "template": [""], "truncate": [true, false], "top_a": [0], "top_n_sigma": [-1, 0], "typ_p": [1], "typical": [1], "typical_p": [1],
+    "template": [""], "truncate": [true, false], "top_a": [0], "top_n_sigma": [-1, 0],
+    "typ_p": [1], "typical": [1], "typical_p": [1],
     "use_beam_search": [false], "with_pieces": [false], "xtc_probability": [0],
     "samplers": [[], "edkypmxt", "dkypmxt", ["top_k", "top_p", "min_p", "temperature"],
         ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc",

@@ -16,6 +16,7 @@ use super::log::{LogEntry, Notes};
 use super::options::LogFormat;
 use super::pool::{Client, Peer, PoolShare, SharedPool};
 use super::queue::{ClientEvent, Delivery, EVENTS, RequestQueue};
+use crate::cli::io::format::AnswerFormat;
 use crate::grammar::{Enforcement, Grammar, GrammarSource};
 use crate::models::Special;
 use crate::tensor::Token;
@@ -495,7 +496,10 @@ async fn grammar(
     if let Ok(grammar) = compiled(app, served, second, parsed, client).await {
         return Ok(Some(grammar));
     }
-    // A function that is wrong by itself is named.
+    // A schema that is wrong by itself is named.
+    if let Some(AnswerFormat::Grammar(answer)) = &parsed.format {
+        compiled(app, served, answer.clone(), parsed, client).await?;
+    }
     for tool in &options.tools {
         let alone = tool.alone().map_err(wrong)?;
         if let Err(why) = compiled(app, served, alone, parsed, client).await {
