@@ -12,4 +12,6 @@ mod equality;
 mod forms;
 mod gemma4;
 mod hostile;
+mod ollama;
 mod scores;
+mod tools;
