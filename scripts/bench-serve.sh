@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Measures the server: its overhead over the engine, throughput by clients, the first token beside a
-# long prompt, the tokens that an agent's turns read again, and a soak with cancellations.
+# long prompt, the tokens that an agent's turns read again, a question about a report that an earlier
+# process has read (--cache-dir), and a soak with cancellations.
 #
 #   scripts/bench-serve.sh [GEMMA] [SERVE OPTIONS...]
 #
@@ -11,12 +12,13 @@
 #   TOKENS=200       tokens of each answer
 #   CLIENTS="1 8 32" clients at once
 #   ROUNDS=3         rounds of each number of clients
-#   LONG=5600        words of the long prompt; the context is --ctx-size, 16,384 here
+#   LONG=5600        words of the long prompt and of the report
+#   CONTEXT=16384    --ctx-size
 #   SOAK=1000        requests of the soak, a fifth cancelled, a tenth malformed
 #   TURNS=20         turns of each agent, and RULES=350 sentences of what it begins with
 #   CACHE_RAM=1GB    --cache-ram of the agents' server, which answers two texts at once
 #   LLAMA=DIR        of llama-batched-bench: measures that after the clients, needs -m FILE.gguf
-#   PARTS="overhead engine agents soak"
+#   PARTS="overhead engine agents report soak"
 set -euo pipefail
 gemma=$(realpath "${1:-target/release/gemma}")
 shift || true
@@ -32,16 +34,23 @@ part() {
   local name=$1 own=$2
   shift 2
   # shellcheck disable=SC2086
-  start_server --log off --ctx-size 16384 $own "$@"
+  start_server --log off --ctx-size "${CONTEXT:-16384}" $own "$@"
   GEMMA=$gemma SERVER=$server python3 scripts/bench_serve.py "$name" "$address" "$@"
   stop_server
 }
 
-for name in ${PARTS:-overhead engine agents soak}; do
+for name in ${PARTS:-overhead engine agents report soak}; do
   case $name in
     # The engine alone runs while the server waits, on the same device.
     overhead) part overhead "--device-lock off" "$@" --draft off ;;
     agents) part agents "--parallel 2 --cache-ram ${CACHE_RAM:-1GB}" "$@" ;;
+    report)
+      export FOUND=$work/found QUESTION
+      cache="--parallel 1 --cache-dir $work/cache"
+      QUESTION="first run: What does item 7 cost?" part report "$cache" "$@"
+      QUESTION="second run: What does item 9 cost?" part report "$cache" "$@"
+      QUESTION="without the cache: What does item 9 cost?" part report "--parallel 1" "$@"
+      ;;
     *) part "$name" "--parallel 32 --max-queue 1000" "$@" ;;
   esac
   # After the server, whose cache takes the device's memory.

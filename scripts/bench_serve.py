@@ -1,7 +1,7 @@
 """Measures a server: see bench-serve.sh, which starts it.
 
-bench_serve.py overhead|engine|peer|agents|soak HOST:PORT [OPTIONS of the server, which the engine
-alone is measured with too]
+bench_serve.py overhead|engine|peer|agents|report|soak HOST:PORT [OPTIONS of the server, which the
+engine alone is measured with too]
 """
 
 import http.client
@@ -179,6 +179,25 @@ def agents():
     print(f"20 clients with one system message: {share(again, read)}")
 
 
+def report():
+    """One question about a long report. A run of the script asks several servers, one after the
+    other, and the last one compares their answers: FOUND has the earlier ones."""
+    rules = " ".join(f"Item {n} of the report costs {n * 37 % 1000}." for n in range(LONG // 8))
+    name, question = os.environ["QUESTION"].split(": ")
+    text, times, usage = ask(user(f"{rules}\n\n{question}"), TOKENS)
+    cached = usage["prompt_tokens_details"]["cached_tokens"]
+    print(f"{name}: first token after {times[0]:.2f} s, {cached} of {usage['prompt_tokens']} "
+          f"tokens of the prompt from the cache")
+    found = os.environ["FOUND"]
+    if os.path.exists(found):
+        with open(found) as earlier:
+            assert json.load(earlier) == text, "the cache changed the text"
+        print("the same text with and without the cache")
+    elif cached:
+        with open(found, "w") as file:
+            json.dump(text, file)
+
+
 def soak():
     expected = ask(user("Who are you?"), 10, temperature=0)[0]
     memory, wrong, unanswered = [], [], []
@@ -228,6 +247,6 @@ def soak():
 
 
 PARTS = {"overhead": (overhead,), "engine": (throughput, beside_long_prompt), "peer": (peer,),
-         "agents": (agents,), "soak": (soak,)}
+         "agents": (agents,), "report": (report,), "soak": (soak,)}
 for part in PARTS[which]:
     part()
