@@ -12,4 +12,5 @@ mod equality;
 mod forms;
 mod gemma4;
 mod hostile;
+mod prompt_cache;
 mod scores;
