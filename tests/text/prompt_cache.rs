@@ -264,7 +264,7 @@ fn pages_that_are_to_be_written_are_let_go() {
     }
     assert_eq!((released, files(root.path()).len()), (2, 2), "the windows of two ends");
     let tree = random_tree(&mut rng, 5);
-    let mut scores = |target: &mut Timeline| {
+    let scores = |target: &mut Timeline| {
         let mut out = Scores::default();
         target.run(&[Input::new(0, &tree, Rows::All)], Output::Logits, &mut out).unwrap();
         bits(&out.logits)
