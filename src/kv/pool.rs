@@ -102,8 +102,8 @@ impl PageList {
         true
     }
 
-    /// Takes a page for the nth of the sequence and returns its place in the pool; `None` where none
-    /// is free. A page that does not follow the last one replaces all. Gives up pages that no query
+    /// Takes a page for the nth of the sequence and returns its place in the pool; `None` where no
+    /// page is free. A page that does not follow the last one replaces all. Gives up pages that no query
     /// behind the new one sees.
     pub fn append(&mut self, nth: usize, layer: Pages, pool: &PagePool) -> Option<u32> {
         if nth != self.end() {

@@ -1,4 +1,4 @@
-//! `--cache-dir`: what one run has read, the next one does not read again, and its text is the same.
+//! `--cache-dir`: a run does not read again what an earlier one has read, and its text is the same.
 
 use crate::common::{Dims, Form, TinyModel};
 use crate::shell::{bash, gemma_in};

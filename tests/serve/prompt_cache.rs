@@ -29,7 +29,7 @@ fn a_server_that_starts_again_keeps_its_prompts() {
     let kept = ["--cache-dir", "cache"];
     let server = start(root.path(), &kept);
     assert_eq!(ask(&server, first), (want[0].clone(), 0));
-    // What is not written yet is written before the end.
+    // The server writes the rest before it ends.
     server.signal(libc::SIGTERM);
     let (code, said) = server.wait();
     assert_eq!(code, 143, "{said}");

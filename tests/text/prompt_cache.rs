@@ -21,6 +21,7 @@ use gemma::tensor::Token;
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
@@ -44,6 +45,12 @@ fn target(weights: &Weights, exec: Box<dyn Executor>, kv: KvFormat, sequences: u
     let spare = SparePages::default();
     let engine = PlannedEngine::with_spare(weights, exec, options, sequences, spare).unwrap();
     Timeline::new(Box::new(engine))
+}
+
+/// A directory that only this user can enter.
+fn private() -> tempfile::TempDir {
+    let mode = PermissionsExt::from_mode(0o700);
+    tempfile::Builder::new().permissions(mode).tempdir().unwrap()
 }
 
 fn cache(directory: &Path) -> PromptCache {
@@ -102,7 +109,7 @@ fn files(directory: &Path) -> Vec<std::path::PathBuf> {
 /// The same prompt, other questions about it, and damaged files.
 fn check(target: &mut Timeline, what: &str) {
     let mut rng = SmallRng::seed_from_u64(3);
-    let root = tempfile::tempdir().unwrap();
+    let root = private();
     let directory = root.path().join("prompts");
     let prompt = tokens(&mut rng, 900);
     let plain = |target: &mut Timeline, prompt: &[Token]| grow(target, None, &[prompt]).remove(0).0;
@@ -165,20 +172,19 @@ fn layers_with_shapes_of_their_own_are_kept_too() {
 fn a_gpu_keeps_prompts_too() {
     let Some(open) = device() else { return };
     let (weights, mut rng) = (weights(), SmallRng::seed_from_u64(4));
-    for (kv, on_gpu) in [(KvFormat::Q8, 4), (KvFormat::F16, 4), (KvFormat::Q8, 2)] {
+    for (kv, on_gpu) in [(KvFormat::Q8, 4), (KvFormat::F16, 2)] {
         let exec: Box<dyn Executor> = match on_gpu {
             4 => Box::new(open()),
             _ => Box::new(SplitExecutor::new(Box::new(open()), cpu(), on_gpu, 4)),
         };
         let mut target = target(&weights, exec, kv, 1);
-        let root = tempfile::tempdir().unwrap();
-        let prompt = tokens(&mut rng, PAGE + 20);
-        let other = parting(&prompt, PAGE + 3, 30, &mut rng);
-        let want = [&prompt, &other].map(|p| grow(&mut target, None, &[p]).remove(0).0);
-        for (prompt, want, cached) in [(&prompt, &want[0], 0), (&other, &want[1], PAGE)] {
-            let (text, read) = ask(&mut target, root.path(), prompt);
-            assert_eq!((&text, prompt.len() - 1 - read), (want, cached), "{kv:?}, {on_gpu}");
-        }
+        let root = private();
+        let prompt = tokens(&mut rng, PAGE + 2);
+        let other = parting(&prompt, PAGE + 1, 3, &mut rng);
+        let want = grow(&mut target, None, &[&other]).remove(0).0;
+        assert_eq!(ask(&mut target, root.path(), &prompt).1, PAGE + 1);
+        let (text, read) = ask(&mut target, root.path(), &other);
+        assert_eq!((text, other.len() - 1 - read), (want, PAGE), "{kv:?}, {on_gpu}");
     }
 }
 
@@ -187,7 +193,7 @@ fn a_gpu_keeps_prompts_too() {
 fn texts_at_once_keep_their_prompts() {
     let (weights, mut rng) = (weights(), SmallRng::seed_from_u64(5));
     let mut target = target(&weights, cpu(), KvFormat::F16, 3);
-    let root = tempfile::tempdir().unwrap();
+    let root = private();
     let one = tokens(&mut rng, 700);
     let prompts = [one.clone(), parting(&one, 650, 60, &mut rng), tokens(&mut rng, 600)];
     let prompts = prompts.each_ref().map(|prompt| &prompt[..]);
@@ -212,7 +218,7 @@ fn texts_at_once_keep_their_prompts() {
 fn another_engine_takes_nothing() {
     let (weights, mut rng) = (weights(), SmallRng::seed_from_u64(6));
     let mut target = target(&weights, cpu(), KvFormat::F16, 1);
-    let root = tempfile::tempdir().unwrap();
+    let root = private();
     let prompt = tokens(&mut rng, 300);
     ask(&mut target, root.path(), &prompt);
     let directory = PageDirectory::open(root.path(), 1 << 30).unwrap();
@@ -226,7 +232,7 @@ fn another_engine_takes_nothing() {
 fn the_directory_keeps_to_its_size() {
     let (weights, mut rng) = (weights(), SmallRng::seed_from_u64(7));
     let mut target = target(&weights, cpu(), KvFormat::F16, 1);
-    let root = tempfile::tempdir().unwrap();
+    let root = private();
     let prompts = [0; 4].map(|_| tokens(&mut rng, 600));
     let bytes = || files(root.path()).iter().map(|f| f.metadata().unwrap().len()).sum::<u64>();
     let mut ask = |prompt: &[Token], most: u64| {
@@ -251,7 +257,7 @@ fn pages_that_are_to_be_written_are_let_go() {
     let (weights, mut rng) = (weights(), SmallRng::seed_from_u64(8));
     let text = tokens(&mut rng, CONTEXT - 20);
     let mut target = target(&weights, cpu(), KvFormat::F16, 1);
-    let root = tempfile::tempdir().unwrap();
+    let root = private();
     let mut cache = cache(root.path());
     target.sync(0, &text[..3 * PAGE], &mut |_| true).unwrap();
     cache.store(&mut target, 0, 3 * PAGE);
@@ -286,7 +292,7 @@ fn global_layers_go_on_behind_any_page_that_files_hold() {
     let format = "bf16".parse().unwrap();
     let weights = Weights::synthetic(config_of(2, 1, 70), move |_| format, 11);
     let mut target = target(&weights, cpu(), KvFormat::F32, 1);
-    let root = tempfile::tempdir().unwrap();
+    let root = private();
     let prompt = tokens(&mut rng, 900);
     ask(&mut target, root.path(), &prompt);
     for pages in [3, 2, 1] {

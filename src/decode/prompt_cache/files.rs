@@ -181,16 +181,17 @@ mod tests {
     #[test]
     fn files_that_were_of_use_longest_ago_go_first() {
         let root = tempfile::tempdir().unwrap();
-        let directory = PageDirectory::open(root.path(), 3 * (HEAD as u64 + 10)).unwrap();
+        let path = root.path().join("pages");
+        let directory = PageDirectory::open(&path, 3 * (HEAD as u64 + 10)).unwrap();
         let ids = [1, 2, 3].map(|key| page(key, 0));
         ids.iter().for_each(|id| directory.write(id, &mut file(&[7; 10])).unwrap());
-        std::fs::write(root.path().join("a note"), [0; 1000]).unwrap();
+        std::fs::write(path.join("a note"), [0; 1000]).unwrap();
         directory.make_room(0);
         assert!(ids.iter().all(|id| directory.holds(id)));
         assert!(directory.touch(&ids[0]) && !directory.touch(&page(4, 0)));
         directory.make_room(HEAD as u64 + 10);
         assert_eq!([0, 1, 2].map(|i| directory.holds(&ids[i])), [true, false, true]);
-        assert!(root.path().join("a note").exists(), "only pages are removed");
+        assert!(path.join("a note").exists(), "only pages are removed");
     }
 
     #[test]

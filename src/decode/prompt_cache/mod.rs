@@ -30,7 +30,7 @@ const MOST_WRITINGS: usize = 16;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PageId {
     key: PageKey,
-    /// Which layers, see [`EngineInfo::paged`].
+    /// Layers that keep it, see [`EngineInfo::paged`].
     layers: usize,
     /// Number in the text.
     nth: usize,
@@ -148,9 +148,9 @@ impl PromptCache {
         Some((end, (0..paged.len()).flat_map(of_layers).collect()))
     }
 
-    /// Copies more of the prefix that was begun. Returns whether reading can go on: the prefix is in
-    /// its sequence, or there is no room for it. Another prefix may be begun where a file was of no
-    /// use.
+    /// Copies more of the prefix that was begun. Returns whether the rest of the text can be read:
+    /// the prefix is in its sequence, or there is no room for it. Another prefix may be begun where
+    /// a file was of no use.
     pub fn read(&mut self, target: &mut Timeline) -> Result<bool> {
         let Some(mut reading) = self.reading.take() else { return Ok(true) };
         let mut copied = 0;
