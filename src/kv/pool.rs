@@ -103,8 +103,8 @@ impl PageList {
     }
 
     /// Takes a page for the nth of the sequence and returns its place in the pool; `None` where no
-    /// page is free. A page that does not follow the last one replaces all. Gives up pages that no query
-    /// behind the new one sees.
+    /// page is free. A page that does not follow the last one replaces all. Gives up pages that no
+    /// query behind the new one sees.
     pub fn append(&mut self, nth: usize, layer: Pages, pool: &PagePool) -> Option<u32> {
         if nth != self.end() {
             *self = PageList { first: nth, pages: VecDeque::new() };
