@@ -93,6 +93,15 @@ impl KvLayer {
             + d % b
     }
 
+    /// Parts of `k` and `v` that hold a page, as (buffer, first byte, bytes).
+    pub fn page_parts(&self, page: usize) -> Vec<(BufferId, usize, usize)> {
+        let codes = self.n_kv_heads * crate::kv::PAGE * self.head_dim * self.format.bytes();
+        let scales = 2 * self.n_kv_heads * crate::kv::PAGE * self.scales();
+        let at = 2 * self.scale_at(page, 0, 0, 0);
+        let parts = [self.k, self.v].map(|id| [(id, page * codes, codes), (id, at, scales)]);
+        parts.into_iter().flatten().filter(|(_, _, bytes)| *bytes > 0).collect()
+    }
+
     /// Element of `scratch_k`.
     pub fn scratch_key_at(&self, max_rows: usize, head: usize, d: usize, row: usize) -> usize {
         let b = self.key_block;

@@ -163,6 +163,8 @@ pub struct Held {
 pub struct Report {
     /// Such as `cpu: avx512-vnni, 2 threads`.
     pub device: String,
+    /// Device, driver and kernels, as far as a result can depend on them.
+    pub identity: String,
     pub held: Held,
     /// The same with what was allocated for them and is not used.
     pub allocated: Held,

@@ -3,7 +3,9 @@
 mod growth;
 pub mod log_probs;
 mod prefixes;
+pub mod prompt_cache;
 mod request;
+mod reuse;
 pub mod scheduler;
 pub mod stats;
 pub mod text;
@@ -14,6 +16,7 @@ use std::sync::atomic::AtomicBool;
 use anyhow::Result;
 
 pub use log_probs::TokenLogProbs;
+pub use prompt_cache::{PageDirectory, PromptCache};
 pub use request::{Ended, Refused, Request};
 pub use scheduler::Scheduler;
 pub use stats::{Stats, Tally};

@@ -12,14 +12,16 @@ use std::time::{Duration, Instant};
 use anyhow::{Error, Result};
 
 use super::growth::{GrowingText, TextStage, draft_requests};
-use super::prefixes::{Prefixes, common, whole_pages};
-use super::{Ended, Event, Flow, Refused, Request, StopReason, TokenLogProbs, Verdict, verify};
+use super::prefixes::Prefixes;
+use super::{
+    Ended, Event, Flow, PromptCache, Refused, Request, StopReason, TokenLogProbs, Verdict, verify,
+};
 use crate::draft::{
     Allowance, DraftRequest, Drafter, Pass, Policy, Proposal, Round, RoundOutcome, grammar,
     verified,
 };
 use crate::engine::{EngineExt, Input, Output, Rows, Scores, Timeline, TokenTree};
-use crate::error::{Fault, Kind};
+use crate::error::{Fault, Kind, fault_of};
 use crate::kv::PAGE;
 use crate::tensor::Token;
 
@@ -32,15 +34,16 @@ const MOMENT: Duration = Duration::from_millis(1);
 
 /// A target, its drafter, and the texts that share both.
 pub struct Scheduler<'a> {
-    target: &'a mut Timeline,
+    pub(super) target: &'a mut Timeline,
     drafter: &'a mut dyn Drafter,
     policy: &'a mut Policy,
     stop_ids: &'a [Token],
     /// Looked at before each pass.
     interrupt: &'a AtomicBool,
     /// By sequence of the target.
-    texts: Vec<Option<GrowingText>>,
-    prefixes: Prefixes,
+    pub(super) texts: Vec<Option<GrowingText>>,
+    pub(super) prefixes: Prefixes,
+    pub(super) prompts: Option<&'a mut PromptCache>,
     scores: Scores,
     passes: u64,
     rounds: u64,
@@ -68,17 +71,12 @@ impl<'a> Scheduler<'a> {
             interrupt,
             texts,
             prefixes,
+            prompts: None,
             scores,
             passes: 0,
             rounds: 0,
             failure: None,
         }
-    }
-
-    /// Keeps prefixes of texts in pages that no text needs.
-    pub fn keeping_prefixes(mut self) -> Self {
-        self.prefixes.start();
-        self
     }
 
     /// Returns the number of texts at once.
@@ -159,6 +157,9 @@ impl<'a> Scheduler<'a> {
         if let TextStage::Grows(begun) = text.stage {
             text.request.stats.decode_time += begun.elapsed();
         }
+        if let Some(prompts) = &mut self.prompts {
+            prompts.cancel(sequence);
+        }
         self.prefixes.touch(sequence);
         self.prefixes.retain(self.target, sequence, self.target.position(sequence));
         let GrowingText { request: text, log_probs, .. } = text;
@@ -238,7 +239,7 @@ impl<'a> Scheduler<'a> {
     }
 
     /// Returns the sequences whose text satisfies `predicate`.
-    fn sequences_where(&self, predicate: impl Fn(&GrowingText) -> bool) -> Vec<usize> {
+    pub(super) fn sequences_where(&self, predicate: impl Fn(&GrowingText) -> bool) -> Vec<usize> {
         let is = |sequence: &usize| self.texts[*sequence].as_ref().is_some_and(&predicate);
         (0..self.texts.len()).filter(is).collect()
     }
@@ -249,21 +250,16 @@ impl<'a> Scheduler<'a> {
         for sequence in self.sequences_where(|text| !text.grows()) {
             let text = self.texts[sequence].as_mut().expect("it does not grow");
             if text.stage == TextStage::Admitted {
-                if text.request.lacks_scores() {
-                    self.target.clear(sequence)?;
-                } else {
-                    self.target.adopt(&[(sequence, text.past())])?;
-                }
-                if self.waits(sequence) {
+                if !self.find_prefix(sequence)? {
                     continue;
                 }
                 self.begin_reading(sequence);
             }
-            let text = self.texts[sequence].as_mut().expect("it is read");
-            let past = text.past().len();
+            let past = self.texts[sequence].as_ref().map_or(0, |text| text.past().len());
             if self.target.position(sequence) == past {
-                self.prefixes.retain(self.target, sequence, past);
+                self.keep(sequence, past);
                 let most = self.policy.reading(past);
+                let text = self.texts[sequence].as_mut().expect("it is read");
                 self.drafter.prepare(sequence, text.past(), most)?;
                 self.policy.begin_text();
                 text.request.stats.prefill_time += text.admitted.elapsed();
@@ -273,32 +269,13 @@ impl<'a> Scheduler<'a> {
         Ok(())
     }
 
-    /// Returns whether a text shares more with one that is being read than its sequence holds. It
-    /// then waits, so that the shared part is read once. A text whose prompt lacks scores reads all
-    /// of it.
-    fn waits(&self, sequence: usize) -> bool {
-        let text = self.texts[sequence].as_ref();
-        let reads_all = text.is_some_and(|text| text.request.lacks_scores());
-        let past = self.texts[sequence].as_ref().map_or(&[][..], GrowingText::past);
-        let held = self.target.position(sequence);
-        let reads_more = |other: &usize| {
-            let others = self.texts[*other].as_ref().map_or(&[][..], GrowingText::past);
-            let shared = whole_pages(common(others, past));
-            shared > held && self.target.position(*other) < shared
-        };
-        self.prefixes.is_on()
-            && !reads_all
-            && self.sequences_where(GrowingText::is_read).iter().any(reads_more)
-    }
-
-    /// Finds the part of a text that is read already.
+    /// Begins the reading of what its sequence does not hold of a text.
     fn begin_reading(&mut self, sequence: usize) {
         let text = self.texts[sequence].as_mut().expect("it is to be read");
-        if !text.request.lacks_scores() {
-            self.prefixes.resume(self.target, sequence, text.past());
-        }
         let cached = self.target.position(sequence);
-        text.fork = self.prefixes.fork(self.target, sequence, text.past());
+        let info = self.target.engine().info();
+        let on_disk = self.prompts.as_ref().map_or(0, |prompts| prompts.fork(info, text.past()));
+        text.fork = self.prefixes.fork(self.target, sequence, text.past()).max(on_disk);
         text.request.stats.prompt_tokens += text.request.history.len() as u64;
         text.request.stats.prefilled += (text.past().len() - cached) as u64;
         text.stage = TextStage::Reads;
@@ -542,15 +519,22 @@ impl<'a> Scheduler<'a> {
             pages += end.div_ceil(PAGE).saturating_sub(now.div_ceil(PAGE));
         }
         self.prefixes.make_room(self.target, pages, |sequence| self.texts[sequence].is_none())?;
-        self.target.adopt(&pasts)?;
-        for (sequence, text) in self.texts.iter_mut().enumerate() {
-            let Some(text) = text.as_mut().filter(|text| text.fork > 0) else { continue };
-            if self.target.position(sequence) >= text.fork {
-                self.prefixes.retain(self.target, sequence, text.fork);
-                text.fork = 0;
+        while let Err(error) = self.target.adopt(&pasts) {
+            let is_full = fault_of(&error).is_some_and(|fault| fault.kind == Kind::Memory);
+            let prompts = self.prompts.as_mut().filter(|_| is_full);
+            if !prompts.map_or(Ok(false), |prompts| prompts.release(self.target))? {
+                return Err(error);
             }
         }
-        Ok(())
+        for sequence in 0..self.texts.len() {
+            let position = self.target.position(sequence);
+            let text = self.texts[sequence].as_mut();
+            let text = text.filter(|text| (1..=position).contains(&text.fork));
+            if let Some(tokens) = text.map(|text| std::mem::take(&mut text.fork)) {
+                self.keep(sequence, tokens);
+            }
+        }
+        self.write_page().map(|_| ())
     }
 }
 

@@ -112,6 +112,12 @@ impl Stats {
         ratio(self.committed(), self.passes)
     }
 
+    /// Returns the tokens of the history that a cache held. The newest one is never cached: a pass
+    /// has to score it.
+    pub fn cached_tokens(&self) -> u64 {
+        self.prompt_tokens.saturating_sub(self.prefilled + 1)
+    }
+
     pub fn prefill_rate(&self) -> f64 {
         per_second(self.prefilled, self.prefill_time)
     }

@@ -2,6 +2,7 @@
 //! makes paths history.
 
 pub mod assistant;
+mod pages;
 pub mod planned;
 pub mod reduced;
 mod rows;
@@ -15,7 +16,7 @@ pub use timeline::Timeline;
 pub use tree::TokenTree;
 
 use crate::compute::{Report, Reports};
-use crate::kv::PageList;
+use crate::kv::{PageList, Pages};
 use crate::sampler::Sampler;
 use crate::tensor::Token;
 use anyhow::Result;
@@ -165,6 +166,17 @@ pub struct EngineInfo {
     pub columns: Option<Columns>,
     /// Rows that a token without a column of its own takes, at most. Any other takes one.
     pub most_rows: usize,
+    /// Its layers by the pages that they keep, global ones first; empty for an engine without
+    /// pages.
+    pub paged: Vec<PagedLayers>,
+}
+
+/// The layers of an engine that keep the same pages of a sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PagedLayers {
+    pub pages: Pages,
+    /// Bytes of one page in all of these layers
+    pub page_bytes: usize,
 }
 
 impl EngineInfo {
@@ -210,6 +222,25 @@ impl Prefix {
     pub fn tokens(&self) -> &[Token] {
         &self.tokens
     }
+
+    /// Makes it the beginning of a longer prefix, whose other pages are still to be copied in.
+    pub fn extended_to(self, tokens: &[Token]) -> Prefix {
+        debug_assert!(tokens.starts_with(&self.tokens));
+        Prefix { tokens: tokens.into(), ..self }
+    }
+
+    /// Lets go of the pages of all layers behind some, see [`EngineInfo::paged`].
+    pub fn forget_above(&mut self, layers: usize) {
+        self.pages.iter_mut().skip(layers + 1).for_each(|list| *list = PageList::default());
+    }
+}
+
+/// Direction in which a page is copied.
+pub enum PageCopy<'a> {
+    /// Appends the bytes of the caches to these.
+    Out(&'a mut Vec<u8>),
+    /// Fills a free page with these bytes.
+    In(&'a [u8]),
 }
 
 /// One model and the caches of a text, or of several: its sequences.
@@ -251,6 +282,17 @@ pub trait Engine: Send {
     /// computing anything. Fails where the prefix has not kept the windows that this needs. All of
     /// its tokens always succeed.
     fn resume(&mut self, sequence: usize, prefix: &Prefix, tokens: usize) -> Result<()>;
+    /// Copies the nth page of a prefix in some layers ([`EngineInfo::paged`]) out of the caches, or
+    /// into them. A page that is copied in extends the prefix; one that does not follow the last
+    /// page replaces all. Returns false where the prefix does not hold the page, no page is free,
+    /// or the bytes are not those of a page.
+    fn copy_page(
+        &mut self,
+        prefix: &mut Prefix,
+        layers: usize,
+        nth: usize,
+        copy: PageCopy<'_>,
+    ) -> Result<bool>;
     fn report(&self) -> EngineReport;
     /// Returns the executor of its plans, to be measured; `None` where there is none.
     fn device(&mut self) -> Option<&mut dyn Reports>;

@@ -4,7 +4,8 @@
 use super::assistant::{Assistant, AssistantRows};
 use super::rows::Scratch;
 use super::{
-    Cached, Engine, EngineInfo, EngineMemory, EngineReport, Input, Output, Prefix, Scores,
+    Cached, Engine, EngineInfo, EngineMemory, EngineReport, Input, Output, PageCopy, Prefix,
+    Scores, pages,
 };
 use crate::compute::best;
 use crate::compute::step::StepView;
@@ -35,7 +36,7 @@ pub struct PlannedEngine {
     context: usize,
     pub(super) sequences: Vec<Sequence>,
     /// One for each of the model's page tables
-    pools: Vec<PagePool>,
+    pub(super) pools: Vec<PagePool>,
     /// One for each of the model's tables of angles
     angles: Vec<Angles>,
     pub(super) words: Vec<u32>,
@@ -103,8 +104,9 @@ impl PlannedEngine {
         let model = forward::load(weights, exec.as_mut(), options)?;
         let c = &model.config;
         let reach = if c.global_layers().is_empty() { c.window() } else { None };
+        let (vocab, paged) = (c.vocab, pages::paged(&model));
         let info =
-            EngineInfo { sequences, max_rows, vocab: c.vocab, reach, columns: None, most_rows: 1 };
+            EngineInfo { sequences, max_rows, vocab, reach, columns: None, most_rows: 1, paged };
         Ok(PlannedEngine {
             info,
             angles: model.ropes.iter().map(RopeTable::angles).collect(),
@@ -410,6 +412,16 @@ impl Engine for PlannedEngine {
         self.sequences[sequence] =
             Sequence { tokens: prefix.tokens[..tokens].to_vec(), pages: lists };
         self.write_entries(&entries)
+    }
+
+    fn copy_page(
+        &mut self,
+        prefix: &mut Prefix,
+        layers: usize,
+        nth: usize,
+        copy: PageCopy<'_>,
+    ) -> Result<bool> {
+        self.copy_one_page(prefix, layers, nth, copy)
     }
 
     fn report(&self) -> EngineReport {

@@ -5,8 +5,8 @@
 //! inside run ahead of positions outside. The last row of a node gives its logits.
 
 use super::{
-    Assistant, Cached, Columns, Engine, EngineExt, EngineInfo, EngineReport, Input, Output, Prefix,
-    Rows, Scores, TokenTree,
+    Assistant, Cached, Columns, Engine, EngineExt, EngineInfo, EngineReport, Input, Output,
+    PageCopy, Prefix, Rows, Scores, TokenTree,
 };
 use crate::compute::Reports;
 use crate::models::reduced::VocabMap;
@@ -74,6 +74,7 @@ impl VocabAdapter {
         let info = EngineInfo {
             vocab: spelling.vocab(),
             columns: Some(Columns::new(tokens, spelling.vocab())),
+            paged: Vec::new(),
             most_rows: spelling.most_parts(),
             ..inner.info().clone()
         };
@@ -260,6 +261,10 @@ impl Engine for VocabAdapter {
 
     fn resume(&mut self, _: usize, _: &Prefix, _: usize) -> Result<()> {
         bail!("an engine with a reduced vocabulary keeps no prefixes")
+    }
+
+    fn copy_page(&mut self, _: &mut Prefix, _: usize, _: usize, _: PageCopy<'_>) -> Result<bool> {
+        Ok(false)
     }
 
     fn report(&self) -> EngineReport {

@@ -6,7 +6,9 @@
 
 use anyhow::Result;
 
-use super::{Assistant, Engine, EngineExt, Input, Output, Prefix, Rows, Scores, TokenTree};
+use super::{
+    Assistant, Engine, EngineExt, Input, Output, PageCopy, Prefix, Rows, Scores, TokenTree,
+};
 use crate::kv::PAGE;
 use crate::tensor::Token;
 
@@ -102,6 +104,17 @@ impl Timeline {
     pub fn resume(&mut self, sequence: usize, prefix: &Prefix, tokens: usize) -> Result<()> {
         self.scratch[sequence].clear();
         self.engine.resume(sequence, prefix, tokens)
+    }
+
+    /// Copies a page of a prefix, see [`Engine::copy_page`].
+    pub fn copy_page(
+        &mut self,
+        prefix: &mut Prefix,
+        layers: usize,
+        nth: usize,
+        copy: PageCopy<'_>,
+    ) -> Result<bool> {
+        self.engine.copy_page(prefix, layers, nth, copy)
     }
 
     /// Forgets all of a text.

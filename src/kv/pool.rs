@@ -102,6 +102,23 @@ impl PageList {
         true
     }
 
+    /// Takes a page for the nth of the sequence and returns its place in the pool; `None` where no
+    /// page is free. A page that does not follow the last one replaces all. Gives up pages that no
+    /// query behind the new one sees.
+    pub fn append(&mut self, nth: usize, layer: Pages, pool: &PagePool) -> Option<u32> {
+        if nth != self.end() {
+            *self = PageList { first: nth, pages: VecDeque::new() };
+        }
+        let first = layer.first_visible((nth + 1) * PAGE) / PAGE;
+        while self.first < first && self.pages.pop_front().is_some() {
+            self.first += 1;
+        }
+        let page = pool.take()?;
+        let id = page.id;
+        self.pages.push_back(page);
+        Some(id)
+    }
+
     /// Returns whether the list can go back to this many positions. It must have every key that the
     /// next query sees. A page that would be written from its middle on must have no other holder.
     pub fn can_return_to(&self, layer: Pages, position: usize) -> bool {
@@ -206,6 +223,21 @@ mod tests {
         list.truncate(0);
         drop(others);
         assert_eq!(pool.free(), 8);
+    }
+
+    #[test]
+    fn appended_pages_are_those_that_a_window_sees() {
+        let layer = Pages::for_layer(100_000, 32, Some(300));
+        let pool = PagePool::new(3);
+        let mut list = PageList::default();
+        let held = |list: &PageList| list.iter().map(|(nth, _)| nth).collect::<Vec<_>>();
+        for (nth, want) in [(5, &[5][..]), (6, &[5, 6]), (7, &[6, 7]), (9, &[9]), (3, &[3])] {
+            assert!(list.append(nth, layer, &pool).is_some());
+            assert_eq!((&held(&list)[..], pool.free()), (want, 3 - want.len()), "{nth}");
+        }
+        let all = grown(layer, &pool, 2 * PAGE);
+        assert!(list.append(4, layer, &pool).is_none(), "no page is free");
+        assert!(held(&list) == [3] && held(&all) == [0, 1]);
     }
 
     #[test]

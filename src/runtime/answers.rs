@@ -198,6 +198,10 @@ impl<'t, 'a, T> Answers<'t, 'a, T> {
         &self.scheduler
     }
 
+    pub fn scheduler_mut(&mut self) -> &mut Scheduler<'t> {
+        &mut self.scheduler
+    }
+
     pub fn has_room(&self) -> bool {
         self.scheduler.has_room()
     }

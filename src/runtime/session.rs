@@ -1,8 +1,11 @@
 //! A session: a model's files, and from them a loaded target with its drafts.
 
 use crate::compute::cpu::Pool;
+use crate::decode::{PageDirectory, PromptCache};
 use crate::engine::Timeline;
 use crate::models::{Config, Generation, Tokenizer};
+use crate::os::files::Stamp;
+use crate::os::machine;
 use crate::runtime::Listener;
 use crate::runtime::drafting::calibration::Calibration;
 use crate::runtime::drafting::costs::Passes;
@@ -13,6 +16,7 @@ use crate::runtime::model::assistant;
 use crate::runtime::options::{DraftFrom, DraftingOptions, ModelOptions, RunOptions};
 use crate::tensor::Token;
 use anyhow::Result;
+use sha2::{Digest, Sha256};
 use std::sync::Arc;
 
 /// A model that is opened to generate text. Nothing of it is loaded yet.
@@ -86,6 +90,34 @@ impl Session {
     ) -> DraftTarget<'a> {
         let Session { model, tokenizer, run, .. } = self;
         DraftTarget { tokenizer, model, run, room, passes, pool }
+    }
+
+    /// Returns the prompt cache of a loaded target in a directory. An NPU has none: measured times
+    /// decide what it computes.
+    pub fn prompt_cache(
+        &self,
+        directory: Option<&PageDirectory>,
+        target: &Timeline,
+        listener: &dyn Listener,
+    ) -> Result<Option<PromptCache>> {
+        let (Some(directory), Some(report)) = (directory, target.engine().report().executor) else {
+            return Ok(None);
+        };
+        if report.assist.is_some() {
+            listener.note("prompts are not kept on disk while the NPU computes attention");
+            return Ok(None);
+        }
+        // Everything that changes a bit of a key or value. Samples of the weights and the stamps of
+        // their files stand for the weights, a digest of the source for the program.
+        let checkpoint = self.model.checkpoint();
+        let stamps = checkpoint.stamps()?.into_iter().map(Stamp::on_any_device);
+        let kv = load::kv_format(&self.model.weights, self.run.kv)?;
+        let mut hash = Sha256::new();
+        hash.update(checkpoint.fingerprint()?);
+        hash.update(serde_json::to_vec(&stamps.collect::<Vec<_>>())?);
+        hash.update(format!("{kv:?} {} {:?}", report.identity, machine::processor_name()));
+        hash.update(format!("{:?} {}", machine::library_version(), env!("SOURCE_DIGEST")));
+        Ok(Some(PromptCache::new(directory.clone(), hash.finalize().into())))
     }
 
     /// Loads the model and its drafter, for one text or for several that share passes.

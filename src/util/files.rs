@@ -46,20 +46,46 @@ const ABANDONED: Duration = Duration::from_secs(24 * 60 * 60);
 /// Keeps the newest `most` files whose names satisfy `is_called_so`. Removes the older ones and
 /// abandoned temporary files; a file that cannot be removed stays.
 pub fn keep_newest(directory: &Path, most: usize, is_called_so: impl Fn(&str) -> bool) {
+    let old = newest_first(directory, is_called_so).into_iter().skip(most);
+    old.for_each(|(_, path, _)| drop(std::fs::remove_file(path)));
+}
+
+/// The same for the newest files of at most `most` bytes together.
+pub fn keep_newest_bytes(directory: &Path, most: u64, is_called_so: impl Fn(&str) -> bool) {
+    let mut sum = 0u64;
+    for (_, path, bytes) in newest_first(directory, is_called_so) {
+        sum = sum.saturating_add(bytes);
+        if sum > most {
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+/// Lists the files whose names satisfy `is_called_so`, with their times and bytes. Removes
+/// abandoned temporary files.
+fn newest_first(
+    directory: &Path,
+    is_called_so: impl Fn(&str) -> bool,
+) -> Vec<(SystemTime, PathBuf, u64)> {
     let (mut ours, now) = (Vec::new(), SystemTime::now());
     for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
         let (name, meta) = (entry.file_name(), entry.metadata());
         let (Some(name), Ok(meta)) = (name.to_str(), meta) else { continue };
         let Some(changed) = meta.modified().ok().filter(|_| meta.is_file()) else { continue };
         if is_called_so(name) {
-            ours.push((changed, entry.path()));
+            ours.push((changed, entry.path(), meta.len()));
         } else if is_temporary(name) && now.duration_since(changed).is_ok_and(|d| d > ABANDONED) {
             let _ = std::fs::remove_file(entry.path());
         }
     }
     ours.sort_unstable_by(|a, b| b.cmp(a));
-    let old: Vec<PathBuf> = ours.into_iter().skip(most).map(|(_, path)| path).collect();
-    old.iter().for_each(|path| drop(std::fs::remove_file(path)));
+    ours
+}
+
+/// Makes a file the newest; `false` where there is none that this user may write.
+pub fn touch(path: &Path) -> bool {
+    let file = File::options().write(true).open(path);
+    file.and_then(|file| file.set_modified(SystemTime::now())).is_ok()
 }
 
 /// Returns whether [`write_whole`] gives temporary files such names.
@@ -107,5 +133,11 @@ mod tests {
             left.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
         left.sort();
         assert_eq!(left, [".tmpXyz789", ".tmpnotes.txt", "a0", "a1", "other"]);
+        std::fs::write(dir.path().join("a1"), "bytes").unwrap();
+        assert!(touch(&dir.path().join("a0")) && !touch(&dir.path().join("a2")));
+        keep_newest_bytes(dir.path(), 5, |name| name.starts_with('a'));
+        assert!(dir.path().join("a0").exists() && dir.path().join("a1").exists());
+        keep_newest_bytes(dir.path(), 4, |name| name.starts_with('a'));
+        assert!(dir.path().join("a0").exists() && !dir.path().join("a1").exists());
     }
 }

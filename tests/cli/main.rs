@@ -14,6 +14,7 @@ mod models;
 mod newcomer;
 mod options;
 mod output;
+mod prompt_cache;
 mod pull;
 mod settings;
 mod signals;

@@ -3,7 +3,7 @@
 use anyhow::Result;
 use gemma::compute::Reports;
 use gemma::engine::{
-    Assistant, Cached, Engine, EngineInfo, EngineReport, Input, Output, Prefix, Scores,
+    Assistant, Cached, Engine, EngineInfo, EngineReport, Input, Output, PageCopy, Prefix, Scores,
 };
 use std::sync::{Arc, Mutex};
 
@@ -71,6 +71,15 @@ impl Engine for Lent {
     }
     fn resume(&mut self, sequence: usize, prefix: &Prefix, tokens: usize) -> Result<()> {
         self.get_mut().resume(sequence, prefix, tokens)
+    }
+    fn copy_page(
+        &mut self,
+        prefix: &mut Prefix,
+        layers: usize,
+        nth: usize,
+        copy: PageCopy<'_>,
+    ) -> Result<bool> {
+        self.get_mut().copy_page(prefix, layers, nth, copy)
     }
     fn report(&self) -> EngineReport {
         self.get().report()

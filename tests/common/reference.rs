@@ -9,8 +9,8 @@ use anyhow::{Context, Result, bail, ensure};
 use candle_core::{D, Device, Tensor};
 use gemma::compute::Reports;
 use gemma::engine::{
-    Assistant, Cached, Engine, EngineInfo, EngineMemory, EngineReport, Input, Output, Prefix, Rows,
-    Scores, TokenTree,
+    Assistant, Cached, Engine, EngineInfo, EngineMemory, EngineReport, Input, Output, PageCopy,
+    Prefix, Rows, Scores, TokenTree,
 };
 use gemma::models::{Config, LayerSpec, Role, RopeSpec, Weights};
 use gemma::tensor::Token;
@@ -133,6 +133,7 @@ impl ReferenceEngine {
                 reach: None,
                 columns: None,
                 most_rows: 1,
+                paged: Vec::new(),
             },
             config,
             embed,
@@ -394,6 +395,10 @@ impl Engine for ReferenceEngine {
 
     fn resume(&mut self, _: usize, _: &Prefix, _: usize) -> Result<()> {
         bail!("the oracle keeps no prefixes")
+    }
+
+    fn copy_page(&mut self, _: &mut Prefix, _: usize, _: usize, _: PageCopy<'_>) -> Result<bool> {
+        Ok(false)
     }
 
     fn report(&self) -> EngineReport {

@@ -8,8 +8,8 @@ use std::cell::Cell;
 use anyhow::{Result, bail};
 use gemma::compute::Reports;
 use gemma::engine::{
-    Assistant, Cached, Engine, EngineInfo, EngineReport, Input, Output, Prefix, Rows, Scores,
-    TokenTree,
+    Assistant, Cached, Engine, EngineInfo, EngineReport, Input, Output, PageCopy, Prefix, Rows,
+    Scores, TokenTree,
 };
 use gemma::kv::PAGE;
 use gemma::tensor::Token;
@@ -93,6 +93,7 @@ impl Toy {
             reach: self.reach,
             columns: None,
             most_rows: 1,
+            paged: Vec::new(),
         };
         let (toy, looks) = (self.clone(), Cell::new(0));
         Box::new(ToyEngine { toy, info, texts, rows: 0, begun: None, looks })
@@ -243,6 +244,10 @@ impl Engine for ToyEngine {
         let text = &mut self.texts[sequence];
         *text = Text { furthest: committed.len(), committed, last: TokenTree::default() };
         Ok(())
+    }
+
+    fn copy_page(&mut self, _: &mut Prefix, _: usize, _: usize, _: PageCopy<'_>) -> Result<bool> {
+        Ok(false)
     }
 
     fn report(&self) -> EngineReport {

@@ -13,5 +13,6 @@ mod forms;
 mod gemma4;
 mod hostile;
 mod ollama;
+mod prompt_cache;
 mod scores;
 mod tools;

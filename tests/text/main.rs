@@ -21,6 +21,7 @@ mod kv_q8;
 mod linear;
 mod policy_size;
 mod prefixes;
+mod prompt_cache;
 mod row_exactness;
 mod sampling;
 mod split;

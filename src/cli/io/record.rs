@@ -42,7 +42,7 @@ pub struct Usage {
     pub completion_tokens: usize,
 }
 
-/// Seconds, and tokens per second.
+/// Seconds, tokens per second, and tokens that were not read.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Timings {
     pub load_s: f64,
@@ -52,6 +52,8 @@ pub struct Timings {
     pub ttft_s: Option<f64>,
     pub prefill_tps: Option<f64>,
     pub decode_tps: Option<f64>,
+    /// Tokens of the prompt that a cache held.
+    pub cached_tokens: u64,
 }
 
 #[derive(Clone, Debug, Default, Serialize)]

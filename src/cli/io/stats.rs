@@ -22,6 +22,7 @@ pub fn timings(stats: &Stats, load_s: f64) -> Timings {
         ttft_s: stats.first_token.map(|t| t.as_secs_f64()),
         prefill_tps: rate(stats.prefilled, stats.prefill_rate()),
         decode_tps: rate(stats.tokens, stats.decode_rate()),
+        cached_tokens: stats.cached_tokens(),
     }
 }
 
@@ -167,7 +168,9 @@ pub fn line(record: &Record, stats: &Stats, threads: Option<usize>) -> Result<St
     let mut parts = Vec::new();
     let rate =
         |tps: Option<f64>| tps.map_or(String::new(), |tps| format!(" at {} tok/s", digits3(tps)));
-    parts.push(format!("prompt {}{}", record.usage.prompt_tokens, rate(t.prefill_tps)));
+    let cached = Some(t.cached_tokens).filter(|n| *n > 0);
+    let cached = cached.map_or(String::new(), |n| format!(" ({n} cached)"));
+    parts.push(format!("prompt {}{cached}{}", record.usage.prompt_tokens, rate(t.prefill_tps)));
     parts.push(format!("text {}{}", record.usage.completion_tokens, rate(t.decode_tps)));
     if let Some(length) = record.draft.accepted_length {
         let percent = |s: &DraftSource| {

@@ -432,6 +432,7 @@ impl Reports for CpuExecutor {
             |p: &Mutex<Vec<KernelTime>>| p.lock().unwrap_or_else(|e| e.into_inner()).clone();
         Report {
             device: format!("cpu: {}, {threads} thread{s}", self.isa),
+            identity: format!("cpu: {}", self.isa),
             held,
             allocated: held,
             kernels: self.profile.as_ref().map(times).unwrap_or_default(),

@@ -363,6 +363,7 @@ impl Reports for SplitExecutor {
                 "{first} of {layers} layers and the head on {}; the others on {}",
                 device.device, host.device
             ),
+            identity: format!("{first} of {layers} on {}, {}", device.identity, host.identity),
             held: both(device.held, host.held),
             allocated: both(device.allocated, host.allocated),
             loading: device.loading.or(host.loading),

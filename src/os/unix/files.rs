@@ -44,6 +44,11 @@ impl Stamp {
         })
     }
 
+    /// Leaves out the number of the device, which may change when the machine starts again.
+    pub fn on_any_device(self) -> Stamp {
+        Stamp { device: 0, ..self }
+    }
+
     /// Returns the stamp of so many bytes in memory.
     pub fn of_bytes(bytes: u64) -> Stamp {
         Stamp { bytes, ..Stamp::default() }
@@ -103,6 +108,11 @@ pub fn is_own_directory(path: &Path) -> io::Result<bool> {
 /// Returns whether the path is a directory of this user that no other user may write to.
 pub fn is_private_directory(path: &Path) -> io::Result<bool> {
     Ok(is_own_directory(path)? && path.symlink_metadata()?.permissions().mode() & 0o022 == 0)
+}
+
+/// Returns whether the path is a directory of this user that no other user may enter or list.
+pub fn is_closed_directory(path: &Path) -> io::Result<bool> {
+    Ok(is_own_directory(path)? && path.symlink_metadata()?.permissions().mode() & 0o077 == 0)
 }
 
 /// Returns the path of this user's directory among the temporary files of all users.
@@ -179,8 +189,10 @@ mod tests {
         assert!(is_private_directory(&own).is_err());
         create_private_directory(&own).unwrap();
         assert!(is_private_directory(&own).unwrap());
+        assert!(is_closed_directory(&own).unwrap());
         share_directory(&own, true);
         assert!(is_own_directory(&own).unwrap() && !is_private_directory(&own).unwrap());
+        assert!(!is_closed_directory(&own).unwrap());
         let link = root.path().join("link");
         symlink(&own, &link);
         assert!(!is_own_directory(&link).unwrap());

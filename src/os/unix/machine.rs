@@ -7,6 +7,18 @@ pub fn processor_name() -> Option<String> {
     field("/proc/cpuinfo", "model name")
 }
 
+/// Returns the version of the library of mathematical functions, where the system provides one.
+pub fn library_version() -> Option<String> {
+    #[cfg(target_env = "gnu")]
+    {
+        // SAFETY: the function returns a constant string that ends with a zero.
+        let version = unsafe { std::ffi::CStr::from_ptr(libc::gnu_get_libc_version()) };
+        return Some(version.to_string_lossy().into_owned());
+    }
+    #[cfg(not(target_env = "gnu"))]
+    None
+}
+
 /// Returns the bytes of main memory.
 pub fn memory() -> Option<u64> {
     kibibytes("MemTotal")

@@ -529,6 +529,7 @@ impl Reports for VulkanExecutor {
         let (weights, buffers) = (&self.weights, &self.buffers);
         Report {
             device: format!("vulkan: {} ({})", self.gpu.info.name, self.gpu.info.driver),
+            identity: format!("vulkan: {}, {:?}", self.gpu.info.identity, self.gpu.matrices),
             held: Held { weights: weights.total(), buffers: buffers.total() },
             allocated: Held { weights: weights.allocated(), buffers: buffers.allocated() },
             loading: Some(self.loading),

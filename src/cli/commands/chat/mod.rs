@@ -11,10 +11,12 @@ use crate::cli::io::record::{FinishReason, Record, Usage, VERSION};
 use crate::cli::io::signals::Interrupt;
 use crate::cli::io::ui::{Ui, clean, wrapped};
 use crate::cli::io::{prompt, stats};
-use crate::cli::options::Origin;
-use crate::cli::options::{DraftArgs, ModelArgs, SamplingOptions, ThinkOptions, UiOptions};
+use crate::cli::options::{
+    DraftArgs, ModelArgs, Origin, PromptCacheArgs, SamplingOptions, ThinkOptions, UiOptions,
+    finish_prompts,
+};
 use crate::cli::settings::Typed;
-use crate::decode::{Flow, Request, Scheduler, Stats};
+use crate::decode::{Flow, PromptCache, Request, Scheduler, Stats};
 use crate::engine::{EngineExt, Timeline};
 use crate::error::{Fault, Kind};
 use crate::models::Tokenizer;
@@ -66,6 +68,8 @@ pub struct ChatArgs {
     #[command(flatten)]
     pub draft: DraftArgs,
     #[command(flatten)]
+    pub cache: PromptCacheArgs,
+    #[command(flatten)]
     pub model: ModelArgs,
     #[command(flatten)]
     pub ui: UiOptions,
@@ -97,6 +101,7 @@ pub fn run(options: &ChatArgs, typed: &Typed) -> Result<u8> {
     }
     let system = prompt::system_text(options.system.as_deref(), options.system_file.as_deref())?;
     let (model, drafting) = (options.model.settled()?, options.draft.settled()?);
+    let prompts = options.cache.settled()?;
     let session = runtime::Session::open(&model, &drafting.source, ui)?;
     let tokenizer = &*session.tokenizer;
     let thinks = options.think.settled(tokenizer)?;
@@ -109,6 +114,7 @@ pub fn run(options: &ChatArgs, typed: &Typed) -> Result<u8> {
     let context = session.context(CONTEXT, ui);
     let Started { target, drafts: drafting, costs, .. } =
         session.start(runtime::Room::of(context), &drafting, ui)?;
+    let prompts = session.prompt_cache(prompts.as_ref(), &target, ui)?;
     let template = prompt::chat_template(&session.model, tokenizer, ui)?.thinking(thinks);
     // In a chat, answers are unlimited unless --max-tokens is given.
     let max_tokens = match typed.source("max-tokens") {
@@ -121,6 +127,7 @@ pub fn run(options: &ChatArgs, typed: &Typed) -> Result<u8> {
         talk: Conversation::new(template, tokenizer, system),
         tokenizer,
         target,
+        prompts,
         drafting,
         sampler: sampler(config.seed)?,
         reseeded: &sampler,
@@ -146,6 +153,7 @@ struct ChatSession<'a> {
     talk: Conversation<'a>,
     tokenizer: &'a Tokenizer,
     target: Timeline,
+    prompts: Option<PromptCache>,
     drafting: Drafting,
     sampler: Sampler,
     /// The same sampler with another seed.
@@ -330,7 +338,8 @@ impl ChatSession<'_> {
         let Drafting { drafter, policy, .. } = &mut self.drafting;
         let flag = self.interrupt.flag();
         let scheduler =
-            Scheduler::new(&mut self.target, drafter.as_mut(), policy, self.stop_ids, flag);
+            Scheduler::new(&mut self.target, drafter.as_mut(), policy, self.stop_ids, flag)
+                .with_prompt_cache(self.prompts.as_mut());
         let request = AnswerRequest {
             text: Request::new(history, self.sampler.clone(), self.max_tokens),
             constrained: Constrained::new(None, 0, None),
@@ -361,6 +370,7 @@ impl ChatSession<'_> {
         if let Some(e) = failure.or(shown.err()) {
             return Err(e).context("cannot write to the terminal");
         }
+        finish_prompts(&mut self.prompts, &mut self.target, flag, self.ui);
         let completion_tokens = finished.completion_tokens();
         let Finished { history, prompt_tokens, reason, stats, .. } = finished;
         let finish = reason?;

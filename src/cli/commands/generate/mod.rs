@@ -12,10 +12,9 @@ use crate::cli::io::record::{FinishReason, ModelRecord, Record, Usage, VERSION};
 use crate::cli::io::signals::Interrupt;
 use crate::cli::io::ui::{COLUMNS, Ui, wrapped};
 use crate::cli::io::{prompt, stats};
-use crate::cli::options::Origin;
-use crate::cli::options::Resolved;
+use crate::cli::options::{Origin, Resolved, finish_prompts};
 use crate::cli::settings::Typed;
-use crate::decode::{Flow, Request, Scheduler, Stats};
+use crate::decode::{Flow, PageDirectory, Request, Scheduler, Stats};
 use crate::draft::DraftFigures;
 use crate::engine::Engine;
 use crate::error::Fault;
@@ -57,6 +56,7 @@ pub fn run(options: &GenerateArgs, typed: &Typed) -> Result<u8> {
     let input = prompt::gather(&options.input, &options.chat)?;
     let grammar_source = options.grammar.source()?;
     let (model, drafting) = (options.model.settled()?, options.draft.settled()?);
+    let prompts = options.cache.settled()?;
     let output = TextOutput::open(
         options.output.output.as_ref(),
         options.output.format(),
@@ -71,7 +71,7 @@ pub fn run(options: &GenerateArgs, typed: &Typed) -> Result<u8> {
     let ignore_eos = options.sampling.ignore_eos;
     let grammar =
         grammar_source.map(|source| constraints.get(&source, ignore_eos, &|| true)).transpose()?;
-    GenerateRun { options, ui, session: &session, drafting, config, resolved, grammar }
+    GenerateRun { options, ui, session: &session, drafting, config, resolved, grammar, prompts }
         .go(history, output, stats_file)
 }
 
@@ -84,6 +84,7 @@ struct GenerateRun<'a> {
     config: SamplerConfig,
     resolved: Vec<Resolved>,
     grammar: Option<Grammar>,
+    prompts: Option<PageDirectory>,
 }
 
 impl GenerateRun<'_> {
@@ -111,13 +112,15 @@ impl GenerateRun<'_> {
             options.sampling.ignore_eos,
         )?;
 
+        let mut prompts = session.prompt_cache(self.prompts.as_ref(), &target, ui)?;
         let interrupt = Interrupt::watch()?;
         let bar = ui.bar("reading", history.len() as u64);
         let mut failure = None;
         let Drafting { drafter, policy, .. } = &mut drafting;
         let stop_ids = &session.stop_ids;
         let scheduler =
-            Scheduler::new(&mut target, drafter.as_mut(), policy, stop_ids, interrupt.flag());
+            Scheduler::new(&mut target, drafter.as_mut(), policy, stop_ids, interrupt.flag())
+                .with_prompt_cache(prompts.as_mut());
         let request = AnswerRequest {
             text: Request::new(history, sampler, options.sampling.max_tokens),
             constrained,
@@ -171,11 +174,12 @@ impl GenerateRun<'_> {
             target.engine(),
         )?;
         npu::say(target.engine(), ui);
-        drop(target);
         // Text on a terminal or a pipe stays there; a file is left as it was.
         if failed.is_none() || !output.appears_whole() {
             output.finish(&record)?;
         }
+        finish_prompts(&mut prompts, &mut target, interrupt.flag(), ui);
+        drop(target);
         if let Some(error) = failed {
             return Err(error);
         }

@@ -4,7 +4,8 @@ use super::batch::place::Shard;
 use crate::cli::io::destination::Destination;
 use crate::cli::io::output::OutputFormat;
 use crate::cli::options::{
-    ChatOptions, DraftArgs, GrammarOptions, InputOptions, ModelArgs, SamplingOptions, UiOptions,
+    ChatOptions, DraftArgs, GrammarOptions, InputOptions, ModelArgs, PromptCacheArgs,
+    SamplingOptions, UiOptions,
 };
 use clap::{Args, ValueEnum, ValueHint};
 use std::path::PathBuf;
@@ -36,6 +37,8 @@ pub struct GenerateArgs {
     pub draft: DraftArgs,
     #[command(flatten)]
     pub batch: BatchOptions,
+    #[command(flatten)]
+    pub cache: PromptCacheArgs,
     #[command(flatten)]
     pub output: OutputOptions,
     #[command(flatten)]

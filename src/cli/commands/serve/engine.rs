@@ -10,7 +10,7 @@ use super::queue::{
     AnswerEnd, AnswerPiece, ClientEvent, ClientRequest, Delivery, RequestFigures, RequestQueue,
 };
 use crate::cli::io::ui::Ui;
-use crate::decode::{Flow, Scheduler, StopReason};
+use crate::decode::{Flow, PageDirectory, PromptCache, Scheduler, StopReason};
 use crate::error::{Kind, fault_of};
 use crate::runtime::answers::{AnswerEvent, Answers, FinishReason, Finished, Paused};
 use crate::runtime::devices::npu;
@@ -30,6 +30,8 @@ pub struct AnswerEngine<'a> {
     pub session: &'a Session,
     pub drafting: &'a DraftingOptions,
     pub room: Room,
+    /// Where prompts are kept on disk, if they are.
+    pub prompts: Option<&'a PageDirectory>,
     pub queue: &'a RequestQueue,
     pub ui: &'a Ui,
 }
@@ -81,14 +83,19 @@ impl AnswerEngine<'_> {
         paused: Vec<PausedAnswer<'s>>,
     ) -> Result<(), (anyhow::Error, Vec<PausedAnswer<'s>>)> {
         let Started { mut target, drafts: mut drafting, costs, .. } = started;
+        let mut prompts = match self.session.prompt_cache(self.prompts, &target, self.ui) {
+            Ok(prompts) => prompts,
+            Err(error) => return Err((error, paused)),
+        };
         let cut = AtomicBool::new(false);
         let Drafting { drafter, policy, .. } = &mut drafting;
         let stop_ids = &self.session.stop_ids;
         let scheduler = Scheduler::new(&mut target, drafter.as_mut(), policy, stop_ids, &cut)
-            .keeping_prefixes();
+            .keeping_prefixes()
+            .with_prompt_cache(prompts.as_mut());
         let answers = Answers::new(scheduler, &self.session.tokenizer);
-        let mut turns =
-            AnswerLoop { queue: self.queue, paused: paused.into(), answers, passes: 0, rounds: 0 };
+        let (queue, ui, paused) = (self.queue, self.ui, paused.into());
+        let mut turns = AnswerLoop { queue, ui, paused, answers, passes: 0, rounds: 0 };
         match turns.answer_all(&cut) {
             Ok(()) => {
                 costs.keep(&drafting, self.ui);
@@ -111,6 +118,7 @@ fn may_reopen(error: &anyhow::Error, losses: &mut Vec<Instant>) -> bool {
 /// The loop over the answers of all clients, which take turns.
 struct AnswerLoop<'t, 's> {
     queue: &'s RequestQueue,
+    ui: &'s Ui,
     /// Answers that gave their sequences to other clients or lost their device, oldest first.
     paused: VecDeque<PausedAnswer<'s>>,
     answers: Answers<'t, 's, Delivery>,
@@ -126,9 +134,12 @@ impl<'s> AnswerLoop<'_, 's> {
                 if self.resume() {
                     continue;
                 }
-                let is_idle = self.answers.is_empty();
+                // Between requests, prompts are written page by page.
+                let is_empty = self.answers.is_empty();
+                let is_idle = is_empty && !self.answers.scheduler_mut().write_page()?;
                 match self.queue.take(is_idle, |client| self.running(client)) {
                     Some(request) => self.admit(request),
+                    None if is_empty && !is_idle && !self.queue.is_over() => {}
                     None => break,
                 }
             }
@@ -239,6 +250,8 @@ impl<'s> AnswerLoop<'_, 's> {
             }
         }
         self.count_running();
+        let prompts = self.answers.scheduler_mut().prompt_cache();
+        prompts.and_then(PromptCache::take_note).iter().for_each(|note| self.ui.note(note));
         Ok(())
     }
 

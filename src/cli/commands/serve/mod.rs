@@ -59,6 +59,7 @@ pub fn run(options: &ServeArgs, typed: &Typed) -> Result<u8> {
         return Err(npu::for_one_text());
     }
     let (model, drafting) = (options.model.settled()?, options.draft.settled()?);
+    let prompts = options.cache.settled()?;
     let queue =
         Arc::new(RequestQueue::new(load.max_queue.into(), Duration::from_secs(edge.grace.into())));
     let (most, patience) =
@@ -81,14 +82,15 @@ pub fn run(options: &ServeArgs, typed: &Typed) -> Result<u8> {
     let session = Session::open(&model, &drafting.source, ui)?;
     let context = session.context(CONTEXT, ui);
     let room = Room { context, sequences: load.parallel.into(), prefixes: load.cache_ram };
-    let engine = AnswerEngine { session: &session, drafting: &drafting, room, queue: &queue, ui };
+    let (session, drafting, prompts) = (&session, &drafting, prompts.as_ref());
+    let engine = AnswerEngine { session, drafting, room, prompts, queue: &queue, ui };
     let mut interrupt = None;
     let mut failed = None;
     let result = engine.run(&mut |started| {
         if app.served.get().is_some() {
             return;
         }
-        let ready = served(options, &session, started, context, ui).and_then(|served| {
+        let ready = served(options, session, started, context, ui).and_then(|served| {
             let (queue, stage) = (queue.clone(), server.stage.clone());
             let close = move || {
                 queue.end_soon();

@@ -1,6 +1,6 @@
 //! The options of `gemma serve`.
 
-use crate::cli::options::{DraftArgs, ModelArgs, ThinkOptions, UiOptions, memory};
+use crate::cli::options::{DraftArgs, ModelArgs, PromptCacheArgs, ThinkOptions, UiOptions, memory};
 use crate::error::Fault;
 use crate::runtime::options::AutoOr;
 use anyhow::{Context, Result};
@@ -30,6 +30,8 @@ pub struct ServeArgs {
     pub edge: EdgeOptions,
     #[command(flatten)]
     pub load: LoadOptions,
+    #[command(flatten)]
+    pub cache: PromptCacheArgs,
     #[command(flatten)]
     pub draft: DraftArgs,
     #[command(flatten)]

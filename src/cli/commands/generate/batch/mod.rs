@@ -19,6 +19,7 @@ use crate::cli::io::ui::Ui;
 use crate::cli::io::{output, prompt};
 use crate::cli::options::Origin;
 use crate::cli::settings::Typed;
+use crate::decode::PageDirectory;
 use crate::error::{Fault, Kind, fault_of};
 use crate::grammar::GrammarSource;
 use crate::runtime::answers;
@@ -51,6 +52,7 @@ pub fn run(options: &GenerateArgs, from: &Path, typed: &Typed) -> Result<u8> {
     let sequences = options.batch.parallel as usize;
     let lines = RecordLines::open(from)?;
     let (model, drafting) = (options.model.settled()?, options.draft.settled()?);
+    let prompts = options.cache.settled()?;
     // An output that cannot be written is reported before the model is opened. Nothing is written
     // before the model is found.
     let place =
@@ -79,6 +81,7 @@ pub fn run(options: &GenerateArgs, from: &Path, typed: &Typed) -> Result<u8> {
         context,
         system,
         interrupt: &interrupt,
+        prompts,
         ui,
     };
     let typed_in = from == Path::new("-") && std::io::stdin().is_terminal();
@@ -195,6 +198,7 @@ pub struct Batch<'a> {
     /// For records that bring none.
     system: Option<String>,
     interrupt: &'a Interrupt,
+    prompts: Option<PageDirectory>,
     ui: &'a Ui,
 }
 

@@ -10,6 +10,7 @@ use super::records::{Next, Records, Replies};
 use super::reply::RecordAnswer;
 use super::{Batch, Prepared, failure};
 use crate::cli::io::record::Usage;
+use crate::cli::options::finish_prompts;
 use crate::decode::{Flow, Request, Scheduler};
 use crate::runtime::answers::{AnswerEvent, AnswerRequest, Answers, FinishReason, Finished};
 use crate::runtime::devices::npu;
@@ -39,12 +40,15 @@ pub fn run(
     let Started { mut target, drafts: mut drafting, costs, .. } = started;
     let Drafting { drafter, policy, .. } = &mut drafting;
     let (stop_ids, interrupt) = (&batch.session.stop_ids, batch.interrupt.flag());
-    let scheduler = Scheduler::new(&mut target, drafter.as_mut(), policy, stop_ids, interrupt);
+    let mut prompts = batch.session.prompt_cache(batch.prompts.as_ref(), &target, batch.ui)?;
+    let scheduler = Scheduler::new(&mut target, drafter.as_mut(), policy, stop_ids, interrupt)
+        .with_prompt_cache(prompts.as_mut());
     let mut answers = Answers::new(scheduler, &batch.session.tokenizer);
     answer_all(batch, &mut answers, records, replies)?;
     let passes = answers.scheduler().passes();
     let each = replies.tokens as f64 / passes.max(1) as f64;
     batch.ui.detail(1, format!("{} passes, {each:.2} tokens a pass", thousands(passes)));
+    finish_prompts(&mut prompts, &mut target, interrupt, batch.ui);
     costs.keep(&drafting, batch.ui);
     npu::say(target.engine(), batch.ui);
     Ok(())

@@ -1,0 +1,228 @@
+//! Files of the prompt cache: one a page of a text in the layers that keep the same pages.
+//!
+//! A file is named by a hash of the engine and of all tokens up to the end of the page. It holds a
+//! mark, a SHA-256 digest of its name and content, and the content. A file that is not exactly what
+//! its name says is ignored. Files appear whole and may be deleted at any time, also by others.
+
+use super::PageId;
+use crate::error::Fault;
+use crate::kv::PAGE;
+use crate::os::files::{create_private_directories, is_closed_directory};
+use crate::tensor::Token;
+use crate::util::files::{keep_newest_bytes, read_regular, touch, write_whole};
+use crate::util::hex;
+use anyhow::{Context, Result};
+use sha2::{Digest, Sha256};
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+
+/// First bytes of each file: the format and its version.
+const MARK: &[u8; 8] = b"gemmaKV1";
+/// Bytes before the content: the mark and the digest.
+pub const HEAD: usize = MARK.len() + 32;
+/// Ending of the files' names.
+const ENDING: &str = ".page";
+
+/// Hash of an engine and of the tokens up to the end of a page.
+pub type PageKey = [u8; 32];
+
+/// A directory of pages that only this user can enter.
+#[derive(Clone, Debug)]
+pub struct PageDirectory {
+    path: PathBuf,
+    /// Most bytes of its files.
+    pub most: u64,
+}
+
+/// Content of a file.
+#[derive(Debug, PartialEq, Eq)]
+pub enum StoredPage {
+    /// The head and the page.
+    Whole(Vec<u8>),
+    Missing,
+    /// Something else than a page of this name.
+    Damaged,
+}
+
+impl PageDirectory {
+    /// Makes the directory if it is missing. Refuses one that others can enter: its files tell what
+    /// the prompts were.
+    pub fn open(path: &Path, most: u64) -> Result<PageDirectory> {
+        let name = path.display();
+        create_private_directories(path)
+            .and_then(|()| path.canonicalize())
+            .and_then(|path| Ok((is_closed_directory(&path)?, path)))
+            .with_context(|| Fault::usage(format!("cannot make the directory {name}")))
+            .and_then(|(is_closed, path)| match is_closed {
+                true => Ok(PageDirectory { path, most }),
+                false => Err(Fault::usage(format!("other users can read the directory {name}"))
+                    .help("chmod 700 it, or name one that does not exist yet")
+                    .into()),
+            })
+    }
+
+    fn path(&self, page: &PageId) -> PathBuf {
+        self.path.join(name(page))
+    }
+
+    /// Returns whether there is a file of the page. Makes it the newest if so.
+    pub fn touch(&self, page: &PageId) -> bool {
+        touch(&self.path(page))
+    }
+
+    /// Returns whether there is a file of the page.
+    pub fn holds(&self, page: &PageId) -> bool {
+        self.path(page).is_file()
+    }
+
+    /// Reads a page of so many bytes. Removes a damaged file; an error says that it stays.
+    pub fn read(&self, page: &PageId, bytes: usize) -> io::Result<StoredPage> {
+        let path = self.path(page);
+        match read_regular(&path, (HEAD + bytes) as u64) {
+            Ok(file) if is_whole(&file, page, bytes) => Ok(StoredPage::Whole(file)),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(StoredPage::Missing),
+            _ => match std::fs::remove_file(&path) {
+                Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
+                _ => Ok(StoredPage::Damaged),
+            },
+        }
+    }
+
+    /// Removes the file of a page, if there is one that can be removed.
+    pub fn remove(&self, page: &PageId) {
+        let _ = std::fs::remove_file(self.path(page));
+    }
+
+    /// Writes a page. The first [`HEAD`] bytes of `file` are overwritten, the others are the page.
+    pub fn write(&self, page: &PageId, file: &mut [u8]) -> io::Result<()> {
+        let (head, content) = file.split_at_mut(HEAD);
+        head[..MARK.len()].copy_from_slice(MARK);
+        head[MARK.len()..].copy_from_slice(&digest(page, content));
+        write_whole(&self.path(page), file)
+    }
+
+    /// Removes the files that were of use longest ago until `bytes` more fit.
+    pub fn make_room(&self, bytes: u64) {
+        let is_page = |name: &str| name.ends_with(ENDING);
+        keep_newest_bytes(&self.path, self.most.saturating_sub(bytes), is_page);
+    }
+}
+
+fn name(page: &PageId) -> String {
+    format!("{}-{}{ENDING}", hex(page.key), page.layers)
+}
+
+fn digest(page: &PageId, content: &[u8]) -> [u8; 32] {
+    Sha256::new().chain_update(name(page)).chain_update(content).finalize().into()
+}
+
+/// Returns whether a file is what its name says.
+fn is_whole(file: &[u8], page: &PageId, bytes: usize) -> bool {
+    file.len() == HEAD + bytes
+        && file.starts_with(MARK)
+        && file[MARK.len()..HEAD] == digest(page, &file[HEAD..])
+}
+
+/// Returns the keys of the whole pages of a text. Each hashes the key before it, so that it stands
+/// for all tokens from the first on.
+pub fn keys(engine: [u8; 32], tokens: &[Token]) -> Vec<PageKey> {
+    let next = |key: &mut PageKey, page: &[Token]| {
+        let bytes: &[u8] = bytemuck::cast_slice(page);
+        *key = Sha256::new().chain_update(&*key).chain_update(bytes).finalize().into();
+        Some(*key)
+    };
+    tokens.chunks_exact(PAGE).scan(engine, next).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn page(key: u8, layers: usize) -> PageId {
+        PageId { key: [key; 32], layers, nth: 0 }
+    }
+
+    fn file(content: &[u8]) -> Vec<u8> {
+        [&[0; HEAD], content].concat()
+    }
+
+    #[test]
+    fn a_file_with_any_other_byte_is_ignored_and_removed() {
+        let root = tempfile::tempdir().unwrap();
+        let directory = PageDirectory::open(&root.path().join("a/b"), 1000).unwrap();
+        let (id, content) = (page(1, 2), b"keys and values");
+        directory.write(&id, &mut file(content)).unwrap();
+        let read = |id: &PageId| directory.read(id, content.len()).unwrap();
+        let StoredPage::Whole(good) = read(&id) else { panic!("it was written") };
+        assert_eq!(&good[HEAD..], content);
+        let path = directory.path(&id);
+        for at in 0..good.len() {
+            let mut bad = good.clone();
+            bad[at] ^= 1 << (at % 8);
+            std::fs::write(&path, bad).unwrap();
+            assert_eq!((read(&id), read(&id)), (StoredPage::Damaged, StoredPage::Missing), "{at}");
+        }
+        let long = [&good[..], b"x"].concat();
+        for bad in [&good[..good.len() - 1], &good[..HEAD], b"", &long] {
+            std::fs::write(&path, bad).unwrap();
+            assert_eq!(read(&id), StoredPage::Damaged);
+        }
+        // Another page's file, and one of other layers, under this name.
+        for other in [page(2, 2), page(1, 1)] {
+            directory.write(&other, &mut file(content)).unwrap();
+            std::fs::rename(directory.path(&other), &path).unwrap();
+            assert_eq!(read(&id), StoredPage::Damaged);
+        }
+        std::fs::create_dir(&path).unwrap();
+        assert!(directory.read(&id, 1).is_err(), "it cannot be removed");
+        assert!(!directory.holds(&id));
+    }
+
+    #[test]
+    fn files_that_were_of_use_longest_ago_go_first() {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join("pages");
+        let directory = PageDirectory::open(&path, 3 * (HEAD as u64 + 10)).unwrap();
+        let ids = [1, 2, 3].map(|key| page(key, 0));
+        ids.iter().for_each(|id| directory.write(id, &mut file(&[7; 10])).unwrap());
+        std::fs::write(path.join("a note"), [0; 1000]).unwrap();
+        directory.make_room(0);
+        assert!(ids.iter().all(|id| directory.holds(id)));
+        assert!(directory.touch(&ids[0]) && !directory.touch(&page(4, 0)));
+        directory.make_room(HEAD as u64 + 10);
+        assert_eq!([0, 1, 2].map(|i| directory.holds(&ids[i])), [true, false, true]);
+        assert!(path.join("a note").exists(), "only pages are removed");
+    }
+
+    #[test]
+    fn only_this_user_can_read_the_files() {
+        use std::os::unix::fs::PermissionsExt;
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join("new/cache");
+        let directory = PageDirectory::open(&path, 1000).unwrap();
+        directory.write(&page(1, 0), &mut file(b"x")).unwrap();
+        let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!((mode(&path), mode(&directory.path(&page(1, 0)))), (0o700, 0o600));
+        for open in [0o755, 0o710, 0o701] {
+            std::fs::set_permissions(&path, PermissionsExt::from_mode(open)).unwrap();
+            let refused = PageDirectory::open(&path, 1000).unwrap_err();
+            assert!(format!("{refused:#}").contains("other users"), "{refused:#}");
+        }
+        std::fs::write(root.path().join("file"), "").unwrap();
+        assert!(PageDirectory::open(&root.path().join("file"), 1000).is_err());
+    }
+
+    #[test]
+    fn a_key_stands_for_the_engine_and_all_tokens_before() {
+        let text: Vec<Token> = (0..700).collect();
+        let all = keys([1; 32], &text);
+        assert_eq!(all.len(), 2);
+        assert_eq!(keys([1; 32], &text[..600]), all);
+        assert!(keys([1; 32], &text[..255]).is_empty());
+        let mut other = text.clone();
+        other[3] = 9;
+        let changed = keys([1; 32], &other);
+        assert!(all[0] != changed[0] && all[1] != changed[1]);
+        assert!(keys([2; 32], &text)[1] != all[1]);
+    }
+}
