@@ -47,8 +47,8 @@ impl Adjustments {
             -1 => usize::MAX,
             n => n.try_into().map_err(|_| {
                 Fault::usage(format!(
-                    "the window of the repeat penalty is a number of tokens from 0 on, or -1 for \
-                     the whole text, not {n}"
+                    "the window of the repeat penalty is a number of tokens from 0 on, \
+                     or -1 for the whole text, not {n}"
                 ))
             })?,
         };

@@ -4,15 +4,15 @@ use super::super::queue::{AnswerEnd, AnswerPiece, RequestFigures};
 use super::conversation::ApiConversation;
 use super::echo::{self, Echo};
 use super::error::ApiError;
-use super::fields::{Fields, missing};
+use super::fields::Fields;
 use super::form::{ApiForm, CollectedAnswer, ResponseHead, SseEvents, new_id};
 use super::functions;
 use super::log_probs::{LogProbs, TextLogProbs};
-use super::request::{ApiPrompt, ApiRequest, MOST_ANSWERS, ServedModel};
+use super::request::{ApiRequest, MOST_ANSWERS, ServedModel};
 use super::tools::{AnswerPart, CallReader};
 use crate::cli::io::record::FinishReason;
 use crate::decode::TokenLogProbs;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
@@ -282,8 +282,8 @@ pub fn completions(
     let echo = fields.take("echo")?.unwrap_or(false);
     request.scores_prompt = echo && top.is_some();
     if request.scores_prompt && request.stream {
-        let what = "'logprobs' of a prompt, which 'echo' asks for, are not streamed: leave out \
-            'stream', 'echo' or 'logprobs'";
+        let what = "'logprobs' of a prompt, which 'echo' asks for, are not streamed: \
+            leave out 'stream', 'echo' or 'logprobs'";
         return Err(ApiError::bad(what).param("stream").code("unsupported_parameter"));
     }
     fields.finish()?;
