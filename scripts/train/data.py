@@ -11,7 +11,8 @@ from slots import BOS, READ, SEEN, WRITTEN
 ROW = 2049
 
 # Shares of rows by class. STABLE: everything. DECAY: mostly chats, loss on the model's turns only.
-# AGAIN: the same with more hand-written chats and more of everything that is no chat.
+# AGAIN: the same with more hand-written chats, talks of several turns, and more of everything that
+# is no chat.
 STABLE = {"code": 0.19, "docs": 0.22, "prose": 0.194, "chat-rest": 0.13, "chat-qa": 0.09,
           "chat-tpl": 0.02,
           "chat-define": 0.006, "chat-codeqa": 0.05, "chat-exercise": 0.02, "chat-math": 0.025,
@@ -20,10 +21,11 @@ DECAY = {"code": 0.05, "docs": 0.08, "prose": 0.07, "chat-rest": 0.07, "chat-qa"
          "chat-tpl": 0.06,
          "chat-define": 0.03, "chat-codeqa": 0.11, "chat-exercise": 0.04, "chat-math": 0.06,
          "chat-dialogue": 0.05, "chat-extract": 0.02, "chat-med": 0.008, "chat-seed": 0.045}
-AGAIN = {"code": 0.06, "docs": 0.09, "prose": 0.08, "chat-rest": 0.06, "chat-qa": 0.28,
-         "chat-tpl": 0.05,
-         "chat-define": 0.03, "chat-codeqa": 0.10, "chat-exercise": 0.03, "chat-math": 0.05,
-         "chat-dialogue": 0.04, "chat-extract": 0.015, "chat-med": 0.006, "chat-seed": 0.12}
+AGAIN = {"code": 0.095, "docs": 0.095, "prose": 0.105, "chat-rest": 0.04, "chat-qa": 0.17,
+         "chat-tpl": 0.025,
+         "chat-define": 0.008, "chat-codeqa": 0.07, "chat-exercise": 0.015, "chat-math": 0.025,
+         "chat-dialogue": 0.025, "chat-extract": 0.01, "chat-med": 0.002, "chat-seed": 0.09,
+         "chat-talk": 0.24}
 MIXES = {"stable": STABLE, "decay": DECAY, "again": AGAIN}
 
 

@@ -2,13 +2,16 @@
 
     python pack.py --corpus CORPUS --tokenizer tokenizer.json --seeds seeds --out DIR [--limit N]
 
+chat-talk holds talks that talks.py composes of the hand-written chats and of short ones of the
+corpus: each hand-written question ends --talks of them.
+
 A document starts with <bos>; one longer than a row is cut into pieces that each start with <bos>.
 Rows hold whole pieces (best fit) and are padded with 0, so that no chat is cut and every chat is
 seen as the start of a text. Per class: NAME.npy (int16 ids, [rows, 2049]) and NAME.mask.npy (packed
 bits: 1 where the id belongs to a model turn, its <end_of_turn> included). For chats longer than a
 row the tail is dropped. Held-out shards are packed the same way as heldout-KIND.
 
---never FILE: chats that ask a question of FILE (JSON lines with "prompt"; those "taught" are let
+--never FILE...: chats that ask a question of FILE (JSON lines with "prompt"; those "taught" are let
 through), in whatever case and punctuation, are left out; among the hand-written ones they are an
 error."""
 import argparse
@@ -24,6 +27,7 @@ import numpy as np
 
 from chats import TURN, classify, clean, definitions
 from corpus import documents, kind_of, shards
+from talks import talk
 
 ROW = 2049
 BOS, EOS, SOT, EOT = 2, 1, 105, 106
@@ -34,9 +38,9 @@ def plain(question):
     return " ".join(re.findall(r"[a-z0-9]+", question.lower()))
 
 
-def questions(path):
-    """Prompts that no chat may ask: those of a file of JSON lines that are not marked as taught."""
-    lines = map(json.loads, open(path, encoding="utf-8")) if path else ()
+def questions(*paths):
+    """Prompts that no chat may ask: those of files of JSON lines that are not marked as taught."""
+    lines = (json.loads(line) for path in paths for line in open(path, encoding="utf-8"))
     return frozenset(plain(l["prompt"]) for l in lines if not l.get("taught"))
 
 
@@ -147,10 +151,10 @@ def labelled(job):
     return job[1], work(job)
 
 
-def seed_pieces(folder):
-    """Hand-written chats: blocks of `Q: ...` (several ways to ask, by ' || '), then the answer; of
-    a question that stands twice the first answer counts."""
-    pieces, seen = [], set()
+def seeds(folder):
+    """Hand-written chats (question, answer): blocks of `Q: ...` (several ways to ask, by ' || '),
+    then the answer; of a question that stands twice the first answer counts."""
+    chats, seen = [], set()
     text = "".join(
         open(p, encoding="utf-8").read() for p in sorted(glob.glob(os.path.join(folder, "*.txt")))
     )
@@ -161,10 +165,41 @@ def seed_pieces(folder):
             if plain(q) in seen:
                 continue
             seen.add(plain(q))
-            ids = encode(f"<bos><start_of_turn>user\n{q.strip()}<end_of_turn>\n"
-                         f"<start_of_turn>model\n{answer.strip()}<end_of_turn>\n")
-            pieces.append((ids, turn_mask(ids)))
-    return pieces
+            chats.append((q.strip(), answer.strip()))
+    return chats
+
+
+def piece(text):
+    ids = encode("<bos>" + text)
+    return ids, turn_mask(ids)
+
+
+def seed_pieces(chats):
+    return [
+        piece(f"<start_of_turn>user\n{q}<end_of_turn>\n<start_of_turn>model\n{a}<end_of_turn>\n")
+        for q, a in chats
+    ]
+
+
+SHORT = ("chat-qa", "chat-tpl", "chat-define", "chat-codeqa", "chat-math", "chat-med")
+
+
+def talk_pieces(chats, sets, each, rng):
+    """Talks that end in each hand-written chat `each` times, and once in each short chat of one
+    turn of the corpus."""
+    short = []
+    for cls in SHORT:
+        for ids, _ in sets.get(cls, ()):
+            if len(ids) < 250 and (ids == EOT).sum() == 2:
+                (_, question), (_, answer) = TURN.findall(
+                    TOK.decode(ids.tolist(), skip_special_tokens=False))
+                short.append((question, answer))
+    rng.shuffle(short)
+    short = short[: len(chats) * each // 4]
+    others = chats + rng.sample(short, min(len(short), len(chats) // 3))
+    texts = [talk(last, others, rng) for last in chats * each + short]
+    pieces = [piece(text) for text in texts if not held_back(text)]
+    return [(ids, mask) for ids, mask in pieces if len(ids) < ROW]
 
 
 def save(out, name, pieces, rng):
@@ -186,7 +221,10 @@ def main():
         "--seeds", help="folder of hand-written chats; alone (without --corpus) packs only these"
     )
     ap.add_argument("--out", required=True)
-    ap.add_argument("--never", help="JSON lines of prompts that no chat may ask")
+    ap.add_argument(
+        "--never", nargs="+", default=[], help="JSON lines of prompts that no chat may ask"
+    )
+    ap.add_argument("--talks", type=int, default=8, help="talks that end in a hand-written question")
     ap.add_argument(
         "--limit", type=int, default=0, help="about so many documents per shard (smoke test)"
     )
@@ -194,7 +232,7 @@ def main():
     a = ap.parse_args()
     os.makedirs(a.out, exist_ok=True)
     rng, sets = random.Random(7), {}
-    never = questions(a.never)
+    never = questions(*a.never)
     start(a.tokenizer, never)
     if a.corpus:
         with Pool(a.procs, start, (a.tokenizer, never)) as pool:
@@ -204,7 +242,9 @@ def main():
                         cls if split == "train" else "heldout-" + cls, []
                     ).append((ids, mask))
     if a.seeds and os.path.exists(a.seeds):
-        sets["chat-seed"] = seed_pieces(a.seeds)
+        chats = seeds(a.seeds)
+        sets["chat-seed"] = seed_pieces(chats)
+        sets["chat-talk"] = talk_pieces(chats, sets, a.talks, rng)
     print(len(sets.pop("held-back", ())), "chats held back")
     info = {name: save(a.out, name, pieces, rng) for name, pieces in sorted(sets.items())}
     for name, i in info.items():
