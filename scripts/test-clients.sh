@@ -9,7 +9,8 @@
 #                    cannot be installed is skipped, and the script says so.
 #
 # Agents send prompts of up to 25,000 tokens. The bundled model was trained for 2,048 positions, and
-# gets 32,768 for them: that shows requests and answers, not work done.
+# gets 32,768 for them: that shows requests and answers, not work done. Its answers to such prompts
+# often do not end, so they get at most 500 tokens.
 set -euo pipefail
 gemma=$(realpath "${1:-target/release/gemma}")
 cd "$(dirname "$0")/.."
@@ -24,7 +25,7 @@ work=$scratch/demo
 HOME=$scratch start_server
 demo=$server demo_address=$address
 work=$scratch/long
-HOME=$scratch start_server --ctx-size 32768
+HOME=$scratch start_server --ctx-size 32768 --max-tokens 500
 
 python3 scripts/test_clients.py "$gemma" "http://$demo_address" "http://$address" "$scratch" \
   "${CLIENTS:-$scratch/clients}" "${@:2}"

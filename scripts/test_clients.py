@@ -320,6 +320,7 @@ def async_openai():
 
 def claude_code():
     agent("claude", "-p", "Hello", ANTHROPIC_BASE_URL=AGENTS, ANTHROPIC_AUTH_TOKEN="none",
+          CLAUDE_CODE_MAX_OUTPUT_TOKENS="500",
           DISABLE_TELEMETRY="1", DISABLE_ERROR_REPORTING="1", DISABLE_AUTOUPDATER="1")
 
 
@@ -336,7 +337,8 @@ def opencode():
     # The demo's calls of functions are not to run commands.
     settings = {"model": "gemma/gemma", "permission": {"bash": "deny", "edit": "deny"},
                 "provider": {"gemma": {
-                    "npm": "@ai-sdk/openai-compatible", "models": {"gemma": {}},
+                    "npm": "@ai-sdk/openai-compatible",
+                    "models": {"gemma": {"limit": {"context": 32768, "output": 500}}},
                     "options": {"baseURL": f"{AGENTS}/v1"}}}}
     agent("opencode", "run", "Hello", OPENCODE_CONFIG_CONTENT=json.dumps(settings))
 
@@ -352,8 +354,8 @@ def continue_cli():
 def agent(program, *arguments, **environment):
     """Runs an agent on a question: the server refuses nothing, and the agent shows an answer.
 
-    The demo does not always end an answer to so long a prompt. Some agents call an answer that
-    fills the context an error, so their exit code counts only if the last answer ended.
+    The demo does not always end an answer to so long a prompt. Some agents call an answer without
+    an end an error, so their exit code counts only if the last answer ended.
     """
     log = SCRATCH / "long/said"
     before = len(log.read_text())
