@@ -12,7 +12,7 @@ use super::request::{ApiPrompt, ApiRequest, MOST_ANSWERS, ServedModel};
 use super::tools::{AnswerPart, CallReader};
 use crate::cli::io::record::FinishReason;
 use crate::decode::TokenLogProbs;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
