@@ -232,10 +232,14 @@ fn check(options: &[&str], extent: &Extent) {
     let expected: Vec<String> = cases.iter().map(|case| case.expected(options)).collect();
     let distinct: std::collections::BTreeSet<&String> = expected.iter().collect();
     assert!(distinct.len() * 2 > cases.len(), "the answers hardly differ: {distinct:?}");
+    // The second server finds what the first one kept on disk.
+    let kept = tempfile::tempdir().unwrap();
+    let kept = format!("--cache-dir={}", kept.path().join("prompts").display());
     for (drafts, cache) in [("--draft=auto", "--cache-ram=0"), ("--draft=off", "--cache-ram=50MB")]
     {
         let dir = tempfile::tempdir().unwrap();
-        let options = [&["--parallel", "8", "--log", "off", drafts, cache], options].concat();
+        let own = ["--parallel", "8", "--log", "off", drafts, cache, &kept];
+        let options = [&own[..], options].concat();
         let server = Server::start_in(dir.path(), &options, on);
         for (round, at_once) in extent.at_once.iter().enumerate() {
             ask_all(&server, &cases, &expected, (*at_once, extent.long), round as u64);

@@ -3,6 +3,7 @@
 
 use super::*;
 use gemma::decode::TokenLogProbs;
+use gemma::engine::EngineExt;
 
 const TEXTS: usize = 4;
 

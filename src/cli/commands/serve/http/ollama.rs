@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 
 /// Version of Ollama whose requests are known. Some clients ask for a recent one.
-const VERSION: &str = "0.12.6";
+const VERSION: &str = "0.13.4";
 
 /// Parts of a prompt in the notation of Ollama's templates, where clients look for tools. The
 /// model's own template writes the prompt.
