@@ -57,7 +57,7 @@ pub fn sampler(
 ) -> Result<Sampler> {
     let vocab = tokenizer.vocab();
     if let Some((token, _)) = config.logit_bias.iter().find(|bias| bias.0 as usize >= vocab) {
-        let what = format!("the bias of token {token}: tokens are numbers below {vocab}");
+        let what = format!("the logit bias of token {token}: tokens are numbers below {vocab}");
         return Err(Fault::usage(what).into());
     }
     let sampler = constrained.sampler(Sampler::new(config)?.usable(vocab));

@@ -41,7 +41,7 @@ impl Adjustments {
         in_range("the presence penalty", config.presence_penalty, PRESENCE)?;
         in_range("the frequency penalty", config.frequency_penalty, PRESENCE)?;
         for (token, bias) in &config.logit_bias {
-            in_range(&format!("the bias of token {token}"), *bias, BIASES)?;
+            in_range(&format!("the logit bias of token {token}"), *bias, BIASES)?;
         }
         let window = match config.repeat_last_n {
             -1 => usize::MAX,
@@ -258,7 +258,7 @@ mod tests {
             (SamplerConfig { repeat_last_n: -2, ..base() }, "from 0 on, or -1"),
             (
                 SamplerConfig { logit_bias: vec![(3, -101.0)], ..base() },
-                "the bias of token 3 must be from -100 to 100, not -101",
+                "the logit bias of token 3 must be from -100 to 100, not -101",
             ),
         ] {
             let error = Adjustments::new(&config).err().unwrap();

@@ -7,11 +7,11 @@ use shell::gemma;
 use std::io::{Read, Write};
 use std::time::{Duration, Instant};
 
-fn question() -> Value {
+pub fn question() -> Value {
     json!([{"role": "user", "content": "What is the capital of France?"}])
 }
 
-fn with(mut body: Value, more: Value) -> Value {
+pub fn with(mut body: Value, more: Value) -> Value {
     body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
     body
 }
@@ -21,11 +21,11 @@ fn search(choice: &str) -> Value {
     chat(json!({"tools": [{"type": "web_search"}], "tool_choice": choice}))
 }
 
-fn chat(more: Value) -> Value {
+pub fn chat(more: Value) -> Value {
     with(json!({"messages": question(), "temperature": 0, "max_tokens": 20}), more)
 }
 
-const CHAT: &str = "/v1/chat/completions";
+pub const CHAT: &str = "/v1/chat/completions";
 
 #[test]
 fn what_is_not_an_answer_is_told_in_json() {
@@ -130,46 +130,6 @@ fn what_is_not_an_answer_is_told_in_json() {
     assert!(said.contains("gemma-demo answers at"), "{said}");
     let refused = said.lines().filter(|line| line.contains(" refused, "));
     assert!(refused.clone().count() > 20 && refused.clone().all(|l| l.contains(" s: ")), "{said}");
-}
-
-/// What changes no text is passed over: the answer is the same.
-#[test]
-fn wishes_without_effect_and_all_orders_of_messages_are_taken() {
-    let server = Server::start(&[]);
-    let text =
-        |body: &Value| server.post(CHAT, body).ok()["choices"][0]["message"]["content"].clone();
-    let plain = text(&chat(json!({})));
-    let wishes = json!({"reasoning_effort": "high", "thinking": {"type": "adaptive"},
-        "verbosity": "low", "store": true, "cache_prompt": true, "id_slot": -1, "seed": -1,
-        "top_k": -1, "max_tokens": 20.0, "typical_p": 1.0, "stop": "", "unknown": null,
-        "stream_options": {"include_usage": true}, "tools": [{"type": "web_search"}]});
-    assert_eq!(text(&chat(wishes)), plain);
-    let said = server.said();
-    let note = "note: 'store' is passed over: it changes no text\n";
-    assert!(said.contains(note) && said.contains("tools of type \"web_search\""), "{said}");
-
-    let user = |text: &str| json!({"role": "user", "content": text});
-    let model = |text: &str| json!({"role": "assistant", "content": text});
-    let system = |text: &str| json!({"role": "system", "content": text});
-    let ask = |messages: Value| text(&chat(json!({"messages": messages})));
-    let joined = ask(json!([system("Be kind.\n\nBe brief."), user("Hello.\n\nWho are you?")]));
-    let apart = [system("Be kind."), user("Hello."), system("Be brief."), user("Who are you?")];
-    assert_eq!(ask(json!(apart)), joined);
-    let first = ask(json!([model("Welcome."), user("Who are you?")]));
-    assert_eq!(ask(json!([user(""), model("Welcome."), user("Who are you?")])), first);
-    ask(json!([system("Tell a joke.")]));
-
-    let begun = json!({"messages": [question()[0], model("The capital")], "max_tokens": 5});
-    let apart = chat(with(begun.clone(), json!({"continue_final_message": false})));
-    let whole = text(&chat(with(
-        begun.clone(),
-        json!({"continue_final_message": true,
-        "add_generation_prompt": false}),
-    )));
-    let anthropic = with(json!({"temperature": 0}), begun);
-    let anthropic = server.post("/v1/messages", &anthropic).ok()["content"][0]["text"].clone();
-    assert_eq!(whole, anthropic);
-    assert_ne!(text(&apart), whole);
 }
 
 #[test]

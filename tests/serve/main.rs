@@ -16,3 +16,4 @@ mod ollama;
 mod prompt_cache;
 mod scores;
 mod tools;
+mod wishes;

@@ -1,7 +1,7 @@
 //! One line on standard error for each request, without its text and without keys.
 
 use super::api::error::ApiError;
-use super::api::form::new_id;
+use super::ids::{new_id, now};
 use super::options::LogFormat;
 use super::queue::{RequestFigures, RequestQueue};
 use crate::cli::io::ui::clean;
@@ -45,7 +45,7 @@ impl Notes {
             LogFormat::Off => {}
             LogFormat::Text => write(&format!("note: {text}\n")),
             LogFormat::Json => {
-                write(&format!("{}\n", json!({"time": super::api::form::now(), "note": text})));
+                write(&format!("{}\n", json!({"time": now(), "note": text})));
             }
         }
     }
@@ -133,7 +133,7 @@ impl LogEntry {
     fn json(&self) -> String {
         let LogEntry { id, method, path, status, outcome, figures, begun, .. } = self;
         let line = json!({
-            "time": super::api::form::now(),
+            "time": now(),
             "id": id,
             "method": method,
             "path": path,

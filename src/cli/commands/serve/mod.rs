@@ -8,6 +8,7 @@
 mod api;
 mod engine;
 mod http;
+mod ids;
 mod log;
 mod metrics;
 mod options;
@@ -32,7 +33,6 @@ use crate::runtime::model::Size;
 use crate::runtime::{Room, Session, Started};
 use crate::util::{hex, threads};
 use anyhow::{Context, Result};
-use api::form;
 use api::request::ServedModel;
 use engine::AnswerEngine;
 use http::App;
@@ -144,7 +144,7 @@ fn served(
     sampling.seed = 0;
     Ok(ServedModel {
         name: session.model.name.clone(),
-        created: form::now(),
+        created: ids::now(),
         fingerprint: format!("fp_{}", hex(&hash.finalize()[..6])),
         tokenizer: session.tokenizer.clone(),
         template: chat_template(&session.model, &session.tokenizer, ui)?,

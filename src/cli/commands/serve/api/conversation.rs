@@ -5,9 +5,9 @@
 //! result of no call is a user's text. An assistant's message without text and calls is left out.
 
 use super::error::ApiError;
-use super::request::{ServedModel, ToolOptions};
 use super::tools;
 use crate::cli::io::prompt::PromptInput;
+use crate::grammar::tools::Tool;
 use crate::models::{Message, ToolCall};
 use serde_json::{Value, json};
 use std::collections::HashMap;
@@ -57,19 +57,13 @@ impl ApiConversation {
         self.prefill.is_some()
     }
 
-    /// Returns the prompt, with a description of the functions. A model with tokens for calls gets
+    /// Returns the prompt, with a description of the functions. A model with `marks` for calls gets
     /// all of it from its template. An empty user message goes before an assistant that is first:
     /// templates take turns from the user on, and Gemma 3's puts the system message into that turn.
-    pub fn prompt(
-        self,
-        tool_options: Option<&ToolOptions>,
-        thinks: bool,
-        served: &ServedModel,
-    ) -> PromptInput {
+    pub fn prompt(self, functions: &[Tool], marks: bool, thinks: bool) -> PromptInput {
         let ApiConversation { mut messages, prefill } = self;
-        let functions = tool_options.map_or(&[][..], |options| &options.tools);
         let mut declared = Vec::new();
-        if !served.call_marks().is_empty() {
+        if marks {
             declared = tools::declared(functions);
         } else {
             messages = tools::folded(messages);

@@ -49,7 +49,7 @@ const NEUTRAL: &str = r#"{
         "temperature"]]
 }"#;
 
-/// What to do instead of a field, where leaving it out is not enough.
+/// Remedies for fields where leaving them out is not enough.
 const REMEDIES: &[(&str, &str)] = &[
     ("context", "nothing is stored, so send the earlier messages to /api/chat"),
     ("conversation", "nothing is stored, so send the earlier messages along"),

@@ -76,9 +76,8 @@ fn choose(
         Some("none") => return Ok(None),
         Some("required" | "any") if !tools.is_empty() => CallPolicy::Required,
         Some("required" | "any") => {
-            return Err("'tool_choice' requires a call, and there are no tools that are \
-                functions: send some or leave 'tool_choice' out"
-                .into());
+            let what = "'tool_choice' requires a call, and no tool is a function";
+            return Err(format!("{what}: send one or leave 'tool_choice' out"));
         }
         _ => {
             let Some(name) = chosen(choice).or(kind) else {

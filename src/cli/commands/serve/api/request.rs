@@ -244,7 +244,9 @@ impl ApiRequest {
     /// Sets the conversation to answer, after the functions and the thought.
     pub fn converse(&mut self, conversation: ApiConversation, served: &ServedModel) {
         self.thinks &= !conversation.is_begun();
-        let input = conversation.prompt(self.tool_options.as_ref(), self.thinks, served);
+        let functions = self.tool_options.as_ref().map_or(&[][..], |options| &options.tools);
+        let marks = !served.call_marks().is_empty();
+        let input = conversation.prompt(functions, marks, self.thinks);
         self.prompts = vec![ApiPrompt::Conversation(input)];
     }
 
