@@ -5,6 +5,7 @@ server=
 # Starts a server of these options on any free port, and waits until it answers: `server` is its
 # process then, `address` its HOST:PORT.
 start_server() { # options of gemma serve
+  : >"$work/said"
   "$gemma" serve --port 0 "$@" 2>"$work/said" &
   server=$!
   until grep -q 'answers at' "$work/said"; do

@@ -122,7 +122,8 @@ impl Fields {
 
     /// Puts the fields of an object in the place of the object.
     pub fn open(&mut self, name: &str) -> Result<(), ApiError> {
-        let inner: Map<String, Value> = self.take(name)?.unwrap_or_default();
+        let mut inner: Map<String, Value> = self.take(name)?.unwrap_or_default();
+        inner.values_mut().for_each(whole);
         self.left.extend(inner);
         Ok(())
     }
