@@ -19,6 +19,8 @@ MODELS = {
 }
 VOCAB, HEAD_DIM, WINDOW, CONTEXT = 16384, 64, 512, 2048
 
+# The system message and the last message of the user: a model of this size answers each message
+# by itself.
 TEMPLATE = (
     "{{ bos_token }}"
     "{%- set lead = namespace(text='') -%}"
@@ -28,7 +30,11 @@ TEMPLATE = (
     "{%- if messages[0].content is string -%}{%- set lead.text = messages[0].content + '\n\n' -%}"
     "{%- else -%}{%- set lead.text = messages[0].content[0].text + '\n\n' -%}{%- endif -%}"
     "{%- endif -%}"
+    "{%- set last = namespace(at=0) -%}"
     "{%- for turn in turns.list -%}"
+    "{%- if turn.role == 'user' -%}{%- set last.at = loop.index0 -%}{%- endif -%}"
+    "{%- endfor -%}"
+    "{%- for turn in turns.list[last.at:] -%}"
     "{%- if turn.role != ['user', 'assistant'][loop.index0 % 2] -%}"
     "{{ raise_exception('turns must alternate: user, assistant, user, ...') }}"
     "{%- endif -%}"

@@ -138,9 +138,13 @@ pub fn source(
     for (i, tool) in tools.iter().enumerate() {
         let name = &tool.name;
         let arguments = tool.json(enforcement)?;
-        let head = Value::from(format!("{CALL}{name}{ARGUMENTS}"));
-        rules +=
-            &format!("call_{i}: {head} arguments_{i} \"}}\"\narguments_{i}: %json {arguments}\n");
+        // Parts as the grammar of JSON has them, so that the answer's own schema may share them.
+        let name = Value::from(format!("\"{name}\""));
+        rules += &format!(
+            r#"call_{i}: "{{" "\"name\"" ": " {name} ", " "\"arguments\"" ": " arguments_{i} "}}"
+arguments_{i}: %json {arguments}
+"#
+        );
     }
     let any: Vec<String> = (0..tools.len()).map(|i| format!("call_{i}")).collect();
     let more = if many { " (\"\\n\" call)*" } else { "" };

@@ -110,7 +110,7 @@ const NO_TEMPLATE: &str = "use --raw for no template";
 /// SHA-256 of templates that need no limits: Gemma 3's, and the bundled demo's.
 const KNOWN: [&str; 2] = [
     "7de1c58e208eda46e9c7f86397df37ec49883aeece39fb961e0a6b24088dd3c4",
-    "c3e332e520362bd4fd50d8eb31f1af3c8b828471ae0360320c9926c5d966ec3b",
+    "265def95aae410eb3dcb3de80a02489382ab43cf460b372169b49b1e5144f834",
 ];
 
 /// Gemma 4's turns, for a model whose files carry no template.

@@ -1,7 +1,7 @@
 //! Ollama's endpoints: its answers, what it tells of the model, and what this server does not do.
 
 use super::super::api::error::{ApiError, ApiFamily};
-use super::super::api::form::date;
+use super::super::ids::date;
 use super::super::api::ollama;
 use super::super::api::request::ServedModel;
 use super::response::{answer_json, refusal};
