@@ -1,9 +1,9 @@
 //! Ollama's endpoints: its answers, what it tells of the model, and what this server does not do.
 
 use super::super::api::error::{ApiError, ApiFamily};
-use super::super::ids::date;
 use super::super::api::ollama;
 use super::super::api::request::ServedModel;
+use super::super::ids::date;
 use super::response::{answer_json, refusal};
 use super::{App, answer, result};
 use axum::extract::{Request, State};
