@@ -1,5 +1,5 @@
-//! Answers of the bundled model to everyday prompts with default options. `newcomer.jsonl` lists
-//! words of which an answer must have one.
+//! Answers of the bundled model to everyday prompts with default options. `newcomer.jsonl` and
+//! `newcomer-talks.jsonl` list words of which an answer must have one.
 
 use crate::shell;
 use serde::Deserialize;
@@ -27,10 +27,23 @@ impl Everyday {
     }
 }
 
-/// Returns how many of these prompts are answered with an expected word. One batch answers all.
+/// Returns how many of these prompts are answered with an expected word.
 fn count_answered<'a>(list: impl IntoIterator<Item = &'a Everyday>) -> usize {
+    count_answered_behind(&[], list)
+}
+
+/// The same where each prompt stands behind these messages (role, content). One batch answers all.
+fn count_answered_behind<'a>(
+    before: &[(&str, &str)],
+    list: impl IntoIterator<Item = &'a Everyday>,
+) -> usize {
     let list: Vec<&Everyday> = list.into_iter().collect();
-    let record = |e: &&Everyday| json!({"prompt": e.prompt, "max_tokens": 160}).to_string() + "\n";
+    let record = |e: &&Everyday| {
+        let turns = before.iter().copied().chain([("user", e.prompt.as_str())]);
+        let messages: Vec<Value> =
+            turns.map(|(role, content)| json!({"role": role, "content": content})).collect();
+        json!({"messages": messages, "max_tokens": 160}).to_string() + "\n"
+    };
     let records: String = list.iter().map(record).collect();
     let args = ["generate", "-q", "--batch", "-", "--parallel", "4"];
     let run = gemma(&args, records.as_bytes()).ok();
@@ -55,8 +68,8 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-fn everyday() -> Vec<Everyday> {
-    let text = fs::read_to_string(root().join("tests/newcomer.jsonl")).unwrap();
+fn everyday(file: &str) -> Vec<Everyday> {
+    let text = fs::read_to_string(root().join("tests").join(file)).unwrap();
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
@@ -93,7 +106,7 @@ fn the_prompts_that_readme_and_help_show_are_answered() {
     let pages = [readme, no_prompt, bare].into_iter().chain(help);
     let prompts: BTreeSet<String> = pages.flat_map(|page| shown(&page)).collect();
     assert!(prompts.len() >= 3, "{prompts:?}");
-    let known = everyday();
+    let known = everyday("newcomer.jsonl");
     let shown = prompts.iter().map(|prompt| {
         let found = known.iter().find(|e| e.prompt == *prompt);
         let found = found.unwrap_or_else(|| panic!("{prompt:?} is not in newcomer.jsonl"));
@@ -107,9 +120,34 @@ fn the_prompts_that_readme_and_help_show_are_answered() {
 /// answered after training.
 #[test]
 fn everyday_prompts_are_answered() {
-    let (taught, others): (Vec<_>, Vec<_>) = everyday().into_iter().partition(|e| e.taught);
+    let (taught, others): (Vec<_>, Vec<_>) =
+        everyday("newcomer.jsonl").into_iter().partition(|e| e.taught);
     assert_eq!((taught.len(), others.len()), (12, 12));
     let (taught, others) = (count_answered(&taught), count_answered(&others));
     println!("{taught} of 12 that were taught, {others} of 12 others");
     assert!(taught == 12 && others >= 7, "{taught} of 12 that were taught, {others} of 12 others");
+}
+
+/// 24 other prompts as second messages and behind a system prompt. A word that is expected says less
+/// than a reader does: the model card has both counts.
+#[test]
+fn second_messages_are_answered() {
+    let settings: [(&str, &[(&str, &str)]); 3] = [
+        ("a greeting", &[("user", "Hello"), ("assistant", "Hello! How can I help you today?")]),
+        (
+            "another question",
+            &[
+                ("user", "What is the capital of France?"),
+                ("assistant", "The capital of France is Paris."),
+            ],
+        ),
+        ("a system prompt", &[("system", "You are a helpful assistant.")]),
+    ];
+    let prompts = everyday("newcomer-talks.jsonl");
+    assert_eq!(prompts.len(), 24);
+    for (name, before) in settings {
+        let answered = count_answered_behind(before, &prompts);
+        println!("behind {name}: {answered} of 24");
+        assert!(answered >= 18, "behind {name}: {answered} of 24");
+    }
 }
