@@ -39,11 +39,19 @@ part() {
   stop_server
 }
 
+mkdir "$work/demo"
+ln -s "$PWD"/draft/demo-target/{{config,generation_config,tokenizer}.json,model.safetensors} \
+  "$work/demo"
 for name in ${PARTS:-overhead engine agents report soak}; do
   case $name in
     # The engine alone runs while the server waits, on the same device.
     overhead) part overhead "--device-lock off" "$@" --draft off ;;
-    agents) part agents "--parallel 2 --cache-ram ${CACHE_RAM:-1GB}" "$@" ;;
+    agents)
+      # The demo's template shows the last message alone. Without it Gemma's own shows all of them.
+      model=(-m "$work/demo")
+      case " $* " in *" -m "* | *" --model"*) model=() ;; esac
+      part agents "--parallel 2 --cache-ram ${CACHE_RAM:-1GB}" "${model[@]}" "$@"
+      ;;
     report)
       export FOUND=$work/found QUESTION
       cache="--parallel 1 --cache-dir $work/cache"

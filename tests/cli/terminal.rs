@@ -239,8 +239,9 @@ fn a_terminal_is_never_asked_for_input() {
 #[test]
 fn a_chat_goes_on_from_what_was_said_and_outlives_its_answers() {
     let dir = tempfile::tempdir().unwrap();
-    let mut chat =
-        Terminal::open(&["chat", "--seed", "2", "-n", "12", "-s", "Be brief."], &[], dir.path());
+    shell::with_model(dir.path(), &[]);
+    let args = ["chat", "-m", "m", "--seed", "2", "-n", "12", "-s", "Be brief."];
+    let mut chat = Terminal::open(&args, &[], dir.path());
     chat.until("/help lists the commands");
     chat.prompt();
     assert!(chat.ask("/stats\r").contains("there is no answer yet"));
@@ -420,7 +421,8 @@ fn a_conversation_is_undone_answered_again_saved_and_loaded() {
 #[test]
 fn a_full_context_leaves_out_the_oldest_messages_and_the_window_has_the_width_it_has_now() {
     let dir = tempfile::tempdir().unwrap();
-    let args = ["chat", "--seed", "2", "-c", "128", "-n", "24", "--ignore-eos"];
+    shell::with_model(dir.path(), &[]);
+    let args = ["chat", "-m", "m", "--seed", "2", "-c", "128", "-n", "24", "--ignore-eos"];
     let mut chat = Terminal::open(&args, &[], dir.path());
     chat.until("Ctrl-D leaves");
     chat.prompt();

@@ -4,7 +4,9 @@
 #![allow(dead_code)]
 
 use serde_json::Value;
+use std::fs;
 use std::io::Write;
+use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
 
@@ -114,4 +116,17 @@ pub fn bash(dir: &Path, script: &str) -> Run {
     let mut command = command("bash", dir);
     command.env("G", BINARY).args(["-c", script]);
     wait(command, b"")
+}
+
+/// Makes the bundled target a directory `m` in `dir`, with these files beside its own. It has no
+/// template: Gemma's own shows the model all messages, and the demo's shows it the last one.
+pub fn with_model(dir: &Path, own: &[(&str, &[u8])]) {
+    let bundled = Path::new(env!("CARGO_MANIFEST_DIR")).join("draft/demo-target");
+    fs::create_dir(dir.join("m")).unwrap();
+    for name in ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json"] {
+        symlink(bundled.join(name), dir.join("m").join(name)).unwrap();
+    }
+    for (name, bytes) in own {
+        fs::write(dir.join("m").join(name), bytes).unwrap();
+    }
 }

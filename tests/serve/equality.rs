@@ -85,7 +85,7 @@ fn case(rng: &mut SmallRng, number: usize, long: usize) -> Case {
             }
             if kind == 3 || kind == 5 {
                 messages.push(json!({"role": "assistant", "content": "I do not know."}));
-                messages.push(json!({"role": "user", "content": "Try again."}));
+                messages.push(json!({"role": "user", "content": format!("Again: {question}")}));
             }
             Case {
                 path: "/v1/chat/completions",

@@ -3,7 +3,7 @@
 use crate::{server, shell};
 use serde_json::{Value, json};
 use server::{Server, streamed};
-use shell::gemma;
+use shell::{gemma, with_model};
 use std::io::{Read, Write};
 use std::time::{Duration, Instant};
 
@@ -186,8 +186,11 @@ fn a_chat_answer_comes_whole_or_in_a_stream() {
 /// A conversation that comes back after many others, and what others begin with.
 #[test]
 fn what_was_read_once_is_not_read_again() {
-    let options = ["--parallel", "2", "--cache-ram", "200MB"];
-    let server = Server::start(&options);
+    let dir = tempfile::tempdir().unwrap();
+    with_model(dir.path(), &[]);
+    let start =
+        |more: &[&str]| Server::start_in(dir.path(), &[&["-m", "m"], more].concat(), |_| {});
+    let server = start(&["--parallel", "2", "--cache-ram", "200MB"]);
     let talk = |number: usize, more: &[Value]| {
         let system = format!("Rule {number}: be brief and kind. ").repeat(70);
         let mut messages = vec![json!({"role": "system", "content": system})];
@@ -211,7 +214,7 @@ fn what_was_read_once_is_not_read_again() {
     let again = [first[0]["message"].clone(), json!({"role": "user", "content": "And of Spain?"})];
     let (later, read) = ask(&server, &talk(0, &again));
     assert!(read < 256 + 40, "{read} tokens were read");
-    let fresh = Server::start(&[]);
+    let fresh = start(&[]);
     assert_eq!(later, ask(&fresh, &talk(0, &again)).0);
     // Others, at once: of what they share with the first two pages need not be read.
     let bodies = ["And of Italy?", "And of Peru?", "And of Chad?"].map(|text| {

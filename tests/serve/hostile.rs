@@ -6,10 +6,7 @@ mod metered;
 use crate::{server, shell};
 use serde_json::{Value, json};
 use server::{Server, read_reply, request};
-use std::fs;
 use std::io::{Read, Write};
-use std::os::unix::fs::symlink;
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 const CHAT: &str = "/v1/chat/completions";
@@ -17,19 +14,6 @@ const CHAT: &str = "/v1/chat/completions";
 fn hello() -> Value {
     let messages = json!([{"role": "user", "content": "Who are you?"}]);
     json!({"messages": messages, "temperature": 0, "max_tokens": 8})
-}
-
-/// The bundled target as a directory `m` of the user's, with these files beside or in the place of
-/// its own.
-fn with_model(dir: &Path, own: &[(&str, &[u8])]) {
-    let bundled = Path::new(env!("CARGO_MANIFEST_DIR")).join("draft/demo-target");
-    fs::create_dir(dir.join("m")).unwrap();
-    for name in ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json"] {
-        symlink(bundled.join(name), dir.join("m").join(name)).unwrap();
-    }
-    for (name, bytes) in own {
-        fs::write(dir.join("m").join(name), bytes).unwrap();
-    }
 }
 
 /// Lets this process have as many connections as it may.

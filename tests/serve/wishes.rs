@@ -2,12 +2,15 @@
 
 use crate::forms::{CHAT, chat, question, with};
 use crate::server::Server;
+use crate::shell::with_model;
 use serde_json::{Value, json};
 
 /// The answer is the same with fields that change no text.
 #[test]
 fn wishes_without_effect_and_all_orders_of_messages_are_taken() {
-    let server = Server::start(&[]);
+    let dir = tempfile::tempdir().unwrap();
+    with_model(dir.path(), &[]);
+    let server = Server::start_in(dir.path(), &["-m", "m"], |_| {});
     let text =
         |body: &Value| server.post(CHAT, body).ok()["choices"][0]["message"]["content"].clone();
     let plain = text(&chat(json!({})));

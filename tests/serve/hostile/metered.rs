@@ -1,9 +1,9 @@
 //! Requests that ask for more than their part: each is refused or bounded, the server lives, and
 //! other clients are answered meanwhile, each with the text that `gemma generate` gives.
 
+use super::CHAT;
 use super::server::{Server, request};
-use super::shell::gemma_in;
-use super::{CHAT, with_model};
+use super::shell::{gemma_in, with_model};
 use rand::rngs::SmallRng;
 use rand::seq::{IndexedRandom, SliceRandom};
 use rand::{Rng, SeedableRng};

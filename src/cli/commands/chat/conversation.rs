@@ -219,10 +219,8 @@ mod tests {
 
     #[test]
     fn a_prompt_begins_with_all_that_was_said_as_it_was_said() {
-        let file = bundled::target().unwrap();
-        let tokenizer =
-            Tokenizer::from_bytes(&file.side_file("tokenizer.json").unwrap().unwrap()).unwrap();
-        let template = ChatTemplate::from_checkpoint(&file, false).unwrap();
+        let tokenizer = tokenizer();
+        let template = ChatTemplate::built_in(false);
         let mut talk = Conversation::new(template.clone(), &tokenizer, Some("Be brief.".into()));
         let first = talk.ask("Hi").unwrap();
         // An answer cut letter by letter, with blanks around it that a template trims.
@@ -259,6 +257,20 @@ mod tests {
         assert!(talk.to_json().is_err() && talk.position() == 0);
     }
 
+    /// The demo's template shows the model the last message alone.
+    #[test]
+    fn a_template_may_leave_out_what_was_said() {
+        let (file, tokenizer) = (bundled::target().unwrap(), tokenizer());
+        let template = ChatTemplate::from_checkpoint(&file, false).unwrap();
+        let mut talk = Conversation::new(template, &tokenizer, Some("Be brief.".into()));
+        let first = talk.ask("Hi").unwrap();
+        talk.answered("Hi", "Yes", [&first[..], &first[..1]].concat());
+        for text in ["And?", "Hi"] {
+            assert_eq!(talk.ask(text).unwrap().len(), talk.alone(text).unwrap());
+        }
+        assert_eq!(talk.ask("Hi").unwrap(), first);
+    }
+
     #[test]
     fn thoughts_are_not_read_again() {
         let tokenizer = thinking_letters();
@@ -283,12 +295,7 @@ mod tests {
 
     /// A conversation of three answers, and what it asked for before each.
     fn three<'a>(tokenizer: &'a Tokenizer) -> (Conversation<'a>, Vec<Vec<Token>>) {
-        let file = bundled::target().unwrap();
-        let mut talk = Conversation::new(
-            ChatTemplate::from_checkpoint(&file, false).unwrap(),
-            tokenizer,
-            None,
-        );
+        let mut talk = Conversation::new(ChatTemplate::built_in(false), tokenizer, None);
         let mut prompts = Vec::new();
         for text in ["one", "two", "three"] {
             let prompt = talk.ask(text).unwrap();
