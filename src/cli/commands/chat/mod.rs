@@ -138,6 +138,9 @@ pub fn run(options: &ChatArgs, typed: &Typed) -> Result<u8> {
         last: None,
     };
     terminal::restore_at_signals().context("watching the terminal")?;
+    if session.model.place.is_none() {
+        ui.note("the demo answers each message by itself and sees no earlier ones");
+    }
     if !ui.is_quiet() {
         ui.line(&format!("{}: /help lists the commands, Ctrl-D leaves", session.model.name));
     }
