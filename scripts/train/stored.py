@@ -3,10 +3,12 @@ can go on from the bundled file. Needs numpy alone.
 
     python stored.py open draft/demo-target/model.safetensors start.safetensors
     python stored.py close RUN/target.pt model.safetensors    # a .safetensors, too
+    python stored.py mix old/model.safetensors new/model.safetensors 0.6 model.safetensors
 
 `open` scales each row by up to a percent, so that the row's root mean square is again that of which
 the stored scale is 0.3352 times: rounding the opened weights gives the stored scales and, but for
-38 of 106 million, the stored codes."""
+38 of 106 million, the stored codes. `mix` takes embedding and norms of the new file, and of the
+layers' matrices this part of the new file and the rest of the old one."""
 import json
 import sys
 
@@ -122,9 +124,20 @@ def closed(weights):
     return out
 
 
+def mixed(old, new, part):
+    """The weights of both, in these parts where a layer multiplies by them."""
+    return {
+        n: w if w.ndim == 1 or "embed" in n else (old[n] * (1 - part) + w * part).astype(np.float32)
+        for n, w in new.items()
+    }
+
+
 def main():
-    way, source, to = sys.argv[1:]
-    if way == "open":
+    way, source, *others, to = sys.argv[1:]
+    if way == "mix":
+        new, part = others
+        write(to, closed(mixed(opened(read(source)), opened(read(new)), float(part))))
+    elif way == "open":
         write(to, opened(read(source)))
     elif source.endswith(".pt"):
         import torch
