@@ -4,7 +4,7 @@
 
 use crate::shell;
 use serde_json::Value;
-use shell::{BINARY, Run, bash, code, command, gemma_in};
+use shell::{BINARY, Run, bash, code, command, gemma_in, with_model};
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -12,18 +12,6 @@ use std::process::Stdio;
 
 fn bundled() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("draft")
-}
-
-/// The bundled target as a directory of the user's, `m`, with these files in the place of its own.
-fn with_model(dir: &Path, own: &[(&str, &[u8])]) {
-    fs::create_dir(dir.join("m")).unwrap();
-    for name in ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json"] {
-        symlink(bundled().join("demo-target").join(name), dir.join("m").join(name)).unwrap();
-    }
-    for (name, bytes) in own {
-        let _ = fs::remove_file(dir.join("m").join(name));
-        fs::write(dir.join("m").join(name), bytes).unwrap();
-    }
 }
 
 const SHORT: [&str; 6] = ["generate", "Hi", "-n", "2", "-q", "--draft=off"];

@@ -118,8 +118,8 @@ pub fn bash(dir: &Path, script: &str) -> Run {
     wait(command, b"")
 }
 
-/// Makes the bundled target a directory `m` in `dir`, with these files beside its own. It has no
-/// template: Gemma's own shows the model all messages, and the demo's shows it the last one.
+/// Makes the bundled target a directory `m` in `dir`, with these files beside or in the place of
+/// its own. It has no template: Gemma's own shows the model all messages, the demo's the last one.
 pub fn with_model(dir: &Path, own: &[(&str, &[u8])]) {
     let bundled = Path::new(env!("CARGO_MANIFEST_DIR")).join("draft/demo-target");
     fs::create_dir(dir.join("m")).unwrap();
@@ -127,6 +127,7 @@ pub fn with_model(dir: &Path, own: &[(&str, &[u8])]) {
         symlink(bundled.join(name), dir.join("m").join(name)).unwrap();
     }
     for (name, bytes) in own {
+        let _ = fs::remove_file(dir.join("m").join(name));
         fs::write(dir.join("m").join(name), bytes).unwrap();
     }
 }
