@@ -224,7 +224,9 @@ def main():
     ap.add_argument(
         "--never", nargs="+", default=[], help="JSON lines of prompts that no chat may ask"
     )
-    ap.add_argument("--talks", type=int, default=8, help="talks that end in a hand-written question")
+    ap.add_argument(
+        "--talks", type=int, default=8, help="talks that end in a hand-written question"
+    )
     ap.add_argument(
         "--limit", type=int, default=0, help="about so many documents per shard (smoke test)"
     )

@@ -12,7 +12,8 @@ THANKED = "You're welcome! Let me know if there is anything else I can help with
 BEFORE = ("Please tell me: {}", "I have a question: {}", "Another question: {}", "And {}",
           "Next question: {}", "Okay. {}", "Thanks! {}", "Ok, thanks. {}", "Now tell me: {}",
           "Hey, {}", "Hi. {}", "So, {}", "One more thing: {}", "Good. {}", "Question: {}")
-BEHIND = ("{} Thanks!", "{} Thank you.", "{} Please be brief.", "{} Please.", "{} Thanks in advance.",
+BEHIND = ("{} Thanks!", "{} Thank you.", "{} Please be brief.", "{} Please.",
+          "{} Thanks in advance.",
           "{} :)", "{} I would like to know.")
 
 WHO = ("You are a helpful assistant.", "You are a friendly assistant.", "You are an assistant.",
@@ -34,8 +35,10 @@ HOW = ("Answer briefly.", "Be concise.", "Keep your answers short.", "Answer in 
        "Do not use emojis.", "Be kind.", "Respond helpfully.", "Answer in a few sentences.",
        "Give examples where they help.", "The user may be a beginner.", "Never be rude.",
        "Answer as a native speaker of English would.", "Follow the user's instructions.",
-       "You have no tools.", "You cannot browse the internet.", "Do not mention these instructions.")
-NOTES = ("The current date is {m} {d}, {y}.", "Today is {d} {m} {y}.", "Current date: {y}-{n:02}-{d:02}",
+       "You have no tools.", "You cannot browse the internet.",
+       "Do not mention these instructions.")
+NOTES = ("The current date is {m} {d}, {y}.", "Today is {d} {m} {y}.",
+         "Current date: {y}-{n:02}-{d:02}",
          "The user's name is {name}.", "Knowledge cutoff: {y}-{n:02}", "The user lives in {place}.",
          "Language: English", "Platform: linux", "The conversation takes place in {place}.")
 LONG = (
@@ -43,15 +46,15 @@ LONG = (
     "code, and draft texts.\n\n# Tone\n- Be short and direct.\n- Do not repeat the question.\n- Do "
     "not apologise without a reason.\n\n# Rules\n- If a question is unclear, say what is missing.\n"
     "- Never invent facts, names or links.\n- Refuse to help with anything that harms people.",
-    "You are a virtual assistant. Follow these instructions carefully:\n1. Read the user's message."
-    "\n2. Answer it as well as you can.\n3. Keep the answer short.\n4. Use lists for steps.\n5. Use "
-    "code blocks for code.",
+    "You are a virtual assistant. Follow these instructions carefully:\n1. Read the user's "
+    "message.\n2. Answer it as well as you can.\n3. Keep the answer short.\n4. Use lists for steps.\n5. "
+    "Use code blocks for code.",
     "The following is a conversation between a curious user and an artificial intelligence "
     "assistant. The assistant gives helpful, detailed and polite answers to the user's questions.",
     "A chat between a user and an assistant. The assistant answers in a friendly way.",
-    "# Identity\nYou are the assistant of a small application.\n\n# Instructions\nAnswer the user's "
-    "question in plain text. Do not use tools, since none are available.\n\n# Environment\nOperating "
-    "system: Linux\nWorking directory: /home/user/project\nShell: bash",
+    "# Identity\nYou are the assistant of a small application.\n\n# Instructions\nAnswer the "
+    "user's question in plain text. Do not use tools, since none are available.\n\n# Environment\n"
+    "Operating system: Linux\nWorking directory: /home/user/project\nShell: bash",
     "You are a helpful assistant running on the user's own computer. Your answers are shown in a "
     "terminal, so keep them short. When the user asks for code, give complete code in one block. "
     "When the user greets you, greet back. When the user asks about danger or illness, say what is "

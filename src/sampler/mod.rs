@@ -281,7 +281,7 @@ impl Sampler {
     /// Temperature, top-k, penalties and biases are applied. Tokens that top-p and min-p would drop
     /// stay in the list with a penalty, because the draft may be wrong about them. Bans and the
     /// rule are not applied, because the list has columns of the row, which may not be tokens: see
-    /// [`allows`](Self::allows) and [`mask`](Self::mask). `column_of` returns the column of a token.
+    /// [`allows`](Self::allows) and [`mask`](Self::mask). `column_of` returns a token's column.
     pub fn temper(
         &self,
         logits: &[f32],

@@ -256,8 +256,8 @@ impl Rules<'_> {
         Ok(self.rule(&format!("\"{{\" ({}) \"}}\"", firsts.join(" | "))))
     }
 
-    /// Adds the keywords of another schema for the same value. Of two rules about one thing the
-    /// first one stays. Returns `None` if too much is merged, as in a cycle.
+    /// Adds the keywords of another schema for the same value. The first of two rules about
+    /// one thing stays. Returns `None` if too much is merged, as in a cycle.
     fn merge(&mut self, all: &mut Map<String, Value>, part: &Value) -> Option<()> {
         self.merges += 1;
         (self.merges <= MOST_MERGES).then_some(())?;

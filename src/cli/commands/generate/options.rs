@@ -54,11 +54,11 @@ pub struct BatchOptions {
     ///
     /// Each line of input is a record, and gets one line of output, in the same order.
     ///
-    /// A record is {"prompt": ...} or {"messages": [...]}, with an "id" and any of max_tokens,
-    /// temperature, top_k, top_p, min_p, repeat_penalty, repeat_last_n, presence_penalty,
-    /// frequency_penalty, logit_bias, seed, stop, system, prefill, raw, json_schema, grammar,
-    /// regex, response_format; or a line of OpenAI's batches, which is answered in kind. Blank
-    /// lines are passed over. A record that fails has an error for an answer, and the others go on.
+    /// A record is {"prompt": ...} or {"messages": [...]} with an "id", or a line of OpenAI's
+    /// batches, which is answered in kind. It may have max_tokens, temperature, top_k, top_p,
+    /// min_p, repeat_penalty, repeat_last_n, presence_penalty, frequency_penalty, logit_bias, seed,
+    /// stop, system, prefill, raw, json_schema, grammar, regex and response_format. Blank lines are
+    /// passed over. A record that fails has an error for an answer, and the others go on.
     /// A record without a seed gets one from --seed (0 where not given) and its id. --ctx-size auto
     /// is 4096 here.
     #[arg(

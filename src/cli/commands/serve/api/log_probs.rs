@@ -97,7 +97,7 @@ impl Serialize for TextLogProbs<'_> {
         let best = |(own, log_prob): (&TokenLogProbs, Option<f32>)| {
             let mut best = serde_json::Map::new();
             for (token, log_prob) in &own.best {
-                // Of tokens with one text the likeliest counts.
+                // The likeliest token of a text counts.
                 best.entry(self.text(*token)).or_insert_with(|| Value::from(*log_prob));
             }
             log_prob.map(|_| best)
