@@ -47,8 +47,8 @@ LONG = (
     "not apologise without a reason.\n\n# Rules\n- If a question is unclear, say what is missing.\n"
     "- Never invent facts, names or links.\n- Refuse to help with anything that harms people.",
     "You are a virtual assistant. Follow these instructions carefully:\n1. Read the user's "
-    "message.\n2. Answer it as well as you can.\n3. Keep the answer short.\n4. Use lists for steps.\n"
-    "5. Use code blocks for code.",
+    "message.\n2. Answer it as well as you can.\n3. Keep the answer short.\n4. Use lists for "
+    "steps.\n5. Use code blocks for code.",
     "The following is a conversation between a curious user and an artificial intelligence "
     "assistant. The assistant gives helpful, detailed and polite answers to the user's questions.",
     "A chat between a user and an assistant. The assistant answers in a friendly way.",
