@@ -81,7 +81,7 @@ fn what_is_not_an_answer_is_told_in_json() {
         (CHAT, chat(json!({"stream_options": []})), 400, "stream_options"),
         (CHAT, chat(json!({"top_logprobs": 3})), 400, "logprobs"),
         (CHAT, chat(json!({"response_format": {"type": "xml"}})), 400, "response_format"),
-        (CHAT, chat(json!({"tool_choice": "required"})), 400, "no tools"),
+        (CHAT, chat(json!({"tool_choice": "required"})), 400, "no tool is a function"),
         (CHAT, chat(json!({"tools": [{"type": "function"}]})), 400, "'tools' has no name"),
         (CHAT, search("required"), 400, "'tool_choice' requires a call"),
         (CHAT, search("web_search"), 400, "'tool_choice' names \"web_search\""),

@@ -65,7 +65,8 @@ fn compare(choice: &Value, ids: &[u64], hidden: usize, (nll, top1): &(Vec<f64>, 
 /// Checks prompts of `sentences` sentences.
 fn check(options: &[&str], sentences: usize) {
     let dir = tempfile::tempdir().unwrap();
-    let more = ["--parallel", "4", "--log", "off", "--cache-ram", "20MB"];
+    // `gemma eval` uses the device beside the server.
+    let more = ["--parallel", "4", "--log", "off", "--cache-ram", "20MB", "--device-lock", "off"];
     let server = Server::start_in(dir.path(), &[&more[..], options].concat(), on);
     let subjects = ["rivers", "colours", "numbers", "houses", "the sea"];
     let text: String =

@@ -47,7 +47,8 @@ fn a_draft_model_guesses_of_each_text_what_it_does_alone() {
     let never = AtomicBool::new(false);
     let mut passes = Vec::new();
     let mut alone = Vec::new();
-    for (sequences, beside) in [(1, None), (5, None), (16, None), (16, Some(3))] {
+    let all = cases.len();
+    for (sequences, beside) in [(1, None), (5, None), (all, None), (all, Some(3))] {
         let toy = Toy { beside, ..target.clone() };
         let mut timeline = Timeline::new(toy.engine_for(sequences));
         let (mut builder, mut policy) =
