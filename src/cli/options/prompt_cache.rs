@@ -19,7 +19,7 @@ pub struct PromptCacheArgs {
     /// read from where they part, in whole pages of 256 tokens. The text is byte for byte the same.
     /// The files reveal the prompts to whoever can read them: the directory is for this user alone,
     /// and without this option nothing is kept.
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", hide_short_help = true)]
     pub cache_dir: Option<Destination>,
     /// Largest size of that directory; prompts that were of use longest ago are removed
     #[arg(
