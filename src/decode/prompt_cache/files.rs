@@ -128,7 +128,7 @@ fn is_whole(file: &[u8], page: &PageId, bytes: usize) -> bool {
 pub fn keys(engine: [u8; 32], tokens: &[Token]) -> Vec<PageKey> {
     let next = |key: &mut PageKey, page: &[Token]| {
         let bytes: &[u8] = bytemuck::cast_slice(page);
-        *key = Sha256::new().chain_update(&*key).chain_update(bytes).finalize().into();
+        *key = Sha256::new().chain_update(*key).chain_update(bytes).finalize().into();
         Some(*key)
     };
     tokens.chunks_exact(PAGE).scan(engine, next).collect()

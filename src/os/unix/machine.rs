@@ -13,7 +13,7 @@ pub fn library_version() -> Option<String> {
     {
         // SAFETY: the function returns a constant string that ends with a zero.
         let version = unsafe { std::ffi::CStr::from_ptr(libc::gnu_get_libc_version()) };
-        return Some(version.to_string_lossy().into_owned());
+        Some(version.to_string_lossy().into_owned())
     }
     #[cfg(not(target_env = "gnu"))]
     None
