@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Measures the server: its overhead over the engine, throughput by clients, the first token beside a
-# long prompt, the tokens that an agent's turns read again, a question about a report that an earlier
-# process has read (--cache-dir), and a soak with cancellations.
+# Measures the server: its overhead over the engine, throughput by clients, the first token beside
+# a long prompt, the tokens that an agent's turns read again, a question about a report that an
+# earlier process has read (--cache-dir), and a soak with cancellations.
 #
 #   scripts/bench-serve.sh [GEMMA] [SERVE OPTIONS...]
 #
