@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Measures the server: its overhead over the engine, throughput by clients, the first token beside
-# a long prompt, the tokens that an agent's turns read again, a question about a report that an
-# earlier process has read (--cache-dir), and a soak with cancellations.
+# a long prompt, the tokens that an agent's turns read again, and a question about a
+# report that an earlier process has read (--cache-dir).
 #
 #   scripts/bench-serve.sh [GEMMA] [SERVE OPTIONS...]
 #
@@ -14,11 +14,10 @@
 #   ROUNDS=3         rounds of each number of clients
 #   LONG=5600        words of the long prompt and of the report
 #   CONTEXT=16384    --ctx-size
-#   SOAK=1000        requests of the soak, a fifth cancelled, a tenth malformed
 #   TURNS=20         turns of each agent, and RULES=350 sentences of what it begins with
 #   CACHE_RAM=1GB    --cache-ram of the agents' server, which answers two texts at once
 #   LLAMA=DIR        of llama-batched-bench: measures that after the clients, needs -m FILE.gguf
-#   PARTS="overhead engine agents report soak"
+#   PARTS="overhead engine agents report"
 set -euo pipefail
 gemma=$(realpath "${1:-target/release/gemma}")
 shift || true
@@ -42,7 +41,7 @@ part() {
 mkdir "$work/demo"
 ln -s "$PWD"/draft/demo-target/{{config,generation_config,tokenizer}.json,model.safetensors} \
   "$work/demo"
-for name in ${PARTS:-overhead engine agents report soak}; do
+for name in ${PARTS:-overhead engine agents report}; do
   case $name in
     # The engine alone runs while the server waits, on the same device.
     overhead) part overhead "--device-lock off" "$@" --draft off ;;

@@ -1,6 +1,6 @@
 """Measures a server: see bench-serve.sh, which starts it.
 
-bench_serve.py overhead|engine|peer|agents|report|soak HOST:PORT [OPTIONS of the server, which the
+bench_serve.py overhead|engine|peer|agents|report HOST:PORT [OPTIONS of the server, which the
 engine alone is measured with too]
 """
 
@@ -19,7 +19,6 @@ which, address, options = sys.argv[1], sys.argv[2], sys.argv[3:]
 TOKENS = int(os.environ.get("TOKENS", 200))
 CLIENTS = [int(n) for n in os.environ.get("CLIENTS", "1 8 32").split()]
 LONG = int(os.environ.get("LONG", 5600))
-SOAK = int(os.environ.get("SOAK", 1000))
 ROUNDS = int(os.environ.get("ROUNDS", 3))
 PAIRS = int(os.environ.get("PAIRS", 10))
 TURNS = int(os.environ.get("TURNS", 20))
@@ -198,55 +197,7 @@ def report():
             json.dump(text, file)
 
 
-def soak():
-    expected = ask(user("Who are you?"), 10, temperature=0)[0]
-    memory, wrong, unanswered = [], [], []
-
-    def one(n):
-        connection = http.client.HTTPConnection(address, timeout=600)
-        try:
-            if n % 10 == 0:
-                connection.request("POST", "/v1/chat/completions", '{"messages": 7}')
-                if connection.getresponse().status != 400:
-                    wrong.append(n)
-            elif n % 10 in (1, 2):
-                body = {"messages": user("Who are you?"), "max_tokens": 100, "ignore_eos": True}
-                connection.request("POST", "/v1/chat/completions", json.dumps(body))
-                time.sleep(n * 7 % 50 / 1000)
-            elif ask(user("Who are you?"), 10, temperature=0)[0] != expected:
-                wrong.append(n)
-        except (OSError, RuntimeError, http.client.HTTPException) as error:
-            unanswered.append((n, error))
-        connection.close()
-
-    def resident():
-        with open(f"/proc/{os.environ['SERVER']}/status") as status:
-            return next(int(line.split()[1]) for line in status if line.startswith("VmRSS"))
-
-    for part in range(4):
-        numbers = list(range(part * SOAK // 4, (part + 1) * SOAK // 4))
-        lock = threading.Lock()
-
-        def lane():
-            while True:
-                with lock:
-                    if not numbers:
-                        return
-                    n = numbers.pop()
-                one(n)
-
-        lanes = [threading.Thread(target=lane) for _ in range(16)]
-        [thread.start() for thread in lanes]
-        [thread.join() for thread in lanes]
-        memory.append(resident())
-    time.sleep(1)
-    left = metric("gemma_running_texts") + metric("gemma_queue_length")
-    print(f"soak of {SOAK} requests: {len(wrong)} wrong, {len(unanswered)} unanswered, "
-          f"{left:.0f} texts left, memory {' -> '.join(f'{kb / 1024:.0f}' for kb in memory)} MiB")
-    assert not wrong and not unanswered and not left, (wrong[:3], unanswered[:3])
-
-
 PARTS = {"overhead": (overhead,), "engine": (throughput, beside_long_prompt), "peer": (peer,),
-         "agents": (agents,), "report": (report,), "soak": (soak,)}
+         "agents": (agents,), "report": (report,)}
 for part in PARTS[which]:
     part()

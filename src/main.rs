@@ -17,6 +17,7 @@ static ALLOCATOR: crash::Allocator = crash::Allocator;
 static BEFORE_MAIN: extern "C" fn() = signals::mark_closed_stdout;
 
 fn main() -> ExitCode {
+    gemma::testing::prepare();
     signals::prepare_writes();
     let argv: Vec<_> = std::env::args_os().collect();
     if let Some(code) = cli::child::run(&argv) {

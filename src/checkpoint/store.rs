@@ -2,7 +2,6 @@
 
 use crate::error::Fault;
 use crate::os::{self, files::Stamp};
-use crate::testing;
 use crate::util::json;
 use anyhow::Result;
 use memmap2::Mmap;
@@ -45,7 +44,6 @@ impl Bytes {
     /// signal, and what was read does not stay in this process.
     pub fn read_at(&self, start: usize, out: &mut [u8]) -> std::io::Result<()> {
         match self {
-            Bytes::Mapped(..) if read_fails() => Err(os::files::disk_error()),
             Bytes::Mapped(_, file) => os::files::read_exact_at(file, out, start as u64),
             Bytes::Static(_) | Bytes::Owned(_) => {
                 let part = self.get(start..start + out.len()).ok_or(ErrorKind::UnexpectedEof)?;
@@ -68,17 +66,6 @@ impl Bytes {
             os::memory::release(map, range);
         }
     }
-}
-
-/// See [`testing::FAIL_READS_AFTER`].
-fn read_fails() -> bool {
-    use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-    static ALLOWED: std::sync::LazyLock<Option<AtomicU64>> = std::sync::LazyLock::new(|| {
-        testing::fault(testing::FAIL_READS_AFTER)?.parse().ok().map(AtomicU64::new)
-    });
-    ALLOWED
-        .as_ref()
-        .is_some_and(|left| left.fetch_update(Relaxed, Relaxed, |n| n.checked_sub(1)).is_err())
 }
 
 fn unreadable(file: &str, e: &std::io::Error) -> Fault {

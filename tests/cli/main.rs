@@ -4,6 +4,9 @@
 mod common;
 #[path = "../common/shell.rs"]
 mod shell;
+#[cfg(target_os = "linux")]
+#[path = "../common/terminals.rs"]
+mod terminals;
 
 mod assistant;
 mod eval;

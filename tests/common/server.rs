@@ -70,6 +70,15 @@ impl Server {
 
     /// The same in a directory, `change` doing what else is to be done to its command.
     pub fn start_in(dir: &Path, more: &[&str], change: impl FnOnce(&mut Command)) -> Server {
+        Server::try_start_in(dir, more, change).unwrap_or_else(|end| panic!("no server: {end:?}"))
+    }
+
+    /// The same; a server that ends before it answers is its exit code and standard error.
+    pub fn try_start_in(
+        dir: &Path,
+        more: &[&str],
+        change: impl FnOnce(&mut Command),
+    ) -> Result<Server, (i32, String)> {
         let mut command = command(BINARY, dir);
         command.args(["serve", "--port", "0"]).args(more);
         change(&mut command);
@@ -84,14 +93,17 @@ impl Server {
                 break;
             }
         }
-        let address = address.unwrap_or_else(|| panic!("no server: {}", said.lock().unwrap()));
+        let Some(address) = address else {
+            let code = super::shell::code(child.wait().unwrap());
+            return Err((code, said.lock().unwrap().clone()));
+        };
         let told = said.clone();
         let reader = std::thread::spawn(move || {
             for line in lines.map_while(Result::ok) {
                 *told.lock().unwrap() += &format!("{line}\n");
             }
         });
-        Server { child, address, said, reader: Some(reader), _home: None }
+        Ok(Server { child, address, said, reader: Some(reader), _home: None })
     }
 
     pub fn said(&self) -> String {
@@ -109,6 +121,14 @@ impl Server {
     pub fn send(&self, bytes: &[u8]) -> Option<Reply> {
         let mut stream = self.connect();
         // A server may answer and close before it has read everything.
+        let _ = stream.write_all(bytes);
+        read_reply(&mut stream)
+    }
+
+    /// The same; `None` too where nothing listens any more.
+    pub fn try_send(&self, bytes: &[u8]) -> Option<Reply> {
+        let mut stream = TcpStream::connect(&self.address).ok()?;
+        stream.set_read_timeout(Some(Duration::from_secs(300))).unwrap();
         let _ = stream.write_all(bytes);
         read_reply(&mut stream)
     }
@@ -149,6 +169,11 @@ impl Server {
     pub fn signal(&self, signal: i32) {
         // SAFETY: a signal to a child that has not been waited for, so the id is still its own.
         assert_eq!(unsafe { libc::kill(self.child.id() as i32, signal) }, 0);
+    }
+
+    /// Asks the server to end. One that has ended by itself stays unwaited for until then.
+    pub fn terminate(&self) {
+        self.signal(libc::SIGTERM);
     }
 
     /// Waits for the end: the exit code, and all that was said.

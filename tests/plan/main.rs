@@ -7,7 +7,7 @@ mod common;
 
 use assert_cmd::Command;
 use common::vulkan::device;
-use gemma::testing::LOSE_AFTER;
+use gemma::testing::FAIL;
 use gemma::vulkan::{ALLOW_CPU_DRIVER, MEMORY};
 use serde_json::Value;
 
@@ -445,7 +445,7 @@ fn auto_goes_on_where_a_device_fails() {
     }
     let bench =
         ["bench", "--synthetic", "270m", "--only", "decode", "--tg", "1", "--repetitions", "1"];
-    let out = gemma(&bench).env(LOSE_AFTER, "2").assert().success().get_output().clone();
+    let out = gemma(&bench).env(FAIL, "submit@3+").assert().success().get_output().clone();
     let (said, report) =
         (String::from_utf8(out.stderr).unwrap(), String::from_utf8(out.stdout).unwrap());
     assert!(
@@ -453,7 +453,7 @@ fn auto_goes_on_where_a_device_fails() {
         "{said}"
     );
     assert!(report.contains("cpu: "), "{report}");
-    gemma(&bench).args(["-d", "vulkan"]).env(LOSE_AFTER, "2").assert().code(4);
+    gemma(&bench).args(["-d", "vulkan"]).env(FAIL, "submit@3+").assert().code(4);
 }
 
 #[test]
@@ -479,11 +479,11 @@ fn a_split_that_loses_its_gpu_is_exit_4_and_keeps_the_text_so_far() {
     };
     let whole = run().assert().success().get_output().stdout.clone();
     let (mut kept, mut early) = (0, 0);
-    for after in [10, 100, 60, 30, 80, 160] {
+    for after in [11, 101, 61, 31, 81, 161] {
         if kept > 0 && early > 0 {
             break;
         }
-        let out = run().env(LOSE_AFTER, after.to_string()).output().unwrap();
+        let out = run().env(FAIL, format!("submit@{after}+")).output().unwrap();
         if out.status.success() {
             continue;
         }

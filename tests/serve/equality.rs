@@ -313,12 +313,12 @@ fn texts_outlive_the_device() {
             "ignore_eos": true, "stream": true, "temperature": 1.5});
         server.post("/v1/chat/completions", &body)
     };
-    let answers = |lose_after: &str, tokens: usize| {
+    let answers = |lose: &str, tokens: usize| {
         let dir = tempfile::tempdir().unwrap();
         let options = ["--device", "vulkan", "--parallel", "8", "--draft=off", "-m", &model];
         let server = Server::start_in(dir.path(), &options, |command| {
             on(command);
-            command.env(gemma::testing::LOSE_AFTER, lose_after);
+            command.env(gemma::testing::FAIL, lose);
         });
         let mut replies: Vec<(u64, String)> = std::thread::scope(|scope| {
             let start = |seed| {
@@ -340,14 +340,20 @@ fn texts_outlive_the_device() {
         replies.iter().map(|(_, body)| streamed(&events(body), 1).remove(0)).collect()
     };
     let whole = {
-        let (server, whole) = answers("-", 16);
+        let (server, whole) = answers("submit@1000000", 16);
         assert_eq!(server.metric("gemma_device_losses_total"), 0.0);
         texts(&whole)
     };
     // How many submissions load the model and read the prompts is the device's affair: one of these
     // losses meets all eight texts growing.
     let mut growing = false;
-    for (after, losses) in [("12,-", 1), ("18,-", 1), ("14,10,-", 2), ("24,-", 1), ("30,-", 1)] {
+    for (after, losses) in [
+        ("submit@13", 1),
+        ("submit@19", 1),
+        ("submit@15,11", 2),
+        ("submit@25", 1),
+        ("submit@31", 1),
+    ] {
         let (server, replies) = answers(after, 16);
         let said = server.said();
         assert_eq!(texts(&replies), whole, "{after}: {said}");
@@ -360,7 +366,7 @@ fn texts_outlive_the_device() {
         }
     }
     assert!(growing, "no loss met eight growing texts");
-    let (server, replies) = answers("12,8,8", 100);
+    let (server, replies) = answers("submit@13,9*", 100);
     assert!(replies.iter().any(|(_, body)| body.contains("lost")), "{replies:?}");
     let (code, said) = server.wait();
     assert_eq!(code, 4, "{said}");

@@ -3,7 +3,7 @@
 use crate::common;
 use assert_cmd::Command;
 use common::vulkan::device;
-use gemma::testing::LOSE_AFTER;
+use gemma::testing::FAIL;
 use gemma::vulkan::{ALLOW_CPU_DRIVER, MEMORY};
 
 fn generate(device: &str) -> Command {
@@ -23,8 +23,8 @@ fn a_lost_device_is_exit_4_and_keeps_the_text_so_far() {
     }
     let whole = generate("vulkan").assert().success().get_output().stdout.clone();
     let (mut kept, mut early) = (0, 0);
-    for after in [0, 3, 20, 50, 60, 70] {
-        let out = generate("vulkan").env(LOSE_AFTER, after.to_string()).output().unwrap();
+    for after in [1, 4, 21, 51, 61, 71] {
+        let out = generate("vulkan").env(FAIL, format!("submit@{after}+")).output().unwrap();
         if out.status.success() {
             continue;
         }
@@ -75,7 +75,7 @@ fn a_device_in_use_is_waited_for_or_refused() {
     // A device that is lost at once ends what got as far as the device.
     let generate = || {
         let mut command = generate("vulkan");
-        command.env("XDG_RUNTIME_DIR", runtime.path()).env(LOSE_AFTER, "0");
+        command.env("XDG_RUNTIME_DIR", runtime.path()).env(FAIL, "submit@1+");
         command
     };
     let refused = generate().args(["--device-lock", "fail"]).assert().code(4);
@@ -93,7 +93,7 @@ fn a_device_in_use_is_waited_for_or_refused() {
     waiting
         .args(["generate", "-d", "vulkan", "--draft", "off", "--raw", "-n", "1", "The"])
         .env(ALLOW_CPU_DRIVER, "1");
-    waiting.env("XDG_RUNTIME_DIR", runtime.path()).env(LOSE_AFTER, "0");
+    waiting.env("XDG_RUNTIME_DIR", runtime.path()).env(FAIL, "submit@1+");
     let mut child = waiting
         .stdin(std::process::Stdio::null())
         .stderr(std::process::Stdio::piped())
@@ -138,12 +138,12 @@ fn a_device_lost_in_a_long_prompt_names_cause_and_remedy() {
         command.args([
             "generate", "-d", "vulkan", "--draft", "off", "--raw", "-n", "4", "-q", &prompt,
         ]);
-        command.env(ALLOW_CPU_DRIVER, "1").env(LOSE_AFTER, after.to_string());
+        command.env(ALLOW_CPU_DRIVER, "1").env(FAIL, format!("submit@{after}+"));
         let out = command.output().unwrap();
         (out.status.code(), String::from_utf8(out.stderr).unwrap())
     };
     // Loading takes some submissions, and a pass over the prompt one each.
-    let in_a_pass = (0..60).step_by(2).map(lost).find(|(_, said)| said.contains("a pass over"));
+    let in_a_pass = (1..60).step_by(2).map(lost).find(|(_, said)| said.contains("a pass over"));
     let (code, said) = in_a_pass.expect("no loss in a pass");
     assert_eq!(code, Some(4));
     // How many tokens a pass takes is the device's affair.

@@ -2,6 +2,7 @@
 //! the system refuses. [`watch`] has each of them print a message and end with an exit code.
 
 use super::terminal;
+use crate::testing::{self, PAGE, Point};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,6 +26,11 @@ pub struct Allocator;
 static REFUSED: AtomicBool = AtomicBool::new(false);
 static REPORT: OnceLock<CrashReport> = OnceLock::new();
 
+/// Returns whether a test refuses an allocation of so many bytes.
+fn is_refused(size: usize) -> bool {
+    size >= PAGE && testing::fails(Point::Alloc)
+}
+
 fn noted(pointer: *mut u8) -> *mut u8 {
     if pointer.is_null() {
         REFUSED.store(true, Ordering::Relaxed);
@@ -36,11 +42,17 @@ fn noted(pointer: *mut u8) -> *mut u8 {
 // unwinds or allocates.
 unsafe impl GlobalAlloc for Allocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        if is_refused(layout.size()) {
+            return noted(std::ptr::null_mut());
+        }
         // SAFETY: the caller's promise.
         noted(unsafe { System.alloc(layout) })
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        if is_refused(layout.size()) {
+            return noted(std::ptr::null_mut());
+        }
         // SAFETY: the caller's promise.
         noted(unsafe { System.alloc_zeroed(layout) })
     }
@@ -51,6 +63,9 @@ unsafe impl GlobalAlloc for Allocator {
     }
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        if size > layout.size() && is_refused(size) {
+            return noted(std::ptr::null_mut());
+        }
         // SAFETY: the caller's promise.
         noted(unsafe { System.realloc(pointer, layout, size) })
     }

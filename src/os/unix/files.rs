@@ -3,7 +3,7 @@
 use rustix::fs::{Access, OFlags, access, fcntl_getfl, statvfs};
 use serde::{Deserialize, Serialize};
 use std::fs::{DirBuilder, File, Metadata, OpenOptions, Permissions};
-use std::io::{self, Error};
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -11,11 +11,6 @@ use std::path::{Path, PathBuf};
 /// Fills `out` from byte `at` of the file on. The file's position stays where it is.
 pub fn read_exact_at(file: &File, out: &mut [u8], at: u64) -> io::Result<()> {
     file.read_exact_at(out, at)
-}
-
-/// Returns the error of a disk that cannot be read.
-pub fn disk_error() -> Error {
-    rustix::io::Errno::IO.into()
 }
 
 /// Length, times and identity of an open file. Equal stamps mean equal bytes: no program can set

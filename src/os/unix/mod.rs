@@ -1,6 +1,8 @@
 //! Linux and the other Unix systems.
 
 pub mod crash;
+#[cfg(all(feature = "testing", target_os = "linux"))]
+mod faults;
 pub mod files;
 pub mod machine;
 pub mod memory;

@@ -192,9 +192,10 @@ impl Staging {
         let result = file.map_or_else(|| files.clone(), |name| files.join(name));
         fs::rename(&result, dst)
             .with_context(|| format!("moving {} to {}", result.display(), dst.display()))?;
-        sync(&parent_of(dst))?;
         self.discard();
-        Ok(())
+        sync(&parent_of(dst)).with_context(|| {
+            format!("{} is complete, but a power cut may lose its name", dst.display())
+        })
     }
 
     /// Removes the staging directory.

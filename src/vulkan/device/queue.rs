@@ -1,11 +1,11 @@
 //! The queue: submissions, and a timeline semaphore that counts them.
 
 use super::{Gpu, failed};
-use crate::testing;
+use crate::testing::{self, Point};
 use anyhow::Result;
 use ash::vk;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// Command buffers for commands that change from run to run. One is recorded while others wait or
@@ -21,11 +21,23 @@ const PATIENCE_WITH_CPU: Duration = Duration::from_secs(900);
 pub struct Timeline {
     gpu: Arc<Gpu>,
     semaphore: vk::Semaphore,
+    /// The device is lost on a test's request.
+    is_lost: AtomicBool,
 }
 
 impl Timeline {
+    /// Fails if a test loses the device at this call, or lost it before.
+    fn lose_on_request(&self, point: Point) -> Result<()> {
+        if self.is_lost.load(Ordering::Relaxed) || testing::fails(point) {
+            self.is_lost.store(true, Ordering::Relaxed);
+            return Err(failed("running kernels", vk::Result::ERROR_DEVICE_LOST));
+        }
+        Ok(())
+    }
+
     /// Waits until a submission is done.
     pub fn wait(&self, submission: u64) -> Result<()> {
+        self.lose_on_request(Point::Fence)?;
         let (semaphores, values) = ([self.semaphore], [submission]);
         let info = vk::SemaphoreWaitInfo::default().semaphores(&semaphores).values(&values);
         let patience = if self.gpu.info.is_cpu { PATIENCE_WITH_CPU } else { PATIENCE };
@@ -61,18 +73,6 @@ pub struct Queue {
     count: u64,
     /// Commands of the next submission, in order.
     staged: Vec<vk::CommandBuffer>,
-    /// Submissions after which the device counts as lost, see [`testing::LOSE_AFTER`].
-    lose_after: Option<u64>,
-    is_lost: bool,
-}
-
-/// Devices that this process has lost on a test's request.
-static LOST: AtomicUsize = AtomicUsize::new(0);
-
-fn lose_after() -> Option<u64> {
-    let list = testing::fault(testing::LOSE_AFTER)?;
-    let lost = LOST.load(Ordering::Relaxed);
-    list.split(',').nth(lost).or(list.split(',').next_back())?.parse().ok()
 }
 
 impl Queue {
@@ -89,7 +89,8 @@ impl Queue {
                 vk::SemaphoreTypeCreateInfo::default().semaphore_type(vk::SemaphoreType::TIMELINE);
             let info = vk::SemaphoreCreateInfo::default().push_next(&mut kind);
             let semaphore = device.create_semaphore(&info, None).map_err(|e| failed(what, e))?;
-            let timeline = Arc::new(Timeline { gpu: gpu.clone(), semaphore });
+            let timeline =
+                Arc::new(Timeline { gpu: gpu.clone(), semaphore, is_lost: AtomicBool::new(false) });
             let mut queue = Queue {
                 gpu: gpu.clone(),
                 pool,
@@ -99,8 +100,6 @@ impl Queue {
                 timeline,
                 count: 0,
                 staged: Vec::new(),
-                lose_after: lose_after(),
-                is_lost: false,
             };
             for i in 0..RING {
                 queue.ring[i] = queue.allocate()?;
@@ -186,10 +185,7 @@ impl Queue {
         if self.staged.is_empty() {
             return Ok(self.count);
         }
-        if self.lose_after.is_some_and(|n| self.count >= n) {
-            LOST.fetch_add(!std::mem::replace(&mut self.is_lost, true) as usize, Ordering::Relaxed);
-            return Err(failed("running kernels", vk::Result::ERROR_DEVICE_LOST));
-        }
+        self.timeline.lose_on_request(Point::Submit)?;
         let list: Vec<_> = self
             .staged
             .drain(..)
