@@ -43,6 +43,8 @@ if [ "${GEMMA_REQUIRE_GPU:-}" = 1 ]; then
 fi
 
 step "lints"
+# Among them clippy::incompatible_msrv: no function of the standard library that is newer than the
+# Rust which Cargo.toml names.
 cargo clippy --release -- -D warnings
 cargo clippy --release --all-targets -- -D warnings
 
