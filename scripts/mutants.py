@@ -11,6 +11,9 @@ that does not compile is unviable. `run` runs each test alone first, and records
 reaches. Then it runs each mutant under the tests that reach it, the shortest first, until one
 fails.
 
+A second `build` keeps the mutants that were caught, for runs after tests were added. Remove
+DIRECTORY/mutants.json after a change of the code.
+
 Not tried: mutants of constants, of `const fn` and of functions that return `impl`, because their
 copies cannot share a function. MUTANT_TESTS names the tests, "--lib --test text" by default, and
 MUTANT_FILES the files. A test over MUTANT_SECONDS (60) is left out."""
@@ -136,14 +139,19 @@ def build(root, work):
     with (work / "src/lib.rs").open("a") as file:
         file.write("pub mod mutant_switch;\n")
     originals = {m["file"]: (root / m["file"]).read_text() for m in mutants}
+    known = work / "mutants.json"
+    old = json.loads(known.read_text())["mutants"] if known.exists() else []
+    keep = {m["name"]: m for m in old if m["state"] in ("caught", "timeout", "unviable")}
     for m in mutants:
         m["state"] = "todo" if can_share(originals[m["file"]], m) else "not tried"
+        before = keep.get(m["name"], {})
+        m |= {key: before[key] for key in ("state", "test") if key in before}
     tests = os.environ.get("MUTANT_TESTS", "--lib --test text").split()
     while True:
         texts = {}
         for file, text in originals.items():
             here = [(i, m) for i, m in enumerate(mutants)
-                    if m["file"] == file and m["state"] == "todo"]
+                    if m["file"] == file and m["state"] not in ("unviable", "not tried")]
             texts[file] = weave(text, here)
             if (work / file).read_text() != texts[file]:
                 (work / file).write_text(texts[file])
@@ -163,7 +171,7 @@ def build(root, work):
             mutants[number]["state"] = "unviable"
         print(f"{len(bad)} mutants do not compile", flush=True)
     programs = [m["executable"] for m in messages if m.get("executable") and m["profile"]["test"]]
-    (work / "mutants.json").write_text(json.dumps({"mutants": mutants, "programs": programs}))
+    known.write_text(json.dumps({"mutants": mutants, "programs": programs}))
     print(f"{sum(m['state'] == 'todo' for m in mutants)} of {len(mutants)} mutants are in "
           f"{len(programs)} programs")
 
