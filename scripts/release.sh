@@ -8,15 +8,15 @@
 #   gemma_VERSION-1_amd64.deb           the same as a package for Debian and Ubuntu
 #   SHA256SUMS
 #
-# The same commit, Rust, binutils and libc give the same bytes in any directory. Needs cargo-deb and
-# cargo-cyclonedx (cargo install --locked cargo-deb cargo-cyclonedx) and dpkg-dev. Changes nothing
-# outside target/ and DIRECTORY.
+# The same commit, Rust, binutils and libc give the same bytes in any directory. Needs cargo-deb
+# (cargo install --locked cargo-deb), dpkg-dev and python3. Changes nothing outside target/ and
+# DIRECTORY.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 umask 022
 export LC_ALL=C TZ=UTC
 
-for tool in cargo-deb:"cargo install --locked cargo-deb" cargo-cyclonedx:"cargo install --locked cargo-cyclonedx" \
+for tool in cargo-deb:"cargo install --locked cargo-deb" \
     dpkg-shlibdeps:"apt-get install dpkg-dev" python3:"apt-get install python3"; do
   command -v "${tool%%:*}" >/dev/null || { echo "error: ${tool%%:*} is missing: ${tool#*:}" >&2; exit 1; }
 done
@@ -60,10 +60,7 @@ run completions fish >"$share/fish/vendor_completions.d/gemma.fish"
 install -m 644 README.md LICENSE LICENSE-MIT LICENSE-APACHE "$share/doc/gemma/"
 install -m 644 docs/*.md "$share/doc/gemma/docs/"
 python3 scripts/third_party.py >"$share/doc/gemma/THIRD-PARTY.txt"
-cargo cyclonedx -q --format json --spec-version 1.5 --target x86_64-unknown-linux-gnu --no-build-deps --override-filename target-sbom
-# Cargo's name of this package is its path, and the name as well only where the directory is called otherwise.
-sed -E 's,path\+file://[^#"]*#(gemma@)?,path+file:///gemma#gemma@,g' target-sbom.json >"$share/doc/gemma/sbom.cdx.json"
-rm target-sbom.json
+python3 scripts/crates.py sbom >"$share/doc/gemma/sbom.cdx.json"
 
 name=gemma-$version-x86_64-linux
 tar --sort=name --format=gnu --owner=0 --group=0 --numeric-owner --mtime="@$SOURCE_DATE_EPOCH" --transform="s,^\.,$name," \

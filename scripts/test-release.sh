@@ -128,6 +128,20 @@ words=$(inside bash -c '
 [ "$words" = generate ] || fail "gemma gen<Tab> gives: $words"
 echo "gemma gen<Tab> gives: $words"
 
+step "SBOM"
+doc=$root/usr/share/doc/gemma
+python3 scripts/crates.py sbom | cmp - "$doc/sbom.cdx.json" || fail "the SBOM is not of this commit"
+python3 scripts/crates.py binary "$root/usr/bin/gemma" || fail "the SBOM lacks libraries of the program"
+python3 - "$doc" <<'PY' || fail "the SBOM and the licences name different libraries"
+import json, pathlib, re, sys
+
+doc = pathlib.Path(sys.argv[1])
+parts = json.loads((doc / "sbom.cdx.json").read_text())["components"]
+named = {(p["name"], p["version"]) for p in parts if p["scope"] == "required"}
+licences = (doc / "THIRD-PARTY.txt").read_text().split("=" * 80)[0]
+sys.exit(named != set(re.findall(r"^(\S+) (\S+): ", licences, re.M)))
+PY
+
 step "remove"
 inside dpkg -P gemma >/dev/null
 after=$(files)

@@ -5,33 +5,13 @@ Cargo's metadata.
 
 Libraries that only tests, benchmarks or procedural macros use are not in the binary and are left
 out."""
-import json
 import pathlib
-import subprocess
 
-TARGET = "x86_64-unknown-linux-gnu"
+from crates import packages, program
+
 FILES = ("LICEN", "COPYING", "NOTICE", "UNLICENSE")
 
-command = ["cargo", "metadata", "--format-version", "1", "--locked", "--filter-platform", TARGET]
-metadata = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-packages = {p["id"]: p for p in metadata["packages"]}
-nodes = {n["id"]: n for n in metadata["resolve"]["nodes"]}
-
-
-def is_macro(package):
-    return any("proc-macro" in t["kind"] for t in package["targets"])
-
-
-root = metadata["resolve"]["root"]
-found, todo = set(), [root]
-while todo:
-    for dep in nodes[todo.pop()]["deps"]:
-        linked = any(kind["kind"] is None for kind in dep["dep_kinds"])
-        if linked and dep["pkg"] not in found and not is_macro(packages[dep["pkg"]]):
-            found.add(dep["pkg"])
-            todo.append(dep["pkg"])
-
-libraries = sorted((packages[i] for i in found), key=lambda p: (p["name"], p["version"]))
+libraries = [packages[crate] for crate in program()]
 print(f"The program contains {len(libraries)} libraries by others, each under the licence named "
       f"here.\n")
 texts = {}

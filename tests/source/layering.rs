@@ -35,7 +35,7 @@ const MAX_LINES: usize = 600;
 /// A word, and the places where it may stand.
 const SEAMS: &[(&str, &[&str])] = &[
     ("ash::", &["vulkan/"]),
-    ("candle_core", &["checkpoint/view.rs"]),
+    ("candle_core", &[]),
     ("clap", &["cli/", "main.rs"]),
     ("indicatif", &["cli/"]),
     ("println!", &["cli/", "main.rs", "draft/policy/simulator.rs"]),

@@ -16,6 +16,7 @@ mod assistant;
 mod bundled;
 mod draft_prompt;
 mod drafter_invariance;
+mod edges;
 mod file_blocks;
 mod kv_q8;
 mod linear;
