@@ -32,7 +32,7 @@ if [ -z "$fuzzer" ]; then
 fi
 fuzzer=$(realpath "$fuzzer")
 targets=("$@")
-if [ "$#" = 0 ]; then mapfile -t targets < <(GEMMA_FUZZ_TARGET=list "$fuzzer"); fi
+if [ "$#" = 0 ]; then mapfile -t targets < <(GEMMA_FUZZ_TARGET=list "$fuzzer" 2>/dev/null); fi
 
 # One directory for files of readers, in memory.
 memory=$(mktemp -d -p /dev/shm gemma-fuzz-XXXXXX)

@@ -9,9 +9,9 @@ use gemma::util::child::{self, ChildLimits};
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 use std::sync::LazyLock;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-/// Inputs that take longer are not kept: others are made of those that are.
+/// Inputs that take more processor time are not kept, since others are made of those that are.
 const LONGEST: Duration = Duration::from_millis(100);
 
 // The linker defines both ends of the compiler's counters.
@@ -48,7 +48,7 @@ fn counters() -> &'static mut [u8] {
 
 /// Runs `work` in a copy of this process. The work may exceed its limits, and must not panic.
 pub fn confined(limits: ChildLimits, time: Duration, work: impl FnOnce() + Send) {
-    let (shared, begun) = (SHARED.0, Instant::now());
+    let shared = SHARED.0;
     // SAFETY: the copy leaves by `_exit`. Its allocator works: libc resets its locks in `fork`.
     let copy = unsafe { libc::fork() };
     assert!(copy >= 0, "no process for the work");
@@ -66,8 +66,13 @@ pub fn confined(limits: ChildLimits, time: Duration, work: impl FnOnce() + Send)
         }
     }
     let mut status = 0;
-    // SAFETY: a plain call with a place for the status.
-    while unsafe { libc::waitpid(copy, &mut status, 0) } != copy {}
+    // SAFETY: all zeros are times.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: a plain call with places for its results.
+    while unsafe { libc::wait4(copy, &mut status, 0, &mut usage) } != copy {}
+    let seconds =
+        |time: libc::timeval| Duration::new(time.tv_sec as u64, time.tv_usec as u32 * 1000);
+    let taken = seconds(usage.ru_utime) + seconds(usage.ru_stime);
     match Exit::of_status(ExitStatus::from_raw(status)) {
         Exit::ProcessorTime | Exit::Memory => {}
         Exit::Code(0) => {
@@ -78,7 +83,7 @@ pub fn confined(limits: ChildLimits, time: Duration, work: impl FnOnce() + Send)
                 (seen, *shared.add(counters.len()))
             };
             assert!(ended == 1, "the work panicked");
-            if begun.elapsed() < LONGEST {
+            if taken < LONGEST {
                 counters.copy_from_slice(seen);
             }
         }
