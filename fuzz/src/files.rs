@@ -35,7 +35,7 @@ pub fn verdict(data: &[u8]) {
     static FILE: LazyLock<VerdictFile> =
         LazyLock::new(|| VerdictFile::of("radv 25.1", Some(DIRECTORY.clone())));
     static BASE: LazyLock<Value> = LazyLock::new(
-        || json!({"v": 1, "key": "radv 25.1", "allows": "whole", "why": "x", "shapes": ["16x8x32"]}),
+        || json!({"v": 1, "key": "radv 25.1", "allows": "whole", "why": "x", "shapes": ["1x8x32"]}),
     );
     let bytes = raw_or(data, |cursor| edited(cursor, &BASE, "allows why shapes file"));
     fs::write(FILE.path().expect("it has a directory"), bytes).expect("the directory has room");

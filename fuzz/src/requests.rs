@@ -44,7 +44,8 @@ static BODIES: LazyLock<[Value; RequestBodies::FORMS as usize]> = LazyLock::new(
             {"role": "system", "content": "s"},
             {"role": "user", "content": [{"type": "text", "text": "Hi"}]},
             {"role": "assistant", "content": null, "tool_calls": [
-                {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{\"a\": 1}"}},
+                {"id": "c", "type": "function",
+                    "function": {"name": "f", "arguments": "{\"a\": 1}"}},
             ]},
             {"role": "tool", "tool_call_id": "c", "content": "7"},
         ],
