@@ -1,54 +1,99 @@
 #!/usr/bin/env bash
 # Fuzzes every reader of foreign bytes, guided by coverage: scripts/fuzz.sh MINUTES [TARGET...]
 #
-# MINUTES is the time of each target (0.5 is half of one). A line a target: executions, coverage,
-# crashes. Exits 1 where one crashed; its input stays in target/fuzz/TARGET, and is shown. Inputs
-# that reached something new stay in target/fuzz/TARGET/corpus for the next time; fuzz/corpus holds
-# small seeds. Needs a C++ compiler for libFuzzer, and no nightly toolchain: the compiler's coverage
-# counters are LLVM's own. Memory that is used after it is freed goes unnoticed without a sanitizer.
+# MINUTES is the time of each target (0.5 is half of one). Prints a table: executions, those whose
+# input was made up of a structure's fields, edges of the program, crashes and processor time.
+# Exits 1 after a crash. Its input stays in target/fuzz/TARGET/crashes.
+#
+# JOBS=N runs N targets at once (1). GEMMA_FUZZER=FILE runs a fuzzer that was built elsewhere.
+# MINIMIZE=1 copies the smallest inputs that reach all that was reached to fuzz/corpus afterwards.
+#
+# Inputs that reach something new stay in target/fuzz/TARGET/corpus for the next time. A build needs
+# a C++ compiler for libFuzzer, and no nightly toolchain: the coverage counters are LLVM's own. A
+# use of freed memory goes unnoticed, because there is no sanitizer.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 minutes=${1:?usage: scripts/fuzz.sh MINUTES [TARGET...]}
 shift
-all="safetensors artifact config generation gguf gguf-split tokenizer template grammar settings
-  recipe batch server costs xclbin transactions"
-read -ra targets <<<"${*:-${all//$'\n'/ }}"
 seconds=$(awk -v m="$minutes" 'BEGIN { print int(60 * m) }')
 
-host=$(rustc -vV | sed -n 's/^host: //p')
-flags="-Cpasses=sancov-module --cfg fuzzing"
-for option in level=4 inline-8bit-counters pc-table trace-compares; do
-  flags+=" -Cllvm-args=-sanitizer-coverage-$option"
-done
-# A target of its own: build scripts and macros run here, and have nobody to count for.
-RUSTFLAGS=$flags cargo build -q --manifest-path fuzz/Cargo.toml \
-  --target-dir target/fuzz/build --target "$host"
-fuzzer=$PWD/target/fuzz/build/$host/debug/gemma-fuzz
+fuzzer=${GEMMA_FUZZER:-}
+if [ -z "$fuzzer" ]; then
+  host=$(rustc -vV | sed -n 's/^host: //p')
+  flags="-Cpasses=sancov-module --cfg fuzzing"
+  for option in level=4 inline-8bit-counters pc-table trace-compares; do
+    flags+=" -Cllvm-args=-sanitizer-coverage-$option"
+  done
+  # A target of its own, so that build scripts and macros have no counters.
+  RUSTFLAGS=$flags cargo build -q --manifest-path fuzz/Cargo.toml \
+    --target-dir target/fuzz/build --target "$host"
+  fuzzer=target/fuzz/build/$host/debug/gemma-fuzz
+fi
+fuzzer=$(realpath "$fuzzer")
+targets=("$@")
+if [ "$#" = 0 ]; then mapfile -t targets < <(GEMMA_FUZZ_TARGET=list "$fuzzer" 2>/dev/null); fi
 
-failed=0
-for target in "${targets[@]}"; do
-  place=$PWD/target/fuzz/$target
-  mkdir -p "$place/corpus" "$place/crashes" "$place/home"
+# One directory for files of readers, in memory.
+memory=$(mktemp -d -p /dev/shm gemma-fuzz-XXXXXX)
+trap 'rm -rf "$memory"' EXIT
+
+# No input may take 25 s or 2 GB. One may be as long as these formats' headers are.
+fuzz() { # TARGET OPTION...
+  local target=$1 place=$PWD/target/fuzz/$1
+  shift
+  mkdir -p "$memory/$target" "$place/home"
+  env -i PATH="$PATH" HOME="$place/home" GEMMA_FUZZ_TARGET="$target" \
+    GEMMA_FUZZ_DIRECTORY="$memory/$target" nice -n 19 "$fuzzer" -timeout=25 -rss_limit_mb=2048 \
+    -malloc_limit_mb=1024 -max_len=8192 -artifact_prefix="$place/crashes/" "$@"
+}
+
+run() { # TARGET
+  local target=$1 place=$PWD/target/fuzz/$1 before code=0 TIMEFORMAT='%U %S'
+  mkdir -p "$place/corpus" "$place/crashes" "fuzz/corpus/$target"
   before=$(find "$place/crashes" -type f | wc -l)
-  seeds=()
-  if [ -d "fuzz/corpus/$target" ]; then seeds=("$PWD/fuzz/corpus/$target"); fi
-  # No input may take 10 s or 2 GB; one may be as long as these formats' headers are.
-  code=0
-  env -i PATH="$PATH" HOME="$place/home" GEMMA_FUZZ_TARGET="$target" nice -n 19 \
-    "$fuzzer" "$place/corpus" "${seeds[@]}" -max_total_time="$seconds" -print_final_stats=1 \
-    -timeout=10 -rss_limit_mb=2048 -malloc_limit_mb=1024 -max_len=8192 -len_control=20 \
-    -artifact_prefix="$place/crashes/" >"$place/log" 2>&1 || code=$?
-  rm -rf /dev/shm/gemma-fuzz-*
-  runs=$(sed -n 's/^stat::number_of_executed_units: *//p' "$place/log")
+  { time fuzz "$target" "$place/corpus" "$PWD/fuzz/corpus/$target" -max_total_time="$seconds" \
+    -len_control=20 -print_final_stats=1 >"$place/log" 2>&1 || code=$?; } 2>"$place/time"
+  figure() { sed -n "s/^stat::$1: *//p" "$place/log" | tail -1; }
+  local runs made edges processor new
+  runs=$(figure number_of_executed_units) made=$(figure made_up_units)
   edges=$(sed -n 's/.* cov: \([0-9]*\) .*/\1/p' "$place/log" | tail -1)
+  processor=$(awk '{ print $1 + $2 }' "$place/time")
   new=$(($(find "$place/crashes" -type f | wc -l) - before))
-  printf '%-14s %10s executions  %6s edges  %d new crashes\n' \
-    "$target" "${runs:-0}" "${edges:-0}" "$new"
+  if [ "$code" != 0 ] && [ "$new" = 0 ]; then new=1; fi
+  printf '%-14s %11s %11s %7s %7d %10.1f\n' "$target" "${runs:-0}" "${made:-0}" "${edges:-0}" \
+    "$new" "$processor" | tee "$memory/$target.row"
   if [ "$code" != 0 ]; then
-    failed=1
     grep -m 5 -E 'panicked|ERROR|SUMMARY|overflowed' "$place/log" >&2 || tail -5 "$place/log" >&2
     echo "the input is in $place/crashes, the whole report in $place/log" >&2
   fi
+}
+
+# The corpus of the repository stays small: at most 40 inputs and 60 kB a target.
+minimize() { # TARGET
+  local target=$1 place=$PWD/target/fuzz/$1 size total=0 count=0 input
+  rm -rf "$place/merged" && mkdir -p "$place/merged"
+  fuzz "$target" -set_cover_merge=1 "$place/merged" "$PWD/fuzz/corpus/$target" "$place/corpus" \
+    >"$place/merge.log" 2>&1
+  rm -rf "fuzz/corpus/$target" && mkdir -p "fuzz/corpus/$target"
+  while read -r size input; do
+    total=$((total + size)) count=$((count + 1))
+    if [ "$count" -gt 40 ] || [ "$total" -gt 60000 ]; then break; fi
+    cp "$input" "fuzz/corpus/$target/"
+  done < <(find "$place/merged" -type f -printf '%s %p\n' | sort -n)
+}
+
+printf '%-14s %11s %11s %7s %7s %10s\n' target executions "made up" edges crashes "CPU s"
+for target in "${targets[@]}"; do
+  while [ "$(jobs -rp | wc -l)" -ge "${JOBS:-1}" ]; do wait -n; done
+  run "$target" &
 done
-exit "$failed"
+wait
+cat "$memory"/*.row | awk '
+  { runs += $2; made += $3; crashes += $5; cpu += $6 }
+  END {
+    printf "%-14s %11d %11d %7s %7d %10.1f\n", "total", runs, made, "", crashes, cpu
+    printf "%.2f CPU-hours\n", cpu / 3600
+    exit (crashes > 0)
+  }'
+if [ "${MINIMIZE:-}" = 1 ]; then for target in "${targets[@]}"; do minimize "$target"; done; fi

@@ -1,31 +1,52 @@
-//! Every reader of foreign bytes, under libFuzzer. `GEMMA_FUZZ_TARGET` says which; nothing that one
-//! is given may panic, abort, or take more than it is worth. `scripts/fuzz.sh` builds and runs it.
+//! Every reader of foreign bytes, under libFuzzer. `GEMMA_FUZZ_TARGET` names one, and
+//! `GEMMA_FUZZ_DIRECTORY` names a directory for the files that readers take. No input may cause a
+//! panic, an abort, a wrong result, or use of memory and time beyond the limits.
+//! `scripts/fuzz.sh` builds and runs the program.
 #![no_main]
 
 mod binary;
+mod blocks;
+mod confined;
+mod files;
+mod gguf;
+mod journal;
+mod made_up;
 mod models;
+mod requests;
 mod texts;
 
+use gemma::util::child;
 use libfuzzer_sys::fuzz_target;
-use std::path::{Path, PathBuf};
+use made_up::MADE_UP;
+use std::path::PathBuf;
 use std::sync::LazyLock;
+use std::sync::atomic::Ordering;
 
 /// A reader, by name.
-const TARGETS: [(&str, fn(&[u8])); 16] = [
+const TARGETS: [(&str, fn(&[u8])); 25] = [
     ("safetensors", models::safetensors),
     ("artifact", models::artifact),
     ("config", models::config),
     ("generation", models::generation),
-    ("gguf", models::gguf),
-    ("gguf-split", models::gguf_split),
+    ("vocabulary", models::vocabulary),
+    ("gguf", gguf::whole),
+    ("gguf-split", gguf::split),
+    ("blocks", blocks::blocks),
     ("tokenizer", texts::tokenizer),
     ("template", texts::template),
     ("grammar", texts::grammar),
     ("settings", texts::settings),
     ("recipe", texts::recipe),
-    ("batch", texts::batch),
-    ("server", texts::server),
-    ("costs", binary::costs),
+    ("batch", requests::batch),
+    ("server", requests::server),
+    ("bodies", requests::bodies),
+    ("journal", journal::journal),
+    ("answers", files::answers),
+    ("pages", files::pages),
+    ("costs", files::costs),
+    ("verdict", files::verdict),
+    ("listing", files::listing),
+    ("ollama", files::ollama),
     ("xclbin", binary::xclbin),
     ("transactions", binary::transactions),
 ];
@@ -37,55 +58,35 @@ static TARGET: LazyLock<fn(&[u8])> = LazyLock::new(|| {
     found.unwrap_or_else(|| panic!("GEMMA_FUZZ_TARGET is {name:?}, and none of {names}")).1
 });
 
-fuzz_target!(|data: &[u8]| TARGET(data));
-
-/// A directory of this process in memory, for readers that take files.
+/// A directory of this process, in memory if the script made it there.
 static DIRECTORY: LazyLock<PathBuf> = LazyLock::new(|| {
-    let path = Path::new("/dev/shm").join(format!("gemma-fuzz-{}", std::process::id()));
-    std::fs::create_dir_all(&path).expect("room in /dev/shm");
-    path
+    std::env::var_os("GEMMA_FUZZ_DIRECTORY").expect("GEMMA_FUZZ_DIRECTORY is set").into()
 });
 
-/// A file of that directory with these bytes.
-fn file(name: &str, bytes: &[u8]) -> PathBuf {
-    let path = DIRECTORY.join(name);
-    std::fs::write(&path, bytes).expect("room in /dev/shm");
-    path
+fuzz_target!(init: begin(), |data: &[u8]| TARGET(data));
+
+/// Follows a grammar if this process was started for that, or lists the targets.
+fn begin() {
+    if std::env::var("GEMMA_FUZZ_TARGET").is_ok_and(|name| name == "list") {
+        println!("{}", TARGETS.map(|(name, _)| name).join("\n"));
+        std::process::exit(0);
+    }
+    let argv: Vec<_> = std::env::args_os().collect();
+    if child::role(&argv) == Some(gemma::grammar::ROLE) {
+        std::process::exit(i32::from(!gemma::grammar::serve_parent()));
+    }
+    // SAFETY: the function may be called at the end of a process.
+    unsafe { libc::atexit(report) };
 }
 
-/// Takes a structure's fields off the front of what the fuzzer made up; zeros behind its end.
-struct Cursor<'a>(&'a [u8]);
+/// Prints the number of inputs that were made up of fields.
+extern "C" fn report() {
+    eprintln!("stat::made_up_units: {}", MADE_UP.load(Ordering::Relaxed));
+}
 
-impl<'a> Cursor<'a> {
-    fn bytes(&mut self, count: usize) -> &'a [u8] {
-        let (front, rest) = self.0.split_at(count.min(self.0.len()));
-        self.0 = rest;
-        front
-    }
-
-    fn byte(&mut self) -> u8 {
-        self.bytes(1).first().copied().unwrap_or(0)
-    }
-
-    fn word(&mut self) -> u64 {
-        let mut word = [0; 8];
-        let from = self.bytes(8);
-        word[..from.len()].copy_from_slice(from);
-        u64::from_le_bytes(word)
-    }
-
-    /// Mostly small, now and then at an edge: where counts, sizes and offsets go wrong.
-    fn number(&mut self) -> u64 {
-        match self.byte() {
-            small @ 0..=200 => small.into(),
-            201..=220 => 32 * u64::from(self.byte()),
-            221..=235 => self.word(),
-            236..=245 => u64::MAX - u64::from(self.byte()),
-            _ => 1 << (self.byte() % 64),
-        }
-    }
-
-    fn one_of<T: Copy>(&mut self, list: &[T]) -> T {
-        list[usize::from(self.byte()) % list.len()]
-    }
+/// Writes a file of the directory.
+fn file(name: &str, bytes: &[u8]) -> PathBuf {
+    let path = DIRECTORY.join(name);
+    std::fs::write(&path, bytes).expect("the directory has room");
+    path
 }

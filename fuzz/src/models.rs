@@ -1,10 +1,12 @@
 //! Containers of weights and the files beside them.
 
-use super::{Cursor, DIRECTORY, file};
-use gemma::checkpoint::{Checkpoint, gguf};
-use gemma::models::{Config, Generation, Tokenizer, Weights};
+use super::made_up::{Cursor, edited, raw_or};
+use super::texts::TOKENIZER;
+use gemma::checkpoint::Checkpoint;
+use gemma::models::{ChatTemplate, Config, Generation, ReducedVocabulary, Weights};
 use gemma::util::json;
 use serde_json::{Value, json};
+use std::sync::LazyLock;
 
 const CONFIG: &str = r#"{"model_type": "gemma3_text", "num_hidden_layers": 1, "hidden_size": 32,
     "intermediate_size": 32, "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 32,
@@ -35,8 +37,8 @@ fn with_directory(
     }
 }
 
-/// Uses whatever a checkpoint offers.
-fn use_all(checkpoint: Checkpoint) {
+/// Reads all tensors and side files of a checkpoint.
+pub fn use_all(checkpoint: Checkpoint) {
     for stored in checkpoint.stored() {
         let _ = checkpoint.tensor(&stored.name).map(|view| view.to_f32().is_ok());
         let _ = checkpoint.matrix(&stored.name).map(|matrix| matrix.bytes());
@@ -76,11 +78,9 @@ fn made_up(cursor: &mut Cursor<'_>, names: &[&str]) -> Vec<u8> {
     [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &data].concat()
 }
 
-/// The bytes of a file as they are, or behind an even first byte a header made up of them.
 pub fn safetensors(data: &[u8]) {
-    let Some((how, rest)) = data.split_first() else { return };
     let names = ["model.embed_tokens.weight", "model.norm.weight", "a"];
-    let weights = if how % 2 == 0 { made_up(&mut Cursor(rest), &names) } else { rest.to_vec() };
+    let weights = raw_or(data, |cursor| made_up(cursor, &names));
     with_directory(CONFIG.as_bytes(), &weights, &[], use_all);
 }
 
@@ -89,7 +89,7 @@ pub fn artifact(data: &[u8]) {
     const UP: &str = "model.layers.0.mlp.up_proj.weight";
     const FORMATS: [&str; 8] =
         ["i4-g32", "i8-row", "i3-row", "t2-row+h128", "t3-row+h128", "t4-row", "i4-row", "x"];
-    let mut cursor = Cursor(data);
+    let mut cursor = Cursor::new(data);
     let mut config: Value = serde_json::from_str(CONFIG).expect("a constant");
     config["quantization_config"] = json!({
         "quant_method": "gemma", "version": cursor.byte() % 4,
@@ -106,132 +106,95 @@ pub fn artifact(data: &[u8]) {
     with_directory(config.to_string().as_bytes(), &weights, &[], use_all);
 }
 
+/// Fields of `config.json`.
+const FIELDS: &str = "
+    model_type text_config architectures num_hidden_layers hidden_size intermediate_size
+    num_attention_heads num_key_value_heads head_dim vocab_size eos_token_id bos_token_id
+    sliding_window sliding_window_pattern _sliding_window_pattern layer_types rope_parameters
+    rope_scaling rope_theta rope_local_base_freq query_pre_attn_scalar rms_norm_eps
+    final_logit_softcapping quantization_config";
+
+/// Configurations as they are published, the newer form, the older one and Gemma 4's.
+static CONFIGS: LazyLock<[Value; 3]> = LazyLock::new(|| {
+    let text = json!({
+        "model_type": "gemma3_text", "num_hidden_layers": 2, "hidden_size": 64,
+        "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1,
+        "head_dim": 32, "vocab_size": 99, "eos_token_id": [1, 5], "sliding_window": 16,
+        "query_pre_attn_scalar": 32, "rms_norm_eps": 1e-6,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        },
+    });
+    let mut old = json!({
+        "model_type": "gemma3", "text_config": text,
+        "quantization_config": {
+            "quant_method": "gemma", "version": 2, "formats": {"a": "i4-g32"},
+        },
+    });
+    let part = old["text_config"].as_object_mut().expect("it is one");
+    part.retain(|name, _| !["layer_types", "rope_parameters"].contains(&name.as_str()));
+    part.extend([
+        ("rope_theta".into(), json!(1e6)),
+        ("rope_local_base_freq".into(), json!(1e4)),
+        ("rope_scaling".into(), json!({"rope_type": "linear", "factor": 8.0})),
+        ("sliding_window_pattern".into(), json!(2)),
+    ]);
+    let gemma4 = include_str!("gemma4.json");
+    [text, old, serde_json::from_str(gemma4).expect("it is JSON")]
+});
+
 pub fn config(data: &[u8]) {
-    if let Ok(value) = json::parse(data) {
+    let bytes = raw_or(data, |cursor| {
+        let base = &CONFIGS[cursor.index(CONFIGS.len())];
+        edited(cursor, base, FIELDS)
+    });
+    if let Ok(value) = json::parse(&bytes) {
         let _ = Config::from_json(&value);
     }
-    with_directory(data, &2u64.to_le_bytes(), &[], use_all);
+    with_directory(&bytes, &2u64.to_le_bytes(), &[], use_all);
 }
 
+/// The files with sampling options and with the chat template.
 pub fn generation(data: &[u8]) {
+    static BASE: LazyLock<Value> = LazyLock::new(|| {
+        json!({
+            "temperature": 0.7, "top_k": 64, "top_p": 0.95, "min_p": 0.0,
+            "repetition_penalty": 1.1, "eos_token_id": [1, 5], "do_sample": true,
+            "bos_token": {"content": "<bos>"}, "eos_token": "<eos>",
+            "chat_template": [{"name": "default", "template": "{{ bos_token }}"}],
+        })
+    });
+    let bytes = raw_or(data, |cursor| edited(cursor, &BASE, "content template name top_k"));
     let weights = [&2u64.to_le_bytes(), &b"{}"[..]].concat();
-    let files = [("generation_config.json", data), ("tokenizer_config.json", data)];
+    let files = [("generation_config.json", &bytes[..]), ("tokenizer_config.json", &bytes)];
     with_directory(CONFIG.as_bytes(), &weights, &files, |checkpoint| {
         let _ = Generation::of(&checkpoint);
-        let _ = gemma::models::ChatTemplate::from_checkpoint(&checkpoint, false);
+        let _ = ChatTemplate::from_checkpoint(&checkpoint, false);
     });
 }
 
-/// Keys that this program reads.
-const KEYS: [&str; 16] = [
-    "general.architecture",
-    "general.alignment",
-    "gemma3.block_count",
-    "gemma3.embedding_length",
-    "gemma3.feed_forward_length",
-    "gemma3.attention.head_count",
-    "gemma3.attention.head_count_kv",
-    "gemma3.attention.key_length",
-    "gemma3.attention.sliding_window",
-    "gemma3.context_length",
-    "gemma3.rope.freq_base",
-    "tokenizer.ggml.model",
-    "tokenizer.ggml.tokens",
-    "tokenizer.ggml.scores",
-    "tokenizer.ggml.token_type",
-    "tokenizer.ggml.merges",
-];
-
-fn text(out: &mut Vec<u8>, text: &str) {
-    out.extend((text.len() as u64).to_le_bytes());
-    out.extend(text.as_bytes());
-}
-
-fn value(cursor: &mut Cursor<'_>, out: &mut Vec<u8>, kind: u32, deep: u8) {
-    match kind {
-        0 | 1 | 7 => out.push(cursor.byte()),
-        2 | 3 => out.extend((cursor.number() as u16).to_le_bytes()),
-        4..=6 => out.extend((cursor.number() as u32).to_le_bytes()),
-        8 => {
-            let words = ["gemma3", "llama", "a", "ab", "▁", "<bos>", "a b", "", "<0x41>"];
-            text(out, cursor.one_of(&words));
-        }
-        9 if deep < 3 => {
-            let (inner, count) = (u32::from(cursor.byte() % 14), u64::from(cursor.byte() % 9));
-            let said = if cursor.byte() == 7 { cursor.number() } else { count };
-            out.extend(inner.to_le_bytes());
-            out.extend(said.to_le_bytes());
-            (0..count).for_each(|_| value(cursor, out, inner, deep + 1));
-        }
-        _ => out.extend(cursor.number().to_le_bytes()),
+/// The vocabulary of a draft model.
+pub fn vocabulary(data: &[u8]) {
+    const ROWS: usize = 8;
+    static BASE: LazyLock<Value> = LazyLock::new(|| {
+        json!({
+            "tokenizer": {"first": 6, "end": 300, "sha256": "", "control": {"<bos>": 2}},
+            "parts": 4, "steps": [2, 1, 3, 60, 1, 1, 7, 200],
+        })
+    });
+    let bytes = raw_or(data, |cursor| edited(cursor, &BASE, "<eos> first parts"));
+    let Ok(vocabulary) = ReducedVocabulary::parse(&bytes, ROWS) else { return };
+    let _ = vocabulary.mismatch(&TOKENIZER);
+    // The digest keeps a vocabulary of other tokens away from here.
+    let map = vocabulary.spelling(&TOKENIZER);
+    for token in 0..map.vocab() as u32 {
+        let back = map.row(token).map(|row| map.token(row));
+        assert!(back.is_none_or(|back| back == token), "a row stands for one token");
+        let mut rows = Vec::new();
+        map.spell(token, &mut rows);
+        assert!((1..=map.most_parts()).contains(&rows.len()));
+        assert!(rows.iter().all(|row| (*row as usize) < map.rows()));
     }
-}
-
-/// A GGUF file that is well formed and may lie.
-fn made_up_gguf(cursor: &mut Cursor<'_>, part: Option<(u32, u32)>) -> Vec<u8> {
-    let mut out = b"GGUF".to_vec();
-    let (keys, tensors) = (u64::from(cursor.byte() % 20), u64::from(cursor.byte() % 5));
-    let lie = if cursor.byte() == 9 { cursor.number() } else { 0 };
-    out.extend((2 + u32::from(cursor.byte() % 2)).to_le_bytes());
-    out.extend(tensors.wrapping_add(lie).to_le_bytes());
-    let more = if part.is_some() { 2 } else { 0 };
-    out.extend((keys + more).to_le_bytes());
-    if let Some((number, count)) = part {
-        for (key, value) in [("split.no", number), ("split.count", count)] {
-            text(&mut out, key);
-            out.extend(4u32.to_le_bytes());
-            out.extend(value.to_le_bytes());
-        }
-    }
-    for _ in 0..keys {
-        text(&mut out, cursor.one_of(&KEYS));
-        let kind = u32::from(cursor.byte() % 14);
-        out.extend(kind.to_le_bytes());
-        value(cursor, &mut out, kind, 0);
-    }
-    let names =
-        ["token_embd.weight", "output_norm.weight", "blk.0.attn_q.weight", "blk.0.ffn_up.weight"];
-    for _ in 0..tensors {
-        text(&mut out, cursor.one_of(&names));
-        let dimensions = u32::from(cursor.byte() % 5);
-        out.extend(dimensions.to_le_bytes());
-        (0..dimensions).for_each(|_| out.extend(cursor.number().to_le_bytes()));
-        out.extend(u32::from(cursor.byte() % 42).to_le_bytes());
-        out.extend(cursor.number().to_le_bytes());
-    }
-    out.resize(out.len().next_multiple_of(32) + usize::from(cursor.byte()) * 64, 0x55);
-    out
-}
-
-fn open(path: &std::path::Path) {
-    if let Ok(checkpoint) = Checkpoint::open(path) {
-        use_all(checkpoint);
-    }
-    let presented = Checkpoint::open(path).and_then(gemma::models::gguf::present);
-    if let Ok(checkpoint) = presented {
-        if let Ok(Some(bytes)) = checkpoint.side_file("tokenizer.json") {
-            let _ = Tokenizer::from_bytes(&bytes)
-                .map(|t| t.encode("ab a", gemma::models::Special::Parse).is_ok());
-        }
-        use_all(checkpoint);
-    }
-}
-
-pub fn gguf(data: &[u8]) {
-    let Some((how, rest)) = data.split_first() else { return };
-    let bytes = if how % 2 == 0 { made_up_gguf(&mut Cursor(rest), None) } else { rest.to_vec() };
-    let _ = gguf::container::parse("x", &bytes);
-    open(&file("x.gguf", &bytes));
-}
-
-pub fn gguf_split(data: &[u8]) {
-    let mut cursor = Cursor(data);
-    let directory = DIRECTORY.join("split");
-    std::fs::create_dir_all(&directory).expect("room in /dev/shm");
-    for number in 0..2u32 {
-        let said = if cursor.byte() == 3 { u32::from(cursor.byte()) } else { number };
-        let bytes = made_up_gguf(&mut cursor, Some((said, 2)));
-        file(&format!("split/x-{:05}-of-00002.gguf", number + 1), &bytes);
-    }
-    open(&directory);
 }

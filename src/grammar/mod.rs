@@ -17,7 +17,7 @@ pub mod tools;
 mod vocabulary;
 
 pub use follow::GrammarRule;
-pub use place::{ROLE, serve_parent};
+pub use place::{COMPILING, LIMITS, ROLE, serve_parent};
 pub use schema::{Enforcement, parse as parse_schema};
 
 use std::collections::VecDeque;

@@ -17,9 +17,10 @@ use std::time::Duration;
 /// Role of a child process that runs a machine.
 pub const ROLE: &str = "--follow-grammar";
 
-const LIMITS: ChildLimits = ChildLimits { memory: 256 << 20, stack: 64 << 20 };
+/// Limits of such a child.
+pub const LIMITS: ChildLimits = ChildLimits { memory: 256 << 20, stack: 64 << 20 };
 /// Limits of processor time for the compilation, and for one mask.
-const COMPILING: Duration = Duration::from_secs(2);
+pub const COMPILING: Duration = Duration::from_secs(2);
 const MASK: Duration = Duration::from_secs(1);
 
 /// A message from the parent to its child.

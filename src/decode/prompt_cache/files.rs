@@ -61,7 +61,8 @@ impl PageDirectory {
             })
     }
 
-    fn path(&self, page: &PageId) -> PathBuf {
+    /// Returns the path of a page's file.
+    pub fn path(&self, page: &PageId) -> PathBuf {
         self.path.join(name(page))
     }
 

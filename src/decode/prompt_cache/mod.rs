@@ -8,7 +8,7 @@
 //! The cache changes no text: the name of a file hashes the engine and all tokens, from which the
 //! bytes of a page follow. A file that cannot be used is ignored, with one note at most.
 
-mod files;
+pub mod files;
 
 pub use files::PageDirectory;
 
@@ -29,11 +29,11 @@ const MOST_WRITINGS: usize = 16;
 /// A page of a text in the layers that keep the same pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PageId {
-    key: PageKey,
+    pub key: PageKey,
     /// Layers that keep it, see [`EngineInfo::paged`].
-    layers: usize,
+    pub layers: usize,
     /// Number in the text.
-    nth: usize,
+    pub nth: usize,
 }
 
 /// A prefix that is copied from files into the caches.

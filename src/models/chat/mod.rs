@@ -102,8 +102,8 @@ pub const ROLE: &str = "--render-template";
 
 /// Limits of such a child, and its processor time. A number of steps bounds no work, since one step
 /// may sort a list or double a text.
-const LIMITS: ChildLimits = ChildLimits { memory: 512 << 20, stack: 256 << 20 };
-const TIME: Duration = Duration::from_secs(5);
+pub const LIMITS: ChildLimits = ChildLimits { memory: 512 << 20, stack: 256 << 20 };
+pub const TIME: Duration = Duration::from_secs(5);
 
 const NO_TEMPLATE: &str = "use --raw for no template";
 

@@ -19,7 +19,7 @@ use sha2::{Digest, Sha256};
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::io::Read;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -87,7 +87,7 @@ impl DriverVerdict {
 
 /// Returns the verdict of an earlier trial, if there was one.
 pub fn known(device: &DeviceInfo) -> Option<DriverVerdict> {
-    VerdictFile::of(device, xdg::cache()).load()
+    VerdictFile::of(&device.identity, xdg::cache()).load()
 }
 
 /// Verdicts that this process knows, by key.
@@ -96,7 +96,7 @@ static KNOWN: Mutex<Option<HashMap<String, DriverVerdict>>> = Mutex::new(None);
 /// Returns how far a device's driver is used, from an earlier trial or from one that is made now
 /// and reported.
 pub fn verdict(device: &DeviceInfo, listener: &dyn Listener) -> DriverVerdict {
-    let kept = VerdictFile::of(device, xdg::cache());
+    let kept = VerdictFile::of(&device.identity, xdg::cache());
     let mut known = KNOWN.lock().expect("no thread panics while it holds this");
     let known = known.get_or_insert_default();
     if let Some(verdict) = known.get(&kept.key) {
@@ -222,8 +222,8 @@ fn ending(status: ExitStatus) -> Option<ChildEnd> {
     }
 }
 
-/// A verdict's file.
-struct VerdictFile {
+/// The file of a verdict.
+pub struct VerdictFile {
     path: Option<PathBuf>,
     key: String,
 }
@@ -237,18 +237,21 @@ struct Content {
 }
 
 impl VerdictFile {
-    fn of(device: &DeviceInfo, directory: Option<PathBuf>) -> VerdictFile {
-        let digest = |text: &str| hex(&Sha256::digest(text)[..8]);
-        let key = device.identity.clone();
-        VerdictFile {
-            path: directory.map(|d| d.join(format!("driver-{}.json", digest(&key)))),
-            key,
-        }
+    /// Names the file of a device by its [identity](DeviceInfo::identity).
+    pub fn of(identity: &str, directory: Option<PathBuf>) -> VerdictFile {
+        let digest = hex(&Sha256::digest(identity)[..8]);
+        let path = directory.map(|d| d.join(format!("driver-{digest}.json")));
+        VerdictFile { path, key: identity.to_owned() }
+    }
+
+    /// Returns the path of the file; `None` without a cache.
+    pub fn path(&self) -> Option<&Path> {
+        self.path.as_deref()
     }
 
     /// Reads the verdict of an earlier trial. A file that is damaged or of something else counts as
     /// none.
-    fn load(&self) -> Option<DriverVerdict> {
+    pub fn load(&self) -> Option<DriverVerdict> {
         let path = self.path.as_ref()?;
         let read = || -> Result<DriverVerdict> {
             let content: Content = serde_json::from_slice(&read_regular(path, LARGEST)?)?;
@@ -385,8 +388,7 @@ mod tests {
     #[test]
     fn verdicts_are_kept_by_device_and_driver() {
         let root = tempfile::tempdir().unwrap();
-        let kept =
-            |identity: &str| VerdictFile::of(&device(identity), Some(root.path().join("gemma")));
+        let kept = |identity: &str| VerdictFile::of(identity, Some(root.path().join("gemma")));
         let judged =
             |end: fn() -> ChildEnd| judge(true, |whole| if whole { end() } else { through(&[]) });
         assert_eq!(kept("radv 25.1").load(), None);
@@ -422,7 +424,7 @@ mod tests {
     #[test]
     fn a_file_that_is_damaged_or_of_something_else_counts_as_none() {
         let root = tempfile::tempdir().unwrap();
-        let kept = VerdictFile::of(&device("radv"), Some(root.path().into()));
+        let kept = VerdictFile::of("radv", Some(root.path().into()));
         let path = kept.path.clone().unwrap();
         kept.save(&mut judge(true, |_| through(&["16x16x16"])));
         let good = std::fs::read(&path).unwrap();

@@ -124,7 +124,7 @@ impl Hub {
             .take(LARGEST_LIST)
             .read_to_end(&mut bytes)
             .map_err(|e| self.unreachable(&e.to_string()))?;
-        json::parse(&bytes).ok().as_ref().and_then(Repository::from_json).with_context(|| {
+        Repository::parse(&bytes).with_context(|| {
             Fault::new(Kind::Failure, format!("{url} does not answer with a list of files"))
                 .help("check HF_ENDPOINT")
         })
@@ -190,6 +190,11 @@ impl Hub {
 }
 
 impl Repository {
+    /// Parses an answer of the server; `None` where it is no list of files.
+    pub fn parse(bytes: &[u8]) -> Option<Repository> {
+        Repository::from_json(&json::parse(bytes).ok()?)
+    }
+
     fn from_json(json: &Value) -> Option<Repository> {
         let commit = hash(&json["sha"])?;
         let files = json["siblings"].as_array()?.iter().map(RemoteFile::from_json);

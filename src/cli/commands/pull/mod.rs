@@ -6,7 +6,7 @@
 //! `ureq` makes the requests. The crate `hf-hub` gives a file its name before anything can check
 //! it, and depends on a library under the MPL, which `deny.toml` refuses.
 
-mod hub;
+pub mod hub;
 mod transfer;
 
 use crate::cli::io::output::print;

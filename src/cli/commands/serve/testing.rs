@@ -2,7 +2,7 @@
 
 use super::api::fields::Fields;
 use super::api::request::ServedModel;
-use super::api::{anthropic, ollama, openai, responses};
+use super::api::{anthropic, ollama, openai, responses, tokens};
 use super::log::Notes;
 use super::options::LogFormat;
 use super::pool::Client;
@@ -46,17 +46,25 @@ impl RequestBodies {
         RequestBodies { served: Arc::new(served), notes }
     }
 
+    /// Number of the forms of bodies.
+    pub const FORMS: u8 = 9;
+
     /// Parses a body of one of the API forms, down to its tokens and its grammar.
     pub fn read(&self, form: u8, body: &[u8]) {
         let Ok(fields) = Fields::parse(body, &self.notes) else { return };
-        let request = match form % 7 {
+        let request = match form % Self::FORMS {
             0 => openai::chat(fields, &self.served).map(|(request, _)| request),
             1 => openai::completions(fields, &self.served).map(|(request, _)| request),
             2 => responses::body(fields, &self.served).map(|(request, _)| request),
             3 => anthropic::messages_body(fields, &self.served).map(|(request, _)| request),
             4 => ollama::chat(fields, &self.served).map(|(request, _)| request),
             5 => ollama::generate(fields, &self.served).map(|(request, _)| request),
-            _ => return drop(anthropic::count_body(fields, &self.served)),
+            6 => {
+                let prompt = anthropic::count_body(fields, &self.served);
+                return drop(prompt.map(|prompt| prompt.tokens(&self.served).is_ok()));
+            }
+            7 => return drop(tokens::tokenize(fields, &self.served)),
+            _ => return drop(tokens::detokenize(fields, &self.served)),
         };
         if let Ok(request) = request {
             let client = Client::at(IpAddr::V4(Ipv4Addr::LOCALHOST));

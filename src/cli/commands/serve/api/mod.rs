@@ -16,4 +16,5 @@ pub mod openai;
 pub mod request;
 pub mod responses;
 mod sampling;
+pub mod tokens;
 mod tools;

@@ -8,17 +8,16 @@ mod reply;
 mod response;
 
 use super::api::error::{ApiError, ApiFamily};
-use super::api::fields::{Fields, missing};
+use super::api::fields::Fields;
 use super::api::form::ApiForm;
 use super::api::request::{ApiRequest, ServedModel, TOKENISER_MEMORY, tokeniser_memory};
-use super::api::{anthropic, openai, responses};
+use super::api::{anthropic, openai, responses, tokens};
 use super::log::{LogEntry, Notes};
 use super::options::LogFormat;
 use super::pool::{Client, Peer, PoolShare, SharedPool};
 use super::queue::{ClientEvent, Delivery, EVENTS, RequestQueue};
 use crate::cli::io::format::AnswerFormat;
 use crate::grammar::{Enforcement, Grammar, GrammarSource};
-use crate::models::Special;
 use crate::tensor::Token;
 use axum::Router;
 use axum::extract::{Request, State};
@@ -38,11 +37,6 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::{Receiver, channel};
 use tower_http::cors::{AllowOrigin, Any, CorsLayer};
-
-/// Most bytes of a text for `/tokenize`.
-const LONGEST_TEXT: usize = 1 << 20;
-/// Most tokens for `/detokenize`.
-const MOST_TOKENS: usize = 1 << 18;
 
 /// Least bytes of memory for the preparation of requests, and for answers.
 const MEMORY: usize = 512_000_000;
@@ -271,36 +265,9 @@ async fn model(State(app): State<Arc<App>>) -> Response {
 async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Response {
     let answer = async {
         let served = app.served()?.clone();
-        let work = move |mut fields: Fields| {
-            fields.pass_over(&["model"]);
-            // In vLLM's form, with `prompt`, a text spells control tokens.
-            let parses = fields.get("prompt").is_some();
-            let mut text: Option<String> = None;
-            for name in ["text", "prompt", "content"] {
-                text = fields.take(name)?.or(text);
-            }
-            let text = text.ok_or_else(|| missing("content"))?;
-            let special = match fields.take("add_special")?.unwrap_or(parses) {
-                true => Special::Parse,
-                false => Special::AsText,
-            };
-            let has_bos = fields.take("add_special_tokens")?.unwrap_or(false);
-            fields.finish()?;
-            if text.len() > LONGEST_TEXT {
-                let what = format!("the text is longer than {LONGEST_TEXT} bytes: shorten it");
-                return Err(ApiError::new(413, what));
-            }
-            let tokens = match has_bos {
-                true => {
-                    let bos = served.config.bos;
-                    served.tokenizer.encode_behind_bos(&text, special, bos).map(|(all, _)| all)
-                }
-                false => served.tokenizer.encode(&text, special),
-            };
-            let tokens = tokens.map_err(|error| ApiError::of(&error))?;
-            Ok(json!({"count": tokens.len(), "tokens": tokens}).to_string())
-        };
-        app.prepare(request, |bytes| TOKENISER_MEMORY * bytes.min(LONGEST_TEXT), work).await
+        let work = move |fields| tokens::tokenize(fields, &served);
+        let memory = |bytes: usize| TOKENISER_MEMORY * bytes.min(tokens::LONGEST_TEXT);
+        app.prepare(request, memory, work).await
     };
     result(answer.await, ApiFamily::OpenAi)
 }
@@ -308,19 +275,7 @@ async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Response {
 async fn detokenize(State(app): State<Arc<App>>, request: Request) -> Response {
     let answer = async {
         let served = app.served()?.clone();
-        let work = move |mut fields: Fields| {
-            fields.pass_over(&["model"]);
-            let tokens: Vec<Token> = fields.need("tokens")?;
-            fields.finish()?;
-            if tokens.len() > MOST_TOKENS {
-                return Err(ApiError::new(
-                    413,
-                    format!("there are more than {MOST_TOKENS} tokens: send fewer"),
-                ));
-            }
-            let text = served.tokenizer.decode(&tokens);
-            Ok(json!({"content": text, "prompt": text, "text": text}).to_string())
-        };
+        let work = move |fields| tokens::detokenize(fields, &served);
         app.prepare(request, |_| 0, work).await
     };
     result(answer.await, ApiFamily::OpenAi)
