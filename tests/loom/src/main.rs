@@ -62,6 +62,7 @@ const MODELS: &[Model] = &[
     Model { name: "queue-shutdown", preemptions: 3, run: queue::shutdown },
     Model { name: "queue-bound", preemptions: 3, run: queue::bound },
     Model { name: "queue-gone", preemptions: 3, run: queue::gone },
+    Model { name: "queue-failure", preemptions: 3, run: queue::failure },
     Model { name: "shares", preemptions: 3, run: shares::shares },
     Model { name: "fill-ring", preemptions: 2, run: fill::ring },
     Model { name: "fill-failure", preemptions: 2, run: fill::failure },

@@ -76,7 +76,7 @@ pub fn bound() {
     assert_eq!(2 + left, accepted);
 }
 
-/// A client that goes away while its request waits: the request is taken before, or dropped.
+/// A client that goes away while its request waits: no engine takes the request after that.
 pub fn gone() {
     let (queue, channels) = (queue(2), [(); 2].map(|()| Arc::new(Channel::default())));
     queue.add(request(1, &channels[0])).unwrap();
@@ -88,10 +88,20 @@ pub fn gone() {
         let (queue, channel) = (queue.clone(), channels[1].clone());
         loom::thread::spawn(move || queue.add(request(2, &channel)).unwrap())
     };
-    let taken = queue.take(true, |_| 0).unwrap();
     leaving.join().unwrap();
+    assert!(queue.take(true, |_| 0).is_some_and(|request| request.data.client == client(2)));
     adding.join().unwrap();
-    let next = queue.take(false, |_| 0);
-    let has_first = taken.data.client == client(1);
-    assert_eq!(next.map(|request| request.data.client), has_first.then(|| client(2)));
+    assert!(queue.take(false, |_| 0).is_none());
+}
+
+/// An engine that fails beside a new request: a request that was accepted is told.
+pub fn failure() {
+    let (queue, channel) = (queue(4), Arc::new(Channel::default()));
+    let adding = {
+        let (queue, channel) = (queue.clone(), channel.clone());
+        loom::thread::spawn(move || queue.add(request(1, &channel)).is_ok())
+    };
+    queue.end(&ApiError::ending());
+    let accepted = adding.join().unwrap();
+    assert_eq!(channel.sent.load(Ordering::Acquire), accepted as usize);
 }

@@ -5,8 +5,8 @@ use crate::serve::pool::SharedPool;
 use loom::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
 
-/// Three connections of two clients ask for more than there is: each is served in the end, and the
-/// shares never exceed the pool.
+/// Three clients ask for more than there is: each is served in the end, and the shares never exceed
+/// the pool.
 pub fn shares() {
     let (pool, held) = (SharedPool::new(2), Arc::new(AtomicUsize::new(0)));
     let connection = |from: u8| {
@@ -18,8 +18,8 @@ pub fn shares() {
             drop(share);
         }
     };
-    let others = [1, 1].map(|from| loom::thread::spawn(connection(from)));
-    connection(2)();
+    let others = [1, 2].map(|from| loom::thread::spawn(connection(from)));
+    connection(3)();
     others.into_iter().for_each(|other| other.join().unwrap());
     assert!(pool.try_take(client(1), 1).is_some());
 }
