@@ -31,6 +31,7 @@ case $lane in
     ;;
   memcheck)
     flag=
+    # Without `grammar` and `cli`: rustix looks for the vDSO, which Valgrind hides.
     if [ $# = 0 ]; then suites=(lib:compute lib:tensor lib:checkpoint lib:kv text:linear); fi
     if ! command -v valgrind >/dev/null; then
       echo "scripts/sanitize.sh: valgrind is not installed (apt-get install valgrind)" >&2
