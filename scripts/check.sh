@@ -23,6 +23,9 @@ step "tests"
 cargo test --release --no-fail-fast --lib --bins --tests
 cargo test --release --doc
 
+step "models of the threads, in every order"
+cargo run -q --release --manifest-path tests/loom/Cargo.toml --target-dir target/loom
+
 step "Google's Gemma 3 270M"
 GEMMA_REAL_DEVICES=${GEMMA_REAL_DEVICES:-cpu} scripts/real-gemma.sh target/real-gemma
 

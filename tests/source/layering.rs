@@ -77,7 +77,7 @@ fn root() -> &'static Path {
 }
 
 /// Files of `src/` by their path below it, tests and comments cut away.
-fn sources() -> Vec<(String, String)> {
+pub fn sources() -> Vec<(String, String)> {
     let mut list = Vec::new();
     files(&root().join("src"), "rs", &mut list);
     assert!(list.len() > 20, "the walk found only {} files", list.len());
@@ -93,7 +93,7 @@ fn sources() -> Vec<(String, String)> {
         .collect()
 }
 
-fn room(file: &str) -> &str {
+pub fn room(file: &str) -> &str {
     file.split(['/', '.']).next().unwrap()
 }
 

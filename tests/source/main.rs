@@ -1,5 +1,6 @@
 //! The source tree itself: floors, seams, shaders, types that threads share.
 
+mod features;
 mod layering;
 mod lexer;
 mod names;

@@ -71,8 +71,11 @@ impl CpuExecutor {
     /// An executor on threads that others use too, in turn: a target and its drafter never compete
     /// for cores. `options.threads` is the pool's.
     pub fn on(pool: Arc<Pool>, options: CpuOptions) -> Self {
+        let isa = options.isa.unwrap_or_else(Isa::detect);
+        // All kernels rely on it.
+        assert!(isa.is_supported(), "this machine has no {isa}");
         CpuExecutor {
-            isa: options.isa.unwrap_or_else(Isa::detect),
+            isa,
             work: (0..pool.threads()).map(|_| Mutex::default()).collect(),
             spare: (0..pool.threads()).map(|_| Mutex::default()).collect(),
             pool,
@@ -295,12 +298,12 @@ impl CpuExecutor {
     ) -> Result<()> {
         for dispatch in &recorded.dispatches {
             let outputs = dispatch.op.outputs();
-            // SAFETY: nothing runs between the pool's calls.
             let copy = || -> Vec<Vec<u8>> {
-                outputs
-                    .iter()
-                    .map(|id| unsafe { self.buffers.slice(*id, 0, self.buffers.len(*id)) }.to_vec())
-                    .collect()
+                let bytes = |id: &BufferId| {
+                    // SAFETY: nothing runs between the pool's calls.
+                    unsafe { self.buffers.slice(*id, 0, self.buffers.len(*id)) }.to_vec()
+                };
+                outputs.iter().map(bytes).collect()
             };
             let before = copy();
             self.pool.run(&|worker| self.execute(&dispatch.op, recorded.layout, step, worker));

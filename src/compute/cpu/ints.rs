@@ -32,25 +32,24 @@ impl Ints for Scalar {
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use crate::compute::cpu::simd::{Avx2, Avx512, Ints};
+    use crate::compute::cpu::simd::{Avx2, Avx512, Ints, intrinsics};
     use std::arch::x86_64::*;
 
-    // SAFETY (of every block below): these types are used only inside functions compiled for their
-    // instruction set and called after it was detected; pointers are the caller's promise.
     impl Ints for Avx2 {
         type Sums = [__m256i; 2];
         type Pairs = [__m256i; 2];
         #[inline(always)]
         fn no_sums() -> Self::Sums {
-            unsafe { [_mm256_setzero_si256(); 2] }
+            intrinsics!([_mm256_setzero_si256(); 2])
         }
         #[inline(always)]
         unsafe fn load_pairs(p: *const i8) -> Self::Pairs {
+            // SAFETY: the caller's promise, and as for `intrinsics`.
             unsafe { [0, 16].map(|i| _mm256_cvtepi8_epi16(_mm_loadu_si128(p.add(i).cast()))) }
         }
         #[inline(always)]
         fn add_pairs(sums: Self::Sums, keys: Self::Pairs, query: i32) -> Self::Sums {
-            unsafe {
+            intrinsics! {
                 let query = _mm256_set1_epi32(query);
                 let add = |sum, key| _mm256_add_epi32(sum, _mm256_madd_epi16(key, query));
                 [add(sums[0], keys[0]), add(sums[1], keys[1])]
@@ -58,10 +57,11 @@ mod x86 {
         }
         #[inline(always)]
         fn floats(sums: Self::Sums) -> Self {
-            unsafe { Avx2(_mm256_cvtepi32_ps(sums[0]), _mm256_cvtepi32_ps(sums[1])) }
+            intrinsics!(Avx2(_mm256_cvtepi32_ps(sums[0]), _mm256_cvtepi32_ps(sums[1])))
         }
         #[inline(always)]
         unsafe fn load_i8(p: *const i8) -> Self {
+            // SAFETY: the caller's promise, and as for `intrinsics`.
             unsafe {
                 let half =
                     |i| _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(p.add(i).cast())));
@@ -75,22 +75,24 @@ mod x86 {
         type Pairs = __m512i;
         #[inline(always)]
         fn no_sums() -> Self::Sums {
-            unsafe { _mm512_setzero_si512() }
+            intrinsics!(_mm512_setzero_si512())
         }
         #[inline(always)]
         unsafe fn load_pairs(p: *const i8) -> Self::Pairs {
+            // SAFETY: the caller's promise, and as for `intrinsics`.
             unsafe { _mm512_cvtepi8_epi16(_mm256_loadu_si256(p.cast())) }
         }
         #[inline(always)]
         fn add_pairs(sums: Self::Sums, keys: Self::Pairs, query: i32) -> Self::Sums {
-            unsafe { _mm512_dpwssd_epi32(sums, keys, _mm512_set1_epi32(query)) }
+            intrinsics!(_mm512_dpwssd_epi32(sums, keys, _mm512_set1_epi32(query)))
         }
         #[inline(always)]
         fn floats(sums: Self::Sums) -> Self {
-            unsafe { Avx512(_mm512_cvtepi32_ps(sums)) }
+            intrinsics!(Avx512(_mm512_cvtepi32_ps(sums)))
         }
         #[inline(always)]
         unsafe fn load_i8(p: *const i8) -> Self {
+            // SAFETY: the caller's promise, and as for `intrinsics`.
             unsafe { Avx512(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p.cast())))) }
         }
     }

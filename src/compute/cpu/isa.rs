@@ -8,7 +8,7 @@ use std::str::FromStr;
 pub enum Isa {
     /// Plain Rust, any machine.
     Scalar,
-    /// AVX2 with FMA and F16C.
+    /// AVX2 with FMA, F16C and BMI2.
     Avx2,
     /// AVX-512 F, BW, DQ, VL and VNNI.
     Avx512Vnni,
@@ -37,6 +37,7 @@ impl Isa {
                 is_x86_feature_detected!("avx2")
                     && is_x86_feature_detected!("fma")
                     && is_x86_feature_detected!("f16c")
+                    && is_x86_feature_detected!("bmi2")
             }
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512Vnni => {

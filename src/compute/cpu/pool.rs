@@ -5,21 +5,13 @@
 //! releases the others from their barriers and reaches the caller.
 
 use crate::error::no_thread;
+use crate::util::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
+use crate::util::sync::thread::{self, JoinHandle, Thread};
+use crate::util::sync::{Arc, Mutex, MutexGuard, UnsafeCell, spin};
 use anyhow::{Context, Result, ensure};
 use std::any::Any;
-use std::cell::UnsafeCell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::{self, JoinHandle, Thread};
-use std::time::{Duration, Instant};
-
-/// How long a waiter spins before it offers its core to others. Short: on a busy machine the one it
-/// waits for may stand in line for this very core (with 20 us, passes of small layers took 3 times
-/// as long beside other programs).
-const SPIN: Duration = Duration::from_micros(4);
-/// How long it spins and yields before it sleeps.
-const YIELD: Duration = Duration::from_micros(150);
+use std::sync::PoisonError;
 
 type Job = *const (dyn Fn(&Worker<'_>) + Sync);
 
@@ -118,12 +110,12 @@ impl Pool {
         let count = self.threads();
         if count > 1 {
             *lock(&shared.seats[0].thread) = Some(thread::current());
-            // SAFETY: all workers wait for the next epoch, so none reads the cell. The lifetime is
-            // erased, but `run` returns (or unwinds) only after every worker has finished with `f`.
-            unsafe {
-                *shared.job.get() =
-                    Some(std::mem::transmute::<*const (dyn Fn(&Worker<'_>) + Sync + '_), Job>(f))
-            };
+            // SAFETY: the lifetime is erased, but `run` returns (or unwinds) only after every
+            // worker has finished with `f`.
+            let job =
+                unsafe { std::mem::transmute::<*const (dyn Fn(&Worker<'_>) + Sync + '_), Job>(f) };
+            // SAFETY: all workers wait for the next epoch, so none reads the cell.
+            shared.job.with_mut(|cell| unsafe { *cell = Some(job) });
             shared.running.store(count - 1, Ordering::Relaxed);
             shared.epoch.fetch_add(1, Ordering::Release);
             shared.wake();
@@ -189,11 +181,10 @@ impl Shared {
                 return;
             }
             seen += 1;
-            // SAFETY: the epoch was seen with acquire, so the write of the job happened before;
-            // `run` keeps the closure alive until `running` reaches zero, which this thread's share
-            // of does not happen before `call` returns.
-            if let Some(job) = unsafe { *self.job.get() } {
-                // SAFETY: as above.
+            // SAFETY: the epoch was seen with acquire, so the write of the job happened before.
+            if let Some(job) = self.job.with(|cell| unsafe { *cell }) {
+                // SAFETY: `run` keeps the closure alive until `running` is zero, and this thread
+                // counts there until `call` has returned.
                 self.call(unsafe { &*job }, index);
             }
             if self.running.fetch_sub(1, Ordering::AcqRel) == 1 {
@@ -216,26 +207,8 @@ impl Shared {
 
     /// Waits for a condition that other workers make true before they call `wake`.
     fn wait(&self, index: usize, done: impl Fn() -> bool) {
-        for _ in 0..64 {
-            if done() {
-                return;
-            }
-            std::hint::spin_loop();
-        }
-        let start = Instant::now();
-        while start.elapsed() < SPIN {
-            for _ in 0..16 {
-                if done() {
-                    return;
-                }
-                std::hint::spin_loop();
-            }
-        }
-        while start.elapsed() < YIELD {
-            if done() {
-                return;
-            }
-            thread::yield_now();
+        if spin(&done) {
+            return;
         }
         let seat = &self.seats[index];
         loop {
@@ -265,7 +238,11 @@ impl Shared {
 
     fn wake_unfenced(&self, index: usize) {
         let seat = &self.seats[index];
-        if !seat.asleep.load(Ordering::Relaxed) || !seat.asleep.swap(false, Ordering::AcqRel) {
+        let is_asleep = seat.asleep.load(Ordering::Relaxed)
+            && (seat.asleep)
+                .compare_exchange(true, false, Ordering::AcqRel, Ordering::Relaxed)
+                .is_ok();
+        if !is_asleep {
             return;
         }
         if let Some(thread) = &*lock(&seat.thread) {
@@ -274,13 +251,14 @@ impl Shared {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::util::sync::YIELD;
 
     #[test]
     fn every_worker_runs_each_job_once_and_barriers_order_them() {

@@ -129,6 +129,15 @@ fn transform<L: Lanes>(input: &[f32], out: &mut [f32]) {
     }
 }
 
+/// The lanes of a vector.
+#[inline(always)]
+fn array<L: Lanes>(v: L) -> [f32; LANES] {
+    let mut lanes = [0f32; LANES];
+    // SAFETY: the array has a vector's lanes.
+    unsafe { v.store(lanes.as_mut_ptr()) };
+    lanes
+}
+
 /// [`rows::quantize_group`] in vectors.
 #[inline(always)]
 fn quantize_group<L: Lanes>(values: &[f32], codes: &mut [i8], tried: usize) -> (f32, i32) {
@@ -137,14 +146,16 @@ fn quantize_group<L: Lanes>(values: &[f32], codes: &mut [i8], tried: usize) -> (
     }
     assert_eq!(values.len(), codes.len());
     let vectors = values.len() / LANES;
-    // SAFETY (of every block below): vector i of `vectors` lies inside both slices.
-    let load = |i: usize| unsafe { L::load(values.as_ptr().add(i * LANES)) };
+    let load = |i: usize| {
+        debug_assert!(i < vectors);
+        // SAFETY: callers count up to `vectors`.
+        unsafe { L::load(values.as_ptr().add(i * LANES)) }
+    };
     let mut most = [L::zero(); 4];
     for i in 0..vectors {
         most[i % 4] = most[i % 4].max_abs(load(i));
     }
-    let mut lanes = [0f32; LANES];
-    unsafe { most[0].max_abs(most[1]).max_abs(most[2].max_abs(most[3])).store(lanes.as_mut_ptr()) };
+    let lanes = array(most[0].max_abs(most[1]).max_abs(most[2].max_abs(most[3])));
     let max = lanes.into_iter().fold(0.0, |m: f32, v| if v > m { v } else { m });
     if max == 0.0 {
         codes.fill(0);
@@ -158,18 +169,16 @@ fn quantize_group<L: Lanes>(values: &[f32], codes: &mut [i8], tried: usize) -> (
             let error = x.fma(minus, x.add(whole).add(less));
             sums = error.fma(error, sums);
         }
-        let mut lanes = [0f32; LANES];
-        unsafe { sums.store(lanes.as_mut_ptr()) };
-        lanes
+        array(sums)
     });
     let (inv, mut products) = (L::splat(top / max), L::zero());
     for i in 0..vectors {
         let x = load(i).mul(inv);
         products = x.add(whole).add(less).fma(x, products);
+        // SAFETY: the codes are as many as the values, checked above.
         unsafe { x.store_i8(codes.as_mut_ptr().add(i * LANES)) };
     }
-    unsafe { products.store(lanes.as_mut_ptr()) };
-    let fit = if tried > 1 { rows::fit(&lanes, codes) } else { 1.0 };
+    let fit = if tried > 1 { rows::fit(&array(products), codes) } else { 1.0 };
     (max / top * fit, codes.iter().map(|c| *c as i32).sum())
 }
 
@@ -305,17 +314,16 @@ unsafe fn store_codes<L: Lanes>(
             values.chunks_exact(group).zip(codes.chunks_exact_mut(group)).enumerate()
         {
             let mut most = L::zero();
+            // SAFETY: a group is whole vectors, and i the first lane of one.
             let load = |i| unsafe { L::load(values.as_ptr().add(i)) };
             (0..group).step_by(LANES).for_each(|i| most = most.max_abs(load(i)));
-            let mut lanes = [0f32; LANES];
-            // SAFETY (here, above and below): a group is whole vectors.
-            unsafe { most.store(lanes.as_mut_ptr()) };
-            let scale =
-                q8::scale_of(lanes.into_iter().fold(0.0, |m: f32, v| if v > m { v } else { m }));
+            let most = array(most).into_iter().fold(0.0, |m: f32, v| if v > m { v } else { m });
+            let scale = q8::scale_of(most);
             let inv = L::splat(q8::inverse(scale));
-            (0..group)
-                .step_by(LANES)
-                .for_each(|i| unsafe { load(i).mul(inv).store_i8(codes.as_mut_ptr().add(i)) });
+            for i in (0..group).step_by(LANES) {
+                // SAFETY: the group of codes has as many vectors.
+                unsafe { load(i).mul(inv).store_i8(codes.as_mut_ptr().add(i)) };
+            }
             // SAFETY: passed on to the caller.
             unsafe {
                 buffers.slice_mut(id, kv.scratch_scale_at(max_rows, head, g, row), 1)[0] = scale

@@ -187,7 +187,7 @@ pub use x86::{Avx2, Avx512};
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use super::{Isa, Lanes, f16};
+    use super::{Isa, Lanes, f16, intrinsics};
     use std::arch::x86_64::*;
 
     /// Two 256-bit halves.
@@ -198,24 +198,24 @@ mod x86 {
     #[derive(Clone, Copy)]
     pub struct Avx512(pub(in crate::compute::cpu) __m512);
 
-    // SAFETY (of every block below): these types are used only inside functions compiled for their
-    // instruction set and called after it was detected; pointers are the caller's promise.
     impl Lanes for Avx2 {
         const ISA: Isa = Isa::Avx2;
         #[inline(always)]
         fn zero() -> Self {
-            unsafe { Avx2(_mm256_setzero_ps(), _mm256_setzero_ps()) }
+            intrinsics!(Avx2(_mm256_setzero_ps(), _mm256_setzero_ps()))
         }
         #[inline(always)]
         fn splat(v: f32) -> Self {
-            unsafe { Avx2(_mm256_set1_ps(v), _mm256_set1_ps(v)) }
+            intrinsics!(Avx2(_mm256_set1_ps(v), _mm256_set1_ps(v)))
         }
         #[inline(always)]
         unsafe fn load(p: *const f32) -> Self {
+            // SAFETY: the caller's promise, and as for `intrinsics`.
             unsafe { Avx2(_mm256_loadu_ps(p), _mm256_loadu_ps(p.add(8))) }
         }
         #[inline(always)]
         unsafe fn load_f16(p: *const f16) -> Self {
+            // SAFETY: the caller's promise, and as for `intrinsics`.
             unsafe {
                 Avx2(
                     _mm256_cvtph_ps(_mm_loadu_si128(p.cast())),
@@ -225,6 +225,7 @@ mod x86 {
         }
         #[inline(always)]
         unsafe fn store(self, p: *mut f32) {
+            // SAFETY: the caller's promise, and as for `intrinsics`.
             unsafe {
                 _mm256_storeu_ps(p, self.0);
                 _mm256_storeu_ps(p.add(8), self.1);
@@ -232,19 +233,19 @@ mod x86 {
         }
         #[inline(always)]
         fn fma(self, b: Self, c: Self) -> Self {
-            unsafe { Avx2(_mm256_fmadd_ps(self.0, b.0, c.0), _mm256_fmadd_ps(self.1, b.1, c.1)) }
+            intrinsics!(Avx2(_mm256_fmadd_ps(self.0, b.0, c.0), _mm256_fmadd_ps(self.1, b.1, c.1)))
         }
         #[inline(always)]
         fn add(self, b: Self) -> Self {
-            unsafe { Avx2(_mm256_add_ps(self.0, b.0), _mm256_add_ps(self.1, b.1)) }
+            intrinsics!(Avx2(_mm256_add_ps(self.0, b.0), _mm256_add_ps(self.1, b.1)))
         }
         #[inline(always)]
         fn mul(self, b: Self) -> Self {
-            unsafe { Avx2(_mm256_mul_ps(self.0, b.0), _mm256_mul_ps(self.1, b.1)) }
+            intrinsics!(Avx2(_mm256_mul_ps(self.0, b.0), _mm256_mul_ps(self.1, b.1)))
         }
         #[inline(always)]
         fn max_abs(self, b: Self) -> Self {
-            unsafe {
+            intrinsics! {
                 let sign = _mm256_set1_ps(-0.0);
                 Avx2(
                     _mm256_max_ps(self.0, _mm256_andnot_ps(sign, b.0)),
@@ -254,7 +255,7 @@ mod x86 {
         }
         #[inline(always)]
         fn flip(self, signs: u16) -> Self {
-            unsafe {
+            intrinsics! {
                 let bits = _mm256_set1_epi32(signs as i32);
                 let low =
                     _mm256_sllv_epi32(bits, _mm256_setr_epi32(31, 30, 29, 28, 27, 26, 25, 24));
@@ -268,7 +269,7 @@ mod x86 {
         }
         #[inline(always)]
         fn butterfly<const HALF: usize>(self) -> Self {
-            unsafe {
+            intrinsics! {
                 if HALF == 8 {
                     return Avx2(_mm256_add_ps(self.0, self.1), _mm256_sub_ps(self.0, self.1));
                 }
@@ -294,6 +295,7 @@ mod x86 {
         }
         #[inline(always)]
         unsafe fn store_i8(self, p: *mut i8) {
+            // SAFETY: the caller's promise, and as for `intrinsics`.
             unsafe {
                 let words =
                     _mm256_packs_epi32(_mm256_cvtps_epi32(self.0), _mm256_cvtps_epi32(self.1));
@@ -307,6 +309,7 @@ mod x86 {
         }
         #[inline(always)]
         unsafe fn store_f16(self, p: *mut f16) {
+            // SAFETY: the caller's promise, and as for `intrinsics`.
             unsafe {
                 _mm_storeu_si128(p.cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.0));
                 _mm_storeu_si128(
@@ -321,43 +324,46 @@ mod x86 {
         const ISA: Isa = Isa::Avx512Vnni;
         #[inline(always)]
         fn zero() -> Self {
-            unsafe { Avx512(_mm512_setzero_ps()) }
+            intrinsics!(Avx512(_mm512_setzero_ps()))
         }
         #[inline(always)]
         fn splat(v: f32) -> Self {
-            unsafe { Avx512(_mm512_set1_ps(v)) }
+            intrinsics!(Avx512(_mm512_set1_ps(v)))
         }
         #[inline(always)]
         unsafe fn load(p: *const f32) -> Self {
+            // SAFETY: the caller's promise, and as for `intrinsics`.
             unsafe { Avx512(_mm512_loadu_ps(p)) }
         }
         #[inline(always)]
         unsafe fn load_f16(p: *const f16) -> Self {
+            // SAFETY: the caller's promise, and as for `intrinsics`.
             unsafe { Avx512(_mm512_cvtph_ps(_mm256_loadu_si256(p.cast()))) }
         }
         #[inline(always)]
         unsafe fn store(self, p: *mut f32) {
+            // SAFETY: the caller's promise, and as for `intrinsics`.
             unsafe { _mm512_storeu_ps(p, self.0) }
         }
         #[inline(always)]
         fn fma(self, b: Self, c: Self) -> Self {
-            unsafe { Avx512(_mm512_fmadd_ps(self.0, b.0, c.0)) }
+            intrinsics!(Avx512(_mm512_fmadd_ps(self.0, b.0, c.0)))
         }
         #[inline(always)]
         fn add(self, b: Self) -> Self {
-            unsafe { Avx512(_mm512_add_ps(self.0, b.0)) }
+            intrinsics!(Avx512(_mm512_add_ps(self.0, b.0)))
         }
         #[inline(always)]
         fn mul(self, b: Self) -> Self {
-            unsafe { Avx512(_mm512_mul_ps(self.0, b.0)) }
+            intrinsics!(Avx512(_mm512_mul_ps(self.0, b.0)))
         }
         #[inline(always)]
         fn max_abs(self, b: Self) -> Self {
-            unsafe { Avx512(_mm512_max_ps(self.0, _mm512_abs_ps(b.0))) }
+            intrinsics!(Avx512(_mm512_max_ps(self.0, _mm512_abs_ps(b.0))))
         }
         #[inline(always)]
         fn flip(self, signs: u16) -> Self {
-            unsafe {
+            intrinsics! {
                 let x = _mm512_castps_si512(self.0);
                 Avx512(_mm512_castsi512_ps(_mm512_mask_xor_epi32(
                     x,
@@ -369,7 +375,7 @@ mod x86 {
         }
         #[inline(always)]
         fn butterfly<const HALF: usize>(self) -> Self {
-            unsafe {
+            intrinsics! {
                 let x = self.0;
                 let (partner, negative) = match HALF {
                     8 => (_mm512_shuffle_f32x4::<0b01_00_11_10>(x, x), 0xff00),
@@ -382,16 +388,30 @@ mod x86 {
         }
         #[inline(always)]
         unsafe fn store_i8(self, p: *mut i8) {
+            // SAFETY: the caller's promise, and as for `intrinsics`.
             unsafe { _mm_storeu_si128(p.cast(), _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(self.0))) }
         }
         #[inline(always)]
         unsafe fn store_f16(self, p: *mut f16) {
+            // SAFETY: the caller's promise, and as for `intrinsics`.
             unsafe {
                 _mm256_storeu_si256(p.cast(), _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.0))
             }
         }
     }
 }
+
+/// Evaluates intrinsics that take no pointer, in a method of a type of their instruction set.
+#[cfg(target_arch = "x86_64")]
+macro_rules! intrinsics {
+    ($($body:tt)*) => {
+        // SAFETY: the types of an instruction set are named only by functions that are compiled for
+        // it, and the callers of those checked that the machine has it.
+        unsafe { $($body)* }
+    };
+}
+#[cfg(target_arch = "x86_64")]
+pub(crate) use intrinsics;
 
 /// Defines `fn $name(isa, args)` that runs the always-inlined generic `$body::<L>` compiled for the
 /// instruction set.
@@ -411,8 +431,7 @@ macro_rules! for_each_isa {
                 $body::<$crate::compute::cpu::simd::Avx2>($($arg),*)
             }
             match isa {
-                // SAFETY: `Isa` values other than `Scalar` exist only on processors where they were
-                // detected.
+                // SAFETY: the executor checked that the machine has the instruction set.
                 #[cfg(target_arch = "x86_64")]
                 $crate::compute::cpu::Isa::Avx512Vnni => unsafe { avx512($($arg),*) },
                 // SAFETY: as above.

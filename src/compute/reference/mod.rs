@@ -30,61 +30,15 @@ pub fn run(
     layout: StepLayout,
     step: &StepView<'_>,
 ) {
-    // SAFETY (of every block below): the executor calls this with no kernel in flight, and one op
-    // reads and writes disjoint buffers except where it works in place, row by row.
     match op {
-        Op::Embed(Embed { table, scale, out }) => {
-            let table = &weights[table.0 as usize];
-            for r in step.live(RowSet::All) {
-                let out: &mut [f32] =
-                    unsafe { buffers.slice_mut(*out, r * table.cols, table.cols) };
-                table.dequantize_row(step.tokens[r] as usize, out);
-                out.iter_mut().for_each(|v| *v *= scale);
-            }
-        }
+        Op::Embed(op) => step.live(RowSet::All).for_each(|r| embed(buffers, op, weights, step, r)),
         Op::Concat(op) => step.live(RowSet::All).for_each(|r| concat(buffers, op, step, r)),
-        Op::Norm(Norm { x, add, scale, w, eps, dim, out, rows }) => {
-            let w: &[f32] = unsafe { buffers.slice(*w, 0, *dim) };
-            for r in step.live(*rows) {
-                let from = source_row(*rows, step, r);
-                let add = add.map(|(y, w)| unsafe {
-                    let (out, w) = (buffers.slice(y, from * dim, *dim), buffers.slice(w, 0, *dim));
-                    rows::Added { out, w, scale: *scale }
-                });
-                let x: &mut [f32] = unsafe { buffers.slice_mut(*x, from * dim, *dim) };
-                let out = unsafe { buffers.slice_mut(*out, r * dim, *dim) };
-                match rows {
-                    RowSet::All => rows::norm(x, add, w, *eps, out),
-                    RowSet::Selected => rows::norm(&mut x.to_vec(), add, w, *eps, out),
-                }
-            }
-        }
+        Op::Norm(op) => step.live(op.rows).for_each(|r| norm(buffers, op, step, r)),
         Op::Prepare(Prepare { input, act, rows }) => {
             step.live(*rows).for_each(|r| prepare(buffers, *input, act, r))
         }
-        Op::Linear(Linear { jobs, rows }) => {
-            let live = step.live(*rows);
-            for job in jobs {
-                let matrix = &weights[job.weight.0 as usize];
-                let out = unsafe {
-                    buffers.slice_mut(job.out, live.start * matrix.rows, live.len() * matrix.rows)
-                };
-                linear::linear(matrix, &unsafe { act_view(buffers, &job.act, live.clone()) }, out);
-            }
-        }
-        Op::GateUp(GateUp { act_gate, gate, act_up, up, out }) => {
-            let live = step.live(RowSet::All);
-            let (gate, up) = (&weights[gate.0 as usize], &weights[up.0 as usize]);
-            let mut g = vec![0f32; live.len() * gate.rows];
-            let mut u = g.clone();
-            linear::linear(gate, &unsafe { act_view(buffers, act_gate, live.clone()) }, &mut g);
-            linear::linear(up, &unsafe { act_view(buffers, act_up, live.clone()) }, &mut u);
-            let out: &mut [f32] =
-                unsafe { buffers.slice_mut(*out, live.start * gate.rows, g.len()) };
-            for ((o, g), u) in out.iter_mut().zip(g).zip(u) {
-                *o = math::gelu_tanh(g) * u;
-            }
-        }
+        Op::Linear(op) => linear_jobs(buffers, op, weights, step),
+        Op::GateUp(op) => gate_up(buffers, op, weights, step),
         Op::Rope(op) => step.live(RowSet::All).for_each(|r| rope(buffers, op, layout.max_rows, r)),
         Op::Attention(op) => {
             let mut path = vec![0u32; layout.max_rows];
@@ -100,6 +54,78 @@ pub fn run(
         Op::Commit(Commit { layers }) => {
             layers.iter().for_each(|kv| commit(buffers, kv, layout.max_rows, step))
         }
+    }
+}
+
+/// [`Op::Embed`] for one row.
+fn embed(
+    buffers: &Buffers,
+    op: &Embed,
+    weights: &[Matrix<'static>],
+    step: &StepView<'_>,
+    r: usize,
+) {
+    let table = &weights[op.table.0 as usize];
+    // SAFETY: the caller runs alone, and no other slice lives.
+    let out: &mut [f32] = unsafe { buffers.slice_mut(op.out, r * table.cols, table.cols) };
+    table.dequantize_row(step.tokens[r] as usize, out);
+    out.iter_mut().for_each(|v| *v *= op.scale);
+}
+
+/// [`Op::Norm`] for one row.
+fn norm(buffers: &Buffers, op: &Norm, step: &StepView<'_>, r: usize) {
+    let Norm { x, add, scale, w, eps, dim, out, rows } = *op;
+    let from = source_row(rows, step, r);
+    // SAFETY: the caller runs alone; both rows that are written and what is read are different
+    // buffers.
+    unsafe {
+        let w: &[f32] = buffers.slice(w, 0, dim);
+        let add = add.map(|(y, w)| rows::Added {
+            out: buffers.slice(y, from * dim, dim),
+            w: buffers.slice(w, 0, dim),
+            scale,
+        });
+        let x: &mut [f32] = buffers.slice_mut(x, from * dim, dim);
+        let out = buffers.slice_mut(out, r * dim, dim);
+        match rows {
+            RowSet::All => rows::norm(x, add, w, eps, out),
+            RowSet::Selected => rows::norm(&mut x.to_vec(), add, w, eps, out),
+        }
+    }
+}
+
+/// [`Op::Linear`] for all rows.
+fn linear_jobs(buffers: &Buffers, op: &Linear, weights: &[Matrix<'static>], step: &StepView<'_>) {
+    let live = step.live(op.rows);
+    for job in &op.jobs {
+        let matrix = &weights[job.weight.0 as usize];
+        let (start, len) = (live.start * matrix.rows, live.len() * matrix.rows);
+        // SAFETY: the caller runs alone; activations and outputs are different buffers.
+        let (x, out) = unsafe {
+            (act_view(buffers, &job.act, live.clone()), buffers.slice_mut(job.out, start, len))
+        };
+        linear::linear(matrix, &x, out);
+    }
+}
+
+/// [`Op::GateUp`] for all rows.
+fn gate_up(buffers: &Buffers, op: &GateUp, weights: &[Matrix<'static>], step: &StepView<'_>) {
+    let live = step.live(RowSet::All);
+    let (gate, up) = (&weights[op.gate.0 as usize], &weights[op.up.0 as usize]);
+    let mut g = vec![0f32; live.len() * gate.rows];
+    let mut u = g.clone();
+    // SAFETY: the caller runs alone; activations and outputs are different buffers.
+    let (x_gate, x_up, out): (_, _, &mut [f32]) = unsafe {
+        (
+            act_view(buffers, &op.act_gate, live.clone()),
+            act_view(buffers, &op.act_up, live.clone()),
+            buffers.slice_mut(op.out, live.start * gate.rows, g.len()),
+        )
+    };
+    linear::linear(gate, &x_gate, &mut g);
+    linear::linear(up, &x_up, &mut u);
+    for ((o, g), u) in out.iter_mut().zip(g).zip(u) {
+        *o = math::gelu_tanh(g) * u;
     }
 }
 

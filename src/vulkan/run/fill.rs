@@ -1,10 +1,11 @@
 //! Filling of staging blocks: the parts of matrices in each block, and the threads that read them.
 
 use crate::tensor::Source;
+use crate::util::sync::{Condvar, Mutex, MutexGuard};
 use crate::vulkan::device::memory::Block;
 use crate::vulkan::device::queue::Timeline;
 use anyhow::{Result, anyhow, ensure};
-use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{OnceLock, PoisonError};
 use std::time::Instant;
 
 /// Number of staging blocks and their size. The device reads some while threads fill others.

@@ -3,9 +3,10 @@
 //!
 //! A client is an API key, or an address where the server asks for no key. See [`SharedPool`].
 
+use crate::util::sync::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 use tokio::sync::Notify;
 
 /// A client, for fairness.

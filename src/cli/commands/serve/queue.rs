@@ -7,8 +7,8 @@ use super::pool::Client;
 use crate::cli::io::record::FinishReason;
 use crate::decode::TokenLogProbs;
 use crate::runtime::answers::AnswerRequest;
+use crate::util::sync::{Condvar, Mutex, MutexGuard};
 use std::collections::VecDeque;
-use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::Sender;
 

@@ -13,7 +13,6 @@ const AHEAD: usize = 16;
 /// A cache of such elements.
 pub struct Floats<E>(std::marker::PhantomData<E>);
 
-// SAFETY (of every block below): caches are only read during attention.
 impl<E: Element> Stored for Floats<E> {
     #[inline(always)]
     fn take_queries<L: Lanes, const N: usize>(_: &[&[f32]; N], _: &mut q8::Work) {}
@@ -27,8 +26,7 @@ impl<E: Element> Stored for Floats<E> {
         columns: Range<usize>,
         out: &mut [f32],
     ) {
-        let stored: &[E] =
-            unsafe { a.buffers.slice(keys.id, keys.codes, a.op.kv.head_dim * keys.stride) };
+        let stored: &[E] = a.read(keys.id, keys.codes, a.op.kv.head_dim * keys.stride);
         scores::<L, E, N>(q, stored, keys.stride, columns, out, a.op.scale);
     }
 
@@ -41,19 +39,14 @@ impl<E: Element> Stored for Floats<E> {
         cached: Range<usize>,
         out: &mut [f32],
     ) {
-        let stored: &[E] =
-            unsafe { a.buffers.slice(values.id, values.codes, a.op.kv.head_dim * PAGE) };
+        let stored: &[E] = a.read(values.id, values.codes, a.op.kv.head_dim * PAGE);
         weigh_values::<L, E, N>(e, stored, a.op.kv.head_dim, cached, out);
     }
 
     #[inline(always)]
     fn add_value<L: Lanes>(a: &Attention<'_>, e: f32, kv_head: usize, row: usize, out: &mut [f32]) {
         let at = (row * a.op.kv.n_kv_heads + kv_head) * a.op.kv.head_dim;
-        add_value::<L, E>(
-            e,
-            unsafe { a.buffers.slice(a.op.kv.scratch_v, at, a.op.kv.head_dim) },
-            out,
-        );
+        add_value::<L, E>(e, a.read(a.op.kv.scratch_v, at, a.op.kv.head_dim), out);
     }
 }
 
@@ -77,16 +70,18 @@ fn scores<L: Lanes, E: Element, const N: usize>(
     // way.
     while start < end {
         // SAFETY: the columns exist, checked above.
-        start += LANES
-            * match (end - start) / LANES {
-                4.. if fits::<L>(N, 4, 16) => unsafe {
+        let vectors = unsafe {
+            match (end - start) / LANES {
+                4.. if fits::<L>(N, 4, 16) => {
                     score_vectors::<L, E, N, 4>(q, keys, stride, start, out, scale)
-                },
-                2.. if fits::<L>(N, 2, 16) => unsafe {
+                }
+                2.. if fits::<L>(N, 2, 16) => {
                     score_vectors::<L, E, N, 2>(q, keys, stride, start, out, scale)
-                },
-                _ => unsafe { score_vectors::<L, E, N, 1>(q, keys, stride, start, out, scale) },
-            };
+                }
+                _ => score_vectors::<L, E, N, 1>(q, keys, stride, start, out, scale),
+            }
+        };
+        start += LANES * vectors;
     }
 }
 
@@ -151,16 +146,18 @@ fn weigh_values<L: Lanes, E: Element, const N: usize>(
     let mut d = 0;
     while d < dim {
         // SAFETY: positions, dimensions and slots are inside the slices, checked above.
-        d += LANES
-            * match (dim - d) / LANES {
-                4.. if fits::<L>(N, 4, 16) => unsafe {
+        let vectors = unsafe {
+            match (dim - d) / LANES {
+                4.. if fits::<L>(N, 4, 16) => {
                     weigh_vectors::<L, E, N, 4>(e, values, dim, cached.clone(), d, out)
-                },
-                2.. if fits::<L>(N, 2, 16) => unsafe {
+                }
+                2.. if fits::<L>(N, 2, 16) => {
                     weigh_vectors::<L, E, N, 2>(e, values, dim, cached.clone(), d, out)
-                },
-                _ => unsafe { weigh_vectors::<L, E, N, 1>(e, values, dim, cached.clone(), d, out) },
-            };
+                }
+                _ => weigh_vectors::<L, E, N, 1>(e, values, dim, cached.clone(), d, out),
+            }
+        };
+        d += LANES * vectors;
     }
 }
 

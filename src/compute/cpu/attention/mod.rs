@@ -19,6 +19,7 @@ use crate::compute::reference::attention::merge;
 use crate::compute::step::StepView;
 use crate::kv::PAGE;
 use crate::tensor::math::{self, LANES};
+use bytemuck::Pod;
 use float::Floats;
 use half::f16;
 use std::ops::Range;
@@ -115,6 +116,14 @@ impl Attention<'_> {
         Part { id, codes, scales: self.op.kv.scale_at(page, kv_head, 0, 0), stride: PAGE }
     }
 
+    /// Elements of a buffer that attention only reads: queries and caches.
+    #[inline(always)]
+    fn read<T: Pod>(&self, id: BufferId, start: usize, len: usize) -> &[T] {
+        debug_assert_ne!(id, self.op.out);
+        // SAFETY: while attention runs, threads write its output alone.
+        unsafe { self.buffers.slice(id, start, len) }
+    }
+
     fn scratch_keys(&self, kv_head: usize) -> Part {
         let codes = kv_head * self.op.kv.head_dim * self.max_rows;
         let scales = self.op.kv.scratch_scale_at(self.max_rows, kv_head, 0, 0);
@@ -181,10 +190,7 @@ fn block<L: Lanes, S: Stored, const N: usize>(
     work.scores.resize(MAX_SLOTS * PAGE, 0.0);
     work.page_o.resize(MAX_SLOTS * dim, 0.0);
     work.total_o.resize(MAX_SLOTS * dim, 0.0);
-    // SAFETY (of every block below): queries and caches are only read during attention, and each
-    // output belongs to one slot.
-    let q: [&[f32]; N] =
-        std::array::from_fn(|i| unsafe { a.buffers.slice(a.op.q, a.at(kv_head, first + i), dim) });
+    let q: [&[f32]; N] = std::array::from_fn(|i| a.read(a.op.q, a.at(kv_head, first + i), dim));
     let root = step.roots[a.row(first)] as usize;
     let (base, sequence) = (step.base(root), step.sequences[root] as usize);
     let mut last = [0usize; N]; // position of each slot's row
@@ -264,6 +270,7 @@ fn block<L: Lanes, S: Stored, const N: usize>(
     }
     for i in 0..N {
         let at = a.at(kv_head, first + i) / dim * a.op.out_width();
+        // SAFETY: each part of the output belongs to one slot, and each slot to one thread.
         let out: &mut [f32] = unsafe { a.buffers.slice_mut(a.op.out, at, a.op.out_width()) };
         if a.op.is_partial() {
             out[..dim].copy_from_slice(&work.total_o[i * dim..][..dim]);

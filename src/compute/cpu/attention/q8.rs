@@ -20,7 +20,6 @@ pub struct Work {
     weights: Vec<f32>,         // [slots, scales, PAGE]: exponentials times values' scales
 }
 
-// SAFETY (of every block below): caches are only read during attention.
 impl Stored for Codes {
     #[inline(always)]
     fn take_queries<L: Lanes, const N: usize>(q: &[&[f32]; N], work: &mut Work) {
@@ -45,9 +44,8 @@ impl Stored for Codes {
     ) {
         let (dim, stride) = (a.op.kv.head_dim, keys.stride);
         let (mut start, end) = (columns.start / LANES * LANES, columns.end.next_multiple_of(LANES));
-        let codes: &[i8] = unsafe { a.buffers.slice(keys.id, keys.codes, dim * stride) };
-        let scales: &[f16] =
-            unsafe { a.buffers.slice(keys.id, keys.scales, a.op.kv.scales() * stride) };
+        let codes: &[i8] = a.read(keys.id, keys.codes, dim * stride);
+        let scales: &[f16] = a.read(keys.id, keys.scales, a.op.kv.scales() * stride);
         assert!(
             end <= stride
                 && N * stride <= out.len()
@@ -67,16 +65,14 @@ impl Stored for Codes {
         };
         while start < end {
             // SAFETY: the columns exist, checked above.
-            start += LANES
-                * match (end - start) / LANES {
-                    4.. if fits::<L>(N, 4, 8) => unsafe {
-                        walk.vectors::<L, N, 4>(work, start, out)
-                    },
-                    2.. if fits::<L>(N, 2, 8) => unsafe {
-                        walk.vectors::<L, N, 2>(work, start, out)
-                    },
-                    _ => unsafe { walk.vectors::<L, N, 1>(work, start, out) },
-                };
+            let vectors = unsafe {
+                match (end - start) / LANES {
+                    4.. if fits::<L>(N, 4, 8) => walk.vectors::<L, N, 4>(work, start, out),
+                    2.. if fits::<L>(N, 2, 8) => walk.vectors::<L, N, 2>(work, start, out),
+                    _ => walk.vectors::<L, N, 1>(work, start, out),
+                }
+            };
+            start += LANES * vectors;
         }
     }
 
@@ -90,8 +86,8 @@ impl Stored for Codes {
         out: &mut [f32],
     ) {
         let (dim, groups) = (a.op.kv.head_dim, a.op.kv.scales());
-        let codes: &[i8] = unsafe { a.buffers.slice(values.id, values.codes, dim * PAGE) };
-        let scales: &[f16] = unsafe { a.buffers.slice(values.id, values.scales, groups * PAGE) };
+        let codes: &[i8] = a.read(values.id, values.codes, dim * PAGE);
+        let scales: &[f16] = a.read(values.id, values.scales, groups * PAGE);
         assert!(
             cached.end <= PAGE
                 && e.len() >= N * PAGE
@@ -114,31 +110,32 @@ impl Stored for Codes {
         while d < dim {
             let (weights, group) = (&work.weights, dim / groups);
             // SAFETY: positions, dimensions and groups are inside the slices, checked above.
-            d += LANES
-                * match (dim - d) / LANES {
-                    4.. if fits::<L>(N, 4, 16) => unsafe {
+            let vectors = unsafe {
+                match (dim - d) / LANES {
+                    4.. if fits::<L>(N, 4, 16) => {
                         weigh_vectors::<L, N, 4>(weights, codes, dim, group, cached.clone(), d, out)
-                    },
-                    2.. if fits::<L>(N, 2, 16) => unsafe {
+                    }
+                    2.. if fits::<L>(N, 2, 16) => {
                         weigh_vectors::<L, N, 2>(weights, codes, dim, group, cached.clone(), d, out)
-                    },
-                    _ => unsafe {
+                    }
+                    _ => {
                         weigh_vectors::<L, N, 1>(weights, codes, dim, group, cached.clone(), d, out)
-                    },
-                };
+                    }
+                }
+            };
+            d += LANES * vectors;
         }
     }
 
     #[inline(always)]
     fn add_value<L: Lanes>(a: &Attention<'_>, e: f32, kv_head: usize, row: usize, out: &mut [f32]) {
         let (dim, group) = (a.op.kv.head_dim, a.op.kv.format.group(a.op.kv.head_dim));
-        let codes: &[i8] = unsafe {
-            a.buffers.slice(a.op.kv.scratch_v, (row * a.op.kv.n_kv_heads + kv_head) * dim, dim)
-        };
+        let codes: &[i8] =
+            a.read(a.op.kv.scratch_v, (row * a.op.kv.n_kv_heads + kv_head) * dim, dim);
         assert!(out.len() == dim && dim.is_multiple_of(LANES));
         for d in (0..dim).step_by(LANES) {
             let at = a.op.kv.scratch_scale_at(a.max_rows, kv_head, d / group, row);
-            let scale: &[f16] = unsafe { a.buffers.slice(a.op.kv.scratch_v, at, 1) };
+            let scale: &[f16] = a.read(a.op.kv.scratch_v, at, 1);
             let weight = L::splat(e * scale[0].to_f32());
             // SAFETY: d + 16 <= dim.
             unsafe {

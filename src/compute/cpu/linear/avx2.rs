@@ -47,18 +47,19 @@ fn unpack<const BITS: usize>(w: __m256i, part: usize) -> __m256i {
 /// [`super::panel::PanelFn`] say.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub unsafe fn ints<const BITS: usize, const R: usize>(panel: &Panel, acc: *mut f32) {
-    // SAFETY (of every block below): the caller's promises; together the two runs of rows are the
-    // panel's.
-    match R {
-        7 => unsafe {
-            ints_of_rows::<BITS, 4, true>(panel, 0, acc);
-            ints_of_rows::<BITS, 3, false>(panel, 4, acc);
-        },
-        8 => unsafe {
-            ints_of_rows::<BITS, 4, true>(panel, 0, acc);
-            ints_of_rows::<BITS, 4, false>(panel, 4, acc);
-        },
-        _ => unsafe { ints_of_rows::<BITS, R, true>(panel, 0, acc) },
+    // SAFETY: the caller's promises; together the runs of rows are the panel's.
+    unsafe {
+        match R {
+            7 => {
+                ints_of_rows::<BITS, 4, true>(panel, 0, acc);
+                ints_of_rows::<BITS, 3, false>(panel, 4, acc);
+            }
+            8 => {
+                ints_of_rows::<BITS, 4, true>(panel, 0, acc);
+                ints_of_rows::<BITS, 4, false>(panel, 4, acc);
+            }
+            _ => ints_of_rows::<BITS, R, true>(panel, 0, acc),
+        }
     }
 }
 
@@ -237,17 +238,19 @@ pub unsafe fn multiply<const LARGEST: usize, const R: usize>(
     acc: *mut f32,
 ) {
     (0..rows.groups).for_each(|group| rows.fetch(group));
-    // SAFETY (of every block below): the caller's promises; together the runs of rows are all.
-    match R {
-        7 => unsafe {
-            multiply_rows::<LARGEST, 4>(span, rows, 0, acc);
-            multiply_rows::<LARGEST, 3>(span, rows, 4, acc);
-        },
-        8 => unsafe {
-            multiply_rows::<LARGEST, 4>(span, rows, 0, acc);
-            multiply_rows::<LARGEST, 4>(span, rows, 4, acc);
-        },
-        _ => unsafe { multiply_rows::<LARGEST, R>(span, rows, 0, acc) },
+    // SAFETY: the caller's promises; together the runs of rows are all.
+    unsafe {
+        match R {
+            7 => {
+                multiply_rows::<LARGEST, 4>(span, rows, 0, acc);
+                multiply_rows::<LARGEST, 3>(span, rows, 4, acc);
+            }
+            8 => {
+                multiply_rows::<LARGEST, 4>(span, rows, 0, acc);
+                multiply_rows::<LARGEST, 4>(span, rows, 4, acc);
+            }
+            _ => multiply_rows::<LARGEST, R>(span, rows, 0, acc),
+        }
     }
 }
 
@@ -289,7 +292,6 @@ unsafe fn multiply_quarters<const LARGEST: usize, const R: usize, const Q: usize
     first: usize,
     acc: *mut f32,
 ) {
-    // SAFETY (of every block below): the caller's promises; a span has these groups.
     let signed = LARGEST > 127;
     // Steps whose products are added up in 16 bits: as many as cannot overflow.
     let together = if signed { 1 } else { i16::MAX as usize / (2 * LARGEST * 127) };
@@ -304,6 +306,7 @@ unsafe fn multiply_quarters<const LARGEST: usize, const R: usize, const Q: usize
                 let mut w = [_mm256_setzero_si256(); Q];
                 for (q, w) in w.iter_mut().enumerate() {
                     let data = rows.bytes.wrapping_add(step).cast::<i32>();
+                    // SAFETY: the span has this step.
                     *w = unsafe { _mm256_load_si256(data.add((first + q) * LANES).cast()) };
                     if signed {
                         *w = _mm256_xor_si256(*w, flip);
@@ -311,6 +314,7 @@ unsafe fn multiply_quarters<const LARGEST: usize, const R: usize, const Q: usize
                 }
                 for (r, pairs) in pairs.iter_mut().enumerate() {
                     let x = rows.x.wrapping_add((row + r) * rows.x_stride + 4 * step);
+                    // SAFETY: every row has the columns of this step.
                     let x = _mm256_set1_epi32(unsafe { x.cast::<i32>().read_unaligned() });
                     for (pairs, w) in pairs.iter_mut().zip(w) {
                         let products =
@@ -327,10 +331,12 @@ unsafe fn multiply_quarters<const LARGEST: usize, const R: usize, const Q: usize
         }
         for (r, sums) in sums.iter().enumerate() {
             let at = (row + r) * rows.s_stride + group;
+            // SAFETY: every row has a scale and a sum for this group.
             let (sx, all) = unsafe { (*rows.sx.add(at), *rows.sums.add(at)) };
             let extra = _mm256_set1_epi32(offset * all);
             for (q, sum) in sums.iter().enumerate() {
                 let lane = (first + q) * LANES;
+                // SAFETY: `acc` has R rows of a tile's outputs, and so have a group's lines.
                 unsafe {
                     let place = acc.add(r * TILE + lane);
                     let exact = _mm256_cvtepi32_ps(_mm256_sub_epi32(*sum, extra));

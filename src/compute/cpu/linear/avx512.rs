@@ -169,10 +169,10 @@ impl Openers for Wide {
 /// The machine has the instructions; the rows are as [`groups::SpanRows`] says; `acc` has `R` rows.
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
 pub unsafe fn multiply<const R: usize>(span: &OpenSpan, rows: &SpanRows, acc: *mut f32) {
-    // SAFETY (of every block below): the caller's promises; a span has these groups.
     let place = |r: usize, half: usize| acc.wrapping_add(r * TILE + half * 16);
     let mut y = [[_mm512_setzero_ps(); 2]; R];
     for (r, y) in y.iter_mut().enumerate() {
+        // SAFETY: `acc` has R rows of two vectors.
         *y = unsafe { [_mm512_loadu_ps(place(r, 0)), _mm512_loadu_ps(place(r, 1))] };
     }
     let mut data = rows.bytes.cast::<u8>();
@@ -181,14 +181,17 @@ pub unsafe fn multiply<const R: usize>(span: &OpenSpan, rows: &SpanRows, acc: *m
         rows.fetch(group);
         let mut sums = [[_mm512_setzero_si512(); 2]; R];
         for (r, sums) in sums.iter_mut().enumerate() {
+            // SAFETY: every row has a sum for this group.
             let all = unsafe { *rows.sums.add(r * rows.s_stride + group) };
             *sums = [_mm512_set1_epi32(-rows.offset * all); 2];
         }
         for _ in 0..rows.steps {
+            // SAFETY: the span has this step.
             let w = unsafe {
                 [_mm512_load_si512(data.cast()), _mm512_load_si512(data.add(LINE).cast())]
             };
             for (r, sums) in sums.iter_mut().enumerate() {
+                // SAFETY: every row has the columns of this step.
                 let x = unsafe { x.add(r * rows.x_stride).cast::<i32>().read_unaligned() };
                 let x = _mm512_set1_epi32(x);
                 *sums =
@@ -196,11 +199,13 @@ pub unsafe fn multiply<const R: usize>(span: &OpenSpan, rows: &SpanRows, acc: *m
             }
             (data, x) = (data.wrapping_add(2 * LINE), x.wrapping_add(4));
         }
+        // SAFETY: a line is two vectors, aligned to 64 bytes.
         let load = |line: &[f32; TILE]| unsafe {
             [_mm512_load_ps(line.as_ptr()), _mm512_load_ps(line.as_ptr().add(16))]
         };
         let scales = load(&span.scales[group]);
         for (r, (y, sums)) in y.iter_mut().zip(&sums).enumerate() {
+            // SAFETY: every row has a scale for this group.
             let sx = _mm512_set1_ps(unsafe { *rows.sx.add(r * rows.s_stride + group) });
             for half in 0..2 {
                 let product = _mm512_mul_ps(_mm512_cvtepi32_ps(sums[half]), sx);
@@ -211,6 +216,7 @@ pub unsafe fn multiply<const R: usize>(span: &OpenSpan, rows: &SpanRows, acc: *m
             let mins = load(&span.mins[group]);
             for (r, y) in y.iter_mut().enumerate() {
                 let at = r * rows.s_stride + group;
+                // SAFETY: as above.
                 let all = unsafe { *rows.sums.add(at) as f32 * *rows.sx.add(at) };
                 let all = _mm512_set1_ps(all);
                 *y = [_mm512_fmadd_ps(all, mins[0], y[0]), _mm512_fmadd_ps(all, mins[1], y[1])];
@@ -218,6 +224,7 @@ pub unsafe fn multiply<const R: usize>(span: &OpenSpan, rows: &SpanRows, acc: *m
         }
     }
     for (r, y) in y.iter().enumerate() {
+        // SAFETY: `acc` has R rows of two vectors.
         unsafe {
             _mm512_storeu_ps(place(r, 0), y[0]);
             _mm512_storeu_ps(place(r, 1), y[1]);

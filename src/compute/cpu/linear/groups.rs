@@ -247,7 +247,7 @@ pub trait Openers {
 #[inline(always)]
 pub unsafe fn open<O: Openers>(opening: &Opening, packed: &[u8], cols: usize, span: &mut OpenSpan) {
     let (side, codes) = packed.split_at(opening.side_bytes(cols));
-    // SAFETY (of all blocks): the caller's promise.
+    // SAFETY: the caller's promise.
     unsafe {
         // Once for each kind, so that all shifts are by constants.
         macro_rules! by_kind {
@@ -295,9 +295,10 @@ unsafe fn open_side<O: Openers>(
     let lines: &[[u16; TILE]] = bytemuck::cast_slice(side);
     let outputs = span.scales.chunks_mut(kind.groups()).zip(span.mins.chunks_mut(kind.groups()));
     for (lines, (scales, mins)) in lines.chunks_exact(kind.bytes() / 2).zip(outputs) {
-        // SAFETY (here and below): the caller's promise.
-        let d = unsafe { O::floats(&lines[0]) }.map(|d| d * opening.unit);
-        let dmin = if kind.has_min() { unsafe { O::floats(&lines[1]) } } else { [0.0; TILE] };
+        // SAFETY: the caller's promise.
+        let floats = |line| unsafe { O::floats(line) };
+        let d = floats(&lines[0]).map(|d| d * opening.unit);
+        let dmin = if kind.has_min() { floats(&lines[1]) } else { [0.0; TILE] };
         for (group, (scales, mins)) in scales.iter_mut().zip(mins).enumerate() {
             for lane in 0..TILE {
                 let byte = |at: usize| (lines[at / 2][lane] >> (8 * (at % 2))) as u8;

@@ -1,6 +1,7 @@
 //! [`Words`] in AVX-512 VNNI and AVX2.
 
 use super::words::Words;
+use crate::compute::cpu::simd::intrinsics;
 use std::arch::x86_64::*;
 
 /// One register.
@@ -11,18 +12,15 @@ pub struct Zmm(__m512i);
 #[derive(Clone, Copy)]
 pub struct Ymm(__m256i);
 
-// SAFETY of every unsafe block below: the type is only used inside functions compiled for its
-// instruction set, which run only where the machine has it; memory accesses pass their promise on
-// to the caller.
-
 impl Words for Zmm {
     const LANES: usize = 16;
     #[inline(always)]
     fn zero() -> Self {
-        unsafe { Zmm(_mm512_setzero_si512()) }
+        intrinsics!(Zmm(_mm512_setzero_si512()))
     }
     #[inline(always)]
     unsafe fn load(line: *const u8, _part: usize) -> (Self, Self) {
+        // SAFETY: the caller's promise, and as for `intrinsics`.
         unsafe {
             let own = _mm512_load_si512(line.cast());
             (Zmm(own), Zmm(_mm512_alignr_epi32::<15>(own, own)))
@@ -30,41 +28,42 @@ impl Words for Zmm {
     }
     #[inline(always)]
     unsafe fn add_to(self, p: *mut f32) {
+        // SAFETY: the caller's promise, and as for `intrinsics`.
         unsafe {
             _mm512_storeu_si512(p.cast(), _mm512_add_epi32(_mm512_loadu_si512(p.cast()), self.0))
         }
     }
     #[inline(always)]
     fn add(self, other: Self) -> Self {
-        unsafe { Zmm(_mm512_add_epi32(self.0, other.0)) }
+        intrinsics!(Zmm(_mm512_add_epi32(self.0, other.0)))
     }
     #[inline(always)]
     fn or(self, other: Self) -> Self {
-        unsafe { Zmm(_mm512_or_si512(self.0, other.0)) }
+        intrinsics!(Zmm(_mm512_or_si512(self.0, other.0)))
     }
     #[inline(always)]
     fn and(self, mask: u32) -> Self {
-        unsafe { Zmm(_mm512_and_si512(self.0, _mm512_set1_epi32(mask as i32))) }
+        intrinsics!(Zmm(_mm512_and_si512(self.0, _mm512_set1_epi32(mask as i32))))
     }
     #[inline(always)]
     fn left(self, bits: u32) -> Self {
-        unsafe { Zmm(_mm512_sll_epi32(self.0, _mm_cvtsi32_si128(bits as i32))) }
+        intrinsics!(Zmm(_mm512_sll_epi32(self.0, _mm_cvtsi32_si128(bits as i32))))
     }
     #[inline(always)]
     fn right(self, bits: u32) -> Self {
-        unsafe { Zmm(_mm512_srl_epi32(self.0, _mm_cvtsi32_si128(bits as i32))) }
+        intrinsics!(Zmm(_mm512_srl_epi32(self.0, _mm_cvtsi32_si128(bits as i32))))
     }
     #[inline(always)]
     fn times(self, factor: u32) -> Self {
-        unsafe { Zmm(_mm512_mullo_epi32(self.0, _mm512_set1_epi32(factor as i32))) }
+        intrinsics!(Zmm(_mm512_mullo_epi32(self.0, _mm512_set1_epi32(factor as i32))))
     }
     #[inline(always)]
     fn splat(bytes: i32) -> Self {
-        unsafe { Zmm(_mm512_set1_epi32(bytes)) }
+        intrinsics!(Zmm(_mm512_set1_epi32(bytes)))
     }
     #[inline(always)]
     fn pick(self, places: [u8; 4]) -> Self {
-        unsafe {
+        intrinsics! {
             // Within each 128 bits places count from their start; all lanes hold the same bytes, so
             // the first four will do.
             Zmm(_mm512_shuffle_epi8(self.0, _mm512_set1_epi32(i32::from_le_bytes(places))))
@@ -72,12 +71,14 @@ impl Words for Zmm {
     }
     #[inline(always)]
     fn dot(self, bytes: Self, x: Self) -> Self {
-        unsafe { Zmm(_mm512_dpbusd_epi32(self.0, bytes.0, x.0)) }
+        intrinsics!(Zmm(_mm512_dpbusd_epi32(self.0, bytes.0, x.0)))
     }
     #[inline(always)]
     fn byte_sums(words: [Self; 4]) -> Self {
-        let sum = |word: Self| unsafe {
-            Zmm(_mm512_dpbusd_epi32(_mm512_setzero_si512(), word.0, _mm512_set1_epi8(1)))
+        let sum = |word: Self| {
+            intrinsics! {
+                Zmm(_mm512_dpbusd_epi32(_mm512_setzero_si512(), word.0, _mm512_set1_epi8(1)))
+            }
         };
         let [a, b, c, d] = words.map(sum);
         a.or(b.left(8)).or(c.left(16).or(d.left(24)))
@@ -88,10 +89,11 @@ impl Words for Ymm {
     const LANES: usize = 8;
     #[inline(always)]
     fn zero() -> Self {
-        unsafe { Ymm(_mm256_setzero_si256()) }
+        intrinsics!(Ymm(_mm256_setzero_si256()))
     }
     #[inline(always)]
     unsafe fn load(line: *const u8, part: usize) -> (Self, Self) {
+        // SAFETY: the caller's promise, and as for `intrinsics`.
         unsafe {
             let own = _mm256_load_si256(line.add(32 * part).cast());
             if part == 1 {
@@ -105,58 +107,61 @@ impl Words for Ymm {
     }
     #[inline(always)]
     unsafe fn add_to(self, p: *mut f32) {
+        // SAFETY: the caller's promise, and as for `intrinsics`.
         unsafe {
             _mm256_storeu_si256(p.cast(), _mm256_add_epi32(_mm256_loadu_si256(p.cast()), self.0))
         }
     }
     #[inline(always)]
     fn add(self, other: Self) -> Self {
-        unsafe { Ymm(_mm256_add_epi32(self.0, other.0)) }
+        intrinsics!(Ymm(_mm256_add_epi32(self.0, other.0)))
     }
     #[inline(always)]
     fn or(self, other: Self) -> Self {
-        unsafe { Ymm(_mm256_or_si256(self.0, other.0)) }
+        intrinsics!(Ymm(_mm256_or_si256(self.0, other.0)))
     }
     #[inline(always)]
     fn and(self, mask: u32) -> Self {
-        unsafe { Ymm(_mm256_and_si256(self.0, _mm256_set1_epi32(mask as i32))) }
+        intrinsics!(Ymm(_mm256_and_si256(self.0, _mm256_set1_epi32(mask as i32))))
     }
     #[inline(always)]
     fn left(self, bits: u32) -> Self {
-        unsafe { Ymm(_mm256_sll_epi32(self.0, _mm_cvtsi32_si128(bits as i32))) }
+        intrinsics!(Ymm(_mm256_sll_epi32(self.0, _mm_cvtsi32_si128(bits as i32))))
     }
     #[inline(always)]
     fn right(self, bits: u32) -> Self {
-        unsafe { Ymm(_mm256_srl_epi32(self.0, _mm_cvtsi32_si128(bits as i32))) }
+        intrinsics!(Ymm(_mm256_srl_epi32(self.0, _mm_cvtsi32_si128(bits as i32))))
     }
     #[inline(always)]
     fn times(self, factor: u32) -> Self {
-        unsafe { Ymm(_mm256_mullo_epi32(self.0, _mm256_set1_epi32(factor as i32))) }
+        intrinsics!(Ymm(_mm256_mullo_epi32(self.0, _mm256_set1_epi32(factor as i32))))
     }
     #[inline(always)]
     fn splat(dword: i32) -> Self {
-        unsafe { Ymm(_mm256_set1_epi32(dword)) }
+        intrinsics!(Ymm(_mm256_set1_epi32(dword)))
     }
     #[inline(always)]
     fn pick(self, places: [u8; 4]) -> Self {
-        unsafe { Ymm(_mm256_shuffle_epi8(self.0, _mm256_set1_epi32(i32::from_le_bytes(places)))) }
+        intrinsics!(Ymm(_mm256_shuffle_epi8(self.0, _mm256_set1_epi32(i32::from_le_bytes(places)))))
     }
     #[inline(always)]
     fn dot(self, bytes: Self, x: Self) -> Self {
         // Two products give at most 2 * 63 * 127 = 16002 and do not saturate.
-        unsafe {
+        intrinsics! {
             let pairs = _mm256_maddubs_epi16(bytes.0, x.0);
             Ymm(_mm256_add_epi32(self.0, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))))
         }
     }
     #[inline(always)]
     fn byte_sums(words: [Self; 4]) -> Self {
-        let ones = unsafe { _mm256_set1_epi8(1) };
+        let ones = intrinsics!(_mm256_set1_epi8(1));
         // Pairs of bytes of two words side by side, then both halves of a lane.
-        let halves = |a: Self, b: Self| unsafe {
-            let (a, b) = (_mm256_maddubs_epi16(a.0, ones), _mm256_maddubs_epi16(b.0, ones));
-            let both = Ymm(_mm256_or_si256(a, _mm256_slli_epi16::<8>(b)));
-            both.add(both.right(16))
+        let halves = |a: Self, b: Self| {
+            intrinsics! {
+                let (a, b) = (_mm256_maddubs_epi16(a.0, ones), _mm256_maddubs_epi16(b.0, ones));
+                let both = Ymm(_mm256_or_si256(a, _mm256_slli_epi16::<8>(b)));
+                both.add(both.right(16))
+            }
         };
         let [a, b, c, d] = words;
         halves(a, b).and(0xffff).or(halves(c, d).left(16))
