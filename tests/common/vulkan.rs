@@ -3,7 +3,7 @@
 #![allow(dead_code)]
 
 use gemma::models::Config;
-use gemma::vulkan::validation::{SUBMISSIONS, VALIDATE, is_installed};
+use gemma::vulkan::validation::{VALIDATE, is_installed};
 use gemma::vulkan::{ALLOW_CPU_DRIVER, Choice, VulkanExecutor};
 use std::sync::Once;
 
@@ -18,7 +18,6 @@ pub fn device() -> Option<impl Fn() -> VulkanExecutor> {
         std::env::set_var(ALLOW_CPU_DRIVER, "1");
         if is_installed() && std::env::var_os(VALIDATE).is_none() {
             std::env::set_var(VALIDATE, "1");
-            std::env::set_var(SUBMISSIONS.0, SUBMISSIONS.1);
         }
     });
     match VulkanExecutor::open(Choice::Best) {

@@ -8,14 +8,8 @@ use std::ffi::{CStr, c_char, c_void};
 use std::io::Write;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Environment variable that turns the validation layers on: for tests. Layers of 2023 compare the
-/// accesses of different submissions only if [`SUBMISSIONS`] is set too, later ones always.
+/// Environment variable that turns the validation layers on: for tests.
 pub const VALIDATE: &str = "GEMMA_VULKAN_VALIDATE";
-
-/// Name and value of the environment variable by which the layers also check synchronisation
-/// between submissions.
-pub const SUBMISSIONS: (&str, &str) =
-    ("VK_LAYER_ENABLES", "VALIDATION_CHECK_ENABLE_SYNCHRONIZATION_VALIDATION_QUEUE_SUBMIT");
 
 const LAYER: &CStr = c"VK_LAYER_KHRONOS_validation";
 
