@@ -25,6 +25,12 @@ pub const NPU_FAULT: &str = "GEMMA_FAIL_NPU";
 pub const TRIAL: &str = "GEMMA_VULKAN_TRIAL";
 /// Seconds that such a child may take.
 pub const PATIENCE: &str = "GEMMA_VULKAN_PATIENCE";
+/// Makes the kernel of a label, such as `qkv`, leave out the last part of its work.
+pub const CUT_WORK: &str = "GEMMA_CUT_WORK";
+/// Shuffles the workgroups of kernels, by this seed.
+pub const SHUFFLE: &str = "GEMMA_VULKAN_SHUFFLE";
+/// Leaves out memory barriers.
+pub const NO_BARRIERS: &str = "GEMMA_VULKAN_NO_BARRIERS";
 
 /// Returns the value of one of these variables.
 pub fn fault(variable: &str) -> Option<String> {

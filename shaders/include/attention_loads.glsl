@@ -13,7 +13,8 @@
             SCORE = add_products(QUERY[C0 * (KB / 4) + c], key, SCORE); \
     }
 
-// AHEAD turns of values from turn TURN on; past the last turn, the last one.
+// AHEAD turns of values from turn TURN on; past the last turn, the last one. Past the last visible
+// position, its value: other rows may hold no numbers, and 0 times those is none.
 #define LOAD_VALUES(RAW, TURN) \
     if (all_cached) { \
         const uint64_t from = paged.values + uint64_t(part * VALUE_BYTES + channel * FOUR_BYTES); \
@@ -23,7 +24,7 @@
     } else { \
         [[unroll]] for (uint u = 0; u < AHEAD; u++) { \
             const uint slot = min(TURN + u, TURNS - 1) * PARTS + part, at = page * PAGE + slot; \
-            const uint row = min(root + at - base, max_rows - 1); \
+            const uint row = root + min(at, highest) - base; \
             const uint place = \
                 (at < base ? slot * VALUE_BYTES : row * scratch.stride) + channel * FOUR_BYTES; \
             RAW[u] = raw_from((at < base ? paged.values : scratch.values) + uint64_t(place)); \

@@ -148,4 +148,6 @@ impl Reports for Dry {
     fn upload_bandwidth(&mut self) -> Option<f64> {
         None
     }
+
+    fn set_poison(&mut self, _: bool) {}
 }

@@ -149,6 +149,11 @@ pub trait Reports {
     fn read_bandwidth(&mut self) -> Option<f64>;
     /// Bytes a second from the host's memory to a device that has its own; `None` elsewhere.
     fn upload_bandwidth(&mut self) -> Option<f64>;
+    /// From now on, or no longer, fills everything that a pass computes with [`poison`] before a
+    /// pass whose rows are all new. Results stay the same unless a kernel leaves elements out.
+    ///
+    /// [`poison`]: super::poison
+    fn set_poison(&mut self, on: bool);
 }
 
 /// Bytes of weights and of buffers.

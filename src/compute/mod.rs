@@ -12,6 +12,7 @@ pub mod memory;
 pub mod op;
 pub mod operand;
 pub mod plan;
+pub mod poison;
 pub mod reference;
 pub mod split;
 pub mod step;

@@ -487,4 +487,8 @@ impl Reports for OffloadExecutor {
     fn upload_bandwidth(&mut self) -> Option<f64> {
         self.inner.upload_bandwidth()
     }
+
+    fn set_poison(&mut self, on: bool) {
+        self.inner.set_poison(on);
+    }
 }

@@ -4,6 +4,7 @@
 use crate::{common, shell};
 use common::{Dims, Form, TinyModel, gguf};
 use gemma::checkpoint::Dtype;
+use gemma::testing::CUT_WORK;
 use serde_json::{Value, json};
 use shell::{BINARY, command, gemma, gemma_in, wait};
 use std::collections::BTreeMap;
@@ -222,6 +223,28 @@ fn bench_reports_what_was_asked_for() {
     gemma(&["bench", "--repetitions", "0"], b"").fails(2, &["--repetitions"]);
     let too_many = ["bench", "--only", "kernels", "--kernel-rows", "4096"];
     gemma(&too_many, b"").fails(2, &["--kernel-rows 4096"]);
+}
+
+/// A kernel that leaves out a part is as fast as it is wrong. On two threads the second one's share
+/// is left out: the buffers hold that of an earlier pass, and only NaN there shows it.
+#[test]
+fn a_poisoned_bench_finds_kernels_that_leave_elements_out() {
+    let dir = tempfile::tempdir().unwrap();
+    let bench = |more: &[&str], cut: Option<&str>| {
+        let mut command = command(BINARY, dir.path());
+        command.args(["bench", "--only", "verify", "--rows", "1,3", "-p", "9", "-r", "1"]);
+        command.args(["-d", "cpu", "-t", "2"]).args(more);
+        command.envs(cut.map(|label| (CUT_WORK, label)));
+        wait(command, b"")
+    };
+    let whole = bench(&["--poison"], None).ok();
+    let verdict = "poison: passes over 1, 3, 9 rows give the same bits";
+    assert!(whole.err.contains(verdict), "{whole:?}");
+    for label in ["qkv", "gate_up", "rope", "attention"] {
+        bench(&[], Some(label)).ok();
+        let found = "a kernel leaves elements out: a pass over 1 row gives other scores";
+        bench(&["--poison"], Some(label)).fails(1, &[found]);
+    }
 }
 
 #[test]

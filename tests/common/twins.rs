@@ -1,12 +1,13 @@
 //! Single operations on a Vulkan device whose every result is held to the scalar twin: made-up
-//! inputs, matrices and steps.
+//! inputs, matrices and steps. Workgroups run in another order than that of a driver on the
+//! processor.
 
 #![allow(dead_code)]
 
 use gemma::compute::step::{NO_PARENT, StepView, roots};
 use gemma::compute::{
-    Act, ActFormat, BufferId, Dispatch, Executor, ExecutorExt, LinearJob, Op, Part, Plan,
-    StepLayout, WeightId,
+    Act, ActFormat, BufferId, Dispatch, Executor, ExecutorExt, KvFormat, LinearJob, Op, Part, Plan,
+    PlanId, StepLayout, WeightId,
 };
 use gemma::tensor::block::BLOCKS;
 use gemma::tensor::{Code, Format, Matrix};
@@ -69,7 +70,7 @@ impl Twins {
     /// With room for passes of so many rows.
     pub fn of_rows(gpu: VulkanExecutor, seed: u64, max_rows: usize) -> Twins {
         let layout = StepLayout { max_rows, tables: TABLES };
-        let mut exec = CheckedExecutor::new(gpu);
+        let mut exec = CheckedExecutor::new(gpu.shuffled(seed));
         let step = exec.alloc("step", layout.words() * 4).unwrap();
         Twins { exec, rng: SmallRng::seed_from_u64(seed), layout, step, tables: Vec::new() }
     }
@@ -109,10 +110,32 @@ impl Twins {
         self.exec.write(id, 0, bytemuck::cast_slice(&values)).unwrap();
     }
 
-    pub fn fill_halves(&mut self, id: BufferId, n: usize) {
-        let values: Vec<f16> =
-            (0..n).map(|_| f16::from_f32(self.rng.random_range(-1f32..1.0))).collect();
-        self.exec.write(id, 0, bytemuck::cast_slice(&values)).unwrap();
+    /// Fills keys or values. Those for which `is_live` is false are NaN, as far as their format or
+    /// its scales can be. `is_live` gets the index of a channel, or of a scale and true.
+    pub fn fill_cache(
+        &mut self,
+        id: BufferId,
+        kv: KvFormat,
+        [channels, scales]: [usize; 2],
+        is_live: impl Fn(usize, bool) -> bool,
+    ) {
+        let rng = &mut self.rng;
+        let mut number = |i: usize, is_scale: bool| match (is_live(i, is_scale), is_scale) {
+            (false, _) => f32::NAN,
+            (true, false) => rng.random_range(-1f32..1.0),
+            (true, true) => rng.random_range(0.001f32..0.01),
+        };
+        let mut bytes: Vec<u8> = Vec::with_capacity(channels * kv.bytes() + 2 * scales);
+        for i in 0..channels {
+            let number = number(i, false);
+            match kv {
+                KvFormat::F32 => bytes.extend(number.to_le_bytes()),
+                KvFormat::F16 => bytes.extend(f16::from_f32(number).to_le_bytes()),
+                KvFormat::Q8 => bytes.extend(((number * 127.0) as i8).to_le_bytes()),
+            }
+        }
+        (0..scales).for_each(|i| bytes.extend(f16::from_f32(number(i, true)).to_le_bytes()));
+        self.exec.write(id, 0, &bytes).unwrap();
     }
 
     /// Random codes and scales: every code occurs.
@@ -191,13 +214,23 @@ impl Twins {
 
     /// Runs `ops` for each of `steps`; they must give what their twins give.
     pub fn run(&mut self, what: &str, ops: Vec<Op>, steps: impl IntoIterator<Item = Step>) {
+        let plan = self.record(ops);
+        for step in steps {
+            self.try_run(plan, step).unwrap_or_else(|e| panic!("{what}, {step:?}: {e:#}"));
+        }
+    }
+
+    /// Records `ops`, all with the label `op`.
+    pub fn record(&mut self, ops: Vec<Op>) -> PlanId {
         let dispatches =
             ops.into_iter().map(|op| Dispatch { op, label: "op", layer: None }).collect();
-        let plan = self.exec.record(Plan { dispatches }, self.step, self.layout).unwrap();
-        for step in steps {
-            self.write_step(step);
-            self.exec.run(plan).unwrap_or_else(|e| panic!("{what}, {step:?}: {e:#}"));
-        }
+        self.exec.record(Plan { dispatches }, self.step, self.layout).unwrap()
+    }
+
+    /// Runs a plan for a step. Fails if a result differs from its twin's.
+    pub fn try_run(&mut self, plan: PlanId, step: Step) -> anyhow::Result<()> {
+        self.write_step(step);
+        self.exec.run(plan)
     }
 
     fn write_step(&mut self, s: Step) {

@@ -281,6 +281,10 @@ impl Reports for Untouched {
     fn upload_bandwidth(&mut self) -> Option<f64> {
         self.inner.upload_bandwidth()
     }
+
+    fn set_poison(&mut self, on: bool) {
+        self.inner.set_poison(on);
+    }
 }
 
 /// A laptop's graphics, which give 4 GiB at a time.

@@ -21,7 +21,7 @@ fn configuration(head_dim: usize) -> anyhow::Result<Config> {
     let json = serde_json::json!({
         "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text",
         "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2,
-        "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": head_dim,
+        "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": head_dim,
         "vocab_size": trees::VOCAB,
         "query_pre_attn_scalar": head_dim, "sliding_window": 100, "sliding_window_pattern": 2,
         "rope_theta": 1e6, "rope_local_base_freq": 1e4, "max_position_embeddings": 4096,

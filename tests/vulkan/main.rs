@@ -6,12 +6,15 @@ mod common;
 mod invariance;
 
 mod check;
+mod coding;
 mod device;
 mod drafts;
 mod driver;
 mod failures;
 mod listing;
 mod load;
+mod order;
 mod pieces;
+mod poison;
 mod rows;
 mod twins;

@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex};
 const LAPTOP: f64 = 7e-12;
 
 /// Scores of two pieces of a prompt, of single rows and of a tree of 16, each pass made twice.
-fn scores(exec: VulkanExecutor, format: &str) -> Vec<Vec<u32>> {
+pub fn scores(exec: VulkanExecutor, format: &str) -> Vec<Vec<u32>> {
     let format = format.parse().unwrap();
     let weights = Weights::synthetic(large_config(), |_| format, 5);
     let options = EngineOptions { context: 300, kv: KvFormat::F16 };
@@ -30,7 +30,7 @@ fn scores(exec: VulkanExecutor, format: &str) -> Vec<Vec<u32>> {
 }
 
 /// The first pass of six whose logits differ, and where.
-fn difference(got: &[Vec<u32>], want: &[Vec<u32>]) -> Option<String> {
+pub fn difference(got: &[Vec<u32>], want: &[Vec<u32>]) -> Option<String> {
     let pass = got.iter().zip(want).position(|(a, b)| a != b)?;
     let (a, b) = (&got[pass], &want[pass]);
     let differ: Vec<usize> = (0..a.len()).filter(|i| a[*i] != b[*i]).collect();

@@ -1,21 +1,17 @@
 //! Every Vulkan kernel against its scalar twin, by itself, at the edges of what it is cut into:
 //! rows, matrix rows, columns, groups, heads, pages and windows. Each value meets each kernel; not
-//! every combination does, since each costs the driver a compilation.
+//! every combination does, since each costs the driver a compilation. Each loop of a kernel runs
+//! twice or more in some case, with a shorter last turn: two superblocks, two heads, two pages.
 
 use crate::common;
 use common::twins::{ROWS, SEQUENCES, Step, Twins, every_row_count, format};
 use common::vulkan::device;
 use gemma::compute::{
-    Attention, Best, Cap, Commit, Embed, Executor, GateUp, KvFormat, KvLayer, Linear, Norm, Op,
-    PageRange, Part, Prepare, Rope, RopeKeys, RowSet,
+    Attention, Best, Cap, Commit, Concat, Embed, Executor, GateUp, KvFormat, KvLayer, Linear, Norm,
+    Op, PageRange, Part, Prepare, Rope, RopeKeys, RowSet,
 };
 use gemma::kv::{OffloadedPages, Pages};
-use gemma::tensor::encode::{CodingDevice, OnProcessor};
-use gemma::tensor::product::View;
-use gemma::tensor::{Code, Format};
-use gemma::vulkan::VulkanCoding;
-use rand::rngs::SmallRng;
-use rand::{Rng, SeedableRng};
+use gemma::tensor::Format;
 
 /// Every code and every group. The numbers of rows make different kernels, the same for every
 /// format but for how it is decoded: one format of each way to multiply meets all of them, the
@@ -91,15 +87,16 @@ fn linear_layers() {
 #[cfg_attr(not(vulkan_driver), ignore = "no Vulkan driver")]
 fn linear_layers_of_many_rows() {
     let Some(open) = device() else { return };
-    let mut t = Twins::of_rows(open(), 1, 128);
+    let mut t = Twins::of_rows(open(), 1, 256);
     for (spelled, n, cols, lives) in [
         ("i8-row", 16384, 64, [7, 17]),
         ("i4-g32", 16389, 64, [7, 17]),
-        ("i8-row", 72, 1024, [65, 128]),
-        ("i4-row", 72, 1024, [65, 128]),
+        // Two blocks of 128 rows where a device has matrix instructions.
+        ("i8-row", 72, 1024, [65, 200]),
+        ("i4-row", 72, 1024, [65, 200]),
         ("i4-g32", 72, 1024, [65, 128]),
-        ("i2-row", 40, 1024, [65, 128]),
-        ("t3-row", 48, 1024, [65, 128]),
+        ("i2-row", 40, 1024, [65, 200]),
+        ("t3-row", 48, 1024, [65, 200]),
         ("q4_k", 72, 1024, [65, 128]),
         ("q6_k", 72, 1024, [65, 128]),
         ("q5_0", 72, 1024, [65, 128]),
@@ -110,6 +107,8 @@ fn linear_layers_of_many_rows() {
         ("i8-g64", 72, 2176, [65, 128]),
         ("i4-g128", 72, 5376, [65, 128]),
         ("i2-g128", 72, 4096, [65, 128]),
+        ("i2-g128", 40, 8448, [1, 17]),
+        ("i4-g128", 40, 8448, [2, 9]),
     ] {
         let jobs = vec![t.job(format(spelled), n, cols)];
         t.run(
@@ -128,9 +127,13 @@ fn embeddings() {
     let more = ["f32+h128", "i4-row+h128", "i8-g64+h128", "i8a-row+h128", "t2-row+h128"];
     for (i, spelled) in FORMATS.into_iter().map(|f| f.0).chain(more).enumerate() {
         let f = format(spelled);
-        let cols = allowed(f, [16, 48, 640, 1168][i % 4]);
-        let (table, out) = (t.matrix(f, 37, cols), t.rows(cols));
-        t.run(spelled, vec![Op::Embed(Embed { table, scale: 11.3, out })], every_row_count());
+        // Less than a block, and two superblocks or more; of some more than a workgroup takes at
+        // a time.
+        for cols in [[16, 48, 640, 1168][i % 4], [304, 1168, 528, 5136][i / 4 % 4]] {
+            let cols = allowed(f, cols);
+            let (table, out) = (t.matrix(f, 37, cols), t.rows(cols));
+            t.run(spelled, vec![Op::Embed(Embed { table, scale: 11.3, out })], every_row_count());
+        }
     }
 }
 
@@ -151,6 +154,7 @@ fn norms_and_preparation() {
         (192, Some("i2-g64"), true),
         (384, Some("i4-g128+h128"), true),
         (640, Some("f32+h128"), true),
+        (768, Some("q6_k"), true),
         (1152, Some("i4-row+h128"), true),
         (1168, None, false),
         (5376, Some("t3-row+h128"), true),
@@ -169,8 +173,10 @@ fn norms_and_preparation() {
             t.run(&format!("norm of {dim}, then {prepared:?}"), ops, steps);
         }
     }
-    // By itself, and of rows that are zero.
-    for (dim, spelled) in [(48, "i8-row"), (256, "i4-g32+h128")] {
+    // By itself, and of rows that are zero. Several workgroups share a wide row.
+    for (dim, spelled) in
+        [(48, "i8-row"), (256, "i4-g32+h128"), (2304, "i4-g32+h128"), (2560, "q6_k")]
+    {
         for input in [t.floats(dim), t.rows(dim)] {
             let act = t.act(format(spelled), dim);
             t.run(
@@ -187,17 +193,19 @@ fn norms_and_preparation() {
 fn gates() {
     let Some(open) = device() else { return };
     let mut t = Twins::new(open(), 4);
-    for (dim, ffn, spelled, prepared) in [
-        (48, 40, "i8-row", None),
-        (64, 48, "t2-row", Some("i8-row")),
-        (64, 256, "i4-g32", Some("i4-row+h128")),
+    // Whether gate and up have the same activations: then they share a call.
+    for (dim, ffn, spelled, prepared, shared) in [
+        (48, 40, "i8-row", None, true),
+        (64, 48, "t2-row", Some("i8-row"), false),
+        (64, 256, "i4-g32", Some("i4-row+h128"), false),
+        (64, 2304, "i4-g32", Some("i4-g32+h128"), true),
     ] {
         let (gate, up) = (t.job(format(spelled), ffn, dim), t.job(format(spelled), ffn, dim));
         let out = gate.out;
         let mut ops = vec![Op::GateUp(GateUp {
             act_gate: gate.act,
             gate: gate.weight,
-            act_up: up.act,
+            act_up: if shared { gate.act } else { up.act },
             up: up.weight,
             out,
         })];
@@ -209,11 +217,11 @@ fn gates() {
 }
 
 /// Channels of a head, query heads, kv heads, cache format, window.
-type Heads = (usize, usize, usize, KvFormat, Option<usize>);
+pub type Heads = (usize, usize, usize, KvFormat, Option<usize>);
 
 /// With the numbers of rows that meet them: kernels for wide heads take a processor's driver long
 /// to compile.
-const HEADS: [(Heads, &[usize]); 9] = [
+pub const HEADS: [(Heads, &[usize]); 10] = [
     ((16, 2, 2, KvFormat::F16, None), &ROWS),
     ((32, 4, 2, KvFormat::F32, Some(70)), &ROWS),
     ((16, 4, 1, KvFormat::F32, Some(256)), &[1, 3, 9]),
@@ -224,22 +232,20 @@ const HEADS: [(Heads, &[usize]); 9] = [
     ((64, 12, 2, KvFormat::F32, None), &[1, 2, 3]),
     ((32, 12, 3, KvFormat::F32, Some(299)), &[1, 2, 5]),
     // More query heads of a kv head than a workgroup takes.
-    ((512, 16, 1, KvFormat::F16, None), &[1, 5]),
+    ((512, 16, 2, KvFormat::F16, None), &[1, 5]),
+    // Two groups of channels with scales.
+    ((64, 4, 2, KvFormat::Q8, None), &[1, 3, 9]),
 ];
 
 /// A layer's cache, filled.
-fn layer(t: &mut Twins, (dim, _, heads, kv, window): Heads) -> KvLayer {
+pub fn layer(t: &mut Twins, (dim, _, heads, kv, window): Heads) -> KvLayer {
     let pages = Pages::for_layer(1100, t.layout.max_rows, window);
     let all_pages = SEQUENCES * pages.count + 2;
-    let (cache, scratch) =
-        (all_pages * gemma::kv::PAGE * heads * dim, t.layout.max_rows * heads * dim);
+    let (cache, scratch) = (all_pages * gemma::kv::PAGE * heads, t.layout.max_rows * heads);
     let table = t.table(pages.count, all_pages);
     let mut made = |n: usize| {
-        let id = t.exec.alloc("cache", n * kv.bytes()).unwrap();
-        match kv {
-            KvFormat::F32 => t.fill(id, n),
-            _ => t.fill_halves(id, n),
-        }
+        let id = t.exec.alloc("cache", n * kv.head_bytes(dim)).unwrap();
+        t.fill_cache(id, kv, [n * dim, n * kv.scales(dim)], |_, _| true);
         id
     };
     let [k, v, scratch_k, scratch_v] = [cache, cache, scratch, scratch].map(&mut made);
@@ -257,6 +263,20 @@ fn layer(t: &mut Twins, (dim, _, heads, kv, window): Heads) -> KvLayer {
         scratch_k,
         scratch_v,
     }
+}
+
+/// Fills the scratch rows of a step; all others are NaN.
+fn fill_scratch(t: &mut Twins, kv: &KvLayer, step: Step) {
+    let (rows, max_rows) = (step.first + step.live, t.layout.max_rows);
+    let (width, scales) = (kv.n_kv_heads * kv.head_dim, kv.n_kv_heads * kv.scales());
+    let sizes = [max_rows * width, max_rows * scales];
+    let block = kv.key_block;
+    t.fill_cache(kv.scratch_k, kv.format, sizes, |i, is_scale| {
+        (if is_scale { i } else { i / block }) % max_rows < rows
+    });
+    t.fill_cache(kv.scratch_v, kv.format, sizes, |i, is_scale| {
+        (if is_scale { i % max_rows } else { i / width }) < rows
+    });
 }
 
 /// Committed positions: none, and around the edges of windows and pages.
@@ -294,7 +314,10 @@ fn attention() {
                 [step(BASES[(n + i) % 7], n % 2 == 0), step(BASES[(n + i + 3) % 7], n % 2 == 1)];
             one.into_iter().chain((live > 1).then(|| several(BASES[(n + i + 1) % 7], n % 2 == 1)))
         });
-        t.run(&format!("{heads:?}"), ops, steps.collect::<Vec<_>>());
+        for step in steps {
+            fill_scratch(&mut t, &kv, step);
+            t.run(&format!("{heads:?}"), ops.clone(), [step]);
+        }
     }
 }
 
@@ -312,12 +335,11 @@ fn attention_over_the_rest() {
         for (i, share) in [(0, 256), (1, 128), (2, 0)] {
             let range = PageRange::After(OffloadedPages { lag: t.layout.max_rows, share });
             let op = Op::Attention(Attention { q, out, n_heads, scale, kv, range });
-            let step = |live, base| Step { live, first: i, base, tree: i != 1, ..Step::default() };
-            t.run(
-                &format!("{heads:?}, share {share}"),
-                vec![op],
-                [step(1, 5), step(3, 300 + 7 * i), step(9, 770)],
-            );
+            for (live, base) in [(1, 5), (3, 300 + 7 * i), (9, 770)] {
+                let step = Step { live, first: i, base, tree: i != 1, ..Step::default() };
+                fill_scratch(&mut t, &kv, step);
+                t.run(&format!("{heads:?}, share {share}"), vec![op.clone()], [step]);
+            }
         }
     }
 }
@@ -480,15 +502,19 @@ fn norms_in_the_call_of_a_linear_layer() {
 #[cfg_attr(not(vulkan_driver), ignore = "no Vulkan driver")]
 fn commits() {
     let Some(open) = device() else { return };
-    for pair in [[0, 2], [1, 3]] {
+    // Layers of a shape share a call. A workgroup takes 64 channels at a time.
+    for shapes in [
+        &[(16, 2, KvFormat::F16)][..],
+        &[(32, 2, KvFormat::F32)],
+        &[(64, 2, KvFormat::Q8)],
+        &[(144, 2, KvFormat::F16), (16, 3, KvFormat::F16)],
+    ] {
         let mut t = Twins::new(open(), 7);
-        // Layers of one model differ in their windows alone.
-        let layers = pair.map(|i| {
-            layer(&mut t, {
-                let (dim, _, heads, format, _) = HEADS[pair[0]].0;
-                (dim, 0, heads, format, HEADS[i].0.4)
-            })
-        });
+        let windows = [None, Some(256)].into_iter();
+        let layers: Vec<KvLayer> = windows
+            .flat_map(|window| shapes.iter().map(move |shape| (shape, window)))
+            .map(|((dim, heads, kv), window)| layer(&mut t, (*dim, 0, *heads, *kv, window)))
+            .collect();
         let steps = ROWS.into_iter().enumerate().map(|(n, path)| {
             let sequences = if n % 4 == 1 { SEQUENCES } else { 1 };
             let step = Step {
@@ -501,11 +527,7 @@ fn commits() {
             };
             if n % 2 == 0 { step } else { Step { base: 1020 - path, ..step } }
         });
-        t.run(
-            "commit",
-            vec![Op::Commit(Commit { layers: layers.to_vec() })],
-            steps.collect::<Vec<_>>(),
-        );
+        t.run("commit", vec![Op::Commit(Commit { layers })], steps.collect::<Vec<_>>());
     }
 }
 
@@ -514,7 +536,10 @@ fn commits() {
 fn lists_of_the_best() {
     let Some(open) = device() else { return };
     let mut t = Twins::new(open(), 8);
-    for (vocab, usable, n_best) in [(257, 257, 1), (5003, 5000, 64), (100, 90, 256)] {
+    // The chunks of the last one have more logits than a workgroup has threads.
+    for (vocab, usable, n_best) in
+        [(257, 257, 1), (5003, 5000, 64), (100, 90, 256), (70_003, 70_001, 64)]
+    {
         let (logits, maxima, lists) =
             (t.floats(vocab), t.rows(256), t.rows(gemma::compute::best::WORDS));
         let steps =
@@ -527,6 +552,18 @@ fn lists_of_the_best() {
     }
 }
 
+/// Rows of an assistant: each beside the row of its parent, which an earlier pass made.
+#[test]
+#[cfg_attr(not(vulkan_driver), ignore = "no Vulkan driver")]
+fn rows_beside_their_parents() {
+    let Some(open) = device() else { return };
+    let mut t = Twins::new(open(), 10);
+    let dim = 160;
+    let (left, right, out) = (t.floats(dim), t.floats(dim), t.rows(2 * dim));
+    let steps = ROWS.map(|live| Step { live, first: 4, tree: live % 2 == 1, ..Step::default() });
+    t.run("concat", vec![Op::Concat(Concat { left, right, dim, out })], steps);
+}
+
 #[test]
 #[cfg_attr(not(vulkan_driver), ignore = "no Vulkan driver")]
 fn caps_of_logits() {
@@ -536,61 +573,4 @@ fn caps_of_logits() {
     let logits = t.floats(vocab);
     let steps = [1, 4].map(|selected| Step { live: 1, selected, ..Step::default() });
     t.run("cap", vec![Op::Cap(Cap { logits, vocab, cap: 0.7 })], steps);
-}
-
-/// A device finds the codes that the processor finds: of tiles like weights, of far outliers, of
-/// equal weights where every path ties; from several threads at once.
-#[test]
-#[cfg_attr(not(vulkan_driver), ignore = "no Vulkan driver")]
-fn codes_of_tiles() {
-    let Some(device) = device() else { return };
-    let device = VulkanCoding::new(device()).unwrap();
-    let mut random = SmallRng::seed_from_u64(5);
-    for code in [Code::T2, Code::T25, Code::T3, Code::T4] {
-        let trellis = code.trellis().unwrap();
-        let spread = [9.2f32, 40.0, 0.0, 1e30];
-        let wanted: Vec<f32> = (0..5 * 256)
-            .map(|i| spread[i / 256 % 4] * (random.random::<f32>() + random.random::<f32>() - 1.0))
-            .collect();
-        let mut want = vec![[0u64; 16]; 5];
-        OnProcessor.encode(trellis, &wanted, &mut want).unwrap();
-        std::thread::scope(|scope| {
-            for _ in 0..3 {
-                scope.spawn(|| {
-                    let mut got = vec![[0u64; 16]; 5];
-                    device.encode(trellis, &wanted, &mut got).unwrap();
-                    assert!(got == want, "{code:?}");
-                });
-            }
-        });
-    }
-}
-
-/// A device multiplies floats as the processor does, bit for bit if it fuses multiply-adds: factors
-/// of both orders, sums of whole slices and others, in pieces, into gaps, added to what there is.
-#[test]
-#[cfg_attr(not(vulkan_driver), ignore = "no Vulkan driver")]
-fn products_of_floats() {
-    let Some(device) = device() else { return };
-    let device = VulkanCoding::new(device()).unwrap();
-    let mut random = SmallRng::seed_from_u64(8);
-    let mut floats =
-        |n: usize| -> Vec<f32> { (0..n).map(|_| random.random::<f32>() - 0.5).collect() };
-    for (m, n, k) in [(512, 512, 512), (650, 519, 1037)] {
-        let (a, b, c) = (floats(m * k), floats(n * k), floats(m * (n + 3)));
-        for (a_along, b_along, keep) in [(true, true, 0.0), (false, true, 1.0), (true, false, 1.0)]
-        {
-            let a = if a_along { View::of(&a, k) } else { View::of(&a, m).transposed() };
-            let b = if b_along { View::of(&b, k).transposed() } else { View::of(&b, n) };
-            let [mut exact, mut near, mut want] = [(); 3].map(|_| c.clone());
-            device.multiply(&mut exact, n + 3, keep, 1.0, a, b).unwrap();
-            device.multiply_inexactly(&mut near, n + 3, keep == 1.0, a, b).unwrap();
-            OnProcessor.multiply(&mut want, n + 3, keep, 1.0, a, b).unwrap();
-            let case = format!("{m} x {n} x {k}, {a_along}, {b_along}, {keep}");
-            let same = |i: &usize| exact[*i].to_bits() == want[*i].to_bits();
-            assert_eq!((0..want.len()).find(|i| !same(i)), None, "{case}");
-            let far = |i: &usize| (near[*i] - want[*i]).abs() > 1e-5 * k as f32 / 8.0;
-            assert_eq!((0..want.len()).find(far), None, "{case}");
-        }
-    }
 }

@@ -14,9 +14,11 @@ use crate::compute::memory::Buffers;
 use crate::compute::op::{Commit, Embed, GateUp, Linear, Norm, Op, Prepare};
 use crate::compute::operand::{BufferId, RowSet, WeightId};
 use crate::compute::plan::{Dispatch, Part, Plan, PlanId};
+use crate::compute::poison;
 use crate::compute::reference;
 use crate::compute::step::{StepLayout, StepView};
 use crate::tensor::Matrix;
+use crate::testing;
 use anyhow::{Context, Result, bail};
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
@@ -60,6 +62,10 @@ pub struct CpuExecutor {
     work: Vec<Mutex<Work>>,
     spare: Vec<Mutex<Vec<f32>>>,
     profile: Option<Mutex<Vec<KernelTime>>>,
+    /// Whether passes are poisoned, see [`Reports::set_poison`].
+    poisons: bool,
+    /// Label of the dispatches that a test has in part left out.
+    cut: Option<String>,
 }
 
 impl CpuExecutor {
@@ -84,6 +90,8 @@ impl CpuExecutor {
             canonical: options.check.then(Vec::new),
             plans: Vec::new(),
             profile: None,
+            poisons: false,
+            cut: testing::fault(testing::CUT_WORK),
         }
     }
 
@@ -262,12 +270,33 @@ impl CpuExecutor {
         }
     }
 
+    /// Returns whether a worker does its share of a dispatch: all do, unless a test has the last
+    /// share left out.
+    fn does(&self, dispatch: &Dispatch, worker: &Worker) -> bool {
+        self.cut.as_deref() != Some(dispatch.label) || worker.index + 1 < worker.count
+    }
+
+    /// Poisons buffers, and the memory of the workers.
+    fn poison(&self, buffers: &[poison::Computed]) {
+        for poison::Computed { id, .. } in buffers {
+            // SAFETY: nothing runs between the pool's calls.
+            poison::fill(unsafe { self.buffers.slice_mut(*id, 0, self.buffers.len(*id)) });
+        }
+        for (work, spare) in self.work.iter().zip(&self.spare) {
+            work.lock().unwrap_or_else(|e| e.into_inner()).poison();
+            let mut spare = spare.lock().unwrap_or_else(|e| e.into_inner());
+            poison::fill(bytemuck::cast_slice_mut(&mut spare));
+        }
+    }
+
     fn run_all(&self, recorded: &Recorded, step: &StepView<'_>) {
         let list = &recorded.dispatches;
         self.pool.run(&|worker| {
             let mut since = Instant::now();
             for (i, dispatch) in list.iter().enumerate() {
-                self.execute(&dispatch.op, recorded.layout, step, worker);
+                if self.does(dispatch, worker) {
+                    self.execute(&dispatch.op, recorded.layout, step, worker);
+                }
                 let next = list.get(i + 1);
                 let together = next.is_some_and(|n| {
                     dispatch.is_row_local() && n.is_row_local() && dispatch.rows() == n.rows()
@@ -289,7 +318,8 @@ impl CpuExecutor {
         });
     }
 
-    /// Each dispatch alone, then its twin on the same inputs; the first difference is an error.
+    /// Each dispatch alone and its twin on the same inputs, their outputs poisoned; the first
+    /// difference is an error.
     fn run_checked(
         &self,
         recorded: &Recorded,
@@ -305,15 +335,24 @@ impl CpuExecutor {
                 };
                 outputs.iter().map(bytes).collect()
             };
-            let before = copy();
-            self.pool.run(&|worker| self.execute(&dispatch.op, recorded.layout, step, worker));
-            let fast = copy();
-            for (id, bytes) in outputs.iter().zip(&before) {
-                // SAFETY: as above.
-                unsafe { self.buffers.slice_mut(*id, 0, bytes.len()) }.copy_from_slice(bytes);
-            }
+            let mut before = copy();
+            let computed = poison::computed(std::slice::from_ref(dispatch));
+            self.poison(&computed);
             reference::run(&dispatch.op, &self.buffers, canonical, recorded.layout, step);
-            for (which, (twin, fast)) in copy().iter().zip(&fast).enumerate() {
+            let mut twins = copy();
+            for ((id, before), twin) in outputs.iter().zip(&mut before).zip(&mut twins) {
+                if let Some(own) = computed.iter().find(|own| own.id == *id) {
+                    poison::trace(before, twin, own.unit);
+                }
+                // SAFETY: as above.
+                unsafe { self.buffers.slice_mut(*id, 0, before.len()) }.copy_from_slice(before);
+            }
+            self.pool.run(&|worker| {
+                if self.does(dispatch, worker) {
+                    self.execute(&dispatch.op, recorded.layout, step, worker);
+                }
+            });
+            for (which, (twin, fast)) in twins.iter().zip(&copy()).enumerate() {
                 if let Some(at) = twin.iter().zip(fast).position(|(a, b)| a != b) {
                     let layer = dispatch.layer.map_or(String::new(), |l| format!(" of layer {l}"));
                     let place = format!("first at byte {at} of output {which}");
@@ -401,6 +440,9 @@ impl Executor for CpuExecutor {
         let step = recorded
             .layout
             .view(unsafe { self.buffers.slice(recorded.step, 0, recorded.layout.words()) });
+        if self.poisons && step.first == 0 && step.rows > 0 {
+            self.poison(&poison::computed(&recorded.dispatches));
+        }
         match &self.canonical {
             Some(canonical) => self.run_checked(recorded, &step, canonical)?,
             None => self.run_all(recorded, &step),
@@ -454,5 +496,9 @@ impl Reports for CpuExecutor {
     /// Weights stay in the host's memory.
     fn upload_bandwidth(&mut self) -> Option<f64> {
         None
+    }
+
+    fn set_poison(&mut self, on: bool) {
+        self.poisons = on;
     }
 }

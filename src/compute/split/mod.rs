@@ -372,6 +372,10 @@ impl Reports for SplitExecutor {
         }
     }
 
+    fn set_poison(&mut self, on: bool) {
+        self.sides.iter_mut().for_each(|s| s.set_poison(on));
+    }
+
     fn start_profile(&mut self) {
         self.sides.iter_mut().for_each(|s| s.start_profile());
     }

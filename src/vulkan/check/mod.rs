@@ -4,12 +4,14 @@
 //! Calls run one by one, but fused as in a recorded plan. A mirror on the host has the content of
 //! the device's buffers. The twins run on the mirror, and their outputs are compared with the
 //! device's. Then the mirror takes the device's numbers: differences do not add up, and a run
-//! generates the same text as an unchecked one.
+//! generates the same text as an unchecked one. Before a call, its outputs and scratch memory are
+//! poisoned on both sides, so that an element that is left out or read too early shows.
 
 mod compare;
 mod outputs;
 
 use crate::compute::memory::Buffers;
+use crate::compute::poison::{self, Computed};
 use crate::compute::step::StepView;
 use crate::compute::{
     BufferId, Caps, Dispatch, Executor, KvFormat, Linear, LoadJob, Op, Part, Plan, PlanId, Report,
@@ -98,6 +100,11 @@ impl CheckedExecutor {
         self.fault = Some(fault);
     }
 
+    /// Returns the executor that is checked: for faults of tests.
+    pub fn device(&mut self) -> &mut VulkanExecutor {
+        &mut self.gpu
+    }
+
     fn device_bytes(&mut self, id: BufferId) -> Result<Vec<u8>> {
         let mut bytes = vec![0; self.mirror.len(id)];
         self.gpu.read(id, 0, &mut bytes)?;
@@ -141,13 +148,18 @@ impl CheckedExecutor {
             .map(|(_, o)| Ok((o.id, self.mirror_bytes(o.id)?)))
             .collect::<Result<Vec<_>>>()?;
         let sizes = self.sizes_of_products(dispatches, step);
-        if !calls.is_empty() {
-            self.gpu.run_calls(calls)?;
-        }
-        self.apply_fault(&written)?;
+        let mut computed = poison::computed(dispatches);
+        computed.retain(|own| written.iter().any(|(_, output)| output.id == own.id));
+        let held = self.poison_mirror(&computed)?;
         for dispatch in dispatches {
             reference::run(&dispatch.op, &self.mirror, &self.canonical, recorded.layout, step);
         }
+        self.poison_device(&computed, held)?;
+        if !calls.is_empty() {
+            self.gpu.poison_own(calls)?;
+            self.gpu.run_calls(calls)?;
+        }
+        self.apply_fault(&written)?;
         let mut device = HashMap::new();
         for (_, output) in &written {
             device.insert(output.id, self.device_bytes(output.id)?);
@@ -170,6 +182,33 @@ impl CheckedExecutor {
         for (id, bytes) in before {
             self.mirror.write(id, 0, &bytes)?;
             self.stale.insert(id);
+        }
+        Ok(())
+    }
+
+    /// Poisons buffers of the mirror. Returns what they held.
+    fn poison_mirror(&mut self, computed: &[Computed]) -> Result<Vec<Vec<u8>>> {
+        let mut held = Vec::new();
+        for Computed { id, .. } in computed {
+            let bytes = self.mirror_bytes(*id)?;
+            let mut poisoned = bytes.clone();
+            poison::fill(&mut poisoned);
+            self.mirror.write(*id, 0, &poisoned)?;
+            held.push(bytes);
+        }
+        Ok(held)
+    }
+
+    /// Poisons the elements of the device's buffers that the twins wrote. The mirror gets the other
+    /// elements of what the buffers `held`.
+    fn poison_device(&mut self, computed: &[Computed], held: Vec<Vec<u8>>) -> Result<()> {
+        for (Computed { id, unit }, mut bytes) in computed.iter().zip(held) {
+            let mut twin = self.mirror_bytes(*id)?;
+            let written = poison::trace(&mut bytes, &mut twin, *unit);
+            self.mirror.write(*id, 0, &twin)?;
+            if !written.is_empty() {
+                self.gpu.write(*id, written.start, &bytes[written])?;
+            }
         }
         Ok(())
     }
@@ -431,4 +470,7 @@ impl Reports for CheckedExecutor {
     fn upload_bandwidth(&mut self) -> Option<f64> {
         self.gpu.upload_bandwidth()
     }
+
+    /// Every call is poisoned.
+    fn set_poison(&mut self, _: bool) {}
 }

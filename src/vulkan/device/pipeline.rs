@@ -173,9 +173,10 @@ impl Pipelines {
     pub fn prepare<'a>(
         &mut self,
         kernels: impl Iterator<Item = (Shader, &'a Constants)>,
+        are_divisible: bool,
     ) -> Result<()> {
         let missing: HashSet<Key> = kernels
-            .map(|(shader, constants)| (shader, constants.clone(), false))
+            .map(|(shader, constants)| (shader, constants.clone(), are_divisible))
             .filter(|key| !self.made.contains_key(key))
             .collect();
         let missing = missing

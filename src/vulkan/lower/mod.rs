@@ -186,6 +186,11 @@ impl Own {
             sizes,
         })
     }
+
+    /// Returns the buffers that calls compute before they read them.
+    pub fn scratch(&self) -> [BufferId; 3] {
+        [self.gate, self.up, self.partials]
+    }
 }
 
 /// Estimate of multiply-adds of a workgroup that is neither of a linear layer nor of attention.

@@ -7,7 +7,6 @@ use crate::vulkan::lower::Call;
 use crate::vulkan::lower::kernels::Push;
 use anyhow::Result;
 use ash::vk;
-use std::ops::Range;
 
 /// Binds a pipeline and its arguments.
 pub fn bind(
@@ -24,7 +23,7 @@ pub fn bind(
     }
 }
 
-/// Records one call.
+/// Records one call, whole.
 pub fn dispatch(
     device: &ash::Device,
     commands: vk::CommandBuffer,
@@ -36,29 +35,6 @@ pub fn dispatch(
     let [x, y, z] = call.groups;
     // SAFETY: the addresses of a call are those of live buffers.
     unsafe { device.cmd_dispatch(commands, x, y, z) };
-}
-
-/// Returns the axis along which a call has most workgroups.
-pub fn axis(groups: [u32; 3]) -> usize {
-    (0..3).rev().max_by_key(|i| groups[*i]).expect("there are three")
-}
-
-/// Records the workgroups `parts` along the longest axis of a call. Its kernel is divisible.
-pub fn dispatch_part(
-    device: &ash::Device,
-    commands: vk::CommandBuffer,
-    layout: vk::PipelineLayout,
-    pipeline: vk::Pipeline,
-    call: &Call,
-    parts: Range<u32>,
-) {
-    bind(device, commands, layout, pipeline, &call.push);
-    let (mut base, mut count, along) = ([0; 3], call.groups, axis(call.groups));
-    (base[along], count[along]) = (parts.start, parts.end - parts.start);
-    // SAFETY: as in `dispatch`; all workgroups lie within the call.
-    unsafe {
-        device.cmd_dispatch_base(commands, base[0], base[1], base[2], count[0], count[1], count[2]);
-    }
 }
 
 /// Copies bytes of a buffer from `start` on through host memory, and waits for the copy.

@@ -13,6 +13,7 @@ mod staging;
 mod timing;
 mod upload;
 mod viterbi;
+mod workgroups;
 
 use crate::compute::dry::Pieces;
 use crate::compute::{
@@ -33,7 +34,7 @@ use crate::vulkan::lower::sizes::{OwnSizes, key_block};
 use crate::vulkan::lower::{Bucket, Call, Lowering, Own, by_shape};
 use anyhow::{Context, Result, ensure};
 use ash::vk;
-use commands::{dispatch, read_back};
+use commands::read_back;
 pub use cut::LIMIT;
 use cut::{CallSize, Cut};
 use footprint::{READBACK, RESULTS};
@@ -46,6 +47,7 @@ use std::time::Instant;
 use timing::Timing;
 use upload::Uploader;
 pub use viterbi::VulkanCoding;
+use workgroups::{Unordered, Workgroups, axis};
 
 /// Most bytes that `vkCmdUpdateBuffer` takes at a time.
 const UPDATE: usize = 65536;
@@ -118,6 +120,12 @@ pub struct VulkanExecutor {
     known_elements: bool,
     /// Most rows of a block of attention, and of a layer with trellis codes.
     block_rows: usize,
+    /// Whether passes are poisoned, see [`Reports::set_poison`].
+    poisons: bool,
+    /// Seed of the order of workgroups, for tests.
+    shuffle: Option<u64>,
+    /// Label of the calls whose last workgroups a test has left out.
+    cut: Option<String>,
     loading: Loading,
     /// Small writes that wait for the next submission.
     pending: Vec<(BufferId, usize, Vec<u8>)>,
@@ -167,6 +175,11 @@ impl VulkanExecutor {
             own: None,
             epilogues: Epilogues::default(),
             block_rows: if gpu.info.is_cpu { BLOCK_ROWS_OF_CPU } else { BLOCK_ROWS },
+            poisons: false,
+            shuffle: testing::fault(testing::SHUFFLE)
+                .and_then(|seed| seed.parse().ok())
+                .filter(|_| gpu.info.divides_calls),
+            cut: testing::fault(testing::CUT_WORK),
             loading: Loading { opening: start.elapsed().as_secs_f64(), ..Loading::default() },
             pending: Vec::new(),
             steps: HashMap::new(),
@@ -234,10 +247,12 @@ impl VulkanExecutor {
     /// Returns the kernel of each call, compiled if it is missing.
     fn kernels(&self, calls: &[Call]) -> Result<(vk::PipelineLayout, Vec<vk::Pipeline>)> {
         let mut made = pipeline::lock(&self.pipelines);
-        made.prepare(calls.iter().map(|call| (call.shader, &call.constants)))?;
+        let divisible = self.shuffle.is_some();
+        let get = if divisible { Pipelines::get_divisible } else { Pipelines::get };
+        made.prepare(calls.iter().map(|call| (call.shader, &call.constants)), divisible)?;
         let kernels = calls
             .iter()
-            .map(|call| made.get(call.shader, &call.constants))
+            .map(|call| get(&mut made, call.shader, &call.constants))
             .collect::<Result<_>>()?;
         made.save();
         Ok((made.layout, kernels))
@@ -249,6 +264,15 @@ impl VulkanExecutor {
         plan: PlanId,
         bucket: Bucket,
     ) -> Result<Vec<Call>> {
+        let mut calls = self.uncut_calls(plan, bucket)?;
+        for call in calls.iter_mut().filter(|call| self.cut.as_deref() == Some(call.label)) {
+            call.groups[axis(call.groups)] -= 1;
+        }
+        calls.retain(|call| !call.groups.contains(&0));
+        Ok(calls)
+    }
+
+    fn uncut_calls(&mut self, plan: PlanId, bucket: Bucket) -> Result<Vec<Call>> {
         let mut calls = self.calls(plan, bucket, true)?;
         let own = self.own.expect("made when the first plan was recorded");
         let Some(new) = self.epilogues.place(
@@ -282,11 +306,14 @@ impl VulkanExecutor {
     /// Runs calls one after the other, outside of a plan.
     pub(in crate::vulkan) fn run_calls(&mut self, calls: &[Call]) -> Result<()> {
         let (layout, pipelines) = self.kernels(calls)?;
+        let shuffle = self.shuffle;
         self.stage(None)?;
         let done = self.queue.once(|device, commands| {
             for (call, pipeline) in calls.iter().zip(&pipelines) {
                 barrier(device, commands);
-                dispatch(device, commands, layout, *pipeline, call);
+                let mut parts = Unordered::new(shuffle);
+                parts.add(*pipeline, call, Workgroups::all(call));
+                parts.record(device, commands, layout);
             }
             barrier(device, commands);
         })?;
@@ -435,6 +462,9 @@ impl Executor for VulkanExecutor {
         let words: &[u32] = bytemuck::cast_slice(&self.steps[&recorded.step]);
         let step = recorded.layout.view(words);
         let (live, bucket) = (step.rows - step.first, Bucket::of_step(&step));
+        if self.poisons && step.first == 0 && live > 0 {
+            self.poison_pass(plan)?;
+        }
         if self.timing.is_some() {
             self.queue.wait_all()?;
         }
@@ -551,6 +581,10 @@ impl Reports for VulkanExecutor {
             }
             self.timing = Timing::new(&self.gpu).ok();
         }
+    }
+
+    fn set_poison(&mut self, on: bool) {
+        self.poisons = on;
     }
 
     fn read_bandwidth(&mut self) -> Option<f64> {

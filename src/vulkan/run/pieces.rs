@@ -1,7 +1,7 @@
 //! Submissions of a pass: recorded in pieces by an estimate, or probed piece by piece.
 
-use super::commands::{axis, dispatch, dispatch_part};
 use super::cut::{self, CallSize, Cut, Probe};
+use super::workgroups::{Unordered, Workgroups, axis};
 use super::{Pass, VulkanExecutor};
 use crate::compute::PlanId;
 use crate::error::{Fault, Kind};
@@ -191,28 +191,30 @@ impl VulkanExecutor {
                 false => pipeline::lock(&self.pipelines)
                     .get_divisible(calls[i].shader, &calls[i].constants)?,
             };
-            parts.push((kernel, first, end, whole));
+            let groups = match whole {
+                true => Workgroups::all(&calls[i]),
+                false => Workgroups::part(&calls[i], first..end),
+            };
+            parts.push((kernel, first, end, groups));
         }
         let commands = self.queue.allocate()?;
-        let timing = &mut self.timing;
+        let (timing, mut unordered) = (&mut self.timing, Unordered::new(self.shuffle));
         self.queue.record(commands, |device, commands| {
             if let Some(timing) = timing.as_mut().filter(|_| from == Cut::default()) {
                 timing.begin(commands, calls);
             }
-            for (i, (kernel, first, end, whole)) in range.zip(parts) {
+            for (i, (kernel, first, end, groups)) in range.zip(parts) {
                 if first == 0 && hazards.meets(&calls[i]) {
+                    unordered.record(device, commands, *layout);
                     kernel_barrier(device, commands);
                 }
-                match whole {
-                    true => dispatch(device, commands, *layout, kernel, &calls[i]),
-                    false => {
-                        dispatch_part(device, commands, *layout, kernel, &calls[i], first..end)
-                    }
-                }
+                unordered.add(kernel, &calls[i], groups);
                 if let Some(timing) = timing.as_ref().filter(|_| end == sizes[i].parts) {
+                    unordered.record(device, commands, *layout);
                     timing.stamp(commands, i + 1);
                 }
             }
+            unordered.record(device, commands, *layout);
             barrier(device, commands);
         })?;
         Ok(commands)

@@ -2,7 +2,7 @@
 //! multiply-adds, which Vulkan leaves open.
 
 use super::VulkanExecutor;
-use super::commands::dispatch;
+use super::workgroups::{Unordered, Workgroups};
 use crate::tensor::product::{self, View, check};
 use crate::vulkan::device::barrier::{barrier, host_barrier};
 use crate::vulkan::device::memory::{Block, Place};
@@ -189,6 +189,8 @@ impl Products {
             let kernel = kernels::Product { a_along: piece.a.along, b_along: right.along };
             let call = Call::apart(&kernel, &push, [n.div_ceil(TILE), m.div_ceil(TILE), 1]);
             let (layout, pipelines) = device.kernels(std::slice::from_ref(&call))?;
+            let mut parts = Unordered::new(device.shuffle);
+            parts.add(pipelines[0], &call, Workgroups::all(&call));
             let bytes = bytemuck::cast_slice_mut::<f32, u8>(&mut piece.c);
             let size = bytes.len() as u64;
             let back = [vk::BufferCopy { src_offset: 0, dst_offset: 0, size }];
@@ -196,7 +198,7 @@ impl Products {
             // piece.
             let done = device.queue.once(|device, commands| unsafe {
                 barrier(device, commands);
-                dispatch(device, commands, layout, pipelines[0], &call);
+                parts.record(device, commands, layout);
                 barrier(device, commands);
                 device.cmd_copy_buffer(commands, self.product.buffer, self.down.buffer, &back);
                 host_barrier(device, commands);

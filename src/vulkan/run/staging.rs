@@ -1,6 +1,7 @@
 //! Writes to the device before a pass or a readback.
 
 use super::*;
+use crate::compute::poison;
 
 impl VulkanExecutor {
     /// Stages the pending writes, and `then` after them, for the next submission.
@@ -54,13 +55,40 @@ impl VulkanExecutor {
 
     /// Fills fresh memory with zeros.
     pub(super) fn clear(&mut self, span: Span) -> Result<()> {
-        let buffer = self.block(&span).buffer;
-        // SAFETY: the span lies inside its block.
-        let cleared = |device: &ash::Device, commands| unsafe {
-            device.cmd_fill_buffer(commands, buffer, span.offset, span.bytes, 0);
+        // A model has hundreds of buffers, so this waits for the next submission.
+        self.fill(&[span], 0)
+    }
+
+    /// Poisons everything that a pass computes.
+    pub(super) fn poison_pass(&mut self, plan: PlanId) -> Result<()> {
+        let computed = poison::computed(&self.plans[plan.0 as usize].dispatches);
+        let spans: Vec<Span> = computed
+            .into_iter()
+            .map(|own| own.id)
+            .chain(self.own.iter().flat_map(Own::scratch))
+            .map(|id| self.spans[id.0 as usize])
+            .collect();
+        self.fill(&spans, poison::WORD)
+    }
+
+    /// Poisons the buffers of the executor that these calls compute.
+    pub(in crate::vulkan) fn poison_own(&mut self, calls: &[Call]) -> Result<()> {
+        let is_written = |id: &BufferId| calls.iter().any(|call| call.writes(*id));
+        let scratch = self.own.iter().flat_map(Own::scratch).filter(is_written);
+        let spans: Vec<Span> = scratch.map(|id| self.spans[id.0 as usize]).collect();
+        self.fill(&spans, poison::WORD)
+    }
+
+    /// Fills buffers with a word, before the next submission.
+    fn fill(&mut self, spans: &[Span], word: u32) -> Result<()> {
+        let buffers: Vec<vk::Buffer> = spans.iter().map(|span| self.block(span).buffer).collect();
+        // SAFETY: the spans lie inside their blocks, and have whole words.
+        let filled = |device: &ash::Device, commands| unsafe {
+            for (span, buffer) in spans.iter().zip(buffers) {
+                device.cmd_fill_buffer(commands, buffer, span.offset, span.bytes, word);
+            }
             barrier(device, commands);
         };
-        // A model has hundreds of buffers, so this waits for the next submission.
-        self.queue.stage(cleared, None)
+        self.queue.stage(filled, None)
     }
 }

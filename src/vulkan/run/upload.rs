@@ -255,6 +255,7 @@ impl Kernels {
                 .iter()
                 .filter_map(|plan| plan.kernel.as_ref())
                 .map(|(shader, constants)| (*shader, constants)),
+            false,
         )?;
         let get = |plan: &Upload<'_>| {
             plan.kernel.as_ref().map(|(shader, constants)| made.get(*shader, constants)).transpose()

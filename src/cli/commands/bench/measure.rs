@@ -113,6 +113,29 @@ pub fn verify(
     Ok(start.elapsed().as_secs_f64())
 }
 
+/// Bits of logits, and the best tokens in place of logits where the device lists them.
+type Bits = Vec<(Vec<u32>, Vec<Vec<(Token, u32)>>)>;
+
+/// Evaluates a chain of `rows` tokens as text is generated and with all logits. Returns the scores
+/// of plain passes, then of passes whose buffers are poisoned.
+pub fn poisoned(engine: &mut dyn Engine, sampler: &Sampler, rows: usize) -> Result<[Bits; 2]> {
+    let tree = TokenTree::chain(&tokens(engine.info().vocab, rows));
+    let (mut both, mut scores) = ([Vec::new(), Vec::new()], Scores::default());
+    for (bits, on) in both.iter_mut().zip([false, true]) {
+        for output in [output(sampler), Output::Logits] {
+            engine.device().context("the engine has no device")?.set_poison(on);
+            engine.run(&[Input::new(0, &tree, Rows::All)], output, &mut scores)?;
+            let best = |list: &Vec<(Token, f32)>| {
+                list.iter().map(|(token, logit)| (*token, logit.to_bits())).collect()
+            };
+            let logits = scores.logits.iter().map(|logit| logit.to_bits()).collect();
+            bits.push((logits, scores.best.iter().map(best).collect()));
+        }
+    }
+    engine.device().context("the engine has no device")?.set_poison(false);
+    Ok(both)
+}
+
 /// Runs a round: a chain of so many draft tokens of the assistant, a pass that scores them, the
 /// choice of each token, and the commit of the first. `token` is the newest token, before and after
 /// the round. Returns the seconds.

@@ -92,6 +92,13 @@ pub struct BenchArgs {
     /// Temperature of the text test
     #[arg(long, value_name = "T", default_value_t = 0.0, hide_short_help = true)]
     pub temp: f32,
+    /// Check that the kernels leave nothing out: passes whose buffers hold NaN before
+    ///
+    /// Each pass of the verify test, and one of the prefill test, runs plain and again with all
+    /// that it computes filled with NaN before. The scores must have the same bits; otherwise the
+    /// exit code is 1. The figures are measured without NaN.
+    #[arg(long)]
+    pub poison: bool,
     /// One JSON object instead of tables
     #[arg(long)]
     pub json: bool,

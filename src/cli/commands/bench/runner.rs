@@ -11,7 +11,7 @@ use crate::models::Weights;
 use crate::sampler::Sampler;
 use crate::tensor::Token;
 use crate::util::units::{bytes, digits3};
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use std::time::Instant;
 
 /// Nodes of the draft steps that are timed.
@@ -38,6 +38,9 @@ impl<'a> Runner<'a> {
 
     /// Runs the tests of the engine that the options name.
     pub fn measure_all(&mut self, report: &mut BenchReport) -> Result<()> {
+        if self.options.poison {
+            self.poison()?;
+        }
         let wants = |test: Test| self.options.only.contains(&test);
         let [prefill, decode, verify, drafts, kernels] =
             [Test::Prefill, Test::Decode, Test::Verify, Test::Drafts, Test::Kernels].map(wants);
@@ -93,6 +96,37 @@ impl<'a> Runner<'a> {
             let tokens = measure::tokens(self.engine.info().vocab, depth);
             measure::prefill(self.engine, &tokens, &mut self.scores)?;
         }
+        Ok(())
+    }
+
+    /// Runs passes plain and poisoned. Fails if their scores differ.
+    fn poison(&mut self) -> Result<()> {
+        self.fill(self.options.depth[0])?;
+        let most = self.engine.info().max_rows;
+        let mut sizes: Vec<usize> = self
+            .options
+            .rows
+            .iter()
+            .chain([&self.options.pp])
+            .map(|rows| *rows.min(&most))
+            .collect();
+        sizes.sort_unstable();
+        sizes.dedup();
+        for rows in &sizes {
+            let [plain, poisoned] = measure::poisoned(self.engine, &self.sampler, *rows)?;
+            ensure!(
+                plain == poisoned,
+                "a kernel leaves elements out: a pass over {} gives other scores where its buffers \
+                    hold NaN before",
+                count_rows(*rows)
+            );
+        }
+        let sizes: Vec<String> = sizes.iter().map(usize::to_string).collect();
+        self.ui.note(format!(
+            "poison: passes over {} rows give the same bits where all that they compute is NaN \
+                before",
+            sizes.join(", ")
+        ));
         Ok(())
     }
 

@@ -15,6 +15,7 @@ use crate::compute::cache::KvFormat;
 use crate::compute::memory::Buffers;
 use crate::compute::op;
 use crate::compute::operand::BufferId;
+use crate::compute::poison;
 use crate::compute::reference::attention::merge;
 use crate::compute::step::StepView;
 use crate::kv::PAGE;
@@ -44,6 +45,18 @@ pub struct Work {
     page_o: Vec<f32>,  // [slots, head_dim]
     total_o: Vec<f32>, // [slots, head_dim]
     q8: q8::Work,
+}
+
+impl Work {
+    /// Poisons what the next call computes.
+    pub fn poison(&mut self) {
+        let Work { paths, scratch, scores, page_o, total_o, q8 } = self;
+        poison::fill(bytemuck::cast_slice_mut(paths));
+        for floats in [scratch, scores, page_o, total_o] {
+            poison::fill(bytemuck::cast_slice_mut(floats));
+        }
+        q8.poison();
+    }
 }
 
 /// One kv head's keys or values in a page or in scratch.

@@ -3,6 +3,7 @@
 
 use super::{Attention, MAX_SLOTS, Part, Stored, fits};
 use crate::compute::cpu::simd::Lanes;
+use crate::compute::poison;
 use crate::compute::reference::{MAX_HEAD_DIM, q8};
 use crate::kv::PAGE;
 use crate::tensor::math::LANES;
@@ -18,6 +19,16 @@ pub struct Work {
     queries: Vec<i32>,         // [slots, head_dim / 2]: pairs of codes
     factors: [f32; MAX_SLOTS], // what a query's codes are multiplied by
     weights: Vec<f32>,         // [slots, scales, PAGE]: exponentials times values' scales
+}
+
+impl Work {
+    /// Poisons what the next call computes.
+    pub fn poison(&mut self) {
+        let Work { queries, factors, weights } = self;
+        poison::fill(bytemuck::cast_slice_mut(queries));
+        poison::fill(bytemuck::cast_slice_mut(factors));
+        poison::fill(bytemuck::cast_slice_mut(weights));
+    }
 }
 
 impl Stored for Codes {
