@@ -45,14 +45,6 @@ if [ "${GEMMA_REQUIRE_GPU:-}" = 1 ]; then
     -n 40 "What is photosynthesis?" </dev/null
 fi
 
-step "readers of foreign bytes, ten seconds of fuzzing each"
-# The compiler is needed for libFuzzer.
-if command -v c++ >/dev/null || [ "${GEMMA_REQUIRE_CXX:-}" = 1 ]; then
-  JOBS=2 scripts/fuzz.sh 0.17
-else
-  echo "SKIPPED: there is no C++ compiler"
-fi
-
 step "lints"
 # Among them clippy::incompatible_msrv: no function of the standard library that is newer than the
 # Rust which Cargo.toml names.

@@ -24,7 +24,8 @@ HEADER = """\
 #         | dependencies of gemma that bring it | code that it runs during a build
 #
 # A procedural macro runs in the compiler. The note behind `build.rs` says what the build script of
-# that version does on Linux, as its source was read. The other sources were not read.
+# that version does on Linux. Long ones were read in the parts that run commands or write files. The
+# other sources were not read.
 # `list` marks the note of a new version with UNREAD, and CI refuses the mark.
 """
 

@@ -137,7 +137,7 @@ impl Plan {
     }
 }
 
-/// What [`prepare`] found in the environment.
+/// Faults that [`prepare`] found in the environment.
 struct Faults {
     plan: Option<Plan>,
     counts: &'static [AtomicU64; KINDS],

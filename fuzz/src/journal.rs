@@ -206,8 +206,11 @@ fn edit_journal(cursor: &mut Cursor<'_>, journal: &mut Vec<u8>) {
         }
         4 => lines.truncate(at),
         _ => {
-            if let Ok(line) = serde_json::from_slice(&lines[at]) {
-                lines[at] = [edited(cursor, &line, FIELDS), b"\n".to_vec()].concat();
+            // The digest behind the last space stays.
+            let space = lines[at].iter().rposition(|byte| *byte == b' ').unwrap_or(0);
+            let (json, digest) = lines[at].split_at(space);
+            if let Ok(line) = serde_json::from_slice(json) {
+                lines[at] = [&edited(cursor, &line, FIELDS), digest].concat();
             }
         }
     }

@@ -100,6 +100,10 @@ pub fn edited(cursor: &mut Cursor<'_>, base: &Value, keys: &str) -> Vec<u8> {
     let mut value = base.clone();
     for _ in 0..cursor.byte() % 9 {
         edit(cursor, &mut value, base, keys);
+        // Repeated repetition would take any amount of memory.
+        if value.to_string().len() > 1 << 16 {
+            break;
+        }
     }
     value.to_string().into_bytes()
 }

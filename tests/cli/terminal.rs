@@ -5,9 +5,7 @@
 use crate::shell;
 use crate::terminals::Terminal;
 use std::os::unix::process::ExitStatusExt;
-use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
 
 /// Runs to its end. Returns the exit code and what the terminal was sent.
 fn on_terminal(args: &[&str], env: &[(&str, &str)]) -> (Option<i32>, String) {

@@ -110,7 +110,7 @@ impl Twins {
         self.exec.write(id, 0, bytemuck::cast_slice(&values)).unwrap();
     }
 
-    /// Fills keys or values. Those for which `is_live` is false are NaN, as far as their format or
+    /// Fills keys or values. Values for which `is_live` is false are NaN, as far as their format or
     /// its scales can be. `is_live` gets the index of a channel, or of a scale and true.
     pub fn fill_cache(
         &mut self,

@@ -61,8 +61,8 @@ calls! {
         Some(Point::Rename), EIO, SYS_renameat2(from_dir, from, to_dir, to, flags);
 }
 
-/// Returns whether the descriptor is a file or a pipe. Terminals, sockets, and the counters by which
-/// threads wake each other, are none.
+/// Returns whether the descriptor is a file or a pipe. Terminals, sockets, and the counters that
+/// wake threads are none.
 fn holds_data(file: c_int) -> bool {
     // SAFETY: the structure is plain numbers, written by the call and read only if it succeeded.
     let mode = unsafe {

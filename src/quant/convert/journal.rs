@@ -1,5 +1,5 @@
-//! Journal of a conversion: one line of JSON for the header, for each finished tensor and for the
-//! finished rows of a large one, from which the next run resumes.
+//! Journal of a conversion: one line for the header, for each finished tensor and for the finished
+//! rows of a large one, from which the next run resumes. A line is JSON, a space and a digest.
 
 use crate::checkpoint::Checkpoint;
 use crate::error::Fault;
@@ -8,6 +8,7 @@ use crate::quant::layout::{ArtifactLayout, TensorPlan};
 use crate::quant::plan::QuantPlan;
 use crate::quant::{QuantizeOptions, SIDE_FILES};
 use anyhow::{Context, Result};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::fs::File;
@@ -68,7 +69,7 @@ impl JournalHeader {
             }
         }
         Ok(JournalHeader {
-            journal: 2,
+            journal: 3,
             version: env!("CARGO_PKG_VERSION").into(),
             source,
             stamps,
@@ -199,12 +200,11 @@ impl Journal {
         file.read_to_end(&mut text).with_context(failed)?;
         let mut journal = Journal { path: path.to_owned(), file };
         let mut lines = text.split_inclusive(|b| *b == b'\n').filter(|l| l.ends_with(b"\n"));
-        let first =
-            lines.next().map(|line| (line.len(), serde_json::from_slice::<JournalHeader>(line)));
+        let first = lines.next().map(|line| (line.len(), parse::<JournalHeader>(line)));
         let mut good = 0;
         let mut found = JournalState::default();
         match first {
-            Some((length, Ok(begun))) if !restart => {
+            Some((length, Some(begun))) if !restart => {
                 if !header.continues(&begun) {
                     return Err(other_run(path, &header.difference(&begun)).into());
                 }
@@ -214,8 +214,8 @@ impl Journal {
                 for line in lines {
                     // A line that does not fit was truncated or damaged. Its tensor and all later
                     // ones are converted again.
-                    match (serde_json::from_slice(line), places.peek()) {
-                        (Ok(Line::Tensor(done)), Some((e, offset)))
+                    match (parse(line), places.peek()) {
+                        (Some(Line::Tensor(done)), Some((e, offset)))
                             if e.name == done.tensor
                                 && (*offset, e.bytes()) == (done.offset, done.bytes) =>
                         {
@@ -223,7 +223,7 @@ impl Journal {
                             found.rows = None;
                             places.next();
                         }
-                        (Ok(Line::Rows(rows)), Some((e, _)))
+                        (Some(Line::Rows(rows)), Some((e, _)))
                             if e.name == rows.tensor && rows.rows < e.rows =>
                         {
                             found.rows = Some(rows);
@@ -253,9 +253,11 @@ impl Journal {
 
     /// Appends a line.
     pub fn push<T: Serialize>(&mut self, line: &T) -> Result<()> {
-        let mut text = serde_json::to_vec(line)?;
-        text.push(b'\n');
-        self.file.write_all(&text).with_context(|| format!("writing {}", self.path.display()))
+        let json = serde_json::to_string(line)?;
+        let text = format!("{json} {}\n", digest(&json));
+        self.file
+            .write_all(text.as_bytes())
+            .with_context(|| format!("writing {}", self.path.display()))
     }
 
     pub fn sync(&mut self) -> Result<()> {
@@ -266,6 +268,21 @@ impl Journal {
         let cut = self.file.set_len(length).and_then(|()| self.file.seek(SeekFrom::Start(length)));
         cut.map(|_| ()).with_context(|| format!("writing {}", self.path.display()))
     }
+}
+
+/// Returns the digest of a line: the first eight bytes of its SHA-256.
+fn digest(json: &str) -> String {
+    crate::util::hex(&Sha256::digest(json)[..8])
+}
+
+/// Parses a whole line; `None` if it was truncated or damaged.
+fn parse<T: DeserializeOwned>(line: &[u8]) -> Option<T> {
+    let line = std::str::from_utf8(line).ok()?.strip_suffix('\n')?;
+    let (json, stated) = line.rsplit_once(' ')?;
+    if digest(json) != stated {
+        return None;
+    }
+    serde_json::from_str(json).ok()
 }
 
 /// Returns the refusal to resume a run that was started differently. `path` is its journal.
@@ -291,8 +308,8 @@ pub fn places(layout: &ArtifactLayout) -> impl Iterator<Item = (&TensorPlan, u64
 /// rows either.
 pub fn count(path: &Path) -> Option<usize> {
     let text = std::fs::read(path).ok()?;
-    let lines = text.split(|b| *b == b'\n').skip(1);
-    let mut lines = lines.filter_map(|line| serde_json::from_slice(line).ok()).peekable();
+    let lines = text.split_inclusive(|b| *b == b'\n').skip(1);
+    let mut lines = lines.filter_map(parse).peekable();
     lines.peek()?;
     Some(lines.filter(|line| matches!(line, Line::Tensor(_))).count())
 }

@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 /// Fills: one more than blocks, so that the first block is used again.
 const FILLS: usize = RING + 1;
 
-/// What the threads of a model borrow. Loom's threads take nothing borrowed, so each execution
+/// State that the threads of a model share. Loom's threads take nothing borrowed, so each execution
 /// leaks it.
 struct Shared {
     filling: Filling<'static>,

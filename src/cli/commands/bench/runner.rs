@@ -116,15 +116,15 @@ impl<'a> Runner<'a> {
             let [plain, poisoned] = measure::poisoned(self.engine, &self.sampler, *rows)?;
             ensure!(
                 plain == poisoned,
-                "a kernel leaves elements out: a pass over {} gives other scores where its buffers \
-                    hold NaN before",
+                "a kernel leaves elements out: \
+                 a pass over {} gives other scores where its buffers hold NaN before",
                 count_rows(*rows)
             );
         }
         let sizes: Vec<String> = sizes.iter().map(usize::to_string).collect();
         self.ui.note(format!(
-            "poison: passes over {} rows give the same bits where all that they compute is NaN \
-                before",
+            "poison: passes over {} rows give the same bits, \
+             although all that they compute was NaN before",
             sizes.join(", ")
         ));
         Ok(())

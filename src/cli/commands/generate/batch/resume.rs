@@ -78,7 +78,7 @@ impl Growing {
         let mut reader = BufReader::new(&self.file);
         for number in 1.. {
             let mut line = Vec::new();
-            let what = || Fault::usage(format!("--resume: cannot read {name}"));
+            let what = || format!("--resume: cannot read {name}");
             // Files of other kinds may have no line breaks at all.
             (&mut reader).take(16).read_until(b'\n', &mut line).with_context(what)?;
             let begun = written(&line);
