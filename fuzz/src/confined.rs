@@ -46,8 +46,8 @@ fn counters() -> &'static mut [u8] {
     }
 }
 
-/// Runs `work` in a copy of this process. The work may panic and exceed its limits. Any other end is
-/// a failure.
+/// Runs `work` in a copy of this process. The work may panic and exceed its limits. Any other end
+/// is a failure.
 pub fn confined(limits: ChildLimits, time: Duration, work: impl FnOnce() + Send) {
     let shared = SHARED.0;
     // SAFETY: the copy leaves by `_exit`. Its allocator works: libc resets its locks in `fork`.
