@@ -9,8 +9,9 @@
 # MINIMIZE=1 copies the smallest inputs that reach all that was reached to fuzz/corpus afterwards.
 #
 # Inputs that reach something new stay in target/fuzz/TARGET/corpus for the next time. A build needs
-# a C++ compiler for libFuzzer, and no nightly toolchain: the coverage counters are LLVM's own. A
-# use of freed memory goes unnoticed, because there is no sanitizer.
+# a C++ compiler for libFuzzer, and no nightly toolchain: the coverage counters are LLVM's own. Only
+# this crate has counters; its libraries are those of the tests. A use of freed memory goes
+# unnoticed, because there is no sanitizer.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -20,15 +21,23 @@ seconds=$(awk -v m="$minutes" 'BEGIN { print int(60 * m) }')
 
 fuzzer=${GEMMA_FUZZER:-}
 if [ -z "$fuzzer" ]; then
-  host=$(rustc -vV | sed -n 's/^host: //p')
-  flags="-Cpasses=sancov-module --cfg fuzzing"
-  for option in level=4 inline-8bit-counters pc-table trace-compares; do
-    flags+=" -Cllvm-args=-sanitizer-coverage-$option"
+  build=$PWD/target/fuzz/build
+  mkdir -p "$build"
+  # Cargo calls this for the crates of the workspace.
+  cat >"$build/rustc" <<'END'
+#!/bin/sh
+exec "$@" -Clto=off -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
+  -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
+  -Cllvm-args=-sanitizer-coverage-trace-compares
+END
+  chmod +x "$build/rustc"
+  config=()
+  for setting in opt-level=1 debug=0 debug-assertions=true overflow-checks=true; do
+    config+=(--config "profile.release.package.gemma.$setting")
   done
-  # A target of its own, so that build scripts and macros have no counters.
-  RUSTFLAGS=$flags cargo build -q --manifest-path fuzz/Cargo.toml \
-    --target-dir target/fuzz/build --target "$host"
-  fuzzer=target/fuzz/build/$host/debug/gemma-fuzz
+  RUSTC_WORKSPACE_WRAPPER=$build/rustc cargo build -q --release --example fuzz \
+    --no-default-features --features npu,fuzzing "${config[@]}"
+  fuzzer=target/release/examples/fuzz
 fi
 fuzzer=$(realpath "$fuzzer")
 targets=("$@")

@@ -1,29 +1,29 @@
-//! Speculative decoding for Gemma 3: cheap sources propose a tree of tokens, and the quantised
+//! Speculative decoding for Gemma 3 and 4: cheap sources propose a tree of tokens, and the quantised
 //! target verifies the whole tree in one pass.
 //!
 //! # Floors
 //! A file uses only lower floors or its own room; `tests/source/layering.rs` checks it.
 //! ```text
-//! 8  cli         commands/ has a file or folder for each command, options/ the options that
+//! 9  cli         commands/ has a file or folder for each command, options/ the options that
 //!                several take, io/ what they read and write; the only room that prints
-//! 7  runtime     a session: models found, opened, placed and loaded, drafts, what passes cost
-//! 6  decode      the scheduler: one loop for all texts; verification, text that is certain,
+//! 8  runtime     a session: models found, opened, placed and loaded, drafts, what passes cost
+//! 7  decode      the scheduler: one loop for all texts; verification, text that is certain,
 //!                statistics
-//! 5  draft       where proposals come from
+//! 6  draft       where proposals come from
 //!    quant       conversion of checkpoints
 //!    eval        likelihoods of texts
-//! 4  engine      one model and the timelines of its texts
+//! 5  engine      one model and the timelines of its texts
 //!    grammar     which tokens may follow (JSON Schema, Lark, regular expressions)
-//! 3  models      what a model is: config, weights, forward pass, tokenizer, chat template;
-//!                gemma3/ what only Gemma 3 has
+//! 4  models      what a model is: config, weights, forward pass, tokenizer, chat template;
+//!                gemma3/ and gemma4/ what only one of them has
 //!    vulkan      the GPU executor
 //!    npu         an executor that hands full pages of global layers to an NPU; a model of one
-//! 2  checkpoint  files -> tensors
+//! 3  checkpoint  files -> tensors
 //!    compute     the list of dispatches, the CPU kernels and their scalar twins
 //!    sampler     scores -> a token
-//! 1  util        child processes, figures, shell words, directories, files written whole
+//! 2  util        child processes, figures, shell words, directories, files written whole
+//! 1  os          the operating system, in functions that every system can offer
 //! 0  tensor      formats and codecs
-//!    os          the operating system, in functions that every system can offer
 //!    kv, error   pages of keys and values; faults that carry an exit code and a remedy
 //!    testing     faults that tests ask for
 //! ```

@@ -23,10 +23,10 @@
                 raw_from(from + uint64_t(min(TURN + u, TURNS - 1) * (PARTS * VALUE_BYTES))); \
     } else { \
         [[unroll]] for (uint u = 0; u < AHEAD; u++) { \
-            const uint slot = min(TURN + u, TURNS - 1) * PARTS + part, at = page * PAGE + slot; \
-            const uint row = root + min(at, highest) - base; \
-            const uint place = \
-                (at < base ? slot * VALUE_BYTES : row * scratch.stride) + channel * FOUR_BYTES; \
+            const uint slot = min(TURN + u, TURNS - 1) * PARTS + part; \
+            const uint at = min(page * PAGE + slot, highest); \
+            const uint place = channel * FOUR_BYTES + \
+                (at < base ? at % PAGE * VALUE_BYTES : (root + at - base) * scratch.stride); \
             RAW[u] = raw_from((at < base ? paged.values : scratch.values) + uint64_t(place)); \
         } \
     }

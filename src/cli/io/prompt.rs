@@ -10,6 +10,7 @@ use crate::runtime::load::check_prompt;
 use crate::runtime::options::AutoOr;
 use crate::runtime::{Listener, Model, Session};
 use crate::tensor::Token;
+use crate::util::json;
 use crate::util::units::thousands;
 use anyhow::{Context, Result, ensure};
 use serde::de::Error;
@@ -139,7 +140,7 @@ pub fn read_messages(path: &Path) -> Result<Vec<Message>> {
     let help =
         r#"expected: [{"role": "user", "content": "Hello"}]; roles are system, user and assistant"#;
     let wrong = || what().help(help);
-    let list = match serde_json::from_str(&read_file(path)?).with_context(wrong)? {
+    let list = match json::parse(read_file(path)?.as_bytes()).with_context(wrong)? {
         Value::Object(mut object) => object.remove("messages").with_context(wrong)?,
         list => list,
     };

@@ -167,6 +167,11 @@ impl Tree {
         at: u32,
         row: Option<usize>,
     ) -> Result<()> {
+        if ctx.sampler.is_slow() {
+            // Each node needs a mask of its own, and other texts would wait for all of them.
+            self.force(&shared.free, at, None);
+            return Ok(());
+        }
         let context = match ctx.sampler.reads_context() {
             true => [ctx.history, &self.path(at)].concat(),
             false => Vec::new(),

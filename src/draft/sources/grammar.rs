@@ -10,7 +10,8 @@ pub const NAME: &str = "grammar";
 /// Adds the tokens that the sampler's rule forces after the history, one behind the other.
 pub fn chain(ctx: &DraftContext<'_>, out: &mut Proposal) {
     let (mut text, mut at) = (ctx.history.to_vec(), 0);
-    while text.len() - ctx.history.len() < ctx.nodes.min(ctx.depth) {
+    let room = ctx.nodes.min(ctx.depth);
+    while text.len() - ctx.history.len() < room && !ctx.sampler.is_slow() {
         // A rule that fails is an error later, when the target's own token is picked.
         let Ok(Some(mask)) = ctx.sampler.mask(&text) else { return };
         let Some(token) = mask.only().filter(|_| !mask.ends()) else { return };

@@ -96,6 +96,9 @@ const FUEL: u64 = 5_000_000;
 
 /// Most bytes of a template, and the deepest nesting in one; Gemma's has 1,500 bytes.
 const LONGEST: usize = 64 << 10;
+/// Most bytes of a prompt from a template, unless a caller bounds it by a context. The tokenizer
+/// takes about 240 times as many.
+const LONGEST_PROMPT: usize = 4 << 20;
 
 /// The role of a child that renders a template.
 pub const ROLE: &str = "--render-template";
@@ -241,7 +244,7 @@ impl ChatTemplate {
     }
 
     /// Returns the prompt as tokens, one BOS in front. `system` comes before the messages;
-    /// `prefill` begins the answer.
+    /// `prefill` begins the answer. Fails if the template makes more than [`LONGEST_PROMPT`] bytes.
     pub fn encode(
         &self,
         tokenizer: &Tokenizer,
@@ -250,7 +253,16 @@ impl ChatTemplate {
         special: Special,
         prefill: Option<&str>,
     ) -> Result<Vec<Token>> {
-        self.encode_if(tokenizer, messages, system, special, prefill, &|_| Ok(()))
+        let fits = |bytes| {
+            if bytes <= LONGEST_PROMPT {
+                return Ok(());
+            }
+            let what = format!(
+                "the chat template makes {bytes} bytes of the messages, more than {LONGEST_PROMPT}"
+            );
+            Err(Fault::usage(what).help("shorten the messages").into())
+        };
+        self.encode_if(tokenizer, messages, system, special, prefill, &fits)
     }
 
     /// Returns the prompt as tokens if `fits` accepts the number of bytes that the template made.

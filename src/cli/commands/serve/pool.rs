@@ -1,4 +1,4 @@
-//! Resources that all clients share: memory, threads, places in the queue. One client has at most
+//! Resources that all clients share: memory and threads. One client has at most
 //! half of each, so that some is left for other clients.
 //!
 //! A client is an API key, or an address where the server asks for no key. See [`SharedPool`].
