@@ -23,9 +23,10 @@ fuzzer=${GEMMA_FUZZER:-}
 if [ -z "$fuzzer" ]; then
   build=$PWD/target/fuzz/build
   mkdir -p "$build"
-  # Cargo calls this for the crates of the workspace.
+  # Cargo calls this for the library, the fuzzer, and a build script, which nothing links counters to.
   cat >"$build/rustc" <<'END'
 #!/bin/sh
+case " $* " in *" build_script_build "*) exec "$@" ;; esac
 exec "$@" -Clto=off -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
   -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
   -Cllvm-args=-sanitizer-coverage-trace-compares

@@ -1,5 +1,5 @@
-//! Speculative decoding for Gemma 3 and 4: cheap sources propose a tree of tokens, and the quantised
-//! target verifies the whole tree in one pass.
+//! Speculative decoding for Gemma 3 and 4: cheap sources propose a tree of tokens, and the
+//! quantised target verifies the whole tree in one pass.
 //!
 //! # Floors
 //! A file uses only lower floors or its own room; `tests/source/layering.rs` checks it.
