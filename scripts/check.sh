@@ -26,6 +26,9 @@ cargo test --release --doc
 step "models of the threads, in every order"
 cargo run -q --release --manifest-path tests/loom/Cargo.toml --target-dir target/loom
 
+step "fuzzing, ten seconds for each reader"
+JOBS=2 scripts/fuzz.sh 0.17
+
 step "Google's Gemma 3 270M"
 GEMMA_REAL_DEVICES=${GEMMA_REAL_DEVICES:-cpu} scripts/real-gemma.sh target/real-gemma
 

@@ -121,7 +121,7 @@ fn what_was_torn_or_damaged_is_done_again() {
     let case = Case::new(2);
     let (source, dst, partial) = (case.source(), case.at("dst"), case.at(".dst.partial"));
     type Damage = fn(&Path);
-    let damages: [(&str, Damage); 7] = [
+    let damages: [(&str, Damage); 8] = [
         ("half a line", |p| {
             let text = fs::read(p.join("journal")).unwrap();
             fs::write(p.join("journal"), &text[..text.len() - 30]).unwrap();
@@ -134,6 +134,11 @@ fn what_was_torn_or_damaged_is_done_again() {
             let file = first_file(p);
             let length = fs::metadata(&file).unwrap().len();
             fs::OpenOptions::new().write(true).open(file).unwrap().set_len(length - 1).unwrap();
+        }),
+        ("bytes behind the first file", |p| {
+            let file = first_file(p);
+            let bytes = fs::read(&file).unwrap();
+            fs::write(file, [&bytes[..], &[7; 9]].concat()).unwrap();
         }),
         ("a byte turned over", |p| {
             let file = first_file(p);

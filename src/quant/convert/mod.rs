@@ -283,9 +283,13 @@ impl Run<'_> {
         let entries = || places(&plan.layout).enumerate().filter(|(_, (e, _))| e.shard == shard);
         let missing: Vec<_> =
             entries().filter(|(i, _)| *i >= done.len()).map(|(_, place)| place).collect();
-        let Some(&(_, offset)) = missing.first() else { return Ok(()) };
-        let keep = offset + begun.as_ref().map_or(0, |begun| begun.written.bytes);
         let path = self.staging.files().join(plan.layout.file(shard));
+        let Some(&(_, offset)) = missing.first() else {
+            // Nothing says that the file ends where its last tensor does.
+            let end = entries().map(|(_, (e, offset))| offset + e.bytes()).max().unwrap_or(0);
+            return StagedFile::open(&path, header.len() as u64 + end)?.sync();
+        };
+        let keep = offset + begun.as_ref().map_or(0, |begun| begun.written.bytes);
         let mut file =
             StagedFile::open(&path, if keep == 0 { 0 } else { header.len() as u64 + keep })?;
         if keep == 0 {
