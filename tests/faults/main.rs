@@ -287,7 +287,6 @@ fn serve_answers_or_ends_as_documented() {
 }
 
 #[test]
-#[ignore = "for a GPU: a driver on the processor compiles kernels for minutes"]
 fn a_lost_device_ends_as_documented() {
     if common::vulkan::device().is_some() {
         let wrong = [&commands::GENERATE_VULKAN, &commands::SERVE_VULKAN].map(check);

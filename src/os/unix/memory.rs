@@ -27,3 +27,12 @@ pub fn release(map: &Mmap, range: Range<usize>) {
     let _ =
         unsafe { map.unchecked_advise_range(UncheckedAdvice::DontNeed, range.start, range.len()) };
 }
+
+/// Gives memory that was freed back to the system, as far as the allocator can.
+pub fn release_freed() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    // SAFETY: the call takes no pointer, and any thread may make it at any time.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}

@@ -12,6 +12,7 @@ use super::queue::{
 use crate::cli::io::ui::Ui;
 use crate::decode::{Flow, PageDirectory, PromptCache, Scheduler, StopReason};
 use crate::error::{Kind, fault_of};
+use crate::os::memory::release_freed;
 use crate::runtime::answers::{AnswerEvent, Answers, FinishReason, Finished, Paused};
 use crate::runtime::devices::npu;
 use crate::runtime::{Drafting, DraftingOptions, Room, Session, Started};
@@ -55,6 +56,8 @@ impl AnswerEngine<'_> {
         let start = || self.session.start(self.room, self.drafting, self.ui);
         let (mut started, mut paused, mut losses) = (start()?, Vec::new(), Vec::new());
         loop {
+            // The threads that load leave freed memory, more after each loss.
+            release_freed();
             loaded(&started);
             let Err((mut error, answers)) = self.grow(started, paused) else { return Ok(()) };
             paused = answers;
