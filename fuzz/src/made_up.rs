@@ -110,7 +110,7 @@ pub fn edited(cursor: &mut Cursor<'_>, base: &Value, keys: &str) -> Vec<u8> {
 
 /// Edits a part of `value`. The part is chosen step by step from the root.
 fn edit(cursor: &mut Cursor<'_>, value: &mut Value, base: &Value, keys: &str) {
-    if cursor.byte() % 4 != 0 {
+    if !cursor.byte().is_multiple_of(4) {
         match value {
             Value::Object(map) if !map.is_empty() => {
                 let nth = cursor.index(map.len());
@@ -156,7 +156,7 @@ fn edit(cursor: &mut Cursor<'_>, value: &mut Value, base: &Value, keys: &str) {
 fn hostile(cursor: &mut Cursor<'_>, base: &Value) -> Value {
     match cursor.byte() % 16 {
         0 => Value::Null,
-        1 => json!(cursor.byte() % 2 == 0),
+        1 => json!(cursor.byte().is_multiple_of(2)),
         2 => json!(cursor.number()),
         3 => json!(-(cursor.number() as i64 & i64::MAX)),
         4 => json!(cursor.one_of(&[0.5, -0.0, 1e308, -1e308, 1e-320, 2.5e9, 1.0])),
@@ -177,7 +177,7 @@ fn hostile(cursor: &mut Cursor<'_>, base: &Value) -> Value {
 }
 
 fn part_of<'a>(cursor: &mut Cursor<'_>, value: &'a Value) -> &'a Value {
-    if cursor.byte() % 4 == 0 {
+    if cursor.byte().is_multiple_of(4) {
         return value;
     }
     let child = match value {

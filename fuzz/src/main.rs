@@ -22,8 +22,10 @@ use std::path::PathBuf;
 use std::sync::LazyLock;
 use std::sync::atomic::Ordering;
 
-/// A reader, by name.
-const TARGETS: [(&str, fn(&[u8])); 25] = [
+/// A reader's name and its test of an input.
+type Target = (&'static str, fn(&[u8]));
+
+const TARGETS: [Target; 25] = [
     ("safetensors", models::safetensors),
     ("artifact", models::artifact),
     ("config", models::config),
