@@ -23,7 +23,7 @@ fuzzer=${GEMMA_FUZZER:-}
 if [ -z "$fuzzer" ]; then
   build=$PWD/target/fuzz/build
   mkdir -p "$build"
-  # Cargo calls this for the library, the fuzzer, and a build script, which nothing links counters to.
+  # Cargo calls this for the library, the fuzzer and a build script, which takes no counters.
   cat >"$build/rustc" <<'END'
 #!/bin/sh
 case " $* " in *" build_script_build "*) exec "$@" ;; esac
