@@ -13,8 +13,8 @@ use gemma::models::{Role, Weights};
 use gemma::vulkan::VulkanExecutor;
 
 /// Formats of linear layers, of the table and of the cache that between them meet every kernel;
-/// every format by itself is the business of `twins.rs`. Few, because a driver on the
-/// processor compiles kernels for minutes.
+/// every format by itself is the business of `twins.rs`. Few, because a driver on the processor
+/// compiles kernels for minutes.
 const CASES: [(&str, &str, KvFormat); 7] = [
     ("f32", "i4-row+h128", KvFormat::F16),
     ("i8a-row", "i2-g32", KvFormat::F16),

@@ -285,7 +285,7 @@ impl Run<'_> {
             entries().filter(|(i, _)| *i >= done.len()).map(|(_, place)| place).collect();
         let path = self.staging.files().join(plan.layout.file(shard));
         let Some(&(_, offset)) = missing.first() else {
-            // Nothing says that the file ends where its last tensor does.
+            // A damaged file may go on behind its last tensor.
             let end = entries().map(|(_, (e, offset))| offset + e.bytes()).max().unwrap_or(0);
             return StagedFile::open(&path, header.len() as u64 + end)?.sync();
         };

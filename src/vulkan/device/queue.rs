@@ -49,7 +49,7 @@ impl Timeline {
                 e => failed("running kernels", e),
             },
         )?;
-        // The submission of a device that is lost no longer runs, so a test waits for it too.
+        // A lost device runs nothing any more, so a test that loses one has waited first.
         self.lose_on_request(Point::Fence)
     }
 }

@@ -1,5 +1,5 @@
-//! Resources that all clients share: memory and threads. One client has at most
-//! half of each, so that some is left for other clients.
+//! Resources that all clients share: memory and threads. One client has at most half of
+//! each, so that some is left for other clients.
 //!
 //! A client is an API key, or an address where the server asks for no key. See [`SharedPool`].
 
