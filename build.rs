@@ -1,5 +1,5 @@
-//! Passes the commit of the build to `gemma --version`, a digest of the source to the prompt cache,
-//! and to the tests whether there is a Vulkan driver.
+//! Passes the commit and the target of the build to `gemma --version`, a digest of the source to
+//! the prompt cache, and to the tests whether there is a Vulkan driver.
 //!
 //! The build time is not passed, so that two builds of one commit are equal. A source archive
 //! without `.git` names no commit; a package made by cargo has the commit in a file.
@@ -25,7 +25,8 @@ fn main() {
         Some(_) => "with bundled models",
         None => "without bundled models",
     };
-    let about: Vec<String> = commit.into_iter().chain([features.to_owned()]).collect();
+    let target = variable("TARGET").unwrap_or_default();
+    let about: Vec<String> = commit.into_iter().chain([target, features.to_owned()]).collect();
     println!(
         "cargo::rustc-env=DESCRIPTION_OF_BUILD={} ({})",
         variable("CARGO_PKG_VERSION").unwrap_or_default(),

@@ -1,5 +1,5 @@
-//! Rotation angles: cosines and sines of each position, computed on the host so that every device
-//! rotates by the same bits.
+//! Rotation angles: cosines and sines of each position, computed on the host by the crate `libm`, so
+//! that every device and every system rotates by the same bits.
 
 use super::config::RopeSpec;
 
@@ -15,7 +15,7 @@ impl Angles {
     pub fn new(rope: RopeSpec, head_dim: usize) -> Self {
         let turning = rope.turning(head_dim);
         let frequency = |i: usize| match i < turning {
-            true => 1.0 / rope.theta.powf((2 * i) as f32 / head_dim as f32) / rope.factor,
+            true => 1.0 / libm::powf(rope.theta, (2 * i) as f32 / head_dim as f32) / rope.factor,
             false => 0.0,
         };
         Angles { inv_freq: (0..head_dim / 2).map(frequency).collect() }
@@ -24,7 +24,7 @@ impl Angles {
     /// Appends `[cos, sin]` of a position, `head_dim` values.
     pub fn push(&self, position: usize, out: &mut Vec<f32>) {
         let angles = self.inv_freq.iter().map(|f| (position as f32 * f) as f64);
-        out.extend(angles.clone().map(|a| a.cos() as f32));
-        out.extend(angles.map(|a| a.sin() as f32));
+        out.extend(angles.clone().map(|a| libm::cos(a) as f32));
+        out.extend(angles.map(|a| libm::sin(a) as f32));
     }
 }

@@ -218,7 +218,7 @@ impl Sampler {
         }
         if config.top_k == 0 && config.top_p >= 1.0 {
             return Ok(self.pick_at_least(
-                row.max() + config.temperature * config.min_p.ln(),
+                row.max() + config.temperature * libm::logf(config.min_p),
                 position,
                 &row,
             ));
@@ -424,7 +424,7 @@ impl Sampler {
 
     /// Returns the unnormalised probability: 1 for the best token.
     fn weight(&self, logit: f32, max: f32) -> f64 {
-        ((logit as f64 - max as f64) / self.config.temperature as f64).exp()
+        libm::exp((logit as f64 - max as f64) / self.config.temperature as f64)
     }
 
     fn mass(&self, list: &[(Token, f32)], max: f32) -> f64 {

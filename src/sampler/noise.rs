@@ -2,7 +2,8 @@
 //!
 //! Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC'11): counter =
 //! (token / 4, position), key = seed, word = token mod 4. The generator has no state, so a rejected
-//! draft leaves no trace, and a shader can compute the same words.
+//! draft leaves no trace, and a shader can compute the same words. Logarithms are those of the crate
+//! `libm`, because the C libraries of two systems differ in the last bit.
 
 use crate::tensor::Token;
 
@@ -61,7 +62,7 @@ pub(super) fn words(seed: u64, position: usize, block: usize) -> [u32; BLOCK] {
 /// about -3.1 and 22.9.
 pub(super) fn gumbel_of(word: u32) -> f64 {
     let uniform = (word as f64 + 0.5) / 4_294_967_296.0;
-    -(-uniform.ln()).ln()
+    -libm::log(-libm::log(uniform))
 }
 
 /// Returns the least word whose noise can exceed `noise`, or a slightly lower one. The result is
@@ -70,7 +71,7 @@ pub(super) fn word_above(noise: f64) -> u64 {
     if noise > LARGEST {
         return u64::MAX;
     }
-    let uniform = (-(-noise).exp()).exp();
+    let uniform = libm::exp(-libm::exp(-noise));
     (uniform * 4_294_967_296.0 * (1.0 - 1e-9) - 2.0).max(0.0) as u64
 }
 

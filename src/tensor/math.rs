@@ -104,8 +104,8 @@ pub fn kl_divergence(p: &[f32], q: &[f32]) -> f64 {
 /// ln of the sum of e^logit.
 pub fn log_sum_exp(logits: &[f32]) -> f64 {
     let max = logits.iter().fold(f32::NEG_INFINITY, |m, v| m.max(*v)) as f64;
-    let sum: f64 = logits.iter().map(|v| (*v as f64 - max).exp()).sum();
-    max + sum.ln()
+    let sum: f64 = logits.iter().map(|v| libm::exp(*v as f64 - max)).sum();
+    max + libm::log(sum)
 }
 
 #[cfg(test)]

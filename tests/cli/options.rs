@@ -14,6 +14,8 @@ fn help_version_man_and_completions_go_to_standard_output() {
         version.text().starts_with(concat!("gemma ", env!("CARGO_PKG_VERSION"), " (")),
         "{version:?}"
     );
+    let target = format!("{}-", std::env::consts::ARCH);
+    assert!(version.text().contains(&target), "{version:?}");
     assert!(version.text().contains("bundled models"), "{version:?}");
     for command in commands() {
         let command = command.as_str();

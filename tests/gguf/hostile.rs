@@ -86,6 +86,13 @@ fn containers_that_lie() {
         &["bytes of the value of `a`"],
     );
     harmed(|f| f.keys.push(("general.architecture".into(), Val::U32(1))), &["given twice"]);
+    // A header of 100 MB that a sparse file pretends to have.
+    let (dir, n) = (tempfile::tempdir().unwrap(), 100_000_000u64);
+    let (path, mut file) = (dir.path().join("x.gguf"), tiny());
+    file.keys.insert(0, ("a".into(), huge(0, n)));
+    fs::write(&path, &file.bytes()).unwrap();
+    fs::File::options().write(true).open(&path).unwrap().set_len(2 * n).unwrap();
+    assert!(refused(open(&path)).contains("longer than 100000000 bytes"));
     for wrong in [Val::U32(0), Val::U32(24), Val::Str("32".into())] {
         harmed(|f| f.set("general.alignment", wrong), &["power of two"]);
     }

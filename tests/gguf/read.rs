@@ -104,6 +104,24 @@ fn float_files_equal_their_directories() {
     }
 }
 
+/// What a device reads in pieces, from anywhere, is what the processor has as a whole.
+#[test]
+fn tensors_that_are_converted_can_be_read_in_pieces() {
+    let model = TinyModel::new(Dims { vocab: 700, ..Dims::default() }, 12);
+    let (_dir, path) = written(&gguf::float_file(&model, gguf::F16));
+    let checkpoint = Checkpoint::open(&path).unwrap();
+    let name = "model.embed_tokens.weight";
+    let whole = checkpoint.matrix(name).unwrap();
+    let stored = checkpoint.stored_matrix(name).unwrap();
+    let codes: &[u8] = &whole.codes;
+    assert!(codes.len() > 300_000, "several pieces: {}", codes.len());
+    for from in [0, 2, 4098, codes.len() - 131_077] {
+        let mut part = vec![0; 131_077.min(codes.len() - from)];
+        stored.codes.read_at(from, &mut part).unwrap();
+        assert!(part == codes[from..][..part.len()], "from byte {from}");
+    }
+}
+
 #[test]
 fn q4_0_and_q8_0_files_equal_artifacts_of_the_same_codes() {
     let model = TinyModel::tiny(12);

@@ -6,6 +6,8 @@ use common::{Form, TinyModel};
 use gemma::checkpoint::{Checkpoint, Dtype};
 use gemma::error::{Kind, fault_of};
 use gemma::models::{Config, Role, TensorSpec, Weights};
+use gemma::os::files::Stamp;
+use sha2::{Digest, Sha256};
 use std::path::Path;
 
 fn open(dir: &Path) -> anyhow::Result<Weights> {
@@ -78,6 +80,38 @@ fn weights_that_shrink_after_they_were_opened_are_an_invalid_model() {
         assert_eq!(fault.kind, Kind::Model);
         assert!(fault.what.contains(file.to_str().unwrap()) && fault.help.is_some(), "{fault:?}");
     }
+}
+
+/// Pages of prompts, costs and the journal of the quantiser belong to a model by these.
+#[test]
+fn a_model_is_another_after_any_change() {
+    let dir = tempfile::tempdir().unwrap();
+    TinyModel::tiny(2).write(dir.path(), Form::TextV4, Dtype::F32, 1);
+    let weights = dir.path().join("model.safetensors");
+    let identity = || {
+        let checkpoint = Checkpoint::open(dir.path()).unwrap();
+        let stamp = Stamp::of_file(&std::fs::File::open(&weights).unwrap()).unwrap();
+        assert_eq!(checkpoint.stamps().unwrap(), [stamp]);
+        let digest = checkpoint.digest("model.safetensors").unwrap().unwrap();
+        (checkpoint.fingerprint().unwrap(), digest)
+    };
+    let mut seen = vec![identity()];
+    let mut bytes = std::fs::read(&weights).unwrap();
+    assert!(bytes.len() > 64 * 4096, "pieces do not overlap");
+    // The first piece lies in the header, where nothing can change; the last one ends the file.
+    for piece in [20, 40, 63] {
+        let at = (bytes.len() - 4096) * piece / 63 + 4095;
+        bytes[at] ^= 1;
+        std::fs::write(&weights, &bytes).unwrap();
+        seen.push(identity());
+    }
+    for (i, a) in seen.iter().enumerate() {
+        assert!(seen[..i].iter().all(|b| a.0 != b.0 && a.1 != b.1), "{i}");
+    }
+    let checkpoint = Checkpoint::open(dir.path()).unwrap();
+    let config = std::fs::read(dir.path().join("config.json")).unwrap();
+    assert_eq!(checkpoint.digest("config.json").unwrap(), Some(Sha256::digest(config).into()));
+    assert_eq!(checkpoint.digest("none.json").unwrap(), None);
 }
 
 #[test]

@@ -312,6 +312,20 @@ fn who_never_reads_is_cut_off() {
     drop(deaf);
 }
 
+/// The server still writes answers to a client that has left: the signal of such a write would end
+/// it.
+#[test]
+fn who_leaves_before_the_answers_ends_nothing() {
+    let server = Server::start(&["--log", "off"]);
+    let before = good(&server);
+    let many = request("localhost", "GET", "/v1/models", "", "").repeat(60);
+    for _ in 0..20 {
+        server.connect().write_all(&many).unwrap();
+    }
+    server.wait_for("gemma_connections", 1.0);
+    assert_eq!(good(&server), before);
+}
+
 /// Good, cancelled and malformed requests, many of them: nothing is left of them.
 ///
 /// GEMMA_SERVE_SOAK says how many (300 by default, 10000 for a whole run).

@@ -326,3 +326,49 @@ fn place(
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The bytes of a file without tensors whose key `a` has this type and these bytes.
+    fn value(kind: u32, bytes: &[u8]) -> Option<Value> {
+        let head = [&b"GGUF"[..], &3u32.to_le_bytes(), &0u64.to_le_bytes(), &1u64.to_le_bytes()];
+        let key = [&1u64.to_le_bytes()[..], b"a", &kind.to_le_bytes(), bytes];
+        let file = [head.concat(), key.concat(), vec![0; 64]].concat();
+        parse("a.gguf", &file).unwrap().0.get("a").cloned()
+    }
+
+    /// The types of numbers with their bytes, and an element that each can hold.
+    fn numbers() -> Vec<(u32, Vec<u8>, Value)> {
+        let int = |kind, bytes: &[u8], n| (kind, bytes.to_vec(), Value::Int(n));
+        vec![
+            int(0, &[200], 200),
+            int(1, &[200], -56),
+            int(2, &60000u16.to_le_bytes(), 60000),
+            int(3, &(-300i16).to_le_bytes(), -300),
+            int(4, &4_000_000_000u32.to_le_bytes(), 4_000_000_000),
+            int(5, &(-70_000i32).to_le_bytes(), -70_000),
+            int(10, &(1u64 << 40).to_le_bytes(), 1 << 40),
+            int(10, &u64::MAX.to_le_bytes(), i64::MAX),
+            int(11, &(-1i64 << 40).to_le_bytes(), -1 << 40),
+            (6, 1.5f32.to_le_bytes().to_vec(), Value::Float(1.5)),
+            (12, (-2.5f64).to_le_bytes().to_vec(), Value::Float(-2.5)),
+            (7, vec![1], Value::Bool(true)),
+        ]
+    }
+
+    #[test]
+    fn numbers_and_lists_of_every_type_are_read() {
+        for (kind, bytes, want) in numbers() {
+            assert_eq!(value(kind, &bytes), Some(want.clone()), "type {kind}");
+            let list = [&kind.to_le_bytes()[..], &2u64.to_le_bytes(), &bytes, &bytes].concat();
+            let both = match want {
+                Value::Int(n) => Value::Ints(vec![n, n]),
+                Value::Float(v) => Value::Floats(vec![v as f32, v as f32]),
+                _ => Value::Ints(vec![1, 1]),
+            };
+            assert_eq!(value(9, &list), Some(both), "a list of type {kind}");
+        }
+    }
+}

@@ -219,7 +219,8 @@ mod tests {
     fn blocks_go_there_and_back() {
         for block in BLOCKS.iter() {
             let Some(Opener { ggml, .. }) = Opener::new(block.code) else { continue };
-            let (rows, cols) = (3, 512);
+            // More blocks than one thread takes at a time.
+            let (rows, cols) = (1100, 512);
             let n = rows * ggml.bytes_of(cols);
             // No exponent of an f16 is all ones.
             let data: Vec<u8> = (0..n).map(|i| (i * 37 + i / 251 * 11) as u8 & 0xbb).collect();

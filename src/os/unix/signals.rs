@@ -19,6 +19,15 @@ pub fn prepare_writes() {
     }
 }
 
+/// Makes a write to a closed connection fail instead of ending the process: what uses the network
+/// calls this first. Rust's vectored writes to sockets raise SIGPIPE.
+pub fn survive_closed_connections() {
+    // SAFETY: SIG_IGN installs no code of this program.
+    unsafe {
+        libc::signal(libc::SIGPIPE, libc::SIG_IGN);
+    }
+}
+
 /// Opens a descriptor that cannot be written to in the place of a closed standard output, so that
 /// writing fails. Rust's runtime would open /dev/null there and lose all output without an error.
 /// Runs before Rust's runtime does.

@@ -157,6 +157,26 @@ fn a_long_prompt_holds_nobody_up() {
     assert_eq!(texts.cancel(long).unwrap().text.history.len(), 2000);
 }
 
+/// Long prompts that are read together fill passes and overfill none, beside drafts too.
+#[test]
+fn prompts_that_are_read_together_share_the_rows_of_a_pass() {
+    let target = Toy { max_rows: 24, ..Toy::new(11) };
+    let case = |prompt: u32| {
+        let prompt: Vec<u32> = (0..prompt).map(|n| n % 11).collect();
+        Case { max_tokens: 30, ..Case::new(&prompt, SamplerConfig::default()) }
+    };
+    let cases = [90, 4, 75, 100, 3, 61].map(case);
+    let alone = cases
+        .each_ref()
+        .map(|case| run(&mut Timeline::new(target.engine()), &mut NoDraft, case).0.history);
+    let mut timeline = Timeline::new(target.engine_for(4));
+    let (mut drafter, mut policy) = (TreeBuilder::of_text(), invariance::everything());
+    let never = AtomicBool::new(false);
+    let mut texts = Scheduler::new(&mut timeline, &mut drafter, &mut policy, &[], &never);
+    let grown = grow(&mut texts, &cases);
+    assert!(grown.iter().map(|(text, _)| text).eq(&alone));
+}
+
 /// Lets tokens follow that are no multiple of the text's length, and is asked a few times before it
 /// knows.
 #[derive(Debug, Default)]

@@ -64,6 +64,7 @@ const SIDE_FILES: [&str; 10] = [
 ];
 
 pub fn run(options: &PullArgs, typed: &Typed) -> Result<u8> {
+    os::signals::survive_closed_connections();
     let ui = &typed.ui;
     let ResolvedName { id, tag } = parse(&options.id)?;
     let cache = caches().into_iter().next().with_context(|| {

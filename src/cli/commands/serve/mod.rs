@@ -26,6 +26,7 @@ use crate::cli::options::{Origin, SamplingOptions};
 use crate::cli::settings::Typed;
 use crate::error::{Fault, Kind, no_thread};
 use crate::os::process::raise_open_files;
+use crate::os::signals::survive_closed_connections;
 use crate::runtime::constraints::Constraints;
 use crate::runtime::devices::npu;
 use crate::runtime::load::kv_format;
@@ -74,6 +75,7 @@ pub fn run(options: &ServeArgs, typed: &Typed) -> Result<u8> {
         bodies: room.bodies(most, patience),
         room,
     });
+    survive_closed_connections();
     // Each connection takes a descriptor.
     raise_open_files();
     let address = SocketAddr::new(edge.host, edge.port);

@@ -126,7 +126,9 @@ mod tests {
         assert!(shared.try_take(b, 6).is_none());
         let third = shared.try_take(b, 5).unwrap();
         assert!(shared.try_take(at("::1"), 1).is_none(), "all are taken");
-        drop((first, second, third));
+        drop(first);
+        assert_eq!((shared.used().all, shared.used().by_client[&a]), (7, 2));
+        drop((second, third));
         assert_eq!(shared.used().all, 0);
         assert!(shared.used().by_client.is_empty());
     }
