@@ -1,0 +1,459 @@
+//! The kernels in NEON: a tile is eight vectors of 4 outputs. `sdot` multiplies a vector with 4
+//! columns of one row of activations, `smmla` (i8mm) half a vector with 8 columns of two rows.
+//!
+//! Both take signed bytes, which all codes are once they are unpacked, and add products in 32 bits.
+//! Columns come by eights. Blocks of sums fill the 32 registers by the book: no ARM64 processor was
+//! at hand to measure them.
+
+use super::groups::{self, OpenSpan, Openers, Opening, SpanRows};
+use super::pack::{LINE, TILE};
+use super::panel::Panel;
+use super::words_neon::Quad;
+use super::{scalar, trellis};
+use crate::compute::cpu::neon::Neon;
+use crate::compute::cpu::simd::Lanes;
+use std::arch::aarch64::*;
+use std::arch::asm;
+use std::array::from_fn;
+
+pub use super::scalar::gate;
+
+/// Raw sums are of q for i8, q + 8 for i4, 2 c = q + 3 for i2.
+pub const OFFSETS: [i32; 3] = [0, 8, 3];
+
+/// Outputs of a vector.
+const LANES: usize = 4;
+
+/// Vectors of a tile that are worked on together: at most 16 registers hold sums.
+const fn vectors(rows: usize) -> usize {
+    match rows {
+        1 | 2 => 8,
+        3 | 4 => 4,
+        _ => 2,
+    }
+}
+
+/// Calls a kernel for all vectors of the tile, with the number of those worked on together and the
+/// first of them.
+macro_rules! over_tile {
+    ($kernel:ident[$($constant:expr),*]($($arg:expr),*)) => {
+        for first in (0..TILE / LANES).step_by(vectors(R)) {
+            match vectors(R) {
+                8 => $kernel::<$({ $constant },)* R, 8>($($arg,)* first),
+                4 => $kernel::<$({ $constant },)* R, 4>($($arg,)* first),
+                _ => $kernel::<$({ $constant },)* R, 2>($($arg,)* first),
+            }
+        }
+    };
+}
+
+/// Defines the kernels that differ between the instruction sets, beside those that do not.
+macro_rules! kernels {
+    ($module:ident, $features:literal, $pairs:literal) => {
+        pub mod $module {
+            use super::super::{OpenSpan, SpanRows, panel::Panel};
+            use super::{LANES, TILE, ints_in_vectors, multiply_in_vectors, vectors};
+
+            pub use super::{OFFSETS, finish, finish_with_min, floats, gate, open, tiles};
+
+            /// Integer codes of `BITS` bits with `R` rows; see [`PanelFn`](super::super::PanelFn).
+            ///
+            /// # Safety
+            /// The machine has the instructions; the panel and `acc` are as [`Panel`] and
+            /// [`PanelFn`](super::super::PanelFn) say.
+            #[target_feature(enable = $features)]
+            pub unsafe fn ints<const BITS: usize, const R: usize>(panel: &Panel, acc: *mut f32) {
+                // SAFETY: the caller's promises.
+                unsafe { over_tile!(ints_in_vectors[$pairs, BITS](panel, acc)) }
+            }
+
+            /// A span with `R` rows; see [`GroupsFn`](super::super::GroupsFn). `BITS` is 8 where
+            /// bytes may exceed 127, otherwise 7.
+            ///
+            /// # Safety
+            /// The machine has the instructions; the rows are as [`SpanRows`] says; `acc` has `R`
+            /// rows.
+            #[target_feature(enable = $features)]
+            pub unsafe fn multiply<const BITS: usize, const R: usize>(
+                span: &OpenSpan,
+                rows: &SpanRows,
+                acc: *mut f32,
+            ) {
+                (0..rows.groups).for_each(|group| rows.fetch(group));
+                // SAFETY: the caller's promises.
+                unsafe { over_tile!(multiply_in_vectors[$pairs, BITS](span, rows, acc)) }
+            }
+        }
+    };
+}
+
+kernels!(one_row, "neon,dotprod", false);
+kernels!(two_rows, "neon,dotprod,i8mm", true);
+
+/// Adds to each sum the products of its four bytes of `w` and `x`.
+///
+/// # Safety
+/// The machine has dotprod, for which the caller is compiled.
+#[inline(always)]
+pub unsafe fn dot(sums: int32x4_t, w: int8x16_t, x: int8x16_t) -> int32x4_t {
+    let mut sums = sums;
+    // SAFETY: the caller's promise; registers alone.
+    unsafe {
+        asm!(
+            "sdot {0:v}.4s, {1:v}.16b, {2:v}.16b",
+            inout(vreg) sums,
+            in(vreg) w,
+            in(vreg) x,
+            options(pure, nomem, nostack, preserves_flags)
+        );
+    }
+    sums
+}
+
+/// The same with bytes 4 `part` to 4 `part` + 3 of `x` for all.
+///
+/// # Safety
+/// As for [`dot`].
+#[inline(always)]
+unsafe fn dot_part(sums: int32x4_t, w: int8x16_t, x: int8x8_t, part: usize) -> int32x4_t {
+    let mut sums = sums;
+    macro_rules! sdot {
+        ($place:literal) => {
+            asm!(
+                concat!("sdot {0:v}.4s, {1:v}.16b, {2:v}.4b[", $place, "]"),
+                inout(vreg) sums,
+                in(vreg) w,
+                in(vreg) x,
+                options(pure, nomem, nostack, preserves_flags)
+            )
+        };
+    }
+    // SAFETY: as for `dot`.
+    unsafe { if part == 0 { sdot!(0) } else { sdot!(1) } }
+    sums
+}
+
+/// Adds to the 2 x 2 sums the products of the two rows of `x` and of `w`, of eight bytes each.
+///
+/// # Safety
+/// The machine has i8mm, for which the caller is compiled.
+#[inline(always)]
+unsafe fn dots(sums: int32x4_t, x: int8x16_t, w: int8x16_t) -> int32x4_t {
+    let mut sums = sums;
+    // SAFETY: as for `dot`.
+    unsafe {
+        asm!(
+            "smmla {0:v}.4s, {1:v}.16b, {2:v}.16b",
+            inout(vreg) sums,
+            in(vreg) x,
+            in(vreg) w,
+            options(pure, nomem, nostack, preserves_flags)
+        );
+    }
+    sums
+}
+
+/// Eight columns of a vector's outputs as signed bytes, four a register. `data` is the vector's
+/// part of a step of `BITS` bits; 7 stands for bytes that are open, and below 128.
+///
+/// # Safety
+/// The steps of these columns can be read.
+#[inline(always)]
+unsafe fn eight<const BITS: usize>(data: *const u8, part: usize) -> [int8x16_t; 2] {
+    // SAFETY: the caller's promise; NEON is in every ARM64 processor.
+    unsafe {
+        let (bytes, next) = (vld1q_u8(data), data.wrapping_add(2 * LINE));
+        // Twice the code: the shifts leave it one bit higher.
+        let twice = |shifted| vandq_u8(shifted, vdupq_n_u8(6));
+        let columns = match (BITS, part) {
+            (8, _) => [bytes, vld1q_u8(next)].map(|v| veorq_u8(v, vdupq_n_u8(0x80))),
+            (7, _) => [bytes, vld1q_u8(next)],
+            (4, _) => [vandq_u8(bytes, vdupq_n_u8(15)), vshrq_n_u8::<4>(bytes)],
+            (_, 0) => [twice(vshlq_n_u8::<1>(bytes)), twice(vshrq_n_u8::<1>(bytes))],
+            _ => [twice(vshrq_n_u8::<3>(bytes)), twice(vshrq_n_u8::<5>(bytes))],
+        };
+        columns.map(|v| vreinterpretq_s8_u8(v))
+    }
+}
+
+/// Adds the products of eight columns with `R` rows. With `PAIRS`, sums of two rows and two outputs
+/// share a register until [`settle`] has sorted them.
+///
+/// # Safety
+/// The machine has the instructions; eight columns of each row can be read.
+#[inline(always)]
+unsafe fn add_products<const PAIRS: bool, const R: usize, const Q: usize>(
+    sums: &mut [[int32x4_t; Q]; R],
+    w: [[int8x16_t; 2]; Q],
+    x: *const i8,
+    x_stride: usize,
+) {
+    // SAFETY: the caller's promises.
+    unsafe {
+        let x = |r: usize| vld1_s8(x.add(r * x_stride));
+        let paired = if PAIRS { R / 2 * 2 } else { 0 };
+        let w_of_two = w.map(|w| {
+            let [a, b] = w.map(|v| vreinterpretq_s32_s8(v));
+            [vzip1q_s32(a, b), vzip2q_s32(a, b)].map(|v| vreinterpretq_s8_s32(v))
+        });
+        for r in 0..paired / 2 {
+            let x = vcombine_s8(x(2 * r), x(2 * r + 1));
+            for half in 0..2 {
+                for q in 0..Q {
+                    let sums = &mut sums[2 * r + half][q];
+                    *sums = dots(*sums, x, w_of_two[q][half]);
+                }
+            }
+        }
+        for r in paired..R {
+            let x = x(r);
+            for part in 0..2 {
+                for q in 0..Q {
+                    sums[r][q] = dot_part(sums[r][q], w[q][part], x, part);
+                }
+            }
+        }
+    }
+}
+
+/// Makes each sum that of its row.
+#[inline(always)]
+fn settle<const PAIRS: bool, const R: usize, const Q: usize>(sums: &mut [[int32x4_t; Q]; R]) {
+    if !PAIRS {
+        return;
+    }
+    for two in sums.as_chunks_mut::<2>().0 {
+        for q in 0..Q {
+            // SAFETY: NEON is in every ARM64 processor.
+            unsafe {
+                let [a, b] = [two[0][q], two[1][q]].map(|v| vreinterpretq_s64_s32(v));
+                two[0][q] = vreinterpretq_s32_s64(vzip1q_s64(a, b));
+                two[1][q] = vreinterpretq_s32_s64(vzip2q_s64(a, b));
+            }
+        }
+    }
+}
+
+/// `Q` vectors of the tile, from vector `first`.
+///
+/// # Safety
+/// The machine has the instructions; the panel and `acc` are as [`Panel`] and
+/// [`super::panel::PanelFn`] say.
+#[inline(always)]
+unsafe fn ints_in_vectors<const PAIRS: bool, const BITS: usize, const R: usize, const Q: usize>(
+    panel: &Panel,
+    acc: *mut f32,
+    first: usize,
+) {
+    // A step of i8 has four columns. Rows have a multiple of eight.
+    let (steps, cols) = if BITS == 8 { (2, 8) } else { (1, 32 / BITS) };
+    debug_assert!(panel.steps.is_multiple_of(steps));
+    // SAFETY: the caller's promises.
+    unsafe {
+        let mut sums = [[vdupq_n_s32(0); Q]; R];
+        for i in 0..panel.steps / steps {
+            let at = i * steps * 2 * LINE;
+            if first == 0 {
+                panel.fetch(at, steps * 2 * LINE);
+            }
+            for part in 0..cols / 8 {
+                let data = panel.data.wrapping_add(at + first * 4 * LANES);
+                let w = from_fn(|q| eight::<BITS>(data.add(q * 4 * LANES), part));
+                let x = panel.x.add(i * cols + 8 * part).cast();
+                add_products::<PAIRS, R, Q>(&mut sums, w, x, panel.x_stride);
+            }
+        }
+        settle::<PAIRS, R, Q>(&mut sums);
+        for (r, sums) in sums.iter().enumerate() {
+            for (q, sum) in sums.iter().enumerate() {
+                let place = acc.add(r * TILE + (first + q) * LANES).cast();
+                vst1q_s32(place, vaddq_s32(vld1q_s32(place), *sum));
+            }
+        }
+    }
+}
+
+/// `Q` vectors of the tile, from vector `first`.
+///
+/// # Safety
+/// The machine has the instructions; the rows are as [`SpanRows`] says; `acc` has `R` rows.
+#[inline(always)]
+unsafe fn multiply_in_vectors<
+    const PAIRS: bool,
+    const BITS: usize,
+    const R: usize,
+    const Q: usize,
+>(
+    span: &OpenSpan,
+    rows: &SpanRows,
+    acc: *mut f32,
+    first: usize,
+) {
+    let offset = if BITS == 8 { rows.offset - 128 } else { rows.offset };
+    // SAFETY: the caller's promises.
+    unsafe {
+        for group in 0..rows.groups {
+            let mut sums = [[vdupq_n_s32(0); Q]; R];
+            for step in (group * rows.steps..(group + 1) * rows.steps).step_by(2) {
+                let data = rows.bytes.add(step).cast::<u8>().add(first * 4 * LANES);
+                let w = from_fn(|q| eight::<BITS>(data.add(q * 4 * LANES), 0));
+                add_products::<PAIRS, R, Q>(&mut sums, w, rows.x.add(4 * step), rows.x_stride);
+            }
+            settle::<PAIRS, R, Q>(&mut sums);
+            for (r, sums) in sums.iter().enumerate() {
+                let at = r * rows.s_stride + group;
+                let (sx, all) = (*rows.sx.add(at), *rows.sums.add(at));
+                let extra = vdupq_n_s32(offset * all);
+                for (q, sum) in sums.iter().enumerate() {
+                    let lane = (first + q) * LANES;
+                    let place = acc.add(r * TILE + lane);
+                    let product = vmulq_n_f32(vcvtq_f32_s32(vsubq_s32(*sum, extra)), sx);
+                    let scale = vld1q_f32(span.scales[group].as_ptr().add(lane));
+                    let mut y = vfmaq_f32(vld1q_f32(place), product, scale);
+                    if rows.has_min {
+                        let min = vld1q_f32(span.mins[group].as_ptr().add(lane));
+                        y = vfmaq_n_f32(y, min, all as f32 * sx);
+                    }
+                    vst1q_f32(place, y);
+                }
+            }
+        }
+    }
+}
+
+/// See [`groups::OpenFn`].
+///
+/// # Safety
+/// Safe for all arguments. The type is shared with kernels that need an instruction set.
+pub unsafe fn open(opening: &Opening, packed: &[u8], cols: usize, span: &mut OpenSpan) {
+    // SAFETY: these need NEON alone.
+    unsafe { groups::open::<Four>(opening, packed, cols, span) }
+}
+
+/// Vectors of 16 bytes.
+struct Four;
+
+impl Openers for Four {
+    #[inline(always)]
+    unsafe fn floats(line: &[u16; TILE]) -> [f32; TILE] {
+        let mut out = [0.0; TILE];
+        for (half, out) in line.as_chunks::<16>().0.iter().zip(out.as_chunks_mut::<16>().0) {
+            // SAFETY: sixteen each.
+            unsafe { Neon::load_f16(half.as_ptr().cast()).store(out.as_mut_ptr()) };
+        }
+        out
+    }
+    #[inline(always)]
+    unsafe fn look_up(levels: &[i8; 16], bytes: &mut [u32; TILE]) {
+        // SAFETY: the caller's promise; vectors of 16 bytes.
+        unsafe {
+            let levels = veorq_u8(vld1q_u8(levels.as_ptr().cast()), vdupq_n_u8(0x80));
+            for four in bytes.as_chunks_mut::<LANES>().0 {
+                let place = four.as_mut_ptr().cast();
+                vst1q_u8(place, vqtbl1q_u8(levels, vld1q_u8(place)));
+            }
+        }
+    }
+}
+
+/// Trellis codes with `R` rows; see [`trellis::tiles`].
+///
+/// # Safety
+/// The machine has dotprod; otherwise as for [`one_row::ints`].
+#[target_feature(enable = "neon,dotprod")]
+pub unsafe fn tiles<const CODE: usize, const R: usize>(panel: &Panel, acc: *mut f32) {
+    // SAFETY: the caller's promises.
+    unsafe {
+        match R {
+            1 => trellis::tiles::<Quad, CODE, R, 4, 1, 0>(panel, acc),
+            2 => trellis::tiles::<Quad, CODE, R, 4, 1, 1>(panel, acc),
+            _ => trellis::tiles::<Quad, CODE, R, 2, 1, 1>(panel, acc),
+        }
+    }
+}
+
+/// Float codes of `BITS` bits with `R` rows.
+///
+/// # Safety
+/// As for [`one_row::ints`], on every ARM64 processor.
+pub unsafe fn floats<const BITS: usize, const R: usize>(panel: &Panel, acc: *mut f32) {
+    // SAFETY: the caller's promises.
+    unsafe { over_tile!(floats_in_vectors[BITS](panel, acc)) }
+}
+
+/// `Q` vectors of the tile, from vector `first`.
+///
+/// # Safety
+/// As for [`floats`].
+#[inline(always)]
+unsafe fn floats_in_vectors<const BITS: usize, const R: usize, const Q: usize>(
+    panel: &Panel,
+    acc: *mut f32,
+    first: usize,
+) {
+    let step_bytes = if BITS == 16 { LINE } else { 2 * LINE };
+    let place = |r: usize, q: usize| acc.wrapping_add(r * TILE + (first + q) * LANES);
+    // SAFETY: the caller's promises.
+    unsafe {
+        let mut y: [[_; Q]; R] = from_fn(|r| from_fn(|q| vld1q_f32(place(r, q))));
+        for step in 0..panel.steps {
+            if first == 0 && (step * step_bytes).is_multiple_of(2 * LINE) {
+                panel.fetch(step * step_bytes, 2 * LINE);
+            }
+            let data = panel.data.add(step * step_bytes);
+            let w: [_; Q] = from_fn(|q| match (BITS, first + q) {
+                (16, vector) => {
+                    let both = vld1q_u32(data.add(vector % 4 * LINE / 4).cast());
+                    vreinterpretq_f32_u32(match vector {
+                        ..4 => vshlq_n_u32::<16>(both),
+                        _ => vandq_u32(both, vdupq_n_u32(0xffff_0000)),
+                    })
+                }
+                (_, vector) => vld1q_f32(data.add(vector * 4 * LANES).cast()),
+            });
+            for (r, y) in y.iter_mut().enumerate() {
+                let x = *panel.x.add(r * panel.x_stride).cast::<f32>().add(step);
+                for (y, w) in y.iter_mut().zip(w) {
+                    *y = vfmaq_n_f32(*y, w, x);
+                }
+            }
+        }
+        for (r, y) in y.iter().enumerate() {
+            for (q, y) in y.iter().enumerate() {
+                vst1q_f32(place(r, q), *y);
+            }
+        }
+    }
+}
+
+/// See [`super::panel::FinishFn`].
+///
+/// # Safety
+/// As for [`scalar::finish`].
+pub unsafe fn finish(
+    scales: *const u8,
+    unit: f32,
+    offset: i32,
+    sx: &[f32],
+    sums: &[i32],
+    acc: *mut f32,
+) {
+    // SAFETY: the caller's promises.
+    unsafe { scalar::finish_rows::<Four>(scales, unit, offset, sx, sums, acc) }
+}
+
+/// The same with minima; see [`scalar::finish_with_min`].
+///
+/// # Safety
+/// As for [`finish`], with two lines.
+pub unsafe fn finish_with_min(
+    scales: *const u8,
+    _unit: f32,
+    offset: i32,
+    sx: &[f32],
+    sums: &[i32],
+    acc: *mut f32,
+) {
+    // SAFETY: the caller's promises.
+    unsafe { scalar::finish_rows_with_min::<Four>(scales, offset, sx, sums, acc) }
+}
