@@ -98,5 +98,6 @@ mod tests {
         let all = Isa::all_supported();
         assert_eq!(all[0], Isa::Scalar);
         assert_eq!(all.last(), Some(&Isa::detect()));
+        assert!(all.iter().all(|isa| isa.to_string().parse() == Ok(*isa)));
     }
 }

@@ -24,11 +24,27 @@ pub const OFFSETS: [i32; 3] = [0, 8, 3];
 /// Outputs of a vector.
 const LANES: usize = 4;
 
+/// Runs the body for each row, unrolled: sums with a changing index would not stay in registers.
+macro_rules! each_row {
+    ($r:ident $body:block) => { unrolled!($r in R, [0 1 2 3 4 5 6 7], $body) };
+}
+
+/// Runs the body for each vector, unrolled.
+macro_rules! each_vector {
+    ($q:ident $body:block) => { unrolled!($q in Q, [0 1 2 3 4 5 6 7], $body) };
+}
+
+macro_rules! unrolled {
+    ($i:ident in $end:ident, [$($n:literal)*], $body:block) => {
+        $({ const $i: usize = $n; if $i < $end $body })*
+    };
+}
+
 /// Vectors of a tile that are worked on together: at most 16 registers hold sums.
 const fn vectors(rows: usize) -> usize {
     match rows {
-        1 | 2 => 8,
-        3 | 4 => 4,
+        1 => 8,
+        2..=4 => 4,
         _ => 2,
     }
 }
@@ -110,26 +126,24 @@ pub unsafe fn dot(sums: int32x4_t, w: int8x16_t, x: int8x16_t) -> int32x4_t {
     sums
 }
 
-/// The same with bytes 4 `part` to 4 `part` + 3 of `x` for all.
+/// The same with bytes 4 `PART` to 4 `PART` + 3 of `x` for all.
 ///
 /// # Safety
 /// As for [`dot`].
 #[inline(always)]
-unsafe fn dot_part(sums: int32x4_t, w: int8x16_t, x: int8x8_t, part: usize) -> int32x4_t {
+unsafe fn dot_part<const PART: usize>(sums: int32x4_t, w: int8x16_t, x: int8x8_t) -> int32x4_t {
     let mut sums = sums;
-    macro_rules! sdot {
-        ($place:literal) => {
-            asm!(
-                concat!("sdot {0:v}.4s, {1:v}.16b, {2:v}.4b[", $place, "]"),
-                inout(vreg) sums,
-                in(vreg) w,
-                in(vreg) x,
-                options(pure, nomem, nostack, preserves_flags)
-            )
-        };
-    }
     // SAFETY: as for `dot`.
-    unsafe { if part == 0 { sdot!(0) } else { sdot!(1) } }
+    unsafe {
+        asm!(
+            "sdot {0:v}.4s, {1:v}.16b, {2:v}.4b[{3}]",
+            inout(vreg) sums,
+            in(vreg) w,
+            in(vreg) x,
+            const PART,
+            options(pure, nomem, nostack, preserves_flags)
+        );
+    }
     sums
 }
 
@@ -153,19 +167,23 @@ unsafe fn dots(sums: int32x4_t, x: int8x16_t, w: int8x16_t) -> int32x4_t {
     sums
 }
 
-/// Eight columns of a vector's outputs as signed bytes, four a register. `data` is the vector's
-/// part of a step of `BITS` bits; 7 stands for bytes that are open, and below 128.
+/// Eight columns of the outputs of `Q` vectors as signed bytes, four a register: the columns from 8
+/// `PART` on of a step of `BITS` bits. 7 stands for bytes that are open, and below 128. `data` is
+/// the first vector's part of the step.
 ///
 /// # Safety
 /// The steps of these columns can be read.
 #[inline(always)]
-unsafe fn eight<const BITS: usize>(data: *const u8, part: usize) -> [int8x16_t; 2] {
+unsafe fn eight<const BITS: usize, const PART: usize, const Q: usize>(
+    data: *const u8,
+) -> [[int8x16_t; 2]; Q] {
     // SAFETY: the caller's promise; NEON is in every ARM64 processor.
-    unsafe {
-        let (bytes, next) = (vld1q_u8(data), data.wrapping_add(2 * LINE));
+    from_fn(|q| unsafe {
+        let place = data.add(q * 4 * LANES);
+        let (bytes, next) = (vld1q_u8(place), place.wrapping_add(2 * LINE));
         // Twice the code: the shifts leave it one bit higher.
         let twice = |shifted| vandq_u8(shifted, vdupq_n_u8(6));
-        let columns = match (BITS, part) {
+        let columns = match (BITS, PART) {
             (8, _) => [bytes, vld1q_u8(next)].map(|v| veorq_u8(v, vdupq_n_u8(0x80))),
             (7, _) => [bytes, vld1q_u8(next)],
             (4, _) => [vandq_u8(bytes, vdupq_n_u8(15)), vshrq_n_u8::<4>(bytes)],
@@ -173,11 +191,11 @@ unsafe fn eight<const BITS: usize>(data: *const u8, part: usize) -> [int8x16_t; 
             _ => [twice(vshrq_n_u8::<3>(bytes)), twice(vshrq_n_u8::<5>(bytes))],
         };
         columns.map(|v| vreinterpretq_s8_u8(v))
-    }
+    })
 }
 
 /// Adds the products of eight columns with `R` rows. With `PAIRS`, sums of two rows and two outputs
-/// share a register until [`settle`] has sorted them.
+/// share a register, see [`sums_of`].
 ///
 /// # Safety
 /// The machine has the instructions; eight columns of each row can be read.
@@ -188,49 +206,46 @@ unsafe fn add_products<const PAIRS: bool, const R: usize, const Q: usize>(
     x: *const i8,
     x_stride: usize,
 ) {
-    // SAFETY: the caller's promises.
+    // SAFETY: the caller's promises; NEON is in every ARM64 processor.
     unsafe {
-        let x = |r: usize| vld1_s8(x.add(r * x_stride));
-        let paired = if PAIRS { R / 2 * 2 } else { 0 };
-        let w_of_two = w.map(|w| {
+        let row = |r: usize| vld1_s8(x.add(r * x_stride));
+        let halves = w.map(|w| {
             let [a, b] = w.map(|v| vreinterpretq_s32_s8(v));
             [vzip1q_s32(a, b), vzip2q_s32(a, b)].map(|v| vreinterpretq_s8_s32(v))
         });
-        for r in 0..paired / 2 {
-            let x = vcombine_s8(x(2 * r), x(2 * r + 1));
-            for half in 0..2 {
-                for q in 0..Q {
-                    let sums = &mut sums[2 * r + half][q];
-                    *sums = dots(*sums, x, w_of_two[q][half]);
+        each_row!(Y {
+            if PAIRS && (Y | 1) < R {
+                if Y % 2 == 0 {
+                    let x = vcombine_s8(row(Y), row(Y + 1));
+                    each_vector!(X {
+                        sums[Y][X] = dots(sums[Y][X], x, halves[X][0]);
+                        sums[Y + 1][X] = dots(sums[Y + 1][X], x, halves[X][1]);
+                    });
                 }
+            } else {
+                let x = row(Y);
+                each_vector!(X { sums[Y][X] = dot_part::<0>(sums[Y][X], w[X][0], x); });
+                each_vector!(X { sums[Y][X] = dot_part::<1>(sums[Y][X], w[X][1], x); });
             }
-        }
-        for r in paired..R {
-            let x = x(r);
-            for part in 0..2 {
-                for q in 0..Q {
-                    sums[r][q] = dot_part(sums[r][q], w[q][part], x, part);
-                }
-            }
-        }
+        });
     }
 }
 
-/// Makes each sum that of its row.
+/// The sums of row `r` and of the outputs of vector `q`.
 #[inline(always)]
-fn settle<const PAIRS: bool, const R: usize, const Q: usize>(sums: &mut [[int32x4_t; Q]; R]) {
-    if !PAIRS {
-        return;
+fn sums_of<const PAIRS: bool, const R: usize, const Q: usize>(
+    sums: &[[int32x4_t; Q]; R],
+    r: usize,
+    q: usize,
+) -> int32x4_t {
+    let (above, below) = (r / 2 * 2, r / 2 * 2 + 1);
+    if !PAIRS || below >= R {
+        return sums[r][q];
     }
-    for two in sums.as_chunks_mut::<2>().0 {
-        for q in 0..Q {
-            // SAFETY: NEON is in every ARM64 processor.
-            unsafe {
-                let [a, b] = [two[0][q], two[1][q]].map(|v| vreinterpretq_s64_s32(v));
-                two[0][q] = vreinterpretq_s32_s64(vzip1q_s64(a, b));
-                two[1][q] = vreinterpretq_s32_s64(vzip2q_s64(a, b));
-            }
-        }
+    // SAFETY: NEON is in every ARM64 processor.
+    unsafe {
+        let [a, b] = [sums[above][q], sums[below][q]].map(|v| vreinterpretq_s64_s32(v));
+        vreinterpretq_s32_s64(if r == above { vzip1q_s64(a, b) } else { vzip2q_s64(a, b) })
     }
 }
 
@@ -256,20 +271,21 @@ unsafe fn ints_in_vectors<const PAIRS: bool, const BITS: usize, const R: usize, 
             if first == 0 {
                 panel.fetch(at, steps * 2 * LINE);
             }
-            for part in 0..cols / 8 {
-                let data = panel.data.wrapping_add(at + first * 4 * LANES);
-                let w = from_fn(|q| eight::<BITS>(data.add(q * 4 * LANES), part));
-                let x = panel.x.add(i * cols + 8 * part).cast();
+            let data = panel.data.add(at + first * 4 * LANES);
+            let x = panel.x.add(i * cols).cast::<i8>();
+            add_products::<PAIRS, R, Q>(&mut sums, eight::<BITS, 0, Q>(data), x, panel.x_stride);
+            if cols == 16 {
+                let (w, x) = (eight::<BITS, 1, Q>(data), x.add(8));
                 add_products::<PAIRS, R, Q>(&mut sums, w, x, panel.x_stride);
             }
         }
-        settle::<PAIRS, R, Q>(&mut sums);
-        for (r, sums) in sums.iter().enumerate() {
-            for (q, sum) in sums.iter().enumerate() {
-                let place = acc.add(r * TILE + (first + q) * LANES).cast();
-                vst1q_s32(place, vaddq_s32(vld1q_s32(place), *sum));
-            }
-        }
+        each_row!(Y {
+            each_vector!(X {
+                let place = acc.add(Y * TILE + (first + X) * LANES).cast();
+                let sum = sums_of::<PAIRS, R, Q>(&sums, Y, X);
+                vst1q_s32(place, vaddq_s32(vld1q_s32(place), sum));
+            });
+        });
     }
 }
 
@@ -294,27 +310,34 @@ unsafe fn multiply_in_vectors<
     unsafe {
         for group in 0..rows.groups {
             let mut sums = [[vdupq_n_s32(0); Q]; R];
-            for step in (group * rows.steps..(group + 1) * rows.steps).step_by(2) {
+            for i in 0..rows.steps / 2 {
+                let step = group * rows.steps + 2 * i;
                 let data = rows.bytes.add(step).cast::<u8>().add(first * 4 * LANES);
-                let w = from_fn(|q| eight::<BITS>(data.add(q * 4 * LANES), 0));
-                add_products::<PAIRS, R, Q>(&mut sums, w, rows.x.add(4 * step), rows.x_stride);
+                let (w, x) = (eight::<BITS, 0, Q>(data), rows.x.add(4 * step));
+                add_products::<PAIRS, R, Q>(&mut sums, w, x, rows.x_stride);
             }
-            settle::<PAIRS, R, Q>(&mut sums);
-            for (r, sums) in sums.iter().enumerate() {
+            let row = |r: usize| {
                 let at = r * rows.s_stride + group;
-                let (sx, all) = (*rows.sx.add(at), *rows.sums.add(at));
+                (*rows.sx.add(at), *rows.sums.add(at), acc.add(r * TILE + first * LANES))
+            };
+            let scales = span.scales[group].as_ptr().add(first * LANES);
+            each_row!(Y {
+                let (sx, all, acc) = row(Y);
                 let extra = vdupq_n_s32(offset * all);
-                for (q, sum) in sums.iter().enumerate() {
-                    let lane = (first + q) * LANES;
-                    let place = acc.add(r * TILE + lane);
-                    let product = vmulq_n_f32(vcvtq_f32_s32(vsubq_s32(*sum, extra)), sx);
-                    let scale = vld1q_f32(span.scales[group].as_ptr().add(lane));
-                    let mut y = vfmaq_f32(vld1q_f32(place), product, scale);
-                    if rows.has_min {
-                        let min = vld1q_f32(span.mins[group].as_ptr().add(lane));
-                        y = vfmaq_n_f32(y, min, all as f32 * sx);
+                each_vector!(X {
+                    let exact = vsubq_s32(sums_of::<PAIRS, R, Q>(&sums, Y, X), extra);
+                    let product = vmulq_n_f32(vcvtq_f32_s32(exact), sx);
+                    let (scale, place) = (vld1q_f32(scales.add(X * LANES)), acc.add(X * LANES));
+                    vst1q_f32(place, vfmaq_f32(vld1q_f32(place), product, scale));
+                });
+            });
+            if rows.has_min {
+                let mins = span.mins[group].as_ptr().add(first * LANES);
+                for (sx, all, acc) in (0..R).map(row) {
+                    for lane in (0..Q * LANES).step_by(LANES) {
+                        let (min, place) = (vld1q_f32(mins.add(lane)), acc.add(lane));
+                        vst1q_f32(place, vfmaq_n_f32(vld1q_f32(place), min, all as f32 * sx));
                     }
-                    vst1q_f32(place, y);
                 }
             }
         }
