@@ -53,7 +53,10 @@ impl Isa {
                     && is_x86_feature_detected!("avx512vnni")
             }
             #[cfg(target_arch = "aarch64")]
-            Isa::NeonDot => std::arch::is_aarch64_feature_detected!("dotprod"),
+            Isa::NeonDot => {
+                std::arch::is_aarch64_feature_detected!("neon")
+                    && std::arch::is_aarch64_feature_detected!("dotprod")
+            }
             #[cfg(target_arch = "aarch64")]
             Isa::NeonI8mm => {
                 Isa::NeonDot.is_supported() && std::arch::is_aarch64_feature_detected!("i8mm")

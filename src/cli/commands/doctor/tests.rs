@@ -237,6 +237,10 @@ fn failures_of_kernels_memory_processor_cache_and_npu_have_remedies() {
     assert_check(&checks, "npu", Status::Warn, &lacks);
     assert_eq!(exit_code(&checks), 0);
     assert_eq!(exit_code(&laptop.examine(&["-d", "vulkan"])), 4);
+}
+
+#[test]
+fn a_slow_arm64_processor_gets_advice_of_its_own() {
     let laptop = Laptop { arch: "aarch64", isa: Isa::Scalar, ..Laptop::new() };
     laptop.put("proc/cpuinfo", "CPU implementer : 0x41\nCPU part : 0xd08\n");
     let words = ["Cortex-A72, 16 threads, no dotprod", "than with dotprod"];

@@ -65,7 +65,7 @@ macro_rules! over_tile {
 
 /// Defines the kernels that differ between the instruction sets, beside those that do not.
 macro_rules! kernels {
-    ($module:ident, $features:literal, $pairs:literal) => {
+    ($module:ident, $pairs:literal, #[$features:meta]) => {
         pub mod $module {
             use super::super::{OpenSpan, SpanRows, panel::Panel};
             use super::{LANES, TILE, ints_in_vectors, multiply_in_vectors, vectors};
@@ -77,7 +77,7 @@ macro_rules! kernels {
             /// # Safety
             /// The machine has the instructions; the panel and `acc` are as [`Panel`] and
             /// [`PanelFn`](super::super::PanelFn) say.
-            #[target_feature(enable = $features)]
+            #[$features]
             pub unsafe fn ints<const BITS: usize, const R: usize>(panel: &Panel, acc: *mut f32) {
                 // SAFETY: the caller's promises.
                 unsafe { over_tile!(ints_in_vectors[$pairs, BITS](panel, acc)) }
@@ -89,7 +89,7 @@ macro_rules! kernels {
             /// # Safety
             /// The machine has the instructions; the rows are as [`SpanRows`] says; `acc` has `R`
             /// rows.
-            #[target_feature(enable = $features)]
+            #[$features]
             pub unsafe fn multiply<const BITS: usize, const R: usize>(
                 span: &OpenSpan,
                 rows: &SpanRows,
@@ -103,8 +103,8 @@ macro_rules! kernels {
     };
 }
 
-kernels!(one_row, "neon,dotprod", false);
-kernels!(two_rows, "neon,dotprod,i8mm", true);
+kernels!(one_row, false, #[target_feature(enable = "neon,dotprod")]);
+kernels!(two_rows, true, #[target_feature(enable = "neon,dotprod,i8mm")]);
 
 /// Adds to each sum the products of its four bytes of `w` and `x`.
 ///
