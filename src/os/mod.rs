@@ -11,7 +11,10 @@
 //! - `signals`: interrupts, failed writes;
 //! - `terminal`: echo, and the modes that a terminal is left with;
 //! - `crash`: ends of the process that no code returns from.
+//!
+//! Beside them, `cpuinfo` reads text that tests can make up.
 
+pub mod cpuinfo;
 #[cfg(unix)]
 mod unix;
 #[cfg(unix)]

@@ -12,9 +12,16 @@ pub enum Isa {
     Avx2,
     /// AVX-512 F, BW, DQ, VL and VNNI.
     Avx512Vnni,
+    /// NEON with dotprod.
+    NeonDot,
+    /// NEON with dotprod and i8mm.
+    NeonI8mm,
 }
 
 impl Isa {
+    /// All of all machines; those of one machine are in order of speed, slowest first.
+    const ALL: [Isa; 5] = [Isa::Scalar, Isa::Avx2, Isa::Avx512Vnni, Isa::NeonDot, Isa::NeonI8mm];
+
     /// The fastest one this machine has.
     pub fn detect() -> Isa {
         Isa::all_supported().pop().unwrap_or(Isa::Scalar)
@@ -22,10 +29,7 @@ impl Isa {
 
     /// All that this machine has, slowest first.
     pub fn all_supported() -> Vec<Isa> {
-        [Isa::Scalar, Isa::Avx2, Isa::Avx512Vnni]
-            .into_iter()
-            .filter(|isa| isa.is_supported())
-            .collect()
+        Isa::ALL.into_iter().filter(|isa| isa.is_supported()).collect()
     }
 
     /// True where this machine has the instructions.
@@ -48,8 +52,16 @@ impl Isa {
                     && is_x86_feature_detected!("avx512vl")
                     && is_x86_feature_detected!("avx512vnni")
             }
-            #[cfg(not(target_arch = "x86_64"))]
-            Isa::Avx2 | Isa::Avx512Vnni => false,
+            #[cfg(target_arch = "aarch64")]
+            Isa::NeonDot => {
+                std::arch::is_aarch64_feature_detected!("neon")
+                    && std::arch::is_aarch64_feature_detected!("dotprod")
+            }
+            #[cfg(target_arch = "aarch64")]
+            Isa::NeonI8mm => {
+                Isa::NeonDot.is_supported() && std::arch::is_aarch64_feature_detected!("i8mm")
+            }
+            _ => false,
         }
     }
 }
@@ -58,11 +70,10 @@ impl FromStr for Isa {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Isa, String> {
-        let known = [Isa::Scalar, Isa::Avx2, Isa::Avx512Vnni];
-        let isa = known
+        let isa = Isa::ALL
             .into_iter()
             .find(|isa| isa.to_string() == text)
-            .ok_or("expected scalar, avx2 or avx512-vnni")?;
+            .ok_or("expected scalar, avx2, avx512-vnni, neon-dot or neon-i8mm")?;
         if isa.is_supported() { Ok(isa) } else { Err(format!("this machine has no {isa}")) }
     }
 }
@@ -73,6 +84,8 @@ impl fmt::Display for Isa {
             Isa::Scalar => "scalar",
             Isa::Avx2 => "avx2",
             Isa::Avx512Vnni => "avx512-vnni",
+            Isa::NeonDot => "neon-dot",
+            Isa::NeonI8mm => "neon-i8mm",
         })
     }
 }
@@ -88,5 +101,6 @@ mod tests {
         let all = Isa::all_supported();
         assert_eq!(all[0], Isa::Scalar);
         assert_eq!(all.last(), Some(&Isa::detect()));
+        assert!(all.iter().all(|isa| isa.to_string().parse() == Ok(*isa)));
     }
 }

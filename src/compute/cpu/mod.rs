@@ -9,6 +9,8 @@ pub mod ints;
 pub mod isa;
 pub mod linear;
 mod lines;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 pub mod pool;
 pub mod rows;
 pub mod simd;

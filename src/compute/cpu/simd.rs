@@ -72,7 +72,16 @@ pub fn prefetch<T>(p: *const T) {
         // SAFETY: fetching reads nothing that the program sees, and faults nowhere.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) };
     }
-    #[cfg(not(target_arch = "x86_64"))]
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: as above.
+    unsafe {
+        std::arch::asm!(
+            "prfm pldl1keep, [{}]",
+            in(reg) p,
+            options(readonly, nostack, preserves_flags)
+        );
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
     let _ = p;
 }
 
@@ -182,6 +191,8 @@ impl Lanes for Scalar {
     }
 }
 
+#[cfg(target_arch = "aarch64")]
+pub use super::neon::Neon;
 #[cfg(target_arch = "x86_64")]
 pub use x86::{Avx2, Avx512};
 
@@ -402,7 +413,7 @@ mod x86 {
 }
 
 /// Evaluates intrinsics that take no pointer, in a method of a type of their instruction set.
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 macro_rules! intrinsics {
     ($($body:tt)*) => {
         // SAFETY: the types of an instruction set are named only by functions that are compiled for
@@ -410,7 +421,7 @@ macro_rules! intrinsics {
         unsafe { $($body)* }
     };
 }
-#[cfg(target_arch = "x86_64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 pub(crate) use intrinsics;
 
 /// Defines `fn $name(isa, args)` that runs the always-inlined generic `$body::<L>` compiled for the
@@ -437,6 +448,10 @@ macro_rules! for_each_isa {
                 // SAFETY: as above.
                 #[cfg(target_arch = "x86_64")]
                 $crate::compute::cpu::Isa::Avx2 => unsafe { avx2($($arg),*) },
+                #[cfg(target_arch = "aarch64")]
+                $crate::compute::cpu::Isa::NeonDot | $crate::compute::cpu::Isa::NeonI8mm => {
+                    $body::<$crate::compute::cpu::simd::Neon>($($arg),*)
+                }
                 _ => $body::<$crate::compute::cpu::simd::Scalar>($($arg),*),
             }
         }

@@ -1,10 +1,11 @@
 //! Facts about the machine, where the system tells them: Linux does in /proc.
 
+use crate::os::cpuinfo;
 use std::fs::read_to_string;
 
 /// Returns the name of the processor.
 pub fn processor_name() -> Option<String> {
-    field("/proc/cpuinfo", "model name")
+    cpuinfo::processor_name(&read_to_string("/proc/cpuinfo").ok()?)
 }
 
 /// Returns the version of the library of mathematical functions, where the system provides one.
@@ -35,14 +36,8 @@ pub fn load_average() -> Option<f64> {
 }
 
 fn kibibytes(name: &str) -> Option<u64> {
-    let kib: u64 = field("/proc/meminfo", name)?.trim_end_matches("kB").trim().parse().ok()?;
+    let text = read_to_string("/proc/meminfo").ok()?;
+    let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+    let kib: u64 = value.trim_end_matches("kB").trim().parse().ok()?;
     Some(kib * 1024)
-}
-
-/// Returns the value of the first `name : value` line of a file.
-fn field(path: &str, name: &str) -> Option<String> {
-    let text = read_to_string(path).ok()?;
-    let found =
-        text.lines().find_map(|line| line.split_once(':').filter(|(key, _)| key.trim() == name));
-    found.map(|(_, value)| value.trim().to_owned())
 }

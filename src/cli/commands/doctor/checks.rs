@@ -6,6 +6,7 @@ use crate::compute::cpu::isa::Isa;
 use crate::compute::{Choice, DeviceInfo};
 use crate::error::{Fault, Kind, fault_of};
 use crate::models::Weights;
+use crate::os::cpuinfo;
 use crate::os::files::is_writable_directory;
 use crate::runtime::devices::backends::{Npu, NpuSystem, choose};
 use crate::runtime::devices::driver::{DriverUse, DriverVerdict};
@@ -29,7 +30,9 @@ pub struct MachineFacts<'a> {
     /// Parent of `/proc`, `/sys` and `/dev`.
     pub root: PathBuf,
     pub threads: usize,
-    /// The best instruction set of the processor.
+    /// The architecture, as [`std::env::consts::ARCH`] names it, and the processor's best
+    /// instruction set.
+    pub arch: &'static str,
     pub isa: Isa,
     pub listed: Listed,
     /// Returns the outcome of the trial of a device's driver.
@@ -107,22 +110,27 @@ fn copy(error: &anyhow::Error) -> anyhow::Error {
 }
 
 fn processor(machine: &MachineFacts<'_>) -> Check {
-    let name = machine.read("proc/cpuinfo").and_then(|text| {
-        let line = text.lines().find(|line| line.starts_with("model name"))?;
-        line.split_once(':').map(|(_, name)| name.trim().to_owned())
-    });
-    let name = name.unwrap_or_else(|| std::env::consts::ARCH.to_owned());
+    let name = machine.read("proc/cpuinfo").and_then(|text| cpuinfo::processor_name(&text));
+    let name = name.unwrap_or_else(|| machine.arch.to_owned());
     let threads = machine.threads;
     let found = format!("{name}, {threads} thread{}", if threads == 1 { "" } else { "s" });
-    match machine.isa {
-        Isa::Scalar => Check::warn(
-            "processor",
-            format!("{found}, neither AVX2 nor AVX-512"),
-            "layers on the processor and drafts are several times slower than with AVX2; \
-             in a virtual machine pass the host's processor through (QEMU: -cpu host)",
-        ),
-        isa => Check::pass("processor", format!("{found}, uses {isa}")),
+    if machine.isa != Isa::Scalar {
+        return Check::pass("processor", format!("{found}, uses {}", machine.isa));
     }
+    let (lacks, faster) = match machine.arch {
+        "x86_64" => (
+            "neither AVX2 nor AVX-512",
+            "with AVX2; in a virtual machine pass the host's processor through (QEMU: -cpu host)",
+        ),
+        "aarch64" => (
+            "no dotprod instructions",
+            "with dotprod, which Arm's cores have since Cortex-A55, A75 and Neoverse N1",
+        ),
+        _ => ("without kernels of its own", "on x86-64 with AVX2 or ARM64 with dotprod"),
+    };
+    let remedy =
+        format!("layers on the processor and drafts are several times slower than {faster}");
+    Check::warn("processor", format!("{found}, {lacks}"), remedy)
 }
 
 fn memory(machine: &MachineFacts<'_>) -> Check {

@@ -142,7 +142,8 @@ pub fn run(options: &DoctorArgs, typed: &Typed) -> Result<u8> {
     let machine = MachineFacts {
         root: "/".into(),
         threads: model.run.threads.unwrap_or_else(default_threads),
-        isa: Isa::all_supported().pop().unwrap_or(Isa::Scalar),
+        arch: std::env::consts::ARCH,
+        isa: Isa::detect(),
         listed: backends::probe(),
         verdict: &|device| backend_of(device).diagnose(device, &Silence),
         trial: &|device| trial::run(&model.run, device, &Ui::plain()),

@@ -20,6 +20,7 @@ const GB: u64 = 1_000_000_000;
 struct Laptop {
     root: tempfile::TempDir,
     listed: Result<Vec<DeviceInfo>, Fault>,
+    arch: &'static str,
     isa: Isa,
     verdict: DriverVerdict,
     trial: Result<(), Fault>,
@@ -37,7 +38,8 @@ impl Laptop {
             file: None,
         };
         let listed = Ok(vec![laptop_gpu()]);
-        let laptop = Laptop { root, listed, isa: Isa::Avx512Vnni, verdict, trial: Ok(()), cache };
+        let (arch, isa) = ("x86_64", Isa::Avx512Vnni);
+        let laptop = Laptop { root, listed, arch, isa, verdict, trial: Ok(()), cache };
         let memory = "MemTotal: 32000000 kB\nMemFree: 1 kB\nMemAvailable: 28000000 kB\n";
         laptop.put("proc/meminfo", memory);
         laptop.put("proc/cpuinfo", "processor : 0\nmodel name : AMD Ryzen 7 7840HS\n");
@@ -55,6 +57,7 @@ impl Laptop {
         let root = self.root.path().to_owned();
         run(&MachineFacts {
             threads: 16,
+            arch: self.arch,
             isa: self.isa,
             listed: self.listed.clone().map_err(Into::into),
             verdict: &|_| self.verdict.clone(),
@@ -234,4 +237,12 @@ fn failures_of_kernels_memory_processor_cache_and_npu_have_remedies() {
     assert_check(&checks, "npu", Status::Warn, &lacks);
     assert_eq!(exit_code(&checks), 0);
     assert_eq!(exit_code(&laptop.examine(&["-d", "vulkan"])), 4);
+}
+
+#[test]
+fn a_slow_arm64_processor_gets_advice_of_its_own() {
+    let laptop = Laptop { arch: "aarch64", isa: Isa::Scalar, ..Laptop::new() };
+    laptop.put("proc/cpuinfo", "CPU implementer : 0x41\nCPU part : 0xd08\n");
+    let words = ["Cortex-A72, 16 threads, no dotprod", "than with dotprod"];
+    assert_check(&laptop.examine(&[]), "processor", Status::Warn, &words);
 }

@@ -164,10 +164,11 @@ fn attend_body<L: Lanes>(a: &Attention<'_>, kv_head: usize, slots: Range<usize>,
 }
 
 /// Whether sums of `n` queries times `b` vectors fit the registers, beside what they are made of;
-/// `wide` is how many do with 32 registers of a whole vector each. AVX2 has 16 of half a vector.
+/// `wide` is how many do with 32 registers of a whole vector each. AVX2 has 16 of half a vector,
+/// NEON 32 of a quarter.
 #[inline(always)]
 fn fits<L: Lanes>(n: usize, b: usize, wide: usize) -> bool {
-    n * b <= if L::ISA == Isa::Avx2 { 4 } else { wide }
+    n * b <= if matches!(L::ISA, Isa::Avx2 | Isa::NeonDot) { 4 } else { wide }
 }
 
 #[inline(always)]

@@ -18,11 +18,15 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod groups;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod pack;
 mod panel;
 mod scalar;
 mod trellis;
 mod words;
+#[cfg(target_arch = "aarch64")]
+mod words_neon;
 #[cfg(target_arch = "x86_64")]
 mod words_x86;
 
@@ -115,6 +119,22 @@ fn kernels(isa: Isa, format: Format) -> Kernels {
                     32..=63 => by_rows!(multiply, 63),
                     _ => by_rows!(multiply, 255),
                 }
+            })
+        }
+        #[cfg(target_arch = "aarch64")]
+        Isa::NeonI8mm => {
+            use neon::two_rows::{self, multiply};
+            kernels_of!(two_rows, format, |largest| match largest {
+                ..128 => by_rows!(multiply, 7),
+                _ => by_rows!(multiply, 8),
+            })
+        }
+        #[cfg(target_arch = "aarch64")]
+        Isa::NeonDot => {
+            use neon::one_row::{self, multiply};
+            kernels_of!(one_row, format, |largest| match largest {
+                ..128 => by_rows!(multiply, 7),
+                _ => by_rows!(multiply, 8),
             })
         }
         _ => {

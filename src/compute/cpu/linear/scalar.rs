@@ -154,17 +154,35 @@ pub unsafe fn finish(
     sums: &[i32],
     acc: *mut f32,
 ) {
+    // SAFETY: passed on to the caller; no instructions are needed.
+    unsafe { finish_rows::<Plain>(scales, unit, offset, sx, sums, acc) }
+}
+
+/// The same with the operations of an instruction set.
+///
+/// # Safety
+/// As for [`finish`]. The machine has the instructions of `O`.
+#[inline(always)]
+pub unsafe fn finish_rows<O: Openers>(
+    scales: *const u8,
+    unit: f32,
+    offset: i32,
+    sx: &[f32],
+    sums: &[i32],
+    acc: *mut f32,
+) {
     // SAFETY: 32 scales; only this function looks at `acc` now.
     let (scales, acc) = unsafe {
         (
-            &*scales.cast::<[[u8; 2]; TILE]>(),
+            O::floats(&*scales.cast()),
             std::slice::from_raw_parts_mut(acc.cast::<[f32; TILE]>(), sx.len()),
         )
     };
+    let scales = scales.map(|scale| scale * unit);
     for ((acc, sx), sum) in acc.iter_mut().zip(sx).zip(sums) {
         for (y, scale) in acc.iter_mut().zip(scales) {
             let exact = (y.to_bits() as i32).wrapping_sub(offset.wrapping_mul(*sum));
-            *y = (exact as f32 * sx) * (f16::from_le_bytes(*scale).to_f32() * unit);
+            *y = (exact as f32 * sx) * scale;
         }
     }
 }
@@ -183,14 +201,29 @@ pub unsafe fn finish_with_min(
     sums: &[i32],
     acc: *mut f32,
 ) {
+    // SAFETY: passed on to the caller; no instructions are needed.
+    unsafe { finish_rows_with_min::<Plain>(scales, offset, sx, sums, acc) }
+}
+
+/// The same with the operations of an instruction set.
+///
+/// # Safety
+/// As for [`finish_with_min`]. The machine has the instructions of `O`.
+#[inline(always)]
+pub unsafe fn finish_rows_with_min<O: Openers>(
+    scales: *const u8,
+    offset: i32,
+    sx: &[f32],
+    sums: &[i32],
+    acc: *mut f32,
+) {
     // SAFETY: 32 scales and 32 minima; only this function looks at `acc` now.
-    let (lines, acc) = unsafe {
+    let ([scales, mins], acc) = unsafe {
         (
-            &*scales.cast::<[[[u8; 2]; TILE]; 2]>(),
+            [0, 1].map(|line| O::floats(&*scales.add(line * LINE).cast())),
             std::slice::from_raw_parts_mut(acc.cast::<[f32; TILE]>(), sx.len()),
         )
     };
-    let [scales, mins] = lines.map(|line| line.map(|v| f16::from_le_bytes(v).to_f32()));
     for ((acc, sx), sum) in acc.iter_mut().zip(sx).zip(sums) {
         let all = *sum as f32 * sx;
         for ((y, scale), min) in acc.iter_mut().zip(scales).zip(mins) {

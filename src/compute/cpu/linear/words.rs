@@ -4,7 +4,7 @@
 /// Lanes of 32 bits. Implementations are zero-cost only inside a function compiled for their
 /// instruction set.
 pub trait Words: Copy {
-    /// 16, or 8 where a line takes two vectors.
+    /// 16, or fewer where a line takes several vectors.
     const LANES: usize;
     fn zero() -> Self;
     /// The lanes of a line from `part * LANES` on, and the lanes one lower (that of lane 0 is lane
