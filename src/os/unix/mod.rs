@@ -6,6 +6,7 @@ mod faults;
 pub mod files;
 pub mod machine;
 pub mod memory;
+pub mod places;
 pub mod process;
 pub mod signals;
 pub mod terminal;
