@@ -24,6 +24,8 @@ fn main() {
     let target = ["OS", "ENV"].map(|part| variable(&format!("CARGO_CFG_TARGET_{part}")));
     if target == ["windows", "gnu"].map(|part| Some(part.to_owned())) {
         println!("cargo::rustc-link-arg=-Wl,--wrap=fmaf");
+        // The main thread has the stack that it has on Linux: 8 MiB.
+        println!("cargo::rustc-link-arg=-Wl,--stack,8388608");
     }
     // The commit would rebuild the crate after each commit, so development builds do not name it.
     let commit = match variable("PROFILE").as_deref() {

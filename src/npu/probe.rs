@@ -110,6 +110,9 @@ impl NpuSystem {
 
     /// Returns why there is no NPU to probe, and a remedy.
     pub fn nothing(&self) -> (String, Option<String>) {
+        if cfg!(windows) {
+            return ("this program uses NPUs on Linux only".into(), None);
+        }
         if self.on_the_bus() {
             let remedy = "load the amdxdna driver: Linux 6.14 or newer has it (modprobe amdxdna), \
                 with AMD's NPU firmware installed";

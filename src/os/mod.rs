@@ -18,6 +18,7 @@
 mod allocator;
 mod exit;
 mod identity;
+pub mod remedies;
 #[cfg(unix)]
 mod unix;
 #[cfg(windows)]

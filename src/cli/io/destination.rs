@@ -278,11 +278,24 @@ fn plain(error: io::Error) -> io::Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    #[cfg(unix)]
     use crate::os::files::symlink;
     use std::fs;
 
     fn write(path: &Path, text: &str) -> Result<()> {
         Destination::from(path).write(text.as_bytes())
+    }
+
+    #[cfg(windows)]
+    #[test]
+    fn devices_are_written_as_they_come() {
+        write(Path::new("NUL"), "x").unwrap();
+        assert!(!Destination::from(Path::new("nul")).open().unwrap().appears_whole());
+        let missing = write(&Path::new("no dir").join("x"), "x").unwrap_err();
+        let fault = crate::error::fault_of(&missing).unwrap();
+        assert_eq!(fault.help.as_deref().unwrap(), "mkdir -p 'no dir'");
+        let error = Destination::from(Path::new(r".")).open().err().unwrap();
+        assert_eq!(crate::error::fault_of(&error).unwrap().kind.exit_code(), 2, "{error:#}");
     }
 
     #[test]
@@ -298,6 +311,8 @@ mod tests {
         assert_eq!(fs::read_dir(&dir).unwrap().count(), 1);
     }
 
+    /// Windows forbids most users symbolic links.
+    #[cfg(unix)]
     #[test]
     fn links_are_followed_and_stay() {
         let dir = tempfile::tempdir().unwrap();
@@ -317,6 +332,8 @@ mod tests {
         assert!(at("null").is_symlink());
     }
 
+    /// `/` and descriptors are those of Unix.
+    #[cfg(unix)]
     #[test]
     fn what_cannot_be_written_is_said_when_it_is_opened() {
         let dir = tempfile::tempdir().unwrap();

@@ -229,12 +229,6 @@ pub fn make_symlink(to: impl AsRef<Path>, path: impl AsRef<Path>) -> io::Result<
         .or_else(|_| std::fs::hard_link(path.parent().unwrap_or(Path::new(".")).join(to), path))
 }
 
-/// Makes a symbolic link at `path` for a test.
-#[cfg(test)]
-pub fn symlink(to: impl AsRef<Path>, path: impl AsRef<Path>) {
-    make_symlink(to, path).unwrap();
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

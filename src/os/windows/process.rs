@@ -40,8 +40,8 @@ impl Exit {
     /// its exit code. Rust's abort has that of an overrun buffer.
     pub fn of_status(status: ExitStatus) -> Exit {
         let code = status.code().unwrap_or_default();
-        // The two highest bits of an exception are its severity: 3 is an error.
-        let is_exception = code as u32 >> 30 == 3;
+        // The highest digit of an exception that is an error.
+        let is_exception = code as u32 >> 28 == 0xC;
         match code {
             _ if code as u32 == ERROR_NOT_ENOUGH_QUOTA => Exit::ProcessorTime,
             STATUS_CONTROL_C_EXIT => Exit::Outside,
@@ -179,6 +179,7 @@ mod tests {
         assert_eq!(end(0xC000_0005), (Exit::Memory, words("0xC0000005")));
         assert_eq!(end(0xC000_0409).0, Exit::Memory);
         assert_eq!(end(0xC000_001D), (Exit::Fault, words("0xC000001D")));
+        assert_eq!(end(u32::MAX).0, Exit::Code(-1));
         assert_eq!(end(0xC000_013A).0, Exit::Outside);
         assert_eq!(end(ERROR_NOT_ENOUGH_QUOTA).0, Exit::ProcessorTime);
     }

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
+use windows_sys::Win32::Foundation::ERROR_PIPE_NOT_CONNECTED;
 use windows_sys::Win32::System::Console::{CTRL_BREAK_EVENT, CTRL_C_EVENT, SetConsoleCtrlHandler};
 use windows_sys::Win32::System::Diagnostics::Debug::{
     SEM_FAILCRITICALERRORS, SEM_NOGPFAULTERRORBOX, SetErrorMode,
@@ -33,7 +34,11 @@ pub fn write(output: &mut File, bytes: &[u8], is_terminal: bool) -> io::Result<(
     } else {
         output.write_all(bytes)
     };
-    if written.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::BrokenPipe) {
+    let is_unread = |error: &io::Error| {
+        let code = error.raw_os_error().unwrap_or_default() as u32;
+        error.kind() == io::ErrorKind::BrokenPipe || code == ERROR_PIPE_NOT_CONNECTED
+    };
+    if written.as_ref().is_err_and(is_unread) {
         process::end(UNREAD);
     }
     written

@@ -123,6 +123,8 @@ mod tests {
     use crate::error::fault_of;
     use crate::runtime::Silence;
 
+    /// Access rights of others are not read on Windows.
+    #[cfg(unix)]
     #[test]
     fn locks_lie_where_no_other_user_may_write() {
         let (runtime, temporary) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
