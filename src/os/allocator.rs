@@ -12,7 +12,9 @@ static IS_LIMITED: AtomicBool = AtomicBool::new(false);
 /// Bytes that may still be allocated where there is a limit.
 static LEFT: AtomicI64 = AtomicI64::new(0);
 
-/// Refuses allocations beyond so many bytes more than there are now.
+/// Refuses allocations beyond so many bytes more than there are now. The limit of a process on Unix
+/// is the system's.
+#[cfg(windows)]
 pub fn limit(more: u64) {
     LEFT.store(more.min(i64::MAX as u64) as i64, Ordering::Relaxed);
     IS_LIMITED.store(true, Ordering::Relaxed);

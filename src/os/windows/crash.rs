@@ -78,6 +78,54 @@ fn end(crash: &Crash) -> ! {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::os::allocator;
+    use crate::os::exit::Exit;
+    use std::alloc::{GlobalAlloc, Layout};
+    use std::process::Command;
+    use windows_sys::Win32::System::Diagnostics::Debug::RaiseException;
+
+    /// Tells this program, as its own child, how to end.
+    const CRASH: &str = "GEMMA_TEST_CRASH";
+
+    fn told(crash: &Crash) -> u8 {
+        say(&["told: ", if matches!(crash, Crash::OutOfMemory) { "memory" } else { "page" }]);
+        5
+    }
+
+    #[test]
+    fn crashes_end_with_a_message_and_a_code() {
+        let layout = Layout::new::<[u8; 1 << 20]>();
+        match std::env::var(CRASH).as_deref() {
+            Ok("page") => {
+                watch(told);
+                // SAFETY: the handler ends the process before this returns.
+                unsafe { RaiseException(EXCEPTION_IN_PAGE_ERROR as u32, 0, 3, [0, 1, 0].as_ptr()) };
+                unreachable!();
+            }
+            Ok(how) => {
+                if how == "memory" {
+                    watch(told);
+                }
+                allocator::limit(1 << 10);
+                // SAFETY: the layout is not empty; the memory is not used.
+                assert!(unsafe { Allocator.alloc(layout) }.is_null());
+                std::alloc::handle_alloc_error(layout);
+            }
+            Err(_) => {}
+        }
+        let test = std::thread::current().name().unwrap().to_owned();
+        let end = |how: &str| {
+            let mut child = Command::new(std::env::current_exe().unwrap());
+            let child = child.args(["--exact", &test, "--nocapture"]).env(CRASH, how);
+            let output = child.output().unwrap();
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            (Exit::of_status(output.status), said.contains(&format!("told: {how}")))
+        };
+        assert_eq!(end("page"), (Exit::Code(5), true));
+        assert_eq!(end("memory"), (Exit::Code(5), true));
+        // A child without a report aborts.
+        assert_eq!(end("abort"), (Exit::Memory, false));
+    }
 
     #[test]
     fn a_mapped_file_is_named() {

@@ -202,6 +202,11 @@ impl Staging {
     pub fn discard(self) {
         // The result does not depend on it, and a later run removes the rest.
         let _ = fs::remove_dir_all(&self.root);
+        if cfg!(windows) {
+            // A file system may keep the name of the lock until it is closed.
+            drop(self._lock);
+            let _ = fs::remove_dir(self.root);
+        }
     }
 }
 
