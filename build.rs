@@ -15,6 +15,18 @@ fn main() {
         println!("cargo::rustc-cfg=vulkan_driver");
     }
     let variable = |name: &str| std::env::var(name).ok();
+    println!("cargo::rustc-check-cfg=cfg(npu)");
+    let is_unix = variable("CARGO_CFG_UNIX").is_some();
+    if is_unix && variable("CARGO_FEATURE_NPU").is_some() {
+        println!("cargo::rustc-cfg=npu");
+    }
+    // See `src/os/windows/fmaf.rs`.
+    let target = ["OS", "ENV"].map(|part| variable(&format!("CARGO_CFG_TARGET_{part}")));
+    if target == ["windows", "gnu"].map(|part| Some(part.to_owned())) {
+        println!("cargo::rustc-link-arg=-Wl,--wrap=fmaf");
+        // The main thread has the stack that it has on Linux: 8 MiB.
+        println!("cargo::rustc-link-arg=-Wl,--stack,8388608");
+    }
     // The commit would rebuild the crate after each commit, so development builds do not name it.
     let commit = match variable("PROFILE").as_deref() {
         Some("release") => packaged().or_else(checked_out),

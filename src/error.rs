@@ -69,15 +69,22 @@ impl Fault {
 
 /// Returns the error for work that needs a thread of its own, if none can be started.
 pub fn no_thread() -> Fault {
-    Fault::new(Kind::Failure, "no thread can be started").help(
-        "--threads 1 needs fewer; ulimit -u shows how many processes and threads you may have",
-    )
+    let help = match cfg!(windows) {
+        true => "--threads 1 needs fewer",
+        false => {
+            "--threads 1 needs fewer; ulimit -u shows how many processes and threads you may have"
+        }
+    };
+    Fault::new(Kind::Failure, "no thread can be started").help(help)
 }
 
 /// Returns the error for work that must run within limits, if no process can be started.
 pub fn no_process() -> Fault {
-    Fault::new(Kind::Memory, "no process can be started for what must run within limits")
-        .help("a limit on processes (ulimit -u) or on memory (ulimit -v) is too low")
+    let help = match cfg!(windows) {
+        true => "close other programs: there is too little memory",
+        false => "a limit on processes (ulimit -u) or on memory (ulimit -v) is too low",
+    };
+    Fault::new(Kind::Memory, "no process can be started for what must run within limits").help(help)
 }
 
 impl fmt::Display for Fault {

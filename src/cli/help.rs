@@ -20,15 +20,31 @@ pub const EXIT_CODES: [(&str, &str); 12] = [
     ("7", "the prompt exceeds the context"),
     ("8", "the text ended before its grammar was complete"),
     ("130", "interrupted (Ctrl-C)"),
-    ("141", "the reader closed the pipe (SIGPIPE)"),
-    ("143", "terminated (SIGTERM)"),
+    ("141", "the reader closed the pipe"),
+    ("143", "terminated (SIGTERM), or the console was closed"),
 ];
+
+/// The user's file of settings.
+#[cfg(not(windows))]
+macro_rules! user_settings {
+    () => {
+        "$XDG_CONFIG_HOME/gemma/config.toml"
+    };
+}
+#[cfg(windows)]
+macro_rules! user_settings {
+    () => {
+        r"%LOCALAPPDATA%\gemma\config.toml"
+    };
+}
 
 /// Sources of the values of options.
 pub const SETTINGS: &str = concat!(
     "Every option can also be set as GEMMA_<NAME> in the environment (GEMMA_MAX_TOKENS=100) ",
     "or in gemma.toml (max-tokens = 100, or under [generate] for one command), ",
-    "in the working directory or as $XDG_CONFIG_HOME/gemma/config.toml. ",
+    "in the working directory or as ",
+    user_settings!(),
+    ". ",
     "First found wins: flag, environment, gemma.toml, the model's generation_config.json, ",
     "built in. A gemma.toml in the working directory may not load code, name a file to write, ",
     "or say who reaches the server. --print-config shows each value and where it came from.",

@@ -16,46 +16,47 @@
 //! layout     objects and results of the kernel; twin is the kernel in Rust
 //! probe      the NPUs of a machine and their conditions
 //! ```
-//! Without the feature `npu` the room has only the probe and the values of `--npu`.
+//! Without the feature `npu`, and on Windows, the room has only the probe and the values of
+//! `--npu`.
 //!
 //! This code has not run on a device, since the project has none. The host model shows that
 //! streams, transfers, layouts, kernel and fallback agree with each other and with the driver's
 //! published rules. It does not predict speed.
 
-#[cfg(feature = "npu")]
+#[cfg(npu)]
 pub mod accel;
-#[cfg(feature = "npu")]
+#[cfg(npu)]
 pub mod assist;
-#[cfg(feature = "npu")]
+#[cfg(npu)]
 pub mod attention;
-#[cfg(feature = "npu")]
+#[cfg(npu)]
 pub mod bring_up;
-#[cfg(feature = "npu")]
+#[cfg(npu)]
 pub mod command;
-#[cfg(feature = "npu")]
+#[cfg(npu)]
 pub mod gate;
-#[cfg(feature = "npu")]
+#[cfg(npu)]
 pub mod host;
-#[cfg(feature = "npu")]
+#[cfg(npu)]
 pub mod layout;
-#[cfg(feature = "npu")]
+#[cfg(npu)]
 pub mod manifest;
 pub mod mode;
 pub mod probe;
-#[cfg(feature = "npu")]
+#[cfg(npu)]
 pub mod raw;
-#[cfg(feature = "npu")]
+#[cfg(npu)]
 pub mod session;
-#[cfg(feature = "npu")]
+#[cfg(npu)]
 pub mod stream;
-#[cfg(feature = "npu")]
+#[cfg(npu)]
 pub mod twin;
-#[cfg(feature = "npu")]
+#[cfg(npu)]
 pub mod txn;
-#[cfg(feature = "npu")]
+#[cfg(npu)]
 pub mod uapi;
-#[cfg(feature = "npu")]
+#[cfg(npu)]
 pub mod xclbin;
 
-#[cfg(feature = "npu")]
+#[cfg(npu)]
 pub use assist::OffloadExecutor;

@@ -1,10 +1,10 @@
 //! Probe of the machine's NPUs: each condition of a run, with a remedy where it does not hold.
 
-#[cfg(feature = "npu")]
+#[cfg(npu)]
 use super::{accel::Accel, layout::Shape, manifest, raw::RawAccel};
 use crate::os::process::lockable_memory;
 use std::fs;
-#[cfg(feature = "npu")]
+#[cfg(npu)]
 use std::path::Path;
 use std::path::PathBuf;
 
@@ -14,7 +14,7 @@ const DEVICE: u32 = 0x1502;
 /// Least locked memory in bytes for useful buffers.
 const LOCKED: u64 = 256 << 20;
 /// Head dimension of the 27B model, which chooses the array.
-#[cfg(feature = "npu")]
+#[cfg(npu)]
 const HEAD_DIM: usize = 128;
 
 /// Returns the directories with built arrays, in order of search.
@@ -110,6 +110,9 @@ impl NpuSystem {
 
     /// Returns why there is no NPU to probe, and a remedy.
     pub fn nothing(&self) -> (String, Option<String>) {
+        if cfg!(windows) {
+            return ("this program uses NPUs on Linux only".into(), None);
+        }
         if self.on_the_bus() {
             let remedy = "load the amdxdna driver: Linux 6.14 or newer has it (modprobe amdxdna), \
                 with AMD's NPU firmware installed";
@@ -144,19 +147,19 @@ impl NpuSystem {
             (self.locked < LOCKED)
                 .then_some("raise the limit (ulimit -l unlimited, or limits.conf)"),
         );
-        #[cfg(feature = "npu")]
+        #[cfg(npu)]
         findings.extend(self.device_findings(&path));
-        #[cfg(not(feature = "npu"))]
+        #[cfg(not(npu))]
         findings.push(Finding {
             name: "program",
             what: "built without NPU support".into(),
-            remedy: Some("build it with the cargo feature npu".into()),
+            remedy: Some("build it with the cargo feature npu, on Linux".into()),
         });
         NpuProbe { path, findings }
     }
 
     /// Opens a device and looks for its array. Returns the findings.
-    #[cfg(feature = "npu")]
+    #[cfg(npu)]
     fn device_findings(&self, path: &Path) -> Vec<Finding> {
         let mut findings = Vec::new();
         let mut add = |name, what: String, remedy: Option<&str>| {
@@ -201,7 +204,7 @@ impl NpuSystem {
 }
 
 /// Opens the first NPU.
-#[cfg(feature = "npu")]
+#[cfg(npu)]
 pub fn open_first(system: &NpuSystem) -> anyhow::Result<RawAccel> {
     let Some(name) = system.names().into_iter().next() else {
         let (what, remedy) = system.nothing();
@@ -214,7 +217,7 @@ pub fn open_first(system: &NpuSystem) -> anyhow::Result<RawAccel> {
     })
 }
 
-#[cfg(all(test, feature = "npu"))]
+#[cfg(all(test, npu))]
 mod tests {
     use super::*;
 

@@ -116,7 +116,7 @@ impl Session {
         hash.update(checkpoint.fingerprint()?);
         hash.update(serde_json::to_vec(&stamps.collect::<Vec<_>>())?);
         hash.update(format!("{kv:?} {} {:?}", report.identity, machine::processor_name()));
-        hash.update(format!("{:?} {}", machine::library_version(), env!("SOURCE_DIGEST")));
+        hash.update(env!("SOURCE_DIGEST"));
         Ok(Some(PromptCache::new(directory.clone(), hash.finalize().into())))
     }
 

@@ -12,8 +12,7 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
     os::files::create_private_directories(directory)?;
     let mut file = tempfile::NamedTempFile::new_in(directory)?;
     file.write_all(bytes)?;
-    file.persist(path)?;
-    Ok(())
+    os::files::persist(file, path)
 }
 
 /// Opens a regular file to read. Others are refused: opening a pipe could wait forever, and a

@@ -1,12 +1,26 @@
-//! Quoting of words for a shell.
+//! Quoting of words for a shell: on Windows for PowerShell.
 
-/// Returns a word as a shell reads it, in quotes where it needs them.
+/// Returns a word as the shell of this system reads it, in quotes where it needs them.
 pub fn quoted(word: &str) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:@%+,".contains(c);
-    if !word.is_empty() && word.chars().all(plain) {
+    if cfg!(windows) { for_powershell(word) } else { for_sh(word) }
+}
+
+fn for_sh(word: &str) -> String {
+    in_quotes(word, "-_./=:@%+,", r"'\''")
+}
+
+fn for_powershell(word: &str) -> String {
+    in_quotes(word, r"-_./\=:+", "''")
+}
+
+/// Puts a word in single quotes, unless it has only letters, digits and `plain` characters.
+/// `quote` stands for a quote within.
+fn in_quotes(word: &str, plain: &str, quote: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || plain.contains(c);
+    if !word.is_empty() && word.chars().all(is_plain) {
         return word.to_owned();
     }
-    format!("'{}'", word.replace('\'', r"'\''"))
+    format!("'{}'", word.replace('\'', quote))
 }
 
 #[cfg(test)]
@@ -16,9 +30,14 @@ mod tests {
     #[test]
     fn only_words_that_a_shell_would_change_are_quoted() {
         for plain in ["google/gemma-3-1b-it", "a.gguf", "./x_y", "--temp=0.5"] {
-            assert_eq!(quoted(plain), plain);
+            assert_eq!([for_sh(plain), for_powershell(plain)], [plain, plain]);
         }
-        assert_eq!(quoted("a'b"), r"'a'\''b'");
-        assert_eq!(["", "a b", "~/x", "$HOME"].map(quoted), ["''", "'a b'", "'~/x'", "'$HOME'"]);
+        assert_eq!([for_sh("a'b"), for_powershell("a'b")], [r"'a'\''b'", "'a''b'"]);
+        let words = ["", "a b", "~/x", "$HOME"];
+        assert_eq!(words.map(for_sh), ["''", "'a b'", "'~/x'", "'$HOME'"]);
+        assert_eq!(words.map(for_powershell), words.map(for_sh));
+        let path = r"C:\a\b";
+        assert_eq!([for_sh(path), for_powershell(path)], [r"'C:\a\b'", path]);
+        assert_eq!(for_powershell("1,2"), "'1,2'");
     }
 }

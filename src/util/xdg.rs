@@ -1,17 +1,20 @@
-//! Directories of the user, as the XDG Base Directory Specification names them. A path that is not
-//! absolute counts as none, as the specification demands.
+//! Directories of the user, as the XDG Base Directory Specification names them, or else as the
+//! system does. A path that is not absolute counts as none, as the specification demands.
 
+use crate::os::places;
 use std::path::PathBuf;
 
 /// Returns the directory of files that only save time: `$XDG_CACHE_HOME/gemma`, or
-/// `~/.cache/gemma`; `None` without a home. Each of its files may be deleted.
+/// `~/.cache/gemma` (Windows: `%LOCALAPPDATA%\gemma\cache`); `None` without a home. Each of its
+/// files may be deleted.
 pub fn cache() -> Option<PathBuf> {
-    of_program("XDG_CACHE_HOME", ".cache")
+    of_program("XDG_CACHE_HOME", places::cache())
 }
 
-/// Returns the directory of settings: `$XDG_CONFIG_HOME/gemma`, or `~/.config/gemma`.
+/// Returns the directory of settings: `$XDG_CONFIG_HOME/gemma`, or `~/.config/gemma` (Windows:
+/// `%LOCALAPPDATA%\gemma`).
 pub fn config() -> Option<PathBuf> {
-    of_program("XDG_CONFIG_HOME", ".config")
+    of_program("XDG_CONFIG_HOME", places::config())
 }
 
 /// Returns the directory of files that last until the user logs out: `$XDG_RUNTIME_DIR`, if it
@@ -20,9 +23,9 @@ pub fn runtime() -> Option<PathBuf> {
     absolute("XDG_RUNTIME_DIR").filter(|path| path.is_dir())
 }
 
-fn of_program(variable: &str, below_home: &str) -> Option<PathBuf> {
-    let base = absolute(variable).or_else(|| absolute("HOME").map(|home| home.join(below_home)));
-    base.map(|base| base.join("gemma"))
+fn of_program(variable: &str, usual: Option<PathBuf>) -> Option<PathBuf> {
+    let chosen = absolute(variable).map(|base| base.join("gemma"));
+    chosen.or(usual).filter(|path| path.is_absolute())
 }
 
 fn absolute(variable: &str) -> Option<PathBuf> {

@@ -276,11 +276,13 @@ fn answers_come(parallel: &str) {
 }
 
 /// An interruption leaves whole lines, and an output that was to appear whole does not appear.
+#[cfg(unix)]
 #[test]
 fn an_interruption_cuts_between_lines() {
     ["1", "4"].iter().for_each(|n| interruption_cuts(n));
 }
 
+#[cfg(unix)]
 fn interruption_cuts(parallel: &str) {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("in.jsonl"), records()).unwrap();

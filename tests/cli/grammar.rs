@@ -277,6 +277,7 @@ fn an_answer_that_is_cut_short_is_a_failure() {
 
 /// Grammars that would take any amount of memory, time or stack: each is refused by itself, within
 /// limits, and what comes with it is answered.
+#[cfg(unix)]
 #[test]
 fn grammars_that_take_too_much_are_refused_alone() {
     let dir = tempfile::tempdir().unwrap();

@@ -5,6 +5,7 @@ use crate::shell::{bash, gemma_in};
 use gemma::checkpoint::Dtype;
 use serde_json::Value;
 use std::fs;
+#[cfg(unix)]
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
@@ -84,6 +85,7 @@ fn another_model_has_pages_of_its_own() {
     assert_eq!(cached(&ask("b")), pages(&first) * PAGE);
 }
 
+#[cfg(unix)]
 #[test]
 fn a_directory_that_cannot_be_used_is_named() {
     let root = tempfile::tempdir().unwrap();

@@ -142,6 +142,7 @@ fn keys_are_not_shown() {
     }
 }
 
+#[cfg(unix)]
 #[test]
 fn a_file_of_settings_is_a_file_of_some_length() {
     let dir = tempfile::tempdir().unwrap();
@@ -154,6 +155,7 @@ fn a_file_of_settings_is_a_file_of_some_length() {
 }
 
 /// The superuser may look everywhere, and becomes another user for this.
+#[cfg(unix)]
 #[test]
 fn a_home_that_may_not_be_searched_is_no_reason_to_fail() {
     let dir = tempfile::tempdir().unwrap();

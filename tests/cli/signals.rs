@@ -1,4 +1,6 @@
 //! Ctrl-C and termination, as a shell sees them.
+//! The signals are those of Unix.
+#![cfg(unix)]
 
 use crate::shell;
 use serde_json::Value;

@@ -166,12 +166,14 @@ impl Server {
         panic!("{name} is {} and not {value}: {}", self.metric(name), self.said());
     }
 
+    #[cfg(unix)]
     pub fn signal(&self, signal: i32) {
         // SAFETY: a signal to a child that has not been waited for, so the id is still its own.
         assert_eq!(unsafe { libc::kill(self.child.id() as i32, signal) }, 0);
     }
 
     /// Asks the server to end. One that has ended by itself stays unwaited for until then.
+    #[cfg(unix)]
     pub fn terminate(&self) {
         self.signal(libc::SIGTERM);
     }

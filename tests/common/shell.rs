@@ -6,7 +6,6 @@
 use serde_json::Value;
 use std::fs;
 use std::io::Write;
-use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
 
@@ -51,8 +50,11 @@ impl Run {
 
 /// The exit code as a shell counts it: death by signal n is 128 + n.
 pub fn code(status: ExitStatus) -> i32 {
-    use std::os::unix::process::ExitStatusExt;
-    status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0))
+    #[cfg(unix)]
+    let signal = std::os::unix::process::ExitStatusExt::signal(&status);
+    #[cfg(windows)]
+    let signal = None;
+    status.code().unwrap_or_else(|| 128 + signal.unwrap_or(0))
 }
 
 /// `program` in `dir`, without this machine's settings, caches and terminal.
@@ -61,15 +63,27 @@ pub fn command(program: &str, dir: &Path) -> Command {
     command
         .env_clear()
         .env("PATH", std::env::var_os("PATH").unwrap_or_default())
-        .env("HOME", dir)
+        .env(if cfg!(windows) { "USERPROFILE" } else { "HOME" }, dir)
         .env("TERM", "xterm");
     // Mesa's driver on the processor compiles kernels for many seconds: those may be shared.
     command.env("MESA_SHADER_CACHE_DIR", concat!(env!("CARGO_TARGET_TMPDIR"), "/mesa"));
     // Runs of other tests may use the same driver meanwhile.
     command.env("XDG_RUNTIME_DIR", dir);
+    // Sockets need the first of these on Windows, and temporary files the second.
+    for name in ["SystemRoot", "TEMP"] {
+        command.envs(std::env::var_os(name).map(|value| (name, value)));
+    }
+    #[cfg(windows)]
+    command.env("LOCALAPPDATA", dir.join("local"));
     command.current_dir(dir).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    // Shells start what runs in the background with Ctrl-C ignored, and processes below inherit
-    // that.
+    #[cfg(unix)]
+    hear_interrupts(&mut command);
+    command
+}
+
+/// Shells start what runs in the background with Ctrl-C ignored, and processes below inherit that.
+#[cfg(unix)]
+fn hear_interrupts(command: &mut Command) {
     use std::os::unix::process::CommandExt;
     // SAFETY: `signal` may be called between fork and exec; SIG_DFL installs no code.
     unsafe {
@@ -78,7 +92,14 @@ pub fn command(program: &str, dir: &Path) -> Command {
             Ok(())
         });
     }
-    command
+}
+
+/// Makes a symbolic link to a file, or a copy of it on Windows.
+pub fn link(to: &Path, path: &Path) {
+    #[cfg(unix)]
+    std::os::unix::fs::symlink(to, path).unwrap();
+    #[cfg(windows)]
+    fs::copy(to, path).unwrap();
 }
 
 /// Feeds `input` and waits. A process that ends before it has read everything is no error here.
@@ -124,7 +145,7 @@ pub fn with_model(dir: &Path, own: &[(&str, &[u8])]) {
     let bundled = Path::new(env!("CARGO_MANIFEST_DIR")).join("draft/demo-target");
     fs::create_dir(dir.join("m")).unwrap();
     for name in ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json"] {
-        symlink(bundled.join(name), dir.join("m").join(name)).unwrap();
+        link(&bundled.join(name), &dir.join("m").join(name));
     }
     for (name, bytes) in own {
         let _ = fs::remove_file(dir.join("m").join(name));

@@ -149,14 +149,15 @@ impl Twins {
                 .flat_map(|_| bf16::from_f32(rng.random_range(-1f32..1.0)).to_le_bytes())
                 .collect(),
             _ => (0..format.stored_rows(rows) * format.row_bytes(cols))
-                .map(|_| rng.random())
+                .map(|_| rng.random::<u8>())
                 .collect(),
         };
         // The floats of an element come first, then integers of any value.
         let kind = format.code.spec().side;
         let floats = if kind.has_min() { 4 } else { 2 };
         let spread = if kind.groups() > 1 { 0.0005 } else { 0.05 };
-        let mut side: Vec<u8> = (0..rows * format.row_side(cols)).map(|_| rng.random()).collect();
+        let mut side: Vec<u8> =
+            (0..rows * format.row_side(cols)).map(|_| rng.random::<u8>()).collect();
         for element in side.chunks_exact_mut(kind.bytes().max(1)) {
             for float in element[..floats].as_chunks_mut().0 {
                 *float = f16::from_f32(rng.random_range(-spread..spread)).to_le_bytes();

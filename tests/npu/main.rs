@@ -1,6 +1,6 @@
 //! The NPU: its kernel against its twin, and the modelled device.
 
-#![cfg(feature = "npu")]
+#![cfg(npu)]
 
 #[path = "../common/mod.rs"]
 mod common;

@@ -114,6 +114,7 @@ fn slow() -> TinyModel {
     TinyModel::new(Dims { n_layers: 2, dim: 256, ffn_dim: 256, vocab: 8000, ..Dims::default() }, 8)
 }
 
+#[cfg(unix)]
 #[test]
 fn an_interrupt_is_answered_at_once_within_a_tensor() {
     let dir = tempfile::tempdir().unwrap();
@@ -141,6 +142,7 @@ fn an_interrupt_is_answered_at_once_within_a_tensor() {
     assert_eq!(again.err.contains("continuing .dst.partial: 0 of"), is_kept, "{}", again.err);
 }
 
+#[cfg(unix)]
 #[test]
 fn an_unfinished_run_is_told_by_what_was_typed() {
     let dir = tempfile::tempdir().unwrap();

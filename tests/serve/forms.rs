@@ -428,6 +428,7 @@ fn endless(server: &Server) -> std::net::TcpStream {
     stream
 }
 
+#[cfg(unix)]
 #[test]
 fn who_goes_away_is_cancelled_and_who_waits_is_next() {
     let slow = ["--ctx-size", "20000", "--draft=off"];
@@ -501,6 +502,7 @@ fn a_client_leaves_room_for_others() {
     assert!(said.contains(reason), "{said}");
 }
 
+#[cfg(unix)]
 #[test]
 fn running_answers_end_or_are_cut_at_the_grace_time() {
     let stream_of = |grace| {
@@ -540,6 +542,7 @@ fn running_answers_end_or_are_cut_at_the_grace_time() {
     assert_eq!(server.wait().0, 143);
 }
 
+#[cfg(unix)]
 #[test]
 fn a_second_signal_ends_at_once_and_a_killed_server_leaves_nothing() {
     let dir = tempfile::tempdir().unwrap();
@@ -565,7 +568,8 @@ fn a_second_signal_ends_at_once_and_a_killed_server_leaves_nothing() {
 fn wrong_use_is_refused_before_anything_is_loaded() {
     gemma(&["serve", "--host", "0.0.0.0"], b"").fails(2, &["without a key", "--api-key-file"]);
     gemma(&["serve", "--api-key", "a b"], b"").fails(2, &["ASCII"]);
-    gemma(&["serve", "--api-key-file", "/dev/null"], b"").fails(2, &["help: "]);
+    gemma(&["serve", "--api-key-file", if cfg!(windows) { "NUL" } else { "/dev/null" }], b"")
+        .fails(2, &["help: "]);
     let server = Server::start(&[]);
     let port = server.address.rsplit_once(':').unwrap().1;
     gemma(&["serve", "--port", port], b"").fails(1, &["cannot listen", "--port 0"]);

@@ -1,6 +1,8 @@
 //! Clients that mean no good, and those that only behave so: each gets a clear answer or loses its
 //! connection, memory stays bounded, and the others notice nothing.
 
+// It limits the address space of the server.
+#[cfg(unix)]
 mod metered;
 
 use crate::{server, shell};
@@ -18,6 +20,12 @@ fn hello() -> Value {
 
 /// Lets this process have as many connections as it may.
 fn raise_descriptors() {
+    #[cfg(unix)]
+    raise_limit();
+}
+
+#[cfg(unix)]
+fn raise_limit() {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: plain system calls on a value of this function.
     unsafe {
@@ -161,6 +169,7 @@ fn what_decides_who_asks_is_said_once() {
 }
 
 /// A terminal shows the log, and anybody may ask.
+#[cfg(unix)]
 #[test]
 fn the_log_holds_nothing_that_a_terminal_obeys() {
     for format in ["text", "json"] {
@@ -181,6 +190,7 @@ fn the_log_holds_nothing_that_a_terminal_obeys() {
     }
 }
 
+#[cfg(unix)]
 #[test]
 fn strangers_need_a_key_and_pages_an_origin() {
     let dir = tempfile::tempdir().unwrap();

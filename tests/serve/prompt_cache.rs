@@ -19,6 +19,7 @@ fn ask(server: &Server, question: &str) -> (String, u64) {
     (reply["choices"][0]["message"]["content"].to_string(), cached.as_u64().unwrap())
 }
 
+#[cfg(unix)]
 #[test]
 fn a_server_that_starts_again_keeps_its_prompts() {
     let root = tempfile::tempdir().unwrap();

@@ -57,6 +57,7 @@ const SEAMS: &[(&str, &[&str])] = &[
     ("libc::", &["os/", "npu/"]),
     ("rustix", &["os/"]),
     ("signal_hook", &["os/"]),
+    ("windows_sys", &["os/"]),
     ("std::os", &["os/", "npu/"]),
 ];
 

@@ -21,9 +21,11 @@ fn matrix(format: Format, rows: usize, cols: usize, rng: &mut StdRng) -> Matrix<
         Code::Bf16 => (0..rows * cols)
             .flat_map(|_| bf16::from_f32(rng.random_range(-1f32..1.0)).to_le_bytes())
             .collect(),
-        _ => (0..format.stored_rows(rows) * format.row_bytes(cols)).map(|_| rng.random()).collect(),
+        _ => (0..format.stored_rows(rows) * format.row_bytes(cols))
+            .map(|_| rng.random::<u8>())
+            .collect(),
     };
-    let mut side: Vec<u8> = (0..rows * format.row_side(cols)).map(|_| rng.random()).collect();
+    let mut side: Vec<u8> = (0..rows * format.row_side(cols)).map(|_| rng.random::<u8>()).collect();
     // The f16 of each element come first.
     let kind = format.code.spec().side;
     let floats = if kind.has_min() { 4 } else { 2 };

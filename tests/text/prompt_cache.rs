@@ -21,6 +21,7 @@ use gemma::tensor::Token;
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
 use std::fs;
+#[cfg(unix)]
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
@@ -49,8 +50,10 @@ fn target(weights: &Weights, exec: Box<dyn Executor>, kv: KvFormat, sequences: u
 
 /// A directory that only this user can enter.
 fn private() -> tempfile::TempDir {
-    let mode = PermissionsExt::from_mode(0o700);
-    tempfile::Builder::new().permissions(mode).tempdir().unwrap()
+    let mut builder = tempfile::Builder::new();
+    #[cfg(unix)]
+    builder.permissions(PermissionsExt::from_mode(0o700));
+    builder.tempdir().unwrap()
 }
 
 fn cache(directory: &Path) -> PromptCache {

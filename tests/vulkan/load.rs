@@ -41,7 +41,7 @@ fn check(exec: &mut VulkanExecutor, list: Vec<(String, Matrix<'_>, StoredMatrix<
 /// Random blocks; an f16 among them is finite, sometimes below the normal ones.
 fn blocks(code: Code, weights: usize, rng: &mut SmallRng) -> Vec<u8> {
     let ggml = code.spec().ggml.unwrap();
-    let mut data: Vec<u8> = (0..ggml.bytes_of(weights)).map(|_| rng.random()).collect();
+    let mut data: Vec<u8> = (0..ggml.bytes_of(weights)).map(|_| rng.random::<u8>()).collect();
     let floats: &[usize] = match code {
         Code::F32 | Code::Bf16 => &[],
         Code::Q4_1 | Code::Q5_1 | Code::Q4K | Code::Q5K => &[0, 2],

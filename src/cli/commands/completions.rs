@@ -16,6 +16,8 @@ To install:
   gemma completions zsh >~/.zfunc/_gemma
 
   gemma completions fish >~/.config/fish/completions/gemma.fish
+
+  gemma completions powershell | Out-String | Invoke-Expression      (a line of $PROFILE)
 A new shell then completes commands, options and their values.";
 
 #[derive(Debug, Args)]

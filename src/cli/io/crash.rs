@@ -19,7 +19,9 @@ pub fn report(crash: &Crash) -> u8 {
         }
         Crash::OutOfMemory => {
             say(&[
-                "error: there is not enough memory, or a limit such as ulimit -v forbids more\n",
+                "error: there is not enough memory",
+                if cfg!(windows) { "" } else { ", or a limit such as ulimit -v forbids more" },
+                "\n",
                 "help: gemma plan shows what a model needs; a smaller --ctx-size needs less\n",
             ]);
             Kind::Memory.exit_code()

@@ -7,7 +7,8 @@
 
 use crate::cli::io::ui::clean;
 use crate::error::Fault;
-use crate::os::files::{FileId, take_permissions, writable_descriptor};
+use crate::os::files::{FileId, is_device_name, persist, take_permissions, writable_descriptor};
+use crate::os::signals;
 use crate::util::shell::quoted;
 use anyhow::{Context, Result};
 use std::ffi::OsString;
@@ -74,6 +75,9 @@ impl Destination {
         let what = || Fault::usage(format!("cannot write {name}"));
         let direct =
             |file| Ok(Writer { how: How::Direct(file), name: name.clone(), terminal: false });
+        if is_device_name(&self.0) {
+            return direct(File::options().write(true).open(&self.0).with_context(what)?);
+        }
         let path = match resolve(&self.0, &name)? {
             ResolvedPath::Descriptor(number) => {
                 return descriptor(number, &name).with_context(what);
@@ -132,12 +136,13 @@ impl Writer {
         matches!(self.how, How::Replace(..))
     }
 
-    /// Writes at once, or keeps the bytes of a file. A closed pipe ends the process (SIGPIPE)
-    /// before this returns.
+    /// Writes at once, or keeps the bytes of a file. A closed pipe ends the process before this
+    /// returns.
     pub fn write(&mut self, bytes: &[u8]) -> Result<()> {
         match &mut self.how {
             How::Direct(file) => {
-                file.write_all(bytes).with_context(|| format!("cannot write to {}", self.name))
+                let written = signals::write(file, bytes, self.terminal);
+                written.with_context(|| format!("cannot write to {}", self.name))
             }
             How::Replace(_, kept) => {
                 kept.extend_from_slice(bytes);
@@ -187,8 +192,7 @@ pub fn replace(
         .and_then(|()| file.as_file().sync_all())
         .map_err(plain)
         .with_context(what)?;
-    file.persist(path).map_err(|error| plain(error.error)).with_context(what)?;
-    Ok(())
+    persist(file, path).map_err(plain).with_context(what)
 }
 
 /// Follows the links that a path ends in to a descriptor of this process, or to a path that is no
@@ -227,7 +231,7 @@ fn resolve(path: &Path, name: &str) -> Result<ResolvedPath> {
             Ok(meta) if meta.is_symlink() && !directory.starts_with("/proc") => {
                 path = directory.join(std::fs::read_link(&full).with_context(what)?);
             }
-            Err(_) if path.as_os_str().as_encoded_bytes().ends_with(b"/") => {
+            Err(_) if ends_in_separator(&path) => {
                 return Err(
                     Fault::usage(format!("cannot write {name}: it names a directory")).into()
                 );
@@ -236,6 +240,11 @@ fn resolve(path: &Path, name: &str) -> Result<ResolvedPath> {
         }
     }
     Err(Fault::usage(format!("cannot write {name}: its symbolic links lead in a circle")).into())
+}
+
+/// Whether a path can only name a directory.
+fn ends_in_separator(path: &Path) -> bool {
+    path.to_string_lossy().ends_with(std::path::is_separator)
 }
 
 /// Whether a directory is the one that lists this process's descriptors, as /dev/fd does.
@@ -269,11 +278,24 @@ fn plain(error: io::Error) -> io::Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    #[cfg(unix)]
     use crate::os::files::symlink;
     use std::fs;
 
     fn write(path: &Path, text: &str) -> Result<()> {
         Destination::from(path).write(text.as_bytes())
+    }
+
+    #[cfg(windows)]
+    #[test]
+    fn devices_are_written_as_they_come() {
+        write(Path::new("NUL"), "x").unwrap();
+        assert!(!Destination::from(Path::new("nul")).open().unwrap().appears_whole());
+        let missing = write(&Path::new("no dir").join("x"), "x").unwrap_err();
+        let fault = crate::error::fault_of(&missing).unwrap();
+        assert_eq!(fault.help.as_deref().unwrap(), "mkdir -p 'no dir'");
+        let error = Destination::from(Path::new(r".")).open().err().unwrap();
+        assert_eq!(crate::error::fault_of(&error).unwrap().kind.exit_code(), 2, "{error:#}");
     }
 
     #[test]
@@ -289,6 +311,8 @@ mod tests {
         assert_eq!(fs::read_dir(&dir).unwrap().count(), 1);
     }
 
+    /// Windows forbids most users symbolic links.
+    #[cfg(unix)]
     #[test]
     fn links_are_followed_and_stay() {
         let dir = tempfile::tempdir().unwrap();
@@ -308,6 +332,8 @@ mod tests {
         assert!(at("null").is_symlink());
     }
 
+    /// `/` and descriptors are those of Unix.
+    #[cfg(unix)]
     #[test]
     fn what_cannot_be_written_is_said_when_it_is_opened() {
         let dir = tempfile::tempdir().unwrap();

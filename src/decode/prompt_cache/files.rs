@@ -195,6 +195,8 @@ mod tests {
         assert!(path.join("a note").exists(), "only pages are removed");
     }
 
+    /// Access rights are not read on Windows.
+    #[cfg(unix)]
     #[test]
     fn only_this_user_can_read_the_files() {
         use std::os::unix::fs::PermissionsExt;

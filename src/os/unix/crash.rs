@@ -2,73 +2,16 @@
 //! the system refuses. [`watch`] has each of them print a message and end with an exit code.
 
 use super::terminal;
-use crate::testing::{self, PAGE, Point};
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::OnceLock;
+pub use crate::os::allocator::Allocator;
+use crate::os::exit::{self, REPORT};
+pub use crate::os::exit::{Crash, CrashReport};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Cause of such an end.
-pub enum Crash {
-    /// A page of a mapped file could not be read. The name is missing where the system does not
-    /// tell it.
-    Unreadable(Option<String>),
-    /// An allocation was refused.
-    OutOfMemory,
-}
-
-/// Reports a crash to standard error with [`say`] and returns the exit code. It must not allocate
-/// when memory was refused.
-pub type CrashReport = fn(&Crash) -> u8;
-
-/// The system's allocator. It notes that an allocation was refused: Rust aborts then.
-pub struct Allocator;
-
 static REFUSED: AtomicBool = AtomicBool::new(false);
-static REPORT: OnceLock<CrashReport> = OnceLock::new();
 
-/// Returns whether a test refuses an allocation of so many bytes.
-fn is_refused(size: usize) -> bool {
-    size >= PAGE && testing::fails(Point::Alloc)
-}
-
-fn noted(pointer: *mut u8) -> *mut u8 {
-    if pointer.is_null() {
-        REFUSED.store(true, Ordering::Relaxed);
-    }
-    pointer
-}
-
-// SAFETY: every call goes to the system's allocator with its own arguments and result. Nothing here
-// unwinds or allocates.
-unsafe impl GlobalAlloc for Allocator {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        if is_refused(layout.size()) {
-            return noted(std::ptr::null_mut());
-        }
-        // SAFETY: the caller's promise.
-        noted(unsafe { System.alloc(layout) })
-    }
-
-    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        if is_refused(layout.size()) {
-            return noted(std::ptr::null_mut());
-        }
-        // SAFETY: the caller's promise.
-        noted(unsafe { System.alloc_zeroed(layout) })
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-
-    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        if size > layout.size() && is_refused(size) {
-            return noted(std::ptr::null_mut());
-        }
-        // SAFETY: the caller's promise.
-        noted(unsafe { System.realloc(pointer, layout, size) })
-    }
+/// Notes that an allocation was refused, for the abort that follows.
+pub fn note_refusal() {
+    REFUSED.store(true, Ordering::Relaxed);
 }
 
 /// Installs the handlers.
@@ -131,7 +74,7 @@ fn mapped_file(address: usize) -> Option<String> {
 
 /// Ends the process without destructors and exit handlers: other threads run on meanwhile.
 fn end(crash: &Crash) -> ! {
-    let code = REPORT.get().map_or(1, |report| report(crash));
+    let code = exit::report(crash);
     terminal::restore();
     // SAFETY: ends the process.
     unsafe { libc::_exit(i32::from(code)) }

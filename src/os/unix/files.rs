@@ -1,29 +1,17 @@
 //! Files and directories: positioned reads, identity, owners and modes, free space.
 
+pub use crate::os::identity::{FileId, Stamp};
 use rustix::fs::{Access, OFlags, access, fcntl_getfl, statvfs};
-use serde::{Deserialize, Serialize};
-use std::fs::{DirBuilder, File, Metadata, OpenOptions, Permissions};
+use std::fs::{DirBuilder, File, Metadata, OpenOptions, Permissions, TryLockError};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use tempfile::NamedTempFile;
 
 /// Fills `out` from byte `at` of the file on. The file's position stays where it is.
 pub fn read_exact_at(file: &File, out: &mut [u8], at: u64) -> io::Result<()> {
     file.read_exact_at(out, at)
-}
-
-/// Length, times and identity of an open file. Equal stamps mean equal bytes: no program can set
-/// the time at which an inode changed. A file inside the binary has a length only.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Stamp {
-    bytes: u64,
-    /// Time when the content changed: seconds since 1970, and nanoseconds.
-    modified: (i64, i64),
-    /// Time when the inode changed.
-    changed: (i64, i64),
-    inode: u64,
-    device: u64,
 }
 
 impl Stamp {
@@ -38,23 +26,6 @@ impl Stamp {
             device: meta.dev(),
         })
     }
-
-    /// Leaves out the number of the device, which may change when the machine starts again.
-    pub fn on_any_device(self) -> Stamp {
-        Stamp { device: 0, ..self }
-    }
-
-    /// Returns the stamp of so many bytes in memory.
-    pub fn of_bytes(bytes: u64) -> Stamp {
-        Stamp { bytes, ..Stamp::default() }
-    }
-}
-
-/// Identity of a regular file, whatever its name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FileId {
-    device: u64,
-    inode: u64,
 }
 
 impl FileId {
@@ -78,10 +49,37 @@ impl FileId {
     }
 }
 
-/// Makes the options refuse a symbolic link as the last part of the path. A pipe in its place is
-/// not waited for.
-pub fn refuse_links(options: &mut OpenOptions) -> &mut OpenOptions {
-    options.custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32)
+/// Opens a file, but no symbolic link as the last part of the path. A pipe in its place is not
+/// waited for.
+pub fn open_no_link(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
+    options.custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32).open(path)
+}
+
+/// Returns whether a path names a device or a pipe without being one in the file system. Windows
+/// has such names.
+pub fn is_device_name(_: &Path) -> bool {
+    false
+}
+
+/// Locks a file for this process, and waits until no other one has it.
+pub fn lock(file: &File) -> io::Result<()> {
+    file.lock()
+}
+
+/// Locks a file for this process, unless another one has it.
+pub fn try_lock(file: &File) -> Result<(), TryLockError> {
+    file.try_lock()
+}
+
+/// Unlocks a file.
+pub fn unlock(file: &File) -> io::Result<()> {
+    file.unlock()
+}
+
+/// Puts a temporary file in the place of `path` in one step.
+pub fn persist(file: NamedTempFile, path: &Path) -> io::Result<()> {
+    file.persist(path)?;
+    Ok(())
 }
 
 /// Makes a directory that only this user may enter.
@@ -118,11 +116,6 @@ pub fn user_directory(temporary: &Path) -> PathBuf {
 /// Returns whether this user may make files in a directory.
 pub fn is_writable_directory(path: &Path) -> bool {
     access(path, Access::WRITE_OK | Access::EXEC_OK).is_ok()
-}
-
-/// Returns the number of the group that a file belongs to.
-pub fn group_id(path: &Path) -> Option<u32> {
-    std::fs::metadata(path).ok().map(|meta| meta.gid())
 }
 
 /// Returns the bytes that this user may still write to the disk of a directory.
@@ -209,6 +202,6 @@ mod tests {
         assert_eq!(FileId::of_path(root.path()).unwrap(), None);
         let mut options = File::options();
         options.read(true);
-        assert!(options.open(&link).is_ok() && refuse_links(&mut options).open(&link).is_err());
+        assert!(options.open(&link).is_ok() && open_no_link(&mut options, &link).is_err());
     }
 }

@@ -1,23 +1,11 @@
 //! Facts about the machine, where the system tells them: Linux does in /proc.
 
-use crate::os::cpuinfo;
+use super::cpuinfo;
 use std::fs::read_to_string;
 
 /// Returns the name of the processor.
 pub fn processor_name() -> Option<String> {
     cpuinfo::processor_name(&read_to_string("/proc/cpuinfo").ok()?)
-}
-
-/// Returns the version of the library of mathematical functions, where the system provides one.
-pub fn library_version() -> Option<String> {
-    #[cfg(target_env = "gnu")]
-    {
-        // SAFETY: the function returns a constant string that ends with a zero.
-        let version = unsafe { std::ffi::CStr::from_ptr(libc::gnu_get_libc_version()) };
-        Some(version.to_string_lossy().into_owned())
-    }
-    #[cfg(not(target_env = "gnu"))]
-    None
 }
 
 /// Returns the bytes of main memory.

@@ -1,5 +1,6 @@
 //! Processes: limits and ends.
 
+pub use crate::os::exit::Exit;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::time::{ClockId, clock_gettime};
@@ -17,21 +18,6 @@ pub fn own_program() -> Option<PathBuf> {
 /// Keeps Ctrl-C at a terminal from a child: it is the parent's to handle.
 pub fn shield_from_terminal(child: &mut Command) {
     child.process_group(0);
-}
-
-/// Cause of a process's end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Exit {
-    /// The process ended by itself, with this code.
-    Code(i32),
-    /// It used up its processor time.
-    ProcessorTime,
-    /// It accessed memory that it has not, or gave itself up, as it does where memory is refused.
-    Memory,
-    /// Another fault of its own, such as an instruction that the processor does not have.
-    Fault,
-    /// Another process or the system ended it.
-    Outside,
 }
 
 impl Exit {

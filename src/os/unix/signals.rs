@@ -2,7 +2,8 @@
 
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag::{register, register_conditional_shutdown};
-use std::io;
+use std::fs::File;
+use std::io::{self, Write};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -26,6 +27,11 @@ pub fn survive_closed_connections() {
     unsafe {
         libc::signal(libc::SIGPIPE, libc::SIG_IGN);
     }
+}
+
+/// Writes to an output. A closed pipe ends the process by SIGPIPE.
+pub fn write(output: &mut File, bytes: &[u8], _is_terminal: bool) -> io::Result<()> {
+    output.write_all(bytes)
 }
 
 /// Opens a descriptor that cannot be written to in the place of a closed standard output, so that

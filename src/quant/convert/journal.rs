@@ -3,7 +3,7 @@
 
 use crate::checkpoint::Checkpoint;
 use crate::error::Fault;
-use crate::os::files::{Stamp, refuse_links};
+use crate::os::files::{Stamp, open_no_link};
 use crate::quant::layout::{ArtifactLayout, TensorPlan};
 use crate::quant::plan::QuantPlan;
 use crate::quant::{QuantizeOptions, SIDE_FILES};
@@ -195,7 +195,7 @@ impl Journal {
         let failed = || format!("opening {}", path.display());
         let mut options = File::options();
         options.read(true).write(true).create(true).truncate(false);
-        let mut file = refuse_links(&mut options).open(path).with_context(failed)?;
+        let mut file = open_no_link(&mut options, path).with_context(failed)?;
         let mut text = Vec::new();
         file.read_to_end(&mut text).with_context(failed)?;
         let mut journal = Journal { path: path.to_owned(), file };

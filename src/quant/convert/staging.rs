@@ -112,7 +112,7 @@ impl Drop for Lock {
     fn drop(&mut self) {
         // Closing is not enough: a child process that is just starting may hold a copy of the
         // descriptor.
-        let _ = self.0.unlock();
+        let _ = os::unlock(&self.0);
     }
 }
 
@@ -133,8 +133,8 @@ impl Staging {
         let path = root.join("lock");
         let mut options = File::options();
         options.write(true).create(true).truncate(false);
-        let lock = os::refuse_links(&mut options).open(&path).with_context(failed)?;
-        match lock.try_lock() {
+        let lock = os::open_no_link(&mut options, &path).with_context(failed)?;
+        match os::try_lock(&lock) {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => return Err(busy().into()),
             Err(TryLockError::Error(e)) => {
@@ -202,6 +202,11 @@ impl Staging {
     pub fn discard(self) {
         // The result does not depend on it, and a later run removes the rest.
         let _ = fs::remove_dir_all(&self.root);
+        if cfg!(windows) {
+            // A file system may keep the name of the lock until it is closed.
+            drop(self._lock);
+            let _ = fs::remove_dir(self.root);
+        }
     }
 }
 
@@ -219,7 +224,7 @@ impl StagedFile {
         let open = || {
             let mut options = File::options();
             options.write(true).create(true).truncate(false);
-            let mut file = os::refuse_links(&mut options).open(path)?;
+            let mut file = os::open_no_link(&mut options, path)?;
             file.set_len(keep)?;
             file.seek(SeekFrom::Start(keep))?;
             Ok::<_, io::Error>(file)

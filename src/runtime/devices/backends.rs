@@ -24,7 +24,7 @@ use std::time::Duration;
 
 pub use crate::npu::mode::Npu;
 pub use crate::npu::probe::{Finding as NpuFinding, NpuProbe, NpuSystem};
-#[cfg(feature = "npu")]
+#[cfg(npu)]
 pub use crate::npu::{
     OffloadExecutor,
     attention::{Dims as NpuDims, FlashPartial},

@@ -294,6 +294,7 @@ mod tests {
         ChildEnd::Through(shapes.iter().map(|s| s.to_string()).collect())
     }
 
+    #[cfg(unix)]
     fn shell(script: &str) -> Command {
         let mut command = Command::new("/bin/sh");
         command.args(["-c", script]);
@@ -333,6 +334,8 @@ mod tests {
         assert_eq!(judged(true, erred, died), (DriverUse::NotAtAll, false));
     }
 
+    // The children of these two tests are scripts.
+    #[cfg(unix)]
     #[test]
     fn children_end_in_a_report_by_the_drivers_fault_or_otherwise() {
         let end = |script: &str| match end_of(&mut shell(script), 60.0) {
@@ -364,6 +367,7 @@ mod tests {
         );
     }
 
+    #[cfg(unix)]
     #[test]
     fn a_child_that_hangs_is_ended() {
         let pid = tempfile::NamedTempFile::new().unwrap();

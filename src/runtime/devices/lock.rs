@@ -52,8 +52,8 @@ fn lock(path: &Path, name: &str, how: DeviceLock, listener: &dyn Listener) -> Re
     // The file stays when the process ends: another one may be waiting for this very inode.
     let mut options = File::options();
     options.read(true).write(true).create(true).truncate(false);
-    let mut file = os::refuse_links(&mut options).open(path).with_context(failed)?;
-    match file.try_lock() {
+    let mut file = os::open_no_link(&mut options, path).with_context(failed)?;
+    match os::try_lock(&file) {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => {
             let mut number = String::new();
@@ -73,7 +73,7 @@ fn lock(path: &Path, name: &str, how: DeviceLock, listener: &dyn Listener) -> Re
                 "{other}: waiting for it to end (--device-lock off runs beside it; the lock is {})",
                 path.display()
             ));
-            file.lock().with_context(failed)?;
+            os::lock(&file).with_context(failed)?;
         }
         Err(TryLockError::Error(e)) => return Err(e).with_context(failed),
     }
@@ -123,6 +123,8 @@ mod tests {
     use crate::error::fault_of;
     use crate::runtime::Silence;
 
+    /// Access rights of others are not read on Windows.
+    #[cfg(unix)]
     #[test]
     fn locks_lie_where_no_other_user_may_write() {
         let (runtime, temporary) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());

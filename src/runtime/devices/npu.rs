@@ -7,7 +7,7 @@ use crate::models::Config;
 use crate::runtime::Listener;
 use crate::runtime::devices::backends::Npu;
 use anyhow::Result;
-#[cfg(feature = "npu")]
+#[cfg(npu)]
 pub use device::dims;
 pub use device::{counted, refusal};
 
@@ -65,7 +65,7 @@ pub fn beside(
 }
 
 /// The NPU behind this interface.
-#[cfg(feature = "npu")]
+#[cfg(npu)]
 mod device {
     use crate::compute::{Executor, KvFormat};
     use crate::models::{Config, LayerSpec};
@@ -141,14 +141,15 @@ mod device {
 }
 
 /// A build without NPU support.
-#[cfg(not(feature = "npu"))]
+#[cfg(not(npu))]
 mod device {
     use crate::compute::{Executor, KvFormat};
     use crate::models::Config;
     use crate::runtime::devices::backends::Npu;
     use anyhow::{Result, anyhow};
 
-    const ABSENT: &str = "this program was built without NPU support (cargo feature npu)";
+    const ABSENT: &str =
+        "this program was built without NPU support (cargo feature npu, Linux only)";
 
     pub fn attach(
         executor: Box<dyn Executor>,

@@ -21,8 +21,11 @@ const GEMMA_3: &str = "google/gemma-3-";
 const GEMMA_4: &str = "google/gemma-4-";
 
 /// The command that gives a token to the commands after it, as help.
-pub const TOKEN: &str =
-    "export HF_TOKEN=hf_...    # a token from https://huggingface.co/settings/tokens";
+pub const TOKEN: &str = if cfg!(windows) {
+    "$env:HF_TOKEN = 'hf_...'    # a token from https://huggingface.co/settings/tokens"
+} else {
+    "export HF_TOKEN=hf_...    # a token from https://huggingface.co/settings/tokens"
+};
 
 /// Endings of files that hold weights or belong to a model: no repository on Hugging Face is called
 /// like that.
@@ -290,7 +293,7 @@ mod tests {
         for part in [
             "54.9 GB",
             "licence",
-            "export HF_TOKEN=",
+            "HF_TOKEN",
             "gemma pull google/gemma-3-27b-it\n",
             "17.2 GB",
             "-qat-q4_0-gguf",

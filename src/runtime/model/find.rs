@@ -2,6 +2,7 @@
 //! bundled one. Only `gemma pull` downloads.
 
 use crate::error::Fault;
+use crate::os::places;
 use crate::runtime::model::acquire::{
     ResolvedName, TOKEN, expanded, how_to_get, is_id, no_such_path, translate,
 };
@@ -48,7 +49,7 @@ pub fn find(name: Option<&str>) -> Result<ModelSource> {
 
 /// Returns the error for a name that is neither a path nor an id.
 fn explain(name: &str) -> Fault {
-    let home = std::env::var_os("HOME").map(PathBuf::from);
+    let home = places::home();
     if let Some(path) = expanded(name, home.as_deref()) {
         let meant = quoted(&path.display().to_string());
         let what = format!(
@@ -82,7 +83,7 @@ fn path_in(variable: &str) -> Option<PathBuf> {
 pub fn hugging_face_home() -> Option<PathBuf> {
     path_in("HF_HOME").or_else(|| {
         path_in("XDG_CACHE_HOME")
-            .or_else(|| path_in("HOME").map(|home| home.join(".cache")))
+            .or_else(|| places::home().map(|home| home.join(".cache")))
             .map(|cache| cache.join("huggingface"))
     })
 }

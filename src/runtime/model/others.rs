@@ -1,5 +1,6 @@
 //! Models that other programs have downloaded: LM Studio's files and Ollama's blobs.
 
+use crate::os::places::home;
 use crate::util::files::read_regular;
 use crate::util::json;
 use std::path::{Path, PathBuf};
@@ -10,10 +11,6 @@ const LARGEST: u64 = 1 << 20;
 /// The registry and the owner that Ollama leaves out of a name.
 const REGISTRY: &str = "registry.ollama.ai";
 const LIBRARY: &str = "library";
-
-fn home() -> Option<PathBuf> {
-    std::env::var_os("HOME").filter(|home| !home.is_empty()).map(PathBuf::from)
-}
 
 /// Returns the directories of LM Studio that exist. A model lies in `OWNER/NAME/` below.
 pub fn lm_studio() -> Vec<PathBuf> {

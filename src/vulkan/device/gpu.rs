@@ -7,6 +7,7 @@ use super::matrix::{MatrixShape, best_shape};
 use super::memory::Requested;
 use super::{DeviceInfo, Vulkan};
 use crate::error::{Fault, Kind};
+use crate::os::remedies;
 use anyhow::{Context, Result};
 use ash::{Device, khr, vk};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -127,12 +128,13 @@ pub fn is_lost(error: &anyhow::Error) -> bool {
 pub fn failed(what: &str, error: vk::Result) -> anyhow::Error {
     let fault = match error {
         vk::Result::ERROR_DEVICE_LOST => Fault::new(Kind::Device, format!("{LOST} while {what}"))
-            .help(
+            .help(format!(
                 "try again; if it happens again, \
-                the system's log says why (sudo dmesg; \
+                the system's log says why ({}; \
                 `timeout` means that the driver took a long pass for a hang): \
                 update the driver, or use --device cpu",
-            ),
+                remedies::HERE.system_log
+            )),
         vk::Result::ERROR_OUT_OF_DEVICE_MEMORY | vk::Result::ERROR_OUT_OF_HOST_MEMORY => {
             Fault::new(Kind::Memory, format!("out of memory while {what}")).help(
                 "lower --ctx-size, use a smaller model (gemma quantize --target-size), \

@@ -16,6 +16,7 @@ pub mod validation;
 
 pub use crate::compute::device::DeviceInfo;
 use crate::error::{Fault, Kind};
+use crate::os::remedies;
 use crate::util::hex;
 use anyhow::{Context, Result};
 use ash::{Entry, Instance, khr, vk};
@@ -60,10 +61,7 @@ impl Drop for Vulkan {
 /// Returns the error of a machine without a driver, with a remedy.
 fn no_driver(what: String) -> anyhow::Error {
     Fault::new(Kind::Device, what)
-        .help(
-            "install a Vulkan driver (Debian: mesa-vulkan-drivers and libvulkan1), \
-            or use --device cpu",
-        )
+        .help(format!("{}, or use --device cpu", remedies::HERE.vulkan_driver))
         .into()
 }
 

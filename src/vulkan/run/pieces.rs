@@ -5,6 +5,7 @@ use super::workgroups::{Unordered, Workgroups, axis};
 use super::{Pass, VulkanExecutor};
 use crate::compute::PlanId;
 use crate::error::{Fault, Kind};
+use crate::os::remedies::{self, Remedies};
 use crate::vulkan::device::barrier::{barrier, kernel_barrier};
 use crate::vulkan::device::pipeline;
 use crate::vulkan::device::{LOST, is_lost};
@@ -230,11 +231,13 @@ pub fn explained(error: anyhow::Error, rows: usize) -> anyhow::Error {
     let estimate =
         format!("whose submissions were estimated to take at most {} s each", cut::LIMIT);
     let what = format!("{LOST} in a pass over {rows} token{s}, {estimate}");
-    let help = "if the system's log (sudo dmesg) says `timeout`, \
-                the driver took the pass for a hang: \
-                close what else uses the GPU, \
-                or let it take longer (amdgpu.lockup_timeout=10000 on Linux's command line); \
-                if it says something else, update the driver; \
-                --device cpu does without the GPU";
+    let Remedies { system_log, longer_passes, .. } = remedies::HERE;
+    let help = format!(
+        "if the system's log ({system_log}) says `timeout`, \
+        the driver took the pass for a hang: \
+        close what else uses the GPU, or let it take longer ({longer_passes}); \
+        if it says something else, update the driver; \
+        --device cpu does without the GPU"
+    );
     error.context(Fault::new(Kind::Device, what).help(help))
 }

@@ -6,8 +6,8 @@ use crate::compute::cpu::isa::Isa;
 use crate::compute::{Choice, DeviceInfo};
 use crate::error::{Fault, Kind, fault_of};
 use crate::models::Weights;
-use crate::os::cpuinfo;
 use crate::os::files::is_writable_directory;
+use crate::os::remedies::Remedies;
 use crate::runtime::devices::backends::{Npu, NpuSystem, choose};
 use crate::runtime::devices::driver::{DriverUse, DriverVerdict};
 use crate::runtime::load;
@@ -27,8 +27,15 @@ pub type Listed = Result<Vec<DeviceInfo>>;
 
 /// Facts about a machine. Tests fill in their own.
 pub struct MachineFacts<'a> {
-    /// Parent of `/proc`, `/sys` and `/dev`.
+    /// Parent of `/dev`.
     pub root: PathBuf,
+    pub remedies: Remedies,
+    /// Name of the processor.
+    pub processor: Option<String>,
+    /// Bytes of main memory.
+    pub memory: Option<u64>,
+    /// Bytes of it that are available.
+    pub available_memory: Option<u64>,
     pub threads: usize,
     /// The architecture, as [`std::env::consts::ARCH`] names it, and the processor's best
     /// instruction set.
@@ -45,20 +52,10 @@ pub struct MachineFacts<'a> {
 }
 
 impl MachineFacts<'_> {
-    fn read(&self, path: &str) -> Option<String> {
-        fs::read_to_string(self.root.join(path)).ok()
-    }
-
-    /// Returns a field of /proc/meminfo in bytes.
-    pub fn memory(&self, field: &str) -> Option<u64> {
-        let text = self.read("proc/meminfo")?;
-        let value = text.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'))?;
-        Some(value.trim().trim_end_matches("kB").trim().parse::<u64>().ok()? * 1024)
-    }
-
     /// Returns the render nodes of the graphics drivers.
     fn render_nodes(&self) -> Vec<PathBuf> {
-        let entries = fs::read_dir(self.root.join("dev/dri")).into_iter().flatten();
+        let nodes = self.remedies.gpu_nodes.map(|nodes| fs::read_dir(self.root.join(nodes)));
+        let entries = nodes.into_iter().flatten().flatten();
         let paths = entries.filter_map(|entry| Some(entry.ok()?.path()));
         paths.filter(|path| path.to_string_lossy().contains("renderD")).collect()
     }
@@ -110,8 +107,7 @@ fn copy(error: &anyhow::Error) -> anyhow::Error {
 }
 
 fn processor(machine: &MachineFacts<'_>) -> Check {
-    let name = machine.read("proc/cpuinfo").and_then(|text| cpuinfo::processor_name(&text));
-    let name = name.unwrap_or_else(|| machine.arch.to_owned());
+    let name = machine.processor.as_deref().unwrap_or(machine.arch);
     let threads = machine.threads;
     let found = format!("{name}, {threads} thread{}", if threads == 1 { "" } else { "s" });
     if machine.isa != Isa::Scalar {
@@ -134,10 +130,9 @@ fn processor(machine: &MachineFacts<'_>) -> Check {
 }
 
 fn memory(machine: &MachineFacts<'_>) -> Check {
-    let sizes = (machine.memory("MemTotal"), machine.memory("MemAvailable"));
-    let (Some(total), Some(free)) = sizes else {
-        let remedy = "mount /proc (containers: --security-opt systempaths=unconfined)";
-        return Check::warn("memory", "unknown: /proc/meminfo cannot be read", remedy);
+    let (Some(total), Some(free)) = (machine.memory, machine.available_memory) else {
+        let found = "unknown: the system does not tell it";
+        return Check::warn("memory", found, machine.remedies.unknown_memory);
     };
     let found = format!("{}, {} of it available", bytes(total), bytes(free));
     if free >= SMALLEST_27B {
@@ -151,7 +146,7 @@ fn memory(machine: &MachineFacts<'_>) -> Check {
         }
         false => {
             Check::warn("memory", found, format!("{need}: close other programs. The largest:"))
-                .typing(["ps -eo rss,comm --sort=-rss | head"])
+                .typing([machine.remedies.largest_processes])
         }
     }
 }
@@ -182,21 +177,18 @@ fn without_device(
     why: &anyhow::Error,
     options: &ModelOptions,
 ) -> Vec<Check> {
-    let nodes = machine.render_nodes();
+    let (nodes, remedies) = (machine.render_nodes(), &machine.remedies);
     let is_any = matches!(options.run.device, Device::Auto | Device::Vulkan(Choice::Best));
-    if nodes.is_empty() && is_any && machine.listed.as_ref().map_or(true, Vec::is_empty) {
+    let has_none = nodes.is_empty() && remedies.gpu_nodes.is_some();
+    if has_none && is_any && machine.listed.as_ref().map_or(true, Vec::is_empty) {
         let found = "there is no GPU with a kernel driver (/dev/dri is empty)";
         return vec![match needs_gpu(options) {
             true => Check::fail("vulkan", Kind::Device, found, "use --device cpu"),
             false => Check::pass("vulkan", format!("{found}, and none is needed")),
         }];
     }
-    let remedy = "install the Vulkan loader and the driver of your GPU:";
-    let missing = Check::fail("vulkan", Kind::Device, why.to_string(), remedy).typing([
-        "sudo apt install libvulkan1 mesa-vulkan-drivers  # Debian, Ubuntu",
-        "sudo dnf install vulkan-loader mesa-vulkan-drivers  # Fedora",
-        "sudo apt install nvidia-driver  # NVIDIA",
-    ]);
+    let missing = Check::fail("vulkan", Kind::Device, why.to_string(), remedies.install_vulkan)
+        .typing(remedies.install_vulkan_commands.iter().copied());
     std::iter::once(missing).chain(nodes.iter().filter_map(|node| permission(node))).collect()
 }
 
@@ -223,13 +215,13 @@ fn gpu_memory(machine: &MachineFacts<'_>, device: &DeviceInfo) -> Check {
         Check::warn("gpu memory", found, format!("Gemma 3 27B at 9 GB needs {need}; {remedy}"))
     };
     if all >= SMALLEST_27B {
-        return warn("close the programs that hold the rest:")
-            .typing(["sudo fuser -v /dev/dri/renderD*"]);
+        return warn(machine.remedies.gpu_users)
+            .typing(machine.remedies.gpu_users_commands.iter().copied());
     }
     // An integrated GPU may use three quarters of the memory. The kernel counts it in pages of
     // 4 KiB.
-    let most = machine.memory("MemTotal").unwrap_or(0) / 4 * 3;
-    if !device.is_integrated || most <= all {
+    let most = machine.memory.unwrap_or(0) / 4 * 3;
+    if !device.is_integrated || most <= all || !machine.remedies.has_gpu_limit {
         return warn("the layers that do not fit run on the processor. How many, and how fast:")
             .typing(["gemma plan 27b --recipe 9gb"]);
     }
@@ -287,14 +279,15 @@ fn npu(machine: &MachineFacts<'_>, options: &ModelOptions) -> Check {
 fn cache(machine: &MachineFacts<'_>) -> Check {
     let without = "each run compiles its GPU kernels and measures its costs again";
     let Some(path) = &machine.cache else {
-        return Check::warn("cache", "HOME is not set", without).typing(["export HOME=DIRECTORY"]);
+        let Remedies { home, set_home, .. } = machine.remedies;
+        return Check::warn("cache", format!("{home} is not set"), without).typing([set_home]);
     };
     let shown = path.display();
     let existing = path.ancestors().find(|directory| directory.is_dir());
     match existing.map(is_writable_directory) {
         Some(true) => Check::pass("cache", shown.to_string()),
         _ => Check::warn("cache", format!("{shown} cannot be written"), format!("{without}:"))
-            .typing([format!("sudo install -d -o \"$USER\" '{shown}'")]),
+            .typing([format!("{} '{shown}'", machine.remedies.own_directory)]),
     }
 }
 
@@ -323,7 +316,7 @@ pub fn fits(
     let task = Task { weights, context, kv, sequences: 1, prefixes: 0, npu };
     let devices = || machine.listed.as_ref().map(Vec::clone).map_err(copy);
     let placement = placement::candidates_among(&task, run, devices, ui)?.swap_remove(0);
-    placement::check_memory(&placement, machine.memory("MemAvailable"))?;
+    placement::check_memory(&placement, machine.available_memory)?;
     let described = placement.describe();
     Ok(match placement.device.is_some() && placement.layout.cpu.layers > 0 {
         true => Check::warn(

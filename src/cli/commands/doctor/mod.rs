@@ -15,6 +15,7 @@ use crate::cli::settings::Typed;
 use crate::cli::sizes::Sizes;
 use crate::compute::cpu::isa::Isa;
 use crate::error::{Kind, fault_of};
+use crate::os::{machine, remedies};
 use crate::runtime::devices::backends::{self, NpuSystem, backend_of};
 use crate::runtime::devices::processor::default_threads;
 use crate::runtime::load;
@@ -141,6 +142,10 @@ pub fn run(options: &DoctorArgs, typed: &Typed) -> Result<u8> {
     let model = options.model.settled()?;
     let machine = MachineFacts {
         root: "/".into(),
+        remedies: remedies::HERE,
+        processor: machine::processor_name(),
+        memory: machine::memory(),
+        available_memory: machine::available_memory(),
         threads: model.run.threads.unwrap_or_else(default_threads),
         arch: std::env::consts::ARCH,
         isa: Isa::detect(),
@@ -167,7 +172,7 @@ pub fn run(options: &DoctorArgs, typed: &Typed) -> Result<u8> {
 
 /// Returns the sizes of Gemma that fit.
 fn sizes(machine: &MachineFacts<'_>, run: &RunOptions) -> Result<Sizes> {
-    let host = Host::known(run, &machine.listed, machine.memory("MemAvailable"));
+    let host = Host::known(run, &machine.listed, machine.available_memory);
     Sizes::of(&host, run, Speeds::new(&*load::pool(run)?, None))
 }
 

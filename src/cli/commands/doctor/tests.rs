@@ -7,6 +7,7 @@ use crate::cli::io::ui::COLUMNS;
 use crate::compute::DeviceInfo;
 use crate::compute::cpu::isa::Isa;
 use crate::error::Fault;
+use crate::os::remedies::Remedies;
 use crate::runtime::devices::backends::NpuSystem;
 use crate::runtime::devices::driver::{DriverUse, DriverVerdict};
 use crate::runtime::devices::testing::{gpu as made_up_gpu, laptop_gpu};
@@ -22,6 +23,9 @@ struct Laptop {
     listed: Result<Vec<DeviceInfo>, Fault>,
     arch: &'static str,
     isa: Isa,
+    /// Bytes of main memory, and those that are available.
+    memory: [u64; 2],
+    remedies: Remedies,
     verdict: DriverVerdict,
     trial: Result<(), Fault>,
     cache: Option<PathBuf>,
@@ -38,11 +42,9 @@ impl Laptop {
             file: None,
         };
         let listed = Ok(vec![laptop_gpu()]);
-        let (arch, isa) = ("x86_64", Isa::Avx512Vnni);
-        let laptop = Laptop { root, listed, arch, isa, verdict, trial: Ok(()), cache };
-        let memory = "MemTotal: 32000000 kB\nMemFree: 1 kB\nMemAvailable: 28000000 kB\n";
-        laptop.put("proc/meminfo", memory);
-        laptop.put("proc/cpuinfo", "processor : 0\nmodel name : AMD Ryzen 7 7840HS\n");
+        let (arch, isa, trial) = ("x86_64", Isa::Avx512Vnni, Ok(()));
+        let (memory, remedies) = ([32_768_000_000, 28 * GB], remedies::UNIX);
+        let laptop = Laptop { root, listed, arch, isa, memory, remedies, verdict, trial, cache };
         laptop.put("dev/dri/renderD128", "");
         laptop
     }
@@ -56,6 +58,10 @@ impl Laptop {
     fn with_machine<T>(&self, run: impl FnOnce(&MachineFacts<'_>) -> T) -> T {
         let root = self.root.path().to_owned();
         run(&MachineFacts {
+            remedies: self.remedies,
+            processor: Some("AMD Ryzen 7 7840HS".into()),
+            memory: Some(self.memory[0]),
+            available_memory: Some(self.memory[1]),
             threads: 16,
             arch: self.arch,
             isa: self.isa,
@@ -191,14 +197,29 @@ fn a_driver_that_failed_its_trial_is_reported() {
     assert_eq!(exit_code(&checks), 4);
 }
 
+#[test]
+fn remedies_for_windows_have_its_words() {
+    let no_loader = Fault::new(Kind::Device, "no Vulkan library on this machine: vulkan-1.dll");
+    let laptop = Laptop { remedies: remedies::WINDOWS, ..Laptop::new() };
+    let laptop = Laptop { listed: Err(no_loader), cache: None, memory: [32 * GB, GB], ..laptop };
+    let checks = laptop.examine(&[]);
+    assert_check(&checks, "vulkan", Status::Warn, &["vulkan-1.dll", "AMD, Intel or NVIDIA"]);
+    assert_check(&checks, "memory", Status::Warn, &["Get-Process"]);
+    assert_check(&checks, "cache", Status::Warn, &["$env:LOCALAPPDATA = "]);
+    let small = Ok(vec![made_up_gpu("Radeon", 2 * GB)]);
+    let checks = Laptop { listed: small, ..laptop }.examine(&[]);
+    assert_check(&checks, "gpu memory", Status::Warn, &["gemma plan 27b --recipe 9gb"]);
+    assert!(!text(&checks, COLUMNS).contains("sudo"));
+}
+
 /// The rules of loading decide where a model runs, and whether it fits.
 #[test]
 fn a_model_is_placed_as_a_run_would_place_it() {
     let formats = MadeUpFormats { weights: Some("i4-g32".parse().unwrap()), ..Default::default() };
     let weights = Shape::B4.weights(&formats).unwrap();
     let judge = |memory: u64, options: &[&str], available: u64| {
-        let laptop = Laptop { listed: Ok(vec![made_up_gpu("GPU", memory)]), ..Laptop::new() };
-        laptop.put("proc/meminfo", &format!("MemAvailable: {} kB\n", available / 1024));
+        let listed = Ok(vec![made_up_gpu("GPU", memory)]);
+        let laptop = Laptop { listed, memory: [32 * GB, available], ..Laptop::new() };
         let run = typed(options).run;
         laptop
             .with_machine(|machine| checks::fits(machine, &weights, 2048, &run, &Ui::plain()))
@@ -218,11 +239,13 @@ fn a_model_is_placed_as_a_run_would_place_it() {
     }
 }
 
+/// An NPU is known on Linux only.
+#[cfg(unix)]
 #[test]
 fn failures_of_kernels_memory_processor_cache_and_npu_have_remedies() {
     let lost = Fault::new(Kind::Device, "the GPU was lost while computing");
     let laptop = Laptop { trial: Err(lost), isa: Isa::Scalar, cache: None, ..Laptop::new() };
-    laptop.put("proc/meminfo", "MemTotal: 32000000 kB\nMemAvailable: 4000000 kB\n");
+    let laptop = Laptop { memory: [32 * GB, 4 * GB], ..laptop };
     for (file, text) in [("vendor", "0x1022"), ("device", "0x1502"), ("revision", "0x00")] {
         laptop.put(&format!("sys/class/accel/accel0/device/{file}"), text);
     }
@@ -242,7 +265,6 @@ fn failures_of_kernels_memory_processor_cache_and_npu_have_remedies() {
 #[test]
 fn a_slow_arm64_processor_gets_advice_of_its_own() {
     let laptop = Laptop { arch: "aarch64", isa: Isa::Scalar, ..Laptop::new() };
-    laptop.put("proc/cpuinfo", "CPU implementer : 0x41\nCPU part : 0xd08\n");
-    let words = ["Cortex-A72, 16 threads, no dotprod", "than with dotprod"];
+    let words = ["16 threads, no dotprod", "than with dotprod"];
     assert_check(&laptop.examine(&[]), "processor", Status::Warn, &words);
 }

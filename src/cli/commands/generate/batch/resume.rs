@@ -9,7 +9,7 @@ use super::held::{Done, HeldAnswer};
 use super::reply;
 use crate::cli::io::destination::{Destination, replace};
 use crate::error::Fault;
-use crate::os::files::{FileId, read_exact_at};
+use crate::os::files::{FileId, read_exact_at, try_lock};
 use anyhow::{Context, Result};
 use std::collections::{HashMap, HashSet};
 use std::fs::{File, TryLockError};
@@ -185,7 +185,7 @@ fn lock(path: &Path, name: &str) -> Result<File> {
     loop {
         let file =
             File::options().read(true).append(true).create(true).open(path).with_context(what)?;
-        match file.try_lock() {
+        match try_lock(&file) {
             Err(TryLockError::WouldBlock) => {
                 let fault = Fault::usage(format!("--resume: another run is writing {name}"));
                 return Err(fault
