@@ -1,5 +1,5 @@
-//! Rotation angles: cosines and sines of each position, computed on the host by the crate `libm`, so
-//! that every device and every system rotates by the same bits.
+//! Rotation angles: cosines and sines of each position, computed on the host by the crate `libm`.
+//! Every device and every system rotates by the same bits.
 
 use super::config::RopeSpec;
 

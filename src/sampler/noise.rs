@@ -2,8 +2,8 @@
 //!
 //! Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC'11): counter =
 //! (token / 4, position), key = seed, word = token mod 4. The generator has no state, so a rejected
-//! draft leaves no trace, and a shader can compute the same words. Logarithms are those of the crate
-//! `libm`, because the C libraries of two systems differ in the last bit.
+//! draft leaves no trace, and a shader can compute the same words. The crate `libm` computes the
+//! logarithms, because the C libraries of two systems differ in the last bit.
 
 use crate::tensor::Token;
 

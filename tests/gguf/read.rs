@@ -104,13 +104,13 @@ fn float_files_equal_their_directories() {
     }
 }
 
-/// What a device reads in pieces, from anywhere, is what the processor has as a whole.
+/// A device reads such a tensor in pieces, which are those that the processor has as a whole.
 #[test]
 fn tensors_that_are_converted_can_be_read_in_pieces() {
     let model = TinyModel::new(Dims { vocab: 700, ..Dims::default() }, 12);
     let (_dir, path) = written(&gguf::float_file(&model, gguf::F16));
     let checkpoint = Checkpoint::open(&path).unwrap();
-    let name = "model.embed_tokens.weight";
+    let name = "token_embd.weight";
     let whole = checkpoint.matrix(name).unwrap();
     let stored = checkpoint.stored_matrix(name).unwrap();
     let codes: &[u8] = &whole.codes;

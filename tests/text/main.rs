@@ -26,3 +26,4 @@ mod prompt_cache;
 mod row_exactness;
 mod sampling;
 mod split;
+mod systems;
