@@ -6,14 +6,16 @@
     python3 scripts/crates.py binary FILE      # compares the SBOM with the paths in a program
 
 `check` fails if a crate or a version is not in crates.txt, if a build script has no note, or if a
-crate needs a newer Rust than Cargo.toml names."""
+crate needs a newer Rust than Cargo.toml names. CRATES_TARGET names another target than Linux on
+x86-64, for `sbom` and `binary`."""
 import json
+import os
 import pathlib
 import re
 import subprocess
 import sys
 
-TARGET = "x86_64-unknown-linux-gnu"
+TARGET = os.environ.get("CRATES_TARGET", "x86_64-unknown-linux-gnu")
 LIST = pathlib.Path(__file__).resolve().parent.parent / "crates.txt"
 HEADER = """\
 # Crates that a build or a test of gemma compiles on Linux, one a line.

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Builds and tests gemma for other systems, on Debian 12: scripts/cross.sh arm64|windows|macos [STEP]
 #
-# STEP is one of setup, check, build and test; without one, all that the system has.
+# STEP is one of setup, check, build, test and release; without one, all that the system has but
+# release, which builds the program without what tests need and prints its path.
 #
 #   arm64    Linux on ARM64; tests run under qemu
 #   windows  Windows on x86-64; tests run under wine
@@ -78,7 +79,8 @@ if [ "$system" != arm64 ]; then
   export RUSTC_BOOTSTRAP=1
   std=(-Z "build-std=std,panic_unwind,test")
 fi
-built=$CARGO_TARGET_DIR/$target/release
+built=$CARGO_TARGET_DIR/$target/release suffix=
+if [ "$system" = windows ]; then suffix=.exe; fi
 
 # Builds the program and the binaries of tests, each once.
 build() {
@@ -124,8 +126,7 @@ run() { # PROGRAM ARGUMENT...
 
 # Runs a test binary with filters, and prints its last line.
 tests() { # NAME FILTER...
-  local log=$place/tests-$system.log binary=$place/tests-$system/$1 code=0
-  [ "$system" = arm64 ] || binary=$binary.exe
+  local log=$place/tests-$system.log binary=$place/tests-$system/$1$suffix code=0
   shift
   run "$binary" "$@" >"$log" 2>&1 || code=$?
   printf '%s %s%s: %s\n' "$system" "${cpu:+$cpu }" "$(basename "$binary")${*:+ $*}" \
@@ -154,7 +155,6 @@ compare() {
 }
 
 test_arm64() {
-  suffix=
   run "$built/gemma" --version
   # Their dispatch paths are i8mm, dotprod and plain Rust.
   for cpu in ${CROSS_CPUS:-max neoverse-n1 cortex-a72}; do
@@ -172,6 +172,11 @@ case ${2:-all} in
   setup) setup ;;
   check) setup && cargo check --release --locked "${std[@]}" --target "$target" ;;
   build) setup && build ;;
+  release)
+    setup >&2
+    cargo build -q --release --locked "${std[@]/,test/}" --target "$target" --bin gemma >&2
+    echo "$built/gemma$suffix"
+    ;;
   test) "test_$system" ;;
   all)
     setup

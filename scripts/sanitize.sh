@@ -80,6 +80,8 @@ END
 if [ -z "${SANITIZE_BINARIES:-}" ]; then build; fi
 if [ "${SANITIZE_BUILD:-}" = 1 ]; then exit; fi
 
+# Some tests start the program; Cargo would name it.
+export CARGO_BIN_EXE_gemma=$PWD/target/release/gemma
 rm -rf "$place/reports"
 mkdir -p "$place/reports"
 run=()

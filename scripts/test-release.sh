@@ -21,8 +21,8 @@ command -v debootstrap >/dev/null || skip "debootstrap is missing (apt-get insta
 
 deb=${1:-}
 if [ -z "$deb" ]; then
-  compgen -G 'target/dist/*.deb' >/dev/null || scripts/release.sh
-  deb=$(ls -t target/dist/*.deb | head -1)
+  compgen -G 'target/dist/*_amd64.deb' >/dev/null || scripts/release.sh target/dist x86_64
+  deb=$(ls -t target/dist/*_amd64.deb | head -1)
 fi
 
 base=${XDG_CACHE_HOME:-$HOME/.cache}/gemma-test/bookworm.tar
@@ -147,7 +147,7 @@ inside dpkg -P gemma >/dev/null
 after=$(files)
 diff <(printf '%s\n' "$before") <(printf '%s\n' "$after") || fail "the package leaves files behind"
 
-archive=$(ls "$(dirname "$deb")"/gemma-*-linux.tar.gz 2>/dev/null | tail -1)
+archive=$(ls "$(dirname "$deb")"/gemma-*-x86_64-linux.tar.gz 2>/dev/null | tail -1)
 if [ -n "$archive" ]; then
   step "$(basename "$archive")"
   (cd "$(dirname "$archive")" && sha256sum -c --quiet SHA256SUMS) || fail "the checksums are of other files"

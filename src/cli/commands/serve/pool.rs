@@ -127,7 +127,8 @@ mod tests {
         let third = shared.try_take(b, 5).unwrap();
         assert!(shared.try_take(at("::1"), 1).is_none(), "all are taken");
         drop(first);
-        assert_eq!((shared.used().all, shared.used().by_client[&a]), (7, 2));
+        assert_eq!(shared.used().all, 7);
+        assert_eq!(shared.used().by_client[&a], 2);
         drop((second, third));
         assert_eq!(shared.used().all, 0);
         assert!(shared.used().by_client.is_empty());
