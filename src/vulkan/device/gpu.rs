@@ -52,14 +52,21 @@ impl Gpu {
         let matrices = best_shape(&shapes);
         let mut feature =
             vk::PhysicalDeviceCooperativeMatrixFeaturesKHR::default().cooperative_matrix(true);
-        let extensions = [khr::cooperative_matrix::NAME.as_ptr()];
+        let mut extensions = Vec::new();
         let mut create = vk::DeviceCreateInfo::default();
         if matrices.is_some() {
             // Counters of results are shared between workgroups.
             v12 = v12.vulkan_memory_model(true).vulkan_memory_model_device_scope(true);
-            create = create.enabled_extension_names(&extensions).push_next(&mut feature);
+            extensions.push(khr::cooperative_matrix::NAME.as_ptr());
+            create = create.push_next(&mut feature);
+        }
+        // A driver that has it lacks a part of Vulkan, and Vulkan demands that the program knows.
+        let partial = c"VK_KHR_portability_subset";
+        if vulkan.extensions(physical).iter().any(|name| name.as_c_str() == partial) {
+            extensions.push(partial.as_ptr());
         }
         let create = create
+            .enabled_extension_names(&extensions)
             .queue_create_infos(&queues)
             .enabled_features(&core)
             .push_next(&mut v11)

@@ -81,7 +81,17 @@ impl Loaded {
             .engine_name(name)
             .api_version(vk::API_VERSION_1_3);
         let mut wanted = validation::Wanted::of_environment();
-        let info = vk::InstanceCreateInfo::default().application_info(&app);
+        let mut extensions = wanted.extensions();
+        let mut info = vk::InstanceCreateInfo::default().application_info(&app);
+        // The loader lists drivers that lack a part of Vulkan, as MoltenVK on macOS, only if asked.
+        // SAFETY: the call takes no pointer of ours.
+        let offered = unsafe { entry.enumerate_instance_extension_properties(None) };
+        let partial = khr::portability_enumeration::NAME;
+        if offered.unwrap_or_default().iter().any(|e| e.extension_name_as_c_str() == Ok(partial)) {
+            extensions.push(partial.as_ptr());
+            info = info.flags(vk::InstanceCreateFlags::ENUMERATE_PORTABILITY_KHR);
+        }
+        let info = info.enabled_extension_names(&extensions);
         // SAFETY: all pointers of `info` outlive the call.
         let instance = unsafe { entry.create_instance(&wanted.add_to(info), None) }
             .map_err(|e| no_driver(format!("Vulkan does not start: {e}")))?;

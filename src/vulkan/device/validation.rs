@@ -26,7 +26,6 @@ pub fn is_installed() -> bool {
 pub struct Wanted {
     on: bool,
     layers: [*const c_char; 1],
-    extensions: [*const c_char; 1],
     features: vk::ValidationFeaturesEXT<'static>,
 }
 
@@ -38,8 +37,12 @@ impl Wanted {
     pub fn of_environment() -> Wanted {
         let features =
             vk::ValidationFeaturesEXT::default().enabled_validation_features(&SYNCHRONISATION);
-        let extensions = [ext::debug_utils::NAME.as_ptr()];
-        Wanted { on: is_set(VALIDATE), layers: [LAYER.as_ptr()], extensions, features }
+        Wanted { on: is_set(VALIDATE), layers: [LAYER.as_ptr()], features }
+    }
+
+    /// The extensions that the layers need.
+    pub fn extensions(&self) -> Vec<*const c_char> {
+        if self.on { vec![ext::debug_utils::NAME.as_ptr()] } else { Vec::new() }
     }
 
     pub fn add_to<'a>(
@@ -49,9 +52,7 @@ impl Wanted {
         if !self.on {
             return info;
         }
-        info.enabled_layer_names(&self.layers)
-            .enabled_extension_names(&self.extensions)
-            .push_next(&mut self.features)
+        info.enabled_layer_names(&self.layers).push_next(&mut self.features)
     }
 
     /// Listens to the messages of the layers about an instance.
