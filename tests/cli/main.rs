@@ -1,5 +1,8 @@
 //! The program as a shell or a terminal sees it.
 
+// Some tests are for Unix alone, with their imports and helpers.
+#![cfg_attr(windows, allow(unused))]
+
 #[path = "../common/mod.rs"]
 mod common;
 #[path = "../common/shell.rs"]

@@ -32,6 +32,16 @@ fn pages(result: &Value) -> u64 {
     (result["usage"]["prompt_tokens"].as_u64().unwrap() - 1) / PAGE
 }
 
+/// Asserts that only this user can read a directory and its files.
+#[cfg(unix)]
+fn assert_closed(directory: &Path) {
+    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode(directory), 0o700);
+    for file in fs::read_dir(directory).unwrap() {
+        assert_eq!(mode(&file.unwrap().path()), 0o600);
+    }
+}
+
 #[test]
 fn the_next_run_does_not_read_the_report_again() {
     let root = tempfile::tempdir().unwrap();
@@ -43,11 +53,8 @@ fn the_next_run_does_not_read_the_report_again() {
     let second = ask(dir, "Which year was best?", &keep);
     assert_eq!((cached(&first), cached(&second)), (0, pages(&plain) * PAGE));
     assert!([&first, &second].iter().all(|result| result["text"] == plain["text"]));
-    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
-    assert_eq!(mode(&dir.join("cache")), 0o700);
-    for file in fs::read_dir(dir.join("cache")).unwrap() {
-        assert_eq!(mode(&file.unwrap().path()), 0o600);
-    }
+    #[cfg(unix)]
+    assert_closed(&dir.join("cache"));
     let question = "And how much wheat was there in the last year of the report, in tons?";
     let (plain, other) = (ask(dir, question, &[]), ask(dir, question, &keep));
     assert!(cached(&other) + PAGE >= pages(&first) * PAGE, "{other}");

@@ -1,5 +1,8 @@
 //! `gemma quantize`: what it writes, plans and measures, and what an interruption leaves.
 
+// Some tests are for Unix alone, with their imports and helpers.
+#![cfg_attr(windows, allow(unused))]
+
 #[path = "../common/mod.rs"]
 mod common;
 #[path = "../common/reference.rs"]

@@ -1,5 +1,8 @@
 //! The server as its clients see it.
 
+// Some tests are for Unix alone, with their imports and helpers.
+#![cfg_attr(windows, allow(unused))]
+
 #[path = "../common/mod.rs"]
 mod common;
 #[path = "../common/server.rs"]

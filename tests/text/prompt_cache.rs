@@ -50,6 +50,7 @@ fn target(weights: &Weights, exec: Box<dyn Executor>, kv: KvFormat, sequences: u
 
 /// A directory that only this user can enter.
 fn private() -> tempfile::TempDir {
+    #[cfg_attr(windows, allow(unused_mut))]
     let mut builder = tempfile::Builder::new();
     #[cfg(unix)]
     builder.permissions(PermissionsExt::from_mode(0o700));
