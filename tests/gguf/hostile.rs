@@ -90,7 +90,7 @@ fn containers_that_lie() {
     let (dir, n) = (tempfile::tempdir().unwrap(), 100_000_000u64);
     let (path, mut file) = (dir.path().join("x.gguf"), tiny());
     file.keys.insert(0, ("a".into(), huge(0, n)));
-    fs::write(&path, &file.bytes()).unwrap();
+    fs::write(&path, file.bytes()).unwrap();
     fs::File::options().write(true).open(&path).unwrap().set_len(2 * n).unwrap();
     assert!(refused(open(&path)).contains("longer than 100000000 bytes"));
     for wrong in [Val::U32(0), Val::U32(24), Val::Str("32".into())] {
