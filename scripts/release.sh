@@ -95,9 +95,10 @@ linux() { # SYSTEM ARCH PROGRAM
   tar --sort=name --format=gnu --owner=0 --group=0 --numeric-owner --mtime="@$SOURCE_DATE_EPOCH" \
     --transform="s,^\.,$name," -C "$root" -c . | gzip -9n >"$out/$name.tar.gz"
 
+  # Debian's C library depends on libgcc_s.
   local needed newest
   needed=$(readelf -d "$3" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p' |
-    grep -vE '^(libc|libm|ld-linux.*)\.so' || true)
+    grep -vE '^(libc|libm|libgcc_s|ld-linux.*)\.so' || true)
   if [ -n "$needed" ]; then
     echo "error: the program for $1 needs more than the C library: $needed" >&2
     exit 1
