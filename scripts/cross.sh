@@ -19,7 +19,7 @@ place=${CROSS_DIR:-$PWD/target/cross}
 
 case $system in
   arm64) target=aarch64-unknown-linux-gnu packages=(gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user-static) ;;
-  windows) target=x86_64-pc-windows-gnu packages=(gcc-mingw-w64-x86-64-win32 wine64) ;;
+  windows) target=x86_64-pc-windows-gnu packages=(gcc-mingw-w64-x86-64-win32 wine64 curl) ;;
   macos) target=aarch64-apple-darwin packages=() ;;
   *) echo "scripts/cross.sh: there is no system '$system'" >&2 && exit 1 ;;
 esac
@@ -166,6 +166,37 @@ test_arm64() {
     printf '%s: %s times in the program\n' "$instruction" \
       "$(aarch64-linux-gnu-objdump -d "$built/gemma" | grep -cw "$instruction")"
   done
+}
+
+# What users do first, each once; a server with one client comes last. Then the tests that need no
+# Unix.
+test_windows() {
+  local gemma=$built/gemma.exe there=$place/smoke
+  rm -rf "$there" && mkdir "$there"
+  run "$gemma" --version
+  run "$gemma" doctor >"$there/doctor"
+  grep -E '^PASS +kernels, cpu' "$there/doctor"
+  compare
+  (
+    cd "$there"
+    echo "Who are you?" | run "$gemma" generate -q -n 20 | grep .
+    printf '{"id": %d, "prompt": "Write about the sea.", "max_tokens": 8}\n' 1 2 3 >in.jsonl
+    run "$gemma" generate -q --batch in.jsonl --resume out.jsonl
+    cp out.jsonl whole && head -1 whole >out.jsonl
+    run "$gemma" generate -q --batch in.jsonl --resume out.jsonl
+    cmp whole out.jsonl && echo "windows: a batch was resumed"
+    run "$gemma" quantize "$OLDPWD/tests/golden/text" small -q
+    ls small/model.safetensors
+    run "$gemma" serve --port 0 2>log &
+    for _ in $(seq 60); do
+      address=$(sed -n 's/.*answers at \(http[^ \r]*\).*/\1/p' log)
+      if [ -n "$address" ]; then break; fi
+      sleep 1
+    done
+    curl -sf "$address/v1/completions" -d '{"prompt": "The sea", "max_tokens": 4}' | grep -o '"text":[^}]*'
+    pkill -P $!
+  )
+  for name in lib model gguf plan text; do tests "$name"; done
 }
 
 case ${2:-all} in
