@@ -142,15 +142,33 @@ pub fn unlock(file: &File) -> io::Result<()> {
     checked(unlocked)
 }
 
-/// Puts a temporary file in the place of `path` in one step, also where a program has the file at
-/// `path` open.
+/// Puts a temporary file in the place of `path`, in one step on NTFS, also where a program has the
+/// file at `path` open.
 pub fn persist(file: NamedTempFile, path: &Path) -> io::Result<()> {
     let temporary = file.into_temp_path().keep()?;
-    let renamed = std::fs::rename(&temporary, path);
+    let renamed = std::fs::rename(&temporary, path).or_else(|error| match error.kind() {
+        io::ErrorKind::PermissionDenied if path.is_file() => replace_open(&temporary, path),
+        _ => Err(error),
+    });
     if renamed.is_err() {
         let _ = std::fs::remove_file(&temporary);
     }
     renamed
+}
+
+/// Replaces a file that a program has open, where the file system cannot do it in one step: NTFS
+/// can. The old file goes when it is closed. A crash between the steps leaves it as `*.old`.
+fn replace_open(new: &Path, path: &Path) -> io::Result<()> {
+    let mut old = new.to_owned();
+    old.set_extension("old");
+    std::fs::rename(path, &old)?;
+    match std::fs::rename(new, path) {
+        Ok(()) => {
+            let _ = std::fs::remove_file(old);
+            Ok(())
+        }
+        Err(error) => std::fs::rename(old, path).and(Err(error)),
+    }
 }
 
 /// Makes a directory.
@@ -277,6 +295,7 @@ mod tests {
         let mut bytes = [0; 3];
         read_exact_at(&old, &mut bytes, 0).unwrap();
         assert_eq!(&bytes, b"old");
+        drop(old);
         assert_eq!(std::fs::read_dir(root.path()).unwrap().count(), 1);
     }
 
