@@ -10,12 +10,15 @@ pub struct Angles {
 }
 
 impl Angles {
-    /// `theta^(-2i / head_dim) / factor`, in f32 as transformers computes it; 0 for the channels
+    /// `theta^(-2i / head_dim) / factor`, rounded to f32 as transformers does; 0 for the channels
     /// that do not turn.
     pub fn new(rope: RopeSpec, head_dim: usize) -> Self {
         let turning = rope.turning(head_dim);
         let frequency = |i: usize| match i < turning {
-            true => 1.0 / libm::powf(rope.theta, (2 * i) as f32 / head_dim as f32) / rope.factor,
+            true => {
+                let power = (2 * i) as f32 / head_dim as f32;
+                1.0 / libm::pow(rope.theta.into(), power.into()) as f32 / rope.factor
+            }
             false => 0.0,
         };
         Angles { inv_freq: (0..head_dim / 2).map(frequency).collect() }
