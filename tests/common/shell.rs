@@ -57,9 +57,17 @@ pub fn code(status: ExitStatus) -> i32 {
     status.code().unwrap_or_else(|| 128 + signal.unwrap_or(0))
 }
 
+/// The command line that runs a program for another processor here, from `scripts/cross.sh`.
+pub fn emulator() -> Option<String> {
+    std::env::var("TEST_EMULATOR").ok()
+}
+
 /// `program` in `dir`, without this machine's settings, caches and terminal.
 pub fn command(program: &str, dir: &Path) -> Command {
-    let mut command = Command::new(program);
+    let emulator = emulator().filter(|_| program == BINARY).unwrap_or_default();
+    let mut words = emulator.split_whitespace().chain([program]);
+    let mut command = Command::new(words.next().unwrap());
+    command.args(words);
     command
         .env_clear()
         .env("PATH", std::env::var_os("PATH").unwrap_or_default())
