@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 # Debug information is not needed here.
 export CARGO_PROFILE_RELEASE_DEBUG=0
 
-step() { printf '\n== %s\n' "$1"; }
+step() { printf '\n== %s (after %s s)\n' "$1" "$SECONDS"; }
 
 step "format"
 cargo fmt --check

@@ -6,8 +6,8 @@
     python3 scripts/crates.py binary FILE      # compares the SBOM with the paths in a program
 
 `check` fails if a crate or a version is not in crates.txt, if a build script has no note, or if a
-crate needs a newer Rust than Cargo.toml names. CRATES_TARGET names another target than Linux on
-x86-64, for `sbom` and `binary`."""
+crate needs a newer Rust than Cargo.toml names. `check` and `list` look at all systems. `sbom` and
+`binary` look at Linux on x86-64, or at the target that CRATES_TARGET names."""
 import json
 import os
 import pathlib
@@ -15,10 +15,13 @@ import re
 import subprocess
 import sys
 
-TARGET = os.environ.get("CRATES_TARGET", "x86_64-unknown-linux-gnu")
+SYSTEMS = ["x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu", "x86_64-pc-windows-gnu",
+           "aarch64-apple-darwin"]
+ALL = sys.argv[1:] in (["check"], ["list"])
+TARGETS = SYSTEMS if ALL else [os.environ.get("CRATES_TARGET", SYSTEMS[0])]
 LIST = pathlib.Path(__file__).resolve().parent.parent / "crates.txt"
 HEADER = """\
-# Crates that a build or a test of gemma compiles on Linux, one a line.
+# Crates that a build or a test of gemma compiles on Linux, Windows or macOS, one a line.
 # `scripts/crates.py list` writes this file, and CI compares it with Cargo.lock.
 #
 #   crate | where its code runs: program, build (build scripts and procedural macros), tests
@@ -41,9 +44,10 @@ def cargo(*words):
 
 def tree(edges):
     """Pairs of a crate and its depth, as `cargo tree` prints them. A crate is (name, version)."""
-    lines = cargo("tree", "--locked", "--target", TARGET, "-e", edges, "--prefix", "depth",
-                  "-f", " {p}").splitlines()
-    for line in lines:
+    targets = [word for target in TARGETS for word in ("--target", target)]
+    lines = cargo("tree", "--locked", *targets, "-e", edges, "--prefix", "depth", "-f",
+                  " {p}").splitlines()
+    for line in filter(None, lines):
         depth, name, version = line.split()[:3]
         yield (name, version[1:]), int(depth)
 
@@ -66,8 +70,8 @@ def children(edges):
 
 
 def metadata():
-    words = ("metadata", "--format-version", "1", "--locked", "--filter-platform", TARGET)
-    found = json.loads(cargo(*words))
+    filters = [word for target in TARGETS for word in ("--filter-platform", target)]
+    found = json.loads(cargo("metadata", "--format-version", "1", "--locked", *filters))
     packages = {(p["name"], p["version"]): p for p in found["packages"]}
     roots = [c for c, p in packages.items() if p["id"] == found["resolve"]["root"]]
     return packages, roots[0]

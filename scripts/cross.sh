@@ -92,8 +92,11 @@ build() {
   # The last lines name the binaries: Executable tests/text/main.rs (.../deps/text-...)
   sed -n 's/^ *Executable .*(\(.*\))$/\1/p' "$place/build-$system.log" | while read -r binary; do
     name=$(basename "$binary")
-    cp "$binary" "$place/tests-$system/${name%-*}${name#"${name%.exe}"}"
+    name=${name%-*}${name#"${name%.exe}"}
+    # The tests of the library have the name of the program, which other tests look for beside them.
+    cp "$binary" "$place/tests-$system/${name/#gemma/lib}"
   done
+  cp "$built/gemma$suffix" "$place/tests-$system/"
   if [ "$system" = windows ]; then make_random_numbers "$built" "$place/tests-$system"; fi
 }
 
@@ -203,7 +206,7 @@ test_windows() {
     curl -sf "$address/v1/completions" -d '{"prompt": "The sea", "max_tokens": 4}' | grep -o '"text":[^}]*'
     pkill -P $!
   )
-  for name in gemma model gguf plan text; do tests "$name"; done
+  for name in lib model gguf plan text; do tests "$name"; done
 }
 
 case ${2:-all} in

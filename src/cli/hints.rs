@@ -284,7 +284,7 @@ mod tests {
         assert_eq!(hint(&["What is it?"]).unwrap().1, "gemma generate 'What is it?'");
         assert_eq!(
             hint(&["What", "isn't", "it?", "-n", "5"]).unwrap().1,
-            r"gemma generate 'What isn'\''t it?' -n 5"
+            format!("gemma generate {} -n 5", quoted("What isn't it?"))
         );
         assert_eq!(
             hint(&["What", "is", "it?"]).unwrap().1,

@@ -122,7 +122,10 @@ pub fn run(
         unsynced: 0,
         saved: Instant::now(),
     };
-    match run.all(&header, found, dst) {
+    let result = run.all(&header, found, dst);
+    // Windows keeps the name of a file, and so its directory, until the file is closed.
+    drop(run);
+    match result {
         Ok(report) => {
             if options.verify {
                 check_written(&staging, plan, options, tell)?;
