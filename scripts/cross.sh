@@ -215,6 +215,10 @@ case ${2:-all} in
   build) setup && build ;;
   release)
     setup >&2
+    # The paths of the standard library stay out of the program, as release.sh wants it of others.
+    flags=--remap-path-prefix=$place=/cross
+    if [ -n "${CARGO_ENCODED_RUSTFLAGS:-}" ]; then flags=$CARGO_ENCODED_RUSTFLAGS$'\x1f'$flags; fi
+    export CARGO_ENCODED_RUSTFLAGS=$flags
     cargo build -q --release --locked "${std[@]/,test/}" --target "$target" --bin gemma >&2
     echo "$built/gemma$suffix"
     ;;
