@@ -218,9 +218,10 @@ case ${2:-all} in
     # The paths of the standard library stay out of the program, as release.sh wants it of others.
     flags=--remap-path-prefix=$place=/cross
     if [ -n "${CARGO_ENCODED_RUSTFLAGS:-}" ]; then flags=$CARGO_ENCODED_RUSTFLAGS$'\x1f'$flags; fi
-    export CARGO_ENCODED_RUSTFLAGS=$flags
+    # Other flags build all again, so tests and packages do not share a folder.
+    export CARGO_ENCODED_RUSTFLAGS=$flags CARGO_TARGET_DIR=$place/release-$system
     cargo build -q --release --locked "${std[@]/,test/}" --target "$target" --bin gemma >&2
-    echo "$built/gemma$suffix"
+    echo "$CARGO_TARGET_DIR/$target/release/gemma$suffix"
     ;;
   test) "test_$system" ;;
   all)
