@@ -4,7 +4,6 @@
 use crate::common;
 use common::{Form, TinyModel};
 use gemma::checkpoint::{Checkpoint, Dtype};
-use gemma::error::{Kind, fault_of};
 use gemma::models::{Config, Role, TensorSpec, Weights};
 use gemma::os::files::Stamp;
 use sha2::{Digest, Sha256};
@@ -67,6 +66,7 @@ fn all_forms_dtypes_and_shardings_give_equal_weights() {
 #[cfg(unix)]
 #[test]
 fn weights_that_shrink_after_they_were_opened_are_an_invalid_model() {
+    use gemma::error::{Kind, fault_of};
     let dir = tempfile::tempdir().unwrap();
     TinyModel::tiny(2).write(dir.path(), Form::TextV4, Dtype::BF16, 1);
     let checkpoint = Checkpoint::open(dir.path()).unwrap();
