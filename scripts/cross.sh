@@ -173,8 +173,8 @@ test_arm64() {
     compare
   done
   for instruction in sdot smmla; do
-    printf '%s: %s times in the program\n' "$instruction" \
-      "$(aarch64-linux-gnu-objdump -d "$built/gemma" | grep -cw "$instruction")"
+    count=$(aarch64-linux-gnu-objdump -d "$built/gemma" | grep -cw "$instruction")
+    echo "$instruction: $count times in the program"
   done
 }
 
