@@ -79,6 +79,8 @@ if [ "$system" != arm64 ]; then
   export RUSTC_BOOTSTRAP=1
   std=(-Z "build-std=std,panic_unwind,test")
 fi
+# The C code of `ring` is not compiled for macOS: a check links nothing.
+export CC_aarch64_apple_darwin=true AR_aarch64_apple_darwin=true
 built=$CARGO_TARGET_DIR/$target/release suffix=
 if [ "$system" = windows ]; then suffix=.exe; fi
 

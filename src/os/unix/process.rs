@@ -72,8 +72,10 @@ fn address_space() -> Option<u64> {
 /// Ends this process once it has used so much more processor time; zero lifts the limit.
 pub fn limit_processor_time(more: Duration) {
     let none = libc::timeval { tv_sec: 0, tv_usec: 0 };
-    let value =
-        libc::timeval { tv_sec: more.as_secs() as i64, tv_usec: more.subsec_micros().into() };
+    let value = libc::timeval {
+        tv_sec: more.as_secs() as i64,
+        tv_usec: more.subsec_micros() as libc::suseconds_t,
+    };
     let timer = libc::itimerval { it_interval: none, it_value: value };
     // SAFETY: a plain system call on a value of this function.
     unsafe { libc::setitimer(libc::ITIMER_PROF, &timer, std::ptr::null_mut()) };
