@@ -19,8 +19,20 @@ cargo test --release --no-run
 step "README and docs"
 scripts/check-readme.sh target/release/gemma
 
+# The tests of the GPU keep one processor busy with compiling kernels, so they run beside all that
+# follows. Their output comes last.
+vulkan=$(mktemp)
+cargo test --release --no-fail-fast --test vulkan >"$vulkan" 2>&1 &
+beside=$!
+trap 'kill $beside 2>/dev/null || true; rm -f "$vulkan"' EXIT
+
 step "tests"
-cargo test --release --no-fail-fast --lib --bins --tests
+suites=()
+for suite in tests/*/main.rs; do
+  suite=$(basename "$(dirname "$suite")")
+  if [ "$suite" != vulkan ]; then suites+=(--test "$suite"); fi
+done
+cargo test --release --no-fail-fast --lib --bins "${suites[@]}"
 cargo test --release --doc
 
 step "models of the threads, in every order"
@@ -41,24 +53,19 @@ scripts/test-scale-out.sh target/release/gemma
 step "scripts that measure a GPU"
 scripts/test-bench.sh target/release/gemma
 
-if [ "${GEMMA_REQUIRE_GPU:-}" = 1 ]; then
-  step "Vulkan under the validation layers"
-  # A complaint ends the command with a panic; the tests above ran under the layers too.
-  GEMMA_VULKAN_CPU=1 GEMMA_VULKAN_VALIDATE=1 target/release/gemma generate -d vulkan --temp 0 \
-    -n 40 "What is photosynthesis?" </dev/null
-fi
-
 step "lints"
 # Among them clippy::incompatible_msrv: no function of the standard library that is newer than the
 # Rust which Cargo.toml names.
 cargo clippy --release -- -D warnings
 cargo clippy --release --all-targets --features fuzzing -- -D warnings
 
-step "macOS, as far as the compiler goes"
+step "other systems"
 if command -v apt-get >/dev/null && [ "$(id -u)" = 0 ]; then
   scripts/cross.sh macos
+  scripts/cross.sh arm64 smoke
+  scripts/cross.sh windows smoke
 else
-  echo "NOT CHECKED: scripts/cross.sh sets up a compiler from Debian's packages, as root"
+  echo "NOT CHECKED: scripts/cross.sh sets up compilers from Debian's packages, as root"
 fi
 
 step "libraries"
@@ -73,4 +80,17 @@ if cargo deny fetch db; then
   cargo deny check advisories
 else
   echo "NOT CHECKED: advisories, because their database cannot be reached"
+fi
+
+step "tests of the GPU"
+code=0
+wait $beside || code=$?
+cat "$vulkan"
+if [ "$code" != 0 ]; then exit "$code"; fi
+
+if [ "${GEMMA_REQUIRE_GPU:-}" = 1 ]; then
+  step "Vulkan under the validation layers"
+  # A complaint ends the command with a panic; the tests above ran under the layers too.
+  GEMMA_VULKAN_CPU=1 GEMMA_VULKAN_VALIDATE=1 target/release/gemma generate -d vulkan --temp 0 \
+    -n 40 "What is photosynthesis?" </dev/null
 fi

@@ -1,16 +1,18 @@
 #!/usr/bin/env bash
 # Builds and tests gemma for other systems, on Debian 12: scripts/cross.sh arm64|windows|macos [STEP]
 #
-# STEP is one of setup, check, build, test and release; without one, all that the system has but
-# release, which builds the program without what tests need and prints its path.
+# STEP is one of setup, check, build and test; without one, all of these that the system has. Two
+# more are about the program that is packaged, which lacks what only tests need: `release` builds it
+# and prints its path, `smoke` also does with it what users do first.
 #
 #   arm64    Linux on ARM64; tests run under qemu
 #   windows  Windows on x86-64; tests run under wine
 #   macos    macOS on ARM64; only checked by the compiler
 #
-# setup installs a cross compiler, a C library and an emulator from Debian (root), and unpacks
-# Debian's rustc-web, which has a standard library for ARM64 and the source of those for Windows and
-# macOS, to target/cross, or to the folder that CROSS_DIR names. Nothing else of the system changes.
+# setup installs a cross compiler, a C library and an emulator from Debian (root), and unpacks the
+# rustc-web of Debian's security archive, which has a standard library for ARM64 and the source of
+# those for Windows and macOS, to target/cross, or to the folder that CROSS_DIR names. Nothing else
+# of the system changes.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -19,10 +21,13 @@ place=${CROSS_DIR:-$PWD/target/cross}
 
 case $system in
   arm64) target=aarch64-unknown-linux-gnu packages=(gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user-static) ;;
-  windows) target=x86_64-pc-windows-gnu packages=(gcc-mingw-w64-x86-64-win32 wine64 curl) ;;
+  windows) target=x86_64-pc-windows-gnu packages=(gcc-mingw-w64-x86-64-win32 wine64 curl procps) ;;
   macos) target=aarch64-apple-darwin packages=() ;;
   *) echo "scripts/cross.sh: there is no system '$system'" >&2 && exit 1 ;;
 esac
+
+# What the library of LLVM that rustc is linked with needs.
+packages+=(libedit2 libxml2 libz3-4)
 
 setup() {
   local missing=() package
@@ -34,7 +39,8 @@ setup() {
     apt-get install -y -qq --no-install-recommends "${missing[@]}"
   fi
   if [ -e "$place/ready" ]; then return; fi
-  # An apt of its own knows ARM64, so the system's need not.
+  # An apt of its own knows ARM64, so the system's need not. An interrupted set-up begins anew.
+  rm -rf "$place"/{apt,debs,web,arm,src}
   mkdir -p "$place"/{apt/lists/partial,apt/cache/archives/partial,debs,web,arm,src}
   cat >"$place/apt/apt.conf" <<CONF
 APT::Architecture "amd64";
@@ -99,11 +105,25 @@ build() {
     cp "$binary" "$place/tests-$system/${name/#gemma/lib}"
   done
   cp "$built/gemma$suffix" "$place/tests-$system/"
-  if [ "$system" = windows ]; then make_random_numbers "$built" "$place/tests-$system"; fi
+  if [ "$system" = windows ]; then
+    make_random_numbers "$built"
+    make_random_numbers "$place/tests-$system"
+  fi
+}
+
+# Builds the program that is packaged, and prints its path.
+program() {
+  # The paths of the standard library stay out of the program, as release.sh wants it of others.
+  local flags=--remap-path-prefix=$place=/cross
+  if [ -n "${CARGO_ENCODED_RUSTFLAGS:-}" ]; then flags=$CARGO_ENCODED_RUSTFLAGS$'\x1f'$flags; fi
+  # Other flags build all again, so tests and packages do not share a folder.
+  export CARGO_ENCODED_RUSTFLAGS=$flags CARGO_TARGET_DIR=$place/release-$system
+  cargo build -q --release --locked "${std[@]/,test/}" --target "$target" --bin gemma >&2
+  echo "$CARGO_TARGET_DIR/$target/release/gemma$suffix"
 }
 
 # Wine 8 lacks the library that the standard library takes random numbers from. Windows has it.
-make_random_numbers() { # DIRECTORY...
+make_random_numbers() { # DIRECTORY
   cat >"$place/random.c" <<'C'
 #include <windows.h>
 BOOLEAN NTAPI SystemFunction036(PVOID, ULONG);
@@ -117,7 +137,6 @@ __declspec(dllexport) BOOL WINAPI ProcessPrng(PBYTE bytes, SIZE_T n) {
 }
 C
   x86_64-w64-mingw32-gcc -O2 -shared -o "$1/bcryptprimitives.dll" "$place/random.c" -ladvapi32
-  cp "$1/bcryptprimitives.dll" "$2/"
 }
 
 run() { # PROGRAM ARGUMENT...
@@ -164,15 +183,19 @@ compare() {
   echo "$system: the demo's texts at temperature 0 and 1, three seeds each, are equal"
 }
 
+smoke_arm64() {
+  run "$built/gemma" doctor >"$place/doctor"
+  grep -E '^(PASS|WARN) +processor' "$place/doctor"
+  grep -E '^PASS +kernels, cpu' "$place/doctor"
+  compare
+}
+
 test_arm64() {
   run "$built/gemma" --version
   # Their dispatch paths are i8mm, dotprod and plain Rust.
   for cpu in ${CROSS_CPUS:-max neoverse-n1 cortex-a72}; do
-    run "$built/gemma" doctor >"$place/doctor"
-    grep -E '^(PASS|WARN) +processor' "$place/doctor"
-    grep -E '^PASS +kernels, cpu' "$place/doctor"
+    smoke_arm64
     tests text systems:: linear:: row_exactness:: kv_q8:: drafter_invariance::
-    compare
   done
   for instruction in sdot smmla; do
     count=$(aarch64-linux-gnu-objdump -d "$built/gemma" | grep -cw "$instruction")
@@ -180,9 +203,8 @@ test_arm64() {
   done
 }
 
-# What users do first, each once; a server with one client comes last. Then the tests that need no
-# Unix.
-test_windows() {
+# Everything once; a server with one client comes last.
+smoke_windows() {
   local gemma=$built/gemma.exe there=$place/smoke
   rm -rf "$there" && mkdir "$there"
   run "$gemma" --version
@@ -208,22 +230,33 @@ test_windows() {
     curl -sf "$address/v1/completions" -d '{"prompt": "The sea", "max_tokens": 4}' | grep -o '"text":[^}]*'
     pkill -P $!
   )
+}
+
+# The tests that need no Unix.
+test_windows() {
+  smoke_windows
   for name in lib model gguf plan text; do tests "$name"; done
 }
 
 case ${2:-all} in
   setup) setup ;;
-  check) setup && cargo check --release --locked "${std[@]}" --target "$target" ;;
-  build) setup && build ;;
+  check)
+    setup
+    cargo check --release --locked "${std[@]}" --target "$target"
+    ;;
+  build)
+    setup
+    build
+    ;;
   release)
     setup >&2
-    # The paths of the standard library stay out of the program, as release.sh wants it of others.
-    flags=--remap-path-prefix=$place=/cross
-    if [ -n "${CARGO_ENCODED_RUSTFLAGS:-}" ]; then flags=$CARGO_ENCODED_RUSTFLAGS$'\x1f'$flags; fi
-    # Other flags build all again, so tests and packages do not share a folder.
-    export CARGO_ENCODED_RUSTFLAGS=$flags CARGO_TARGET_DIR=$place/release-$system
-    cargo build -q --release --locked "${std[@]/,test/}" --target "$target" --bin gemma >&2
-    echo "$CARGO_TARGET_DIR/$target/release/gemma$suffix"
+    program
+    ;;
+  smoke)
+    setup
+    built=$(dirname "$(program)")
+    if [ "$system" = windows ]; then make_random_numbers "$built"; fi
+    "smoke_$system"
     ;;
   test) "test_$system" ;;
   all)
@@ -231,7 +264,8 @@ case ${2:-all} in
     if [ "$system" = macos ]; then
       cargo check --release --locked "${std[@]}" --target "$target"
     else
-      build && "test_$system"
+      build
+      "test_$system"
     fi
     ;;
   *) echo "scripts/cross.sh: there is no step '$2'" >&2 && exit 1 ;;

@@ -16,6 +16,8 @@ pub fn device() -> Option<impl Fn() -> VulkanExecutor> {
     // for variables.
     ENVIRONMENT.call_once(|| unsafe {
         std::env::set_var(ALLOW_CPU_DRIVER, "1");
+        // As in `shell.rs`. Commands with a cache directory of their own share these kernels too.
+        std::env::set_var("MESA_SHADER_CACHE_DIR", concat!(env!("CARGO_TARGET_TMPDIR"), "/mesa"));
         if is_installed() && std::env::var_os(VALIDATE).is_none() {
             std::env::set_var(VALIDATE, "1");
         }

@@ -93,11 +93,15 @@ fn devices() -> Vec<&'static str> {
     if vulkan::device().is_some() { vec!["cpu", "vulkan"] } else { vec!["cpu"] }
 }
 
+/// Whether a token takes half a second: a driver on the CPU, or an emulated processor.
+fn is_slow(device: &str) -> bool {
+    device != "cpu" || shell::emulator().is_some()
+}
+
 #[test]
 fn one_text_whatever_drafts() {
     for device in devices() {
-        // A driver on the CPU takes half a second a token.
-        let tokens = if device == "cpu" { 24 } else { 10 };
+        let tokens = if is_slow(device) { 10 } else { 24 };
         let record = |temperature: u32| {
             let prompt = "What is a prime number?";
             json!({"id": temperature, "prompt": prompt, "temperature": temperature, "seed": 3,
@@ -126,10 +130,8 @@ fn one_text_whatever_drafts() {
 #[test]
 fn likelihoods_are_nearly_those_of_f16() {
     for device in devices() {
-        // A driver on the CPU takes a second a token, and an emulator is slow too. They get few
-        // tokens and a wider bound: a wrong kernel is off by whole units.
-        let slow = device != "cpu" || shell::emulator().is_some();
-        let (characters, bound) = if slow { ("400", 0.06) } else { ("40000", 0.003) };
+        // Few tokens get a wider bound: a wrong kernel is off by whole units.
+        let (characters, bound) = if is_slow(device) { ("400", 0.06) } else { ("40000", 0.003) };
         let eval = |kv| {
             let args = ["eval", characters, "-c", "128", "--kv", kv, "--json"];
             run(device, &args, b"").json()
