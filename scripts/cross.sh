@@ -113,11 +113,14 @@ build() {
 
 # Builds the program that is packaged, and prints its path.
 program() {
-  # The paths of the standard library stay out of the program, as release.sh wants it of others.
-  local flags=--remap-path-prefix=$place=/cross
-  if [ -n "${CARGO_ENCODED_RUSTFLAGS:-}" ]; then flags=$CARGO_ENCODED_RUSTFLAGS$'\x1f'$flags; fi
+  # Paths of this machine stay out of the program, as in release.sh. The last prefix counts most.
+  local flags= from
+  for from in "$PWD=/gemma" "${CARGO_HOME:-$HOME/.cargo}=/cargo" "$place=/cross"; do
+    flags+=${flags:+$'\x1f'}--remap-path-prefix=$from
+  done
+  export CARGO_ENCODED_RUSTFLAGS=$flags CARGO_PROFILE_RELEASE_STRIP=symbols
   # Other flags build all again, so tests and packages do not share a folder.
-  export CARGO_ENCODED_RUSTFLAGS=$flags CARGO_TARGET_DIR=$place/release-$system
+  export CARGO_TARGET_DIR=$place/release-$system
   cargo build -q --release --locked "${std[@]/,test/}" --target "$target" --bin gemma >&2
   echo "$CARGO_TARGET_DIR/$target/release/gemma$suffix"
 }
