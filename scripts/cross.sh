@@ -96,7 +96,8 @@ build() {
   if [ "$system" = windows ]; then suites+=(--lib --test model --test gguf --test plan); fi
   cargo test --release --locked --no-run "${std[@]}" --target "$target" "${suites[@]}" 2>&1 |
     tee "$place/build-$system.log"
-  rm -rf "$place/tests-$system" && mkdir "$place/tests-$system"
+  rm -rf "$place/tests-$system"
+  mkdir "$place/tests-$system"
   # The last lines name the binaries: Executable tests/text/main.rs (.../deps/text-...)
   sed -n 's/^ *Executable .*(\(.*\))$/\1/p' "$place/build-$system.log" | while read -r binary; do
     name=$(basename "$binary")
@@ -111,7 +112,7 @@ build() {
   fi
 }
 
-# Builds the program that is packaged, and prints its path.
+# Builds the program that is packaged, which is then the one that is run.
 program() {
   # Paths of this machine stay out of the program, as in release.sh. The last prefix counts most.
   local flags= from
@@ -121,8 +122,8 @@ program() {
   export CARGO_ENCODED_RUSTFLAGS=$flags CARGO_PROFILE_RELEASE_STRIP=symbols
   # Other flags build all again, so tests and packages do not share a folder.
   export CARGO_TARGET_DIR=$place/release-$system
+  built=$CARGO_TARGET_DIR/$target/release
   cargo build -q --release --locked "${std[@]/,test/}" --target "$target" --bin gemma >&2
-  echo "$CARGO_TARGET_DIR/$target/release/gemma$suffix"
 }
 
 # Wine 8 lacks the library that the standard library takes random numbers from. Windows has it.
@@ -209,7 +210,8 @@ test_arm64() {
 # Everything once; a server with one client comes last.
 smoke_windows() {
   local gemma=$built/gemma.exe there=$place/smoke
-  rm -rf "$there" && mkdir "$there"
+  rm -rf "$there"
+  mkdir "$there"
   run "$gemma" --version
   run "$gemma" doctor >"$there/doctor"
   grep -E '^PASS +kernels, cpu' "$there/doctor"
@@ -219,19 +221,22 @@ smoke_windows() {
     echo "Who are you?" | run "$gemma" generate -q -n 20 | grep .
     printf '{"id": %d, "prompt": "Write about the sea.", "max_tokens": 8}\n' 1 2 3 >in.jsonl
     run "$gemma" generate -q --batch in.jsonl --resume out.jsonl
-    cp out.jsonl whole && head -1 whole >out.jsonl
+    cp out.jsonl whole
+    head -1 whole >out.jsonl
     run "$gemma" generate -q --batch in.jsonl --resume out.jsonl
-    cmp whole out.jsonl && echo "windows: a batch was resumed"
+    cmp whole out.jsonl
+    echo "windows: a batch was resumed"
     run "$gemma" quantize "$OLDPWD/tests/golden/text" small -q
     ls small/model.safetensors
     run "$gemma" serve --port 0 2>log &
+    server=$!
+    trap 'pkill -P $server' EXIT
     for _ in $(seq 60); do
       address=$(sed -n 's/.*answers at \(http[^ \r]*\).*/\1/p' log)
       if [ -n "$address" ]; then break; fi
       sleep 1
     done
     curl -sf "$address/v1/completions" -d '{"prompt": "The sea", "max_tokens": 4}' | grep -o '"text":[^}]*'
-    pkill -P $!
   )
 }
 
@@ -254,10 +259,11 @@ case ${2:-all} in
   release)
     setup >&2
     program
+    echo "$built/gemma$suffix"
     ;;
   smoke)
     setup
-    built=$(dirname "$(program)")
+    program
     if [ "$system" = windows ]; then make_random_numbers "$built"; fi
     "smoke_$system"
     ;;
