@@ -87,6 +87,12 @@ pub fn no_process() -> Fault {
     Fault::new(Kind::Memory, "no process can be started for what must run within limits").help(help)
 }
 
+/// Returns the fault of a system on which a child process cannot be limited.
+pub fn no_limits(what: &str) -> Fault {
+    let why = format!("{what} runs only in a process with limits, and the system sets none");
+    Fault::new(Kind::Failure, why).help("on Linux, mount /proc; see docs/SECURITY.md")
+}
+
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.what)

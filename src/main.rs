@@ -23,7 +23,7 @@ fn main() -> ExitCode {
     if let Some(code) = cli::child::run(&argv) {
         return code;
     }
-    child::allow();
+    child::require();
     crash::watch(cli::io::crash::report);
     let (command, typed) = match cli::commands::parse(&argv) {
         Ok(parsed) => parsed,

@@ -62,7 +62,7 @@ pub fn confined(limits: ChildLimits, time: Duration, work: impl FnOnce() + Send)
         unsafe {
             let counters = counters();
             shared.copy_from_nonoverlapping(counters.as_ptr(), counters.len());
-            shared.add(counters.len()).write(ended.into());
+            shared.add(counters.len()).write((ended == 0).into());
             libc::_exit(0);
         }
     }

@@ -75,7 +75,7 @@ fn begin() {
     }
     let argv: Vec<_> = std::env::args_os().collect();
     if child::role(&argv) == Some(gemma::grammar::ROLE) {
-        std::process::exit(i32::from(!gemma::grammar::serve_parent()));
+        std::process::exit(gemma::grammar::serve_parent().into());
     }
     // SAFETY: the function may be called at the end of a process.
     unsafe { libc::atexit(report) };

@@ -25,7 +25,7 @@ const FIELDS: &str = r#"
 
 /// Reads bodies as the server does, which starts a child process for each grammar.
 static SERVED: LazyLock<RequestBodies> = LazyLock::new(|| {
-    child::allow();
+    child::require();
     let config = include_str!("../../draft/demo-target/config.json");
     let mut config: Value = serde_json::from_str(config).expect("it is JSON");
     config["vocab_size"] = TOKENIZER.vocab().into();

@@ -13,8 +13,8 @@ use std::process::ExitCode;
 pub fn run(argv: &[OsString]) -> Option<ExitCode> {
     let done = |well| Some(if well { ExitCode::SUCCESS } else { ExitCode::FAILURE });
     match role(argv) {
-        Some(grammar::ROLE) => return done(grammar::serve_parent()),
-        Some(chat::ROLE) => return done(chat::serve_parent()),
+        Some(grammar::ROLE) => return Some(grammar::serve_parent().into()),
+        Some(chat::ROLE) => return Some(chat::serve_parent().into()),
         _ => {}
     }
     match backends::as_child(argv)? {

@@ -30,6 +30,7 @@ use serde_json::Value;
 use crate::error::Fault;
 use crate::models::{Special, Tokenizer};
 use crate::tensor::Token;
+use crate::util::json;
 use machine::{MachineState, StateQuery};
 use place::MachineHost;
 use vocabulary::GrammarVocabulary;
@@ -58,11 +59,19 @@ impl GrammarSource {
         }
     }
 
-    fn bytes(&self) -> usize {
-        match self {
-            GrammarSource::JsonSchema(schema) => schema.to_string().len(),
+    /// Returns the number of bytes, or an error if it exceeds [`LONGEST`]. Callers check the size
+    /// before they compare, rewrite or keep a source.
+    pub fn check_size(&self) -> Result<usize> {
+        let bytes = match self {
+            GrammarSource::JsonSchema(schema) => json::bytes(schema),
             GrammarSource::Lark(text) | GrammarSource::Regex(text) => text.len(),
+        };
+        if bytes > LONGEST {
+            let name = self.name();
+            let what = format!("the {name} has {bytes} bytes, and {LONGEST} are taken at most");
+            return Err(Fault::usage(what).help("leave out what answers do not need").into());
         }
+        Ok(bytes)
     }
 }
 
@@ -104,11 +113,7 @@ impl Grammars {
     /// Compiles a grammar. An invalid grammar is a usage fault that names the place. The work ends
     /// early once `is_wanted` returns false.
     pub fn compile(&self, source: &GrammarSource, is_wanted: &dyn Fn() -> bool) -> Result<Grammar> {
-        let (name, bytes) = (source.name(), source.bytes());
-        if bytes > LONGEST {
-            let what = format!("the {name} has {bytes} bytes, and {LONGEST} are taken at most");
-            return Err(Fault::usage(what).help("leave out what answers do not need").into());
-        }
+        source.check_size()?;
         let place = MachineHost::start(source, &self.0.vocabulary, is_wanted)?;
         let grammar = Arc::new(Compiled {
             source: source.clone(),

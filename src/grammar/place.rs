@@ -4,8 +4,7 @@
 use super::GrammarSource;
 use super::machine::{GrammarMachine, MachineState, StateQuery};
 use super::vocabulary::GrammarVocabulary;
-use crate::error::{Fault, fault_of, no_process};
-use crate::os::process::limit_processor_time;
+use crate::error::{Fault, fault_of, no_limits, no_process};
 use crate::sampler::Mask;
 use crate::tensor::Token;
 use crate::util::child::{self, Child, ChildFailure, ChildLimits};
@@ -68,7 +67,7 @@ impl MachineHost {
         vocabulary: &GrammarVocabulary,
         is_wanted: &dyn Fn() -> bool,
     ) -> Result<MachineHost> {
-        if !child::is_allowed() {
+        if !child::is_required() {
             return Ok(MachineHost::Here(Box::new(GrammarMachine::compile(source, vocabulary)?)));
         }
         let mut child = Child::start(ROLE).with_context(no_process)?;
@@ -127,25 +126,27 @@ fn receive(
 /// Returns the fault of a grammar whose machine ended.
 pub fn too_complex(source: &GrammarSource, end: ChildFailure) -> Fault {
     let name = source.name();
+    if end == ChildFailure::Unlimited {
+        return no_limits(&format!("the {name}"));
+    }
     let what = match end {
         ChildFailure::Time => {
             format!("the {name} is too complex: it takes too much processor time")
         }
         ChildFailure::Memory => format!("the {name} is too complex: it takes too much memory"),
         ChildFailure::Unwanted => format!("nobody waits for the {name} any more"),
-        ChildFailure::Failed => {
+        ChildFailure::Failed | ChildFailure::Unlimited => {
             format!("the {name} cannot be used: the library that compiles it failed")
         }
     };
     Fault::usage(what).help("use fewer optional parts, repetitions and intersections")
 }
 
-/// Runs a machine for the parent of this process until the parent ends. Returns whether the process
-/// ran to its end without a panic.
-pub fn serve_parent() -> bool {
+/// Runs a machine for the parent of this process until the parent ends. Returns the exit code.
+pub fn serve_parent() -> u8 {
     child::confined(LIMITS, || {
         let Some((Request::Compile { source, stops }, words)) = child::receive() else { return };
-        limit_processor_time(COMPILING);
+        child::limit_time(COMPILING);
         let encode = |text: &str| {
             child::send(&Reply::Encode(text.to_owned()), &[]);
             match child::receive() {
@@ -156,7 +157,7 @@ pub fn serve_parent() -> bool {
         let vocabulary = GrammarVocabulary::from_bytes(&words, stops, Arc::new(encode));
         let Some(vocabulary) = vocabulary else { return };
         let compiled = GrammarMachine::compile(&source, &vocabulary);
-        limit_processor_time(Duration::ZERO);
+        child::limit_time(Duration::ZERO);
         let mut machine = match compiled {
             Ok(machine) => machine,
             Err(error) => {
@@ -168,10 +169,10 @@ pub fn serve_parent() -> bool {
         };
         child::send(&Reply::Compiled(Ok(())), &[]);
         while let Some((Request::Answer { forgotten, ask }, _)) = child::receive() {
-            limit_processor_time(MASK);
+            child::limit_time(MASK);
             machine.forget(&forgotten);
             let MachineState { number, mask, is_complete, time } = machine.answer(&ask);
-            limit_processor_time(Duration::ZERO);
+            child::limit_time(Duration::ZERO);
             let ends = mask.as_ref().is_ok_and(Mask::ends);
             let (words, error) = match &mask {
                 Ok(mask) => {

@@ -6,6 +6,7 @@ use serde_json::{Map, Value, json};
 
 use crate::error::Fault;
 use crate::util::json as tree;
+use std::collections::HashMap;
 
 /// Reads a schema. An error names line and column.
 pub fn parse(text: &str, what: &str) -> Result<Value> {
@@ -144,7 +145,8 @@ fn is_pattern(value: &Value) -> bool {
 /// that `schema` allows. References lead to `$defs` of the root. `beyond` are further keywords that
 /// the grammar does not enforce.
 pub fn enforced(schema: &Value, enforcement: Enforcement, beyond: &[&str]) -> Result<Value> {
-    let mut rewriter = Rewriter { root: schema, enforcement, beyond, references: Vec::new() };
+    let (references, numbers) = (Vec::new(), HashMap::new());
+    let mut rewriter = Rewriter { root: schema, enforcement, beyond, references, numbers };
     let mut whole = rewriter.part(schema)?;
     let mut definitions = Map::new();
     while let Some(target) = rewriter.references.get(definitions.len()).copied() {
@@ -161,8 +163,9 @@ struct Rewriter<'a> {
     root: &'a Value,
     enforcement: Enforcement,
     beyond: &'a [&'a str],
-    /// Targets of references, by the number of their definition.
+    /// Targets of references, by the number of their definition, and the numbers of the targets.
     references: Vec<&'a Value>,
+    numbers: HashMap<*const Value, usize>,
 }
 
 impl<'a> Rewriter<'a> {
@@ -247,11 +250,11 @@ impl<'a> Rewriter<'a> {
             hops += 1;
             target = at(next.as_str()?).filter(|_| hops < MOST_HOPS)?;
         }
-        let known = self.references.iter().position(|other| std::ptr::eq(*other, target));
-        Some(known.unwrap_or_else(|| {
+        let number = *self.numbers.entry(target).or_insert(self.references.len());
+        if number == self.references.len() {
             self.references.push(target);
-            self.references.len() - 1
-        }))
+        }
+        Some(number)
     }
 }
 

@@ -6,11 +6,14 @@ use crate::models::Tokenizer;
 use crate::sampler::Sampler;
 use crate::tensor::Token;
 use anyhow::{Result, ensure};
+use sha2::{Digest, Sha256};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-/// The most grammars kept at once: records of a batch mostly share one.
+/// Most grammars kept at once, and most bytes of their sources. Records of a batch mostly share one
+/// grammar.
 const MOST: usize = 64;
+const MOST_BYTES: usize = 4 << 20;
 /// Grammars whose machines run although no text follows them at the moment.
 const IDLE: usize = 4;
 
@@ -22,8 +25,18 @@ pub struct Constraints {
     /// Texts at once.
     texts: usize,
     grammars: OnceLock<Grammars>,
-    known: Mutex<HashMap<String, Result<Grammar, Fault>>>,
+    known: Mutex<KnownGrammars>,
 }
+
+/// Outcomes of compilations, by the digests of their sources.
+#[derive(Default)]
+struct KnownGrammars {
+    outcomes: HashMap<SourceDigest, Result<Grammar, Fault>>,
+    /// Bytes of the sources.
+    bytes: usize,
+}
+
+type SourceDigest = [u8; 32];
 
 impl Constraints {
     /// Makes an empty set for so many texts at once.
@@ -37,7 +50,7 @@ impl Constraints {
         }
     }
 
-    fn known(&self) -> MutexGuard<'_, HashMap<String, Result<Grammar, Fault>>> {
+    fn known(&self) -> MutexGuard<'_, KnownGrammars> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -45,7 +58,7 @@ impl Constraints {
     /// for.
     pub fn recall(&self, source: &GrammarSource) -> Option<Result<Grammar, Fault>> {
         let mut known = self.known();
-        let entry = known.get_mut(&key(source))?;
+        let entry = known.outcomes.get_mut(&digest(source))?;
         if let Some(fault) = entry.as_ref().ok().and_then(|grammar| grammar.refused()).cloned() {
             *entry = Err(fault);
         }
@@ -67,6 +80,7 @@ impl Constraints {
             )
             .help("drop one of the two")
         );
+        let bytes = source.check_size()?;
         if let Some(known) = self.recall(source) {
             return Ok(known?);
         }
@@ -87,16 +101,20 @@ impl Constraints {
             },
         };
         let mut known = self.known();
-        if known.len() >= MOST {
-            known.clear();
+        if known.outcomes.len() >= MOST || known.bytes + bytes > MOST_BYTES {
+            *known = KnownGrammars::default();
         }
-        known.insert(key(source), entry);
+        known.bytes += bytes;
+        known.outcomes.insert(digest(source), entry);
         compiled
     }
 }
 
-fn key(source: &GrammarSource) -> String {
-    format!("{source:?}")
+/// Returns the digest of a source, without a copy of it.
+fn digest(source: &GrammarSource) -> SourceDigest {
+    let mut hash = Sha256::new();
+    serde_json::to_writer(&mut hash, source).expect("a digest takes any bytes");
+    hash.finalize().into()
 }
 
 /// One answer's grammar.

@@ -24,24 +24,28 @@ const LONGEST: u64 = 1 << 30;
 /// Interval at which a waiting parent asks whether the answer is still wanted.
 const LOOK: Duration = Duration::from_millis(50);
 
-static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+/// Exit code of a child on a system that sets no limits.
+const UNLIMITED: u8 = 71;
 
-/// Allows this process to start children of itself. A process that never calls this, such as a
-/// test of the library, does the work itself and without limits.
-pub fn allow() {
-    if let Some(program) = process::own_program() {
-        let _ = PROGRAM.set(program);
-    }
+/// The program's own file, or `None` if the system does not tell it. Unset in a process without
+/// children.
+static PROGRAM: OnceLock<Option<PathBuf>> = OnceLock::new();
+
+/// Makes children of this program do all work on untrusted input. A process that never calls this,
+/// such as a test of the library, does the work itself and without limits.
+pub fn require() {
+    let _ = PROGRAM.set(process::own_program());
 }
 
-/// Returns whether this process may start children of itself.
-pub fn is_allowed() -> bool {
+/// Returns whether a child must do the work on untrusted input.
+pub fn is_required() -> bool {
     PROGRAM.get().is_some()
 }
 
 /// Returns the command that starts this program as a child with these arguments.
 pub fn command(args: &[&str]) -> Result<Command> {
-    let program = PROGRAM.get().context("the program does not know its own file")?;
+    let program = PROGRAM.get().and_then(Option::as_ref);
+    let program = program.context("the system does not tell the program its own file (/proc)")?;
     let mut command = Command::new(program);
     command.args(args);
     Ok(command)
@@ -65,6 +69,8 @@ pub enum ChildFailure {
     Memory,
     /// The parent no longer wants the answer.
     Unwanted,
+    /// The system sets no limits, so the child did nothing.
+    Unlimited,
     /// A panic, or a signal from outside.
     Failed,
 }
@@ -126,6 +132,7 @@ impl Child {
         match status.map(Exit::of_status) {
             Some(Exit::ProcessorTime) => ChildFailure::Time,
             Some(Exit::Memory) => ChildFailure::Memory,
+            Some(Exit::Code(code)) if code == i32::from(UNLIMITED) => ChildFailure::Unlimited,
             _ => ChildFailure::Failed,
         }
     }
@@ -159,14 +166,25 @@ pub fn role(argv: &[OsString]) -> Option<&str> {
 }
 
 /// Puts this process under limits, and does the work of a child with a stack of the given size.
-/// Returns whether it came to its end; a panic is silent.
-pub fn confined(limits: ChildLimits, work: impl FnOnce() + Send) -> bool {
+/// Returns the exit code; a panic is silent. Without limits nothing is done.
+pub fn confined(limits: ChildLimits, work: impl FnOnce() + Send) -> u8 {
     std::panic::set_hook(Box::new(|_| {}));
-    process::limit_memory(limits.memory + limits.stack as u64);
+    if !process::limit_memory(limits.memory + limits.stack as u64) {
+        return UNLIMITED;
+    }
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new().stack_size(limits.stack);
-        thread.spawn_scoped(scope, work).is_ok_and(|thread| thread.join().is_ok())
+        let is_done = thread.spawn_scoped(scope, work).is_ok_and(|thread| thread.join().is_ok());
+        u8::from(!is_done)
     })
+}
+
+/// Ends this child once it has used `more` processor time; zero lifts the limit. A system without
+/// such a limit ends it at once.
+pub fn limit_time(more: Duration) {
+    if !process::limit_processor_time(more) {
+        std::process::exit(UNLIMITED.into());
+    }
 }
 
 fn write_frame(out: &mut impl Write, header: &impl Serialize, raw: &[u8]) -> Result<()> {

@@ -3,6 +3,7 @@
 
 use serde::de::Error as _;
 use serde_json::{Error, Value};
+use std::io::Write;
 
 /// Most values of a text; they take about 100 MB of memory.
 pub const MOST_VALUES: usize = 1 << 20;
@@ -13,6 +14,27 @@ pub fn parse(text: &[u8]) -> Result<Value, Error> {
         return Err(Error::custom(format_args!("it has more than {MOST_VALUES} values")));
     }
     serde_json::from_slice(text)
+}
+
+/// Returns the length of a value's shortest spelling, without writing it.
+pub fn bytes(value: &Value) -> usize {
+    let mut counter = ByteCounter(0);
+    serde_json::to_writer(&mut counter, value).expect("a counter takes any bytes");
+    counter.0
+}
+
+/// A sink that counts bytes.
+struct ByteCounter(usize);
+
+impl Write for ByteCounter {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0 += bytes.len();
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
 }
 
 /// Returns the most values that a text can have, if it is JSON.
@@ -33,6 +55,12 @@ fn most_values(text: &[u8]) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn bytes_are_those_of_the_spelling() {
+        let value = serde_json::json!({"a\"": [1, 2.5, null, "\u{e4}\n"], "b": {"c": true}});
+        assert_eq!(bytes(&value), value.to_string().len());
+    }
 
     #[test]
     fn values_are_counted_before_they_are_made() {

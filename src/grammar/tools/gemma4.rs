@@ -6,8 +6,10 @@
 //! of schemas are not enforced ([`BEYOND`]).
 
 use super::{CallPolicy, Tool};
+use crate::error::Fault;
 use crate::grammar::{Enforcement, GrammarSource, LONGEST};
 use crate::tensor::Token;
+use crate::util::json::bytes as json_bytes;
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Map, Value, json};
 use std::collections::{HashMap, HashSet};
@@ -31,8 +33,12 @@ const NO_KEY: &str = ":,{}[]\"";
 const BEYOND: [&str; 6] =
     ["pattern", "format", "multipleOf", "minProperties", "maxProperties", "patternProperties"];
 
-/// Most schemas of a function that are merged into others.
+/// Most schemas of a function that are merged with others, and most bytes of them.
 const MOST_MERGES: usize = 1000;
+const MOST_MERGED: usize = 4 * LONGEST;
+
+/// Longest expression that is written where it is used. A longer one gets a rule.
+const SHORT: usize = 200;
 
 /// Returns the grammar. `marks` are the tokens before and behind a call and around a string.
 pub fn source(
@@ -62,9 +68,12 @@ pub fn source(
             text: String::new(),
             next: 0,
             known: HashMap::new(),
+            open: Vec::new(),
             merges: 0,
+            merged: 0,
         };
-        let arguments = rules.value(root).map_err(|why| tool.fault(&format!("{why:#}")))?;
+        let arguments = rules.all().map_err(|why| tool.fault(&format!("{why:#}")))?;
+        ensure!(text.len() + rules.text.len() <= LONGEST, too_complex());
         let name = &tool.name;
         let head = Value::from(format!("call:{name}"));
         writeln!(text, "call_{i}: <[{begin}]> {head} {arguments} <[{end}]>\n{}", rules.text)?;
@@ -83,11 +92,29 @@ struct Rules<'a> {
     next: usize,
     /// Names of the rules of definitions, by their references.
     known: HashMap<String, String>,
-    /// Schemas that were merged into others.
+    /// Definitions whose rules are not written yet.
+    open: Vec<(String, &'a Value)>,
+    /// Schemas that were merged with others, and bytes of them.
     merges: usize,
+    merged: usize,
 }
 
-impl Rules<'_> {
+fn too_complex() -> Fault {
+    Fault::usage("the functions are too complex together").help("send fewer functions")
+}
+
+impl<'a> Rules<'a> {
+    /// Writes all rules, and returns the expression of the arguments.
+    fn all(&mut self) -> Result<String> {
+        let arguments = self.value(self.root)?;
+        // A worklist: definitions may refer to each other in a chain of any length.
+        while let Some((name, schema)) = self.open.pop() {
+            let value = self.value(schema)?;
+            self.text += &format!("{name}: {value}\n");
+        }
+        Ok(arguments)
+    }
+
     /// Adds a rule and returns its name.
     fn rule(&mut self, body: &str) -> String {
         self.add("v", body)
@@ -100,8 +127,13 @@ impl Rules<'_> {
         name
     }
 
-    /// Returns an expression for values that fit a schema.
+    /// Returns a short expression for values that fit a schema.
     fn value(&mut self, schema: &Value) -> Result<String> {
+        let expression = self.expression(schema)?;
+        Ok(if expression.len() > SHORT { self.rule(&expression) } else { expression })
+    }
+
+    fn expression(&mut self, schema: &Value) -> Result<String> {
         ensure!(self.text.len() <= LONGEST, "its parameters are too complex");
         let Value::Object(fields) = schema else {
             ensure!(*schema == json!(true), "`false` allows nothing");
@@ -122,7 +154,7 @@ impl Rules<'_> {
             let mut all = fields.clone();
             all.shift_remove("allOf");
             return match parts.iter().try_for_each(|part| self.merge(&mut all, part)) {
-                Some(()) => self.value(&all.into()),
+                Some(()) => self.expression(&all.into()),
                 None => Ok("any".into()),
             };
         }
@@ -131,10 +163,15 @@ impl Rules<'_> {
             let mut others = fields.clone();
             others.shift_remove(key);
             let mut values = Vec::with_capacity(options.len());
+            let size = json_bytes(&others.clone().into());
             for option in options.iter().filter(|option| **option != json!(false)) {
-                let mut all = others.clone();
-                let is_merged = !all.is_empty() && self.merge(&mut all, option).is_some();
-                values.push(if is_merged { self.value(&all.into())? } else { self.value(option)? });
+                values.push(match others.is_empty() {
+                    true => self.value(option)?,
+                    false => match self.merged_with(&others, size, option) {
+                        Some(all) => self.value(&all.into())?,
+                        None => self.value(option)?,
+                    },
+                });
             }
             ensure!(!values.is_empty(), "{key} allows nothing");
             return Ok(format!("({})", values.join(" | ")));
@@ -256,13 +293,30 @@ impl Rules<'_> {
         Ok(self.rule(&format!("\"{{\" ({}) \"}}\"", firsts.join(" | "))))
     }
 
+    /// Returns a schema of `size` bytes with the keywords of another one, or `None` as
+    /// [`merge`](Self::merge) does.
+    fn merged_with(
+        &mut self,
+        schema: &Map<String, Value>,
+        size: usize,
+        part: &Value,
+    ) -> Option<Map<String, Value>> {
+        self.merged += size;
+        (self.merged <= MOST_MERGED).then_some(())?;
+        let mut all = schema.clone();
+        self.merge(&mut all, part)?;
+        Some(all)
+    }
+
     /// Adds the keywords of another schema for the same value. The first of two rules about
     /// one thing stays. Returns `None` if too much is merged, as in a cycle.
     fn merge(&mut self, all: &mut Map<String, Value>, part: &Value) -> Option<()> {
-        self.merges += 1;
-        (self.merges <= MOST_MERGES).then_some(())?;
         let target = part.get("$ref").and_then(|to| self.root.pointer(&to.as_str()?[1..]));
-        let fields = target.unwrap_or(part).as_object().into_iter().flatten();
+        let part = target.unwrap_or(part);
+        self.merges += 1;
+        self.merged += json_bytes(part);
+        (self.merges <= MOST_MERGES && self.merged <= MOST_MERGED).then_some(())?;
+        let fields = part.as_object().into_iter().flatten();
         for (key, value) in fields {
             match (all.get_mut(key), value) {
                 (None, _) => drop(all.insert(key.clone(), value.clone())),
@@ -292,8 +346,7 @@ impl Rules<'_> {
             schema.with_context(|| format!("$ref {reference:?} names no part of the schema"))?;
         let name = format!("d_{}_{}", self.prefix, self.known.len());
         self.known.insert(reference.into(), name.clone());
-        let value = self.value(schema)?;
-        self.text += &format!("{name}: {value}\n");
+        self.open.push((name.clone(), schema));
         Ok(name)
     }
 

@@ -14,7 +14,9 @@ use super::schema::{self, Enforcement};
 use crate::error::Fault;
 use crate::models::Tokenizer;
 use crate::tensor::Token;
+use crate::util::json::bytes as json_bytes;
 use anyhow::{Result, ensure};
+use std::collections::HashSet;
 
 /// A function that an answer may call.
 #[derive(Clone, Debug, PartialEq)]
@@ -53,6 +55,9 @@ pub fn call_marks(tokenizer: &Tokenizer) -> Vec<(Token, char)> {
 
 /// Longest name of a function.
 const LONGEST: usize = 128;
+/// Most functions of a request, and most bytes of all their schemas with that of the answer.
+const MOST_TOOLS: usize = 1000;
+const MOST_BYTES: usize = 2 << 20;
 
 impl Tool {
     /// Refuses the names that OpenAI's and Anthropic's servers refuse.
@@ -110,6 +115,24 @@ impl Tool {
     }
 }
 
+/// Refuses functions and schemas that are too many or too long to be compared and rewritten.
+fn check_sizes(tools: &[Tool], answer: Option<&Value>) -> Result<()> {
+    let (count, help) = (tools.len(), "send fewer functions");
+    ensure!(
+        count <= MOST_TOOLS,
+        Fault::usage(format!("{count} functions are given, and {MOST_TOOLS} are taken at most"))
+            .help(help)
+    );
+    let schemas = tools.iter().map(|tool| &tool.parameters).chain(answer);
+    let bytes: usize = schemas.map(json_bytes).sum();
+    ensure!(
+        bytes <= MOST_BYTES,
+        Fault::usage(format!("the schemas have {bytes} bytes, and {MOST_BYTES} are taken at most"))
+            .help(help)
+    );
+    Ok(())
+}
+
 /// Returns the grammar of an answer that may or must call some of these functions. `many` allows
 /// several calls. `marks` are those of the vocabulary. An answer without calls fits the schema
 /// `answer` if there is one. `enforcement` is for functions that are not strict.
@@ -122,11 +145,13 @@ pub fn source(
     enforcement: Enforcement,
 ) -> Result<GrammarSource> {
     let no_schema = |why| Fault::usage(format!("the schema of the answer: {why}"));
+    check_sizes(tools, answer)?;
     let answer = answer.map(|schema| schema::strict(schema).map_err(no_schema)).transpose()?;
-    for (i, tool) in tools.iter().enumerate() {
+    let mut names = HashSet::new();
+    for tool in tools {
         tool.check()?;
         ensure!(
-            !tools[..i].iter().any(|other| other.name == tool.name),
+            names.insert(&tool.name),
             Fault::usage(format!("the function {:?} is given twice", tool.name))
         );
     }

@@ -7,8 +7,7 @@
 
 use super::tokenizer::{Special, Tokenizer};
 use crate::checkpoint::Checkpoint;
-use crate::error::{Fault, no_process};
-use crate::os::process::limit_processor_time;
+use crate::error::{Fault, no_limits, no_process};
 use crate::tensor::Token;
 use crate::util::child::{self, Child, ChildFailure, ChildLimits};
 use crate::util::{hex, json as json_tree};
@@ -221,7 +220,7 @@ impl ChatTemplate {
             return Err(Fault::model(what).help(NO_TEMPLATE).into());
         }
         let request = Rendering { template: self.clone(), messages, answer };
-        if self.is_known() || !child::is_allowed() {
+        if self.is_known() || !child::is_required() {
             return Ok(request.render()?);
         }
         let mut child = Child::start(ROLE).with_context(no_process)?;
@@ -233,6 +232,7 @@ impl ChatTemplate {
         let why = match end {
             ChildFailure::Time => "does not come to an end",
             ChildFailure::Memory => "needs too much memory, or what it makes nests too deeply",
+            ChildFailure::Unlimited => return Err(no_limits("the model's chat template").into()),
             ChildFailure::Unwanted | ChildFailure::Failed => "cannot be rendered",
         };
         Err(Fault::model(format!("the model's chat template {why}")).help(NO_TEMPLATE).into())
@@ -407,11 +407,11 @@ impl Rendering {
     }
 }
 
-/// Renders a template for the parent of this process. Returns whether that went well.
-pub fn serve_parent() -> bool {
+/// Renders a template for the parent of this process. Returns the exit code.
+pub fn serve_parent() -> u8 {
     child::confined(LIMITS, || {
         if let Some((request, _)) = child::receive::<Rendering>() {
-            limit_processor_time(TIME);
+            child::limit_time(TIME);
             child::send(&request.render(), &[]);
         }
     })

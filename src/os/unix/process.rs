@@ -52,14 +52,13 @@ pub fn wait_for_output(output: &ChildStdout, limit: Duration) -> bool {
     poll(&mut waiting, Some(&timeout)).map_or(true, |ready| ready > 0)
 }
 
-/// Limits the address space of this process to so many bytes more than it has, and forbids it core
-/// dumps.
-pub fn limit_memory(more: u64) {
+/// Limits the address space of this process to `more` bytes beyond its present size, and forbids
+/// it core dumps. Returns whether the limit is set.
+pub fn limit_memory(more: u64) -> bool {
     let _ = setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) });
-    if let Some(now) = address_space() {
-        let most = getrlimit(Resource::As).maximum.unwrap_or(u64::MAX).min(now + more);
-        let _ = setrlimit(Resource::As, Rlimit { current: Some(most), maximum: Some(most) });
-    }
+    let Some(now) = address_space() else { return false };
+    let most = getrlimit(Resource::As).maximum.unwrap_or(u64::MAX).min(now + more);
+    setrlimit(Resource::As, Rlimit { current: Some(most), maximum: Some(most) }).is_ok()
 }
 
 /// Returns the bytes of address space that this process has.
@@ -69,8 +68,9 @@ fn address_space() -> Option<u64> {
     Some(pages * rustix::param::page_size() as u64).filter(|bytes| *bytes > 0)
 }
 
-/// Ends this process once it has used so much more processor time; zero lifts the limit.
-pub fn limit_processor_time(more: Duration) {
+/// Ends this process once it has used `more` processor time; zero lifts the limit. Returns whether
+/// the limit is set.
+pub fn limit_processor_time(more: Duration) -> bool {
     let none = libc::timeval { tv_sec: 0, tv_usec: 0 };
     let value = libc::timeval {
         tv_sec: more.as_secs() as i64,
@@ -78,7 +78,7 @@ pub fn limit_processor_time(more: Duration) {
     };
     let timer = libc::itimerval { it_interval: none, it_value: value };
     // SAFETY: a plain system call on a value of this function.
-    unsafe { libc::setitimer(libc::ITIMER_PROF, &timer, std::ptr::null_mut()) };
+    unsafe { libc::setitimer(libc::ITIMER_PROF, &timer, std::ptr::null_mut()) == 0 }
 }
 
 /// Returns the processor time that this thread has used.

@@ -8,7 +8,7 @@ use std::os::windows::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{ChildStdout, Command, ExitStatus};
 use std::ptr::null_mut;
-use std::sync::Once;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use windows_sys::Win32::Foundation::{
@@ -94,28 +94,30 @@ pub fn wait_for_output(output: &ChildStdout, limit: Duration) -> bool {
     }
 }
 
-/// Limits the memory that this process allocates to so many bytes more than it has.
-pub fn limit_memory(more: u64) {
+/// Limits the memory that this process allocates to `more` bytes beyond its present size. Returns
+/// whether the limit is set.
+pub fn limit_memory(more: u64) -> bool {
     allocator::limit(more);
+    true
 }
 
-/// Ends this process once it has used so much more processor time; zero lifts the limit.
-pub fn limit_processor_time(more: Duration) {
+/// Ends this process once it has used `more` processor time; zero lifts the limit. Returns whether
+/// the limit is set.
+pub fn limit_processor_time(more: Duration) -> bool {
     /// Processor time in nanoseconds at which the process ends.
     static END: AtomicU64 = AtomicU64::new(u64::MAX);
-    static WATCH: Once = Once::new();
+    static WATCH: OnceLock<bool> = OnceLock::new();
     let end = if more.is_zero() { u64::MAX } else { (process_time() + more).as_nanos() as u64 };
     END.store(end, Ordering::Relaxed);
-    WATCH.call_once(|| {
+    *WATCH.get_or_init(|| {
         let watch = || loop {
             std::thread::sleep(LOOK);
             if process_time().as_nanos() as u64 >= END.load(Ordering::Relaxed) {
                 self::end(ERROR_NOT_ENOUGH_QUOTA);
             }
         };
-        // Without the thread there is no limit.
-        let _ = std::thread::Builder::new().name("time limit".into()).spawn(watch);
-    });
+        std::thread::Builder::new().name("time limit".into()).spawn(watch).is_ok()
+    })
 }
 
 /// A function that writes the times of a thread or a process: creation, end, kernel, user.

@@ -5,6 +5,7 @@
 //! HTTP and waits for no client. One [`Request`](crate::decode::Request) goes from the parsed body
 //! to the scheduler.
 
+mod access;
 mod api;
 mod engine;
 mod http;
@@ -33,6 +34,7 @@ use crate::runtime::load::kv_format;
 use crate::runtime::model::Size;
 use crate::runtime::{Room, Session, Started};
 use crate::util::{hex, threads};
+use access::PageOrigin;
 use anyhow::{Context, Result};
 use api::request::ServedModel;
 use engine::AnswerEngine;
@@ -69,7 +71,7 @@ pub fn run(options: &ServeArgs, typed: &Typed) -> Result<u8> {
     let app = Arc::new(App {
         queue: queue.clone(),
         served: OnceLock::new(),
-        guard: Guard::new(&keys, &edge.cors_origin),
+        guard: Guard::new(keys, edge.cors_origin.clone()),
         log: edge.log,
         notes: Arc::new(Notes::new(edge.log)),
         bodies: room.bodies(most, patience),
@@ -174,7 +176,7 @@ struct Server {
 }
 
 impl Server {
-    fn start(address: SocketAddr, app: &Arc<App>, origins: &[String]) -> Result<Server> {
+    fn start(address: SocketAddr, app: &Arc<App>, origins: &[PageOrigin]) -> Result<Server> {
         // Tokio panics if it gets no thread. One more is for requests that take long to prepare.
         threads::check(THREADS + 1).with_context(no_thread)?;
         let runtime = tokio::runtime::Builder::new_multi_thread()

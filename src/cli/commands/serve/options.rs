@@ -1,5 +1,6 @@
 //! The options of `gemma serve`.
 
+use super::access::{ApiKey, PageOrigin};
 use crate::cli::options::{DraftArgs, ModelArgs, PromptCacheArgs, ThinkOptions, UiOptions, memory};
 use crate::error::Fault;
 use crate::runtime::options::AutoOr;
@@ -55,13 +56,13 @@ pub struct EdgeOptions {
     /// Other users of this machine can read a command line: GEMMA_API_KEY and --api-key-file do not
     /// show the key.
     #[arg(long, value_name = "KEY", hide_env_values = true)]
-    pub api_key: Vec<String>,
+    pub api_key: Vec<ApiKey>,
     /// File with keys that clients must bring, one a line
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub api_key_file: Option<PathBuf>,
     /// Origin whose pages may ask from a browser, such as https://chat.example.org (repeatable)
     #[arg(long, value_name = "ORIGIN", hide_short_help = true)]
-    pub cors_origin: Vec<String>,
+    pub cors_origin: Vec<PageOrigin>,
     /// Largest body of a request, in megabytes
     #[arg(long, value_name = "MB", default_value_t = 16, value_parser = number(1..=1024))]
     #[arg(hide_short_help = true)]
@@ -117,20 +118,18 @@ fn number(range: RangeInclusive<i64>) -> RangedI64ValueParser<u16> {
 
 impl EdgeOptions {
     /// Returns the keys of which a client must send one. Without keys no client needs one.
-    pub fn keys(&self) -> Result<Vec<String>> {
+    pub fn keys(&self) -> Result<Vec<ApiKey>> {
         let mut keys = self.api_key.clone();
         if let Some(file) = &self.api_key_file {
             let text = crate::cli::io::text_file::read_file(file).context("--api-key-file")?;
             let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
-            keys.extend(lines.map(str::to_owned));
-            if keys.is_empty() {
+            let own: Result<Vec<ApiKey>, String> = lines.map(str::parse).collect();
+            let own = own.map_err(|why| Fault::usage(format!("{}: {why}", file.display())))?;
+            if own.is_empty() {
                 let fault = Fault::usage(format!("{} holds no key", file.display()));
                 return Err(fault.help("write one key a line").into());
             }
-        }
-        if let Some(bad) = keys.iter().find(|key| !key.bytes().all(|b| b.is_ascii_graphic())) {
-            let what = format!("a key of {} characters is not one word of ASCII", bad.len());
-            return Err(Fault::usage(what).help("openssl rand -hex 32 makes one").into());
+            keys.extend(own);
         }
         if keys.is_empty() && !self.host.is_loopback() {
             let what = format!("--host {} lets others reach the model without a key", self.host);

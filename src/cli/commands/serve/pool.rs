@@ -93,18 +93,28 @@ impl SharedPool {
     }
 }
 
-impl Drop for PoolShare {
-    fn drop(&mut self) {
+impl PoolShare {
+    /// Gives back all but `units`. A share never grows: two requests that hold some and wait for
+    /// more would wait for each other.
+    pub fn shrink(&mut self, units: usize) {
+        let freed = self.units.saturating_sub(units);
+        self.units -= freed;
         let mut used = self.pool.used();
-        used.all -= self.units;
+        used.all -= freed;
         if let Some(own) = used.by_client.get_mut(&self.client) {
-            *own -= self.units;
+            *own -= freed;
             if *own == 0 {
                 used.by_client.remove(&self.client);
             }
         }
         drop(used);
         self.pool.freed.notify_waiters();
+    }
+}
+
+impl Drop for PoolShare {
+    fn drop(&mut self) {
+        self.shrink(0);
     }
 }
 
@@ -129,6 +139,11 @@ mod tests {
         drop(first);
         assert_eq!(shared.used().all, 7);
         assert_eq!(shared.used().by_client[&a], 2);
+        let mut third = third;
+        third.shrink(2);
+        assert_eq!((third.units, shared.used().all), (2, 4));
+        third.shrink(3);
+        assert_eq!((third.units, shared.used().by_client[&b]), (2, 2), "a share does not grow");
         drop((second, third));
         assert_eq!(shared.used().all, 0);
         assert!(shared.used().by_client.is_empty());

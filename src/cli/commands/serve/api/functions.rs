@@ -6,6 +6,7 @@ use super::fields::Fields;
 use super::request::ToolOptions;
 use crate::grammar::tools::{CallPolicy, Tool};
 use serde_json::Value;
+use std::collections::HashSet;
 
 /// Takes the functions. Tools that a server would have to run itself are left out, unless the
 /// request requires one of them.
@@ -67,8 +68,8 @@ fn choose(
     if kind == Some("allowed_tools") {
         mode = allowed["mode"].as_str().or(Some("auto"));
         let list = allowed["tools"].as_array().map_or(&[][..], |list| list);
-        let list: Vec<&str> = list.iter().filter_map(chosen).collect();
-        tools.retain(|tool| list.contains(&&*tool.name));
+        let allowed: HashSet<&str> = list.iter().filter_map(chosen).collect();
+        tools.retain(|tool| allowed.contains(&*tool.name));
     }
     let calls = match mode {
         None if choice.is_null() => CallPolicy::Optional,

@@ -20,6 +20,7 @@ use crate::runtime::model::Size;
 use crate::runtime::options::AutoOr;
 use crate::sampler::SamplerConfig;
 use crate::tensor::Token;
+use crate::util::json;
 use anyhow::{Result, bail, ensure};
 use serde::Deserialize;
 use serde_json::Value;
@@ -250,6 +251,91 @@ impl ApiRequest {
         self.prompts = vec![ApiPrompt::Conversation(input)];
     }
 
+    /// Replaces the prompts by their tokens, which takes less memory than their texts. A prompt that
+    /// leaves no room for an answer is an error.
+    pub fn encode(&mut self, served: &ServedModel) -> Result<()> {
+        for prompt in &mut self.prompts {
+            *prompt = ApiPrompt::Tokens(prompt.tokens(served)?);
+        }
+        Ok(())
+    }
+
+    /// Returns the bytes that an encoded request keeps: tokens, and schemas as JSON.
+    pub fn kept(&self) -> usize {
+        let tokens: usize = self.prompts.iter().map(ApiPrompt::kept).sum();
+        let tools = self.tool_options.iter().flat_map(|options| &options.tools);
+        let schemas: usize = tools.map(|tool| json::bytes(&tool.parameters)).sum();
+        let format = match &self.format {
+            Some(AnswerFormat::Grammar(GrammarSource::JsonSchema(schema))) => json::bytes(schema),
+            _ => 0,
+        };
+        tokens + schemas + format
+    }
+
+    /// Compiles the grammar of the answers. If functions that are not strict make it too complex,
+    /// only types, names and choices are enforced. If that fails too, the error names the function
+    /// that is wrong by itself.
+    pub fn compile(
+        &self,
+        source: GrammarSource,
+        served: &ServedModel,
+        is_wanted: &dyn Fn() -> bool,
+    ) -> Result<Grammar> {
+        let get =
+            |source: &GrammarSource| served.constraints.get(source, self.ignore_eos, is_wanted);
+        let outcome = get(&source);
+        let Some(options) = self.tool_options.as_ref().filter(|_| !self.ignore_eos) else {
+            return outcome;
+        };
+        if outcome.is_ok() {
+            return outcome;
+        }
+        let structure = |tools: &[Tool], answer: Option<&Value>| {
+            let marks = served.call_marks();
+            let level = Enforcement::Structure;
+            tools::source(tools, options.calls, options.many, &marks, answer, level)
+                .and_then(|source| get(&source))
+        };
+        let whole = structure(&options.tools, self.answer_schema()?);
+        if whole.is_ok() {
+            return whole;
+        }
+        // A schema that is wrong by itself is named.
+        if let Some(AnswerFormat::Grammar(answer)) = &self.format {
+            get(answer)?;
+        }
+        let mut tools = &options.tools[..];
+        while tools.len() > 1 {
+            let (first, second) = tools.split_at(tools.len() / 2);
+            tools = match [first, second].into_iter().find(|half| structure(half, None).is_err()) {
+                Some(half) => half,
+                None => {
+                    bail!(Fault::usage("the functions are too complex together").help("send fewer"))
+                }
+            };
+        }
+        match tools {
+            [tool] => {
+                let why = get(&tool.alone()?).err().map(|why| format!("{why:#}"));
+                let why = why.unwrap_or_else(|| "its parameters are too complex".into());
+                bail!(tool.fault(&why))
+            }
+            _ => whole,
+        }
+    }
+
+    /// Returns the schema of answers without calls.
+    fn answer_schema(&self) -> Result<Option<&Value>> {
+        match &self.format {
+            None | Some(AnswerFormat::Text) => Ok(None),
+            Some(AnswerFormat::Grammar(GrammarSource::JsonSchema(schema))) => Ok(Some(schema)),
+            Some(AnswerFormat::Grammar(_)) => bail!(
+                Fault::usage("a request cannot have both functions and 'grammar'")
+                    .help("leave out tools or grammar, or send tool_choice: none")
+            ),
+        }
+    }
+
     /// Returns a request for each answer, in the order of the prompts, and the seed of the first
     /// one. A further answer to the same prompt has the next seed. `delivery` makes the delivery of
     /// the nth answer.
@@ -334,15 +420,8 @@ impl ApiRequest {
         match (&self.tool_options, &self.format) {
             (None, None | Some(AnswerFormat::Text)) => Ok(None),
             (None, Some(AnswerFormat::Grammar(source))) => Ok(Some(source.clone())),
-            (Some(tool_options), format) => {
-                let answer = match format {
-                    None | Some(AnswerFormat::Text) => None,
-                    Some(AnswerFormat::Grammar(GrammarSource::JsonSchema(schema))) => Some(schema),
-                    Some(AnswerFormat::Grammar(_)) => bail!(
-                        Fault::usage("an answer that may call functions follows no 'grammar' too")
-                            .help("leave out tools or grammar, or send tool_choice: none")
-                    ),
-                };
+            (Some(tool_options), _) => {
+                let answer = self.answer_schema()?;
                 let ToolOptions { tools, calls, many } = tool_options;
                 let marks = served.call_marks();
                 tools::source(tools, *calls, *many, &marks, answer, enforcement).map(Some)
@@ -364,8 +443,16 @@ fn most_rendered(bytes: usize) -> usize {
 }
 
 impl ApiPrompt {
+    /// Returns the bytes that it keeps once it is tokens.
+    fn kept(&self) -> usize {
+        match self {
+            ApiPrompt::Tokens(tokens) => size_of_val(&tokens[..]),
+            other => other.bytes(),
+        }
+    }
+
     /// Returns the bytes of text.
-    fn bytes(&self) -> usize {
+    pub fn bytes(&self) -> usize {
         match self {
             ApiPrompt::Conversation(input) => input.bytes(),
             ApiPrompt::Text(text) => text.len(),

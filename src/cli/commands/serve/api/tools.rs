@@ -57,7 +57,10 @@ pub fn folded(messages: Vec<Message>) -> Vec<Message> {
         };
         let is_more = is_result || open && role == "user";
         match all.last_mut().filter(|last| is_more && last.role == "user") {
-            Some(last) => last.content = format!("{}\n{text}", last.content),
+            Some(last) => {
+                last.content.push('\n');
+                last.content.push_str(&text);
+            }
             None if is_result => all.push(Message::new("user", text)),
             None => all.push(Message::new(role, text)),
         }

@@ -1,8 +1,6 @@
 //! Reading of request bodies, with limits of size, time and memory.
 
 use super::super::api::error::ApiError;
-use super::super::api::fields::Fields;
-use super::super::log::Notes;
 use super::super::pool::{Client, PoolShare, SharedPool};
 use crate::util::json::MOST_VALUES;
 use axum::extract::Request;
@@ -26,43 +24,27 @@ pub struct BodyLimits {
     pub memory: Arc<SharedPool>,
 }
 
-/// A body with its share of the memory.
+/// A body with the request's share of the memory.
 pub struct ReadBody {
     pub bytes: Vec<u8>,
-    memory: Option<PoolShare>,
+    pub memory: PoolShare,
 }
 
-impl ReadBody {
-    /// Waits for `bytes` of memory for the work on the body.
-    pub async fn needs(
-        &mut self,
-        bytes: usize,
-        from: &BodyLimits,
-        client: Client,
-    ) -> Result<(), ApiError> {
-        if bytes > from.memory.most() {
-            let what = format!("{} bytes of text are too many: send fewer", self.bytes.len());
-            return Err(ApiError::new(413, what));
-        }
-        if bytes > memory(self.bytes.len()) {
-            self.memory = None;
-            self.memory = Some(from.memory.take(client, bytes).await);
-        }
-        Ok(())
-    }
-
-    pub fn fields(&self, notes: &Arc<Notes>) -> Result<Fields, ApiError> {
-        Fields::parse(&self.bytes, notes)
-    }
-}
-
-/// Returns the bytes of memory that a body of this length may take.
+/// Returns the bytes of memory that JSON of this length may take as text and as values.
 pub fn memory(length: usize) -> usize {
     COPIES * length + VALUE * (length / 2).min(MOST_VALUES)
 }
 
 impl BodyLimits {
-    pub async fn read(&self, request: Request, client: Client) -> Result<ReadBody, ApiError> {
+    /// Reads a body. Before it reads more than [`SMALL`] bytes, it waits for the memory that the
+    /// request takes until its prompts are tokens. `needs` returns the bytes of memory for the work
+    /// after parsing, given the length of the body.
+    pub async fn read(
+        &self,
+        request: Request,
+        client: Client,
+        needs: &impl Fn(usize) -> usize,
+    ) -> Result<ReadBody, ApiError> {
         let length = request.headers().get("content-length");
         let length: Option<usize> = length.and_then(|length| length.to_str().ok()?.parse().ok());
         if length.is_some_and(|length| length > self.most) {
@@ -84,14 +66,28 @@ impl BodyLimits {
                 return Err(self.too_large());
             }
             if share.is_none() && bytes.len() + data.len() > SMALL {
-                let room = self.memory.take(client, memory(length.unwrap_or(self.most)));
-                let room = tokio::time::timeout(self.patience, room).await;
-                let busy = || ApiError::new(429, "other bodies fill the memory: try again later");
-                share = Some(room.map_err(|_| busy().code("memory_full"))?);
+                share = Some(self.share(length.unwrap_or(self.most), client, needs).await?);
             }
             bytes.extend_from_slice(&data);
         }
-        Ok(ReadBody { bytes, memory: share })
+        let memory = match share {
+            Some(share) => share,
+            None => self.share(bytes.len(), client, needs).await?,
+        };
+        Ok(ReadBody { bytes, memory })
+    }
+
+    /// Waits for the share of a request whose body has `length` bytes.
+    async fn share(
+        &self,
+        length: usize,
+        client: Client,
+        needs: &impl Fn(usize) -> usize,
+    ) -> Result<PoolShare, ApiError> {
+        let units = memory(length).max(COPIES * length + needs(length));
+        let share = tokio::time::timeout(self.patience, self.memory.take(client, units)).await;
+        let what = "other requests fill the memory: try again later";
+        share.map_err(|_| ApiError::new(429, what).code("memory_full"))
     }
 
     fn too_large(&self) -> ApiError {

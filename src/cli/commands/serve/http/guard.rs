@@ -1,10 +1,10 @@
 //! Permissions: API keys, origins of browser pages, and host names of the server.
 
+use super::super::access::{ApiKey, PageOrigin, is_local_host};
 use super::super::api::error::ApiError;
 use super::super::pool::Client;
 use axum::http::header::{AUTHORIZATION, HOST, HeaderName, ORIGIN};
 use axum::http::{HeaderMap, Version};
-use sha2::{Digest, Sha256};
 use std::net::IpAddr;
 
 /// Paths that need no key.
@@ -15,16 +15,12 @@ const SINGLE: [HeaderName; 3] = [HOST, ORIGIN, AUTHORIZATION];
 
 /// The permission rules.
 pub struct Guard {
-    /// SHA-256 of each key. Hashes have one length, and the time of a comparison reveals nothing of
-    /// the key.
-    keys: Vec<[u8; 32]>,
-    origins: Vec<String>,
+    keys: Vec<ApiKey>,
+    origins: Vec<PageOrigin>,
 }
 
 impl Guard {
-    pub fn new(keys: &[String], origins: &[String]) -> Guard {
-        let keys = keys.iter().map(|key| Sha256::digest(key).into()).collect();
-        let origins = origins.iter().map(|o| o.trim_end_matches('/').to_owned()).collect();
+    pub fn new(keys: Vec<ApiKey>, origins: Vec<PageOrigin>) -> Guard {
         Guard { keys, origins }
     }
 
@@ -42,7 +38,7 @@ impl Guard {
         let host = header(HOST).unwrap_or_default();
         if let Some(origin) = header(ORIGIN) {
             let own = origin.split_once("://").is_some_and(|(_, authority)| authority == host);
-            if !own && !self.origins.iter().any(|allowed| allowed == origin) {
+            if !own && !self.origins.iter().any(|allowed| allowed.text() == origin) {
                 let message = format!(
                     "pages of {origin} may not ask here: the server has to allow this origin"
                 );
@@ -50,7 +46,7 @@ impl Guard {
             }
         }
         if self.keys.is_empty() {
-            return match is_local(host) {
+            return match is_local_host(host) {
                 true => Ok(()),
                 false => {
                     let what = "a server without keys answers localhost and addresses alone: \
@@ -61,7 +57,7 @@ impl Guard {
         }
         match given_key(headers) {
             _ if OPEN.contains(&path) => Ok(()),
-            Some(key) if self.knows(key) => Ok(()),
+            Some(key) if ApiKey::sent(key).is_among(&self.keys) => Ok(()),
             Some(_) => {
                 Err(ApiError::new(401, "the API key is wrong: send another")
                     .code("invalid_api_key"))
@@ -74,16 +70,9 @@ impl Guard {
     /// Returns the client of a request: its key, or its address if the server has no keys.
     pub fn client(&self, headers: &HeaderMap, address: IpAddr) -> Client {
         match given_key(headers).filter(|_| !self.keys.is_empty()) {
-            Some(key) => Client::Key(Sha256::digest(key).into()),
+            Some(key) => Client::Key(ApiKey::sent(key).hash()),
             None => Client::at(address),
         }
-    }
-
-    /// Returns whether the key is known. All bytes of all keys are compared.
-    fn knows(&self, key: &str) -> bool {
-        let given: [u8; 32] = Sha256::digest(key).into();
-        let differs = |key: &[u8; 32]| key.iter().zip(given).fold(0, |all, (a, b)| all | (a ^ b));
-        self.keys.iter().fold(false, |known, key| known | (differs(key) == 0))
     }
 }
 
@@ -95,16 +84,6 @@ fn given_key(headers: &HeaderMap) -> Option<&str> {
         .filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"))
         .map(|(_, key)| key.trim());
     bearer.or_else(|| text("x-api-key"))
-}
-
-/// Returns whether a Host header names an address or this machine.
-fn is_local(host: &str) -> bool {
-    let name = match host.rsplit_once(':') {
-        Some((name, port)) if port.bytes().all(|b| b.is_ascii_digit()) => name,
-        _ => host,
-    };
-    let name = name.trim_start_matches('[').trim_end_matches(']');
-    name.is_empty() || name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok()
 }
 
 #[cfg(test)]
@@ -121,7 +100,7 @@ mod tests {
 
     #[test]
     fn heads_that_a_proxy_may_read_differently_are_refused() {
-        let guard = Guard::new(&["key".into()], &[]);
+        let guard = Guard::new(vec!["key".parse().unwrap()], Vec::new());
         let status = |version, list: &[(&'static str, &str)]| {
             let list = [&[("x-api-key", "key")], list].concat();
             guard.check(version, &headers(&list), "/v1/models").map_err(|error| error.status)
@@ -144,7 +123,7 @@ mod tests {
             let checked = guard.check(Version::HTTP_10, &headers(list), path);
             checked.map_err(|error| error.status)
         };
-        let open = Guard::new(&[], &["https://a.example/".into()]);
+        let open = Guard::new(Vec::new(), vec!["https://a.example/".parse().unwrap()]);
         let asks = |list: &[(&'static str, &str)]| status(&open, "/v1/models", list);
         assert_eq!(asks(&[("host", "localhost:8080")]), Ok(()));
         assert_eq!(asks(&[("host", "[::1]:8080")]), Ok(()));
@@ -155,7 +134,7 @@ mod tests {
         for other in ["https://b.example", "null", "http://127.0.0.1:2"] {
             assert_eq!(page(other), Err(403), "{other}");
         }
-        let keyed = Guard::new(&["one".into(), "two".into()], &[]);
+        let keyed = Guard::new(["one", "two"].map(|key| key.parse().unwrap()).into(), Vec::new());
         let asks = |list: &[(&'static str, &str)]| status(&keyed, "/metrics", list);
         assert_eq!(asks(&[("authorization", "Bearer two"), ("host", "x.example")]), Ok(()));
         assert_eq!(asks(&[("x-api-key", "one")]), Ok(()));

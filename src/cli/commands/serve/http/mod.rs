@@ -7,6 +7,7 @@ mod ollama;
 mod reply;
 mod response;
 
+use super::access::PageOrigin;
 use super::api::error::{ApiError, ApiFamily};
 use super::api::fields::Fields;
 use super::api::form::ApiForm;
@@ -16,7 +17,6 @@ use super::log::{LogEntry, Notes};
 use super::options::LogFormat;
 use super::pool::{Client, Peer, PoolShare, SharedPool};
 use super::queue::{ClientEvent, Delivery, EVENTS, RequestQueue};
-use crate::cli::io::format::AnswerFormat;
 use crate::grammar::{Enforcement, Grammar, GrammarSource};
 use crate::tensor::Token;
 use axum::Router;
@@ -26,7 +26,7 @@ use axum::http::header::{HeaderName, HeaderValue};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::Response;
 use axum::routing::{MethodRouter, get, post};
-use body::BodyLimits;
+use body::{BodyLimits, ReadBody};
 use guard::Guard;
 use reply::Collected;
 use response::{RefusalReason, answer_json, refusal, respond};
@@ -36,7 +36,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::{Receiver, channel};
-use tower_http::cors::{AllowOrigin, Any, CorsLayer};
+use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
 /// Least bytes of memory for the preparation of requests, and for answers.
 const MEMORY: usize = 512_000_000;
@@ -118,7 +118,7 @@ fn endpoints() -> Vec<(&'static str, MethodRouter<Arc<App>>)> {
     ]
 }
 
-pub fn router(app: Arc<App>, origins: &[String]) -> Router {
+pub fn router(app: Arc<App>, origins: &[PageOrigin]) -> Router {
     let mut router = Router::new().route("/", get(page));
     for (path, endpoint) in endpoints() {
         for base in ["", "/v1"] {
@@ -139,11 +139,14 @@ pub fn router(app: Arc<App>, origins: &[String]) -> Router {
     if origins.is_empty() {
         return router;
     }
-    let origins = origins.iter().filter_map(|origin| HeaderValue::from_str(origin).ok());
+    let header = |origin: &PageOrigin| HeaderValue::from_str(origin.text());
+    let origins = origins.iter().map(|origin| header(origin).expect("an origin is ASCII"));
+    // A preflight names the headers that it allows: `*` does not cover Authorization.
     let cors = CorsLayer::new()
         .allow_origin(AllowOrigin::list(origins))
         .allow_methods([Method::GET, Method::POST])
-        .allow_headers(Any)
+        .allow_headers(AllowHeaders::mirror_request())
+        .allow_credentials(true)
         .expose_headers([REQUEST_ID, SEED]);
     router.layer(cors)
 }
@@ -231,19 +234,25 @@ impl App {
         self.guard.client(request.headers(), peer)
     }
 
-    /// Reads a request's body and runs `work` on it in a worker thread. `needs` returns the bytes
-    /// of memory for the work, given the length of the body.
+    /// Reads a request's body and runs `work` on its fields in a worker thread. `needs` returns the
+    /// bytes of memory for the work after parsing, given the length of the body. Returns the result
+    /// and the request's share of the memory.
     async fn prepare<T: Send + 'static>(
         &self,
         request: Request,
         needs: impl Fn(usize) -> usize,
         work: impl FnOnce(Fields) -> Result<T, ApiError> + Send + 'static,
-    ) -> Result<T, ApiError> {
+    ) -> Result<(T, PoolShare), ApiError> {
         let client = self.client(&request);
-        let mut body = self.bodies.read(request, client).await?;
-        body.needs(needs(body.bytes.len()), &self.bodies, client).await?;
+        let ReadBody { bytes, memory } = self.bodies.read(request, client, &needs).await?;
         let (thread, notes) = (self.room.threads.take(client, 1).await, self.notes.clone());
-        in_worker(thread, move || work(body.fields(&notes)?)).await
+        // The memory belongs to the work, which goes on if the client goes away.
+        let work = move || {
+            let fields = Fields::parse(&bytes, &notes)?;
+            drop(bytes);
+            work(fields).map(|result| (result, memory))
+        };
+        in_worker(thread, work).await
     }
 }
 
@@ -267,7 +276,7 @@ async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Response {
         let served = app.served()?.clone();
         let work = move |fields| tokens::tokenize(fields, &served);
         let memory = |bytes: usize| TOKENISER_MEMORY * bytes.min(tokens::LONGEST_TEXT);
-        app.prepare(request, memory, work).await
+        app.prepare(request, memory, work).await.map(|(answer, _)| answer)
     };
     result(answer.await, ApiFamily::OpenAi)
 }
@@ -276,7 +285,7 @@ async fn detokenize(State(app): State<Arc<App>>, request: Request) -> Response {
     let answer = async {
         let served = app.served()?.clone();
         let work = move |fields| tokens::detokenize(fields, &served);
-        app.prepare(request, |_| 0, work).await
+        app.prepare(request, |_| 0, work).await.map(|(answer, _)| answer)
     };
     result(answer.await, ApiFamily::OpenAi)
 }
@@ -293,14 +302,16 @@ async fn tokenizer_info(State(app): State<Arc<App>>) -> Response {
 
 async fn count_tokens(State(app): State<Arc<App>>, request: Request) -> Response {
     let answer = async {
-        let served = app.served()?.clone();
+        let (served, most) = (app.served()?.clone(), app.room.preparing.most());
         let work = move |fields| {
             let prompt = anthropic::count_body(fields, &served)?;
+            check_memory(prompt.bytes(), &served, most)?;
             let tokens = prompt.tokens(&served).map_err(|error| ApiError::of(&error))?;
             Ok(json!({"input_tokens": tokens.len()}).to_string())
         };
         let model = app.served()?.clone();
-        app.prepare(request, |bytes| tokeniser_memory(bytes, &model), work).await
+        let memory = |bytes: usize| tokeniser_memory(bytes, &model);
+        app.prepare(request, memory, work).await.map(|(answer, _)| answer)
     };
     result(answer.await, ApiFamily::Anthropic)
 }
@@ -369,53 +380,118 @@ async fn answer(app: Arc<App>, request: Request, parse: Parse) -> Response {
 
 /// A request whose answers are in the queue.
 struct StartedRequest {
-    parsed: ApiRequest,
+    parsed: Arc<ApiRequest>,
     form: Box<dyn ApiForm>,
     events: Receiver<(usize, ClientEvent)>,
-    /// Memory of the answers.
-    memory: PoolShare,
+    /// Memory of the request and of its answers.
+    memory: [PoolShare; 2],
     seed: u64,
     /// Tokens of the longest prompt.
     prompt_tokens: u64,
 }
 
+/// A request whose prompts are tokens.
+struct EncodedRequest {
+    parsed: Arc<ApiRequest>,
+    form: Box<dyn ApiForm>,
+    /// Memory of the answers.
+    answers: PoolShare,
+    grammar: NeededGrammar,
+    /// Bytes that the parsed request keeps.
+    kept: usize,
+}
+
+/// What a request needs for its grammar.
+enum NeededGrammar {
+    Nothing,
+    Known(Grammar),
+    Compiled(GrammarSource),
+}
+
+/// Reads a request and puts its answers into the queue. The request has one share of the memory,
+/// which shrinks to what is kept once the prompts are tokens, and lasts to the last event.
 async fn begin(app: &App, request: Request, parse: Parse) -> Result<StartedRequest, ApiError> {
     let received = Instant::now();
     let served = app.served()?.clone();
-    let (client, own) = (app.client(&request), served.clone());
-    let (parsed, form) = app.prepare(request, |_| 0, move |fields| parse(fields, &own)).await?;
-    let memory = answers_room(app, &served, &parsed, client)?;
-    let grammar = grammar(app, &served, &parsed, client).await?;
-    let needed = tokeniser_memory(parsed.longest(), &served);
-    if needed > app.room.preparing.most() {
-        let what = format!("a prompt of {} bytes is too long for this server", parsed.longest());
-        return Err(ApiError::new(413, what).code("context_length_exceeded"));
-    }
-    let room = app.room.preparing.take(client, needed).await;
-    let thread = app.room.threads.take(client, 1).await;
-    let (send, events) = channel(EVENTS);
-    let make = move || {
-        let delivery = |choice| Delivery::new(client, choice, send.clone(), received);
-        let requests = parsed.requests(&served, grammar, &delivery);
-        drop(room);
-        let made = requests.map(|(requests, seed)| (parsed, requests, seed));
-        made.map_err(|error| ApiError::of(&error))
+    let client = app.client(&request);
+    let encode = {
+        let (served, answers) = (served.clone(), app.room.answers.clone());
+        let most = app.room.preparing.most();
+        move |fields| encoded(parse(fields, &served)?, &served, client, &answers, most)
     };
-    let (parsed, requests, seed) = in_worker(thread, make).await?;
+    let needs = |bytes: usize| tokeniser_memory(bytes, &served);
+    let (encoded, mut memory) = app.prepare(request, needs, encode).await?;
+    let EncodedRequest { parsed, form, answers, grammar, kept } = encoded;
+    memory.shrink(kept);
+    let grammar = match grammar {
+        NeededGrammar::Nothing => None,
+        NeededGrammar::Known(grammar) => Some(grammar),
+        NeededGrammar::Compiled(source) => {
+            Some(compiled(app, &served, source, &parsed, client).await?)
+        }
+    };
+    let (send, events) = channel(EVENTS);
+    let thread = app.room.threads.take(client, 1).await;
+    let make = {
+        let parsed = parsed.clone();
+        move || {
+            let delivery = |choice| Delivery::new(client, choice, send.clone(), received);
+            parsed.requests(&served, grammar, &delivery).map_err(|error| ApiError::of(&error))
+        }
+    };
+    let (requests, seed) = in_worker(thread, make).await?;
     let lengths = requests.iter().map(|request| request.text.history.len());
     let prompt_tokens = lengths.max().unwrap_or(0) as u64;
     app.queue.add(requests)?;
+    let memory = [memory, answers];
     Ok(StartedRequest { parsed, form, events, memory, seed, prompt_tokens })
+}
+
+/// Turns the prompts of a parsed request into tokens, and looks for its grammar among the known
+/// ones. `most` is the memory of a client for the preparation of requests.
+fn encoded(
+    (mut parsed, form): (ApiRequest, Box<dyn ApiForm>),
+    served: &ServedModel,
+    client: Client,
+    answers: &Arc<SharedPool>,
+    most: usize,
+) -> Result<EncodedRequest, ApiError> {
+    let wrong = |error: anyhow::Error| ApiError::of(&error);
+    let answers = answers_room(answers, served, &parsed, client)?;
+    check_memory(parsed.longest(), served, most)?;
+    parsed.encode(served).map_err(wrong)?;
+    let source = parsed.source(served, Enforcement::Expressible).map_err(wrong)?;
+    let grammar = match source {
+        None => NeededGrammar::Nothing,
+        Some(source) => {
+            source.check_size().map_err(wrong)?;
+            match served.constraints.recall(&source) {
+                Some(Ok(grammar)) if !parsed.ignore_eos => NeededGrammar::Known(grammar),
+                _ => NeededGrammar::Compiled(source),
+            }
+        }
+    };
+    let kept = body::memory(parsed.kept());
+    Ok(EncodedRequest { parsed: Arc::new(parsed), form, answers, grammar, kept })
+}
+
+/// Refuses a prompt that the tokenizer has no memory for.
+fn check_memory(bytes: usize, served: &ServedModel, most: usize) -> Result<(), ApiError> {
+    if tokeniser_memory(bytes, served) <= most {
+        return Ok(());
+    }
+    let what = format!("a prompt of {bytes} bytes is too long for this server");
+    Err(ApiError::new(413, what).code("context_length_exceeded"))
 }
 
 /// Takes the memory of the answers at their largest.
 fn answers_room(
-    app: &App,
+    answers: &Arc<SharedPool>,
     served: &ServedModel,
     parsed: &ApiRequest,
     client: Client,
 ) -> Result<PoolShare, ApiError> {
-    let (needed, most) = (parsed.answers_memory(served), app.room.answers.most());
+    let (needed, most) = (parsed.answers_memory(served), answers.most());
     if needed > most {
         let what = format!(
             "the answers could take {} MB of memory, and a client has {} MB: \
@@ -425,66 +501,28 @@ fn answers_room(
         );
         return Err(ApiError::bad(what).param("max_tokens"));
     }
-    app.room.answers.try_take(client, needed).ok_or_else(|| {
+    answers.try_take(client, needed).ok_or_else(|| {
         let what = "answers of this client fill its share of the memory: try again later";
         ApiError::new(429, what).code("memory_full")
     })
 }
 
-/// Returns the grammar of the answers, and compiles a new one. The compilation ends once the client
-/// is gone.
-async fn grammar(
-    app: &App,
-    served: &Arc<ServedModel>,
-    parsed: &ApiRequest,
-    client: Client,
-) -> Result<Option<Grammar>, ApiError> {
-    let wrong = |error: anyhow::Error| ApiError::of(&error);
-    let source = |enforcement| parsed.source(served, enforcement).map_err(wrong);
-    let Some(first) = source(Enforcement::Expressible)? else { return Ok(None) };
-    let (outcome, options) =
-        (compiled(app, served, first, parsed, client).await, &parsed.tool_options);
-    let Some(options) = options.as_ref().filter(|_| !parsed.ignore_eos && outcome.is_err()) else {
-        return outcome.map(Some);
-    };
-    let second = source(Enforcement::Structure)?.expect("there are functions");
-    if let Ok(grammar) = compiled(app, served, second, parsed, client).await {
-        return Ok(Some(grammar));
-    }
-    // A schema that is wrong by itself is named.
-    if let Some(AnswerFormat::Grammar(answer)) = &parsed.format {
-        compiled(app, served, answer.clone(), parsed, client).await?;
-    }
-    for tool in &options.tools {
-        let alone = tool.alone().map_err(wrong)?;
-        if let Err(why) = compiled(app, served, alone, parsed, client).await {
-            return Err(wrong(tool.fault(&why.message).into()));
-        }
-    }
-    let what = "the functions are too complex together: send fewer of them";
-    Err(ApiError::bad(what).param("tools"))
-}
-
-/// Compiles a grammar, or returns the outcome of an earlier compilation.
+/// Compiles the grammar of a request in a worker thread. The compilation ends once the client is
+/// gone.
 async fn compiled(
     app: &App,
     served: &Arc<ServedModel>,
     source: GrammarSource,
-    parsed: &ApiRequest,
+    parsed: &Arc<ApiRequest>,
     client: Client,
 ) -> Result<Grammar, ApiError> {
-    let wrong = |error: anyhow::Error| ApiError::of(&error);
-    let ignore_eos = parsed.ignore_eos;
-    if let (Some(known), false) = (served.constraints.recall(&source), ignore_eos) {
-        return known.map_err(|fault| wrong(fault.into()));
-    }
     let compiler = app.room.compilers.take(client, 1).await;
     // The future drops this when its client goes away.
     let here = Arc::new(());
-    let (there, served) = (Arc::downgrade(&here), served.clone());
+    let (there, served, parsed) = (Arc::downgrade(&here), served.clone(), parsed.clone());
     let compile = move || {
         let is_wanted = || there.strong_count() > 0;
-        served.constraints.get(&source, ignore_eos, &is_wanted).map_err(wrong)
+        parsed.compile(source, &served, &is_wanted).map_err(|error| ApiError::of(&error))
     };
     let grammar = in_worker(compiler, compile).await;
     drop(here);

@@ -22,12 +22,12 @@ pub struct Collected {
     answers: Vec<CollectedAnswer>,
     open: usize,
     figures: RequestFigures,
-    /// Memory of the answers.
-    _memory: PoolShare,
+    /// Memory of the request and of its answers.
+    _memory: [PoolShare; 2],
 }
 
 impl Collected {
-    pub fn new(choices: usize, memory: PoolShare) -> Collected {
+    pub fn new(choices: usize, memory: [PoolShare; 2]) -> Collected {
         let answer = || CollectedAnswer {
             text: String::new(),
             thought: String::new(),
