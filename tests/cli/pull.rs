@@ -25,6 +25,8 @@ type Seen = (String, String, String);
 struct Answers {
     /// Name, bytes, and whether the file is a large one on another server.
     files: Vec<(String, Vec<u8>, bool)>,
+    /// Address of the other server. It has the hub's host and another port.
+    other: String,
     /// Bytes after which the next transfers of large files break off.
     cuts: Vec<usize>,
     /// A transfer that is cut waits instead of closing the connection.
@@ -47,19 +49,22 @@ struct FakeHub {
 
 impl FakeHub {
     fn new(files: &[(&str, &[u8], bool)]) -> FakeHub {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let endpoint = format!("http://{}", listener.local_addr().unwrap());
+        let listeners = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
+        let address = |listener: &TcpListener| listener.local_addr().unwrap();
+        let [endpoint, other] = listeners.each_ref().map(|l| format!("http://{}", address(l)));
         let files = files.iter().map(|(name, bytes, lfs)| ((*name).into(), bytes.to_vec(), *lfs));
-        let answers = Answers { files: files.collect(), ..Answers::default() };
+        let answers = Answers { files: files.collect(), other, ..Answers::default() };
         let answers = Arc::new(Mutex::new(answers));
-        let shared = answers.clone();
-        std::thread::spawn(move || {
-            for stream in listener.incoming() {
-                let shared = shared.clone();
-                // A client that goes away is no failure of the server.
-                std::thread::spawn(move || drop(answer(stream.unwrap(), &shared)));
-            }
-        });
+        for listener in listeners {
+            let shared = answers.clone();
+            std::thread::spawn(move || {
+                for stream in listener.incoming() {
+                    let shared = shared.clone();
+                    // A client that goes away is no failure of the server.
+                    std::thread::spawn(move || drop(answer(stream.unwrap(), &shared)));
+                }
+            });
+        }
         FakeHub { endpoint, answers }
     }
 
@@ -102,7 +107,7 @@ fn answer(mut stream: TcpStream, answers: &Mutex<Answers>) -> std::io::Result<()
     }
     let header = |name: &str| headers.get(name).cloned().unwrap_or_default();
     let mut answers = answers.lock().unwrap();
-    let (range, host) = (header("range"), header("host"));
+    let range = header("range");
     answers.seen.push((path.clone(), range.clone(), header("authorization")));
     let refusal = match path.starts_with("/api/") {
         true => answers.list_status,
@@ -122,9 +127,8 @@ fn answer(mut stream: TcpStream, answers: &Mutex<Answers>) -> std::io::Result<()
     let is_cdn = path.starts_with("/cdn/");
     if is_large && !is_cdn {
         let name = path.split(&format!("/{COMMIT}/")).nth(1).unwrap();
-        let port = host.rsplit(':').next().unwrap();
-        let head =
-            format!("HTTP/1.1 302 Found\r\nlocation: http://localhost:{port}/cdn/{name}\r\n");
+        let other = &answers.other;
+        let head = format!("HTTP/1.1 302 Found\r\nlocation: {other}/cdn/{name}\r\n");
         return write!(stream, "{head}content-length: 0\r\nconnection: close\r\n\r\n");
     }
     let from = range.strip_prefix("bytes=").and_then(|r| r.strip_suffix('-')?.parse().ok());

@@ -6,10 +6,12 @@
 
 use super::piece_bytes;
 use crate::error::Fault;
+use crate::tensor::Token;
 use anyhow::{Result, anyhow, bail, ensure};
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
+use std::collections::BTreeSet;
 use std::fmt;
 use tokenizers::models::bpe::{BPE, Vocab};
 use tokenizers::{AddedToken, NormalizerWrapper, PreTokenizerWrapper, Tokenizer};
@@ -67,10 +69,17 @@ pub struct Parts {
 struct File {
     model: Model,
     #[serde(default)]
-    added_tokens: Vec<AddedToken>,
+    added_tokens: Vec<AddedEntry>,
     normalizer: Option<Value>,
     pre_tokenizer: Option<Value>,
     decoder: Option<Value>,
+}
+
+#[derive(Deserialize)]
+struct AddedEntry {
+    id: Option<Token>,
+    #[serde(flatten)]
+    token: AddedToken,
 }
 
 #[derive(Deserialize)]
@@ -144,8 +153,8 @@ impl<'de> Deserialize<'de> for MergedPair {
     }
 }
 
-/// Reads and checks a file.
-pub fn read(bytes: &[u8]) -> Result<Parts> {
+/// Reads and checks a file. `named` are the tokens that the model's configuration gives a role.
+pub fn read(bytes: &[u8], named: &[Token]) -> Result<Parts> {
     let mut file: File = serde_json::from_slice(bytes)?;
     let kind = file.model.kind.as_deref().unwrap_or("BPE");
     ensure!(kind == "BPE", foreign(format!("its model is {kind}, and Gemma's is BPE")));
@@ -161,7 +170,7 @@ pub fn read(bytes: &[u8]) -> Result<Parts> {
     check_decoder(file.decoder.as_ref())?;
     check_text(file.normalizer.as_ref(), "normalizer", "Replace", "content")?;
     check_text(file.pre_tokenizer.as_ref(), "pre_tokenizer", "Split", "behavior")?;
-    let repaired = repair(&mut file.added_tokens, &file.model.vocab.0);
+    let repaired = repair(&mut file.added_tokens, &file.model.vocab.0, named);
 
     let mut pieces: Vec<Box<[u8]>> = Vec::new();
     for (piece, id) in &file.model.vocab.0 {
@@ -175,7 +184,8 @@ pub fn read(bytes: &[u8]) -> Result<Parts> {
     if let Some(value) = file.pre_tokenizer {
         tokenizer.with_pre_tokenizer(Some(serde_json::from_value::<PreTokenizerWrapper>(value)?));
     }
-    tokenizer.add_tokens(file.added_tokens).map_err(|e| anyhow!("{e}"))?;
+    let added = file.added_tokens.into_iter().map(|entry| entry.token);
+    tokenizer.add_tokens(added.collect::<Vec<_>>()).map_err(|e| anyhow!("{e}"))?;
     for (id, token) in tokenizer.get_added_tokens_decoder() {
         set(&mut pieces, id, &token.content);
     }
@@ -215,19 +225,34 @@ fn model(model: Model) -> Result<BPE> {
     builder.build().map_err(|e| anyhow!("{e}"))
 }
 
-/// Marks Gemma's control tokens as such; returns those that were not marked.
-fn repair(added: &mut Vec<AddedToken>, vocab: &Vocab) -> Vec<String> {
+/// Marks control tokens as such: Gemma's, and those with a role. Returns those that were not
+/// marked.
+fn repair(added: &mut Vec<AddedEntry>, vocab: &Vocab, named: &[Token]) -> Vec<String> {
+    let known = KNOWN_CONTROL.into_iter().map(str::to_owned);
+    let in_vocab = vocab.iter().filter(|(_, id)| named.contains(id)).map(|(text, _)| text.clone());
+    let is_named = |entry: &&AddedEntry| entry.id.is_some_and(|id| named.contains(&id));
+    let in_added = added.iter().filter(is_named).map(|entry| entry.token.content.clone());
+    // A role may be given to a line break, which stays text.
+    let named: BTreeSet<String> = in_vocab.chain(in_added).filter(|text| is_mark(text)).collect();
     let mut repaired = Vec::new();
-    for name in KNOWN_CONTROL {
-        match added.iter_mut().find(|t| t.content == name) {
-            Some(token) if token.special => continue,
-            Some(token) => token.special = true,
-            None if vocab.contains_key(name) => added.push(AddedToken::from(name, true)),
+    for name in known.chain(named) {
+        match added.iter_mut().find(|entry| entry.token.content == name) {
+            Some(entry) if entry.token.special => continue,
+            Some(entry) => entry.token.special = true,
+            None if vocab.contains_key(&name) => {
+                added.push(AddedEntry { id: None, token: AddedToken::from(&*name, true) })
+            }
             None => continue,
         }
-        repaired.push(name.to_string());
+        repaired.push(name);
     }
     repaired
+}
+
+/// Returns whether a piece looks like a mark, such as `<|im_end|>`, and not like a word.
+fn is_mark(piece: &str) -> bool {
+    let ends = [('<', '>'), ('[', ']')];
+    piece.len() > 2 && ends.iter().any(|(a, b)| piece.starts_with(*a) && piece.ends_with(*b))
 }
 
 /// Checks the decoder. Gemma's puts spaces for `▁` and bytes for `<0x..>`; another one means

@@ -35,12 +35,18 @@ pub struct Tokenizer {
 }
 
 impl Tokenizer {
-    /// Reads a `tokenizer.json`.
+    /// Reads a `tokenizer.json` of a model whose configuration is not known.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
+        Self::with_roles(bytes, &[])
+    }
+
+    /// Reads a `tokenizer.json`. `named` are the tokens that begin, end or pad texts according to
+    /// the model's configuration. They are control tokens, even if the file lists them as text.
+    pub fn with_roles(bytes: &[u8], named: &[Token]) -> Result<Self> {
         // Hashing 33 MB takes a while too.
         let (parts, sha256) = std::thread::scope(|scope| {
             let sha256 = threads::spawn(scope, || <[u8; 32]>::from(Sha256::digest(bytes)));
-            (file::read(bytes), sha256.join())
+            (file::read(bytes, named), sha256.join())
         });
         let file::Parts { tokenizer: inner, mut pieces, repaired } =
             parts.map_err(|why| match fault_of(&why) {
@@ -304,6 +310,34 @@ pub(crate) mod tests {
                 "fuse_unk": true, "unk_token": "<unk>"},
         });
         Tokenizer::from_bytes(&serde_json::to_vec(&json).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn tokens_with_a_role_are_control_tokens() {
+        let added = |id: u32, content: &str| {
+            serde_json::json!({"id": id, "content": content, "special": false,
+                "single_word": false, "lstrip": false, "rstrip": false, "normalized": false})
+        };
+        let json = serde_json::json!({
+            "added_tokens": [added(3, "<|im_end|>"), added(4, "<|im_start|>"), added(5, "\n\n")],
+            "model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "[END]": 2}, "merges": []},
+        });
+        let bytes = serde_json::to_vec(&json).unwrap();
+        let control = |named: &[Token]| {
+            let tokenizer = Tokenizer::with_roles(&bytes, named).unwrap();
+            let control: Vec<Token> = tokenizer.control().values().copied().collect();
+            for (text, id) in [("<|im_end|>", 3), ("<|im_start|>", 4)] {
+                let as_text = tokenizer.encode(text, Special::AsText).unwrap();
+                assert_eq!(as_text == [id], !named.contains(&id), "{text}");
+                assert_eq!(tokenizer.encode(text, Special::Parse).unwrap(), [id]);
+            }
+            control
+        };
+        assert!(control(&[]).is_empty());
+        assert_eq!(control(&[3]), [3]);
+        // A word and a line break stay text.
+        assert!(control(&[0, 5, 99]).is_empty());
+        assert_eq!(control(&[4, 3, 2]), [2, 3, 4]);
     }
 
     #[test]

@@ -15,8 +15,10 @@ use crate::models::{Config, Tokenizer, Weights};
 use crate::runtime::Listener;
 use crate::runtime::model::acquire::is_id;
 use crate::runtime::model::find::{ModelSource, find};
+use crate::tensor::Token;
 use crate::util::units::thousands;
 use anyhow::{Context, Result};
+use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -109,7 +111,25 @@ pub fn own_tokenizer(checkpoint: &Checkpoint) -> Result<Option<Tokenizer>> {
     let Some(file) = checkpoint.side_file("tokenizer.json")? else { return Ok(None) };
     let shown = checkpoint.display("tokenizer.json");
     crate::checkpoint::check_bytes(&shown, &file)?;
-    Tokenizer::from_bytes(&file).map(Some).with_context(|| format!("reading {shown}"))
+    let named = tokens_with_roles(checkpoint)?;
+    Tokenizer::with_roles(&file, &named).map(Some).with_context(|| format!("reading {shown}"))
+}
+
+/// Returns the tokens that begin, end or pad texts according to the configuration files.
+fn tokens_with_roles(checkpoint: &Checkpoint) -> Result<Vec<Token>> {
+    let mut named = Vec::new();
+    for file in ["config.json", "generation_config.json"] {
+        let Some(json) = checkpoint.side_json(file)? else { continue };
+        for fields in [&json, &json["text_config"]] {
+            for role in ["bos_token_id", "eos_token_id", "pad_token_id"] {
+                let ids = &fields[role];
+                let ids = ids.as_array().map_or(std::slice::from_ref(ids), Vec::as_slice);
+                let ids = ids.iter().filter_map(Value::as_u64);
+                named.extend(ids.filter_map(|id| Token::try_from(id).ok()));
+            }
+        }
+    }
+    Ok(named)
 }
 
 /// Returns the error for a model without a tokenizer.

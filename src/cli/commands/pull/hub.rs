@@ -10,12 +10,15 @@ use serde_json::Value;
 use std::io::Read;
 use std::path::PathBuf;
 use std::time::Duration;
-use ureq::config::RedirectAuthHeaders;
-use ureq::http::Response;
+use ureq::http::header::LOCATION;
+use ureq::http::{Response, Uri};
 use ureq::{Agent, Body};
 
 /// Time to wait for a connection, for an answer and for each piece of it.
 const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Most redirects of one request.
+const MOST_REDIRECTS: usize = 10;
 
 /// Bytes of a list of files at most.
 const LARGEST_LIST: u64 = 64 << 20;
@@ -67,8 +70,11 @@ impl Hub {
             return Err(fault.help("unset HF_HUB_OFFLINE").into());
         }
         let endpoint = text("HF_ENDPOINT").unwrap_or_else(|| "https://huggingface.co".to_owned());
-        if !endpoint.starts_with("https://") && !endpoint.starts_with("http://") {
-            return Err(Fault::usage(format!("HF_ENDPOINT is no URL: {endpoint}")).into());
+        let endpoint = endpoint.trim_end_matches('/').to_owned();
+        if endpoint.parse().ok().and_then(|uri| WebOrigin::of(&uri)).is_none() {
+            return Err(Fault::usage(format!("HF_ENDPOINT is no URL: {endpoint}"))
+                .help("it looks like https://huggingface.co")
+                .into());
         }
         let of_variable = |name: &str| {
             Some(AccessToken { value: text(name)?, source: format!("the variable {name}") })
@@ -82,8 +88,9 @@ impl Hub {
         };
         let agent = Agent::config_builder()
             .http_status_as_error(false)
-            // A large file is on another server, which must not see the token.
-            .redirect_auth_headers(RedirectAuthHeaders::SameHost)
+            // `get` follows redirects, so that it can leave out the token.
+            .max_redirects(0)
+            .max_redirects_will_error(false)
             .user_agent(concat!("gemma/", env!("CARGO_PKG_VERSION")))
             .timeout_resolve(Some(PATIENCE))
             .timeout_connect(Some(PATIENCE))
@@ -92,22 +99,39 @@ impl Hub {
             .new_agent();
         Ok(Hub {
             agent,
-            endpoint: endpoint.trim_end_matches('/').to_owned(),
+            endpoint,
             token: of_variable("HF_TOKEN")
                 .or_else(|| of_variable("HUGGING_FACE_HUB_TOKEN"))
                 .or_else(of_file),
         })
     }
 
+    /// Asks for a page, through redirects. The token goes to the origin of the endpoint alone: a
+    /// large file is on another server, which must not see it.
     fn get(&self, url: &str, from: u64) -> Result<Response<Body>, ureq::Error> {
-        let mut request = self.agent.get(url);
-        if let Some(AccessToken { value, .. }) = &self.token {
-            request = request.header("authorization", format!("Bearer {value}"));
+        let address = |text: &str| {
+            text.parse::<Uri>().map_err(|why| ureq::Error::BadUri(format!("{text}: {why}")))
+        };
+        let own = WebOrigin::of(&address(&self.endpoint)?);
+        let mut uri = address(url)?;
+        for _ in 0..=MOST_REDIRECTS {
+            let mut request = self.agent.get(&uri);
+            let is_own = WebOrigin::of(&uri) == own;
+            if let Some(AccessToken { value, .. }) = self.token.as_ref().filter(|_| is_own) {
+                request = request.header("authorization", format!("Bearer {value}"));
+            }
+            if from > 0 {
+                request = request.header("range", format!("bytes={from}-"));
+            }
+            let response = request.call()?;
+            let target = response.headers().get(LOCATION);
+            let Some(target) = target.filter(|_| response.status().is_redirection()) else {
+                return Ok(response);
+            };
+            let target = target.to_str().ok().and_then(|target| redirected(&uri, target));
+            uri = target.ok_or(ureq::Error::RedirectFailed)?;
         }
-        if from > 0 {
-            request = request.header("range", format!("bytes={from}-"));
-        }
-        request.call()
+        Err(ureq::Error::TooManyRedirects)
     }
 
     /// Returns the files of the main branch.
@@ -225,6 +249,41 @@ impl RemoteFile {
     }
 }
 
+/// Scheme, host and port of an address.
+#[derive(Debug, PartialEq, Eq)]
+struct WebOrigin {
+    is_encrypted: bool,
+    host: String,
+    port: u16,
+}
+
+impl WebOrigin {
+    /// Returns the origin of an address of http or https.
+    fn of(uri: &Uri) -> Option<WebOrigin> {
+        let is_encrypted = match uri.scheme_str()? {
+            "https" => true,
+            "http" => false,
+            _ => return None,
+        };
+        let host = uri.host().filter(|host| !host.is_empty())?.to_ascii_lowercase();
+        let port = uri.port_u16().unwrap_or(if is_encrypted { 443 } else { 80 });
+        Some(WebOrigin { is_encrypted, host, port })
+    }
+}
+
+/// Returns the address that a redirect leads to: a whole one, or a path on the same server. A
+/// redirect never leads from https to http.
+fn redirected(from: &Uri, target: &str) -> Option<Uri> {
+    let to: Uri = match target.strip_prefix('/') {
+        Some(rest) if !rest.starts_with('/') => {
+            format!("{}://{}{target}", from.scheme_str()?, from.authority()?).parse().ok()?
+        }
+        _ => target.parse().ok()?,
+    };
+    let (before, after) = (WebOrigin::of(from)?, WebOrigin::of(&to)?);
+    (after.is_encrypted || !before.is_encrypted).then_some(to)
+}
+
 /// Returns a hash in hexadecimal, which is safe as the name of a file.
 fn hash(value: &Value) -> Option<String> {
     let text = value.as_str()?;
@@ -246,6 +305,28 @@ fn escaped(path: &str) -> String {
 mod tests {
     use super::*;
     use serde_json::json;
+
+    #[test]
+    fn an_origin_is_scheme_host_and_port() {
+        let origin = |url: &str| WebOrigin::of(&url.parse().unwrap());
+        let hub = origin("https://hub.example/a");
+        assert!(hub.is_some());
+        for same in ["https://hub.example:443/b", "https://HUB.example"] {
+            assert_eq!(origin(same), hub, "{same}");
+        }
+        for other in ["http://hub.example/a", "https://hub.example:8443/a", "https://x.hub.example"]
+        {
+            assert_ne!(origin(other), hub, "{other}");
+        }
+        assert_eq!(origin("ftp://hub.example"), None);
+        let from: Uri = "https://hub.example/a?x".parse().unwrap();
+        let to = |target: &str| redirected(&from, target).map(|uri| uri.to_string());
+        assert_eq!(to("/b?y=1").as_deref(), Some("https://hub.example/b?y=1"));
+        assert_eq!(to("https://cdn.example/c").as_deref(), Some("https://cdn.example/c"));
+        for bad in ["http://hub.example/a", "//cdn.example/c", "b", "", "file:///etc/passwd"] {
+            assert_eq!(to(bad), None, "{bad}");
+        }
+    }
 
     #[test]
     fn a_list_of_files_is_read_and_hostile_names_are_refused() {
