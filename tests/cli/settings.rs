@@ -238,3 +238,51 @@ fn a_shown_configuration_can_be_saved() {
         again.text()
     );
 }
+
+/// Of options that exclude each other, the stronger source's is used: a flag, then the environment,
+/// then the file's own section, then the top of the file.
+#[test]
+fn the_stronger_source_wins_among_options_that_exclude_each_other() {
+    let dir = tempfile::tempdir().unwrap();
+    let shown = |file: &str, env: &[(&str, &str)], flags: &[&str]| {
+        fs::write(dir.path().join("gemma.toml"), file).unwrap();
+        let args = [&["generate", "--print-config"], flags].concat();
+        with_env(dir.path(), &args, env).ok().text().to_owned()
+    };
+    let has = |text: &str, start: &str, end: &str| {
+        assert!(text.lines().any(|l| l.starts_with(start) && l.ends_with(end)), "{start}: {text}");
+    };
+    let text = shown("greedy = true\nregex = \"a\"\n", &[], &["--temp", "0.5"]);
+    has(&text, "temp = 0.5 ", "");
+    has(&text, "greedy = false", "");
+    has(&text, "regex = \"a\"", "# gemma.toml");
+    let text = shown("regex = \"a\"\nsystem = \"s\"\n", &[], &["--json-schema", "{}"]);
+    has(&text, "json-schema = ", "");
+    has(&text, "# regex is not set", "");
+    has(&text, "system = \"s\"", "# gemma.toml");
+    let env = [("GEMMA_GREEDY", "1"), ("GEMMA_REGEX", "a")];
+    let text = shown("temp = 0.5\njson-schema = \"{}\"\n", &env, &[]);
+    has(&text, "greedy = true", "");
+    has(&text, "regex = \"a\"", "");
+    has(&text, "# json-schema is not set", "");
+    let text = shown("", &env, &["--temp", "0.5", "--json-schema", "{}"]);
+    has(&text, "temp = 0.5 ", "");
+    has(&text, "# regex is not set", "");
+    let text = shown("greedy = true\n[generate]\ntemp = 0.5\n", &[], &[]);
+    has(&text, "temp = 0.5 ", "# gemma.toml");
+
+    // Two of one source are an error.
+    for (file, env, flags) in [
+        ("", &[][..], &["--temp", "0.5", "--greedy"][..]),
+        ("", &[("GEMMA_REGEX", "a"), ("GEMMA_JSON_SCHEMA", "{}")], &[]),
+        ("temp = 0.5\ngreedy = true\n", &[], &[]),
+    ] {
+        fs::write(dir.path().join("gemma.toml"), file).unwrap();
+        let args = [&["generate", "--print-config"], flags].concat();
+        with_env(dir.path(), &args, env).fails(2, &["cannot be used with"]);
+    }
+    fs::write(dir.path().join("gemma.toml"), "temp = 0.5\ntemperature = 0.6\n").unwrap();
+    gemma_in(dir.path(), &TOKENIZE, b"").ok();
+    gemma_in(dir.path(), &["generate", "--print-config"], b"")
+        .fails(2, &["`temp` and `temperature` are one option"]);
+}

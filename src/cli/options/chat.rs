@@ -14,7 +14,7 @@ pub struct ChatOptions {
     #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
     pub system: Option<String>,
     /// Read the instructions from a file
-    #[arg(long, value_name = "FILE", hide_short_help = true)]
+    #[arg(long, value_name = "FILE", hide_short_help = true, conflicts_with = "system")]
     pub system_file: Option<PathBuf>,
     /// Continue a conversation that is stored as JSON
     ///

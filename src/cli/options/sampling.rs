@@ -69,7 +69,7 @@ pub struct SamplingOptions {
     #[arg(long, value_name = "N", value_parser = seed)]
     pub seed: Option<u64>,
     /// Always take the likeliest token, as with --temp 0
-    #[arg(long, hide_short_help = true)]
+    #[arg(long, hide_short_help = true, conflicts_with = "temp")]
     pub greedy: bool,
     /// Stop before this text (repeatable)
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]

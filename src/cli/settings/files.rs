@@ -5,13 +5,13 @@
 //! not read the `gemma.toml` that came along. [`refusal`] tells by the type of an option's value
 //! and by its heading in the help, so that a new option is kept out by being declared.
 
+use super::exclusive;
 use crate::cli::io::destination::Destination;
 use crate::cli::io::ui::nearest;
 use crate::error::Fault;
 use crate::runtime::devices::lock::DeviceLock;
 use crate::util::xdg;
 use anyhow::{Context, Result};
-use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches};
 use std::any::TypeId;
 use std::collections::BTreeMap;
@@ -115,6 +115,10 @@ fn line_at(text: &str, offset: usize) -> usize {
 }
 
 impl SettingsFile {
+    fn shown(&self) -> impl std::fmt::Display + '_ {
+        self.path.display()
+    }
+
     /// The file and the line of a key, for messages.
     fn place(&self, section: &str, key: &str) -> String {
         let line = || {
@@ -164,15 +168,16 @@ impl SettingsFile {
     }
 }
 
-/// Returns the files' values of options that are neither flags nor in the environment, as
-/// arguments, and the file of each.
+/// Returns the files' values of options that no stronger source gives or excludes, as arguments,
+/// and the file of each.
 pub fn arguments(
-    command: &str,
+    command: &clap::Command,
     typed: &ArgMatches,
     files: &[SettingsFile],
     all: &BTreeMap<String, Options>,
 ) -> Result<(Vec<OsString>, BTreeMap<String, PathBuf>)> {
-    let mine = &all[command];
+    let mine = &all[command.get_name()];
+    let mut stronger = exclusive::given(typed);
     let names =
         |options: &'_ Options| options.keys().map(|name| name.to_owned()).collect::<Vec<String>>();
     let everyones: Vec<String> = all.values().flat_map(names).collect();
@@ -195,7 +200,7 @@ pub fn arguments(
                 for option in section.keys() {
                     file.check(key, option, options.get(option), &own)?;
                 }
-                if key == command {
+                if key == command.get_name() {
                     sections.insert(0, section);
                 }
             } else {
@@ -205,22 +210,29 @@ pub fn arguments(
                 file.check("", key, option, &every)?;
             }
         }
-        for (key, value) in sections.into_iter().flatten() {
-            let Some(arg) = mine.get(key).filter(|_| !value.is_table()) else { continue };
-            let long = arg.get_long().expect("an option has a long name");
-            let source = typed.value_source(arg.get_id().as_str());
-            let is_given = source.is_some_and(|source| source != ValueSource::DefaultValue);
-            if is_given || origins.contains_key(long) {
-                continue;
+        for section in sections {
+            let excluded = exclusive::excluded(command, &stronger);
+            let mut own: BTreeMap<&str, &str> = BTreeMap::new();
+            for (key, value) in section.iter().filter(|(_, value)| !value.is_table()) {
+                let Some(arg) = mine.get(key) else { continue };
+                let (id, long) = (arg.get_id().as_str(), arg.get_long().expect("it has a name"));
+                if let Some(other) = own.insert(id, key) {
+                    let what = format!("{}: `{other}` and `{key}` are one option", file.shown());
+                    return Err(Fault::usage(what).help("leave one of them out").into());
+                }
+                if stronger.contains(id) || excluded.contains(id) {
+                    continue;
+                }
+                let what = || format!("{}: `{key}` has a value of a wrong type", file.shown());
+                let own = as_arguments(long, arg, value);
+                let own = own.with_context(|| Fault::usage(what()))?;
+                if !own.is_empty() {
+                    given.extend(own);
+                    origins.insert(long.to_owned(), file.path.clone());
+                }
             }
-            let wrong = || {
-                Fault::usage(format!(
-                    "{}: `{key}` has a value of a wrong type",
-                    file.path.display()
-                ))
-            };
-            given.extend(as_arguments(long, arg, value).with_context(wrong)?);
-            origins.insert(long.to_owned(), file.path.clone());
+            let long_names = origins.keys().filter_map(|long| mine.get(long));
+            stronger.extend(long_names.map(|arg| arg.get_id().as_str().to_owned()));
         }
     }
     Ok((given, origins))
@@ -256,13 +268,11 @@ mod tests {
 
     /// Options that take a path or any text: what is read, never written, and not loaded as code.
     /// An option that is new to this list is either such a one or has to be a [`Destination`].
-    const READ: [&str; 25] = [
+    const READ: [&str; 23] = [
         "calibrate",
         "compare",
         "device",
-        "api-key",
         "api-key-file",
-        "cors-origin",
         "draft",
         "draft-device",
         "file",

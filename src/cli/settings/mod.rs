@@ -2,9 +2,11 @@
 //! generation_config.json > built in.
 //!
 //! clap reads flags and environment. Other options come from `gemma.toml`. They go to clap like
-//! typed ones, so that every source passes the same checks.
+//! typed ones, so that every source passes the same checks. An option of a weaker source is dropped
+//! if a stronger source gives it, or one that excludes it ([`exclusive`]).
 
 mod environment;
+mod exclusive;
 mod files;
 
 use crate::cli::help;
@@ -103,14 +105,19 @@ fn help_colour() -> clap::ColorChoice {
 
 /// Reads the command line that `cli` defines, the environment and the configuration files.
 pub fn parse(cli: &clap::Command, argv: &[OsString]) -> Result<(ArgMatches, Typed), Early> {
-    let root = definition(cli);
+    let excluded = exclusive::excluded_by_flags(definition_with(cli, |_| None), argv);
+    let root = definition_with(cli, |arg| {
+        environment::set(arg).filter(|_| !excluded.contains(arg.get_id().as_str()))
+    });
     let matches =
         root.clone().try_get_matches_from(argv).map_err(|error| name_variable(cli, error, argv))?;
     let options =
         root.get_subcommands().map(|c| (c.get_name().to_owned(), files::options_of(c))).collect();
     let files = files::read().map_err(Early::Fault)?;
     let (name, typed) = matches.subcommand().expect("a subcommand is required");
-    let (given, origins) = files::arguments(name, typed, &files, &options).map_err(Early::Fault)?;
+    let command = root.find_subcommand(name).expect("the command that was typed");
+    let (given, origins) =
+        files::arguments(command, typed, &files, &options).map_err(Early::Fault)?;
     let matches = if given.is_empty() {
         matches
     } else {
