@@ -337,7 +337,7 @@ pub(crate) mod tests {
         assert_eq!(control(&[3]), [3]);
         // A word and a line break stay text.
         assert!(control(&[0, 5, 99]).is_empty());
-        assert_eq!(control(&[4, 3, 2]), [2, 3, 4]);
+        assert_eq!(control(&[4, 3, 2]), [3, 4, 2]);
     }
 
     #[test]
