@@ -192,8 +192,17 @@ impl Server {
 
     /// Bytes of memory that the process has.
     pub fn memory(&self) -> u64 {
+        self.status_bytes("VmRSS:")
+    }
+
+    /// Most bytes of memory that the process had since its start or a write to `clear_refs`.
+    pub fn peak_memory(&self) -> u64 {
+        self.status_bytes("VmHWM:")
+    }
+
+    fn status_bytes(&self, name: &str) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
         line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
     }
 }

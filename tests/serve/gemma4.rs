@@ -13,7 +13,7 @@ const CHAT: &str = "/v1/chat/completions";
 const VOCAB: u64 = 2048;
 
 /// Writes the model. Pieces behind its table of embeddings are left out.
-fn model(dir: &Path) -> PathBuf {
+pub fn model(dir: &Path) -> PathBuf {
     let dims = Dims { vocab: VOCAB as usize, dim: 64, ffn_dim: 64, ..Dims::default() };
     let path = dir.join("model");
     TinyModel::new(dims, 5).write(&path, Form::TextV4, Dtype::BF16, 1);

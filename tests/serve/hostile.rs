@@ -4,6 +4,11 @@
 // It limits the address space of the server.
 #[cfg(unix)]
 mod metered;
+// It reads the processor time and the peak memory of the server.
+#[cfg(target_os = "linux")]
+mod shapes;
+#[cfg(target_os = "linux")]
+mod siege;
 
 use crate::{server, shell};
 use serde_json::{Value, json};

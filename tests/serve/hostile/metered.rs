@@ -65,7 +65,7 @@ fn attacks() -> Vec<(&'static str, Value, bool)> {
 }
 
 /// Requests of other clients meanwhile, with the equal options of `gemma generate`.
-fn questions() -> [(Value, Vec<&'static str>); 3] {
+pub fn questions() -> [(Value, Vec<&'static str>); 3] {
     let object = "{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"boolean\"}},\
         \"required\":[\"a\"]}";
     let schema: Value = serde_json::from_str(object).unwrap();
@@ -76,7 +76,7 @@ fn questions() -> [(Value, Vec<&'static str>); 3] {
     ]
 }
 
-fn keyed(server: &Server, key: &str, path: &str, body: &Value) -> Vec<u8> {
+pub fn keyed(server: &Server, key: &str, path: &str, body: &Value) -> Vec<u8> {
     let headers = format!("X-Api-Key: {key}\r\n");
     request(&server.address, "POST", path, &headers, &body.to_string())
 }
@@ -145,7 +145,8 @@ fn a_client_takes_no_more_than_its_part() {
     assert!(!said.contains("panicked"), "{said}");
 }
 
-struct Over<'a>(&'a AtomicBool);
+/// Ends the other clients when it is dropped, also by a panic.
+pub struct Over<'a>(pub &'a AtomicBool);
 
 impl Drop for Over<'_> {
     fn drop(&mut self) {
@@ -153,7 +154,7 @@ impl Drop for Over<'_> {
     }
 }
 
-fn limited(command: &mut std::process::Command) {
+pub fn limited(command: &mut std::process::Command) {
     let limit = libc::rlimit { rlim_cur: SPACE, rlim_max: SPACE };
     // SAFETY: a plain system call in the child, on a value of its own.
     unsafe {
@@ -179,8 +180,8 @@ fn send(server: &Server, (path, body, waits): &(&str, Value, bool)) {
     }
 }
 
-/// Asks the same again and again; the longest that an answer took.
-fn ask_until(server: &Server, which: usize, expected: &str, over: &AtomicBool) -> Duration {
+/// Asks a question. Returns the time that the answer took.
+pub fn ask(server: &Server, which: usize, expected: &str) -> Duration {
     let (more, _) = questions()[which].clone();
     let mut body = chat("Say something.", more);
     body["max_tokens"] = 20.into();
@@ -188,13 +189,19 @@ fn ask_until(server: &Server, which: usize, expected: &str, over: &AtomicBool) -
     if which == 0 {
         body["metadata"] = json!({"padding": "x".repeat(80_000)});
     }
+    let begun = Instant::now();
+    let reply = server.send(&keyed(server, "good", CHAT, &body)).expect("an answer");
+    let time = begun.elapsed();
+    let reply = reply.ok();
+    assert_eq!(reply["choices"][0]["message"]["content"], expected, "{reply}");
+    time
+}
+
+/// Asks the same again and again. Returns the longest time that an answer took.
+pub fn ask_until(server: &Server, which: usize, expected: &str, over: &AtomicBool) -> Duration {
     let mut slowest = Duration::ZERO;
     while !over.load(Ordering::Relaxed) {
-        let begun = Instant::now();
-        let reply = server.send(&keyed(server, "good", CHAT, &body)).expect("an answer");
-        slowest = slowest.max(begun.elapsed());
-        let reply = reply.ok();
-        assert_eq!(reply["choices"][0]["message"]["content"], expected, "{reply}");
+        slowest = slowest.max(ask(server, which, expected));
     }
     slowest
 }

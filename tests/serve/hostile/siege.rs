@@ -1,0 +1,193 @@
+//! A server with 2 GB of address space under requests that once took memory or time beyond their
+//! share. It answers other clients meanwhile, and gives the memory back.
+//!
+//! By default one round with fewer clients runs. `GEMMA_SERVE_ROUNDS=20`, on a quiet machine with a
+//! release build, runs 20 and checks the times and the memory too.
+
+use super::CHAT;
+use super::metered::{Over, ask, ask_until, limited, questions};
+use super::server::Server;
+use super::shapes::{formed, many_references, one_reference, results, short_functions, typed};
+use super::shell::{gemma_in, with_model};
+use crate::gemma4;
+use rand::SeedableRng;
+use rand::rngs::SmallRng;
+use rand::seq::SliceRandom;
+use serde_json::{Value, json};
+use std::io::{Read, Write};
+use std::path::Path;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// Longest wait of another client, for an answer and for `/health`, on a quiet machine.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// Clients that attack at once.
+const LANES: usize = 4;
+
+/// An attack by some clients at once.
+struct Attack {
+    name: &'static str,
+    path: &'static str,
+    /// The bodies' beginning, behind which a number of the client is written, and their end.
+    body: [String; 2],
+    clients: usize,
+}
+
+/// Splits a body at the text `NUMBER`, which makes each client's body another one.
+fn attack(name: &'static str, path: &'static str, clients: usize, body: &Value) -> Attack {
+    let body = body.to_string();
+    let (head, tail) = body.split_once("NUMBER").unwrap_or(("", &body));
+    Attack { name, path, body: [head, tail].map(str::to_owned), clients }
+}
+
+/// All attacks of a round. `whole` says whether those of many clients have all of them.
+fn attacks(whole: bool) -> Vec<Attack> {
+    // A text of 15.5 MB waits for the compiler of a grammar that takes long.
+    let slow = format!("({}|NUMBER)", "(a|b)?".repeat(1_000));
+    let long = "a b ".repeat(15_500_000 / 4);
+    let waiting = json!({"messages": [{"role": "user", "content": long}], "max_tokens": 1,
+        "regex": slow});
+    // A choice of a million values that a response repeats.
+    let choice = json!({"type": "auto", "x": vec![0; 1_000_000]});
+    let schema = json!({"type": "string", "pattern": slow});
+    let repeated = json!({"input": "Hi.", "max_output_tokens": 1, "tool_choice": choice,
+        "text": {"format": {"type": "json_schema", "name": "x", "schema": schema}}});
+    let mut entries = vec![json!("NUMBER")];
+    entries.extend((0..1_000_000).map(|n| json!(1_000_000_000_000_u64 + n)));
+    let refused = formed(json!({"enum": entries}));
+    vec![
+        attack("names", "/v1/messages", 2, &short_functions(60_000)),
+        attack("references", CHAT, 2, &typed(many_references(120_000))),
+        attack("references of an answer", CHAT, 2, &formed(many_references(120_000))),
+        attack("one enum", CHAT, 1, &typed(one_reference(1_000))),
+        attack("texts that wait", CHAT, if whole { 107 } else { 4 }, &waiting),
+        attack("choices that wait", "/v1/responses", if whole { 60 } else { 24 }, &repeated),
+        attack("refusals", CHAT, if whole { 2 } else { 1 }, &refused),
+        attack("results", CHAT, 1, &results(150_000)),
+    ]
+}
+
+/// Sends the body of each client, which leaves if it has no answer after some seconds.
+fn send(server: &Server, attack: &Attack, round: usize, patience: Duration) {
+    let one = |client: usize| {
+        let [begin, end] = &attack.body;
+        let number = if begin.is_empty() { String::new() } else { format!("{round}.{client}") };
+        let length = begin.len() + number.len() + end.len();
+        let head = format!(
+            "POST {} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nX-Api-Key: ill\r\n\
+            Content-Length: {length}\r\n\r\n",
+            attack.path
+        );
+        let mut stream = server.connect();
+        stream.set_read_timeout(Some(patience)).unwrap();
+        for part in [&head, begin, &number, end] {
+            // A server may answer and close before it has read everything.
+            let _ = stream.write_all(part.as_bytes());
+        }
+        let mut said = Vec::new();
+        let _ = stream.read_to_end(&mut said);
+        let said = String::from_utf8_lossy(&said);
+        assert!(said.is_empty() || said.starts_with("HTTP/1.1 4"), "{}: {said}", attack.name);
+    };
+    std::thread::scope(|scope| {
+        for client in 0..attack.clients {
+            let one = &one;
+            scope.spawn(move || one(client));
+        }
+    });
+}
+
+/// Asks for `/health` again and again. Returns the longest wait.
+fn watch(server: &Server, over: &AtomicBool) -> Duration {
+    let mut slowest = Duration::ZERO;
+    while !over.load(Ordering::Relaxed) {
+        let begun = Instant::now();
+        assert_eq!(server.get("/health").status, 200);
+        slowest = slowest.max(begun.elapsed());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    slowest
+}
+
+/// Sends all attacks of all rounds in random order, while four other clients ask and one watches.
+fn besiege(dir: &Path, model: &[&str]) {
+    let rounds = std::env::var("GEMMA_SERVE_ROUNDS").ok().map(|n| n.parse::<usize>().unwrap());
+    let expected = questions().map(|(_, more)| {
+        let options = ["generate", "-q", "--temp", "0", "-n", "20", "Say something."];
+        gemma_in(dir, &[&options[..], model, &more].concat(), b"").ok().text().to_owned()
+    });
+    let keys = ["--api-key", "ill", "--api-key", "good", "--client-timeout", "10", "--log", "off"];
+    let server = Server::start_in(dir, &[model, &keys].concat(), limited);
+    for (which, expected) in expected.iter().enumerate() {
+        ask(&server, which, expected);
+    }
+    let before = settled(&server);
+    let attacks = attacks(rounds.is_some());
+    let patience = Duration::from_secs(if rounds.is_some() { 20 } else { 4 });
+    let all = (0..rounds.unwrap_or(1)).flat_map(|n| attacks.iter().map(move |one| (n, one)));
+    let mut all: Vec<_> = all.collect();
+    all.shuffle(&mut SmallRng::seed_from_u64(9));
+    let (next, over) = (Mutex::new(all.into_iter()), AtomicBool::new(false));
+    let [slowest, health] = std::thread::scope(|scope| {
+        let (server, expected, next, over) = (&server, &expected, &next, &over);
+        let others = [0, 1, 2, 1]
+            .map(|which| scope.spawn(move || ask_until(server, which, &expected[which], over)));
+        let health = scope.spawn(|| watch(server, over));
+        let over = Over(over);
+        std::thread::scope(|scope| {
+            for _ in 0..LANES {
+                scope.spawn(move || {
+                    while let Some((round, attack)) = taken(next) {
+                        send(server, attack, round, patience);
+                    }
+                });
+            }
+        });
+        drop(over);
+        let slowest = others.into_iter().map(|other| other.join().unwrap()).max().unwrap();
+        [slowest, health.join().unwrap()]
+    });
+    let (after, peak) = (settled(&server), server.peak_memory());
+    println!(
+        "slowest answer {} ms, slowest /health {} ms, memory {} MB before, {} at its peak, {} after",
+        slowest.as_millis(),
+        health.as_millis(),
+        before / 1_000_000,
+        peak / 1_000_000,
+        after / 1_000_000
+    );
+    if rounds.is_some() {
+        assert!(slowest < PATIENCE && health < PATIENCE, "{slowest:?}, {health:?}");
+        assert!(after <= before + before / 20, "memory grew from {before} to {after}");
+    }
+    let said = server.said();
+    assert!(!said.contains("panicked"), "{said}");
+}
+
+fn taken<'a>(
+    next: &Mutex<impl Iterator<Item = (usize, &'a Attack)>>,
+) -> Option<(usize, &'a Attack)> {
+    next.lock().unwrap().next()
+}
+
+/// Memory of a server once it has nothing left to do.
+fn settled(server: &Server) -> u64 {
+    std::thread::sleep(Duration::from_secs(2));
+    server.memory()
+}
+
+#[test]
+fn a_gemma_3_server_withstands_a_siege() {
+    let dir = tempfile::tempdir().unwrap();
+    with_model(dir.path(), &[]);
+    besiege(dir.path(), &["-m", "m"]);
+}
+
+/// Gemma 4's calls have grammars of their own.
+#[test]
+fn a_gemma_4_server_withstands_a_siege() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = gemma4::model(dir.path());
+    besiege(dir.path(), &["-m", path.to_str().unwrap(), "--draft", "off", "--ctx-size", "2048"]);
+}
