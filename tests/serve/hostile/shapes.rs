@@ -86,10 +86,11 @@ pub fn short_functions(n: usize) -> Value {
     with("tools", list(n, |i| json!({"name": format!("{i}")})))
 }
 
-/// Results without calls.
+/// Results of one call.
 pub fn results(n: usize) -> Value {
+    let calls = json!({"role": "assistant", "content": "", "tool_calls": [call(0)]});
     let result = json!({"role": "tool", "content": "1"});
-    talk([vec![user("Hi.")], vec![result; n]].concat().into())
+    talk([vec![user("Hi."), calls], vec![result; n]].concat().into())
 }
 
 fn result(n: usize) -> Value {
@@ -106,7 +107,7 @@ pub fn many_references(n: usize) -> Value {
 pub fn one_reference(n: usize) -> Value {
     let entries = list(20 * n, |i| json!(format!("an entry of the enumeration: {i}")));
     json!({"type": "object", "$defs": {"e": {"enum": entries}}, "properties": {"a": {
-        "description": "x", "anyOf": list(n, |_| json!({"$ref": "#/$defs/e"}))}}})
+        "type": "string", "anyOf": list(n, |_| json!({"$ref": "#/$defs/e"}))}}})
 }
 
 fn chain(n: usize) -> Value {
