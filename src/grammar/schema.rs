@@ -149,7 +149,11 @@ pub fn enforced(schema: &Value, enforcement: Enforcement, beyond: &[&str]) -> Re
     let mut rewriter = Rewriter { root: schema, enforcement, beyond, references, numbers };
     let mut whole = rewriter.part(schema)?;
     let mut definitions = Map::new();
+    let mut bytes = 0;
     while let Some(target) = rewriter.references.get(definitions.len()).copied() {
+        // A part may lie in others that references lead to: each of them has a copy of it.
+        bytes += tree::bytes(target);
+        ensure!(bytes <= MOST_BYTES, "its references lead to too much");
         let name = definitions.len().to_string();
         definitions.insert(name, rewriter.part(target)?);
     }
@@ -258,6 +262,9 @@ impl<'a> Rewriter<'a> {
     }
 }
 
+/// Most bytes of all parts that references lead to.
+const MOST_BYTES: usize = 4 << 20;
+
 /// References that may follow each other.
 const MOST_HOPS: usize = 100;
 
@@ -339,6 +346,41 @@ fn with_definitions(part: &Value, schema: &Value) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Parts that lie in each other are written once for each reference to them, within bounds.
+    #[test]
+    fn parts_in_each_other_are_bounded() {
+        let nested = |bytes: usize| {
+            let depth = 100;
+            let mut part = json!({"const": "x".repeat(bytes)});
+            for _ in 0..depth {
+                part = json!({"items": part});
+            }
+            let at = |n: usize| json!({"$ref": format!("#/$defs/a{}", "/items".repeat(n))});
+            let references: Vec<Value> = (0..depth).map(at).collect();
+            json!({"anyOf": references, "$defs": {"a": part}})
+        };
+        assert!(enforced(&nested(10_000), Enforcement::Expressible, &[]).is_ok());
+        let error = enforced(&nested(100_000), Enforcement::Expressible, &[]).unwrap_err();
+        assert_eq!(error.to_string(), "its references lead to too much");
+    }
+
+    /// References to different parts, and a long chain of them.
+    #[test]
+    fn references_are_numbered_in_order() {
+        let n = 20_000;
+        let references: Vec<Value> =
+            (0..n).map(|i| json!({"$ref": format!("#/$defs/{i}")})).collect();
+        let parts: Map<String, Value> =
+            (0..n).map(|i| (i.to_string(), json!({"const": i}))).collect();
+        let schema = json!({"anyOf": references, "$defs": parts});
+        assert_eq!(enforced(&schema, Enforcement::Expressible, &[]).unwrap(), schema);
+        let link = |i: usize| json!({"items": {"$ref": format!("#/$defs/{}", i + 1)}});
+        let mut parts: Map<String, Value> = (0..n).map(|i| (i.to_string(), link(i))).collect();
+        parts.insert(n.to_string(), json!({"type": "null"}));
+        let schema = json!({"$ref": "#/$defs/0", "$defs": parts});
+        assert_eq!(enforced(&schema, Enforcement::Expressible, &[]).unwrap(), schema);
+    }
 
     #[test]
     fn a_dropped_keyword_forbids_nothing_else() {

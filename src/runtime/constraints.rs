@@ -164,3 +164,37 @@ impl Constrained {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::models::tokenizer::tests::letters;
+    use serde_json::json;
+
+    fn refused(constraints: &Constraints, source: &GrammarSource) -> String {
+        constraints.get(source, false, &|| true).map(|_| ()).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn refusals_keep_a_digest_and_no_long_source_at_all() {
+        let constraints = Constraints::new(&Arc::new(letters()), &[1], 1);
+        let long = GrammarSource::JsonSchema(json!({"enum": ["x".repeat(300_000)]}));
+        assert!(refused(&constraints, &long).contains("are taken at most"));
+        assert!(constraints.recall(&long).is_none());
+        assert_eq!((constraints.known().outcomes.len(), constraints.known().bytes), (0, 0));
+        // The bytes of all sources that are remembered are bounded.
+        for n in 0..40 {
+            let wrong = GrammarSource::Regex(format!("({n}{}", "a".repeat(200_000)));
+            let why = refused(&constraints, &wrong);
+            assert_eq!(constraints.recall(&wrong).unwrap().err().unwrap().to_string(), why);
+            let known = constraints.known();
+            assert!(known.bytes <= MOST_BYTES && known.outcomes.len() <= MOST);
+            assert!(known.bytes >= 200_000 * known.outcomes.len());
+        }
+        // Sources of different kinds have different digests.
+        let text = "start: \"a\"".to_owned();
+        let kinds = [GrammarSource::Lark(text.clone()), GrammarSource::Regex(text.clone())];
+        assert_ne!(digest(&kinds[0]), digest(&kinds[1]));
+        assert_ne!(digest(&kinds[0]), digest(&GrammarSource::JsonSchema(text.into())));
+    }
+}

@@ -7,6 +7,9 @@ use std::io::Write;
 
 /// Most values of a text; they take about 100 MB of memory.
 pub const MOST_VALUES: usize = 1 << 20;
+/// Bytes of memory for each byte of a text, and for each of its values.
+pub const COPIES: usize = 3;
+const VALUE: usize = 100;
 
 /// Parses a text, unless it may have more than [`MOST_VALUES`] values.
 pub fn parse(text: &[u8]) -> Result<Value, Error> {
@@ -14,6 +17,11 @@ pub fn parse(text: &[u8]) -> Result<Value, Error> {
         return Err(Error::custom(format_args!("it has more than {MOST_VALUES} values")));
     }
     serde_json::from_slice(text)
+}
+
+/// Returns the bytes of memory that a text of this length may take as text and as values.
+pub fn memory(length: usize) -> usize {
+    COPIES * length + VALUE * (length / 2).min(MOST_VALUES)
 }
 
 /// Returns the length of a value's shortest spelling, without writing it.

@@ -55,6 +55,27 @@ fn a_chat_template_takes_no_more_than_its_part() {
     }
 }
 
+/// Without /proc a child of this program cannot be started, nor limited. A grammar and a foreign
+/// template are refused then, and everything else runs.
+#[test]
+fn nothing_foreign_runs_without_limits() {
+    let dir = tempfile::tempdir().unwrap();
+    with_model(dir.path(), &[("chat_template.jinja", b"{{ bos_token }}{{ messages[0].content }}")]);
+    let hide = "unshare -rm sh -c 'mount -t tmpfs none /proc && exec \"$@\"' sh";
+    if bash(dir.path(), &format!("{hide} true")).code != 0 {
+        eprintln!("not tried: this system lets nobody hide /proc");
+        return;
+    }
+    let run = |args: &str| bash(dir.path(), &format!("{hide} \"$G\" {args}"));
+    let words = ["no process can be started", "/proc"];
+    run("generate Hi -n 2 -q --draft=off --regex '[a-z]+'").fails(5, &words);
+    run("generate Hi -n 2 -q --draft=off -m m").fails(5, &words);
+    run("generate Hi -n 2 -q --draft=off").ok();
+    for role in [gemma::grammar::ROLE, gemma::models::chat::ROLE] {
+        assert_eq!(run(role).code, 71, "{role}");
+    }
+}
+
 /// The model of a run that reads it for seconds is cut to nothing meanwhile.
 #[test]
 fn a_model_that_shrinks_while_it_is_read_is_an_invalid_model() {

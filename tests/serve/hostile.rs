@@ -200,7 +200,7 @@ fn the_log_holds_nothing_that_a_terminal_obeys() {
 fn strangers_need_a_key_and_pages_an_origin() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("keys"), "first-key\n\nsecond-key\n").unwrap();
-    let options = ["--api-key-file", "keys", "--cors-origin", "https://good.example"];
+    let options = ["--api-key-file", "keys", "--cors-origin", "HTTPS://Good.example:443/"];
     let server = Server::start_in(dir.path(), &options, |_| {});
     let asked = |headers: &str| server.request("POST", CHAT, headers, &hello().to_string());
     for wrong in [
@@ -223,11 +223,31 @@ fn strangers_need_a_key_and_pages_an_origin() {
     assert_eq!(allowed.header("access-control-allow-origin"), Some("https://good.example"));
     assert_eq!((allowed.status, page("https://bad.example").status), (200, 403));
     let preflight = "Origin: https://good.example\r\nAccess-Control-Request-Method: POST\r\n";
-    assert_eq!(server.request("OPTIONS", CHAT, preflight, "").status, 200);
+    let preflight =
+        format!("{preflight}Access-Control-Request-Headers: authorization,x-api-key\r\n");
+    let allowed = server.request("OPTIONS", CHAT, &preflight, "");
+    assert_eq!(allowed.status, 200);
+    // `*` covers no Authorization, and is refused with credentials.
+    assert_eq!(allowed.header("access-control-allow-headers"), Some("authorization,x-api-key"));
+    assert_eq!(allowed.header("access-control-allow-credentials"), Some("true"));
+    assert_eq!(allowed.header("access-control-allow-origin"), Some("https://good.example"));
+    let methods = allowed.header("access-control-allow-methods").unwrap();
+    assert!(methods.contains("POST") && methods.contains("GET"), "{methods}");
     assert_eq!(server.get("/metrics").status, 401);
     assert_eq!(server.get("/health").status, 200);
     server.signal(libc::SIGTERM);
     let (_, said) = server.wait();
+    for (option, value, words) in [
+        ("--api-key", "", "at least one character"),
+        ("--api-key", "two words", "one word of ASCII"),
+        ("--cors-origin", "*", "give each origin"),
+        ("--cors-origin", "http://localhost:*", "give each origin"),
+        ("--cors-origin", "good.example", "SCHEME://HOST"),
+    ] {
+        let end = Server::try_start_in(dir.path(), &[option, value], |_| {});
+        let Err((code, why)) = end else { panic!("{option} {value:?} is taken") };
+        assert!(code == 2 && why.contains(words), "{option} {value:?}: {code}, {why}");
+    }
     assert!(!said.contains("first-key") && !said.contains("second-key"), "{said}");
 
     let open = Server::start(&["--log", "off"]);

@@ -37,6 +37,10 @@ const BEYOND: [&str; 6] =
 const MOST_MERGES: usize = 1000;
 const MOST_MERGED: usize = 4 * LONGEST;
 
+/// Schemas inside each other below which none are merged: a reference to a schema around it would
+/// make it deeper each time.
+const MOST_DEPTH: usize = 64;
+
 /// Longest expression that is written where it is used. A longer one gets a rule.
 const SHORT: usize = 200;
 
@@ -71,6 +75,7 @@ pub fn source(
             open: Vec::new(),
             merges: 0,
             merged: 0,
+            depth: 0,
         };
         let arguments = rules.all().map_err(|why| tool.fault(&format!("{why:#}")))?;
         ensure!(text.len() + rules.text.len() <= LONGEST, too_complex());
@@ -97,6 +102,8 @@ struct Rules<'a> {
     /// Schemas that were merged with others, and bytes of them.
     merges: usize,
     merged: usize,
+    /// Schemas around the present one. An error ends the function, so it need not be exact then.
+    depth: usize,
 }
 
 fn too_complex() -> Fault {
@@ -129,7 +136,9 @@ impl<'a> Rules<'a> {
 
     /// Returns a short expression for values that fit a schema.
     fn value(&mut self, schema: &Value) -> Result<String> {
+        self.depth += 1;
         let expression = self.expression(schema)?;
+        self.depth -= 1;
         Ok(if expression.len() > SHORT { self.rule(&expression) } else { expression })
     }
 
@@ -150,11 +159,9 @@ impl<'a> Rules<'a> {
             let values: Vec<String> = values.iter().map(|value| self.literal(value)).collect();
             return Ok(format!("({})", values.join(" | ")));
         }
-        if let Some(Value::Array(parts)) = fields.get("allOf") {
-            let mut all = fields.clone();
-            all.shift_remove("allOf");
-            return match parts.iter().try_for_each(|part| self.merge(&mut all, part)) {
-                Some(()) => self.expression(&all.into()),
+        if fields.get("allOf").is_some_and(Value::is_array) {
+            return match self.conjunction(fields) {
+                Some(all) => self.expression(&all.into()),
                 None => Ok("any".into()),
             };
         }
@@ -293,6 +300,17 @@ impl<'a> Rules<'a> {
         Ok(self.rule(&format!("\"{{\" ({}) \"}}\"", firsts.join(" | "))))
     }
 
+    /// Returns a schema with the keywords of all parts of its `allOf`, and of theirs, or `None` as
+    /// [`merge`](Self::merge) does.
+    fn conjunction(&mut self, fields: &Map<String, Value>) -> Option<Map<String, Value>> {
+        let mut all = fields.clone();
+        // One schema for all parts, however many follow each other.
+        while let Some(Value::Array(parts)) = all.shift_remove("allOf") {
+            parts.iter().try_for_each(|part| self.merge(&mut all, part))?;
+        }
+        Some(all)
+    }
+
     /// Returns a schema of `size` bytes with the keywords of another one, or `None` as
     /// [`merge`](Self::merge) does.
     fn merged_with(
@@ -302,7 +320,7 @@ impl<'a> Rules<'a> {
         part: &Value,
     ) -> Option<Map<String, Value>> {
         self.merged += size;
-        (self.merged <= MOST_MERGED).then_some(())?;
+        (self.merged <= MOST_MERGED && self.depth <= MOST_DEPTH).then_some(())?;
         let mut all = schema.clone();
         self.merge(&mut all, part)?;
         Some(all)

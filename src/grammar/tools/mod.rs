@@ -58,6 +58,7 @@ const LONGEST: usize = 128;
 /// Most functions of a request, and most bytes of all their schemas with that of the answer.
 const MOST_TOOLS: usize = 1000;
 const MOST_BYTES: usize = 2 << 20;
+const HELP: &str = "send fewer functions";
 
 impl Tool {
     /// Refuses the names that OpenAI's and Anthropic's servers refuse.
@@ -117,18 +118,31 @@ impl Tool {
 
 /// Refuses functions and schemas that are too many or too long to be compared and rewritten.
 fn check_sizes(tools: &[Tool], answer: Option<&Value>) -> Result<()> {
-    let (count, help) = (tools.len(), "send fewer functions");
+    check_count(tools.len())?;
+    check_bytes("schemas", tools.iter().map(|tool| &tool.parameters).chain(answer))
+}
+
+/// Refuses lists of tools, and choices among them, that are too long to be read or kept.
+pub fn check_lists(tools: &[Value], choice: &Value) -> Result<()> {
+    check_count(tools.len())?;
+    check_bytes("tools", tools.iter().chain([choice]))
+}
+
+fn check_count(count: usize) -> Result<()> {
     ensure!(
         count <= MOST_TOOLS,
         Fault::usage(format!("{count} functions are given, and {MOST_TOOLS} are taken at most"))
-            .help(help)
+            .help(HELP)
     );
-    let schemas = tools.iter().map(|tool| &tool.parameters).chain(answer);
-    let bytes: usize = schemas.map(json_bytes).sum();
+    Ok(())
+}
+
+fn check_bytes<'a>(what: &str, values: impl Iterator<Item = &'a Value>) -> Result<()> {
+    let bytes: usize = values.map(json_bytes).sum();
     ensure!(
         bytes <= MOST_BYTES,
-        Fault::usage(format!("the schemas have {bytes} bytes, and {MOST_BYTES} are taken at most"))
-            .help(help)
+        Fault::usage(format!("the {what} have {bytes} bytes, and {MOST_BYTES} are taken at most"))
+            .help(HELP)
     );
     Ok(())
 }
@@ -255,6 +269,72 @@ mod tests {
         assert!(!follows(CallPolicy::Required, r#"{"n": 5}"#).0);
     }
 
+    /// Most bytes of a grammar.
+    const MOST_WRITTEN: usize = super::super::LONGEST;
+
+    /// Returns the length of the grammar of a function with these parameters, or the refusal.
+    fn written(parameters: Value) -> Result<usize, String> {
+        let (tool, level) = (tool("f", parameters), Enforcement::Expressible);
+        let marks = call_marks(&thinking_letters());
+        let source = source(&[tool], CallPolicy::Required, false, &marks, None, level);
+        match source.map_err(|error| format!("{error:#}"))? {
+            GrammarSource::Lark(text) => Ok(text.len()),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// What is written is bounded, whatever the references lead to.
+    #[test]
+    fn references_are_not_written_out() {
+        let of = |more: Value, definitions: Value| {
+            let mut all = json!({"type": "object", "$defs": definitions});
+            all.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            all
+        };
+        let list = |n: usize, item: &dyn Fn(usize) -> Value| (0..n).map(item).collect::<Value>();
+        let entries = list(2_000, &|n| json!(format!("an entry of the enumeration: {n}")));
+        let enumeration = json!({"e": {"enum": entries}});
+        let options = list(1_000, &|_| json!({"$ref": "#/$defs/e"}));
+        // References alone share a rule. With a keyword beside them they are merged within bounds.
+        let plain = of(json!({"properties": {"a": {"anyOf": options}}}), enumeration.clone());
+        assert!(written(plain).unwrap() < MOST_WRITTEN);
+        let typed = json!({"properties": {"a": {"type": "string", "anyOf": options}}});
+        assert!(written(of(typed, enumeration)).map_or(true, |bytes| bytes <= MOST_WRITTEN));
+        // So do long lists of required names.
+        let names = list(5_000, &|n| json!(format!("a long name of a property: {n}")));
+        let parts = list(1_000, &|_| json!({"$ref": "#/$defs/r"}));
+        let required = of(json!({"allOf": parts}), json!({"r": {"required": names}}));
+        assert!(written(required).map_or(true, |bytes| bytes <= MOST_WRITTEN));
+        // A chain of references needs no stack, and one rule a link.
+        let links = 1_000;
+        let link = |n: usize| {
+            let next = json!({"$ref": format!("#/$defs/d{}", n + 1)});
+            (format!("d{n}"), json!({"type": "array", "items": next}))
+        };
+        let mut chain: serde_json::Map<String, Value> = (0..links).map(link).collect();
+        chain.insert(format!("d{links}"), json!({"type": "null"}));
+        let chain = of(json!({"properties": {"a": {"$ref": "#/$defs/d0"}}}), chain.into());
+        assert!(written(chain).unwrap() > 20 * links);
+    }
+
+    /// Cycles end, on the stack of a worker too, and hold one copy of what is beside them.
+    #[test]
+    fn cycles_of_merged_schemas_end() {
+        let large: serde_json::Map<String, Value> =
+            (0..2_000).map(|n| (format!("p{n}"), json!({"type": "null"}))).collect();
+        for key in ["allOf", "anyOf", "oneOf"] {
+            let part = json!({"type": "object", key: [{"$ref": "#/$defs/a"}]});
+            let cycle = json!({"type": "object", "properties": {"x": part, "y": {"type": "object",
+                "properties": large, key: [{"$ref": "#/$defs/a"}]}}, "$defs": {"a": part}});
+            let worker = std::thread::Builder::new().stack_size(2 << 20);
+            let outcome = worker.spawn(move || written(cycle)).unwrap().join().unwrap();
+            assert!(
+                outcome.as_ref().map_or(true, |bytes| *bytes <= MOST_WRITTEN),
+                "{key}: {outcome:?}"
+            );
+        }
+    }
+
     #[test]
     fn names_are_plain_and_differ() {
         let named = |names: &[&str]| {
@@ -266,6 +346,30 @@ mod tests {
         for bad in [&["a", "a"][..], &[""], &["a b"], &["a\""], &["\u{e4}"]] {
             assert!(named(bad).is_err(), "{bad:?}");
         }
+    }
+
+    /// Refuses too many functions and too long schemas in words, before it compares names.
+    #[test]
+    fn functions_and_schemas_are_bounded() {
+        let of = |n: usize| (0..n).map(|i| tool(&format!("f{i}"), Value::Null)).collect::<Vec<_>>();
+        let refused = |tools: &[Tool], answer: Option<&Value>| {
+            let level = Enforcement::Expressible;
+            let source = source(tools, CallPolicy::Optional, true, &[], answer, level);
+            source.err().map(|error| error.to_string()).unwrap_or_default()
+        };
+        assert_eq!(refused(&of(MOST_TOOLS), None), "");
+        let what = "1001 functions are given, and 1000 are taken at most";
+        assert_eq!(refused(&of(MOST_TOOLS + 1), None), what);
+        let long = json!({"type": "object", "description": "x".repeat(MOST_BYTES)});
+        for (tools, answer) in [(vec![tool("f", long.clone())], None), (of(1), Some(&long))] {
+            let why = refused(&tools, answer);
+            assert!(why.ends_with("and 2097152 are taken at most"), "{why}");
+        }
+        // Lists are bounded where they are read, also those that no call may use.
+        let list = |n: usize| vec![json!({"type": "x"}); n];
+        assert!(check_lists(&list(MOST_TOOLS), &Value::Null).is_ok());
+        assert!(check_lists(&list(MOST_TOOLS + 1), &Value::Null).is_err());
+        assert!(check_lists(&[], &json!({"x": long})).is_err());
     }
 
     /// Takes the schemas of public MCP servers and agents, as functions of one request each and as

@@ -17,6 +17,8 @@ use minijinja::{Environment, ErrorKind, Value, context, escape_formatter};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value as Json, json};
 use sha2::{Digest, Sha256};
+use std::collections::{BTreeMap, HashSet};
+use std::ops::Bound;
 use std::time::Duration;
 
 /// One message of a conversation.
@@ -317,10 +319,13 @@ impl ChatTemplate {
             }
             Special::AsText => {
                 let mut template = self.clone();
-                let marker = unused_character(&|c| {
-                    prefill.is_some_and(|text| text.contains(c))
-                        || values.iter().chain(&self.tools).any(|value| has_character(value, c))
-                });
+                let mut used = HashSet::new();
+                add_private(&mut used, prefill.unwrap_or(""));
+                values.iter().chain(&self.tools).for_each(|value| add_private_of(&mut used, value));
+                let marker = unused_character(&used).with_context(|| {
+                    Fault::usage("the messages use every character for private use")
+                        .help("leave out characters from U+E000 to U+10FFFD")
+                })?;
                 let change = |text: &mut String| *text = break_control(text, tokenizer, marker);
                 values.iter_mut().chain(&mut template.tools).for_each(|v| each_text(v, &change));
                 let text = template.render_values(values, true)?
@@ -425,17 +430,31 @@ fn template_of(file: &Json) -> Option<String> {
     template.as_str().or_else(named).map(str::to_string)
 }
 
-/// Returns a private-use character that is not used.
-fn unused_character(is_used: &dyn Fn(char) -> bool) -> char {
-    ('\u{e000}'..='\u{f8ff}').find(|c| !is_used(*c)).unwrap_or('\u{e000}')
+/// Returns whether a character is for private use.
+fn is_private(c: &char) -> bool {
+    matches!(*c as u32, 0xe000..=0xf8ff | 0xf0000..=0xffffd | 0x100000..=0x10fffd)
 }
 
-fn has_character(value: &Json, c: char) -> bool {
+/// Returns a private-use character that is not among the used ones.
+fn unused_character(used: &HashSet<char>) -> Option<char> {
+    ('\u{e000}'..='\u{10fffd}').filter(is_private).find(|c| !used.contains(c))
+}
+
+/// Adds the private-use characters of a text.
+fn add_private(used: &mut HashSet<char>, text: &str) {
+    used.extend(text.chars().filter(is_private));
+}
+
+/// Adds the private-use characters of all texts of a value, keys included.
+fn add_private_of(used: &mut HashSet<char>, value: &Json) {
     match value {
-        Json::String(text) => text.contains(c),
-        Json::Array(items) => items.iter().any(|item| has_character(item, c)),
-        Json::Object(fields) => fields.iter().any(|(k, v)| k.contains(c) || has_character(v, c)),
-        _ => false,
+        Json::String(text) => add_private(used, text),
+        Json::Array(items) => items.iter().for_each(|item| add_private_of(used, item)),
+        Json::Object(fields) => fields.iter().for_each(|(key, value)| {
+            add_private(used, key);
+            add_private_of(used, value);
+        }),
+        _ => {}
     }
 }
 
@@ -477,16 +496,28 @@ fn break_control(text: &str, tokenizer: &Tokenizer, marker: char) -> String {
 
 /// Returns the longest control token that `text` begins with.
 fn control_at<'a>(text: &str, tokenizer: &'a Tokenizer) -> Option<(&'a str, Token)> {
-    // Almost no character begins one; the map is small but the text may be long.
-    let first = text.chars().next().filter(|c| tokenizer.begins_control(*c))?;
-    let candidates = tokenizer
-        .control()
-        .range(first.to_string()..)
-        .take_while(|(name, _)| name.starts_with(first));
-    candidates
-        .filter(|(name, _)| text.starts_with(name.as_str()))
-        .max_by_key(|(name, _)| name.len())
-        .map(|(name, id)| (name.as_str(), *id))
+    // Almost no character begins one, and thousands of tokens begin with the same.
+    text.chars().next().filter(|c| tokenizer.begins_control(*c))?;
+    longest_prefix(tokenizer.control(), text)
+}
+
+/// Returns the longest of the names that `text` begins with.
+fn longest_prefix<'a>(names: &'a BTreeMap<String, Token>, text: &str) -> Option<(&'a str, Token)> {
+    let mut most = text;
+    loop {
+        // The greatest name that is not above `most`. If it is not a prefix of `text`, each prefix
+        // of `text` that is a name is a prefix of what both share.
+        let before = (Bound::Unbounded, Bound::Included(most));
+        let (name, id) = names.range::<str, _>(before).next_back()?;
+        if text.starts_with(name.as_str()) {
+            return Some((name, *id));
+        }
+        let shared = name.chars().zip(most.chars()).take_while(|(a, b)| a == b);
+        most = &most[..shared.map(|(a, _)| a.len_utf8()).sum()];
+        if most.is_empty() {
+            return None;
+        }
+    }
 }
 
 /// Encodes control tokens as tokens, and everything between them as text without `marker`.

@@ -118,3 +118,46 @@ fn an_early_template_finds_results_beside_their_calls() {
     let later = format!("{source}{{{{ 'tool' }}}}");
     assert_eq!(render(later), "user;assistant;tool;tool;user;tool");
 }
+
+#[test]
+fn the_longest_control_token_is_found_among_many() {
+    let names = ["<", "<a", "<ab", "<abcd", "<b", "<end>", "<ende", "<unused1>", "<unused10>", "{"];
+    let names: BTreeMap<String, Token> =
+        names.iter().zip(1..).map(|(name, id)| (name.to_string(), id)).collect();
+    let parts =
+        ["<", "<a", "b", "cd", "c", "<end>", "e", "<unused1", "0>", ">", "{", "\u{e4}", "="];
+    for first in parts {
+        for second in parts {
+            for third in parts {
+                let text = [first, second, third].concat();
+                let begins = names.keys().filter(|name| text.starts_with(name.as_str()));
+                let want = begins.max_by_key(|name| name.len());
+                let found = longest_prefix(&names, &text);
+                assert_eq!(found.map(|(name, _)| name), want.map(String::as_str), "{text}");
+                assert_eq!(found.map(|(_, id)| id), want.map(|name| names[name]));
+            }
+        }
+    }
+    assert_eq!(longest_prefix(&names, ""), None);
+}
+
+#[test]
+fn the_marker_is_a_character_that_no_message_uses() {
+    let t = letters();
+    let bmp: String = ('\u{e000}'..='\u{f8ff}').collect();
+    let message = message("user", &format!("x<end_of_turn>{bmp}"));
+    let mut used = HashSet::new();
+    add_private_of(&mut used, &message.value());
+    assert_eq!(unused_character(&used), Some('\u{f0000}'));
+    let encode = |message: &Message| {
+        let template = ChatTemplate::built_in(false);
+        template.encode(&t, std::slice::from_ref(message), None, Special::AsText, None)
+    };
+    let control = |tokens: &[Token]| {
+        let end = t.id("<end_of_turn>").unwrap();
+        tokens.iter().filter(|token| **token == end).count()
+    };
+    assert_eq!(control(&encode(&message).unwrap()), 1, "only the template's");
+    let all: HashSet<char> = ('\u{e000}'..='\u{10fffd}').filter(is_private).collect();
+    assert_eq!(unused_character(&all), None);
+}

@@ -22,6 +22,23 @@ impl ApiFamily {
     }
 }
 
+/// Most bytes of a message, and of the name of a field in it. A response may wait long for its
+/// client, and a message may quote what the client sent.
+const LONGEST_MESSAGE: usize = 2000;
+const LONGEST_PARAM: usize = 200;
+
+/// Returns the text without its middle if it is longer than `most` bytes.
+fn shortened(text: String, most: usize) -> String {
+    if text.len() <= most {
+        return text;
+    }
+    // The end has the remedy.
+    let is_boundary = |at: &usize| text.is_char_boundary(*at);
+    let begin = (0..=most / 2).rev().find(is_boundary).unwrap_or(0);
+    let end = (text.len() - most / 2..text.len()).find(is_boundary).unwrap_or(text.len());
+    format!("{} ... {}", &text[..begin], &text[end..])
+}
+
 /// A refusal or a failure.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ApiError {
@@ -34,7 +51,8 @@ pub struct ApiError {
 
 impl ApiError {
     pub fn new(status: u16, message: impl Into<String>) -> ApiError {
-        ApiError { status, message: message.into(), param: None, code: None }
+        let message = shortened(message.into(), LONGEST_MESSAGE);
+        ApiError { status, message, param: None, code: None }
     }
 
     /// Makes the error of an invalid request.
@@ -43,7 +61,7 @@ impl ApiError {
     }
 
     pub fn param(self, name: impl Into<String>) -> ApiError {
-        ApiError { param: Some(name.into()), ..self }
+        ApiError { param: Some(shortened(name.into(), LONGEST_PARAM)), ..self }
     }
 
     pub fn code(self, code: &'static str) -> ApiError {
@@ -119,6 +137,18 @@ impl ApiError {
 mod tests {
     use super::*;
     use crate::error::Fault;
+
+    #[test]
+    fn a_message_quotes_little_and_keeps_its_remedy() {
+        let long = "\u{e4}".repeat(1_000_000);
+        let error = ApiError::of(&Fault::usage(format!("no {long}")).help("use less").into());
+        assert!(error.message.len() <= LONGEST_MESSAGE + 5, "{}", error.message.len());
+        assert!(error.message.starts_with("no \u{e4}") && error.message.ends_with(" (use less)"));
+        let error = ApiError::unsupported(&long, "leave it out");
+        assert!(error.param.unwrap().len() <= LONGEST_PARAM + 5);
+        assert!(error.message.ends_with(": leave it out"));
+        assert_eq!(ApiError::bad("short").message, "short");
+    }
 
     #[test]
     fn a_fault_becomes_a_status_with_its_remedy() {

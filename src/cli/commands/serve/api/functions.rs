@@ -4,7 +4,7 @@
 use super::error::ApiError;
 use super::fields::Fields;
 use super::request::ToolOptions;
-use crate::grammar::tools::{CallPolicy, Tool};
+use crate::grammar::tools::{self, CallPolicy, Tool};
 use serde_json::Value;
 use std::collections::HashSet;
 
@@ -18,6 +18,7 @@ pub fn take(fields: &mut Fields) -> Result<Option<ToolOptions>, ApiError> {
     let parallel = parallel.unwrap_or(true) && old.is_none();
     let items: Vec<Value> = fields.take("tools")?.or(old).unwrap_or_default();
     let choice: Value = fields.take("tool_choice")?.or(old_choice).unwrap_or_default();
+    tools::check_lists(&items, &choice).map_err(|error| ApiError::of(&error).param("tools"))?;
     let many = parallel && choice["disable_parallel_tool_use"] != true;
     let (mut tools, mut hosted) = (Vec::new(), Vec::new());
     for item in &items {

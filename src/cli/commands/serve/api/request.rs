@@ -177,6 +177,8 @@ pub struct ApiRequest {
     /// Whether the tokens of the prompts have log-probabilities too.
     pub scores_prompt: bool,
     pub stream: bool,
+    /// Bytes of memory of the fields that the response repeats.
+    pub repeated: usize,
 }
 
 #[derive(Deserialize)]
@@ -260,16 +262,27 @@ impl ApiRequest {
         Ok(())
     }
 
-    /// Returns the bytes that an encoded request keeps: tokens, and schemas as JSON.
+    /// Returns the bytes of memory that an encoded request keeps: tokens, texts, and JSON values.
     pub fn kept(&self) -> usize {
         let tokens: usize = self.prompts.iter().map(ApiPrompt::kept).sum();
+        let stops: usize = self.stops.iter().map(String::len).sum();
         let tools = self.tool_options.iter().flat_map(|options| &options.tools);
-        let schemas: usize = tools.map(|tool| json::bytes(&tool.parameters)).sum();
+        let functions: usize = tools
+            .map(|Tool { name, description, parameters, .. }| {
+                let texts = name.len() + description.as_ref().map_or(0, String::len);
+                texts + json::memory(json::bytes(parameters))
+            })
+            .sum();
         let format = match &self.format {
-            Some(AnswerFormat::Grammar(GrammarSource::JsonSchema(schema))) => json::bytes(schema),
-            _ => 0,
+            Some(AnswerFormat::Grammar(GrammarSource::JsonSchema(schema))) => {
+                json::memory(json::bytes(schema))
+            }
+            Some(AnswerFormat::Grammar(GrammarSource::Lark(text) | GrammarSource::Regex(text))) => {
+                text.len()
+            }
+            None | Some(AnswerFormat::Text) => 0,
         };
-        tokens + schemas + format
+        tokens + stops + functions + format + self.repeated
     }
 
     /// Compiles the grammar of the answers. If functions that are not strict make it too complex,

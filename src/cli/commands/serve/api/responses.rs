@@ -11,6 +11,7 @@ use super::sampling::SamplingFields;
 use super::tools::{AnswerPart, CallReader};
 use crate::cli::io::format::{AnswerFormat, response_format};
 use crate::cli::io::record::FinishReason;
+use crate::util::json;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
@@ -51,6 +52,7 @@ pub fn body(
         tool_options,
         thinks: served.take_thinking(&mut fields)?,
         stream: fields.take("stream")?.unwrap_or(false),
+        repeated: json::memory(json::bytes(&shown.tools) + json::bytes(&shown.choice)),
         ..ApiRequest::default()
     };
     fields.finish()?;

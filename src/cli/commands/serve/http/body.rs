@@ -2,7 +2,7 @@
 
 use super::super::api::error::ApiError;
 use super::super::pool::{Client, PoolShare, SharedPool};
-use crate::util::json::MOST_VALUES;
+use crate::util::json;
 use axum::extract::Request;
 use http_body_util::BodyExt;
 use std::sync::Arc;
@@ -10,9 +10,6 @@ use std::time::{Duration, Instant};
 
 /// Bytes of a body that are read without a share of the memory.
 const SMALL: usize = 64_000;
-/// Bytes of memory for each byte of a body, and for each value of its JSON.
-const COPIES: usize = 3;
-const VALUE: usize = 100;
 
 /// Limits of bodies.
 pub struct BodyLimits {
@@ -28,11 +25,6 @@ pub struct BodyLimits {
 pub struct ReadBody {
     pub bytes: Vec<u8>,
     pub memory: PoolShare,
-}
-
-/// Returns the bytes of memory that JSON of this length may take as text and as values.
-pub fn memory(length: usize) -> usize {
-    COPIES * length + VALUE * (length / 2).min(MOST_VALUES)
 }
 
 impl BodyLimits {
@@ -84,7 +76,7 @@ impl BodyLimits {
         client: Client,
         needs: &impl Fn(usize) -> usize,
     ) -> Result<PoolShare, ApiError> {
-        let units = memory(length).max(COPIES * length + needs(length));
+        let units = json::memory(length).max(json::COPIES * length + needs(length));
         let share = tokio::time::timeout(self.patience, self.memory.take(client, units)).await;
         let what = "other requests fill the memory: try again later";
         share.map_err(|_| ApiError::new(429, what).code("memory_full"))

@@ -19,6 +19,7 @@ use super::pool::{Client, Peer, PoolShare, SharedPool};
 use super::queue::{ClientEvent, Delivery, EVENTS, RequestQueue};
 use crate::grammar::{Enforcement, Grammar, GrammarSource};
 use crate::tensor::Token;
+use crate::util::json;
 use axum::Router;
 use axum::extract::{Request, State};
 use axum::http::Method;
@@ -78,7 +79,7 @@ impl SharedLimits {
     /// Makes the limits for bodies of at most so many bytes.
     pub fn new(body: usize) -> SharedLimits {
         SharedLimits {
-            preparing: SharedPool::new(MEMORY.max(4 * body::memory(body))),
+            preparing: SharedPool::new(MEMORY.max(4 * json::memory(body))),
             answers: SharedPool::new(MEMORY),
             threads: SharedPool::new(PREPARING),
             compilers: SharedPool::new(COMPILING),
@@ -423,11 +424,13 @@ async fn begin(app: &App, request: Request, parse: Parse) -> Result<StartedReque
     let (encoded, mut memory) = app.prepare(request, needs, encode).await?;
     let EncodedRequest { parsed, form, answers, grammar, kept } = encoded;
     memory.shrink(kept);
-    let grammar = match grammar {
-        NeededGrammar::Nothing => None,
-        NeededGrammar::Known(grammar) => Some(grammar),
+    let (grammar, memory) = match grammar {
+        NeededGrammar::Nothing => (None, memory),
+        NeededGrammar::Known(grammar) => (Some(grammar), memory),
         NeededGrammar::Compiled(source) => {
-            Some(compiled(app, &served, source, &parsed, client).await?)
+            let job = GrammarJob { source, parsed: parsed.clone(), memory };
+            let (grammar, memory) = compiled(app, &served, job, client).await?;
+            (Some(grammar), memory)
         }
     };
     let (send, events) = channel(EVENTS);
@@ -436,10 +439,11 @@ async fn begin(app: &App, request: Request, parse: Parse) -> Result<StartedReque
         let parsed = parsed.clone();
         move || {
             let delivery = |choice| Delivery::new(client, choice, send.clone(), received);
-            parsed.requests(&served, grammar, &delivery).map_err(|error| ApiError::of(&error))
+            let made = parsed.requests(&served, grammar, &delivery);
+            made.map(|made| (made, memory)).map_err(|error| ApiError::of(&error))
         }
     };
-    let (requests, seed) = in_worker(thread, make).await?;
+    let ((requests, seed), memory) = in_worker(thread, make).await?;
     let lengths = requests.iter().map(|request| request.text.history.len());
     let prompt_tokens = lengths.max().unwrap_or(0) as u64;
     app.queue.add(requests)?;
@@ -461,17 +465,18 @@ fn encoded(
     check_memory(parsed.longest(), served, most)?;
     parsed.encode(served).map_err(wrong)?;
     let source = parsed.source(served, Enforcement::Expressible).map_err(wrong)?;
+    let mut kept = parsed.kept();
     let grammar = match source {
         None => NeededGrammar::Nothing,
         Some(source) => {
-            source.check_size().map_err(wrong)?;
+            // The source, and its copy for the compiler.
+            kept += 2 * json::memory(source.check_size().map_err(wrong)?);
             match served.constraints.recall(&source) {
                 Some(Ok(grammar)) if !parsed.ignore_eos => NeededGrammar::Known(grammar),
                 _ => NeededGrammar::Compiled(source),
             }
         }
     };
-    let kept = body::memory(parsed.kept());
     Ok(EncodedRequest { parsed: Arc::new(parsed), form, answers, grammar, kept })
 }
 
@@ -507,22 +512,30 @@ fn answers_room(
     })
 }
 
+/// A request whose grammar has to be compiled, with its share of the memory.
+struct GrammarJob {
+    source: GrammarSource,
+    parsed: Arc<ApiRequest>,
+    memory: PoolShare,
+}
+
 /// Compiles the grammar of a request in a worker thread. The compilation ends once the client is
-/// gone.
+/// gone, and holds the memory until then.
 async fn compiled(
     app: &App,
     served: &Arc<ServedModel>,
-    source: GrammarSource,
-    parsed: &Arc<ApiRequest>,
+    job: GrammarJob,
     client: Client,
-) -> Result<Grammar, ApiError> {
+) -> Result<(Grammar, PoolShare), ApiError> {
     let compiler = app.room.compilers.take(client, 1).await;
     // The future drops this when its client goes away.
     let here = Arc::new(());
-    let (there, served, parsed) = (Arc::downgrade(&here), served.clone(), parsed.clone());
+    let (there, served) = (Arc::downgrade(&here), served.clone());
     let compile = move || {
+        let GrammarJob { source, parsed, memory } = job;
         let is_wanted = || there.strong_count() > 0;
-        parsed.compile(source, &served, &is_wanted).map_err(|error| ApiError::of(&error))
+        let grammar = parsed.compile(source, &served, &is_wanted);
+        grammar.map(|grammar| (grammar, memory)).map_err(|error| ApiError::of(&error))
     };
     let grammar = in_worker(compiler, compile).await;
     drop(here);
