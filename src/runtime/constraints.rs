@@ -57,8 +57,9 @@ impl Constraints {
     /// Returns a grammar that was compiled, or why it was refused; `None` where it was not asked
     /// for.
     pub fn recall(&self, source: &GrammarSource) -> Option<Result<Grammar, Fault>> {
+        let digest = digest(source);
         let mut known = self.known();
-        let entry = known.outcomes.get_mut(&digest(source))?;
+        let entry = known.outcomes.get_mut(&digest)?;
         if let Some(fault) = entry.as_ref().ok().and_then(|grammar| grammar.refused()).cloned() {
             *entry = Err(fault);
         }

@@ -18,6 +18,7 @@ use super::options::LogFormat;
 use super::pool::{Client, Peer, PoolShare, SharedPool};
 use super::queue::{ClientEvent, Delivery, EVENTS, RequestQueue};
 use crate::grammar::{Enforcement, Grammar, GrammarSource};
+use crate::os::memory::release_freed;
 use crate::tensor::Token;
 use crate::util::json;
 use axum::Router;
@@ -39,6 +40,8 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc::{Receiver, channel};
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
+/// Bytes of a body whose memory goes back to the system at once.
+const LARGE: usize = 500_000;
 /// Least bytes of memory for the preparation of requests, and for answers.
 const MEMORY: usize = 512_000_000;
 /// Requests that are prepared at once.
@@ -249,9 +252,15 @@ impl App {
         let (thread, notes) = (self.room.threads.take(client, 1).await, self.notes.clone());
         // The memory belongs to the work, which goes on if the client goes away.
         let work = move || {
-            let fields = Fields::parse(&bytes, &notes)?;
+            let is_large = bytes.len() > LARGE;
+            let fields = Fields::parse(&bytes, &notes);
             drop(bytes);
-            work(fields).map(|result| (result, memory))
+            let result = fields.and_then(work);
+            if is_large {
+                // The allocator would keep the freed values of a tree for this thread.
+                release_freed();
+            }
+            result.map(|result| (result, memory))
         };
         in_worker(thread, work).await
     }
