@@ -61,6 +61,7 @@ fn attacks(whole: bool) -> Vec<Attack> {
     // A refusal that quotes 15 MB, and that no client reads.
     let quoted = json!({"messages": [{"role": "x".repeat(15_000_000), "content": "Hi."}]});
     let unread = attack("unread refusals", CHAT, if whole { 100 } else { 4 }, &quoted);
+    let (many, tokens) = (if whole { 300 } else { 8 }, json!({"content": "a ".repeat(500_000)}));
     vec![
         attack("names", "/v1/messages", 2, &short_functions(60_000)),
         attack("references", CHAT, 2, &typed(many_references(120_000))),
@@ -71,6 +72,7 @@ fn attacks(whole: bool) -> Vec<Attack> {
         attack("refusals", CHAT, if whole { 2 } else { 1 }, &refused),
         attack("results", CHAT, 1, &results(150_000)),
         Attack { reads: false, ..unread },
+        Attack { reads: false, ..attack("unread tokens", "/tokenize", many, &tokens) },
     ]
 }
 

@@ -31,7 +31,7 @@ use axum::routing::{MethodRouter, get, post};
 use body::{BodyLimits, ReadBody};
 use guard::Guard;
 use reply::Collected;
-use response::{RefusalReason, answer_json, refusal, respond};
+use response::{RefusalReason, answer_held, answer_json, refusal, respond};
 use serde_json::{Value, json};
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -281,23 +281,34 @@ async fn model(State(app): State<Arc<App>>) -> Response {
     result(app.served().map(|served| about(served).to_string()), ApiFamily::OpenAi)
 }
 
+/// Sends an answer, which keeps its part of the memory until it is sent.
+fn held(result: Result<(String, PoolShare), ApiError>, family: ApiFamily) -> Response {
+    match result {
+        Ok((text, mut memory)) => {
+            memory.shrink(text.len());
+            answer_held(text, memory)
+        }
+        Err(error) => refusal(&error, family),
+    }
+}
+
 async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Response {
     let answer = async {
         let served = app.served()?.clone();
         let work = move |fields| tokens::tokenize(fields, &served);
         let memory = |bytes: usize| TOKENISER_MEMORY * bytes.min(tokens::LONGEST_TEXT);
-        app.prepare(request, memory, work).await.map(|(answer, _)| answer)
+        app.prepare(request, memory, work).await
     };
-    result(answer.await, ApiFamily::OpenAi)
+    held(answer.await, ApiFamily::OpenAi)
 }
 
 async fn detokenize(State(app): State<Arc<App>>, request: Request) -> Response {
     let answer = async {
         let served = app.served()?.clone();
         let work = move |fields| tokens::detokenize(fields, &served);
-        app.prepare(request, |_| 0, work).await.map(|(answer, _)| answer)
+        app.prepare(request, |_| 0, work).await
     };
-    result(answer.await, ApiFamily::OpenAi)
+    held(answer.await, ApiFamily::OpenAi)
 }
 
 /// Names the control tokens that lm-evaluation-harness asks for, in vLLM's form.
@@ -321,9 +332,9 @@ async fn count_tokens(State(app): State<Arc<App>>, request: Request) -> Response
         };
         let model = app.served()?.clone();
         let memory = |bytes: usize| tokeniser_memory(bytes, &model);
-        app.prepare(request, memory, work).await.map(|(answer, _)| answer)
+        app.prepare(request, memory, work).await
     };
-    result(answer.await, ApiFamily::Anthropic)
+    held(answer.await, ApiFamily::Anthropic)
 }
 
 /// Runs `work` in a worker thread. `held` is its share of a pool.

@@ -5,7 +5,7 @@ use super::super::api::form::{ApiForm, CollectedAnswer, SseEvents};
 use super::super::log::LogEntry;
 use super::super::pool::PoolShare;
 use super::super::queue::{AnswerPiece, ClientEvent, RequestFigures};
-use super::response::{answer_json, refusal, respond};
+use super::response::{answer_held, refusal, respond};
 use crate::cli::io::record::FinishReason;
 use axum::body::Body;
 use axum::http::header::{CACHE_CONTROL, HeaderName, HeaderValue};
@@ -85,7 +85,8 @@ pub async fn whole(
     }
     ended_well(entry, &collected);
     if collected.answers.len() <= 1 {
-        return answer_json(form.whole(&collected.answers, &collected.figures, 0));
+        let text = form.whole(&collected.answers, &collected.figures, 0);
+        return answer_held(text, collected);
     }
     // All answers in one text could take more memory than was reserved for them.
     type Rest = (Box<dyn ApiForm>, Collected, usize);

@@ -1,13 +1,17 @@
 //! Whole responses: JSON, and refusals in the form of the API.
 
 use super::super::api::error::{ApiError, ApiFamily};
-use axum::body::Body;
+use axum::body::{Body, Bytes};
 use axum::http::StatusCode;
-use axum::http::header::{CONTENT_TYPE, HeaderValue, RETRY_AFTER};
+use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 use axum::response::Response;
+use std::convert::Infallible;
 
 /// Seconds after which a client may try again if the queue was full.
 const RETRY: &str = "1";
+
+/// Bytes of a piece of an answer. A connection takes the next one once it has sent the others.
+const PIECE: usize = 64 << 10;
 
 /// Extension of a response: the reason of the refusal.
 #[derive(Clone)]
@@ -23,6 +27,20 @@ pub fn respond(status: u16, kind: &'static str, body: impl Into<Body>) -> Respon
 
 pub fn answer_json(text: String) -> Response {
     respond(200, "application/json", text)
+}
+
+/// Makes a response of JSON that holds `memory` until the client has all but the last pieces.
+pub fn answer_held(text: String, memory: impl Send + 'static) -> Response {
+    let length = HeaderValue::from(text.len());
+    let pieces = futures_util::stream::unfold((text, 0, memory), |(text, at, memory)| async move {
+        let end = text.len().min(at + PIECE);
+        // A copy: a slice would keep the whole text.
+        let piece = Bytes::copy_from_slice(&text.as_bytes()[at..end]);
+        (at < end).then(|| (Ok::<_, Infallible>(piece), (text, end, memory)))
+    });
+    let mut response = respond(200, "application/json", Body::from_stream(pieces));
+    response.headers_mut().insert(CONTENT_LENGTH, length);
+    response
 }
 
 pub fn refusal(error: &ApiError, family: ApiFamily) -> Response {
