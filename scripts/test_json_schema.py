@@ -4,9 +4,14 @@ others loop on white space?
 
     python3 scripts/test_json_schema.py [PROMPTS] [-- options of gemma generate, such as -m MODEL or
     -d vulkan]
+    python3 scripts/test_json_schema.py --seeds SEEDS [-- options of gemma generate]
+    python3 scripts/test_json_schema.py --table > tests/golden/schemas.jsonl
 
 Needs Python's jsonschema (pip install jsonschema). Every prompt is answered at temperature 1, once
 without drafts and once for each way of drafting; all texts must be the same and fit their schemas.
+With --seeds, every schema of json_schemas.py is answered with that many seeds: the answer fits, or
+the schema is refused with the keyword and its place. --table writes which values of json_schemas.py
+fit, for the unit test of the grammars.
 """
 import json
 import os
@@ -14,6 +19,9 @@ import subprocess
 import sys
 
 import jsonschema
+from decimal import Decimal
+
+import json_schemas as tried
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 GEMMA = os.environ.get("GEMMA", os.path.join(HERE, "../target/release/gemma"))
@@ -108,8 +116,74 @@ def answer(records, options):
     return [json.loads(line) for line in run.stdout.splitlines()]
 
 
+def spell(value):
+    """The text that a grammar allows for a value: no exponent, no other white space."""
+    if isinstance(value, float):
+        return format(Decimal(repr(value)), "f")
+    if isinstance(value, list):
+        return "[" + ", ".join(map(spell, value)) + "]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{spell(k)}: {spell(v)}" for k, v in value.items()) + "}"
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def exact(value):
+    """The same with decimal numbers, as binary ones have remainders that JSON does not have."""
+    return json.loads(json.dumps(value), parse_float=Decimal)
+
+
+def fits(text, schema):
+    # A name that comes twice has two values; jsonschema sees the last one.
+    value = json.loads(text, parse_float=Decimal)
+    schema = exact(schema)
+    validator = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)
+    if not isinstance(schema, dict) or "$schema" not in schema:
+        validator = jsonschema.Draft202012Validator
+    return validator(schema, format_checker=validator.FORMAT_CHECKER).is_valid(value)
+
+
+def table():
+    for schema, values in tried.SCHEMAS:
+        texts = list(dict.fromkeys(spell(value) for value in values + tried.VALUES))
+        good = [text for text in texts if fits(text, schema)]
+        case = {"schema": schema, "fits": good, "unfit": [t for t in texts if t not in good]}
+        print(json.dumps(case, ensure_ascii=False))
+    for schema, place, keyword in tried.REFUSED:
+        print(json.dumps({"schema": schema, "refused": [place, keyword]}, ensure_ascii=False))
+
+
+def seeds(count, options):
+    """Answers to every schema: they fit, or end at the limit of tokens, or the refusal is right."""
+    wrong = ended = 0
+    cases = [(schema, None) for schema, _ in tried.SCHEMAS]
+    cases += [(schema, where) for schema, *where in tried.REFUSED]
+    for seed in range(count):
+        replies = answer([{"id": n, "prompt": f"Data {seed}, please.", "max_tokens": 200,
+                           "seed": seed, "json_schema": schema}
+                          for n, (schema, _) in enumerate(cases)], options)
+        for reply, (schema, refused) in zip(replies, cases):
+            error = (reply["error"] or {}).get("message", "")
+            if refused:
+                place, keyword = refused
+                good = (f" at {place}: " if place else "used: ") in error and keyword in error
+            elif "cut off" in error:
+                good = True
+            else:
+                ended += 1
+                good = not error and fits(reply["text"], schema)
+            if not good:
+                wrong += 1
+                print(f"{json.dumps(schema)}: {error or reply['text'][:300]!r}")
+    print(f"{len(cases)} schemas, {count} seeds: {ended} whole answers, {wrong} wrong results")
+    sys.exit(wrong > 0)
+
+
 def main():
     arguments = sys.argv[1:]
+    if arguments[:1] == ["--table"]:
+        return table()
+    if arguments[:1] == ["--seeds"]:
+        return seeds(int(arguments[1]), arguments[3:])
     options = arguments[arguments.index("--") + 1:] if "--" in arguments else []
     count = int(arguments[0]) if arguments and arguments[0] != "--" else 200
     # Schemas by turns, so that each meets every kind of prompt.

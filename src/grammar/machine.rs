@@ -4,8 +4,9 @@
 //! neither memory nor time for a foreign grammar. A state is a pure function of the tokens before
 //! it.
 
+use super::GrammarSource;
+use super::schema::{self, Prepared, Refusal};
 use super::vocabulary::GrammarVocabulary;
-use super::{GrammarSource, schema};
 use crate::error::Fault;
 use crate::os::process::thread_time;
 use crate::sampler::Mask;
@@ -14,6 +15,7 @@ use anyhow::{Result, anyhow};
 use llguidance::api::TopLevelGrammar;
 use llguidance::{Matcher, ParserFactory};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use std::collections::HashMap;
 use std::time::Duration;
 
@@ -184,9 +186,10 @@ impl Compiler {
 
     fn matcher(&self, source: &GrammarSource) -> Result<Matcher> {
         let grammar = match source {
-            GrammarSource::JsonSchema(schema) => {
-                TopLevelGrammar::from_json_schema(schema::strict(schema)?)
-            }
+            GrammarSource::JsonSchema(schema) => match schema::prepared(schema)? {
+                Prepared::Json(schema) => TopLevelGrammar::from_json_schema(schema),
+                Prepared::Lark(rules) => TopLevelGrammar::from_lark(rules),
+            },
             GrammarSource::Lark(text) => TopLevelGrammar::from_lark(text.clone()),
             GrammarSource::Regex(text) => TopLevelGrammar::from_regex(text),
         };
@@ -199,16 +202,8 @@ impl Compiler {
 
     /// Makes the fault of an invalid grammar, with the place and a remedy.
     fn explain(&self, source: &GrammarSource, why: &anyhow::Error) -> anyhow::Error {
-        let place = match source {
-            GrammarSource::JsonSchema(schema) => schema::place(schema, &|part| {
-                self.matcher(&GrammarSource::JsonSchema(part)).is_err()
-            }),
-            _ => String::new(),
-        };
-        let name = source.name();
-        let fault = Fault::usage(format!("the {name} cannot be used{place}: {}", brief(why)));
         let help = match source {
-            GrammarSource::JsonSchema(_) => schema::remedy(&fault.what),
+            GrammarSource::JsonSchema(schema) => return self.explain_schema(schema, why),
             GrammarSource::Lark(_) => {
                 "the notation is llguidance's: \
                 https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md"
@@ -217,7 +212,28 @@ impl Compiler {
                 "the notation is that of Rust's regex crate, without look-around, ^ and $"
             }
         };
-        fault.help(help).into()
+        let name = source.name();
+        Fault::usage(format!("the {name} cannot be used: {}", brief(why))).help(help).into()
+    }
+
+    /// Makes the fault of a schema, by our own refusal or by llguidance's error.
+    fn explain_schema(&self, schema: &Value, why: &anyhow::Error) -> anyhow::Error {
+        let refusal = match why.downcast_ref::<Refusal>() {
+            Some(refusal) => refusal.clone(),
+            None => {
+                let why = brief(why);
+                // The innermost part with the same error has its reason.
+                let is_wrong = |part: Value| {
+                    let error = self.matcher(&GrammarSource::JsonSchema(part)).err();
+                    error.is_some_and(|error| why.contains(&brief(&error)))
+                };
+                Refusal::of_library(schema::place(schema, &is_wrong), &why)
+            }
+        };
+        let place = Some(&refusal.place).filter(|place| !place.is_empty());
+        let place = place.map(|place| format!(" at {place}")).unwrap_or_default();
+        let what = format!("the JSON schema cannot be used{place}: {}", refusal.what);
+        Fault::usage(what).help(refusal.help).into()
     }
 }
 

@@ -7,7 +7,7 @@
 
 use super::{CallPolicy, Tool};
 use crate::error::Fault;
-use crate::grammar::{Enforcement, GrammarSource, LONGEST};
+use crate::grammar::{Enforcement, GrammarSource, LONGEST, schema};
 use crate::tensor::Token;
 use crate::util::json::bytes as json_bytes;
 use anyhow::{Context, Result, bail, ensure};
@@ -50,14 +50,14 @@ pub fn source(
     calls: CallPolicy,
     many: bool,
     marks: [Token; 3],
-    answer: Option<&Value>,
+    answer: Option<&str>,
     enforcement: Enforcement,
 ) -> Result<GrammarSource> {
     let [begin, end, quote] = marks;
     let more = if many { " call*" } else { "" };
     let start = match (calls, answer) {
         (CallPolicy::Optional, None) => "TEXT | TEXT? calls |".into(),
-        (CallPolicy::Optional, Some(schema)) => format!("answer | calls\nanswer: %json {schema}"),
+        (CallPolicy::Optional, Some(schema)) => format!("answer | calls\n{schema}"),
         (CallPolicy::Required, _) => "calls".to_owned(),
     };
     let any: Vec<String> = (0..tools.len()).map(|i| format!("call_{i}")).collect();
@@ -203,14 +203,17 @@ impl<'a> Rules<'a> {
             "null" => "\"null\"".into(),
             "boolean" => "(\"true\" | \"false\")".into(),
             "integer" | "number" => {
-                let bounds = ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"];
-                let mut number = json!({"type": kind});
-                for key in bounds {
-                    if let Some(bound) = fields.get(key) {
-                        number[key] = bound.clone();
+                let keys = ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"];
+                let bounds = fields.iter().filter(|(key, _)| keys.contains(&key.as_str()));
+                let mut bounds: Map<String, Value> =
+                    bounds.map(|(key, bound)| (key.clone(), bound.clone())).collect();
+                match schema::exact_number(&bounds, kind == "integer")? {
+                    Some(terminal) => self.add("N", &terminal),
+                    None => {
+                        bounds.insert("type".into(), json!(kind));
+                        self.rule(&format!("%json {}", Value::from(bounds)))
                     }
                 }
-                self.rule(&format!("%json {number}"))
             }
             "string" => match (size("minLength").unwrap_or(0), size("maxLength")) {
                 (0, None) => "string".into(),
@@ -326,8 +329,8 @@ impl<'a> Rules<'a> {
         Some(all)
     }
 
-    /// Adds the keywords of another schema for the same value. The first of two rules about
-    /// one thing stays. Returns `None` if too much is merged, as in a cycle.
+    /// Adds the keywords of another schema for the same value. The stricter of two bounds stays,
+    /// and the first of two rules that no keyword says together. Returns `None` if too much is merged, as in a cycle.
     fn merge(&mut self, all: &mut Map<String, Value>, part: &Value) -> Option<()> {
         let target = part.get("$ref").and_then(|to| self.root.pointer(&to.as_str()?[1..]));
         let part = target.unwrap_or(part);
@@ -336,19 +339,9 @@ impl<'a> Rules<'a> {
         (self.merges <= MOST_MERGES && self.merged <= MOST_MERGED).then_some(())?;
         let fields = part.as_object().into_iter().flatten();
         for (key, value) in fields {
-            match (all.get_mut(key), value) {
-                (None, _) => drop(all.insert(key.clone(), value.clone())),
-                (Some(Value::Object(own)), Value::Object(more)) if key == "properties" => {
-                    for (name, schema) in more {
-                        own.entry(name).or_insert_with(|| schema.clone());
-                    }
-                }
-                (Some(Value::Array(own)), Value::Array(more))
-                    if key == "required" || key == "allOf" =>
-                {
-                    own.extend_from_slice(more)
-                }
-                _ => {}
+            match all.get_mut(key) {
+                None => drop(all.insert(key.clone(), value.clone())),
+                Some(own) => drop(schema::conjoin(key, own, value)),
             }
         }
         Some(())

@@ -94,16 +94,24 @@ impl Tool {
         Ok(enforced)
     }
 
-    /// Returns the schema of the arguments as JSON, with settings for llguidance.
-    fn json(&self, enforcement: Enforcement) -> Result<Value> {
-        let mut arguments = self.arguments(enforcement, &[])?;
-        arguments["x-guidance"] = schema::settings(!self.strict);
-        Ok(arguments)
+    /// Returns an expression for the arguments as JSON, and its rules.
+    fn json(&self, enforcement: Enforcement, prefix: &str) -> Result<(String, String)> {
+        let refused = |why| self.fault(&format!("{why:#}"));
+        let arguments = self.arguments(enforcement, &[])?;
+        match schema::expression(&arguments, !self.strict, prefix) {
+            Err(_) if !self.strict => {
+                // Bounds and constants whose numbers cannot be written exactly are dropped.
+                let arguments = self.arguments(enforcement, &schema::NUMERIC)?;
+                schema::expression(&arguments, true, prefix).map_err(|why| refused(why).into())
+            }
+            written => written.map_err(|why| refused(why).into()),
+        }
     }
 
     /// Returns the grammar of the arguments alone, by which a wrong function is found.
     pub fn alone(&self) -> Result<GrammarSource> {
-        Ok(GrammarSource::JsonSchema(self.json(Enforcement::Structure)?))
+        let (start, rules) = self.json(Enforcement::Structure, "a")?;
+        Ok(GrammarSource::Lark(format!("start: {start}\n{rules}")))
     }
 
     /// Makes the fault of parameters that cannot be used.
@@ -160,7 +168,8 @@ pub fn source(
 ) -> Result<GrammarSource> {
     let no_schema = |why| Fault::usage(format!("the schema of the answer: {why}"));
     check_sizes(tools, answer)?;
-    let answer = answer.map(|schema| schema::strict(schema).map_err(no_schema)).transpose()?;
+    let answer = answer.map(|schema| schema::strict(schema, "s").map_err(no_schema)).transpose()?;
+    let answer = answer.map(|(start, rules)| format!("answer: {start}\n{rules}"));
     let mut names = HashSet::new();
     for tool in tools {
         tool.check()?;
@@ -171,18 +180,18 @@ pub fn source(
     }
     if let [(begin, _), (end, _), (quote, _)] = *marks {
         let marks = [begin, end, quote];
-        return gemma4::source(tools, calls, many, marks, answer.as_ref(), enforcement);
+        return gemma4::source(tools, calls, many, marks, answer.as_deref(), enforcement);
     }
     let mut rules = String::new();
     for (i, tool) in tools.iter().enumerate() {
         let name = &tool.name;
-        let arguments = tool.json(enforcement)?;
+        let (arguments, more) = tool.json(enforcement, &format!("a{i}"))?;
         // Parts as the grammar of JSON has them, so that the answer's own schema may share them.
         let name = Value::from(format!("\"{name}\""));
         rules += &format!(
             r#"call_{i}: "{{" "\"name\"" ": " {name} ", " "\"arguments\"" ": " arguments_{i} "}}"
-arguments_{i}: %json {arguments}
-"#
+arguments_{i}: {arguments}
+{more}"#
         );
     }
     let any: Vec<String> = (0..tools.len()).map(|i| format!("call_{i}")).collect();
@@ -190,7 +199,7 @@ arguments_{i}: %json {arguments}
     let start = match (calls, &answer) {
         (CallPolicy::Optional, None) => "start: TEXT | calls |\nTEXT: /[^{](?s:.)*/\n".into(),
         (CallPolicy::Optional, Some(schema)) => {
-            format!("start: answer | calls\nanswer: %json {schema}\n")
+            format!("start: answer | calls\n{schema}\n")
         }
         (CallPolicy::Required, _) => "start: calls\n".to_owned(),
     };
@@ -425,7 +434,9 @@ mod tests {
             assert!(grammars.compile(&loose, &|| true).is_ok(), "{keyword}");
             one[0].strict = true;
             let error = source(&one, CallPolicy::Required, true, &[], None, level).unwrap_err();
-            let says = format!("function \"f\": the keyword {keyword} cannot be enforced");
+            let says = format!(
+                "function \"f\": at /properties/p: the keyword {keyword} cannot be enforced"
+            );
             assert_eq!(error.to_string(), says);
         }
     }

@@ -1,0 +1,289 @@
+//! Preparation of JSON schemas for llguidance.
+//!
+//! [`enforced`] rewrites a schema to the keywords that a grammar enforces. [`prepared`] adds rules on
+//! white space, and writes numbers exactly that llguidance would change. A [`Refusal`] names the
+//! keyword that cannot be enforced, and its place.
+
+#[cfg(test)]
+mod cases;
+mod exact;
+mod keywords;
+mod merge;
+mod number;
+mod object;
+mod reference;
+mod remedy;
+
+pub use exact::number as exact_number;
+pub use keywords::{Enforcement, NUMERIC, enforced};
+pub use merge::conjoin;
+
+use std::fmt;
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::{Map, Value, json};
+
+use crate::error::Fault;
+use crate::util::json as tree;
+use reference::escaped;
+
+/// Reads a schema. An error names line and column.
+pub fn parse(text: &str, what: &str) -> Result<Value> {
+    let fault = || Fault::usage(format!("{what} is not valid JSON"));
+    let example = r#"{"type": "object", "properties": {"name": {"type": "string"}}}"#;
+    let help = format!("a schema looks like {example}; @FILE reads it from a file");
+    tree::parse(text.as_bytes()).with_context(|| fault().help(help))
+}
+
+/// Why a schema cannot be used, and the place of the reason.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// JSON pointer; empty for the whole schema.
+    pub place: String,
+    pub what: String,
+    pub help: String,
+}
+
+impl Refusal {
+    fn new(keyword: &str, why: &str, help: &str) -> Refusal {
+        Refusal { help: help.into(), ..Refusal::form(format!("the keyword {keyword} {why}")) }
+    }
+
+    fn form(what: impl Into<String>) -> Refusal {
+        Refusal { place: String::new(), what: what.into(), help: remedy::OTHER.into() }
+    }
+
+    /// Makes the refusal of an error of llguidance.
+    pub fn of_library(place: String, why: &str) -> Refusal {
+        match remedy::keyword_of(why) {
+            Some((keyword, reason)) => {
+                let why = format!("cannot be enforced: {reason}");
+                Refusal { place, ..Refusal::new(keyword, &why, remedy::of_keyword(keyword)) }
+            }
+            None => Refusal { place, ..Refusal::form(why) },
+        }
+    }
+
+    /// Adds the beginning of the place.
+    fn within(self, place: &str) -> Refusal {
+        Refusal { place: format!("{place}{}", self.place), ..self }
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !self.place.is_empty() {
+            write!(f, "at {}: ", self.place)?;
+        }
+        f.write_str(&self.what)
+    }
+}
+
+impl std::error::Error for Refusal {}
+
+/// Returns our settings of llguidance for a schema. A lenient compiler drops formats that it does
+/// not know, and takes `oneOf` for `anyOf`.
+pub fn settings(schema: &Value, lenient: bool) -> Value {
+    let mut settings = json!({"whitespace_flexible": false, "item_separator": ", ",
+        "key_separator": ": ", "lenient": lenient});
+    // With `\u` a name that is taken could be written a second time, in another spelling.
+    if !has_control_character(schema) {
+        settings["json_allowed_escapes"] = json!("nrbtf\\\"");
+    }
+    settings
+}
+
+/// Returns whether a string in a schema has a character that JSON only spells with `\u`.
+fn has_control_character(value: &Value) -> bool {
+    let is_odd = |c: char| c.is_control() && !"\n\r\t\u{8}\u{c}".contains(c);
+    match value {
+        Value::String(text) => text.contains(is_odd),
+        Value::Array(list) => list.iter().any(has_control_character),
+        Value::Object(fields) => fields.values().any(has_control_character),
+        _ => false,
+    }
+}
+
+/// Returns an expression in Lark's notation for a schema that [`enforced`] returned, and the rules
+/// that the expression uses. Names of rules begin with `prefix`.
+pub fn expression(schema: &Value, lenient: bool, prefix: &str) -> Result<(String, String)> {
+    exact::expression(schema, &settings(schema, lenient), prefix)
+}
+
+/// A schema in a form that llguidance compiles.
+pub enum Prepared {
+    Json(Value),
+    Lark(String),
+}
+
+/// Returns the schema as llguidance compiles it. Its own `x-guidance` takes precedence over our
+/// settings. This process is confined: patterns may take any time and memory.
+pub fn prepared(schema: &Value) -> Result<Prepared> {
+    let (whole, options) = whole(schema, true)?;
+    if !exact::is_needed(&whole) {
+        let mut fields = match whole {
+            Value::Object(fields) => fields,
+            _ => Map::new(),
+        };
+        fields.insert("x-guidance".into(), options);
+        return Ok(Prepared::Json(fields.into()));
+    }
+    ensure!(
+        schema.get("x-guidance").is_none(),
+        Refusal::new("x-guidance", "has no effect on numbers beyond 2^53", "leave it out")
+    );
+    let (start, rules) = exact::expression(&whole, &options, "s")?;
+    Ok(Prepared::Lark(format!("start: {start}\n{rules}")))
+}
+
+/// Returns the expression and the rules of a schema whose keywords must all be enforced.
+pub fn strict(schema: &Value, prefix: &str) -> Result<(String, String)> {
+    let (whole, options) = whole(schema, false)?;
+    exact::expression(&whole, &options, prefix)
+}
+
+fn whole(schema: &Value, is_confined: bool) -> Result<(Value, Value)> {
+    ensure!(*schema != json!(false), Refusal::form("`false` allows nothing"));
+    let whole = keywords::rewritten(schema, Enforcement::Whole, &[], is_confined)?;
+    let mut options = settings(&whole, false);
+    match schema.get("x-guidance") {
+        None => {}
+        Some(Value::Object(own)) => {
+            own.iter().for_each(|(key, value)| options[key] = value.clone())
+        }
+        Some(other) => bail!(Refusal::form(format!("`x-guidance` is an object, not {other}"))),
+    }
+    Ok((whole, options))
+}
+
+/// Keywords that hold one schema, a list of them, or schemas by name.
+const ONE: [&str; 4] = ["items", "additionalProperties", "additionalItems", "not"];
+const LISTS: [&str; 4] = ["anyOf", "allOf", "oneOf", "prefixItems"];
+const NAMED: [&str; 4] = ["$defs", "definitions", "properties", "patternProperties"];
+
+/// Returns the innermost part that is wrong by itself, such as `/properties/age`. The result is empty
+/// if only the whole schema is wrong.
+pub fn place(schema: &Value, is_wrong: &dyn Fn(Value) -> bool) -> String {
+    let mut at = (schema, String::new());
+    while let Some(next) = parts(at.0).into_iter().find(|(part, _)| {
+        // `false` is right where it stands: it forbids further properties or items.
+        part.is_object() && is_wrong(with_definitions(part, schema))
+    }) {
+        at = (next.0, at.1 + &next.1);
+    }
+    at.1
+}
+
+/// Returns the schemas directly inside a schema, with their pointers.
+fn parts(schema: &Value) -> Vec<(&Value, String)> {
+    let mut parts = Vec::new();
+    for key in NAMED {
+        let named = schema.get(key).and_then(Value::as_object).into_iter().flatten();
+        parts.extend(named.map(|(name, part)| (part, format!("/{key}/{}", escaped(name)))));
+    }
+    for key in ONE {
+        parts.extend(schema.get(key).map(|part| (part, format!("/{key}"))));
+    }
+    for key in LISTS {
+        let list = schema.get(key).and_then(Value::as_array).into_iter().flatten();
+        parts.extend(list.enumerate().map(|(i, part)| (part, format!("/{key}/{i}"))));
+    }
+    parts
+}
+
+/// Adds the whole schema's definitions to a part, which may refer to them.
+fn with_definitions(part: &Value, schema: &Value) -> Value {
+    let mut part = part.clone();
+    if let Value::Object(object) = &mut part {
+        for key in ["$defs", "definitions"] {
+            if let (Some(definitions), false) = (schema.get(key), object.contains_key(key)) {
+                object.insert(key.into(), definitions.clone());
+            }
+        }
+    }
+    part
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Parts that lie in each other are written once for each reference to them, within bounds.
+    #[test]
+    fn parts_in_each_other_are_bounded() {
+        let nested = |bytes: usize| {
+            let depth = 100;
+            let mut part = json!({"const": "x".repeat(bytes)});
+            for _ in 0..depth {
+                part = json!({"items": part});
+            }
+            let at = |n: usize| json!({"$ref": format!("#/$defs/a{}", "/items".repeat(n))});
+            let references: Vec<Value> = (0..depth).map(at).collect();
+            json!({"anyOf": references, "$defs": {"a": part}})
+        };
+        assert!(enforced(&nested(10_000), Enforcement::Expressible, &[]).is_ok());
+        let error = enforced(&nested(100_000), Enforcement::Expressible, &[]).unwrap_err();
+        assert_eq!(error.to_string(), "its references lead to too much");
+    }
+
+    /// References to different parts, and a long chain of them.
+    #[test]
+    fn references_are_numbered_in_order() {
+        let n = 20_000;
+        let references: Vec<Value> =
+            (0..n).map(|i| json!({"$ref": format!("#/$defs/{i}")})).collect();
+        let parts: Map<String, Value> =
+            (0..n).map(|i| (i.to_string(), json!({"const": i}))).collect();
+        let schema = json!({"anyOf": references, "$defs": parts});
+        assert_eq!(enforced(&schema, Enforcement::Expressible, &[]).unwrap(), schema);
+        let link = |i: usize| json!({"items": {"$ref": format!("#/$defs/{}", i + 1)}});
+        let mut parts: Map<String, Value> = (0..n).map(|i| (i.to_string(), link(i))).collect();
+        parts.insert(n.to_string(), json!({"type": "null"}));
+        let schema = json!({"$ref": "#/$defs/0", "$defs": parts});
+        assert_eq!(enforced(&schema, Enforcement::Expressible, &[]).unwrap(), schema);
+    }
+
+    #[test]
+    fn a_dropped_keyword_forbids_nothing_else() {
+        let loose = |schema: Value| enforced(&schema, Enforcement::Expressible, &[]).unwrap();
+        for (schema, want) in [
+            (
+                json!({"type": "object", "title": "T", "propertyNames": {"type": "string"},
+                    "properties": {"a": {"type": "string", "default": "x"}}}),
+                json!({"type": "object", "properties": {"a": {"type": "string"}}}),
+            ),
+            (
+                json!({"properties": [], "additionalProperties": false, "required": ["a"]}),
+                json!({"required": ["a"]}),
+            ),
+            (json!({"prefixItems": {}, "items": false}), json!({})),
+            (json!({"const": {"not": 1}, "not": {}}), json!({"const": {"not": 1}})),
+            (
+                json!({"items": {"$ref": "#/parts/a~1b"}, "parts": {"a/b": {"type": "null"}}}),
+                json!({"items": {"$ref": "#/$defs/0"}, "$defs": {"0": {"type": "null"}}}),
+            ),
+            (
+                json!({"properties": {"a": {"$ref": "#", "type": "object"}}}),
+                json!({"properties": {"a": {"$ref": "#/$defs/0"}}, "$defs": {"0":
+                    {"properties": {"a": {"$ref": "#/$defs/0"}}}}}),
+            ),
+            (
+                json!({"items": {"$ref": "#/$defs/a"}, "$defs": {"a": {"$ref": "#/$defs/a"}}}),
+                json!({"items": {}}),
+            ),
+        ] {
+            assert_eq!(loose(schema.clone()), want, "{schema}");
+        }
+        let patterns = json!({"type": "object", "patternProperties": {"^a": {}},
+            "additionalProperties": false, "minProperties": 1});
+        assert_eq!(loose(patterns.clone()), patterns);
+        let structure = enforced(&patterns, Enforcement::Structure, &[]).unwrap();
+        assert_eq!(structure, json!({"type": "object"}));
+        let whole = |schema: Value| enforced(&schema, Enforcement::Whole, &[]);
+        let error = whole(json!({"anyOf": [{"uniqueItems": true}]})).unwrap_err().to_string();
+        assert_eq!(error, "the keyword uniqueItems cannot be enforced");
+        for void in [json!({"uniqueItems": false}), json!({"propertyNames": {"type": "string"}})] {
+            assert_eq!(whole(void).unwrap(), json!({}));
+        }
+    }
+}
