@@ -171,7 +171,8 @@ void main() {
             const uint j = n / GQ;
             const bool seen = p <= position[j] && p >= first_visible(position[j], window);
             precise float scaled = s[n] * scale;
-            s[n] = seen ? scaled : NONE;
+            // Infinity stands for NaN too: max() keeps it, and its exponential is NaN.
+            s[n] = !seen ? NONE : is_finite(scaled) ? scaled : uintBitsToFloat(INFINITE);
             float m = s[n];
             [[unroll]] for (uint d = SG / 2; d > 0; d /= 2) m = max(m, subgroupShuffleXor(m, d));
             if (gl_SubgroupInvocationID == 0) parts[n][gl_SubgroupID] = m;

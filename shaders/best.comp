@@ -38,8 +38,8 @@ void main() {
         float m = LEAST;
         for (uint i = first + t; i < end; i += 256) {
             const float v = logits.v[at + i];
-            if (isnan(v)) nans = 1;
-            m = max(m, v);
+            if (magnitude(v) > INFINITE) nans = 1;
+            else m = max(m, v);
         }
         largest[t] = m;
         barrier();
@@ -49,7 +49,7 @@ void main() {
         }
         // Infinity marks a chunk with a NaN. The host sees it in the count of the list.
         if (t == 0)
-            maxima.v[row * 256 + chunk] = nans != 0 ? uintBitsToFloat(0x7f800000u) : largest[0];
+            maxima.v[row * 256 + chunk] = nans != 0 ? uintBitsToFloat(INFINITE) : largest[0];
         if (t == 0 && chunk == 0) lists.v[list] = 0;
         return;
     }
@@ -59,7 +59,7 @@ void main() {
     uint rank = 0;
     for (uint i = 0; i < 256; i++) rank += uint(largest[i] > mine || (largest[i] == mine && i < t));
     if (rank == min(step_.n_best, 256) - 1) threshold = mine;
-    if (mine == uintBitsToFloat(0x7f800000u)) atomicOr(lists.v[list], NAN_SEEN);
+    if (floatBitsToUint(mine) == INFINITE) atomicOr(lists.v[list], NAN_SEEN);
     barrier();
     if (largest[chunk] < threshold) return;
     for (uint i = first + t; i < end; i += 256) {

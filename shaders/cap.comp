@@ -16,7 +16,8 @@ void main() {
     const uint row = gl_WorkGroupID.y, i = gl_GlobalInvocationID.x;
     if (row >= step_.n_selected || i >= vocab) return;
     const uint at = row * vocab + i;
-    precise float x = 2.0 * (logits.v[at] / cap);
+    const float logit = logits.v[at];
+    precise float x = 2.0 * (logit / cap);
     precise float y = cap * (1.0 - 2.0 / (1.0 + exp_(x)));
-    logits.v[at] = y;
+    logits.v[at] = is_finite(logit) ? y : not_a_number();
 }

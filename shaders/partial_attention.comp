@@ -123,9 +123,9 @@ void main() {
                 }
             }
             precise float scaled = sum * scale;
-            s = scaled;
+            s = is_finite(scaled) ? scaled : uintBitsToFloat(INFINITE); // all_max() keeps it
         }
-        const float m = all_max(s);
+        const float most = all_max(s), m = is_finite(most) ? most : not_a_number();
         const float e = p <= position ? exp_(s - m) : 0.0;
         es[t] = e;
         const float l = all_sum(e);

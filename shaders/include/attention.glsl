@@ -3,9 +3,10 @@
 
 struct Running { float m; float l; };
 
-// Joins the next page into a running (m, l); the same factors join the outputs.
+// Joins the next page into a running (m, l); the same factors join the outputs. A page with a score
+// that is not finite makes them NaN.
 Running join(Running a, Running page, out float fa, out float fb) {
-    const float m = max(a.m, page.m);
+    const float m = is_finite(a.m) && is_finite(page.m) ? max(a.m, page.m) : not_a_number();
     fa = exp_(a.m - m);
     fb = exp_(page.m - m);
     precise float l = fma(a.l, fa, page.l * fb);

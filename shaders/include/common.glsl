@@ -54,6 +54,46 @@ const uint NO_PARENT = 0xffffffffu;
 // Positions of a page of keys and values.
 const uint PAGE = 256;
 
+// Bits of the magnitude of a float. Infinity is above all numbers, and NaN above infinity. Only
+// integers compare such floats alike on all drivers.
+uint magnitude(float v) { return floatBitsToUint(v) & 0x7fffffffu; }
+const uint INFINITE = 0x7f800000u;
+bool is_finite(float v) { return magnitude(v) < INFINITE; }
+float not_a_number() { return uintBitsToFloat(0x7fc00000u); }
+
+// Size of floats that become integers with a common factor, see `Scale` in tensor/math.rs. The only
+// place that divides by a maximum.
+struct Scale {
+    float max;      // 0, a number from 1e-30 on, or NaN
+    bool has_codes; // else all codes are 0, and a step is 0 or NaN
+};
+
+// The scale of floats whose largest magnitude has these bits.
+Scale scale_of(uint most) {
+    if (most >= INFINITE) return Scale(not_a_number(), false);
+    const bool has_codes = most >= floatBitsToUint(1e-30);
+    return Scale(has_codes ? uintBitsToFloat(most) : 0.0, has_codes);
+}
+
+// What code 1 stands for, if the largest float has the code `top`.
+float step_of(Scale scale, float top) {
+    precise float y = scale.max / top;
+    return scale.has_codes ? y : scale.max;
+}
+
+// Factors from a float to its code, for several codes of the largest float.
+vec4 inverses_of(Scale scale, vec4 tops) {
+    precise vec4 y = tops / scale.max;
+    return scale.has_codes ? y : vec4(0.0);
+}
+float inverse_of(Scale scale, float top) {
+    precise float y = top / scale.max;
+    return scale.has_codes ? y : 0.0;
+}
+
+// 1 / sqrt(mean) of a mean of squares; NaN where they overflowed, see `math::inv_rms`.
+float inverse_root(float mean) { return is_finite(mean) ? 1.0 / sqrt(mean) : not_a_number(); }
+
 // e^x to about one unit in the last place (Cephes' polynomial), as `math::exp` does it.
 float exp_(float x) {
     precise float n = roundEven(clamp(x, -87.0, 88.0) * 1.44269504088896340736);
@@ -66,7 +106,8 @@ float exp_(float x) {
     p = fma(p, r, 1.6666665459e-1);
     p = fma(p, r, 5.0000001201e-1);
     precise float y = fma(p, r * r, r + 1.0);
-    return y * uintBitsToFloat(uint(int(n) + 127) << 23);
+    y = y * uintBitsToFloat(uint(int(n) + 127) << 23);
+    return magnitude(x) > INFINITE ? x : y; // clamp() may lose a NaN
 }
 
 // x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), computed as x / (1 + e^-2u).

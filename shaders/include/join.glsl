@@ -19,7 +19,7 @@ const bool ONE_SCALE = JOIN && INT8 && GROUP_COLS == 0;
 const uint BLOCKS = COLS / 128;
 const uint BLOCKS_EACH = (BLOCKS + TEAMS - 1) / TEAMS;
 
-shared float row_parts[ONE_SCALE ? TEAMS : 1];
+shared float row_parts[1]; // reduce.glsl takes maxima and sums of integers here
 shared int row_sums[ONE_SCALE ? TEAMS : 1];
 
 #include "reduce.glsl"
@@ -27,7 +27,8 @@ shared int row_sums[ONE_SCALE ? TEAMS : 1];
 // Rounds a row by the largest of all its magnitudes. Its heads are joined, and lie in the place of
 // their first page's partials.
 void round_joined(RowArgs a, uint index, uint r) {
-    float v[BLOCKS_EACH][PER], most = 0.0;
+    float v[BLOCKS_EACH][PER];
+    uint most = 0;
     [[unroll]] for (uint b = 0; b < BLOCKS_EACH; b++) {
         const uint block = min(gl_SubgroupID + b * TEAMS, BLOCKS - 1);
         load_joined(a, index, block, COLS, HEAD_DIM, v[b]);

@@ -82,7 +82,7 @@ void norm_stream(RowArgs a, uint r) {
 // Prepares the row in shared memory for the next linear layer, see prepare_row() in whole_row.glsl.
 void prepare_stream(RowArgs a, uint r) {
     const bool one_scale = NEXT_INT8 && NEXT_GROUP == 0;
-    float most = 0.0;
+    uint most = 0;
     for (uint block = gl_SubgroupID; block < DIM_BLOCKS; block += TEAMS) {
         float v[PER];
         take_block(block, v);
@@ -91,7 +91,7 @@ void prepare_stream(RowArgs a, uint r) {
             most = max(most, largest(v));
             put_block(block, v);
         } else if (NEXT_INT8) {
-            round_block(a, v, r, block, DIM, NEXT_GROUP, 0.0);
+            round_block(a, v, r, block, DIM, NEXT_GROUP, 0);
         } else {
             store_block(F32(a.values), r, block, DIM, v);
         }

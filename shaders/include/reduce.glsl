@@ -20,15 +20,16 @@ float inv_rms_of_parts(uint cols, float eps) {
     [[unroll]] for (uint d = SG / 2; d > 0; d /= 2) all = all + subgroupShuffleXor(all, d);
     barrier();
     precise float mean = all / float(cols) + eps;
-    return 1.0 / sqrt(mean);
+    return inverse_root(mean);
 }
 
-float reduce_max(float most) {
+// The largest magnitude, as bits.
+uint reduce_max(uint most) {
     [[unroll]] for (uint d = SG / 2; d > 0; d /= 2) most = max(most, subgroupShuffleXor(most, d));
-    if (gl_SubgroupInvocationID == 0) row_parts[gl_SubgroupID] = most;
+    if (gl_SubgroupInvocationID == 0) row_sums[gl_SubgroupID] = int(most);
     barrier();
-    float all = 0.0;
-    for (uint i = gl_SubgroupInvocationID; i < TEAMS; i += SG) all = max(all, row_parts[i]);
+    uint all = 0;
+    for (uint i = gl_SubgroupInvocationID; i < TEAMS; i += SG) all = max(all, uint(row_sums[i]));
     [[unroll]] for (uint d = SG / 2; d > 0; d /= 2) all = max(all, subgroupShuffleXor(all, d));
     barrier();
     return all;
@@ -45,9 +46,8 @@ int reduce_int(int v) {
     return all;
 }
 
-// Stores the scale and the sum of row `r` of int8 values, whose largest magnitude was `row_max`.
-void store_row_scale(RowArgs a, uint r, float row_max, int sum) {
-    precise float scale = row_max / 127.0;
-    a.scales.v[r] = scale;
+// Stores the scale and the sum of row `r` of int8 values, whose largest magnitude has these bits.
+void store_row_scale(RowArgs a, uint r, uint row_max, int sum) {
+    a.scales.v[r] = step_of(scale_of(row_max), 127.0);
     a.sums.v[r] = sum;
 }

@@ -29,7 +29,7 @@ void store(RopeArgs a, bool key, uint h, uint d, uint r, float value) {
 }
 
 // Rounds the head in `whole`. The scale of a group is a 127th of its largest magnitude, as the f16
-// that is stored.
+// that is stored: NaN where an f16 is too small for it.
 void store_codes(RopeArgs a, bool key, uint h, uint r) {
     if (KV != KV_Q8) return;
     subgroupBarrier();
@@ -38,14 +38,17 @@ void store_codes(RopeArgs a, bool key, uint h, uint r) {
     const uint lane = gl_SubgroupInvocationID;
     [[unroll]] for (uint g0 = 0; g0 < GROUPS; g0 += SG / WIDE) {
         const uint g = g0 + lane / WIDE, first = g * GROUP + lane % WIDE;
-        float most = 0.0;
+        uint most = 0;
         if (g < GROUPS)
             [[unroll]] for (uint i = 0; i < TURNS; i++)
-                most = max(most, abs(whole[mine + first + i * WIDE]));
+                most = max(most, magnitude(whole[mine + first + i * WIDE]));
         [[unroll]] for (uint d = WIDE / 2; d > 0; d /= 2)
             most = max(most, subgroupShuffleXor(most, d));
-        const float16_t stored = float16_t(min(most / 127.0, 65504.0));
-        const float scale = float(stored), inv = scale > 0.0 ? 1.0 / scale : 0.0;
+        const float unrounded = step_of(scale_of(most), 127.0);
+        const bool fits = magnitude(unrounded) < floatBitsToUint(65520.0);
+        const float16_t stored = float16_t(fits ? unrounded : not_a_number());
+        const float scale = float(stored), inv = 1.0 / scale;
+        const bool has_codes = fits && scale > 0.0;
         if (g >= GROUPS) continue;
         const uint64_t scales = to + uint64_t(a.max_rows) * a.n_kv * HEAD_DIM
             + uint64_t(h * GROUPS * a.max_rows + r) * 2;
@@ -53,7 +56,7 @@ void store_codes(RopeArgs a, bool key, uint h, uint r) {
         [[unroll]] for (uint i = 0; i < TURNS; i++) {
             const uint d = first + i * WIDE;
             precise float scaled = whole[mine + d] * inv;
-            const int code = int(clamp(roundEven(scaled), -128.0, 127.0));
+            const int code = has_codes ? int(clamp(roundEven(scaled), -128.0, 127.0)) : 0;
             I8(stored_at(a, key, h, r) + uint64_t(channel_at(a, key, d))).v[0] = int8_t(code);
         }
     }
@@ -65,7 +68,7 @@ float inv_rms_of_head(float part, float eps) {
     precise float s = part;
     [[unroll]] for (uint d = SG / 2; d > 0; d /= 2) s = s + subgroupShuffleXor(s, d);
     precise float mean = s / float(HEAD_DIM) + eps;
-    return 1.0 / sqrt(mean);
+    return inverse_root(mean);
 }
 
 // Head `head` of row `r`: queries, then keys, then values. Lane i has elements i, i + SG, ... of

@@ -121,32 +121,32 @@ void hadamard(inout float v[PER], uint block) {
     }
 }
 
-// Largest magnitude of this lane's part of a block.
-float largest(float v[PER]) {
-    float most = 0.0;
-    [[unroll]] for (uint i = 0; i < PER; i++) most = max(most, abs(v[i]));
+// Bits of the largest magnitude of this lane's part of a block.
+uint largest(float v[PER]) {
+    uint most = 0;
+    [[unroll]] for (uint i = 0; i < PER; i++) most = max(most, magnitude(v[i]));
     return most;
 }
 
 const uint TRIED = 8; // scales of a group
 
 // Rounds a block of row `r` to int8. Columns share a scale in groups of `group`, and the scales and
-// sums of the groups are stored. In a row of one scale (group 0), `row_max` is its largest
-// magnitude. Returns the sum of this lane's integers.
-int round_block(RowArgs a, float v[PER], uint r, uint block, uint cols, uint group, float row_max) {
+// sums of the groups are stored. In a row of one scale (group 0), `row_max` has the bits of its
+// largest magnitude. Returns the sum of this lane's integers.
+int round_block(RowArgs a, float v[PER], uint r, uint block, uint cols, uint group, uint row_max) {
     const uint col = column(block), lanes = group / PER; // of a group
-    float most = group == 0 ? row_max : largest(v);
+    uint most = group == 0 ? row_max : largest(v);
     if (group != 0)
         [[unroll]] for (uint d = SG / 2; d > 0; d /= 2)
             if (d < lanes) most = max(most, subgroupShuffleXor(most, d));
-    // The largest becomes 127; in a group, the best of TRIED numbers, see reference/rows.rs. The
-    // errors of a group of zeros are not numbers, and not less than any.
+    const Scale scale = scale_of(most);
+    // The largest becomes 127; in a group, the best of TRIED numbers, see reference/rows.rs.
     float top = 127.0, least = 3.4e38;
     if (group != 0)
         [[dont_unroll]] for (uint k = 0; k < TRIED; k += 4) {
             const vec4 numbers = vec4(127.0, 126.0, 125.0, 124.0) - float(k);
             vec4 errors = vec4(0.0);
-            precise vec4 inv = numbers / most;
+            const vec4 inv = inverses_of(scale, numbers);
             [[unroll]] for (uint i = 0; i < PER; i++) {
                 precise vec4 scaled = v[i] * inv;
                 precise vec4 off = roundEven(scaled) - scaled;
@@ -161,12 +161,12 @@ int round_block(RowArgs a, float v[PER], uint r, uint block, uint cols, uint gro
                     top = numbers[e];
                 }
         }
-    precise float inv = most == 0.0 ? 0.0 : top / most;
+    const float inv = inverse_of(scale, top);
     int q[PER], sum = 0, squares = 0;
     float products = 0.0;
     [[unroll]] for (uint i = 0; i < PER; i++) {
         precise float scaled = v[i] * inv;
-        q[i] = int(clamp(roundEven(scaled), -127.0, 127.0));
+        q[i] = scale.has_codes ? int(clamp(roundEven(scaled), -127.0, 127.0)) : 0;
         sum += q[i];
         squares += q[i] * q[i];
         products = fma(float(q[i]), scaled, products);
@@ -190,10 +190,10 @@ int round_block(RowArgs a, float v[PER], uint r, uint block, uint cols, uint gro
         }
     if (col % group == 0 && col < cols) {
         // The scale that fits the codes by least squares.
-        precise float scale = most == 0.0 ? 0.0 : most / top * (products / float(squares));
+        precise float fitted = step_of(scale, top) * (products / float(squares));
         const uint64_t of_row = uint64_t(r) * (4 * (cols / group)),
             at = uint64_t(4 * (col / group));
-        F32(uint64_t(a.scales) + of_row + at).v[0] = scale;
+        F32(uint64_t(a.scales) + of_row + at).v[0] = scale.has_codes ? fitted : scale.max;
         I32(uint64_t(a.sums) + of_row + at).v[0] = sum;
     }
     return 0;
@@ -206,6 +206,6 @@ void finish_block(RowArgs a, inout float v[PER], uint r, uint block, uint cols, 
     bool int8, uint group) {
     if (uint64_t(a.z) != 0) store_block(a.z, r, block, cols, v);
     if (hadamard_) hadamard(v, block);
-    if (int8) round_block(a, v, r, block, cols, group, 0.0);
+    if (int8) round_block(a, v, r, block, cols, group, 0);
     else if (a.values != 0) store_block(F32(a.values), r, block, cols, v);
 }

@@ -55,7 +55,7 @@ void prepare_row(RowArgs a, inout float v[EACH][PER], uint r, uint cols, bool ha
         store_row(F32(a.values), r, cols, v);
         return;
     }
-    float row_max = 0.0;
+    uint row_max = 0;
     if (group == 0) {
         [[unroll]] for (uint b = 0; b < EACH; b++) row_max = max(row_max, largest(v[b]));
         row_max = reduce_max(row_max);

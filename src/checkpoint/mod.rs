@@ -362,6 +362,13 @@ impl Checkpoint {
     /// A two-dimensional tensor as a matrix: bf16, f32 and packed ones without a copy, f16 as f32;
     /// blocks of a GGUF file as the same integers in our order.
     pub fn matrix(&self, name: &str) -> Result<Matrix<'_>> {
+        let matrix = self.whole_matrix(name)?;
+        let (kind, row) = (matrix.format.code.spec().side, matrix.format.row_side(matrix.cols));
+        self.check_side(name, kind, row, (0, &matrix.side))?;
+        Ok(matrix)
+    }
+
+    fn whole_matrix(&self, name: &str) -> Result<Matrix<'_>> {
         if self.formats.contains_key(name) {
             return self.packed(name);
         }

@@ -3,7 +3,7 @@
 use super::gguf::types::Opener;
 use super::{Checkpoint, Dtype, artifact};
 use crate::error::Fault;
-use crate::tensor::{Source, StoredMatrix};
+use crate::tensor::{SideKind, Source, StoredMatrix};
 use anyhow::{Context, Result, ensure};
 use half::f16;
 
@@ -52,6 +52,23 @@ impl<F: Fn(&[u8], &mut [u8]) + Sync> Source for Converted<'_, F> {
     }
 }
 
+/// A side whose floats are checked as they are read.
+struct CheckedSide<'a> {
+    source: Box<dyn Source + 'a>,
+    checkpoint: &'a Checkpoint,
+    name: String,
+    kind: SideKind,
+    /// Bytes of a row.
+    row: usize,
+}
+
+impl Source for CheckedSide<'_> {
+    fn read_at(&self, at: usize, out: &mut [u8]) -> Result<()> {
+        self.source.read_at(at, out)?;
+        self.checkpoint.check_side(&self.name, self.kind, self.row, (at, out))
+    }
+}
+
 /// Widens f16 to f32.
 fn widen(halves: &[u8], floats: &mut [u8]) {
     for (half, float) in halves.as_chunks().0.iter().zip(floats.as_chunks_mut().0) {
@@ -62,6 +79,38 @@ fn widen(halves: &[u8], floats: &mut [u8]) {
 impl Checkpoint {
     /// Same as [`Checkpoint::matrix`], not read yet; all its claims are checked.
     pub fn stored_matrix(&self, name: &str) -> Result<StoredMatrix<'_>> {
+        let StoredMatrix { format, rows, cols, codes, side } = self.unchecked_matrix(name)?;
+        let (kind, row) = (format.code.spec().side, format.row_side(cols));
+        let checked = |source| -> Box<dyn Source + '_> {
+            Box::new(CheckedSide { source, checkpoint: self, name: name.into(), kind, row })
+        };
+        Ok(StoredMatrix { format, rows, cols, codes, side: side.map(checked) })
+    }
+
+    /// Refuses a side with a scale or minimum that no model has. Its `bytes` begin at byte `at`, a
+    /// row has `row` of them.
+    pub(super) fn check_side(
+        &self,
+        name: &str,
+        kind: SideKind,
+        row: usize,
+        (at, bytes): (usize, &[u8]),
+    ) -> Result<()> {
+        let Some((place, value)) = kind.damage(at, bytes) else { return Ok(()) };
+        let what = format!(
+            "{}: tensor `{name}` has a block with the scale {value} in row {}, block {}",
+            self.name,
+            place / row,
+            place % row / kind.bytes()
+        );
+        let help = match self.formats.contains_key(name) {
+            true => "the file is damaged: quantise the model again",
+            false => "the file is damaged: fetch it again",
+        };
+        Err(Fault::model(what).help(help).into())
+    }
+
+    fn unchecked_matrix(&self, name: &str) -> Result<StoredMatrix<'_>> {
         let tensor = |name: &str| -> Result<Tensor<'_>> {
             let index = *self.by_name.get(name).with_context(|| {
                 Fault::model(format!("{}: there is no tensor `{name}`", self.name))

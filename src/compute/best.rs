@@ -13,7 +13,7 @@ pub const MOST: usize = 1024;
 /// Words of a list.
 pub const WORDS: usize = 2 + 2 * MOST;
 
-/// Bit of a count that says: among the logits is one that is no number.
+/// Bit of a count that says: a logit is NaN or infinity.
 const NAN_SEEN: u32 = 1 << 31;
 
 /// The entries of a list, best first, ties by lowest id; `None` where the list is not all there and
@@ -33,10 +33,10 @@ pub fn parse(list: &[u32]) -> Option<Vec<(Token, f32)>> {
 pub fn list(logits: &[f32], n: usize, maxima: &mut [f32], out: &mut [u32]) {
     let each = logits.len().div_ceil(CHUNKS);
     let mut chunks = logits.chunks(each.max(1));
+    // Infinity marks a chunk with a NaN.
+    let larger = |m: f32, v: &f32| if v.is_nan() { f32::INFINITY } else { m.max(*v) };
     maxima.fill_with(|| {
-        chunks
-            .next()
-            .map_or(f32::NEG_INFINITY, |c| c.iter().fold(f32::NEG_INFINITY, |m, v| m.max(*v)))
+        chunks.next().map_or(f32::NEG_INFINITY, |c| c.iter().fold(f32::NEG_INFINITY, larger))
     });
     let mut sorted = maxima.to_vec();
     sorted.sort_unstable_by(|a, b| b.total_cmp(a));
@@ -50,7 +50,7 @@ pub fn list(logits: &[f32], n: usize, maxima: &mut [f32], out: &mut [u32]) {
         }
         out[0] += 1;
     }
-    if logits.iter().any(|v| v.is_nan()) {
+    if maxima.contains(&f32::INFINITY) {
         out[0] |= NAN_SEEN;
     }
 }
@@ -76,5 +76,8 @@ mod tests {
         logits[77] = f32::NAN;
         list(&logits, 4, &mut maxima, &mut words);
         assert_eq!(parse(&words), None, "not a number");
+        logits[77] = f32::INFINITY;
+        list(&logits, 4, &mut maxima, &mut words);
+        assert_eq!(parse(&words), None, "infinite");
     }
 }

@@ -23,6 +23,11 @@ pub struct Computed {
     pub unit: usize,
 }
 
+/// Returns whether a number is as poison left it, not a NaN that a kernel computed.
+pub fn is_left(number: &[u8]) -> bool {
+    number == &WORD.to_le_bytes()[..number.len()]
+}
+
 /// Fills bytes with poison.
 pub fn fill(bytes: &mut [u8]) {
     bytes.as_chunks_mut().0.fill(POISON);

@@ -7,7 +7,7 @@
 use crate::engine::{Engine, EngineExt, Input, Output, Rows, Scores, TokenTree};
 use crate::error::Fault;
 use crate::tensor::{Token, math};
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use serde::Serialize;
 
 /// Figures of one model on one text.
@@ -174,8 +174,11 @@ struct Row<'a> {
 }
 
 impl<'a> Row<'a> {
-    fn new(logits: &'a [f32]) -> Self {
-        Row { logits, log_sum: math::log_sum_exp(logits) }
+    /// Fails if a logit is NaN or infinity: its row has no probabilities.
+    fn new(logits: &'a [f32]) -> Result<Self> {
+        let log_sum = math::log_sum_exp(logits);
+        ensure!(log_sum.is_finite(), "the model gave a logit that is not a number");
+        Ok(Row { logits, log_sum })
     }
 
     /// The likeliest token; the lowest id on a tie.
@@ -227,8 +230,8 @@ fn walk(
             }
             let sides = if reference.is_some() { 2 } else { 1 };
             for i in 0..tokens.len() {
-                let rows: Vec<Row<'_>> =
-                    scores[..sides].iter().map(|s| Row::new(s.row(i))).collect();
+                let rows = scores[..sides].iter().map(|s| Row::new(s.row(i)));
+                let rows = rows.collect::<Result<Vec<_>>>()?;
                 each(&rows, window.get(start + i + 1).copied().filter(|_| start + i >= task.skip));
             }
             done += tokens.len();

@@ -12,6 +12,10 @@ use crate::tensor::{Format, Matrix, StoredMatrix};
 use anyhow::Result;
 use std::borrow::Cow;
 
+/// Largest factor of a norm or a layer that a model may have. Activations of trained models are
+/// below 1e6, so a larger factor is damage.
+const LARGEST: f32 = 1e9;
+
 /// Prefixes of the language model's tensors in published files; see [`HEADS`].
 const PREFIXES: [&str; 5] =
     ["language_model.model.", "model.language_model.", "model.", "language_model.", ""];
@@ -208,8 +212,8 @@ impl Weights {
             true => checkpoint.matrix(&name)?.dequantize(),
             false => checkpoint.tensor(&name).ok_or_else(|| bad("is missing"))?.to_f32()?,
         };
-        if values.iter().any(|v| !v.is_finite()) {
-            return Err(bad("holds values that are not finite")
+        if let Some(v) = values.iter().find(|v| !v.is_finite() || v.abs() > LARGEST) {
+            return Err(bad(&format!("holds {v}, which no model does"))
                 .help("the file is damaged: fetch it again")
                 .into());
         }

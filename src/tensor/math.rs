@@ -36,24 +36,83 @@ pub fn sum_squares(x: &[f32]) -> f32 {
     fold(lanes)
 }
 
-/// 1 / sqrt(mean square + eps): what RMSNorm multiplies by.
+/// 1 / sqrt(mean square + eps): what RMSNorm multiplies by. NaN where the sum of squares is not
+/// finite: its inverse would turn the row into zeros.
 #[inline(always)]
 pub fn inv_rms(x: &[f32], eps: f32) -> f32 {
-    1.0 / (sum_squares(x) / x.len() as f32 + eps).sqrt()
+    let mean = sum_squares(x) / x.len() as f32 + eps;
+    if mean.is_finite() { 1.0 / mean.sqrt() } else { f32::NAN }
 }
 
-/// Largest magnitude in a row; exact in any order.
+/// Bits of the magnitude of a float. Infinity is above all numbers, and NaN above infinity.
+#[inline(always)]
+pub fn magnitude(v: f32) -> u32 {
+    v.to_bits() & 0x7fff_ffff
+}
+
+/// Largest magnitude in a row; exact in any order. NaN if the row has a NaN.
 #[inline(always)]
 pub fn max_abs(x: &[f32]) -> f32 {
-    let mut lanes = [0f32; LANES];
+    let mut lanes = [0u32; LANES];
     let (blocks, rest) = x.as_chunks::<LANES>();
     for block in blocks {
         for i in 0..LANES {
-            let a = block[i].abs();
-            lanes[i] = if a > lanes[i] { a } else { lanes[i] };
+            lanes[i] = lanes[i].max(magnitude(block[i]));
         }
     }
-    rest.iter().map(|v| v.abs()).chain(lanes).fold(0.0, |m, v| if v > m { v } else { m })
+    f32::from_bits(rest.iter().map(|v| magnitude(*v)).chain(lanes).fold(0, u32::max))
+}
+
+/// Largest number of a row; NaN if the row has a NaN or an infinity.
+#[inline(always)]
+pub fn max_finite(x: &[f32]) -> f32 {
+    let mut lanes = [f32::MIN; LANES];
+    let (blocks, rest) = x.as_chunks::<LANES>();
+    for block in blocks {
+        for i in 0..LANES {
+            lanes[i] = if block[i] > lanes[i] { block[i] } else { lanes[i] };
+        }
+    }
+    let max = rest.iter().chain(&lanes).fold(f32::MIN, |m, v| if *v > m { *v } else { m });
+    if max_abs(x).is_finite() { max } else { f32::NAN }
+}
+
+/// Size of floats that become integers with a common factor: their largest magnitude, as far as a
+/// factor can be made of it. The only place that divides by a maximum.
+#[derive(Clone, Copy, Debug)]
+pub struct Scale(f32); // 0, a number from LEAST on, or NaN
+
+impl Scale {
+    /// Smallest maximum with codes other than 0. Its inverse, times the largest code, is finite.
+    const LEAST: f32 = 1e-30;
+
+    /// Returns the scale of floats with this [`max_abs`]: NaN if the maximum is not finite.
+    #[inline(always)]
+    pub fn of(max: f32) -> Scale {
+        Scale(match max.is_finite() {
+            true if max < Self::LEAST => 0.0,
+            true => max,
+            false => f32::NAN,
+        })
+    }
+
+    /// Returns whether there are codes. Otherwise all codes are 0, and a step is 0 or NaN.
+    #[inline(always)]
+    pub fn has_codes(self) -> bool {
+        self.0 > 0.0
+    }
+
+    /// Returns the float that code 1 stands for, if the largest float has the code `top`.
+    #[inline(always)]
+    pub fn step(self, top: f32) -> f32 {
+        self.0 / top
+    }
+
+    /// Returns the factor from a float to its code; 0 without codes.
+    #[inline(always)]
+    pub fn inverse(self, top: f32) -> f32 {
+        if self.has_codes() { top / self.0 } else { 0.0 }
+    }
 }
 
 /// e^x to about 1 unit in the last place (Cephes' polynomial), clamped to the finite range.
@@ -84,10 +143,11 @@ pub fn gelu_tanh(x: f32) -> f32 {
     x / (1.0 + exp(-2.0 * u))
 }
 
-/// `cap tanh(x / cap)`.
+/// `cap tanh(x / cap)`; NaN for an infinite `x`, which only an overflow gives.
 #[inline(always)]
 pub fn soft_cap(x: f32, cap: f32) -> f32 {
-    cap * (1.0 - 2.0 / (1.0 + exp(2.0 * (x / cap))))
+    let y = cap * (1.0 - 2.0 / (1.0 + exp(2.0 * (x / cap))));
+    if x.is_finite() { y } else { f32::NAN }
 }
 
 /// KL divergence of the distribution with logits `q` from that with logits `p`, in nats: sum of p
@@ -137,5 +197,48 @@ mod tests {
         let x: Vec<f32> = (0..37).map(|i| i as f32 - 18.0).collect();
         assert_eq!(sum_squares(&x), x.iter().map(|v| v * v).sum::<f32>());
         assert_eq!(max_abs(&x), 18.0);
+        assert_eq!(max_finite(&x), 18.0);
+    }
+
+    #[test]
+    fn maxima_pass_on_what_is_not_finite() {
+        for at in [0, 15, 16, 36] {
+            for bad in [f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+                let mut x: Vec<f32> = (0..37).map(|i| i as f32 - 18.0).collect();
+                x[at] = bad;
+                assert_eq!(max_abs(&x).is_nan(), bad.is_nan());
+                assert!(!max_abs(&x).is_finite() && max_finite(&x).is_nan());
+                assert!(inv_rms(&x, 1e-6).is_nan(), "{bad} at {at}");
+            }
+        }
+        assert!(inv_rms(&[1e30; 4], 1e-6).is_nan(), "squares that overflow");
+        assert_eq!(max_finite(&[-3.0, f32::MIN, -5.0]), -3.0);
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            assert!(soft_cap(bad, 30.0).is_nan());
+            assert!(!gelu_tanh(bad).is_finite());
+        }
+        assert!(exp(f32::NAN).is_nan());
+    }
+
+    #[test]
+    fn scales_have_finite_factors_or_none() {
+        for max in [1e-30f32, 7.3e-30, 1.0, f32::MAX] {
+            for top in [120.0, 127.0, 32767.0] {
+                let scale = Scale::of(max);
+                assert!(scale.has_codes());
+                assert_eq!((scale.step(top), scale.inverse(top)), (max / top, top / max));
+                assert!(scale.inverse(top).is_finite() && scale.inverse(top) > 0.0);
+            }
+        }
+        for max in [0.0, f32::from_bits(1), f32::MIN_POSITIVE, 7.3e-38, 9.9e-31] {
+            let scale = Scale::of(max);
+            assert_eq!((scale.has_codes(), scale.step(127.0)), (false, 0.0));
+            assert_eq!(scale.inverse(127.0), 0.0);
+        }
+        for max in [f32::NAN, f32::INFINITY] {
+            let scale = Scale::of(max);
+            assert!(!scale.has_codes() && scale.step(127.0).is_nan());
+            assert_eq!(scale.inverse(127.0), 0.0);
+        }
     }
 }

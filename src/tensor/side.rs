@@ -36,6 +36,10 @@ pub enum SideKind {
     FourBitWide,
 }
 
+/// Largest f16 of a side that a model may have. Trained weights are below 100, so a larger factor
+/// is damage. It would drown all other numbers of a pass, in sums that stay finite.
+pub const LARGEST: f32 = 1024.0;
+
 /// Most groups of an element.
 pub const GROUPS: usize = 16;
 /// Most bytes of an element.
@@ -77,6 +81,34 @@ impl SideKind {
     /// Returns whether weights have a minimum.
     pub const fn has_min(self) -> bool {
         matches!(self, SideKind::ScaleMin | SideKind::SixBitMin | SideKind::FourBitMin)
+    }
+
+    /// Returns the number of f16 at the beginning of an element.
+    pub const fn floats(self) -> usize {
+        match self {
+            SideKind::None => 0,
+            _ if self.has_min() => 2,
+            _ => 1,
+        }
+    }
+
+    /// Returns the first f16 above [`LARGEST`], or NaN, and its byte, among bytes of elements from
+    /// byte `at` on. `at` is even.
+    pub fn damage(self, at: usize, bytes: &[u8]) -> Option<(usize, f16)> {
+        let (n, floats) = (self.bytes(), self.floats());
+        let half = |i: usize| f16::from_le_bytes([bytes[i], bytes[i + 1]]);
+        let is_bad = |half: f16| half.to_bits() & 0x7fff > f16::from_f32_const(LARGEST).to_bits();
+        if n == 2 * floats {
+            // All bytes are floats: a test of all of them, which vectorises, finds most sides good.
+            let halves = bytes.as_chunks::<2>().0.iter().map(|b| u16::from_le_bytes(*b) & 0x7fff);
+            if !is_bad(f16::from_bits(halves.fold(0, u16::max))) {
+                return None;
+            }
+        }
+        // The places of a float of an element are n bytes apart.
+        let places = |float| ((2 * float + n - at % n) % n..bytes.len()).step_by(n);
+        let bad = (0..floats).filter_map(|float| places(float).find(|i| is_bad(half(*i))));
+        bad.min().map(|i| (at + i, half(i)))
     }
 
     /// Reads the scale and the minimum of one group of an element. Products of a float and an
@@ -152,5 +184,49 @@ impl Factors {
             true => products.for_each(|(v, product)| *v = product + self.min),
             false => products.for_each(|(v, product)| *v = product),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Wherever a part begins, and whichever float it is: the bytes around are 0xff.
+    #[test]
+    fn damage_is_found_at_its_byte() {
+        let kinds = [
+            SideKind::Scale,
+            SideKind::ScaleMin,
+            SideKind::SixBitMin,
+            SideKind::FourBitMin,
+            SideKind::EightBit,
+            SideKind::SixBit,
+            SideKind::SixBitSplit,
+            SideKind::FourBit,
+            SideKind::FourBitWide,
+        ];
+        for kind in kinds {
+            let n = kind.bytes();
+            let mut element = vec![0xff; n];
+            let good = f16::from_f32(-LARGEST).to_le_bytes();
+            element[..2 * kind.floats()].as_chunks_mut().0.fill(good);
+            let side = element.repeat(40);
+            for from in (0..2 * n).step_by(2) {
+                assert!(kind.damage(from, &side[from..]).is_none(), "{kind:?} from {from}");
+            }
+            for bad in [f16::NAN, f16::NEG_INFINITY, f16::MAX, f16::from_f32(LARGEST + 1.0)] {
+                for float in 0..kind.floats() {
+                    let at = 17 * n + 2 * float;
+                    let mut side = side.clone();
+                    side[at..at + 2].copy_from_slice(&bad.to_le_bytes());
+                    for from in [0, 2, n, 16 * n + 2, at] {
+                        let (place, value) = kind.damage(from, &side[from..]).unwrap();
+                        assert_eq!((place, value.to_bits()), (at, bad.to_bits()), "{kind:?}");
+                    }
+                    assert!(kind.damage(at + 2, &side[at + 2..]).is_none());
+                }
+            }
+        }
+        assert!(SideKind::None.damage(0, &[]).is_none());
     }
 }

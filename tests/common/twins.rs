@@ -1,14 +1,16 @@
-//! Single operations on a Vulkan device whose every result is held to the scalar twin: made-up
-//! inputs, matrices and steps. Workgroups run in another order than that of a driver on the
-//! processor.
+//! Single operations on an executor that holds every result to the scalar twin: made-up inputs,
+//! matrices and steps. Each step runs twice, the second time with NaN, infinity, denormals and
+//! groups of tiny values among the inputs. On a Vulkan device, workgroups run in another order than
+//! that of a driver on the processor.
 
 #![allow(dead_code)]
 
 use gemma::compute::step::{NO_PARENT, StepView, roots};
 use gemma::compute::{
-    Act, ActFormat, BufferId, Dispatch, Executor, ExecutorExt, KvFormat, LinearJob, Op, Part, Plan,
-    PlanId, StepLayout, WeightId,
+    Act, ActFormat, BufferId, Dispatch, Executor, ExecutorExt, KvFormat, KvLayer, LinearJob, Op,
+    Part, Plan, PlanId, StepLayout, WeightId,
 };
+use gemma::kv::Pages;
 use gemma::tensor::block::BLOCKS;
 use gemma::tensor::{Code, Format, Matrix};
 use gemma::vulkan::{CheckedExecutor, VulkanExecutor};
@@ -32,15 +34,32 @@ pub fn format(spelled: &str) -> Format {
     of_file.map_or_else(|| spelled.parse().unwrap(), |block| Format::of_file(block.code).unwrap())
 }
 
-/// A device, and a source of numbers.
-pub struct Twins {
-    pub exec: CheckedExecutor,
+/// An executor that checks its results, and a source of numbers.
+pub struct Twins<E: Executor = CheckedExecutor> {
+    pub exec: E,
     pub rng: SmallRng,
     pub layout: StepLayout,
     step: BufferId,
     /// Page tables of the layers made so far.
     tables: Vec<u32>,
+    filled: Vec<(BufferId, Filled)>,
+    /// Runs with odd numbers so far.
+    odd_runs: usize,
 }
+
+/// Random numbers of a buffer.
+#[derive(Clone, Copy)]
+enum Filled {
+    /// This many floats, of all rows where they can be.
+    Floats(usize),
+    /// Scales of activations, which are 0, from 1e-32 on, or NaN.
+    Scales(usize),
+    /// Channels and scales of keys or values.
+    Cache(KvFormat, [usize; 2]),
+}
+
+/// Numbers that a row gets in one of its columns.
+const ODD: [f32; 4] = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 1e-40];
 
 /// A step of made-up tokens.
 #[derive(Clone, Copy, Debug, Default)]
@@ -67,12 +86,19 @@ impl Twins {
         Twins::of_rows(gpu, seed, MAX_ROWS)
     }
 
-    /// With room for passes of so many rows.
+    /// With room for passes of `max_rows` rows.
     pub fn of_rows(gpu: VulkanExecutor, seed: u64, max_rows: usize) -> Twins {
+        Twins::on(CheckedExecutor::new(gpu.shuffled(seed)), seed, max_rows)
+    }
+}
+
+impl<E: Executor> Twins<E> {
+    /// On any executor that checks its results.
+    pub fn on(mut exec: E, seed: u64, max_rows: usize) -> Twins<E> {
         let layout = StepLayout { max_rows, tables: TABLES };
-        let mut exec = CheckedExecutor::new(gpu.shuffled(seed));
         let step = exec.alloc("step", layout.words() * 4).unwrap();
-        Twins { exec, rng: SmallRng::seed_from_u64(seed), layout, step, tables: Vec::new() }
+        let rng = SmallRng::seed_from_u64(seed);
+        Twins { exec, rng, layout, step, tables: Vec::new(), filled: Vec::new(), odd_runs: 0 }
     }
 
     /// A page table of all sequences for a layer of `all_pages` pages, which are in no order.
@@ -108,6 +134,12 @@ impl Twins {
     pub fn fill(&mut self, id: BufferId, n: usize) {
         let values: Vec<f32> = (0..n).map(|_| self.rng.random_range(-1f32..1.0)).collect();
         self.exec.write(id, 0, bytemuck::cast_slice(&values)).unwrap();
+        self.remember(id, Filled::Floats(n));
+    }
+
+    fn remember(&mut self, id: BufferId, filled: Filled) {
+        self.filled.retain(|other| other.0 != id);
+        self.filled.push((id, filled));
     }
 
     /// Fills keys or values. Values for which `is_live` is false are NaN, as far as their format or
@@ -136,6 +168,7 @@ impl Twins {
         }
         (0..scales).for_each(|i| bytes.extend(f16::from_f32(number(i, true)).to_le_bytes()));
         self.exec.write(id, 0, &bytes).unwrap();
+        self.remember(id, Filled::Cache(kv, [channels, scales]));
     }
 
     /// Random codes and scales: every code occurs.
@@ -201,6 +234,7 @@ impl Twins {
         self.exec.write(act.values, 0, bytemuck::cast_slice(&codes)).unwrap();
         self.exec.write(act.sums, 0, bytemuck::cast_slice(&sums)).unwrap();
         self.exec.write(act.scales, 0, bytemuck::cast_slice(&scales)).unwrap();
+        self.remember(act.scales, Filled::Scales(scales.len()));
         act
     }
 
@@ -215,9 +249,102 @@ impl Twins {
 
     /// Runs `ops` for each of `steps`; they must give what their twins give.
     pub fn run(&mut self, what: &str, ops: Vec<Op>, steps: impl IntoIterator<Item = Step>) {
+        let read: Vec<BufferId> = ops.iter().flat_map(Op::inputs).collect();
         let plan = self.record(ops);
         for step in steps {
             self.try_run(plan, step).unwrap_or_else(|e| panic!("{what}, {step:?}: {e:#}"));
+            let odd = self.run_with_odd_numbers(plan, step, &read);
+            odd.unwrap_or_else(|e| panic!("{what}, {step:?}, odd numbers: {e:#}"));
+        }
+    }
+
+    /// Runs a plan that reads the buffers `read`, with odd numbers in them. Afterwards they hold
+    /// what they held.
+    fn run_with_odd_numbers(
+        &mut self,
+        plan: PlanId,
+        step: Step,
+        read: &[BufferId],
+    ) -> anyhow::Result<()> {
+        let filled: Vec<_> =
+            self.filled.iter().copied().filter(|(id, _)| read.contains(id)).collect();
+        let mut held = Vec::new();
+        for (place, (id, filled)) in filled.into_iter().enumerate() {
+            let n = match filled {
+                Filled::Floats(n) | Filled::Scales(n) => 4 * n,
+                Filled::Cache(kv, [channels, scales]) => channels * kv.bytes() + 2 * scales,
+            };
+            let mut bytes = vec![0; n];
+            self.exec.read(id, 0, &mut bytes)?;
+            let mut odd = bytes.clone();
+            match filled {
+                Filled::Floats(n) => self.make_odd(&mut odd, n, place),
+                Filled::Scales(n) => {
+                    let scales = bytemuck::cast_slice_mut::<u8, f32>(&mut odd);
+                    let numbers = [f32::NAN, 0.0, 1e-29].into_iter().cycle();
+                    let every = (self.odd_runs % 3..n).step_by(5);
+                    every.zip(numbers).for_each(|(i, number)| scales[i] = number);
+                }
+                Filled::Cache(kv, sizes) => {
+                    let is_scratch = self.filled.iter().any(|(_, other)| {
+                        matches!(other, Filled::Cache(_, [more, _]) if *more > sizes[0])
+                    });
+                    self.make_cache_odd(&mut odd, kv, sizes, is_scratch);
+                }
+            }
+            self.exec.write(id, 0, &odd)?;
+            held.push((id, bytes));
+        }
+        self.odd_runs += 1;
+        let result = self.try_run(plan, step);
+        for (id, bytes) in held {
+            self.exec.write(id, 0, &bytes)?;
+        }
+        result
+    }
+
+    /// Changes rows: one kind of odd number each, or none. A vector gets a denormal.
+    fn make_odd(&mut self, bytes: &mut [u8], n: usize, place: usize) {
+        let values = bytemuck::cast_slice_mut::<u8, f32>(bytes);
+        if !n.is_multiple_of(self.layout.max_rows) {
+            values[n / 3] = 1e-40;
+            return;
+        }
+        let cols = n / self.layout.max_rows;
+        for (r, row) in values.chunks_exact_mut(cols).enumerate() {
+            let at = (7 * r + 3 + place) % cols;
+            match (r + self.odd_runs) % 7 {
+                kind @ 0..4 => row[at] = ODD[kind],
+                // Groups of tiny values, then a row of them: gates of about -12 make them.
+                4 => row[..cols.min(128)].iter_mut().for_each(|v| *v *= 7.3e-38),
+                5 => row.iter_mut().for_each(|v| *v *= 9e-31),
+                _ => {}
+            }
+        }
+    }
+
+    /// Changes a cache: denormals anywhere, and in scratch rows NaN or infinity once. Only rows that
+    /// see a position depend on it, and only of scratch rows a kernel reads no others.
+    fn make_cache_odd(
+        &mut self,
+        bytes: &mut [u8],
+        kv: KvFormat,
+        [channels, scales]: [usize; 2],
+        is_scratch: bool,
+    ) {
+        let (numbers, width, first) = match kv {
+            KvFormat::Q8 => (scales, 2, channels),
+            _ => (channels, kv.bytes(), 0),
+        };
+        let not_finite = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY][self.odd_runs % 3];
+        for value in [1e-40f32, 1e-7, 1e-7, if is_scratch { not_finite } else { 0.0 }] {
+            // An int8 code times infinity may be 0 times infinity.
+            let value = if kv == KvFormat::Q8 && value.is_infinite() { f32::NAN } else { value };
+            let at = first + width * self.rng.random_range(0..numbers);
+            match width {
+                4 => bytes[at..at + 4].copy_from_slice(&value.to_le_bytes()),
+                _ => bytes[at..at + 2].copy_from_slice(&f16::from_f32(value).to_le_bytes()),
+            }
         }
     }
 
@@ -285,6 +412,69 @@ impl Twins {
         words[self.layout.tables_at()..][..self.tables.len()].copy_from_slice(&self.tables);
         self.exec.write(self.step, 0, bytemuck::cast_slice(&words)).unwrap();
     }
+}
+
+/// Channels of a head, query heads, kv heads, cache format, window.
+pub type Heads = (usize, usize, usize, KvFormat, Option<usize>);
+
+/// With the numbers of rows that meet them: kernels for wide heads take a processor's driver long
+/// to compile.
+pub const HEADS: [(Heads, &[usize]); 10] = [
+    ((16, 2, 2, KvFormat::F16, None), &ROWS),
+    ((32, 4, 2, KvFormat::F32, Some(70)), &ROWS),
+    ((16, 4, 1, KvFormat::F32, Some(256)), &[1, 3, 9]),
+    ((64, 1, 1, KvFormat::F16, None), &[2, 5]),
+    ((128, 2, 1, KvFormat::F16, None), &[1, 2]),
+    ((256, 1, 1, KvFormat::F32, Some(257)), &[1, 3]),
+    // Numbers of query heads of a kv head that are no power of two.
+    ((64, 12, 2, KvFormat::F32, None), &[1, 2, 3]),
+    ((32, 12, 3, KvFormat::F32, Some(299)), &[1, 2, 5]),
+    // More query heads of a kv head than a workgroup takes.
+    ((512, 16, 2, KvFormat::F16, None), &[1, 5]),
+    // Two groups of channels with scales.
+    ((64, 4, 2, KvFormat::Q8, None), &[1, 3, 9]),
+];
+
+/// A layer's cache, filled.
+pub fn layer<E: Executor>(t: &mut Twins<E>, (dim, _, heads, kv, window): Heads) -> KvLayer {
+    let pages = Pages::for_layer(1100, t.layout.max_rows, window);
+    let all_pages = SEQUENCES * pages.count + 2;
+    let (cache, scratch) = (all_pages * gemma::kv::PAGE * heads, t.layout.max_rows * heads);
+    let table = t.table(pages.count, all_pages);
+    let mut made = |n: usize| {
+        let id = t.exec.alloc("cache", n * kv.head_bytes(dim)).unwrap();
+        t.fill_cache(id, kv, [n * dim, n * kv.scales(dim)], |_, _| true);
+        id
+    };
+    let [k, v, scratch_k, scratch_v] = [cache, cache, scratch, scratch].map(&mut made);
+    let key_block = t.exec.key_block(Part::Layer(0))(kv);
+    KvLayer {
+        format: kv,
+        n_kv_heads: heads,
+        head_dim: dim,
+        pages,
+        all_pages,
+        table,
+        key_block,
+        k,
+        v,
+        scratch_k,
+        scratch_v,
+    }
+}
+
+/// Fills the scratch rows of a step; all others are NaN.
+pub fn fill_scratch<E: Executor>(t: &mut Twins<E>, kv: &KvLayer, step: Step) {
+    let (rows, max_rows) = (step.first + step.live, t.layout.max_rows);
+    let (width, scales) = (kv.n_kv_heads * kv.head_dim, kv.n_kv_heads * kv.scales());
+    let sizes = [max_rows * width, max_rows * scales];
+    let block = kv.key_block;
+    t.fill_cache(kv.scratch_k, kv.format, sizes, |i, is_scale| {
+        (if is_scale { i } else { i / block }) % max_rows < rows
+    });
+    t.fill_cache(kv.scratch_v, kv.format, sizes, |i, is_scale| {
+        (if is_scale { i % max_rows } else { i / width }) < rows
+    });
 }
 
 /// Steps of every number of rows, some behind rows of an earlier pass.

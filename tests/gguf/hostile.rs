@@ -5,8 +5,13 @@ use crate::common;
 use common::gguf::{self, File, Tensor, Val};
 use common::{Dims, TinyModel};
 use gemma::checkpoint::Checkpoint;
+use gemma::compute::KvFormat;
+use gemma::compute::cpu::{CpuExecutor, CpuOptions};
+use gemma::engine::planned::EngineOptions;
+use gemma::engine::{EngineExt, PlannedEngine, Rows, Scores, TokenTree};
 use gemma::error::{Kind, fault_of};
 use gemma::models::Weights;
+use gemma::sampler::{Sampler, SamplerConfig};
 use proptest::prelude::*;
 use std::fs;
 use std::path::Path;
@@ -254,6 +259,110 @@ fn tokenizers_that_lie() {
         "too many long pieces",
     );
     check(&|f| f.set("tokenizer.ggml.merges", Val::Strs(vec!["ab".into()])), "two pieces");
+}
+
+/// Types of blocks: number, weights, bytes, and the places of the floats.
+const BLOCKS: [(u32, usize, usize, &[usize]); 17] = [
+    (2, 32, 18, &[0]),
+    (3, 32, 20, &[0, 2]),
+    (6, 32, 22, &[0]),
+    (7, 32, 24, &[0, 2]),
+    (8, 32, 34, &[0]),
+    (10, 256, 84, &[80, 82]),
+    (11, 256, 110, &[108]),
+    (12, 256, 144, &[0, 2]),
+    (13, 256, 176, &[0, 2]),
+    (14, 256, 210, &[208]),
+    (16, 256, 66, &[0]),
+    (17, 256, 74, &[0]),
+    (18, 256, 98, &[0]),
+    (20, 32, 18, &[0]),
+    (21, 256, 110, &[0]),
+    (22, 256, 82, &[0]),
+    (23, 256, 136, &[0]),
+];
+
+/// One layer that all types of blocks can hold.
+fn wide() -> TinyModel {
+    let dims = Dims { n_layers: 1, dim: 256, head_dim: 64, vocab: 8, ..Dims::default() };
+    TinyModel::new(dims, 4)
+}
+
+/// Picks the token behind a short text, with every kernel held to its twin.
+pub fn next_token(weights: &Weights) -> anyhow::Result<u32> {
+    let executor = CpuExecutor::new(CpuOptions { check: true, ..CpuOptions::default() })?;
+    let options = EngineOptions { context: 64, kv: KvFormat::F16 };
+    let mut engine = PlannedEngine::new(weights, Box::new(executor), options)?;
+    let mut scores = Scores::default();
+    engine.forward(&TokenTree::chain(&[2, 5, 3]), Rows::Last, &mut scores)?;
+    let greedy = SamplerConfig { temperature: 0.0, ..SamplerConfig::default() };
+    scores.pick(0, &Sampler::new(greedy)?.usable(8), 3, &[2, 5, 3])
+}
+
+/// Each kind of tensor and each float of each type of block, before a pass and when a matrix is
+/// read as a whole.
+#[test]
+fn block_scales_that_no_model_has() {
+    let (model, dir) = (wide(), tempfile::tempdir().unwrap());
+    let path = dir.path().join("x.gguf");
+    let matrices: Vec<usize> =
+        (0..model.tensors.len()).filter(|i| model.tensors[*i].1.len() == 2).collect();
+    for (n, (kind, weights, bytes, places)) in BLOCKS.into_iter().enumerate() {
+        let blank = gguf::file(&model, |i| {
+            let blocks = model.tensors[i].1.iter().product::<usize>() / weights;
+            (kind, vec![0; blocks * bytes])
+        });
+        blank.write(&path);
+        next_token(&open(&path).unwrap()).unwrap();
+        for (i, place) in places.iter().enumerate() {
+            for (j, bad) in [0x7e00u16, 0xfc00, 0x7c00, 0x7bff, 0xe401].into_iter().enumerate() {
+                let tensor = matrices[(n + i + j) % matrices.len()];
+                let (name, row) = (model.tensors[tensor].0.as_str(), model.tensors[tensor].1[1]);
+                let mut file = blank.clone();
+                // The last block of the fifth row.
+                let at = (5 * row / weights - 1) * bytes + place;
+                file.tensors[tensor].data[at..at + 2].copy_from_slice(&bad.to_le_bytes());
+                file.write(&path);
+                let loaded = open(&path).unwrap();
+                let block = format!("in row 4, block {}", row / weights - 1);
+                let whole = refused(loaded.checkpoint().unwrap().matrix(&format!("model.{name}")));
+                for text in [refused(next_token(&loaded)), whole] {
+                    for word in [name, &block, "fetch it again"] {
+                        assert!(text.contains(word), "type {kind}: `{word}` is missing: {text}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// NaN, infinity and sums that overflow, in plain floats, of each matrix and each norm. Only a gate
+/// may be any finite number: far below 0 it is closed.
+#[test]
+fn floats_that_overflow_in_a_pass() {
+    let (model, dir) = (wide(), tempfile::tempdir().unwrap());
+    let path = dir.path().join("x.gguf");
+    let good = gguf::float_file(&model, gguf::F32);
+    good.write(&path);
+    next_token(&open(&path).unwrap()).unwrap();
+    for tensor in 0..good.tensors.len() {
+        let name = &good.tensors[tensor].name;
+        let finite = if name == "blk.0.ffn_gate.weight" { 0 } else { 2 };
+        for bad in
+            [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 3e38, -3e38].into_iter().take(3 + finite)
+        {
+            let mut file = good.clone();
+            // The row of the prompt's last token, where it is an embedding.
+            let at = if name == "token_embd.weight" { 4 * (3 * 256 + 17) } else { 0 };
+            file.tensors[tensor].data[at..at + 4].copy_from_slice(&bad.to_le_bytes());
+            file.write(&path);
+            let picked = next_token(&open(&path).unwrap());
+            let text = picked.expect_err(&format!("{name} with {bad}")).to_string();
+            // A norm is refused before the pass. Kernels and twins agree about the others.
+            let is_right = text.contains("which no model does") || text.contains("logit");
+            assert!(is_right, "{name} with {bad}: {text}");
+        }
+    }
 }
 
 proptest! {

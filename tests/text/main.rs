@@ -20,6 +20,7 @@ mod edges;
 mod file_blocks;
 mod kv_q8;
 mod linear;
+mod operations;
 mod policy_size;
 mod prefixes;
 mod prompt_cache;

@@ -2,9 +2,8 @@
 //! still holds the right result of an earlier step.
 
 use crate::common;
-use crate::twins::{HEADS, layer};
 use assert_cmd::Command;
-use common::twins::{Step, Twins, format};
+use common::twins::{HEADS, Step, Twins, format, layer};
 use common::vulkan::device;
 use gemma::compute::{
     Attention, Commit, Embed, GateUp, Linear, Norm, Op, PageRange, Prepare, Rope, RopeKeys, RowSet,

@@ -4,13 +4,15 @@
 //! twice or more in some case, with a shorter last turn: two superblocks, two heads, two pages.
 
 use crate::common;
-use common::twins::{ROWS, SEQUENCES, Step, Twins, every_row_count, format};
+use common::twins::{
+    HEADS, ROWS, SEQUENCES, Step, Twins, every_row_count, fill_scratch, format, layer,
+};
 use common::vulkan::device;
 use gemma::compute::{
-    Attention, Best, Cap, Commit, Concat, Embed, Executor, GateUp, KvFormat, KvLayer, Linear, Norm,
-    Op, PageRange, Part, Prepare, Rope, RopeKeys, RowSet,
+    Attention, Best, Cap, Commit, Concat, Embed, GateUp, KvFormat, KvLayer, Linear, Norm, Op,
+    PageRange, Prepare, Rope, RopeKeys, RowSet,
 };
-use gemma::kv::{OffloadedPages, Pages};
+use gemma::kv::OffloadedPages;
 use gemma::tensor::Format;
 
 /// Every code and every group. The numbers of rows make different kernels, the same for every
@@ -214,69 +216,6 @@ fn gates() {
         }));
         t.run(spelled, ops, every_row_count());
     }
-}
-
-/// Channels of a head, query heads, kv heads, cache format, window.
-pub type Heads = (usize, usize, usize, KvFormat, Option<usize>);
-
-/// With the numbers of rows that meet them: kernels for wide heads take a processor's driver long
-/// to compile.
-pub const HEADS: [(Heads, &[usize]); 10] = [
-    ((16, 2, 2, KvFormat::F16, None), &ROWS),
-    ((32, 4, 2, KvFormat::F32, Some(70)), &ROWS),
-    ((16, 4, 1, KvFormat::F32, Some(256)), &[1, 3, 9]),
-    ((64, 1, 1, KvFormat::F16, None), &[2, 5]),
-    ((128, 2, 1, KvFormat::F16, None), &[1, 2]),
-    ((256, 1, 1, KvFormat::F32, Some(257)), &[1, 3]),
-    // Numbers of query heads of a kv head that are no power of two.
-    ((64, 12, 2, KvFormat::F32, None), &[1, 2, 3]),
-    ((32, 12, 3, KvFormat::F32, Some(299)), &[1, 2, 5]),
-    // More query heads of a kv head than a workgroup takes.
-    ((512, 16, 2, KvFormat::F16, None), &[1, 5]),
-    // Two groups of channels with scales.
-    ((64, 4, 2, KvFormat::Q8, None), &[1, 3, 9]),
-];
-
-/// A layer's cache, filled.
-pub fn layer(t: &mut Twins, (dim, _, heads, kv, window): Heads) -> KvLayer {
-    let pages = Pages::for_layer(1100, t.layout.max_rows, window);
-    let all_pages = SEQUENCES * pages.count + 2;
-    let (cache, scratch) = (all_pages * gemma::kv::PAGE * heads, t.layout.max_rows * heads);
-    let table = t.table(pages.count, all_pages);
-    let mut made = |n: usize| {
-        let id = t.exec.alloc("cache", n * kv.head_bytes(dim)).unwrap();
-        t.fill_cache(id, kv, [n * dim, n * kv.scales(dim)], |_, _| true);
-        id
-    };
-    let [k, v, scratch_k, scratch_v] = [cache, cache, scratch, scratch].map(&mut made);
-    let key_block = t.exec.key_block(Part::Layer(0))(kv);
-    KvLayer {
-        format: kv,
-        n_kv_heads: heads,
-        head_dim: dim,
-        pages,
-        all_pages,
-        table,
-        key_block,
-        k,
-        v,
-        scratch_k,
-        scratch_v,
-    }
-}
-
-/// Fills the scratch rows of a step; all others are NaN.
-fn fill_scratch(t: &mut Twins, kv: &KvLayer, step: Step) {
-    let (rows, max_rows) = (step.first + step.live, t.layout.max_rows);
-    let (width, scales) = (kv.n_kv_heads * kv.head_dim, kv.n_kv_heads * kv.scales());
-    let sizes = [max_rows * width, max_rows * scales];
-    let block = kv.key_block;
-    t.fill_cache(kv.scratch_k, kv.format, sizes, |i, is_scale| {
-        (if is_scale { i } else { i / block }) % max_rows < rows
-    });
-    t.fill_cache(kv.scratch_v, kv.format, sizes, |i, is_scale| {
-        (if is_scale { i % max_rows } else { i / width }) < rows
-    });
 }
 
 /// Committed positions: none, and around the edges of windows and pages.

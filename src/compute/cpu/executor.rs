@@ -11,7 +11,7 @@ use crate::compute::act::Act;
 use crate::compute::cache::KvFormat;
 use crate::compute::executor::{Caps, Executor, Held, KernelTime, LoadJob, Report, Reports};
 use crate::compute::memory::Buffers;
-use crate::compute::op::{Commit, Embed, GateUp, Linear, Norm, Op, Prepare};
+use crate::compute::op::{Commit, Embed, GateUp, Linear, Norm, Op, Prepare, Rope};
 use crate::compute::operand::{BufferId, RowSet, WeightId};
 use crate::compute::plan::{Dispatch, Part, Plan, PlanId};
 use crate::compute::poison;
@@ -20,6 +20,7 @@ use crate::compute::step::{StepLayout, StepView};
 use crate::tensor::Matrix;
 use crate::testing;
 use anyhow::{Context, Result, bail};
+use half::f16;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -353,7 +354,8 @@ impl CpuExecutor {
                 }
             });
             for (which, (twin, fast)) in twins.iter().zip(&copy()).enumerate() {
-                if let Some(at) = twin.iter().zip(fast).position(|(a, b)| a != b) {
+                let floats = float_bytes(&dispatch.op, outputs[which]);
+                if let Some(at) = first_difference(fast, twin, floats) {
                     let layer = dispatch.layer.map_or(String::new(), |l| format!(" of layer {l}"));
                     let place = format!("first at byte {at} of output {which}");
                     bail!("kernel `{}`{layer} differs from its twin {place}", dispatch.label);
@@ -362,6 +364,32 @@ impl CpuExecutor {
         }
         Ok(())
     }
+}
+
+/// Returns the bytes of a float of an output; `None` for integers, and for int8 caches, whose NaN
+/// has the same bits everywhere.
+fn float_bytes(op: &Op, id: BufferId) -> Option<usize> {
+    match op {
+        Op::Prepare(prepare) if prepare.act.format.int8 && id != prepare.act.scales => None,
+        Op::Rope(Rope { kv, .. }) if [kv.scratch_k, kv.scratch_v].contains(&id) => {
+            (kv.format != KvFormat::Q8).then(|| kv.format.bytes())
+        }
+        Op::Commit(_) | Op::Best(_) => None,
+        _ => Some(size_of::<f32>()),
+    }
+}
+
+/// Returns the first byte of a number that differs from its twin's. Any NaN equals any other.
+fn first_difference(fast: &[u8], twin: &[u8], floats: Option<usize>) -> Option<usize> {
+    let is_nan = |bytes: &[u8]| match *bytes {
+        [a, b, c, d] => f32::from_le_bytes([a, b, c, d]).is_nan(),
+        [a, b] => f16::from_le_bytes([a, b]).is_nan(),
+        _ => false,
+    };
+    let unit = floats.unwrap_or(1);
+    let mut pairs = fast.chunks_exact(unit).zip(twin.chunks_exact(unit));
+    let same = |a, b| a == b || (is_nan(a) && is_nan(b) && !poison::is_left(a));
+    pairs.position(|(a, b)| !same(a, b)).map(|i| i * unit)
 }
 
 /// Committed positions of each sequence in the step.

@@ -9,7 +9,7 @@ use crate::compute::op::{Cap, Rope, RopeKeys};
 use crate::compute::operand::BufferId;
 use crate::compute::reference::{self, MAX_HEAD_DIM, q8, rows};
 use crate::tensor::hadamard;
-use crate::tensor::math::LANES;
+use crate::tensor::math::{LANES, Scale, max_abs};
 use half::f16;
 use std::ops::Range;
 
@@ -156,13 +156,13 @@ fn quantize_group<L: Lanes>(values: &[f32], codes: &mut [i8], tried: usize) -> (
         most[i % 4] = most[i % 4].max_abs(load(i));
     }
     let lanes = array(most[0].max_abs(most[1]).max_abs(most[2].max_abs(most[3])));
-    let max = lanes.into_iter().fold(0.0, |m: f32, v| if v > m { v } else { m });
-    if max == 0.0 {
+    let scale = Scale::of(max_abs(&lanes));
+    if !scale.has_codes() {
         codes.fill(0);
-        return (0.0, 0);
+        return (scale.step(rows::MAX), 0);
     }
     let (whole, less, minus) = (L::splat(rows::WHOLE), L::splat(-rows::WHOLE), L::splat(-1.0));
-    let top = rows::best_top(max, tried, |inv| {
+    let top = rows::best_top(scale, tried, |inv| {
         let (inv, mut sums) = (L::splat(inv), L::zero());
         for i in 0..vectors {
             let x = load(i).mul(inv);
@@ -171,7 +171,7 @@ fn quantize_group<L: Lanes>(values: &[f32], codes: &mut [i8], tried: usize) -> (
         }
         array(sums)
     });
-    let (inv, mut products) = (L::splat(top / max), L::zero());
+    let (inv, mut products) = (L::splat(scale.inverse(top)), L::zero());
     for i in 0..vectors {
         let x = load(i).mul(inv);
         products = x.add(whole).add(less).fma(x, products);
@@ -179,7 +179,7 @@ fn quantize_group<L: Lanes>(values: &[f32], codes: &mut [i8], tried: usize) -> (
         unsafe { x.store_i8(codes.as_mut_ptr().add(i * LANES)) };
     }
     let fit = if tried > 1 { rows::fit(&array(products), codes) } else { 1.0 };
-    (max / top * fit, codes.iter().map(|c| *c as i32).sum())
+    (scale.step(top) * fit, codes.iter().map(|c| *c as i32).sum())
 }
 
 for_each_isa! {
@@ -317,12 +317,13 @@ unsafe fn store_codes<L: Lanes>(
             // SAFETY: a group is whole vectors, and i the first lane of one.
             let load = |i| unsafe { L::load(values.as_ptr().add(i)) };
             (0..group).step_by(LANES).for_each(|i| most = most.max_abs(load(i)));
-            let most = array(most).into_iter().fold(0.0, |m: f32, v| if v > m { v } else { m });
-            let scale = q8::scale_of(most);
-            let inv = L::splat(q8::inverse(scale));
-            for i in (0..group).step_by(LANES) {
-                // SAFETY: the group of codes has as many vectors.
-                unsafe { load(i).mul(inv).store_i8(codes.as_mut_ptr().add(i)) };
+            let scale = q8::scale_of(max_abs(&array(most)));
+            match q8::inverse(scale).map(L::splat) {
+                None => codes.fill(0),
+                Some(inv) => (0..group).step_by(LANES).for_each(|i| {
+                    // SAFETY: the group of codes has as many vectors.
+                    unsafe { load(i).mul(inv).store_i8(codes.as_mut_ptr().add(i)) }
+                }),
             }
             // SAFETY: passed on to the caller.
             unsafe {

@@ -4,6 +4,7 @@
 //! result.
 
 use super::Isa;
+use crate::tensor::math::magnitude;
 use half::f16;
 
 /// Operations on integers, for int8 keys and values: sixteen exact sums of products of pairs.
@@ -46,7 +47,7 @@ pub trait Lanes: Ints {
     fn fma(self, b: Self, c: Self) -> Self;
     fn add(self, b: Self) -> Self;
     fn mul(self, b: Self) -> Self;
-    /// The larger of `self` and `|b|`, lane by lane; neither is NaN.
+    /// The larger of `self` and `|b|`, lane by lane. `self` is not negative. NaN is larger than all.
     fn max_abs(self, b: Self) -> Self;
     /// One stage of a Hadamard inside the vector: lane i becomes `x[i] + x[i ^ HALF]`, or `x[i ^
     /// HALF] - x[i]` where i has that bit.
@@ -164,7 +165,8 @@ impl Lanes for Scalar {
     }
     #[inline(always)]
     fn max_abs(self, b: Self) -> Self {
-        Scalar(std::array::from_fn(|i| self.0[i].max(b.0[i].abs())))
+        let most = |i: usize| magnitude(self.0[i]).max(magnitude(b.0[i]));
+        Scalar(std::array::from_fn(|i| f32::from_bits(most(i))))
     }
     #[inline(always)]
     fn flip(self, signs: u16) -> Self {
@@ -256,12 +258,14 @@ mod x86 {
         }
         #[inline(always)]
         fn max_abs(self, b: Self) -> Self {
+            // Floats without a sign are ordered like integers, and so are infinity and NaN.
             intrinsics! {
                 let sign = _mm256_set1_ps(-0.0);
-                Avx2(
-                    _mm256_max_ps(self.0, _mm256_andnot_ps(sign, b.0)),
-                    _mm256_max_ps(self.1, _mm256_andnot_ps(sign, b.1)),
-                )
+                let one = |most, b| {
+                    let b = _mm256_castps_si256(_mm256_andnot_ps(sign, b));
+                    _mm256_castsi256_ps(_mm256_max_epi32(_mm256_castps_si256(most), b))
+                };
+                Avx2(one(self.0, b.0), one(self.1, b.1))
             }
         }
         #[inline(always)]
@@ -370,7 +374,11 @@ mod x86 {
         }
         #[inline(always)]
         fn max_abs(self, b: Self) -> Self {
-            intrinsics!(Avx512(_mm512_max_ps(self.0, _mm512_abs_ps(b.0))))
+            // As in AVX2.
+            intrinsics! {
+                let (most, b) = (_mm512_castps_si512(self.0), _mm512_castps_si512(_mm512_abs_ps(b.0)));
+                Avx512(_mm512_castsi512_ps(_mm512_max_epi32(most, b)))
+            }
         }
         #[inline(always)]
         fn flip(self, signs: u16) -> Self {

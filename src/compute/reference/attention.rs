@@ -25,7 +25,7 @@ pub struct Partial {
 #[inline(always)]
 pub fn merge(m: &mut f32, l: &mut f32, o: &mut [f32], page: (f32, f32, &[f32])) {
     let (pm, pl, po) = page;
-    let max = if pm > *m { pm } else { *m };
+    let max = if pm > *m || pm.is_nan() { pm } else { *m };
     let (a, b) = (math::exp(*m - max), math::exp(pm - max));
     *l = (*l).mul_add(a, pl * b);
     for (o, p) in o.iter_mut().zip(po) {
@@ -172,7 +172,7 @@ fn page_partial(
     visible: std::ops::Range<usize>,
 ) -> Partial {
     let scores = seen.scores(q, visible.clone(), scale);
-    let m = scores.iter().fold(f32::NEG_INFINITY, |m, s| if *s > m { *s } else { m });
+    let m = math::max_finite(&scores);
     let mut lanes = [0f32; LANES];
     let mut o = vec![0f32; q.len()];
     for (p, score) in visible.zip(scores) {

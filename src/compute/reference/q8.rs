@@ -4,30 +4,35 @@
 //! will be read from the cache. Codes of keys meet queries as integers. The integers of
 //! queries have 16 bits, so that the cache alone loses precision. Any order sums them up exactly.
 
+use super::rows;
+use crate::tensor::math::{self, Scale};
 use half::f16;
 
 /// Largest code of a query.
 const QUERY_MAX: f32 = 32767.0;
 
-/// The scale of a group whose largest magnitude is `max`: a 127th of it, as an f16 that is no
-/// infinity.
+/// The scale of a group whose largest magnitude is `max`: a 127th of it, as f16. NaN where an f16
+/// is too small for it.
 #[inline(always)]
 pub fn scale_of(max: f32) -> f16 {
-    let scale = max / 127.0;
-    f16::from_f32(if scale < 65504.0 { scale } else { 65504.0 })
+    let scale = f16::from_f32(Scale::of(max).step(rows::MAX));
+    if scale.is_finite() { scale } else { f16::NAN }
 }
 
-/// Returns the factor that turns a value into a code. Codes belong to the scale as stored, not
-/// to the scale before rounding.
+/// Returns the factor that turns a value into a code; `None` where all codes are 0. Codes belong
+/// to the scale as stored, not to the scale before rounding.
 #[inline(always)]
-pub fn inverse(scale: f16) -> f32 {
-    if scale.to_f32() > 0.0 { 1.0 / scale.to_f32() } else { 0.0 }
+pub fn inverse(scale: f16) -> Option<f32> {
+    (scale.to_f32() > 0.0).then(|| 1.0 / scale.to_f32())
 }
 
 /// One group of a key or value to int8, halves to even; returns the scale.
 pub fn quantize_group(values: &[f32], codes: &mut [i8]) -> f16 {
-    let scale = scale_of(crate::tensor::math::max_abs(values));
-    let inv = inverse(scale);
+    let scale = scale_of(math::max_abs(values));
+    let Some(inv) = inverse(scale) else {
+        codes.fill(0);
+        return scale;
+    };
     for (c, v) in codes.iter_mut().zip(values) {
         *c = (v * inv).round_ties_even() as i8;
     }
@@ -37,12 +42,13 @@ pub fn quantize_group(values: &[f32], codes: &mut [i8]) -> f16 {
 /// A query to 16 bits; returns what its codes are multiplied by.
 #[inline(always)]
 pub fn quantize_query(q: &[f32], codes: &mut [i16]) -> f32 {
-    let max = crate::tensor::math::max_abs(q);
-    let inv = if max > 0.0 { QUERY_MAX / max } else { 0.0 };
+    let scale = Scale::of(math::max_abs(q));
+    let inv = scale.inverse(QUERY_MAX);
+    // Without codes the factor is 0, and the product 0 or NaN. Both become 0.
     for (c, q) in codes.iter_mut().zip(q) {
         *c = (q * inv).round_ties_even() as i16;
     }
-    max / QUERY_MAX
+    scale.step(QUERY_MAX)
 }
 
 /// Dot product of a query's codes with a key's, `scales` one a group: a group's integers fit i32,
@@ -76,16 +82,26 @@ mod tests {
     }
 
     #[test]
-    fn no_size_makes_scales_that_are_no_numbers() {
-        let mut codes = [7i8; 4];
-        assert_eq!((quantize_group(&[0.0; 4], &mut codes), codes), (f16::ZERO, [0; 4]));
-        assert_eq!((quantize_group(&[1e-9; 4], &mut codes), codes), (f16::ZERO, [0; 4]));
-        assert_eq!(
-            (quantize_group(&[1e20, -1e20, 0.0, 1.0], &mut codes), codes),
-            (f16::MAX, [127, -128, 0, 0])
-        );
+    fn sizes_without_a_scale_give_zeros_or_nan() {
         let mut query = [7i16; 3];
-        assert_eq!((quantize_query(&[0.0; 3], &mut query), query), (0.0, [0; 3]));
+        for tiny in [0.0, f32::from_bits(1), 7.3e-38, 9e-31] {
+            let mut codes = [7i8; 4];
+            assert_eq!((quantize_group(&[tiny; 4], &mut codes), codes), (f16::ZERO, [0; 4]));
+            assert_eq!((quantize_query(&[tiny; 3], &mut query), query), (0.0, [0; 3]));
+        }
+        for huge in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 65520.0 * 127.0, 1e20] {
+            let mut codes = [7i8; 4];
+            let scale = quantize_group(&[1.0, -huge, 0.0, huge], &mut codes);
+            assert!(scale.is_nan() && codes == [0; 4], "{huge}");
+        }
+        let mut codes = [7i8; 4];
+        let largest = f16::MAX.to_f32() * 127.0;
+        let scale = quantize_group(&[largest, -largest, 0.0, 1.0], &mut codes);
+        assert_eq!((scale, codes), (f16::MAX, [127, -127, 0, 0]));
+        for bad in [f32::NAN, f32::INFINITY] {
+            assert!(quantize_query(&[0.5, bad, 1.0], &mut query).is_nan());
+            assert_eq!(query, [0; 3]);
+        }
         quantize_query(&[-2.0, 1.0, 2.0], &mut query);
         assert_eq!(query, [-32767, 16384, 32767]);
     }

@@ -2,7 +2,8 @@
 //! code for each vector width.
 
 use crate::compute::act::ActFormat;
-use crate::tensor::{hadamard, math, math::LANES};
+use crate::tensor::hadamard;
+use crate::tensor::math::{self, LANES, Scale};
 
 /// Block output that a norm adds to the residual stream: `x = (x + rmsnorm(out) * w) * scale`.
 #[derive(Clone, Copy)]
@@ -39,33 +40,36 @@ pub fn rotate_input(row: &mut [f32], format: ActFormat) {
 /// a model from the one without int8 activations (docs/MEASURED.md).
 pub const TRIED: usize = 8;
 
+/// Largest code of an activation.
+pub const MAX: f32 = 127.0;
+
 /// 1.5 * 2^23: a float of small size plus this is a whole number.
 pub const WHOLE: f32 = 12_582_912.0;
 
 /// Activations that share a scale to int8, halves to even; returns the scale and the sum of the
 /// codes. The largest of them becomes 127. With several `tried` it becomes the one of so many
 /// numbers from there down that has the least sum of squared errors, and the scale is the one that
-/// fits the codes best.
+/// fits the codes best. See [`Scale`] for groups of zeros and of what is not finite.
 #[inline(always)]
 pub fn quantize_group(values: &[f32], codes: &mut [i8], tried: usize) -> (f32, i32) {
-    let max = math::max_abs(values);
-    if max == 0.0 {
+    let scale = Scale::of(math::max_abs(values));
+    if !scale.has_codes() {
         codes.fill(0);
-        return (0.0, 0);
+        return (scale.step(MAX), 0);
     }
-    let top = best_top(max, tried, |inv| errors(values, inv));
-    let inv = top / max;
+    let top = best_top(scale, tried, |inv| errors(values, inv));
+    let inv = scale.inverse(top);
     let mut products = [0f32; LANES];
     for (codes, values) in codes.chunks_mut(LANES).zip(values.chunks(LANES)) {
         for ((c, v), lane) in codes.iter_mut().zip(values).zip(&mut products) {
             let x = v * inv;
-            let q = x.round_ties_even().clamp(-127.0, 127.0);
+            let q = x.round_ties_even().clamp(-MAX, MAX);
             *c = q as i8;
             *lane = q.mul_add(x, *lane);
         }
     }
     let fit = if tried > 1 { fit(&products, codes) } else { 1.0 };
-    (max / top * fit, codes.iter().map(|c| *c as i32).sum())
+    (scale.step(top) * fit, codes.iter().map(|c| *c as i32).sum())
 }
 
 /// Returns the factor of a scale that fits a group's codes to its values by least squares.
@@ -93,13 +97,13 @@ pub fn errors(values: &[f32], inv: f32) -> [f32; LANES] {
 /// Returns the code of the largest value with the least error. `errors` gives the squared errors in
 /// units of a factor's steps, by lanes.
 #[inline(always)]
-pub fn best_top(max: f32, tried: usize, errors: impl Fn(f32) -> [f32; LANES]) -> f32 {
-    let (mut least, mut best) = (f32::INFINITY, 127.0);
-    for top in (0..tried).map(|i| 127.0 - i as f32) {
+pub fn best_top(scale: Scale, tried: usize, errors: impl Fn(f32) -> [f32; LANES]) -> f32 {
+    let (mut least, mut best) = (f32::INFINITY, MAX);
+    for top in (0..tried).map(|i| MAX - i as f32) {
         if tried == 1 {
             break;
         }
-        let error = errors(top / max).iter().sum::<f32>() / (top * top);
+        let error = errors(scale.inverse(top)).iter().sum::<f32>() / (top * top);
         if error < least {
             (least, best) = (error, top);
         }
@@ -149,17 +153,35 @@ mod tests {
                 assert!(tried > 1 || off.abs() <= scale * 0.5001);
                 *error += off * off;
             }
-            assert_eq!(quantize_group(&[0.0; 4], &mut codes[..4], tried), (0.0, 0));
+            for tiny in [0.0, f32::from_bits(1), 7.3e-38, 9e-31] {
+                codes.fill(7);
+                assert_eq!(quantize_group(&[tiny; 4], &mut codes[..4], tried), (0.0, 0));
+                assert_eq!(codes[..4], [0; 4], "{tiny}");
+            }
+            for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+                codes.fill(7);
+                let (scale, sum) = quantize_group(&[1.0, bad, 0.0, -2.0], &mut codes[..4], tried);
+                assert!(scale.is_nan() && sum == 0 && codes[..4] == [0; 4], "{bad}");
+            }
         }
         assert!(errors[1] < errors[0]);
     }
 
+    /// Pairs are numbers of the complex plane, which rotation turns counter-clockwise.
     #[test]
-    fn rope_keeps_lengths_and_norm_makes_them_one() {
-        let mut head: Vec<f32> = (0..8).map(|i| i as f32 - 3.0).collect();
-        let (sin, cos): (Vec<f32>, Vec<f32>) = (0..4).map(|i| (i as f32 * 0.3).sin_cos()).unzip();
-        norm_rope(&mut head, &[1.0; 8], 0.0, &cos, &sin);
-        let mean_square = head.iter().map(|v| v * v).sum::<f32>() / 8.0;
-        assert!((mean_square - 1.0).abs() < 1e-6);
+    fn rope_norms_a_head_and_turns_its_pairs() {
+        let (angles, w) = ([0.0, 0.3, 1.2, 2.5f64], [1.0, 0.5, 2.0, 1.5, 3.0, 1.0, 0.25, 0.75f32]);
+        let before: Vec<f32> = (0..8).map(|i| i as f32 - 3.0).collect();
+        let rms = (before.iter().map(|v| (v * v) as f64).sum::<f64>() / 8.0 + 0.5).sqrt();
+        let [cos, sin] = [f64::cos, f64::sin].map(|f| angles.map(|angle| f(angle) as f32));
+        let mut head = before.clone();
+        norm_rope(&mut head, &w, 0.5, &cos, &sin);
+        for (i, angle) in angles.into_iter().enumerate() {
+            let [x, y] = [i, i + 4].map(|at| (before[at] * w[at]) as f64 / rms);
+            let (length, phase) = (x.hypot(y), y.atan2(x) + angle);
+            let off =
+                [length * phase.cos() - head[i] as f64, length * phase.sin() - head[i + 4] as f64];
+            assert!(off.iter().all(|off| off.abs() < 1e-6), "pair {i}: {off:?}");
+        }
     }
 }

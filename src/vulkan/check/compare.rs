@@ -8,6 +8,7 @@
 //! differently and long rows add more. One wrong term of 21504 moves its sum about eighty times as
 //! far. int8 codes are compared with the number that they round, f16 numbers within one step.
 
+use crate::compute::poison;
 use half::f16;
 use std::fmt;
 
@@ -15,6 +16,8 @@ use std::fmt;
 pub const SUMS: f32 = 4e-6;
 /// Tolerance after attention's or the gate's exponentials.
 pub const EXPONENTIALS: f32 = 2e-5;
+/// Tolerance of all sums: devices may take a denormal term as 0, and a sum has thousands.
+pub const FLUSHED: f32 = 1e-33;
 /// Tolerance of products of whole rows of floats or groups: thousands of terms of both signs.
 pub const PRODUCTS: f32 = 2e-5;
 
@@ -57,15 +60,28 @@ pub enum Rule {
 /// Type of numbers that kernels write.
 pub trait Number: bytemuck::Pod + PartialEq + fmt::Debug {
     fn value(self) -> f32;
+    /// Returns whether a device may compute this for `other`: another NaN, or 0 for a denormal.
+    fn is_like(self, _other: Self) -> bool {
+        false
+    }
     /// Returns whether `other` may round the same number in the other direction.
     fn is_next_to(self, _other: Self) -> bool {
         false
     }
 }
 
+/// Returns whether both are NaN, and a kernel computed the first one.
+fn are_nan<T: Number>(device: T, twin: T) -> bool {
+    let are_nan = device.value().is_nan() && twin.value().is_nan();
+    are_nan && !poison::is_left(bytemuck::bytes_of(&device))
+}
+
 impl Number for f32 {
     fn value(self) -> f32 {
         self
+    }
+    fn is_like(self, other: f32) -> bool {
+        are_nan(self, other) || (self - other).abs() <= FLUSHED
     }
 }
 
@@ -78,6 +94,9 @@ impl Number for i32 {
 impl Number for f16 {
     fn value(self) -> f32 {
         self.to_f32()
+    }
+    fn is_like(self, other: f16) -> bool {
+        are_nan(self, other)
     }
     fn is_next_to(self, other: f16) -> bool {
         let (a, b) = (self.to_bits(), other.to_bits());
@@ -127,14 +146,15 @@ pub fn first_q8_difference(
         return Some(Difference { row: grid.row(i), column: grid.column(i), words });
     }
     let scales: [Vec<f16>; 2] = [typed(&device[codes..]), typed(&twin[codes..])];
-    let same = |a: f16, b: f16| a.to_bits() == b.to_bits() || (!exact && a.is_next_to(b));
+    let same =
+        |a: f16, b: f16| a.to_bits() == b.to_bits() || a.is_like(b) || (!exact && a.is_next_to(b));
     let i = scales[0].iter().zip(&scales[1]).position(|(a, b)| !same(*a, *b))?;
     let words = format!("scale {i} is {}, its twin {}", scales[0][i], scales[1][i]);
     Some(Difference { row: 0, column: 0, words })
 }
 
 /// Returns the first number of `device` that is beyond the tolerance of `rule`. A row's largest
-/// number counts as no less than that of `sizes`, where it has one.
+/// finite number counts as no less than that of `sizes`, where it has one.
 pub fn first_difference<T: Number>(
     device: &[u8],
     twin: &[u8],
@@ -147,15 +167,15 @@ pub fn first_difference<T: Number>(
     }
     let (device, twin): (Vec<T>, Vec<T>) = (typed(device), typed(twin));
     let mut largest = vec![0f32; grid.row(twin.len() - 1) + grid.rows];
-    largest.iter_mut().zip(sizes).for_each(|(most, size)| *most = *size);
+    let larger = |most: &mut f32, v: f32| *most = most.max(if v.is_finite() { v } else { 0.0 });
+    largest.iter_mut().zip(sizes).for_each(|(most, size)| larger(most, *size));
     for (i, value) in twin.iter().enumerate() {
-        let most = &mut largest[grid.row(i)];
-        *most = most.max(value.value().abs());
+        larger(&mut largest[grid.row(i)], value.value().abs());
     }
     let far = |i: usize, a: T, b: T| match rule {
-        _ if bytemuck::bytes_of(&a) == bytemuck::bytes_of(&b) => false,
+        _ if bytemuck::bytes_of(&a) == bytemuck::bytes_of(&b) || a.is_like(b) => false,
         Rule::Same => true,
-        // A comparison with NaN is false, so NaN differs from every other bit pattern.
+        // A comparison with NaN is false, so NaN differs from every number.
         Rule::Near(share) => {
             !((a.value() - b.value()).abs() <= share * largest[grid.row(i)] || a.is_next_to(b))
         }
@@ -230,7 +250,14 @@ mod tests {
         );
         assert!(near(&[f32::NAN, 2.0, 3.0], &twin[..3], 3).is_some());
         assert!(near(&[1.0], &[f32::NAN], 1).is_some());
-        assert_eq!(near(&[f32::NAN], &[f32::NAN], 1), None);
+        assert_eq!(near(&[f32::NAN], &[-f32::NAN], 1), None);
+        let poison = f32::from_bits(poison::WORD);
+        assert!(near(&[poison], &[f32::NAN], 1).is_some(), "a number that is left out");
+        assert!(near(&[f32::INFINITY, 0.5], &[1.0, 0.5], 2).is_some());
+        assert!(near(&[1.0, 0.5], &[f32::INFINITY, 0.5], 2).is_some());
+        assert!(near(&[1.0, 0.4], &[f32::NAN, 0.5], 2).is_some());
+        assert!(near(&[f32::INFINITY, 0.4], &[f32::INFINITY, 0.5], 2).is_some());
+        assert_eq!(near(&[0.0, 1e-38], &[1e-39, 0.0], 2), None, "a denormal that is flushed");
     }
 
     #[test]

@@ -1,13 +1,13 @@
 //! Outputs of each operation and their tolerances, for `--check`.
 
 use super::compare::{EXPONENTIALS, Grid, PRODUCTS, Rule, SUMS};
-use crate::compute::reference::rows::{errors, fit, rotate_input};
+use crate::compute::reference::rows::{self, errors, fit, rotate_input};
 use crate::compute::{
     Act, Attention, Best, BufferId, Cap, Commit, Concat, Embed, GateUp, KvFormat, KvLayer, Linear,
     LinearJob, Norm, Op, Rope, RopeKeys, RowSet,
 };
 use crate::kv::PAGE;
-use crate::tensor::math::LANES;
+use crate::tensor::math::{LANES, Scale};
 use crate::tensor::{Format, Group, Matrix, hadamard, math};
 
 /// Content of a buffer, and its tolerance.
@@ -232,16 +232,17 @@ pub fn right_scales(
     groups
         .zip(device.iter().zip(twin))
         .map(|((values, codes), (device, twin))| {
-            let most = math::max_abs(values);
-            let error = |top: f32| errors(values, top / most).iter().sum::<f32>() / (top * top);
-            let tops = (0..act.format.tried()).map(|i| 127.0 - i as f32);
+            let scale = Scale::of(math::max_abs(values));
+            let error =
+                |top: f32| errors(values, scale.inverse(top)).iter().sum::<f32>() / (top * top);
+            let tops = (0..act.format.tried()).map(|i| rows::MAX - i as f32);
             let least = tops.map(error).fold(f32::INFINITY, f32::min);
             let mut products = [0.0; LANES];
             for (i, (v, code)) in values.iter().zip(codes).enumerate() {
                 products[i % LANES] += v * *code as f32;
             }
             let off = (device - fit(&products, codes)).abs();
-            let is_right = off <= 4.0 * near * most / 127.0
+            let is_right = off <= 4.0 * near * scale.step(rows::MAX)
                 && error(top_of(codes)) <= least * (1.0 + AS_SMALL);
             if is_right { *device } else { *twin }
         })
@@ -273,8 +274,8 @@ pub fn unrounded(
     for ((group, codes), scale) in groups.zip(scales) {
         // A scale that fits the codes is not the one that they were rounded by.
         let per_unit = match act.format.tried() > 1 {
-            _ if *scale == 0.0 => 0.0,
-            true => top_of(codes) / math::max_abs(group),
+            _ if !(*scale > 0.0) => 0.0,
+            true => Scale::of(math::max_abs(group)).inverse(top_of(codes)),
             false => 1.0 / scale,
         };
         out.extend(group.iter().map(|v| (v * per_unit, off * per_unit)));

@@ -299,7 +299,7 @@ fn block<L: Lanes, S: Stored, const N: usize>(
 }
 
 /// Turns the scores of the `seen` part of a page into e^(s - max), zero elsewhere in `cached`;
-/// returns the maximum and the sum.
+/// returns the maximum and the sum. All are NaN where a score is not finite.
 #[inline(always)]
 fn softmax(scores: &mut [f32], seen: Range<usize>, cached: Range<usize>) -> (f32, f32) {
     if cached.start < seen.start {
@@ -308,17 +308,11 @@ fn softmax(scores: &mut [f32], seen: Range<usize>, cached: Range<usize>) -> (f32
     if seen.end < cached.end {
         scores[seen.end.max(cached.start)..cached.end].fill(0.0);
     }
-    // Whole vectors: what lies outside `seen` counts as minus infinity, then as zero.
+    // Whole vectors: scores outside `seen` count as the smallest number, then as zero.
     let vectors = seen.start / LANES * LANES..seen.end.next_multiple_of(LANES);
-    scores[vectors.start..seen.start].fill(f32::NEG_INFINITY);
-    scores[seen.end..vectors.end].fill(f32::NEG_INFINITY);
-    let mut lanes = [f32::NEG_INFINITY; LANES];
-    for v in scores[vectors.clone()].as_chunks::<LANES>().0 {
-        for i in 0..LANES {
-            lanes[i] = if v[i] > lanes[i] { v[i] } else { lanes[i] };
-        }
-    }
-    let max = lanes.into_iter().fold(f32::NEG_INFINITY, |m, s| if s > m { s } else { m });
+    scores[vectors.start..seen.start].fill(f32::MIN);
+    scores[seen.end..vectors.end].fill(f32::MIN);
+    let max = math::max_finite(&scores[vectors.clone()]);
     for s in &mut scores[vectors.clone()] {
         *s = math::exp(*s - max);
     }
