@@ -8,6 +8,7 @@
 layout(local_size_x_id = 0) in;
 layout(constant_id = 1) const uint KV = 1;
 #include "kv.glsl"
+#include "head.glsl"
 
 struct Layer {
     uint64_t k;         // [all_pages, n_kv, head_dim / KB, PAGE, KB]
@@ -38,31 +39,20 @@ void main() {
         sequence = step_.v[STEP_SEQUENCES * max_rows + row];
     const uint table_at = table_of(max_rows, layer.table, sequence, layer.pages);
     const uint page = step_.v[table_at + position / PAGE % layer.pages], slot = position % PAGE;
-    for (uint d = gl_LocalInvocationID.x; d < head_dim; d += gl_WorkGroupSize.x) {
-        const uint blocks = head_dim / KB, part = d % KB;
-        const uint k_to = (((page * n_kv + head) * blocks + d / KB) * PAGE + slot) * KB + part;
-        const uint k_from = ((head * blocks + d / KB) * max_rows + row) * KB + part;
-        const uint v_to = ((page * n_kv + head) * PAGE + slot) * head_dim + d,
-            v_from = (row * n_kv + head) * head_dim + d;
-        if (KV == KV_Q8) {
-            I8(layer.k).v[k_to] = I8(layer.scratch_k).v[k_from];
-            I8(layer.v).v[v_to] = I8(layer.scratch_v).v[v_from];
-        } else if (KV == KV_F16) {
-            U16(layer.k).v[k_to] = U16(layer.scratch_k).v[k_from];
-            U16(layer.v).v[v_to] = U16(layer.scratch_v).v[v_from];
-        } else {
-            U32(layer.k).v[k_to] = U32(layer.scratch_k).v[k_from];
-            U32(layer.v).v[v_to] = U32(layer.scratch_v).v[v_from];
-        }
+    const Head to =
+        head_of_page(layer.k, layer.v, layer.all_pages, n_kv, head_dim, head, page);
+    const Head from =
+        head_of_scratch(layer.scratch_k, layer.scratch_v, max_rows, n_kv, head_dim, head);
+    // Keys and values have as many pieces of 16 bytes.
+    for (uint c = gl_LocalInvocationID.x; c < head_dim / KB; c += gl_WorkGroupSize.x) {
+        U32x4(key_at(to, c, slot)).v[0] = key_part(from, c, row);
+        U32x4(to.values + uint64_t(slot * to.stride + c * 16)).v[0] =
+            U32x4(from.values + uint64_t(row * from.stride + c * 16)).v[0];
     }
     if (KV != KV_Q8) return;
     const uint groups = head_dim / GROUP_OF(head_dim);
-    const uint64_t cached = uint64_t(layer.all_pages) * n_kv * PAGE * head_dim,
-        scratch = uint64_t(max_rows) * n_kv * head_dim;
     for (uint g = gl_LocalInvocationID.x; g < groups; g += gl_WorkGroupSize.x) {
-        const uint to = ((page * n_kv + head) * groups + g) * PAGE + slot,
-            from = (head * groups + g) * max_rows + row;
-        U16(layer.k + cached).v[to] = U16(layer.scratch_k + scratch).v[from];
-        U16(layer.v + cached).v[to] = U16(layer.scratch_v + scratch).v[from];
+        U16(key_scale_at(to, g, slot)).v[0] = U16(key_scale_at(from, g, row)).v[0];
+        U16(value_scale_at(to, g, slot)).v[0] = U16(value_scale_at(from, g, row)).v[0];
     }
 }

@@ -12,6 +12,7 @@ layout(local_size_x = 256) in;
 layout(constant_id = 2) const uint HEAD_DIM = 128; // a power of two, 16 to 256
 layout(constant_id = 5) const uint KV = 1;         // see kv.glsl
 #include "kv.glsl"
+#include "head.glsl"
 
 layout(push_constant, scalar) uniform Push {
     F32 q;              // [rows, n_heads, HEAD_DIM]
@@ -34,15 +35,11 @@ layout(push_constant, scalar) uniform Push {
 
 const uint KEYS = HEAD_DIM / KB; // 16-byte loads of a key
 const uint GROUP = GROUP_OF(HEAD_DIM);
-const uint GROUPS = HEAD_DIM / GROUP;
 
 shared vec4 qs[HEAD_DIM / 4];
 shared float es[PAGE];
 shared float parts[PAGE];
 shared uint path[PAGE]; // scratch row of a position of this page
-
-uint64_t cached_codes() { return uint64_t(all_pages) * n_kv * PAGE * HEAD_DIM; }
-uint64_t scratch_codes() { return uint64_t(max_rows) * n_kv * HEAD_DIM; }
 
 // Maximum and sum over all threads, in an order that the positions alone decide. All threads get
 // the same result.
@@ -88,6 +85,8 @@ void main() {
     const uint query = row * n_heads + head;
     if (t < HEAD_DIM) qs[t / 4][t % 4] = q.v[query * HEAD_DIM + t];
 
+    const Head scratch =
+        head_of_scratch(uint64_t(scratch_k), scratch_v, max_rows, n_kv, HEAD_DIM, kv_head);
     Running run = Running(0.0, 0.0);
     float o = 0.0; // of channel t
     for (uint page = begin; page <= position / PAGE; page++) {
@@ -100,25 +99,20 @@ void main() {
             }
         }
         barrier();
-        const uint p = page * PAGE + t,
-            page_head = step_.v[table_at + page % pages] * n_kv + kv_head;
+        const uint p = page * PAGE + t;
+        const Head paged = head_of_page(uint64_t(k), v, all_pages, n_kv, HEAD_DIM, kv_head,
+            step_.v[table_at + page % pages]);
         float s = uintBitsToFloat(0xff800000u);
         if (p <= position) {
-            const bool cached = p < base;
-            const uint at =
-                cached ? page_head * KEYS * PAGE + t : kv_head * KEYS * max_rows + path[t];
-            const uint scales_at =
-                cached ? page_head * GROUPS * PAGE + t : kv_head * GROUPS * max_rows + path[t];
-            const uint stride = cached ? PAGE : max_rows;
-            U32x4 from = cached ? k : scratch_k;
-            const uint64_t codes = cached ? cached_codes() : scratch_codes();
+            Head h = scratch;
+            if (p < base) h = paged;
+            const uint at = p < base ? t : path[t];
             precise float sum = 0.0;
             for (uint c = 0; c < KEYS; c++) {
-                const uvec4 raw = from.v[at + c * stride];
-                const float key_scale =
-                    scale_at(uint64_t(from), codes, scales_at + c * KB / GROUP * stride);
+                const uvec4 raw = key_part(h, c, at);
+                const float scale_ = key_scale(h, c * KB / GROUP, at);
                 [[unroll]] for (uint part = 0; part < KB / 4; part++) {
-                    const vec4 key = four(raw, part, key_scale), of_query = qs[c * (KB / 4) + part];
+                    const vec4 key = four(raw, part, scale_), of_query = qs[c * (KB / 4) + part];
                     [[unroll]] for (uint e = 0; e < 4; e++) sum = fma(of_query[e], key[e], sum);
                 }
             }
@@ -135,20 +129,11 @@ void main() {
                 group = t / GROUP;
             precise float sum = 0.0;
             for (uint slot = 0; slot <= last; slot++) {
-                vec4 value;
-                if (page * PAGE + slot < base) {
-                    const float value_scale =
-                        scale_at(v, cached_codes(), (page_head * GROUPS + group) * PAGE + slot);
-                    value = four_of(raw_at(v, (page_head * PAGE + slot) * (HEAD_DIM / 4) + channel),
-                        value_scale);
-                } else {
-                    const uint r = path[slot];
-                    const float value_scale = scale_at(scratch_v, scratch_codes(),
-                        (kv_head * GROUPS + group) * max_rows + r);
-                    value = four_of(
-                        raw_at(scratch_v, (r * n_kv + kv_head) * (HEAD_DIM / 4) + channel),
-                        value_scale);
-                }
+                Head h = scratch;
+                if (page * PAGE + slot < base) h = paged;
+                const uint at = page * PAGE + slot < base ? slot : path[slot];
+                const vec4 value = four_of(
+                    value_part(h, channel, at), scale_from(value_scale_at(h, group, at)));
                 sum = fma(es[slot], value[t % 4], sum);
             }
             page_o = sum;

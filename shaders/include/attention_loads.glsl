@@ -4,7 +4,7 @@
 #define LOAD_KEYS(RAW, SCALES, H, AT, C0, N) \
     [[unroll]] for (uint c = 0; c < N; c++) { \
         RAW[c] = key_part(H, C0 + c, AT); \
-        SCALES[c] = key_scale(H, C0 + c, AT); \
+        SCALES[c] = key_scale(H, (C0 + c) * KB / GROUP, AT); \
     }
 #define ADD_KEYS(RAW, SCALES, C0, N, COUNT, QUERY, SCORE) \
     [[unroll]] for (uint c = 0; c < (N) * (KB / 4); c++) { \

@@ -1,15 +1,10 @@
-// Keys and values of the kv head of a workgroup, in a page of the cache or in this step's scratch
-// rows. All lanes share an address, to which each adds 32 bits of its own. On some devices loads of
-// that form need no further instruction.
+// Keys and values of a kv head, in a page of the cache or in this step's scratch rows: the one place
+// that computes their addresses. A cache may have more elements than 32 bits count, and GLSL takes
+// an index of a buffer for a signed number, so the head's own address has 64 bits. All lanes share
+// it, and each adds 32 bits of its own. On some devices loads of that form need no further
+// instruction.
 //
-// The including file defines HEAD_DIM and KV and includes attention_push.glsl.
-
-layout(constant_id = 12) const uint SHARES = 1;   // workgroups that share a kv head
-#define SETS (n_kv * SHARES)                      // sets of GQ query heads
-const uint KEYS = HEAD_DIM / KB;                  // 16-byte loads of a key
-const uint GROUP = GROUP_OF(HEAD_DIM);            // channels of a scale
-const uint GROUPS = HEAD_DIM / GROUP;
-const uint VALUE_BYTES = HEAD_DIM / 4 * FOUR_BYTES;
+// The including file includes kv.glsl.
 
 struct Head {
     uint64_t keys;         // 16 bytes of each position, then the next 16 bytes of each
@@ -22,10 +17,11 @@ struct Head {
 
 // `from` of all pages' positions times heads, or of all rows times heads.
 Head head_at(uint64_t keys, uint64_t values, uint64_t all, uint from, uint positions, uint stride,
-    uint64_t first_value) {
+    uint64_t first_value, uint head_dim) {
     Head h;
-    const uint64_t scales = all * HEAD_DIM + uint64_t(from) * (GROUPS * positions * 2);
-    h.keys = keys + uint64_t(from) * (KEYS * positions * 16);
+    const uint64_t scales =
+        all * head_dim + uint64_t(from) * (head_dim / GROUP_OF(head_dim) * positions * 2);
+    h.keys = keys + uint64_t(from) * (head_dim / KB * positions * 16);
     h.key_scales = keys + scales;
     h.values = values + first_value;
     h.value_scales = values + scales;
@@ -34,28 +30,34 @@ Head head_at(uint64_t keys, uint64_t values, uint64_t all, uint from, uint posit
     return h;
 }
 
-// The head of a set of query heads, in physical page `page`.
-Head head_of_page(uint set, uint page) {
-    const uint from = page * n_kv + set / SHARES;
-    const uint64_t all = uint64_t(all_pages) * (n_kv * PAGE),
-        first_value = uint64_t(from) * (PAGE * VALUE_BYTES);
-    return head_at(uint64_t(k), v, all, from, PAGE, VALUE_BYTES, first_value);
+// A kv head in physical page `page` of a layer's cache.
+Head head_of_page(uint64_t keys, uint64_t values, uint all_pages, uint n_kv, uint head_dim,
+    uint head, uint page) {
+    const uint from = page * n_kv + head, stride = head_dim / 4 * FOUR_BYTES;
+    return head_at(keys, values, uint64_t(all_pages) * (n_kv * PAGE), from, PAGE, stride,
+        uint64_t(from) * (PAGE * stride), head_dim);
 }
 
-Head head_of_scratch(uint set) {
-    const uint head = set / SHARES;
-    const uint64_t all = uint64_t(max_rows) * n_kv, first_value = uint64_t(head * VALUE_BYTES);
-    return head_at(uint64_t(scratch_k), scratch_v, all, head, max_rows, n_kv * VALUE_BYTES,
-        first_value);
+// A kv head in the scratch rows of a layer.
+Head head_of_scratch(uint64_t keys, uint64_t values, uint max_rows, uint n_kv, uint head_dim,
+    uint head) {
+    const uint bytes = head_dim / 4 * FOUR_BYTES;
+    return head_at(keys, values, uint64_t(max_rows) * n_kv, head, max_rows, n_kv * bytes,
+        uint64_t(head * bytes), head_dim);
 }
 
-// 16 bytes of the key of a position (or scratch row), and their scale.
-uvec4 key_part(Head h, uint c, uint position) {
-    return U32x4(h.keys + uint64_t(c * h.positions * 16) + uint64_t(position * 16)).v[0];
+// 16 bytes of the key of a position (or scratch row).
+uint64_t key_at(Head h, uint c, uint position) {
+    return h.keys + uint64_t(c * h.positions * 16) + uint64_t(position * 16);
 }
-float key_scale(Head h, uint c, uint position) {
-    return scale_from(h.key_scales + uint64_t(c * KB / GROUP * h.positions * 2)
-        + uint64_t(position * 2));
+uvec4 key_part(Head h, uint c, uint position) { return U32x4(key_at(h, c, position)).v[0]; }
+
+// The scale of a group of channels of a key, and of a value.
+uint64_t key_scale_at(Head h, uint group, uint position) {
+    return h.key_scales + uint64_t(group * h.positions * 2) + uint64_t(position * 2);
+}
+float key_scale(Head h, uint group, uint position) {
+    return scale_from(key_scale_at(h, group, position));
 }
 uint64_t value_scale_at(Head h, uint group, uint position) {
     return h.value_scales + uint64_t((group * h.positions + position) * 2);

@@ -16,11 +16,6 @@ const uint FOUR_BYTES = 64 / KB;
 // The scale at an address. Formats without scales give 1.
 float scale_from(uint64_t at) { return KV == KV_Q8 ? float(F16(at).v[0]) : 1.0; }
 
-// Scale `i` of a buffer of `codes` int8 codes.
-float scale_at(uint64_t base, uint64_t codes, uint i) {
-    return KV == KV_Q8 ? float(F16(base + codes).v[i]) : 1.0;
-}
-
 vec4 decode(uint codes, float scale) {
     precise vec4 v = vec4(unpack8(int(codes))) * scale;
     return v;
@@ -34,12 +29,11 @@ vec4 four(uvec4 w, uint part, float scale) {
     return decode(w[part], scale);
 }
 
-// Four channels as stored: at an address, or channels 4 i ... 4 i + 3 of a buffer.
+// Four channels as stored.
 uvec4 raw_from(uint64_t at) {
     if (KV == KV_F32) return U32x4(at).v[0];
     return KV == KV_Q8 ? uvec4(U32(at).v[0], 0, 0, 0) : uvec4(U32x2(at).v[0], 0, 0);
 }
-uvec4 raw_at(uint64_t base, uint i) { return raw_from(base + uint64_t(i) * FOUR_BYTES); }
 
 // The values of four stored channels.
 vec4 four_of(uvec4 raw, float scale) { return four(raw, 0, scale); }
