@@ -5,6 +5,7 @@ mod common;
 #[path = "../common/invariance.rs"]
 mod invariance;
 
+mod addresses;
 mod check;
 mod coding;
 mod device;

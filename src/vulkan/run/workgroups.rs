@@ -3,6 +3,7 @@
 
 use super::VulkanExecutor;
 use super::commands::bind;
+use crate::compute::BufferId;
 use crate::vulkan::lower::Call;
 use ash::vk;
 use rand::SeedableRng;
@@ -105,6 +106,13 @@ impl VulkanExecutor {
     /// divides calls.
     pub fn shuffled(self, seed: u64) -> Self {
         VulkanExecutor { shuffle: self.gpu.info.divides_calls.then_some(seed), ..self }
+    }
+
+    /// Makes kernels recorded later take a buffer to begin `bytes` before its memory: a cache of
+    /// which only the last pages exist.
+    pub fn extend_backwards(&mut self, id: BufferId, bytes: u64) {
+        let address = &mut self.addresses[id.0 as usize];
+        *address = address.wrapping_sub(bytes);
     }
 
     /// Leaves out the last workgroups of the calls of a label.
