@@ -28,14 +28,26 @@ fn pass_with(
     shapes: &[MatrixShape],
     rows: usize,
 ) -> Vec<ListedCall> {
+    let bucket = Bucket::holding(rows, rows, 0, 1, false);
+    let shape = ((4, 2), vocabulary, 256);
+    calls_of((format, table), shape, subgroup, shapes, bucket)
+}
+
+/// The calls of a pass of two layers, given their heads, the vocabulary and the context.
+fn calls_of(
+    (format, table): (&str, &str),
+    ((heads, kv_heads), vocabulary, context): ((usize, usize), usize, usize),
+    subgroup: u32,
+    shapes: &[MatrixShape],
+    bucket: Bucket,
+) -> Vec<ListedCall> {
     let config = json!({
         "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text",
         "hidden_size": 1024, "intermediate_size": 2048, "num_hidden_layers": 2,
-        "sliding_window_pattern": 2,
-        "sliding_window": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 128,
-        "query_pre_attn_scalar": 64, "vocab_size": vocabulary, "rope_theta": 1e6,
-        "rope_local_base_freq": 1e4,
-        "max_position_embeddings": 512,
+        "sliding_window_pattern": 2, "sliding_window": 64, "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads, "head_dim": 128, "query_pre_attn_scalar": 64,
+        "vocab_size": vocabulary, "rope_theta": 1e6, "rope_local_base_freq": 1e4,
+        "max_position_embeddings": context,
     });
     let (linear, table) = (spelled(format), spelled(table));
     let format = |role| if matches!(role, Role::Embed | Role::Head) { table } else { linear };
@@ -47,14 +59,14 @@ fn pass_with(
     });
     let listing = Listing::new(&device_info(&device).unwrap().0, shapes);
     let options = ForwardOptions {
-        context: 256,
+        context,
         kv: KvFormat::F16,
         max_rows: 512,
         sequences: 1,
         spare: SparePages::default(),
     };
     let model = forward::load(&weights, &mut listing.executor(), options).unwrap();
-    listing.calls(model.pass, Bucket::holding(rows, rows, 0, 1, false)).unwrap()
+    listing.calls(model.pass, bucket).unwrap()
 }
 
 #[test]
@@ -85,6 +97,22 @@ fn a_table_of_gemmas_vocabulary_fits_into_a_dispatch() {
             let most = head.groups.into_iter().max().unwrap();
             assert!(most <= 65_535, "{table}, subgroups of {subgroup}: {:?}", head.groups);
         }
+    }
+}
+
+/// Heads and channels of 27B. A pass over a draft's rows uses a workgroup for each page as long as
+/// the partial results take 64 MiB.
+#[test]
+fn long_contexts_are_split_over_workgroups() {
+    let (heads, context) = ((32, 16), 131_072);
+    for (rows, positions) in [(1, context), (8, 100_000), (8, context), (16, 65_536), (32, 32_768)]
+    {
+        let bucket = Bucket::holding(rows, rows, 0, positions / 256, false);
+        let shape = (heads, 512, context);
+        let calls = calls_of(("bf16", "i8-row"), shape, SUBGROUP, &[], bucket);
+        let attention = calls.iter().filter(|call| call.shader == "attention");
+        let most = attention.map(|call| call.groups[2]).max();
+        assert_eq!(most, Some(bucket.pages as u32), "{rows} rows, {positions} positions");
     }
 }
 

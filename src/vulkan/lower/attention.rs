@@ -1,6 +1,7 @@
 //! Calls of attention.
 
 use super::kernels::{AttentionPush, Join, PartialAttentionPush};
+use super::sizes::partial_floats;
 use super::*;
 use anyhow::{Context, ensure};
 
@@ -30,8 +31,10 @@ impl Lowering<'_> {
         // Pages of a row: all of them, or the pages that a window can touch.
         let slots =
             kv.pages.window.map_or(bucket.pages, |w| bucket.pages.min(w.div_ceil(PAGE) + 1));
-        let floats = bucket.rows * n_heads * slots * (dim + 2);
-        let split = bucket.rows <= SPLIT_ROWS && floats <= self.own.partial_floats;
+        let floats = partial_floats(bucket.rows * n_heads * slots, dim);
+        let split = bucket.rows <= SPLIT_ROWS
+            && floats <= self.own.partial_floats
+            && slots < MOST_GROUPS as usize;
         let (rows, heads) = self.attention_block(op, bucket, if split { slots } else { 1 })?;
         let parts = n_heads / heads;
         let kernel = kernels::Attention {

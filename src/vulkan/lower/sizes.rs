@@ -4,8 +4,11 @@ use super::LAYER_BYTES;
 use super::finish::EPILOGUE_BYTES;
 use crate::compute::{Attention, KvFormat, Op, PageRange, Plan, StepLayout, WeightId};
 
-/// Room for partial results of attention.
-const PARTIALS: usize = 64 << 20;
+/// Channels of the partial results of attention that there is room for. A power of two, as the
+/// numbers of rows, heads, pages and channels usually are.
+const PARTIALS: usize = 16 << 20;
+/// Most floats of partial results: the kernels count their bytes in 32 bits.
+const MOST_PARTIALS: usize = 1 << 29;
 
 /// Counters of epilogues, see `finish.rs`.
 pub const COUNTS: usize = 8192;
@@ -13,6 +16,12 @@ pub const COUNTS: usize = 8192;
 /// Returns the channels of a key that lie together: 16 bytes, which a lane loads at once.
 pub fn key_block(format: KvFormat) -> usize {
     16 / format.bytes()
+}
+
+/// Returns the floats of `n` partial results of a head and a page: the channels, then the largest
+/// score and the sum of exponentials.
+pub fn partial_floats(n: usize, head_dim: usize) -> usize {
+    n * (head_dim + 2)
 }
 
 /// Sizes of the buffers that the executor has beside those of the plans.
@@ -30,7 +39,7 @@ pub struct OwnSizes {
 impl OwnSizes {
     /// Returns the sizes that a plan needs. `rows_of` returns the rows of a matrix.
     pub fn of(plan: &Plan, layout: StepLayout, rows_of: impl Fn(WeightId) -> usize) -> OwnSizes {
-        let mut sizes = OwnSizes { partial_floats: PARTIALS / 4, layers: 1, gate: 0, epilogues: 0 };
+        let mut sizes = OwnSizes { layers: 1, ..OwnSizes::default() };
         let mut attentions = 0;
         let epilogue = |op: &Op| match op {
             Op::Attention(attention) => !attention.is_partial(),
@@ -46,8 +55,9 @@ impl OwnSizes {
                 // One row needs a partial for every page. More rows are split as far as there is
                 // room.
                 Op::Attention(Attention { n_heads, kv, range: PageRange::All, .. }) => {
-                    let floats =
-                        n_heads * (kv.pages.count.next_power_of_two() + 1) * (kv.head_dim + 2);
+                    let one_row = n_heads * (kv.pages.count.next_power_of_two() + 1);
+                    let n = one_row.max(PARTIALS / kv.head_dim);
+                    let floats = partial_floats(n, kv.head_dim).min(MOST_PARTIALS);
                     sizes.partial_floats = sizes.partial_floats.max(floats);
                     attentions += 1;
                 }
