@@ -168,12 +168,27 @@ impl<'a> Scheduler<'a> {
 
     /// Runs one pass. `on_event` gets the events of each text, by its sequence, and may end it.
     /// Returns the texts that came to an end; their sequences are free again. An error is one that
-    /// no text would survive.
+    /// no running text survives. A pass that ends texts and then fails returns the texts, and the
+    /// next step returns its error.
     pub fn step(&mut self, on_event: &mut dyn FnMut(usize, Event) -> Flow) -> Result<Vec<Ended>> {
-        if let Some(error) = self.failure.take() {
-            return Err(error);
-        }
         let mut ended = Vec::new();
+        let passed = match self.failure.take() {
+            Some(error) => Err(error),
+            None => self.pass(on_event, &mut ended),
+        };
+        match passed {
+            Err(error) if ended.is_empty() => return Err(error),
+            passed => self.failure = passed.err(),
+        }
+        Ok(ended)
+    }
+
+    /// Runs one pass. Texts that come to an end go to `ended`, also before an error.
+    fn pass(
+        &mut self,
+        on_event: &mut dyn FnMut(usize, Event) -> Flow,
+        ended: &mut Vec<Ended>,
+    ) -> Result<()> {
         let interrupted = self.interrupt.load(Ordering::Relaxed);
         for sequence in 0..self.texts.len() {
             match &self.texts[sequence] {
@@ -191,7 +206,7 @@ impl<'a> Scheduler<'a> {
             if self.texts.iter().flatten().any(|text| text.rests) {
                 std::thread::sleep(MOMENT);
             }
-            return Ok(ended);
+            return Ok(());
         }
         let start = Instant::now();
         let allowed = self.propose(&growing, prompt_rows)?;
@@ -217,14 +232,7 @@ impl<'a> Scheduler<'a> {
             };
             ended.extend(stop.map(|stop| self.end(sequence, stop)));
         }
-        match self.commit() {
-            // Texts that are whole are given out first.
-            Err(error) if !ended.is_empty() => {
-                self.failure = Some(error);
-                return Ok(ended);
-            }
-            committed => committed?,
-        }
+        self.commit()?;
         for sequence in self.sequences_where(|text| !text.grows()) {
             let text = self.texts[sequence].as_ref().expect("it is being read");
             let read = Event::Prefill(self.target.position(sequence), text.past().len());
@@ -235,7 +243,7 @@ impl<'a> Scheduler<'a> {
                 ended.push(self.end(sequence, Ok(stop)));
             }
         }
-        Ok(ended)
+        Ok(())
     }
 
     /// Returns the sequences whose text satisfies `predicate`.

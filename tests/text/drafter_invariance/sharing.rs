@@ -1,6 +1,7 @@
 //! Texts that share passes: what a draft model guesses of each, and how prompts are read.
 
 use super::*;
+use anyhow::bail;
 use gemma::draft::{CandidateSource, DraftModel, Mixing};
 use gemma::sampler::{Mask, TokenRule};
 use std::collections::HashMap;
@@ -105,6 +106,46 @@ fn a_draft_model_without_room_for_all_texts_is_only_less_useful() {
         let mut texts = Scheduler::new(&mut timeline, &mut builder, &mut policy, &[], &never);
         let got = grow(&mut texts, &cases);
         assert!(got.iter().map(|text| &text.0).eq(&plain), "{max_rows} rows");
+    }
+}
+
+/// A drafter that cannot read texts, or cannot draft for them.
+struct Broken {
+    reads: bool,
+}
+
+impl Drafter for Broken {
+    fn propose(
+        &mut self,
+        _: &mut [DraftRequest<'_>],
+        _: Option<&mut dyn Assistant>,
+    ) -> Result<usize> {
+        bail!("the drafter drafts nothing")
+    }
+
+    fn prepare(&mut self, _: usize, _: &[u32], _: Duration) -> Result<()> {
+        if self.reads { Ok(()) } else { bail!("the drafter reads nothing") }
+    }
+}
+
+/// Wherever a pass fails, the texts that it has ended are given out before the error.
+#[test]
+fn a_pass_that_fails_drops_no_text_that_has_ended() {
+    let case = |max_tokens| Case { max_tokens, ..Case::new(&[1], SamplerConfig::default()) };
+    for (reads, says) in [(false, "reads nothing"), (true, "drafts nothing")] {
+        let mut timeline = Timeline::new(Toy::new(9).engine_for(2));
+        let mut broken = Broken { reads };
+        let mut policy = invariance::policy(TreeSize::Nodes(4), None);
+        let never = AtomicBool::new(false);
+        let mut texts = Scheduler::new(&mut timeline, &mut broken, &mut policy, &[], &never);
+        let whole = texts.admit(request(&case(0))).unwrap();
+        let other = texts.admit(request(&case(5))).unwrap();
+        let mut step = || texts.step(&mut |_, _| Flow::Continue);
+        let ended: Vec<usize> = step().unwrap().iter().map(|ended| ended.sequence).collect();
+        assert_eq!(ended, [whole], "{says}");
+        let error = step().err().expect("the pass failed");
+        assert!(error.to_string().contains(says), "{error}");
+        assert!(texts.cancel(other).is_some());
     }
 }
 
