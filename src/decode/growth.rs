@@ -87,6 +87,7 @@ pub fn draft_requests<'t>(
         texts.filter_map(|(s, text)| Some((s, text.as_mut().filter(|t| t.takes_part())?)));
     let request = |(sequence, text): (usize, &'t mut GrowingText)| {
         let GrowingText { request, proposal, scored, scored_at, .. } = text;
+        request.sampler.settle(&request.history);
         let Request { history, sampler, max_tokens, .. } = &*request;
         let ctx = DraftContext {
             history,

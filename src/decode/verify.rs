@@ -33,7 +33,6 @@ pub fn verify(
     sampler: &Sampler,
     history: &[Token],
 ) -> Result<Verdict> {
-    sampler.settle(history);
     let mut context = if sampler.reads_context() { history.to_vec() } else { Vec::new() };
     let mut path = vec![0];
     loop {

@@ -2,8 +2,11 @@
 //!
 //! Order, as in vLLM: bias, repetition penalty, frequency and presence penalty. The repetition
 //! penalty counts prompt and answer, within its window. The other two count the answer alone.
+//!
+//! A text is counted once: [`Adjustments::settle`] counts what is certain, and each draft node adds
+//! only the tokens after it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ops::RangeInclusive;
 
 use anyhow::Result;
@@ -30,7 +33,24 @@ pub(super) struct Adjustments {
     /// By ascending token.
     biases: Vec<(Token, f32)>,
     /// Length of the prompt.
-    pub answer_at: Option<usize>,
+    answer_at: Option<usize>,
+    settled: Settled,
+}
+
+/// Counts of the part of a text that is certain.
+#[derive(Clone, Debug, Default)]
+struct Settled {
+    counts: HashMap<Token, Count>,
+    /// Tokens of the part.
+    len: usize,
+}
+
+/// Occurrences of a token, or how many there are more than in a shorter text.
+#[derive(Clone, Copy, Debug, Default)]
+struct Count {
+    answer: i64,
+    /// In the window of the repetition penalty.
+    window: i64,
 }
 
 impl Adjustments {
@@ -63,6 +83,7 @@ impl Adjustments {
             frequency: config.frequency_penalty,
             biases,
             answer_at: None,
+            settled: Settled::default(),
         };
         Ok((adjustments, banned.into_iter().map(|(token, _)| token).collect()))
     }
@@ -85,20 +106,64 @@ impl Adjustments {
         !self.reads_context() && self.biases.is_empty()
     }
 
-    /// Counts the tokens of a text: prompt and answer.
-    pub fn count(&self, context: &[Token]) -> TextCounts<'_> {
-        let mut repeated = Vec::new();
-        if self.repeats() {
-            let window = &context[context.len().saturating_sub(self.window)..];
-            let largest = window.iter().max().copied().unwrap_or(0);
-            repeated = vec![0u64; largest as usize / 64 + 1];
-            window.iter().for_each(|&token| repeated[token as usize / 64] |= 1 << (token % 64));
-        }
-        let answer = self.answer_at.filter(|_| self.counts()).and_then(|at| context.get(at..));
-        let mut answer = answer.unwrap_or_default().to_vec();
-        answer.sort_unstable();
-        TextCounts { adjustments: self, repeated, answer }
+    /// Returns whether penalties make no logit larger.
+    pub fn only_lower(&self) -> bool {
+        let is_lower = self.presence >= 0.0 && self.frequency >= 0.0;
+        is_lower && (self.repeat >= 1.0 || !self.repeats())
     }
+
+    /// Names the place where the answer begins. The first call counts.
+    pub fn begin_answer(&mut self, at: usize) {
+        if self.answer_at.is_none() {
+            (self.answer_at, self.settled) = (Some(at), Settled::default());
+        }
+    }
+
+    /// Counts what all later texts begin with.
+    pub fn settle(&mut self, history: &[Token]) {
+        let mut settled = std::mem::take(&mut self.settled);
+        if settled.len > history.len() {
+            // Another text.
+            settled = Settled::default();
+        }
+        let Settled { mut counts, len } = settled;
+        self.extend(&mut counts, history, len);
+        self.settled = Settled { counts, len: history.len() };
+    }
+
+    /// Counts the tokens of a text: prompt and answer. It begins with what is settled, or is
+    /// shorter.
+    pub fn count(&self, context: &[Token]) -> TextCounts<'_> {
+        let settled = Some(&self.settled).filter(|settled| settled.len <= context.len());
+        let mut newer = HashMap::new();
+        self.extend(&mut newer, context, settled.map_or(0, |settled| settled.len));
+        let settled = settled.map(|settled| &settled.counts);
+        TextCounts { adjustments: self, settled, newer }
+    }
+
+    /// Changes the counts of the first `from` tokens of a text to those of the whole text.
+    fn extend(&self, counts: &mut HashMap<Token, Count>, context: &[Token], from: usize) {
+        let mut look = |tokens: Option<&[Token]>, change: fn(&mut Count)| {
+            let tokens = tokens.unwrap_or_default();
+            #[cfg(test)]
+            LOOKED_AT.set(LOOKED_AT.get() + tokens.len());
+            tokens.iter().for_each(|token| change(counts.entry(*token).or_default()));
+        };
+        if let Some(at) = self.answer_at.filter(|_| self.counts()) {
+            look(context.get(from.max(at)..), |count| count.answer += 1);
+        }
+        if self.repeats() {
+            let [before, begin] = [from, context.len()].map(|end| end.saturating_sub(self.window));
+            look(context.get(from.max(begin)..), |count| count.window += 1);
+            look(context.get(before..from.min(begin)), |count| count.window -= 1);
+        }
+    }
+}
+
+#[cfg(test)]
+thread_local! {
+    /// Tokens of texts that this thread has counted or listed.
+    pub static LOOKED_AT: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }
 
 /// Returns an error for a value outside its range.
@@ -113,43 +178,62 @@ fn in_range(what: &str, value: f32, range: RangeInclusive<f32>) -> Result<()> {
 /// The tokens of a text as penalties count them.
 pub(super) struct TextCounts<'a> {
     adjustments: &'a Adjustments,
-    /// A bit for each token that the repetition penalty counts, lowest first.
-    repeated: Vec<u64>,
-    /// Tokens of the answer, ascending.
-    answer: Vec<Token>,
+    /// Counts of a part of the text.
+    settled: Option<&'a HashMap<Token, Count>>,
+    /// Changes of these counts by the tokens after that part.
+    newer: HashMap<Token, Count>,
 }
 
 impl TextCounts<'_> {
     /// Returns the changed logit of a token.
     pub fn adjusted(&self, token: Token, logit: f32) -> f32 {
-        let Adjustments { repeat, presence, frequency, biases, .. } = self.adjustments;
+        let biases = &self.adjustments.biases;
         let bias = biases.binary_search_by_key(&token, |bias| bias.0);
-        let mut logit = bias.map_or(logit, |at| logit + biases[at].1);
-        if self.repeated.get(token as usize / 64).is_some_and(|bits| bits >> (token % 64) & 1 == 1)
-        {
+        self.penalised(token, bias.map_or(logit, |at| logit + biases[at].1))
+    }
+
+    /// Returns the logit of a token, bias included, with its penalties.
+    pub fn penalised(&self, token: Token, mut logit: f32) -> f32 {
+        let Adjustments { repeat, presence, frequency, .. } = self.adjustments;
+        let [old, new] = [self.settled, Some(&self.newer)].map(|counts| {
+            counts.and_then(|counts| counts.get(&token)).copied().unwrap_or_default()
+        });
+        if old.window + new.window > 0 {
             logit = if logit < 0.0 { logit * repeat } else { logit / repeat };
         }
-        let answer = &self.answer[self.answer.partition_point(|other| *other < token)..];
-        match answer.partition_point(|other| *other == token) {
+        match old.answer + new.answer {
             0 => logit,
             count => logit - frequency * count as f32 - presence,
         }
     }
 
-    /// Returns the changed ones of a row's logits, by ascending column. `column_of` returns the
+    /// Returns the logits of a row that biases change, by ascending column. `column_of` returns the
     /// column of a token.
+    pub fn biased(
+        &self,
+        logits: &[f32],
+        column_of: impl Fn(Token) -> Option<usize>,
+    ) -> Vec<(Token, f32)> {
+        let biased = |&(token, bias): &(Token, f32)| {
+            let column = column_of(token)?;
+            Some((column as Token, logits.get(column)? + bias))
+        };
+        let mut patches: Vec<_> = self.adjustments.biases.iter().filter_map(biased).collect();
+        patches.sort_unstable_by_key(|(column, _)| *column);
+        patches
+    }
+
+    /// Returns the logits of a row that biases and penalties change, by ascending column.
     pub fn patches(
         &self,
         logits: &[f32],
         column_of: impl Fn(Token) -> Option<usize>,
     ) -> Vec<(Token, f32)> {
-        let mut tokens = Vec::new();
-        for (word, &bits) in self.repeated.iter().enumerate().filter(|(_, bits)| **bits != 0) {
-            let set = (0..64).filter(|bit| bits >> bit & 1 == 1);
-            tokens.extend(set.map(|bit| (word * 64 + bit) as Token));
-        }
-        tokens.extend(&self.answer);
+        let mut tokens: Vec<Token> = self.newer.keys().copied().collect();
+        tokens.extend(self.settled.iter().flat_map(|counts| counts.keys()));
         tokens.extend(self.adjustments.biases.iter().map(|(token, _)| token));
+        #[cfg(test)]
+        LOOKED_AT.set(LOOKED_AT.get() + tokens.len());
         tokens.sort_unstable();
         tokens.dedup();
         let patch = |&token: &Token| {
@@ -214,8 +298,13 @@ mod tests {
         let logits: Vec<f32> = (0..200).map(|i| (i * 37 % 101) as f32 / 7.0 - 6.0).collect();
         for config in settings() {
             let (mut adjustments, _) = Adjustments::new(&config).unwrap();
-            adjustments.answer_at = Some(PROMPT);
-            for text in [&text[..PROMPT], &text[..20], &text] {
+            adjustments.begin_answer(PROMPT);
+            // Parts that are settled before: none, one in the prompt, one shorter and one longer
+            // than the window behind it, all, and more than all.
+            for (settled, end) in [(0, 9), (3, 20), (3, 40), (19, 40), (33, 40), (40, 40), (40, 20)]
+            {
+                adjustments.settle(&text[..settled]);
+                let text = &text[..end];
                 let counts = adjustments.count(text);
                 let patched = |column_of: &dyn Fn(Token) -> Option<usize>| {
                     let mut row = logits.clone();
@@ -225,6 +314,9 @@ mod tests {
                     row
                 };
                 let want = |token: Token, logit: f32| by_the_book(&config, token, logit, text);
+                for (token, &logit) in logits.iter().enumerate() {
+                    assert_eq!(counts.adjusted(token as Token, logit), want(token as Token, logit));
+                }
                 let (own, third) = (
                     patched(&|token| Some(token as usize)),
                     patched(&|token| token.is_multiple_of(3).then(|| 199 - token as usize / 3)),

@@ -21,9 +21,11 @@ use anyhow::{Result, bail};
 use crate::error::Fault;
 use crate::tensor::Token;
 use adjust::Adjustments;
+#[cfg(test)]
+pub use adjust::LOOKED_AT;
 pub use noise::gumbel;
 pub use rule::{Mask, TokenRule};
-use select::LogitRow;
+use select::{LogitRow, top_lowered};
 
 /// Candidates that a draft row is cut to before it is ranked, unless top-k is smaller.
 const RANKED: usize = 128;
@@ -127,7 +129,7 @@ impl Sampler {
     /// Names the place where the answer begins, behind so many tokens of the prompt. The first call
     /// counts: an answer that pauses begins where it began.
     pub fn answering(mut self, prompt: usize) -> Self {
-        self.adjustments.answer_at.get_or_insert(prompt);
+        self.adjustments.begin_answer(prompt);
         self
     }
 
@@ -164,8 +166,9 @@ impl Sampler {
         self.rule.as_ref().map(|rule| rule.mask(context)).transpose()
     }
 
-    /// Tells the rule that all later contexts begin with `history`. Only speed depends on it.
-    pub fn settle(&self, history: &[Token]) {
+    /// Announces that all later contexts begin with `history`: penalties count its tokens now.
+    pub fn settle(&mut self, history: &[Token]) {
+        self.adjustments.settle(history);
         if let Some(rule) = &self.rule {
             rule.settle(history);
         }
@@ -281,16 +284,31 @@ impl Sampler {
     /// Temperature, top-k, penalties and biases are applied. Tokens that top-p and min-p would drop
     /// stay in the list with a penalty, because the draft may be wrong about them. Bans and the
     /// rule are not applied, because the list has columns of the row, which may not be tokens: see
-    /// [`allows`](Self::allows) and [`mask`](Self::mask). `column_of` returns a token's column.
+    /// [`allows`](Self::allows) and [`mask`](Self::mask). `column_of` returns a token's column,
+    /// `token_of` the token of a column.
     pub fn temper(
         &self,
         logits: &[f32],
         context: &[Token],
         column_of: impl Fn(Token) -> Option<usize>,
+        token_of: impl Fn(usize) -> Token,
         out: &mut Tempered,
     ) -> Result<()> {
-        let row = LogitRow::new(logits, self.patches(logits, context, column_of))?;
-        self.temper_list(row.top(self.ranked()), out);
+        let counts = self.adjustments.count(context);
+        let list = if self.adjustments.only_lower() {
+            let row = LogitRow::new(logits, counts.biased(logits, column_of))?;
+            let lower = |column, logit| counts.penalised(token_of(column as usize), logit);
+            match self.adjustments.reads_context() {
+                true => top_lowered(&row, self.ranked(), lower),
+                false => row.top(self.ranked()),
+            }
+        } else {
+            LogitRow::new(logits, counts.patches(logits, column_of))?.top(self.ranked())
+        };
+        if list.is_empty() {
+            bail!("no token can be picked: the penalties leave no finite logit");
+        }
+        self.temper_list(list, out);
         Ok(())
     }
 

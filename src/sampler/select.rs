@@ -122,6 +122,32 @@ impl<'a> LogitRow<'a> {
     }
 }
 
+/// Returns what [`LogitRow::top`] returns of a row after `lower` has changed its logits. No logit
+/// may become larger, so only the tokens near the top are looked at.
+pub(super) fn top_lowered(
+    row: &LogitRow<'_>,
+    k: usize,
+    lower: impl Fn(Token, f32) -> f32,
+) -> Vec<(Token, f32)> {
+    let mut looked_at = k;
+    loop {
+        looked_at = looked_at.saturating_mul(4);
+        let list = row.top(looked_at);
+        // Every other token has at most this logit.
+        let rest = list.last().filter(|_| list.len() == looked_at).map(|(_, logit)| *logit);
+        let lowered = list.iter().map(|&(token, logit)| (token, lower(token, logit)));
+        let lowered = lowered.filter(|(_, logit)| *logit > f32::NEG_INFINITY);
+        let mut ranks: Vec<u64> = lowered.map(|(token, logit)| rank(token, logit)).collect();
+        ranks.sort_unstable();
+        ranks.truncate(k);
+        let best: Vec<_> = ranks.into_iter().map(ranked).collect();
+        let is_above = |rest| best.len() == k && best.last().is_some_and(|last| last.1 > rest);
+        if rest.is_none_or(is_above) {
+            return best;
+        }
+    }
+}
+
 /// Returns a sort key: smaller for a larger logit, and for equal logits smaller for a lower id. One
 /// comparison replaces two.
 fn rank(token: Token, logit: f32) -> u64 {
@@ -205,6 +231,30 @@ mod tests {
         let row = LogitRow::new(&logits, patches).unwrap();
         assert_eq!(row.max(), 3.0);
         assert_eq!(row.top(300), sorted(&patched, 300));
+    }
+
+    #[test]
+    fn lowered_logits_have_the_top_of_a_full_sort() {
+        let logits: Vec<f32> =
+            (0..1000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 22) as f32 / 16.0).collect();
+        let equal = vec![1.0; 300];
+        let lowers: [fn(Token, f32) -> f32; 4] = [
+            |_, logit| logit,
+            // All that the first look finds.
+            |_, logit| if logit > 40.0 { logit - 50.0 } else { logit },
+            |token, logit| if token % 3 == 0 { logit / 2.0 } else { logit },
+            |token, logit| if token == 7 { logit } else { f32::NEG_INFINITY },
+        ];
+        for logits in [&logits[..], &logits[..65], &equal] {
+            for lower in lowers {
+                let all = logits.iter().enumerate();
+                let lowered: Vec<f32> = all.map(|(i, &v)| lower(i as Token, v)).collect();
+                let row = LogitRow::new(logits, vec![]).unwrap();
+                for k in [1, 8, 64, 2000] {
+                    assert_eq!(top_lowered(&row, k, lower), sorted(&lowered, k));
+                }
+            }
+        }
     }
 
     #[test]

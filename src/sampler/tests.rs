@@ -48,6 +48,10 @@ fn by_the_book(
 }
 
 /// The column of a token.
+fn as_token(column: usize) -> Token {
+    column as Token
+}
+
 fn own(token: Token) -> Option<usize> {
     Some(token as usize)
 }
@@ -126,7 +130,7 @@ fn a_perfect_draft_with_the_shared_noise_finds_the_pick() {
             let config = SamplerConfig { temperature, top_k: 64, seed, ..Default::default() };
             let sampler = Sampler::new(config).unwrap();
             let logits = logits(seed, 1000).iter().map(|l| 3.0 * l).collect::<Vec<_>>();
-            sampler.temper(&logits, &[], own, &mut tempered).unwrap();
+            sampler.temper(&logits, &[], own, as_token, &mut tempered).unwrap();
             let score = |&(token, p): &(Token, f32)| p + sampler.noise(9, token);
             let best = tempered.list.iter().max_by(|a, b| score(a).total_cmp(&score(b))).unwrap();
             assert_eq!(best.0, sampler.pick(9, &logits, &[]).unwrap());
@@ -142,7 +146,7 @@ fn tempering_follows_penalty_and_temperature() {
         Sampler::new(SamplerConfig { temperature: 0.5, repeat_penalty: 2.0, ..Default::default() })
             .unwrap();
     let mut tempered = Tempered::default();
-    sampler.temper(&[4.0, 3.0, 2.0], &[0], own, &mut tempered).unwrap();
+    sampler.temper(&[4.0, 3.0, 2.0], &[0], own, as_token, &mut tempered).unwrap();
     let want = [(1, 3.0f32), (0, 2.0), (2, 2.0)].map(|(t, l)| (t, 2.0 * l));
     let norm = want.iter().map(|(_, l)| l.exp()).sum::<f32>().ln();
     for (got, want) in tempered.list.iter().zip(want) {

@@ -92,8 +92,9 @@ fn a_draft_row_is_normalised_and_its_dropped_tokens_lose_three_nats() {
     let (logits, temperature) = ([4.0, 3.0, 1.0], 0.5);
     let config = SamplerConfig { temperature, min_p: 0.1, ..Default::default() };
     let own = |token: Token| Some(token as usize);
+    let as_token = |column| column as Token;
     let mut out = Tempered::default();
-    sampler(config).temper(&logits, &[], own, &mut out).unwrap();
+    sampler(config).temper(&logits, &[], own, as_token, &mut out).unwrap();
     // The second token has exp(-2), 0.135 of the best one; the third has exp(-6) and is dropped.
     let want = [0.0, -2.0, -6.0 - 3.0];
     let norm = want.iter().map(|l: &f32| l.exp()).sum::<f32>().ln();
@@ -111,7 +112,8 @@ fn a_draft_row_is_cut_to_top_k_unless_decoding_is_greedy() {
         let config = SamplerConfig { temperature, top_k, ..Default::default() };
         let mut out = Tempered::default();
         let own = |token: Token| Some(token as usize);
-        sampler(config).temper(&logits, &[], own, &mut out).unwrap();
+        let as_token = |column| column as Token;
+        sampler(config).temper(&logits, &[], own, as_token, &mut out).unwrap();
         out.list.len()
     };
     assert_eq!((length(1.0, 2), length(1.0, 0), length(0.0, 2)), (2, 128, 128));
@@ -126,7 +128,8 @@ fn a_list_of_a_draft_row_is_tempered_as_the_row_is() {
         let sampler = sampler(config).answering(0);
         let (mut row, mut list) = (Tempered::default(), Tempered::default());
         let own = |token: Token| Some(token as usize);
-        sampler.temper(&logits, &[0], own, &mut row).unwrap();
+        let as_token = |column| column as Token;
+        sampler.temper(&logits, &[0], own, as_token, &mut row).unwrap();
         let best = sampler.best(&logits, 4).unwrap();
         sampler.temper_best(&best, &[0], &mut list).unwrap();
         assert_eq!(row.list, list.list);

@@ -53,9 +53,11 @@ impl<'a> ModelRow<'a> {
             ModelRow::Logits { logits, columns } => (logits, columns),
         };
         let Some(columns) = columns else {
-            return sampler.temper(logits, context, |token| Some(token as usize), out).is_ok();
+            let (column_of, token_of) = (|token| Some(token as usize), |column| column as Token);
+            return sampler.temper(logits, context, column_of, token_of, out).is_ok();
         };
-        let is_done = sampler.temper(logits, context, |token| columns.column(token), out).is_ok();
+        let (column_of, token_of) = (|token| columns.column(token), |column| columns.token(column));
+        let is_done = sampler.temper(logits, context, column_of, token_of, out).is_ok();
         if is_done {
             out.list.iter_mut().for_each(|c| c.0 = columns.token(c.0 as usize));
         }

@@ -142,6 +142,7 @@ impl TreeBuilder {
             let (ctx, history) = (&request.ctx, request.ctx.history);
             self.tree(request.text);
             let (tree, shared) = (&mut self.trees[request.text], &mut self.shared);
+            tree.read(ctx);
             let base_len = tree.base_len;
             tree.learn(shared, history);
             if let Some(verified) = ctx.verified {

@@ -1,7 +1,8 @@
 use super::*;
+use crate::draft::sources::model::{ModelRow, TextStart};
 use crate::draft::{DraftContext, Proposal, Verified};
 use crate::engine::{Scores, TokenTree};
-use crate::sampler::{Sampler, SamplerConfig};
+use crate::sampler::{LOOKED_AT, Sampler, SamplerConfig};
 
 fn propose(
     builder: &mut TreeBuilder,
@@ -80,4 +81,102 @@ fn a_habit_of_the_text_is_learnt() {
         propose(&mut builder, &history, 4, false, None);
     }
     assert!(promised[79] < 0.5 * promised[1], "{promised:?}");
+}
+
+/// A draft model that says the same after every node.
+struct Monotone {
+    logits: Vec<f32>,
+    nodes: u32,
+}
+
+impl TreeModel for Monotone {
+    fn reads_texts(&self) -> bool {
+        true
+    }
+
+    fn begin(
+        &mut self,
+        texts: &[TextStart<'_>],
+        _: &mut Option<&mut dyn Assistant>,
+    ) -> Result<Vec<Start>> {
+        Ok(vec![Start::Waits(0); texts.len()])
+    }
+
+    fn knows(&self, _: Token) -> bool {
+        true
+    }
+
+    fn left(&self, _: usize, _: usize) -> usize {
+        usize::MAX
+    }
+
+    fn rows_of(&self, _: Token) -> usize {
+        1
+    }
+
+    fn room(&self) -> usize {
+        usize::MAX
+    }
+
+    fn push(&mut self, _: usize, _: u32, _: Token) -> u32 {
+        self.nodes += 1;
+        self.nodes
+    }
+
+    fn evaluate(&mut self, _: &mut Option<&mut dyn Assistant>) -> Result<()> {
+        Ok(())
+    }
+
+    fn row(&self, _: usize, _: usize) -> ModelRow<'_> {
+        ModelRow::Logits { logits: &self.logits, columns: None }
+    }
+
+    fn work_done(&self) -> [u64; 2] {
+        [0; 2]
+    }
+}
+
+/// Proposes after `len` tokens. Returns the nodes of the draft model, and how many tokens the
+/// penalties have looked at for them.
+fn work_of_penalties(config: &SamplerConfig, len: usize) -> (usize, usize) {
+    // Equal logits apart from three tokens, in a row as long as a vocabulary.
+    let mut logits = vec![0.0; 1000];
+    logits[500..503].copy_from_slice(&[6.0, 7.0, 8.0]);
+    let model = Box::new(Monotone { logits, nodes: 0 });
+    let mut builder = TreeBuilder::mixed(Some(model), &[], Mixing::default());
+    let history: Vec<Token> = (0..len as Token).map(|i| i % 400).collect();
+    let mut sampler = Sampler::new(config.clone()).unwrap().answering(200);
+    sampler.settle(&history);
+    let before = LOOKED_AT.get();
+    let ctx = DraftContext {
+        history: &history,
+        sampler: &sampler,
+        nodes: 12,
+        depth: 6,
+        vocab: 1000,
+        chain: false,
+        draft_steps: usize::MAX,
+        rate: None,
+        verified: None,
+    };
+    let mut out = Proposal::root(ctx.root());
+    builder.propose(&mut [DraftRequest { text: 0, ctx, out: &mut out }], None).unwrap();
+    let rows = builder.trees[0].nodes.iter().filter(|node| node.row.is_some()).count();
+    (rows, LOOKED_AT.get() - before)
+}
+
+#[test]
+fn penalties_look_at_the_path_to_a_node_alone() {
+    let base = SamplerConfig::default;
+    for config in [
+        SamplerConfig { presence_penalty: 1.5, ..base() },
+        SamplerConfig { frequency_penalty: 0.5, ..base() },
+        SamplerConfig { repeat_penalty: 1.2, ..base() },
+        SamplerConfig { repeat_penalty: 1.2, repeat_last_n: 64, ..base() },
+    ] {
+        let (rows, looked_at) = work_of_penalties(&config, 100_000);
+        assert_eq!((rows, looked_at), work_of_penalties(&config, 1_200), "{config:?}");
+        // At most six tokens of a path enter the counts, and as many leave a window.
+        assert!(rows > 4 && looked_at > 0 && looked_at <= 12 * rows, "{looked_at}, {rows} rows");
+    }
 }

@@ -84,6 +84,9 @@ pub struct Tree {
     pub warm: bool,
     /// The tree was grown since it was proposed.
     pub ahead: bool,
+    /// The history of the round, then the path to the last node that was expanded. Empty where the
+    /// sampler reads no context.
+    context: Vec<Token>,
 }
 
 impl Tree {
@@ -110,6 +113,14 @@ impl Tree {
                 Some(child) => at = child,
                 None => break,
             }
+        }
+    }
+
+    /// Begins a round with this history.
+    pub fn read(&mut self, ctx: &DraftContext<'_>) {
+        self.context.clear();
+        if ctx.sampler.reads_context() {
+            self.context.extend(ctx.history);
         }
     }
 
@@ -147,15 +158,14 @@ impl Tree {
         found.map(|i| (after + i) as u32)
     }
 
-    /// Returns the tokens from below the root to a node.
-    fn path(&self, mut node: u32) -> Vec<Token> {
-        let mut path = Vec::new();
+    /// Adds the tokens from below the root to a node.
+    fn add_path(&self, mut node: u32, out: &mut Vec<Token>) {
+        let begin = out.len();
         while node != 0 {
-            path.push(self.nodes[node as usize].token);
+            out.push(self.nodes[node as usize].token);
             node = self.nodes[node as usize].parent;
         }
-        path.reverse();
-        path
+        out[begin..].reverse();
     }
 
     /// Asks all sources for the tokens that follow a node, and adds or corrects its children. `row`
@@ -172,12 +182,27 @@ impl Tree {
             self.force(&shared.free, at, None);
             return Ok(());
         }
-        let context = match ctx.sampler.reads_context() {
-            true => [ctx.history, &self.path(at)].concat(),
-            false => Vec::new(),
-        };
+        let mut context = std::mem::take(&mut self.context);
+        if ctx.sampler.reads_context() {
+            context.truncate(ctx.history.len());
+            self.add_path(at, &mut context);
+        }
+        let expanded = self.expand_after(&context, shared, ctx, at, row);
+        self.context = context;
+        expanded
+    }
+
+    /// Does [`expand`](Self::expand) with the tokens up to the node, where the sampler reads them.
+    fn expand_after(
+        &mut self,
+        context: &[Token],
+        shared: &mut SharedState,
+        ctx: &DraftContext<'_>,
+        at: u32,
+        row: Option<usize>,
+    ) -> Result<()> {
         // A rule that fails is an error later, when the target's own token is picked.
-        let mask = ctx.sampler.mask(&context).unwrap_or_default();
+        let mask = ctx.sampler.mask(context).unwrap_or_default();
         let is_forced = |mask: &Mask| mask.only().is_some() || mask.ends() || mask.is_empty();
         if let Some(mask) = mask.as_ref().filter(|mask| is_forced(mask)) {
             let token = mask.only().filter(|token| !mask.ends() && (*token as usize) < ctx.vocab);
@@ -192,7 +217,7 @@ impl Tree {
         };
         let row = shared.model.as_ref().zip(row).map(|(model, row)| model.row(self.text, row));
         let (node, collector) = (self.node_context(ctx, at), &mut shared.collector);
-        let candidates = collector.candidates(&shared.free, row, rules, node, &context)?;
+        let candidates = collector.candidates(&shared.free, row, rules, node, context)?;
         self.add_children(shared, ctx.chain, at, &candidates);
         self.nodes[at as usize].candidates = Some(candidates);
         Ok(())
