@@ -15,17 +15,10 @@ layout(constant_id = 3) const uint GQ = 1;         // query heads of a workgroup
 layout(constant_id = 4) const uint R = 1;          // rows of a block
 layout(constant_id = 5) const uint KV = 1;         // see kv.glsl
 layout(constant_id = 6) const bool SPLIT = true;
-layout(constant_id = 12) const uint SHARES = 1;    // workgroups that share a kv head
 #include "kv.glsl"
-
 #include "attention_push.glsl"
 #include "head.glsl"
 
-#define SETS (n_kv * SHARES)                  // sets of GQ query heads
-const uint KEYS = HEAD_DIM / KB;              // 16-byte loads of a key
-const uint GROUP = GROUP_OF(HEAD_DIM);        // channels of a scale
-const uint GROUPS = HEAD_DIM / GROUP;
-const uint VALUE_BYTES = HEAD_DIM / 4 * FOUR_BYTES;
 const uint PAIRS = R * GQ;
 const uint TEAMS = 256 / SG;
 const uint PARTS = 1024 / HEAD_DIM;           // positions summed side by side, each PARTS apart
@@ -75,8 +68,7 @@ void main() {
     const uint base = step_.v[STEP_POSITIONS * max_rows + root];
     const uint table_at =
         table_of(max_rows, table, step_.v[STEP_SEQUENCES * max_rows + step_.first + i0], pages);
-    const Head scratch = head_of_scratch(
-        uint64_t(scratch_k), scratch_v, max_rows, n_kv, HEAD_DIM, head / SHARES);
+    const Head scratch = scratch_head(head / SHARES);
     const bool chain = step_.chain != 0;
     uint position[R];
     uint lowest = 0xffffffffu, highest = 0;
@@ -121,8 +113,7 @@ void main() {
         float s[PAIRS];
         [[unroll]] for (uint n = 0; n < PAIRS; n++) s[n] = 0.0;
         const bool cached = p < base;
-        const Head paged = head_of_page(uint64_t(k), v, all_pages, n_kv, HEAD_DIM, head / SHARES,
-            step_.v[table_at + page % pages]);
+        const Head paged = paged_head(head / SHARES, step_.v[table_at + page % pages]);
         if (p > highest) {
             // No query sees this position. Its value is still multiplied by 0 and must be a number.
             if (KV == KV_Q8)

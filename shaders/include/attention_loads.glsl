@@ -1,5 +1,12 @@
 // Loads of attention.comp. They go out while the ones before them are multiplied.
 
+Head scratch_head(uint kv_head) {
+    return head_of_scratch(uint64_t(scratch_k), scratch_v, max_rows, n_kv, HEAD_DIM, kv_head);
+}
+Head paged_head(uint kv_head, uint page) {
+    return head_of_page(uint64_t(k), v, all_pages, n_kv, HEAD_DIM, kv_head, page);
+}
+
 // N parts of the key at row AT of H from C0 on; then their products with COUNT queries.
 #define LOAD_KEYS(RAW, SCALES, H, AT, C0, N) \
     [[unroll]] for (uint c = 0; c < N; c++) { \

@@ -1,5 +1,5 @@
-// Push constants of attention.comp: AttentionPush of src/vulkan/lower/kernels/others.rs. They need
-// kv.glsl.
+// Push constants of attention.comp: AttentionPush of src/vulkan/lower/kernels/others.rs. Sizes of a
+// head follow. The including file defines HEAD_DIM and KV, and includes kv.glsl.
 
 layout(push_constant, scalar) uniform Push {
     F32 q;              // [rows, n_kv, SHARES, GQ, HEAD_DIM]
@@ -20,3 +20,10 @@ layout(push_constant, scalar) uniform Push {
     uint table;         // where the layer's page tables begin among those of the step
     uint64_t epilogue;  // see join.glsl
 };
+
+layout(constant_id = 12) const uint SHARES = 1; // workgroups that share a kv head
+#define SETS (n_kv * SHARES)                    // sets of GQ query heads
+const uint KEYS = HEAD_DIM / KB;                // 16-byte loads of a key
+const uint GROUP = GROUP_OF(HEAD_DIM);          // channels of a scale
+const uint GROUPS = HEAD_DIM / GROUP;
+const uint VALUE_BYTES = HEAD_DIM / 4 * FOUR_BYTES;

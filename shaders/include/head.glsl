@@ -1,8 +1,9 @@
-// Keys and values of a kv head, in a page of the cache or in this step's scratch rows: the one place
-// that computes their addresses. A cache may have more elements than 32 bits count, and GLSL takes
-// an index of a buffer for a signed number, so the head's own address has 64 bits. All lanes share
-// it, and each adds 32 bits of its own. On some devices loads of that form need no further
-// instruction.
+// Keys and values of a kv head, in a page of the cache or in this step's scratch rows.
+//
+// No other file computes their addresses. A cache may have more elements than 32 bits count, and
+// GLSL takes the index of an element for a signed number, so a head's own address has 64 bits. All
+// lanes share it, and each adds 32 bits of its own. On some devices loads of that form need no
+// further instruction.
 //
 // The including file includes kv.glsl.
 
