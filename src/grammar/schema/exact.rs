@@ -288,36 +288,23 @@ impl Writer<'_> {
             (None, values) => values.into_iter().flatten().collect(),
         };
         let keyword = if fields.contains_key("const") { "const" } else { "enum" };
-        let mut texts = Vec::new();
+        // One terminal for all texts without parts. Parts of the others are those of %json.
+        let (mut texts, mut options) = (Vec::new(), Vec::new());
         for value in values.into_iter().filter(fits) {
-            let text = self.literal(value);
+            let text = literal(value);
             let why = "cannot be enforced: it has a number beyond 64 bits";
             let help = "write such a number as a string";
-            texts.push(text.with_context(|| Refusal::new(keyword, why, help))?);
+            let text = text.with_context(|| Refusal::new(keyword, why, help))?;
+            let has_parts = value.is_array() || value.is_object();
+            if has_parts { &mut options } else { &mut texts }.push(text);
         }
         let why = "contradicts the other keywords: they allow none of its values";
-        ensure!(!texts.is_empty(), Refusal::new(keyword, why, remedy::OTHER));
-        let texts: Vec<String> = texts.into_iter().map(|text| json!(text).to_string()).collect();
-        Ok(self.terminal(&texts.join(" | ")))
-    }
-
-    /// Returns the one text of a value, or `None` if a number in it is not known exactly.
-    fn literal(&self, value: &Value) -> Option<String> {
-        Some(match value {
-            Value::Number(number) => number::exact_text(number)?,
-            Value::Array(list) => {
-                let items = list.iter().map(|item| self.literal(item));
-                format!("[{}]", items.collect::<Option<Vec<_>>>()?.join(", "))
-            }
-            Value::Object(fields) => {
-                let field = |(name, value): (&String, &Value)| {
-                    Some(format!("{}: {}", json!(name), self.literal(value)?))
-                };
-                let fields: Option<Vec<_>> = fields.iter().map(field).collect();
-                format!("{{{}}}", fields?.join(", "))
-            }
-            other => other.to_string(),
-        })
+        let is_empty = texts.is_empty() && options.is_empty();
+        ensure!(!is_empty, Refusal::new(keyword, why, remedy::OTHER));
+        if !texts.is_empty() {
+            options.push(self.terminal(&texts.join(" | ")));
+        }
+        Ok(self.rule(&options.join(" | ")))
     }
 
     fn typed(&mut self, kind: &str, fields: &Map<String, Value>) -> Result<String> {
@@ -363,8 +350,7 @@ impl Writer<'_> {
             }
             let place = || format!("/properties/{}", escaped(name));
             let value = self.value(schema).map_err(|error| keywords::at(error, &place()))?;
-            let key = json!(format!("{}: ", json!(name)));
-            members.push((self.rule(&format!("{key} {value}")), is_required));
+            members.push((self.rule(&format!("{} {value}", key(name))), is_required));
         }
         let more = match additional {
             Value::Bool(false) => None,
@@ -401,7 +387,7 @@ impl Writer<'_> {
         }
         let mut names: Vec<String> = taken.iter().map(|name| json!(name).to_string()).collect();
         names.sort();
-        let names: Vec<String> = names.into_iter().map(|name| json!(name).to_string()).collect();
+        let names: Vec<String> = names.iter().map(|name| quoted(name)).collect();
         self.terminal(&format!("{any} & ~({})", names.join(" | ")))
     }
 
@@ -456,6 +442,36 @@ impl Writer<'_> {
         }
         Ok(self.rule(&format!("\"[\" {tail} \"]\"")))
     }
+}
+
+/// Returns the expression of a name and its colon, in the parts that %json has too: the lexer takes
+/// the longest one.
+fn key(name: &str) -> String {
+    format!("{} \": \"", quoted(&json!(name).to_string()))
+}
+
+fn quoted(text: &str) -> String {
+    json!(text).to_string()
+}
+
+/// Returns the expression of a value, or `None` if a number in it is not known exactly.
+fn literal(value: &Value) -> Option<String> {
+    let separator = " \", \" ";
+    Some(match value {
+        Value::Number(number) => quoted(&number::exact_text(number)?),
+        Value::Array(list) => {
+            let items: Option<Vec<_>> = list.iter().map(literal).collect();
+            format!("\"[\" {} \"]\"", items?.join(separator))
+        }
+        Value::Object(fields) => {
+            let field = |(name, value): (&String, &Value)| {
+                Some(format!("{} {}", key(name), literal(value)?))
+            };
+            let fields: Option<Vec<_>> = fields.iter().map(field).collect();
+            format!("\"{{\" {} \"}}\"", fields?.join(separator))
+        }
+        other => quoted(&other.to_string()),
+    })
 }
 
 /// Keywords of objects and arrays.

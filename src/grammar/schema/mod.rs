@@ -14,7 +14,7 @@ mod object;
 mod reference;
 mod remedy;
 
-pub use exact::number as exact_number;
+pub use exact::{is_needed as has_large_numbers, number as exact_number};
 pub use keywords::{Enforcement, NUMERIC, enforced};
 pub use merge::conjoin;
 
@@ -281,7 +281,7 @@ mod tests {
         assert_eq!(structure, json!({"type": "object"}));
         let whole = |schema: Value| enforced(&schema, Enforcement::Whole, &[]);
         let error = whole(json!({"anyOf": [{"uniqueItems": true}]})).unwrap_err().to_string();
-        assert_eq!(error, "the keyword uniqueItems cannot be enforced");
+        assert_eq!(error, "at /anyOf/0: the keyword uniqueItems cannot be enforced");
         for void in [json!({"uniqueItems": false}), json!({"propertyNames": {"type": "string"}})] {
             assert_eq!(whole(void).unwrap(), json!({}));
         }

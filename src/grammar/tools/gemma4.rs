@@ -534,6 +534,10 @@ mod tests {
                 "properties": {"b": {"type": "boolean"}}}]},
             "y": {"type": "object", "properties": {"c": {"type": "boolean"},
                 "d": {"type": "boolean"}}, "anyOf": [{"required": ["c"]}, {"required": ["d"]}]},
+            "w": {"allOf": [{"type": "integer", "minimum": 3, "maximum": 9},
+                {"minimum": 5, "maximum": 20}]},
+            "v": {"allOf": [{"type": "object", "properties": {"n": {"type": "integer"}}},
+                {"properties": {"n": {"maximum": 4}}, "required": ["n"]}]},
             "z": {"properties": {"e": {"type": "null"}, "f[0]": {}}, "not": {"required": ["e"]},
                 "additionalProperties": {"type": "string"}},
         }})];
@@ -549,10 +553,15 @@ mod tests {
             "z:{e:null,g:'1'}",
             "z:{g:'1'}",
             "x:{b:true},y:{c:true,d:false},z:{}",
+            "w:5",
+            "w:9",
+            "v:{n:4}",
         ] {
             assert!(fits(good), "{good}");
         }
-        for bad in ["x:{}", "x:{a:null}", "y:{}", "y:{e:1}", "z:{e:1}", "z:{g:1}"] {
+        let mut bad = vec!["x:{}", "x:{a:null}", "y:{}", "y:{e:1}", "z:{e:1}", "z:{g:1}"];
+        bad.extend(["w:4", "w:10", "v:{n:5}", "v:{}"]);
+        for bad in bad {
             assert!(!fits(bad), "{bad}");
         }
     }

@@ -110,8 +110,13 @@ impl Tool {
 
     /// Returns the grammar of the arguments alone, by which a wrong function is found.
     pub fn alone(&self) -> Result<GrammarSource> {
-        let (start, rules) = self.json(Enforcement::Structure, "a")?;
-        Ok(GrammarSource::Lark(format!("start: {start}\n{rules}")))
+        let mut arguments = self.arguments(Enforcement::Structure, &[])?;
+        if schema::has_large_numbers(&arguments) {
+            let (start, rules) = self.json(Enforcement::Structure, "a")?;
+            return Ok(GrammarSource::Lark(format!("start: {start}\n{rules}")));
+        }
+        arguments["x-guidance"] = schema::settings(&arguments, !self.strict);
+        Ok(GrammarSource::JsonSchema(arguments))
     }
 
     /// Makes the fault of parameters that cannot be used.
@@ -341,6 +346,35 @@ mod tests {
                 outcome.as_ref().map_or(true, |bytes| *bytes <= MOST_WRITTEN),
                 "{key}: {outcome:?}"
             );
+        }
+    }
+
+    /// Whole numbers that no `f64` holds come out as they are asked for.
+    #[test]
+    fn numbers_of_calls_are_exact() {
+        let parameters = json!({"type": "object", "properties": {
+            "id": {"enum": [1_234_567_890_123_456_789u64]},
+            "n": {"type": "integer", "minimum": 0, "maximum": i64::MAX}},
+            "required": ["id", "n"], "additionalProperties": false});
+        let plain = Arc::new(letters());
+        let thinking = Arc::new(thinking_letters());
+        for (tokenizer, begin, end) in [
+            (&plain, r#"{"name": "f", "arguments": {"id": ID, "n": N}}"#, ""),
+            (&thinking, "<|tool_call>call:f{id:ID,n:N}", "<tool_call|>"),
+        ] {
+            let (level, marks) = (Enforcement::Expressible, call_marks(tokenizer));
+            let tools = [tool("f", parameters.clone())];
+            let source = source(&tools, CallPolicy::Required, false, &marks, None, level).unwrap();
+            let grammars = Grammars::new(tokenizer.clone(), &[1], 1).unwrap();
+            let rule = grammars.compile(&source, &|| true).unwrap().follow(0);
+            let fits = |id: &str, n: &str| {
+                let text = begin.replace("ID", id).replace('N', n) + end;
+                let tokens = tokenizer.encode(&text, Special::Parse).unwrap();
+                rule.is_complete(&tokens)
+            };
+            let id = "1234567890123456789";
+            assert!(fits(id, "0") && fits(id, "9223372036854775807"), "{begin}");
+            assert!(!fits("1234567890123456768", "0") && !fits(id, "9223372036854775808"));
         }
     }
 
