@@ -93,7 +93,7 @@ impl Twins {
 }
 
 impl<E: Executor> Twins<E> {
-    /// On any executor that checks its results.
+    /// Makes twins on any executor that checks its results.
     pub fn on(mut exec: E, seed: u64, max_rows: usize) -> Twins<E> {
         let layout = StepLayout { max_rows, tables: TABLES };
         let step = exec.alloc("step", layout.words() * 4).unwrap();
@@ -323,8 +323,8 @@ impl<E: Executor> Twins<E> {
         }
     }
 
-    /// Changes a cache: denormals anywhere, and in scratch rows NaN or infinity once. Only rows that
-    /// see a position depend on it, and only of scratch rows a kernel reads no others.
+    /// Changes a cache: denormals anywhere, and in scratch rows NaN or infinity once. A kernel may
+    /// multiply committed values by 0 that a row does not see, so these stay finite.
     fn make_cache_odd(
         &mut self,
         bytes: &mut [u8],

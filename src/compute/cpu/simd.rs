@@ -47,7 +47,7 @@ pub trait Lanes: Ints {
     fn fma(self, b: Self, c: Self) -> Self;
     fn add(self, b: Self) -> Self;
     fn mul(self, b: Self) -> Self;
-    /// The larger of `self` and `|b|`, lane by lane. `self` is not negative. NaN is larger than all.
+    /// The larger of `self`, which is not negative, and `|b|`, lane by lane. NaN is the largest.
     fn max_abs(self, b: Self) -> Self;
     /// One stage of a Hadamard inside the vector: lane i becomes `x[i] + x[i ^ HALF]`, or `x[i ^
     /// HALF] - x[i]` where i has that bit.
@@ -376,8 +376,9 @@ mod x86 {
         fn max_abs(self, b: Self) -> Self {
             // As in AVX2.
             intrinsics! {
-                let (most, b) = (_mm512_castps_si512(self.0), _mm512_castps_si512(_mm512_abs_ps(b.0)));
-                Avx512(_mm512_castsi512_ps(_mm512_max_epi32(most, b)))
+                let b = _mm512_castps_si512(_mm512_abs_ps(b.0));
+                let most = _mm512_max_epi32(_mm512_castps_si512(self.0), b);
+                Avx512(_mm512_castsi512_ps(most))
             }
         }
         #[inline(always)]

@@ -274,7 +274,7 @@ pub fn unrounded(
     for ((group, codes), scale) in groups.zip(scales) {
         // A scale that fits the codes is not the one that they were rounded by.
         let per_unit = match act.format.tried() > 1 {
-            _ if !(*scale > 0.0) => 0.0,
+            _ if scale.is_nan() || *scale == 0.0 => 0.0,
             true => Scale::of(math::max_abs(group)).inverse(top_of(codes)),
             false => 1.0 / scale,
         };
