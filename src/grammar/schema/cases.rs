@@ -1,5 +1,5 @@
-//! Schemas and texts with the verdicts of Python's jsonschema: `scripts/test_json_schema.py --table`
-//! wrote them.
+//! Schemas and texts with the verdicts of Python's jsonschema, written by
+//! `scripts/test_json_schema.py --table`.
 
 use super::*;
 use crate::error::fault_of;

@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 
 use super::number::Decimal;
 
-/// Makes a keyword's value the rule of both schemas. Returns false, and leaves the first rule, if no
-/// value of the keyword says what both say.
+/// Makes a keyword's value the rule of both schemas. Returns false, and leaves the first rule, if
+/// no value of the keyword says what both say.
 pub fn conjoin(key: &str, own: &mut Value, more: &Value) -> bool {
     if own == more {
         return true;

@@ -1,7 +1,7 @@
 //! Preparation of JSON schemas for llguidance.
 //!
-//! [`enforced`] rewrites a schema to the keywords that a grammar enforces. [`prepared`] adds rules on
-//! white space, and writes numbers exactly that llguidance would change. A [`Refusal`] names the
+//! [`enforced`] rewrites a schema to the keywords that a grammar enforces. [`prepared`] adds rules
+//! on white space, and writes numbers exactly that llguidance would change. A [`Refusal`] names the
 //! keyword that cannot be enforced, and its place.
 
 #[cfg(test)]
@@ -161,8 +161,8 @@ const ONE: [&str; 4] = ["items", "additionalProperties", "additionalItems", "not
 const LISTS: [&str; 4] = ["anyOf", "allOf", "oneOf", "prefixItems"];
 const NAMED: [&str; 4] = ["$defs", "definitions", "properties", "patternProperties"];
 
-/// Returns the innermost part that is wrong by itself, such as `/properties/age`. The result is empty
-/// if only the whole schema is wrong.
+/// Returns the innermost part that is wrong by itself, such as `/properties/age`. The result is
+/// empty if only the whole schema is wrong.
 pub fn place(schema: &Value, is_wrong: &dyn Fn(Value) -> bool) -> String {
     let mut at = (schema, String::new());
     while let Some(next) = parts(at.0).into_iter().find(|(part, _)| {

@@ -70,8 +70,8 @@ fn only_name(pattern: &str) -> Option<&str> {
     name.chars().all(is_plain).then_some(name)
 }
 
-/// Makes required names that match a pattern properties, and drops patterns that only match names of
-/// properties. `is_confined` allows to compile the patterns.
+/// Makes required names that match a pattern properties, and drops patterns that only match names
+/// of properties. `is_confined` allows to compile the patterns.
 fn name_required(fields: &mut Map<String, Value>, is_confined: bool) {
     let Some(Value::Object(patterns)) = fields.get("patternProperties") else { return };
     let mut patterns = patterns.clone();
@@ -127,8 +127,8 @@ fn is_closed(fields: &Map<String, Value>) -> bool {
         && !fields.contains_key("patternProperties")
 }
 
-/// Refuses numbers of properties that the grammar cannot count. It counts free names, which may come
-/// twice, and it does not count optional properties.
+/// Refuses numbers of properties that the grammar cannot count. It counts free names, which may
+/// come twice, and it does not count optional properties.
 pub fn check_sizes(fields: &Map<String, Value>) -> Result<()> {
     let size = |key: &str| fields.get(key).and_then(Value::as_u64);
     let (least, most) = (size("minProperties"), size("maxProperties"));

@@ -196,7 +196,8 @@ mod tests {
             "a b/c": {"n": 1}, "50%": {"n": 2},
             "x": {"$anchor": "here", "n": 3},
             "y": {"$id": "y.json", "n": 4, "$defs": {"z": {"$anchor": "here", "n": 5}}},
-            "w": {"$id": "/w", "n": 6}, "u": {"$id": "urn:x:1", "n": 7}, "old": {"$id": "#old", "n": 8},
+            "w": {"$id": "/w", "n": 6}, "u": {"$id": "urn:x:1", "n": 7},
+            "old": {"$id": "#old", "n": 8},
         }});
         let references = References::new(&schema);
         let y = references.target("y.json", 0).unwrap().1;

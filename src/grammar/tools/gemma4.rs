@@ -330,7 +330,8 @@ impl<'a> Rules<'a> {
     }
 
     /// Adds the keywords of another schema for the same value. The stricter of two bounds stays,
-    /// and the first of two rules that no keyword says together. Returns `None` if too much is merged, as in a cycle.
+    /// and the first of two rules that no keyword says together. Returns `None` if too much is
+    /// merged, as in a cycle.
     fn merge(&mut self, all: &mut Map<String, Value>, part: &Value) -> Option<()> {
         let target = part.get("$ref").and_then(|to| self.root.pointer(&to.as_str()?[1..]));
         let part = target.unwrap_or(part);
