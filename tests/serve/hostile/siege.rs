@@ -1,8 +1,9 @@
 //! A server with 2 GB of address space under requests that once took memory or time beyond their
 //! share. It answers other clients meanwhile, and gives the memory back.
 //!
-//! By default one round with fewer clients runs. `GEMMA_SERVE_ROUNDS=20`, on a quiet machine with a
-//! release build, runs 20 and checks the times and the memory too.
+//! The tests are ignored, since they take minutes. By default they run one round with fewer clients.
+//! `GEMMA_SERVE_ROUNDS=20`, on a quiet machine with a release build, runs 20 and checks the times
+//! and the memory too.
 
 use super::CHAT;
 use super::metered::{Over, ask, ask_until, limited, questions};
@@ -191,6 +192,7 @@ fn settled(server: &Server) -> u64 {
 }
 
 #[test]
+#[ignore = "takes minutes: GEMMA_SERVE_ROUNDS=20 on a quiet machine"]
 fn a_gemma_3_server_withstands_a_siege() {
     let dir = tempfile::tempdir().unwrap();
     with_model(dir.path(), &[]);
@@ -199,6 +201,7 @@ fn a_gemma_3_server_withstands_a_siege() {
 
 /// Gemma 4's calls have grammars of their own.
 #[test]
+#[ignore = "takes minutes: GEMMA_SERVE_ROUNDS=20 on a quiet machine"]
 fn a_gemma_4_server_withstands_a_siege() {
     let dir = tempfile::tempdir().unwrap();
     let path = gemma4::model(dir.path());
