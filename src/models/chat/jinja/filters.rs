@@ -52,10 +52,7 @@ pub fn add(env: &mut Environment) {
     env.add_test("number", |value: &Value| {
         matches!(value.kind(), ValueKind::Number | ValueKind::Bool)
     });
-    env.add_test("callable", |value: &Value| {
-        let kind = value.kind();
-        kind == ValueKind::Plain || value.as_object().is_some() && kind == ValueKind::Invalid
-    });
+    env.add_test("callable", |value: &Value| value.kind() == ValueKind::Plain);
     env.add_function(super::syntax::CONCAT, |values: Rest<Value>| {
         values.iter().map(str_of).collect::<String>()
     });

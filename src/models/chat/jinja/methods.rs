@@ -70,6 +70,13 @@ fn of_text(s: &str, method: &str, args: &[Value]) -> Result<Option<Value>, Error
             let rest = if is_prefix { s.strip_prefix(what) } else { s.strip_suffix(what) };
             Value::from(rest.unwrap_or(s))
         }
+        _ => return of_letters(s, method, args),
+    }))
+}
+
+/// Calls a method that pads a text, or looks at the case and the kind of its characters.
+fn of_letters(s: &str, method: &str, args: &[Value]) -> Result<Option<Value>, Error> {
+    Ok(Some(match method {
         "ljust" | "rjust" | "center" => {
             let (width, fill): (i64, Option<char>) = from_args(args)?;
             let width = width.max(0) as usize;

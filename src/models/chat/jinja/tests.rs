@@ -4,9 +4,6 @@ use serde_json::Value as Json;
 /// Templates with their renderings by jinja2, written by `scripts/golden_templates.py`.
 const GOLDEN: &str = include_str!("../../../../tests/golden/templates.json");
 
-/// Templates whose rendering differs from jinja2's.
-const KNOWN: [&str; 0] = [];
-
 fn golden() -> Json {
     serde_json::from_str(GOLDEN).unwrap()
 }
@@ -24,8 +21,8 @@ fn templates_render_as_transformers_renders_them() {
     for case in golden["cases"].as_array().unwrap() {
         let template = case["template"].as_str().unwrap();
         let got = rendered(template).ok();
-        let is_right = got.as_deref() == case["text"].as_str();
-        if is_right == KNOWN.iter().any(|known| template.contains(known)) {
+        // jinja2 refuses a template without a text too.
+        if got.as_deref() != case["text"].as_str() {
             wrong.push(format!("{template}\n  {got:?}\n  {case}"));
         }
     }
