@@ -5,6 +5,8 @@
 //! control token inside a message before rendering. The rendered text is cut at the control tokens
 //! that are left, and the pieces between are encoded whole, without the markers.
 
+mod jinja;
+
 use super::tokenizer::{Special, Tokenizer};
 use crate::checkpoint::Checkpoint;
 use crate::error::{Fault, no_limits, no_process};
@@ -12,8 +14,8 @@ use crate::tensor::Token;
 use crate::util::child::{self, Child, ChildFailure, ChildLimits};
 use crate::util::{hex, json as json_tree};
 use anyhow::{Context, Result};
-use minijinja::value::ValueKind;
-use minijinja::{Environment, ErrorKind, Value, context, escape_formatter};
+use jinja::LocalTime;
+use minijinja::{Value, context};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value as Json, json};
 use sha2::{Digest, Sha256};
@@ -92,9 +94,6 @@ pub struct ChatTemplate {
 /// Begins a turn of Gemma 4. A vocabulary with it is Gemma 4's.
 pub const TURN: &str = "<|turn>";
 
-/// Steps after which a template is taken to run forever.
-const FUEL: u64 = 5_000_000;
-
 /// Most bytes of a template, and the deepest nesting in one; Gemma's has 1,500 bytes.
 const LONGEST: usize = 64 << 10;
 /// Most bytes of a prompt from a template, unless a caller bounds it by a context. The tokenizer
@@ -108,8 +107,6 @@ pub const ROLE: &str = "--render-template";
 /// may sort a list or double a text.
 pub const LIMITS: ChildLimits = ChildLimits { memory: 512 << 20, stack: 256 << 20 };
 pub const TIME: Duration = Duration::from_secs(5);
-
-const NO_TEMPLATE: &str = "use --raw for no template";
 
 /// SHA-256 of templates that need no limits: Gemma 3's, and the bundled demo's.
 const KNOWN: [&str; 2] = [
@@ -219,9 +216,9 @@ impl ChatTemplate {
                 "the model's chat template has {} bytes, and {LONGEST} are taken at most",
                 self.source.len()
             );
-            return Err(Fault::model(what).help(NO_TEMPLATE).into());
+            return Err(Fault::model(what).help(jinja::NO_TEMPLATE).into());
         }
-        let request = Rendering { template: self.clone(), messages, answer };
+        let request = Rendering { template: self.clone(), messages, answer, now: jinja::now() };
         if self.is_known() || !child::is_required() {
             return Ok(request.render()?);
         }
@@ -237,7 +234,9 @@ impl ChatTemplate {
             ChildFailure::Unlimited => return Err(no_limits("the model's chat template").into()),
             ChildFailure::Unwanted | ChildFailure::Failed => "cannot be rendered",
         };
-        Err(Fault::model(format!("the model's chat template {why}")).help(NO_TEMPLATE).into())
+        Err(Fault::model(format!("the model's chat template {why}"))
+            .help(jinja::NO_TEMPLATE)
+            .into())
     }
 
     /// Returns whether the authors of this program have read the template.
@@ -368,47 +367,20 @@ struct Rendering {
     template: ChatTemplate,
     messages: Vec<Json>,
     answer: bool,
+    /// Local time of the request. The text depends on these fields alone.
+    now: LocalTime,
 }
 
 impl Rendering {
     fn render(&self) -> Result<String, Fault> {
-        let Rendering { template, messages, answer } = self;
-        let mut env = Environment::new();
-        env.set_fuel(Some(FUEL));
-        env.set_trim_blocks(true);
-        env.set_lstrip_blocks(true);
-        env.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-        env.add_function("raise_exception", |message: String| -> Result<Value, minijinja::Error> {
-            Err(minijinja::Error::new(ErrorKind::InvalidOperation, message))
-        });
-        // As Python spells them.
-        env.set_formatter(|out, state, value| {
-            let name = match (value.is_none(), value.kind(), value.is_true()) {
-                (true, ..) => "None",
-                (_, ValueKind::Bool, true) => "True",
-                (_, ValueKind::Bool, false) => "False",
-                _ => return escape_formatter(out, state, value),
-            };
-            out.write_str(name).map_err(minijinja::Error::from)
-        });
+        let Rendering { template, messages, answer, now } = self;
         let tools = Some(&template.tools).filter(|tools| !tools.is_empty());
-        let values = context! { messages, bos_token => template.bos, eos_token => template.eos,
-        add_generation_prompt => answer, enable_thinking => template.thinks, tools,
+        // A template finds thinking undefined unless it is asked for, as with transformers.
+        let enable_thinking = if template.thinks { Value::from(true) } else { Value::UNDEFINED };
+        let variables = context! { messages, bos_token => template.bos,
+        eos_token => template.eos, add_generation_prompt => answer, enable_thinking, tools,
         documents => () };
-        let refused = |e: minijinja::Error| {
-            let why = e.detail().map_or_else(|| e.to_string(), str::to_string);
-            Fault::model(format!("the chat template refuses these messages: {why}")).help(
-                "begin with a user message and let user and assistant take turns, \
-                    or use --raw for no template",
-            )
-        };
-        env.template_from_str(&template.source)
-            .map_err(|e| {
-                Fault::model(format!("the model's chat template cannot be read: {e}"))
-                    .help(NO_TEMPLATE)
-            })?
-            .render(values)
-            .map_err(refused)
+        jinja::render(&template.source, variables, *now)
     }
 }
 

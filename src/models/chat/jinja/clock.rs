@@ -1,0 +1,38 @@
+//! `strftime_now`, the local time in a prompt.
+
+use super::invalid;
+use jiff::civil::DateTime;
+use minijinja::Error;
+use serde::{Deserialize, Serialize};
+
+/// A local time, without its zone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LocalTime(DateTime);
+
+/// Returns the local time. A render reads it once, so that its result depends on its inputs alone.
+pub fn now() -> LocalTime {
+    LocalTime(jiff::Zoned::now().datetime())
+}
+
+/// Returns a time in a format of Python's `strftime`.
+pub fn strftime(LocalTime(time): LocalTime, format: &str) -> Result<String, Error> {
+    // jiff's own form of these differs from that of the C locale. A time without a zone has none.
+    let mut translated = String::with_capacity(format.len());
+    let mut characters = format.chars();
+    while let Some(c) = characters.next() {
+        match (c, if c == '%' { characters.next() } else { None }) {
+            ('%', Some('c')) => translated.push_str("%a %b %e %H:%M:%S %Y"),
+            ('%', Some('x')) => translated.push_str("%m/%d/%y"),
+            ('%', Some('X')) => translated.push_str("%H:%M:%S"),
+            ('%', Some('r')) => translated.push_str("%I:%M:%S %p"),
+            ('%', Some('f')) => translated.push_str("%6f"),
+            ('%', Some('Z' | 'z')) => {}
+            ('%', Some(other)) => translated.extend(['%', other]),
+            // A `%` at the end stays.
+            ('%', None) => translated.push_str("%%"),
+            (c, _) => translated.push(c),
+        }
+    }
+    jiff::fmt::strtime::format(&translated, time)
+        .map_err(|error| invalid(format!("strftime_now({format:?}): {error}")))
+}

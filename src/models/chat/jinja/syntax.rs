@@ -1,0 +1,292 @@
+//! Syntax that jinja2 reads and minijinja has no hook for, rewritten before it is parsed.
+//!
+//! `~`, `%` and `//` become calls of functions that calculate as Python does. The tag `generation`,
+//! by which transformers finds an assistant's tokens, becomes a scope. All else is copied: text,
+//! comments, raw blocks, and a tag that ends nowhere, which minijinja refuses.
+
+/// Functions that stand for `~`, `%` and `//`. No template can know their names.
+pub const CONCAT: &str = "__concat";
+pub const REMAINDER: &str = "__remainder";
+pub const FLOOR: &str = "__floor_division";
+
+/// Brackets that may be open at once. minijinja refuses more.
+const DEEPEST: usize = 150;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Space,
+    Word,
+    /// A number or a quoted text.
+    Literal,
+    Operator,
+}
+
+/// A token, or brackets with what is between them.
+enum Node<'a> {
+    Leaf(Kind, &'a str),
+    Group(&'a str, Vec<Node<'a>>, &'a str),
+}
+
+/// `{{ ... }}` or `{% ... %}`.
+struct Tag<'a> {
+    open: &'a str,
+    nodes: Vec<Node<'a>>,
+    close: &'a str,
+    bytes: usize,
+}
+
+/// Returns a template that minijinja renders as jinja2 renders `source`.
+pub fn adapted(source: &str) -> String {
+    let mut out = String::with_capacity(source.len());
+    let mut rest = source;
+    while let Some(at) = next_tag(rest) {
+        out.push_str(&rest[..at]);
+        rest = &rest[at..];
+        let copied = match rest.starts_with("{#") {
+            true => rest[2..].find("#}").map(|end| end + 4),
+            false => Tag::read(rest).map(|tag| match tag.word() {
+                Some("raw") => raw_block(rest).unwrap_or(rest.len()),
+                _ => {
+                    tag.write(&mut out);
+                    rest = &rest[tag.bytes..];
+                    0
+                }
+            }),
+        };
+        let (copy, others) = rest.split_at(copied.unwrap_or(rest.len()));
+        out.push_str(copy);
+        rest = others;
+    }
+    out + rest
+}
+
+/// Returns where the next tag or comment begins.
+fn next_tag(text: &str) -> Option<usize> {
+    let begins = |at: &usize| matches!(text.as_bytes().get(at + 1), Some(b'{' | b'%' | b'#'));
+    text.match_indices('{').map(|(at, _)| at).find(begins)
+}
+
+/// Returns the bytes of a raw block, its tags included.
+fn raw_block(text: &str) -> Option<usize> {
+    let ends = |at: &usize| {
+        let inside = text[at + 2..].trim_start_matches(['-', '+']).trim_start();
+        let after = inside.strip_prefix("endraw").map(str::trim_start);
+        after.is_some_and(|after| after.trim_start_matches(['-', '+']).starts_with("%}"))
+    };
+    let at = text.match_indices("{%").map(|(at, _)| at).find(ends)?;
+    Some(at + text[at..].find("%}")? + 2)
+}
+
+impl<'a> Tag<'a> {
+    /// Reads the tag at the beginning of `text`; `None` if it does not end.
+    fn read(text: &'a str) -> Option<Tag<'a>> {
+        let close = if text.starts_with("{{") { "}}" } else { "%}" };
+        let begin = 2 + usize::from(text[2..].starts_with(['-', '+']));
+        let mut at = begin;
+        // Lists of nodes in brackets that are open, each with its bracket.
+        let mut outer: Vec<(&str, Vec<Node>)> = Vec::new();
+        let mut nodes = Vec::new();
+        loop {
+            let rest = &text[at..];
+            if outer.is_empty() {
+                let sign = usize::from(rest.starts_with(['-', '+']));
+                if rest[sign..].starts_with(close) {
+                    let close = &rest[..sign + 2];
+                    let bytes = at + close.len();
+                    return Some(Tag { open: &text[..begin], nodes, close, bytes });
+                }
+            }
+            let (kind, width) = token(rest)?;
+            let leaf = &rest[..width];
+            at += width;
+            match leaf {
+                "(" | "[" | "{" if outer.len() >= DEEPEST => return None,
+                "(" | "[" | "{" => outer.push((leaf, std::mem::take(&mut nodes))),
+                ")" | "]" | "}" => {
+                    let (open, before) = outer.pop()?;
+                    let inside = std::mem::replace(&mut nodes, before);
+                    nodes.push(Node::Group(open, inside, leaf));
+                }
+                leaf => nodes.push(Node::Leaf(kind, leaf)),
+            }
+        }
+    }
+
+    /// Returns the first word of a statement.
+    fn word(&self) -> Option<&'a str> {
+        let is_space = |node: &&Node| matches!(node, Node::Leaf(Kind::Space, _));
+        match self.nodes.iter().find(|node| !is_space(node)) {
+            Some(Node::Leaf(Kind::Word, word)) if self.open.starts_with("{%") => Some(word),
+            _ => None,
+        }
+    }
+
+    fn write(&self, out: &mut String) {
+        out.push_str(self.open);
+        match self.word() {
+            Some("generation") => out.push_str(" with "),
+            Some("endgeneration") => out.push_str(" endwith "),
+            word => write_nodes(&self.nodes, word.is_some(), out),
+        }
+        out.push_str(self.close);
+    }
+}
+
+/// Returns the kind and the bytes of the token at the beginning of `text`.
+fn token(text: &str) -> Option<(Kind, usize)> {
+    let first = text.chars().next()?;
+    let until =
+        |is_part: &dyn Fn(char) -> bool| text.find(|c: char| !is_part(c)).unwrap_or(text.len());
+    let is_word = |c: char| c.is_alphanumeric() || c == '_';
+    Some(match first {
+        c if c.is_whitespace() => (Kind::Space, until(&char::is_whitespace)),
+        '0'..='9' => (Kind::Literal, number(text)),
+        c if is_word(c) => (Kind::Word, until(&is_word)),
+        '\'' | '"' => {
+            let mut is_escaped = false;
+            let ends = |(_, c): &(usize, char)| {
+                let ends = *c == first && !is_escaped;
+                is_escaped = *c == '\\' && !is_escaped;
+                ends
+            };
+            (Kind::Literal, text.char_indices().skip(1).find(ends)?.0 + 1)
+        }
+        c => {
+            let long = ["==", "!=", "<=", ">=", "**", "//"];
+            let is_long = long.iter().any(|operator| text.starts_with(operator));
+            (Kind::Operator, if is_long { 2 } else { c.len_utf8() })
+        }
+    })
+}
+
+/// Returns the bytes of the number at the beginning of `text`.
+fn number(text: &str) -> usize {
+    let bytes = text.as_bytes();
+    let is_digit = |at: usize| bytes.get(at).is_some_and(u8::is_ascii_digit);
+    let mut at = 1;
+    while let Some(byte) = bytes.get(at) {
+        let goes_on = match byte {
+            b'.' => is_digit(at + 1),
+            b'+' | b'-' => matches!(bytes[at - 1], b'e' | b'E') && is_digit(at + 1),
+            byte => byte.is_ascii_alphanumeric() || *byte == b'_',
+        };
+        if !goes_on {
+            break;
+        }
+        at += 1;
+    }
+    at
+}
+
+/// Writes nodes of one depth. Operators that bind less than `~` part the operands of `~`.
+fn write_nodes(nodes: &[Node], is_statement: bool, out: &mut String) {
+    let mut start = 0;
+    for at in 0..nodes.len() {
+        if parts(nodes, start, at, is_statement) {
+            write_operand(&nodes[start..at], out);
+            write_plain(&nodes[at..=at], out);
+            start = at + 1;
+        }
+    }
+    write_operand(&nodes[start..], out);
+}
+
+/// Returns whether the node binds less than `~`, where its operand began at `start`.
+fn parts(nodes: &[Node], start: usize, at: usize, is_statement: bool) -> bool {
+    let mut before = nodes[..at].iter().enumerate().rev().filter_map(|(i, node)| match node {
+        Node::Leaf(Kind::Space, _) => None,
+        Node::Leaf(_, text) => Some((i, *text)),
+        Node::Group(..) => Some((i, "()")),
+    });
+    let previous = before.next();
+    let is_attribute = previous.is_some_and(|(_, text)| text == ".");
+    match nodes[at] {
+        Node::Leaf(Kind::Operator, "~" | "*" | "/" | "//" | "%" | "**" | "|" | ".") => false,
+        // A sign in front of an operand is a part of it.
+        Node::Leaf(Kind::Operator, "+" | "-") => previous.is_some_and(|(i, text)| {
+            i >= start && !matches!(text, "~" | "*" | "/" | "//" | "%" | "**")
+        }),
+        Node::Leaf(Kind::Operator, _) => true,
+        Node::Leaf(Kind::Word, _) if is_attribute => false,
+        Node::Leaf(Kind::Word, _) if is_statement && previous.is_none() => true,
+        Node::Leaf(Kind::Word, "and" | "or" | "if" | "else") => true,
+        Node::Leaf(Kind::Word, "recursive") => is_statement,
+        // `is not` and `is in` name a test.
+        Node::Leaf(Kind::Word, "not" | "in") => match previous {
+            Some((_, "is")) => false,
+            Some((_, "not")) => before.next().is_none_or(|(_, text)| text != "is"),
+            _ => true,
+        },
+        _ => false,
+    }
+}
+
+/// Writes an operand of operators that bind less than `~`.
+fn write_operand(nodes: &[Node], out: &mut String) {
+    let texts = split(nodes, &["~"]);
+    if texts.len() == 1 {
+        return write_product(nodes, out);
+    }
+    out.push_str(&format!(" {CONCAT}("));
+    for (i, (_, text)) in texts.iter().enumerate() {
+        out.push_str(if i > 0 { ", " } else { "" });
+        write_product(text, out);
+    }
+    out.push_str(") ");
+}
+
+/// Writes an operand of `~`: factors, calculated from the left.
+fn write_product(nodes: &[Node], out: &mut String) {
+    let factors = split(nodes, &["*", "/", "//", "%"]);
+    if !factors.iter().any(|(operator, _)| matches!(*operator, "%" | "//")) {
+        return write_plain(nodes, out);
+    }
+    out.push(' ');
+    for (operator, _) in factors.iter().skip(1).rev() {
+        out.push_str(match *operator {
+            "%" => REMAINDER,
+            "//" => FLOOR,
+            _ => "",
+        });
+        out.push('(');
+    }
+    for (i, (operator, factor)) in factors.iter().enumerate() {
+        out.push_str(match *operator {
+            "%" | "//" => ", ",
+            other => other,
+        });
+        write_plain(factor, out);
+        out.push_str(if i > 0 { ")" } else { "" });
+    }
+    out.push(' ');
+}
+
+/// Splits nodes at operators. Each piece has the operator in front of it.
+fn split<'n, 'a>(nodes: &'n [Node<'a>], operators: &[&str]) -> Vec<(&'a str, &'n [Node<'a>])> {
+    let (mut pieces, mut start, mut operator) = (Vec::new(), 0, "");
+    for (at, node) in nodes.iter().enumerate() {
+        if let Node::Leaf(Kind::Operator, found) = node
+            && operators.contains(found)
+        {
+            pieces.push((operator, &nodes[start..at]));
+            (start, operator) = (at + 1, found);
+        }
+    }
+    pieces.push((operator, &nodes[start..]));
+    pieces
+}
+
+fn write_plain(nodes: &[Node], out: &mut String) {
+    for node in nodes {
+        match node {
+            Node::Leaf(_, text) => out.push_str(text),
+            Node::Group(open, inside, close) => {
+                out.push_str(open);
+                write_nodes(inside, false, out);
+                out.push_str(close);
+                // Two braces would end a tag.
+                out.push_str(if *close == "}" { " " } else { "" });
+            }
+        }
+    }
+}
