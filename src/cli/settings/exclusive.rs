@@ -13,6 +13,13 @@ pub fn given(matches: &ArgMatches) -> BTreeSet<String> {
     matches.ids().map(|id| id.as_str()).filter(is_given).map(str::to_owned).collect()
 }
 
+/// Returns those of [`given`] that can exclude others: all but switches that are off.
+pub fn in_effect(matches: &ArgMatches) -> BTreeSet<String> {
+    let mut ids = given(matches);
+    ids.retain(|id| !matches!(matches.try_get_one::<bool>(id), Ok(Some(false))));
+    ids
+}
+
 /// Returns the ids of the options that one of `given` excludes, whichever of the two declares it.
 pub fn excluded(command: &Command, given: &BTreeSet<String>) -> BTreeSet<String> {
     let mut excluded = BTreeSet::new();
@@ -38,7 +45,7 @@ pub fn excluded_by_flags(root: Command, argv: &[std::ffi::OsString]) -> BTreeSet
     let matches = matches.as_ref().ok().and_then(ArgMatches::subcommand);
     let Some((name, matches)) = matches else { return BTreeSet::new() };
     let command = root.find_subcommand(name).expect("the command that was typed");
-    excluded(command, &given(matches))
+    excluded(command, &in_effect(matches))
 }
 
 #[cfg(test)]

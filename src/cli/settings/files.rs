@@ -177,7 +177,7 @@ pub fn arguments(
     all: &BTreeMap<String, Options>,
 ) -> Result<(Vec<OsString>, BTreeMap<String, PathBuf>)> {
     let mine = &all[command.get_name()];
-    let mut stronger = exclusive::given(typed);
+    let (mut stronger, mut in_effect) = (exclusive::given(typed), exclusive::in_effect(typed));
     let names =
         |options: &'_ Options| options.keys().map(|name| name.to_owned()).collect::<Vec<String>>();
     let everyones: Vec<String> = all.values().flat_map(names).collect();
@@ -211,7 +211,8 @@ pub fn arguments(
             }
         }
         for section in sections {
-            let excluded = exclusive::excluded(command, &stronger);
+            let excluded = exclusive::excluded(command, &in_effect);
+            let (mut more, mut more_in_effect) = (Vec::new(), Vec::new());
             let mut own: BTreeMap<&str, &str> = BTreeMap::new();
             for (key, value) in section.iter().filter(|(_, value)| !value.is_table()) {
                 let Some(arg) = mine.get(key) else { continue };
@@ -226,13 +227,15 @@ pub fn arguments(
                 let what = || format!("{}: `{key}` has a value of a wrong type", file.shown());
                 let own = as_arguments(long, arg, value);
                 let own = own.with_context(|| Fault::usage(what()))?;
+                more.push(id.to_owned());
                 if !own.is_empty() {
+                    more_in_effect.push(id.to_owned());
                     given.extend(own);
-                    origins.insert(long.to_owned(), file.path.clone());
                 }
+                origins.insert(long.to_owned(), file.path.clone());
             }
-            let long_names = origins.keys().filter_map(|long| mine.get(long));
-            stronger.extend(long_names.map(|arg| arg.get_id().as_str().to_owned()));
+            stronger.extend(more);
+            in_effect.extend(more_in_effect);
         }
     }
     Ok((given, origins))
