@@ -32,7 +32,6 @@ mod vulkan {
 }
 #[path = "."]
 mod serve {
-    pub use crate::stubs::api;
     #[path = "../../../src/cli/commands/serve/metrics.rs"]
     pub mod metrics;
     #[path = "../../../src/cli/commands/serve/pool.rs"]

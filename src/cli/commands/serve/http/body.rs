@@ -1,7 +1,7 @@
 //! Reading of request bodies, with limits of size, time and memory.
 
-use super::super::api::error::ApiError;
 use super::super::pool::{Client, PoolShare, SharedPool};
+use crate::cli::api::error::ApiError;
 use crate::util::json;
 use axum::extract::Request;
 use http_body_util::BodyExt;

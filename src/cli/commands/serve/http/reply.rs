@@ -1,10 +1,11 @@
 //! Answers on their way to a client, in a stream or whole.
 
-use super::super::api::error::{ApiError, ApiFamily};
-use super::super::api::form::{ApiForm, CollectedAnswer, SseEvents};
 use super::super::log::LogEntry;
 use super::super::pool::PoolShare;
-use super::super::queue::{AnswerPiece, ClientEvent, RequestFigures};
+use super::super::queue::ClientEvent;
+use crate::cli::api::answer::{AnswerPiece, RequestFigures};
+use crate::cli::api::error::{ApiError, ApiFamily};
+use crate::cli::api::form::{ApiForm, CollectedAnswer, SseEvents};
 use super::response::{answer_held, refusal, respond};
 use crate::cli::io::record::FinishReason;
 use axum::body::Body;

@@ -1,8 +1,8 @@
 //! The fields of a request's body. Each is taken by name. A field that is left over at the end is
 //! passed over if it changes no text, with a note in the log, or else refused by name.
 
-use super::super::log::Notes;
 use super::error::ApiError;
+use super::notes::Notes;
 use crate::util::json;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
@@ -227,11 +227,10 @@ fn form<T>() -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::options::LogFormat;
     use super::*;
 
     fn parse(text: &str) -> Result<Fields, ApiError> {
-        Fields::parse(text.as_bytes(), &Arc::new(Notes::new(LogFormat::Off)))
+        Fields::parse(text.as_bytes(), &Arc::new(Notes::new(|_| ())))
     }
 
     #[test]

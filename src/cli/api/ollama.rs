@@ -1,12 +1,12 @@
 //! `/api/chat` and `/api/generate`, as Ollama's server has them.
 
-use super::super::ids::{date, new_id, now};
-use super::super::queue::{AnswerEnd, AnswerPiece, RequestFigures};
+use super::answer::{AnswerEnd, AnswerPiece, RequestFigures};
 use super::conversation::ApiConversation;
 use super::error::{ApiError, ApiFamily};
 use super::fields::Fields;
 use super::form::{ApiForm, CollectedAnswer, ResponseHead, SseEvents};
 use super::functions;
+use super::ids::{date, new_id, now};
 use super::log_probs::{LogProbList, LogProbs};
 use super::openai::take_top_log_probs;
 use super::request::{ApiPrompt, ApiRequest, ServedModel};

@@ -1,6 +1,6 @@
 //! `/v1/messages` and `/v1/messages/count_tokens`, as Anthropic's server has them.
 
-use super::super::queue::{AnswerEnd, AnswerPiece, RequestFigures};
+use super::answer::{AnswerEnd, AnswerPiece, RequestFigures};
 use super::conversation::ApiConversation;
 use super::error::ApiError;
 use super::fields::Fields;

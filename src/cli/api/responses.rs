@@ -1,6 +1,6 @@
 //! `/v1/responses`, as OpenAI's server has it, without stored responses.
 
-use super::super::queue::{AnswerEnd, AnswerPiece, RequestFigures};
+use super::answer::{AnswerEnd, AnswerPiece, RequestFigures};
 use super::conversation::ApiConversation;
 use super::error::ApiError;
 use super::fields::Fields;

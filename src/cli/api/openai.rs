@@ -1,6 +1,6 @@
 //! `/v1/chat/completions` and `/v1/completions`, as OpenAI's server has them.
 
-use super::super::queue::{AnswerEnd, AnswerPiece, RequestFigures};
+use super::answer::{AnswerEnd, AnswerPiece, RequestFigures};
 use super::conversation::ApiConversation;
 use super::echo::{self, Echo};
 use super::error::ApiError;

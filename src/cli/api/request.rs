@@ -1,6 +1,6 @@
 //! The request that all API forms are parsed into, and its conversion to requests for the engine.
 
-use super::super::queue::{ClientRequest, Delivery, EVENTS};
+use super::answer::EVENTS;
 use super::conversation::ApiConversation;
 use super::error::ApiError;
 use super::fields::Fields;
@@ -352,12 +352,12 @@ impl ApiRequest {
     /// Returns a request for each answer, in the order of the prompts, and the seed of the first
     /// one. A further answer to the same prompt has the next seed. `delivery` makes the delivery of
     /// the nth answer.
-    pub fn requests(
+    pub fn requests<D>(
         &self,
         served: &ServedModel,
         grammar: Option<Grammar>,
-        delivery: &dyn Fn(usize) -> Delivery,
-    ) -> Result<(Vec<ClientRequest>, u64)> {
+        delivery: &dyn Fn(usize) -> D,
+    ) -> Result<(Vec<AnswerRequest<D>>, u64)> {
         let seed = self.seed.unwrap_or_else(|| rand::random::<u32>() as u64);
         let mut requests = Vec::with_capacity(self.answers());
         for prompt in &self.prompts {
