@@ -40,10 +40,12 @@ pub struct RequestFigures {
 }
 
 impl RequestFigures {
-    /// Adds another answer to the same prompt.
-    pub fn add(&mut self, other: &RequestFigures) {
-        self.prompt_tokens = self.prompt_tokens.max(other.prompt_tokens);
-        self.cached_tokens = self.cached_tokens.max(other.cached_tokens);
+    /// Adds another answer. The prompt counts with the first of its answers only.
+    pub fn add(&mut self, other: &RequestFigures, is_first: bool) {
+        if is_first {
+            self.prompt_tokens += other.prompt_tokens;
+            self.cached_tokens += other.cached_tokens;
+        }
         self.completion_tokens += other.completion_tokens;
         self.passes += other.passes;
         self.decode_time = self.decode_time.max(other.decode_time);

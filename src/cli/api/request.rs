@@ -90,7 +90,8 @@ impl ServedModel {
 
     /// Returns a parser of answers that may have calls.
     pub fn reader(&self, tool_options: Option<&ToolOptions>) -> CallReader {
-        CallReader::new(tool_options.is_some(), !self.call_marks().is_empty())
+        let tools = tool_options.map_or(&[][..], |options| &options.tools);
+        CallReader::new(tools, !self.call_marks().is_empty())
     }
 
     /// Takes the name of the model. Any name is answered, because one model is served.
@@ -215,7 +216,7 @@ impl ApiRequest {
         Ok(ApiRequest {
             n,
             sampling: SamplingFields::take(fields)?,
-            seed: fields.take_limit("seed")?,
+            seed: fields.take_seed()?,
             stops: [take_stops(fields, "stop")?, take_stops(fields, "stopping_strings")?].concat(),
             max_tokens: fields.take_limit_of(&MAX_TOKENS)?,
             ignore_eos: fields.take("ignore_eos")?.unwrap_or(false),

@@ -92,28 +92,6 @@ pub mod error {
 }
 
 pub mod cli {
-    pub mod api {
-        #[path = "../../../../../src/cli/api/answer.rs"]
-        pub mod answer;
-        pub mod error {
-            #[derive(Clone, Debug)]
-            pub struct ApiError {
-                pub code: &'static str,
-            }
-            impl ApiError {
-                pub fn new(_status: u16, _message: impl Into<String>) -> ApiError {
-                    ApiError { code: "" }
-                }
-                pub fn code(self, code: &'static str) -> ApiError {
-                    ApiError { code }
-                }
-                pub fn ending() -> ApiError {
-                    ApiError { code: "ending" }
-                }
-            }
-        }
-    }
-
     pub mod io {
         pub mod record {
             #[derive(Clone, Copy, Debug)]
@@ -135,6 +113,26 @@ pub mod runtime {
         }
         pub struct Text {
             pub history: Vec<u32>,
+        }
+    }
+}
+
+pub mod api {
+    pub mod error {
+        #[derive(Clone, Debug)]
+        pub struct ApiError {
+            pub code: &'static str,
+        }
+        impl ApiError {
+            pub fn new(_status: u16, _message: impl Into<String>) -> ApiError {
+                ApiError { code: "" }
+            }
+            pub fn code(self, code: &'static str) -> ApiError {
+                ApiError { code }
+            }
+            pub fn ending() -> ApiError {
+                ApiError { code: "ending" }
+            }
         }
     }
 }
