@@ -1,4 +1,5 @@
-//! The APIs of OpenAI, Anthropic and Ollama: from JSON to requests for the engine, and answers to JSON.
+//! The APIs of OpenAI, Anthropic and Ollama: from JSON to requests for the engine, and
+//! answers to JSON.
 //!
 //! [`request`] has the request that all forms are parsed into, [`form`] the trait by which answers
 //! are written. Nothing here knows a connection. The server and `generate --batch` use this module.

@@ -105,7 +105,8 @@ impl Items {
         let ResponseHead { id, created, model, .. } = &self.head;
         let Shown { tools, choice, many, max_tokens, repeated } = &self.shown;
         let mut object = json!({"id": id, "object": "response", "created_at": created,
-            "model": model, "status": status, "output": self.items, "error": null, "incomplete_details": null,
+            "model": model, "status": status, "output": self.items, "error": null,
+            "incomplete_details": null,
             "instructions": null, "metadata": {}, "parallel_tool_calls": many,
             "tool_choice": choice, "tools": tools, "temperature": null, "top_p": null,
             "max_output_tokens": max_tokens, "usage": null});
