@@ -1,8 +1,9 @@
 //! The command line. Results go to standard output, everything else to standard error.
 //!
 //! `commands/` has one file or folder for each command, `options/` the options that several
-//! commands take, `io/` what they read and write.
+//! commands take, `io/` what they read and write, `api/` the forms of HTTP APIs.
 
+pub mod api;
 pub mod child;
 pub mod commands;
 pub mod help;

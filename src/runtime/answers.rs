@@ -61,7 +61,12 @@ pub fn sampler(
         return Err(Fault::usage(what).into());
     }
     let sampler = constrained.sampler(Sampler::new(config)?.usable(vocab));
-    Ok(if ignore_eos { sampler.ban(ends.iter().copied()) } else { sampler })
+    let sampler = if ignore_eos { sampler.ban(ends.iter().copied()) } else { sampler };
+    if !(0..vocab as Token).any(|token| sampler.allows(token)) {
+        let fault = Fault::usage("the logit bias bans all tokens");
+        return Err(fault.help("leave at least one token without a bias of -100").into());
+    }
+    Ok(sampler)
 }
 
 /// A request for one answer.

@@ -46,3 +46,52 @@ fn wishes_without_effect_and_all_orders_of_messages_are_taken() {
     assert_eq!(whole, anthropic);
     assert_ne!(text(&apart), whole);
 }
+
+/// Options that have a meaning of their own at their edge, on the forms of several servers.
+#[test]
+fn edges_of_options_mean_what_their_servers_say() {
+    let server = Server::start(&[]);
+    let (messages, text) = (question(), |reply: &Value| reply["choices"][0]["message"].clone());
+    let ask = |more: Value| {
+        let plain = json!({"messages": messages, "max_tokens": 8, "seed": 5, "temperature": 1.5});
+        server.post(CHAT, &with(plain, more))
+    };
+    // Both spellings turn top-k off, and the model's own top-k changes this answer.
+    let [none, off] = [-1, 0].map(|k| text(&ask(json!({"top_k": k, "top_p": 1})).ok()));
+    assert_eq!(none, off);
+    assert_ne!(none, text(&ask(json!({"top_k": 1})).ok()));
+    let negative = json!({"seed": -7});
+    let reply = ask(negative.clone());
+    assert_eq!(reply.header("x-seed"), Some(&*(-7_i64 as u64).to_string()));
+    assert_eq!(text(&reply.ok()), text(&ask(negative).ok()));
+
+    let count = |prompt: Value| {
+        let body = json!({"prompt": prompt, "max_tokens": 1, "n": 2});
+        let usage = server.post("/v1/completions", &body).ok()["usage"]["prompt_tokens"].clone();
+        usage.as_u64().unwrap()
+    };
+    let each = ["The sky is", "One two three four"].map(|prompt| count(json!(prompt)));
+    assert_eq!(count(json!(["The sky is", "One two three four"])), each[0] + each[1]);
+
+    let refused = |reply: crate::server::Reply, status: u16, word: &str| {
+        assert!(reply.status == status && reply.body.contains(word), "{reply:?}");
+    };
+    refused(ask(json!({"continue_final_message": true})), 400, "assistant");
+    let image = json!({"prompt": "a", "raw": true, "images": ["aGk="]});
+    refused(server.post("/api/generate", &image), 400, "images");
+    let zipped = "Content-Encoding: gzip\r\n";
+    refused(server.request("POST", CHAT, zipped, "x"), 415, "compressed");
+
+    let body = json!({"messages": messages, "max_tokens": 1});
+    let reply = server.post("/v1/messages", &body);
+    assert!(reply.header("request-id").is_some_and(|id| id.starts_with("req_")), "{reply:?}");
+
+    let tokens = |body: Value| server.post("/tokenize", &body).ok()["tokens"].clone();
+    let plain = tokens(json!({"content": "Hi", "with_pieces": true}));
+    assert_eq!(plain[0]["piece"], "Hi");
+    let bos = json!({"content": "Hi", "add_special": true});
+    assert_eq!(tokens(bos), json!([2, plain[0]["id"]]));
+    assert_eq!(tokens(json!({"content": "<bos>"})), json!([2]));
+    let spelled = tokens(json!({"content": "<bos>", "parse_special": false}));
+    assert!(spelled.as_array().unwrap().len() > 1, "{spelled}");
+}

@@ -18,7 +18,17 @@ mod stubs;
 mod workers;
 
 // The program's modules, at the program's paths.
-use stubs::{cli, decode, error, runtime, sync, tensor, util};
+use stubs::{decode, error, runtime, sync, tensor, util};
+#[path = "."]
+mod cli {
+    pub use crate::stubs::cli::io;
+    #[path = "."]
+    pub mod api {
+        pub use crate::stubs::api::error;
+        #[path = "../../../src/cli/api/answer.rs"]
+        pub mod answer;
+    }
+}
 #[path = "."]
 mod compute {
     #[path = "../../../src/compute/cpu/pool.rs"]
@@ -32,7 +42,6 @@ mod vulkan {
 }
 #[path = "."]
 mod serve {
-    pub use crate::stubs::api;
     #[path = "../../../src/cli/commands/serve/metrics.rs"]
     pub mod metrics;
     #[path = "../../../src/cli/commands/serve/pool.rs"]

@@ -1,7 +1,7 @@
 //! Models of the server's queue of requests.
 
 use crate::runtime::answers::{AnswerRequest, Text};
-use crate::serve::api::error::ApiError;
+use crate::cli::api::error::ApiError;
 use crate::serve::pool::Client;
 use crate::serve::queue::{ClientRequest, Delivery, RequestQueue};
 use crate::sync::mpsc::{Channel, Sender};

@@ -4,11 +4,10 @@
 //! away or does not read is disconnected before the next pass. A lost device is opened again, and
 //! the texts continue from their histories.
 
-use super::api::error::ApiError;
 use super::pool::Client;
-use super::queue::{
-    AnswerEnd, AnswerPiece, ClientEvent, ClientRequest, Delivery, RequestFigures, RequestQueue,
-};
+use super::queue::{ClientEvent, ClientRequest, Delivery, RequestQueue};
+use crate::cli::api::answer::{AnswerEnd, AnswerPiece, RequestFigures};
+use crate::cli::api::error::ApiError;
 use crate::cli::io::ui::Ui;
 use crate::decode::{Flow, PageDirectory, PromptCache, Scheduler, StopReason};
 use crate::error::{Kind, fault_of};

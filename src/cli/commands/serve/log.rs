@@ -1,15 +1,16 @@
 //! One line on standard error for each request, without its text and without keys.
 
-use super::api::error::ApiError;
-use super::ids::{new_id, now};
 use super::options::LogFormat;
-use super::queue::{RequestFigures, RequestQueue};
+use super::queue::RequestQueue;
+use crate::cli::api::answer::RequestFigures;
+use crate::cli::api::error::ApiError;
+use crate::cli::api::ids::{new_id, now};
+use crate::cli::api::notes::Notes;
 use crate::cli::io::ui::clean;
 use serde_json::json;
-use std::collections::HashSet;
 use std::io::Write;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 /// Most characters of a reason in the log.
@@ -20,35 +21,13 @@ const LONGEST_METHOD: usize = 20;
 /// Status of a request whose client went away.
 const GONE: u16 = 499;
 
-/// Most notes that are told, and most characters of one.
-const MOST_NOTES: usize = 200;
-const LONGEST_NOTE: usize = 200;
-
-/// Notes to the operator about what clients send. Each is told once.
-pub struct Notes {
-    format: LogFormat,
-    told: Mutex<HashSet<String>>,
-}
-
-impl Notes {
-    pub fn new(format: LogFormat) -> Notes {
-        Notes { format, told: Mutex::default() }
-    }
-
-    pub fn once(&self, text: String) {
-        let text = clean(&text.chars().take(LONGEST_NOTE).collect::<String>());
-        let mut told = self.told.lock().unwrap_or_else(|e| e.into_inner());
-        if told.len() >= MOST_NOTES || !told.insert(text.clone()) {
-            return;
-        }
-        match self.format {
-            LogFormat::Off => {}
-            LogFormat::Text => write(&format!("note: {text}\n")),
-            LogFormat::Json => {
-                write(&format!("{}\n", json!({"time": now(), "note": text})));
-            }
-        }
-    }
+/// Returns notes that are told in this format.
+pub fn notes(format: LogFormat) -> Notes {
+    Notes::new(move |text| match format {
+        LogFormat::Off => {}
+        LogFormat::Text => write(&format!("note: {text}\n")),
+        LogFormat::Json => write(&format!("{}\n", json!({"time": now(), "note": text}))),
+    })
 }
 
 /// Writes to standard error. A closed standard error is no failure.

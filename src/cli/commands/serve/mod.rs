@@ -1,15 +1,13 @@
 //! `gemma serve`: one model, many clients, and for each the text that `gemma generate` gives.
 //!
-//! Connection threads ([`http`]) parse bodies ([`api`]) and put requests into a bounded queue
+//! Connection threads ([`http`]) parse bodies ([`api`](crate::cli::api)) and put requests into a bounded queue
 //! ([`queue`]). The main thread owns the model and the scheduler ([`engine`]). It knows nothing of
 //! HTTP and waits for no client. One [`Request`](crate::decode::Request) goes from the parsed body
 //! to the scheduler.
 
 mod access;
-mod api;
 mod engine;
 mod http;
-mod ids;
 mod log;
 mod metrics;
 mod options;
@@ -20,6 +18,8 @@ pub mod testing;
 
 pub use options::ServeArgs;
 
+use crate::cli::api::ids;
+use crate::cli::api::request::ServedModel;
 use crate::cli::io::prompt::chat_template;
 use crate::cli::io::signals::Interrupt;
 use crate::cli::io::ui::Ui;
@@ -36,12 +36,10 @@ use crate::runtime::{Room, Session, Started};
 use crate::util::{hex, threads};
 use access::PageOrigin;
 use anyhow::{Context, Result};
-use api::request::ServedModel;
 use engine::AnswerEngine;
 use http::App;
 use http::guard::Guard;
 use http::listen::{self, ServerStage};
-use log::Notes;
 use queue::RequestQueue;
 use sha2::{Digest, Sha256};
 use std::net::SocketAddr;
@@ -73,7 +71,7 @@ pub fn run(options: &ServeArgs, typed: &Typed) -> Result<u8> {
         served: OnceLock::new(),
         guard: Guard::new(keys, edge.cors_origin.clone()),
         log: edge.log,
-        notes: Arc::new(Notes::new(edge.log)),
+        notes: Arc::new(log::notes(edge.log)),
         bodies: room.bodies(most, patience),
         room,
     });

@@ -1,19 +1,16 @@
 //! Queue of requests between the connection threads and the engine thread, and the phase of the
 //! server.
 
-use super::api::error::ApiError;
 use super::metrics::Metrics;
 use super::pool::Client;
-use crate::cli::io::record::FinishReason;
-use crate::decode::TokenLogProbs;
+use crate::cli::api::answer::{AnswerEnd, AnswerPiece, RequestFigures};
+use crate::cli::api::error::ApiError;
 use crate::runtime::answers::AnswerRequest;
 use crate::util::sync::{Condvar, Mutex, MutexGuard};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::Sender;
 
-/// Events that may wait for one client. A client that leaves more unread is disconnected.
-pub const EVENTS: usize = 1024;
 /// Interval at which an idle engine drops requests of clients that have gone.
 const LOOK: Duration = Duration::from_secs(1);
 
@@ -50,49 +47,6 @@ impl Delivery {
 pub enum ClientEvent {
     AnswerPiece(AnswerPiece),
     End(Box<AnswerEnd>),
-}
-
-/// A part of an answer.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct AnswerPiece {
-    pub text: String,
-    /// Text of a thought, before `text`.
-    pub thought: String,
-    pub tokens: u64,
-    pub log_probs: Vec<TokenLogProbs>,
-}
-
-/// End of an answer.
-#[derive(Clone, Debug)]
-pub struct AnswerEnd {
-    pub reason: Result<FinishReason, ApiError>,
-    pub stop_string: Option<String>,
-    pub figures: RequestFigures,
-}
-
-/// Counts and times of one or more texts.
-#[derive(Clone, Debug, Default)]
-pub struct RequestFigures {
-    pub prompt_tokens: u64,
-    /// Prompt tokens that a sequence held already.
-    pub cached_tokens: u64,
-    pub completion_tokens: u64,
-    pub passes: u64,
-    pub decode_time: Duration,
-    /// Time from the request to its first token.
-    pub first_token: Option<Duration>,
-}
-
-impl RequestFigures {
-    /// Adds another answer to the same prompt.
-    pub fn add(&mut self, other: &RequestFigures) {
-        self.prompt_tokens = self.prompt_tokens.max(other.prompt_tokens);
-        self.cached_tokens = self.cached_tokens.max(other.cached_tokens);
-        self.completion_tokens += other.completion_tokens;
-        self.passes += other.passes;
-        self.decode_time = self.decode_time.max(other.decode_time);
-        self.first_token = self.first_token.into_iter().chain(other.first_token).min();
-    }
 }
 
 /// Phase of the server.

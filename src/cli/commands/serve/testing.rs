@@ -1,12 +1,11 @@
 //! Parsing of request bodies without a server, for fuzzing.
 
-use super::api::fields::Fields;
-use super::api::request::ServedModel;
-use super::api::{anthropic, ollama, openai, responses, tokens};
-use super::log::Notes;
-use super::options::LogFormat;
 use super::pool::Client;
 use super::queue::Delivery;
+use crate::cli::api::fields::Fields;
+use crate::cli::api::notes::Notes;
+use crate::cli::api::request::ServedModel;
+use crate::cli::api::{anthropic, ollama, openai, responses, tokens};
 use crate::grammar::Enforcement;
 use crate::models::{ChatTemplate, Config, Tokenizer};
 use crate::runtime::constraints::Constraints;
@@ -42,7 +41,7 @@ impl RequestBodies {
             tokenizer,
             config,
         };
-        let notes = Arc::new(Notes::new(LogFormat::Off));
+        let notes = Arc::new(Notes::new(|_| ()));
         RequestBodies { served: Arc::new(served), notes }
     }
 

@@ -1,9 +1,10 @@
 //! Reading of request bodies, with limits of size, time and memory.
 
-use super::super::api::error::ApiError;
 use super::super::pool::{Client, PoolShare, SharedPool};
+use crate::cli::api::error::ApiError;
 use crate::util::json;
 use axum::extract::Request;
+use axum::http::header::{CONTENT_ENCODING, HeaderValue};
 use http_body_util::BodyExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -37,6 +38,11 @@ impl BodyLimits {
         client: Client,
         needs: &impl Fn(usize) -> usize,
     ) -> Result<ReadBody, ApiError> {
+        let coding = request.headers().get(CONTENT_ENCODING).map(HeaderValue::as_bytes);
+        if coding.is_some_and(|coding| !coding.eq_ignore_ascii_case(b"identity")) {
+            let what = "a compressed body is not read: send plain JSON without Content-Encoding";
+            return Err(ApiError::new(415, what));
+        }
         let length = request.headers().get("content-length");
         let length: Option<usize> = length.and_then(|length| length.to_str().ok()?.parse().ok());
         if length.is_some_and(|length| length > self.most) {

@@ -1,8 +1,8 @@
 //! Permissions: API keys, origins of browser pages, and host names of the server.
 
 use super::super::access::{ApiKey, PageOrigin, is_local_host};
-use super::super::api::error::ApiError;
 use super::super::pool::Client;
+use crate::cli::api::error::ApiError;
 use axum::http::header::{AUTHORIZATION, HOST, HeaderName, ORIGIN};
 use axum::http::{HeaderMap, Version};
 use std::net::IpAddr;

@@ -8,15 +8,17 @@ mod reply;
 mod response;
 
 use super::access::PageOrigin;
-use super::api::error::{ApiError, ApiFamily};
-use super::api::fields::Fields;
-use super::api::form::ApiForm;
-use super::api::request::{ApiRequest, ServedModel, TOKENISER_MEMORY, tokeniser_memory};
-use super::api::{anthropic, openai, responses, tokens};
-use super::log::{LogEntry, Notes};
+use super::log::LogEntry;
 use super::options::LogFormat;
 use super::pool::{Client, Peer, PoolShare, SharedPool};
-use super::queue::{ClientEvent, Delivery, EVENTS, RequestQueue};
+use super::queue::{ClientEvent, Delivery, RequestQueue};
+use crate::cli::api::answer::EVENTS;
+use crate::cli::api::error::{ApiError, ApiFamily};
+use crate::cli::api::fields::Fields;
+use crate::cli::api::form::ApiForm;
+use crate::cli::api::notes::Notes;
+use crate::cli::api::request::{ApiRequest, ServedModel, TOKENISER_MEMORY, tokeniser_memory};
+use crate::cli::api::{anthropic, openai, responses, tokens};
 use crate::grammar::{Enforcement, Grammar, GrammarSource};
 use crate::os::memory::release_freed;
 use crate::tensor::Token;
@@ -52,6 +54,8 @@ const COMPILING: usize = 2;
 pub const WORKERS: usize = PREPARING + COMPILING;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+/// Name of the same header in Anthropic's API.
+const ANTHROPIC_ID: HeaderName = HeaderName::from_static("request-id");
 const SEED: HeaderName = HeaderName::from_static("x-seed");
 
 /// State of the endpoints.
@@ -380,7 +384,7 @@ async fn answer(app: Arc<App>, request: Request, parse: Parse) -> Response {
     let mut response = match begun {
         Ok(StartedRequest { parsed, form, events, memory, seed: own, prompt_tokens }) => {
             seed = Some(own);
-            let collected = Collected::new(parsed.answers(), memory);
+            let collected = Collected::new(&parsed, memory);
             match parsed.stream {
                 true => reply::stream(form, prompt_tokens, events, collected, entry, family),
                 false => reply::whole(form, events, collected, &mut entry, family).await,
@@ -394,7 +398,10 @@ async fn answer(app: Arc<App>, request: Request, parse: Parse) -> Response {
     };
     let header = |text: String| HeaderValue::from_str(&text).ok();
     let headers = response.headers_mut();
-    headers.extend(header(id).map(|id| (Some(REQUEST_ID), id)));
+    headers.extend(header(id.clone()).map(|id| (Some(REQUEST_ID), id)));
+    if family == ApiFamily::Anthropic {
+        headers.extend(header(id).map(|id| (Some(ANTHROPIC_ID), id)));
+    }
     headers.extend(seed.and_then(|s| header(s.to_string())).map(|seed| (Some(SEED), seed)));
     response
 }

@@ -1,11 +1,11 @@
 //! Ollama's endpoints: its answers, what it tells of the model, and what this server does not do.
 
-use super::super::api::error::{ApiError, ApiFamily};
-use super::super::api::ollama;
-use super::super::api::request::ServedModel;
-use super::super::ids::date;
 use super::response::{answer_json, refusal};
 use super::{App, answer, result};
+use crate::cli::api::error::{ApiError, ApiFamily};
+use crate::cli::api::ids::date;
+use crate::cli::api::ollama;
+use crate::cli::api::request::ServedModel;
 use axum::extract::{Request, State};
 use axum::response::Response;
 use axum::routing::{MethodRouter, any, get, post};

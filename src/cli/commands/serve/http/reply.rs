@@ -1,11 +1,13 @@
 //! Answers on their way to a client, in a stream or whole.
 
-use super::super::api::error::{ApiError, ApiFamily};
-use super::super::api::form::{ApiForm, CollectedAnswer, SseEvents};
 use super::super::log::LogEntry;
 use super::super::pool::PoolShare;
-use super::super::queue::{AnswerPiece, ClientEvent, RequestFigures};
+use super::super::queue::ClientEvent;
 use super::response::{answer_held, refusal, respond};
+use crate::cli::api::answer::{AnswerPiece, RequestFigures};
+use crate::cli::api::error::{ApiError, ApiFamily};
+use crate::cli::api::form::{ApiForm, CollectedAnswer, SseEvents};
+use crate::cli::api::request::ApiRequest;
 use crate::cli::io::record::FinishReason;
 use axum::body::Body;
 use axum::http::header::{CACHE_CONTROL, HeaderName, HeaderValue};
@@ -20,6 +22,8 @@ const ALIVE: Duration = Duration::from_secs(15);
 /// Answers so far.
 pub struct Collected {
     answers: Vec<CollectedAnswer>,
+    /// Answers to each prompt.
+    n: usize,
     open: usize,
     figures: RequestFigures,
     /// Memory of the request and of its answers.
@@ -27,7 +31,7 @@ pub struct Collected {
 }
 
 impl Collected {
-    pub fn new(choices: usize, memory: [PoolShare; 2]) -> Collected {
+    pub fn new(request: &ApiRequest, memory: [PoolShare; 2]) -> Collected {
         let answer = || CollectedAnswer {
             text: String::new(),
             thought: String::new(),
@@ -35,8 +39,15 @@ impl Collected {
             reason: FinishReason::Stop,
             stop_string: None,
         };
-        let answers = (0..choices).map(|_| answer()).collect();
-        Collected { answers, open: choices, figures: RequestFigures::default(), _memory: memory }
+        let (n, open, figures) = (request.n, request.answers(), RequestFigures::default());
+        let answers = (0..open).map(|_| answer()).collect();
+        Collected { answers, n, open, figures, _memory: memory }
+    }
+
+    /// Counts an answer that ended.
+    fn count(&mut self, choice: usize, figures: &RequestFigures) {
+        self.open -= 1;
+        self.figures.add(figures, choice.is_multiple_of(self.n));
     }
 }
 
@@ -65,8 +76,7 @@ pub async fn whole(
                 continue;
             }
             Some((choice, ClientEvent::End(end))) => {
-                collected.open -= 1;
-                collected.figures.add(&end.figures);
+                collected.count(choice, &end.figures);
                 entry.figures = collected.figures.clone();
                 let answer = &mut collected.answers[choice];
                 answer.stop_string = end.stop_string;
@@ -195,8 +205,7 @@ impl AnswerStream {
                 return;
             }
             Some((choice, ClientEvent::End(end))) => {
-                self.collected.open -= 1;
-                self.collected.figures.add(&end.figures);
+                self.collected.count(choice, &end.figures);
                 match end.reason {
                     Ok(reason) => {
                         self.collected.answers[choice].reason = reason;

@@ -1,6 +1,6 @@
 //! Whole responses: JSON, and refusals in the form of the API.
 
-use super::super::api::error::{ApiError, ApiFamily};
+use crate::cli::api::error::{ApiError, ApiFamily};
 use axum::body::{Body, Bytes};
 use axum::http::StatusCode;
 use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderValue, RETRY_AFTER};

@@ -1,6 +1,6 @@
 //! `/v1/messages` and `/v1/messages/count_tokens`, as Anthropic's server has them.
 
-use super::super::queue::{AnswerEnd, AnswerPiece, RequestFigures};
+use super::answer::{AnswerEnd, AnswerPiece, RequestFigures};
 use super::conversation::ApiConversation;
 use super::error::ApiError;
 use super::fields::Fields;
@@ -51,7 +51,7 @@ pub fn messages_body(
         max_tokens: fields.take_limit("max_tokens")?,
         sampling: SamplingFields::take(&mut fields)?,
         // The seed is an extension of Anthropic's options: it makes sampled answers reproducible.
-        seed: fields.take_limit("seed")?,
+        seed: fields.take_seed()?,
         stops: take_stops(&mut fields, "stop_sequences")?,
         format: take_format(&mut fields)?,
         stream: fields.take("stream")?.unwrap_or(false),
@@ -123,6 +123,32 @@ impl Blocks {
             self.index += 1;
         }
     }
+
+    /// Sends parts of the answer.
+    fn parts(&mut self, parts: impl IntoIterator<Item = AnswerPart>, out: &mut SseEvents) {
+        for part in parts {
+            let delta = match part {
+                AnswerPart::Text(text) => {
+                    if self.open != Some(Kind::Text) {
+                        self.open(Kind::Text, json!({"type": "text", "text": ""}), out);
+                    }
+                    json!({"type": "text_delta", "text": text})
+                }
+                AnswerPart::Call(name) => {
+                    self.called = true;
+                    let block = json!({"type": "tool_use", "id": new_id("toolu_"), "name": name,
+                        "input": {}});
+                    self.open(Kind::ToolUse, block, out);
+                    continue;
+                }
+                AnswerPart::Arguments(text) => {
+                    json!({"type": "input_json_delta", "partial_json": text})
+                }
+            };
+            out.named(&json!({"type": "content_block_delta", "index": self.index,
+                "delta": delta}));
+        }
+    }
 }
 
 /// Returns Anthropic's token counts: input tokens do not include cached ones.
@@ -145,7 +171,7 @@ impl ApiForm for Blocks {
             content.push(json!({"type": "thinking", "thinking": answer.thought, "signature": ""}));
         }
         let mut arguments = Vec::<String>::new();
-        for part in self.reader.push(&answer.text) {
+        for part in self.reader.push(&answer.text).into_iter().chain(self.reader.finish()) {
             match part {
                 AnswerPart::Text(text) => content.push(json!({"type": "text", "text": text})),
                 AnswerPart::Call(name) => {
@@ -186,31 +212,13 @@ impl ApiForm for Blocks {
             out.named(&json!({"type": "content_block_delta", "index": self.index,
                 "delta": delta}));
         }
-        for part in self.reader.push(&piece.text) {
-            let delta = match part {
-                AnswerPart::Text(text) => {
-                    if self.open != Some(Kind::Text) {
-                        self.open(Kind::Text, json!({"type": "text", "text": ""}), out);
-                    }
-                    json!({"type": "text_delta", "text": text})
-                }
-                AnswerPart::Call(name) => {
-                    self.called = true;
-                    let block = json!({"type": "tool_use", "id": new_id("toolu_"), "name": name,
-                        "input": {}});
-                    self.open(Kind::ToolUse, block, out);
-                    continue;
-                }
-                AnswerPart::Arguments(text) => {
-                    json!({"type": "input_json_delta", "partial_json": text})
-                }
-            };
-            out.named(&json!({"type": "content_block_delta", "index": self.index,
-                "delta": delta}));
-        }
+        let parts = self.reader.push(&piece.text);
+        self.parts(parts, out);
     }
 
     fn end(&mut self, _: usize, reason: FinishReason, end: &AnswerEnd, out: &mut SseEvents) {
+        let rest = self.reader.finish();
+        self.parts(rest, out);
         self.shut(out);
         let delta = json!({"stop_reason": self.stop_reason(reason),
             "stop_sequence": end.stop_string});

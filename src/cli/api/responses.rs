@@ -1,6 +1,6 @@
 //! `/v1/responses`, as OpenAI's server has it, without stored responses.
 
-use super::super::queue::{AnswerEnd, AnswerPiece, RequestFigures};
+use super::answer::{AnswerEnd, AnswerPiece, RequestFigures};
 use super::conversation::ApiConversation;
 use super::error::ApiError;
 use super::fields::Fields;
@@ -12,8 +12,12 @@ use super::tools::{AnswerPart, CallReader};
 use crate::cli::io::format::{AnswerFormat, response_format};
 use crate::cli::io::record::FinishReason;
 use crate::util::json;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use std::sync::Arc;
+
+/// Fields of a request that its response repeats as they came.
+const REPEATED: [&str; 8] =
+    ["instructions", "metadata", "reasoning", "temperature", "text", "top_p", "truncation", "user"];
 
 /// Returns the format of the answer, which a field of `text` has.
 fn take_format(fields: &mut Fields) -> Result<Option<AnswerFormat>, ApiError> {
@@ -33,6 +37,8 @@ pub fn body(
         Value::Array(items) => items,
         text => vec![json!({"role": "user", "content": text})],
     };
+    let given = |name: &&str| Some(((*name).to_owned(), fields.get(name)?.clone()));
+    let repeated: Map<String, Value> = REPEATED.iter().filter_map(given).collect();
     let conversation = ApiConversation::read("input", &items, fields.take("instructions")?)?;
     let [tools, choice] = ["tools", "tool_choice"].map(|name| fields.get(name).cloned());
     let tool_options = functions::take(&mut fields)?;
@@ -41,18 +47,21 @@ pub fn body(
         choice: choice.unwrap_or_else(|| "auto".into()),
         many: tool_options.as_ref().is_none_or(|options| options.many),
         max_tokens: fields.take_limit("max_output_tokens")?,
+        repeated: repeated.into(),
     };
     let mut request = ApiRequest {
         n: 1,
         sampling: SamplingFields::take(&mut fields)?,
-        seed: fields.take_limit("seed")?,
+        seed: fields.take_seed()?,
         stops: take_stops(&mut fields, "stop")?,
         max_tokens: shown.max_tokens,
         format: take_format(&mut fields)?,
         tool_options,
         thinks: served.take_thinking(&mut fields)?,
         stream: fields.take("stream")?.unwrap_or(false),
-        repeated: json::memory(json::bytes(&shown.tools) + json::bytes(&shown.choice)),
+        repeated: json::memory(
+            json::bytes(&shown.tools) + json::bytes(&shown.choice) + json::bytes(&shown.repeated),
+        ),
         ..ApiRequest::default()
     };
     fields.finish()?;
@@ -69,6 +78,8 @@ struct Shown {
     choice: Value,
     many: bool,
     max_tokens: Option<usize>,
+    /// Fields that are repeated as they came.
+    repeated: Value,
 }
 
 /// Items of an answer so far.
@@ -92,12 +103,17 @@ struct Responses {
 impl Items {
     fn object(&self, status: &str) -> Value {
         let ResponseHead { id, created, model, .. } = &self.head;
-        let Shown { tools, choice, many, max_tokens } = &self.shown;
-        json!({"id": id, "object": "response", "created_at": created, "model": model,
-            "status": status, "output": self.items, "error": null, "incomplete_details": null,
+        let Shown { tools, choice, many, max_tokens, repeated } = &self.shown;
+        let mut object = json!({"id": id, "object": "response", "created_at": created,
+            "model": model, "status": status, "output": self.items, "error": null,
+            "incomplete_details": null,
             "instructions": null, "metadata": {}, "parallel_tool_calls": many,
             "tool_choice": choice, "tools": tools, "temperature": null, "top_p": null,
-            "max_output_tokens": max_tokens, "usage": null})
+            "max_output_tokens": max_tokens, "usage": null});
+        for (name, value) in repeated.as_object().into_iter().flatten() {
+            object[name] = value.clone();
+        }
+        object
     }
 
     fn send(&mut self, mut event: Value, out: &mut SseEvents) {
@@ -224,7 +240,7 @@ impl Items {
         let RequestFigures { prompt_tokens, cached_tokens, completion_tokens, .. } = figures;
         object["usage"] = json!({
             "input_tokens": prompt_tokens,
-            "input_tokens_details": {"cached_tokens": cached_tokens},
+            "input_tokens_details": {"cached_tokens": cached_tokens, "cache_write_tokens": 0},
             "output_tokens": completion_tokens,
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": prompt_tokens + completion_tokens,
@@ -241,7 +257,9 @@ impl ApiForm for Responses {
         choice: usize,
     ) -> String {
         let (answer, mut unsent) = (&answers[choice], SseEvents::default());
-        for part in self.form.reader.push(&answer.text) {
+        let reader = &mut self.form.reader;
+        let parts = reader.push(&answer.text).into_iter().chain(reader.finish());
+        for part in parts.collect::<Vec<_>>() {
             self.form.part(part, &mut unsent);
         }
         self.form.shut(status(answer.reason), &mut unsent);
@@ -262,6 +280,9 @@ impl ApiForm for Responses {
     }
 
     fn end(&mut self, _: usize, reason: FinishReason, _: &AnswerEnd, out: &mut SseEvents) {
+        if let Some(part) = self.form.reader.finish() {
+            self.form.part(part, out);
+        }
         self.form.shut(status(reason), out);
         self.reason = Some(reason);
     }

@@ -1,6 +1,6 @@
 //! The request that all API forms are parsed into, and its conversion to requests for the engine.
 
-use super::super::queue::{ClientRequest, Delivery, EVENTS};
+use super::answer::EVENTS;
 use super::conversation::ApiConversation;
 use super::error::ApiError;
 use super::fields::Fields;
@@ -90,7 +90,8 @@ impl ServedModel {
 
     /// Returns a parser of answers that may have calls.
     pub fn reader(&self, tool_options: Option<&ToolOptions>) -> CallReader {
-        CallReader::new(tool_options.is_some(), !self.call_marks().is_empty())
+        let tools = tool_options.map_or(&[][..], |options| &options.tools);
+        CallReader::new(tools, !self.call_marks().is_empty())
     }
 
     /// Takes the name of the model. Any name is answered, because one model is served.
@@ -215,7 +216,7 @@ impl ApiRequest {
         Ok(ApiRequest {
             n,
             sampling: SamplingFields::take(fields)?,
-            seed: fields.take_limit("seed")?,
+            seed: fields.take_seed()?,
             stops: [take_stops(fields, "stop")?, take_stops(fields, "stopping_strings")?].concat(),
             max_tokens: fields.take_limit_of(&MAX_TOKENS)?,
             ignore_eos: fields.take("ignore_eos")?.unwrap_or(false),
@@ -352,12 +353,12 @@ impl ApiRequest {
     /// Returns a request for each answer, in the order of the prompts, and the seed of the first
     /// one. A further answer to the same prompt has the next seed. `delivery` makes the delivery of
     /// the nth answer.
-    pub fn requests(
+    pub fn requests<D>(
         &self,
         served: &ServedModel,
         grammar: Option<Grammar>,
-        delivery: &dyn Fn(usize) -> Delivery,
-    ) -> Result<(Vec<ClientRequest>, u64)> {
+        delivery: &dyn Fn(usize) -> D,
+    ) -> Result<(Vec<AnswerRequest<D>>, u64)> {
         let seed = self.seed.unwrap_or_else(|| rand::random::<u32>() as u64);
         let mut requests = Vec::with_capacity(self.answers());
         for prompt in &self.prompts {

@@ -24,7 +24,7 @@ impl SamplingFields {
         let penalty = fields.take("repetition_penalty")?;
         Ok(SamplingFields {
             temperature: fields.take("temperature")?,
-            top_k: fields.take_limit("top_k")?,
+            top_k: fields.take_top_k()?,
             top_p: fields.take("top_p")?,
             min_p: fields.take("min_p")?,
             repeat_penalty: fields.take("repeat_penalty")?.or(penalty),

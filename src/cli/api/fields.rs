@@ -1,8 +1,8 @@
 //! The fields of a request's body. Each is taken by name. A field that is left over at the end is
 //! passed over if it changes no text, with a note in the log, or else refused by name.
 
-use super::super::log::Notes;
 use super::error::ApiError;
+use super::notes::Notes;
 use crate::util::json;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
@@ -43,7 +43,7 @@ const NEUTRAL: &str = r#"{
     "tfs_z": [1], "thread": [{"type": "create"}], "tool_ids": [[]], "tool_servers": [[]],
     "template": [""], "truncate": [true, false], "top_a": [0], "top_n_sigma": [-1, 0],
     "typ_p": [1], "typical": [1], "typical_p": [1],
-    "use_beam_search": [false], "with_pieces": [false], "xtc_probability": [0],
+    "use_beam_search": [false], "xtc_probability": [0],
     "samplers": [[], "edkypmxt", "dkypmxt", ["top_k", "top_p", "min_p", "temperature"],
         ["penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc",
         "temperature"]]
@@ -134,6 +134,23 @@ impl Fields {
             self.left.remove(name);
         }
         self.take(name)
+    }
+
+    /// Takes `top_k`. Both 0 and -1 turn it off.
+    pub fn take_top_k(&mut self) -> Result<Option<usize>, ApiError> {
+        let is_off = self.get("top_k").and_then(Value::as_i64) == Some(-1);
+        self.take_limit("top_k").map(|given| given.or(is_off.then_some(0)))
+    }
+
+    /// Takes a seed. A negative one counts as the same 64 bits, and -1 as none.
+    pub fn take_seed(&mut self) -> Result<Option<u64>, ApiError> {
+        match self.get("seed").and_then(Value::as_i64) {
+            Some(seed @ ..=-2) => {
+                self.left.remove("seed");
+                Ok(Some(seed as u64))
+            }
+            _ => self.take_limit("seed"),
+        }
     }
 
     /// Takes the first of these limits that is given, and drops the others.
@@ -227,11 +244,10 @@ fn form<T>() -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::options::LogFormat;
     use super::*;
 
     fn parse(text: &str) -> Result<Fields, ApiError> {
-        Fields::parse(text.as_bytes(), &Arc::new(Notes::new(LogFormat::Off)))
+        Fields::parse(text.as_bytes(), &Arc::new(Notes::new(|_| ())))
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use crate::grammar::tools::{ARGUMENTS, CALL, CALL_MARKS, Tool};
 use crate::models::Message;
 use serde_json::{Value, json};
+use std::sync::Arc;
 
 /// Characters that stand for the tokens of Gemma 4's calls.
 const BEGIN: char = CALL_MARKS[0].1;
@@ -116,17 +117,31 @@ enum ReaderState {
 #[derive(Clone, Debug)]
 pub struct CallReader {
     state: ReaderState,
+    /// Texts that begin a call, up to the brace of its arguments, with the names of the functions.
+    heads: Arc<[(String, String)]>,
 }
 
 impl CallReader {
-    /// Makes a reader. Without `calls` all text is plain text. `marked` means Gemma 4's form.
-    pub fn new(calls: bool, marked: bool) -> CallReader {
-        let state = match (calls, marked) {
-            (true, true) => ReaderState::MarkedText,
-            (true, false) => ReaderState::Begin,
-            (false, _) => ReaderState::Text,
+    /// Makes a reader of calls of these functions. Without any, all text is plain text. `marked`
+    /// means Gemma 4's form.
+    pub fn new(tools: &[Tool], marked: bool) -> CallReader {
+        let state = match (tools, marked) {
+            ([], _) => ReaderState::Text,
+            (_, true) => ReaderState::MarkedText,
+            (_, false) => ReaderState::Begin,
         };
-        CallReader { state }
+        let head = |Tool { name, .. }: &Tool| (format!("{CALL}{name}{ARGUMENTS}{{"), name.clone());
+        CallReader { state, heads: tools.iter().map(head).collect() }
+    }
+
+    /// Returns the head of a call that the end of the answer cut off, as text.
+    pub fn finish(&mut self) -> Option<AnswerPart> {
+        match &mut self.state {
+            ReaderState::Head(head) | ReaderState::MarkedHead(head) if !head.is_empty() => {
+                Some(AnswerPart::Text(std::mem::take(head)))
+            }
+            _ => None,
+        }
     }
 
     /// Splits a piece of the answer into parts.
@@ -170,12 +185,13 @@ impl CallReader {
                 }
                 ReaderState::Head(head) => {
                     head.push(c);
-                    let name = head.strip_prefix(CALL).and_then(|h| h.strip_suffix(ARGUMENTS));
-                    if let Some(name) = name {
-                        parts.push(AnswerPart::Call(name.to_owned()));
+                    let first = self.heads.iter().find(|(own, _)| own.starts_with(&**head));
+                    if let Some((_, name)) = first.filter(|(own, _)| own == head) {
+                        parts.push(AnswerPart::Call(name.clone()));
+                        parts.push(AnswerPart::Arguments("{".into()));
                         self.state =
-                            ReaderState::Arguments { depth: 0, in_string: false, escaped: false };
-                    } else if !may_be_call(head) {
+                            ReaderState::Arguments { depth: 1, in_string: false, escaped: false };
+                    } else if first.is_none() {
                         parts.push(AnswerPart::Text(std::mem::take(head)));
                         self.state = ReaderState::Text;
                     }
@@ -203,13 +219,6 @@ impl CallReader {
         }
         parts
     }
-}
-
-/// Returns whether a call may begin with this text. Another answer of JSON begins otherwise.
-fn may_be_call(head: &str) -> bool {
-    let Some(rest) = head.strip_prefix(CALL) else { return CALL.starts_with(head) };
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
-    ARGUMENTS.starts_with(rest.trim_start_matches(is_plain))
 }
 
 /// Arguments in Gemma 4's form on their way to JSON.
@@ -272,16 +281,25 @@ mod tests {
     use super::*;
     use crate::models::ToolCall;
 
+    fn tool(name: &str) -> Tool {
+        let (name, description, parameters) = (name.into(), None, Value::Null);
+        Tool { name, description, parameters, strict: false }
+    }
+
     /// Returns the parts of a text that arrives in pieces of `piece` characters.
     fn parts(text: &str, calls: bool, piece: usize) -> Vec<AnswerPart> {
-        parts_of(CallReader::new(calls, false), text, piece)
+        let tools = ["one", "two"].map(tool);
+        parts_of(CallReader::new(if calls { &tools } else { &[] }, false), text, piece)
     }
 
     fn parts_of(mut reader: CallReader, text: &str, piece: usize) -> Vec<AnswerPart> {
         let chars: Vec<char> = text.chars().collect();
         let mut all: Vec<AnswerPart> = Vec::new();
-        for piece in chars.chunks(piece) {
-            for part in reader.push(&piece.iter().collect::<String>()) {
+        let pieces = chars.chunks(piece).map(|piece| piece.iter().collect::<String>());
+        let mut steps: Vec<Vec<AnswerPart>> = pieces.map(|piece| reader.push(&piece)).collect();
+        steps.push(reader.finish().into_iter().collect());
+        for step in steps {
+            for part in step {
                 match (all.last_mut(), part) {
                     (Some(AnswerPart::Text(old)), AnswerPart::Text(new)) => old.push_str(&new),
                     (Some(AnswerPart::Arguments(old)), AnswerPart::Arguments(new)) => {
@@ -313,7 +331,17 @@ mod tests {
             );
         }
         assert_eq!(parts(&text[..30], true, 4)[..1], want[..1]);
-        for json in [r#"{"n": 5}"#, r#"{"name": "A B"}"#, r#"{"name": "a", "age": 5}"#, "{}"] {
+        for json in [
+            r#"{"n": 5}"#,
+            r#"{"name": "A B"}"#,
+            r#"{"name": "one", "age": 5}"#,
+            "{}",
+            // An answer by a schema with these two fields, and calls that were cut in their heads.
+            r#"{"name": "Ada", "arguments": {"for": "b"}}"#,
+            r#"{"name": "one", "arguments": ["for"]}"#,
+            r#"{"name": "on"#,
+            r#"{"name": "two", "arguments": "#,
+        ] {
             for piece in [1, 4, 1000] {
                 assert_eq!(parts(json, true, piece), [AnswerPart::Text(json.into())]);
             }
@@ -338,7 +366,10 @@ mod tests {
             AnswerPart::Arguments("{}".into()),
         ];
         for piece in [1, 2, 3, 7, 1000] {
-            assert_eq!(parts_of(CallReader::new(true, true), text, piece), want, "{piece}");
+            let reader = CallReader::new(&["plan", "now"].map(tool), true);
+            assert_eq!(parts_of(reader.clone(), text, piece), want, "{piece}");
+            let cut = [AnswerPart::Text("So: call:pl".into())];
+            assert_eq!(parts_of(reader, "So: \u{fdd0}call:pl", piece), cut, "{piece}");
         }
     }
 

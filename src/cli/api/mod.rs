@@ -1,8 +1,10 @@
-//! The APIs of OpenAI and Anthropic: from JSON to requests for the engine, and answers to JSON.
+//! The APIs of OpenAI, Anthropic and Ollama: from JSON to requests for the engine, and
+//! answers to JSON.
 //!
 //! [`request`] has the request that all forms are parsed into, [`form`] the trait by which answers
-//! are written. Nothing here knows a connection.
+//! are written. Nothing here knows a connection. The server and `generate --batch` use this module.
 
+pub mod answer;
 pub mod anthropic;
 mod conversation;
 mod echo;
@@ -10,7 +12,9 @@ pub mod error;
 pub mod fields;
 pub mod form;
 mod functions;
+pub mod ids;
 mod log_probs;
+pub mod notes;
 pub mod ollama;
 pub mod openai;
 pub mod request;

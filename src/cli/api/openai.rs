@@ -1,6 +1,6 @@
 //! `/v1/chat/completions` and `/v1/completions`, as OpenAI's server has them.
 
-use super::super::queue::{AnswerEnd, AnswerPiece, RequestFigures};
+use super::answer::{AnswerEnd, AnswerPiece, RequestFigures};
 use super::conversation::ApiConversation;
 use super::echo::{self, Echo};
 use super::error::ApiError;
@@ -38,6 +38,11 @@ pub fn chat(
     if fields.take("continue_final_message")?.unwrap_or(false) {
         fields.pass_over(&["add_generation_prompt"]);
         conversation = conversation.continued();
+        if !conversation.is_begun() {
+            let what = "'continue_final_message' needs a last message that is a text of the \
+                assistant: end the list with one, or leave the field out";
+            return Err(ApiError::bad(what).param("continue_final_message"));
+        }
     }
     fields.finish()?;
     request.converse(conversation, served);
@@ -165,7 +170,8 @@ impl ApiForm for Chat {
     ) -> String {
         let answer = &answers[choice];
         let (mut content, mut calls) = (String::new(), Vec::<Value>::new());
-        for part in self.choices[choice].reader.push(&answer.text) {
+        let reader = &mut self.choices[choice].reader;
+        for part in reader.push(&answer.text).into_iter().chain(reader.finish()) {
             match part {
                 AnswerPart::Text(text) => content += &text,
                 AnswerPart::Call(name) => calls.push(json!({"id": new_id("call_"),
@@ -246,6 +252,9 @@ impl ApiForm for Chat {
     }
 
     fn end(&mut self, choice: usize, reason: FinishReason, _: &AnswerEnd, out: &mut SseEvents) {
+        if let Some(AnswerPart::Text(text)) = self.choices[choice].reader.finish() {
+            self.delta(choice, json!({"content": text}), Value::Null, out);
+        }
         let finish = self.finish(choice, reason);
         let choice = json!({"index": choice, "delta": {}, "logprobs": null,
             "finish_reason": finish});

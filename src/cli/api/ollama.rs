@@ -1,12 +1,12 @@
 //! `/api/chat` and `/api/generate`, as Ollama's server has them.
 
-use super::super::ids::{date, new_id, now};
-use super::super::queue::{AnswerEnd, AnswerPiece, RequestFigures};
+use super::answer::{AnswerEnd, AnswerPiece, RequestFigures};
 use super::conversation::ApiConversation;
 use super::error::{ApiError, ApiFamily};
 use super::fields::Fields;
 use super::form::{ApiForm, CollectedAnswer, ResponseHead, SseEvents};
 use super::functions;
+use super::ids::{date, new_id, now};
 use super::log_probs::{LogProbList, LogProbs};
 use super::openai::take_top_log_probs;
 use super::request::{ApiPrompt, ApiRequest, ServedModel};
@@ -48,6 +48,8 @@ pub fn generate(
     let system = fields.take::<String>("system")?.filter(|text| !text.is_empty());
     let images: Value = fields.take("images")?.unwrap_or_default();
     let is_raw = fields.take("raw")?.unwrap_or(false);
+    let item = json!({"role": "user", "content": prompt, "images": images});
+    let conversation = ApiConversation::read("prompt", &[item], system.map(Value::from))?;
     if prompt.is_empty() {
         return load(fields, request, form);
     }
@@ -56,8 +58,6 @@ pub fn generate(
         request.prompts = vec![ApiPrompt::Text(prompt)];
         return Ok((request, Box::new(form)));
     }
-    let item = json!({"role": "user", "content": prompt, "images": images});
-    let conversation = ApiConversation::read("prompt", &[item], system.map(Value::from))?;
     Ok(converse(request, form, conversation))
 }
 
@@ -178,6 +178,14 @@ impl OllamaAnswer {
         (content, calls)
     }
 
+    /// Returns the head of a call that the end of the answer cut off.
+    fn cut_head(&mut self) -> String {
+        match self.reader.finish() {
+            Some(AnswerPart::Text(text)) => text,
+            _ => String::new(),
+        }
+    }
+
     /// Returns the call that is being read; `None` if it was cut off.
     fn finish_call(&mut self) -> Option<Value> {
         let (name, arguments) = self.call.take()?;
@@ -244,7 +252,8 @@ impl ApiForm for OllamaAnswer {
             object["done_reason"] = self.done.into();
             return self.line(object, &[]);
         };
-        let (content, mut calls) = self.read(&answer.text);
+        let (mut content, mut calls) = self.read(&answer.text);
+        content += &self.cut_head();
         calls.extend(self.finish_call());
         self.done = done(answer.reason);
         let mut object = self.object(content, &answer.thought, calls);
@@ -268,6 +277,10 @@ impl ApiForm for OllamaAnswer {
 
     fn end(&mut self, _: usize, reason: FinishReason, _: &AnswerEnd, out: &mut SseEvents) {
         self.done = done(reason);
+        let head = self.cut_head();
+        if !head.is_empty() {
+            out.0 += &self.line(self.object(head, "", Vec::new()), &[]);
+        }
         if let Some(call) = self.finish_call() {
             out.0 += &self.line(self.object(String::new(), "", vec![call]), &[]);
         }

@@ -1,8 +1,8 @@
 //! The forms in which answers go out: one trait, a file each.
 
-pub use super::super::ids::{new_id, now};
-use super::super::queue::{AnswerEnd, AnswerPiece, RequestFigures};
+use super::answer::{AnswerEnd, AnswerPiece, RequestFigures};
 use super::error::ApiError;
+pub use super::ids::{new_id, now};
 use super::request::ServedModel;
 use crate::cli::io::record::FinishReason;
 use crate::decode::TokenLogProbs;

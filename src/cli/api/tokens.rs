@@ -5,7 +5,7 @@ use super::fields::{Fields, missing};
 use super::request::ServedModel;
 use crate::models::Special;
 use crate::tensor::Token;
-use serde_json::json;
+use serde_json::{Value, json};
 
 /// Most bytes of a text for `/tokenize`.
 pub const LONGEST_TEXT: usize = 1 << 20;
@@ -15,18 +15,20 @@ const MOST_TOKENS: usize = 1 << 18;
 /// Splits a text into tokens.
 pub fn tokenize(mut fields: Fields, served: &ServedModel) -> Result<String, ApiError> {
     fields.pass_over(&["model"]);
-    // In vLLM's form, with `prompt`, a text spells control tokens.
-    let parses = fields.get("prompt").is_some();
     let mut text: Option<String> = None;
     for name in ["text", "prompt", "content"] {
         text = fields.take(name)?.or(text);
     }
     let text = text.ok_or_else(|| missing("content"))?;
-    let special = match fields.take("add_special")?.unwrap_or(parses) {
+    // Both servers read control tokens in a text by default.
+    let special = match fields.take("parse_special")?.unwrap_or(true) {
         true => Special::Parse,
         false => Special::AsText,
     };
-    let has_bos = fields.take("add_special_tokens")?.unwrap_or(false);
+    let [add_special, add_special_tokens] =
+        [fields.take("add_special")?, fields.take("add_special_tokens")?];
+    let has_bos = add_special.or(add_special_tokens).unwrap_or(false);
+    let with_pieces = fields.take("with_pieces")?.unwrap_or(false);
     fields.finish()?;
     if text.len() > LONGEST_TEXT {
         let what = format!("the text is longer than {LONGEST_TEXT} bytes: shorten it");
@@ -40,7 +42,18 @@ pub fn tokenize(mut fields: Fields, served: &ServedModel) -> Result<String, ApiE
         false => served.tokenizer.encode(&text, special),
     };
     let tokens = tokens.map_err(|error| ApiError::of(&error))?;
-    Ok(json!({"count": tokens.len(), "tokens": tokens}).to_string())
+    let count = tokens.len();
+    if !with_pieces {
+        return Ok(json!({"count": count, "tokens": tokens}).to_string());
+    }
+    // A piece that is not valid UTF-8 is a list of bytes.
+    let piece = |token: &Token| {
+        let bytes = served.tokenizer.token_bytes(*token);
+        let piece = String::from_utf8(bytes).map_or_else(|e| json!(e.as_bytes()), Value::from);
+        json!({"id": token, "piece": piece})
+    };
+    let tokens: Vec<Value> = tokens.iter().map(piece).collect();
+    Ok(json!({"count": count, "tokens": tokens}).to_string())
 }
 
 /// Joins tokens to a text.

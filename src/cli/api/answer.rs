@@ -1,0 +1,54 @@
+//! Parts and ends of answers, as the forms of the APIs take them.
+
+use super::error::ApiError;
+use crate::cli::io::record::FinishReason;
+use crate::decode::TokenLogProbs;
+use std::time::Duration;
+
+/// Events that may wait for one client. A client that leaves more unread is disconnected.
+pub const EVENTS: usize = 1024;
+
+/// A part of an answer.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct AnswerPiece {
+    pub text: String,
+    /// Text of a thought, before `text`.
+    pub thought: String,
+    pub tokens: u64,
+    pub log_probs: Vec<TokenLogProbs>,
+}
+
+/// End of an answer.
+#[derive(Clone, Debug)]
+pub struct AnswerEnd {
+    pub reason: Result<FinishReason, ApiError>,
+    pub stop_string: Option<String>,
+    pub figures: RequestFigures,
+}
+
+/// Counts and times of one or more texts.
+#[derive(Clone, Debug, Default)]
+pub struct RequestFigures {
+    pub prompt_tokens: u64,
+    /// Prompt tokens that a sequence held already.
+    pub cached_tokens: u64,
+    pub completion_tokens: u64,
+    pub passes: u64,
+    pub decode_time: Duration,
+    /// Time from the request to its first token.
+    pub first_token: Option<Duration>,
+}
+
+impl RequestFigures {
+    /// Adds another answer. The prompt counts with the first of its answers only.
+    pub fn add(&mut self, other: &RequestFigures, is_first: bool) {
+        if is_first {
+            self.prompt_tokens += other.prompt_tokens;
+            self.cached_tokens += other.cached_tokens;
+        }
+        self.completion_tokens += other.completion_tokens;
+        self.passes += other.passes;
+        self.decode_time = self.decode_time.max(other.decode_time);
+        self.first_token = self.first_token.into_iter().chain(other.first_token).min();
+    }
+}

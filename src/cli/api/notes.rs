@@ -1,0 +1,30 @@
+//! Notes about what clients send.
+
+use crate::cli::io::ui::clean;
+use std::collections::HashSet;
+use std::sync::Mutex;
+
+/// Most notes that are told, and most characters of one.
+const MOST_NOTES: usize = 200;
+const LONGEST_NOTE: usize = 200;
+
+/// Notes to the operator about what clients send. Each is told once.
+pub struct Notes {
+    tell: Box<dyn Fn(&str) + Send + Sync>,
+    told: Mutex<HashSet<String>>,
+}
+
+impl Notes {
+    /// Makes notes that `tell` shows.
+    pub fn new(tell: impl Fn(&str) + Send + Sync + 'static) -> Notes {
+        Notes { tell: Box::new(tell), told: Mutex::default() }
+    }
+
+    pub fn once(&self, text: String) {
+        let text = clean(&text.chars().take(LONGEST_NOTE).collect::<String>());
+        let mut told = self.told.lock().unwrap_or_else(|e| e.into_inner());
+        if told.len() < MOST_NOTES && told.insert(text.clone()) {
+            (self.tell)(&text);
+        }
+    }
+}
