@@ -16,11 +16,12 @@ mod store;
 mod view;
 
 pub use foreign::check_bytes;
-pub use gguf::files_of_gguf;
+pub use gguf::GgufNames;
 pub use view::{Dtype, TensorView, is_weight};
 
 use crate::error::Fault;
 use crate::tensor::{Code, Format, GgmlType, Matrix};
+use crate::util::files::is_portable_name;
 use crate::util::threads;
 use anyhow::{Context, Result};
 use rayon::prelude::*;
@@ -201,7 +202,7 @@ impl Checkpoint {
 
     /// A file beside the weights, such as `tokenizer.json`; `None` when there is none.
     pub fn side_file(&self, name: &str) -> Result<Option<Cow<'_, [u8]>>> {
-        anyhow::ensure!(shards::is_plain_name(name), "side file {name:?} is not a plain name");
+        anyhow::ensure!(is_portable_name(name), "side file {name:?} is not a plain name");
         match &self.gguf {
             Some(gguf) => gguf.side_file(name),
             None => self.store.read(name),

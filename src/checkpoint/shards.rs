@@ -3,6 +3,7 @@
 
 use super::store::Store;
 use crate::error::Fault;
+use crate::util::files::is_portable_name;
 use anyhow::Result;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -46,9 +47,9 @@ pub fn find(store: &Store, shown: &str) -> Result<Shards> {
         let Some(file) = file.as_str() else {
             return Err(bad(format!("tensor `{tensor}` is mapped to {file}, not to a file")).into());
         };
-        if !is_plain_name(file) {
+        if !is_portable_name(file) {
             return Err(bad(format!(
-                "tensor `{tensor}` is mapped to {file:?}, which lies outside the directory"
+                "tensor `{tensor}` is mapped to {file:?}, which may lie outside the directory"
             ))
             .into());
         }
@@ -70,9 +71,4 @@ pub fn find(store: &Store, shown: &str) -> Result<Shards> {
             .into());
     }
     Ok(Shards { files, weight_map: Some(weight_map) })
-}
-
-/// A file name without any way out of its directory.
-pub fn is_plain_name(name: &str) -> bool {
-    !name.is_empty() && name != "." && name != ".." && !name.contains(['/', '\\', '\0', ':'])
 }

@@ -2,6 +2,7 @@
 
 use crate::error::Fault;
 use crate::os::{self, files::Stamp};
+use crate::util::files::open_regular;
 use crate::util::json;
 use anyhow::Result;
 use memmap2::Mmap;
@@ -70,7 +71,7 @@ impl Bytes {
 
 fn unreadable(file: &str, e: &std::io::Error) -> Fault {
     Fault::model(format!("{file}: {e}"))
-        .help("check that the file is there and that you may read it")
+        .help("check that the file is there, that it is a plain file and that you may read it")
 }
 
 impl Store {
@@ -115,23 +116,12 @@ impl Store {
             Store::Directory(dir) => {
                 let path = dir.join(file);
                 let failed = |e: std::io::Error| unreadable(&path.display().to_string(), &e);
-                match std::fs::metadata(&path) {
+                let opened = match open_regular(&path) {
                     Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
-                    Err(e) => return Err(failed(e).into()),
-                    // A pipe or device would block or never end.
-                    Ok(meta) if !meta.is_file() => {
-                        return Err(Fault::model(format!(
-                            "{} is not a regular file",
-                            path.display()
-                        ))
-                        .help("a model's files must be plain files")
-                        .into());
-                    }
-                    Ok(_) => {}
-                }
+                    opened => opened.map_err(failed)?,
+                };
                 let mut bytes = Vec::new();
-                let read = File::open(&path)
-                    .and_then(|f| f.take(MAX_SIDE_FILE + 1).read_to_end(&mut bytes));
+                let read = opened.take(MAX_SIDE_FILE + 1).read_to_end(&mut bytes);
                 if read.map_err(failed)? as u64 > MAX_SIDE_FILE {
                     return Err(Fault::model(format!(
                         "{} is larger than {} MB",
@@ -155,14 +145,7 @@ impl Store {
             },
             Store::Directory(dir) => {
                 let failed = |e: std::io::Error| unreadable(&name, &e);
-                let path = dir.join(file);
-                // Opening a pipe would wait for somebody to write to it.
-                if !std::fs::metadata(&path).map_err(failed)?.is_file() {
-                    return Err(Fault::model(format!("{name} is not a regular file"))
-                        .help("a model's files must be plain files")
-                        .into());
-                }
-                let file = File::open(path).map_err(failed)?;
+                let file = open_regular(&dir.join(file)).map_err(failed)?;
                 if file.metadata().map_err(failed)?.len() == 0 {
                     return Err(Fault::model(format!("{name} is an empty file"))
                         .help("its download failed: fetch it again")

@@ -5,14 +5,17 @@
 //! refuses an array with another manifest.
 
 use super::layout::Shape;
+use crate::util::files::{read_regular, read_regular_text};
 use crate::util::hex;
 use anyhow::{Context, Result, bail, ensure};
 use sha2::{Digest, Sha256};
-use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Manifest of the sources that this program was built with.
 pub const SOURCES: &str = include_str!("../../npu-kernels/manifest.txt");
+
+/// Most bytes of a manifest and of an array, which has about 1 MB.
+const LARGEST: u64 = 64 << 20;
 
 /// Returns the file name of the array for a head dimension.
 pub fn file_name(shape: Shape) -> String {
@@ -36,8 +39,8 @@ pub fn find(directories: &[PathBuf], shape: Shape) -> Result<PathBuf> {
 /// Reads the array for `shape` from a directory. Refuses one with another manifest.
 pub fn load(directory: &Path, shape: Shape) -> Result<Vec<u8>> {
     let (name, manifest) = (file_name(shape), directory.join("manifest.txt"));
-    let text =
-        fs::read_to_string(&manifest).with_context(|| format!("reading {}", manifest.display()))?;
+    let text = read_regular_text(&manifest, LARGEST)
+        .with_context(|| format!("reading {}", manifest.display()))?;
     let Some(built) = text.strip_prefix(SOURCES) else {
         bail!(
             "{} belongs to other sources: build again with npu-kernels/build.sh of this version",
@@ -47,7 +50,8 @@ pub fn load(directory: &Path, shape: Shape) -> Result<Vec<u8>> {
     let line = built.lines().find_map(|l| l.strip_prefix("xclbin ")?.strip_prefix(name.as_str()));
     let want = line.with_context(|| format!("{} does not name {name}", manifest.display()))?.trim();
     let path = directory.join(&name);
-    let bytes = fs::read(&path).with_context(|| format!("reading {}", path.display()))?;
+    let bytes =
+        read_regular(&path, LARGEST).with_context(|| format!("reading {}", path.display()))?;
     let got = hex(Sha256::digest(&bytes));
     ensure!(got == want, "{} is not the file that its manifest names", path.display());
     Ok(bytes)
@@ -57,6 +61,7 @@ pub fn load(directory: &Path, shape: Shape) -> Result<Vec<u8>> {
 mod tests {
     use super::*;
     use crate::npu::layout::{ABI, OBJECT};
+    use std::fs;
 
     /// The manifest is that of the sources beside it, and of the sizes that the host uses.
     #[test]

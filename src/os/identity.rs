@@ -28,6 +28,9 @@ impl Stamp {
     }
 }
 
+/// Error of opening anything but a regular file where one is needed.
+pub const NOT_REGULAR: &str = "it is not a regular file";
+
 /// Identity of a regular file, whatever its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileId {

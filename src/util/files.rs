@@ -1,10 +1,11 @@
-//! Files that appear whole or not at all.
+//! Files that appear whole or not at all, regular files, and names that every system can store.
 
 use crate::os;
 use std::fs::File;
 use std::io::{Error, Read, Result, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
+use tempfile::{PathPersistError, TempPath};
 
 /// Writes a file, whole or not at all. Makes its directory for this user alone.
 pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
@@ -15,13 +16,60 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
     os::files::persist(file, path)
 }
 
-/// Opens a regular file to read. Others are refused: opening a pipe could wait forever, and a
-/// device may have no end.
-fn open_regular(path: &Path) -> Result<File> {
-    if !std::fs::metadata(path)?.is_file() {
-        return Err(Error::other("it is not a regular file"));
-    }
-    File::open(path)
+/// Puts a file or a link in the place of `to` in one step, and makes the new name durable.
+pub fn rename_durably(from: &Path, to: &Path) -> Result<()> {
+    std::fs::rename(from, to)?;
+    os::files::sync_directory(parent_of(to))
+}
+
+/// Gives a file a name that does not exist yet. If it exists, the call fails and both files stay.
+pub fn rename_new(from: &Path, to: &Path) -> Result<()> {
+    let renamed = TempPath::try_from_path(from)?.persist_noclobber(to);
+    renamed.map_err(|PathPersistError { error, path }| {
+        // Dropping the path would remove the file.
+        let _ = path.keep();
+        error
+    })
+}
+
+/// Returns the directory of a file.
+pub fn parent_of(path: &Path) -> &Path {
+    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// Returns whether a path of a foreign list, with `/` between its parts, names a file below its
+/// directory on every system. Caches are copied between systems, so each system refuses what only
+/// another one misreads.
+pub fn is_portable(path: &str) -> bool {
+    path.len() <= LONGEST_PATH && path.split('/').all(is_portable_name)
+}
+
+/// Bytes of a portable path at most.
+const LONGEST_PATH: usize = 1024;
+
+/// Returns whether a name has no way out of its directory, and no other meaning on any system.
+pub fn is_portable_name(name: &str) -> bool {
+    let is_bad = |c: char| {
+        c.is_control() || matches!(c, '/' | '\\' | ':' | '<' | '>' | '"' | '|' | '?' | '*')
+    };
+    // Windows drops dots and spaces at the end of a name, which makes `.. ` a way out.
+    let has_end = !name.is_empty() && !name.ends_with(['.', ' ']);
+    has_end && !name.contains(is_bad) && !is_windows_device(name)
+}
+
+/// Returns whether a name is a device on Windows, in each directory and with any ending.
+fn is_windows_device(name: &str) -> bool {
+    let stem = name.split('.').next().unwrap_or_default().trim_end().to_ascii_uppercase();
+    let number = stem.strip_prefix("COM").or_else(|| stem.strip_prefix("LPT"));
+    let mut number = number.unwrap_or_default().chars();
+    let is_port =
+        matches!(number.next(), Some('0'..='9' | '¹' | '²' | '³')) && number.next().is_none();
+    is_port || ["CON", "PRN", "AUX", "NUL", "CONIN$", "CONOUT$"].contains(&&*stem)
+}
+
+/// Opens a regular file to read. Others are refused, see [`os::files::open_regular`].
+pub fn open_regular(path: &Path) -> Result<File> {
+    os::files::open_regular(File::options().read(true), path)
 }
 
 /// Reads a regular file of at most `most` bytes.
@@ -83,7 +131,7 @@ fn newest_first(
 
 /// Makes a file the newest; `false` where there is none that this user may write.
 pub fn touch(path: &Path) -> bool {
-    let file = File::options().write(true).open(path);
+    let file = os::files::open_regular(File::options().write(true), path);
     file.and_then(|file| file.set_modified(SystemTime::now())).is_ok()
 }
 
@@ -113,6 +161,84 @@ mod tests {
         // Where the directory cannot be made, nothing is left either.
         assert!(write_whole(&path.join("c"), b"below a file").is_err());
         assert_eq!(std::fs::read(&path).unwrap(), b"2");
+    }
+
+    #[test]
+    fn a_new_name_never_replaces_a_file() {
+        let root = tempfile::tempdir().unwrap();
+        let at = |name: &str| root.path().join(name);
+        let read = |name: &str| std::fs::read_to_string(at(name)).ok();
+        std::fs::write(at("made"), "made").unwrap();
+        std::fs::write(at("old"), "old").unwrap();
+        let refused = rename_new(&at("made"), &at("old")).unwrap_err();
+        assert_eq!(refused.kind(), std::io::ErrorKind::AlreadyExists);
+        assert_eq!((read("made"), read("old")), (Some("made".into()), Some("old".into())));
+        rename_new(&at("made"), &at("new")).unwrap();
+        assert_eq!((read("made"), read("new")), (None, Some("made".into())));
+        rename_durably(&at("new"), &at("old")).unwrap();
+        assert_eq!((read("new"), read("old")), (None, Some("made".into())));
+    }
+
+    #[test]
+    fn portable_paths_stay_below_their_directory_on_every_system() {
+        let long = "a/".repeat(600) + "a";
+        for bad in [
+            "",
+            "..",
+            ".",
+            "../x",
+            "/x",
+            "a//b",
+            "a/./b",
+            "a/..",
+            "a/",
+            "a\\b",
+            "..\\x",
+            "C:x",
+            "C:/x",
+            "x:stream",
+            "a/b:c",
+            "a.",
+            "a ",
+            "a/.. /b",
+            "a/... /b",
+            "a./b",
+            "nul",
+            "NUL.gguf",
+            "a/Con.txt",
+            "aux .json",
+            "COM1",
+            "lpt9.tar.gz",
+            "com¹",
+            "conin$",
+            "a\0b",
+            "a\nb",
+            "\u{7f}",
+            "a?",
+            "a*",
+            "<a",
+            "a>b",
+            "a|b",
+            "a\"b",
+            &long,
+        ] {
+            assert!(!is_portable(bad), "{bad:?}");
+        }
+        for good in [
+            "config.json",
+            "q/x.gguf",
+            ".gitattributes",
+            "a b/ü-1.gguf",
+            "..a",
+            "nulls",
+            "COM",
+            "COM10",
+            "lpt",
+            "auxiliary.py",
+            "model-00001-of-00002.safetensors",
+        ] {
+            assert!(is_portable(good), "{good:?}");
+        }
     }
 
     #[test]

@@ -515,3 +515,35 @@ fn a_missing_template_is_noted_and_mistyped_control_tokens_are_a_detail() {
         assert!(!said.contains("template") && !said.contains("ordinary text"), "{said}");
     }
 }
+
+#[test]
+fn models_of_lm_studio_and_ollama_are_listed_under_names_that_work() {
+    let dir = tempfile::tempdir().unwrap();
+    let home = dir.path();
+    let write = |path: &str| {
+        let path = home.join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        gguf::float_file(&TinyModel::tiny(1), 0).write(&path.with_extension("gguf"));
+        fs::rename(path.with_extension("gguf"), path).unwrap();
+    };
+    write(".lmstudio/models/org/gemma-3-1b-GGUF/gemma-3-1b-Q4_0.gguf");
+    write(".cache/lm-studio/models/org/old/old.gguf");
+    let digest = "ab".repeat(32);
+    write(&format!(".ollama/models/blobs/sha256-{digest}"));
+    let manifest = home.join(".ollama/models/manifests/registry.ollama.ai/library/gemma3/1b");
+    fs::create_dir_all(manifest.parent().unwrap()).unwrap();
+    let layer = json!({"mediaType": "application/vnd.ollama.image.model",
+        "digest": format!("sha256:{digest}")});
+    fs::write(manifest, json!({"layers": [layer]}).to_string()).unwrap();
+    let list = gemma_in(home, &["list", "--json"], b"").ok().json();
+    let found = list["models"].as_array().unwrap();
+    let names: Vec<&str> = found.iter().map(|m| m["model"].as_str().unwrap()).collect();
+    assert_eq!(names.len(), 3, "{list:#}");
+    assert_eq!(names[0], "gemma3:1b");
+    for name in names {
+        let json = gemma_in(home, &["inspect", name, "--json"], b"").ok().json();
+        assert_eq!(json["layers"], 4, "{name}");
+    }
+    let places = list["looked_in"].as_array().unwrap();
+    assert!(places.iter().any(|p| p.as_str().unwrap().ends_with(".ollama/models")), "{list:#}");
+}

@@ -4,6 +4,7 @@ use crate::common::{Form, TinyModel, gguf};
 use crate::shell;
 use gemma::checkpoint::Dtype;
 use serde_json::{Value, json};
+use sha1::Sha1;
 use sha2::{Digest, Sha256};
 use shell::{BINARY, Run, command, gemma_in, wait};
 use std::collections::BTreeMap;
@@ -32,9 +33,12 @@ struct Answers {
     /// A transfer that is cut waits instead of closing the connection.
     stalls: bool,
     ignores_ranges: bool,
+    /// A request for the rest of a file is refused.
+    goes_back: bool,
     /// Sizes and digests in the list that are not those of the files.
     size: Option<u64>,
     sha256: Option<String>,
+    git: Option<String>,
     /// Status and code of the list, and of the files.
     list_status: Option<(u16, &'static str)>,
     file_status: Option<(u16, &'static str)>,
@@ -132,6 +136,9 @@ fn answer(mut stream: TcpStream, answers: &Mutex<Answers>) -> std::io::Result<()
         return write!(stream, "{head}content-length: 0\r\nconnection: close\r\n\r\n");
     }
     let from = range.strip_prefix("bytes=").and_then(|r| r.strip_suffix('-')?.parse().ok());
+    if answers.goes_back && from.is_some() {
+        return write!(stream, "HTTP/1.1 416 No\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
+    }
     let from = from.filter(|_| !answers.ignores_ranges);
     let (rest, size) = (&bytes[from.unwrap_or(0)..], bytes.len());
     let head = match from {
@@ -160,7 +167,10 @@ fn listing(answers: &Answers) -> Value {
         match is_large {
             true => json!({"rfilename": name, "size": size, "blobId": "f".repeat(40),
                 "lfs": {"sha256": sha256, "size": size, "pointerSize": 134}}),
-            false => json!({"rfilename": name, "size": size, "blobId": &digest(bytes)[..40]}),
+            false => {
+                let git = answers.git.clone().unwrap_or_else(|| git_hash(bytes));
+                json!({"rfilename": name, "size": size, "blobId": git})
+            }
         }
     };
     let siblings: Vec<Value> = answers.files.iter().map(file).collect();
@@ -169,6 +179,11 @@ fn listing(answers: &Answers) -> Value {
 
 fn digest(bytes: &[u8]) -> String {
     hex::encode(Sha256::digest(bytes))
+}
+
+fn git_hash(bytes: &[u8]) -> String {
+    let head = format!("blob {}\0", bytes.len());
+    hex::encode(Sha1::new_with_prefix(head).chain_update(bytes).finalize())
 }
 
 /// So many bytes, no piece like another.
@@ -233,6 +248,17 @@ fn a_file_is_pulled_once_and_the_token_stays_with_the_hub() {
 }
 
 #[test]
+fn a_redirect_within_the_origin_of_the_hub_keeps_the_token() {
+    let (home, hub, bytes) = one_file();
+    hub.set(|answers| answers.other = String::new());
+    let mut command = hub.command(home.path(), &["pull", "org/m"]);
+    command.env("HF_TOKEN", "hf_secret");
+    is_pulled(wait(command, b""), home.path(), &bytes);
+    let tokens: Vec<String> = hub.seen().into_iter().map(|(.., token)| token).collect();
+    assert_eq!(tokens, ["Bearer hf_secret"; 3]);
+}
+
+#[test]
 fn the_usual_variables_say_where_the_token_and_the_cache_are() {
     let (home, hub, _) = one_file();
     let at = |name: &str| home.path().join(name);
@@ -269,6 +295,14 @@ fn a_broken_connection_is_resumed_by_the_same_run() {
     hub.set(|answers| answers.cuts = vec![200_000, 0, 100_000]);
     is_pulled(hub.pull(home.path(), "org/m"), home.path(), &bytes);
     assert_eq!(hub.ranges(), ["", "bytes=200000-", "bytes=200000-", "bytes=300000-"]);
+}
+
+#[test]
+fn a_server_that_goes_back_again_and_again_is_given_up() {
+    let (home, hub, _) = one_file();
+    hub.set(|answers| (answers.cuts, answers.goes_back) = (vec![100_000; 100], true));
+    hub.pull(home.path(), "org/m").fails(1, &["m-Q4_0.gguf was interrupted", "another part"]);
+    assert_eq!(hub.ranges(), ["", "bytes=100000-", "", "bytes=100000-"]);
 }
 
 #[test]
@@ -331,6 +365,64 @@ fn damaged_bytes_are_1_and_are_removed() {
     assert!(blobs(home.path()).is_empty() && !folder(home.path()).join("snapshots").exists());
     hub.set(|answers| answers.size = None);
     is_pulled(hub.pull(home.path(), "org/m"), home.path(), &bytes);
+}
+
+#[test]
+fn small_files_are_checked_too() {
+    let home = tempfile::tempdir().unwrap();
+    let hub = FakeHub::new(&[("config.json", b"{}", false), ("model.safetensors", b"x", true)]);
+    let wrong = git_hash(b"other bytes");
+    hub.set(|answers| answers.git = Some(wrong.clone()));
+    let run = hub.pull(home.path(), "org/m");
+    run.fails(1, &["config.json arrived damaged", "Git hash", &wrong, &git_hash(b"{}")]);
+    assert!(blobs(home.path()).is_empty());
+    hub.set(|answers| answers.git = None);
+    hub.pull(home.path(), "org/m").ok();
+    assert_eq!(blobs(home.path()).len(), 2);
+}
+
+/// Until the new link or version is there, the old one is: a rename that fails changes nothing.
+#[cfg(target_os = "linux")]
+#[test]
+fn links_and_the_current_version_are_replaced_in_one_step() {
+    let (home, hub, bytes) = one_file();
+    let home = home.path();
+    is_pulled(hub.pull(home, "org/m"), home, &bytes);
+    let (link, main) = (
+        folder(home).join("snapshots").join(COMMIT).join("m-Q4_0.gguf"),
+        folder(home).join("refs/main"),
+    );
+    fs::remove_file(&link).unwrap();
+    std::os::unix::fs::symlink("old", &link).unwrap();
+    fs::write(&main, "old").unwrap();
+    let state = || (fs::read_link(&link).unwrap(), fs::read_to_string(&main).unwrap());
+    let new = PathBuf::from(format!("../../blobs/{}", digest(&bytes)));
+    for (call, link) in [("rename@1", Path::new("old")), ("rename@2", &new)] {
+        let mut command = hub.command(home, &["pull", "org/m"]);
+        command.env(gemma::testing::FAIL, call);
+        wait(command, b"").fails(1, &["cannot write"]);
+        assert_eq!(state(), (link.to_owned(), "old".to_owned()), "{call}");
+    }
+    is_pulled(hub.pull(home, "org/m"), home, &bytes);
+    let entries = |directory: &Path| fs::read_dir(directory).unwrap().count();
+    assert_eq!([&link, &main].map(|path| entries(path.parent().unwrap())), [1, 1]);
+}
+
+#[cfg(unix)]
+#[test]
+fn a_pipe_in_the_cache_is_refused_and_not_waited_for() {
+    let (home, hub, bytes) = one_file();
+    let home = home.path();
+    let partial = folder(home).join(format!("blobs/{}.incomplete", digest(&bytes)));
+    let locks = home.join(".cache/huggingface/hub/.locks/models--org--m");
+    for pipe in [partial, locks.join(format!("{}.lock", digest(&bytes)))] {
+        fs::create_dir_all(pipe.parent().unwrap()).unwrap();
+        let _ = fs::remove_file(&pipe);
+        shell::bash(home, &format!("mkfifo '{}'", pipe.display())).ok();
+        hub.pull(home, "org/m").fails(1, &["cannot write", "it is not a regular file"]);
+        fs::remove_file(&pipe).unwrap();
+    }
+    is_pulled(hub.pull(home, "org/m"), home, &bytes);
 }
 
 #[cfg(unix)]
@@ -424,6 +516,23 @@ fn a_repository_of_several_files_needs_a_tag_and_parts_come_together() {
 }
 
 #[test]
+fn a_long_list_is_told_in_part_and_names_that_not_every_system_stores_are_left_out() {
+    let home = tempfile::tempdir().unwrap();
+    let names: Vec<String> = (0..5000).map(|i| format!("m{i}-00001-of-99999.gguf")).collect();
+    let mut files: Vec<(&str, &[u8], bool)> =
+        names.iter().map(|name| (&**name, b"x" as &[u8], true)).collect();
+    files.push(("nul.gguf", b"x", true));
+    let hub = FakeHub::new(&files);
+    let run = hub.pull(home.path(), "org/m:Q4");
+    let words = ["org/m has no GGUF file Q4", "\n  gemma pull org/m:m0-", "and 4980 more"];
+    let run = run.fails(2, &words);
+    assert_eq!(run.err.matches("gemma pull").count(), 20, "{}", run.err);
+    hub.pull(home.path(), "org/m").fails(3, &["\"nul.gguf\", which not every system can store"]);
+    let lacks = "org/m has no m7-00002-of-99999.gguf, which is a part of the model";
+    hub.pull(home.path(), "org/m:m7-00001-of-99999.gguf").fails(3, &[lacks]);
+}
+
+#[test]
 fn a_checkpoint_is_pulled_without_what_it_does_not_need() {
     let dir = tempfile::tempdir().unwrap();
     let home = dir.path();
@@ -474,36 +583,4 @@ fn nothing_but_pull_asks_the_hub() {
     }
     gemma_in(home.path(), &["pull"], b"").fails(2, &["<ID[:TAG]>"]);
     assert!(hub.seen().is_empty());
-}
-
-#[test]
-fn models_of_lm_studio_and_ollama_are_listed_under_names_that_work() {
-    let dir = tempfile::tempdir().unwrap();
-    let home = dir.path();
-    let write = |path: &str| {
-        let path = home.join(path);
-        fs::create_dir_all(path.parent().unwrap()).unwrap();
-        gguf::float_file(&TinyModel::tiny(1), 0).write(&path.with_extension("gguf"));
-        fs::rename(path.with_extension("gguf"), path).unwrap();
-    };
-    write(".lmstudio/models/org/gemma-3-1b-GGUF/gemma-3-1b-Q4_0.gguf");
-    write(".cache/lm-studio/models/org/old/old.gguf");
-    let digest = "ab".repeat(32);
-    write(&format!(".ollama/models/blobs/sha256-{digest}"));
-    let manifest = home.join(".ollama/models/manifests/registry.ollama.ai/library/gemma3/1b");
-    fs::create_dir_all(manifest.parent().unwrap()).unwrap();
-    let layer = json!({"mediaType": "application/vnd.ollama.image.model",
-        "digest": format!("sha256:{digest}")});
-    fs::write(manifest, json!({"layers": [layer]}).to_string()).unwrap();
-    let list = gemma_in(home, &["list", "--json"], b"").ok().json();
-    let found = list["models"].as_array().unwrap();
-    let names: Vec<&str> = found.iter().map(|m| m["model"].as_str().unwrap()).collect();
-    assert_eq!(names.len(), 3, "{list:#}");
-    assert_eq!(names[0], "gemma3:1b");
-    for name in names {
-        let json = gemma_in(home, &["inspect", name, "--json"], b"").ok().json();
-        assert_eq!(json["layers"], 4, "{name}");
-    }
-    let places = list["looked_in"].as_array().unwrap();
-    assert!(places.iter().any(|p| p.as_str().unwrap().ends_with(".ollama/models")), "{list:#}");
 }

@@ -8,7 +8,8 @@ use gemma::checkpoint::{Checkpoint, Dtype};
 use gemma::error::{Kind, fault_of};
 use gemma::models::{ChatTemplate, Generation, Special, TensorSpec, Tokenizer, Weights};
 use gemma::quant::{
-    Importance, Nearest, QuantPlan, QuantReport, QuantizeOptions, Recipe, quantize, run,
+    Importance, Nearest, QuantPlan, QuantProgress, QuantReport, QuantizeOptions, Recipe, quantize,
+    run,
 };
 use gemma::tensor::Format;
 use gemma::tensor::quantize::quantize as round;
@@ -143,6 +144,17 @@ fn a_stopped_file_goes_on_in_the_rows_of_its_table() {
     let journal = fs::read_to_string(dir.path().join(".b.gguf.partial/journal")).unwrap();
     assert!(journal.lines().last().unwrap().contains("\"rows\":48"), "{journal}");
     assert!(out(usize::MAX, "b.gguf").unwrap() == whole);
+    // A file that appears meanwhile stays, and so does the result.
+    let (mine, made) = (dir.path().join("c.gguf"), dir.path().join(".c.gguf.partial/files"));
+    let recipe = inline("i4-g32", "i4-g32");
+    let appears = &mut |_: QuantProgress<'_>| Ok(fs::write(&mine, "mine")?);
+    let error = quantize(&from, &mine, &recipe, &GGUF, appears).unwrap_err();
+    assert!(error.to_string().contains("c.gguf appeared during the run"), "{error:#}");
+    assert_eq!(fs::read(&mine).unwrap(), b"mine");
+    assert_eq!(fs::read_dir(made).unwrap().count(), 1);
+    fs::remove_file(&mine).unwrap();
+    convert(&from, &mine, &recipe, &GGUF).unwrap();
+    assert!(fs::read(&mine).unwrap() == whole);
 }
 
 #[test]

@@ -279,6 +279,90 @@ fn two_runs_never_share_a_destination() {
     case.assert_whole();
 }
 
+/// A run that is killed behind its last rename may have removed any part of its own directory.
+#[test]
+fn leftovers_behind_the_last_rename_are_removed_by_the_next_run() {
+    let case = Case::new(10);
+    let (source, dst, partial) = (case.source(), case.at("dst"), case.at(".dst.partial"));
+    let parts = ["journal", "lock", "side", "state"];
+    let refused = |dst: &Path| {
+        let error = finish(&source, dst).unwrap_err();
+        assert!(error.to_string().contains("exists"), "{error:#}");
+    };
+    finish(&source, &dst).unwrap();
+    let file = case.at("dst.gguf");
+    fs::write(&file, "a whole result").unwrap();
+    for left in 0..1 << parts.len() {
+        for (dst, has_files) in [(&dst, false), (&dst, true), (&file, true), (&file, false)] {
+            let name = dst.file_name().unwrap().to_str().unwrap();
+            let partial = case.at(&format!(".{name}.partial"));
+            fs::create_dir_all(if has_files { partial.join("files") } else { partial.clone() })
+                .unwrap();
+            let is_left = |i: &usize| left & 1 << i != 0;
+            let left = (0..parts.len()).filter(is_left).map(|i| parts[i]);
+            left.for_each(|part| fs::write(partial.join(part), "").unwrap());
+            refused(dst);
+            assert!(!partial.exists());
+        }
+    }
+    fs::remove_file(&file).unwrap();
+    case.assert_whole();
+    // The work of another run stays: one that is locked, and one that has files of its result.
+    fs::create_dir(&partial).unwrap();
+    let lock = fs::File::create(partial.join("lock")).unwrap();
+    gemma::os::files::try_lock(&lock).unwrap();
+    refused(&dst);
+    assert!(partial.join("lock").exists());
+    drop(lock);
+    fs::create_dir(partial.join("files")).unwrap();
+    fs::write(partial.join("files/model.safetensors"), "weights").unwrap();
+    refused(&dst);
+    assert_eq!(names(&partial.join("files")), ["model.safetensors"]);
+}
+
+#[test]
+fn a_destination_that_appears_during_the_run_stays() {
+    let case = Case::new(11);
+    let (source, dst) = (case.source(), case.at("dst"));
+    let error = quantize(&source, &dst, &recipe(), &options(), &mut |_| {
+        fs::create_dir_all(&dst)?;
+        Ok(fs::write(dst.join("mine"), "mine")?)
+    });
+    let error = error.unwrap_err();
+    assert!(error.to_string().contains("dst appeared during the run"), "{error:#}");
+    assert_eq!(files(&dst), BTreeMap::from([("mine".to_owned(), b"mine".to_vec())]));
+    fs::remove_dir_all(&dst).unwrap();
+    let mut written = 0;
+    let count = &mut |p: QuantProgress<'_>| {
+        written += (p.error.is_none() && p.entry.is_some()) as usize;
+        Ok(())
+    };
+    quantize(&source, &dst, &recipe(), &options(), count).unwrap();
+    assert_eq!(written, 0, "nothing is converted again");
+    case.assert_whole();
+}
+
+/// Links and pipes in the place of its own files are not waited for, and not believed.
+#[cfg(unix)]
+#[test]
+fn a_pipe_in_the_staging_directory_is_not_waited_for() {
+    let case = Case::new(12);
+    let (source, dst, partial) = (case.source(), case.at("dst"), case.at(".dst.partial"));
+    for name in ["state", "side"] {
+        stopped(&source, &dst, &options(), 30).unwrap_err();
+        bash(case.dir.path(), &format!("rm -f .dst.partial/{name}; mkfifo .dst.partial/{name}"))
+            .ok();
+        finish(&source, &dst).unwrap();
+        case.assert_whole();
+        fs::remove_dir_all(&dst).unwrap();
+    }
+    fs::create_dir(&partial).unwrap();
+    bash(case.dir.path(), "mkfifo .dst.partial/journal").ok();
+    assert_eq!(unfinished(&dst), None);
+    let error = finish(&source, &dst).unwrap_err();
+    assert!(format!("{error:#}").contains("not a regular file"), "{error:#}");
+}
+
 /// Cut off while it is read: an error that names the tensor, not a signal.
 #[test]
 fn a_shard_that_shrinks_is_an_error() {

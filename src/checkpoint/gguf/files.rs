@@ -4,6 +4,7 @@ use super::container::{self, Entry, MAGIC};
 use super::metadata::Metadata;
 use crate::checkpoint::store::{Bytes, Store};
 use crate::error::Fault;
+use crate::util::files::open_regular;
 use anyhow::Result;
 use std::collections::HashMap;
 use std::fs;
@@ -37,7 +38,7 @@ pub fn find(path: &Path) -> Result<Option<PathBuf>> {
         return Ok(None);
     }
     names.sort();
-    let models: Vec<&String> = names.iter().filter(|n| files_of_gguf(n).is_some()).collect();
+    let models: Vec<&String> = names.iter().filter(|n| GgufNames::of_first(n).is_some()).collect();
     match models[..] {
         [] => Ok(None),
         [only] => Ok(Some(path.join(only))),
@@ -52,22 +53,45 @@ pub fn find(path: &Path) -> Result<Option<PathBuf>> {
     }
 }
 
-/// Returns the files of the model that begins with this one: the file, or all parts if it is the
-/// first part. `None` for later parts, vision towers, importance matrices and other files.
-pub fn files_of_gguf(name: &str) -> Option<Vec<String>> {
-    let is_other = name.contains("mmproj") || name.contains("imatrix");
-    if !name.ends_with(".gguf") || is_other {
-        return None;
+/// Names of the files of a GGUF model. The number of parts is what the first name says, and so
+/// the names are made one by one: a name can promise 99,999 parts that do not exist.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct GgufNames {
+    first: String,
+}
+
+impl GgufNames {
+    /// Returns the names of the model that begins with this file: the file, or all parts if it is
+    /// the first part. `None` for later parts, vision towers, importance matrices and other files.
+    pub fn of_first(name: &str) -> Option<GgufNames> {
+        let is_other = name.contains("mmproj") || name.contains("imatrix");
+        let is_first = part_of(name).is_none_or(|part| part.number == 1);
+        (name.ends_with(".gguf") && !is_other && is_first)
+            .then(|| GgufNames { first: name.to_owned() })
     }
-    match part_of(name) {
-        None => Some(vec![name.to_owned()]),
-        Some(part) => (part.number == 1).then(|| part.all()),
+
+    pub fn first(&self) -> &str {
+        &self.first
+    }
+
+    /// Returns the name without its number and its ending.
+    pub fn stem(&self) -> &str {
+        let stem = || self.first.strip_suffix(".gguf");
+        part_of(&self.first).map(|part| part.stem).or_else(stem).unwrap_or(&self.first)
+    }
+
+    pub fn all(&self) -> impl Iterator<Item = String> {
+        let count = part_of(&self.first).map_or(1, |part| part.count);
+        (1..=count).map(move |i| match part_of(&self.first) {
+            Some(part) => part.name(i),
+            None => self.first.clone(),
+        })
     }
 }
 
 fn begins_as_gguf(path: &Path) -> bool {
     let mut magic = [0; 4];
-    fs::File::open(path).and_then(|mut f| f.read_exact(&mut magic)).is_ok() && magic == *MAGIC
+    open_regular(path).and_then(|mut f| f.read_exact(&mut magic)).is_ok() && magic == *MAGIC
 }
 
 /// The name of one file of a split model.
@@ -78,10 +102,9 @@ struct Part<'a> {
 }
 
 impl Part<'_> {
-    /// Returns the names of all parts.
-    fn all(&self) -> Vec<String> {
-        let name = |i| format!("{}-{i:05}-of-{:05}.gguf", self.stem, self.count);
-        (1..=self.count).map(name).collect()
+    /// Returns the name of the part with this number.
+    fn name(&self, number: usize) -> String {
+        format!("{}-{number:05}-of-{:05}.gguf", self.stem, self.count)
     }
 }
 
@@ -121,7 +144,7 @@ pub fn open(path: &Path) -> Result<Model> {
                 .help("give all parts the names they were published with, in one directory")
                 .into());
         };
-        model.names = part.all();
+        model.names = (1..=part.count).map(|i| part.name(i)).collect();
         let missing: Vec<&String> =
             model.names.iter().filter(|n| !model.store.contains(n)).collect();
         if let Some(first) = missing.first() {

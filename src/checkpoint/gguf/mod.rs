@@ -8,7 +8,7 @@ pub mod types;
 mod view;
 pub mod write;
 
-pub use files::files_of_gguf;
+pub use files::GgufNames;
 pub(super) use files::find;
 pub use metadata::{Metadata, Value};
 pub(super) use view::Gguf;

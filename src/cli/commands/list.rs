@@ -1,6 +1,6 @@
 //! `gemma list`: the Gemma 3 and 4 models on this machine, from their headers alone.
 
-use crate::checkpoint::{Checkpoint, files_of_gguf};
+use crate::checkpoint::{Checkpoint, GgufNames};
 use crate::cli::io::output::print;
 use crate::cli::io::table::markdown;
 use crate::cli::io::ui::{clean, page_columns, paragraph_in};
@@ -211,7 +211,7 @@ fn files(directory: &Path) -> Vec<PathBuf> {
     if names.iter().any(|n| n == "config.json" || n.ends_with(".safetensors")) {
         return vec![directory.to_owned()];
     }
-    let models: Vec<&String> = names.iter().filter(|n| files_of_gguf(n).is_some()).collect();
+    let models: Vec<&String> = names.iter().filter(|n| GgufNames::of_first(n).is_some()).collect();
     let is_snapshot = directory.parent().is_some_and(|p| p.ends_with("snapshots"));
     match models[..] {
         [_] | [] if is_snapshot => vec![directory.to_owned()],

@@ -7,8 +7,11 @@
 
 use crate::cli::io::ui::clean;
 use crate::error::Fault;
-use crate::os::files::{FileId, is_device_name, persist, take_permissions, writable_descriptor};
+use crate::os::files::{
+    FileId, is_device_name, persist, sync_directory, take_permissions, writable_descriptor,
+};
 use crate::os::signals;
+use crate::util::files::parent_of;
 use crate::util::shell::quoted;
 use anyhow::{Context, Result};
 use std::ffi::OsString;
@@ -106,7 +109,7 @@ impl Destination {
                 }
                 // This tells whether the directory can be written, and leaves nothing behind
                 // whatever ends the process.
-                tempfile::tempfile_in(parent(&path)).map_err(plain).with_context(what)?;
+                tempfile::tempfile_in(parent_of(&path)).map_err(plain).with_context(what)?;
                 Ok(Writer { how: How::Replace(path, Vec::new()), name, terminal: false })
             }
         }
@@ -187,12 +190,15 @@ pub fn replace(
     let what = || format!("cannot write {name}");
     let mut builder = tempfile::Builder::new();
     take_permissions(builder.prefix(".gemma-"), path);
-    let mut file = builder.tempfile_in(parent(path)).map_err(plain).with_context(what)?;
+    let mut file = builder.tempfile_in(parent_of(path)).map_err(plain).with_context(what)?;
     write(file.as_file_mut())
         .and_then(|()| file.as_file().sync_all())
         .map_err(plain)
         .with_context(what)?;
-    persist(file, path).map_err(plain).with_context(what)
+    persist(file, path)
+        .and_then(|()| sync_directory(parent_of(path)))
+        .map_err(plain)
+        .with_context(what)
 }
 
 /// Follows the links that a path ends in to a descriptor of this process, or to a path that is no
@@ -210,10 +216,10 @@ fn resolve(path: &Path, name: &str) -> Result<ResolvedPath> {
         let Some(last) = path.file_name() else {
             return Ok(ResolvedPath::Path(path.canonicalize().with_context(what)?));
         };
-        let directory = match parent(&path).canonicalize() {
+        let directory = match parent_of(&path).canonicalize() {
             Ok(directory) => directory,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                let missing = parent(&path).display().to_string();
+                let missing = parent_of(&path).display().to_string();
                 let fault =
                     Fault::usage(format!("cannot write {name}: there is no directory {missing}"));
                 return Err(fault.help(format!("mkdir -p {}", quoted(&missing))).into());
@@ -261,10 +267,6 @@ fn descriptor(number: i32, name: &str) -> Result<Writer> {
     let file = writable_descriptor(number)?.context("it is closed, or open for reading only")?;
     let terminal = number == 1 && file.is_terminal();
     Ok(Writer { how: How::Direct(file), name: name.to_owned(), terminal })
-}
-
-fn parent(path: &Path) -> &Path {
-    path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 /// An error of a temporary file without that file's name, which says nothing to anyone.

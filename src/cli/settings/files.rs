@@ -10,6 +10,7 @@ use crate::cli::io::destination::Destination;
 use crate::cli::io::ui::nearest;
 use crate::error::Fault;
 use crate::runtime::devices::lock::DeviceLock;
+use crate::util::files::open_regular;
 use crate::util::xdg;
 use anyhow::{Context, Result};
 use clap::{Arg, ArgAction, ArgMatches};
@@ -92,17 +93,12 @@ fn read_text(path: &Path) -> Result<Option<String>> {
     let shown = path.display();
     let what = || Fault::usage(format!("cannot read {shown}"));
     let absent = [ErrorKind::NotFound, ErrorKind::NotADirectory, ErrorKind::PermissionDenied];
-    match std::fs::metadata(path) {
-        Err(error) if absent.contains(&error.kind()) => return Ok(None),
-        Err(error) => return Err(error).with_context(what),
-        // A pipe or a device may have no end.
-        Ok(meta) if !meta.is_file() => {
-            return Err(Fault::usage(format!("{shown} is not a regular file")).into());
-        }
-        Ok(_) => {}
-    }
     let mut text = String::new();
-    let file = std::fs::File::open(path).with_context(what)?;
+    let file = match open_regular(path) {
+        // A file that exists and may not be read is an error.
+        Err(error) if absent.contains(&error.kind()) && !path.exists() => return Ok(None),
+        file => file.with_context(what)?,
+    };
     file.take(LONGEST + 1).read_to_string(&mut text).with_context(what)?;
     if text.len() as u64 > LONGEST {
         return Err(Fault::usage(format!("{shown} is longer than {} MiB", LONGEST >> 20)).into());

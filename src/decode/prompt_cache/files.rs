@@ -179,6 +179,21 @@ mod tests {
         assert!(!directory.holds(&id));
     }
 
+    #[cfg(unix)]
+    #[test]
+    fn a_pipe_under_the_name_of_a_page_is_not_waited_for() {
+        let root = tempfile::tempdir().unwrap();
+        let directory = PageDirectory::open(&root.path().join("pages"), 1000).unwrap();
+        let (id, content) = (page(1, 0), b"keys and values");
+        let make = || std::process::Command::new("mkfifo").arg(directory.path(&id)).status();
+        assert!(make().unwrap().success());
+        assert!(!directory.touch(&id) && !directory.holds(&id));
+        assert_eq!(directory.read(&id, content.len()).unwrap(), StoredPage::Damaged);
+        assert!(make().unwrap().success());
+        directory.write(&id, &mut file(content)).unwrap();
+        assert!(directory.touch(&id));
+    }
+
     #[test]
     fn files_that_were_of_use_longest_ago_go_first() {
         let root = tempfile::tempdir().unwrap();

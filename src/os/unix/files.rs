@@ -1,9 +1,9 @@
 //! Files and directories: positioned reads, identity, owners and modes, free space.
 
-pub use crate::os::identity::{FileId, Stamp};
+pub use crate::os::identity::{FileId, NOT_REGULAR, Stamp};
 use rustix::fs::{Access, OFlags, access, fcntl_getfl, statvfs};
 use std::fs::{DirBuilder, File, Metadata, OpenOptions, Permissions, TryLockError};
-use std::io;
+use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -49,10 +49,34 @@ impl FileId {
     }
 }
 
-/// Opens a file, but no symbolic link as the last part of the path. A pipe in its place is not
-/// waited for.
+/// Opens a regular file. Anything else is an error and is not waited for: opening a pipe can block
+/// forever, and a device may have no end.
+pub fn open_regular(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
+    open_checked(options, OFlags::NONBLOCK, path, std::fs::metadata(path))
+}
+
+/// Opens a regular file like [`open_regular`], but no symbolic link as the last part of the path.
 pub fn open_no_link(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
-    options.custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32).open(path)
+    let flags = OFlags::NONBLOCK | OFlags::NOFOLLOW;
+    open_checked(options, flags, path, std::fs::symlink_metadata(path))
+}
+
+fn open_checked(
+    options: &mut OpenOptions,
+    flags: OFlags,
+    path: &Path,
+    found: io::Result<Metadata>,
+) -> io::Result<File> {
+    let check = |meta: Metadata| match meta.is_file() {
+        true => Ok(()),
+        false => Err(io::Error::other(NOT_REGULAR)),
+    };
+    // Some devices act when they are opened. The file may be another one by then, so the open file
+    // is checked too.
+    found.map_or(Ok(()), check)?;
+    let file = options.custom_flags(flags.bits() as i32).open(path)?;
+    check(file.metadata()?)?;
+    Ok(file)
 }
 
 /// Returns whether a path names a device or a pipe without being one in the file system. Windows
@@ -124,9 +148,17 @@ pub fn free_bytes(directory: &Path) -> Option<u64> {
     Some(stat.f_bavail.saturating_mul(stat.f_frsize))
 }
 
-/// Makes the names in a directory durable.
+/// Makes the names in a directory durable, if this user can read it and its file system has the
+/// call for directories.
 pub fn sync_directory(path: &Path) -> io::Result<()> {
-    File::open(path)?.sync_all()
+    let synced = match File::open(path) {
+        Err(error) if error.kind() == ErrorKind::PermissionDenied => return Ok(()),
+        directory => directory?.sync_all(),
+    };
+    synced.or_else(|error| match error.kind() {
+        ErrorKind::InvalidInput | ErrorKind::Unsupported => Ok(()),
+        _ => Err(error),
+    })
 }
 
 /// Gives a temporary file the permissions of the file at `path`, or those of a new file.
@@ -169,6 +201,8 @@ pub fn share_directory(path: &Path, with_others: bool) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::ffi::CString;
+    use std::os::unix::ffi::OsStrExt;
 
     #[test]
     fn a_private_directory_is_own_real_and_closed() {
@@ -184,6 +218,34 @@ mod tests {
         let link = root.path().join("link");
         symlink(&own, &link);
         assert!(!is_own_directory(&link).unwrap());
+    }
+
+    #[test]
+    fn a_pipe_or_a_device_is_refused_and_not_waited_for() {
+        let root = tempfile::tempdir().unwrap();
+        let [pipe, link, file] = ["pipe", "link", "file"].map(|name| root.path().join(name));
+        let name = CString::new(pipe.as_os_str().as_bytes()).unwrap();
+        // SAFETY: the name ends with a zero.
+        assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
+        symlink("pipe", &link);
+        let options: [fn(&mut OpenOptions) -> &mut OpenOptions; 4] = [
+            |options| options.read(true),
+            |options| options.write(true).create(true),
+            |options| options.read(true).append(true).create(true),
+            |options| options.read(true).write(true),
+        ];
+        for set in options {
+            let mut options = File::options();
+            set(&mut options);
+            for path in [&*pipe, &*link, Path::new("/dev/null"), root.path()] {
+                let refused = open_regular(&mut options, path).unwrap_err();
+                assert_eq!(refused.to_string(), NOT_REGULAR, "{}", path.display());
+                assert!(open_no_link(&mut options, path).is_err());
+            }
+            std::fs::write(&file, "text").unwrap();
+            assert!(open_regular(&mut options, &file).is_ok());
+            assert!(open_no_link(&mut options, &file).is_ok());
+        }
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! directories below `%LOCALAPPDATA%` and the temporary files are closed to other users.
 
 use super::{checked, owner, wide};
-pub use crate::os::identity::{FileId, Stamp};
+pub use crate::os::identity::{FileId, NOT_REGULAR, Stamp};
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
 use std::os::windows::fs::{FileExt, OpenOptionsExt, symlink_file};
@@ -92,13 +92,20 @@ impl FileId {
     }
 }
 
-/// Opens a file, but no symbolic link as the last part of the path.
-pub fn open_no_link(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
-    let file = options.custom_flags(FILE_FLAG_OPEN_REPARSE_POINT).open(path)?;
-    match file.metadata()?.is_symlink() {
-        true => Err(io::Error::other("it is a symbolic link")),
-        false => Ok(file),
+/// Opens a regular file. Anything else is an error: a device may have no end.
+pub fn open_regular(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
+    if !is_device_name(path) {
+        let file = options.open(path)?;
+        if file.metadata().is_ok_and(|meta| meta.is_file()) {
+            return Ok(file);
+        }
     }
+    Err(io::Error::other(NOT_REGULAR))
+}
+
+/// Opens a regular file like [`open_regular`], but no symbolic link as the last part of the path.
+pub fn open_no_link(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
+    open_regular(options.custom_flags(FILE_FLAG_OPEN_REPARSE_POINT), path)
 }
 
 /// Returns whether a path names a device or a pipe without being one in the file system, as `NUL`

@@ -1,6 +1,7 @@
 //! Journal of a conversion: one line for the header, for each finished tensor and for the finished
 //! rows of a large one, from which the next run resumes. A line is JSON, a space and a digest.
 
+use super::staging::open_staged;
 use crate::checkpoint::Checkpoint;
 use crate::error::Fault;
 use crate::os::files::{Stamp, open_no_link};
@@ -307,7 +308,8 @@ pub fn places(layout: &ArtifactLayout) -> impl Iterator<Item = (&TensorPlan, u64
 /// Returns the number of finished tensors in the journal at `path`; `None` if there are no finished
 /// rows either.
 pub fn count(path: &Path) -> Option<usize> {
-    let text = std::fs::read(path).ok()?;
+    let mut text = Vec::new();
+    open_staged(path)?.read_to_end(&mut text).ok()?;
     let lines = text.split_inclusive(|b| *b == b'\n').skip(1);
     let mut lines = lines.filter_map(parse).peekable();
     lines.peek()?;

@@ -5,6 +5,7 @@ use super::Run;
 use super::journal::{FinishedRows, FinishedTensor, JournalHeader, other_run};
 use super::sink::WrittenRows;
 use super::source::SourceTensor;
+use super::staging::open_staged;
 use super::tensor::packed_hash;
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::gguf::types;
@@ -14,7 +15,6 @@ use crate::tensor::{Format, Matrix};
 use crate::util::hex;
 use anyhow::{Context, Result};
 use sha2::{Digest, Sha256};
-use std::fs::File;
 use std::io::Read;
 use std::ops::AddAssign;
 
@@ -131,8 +131,11 @@ impl Run<'_> {
         let Some((hash, codes)) = self.written(entry, offset, line.bytes, whole)? else {
             return Ok(None);
         };
-        let mut side = std::fs::read(self.staging.side()).unwrap_or_default();
-        side.truncate(line.side as usize);
+        let mut side = Vec::new();
+        if let Some(file) = open_staged(&self.staging.side()) {
+            let read = file.take(line.side).read_to_end(&mut side);
+            read.with_context(|| format!("reading {}", self.staging.side().display()))?;
+        }
         if hex(hash.clone().chain_update(&side).finalize()) != line.sha256 {
             return Ok(None);
         }
@@ -167,7 +170,7 @@ impl Run<'_> {
         let layout = &self.plan.layout;
         let header = layout.header(entry.shard)?;
         let path = self.staging.files().join(layout.file(entry.shard));
-        let Ok(mut file) = File::open(&path) else { return Ok(None) };
+        let Some(mut file) = open_staged(&path) else { return Ok(None) };
         let mut start = vec![0; header.len()];
         if file.read_exact(&mut start).is_err() || start != header {
             return Ok(None);

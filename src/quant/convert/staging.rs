@@ -8,6 +8,7 @@
 
 use crate::error::{Fault, Kind};
 use crate::os::files as os;
+use crate::util::files::{parent_of, rename_new};
 use crate::util::units;
 use anyhow::{Context, Result};
 use std::fs::{self, File, TryLockError};
@@ -45,7 +46,7 @@ pub fn check_destination(dst: &Path, file: bool) -> Result<()> {
 /// Refuses a disk with less than `bytes` of free space.
 pub fn check_space(dst: &Path, bytes: u64) -> Result<()> {
     let (parent, needed) = (parent_of(dst), bytes + (16 << 20));
-    match os::free_bytes(&parent) {
+    match os::free_bytes(parent) {
         Some(free) if free < needed => {
             let what = format!(
                 "{} has {} free, {} are needed",
@@ -61,8 +62,13 @@ pub fn check_space(dst: &Path, bytes: u64) -> Result<()> {
     }
 }
 
-fn parent_of(path: &Path) -> PathBuf {
-    path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new(".")).to_path_buf()
+/// Returns the error for a destination that was made by another program during the run.
+fn appeared(result: &Path, dst: &Path) -> Fault {
+    let what = format!("{} appeared during the run and was not replaced", dst.display());
+    Fault::new(Kind::Failure, what).help(format!(
+        "move it away and repeat the command, which moves the finished result {} there",
+        result.display()
+    ))
 }
 
 /// Returns the staging directory beside `dst`.
@@ -72,16 +78,26 @@ pub fn partial_of(dst: &Path) -> PathBuf {
 }
 
 /// Removes the staging directory of a run that was killed after it had moved its result to `dst`.
+/// The run may have removed any part of the directory already.
 pub fn sweep(dst: &Path) {
-    let partial = partial_of(dst);
-    let is_moved = match fs::read_dir(partial.join("files")) {
-        Ok(mut files) => dst.is_file() && files.next().is_none(),
-        Err(e) => e.kind() == io::ErrorKind::NotFound && dst.exists(),
+    let root = partial_of(dst);
+    let is_empty = |directory: &Path| fs::read_dir(directory).map(|mut all| all.next().is_none());
+    let is_moved = match is_empty(&root.join("files")) {
+        Ok(is_empty) => is_empty,
+        Err(e) => e.kind() == io::ErrorKind::NotFound,
     };
-    if is_moved && partial.join("journal").exists() {
+    let is_there = dst.is_file() || is_empty(dst).is_ok_and(|is_empty| !is_empty);
+    if is_moved && is_there && os::is_own_directory(&root).unwrap_or(false) {
         // The directory is only clutter, so an error does no harm.
-        let _ = fs::remove_dir_all(partial);
+        if let Ok(staging) = Staging::lock(root, dst) {
+            staging.discard();
+        }
     }
+}
+
+/// Opens a file of a staging directory to read. `None` if it is missing, a link or not a file.
+pub fn open_staged(path: &Path) -> Option<File> {
+    os::open_no_link(File::options().read(true), path).ok()
 }
 
 /// The staging directory, locked for this process while the value lives.
@@ -121,15 +137,21 @@ impl Staging {
     pub fn open(dst: &Path) -> Result<Staging> {
         let root = partial_of(dst);
         let failed = || format!("creating {}", root.display());
+        os::create_private_directory(&root).or_else(ignore_existing).with_context(failed)?;
+        check_own(&root)?;
+        fs::create_dir(root.join("files")).or_else(ignore_existing).with_context(failed)?;
+        check_own(&root.join("files"))?;
+        Staging::lock(root, dst)
+    }
+
+    /// Locks a staging directory that exists.
+    fn lock(root: PathBuf, dst: &Path) -> Result<Staging> {
+        let failed = || format!("creating {}", root.display());
         let busy = || {
             let fault =
                 Fault::usage(format!("another gemma quantize is at work on {}", dst.display()));
             fault.help("wait for it, or choose another destination")
         };
-        os::create_private_directory(&root).or_else(ignore_existing).with_context(failed)?;
-        check_own(&root)?;
-        fs::create_dir(root.join("files")).or_else(ignore_existing).with_context(failed)?;
-        check_own(&root.join("files"))?;
         let path = root.join("lock");
         let mut options = File::options();
         options.write(true).create(true).truncate(false);
@@ -182,20 +204,32 @@ impl Staging {
             .with_context(|| format!("emptying {}", files.display()))
     }
 
-    /// Moves the files, or the only file, to the destination.
+    /// Moves the files, or the only file, to the destination, and then removes the rest. A file or
+    /// directory that has appeared there stays, and so does the result.
     pub fn publish(self, file: Option<&str>, dst: &Path) -> Result<()> {
         let sync = |dir: &Path| {
             os::sync_directory(dir).with_context(|| format!("syncing {}", dir.display()))
         };
         let files = self.files();
         sync(&files)?;
-        let result = file.map_or_else(|| files.clone(), |name| files.join(name));
-        fs::rename(&result, dst)
-            .with_context(|| format!("moving {} to {}", result.display(), dst.display()))?;
-        self.discard();
-        sync(&parent_of(dst)).with_context(|| {
+        let (moved, result) = match file.map(|name| files.join(name)) {
+            Some(file) => (rename_new(&file, dst), file),
+            // A directory replaces an empty directory and nothing else.
+            None => (fs::rename(&files, dst), files),
+        };
+        use io::ErrorKind::{AlreadyExists, DirectoryNotEmpty, NotADirectory};
+        moved.map_err(|error| match error.kind() {
+            AlreadyExists | DirectoryNotEmpty | NotADirectory => appeared(&result, dst).into(),
+            _ => {
+                let what = format!("moving {} to {}", result.display(), dst.display());
+                anyhow::Error::from(error).context(what)
+            }
+        })?;
+        sync(parent_of(dst)).with_context(|| {
             format!("{} is complete, but a power cut may lose its name", dst.display())
-        })
+        })?;
+        self.discard();
+        Ok(())
     }
 
     /// Removes the staging directory.

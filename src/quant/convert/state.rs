@@ -3,12 +3,12 @@
 
 use super::Run;
 use super::journal::FinishedTensor;
-use super::staging::{StagedFile, check_space};
+use super::staging::{StagedFile, check_space, open_staged};
 use crate::util::hex;
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
-use std::fs::{self, File};
+use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 
@@ -87,7 +87,7 @@ impl Run<'_> {
 
 /// Reads a state; `None` if there is none or if it is damaged.
 fn read(path: &Path) -> Option<(StateHeader, Vec<f32>)> {
-    let mut file = BufReader::new(File::open(path).ok()?);
+    let mut file = BufReader::new(open_staged(path)?);
     let mut line = Vec::new();
     file.by_ref().take(LONGEST_LINE).read_until(b'\n', &mut line).ok()?;
     let header: StateHeader = serde_json::from_slice(&line).ok()?;

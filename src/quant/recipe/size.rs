@@ -39,7 +39,13 @@ impl std::str::FromStr for Aim {
     /// Parses `9.5GB` or `4.5bpw`.
     fn from_str(text: &str) -> Result<Aim> {
         let trimmed = text.trim().to_ascii_lowercase();
+        let is_number = trimmed.parse::<f64>().is_ok();
         match trimmed.strip_suffix("bpw").map(|number| number.trim().parse::<f64>()) {
+            None if trimmed.starts_with(|c: char| c.is_ascii_digit()) && is_number => {
+                anyhow::bail!(
+                    "`{text}` has no unit: write {trimmed}GB, or {trimmed}bpw for bits per weight"
+                )
+            }
             None => parse_size(text).map(Aim::Bytes),
             Some(Ok(bits)) if (1.0..=32.0).contains(&bits) => Ok(Aim::BitsPerWeight(bits)),
             Some(_) => anyhow::bail!(
@@ -85,11 +91,7 @@ pub fn parse_size(text: &str) -> Result<u64> {
     let (number, unit) = trimmed.split_at(digits);
     let unit: f64 = match unit.trim().to_ascii_lowercase().as_str() {
         "" if number.parse::<f64>().is_ok() => {
-            anyhow::bail!(
-                "`{text}` has no unit: write {}GB, or {}bpw for bits per weight",
-                trimmed,
-                trimmed
-            )
+            anyhow::bail!("`{text}` has no unit: write {trimmed}GB or {trimmed}MB")
         }
         "b" => 1.0,
         "k" | "kb" => 1e3,
@@ -125,7 +127,10 @@ mod tests {
         for bad in ["", "GB", "-1GB", "9.5.1GB", "1e400GB", "0GB", "9 bananas", "9"] {
             assert!(parse_size(bad).is_err(), "{bad}");
         }
-        assert!(format!("{:#}", parse_size("2").unwrap_err()).contains("2GB"));
+        // Only a target size may be one of bits per weight.
+        let [size, aim] = [parse_size("2").unwrap_err(), "2".parse::<Aim>().unwrap_err()];
+        assert_eq!(size.to_string(), "`2` has no unit: write 2GB or 2MB");
+        assert_eq!(aim.to_string(), "`2` has no unit: write 2GB, or 2bpw for bits per weight");
         assert_eq!("4.5 bpw".parse::<Aim>().unwrap(), Aim::BitsPerWeight(4.5));
         assert_eq!("1MB".parse::<Aim>().unwrap(), Aim::Bytes(1_000_000));
         for bad in ["4.5", "bpw", "0.5bpw", "64bpw", "nanbpw"] {

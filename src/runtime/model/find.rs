@@ -7,7 +7,7 @@ use crate::runtime::model::acquire::{
     ResolvedName, TOKEN, expanded, how_to_get, is_id, no_such_path, translate,
 };
 use crate::runtime::model::others;
-use crate::runtime::model::variants::{GgufVariant, tagged, variants};
+use crate::runtime::model::variants::{tagged, variants};
 use crate::util::files::read_regular_text;
 use crate::util::shell::quoted;
 use anyhow::{Context, Result};
@@ -114,10 +114,10 @@ fn in_cache_by_tag(id: &str, tag: &str, caches: &[PathBuf]) -> Result<PathBuf> {
         // Parts are linked after all of them are there, so the first stands for all.
         match tagged(&all, tag)[..] {
             [] => {}
-            [GgufVariant { files }] => return Ok(snapshot.join(&files[0])),
+            [model] => return Ok(snapshot.join(model.names.first())),
             ref several => {
                 let list: String =
-                    several.iter().map(|v| format!("\n  -m {id}:{}", v.files[0])).collect();
+                    several.iter().map(|v| format!("\n  -m {id}:{}", v.names.first())).collect();
                 let what = format!("{id} has several files called {tag}");
                 return Err(Fault::model(what).help(format!("name one of them:{list}")).into());
             }

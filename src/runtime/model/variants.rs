@@ -1,25 +1,38 @@
 //! The GGUF models among the files of a repository, and the one that a tag names.
+//!
+//! The names are those of a stranger's list. The work is linear in the list, times a constant for
+//! each model whose tag is looked for.
 
-use crate::checkpoint::files_of_gguf;
+use crate::checkpoint::GgufNames;
 
-/// A GGUF model of a repository: its files in order, one or all parts of a split one.
+/// Most tags that are tried for one model.
+const MOST_TAGS: usize = 16;
+
+/// A GGUF model of a repository.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GgufVariant {
-    pub files: Vec<String>,
+    pub names: GgufNames,
+    /// Name of the first file in lower case.
+    folded: String,
 }
 
 impl GgufVariant {
-    /// Returns whether a tag is the name of the first file, or stands in it between separators:
-    /// `Q4_K` does not name `x-Q4_K_M.gguf`.
+    fn of_first(name: &str) -> Option<GgufVariant> {
+        let names = GgufNames::of_first(name)?;
+        Some(GgufVariant { names, folded: name.to_ascii_lowercase() })
+    }
+
+    /// Returns whether a tag in lower case is the name of the first file, or stands in it between
+    /// separators: `q4_k` does not name `x-Q4_K_M.gguf`.
     fn is_called(&self, tag: &str) -> bool {
-        let (name, tag) = (self.files[0].to_ascii_lowercase(), tag.to_ascii_lowercase());
+        let name = &*self.folded;
         let is_edge = |c: Option<char>| c.is_none_or(|c| matches!(c, '-' | '.' | '/'));
         let is_start = |c: Option<char>| is_edge(c) || c == Some('_');
         let base = name.rsplit('/').next();
         !tag.is_empty()
             && (name == tag
-                || base == Some(&tag)
-                || name.match_indices(&tag).any(|(at, _)| {
+                || base == Some(tag)
+                || name.match_indices(tag).any(|(at, _)| {
                     let (before, after) = (&name[..at], &name[at + tag.len()..]);
                     is_start(before.chars().next_back()) && is_edge(after.chars().next())
                 }))
@@ -28,33 +41,32 @@ impl GgufVariant {
 
 /// Returns the GGUF models among the files of a repository, sorted by name.
 pub fn variants<'a>(names: impl IntoIterator<Item = &'a str>) -> Vec<GgufVariant> {
-    let mut found: Vec<GgufVariant> =
-        names.into_iter().filter_map(files_of_gguf).map(|files| GgufVariant { files }).collect();
-    found.sort_by(|a, b| a.files.cmp(&b.files));
+    let mut found: Vec<GgufVariant> = names.into_iter().filter_map(GgufVariant::of_first).collect();
+    found.sort_by(|a, b| a.names.cmp(&b.names));
     found
 }
 
 /// Returns the models that a tag or a file name stands for.
 pub fn tagged<'a>(variants: &'a [GgufVariant], tag: &str) -> Vec<&'a GgufVariant> {
-    let is_file = |v: &&GgufVariant| v.files[0] == tag;
-    match variants.iter().find(is_file) {
+    match variants.iter().find(|v| v.names.first() == tag) {
         Some(exact) => vec![exact],
-        None => variants.iter().filter(|v| v.is_called(tag)).collect(),
+        None => called(variants, tag).collect(),
     }
 }
 
-/// Returns the shortest tag that stands for this model alone.
-pub fn tag_of(variants: &[GgufVariant], variant: &GgufVariant) -> String {
-    let file = &variant.files[0];
-    let stem = file.strip_suffix(".gguf").unwrap_or(file);
-    let stem = if variant.files.len() > 1 { &stem[..stem.len() - PART.len()] } else { stem };
-    let tags = stem.match_indices(['-', '.', '/']).rev().map(|(at, _)| &stem[at + 1..]);
-    let is_alone = |tag: &&str| !tag.is_empty() && tagged(variants, tag) == [variant];
-    tags.into_iter().find(is_alone).map_or_else(|| file.clone(), str::to_owned)
+fn called<'a>(variants: &'a [GgufVariant], tag: &str) -> impl Iterator<Item = &'a GgufVariant> {
+    let tag = tag.to_ascii_lowercase();
+    variants.iter().filter(move |v| v.is_called(&tag))
 }
 
-/// Ends the name of the first of several parts.
-const PART: &str = "-00001-of-00002";
+/// Returns the shortest tag that stands for this model alone: the end of its name, or the name.
+pub fn tag_of(variants: &[GgufVariant], variant: &GgufVariant) -> String {
+    let stem = variant.names.stem();
+    let tags = stem.match_indices(['-', '.', '/']).rev().map(|(at, _)| &stem[at + 1..]);
+    let is_alone = |tag: &&str| called(variants, tag).take(2).eq([variant]);
+    let mut tags = tags.take(MOST_TAGS);
+    tags.find(is_alone).unwrap_or(variant.names.first()).to_owned()
+}
 
 #[cfg(test)]
 mod tests {
@@ -73,7 +85,7 @@ mod tests {
         ]);
         assert_eq!(all.len(), 4);
         let named = |tag: &str| {
-            let found = tagged(&all, tag).into_iter().flat_map(|v| v.files.clone());
+            let found = tagged(&all, tag).into_iter().flat_map(|v| v.names.all());
             found.collect::<Vec<_>>()
         };
         assert_eq!(named("q4_k_m"), ["g-1b-it-Q4_K_M.gguf"]);
@@ -83,5 +95,19 @@ mod tests {
         assert_eq!(named("1b").len(), 5, "ambiguous");
         let tags: Vec<String> = all.iter().map(|v| tag_of(&all, v)).collect();
         assert_eq!(tags, ["BF16", "Q4_K_M", "Q4_K_S", "Q4_K_XL"]);
+    }
+
+    /// A list promises more parts and has more separators than anyone could look at.
+    #[test]
+    fn hostile_names_cost_no_more_than_their_length() {
+        let names: Vec<String> = (0..60_000).map(|i| format!("m{i}-00001-of-99999.gguf")).collect();
+        let all = variants(names.iter().map(String::as_str));
+        assert_eq!(all.len(), 60_000);
+        assert_eq!(all[0].names.all().nth(1).unwrap(), "m0-00002-of-99999.gguf");
+        assert_eq!(all[7].names.all().count(), 99_999);
+        // The tag that tells them apart is the 1,001st: not looked for.
+        let twins = ["x-c-", "x-d-"].map(|start| format!("{start}{}x.gguf", "a-".repeat(1000)));
+        let all = variants(twins.iter().map(String::as_str));
+        assert_eq!(tag_of(&all, &all[0]), twins[0]);
     }
 }

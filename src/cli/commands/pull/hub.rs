@@ -3,10 +3,11 @@
 use crate::error::{Fault, Kind};
 use crate::runtime::model::acquire::TOKEN;
 use crate::runtime::model::find::hugging_face_home;
-use crate::util::files::read_regular_text;
+use crate::util::files::{is_portable, read_regular_text};
 use crate::util::json;
 use anyhow::{Context, Result};
 use serde_json::Value;
+use std::collections::HashSet;
 use std::io::Read;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -17,11 +18,15 @@ use ureq::{Agent, Body};
 /// Time to wait for a connection, for an answer and for each piece of it.
 const PATIENCE: Duration = Duration::from_secs(30);
 
+/// Time for a whole list of files.
+const LIST_PATIENCE: Duration = Duration::from_secs(300);
+
 /// Most redirects of one request.
 const MOST_REDIRECTS: usize = 10;
 
-/// Bytes of a list of files at most.
-const LARGEST_LIST: u64 = 64 << 20;
+/// Bytes and files of a list at most.
+const LARGEST_LIST: u64 = 16 << 20;
+const MOST_FILES: usize = 100_000;
 
 /// The server, and the right to read from it.
 #[derive(Clone)]
@@ -42,18 +47,28 @@ struct AccessToken {
 pub struct Repository {
     pub commit: String,
     pub files: Vec<RemoteFile>,
+    /// Names that not every system can store. Their files are left out.
+    pub left_out: Vec<String>,
 }
 
 /// A file of a repository.
 #[derive(Clone, Debug)]
 pub struct RemoteFile {
-    /// Path inside the repository.
+    /// Path inside the repository, portable.
     pub name: String,
     pub size: u64,
-    /// Name in the cache: the sha256 of a large file, Git's hash of another.
+    /// Digest in lower-case hexadecimal, and the name in the cache.
     pub blob: String,
-    /// Digest of a large file, in lower-case hexadecimal.
-    pub sha256: Option<String>,
+    pub hash: BlobHash,
+}
+
+/// The function that a file's digest is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BlobHash {
+    /// SHA-256 of the content of a large file.
+    Sha256,
+    /// Git's hash of a blob: SHA-1 of the length and the content.
+    Git,
 }
 
 impl Hub {
@@ -108,7 +123,12 @@ impl Hub {
 
     /// Asks for a page, through redirects. The token goes to the origin of the endpoint alone: a
     /// large file is on another server, which must not see it.
-    fn get(&self, url: &str, from: u64) -> Result<Response<Body>, ureq::Error> {
+    fn get(
+        &self,
+        url: &str,
+        from: u64,
+        patience: Option<Duration>,
+    ) -> Result<Response<Body>, ureq::Error> {
         let address = |text: &str| {
             text.parse::<Uri>().map_err(|why| ureq::Error::BadUri(format!("{text}: {why}")))
         };
@@ -123,7 +143,7 @@ impl Hub {
             if from > 0 {
                 request = request.header("range", format!("bytes={from}-"));
             }
-            let response = request.call()?;
+            let response = request.config().timeout_global(patience).build().call()?;
             let target = response.headers().get(LOCATION);
             let Some(target) = target.filter(|_| response.status().is_redirection()) else {
                 return Ok(response);
@@ -137,7 +157,8 @@ impl Hub {
     /// Returns the files of the main branch.
     pub fn repository(&self, id: &str) -> Result<Repository> {
         let url = format!("{}/api/models/{id}/revision/main?blobs=true", self.endpoint);
-        let response = self.get(&url, 0).map_err(|e| self.unreachable(&e.to_string()))?;
+        let response = self.get(&url, 0, Some(LIST_PATIENCE));
+        let response = response.map_err(|e| self.unreachable(&e.to_string()))?;
         if response.status().as_u16() != 200 {
             return Err(self.refusal(id, &response).into());
         }
@@ -149,8 +170,8 @@ impl Hub {
             .read_to_end(&mut bytes)
             .map_err(|e| self.unreachable(&e.to_string()))?;
         Repository::parse(&bytes).with_context(|| {
-            Fault::new(Kind::Failure, format!("{url} does not answer with a list of files"))
-                .help("check HF_ENDPOINT")
+            let what = format!("{url} does not answer with a list of at most {MOST_FILES} files");
+            Fault::new(Kind::Failure, what).help("check HF_ENDPOINT")
         })
     }
 
@@ -163,7 +184,7 @@ impl Hub {
         from: u64,
     ) -> Result<Response<Body>, ureq::Error> {
         let url = format!("{}/{id}/resolve/{commit}/{}", self.endpoint, escaped(name));
-        self.get(&url, from)
+        self.get(&url, from, None)
     }
 
     /// Returns the error for a server that cannot be reached.
@@ -221,31 +242,32 @@ impl Repository {
 
     fn from_json(json: &Value) -> Option<Repository> {
         let commit = hash(&json["sha"])?;
-        let files = json["siblings"].as_array()?.iter().map(RemoteFile::from_json);
-        Some(Repository { commit, files: files.collect::<Option<_>>()? })
+        let siblings = json["siblings"].as_array()?;
+        if siblings.len() > MOST_FILES {
+            return None;
+        }
+        let files = siblings.iter().map(RemoteFile::from_json).collect::<Option<Vec<_>>>()?;
+        // The name becomes a path below the cache.
+        let (files, others): (Vec<_>, Vec<_>) =
+            files.into_iter().partition(|file| is_portable(&file.name));
+        let names: HashSet<&str> = files.iter().map(|file| &*file.name).collect();
+        let is_unique = names.len() == files.len();
+        let left_out = others.into_iter().map(|file| file.name).collect();
+        is_unique.then_some(Repository { commit, files, left_out })
     }
 }
 
 impl RemoteFile {
     fn from_json(json: &Value) -> Option<RemoteFile> {
         let name = json["rfilename"].as_str()?.to_owned();
-        // The name becomes a path below the cache.
-        let is_plain =
-            |part: &str| !matches!(part, "" | "." | "..") && !part.contains(['\\', '\0']);
-        if !name.split('/').all(is_plain) {
-            return None;
-        }
         let lfs = json.get("lfs").filter(|lfs| !lfs.is_null());
-        let sha256 = match lfs {
-            Some(lfs) => Some(hash(&lfs["sha256"]).filter(|hash| hash.len() == 64)?),
-            None => None,
-        };
         let size = lfs.and_then(|lfs| lfs["size"].as_u64()).or_else(|| json["size"].as_u64())?;
-        let blob = match &sha256 {
-            Some(sha256) => sha256.clone(),
-            None => hash(&json["blobId"])?,
+        let (digest, hash_kind, digits) = match lfs {
+            Some(lfs) => (&lfs["sha256"], BlobHash::Sha256, 64),
+            None => (&json["blobId"], BlobHash::Git, 40),
         };
-        Some(RemoteFile { name, size, blob, sha256 })
+        let blob = hash(digest).filter(|digest| digest.len() == digits)?;
+        Some(RemoteFile { name, size, blob, hash: hash_kind })
     }
 }
 
@@ -341,12 +363,18 @@ mod tests {
         let found = Repository::from_json(&list("q/x.gguf")).unwrap();
         assert_eq!((found.commit, found.files.len()), (git.clone(), 2));
         let large = &found.files[1];
-        assert_eq!((large.size, &large.blob, large.sha256.as_ref()), (7, &sha, Some(&sha)));
-        for name in ["../x", "/etc/x", "a//b", "a/./b", "a/..", "", "a\\b"] {
-            assert!(Repository::from_json(&list(name)).is_none(), "{name}");
+        assert_eq!((large.size, &large.blob, large.hash), (7, &sha, BlobHash::Sha256));
+        assert_eq!((&found.files[0].blob, found.files[0].hash), (&git, BlobHash::Git));
+        for name in ["../x", "/etc/x", "a//b", "a/..", "", "a\\b", "C:x", "a/nul.gguf", "b. "] {
+            let found = Repository::from_json(&list(name)).unwrap();
+            assert_eq!((found.files.len(), &found.left_out[..]), (1, &[name.to_owned()][..]));
         }
+        assert!(Repository::from_json(&list("config.json")).is_none(), "one name, two files");
         let evil = json!({"sha": "../../x", "siblings": []});
         assert!(Repository::from_json(&evil).is_none());
+        let file = json!({"rfilename": "x", "size": 3, "blobId": sha});
+        let odd = json!({"sha": git, "siblings": [file]});
+        assert!(Repository::from_json(&odd).is_none(), "a file that cannot be checked");
         assert_eq!(escaped("a b/ü-1.gguf"), "a%20b/%C3%BC-1.gguf");
     }
 }

@@ -9,6 +9,7 @@
 pub mod hub;
 mod transfer;
 
+use crate::cli::io::destination::replace;
 use crate::cli::io::output::print;
 use crate::cli::io::signals::Interrupt;
 use crate::cli::options::UiOptions;
@@ -19,11 +20,14 @@ use crate::os;
 use crate::runtime::model::acquire::{ResolvedName, how_to_get, is_id, translate};
 use crate::runtime::model::find::{caches, folder_of};
 use crate::runtime::model::variants::{GgufVariant, tag_of, tagged, variants};
+use crate::util::files::{parent_of, rename_durably};
 use crate::util::units::bytes;
 use anyhow::{Context, Result};
 use clap::Args;
 use hub::{Hub, RemoteFile, Repository};
+use std::collections::{HashMap, HashSet};
 use std::fs;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use transfer::{Download, cannot_write, incomplete, is_complete};
 
@@ -36,8 +40,8 @@ Examples:
 /// Download a model from Hugging Face
 ///
 /// The files go to the cache of Hugging Face's own tools: $HF_HUB_CACHE, or hub/ below $HF_HOME,
-/// or ~/.cache/huggingface/hub. Their sha256 is checked. An interrupted download is resumed by the
-/// same command. The path of the model goes to standard output. A gated model, such as Google's,
+/// or ~/.cache/huggingface/hub. Their digests are checked. The same command resumes an interrupted
+/// download. The path of the model goes to standard output. A gated model, such as Google's,
 /// needs a token: $HF_TOKEN, or the file that `hf auth login` writes.
 #[derive(Debug, Args)]
 #[command(after_long_help = EXAMPLES)]
@@ -63,6 +67,9 @@ const SIDE_FILES: [&str; 10] = [
     "model.safetensors.index.json",
 ];
 
+/// Most models that a message lists.
+const MOST_LISTED: usize = 20;
+
 pub fn run(options: &PullArgs, typed: &Typed) -> Result<u8> {
     os::signals::survive_closed_connections();
     let ui = &typed.ui;
@@ -78,7 +85,7 @@ pub fn run(options: &PullArgs, typed: &Typed) -> Result<u8> {
         wanted.iter().copied().filter(|file| !is_complete(&folder, file)).collect();
     check_space(&folder, &missing)?;
     if !missing.is_empty() {
-        let total = missing.iter().map(|file| file.size).sum();
+        let total = sum(missing.iter().map(|file| file.size));
         let files = if missing.len() == 1 { "file" } else { "files" };
         if !ui.is_quiet() {
             ui.line(&format!("{id}: {} {files}, {}", missing.len(), bytes(total)));
@@ -139,9 +146,16 @@ fn choose<'a>(
     repository: &'a Repository,
 ) -> Result<Vec<&'a RemoteFile>> {
     let files = &repository.files;
+    let by_name: HashMap<&str, &RemoteFile> =
+        files.iter().map(|file| (&*file.name, file)).collect();
     let all = variants(files.iter().map(|file| file.name.as_str()));
     let is_weights = |name: &str| name.ends_with(".safetensors") && !name.contains('/');
     let is_checkpoint = files.iter().any(|file| is_weights(&file.name));
+    let is_odd = |name: &&String| is_weights(name) || (!is_checkpoint && name.ends_with(".gguf"));
+    if let (None, Some(odd)) = (tag, repository.left_out.iter().find(is_odd)) {
+        let what = format!("{id} has a file called {odd:?}, which not every system can store");
+        return Err(Fault::model(what).help("name one of its GGUF files: ID:FILE").into());
+    }
     let chosen = match tag {
         Some(tag) => tagged(&all, tag),
         None if is_checkpoint => {
@@ -150,13 +164,13 @@ fn choose<'a>(
         }
         None => all.iter().collect(),
     };
-    let of_name = |name: &String| {
-        files.iter().find(|file| file.name == *name).with_context(|| {
+    let of_name = |name: String| {
+        by_name.get(&*name).copied().with_context(|| {
             Fault::model(format!("{id} has no {name}, which is a part of the model"))
         })
     };
     match (&chosen[..], &all[..]) {
-        ([one], _) => one.files.iter().map(of_name).collect(),
+        ([one], _) => one.names.all().map(of_name).collect(),
         (_, []) => {
             let what = format!("{id} has neither safetensors nor GGUF files");
             Err(Fault::model(what).help("give the id of a page with one of them").into())
@@ -168,24 +182,33 @@ fn choose<'a>(
                 None => format!("{id} has {} GGUF files", chosen.len()),
             };
             let size = |variant: &GgufVariant| {
-                let of_variant = files.iter().filter(|file| variant.files.contains(&file.name));
-                bytes(of_variant.map(|file| file.size).sum())
+                let names = variant.names.all();
+                bytes(sum(names.map_while(|name| Some(by_name.get(&*name)?.size))))
             };
             let line =
                 |v: &GgufVariant| format!("\n  gemma pull {id}:{}  # {}", tag_of(all, v), size(v));
-            let list: String = match chosen {
-                [] => all.iter().map(line).collect(),
-                several => several.iter().copied().map(line).collect(),
+            let named: Vec<&GgufVariant> = match chosen {
+                [] => all.iter().collect(),
+                several => several.to_vec(),
             };
+            let mut list: String = named.iter().copied().take(MOST_LISTED).map(line).collect();
+            if let Some(more) = named.len().checked_sub(MOST_LISTED + 1) {
+                list += &format!("\n  and {} more", more + 1);
+            }
             Err(Fault::usage(what).help(format!("name one of them:{list}")).into())
         }
     }
 }
 
+/// Adds sizes that a stranger states.
+fn sum(sizes: impl Iterator<Item = u64>) -> u64 {
+    sizes.fold(0, u64::saturating_add)
+}
+
 /// Refuses a download that the disk has no room for.
 fn check_space(folder: &Path, missing: &[&RemoteFile]) -> Result<()> {
     let has = |file: &RemoteFile| incomplete(folder, file).metadata().map_or(0, |meta| meta.len());
-    let needed: u64 = missing.iter().map(|file| file.size.saturating_sub(has(file))).sum();
+    let needed = sum(missing.iter().map(|file| file.size.saturating_sub(has(file))));
     let Some(directory) = folder.ancestors().find(|path| path.is_dir()) else { return Ok(()) };
     match os::files::free_bytes(directory) {
         Some(free) if free < needed => {
@@ -211,26 +234,33 @@ fn link(folder: &Path, repository: &Repository, files: &[&RemoteFile]) -> Result
         if fs::read_link(&path).is_ok_and(|found| found == target) {
             continue;
         }
-        if path.symlink_metadata().is_ok() {
-            fs::remove_file(&path).with_context(|| cannot_write(&path))?;
-        }
-        os::files::make_symlink(&target, &path).with_context(|| cannot_write(&path))?;
+        replace_link(&target, &path).with_context(|| cannot_write(&path))?;
     }
     let refs = folder.join("refs");
     fs::create_dir_all(&refs).with_context(|| cannot_write(&refs))?;
-    fs::write(refs.join("main"), &repository.commit).with_context(|| cannot_write(&refs))?;
+    let main = refs.join("main");
+    let commit = repository.commit.as_bytes();
+    replace(&main, |file| file.write_all(commit), &main.display().to_string())?;
     remove_stale(folder, repository);
     let gguf = files.first().filter(|file| file.name.ends_with(".gguf"));
     Ok(gguf.map_or_else(|| snapshot.clone(), |file| snapshot.join(&file.name)))
 }
 
+/// Puts a link in the place of `path` in one step.
+fn replace_link(target: &Path, path: &Path) -> io::Result<()> {
+    let make = |path: &Path| os::files::make_symlink(target, path);
+    let link = tempfile::Builder::new().prefix(".gemma-").make_in(parent_of(path), make)?;
+    rename_durably(&link.into_temp_path(), path)
+}
+
 /// Removes partial files of versions that the repository no longer has: nothing would resume them,
 /// and an incomplete file makes a model count as incomplete.
 fn remove_stale(folder: &Path, repository: &Repository) {
+    let current: HashSet<&str> = repository.files.iter().map(|file| &*file.blob).collect();
     for entry in fs::read_dir(folder.join("blobs")).into_iter().flatten().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
         let Some(blob) = name.strip_suffix(".incomplete") else { continue };
-        if !repository.files.iter().any(|file| file.blob == blob) {
+        if !current.contains(blob) {
             // A file that stays is reported when the model is opened.
             let _ = fs::remove_file(entry.path());
         }

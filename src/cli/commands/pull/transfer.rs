@@ -1,15 +1,17 @@
 //! Transfer of one file into the cache.
 //!
 //! The bytes go to `blobs/HASH.incomplete`, which an interrupted transfer leaves for the next one.
-//! The file gets its own name only after its size and its sha256 are those of the list.
+//! The file gets its own name only after its size and its digest are those of the list.
 
-use super::hub::{Hub, RemoteFile};
+use super::hub::{BlobHash, Hub, RemoteFile};
 use crate::cli::io::signals::Interrupt;
 use crate::error::{Fault, Kind, no_thread};
 use crate::os;
+use crate::util::files::rename_durably;
 use crate::util::units::bytes;
 use anyhow::{Context, Result, anyhow};
 use indicatif::ProgressBar;
+use sha1::Sha1;
 use sha2::{Digest, Sha256};
 use std::fs::{File, TryLockError};
 use std::io::{self, Read, Write};
@@ -18,8 +20,12 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::sleep;
 use std::time::Duration;
 
-/// Attempts in a row that bring no byte before a transfer fails.
+/// Attempts in a row without progress before a transfer fails.
 const ATTEMPTS: u32 = 4;
+
+/// Bytes beyond all earlier attempts that count as progress. A server that drops what it sent, or
+/// that sends a byte at a time, is given up.
+const PROGRESS: u64 = 1 << 16;
 
 /// Bytes that are read at once from the disk and from the network.
 const BUFFER: usize = 1 << 20;
@@ -44,7 +50,21 @@ struct PartialFile {
     file: File,
     path: PathBuf,
     length: u64,
-    sha256: Sha256,
+    hasher: Hasher,
+}
+
+/// The digest of a file, as far as it has arrived.
+enum Hasher {
+    Sha256(Sha256),
+    Git(Sha1),
+}
+
+/// Attempts at one transfer.
+struct Attempts {
+    /// Length of the file when it last made progress.
+    reached: u64,
+    /// Attempts since then.
+    failures: u32,
 }
 
 /// Returns the place of a file's bytes in the cache.
@@ -70,16 +90,15 @@ impl Download<'_> {
             self.bar.inc(file.size);
             return Ok(true);
         }
-        let mut part = PartialFile::open(incomplete(self.folder, file))?;
+        let mut part = PartialFile::open(incomplete(self.folder, file), file)?;
         if !part.read_so_far(self)? {
             return Ok(false);
         }
         if part.length > file.size {
-            part.restart(self.bar)?;
+            part.restart(file, self.bar)?;
         }
-        let mut failures = 0;
+        let mut attempts = Attempts { reached: part.length, failures: 0 };
         while part.length < file.size {
-            let before = part.length;
             let lost = self.continue_with(file, &mut part)?;
             if self.interrupt.exit_code().is_some() {
                 return Ok(false);
@@ -89,14 +108,13 @@ impl Download<'_> {
                 None if part.length >= file.size => break,
                 None => anyhow!("the connection was closed"),
             };
-            failures = if part.length > before { 1 } else { failures + 1 };
-            if failures == ATTEMPTS {
+            if !attempts.may_follow(part.length) {
                 let what = format!("{} was interrupted: {why:#}", file.name);
                 let so_far = format!("{} of {}", bytes(part.length), bytes(file.size));
                 let help = format!("gemma pull {} again resumes after {so_far}", self.id);
                 return Err(Fault::new(Kind::Failure, what).help(help).into());
             }
-            sleep(Duration::from_millis(50 << (2 * failures)));
+            sleep(Duration::from_millis(50 << (2 * attempts.failures)));
         }
         self.complete(file, part)?;
         Ok(true)
@@ -109,7 +127,10 @@ impl Download<'_> {
         let directory = cache.join(".locks").join(name);
         let path = directory.join(format!("{}.lock", file.blob));
         std::fs::create_dir_all(&directory).with_context(|| cannot_write(&directory))?;
-        let lock = File::create(&path).with_context(|| cannot_write(&path))?;
+        let mut options = File::options();
+        options.write(true).create(true).truncate(false);
+        let lock = os::files::open_regular(&mut options, &path);
+        let lock = lock.with_context(|| cannot_write(&path))?;
         if matches!(lock.try_lock(), Err(TryLockError::WouldBlock)) {
             let what = format!("another program is downloading {}", file.name);
             return Err(Fault::new(Kind::Failure, what).help("wait until it has finished").into());
@@ -139,9 +160,9 @@ impl Download<'_> {
         match status {
             206 if range.is_some_and(|range| range.starts_with(&start)) => {}
             // A server that knows no ranges sends the whole file.
-            200 => part.restart(self.bar)?,
+            200 => part.restart(file, self.bar)?,
             206 | 416 => {
-                part.restart(self.bar)?;
+                part.restart(file, self.bar)?;
                 return Ok(Some(anyhow!("the server sent another part than was asked for")));
             }
             408 | 429 | 500..=599 => {
@@ -179,13 +200,13 @@ impl Download<'_> {
 
     /// Checks a file and gives it its name.
     fn complete(&self, file: &RemoteFile, part: PartialFile) -> Result<()> {
-        let found = hex::encode(part.sha256.finalize());
-        let wrong = match &file.sha256 {
-            Some(sha256) if *sha256 != found => {
-                Some(format!("its sha256 is {found}, and should be {sha256}"))
-            }
-            _ if part.length != file.size => Some(format!("it is longer than {} bytes", file.size)),
-            _ => None,
+        let found = part.hasher.finish();
+        let wrong = if part.length != file.size {
+            Some(format!("it is longer than {} bytes", file.size))
+        } else if found != file.blob {
+            Some(format!("its {} is {found}, and should be {}", file.hash.name(), file.blob))
+        } else {
+            None
         };
         if let Some(wrong) = wrong {
             std::fs::remove_file(&part.path).with_context(|| cannot_write(&part.path))?;
@@ -195,7 +216,7 @@ impl Download<'_> {
         }
         part.file.sync_all().with_context(|| cannot_write(&part.path))?;
         let blob = blob(self.folder, file);
-        std::fs::rename(&part.path, &blob).with_context(|| cannot_write(&blob))
+        rename_durably(&part.path, &blob).with_context(|| cannot_write(&blob))
     }
 }
 
@@ -226,11 +247,58 @@ fn send_pieces(mut body: impl Read, pieces: &SyncSender<io::Result<Vec<u8>>>) {
     }
 }
 
+impl Attempts {
+    /// Counts an attempt that left the file at this length. Returns whether another may follow.
+    fn may_follow(&mut self, length: u64) -> bool {
+        self.failures += 1;
+        if length >= self.reached.saturating_add(PROGRESS) {
+            *self = Attempts { reached: length, failures: 1 };
+        }
+        self.failures < ATTEMPTS
+    }
+}
+
+impl BlobHash {
+    fn name(self) -> &'static str {
+        match self {
+            BlobHash::Sha256 => "sha256",
+            BlobHash::Git => "Git hash",
+        }
+    }
+}
+
+impl Hasher {
+    /// Begins the digest that the list has of a file.
+    fn new(file: &RemoteFile) -> Hasher {
+        match file.hash {
+            BlobHash::Sha256 => Hasher::Sha256(Sha256::new()),
+            BlobHash::Git => Hasher::Git(Sha1::new_with_prefix(format!("blob {}\0", file.size))),
+        }
+    }
+
+    fn update(&mut self, bytes: &[u8]) {
+        match self {
+            Hasher::Sha256(hash) => hash.update(bytes),
+            Hasher::Git(hash) => hash.update(bytes),
+        }
+    }
+
+    /// Returns the digest in lower-case hexadecimal.
+    fn finish(self) -> String {
+        match self {
+            Hasher::Sha256(hash) => hex::encode(hash.finalize()),
+            Hasher::Git(hash) => hex::encode(hash.finalize()),
+        }
+    }
+}
+
 impl PartialFile {
-    fn open(path: PathBuf) -> Result<PartialFile> {
-        let file = File::options().create(true).read(true).append(true).open(&path);
+    fn open(path: PathBuf, remote: &RemoteFile) -> Result<PartialFile> {
+        let mut options = File::options();
+        options.create(true).read(true).append(true);
+        let file = os::files::open_regular(&mut options, &path);
         let file = file.with_context(|| cannot_write(&path))?;
-        Ok(PartialFile { file, path, length: 0, sha256: Sha256::new() })
+        Ok(PartialFile { file, path, length: 0, hasher: Hasher::new(remote) })
     }
 
     /// Reads the bytes of earlier transfers for their digest. Returns false after Ctrl-C.
@@ -238,7 +306,7 @@ impl PartialFile {
         let mut buffer = vec![0; BUFFER];
         loop {
             let n = self.file.read(&mut buffer).with_context(|| cannot_write(&self.path))?;
-            self.sha256.update(&buffer[..n]);
+            self.hasher.update(&buffer[..n]);
             self.length += n as u64;
             download.bar.inc(n as u64);
             if download.interrupt.exit_code().is_some() {
@@ -252,16 +320,16 @@ impl PartialFile {
 
     fn append(&mut self, bytes: &[u8]) -> Result<()> {
         self.file.write_all(bytes).with_context(|| cannot_write(&self.path))?;
-        self.sha256.update(bytes);
+        self.hasher.update(bytes);
         self.length += bytes.len() as u64;
         Ok(())
     }
 
     /// Drops all bytes.
-    fn restart(&mut self, bar: &ProgressBar) -> Result<()> {
+    fn restart(&mut self, remote: &RemoteFile, bar: &ProgressBar) -> Result<()> {
         self.file.set_len(0).with_context(|| cannot_write(&self.path))?;
         bar.dec(self.length);
-        (self.length, self.sha256) = (0, Sha256::new());
+        (self.length, self.hasher) = (0, Hasher::new(remote));
         Ok(())
     }
 }
@@ -274,4 +342,35 @@ pub fn cannot_write(path: &Path) -> Fault {
         "make room or get the right to write there, and repeat the command, which resumes; \
          HF_HUB_CACHE names another directory",
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn attempts_are_bounded_by_the_bytes_that_they_bring() {
+        let made = |lengths: &mut dyn Iterator<Item = u64>| {
+            let mut attempts = Attempts { reached: 0, failures: 0 };
+            1 + lengths.take_while(|length| attempts.may_follow(*length)).count() as u64
+        };
+        assert_eq!(made(&mut std::iter::repeat(0)), 4);
+        // A byte at a time, and a server that goes back again and again.
+        assert_eq!(made(&mut (1..)), 4);
+        assert_eq!(made(&mut [1 << 20, 0].into_iter().cycle()), 4);
+        assert_eq!(made(&mut (1..=100).map(|n| n * PROGRESS)), 101, "each brings something");
+        assert_eq!(made(&mut (1..).map(|n| (n * PROGRESS / 2).min(10 * PROGRESS))), 23);
+    }
+
+    #[test]
+    fn small_files_have_the_digest_that_git_gives_them() {
+        let blob = "d670460b4b4aece5915caf5c68d12f560a9fe3e4".to_owned();
+        let name = "x".to_owned();
+        let file = RemoteFile { name, size: 13, blob, hash: BlobHash::Git };
+        let mut hasher = Hasher::new(&file);
+        hasher.update(b"test ");
+        hasher.update(b"content\n");
+        // `echo "test content" | git hash-object --stdin`
+        assert_eq!(hasher.finish(), file.blob);
+    }
 }

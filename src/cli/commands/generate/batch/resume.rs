@@ -9,7 +9,7 @@ use super::held::{Done, HeldAnswer};
 use super::reply;
 use crate::cli::io::destination::{Destination, replace};
 use crate::error::Fault;
-use crate::os::files::{FileId, read_exact_at, try_lock};
+use crate::os::files::{FileId, open_regular, read_exact_at, try_lock};
 use anyhow::{Context, Result};
 use std::collections::{HashMap, HashSet};
 use std::fs::{File, TryLockError};
@@ -183,8 +183,9 @@ fn written(bytes: &[u8]) -> &[u8] {
 fn lock(path: &Path, name: &str) -> Result<File> {
     let what = || Fault::usage(format!("--resume: cannot write {name}"));
     loop {
-        let file =
-            File::options().read(true).append(true).create(true).open(path).with_context(what)?;
+        let mut options = File::options();
+        options.read(true).append(true).create(true);
+        let file = open_regular(&mut options, path).with_context(what)?;
         match try_lock(&file) {
             Err(TryLockError::WouldBlock) => {
                 let fault = Fault::usage(format!("--resume: another run is writing {name}"));
