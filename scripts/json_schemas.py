@@ -264,3 +264,12 @@ REFUSED = [
     (obj({"a": {"type": "integer", "minimum": 5, "maximum": 3}}), "/properties/a", "minimum"),
     (obj({"a": {"type": "string", "minLength": 5, "maxLength": 3}}), "/properties/a", "minLength"),
 ]
+
+# Texts that fit and that the grammar never writes: it gives a fraction one form, bounds its digits
+# one by one, and puts properties in the order of the schema.
+NARROWER = [
+    ({"type": "number", "multipleOf": 0.25, "minimum": -1, "maximum": 1}, "0.5"),
+    ({"type": "number", "minimum": 0.1, "maximum": 0.30000000000000004}, "0.3"),
+    ({"type": "object", "properties": {"a": {"type": "boolean"}, "b": {"type": "null"}},
+      "required": [], "additionalProperties": False}, '{"b": null, "a": true}'),
+]

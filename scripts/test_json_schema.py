@@ -147,6 +147,7 @@ def table():
         texts = list(dict.fromkeys(spell(value) for value in values + tried.VALUES))
         good = [text for text in texts if fits(text, schema)]
         case = {"schema": schema, "fits": good, "unfit": [t for t in texts if t not in good]}
+        case["fits"] = [text for text in good if (schema, text) not in tried.NARROWER]
         print(json.dumps(case, ensure_ascii=False))
     for schema, place, keyword in tried.REFUSED:
         print(json.dumps({"schema": schema, "refused": [place, keyword]}, ensure_ascii=False))

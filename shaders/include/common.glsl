@@ -75,7 +75,7 @@ Scale scale_of(uint most) {
     return Scale(has_codes ? uintBitsToFloat(most) : 0.0, has_codes);
 }
 
-// What code 1 stands for, if the largest float has the code `top`.
+// The value of code 1, if the largest float has the code `top`.
 float step_of(Scale scale, float top) {
     precise float y = scale.max / top;
     return scale.has_codes ? y : scale.max;

@@ -16,6 +16,7 @@ use llguidance::api::TopLevelGrammar;
 use llguidance::{Matcher, ParserFactory};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::time::Duration;
 
@@ -222,12 +223,21 @@ impl Compiler {
             Some(refusal) => refusal.clone(),
             None => {
                 let why = brief(why);
-                // The innermost part with the same error has its reason.
+                // The innermost part with the same error has its reason. A required property that
+                // nothing fits has an error of its own.
+                let is_of_part = why.contains("is unsatisfiable");
+                let reason = RefCell::new(why.clone());
                 let is_wrong = |part: Value| {
                     let error = self.matcher(&GrammarSource::JsonSchema(part)).err();
-                    error.is_some_and(|error| why.contains(&brief(&error)))
+                    let error = error.map(|error| brief(&error));
+                    let error = error.filter(|error| is_of_part || why.contains(error));
+                    error.is_some_and(|error| {
+                        reason.replace(error);
+                        true
+                    })
                 };
-                Refusal::of_library(schema::place(schema, &is_wrong), &why)
+                let place = schema::place(schema, &is_wrong);
+                Refusal::of_library(place, &reason.take())
             }
         };
         let place = Some(&refusal.place).filter(|place| !place.is_empty());

@@ -185,7 +185,8 @@ mod tests {
         assert_eq!((constraints.known().outcomes.len(), constraints.known().bytes), (0, 0));
         // The bytes of all sources that are remembered are bounded.
         for n in 0..40 {
-            let wrong = GrammarSource::Regex(format!("({n}{}", "a".repeat(200_000)));
+            let wrong = json!({"type": format!("strin{n}"), "title": "a".repeat(200_000)});
+            let wrong = GrammarSource::JsonSchema(wrong);
             let why = refused(&constraints, &wrong);
             assert_eq!(constraints.recall(&wrong).unwrap().err().unwrap().to_string(), why);
             let known = constraints.known();

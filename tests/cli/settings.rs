@@ -239,7 +239,7 @@ fn a_shown_configuration_can_be_saved() {
     );
 }
 
-/// Of options that exclude each other, the stronger source's is used: a flag, then the environment,
+/// The stronger source wins among options that exclude each other: a flag, then the environment,
 /// then the file's own section, then the top of the file.
 #[test]
 fn the_stronger_source_wins_among_options_that_exclude_each_other() {

@@ -377,7 +377,7 @@ fn wrong_types_of_control_tokens_are_repaired() {
 /// in all formats, and kernels equal their twins.
 #[test]
 fn closed_gates_add_nothing() {
-    let dims = Dims { n_layers: 2, dim: 256, head_dim: 64, vocab: 8, ..Dims::default() };
+    let dims = Dims { n_layers: 2, dim: 256, head_dim: 64, vocab: 128, ..Dims::default() };
     let mut model = TinyModel::new(dims, 9);
     for (name, shape, values) in &mut model.tensors {
         let is_norm = shape.len() == 1;

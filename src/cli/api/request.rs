@@ -254,7 +254,7 @@ impl ApiRequest {
         self.prompts = vec![ApiPrompt::Conversation(input)];
     }
 
-    /// Replaces the prompts by their tokens, which takes less memory than their texts. A prompt that
+    /// Replaces the prompts by their tokens, which take less memory than texts. A prompt that
     /// leaves no room for an answer is an error.
     pub fn encode(&mut self, served: &ServedModel) -> Result<()> {
         for prompt in &mut self.prompts {

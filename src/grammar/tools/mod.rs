@@ -297,7 +297,7 @@ mod tests {
         }
     }
 
-    /// What is written is bounded, whatever the references lead to.
+    /// The written rules are bounded, whatever the references lead to.
     #[test]
     fn references_are_not_written_out() {
         let of = |more: Value, definitions: Value| {

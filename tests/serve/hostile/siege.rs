@@ -1,7 +1,7 @@
 //! A server with 2 GB of address space under requests that once took memory or time beyond their
 //! share. It answers other clients meanwhile, and gives the memory back.
 //!
-//! The tests are ignored, since they take minutes. By default they run one round with fewer clients.
+//! The tests are ignored, since they take minutes. One round with fewer clients is the default.
 //! `GEMMA_SERVE_ROUNDS=20`, on a quiet machine with a release build, runs 20 and checks the times
 //! and the memory too.
 
@@ -164,7 +164,7 @@ fn besiege(dir: &Path, model: &[&str]) {
     });
     let (after, peak) = (settled(&server), server.peak_memory());
     println!(
-        "slowest answer {} ms, slowest /health {} ms, memory {} MB before, {} at its peak, {} after",
+        "slowest answer {} ms, /health {} ms, memory {} MB before, {} at its peak, {} after",
         slowest.as_millis(),
         health.as_millis(),
         before / 1_000_000,

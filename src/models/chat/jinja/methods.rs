@@ -161,7 +161,7 @@ fn of_mapping(value: &Value, method: &str, args: &[Value]) -> Result<Option<Valu
             pairs(value).map(Value::from)
         }
         "copy" => Some(value.clone()),
-        // What transformers calls changes no value that a template was given.
+        // The method that transformers calls changes no value that a template was given.
         "update" | "pop" | "setdefault" | "clear" | "popitem" => return Err(changes(method)),
         _ => None,
     })

@@ -429,7 +429,7 @@ struct EncodedRequest {
     kept: usize,
 }
 
-/// What a request needs for its grammar.
+/// The work that the grammar of a request needs.
 enum NeededGrammar {
     Nothing,
     Known(Grammar),
