@@ -38,6 +38,17 @@ struct KnownGrammars {
 
 type SourceDigest = [u8; 32];
 
+impl KnownGrammars {
+    /// Keeps the outcome for a source of `bytes` bytes, and forgets all others if they are too many.
+    fn keep(&mut self, digest: SourceDigest, bytes: usize, outcome: Result<Grammar, Fault>) {
+        if self.outcomes.len() >= MOST || self.bytes + bytes > MOST_BYTES {
+            *self = KnownGrammars::default();
+        }
+        self.bytes += bytes;
+        self.outcomes.insert(digest, outcome);
+    }
+}
+
 impl Constraints {
     /// Makes an empty set for so many texts at once.
     pub fn new(tokenizer: &Arc<Tokenizer>, stops: &[Token], texts: usize) -> Constraints {
@@ -101,12 +112,7 @@ impl Constraints {
                 _ => return compiled,
             },
         };
-        let mut known = self.known();
-        if known.outcomes.len() >= MOST || known.bytes + bytes > MOST_BYTES {
-            *known = KnownGrammars::default();
-        }
-        known.bytes += bytes;
-        known.outcomes.insert(digest(source), entry);
+        self.known().keep(digest(source), bytes, entry);
         compiled
     }
 }
@@ -183,15 +189,17 @@ mod tests {
         assert!(refused(&constraints, &long).contains("are taken at most"));
         assert!(constraints.recall(&long).is_none());
         assert_eq!((constraints.known().outcomes.len(), constraints.known().bytes), (0, 0));
-        // The bytes of all sources that are remembered are bounded.
-        for n in 0..40 {
-            let wrong = json!({"type": format!("strin{n}"), "title": "a".repeat(200_000)});
-            let wrong = GrammarSource::JsonSchema(wrong);
-            let why = refused(&constraints, &wrong);
-            assert_eq!(constraints.recall(&wrong).unwrap().err().unwrap().to_string(), why);
-            let known = constraints.known();
-            assert!(known.bytes <= MOST_BYTES && known.outcomes.len() <= MOST);
-            assert!(known.bytes >= 200_000 * known.outcomes.len());
+        let wrong = GrammarSource::JsonSchema(json!({"type": "strin"}));
+        let why = refused(&constraints, &wrong);
+        assert_eq!(constraints.recall(&wrong).unwrap().err().unwrap().to_string(), why);
+        // The bytes of all sources that are remembered are bounded, and their number is.
+        for bytes in [200_000, 1] {
+            let mut known = KnownGrammars::default();
+            for n in 0..200u8 {
+                known.keep([n; 32], bytes, Err(Fault::usage("wrong")));
+                assert!(known.bytes <= MOST_BYTES && known.outcomes.len() <= MOST);
+                assert_eq!(known.bytes, bytes * known.outcomes.len());
+            }
         }
         // Sources of different kinds have different digests.
         let text = "start: \"a\"".to_owned();

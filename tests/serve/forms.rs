@@ -46,7 +46,8 @@ fn what_is_not_an_answer_is_told_in_json() {
     assert!(page.header("content-security-policy").unwrap().contains("default-src 'none'"));
 
     let text = "Grüße, <end_of_turn> 😀";
-    let tokens = server.post("/tokenize", &json!({"content": text})).ok();
+    let tokens = server.post("/tokenize", &json!({"content": text, "parse_special": false}));
+    let tokens = tokens.ok();
     let back = server.post("/detokenize", &json!({"tokens": tokens["tokens"]})).ok();
     assert_eq!(back["content"], text);
     let info = server.get("/tokenizer_info").ok();

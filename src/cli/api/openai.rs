@@ -39,8 +39,8 @@ pub fn chat(
         fields.pass_over(&["add_generation_prompt"]);
         conversation = conversation.continued();
         if !conversation.is_begun() {
-            let what = "'continue_final_message' needs a last message that is a text of the \
-                assistant: end the list with one, or leave the field out";
+            let what = "'continue_final_message' needs a text of the assistant as last message";
+            let what = format!("{what}: end the list with one, or leave the field out");
             return Err(ApiError::bad(what).param("continue_final_message"));
         }
     }

@@ -1,8 +1,8 @@
 //! `gemma serve`: one model, many clients, and for each the text that `gemma generate` gives.
 //!
-//! Connection threads ([`http`]) parse bodies ([`api`](crate::cli::api)) and put requests into a bounded queue
-//! ([`queue`]). The main thread owns the model and the scheduler ([`engine`]). It knows nothing of
-//! HTTP and waits for no client. One [`Request`](crate::decode::Request) goes from the parsed body
+//! Connection threads ([`http`]) parse bodies ([`api`](crate::cli::api)) and put requests into a
+//! bounded queue ([`queue`]). The main thread owns the model and the scheduler ([`engine`]). It
+//! knows nothing of HTTP and waits for no client. One [`Request`](crate::decode::Request) goes from the parsed body
 //! to the scheduler.
 
 mod access;
