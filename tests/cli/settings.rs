@@ -270,6 +270,8 @@ fn the_stronger_source_wins_among_options_that_exclude_each_other() {
     has(&text, "# regex is not set", "");
     let text = shown("temp = 0.5\n", &[("GEMMA_GREEDY", "0")], &[]);
     has(&text, "temp = 0.5 ", "# gemma.toml");
+    let text = shown("greedy = true\n", &[("GEMMA_GREEDY", "0")], &[]);
+    has(&text, "greedy = false", "");
     let text = shown("greedy = true\n[generate]\ntemp = 0.5\n", &[], &[]);
     has(&text, "temp = 0.5 ", "# gemma.toml");
 

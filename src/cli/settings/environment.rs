@@ -2,7 +2,7 @@
 
 use super::files::Options;
 use crate::cli::io::ui::nearest;
-use clap::Arg;
+use clap::{Arg, ArgAction};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Beginnings of names that are for this program's own tests.
@@ -19,6 +19,15 @@ pub fn name(long: &str) -> String {
 pub fn set(arg: &Arg) -> Option<String> {
     let names = arg.get_long().into_iter().chain(arg.get_all_aliases().unwrap_or_default());
     names.map(name).find(|name| std::env::var_os(name).is_some_and(|value| !value.is_empty()))
+}
+
+/// Returns whether the environment turns a switch off. clap would take it for given, so that it
+/// excluded other options.
+pub fn is_off(arg: &Arg) -> bool {
+    let off = ["n", "no", "f", "false", "off", "0"];
+    let value = set(arg).and_then(|name| std::env::var(name).ok());
+    matches!(arg.get_action(), ArgAction::SetTrue)
+        && value.is_some_and(|value| off.contains(&&*value.to_lowercase()))
 }
 
 /// Returns notes about variables that look like settings and set nothing.

@@ -107,7 +107,8 @@ fn help_colour() -> clap::ColorChoice {
 pub fn parse(cli: &clap::Command, argv: &[OsString]) -> Result<(ArgMatches, Typed), Early> {
     let excluded = exclusive::excluded_by_flags(definition_with(cli, |_| None), argv);
     let root = definition_with(cli, |arg| {
-        environment::set(arg).filter(|_| !excluded.contains(arg.get_id().as_str()))
+        let is_used = !excluded.contains(arg.get_id().as_str()) && !environment::is_off(arg);
+        environment::set(arg).filter(|_| is_used)
     });
     let matches =
         root.clone().try_get_matches_from(argv).map_err(|error| name_variable(cli, error, argv))?;
