@@ -39,7 +39,7 @@ struct KnownGrammars {
 type SourceDigest = [u8; 32];
 
 impl KnownGrammars {
-    /// Keeps the outcome for a source of `bytes` bytes, and forgets all others if they are too many.
+    /// Keeps the outcome for a source of `bytes` bytes. Forgets all others if they are too many.
     fn keep(&mut self, digest: SourceDigest, bytes: usize, outcome: Result<Grammar, Fault>) {
         if self.outcomes.len() >= MOST || self.bytes + bytes > MOST_BYTES {
             *self = KnownGrammars::default();
@@ -188,7 +188,8 @@ mod tests {
         let long = GrammarSource::JsonSchema(json!({"enum": ["x".repeat(300_000)]}));
         assert!(refused(&constraints, &long).contains("are taken at most"));
         assert!(constraints.recall(&long).is_none());
-        assert_eq!((constraints.known().outcomes.len(), constraints.known().bytes), (0, 0));
+        assert!(constraints.known().outcomes.is_empty());
+        assert_eq!(constraints.known().bytes, 0);
         let wrong = GrammarSource::JsonSchema(json!({"type": "strin"}));
         let why = refused(&constraints, &wrong);
         assert_eq!(constraints.recall(&wrong).unwrap().err().unwrap().to_string(), why);

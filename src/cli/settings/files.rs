@@ -5,7 +5,7 @@
 //! not read the `gemma.toml` that came along. [`refusal`] tells by the type of an option's value
 //! and by its heading in the help, so that a new option is kept out by being declared.
 
-use super::{environment, exclusive};
+use super::exclusive;
 use crate::cli::io::destination::Destination;
 use crate::cli::io::ui::nearest;
 use crate::error::Fault;
@@ -165,17 +165,17 @@ impl SettingsFile {
 }
 
 /// Returns the files' values of options that no stronger source gives or excludes, as arguments,
-/// and the file of each.
+/// and the file of each. `off` are the ids of switches that the environment turns off.
 pub fn arguments(
     command: &clap::Command,
     typed: &ArgMatches,
+    off: &[&str],
     files: &[SettingsFile],
     all: &BTreeMap<String, Options>,
 ) -> Result<(Vec<OsString>, BTreeMap<String, PathBuf>)> {
     let mine = &all[command.get_name()];
     let (mut stronger, mut in_effect) = (exclusive::given(typed), exclusive::in_effect(typed));
-    let off = command.get_arguments().filter(|arg| environment::is_off(arg));
-    stronger.extend(off.map(|arg| arg.get_id().as_str().to_owned()));
+    stronger.extend(off.iter().map(|id| (*id).to_owned()));
     let names =
         |options: &'_ Options| options.keys().map(|name| name.to_owned()).collect::<Vec<String>>();
     let everyones: Vec<String> = all.values().flat_map(names).collect();

@@ -117,8 +117,10 @@ pub fn parse(cli: &clap::Command, argv: &[OsString]) -> Result<(ArgMatches, Type
     let files = files::read().map_err(Early::Fault)?;
     let (name, typed) = matches.subcommand().expect("a subcommand is required");
     let command = root.find_subcommand(name).expect("the command that was typed");
+    let off = command.get_arguments().filter(|arg| environment::is_off(arg));
+    let off: Vec<&str> = off.map(|arg| arg.get_id().as_str()).collect();
     let (given, origins) =
-        files::arguments(command, typed, &files, &options).map_err(Early::Fault)?;
+        files::arguments(command, typed, &off, &files, &options).map_err(Early::Fault)?;
     let matches = if given.is_empty() {
         matches
     } else {

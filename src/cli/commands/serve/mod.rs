@@ -2,8 +2,8 @@
 //!
 //! Connection threads ([`http`]) parse bodies ([`api`](crate::cli::api)) and put requests into a
 //! bounded queue ([`queue`]). The main thread owns the model and the scheduler ([`engine`]). It
-//! knows nothing of HTTP and waits for no client. One [`Request`](crate::decode::Request) goes from the parsed body
-//! to the scheduler.
+//! knows nothing of HTTP and waits for no client. One [`Request`](crate::decode::Request) goes from
+//! the parsed body to the scheduler.
 
 mod access;
 mod engine;
