@@ -144,7 +144,7 @@ fn a_stopped_file_goes_on_in_the_rows_of_its_table() {
     let journal = fs::read_to_string(dir.path().join(".b.gguf.partial/journal")).unwrap();
     assert!(journal.lines().last().unwrap().contains("\"rows\":48"), "{journal}");
     assert!(out(usize::MAX, "b.gguf").unwrap() == whole);
-    // A file that appears meanwhile stays, and so does the result.
+    // A file that appears during the run stays, and so does the result.
     let (mine, made) = (dir.path().join("c.gguf"), dir.path().join(".c.gguf.partial/files"));
     let recipe = inline("i4-g32", "i4-g32");
     let appears = &mut |_: QuantProgress<'_>| Ok(fs::write(&mine, "mine")?);

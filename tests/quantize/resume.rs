@@ -279,7 +279,7 @@ fn two_runs_never_share_a_destination() {
     case.assert_whole();
 }
 
-/// A run that is killed behind its last rename may have removed any part of its own directory.
+/// A run that is killed after its last rename may have removed any part of its own directory.
 #[test]
 fn leftovers_behind_the_last_rename_are_removed_by_the_next_run() {
     let case = Case::new(10);

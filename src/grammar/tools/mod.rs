@@ -309,7 +309,7 @@ mod tests {
         let entries = list(2_000, &|n| json!(format!("an entry of the enumeration: {n}")));
         let enumeration = json!({"e": {"enum": entries}});
         let options = list(1_000, &|_| json!({"$ref": "#/$defs/e"}));
-        // References alone share a rule. With a keyword beside them they are merged within bounds.
+        // References alone share a rule. With another keyword they are merged, within bounds.
         let plain = of(json!({"properties": {"a": {"anyOf": options}}}), enumeration.clone());
         assert!(written(plain).unwrap() < MOST_WRITTEN);
         let typed = json!({"properties": {"a": {"type": "string", "anyOf": options}}});
@@ -331,7 +331,7 @@ mod tests {
         assert!(written(chain).unwrap() > 20 * links);
     }
 
-    /// Cycles end, on the stack of a worker too, and hold one copy of what is beside them.
+    /// Cycles end, on the stack of a worker too, and hold one copy of the other keywords.
     #[test]
     fn cycles_of_merged_schemas_end() {
         let large: serde_json::Map<String, Value> =
