@@ -141,7 +141,8 @@ fn judge(run: &Run, whole: &Run, is_muted: bool, may_blame: bool) -> Result<(), 
         code if !CODES.contains(&code) => return Err(format!("exit code {code}: {run:?}")),
         _ => {}
     }
-    if !is_muted && !run.err.contains("error: ") {
+    // A terminal gets the word in colour.
+    if !is_muted && !run.err.replace("\u{1b}[0m", "").contains("error: ") {
         return Err(format!("no message: {run:?}"));
     }
     if run.err.contains("panicked") {
