@@ -2,8 +2,11 @@
 //!
 //! `bodies/*.jsonl` has a body on each line: {"client", "path", "body", "expect"}. `expect` is 200,
 //! or {"status", "field"}. Answers are cut to a few tokens.
+//!
+//! `GEMMA_BODIES=all` compares all bodies with the answers of a batch, and not every eighth.
 
 use crate::server::Server;
+use crate::shell::gemma;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::fs;
@@ -132,4 +135,65 @@ fn what_real_clients_send_is_answered_or_refused_as_expected() {
     let notes: Vec<&str> = said.lines().filter(|line| line.starts_with("note: ")).collect();
     let different: BTreeSet<&&str> = notes.iter().collect();
     assert!(notes.len() > 5 && different.len() == notes.len(), "{notes:?}");
+}
+
+/// Fields that differ from response to response.
+const OWN: [&str; 6] = ["id", "call_id", "created", "created_at", "completed_at", "cached_tokens"];
+
+/// Drops what may differ between two responses.
+fn strip(value: &mut Value) {
+    match value {
+        Value::Object(fields) => {
+            OWN.iter().for_each(|name| drop(fields.remove(*name)));
+            fields.values_mut().for_each(strip);
+        }
+        Value::Array(items) => items.iter_mut().for_each(strip),
+        _ => {}
+    }
+}
+
+#[test]
+fn a_batch_answers_a_body_as_the_server_does() {
+    let of_openai = |path: &str| {
+        path.contains("completions") || path.trim_end_matches('/').ends_with("responses")
+    };
+    let mut bodies = bodies();
+    bodies.retain(|record| of_openai(record["path"].as_str().unwrap()));
+    if std::env::var("GEMMA_BODIES").as_deref() != Ok("all") {
+        bodies = bodies.into_iter().step_by(8).collect();
+    }
+    let mut lines = String::new();
+    for (n, record) in bodies.iter_mut().enumerate() {
+        let path = record["path"].as_str().unwrap().split('?').next().unwrap().to_owned();
+        let body = &mut record["body"];
+        if body.is_object() {
+            cut(&path, body);
+            body["seed"] = json!(7);
+        }
+        let url = path.trim_end_matches('/');
+        lines += &json!({"custom_id": n, "method": "POST", "url": url, "body": body}).to_string();
+        lines += "\n";
+        // A batch answers whole what a server streams.
+        if body["stream"] == true {
+            body["stream"] = false.into();
+        }
+    }
+    let options = ["--ctx-size", "16384", "--parallel", "2"];
+    let batch =
+        gemma(&[&["generate", "--batch", "-"][..], &options].concat(), lines.as_bytes()).ok();
+    let replies: Vec<Value> = batch.text().lines().map(read).collect();
+    assert_eq!(replies.len(), bodies.len());
+    let server = Server::start(&options);
+    let mut wrong = Vec::new();
+    for (record, reply) in bodies.iter().zip(&replies) {
+        let theirs = server.post(record["path"].as_str().unwrap(), &record["body"]);
+        let (mut whole, mut body) = (theirs.json(), reply["response"]["body"].clone());
+        strip(&mut whole);
+        strip(&mut body);
+        if reply["response"]["status_code"] != theirs.status || body != whole {
+            wrong.push(format!("{}\n  server: {whole}\n  batch: {reply}", record["body"]));
+        }
+    }
+    println!("{} bodies: {} alike", bodies.len(), bodies.len() - wrong.len());
+    assert!(wrong.is_empty(), "{} of {}:\n{}", wrong.len(), bodies.len(), wrong.join("\n"));
 }

@@ -4,10 +4,11 @@ use super::answer::{AnswerEnd, AnswerPiece, RequestFigures};
 use super::conversation::ApiConversation;
 use super::error::ApiError;
 use super::fields::Fields;
-use super::form::{ApiForm, CollectedAnswer, ResponseHead, SseEvents, new_id};
+use super::form::{ApiForm, CollectedAnswer, ResponseHead, SseEvents};
 use super::functions;
-use super::request::{ApiPrompt, ApiRequest, ServedModel, take_stops};
+use super::request::{ApiPrompt, ApiRequest, take_stops};
 use super::sampling::SamplingFields;
+use super::served::ServedModel;
 use super::tools::{AnswerPart, CallReader};
 use crate::cli::io::format::{AnswerFormat, response_format};
 use crate::cli::io::record::FinishReason;
@@ -42,7 +43,7 @@ pub fn messages_body(
     mut fields: Fields,
     served: &Arc<ServedModel>,
 ) -> Result<(ApiRequest, Box<dyn ApiForm>), ApiError> {
-    let model = served.take_name(&mut fields)?;
+    let head = ResponseHead::take("msg_", &mut fields, served)?;
     if fields.get("max_tokens").is_none_or(|most| most == 0) {
         let what = "'max_tokens' is needed: send a whole number from 1";
         return Err(ApiError::bad(what).param("max_tokens"));
@@ -58,7 +59,6 @@ pub fn messages_body(
         ..take(&mut fields, served)?
     };
     fields.finish()?;
-    let head = ResponseHead::new("msg_", model, served);
     let reader = served.reader(request.tool_options.as_ref());
     Ok((
         request,
@@ -136,7 +136,7 @@ impl Blocks {
                 }
                 AnswerPart::Call(name) => {
                     self.called = true;
-                    let block = json!({"type": "tool_use", "id": new_id("toolu_"), "name": name,
+                    let block = json!({"type": "tool_use", "id": self.head.ids.make("toolu_"), "name": name,
                         "input": {}});
                     self.open(Kind::ToolUse, block, out);
                     continue;
@@ -177,7 +177,7 @@ impl ApiForm for Blocks {
                 AnswerPart::Call(name) => {
                     self.called = true;
                     arguments.push(String::new());
-                    content.push(json!({"type": "tool_use", "id": new_id("toolu_"),
+                    content.push(json!({"type": "tool_use", "id": self.head.ids.make("toolu_"),
                         "name": name}));
                 }
                 AnswerPart::Arguments(text) => {

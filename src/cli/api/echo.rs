@@ -2,7 +2,8 @@
 
 use super::error::ApiError;
 use super::fields::{Fields, missing};
-use super::request::{ApiPrompt, ServedModel};
+use super::request::ApiPrompt;
+use super::served::ServedModel;
 use crate::tensor::Token;
 use serde::Deserialize;
 use std::sync::Arc;

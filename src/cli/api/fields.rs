@@ -2,6 +2,7 @@
 //! passed over if it changes no text, with a note in the log, or else refused by name.
 
 use super::error::ApiError;
+use super::ids::Ids;
 use super::notes::Notes;
 use crate::util::json;
 use serde::de::DeserializeOwned;
@@ -69,20 +70,24 @@ const EXACT: f64 = 9_007_199_254_740_992.0;
 pub struct Fields {
     left: Map<String, Value>,
     notes: Arc<Notes>,
+    /// For the response.
+    pub ids: Ids,
 }
 
 impl Fields {
     pub fn parse(body: &[u8], notes: &Arc<Notes>) -> Result<Fields, ApiError> {
-        match json::parse(body) {
-            Ok(Value::Object(mut left)) => {
-                left.values_mut().for_each(whole);
-                Ok(Fields { left, notes: notes.clone() })
-            }
-            Ok(_) => Err(ApiError::bad("the body is not a JSON object: send {\"name\": ...}")),
-            Err(error) => {
-                Err(ApiError::bad(format!("the body is not valid JSON: {error}: send an object")))
-            }
-        }
+        let wrong =
+            |error| ApiError::bad(format!("the body is not valid JSON: {error}: send an object"));
+        Fields::of(json::parse(body).map_err(wrong)?, notes, Ids::Random)
+    }
+
+    /// Returns the fields of a parsed body.
+    pub fn of(body: Value, notes: &Arc<Notes>, ids: Ids) -> Result<Fields, ApiError> {
+        let Value::Object(mut left) = body else {
+            return Err(ApiError::bad("the body is not a JSON object: send {\"name\": ...}"));
+        };
+        left.values_mut().for_each(whole);
+        Ok(Fields { left, notes: notes.clone(), ids })
     }
 
     /// Tells the operator once what was passed over.

@@ -2,8 +2,10 @@
 
 use super::answer::{AnswerEnd, AnswerPiece, RequestFigures};
 use super::error::ApiError;
-pub use super::ids::{new_id, now};
-use super::request::ServedModel;
+use super::fields::Fields;
+use super::ids::Ids;
+use super::request::ApiRequest;
+use super::served::ServedModel;
 use crate::cli::io::record::FinishReason;
 use crate::decode::TokenLogProbs;
 use serde_json::Value;
@@ -17,6 +19,37 @@ pub struct CollectedAnswer {
     pub log_probs: Vec<TokenLogProbs>,
     pub reason: FinishReason,
     pub stop_string: Option<String>,
+}
+
+/// The answers to a request so far.
+#[derive(Debug)]
+pub struct CollectedAnswers {
+    pub answers: Vec<CollectedAnswer>,
+    pub figures: RequestFigures,
+    /// Answers to each prompt.
+    n: usize,
+    /// Answers that have not ended.
+    pub open: usize,
+}
+
+impl CollectedAnswers {
+    pub fn new(request: &ApiRequest) -> CollectedAnswers {
+        let answer = || CollectedAnswer {
+            text: String::new(),
+            thought: String::new(),
+            log_probs: Vec::new(),
+            reason: FinishReason::Stop,
+            stop_string: None,
+        };
+        let (n, open, figures) = (request.n, request.answers(), RequestFigures::default());
+        CollectedAnswers { answers: (0..open).map(|_| answer()).collect(), figures, n, open }
+    }
+
+    /// Counts an answer that ended.
+    pub fn count(&mut self, choice: usize, figures: &RequestFigures) {
+        self.open -= 1;
+        self.figures.add(figures, choice.is_multiple_of(self.n));
+    }
 }
 
 /// Server-sent events, to be written.
@@ -34,6 +67,9 @@ impl SseEvents {
         self.0 += &format!("event: {name}\ndata: {value}\n\n");
     }
 }
+
+/// Parses a body into a request and the form of its answers.
+pub type Parse = fn(Fields, &Arc<ServedModel>) -> Result<(ApiRequest, Box<dyn ApiForm>), ApiError>;
 
 /// How one request is answered.
 pub trait ApiForm: Send {
@@ -66,16 +102,24 @@ pub struct ResponseHead {
     pub created: u64,
     pub model: String,
     pub served: Arc<ServedModel>,
+    pub ids: Ids,
 }
 
 impl ResponseHead {
-    /// Makes the head of a response. Ids of this kind begin with `prefix`.
-    pub fn new(prefix: &str, model: Option<String>, served: &Arc<ServedModel>) -> ResponseHead {
-        ResponseHead {
-            id: new_id(prefix),
-            created: now(),
-            model: model.unwrap_or_else(|| served.name.clone()),
+    /// Makes the head of a response, and takes the name of the model for it. The id begins with
+    /// `prefix`.
+    pub fn take(
+        prefix: &str,
+        fields: &mut Fields,
+        served: &Arc<ServedModel>,
+    ) -> Result<ResponseHead, ApiError> {
+        let (name, mut ids) = (served.take_name(fields)?, fields.ids.clone());
+        Ok(ResponseHead {
+            id: ids.make(prefix),
+            created: ids.time(),
+            model: name.unwrap_or_else(|| served.name.clone()),
             served: served.clone(),
-        }
+            ids,
+        })
     }
 }

@@ -3,10 +3,18 @@
 
 use super::error::ApiError;
 use super::fields::Fields;
-use super::request::ToolOptions;
 use crate::grammar::tools::{self, CallPolicy, Tool};
 use serde_json::Value;
 use std::collections::HashSet;
+
+/// Functions that an answer may call.
+#[derive(Clone, Debug)]
+pub struct ToolOptions {
+    pub tools: Vec<Tool>,
+    pub calls: CallPolicy,
+    /// Allows several calls in an answer.
+    pub many: bool,
+}
 
 /// Takes the functions. Tools that a server would have to run itself are left out, unless the
 /// request requires one of them.

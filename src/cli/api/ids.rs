@@ -1,12 +1,46 @@
 //! Ids of requests and answers, and the time.
 
+use crate::util::hex;
 use rand::RngCore;
+use sha2::{Digest, Sha256};
 
 /// Makes a random id.
 pub fn new_id(prefix: &str) -> String {
     let mut bytes = [0; 12];
     rand::rng().fill_bytes(&mut bytes);
-    format!("{prefix}{}", crate::util::hex(bytes))
+    format!("{prefix}{}", hex(bytes))
+}
+
+/// The ids and the time in a response.
+#[derive(Clone, Debug)]
+pub enum Ids {
+    /// Random ids, and the present time.
+    Random,
+    /// Ids that a text determines, and no time, so that a repeated run writes the same bytes.
+    Repeatable { text: String, made: u64 },
+}
+
+impl Ids {
+    /// Makes ids that the text determines.
+    pub fn of(text: String) -> Ids {
+        Ids::Repeatable { text, made: 0 }
+    }
+
+    /// Makes the next id.
+    pub fn make(&mut self, prefix: &str) -> String {
+        let Ids::Repeatable { text, made } = self else { return new_id(prefix) };
+        *made += 1;
+        let digest = Sha256::new().chain_update(made.to_le_bytes()).chain_update(text).finalize();
+        format!("{prefix}{}", hex(&digest[..12]))
+    }
+
+    /// Returns the seconds since 1970, or 0 in a repeatable response.
+    pub fn time(&self) -> u64 {
+        match self {
+            Ids::Random => now(),
+            Ids::Repeatable { .. } => 0,
+        }
+    }
 }
 
 /// Returns the date and time of so many seconds since 1970, such as `2026-11-26T16:05:33Z`.

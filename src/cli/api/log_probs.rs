@@ -1,6 +1,6 @@
 //! Log-probabilities of tokens as JSON, in the forms of the endpoints.
 
-use super::request::ServedModel;
+use super::served::ServedModel;
 use crate::decode::TokenLogProbs;
 use crate::tensor::Token;
 use serde::ser::SerializeStruct;

@@ -20,5 +20,6 @@ pub mod openai;
 pub mod request;
 pub mod responses;
 mod sampling;
+pub mod served;
 pub mod tokens;
 mod tools;

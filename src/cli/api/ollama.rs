@@ -6,10 +6,11 @@ use super::error::{ApiError, ApiFamily};
 use super::fields::Fields;
 use super::form::{ApiForm, CollectedAnswer, ResponseHead, SseEvents};
 use super::functions;
-use super::ids::{date, new_id, now};
+use super::ids::date;
 use super::log_probs::{LogProbList, LogProbs};
 use super::openai::take_top_log_probs;
-use super::request::{ApiPrompt, ApiRequest, ServedModel};
+use super::request::{ApiPrompt, ApiRequest};
+use super::served::ServedModel;
 use super::tools::{AnswerPart, CallReader};
 use crate::cli::io::format::AnswerFormat;
 use crate::cli::io::record::FinishReason;
@@ -66,7 +67,7 @@ fn take(
     fields: &mut Fields,
     served: &Arc<ServedModel>,
 ) -> Result<(ApiRequest, OllamaAnswer), ApiError> {
-    let model = served.take_name(fields)?;
+    let head = ResponseHead::take("", fields, served)?;
     fields.open("options")?;
     fields.only("n", &[1.into()])?;
     let stream = fields.take("stream")?.unwrap_or(true);
@@ -82,7 +83,7 @@ fn take(
         ..ApiRequest::take(fields)?
     };
     let form = OllamaAnswer {
-        head: ResponseHead::new("", model, served),
+        head,
         begun: Instant::now(),
         is_chat: false,
         wants_log_probs: request.top_log_probs.is_some(),
@@ -192,12 +193,13 @@ impl OllamaAnswer {
         let arguments: Value = serde_json::from_str(&arguments).ok()?;
         let index = self.calls;
         self.calls += 1;
-        Some(json!({"id": new_id("call_"),
+        Some(json!({"id": self.head.ids.make("call_"),
             "function": {"index": index, "name": name, "arguments": arguments}}))
     }
 
     fn object(&self, content: String, thought: &str, calls: Vec<Value>) -> Value {
-        let mut object = json!({"model": self.head.model, "created_at": date(now())});
+        let mut object =
+            json!({"model": self.head.model, "created_at": date(self.head.ids.time())});
         let message = if self.is_chat {
             object["message"] = json!({"role": "assistant", "content": content});
             &mut object["message"]

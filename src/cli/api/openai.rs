@@ -5,10 +5,11 @@ use super::conversation::ApiConversation;
 use super::echo::{self, Echo};
 use super::error::ApiError;
 use super::fields::Fields;
-use super::form::{ApiForm, CollectedAnswer, ResponseHead, SseEvents, new_id};
+use super::form::{ApiForm, CollectedAnswer, ResponseHead, SseEvents};
 use super::functions;
 use super::log_probs::{LogProbs, TextLogProbs};
-use super::request::{ApiRequest, MOST_ANSWERS, ServedModel};
+use super::request::{ApiRequest, MOST_ANSWERS};
+use super::served::ServedModel;
 use super::tools::{AnswerPart, CallReader};
 use crate::cli::io::record::FinishReason;
 use crate::decode::TokenLogProbs;
@@ -25,7 +26,7 @@ pub fn chat(
     served: &Arc<ServedModel>,
 ) -> Result<(ApiRequest, Box<dyn ApiForm>), ApiError> {
     let mut fields = fields;
-    let model = served.take_name(&mut fields)?;
+    let head = ResponseHead::take("chatcmpl-", &mut fields, served)?;
     let items: Vec<Value> = fields.need("messages")?;
     let mut request = ApiRequest::take(&mut fields)?;
     request.take_format(&mut fields)?;
@@ -47,7 +48,6 @@ pub fn chat(
     fields.finish()?;
     request.converse(conversation, served);
     let reader = served.reader(request.tool_options.as_ref());
-    let head = ResponseHead::new("chatcmpl-", model, served);
     let choices = (0..request.n).map(|_| Choice { reader: reader.clone(), calls: 0 }).collect();
     let wants_log_probs = request.top_log_probs.is_some();
     Ok((request, Box::new(Chat { head, choices, is_older, include_usage, wants_log_probs })))
@@ -132,7 +132,7 @@ struct Chat {
 
 impl Chat {
     fn object(&self, kind: &str, choices: Value) -> Value {
-        let ResponseHead { id, created, model, served } = &self.head;
+        let ResponseHead { id, created, model, served, .. } = &self.head;
         json!({"id": id, "object": kind, "created": created, "model": model,
             "system_fingerprint": served.fingerprint, "choices": choices})
     }
@@ -174,7 +174,7 @@ impl ApiForm for Chat {
         for part in reader.push(&answer.text).into_iter().chain(reader.finish()) {
             match part {
                 AnswerPart::Text(text) => content += &text,
-                AnswerPart::Call(name) => calls.push(json!({"id": new_id("call_"),
+                AnswerPart::Call(name) => calls.push(json!({"id": self.head.ids.make("call_"),
                     "type": "function", "function": {"name": name, "arguments": ""}})),
                 AnswerPart::Arguments(text) => {
                     let call = calls.last_mut().expect("arguments follow their call");
@@ -241,7 +241,7 @@ impl ApiForm for Chat {
                 }
                 AnswerPart::Call(name) => {
                     own.calls += 1;
-                    json!({"tool_calls": [{"index": own.calls - 1, "id": new_id("call_"),
+                    json!({"tool_calls": [{"index": own.calls - 1, "id": self.head.ids.make("call_"),
                         "type": "function", "function": {"name": name, "arguments": ""}}]})
                 }
                 AnswerPart::Arguments(text) => json!({"tool_calls": [{"index": own.calls - 1,
@@ -277,7 +277,7 @@ pub fn completions(
     served: &Arc<ServedModel>,
 ) -> Result<(ApiRequest, Box<dyn ApiForm>), ApiError> {
     let mut fields = fields;
-    let model = served.take_name(&mut fields)?;
+    let head = ResponseHead::take("cmpl-", &mut fields, served)?;
     let mut request = ApiRequest::take(&mut fields)?;
     request.take_format(&mut fields)?;
     let prompts = echo::take_prompts(&mut fields, served)?;
@@ -309,7 +309,6 @@ pub fn completions(
     let each = |prompt| std::iter::repeat_n(echo(prompt), request.n);
     let echoes = prompts.iter().flat_map(each).collect();
     request.prompts = prompts.into_iter().map(|(prompt, _)| prompt).collect();
-    let head = ResponseHead::new("cmpl-", model, served);
     let (offsets, wants_log_probs) = (vec![0; answers], top.is_some());
     let has_prompt = request.scores_prompt;
     let form = Text { head, echoes, include_usage, wants_log_probs, has_prompt, offsets };
@@ -331,7 +330,7 @@ struct Text {
 
 impl Text {
     fn object(&self, choices: Value) -> Value {
-        let ResponseHead { id, created, model, served } = &self.head;
+        let ResponseHead { id, created, model, served, .. } = &self.head;
         json!({"id": id, "object": "text_completion", "created": created, "model": model,
             "system_fingerprint": served.fingerprint, "choices": choices})
     }

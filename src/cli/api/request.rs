@@ -4,27 +4,25 @@ use super::answer::EVENTS;
 use super::conversation::ApiConversation;
 use super::error::ApiError;
 use super::fields::Fields;
+use super::functions::ToolOptions;
 use super::sampling::SamplingFields;
-use super::tools::CallReader;
+use super::served::ServedModel;
 use crate::cli::io::format::{AnswerFormat, AnswerFormatFields};
 use crate::cli::io::prompt::{PromptEncoder, PromptInput};
 use crate::decode::Request;
 use crate::error::Fault;
-use crate::grammar::tools::{self, CallPolicy, Tool};
+use crate::grammar::tools::{self, Tool};
 use crate::grammar::{Enforcement, Grammar, GrammarSource};
-use crate::models::{ChatTemplate, Config, Special, Tokenizer};
+use crate::models::Special;
 use crate::runtime::answers::{self, AnswerRequest};
-use crate::runtime::constraints::{Constrained, Constraints};
+use crate::runtime::constraints::Constrained;
 use crate::runtime::load::check_prompt;
-use crate::runtime::model::Size;
 use crate::runtime::options::AutoOr;
-use crate::sampler::SamplerConfig;
 use crate::tensor::Token;
 use crate::util::json;
 use anyhow::{Result, bail, ensure};
 use serde::Deserialize;
 use serde_json::Value;
-use std::sync::Arc;
 
 /// Bytes of memory that the tokenizer takes for each byte of a text.
 pub const TOKENISER_MEMORY: usize = 240;
@@ -42,101 +40,12 @@ const BEST_JSON: usize = 80;
 /// Fields for the most tokens of an answer, of which the first counts.
 const MAX_TOKENS: [&str; 5] =
     ["max_completion_tokens", "max_tokens", "n_predict", "max_new_tokens", "num_predict"];
-/// Fields that ask for a thought, of which the first counts, and the fields within them.
-const THINKING: [&str; 6] = [
-    "chat_template_kwargs",
-    "enable_thinking",
-    "think",
-    "thinking",
-    "reasoning",
-    "reasoning_effort",
-];
-const WISHES: [&str; 5] = ["enable_thinking", "thinking", "type", "enabled", "effort"];
 
-/// Most bytes of a model's name: each event of a stream repeats it.
-const LONGEST_NAME: usize = 256;
 /// Most answers to one request.
 pub const MOST_ANSWERS: usize = 64;
 /// Most stop strings, and most bytes of each: all are searched in each piece of text.
 const MOST_STOPS: usize = 64;
 const LONGEST_STOP: usize = 4096;
-
-/// Facts of the model for the connection threads.
-pub struct ServedModel {
-    pub name: String,
-    pub created: u64,
-    pub fingerprint: String,
-    pub tokenizer: Arc<Tokenizer>,
-    pub template: ChatTemplate,
-    pub config: Config,
-    pub size: Size,
-    pub stop_ids: Vec<Token>,
-    /// Positions of a text.
-    pub context: usize,
-    /// Settings that the model's authors recommend.
-    pub sampling: SamplerConfig,
-    pub constraints: Constraints,
-    /// Most tokens of an answer by default.
-    pub max_tokens: AutoOr,
-    /// Whether answers begin with a thought by default.
-    pub thinks: bool,
-}
-
-impl ServedModel {
-    /// Returns the tokens of calls, where the model has some.
-    pub fn call_marks(&self) -> Vec<(Token, char)> {
-        tools::call_marks(&self.tokenizer)
-    }
-
-    /// Returns a parser of answers that may have calls.
-    pub fn reader(&self, tool_options: Option<&ToolOptions>) -> CallReader {
-        let tools = tool_options.map_or(&[][..], |options| &options.tools);
-        CallReader::new(tools, !self.call_marks().is_empty())
-    }
-
-    /// Takes the name of the model. Any name is answered, because one model is served.
-    pub fn take_name(&self, fields: &mut Fields) -> Result<Option<String>, ApiError> {
-        let name: Option<String> = fields.take("model")?;
-        if let Some(other) = name.as_ref().filter(|name| **name != self.name) {
-            if other.len() > LONGEST_NAME {
-                let what = format!("'model' has more than {LONGEST_NAME} bytes: shorten it");
-                return Err(ApiError::bad(what).param("model"));
-            }
-            fields.note(format!("the model {other:?} is answered by {}", self.name));
-        }
-        Ok(name)
-    }
-
-    /// Takes the fields by which clients of all forms ask for a thought or for none, and returns
-    /// whether to think. A model that cannot think does not.
-    pub fn take_thinking(&self, fields: &mut Fields) -> Result<bool, ApiError> {
-        let mut wish = None;
-        for name in THINKING {
-            let value: Option<Value> = fields.take(name)?;
-            let own = value.as_ref().and_then(wishes);
-            wish = wish.or(own);
-            let parts = value.as_ref().and_then(Value::as_object).into_iter().flatten();
-            for (part, _) in parts.filter(|(part, _)| !WISHES.contains(&&***part)) {
-                fields.note(format!("'{name}.{part}' is passed over: it changes no text"));
-            }
-            if own == Some(true) && self.tokenizer.channel().is_none() {
-                fields.note(format!("'{name}' is passed over: the model has no thoughts"));
-            }
-        }
-        Ok(wish.unwrap_or(self.thinks) && self.tokenizer.channel().is_some())
-    }
-}
-
-/// Returns whether a value asks for a thought. It is a flag, a word such as `high`, or an object
-/// with one of them.
-fn wishes(value: &Value) -> Option<bool> {
-    match value {
-        Value::Bool(flag) => Some(*flag),
-        Value::String(word) => Some(!matches!(&**word, "none" | "disabled" | "off")),
-        Value::Object(fields) => WISHES.iter().find_map(|name| wishes(fields.get(*name)?)),
-        _ => None,
-    }
-}
 
 /// The text before an answer.
 #[derive(Clone, Debug)]
@@ -147,15 +56,6 @@ pub enum ApiPrompt {
     Text(String),
     /// Tokens to continue, BOS included.
     Tokens(Vec<Token>),
-}
-
-/// Functions that an answer may call.
-#[derive(Clone, Debug)]
-pub struct ToolOptions {
-    pub tools: Vec<Tool>,
-    pub calls: CallPolicy,
-    /// Allows several calls in an answer.
-    pub many: bool,
 }
 
 /// A parsed request.
@@ -348,6 +248,19 @@ impl ApiRequest {
                     .help("leave out tools or grammar, or send tool_choice: none")
             ),
         }
+    }
+
+    /// Does all the work before the engine in the calling thread, and returns the requests and the
+    /// seed of the first one.
+    pub fn prepared<D>(
+        &mut self,
+        served: &ServedModel,
+        delivery: &dyn Fn(usize) -> D,
+    ) -> Result<(Vec<AnswerRequest<D>>, u64)> {
+        self.encode(served)?;
+        let source = self.source(served, Enforcement::Expressible)?;
+        let grammar = source.map(|source| self.compile(source, served, &|| true)).transpose()?;
+        self.requests(served, grammar, delivery)
     }
 
     /// Returns a request for each answer, in the order of the prompts, and the seed of the first

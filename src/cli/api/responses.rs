@@ -4,10 +4,11 @@ use super::answer::{AnswerEnd, AnswerPiece, RequestFigures};
 use super::conversation::ApiConversation;
 use super::error::ApiError;
 use super::fields::Fields;
-use super::form::{ApiForm, CollectedAnswer, ResponseHead, SseEvents, new_id};
+use super::form::{ApiForm, CollectedAnswer, ResponseHead, SseEvents};
 use super::functions;
-use super::request::{ApiRequest, ServedModel, take_stops};
+use super::request::{ApiRequest, take_stops};
 use super::sampling::SamplingFields;
+use super::served::ServedModel;
 use super::tools::{AnswerPart, CallReader};
 use crate::cli::io::format::{AnswerFormat, response_format};
 use crate::cli::io::record::FinishReason;
@@ -32,7 +33,7 @@ pub fn body(
     mut fields: Fields,
     served: &Arc<ServedModel>,
 ) -> Result<(ApiRequest, Box<dyn ApiForm>), ApiError> {
-    let model = served.take_name(&mut fields)?;
+    let head = ResponseHead::take("resp_", &mut fields, served)?;
     let items = match fields.need("input")? {
         Value::Array(items) => items,
         text => vec![json!({"role": "user", "content": text})],
@@ -67,7 +68,6 @@ pub fn body(
     fields.finish()?;
     request.converse(conversation, served);
     let reader = served.reader(request.tool_options.as_ref());
-    let head = ResponseHead::new("resp_", model, served);
     let form = Items { head, reader, shown, sequence: 0, items: Vec::new(), is_open: false };
     Ok((request, Box::new(Responses { form, reason: None })))
 }
@@ -196,10 +196,11 @@ impl Items {
         match part {
             AnswerPart::Text(text) => {
                 if !self.is_open || !self.last().2 {
+                    let id = self.head.ids.make("msg_");
                     let part = json!({"type": "output_text", "text": "", "annotations": [],
                         "logprobs": []});
                     self.open(
-                        json!({"type": "message", "id": new_id("msg_"),
+                        json!({"type": "message", "id": id,
                         "status": "in_progress", "role": "assistant", "content": [part]}),
                         out,
                     );
@@ -213,11 +214,12 @@ impl Items {
                     out,
                 );
             }
-            AnswerPart::Call(name) => self.open(
-                json!({"type": "function_call", "id": new_id("fc_"), "call_id": new_id("call_"),
-                    "status": "in_progress", "name": name, "arguments": ""}),
-                out,
-            ),
+            AnswerPart::Call(name) => {
+                let [id, call] = ["fc_", "call_"].map(|prefix| self.head.ids.make(prefix));
+                let item = json!({"type": "function_call", "id": id, "call_id": call,
+                    "status": "in_progress", "name": name, "arguments": ""});
+                self.open(item, out);
+            }
             AnswerPart::Arguments(text) => {
                 let (index, id, _) = self.last();
                 append(&mut self.items[index]["arguments"], &text);

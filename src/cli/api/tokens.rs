@@ -2,7 +2,7 @@
 
 use super::error::ApiError;
 use super::fields::{Fields, missing};
-use super::request::ServedModel;
+use super::served::ServedModel;
 use crate::models::Special;
 use crate::tensor::Token;
 use serde_json::{Value, json};

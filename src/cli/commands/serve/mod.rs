@@ -19,8 +19,7 @@ pub mod testing;
 pub use options::ServeArgs;
 
 use crate::cli::api::ids;
-use crate::cli::api::request::ServedModel;
-use crate::cli::io::prompt::chat_template;
+use crate::cli::api::served::{ServedModel, ServedOptions};
 use crate::cli::io::signals::Interrupt;
 use crate::cli::io::ui::Ui;
 use crate::cli::options::{Origin, SamplingOptions};
@@ -30,10 +29,8 @@ use crate::os::process::raise_open_files;
 use crate::os::signals::survive_closed_connections;
 use crate::runtime::constraints::Constraints;
 use crate::runtime::devices::npu;
-use crate::runtime::load::kv_format;
-use crate::runtime::model::Size;
 use crate::runtime::{Room, Session, Started};
-use crate::util::{hex, threads};
+use crate::util::threads;
 use access::PageOrigin;
 use anyhow::{Context, Result};
 use engine::AnswerEngine;
@@ -41,7 +38,6 @@ use http::App;
 use http::guard::Guard;
 use http::listen::{self, ServerStage};
 use queue::RequestQueue;
-use sha2::{Digest, Sha256};
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -132,37 +128,20 @@ fn served(
     context: usize,
     ui: &Ui,
 ) -> Result<ServedModel> {
-    let checkpoint = session.model.checkpoint();
-    let kv = kv_format(&session.model.weights, session.run.kv)?;
-    // The number of threads changes only the speed, so it is no part of the fingerprint.
-    let device = started.target.engine().report().device;
-    let device = device.split(", ").next().unwrap_or_default();
-    let mut hash = Sha256::new();
-    hash.update(checkpoint.fingerprint()?);
-    hash.update(session.tokenizer.sha256());
-    hash.update(format!("{kv:?} {device} {}", env!("CARGO_PKG_VERSION")));
     let nothing = SamplingOptions::of_the_model();
     let (mut sampling, _) = nothing.resolve(|_| Origin::BuiltIn, &session.generation);
     sampling.seed = 0;
-    Ok(ServedModel {
-        name: session.model.name.clone(),
-        created: ids::now(),
-        fingerprint: format!("fp_{}", hex(&hash.finalize()[..6])),
-        tokenizer: session.tokenizer.clone(),
-        template: chat_template(&session.model, &session.tokenizer, ui)?,
-        config: session.config().clone(),
-        size: Size::of(&session.model.weights)?,
-        stop_ids: session.stop_ids.clone(),
+    let (tokenizer, load) = (&session.tokenizer, &options.load);
+    let constraints = Constraints::new(tokenizer, &session.stop_ids, load.parallel.into());
+    let options = ServedOptions {
         context,
+        created: ids::now(),
         sampling,
-        constraints: Constraints::new(
-            &session.tokenizer,
-            &session.stop_ids,
-            options.load.parallel.into(),
-        ),
-        max_tokens: options.load.max_tokens,
-        thinks: options.load.think.settled(&session.tokenizer)?,
-    })
+        constraints: constraints.into(),
+        max_tokens: load.max_tokens,
+        thinks: load.think.settled(tokenizer)?,
+    };
+    ServedModel::new(session, &started.target.engine().report().device, options, ui)
 }
 
 /// The threads that serve connections.

@@ -4,9 +4,8 @@ use super::pool::Client;
 use super::queue::Delivery;
 use crate::cli::api::fields::Fields;
 use crate::cli::api::notes::Notes;
-use crate::cli::api::request::ServedModel;
+use crate::cli::api::served::ServedModel;
 use crate::cli::api::{anthropic, ollama, openai, responses, tokens};
-use crate::grammar::Enforcement;
 use crate::models::{ChatTemplate, Config, Tokenizer};
 use crate::runtime::constraints::Constraints;
 use crate::runtime::model::Size;
@@ -34,7 +33,7 @@ impl RequestBodies {
             size: Size::default(),
             stop_ids: config.eos.clone(),
             context: config.max_position,
-            constraints: Constraints::new(&tokenizer, &config.eos, 1),
+            constraints: Constraints::new(&tokenizer, &config.eos, 1).into(),
             sampling: SamplerConfig::default(),
             max_tokens: AutoOr::Auto,
             thinks: false,
@@ -65,16 +64,10 @@ impl RequestBodies {
             7 => return drop(tokens::tokenize(fields, &self.served)),
             _ => return drop(tokens::detokenize(fields, &self.served)),
         };
-        if let Ok(request) = request {
+        if let Ok(mut request) = request {
             let client = Client::at(IpAddr::V4(Ipv4Addr::LOCALHOST));
             let delivery = |choice| Delivery::new(client, choice, channel(1).0, Instant::now());
-            let compile =
-                |source| self.served.constraints.get(&source, request.ignore_eos, &|| true);
-            let source = request.source(&self.served, Enforcement::Expressible);
-            let grammar = source.and_then(|source| source.map(compile).transpose());
-            if let Ok(grammar) = grammar {
-                let _ = request.requests(&self.served, grammar, &delivery);
-            }
+            let _ = request.prepared(&self.served, &delivery);
         }
     }
 }

@@ -1,6 +1,8 @@
-//! One line of a batch: our own records, and OpenAI's batch lines.
+//! One line of a batch: a record of our own form, or a line of OpenAI's batches.
 
-use crate::cli::commands::generate::batch::held::HeldAnswer;
+use super::call::Call;
+use super::held::HeldAnswer;
+use crate::cli::api::error::ApiError;
 use crate::cli::io::bias::LogitBias;
 use crate::cli::io::format::{AnswerFormat, AnswerFormatFields};
 use crate::cli::io::prompt::{MessageContent, PromptInput};
@@ -45,24 +47,21 @@ struct RecordSampling {
     greedy: Option<bool>,
 }
 
-/// Form of the reply to a line.
-#[derive(Clone, Debug, PartialEq)]
-pub enum RecordKind {
-    Ours,
-    /// `/v1/chat/completions`
-    OpenAiChat,
-    /// `/v1/completions`
-    OpenAiText,
+/// What a line asks for, or why it cannot be answered.
+#[derive(Clone, Debug)]
+pub enum Asked {
+    /// A record of our own form.
+    Ours(Result<Box<RecordJob>, Failure>),
+    /// A line of OpenAI's batches.
+    OpenAi(Result<Call, ApiError>),
 }
 
-/// A record with its id, valid or not.
+/// A line of a batch.
 #[derive(Clone, Debug)]
 pub struct RecordLine {
     /// As the record gives it, else the number of its line.
     pub id: Value,
-    pub kind: RecordKind,
-    pub job: std::result::Result<RecordJob, Failure>,
-    /// RecordUnknown fields of a valid record.
+    /// Unknown fields of a valid record.
     pub unknown: Vec<String>,
     /// Its number in the batch, the first being 1.
     pub number: usize,
@@ -150,59 +149,33 @@ const FIELDS: [&str; 24] = [
     "grammar",
     "regex",
 ];
-/// RecordFields of an OpenAI body that have no effect here, or are refused where they would change
-/// the answer.
-const PASSED_OVER: [&str; 10] = [
-    "model",
-    "user",
-    "metadata",
-    "store",
-    "service_tier",
-    "stream_options",
-    "n",
-    "stream",
-    "logprobs",
-    "tools",
-];
-
 /// Returns the field that was probably meant.
 pub fn meant(unknown: &str) -> Option<&'static str> {
     crate::cli::io::ui::nearest(unknown, FIELDS)
 }
 
 impl RecordLine {
-    /// Reads the line with this number, the first being 1. An error becomes the record's failure.
-    pub fn parse(bytes: &[u8], number: usize) -> RecordLine {
-        let line = |id: Value, kind, job: Result<(RecordJob, Vec<String>)>| {
-            let (job, unknown) = match job {
-                Ok((job, unknown)) => (Ok(job), unknown),
-                Err(error) => (Err(Failure::of(&error)), Vec::new()),
-            };
-            RecordLine { id, kind, job, unknown, number, failure: None }
+    /// Reads the line with this number, the first being 1.
+    pub fn parse(bytes: &[u8], number: usize) -> (RecordLine, Asked) {
+        let line = |id: Value, unknown| RecordLine { id, unknown, number, failure: None };
+        let bad = |what: String| {
+            let failure = Failure::of(&Fault::model(what).help(EXAMPLE).into());
+            (line(number.into(), Vec::new()), Asked::Ours(Err(failure)))
         };
-        let bad = |error: anyhow::Error| line(number.into(), RecordKind::Ours, Err(error));
-        let value: Value = match json::parse(bytes) {
+        let mut value: Value = match json::parse(bytes) {
             Ok(value @ Value::Object(_)) => value,
-            Ok(_) => {
-                return bad(Fault::model("the line is not a JSON object").help(EXAMPLE).into());
-            }
-            Err(e) => {
-                return bad(Fault::model(format!("the line is not valid JSON: {e}"))
-                    .help(EXAMPLE)
-                    .into());
-            }
+            Ok(_) => return bad("the line is not a JSON object".into()),
+            Err(error) => return bad(format!("the line is not valid JSON: {error}")),
         };
-        if let Some(id) = value.get("custom_id") {
-            let text = value
-                .get("url")
-                .and_then(Value::as_str)
-                .is_some_and(|url| url.ends_with("/v1/completions"));
-            let kind = if text { RecordKind::OpenAiText } else { RecordKind::OpenAiChat };
-            return line(id.clone(), kind, openai(&value, text));
+        if let Some(id) = value.get("custom_id").cloned() {
+            return (line(id, Vec::new()), Asked::OpenAi(Call::read(&mut value)));
         }
         let id =
             value.get("id").filter(|id| !id.is_null()).cloned().unwrap_or_else(|| number.into());
-        line(id, RecordKind::Ours, job(value, &["id"]))
+        match job(value) {
+            Ok((job, unknown)) => (line(id, unknown), Asked::Ours(Ok(Box::new(job)))),
+            Err(error) => (line(id, Vec::new()), Asked::Ours(Err(Failure::of(&error)))),
+        }
     }
 
     /// The seed of a record that names none: it depends on nothing but the batch's seed and the
@@ -219,8 +192,8 @@ impl RecordLine {
 
 const EXAMPLE: &str = r#"a record looks like {"id": 7, "prompt": "Why is the sky blue?"}"#;
 
-/// Returns the request of a record, and its unknown fields except `known` ones.
-fn job(value: Value, known: &[&str]) -> Result<(RecordJob, Vec<String>)> {
+/// Returns the request of a record, and its unknown fields.
+fn job(value: Value) -> Result<(RecordJob, Vec<String>)> {
     let wrong = || Fault::model("a field of the record has the wrong type").help(EXAMPLE);
     let fields: RecordFields = serde_json::from_value(value).with_context(wrong)?;
     let messages = fields.messages.unwrap_or_default();
@@ -241,12 +214,8 @@ fn job(value: Value, known: &[&str]) -> Result<(RecordJob, Vec<String>)> {
         !stop.iter().any(String::is_empty),
         Fault::model("stop: an empty text would end everything at once")
     );
-    let unknown = fields
-        .unknown
-        .into_iter()
-        .map(|(name, _)| name)
-        .filter(|name| !known.contains(&name.as_str()))
-        .collect();
+    let unknown = fields.unknown.into_iter().map(|(name, _)| name);
+    let unknown = unknown.filter(|name| name != "id").collect();
     let job = RecordJob {
         input: PromptInput {
             system: fields.system,
@@ -262,34 +231,6 @@ fn job(value: Value, known: &[&str]) -> Result<(RecordJob, Vec<String>)> {
         format: fields.formats.one()?,
         sampling: fields.sampling,
     };
-    Ok((job, unknown))
-}
-
-fn openai(line: &Value, text: bool) -> Result<(RecordJob, Vec<String>)> {
-    let url = line.get("url").and_then(Value::as_str);
-    let known =
-        url.is_none_or(|u| u.ends_with("/v1/chat/completions") || u.ends_with("/v1/completions"));
-    ensure!(
-        known,
-        Fault::model(format!("there is no {} here", url.unwrap_or_default()))
-            .help("/v1/chat/completions is")
-    );
-    let body = line.get("body").context(Fault::model("the line has no body"))?.clone();
-    // An unsupported field that changes the answer is an error.
-    let asks =
-        |name: &str, plain: Value| body.get(name).is_some_and(|v| !v.is_null() && *v != plain);
-    for (name, plain) in [
-        ("n", 1.into()),
-        ("stream", false.into()),
-        ("logprobs", false.into()),
-        ("tools", Value::Array(vec![])),
-    ] {
-        ensure!(!asks(name, plain), Fault::model(format!("`{name}` of the body is not supported")));
-    }
-    let (mut job, unknown) = job(body, &PASSED_OVER)?;
-    if text {
-        job.raw = Some(true);
-    }
     Ok((job, unknown))
 }
 
@@ -321,20 +262,22 @@ mod tests {
     use super::*;
 
     fn line(text: &str) -> RecordLine {
-        RecordLine::parse(text.as_bytes(), 7)
+        RecordLine::parse(text.as_bytes(), 7).0
+    }
+
+    fn job(text: &str) -> Result<Box<RecordJob>, Failure> {
+        match RecordLine::parse(text.as_bytes(), 7).1 {
+            Asked::Ours(job) => job,
+            Asked::OpenAi(call) => panic!("{call:?}"),
+        }
     }
 
     #[test]
     fn records_of_both_kinds_are_read() {
-        let ours = line(
-            r#"{"id": {"a": 1}, "prompt": "hi", "temp": 0.5, "stop": "x", "max_tokens": 3,
-                "extra": []}"#,
-        );
-        assert_eq!(
-            (ours.id.to_string().as_str(), ours.kind.clone()),
-            (r#"{"a":1}"#, RecordKind::Ours)
-        );
-        let job = ours.job.unwrap();
+        let ours = r#"{"id": {"a": 1}, "prompt": "hi", "temp": 0.5, "stop": "x", "max_tokens": 3,
+            "extra": []}"#;
+        assert_eq!(line(ours).id.to_string(), r#"{"a":1}"#);
+        let job = job(ours).unwrap();
         assert_eq!(
             (job.input.text.as_deref(), job.max_tokens, &job.stop[..]),
             (Some("hi"), Some(3), &["x".to_owned()][..])
@@ -342,21 +285,11 @@ mod tests {
         let config = job.sampling(&SamplerConfig::default(), 9);
         assert_eq!((config.temperature, config.seed), (0.5, 9));
 
-        let theirs = line(
-            r#"{"custom_id": "a", "method": "POST", "url": "/v1/chat/completions",
-                "body": {"model": "m", "seed": 4, "messages": [
-                    {"role": "user", "content": [{"type": "text", "text": "hi"}]}]}}"#,
-        );
-        assert_eq!((theirs.id.as_str(), theirs.kind.clone()), (Some("a"), RecordKind::OpenAiChat));
-        let job = theirs.job.unwrap();
-        assert_eq!(job.input.messages, [Message::new("user", "hi")]);
-        assert_eq!(job.sampling(&SamplerConfig::default(), 9).seed, 4);
-        let text =
-            line(r#"{"custom_id": "b", "url": "/v1/completions", "body": {"prompt": "once"}}"#);
-        assert_eq!(
-            (text.kind.clone(), text.job.unwrap().raw),
-            (RecordKind::OpenAiText, Some(true))
-        );
+        let theirs = r#"{"custom_id": "a", "method": "POST", "url": "/v1/chat/completions",
+            "body": {"messages": []}}"#;
+        let (line, asked) = RecordLine::parse(theirs.as_bytes(), 7);
+        assert_eq!(line.id, "a");
+        assert!(matches!(asked, Asked::OpenAi(Ok(_))), "{asked:?}");
     }
 
     #[test]
@@ -369,18 +302,9 @@ mod tests {
             (r#"{"id": 0, "prompt": " "}"#, "0", "neither"),
             (r#"{"id": null}"#, "7", "neither"),
             (r#"{"prompt": "a", "stop": ""}"#, "7", "stop"),
-            (r#"{"custom_id": "c", "body": {"messages": []}}"#, r#""c""#, "neither"),
-            (r#"{"custom_id": "c"}"#, r#""c""#, "no body"),
-            (r#"{"custom_id": "c", "body": {"prompt": "a", "n": 2}}"#, r#""c""#, "`n`"),
-            (
-                r#"{"custom_id": "c", "url": "/v1/embeddings", "body": {"prompt": "a"}}"#,
-                r#""c""#,
-                "/v1/embeddings",
-            ),
         ] {
-            let line = line(text);
-            let failure = line.job.unwrap_err();
-            assert_eq!(line.id.to_string(), id, "{text}");
+            let failure = job(text).unwrap_err();
+            assert_eq!(line(text).id.to_string(), id, "{text}");
             assert!(failure.message.contains(says) && failure.code == 3, "{text}: {failure:?}");
         }
     }
@@ -394,13 +318,6 @@ mod tests {
                     "max_completion_tokens": 3}"#
             ),
             ["temprature"]
-        );
-        assert_eq!(
-            with(
-                r#"{"custom_id": 1, "method": "POST",
-                    "body": {"prompt": "a", "model": "m", "best_of": 2}}"#
-            ),
-            ["best_of"]
         );
         assert_eq!(
             (meant("temprature"), meant("max_token"), meant("colour")),

@@ -4,6 +4,7 @@
 //! The text of a record depends on the record and the batch's seed alone. Its neighbours, the
 //! shard, an interruption and the number of records in flight do not matter.
 
+pub mod call;
 pub mod held;
 pub mod job;
 pub mod place;
@@ -13,30 +14,35 @@ pub mod resume;
 pub mod texts;
 
 use super::options::GenerateArgs;
+use crate::cli::api::notes::Notes;
+use crate::cli::api::served::{ServedModel, ServedOptions};
 use crate::cli::io::format::AnswerFormat;
+use crate::cli::io::prompt::PromptInput;
 use crate::cli::io::signals::Interrupt;
 use crate::cli::io::ui::Ui;
 use crate::cli::io::{output, prompt};
 use crate::cli::options::Origin;
 use crate::cli::settings::Typed;
-use crate::decode::PageDirectory;
+use crate::decode::{PageDirectory, Request};
 use crate::error::{Fault, Kind, fault_of};
 use crate::grammar::GrammarSource;
-use crate::runtime::answers;
+use crate::runtime::answers::{self, AnswerRequest};
 use crate::runtime::constraints::{Constrained, Constraints};
 use crate::runtime::devices::npu;
 use crate::runtime::options::AutoOr;
 use crate::runtime::{Room, Session};
-use crate::sampler::{Sampler, SamplerConfig};
-use crate::tensor::Token;
+use crate::sampler::SamplerConfig;
 use crate::util::shell::quoted;
 use crate::util::units::thousands;
 use anyhow::Result;
 use job::{Failure, RecordJob};
 use place::{RecordLines, ReplyPlace};
 use records::{Records, Replies};
+use std::cell::OnceCell;
 use std::io::IsTerminal;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
 use std::time::Instant;
 
 /// Default context of a batch, in tokens: its records are not known yet.
@@ -59,7 +65,7 @@ pub fn run(options: &GenerateArgs, from: &Path, typed: &Typed) -> Result<u8> {
         ReplyPlace::of(options.output.output.as_ref(), options.batch.resume.as_ref(), from)?;
     let session = Session::open(&model, &drafting.source, ui)?;
     let (sink, done) = place.open()?;
-    let constraints = Constraints::new(&session.tokenizer, &session.stop_ids, sequences);
+    let constraints = Arc::new(Constraints::new(&session.tokenizer, &session.stop_ids, sequences));
     // Errors in the options are reported before the first record.
     source
         .as_ref()
@@ -72,6 +78,8 @@ pub fn run(options: &GenerateArgs, from: &Path, typed: &Typed) -> Result<u8> {
     let context = session.context(CONTEXT, ui);
     let started = session.start(Room { context, sequences, prefixes: 0 }, &drafting, ui)?;
     let interrupt = Interrupt::watch()?;
+    let (tell, told) = channel();
+    let notes = Notes::new(move |note| drop(tell.send(note.to_owned())));
     let batch = Batch {
         options,
         session: &session,
@@ -80,6 +88,9 @@ pub fn run(options: &GenerateArgs, from: &Path, typed: &Typed) -> Result<u8> {
         constraints,
         context,
         system,
+        served: OnceCell::new(),
+        device: started.target.engine().report().device,
+        notes: (notes.into(), told),
         interrupt: &interrupt,
         prompts,
         ui,
@@ -94,7 +105,7 @@ pub fn run(options: &GenerateArgs, from: &Path, typed: &Typed) -> Result<u8> {
         Some(records) => ui.bar("records", records),
         None => ui.spinner("answering records", !typed_in),
     };
-    let mut replies = Replies::new(sink, &session.model.name, bar);
+    let mut replies = Replies::new(sink, bar);
 
     let begin = Instant::now();
     texts::run(&batch, started, &mut records, &mut replies)?;
@@ -193,44 +204,69 @@ pub struct Batch<'a> {
     config: SamplerConfig,
     /// For records that do not say what their answer must follow.
     source: Option<GrammarSource>,
-    constraints: Constraints,
+    constraints: Arc<Constraints>,
     context: usize,
     /// For records that bring none.
     system: Option<String>,
+    /// The model, for lines of OpenAI's form.
+    served: OnceCell<Arc<ServedModel>>,
+    /// The engine's report of its device.
+    device: String,
+    /// Notes about what those lines hold, and where they come out.
+    notes: (Arc<Notes>, Receiver<String>),
     interrupt: &'a Interrupt,
     prompts: Option<PageDirectory>,
     ui: &'a Ui,
 }
 
-/// A record, ready to be answered.
-struct Prepared {
-    history: Vec<Token>,
-    sampler: Sampler,
-    constrained: Constrained,
-    seed: u64,
-    stops: Vec<String>,
-    max_tokens: usize,
-}
-
 impl Batch<'_> {
-    fn prepare(&self, job: &RecordJob, seed: u64) -> Result<Prepared> {
+    /// Returns the model as a server of these options has it.
+    fn served(&self) -> Result<&Arc<ServedModel>> {
+        if let Some(served) = self.served.get() {
+            return Ok(served);
+        }
+        let options = ServedOptions {
+            context: self.context,
+            created: 0,
+            sampling: self.config.clone(),
+            constraints: self.constraints.clone(),
+            max_tokens: AutoOr::N(self.options.sampling.max_tokens),
+            thinks: self.options.chat.think.settled(&self.session.tokenizer)?,
+        };
+        let served = ServedModel::new(self.session, &self.device, options, self.ui)?;
+        Ok(self.served.get_or_init(|| served.into()))
+    }
+
+    /// Adds what the options say and the input does not.
+    fn complete(&self, input: &mut PromptInput) {
+        if input.system.is_none() && input.messages.first().is_none_or(|m| m.role != "system") {
+            input.system.clone_from(&self.system);
+        }
+        if input.prefill.is_none() {
+            input.prefill.clone_from(&self.options.chat.prefill);
+        }
+    }
+
+    /// Prepares the answer to a record. `data` gets the seed of its text.
+    fn prepare<D>(
+        &self,
+        job: &RecordJob,
+        seed: u64,
+        data: impl FnOnce(u64) -> D,
+    ) -> Result<AnswerRequest<D>> {
         let options = self.options;
         let mut chat = options.chat.clone();
         chat.raw = job.raw.unwrap_or(chat.raw);
         let mut input = job.input.clone();
-        if !chat.raw
-            && input.system.is_none()
-            && input.messages.first().is_none_or(|m| m.role != "system")
-        {
-            input.system.clone_from(&self.system);
-        }
-        if input.prefill.is_none() {
-            input.prefill.clone_from(&chat.prefill);
+        match chat.raw {
+            false => self.complete(&mut input),
+            true if input.prefill.is_none() => input.prefill.clone_from(&chat.prefill),
+            true => {}
         }
         let history =
             prompt::encode(&input, &chat, self.session, AutoOr::N(self.context), self.ui)?;
         let config = job.sampling(&self.config, seed);
-        let seed = config.seed;
+        let data = data(config.seed);
         let ignore_eos = job.ignore_eos.unwrap_or(options.sampling.ignore_eos);
         let source = match &job.format {
             None => self.source.as_ref(),
@@ -246,15 +282,17 @@ impl Batch<'_> {
         let stops =
             if job.stop.is_empty() { options.sampling.stop.clone() } else { job.stop.clone() };
         let max_tokens = job.max_tokens.unwrap_or(options.sampling.max_tokens);
-        Ok(Prepared { history, sampler, constrained, seed, stops, max_tokens })
+        let text = Request::new(history, sampler, max_tokens);
+        Ok(AnswerRequest { text, constrained, stops, shows_calls: false, data })
     }
 }
 
-/// Returns an error as the record's answer. A lost device or a lack of memory ends the batch
-/// instead.
+/// Returns whether an error is no record's own: a lost device, or a lack of memory.
+fn ends_batch(error: &anyhow::Error) -> bool {
+    fault_of(error).is_some_and(|fault| matches!(fault.kind, Kind::Device | Kind::Memory))
+}
+
+/// Returns an error as the record's answer, unless it ends the batch.
 fn failure(error: anyhow::Error) -> Result<Failure> {
-    match fault_of(&error) {
-        Some(fault) if matches!(fault.kind, Kind::Device | Kind::Memory) => Err(error),
-        _ => Ok(Failure::of(&error)),
-    }
+    if ends_batch(&error) { Err(error) } else { Ok(Failure::of(&error)) }
 }

@@ -1,7 +1,7 @@
 //! Input and output of a batch, and the shard of this process.
 
+use super::held::{Done, HeldAnswer};
 use super::resume::Growing;
-use crate::cli::commands::generate::batch::held::{Done, HeldAnswer};
 use crate::cli::io::destination::{Destination, Writer};
 use crate::error::Fault;
 use crate::os::files::FileId;
@@ -37,7 +37,7 @@ impl Shard {
     }
 }
 
-/// RecordLines of a batch, blank ones left out.
+/// Lines of a batch, blank ones left out.
 pub struct RecordLines {
     from: Box<dyn BufRead + Send>,
     name: String,

@@ -1,10 +1,10 @@
 //! The records that are this process's to answer, and their replies in the same order.
 
+use super::held::Done;
 use super::job;
-use super::job::{Failure, RecordLine};
+use super::job::{Asked, Failure, RecordLine};
 use super::place::{RecordLines, Shard, Sink};
-use super::reply::{self, RecordAnswer};
-use crate::cli::commands::generate::batch::held::Done;
+use super::reply::{self, Reply};
 use crate::cli::io::ui::Ui;
 use crate::error::{Fault, no_thread};
 use anyhow::{Context, Result};
@@ -14,7 +14,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::Duration;
 
-/// RecordLines that are read ahead.
+/// Lines that are read ahead.
 const AHEAD: usize = 64;
 
 /// A line and its number, or why it could not be read.
@@ -63,7 +63,7 @@ impl Ids {
 
 /// The next step of a batch.
 pub enum Next {
-    Record(Box<RecordLine>),
+    Record(Box<(RecordLine, Asked)>),
     /// A record of another shard, or an answered one.
     Passed,
     /// Nothing has come so far.
@@ -103,7 +103,7 @@ impl<'a> Records<'a> {
         if !mine {
             return Ok(Next::Passed);
         }
-        let mut line = RecordLine::parse(&bytes, number);
+        let (mut line, mut asked) = RecordLine::parse(&bytes, number);
         if let Some(other) = self.ids.insert(&line) {
             let twice = format!("lines {other} and {number} have the same id, {}", line.id);
             self.ui.once(
@@ -120,27 +120,28 @@ impl<'a> Records<'a> {
             }
             held => held,
         };
-        self.look_at_unknown(&mut line);
-        Ok(Next::Record(Box::new(line)))
+        if let Some(failure) = self.look_at_unknown(&line) {
+            asked = Asked::Ours(Err(failure));
+        }
+        Ok(Next::Record(Box::new((line, asked))))
     }
 
-    /// RecordReports unknown fields, which are probably misspelt: once each, or as the record's
-    /// failure.
-    fn look_at_unknown(&mut self, line: &mut RecordLine) {
+    /// Reports unknown fields, which are probably misspelt: once each, or as the record's failure.
+    fn look_at_unknown(&mut self, line: &RecordLine) -> Option<Failure> {
         for name in &line.unknown {
             let what = format!("unknown field {}", serde_json::Value::from(name.as_str()));
             let meant = job::meant(name).map(|meant| format!("did you mean \"{meant}\"?"));
             if self.strict {
                 let fault = Fault::model(format!("the record has an {what}"));
                 let help = meant.unwrap_or_else(|| "without --strict it is passed over".into());
-                line.job = Err(Failure::of(&fault.help(help).into()));
-                return;
+                return Some(Failure::of(&fault.help(help).into()));
             }
             if self.unknown.len() < NAMED && self.unknown.insert(name.clone()) {
                 let meant = meant.map(|meant| format!("; {meant}")).unwrap_or_default();
                 self.ui.note(format!("line {}: the {what} is passed over{meant}", line.number));
             }
         }
+        None
     }
 }
 
@@ -161,12 +162,11 @@ fn read_ahead(mut lines: RecordLines) -> Result<Receiver<Numbered>> {
 }
 
 /// Replies on their way: each is written once those before it are.
-pub struct Replies<'a> {
+pub struct Replies {
     pub sink: Sink,
-    model: &'a str,
     bar: ProgressBar,
     /// Records that were taken and whose replies are not written, oldest first.
-    open: VecDeque<(RecordLine, Option<Result<RecordAnswer, Failure>>)>,
+    open: VecDeque<(RecordLine, Option<Reply>)>,
     /// Replies written.
     pub answered: u64,
     pub failed: u64,
@@ -174,9 +174,9 @@ pub struct Replies<'a> {
     pub tokens: u64,
 }
 
-impl<'a> Replies<'a> {
-    pub fn new(sink: Sink, model: &'a str, bar: ProgressBar) -> Replies<'a> {
-        Replies { sink, model, bar, open: VecDeque::new(), answered: 0, failed: 0, tokens: 0 }
+impl Replies {
+    pub fn new(sink: Sink, bar: ProgressBar) -> Replies {
+        Replies { sink, bar, open: VecDeque::new(), answered: 0, failed: 0, tokens: 0 }
     }
 
     /// Counts a record that needs no answer here.
@@ -191,12 +191,12 @@ impl<'a> Replies<'a> {
     }
 
     /// Answers a record, and writes what can be written.
-    pub fn answer(&mut self, number: u64, answer: Result<RecordAnswer, Failure>) -> Result<()> {
+    pub fn answer(&mut self, number: u64, answer: Reply) -> Result<()> {
         self.open[(number - self.answered) as usize].1 = Some(answer);
         while let Some((line, Some(answer))) = self.open.front() {
-            self.failed += answer.is_err() as u64;
-            self.tokens += answer.as_ref().map_or(0, |a| a.usage.completion_tokens as u64);
-            self.sink.write(&reply::line(line, self.model, answer), line.failure)?;
+            self.failed += answer.is_failure() as u64;
+            self.tokens += answer.tokens();
+            self.sink.write(&reply::line(&line.id, answer), line.failure)?;
             self.open.pop_front();
             self.answered += 1;
             self.bar.inc(1);
@@ -206,7 +206,7 @@ impl<'a> Replies<'a> {
 
     /// Ends the output. Answers behind an unanswered record are not written; a resumed run
     /// generates them again.
-    pub fn end(self) -> Replies<'a> {
+    pub fn end(self) -> Replies {
         self.bar.finish_and_clear();
         self
     }

@@ -3,7 +3,9 @@
 //! A reply holds nothing that differs from run to run, such as times: the same batch gives the same
 //! bytes.
 
-use super::job::{Failure, RecordKind, RecordLine};
+use super::call::CallAnswer;
+use super::job::Failure;
+use crate::cli::api::error::ApiError;
 use crate::cli::io::record::{FinishReason, Usage, VERSION};
 use serde::Serialize;
 use serde::de::IgnoredAny;
@@ -34,21 +36,41 @@ struct Ours<'a> {
     error: Option<&'a Failure>,
 }
 
-/// Returns the reply as one line with its line break.
-pub fn line(line: &RecordLine, model: &str, answer: &Result<RecordAnswer, Failure>) -> String {
-    let mut reply = match line.kind {
-        RecordKind::Ours => ours(line, answer),
-        RecordKind::OpenAiChat | RecordKind::OpenAiText => openai(line, model, answer).to_string(),
-    };
-    reply.push('\n');
-    reply
+/// What a line gets.
+#[derive(Clone, Debug)]
+pub enum Reply {
+    Ours(Result<RecordAnswer, Failure>),
+    OpenAi(Result<CallAnswer, ApiError>),
 }
 
-fn ours(line: &RecordLine, answer: &Result<RecordAnswer, Failure>) -> String {
+impl Reply {
+    pub fn is_failure(&self) -> bool {
+        matches!(self, Reply::Ours(Err(_)) | Reply::OpenAi(Err(_)))
+    }
+
+    /// Returns the tokens of its answers.
+    pub fn tokens(&self) -> u64 {
+        match self {
+            Reply::Ours(Ok(answer)) => answer.usage.completion_tokens as u64,
+            Reply::OpenAi(Ok(answer)) => answer.tokens,
+            _ => 0,
+        }
+    }
+}
+
+/// Returns the reply to a line as one line with its line break.
+pub fn line(id: &Value, reply: &Reply) -> String {
+    match reply {
+        Reply::Ours(answer) => ours(id, answer) + "\n",
+        Reply::OpenAi(answer) => openai(id, answer) + "\n",
+    }
+}
+
+fn ours(id: &Value, answer: &Result<RecordAnswer, Failure>) -> String {
     let reply = match answer {
         Ok(a) => Ours {
             v: VERSION,
-            id: &line.id,
+            id,
             text: &a.text,
             reasoning: &a.reasoning,
             finish_reason: a.finish_reason,
@@ -58,7 +80,7 @@ fn ours(line: &RecordLine, answer: &Result<RecordAnswer, Failure>) -> String {
         },
         Err(failure) => Ours {
             v: VERSION,
-            id: &line.id,
+            id,
             text: "",
             reasoning: "",
             finish_reason: FinishReason::Error,
@@ -70,55 +92,27 @@ fn ours(line: &RecordLine, answer: &Result<RecordAnswer, Failure>) -> String {
     serde_json::to_string(&reply).expect("strings and numbers")
 }
 
-fn openai(line: &RecordLine, model: &str, answer: &Result<RecordAnswer, Failure>) -> Value {
-    let id = match &line.id {
+fn openai(custom_id: &Value, answer: &Result<CallAnswer, ApiError>) -> String {
+    let id = match custom_id {
         Value::String(id) => id.clone(),
         other => other.to_string(),
     };
-    match answer {
-        Ok(a) => {
-            let finish = match a.finish_reason {
-                FinishReason::Length => "length",
-                _ => "stop",
-            };
-            let mut message = json!({"role": "assistant", "content": a.text});
-            if !a.reasoning.is_empty() {
-                message["reasoning_content"] = json!(a.reasoning);
-            }
-            let (object, content) = match line.kind {
-                RecordKind::OpenAiText => ("text_completion", ("text", json!(a.text))),
-                _ => ("chat.completion", ("message", message)),
-            };
-            let choice = json!({
-                "index": 0, content.0: content.1, "finish_reason": finish, "logprobs": null,
-            });
-            let (prompt, completion) = (a.usage.prompt_tokens, a.usage.completion_tokens);
-            let usage = json!({
-                "prompt_tokens": prompt, "completion_tokens": completion,
-                "total_tokens": prompt + completion,
-            });
-            // Their `created` is a time; a batch that is run again gives the same bytes.
-            let body = json!({
-                "id": id, "object": object, "created": 0, "model": model, "choices": [choice],
-                "usage": usage,
-            });
-            let response = json!({"status_code": 200, "request_id": id, "body": body});
-            json!({"id": id, "custom_id": line.id, "response": response, "error": null})
+    let refusal;
+    let (status, body, error) = match answer {
+        Ok(answer) => (200, &answer.body, Value::Null),
+        Err(error) => {
+            let object = error.openai();
+            let code = error.code.map_or_else(|| object["error"]["type"].clone(), Value::from);
+            refusal = object.to_string();
+            (error.status, &refusal, json!({"code": code, "message": error.message}))
         }
-        Err(failure) => {
-            let status = if failure.code == 1 { 500 } else { 400 };
-            let error = json!({
-                "message": failure.message, "type": "invalid_request_error", "param": null,
-                "code": failure.code,
-            });
-            let response =
-                json!({"status_code": status, "request_id": id, "body": {"error": error}});
-            json!({
-                "id": id, "custom_id": line.id, "response": response,
-                "error": {"code": failure.code, "message": failure.message},
-            })
-        }
-    }
+    };
+    let id = Value::from(id);
+    // The body can be long, so that it is not parsed again.
+    format!(
+        "{{\"id\":{id},\"custom_id\":{custom_id},\"response\":{{\"status_code\":{status},\
+         \"request_id\":{id},\"body\":{body}}},\"error\":{error}}}"
+    )
 }
 
 /// The record of a reply that is read back.
@@ -163,28 +157,21 @@ mod tests {
     fn what_is_written_is_read_back_and_so_is_every_beginning_of_it() {
         let usage = Usage { prompt_tokens: 3, completion_tokens: 2 };
         let text = "\u{e4}\u{1f600} \"quoted\"\\\n\u{1}".to_owned();
-        let good = Ok(RecordAnswer {
-            text,
-            reasoning: "Hm.".into(),
-            finish_reason: FinishReason::Length,
-            usage,
-            seed: 1 << 52,
-        });
-        let bad =
-            Err(Failure { code: 7, message: "too long".into(), help: Some("shorten it".into()) });
-        let records = [
-            r#"{"id": "\u00e4", "prompt": "a"}"#,
-            r#"{"id": {"a": [1, null]}, "prompt": "a"}"#,
-            r#"{"prompt": "a"}"#,
-            r#"{"custom_id": "c1", "body": {"prompt": "a"}}"#,
-            r#"{"custom_id": 5, "url": "/v1/completions", "body": {"prompt": "a"}}"#,
+        let (reasoning, finish_reason) = ("Hm.".into(), FinishReason::Length);
+        let body = json!({"choices": [{"text": text}]}).to_string();
+        let good = RecordAnswer { text, reasoning, finish_reason, usage, seed: 1 << 52 };
+        let bad = Failure { code: 7, message: "too long".into(), help: Some("shorten it".into()) };
+        let replies = [
+            Reply::Ours(Ok(good)),
+            Reply::Ours(Err(bad)),
+            Reply::OpenAi(Ok(CallAnswer { body, tokens: 2 })),
+            Reply::OpenAi(Err(ApiError::bad("\"quoted\""))),
         ];
-        for (record, answer) in records.iter().flat_map(|record| [(record, &good), (record, &bad)])
-        {
-            let record = RecordLine::parse(record.as_bytes(), 9);
-            let line = line(&record, "m", answer);
+        let ids = [json!("\u{e4}"), json!({"a": [1, null]}), json!(9)];
+        for (id, reply) in ids.iter().flat_map(|id| replies.iter().map(move |reply| (id, reply))) {
+            let line = line(id, reply);
             let read = read(line.as_bytes()).unwrap_or_else(|| panic!("{line}"));
-            assert_eq!((&read.id, read.failed), (&record.id, answer.is_err()));
+            assert_eq!((&read.id, read.failed), (id, reply.is_failure()));
             for end in 0..line.len() {
                 assert!(begins(&line.as_bytes()[..end]), "{}", &line[..end]);
             }

@@ -15,9 +15,10 @@ use super::queue::{ClientEvent, Delivery, RequestQueue};
 use crate::cli::api::answer::EVENTS;
 use crate::cli::api::error::{ApiError, ApiFamily};
 use crate::cli::api::fields::Fields;
-use crate::cli::api::form::ApiForm;
+use crate::cli::api::form::{ApiForm, Parse};
 use crate::cli::api::notes::Notes;
-use crate::cli::api::request::{ApiRequest, ServedModel, TOKENISER_MEMORY, tokeniser_memory};
+use crate::cli::api::request::{ApiRequest, TOKENISER_MEMORY, tokeniser_memory};
+use crate::cli::api::served::ServedModel;
 use crate::cli::api::{anthropic, openai, responses, tokens};
 use crate::grammar::{Enforcement, Grammar, GrammarSource};
 use crate::os::memory::release_freed;
@@ -102,9 +103,6 @@ impl SharedLimits {
 /// Extension of a request. An endpoint sets it if it logs the request itself.
 #[derive(Clone, Default)]
 struct LogClaim(Arc<AtomicBool>);
-
-/// Parses a body into a request and the form of its answers.
-type Parse = fn(Fields, &Arc<ServedModel>) -> Result<(ApiRequest, Box<dyn ApiForm>), ApiError>;
 
 /// Returns the endpoints by their paths below `/v1`, which clients may leave out.
 fn endpoints() -> Vec<(&'static str, MethodRouter<Arc<App>>)> {

@@ -5,7 +5,7 @@ use super::{App, answer, result};
 use crate::cli::api::error::{ApiError, ApiFamily};
 use crate::cli::api::ids::date;
 use crate::cli::api::ollama;
-use crate::cli::api::request::ServedModel;
+use crate::cli::api::served::ServedModel;
 use axum::extract::{Request, State};
 use axum::response::Response;
 use axum::routing::{MethodRouter, any, get, post};

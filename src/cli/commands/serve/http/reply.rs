@@ -4,11 +4,10 @@ use super::super::log::LogEntry;
 use super::super::pool::PoolShare;
 use super::super::queue::ClientEvent;
 use super::response::{answer_held, refusal, respond};
-use crate::cli::api::answer::{AnswerPiece, RequestFigures};
+use crate::cli::api::answer::AnswerPiece;
 use crate::cli::api::error::{ApiError, ApiFamily};
-use crate::cli::api::form::{ApiForm, CollectedAnswer, SseEvents};
+use crate::cli::api::form::{ApiForm, CollectedAnswers, SseEvents};
 use crate::cli::api::request::ApiRequest;
-use crate::cli::io::record::FinishReason;
 use axum::body::Body;
 use axum::http::header::{CACHE_CONTROL, HeaderName, HeaderValue};
 use axum::response::Response;
@@ -19,40 +18,20 @@ use tokio::sync::mpsc::Receiver;
 /// Interval of keep-alive comments in a stream without events.
 const ALIVE: Duration = Duration::from_secs(15);
 
-/// Answers so far.
+/// Answers so far, and the memory of the request and of its answers.
 pub struct Collected {
-    answers: Vec<CollectedAnswer>,
-    /// Answers to each prompt.
-    n: usize,
-    open: usize,
-    figures: RequestFigures,
-    /// Memory of the request and of its answers.
+    so_far: CollectedAnswers,
     _memory: [PoolShare; 2],
 }
 
 impl Collected {
     pub fn new(request: &ApiRequest, memory: [PoolShare; 2]) -> Collected {
-        let answer = || CollectedAnswer {
-            text: String::new(),
-            thought: String::new(),
-            log_probs: Vec::new(),
-            reason: FinishReason::Stop,
-            stop_string: None,
-        };
-        let (n, open, figures) = (request.n, request.answers(), RequestFigures::default());
-        let answers = (0..open).map(|_| answer()).collect();
-        Collected { answers, n, open, figures, _memory: memory }
-    }
-
-    /// Counts an answer that ended.
-    fn count(&mut self, choice: usize, figures: &RequestFigures) {
-        self.open -= 1;
-        self.figures.add(figures, choice.is_multiple_of(self.n));
+        Collected { so_far: CollectedAnswers::new(request), _memory: memory }
     }
 }
 
 /// Writes the outcome of successful answers to the log entry.
-fn ended_well(entry: &mut LogEntry, collected: &Collected) {
+fn ended_well(entry: &mut LogEntry, collected: &CollectedAnswers) {
     entry.status = 200;
     entry.outcome = collected.answers.first().map_or("done", |answer| answer.reason.name());
 }
@@ -65,20 +44,21 @@ pub async fn whole(
     entry: &mut LogEntry,
     family: ApiFamily,
 ) -> Response {
-    while collected.open > 0 {
+    let so_far = &mut collected.so_far;
+    while so_far.open > 0 {
         let failed = match events.recv().await {
             Some((choice, ClientEvent::AnswerPiece(piece))) => {
                 let AnswerPiece { text, thought, log_probs, .. } = piece;
-                let answer = &mut collected.answers[choice];
+                let answer = &mut so_far.answers[choice];
                 answer.text += &text;
                 answer.thought += &thought;
                 answer.log_probs.extend(log_probs);
                 continue;
             }
             Some((choice, ClientEvent::End(end))) => {
-                collected.count(choice, &end.figures);
-                entry.figures = collected.figures.clone();
-                let answer = &mut collected.answers[choice];
+                so_far.count(choice, &end.figures);
+                entry.figures = so_far.figures.clone();
+                let answer = &mut so_far.answers[choice];
                 answer.stop_string = end.stop_string;
                 match end.reason {
                     Ok(reason) => {
@@ -93,15 +73,15 @@ pub async fn whole(
         entry.fails(&failed);
         return refusal(&failed, family);
     }
-    ended_well(entry, &collected);
-    if collected.answers.len() <= 1 {
-        let text = form.whole(&collected.answers, &collected.figures, 0);
+    ended_well(entry, so_far);
+    if so_far.answers.len() <= 1 {
+        let text = form.whole(&so_far.answers, &so_far.figures, 0);
         return answer_held(text, collected);
     }
     // All answers in one text could take more memory than was reserved for them.
     type Rest = (Box<dyn ApiForm>, Collected, usize);
     let next = |(mut form, mut collected, choice): Rest| async move {
-        let Collected { answers, figures, .. } = &mut collected;
+        let CollectedAnswers { answers, figures, .. } = &mut collected.so_far;
         if choice == answers.len() {
             return None;
         }
@@ -205,16 +185,17 @@ impl AnswerStream {
                 return;
             }
             Some((choice, ClientEvent::End(end))) => {
-                self.collected.count(choice, &end.figures);
+                let so_far = &mut self.collected.so_far;
+                so_far.count(choice, &end.figures);
                 match end.reason {
                     Ok(reason) => {
-                        self.collected.answers[choice].reason = reason;
+                        so_far.answers[choice].reason = reason;
                         self.form.end(choice, reason, &end, out);
-                        if self.collected.open > 0 {
+                        if so_far.open > 0 {
                             return;
                         }
-                        ended_well(&mut self.entry, &self.collected);
-                        self.form.close(&self.collected.figures, out);
+                        ended_well(&mut self.entry, so_far);
+                        self.form.close(&so_far.figures, out);
                         None
                     }
                     Err(error) => Some(error),
@@ -226,7 +207,7 @@ impl AnswerStream {
             self.entry.fails(&error);
             self.form.fail(&error, out);
         }
-        self.entry.figures = self.collected.figures.clone();
+        self.entry.figures = self.collected.so_far.figures.clone();
         self.stage = StreamStage::End;
     }
 }

@@ -1,0 +1,157 @@
+//! The model, as requests of all forms need it.
+
+use super::error::ApiError;
+use super::fields::Fields;
+use super::functions::ToolOptions;
+use super::tools::CallReader;
+use crate::cli::io::prompt::chat_template;
+use crate::cli::io::ui::Ui;
+use crate::grammar::tools;
+use crate::models::{ChatTemplate, Config, Tokenizer};
+use crate::runtime::Session;
+use crate::runtime::constraints::Constraints;
+use crate::runtime::load::kv_format;
+use crate::runtime::model::Size;
+use crate::runtime::options::AutoOr;
+use crate::sampler::SamplerConfig;
+use crate::tensor::Token;
+use crate::util::hex;
+use anyhow::Result;
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+use std::sync::Arc;
+
+/// Fields that ask for a thought, of which the first counts, and the fields within them.
+const THINKING: [&str; 6] = [
+    "chat_template_kwargs",
+    "enable_thinking",
+    "think",
+    "thinking",
+    "reasoning",
+    "reasoning_effort",
+];
+const WISHES: [&str; 5] = ["enable_thinking", "thinking", "type", "enabled", "effort"];
+
+/// Most bytes of a model's name: each event of a stream repeats it.
+const LONGEST_NAME: usize = 256;
+
+/// Facts of the model for the preparation of requests.
+pub struct ServedModel {
+    pub name: String,
+    pub created: u64,
+    pub fingerprint: String,
+    pub tokenizer: Arc<Tokenizer>,
+    pub template: ChatTemplate,
+    pub config: Config,
+    pub size: Size,
+    pub stop_ids: Vec<Token>,
+    /// Positions of a text.
+    pub context: usize,
+    /// Settings that the model's authors recommend.
+    pub sampling: SamplerConfig,
+    pub constraints: Arc<Constraints>,
+    /// Most tokens of an answer by default.
+    pub max_tokens: AutoOr,
+    /// Whether answers begin with a thought by default.
+    pub thinks: bool,
+}
+
+/// What requests get where they do not say.
+pub struct ServedOptions {
+    /// Positions of a text.
+    pub context: usize,
+    /// Seconds since 1970, for lists of models.
+    pub created: u64,
+    pub sampling: SamplerConfig,
+    pub constraints: Arc<Constraints>,
+    pub max_tokens: AutoOr,
+    pub thinks: bool,
+}
+
+impl ServedModel {
+    /// Collects the facts of a loaded model. `device` is the engine's report of its device.
+    pub fn new(
+        session: &Session,
+        device: &str,
+        options: ServedOptions,
+        ui: &Ui,
+    ) -> Result<ServedModel> {
+        let ServedOptions { context, created, sampling, constraints, max_tokens, thinks } = options;
+        let kv = kv_format(&session.model.weights, session.run.kv)?;
+        // The number of threads changes only the speed, so it is no part of the fingerprint.
+        let device = device.split(", ").next().unwrap_or_default();
+        let mut hash = Sha256::new();
+        hash.update(session.model.checkpoint().fingerprint()?);
+        hash.update(session.tokenizer.sha256());
+        hash.update(format!("{kv:?} {device} {}", env!("CARGO_PKG_VERSION")));
+        Ok(ServedModel {
+            name: session.model.name.clone(),
+            created,
+            fingerprint: format!("fp_{}", hex(&hash.finalize()[..6])),
+            tokenizer: session.tokenizer.clone(),
+            template: chat_template(&session.model, &session.tokenizer, ui)?,
+            config: session.config().clone(),
+            size: Size::of(&session.model.weights)?,
+            stop_ids: session.stop_ids.clone(),
+            context,
+            sampling,
+            constraints,
+            max_tokens,
+            thinks,
+        })
+    }
+
+    /// Returns the tokens of calls, where the model has some.
+    pub fn call_marks(&self) -> Vec<(Token, char)> {
+        tools::call_marks(&self.tokenizer)
+    }
+
+    /// Returns a parser of answers that may have calls.
+    pub fn reader(&self, tool_options: Option<&ToolOptions>) -> CallReader {
+        let tools = tool_options.map_or(&[][..], |options| &options.tools);
+        CallReader::new(tools, !self.call_marks().is_empty())
+    }
+
+    /// Takes the name of the model. Any name is answered, because one model is served.
+    pub fn take_name(&self, fields: &mut Fields) -> Result<Option<String>, ApiError> {
+        let name: Option<String> = fields.take("model")?;
+        if let Some(other) = name.as_ref().filter(|name| **name != self.name) {
+            if other.len() > LONGEST_NAME {
+                let what = format!("'model' has more than {LONGEST_NAME} bytes: shorten it");
+                return Err(ApiError::bad(what).param("model"));
+            }
+            fields.note(format!("the model {other:?} is answered by {}", self.name));
+        }
+        Ok(name)
+    }
+
+    /// Takes the fields by which clients of all forms ask for a thought or for none, and returns
+    /// whether to think. A model that cannot think does not.
+    pub fn take_thinking(&self, fields: &mut Fields) -> Result<bool, ApiError> {
+        let mut wish = None;
+        for name in THINKING {
+            let value: Option<Value> = fields.take(name)?;
+            let own = value.as_ref().and_then(wishes);
+            wish = wish.or(own);
+            let parts = value.as_ref().and_then(Value::as_object).into_iter().flatten();
+            for (part, _) in parts.filter(|(part, _)| !WISHES.contains(&&***part)) {
+                fields.note(format!("'{name}.{part}' is passed over: it changes no text"));
+            }
+            if own == Some(true) && self.tokenizer.channel().is_none() {
+                fields.note(format!("'{name}' is passed over: the model has no thoughts"));
+            }
+        }
+        Ok(wish.unwrap_or(self.thinks) && self.tokenizer.channel().is_some())
+    }
+}
+
+/// Returns whether a value asks for a thought. It is a flag, a word such as `high`, or an object
+/// with one of them.
+fn wishes(value: &Value) -> Option<bool> {
+    match value {
+        Value::Bool(flag) => Some(*flag),
+        Value::String(word) => Some(!matches!(&**word, "none" | "disabled" | "off")),
+        Value::Object(fields) => WISHES.iter().find_map(|name| wishes(fields.get(*name)?)),
+        _ => None,
+    }
+}
