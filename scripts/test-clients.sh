@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Real clients of `gemma serve`, from their registries, with default settings and the address of a
-# server of the bundled model: the table CLIENTS in test_clients.py names them.
+# server of the bundled model: the table CLIENTS in test_clients.py names them. The entry "types"
+# validates answers against the types of three packages (client_types.py).
 #
 #   scripts/test-clients.sh [GEMMA [CLIENT...]]    GEMMA is target/release/gemma by default
 #

@@ -237,6 +237,10 @@ def ollama():
     refused(ollama.ResponseError, "mbedding", lambda: client.embed(model=model, input="a"))
 
 
+def types():
+    print(run(sys.executable, Path(__file__).with_name("client_types.py"), DEMO))
+
+
 def llm():
     home = Path.home() / "llm"
     home.mkdir()
@@ -392,6 +396,7 @@ CLIENTS = [
     ("langchain-anthropic", PIP, ["langchain-anthropic"], langchain_anthropic),
     ("langchain-ollama", PIP, ["langchain-ollama"], langchain_ollama),
     ("ollama", PIP, ["ollama"], ollama),
+    ("types", PIP, ["openai", "anthropic", "ollama"], types),
     ("llm", PIP, ["llm"], llm),
     ("lm-eval", PIP, ["lm-eval[api]"], lm_eval),
     ("aider", PIP, ["aider-chat"], aider),

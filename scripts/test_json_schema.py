@@ -113,7 +113,8 @@ def answer(records, options):
     run = subprocess.run(command, input=lines, capture_output=True, text=True)
     if run.returncode != 0:
         sys.exit(f"{' '.join(command)}: exit {run.returncode}\n{run.stderr}")
-    return [json.loads(line) for line in run.stdout.splitlines()]
+    # JSON leaves U+2028 as it is, and splitlines() takes it for the end of a line.
+    return [json.loads(line) for line in run.stdout.split("\n") if line]
 
 
 def spell(value):
