@@ -61,6 +61,14 @@ impl Fault {
         Self::new(Kind::Model, what)
     }
 
+    /// Makes the fault of a model that computed no numbers.
+    pub fn damaged(what: impl Into<String>) -> Self {
+        let fault = Self::new(Kind::Failure, what);
+        fault.help(
+            "a weight is damaged: gemma inspect --verify finds most, or fetch the model again",
+        )
+    }
+
     pub fn help(mut self, help: impl Into<String>) -> Self {
         self.help = Some(help.into());
         self

@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use anyhow::Result;
 use rayon::prelude::*;
 
 use super::{Request, TokenLogProbs};
@@ -61,15 +62,21 @@ impl GrowingText {
 
     /// Takes log-probabilities of the prompt from the rows of its part, which begin with `row` and
     /// stand behind `position` tokens. The row of a token has those of the next one.
-    pub fn take_prompt_scores(&mut self, scores: &Scores, row: usize, position: usize) {
+    pub fn take_prompt_scores(
+        &mut self,
+        scores: &Scores,
+        row: usize,
+        position: usize,
+    ) -> Result<()> {
         let Request { history, top_log_probs, scored, .. } = &mut self.request;
-        let (Some(scored), Some(n)) = (scored, *top_log_probs) else { return };
+        let (Some(scored), Some(n)) = (scored, *top_log_probs) else { return Ok(()) };
         let entry = |at| TokenLogProbs::new(scores.row(row + at - position - 1), history[at], n);
         let new = (position + 1).max(*scored)..position + 1 + self.chunk.len();
         threads::prepare_common_pool();
-        let new: Vec<TokenLogProbs> = new.into_par_iter().map(entry).collect();
+        let new: Vec<TokenLogProbs> = new.into_par_iter().map(entry).collect::<Result<_>>()?;
         *scored += new.len();
         self.log_probs.extend(new);
+        Ok(())
     }
 }
 

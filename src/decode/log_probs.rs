@@ -4,6 +4,7 @@
 
 use crate::sampler;
 use crate::tensor::{Token, math};
+use anyhow::Result;
 
 /// The log-probability of a token of a text, and the likeliest tokens in its place.
 #[derive(Clone, Debug, PartialEq)]
@@ -22,17 +23,15 @@ impl TokenLogProbs {
     }
 
     /// Computes the log-probabilities of a row of logits behind which `token` stands, with the `n`
-    /// likeliest tokens. A row without a largest number has none.
-    pub fn new(logits: &[f32], token: Token, n: usize) -> TokenLogProbs {
-        let Ok(mut best) = sampler::best(logits, n.max(1)) else {
-            return TokenLogProbs::first(token);
-        };
+    /// likeliest tokens. A row without a largest number is an error.
+    pub fn new(logits: &[f32], token: Token, n: usize) -> Result<TokenLogProbs> {
+        let mut best = sampler::best(logits, n.max(1))?;
         let log_sum = math::log_sum_exp(logits);
         let log_prob = |logit: f32| (f64::from(logit) - log_sum) as f32;
         best.truncate(n);
         best.iter_mut().for_each(|(_, logit)| *logit = log_prob(*logit));
         let log_prob = logits.get(token as usize).map_or(f32::NEG_INFINITY, |l| log_prob(*l));
-        TokenLogProbs { token, log_prob: Some(log_prob), best }
+        Ok(TokenLogProbs { token, log_prob: Some(log_prob), best })
     }
 }
 
@@ -43,14 +42,14 @@ mod tests {
     #[test]
     fn probabilities_add_up_and_the_best_come_first() {
         let logits = [1.0f32, 3.0, -2.0, 3.0, 0.5];
-        let all = TokenLogProbs::new(&logits, 2, 9);
+        let all = TokenLogProbs::new(&logits, 2, 9).unwrap();
         let ids: Vec<Token> = all.best.iter().map(|(id, _)| *id).collect();
         assert_eq!(ids, [1, 3, 0, 4, 2]);
         let sum: f32 = all.best.iter().map(|(_, log_prob)| log_prob.exp()).sum();
         assert!((sum - 1.0).abs() < 1e-6, "{sum}");
         assert_eq!((all.token, all.log_prob), (all.best[4].0, Some(all.best[4].1)));
-        assert_eq!(TokenLogProbs::new(&logits, 2, 2).best, all.best[..2]);
-        assert_eq!(TokenLogProbs::new(&logits, 1, 0).best, []);
-        assert_eq!(TokenLogProbs::new(&[f32::NAN; 3], 1, 2), TokenLogProbs::first(1));
+        assert_eq!(TokenLogProbs::new(&logits, 2, 2).unwrap().best, all.best[..2]);
+        assert_eq!(TokenLogProbs::new(&logits, 1, 0).unwrap().best, []);
+        assert!(TokenLogProbs::new(&[f32::NAN; 3], 1, 2).is_err());
     }
 }

@@ -216,7 +216,9 @@ impl<'a> Scheduler<'a> {
         self.passes += !growing.is_empty() as u64;
 
         let verdicts = self.verify(&growing);
-        self.take_prompt_scores(&growing);
+        for (sequence, error) in self.take_prompt_scores(&growing) {
+            ended.push(self.end(sequence, Err(error)));
+        }
         pass.time = begun.elapsed();
         if !growing.is_empty() {
             let path = |verdict: &Result<Verdict>| {
@@ -227,9 +229,10 @@ impl<'a> Scheduler<'a> {
         }
         for (&sequence, verdict) in growing.iter().zip(verdicts) {
             let stop = match verdict {
-                Ok(verdict) => self.grow(sequence, &verdict, begun - start, pass, on_event).map(Ok),
-                Err(error) => Some(Err(error)),
-            };
+                Ok(verdict) => self.grow(sequence, &verdict, begun - start, pass, on_event),
+                Err(error) => Err(error),
+            }
+            .transpose();
             ended.extend(stop.map(|stop| self.end(sequence, stop)));
         }
         self.commit()?;
@@ -461,16 +464,19 @@ impl<'a> Scheduler<'a> {
     }
 
     /// Takes the log-probabilities of prompts from the rows of their parts, which stand behind the
-    /// rows of the trees.
-    fn take_prompt_scores(&mut self, growing: &[usize]) {
+    /// rows of the trees. Returns the texts without any, with their errors.
+    fn take_prompt_scores(&mut self, growing: &[usize]) -> Vec<(usize, Error)> {
         let trees = growing.iter().flat_map(|sequence| &self.texts[*sequence]);
         let mut row = trees.map(|text| text.proposal.len()).sum();
+        let mut failed = Vec::new();
         for sequence in self.sequences_where(|t| t.is_read() && t.request.lacks_scores()) {
             let position = self.target.position(sequence);
             let text = self.texts[sequence].as_mut().expect("it is being read");
-            text.take_prompt_scores(&self.scores, row, position);
+            let taken = text.take_prompt_scores(&self.scores, row, position);
+            failed.extend(taken.err().map(|error| (sequence, error)));
             row += text.chunk.len();
         }
+        failed
     }
 
     /// Lets a text grow by the tokens of a verdict. Returns what ends it.
@@ -481,7 +487,7 @@ impl<'a> Scheduler<'a> {
         draft_time: Duration,
         pass: Pass,
         on_event: &mut dyn FnMut(usize, Event) -> Flow,
-    ) -> Option<StopReason> {
+    ) -> Result<Option<StopReason>> {
         let text = self.texts[sequence].as_mut().expect("it grows");
         text.request.stats.round(&text.proposal, verdict, draft_time, pass);
         std::mem::swap(&mut text.scored, &mut text.proposal.tree);
@@ -491,10 +497,10 @@ impl<'a> Scheduler<'a> {
             let wants_scores = !is_end || text.request.scored.is_some();
             if let Some(n) = text.request.top_log_probs.filter(|_| wants_scores) {
                 let row = self.scores.row(first + *node as usize);
-                text.log_probs.push(TokenLogProbs::new(row, token, n));
+                text.log_probs.push(TokenLogProbs::new(row, token, n)?);
             }
             if is_end {
-                return Some(StopReason::Token(token));
+                return Ok(Some(StopReason::Token(token)));
             }
             text.request.history.push(token);
             text.request.scored.iter_mut().for_each(|scored| *scored += 1);
@@ -502,13 +508,13 @@ impl<'a> Scheduler<'a> {
             text.request.max_tokens -= 1;
             text.request.stats.first_token.get_or_insert_with(|| text.admitted.elapsed());
             if on_event(sequence, Event::Token(token)) == Flow::Stop {
-                return Some(StopReason::Receiver);
+                return Ok(Some(StopReason::Receiver));
             }
             if text.request.max_tokens == 0 {
-                return Some(StopReason::Length);
+                return Ok(Some(StopReason::Length));
             }
         }
-        None
+        Ok(None)
     }
 
     /// Commits the accepted rows of all texts at once. The rows are in scratch since the pass.

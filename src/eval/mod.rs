@@ -87,7 +87,7 @@ pub fn evaluate_task(
 ) -> Result<Figures> {
     let mut tally = Tally::default();
     walk(engine, None, task, progress, &mut |rows, next| tally.take(&rows[0], next))?;
-    Ok(tally.figures(task.ids.len()))
+    tally.finite(task.ids.len())
 }
 
 /// Evaluates both, and how far `engine` is from `reference`. Their vocabularies must agree.
@@ -123,7 +123,8 @@ pub fn compare_task(
         tally.take(&rows[0], next);
         other.take(&rows[1], next);
     })?;
-    (out.figures, out.reference) = (tally.figures(task.ids.len()), other.figures(task.ids.len()));
+    out.figures = tally.finite(task.ids.len())?;
+    out.reference = other.finite(task.ids.len())?;
     out.summarise();
     Ok(out)
 }
@@ -177,7 +178,7 @@ impl<'a> Row<'a> {
     /// Fails if a logit is NaN or infinity: its row has no probabilities.
     fn new(logits: &'a [f32]) -> Result<Self> {
         let log_sum = math::log_sum_exp(logits);
-        ensure!(log_sum.is_finite(), "the model gave a logit that is not a number");
+        ensure!(log_sum.is_finite(), Fault::damaged("the model gave a logit that is not a number"));
         Ok(Row { logits, log_sum })
     }
 
@@ -269,6 +270,14 @@ impl Tally {
             nll: self.nll,
             top1: self.top1,
         }
+    }
+
+    /// Returns the figures of a text. A model with an infinite perplexity is an error.
+    fn finite(self, tokens: usize) -> Result<Figures> {
+        let figures = self.figures(tokens);
+        let is_finite = figures.perplexity.is_finite();
+        ensure!(is_finite, Fault::damaged("the model's perplexity is infinite"));
+        Ok(figures)
     }
 }
 

@@ -260,7 +260,7 @@ impl Sampler {
             bail!("no token can be picked: all logits are banned or minus infinity")
         };
         if max == f32::INFINITY {
-            bail!("the model gave an infinite logit");
+            bail!(Fault::damaged("the model gave an infinite logit"));
         }
         if config.temperature == 0.0 {
             return Ok(first);

@@ -3,6 +3,7 @@
 use anyhow::{Result, bail};
 
 use super::noise::BLOCK;
+use crate::error::Fault;
 use crate::tensor::Token;
 
 /// Logits that are compared together.
@@ -31,11 +32,7 @@ impl<'a> LogitRow<'a> {
         for index in 0..logits.len().div_ceil(BLOCK) {
             let (max, nan) = max_and_nan(row.block(index, &mut buffer));
             if nan {
-                bail!(
-                    "the model gave a logit that is not a number, among tokens {} to {}",
-                    index * BLOCK,
-                    index * BLOCK + BLOCK - 1
-                );
+                bail!(Fault::damaged("the model gave a logit that is not a number"));
             }
             row.maxima.push(max);
             row.max = row.max.max(max);
@@ -45,7 +42,7 @@ impl<'a> LogitRow<'a> {
                 "no token can be picked: all {} logits are banned or minus infinity",
                 logits.len()
             ),
-            f32::INFINITY => bail!("the model gave an infinite logit"),
+            f32::INFINITY => bail!(Fault::damaged("the model gave an infinite logit")),
             _ => Ok(row),
         }
     }
@@ -261,13 +258,7 @@ mod tests {
     fn rows_without_a_maximum_are_refused() {
         let mut logits = vec![0.0; 100];
         logits[70] = f32::NAN;
-        assert!(
-            LogitRow::new(&logits, vec![])
-                .err()
-                .unwrap()
-                .to_string()
-                .contains("not a number, among tokens 64")
-        );
+        assert!(LogitRow::new(&logits, vec![]).err().unwrap().to_string().contains("not a number"));
         logits[70] = f32::INFINITY;
         assert!(LogitRow::new(&logits, vec![]).is_err());
         assert!(LogitRow::new(&[f32::NEG_INFINITY; 9], vec![]).is_err());

@@ -184,6 +184,20 @@ fn a_chat_answer_comes_whole_or_in_a_stream() {
     assert_eq!(both["choices"][1]["message"], next.ok()["choices"][0]["message"]);
 }
 
+#[test]
+fn each_response_has_the_id_of_its_request() {
+    let server = Server::start(&[]);
+    let text = json!({"messages": [{"role": "user", "content": "Hi."}], "max_tokens": 1});
+    let forms = ["/v1/messages", "/v1/messages/count_tokens", CHAT, "/tokenize", "/v1/absent"];
+    let replies = forms.map(|path| server.post(path, &text));
+    for (path, reply) in forms.iter().zip(&replies) {
+        let id = reply.header("x-request-id").unwrap_or_default();
+        assert!(id.starts_with("req_"), "{path}: {reply:?}");
+        let own = path.starts_with("/v1/messages").then_some(id);
+        assert_eq!(reply.header("request-id"), own, "{path}");
+    }
+}
+
 /// A conversation that comes back after many others, and what others begin with.
 #[test]
 fn what_was_read_once_is_not_read_again() {

@@ -136,8 +136,8 @@ impl Blocks {
                 }
                 AnswerPart::Call(name) => {
                     self.called = true;
-                    let block = json!({"type": "tool_use", "id": self.head.ids.make("toolu_"), "name": name,
-                        "input": {}});
+                    let id = self.head.ids.make("toolu_");
+                    let block = json!({"type": "tool_use", "id": id, "name": name, "input": {}});
                     self.open(Kind::ToolUse, block, out);
                     continue;
                 }

@@ -241,7 +241,8 @@ impl ApiForm for Chat {
                 }
                 AnswerPart::Call(name) => {
                     own.calls += 1;
-                    json!({"tool_calls": [{"index": own.calls - 1, "id": self.head.ids.make("call_"),
+                    let id = self.head.ids.make("call_");
+                    json!({"tool_calls": [{"index": own.calls - 1, "id": id,
                         "type": "function", "function": {"name": name, "arguments": ""}}]})
                 }
                 AnswerPart::Arguments(text) => json!({"tool_calls": [{"index": own.calls - 1,

@@ -146,7 +146,8 @@ impl Items {
             out,
         );
         if is_message {
-            let part = json!({"type": "output_text", "text": "", "annotations": []});
+            let part = json!({"type": "output_text", "text": "", "annotations": [],
+                "logprobs": []});
             self.send(
                 json!({"type": "response.content_part.added", "item_id": id,
                 "output_index": index, "content_index": 0, "part": part}),

@@ -56,7 +56,7 @@ pub struct ServedModel {
     pub thinks: bool,
 }
 
-/// What requests get where they do not say.
+/// Settings for requests that do not say.
 pub struct ServedOptions {
     /// Positions of a text.
     pub context: usize,

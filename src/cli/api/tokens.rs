@@ -48,7 +48,11 @@ pub fn tokenize(mut fields: Fields, served: &ServedModel) -> Result<String, ApiE
     }
     // A piece that is not valid UTF-8 is a list of bytes.
     let piece = |token: &Token| {
-        let bytes = served.tokenizer.token_bytes(*token);
+        let mut bytes = served.tokenizer.token_bytes(*token);
+        if bytes.is_empty() {
+            // A control token shows its name, as with llama.cpp's server.
+            bytes = served.tokenizer.piece(*token).unwrap_or_default().into_bytes();
+        }
         let piece = String::from_utf8(bytes).map_or_else(|e| json!(e.as_bytes()), Value::from);
         json!({"id": token, "piece": piece})
     };

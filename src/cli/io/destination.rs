@@ -76,8 +76,10 @@ impl Destination {
         }
         let name = self.0.display().to_string();
         let what = || Fault::usage(format!("cannot write {name}"));
-        let direct =
-            |file| Ok(Writer { how: How::Direct(file), name: name.clone(), terminal: false });
+        let direct = |file: File| {
+            let terminal = file.is_terminal();
+            Ok(Writer { how: How::Direct(file), name: name.clone(), terminal })
+        };
         if is_device_name(&self.0) {
             return direct(File::options().write(true).open(&self.0).with_context(what)?);
         }

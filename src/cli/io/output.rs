@@ -92,7 +92,7 @@ impl TextOutput {
             OutputFormat::Json => {
                 let mut json = serde_json::to_string_pretty(record)?;
                 json.push('\n');
-                self.place.write(json.as_bytes())?;
+                self.place.write_text(&json)?;
             }
             OutputFormat::Jsonl => self.line(record)?,
             OutputFormat::StreamJson => {
@@ -111,7 +111,7 @@ impl TextOutput {
     fn line(&mut self, value: &impl serde::Serialize) -> Result<()> {
         let mut line = serde_json::to_string(value)?;
         line.push('\n');
-        self.place.write(line.as_bytes())
+        self.place.write_text(&line)
     }
 }
 

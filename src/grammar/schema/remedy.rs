@@ -20,10 +20,13 @@ pub fn of_keyword(keyword: &str) -> &'static str {
 }
 
 /// Words of llguidance's errors, each with the keyword that the error is about.
-const ABOUT: [(&str, &str, &str); 4] = [
+const ABOUT: [(&str, &str, &str); 7] = [
     ("oneOf constraints are not supported", "oneOf", "two of its schemas may fit one value"),
     ("circular references with sibling keys", "$ref", "it leads to itself"),
     ("are not disjoint", "patternProperties", "a name may match two patterns"),
+    ("Regex is empty", "pattern", "no text fits it and the lengths"),
+    ("incompatible types", "allOf", "no value has the types of all its schemas"),
+    ("is unsatisfiable", "required", "no value fits a property that it names"),
     ("can't determine if patternProperty", "patternProperties", "a name may match two patterns"),
 ];
 

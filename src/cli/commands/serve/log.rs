@@ -85,8 +85,9 @@ impl LogEntry {
 
     /// Returns whether the request is worth a line. A successful poll of a monitor is not.
     fn is_news(&self) -> bool {
+        let path = self.path.strip_prefix("/v1").unwrap_or(&self.path);
         self.status != 200
-            || !matches!(self.path.as_str(), "/health" | "/metrics" | "/" | "/version")
+            || !matches!(path.trim_end_matches('/'), "/health" | "/metrics" | "" | "/version")
     }
 
     fn text(&self) -> String {

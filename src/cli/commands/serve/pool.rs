@@ -10,7 +10,8 @@ use std::net::IpAddr;
 use std::sync::{Arc, PoisonError};
 use tokio::sync::Notify;
 
-/// Units above which a pool was full of memory. A pool that is empty again returns it to the system.
+/// Units above which a pool was full of memory. Once it is empty, the memory is returned to the
+/// system.
 const FULL: usize = 16_000_000;
 
 /// A client, for fairness.

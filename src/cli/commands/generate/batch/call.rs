@@ -15,7 +15,7 @@ use serde_json::Value;
 
 /// A body and its parser.
 #[derive(Clone, Debug)]
-pub struct Call {
+pub struct BatchCall {
     parse: Parse,
     body: Value,
 }
@@ -35,16 +35,16 @@ fn parser(url: &str) -> Option<Parse> {
     parsers.into_iter().find_map(ends)
 }
 
-impl Call {
+impl BatchCall {
     /// Takes the body out of a line.
-    pub fn read(line: &mut Value) -> Result<Call, ApiError> {
+    pub fn read(line: &mut Value) -> Result<BatchCall, ApiError> {
         let url = line.get("url").and_then(Value::as_str).unwrap_or("/v1/chat/completions");
         let parse = parser(url).ok_or_else(|| {
             let what = "send lines for /v1/chat/completions, /v1/completions or /v1/responses";
             ApiError::new(404, format!("there is no {url} here: {what}")).code("not_found")
         })?;
         match line.get_mut("body").map(Value::take) {
-            Some(body) => Ok(Call { parse, body }),
+            Some(body) => Ok(BatchCall { parse, body }),
             None => Err(ApiError::bad("the line has no body: send one").param("body")),
         }
     }

@@ -1,6 +1,6 @@
 //! One line of a batch: a record of our own form, or a line of OpenAI's batches.
 
-use super::call::Call;
+use super::call::BatchCall;
 use super::held::HeldAnswer;
 use crate::cli::api::error::ApiError;
 use crate::cli::io::bias::LogitBias;
@@ -47,13 +47,13 @@ struct RecordSampling {
     greedy: Option<bool>,
 }
 
-/// What a line asks for, or why it cannot be answered.
+/// A line's request, or why it cannot be answered.
 #[derive(Clone, Debug)]
 pub enum Asked {
     /// A record of our own form.
     Ours(Result<Box<RecordJob>, Failure>),
     /// A line of OpenAI's batches.
-    OpenAi(Result<Call, ApiError>),
+    OpenAi(Result<BatchCall, ApiError>),
 }
 
 /// A line of a batch.
@@ -162,13 +162,18 @@ impl RecordLine {
             let failure = Failure::of(&Fault::model(what).help(EXAMPLE).into());
             (line(number.into(), Vec::new()), Asked::Ours(Err(failure)))
         };
+        // Such a number would come back as another one.
+        let is_inexact = |id: &Value| id.is_f64();
         let mut value: Value = match json::parse(bytes) {
             Ok(value @ Value::Object(_)) => value,
             Ok(_) => return bad("the line is not a JSON object".into()),
             Err(error) => return bad(format!("the line is not valid JSON: {error}")),
         };
+        if ["id", "custom_id"].iter().filter_map(|name| value.get(*name)).any(is_inexact) {
+            return bad("the id is a number of more than 64 bits or with a fraction".into());
+        }
         if let Some(id) = value.get("custom_id").cloned() {
-            return (line(id, Vec::new()), Asked::OpenAi(Call::read(&mut value)));
+            return (line(id, Vec::new()), Asked::OpenAi(BatchCall::read(&mut value)));
         }
         let id =
             value.get("id").filter(|id| !id.is_null()).cloned().unwrap_or_else(|| number.into());
@@ -301,6 +306,8 @@ mod tests {
             (r#"{"id": "k", "prompt": "a", "temperature": "hot"}"#, r#""k""#, "wrong type"),
             (r#"{"id": 0, "prompt": " "}"#, "0", "neither"),
             (r#"{"id": null}"#, "7", "neither"),
+            (r#"{"id": 12345678901234567890123, "prompt": "a"}"#, "7", "64 bits"),
+            (r#"{"custom_id": 1.10, "body": {}}"#, "7", "64 bits"),
             (r#"{"prompt": "a", "stop": ""}"#, "7", "stop"),
         ] {
             let failure = job(text).unwrap_err();

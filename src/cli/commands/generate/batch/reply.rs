@@ -36,7 +36,7 @@ struct Ours<'a> {
     error: Option<&'a Failure>,
 }
 
-/// What a line gets.
+/// The reply to a line.
 #[derive(Clone, Debug)]
 pub enum Reply {
     Ours(Result<RecordAnswer, Failure>),

@@ -79,7 +79,7 @@ struct Texts<'t, 'a, 'b> {
     answers: &'t mut Answers<'a, 'b, OpenAnswer>,
     /// Further answers to lines that were read.
     waiting: VecDeque<AnswerRequest<OpenAnswer>>,
-    /// Lines of OpenAI's form some of whose answers have not ended, by the numbers of their replies.
+    /// Calls of OpenAI's form with answers that have not ended, by the numbers of their replies.
     calls: HashMap<u64, OpenCall>,
     replies: &'t mut Replies,
 }

@@ -153,7 +153,7 @@ pub fn router(app: Arc<App>, origins: &[PageOrigin]) -> Router {
         .allow_methods([Method::GET, Method::POST])
         .allow_headers(AllowHeaders::mirror_request())
         .allow_credentials(true)
-        .expose_headers([REQUEST_ID, SEED]);
+        .expose_headers([REQUEST_ID, ANTHROPIC_ID, SEED]);
     router.layer(cors)
 }
 
@@ -164,7 +164,7 @@ async fn watch(State(app): State<Arc<App>>, mut request: Request, next: Next) ->
     let mut entry = LogEntry::new(&app.queue, app.log, method.as_str(), shown);
     let claim = LogClaim::default();
     entry.is_told = claim.0.clone();
-    let response = match app.guard.check(request.version(), request.headers(), &path) {
+    let mut response = match app.guard.check(request.version(), request.headers(), &path) {
         Ok(()) => {
             request.extensions_mut().insert(claim);
             next.run(request).await
@@ -174,7 +174,19 @@ async fn watch(State(app): State<Arc<App>>, mut request: Request, next: Next) ->
     entry.status = response.status().as_u16();
     entry.outcome = if response.status().is_success() { "done" } else { "refused" };
     entry.reason = response.extensions().get::<RefusalReason>().map(|reason| reason.0.clone());
+    if !response.headers().contains_key(REQUEST_ID) {
+        identify(&mut response, &entry.id, ApiFamily::of(&path));
+    }
     response
+}
+
+/// Writes the id of a request into the headers of its response.
+fn identify(response: &mut Response, id: &str, family: ApiFamily) {
+    let Ok(id) = HeaderValue::from_str(id) else { return };
+    if family == ApiFamily::Anthropic {
+        response.headers_mut().insert(ANTHROPIC_ID, id.clone());
+    }
+    response.headers_mut().insert(REQUEST_ID, id);
 }
 
 fn result(result: Result<String, ApiError>, family: ApiFamily) -> Response {
@@ -394,13 +406,8 @@ async fn answer(app: Arc<App>, request: Request, parse: Parse) -> Response {
             refusal(&error, family)
         }
     };
-    let header = |text: String| HeaderValue::from_str(&text).ok();
-    let headers = response.headers_mut();
-    headers.extend(header(id.clone()).map(|id| (Some(REQUEST_ID), id)));
-    if family == ApiFamily::Anthropic {
-        headers.extend(header(id).map(|id| (Some(ANTHROPIC_ID), id)));
-    }
-    headers.extend(seed.and_then(|s| header(s.to_string())).map(|seed| (Some(SEED), seed)));
+    identify(&mut response, &id, family);
+    response.headers_mut().extend(seed.map(|seed| (SEED, HeaderValue::from(seed))));
     response
 }
 
