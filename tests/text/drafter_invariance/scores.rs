@@ -12,7 +12,7 @@ fn by_the_book(target: &Toy, text: &[u32], n: usize) -> Vec<TokenLogProbs> {
     let (mut engine, mut scores) = (Toy { max_rows: 4000, ..target.clone() }.engine(), None);
     let rows = scores.get_or_insert_with(Scores::default);
     engine.forward(&TokenTree::chain(text), Rows::All, rows).unwrap();
-    let entry = |at: usize| TokenLogProbs::new(rows.row(at - 1), text[at], n);
+    let entry = |at: usize| TokenLogProbs::new(rows.row(at - 1), text[at], n).unwrap();
     [TokenLogProbs::first(text[0])].into_iter().chain((1..text.len()).map(entry)).collect()
 }
 
