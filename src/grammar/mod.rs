@@ -59,6 +59,14 @@ impl GrammarSource {
         }
     }
 
+    /// Returns the bytes of memory that it takes.
+    pub fn held(&self) -> usize {
+        match self {
+            GrammarSource::JsonSchema(schema) => json::held(schema),
+            GrammarSource::Lark(text) | GrammarSource::Regex(text) => text.len(),
+        }
+    }
+
     /// Returns the number of bytes, or an error if it exceeds [`LONGEST`]. Callers check the size
     /// before they compare, rewrite or keep a source.
     pub fn check_size(&self) -> Result<usize> {

@@ -5,23 +5,60 @@ use serde::de::Error as _;
 use serde_json::{Error, Value};
 use std::io::Write;
 
-/// Most values of a text; they take about 100 MB of memory.
-pub const MOST_VALUES: usize = 1 << 20;
-/// Bytes of memory for each byte of a text, and for each of its values.
+/// Most values of a text; they take about 70 MB of memory. See [`values`].
+pub const MOST_VALUES: usize = 1 << 18;
+/// Bytes of memory for each byte of a text, and for each of its values: in a list that has room for
+/// twice as many, and in a copy.
 pub const COPIES: usize = 3;
-const VALUE: usize = 100;
+const VALUE: usize = 256;
+/// Values that a list and an object count as, with the room that even a short one has.
+const LIST: usize = 3;
+const OBJECT: usize = 4;
 
 /// Parses a text, unless it may have more than [`MOST_VALUES`] values.
 pub fn parse(text: &[u8]) -> Result<Value, Error> {
-    if most_values(text) > MOST_VALUES {
-        return Err(Error::custom(format_args!("it has more than {MOST_VALUES} values")));
+    parse_up_to(MOST_VALUES, text)
+}
+
+/// Parses a text, unless it may have more than `most` values.
+pub fn parse_up_to(most: usize, text: &[u8]) -> Result<Value, Error> {
+    if values(text) > most {
+        return Err(Error::custom(format_args!("it has more than {most} values")));
     }
     serde_json::from_slice(text)
 }
 
 /// Returns the bytes of memory that a text of this length may take as text and as values.
 pub fn memory(length: usize) -> usize {
-    COPIES * length + VALUE * (length / 2).min(MOST_VALUES)
+    // No text is denser than `[[]]`.
+    COPIES * length + VALUE * (length * LIST / 2).min(MOST_VALUES)
+}
+
+/// Returns the bytes of memory that a text takes as text and as values.
+pub fn memory_of(text: &[u8]) -> usize {
+    COPIES * text.len() + VALUE * values(text).min(MOST_VALUES)
+}
+
+/// Returns the bytes of memory that a value takes.
+pub fn held(value: &Value) -> usize {
+    // An allocation is rounded up, and a map has a table of its keys.
+    const ALLOCATION: usize = 16;
+    const ENTRY: usize = 64;
+    let own = size_of::<Value>();
+    own + match value {
+        Value::String(text) => text.capacity() + ALLOCATION,
+        Value::Array(items) => {
+            let spare = items.capacity() - items.len();
+            items.iter().map(held).sum::<usize>() + own * spare + ALLOCATION
+        }
+        Value::Object(fields) => {
+            let entry = |(name, value): (&String, &Value)| {
+                2 * (ENTRY + own) + name.capacity() + ALLOCATION + held(value)
+            };
+            fields.iter().map(entry).sum::<usize>() + LIST * (ENTRY + own)
+        }
+        _ => 0,
+    }
 }
 
 /// Returns the length of a value's shortest spelling, without writing it.
@@ -45,15 +82,18 @@ impl Write for ByteCounter {
     }
 }
 
-/// Returns the most values that a text can have, if it is JSON.
-fn most_values(text: &[u8]) -> usize {
+/// Returns the most values that a text can have, if it is JSON. A list and an object count as
+/// several, and a field of an object as two.
+fn values(text: &[u8]) -> usize {
     let (mut values, mut in_text, mut escaped) = (1, false, false);
     for byte in text {
         match byte {
             _ if escaped => escaped = false,
             b'\\' if in_text => escaped = true,
             b'"' => in_text = !in_text,
-            b',' | b'[' | b'{' if !in_text => values += 1,
+            b',' | b':' if !in_text => values += 1,
+            b'[' if !in_text => values += LIST,
+            b'{' if !in_text => values += OBJECT,
             _ => {}
         }
     }
@@ -70,9 +110,25 @@ mod tests {
         assert_eq!(bytes(&value), value.to_string().len());
     }
 
+    /// Memory that the allocator gives for the densest texts of each kind.
+    #[test]
+    fn values_take_no_more_memory_than_is_counted() {
+        for piece in
+            ["0", "[]", "[0]", "[[[[0]]]]", "{}", r#"{"":0}"#, r#"{"a":{"b":"c"}}"#, r#""a""#]
+        {
+            let text = format!("[{}]", vec![piece; 1000].join(","));
+            let value = parse(text.as_bytes()).unwrap();
+            let copy = value.clone();
+            let (held, counted) = (held(&value) + held(&copy), memory_of(text.as_bytes()));
+            assert!(held <= counted, "{piece}: {held} bytes of {counted}");
+            assert!(counted <= memory(text.len()), "{piece}: {counted} bytes");
+        }
+    }
+
     #[test]
     fn values_are_counted_before_they_are_made() {
-        assert_eq!(most_values(br#"{"a,[\",": [1, 2, {"b": "[,,,\\"}], "c": 3}"#), 7);
+        let text = br#"{"a,[\",": [1, 2, {"b": "[,,,\\"}], "c": 3}"#;
+        assert_eq!(values(text), 1 + 2 * OBJECT + LIST + 3 + 3);
         assert!(parse(br#"{"a": [1, 2]}"#).is_ok() && parse(b"[").is_err());
         let many = |n: usize| format!("[{}0]", "0,".repeat(n));
         assert!(parse(many(1000).as_bytes()).is_ok());

@@ -16,6 +16,13 @@ pub struct ToolOptions {
     pub many: bool,
 }
 
+/// Refuses lists of tools, and choices among them, that are too long.
+pub fn check(fields: &Fields) -> Result<(), ApiError> {
+    let items = fields.get("tools").and_then(Value::as_array).map_or(&[][..], |items| items);
+    let choice = fields.get("tool_choice").unwrap_or(&Value::Null);
+    tools::check_lists(items, choice).map_err(|error| ApiError::of(&error).param("tools"))
+}
+
 /// Takes the functions. Tools that a server would have to run itself are left out, unless the
 /// request requires one of them.
 pub fn take(fields: &mut Fields) -> Result<Option<ToolOptions>, ApiError> {

@@ -171,16 +171,11 @@ impl ApiRequest {
         let functions: usize = tools
             .map(|Tool { name, description, parameters, .. }| {
                 let texts = name.len() + description.as_ref().map_or(0, String::len);
-                texts + json::memory(json::bytes(parameters))
+                texts + json::held(parameters)
             })
             .sum();
         let format = match &self.format {
-            Some(AnswerFormat::Grammar(GrammarSource::JsonSchema(schema))) => {
-                json::memory(json::bytes(schema))
-            }
-            Some(AnswerFormat::Grammar(GrammarSource::Lark(text) | GrammarSource::Regex(text))) => {
-                text.len()
-            }
+            Some(AnswerFormat::Grammar(source)) => source.held(),
             None | Some(AnswerFormat::Text) => 0,
         };
         tokens + stops + functions + format + self.repeated

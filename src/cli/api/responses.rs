@@ -20,6 +20,9 @@ use std::sync::Arc;
 const REPEATED: [&str; 8] =
     ["instructions", "metadata", "reasoning", "temperature", "text", "top_p", "truncation", "user"];
 
+/// Copies of those fields that exist at once: the request's, the response's, and its text.
+const COPIES: usize = 3;
+
 /// Returns the format of the answer, which a field of `text` has.
 fn take_format(fields: &mut Fields) -> Result<Option<AnswerFormat>, ApiError> {
     let options: Value = fields.take("text")?.unwrap_or_default();
@@ -41,6 +44,7 @@ pub fn body(
     let given = |name: &&str| Some(((*name).to_owned(), fields.get(name)?.clone()));
     let repeated: Map<String, Value> = REPEATED.iter().filter_map(given).collect();
     let conversation = ApiConversation::read("input", &items, fields.take("instructions")?)?;
+    functions::check(&fields)?;
     let [tools, choice] = ["tools", "tool_choice"].map(|name| fields.get(name).cloned());
     let tool_options = functions::take(&mut fields)?;
     let shown = Shown {
@@ -60,9 +64,8 @@ pub fn body(
         tool_options,
         thinks: served.take_thinking(&mut fields)?,
         stream: fields.take("stream")?.unwrap_or(false),
-        repeated: json::memory(
-            json::bytes(&shown.tools) + json::bytes(&shown.choice) + json::bytes(&shown.repeated),
-        ),
+        repeated: COPIES
+            * [&shown.tools, &shown.choice, &shown.repeated].map(json::held).iter().sum::<usize>(),
         ..ApiRequest::default()
     };
     fields.finish()?;

@@ -51,8 +51,8 @@ fn attacks(whole: bool) -> Vec<Attack> {
     let long = "a b ".repeat(15_500_000 / 4);
     let waiting = json!({"messages": [{"role": "user", "content": long}], "max_tokens": 1,
         "regex": slow});
-    // A choice of a million values that a response repeats.
-    let choice = json!({"type": "auto", "x": vec![0; 1_000_000]});
+    // A choice of many values, which a response repeats.
+    let choice = json!({"type": "auto", "x": vec![0; 250_000]});
     let schema = json!({"type": "string", "pattern": slow});
     let repeated = json!({"input": "Hi.", "max_output_tokens": 1, "tool_choice": choice,
         "text": {"format": {"type": "json_schema", "name": "x", "schema": schema}}});

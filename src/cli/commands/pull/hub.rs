@@ -27,6 +27,8 @@ const MOST_REDIRECTS: usize = 10;
 /// Bytes and files of a list at most.
 const LARGEST_LIST: u64 = 16 << 20;
 const MOST_FILES: usize = 100_000;
+/// Most values of a list of as many files, as `json` counts them.
+const MOST_VALUES: usize = 1 << 22;
 
 /// The server, and the right to read from it.
 #[derive(Clone)]
@@ -237,7 +239,7 @@ impl Hub {
 impl Repository {
     /// Parses an answer of the server; `None` where it is no list of files.
     pub fn parse(bytes: &[u8]) -> Option<Repository> {
-        Repository::from_json(&json::parse(bytes).ok()?)
+        Repository::from_json(&json::parse_up_to(MOST_VALUES, bytes).ok()?)
     }
 
     fn from_json(json: &Value) -> Option<Repository> {

@@ -26,6 +26,8 @@ pub struct BodyLimits {
 pub struct ReadBody {
     pub bytes: Vec<u8>,
     pub memory: PoolShare,
+    /// Bytes of memory that the work after parsing takes.
+    pub needed: usize,
 }
 
 impl BodyLimits {
@@ -72,7 +74,8 @@ impl BodyLimits {
             Some(share) => share,
             None => self.share(bytes.len(), client, needs).await?,
         };
-        Ok(ReadBody { bytes, memory })
+        let needed = json::COPIES * bytes.len() + needs(bytes.len());
+        Ok(ReadBody { bytes, memory, needed })
     }
 
     /// Waits for the share of a request whose body has `length` bytes.

@@ -262,11 +262,14 @@ impl App {
         work: impl FnOnce(Fields) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<(T, PoolShare), ApiError> {
         let client = self.client(&request);
-        let ReadBody { bytes, memory } = self.bodies.read(request, client, &needs).await?;
+        let ReadBody { bytes, mut memory, needed } =
+            self.bodies.read(request, client, &needs).await?;
         let (thread, notes) = (self.room.threads.take(client, 1).await, self.notes.clone());
         // The memory belongs to the work, which goes on if the client goes away.
         let work = move || {
             let is_large = bytes.len() > LARGE;
+            // The share was for the densest text of this length.
+            memory.shrink(json::memory_of(&bytes).max(needed));
             let fields = Fields::parse(&bytes, &notes);
             drop(bytes);
             let result = fields.and_then(work);
@@ -502,7 +505,8 @@ fn encoded(
         None => NeededGrammar::Nothing,
         Some(source) => {
             // The source, and its copy for the compiler.
-            kept += 2 * json::memory(source.check_size().map_err(wrong)?);
+            source.check_size().map_err(wrong)?;
+            kept += 2 * source.held();
             match served.constraints.recall(&source) {
                 Some(Ok(grammar)) if !parsed.ignore_eos => NeededGrammar::Known(grammar),
                 _ => NeededGrammar::Compiled(source),
