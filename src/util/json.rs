@@ -30,8 +30,8 @@ pub fn parse_up_to(most: usize, text: &[u8]) -> Result<Value, Error> {
 
 /// Returns the bytes of memory that a text of this length may take as text and as values.
 pub fn memory(length: usize) -> usize {
-    // No text is denser than `[[]]`.
-    COPIES * length + VALUE * (length * LIST / 2).min(MOST_VALUES)
+    // The densest texts are like `[{}]`, with fewer than two values a byte.
+    COPIES * length + VALUE * (2 * length).min(MOST_VALUES)
 }
 
 /// Returns the bytes of memory that a text takes as text and as values.
