@@ -28,6 +28,18 @@ pub fn release(map: &Mmap, range: Range<usize>) {
         unsafe { map.unchecked_advise_range(UncheckedAdvice::DontNeed, range.start, range.len()) };
 }
 
+/// Makes the allocator return large blocks when they are freed, and the free end of each thread's
+/// memory. By itself it keeps up to 64 MB for each thread, once a block of 32 MB was freed, and
+/// [`release_freed`] does not return them.
+pub fn return_freed() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    // SAFETY: the calls take no pointer.
+    unsafe {
+        libc::mallopt(libc::M_MMAP_THRESHOLD, 1 << 20);
+        libc::mallopt(libc::M_TRIM_THRESHOLD, 1 << 20);
+    }
+}
+
 /// Gives memory that was freed back to the system, as far as the allocator can.
 pub fn release_freed() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]

@@ -21,6 +21,9 @@ pub fn release(map: &Mmap, range: Range<usize>) {
     unsafe { VirtualUnlock(map[range.clone()].as_ptr().cast(), range.len()) };
 }
 
+/// Does nothing: the heap returns large blocks by itself.
+pub fn return_freed() {}
+
 /// Gives memory that was freed back to the system, as far as the allocator can.
 pub fn release_freed() {
     // SAFETY: the handle is that of the process's heap, which is always valid.

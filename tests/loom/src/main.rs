@@ -18,7 +18,7 @@ mod stubs;
 mod workers;
 
 // The program's modules, at the program's paths.
-use stubs::{decode, error, os, runtime, sync, tensor, util};
+use stubs::{decode, error, runtime, sync, tensor, util};
 #[path = "."]
 mod cli {
     pub use crate::stubs::cli::io;

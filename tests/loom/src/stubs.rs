@@ -105,13 +105,6 @@ pub mod decode {
     pub struct TokenLogProbs;
 }
 
-/// The allocator.
-pub mod os {
-    pub mod memory {
-        pub fn release_freed() {}
-    }
-}
-
 pub mod runtime {
     pub mod answers {
         pub struct AnswerRequest<D> {

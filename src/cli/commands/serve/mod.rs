@@ -25,6 +25,7 @@ use crate::cli::io::ui::Ui;
 use crate::cli::options::{Origin, SamplingOptions};
 use crate::cli::settings::Typed;
 use crate::error::{Fault, Kind, no_thread};
+use crate::os::memory::return_freed;
 use crate::os::process::raise_open_files;
 use crate::os::signals::survive_closed_connections;
 use crate::runtime::constraints::Constraints;
@@ -72,6 +73,7 @@ pub fn run(options: &ServeArgs, typed: &Typed) -> Result<u8> {
         room,
     });
     survive_closed_connections();
+    return_freed();
     // Each connection takes a descriptor.
     raise_open_files();
     let address = SocketAddr::new(edge.host, edge.port);

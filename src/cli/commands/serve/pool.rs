@@ -3,16 +3,11 @@
 //!
 //! A client is an API key, or an address where the server asks for no key. See [`SharedPool`].
 
-use crate::os::memory::release_freed;
 use crate::util::sync::{Mutex, MutexGuard};
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::{Arc, PoisonError};
 use tokio::sync::Notify;
-
-/// Units above which a pool was full of memory. Once it is empty, the memory is returned to the
-/// system.
-const FULL: usize = 16_000_000;
 
 /// A client, for fairness.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -46,8 +41,6 @@ pub struct SharedPool {
 #[derive(Default)]
 struct Used {
     all: usize,
-    /// Most units since the pool was last empty.
-    peak: usize,
     /// Clients without a share are left out.
     by_client: HashMap<Client, usize>,
 }
@@ -82,7 +75,6 @@ impl SharedPool {
             return None;
         }
         used.all += units;
-        used.peak = used.peak.max(used.all);
         used.by_client.insert(client, own + units);
         Some(PoolShare { pool: self.clone(), client, units })
     }
@@ -115,14 +107,8 @@ impl PoolShare {
                 used.by_client.remove(&self.client);
             }
         }
-        let is_empty = used.all == 0 && freed > 0;
-        let was_full = is_empty && std::mem::take(&mut used.peak) > FULL;
         drop(used);
         self.pool.freed.notify_waiters();
-        if was_full {
-            // The allocator keeps what the threads of many requests freed.
-            release_freed();
-        }
     }
 }
 

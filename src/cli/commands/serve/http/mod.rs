@@ -22,6 +22,7 @@ use crate::cli::api::served::ServedModel;
 use crate::cli::api::{anthropic, openai, responses, tokens};
 use crate::grammar::{Enforcement, Grammar, GrammarSource};
 use crate::os::memory::release_freed;
+use crate::os::process::give_way;
 use crate::tensor::Token;
 use crate::util::json;
 use axum::Router;
@@ -360,6 +361,8 @@ async fn in_worker<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
     let work = move || {
+        // Answers that grow come first.
+        give_way();
         let result = work();
         drop(held);
         result
