@@ -149,5 +149,5 @@ pub fn batch(data: &[u8]) {
         let base = &LINES[cursor.index(LINES.len())];
         edited(cursor, base, FIELDS)
     });
-    let _ = RecordLine::parse(&bytes, 1).seed(7);
+    let _ = RecordLine::parse(&bytes, 1).0.seed(7);
 }

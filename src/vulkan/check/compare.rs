@@ -60,7 +60,8 @@ pub enum Rule {
 /// Type of numbers that kernels write.
 pub trait Number: bytemuck::Pod + PartialEq + fmt::Debug {
     fn value(self) -> f32;
-    /// Returns whether a device may compute this for `other`: another NaN, or 0 for a denormal.
+    /// Returns whether a device may compute this for `other`: another number that is not finite,
+    /// or 0 for a denormal.
     fn is_like(self, _other: Self) -> bool {
         false
     }
@@ -70,10 +71,11 @@ pub trait Number: bytemuck::Pod + PartialEq + fmt::Debug {
     }
 }
 
-/// Returns whether both are NaN, and a kernel computed the first one.
-fn are_nan<T: Number>(device: T, twin: T) -> bool {
-    let are_nan = device.value().is_nan() && twin.value().is_nan();
-    are_nan && !poison::is_left(bytemuck::bytes_of(&device))
+/// Returns whether neither is finite, and a kernel computed the first one. A device may give NaN
+/// for infinity.
+fn are_lost<T: Number>(device: T, twin: T) -> bool {
+    let are_lost = !device.value().is_finite() && !twin.value().is_finite();
+    are_lost && !poison::is_left(bytemuck::bytes_of(&device))
 }
 
 impl Number for f32 {
@@ -81,7 +83,7 @@ impl Number for f32 {
         self
     }
     fn is_like(self, other: f32) -> bool {
-        are_nan(self, other) || (self - other).abs() <= FLUSHED
+        are_lost(self, other) || (self - other).abs() <= FLUSHED
     }
 }
 
@@ -96,7 +98,7 @@ impl Number for f16 {
         self.to_f32()
     }
     fn is_like(self, other: f16) -> bool {
-        are_nan(self, other)
+        are_lost(self, other)
     }
     fn is_next_to(self, other: f16) -> bool {
         let (a, b) = (self.to_bits(), other.to_bits());
@@ -251,6 +253,7 @@ mod tests {
         assert!(near(&[f32::NAN, 2.0, 3.0], &twin[..3], 3).is_some());
         assert!(near(&[1.0], &[f32::NAN], 1).is_some());
         assert_eq!(near(&[f32::NAN], &[-f32::NAN], 1), None);
+        assert_eq!(near(&[f32::NAN], &[f32::INFINITY], 1), None);
         let poison = f32::from_bits(poison::WORD);
         assert!(near(&[poison], &[f32::NAN], 1).is_some(), "a number that is left out");
         assert!(near(&[f32::INFINITY, 0.5], &[1.0, 0.5], 2).is_some());
