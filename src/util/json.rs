@@ -41,21 +41,26 @@ pub fn memory_of(text: &[u8]) -> usize {
 
 /// Returns the bytes of memory that a value takes.
 pub fn held(value: &Value) -> usize {
-    // An allocation is rounded up, and a map has a table of its keys.
-    const ALLOCATION: usize = 16;
-    const ENTRY: usize = 64;
-    let own = size_of::<Value>();
-    own + match value {
-        Value::String(text) => text.capacity() + ALLOCATION,
+    size_of::<Value>() + allocated(value)
+}
+
+/// Returns the bytes of memory behind a value.
+fn allocated(value: &Value) -> usize {
+    // An allocation is rounded up. A field has a name, a hash and places in a table, and an object
+    // has room for twice its fields, or for three.
+    const ROUNDED: usize = 16;
+    const FIELD: usize = 48;
+    match value {
+        Value::String(text) => text.capacity() + ROUNDED,
         Value::Array(items) => {
-            let spare = items.capacity() - items.len();
-            items.iter().map(held).sum::<usize>() + own * spare + ALLOCATION
+            let inner: usize = items.iter().map(allocated).sum();
+            items.capacity() * size_of::<Value>() + inner + ROUNDED
         }
-        Value::Object(fields) => {
-            let entry = |(name, value): (&String, &Value)| {
-                2 * (ENTRY + own) + name.capacity() + ALLOCATION + held(value)
-            };
-            fields.iter().map(entry).sum::<usize>() + LIST * (ENTRY + own)
+        Value::Object(fields) if !fields.is_empty() => {
+            let room = (2 * fields.len()).max(3) * (size_of::<Value>() + FIELD);
+            let inner =
+                |(name, value): (&String, &Value)| name.capacity() + ROUNDED + allocated(value);
+            room + fields.iter().map(inner).sum::<usize>() + ROUNDED
         }
         _ => 0,
     }
