@@ -71,7 +71,7 @@ pub struct Fields {
     left: Map<String, Value>,
     notes: Arc<Notes>,
     /// For the response.
-    pub ids: Ids,
+    pub(super) ids: Ids,
 }
 
 impl Fields {

@@ -16,16 +16,19 @@ pub struct ToolOptions {
     pub many: bool,
 }
 
-/// Refuses lists of tools, and choices among them, that are too long.
+/// Refuses functions, and choices among them, that are too long to be taken or copied.
 pub fn check(fields: &Fields) -> Result<(), ApiError> {
-    let items = fields.get("tools").and_then(Value::as_array).map_or(&[][..], |items| items);
-    let choice = fields.get("tool_choice").unwrap_or(&Value::Null);
+    let given = |name, older| fields.get(name).or(fields.get(older));
+    let items =
+        given("tools", "functions").and_then(Value::as_array).map_or(&[][..], |items| items);
+    let choice = given("tool_choice", "function_call").unwrap_or(&Value::Null);
     tools::check_lists(items, choice).map_err(|error| ApiError::of(&error).param("tools"))
 }
 
 /// Takes the functions. Tools that a server would have to run itself are left out, unless the
 /// request requires one of them.
 pub fn take(fields: &mut Fields) -> Result<Option<ToolOptions>, ApiError> {
+    check(fields)?;
     let old: Option<Vec<Value>> = fields.take("functions")?;
     let old_choice: Option<Value> = fields.take("function_call")?;
     let parallel: Option<bool> = fields.take("parallel_tool_calls")?;
@@ -33,7 +36,6 @@ pub fn take(fields: &mut Fields) -> Result<Option<ToolOptions>, ApiError> {
     let parallel = parallel.unwrap_or(true) && old.is_none();
     let items: Vec<Value> = fields.take("tools")?.or(old).unwrap_or_default();
     let choice: Value = fields.take("tool_choice")?.or(old_choice).unwrap_or_default();
-    tools::check_lists(&items, &choice).map_err(|error| ApiError::of(&error).param("tools"))?;
     let many = parallel && choice["disable_parallel_tool_use"] != true;
     let (mut tools, mut hosted) = (Vec::new(), Vec::new());
     for item in &items {

@@ -21,7 +21,7 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 use std::sync::Arc;
 
-/// Fields that ask for a thought, of which the first counts, and the fields within them.
+/// Fields that ask for a thought: the first one that is given counts.
 const THINKING: [&str; 6] = [
     "chat_template_kwargs",
     "enable_thinking",
@@ -30,6 +30,7 @@ const THINKING: [&str; 6] = [
     "reasoning",
     "reasoning_effort",
 ];
+/// Fields within them that say whether to think.
 const WISHES: [&str; 5] = ["enable_thinking", "thinking", "type", "enabled", "effort"];
 
 /// Most bytes of a model's name: each event of a stream repeats it.

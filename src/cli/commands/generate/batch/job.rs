@@ -149,6 +149,7 @@ const FIELDS: [&str; 24] = [
     "grammar",
     "regex",
 ];
+
 /// Returns the field that was probably meant.
 pub fn meant(unknown: &str) -> Option<&'static str> {
     crate::cli::io::ui::nearest(unknown, FIELDS)
@@ -162,14 +163,13 @@ impl RecordLine {
             let failure = Failure::of(&Fault::model(what).help(EXAMPLE).into());
             (line(number.into(), Vec::new()), Asked::Ours(Err(failure)))
         };
-        // Such a number would come back as another one.
-        let is_inexact = |id: &Value| id.is_f64();
         let mut value: Value = match json::parse(bytes) {
             Ok(value @ Value::Object(_)) => value,
             Ok(_) => return bad("the line is not a JSON object".into()),
             Err(error) => return bad(format!("the line is not valid JSON: {error}")),
         };
-        if ["id", "custom_id"].iter().filter_map(|name| value.get(*name)).any(is_inexact) {
+        // A float would come back as another number.
+        if ["id", "custom_id"].iter().filter_map(|name| value.get(*name)).any(Value::is_f64) {
             return bad("the id is a number of more than 64 bits or with a fraction".into());
         }
         if let Some(id) = value.get("custom_id").cloned() {

@@ -361,7 +361,7 @@ async fn in_worker<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
     let work = move || {
-        // Answers that grow come first.
+        // The threads of the model come first.
         give_way();
         let result = work();
         drop(held);
