@@ -87,12 +87,6 @@ pub fn thread_time() -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// Lets the calling thread give way to others, on a system with priorities of threads.
-pub fn give_way() {
-    #[cfg(target_os = "linux")]
-    let _ = rustix::process::setpriority_process(None, 10);
-}
-
 /// Lets this process open as many files and connections as the system allows it.
 pub fn raise_open_files() {
     let maximum = getrlimit(Resource::Nofile).maximum;

@@ -22,7 +22,6 @@ use crate::cli::api::served::ServedModel;
 use crate::cli::api::{anthropic, openai, responses, tokens};
 use crate::grammar::{Enforcement, Grammar, GrammarSource};
 use crate::os::memory::release_freed;
-use crate::os::process::give_way;
 use crate::tensor::Token;
 use crate::util::json;
 use axum::Router;
@@ -361,8 +360,6 @@ async fn in_worker<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
     let work = move || {
-        // The threads of the model come first.
-        give_way();
         let result = work();
         drop(held);
         result
