@@ -4,6 +4,7 @@
 //! Gemma's 33 MB, and it panics on some damaged files. This reader puts each part where it belongs
 //! at once, and refuses parts that Gemma does not have.
 
+use super::encoders::{SharedBpe, SharedTokenizer};
 use super::piece_bytes;
 use crate::error::Fault;
 use crate::tensor::Token;
@@ -13,8 +14,9 @@ use serde::de::{Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::fmt;
+use std::sync::Arc;
 use tokenizers::models::bpe::{BPE, Vocab};
-use tokenizers::{AddedToken, NormalizerWrapper, PreTokenizerWrapper, Tokenizer};
+use tokenizers::{AddedToken, NormalizerWrapper, PreTokenizerWrapper};
 
 /// Ids beyond this are taken for damage.
 const MAX_ID: u32 = 1 << 24;
@@ -58,7 +60,7 @@ pub const KNOWN_CONTROL: [&str; 27] = [
 pub struct Parts {
     /// Has no decoder and no post-processor: the bytes of pieces are joined, and the caller adds a
     /// BOS.
-    pub tokenizer: Tokenizer,
+    pub tokenizer: SharedTokenizer,
     /// Bytes of each piece, control tokens included; `[vocab]`, empty for holes.
     pub pieces: Vec<Box<[u8]>>,
     /// Control tokens that the file takes for text.
@@ -176,7 +178,7 @@ pub fn read(bytes: &[u8], named: &[Token]) -> Result<Parts> {
     for (piece, id) in &file.model.vocab.0 {
         set(&mut pieces, *id, piece);
     }
-    let mut tokenizer = Tokenizer::new(model(file.model)?);
+    let mut tokenizer = SharedTokenizer::new(SharedBpe(Arc::new(model(file.model)?)));
     if let Some(value) = file.normalizer {
         let normalizer: NormalizerWrapper = serde_json::from_value(value)?;
         tokenizer.with_normalizer(Some(normalizer)).map_err(|e| anyhow!("{e}"))?;

@@ -1,5 +1,6 @@
 //! Text to tokens and back: the model's own `tokenizer.json`, run by the `tokenizers` crate.
 
+mod encoders;
 mod file;
 
 pub(super) use file::{KNOWN_CONTROL, MergedPair};
@@ -9,9 +10,9 @@ use crate::error::{Fault, fault_of};
 use crate::tensor::Token;
 use crate::util::threads;
 use anyhow::{Context, Result, anyhow};
+use encoders::Encoders;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
-use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 
 /// Treatment of control tokens that a text spells, such as `<end_of_turn>` in a document.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,8 +25,7 @@ pub enum Special {
 
 /// A tokenizer with every piece's bytes at hand.
 pub struct Tokenizer {
-    // The crate keeps "control tokens are text" as a switch of the tokenizer itself.
-    inner: RwLock<tokenizers::Tokenizer>,
+    encoders: Encoders,
     pieces: Vec<Box<[u8]>>, // [vocab]: empty for control tokens and holes
     control: BTreeMap<String, Token>, // by spelling
     control_starts: Vec<char>,
@@ -78,8 +78,8 @@ impl Tokenizer {
         };
         let lengths = pieces.iter().map(|piece| piece.len()).chain(control.keys().map(String::len));
         let longest = lengths.max().unwrap_or(0).max(1);
-        let inner = RwLock::new(inner);
-        Ok(Tokenizer { inner, pieces, control, control_starts, longest, sha256, notes })
+        let encoders = Encoders::new(inner);
+        Ok(Tokenizer { encoders, pieces, control, control_starts, longest, sha256, notes })
     }
 
     /// Returns the repairs, a line each.
@@ -89,22 +89,9 @@ impl Tokenizer {
 
     /// Returns the tokens of a text; adds no BOS.
     pub fn encode(&self, text: &str, special: Special) -> Result<Vec<Token>> {
-        let as_text = special == Special::AsText;
-        let encoding = loop {
-            let inner = self.inner();
-            if inner.get_encode_special_tokens() == as_text {
-                break inner.encode_fast(text, false);
-            }
-            drop(inner);
-            let mut inner = self.inner.write().unwrap_or_else(PoisonError::into_inner);
-            inner.set_encode_special_tokens(as_text);
-        };
+        let encoding = self.encoders.of(special).encode_fast(text, false);
         let encoding = encoding.map_err(|e| anyhow!("{e}")).context("tokenising")?;
         Ok(encoding.get_ids().to_vec())
-    }
-
-    fn inner(&self) -> RwLockReadGuard<'_, tokenizers::Tokenizer> {
-        self.inner.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the number of bytes of the longest token.
@@ -148,7 +135,7 @@ impl Tokenizer {
 
     /// Returns the file's spelling of a token, for people to read.
     pub fn piece(&self, token: Token) -> Option<String> {
-        self.inner().id_to_token(token)
+        self.encoders.of(Special::Parse).id_to_token(token)
     }
 
     /// Returns one more than the largest id.
@@ -183,7 +170,7 @@ impl Tokenizer {
 
     /// Returns the id of a piece, control or not.
     pub fn id(&self, piece: &str) -> Option<Token> {
-        self.inner().token_to_id(piece)
+        self.encoders.of(Special::Parse).token_to_id(piece)
     }
 
     /// Returns whether the ids of both mean the same, so that one model can take the other's
