@@ -1,11 +1,10 @@
-//! Passes the commit and the target of the build to `gemma --version`, a digest of the source to
-//! the prompt cache, and to the tests whether there is a Vulkan driver.
+//! Passes the commit and the target of the build to `gemma --version`, and to the tests whether
+//! there is a Vulkan driver.
 //!
 //! The build time is not passed, so that two builds of one commit are equal. A source archive
 //! without `.git` names no commit; a package made by cargo has the commit in a file.
 
-use std::hash::{DefaultHasher, Hash, Hasher};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 fn main() {
@@ -15,12 +14,7 @@ fn main() {
         println!("cargo::rustc-cfg=vulkan_driver");
     }
     let variable = |name: &str| std::env::var(name).ok();
-    println!("cargo::rustc-check-cfg=cfg(npu)");
-    let is_unix = variable("CARGO_CFG_UNIX").is_some();
-    if is_unix && variable("CARGO_FEATURE_NPU").is_some() {
-        println!("cargo::rustc-cfg=npu");
-    }
-    // See `src/os/windows/fmaf.rs`.
+    // See `crates/base/src/os/windows/fmaf.rs`.
     let target = ["OS", "ENV"].map(|part| variable(&format!("CARGO_CFG_TARGET_{part}")));
     if target == ["windows", "gnu"].map(|part| Some(part.to_owned())) {
         println!("cargo::rustc-link-arg=-Wl,--wrap=fmaf");
@@ -32,7 +26,6 @@ fn main() {
         Some("release") => packaged().or_else(checked_out),
         _ => Some("development build".into()),
     };
-    println!("cargo::rustc-env=SOURCE_DIGEST={:016x}", source_digest());
     let features = match variable("CARGO_FEATURE_BUNDLED") {
         Some(_) => "with bundled models",
         None => "without bundled models",
@@ -60,30 +53,6 @@ fn has_vulkan_driver() -> bool {
     };
     let folders = ["/usr/share/vulkan/icd.d", "/usr/local/share/vulkan/icd.d", "/etc/vulkan/icd.d"];
     named.iter().any(Option::is_some) | folders.map(manifests).contains(&true)
-}
-
-/// Returns a hash of all that the program is compiled from. Programs with the same hash compute the
-/// same bits, whatever their commit and version.
-fn source_digest() -> u64 {
-    let mut paths = vec!["Cargo.lock".into(), "shaders".into(), "src".into()];
-    paths.iter().for_each(|path: &PathBuf| {
-        println!("cargo::rerun-if-changed={}", path.display());
-    });
-    let mut files = Vec::new();
-    while let Some(path) = paths.pop() {
-        match std::fs::read_dir(&path) {
-            Ok(entries) => paths.extend(entries.flatten().map(|entry| entry.path())),
-            Err(_) => files.push((std::fs::read(&path).ok(), path)),
-        }
-    }
-    files.sort_unstable();
-    let mut hash = DefaultHasher::new();
-    files.hash(&mut hash);
-    std::env::var_os("TARGET").hash(&mut hash);
-    let compiler = std::env::var_os("RUSTC").unwrap_or_default();
-    let version = Command::new(compiler).arg("-vV").output().map(|output| output.stdout);
-    version.unwrap_or_default().hash(&mut hash);
-    hash.finish()
 }
 
 /// Returns the commit that `cargo package` has recorded.

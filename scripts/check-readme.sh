@@ -14,7 +14,7 @@ set -euo pipefail
 gemma=$(realpath "${1:-target/release/gemma}")
 cd "$(dirname "$0")/.."
 max_lines=80 max_words=900
-pages=(README.md docs/*.md)
+pages=(README.md CONTRIBUTING.md SECURITY.md CHANGELOG.md docs/*.md)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 mkdir "$work/bin" "$work/home" "$work/here"
@@ -139,7 +139,7 @@ done
 for page in "${pages[@]}" ./*/README.md draft/*/README.md scripts/train/README.md; do
   while IFS= read -r path; do
     [ -e "$path" ] || fail "$page: there is no $path"
-  done < <(prose "$page" | grep -oE '`(src|tests|scripts|shaders|examples|quant|draft|docs|fuzz)/[^`]*`' |
+  done < <(prose "$page" | grep -oE '`(src|crates|tests|scripts|shaders|examples|quant|draft|docs|fuzz)/[^`]*`' |
     tr -d '`' | sed 's/ .*//' | grep -v NAME | sort -u)
 done
 

@@ -45,25 +45,26 @@ def cargo(*words):
 def tree(edges):
     """Pairs of a crate and its depth, as `cargo tree` prints them. A crate is (name, version)."""
     targets = [word for target in TARGETS for word in ("--target", target)]
-    lines = cargo("tree", "--locked", *targets, "-e", edges, "--prefix", "depth", "-f",
-                  " {p}").splitlines()
+    lines = cargo("tree", "--locked", "--workspace", *targets, "-e", edges, "--prefix", "depth",
+                  "-f", " {p}").splitlines()
     for line in filter(None, lines):
         depth, name, version = line.split()[:3]
         yield (name, version[1:]), int(depth)
 
 
 def crates(edges):
-    """The crates behind some kinds of edges, without gemma."""
-    return sorted({crate for crate, depth in tree(edges) if crate != root})
+    """The crates behind some kinds of edges, without our own."""
+    return sorted({crate for crate, depth in tree(edges)} - own)
 
 
 def children(edges):
-    """The dependencies of each crate."""
+    """The dependencies of each crate. Our own crates count as one, gemma."""
     found, path = {}, []
     for crate, depth in tree(edges):
         del path[depth:]
+        crate = root if crate in own else crate
         found.setdefault(crate, set())
-        if path:
+        if path and path[-1] != crate:
             found[path[-1]].add(crate)
         path.append(crate)
     return found
@@ -74,10 +75,10 @@ def metadata():
     found = json.loads(cargo("metadata", "--format-version", "1", "--locked", *filters))
     packages = {(p["name"], p["version"]): p for p in found["packages"]}
     roots = [c for c, p in packages.items() if p["id"] == found["resolve"]["root"]]
-    return packages, roots[0]
+    return packages, roots[0], {c for c, p in packages.items() if p["source"] is None}
 
 
-packages, root = metadata()
+packages, root, own = metadata()
 
 
 def kinds(crate):

@@ -10,7 +10,7 @@
 #
 # Inputs that reach something new stay in target/fuzz/TARGET/corpus for the next time. A build needs
 # a C++ compiler for libFuzzer, and no nightly toolchain: the coverage counters are LLVM's own. Only
-# this crate has counters; its libraries are those of the tests. A use of freed memory goes
+# our crates have counters; their libraries are those of the tests. A use of freed memory goes
 # unnoticed, because there is no sanitizer.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -23,7 +23,7 @@ fuzzer=${GEMMA_FUZZER:-}
 if [ -z "$fuzzer" ]; then
   build=$PWD/target/fuzz/build
   mkdir -p "$build"
-  # Cargo calls this for the library, the fuzzer and a build script, which takes no counters.
+  # Cargo calls this for our crates and their build scripts, which take no counters.
   cat >"$build/rustc" <<'END'
 #!/bin/sh
 case " $* " in *" build_script_build "*) exec "$@" ;; esac
@@ -34,9 +34,11 @@ END
   chmod +x "$build/rustc"
   config=()
   for setting in opt-level=1 debug=0 debug-assertions=true overflow-checks=true; do
-    config+=(--config "profile.release.package.gemma.$setting")
+    for package in gemma gemma-{base,model,npu,quant,runtime,vulkan}; do
+      config+=(--config "profile.release.package.$package.$setting")
+    done
   done
-  RUSTC_WORKSPACE_WRAPPER=$build/rustc cargo build -q --release --example fuzz \
+  RUSTC_WORKSPACE_WRAPPER=$build/rustc cargo build -q --release -p gemma --example fuzz \
     --no-default-features --features npu,fuzzing "${config[@]}"
   fuzzer=target/release/examples/fuzz
 fi

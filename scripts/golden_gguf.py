@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Golden blocks of GGUF types, decoded by the `gguf` package of llama.cpp (pip install gguf):
-tests/golden/gguf-blocks.json. With --grids, prints the tables of src/tensor/grids.rs.
+tests/golden/gguf-blocks.json. With --grids, prints the tables of crates/base/src/tensor/grids.rs.
 
   golden_gguf.py tests/golden/gguf-blocks.json
   golden_gguf.py --grids

@@ -27,15 +27,17 @@ import subprocess
 import sys
 import time
 
-FILES = """src/sampler/*.rs src/decode/verify.rs src/decode/scheduler.rs src/decode/reuse.rs
-    src/decode/request.rs src/draft/policy/*.rs src/checkpoint/*.rs src/checkpoint/gguf/*.rs
-    src/kv/pool.rs src/cli/commands/serve/pool.rs src/cli/commands/serve/queue.rs"""
+FILES = """crates/base/src/kv/pool.rs crates/model/src/sampler/*.rs crates/model/src/checkpoint/*.rs
+    crates/model/src/checkpoint/gguf/*.rs crates/runtime/src/decode/verify.rs
+    crates/runtime/src/decode/scheduler.rs crates/runtime/src/decode/reuse.rs
+    crates/runtime/src/decode/request.rs crates/runtime/src/draft/policy/*.rs src/cli/commands/serve/pool.rs src/cli/commands/serve/queue.rs"""
 # Prints a table for people.
-OMITTED = "src/draft/policy/simulator.rs"
+OMITTED = "crates/runtime/src/draft/policy/simulator.rs"
 # The kernels are fast enough, and the build takes a minute or two.
-CARGO = ["cargo", "test", "--release", "--no-run",
-         "--config", "profile.release.debug=0",
-         "--config", "profile.release.package.gemma.opt-level=1"]
+OWN = ["gemma", *(f"gemma-{name}" for name in "base model npu quant runtime vulkan".split())]
+CARGO = ["cargo", "test", "--release", "--no-run", "--config", "profile.release.debug=0"]
+for own in OWN:
+    CARGO += ["--config", f"profile.release.package.{own}.opt-level=1"]
 SWITCH = """//! Chooses the mutant that runs.
 use std::io::Write;
 use std::sync::LazyLock;
@@ -59,7 +61,7 @@ pub fn on(id: usize) -> bool {
 
 
 def list_mutants(root):
-    words = ["cargo", "mutants", "--list", "--json", "-e", OMITTED]
+    words = ["cargo", "mutants", "--workspace", "--list", "--json", "-e", OMITTED]
     for file in os.environ.get("MUTANT_FILES", FILES).split():
         words += ["-f", file]
     found = json.loads(subprocess.run(words, cwd=root, check=True, stdout=subprocess.PIPE).stdout)
@@ -92,7 +94,7 @@ def weave(text, mutants):
         opening, _ = body_start(text, offset(lines, span["start"]), name)
         begin, end = offset(lines, m["span"]["start"]), offset(lines, m["span"]["end"])
         body = text[opening:begin] + m["replacement"] + text[end:offset(lines, span["end"])]
-        code = (f"\n/*<{number}*/ if crate::mutant_switch::on({number}) {{ return {body}; }}"
+        code = (f"\n/*<{number}*/ if gemma_base::mutant_switch::on({number}) {{ return {body}; }}"
                 f" /*{number}>*/\n")
         inserts[opening + 1] = inserts.get(opening + 1, "") + code
     for at in sorted(inserts, reverse=True):
@@ -135,9 +137,10 @@ def build(root, work):
         target.parent.mkdir(parents=True, exist_ok=True)
         if not target.exists() or target.read_bytes() != (root / name).read_bytes():
             shutil.copy2(root / name, target)
-    (work / "src/mutant_switch.rs").write_text(SWITCH.replace("COUNT", str(len(mutants))))
-    with (work / "src/lib.rs").open("a") as file:
-        file.write("pub mod mutant_switch;\n")
+    base = work / "crates/base/src"
+    (base / "mutant_switch.rs").write_text(SWITCH.replace("COUNT", str(len(mutants))))
+    with (base / "lib.rs").open("a") as file:
+        file.write("pub mod mutant_switch;\nextern crate self as gemma_base;\n")
     originals = {m["file"]: (root / m["file"]).read_text() for m in mutants}
     known = work / "mutants.json"
     old = json.loads(known.read_text())["mutants"] if known.exists() else []

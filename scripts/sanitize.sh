@@ -5,9 +5,10 @@
 # address   AddressSanitizer: accesses outside an allocation, or after its end.
 # memcheck  Valgrind: the same, and decisions on bytes that were never written.
 #
-# A suite is `lib` or a folder of tests/, and a filter is one of its test binary. All lanes have the
+# A suite is a folder of tests/, or `lib` for the unit tests of src/ and `lib_base` for those of
+# crates/base. A filter is one of its test binary. All lanes have the
 # checks of a debug build too: overflow, debug_assert, and the standard library's own checks of
-# unsafe calls. Only this crate is instrumented. Its libraries come from target/release, and their
+# unsafe calls. Only our crates are instrumented. Their libraries come from target/release, and their
 # heap memory is watched too. Exits 1 after a failed test or a report; the reports stay in
 # target/sanitize/LANE/reports.
 #
@@ -25,14 +26,14 @@ suites=("$@")
 case $lane in
   address)
     flag=-Zsanitizer=address
-    if [ $# = 0 ]; then suites=(lib text model gguf quantize batch); fi
+    if [ $# = 0 ]; then suites=(lib lib_{base,model,npu,quant,runtime,vulkan} text model gguf quantize batch); fi
     # A leak is no undefined behaviour. The shadow memory needs address space without a limit.
     export ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:log_path=$place/reports/report
     ;;
   memcheck)
     flag=
     # Without `grammar` and `cli`: rustix looks for the vDSO, which Valgrind hides.
-    if [ $# = 0 ]; then suites=(lib:compute lib:tensor lib:checkpoint lib:kv text:linear); fi
+    if [ $# = 0 ]; then suites=(lib_base:compute lib_base:tensor lib_base:kv lib_model:checkpoint text:linear); fi
     if ! command -v valgrind >/dev/null; then
       echo "scripts/sanitize.sh: valgrind is not installed (apt-get install valgrind)" >&2
       exit 1
@@ -59,12 +60,14 @@ exec "$@"
 END
   chmod +x "$place/rustc"
   local wanted=()
-  for suite in $(printf '%s\n' "${suites[@]%%:*}" | sort -u); do
+  for suite in $(printf '%s\n' "${suites[@]%%:*}" | sed 's/^lib_.*/lib/' | sort -u); do
     if [ "$suite" = lib ]; then wanted+=(--lib); else wanted+=(--test "$suite"); fi
   done
   local config=()
   for setting in opt-level=1 debug=0 debug-assertions=true overflow-checks=true; do
-    config+=(--config "profile.release.package.gemma.$setting")
+    for package in gemma gemma-{base,model,npu,quant,runtime,vulkan}; do
+      config+=(--config "profile.release.package.$package.$setting")
+    done
   done
   SANITIZE_FLAG=$flag RUSTC_WORKSPACE_WRAPPER=$place/rustc CARGO_PROFILE_RELEASE_DEBUG=0 \
     "${CARGO:-cargo}" test --release --no-run "${config[@]}" "${wanted[@]}" 2>&1 |
@@ -73,7 +76,7 @@ END
   sed -n 's/^ *Executable .*(\(.*\))$/\1/p' "$place/build.log" | while read -r built; do
     name=$(basename "$built")
     name=${name%-*}
-    cp "$built" "$place/binaries/${name/gemma/lib}"
+    cp "$built" "$place/binaries/${name/#gemma/lib}"
   done
 }
 

@@ -32,7 +32,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 WORDS = "river house winter music bread ship letter garden moon teacher".split()
-SUBMIT = 9  # The counter of submissions among those of src/testing.rs.
+SUBMIT = 9  # The counter of submissions among those of crates/base/src/testing.rs.
 COUNTERS = 11
 
 

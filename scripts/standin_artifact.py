@@ -9,7 +9,7 @@ WIDTH = 128  # columns of one Hadamard transform
 
 
 def signs(cols):
-    """-1 or 1 for each column: a hash of its place, as in src/tensor/hadamard.rs."""
+    """-1 or 1 for each column: a hash of its place, as in crates/base/src/tensor/hadamard.rs."""
     x = np.arange(1, cols // 32 + 1, dtype=np.uint32) * np.uint32(0x9E3779B9)
     x = (x ^ x >> 16) * np.uint32(0x21F0AAAD)
     x = (x ^ x >> 15) * np.uint32(0x735A2D97)

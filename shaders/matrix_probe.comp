@@ -1,5 +1,6 @@
-// Writes the elements of a product that each lane has, so that src/vulkan/run/matrix_probe.rs can
-// compare their places and values with those that the kernels rely on.
+// Writes the elements of a product that each lane has, so that
+// crates/vulkan/src/run/matrix_probe.rs can compare their places and values with those that the
+// kernels rely on.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "matrix.glsl"

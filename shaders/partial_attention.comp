@@ -1,7 +1,7 @@
 // Attention of one query over the pages that an accelerator leaves (see OffloadedPages in
-// src/kv.rs). The result is not divided: sums of exponentials times values, the largest score, and
-// the sum of exponentials. The pages are few, so a workgroup walks them all. For scores a thread
-// takes one position, for the sums of values one channel.
+// crates/base/src/kv.rs). The result is not divided: sums of exponentials times values, the largest
+// score, and the sum of exponentials. The pages are few, so a workgroup walks them all. For scores
+// a thread takes one position, for the sums of values one channel.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "common.glsl"

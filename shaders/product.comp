@@ -1,5 +1,5 @@
-// Products of dense f32 matrices in the order of src/tensor/product.rs: a workgroup makes a tile of
-// 128 x 128 elements, a thread 8 x 8 of them.
+// Products of dense f32 matrices in the order of crates/base/src/tensor/product.rs: a workgroup
+// makes a tile of 128 x 128 elements, a thread 8 x 8 of them.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "common.glsl"

@@ -1,5 +1,5 @@
 // Converts canonical codes to the layout that the kernels read. An invocation writes one word of
-// the result. See src/vulkan/lower/layout.rs.
+// the result. See crates/vulkan/src/lower/layout.rs.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_integer_dot_product : require

@@ -1,7 +1,7 @@
 // The best paths through a trellis for tiles of weights. All costs are integers, so a path has the
-// same states as that of src/tensor/viterbi, which also says why costs fit 16 bits. A workgroup
-// takes some tiles at a time, which share what is read from the table. A thread takes four heads at
-// a time.
+// same states as that of crates/base/src/tensor/viterbi, which also says why costs fit 16 bits. A
+// workgroup takes some tiles at a time, which share what is read from the table. A thread takes
+// four heads at a time.
 //
 // Only the least cost of each head is kept, not the state that gave it: to find that again along
 // one path takes less time than to note it for all.

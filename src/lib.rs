@@ -1,31 +1,36 @@
 //! Speculative decoding for Gemma 3 and 4: cheap sources propose a tree of tokens, and the
 //! quantised target verifies the whole tree in one pass.
 //!
-//! # Floors
-//! A file uses only lower floors or its own room; `tests/source/layering.rs` checks it.
+//! # Crates, rooms and floors
+//! This crate is the program; those in `crates/` are its libraries, and all their rooms can be
+//! named from here. A file uses only lower floors or its own room. The compiler holds the floors of
+//! crates, and `tests/source/layering.rs` those of rooms.
 //! ```text
-//! 9  cli         commands/ has a file or folder for each command, options/ the options that
-//!                several take, io/ what they read and write; the only room that prints
-//! 8  runtime     a session: models found, opened, placed and loaded, drafts, what passes cost
-//! 7  decode      the scheduler: one loop for all texts; verification, text that is certain,
-//!                statistics
-//! 6  draft       where proposals come from
-//!    quant       conversion of checkpoints
-//!    eval        likelihoods of texts
-//! 5  engine      one model and the timelines of its texts
-//!    grammar     which tokens may follow (JSON Schema, Lark, regular expressions)
-//! 4  models      what a model is: config, weights, forward pass, tokenizer, chat template;
-//!                gemma3/ and gemma4/ what only one of them has
-//!    vulkan      the GPU executor
-//!    npu         an executor that hands full pages of global layers to an NPU; a model of one
-//! 3  checkpoint  files -> tensors
-//!    compute     the list of dispatches, the CPU kernels and their scalar twins
-//!    sampler     scores -> a token
-//! 2  util        child processes, figures, shell words, directories, files written whole
-//! 1  os          the operating system, in functions that every system can offer
-//! 0  tensor      formats and codecs
-//!    kv, error   pages of keys and values; faults that carry an exit code and a remedy
-//!    testing     faults that tests ask for
+//! gemma    9  cli         commands/ has a file or folder for each command, options/ the options
+//!                         that several take, io/ what they read and write; the only room that
+//!                         prints
+//! runtime  8  runtime     a session: models found, opened, placed and loaded, drafts, what passes
+//!                         cost
+//!          7  decode      the scheduler: one loop for all texts; verification, text that is
+//!                         certain, statistics
+//!          6  draft       where proposals come from
+//!          5  grammar     which tokens may follow (JSON Schema, Lark, regular expressions)
+//! quant    6  quant       conversion of checkpoints
+//! vulkan   4  vulkan      the GPU executor
+//! npu      4  npu         an executor that hands full pages of global layers to an NPU; a model of
+//!                         one
+//! model    6  eval        likelihoods of texts
+//!          5  engine      one model and the timelines of its texts
+//!          4  models      what a model is: config, weights, forward pass, tokenizer, chat template;
+//!                         gemma3/ and gemma4/ what only one of them has
+//!          3  checkpoint  files -> tensors
+//!             sampler     scores -> a token
+//! base     3  compute     the list of dispatches, the CPU kernels and their scalar twins
+//!          2  util        child processes, figures, shell words, directories, files written whole
+//!          1  os          the operating system, in functions that every system can offer
+//!          0  tensor      formats and codecs
+//!             kv, error   pages of keys and values; faults that carry an exit code and a remedy
+//!             testing     faults that tests ask for
 //! ```
 //!
 //! # The way of a token
@@ -43,23 +48,11 @@
 //!
 //! The terms are explained in `docs/GLOSSARY.md`.
 
-pub mod checkpoint;
 pub mod cli;
-pub mod compute;
-pub mod decode;
-pub mod draft;
-pub mod engine;
-pub mod error;
-pub mod eval;
-pub mod grammar;
-pub mod kv;
-pub mod models;
-pub mod npu;
-pub mod os;
-pub mod quant;
-pub mod runtime;
-pub mod sampler;
-pub mod tensor;
-pub mod testing;
-pub mod util;
-pub mod vulkan;
+
+pub use gemma_base::{compute, error, kv, os, tensor, testing, util};
+pub use gemma_model::{checkpoint, engine, eval, models, sampler};
+pub use gemma_npu as npu;
+pub use gemma_quant as quant;
+pub use gemma_runtime::{decode, draft, grammar, runtime};
+pub use gemma_vulkan as vulkan;

@@ -107,7 +107,7 @@ class Call:
 
     def finishers(self):
         """Workgroups of a linear layer that do what follows it: the last of those of a head, or the
-        last of all. See src/vulkan/lower/finish.rs."""
+        last of all. See crates/vulkan/src/lower/finish.rs."""
         constants = dict(map(tuple, self.constants))
         rows = sum(rows for _, rows, _ in self.matrices)
         return self.groups[0] * (rows // constants[12] if constants.get(11) else 1)

@@ -1,4 +1,4 @@
-// Arguments of the kernels, as src/vulkan/lower/ writes them.
+// Arguments of the kernels, as crates/vulkan/src/lower/ writes them.
 
 // A matrix and where its product goes.
 struct Matrix {

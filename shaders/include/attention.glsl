@@ -1,5 +1,5 @@
 // Softmax attention page by page. Pages are joined with the same arithmetic everywhere: see
-// src/compute/reference/attention.rs.
+// crates/base/src/compute/reference/attention.rs.
 
 struct Running { float m; float l; };
 

@@ -1,5 +1,5 @@
-// Push constants of attention.comp: AttentionPush of src/vulkan/lower/kernels/others.rs. Sizes of a
-// head follow. The including file defines HEAD_DIM and KV, and includes kv.glsl.
+// Push constants of attention.comp: AttentionPush of crates/vulkan/src/lower/kernels/others.rs.
+// Sizes of a head follow. The including file defines HEAD_DIM and KV, and includes kv.glsl.
 
 layout(push_constant, scalar) uniform Push {
     F32 q;              // [rows, n_kv, SHARES, GQ, HEAD_DIM]

@@ -34,8 +34,8 @@ layout(buffer_reference, scalar, buffer_reference_align = 2) buffer F16 { float1
 layout(buffer_reference, scalar, buffer_reference_align = 2) buffer U16 { uint16_t v[]; };
 layout(buffer_reference, scalar, buffer_reference_align = 4) buffer I8 { int8_t v[]; };
 
-// The step buffer; see src/compute/step.rs. Seven arrays of `max_rows` words follow the header,
-// then the page tables.
+// The step buffer; see crates/base/src/compute/step.rs. Seven arrays of `max_rows` words follow the
+// header, then the page tables.
 layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Step {
     uint rows;       // of the trees
     uint trees;      // each of a sequence of its own

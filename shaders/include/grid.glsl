@@ -1,4 +1,5 @@
-// Octets of points on a grid: see src/tensor/grid.rs. The grid lies behind the last row.
+// Octets of points on a grid: see crates/base/src/tensor/grid.rs. The grid lies behind the last
+// row.
 
 const uint INDEX_BITS = CODE == CODE_IQ2_XS || CODE == CODE_IQ3_S ? 9 : CODE == CODE_IQ2_S ? 10 : 8;
 const uint INDICES = CODE == CODE_IQ3_XXS || CODE == CODE_IQ3_S ? 2 : 1;

@@ -1,5 +1,5 @@
-// Storage formats of keys and values: KvFormat of src/compute/plan.rs. The including file has
-// declared the constant KV.
+// Storage formats of keys and values: KvFormat of crates/base/src/compute/plan.rs. The including
+// file has declared the constant KV.
 
 // KV_Q8: int8 codes, then f16 scales, one a group of channels
 const uint KV_F32 = 0, KV_F16 = 1, KV_Q8 = 2;

@@ -5,7 +5,7 @@
 // Where groups of columns have scales, part p of 32 adds up steps p, p + 32, ... in order: of each
 // step the first group, its minimum, and the second group. The parts are joined two by two, 16
 // apart, then 8, 4, 2, 1. Every kernel does so for any shape, and gives the same bits. Layout of
-// the codes: src/vulkan/lower/layout.rs.
+// the codes: crates/vulkan/src/lower/layout.rs.
 //
 // The including file defines M, NR, U (rounds whose loads are in flight together), LANES, CODE,
 // SIDE, W (columns of a step) and GROUPED.

@@ -1,5 +1,5 @@
-// The side of a matrix: scale and minimum of the groups of a step, see src/tensor/side.rs. The
-// including file defines SIDE.
+// The side of a matrix: scale and minimum of the groups of a step, see
+// crates/base/src/tensor/side.rs. The including file defines SIDE.
 
 // Numbers of `SideKind`.
 const uint SIDE_SCALE = 1, SIDE_SCALE_MIN = 2, SIDE_SIX_BIT_MIN = 3, SIDE_FOUR_BIT_MIN = 4,

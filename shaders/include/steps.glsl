@@ -1,5 +1,5 @@
 // The codes of a step in registers. The including file defines W (columns of a step). Layout:
-// src/vulkan/lower/layout.rs.
+// crates/vulkan/src/lower/layout.rs.
 
 #include "grid.glsl"
 

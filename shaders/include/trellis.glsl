@@ -1,5 +1,5 @@
-// Trellis codes: see src/tensor/trellis.rs. STEP new bits a state, MULTIPLIER computes its two
-// weights.
+// Trellis codes: see crates/base/src/tensor/trellis.rs. STEP new bits a state, MULTIPLIER computes
+// its two weights.
 
 const uint ROW_BITS = STEP * 8;        // of a row of a tile: 32, 40, 48 or 64
 const uint TILE_WORDS = ROW_BITS / 2;  // of a tile of 16 rows

@@ -1,6 +1,6 @@
 //! The NPU: its kernel against its twin, and the modelled device.
 
-#![cfg(npu)]
+#![cfg(all(unix, feature = "npu"))]
 
 #[path = "../common/mod.rs"]
 mod common;

@@ -110,7 +110,7 @@ fn recipes_are_settled_for_made_up_weights_and_contexts_are_compared() {
     }
 }
 
-#[cfg(npu)]
+#[cfg(all(unix, feature = "npu"))]
 #[test]
 fn an_npu_that_was_asked_for_is_counted_with_its_copy() {
     assert_eq!(plan_27b(&[])["npu"], Value::Null);

@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Room in `src/` and its floor. A file uses only lower floors, or its own room.
+/// Rooms and their floors. A file uses only lower floors, or its own room. The compiler holds the
+/// floors of crates; these are the floors inside them too.
 const FLOORS: &[(&str, u8)] = &[
     ("tensor", 0),
     ("error", 0),
@@ -84,21 +85,49 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// Files of `src/` by their path below it, tests and comments cut away.
+/// Crates that are one room each.
+const ROOMS: [&str; 3] = ["npu", "quant", "vulkan"];
+/// Crates of several rooms.
+const HOUSES: [&str; 3] = ["base", "model", "runtime"];
+
+/// Files of all crates with tests and comments cut away. A file's path begins with its room, and
+/// paths in its code are those of one crate: `gemma_base::kv` is `crate::kv`.
 pub fn sources() -> Vec<(String, String)> {
     let mut list = Vec::new();
-    files(&root().join("src"), "rs", &mut list);
-    assert!(list.len() > 20, "the walk found only {} files", list.len());
-    let code = |path: &Path| {
-        let text = fs::read_to_string(path).unwrap();
-        let text = text.split("#[cfg(test)]\nmod tests {").next().unwrap().to_string();
-        text.lines().map(|l| l.split("//").next().unwrap()).collect::<Vec<_>>().join("\n")
-    };
-    list.iter()
-        .map(|p| {
-            (p.strip_prefix(root().join("src")).unwrap().to_string_lossy().into_owned(), code(p))
-        })
-        .collect()
+    let own = ROOMS.into_iter().chain(HOUSES).map(|name| root().join("crates").join(name));
+    for dir in own.chain([root().to_owned()]) {
+        let (name, dir) = (dir.file_name().unwrap().to_string_lossy(), dir.join("src"));
+        let mut found = Vec::new();
+        files(&dir, "rs", &mut found);
+        assert!(found.len() > 5, "the walk found only {} files in {name}", found.len());
+        for path in found {
+            let file = path.strip_prefix(&dir).unwrap().to_string_lossy().into_owned();
+            let (file, mut code) = (file, code(&path));
+            let file = match ROOMS.contains(&&*name) {
+                true => {
+                    code = code.replace("crate::", &format!("crate::{name}::"));
+                    format!("{name}/{}", file.replace("lib.rs", "mod.rs"))
+                }
+                false if file == "lib.rs" && HOUSES.contains(&&*name) => continue,
+                false => file,
+            };
+            HOUSES
+                .iter()
+                .for_each(|name| code = code.replace(&format!("gemma_{name}::"), "crate::"));
+            ROOMS.iter().for_each(|name| {
+                code = code.replace(&format!("gemma_{name}::"), &format!("crate::{name}::"));
+            });
+            list.push((file, code));
+        }
+    }
+    list
+}
+
+/// Returns the code of a file without its tests and comments.
+fn code(path: &Path) -> String {
+    let text = fs::read_to_string(path).unwrap();
+    let text = text.split("#[cfg(test)]\nmod tests {").next().unwrap();
+    text.lines().map(|l| l.split("//").next().unwrap()).collect::<Vec<_>>().join("\n")
 }
 
 pub fn room(file: &str) -> &str {
@@ -143,7 +172,7 @@ fn every_room_has_a_floor() {
     for (file, _) in sources() {
         assert!(
             floor(room(&file)).is_some(),
-            "src/{file} stands on no floor: add its room to the picture first"
+            "{file} stands on no floor: add its room to the picture first"
         );
     }
 }
@@ -155,7 +184,7 @@ fn files_use_only_lower_floors() {
         let (mine, here) = (room(&file).to_string(), floor(room(&file)).unwrap());
         for used in uses(&code) {
             if used != mine && floor(&used).is_some_and(|f| f >= here) {
-                wrong.push(format!("src/{file} uses {used}"));
+                wrong.push(format!("{file} uses {used}"));
             }
         }
     }
@@ -170,7 +199,7 @@ fn only_the_registry_names_the_rooms_of_devices() {
     for (file, code) in sources() {
         let is_allowed = |used: &str| used == room(&file) || file == "runtime/devices/backends.rs";
         let named = uses(&code).into_iter().filter(|u| ["vulkan", "npu"].contains(&u.as_str()));
-        wrong.extend(named.filter(|u| !is_allowed(u)).map(|u| format!("src/{file} uses {u}")));
+        wrong.extend(named.filter(|u| !is_allowed(u)).map(|u| format!("{file} uses {u}")));
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
@@ -282,7 +311,7 @@ fn folders_use_only_lower_folders() {
             for path in paths(&code) {
                 let used = absolute(&own, path);
                 let is_up = used[0] == *room && used.get(1).and_then(level) > Some(here);
-                wrong.extend(is_up.then(|| format!("src/{file} uses {}", used.join("::"))));
+                wrong.extend(is_up.then(|| format!("{file} uses {}", used.join("::"))));
             }
         }
         assert_eq!(seen.len(), folders.len(), "{room} lacks a folder: {folders:?}");
@@ -378,7 +407,7 @@ fn seams_hold() {
                 .match_indices(word)
                 .any(|(at, _)| !code[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_'));
             if found && !allowed.iter().any(|a| file.starts_with(a)) {
-                wrong.push(format!("src/{file} says `{word}`"));
+                wrong.push(format!("{file} says `{word}`"));
             }
         }
     }
@@ -423,6 +452,7 @@ fn no_hand_written_file_is_too_long() {
     let mut list = Vec::new();
     for (dir, ending) in [
         ("src", "rs"),
+        ("crates", "rs"),
         ("tests", "rs"),
         ("benches", "rs"),
         ("shaders", "comp"),
@@ -440,7 +470,7 @@ fn no_hand_written_file_is_too_long() {
 
 #[test]
 fn rooms_have_short_readmes() {
-    for room in ["src", "draft", "shaders", "npu-kernels", "quant", "tests", "scripts"] {
+    for room in ["src", "crates", "draft", "shaders", "npu-kernels", "quant", "tests", "scripts"] {
         let text = fs::read_to_string(root().join(room).join("README.md"))
             .unwrap_or_else(|e| panic!("{room}/README.md: {e}"));
         let lines = text.lines().count();

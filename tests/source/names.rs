@@ -42,11 +42,12 @@ fn one_name_stands_for_one_type() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut list = Vec::new();
     rust_files(&root.join("src"), &mut list);
+    rust_files(&root.join("crates"), &mut list);
     let mut names: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for path in list {
         let file = path.strip_prefix(root).unwrap().to_string_lossy().into_owned();
         // The twins of `os/unix`, of which a program has one.
-        if file.starts_with("src/os/windows/") {
+        if file.starts_with("crates/base/src/os/windows/") {
             continue;
         }
         for name in fs::read_to_string(&path).unwrap().lines().filter_map(defined) {

@@ -1,7 +1,7 @@
 //! Holds comments, help texts and line lengths to the rules of prose that a program can check.
 //!
 //! `GEMMA_PROSE=all cargo test --release --test source prose -- --nocapture` prints each finding;
-//! a path in place of `all`, such as `src/quant`, prints the findings below it.
+//! a path in place of `all`, such as `crates/quant/src`, prints the findings below it.
 
 use super::lexer::{Comment, Literal, lex_python, lex_rust};
 use std::collections::BTreeMap;
@@ -113,7 +113,7 @@ fn check_comments(file: &str, comments: &[Comment], findings: &mut Vec<Finding>)
                 }
                 let is_word = |word: &&str| word.contains(|c: char| c.is_alphanumeric());
                 let words = sentence.split_whitespace().filter(is_word).count();
-                if words > MAX_WORDS && file.starts_with("src/") {
+                if words > MAX_WORDS && (file.starts_with("src/") || file.starts_with("crates/")) {
                     let start: String = sentence.chars().take(50).collect();
                     let rule = format!("a sentence has {words} words: {start}");
                     findings.push(Finding { file: file.to_owned(), line, rule });
@@ -177,7 +177,9 @@ fn files(dir: &Path, list: &mut Vec<PathBuf>) {
 fn findings() -> Vec<Finding> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut list = Vec::new();
-    for room in ["src", "tests", "benches", "examples", "shaders", "npu-kernels", "scripts"] {
+    for room in
+        ["src", "crates", "tests", "benches", "examples", "shaders", "npu-kernels", "scripts"]
+    {
         files(&root.join(room), &mut list);
     }
     list.sort();

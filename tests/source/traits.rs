@@ -6,9 +6,9 @@ use std::path::Path;
 
 /// A trait, its file, and the most methods that it may have.
 const SEAMS: [(&str, &str, usize); 3] = [
-    ("Engine", "src/engine/mod.rs", 14),
-    ("Executor", "src/compute/executor.rs", 12),
-    ("Reports", "src/compute/executor.rs", 5),
+    ("Engine", "crates/model/src/engine/mod.rs", 14),
+    ("Executor", "crates/base/src/compute/executor.rs", 12),
+    ("Reports", "crates/base/src/compute/executor.rs", 5),
 ];
 
 /// The methods of a trait, each from `fn` to the end of its signature or body.

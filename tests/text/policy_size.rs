@@ -13,7 +13,7 @@ const PLAIN_NUMBERS: [&str; 7] = ["0", "1", "2", "0.0", "1.0", "2.0", "-1"];
 
 /// The code of each file of the policy: no tests, no comments, no empty lines.
 fn code() -> Vec<(String, Vec<String>)> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/draft/policy");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("crates/runtime/src/draft/policy");
     let mut files: Vec<_> = fs::read_dir(folder).unwrap().map(|f| f.unwrap().path()).collect();
     files.sort();
     let name = |path: &Path| path.file_name().unwrap().to_str().unwrap().to_owned();
@@ -81,7 +81,7 @@ fn the_policy_is_small_and_names_its_constants() {
 
 #[test]
 fn one_page_says_what_the_policy_does() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/draft/policy/mod.rs");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("crates/runtime/src/draft/policy/mod.rs");
     let text = fs::read_to_string(path).unwrap();
     let page: Vec<&str> = text.lines().take_while(|line| line.starts_with("//!")).collect();
     assert!(page.len() <= MOST_DOC_LINES, "{} lines", page.len());

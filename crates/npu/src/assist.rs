@@ -10,15 +10,15 @@
 //! without the NPU runs on the inner executor unchanged.
 
 use super::attention::{Arena, Dims, FlashPartial, Partials};
-use crate::compute::reference::attention::merge;
-use crate::compute::step::StepView;
-use crate::compute::{
+use anyhow::Result;
+use gemma_base::compute::reference::attention::merge;
+use gemma_base::compute::step::StepView;
+use gemma_base::compute::{
     AssistReport, Attention, BufferId, Caps, Dispatch, Executor, ExecutorExt, Held, KvFormat,
     KvLayer, LoadJob, Op, PageRange, Part, Plan, PlanId, Report, Reports, RowSet, StepLayout,
     WeightId,
 };
-use crate::kv::{OffloadedPages, PAGE};
-use anyhow::Result;
+use gemma_base::kv::{OffloadedPages, PAGE};
 use half::f16;
 use std::collections::HashMap;
 use std::ops::Range;

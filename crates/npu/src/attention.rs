@@ -7,8 +7,8 @@ use super::layout::{self, ABI, Header, MAGIC, MAX_ROWS, OBJECT, PAIR, PAIRS, Res
 use super::session::{Session, Slot};
 use super::stream::Job;
 use super::twin::Twin;
-use crate::kv::PAGE;
 use anyhow::{Result, ensure};
+use gemma_base::kv::PAGE;
 use std::f32::consts::{LN_2, LOG2_E};
 
 /// The twin computes one of this many jobs again, beginning with the first.

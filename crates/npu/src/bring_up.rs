@@ -8,9 +8,9 @@ use super::manifest;
 use super::mode::Npu;
 use super::probe::{NpuSystem, directories, open_first};
 use super::session::Session;
-use crate::compute::Executor;
-use crate::testing;
 use anyhow::Result;
+use gemma_base::compute::Executor;
+use gemma_base::testing;
 
 /// Returns the operation on its device, the share of 256 sealed pages that it takes, and the reason
 /// in words. `executor` is the device beside which it works.

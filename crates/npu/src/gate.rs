@@ -5,8 +5,8 @@
 //! relieve the other executor of a part of it, and a dispatch must not cost more than that saves.
 
 use super::attention::{Dims, FlashPartial, Partials};
-use crate::kv::PAGE;
 use anyhow::{Result, ensure};
+use gemma_base::kv::PAGE;
 use half::bf16;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};

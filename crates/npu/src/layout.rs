@@ -5,7 +5,7 @@
 //! cores, a *pair*, take the objects of one stream in turn. The objects of a pair lie together in
 //! memory, so every transfer is linear.
 
-use crate::kv::PAGE;
+use gemma_base::kv::PAGE;
 use half::bf16;
 
 pub const MAGIC: u32 = 0x3150_4647;

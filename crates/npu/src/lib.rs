@@ -1,7 +1,7 @@
 //! Attention on the AMD NPU (XDNA1: Phoenix, Hawk Point), as an executor around another
 //! one.
 //!
-//! The NPU attends sealed pages of global layers ([`crate::kv::OffloadedPages`]) and returns
+//! The NPU attends sealed pages of global layers ([`gemma_base::kv::OffloadedPages`]) and returns
 //! partial results. The inner executor keeps all keys and values, so the NPU can be given up at any
 //! time. From the top down:
 //! ```text
@@ -23,40 +23,40 @@
 //! streams, transfers, layouts, kernel and fallback agree with each other and with the driver's
 //! published rules. It does not predict speed.
 
-#[cfg(npu)]
+#[cfg(all(unix, feature = "npu"))]
 pub mod accel;
-#[cfg(npu)]
+#[cfg(all(unix, feature = "npu"))]
 pub mod assist;
-#[cfg(npu)]
+#[cfg(all(unix, feature = "npu"))]
 pub mod attention;
-#[cfg(npu)]
+#[cfg(all(unix, feature = "npu"))]
 pub mod bring_up;
-#[cfg(npu)]
+#[cfg(all(unix, feature = "npu"))]
 pub mod command;
-#[cfg(npu)]
+#[cfg(all(unix, feature = "npu"))]
 pub mod gate;
-#[cfg(npu)]
+#[cfg(all(unix, feature = "npu"))]
 pub mod host;
-#[cfg(npu)]
+#[cfg(all(unix, feature = "npu"))]
 pub mod layout;
-#[cfg(npu)]
+#[cfg(all(unix, feature = "npu"))]
 pub mod manifest;
 pub mod mode;
 pub mod probe;
-#[cfg(npu)]
+#[cfg(all(unix, feature = "npu"))]
 pub mod raw;
-#[cfg(npu)]
+#[cfg(all(unix, feature = "npu"))]
 pub mod session;
-#[cfg(npu)]
+#[cfg(all(unix, feature = "npu"))]
 pub mod stream;
-#[cfg(npu)]
+#[cfg(all(unix, feature = "npu"))]
 pub mod twin;
-#[cfg(npu)]
+#[cfg(all(unix, feature = "npu"))]
 pub mod txn;
-#[cfg(npu)]
+#[cfg(all(unix, feature = "npu"))]
 pub mod uapi;
-#[cfg(npu)]
+#[cfg(all(unix, feature = "npu"))]
 pub mod xclbin;
 
-#[cfg(npu)]
+#[cfg(all(unix, feature = "npu"))]
 pub use assist::OffloadExecutor;

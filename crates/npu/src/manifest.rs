@@ -5,14 +5,14 @@
 //! refuses an array with another manifest.
 
 use super::layout::Shape;
-use crate::util::files::{read_regular, read_regular_text};
-use crate::util::hex;
 use anyhow::{Context, Result, bail, ensure};
+use gemma_base::util::files::{read_regular, read_regular_text};
+use gemma_base::util::hex;
 use sha2::{Digest, Sha256};
 use std::path::{Path, PathBuf};
 
 /// Manifest of the sources that this program was built with.
-pub const SOURCES: &str = include_str!("../../npu-kernels/manifest.txt");
+pub const SOURCES: &str = include_str!("../../../npu-kernels/manifest.txt");
 
 /// Most bytes of a manifest and of an array, which has about 1 MB.
 const LARGEST: u64 = 64 << 20;
@@ -60,13 +60,13 @@ pub fn load(directory: &Path, shape: Shape) -> Result<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::npu::layout::{ABI, OBJECT};
+    use crate::layout::{ABI, OBJECT};
     use std::fs;
 
     /// The manifest is that of the sources beside it, and of the sizes that the host uses.
     #[test]
     fn the_manifest_is_fresh() {
-        let room = Path::new(env!("CARGO_MANIFEST_DIR")).join("npu-kernels");
+        let room = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../npu-kernels");
         let mut want = format!("abi {ABI}\nobject {OBJECT}\n");
         for shape in [128, 256].map(|d| Shape::new(d).unwrap()) {
             want += &format!(

@@ -1,10 +1,10 @@
 //! Probe of the machine's NPUs: each condition of a run, with a remedy where it does not hold.
 
-#[cfg(npu)]
+#[cfg(all(unix, feature = "npu"))]
 use super::{accel::Accel, layout::Shape, manifest, raw::RawAccel};
-use crate::os::process::lockable_memory;
+use gemma_base::os::process::lockable_memory;
 use std::fs;
-#[cfg(npu)]
+#[cfg(all(unix, feature = "npu"))]
 use std::path::Path;
 use std::path::PathBuf;
 
@@ -14,7 +14,7 @@ const DEVICE: u32 = 0x1502;
 /// Least locked memory in bytes for useful buffers.
 const LOCKED: u64 = 256 << 20;
 /// Head dimension of the 27B model, which chooses the array.
-#[cfg(npu)]
+#[cfg(all(unix, feature = "npu"))]
 const HEAD_DIM: usize = 128;
 
 /// Returns the directories with built arrays, in order of search.
@@ -147,9 +147,9 @@ impl NpuSystem {
             (self.locked < LOCKED)
                 .then_some("raise the limit (ulimit -l unlimited, or limits.conf)"),
         );
-        #[cfg(npu)]
+        #[cfg(all(unix, feature = "npu"))]
         findings.extend(self.device_findings(&path));
-        #[cfg(not(npu))]
+        #[cfg(not(all(unix, feature = "npu")))]
         findings.push(Finding {
             name: "program",
             what: "built without NPU support".into(),
@@ -159,7 +159,7 @@ impl NpuSystem {
     }
 
     /// Opens a device and looks for its array. Returns the findings.
-    #[cfg(npu)]
+    #[cfg(all(unix, feature = "npu"))]
     fn device_findings(&self, path: &Path) -> Vec<Finding> {
         let mut findings = Vec::new();
         let mut add = |name, what: String, remedy: Option<&str>| {
@@ -204,7 +204,7 @@ impl NpuSystem {
 }
 
 /// Opens the first NPU.
-#[cfg(npu)]
+#[cfg(all(unix, feature = "npu"))]
 pub fn open_first(system: &NpuSystem) -> anyhow::Result<RawAccel> {
     let Some(name) = system.names().into_iter().next() else {
         let (what, remedy) = system.nothing();
@@ -217,7 +217,7 @@ pub fn open_first(system: &NpuSystem) -> anyhow::Result<RawAccel> {
     })
 }
 
-#[cfg(all(test, npu))]
+#[cfg(all(test, unix, feature = "npu"))]
 mod tests {
     use super::*;
 

@@ -145,7 +145,7 @@ impl Job {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::npu::txn::decode;
+    use crate::txn::decode;
     use std::collections::HashMap;
 
     fn jobs() -> impl Iterator<Item = Job> {

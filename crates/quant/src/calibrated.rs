@@ -4,11 +4,11 @@ use super::calibrate::{CalibrationText, Calibrator};
 use super::layout::{ArtifactLayout, TargetFormat, TensorPlan};
 use super::ldlq::can_solve;
 use super::solver::Solver;
-use crate::models::{Role, Weights};
-use crate::tensor::encode::CodingDevice;
-use crate::tensor::quantize::quantize_by;
-use crate::tensor::{Code, Format, Matrix};
 use anyhow::Result;
+use gemma_base::tensor::encode::CodingDevice;
+use gemma_base::tensor::quantize::quantize_by;
+use gemma_base::tensor::{Code, Format, Matrix};
+use gemma_model::models::{Role, Weights};
 use sha2::{Digest, Sha256};
 use std::ops::Range;
 use std::sync::Arc;
@@ -36,7 +36,7 @@ impl<'a> Calibrated<'a> {
         device: Arc<dyn CodingDevice>,
     ) -> Result<Calibrated<'a>> {
         let sha256 =
-            crate::util::hex(Sha256::digest(bytemuck::cast_slice::<u32, u8>(&text.tokens)));
+            gemma_base::util::hex(Sha256::digest(bytemuck::cast_slice::<u32, u8>(&text.tokens)));
         let windows = text.tokens.len() / text.window;
         let name = format!(
             "{METHOD}, {windows} windows of {} tokens, sha256 {}",

@@ -2,11 +2,11 @@
 //! codes.
 
 use super::layout::{ArtifactLayout, TensorPlan};
-use crate::tensor::encode::{CodingDevice, OnProcessor};
-use crate::tensor::quantize::{quantize, quantize_by};
-use crate::tensor::{Format, Matrix};
-use crate::util::threads::{self, ScopedTask};
 use anyhow::Result;
+use gemma_base::tensor::encode::{CodingDevice, OnProcessor};
+use gemma_base::tensor::quantize::{quantize, quantize_by};
+use gemma_base::tensor::{Format, Matrix};
+use gemma_base::util::threads::{self, ScopedTask};
 use std::ops::Range;
 use std::sync::Arc;
 

@@ -2,14 +2,14 @@
 //! the packed layouts of all instruction sets of this CPU.
 
 use super::plan::REPORT_FILE as FILE;
-use crate::checkpoint::{Checkpoint, artifact};
-use crate::compute::cpu::Isa;
-use crate::compute::cpu::linear::PackedMatrix;
-use crate::error::Fault;
-use crate::models::{Role, TensorSpec, Weights};
-use crate::tensor::{Matrix, StoredMatrix};
-use crate::util::threads::{self, ScopedTask};
 use anyhow::{Context, Result};
+use gemma_base::compute::cpu::Isa;
+use gemma_base::compute::cpu::linear::PackedMatrix;
+use gemma_base::error::Fault;
+use gemma_base::tensor::{Matrix, StoredMatrix};
+use gemma_base::util::threads::{self, ScopedTask};
+use gemma_model::checkpoint::{Checkpoint, artifact};
+use gemma_model::models::{Role, TensorSpec, Weights};
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 use std::collections::HashMap;
@@ -111,7 +111,7 @@ fn hash(checkpoint: &Checkpoint, name: &str) -> Result<String> {
             hash.update(&bytes);
         }
     }
-    Ok(crate::util::hex(hash.finalize()))
+    Ok(gemma_base::util::hex(hash.finalize()))
 }
 
 /// Checks that all values are finite and the same in every layout. Calls `release` after each batch

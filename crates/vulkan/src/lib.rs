@@ -2,7 +2,7 @@
 //!
 //! Folders use only those before them:
 //! - `device`: instance, device, memory, queue, pipelines from committed SPIR-V;
-//! - `lower`: a [`crate::compute::Plan`] becomes kernel calls;
+//! - `lower`: a [`gemma_base::compute::Plan`] becomes kernel calls;
 //! - `run`: the executor, which loads weights and records the calls once for each bucket of rows
 //!   and pages;
 //! - `check`: comparison of each result with its scalar twin.

@@ -42,8 +42,8 @@ pub struct DraftArgs {
     /// auto does this where the model and its draft model run on different devices, as long as
     /// measurements show a gain.
     #[arg(
-        long, value_enum, value_name = "auto|on|off", default_value_t = DraftAhead::Auto,
-        hide_short_help = true
+        long, value_parser = super::values::draft_ahead(), value_name = "auto|on|off",
+        default_value = "auto", hide_short_help = true
     )]
     pub draft_ahead: DraftAhead,
 }

@@ -22,4 +22,4 @@ pub use prompt_cache::{PromptCacheArgs, finish_prompts};
 pub use sampling::{Resolved, SamplingOptions};
 pub use source::Origin;
 pub use ui::{Colour, OnTerminal, UiOptions};
-pub use values::memory;
+pub use values::{memory, shape};

@@ -59,11 +59,11 @@ pub struct RunArgs {
     ///
     /// auto is f16 for quantised weights and f32 for others. q8 stores 8-bit integers with a scale
     /// for every 32 channels, in a little more than half the memory of f16.
-    #[arg(long, value_enum, default_value_t = Kv::Auto, hide_short_help = true)]
+    #[arg(long, value_parser = super::values::kv(), default_value = "auto", hide_short_help = true)]
     pub kv: Kv,
     /// Action while another process of yours uses the same GPU
     #[arg(
-        long, value_enum, value_name = "WHAT", default_value_t = DeviceLock::Wait,
+        long, value_parser = super::values::device_lock(), value_name = "WHAT", default_value = "wait",
         hide_short_help = true
     )]
     pub device_lock: DeviceLock,

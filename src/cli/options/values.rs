@@ -4,8 +4,7 @@ use crate::quant::recipe::parse_size;
 use crate::runtime::devices::lock::DeviceLock;
 use crate::runtime::model::shapes::Shape;
 use crate::runtime::options::{DraftAhead, Kv};
-use clap::ValueEnum;
-use clap::builder::PossibleValue;
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 
 /// Parses a size of memory; 0 is a size too.
 pub fn memory(text: &str) -> Result<u64, String> {
@@ -15,55 +14,36 @@ pub fn memory(text: &str) -> Result<u64, String> {
     }
 }
 
-impl ValueEnum for Kv {
-    fn value_variants<'a>() -> &'a [Kv] {
-        &[Kv::Auto, Kv::F16, Kv::F32, Kv::Q8]
-    }
-
-    fn to_possible_value(&self) -> Option<PossibleValue> {
-        Some(PossibleValue::new(match self {
-            Kv::Auto => "auto",
-            Kv::F16 => "f16",
-            Kv::F32 => "f32",
-            Kv::Q8 => "q8",
-        }))
-    }
+/// Parses one of the names of `values`.
+fn named<T: Clone + Send + Sync + 'static>(
+    values: Vec<(PossibleValue, T)>,
+) -> impl TypedValueParser<Value = T> {
+    let names = values.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>();
+    PossibleValuesParser::new(names).map(move |text| {
+        let is = |(name, _): &&(PossibleValue, T)| name.get_name() == text;
+        values.iter().find(is).expect("the names are those of the values").1.clone()
+    })
 }
 
-impl ValueEnum for DeviceLock {
-    fn value_variants<'a>() -> &'a [DeviceLock] {
-        &[DeviceLock::Wait, DeviceLock::Fail, DeviceLock::Off]
-    }
-
-    fn to_possible_value(&self) -> Option<PossibleValue> {
-        Some(match self {
-            DeviceLock::Wait => PossibleValue::new("wait").help("Wait until the other one ends"),
-            DeviceLock::Fail => PossibleValue::new("fail").help("Exit with code 4"),
-            DeviceLock::Off => PossibleValue::new("off").help("Run both"),
-        })
-    }
+pub fn kv() -> impl TypedValueParser<Value = Kv> {
+    let values = [("auto", Kv::Auto), ("f16", Kv::F16), ("f32", Kv::F32), ("q8", Kv::Q8)];
+    named(values.map(|(name, kv)| (PossibleValue::new(name), kv)).into())
 }
 
-impl ValueEnum for DraftAhead {
-    fn value_variants<'a>() -> &'a [DraftAhead] {
-        &[DraftAhead::Auto, DraftAhead::On, DraftAhead::Off]
-    }
-
-    fn to_possible_value(&self) -> Option<PossibleValue> {
-        Some(PossibleValue::new(match self {
-            DraftAhead::Auto => "auto",
-            DraftAhead::On => "on",
-            DraftAhead::Off => "off",
-        }))
-    }
+pub fn device_lock() -> impl TypedValueParser<Value = DeviceLock> {
+    let values = [
+        ("wait", "Wait until the other one ends", DeviceLock::Wait),
+        ("fail", "Exit with code 4", DeviceLock::Fail),
+        ("off", "Run both", DeviceLock::Off),
+    ];
+    named(values.map(|(name, help, lock)| (PossibleValue::new(name).help(help), lock)).into())
 }
 
-impl ValueEnum for Shape {
-    fn value_variants<'a>() -> &'a [Shape] {
-        &Shape::ALL
-    }
+pub fn draft_ahead() -> impl TypedValueParser<Value = DraftAhead> {
+    let values = [("auto", DraftAhead::Auto), ("on", DraftAhead::On), ("off", DraftAhead::Off)];
+    named(values.map(|(name, when)| (PossibleValue::new(name), when)).into())
+}
 
-    fn to_possible_value(&self) -> Option<PossibleValue> {
-        Some(PossibleValue::new(self.name()))
-    }
+pub fn shape() -> impl TypedValueParser<Value = Shape> {
+    named(Shape::ALL.map(|shape| (PossibleValue::new(shape.name()), shape)).into())
 }

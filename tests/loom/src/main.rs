@@ -31,13 +31,13 @@ mod cli {
 }
 #[path = "."]
 mod compute {
-    #[path = "../../../src/compute/cpu/pool.rs"]
+    #[path = "../../../crates/base/src/compute/cpu/pool.rs"]
     pub mod pool;
 }
 #[path = "."]
 mod vulkan {
     pub use crate::stubs::device;
-    #[path = "../../../src/vulkan/run/fill.rs"]
+    #[path = "../../../crates/vulkan/src/run/fill.rs"]
     pub mod fill;
 }
 #[path = "."]

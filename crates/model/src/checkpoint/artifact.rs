@@ -6,9 +6,9 @@
 //! row_bytes]`) and, for integer codes, `X.weight.scales` (F16 `[rows, groups]`). All others are
 //! stored as they are anywhere.
 
-use crate::error::Fault;
-use crate::tensor::Format;
 use anyhow::Result;
+use gemma_base::error::Fault;
+use gemma_base::tensor::Format;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 

@@ -2,8 +2,8 @@
 //! to do instead.
 
 use super::store::Store;
-use crate::error::Fault;
 use anyhow::Result;
+use gemma_base::error::Fault;
 use serde_json::Value;
 use std::path::Path;
 

@@ -2,8 +2,8 @@
 //! up. The `safetensors` crate parses and checks it; refusals here name the file and a remedy.
 
 use super::view::Dtype;
-use crate::error::Fault;
 use anyhow::Result;
+use gemma_base::error::Fault;
 use safetensors::SafeTensors;
 use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
 use std::collections::HashSet;

@@ -1,8 +1,8 @@
 //! Which weights these are, told without reading them all.
 
 use super::Checkpoint;
-use crate::os::files::Stamp;
 use anyhow::{Context, Result};
+use gemma_base::os::files::Stamp;
 use sha2::{Digest, Sha256};
 
 /// Pieces of each weight file that are looked at, and their bytes.

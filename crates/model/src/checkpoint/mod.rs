@@ -19,11 +19,11 @@ pub use foreign::check_bytes;
 pub use gguf::GgufNames;
 pub use view::{Dtype, TensorView, is_weight};
 
-use crate::error::Fault;
-use crate::tensor::{Code, Format, GgmlType, Matrix};
-use crate::util::files::is_portable_name;
-use crate::util::threads;
 use anyhow::{Context, Result};
+use gemma_base::error::Fault;
+use gemma_base::tensor::{Code, Format, GgmlType, Matrix};
+use gemma_base::util::files::is_portable_name;
+use gemma_base::util::threads;
 use rayon::prelude::*;
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};

@@ -2,9 +2,9 @@
 //! `model.safetensors.index.json` lists.
 
 use super::store::Store;
-use crate::error::Fault;
-use crate::util::files::is_portable_name;
 use anyhow::Result;
+use gemma_base::error::Fault;
+use gemma_base::util::files::is_portable_name;
 use serde_json::Value;
 use std::collections::BTreeMap;
 

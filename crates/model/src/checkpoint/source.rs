@@ -2,9 +2,9 @@
 
 use super::gguf::types::Opener;
 use super::{Checkpoint, Dtype, artifact};
-use crate::error::Fault;
-use crate::tensor::{SideKind, Source, StoredMatrix};
 use anyhow::{Context, Result, ensure};
+use gemma_base::error::Fault;
+use gemma_base::tensor::{SideKind, Source, StoredMatrix};
 use half::f16;
 
 /// A raw tensor's bytes.

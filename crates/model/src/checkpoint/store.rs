@@ -1,10 +1,10 @@
 //! Where a checkpoint's files come from: a directory, or bytes inside the binary.
 
-use crate::error::Fault;
-use crate::os::{self, files::Stamp};
-use crate::util::files::open_regular;
-use crate::util::json;
 use anyhow::Result;
+use gemma_base::error::Fault;
+use gemma_base::os::{self, files::Stamp};
+use gemma_base::util::files::open_regular;
+use gemma_base::util::json;
 use memmap2::Mmap;
 use std::borrow::Cow;
 use std::fs::File;

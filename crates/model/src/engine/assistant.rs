@@ -5,13 +5,13 @@
 
 use super::planned::PlannedEngine;
 use super::{Output, Scores};
-use crate::compute::best;
-use crate::compute::step::{NO_PARENT, StepView};
 use crate::models::Angles;
 use crate::models::forward::RopeTable;
 use crate::models::forward::assistant::AssistantForward;
-use crate::tensor::Token;
 use anyhow::{Context, Result, ensure};
+use gemma_base::compute::best;
+use gemma_base::compute::step::{NO_PARENT, StepView};
+use gemma_base::tensor::Token;
 
 /// A node of an assistant's trees. Nodes of all texts are numbered in the order in which they are
 /// evaluated, from 0 in each round.

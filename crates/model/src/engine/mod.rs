@@ -15,11 +15,11 @@ pub use reduced::VocabAdapter;
 pub use timeline::Timeline;
 pub use tree::TokenTree;
 
-use crate::compute::{Report, Reports};
-use crate::kv::{PageList, Pages};
 use crate::sampler::Sampler;
-use crate::tensor::Token;
 use anyhow::Result;
+use gemma_base::compute::{Report, Reports};
+use gemma_base::kv::{PageList, Pages};
+use gemma_base::tensor::Token;
 
 /// Which rows of a forward pass need scores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -198,7 +198,7 @@ pub struct Cached<'a> {
     /// Pages that no sequence and no prefix holds. A sequence may take one for each [`PAGE`] tokens
     /// committed. Where no page is left, prefixes have to be dropped.
     ///
-    /// [`PAGE`]: crate::kv::PAGE
+    /// [`PAGE`]: gemma_base::kv::PAGE
     pub free_pages: usize,
 }
 

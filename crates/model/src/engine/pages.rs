@@ -1,10 +1,10 @@
 //! Copies of single pages between the caches and the host.
 
 use super::{PageCopy, PagedLayers, PlannedEngine, Prefix};
-use crate::compute::KvLayer;
-use crate::kv::{PAGE, PageList};
 use crate::models::forward::{Forward, PageTable};
 use anyhow::Result;
+use gemma_base::compute::KvLayer;
+use gemma_base::kv::{PAGE, PageList};
 
 /// Returns the layers that share a page table.
 fn layers<'a>(model: &'a Forward, table: &PageTable) -> impl Iterator<Item = &'a KvLayer> {

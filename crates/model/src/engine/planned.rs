@@ -7,16 +7,16 @@ use super::{
     Cached, Engine, EngineInfo, EngineMemory, EngineReport, Input, Output, PageCopy, Prefix,
     Scores, pages,
 };
-use crate::compute::best;
-use crate::compute::step::StepView;
-use crate::compute::{BufferId, Executor, ExecutorExt, Held, KvFormat, PlanId, Reports};
-use crate::error::{Fault, Kind};
-use crate::kv::{PAGE, PageList, PagePool};
 use crate::models::Angles;
 use crate::models::Weights;
 use crate::models::forward::{self, Forward, ForwardOptions, PageTable, RopeTable, SparePages};
-use crate::tensor::Token;
 use anyhow::{Context, Result, ensure};
+use gemma_base::compute::best;
+use gemma_base::compute::step::StepView;
+use gemma_base::compute::{BufferId, Executor, ExecutorExt, Held, KvFormat, PlanId, Reports};
+use gemma_base::error::{Fault, Kind};
+use gemma_base::kv::{PAGE, PageList, PagePool};
+use gemma_base::tensor::Token;
 
 /// Choices of the caller.
 #[derive(Clone, Copy, Debug)]

@@ -8,10 +8,10 @@ use super::{
     Assistant, Cached, Columns, Engine, EngineExt, EngineInfo, EngineReport, Input, Output,
     PageCopy, Prefix, Rows, Scores, TokenTree,
 };
-use crate::compute::Reports;
 use crate::models::reduced::VocabMap;
-use crate::tensor::Token;
 use anyhow::{Result, bail, ensure};
+use gemma_base::compute::Reports;
+use gemma_base::tensor::Token;
 use std::ops::Range;
 
 pub struct VocabAdapter {

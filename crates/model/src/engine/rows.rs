@@ -1,9 +1,9 @@
 //! The contents of scratch: trees of several sequences as rows of passes.
 
 use super::{Input, Rows};
-use crate::compute::step::{NO_PARENT, StepView};
-use crate::tensor::Token;
 use anyhow::{Result, ensure};
+use gemma_base::compute::step::{NO_PARENT, StepView};
+use gemma_base::tensor::Token;
 
 /// The rows of scratch, in the order in which passes evaluated them.
 #[derive(Clone, Debug, Default)]

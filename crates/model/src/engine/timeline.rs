@@ -9,8 +9,8 @@ use anyhow::Result;
 use super::{
     Assistant, Engine, EngineExt, Input, Output, PageCopy, Prefix, Rows, Scores, TokenTree,
 };
-use crate::kv::PAGE;
-use crate::tensor::Token;
+use gemma_base::kv::PAGE;
+use gemma_base::tensor::Token;
 
 pub struct Timeline {
     engine: Box<dyn Engine>,

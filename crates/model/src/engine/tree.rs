@@ -1,6 +1,6 @@
 //! The tree of proposed tokens. Node 0 is the newest committed token; a chain is the special case.
 
-use crate::tensor::Token;
+use gemma_base::tensor::Token;
 
 /// Tokens to score in one pass. Parents come before their children.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

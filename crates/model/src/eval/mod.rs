@@ -5,9 +5,9 @@
 //! cache. Rows of logits are looked at and dropped, chunk by chunk.
 
 use crate::engine::{Engine, EngineExt, Input, Output, Rows, Scores, TokenTree};
-use crate::error::Fault;
-use crate::tensor::{Token, math};
 use anyhow::{Result, ensure};
+use gemma_base::error::Fault;
+use gemma_base::tensor::{Token, math};
 use serde::Serialize;
 
 /// Figures of one model on one text.
@@ -303,12 +303,12 @@ fn mean(values: &[f64]) -> (f64, f64) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::compute::KvFormat;
-    use crate::compute::cpu::{CpuExecutor, CpuOptions};
     use crate::engine::PlannedEngine;
     use crate::engine::planned::EngineOptions;
     use crate::models::{Config, Weights};
-    use crate::tensor::Format;
+    use gemma_base::compute::KvFormat;
+    use gemma_base::compute::cpu::{CpuExecutor, CpuOptions};
+    use gemma_base::tensor::Format;
 
     fn engine(format: Format) -> PlannedEngine {
         let json = serde_json::json!({
@@ -393,7 +393,10 @@ mod tests {
             let mut ids = ids();
             ids[place] = 50;
             let error = evaluate(&mut engine(Format::F32), &ids, 300, &mut |_| {}).unwrap_err();
-            assert!(crate::error::fault_of(&error).unwrap().what.contains("token 50"), "{error}");
+            assert!(
+                gemma_base::error::fault_of(&error).unwrap().what.contains("token 50"),
+                "{error}"
+            );
         }
     }
 }

@@ -10,7 +10,7 @@ use super::gemma4::{Gemma4, Gemma4Assistant};
 use super::gguf::GgufModel;
 use super::role::Role;
 use crate::checkpoint::gguf::write::Keys;
-use crate::error::Fault;
+use gemma_base::error::Fault;
 use serde_json::Value;
 
 /// A family of models.

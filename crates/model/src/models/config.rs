@@ -2,8 +2,8 @@
 
 use super::architecture::{self, Architecture, Step, TensorSpec};
 use super::role::Role;
-use crate::tensor::Token;
 use anyhow::Result;
+use gemma_base::tensor::Token;
 use serde_json::Value;
 
 /// Rotary position embedding of a layer.
@@ -97,7 +97,7 @@ impl Config {
             let help = fault
                 .help
                 .unwrap_or_else(|| "compare the file with the one on the model's page".into());
-            crate::error::Fault::model(what).help(help).into()
+            gemma_base::error::Fault::model(what).help(help).into()
         })
     }
 

@@ -2,9 +2,9 @@
 
 use super::Config;
 use crate::checkpoint::Checkpoint;
-use crate::error::Fault;
-use crate::tensor::Token;
 use anyhow::Result;
+use gemma_base::error::Fault;
+use gemma_base::tensor::Token;
 use serde_json::Value;
 
 /// Sampling settings that the model's authors recommend; `None` where they recommend nothing.

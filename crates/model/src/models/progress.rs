@@ -1,8 +1,8 @@
 //! Progress of loading weights. Threads that read count their bytes, another one shows the sum.
 
 use super::{TensorSpec, Weights};
-use crate::tensor::{Source, StoredMatrix};
 use anyhow::Result;
+use gemma_base::tensor::{Source, StoredMatrix};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Bytes read so far.

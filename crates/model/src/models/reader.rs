@@ -4,8 +4,8 @@
 //! keys mean the defaults of the architecture's class in transformers.
 
 use super::generation::tokens;
-use crate::error::Fault;
-use crate::tensor::Token;
+use gemma_base::error::Fault;
+use gemma_base::tensor::Token;
 use serde_json::Value;
 
 /// A parsed file: the text section, and the whole for what stands outside it.

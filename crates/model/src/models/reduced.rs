@@ -7,10 +7,10 @@
 
 use super::Tokenizer;
 use crate::checkpoint::Checkpoint;
-use crate::error::Fault;
-use crate::tensor::Token;
-use crate::util::hex;
 use anyhow::{Context, Result};
+use gemma_base::error::Fault;
+use gemma_base::tensor::Token;
+use gemma_base::util::hex;
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, HashMap};

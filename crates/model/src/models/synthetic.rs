@@ -2,10 +2,10 @@
 //! matrix is asked for.
 
 use super::{Role, TensorSpec};
-use crate::tensor::integer::Integer;
-use crate::tensor::{Code, Format, Matrix, SideKind, Source, StoredMatrix, Values, side};
-use crate::util::threads;
 use anyhow::Result;
+use gemma_base::tensor::integer::Integer;
+use gemma_base::tensor::{Code, Format, Matrix, SideKind, Source, StoredMatrix, Values, side};
+use gemma_base::util::threads;
 use half::{bf16, f16};
 use rayon::prelude::*;
 use std::collections::HashMap;

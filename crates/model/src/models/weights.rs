@@ -7,9 +7,9 @@ use super::progress::Progress;
 use super::synthetic::Synthetic;
 use super::{Config, Role, TensorSpec};
 use crate::checkpoint::{Checkpoint, Kind, Stored, is_weight};
-use crate::error::Fault;
-use crate::tensor::{Format, Matrix, StoredMatrix};
 use anyhow::Result;
+use gemma_base::error::Fault;
+use gemma_base::tensor::{Format, Matrix, StoredMatrix};
 use std::borrow::Cow;
 
 /// Largest factor of a norm or a layer that a model may have. Activations of trained models are

@@ -12,8 +12,8 @@ use std::ops::RangeInclusive;
 use anyhow::Result;
 
 use super::SamplerConfig;
-use crate::error::Fault;
-use crate::tensor::Token;
+use gemma_base::error::Fault;
+use gemma_base::tensor::Token;
 
 /// Repeat penalties that leave logits finite.
 const REPEAT: RangeInclusive<f32> = 0.001..=1000.0;
@@ -145,7 +145,7 @@ impl Adjustments {
     fn extend(&self, counts: &mut HashMap<Token, Count>, context: &[Token], from: usize) {
         let mut look = |tokens: Option<&[Token]>, change: fn(&mut Count)| {
             let tokens = tokens.unwrap_or_default();
-            #[cfg(test)]
+            #[cfg(any(test, feature = "testing"))]
             LOOKED_AT.set(LOOKED_AT.get() + tokens.len());
             tokens.iter().for_each(|token| change(counts.entry(*token).or_default()));
         };
@@ -160,7 +160,7 @@ impl Adjustments {
     }
 }
 
-#[cfg(test)]
+#[cfg(any(test, feature = "testing"))]
 thread_local! {
     /// Tokens of texts that this thread has counted or listed.
     pub static LOOKED_AT: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
@@ -232,7 +232,7 @@ impl TextCounts<'_> {
         let mut tokens: Vec<Token> = self.newer.keys().copied().collect();
         tokens.extend(self.settled.iter().flat_map(|counts| counts.keys()));
         tokens.extend(self.adjustments.biases.iter().map(|(token, _)| token));
-        #[cfg(test)]
+        #[cfg(any(test, feature = "testing"))]
         LOOKED_AT.set(LOOKED_AT.get() + tokens.len());
         tokens.sort_unstable();
         tokens.dedup();

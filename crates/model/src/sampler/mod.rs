@@ -18,11 +18,11 @@ use std::sync::Arc;
 
 use anyhow::{Result, bail};
 
-use crate::error::Fault;
-use crate::tensor::Token;
 use adjust::Adjustments;
-#[cfg(test)]
+#[cfg(any(test, feature = "testing"))]
 pub use adjust::LOOKED_AT;
+use gemma_base::error::Fault;
+use gemma_base::tensor::Token;
 pub use noise::gumbel;
 pub use rule::{Mask, TokenRule};
 use select::{LogitRow, top_lowered};

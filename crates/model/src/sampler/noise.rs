@@ -5,7 +5,7 @@
 //! draft leaves no trace, and a shader can compute the same words. The crate `libm` computes the
 //! logarithms, because the C libraries of two systems differ in the last bit.
 
-use crate::tensor::Token;
+use gemma_base::tensor::Token;
 
 /// Tokens whose random words are computed at once.
 pub(super) const BLOCK: usize = 64;

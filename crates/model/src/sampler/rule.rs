@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use anyhow::Result;
 
-use crate::tensor::Token;
+use gemma_base::tensor::Token;
 
 /// Tokens that may be picked at one place.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -3,8 +3,8 @@
 use anyhow::{Result, bail};
 
 use super::noise::BLOCK;
-use crate::error::Fault;
-use crate::tensor::Token;
+use gemma_base::error::Fault;
+use gemma_base::tensor::Token;
 
 /// Logits that are compared together.
 const LANES: usize = 16;

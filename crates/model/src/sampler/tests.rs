@@ -168,7 +168,7 @@ fn settings_out_of_range_are_usage_errors() {
     ];
     for config in bad {
         let error = Sampler::new(config).unwrap_err();
-        assert_eq!(crate::error::fault_of(&error).unwrap().kind.exit_code(), 2);
+        assert_eq!(gemma_base::error::fault_of(&error).unwrap().kind.exit_code(), 2);
     }
 }
 

@@ -6,8 +6,8 @@
 //! next command.
 
 use super::Core;
-use crate::npu::layout::{OBJECT, PAIR, PAIRS, Shape};
-use crate::npu::txn::{BDS, Channel, Descriptor, Direction, MAX_COLUMNS, Op};
+use crate::layout::{OBJECT, PAIR, PAIRS, Shape};
+use crate::txn::{BDS, Channel, Descriptor, Direction, MAX_COLUMNS, Op};
 
 /// Memory that the device can access.
 pub trait Memory {

@@ -8,11 +8,11 @@ mod backward;
 pub use backward::{linear_back, norm_rows_back};
 
 use super::rows;
-use crate::models::{Angles, KeyNorms, LayerSpec, Role, Step, TensorSpec, Weights};
-use crate::tensor::Matrix;
-use crate::tensor::encode::CodingDevice;
-use crate::tensor::product::{View, multiply};
 use anyhow::{Context, Result, bail};
+use gemma_base::tensor::Matrix;
+use gemma_base::tensor::encode::CodingDevice;
+use gemma_base::tensor::product::{View, multiply};
+use gemma_model::models::{Angles, KeyNorms, LayerSpec, Role, Step, TensorSpec, Weights};
 use rayon::prelude::*;
 use std::collections::HashMap;
 use std::ops::Range;

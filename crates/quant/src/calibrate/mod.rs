@@ -11,11 +11,11 @@ pub use survey::{Sensitivity, survey};
 pub use text::{BUILT_IN, CalibrationText};
 
 use super::ldlq::{Factor, Inputs, Solved, solve_matrix};
-use crate::error::Fault;
-use crate::models::{Config, Role, Weights};
-use crate::tensor::encode::CodingDevice;
-use crate::tensor::{Format, Matrix, Token, hadamard};
 use anyhow::{Context, Result, ensure};
+use gemma_base::error::Fault;
+use gemma_base::tensor::encode::CodingDevice;
+use gemma_base::tensor::{Format, Matrix, Token, hadamard};
+use gemma_model::models::{Config, Role, Weights};
 use layer::{Layer, block_end, block_start, step_of};
 use rayon::prelude::*;
 use std::collections::HashMap;

@@ -1,7 +1,7 @@
 //! Row by row arithmetic of the calibration's forward pass, compiled for wide vectors where the
 //! machine has them. The same bits either way: [`math`] fixes the order of every sum.
 
-use crate::tensor::math;
+use gemma_base::tensor::math;
 
 /// Defines functions whose bodies are compiled twice: as they are, and with AVX2 and FMA.
 macro_rules! vectorised {

@@ -2,11 +2,11 @@
 
 use super::layer::{Layer, linear, linear_back, norm_rows, norm_rows_back};
 use super::{CalibrationText, embed};
-use crate::models::{Role, Weights};
-use crate::tensor::encode::CodingDevice;
-use crate::tensor::product::{View, multiply};
-use crate::tensor::{Matrix, math};
 use anyhow::Result;
+use gemma_base::tensor::encode::CodingDevice;
+use gemma_base::tensor::product::{View, multiply};
+use gemma_base::tensor::{Matrix, math};
+use gemma_model::models::{Role, Weights};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use rayon::prelude::*;

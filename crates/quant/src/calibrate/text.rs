@@ -1,13 +1,13 @@
 //! The text that calibration reads, as tokens in windows of equal length.
 
 use super::BATCH;
-use crate::tensor::Token;
 use anyhow::{Result, ensure};
+use gemma_base::tensor::Token;
 use std::ops::Range;
 
 /// Chats, documentation and code of this project's own writing, with control tokens as in Gemma's
 /// turns.
-pub const BUILT_IN: &str = include_str!("../../../quant/calibration.txt");
+pub const BUILT_IN: &str = include_str!("../../../../quant/calibration.txt");
 
 /// Windows that each begin with BOS.
 #[derive(Clone, Debug, PartialEq)]

@@ -1,11 +1,11 @@
 //! Estimate of the time of a conversion, from a small sample of each format.
 
 use super::tensor::errors;
-use crate::quant::layout::{TargetFormat, TensorPlan};
-use crate::quant::plan::QuantPlan;
-use crate::quant::solver::{Nearest, Solver, TILE_ROWS};
-use crate::tensor::Format;
+use crate::layout::{TargetFormat, TensorPlan};
+use crate::plan::QuantPlan;
+use crate::solver::{Nearest, Solver, TILE_ROWS};
 use anyhow::Result;
+use gemma_base::tensor::Format;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use sha2::{Digest, Sha256};

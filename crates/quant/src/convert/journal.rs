@@ -2,13 +2,13 @@
 //! rows of a large one, from which the next run resumes. A line is JSON, a space and a digest.
 
 use super::staging::open_staged;
-use crate::checkpoint::Checkpoint;
-use crate::error::Fault;
-use crate::os::files::{Stamp, open_no_link};
-use crate::quant::layout::{ArtifactLayout, TensorPlan};
-use crate::quant::plan::QuantPlan;
-use crate::quant::{QuantizeOptions, SIDE_FILES};
+use crate::layout::{ArtifactLayout, TensorPlan};
+use crate::plan::QuantPlan;
+use crate::{QuantizeOptions, SIDE_FILES};
 use anyhow::{Context, Result};
+use gemma_base::error::Fault;
+use gemma_base::os::files::{Stamp, open_no_link};
+use gemma_model::checkpoint::Checkpoint;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -66,7 +66,10 @@ impl JournalHeader {
         let weights = checkpoint.weight_files().iter().map(String::as_str);
         for file in weights.chain(["config.json"]).chain(SIDE_FILES.iter().copied()) {
             if let Some(digest) = checkpoint.digest(file)? {
-                source.push(SourceFile { name: file.to_owned(), sha256: crate::util::hex(digest) });
+                source.push(SourceFile {
+                    name: file.to_owned(),
+                    sha256: gemma_base::util::hex(digest),
+                });
             }
         }
         Ok(JournalHeader {
@@ -78,7 +81,7 @@ impl JournalHeader {
             spelling: plan.spelling.clone(),
             recipe_sha256: plan.recipe_sha256.clone(),
             solver: plan.solver.clone(),
-            layout_sha256: crate::util::hex(hash.finalize()),
+            layout_sha256: gemma_base::util::hex(hash.finalize()),
             shard_bytes: options.shard_bytes,
         })
     }
@@ -273,7 +276,7 @@ impl Journal {
 
 /// Returns the digest of a line: the first eight bytes of its SHA-256.
 fn digest(json: &str) -> String {
-    crate::util::hex(&Sha256::digest(json)[..8])
+    gemma_base::util::hex(&Sha256::digest(json)[..8])
 }
 
 /// Parses a whole line; `None` if it was truncated or damaged.

@@ -18,11 +18,11 @@ use super::plan::{Importance, QuantPlan, QuantReport, REPORT_FILE, TensorReport,
 use super::solver::{Nearest, Solver};
 use super::verify::verify;
 use super::{QuantizeOptions, Recipe};
-use crate::checkpoint::{Checkpoint, Kind};
-use crate::error::{Fault, Kind as FaultKind, fault_of};
-use crate::models::Weights;
-use crate::util::{hex, threads};
 use anyhow::{Context, Result};
+use gemma_base::error::{Fault, Kind as FaultKind, fault_of};
+use gemma_base::util::{hex, threads};
+use gemma_model::checkpoint::{Checkpoint, Kind};
+use gemma_model::models::Weights;
 use journal::{FinishedTensor, Journal, JournalHeader, JournalState, count, other_run, places};
 use resume::BegunTensor;
 use sha2::{Digest, Sha256};

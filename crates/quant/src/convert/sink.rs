@@ -1,10 +1,10 @@
 //! Writer of one tensor, in the layout of the artifact or of a GGUF file.
 
 use super::staging::StagedFile;
-use crate::checkpoint::gguf::types;
-use crate::quant::layout::TensorPlan;
-use crate::tensor::Matrix;
+use crate::layout::TensorPlan;
 use anyhow::{Context, Result};
+use gemma_base::tensor::Matrix;
+use gemma_model::checkpoint::gguf::types;
 use sha2::{Digest, Sha256};
 use std::path::Path;
 
@@ -83,7 +83,7 @@ impl<'a> TensorWriter<'a> {
         file.write_all(&scales[*side_saved as usize..])?;
         file.sync()?;
         *side_saved = scales.len() as u64;
-        Ok(crate::util::hex(hash.clone().chain_update(scales).finalize()))
+        Ok(gemma_base::util::hex(hash.clone().chain_update(scales).finalize()))
     }
 
     /// Returns the numbers of bytes that are written, and of the scales.
@@ -96,6 +96,6 @@ impl<'a> TensorWriter<'a> {
         let side = std::mem::take(&mut self.written.side);
         self.put(&side)?;
         self.put(&vec![0; self.entry.padding()])?;
-        Ok(crate::util::hex(self.written.hash.finalize()))
+        Ok(gemma_base::util::hex(self.written.hash.finalize()))
     }
 }

@@ -1,12 +1,12 @@
 //! Tensors of the source as f32, some rows at a time. They are read by `pread`, so that no part of
 //! a checkpoint of 54 GB stays mapped.
 
-use crate::checkpoint::{Checkpoint, Dtype, Kind, TensorView};
-use crate::error::Fault;
-use crate::models::Weights;
-use crate::quant::layout::TensorPlan;
-use crate::tensor::Matrix;
+use crate::layout::TensorPlan;
 use anyhow::{Context, Result};
+use gemma_base::error::Fault;
+use gemma_base::tensor::Matrix;
+use gemma_model::checkpoint::{Checkpoint, Dtype, Kind, TensorView};
+use gemma_model::models::Weights;
 use sha2::{Digest, Sha256};
 use std::ops::Range;
 

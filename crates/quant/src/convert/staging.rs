@@ -6,11 +6,11 @@
 //! another user may have made `.DST.partial`. It must therefore belong to this user, and no file in
 //! it is opened through a symbolic link.
 
-use crate::error::{Fault, Kind};
-use crate::os::files as os;
-use crate::util::files::{parent_of, rename_new};
-use crate::util::units;
 use anyhow::{Context, Result};
+use gemma_base::error::{Fault, Kind};
+use gemma_base::os::files as os;
+use gemma_base::util::files::{parent_of, rename_new};
+use gemma_base::util::units;
 use std::fs::{self, File, TryLockError};
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};

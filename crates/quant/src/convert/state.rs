@@ -4,8 +4,8 @@
 use super::Run;
 use super::journal::FinishedTensor;
 use super::staging::{StagedFile, check_space, open_staged};
-use crate::util::hex;
 use anyhow::{Context, Result};
+use gemma_base::util::hex;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::fs;

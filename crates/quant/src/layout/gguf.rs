@@ -5,14 +5,14 @@
 //! architecture's number is added to the stored ones.
 
 use super::{StoredTensor, TargetFormat};
-use crate::checkpoint::Dtype;
-use crate::checkpoint::gguf::types;
-use crate::checkpoint::gguf::write::{Keys, Tensor, header as container};
-use crate::error::Fault;
-use crate::models::Role;
-use crate::models::gguf::tensor_name;
-use crate::tensor::{Code, Format, GgmlType, Group};
 use anyhow::Result;
+use gemma_base::error::Fault;
+use gemma_base::tensor::{Code, Format, GgmlType, Group};
+use gemma_model::checkpoint::Dtype;
+use gemma_model::checkpoint::gguf::types;
+use gemma_model::checkpoint::gguf::write::{Keys, Tensor, header as container};
+use gemma_model::models::Role;
+use gemma_model::models::gguf::tensor_name;
 
 /// Name of the file in the staging directory.
 pub const FILE: &str = "model.gguf";

@@ -2,12 +2,12 @@
 
 mod gguf;
 
-use crate::checkpoint::gguf::write::Keys;
-use crate::checkpoint::{Dtype, artifact};
-use crate::error::Fault;
-use crate::models::{Role, TensorSpec, Weights};
-use crate::tensor::{Code, Format};
 use anyhow::{Context, Result};
+use gemma_base::error::Fault;
+use gemma_base::tensor::{Code, Format};
+use gemma_model::checkpoint::gguf::write::Keys;
+use gemma_model::checkpoint::{Dtype, artifact};
+use gemma_model::models::{Role, TensorSpec, Weights};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 

@@ -1,9 +1,9 @@
 //! Second moments of a linear layer's inputs, and cross moments with the inputs in the source.
 
 use super::linalg::{add_gram, cholesky, mirror, solve, transposed};
-use crate::tensor::encode::CodingDevice;
-use crate::tensor::hadamard;
 use anyhow::Result;
+use gemma_base::tensor::encode::CodingDevice;
+use gemma_base::tensor::hadamard;
 use rayon::prelude::*;
 use std::ops::Range;
 
@@ -181,9 +181,9 @@ fn transform_both(h: &mut Vec<f32>, n: usize, offset: usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::quant::ldlq::linalg::product;
-    use crate::tensor::encode::OnProcessor;
-    use crate::tensor::product::View;
+    use crate::ldlq::linalg::product;
+    use gemma_base::tensor::encode::OnProcessor;
+    use gemma_base::tensor::product::View;
 
     fn numbers(n: usize, mut state: u64) -> Vec<f32> {
         let mut next = || {

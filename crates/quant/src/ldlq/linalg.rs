@@ -1,11 +1,11 @@
 //! Dense f32 algebra for LDLQ: products, a blocked Cholesky factorisation, triangular solves.
 //!
 //! Results do not depend on the device or the number of threads: every product adds in the order
-//! of [`crate::tensor::product`], and threads divide only the rows and columns of results.
+//! of [`gemma_base::tensor::product`], and threads divide only the rows and columns of results.
 
-use crate::tensor::encode::CodingDevice;
-use crate::tensor::product::View;
 use anyhow::{Result, bail};
+use gemma_base::tensor::encode::CodingDevice;
+use gemma_base::tensor::product::View;
 use rayon::prelude::*;
 use std::ops::Range;
 
@@ -191,7 +191,7 @@ fn subtract(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tensor::encode::OnProcessor;
+    use gemma_base::tensor::encode::OnProcessor;
 
     fn numbers(n: usize, mut state: u64) -> Vec<f32> {
         let mut next = || {

@@ -12,10 +12,10 @@ pub mod linalg;
 
 pub use inputs::{Factor, Inputs, block_width};
 
-use crate::tensor::encode::{CodingDevice, Encoder, row_scale};
-use crate::tensor::product::View;
-use crate::tensor::{Format, Group, Matrix};
 use anyhow::Result;
+use gemma_base::tensor::encode::{CodingDevice, Encoder, row_scale};
+use gemma_base::tensor::product::View;
+use gemma_base::tensor::{Format, Group, Matrix};
 use linalg::{WIDE, corner, product, solve_upper};
 use rayon::prelude::*;
 use std::ops::Range;
@@ -351,7 +351,7 @@ fn measure(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tensor::encode::OnProcessor;
+    use gemma_base::tensor::encode::OnProcessor;
 
     /// Rows are independent once their scales are known, however many there are.
     #[test]

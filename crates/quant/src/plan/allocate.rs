@@ -4,8 +4,8 @@
 //! its format. The KL divergence of a model grows linearly with the relative squared error of each
 //! layer (HIGGS, arXiv 2411.17525); by how much depends on the model.
 
-use crate::models::Role;
-use crate::tensor::Format;
+use gemma_base::tensor::Format;
+use gemma_model::models::Role;
 
 /// States of the knapsack. Sizes are rounded up to the distributable bytes divided by this.
 const STATES: u64 = 1 << 17;

@@ -1,11 +1,11 @@
 //! Memory of a conversion, and the size of chunks that fits a limit.
 
-use crate::error::{Fault, Kind};
-use crate::quant::QuantizeOptions;
-use crate::quant::layout::{ArtifactLayout, TensorPlan};
-use crate::quant::solver::{Solver, TILE_ROWS};
-use crate::util::units;
+use crate::QuantizeOptions;
+use crate::layout::{ArtifactLayout, TensorPlan};
+use crate::solver::{Solver, TILE_ROWS};
 use anyhow::Result;
+use gemma_base::error::{Fault, Kind};
+use gemma_base::util::units;
 
 /// Weights of a chunk without a limit of memory.
 const CHUNK: usize = 4 << 20;

@@ -11,15 +11,15 @@ use super::layout::{ArtifactLayout, TargetFormat};
 use super::recipe::{FormatChoice, Recipe};
 use super::solver::Solver;
 use super::{QuantizeOptions, SIDE_FILES, pretty};
-use crate::checkpoint::gguf::write::Keys;
-use crate::checkpoint::{Dtype, Kind, artifact, shards};
-use crate::error::Fault;
-use crate::models::gguf::export;
-use crate::models::{Role, TensorSpec, Weights};
-use crate::tensor::Format;
-use crate::util::units;
 use allocate::{Candidate, Rate, allocate};
 use anyhow::{Context, Result};
+use gemma_base::error::Fault;
+use gemma_base::tensor::Format;
+use gemma_base::util::units;
+use gemma_model::checkpoint::gguf::write::Keys;
+use gemma_model::checkpoint::{Dtype, Kind, artifact, shards};
+use gemma_model::models::gguf::export;
+use gemma_model::models::{Role, TensorSpec, Weights};
 
 /// Sensitivity of a tensor, by role and layer.
 #[derive(Clone, Copy)]

@@ -1,8 +1,8 @@
 //! `quant-report.json`: format and error of each tensor. Its length is known before the conversion.
 
 use super::QuantPlan;
-use crate::quant::layout::{ArtifactLayout, TensorPlan};
-use crate::quant::pretty;
+use crate::layout::{ArtifactLayout, TensorPlan};
+use crate::pretty;
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
@@ -34,7 +34,7 @@ pub struct QuantReport {
     pub recipe_sha256: String,
     /// The size that the recipe aimed at, if any.
     pub target_bytes: Option<u64>,
-    /// See [`Solver::name`](crate::quant::Solver::name).
+    /// See [`Solver::name`](crate::Solver::name).
     pub solver: String,
     pub parameters: u64,
     /// Bytes of all tensors, without headers and side files.

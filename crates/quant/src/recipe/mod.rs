@@ -17,11 +17,11 @@ mod size;
 
 pub use size::{Aim, nearest_to, parse_size};
 
-use crate::error::Fault;
-use crate::models::{Role, TensorSpec};
-use crate::tensor::Format;
-use crate::util::files::read_regular_text;
 use anyhow::{Context, Result};
+use gemma_base::error::Fault;
+use gemma_base::tensor::Format;
+use gemma_base::util::files::read_regular_text;
+use gemma_model::models::{Role, TensorSpec};
 use pattern::Pattern;
 use sha2::{Digest, Sha256};
 use std::path::Path;
@@ -30,11 +30,11 @@ use toml::de::{DeTable, DeValue};
 
 /// Names and texts of the built-in recipes.
 pub const BUILT_IN: [(&str, &str); 5] = [
-    ("seed", include_str!("../../../quant/seed.toml")),
-    ("int4", include_str!("../../../quant/int4.toml")),
-    ("9gb", include_str!("../../../quant/9gb.toml")),
-    ("10gb", include_str!("../../../quant/10gb.toml")),
-    ("12gb", include_str!("../../../quant/12gb.toml")),
+    ("seed", include_str!("../../../../quant/seed.toml")),
+    ("int4", include_str!("../../../../quant/int4.toml")),
+    ("9gb", include_str!("../../../../quant/9gb.toml")),
+    ("10gb", include_str!("../../../../quant/10gb.toml")),
+    ("12gb", include_str!("../../../../quant/12gb.toml")),
 ];
 
 /// Most bytes of a recipe. Each line is compared with each tensor.
@@ -204,7 +204,7 @@ impl Recipe {
 
     /// Returns the SHA-256 of the text.
     pub fn sha256(&self) -> String {
-        crate::util::hex(Sha256::digest(self.text.as_bytes()))
+        gemma_base::util::hex(Sha256::digest(self.text.as_bytes()))
     }
 
     /// Returns the choice for each tensor. Refuses tensors that no line matches, and lines that
@@ -274,7 +274,7 @@ fn parse_rule(pattern: &str, choice: &Spanned<DeValue<'_>>) -> Result<(Pattern, 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::fault_of;
+    use gemma_base::error::fault_of;
 
     fn tensors(layers: usize) -> Vec<TensorSpec> {
         let layers = |role: Role| if role.is_layer() { layers } else { 1 };

@@ -5,8 +5,8 @@
 //! and `{0,58..61}` numbers with the last one included. `norms` is every vector, `linears` every
 //! matrix of a layer.
 
-use crate::models::Role;
 use anyhow::{Result, bail, ensure};
+use gemma_model::models::Role;
 
 /// Most globs that the braces of one pattern may expand to.
 const MAX_GLOBS: usize = 10_000;

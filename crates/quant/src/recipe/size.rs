@@ -1,8 +1,8 @@
 //! Sizes of a recipe, as users write them.
 
-use crate::models::TensorSpec;
-use crate::util::units;
 use anyhow::Result;
+use gemma_base::util::units;
+use gemma_model::models::TensorSpec;
 
 /// The size that a choice of formats must fit.
 #[derive(Clone, Copy, Debug, PartialEq)]

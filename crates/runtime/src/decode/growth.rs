@@ -7,9 +7,9 @@ use rayon::prelude::*;
 
 use super::{Request, TokenLogProbs};
 use crate::draft::{Allowance, DraftContext, DraftRequest, Proposal, Verified};
-use crate::engine::{Scores, TokenTree};
-use crate::tensor::Token;
-use crate::util::threads;
+use gemma_base::tensor::Token;
+use gemma_base::util::threads;
+use gemma_model::engine::{Scores, TokenTree};
 
 /// A text that has a sequence of the target.
 pub struct GrowingText {

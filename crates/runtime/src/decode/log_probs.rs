@@ -2,9 +2,9 @@
 //!
 //! They are the model's own, before bans, grammar, penalty, temperature and filters.
 
-use crate::sampler;
-use crate::tensor::{Token, math};
 use anyhow::Result;
+use gemma_base::tensor::{Token, math};
+use gemma_model::sampler;
 
 /// The log-probability of a token of a text, and the likeliest tokens in its place.
 #[derive(Clone, Debug, PartialEq)]

@@ -23,9 +23,9 @@ pub use stats::{Stats, Tally};
 pub use verify::{Verdict, verify};
 
 use crate::draft::{Drafter, Policy};
-use crate::engine::Timeline;
-use crate::sampler::Sampler;
-use crate::tensor::Token;
+use gemma_base::tensor::Token;
+use gemma_model::engine::Timeline;
+use gemma_model::sampler::Sampler;
 
 /// Where generation ends by itself.
 pub struct GenerationLimits<'a> {

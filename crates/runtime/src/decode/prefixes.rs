@@ -5,10 +5,10 @@
 //! places whose windows were kept. Prefixes share pages with the sequences that they were read in.
 //! The least recently used prefix goes first when sequences need pages.
 
-use crate::engine::{Prefix, Timeline};
-use crate::kv::{PAGE, SLACK};
-use crate::tensor::Token;
 use anyhow::Result;
+use gemma_base::kv::{PAGE, SLACK};
+use gemma_base::tensor::Token;
+use gemma_model::engine::{Prefix, Timeline};
 
 /// Prefixes at most: each is compared with each new text.
 const MOST: usize = 256;

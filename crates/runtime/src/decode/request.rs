@@ -3,8 +3,8 @@
 use anyhow::{Error, Result};
 
 use super::{Stats, StopReason, TokenLogProbs};
-use crate::sampler::Sampler;
-use crate::tensor::Token;
+use gemma_base::tensor::Token;
+use gemma_model::sampler::Sampler;
 
 /// A text to be grown. A text that ends or pauses is given back as the request that continues it.
 #[derive(Debug)]

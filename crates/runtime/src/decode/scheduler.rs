@@ -20,10 +20,10 @@ use crate::draft::{
     Allowance, DraftRequest, Drafter, Pass, Policy, Proposal, Round, RoundOutcome, grammar,
     verified,
 };
-use crate::engine::{EngineExt, Input, Output, Rows, Scores, Timeline, TokenTree};
-use crate::error::{Fault, Kind, fault_of};
-use crate::kv::PAGE;
-use crate::tensor::Token;
+use gemma_base::error::{Fault, Kind, fault_of};
+use gemma_base::kv::PAGE;
+use gemma_base::tensor::Token;
+use gemma_model::engine::{EngineExt, Input, Output, Rows, Scores, Timeline, TokenTree};
 
 /// The most rows of prompts in a pass that texts grow by: they must not wait long for each other.
 const PROMPT_ROWS: usize = 64;

@@ -1,8 +1,8 @@
 //! Generated tokens to text that may be shown: whole characters, and nothing that could still
 //! become a stop string. A thought is apart from the answer, and stop strings do not end it.
 
-use crate::models::{Detokenizer, Tokenizer};
-use crate::tensor::Token;
+use gemma_base::tensor::Token;
+use gemma_model::models::{Detokenizer, Tokenizer};
 
 /// Text as it becomes certain.
 pub struct TextStream<'a> {
@@ -158,8 +158,8 @@ fn overlap(text: &str, stop: &str) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::models::tokenizer::tests::thinking_letters;
-    use crate::models::{Special, gemma3::bundled};
+    use gemma_model::models::tokenizer::samples::thinking_letters;
+    use gemma_model::models::{Special, gemma3::bundled};
 
     fn run(text: &str, stops: &[&str]) -> (String, bool) {
         let file = bundled::target().unwrap();

@@ -2,9 +2,9 @@
 
 use anyhow::Result;
 
-use crate::engine::{Scores, TokenTree};
-use crate::sampler::Sampler;
-use crate::tensor::Token;
+use gemma_base::tensor::Token;
+use gemma_model::engine::{Scores, TokenTree};
+use gemma_model::sampler::Sampler;
 
 /// Outcome of a round for one tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,7 +52,7 @@ pub fn verify(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sampler::SamplerConfig;
+    use gemma_model::sampler::SamplerConfig;
 
     #[test]
     fn the_walk_follows_the_picks_and_the_penalty_sees_the_path() {

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::kv::PAGE;
+use gemma_base::kv::PAGE;
 
 /// Upper bound of the seconds of a pass.
 const LONGEST: f32 = 3600.0;

@@ -10,9 +10,9 @@ use anyhow::Result;
 use super::figures::DraftFigures;
 use super::proposal::Proposal;
 use super::verified::Verified;
-use crate::engine::Assistant;
-use crate::sampler::Sampler;
-use crate::tensor::Token;
+use gemma_base::tensor::Token;
+use gemma_model::engine::Assistant;
+use gemma_model::sampler::Sampler;
 
 /// One text, and the bounds of its proposal.
 #[derive(Clone, Copy)]

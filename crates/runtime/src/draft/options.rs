@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use crate::error::Fault;
+use gemma_base::error::Fault;
 
 /// `--draft-tree`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -1,7 +1,7 @@
 //! A token tree with the probability and the source of each node.
 
-use crate::engine::TokenTree;
-use crate::tensor::Token;
+use gemma_base::tensor::Token;
+use gemma_model::engine::TokenTree;
 
 /// Draft tokens of one round. Node 0 is the newest token of the history.
 #[derive(Clone, Debug, Default, PartialEq)]

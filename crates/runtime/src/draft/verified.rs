@@ -1,8 +1,8 @@
 //! The target's scores of the last round's tree, which the history does not hold.
 
-use crate::engine::{Scores, TokenTree};
-use crate::sampler::Sampler;
-use crate::tensor::Token;
+use gemma_base::tensor::Token;
+use gemma_model::engine::{Scores, TokenTree};
+use gemma_model::sampler::Sampler;
 
 /// Tokens kept of each row.
 pub const BEST: usize = 8;
@@ -34,7 +34,7 @@ impl Verified<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sampler::SamplerConfig;
+    use gemma_model::sampler::SamplerConfig;
 
     #[test]
     fn rows_and_lists_say_the_same() {

@@ -10,9 +10,9 @@ use anyhow::{Result, ensure};
 
 use super::Grammar;
 use super::machine::{MachineState, StateQuery};
-use crate::error::Fault;
-use crate::sampler::{Mask, TokenRule};
-use crate::tensor::Token;
+use gemma_base::error::Fault;
+use gemma_base::tensor::Token;
+use gemma_model::sampler::{Mask, TokenRule};
 
 /// Processor time of a mask from which a background thread computes the masks of a text.
 const LONG: Duration = Duration::from_millis(5);

@@ -7,11 +7,11 @@
 use super::GrammarSource;
 use super::schema::{self, Prepared, Refusal};
 use super::vocabulary::GrammarVocabulary;
-use crate::error::Fault;
-use crate::os::process::thread_time;
-use crate::sampler::Mask;
-use crate::tensor::Token;
 use anyhow::{Result, anyhow};
+use gemma_base::error::Fault;
+use gemma_base::os::process::thread_time;
+use gemma_base::tensor::Token;
+use gemma_model::sampler::Mask;
 use llguidance::api::TopLevelGrammar;
 use llguidance::{Matcher, ParserFactory};
 use serde::{Deserialize, Serialize};

@@ -1,11 +1,11 @@
 //! Texts that must follow a grammar: JSON Schema, Lark's notation or a regular expression,
 //! by the `llguidance` crate.
 //!
-//! A grammar becomes a [`TokenRule`](crate::sampler::TokenRule) of the sampler: a pure function
-//! from the tokens so far to the allowed next tokens. Drafts therefore change no text under a
-//! grammar. JSON has no free white space here: `, ` between items and `: ` behind keys, as in most
-//! training data. An answer cannot loop on blanks. The fixed parts of a schema are forced tokens,
-//! which drafts propose without any model.
+//! A grammar becomes a [`TokenRule`](gemma_model::sampler::TokenRule) of the sampler: a pure
+//! function from the tokens so far to the allowed next tokens. Drafts therefore change no text
+//! under a grammar. JSON has no free white space here: `, ` between items and `: ` behind keys, as
+//! in most training data. An answer cannot loop on blanks. The fixed parts of a schema are forced
+//! tokens, which drafts propose without any model.
 //!
 //! Each grammar is compiled and followed in a child process of its own ([`place`]).
 
@@ -27,10 +27,10 @@ use anyhow::Result;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::error::Fault;
-use crate::models::{Special, Tokenizer};
-use crate::tensor::Token;
-use crate::util::json;
+use gemma_base::error::Fault;
+use gemma_base::tensor::Token;
+use gemma_base::util::json;
+use gemma_model::models::{Special, Tokenizer};
 use machine::{MachineState, StateQuery};
 use place::MachineHost;
 use vocabulary::GrammarVocabulary;
@@ -249,10 +249,10 @@ impl Grammar {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::fault_of;
-    use crate::models::Special;
-    use crate::models::tokenizer::tests::{letters, thinking_letters};
-    use crate::sampler::{Mask, TokenRule};
+    use gemma_base::error::fault_of;
+    use gemma_model::models::Special;
+    use gemma_model::models::tokenizer::samples::{letters, thinking_letters};
+    use gemma_model::sampler::{Mask, TokenRule};
     use serde_json::json;
 
     const END: Token = 5;

@@ -4,11 +4,11 @@
 use super::GrammarSource;
 use super::machine::{GrammarMachine, MachineState, StateQuery};
 use super::vocabulary::GrammarVocabulary;
-use crate::error::{Fault, fault_of, no_limits, no_process};
-use crate::sampler::Mask;
-use crate::tensor::Token;
-use crate::util::child::{self, Child, ChildFailure, ChildLimits};
 use anyhow::{Context, Result};
+use gemma_base::error::{Fault, fault_of, no_limits, no_process};
+use gemma_base::tensor::Token;
+use gemma_base::util::child::{self, Child, ChildFailure, ChildLimits};
+use gemma_model::sampler::Mask;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::time::Duration;

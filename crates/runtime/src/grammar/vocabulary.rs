@@ -3,7 +3,7 @@
 use llguidance::toktrie::{TokEnv, TokRxInfo, TokTrie, TokenizerEnv};
 use std::sync::Arc;
 
-use crate::tensor::Token;
+use gemma_base::tensor::Token;
 
 /// Encodes a text with the model's tokenizer.
 pub type Encode = Arc<dyn Fn(&str) -> Vec<Token> + Send + Sync>;

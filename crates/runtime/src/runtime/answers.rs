@@ -11,13 +11,13 @@ use crate::decode::text::{TextPiece, TextStream};
 use crate::decode::{
     self, Ended, Flow, Refused, Request, Scheduler, Stats, StopReason, TokenLogProbs,
 };
-use crate::error::Fault;
 use crate::grammar::tools::call_marks;
-use crate::models::Tokenizer;
 use crate::runtime::constraints::Constrained;
-use crate::sampler::{Sampler, SamplerConfig};
-use crate::tensor::Token;
 use anyhow::Result;
+use gemma_base::error::Fault;
+use gemma_base::tensor::Token;
+use gemma_model::models::Tokenizer;
+use gemma_model::sampler::{Sampler, SamplerConfig};
 use serde::Serialize;
 
 /// Why an answer ended.

@@ -1,11 +1,11 @@
 //! Grammars of a model, and checks of the answers that must follow them.
 
-use crate::error::{Fault, Kind, fault_of};
 use crate::grammar::{Grammar, GrammarRule, GrammarSource, Grammars};
-use crate::models::Tokenizer;
-use crate::sampler::Sampler;
-use crate::tensor::Token;
 use anyhow::{Result, ensure};
+use gemma_base::error::{Fault, Kind, fault_of};
+use gemma_base::tensor::Token;
+use gemma_model::models::Tokenizer;
+use gemma_model::sampler::Sampler;
 use sha2::{Digest, Sha256};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -175,7 +175,7 @@ impl Constrained {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::models::tokenizer::tests::letters;
+    use gemma_model::models::tokenizer::samples::letters;
     use serde_json::json;
 
     fn refused(constraints: &Constraints, source: &GrammarSource) -> String {

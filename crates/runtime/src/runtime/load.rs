@@ -1,12 +1,5 @@
 //! From opened weights to a loaded engine, where they fit best.
 
-use crate::compute::cpu::{CpuExecutor, CpuOptions, Isa, Pool};
-use crate::compute::split::SplitExecutor;
-use crate::compute::{DeviceInfo, Executor, KvFormat};
-use crate::engine::planned::EngineOptions;
-use crate::engine::{Engine, PlannedEngine};
-use crate::error::{Fault, Kind, fault_of};
-use crate::models::{Config, Role, Weights};
 use crate::runtime::devices::backends::backend_of;
 use crate::runtime::devices::lock;
 use crate::runtime::devices::npu;
@@ -17,9 +10,16 @@ use crate::runtime::placement::measure::Task;
 use crate::runtime::placement::predict::Speeds;
 use crate::runtime::placement::{self, Placement};
 use crate::runtime::{Listener, LoadingBar};
-use crate::util::threads;
-use crate::util::units::{bytes, thousands};
 use anyhow::{Context, Result};
+use gemma_base::compute::cpu::{CpuExecutor, CpuOptions, Isa, Pool};
+use gemma_base::compute::split::SplitExecutor;
+use gemma_base::compute::{DeviceInfo, Executor, KvFormat};
+use gemma_base::error::{Fault, Kind, fault_of};
+use gemma_base::util::threads;
+use gemma_base::util::units::{bytes, thousands};
+use gemma_model::engine::planned::EngineOptions;
+use gemma_model::engine::{Engine, PlannedEngine};
+use gemma_model::models::{Config, Role, Weights};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
@@ -236,7 +236,7 @@ fn place(
     listener: &dyn Listener,
 ) -> Result<Box<dyn Executor>> {
     let host = || -> Result<Box<dyn Executor>> {
-        placement::check_memory(placement, crate::os::machine::available_memory())?;
+        placement::check_memory(placement, gemma_base::os::machine::available_memory())?;
         Ok(Box::new(CpuExecutor::on(
             pool.clone(),
             CpuOptions { check, isa, ..CpuOptions::default() },

@@ -1,11 +1,11 @@
 //! Options of a session as plain values, independent of the command line.
 
-use crate::compute::Choice;
-use crate::compute::cpu::Isa;
 use crate::draft::{DraftOptions, Mixing, TreeSize};
-use crate::error::Fault;
 use crate::runtime::devices::backends::Npu;
 use crate::runtime::devices::lock::DeviceLock;
+use gemma_base::compute::Choice;
+use gemma_base::compute::cpu::Isa;
+use gemma_base::error::Fault;
 use std::str::FromStr;
 
 /// The model, and where it runs.

@@ -1,11 +1,6 @@
 //! A session: a model's files, and from them a loaded target with its drafts.
 
-use crate::compute::cpu::Pool;
 use crate::decode::{PageDirectory, PromptCache};
-use crate::engine::Timeline;
-use crate::models::{Config, Generation, Tokenizer};
-use crate::os::files::Stamp;
-use crate::os::machine;
 use crate::runtime::Listener;
 use crate::runtime::drafting::calibration::Calibration;
 use crate::runtime::drafting::costs::Passes;
@@ -14,8 +9,13 @@ use crate::runtime::load::{self, Loaded, Room};
 use crate::runtime::model::Model;
 use crate::runtime::model::assistant;
 use crate::runtime::options::{DraftFrom, DraftingOptions, ModelOptions, RunOptions};
-use crate::tensor::Token;
 use anyhow::Result;
+use gemma_base::compute::cpu::Pool;
+use gemma_base::os::files::Stamp;
+use gemma_base::os::machine;
+use gemma_base::tensor::Token;
+use gemma_model::engine::Timeline;
+use gemma_model::models::{Config, Generation, Tokenizer};
 use sha2::{Digest, Sha256};
 use std::sync::Arc;
 

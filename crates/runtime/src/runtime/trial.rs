@@ -1,6 +1,5 @@
 //! Check of a device: a small made-up model runs on it, each kernel against its scalar twin.
 
-use crate::compute::{Choice, DeviceInfo};
 use crate::runtime::Listener;
 use crate::runtime::devices::backends::Npu;
 use crate::runtime::devices::lock::DeviceLock;
@@ -9,6 +8,7 @@ use crate::runtime::load::{Room, load, pool};
 use crate::runtime::options::Device;
 use crate::runtime::options::{AutoOr, GpuLayers, Kv, RunOptions};
 use anyhow::Result;
+use gemma_base::compute::{Choice, DeviceInfo};
 
 /// Loads the small model as `generate --check` would, and runs passes of it.
 pub fn run(

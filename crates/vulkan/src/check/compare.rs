@@ -8,7 +8,7 @@
 //! differently and long rows add more. One wrong term of 21504 moves its sum about eighty times as
 //! far. int8 codes are compared with the number that they round, f16 numbers within one step.
 
-use crate::compute::poison;
+use gemma_base::compute::poison;
 use half::f16;
 use std::fmt;
 

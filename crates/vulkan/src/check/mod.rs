@@ -10,21 +10,21 @@
 mod compare;
 mod outputs;
 
-use crate::compute::memory::Buffers;
-use crate::compute::poison::{self, Computed};
-use crate::compute::step::StepView;
-use crate::compute::{
-    BufferId, Caps, Dispatch, Executor, KvFormat, Linear, LoadJob, Op, Part, Plan, PlanId, Report,
-    Reports, StepLayout, WeightId, best, reference,
-};
-use crate::tensor::Matrix;
-use crate::testing;
-use crate::vulkan::lower::{Bucket, Call};
-use crate::vulkan::run::VulkanExecutor;
+use crate::lower::{Bucket, Call};
+use crate::run::VulkanExecutor;
 use anyhow::{Result, bail, ensure};
 use compare::{
     Difference, Grid, Rule, first_difference, first_q8_difference, first_wrong_code, typed,
 };
+use gemma_base::compute::memory::Buffers;
+use gemma_base::compute::poison::{self, Computed};
+use gemma_base::compute::step::StepView;
+use gemma_base::compute::{
+    BufferId, Caps, Dispatch, Executor, KvFormat, Linear, LoadJob, Op, Part, Plan, PlanId, Report,
+    Reports, StepLayout, WeightId, best, reference,
+};
+use gemma_base::tensor::Matrix;
+use gemma_base::testing;
 use outputs::{CheckedOutput, Content, outputs, right_scales, unrounded};
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;

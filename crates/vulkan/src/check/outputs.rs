@@ -1,14 +1,14 @@
 //! Outputs of each operation and their tolerances, for `--check`.
 
 use super::compare::{EXPONENTIALS, Grid, PRODUCTS, Rule, SUMS};
-use crate::compute::reference::rows::{self, errors, fit, rotate_input};
-use crate::compute::{
+use gemma_base::compute::reference::rows::{self, errors, fit, rotate_input};
+use gemma_base::compute::{
     Act, Attention, Best, BufferId, Cap, Commit, Concat, Embed, GateUp, KvFormat, KvLayer, Linear,
     LinearJob, Norm, Op, Rope, RopeKeys, RowSet,
 };
-use crate::kv::PAGE;
-use crate::tensor::math::{LANES, Scale};
-use crate::tensor::{Format, Group, Matrix, hadamard, math};
+use gemma_base::kv::PAGE;
+use gemma_base::tensor::math::{LANES, Scale};
+use gemma_base::tensor::{Format, Group, Matrix, hadamard, math};
 
 /// Content of a buffer, and its tolerance.
 #[derive(Clone, Copy, Debug)]
@@ -135,7 +135,7 @@ pub fn outputs(
                 floats(
                     *maxima,
                     "the largest of the chunks",
-                    crate::compute::best::CHUNKS,
+                    gemma_base::compute::best::CHUNKS,
                     Rule::Same,
                 ),
                 lists,

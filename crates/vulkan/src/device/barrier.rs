@@ -1,7 +1,7 @@
 //! Memory barriers: one for each pair of stages that hand memory to one another.
 
-use crate::testing;
 use ash::vk::{self, AccessFlags2 as A, PipelineStageFlags2 as S};
+use gemma_base::testing;
 
 /// Makes all writes before it, of kernels and copies, visible to all kernels and copies after it.
 pub fn barrier(device: &ash::Device, commands: vk::CommandBuffer) {

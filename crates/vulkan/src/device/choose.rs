@@ -1,9 +1,9 @@
 //! Choice of a device.
 
 use super::{ALLOW_CPU_DRIVER, DeviceInfo, is_set, no_driver};
-pub use crate::compute::device::Choice;
-use crate::error::{Fault, Kind};
 use anyhow::{Context, Result};
+pub use gemma_base::compute::device::Choice;
+use gemma_base::error::{Fault, Kind};
 
 /// Returns whether a device may be chosen without being named.
 fn allowed(device: &DeviceInfo, allow_cpu: bool) -> bool {
@@ -68,7 +68,7 @@ fn lacking(device: &DeviceInfo) -> anyhow::Error {
 #[cfg(test)]
 pub mod tests {
     use super::*;
-    use crate::error::fault_of;
+    use gemma_base::error::fault_of;
 
     const GB: u64 = 1 << 30;
 

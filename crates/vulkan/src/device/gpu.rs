@@ -6,10 +6,10 @@ use super::features::Features;
 use super::matrix::{MatrixShape, best_shape};
 use super::memory::Requested;
 use super::{DeviceInfo, Vulkan};
-use crate::error::{Fault, Kind};
-use crate::os::remedies;
 use anyhow::{Context, Result};
 use ash::{Device, khr, vk};
+use gemma_base::error::{Fault, Kind};
+use gemma_base::os::remedies;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A logical device with one queue. Several threads may submit to it.

@@ -2,9 +2,9 @@
 //! see.
 
 use super::{DeviceInfo, Gpu, failed};
-use crate::error::{Fault, Kind};
 use anyhow::Result;
 use ash::vk;
+use gemma_base::error::{Fault, Kind};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

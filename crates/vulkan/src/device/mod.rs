@@ -14,13 +14,13 @@ pub mod pipeline;
 pub mod queue;
 pub mod validation;
 
-pub use crate::compute::device::DeviceInfo;
-use crate::error::{Fault, Kind};
-use crate::os::remedies;
-use crate::util::hex;
 use anyhow::{Context, Result};
 use ash::{Entry, Instance, khr, vk};
 use features::Features;
+pub use gemma_base::compute::device::DeviceInfo;
+use gemma_base::error::{Fault, Kind};
+use gemma_base::os::remedies;
+use gemma_base::util::hex;
 pub use gpu::{Gpu, LOST, failed, is_lost};
 use matrix::MatrixShape;
 use sha2::{Digest, Sha256};

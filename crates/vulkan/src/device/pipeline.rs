@@ -3,10 +3,10 @@
 
 use super::choose::Choice;
 use super::{Gpu, failed};
-use crate::util::files::{read_regular, write_whole};
-use crate::util::{hex, threads, xdg};
 use anyhow::Result;
 use ash::vk;
+use gemma_base::util::files::{read_regular, write_whole};
+use gemma_base::util::{hex, threads, xdg};
 use rayon::prelude::*;
 use sha2::{Digest, Sha256};
 use std::collections::{HashMap, HashSet};
@@ -32,7 +32,7 @@ macro_rules! shaders {
             pub fn code(self) -> &'static [u8] {
                 match self {
                     $(Shader::$name => {
-                        include_bytes!(concat!("../../../shaders/spirv/", $file, ".spv"))
+                        include_bytes!(concat!("../../../../shaders/spirv/", $file, ".spv"))
                     })*
                 }
             }
@@ -92,7 +92,7 @@ pub struct Pipelines {
 static OPEN: Mutex<Vec<Weak<Mutex<Pipelines>>>> = Mutex::new(Vec::new());
 
 /// Manifest of the shaders of this build, with the SHA-256 of each.
-pub const SHADERS: &str = include_str!("../../../shaders/manifest.txt");
+pub const SHADERS: &str = include_str!("../../../../shaders/manifest.txt");
 
 /// Opens a device, or returns it if this process has it open. `matrices` is that of [`Gpu::open`].
 pub fn open(choice: Choice, matrices: bool) -> Result<(Arc<Gpu>, Arc<Mutex<Pipelines>>)> {

@@ -1,9 +1,9 @@
 //! The queue: submissions, and a timeline semaphore that counts them.
 
 use super::{Gpu, failed};
-use crate::testing::{self, Point};
 use anyhow::Result;
 use ash::vk;
+use gemma_base::testing::{self, Point};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;

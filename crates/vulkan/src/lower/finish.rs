@@ -9,9 +9,9 @@
 use super::kernels::{AttentionPush, Heads, Join, LinearPush, NextNorm, Specialise, word};
 use super::sizes::COUNTS;
 use super::{Access, Bucket, Call, Lowering, kv_code, preparation, prepared, reads_before_write};
-use crate::compute::{Act, BufferId, Dispatch, KvFormat, LinearJob, Norm, Op, Rope, RowSet};
-use crate::tensor::Group;
-use crate::vulkan::device::pipeline::Shader;
+use crate::device::pipeline::Shader;
+use gemma_base::compute::{Act, BufferId, Dispatch, KvFormat, LinearJob, Norm, Op, Rope, RowSet};
+use gemma_base::tensor::Group;
 use std::collections::HashMap;
 use std::mem::offset_of;
 
@@ -235,7 +235,7 @@ impl Epilogues {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::vulkan::lower::kernels::{MatrixProbe, MatrixProbePush};
+    use crate::lower::kernels::{MatrixProbe, MatrixProbePush};
 
     fn call(epilogue: u8) -> Call {
         let epilogue = Some(Epilogue { bytes: vec![epilogue; 16], at: 0 });

@@ -1,6 +1,6 @@
 //! Operations that follow another in a plan and may share its call.
 
-use crate::compute::{Act, BufferId, Dispatch, Op, Prepare, RowSet};
+use gemma_base::compute::{Act, BufferId, Dispatch, Op, Prepare, RowSet};
 
 /// Returns the activation that the next dispatch prepares from the result of `op`. A norm, a gate
 /// or attention shares a call with that preparation where possible.

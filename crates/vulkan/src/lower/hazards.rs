@@ -1,7 +1,7 @@
 //! Barriers between the calls of a plan.
 
 use super::{Access, Call};
-use crate::compute::BufferId;
+use gemma_base::compute::BufferId;
 
 /// Buffers that were accessed since the last barrier.
 #[derive(Default)]

@@ -11,10 +11,10 @@
 //! rows of tiles in place of rows. Octets of a grid lie as they are stored, and the grid behind
 //! them. The side is that of the stored matrix.
 
-use crate::error::Fault;
-use crate::tensor::trellis::TILE;
-use crate::tensor::{Code, Format, Group, Values};
 use anyhow::{Result, ensure};
+use gemma_base::error::Fault;
+use gemma_base::tensor::trellis::TILE;
+use gemma_base::tensor::{Code, Format, Group, Values};
 
 /// Returns the number of a code in `shaders/include/codes.glsl`.
 pub fn code_number(code: Code) -> u32 {

@@ -3,12 +3,12 @@
 use super::kernels::{self, Kernel, LinearPush, MatrixPush, PathTrellis, Push, Specialise, word};
 use super::layout::{DeviceMatrix, Packing, code_number, side_number};
 use super::{Access, Bucket, Call, Lowering, MOST_GROUPS};
-use crate::compute::{LinearJob, RowSet};
-use crate::tensor::trellis::{TILE, Trellis};
-use crate::tensor::{Code, Format, Group};
-use crate::vulkan::device::pipeline::{Constants, Shader};
+use crate::device::pipeline::{Constants, Shader};
 use anyhow::Result;
 use bytemuck::Zeroable;
+use gemma_base::compute::{LinearJob, RowSet};
+use gemma_base::tensor::trellis::{TILE, Trellis};
+use gemma_base::tensor::{Code, Format, Group};
 
 /// Least rows of activations for matrix instructions: of most codes, and of trellis codes, which
 /// take so long to decode that idle columns of a matrix cost less than decoding again.

@@ -10,21 +10,21 @@ mod linear;
 mod rows;
 pub mod sizes;
 
-use crate::compute::step::StepView;
-use crate::compute::{
+use crate::device::DeviceInfo;
+use crate::device::matrix::MatrixShape;
+use crate::device::pipeline::{Constants, Shader};
+use anyhow::{Result, bail};
+use finish::Epilogue;
+pub(super) use following::{prepared, reads_before_write};
+use gemma_base::compute::step::StepView;
+use gemma_base::compute::{
     Act, Attention, Best, BufferId, Cap, Commit, Concat, Dispatch, Embed, GateUp, KvFormat,
     KvLayer, Linear, LinearJob, Norm, Op, PageRange, Prepare, Rope, RopeKeys, RowSet, WeightId,
     best,
 };
-use crate::kv::{OffloadedPages, PAGE};
-use crate::tensor::Group;
-use crate::tensor::trellis::Trellis;
-use crate::vulkan::device::DeviceInfo;
-use crate::vulkan::device::matrix::MatrixShape;
-use crate::vulkan::device::pipeline::{Constants, Shader};
-use anyhow::{Result, bail};
-use finish::Epilogue;
-pub(super) use following::{prepared, reads_before_write};
+use gemma_base::kv::{OffloadedPages, PAGE};
+use gemma_base::tensor::Group;
+use gemma_base::tensor::trellis::Trellis;
 use kernels::{
     BestPush, CapPush, CommitPush, ConcatPush, EmbedPush, Kernel, LinearPush, Push, RopePush,
     Specialise, word,
@@ -66,7 +66,7 @@ impl Bucket {
         Bucket::holding(live.len(), step.selected.len(), step.path.len(), pages, mixed)
     }
 
-    pub(in crate::vulkan) fn of(&self, rows: RowSet) -> usize {
+    pub(crate) fn of(&self, rows: RowSet) -> usize {
         match rows {
             RowSet::All => self.rows,
             RowSet::Selected => self.selected,
@@ -197,11 +197,11 @@ impl Own {
 const OTHER_WORK: u64 = 4096;
 
 impl Lowering<'_> {
-    pub(in crate::vulkan) fn at(&self, id: BufferId) -> u64 {
+    pub(crate) fn at(&self, id: BufferId) -> u64 {
         self.addresses[id.0 as usize]
     }
 
-    pub(in crate::vulkan) fn matrix(&self, id: WeightId) -> &DeviceMatrix {
+    pub(crate) fn matrix(&self, id: WeightId) -> &DeviceMatrix {
         &self.matrices[id.0 as usize]
     }
 
@@ -279,7 +279,7 @@ impl Lowering<'_> {
         Ok(out)
     }
 
-    pub(in crate::vulkan) fn call<K: Kernel>(
+    pub(crate) fn call<K: Kernel>(
         &self,
         kernel: &K,
         push: &K::Push,
@@ -338,7 +338,7 @@ impl Lowering<'_> {
         self.call(&kernels::Concat {}, &push, groups, accesses)
     }
 
-    pub(in crate::vulkan) fn rope(&self, op: &Rope, bucket: Bucket) -> Call {
+    pub(crate) fn rope(&self, op: &Rope, bucket: Bucket) -> Call {
         let Rope { q, q_norm, keys, eps, n_heads, rope_table, kv } = op;
         // Without keys there are no workgroups that would read those addresses.
         let of_keys = |of: fn(&RopeKeys) -> BufferId| keys.as_ref().map_or(0, |k| self.at(of(k)));
@@ -431,11 +431,11 @@ impl Lowering<'_> {
 }
 
 /// Bytes of a layer in `commit.comp`.
-pub(in crate::vulkan) const LAYER_BYTES: usize = 48;
+pub(crate) const LAYER_BYTES: usize = 48;
 
 /// Returns the layers of a commit in groups whose heads have the same shape, in the order of the
 /// first layer of each.
-pub(in crate::vulkan) fn by_shape(layers: &[KvLayer]) -> Vec<Vec<&KvLayer>> {
+pub(crate) fn by_shape(layers: &[KvLayer]) -> Vec<Vec<&KvLayer>> {
     let mut groups: Vec<Vec<&KvLayer>> = Vec::new();
     let shape = |kv: &KvLayer| (kv.n_kv_heads, kv.head_dim, kv.format);
     for kv in layers {
@@ -448,7 +448,7 @@ pub(in crate::vulkan) fn by_shape(layers: &[KvLayer]) -> Vec<Vec<&KvLayer>> {
 }
 
 /// Returns the number of a cache format, `KV` of `kv.glsl`.
-pub(in crate::vulkan) fn kv_code(kv: &KvLayer) -> u32 {
+pub(crate) fn kv_code(kv: &KvLayer) -> u32 {
     match kv.format {
         KvFormat::F32 => 0,
         KvFormat::F16 => 1,
@@ -466,7 +466,7 @@ fn group(group: Group) -> u32 {
 
 /// Returns how an activation is prepared: with a Hadamard transform or not, as int8 or not, and the
 /// columns that share a scale; 0 for a whole row or without scales.
-pub(in crate::vulkan) fn preparation(act: Option<&Act>) -> (bool, bool, u32) {
+pub(crate) fn preparation(act: Option<&Act>) -> (bool, bool, u32) {
     act.map_or((false, false, 0), |act| {
         let int8 = act.format.int8;
         (act.format.hadamard, int8, if int8 { group(act.format.group) } else { 0 })

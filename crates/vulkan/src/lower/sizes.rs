@@ -2,7 +2,7 @@
 
 use super::LAYER_BYTES;
 use super::finish::EPILOGUE_BYTES;
-use crate::compute::{Attention, KvFormat, Op, PageRange, Plan, StepLayout, WeightId};
+use gemma_base::compute::{Attention, KvFormat, Op, PageRange, Plan, StepLayout, WeightId};
 
 /// Channels of the partial results of attention that there is room for. A power of two, as the
 /// numbers of rows, heads, pages and channels usually are.

@@ -1,10 +1,10 @@
 //! Recording of calls, and of copies to memory that the host sees.
 
-use crate::vulkan::device::barrier::{barrier, host_barrier};
-use crate::vulkan::device::memory::Block;
-use crate::vulkan::device::queue::Queue;
-use crate::vulkan::lower::Call;
-use crate::vulkan::lower::kernels::Push;
+use crate::device::barrier::{barrier, host_barrier};
+use crate::device::memory::Block;
+use crate::device::queue::Queue;
+use crate::lower::Call;
+use crate::lower::kernels::Push;
 use anyhow::Result;
 use ash::vk;
 

@@ -1,10 +1,10 @@
 //! Filling of staging blocks: the parts of matrices in each block, and the threads that read them.
 
-use crate::tensor::Source;
-use crate::util::sync::{Condvar, Mutex, MutexGuard};
-use crate::vulkan::device::memory::Block;
-use crate::vulkan::device::queue::Timeline;
+use crate::device::memory::Block;
+use crate::device::queue::Timeline;
 use anyhow::{Result, anyhow, ensure};
+use gemma_base::tensor::Source;
+use gemma_base::util::sync::{Condvar, Mutex, MutexGuard};
 use std::sync::{OnceLock, PoisonError};
 use std::time::Instant;
 

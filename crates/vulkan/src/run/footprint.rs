@@ -1,14 +1,14 @@
 //! Memory footprint of the executor, by the same rules as its allocations, without the device.
 
 use super::upload;
-use crate::compute::dry::{Footprint, Pieces};
-use crate::compute::{KvFormat, Plan, StepLayout};
-use crate::tensor::Format;
-use crate::vulkan::device::DeviceInfo;
-use crate::vulkan::device::memory::{Cuts, check_piece, rounded};
-use crate::vulkan::lower::layout::sizes;
-use crate::vulkan::lower::sizes::{OwnSizes, key_block};
+use crate::device::DeviceInfo;
+use crate::device::memory::{Cuts, check_piece, rounded};
+use crate::lower::layout::sizes;
+use crate::lower::sizes::{OwnSizes, key_block};
 use anyhow::Result;
+use gemma_base::compute::dry::{Footprint, Pieces};
+use gemma_base::compute::{KvFormat, Plan, StepLayout};
+use gemma_base::tensor::Format;
 
 /// Bytes beside the arenas: staging while weights are loaded, and readback. On a device with memory
 /// of its own at least half of it is host memory, which leaves room for the driver's allocations.

@@ -2,11 +2,11 @@
 //! and `linear_few` and `linear_many` depend on it.
 
 use super::commands::bind;
-use crate::vulkan::device::barrier::host_barrier;
-use crate::vulkan::device::memory::Block;
-use crate::vulkan::device::pipeline::{Pipelines, Shader};
-use crate::vulkan::device::queue::Queue;
-use crate::vulkan::lower::kernels::{MatrixProbe, MatrixProbePush, Push, Specialise};
+use crate::device::barrier::host_barrier;
+use crate::device::memory::Block;
+use crate::device::pipeline::{Pipelines, Shader};
+use crate::device::queue::Queue;
+use crate::lower::kernels::{MatrixProbe, MatrixProbePush, Push, Specialise};
 use anyhow::Result;
 
 /// Lanes of a subgroup, and elements of a product in each.

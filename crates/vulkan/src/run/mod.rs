@@ -15,23 +15,17 @@ mod upload;
 mod viterbi;
 mod workgroups;
 
-use crate::compute::dry::Pieces;
-use crate::compute::{
-    BufferId, Caps, Commit, Dispatch, Executor, Held, KvFormat, KvLayer, LoadJob, Loading, Op,
-    Part, Plan, PlanId, Report, Reports, StepLayout, WeightId,
-};
-use crate::testing;
-use crate::vulkan::device::barrier::{barrier, host_barrier};
-use crate::vulkan::device::choose::Choice;
-use crate::vulkan::device::matrix;
-use crate::vulkan::device::memory::{Arena, Block, Place, Span, Use};
-use crate::vulkan::device::pipeline::{self, Pipelines};
-use crate::vulkan::device::queue::Queue;
-use crate::vulkan::device::{DeviceInfo, Gpu};
-use crate::vulkan::lower::finish::Epilogues;
-use crate::vulkan::lower::layout::DeviceMatrix;
-use crate::vulkan::lower::sizes::{OwnSizes, key_block};
-use crate::vulkan::lower::{Bucket, Call, Lowering, Own, by_shape};
+use crate::device::barrier::{barrier, host_barrier};
+use crate::device::choose::Choice;
+use crate::device::matrix;
+use crate::device::memory::{Arena, Block, Place, Span, Use};
+use crate::device::pipeline::{self, Pipelines};
+use crate::device::queue::Queue;
+use crate::device::{DeviceInfo, Gpu};
+use crate::lower::finish::Epilogues;
+use crate::lower::layout::DeviceMatrix;
+use crate::lower::sizes::{OwnSizes, key_block};
+use crate::lower::{Bucket, Call, Lowering, Own, by_shape};
 use anyhow::{Context, Result, ensure};
 use ash::vk;
 use commands::read_back;
@@ -39,6 +33,12 @@ pub use cut::LIMIT;
 use cut::{CallSize, Cut};
 use footprint::{READBACK, RESULTS};
 pub use footprint::{VulkanFootprint, blocks};
+use gemma_base::compute::dry::Pieces;
+use gemma_base::compute::{
+    BufferId, Caps, Commit, Dispatch, Executor, Held, KvFormat, KvLayer, LoadJob, Loading, Op,
+    Part, Plan, PlanId, Report, Reports, StepLayout, WeightId,
+};
+use gemma_base::testing;
 pub use pieces::MadeUp;
 use pieces::explained;
 use std::collections::HashMap;
@@ -188,7 +188,7 @@ impl VulkanExecutor {
     }
 
     /// Returns the address of a buffer on the device.
-    pub(in crate::vulkan) fn address(&self, id: BufferId) -> u64 {
+    pub(crate) fn address(&self, id: BufferId) -> u64 {
         self.addresses[id.0 as usize]
     }
 
@@ -259,11 +259,7 @@ impl VulkanExecutor {
     }
 
     /// Returns the calls of a recorded plan.
-    pub(in crate::vulkan) fn calls_of(
-        &mut self,
-        plan: PlanId,
-        bucket: Bucket,
-    ) -> Result<Vec<Call>> {
+    pub(crate) fn calls_of(&mut self, plan: PlanId, bucket: Bucket) -> Result<Vec<Call>> {
         let mut calls = self.uncut_calls(plan, bucket)?;
         for call in calls.iter_mut().filter(|call| self.cut.as_deref() == Some(call.label)) {
             call.groups[axis(call.groups)] -= 1;
@@ -304,7 +300,7 @@ impl VulkanExecutor {
     }
 
     /// Runs calls one after the other, outside of a plan.
-    pub(in crate::vulkan) fn run_calls(&mut self, calls: &[Call]) -> Result<()> {
+    pub(crate) fn run_calls(&mut self, calls: &[Call]) -> Result<()> {
         let (layout, pipelines) = self.kernels(calls)?;
         let shuffle = self.shuffle;
         self.stage(None)?;

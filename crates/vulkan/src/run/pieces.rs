@@ -3,16 +3,16 @@
 use super::cut::{self, CallSize, Cut, Probe};
 use super::workgroups::{Unordered, Workgroups, axis};
 use super::{Pass, VulkanExecutor};
-use crate::compute::PlanId;
-use crate::error::{Fault, Kind};
-use crate::os::remedies::{self, Remedies};
-use crate::vulkan::device::barrier::{barrier, kernel_barrier};
-use crate::vulkan::device::pipeline;
-use crate::vulkan::device::{LOST, is_lost};
-use crate::vulkan::lower::hazards::Hazards;
-use crate::vulkan::lower::{Bucket, Call};
+use crate::device::barrier::{barrier, kernel_barrier};
+use crate::device::pipeline;
+use crate::device::{LOST, is_lost};
+use crate::lower::hazards::Hazards;
+use crate::lower::{Bucket, Call};
 use anyhow::Result;
 use ash::vk;
+use gemma_base::compute::PlanId;
+use gemma_base::error::{Fault, Kind};
+use gemma_base::os::remedies::{self, Remedies};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 

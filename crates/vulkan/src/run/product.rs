@@ -3,13 +3,13 @@
 
 use super::VulkanExecutor;
 use super::workgroups::{Unordered, Workgroups};
-use crate::tensor::product::{self, View, check};
-use crate::vulkan::device::barrier::{barrier, host_barrier};
-use crate::vulkan::device::memory::{Block, Place};
-use crate::vulkan::lower::Call;
-use crate::vulkan::lower::kernels::{self, ProductPush, word};
+use crate::device::barrier::{barrier, host_barrier};
+use crate::device::memory::{Block, Place};
+use crate::lower::Call;
+use crate::lower::kernels::{self, ProductPush, word};
 use anyhow::Result;
 use ash::vk;
+use gemma_base::tensor::product::{self, View, check};
 use rayon::prelude::*;
 use std::borrow::Cow;
 

@@ -2,10 +2,10 @@
 
 use super::VulkanExecutor;
 use super::commands::bind;
-use crate::vulkan::device::barrier::barrier;
-use crate::vulkan::device::memory::{Block, Place};
-use crate::vulkan::device::pipeline::{self, Shader};
-use crate::vulkan::lower::kernels::{Push, Read, ReadPush, Specialise};
+use crate::device::barrier::barrier;
+use crate::device::memory::{Block, Place};
+use crate::device::pipeline::{self, Shader};
+use crate::lower::kernels::{Push, Read, ReadPush, Specialise};
 use ash::vk;
 use std::time::Instant;
 

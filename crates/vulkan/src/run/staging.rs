@@ -1,7 +1,7 @@
 //! Writes to the device before a pass or a readback.
 
 use super::*;
-use crate::compute::poison;
+use gemma_base::compute::poison;
 
 impl VulkanExecutor {
     /// Stages the pending writes, and `then` after them, for the next submission.
@@ -72,7 +72,7 @@ impl VulkanExecutor {
     }
 
     /// Poisons the buffers of the executor that these calls compute.
-    pub(in crate::vulkan) fn poison_own(&mut self, calls: &[Call]) -> Result<()> {
+    pub(crate) fn poison_own(&mut self, calls: &[Call]) -> Result<()> {
         let is_written = |id: &BufferId| calls.iter().any(|call| call.writes(*id));
         let scratch = self.own.iter().flat_map(Own::scratch).filter(is_written);
         let spans: Vec<Span> = scratch.map(|id| self.spans[id.0 as usize]).collect();

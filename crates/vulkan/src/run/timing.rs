@@ -1,10 +1,10 @@
 //! Times of kernels by timestamps of the device.
 
-use crate::compute::KernelTime;
-use crate::vulkan::device::{Gpu, failed};
-use crate::vulkan::lower::Call;
+use crate::device::{Gpu, failed};
+use crate::lower::Call;
 use anyhow::Result;
 use ash::vk;
+use gemma_base::compute::KernelTime;
 use std::sync::Arc;
 
 /// Most calls of one pass.

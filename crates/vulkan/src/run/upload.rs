@@ -4,19 +4,19 @@
 
 use super::commands::bind;
 use super::fill::{Filling, Part, RING, STAGE, Stream, cut};
-use crate::compute::{LoadJob, Loading};
-use crate::error::no_thread;
-use crate::tensor::StoredMatrix;
-use crate::util::threads;
-use crate::vulkan::device::Gpu;
-use crate::vulkan::device::barrier::{barrier, copied_barrier};
-use crate::vulkan::device::memory::{Arena, Block, Place, Span};
-use crate::vulkan::device::pipeline::{self, Pipelines, Shader};
-use crate::vulkan::device::queue::Queue;
-use crate::vulkan::lower::kernels::{self, Kernel, Push, RepackPush, word};
-use crate::vulkan::lower::layout::{DeviceMatrix, Packing, code_number, points, sizes};
+use crate::device::Gpu;
+use crate::device::barrier::{barrier, copied_barrier};
+use crate::device::memory::{Arena, Block, Place, Span};
+use crate::device::pipeline::{self, Pipelines, Shader};
+use crate::device::queue::Queue;
+use crate::lower::kernels::{self, Kernel, Push, RepackPush, word};
+use crate::lower::layout::{DeviceMatrix, Packing, code_number, points, sizes};
 use anyhow::{Context, Result};
 use ash::vk;
+use gemma_base::compute::{LoadJob, Loading};
+use gemma_base::error::no_thread;
+use gemma_base::tensor::StoredMatrix;
+use gemma_base::util::threads;
 use std::sync::{Arc, Mutex, OnceLock, mpsc};
 use std::time::Instant;
 

@@ -3,9 +3,9 @@
 
 use super::VulkanExecutor;
 use super::commands::bind;
-use crate::compute::BufferId;
-use crate::vulkan::lower::Call;
+use crate::lower::Call;
 use ash::vk;
+use gemma_base::compute::BufferId;
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
 use rand::seq::SliceRandom;
@@ -124,7 +124,7 @@ impl VulkanExecutor {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::vulkan::lower::kernels::{MatrixProbe, MatrixProbePush};
+    use crate::lower::kernels::{MatrixProbe, MatrixProbePush};
     use std::collections::HashSet;
 
     #[test]

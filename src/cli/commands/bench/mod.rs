@@ -8,7 +8,7 @@ mod text;
 use crate::cli::help::VERSION;
 use crate::cli::io::output::print;
 use crate::cli::io::text_file::read_file;
-use crate::cli::options::{DraftArgs, FormatArgs, ModelArgs, UiOptions};
+use crate::cli::options::{DraftArgs, FormatArgs, ModelArgs, UiOptions, shape};
 use crate::cli::settings::Typed;
 use crate::error::Fault;
 use crate::models::Weights;
@@ -38,7 +38,7 @@ Examples:
 #[command(after_long_help = EXAMPLES)]
 pub struct BenchArgs {
     /// Made-up weights in the shape of a Gemma
-    #[arg(long, value_enum, value_name = "SHAPE", conflicts_with = "model")]
+    #[arg(long, value_parser = shape(), value_name = "SHAPE", conflicts_with = "model")]
     pub synthetic: Option<Shape>,
     #[command(flatten)]
     pub formats: FormatArgs,

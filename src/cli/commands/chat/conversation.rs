@@ -215,7 +215,7 @@ impl<'a> Conversation<'a> {
 mod tests {
     use super::*;
     use crate::models::gemma3::bundled;
-    use crate::models::tokenizer::tests::thinking_letters;
+    use crate::models::tokenizer::samples::thinking_letters;
 
     #[test]
     fn a_prompt_begins_with_all_that_was_said_as_it_was_said() {

@@ -7,7 +7,7 @@ mod text;
 use crate::cli::io::output::print;
 use crate::cli::io::ui::{Ui, page_columns};
 use crate::cli::options::FormatArgs;
-use crate::cli::options::{ModelArgs, UiOptions, memory};
+use crate::cli::options::{ModelArgs, UiOptions, memory, shape};
 use crate::cli::settings::Typed;
 use crate::cli::sizes::Sizes;
 use crate::error::{Fault, Kind};
@@ -49,7 +49,7 @@ pub struct PlanArgs {
     pub which: Option<String>,
     /// Made-up weights in the shape of a Gemma, as gemma bench takes them
     #[arg(
-        long, value_enum, value_name = "SHAPE", conflicts_with_all = ["model", "which"],
+        long, value_parser = shape(), value_name = "SHAPE", conflicts_with_all = ["model", "which"],
         hide_short_help = true
     )]
     pub synthetic: Option<Shape>,

@@ -186,13 +186,13 @@ pub fn make_symlink(to: impl AsRef<Path>, path: impl AsRef<Path>) -> io::Result<
 }
 
 /// Makes a symbolic link at `path` for a test.
-#[cfg(test)]
+#[cfg(any(test, feature = "testing"))]
 pub fn symlink(to: impl AsRef<Path>, path: impl AsRef<Path>) {
     make_symlink(to, path).unwrap();
 }
 
 /// Lets other users write to a directory, or forbids it.
-#[cfg(test)]
+#[cfg(any(test, feature = "testing"))]
 pub fn share_directory(path: &Path, with_others: bool) {
     let mode = if with_others { 0o777 } else { 0o700 };
     std::fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();

@@ -8,9 +8,9 @@
 use super::metadata::{Metadata, Value};
 use super::types;
 use crate::checkpoint::foreign;
-use crate::error::Fault;
-use crate::tensor::{Code, GgmlType};
 use anyhow::Result;
+use gemma_base::error::Fault;
+use gemma_base::tensor::{Code, GgmlType};
 use std::collections::HashSet;
 use std::fmt::Display;
 use std::ops::Range;

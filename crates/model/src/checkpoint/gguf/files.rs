@@ -3,9 +3,9 @@
 use super::container::{self, Entry, MAGIC};
 use super::metadata::Metadata;
 use crate::checkpoint::store::{Bytes, Store};
-use crate::error::Fault;
-use crate::util::files::open_regular;
 use anyhow::Result;
+use gemma_base::error::Fault;
+use gemma_base::util::files::open_regular;
 use std::collections::HashMap;
 use std::fs;
 use std::io::Read;

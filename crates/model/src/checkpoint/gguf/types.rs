@@ -1,12 +1,12 @@
 //! Types of the tensors of GGUF files: their numbers and names there, and their blocks turned into
-//! matrices and back. How each type stores a block says the table of [`crate::tensor::block`].
+//! matrices and back. How each type stores a block says the table of [`gemma_base::tensor::block`].
 
 use crate::checkpoint::Dtype;
-use crate::tensor::block::BLOCKS;
-use crate::tensor::ggml::{OpenBlock, WEIGHTS};
-use crate::tensor::{Code, Format, GgmlType, Matrix, Values, side};
-use crate::util::threads;
 use anyhow::Result;
+use gemma_base::tensor::block::BLOCKS;
+use gemma_base::tensor::ggml::{OpenBlock, WEIGHTS};
+use gemma_base::tensor::{Code, Format, GgmlType, Matrix, Values, side};
+use gemma_base::util::threads;
 use std::ops::Range;
 
 /// All types of ggml. A type can be read where a row of the table of blocks has its name.

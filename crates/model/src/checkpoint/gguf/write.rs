@@ -3,7 +3,7 @@
 
 use super::container::{ALIGNMENT, MAGIC, VERSION};
 use super::types;
-use crate::tensor::Code;
+use gemma_base::tensor::Code;
 
 /// Metadata as it goes into the file, in this order, and the tensors that follow from it.
 #[derive(Clone, Debug, Default)]

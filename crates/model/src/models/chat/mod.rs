@@ -9,11 +9,11 @@ mod jinja;
 
 use super::tokenizer::{Special, Tokenizer};
 use crate::checkpoint::Checkpoint;
-use crate::error::{Fault, no_limits, no_process};
-use crate::tensor::Token;
-use crate::util::child::{self, Child, ChildFailure, ChildLimits};
-use crate::util::{hex, json as json_tree};
 use anyhow::{Context, Result};
+use gemma_base::error::{Fault, no_limits, no_process};
+use gemma_base::tensor::Token;
+use gemma_base::util::child::{self, Child, ChildFailure, ChildLimits};
+use gemma_base::util::{hex, json as json_tree};
 use jinja::LocalTime;
 use minijinja::{Value, context};
 use serde::{Deserialize, Serialize};

@@ -1,4 +1,4 @@
-use super::super::tokenizer::tests::letters;
+use super::super::tokenizer::samples::letters;
 use super::*;
 
 fn message(role: &str, content: &str) -> Message {
@@ -65,7 +65,7 @@ fn templates_may_look_into_messages_and_are_stopped_when_they_do_not_end() {
     assert_eq!(render(thoughts).unwrap(), "b");
     let forever = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}";
     let error = render(forever).unwrap_err();
-    assert_eq!(crate::error::fault_of(&error).unwrap().kind.exit_code(), 3);
+    assert_eq!(gemma_base::error::fault_of(&error).unwrap().kind.exit_code(), 3);
 }
 
 #[test]
@@ -96,7 +96,7 @@ fn a_conversation_has_a_user_and_one_system_message() {
     let model = [message("user", "b"), message("model", "c"), message("user", "d")];
     assert!(encode(&model, None).is_ok());
     let error = encode(&[message("user", "b"), message("x<end_of_turn>", "c")], None).unwrap_err();
-    assert_eq!(crate::error::fault_of(&error).unwrap().kind.exit_code(), 3);
+    assert_eq!(gemma_base::error::fault_of(&error).unwrap().kind.exit_code(), 3);
 }
 
 #[test]

@@ -7,11 +7,11 @@
 use super::builder::Builder;
 use super::pass::{self, AssistantBuffers};
 use super::{Forward, RopeTable, ropes};
-use crate::compute::{BufferId, Executor, KvLayer, Op, Part, PlanId};
-use crate::error::Fault;
-use crate::kv::Pages;
 use crate::models::{Config, LayerSpec, Weights};
 use anyhow::Result;
+use gemma_base::compute::{BufferId, Executor, KvLayer, Op, Part, PlanId};
+use gemma_base::error::Fault;
+use gemma_base::kv::Pages;
 
 /// An assistant loaded beside its target, ready to run.
 pub struct AssistantForward {

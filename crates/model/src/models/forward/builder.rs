@@ -1,12 +1,12 @@
 //! Loading: tensors of a model into an executor, and the buffers of its activations.
 
-use crate::compute::{
+use crate::models::{Role, TensorSpec, Weights};
+use anyhow::Result;
+use gemma_base::compute::{
     Act, ActFormat, BufferId, Executor, LoadJob, Op, Part, Plan, Prepare, RowSet, StepLayout,
     WeightId,
 };
-use crate::models::{Role, TensorSpec, Weights};
-use crate::tensor::Format;
-use anyhow::Result;
+use gemma_base::tensor::Format;
 use std::collections::HashMap;
 
 /// Returns the name of a matrix in errors.

@@ -8,16 +8,16 @@ mod builder;
 mod pass;
 
 use super::{Angles, Config, Role, RopeSpec, Weights};
-use crate::compute::reference::MAX_HEAD_DIM;
-use crate::compute::{
-    Best, BufferId, Commit, Executor, KvFormat, KvLayer, Op, Part, Plan, PlanId, StepLayout,
-    WeightId, best,
-};
-use crate::error::Fault;
-use crate::kv::{PAGE, Pages};
 use anyhow::Result;
 use assistant::AssistantForward;
 use builder::Builder;
+use gemma_base::compute::reference::MAX_HEAD_DIM;
+use gemma_base::compute::{
+    Best, BufferId, Commit, Executor, KvFormat, KvLayer, Op, Part, Plan, PlanId, StepLayout,
+    WeightId, best,
+};
+use gemma_base::error::Fault;
+use gemma_base::kv::{PAGE, Pages};
 
 /// A model loaded into an executor, ready to run.
 pub struct Forward {

@@ -4,12 +4,12 @@
 //! by row on the residual stream, which stays in f32 (Gemma 3's peaks near 7e5).
 
 use super::{Builder, RopeTable};
-use crate::compute::{
+use crate::models::{Config, KeyNorms, LayerSpec, Role, Step};
+use anyhow::{Context, Result, bail};
+use gemma_base::compute::{
     ActFormat, Attention, BufferId, Cap, Concat, Embed, GateUp, KvLayer, Linear, LinearJob, Norm,
     Op, PageRange, Plan, Rope, RopeKeys, RowSet, WeightId,
 };
-use crate::models::{Config, KeyNorms, LayerSpec, Role, Step};
-use anyhow::{Context, Result, bail};
 
 /// A value between two steps: its buffer, f32 `[rows, width]`, and its width.
 type Value = (BufferId, usize);

@@ -3,9 +3,9 @@
 //! They are not Gemma.
 
 use crate::checkpoint::Checkpoint;
-use crate::error::Fault;
 use crate::models::ReducedVocabulary;
 use anyhow::Result;
+use gemma_base::error::Fault;
 
 /// Name of the bundled target.
 pub const NAME: &str = "gemma-demo";
@@ -13,7 +13,7 @@ pub const NAME: &str = "gemma-demo";
 #[cfg(feature = "bundled")]
 macro_rules! file {
     ($path:literal) => {
-        include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/draft/", $path)).as_slice()
+        include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../draft/", $path)).as_slice()
     };
 }
 

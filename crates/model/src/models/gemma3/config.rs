@@ -4,9 +4,9 @@
 //! models/gemma3/configuration_gemma3.py).
 
 use super::Gemma3;
-use crate::error::Fault;
 use crate::models::reader::{Reader, check_heads, positive};
 use crate::models::{Config, LayerSpec, RopeSpec};
+use gemma_base::error::Fault;
 use serde_json::Value;
 
 /// Reads a whole file.

@@ -3,10 +3,10 @@
 
 use crate::checkpoint::gguf::write::Keys;
 use crate::checkpoint::gguf::{Metadata, Value as Stored};
-use crate::error::Fault;
 use crate::models::gguf::{BOS, PAD, decimal, eos, whole};
 use crate::models::{Config, LayerSpec, RopeSpec};
 use anyhow::Result;
+use gemma_base::error::Fault;
 use serde_json::{Value, json};
 
 /// Name of the architecture, and the first part of its keys.

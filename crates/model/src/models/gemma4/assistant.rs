@@ -7,10 +7,10 @@
 
 use super::{config, gguf, layer};
 use crate::checkpoint::gguf::write::Keys;
-use crate::error::Fault;
 use crate::models::architecture::{Architecture, Step};
 use crate::models::config::{Config, LayerSpec};
 use crate::models::gguf::GgufModel;
+use gemma_base::error::Fault;
 use serde_json::Value;
 
 pub struct Gemma4Assistant;

@@ -3,9 +3,9 @@
 //! Defaults are those of `Gemma4TextConfig` and `Gemma4UnifiedTextConfig`.
 
 use super::{Gemma4, Gemma4Assistant};
-use crate::error::Fault;
 use crate::models::reader::{Reader, check_heads, positive, size};
 use crate::models::{Config, LayerSpec, RopeSpec};
+use gemma_base::error::Fault;
 use serde_json::{Value, json};
 
 /// Reads a whole file.

@@ -4,9 +4,9 @@
 
 use crate::checkpoint::gguf::write::Keys;
 use crate::checkpoint::gguf::{Metadata, Value as Stored};
-use crate::error::Fault;
 use crate::models::gguf::{BOS, GgufModel, PAD, decimal, eos, whole};
 use crate::models::{Config, LayerSpec, Role};
+use gemma_base::error::Fault;
 use serde_json::{Map, Value, json};
 
 /// Divisors of the frequencies of the global layers: 1 for the channels that turn.

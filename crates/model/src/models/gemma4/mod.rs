@@ -16,7 +16,7 @@ use super::config::{Config, LayerSpec};
 use super::gguf::GgufModel;
 use super::role::Role;
 use crate::checkpoint::gguf::write::Keys;
-use crate::error::Fault;
+use gemma_base::error::Fault;
 use serde_json::Value;
 
 pub struct Gemma4;

@@ -4,9 +4,9 @@ use super::vocab::{self, GgufVocabulary};
 use super::{ADD_BOS, BOS, CHAT_TEMPLATE, EOS, EOT, PAD, SAMPLING, TURN_ENDS, UNK};
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::gguf::write::Keys;
-use crate::error::Fault;
 use crate::models::{ChatTemplate, Config, Generation, Weights};
 use anyhow::{Context, Result};
+use gemma_base::error::Fault;
 
 /// Returns all keys but those that depend on how the tensors are stored. Refuses a model that
 /// llama.cpp would compute otherwise.

@@ -12,9 +12,9 @@ pub use vocab::repairs;
 
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::gguf::{Make, Metadata, Presentation, Value};
-use crate::error::Fault;
 use crate::models::{Role, architecture};
 use anyhow::Result;
+use gemma_base::error::Fault;
 use serde_json::json;
 
 const CHAT_TEMPLATE: &str = "tokenizer.chat_template";

@@ -10,10 +10,10 @@
 //! Source: huggingface/transformers, convert_slow_tokenizer.py (`generate_merges`).
 
 use super::Metadata;
-use crate::error::Fault;
 use crate::models::chat::TURN;
 use crate::models::tokenizer::{KNOWN_CONTROL, MergedPair};
 use anyhow::{Context, Result, bail};
+use gemma_base::error::Fault;
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Value, json};
 use std::cmp::Reverse;

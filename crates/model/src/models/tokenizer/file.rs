@@ -6,9 +6,9 @@
 
 use super::encoders::{SharedBpe, SharedTokenizer};
 use super::piece_bytes;
-use crate::error::Fault;
-use crate::tensor::Token;
 use anyhow::{Result, anyhow, bail, ensure};
+use gemma_base::error::Fault;
+use gemma_base::tensor::Token;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;

@@ -1,11 +1,11 @@
 //! The backward pass of a layer: gradients at its input and at the output of each matrix.
 
 use super::{DECODE, Layer, Values};
-use crate::models::{KeyNorms, LayerSpec, Role, Step};
-use crate::tensor::encode::CodingDevice;
-use crate::tensor::product::{View, multiply};
-use crate::tensor::{Matrix, math};
 use anyhow::{Context, Result, bail};
+use gemma_base::tensor::encode::CodingDevice;
+use gemma_base::tensor::product::{View, multiply};
+use gemma_base::tensor::{Matrix, math};
+use gemma_model::models::{KeyNorms, LayerSpec, Role, Step};
 use rayon::prelude::*;
 
 /// Receives a matrix with its inputs `[tokens, cols]` and the gradients at its outputs `[tokens,
@@ -222,9 +222,9 @@ fn gelu_slope(x: f32) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::models::{Config, Weights};
-    use crate::tensor::Format;
-    use crate::tensor::encode::OnProcessor;
+    use gemma_base::tensor::Format;
+    use gemma_base::tensor::encode::OnProcessor;
+    use gemma_model::models::{Config, Weights};
     use serde_json::json;
     use std::sync::Arc;
 

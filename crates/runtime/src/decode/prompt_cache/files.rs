@@ -5,13 +5,13 @@
 //! its name says is ignored. Files appear whole and may be deleted at any time, also by others.
 
 use super::PageId;
-use crate::error::Fault;
-use crate::kv::PAGE;
-use crate::os::files::{create_private_directories, is_closed_directory};
-use crate::tensor::Token;
-use crate::util::files::{keep_newest_bytes, read_regular, touch, write_whole};
-use crate::util::hex;
 use anyhow::{Context, Result};
+use gemma_base::error::Fault;
+use gemma_base::kv::PAGE;
+use gemma_base::os::files::{create_private_directories, is_closed_directory};
+use gemma_base::tensor::Token;
+use gemma_base::util::files::{keep_newest_bytes, read_regular, touch, write_whole};
+use gemma_base::util::hex;
 use sha2::{Digest, Sha256};
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};

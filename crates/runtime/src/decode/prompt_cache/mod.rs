@@ -12,12 +12,12 @@ pub mod files;
 
 pub use files::PageDirectory;
 
-use crate::engine::{EngineInfo, PageCopy, PagedLayers, Prefix, Timeline};
-use crate::kv::PAGE;
-use crate::tensor::Token;
-use crate::util::units::bytes;
 use anyhow::Result;
 use files::{HEAD, PageKey, StoredPage, keys};
+use gemma_base::kv::PAGE;
+use gemma_base::tensor::Token;
+use gemma_base::util::units::bytes;
+use gemma_model::engine::{EngineInfo, PageCopy, PagedLayers, Prefix, Timeline};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 

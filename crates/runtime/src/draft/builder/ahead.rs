@@ -13,7 +13,7 @@ use crate::draft::drafter::{DraftContext, DraftRequest};
 use crate::draft::sources::FreeSources;
 use crate::draft::sources::context::Match;
 use crate::draft::sources::model::TreeModel;
-use crate::tensor::Token;
+use gemma_base::tensor::Token;
 
 /// Chance below which a node is not worth the power.
 const FAINTEST: f32 = 0.02;

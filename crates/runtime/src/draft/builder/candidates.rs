@@ -8,8 +8,8 @@ use crate::draft::sources::{
     CandidateSource, ContextClass, FEATURES, FLOOR, FeatureRow, FreeSources, MISS, MODEL, NOISE,
     NodeContext, Opinion, bounded_log, model,
 };
-use crate::sampler::{Mask, Sampler, Tempered};
-use crate::tensor::Token;
+use gemma_base::tensor::Token;
+use gemma_model::sampler::{Mask, Sampler, Tempered};
 
 /// Candidates that the draft model contributes.
 const FROM_MODEL: usize = 12;

@@ -19,9 +19,9 @@ use super::mix::{self, Mixer};
 use super::sources::assistant::AssistantModel;
 use super::sources::model::{DraftModel, Start, TreeModel};
 use super::sources::{CandidateSource, FreeSources};
-use crate::engine::{Assistant, Engine};
-use crate::tensor::Token;
 use candidates::CandidateCollector;
+use gemma_base::tensor::Token;
+use gemma_model::engine::{Assistant, Engine};
 use tree::Tree;
 
 /// Tokens that the text's end must share with an earlier place to be worth a look in rounds that

@@ -1,8 +1,8 @@
 use super::*;
 use crate::draft::sources::model::{ModelRow, TextStart};
 use crate::draft::{DraftContext, Proposal, Verified};
-use crate::engine::{Scores, TokenTree};
-use crate::sampler::{LOOKED_AT, Sampler, SamplerConfig};
+use gemma_model::engine::{Scores, TokenTree};
+use gemma_model::sampler::{LOOKED_AT, Sampler, SamplerConfig};
 
 fn propose(
     builder: &mut TreeBuilder,

@@ -10,8 +10,8 @@ use crate::draft::proposal::Proposal;
 use crate::draft::sources::context::Match;
 use crate::draft::sources::model::TreeModel;
 use crate::draft::sources::{FreeSources, NodeContext, grammar};
-use crate::sampler::Mask;
-use crate::tensor::Token;
+use gemma_base::tensor::Token;
+use gemma_model::sampler::Mask;
 
 /// Nodes of a text that the draft model evaluates at once.
 pub const WIDTH: usize = 8;

@@ -12,7 +12,7 @@
 pub mod prior;
 
 use super::sources::{ContextClass, FEATURES, FeatureRow, NOISE, SOURCES};
-use crate::tensor::Token;
+use gemma_base::tensor::Token;
 
 /// Sets of weights: one for all contexts, and one for each class of each source.
 pub const SETS: usize = {

@@ -4,8 +4,8 @@
 use anyhow::{Context, Result};
 
 use super::model::{ModelRow, Start, TextStart, TreeModel};
-use crate::engine::{Assistant, AssistantNode, Output, Scores};
-use crate::tensor::Token;
+use gemma_base::tensor::Token;
+use gemma_model::engine::{Assistant, AssistantNode, Output, Scores};
 
 /// Largest logits of a node that are asked for.
 pub const BEST: usize = 64;

@@ -4,7 +4,7 @@
 //! whole text. That state's suffix link is the longest ending that occurred before, and the link's
 //! transitions are all that ever followed it.
 
-use crate::tensor::Token;
+use gemma_base::tensor::Token;
 
 /// Suffix links along which occurrences are counted; longer chains only appear in monotonous text.
 const COUNTED: usize = 32;

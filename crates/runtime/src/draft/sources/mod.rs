@@ -12,9 +12,9 @@ pub mod table;
 
 use super::proposal::Proposal;
 use super::verified::Verified;
-use crate::sampler::Sampler;
-use crate::tensor::Token;
 use context::{Automaton, Match};
+use gemma_base::tensor::Token;
+use gemma_model::sampler::Sampler;
 use table::{Key, Table};
 
 /// Log-probabilities of one candidate, by feature.

@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
-use crate::engine::{
+use gemma_base::tensor::Token;
+use gemma_model::engine::{
     Assistant, Columns, Engine, EngineExt, Input, Output, Rows, Scores, Timeline, TokenTree,
 };
-use crate::tensor::Token;
 
 /// Most unread tokens that go into the first pass of a round instead of a prefill.
 const PENDING: usize = 16;

@@ -6,8 +6,8 @@
 //! tends to the target's distribution there.
 
 use crate::draft::verified::{BEST, Verified};
-use crate::sampler::Sampler;
-use crate::tensor::Token;
+use gemma_base::tensor::Token;
+use gemma_model::sampler::Sampler;
 
 /// Classes of [`class`].
 pub const CLASSES: usize = 5;
@@ -177,8 +177,8 @@ impl Table {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::{Scores, TokenTree};
-    use crate::sampler::SamplerConfig;
+    use gemma_model::engine::{Scores, TokenTree};
+    use gemma_model::sampler::SamplerConfig;
 
     #[test]
     fn rows_under_one_key_are_averaged() {

@@ -2,11 +2,11 @@
 //! `scripts/test_json_schema.py --table`.
 
 use super::*;
-use crate::error::fault_of;
 use crate::grammar::machine::{GrammarMachine, StateQuery};
 use crate::grammar::{GrammarSource, Grammars};
-use crate::models::Special;
-use crate::models::tokenizer::tests::letters;
+use gemma_base::error::fault_of;
+use gemma_model::models::Special;
+use gemma_model::models::tokenizer::samples::letters;
 use std::sync::Arc;
 
 #[test]
@@ -14,7 +14,7 @@ fn schemas_allow_what_jsonschema_allows_or_are_refused_with_their_place() {
     let tokenizer = Arc::new(letters());
     let grammars = Grammars::new(tokenizer.clone(), &[1], 1).unwrap();
     let (mut wrong, mut texts) = (Vec::new(), 0);
-    for line in include_str!("../../../tests/golden/schemas.jsonl").lines() {
+    for line in include_str!("../../../../../tests/golden/schemas.jsonl").lines() {
         let case: Value = serde_json::from_str(line).unwrap();
         let schema = &case["schema"];
         let source = GrammarSource::JsonSchema(schema.clone());

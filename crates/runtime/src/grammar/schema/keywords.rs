@@ -6,7 +6,7 @@ use std::collections::HashMap;
 
 use super::reference::{References, Resource, escaped};
 use super::{Refusal, merge, number, object, remedy};
-use crate::util::json as tree;
+use gemma_base::util::json as tree;
 
 /// How much of a schema a grammar enforces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

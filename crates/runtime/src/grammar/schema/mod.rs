@@ -23,8 +23,8 @@ use std::fmt;
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Map, Value, json};
 
-use crate::error::Fault;
-use crate::util::json as tree;
+use gemma_base::error::Fault;
+use gemma_base::util::json as tree;
 use reference::escaped;
 
 /// Reads a schema. An error names line and column.

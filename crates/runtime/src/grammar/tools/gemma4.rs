@@ -6,11 +6,11 @@
 //! of schemas are not enforced ([`BEYOND`]).
 
 use super::{CallPolicy, Tool};
-use crate::error::Fault;
 use crate::grammar::{Enforcement, GrammarSource, LONGEST, schema};
-use crate::tensor::Token;
-use crate::util::json::bytes as json_bytes;
 use anyhow::{Context, Result, bail, ensure};
+use gemma_base::error::Fault;
+use gemma_base::tensor::Token;
+use gemma_base::util::json::bytes as json_bytes;
 use serde_json::{Map, Value, json};
 use std::collections::{HashMap, HashSet};
 use std::fmt::Write;
@@ -390,9 +390,9 @@ mod tests {
     use super::super::{self as tools, call_marks};
     use super::*;
     use crate::grammar::Grammars;
-    use crate::models::Special;
-    use crate::models::tokenizer::tests::thinking_letters;
-    use crate::sampler::TokenRule;
+    use gemma_model::models::Special;
+    use gemma_model::models::tokenizer::samples::thinking_letters;
+    use gemma_model::sampler::TokenRule;
     use std::sync::Arc;
 
     /// Returns whether each text is allowed, and whether the answer may end after it.
@@ -522,7 +522,7 @@ mod tests {
             let (marks, level) = ([1, 2, 3], Enforcement::Structure);
             let error = source(&[tool], CallPolicy::Required, true, marks, None, level);
             let error = error.unwrap_err();
-            assert_eq!(crate::error::fault_of(&error).unwrap().kind.exit_code(), 2);
+            assert_eq!(gemma_base::error::fault_of(&error).unwrap().kind.exit_code(), 2);
             assert!(error.to_string().starts_with("function \"f\": "), "{error}");
         }
     }

@@ -11,11 +11,11 @@ use serde_json::{Value, json};
 
 use super::GrammarSource;
 use super::schema::{self, Enforcement};
-use crate::error::Fault;
-use crate::models::Tokenizer;
-use crate::tensor::Token;
-use crate::util::json::bytes as json_bytes;
 use anyhow::{Result, ensure};
+use gemma_base::error::Fault;
+use gemma_base::tensor::Token;
+use gemma_base::util::json::bytes as json_bytes;
+use gemma_model::models::Tokenizer;
 use std::collections::HashSet;
 
 /// A function that an answer may call.
@@ -215,8 +215,8 @@ arguments_{i}: {arguments}
 mod tests {
     use super::super::Grammars;
     use super::*;
-    use crate::models::Special;
-    use crate::models::tokenizer::tests::{letters, thinking_letters};
+    use gemma_model::models::Special;
+    use gemma_model::models::tokenizer::samples::{letters, thinking_letters};
     use std::sync::Arc;
 
     fn tools() -> Vec<Tool> {
@@ -247,7 +247,7 @@ mod tests {
         let grammar = grammars.compile(&source, &|| true).unwrap();
         let rule = grammar.follow(0);
         let tokens = tokenizer.encode(text, Special::AsText).unwrap();
-        use crate::sampler::TokenRule;
+        use gemma_model::sampler::TokenRule;
         let fits = (0..tokens.len()).all(|n| rule.mask(&tokens[..n]).unwrap().allows(tokens[n]));
         (fits, fits && rule.is_complete(&tokens))
     }
@@ -420,7 +420,7 @@ mod tests {
     #[test]
     fn schemas_of_public_servers_are_taken() {
         let mut servers: Vec<(String, Vec<Tool>)> = Vec::new();
-        for line in include_str!("../../../tests/serve/tools.jsonl").lines() {
+        for line in include_str!("../../../../../tests/serve/tools.jsonl").lines() {
             let line: Value = serde_json::from_str(line).unwrap();
             let server = line["server"].as_str().unwrap();
             if servers.last().is_none_or(|(name, _)| name != server) {

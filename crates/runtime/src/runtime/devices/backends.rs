@@ -4,34 +4,32 @@
 //! always there and takes the layers that no device takes. An NPU is none either: it takes
 //! operations off the executor beside it, see [`super::npu`].
 
-use crate::compute::cpu::CpuFootprint;
-use crate::compute::dry::{Footprint, Pieces};
-use crate::compute::{Choice, DeviceInfo, Executor, KvFormat};
-use crate::engine::planned::{EngineOptions, PlannedEngine};
-use crate::error::{Fault, Kind};
 use crate::runtime::Listener;
 use crate::runtime::devices::driver::{self, DriverUse, DriverVerdict};
 use crate::runtime::devices::made_up;
-use crate::tensor::encode::CodingDevice;
-use crate::testing;
-use crate::vulkan::{
-    CheckedExecutor, SHAPE, VulkanCoding, VulkanExecutor, VulkanFootprint, blocks,
-};
 use anyhow::{Context, Result, bail};
+use gemma_base::compute::cpu::CpuFootprint;
+use gemma_base::compute::dry::{Footprint, Pieces};
+use gemma_base::compute::{Choice, DeviceInfo, Executor, KvFormat};
+use gemma_base::error::{Fault, Kind};
+use gemma_base::tensor::encode::CodingDevice;
+use gemma_base::testing;
+use gemma_model::engine::planned::{EngineOptions, PlannedEngine};
+use gemma_vulkan::{CheckedExecutor, SHAPE, VulkanCoding, VulkanExecutor, VulkanFootprint, blocks};
 use std::ffi::OsString;
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use crate::npu::mode::Npu;
-pub use crate::npu::probe::{Finding as NpuFinding, NpuProbe, NpuSystem};
-#[cfg(npu)]
-pub use crate::npu::{
+pub use gemma_npu::mode::Npu;
+pub use gemma_npu::probe::{Finding as NpuFinding, NpuProbe, NpuSystem};
+#[cfg(all(unix, feature = "npu"))]
+pub use gemma_npu::{
     OffloadExecutor,
     attention::{Dims as NpuDims, FlashPartial},
     bring_up::bring_up as bring_up_npu,
     gate::Work as NpuWork,
 };
-pub use crate::vulkan::{choose, ranked};
+pub use gemma_vulkan::{choose, ranked};
 
 /// A kind of device that holds layers of a model.
 pub trait Backend: Sync {
@@ -102,7 +100,7 @@ impl Backend for Vulkan {
     }
 
     fn probe(&self) -> Result<Vec<DeviceInfo>> {
-        crate::vulkan::Vulkan::open()?.devices()
+        gemma_vulkan::Vulkan::open()?.devices()
     }
 
     fn diagnose(&self, device: &DeviceInfo, listener: &dyn Listener) -> DriverVerdict {
@@ -178,7 +176,7 @@ fn try_driver(index: usize, whole: bool) -> Result<Vec<String>> {
         },
         _ => {}
     }
-    let vulkan = crate::vulkan::Vulkan::open()?;
+    let vulkan = gemma_vulkan::Vulkan::open()?;
     let devices = vulkan.devices()?;
     let info = devices.get(index).context("the device is gone")?;
     let shapes = if whole { vulkan.matrix_shapes(info)? } else { Vec::new() };

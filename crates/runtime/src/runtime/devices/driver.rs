@@ -7,13 +7,13 @@
 //! The cache keeps the outcome by the device's identity, so that a trial is made once. An outcome
 //! such as too little memory is not kept: the run itself meets and reports it.
 
-use crate::compute::DeviceInfo;
-use crate::os::process::{Exit, describe_exit, wait_for_output};
 use crate::runtime::Listener;
-use crate::testing;
-use crate::util::files::{read_regular, write_whole};
-use crate::util::{child, hex, xdg};
 use anyhow::{Result, ensure};
+use gemma_base::compute::DeviceInfo;
+use gemma_base::os::process::{Exit, describe_exit, wait_for_output};
+use gemma_base::testing;
+use gemma_base::util::files::{read_regular, write_whole};
+use gemma_base::util::{child, hex, xdg};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::collections::HashMap;

@@ -5,11 +5,11 @@
 //! Processes of two users load beside each other. The one that finds too little memory ends with
 //! exit code 5.
 
-use crate::error::{Fault, Kind};
-use crate::os::files as os;
 use crate::runtime::Listener;
-use crate::util::xdg;
 use anyhow::{Context, Result};
+use gemma_base::error::{Fault, Kind};
+use gemma_base::os::files as os;
+use gemma_base::util::xdg;
 use std::fs::{File, TryLockError};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
@@ -120,8 +120,8 @@ pub fn file(directory: &Path, name: &str, index: usize) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::fault_of;
     use crate::runtime::Silence;
+    use gemma_base::error::fault_of;
 
     /// Access rights of others are not read on Windows.
     #[cfg(unix)]

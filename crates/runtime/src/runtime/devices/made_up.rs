@@ -1,9 +1,9 @@
 //! A small made-up model, with which a driver or a device is tried.
 
-use crate::engine::{Engine, EngineExt, Rows, Scores, TokenTree};
-use crate::models::{Config, Role, Weights};
-use crate::tensor::{Format, Token};
 use anyhow::Result;
+use gemma_base::tensor::{Format, Token};
+use gemma_model::engine::{Engine, EngineExt, Rows, Scores, TokenTree};
+use gemma_model::models::{Config, Role, Weights};
 use serde_json::json;
 
 /// Positions of the small model's context.

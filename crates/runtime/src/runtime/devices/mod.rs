@@ -6,5 +6,5 @@ pub mod lock;
 pub mod made_up;
 pub mod npu;
 pub mod processor;
-#[cfg(test)]
+#[cfg(any(test, feature = "testing"))]
 pub mod testing;

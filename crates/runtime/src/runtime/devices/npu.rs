@@ -1,15 +1,15 @@
 //! `--npu`: whether an NPU takes part, and its report.
 
-use crate::compute::{AssistReport, Executor, KvFormat};
-use crate::engine::Engine;
-use crate::error::Fault;
-use crate::models::Config;
 use crate::runtime::Listener;
 use crate::runtime::devices::backends::Npu;
 use anyhow::Result;
-#[cfg(npu)]
+#[cfg(all(unix, feature = "npu"))]
 pub use device::dims;
 pub use device::{counted, refusal};
+use gemma_base::compute::{AssistReport, Executor, KvFormat};
+use gemma_base::error::Fault;
+use gemma_model::engine::Engine;
+use gemma_model::models::Config;
 
 /// Returns the error for an NPU where several texts share passes.
 pub fn for_one_text() -> anyhow::Error {
@@ -65,14 +65,14 @@ pub fn beside(
 }
 
 /// The NPU behind this interface.
-#[cfg(npu)]
+#[cfg(all(unix, feature = "npu"))]
 mod device {
-    use crate::compute::{Executor, KvFormat};
-    use crate::models::{Config, LayerSpec};
     use crate::runtime::devices::backends::{
         FlashPartial, Npu, NpuDims, NpuWork, OffloadExecutor, bring_up_npu,
     };
     use anyhow::{Context, Result, ensure};
+    use gemma_base::compute::{Executor, KvFormat};
+    use gemma_model::models::{Config, LayerSpec};
 
     /// Returns the dimensions of attention in a model's global layers, which the NPU takes if they
     /// are alike.
@@ -141,12 +141,12 @@ mod device {
 }
 
 /// A build without NPU support.
-#[cfg(not(npu))]
+#[cfg(not(all(unix, feature = "npu")))]
 mod device {
-    use crate::compute::{Executor, KvFormat};
-    use crate::models::Config;
     use crate::runtime::devices::backends::Npu;
     use anyhow::{Result, anyhow};
+    use gemma_base::compute::{Executor, KvFormat};
+    use gemma_model::models::Config;
 
     const ABSENT: &str =
         "this program was built without NPU support (cargo feature npu, Linux only)";

@@ -1,10 +1,10 @@
 //! The processor and its memory, as this process may use them.
 
-use crate::compute::cpu::bandwidth::{PROBE_BYTES, read_bandwidth};
-use crate::compute::cpu::isa::Isa;
-use crate::compute::cpu::pool::Pool;
-use crate::os::machine;
 use anyhow::Result;
+use gemma_base::compute::cpu::bandwidth::{PROBE_BYTES, read_bandwidth};
+use gemma_base::compute::cpu::isa::Isa;
+use gemma_base::compute::cpu::pool::Pool;
+use gemma_base::os::machine;
 use serde::Serialize;
 
 /// The processor and its memory.

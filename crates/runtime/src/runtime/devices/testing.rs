@@ -1,6 +1,6 @@
 //! Devices that tests make up.
 
-use crate::compute::DeviceInfo;
+use gemma_base::compute::DeviceInfo;
 
 /// Returns an integrated GPU of a laptop with 32 GB.
 pub fn laptop_gpu() -> DeviceInfo {

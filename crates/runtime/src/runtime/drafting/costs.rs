@@ -5,13 +5,13 @@
 //! all. A file that is damaged, of another version or of something else is ignored and measured
 //! again. It affects speed only.
 
-use crate::compute::DeviceInfo;
 use crate::draft::{CostCurve, Costs, DraftFigures, Habits};
-use crate::engine::{Engine, EngineExt, Input, Output, Rows, Scores, TokenTree};
 use crate::runtime::load::Loaded;
-use crate::util::files::{keep_newest, read_regular, write_whole};
-use crate::util::{hex, xdg};
 use anyhow::{Context, Result, ensure};
+use gemma_base::compute::DeviceInfo;
+use gemma_base::util::files::{keep_newest, read_regular, write_whole};
+use gemma_base::util::{hex, xdg};
+use gemma_model::engine::{Engine, EngineExt, Input, Output, Rows, Scores, TokenTree};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;

@@ -3,15 +3,10 @@
 pub mod calibration;
 pub mod costs;
 
-use crate::checkpoint::Checkpoint;
-use crate::compute::cpu::Pool;
-use crate::compute::{Choice, DeviceInfo};
 use crate::draft::{
     Ahead, AssistantModel, CandidateSource, DraftFigures, DraftModel, Drafter, Habits, NoDraft,
     Policy, TreeBuilder,
 };
-use crate::error::Fault;
-use crate::models::{Tokenizer, Weights};
 use crate::runtime::devices::backends::Npu;
 use crate::runtime::drafting::costs::{Passes, one_row};
 use crate::runtime::load::{Room, kv_format, load};
@@ -22,8 +17,13 @@ use crate::runtime::options::{DraftAhead, DraftFrom, DraftingOptions, GpuLayers,
 use crate::runtime::placement;
 use crate::runtime::placement::measure::Task;
 use crate::runtime::{Listener, Model};
-use crate::util::hex;
 use anyhow::Result;
+use gemma_base::compute::cpu::Pool;
+use gemma_base::compute::{Choice, DeviceInfo};
+use gemma_base::error::Fault;
+use gemma_base::util::hex;
+use gemma_model::checkpoint::Checkpoint;
+use gemma_model::models::{Tokenizer, Weights};
 use std::sync::Arc;
 
 /// Bytes below which the matrices of a draft model may be too small to be shared among threads. The

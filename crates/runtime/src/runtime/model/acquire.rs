@@ -1,9 +1,9 @@
 //! Help for names that lead to no model: the name that was probably meant, and the command that
 //! gets it. Only `gemma pull` downloads.
 
-use crate::error::Fault;
-use crate::models::architecture;
-use crate::util::shell::quoted;
+use gemma_base::error::Fault;
+use gemma_base::util::shell::quoted;
+use gemma_model::models::architecture;
 use std::path::{Path, PathBuf};
 
 /// Google's instruction-tuned models: the beginning of the name, the size, GB of the bf16

@@ -1,15 +1,15 @@
 //! Choice of the assistant that drafts for a model: the one that is named, or one that lies beside
 //! the model.
 
-use crate::checkpoint::Checkpoint;
-use crate::models::forward::assistant::fits;
-use crate::models::{Config, Weights, gguf};
 use crate::runtime::Listener;
 use crate::runtime::model::Model;
 use crate::runtime::model::find::{ModelSource, caches, find, in_cache};
 use crate::runtime::model::others::names;
 use crate::runtime::options::DraftFrom;
 use anyhow::{Context, Result};
+use gemma_model::checkpoint::Checkpoint;
+use gemma_model::models::forward::assistant::fits;
+use gemma_model::models::{Config, Weights, gguf};
 use std::cmp::Reverse;
 use std::path::{Path, PathBuf};
 

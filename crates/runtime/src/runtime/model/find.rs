@@ -1,16 +1,16 @@
 //! Lookup of a model by name: a path, an id in the Hugging Face cache, a model of Ollama, or the
 //! bundled one. Only `gemma pull` downloads.
 
-use crate::error::Fault;
-use crate::os::places;
 use crate::runtime::model::acquire::{
     ResolvedName, TOKEN, expanded, how_to_get, is_id, no_such_path, translate,
 };
 use crate::runtime::model::others;
 use crate::runtime::model::variants::{tagged, variants};
-use crate::util::files::read_regular_text;
-use crate::util::shell::quoted;
 use anyhow::{Context, Result};
+use gemma_base::error::Fault;
+use gemma_base::os::places;
+use gemma_base::util::files::read_regular_text;
+use gemma_base::util::shell::quoted;
 use std::path::{Path, PathBuf};
 
 /// Where a model lies.
@@ -214,7 +214,7 @@ mod tests {
         let cache = tempfile::tempdir().unwrap();
         let caches = [cache.path().to_owned()];
         let help = |r: Result<PathBuf>| {
-            crate::error::fault_of(&r.unwrap_err()).unwrap().help.clone().unwrap()
+            gemma_base::error::fault_of(&r.unwrap_err()).unwrap().help.clone().unwrap()
         };
         assert!(help(in_cache("a/b", &caches)).contains("gemma pull a/b"));
         let repo = cache.path().join("models--a--b");

@@ -8,16 +8,16 @@ pub mod partner;
 pub mod shapes;
 pub mod variants;
 
-use crate::checkpoint::Checkpoint;
-use crate::error::Fault;
-use crate::models::gguf::repairs;
-use crate::models::{Config, Tokenizer, Weights};
 use crate::runtime::Listener;
 use crate::runtime::model::acquire::is_id;
 use crate::runtime::model::find::{ModelSource, find};
-use crate::tensor::Token;
-use crate::util::units::thousands;
 use anyhow::{Context, Result};
+use gemma_base::error::Fault;
+use gemma_base::tensor::Token;
+use gemma_base::util::units::thousands;
+use gemma_model::checkpoint::Checkpoint;
+use gemma_model::models::gguf::repairs;
+use gemma_model::models::{Config, Tokenizer, Weights};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -54,7 +54,7 @@ impl Model {
                     "no --model is given: the small bundled demo model answers, \
                     which knows little and is not Gemma",
                 );
-                (crate::models::gemma3::bundled::target()?, None)
+                (gemma_model::models::gemma3::bundled::target()?, None)
             }
             ModelSource::Directory(path) => (
                 Checkpoint::open(&path)
@@ -110,7 +110,7 @@ pub fn tokenizer_of(checkpoint: &Checkpoint) -> Result<Tokenizer> {
 pub fn own_tokenizer(checkpoint: &Checkpoint) -> Result<Option<Tokenizer>> {
     let Some(file) = checkpoint.side_file("tokenizer.json")? else { return Ok(None) };
     let shown = checkpoint.display("tokenizer.json");
-    crate::checkpoint::check_bytes(&shown, &file)?;
+    gemma_model::checkpoint::check_bytes(&shown, &file)?;
     let named = tokens_with_roles(checkpoint)?;
     Tokenizer::with_roles(&file, &named).map(Some).with_context(|| format!("reading {shown}"))
 }

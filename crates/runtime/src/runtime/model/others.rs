@@ -1,8 +1,8 @@
 //! Models that other programs have downloaded: LM Studio's files and Ollama's blobs.
 
-use crate::os::places::home;
-use crate::util::files::read_regular;
-use crate::util::json;
+use gemma_base::os::places::home;
+use gemma_base::util::files::read_regular;
+use gemma_base::util::json;
 use std::path::{Path, PathBuf};
 
 /// Bytes of a manifest at most; Ollama's have about 1 kB.

@@ -1,15 +1,15 @@
 //! Choice of a draft model that fits a target: by its tokenizer, or by the vocabulary file of a
 //! draft with few rows.
 
-use crate::checkpoint::Checkpoint;
-use crate::engine::{Engine, VocabAdapter};
-use crate::error::Fault;
-use crate::models::gemma3::bundled::{self, DraftSize};
-use crate::models::{ReducedVocabulary, Tokenizer, VocabMap, Weights};
 use crate::runtime::model::find::{ModelSource, find};
 use crate::runtime::model::{no_tokenizer, own_tokenizer};
 use crate::runtime::options::{DraftFrom, Kv};
 use anyhow::{Context, Result};
+use gemma_base::error::Fault;
+use gemma_model::checkpoint::Checkpoint;
+use gemma_model::engine::{Engine, VocabAdapter};
+use gemma_model::models::gemma3::bundled::{self, DraftSize};
+use gemma_model::models::{ReducedVocabulary, Tokenizer, VocabMap, Weights};
 
 /// Seconds of a target's pass from which the larger of the bundled drafts is worth its time.
 pub const SLOW_PASS: f32 = 0.05;
@@ -30,7 +30,7 @@ impl Partner {
     /// A draft without a tokenizer has the target's where it has as many rows, or is one of this
     /// project's where it has as many as those: a wrong guess here costs speed and no text.
     pub fn new(checkpoint: Checkpoint, tokenizer: &Tokenizer) -> Result<Result<Partner, String>> {
-        let rows = crate::models::Config::from_json(checkpoint.config())?.vocab;
+        let rows = gemma_model::models::Config::from_json(checkpoint.config())?.vocab;
         let mut vocabulary = ReducedVocabulary::of(&checkpoint, rows)?;
         if vocabulary.is_none() {
             match own_tokenizer(&checkpoint)?.map(|own| mismatch(tokenizer, &own)) {
@@ -74,7 +74,7 @@ impl Partner {
             unreachable!("a name was given")
         };
         let checkpoint = Checkpoint::open(&directory)
-            .and_then(crate::models::gguf::present)
+            .and_then(gemma_model::models::gguf::present)
             .with_context(shown)?;
         Self::new(checkpoint, tokenizer)
     }

@@ -1,10 +1,10 @@
 //! The published shapes of Gemma 3 and Gemma 4, for weights made up on the spot.
 
-use crate::models::{Config, Role, Weights};
-use crate::quant::prior;
-use crate::quant::{Importance, Nearest, QuantPlan, QuantizeOptions, Recipe, TargetFormat};
-use crate::tensor::Format;
 use anyhow::Result;
+use gemma_base::tensor::Format;
+use gemma_model::models::{Config, Role, Weights};
+use gemma_quant::prior;
+use gemma_quant::{Importance, Nearest, QuantPlan, QuantizeOptions, Recipe, TargetFormat};
 use serde_json::{Value, json};
 use std::collections::HashMap;
 

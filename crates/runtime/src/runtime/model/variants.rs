@@ -3,7 +3,7 @@
 //! The names are those of a stranger's list. The work is linear in the list, times a constant for
 //! each model whose tag is looked for.
 
-use crate::checkpoint::GgufNames;
+use gemma_model::checkpoint::GgufNames;
 
 /// Most tags that are tried for one model.
 const MOST_TAGS: usize = 16;

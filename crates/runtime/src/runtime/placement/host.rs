@@ -2,12 +2,12 @@
 
 use super::measure::Task;
 use super::{Placement, candidates_among, check_memory};
-use crate::compute::DeviceInfo;
-use crate::error::{Fault, Kind, fault_of};
 use crate::runtime::devices::backends;
 use crate::runtime::options::{Device, GpuLayers, RunOptions};
 use crate::runtime::{Listener, Silence};
 use anyhow::Result;
+use gemma_base::compute::DeviceInfo;
+use gemma_base::error::{Fault, Kind, fault_of};
 use std::cell::LazyCell;
 
 /// Devices of the backends, or the reason why there are none.
@@ -29,7 +29,7 @@ impl<'a> Host<'a> {
     pub fn here(run: &'a RunOptions) -> Host<'a> {
         Host {
             found: LazyCell::new(Box::new(move || found(&backends::probe()))),
-            ..Host::bare(run, crate::os::machine::available_memory())
+            ..Host::bare(run, gemma_base::os::machine::available_memory())
         }
     }
 

@@ -1,14 +1,14 @@
 //! Memory of a model, part by part, wherever its layers run: a dry run of the code that loads it.
 
-use crate::compute::dry::{Dry, Pieces};
-use crate::compute::split::SplitExecutor;
-use crate::compute::{DeviceInfo, Executor, Held, KvFormat, KvLayer};
-use crate::kv::PAGE;
-use crate::models::forward::{self, Forward, ForwardOptions, SparePages};
-use crate::models::{Role, TensorSpec, Weights};
 use crate::runtime::devices::backends;
 use crate::runtime::devices::npu;
 use anyhow::Result;
+use gemma_base::compute::dry::{Dry, Pieces};
+use gemma_base::compute::split::SplitExecutor;
+use gemma_base::compute::{DeviceInfo, Executor, Held, KvFormat, KvLayer};
+use gemma_base::kv::PAGE;
+use gemma_model::models::forward::{self, Forward, ForwardOptions, SparePages};
+use gemma_model::models::{Role, TensorSpec, Weights};
 use serde::Serialize;
 
 /// Bytes that one side takes.

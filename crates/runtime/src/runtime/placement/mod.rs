@@ -7,14 +7,14 @@ pub mod predict;
 pub mod process;
 pub mod prompt;
 
-use crate::compute::{Choice, DeviceInfo};
-use crate::error::{Fault, Kind};
 use crate::runtime::Listener;
 use crate::runtime::devices::backends::{choose, probe, ranked};
 use crate::runtime::options::RunOptions;
 use crate::runtime::options::{Device, GpuLayers};
-use crate::util::units::bytes;
 use anyhow::Result;
+use gemma_base::compute::{Choice, DeviceInfo};
+use gemma_base::error::{Fault, Kind};
+use gemma_base::util::units::bytes;
 use measure::{MemoryLayout, Need, Task};
 
 /// A model's layers on the machine's parts.
@@ -254,7 +254,7 @@ mod tests {
         let task = Task {
             weights: &weights,
             context: 2048,
-            kv: crate::compute::KvFormat::F16,
+            kv: gemma_base::compute::KvFormat::F16,
             sequences: 1,
             prefixes: 0,
             npu: false,
@@ -282,7 +282,7 @@ mod tests {
         // A number is taken as it is, or refused with one that fits.
         assert_eq!(on_gpu(&task, &devices[1], GpuLayers::N(1)).unwrap().layout.gpu.layers, 1);
         let refused = on_gpu(&task, &devices[1], GpuLayers::N(layers + 1)).unwrap_err();
-        let fault = crate::error::fault_of(&refused).unwrap();
+        let fault = gemma_base::error::fault_of(&refused).unwrap();
         assert!(
             fault.kind == Kind::Memory
                 && fault.help.as_ref().unwrap().contains(&format!("--gpu-layers {layers} "))
@@ -294,7 +294,7 @@ mod tests {
         let mut placement = Placement { device: None, layout: MemoryLayout::default() };
         placement.layout.cpu.need = Need { weights: u64::MAX / 4, kv: 1 << 30, ..Need::default() };
         let error = check_memory(&placement, Some(1 << 40)).unwrap_err();
-        assert_eq!(crate::error::fault_of(&error).unwrap().kind.exit_code(), 5);
+        assert_eq!(gemma_base::error::fault_of(&error).unwrap().kind.exit_code(), 5);
         assert!(error.to_string().contains("1.07 GB"), "{error}");
         check_memory(&placement, None).unwrap();
         placement.layout.cpu.need = Need { weights: 1, ..Need::default() };

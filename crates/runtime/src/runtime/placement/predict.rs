@@ -3,14 +3,14 @@
 
 use super::Placement;
 use super::measure::Share;
-use crate::compute::cpu::Pool;
-use crate::compute::cpu::bandwidth::{PROBE_BYTES, read_bandwidth};
-use crate::compute::{DeviceInfo, ExecutorExt, Part, Plan, StepLayout};
 use crate::runtime::Listener;
 use crate::runtime::devices::backends;
-use crate::tensor::{Format, Matrix};
-use crate::util::units::digits3;
 use anyhow::{Context, Result};
+use gemma_base::compute::cpu::Pool;
+use gemma_base::compute::cpu::bandwidth::{PROBE_BYTES, read_bandwidth};
+use gemma_base::compute::{DeviceInfo, ExecutorExt, Part, Plan, StepLayout};
+use gemma_base::tensor::{Format, Matrix};
+use gemma_base::util::units::digits3;
 use serde::Serialize;
 use std::borrow::Cow;
 

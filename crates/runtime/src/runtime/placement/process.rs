@@ -1,11 +1,11 @@
 //! Memory of a process beside its model.
 
 use super::measure::Task;
-use crate::compute::KvFormat;
-use crate::models::gemma3::bundled::{self, DraftSize};
-use crate::models::{Config, Weights};
 use crate::runtime::model::partner::SLOW_PASS;
 use anyhow::Result;
+use gemma_base::compute::KvFormat;
+use gemma_model::models::gemma3::bundled::{self, DraftSize};
+use gemma_model::models::{Config, Weights};
 use serde::Serialize;
 
 /// Bytes of a tokenizer for each token of its vocabulary, measured on Gemma 3's.

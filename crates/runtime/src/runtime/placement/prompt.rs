@@ -3,15 +3,15 @@
 
 use super::Placement;
 use super::measure::Task;
-use crate::compute::cpu::{CpuExecutor, CpuOptions, Isa, Pool};
-use crate::compute::{Executor, KvFormat};
-use crate::engine::planned::EngineOptions;
-use crate::engine::{Engine, EngineExt, PlannedEngine, Rows, Scores, TokenTree};
-use crate::models::{Config, Role, Weights};
 use crate::runtime::Listener;
 use crate::runtime::devices::backends;
-use crate::tensor::{Format, Token};
 use anyhow::Result;
+use gemma_base::compute::cpu::{CpuExecutor, CpuOptions, Isa, Pool};
+use gemma_base::compute::{Executor, KvFormat};
+use gemma_base::tensor::{Format, Token};
+use gemma_model::engine::planned::EngineOptions;
+use gemma_model::engine::{Engine, EngineExt, PlannedEngine, Rows, Scores, TokenTree};
+use gemma_model::models::{Config, Role, Weights};
 use serde::Serialize;
 use serde_json::json;
 use std::collections::HashMap;

@@ -3,7 +3,7 @@
 //! The tests hold every struct here to the committed SPIR-V: names, numbers of constants, offsets
 //! and types of arguments, and completeness.
 
-use crate::vulkan::device::pipeline::{Constants, PUSH, Shader};
+use crate::device::pipeline::{Constants, PUSH, Shader};
 use bytemuck::{Pod, Zeroable};
 
 /// A specialisation constant as a struct here declares it.

@@ -99,7 +99,7 @@ arguments! {
         pages: u32,
         all_pages: u32,
         max_rows: u32,
-        /// See [`crate::kv::OffloadedPages`].
+        /// See [`gemma_base::kv::OffloadedPages`].
         lag: u32,
         share: u32,
         /// Where the layer's page tables begin among those of the step.

@@ -14,7 +14,7 @@ mod text;
 
 pub use clock::{LocalTime, now};
 
-use crate::error::Fault;
+use gemma_base::error::Fault;
 use minijinja::value::Kwargs;
 use minijinja::{Environment, Error, ErrorKind, Value};
 

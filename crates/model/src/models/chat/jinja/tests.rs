@@ -2,7 +2,7 @@ use super::*;
 use serde_json::Value as Json;
 
 /// Templates with their renderings by jinja2, written by `scripts/golden_templates.py`.
-const GOLDEN: &str = include_str!("../../../../tests/golden/templates.json");
+const GOLDEN: &str = include_str!("../../../../../../tests/golden/templates.json");
 
 fn golden() -> Json {
     serde_json::from_str(GOLDEN).unwrap()

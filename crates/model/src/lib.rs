@@ -1,0 +1,7 @@
+//! A model: its files, its forward pass, its tokenizer, and the choice of a token.
+
+pub mod checkpoint;
+pub mod engine;
+pub mod eval;
+pub mod models;
+pub mod sampler;
