@@ -10,8 +10,16 @@ use std::process::Command;
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rustc-check-cfg=cfg(vulkan_driver)");
-    if has_vulkan_driver() {
+    let driver = find_vulkan_driver();
+    if driver == VulkanDriver::Counts {
         println!("cargo::rustc-cfg=vulkan_driver");
+    }
+    // Only builds of tests have the feature.
+    if std::env::var_os("CARGO_FEATURE_TESTING").is_some() && driver == VulkanDriver::OnProcessor {
+        println!(
+            "cargo::warning=tests of the GPU are left out, because the only Vulkan driver computes \
+            on the processor: GEMMA_REQUIRE_GPU=1 runs them, for half an hour on two cores"
+        );
     }
     let variable = |name: &str| std::env::var(name).ok();
     // See `crates/base/src/os/windows/fmaf.rs`.
@@ -39,11 +47,24 @@ fn main() {
     );
 }
 
-/// Returns whether a Vulkan driver is installed. GPU tests are ignored if there is none.
-fn has_vulkan_driver() -> bool {
-    println!("cargo::rerun-if-env-changed=VK_DRIVER_FILES");
-    println!("cargo::rerun-if-env-changed=VK_ICD_FILENAMES");
-    let named = ["VK_DRIVER_FILES", "VK_ICD_FILENAMES"].map(std::env::var_os);
+/// The Vulkan driver that tests may use.
+#[derive(PartialEq)]
+enum VulkanDriver {
+    Missing,
+    /// Mesa's software driver, which takes long and which nobody asked for.
+    OnProcessor,
+    Counts,
+}
+
+/// Looks for an installed Vulkan driver. GPU tests are ignored unless one counts.
+fn find_vulkan_driver() -> VulkanDriver {
+    let asked = |name: &str| {
+        println!("cargo::rerun-if-env-changed={name}");
+        std::env::var_os(name)
+    };
+    let named = ["VK_DRIVER_FILES", "VK_ICD_FILENAMES"].map(asked);
+    let wanted = ["GEMMA_REQUIRE_GPU", "GEMMA_VULKAN_CPU"].map(asked);
+    let is_wanted = wanted.iter().flatten().any(|value| value == "1");
     let manifests = |folder: &str| {
         let folder = Path::new(folder);
         // The creation of a folder changes the one above it.
@@ -52,7 +73,14 @@ fn has_vulkan_driver() -> bool {
         std::fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_some())
     };
     let folders = ["/usr/share/vulkan/icd.d", "/usr/local/share/vulkan/icd.d", "/etc/vulkan/icd.d"];
-    named.iter().any(Option::is_some) | folders.map(manifests).contains(&true)
+    // Packages bring drivers of all GPUs, so the devices say which of them is of use.
+    let devices = ["/dev/dri/renderD128", "/dev/nvidiactl", "/dev/dxg"];
+    let has_gpu = devices.iter().any(|device| Path::new(device).exists());
+    match named.iter().any(Option::is_some) || folders.map(manifests).contains(&true) {
+        false => VulkanDriver::Missing,
+        true if has_gpu || is_wanted => VulkanDriver::Counts,
+        true => VulkanDriver::OnProcessor,
+    }
 }
 
 /// Returns the commit that `cargo package` has recorded.

@@ -22,7 +22,7 @@ from transformers import GemmaTokenizer
 from transformers.utils.chat_template_utils import render_jinja_template
 
 ROOT = Path(__file__).parent.parent
-OWN = ROOT / "crates/model/src/models/chat/gemma4.jinja"
+OWN = ROOT / "crates/model/src/models/gemma4/template.jinja"
 NAMES = {
     "<|tool>": 46, "<tool|>": 47, "<|tool_call>": 48, "<tool_call|>": 49, "<|tool_response>": 50,
     "<tool_response|>": 51, '<|"|>': 52, "<|think|>": 98, "<|channel>": 100, "<channel|>": 101,

@@ -23,6 +23,10 @@ for tool in dpkg-deb:dpkg readelf:binutils zip:zip python3:python3; do
   command -v "${tool%%:*}" >/dev/null ||
     { echo "error: ${tool%%:*} is missing: apt-get install ${tool#*:}" >&2; exit 1; }
 done
+if [ -z "${GEMMA_BINARY:-}" ] && [ "$(cat target/checked 2>/dev/null)" != "$(git rev-parse HEAD)" ]; then
+  echo "error: this commit did not pass all checks here: run scripts/check.sh --all" >&2
+  exit 1
+fi
 if [ -n "$(git status --porcelain)" ]; then
   echo "warning: files here differ from the commit, so nobody can make the same bytes again" >&2
 fi

@@ -60,7 +60,9 @@ else
   echo "not tried: GNU parallel is not installed" >&2
 fi
 
-if python3 -c 'import pyspark' 2>/dev/null && command -v java >/dev/null; then
+if [ -n "${GEMMA_NO_SPARK:-}" ]; then
+  echo "not tried: PySpark, which only scripts/check.sh --all tries" >&2
+elif python3 -c 'import pyspark' 2>/dev/null && command -v java >/dev/null; then
   spark() { python3 "$here/spark_batch.py" "$@" --partitions 4 --gemma "$gemma" -- --seed 4 "${share[@]}"; } # -q is its own
   export SPARK_LOCAL_IP=127.0.0.1 PYSPARK_SUBMIT_ARGS='--master local[2] --conf spark.ui.enabled=false pyspark-shell'
   spark in.jsonl spark-out 2>spark.log || { tail -20 spark.log >&2; exit 1; }

@@ -171,7 +171,7 @@ pub fn generation(data: &[u8]) {
     let files = [("generation_config.json", &bytes[..]), ("tokenizer_config.json", &bytes)];
     with_directory(CONFIG.as_bytes(), &weights, &files, |checkpoint| {
         let _ = Generation::of(&checkpoint);
-        let _ = ChatTemplate::from_checkpoint(&checkpoint, false);
+        let _ = ChatTemplate::from_checkpoint(&checkpoint, &gemma::models::gemma3::DIALECT);
     });
 }
 

@@ -71,8 +71,13 @@ pub fn tokenizer(data: &[u8]) {
         }
     }
     let messages = [Message::new("user", "a <bos> b")];
-    let _ =
-        ChatTemplate::built_in(false).encode(&tokenizer, &messages, None, Special::AsText, None);
+    let _ = ChatTemplate::built_in(tokenizer.dialect()).encode(
+        &tokenizer,
+        &messages,
+        None,
+        Special::AsText,
+        None,
+    );
 }
 
 /// A template, rendered under the limits of the program's child.

@@ -1,4 +1,4 @@
-//! Sizes of Gemma 3 and Gemma 4 that fit, in each available format, with predicted speeds.
+//! Sizes of the known models that fit, in each available format, with predicted speeds.
 
 use crate::cli::io::table::markdown;
 use crate::cli::io::ui::paragraph_in;

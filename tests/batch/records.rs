@@ -108,24 +108,21 @@ fn every_record_has_its_line_whatever_is_wrong_with_others() {
     let shards = shards.each_ref().map(|run| run.text().lines().collect::<Vec<_>>());
     let together: Vec<&str> = (0..RECORDS).map(|n| shards[n % 3][n / 3]).collect();
     assert_eq!(together, all.text().lines().collect::<Vec<_>>());
+}
 
-    // Killed without warning, again and again, and resumed: the same file.
+/// Killed without warning, again and again, and resumed: the same file.
+#[test]
+fn a_batch_that_is_killed_and_resumed_is_the_same() {
+    let dir = tempfile::tempdir().unwrap();
+    let input = records();
+    let all = batch(dir.path(), &[], &input).ok();
     fs::write(dir.path().join("in.jsonl"), &input).unwrap();
     let out = dir.path().join("out.jsonl");
     let mut kills = 0;
     loop {
         let mut command = command(BINARY, dir.path());
-        command.args([
-            "generate",
-            "--batch",
-            "in.jsonl",
-            "--resume",
-            "out.jsonl",
-            "-q",
-            "--seed",
-            "3",
-        ]);
-        command.args(["--parallel", if kills % 2 == 0 { "4" } else { "1" }]);
+        command.args(["generate", "--batch", "in.jsonl", "--resume", "out.jsonl", "-q"]);
+        command.args(["--seed", "3", "--parallel", if kills % 2 == 0 { "4" } else { "1" }]);
         let before = fs::metadata(&out).map_or(0, |m| m.len());
         let mut child = command.spawn().unwrap();
         // Some more replies, then the end in the middle of one.

@@ -202,18 +202,11 @@ pub fn check_sequences(
         for ((&sequence, tree), own) in order.iter().zip(&trees).zip(rows) {
             alone[sequence].forward(tree, Rows::All, &mut scores).unwrap();
             for node in 0..tree.len() {
-                let at = format!(
-                    "{what}, round {round}, sequence {sequence}, node {node} of {}",
-                    tree.len()
-                );
+                let at = format!("{what}, round {round}, sequence {sequence}, node {node}");
                 assert_eq!(own[node], bits(scores.row(node)), "{at}");
             }
             // Accept a path; of some nothing is accepted.
-            let mut path = vec![rng.random_range(0..tree.len() as u32)];
-            while let Some(parent) = tree.parent[path[path.len() - 1] as usize] {
-                path.push(parent);
-            }
-            path.reverse();
+            let path = random_path(rng, tree);
             if rng.random_bool(0.8) {
                 alone[sequence].commit(&[(0, &path)]).unwrap();
                 paths.push((sequence, path));
@@ -228,6 +221,16 @@ pub fn check_sequences(
             "{what}, sequence {sequence}"
         );
     }
+}
+
+/// Returns the nodes from the root to some node.
+fn random_path(rng: &mut SmallRng, tree: &TokenTree) -> Vec<u32> {
+    let mut path = vec![rng.random_range(0..tree.len() as u32)];
+    while let Some(parent) = tree.parent[path[path.len() - 1] as usize] {
+        path.push(parent);
+    }
+    path.reverse();
+    path
 }
 
 pub fn tokens(rng: &mut SmallRng, n: usize) -> Vec<u32> {

@@ -1,4 +1,6 @@
-//! A Vulkan device for tests. Without one they say so and pass, unless GEMMA_REQUIRE_GPU is set.
+//! A Vulkan device for tests. Without one they say so and pass, unless GEMMA_REQUIRE_GPU is set. A
+//! driver on the processor takes minutes, and counts as a device only if GEMMA_REQUIRE_GPU or
+//! GEMMA_VULKAN_CPU asks for it.
 
 #![allow(dead_code)]
 
@@ -7,15 +9,16 @@ use gemma::vulkan::validation::{VALIDATE, is_installed};
 use gemma::vulkan::{ALLOW_CPU_DRIVER, Choice, VulkanExecutor};
 use std::sync::Once;
 
-/// Returns a function that opens the device, if there is one. A driver on the CPU serves. The
-/// validation layers are enabled if they are installed: a complaint fails the test when the device
+/// Returns a function that opens the device, if there is one. The validation layers are enabled if they are installed: a complaint fails the test when the device
 /// is closed. Commands that the test starts inherit that.
 pub fn device() -> Option<impl Fn() -> VulkanExecutor> {
     static ENVIRONMENT: Once = Once::new();
     // SAFETY: this happens once, before any other thread of the tests asks for the device and so
     // for variables.
     ENVIRONMENT.call_once(|| unsafe {
-        std::env::set_var(ALLOW_CPU_DRIVER, "1");
+        if std::env::var_os("GEMMA_REQUIRE_GPU").is_some_and(|v| v == "1") {
+            std::env::set_var(ALLOW_CPU_DRIVER, "1");
+        }
         // As in `shell.rs`. Commands with a cache directory of their own share these kernels too.
         std::env::set_var("MESA_SHADER_CACHE_DIR", concat!(env!("CARGO_TARGET_TMPDIR"), "/mesa"));
         if is_installed() && std::env::var_os(VALIDATE).is_none() {

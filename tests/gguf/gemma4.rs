@@ -95,7 +95,8 @@ fn both_kinds_of_files_give_the_tokens_of_transformers() {
     let checkpoint = weights.checkpoint().unwrap();
     let gguf = tokenizer(checkpoint);
     assert!(gguf.notes().is_empty() && hf.notes().is_empty(), "{:?}", gguf.notes());
-    assert!(gguf.is_gemma4() && gguf.channel() == Some((100, 101)));
+    assert_eq!(gguf.dialect(), &gemma::models::gemma4::DIALECT);
+    assert_eq!(gguf.channel(), Some((100, 101)));
     assert!(gguf.agrees_with(&hf) && gguf.control() == hf.control());
     let Tokens { tokens: texts } = json(&golden("tokens.json"));
     assert!(texts.len() > 200);
@@ -114,7 +115,7 @@ fn both_kinds_of_files_give_the_tokens_of_transformers() {
     }
     // The calls' results come behind 50, so an answer ends there too.
     assert_eq!(Generation::of(checkpoint).unwrap().eos, [1, 50, 106]);
-    let template = ChatTemplate::from_checkpoint(checkpoint, gguf.is_gemma4()).unwrap();
+    let template = ChatTemplate::from_checkpoint(checkpoint, gguf.dialect()).unwrap();
     assert!(template.is_built_in() && template.source().contains("<|turn>"));
 }
 
@@ -168,8 +169,9 @@ fn the_quantiser_writes_the_tokenizer_back() {
             assert_eq!(written.encode(&text, Special::Parse).unwrap(), ids, "{text:?}");
         }
     }
-    let template = ChatTemplate::from_checkpoint(checkpoint, false).unwrap();
-    assert_eq!(template.source(), ChatTemplate::built_in(true).source());
+    let template =
+        ChatTemplate::from_checkpoint(checkpoint, &gemma::models::gemma3::DIALECT).unwrap();
+    assert_eq!(template.source(), ChatTemplate::built_in(&gemma::models::gemma4::DIALECT).source());
     assert_eq!(Generation::of(checkpoint).unwrap().eos, [1, 50, 106]);
 }
 
@@ -207,7 +209,11 @@ fn message(value: &Value) -> Message {
 fn templates_give_the_text_of_jinja2() {
     let own = golden("conversations.json");
     let own_template = json::<Conversations>(&own).template;
-    assert_eq!(own_template, ChatTemplate::built_in(true).source(), "run the script again");
+    assert_eq!(
+        own_template,
+        ChatTemplate::built_in(&gemma::models::gemma4::DIALECT).source(),
+        "run the script again"
+    );
     let others = std::env::var_os("GEMMA_TEST_CONVERSATIONS").map(PathBuf::from);
     let hf = Tokenizer::from_bytes(&fs::read(golden("tokenizer.json")).unwrap()).unwrap();
     for path in [golden("features.json"), own].into_iter().chain(others) {

@@ -291,7 +291,10 @@ fn the_tokenizer_in_the_file_gives_the_same_ids() {
     );
     let message = [Message::new("user", "hi")];
     assert_eq!(
-        ChatTemplate::from_checkpoint(checkpoint, false).unwrap().render(&message, true).unwrap(),
+        ChatTemplate::from_checkpoint(checkpoint, &gemma::models::gemma3::DIALECT)
+            .unwrap()
+            .render(&message, true)
+            .unwrap(),
         "<bos>[hi]"
     );
 }

@@ -250,7 +250,9 @@ fn what_is_written_says_all_that_the_directory_said() {
         }
         let checkpoint = to.checkpoint().unwrap();
         assert_eq!(
-            ChatTemplate::from_checkpoint(checkpoint, false).unwrap().source(),
+            ChatTemplate::from_checkpoint(checkpoint, &gemma::models::gemma3::DIALECT)
+                .unwrap()
+                .source(),
             "{{ bos_token }}{{ messages[0].content }}"
         );
         let generation = Generation::of(checkpoint).unwrap();

@@ -69,8 +69,12 @@ fn spans_encode_as_the_whole_prompt_does() {
     let message = |role: &str, content: String| Message::new(role, content);
     for (ours, theirs) in pairs() {
         for template in [
-            ChatTemplate::built_in(false),
-            ChatTemplate::from_checkpoint(&bundled::target().unwrap(), false).unwrap(),
+            ChatTemplate::built_in(&gemma::models::gemma3::DIALECT),
+            ChatTemplate::from_checkpoint(
+                &bundled::target().unwrap(),
+                &gemma::models::gemma3::DIALECT,
+            )
+            .unwrap(),
         ] {
             for _ in 0..300 {
                 let mut text = || random_text(&mut rng);

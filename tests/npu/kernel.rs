@@ -6,7 +6,7 @@ use super::library::Library;
 use crate::fuzz;
 use gemma::kv::PAGE;
 use gemma::npu::accel::{Accel, BoKind};
-use gemma::npu::attention::{Dims, FlashPartial, Partials};
+use gemma::npu::attention::{Arena, Dims, FlashPartial, Partials};
 use gemma::npu::command::Command as Packet;
 use gemma::npu::host::array::{Array, Memory};
 use gemma::npu::host::{Core, CoreMaker, HostModelAccel, ModelOptions};
@@ -315,6 +315,28 @@ fn nine_term_sums_change_little() {
     }
 }
 
+/// Values that are not finite do not reach the device.
+fn refuses_what_is_not_finite(
+    npu: &mut FlashPartial,
+    arena: &mut Arena,
+    q: &[f32],
+    pages: &[usize],
+) {
+    let jobs = npu.counters.jobs;
+    let is_said = |error: anyhow::Error| error.to_string().contains("not finite");
+    for bad in [f32::NAN, f32::INFINITY] {
+        let mut q = q.to_vec();
+        q[77] = bad;
+        assert!(is_said(npu.submit(arena, &q, pages).unwrap_err()));
+        let mut k = vec![0.0; 3 * PAGE * (q.len() / (8 * 12))];
+        k[5] = bad;
+        let zeros = vec![0.0; k.len()];
+        assert!(is_said(npu.seal(arena, &k, &zeros).unwrap_err()));
+        assert!(npu.seal(arena, &zeros, &k).is_err());
+    }
+    assert_eq!(npu.counters.jobs, jobs);
+}
+
 /// The whole path, with the source in the cores: 32 query rows of either head dimension, an odd
 /// number of heads.
 #[test]
@@ -384,26 +406,8 @@ fn layers_go_through_stream_descriptors_and_kernel() {
                 (&one.m[..], &one.l[..]),
                 (&out.m[row * 12..][..12], &out.l[row * 12..][..12])
             );
-            // Values that are not finite do not reach the device.
-            let jobs = npu.counters.jobs;
-            for bad in [f32::NAN, f32::INFINITY] {
-                let mut q = q.clone();
-                q[77] = bad;
-                assert!(
-                    npu.submit(&arena, &q, &pages).unwrap_err().to_string().contains("not finite")
-                );
-                let mut k = vec![0.0; 3 * PAGE * shape.head_dim];
-                k[5] = bad;
-                let zeros = vec![0.0; k.len()];
-                assert!(
-                    npu.seal(&mut arena, &k, &zeros)
-                        .unwrap_err()
-                        .to_string()
-                        .contains("not finite")
-                );
-                assert!(npu.seal(&mut arena, &zeros, &k).is_err());
-            }
-            assert_eq!((npu.counters.jobs, arena.sealed), (jobs, 3));
+            refuses_what_is_not_finite(&mut npu, &mut arena, &q, &pages);
+            assert_eq!(arena.sealed, 3);
             assert!(open.total() > 5);
             drop(npu);
             assert_eq!(open.total(), 0, "a handle is left");

@@ -182,9 +182,11 @@ impl Case {
     }
 }
 
-/// Lets Vulkan's driver on the processor count.
+/// Lets Vulkan's driver on the processor count if tests of the GPU are asked for.
 pub fn on(command: &mut std::process::Command) {
-    command.env("GEMMA_VULKAN_CPU", "1");
+    if std::env::var_os("GEMMA_REQUIRE_GPU").is_some_and(|value| value == "1") {
+        command.env("GEMMA_VULKAN_CPU", "1");
+    }
 }
 
 /// Asks all, so many at once, in random order, beside a long prompt and clients that go away.

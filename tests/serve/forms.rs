@@ -27,41 +27,9 @@ pub fn chat(more: Value) -> Value {
 
 pub const CHAT: &str = "/v1/chat/completions";
 
-#[test]
-fn what_is_not_an_answer_is_told_in_json() {
-    let server = Server::start(&["--ctx-size", "300"]);
-    assert_eq!(server.get("/health").ok(), json!({"status": "ok"}));
-    let models = server.get("/v1/models").ok();
-    let name = models["data"][0]["id"].as_str().unwrap().to_owned();
-    assert_eq!((&*name, &models["data"][0]["max_model_len"]), ("gemma-demo", &json!(300)));
-    for path in ["/v1/models/gemma-demo", "/v1/models/a/b", "/models/x%20y"] {
-        assert_eq!(server.get(path).ok()["id"], name);
-    }
-    for path in ["/models", "/models/", "/v1/models/"] {
-        assert_eq!(server.get(path).ok(), models);
-    }
-    assert_eq!(server.get("/version").ok()["version"], env!("CARGO_PKG_VERSION"));
-    let page = server.get("/");
-    assert!(page.status == 200 && page.body.contains("<textarea"), "{page:?}");
-    assert!(page.header("content-security-policy").unwrap().contains("default-src 'none'"));
-
-    let text = "Grüße, <end_of_turn> 😀";
-    let tokens = server.post("/tokenize", &json!({"content": text, "parse_special": false}));
-    let tokens = tokens.ok();
-    let back = server.post("/detokenize", &json!({"tokens": tokens["tokens"]})).ok();
-    assert_eq!(back["content"], text);
-    let info = server.get("/tokenizer_info").ok();
-    assert_eq!((&info["bos_token"], &info["eos_token"]), (&json!("<bos>"), &json!("<eos>")));
-    for adds in [false, true] {
-        let body = json!({"prompt": "<bos>", "add_special_tokens": adds});
-        assert_eq!(server.post("/tokenize", &body).ok()["tokens"], json!([2]));
-    }
-    assert_eq!(
-        tokens["count"].as_u64().unwrap() as usize,
-        tokens["tokens"].as_array().unwrap().len()
-    );
-
-    for (path, body, status, word) in [
+/// Bodies that are refused: the path, the body, the status and a part of the message.
+fn refused() -> Vec<(&'static str, Value, u16, &'static str)> {
+    vec![
         (CHAT, json!([]), 400, "object"),
         (CHAT, json!({}), 400, "'messages' is missing"),
         (CHAT, json!({"messages": 5}), 400, "'messages'"),
@@ -97,7 +65,44 @@ fn what_is_not_an_answer_is_told_in_json() {
         ("/v1/responses", json!({"input": "a", "previous_response_id": "x"}), 400, "previous"),
         ("/v1/nothing", json!({}), 404, "/v1/nothing"),
         ("/v1/embeddings", json!({"input": "a"}), 404, "embeddings"),
-    ] {
+    ]
+}
+
+#[test]
+fn what_is_not_an_answer_is_told_in_json() {
+    let server = Server::start(&["--ctx-size", "300"]);
+    assert_eq!(server.get("/health").ok(), json!({"status": "ok"}));
+    let models = server.get("/v1/models").ok();
+    let name = models["data"][0]["id"].as_str().unwrap().to_owned();
+    assert_eq!((&*name, &models["data"][0]["max_model_len"]), ("gemma-demo", &json!(300)));
+    for path in ["/v1/models/gemma-demo", "/v1/models/a/b", "/models/x%20y"] {
+        assert_eq!(server.get(path).ok()["id"], name);
+    }
+    for path in ["/models", "/models/", "/v1/models/"] {
+        assert_eq!(server.get(path).ok(), models);
+    }
+    assert_eq!(server.get("/version").ok()["version"], env!("CARGO_PKG_VERSION"));
+    let page = server.get("/");
+    assert!(page.status == 200 && page.body.contains("<textarea"), "{page:?}");
+    assert!(page.header("content-security-policy").unwrap().contains("default-src 'none'"));
+
+    let text = "Grüße, <end_of_turn> 😀";
+    let tokens = server.post("/tokenize", &json!({"content": text, "parse_special": false}));
+    let tokens = tokens.ok();
+    let back = server.post("/detokenize", &json!({"tokens": tokens["tokens"]})).ok();
+    assert_eq!(back["content"], text);
+    let info = server.get("/tokenizer_info").ok();
+    assert_eq!((&info["bos_token"], &info["eos_token"]), (&json!("<bos>"), &json!("<eos>")));
+    for adds in [false, true] {
+        let body = json!({"prompt": "<bos>", "add_special_tokens": adds});
+        assert_eq!(server.post("/tokenize", &body).ok()["tokens"], json!([2]));
+    }
+    assert_eq!(
+        tokens["count"].as_u64().unwrap() as usize,
+        tokens["tokens"].as_array().unwrap().len()
+    );
+
+    for (path, body, status, word) in refused() {
         let reply = server.post(path, &body);
         let error = &reply.json()["error"];
         assert_eq!(reply.status, status, "{body}: {reply:?}");

@@ -32,6 +32,7 @@ const FLOORS: &[(&str, u8)] = &[
 ];
 
 const MAX_LINES: usize = 600;
+const MAX_LINES_OF_FUNCTION: usize = 80;
 
 /// A word, and the places where it may stand.
 const SEAMS: &[(&str, &[&str])] = &[
@@ -466,6 +467,51 @@ fn no_hand_written_file_is_too_long() {
         .filter(|p| fs::read_to_string(p).unwrap().lines().count() > MAX_LINES)
         .collect();
     assert!(long.is_empty(), "more than {MAX_LINES} lines: {long:?}");
+}
+
+/// Returns the functions of a file that have more than `most` lines, by their indentation.
+fn long_functions(text: &str, most: usize) -> Vec<String> {
+    let lines: Vec<&str> = text.lines().collect();
+    let mut long = Vec::new();
+    for (at, line) in lines.iter().enumerate() {
+        let code = line.trim_start();
+        let indent = &line[..line.len() - code.len()];
+        let words: Vec<&str> = code.split(['(', '<', ' ']).collect();
+        let Some(name) = words.iter().position(|word| *word == "fn").map(|fn_at| fn_at + 1) else {
+            continue;
+        };
+        let leads = ["pub", "const", "async", "unsafe", "extern", "crate)", "super)", "in"];
+        if !words[..name - 1].iter().all(|w| leads.contains(w) || w.starts_with(['"', 'c'])) {
+            continue;
+        }
+        let end = format!("{indent}}}");
+        let length = lines[at..].iter().position(|line| *line == end).map_or(0, |n| n + 1);
+        // A declaration without a body ends before any brace.
+        let is_declared = lines[at..at + length].iter().find(|line| line.ends_with([';', '{']));
+        if length > most && is_declared.is_some_and(|line| line.ends_with('{')) {
+            long.push(format!("{} has {length} lines", words[name]));
+        }
+    }
+    long
+}
+
+#[test]
+fn no_function_is_too_long() {
+    let body = "    x();\n".repeat(5);
+    let code =
+        format!("pub fn a() {{\n{body}}}\nfn b();\n    unsafe fn c(\n    ) {{\n{body}    }}\n");
+    assert_eq!(long_functions(&code, 6), ["a has 7 lines", "c has 8 lines"]);
+    let mut list = Vec::new();
+    for dir in ["src", "crates", "tests", "benches", "examples", "fuzz"] {
+        files(&root().join(dir), "rs", &mut list);
+    }
+    let mut long = Vec::new();
+    for path in list {
+        let text = fs::read_to_string(&path).unwrap();
+        let found = long_functions(&text, MAX_LINES_OF_FUNCTION);
+        long.extend(found.into_iter().map(|what| format!("{}: {what}", path.display())));
+    }
+    assert!(long.is_empty(), "more than {MAX_LINES_OF_FUNCTION} lines: {long:#?}");
 }
 
 #[test]

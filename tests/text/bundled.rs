@@ -79,7 +79,8 @@ fn pair() -> Pair {
     let checkpoint = bundled::target().unwrap();
     let tokenizer =
         Tokenizer::from_bytes(&checkpoint.side_file("tokenizer.json").unwrap().unwrap()).unwrap();
-    let template = ChatTemplate::from_checkpoint(&checkpoint, false).unwrap();
+    let template =
+        ChatTemplate::from_checkpoint(&checkpoint, &gemma::models::gemma3::DIALECT).unwrap();
     let encode = |text: &str| {
         let message = Message::new("user", text);
         template.encode(&tokenizer, &[message], None, Special::AsText, None).unwrap()
@@ -280,6 +281,17 @@ fn the_drafts_for_gemma_open_and_know_whom_they_fit() {
     }
 }
 
+/// Two small layers with Gemma's vocabulary.
+fn config_of_gemma() -> Config {
+    Config::from_json(&serde_json::json!({
+        "model_type": "gemma3_text", "num_hidden_layers": 2, "hidden_size": 64,
+        "intermediate_size": 64, "num_attention_heads": 2,
+        "num_key_value_heads": 1, "head_dim": 32, "vocab_size": 262_208, "sliding_window": 64,
+        "query_pre_attn_scalar": 32,
+    }))
+    .unwrap()
+}
+
 /// With Gemma's own tokenizer, which is not in this repository, and a random model of Gemma's
 /// vocabulary.
 #[test]
@@ -290,19 +302,9 @@ fn the_drafts_for_gemma_change_no_text_of_a_model_with_its_tokenizer() {
     };
     let tokenizer = Tokenizer::from_bytes(&std::fs::read(path).unwrap()).unwrap();
     let pool = Arc::new(Pool::new(2).unwrap());
-    let config = Config::from_json(&serde_json::json!({
-        "model_type": "gemma3_text", "num_hidden_layers": 2, "hidden_size": 64,
-        "intermediate_size": 64, "num_attention_heads": 2,
-        "num_key_value_heads": 1, "head_dim": 32, "vocab_size": 262_208, "sliding_window": 64,
-        "query_pre_attn_scalar": 32,
-    }));
-    let target = Weights::synthetic(config.unwrap(), |_| Format::I8_ROW, 5);
-    let prompt = tokenizer
-        .encode(
-            "<bos>Zażółć gęślą jaźń: 漢字かな, hello there! def f(x):\n\treturn x",
-            Special::Parse,
-        )
-        .unwrap();
+    let target = Weights::synthetic(config_of_gemma(), |_| Format::I8_ROW, 5);
+    let prompt = "<bos>Zażółć gęślą jaźń: 漢字かな, hello there! def f(x):\n\treturn x";
+    let prompt = tokenizer.encode(prompt, Special::Parse).unwrap();
     for (size, seconds) in [(DraftSize::Small, 0.001), (DraftSize::Medium, 0.2)] {
         let (weights, vocabulary) = gemma_draft(size);
         assert_eq!(vocabulary.mismatch(&tokenizer), None);

@@ -211,11 +211,8 @@ fn request(case: &Case) -> Request {
     Request::new(case.prompt.clone(), sampler, case.max_tokens)
 }
 
-/// Texts that share passes are those that they are alone, whatever drafts, whoever comes and goes
-/// beside them.
-#[test]
-fn texts_in_one_pass_are_those_alone() {
-    let target = Toy::new(21);
+/// Three texts with each setting, some under a rule, some with a receiver that leaves.
+fn cases_of_all_settings(vocab: usize) -> Vec<Case> {
     let mut cases: Vec<Case> = Vec::new();
     for (i, config) in settings().into_iter().enumerate() {
         for seed in 0..3 {
@@ -227,12 +224,21 @@ fn texts_in_one_pass_are_those_alone() {
                 (1 + (7 * i + 11 * seed as usize) % 40, if seed == 2 { 9 } else { usize::MAX });
             case.stop_ids = vec![17];
             if seed == 1 || i == 3 {
-                case.rule = Some(std::sync::Arc::new(Strict { vocab: target.vocab }));
+                case.rule = Some(std::sync::Arc::new(Strict { vocab }));
                 case.config = without_bans(&case.config);
             }
             cases.push(case);
         }
     }
+    cases
+}
+
+/// Texts that share passes are those that they are alone, whatever drafts, whoever comes and goes
+/// beside them.
+#[test]
+fn texts_in_one_pass_are_those_alone() {
+    let target = Toy::new(21);
+    let cases = cases_of_all_settings(target.vocab);
     let alone: Vec<_> = cases
         .iter()
         .map(|case| run(&mut Timeline::new(target.engine()), &mut NoDraft, case).0)

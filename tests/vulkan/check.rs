@@ -65,7 +65,6 @@ fn a_checked_run_gives_the_devices_own_numbers() {
 }
 
 #[test]
-#[cfg_attr(not(vulkan_driver), ignore = "no Vulkan driver")]
 #[ignore = "a driver on the processor compiles the kernels of all formats for a quarter of an hour"]
 fn every_format_passes() {
     let Some(open) = device() else { return };
@@ -80,7 +79,6 @@ fn every_format_passes() {
 }
 
 #[test]
-#[cfg_attr(not(vulkan_driver), ignore = "no Vulkan driver")]
 #[ignore = "a driver on the processor compiles the kernels of all formats for minutes"]
 fn every_format_of_files_passes() {
     let Some(open) = device() else { return };

@@ -5,10 +5,10 @@ use crate::models::Message;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// Characters that stand for the tokens of Gemma 4's calls.
-const BEGIN: char = CALL_MARKS[0].1;
-const END: char = CALL_MARKS[1].1;
-const QUOTE: char = CALL_MARKS[2].1;
+/// Characters that stand for the marks of calls.
+const BEGIN: char = CALL_MARKS[0];
+const END: char = CALL_MARKS[1];
+const QUOTE: char = CALL_MARKS[2];
 
 /// Returns the description of the functions for the prompt.
 pub fn instructions(tools: &[Tool]) -> String {
@@ -98,7 +98,7 @@ pub enum AnswerPart {
 enum ReaderState {
     Begin,
     Text,
-    /// In Gemma 4's form. A call goes through `MarkedHead` and `Marked`.
+    /// Between marks. A call goes through `MarkedHead` and `Marked`.
     MarkedText,
     MarkedHead(String),
     Marked(MarkedArguments),
@@ -123,7 +123,7 @@ pub struct CallReader {
 
 impl CallReader {
     /// Makes a reader of calls of these functions. Without any, all text is plain text. `marked`
-    /// means Gemma 4's form.
+    /// means calls between marks.
     pub fn new(tools: &[Tool], marked: bool) -> CallReader {
         let state = match (tools, marked) {
             ([], _) => ReaderState::Text,
@@ -221,7 +221,7 @@ impl CallReader {
     }
 }
 
-/// Arguments in Gemma 4's form on their way to JSON.
+/// Arguments of a call between marks on their way to JSON.
 #[derive(Clone, Debug, PartialEq)]
 struct MarkedArguments {
     /// Open objects (true) and lists, outermost first.

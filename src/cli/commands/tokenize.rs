@@ -55,7 +55,7 @@ pub fn run(options: &TokenizeArgs, typed: &Typed) -> Result<u8> {
     };
     let ids = if options.template {
         let message = Message::new("user", text);
-        ChatTemplate::from_checkpoint(model.checkpoint(), tokenizer.is_gemma4())?.encode(
+        ChatTemplate::from_checkpoint(model.checkpoint(), tokenizer.dialect())?.encode(
             &tokenizer,
             &[message],
             None,

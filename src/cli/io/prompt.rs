@@ -199,7 +199,7 @@ pub fn chat_template(
     tokenizer: &Tokenizer,
     listener: &dyn Listener,
 ) -> Result<ChatTemplate> {
-    let template = ChatTemplate::from_checkpoint(model.checkpoint(), tokenizer.is_gemma4())?;
+    let template = ChatTemplate::from_checkpoint(model.checkpoint(), tokenizer.dialect())?;
     if model.place.is_some() && template.is_built_in() {
         listener.note(&format!(
             "no chat template in {}: it is perhaps a base model, which answers no questions; \

@@ -5,6 +5,7 @@
 //! [`Config::tensors`] reads the tensors and their shapes off them.
 
 use super::config::{Config, LayerSpec};
+use super::dialect::Dialect;
 use super::gemma3::Gemma3;
 use super::gemma4::{Gemma4, Gemma4Assistant};
 use super::gguf::GgufModel;
@@ -28,6 +29,8 @@ pub trait Architecture: Sync {
     fn gguf_config(&self, file: &GgufModel<'_>) -> Result<Value, String>;
     /// Adds the keys of a GGUF file. Refuses a model that llama.cpp would compute otherwise.
     fn gguf_keys(&self, config: &Config, keys: &mut Keys) -> anyhow::Result<()>;
+    /// Returns the speech of the family.
+    fn dialect(&self) -> &'static Dialect;
     /// Returns the number that a norm adds to its stored weights.
     fn norm_base(&self) -> f32;
     /// Returns the steps of a layer of this shape.
@@ -35,7 +38,7 @@ pub trait Architecture: Sync {
 }
 
 /// All architectures that this program runs.
-const ARCHITECTURES: [&dyn Architecture; 3] = [&Gemma3, &Gemma4, &Gemma4Assistant];
+pub const ARCHITECTURES: [&dyn Architecture; 3] = [&Gemma3, &Gemma4, &Gemma4Assistant];
 
 impl PartialEq for dyn Architecture {
     fn eq(&self, other: &Self) -> bool {

@@ -4,6 +4,7 @@
 pub mod architecture;
 pub mod chat;
 pub mod config;
+pub mod dialect;
 pub mod forward;
 pub mod gemma3;
 pub mod gemma4;
@@ -21,6 +22,7 @@ pub mod weights;
 pub use architecture::{KeyNorms, Step, TensorSpec};
 pub use chat::{ChatTemplate, Message, ToolCall};
 pub use config::{Config, LayerSpec, RopeSpec};
+pub use dialect::Dialect;
 pub use generation::Generation;
 pub use reduced::{ReducedVocabulary, VocabMap};
 pub use role::Role;

@@ -96,32 +96,7 @@ pub fn outputs(
                 Rule::Near(EXPONENTIALS),
             )]
         }
-        Op::Rope(Rope { q, keys: own, kv, n_heads, .. }) => {
-            let keys = Grid {
-                heads: kv.n_kv_heads,
-                dim: kv.head_dim,
-                block: kv.key_block,
-                rows: max_rows,
-            };
-            let values = Grid::rows(kv.n_kv_heads * kv.head_dim);
-            // Unfused, values are at most rounded, in a direction that Vulkan leaves to the driver.
-            let [turned, copied] = if fused {
-                [PRODUCTS + SUMS, PRODUCTS]
-            } else {
-                [SUMS, if own.is_some_and(|own| own.v_norm) { SUMS } else { 0.0 }]
-            }
-            .map(Rule::Near);
-            let width = kv.n_kv_heads * kv.head_dim;
-            let mut all = vec![floats(*q, "the queries", n_heads * kv.head_dim, turned)];
-            let Some(RopeKeys { k, v, v_norm, .. }) = own else { return all };
-            all.push(floats(*k, "the keys", width, turned));
-            all.extend(v_norm.then(|| floats(*v, "the values", width, turned)));
-            all.extend([
-                cached(kv, kv.scratch_k, "the scratch keys", max_rows, keys, turned),
-                cached(kv, kv.scratch_v, "the scratch values", max_rows, values, copied),
-            ]);
-            all
-        }
+        Op::Rope(rope) => turned(rope, max_rows, fused),
         Op::Attention(op @ Attention { out, n_heads, .. }) => {
             let name = if op.is_partial() { "the undivided attention" } else { "the attention" };
             vec![floats(*out, name, n_heads * op.out_width(), Rule::Near(EXPONENTIALS))]
@@ -143,6 +118,30 @@ pub fn outputs(
         }
         Op::Commit(Commit { layers }) => layers.iter().flat_map(committed).collect(),
     }
+}
+
+/// Returns what the rotation of queries and keys writes.
+fn turned(rope: &Rope, max_rows: usize, fused: bool) -> Vec<CheckedOutput> {
+    let Rope { q, keys: own, kv, n_heads, .. } = rope;
+    let keys = Grid { heads: kv.n_kv_heads, dim: kv.head_dim, block: kv.key_block, rows: max_rows };
+    let values = Grid::rows(kv.n_kv_heads * kv.head_dim);
+    // Unfused, values are at most rounded, in a direction that Vulkan leaves to the driver.
+    let [turned, copied] = if fused {
+        [PRODUCTS + SUMS, PRODUCTS]
+    } else {
+        [SUMS, if own.is_some_and(|own| own.v_norm) { SUMS } else { 0.0 }]
+    }
+    .map(Rule::Near);
+    let width = kv.n_kv_heads * kv.head_dim;
+    let mut all = vec![floats(*q, "the queries", n_heads * kv.head_dim, turned)];
+    let Some(RopeKeys { k, v, v_norm, .. }) = own else { return all };
+    all.push(floats(*k, "the keys", width, turned));
+    all.extend(v_norm.then(|| floats(*v, "the values", width, turned)));
+    all.extend([
+        cached(kv, kv.scratch_k, "the scratch keys", max_rows, keys, turned),
+        cached(kv, kv.scratch_v, "the scratch values", max_rows, values, copied),
+    ]);
+    all
 }
 
 /// Returns the keys and values of a layer's cache, to which a commit copies.

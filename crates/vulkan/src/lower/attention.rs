@@ -82,17 +82,8 @@ impl Lowering<'_> {
             let z = (prepare.is_none() || read_later).then_some(*out);
             let joins = self.can_join(prepare, groups, rows, heads * dim, bucket);
             let merge = Some(Merge { head_dim: dim, window, slots: if joins { 0 } else { slots } });
-            let cols = n_heads * dim;
-            let work = RowWork { z, prepare, merge, ..RowWork::new(target, cols) };
-            let merge = self.row_call(work, bucket);
-            if joins {
-                let (hadamard, int8, group) = preparation(prepare);
-                let join = Join { on: true, hadamard, int8, group, cols: word(cols) };
-                self.finish_join(&mut call, join, merge);
-                out_calls.push(call);
-            } else {
-                out_calls.extend([call, merge]);
-            }
+            let work = RowWork { z, prepare, merge, ..RowWork::new(target, n_heads * dim) };
+            self.append_merged(call, work, joins, bucket, out_calls);
             return Ok(());
         }
         out_calls.push(call);
@@ -101,6 +92,28 @@ impl Lowering<'_> {
             out_calls.push(self.prepare(&op, bucket));
         }
         Ok(())
+    }
+
+    /// Appends a call of split attention and the merge of its parts, which the last workgroup of a
+    /// row does if it `joins` them.
+    fn append_merged(
+        &self,
+        mut call: Call,
+        work: RowWork<'_>,
+        joins: bool,
+        bucket: Bucket,
+        out_calls: &mut Vec<Call>,
+    ) {
+        let (prepare, cols) = (work.prepare, work.cols);
+        let merge = self.row_call(work, bucket);
+        if joins {
+            let (hadamard, int8, group) = preparation(prepare);
+            let join = Join { on: true, hadamard, int8, group, cols: word(cols) };
+            self.finish_join(&mut call, join, merge);
+            out_calls.push(call);
+        } else {
+            out_calls.extend([call, merge]);
+        }
     }
 
     /// Returns the rows of a block of attention, and its query heads: as many of those of a kv head

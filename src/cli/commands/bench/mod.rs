@@ -152,7 +152,7 @@ pub enum Test {
     Decode,
     /// Time of a pass over several rows
     Verify,
-    /// Time of a draft step of Gemma 4's assistant, and of a round with it
+    /// Time of a draft step of an assistant, and of a round with it
     Drafts,
     /// Time and bandwidth of each kernel while decoding
     Kernels,

@@ -210,7 +210,7 @@ fn read_tokenizer(path: &Path) -> Result<Tokenizer> {
 /// Returns the built-in prompts, or every n-th line of each file of `{"category": ..., "turns":
 /// [...]}` or `{"prompt": ...}`.
 fn prompts(model: &Model, options: &BenchArgs, tokenizer: &Tokenizer) -> Result<Vec<BenchPrompt>> {
-    let template = ChatTemplate::from_checkpoint(model.checkpoint(), tokenizer.is_gemma4())?;
+    let template = ChatTemplate::from_checkpoint(model.checkpoint(), tokenizer.dialect())?;
     let encode = |kind: &str, text: &str| -> Result<BenchPrompt> {
         let messages = [Message::new("user", text)];
         Ok(BenchPrompt {

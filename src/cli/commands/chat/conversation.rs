@@ -220,7 +220,7 @@ mod tests {
     #[test]
     fn a_prompt_begins_with_all_that_was_said_as_it_was_said() {
         let tokenizer = tokenizer();
-        let template = ChatTemplate::built_in(false);
+        let template = ChatTemplate::built_in(&crate::models::gemma3::DIALECT);
         let mut talk = Conversation::new(template.clone(), &tokenizer, Some("Be brief.".into()));
         let first = talk.ask("Hi").unwrap();
         // An answer cut letter by letter, with blanks around it that a template trims.
@@ -261,7 +261,8 @@ mod tests {
     #[test]
     fn a_template_may_leave_out_what_was_said() {
         let (file, tokenizer) = (bundled::target().unwrap(), tokenizer());
-        let template = ChatTemplate::from_checkpoint(&file, false).unwrap();
+        let template =
+            ChatTemplate::from_checkpoint(&file, &crate::models::gemma3::DIALECT).unwrap();
         let mut talk = Conversation::new(template, &tokenizer, Some("Be brief.".into()));
         let first = talk.ask("Hi").unwrap();
         talk.answered("Hi", "Yes", [&first[..], &first[..1]].concat());
@@ -274,7 +275,7 @@ mod tests {
     #[test]
     fn thoughts_are_not_read_again() {
         let tokenizer = thinking_letters();
-        let template = ChatTemplate::built_in(true).thinking(true);
+        let template = ChatTemplate::built_in(&crate::models::gemma4::DIALECT).thinking(true);
         let mut talk = Conversation::new(template.clone(), &tokenizer, None);
         let first = talk.ask("Hi").unwrap();
         let encode = |text: &str| tokenizer.encode(text, Special::Parse).unwrap();
@@ -295,7 +296,11 @@ mod tests {
 
     /// A conversation of three answers, and what it asked for before each.
     fn three<'a>(tokenizer: &'a Tokenizer) -> (Conversation<'a>, Vec<Vec<Token>>) {
-        let mut talk = Conversation::new(ChatTemplate::built_in(false), tokenizer, None);
+        let mut talk = Conversation::new(
+            ChatTemplate::built_in(&crate::models::gemma3::DIALECT),
+            tokenizer,
+            None,
+        );
         let mut prompts = Vec::new();
         for text in ["one", "two", "three"] {
             let prompt = talk.ask(text).unwrap();

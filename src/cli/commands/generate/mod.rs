@@ -87,6 +87,47 @@ struct GenerateRun<'a> {
     prompts: Option<PageDirectory>,
 }
 
+/// The thought of an answer on standard error, in front of its text.
+struct ShownThought<'a> {
+    /// `None` shows nothing.
+    ui: Option<&'a Ui>,
+    /// Set while the last thing shown is a thought.
+    is_open: bool,
+}
+
+impl<'a> ShownThought<'a> {
+    /// Shows thoughts where the model `thinks` and no JSON has them.
+    fn new(ui: &'a Ui, thinks: bool, output: &TextOutput) -> ShownThought<'a> {
+        let ui = Some(ui).filter(|ui| thinks && output.is_text() && !ui.is_quiet());
+        ShownThought { ui, is_open: false }
+    }
+
+    /// Writes a piece of the answer.
+    fn write(&mut self, event: AnswerEvent<'_>, output: &mut TextOutput) -> Result<()> {
+        match event {
+            AnswerEvent::Read(_) => Ok(()),
+            AnswerEvent::Text(text) => {
+                if !text.is_empty() {
+                    self.close();
+                }
+                output.text(text)
+            }
+            AnswerEvent::Thought(text) => {
+                self.is_open |= !text.is_empty();
+                self.ui.iter().for_each(|ui| ui.thought(text));
+                output.thought(text)
+            }
+        }
+    }
+
+    /// Ends the line of a thought.
+    fn close(&mut self) {
+        if std::mem::take(&mut self.is_open) {
+            self.ui.iter().for_each(|ui| ui.thought("\n"));
+        }
+    }
+}
+
 impl GenerateRun<'_> {
     fn go(
         &self,
@@ -95,9 +136,7 @@ impl GenerateRun<'_> {
         stats_file: Option<Writer>,
     ) -> Result<u8> {
         let (options, session, ui) = (self.options, self.session, self.ui);
-        for (name, value, source) in &self.resolved {
-            ui.detail(2, format!("{name} = {value}  # {source}"));
-        }
+        self.say_options();
         let needed = history.len().saturating_add(options.sampling.max_tokens).saturating_add(1);
         let context = session.context(needed, ui);
         let started = session.start(Room::of(context), &self.drafting, ui)?;
@@ -128,38 +167,19 @@ impl GenerateRun<'_> {
             shows_calls: false,
             data: (),
         };
-        // Standard error shows thoughts where no JSON has them.
-        let shown = Some(ui).filter(|ui| thought.is_some() && output.is_text() && !ui.is_quiet());
-        let mut thinking = false;
+        let mut shown = ShownThought::new(ui, thought.is_some(), &output);
         let finished =
             Answers::new(scheduler, &session.tokenizer).complete(request, &mut |(), event| {
-                let written = match event {
-                    AnswerEvent::Read(done) => {
-                        bar.set_position(done as u64);
-                        return Flow::Continue;
-                    }
-                    AnswerEvent::Text(text) => {
-                        bar.finish_and_clear();
-                        if thinking && !text.is_empty() {
-                            thinking = false;
-                            shown.iter().for_each(|ui| ui.thought("\n"));
-                        }
-                        output.text(text)
-                    }
-                    AnswerEvent::Thought(text) => {
-                        bar.finish_and_clear();
-                        thinking |= !text.is_empty();
-                        shown.iter().for_each(|ui| ui.thought(text));
-                        output.thought(text)
-                    }
-                };
-                failure = written.err();
+                if let AnswerEvent::Read(done) = event {
+                    bar.set_position(done as u64);
+                    return Flow::Continue;
+                }
+                bar.finish_and_clear();
+                failure = shown.write(event, &mut output).err();
                 if failure.is_some() { Flow::Stop } else { Flow::Continue }
             });
         bar.finish_and_clear();
-        if thinking {
-            shown.iter().for_each(|ui| ui.thought("\n"));
-        }
+        shown.close();
         if let Some(error) = failure {
             return Err(error);
         }
@@ -188,6 +208,13 @@ impl GenerateRun<'_> {
         }
         self.report(&record, &stats, stats_file)?;
         Ok(interrupt.exit_code().unwrap_or(0))
+    }
+
+    /// Lists the options and their sources for `-vv`.
+    fn say_options(&self) {
+        for (name, value, source) in &self.resolved {
+            self.ui.detail(2, format!("{name} = {value}  # {source}"));
+        }
     }
 
     /// Tells a person at a terminal why the answer ends in the middle.

@@ -287,22 +287,13 @@ pub fn run(options: &PlanArgs, typed: &Typed) -> Result<u8> {
         )?,
         Some(_) => None,
     };
-    let mut contexts: Vec<usize> =
-        CONTEXTS.into_iter().filter(|c| *c <= weights.config().max_position).collect();
-    contexts.push(context);
-    contexts.sort_unstable();
-    contexts.dedup();
+    let contexts = contexts(context, weights.config().max_position);
     let other = |context| {
         let found = host.place(&Task { context, ..task }, ui).ok();
         let fits = found.as_ref().is_some_and(|p| host.check(p).is_ok());
         Other { context, placement: found, fits }
     };
-    let no_npu = match npu::refusal(weights.config()) {
-        _ if !task.npu => None,
-        Some(why) => Some(why),
-        None => (placement.layout.npu == 0)
-            .then(|| "it works beside one device, not where layers are spread over two".into()),
-    };
+    let no_npu = npu_refusal(&task, &placement);
     let predicted = speeds.predict(&placement);
     let pass = (predicted.ms_per_pass / 1e3) as f32;
     let report = PlanReport {
@@ -334,6 +325,23 @@ pub fn run(options: &PlanArgs, typed: &Typed) -> Result<u8> {
     let sizes = Sizes::of(&host, run, speeds)?;
     let help = Misfit { task, placement, shape, largest_context }.help(&host, run, &sizes)?;
     Err(Fault::new(Kind::Memory, what).help(help).into())
+}
+
+/// Returns why the NPU that was asked for does nothing.
+fn npu_refusal(task: &Task<'_>, placement: &Placement) -> Option<String> {
+    let spread = "it works beside one device, not where layers are spread over two";
+    let is_spread = placement.layout.npu == 0;
+    let why = npu::refusal(task.weights.config()).or_else(|| is_spread.then(|| spread.into()));
+    why.filter(|_| task.npu)
+}
+
+/// Returns the contexts of the report: `context`, and the usual ones up to `most`.
+fn contexts(context: usize, most: usize) -> Vec<usize> {
+    let mut contexts: Vec<usize> = CONTEXTS.into_iter().filter(|c| *c <= most).collect();
+    contexts.push(context);
+    contexts.sort_unstable();
+    contexts.dedup();
+    contexts
 }
 
 /// Prints the sizes that fit, for a command line without a model.

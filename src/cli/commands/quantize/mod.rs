@@ -32,6 +32,7 @@ use progress::{CurrentStage, Meter};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::thread::JoinHandle;
 use std::time::Instant;
 use text::figure;
 
@@ -171,11 +172,8 @@ pub fn run(options: &QuantizeArgs, typed: &Typed) -> Result<u8> {
         Some((_, run)) if recipe.target().is_some() && !options.dry_run => {
             match survey(&source, &device, run, &interrupt, &stage, how.threads, ui) {
                 Err(_) if interrupt.exit_code().is_some() => {
-                    let _ = announced.join();
-                    ui.note(
-                        "interrupted while sensitivities were measured: nothing is written yet",
-                    );
-                    return Ok(interrupt.exit_code().unwrap_or(1));
+                    let what = "while sensitivities were measured: nothing is written yet";
+                    return Ok(stopped(announced, &interrupt, what, ui));
                 }
                 found => Some(found?),
             }
@@ -205,10 +203,8 @@ pub fn run(options: &QuantizeArgs, typed: &Typed) -> Result<u8> {
         solver.begin(&plan.layout)?;
     }
     let start = Instant::now();
-    let solver: &mut dyn Solver = match &mut calibrated {
-        Some((solver, _)) => solver,
-        None => &mut nearest,
-    };
+    let solver: &mut dyn Solver =
+        calibrated.as_mut().map_or(&mut nearest, |(solver, _)| solver as _);
     let result = job.convert(solver, &stage, &interrupt);
     if let (Err(_), Some(code)) = (&result, interrupt.exit_code()) {
         // The announcement of the signal ends before other messages follow.
@@ -222,10 +218,9 @@ pub fn run(options: &QuantizeArgs, typed: &Typed) -> Result<u8> {
     stage.begin("");
     let measured = match solver.map(|solver| job.judge(solver, &interrupt)).transpose() {
         Err(_) if interrupt.exit_code().is_some() => {
-            let _ = announced.join();
             let path = options.destination().display();
-            ui.note(format!("interrupted: {path} is complete, its divergence was not measured"));
-            return Ok(interrupt.exit_code().unwrap_or(1));
+            let what = format!("before the divergence of {path} was measured; the file is whole");
+            return Ok(stopped(announced, &interrupt, &what, ui));
         }
         measured => measured?.flatten(),
     };
@@ -233,6 +228,13 @@ pub fn run(options: &QuantizeArgs, typed: &Typed) -> Result<u8> {
         ui.line(&text::summary(&report, &plan, options, start, measured));
     }
     Ok(0)
+}
+
+/// Says by what a signal was early, after the announcement of the signal. Returns the exit code.
+fn stopped(announced: JoinHandle<()>, interrupt: &Interrupt, what: &str, ui: &Ui) -> u8 {
+    let _ = announced.join();
+    ui.note(format!("interrupted {what}"));
+    interrupt.exit_code().unwrap_or(1)
 }
 
 fn open_source(options: &QuantizeArgs, ui: &Ui) -> Result<Weights> {

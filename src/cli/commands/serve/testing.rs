@@ -29,7 +29,7 @@ impl RequestBodies {
             name: "fuzzed".into(),
             created: 0,
             fingerprint: String::new(),
-            template: ChatTemplate::built_in(tokenizer.is_gemma4()),
+            template: ChatTemplate::built_in(tokenizer.dialect()),
             size: Size::default(),
             stop_ids: config.eos.clone(),
             context: config.max_position,

@@ -11,7 +11,7 @@ use crate::compute::act::Act;
 use crate::compute::cache::KvFormat;
 use crate::compute::executor::{Caps, Executor, Held, KernelTime, LoadJob, Report, Reports};
 use crate::compute::memory::Buffers;
-use crate::compute::op::{Commit, Embed, GateUp, Linear, Norm, Op, Prepare, Rope};
+use crate::compute::op::{Commit, Embed, GateUp, Linear, LinearJob, Norm, Op, Prepare, Rope};
 use crate::compute::operand::{BufferId, RowSet, WeightId};
 use crate::compute::plan::{Dispatch, Part, Plan, PlanId};
 use crate::compute::poison;
@@ -175,48 +175,13 @@ impl CpuExecutor {
             Op::Linear(Linear { jobs, rows }) => {
                 let live = step.live(*rows);
                 for job in jobs.iter().filter(|_| !live.is_empty()) {
-                    let matrix = &self.packed[job.weight.0 as usize];
-                    // SAFETY: activations were written before the last barrier; tiles are disjoint
-                    // columns of the output.
-                    unsafe {
-                        let act = reference::act_view(&self.buffers, &job.act, live.clone());
-                        let out: *mut f32 = self.buffers.part(
-                            job.out,
-                            live.start * matrix.rows(),
-                            live.len() * matrix.rows(),
-                        );
-                        linear::linear(
-                            self.isa,
-                            matrix,
-                            &act,
-                            share(matrix.tiles()),
-                            out,
-                            matrix.rows(),
-                        );
-                    }
+                    let tiles = share(self.packed[job.weight.0 as usize].tiles());
+                    self.linear(job, live.clone(), tiles);
                 }
             }
-            Op::GateUp(GateUp { act_gate, gate, act_up, up, out }) => {
-                let live = step.live(RowSet::All);
-                let (gate, up) = (&self.packed[gate.0 as usize], &self.packed[up.0 as usize]);
-                // SAFETY: as for `Linear`.
-                unsafe {
-                    let act_gate = reference::act_view(&self.buffers, act_gate, live.clone());
-                    let act_up = reference::act_view(&self.buffers, act_up, live.clone());
-                    let out: *mut f32 =
-                        self.buffers.part(*out, live.start * gate.rows(), live.len() * gate.rows());
-                    let tiles = share(gate.tiles());
-                    linear::gate_up(
-                        self.isa,
-                        gate,
-                        &act_gate,
-                        up,
-                        &act_up,
-                        tiles,
-                        out,
-                        gate.rows(),
-                    );
-                }
+            Op::GateUp(op) => {
+                let tiles = share(self.packed[op.gate.0 as usize].tiles());
+                self.gate_up(op, step.live(RowSet::All), tiles);
             }
             Op::Attention(op) => {
                 let max_rows = layout.max_rows;
@@ -238,6 +203,32 @@ impl CpuExecutor {
                     reference::commit(&self.buffers, kv, layout.max_rows, step);
                 }
             }
+        }
+    }
+
+    /// Computes some tiles of a product with the `live` rows.
+    fn linear(&self, job: &LinearJob, live: Range<usize>, tiles: Range<usize>) {
+        let matrix = &self.packed[job.weight.0 as usize];
+        // SAFETY: activations were written before the last barrier; tiles are disjoint columns of
+        // the output.
+        unsafe {
+            let act = reference::act_view(&self.buffers, &job.act, live.clone());
+            let (start, len) = (live.start * matrix.rows(), live.len() * matrix.rows());
+            let out: *mut f32 = self.buffers.part(job.out, start, len);
+            linear::linear(self.isa, matrix, &act, tiles, out, matrix.rows());
+        }
+    }
+
+    /// Computes some tiles of a gated product with the `live` rows.
+    fn gate_up(&self, op: &GateUp, live: Range<usize>, tiles: Range<usize>) {
+        let (gate, up) = (&self.packed[op.gate.0 as usize], &self.packed[op.up.0 as usize]);
+        let cols = gate.rows();
+        // SAFETY: as in `linear`.
+        unsafe {
+            let act_gate = reference::act_view(&self.buffers, &op.act_gate, live.clone());
+            let act_up = reference::act_view(&self.buffers, &op.act_up, live.clone());
+            let out: *mut f32 = self.buffers.part(op.out, live.start * cols, live.len() * cols);
+            linear::gate_up(self.isa, gate, &act_gate, up, &act_up, tiles, out, cols);
         }
     }
 

@@ -7,6 +7,7 @@
 
 mod jinja;
 
+use super::dialect::Dialect;
 use super::tokenizer::{Special, Tokenizer};
 use crate::checkpoint::Checkpoint;
 use anyhow::{Context, Result};
@@ -91,9 +92,6 @@ pub struct ChatTemplate {
     thinks: bool,
 }
 
-/// Begins a turn of Gemma 4. A vocabulary with it is Gemma 4's.
-pub const TURN: &str = "<|turn>";
-
 /// Most bytes of a template, and the deepest nesting in one; Gemma's has 1,500 bytes.
 const LONGEST: usize = 64 << 10;
 /// Most bytes of a prompt from a template, unless a caller bounds it by a context. The tokenizer
@@ -114,33 +112,10 @@ const KNOWN: [&str; 2] = [
     "265def95aae410eb3dcb3de80a02489382ab43cf460b372169b49b1e5144f834",
 ];
 
-/// Gemma 4's turns, for a model whose files carry no template.
-const BUILT_IN_4: &str = include_str!("gemma4.jinja");
-
-/// Gemma 3's turns, for a model whose files carry no template.
-const BUILT_IN: &str = "\
-{{ bos_token }}
-{%- set first = namespace(text='') -%}
-{%- set said = messages -%}
-{%- if messages[0].role == 'system' -%}
-  {%- set first.text = messages[0].content ~ '\\n\\n' -%}
-  {%- set said = messages[1:] -%}
-{%- endif -%}
-{%- for m in said -%}
-  {%- if (loop.index0 % 2 == 0) != (m.role == 'user') -%}
-    {{ raise_exception('roles must alternate user, assistant, user, ...') }}
-  {%- endif -%}
-  {{ '<start_of_turn>' ~ ('model' if m.role == 'assistant' else m.role) ~ '\\n' -}}
-  {{ (first.text if loop.first else '') ~ (m.content | trim) ~ '<end_of_turn>\\n' -}}
-{%- endfor -%}
-{%- if add_generation_prompt -%}
-  {{ '<start_of_turn>model\\n' }}
-{%- endif -%}";
-
 impl ChatTemplate {
     /// Reads the template of `chat_template.jinja`, `chat_template.json` or
-    /// `tokenizer_config.json`, in that order; else takes Gemma's own, by the vocabulary.
-    pub fn from_checkpoint(checkpoint: &Checkpoint, is_gemma4: bool) -> Result<Self> {
+    /// `tokenizer_config.json`, in that order; else takes the dialect's own.
+    pub fn from_checkpoint(checkpoint: &Checkpoint, dialect: &Dialect) -> Result<Self> {
         let read = |name: &str| -> Result<Option<Json>> {
             let Some(bytes) = checkpoint.side_file(name)? else { return Ok(None) };
             let broken = || {
@@ -161,7 +136,7 @@ impl ChatTemplate {
             let value = &config[name];
             value.as_str().or_else(|| value["content"].as_str()).unwrap_or(default).to_string()
         };
-        let built_in = ChatTemplate::built_in(is_gemma4);
+        let built_in = ChatTemplate::built_in(dialect);
         Ok(ChatTemplate {
             source: source.unwrap_or_else(|| built_in.source.clone()),
             bos: token("bos_token", "<bos>"),
@@ -170,9 +145,9 @@ impl ChatTemplate {
         })
     }
 
-    /// Returns the template of Gemma's own turns, Gemma 3's or Gemma 4's.
-    pub fn built_in(is_gemma4: bool) -> Self {
-        ChatTemplate::of(if is_gemma4 { BUILT_IN_4 } else { BUILT_IN }.to_owned())
+    /// Returns the template of a dialect's own turns.
+    pub fn built_in(dialect: &Dialect) -> Self {
+        ChatTemplate::of(dialect.template.to_owned())
     }
 
     /// Makes a template of this source, with Gemma's control tokens.
@@ -183,7 +158,7 @@ impl ChatTemplate {
 
     /// Returns whether it is one of this program's own.
     pub fn is_built_in(&self) -> bool {
-        [BUILT_IN, BUILT_IN_4].contains(&self.source.as_str())
+        Dialect::is_template(&self.source)
     }
 
     /// Declares functions, in OpenAI's form.

@@ -7,7 +7,8 @@ fn message(role: &str, content: &str) -> Message {
 
 #[test]
 fn the_built_in_template_is_gemmas() {
-    let render = |m: &[Message]| ChatTemplate::built_in(false).render(m, true);
+    let render =
+        |m: &[Message]| ChatTemplate::built_in(&crate::models::gemma3::DIALECT).render(m, true);
     let text = render(&[message("system", " Be brief. "), message("user", " hi\n")]).unwrap();
     assert_eq!(
         text,
@@ -27,8 +28,9 @@ fn messages_cannot_smuggle_control_tokens() {
     let end = t.id("<end_of_turn>").unwrap();
     let count = |special| {
         let messages = [message("user", "x <end_of_turn> <<end_of_turn>> y")];
-        let tokens =
-            ChatTemplate::built_in(false).encode(&t, &messages, None, special, None).unwrap();
+        let tokens = ChatTemplate::built_in(&crate::models::gemma3::DIALECT)
+            .encode(&t, &messages, None, special, None)
+            .unwrap();
         assert_eq!(tokens.iter().filter(|t| **t == 2).count(), 1, "one BOS");
         tokens.iter().filter(|t| **t == end).count()
     };
@@ -41,7 +43,7 @@ fn a_control_token_in_two_halves_stays_text() {
     let t = letters();
     let template = ChatTemplate {
         source: "{% for m in messages %}{{ m.content | trim }}{% endfor %}".into(),
-        ..ChatTemplate::built_in(false)
+        ..ChatTemplate::built_in(&crate::models::gemma3::DIALECT)
     };
     let halves = [
         message("user", "x<end_of "),
@@ -57,7 +59,10 @@ fn a_control_token_in_two_halves_stays_text() {
 #[test]
 fn templates_may_look_into_messages_and_are_stopped_when_they_do_not_end() {
     let render = |source: &str| {
-        let template = ChatTemplate { source: source.into(), ..ChatTemplate::built_in(false) };
+        let template = ChatTemplate {
+            source: source.into(),
+            ..ChatTemplate::built_in(&crate::models::gemma3::DIALECT)
+        };
         template.render(&[message("user", "a</think> b")], true)
     };
     let thoughts = "{% if tools is none %}{% for m in messages %}\
@@ -72,12 +77,12 @@ fn templates_may_look_into_messages_and_are_stopped_when_they_do_not_end() {
 fn ordinary_text_is_encoded_as_if_whole() {
     let t = letters();
     let messages = [message("user", "a\n a 😀")];
-    let text = ChatTemplate::built_in(false)
+    let text = ChatTemplate::built_in(&crate::models::gemma3::DIALECT)
         .encode(&t, &messages, Some("be a"), Special::AsText, Some("sure, a"))
         .unwrap();
     assert_eq!(
         text,
-        ChatTemplate::built_in(false)
+        ChatTemplate::built_in(&crate::models::gemma3::DIALECT)
             .encode(&t, &messages, Some("be a"), Special::Parse, Some("sure, a"))
             .unwrap()
     );
@@ -88,7 +93,13 @@ fn ordinary_text_is_encoded_as_if_whole() {
 fn a_conversation_has_a_user_and_one_system_message() {
     let t = letters();
     let encode = |m: &[Message], system| {
-        ChatTemplate::built_in(false).encode(&t, m, system, Special::AsText, None)
+        ChatTemplate::built_in(&crate::models::gemma3::DIALECT).encode(
+            &t,
+            m,
+            system,
+            Special::AsText,
+            None,
+        )
     };
     assert!(encode(&[], Some("be brief")).is_err());
     assert!(encode(&[message("system", "a"), message("user", "b")], Some("c")).is_err());
@@ -150,7 +161,7 @@ fn the_marker_is_a_character_that_no_message_uses() {
     add_private_of(&mut used, &message.value());
     assert_eq!(unused_character(&used), Some('\u{f0000}'));
     let encode = |message: &Message| {
-        let template = ChatTemplate::built_in(false);
+        let template = ChatTemplate::built_in(&crate::models::gemma3::DIALECT);
         template.encode(&t, std::slice::from_ref(message), None, Special::AsText, None)
     };
     let control = |tokens: &[Token]| {

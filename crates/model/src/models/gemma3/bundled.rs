@@ -128,7 +128,9 @@ mod tests {
                 text.replace('▁', " ")
             );
         }
-        let template = ChatTemplate::from_checkpoint(&target().unwrap(), false).unwrap();
+        let template =
+            ChatTemplate::from_checkpoint(&target().unwrap(), &crate::models::gemma3::DIALECT)
+                .unwrap();
         let message = |role: &str, content: &str| Message::new(role, content);
         let messages = [
             message("system", " Be brief. "),
@@ -139,7 +141,7 @@ mod tests {
         let last = [messages[0].clone(), messages[3].clone()];
         assert_eq!(
             template.render(&messages, true).unwrap(),
-            ChatTemplate::built_in(false).render(&last, true).unwrap()
+            ChatTemplate::built_in(&crate::models::gemma3::DIALECT).render(&last, true).unwrap()
         );
         for special in [Special::AsText, Special::Parse] {
             let tokens =

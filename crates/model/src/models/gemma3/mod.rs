@@ -7,6 +7,7 @@ mod gguf;
 
 use super::architecture::{Architecture, KeyNorms, Step};
 use super::config::{Config, LayerSpec};
+use super::dialect::Dialect;
 use super::gguf::GgufModel;
 use super::role::Role;
 use crate::checkpoint::gguf::write::Keys;
@@ -14,6 +15,36 @@ use gemma_base::error::Fault;
 use serde_json::Value;
 
 pub struct Gemma3;
+
+/// Turns between marks of their own. Models do not think, and calls are lines of JSON.
+pub const DIALECT: Dialect = Dialect {
+    turn: "<start_of_turn>",
+    template: TEMPLATE,
+    thought: None,
+    calls: None,
+    gguf: "llama",
+    has_merges: false,
+};
+
+/// Turns for a model whose files carry no template.
+const TEMPLATE: &str = "\
+{{ bos_token }}
+{%- set first = namespace(text='') -%}
+{%- set said = messages -%}
+{%- if messages[0].role == 'system' -%}
+  {%- set first.text = messages[0].content ~ '\\n\\n' -%}
+  {%- set said = messages[1:] -%}
+{%- endif -%}
+{%- for m in said -%}
+  {%- if (loop.index0 % 2 == 0) != (m.role == 'user') -%}
+    {{ raise_exception('roles must alternate user, assistant, user, ...') }}
+  {%- endif -%}
+  {{ '<start_of_turn>' ~ ('model' if m.role == 'assistant' else m.role) ~ '\\n' -}}
+  {{ (first.text if loop.first else '') ~ (m.content | trim) ~ '<end_of_turn>\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+  {{ '<start_of_turn>model\\n' }}
+{%- endif -%}";
 
 impl Architecture for Gemma3 {
     fn name(&self) -> &'static str {
@@ -41,6 +72,10 @@ impl Architecture for Gemma3 {
 
     fn gguf_keys(&self, config: &Config, keys: &mut Keys) -> anyhow::Result<()> {
         gguf::keys(config, keys)
+    }
+
+    fn dialect(&self) -> &'static Dialect {
+        &DIALECT
     }
 
     fn norm_base(&self) -> f32 {

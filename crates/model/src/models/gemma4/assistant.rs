@@ -5,10 +5,11 @@
 //! token, or the assistant's own last state. Source: huggingface/transformers 5.24,
 //! models/gemma4_assistant and models/gemma4_unified_assistant.
 
-use super::{config, gguf, layer};
+use super::{DIALECT, config, gguf, layer};
 use crate::checkpoint::gguf::write::Keys;
 use crate::models::architecture::{Architecture, Step};
 use crate::models::config::{Config, LayerSpec};
+use crate::models::dialect::Dialect;
 use crate::models::gguf::GgufModel;
 use gemma_base::error::Fault;
 use serde_json::Value;
@@ -43,6 +44,10 @@ impl Architecture for Gemma4Assistant {
 
     fn gguf_keys(&self, config: &Config, keys: &mut Keys) -> anyhow::Result<()> {
         gguf::keys(config, keys)
+    }
+
+    fn dialect(&self) -> &'static Dialect {
+        &DIALECT
     }
 
     fn norm_base(&self) -> f32 {

@@ -13,6 +13,7 @@ pub use assistant::Gemma4Assistant;
 
 use super::architecture::{Architecture, KeyNorms, Step};
 use super::config::{Config, LayerSpec};
+use super::dialect::{Dialect, ThoughtMarks};
 use super::gguf::GgufModel;
 use super::role::Role;
 use crate::checkpoint::gguf::write::Keys;
@@ -20,6 +21,16 @@ use gemma_base::error::Fault;
 use serde_json::Value;
 
 pub struct Gemma4;
+
+/// Turns, thoughts and calls between marks of their own.
+pub const DIALECT: Dialect = Dialect {
+    turn: "<|turn>",
+    template: include_str!("template.jinja"),
+    thought: Some(ThoughtMarks { wish: "<|think|>", begin: "<|channel>", end: "<channel|>" }),
+    calls: Some(["<|tool_call>", "<tool_call|>", "<|\"|>"]),
+    gguf: "gemma4",
+    has_merges: true,
+};
 
 impl Architecture for Gemma4 {
     fn name(&self) -> &'static str {
@@ -51,6 +62,10 @@ impl Architecture for Gemma4 {
 
     fn gguf_keys(&self, config: &Config, keys: &mut Keys) -> anyhow::Result<()> {
         gguf::keys(config, keys)
+    }
+
+    fn dialect(&self) -> &'static Dialect {
+        &DIALECT
     }
 
     fn norm_base(&self) -> f32 {

@@ -4,7 +4,7 @@ use super::vocab::{self, GgufVocabulary};
 use super::{ADD_BOS, BOS, CHAT_TEMPLATE, EOS, EOT, PAD, SAMPLING, TURN_ENDS, UNK};
 use crate::checkpoint::Checkpoint;
 use crate::checkpoint::gguf::write::Keys;
-use crate::models::{ChatTemplate, Config, Generation, Weights};
+use crate::models::{ChatTemplate, Config, Dialect, Generation, Weights};
 use anyhow::{Context, Result};
 use gemma_base::error::Fault;
 
@@ -20,8 +20,8 @@ pub fn keys(weights: &Weights) -> Result<Keys> {
     keys.text("general.name", checkpoint.name().trim_end_matches(".gguf"));
     architecture.gguf_keys(c, &mut keys)?;
     sampling(&Generation::of(checkpoint)?, &mut keys);
-    let is_gemma4 = tokenizer(checkpoint, c, &mut keys)?;
-    keys.text(CHAT_TEMPLATE, ChatTemplate::from_checkpoint(checkpoint, is_gemma4)?.source());
+    let dialect = tokenizer(checkpoint, c, &mut keys)?;
+    keys.text(CHAT_TEMPLATE, ChatTemplate::from_checkpoint(checkpoint, dialect)?.source());
     Ok(keys)
 }
 
@@ -43,8 +43,8 @@ fn sampling(generation: &Generation, keys: &mut Keys) {
     }
 }
 
-/// Adds the keys of the tokenizer. Returns whether it is Gemma 4's.
-fn tokenizer(checkpoint: &Checkpoint, c: &Config, keys: &mut Keys) -> Result<bool> {
+/// Adds the keys of the tokenizer. Returns its dialect.
+fn tokenizer(checkpoint: &Checkpoint, c: &Config, keys: &mut Keys) -> Result<&'static Dialect> {
     let name = "tokenizer.json";
     let Some(bytes) = checkpoint.side_file(name)? else {
         let what = format!("{} is missing", checkpoint.display(name));
@@ -57,9 +57,8 @@ fn tokenizer(checkpoint: &Checkpoint, c: &Config, keys: &mut Keys) -> Result<boo
             .help("download the file again")
     };
     let vocabulary = GgufVocabulary::of(&bytes, c.vocab).with_context(unreadable)?;
-    keys.text(vocab::MODEL, vocabulary.kind());
-    // llama.cpp knows how Gemma 4's texts are cut by the kind.
-    if !vocabulary.is_gemma4 {
+    keys.text(vocab::MODEL, vocabulary.dialect.gguf);
+    if !vocabulary.dialect.has_merges {
         keys.text("tokenizer.ggml.pre", "default");
     }
     keys.texts(vocab::TOKENS, &vocabulary.tokens);
@@ -81,5 +80,5 @@ fn tokenizer(checkpoint: &Checkpoint, c: &Config, keys: &mut Keys) -> Result<boo
     keys.bool(ADD_BOS, true);
     keys.bool("tokenizer.ggml.add_eos_token", false);
     keys.bool("tokenizer.ggml.add_space_prefix", false);
-    Ok(vocabulary.is_gemma4)
+    Ok(vocabulary.dialect)
 }

@@ -10,8 +10,8 @@
 //! Source: huggingface/transformers, convert_slow_tokenizer.py (`generate_merges`).
 
 use super::Metadata;
-use crate::models::chat::TURN;
 use crate::models::tokenizer::{KNOWN_CONTROL, MergedPair};
+use crate::models::{Dialect, gemma3, gemma4};
 use anyhow::{Context, Result, bail};
 use gemma_base::error::Fault;
 use serde::{Deserialize, Serialize, Serializer};
@@ -43,8 +43,8 @@ const LONGEST: usize = 4096;
 const MOST_WORK: usize = 1 << 28;
 
 /// Values of [`MODEL`].
-const GEMMA_3: &str = "llama";
-const GEMMA_4: &str = "gemma4";
+const GEMMA_3: &str = gemma3::DIALECT.gguf;
+const GEMMA_4: &str = gemma4::DIALECT.gguf;
 
 /// Control tokens of Gemma 4 that llama.cpp's converter marks as text, so that its parsers of
 /// answers see them.
@@ -340,7 +340,7 @@ pub fn tokenizer_json(metadata: &Metadata) -> Result<Vec<u8>> {
 
 /// A `tokenizer.json` as converters write it into GGUF files.
 pub struct GgufVocabulary {
-    pub is_gemma4: bool,
+    pub dialect: &'static Dialect,
     pub tokens: Vec<String>,
     pub scores: Vec<f32>,
     pub types: Vec<i64>,
@@ -379,9 +379,11 @@ impl GgufVocabulary {
     /// merges.
     pub fn of(tokenizer_json: &[u8], size: usize) -> Result<GgufVocabulary> {
         let source: Source = serde_json::from_slice(tokenizer_json)?;
-        let is_gemma4 = source.added_tokens.iter().any(|added| added.content == TURN);
+        let dialect = Dialect::of_vocabulary(|token| {
+            source.added_tokens.iter().any(|added| added.content == token)
+        });
         let mut out = GgufVocabulary {
-            is_gemma4,
+            dialect,
             tokens: (0..size).map(|id| format!("[PAD{id}]")).collect(),
             scores: vec![PADDING_SCORE; size],
             types: vec![UNUSED; size],
@@ -420,7 +422,7 @@ impl GgufVocabulary {
             *ours == (theirs.0.as_str(), theirs.1.as_str())
         };
         let derived = pieces.merges(&pieces.ids()?);
-        if is_gemma4
+        if dialect.has_merges
             || derived.len() != source.model.merges.len()
             || !derived.iter().zip(&source.model.merges).all(same)
         {
@@ -436,11 +438,6 @@ impl GgufVocabulary {
             out.merges = Some(source.model.merges.iter().map(spelled).collect::<Result<_>>()?);
         }
         Ok(out)
-    }
-
-    /// Returns the value of [`MODEL`].
-    pub fn kind(&self) -> &'static str {
-        if self.is_gemma4 { GEMMA_4 } else { GEMMA_3 }
     }
 
     pub fn id(&self, piece: &str) -> Option<u32> {

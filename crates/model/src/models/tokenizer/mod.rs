@@ -7,7 +7,7 @@ pub mod samples;
 
 pub(super) use file::{KNOWN_CONTROL, MergedPair};
 
-use super::chat::TURN;
+use super::Dialect;
 use anyhow::{Context, Result, anyhow};
 use encoders::Encoders;
 use gemma_base::error::{Fault, fault_of};
@@ -155,15 +155,16 @@ impl Tokenizer {
         self.control_starts.contains(&c)
     }
 
-    /// Returns whether it is a tokenizer of Gemma 4.
-    pub fn is_gemma4(&self) -> bool {
-        self.control.contains_key(TURN)
+    /// Returns the speech of the models with this vocabulary.
+    pub fn dialect(&self) -> &'static Dialect {
+        Dialect::of_vocabulary(|token| self.control.contains_key(token))
     }
 
     /// Returns the tokens around a thought, where the model can think.
     pub fn channel(&self) -> Option<(Token, Token)> {
         let id = |name| self.control.get(name).copied();
-        id("<|think|>").and(Some((id("<|channel>")?, id("<channel|>")?)))
+        let marks = self.dialect().thought.as_ref()?;
+        id(marks.wish).and(Some((id(marks.begin)?, id(marks.end)?)))
     }
 
     pub fn is_control(&self, token: Token) -> bool {

@@ -260,7 +260,7 @@ mod tests {
         }
     }
 
-    /// Gemma 4 has values that are normed keys, and a factor of the stream.
+    /// A family with values that are normed keys, and a factor of the stream.
     #[test]
     fn a_whole_layer_goes_back_as_it_goes_forward() {
         let config = json!({"model_type": "gemma4_text", "vocab_size": 32, "hidden_size": 32,

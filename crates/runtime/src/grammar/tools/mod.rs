@@ -2,10 +2,10 @@
 //!
 //! Gemma 3 has no tokens for calls. A call is a line of JSON: `{"name": "NAME", "arguments":
 //! {...}}`. The grammar fixes everything but the function's name and the arguments. An answer that
-//! begins with a brace consists of calls; any other answer is text. [`gemma4`] has the calls of
-//! Gemma 4.
+//! begins with a brace consists of calls; any other answer is text. [`marked`] has calls between
+//! control tokens.
 
-mod gemma4;
+mod marked;
 
 use serde_json::{Value, json};
 
@@ -42,15 +42,15 @@ pub enum CallPolicy {
 pub const CALL: &str = "{\"name\": \"";
 pub const ARGUMENTS: &str = "\", \"arguments\": ";
 
-/// Control tokens of Gemma 4's calls: before and behind a call, and around a string. Each has a
-/// noncharacter that stands for it in the text of an answer.
-pub const CALL_MARKS: [(&str, char); 3] =
-    [("<|tool_call>", '\u{fdd0}'), ("<tool_call|>", '\u{fdd1}'), ("<|\"|>", '\u{fdd2}')];
+/// Noncharacters that stand for the marks of a call in the text of an answer: before and behind it,
+/// and around a string.
+pub const CALL_MARKS: [char; 3] = ['\u{fdd0}', '\u{fdd1}', '\u{fdd2}'];
 
-/// Returns the tokens of Gemma 4's calls with their characters; none for other vocabularies.
+/// Returns the marks of calls with their characters; none in a dialect that has none.
 pub fn call_marks(tokenizer: &Tokenizer) -> Vec<(Token, char)> {
     let mark = |(name, mark)| Some((*tokenizer.control().get(name)?, mark));
-    CALL_MARKS.into_iter().map(mark).collect::<Option<_>>().unwrap_or_default()
+    let marks = tokenizer.dialect().calls.into_iter().flatten().zip(CALL_MARKS);
+    marks.map(mark).collect::<Option<_>>().unwrap_or_default()
 }
 
 /// Longest name of a function.
@@ -185,7 +185,7 @@ pub fn source(
     }
     if let [(begin, _), (end, _), (quote, _)] = *marks {
         let marks = [begin, end, quote];
-        return gemma4::source(tools, calls, many, marks, answer.as_deref(), enforcement);
+        return marked::source(tools, calls, many, marks, answer.as_deref(), enforcement);
     }
     let mut rules = String::new();
     for (i, tool) in tools.iter().enumerate() {

@@ -139,7 +139,7 @@ fn official(name: &str, tag: Option<&str>) -> Option<ResolvedName> {
     };
     let id = match (words.contains(&"qat") && file.is_some(), words.contains(&"pt")) {
         (true, _) => format!("{family}{size}-it-qat-q4_0-gguf"),
-        // The pages of Gemma 4's base models have the bare name.
+        // The pages of newer base models have the bare name.
         (_, true) if family == GEMMA_4 => format!("{family}{size}"),
         (_, true) => format!("{family}{size}-pt"),
         _ => format!("{family}{size}-it"),

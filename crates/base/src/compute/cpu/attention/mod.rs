@@ -48,6 +48,14 @@ pub struct Work {
 }
 
 impl Work {
+    fn make_room(&mut self, max_rows: usize, head_dim: usize) {
+        self.paths.resize(MAX_SLOTS * max_rows, 0);
+        self.scratch.resize(MAX_SLOTS * max_rows, 0.0);
+        self.scores.resize(MAX_SLOTS * PAGE, 0.0);
+        self.page_o.resize(MAX_SLOTS * head_dim, 0.0);
+        self.total_o.resize(MAX_SLOTS * head_dim, 0.0);
+    }
+
     /// Poisons what the next call computes.
     pub fn poison(&mut self) {
         let Work { paths, scratch, scores, page_o, total_o, q8 } = self;
@@ -199,11 +207,7 @@ fn block<L: Lanes, S: Stored, const N: usize>(
     work: &mut Work,
 ) -> usize {
     let (kv, step, dim) = (&a.op.kv, a.step, a.op.kv.head_dim);
-    work.paths.resize(MAX_SLOTS * a.max_rows, 0);
-    work.scratch.resize(MAX_SLOTS * a.max_rows, 0.0);
-    work.scores.resize(MAX_SLOTS * PAGE, 0.0);
-    work.page_o.resize(MAX_SLOTS * dim, 0.0);
-    work.total_o.resize(MAX_SLOTS * dim, 0.0);
+    work.make_room(a.max_rows, dim);
     let q: [&[f32]; N] = std::array::from_fn(|i| a.read(a.op.q, a.at(kv_head, first + i), dim));
     let root = step.roots[a.row(first)] as usize;
     let (base, sequence) = (step.base(root), step.sequences[root] as usize);
@@ -220,14 +224,8 @@ fn block<L: Lanes, S: Stored, const N: usize>(
     let scratch_rows = a.row(first + N - 1) + 1;
     S::take_queries::<L, N>(&q, &mut work.q8);
     if highest >= base {
-        S::score::<L, N>(
-            a,
-            &q,
-            &work.q8,
-            a.scratch_keys(kv_head),
-            root..scratch_rows,
-            &mut work.scratch,
-        );
+        let keys = a.scratch_keys(kv_head);
+        S::score::<L, N>(a, &q, &work.q8, keys, root..scratch_rows, &mut work.scratch);
     }
 
     let (mut m, mut l) = ([0f32; N], [0f32; N]);
@@ -265,13 +263,8 @@ fn block<L: Lanes, S: Stored, const N: usize>(
             let o = &mut work.page_o[i * dim..][..dim];
             let path = &work.paths[i * a.max_rows..];
             for p in (seen[i].start + span.start).max(base)..seen[i].end + span.start {
-                S::add_value::<L>(
-                    a,
-                    work.scores[i * PAGE + p - span.start],
-                    kv_head,
-                    path[p - base] as usize,
-                    o,
-                );
+                let (score, row) = (work.scores[i * PAGE + p - span.start], path[p - base]);
+                S::add_value::<L>(a, score, kv_head, row as usize, o);
             }
             let total = &mut work.total_o[i * dim..][..dim];
             if started[i] {
@@ -283,19 +276,25 @@ fn block<L: Lanes, S: Stored, const N: usize>(
         }
     }
     for i in 0..N {
-        let at = a.at(kv_head, first + i) / dim * a.op.out_width();
-        // SAFETY: each part of the output belongs to one slot, and each slot to one thread.
-        let out: &mut [f32] = unsafe { a.buffers.slice_mut(a.op.out, at, a.op.out_width()) };
-        if a.op.is_partial() {
-            out[..dim].copy_from_slice(&work.total_o[i * dim..][..dim]);
-            (out[dim], out[dim + 1]) = (m[i], l[i]);
-            continue;
-        }
-        for (o, t) in out.iter_mut().zip(&work.total_o[i * dim..][..dim]) {
-            *o = t / l[i];
-        }
+        write_output(a, a.at(kv_head, first + i), &work.total_o[i * dim..][..dim], m[i], l[i]);
     }
     N
+}
+
+/// Writes the result of a slot, whose queries begin at `at`: `total` divided by the sum of the
+/// exponentials, or undivided with their maximum and sum.
+fn write_output(a: &Attention<'_>, at: usize, total: &[f32], max: f32, sum: f32) {
+    let (dim, width) = (total.len(), a.op.out_width());
+    // SAFETY: each part of the output belongs to one slot, and each slot to one thread.
+    let out: &mut [f32] = unsafe { a.buffers.slice_mut(a.op.out, at / dim * width, width) };
+    if a.op.is_partial() {
+        out[..dim].copy_from_slice(total);
+        (out[dim], out[dim + 1]) = (max, sum);
+        return;
+    }
+    for (o, t) in out.iter_mut().zip(total) {
+        *o = t / sum;
+    }
 }
 
 /// Turns the scores of the `seen` part of a page into e^(s - max), zero elsewhere in `cached`;

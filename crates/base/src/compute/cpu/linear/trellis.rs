@@ -71,6 +71,30 @@ fn word<W: Words, const CODE: usize>(own: &[W], before: &[W], start: u32, i: u32
 
 const NIBBLES: u32 = 0x0f0f_0f0f;
 
+/// Loads the words of a step for `V` vectors of outputs from `first`, each with the words before it.
+///
+/// # Safety
+/// `data` has a step of `dwords` pairs of lines. The instructions of `W` exist.
+#[inline(always)]
+unsafe fn words_of_step<W: Words, const V: usize>(
+    data: *const u8,
+    first: usize,
+    dwords: usize,
+) -> ([[W; 5]; V], [[W; 5]; V]) {
+    let mut own = [[W::zero(); 5]; V];
+    let mut before = [[W::zero(); 5]; V];
+    for v in 0..V {
+        let lane = (first + v) * W::LANES;
+        for d in 0..dwords {
+            // SAFETY: the caller's promise.
+            let line = unsafe { data.add(d * 2 * LINE + lane / 16 * LINE) };
+            // SAFETY: a line of the step.
+            (own[v][d], before[v][d]) = unsafe { W::load(line, lane % 16 / W::LANES) };
+        }
+    }
+    (own, before)
+}
+
 /// Adds a panel's products with `R` rows to `acc`; raw sums are of q + offset. `V` vectors of
 /// outputs are worked on at once, with `SETS` (1 or 2) sums an output where few rows would wait for
 /// each other; `FORM` is a [`Form`].
@@ -100,17 +124,8 @@ pub unsafe fn tiles<
             if first == 0 {
                 panel.fetch(at * dwords * 2 * LINE, dwords * 2 * LINE);
             }
-            let mut own = [[W::zero(); 5]; V];
-            let mut before = [[W::zero(); 5]; V];
-            for v in 0..V {
-                let lane = (first + v) * W::LANES;
-                for d in 0..dwords {
-                    // SAFETY: the panel has this step.
-                    let line = unsafe { data.add(d * 2 * LINE + lane / 16 * LINE) };
-                    // SAFETY: a line of the step.
-                    (own[v][d], before[v][d]) = unsafe { W::load(line, lane % 16 / W::LANES) };
-                }
-            }
+            // SAFETY: the panel has this step.
+            let (own, before) = unsafe { words_of_step::<W, V>(data, first, dwords) };
             unrolled!(PART in [0 1 2 3] {
                 if PART < parts {
                     let start = PART as u32 * t.row_bits();

@@ -1,4 +1,4 @@
-//! Calls in Gemma 4's form: `<|tool_call>call:NAME{key:value,...}<tool_call|>`.
+//! Calls between control tokens: `<|tool_call>call:NAME{key:value,...}<tool_call|>`.
 //!
 //! Keys have no quotes. The token `<|"|>` stands before and behind a string, in which nothing is
 //! escaped. The fields of an object stand in the order of the alphabet, as Google's template writes
