@@ -149,12 +149,12 @@ fn main() -> Result<()> {
     let (tokenizer, template) = match &options.tokenizer {
         Some(path) => {
             let tokenizer = read_tokenizer(path)?;
-            let template = ChatTemplate::built_in(tokenizer.is_gemma4());
+            let template = ChatTemplate::built_in(tokenizer.dialect());
             (tokenizer, template)
         }
         None => {
             let model = Model::open(None, &Silence)?;
-            (model.tokenizer(&Silence)?, ChatTemplate::from_checkpoint(model.checkpoint(), false)?)
+            (model.tokenizer(&Silence)?, ChatTemplate::from_checkpoint(model.checkpoint(), &gemma::models::gemma3::DIALECT)?)
         }
     };
     let mut texts = Vec::new();

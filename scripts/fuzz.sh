@@ -38,7 +38,7 @@ END
       config+=(--config "profile.release.package.$package.$setting")
     done
   done
-  RUSTC_WORKSPACE_WRAPPER=$build/rustc cargo build -q --release -p gemma --example fuzz \
+  RUSTC_WORKSPACE_WRAPPER=$build/rustc CARGO_PROFILE_RELEASE_STRIP=none cargo build -q --release -p gemma --example fuzz \
     --no-default-features --features npu,fuzzing "${config[@]}"
   fuzzer=target/release/examples/fuzz
 fi

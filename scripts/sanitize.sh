@@ -69,7 +69,7 @@ END
       config+=(--config "profile.release.package.$package.$setting")
     done
   done
-  SANITIZE_FLAG=$flag RUSTC_WORKSPACE_WRAPPER=$place/rustc CARGO_PROFILE_RELEASE_DEBUG=0 \
+  SANITIZE_FLAG=$flag RUSTC_WORKSPACE_WRAPPER=$place/rustc CARGO_PROFILE_RELEASE_DEBUG=0 CARGO_PROFILE_RELEASE_STRIP=none \
     "${CARGO:-cargo}" test --release --no-run "${config[@]}" "${wanted[@]}" 2>&1 |
     tee "$place/build.log"
   # The last lines name the binaries: Executable tests/text/main.rs (target/release/deps/text-...)
