@@ -154,7 +154,9 @@ fn main() -> Result<()> {
         }
         None => {
             let model = Model::open(None, &Silence)?;
-            (model.tokenizer(&Silence)?, ChatTemplate::from_checkpoint(model.checkpoint(), &gemma::models::gemma3::DIALECT)?)
+            let tokenizer = model.tokenizer(&Silence)?;
+            let template = ChatTemplate::from_checkpoint(model.checkpoint(), tokenizer.dialect())?;
+            (tokenizer, template)
         }
     };
     let mut texts = Vec::new();

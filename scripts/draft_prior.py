@@ -1,4 +1,4 @@
-"""The mixer's weights for temperature 0, as the block COLD of crates/runtime/src/draft/mix/prior.rs.
+"""The mixer's weights for temperature 0: the block COLD of crates/runtime/src/draft/mix/prior.rs.
 
   cargo run --release --example replay -- TRAIN.jsonl --tokenizer GEMMA --draft MEDIUM >REPORT.json
   draft_prior.py REPORT.json

@@ -30,7 +30,8 @@ import time
 FILES = """crates/base/src/kv/pool.rs crates/model/src/sampler/*.rs crates/model/src/checkpoint/*.rs
     crates/model/src/checkpoint/gguf/*.rs crates/runtime/src/decode/verify.rs
     crates/runtime/src/decode/scheduler.rs crates/runtime/src/decode/reuse.rs
-    crates/runtime/src/decode/request.rs crates/runtime/src/draft/policy/*.rs src/cli/commands/serve/pool.rs src/cli/commands/serve/queue.rs"""
+    crates/runtime/src/decode/request.rs crates/runtime/src/draft/policy/*.rs
+    src/cli/commands/serve/pool.rs src/cli/commands/serve/queue.rs"""
 # Prints a table for people.
 OMITTED = "crates/runtime/src/draft/policy/simulator.rs"
 # The kernels are fast enough, and the build takes a minute or two.

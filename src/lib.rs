@@ -21,7 +21,7 @@
 //!                         one
 //! model    6  eval        likelihoods of texts
 //!          5  engine      one model and the timelines of its texts
-//!          4  models      what a model is: config, weights, forward pass, tokenizer, chat template;
+//!          4  models      what a model is: config, weights, forward pass, tokenizer, template;
 //!                         gemma3/ and gemma4/ what only one of them has
 //!          3  checkpoint  files -> tensors
 //!             sampler     scores -> a token

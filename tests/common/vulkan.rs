@@ -9,8 +9,9 @@ use gemma::vulkan::validation::{VALIDATE, is_installed};
 use gemma::vulkan::{ALLOW_CPU_DRIVER, Choice, VulkanExecutor};
 use std::sync::Once;
 
-/// Returns a function that opens the device, if there is one. The validation layers are enabled if they are installed: a complaint fails the test when the device
-/// is closed. Commands that the test starts inherit that.
+/// Returns a function that opens the device, if there is one. The validation layers are enabled if
+/// they are installed: a complaint fails the test when the device is closed. Commands that the test
+/// starts inherit that.
 pub fn device() -> Option<impl Fn() -> VulkanExecutor> {
     static ENVIRONMENT: Once = Once::new();
     // SAFETY: this happens once, before any other thread of the tests asks for the device and so

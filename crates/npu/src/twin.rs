@@ -1,7 +1,6 @@
 //! The kernel's twin in Rust: `npu-kernels/flash_partial.h` operation by operation, with the same
 //! bits. `tests/npu/kernel.rs` compiles the C++ source and compares. The host model runs the twin.
 
-use super::host::Core;
 use super::layout::{self, ABI, MAGIC, MAX_ROWS, NONE, OBJECT, Shape};
 use half::bf16;
 
@@ -127,6 +126,16 @@ fn tile(t: &mut Twin) {
 #[target_feature(enable = "avx2")]
 fn tile_avx2(t: &mut Twin) {
     tile(t);
+}
+
+/// The kernel in one core.
+pub trait Core: Send {
+    /// Reads a header. Returns the number of tiles after the queries.
+    fn begin(&mut self, header: &[u8]) -> usize;
+    fn query(&mut self, object: &[u8]);
+    fn tile(&mut self, object: &[u8]);
+    /// Writes the result.
+    fn end(&mut self, out: &mut [u8]);
 }
 
 impl Core for Twin {

@@ -63,8 +63,8 @@ pub struct RunArgs {
     pub kv: Kv,
     /// Action while another process of yours uses the same GPU
     #[arg(
-        long, value_parser = super::values::device_lock(), value_name = "WHAT", default_value = "wait",
-        hide_short_help = true
+        long, value_parser = super::values::device_lock(), value_name = "WHAT",
+        default_value = "wait", hide_short_help = true
     )]
     pub device_lock: DeviceLock,
     /// NPU beside the device: auto, off, force, or model

@@ -1,7 +1,7 @@
 //! The engine that runs plans on an executor. It fills the step buffer, keeps the committed tokens
 //! and their pages, and knows how far a sequence can go back.
 
-use super::assistant::{Assistant, AssistantRows};
+use super::assistant::{Assistant, AssistantNode, AssistantRows};
 use super::rows::Scratch;
 use super::{
     Cached, Engine, EngineInfo, EngineMemory, EngineReport, Input, Output, PageCopy, Prefix,
@@ -487,5 +487,87 @@ impl PlannedEngine {
             }
         }
         Ok(out)
+    }
+}
+
+impl Assistant for PlannedEngine {
+    fn max_nodes(&self) -> usize {
+        self.info.max_rows - self.info.sequences
+    }
+
+    fn begin(&mut self, sequences: &[usize]) -> Result<Vec<bool>> {
+        let committed: Vec<usize> = self.sequences.iter().map(|own| own.tokens.len()).collect();
+        let model = self.model.assistant.as_ref().context("there is no assistant")?;
+        let assist = &mut self.assist;
+        assist.clear(committed.iter().copied());
+        let width = 4 * self.model.config.dim;
+        let mut state = vec![0; width];
+        let mut begun = Vec::with_capacity(sequences.len());
+        for &sequence in sequences {
+            let scored = assist.scored[sequence].filter(|_| committed[sequence] > 0);
+            if let Some(row) = scored {
+                self.exec.read(self.model.hidden, row * width, &mut state)?;
+                self.exec.write(model.states, sequence * width, &state)?;
+            }
+            begun.push(scored.is_some());
+        }
+        Ok(begun)
+    }
+
+    fn evaluate(
+        &mut self,
+        nodes: &[AssistantNode],
+        output: Output,
+        out: &mut Scores,
+    ) -> Result<()> {
+        let model = self.model.assistant.as_ref().context("there is no assistant")?;
+        let assist = &mut self.assist;
+        let (first, texts) = (assist.tokens.len(), self.sequences.len());
+        let vocab = self.model.config.vocab;
+        for &AssistantNode { sequence, parent, token } in nodes {
+            let row = parent.map_or(sequence, |node| texts + node as usize);
+            let is_below = sequence < texts && row < first;
+            ensure!(is_below, "a node follows another one of an earlier pass");
+            ensure!((token as usize) < vocab, "token {token} is outside the vocabulary");
+            let position = assist.positions[sequence].checked_sub(1);
+            let position = position.context("nothing is committed")?;
+            assist.push(token, position, row as u32, sequence as u32);
+        }
+        let rows = assist.tokens.len();
+        ensure!(first < rows && rows <= self.info.max_rows, "too many nodes");
+        let selected: Vec<u32> = (first as u32..rows as u32).collect();
+        let wanted = match output {
+            Output::Best { n, usable } => Some((n, usable.min(vocab))),
+            _ => None,
+        };
+        let wanted = wanted.filter(|wanted| wanted.0 <= best::CHUNKS);
+        let step = StepView {
+            rows,
+            first,
+            tokens: &assist.tokens,
+            positions: &assist.positions,
+            parents: &assist.parents,
+            selected: &selected,
+            roots: &assist.roots,
+            sequences: &assist.sequences,
+            n_best: wanted.map_or(0, |w| w.0 as u32),
+            usable: wanted.map_or(0, |w| w.1 as u32),
+            ..StepView::default()
+        };
+        self.model.layout.fill(&mut self.words, &step);
+        self.exec.write(self.model.step, 0, bytemuck::cast_slice(&self.words))?;
+        for (angles, table) in assist.angles.iter().zip(&model.ropes) {
+            self.row_angles.clear();
+            for root in &assist.roots[first..] {
+                let position = assist.positions[*root as usize] as usize;
+                angles.push(position, &mut self.row_angles);
+            }
+            let offset = first * table.head_dim * 4;
+            self.exec.write(table.buffer, offset, bytemuck::cast_slice(&self.row_angles))?;
+        }
+        let lists = self.model.best.zip(model.pass_with_best).filter(|_| wanted.is_some());
+        let plan = lists.map_or(model.pass, |(_, plan)| plan);
+        let lists = lists.map(|(best, _)| best.lists);
+        self.run_scored(plan, selected.len(), lists, out)
     }
 }

@@ -37,7 +37,7 @@ pub trait Architecture: Sync {
     fn layer(&self, config: &Config, spec: &LayerSpec) -> Vec<Step>;
 }
 
-/// All architectures that this program runs.
+/// All architectures that this program runs, the newest last.
 pub const ARCHITECTURES: [&dyn Architecture; 3] = [&Gemma3, &Gemma4, &Gemma4Assistant];
 
 impl PartialEq for dyn Architecture {

@@ -12,6 +12,7 @@ pub use fault::{FaultKind, NpuFault};
 use super::accel::{Accel, Bo, BoKind, Errno, HEAP_BYTES, Info, Outcome, Sync};
 use super::command::{self, Command, State};
 use super::layout::{ABI, Shape};
+pub use super::twin::Core;
 use super::twin::Twin;
 use super::txn::{self, MAX_COLUMNS};
 use super::uapi::{AieMetadata, FirmwareVersion, TileMetadata};
@@ -21,16 +22,6 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
-
-/// The kernel in one core.
-pub trait Core: Send {
-    /// Reads a header. Returns the number of tiles after the queries.
-    fn begin(&mut self, header: &[u8]) -> usize;
-    fn query(&mut self, object: &[u8]);
-    fn tile(&mut self, object: &[u8]);
-    /// Writes the result.
-    fn end(&mut self, out: &mut [u8]);
-}
 
 /// Most contexts of NPU1.
 const MAX_CONTEXTS: usize = 6;

@@ -6,7 +6,6 @@ use super::journal::{FinishedRows, FinishedTensor, JournalHeader, other_run};
 use super::sink::WrittenRows;
 use super::source::SourceTensor;
 use super::staging::open_staged;
-use super::tensor::packed_hash;
 use crate::layout::{TargetFormat, TensorPlan};
 use anyhow::{Context, Result};
 use gemma_base::os::files::read_exact_at;
@@ -208,4 +207,10 @@ impl Run<'_> {
         let bytes = &codes[..ggml.bytes_of(rows * entry.cols)];
         types::matrix(code, rows, entry.cols, bytes, self.options.threads)
     }
+}
+
+/// Hashes the codes and scales of a packed matrix.
+pub(super) fn packed_hash(matrix: &Matrix<'_>) -> Sha256 {
+    let hash = Sha256::new_with_prefix(&matrix.codes);
+    hash.chain_update(&matrix.side)
 }

@@ -1,7 +1,7 @@
 //! Conversion of one tensor: reads rows of the source, writes codes and scales.
 
 use super::journal::FinishedRows;
-use super::resume::BegunTensor;
+use super::resume::{BegunTensor, packed_hash};
 use super::sink::{TensorWriter, WrittenRows};
 use super::source::SourceTensor;
 use super::staging::StagedFile;
@@ -145,12 +145,6 @@ impl Run<'_> {
         };
         Ok((sink.finish()?, hex(source_hash.finalize()), relative))
     }
-}
-
-/// Hashes the codes and scales of a packed matrix.
-pub(super) fn packed_hash(matrix: &Matrix<'_>) -> Sha256 {
-    let hash = Sha256::new_with_prefix(&matrix.codes);
-    hash.chain_update(&matrix.side)
 }
 
 /// Returns the squared error and the sum of squares of each row.

@@ -7,7 +7,7 @@
 //! more than a dispatch (docs/NOTES.md).
 
 use super::kernels::{AttentionPush, Heads, Join, LinearPush, NextNorm, Specialise, word};
-use super::sizes::COUNTS;
+use super::sizes::{COUNTS, EPILOGUE_BYTES};
 use super::{Access, Bucket, Call, Lowering, kv_code, preparation, prepared, reads_before_write};
 use crate::device::pipeline::Shader;
 use gemma_base::compute::{Act, BufferId, Dispatch, KvFormat, LinearJob, Norm, Op, Rope, RowSet};
@@ -25,9 +25,6 @@ const MOST_SHARED_CHANNELS: usize = 256;
 const NORM_SHARED: usize = 8 << 10;
 /// Channels of a block of `row.comp`.
 const BLOCK: usize = 128;
-/// Bytes of an epilogue's arguments and of the counters' address after them.
-pub const EPILOGUE_BYTES: usize = 128;
-
 /// Offsets of the epilogue's address in the push constants of linear layers and of attention.
 const LINEAR_EPILOGUE: usize = offset_of!(LinearPush, epilogue);
 const ATTENTION_EPILOGUE: usize = offset_of!(AttentionPush, epilogue);

@@ -1,7 +1,6 @@
 //! Sizes of the buffers that the executor has beside those of the plans.
 
 use super::LAYER_BYTES;
-use super::finish::EPILOGUE_BYTES;
 use gemma_base::compute::{Attention, KvFormat, Op, PageRange, Plan, StepLayout, WeightId};
 
 /// Channels of the partial results of attention that there is room for. A power of two, as the
@@ -10,6 +9,8 @@ const PARTIALS: usize = 16 << 20;
 /// Most floats of partial results: the kernels count their bytes in 32 bits.
 const MOST_PARTIALS: usize = 1 << 29;
 
+/// Bytes of an epilogue's arguments and of the counters' address after them.
+pub const EPILOGUE_BYTES: usize = 128;
 /// Counters of epilogues, see `finish.rs`.
 pub const COUNTS: usize = 8192;
 

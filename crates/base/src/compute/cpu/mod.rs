@@ -3,6 +3,7 @@
 
 pub mod attention;
 pub mod bandwidth;
+mod each_isa;
 pub mod executor;
 mod footprint;
 pub mod ints;

@@ -1,7 +1,8 @@
 //! The row-local kernels in vectors. Norms are the twin's own code, compiled for each instruction
 //! set; preparation and rotation are written out, with the twin's operations in the twin's order.
 
-use super::simd::{Element, Lanes, for_each_isa};
+use super::each_isa::for_each_isa;
+use super::simd::{Element, Lanes};
 use crate::compute::act::Act;
 use crate::compute::cache::{KvFormat, KvLayer};
 use crate::compute::memory::Buffers;

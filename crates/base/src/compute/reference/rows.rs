@@ -36,10 +36,6 @@ pub fn rotate_input(row: &mut [f32], format: ActFormat) {
     }
 }
 
-/// Scales that are tried for a group of columns. More of them no longer lower the KL divergence of
-/// a model from the one without int8 activations (docs/MEASURED.md).
-pub const TRIED: usize = 8;
-
 /// Largest code of an activation.
 pub const MAX: f32 = 127.0;
 
@@ -139,6 +135,7 @@ pub fn norm_head(head: &mut [f32], eps: f32) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::compute::act::TRIED;
 
     #[test]
     fn quantised_activations_are_within_half_a_step() {

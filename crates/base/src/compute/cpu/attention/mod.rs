@@ -9,8 +9,9 @@
 mod float;
 mod q8;
 
+use super::each_isa::for_each_isa;
 use super::isa::Isa;
-use super::simd::{Lanes, for_each_isa};
+use super::simd::Lanes;
 use crate::compute::cache::KvFormat;
 use crate::compute::memory::Buffers;
 use crate::compute::op;

@@ -11,8 +11,8 @@
 //!   2 * 128 * 127 = 32512.
 
 use super::groups::{self, OpenSpan, Openers, Opening, SpanRows};
-use super::pack::{LINE, TILE};
 use super::panel::Panel;
+use super::tile::{LINE, TILE};
 use super::words_x86::Ymm;
 use super::{scalar, trellis};
 use std::arch::x86_64::*;

@@ -5,8 +5,8 @@
 //! 4-byte broadcasts that both halves of the tile share.
 
 use super::groups::{self, OpenSpan, Openers, Opening, SpanRows};
-use super::pack::{LINE, TILE};
 use super::panel::Panel;
+use super::tile::{LINE, TILE};
 use super::words_x86::Zmm;
 use super::{scalar, trellis};
 use std::arch::x86_64::*;

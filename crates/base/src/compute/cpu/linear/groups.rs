@@ -12,7 +12,7 @@
 //! of 32 / b columns for each row: byte j holds the columns j, j + 4, j + 8 and so on, from the
 //! lowest bits up. Octets of a grid lie row after row as they are stored.
 
-use super::pack::{LINE, TILE};
+use super::tile::{LINE, TILE};
 use crate::compute::cpu::simd::prefetch;
 use crate::tensor::grid::Grid;
 use crate::tensor::{Format, SideKind, Values, side};

@@ -23,6 +23,7 @@ mod neon;
 mod pack;
 mod panel;
 mod scalar;
+mod tile;
 mod trellis;
 mod words;
 #[cfg(target_arch = "aarch64")]
@@ -30,17 +31,19 @@ mod words_neon;
 #[cfg(target_arch = "x86_64")]
 mod words_x86;
 
-pub use pack::{PackedMatrix, TILE};
+pub use pack::PackedMatrix;
+pub use tile::TILE;
 
 use super::isa::Isa;
 use crate::compute::act::{ActValues, ActView};
 use crate::tensor::trellis::OFFSET as TRELLIS_OFFSET;
 use crate::tensor::{CpuLayout, Format, Group};
 use groups::{GroupsFn, OpenFn, OpenSpan, Opening, SPAN, SpanRows};
-use pack::{LINE, Shape};
+use pack::Shape;
 use panel::{FinishFn, GateFn, Panel, PanelFn};
 use std::mem::MaybeUninit;
 use std::ops::Range;
+use tile::LINE;
 
 /// SpanRows that one kernel call multiplies.
 const BLOCK: usize = 8;

@@ -6,9 +6,9 @@
 //! at hand to measure them.
 
 use super::groups::{self, OpenSpan, Openers, Opening, SpanRows};
-use super::pack::{LINE, TILE};
 use super::panel::Panel;
-use super::words_neon::Quad;
+use super::tile::{LINE, TILE};
+use super::words_neon::{Quad, dot};
 use super::{scalar, trellis};
 use crate::compute::cpu::neon::Neon;
 use crate::compute::cpu::simd::Lanes;
@@ -106,27 +106,8 @@ macro_rules! kernels {
 kernels!(one_row, false, #[target_feature(enable = "neon,dotprod")]);
 kernels!(two_rows, true, #[target_feature(enable = "neon,dotprod,i8mm")]);
 
-/// Adds to each sum the products of its four bytes of `w` and `x`.
-///
-/// # Safety
-/// The machine has dotprod, for which the caller is compiled.
-#[inline(always)]
-pub unsafe fn dot(sums: int32x4_t, w: int8x16_t, x: int8x16_t) -> int32x4_t {
-    let mut sums = sums;
-    // SAFETY: the caller's promise; registers alone.
-    unsafe {
-        asm!(
-            "sdot {0:v}.4s, {1:v}.16b, {2:v}.16b",
-            inout(vreg) sums,
-            in(vreg) w,
-            in(vreg) x,
-            options(pure, nomem, nostack, preserves_flags)
-        );
-    }
-    sums
-}
-
-/// The same with bytes 4 `PART` to 4 `PART` + 3 of `x` for all.
+/// Adds to each sum the products of its four bytes of `w` and of bytes 4 `PART` to 4 `PART` + 3 of
+/// `x`.
 ///
 /// # Safety
 /// As for [`dot`].

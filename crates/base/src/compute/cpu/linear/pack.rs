@@ -21,6 +21,7 @@
 use super::super::isa::Isa;
 use super::super::lines::Lines;
 use super::groups::{self, Opening, SPAN};
+use super::tile::{LINE, TILE};
 use crate::tensor::trellis;
 use crate::tensor::{Code, CpuLayout, Format, Group, Matrix, StoredMatrix, Values, hadamard, side};
 use crate::util::threads;
@@ -28,10 +29,6 @@ use anyhow::Result;
 use half::f16;
 use rayon::prelude::*;
 
-/// Output rows of a tile: two vectors of 16 lanes.
-pub const TILE: usize = 32;
-/// Bytes of a vector and of a line of scales.
-pub const LINE: usize = 64;
 /// Widest matrix whose dot products of int8 with int8 surely fit an i32.
 const MAX_COLS: usize = 1 << 17;
 

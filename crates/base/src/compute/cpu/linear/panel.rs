@@ -1,7 +1,7 @@
 //! Signatures of the kernels: part of a tile of weights, and the activations that it is multiplied
 //! with.
 
-use super::pack::{LINE, TILE};
+use super::tile::{LINE, TILE};
 use crate::compute::cpu::simd::prefetch;
 
 /// Input of a kernel: a run of steps, and the activations that meet it.

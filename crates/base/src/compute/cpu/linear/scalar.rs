@@ -2,8 +2,9 @@
 //! layout.
 
 use super::groups::{self, OpenSpan, Openers, Opening, SpanRows};
-use super::pack::{LINE, TILE, code_of};
+use super::pack::code_of;
 use super::panel::Panel;
+use super::tile::{LINE, TILE};
 use super::trellis;
 use crate::tensor::math;
 use half::f16;

@@ -7,8 +7,8 @@
 //! activations in one of two [`Form`]s. Adding the nibbles up to weights costs a little once and
 //! saves most of the products of every row.
 
-use super::pack::{LINE, TILE};
 use super::panel::Panel;
+use super::tile::{LINE, TILE};
 use super::words::Words;
 use crate::tensor::Code;
 use crate::tensor::trellis::{self, STATE_BITS, Trellis};
@@ -71,7 +71,8 @@ fn word<W: Words, const CODE: usize>(own: &[W], before: &[W], start: u32, i: u32
 
 const NIBBLES: u32 = 0x0f0f_0f0f;
 
-/// Loads the words of a step for `V` vectors of outputs from `first`, each with the words before it.
+/// Loads the words of a step for `V` vectors of outputs from `first`, each with the words before
+/// it.
 ///
 /// # Safety
 /// `data` has a step of `dwords` pairs of lines. The instructions of `W` exist.

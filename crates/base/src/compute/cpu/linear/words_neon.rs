@@ -1,6 +1,5 @@
 //! [`Words`] in NEON with dotprod.
 
-use super::neon::dot;
 use super::words::Words;
 use crate::compute::cpu::simd::intrinsics;
 use std::arch::aarch64::*;
@@ -88,4 +87,24 @@ impl Words for Quad {
             Quad(vreinterpretq_u32_u16(sums))
         }
     }
+}
+
+/// Adds to each sum the products of its four bytes of `w` and `x`.
+///
+/// # Safety
+/// The machine has dotprod, for which the caller is compiled.
+#[inline(always)]
+pub unsafe fn dot(sums: int32x4_t, w: int8x16_t, x: int8x16_t) -> int32x4_t {
+    let mut sums = sums;
+    // SAFETY: the caller's promise; registers alone.
+    unsafe {
+        asm!(
+            "sdot {0:v}.4s, {1:v}.16b, {2:v}.16b",
+            inout(vreg) sums,
+            in(vreg) w,
+            in(vreg) x,
+            options(pure, nomem, nostack, preserves_flags)
+        );
+    }
+    sums
 }
