@@ -310,6 +310,16 @@ mod tests {
     use gemma_base::compute::cpu::{CpuExecutor, CpuOptions};
     use gemma_base::tensor::Format;
 
+    #[test]
+    fn an_infinite_perplexity_is_an_error() {
+        let finite = |nll: f64| Tally { nll: vec![nll; 3], top1: vec![0] }.finite(4);
+        assert_eq!(finite(1.0).unwrap().perplexity, 1f64.exp());
+        for nll in [f64::INFINITY, 800.0] {
+            let error = finite(nll).unwrap_err().to_string();
+            assert!(error.contains("infinite"), "{error}");
+        }
+    }
+
     fn engine(format: Format) -> PlannedEngine {
         let json = serde_json::json!({
             "model_type": "gemma3_text", "hidden_size": 64, "intermediate_size": 128,
