@@ -8,7 +8,7 @@
 use super::groups::{self, OpenSpan, Openers, Opening, SpanRows};
 use super::panel::Panel;
 use super::tile::{LINE, TILE};
-use super::words_neon::{Quad, dot};
+use super::words_neon::Quad;
 use super::{scalar, trellis};
 use crate::compute::cpu::neon::Neon;
 use crate::compute::cpu::simd::Lanes;

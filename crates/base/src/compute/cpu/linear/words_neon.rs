@@ -3,6 +3,7 @@
 use super::words::Words;
 use crate::compute::cpu::simd::intrinsics;
 use std::arch::aarch64::*;
+use std::arch::asm;
 
 /// A quarter of a line.
 #[derive(Clone, Copy)]
