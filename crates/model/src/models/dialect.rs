@@ -31,7 +31,7 @@ pub struct ThoughtMarks {
 }
 
 impl Dialect {
-    /// Returns the dialect of a vocabulary that has some control tokens. Of several, the newest
+    /// Returns the dialect of a vocabulary that has some control tokens. Among several, the newest
     /// architecture's counts. A vocabulary without known turns speaks as Gemma 3 does.
     pub fn of_vocabulary(has: impl Fn(&str) -> bool) -> &'static Dialect {
         let mut dialects = ARCHITECTURES.into_iter().rev().map(|a| a.dialect());
