@@ -1,8 +1,8 @@
 //! Models of the threads that fill the GPU's staging blocks.
 
+use crate::device::memory::Block;
+use crate::device::queue::Timeline;
 use crate::tensor::Source;
-use crate::vulkan::device::memory::Block;
-use crate::vulkan::device::queue::Timeline;
 use crate::vulkan::fill::{Filling, Part, RING, Stream};
 use loom::cell::UnsafeCell;
 use std::sync::OnceLock;

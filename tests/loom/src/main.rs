@@ -18,7 +18,7 @@ mod stubs;
 mod workers;
 
 // The program's modules, at the program's paths.
-use stubs::{decode, error, runtime, sync, tensor, util};
+use stubs::{decode, device, error, runtime, sync, tensor, util};
 #[path = "."]
 mod cli {
     pub use crate::stubs::cli::io;
@@ -36,7 +36,6 @@ mod compute {
 }
 #[path = "."]
 mod vulkan {
-    pub use crate::stubs::device;
     #[path = "../../../crates/vulkan/src/run/fill.rs"]
     pub mod fill;
 }
@@ -51,6 +50,8 @@ mod serve {
 }
 // The server names `tokio::sync::Notify` and `tokio::sync::mpsc::Sender`.
 extern crate self as tokio;
+// Files of other crates name those of this crate.
+extern crate self as gemma_base;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
