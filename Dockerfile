@@ -6,7 +6,7 @@
 FROM rust:1-bookworm AS build
 WORKDIR /gemma
 COPY . .
-RUN CARGO_PROFILE_RELEASE_STRIP=symbols cargo build --release --locked --bin gemma
+RUN cargo build --release --locked --bin gemma
 
 FROM debian:bookworm-slim
 RUN apt-get update \

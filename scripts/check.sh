@@ -4,8 +4,8 @@
 #   scripts/check.sh          the checks of a change
 #   scripts/check.sh --all    all checks, before a release; writes target/checked
 #
-# Checks of one part run if the change touched that part: what differs from the commit in .ci/checked,
-# the last one that passed `--all`. `--all` tells how to write that file. GEMMA_REQUIRE_GPU=1 adds
+# Checks of one part run if that part differs from the commit in .ci/checked, the last one that
+# passed `--all`. `--all` says how to write that file. GEMMA_REQUIRE_GPU=1 adds
 # the tests of the GPU, which run on Mesa's software driver if there is no other.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -70,8 +70,7 @@ if touched shaders crates/vulkan scripts/amd scripts/check-amd.sh; then
 fi
 
 step "one batch, cut in every way"
-if [ -z "$all" ]; then export GEMMA_NO_SPARK=1; fi
-scripts/test-scale-out.sh target/release/gemma
+SPARK=$all scripts/test-scale-out.sh target/release/gemma
 
 step "scripts that measure a GPU"
 scripts/test-bench.sh target/release/gemma

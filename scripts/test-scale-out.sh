@@ -60,7 +60,7 @@ else
   echo "not tried: GNU parallel is not installed" >&2
 fi
 
-if [ -n "${GEMMA_NO_SPARK:-}" ]; then
+if [ "${SPARK-1}" != 1 ]; then
   echo "not tried: PySpark, which only scripts/check.sh --all tries" >&2
 elif python3 -c 'import pyspark' 2>/dev/null && command -v java >/dev/null; then
   spark() { python3 "$here/spark_batch.py" "$@" --partitions 4 --gemma "$gemma" -- --seed 4 "${share[@]}"; } # -q is its own

@@ -493,15 +493,16 @@ fn long_functions(text: &str, most: usize) -> Vec<String> {
         let Some(name) = words.iter().position(|word| *word == "fn").map(|fn_at| fn_at + 1) else {
             continue;
         };
-        let leads = ["pub", "const", "async", "unsafe", "extern", "crate)", "super)", "in"];
-        if !words[..name - 1].iter().all(|w| leads.contains(w) || w.starts_with(['"', 'c'])) {
+        // `fn` in a comment or a text begins no function.
+        let leads = ["pub", "crate)", "super)", "const", "async", "unsafe", "extern", "\"C\""];
+        if !words[..name - 1].iter().all(|word| leads.contains(word)) {
             continue;
         }
         let end = format!("{indent}}}");
         let length = lines[at..].iter().position(|line| *line == end).map_or(0, |n| n + 1);
         // A declaration without a body ends before any brace.
-        let is_declared = lines[at..at + length].iter().find(|line| line.ends_with([';', '{']));
-        if length > most && is_declared.is_some_and(|line| line.ends_with('{')) {
+        let first_end = lines[at..at + length].iter().find(|line| line.ends_with([';', '{']));
+        if length > most && first_end.is_some_and(|line| line.ends_with('{')) {
             long.push(format!("{} has {length} lines", words[name]));
         }
     }

@@ -38,7 +38,7 @@ pub trait Architecture: Sync {
 }
 
 /// All architectures that this program runs, the newest last.
-pub const ARCHITECTURES: [&dyn Architecture; 3] = [&Gemma3, &Gemma4, &Gemma4Assistant];
+pub(super) const ARCHITECTURES: [&dyn Architecture; 3] = [&Gemma3, &Gemma4, &Gemma4Assistant];
 
 impl PartialEq for dyn Architecture {
     fn eq(&self, other: &Self) -> bool {

@@ -230,7 +230,7 @@ pub fn run(options: &QuantizeArgs, typed: &Typed) -> Result<u8> {
     Ok(0)
 }
 
-/// Says by what a signal was early, after the announcement of the signal. Returns the exit code.
+/// Says what a signal interrupted, after the announcement of the signal. Returns the exit code.
 fn stopped(announced: JoinHandle<()>, interrupt: &Interrupt, what: &str, ui: &Ui) -> u8 {
     let _ = announced.join();
     ui.note(format!("interrupted {what}"));
