@@ -16,6 +16,7 @@ use rand::rngs::SmallRng;
 use rand::seq::SliceRandom;
 use serde_json::{Value, json};
 use std::io::{Read, Write};
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -130,7 +131,7 @@ fn watch(server: &Server, over: &AtomicBool) -> Duration {
     slowest
 }
 
-/// Sends all attacks of all rounds in random order, while four other clients ask and one watches.
+/// Lays siege to a server with a model, and checks waits and memory.
 fn besiege(dir: &Path, model: &[&str]) {
     let rounds = std::env::var("GEMMA_SERVE_ROUNDS").ok().map(|n| n.parse::<usize>().unwrap());
     let expected = questions().map(|(_, more)| {
@@ -148,14 +149,42 @@ fn besiege(dir: &Path, model: &[&str]) {
     let attacks = attacks(rounds.is_some());
     let patience = Duration::from_secs(if rounds.is_some() { 20 } else { 4 });
     // The first use of each thread and of each part of the program takes memory that stays.
-    attacks.iter().for_each(|attack| send(&server, attack, usize::MAX, patience));
+    storm(&server, &attacks, &expected, 1_000..1_001, patience);
     let before = settled(&server);
-    let all = (0..rounds.unwrap_or(1)).flat_map(|n| attacks.iter().map(move |one| (n, one)));
+    let all = 0..rounds.unwrap_or(1);
+    let [slowest, health] = storm(&server, &attacks, &expected, all, patience);
+    let (after, peak) = (settled(&server), server.peak_memory());
+    println!(
+        "slowest answer {} ms, /health {} ms, memory {} MB before, {} at its peak, {} after",
+        slowest.as_millis(),
+        health.as_millis(),
+        before / 1_000_000,
+        peak / 1_000_000,
+        after / 1_000_000
+    );
+    if rounds.is_some() {
+        assert!(slowest < PATIENCE && health < PATIENCE, "{slowest:?}, {health:?}");
+        assert!(after <= before + before / 20, "memory grew from {before} to {after}");
+    }
+    let said = server.said();
+    assert!(!said.contains("panicked"), "{said}");
+}
+
+/// Sends all attacks of all rounds in random order, while four other clients ask and one watches.
+/// Returns the longest waits of both.
+fn storm(
+    server: &Server,
+    attacks: &[Attack],
+    expected: &[String; 3],
+    rounds: Range<usize>,
+    patience: Duration,
+) -> [Duration; 2] {
+    let all = rounds.flat_map(|n| attacks.iter().map(move |one| (n, one)));
     let mut all: Vec<_> = all.collect();
     all.shuffle(&mut SmallRng::seed_from_u64(9));
     let (next, over) = (Mutex::new(all.into_iter()), AtomicBool::new(false));
-    let [slowest, health] = std::thread::scope(|scope| {
-        let (server, expected, next, over) = (&server, &expected, &next, &over);
+    std::thread::scope(|scope| {
+        let (next, over) = (&next, &over);
         let others = [0, 1, 2, 1]
             .map(|which| scope.spawn(move || ask_until(server, which, &expected[which], over)));
         let health = scope.spawn(|| watch(server, over));
@@ -172,22 +201,7 @@ fn besiege(dir: &Path, model: &[&str]) {
         drop(over);
         let slowest = others.into_iter().map(|other| other.join().unwrap()).max().unwrap();
         [slowest, health.join().unwrap()]
-    });
-    let (after, peak) = (settled(&server), server.peak_memory());
-    println!(
-        "slowest answer {} ms, /health {} ms, memory {} MB before, {} at its peak, {} after",
-        slowest.as_millis(),
-        health.as_millis(),
-        before / 1_000_000,
-        peak / 1_000_000,
-        after / 1_000_000
-    );
-    if rounds.is_some() {
-        assert!(slowest < PATIENCE && health < PATIENCE, "{slowest:?}, {health:?}");
-        assert!(after <= before + before / 20, "memory grew from {before} to {after}");
-    }
-    let said = server.said();
-    assert!(!said.contains("panicked"), "{said}");
+    })
 }
 
 fn taken<'a>(

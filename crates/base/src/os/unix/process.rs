@@ -87,6 +87,12 @@ pub fn thread_time() -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
+/// Gives the calling thread the lowest priority, on a system with priorities of threads.
+pub fn give_way() {
+    #[cfg(target_os = "linux")]
+    let _ = rustix::process::setpriority_process(None, 19);
+}
+
 /// Lets this process open as many files and connections as the system allows it.
 pub fn raise_open_files() {
     let maximum = getrlimit(Resource::Nofile).maximum;

@@ -19,7 +19,7 @@ use windows_sys::Win32::Foundation::{
 use windows_sys::Win32::System::Pipes::PeekNamedPipe;
 use windows_sys::Win32::System::Threading::{
     CREATE_NEW_PROCESS_GROUP, GetCurrentProcess, GetCurrentThread, GetProcessTimes, GetThreadTimes,
-    TerminateProcess,
+    SetThreadPriority, THREAD_PRIORITY_LOWEST, TerminateProcess,
 };
 
 /// Interval at which output and processor time are looked at.
@@ -155,6 +155,12 @@ fn process_time() -> Duration {
 pub fn thread_time() -> Duration {
     // SAFETY: the pseudo handle is that of this thread.
     unsafe { processor_time(GetThreadTimes, GetCurrentThread()) }
+}
+
+/// Gives the calling thread a low priority.
+pub fn give_way() {
+    // SAFETY: the pseudo handle is that of this thread.
+    unsafe { SetThreadPriority(GetCurrentThread(), THREAD_PRIORITY_LOWEST) };
 }
 
 /// Does nothing: the system has no such limit.

@@ -22,6 +22,7 @@ use crate::cli::api::served::ServedModel;
 use crate::cli::api::{anthropic, openai, responses, tokens};
 use crate::grammar::{Enforcement, Grammar, GrammarSource};
 use crate::os::memory::release_freed;
+use crate::os::process::give_way;
 use crate::tensor::Token;
 use crate::util::json;
 use axum::Router;
@@ -354,12 +355,15 @@ async fn count_tokens(State(app): State<Arc<App>>, request: Request) -> Response
     held(answer.await, ApiFamily::Anthropic)
 }
 
-/// Runs `work` in a worker thread. `held` is its share of a pool.
+/// Runs `work` in a worker thread of low priority. `held` is its share of a pool.
 async fn in_worker<T: Send + 'static>(
     held: PoolShare,
     work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
     let work = move || {
+        // The engine's thread comes first: otherwise each of its waits for a processor takes as long
+        // as the time slices of all workers.
+        give_way();
         let result = work();
         drop(held);
         result
