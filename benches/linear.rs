@@ -41,7 +41,7 @@ fn main() {
         .map(String::from)
         .to_vec();
     }
-    let isa = std::env::var("ISA").map_or(Isa::detect(), |name| {
+    let isa = std::env::var("GEMMA_ISA").map_or(Isa::detect(), |name| {
         let known = Isa::all_supported().into_iter().find(|isa| isa.to_string() == name);
         known.unwrap_or_else(|| panic!("this machine has no {name}"))
     });

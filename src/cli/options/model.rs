@@ -75,7 +75,7 @@ pub struct RunArgs {
     /// slowly, for tests. This has never run on a real NPU.
     #[arg(long, value_name = "MODE", default_value = "auto", hide_short_help = true)]
     pub npu: Npu,
-    /// Instruction set of the CPU kernels: scalar, avx2, avx512-vnni, neon-dot or neon-i8mm
+    /// Instruction set of the CPU kernels: scalar, avx2, avx-vnni, avx512, neon-dot or neon-i8mm
     #[arg(long, value_name = "ISA", hide = true)]
     pub isa: Option<Isa>,
     /// Compare each kernel with its scalar twin and stop at the first difference (very slow)

@@ -166,7 +166,7 @@ pub struct Held {
 /// See [`Reports`].
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Report {
-    /// Such as `cpu: avx512-vnni, 2 threads`.
+    /// Such as `cpu: avx512, 2 threads`.
     pub device: String,
     /// Device, driver and kernels, as far as a result can depend on them.
     pub identity: String,

@@ -330,7 +330,7 @@ impl<E: Engine + ?Sized> EngineExt for E {}
 /// Report of an engine about itself. No pass depends on it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct EngineReport {
-    /// Such as `cpu: avx512-vnni, 2 threads`.
+    /// Such as `cpu: avx512, 2 threads`.
     pub device: String,
     /// Bytes of weights, KV cache, and everything else.
     pub memory: EngineMemory,

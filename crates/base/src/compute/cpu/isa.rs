@@ -10,6 +10,8 @@ pub enum Isa {
     Scalar,
     /// AVX2 with FMA, F16C and BMI2.
     Avx2,
+    /// AVX2 with AVX-VNNI.
+    AvxVnni,
     /// AVX-512 F, BW, DQ, VL and VNNI.
     Avx512Vnni,
     /// NEON with dotprod.
@@ -20,7 +22,8 @@ pub enum Isa {
 
 impl Isa {
     /// All of all machines; those of one machine are in order of speed, slowest first.
-    const ALL: [Isa; 5] = [Isa::Scalar, Isa::Avx2, Isa::Avx512Vnni, Isa::NeonDot, Isa::NeonI8mm];
+    const ALL: [Isa; 6] =
+        [Isa::Scalar, Isa::Avx2, Isa::AvxVnni, Isa::Avx512Vnni, Isa::NeonDot, Isa::NeonI8mm];
 
     /// The fastest one this machine has.
     pub fn detect() -> Isa {
@@ -43,6 +46,8 @@ impl Isa {
                     && is_x86_feature_detected!("f16c")
                     && is_x86_feature_detected!("bmi2")
             }
+            #[cfg(target_arch = "x86_64")]
+            Isa::AvxVnni => Isa::Avx2.is_supported() && is_x86_feature_detected!("avxvnni"),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512Vnni => {
                 Isa::Avx2.is_supported()
@@ -73,7 +78,7 @@ impl FromStr for Isa {
         let isa = Isa::ALL
             .into_iter()
             .find(|isa| isa.to_string() == text)
-            .ok_or("expected scalar, avx2, avx512-vnni, neon-dot or neon-i8mm")?;
+            .ok_or("expected scalar, avx2, avx-vnni, avx512, neon-dot or neon-i8mm")?;
         if isa.is_supported() { Ok(isa) } else { Err(format!("this machine has no {isa}")) }
     }
 }
@@ -83,7 +88,8 @@ impl fmt::Display for Isa {
         f.write_str(match self {
             Isa::Scalar => "scalar",
             Isa::Avx2 => "avx2",
-            Isa::Avx512Vnni => "avx512-vnni",
+            Isa::AvxVnni => "avx-vnni",
+            Isa::Avx512Vnni => "avx512",
             Isa::NeonDot => "neon-dot",
             Isa::NeonI8mm => "neon-i8mm",
         })

@@ -1,198 +1,101 @@
-//! The kernels in AVX2: a tile is four vectors of 8 outputs, and `vpmaddubsw` multiplies each by 4
-//! columns.
-//!
-//! `vpmaddubsw` adds pairs of products into i16 and would saturate. It never does here, with
-//! activations in -127..=127:
-//! - i4, stored as 0..=15: the two pairs of a step give at most 4 * 15 * 127 = 7620, those of four
-//!   steps 30480;
-//! - i2, doubled to 0..=6: the four pairs of a step give at most 8 * 6 * 127 = 6096, those of five
-//!   steps 30480;
-//! - i8: the unsigned side is |q| <= 128 and the activation takes q's sign, so a pair gives at most
-//!   2 * 128 * 127 = 32512.
+//! The kernels in AVX2, with and without `vpdpbusd` of AVX-VNNI; see [`ymm`].
 
-use super::groups::{self, OpenSpan, Openers, Opening, SpanRows};
+use super::groups::{self, OpenSpan, Openers, Opening};
 use super::panel::Panel;
+use super::scalar;
 use super::tile::{LINE, TILE};
-use super::words_x86::Ymm;
-use super::{scalar, trellis};
+use super::ymm::{LANES, QUARTERS};
 use std::arch::x86_64::*;
 
-/// Raw sums are of q for i8, q + 8 for i4, 2 c = q + 3 for i2.
-pub const OFFSETS: [i32; 3] = [0, 8, 3];
+/// Defines the kernels that differ between the instruction sets, beside those that do not.
+macro_rules! kernels {
+    ($module:ident, $dot:ty, $words:ty, $offsets:expr, #[$features:meta]) => {
+        pub mod $module {
+            use super::super::groups::{OpenSpan, SpanRows};
+            use super::super::panel::Panel;
+            use super::super::words_x86::Ymm;
+            use super::super::{trellis, ymm};
 
-/// Outputs of a vector, and vectors of a tile.
-const LANES: usize = 8;
-const QUARTERS: usize = TILE / LANES;
+            pub use super::{finish, finish_with_min, floats, gate, open};
 
-/// Columns 4 `part` to 4 `part` + 3 of a step's dwords as unsigned bytes; for i8 as signed ones.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-fn unpack<const BITS: usize>(w: __m256i, part: usize) -> __m256i {
-    match (BITS, part) {
-        (8, _) => _mm256_xor_si256(w, _mm256_set1_epi8(-128)),
-        (4, 0) => _mm256_and_si256(w, _mm256_set1_epi8(15)),
-        (4, _) => _mm256_and_si256(_mm256_srli_epi16::<4>(w), _mm256_set1_epi8(15)),
-        // Twice the code: the shifts leave it one bit higher.
-        (_, 0) => _mm256_and_si256(_mm256_slli_epi16::<1>(w), _mm256_set1_epi8(6)),
-        (_, 1) => _mm256_and_si256(_mm256_srli_epi16::<1>(w), _mm256_set1_epi8(6)),
-        (_, 2) => _mm256_and_si256(_mm256_srli_epi16::<3>(w), _mm256_set1_epi8(6)),
-        _ => _mm256_and_si256(_mm256_srli_epi16::<5>(w), _mm256_set1_epi8(6)),
-    }
-}
+            /// What raw sums of codes of 8, 4 and 2 bits are more than those of q; of 2 bits 2 c.
+            pub const OFFSETS: [i32; 3] = $offsets;
 
-/// Integer codes of `BITS` bits with `R` rows; see [`super::panel::PanelFn`].
-///
-/// # Safety
-/// The machine has the instructions; the panel and `acc` are as [`super::panel::Panel`] and
-/// [`super::panel::PanelFn`] say.
-#[target_feature(enable = "avx2,fma,f16c")]
-pub unsafe fn ints<const BITS: usize, const R: usize>(panel: &Panel, acc: *mut f32) {
-    // SAFETY: the caller's promises; together the runs of rows are the panel's.
-    unsafe {
-        match R {
-            7 => {
-                ints_of_rows::<BITS, 4, true>(panel, 0, acc);
-                ints_of_rows::<BITS, 3, false>(panel, 4, acc);
+            /// See [`ymm::ints`].
+            ///
+            /// # Safety
+            /// As there.
+            #[$features]
+            pub unsafe fn ints<const BITS: usize, const R: usize>(panel: &Panel, acc: *mut f32) {
+                // SAFETY: the caller's promises.
+                unsafe { ymm::ints::<$dot, BITS, R>(panel, acc) }
             }
-            8 => {
-                ints_of_rows::<BITS, 4, true>(panel, 0, acc);
-                ints_of_rows::<BITS, 4, false>(panel, 4, acc);
+
+            /// See [`ymm::multiply`].
+            ///
+            /// # Safety
+            /// As there.
+            #[$features]
+            pub unsafe fn multiply<const LARGEST: usize, const STEPS: usize, const R: usize>(
+                span: &OpenSpan,
+                rows: &SpanRows,
+                acc: *mut f32,
+            ) {
+                // SAFETY: the caller's promises.
+                unsafe { ymm::multiply::<$dot, LARGEST, STEPS, R>(span, rows, acc) }
             }
-            _ => ints_of_rows::<BITS, R, true>(panel, 0, acc),
-        }
-    }
-}
 
-/// `R` rows of the panel from row `row`. The first to read the panel fetches the next.
-///
-/// # Safety
-/// As for [`ints`].
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn ints_of_rows<const BITS: usize, const R: usize, const FETCH: bool>(
-    panel: &Panel,
-    row: usize,
-    acc: *mut f32,
-) {
-    let acc = acc.wrapping_add(row * TILE);
-    // 16 registers hold the sums and what they are made from: the more rows, the fewer quarters of
-    // a tile at once.
-    for quarter in (0..QUARTERS).step_by(quarters(R)) {
-        match quarters(R) {
-            // SAFETY: the caller's promises.
-            4 => unsafe { ints_in_quarters::<BITS, R, 4, FETCH>(panel, row, quarter, acc) },
-            // SAFETY: the caller's promises.
-            2 => unsafe { ints_in_quarters::<BITS, R, 2, FETCH>(panel, row, quarter, acc) },
-            // SAFETY: the caller's promises.
-            _ => unsafe { ints_in_quarters::<BITS, R, 1, FETCH>(panel, row, quarter, acc) },
-        }
-    }
-}
-
-/// Quarters of a tile that are worked on together.
-const fn quarters(rows: usize) -> usize {
-    match rows {
-        1 | 2 => 4,
-        3..=5 => 2,
-        _ => 1,
-    }
-}
-
-/// Steps whose products are added up in 16 bits before they are widened: as many as cannot
-/// overflow, see above.
-const fn together(bits: usize) -> usize {
-    match bits {
-        8 => 1,
-        4 => 4,
-        _ => 5,
-    }
-}
-
-/// `Q` quarters of the tile, from quarter `first`.
-///
-/// # Safety
-/// As for [`ints`].
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn ints_in_quarters<const BITS: usize, const R: usize, const Q: usize, const FETCH: bool>(
-    panel: &Panel,
-    row: usize,
-    first: usize,
-    acc: *mut f32,
-) {
-    let parts = 8 / BITS;
-    let ones = _mm256_set1_epi16(1);
-    let acc = acc.wrapping_add(first * LANES);
-    let mut data = panel.data;
-    let mut x = panel.x.wrapping_add(row * panel.x_stride);
-    let mut sums = [[_mm256_setzero_si256(); Q]; R];
-    for start in (0..panel.steps).step_by(together(BITS)) {
-        let mut pairs = [[_mm256_setzero_si256(); Q]; R];
-        for _ in start..panel.steps.min(start + together(BITS)) {
-            if FETCH && first == 0 {
-                panel.fetch(data as usize - panel.data as usize, 2 * LINE);
+            /// See [`ymm::multiply_packed`].
+            ///
+            /// # Safety
+            /// As there.
+            #[$features]
+            pub unsafe fn multiply_packed<const BITS: usize, const STEPS: usize, const R: usize>(
+                span: &OpenSpan,
+                rows: &SpanRows,
+                acc: *mut f32,
+            ) {
+                // SAFETY: the caller's promises.
+                unsafe { ymm::multiply_packed::<$dot, BITS, STEPS, R>(span, rows, acc) }
             }
-            let mut packed = [_mm256_setzero_si256(); Q];
-            for (q, packed) in packed.iter_mut().enumerate() {
-                // SAFETY: the panel has this step.
-                *packed = unsafe { _mm256_load_si256(data.add((first + q) * LANES * 4).cast()) };
-            }
-            // Part by part, so that an activation is spread once for all quarters and few vectors
-            // are alive.
-            for part in 0..parts {
-                let mut w = packed;
-                for w in &mut w {
-                    *w = unpack::<BITS>(*w, part);
-                }
-                for (r, pairs) in pairs.iter_mut().enumerate() {
-                    // SAFETY: every row has the columns of this step.
-                    let x = unsafe {
-                        x.add(r * panel.x_stride + 4 * part).cast::<i32>().read_unaligned()
-                    };
-                    let x = _mm256_set1_epi32(x);
-                    for (pairs, w) in pairs.iter_mut().zip(w) {
-                        *pairs = _mm256_add_epi16(*pairs, products::<BITS>(w, x));
+
+            /// Trellis codes with `R` rows; see [`trellis::tiles`].
+            ///
+            /// # Safety
+            /// As there.
+            #[$features]
+            pub unsafe fn tiles<const CODE: usize, const R: usize>(panel: &Panel, acc: *mut f32) {
+                // SAFETY: the caller's promises.
+                unsafe {
+                    // Measured; sums of 8 outputs times rows fill the registers.
+                    match R {
+                        1 => trellis::tiles::<$words, CODE, R, 4, 1, 0>(panel, acc),
+                        2..=4 => trellis::tiles::<$words, CODE, R, 2, 1, 1>(panel, acc),
+                        _ => trellis::tiles::<$words, CODE, R, 1, 1, 1>(panel, acc),
                     }
                 }
             }
-            data = data.wrapping_add(2 * LINE);
-            x = x.wrapping_add(4 * parts);
         }
-        for (sums, pairs) in sums.iter_mut().zip(&pairs) {
-            for (sum, pairs) in sums.iter_mut().zip(pairs) {
-                *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(*pairs, ones));
-            }
-        }
-    }
-    for (r, sums) in sums.iter().enumerate() {
-        for (q, sum) in sums.iter().enumerate() {
-            let place = acc.wrapping_add(r * TILE + q * LANES).cast::<__m256i>();
-            // SAFETY: `acc` has R rows.
-            unsafe {
-                _mm256_storeu_si256(place, _mm256_add_epi32(_mm256_loadu_si256(place), *sum));
-            }
-        }
-    }
+    };
 }
 
-/// Sums of pairs of products of bytes. Weights of 8 bits have a sign, others not.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-fn products<const BITS: usize>(w: __m256i, x: __m256i) -> __m256i {
-    match BITS {
-        8 => _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w)),
-        _ => _mm256_maddubs_epi16(w, x),
-    }
-}
+kernels!(pairs, ymm::Pairs, Ymm<false>, [0, 8, 3], #[target_feature(enable = "avx2,fma,f16c")]);
+kernels!(vnni, ymm::Vnni, Ymm<true>, [128, 8, 3], #[target_feature(enable = "avx2,fma,f16c,avxvnni")]);
 
 /// See [`groups::OpenFn`].
 ///
 /// # Safety
 /// The machine has the instructions.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub unsafe fn open(opening: &Opening, packed: &[u8], cols: usize, span: &mut OpenSpan) {
+pub unsafe fn open(
+    opening: &Opening,
+    packed: &[u8],
+    cols: usize,
+    codes: bool,
+    span: &mut OpenSpan,
+) {
     // SAFETY: the caller's promise.
-    unsafe { groups::open::<Eight>(opening, packed, cols, span) }
+    unsafe { groups::open::<Eight>(opening, packed, cols, codes, span) }
 }
 
 /// Vectors of 32 bytes.
@@ -227,133 +130,6 @@ impl Openers for Eight {
     }
 }
 
-/// A span with `R` rows; see [`groups::GroupsFn`]. `LARGEST` is the largest byte of the span.
-///
-/// # Safety
-/// The machine has the instructions; the rows are as [`groups::SpanRows`] says; `acc` has `R` rows.
-#[target_feature(enable = "avx2,fma,f16c")]
-pub unsafe fn multiply<const LARGEST: usize, const R: usize>(
-    span: &OpenSpan,
-    rows: &SpanRows,
-    acc: *mut f32,
-) {
-    (0..rows.groups).for_each(|group| rows.fetch(group));
-    // SAFETY: the caller's promises; together the runs of rows are all.
-    unsafe {
-        match R {
-            7 => {
-                multiply_rows::<LARGEST, 4>(span, rows, 0, acc);
-                multiply_rows::<LARGEST, 3>(span, rows, 4, acc);
-            }
-            8 => {
-                multiply_rows::<LARGEST, 4>(span, rows, 0, acc);
-                multiply_rows::<LARGEST, 4>(span, rows, 4, acc);
-            }
-            _ => multiply_rows::<LARGEST, R>(span, rows, 0, acc),
-        }
-    }
-}
-
-/// `R` rows from row `row`.
-///
-/// # Safety
-/// As for [`multiply`].
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn multiply_rows<const LARGEST: usize, const R: usize>(
-    span: &OpenSpan,
-    rows: &SpanRows,
-    row: usize,
-    acc: *mut f32,
-) {
-    let acc = acc.wrapping_add(row * TILE);
-    for quarter in (0..QUARTERS).step_by(quarters(R)) {
-        match quarters(R) {
-            // SAFETY: the caller's promises.
-            4 => unsafe { multiply_quarters::<LARGEST, R, 4>(span, rows, row, quarter, acc) },
-            // SAFETY: the caller's promises.
-            2 => unsafe { multiply_quarters::<LARGEST, R, 2>(span, rows, row, quarter, acc) },
-            // SAFETY: the caller's promises.
-            _ => unsafe { multiply_quarters::<LARGEST, R, 1>(span, rows, row, quarter, acc) },
-        }
-    }
-}
-
-/// `Q` quarters of the tile, from quarter `first`.
-///
-/// # Safety
-/// As for [`multiply`].
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn multiply_quarters<const LARGEST: usize, const R: usize, const Q: usize>(
-    span: &OpenSpan,
-    rows: &SpanRows,
-    row: usize,
-    first: usize,
-    acc: *mut f32,
-) {
-    let signed = LARGEST > 127;
-    // Steps whose products are added up in 16 bits: as many as cannot overflow.
-    let together = if signed { 1 } else { i16::MAX as usize / (2 * LARGEST * 127) };
-    let (ones, flip) = (_mm256_set1_epi16(1), _mm256_set1_epi8(-128));
-    let offset = if signed { rows.offset - 128 } else { rows.offset };
-    for group in 0..rows.groups {
-        let mut sums = [[_mm256_setzero_si256(); Q]; R];
-        for start in (0..rows.steps).step_by(together) {
-            let mut pairs = [[_mm256_setzero_si256(); Q]; R];
-            for step in start..rows.steps.min(start + together) {
-                let step = group * rows.steps + step;
-                let mut w = [_mm256_setzero_si256(); Q];
-                for (q, w) in w.iter_mut().enumerate() {
-                    let data = rows.bytes.wrapping_add(step).cast::<i32>();
-                    // SAFETY: the span has this step.
-                    *w = unsafe { _mm256_load_si256(data.add((first + q) * LANES).cast()) };
-                    if signed {
-                        *w = _mm256_xor_si256(*w, flip);
-                    }
-                }
-                for (r, pairs) in pairs.iter_mut().enumerate() {
-                    let x = rows.x.wrapping_add((row + r) * rows.x_stride + 4 * step);
-                    // SAFETY: every row has the columns of this step.
-                    let x = _mm256_set1_epi32(unsafe { x.cast::<i32>().read_unaligned() });
-                    for (pairs, w) in pairs.iter_mut().zip(w) {
-                        let products =
-                            if signed { products::<8>(w, x) } else { products::<4>(w, x) };
-                        *pairs = _mm256_add_epi16(*pairs, products);
-                    }
-                }
-            }
-            for (sums, pairs) in sums.iter_mut().zip(&pairs) {
-                for (sum, pairs) in sums.iter_mut().zip(pairs) {
-                    *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(*pairs, ones));
-                }
-            }
-        }
-        for (r, sums) in sums.iter().enumerate() {
-            let at = (row + r) * rows.s_stride + group;
-            // SAFETY: every row has a scale and a sum for this group.
-            let (sx, all) = unsafe { (*rows.sx.add(at), *rows.sums.add(at)) };
-            let extra = _mm256_set1_epi32(offset * all);
-            for (q, sum) in sums.iter().enumerate() {
-                let lane = (first + q) * LANES;
-                // SAFETY: `acc` has R rows of a tile's outputs, and so have a group's lines.
-                unsafe {
-                    let place = acc.add(r * TILE + lane);
-                    let exact = _mm256_cvtepi32_ps(_mm256_sub_epi32(*sum, extra));
-                    let product = _mm256_mul_ps(exact, _mm256_set1_ps(sx));
-                    let scale = _mm256_load_ps(span.scales[group].as_ptr().add(lane));
-                    let mut y = _mm256_fmadd_ps(product, scale, _mm256_loadu_ps(place));
-                    if rows.has_min {
-                        let min = _mm256_load_ps(span.mins[group].as_ptr().add(lane));
-                        y = _mm256_fmadd_ps(_mm256_set1_ps(all as f32 * sx), min, y);
-                    }
-                    _mm256_storeu_ps(place, y);
-                }
-            }
-        }
-    }
-}
-
 /// Eight scales, times the code's unit.
 ///
 /// # Safety
@@ -366,28 +142,19 @@ unsafe fn scales_of_eight(scales: *const u8, unit: f32) -> __m256 {
     _mm256_mul_ps(_mm256_cvtph_ps(halves), _mm256_set1_ps(unit))
 }
 
-/// Trellis codes with `R` rows; see [`trellis::tiles`].
-///
-/// # Safety
-/// As for [`ints`].
-#[target_feature(enable = "avx2,fma,f16c")]
-pub unsafe fn tiles<const CODE: usize, const R: usize>(panel: &Panel, acc: *mut f32) {
-    // SAFETY: the caller's promises.
-    unsafe {
-        // Measured; sums of 8 outputs times rows fill the registers as in `quarters`.
-        match R {
-            1 => trellis::tiles::<Ymm, CODE, R, 4, 1, 0>(panel, acc),
-            2 => trellis::tiles::<Ymm, CODE, R, 2, 1, 1>(panel, acc),
-            3 | 4 => trellis::tiles::<Ymm, CODE, R, 2, 1, 1>(panel, acc),
-            _ => trellis::tiles::<Ymm, CODE, R, 1, 1, 1>(panel, acc),
-        }
+/// Quarters of a tile that are worked on together.
+const fn quarters(rows: usize) -> usize {
+    match rows {
+        1 | 2 => 4,
+        3..=5 => 2,
+        _ => 1,
     }
 }
 
 /// Float codes of `BITS` bits with `R` rows.
 ///
 /// # Safety
-/// As for [`ints`].
+/// As for [`ymm::ints`].
 #[target_feature(enable = "avx2,fma,f16c")]
 pub unsafe fn floats<const BITS: usize, const R: usize>(panel: &Panel, acc: *mut f32) {
     for quarter in (0..QUARTERS).step_by(quarters(R)) {
@@ -405,7 +172,7 @@ pub unsafe fn floats<const BITS: usize, const R: usize>(panel: &Panel, acc: *mut
 /// `Q` quarters of the tile, from quarter `first`.
 ///
 /// # Safety
-/// As for [`ints`].
+/// As for [`ymm::ints`].
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn floats_in_quarters<const BITS: usize, const R: usize, const Q: usize>(

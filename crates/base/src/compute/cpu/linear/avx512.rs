@@ -127,9 +127,15 @@ unsafe fn ints_in_sets<const BITS: usize, const R: usize, const SETS: usize>(
 /// # Safety
 /// The machine has the instructions.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,fma,f16c")]
-pub unsafe fn open(opening: &Opening, packed: &[u8], cols: usize, span: &mut OpenSpan) {
+pub unsafe fn open(
+    opening: &Opening,
+    packed: &[u8],
+    cols: usize,
+    codes: bool,
+    span: &mut OpenSpan,
+) {
     // SAFETY: the caller's promise.
-    unsafe { groups::open::<Wide>(opening, packed, cols, span) }
+    unsafe { groups::open::<Wide>(opening, packed, cols, codes, span) }
 }
 
 /// Vectors of 64 bytes.

@@ -112,6 +112,11 @@ impl Opening {
         self.bits == 8
     }
 
+    /// Bits of packed codes whose fields are the bytes that kernels take.
+    pub fn plain_bits(&self) -> Option<u32> {
+        (self.map == Map::Same && self.grid.is_none()).then_some(self.bits)
+    }
+
     /// Bytes of a span of `cols` columns.
     pub fn bytes(&self, cols: usize) -> usize {
         self.side_bytes(cols) + self.row_bytes(cols) * TILE
@@ -190,8 +195,9 @@ pub fn planes(bits: u32) -> impl Iterator<Item = u32> {
     [low, high].into_iter().filter(|bits| *bits > 0)
 }
 
-/// Opens a packed span of this many columns.
-pub type OpenFn = unsafe fn(opening: &Opening, packed: &[u8], cols: usize, span: &mut OpenSpan);
+/// Opens a packed span of this many columns: its side, and if asked its codes.
+pub type OpenFn =
+    unsafe fn(opening: &Opening, packed: &[u8], cols: usize, codes: bool, span: &mut OpenSpan);
 
 /// Adds the products of a span with `R` rows to `acc[R][TILE]`.
 pub type GroupsFn = unsafe fn(span: &OpenSpan, rows: &SpanRows, acc: *mut f32);
@@ -245,7 +251,13 @@ pub trait Openers {
 /// # Safety
 /// The machine has the instructions of `O`.
 #[inline(always)]
-pub unsafe fn open<O: Openers>(opening: &Opening, packed: &[u8], cols: usize, span: &mut OpenSpan) {
+pub unsafe fn open<O: Openers>(
+    opening: &Opening,
+    packed: &[u8],
+    cols: usize,
+    wants_codes: bool,
+    span: &mut OpenSpan,
+) {
     let (side, codes) = packed.split_at(opening.side_bytes(cols));
     // SAFETY: the caller's promise.
     unsafe {
@@ -261,6 +273,9 @@ pub unsafe fn open<O: Openers>(opening: &Opening, packed: &[u8], cols: usize, sp
         by_kind!(
             Scale ScaleMin SixBitMin FourBitMin EightBit SixBit SixBitSplit FourBit FourBitWide
         );
+        if !wants_codes {
+            return;
+        }
         match opening.bits {
             2 => open_codes::<2>(codes, cols, span),
             3 => open_codes::<3>(codes, cols, span),

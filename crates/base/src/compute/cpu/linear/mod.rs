@@ -30,6 +30,8 @@ mod words;
 mod words_neon;
 #[cfg(target_arch = "x86_64")]
 mod words_x86;
+#[cfg(target_arch = "x86_64")]
+mod ymm;
 
 pub use pack::PackedMatrix;
 pub use tile::TILE;
@@ -47,6 +49,8 @@ use tile::LINE;
 
 /// SpanRows that one kernel call multiplies.
 const BLOCK: usize = 8;
+/// Most rows for which codes may be unpacked in registers instead of opening a span.
+const FEW: usize = 4;
 /// SpanRows whose sums are kept while a tile is read.
 const STRIP: usize = 128;
 /// Bytes of weights that stay in the L1 cache while all rows of a strip use them.
@@ -62,8 +66,14 @@ struct Kernels {
 enum Way {
     /// Step by step. Raw sums of integers are of q + offset.
     Steps { panel: [PanelFn; BLOCK], offset: i32, finish: FinishFn },
-    /// OpenSpan by span, see [`groups`].
-    Spans { opening: Opening, open: OpenFn, multiply: [GroupsFn; BLOCK] },
+    /// Span by span, see [`groups`].
+    Spans {
+        opening: Opening,
+        open: OpenFn,
+        multiply: [GroupsFn; BLOCK],
+        /// Kernels of few rows that take packed codes, where they are faster.
+        packed: [Option<GroupsFn>; FEW],
+    },
 }
 
 /// `[f::<.., 1>, .., f::<.., 8>]`
@@ -86,8 +96,8 @@ macro_rules! kernels_of {
                 (CpuLayout::Bf16, _) => (by_rows!(floats, 16), 0),
                 (CpuLayout::Int(_), Group::Cols(_)) | (CpuLayout::Grid, _) => {
                     let opening = Opening::of($format);
-                    let multiply = $multiply(opening.largest);
-                    return Kernels { way: Way::Spans { opening, open, multiply }, gate };
+                    let (multiply, packed) = $multiply(&opening);
+                    return Kernels { way: Way::Spans { opening, open, multiply, packed }, gate };
                 }
                 (CpuLayout::Int(8), Group::Row) => (by_rows!(ints, 8), OFFSETS[0]),
                 (CpuLayout::Int(4), Group::Row) => (by_rows!(ints, 4), OFFSETS[1]),
@@ -104,45 +114,88 @@ macro_rules! kernels_of {
     }};
 }
 
+/// Kernels of spans in vectors of 32 bytes, by the largest byte, the steps of a group, and the bits
+/// of packed codes.
+#[cfg(target_arch = "x86_64")]
+macro_rules! kernels_of_bytes {
+    ($multiply:ident, $packed:ident) => {
+        |opening: &Opening| {
+            let multiply: [GroupsFn; BLOCK] = match (opening.largest, opening.width) {
+                (..=15, 16) => by_rows!($multiply, 15, 4),
+                (..=15, 32) => by_rows!($multiply, 15, 8),
+                (..=15, _) => by_rows!($multiply, 15, 0),
+                (16..=31, _) => by_rows!($multiply, 31, 8),
+                (32..=63, 16) => by_rows!($multiply, 63, 4),
+                (32..=63, _) => by_rows!($multiply, 63, 8),
+                (_, 16) => by_rows!($multiply, 255, 4),
+                (_, 32) => by_rows!($multiply, 255, 8),
+                (_, _) => by_rows!($multiply, 255, 0),
+            };
+            // Beyond two rows wide sums take the registers of those codes that need them.
+            macro_rules! packed {
+                ($bits:literal, $steps:literal) => {{
+                    let one: GroupsFn = $packed::<$bits, $steps, 1>;
+                    let two: GroupsFn = $packed::<$bits, $steps, 2>;
+                    let (three, four): (Option<GroupsFn>, Option<GroupsFn>) = match $bits {
+                        ..=4 => {
+                            (Some($packed::<$bits, $steps, 3>), Some($packed::<$bits, $steps, 4>))
+                        }
+                        _ => (None, None),
+                    };
+                    [Some(one), Some(two), three, four]
+                }};
+            }
+            let packed = match (opening.plain_bits(), opening.width) {
+                (Some(2), 16) => packed!(2, 4),
+                (Some(3), 16) => packed!(3, 4),
+                (Some(4), 32) => packed!(4, 8),
+                (Some(4), _) => packed!(4, 0),
+                (Some(5), 32) => packed!(5, 8),
+                (Some(6), 16) => packed!(6, 4),
+                _ => [None; FEW],
+            };
+            (multiply, packed)
+        }
+    };
+}
+
 fn kernels(isa: Isa, format: Format) -> Kernels {
     assert!(isa.is_supported(), "this machine has no {isa}");
     match isa {
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512Vnni => {
             use avx512::multiply;
-            kernels_of!(avx512, format, |_| by_rows!(multiply))
+            kernels_of!(avx512, format, |_| (by_rows!(multiply), [None; FEW]))
         }
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => {
-            use avx2::multiply;
-            kernels_of!(avx2, format, |largest| -> [GroupsFn; BLOCK] {
-                match largest {
-                    ..=15 => by_rows!(multiply, 15),
-                    16..=31 => by_rows!(multiply, 31),
-                    32..=63 => by_rows!(multiply, 63),
-                    _ => by_rows!(multiply, 255),
-                }
-            })
+            use avx2::pairs::{self, multiply, multiply_packed};
+            kernels_of!(pairs, format, kernels_of_bytes!(multiply, multiply_packed))
+        }
+        #[cfg(target_arch = "x86_64")]
+        Isa::AvxVnni => {
+            use avx2::vnni::{self, multiply, multiply_packed};
+            kernels_of!(vnni, format, kernels_of_bytes!(multiply, multiply_packed))
         }
         #[cfg(target_arch = "aarch64")]
         Isa::NeonI8mm => {
             use neon::two_rows::{self, multiply};
-            kernels_of!(two_rows, format, |largest| match largest {
-                ..128 => by_rows!(multiply, 7),
-                _ => by_rows!(multiply, 8),
+            kernels_of!(two_rows, format, |opening: &Opening| match opening.largest {
+                ..128 => (by_rows!(multiply, 7), [None; FEW]),
+                _ => (by_rows!(multiply, 8), [None; FEW]),
             })
         }
         #[cfg(target_arch = "aarch64")]
         Isa::NeonDot => {
             use neon::one_row::{self, multiply};
-            kernels_of!(one_row, format, |largest| match largest {
-                ..128 => by_rows!(multiply, 7),
-                _ => by_rows!(multiply, 8),
+            kernels_of!(one_row, format, |opening: &Opening| match opening.largest {
+                ..128 => (by_rows!(multiply, 7), [None; FEW]),
+                _ => (by_rows!(multiply, 8), [None; FEW]),
             })
         }
         _ => {
             use scalar::multiply;
-            kernels_of!(scalar, format, |_| by_rows!(multiply))
+            kernels_of!(scalar, format, |_| (by_rows!(multiply), [None; FEW]))
         }
     }
 }
@@ -287,23 +340,25 @@ impl Sums {
         let acc = self.0.as_mut_ptr().cast::<[f32; TILE]>();
         self.0[..n].iter_mut().for_each(|sums| _ = sums.write([0.0; TILE]));
         match &kernels.way {
-            Way::Spans { opening, open, multiply } => {
+            Way::Spans { opening, open, multiply, packed: few } => {
+                let few = few.get(n - 1).copied().flatten().map(|few| [few; BLOCK]);
                 let span = self.1.get_or_insert_with(OpenSpan::new);
                 for (i, packed) in bytes.chunks(opening.bytes(SPAN)).enumerate() {
                     let cols = i * SPAN..shape.cols.min((i + 1) * SPAN);
                     let end = packed.as_ptr_range().end;
                     let last = end == bytes.as_ptr_range().end;
                     // SAFETY: the kernel's instructions exist.
-                    unsafe { open(opening, packed, cols.len(), span) };
+                    unsafe { open(opening, packed, cols.len(), few.is_none(), span) };
                     let ahead = (if last { next } else { end }, packed.len());
                     // SAFETY: `acc` has a row for each of `rows`.
                     unsafe {
-                        let bytes = match opening.is_open() {
+                        let bytes = match opening.is_open() || few.is_some() {
                             true => packed[opening.side_bytes(cols.len())..].as_ptr().cast(),
                             false => span.bytes.as_ptr(),
                         };
                         let opened = (&*span, bytes);
-                        multiply_span(multiply, opening, opened, act, cols, &rows, ahead, acc)
+                        let kernels = few.as_ref().unwrap_or(multiply);
+                        multiply_span(kernels, opening, opened, act, cols, &rows, ahead, acc)
                     };
                 }
             }

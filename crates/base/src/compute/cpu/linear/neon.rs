@@ -329,9 +329,15 @@ unsafe fn multiply_in_vectors<
 ///
 /// # Safety
 /// Safe for all arguments. The type is shared with kernels that need an instruction set.
-pub unsafe fn open(opening: &Opening, packed: &[u8], cols: usize, span: &mut OpenSpan) {
+pub unsafe fn open(
+    opening: &Opening,
+    packed: &[u8],
+    cols: usize,
+    codes: bool,
+    span: &mut OpenSpan,
+) {
     // SAFETY: these need NEON alone.
-    unsafe { groups::open::<Four>(opening, packed, cols, span) }
+    unsafe { groups::open::<Four>(opening, packed, cols, codes, span) }
 }
 
 /// Vectors of 16 bytes.

@@ -36,7 +36,7 @@ const MAX_COLS: usize = 1 << 17;
 pub struct PackedMatrix {
     format: Format,
     rows: usize,
-    cols: usize,
+    shape: Shape,
     lines: Lines,
 }
 
@@ -60,12 +60,14 @@ impl PackedMatrix {
                 _ if format.code.is_trellis() => pack_trellis(&matrix, shape, bytes),
                 #[cfg(target_arch = "x86_64")]
                 // SAFETY: the machine has the instructions, as asserted above.
-                Isa::Avx2 | Isa::Avx512Vnni => unsafe { pack_tile_avx2(&matrix, shape, bytes) },
+                Isa::Avx2 | Isa::AvxVnni | Isa::Avx512Vnni => unsafe {
+                    pack_tile_avx2(&matrix, shape, bytes)
+                },
                 _ => pack_tile(&matrix, shape, bytes),
             }
             Ok(())
         })?;
-        Ok(PackedMatrix { format, rows, cols, lines })
+        Ok(PackedMatrix { format, rows, shape, lines })
     }
 
     /// Bytes that such a matrix takes once it is packed.
@@ -80,7 +82,7 @@ impl PackedMatrix {
 
     /// Inputs.
     pub fn cols(&self) -> usize {
-        self.cols
+        self.shape.cols
     }
 
     pub fn format(&self) -> Format {
@@ -98,18 +100,18 @@ impl PackedMatrix {
     }
 
     pub(super) fn shape(&self) -> Shape {
-        Shape::new(self.format, self.cols)
+        self.shape
     }
 
     pub(super) fn tile(&self, tile: usize) -> &[u8] {
-        let n = self.shape().tile_bytes();
+        let n = self.shape.tile_bytes();
         &self.lines.bytes()[tile * n..][..n]
     }
 
     /// One row as the floats the model means, bit-equal to [`Matrix::dequantize_row`]. `out.len()
     /// == cols`.
     pub fn dequantize_row(&self, row: usize, out: &mut [f32]) {
-        assert!(row < self.rows && out.len() == self.cols);
+        assert!(row < self.rows && out.len() == self.cols());
         let (shape, tile, lane) = (self.shape(), self.tile(row / TILE), row % TILE);
         // Byte offset of the row's dword in a step.
         let dword = lane * 4;

@@ -43,9 +43,15 @@ pub unsafe fn ints<const BITS: usize, const R: usize>(panel: &Panel, acc: *mut f
 ///
 /// # Safety
 /// Safe for all arguments. The type is shared with kernels that need an instruction set.
-pub unsafe fn open(opening: &Opening, packed: &[u8], cols: usize, span: &mut OpenSpan) {
+pub unsafe fn open(
+    opening: &Opening,
+    packed: &[u8],
+    cols: usize,
+    codes: bool,
+    span: &mut OpenSpan,
+) {
     // SAFETY: these need no instructions.
-    unsafe { groups::open::<Plain>(opening, packed, cols, span) }
+    unsafe { groups::open::<Plain>(opening, packed, cols, codes, span) }
 }
 
 /// Any processor.

@@ -1,4 +1,4 @@
-//! [`Words`] in AVX-512 VNNI and AVX2.
+//! [`Words`] in AVX-512 VNNI, AVX2 and AVX-VNNI.
 
 use super::words::Words;
 use crate::compute::cpu::simd::intrinsics;
@@ -148,6 +148,9 @@ impl Words for Ymm {
     fn dot(self, bytes: Self, x: Self) -> Self {
         // Two products give at most 2 * 63 * 127 = 16002 and do not saturate.
         intrinsics! {
+            if VNNI {
+                return Ymm(_mm256_dpbusd_avx_epi32(self.0, bytes.0, x.0));
+            }
             let pairs = _mm256_maddubs_epi16(bytes.0, x.0);
             Ymm(_mm256_add_epi32(self.0, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))))
         }
@@ -155,6 +158,11 @@ impl Words for Ymm {
     #[inline(always)]
     fn byte_sums(words: [Self; 4]) -> Self {
         let ones = intrinsics!(_mm256_set1_epi8(1));
+        if VNNI {
+            let sum = |word: Self| Self::zero().dot(word, Ymm(ones));
+            let [a, b, c, d] = words.map(sum);
+            return a.or(b.left(8)).or(c.left(16).or(d.left(24)));
+        }
         // Pairs of bytes of two words side by side, then both halves of a lane.
         let halves = |a: Self, b: Self| {
             intrinsics! {
