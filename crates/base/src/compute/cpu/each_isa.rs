@@ -23,7 +23,9 @@ macro_rules! for_each_isa {
                 $crate::compute::cpu::Isa::Avx512Vnni => unsafe { avx512($($arg),*) },
                 // SAFETY: as above.
                 #[cfg(target_arch = "x86_64")]
-                $crate::compute::cpu::Isa::Avx2 | $crate::compute::cpu::Isa::AvxVnni => unsafe { avx2($($arg),*) },
+                $crate::compute::cpu::Isa::Avx2 | $crate::compute::cpu::Isa::AvxVnni => unsafe {
+                    avx2($($arg),*)
+                },
                 #[cfg(target_arch = "aarch64")]
                 $crate::compute::cpu::Isa::NeonDot | $crate::compute::cpu::Isa::NeonI8mm => {
                     $body::<$crate::compute::cpu::neon::Neon>($($arg),*)

@@ -4,47 +4,93 @@
 use crate::os;
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// Bytes aligned to lines, on huge pages where the system offers them.
 pub struct Lines {
     start: NonNull<u8>,
     len: usize,
+    /// Keeps the memory.
+    _block: Option<Arc<Block>>,
 }
 
-// SAFETY: plain bytes, owned.
+// SAFETY: plain bytes, of which no other `Lines` has any.
 unsafe impl Send for Lines {}
 // SAFETY: shared access only reads.
 unsafe impl Sync for Lines {}
 
 /// Bytes of a cache line and of the widest vector.
 const ALIGN: usize = 64;
-/// Size and alignment of a huge page; smaller buffers are only aligned to lines.
+/// Size and alignment of a huge page.
 const HUGE_PAGE: usize = 2 << 20;
+/// Size of a block that small matrices share. The matrices of a small model are smaller than a huge
+/// page, and one by one they would lie on small pages.
+const SHARED: usize = 4 * HUGE_PAGE;
 
-impl Lines {
-    fn layout(len: usize) -> Layout {
-        let align = if len >= HUGE_PAGE { HUGE_PAGE } else { ALIGN };
-        Layout::from_size_align(len, align)
-            .expect("a matrix in memory has no more than isize::MAX bytes")
-    }
+/// Memory from the allocator, freed on drop.
+struct Block {
+    start: NonNull<u8>,
+    layout: Layout,
+}
 
-    /// `len` zero bytes, every page of them touched.
-    pub fn zeroed(len: usize) -> Lines {
-        if len == 0 {
-            return Lines { start: NonNull::dangling(), len };
-        }
-        let layout = Self::layout(len);
+// SAFETY: the pointer is only used to free the memory.
+unsafe impl Send for Block {}
+// SAFETY: as above.
+unsafe impl Sync for Block {}
+
+impl Block {
+    /// Allocates `len` bytes, more than none.
+    fn new(len: usize) -> Arc<Block> {
+        let layout = Layout::from_size_align(len, HUGE_PAGE)
+            .expect("a matrix in memory has no more than isize::MAX bytes");
         // SAFETY: the layout is not empty.
         let Some(start) = NonNull::new(unsafe { alloc(layout) }) else {
             handle_alloc_error(layout)
         };
-        if len >= HUGE_PAGE {
-            // SAFETY: the range was just allocated, and starts on a page.
-            unsafe { os::memory::prefer_huge_pages(start, len) };
+        // SAFETY: the range was just allocated, and starts on a page.
+        unsafe { os::memory::prefer_huge_pages(start, len) };
+        Arc::new(Block { start, layout })
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        // SAFETY: allocated with this layout.
+        unsafe { dealloc(self.start.as_ptr(), self.layout) };
+    }
+}
+
+/// The block that small matrices are taken from, and its bytes in use. It lives as long as they do.
+static CURRENT: Mutex<(Weak<Block>, usize)> = Mutex::new((Weak::new(), 0));
+
+impl Lines {
+    /// `len` zero bytes, every page of them touched.
+    pub fn zeroed(len: usize) -> Lines {
+        if len == 0 {
+            return Lines { start: NonNull::dangling(), len, _block: None };
         }
-        // SAFETY: `len` bytes were allocated.
-        unsafe { start.write_bytes(0, len) };
-        Lines { start, len }
+        let (block, offset) = Self::place(len);
+        // SAFETY: the block has `len` bytes from the offset on, which nobody else uses.
+        let start = unsafe {
+            let start = block.start.add(offset);
+            start.write_bytes(0, len);
+            start
+        };
+        Lines { start, len, _block: Some(block) }
+    }
+
+    /// Returns a block with room for `len` bytes, and the place of the room.
+    fn place(len: usize) -> (Arc<Block>, usize) {
+        if len > SHARED / 2 {
+            return (Block::new(len), 0);
+        }
+        let mut current = CURRENT.lock().unwrap_or_else(PoisonError::into_inner);
+        let (block, used) = match current.0.upgrade() {
+            Some(block) if current.1 + len <= SHARED => (block, current.1),
+            _ => (Block::new(SHARED), 0),
+        };
+        *current = (Arc::downgrade(&block), used + len.next_multiple_of(ALIGN));
+        (block, used)
     }
 
     pub fn bytes(&self) -> &[u8] {
@@ -58,11 +104,23 @@ impl Lines {
     }
 }
 
-impl Drop for Lines {
-    fn drop(&mut self) {
-        if self.len > 0 {
-            // SAFETY: allocated with the same layout.
-            unsafe { dealloc(self.start.as_ptr(), Self::layout(self.len)) };
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn small_and_large_pieces_are_apart_aligned_and_zero() {
+        let sizes = [0, 1, 64, 1 << 20, 3 << 20, 3 << 20, 9 << 20, 5];
+        let mut all = sizes.map(Lines::zeroed);
+        for (i, lines) in all.iter_mut().enumerate() {
+            let address = lines.bytes().as_ptr() as usize;
+            assert!(address.is_multiple_of(ALIGN) || lines.bytes().is_empty());
+            assert!(lines.bytes().iter().all(|byte| *byte == 0));
+            lines.bytes_mut().fill(i as u8 + 1);
+        }
+        for (i, (lines, len)) in all.iter().zip(sizes).enumerate() {
+            assert_eq!(lines.bytes().len(), len);
+            assert!(lines.bytes().iter().all(|byte| *byte == i as u8 + 1));
         }
     }
 }

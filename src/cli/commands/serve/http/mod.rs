@@ -361,8 +361,8 @@ async fn in_worker<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
     let work = move || {
-        // The engine's thread comes first: otherwise each of its waits for a processor takes as long
-        // as the time slices of all workers.
+        // Otherwise each wait of the engine's thread for a processor takes as long as the time
+        // slices of all workers.
         give_way();
         let result = work();
         drop(held);

@@ -18,7 +18,7 @@ macro_rules! kernels {
 
             pub use super::{finish, finish_with_min, floats, gate, open};
 
-            /// What raw sums of codes of 8, 4 and 2 bits are more than those of q; of 2 bits 2 c.
+            /// Offsets of the raw sums of codes of 8, 4 and 2 bits from the sums of q, or of 2 c.
             pub const OFFSETS: [i32; 3] = $offsets;
 
             /// See [`ymm::ints`].
@@ -80,7 +80,13 @@ macro_rules! kernels {
 }
 
 kernels!(pairs, ymm::Pairs, Ymm<false>, [0, 8, 3], #[target_feature(enable = "avx2,fma,f16c")]);
-kernels!(vnni, ymm::Vnni, Ymm<true>, [128, 8, 3], #[target_feature(enable = "avx2,fma,f16c,avxvnni")]);
+kernels!(
+    vnni,
+    ymm::Vnni,
+    Ymm<true>,
+    [128, 8, 3],
+    #[target_feature(enable = "avx2,fma,f16c,avxvnni")]
+);
 
 /// See [`groups::OpenFn`].
 ///

@@ -8,9 +8,9 @@ use std::arch::x86_64::*;
 #[derive(Clone, Copy)]
 pub struct Zmm(__m512i);
 
-/// Half a line.
+/// Half a line, with `vpdpbusd` where `VNNI`.
 #[derive(Clone, Copy)]
-pub struct Ymm(__m256i);
+pub struct Ymm<const VNNI: bool>(__m256i);
 
 impl Words for Zmm {
     const LANES: usize = 16;
@@ -85,7 +85,7 @@ impl Words for Zmm {
     }
 }
 
-impl Words for Ymm {
+impl<const VNNI: bool> Words for Ymm<VNNI> {
     const LANES: usize = 8;
     #[inline(always)]
     fn zero() -> Self {

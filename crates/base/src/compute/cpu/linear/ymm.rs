@@ -101,8 +101,9 @@ unsafe fn spread(x: *const u8) -> __m256i {
 trait Steps {
     /// Whether a loop takes the steps: once unrolled, sums of many rows leave the registers.
     const ROLLED: bool;
-    /// Adds the products of a number of steps from the first of `steps` with the rows of `x` to sums of 32 bits, for `Q`
-    /// quarters from `first`. They are at most [`CHUNK`], and cross no chunk.
+    /// Adds the products of a run of steps with the rows of `x` to sums of 32 bits, for `Q` quarters
+    /// from `first`. `steps` holds the first step and their number. A run is at most [`CHUNK`] long
+    /// and crosses no chunk.
     ///
     /// # Safety
     /// The machine has the instructions of `D`. There are these steps, and rows of as many
@@ -195,7 +196,7 @@ impl Steps for Opened {
     }
 }
 
-/// Packed codes of `BITS` bits. Those of 2 bits are doubled where `TWICE`, since they lie between
+/// Packed codes of `BITS` bits. With `TWICE` codes of 2 bits are doubled, since they lie between
 /// whole numbers.
 struct Planes<const BITS: usize, const TWICE: bool> {
     low: *const u8,
@@ -274,6 +275,7 @@ impl<const BITS: usize, const TWICE: bool> Steps for Planes<BITS, TWICE> {
         let run = D::steps(LARGEST).min(CHUNK);
         // Half a period where a group has four steps.
         let start = from % Self::PERIOD;
+        let end = if Self::PERIOD < CHUNK { Self::PERIOD } else { start + n };
         let lane = first * 32;
         // SAFETY: the caller's promises.
         unsafe {
@@ -281,7 +283,7 @@ impl<const BITS: usize, const TWICE: bool> Steps for Planes<BITS, TWICE> {
             let mut base = from - start;
             while base < from + n {
                 unrolled!(K in [0 1 2 3 4 5 6 7] {
-                    if K < Self::PERIOD && K >= start && (Self::PERIOD < 8 || K < start + n) {
+                    if (start..end).contains(&K) {
                         let mut w = [_mm256_setzero_si256(); Q];
                         for q in 0..Q {
                             w[q] = signed::<D, LARGEST>(self.get::<K>(base, lane + q * 32));
@@ -292,7 +294,7 @@ impl<const BITS: usize, const TWICE: bool> Steps for Planes<BITS, TWICE> {
                                 narrow[r][q] = D::add::<LARGEST>(narrow[r][q], w[q], x);
                             }
                         }
-                        if run < CHUNK && (K + 1) % run == 0 {
+                        if run < CHUNK && (K + 1).is_multiple_of(run) {
                             widen::<D, R, Q>(&narrow, sums);
                             narrow = [[_mm256_setzero_si256(); Q]; R];
                         }
