@@ -45,7 +45,12 @@ scripts/check-readme.sh target/release/gemma
 # The tests of the GPU keep one processor busy with compiling kernels, so they run beside all that
 # follows. Their output comes last.
 vulkan=$(mktemp)
-cargo test --release --no-fail-fast --test vulkan >"$vulkan" 2>&1 &
+skip=()
+if ! touched shaders crates/vulkan crates/base tests/vulkan tests/common; then
+  skip=(-- --skip twins:: --skip order:: --skip poison::)
+  echo "NOT CHECKED: each kernel of a GPU by itself, since none of their files changed"
+fi
+cargo test --release --no-fail-fast --test vulkan "${skip[@]}" >"$vulkan" 2>&1 &
 beside=$!
 trap 'kill $beside 2>/dev/null || true; rm -f "$vulkan"' EXIT
 

@@ -23,9 +23,8 @@ unsafe impl Sync for Lines {}
 const ALIGN: usize = 64;
 /// Size and alignment of a huge page.
 const HUGE_PAGE: usize = 2 << 20;
-/// Size of a block that small matrices share. The matrices of a small model are smaller than a huge
-/// page, and one by one they would lie on small pages.
-const SHARED: usize = 4 * HUGE_PAGE;
+/// Size of a block that small matrices share, one by one of which would lie on small pages.
+const SHARED: usize = 2 * HUGE_PAGE;
 
 /// Memory from the allocator, freed on drop.
 struct Block {
@@ -60,8 +59,9 @@ impl Drop for Block {
     }
 }
 
-/// The block that small matrices are taken from, and its bytes in use. It lives as long as they do.
-static CURRENT: Mutex<(Weak<Block>, usize)> = Mutex::new((Weak::new(), 0));
+/// The blocks that small matrices are taken from, and the bytes in use of each. A block lives as
+/// long as its matrices do.
+static OPEN: Mutex<Vec<(Weak<Block>, usize)>> = Mutex::new(Vec::new());
 
 impl Lines {
     /// `len` zero bytes, every page of them touched.
@@ -81,16 +81,24 @@ impl Lines {
 
     /// Returns a block with room for `len` bytes, and the place of the room.
     fn place(len: usize) -> (Arc<Block>, usize) {
-        if len > SHARED / 2 {
+        if len >= HUGE_PAGE {
             return (Block::new(len), 0);
         }
-        let mut current = CURRENT.lock().unwrap_or_else(PoisonError::into_inner);
-        let (block, used) = match current.0.upgrade() {
-            Some(block) if current.1 + len <= SHARED => (block, current.1),
-            _ => (Block::new(SHARED), 0),
-        };
-        *current = (Arc::downgrade(&block), used + len.next_multiple_of(ALIGN));
-        (block, used)
+        let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+        open.retain(|(block, _)| block.strong_count() > 0);
+        // The first block with room, so that small matrices fill what larger ones leave.
+        for (block, used) in open.iter_mut() {
+            if *used + len <= SHARED
+                && let Some(block) = block.upgrade()
+            {
+                let offset = *used;
+                *used += len.next_multiple_of(ALIGN);
+                return (block, offset);
+            }
+        }
+        let block = Block::new(SHARED);
+        open.push((Arc::downgrade(&block), len.next_multiple_of(ALIGN)));
+        (block, 0)
     }
 
     pub fn bytes(&self) -> &[u8] {

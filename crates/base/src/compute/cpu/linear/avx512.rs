@@ -184,7 +184,7 @@ pub unsafe fn multiply<const R: usize>(span: &OpenSpan, rows: &SpanRows, acc: *m
     let mut data = rows.bytes.cast::<u8>();
     let mut x = rows.x;
     for group in 0..rows.groups {
-        rows.fetch(group);
+        rows.fetch(group, 0);
         let mut sums = [[_mm512_setzero_si512(); 2]; R];
         for (r, sums) in sums.iter_mut().enumerate() {
             // SAFETY: every row has a sum for this group.

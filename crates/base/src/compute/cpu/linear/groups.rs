@@ -12,8 +12,8 @@
 //! of 32 / b columns for each row: byte j holds the columns j, j + 4, j + 8 and so on, from the
 //! lowest bits up. Octets of a grid lie row after row as they are stored.
 
+use super::panel::fetch;
 use super::tile::{LINE, TILE};
-use crate::compute::cpu::simd::prefetch;
 use crate::tensor::grid::Grid;
 use crate::tensor::{Format, SideKind, Values, side};
 
@@ -219,18 +219,18 @@ pub struct SpanRows {
     pub sx: *const f32,
     pub sums: *const i32,
     pub s_stride: usize,
-    /// Bytes to fetch meanwhile, and lines of them for each group.
+    /// Bytes to fetch while the span is multiplied, and lines of them for each group, in units of
+    /// [`FRACTION`](super::panel::FRACTION).
     pub ahead: *const u8,
-    pub ahead_lines: usize,
+    pub ahead_rate: usize,
 }
 
 impl SpanRows {
-    /// Fetches a group's share of what is read next.
+    /// Fetches the share of a group, or with `halvings` share `n` of the shares of all groups, each
+    /// halved so often. More lines at once would wait for each other, and the products for them.
     #[inline(always)]
-    pub fn fetch(&self, group: usize) {
-        for line in 0..self.ahead_lines {
-            prefetch(self.ahead.wrapping_add((group * self.ahead_lines + line) * LINE));
-        }
+    pub fn fetch(&self, n: usize, halvings: u32) {
+        fetch(self.ahead, self.ahead_rate, n, halvings);
     }
 }
 

@@ -42,7 +42,7 @@ use crate::tensor::trellis::OFFSET as TRELLIS_OFFSET;
 use crate::tensor::{CpuLayout, Format, Group};
 use groups::{GroupsFn, OpenFn, OpenSpan, Opening, SPAN, SpanRows};
 use pack::Shape;
-use panel::{FinishFn, GateFn, Panel, PanelFn};
+use panel::{FRACTION, FinishFn, GateFn, Panel, PanelFn};
 use std::mem::MaybeUninit;
 use std::ops::Range;
 use tile::LINE;
@@ -391,7 +391,7 @@ impl Sums {
 }
 
 /// Adds the products of an opened span and its bytes, `cols` of a row, with all rows. `ahead` is
-/// what will be read next, and how much of it: it is fetched while the first rows are multiplied.
+/// what will be read next, and how much of it: it is fetched while the rows are multiplied.
 ///
 /// # Safety
 /// There are so many bytes; `acc` has a row for each of `rows`.
@@ -408,7 +408,8 @@ unsafe fn multiply_span(
 ) {
     let ActValues::I8(values) = act.values else { return };
     let (groups, s_stride) = (cols.len() / opening.width, act.cols / opening.width);
-    let n_blocks = rows.len().div_ceil(BLOCK);
+    let (n_blocks, lines) = (rows.len().div_ceil(BLOCK), ahead.1 / LINE);
+    let rate = lines * FRACTION / (n_blocks * groups);
     for block in 0..n_blocks {
         // Blocks of nearly equal size: 9 rows are 4 and 5, not 8 and 1.
         let (from, to) = (rows.len() * block / n_blocks, rows.len() * (block + 1) / n_blocks);
@@ -425,8 +426,8 @@ unsafe fn multiply_span(
             sx: act.scales.as_ptr().wrapping_add(first),
             sums: act.sums.as_ptr().wrapping_add(first),
             s_stride,
-            ahead: ahead.0,
-            ahead_lines: if block == 0 { ahead.1 / LINE / groups } else { 0 },
+            ahead: ahead.0.wrapping_add(lines * block / n_blocks * LINE),
+            ahead_rate: rate,
         };
         // SAFETY: `check` saw that activations, scales and sums cover these rows; the caller's
         // promise; the kernel's instructions exist.

@@ -95,7 +95,7 @@ macro_rules! kernels {
                 rows: &SpanRows,
                 acc: *mut f32,
             ) {
-                (0..rows.groups).for_each(|group| rows.fetch(group));
+                (0..rows.groups).for_each(|group| rows.fetch(group, 0));
                 // SAFETY: the caller's promises.
                 unsafe { over_tile!(multiply_in_vectors[$pairs, BITS](span, rows, acc)) }
             }

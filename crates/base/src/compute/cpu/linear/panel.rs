@@ -26,6 +26,21 @@ impl Panel {
     }
 }
 
+/// Parts of a line in which rates of fetching are counted: a division for each share would cost as
+/// much as the products of a row.
+pub const FRACTION: usize = 1 << 16;
+
+/// Fetches share `n` of what begins at `ahead`.
+///
+/// A share has `rate` parts of a line, halved `halvings` times.
+#[inline(always)]
+pub fn fetch(ahead: *const u8, rate: usize, n: usize, halvings: u32) {
+    let line = |n: usize| ((n * rate) >> halvings) / FRACTION;
+    for line in line(n)..line(n + 1) {
+        prefetch(ahead.wrapping_add(line * LINE));
+    }
+}
+
 /// Adds a panel's products with `R` rows to `acc[R][TILE]`: f32, or raw i32 sums of integers.
 pub type PanelFn = unsafe fn(panel: &Panel, acc: *mut f32);
 /// Turns `acc[rows][TILE]` from raw sums into products: line of scales, unit, offset, row scales,

@@ -5,7 +5,7 @@
 //! read again for every four rows.
 
 use super::groups::{OpenSpan, SpanRows, split};
-use super::panel::Panel;
+use super::panel::{FRACTION, Panel, fetch};
 use super::tile::{LINE, TILE};
 use std::arch::x86_64::*;
 
@@ -101,9 +101,10 @@ unsafe fn spread(x: *const u8) -> __m256i {
 trait Steps {
     /// Whether a loop takes the steps: once unrolled, sums of many rows leave the registers.
     const ROLLED: bool;
-    /// Adds the products of a run of steps with the rows of `x` to sums of 32 bits, for `Q` quarters
-    /// from `first`. `steps` holds the first step and their number. A run is at most [`CHUNK`] long
-    /// and crosses no chunk.
+    /// Adds the products of a run of steps with the rows of `x` to sums of 32 bits.
+    ///
+    /// `Q` quarters from `first` are computed. `steps` holds the first step and their number. A run
+    /// is at most [`CHUNK`] long and crosses no chunk.
     ///
     /// # Safety
     /// The machine has the instructions of `D`. There are these steps, and rows of as many
@@ -363,6 +364,7 @@ unsafe fn block<
     span: &OpenSpan,
     rows: &SpanRows,
     (row, first): (usize, usize),
+    (part, halvings): (usize, u32),
     acc: *mut f32,
 ) {
     let x = rows.x.wrapping_add(row * rows.x_stride).cast::<u8>();
@@ -372,9 +374,7 @@ unsafe fn block<
         macro_rules! group {
             ($group:expr, $from:expr) => {{
                 let (group, from) = ($group, $from);
-                if row == 0 && first == 0 {
-                    rows.fetch(group);
-                }
+                rows.fetch(part * rows.groups + group, halvings);
                 let mut sums = [[_mm256_setzero_si256(); Q]; R];
                 let n = if S::ROLLED { rows.steps } else { STEPS };
                 if STEPS > 0 {
@@ -402,7 +402,43 @@ unsafe fn block<
     }
 }
 
-/// All rows and quarters, in blocks whose sums stay in registers.
+/// Calls a kernel for `R` rows and all quarters, in blocks whose sums stay in registers.
+///
+/// A call has the rows and quarters of its block, the first of each, and the number of the block.
+/// The last argument is how often the blocks halve what each of them fetches.
+macro_rules! over_rows {
+    ($r:ident, $block:ident) => {
+        match $r {
+            1 => $block!(1, 4, 0, 0, (0, 0)),
+            2 => $block!(2, 4, 0, 0, (0, 0)),
+            3 => over_rows!(halves $block 3, 0, 0, 1),
+            4 => over_rows!(halves $block 4, 0, 0, 1),
+            5 => {
+                over_rows!(halves $block 3, 0, 0, 2);
+                over_rows!(halves $block 2, 3, 2, 2);
+            }
+            6 => {
+                over_rows!(halves $block 3, 0, 0, 2);
+                over_rows!(halves $block 3, 3, 2, 2);
+            }
+            7 => {
+                over_rows!(halves $block 4, 0, 0, 2);
+                over_rows!(halves $block 3, 4, 2, 2);
+            }
+            _ => {
+                over_rows!(halves $block 4, 0, 0, 2);
+                over_rows!(halves $block 4, 4, 2, 2);
+            }
+        }
+    };
+    (halves $block:ident $rows:literal, $row:literal, $part:literal, $halvings:literal) => {
+        for half in 0..2 {
+            $block!($rows, 2, $row, 2 * half, ($part + half, $halvings));
+        }
+    };
+}
+
+/// All rows and quarters.
 #[inline(always)]
 unsafe fn blocks<D: Dot, S: Steps, const LARGEST: usize, const STEPS: usize, const R: usize>(
     steps: &S,
@@ -410,40 +446,16 @@ unsafe fn blocks<D: Dot, S: Steps, const LARGEST: usize, const STEPS: usize, con
     rows: &SpanRows,
     acc: *mut f32,
 ) {
-    macro_rules! part {
-        ($rows:literal, $row:literal) => {
-            for first in (0..QUARTERS).step_by(2) {
-                // SAFETY: the caller's promises.
-                unsafe {
-                    block::<D, S, LARGEST, STEPS, $rows, 2>(steps, span, rows, ($row, first), acc)
-                }
+    macro_rules! block {
+        ($rows:literal, $quarters:literal, $row:expr, $first:expr, $part:expr) => {
+            // SAFETY: the caller's promises.
+            unsafe {
+                let at = ($row, $first);
+                block::<D, S, LARGEST, STEPS, $rows, $quarters>(steps, span, rows, at, $part, acc)
             }
         };
     }
-    match R {
-        // SAFETY: the caller's promises.
-        1 => unsafe { block::<D, S, LARGEST, STEPS, 1, 4>(steps, span, rows, (0, 0), acc) },
-        // SAFETY: the caller's promises.
-        2 => unsafe { block::<D, S, LARGEST, STEPS, 2, 4>(steps, span, rows, (0, 0), acc) },
-        3 => part!(3, 0),
-        4 => part!(4, 0),
-        5 => {
-            part!(3, 0);
-            part!(2, 3);
-        }
-        6 => {
-            part!(3, 0);
-            part!(3, 3);
-        }
-        7 => {
-            part!(4, 0);
-            part!(3, 4);
-        }
-        _ => {
-            part!(4, 0);
-            part!(4, 4);
-        }
-    }
+    over_rows!(R, block);
 }
 
 /// A span with `R` rows; see [`super::groups::GroupsFn`]. `LARGEST` is the largest byte of the
@@ -493,36 +505,13 @@ pub unsafe fn multiply_packed<D: Dot, const BITS: usize, const STEPS: usize, con
 /// [`super::panel::PanelFn`] say.
 #[inline(always)]
 pub unsafe fn ints<D: Dot, const BITS: usize, const R: usize>(panel: &Panel, acc: *mut f32) {
-    macro_rules! part {
-        ($rows:literal, $quarters:literal, $row:literal) => {
-            for first in (0..QUARTERS).step_by($quarters) {
-                // SAFETY: the caller's promises.
-                unsafe { ints_block::<D, BITS, $rows, $quarters>(panel, ($row, first), acc) }
-            }
+    macro_rules! block {
+        ($rows:literal, $quarters:literal, $row:expr, $first:expr, $part:expr) => {
+            // SAFETY: the caller's promises.
+            unsafe { ints_block::<D, BITS, $rows, $quarters>(panel, ($row, $first), $part, acc) }
         };
     }
-    match R {
-        1 => part!(1, 4, 0),
-        2 => part!(2, 4, 0),
-        3 => part!(3, 2, 0),
-        4 => part!(4, 2, 0),
-        5 => {
-            part!(3, 2, 0);
-            part!(2, 4, 3);
-        }
-        6 => {
-            part!(3, 2, 0);
-            part!(3, 2, 3);
-        }
-        7 => {
-            part!(4, 2, 0);
-            part!(3, 2, 4);
-        }
-        _ => {
-            part!(4, 2, 0);
-            part!(4, 2, 4);
-        }
-    }
+    over_rows!(R, block);
 }
 
 /// `R` rows from row `row` with `Q` quarters from `first`.
@@ -530,6 +519,7 @@ pub unsafe fn ints<D: Dot, const BITS: usize, const R: usize>(panel: &Panel, acc
 unsafe fn ints_block<D: Dot, const BITS: usize, const R: usize, const Q: usize>(
     panel: &Panel,
     (row, first): (usize, usize),
+    (part, halvings): (usize, u32),
     acc: *mut f32,
 ) {
     let place = |r: usize, q: usize| {
@@ -537,8 +527,10 @@ unsafe fn ints_block<D: Dot, const BITS: usize, const R: usize, const Q: usize>(
     };
     let x = panel.x.wrapping_add(row * panel.x_stride);
     let planes = Planes::<BITS, true> { low: panel.data, high: panel.data };
-    let chunk_bytes = BITS * STEP;
     let dwords = panel.steps * 8 / BITS;
+    let chunks = dwords / CHUNK;
+    let ahead = (panel.steps * STEP >> panel.ahead_shift) / LINE;
+    let rate = ahead * FRACTION / chunks.max(1);
     // SAFETY: the caller's promises.
     unsafe {
         let mut sums = [[_mm256_setzero_si256(); Q]; R];
@@ -552,14 +544,11 @@ unsafe fn ints_block<D: Dot, const BITS: usize, const R: usize, const Q: usize>(
                 }
             }};
         }
-        for chunk in 0..dwords / CHUNK {
-            if row == 0 && first == 0 {
-                panel.fetch(chunk * chunk_bytes, chunk_bytes);
-            }
+        for chunk in 0..chunks {
+            fetch(panel.ahead, rate, part * chunks + chunk, halvings);
             add!(chunk * CHUNK, CHUNK);
         }
-        let whole = dwords / CHUNK * CHUNK;
-        for step in (whole..dwords).step_by(8 / BITS) {
+        for step in (chunks * CHUNK..dwords).step_by(8 / BITS) {
             add!(step, 8 / BITS);
         }
         for r in 0..R {
