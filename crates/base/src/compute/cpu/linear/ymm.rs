@@ -529,7 +529,7 @@ unsafe fn ints_block<D: Dot, const BITS: usize, const R: usize, const Q: usize>(
     let planes = Planes::<BITS, true> { low: panel.data, high: panel.data };
     let dwords = panel.steps * 8 / BITS;
     let chunks = dwords / CHUNK;
-    let ahead = (panel.steps * STEP >> panel.ahead_shift) / LINE;
+    let ahead = ((panel.steps * STEP) >> panel.ahead_shift) / LINE;
     let rate = ahead * FRACTION / chunks.max(1);
     // SAFETY: the caller's promises.
     unsafe {
