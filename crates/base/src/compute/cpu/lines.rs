@@ -14,7 +14,7 @@ pub struct Lines {
     _block: Option<Arc<Block>>,
 }
 
-// SAFETY: plain bytes, of which no other `Lines` has any.
+// SAFETY: plain bytes. No other `Lines` has any of them.
 unsafe impl Send for Lines {}
 // SAFETY: shared access only reads.
 unsafe impl Sync for Lines {}
@@ -23,7 +23,7 @@ unsafe impl Sync for Lines {}
 const ALIGN: usize = 64;
 /// Size and alignment of a huge page.
 const HUGE_PAGE: usize = 2 << 20;
-/// Size of a block that small matrices share, one by one of which would lie on small pages.
+/// Size of a block that small matrices share. Alone, a small matrix would lie on small pages.
 const SHARED: usize = 2 * HUGE_PAGE;
 
 /// Memory from the allocator, freed on drop.

@@ -7,7 +7,7 @@ use super::tile::{LINE, TILE};
 use super::ymm::{LANES, QUARTERS};
 use std::arch::x86_64::*;
 
-/// Defines the kernels that differ between the instruction sets, beside those that do not.
+/// Defines a module with the kernels of an instruction set. Some are the same for both sets.
 macro_rules! kernels {
     ($module:ident, $dot:ty, $words:ty, $offsets:expr, #[$features:meta]) => {
         pub mod $module {

@@ -124,9 +124,9 @@ macro_rules! kernels_of_bytes {
                 (..=15, 16) => by_rows!($multiply, 15, 4),
                 (..=15, 32) => by_rows!($multiply, 15, 8),
                 (..=15, _) => by_rows!($multiply, 15, 0),
-                (16..=31, _) => by_rows!($multiply, 31, 8),
+                (16..=31, 32) => by_rows!($multiply, 31, 8),
                 (32..=63, 16) => by_rows!($multiply, 63, 4),
-                (32..=63, _) => by_rows!($multiply, 63, 8),
+                // These take any byte.
                 (_, 16) => by_rows!($multiply, 255, 4),
                 (_, 32) => by_rows!($multiply, 255, 8),
                 (_, _) => by_rows!($multiply, 255, 0),

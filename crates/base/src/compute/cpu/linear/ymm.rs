@@ -1,8 +1,10 @@
-//! Weights with a scale for each group, in vectors of 32 bytes, written once for AVX2 and AVX-VNNI.
+//! Integer codes in vectors of 32 bytes, written once for AVX2 and AVX-VNNI.
 //!
-//! A tile is four vectors of 8 outputs, its quarters. At one row and at two, codes are unpacked in
-//! registers and multiplied at once. At more rows they come from an opened span, whose bytes are
-//! read again for every four rows.
+//! A tile is four vectors of 8 outputs, its quarters. Codes with a scale for each row are unpacked
+//! in registers. Codes with a scale for each group are too at few rows. At more rows they
+//! come from an opened span, whose bytes are read again for every four rows.
+//!
+//! No loop of these kernels holds a closure: the compiler does not inline intrinsics into one.
 
 use super::groups::{OpenSpan, SpanRows, split};
 use super::panel::{FRACTION, Panel, fetch};
@@ -99,7 +101,8 @@ unsafe fn spread(x: *const u8) -> __m256i {
 
 /// Steps of weights, four columns each.
 trait Steps {
-    /// Whether a loop takes the steps: once unrolled, sums of many rows leave the registers.
+    /// Whether the number of steps may be a variable. A constant lets the compiler unroll the loop,
+    /// and then sums of many rows leave the registers.
     const ROLLED: bool;
     /// Adds the products of a run of steps with the rows of `x` to sums of 32 bits.
     ///
@@ -175,21 +178,20 @@ impl Steps for Opened {
                 }
                 return widen::<D, R, Q>(&narrow, sums);
             }
-            // Row by row, since narrow sums of all rows would not stay in registers beside the wide
-            // ones.
+            // Row by row: the narrow sums of all rows and the wide ones exceed the registers.
             for start in (0..n).step_by(run) {
                 for r in 0..R {
-                    let mut narrow = [[_mm256_setzero_si256(); Q]];
+                    let mut narrow = [_mm256_setzero_si256(); Q];
                     for step in start..start + run {
                         let x = spread(x.add(r * x_stride + 4 * step));
                         for q in 0..Q {
                             let w = _mm256_load_si256(data.add(step * STEP + q * 32).cast());
                             let w = signed::<D, LARGEST>(w);
-                            narrow[0][q] = D::add::<LARGEST>(narrow[0][q], w, x);
+                            narrow[q] = D::add::<LARGEST>(narrow[q], w, x);
                         }
                     }
                     for q in 0..Q {
-                        sums[r][q] = _mm256_add_epi32(sums[r][q], D::widen(narrow[0][q]));
+                        sums[r][q] = _mm256_add_epi32(sums[r][q], D::widen(narrow[q]));
                     }
                 }
             }
