@@ -1,4 +1,4 @@
-//! Tokens per pass that drafts would bring on texts that exist already; `scripts/bench-draft.sh`
+//! Tokens per pass that drafts would bring on texts that exist already; `scripts/bench/draft.sh`
 //! calls it.
 //!
 //!     cargo run --release --example replay -- TRANSCRIPTS.jsonl... >REPORT.json
@@ -100,7 +100,7 @@ struct Report {
     tokenizer_sha256: String,
     draft: Option<String>,
     tree: String,
-    /// The mixer's final weights at temperature 0, set by set, for `scripts/draft_prior.py`.
+    /// The mixer's final weights at temperature 0, set by set, for `scripts/train/draft_prior.py`.
     weights: Vec<Vec<f32>>,
     draft_ms_per_pass: f64,
     /// Passes of the draft model in a round, and rows of these passes.

@@ -69,16 +69,16 @@ cargo run -q --release --manifest-path tests/loom/Cargo.toml --target-dir target
 step "Google's Gemma 3 270M"
 GEMMA_REAL_DEVICES=${GEMMA_REAL_DEVICES:-cpu} scripts/real-gemma.sh target/real-gemma
 
-if touched shaders crates/vulkan scripts/amd scripts/check-amd.sh; then
+if touched shaders crates/vulkan scripts/check/amd scripts/check/amd.sh; then
   step "kernels on AMD GPUs, as their driver compiles them"
-  scripts/check-amd.sh
+  scripts/check/amd.sh
 fi
 
 step "one batch, cut in every way"
-SPARK=$all scripts/test-scale-out.sh target/release/gemma
+SPARK=$all scripts/check/scale-out.sh target/release/gemma
 
 step "scripts that measure a GPU"
-scripts/test-bench.sh target/release/gemma
+scripts/bench/test.sh target/release/gemma
 
 step "lints"
 # Among them clippy::incompatible_msrv: no function of the standard library that is newer than the
@@ -127,7 +127,7 @@ fi
 if [ -n "$all" ]; then
   # It gives way to all else, and an input may not take long, so nothing runs beside it.
   step "fuzzing, ten seconds for each reader"
-  JOBS=2 scripts/fuzz.sh 0.17
+  JOBS=2 scripts/check/fuzz.sh 0.17
   git rev-parse HEAD >target/checked
   if [ -n "$(git status --porcelain)" ]; then
     rm target/checked

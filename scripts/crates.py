@@ -4,10 +4,11 @@
     python3 scripts/crates.py list             # writes crates.txt anew, and keeps its notes
     python3 scripts/crates.py sbom             # prints a CycloneDX SBOM
     python3 scripts/crates.py binary FILE      # compares the SBOM with the paths in a program
+    python3 scripts/crates.py licences         # prints the licences of the libraries in the program
 
 `check` fails if a crate or a version is not in crates.txt, if a build script has no note, or if a
-crate needs a newer Rust than Cargo.toml names. `check` and `list` look at all systems. `sbom` and
-`binary` look at Linux on x86-64, or at the target that CRATES_TARGET names."""
+crate needs a newer Rust than Cargo.toml names. `check` and `list` look at all systems. The
+others look at Linux on x86-64, or at the target that CRATES_TARGET names."""
 import json
 import os
 import pathlib
@@ -20,6 +21,7 @@ SYSTEMS = ["x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu", "x86_64-pc-w
 ALL = sys.argv[1:] in (["check"], ["list"])
 TARGETS = SYSTEMS if ALL else [os.environ.get("CRATES_TARGET", SYSTEMS[0])]
 LIST = pathlib.Path(__file__).resolve().parent.parent / "crates.txt"
+LICENCE_FILES = ("LICEN", "COPYING", "NOTICE", "UNLICENSE")
 HEADER = """\
 # Crates that a build or a test of gemma compiles on Linux, Windows or macOS, one a line.
 # `scripts/crates.py list` writes this file, and CI compares it with Cargo.lock.
@@ -213,6 +215,24 @@ def binary(file):
           f"paths it has.")
 
 
+def licences():
+    """Prints the libraries of the program by name, then each different text once. Libraries that
+    only tests, benchmarks or procedural macros use are left out."""
+    libraries = [packages[crate] for crate in program()]
+    print(f"The program contains {len(libraries)} libraries by others, each under the licence "
+          "named here.\n")
+    texts = {}
+    for p in libraries:
+        print(f"{p['name']} {p['version']}: {p['license'] or 'see its text'}")
+        for file in sorted(pathlib.Path(p["manifest_path"]).parent.iterdir()):
+            if file.is_file() and file.name.upper().startswith(LICENCE_FILES):
+                lines = file.read_text(errors="replace").strip().splitlines()
+                text = "\n".join(line.rstrip() for line in lines)
+                texts.setdefault(text, []).append(f"{p['name']} {p['version']} ({file.name})")
+    for text, users in sorted(texts.items(), key=lambda item: item[1]):
+        print(f"\n{'=' * 80}\n{', '.join(users)}\n{'=' * 80}\n\n{text}")
+
+
 def main():
     match sys.argv[1:]:
         case ["check"]:
@@ -223,6 +243,8 @@ def main():
             print(json.dumps(sbom(), indent=1))
         case ["binary", file]:
             binary(file)
+        case ["licences"]:
+            licences()
         case _:
             sys.exit(__doc__)
 

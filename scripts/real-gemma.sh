@@ -43,7 +43,7 @@ PYTHON
 fi
 if [ ! -f "$f16" ]; then
   python3 -m pip install -q --target "$dir/python" numpy gguf || skip "PyPI cannot be reached"
-  PYTHONPATH=$dir/python python3 scripts/golden_real.py expand "$model" "$f16.part"
+  PYTHONPATH=$dir/python python3 scripts/golden/real.py expand "$model" "$f16.part"
   mv "$f16.part" "$f16"
 fi
 

@@ -76,7 +76,7 @@ documents() { # DIRECTORY TARGET
   mkdir -p "$1/docs"
   install -m 644 README.md LICENSE LICENSE-MIT LICENSE-APACHE "$1/"
   install -m 644 docs/*.md "$1/docs/"
-  CRATES_TARGET=$2 python3 scripts/third_party.py >"$1/THIRD-PARTY.txt"
+  CRATES_TARGET=$2 python3 scripts/crates.py licences >"$1/THIRD-PARTY.txt"
   CRATES_TARGET=$2 python3 scripts/crates.py sbom >"$1/sbom.cdx.json"
 }
 

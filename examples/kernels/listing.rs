@@ -209,8 +209,8 @@ impl Footprint for Listing {
     }
 }
 
-/// Reads the description of a device, such as `scripts/amd/radv.py` prints: what it can do, and the
-/// shapes of int8 matrices that it multiplies.
+/// Reads the description of a device, such as `scripts/check/amd/radv.py` prints: what it can do,
+/// and the shapes of int8 matrices that it multiplies.
 pub fn device_info(device: &Value) -> Result<(DeviceInfo, Vec<MatrixShape>)> {
     let number = |name: &str| device[name].as_u64().with_context(|| format!("{name} of {device}"));
     let is_integrated = device["integrated"].as_bool().context("integrated: true or false")?;

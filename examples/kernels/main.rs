@@ -2,7 +2,7 @@
 //! Gemma 4 with its assistant, and for passes of every number of rows.
 //!
 //! `kernels < DEVICES` reads a JSON list of devices and prints a JSON object for each call of a
-//! pass. `scripts/check-amd.sh` compiles these calls for AMD's GPUs.
+//! pass. `scripts/check/amd.sh` compiles these calls for AMD's GPUs.
 
 mod listing;
 

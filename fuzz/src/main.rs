@@ -1,7 +1,7 @@
 //! Every reader of foreign bytes, under libFuzzer. `GEMMA_FUZZ_TARGET` names one, and
 //! `GEMMA_FUZZ_DIRECTORY` names a directory for the files that readers take. No input may cause a
 //! panic, an abort, a wrong result, or use of memory and time beyond the limits.
-//! `scripts/fuzz.sh` builds and runs the program.
+//! `scripts/check/fuzz.sh` builds and runs the program.
 #![no_main]
 
 mod binary;

@@ -2,7 +2,7 @@
 # Measures the tokens a second of a batch by the number of records that are answered at once, with
 # and without drafts, and compares the answers.
 #
-#   scripts/bench-batch.sh [GENERATE OPTIONS]        such as -m MODEL -d vulkan -t 8
+#   scripts/bench/batch.sh [GENERATE OPTIONS]        such as -m MODEL -d vulkan -t 8
 #
 # Prints medians of ROUNDS rounds; all settings run in turn in each round. "Ready" leaves out the time
 # of one record of one token, which is loading. CPU time is the sum of all threads; it is the better
@@ -14,10 +14,10 @@
 #   DRAFTS ("off auto", or "auto:1,8 off:8,32" to name the numbers of each)
 #   LLAMA    a directory with llama-batched-bench, to measure that too: needs -m FILE.gguf
 set -euo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/../.."
 [ -n "${GEMMA:-}" ] || cargo build --release -q
 export GEMMA=${GEMMA:-$PWD/target/release/gemma}
-PYTHONPATH=scripts exec python3 - "$@" <<'PYTHON'
+PYTHONPATH=scripts/bench exec python3 - "$@" <<'PYTHON'
 import json, os, resource, statistics, subprocess, sys, tempfile, time
 
 from llama_batched import batched_speeds

@@ -3,15 +3,15 @@
 # shape of Gemma 3 1B at about equal bytes, or one GGUF file. Prints medians over ROUNDS rounds, and
 # their ratios, of decode and prefill (tokens/s) and of the time to verify M rows in one pass.
 #
-#   scripts/bench-cpu.sh LLAMA_DIR
+#   scripts/bench/cpu.sh LLAMA_DIR
 #
 # LLAMA_DIR holds llama-bench, verify-bench and make_gguf.py.
 #
 # Environment: ROUNDS (5), THREADS (2), SHAPE (1b), MIX (llama-quantize's mix of types, like Q4_K_M,
 # of a file that both run), FILE (a GGUF file that both run), GEMMA (target/release/gemma).
 set -euo pipefail
-llama=$(cd "${1:?usage: scripts/bench-cpu.sh LLAMA_DIR}" && pwd)
-cd "$(dirname "$0")/.."
+llama=$(cd "${1:?usage: scripts/bench/cpu.sh LLAMA_DIR}" && pwd)
+cd "$(dirname "$0")/../.."
 rounds=${ROUNDS:-5} threads=${THREADS:-2} shape=${SHAPE:-1b}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -35,4 +35,4 @@ for i in $(seq "$rounds"); do
   "$llama/verify-bench" "$model" -d 0 -n 1,2,4,8,16 -r 5 -ngl 0 -t "$threads" >"$work/verify-$i.txt" 2>/dev/null
 done
 
-python3 scripts/bench_cpu_table.py "$work" "$rounds" "$model"
+python3 scripts/bench/cpu_table.py "$work" "$rounds" "$model"

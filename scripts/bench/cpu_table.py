@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Table of scripts/bench-cpu.sh: medians over rounds, and the ratio round by round (the machine's
+"""Table of scripts/bench/cpu.sh: medians over rounds, and the ratio round by round (the machine's
 speed drifts)."""
 
 import json

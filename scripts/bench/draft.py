@@ -1,7 +1,7 @@
-"""Transcripts for bench-draft.sh, and its table.
+"""Transcripts for draft.sh, and its table.
 
-  bench_draft.py convert HELDOUT_DIR OUT.jsonl [--prompts DIR]
-  bench_draft.py table WORK_DIR CONFIG...
+  draft.py convert HELDOUT_DIR OUT.jsonl [--prompts DIR]
+  draft.py table WORK_DIR CONFIG...
 
 The table gives tokens per pass by kind of text; below it, what the first configuration has more
 than each other one, with a paired bootstrap interval of 95 % over transcripts."""

@@ -2,7 +2,7 @@
 # Measures the tokens per pass that each source of drafts brings, by replay of texts that no model
 # was trained on.
 #
-#   scripts/bench-draft.sh HELDOUT_DIR WORK_DIR [PROMPTS_DIR]
+#   scripts/bench/draft.sh HELDOUT_DIR WORK_DIR [PROMPTS_DIR]
 #
 # HELDOUT_DIR    KIND-*.txt or .txt.zst; a line <|doc|> ends a document, chats are Gemma turns
 # WORK_DIR       gets the transcripts and the results; it must be outside the project
@@ -17,7 +17,7 @@
 set -euo pipefail
 [ $# -ge 2 ] || { sed -n '2,10p' "$0"; exit 2; }
 heldout=$1 work=$2 prompts=${3:-}
-replay=${REPLAY:-target/release/examples/replay} table=$(dirname "$0")/bench_draft.py
+replay=${REPLAY:-target/release/examples/replay} table=$(dirname "$0")/draft.py
 mkdir -p "$work"
 python3 "$table" convert "$heldout" "$work/heldout.jsonl" ${prompts:+--prompts "$prompts"}
 

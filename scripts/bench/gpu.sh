@@ -2,7 +2,7 @@
 # The Vulkan engine recipe by recipe, in 27B's shape with made-up weights; beside llama.cpp where
 # that is given.
 #
-#   scripts/bench-gpu.sh [LLAMA_DIR]     LLAMA_DIR holds llama-bench, verify-bench and make_gguf.py
+#   scripts/bench/gpu.sh [LLAMA_DIR]     LLAMA_DIR holds llama-bench, verify-bench and make_gguf.py
 #
 # Measures prefill, decode, passes over several rows and each kernel, and prints one table last.
 # Builds nothing; needs python3, 20 GB of device memory, and with llama.cpp 16 GB of disk. What
@@ -15,16 +15,16 @@
 #   WORK         where the JSON of each is kept, and llama.cpp's model (a new directory)
 #   EACH, LIMIT  most seconds of one measurement (90), and of everything (540)
 #   DEPTH        tokens in the cache (512)
-#   KERNEL_ROWS  rows of the passes whose kernels are timed (1,8,16,128), for bench_kernels.py
+#   KERNEL_ROWS  rows of the passes whose kernels are timed (1,8,16,128), for kernels.py
 #   REPETITIONS (3), TOKENS of the decode test (32), GEMMA (target/release/gemma)
 #   SHAPE (27b), DEVICE (vulkan), ROWS (1,2,4,8,16,32), PROMPT (512), LLAMA_ARGS (-ngl 99)
 set -uo pipefail
 mix=${MIX:-}
-scripts=$(cd "$(dirname "$0")" && pwd)
+here=$(cd "$(dirname "$0")" && pwd)
 # The recipe int4 is the format i4-g32.
 all="seed int4 9gb 10gb 12gb i4-row+h128 t2-row+h128 t3-row+h128 t4-row+h128"
 recipes=${RECIPES:-$all} kernel_rows=${KERNEL_ROWS:-1,8,16,128}
-llama=${1:-} gemma=${GEMMA:-$scripts/../target/release/gemma} work=${WORK:-$(mktemp -d)}
+llama=${1:-} gemma=${GEMMA:-$here/../../target/release/gemma} work=${WORK:-$(mktemp -d)}
 each=${EACH:-90} limit=${LIMIT:-540} depth=${DEPTH:-512} rows=${ROWS:-1,2,4,8,16,32}
 prompt=${PROMPT:-512} tokens=${TOKENS:-32} repetitions=${REPETITIONS:-3}
 shape=${SHAPE:-27b} device=${DEVICE:-vulkan} llama_args=${LLAMA_ARGS:--ngl 99}
@@ -95,8 +95,8 @@ for recipe in $recipes; do
 done
 
 if compgen -G "$work/ours-*.json" >/dev/null; then
-  python3 "$scripts/bench_kernels.py" "$work"/ours-*.json >"$work/kernels.md"
+  python3 "$scripts/bench/kernels.py" "$work"/ours-*.json >"$work/kernels.md"
 fi
 echo "kept in $work: each figure, and the profile of each kernel (kernels.md)" >&2
-python3 "$scripts/bench_gpu_table.py" "$work" || exit 1
+python3 "$scripts/bench/gpu_table.py" "$work" || exit 1
 [ ! -s "$work/failed.txt" ]

@@ -1,6 +1,6 @@
-"""One table from what scripts/bench-gpu.sh left in a directory.
+"""One table from what scripts/bench/gpu.sh left in a directory.
 
-python3 scripts/bench_gpu_table.py WORK
+python3 scripts/bench/gpu_table.py WORK
 """
 
 import json

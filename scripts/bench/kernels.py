@@ -2,9 +2,9 @@
 
     gemma bench --synthetic 27b --recipe seed -d vulkan --only kernels --kernel-rows 1,8,16,128 \\
       --json >seed.json
-    python3 scripts/bench_kernels.py seed.json... [--rows 1 8] [--peak T]
+    python3 scripts/bench/kernels.py seed.json... [--rows 1 8] [--peak T]
 
-scripts/bench-gpu.sh leaves such files of each recipe. A kernel is bound by what would take the
+scripts/bench/gpu.sh leaves such files of each recipe. A kernel is bound by what would take the
 largest part of its time alone, if that is half of it or more: reading its weights at the measured
 speed of the memory; its multiply-adds of int8 at the fastest rate of any kernel in these files (or
 --peak); or starting, at the shortest time that a launch of any kernel took. Otherwise it is bound

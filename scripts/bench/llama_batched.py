@@ -1,5 +1,5 @@
-"""Tokens a second of llama.cpp for several texts at once: the peer of bench-batch.sh and
-bench-serve.sh."""
+"""Tokens a second of llama.cpp for several texts at once: the peer of batch.sh and
+serve.sh."""
 
 import json
 import os

@@ -1,6 +1,6 @@
 """Measures what drafting on a CPU thread costs a target that decodes on the GPU meanwhile.
 
-    python3 scripts/bench_overlap.py TARGET... --draft DRAFT_DIR [-d vulkan] [--rounds 12] [--args
+    python3 scripts/bench/overlap.py TARGET... --draft DRAFT_DIR [-d vulkan] [--rounds 12] [--args
     "--format-weights i4-g32"]
 
 TARGET is a model for `gemma bench -m`, or the name of a shape for `--synthetic` such as 27b. Plain

@@ -1,7 +1,7 @@
 """Quantises one trained model by this program and by llama.cpp, at equal bytes, and prints how far
 each is from the model.
 
-    python scripts/bench_quant.py --gemma BIN --llama DIR --model HF_DIR --calibration FILE --text
+    python scripts/bench/quant.py --gemma BIN --llama DIR --model HF_DIR --calibration FILE --text
     KIND=FILE ... --work DIR
 
 Everything that llama.cpp makes is dequantised (by the `gguf` package of its project) into plain f32

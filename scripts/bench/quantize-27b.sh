@@ -2,7 +2,7 @@
 # Measures memory and time of quantising layers of Gemma 3 27B's shape, with and without calibration,
 # and projects them to 62 layers.
 #
-#   scripts/bench-quantize-27b.sh WORK_DIR TOKENIZER_JSON
+#   scripts/bench/quantize-27b.sh WORK_DIR TOKENIZER_JSON
 #
 # Makes up to 4.5 GB of random weights in WORK_DIR (one and two layers, and the whole table) and
 # removes them at the end. What the second layer adds is taken for each further one. The tokenizer
@@ -45,7 +45,7 @@ PY
 }
 for layers in 1 2; do
   src=$work/src-$layers
-  [ -d "$src" ] || python3 "$(dirname "$0")/make_27b_shape.py" "$src" "$layers"
+  [ -d "$src" ] || python3 "$(dirname "$0")/shape_27b.py" "$src" "$layers"
   cp "$2" "$src/tokenizer.json"
   what=(--linear "${LINEAR:-t2-row+h128}" --embedding i8-row+h128)
   [ -z "${SIZE:-}" ] || what=(--target-size "${sizes[layers - 1]}")

@@ -1,6 +1,6 @@
-"""Measures a server: see bench-serve.sh, which starts it.
+"""Measures a server: see serve.sh, which starts it.
 
-bench_serve.py overhead|engine|peer|agents|report HOST:PORT [OPTIONS of the server, which the
+serve.py overhead|engine|peer|agents|report HOST:PORT [OPTIONS of the server, which the
 engine alone is measured with too]
 """
 

@@ -3,7 +3,7 @@
 # a long prompt, the tokens that an agent's turns read again, and a question about a
 # report that an earlier process has read (--cache-dir).
 #
-#   scripts/bench-serve.sh [GEMMA] [SERVE OPTIONS...]
+#   scripts/bench/serve.sh [GEMMA] [SERVE OPTIONS...]
 #
 # GEMMA is the binary, target/release/gemma by default. The model is the bundled pair on the CPU
 # unless the options name another. Needs python3.
@@ -21,10 +21,10 @@
 set -euo pipefail
 gemma=$(realpath "${1:-target/release/gemma}")
 shift || true
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/../.."
 work=$(mktemp -d)
-# shellcheck source=scripts/server.sh
-. scripts/server.sh
+# shellcheck source=scripts/check/server.sh
+. scripts/check/server.sh
 trap 'stop_server; rm -rf "$work"' EXIT
 
 # Starts a server of these options and measures a part against it; then "$@" are the options that
@@ -34,7 +34,7 @@ part() {
   shift 2
   # shellcheck disable=SC2086
   start_server --log off --ctx-size "${CONTEXT:-16384}" $own "$@"
-  GEMMA=$gemma SERVER=$server python3 scripts/bench_serve.py "$name" "$address" "$@"
+  GEMMA=$gemma SERVER=$server python3 scripts/bench/serve.py "$name" "$address" "$@"
   stop_server
 }
 
@@ -61,5 +61,5 @@ for name in ${PARTS:-overhead engine agents report}; do
     *) part "$name" "--parallel 32 --max-queue 1000" "$@" ;;
   esac
   # After the server, whose cache takes the device's memory.
-  if [ "$name" = engine ] && [ -n "${LLAMA:-}" ]; then python3 scripts/bench_serve.py peer - "$@"; fi
+  if [ "$name" = engine ] && [ -n "${LLAMA:-}" ]; then python3 scripts/bench/serve.py peer - "$@"; fi
 done

@@ -1,7 +1,7 @@
 """Writes a checkpoint with the shape of Gemma 3 27B, few layers and the whole table, of random bf16
 weights.
 
-    python scripts/make_27b_shape.py DIR [LAYERS]
+    python scripts/bench/shape_27b.py DIR [LAYERS]
 
 Two layers are 4.5 GB. Random weights say nothing about quality: this is for measuring memory and
 time."""

@@ -1,9 +1,9 @@
 """Plain and speculative decoding of a trained small model in 27B's shape, end to end, by this
 program and by llama.cpp.
 
-    python3 scripts/bench_standin.py [--llama LLAMA_DIR] [--prompts FILE.jsonl...] [--shape 27b]
+    python3 scripts/bench/standin.py [--llama LLAMA_DIR] [--prompts FILE.jsonl...] [--shape 27b]
 
-Builds nothing; needs numpy, 16 GB of disk and 20 GB of device memory. make_standin.py makes the
+Builds nothing; needs numpy, 16 GB of disk and 20 GB of device memory. standin/make.py makes the
 model, once, of one that the project ships; LLAMA_DIR holds llama-bench and
 llama-speculative-simple, which get the same file, prompts and draft model. The pair is the bundled
 one unless other options name another:
@@ -28,7 +28,7 @@ import time
 
 import markdown_table
 
-ROOT = pathlib.Path(__file__).parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 TURN = "<start_of_turn>user\n{}<end_of_turn>\n<start_of_turn>model\n"
 
 
@@ -73,7 +73,7 @@ def made(a, model, shape):
     file = a.work / f"{model.name}-{shape}.gguf"
     if not file.exists():
         options = ["--model", model, "--tokenizer", a.tokenizer, "--shape", shape]
-        said, _ = run(a, sys.executable, ROOT / "scripts/make_standin.py", file, *options)
+        said, _ = run(a, sys.executable, ROOT / "scripts/bench/standin/make.py", file, *options)
         print(said.strip(), file=sys.stderr)
     return file
 

@@ -2,18 +2,18 @@
 # Runs the scripts that measure a GPU on the CPU with small sizes, and checks what they print and what
 # they do after a failure.
 #
-#   scripts/test-bench.sh [GEMMA]      GEMMA is the binary, target/release/gemma by default
+#   scripts/bench/test.sh [GEMMA]      GEMMA is the binary, target/release/gemma by default
 #
 # Needs python3, and numpy for the stand-in.
 set -euo pipefail
 gemma=$(realpath "${1:-target/release/gemma}")
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/../.."
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 export PYTHONDONTWRITEBYTECODE=1
 
 fail() {
-  printf 'test-bench: %s\n' "$*" >&2
+  printf 'bench/test: %s\n' "$*" >&2
   head -c 4000 "$work/out" "$work/err" >&2
   exit 1
 }
@@ -31,7 +31,7 @@ has() { # file, extended regular expression
 export GEMMA=$gemma SHAPE=270m DEVICE=cpu PROMPT=8 DEPTH=8 TOKENS=2 REPETITIONS=1 ROWS=1,8,16
 export KERNEL_ROWS=1,8
 # One of three recipes is none. The others are measured, and the table is the last thing.
-WORK=$work/gpu RECIPES="int4 nonsense t2-row+h128" ends 1 scripts/bench-gpu.sh
+WORK=$work/gpu RECIPES="int4 nonsense t2-row+h128" ends 1 scripts/bench/gpu.sh
 has err '^nonsense: exit code 3: error: '
 has out '^nonsense: exit code 3'
 has out '^\| int4 .*\) \| +[0-9.]+ \| +[0-9.]+ \| +[0-9]+ \|$'
@@ -45,11 +45,11 @@ ours-t2-row+h128.json" ] || fail "kept: $(ls "$work/gpu")"
 row='^\| gate_up +\|( +[0-9.]+ \|){7} [a-z0-9 ]+ \|$'
 profiled=$(grep -cE "$row" "$work/gpu/kernels.md") || true
 [ "$profiled" = 4 ] || fail "$profiled profiles of gate_up: $(cat "$work/gpu/kernels.md")"
-ends 0 python3 scripts/bench_kernels.py "$work/gpu/ours-int4.json" --rows 8 --peak 100
+ends 0 python3 scripts/bench/kernels.py "$work/gpu/ours-int4.json" --rows 8 --peak 100
 has out '^- The peak of int8 is 100 Top/s, as given'
 has out '^`int4`, .* pass of 8 rows:$'
 # Without time nothing is measured, and that is said.
-WORK=$work/gpu LIMIT=0 RECIPES="int4" ends 1 scripts/bench-gpu.sh
+WORK=$work/gpu LIMIT=0 RECIPES="int4" ends 1 scripts/bench/gpu.sh
 has err '^int4: no time was left$'
 has err '^error: nothing was measured'
 
@@ -72,7 +72,7 @@ echo '|      8 |    1 |    1.00 |    2.00 |'
 echo '|      8 |    8 |    1.00 |    5.00 |'
 SH
 chmod +x "$work"/llama/*-bench
-WORK=$work/beside RECIPES=int4 ends 0 scripts/bench-gpu.sh "$work/llama"
+WORK=$work/beside RECIPES=int4 ends 0 scripts/bench/gpu.sh "$work/llama"
 has out '^\| llama.cpp \| 0.235 \| +10.0 \| .* +2.0 \| +5.0 \| +- \| 2.50 \| +- \| +100 \|$'
 has out '^\| int4 .*\| +[0-9.]+ \([0-9.]+\) \|$'
 
@@ -88,9 +88,9 @@ for model in demo-target demo-draft; do
   ends 0 python3 - "draft/$model" "$work/$model" <<'PY'
 import sys
 
-sys.path.insert(0, "scripts")
+sys.path.insert(0, "scripts/bench/standin")
 import numpy as np
-from standin_artifact import weights
+from artifact import weights
 
 ours, theirs = (weights(folder)[1] for folder in sys.argv[1:])
 assert ours.keys() == theirs.keys()
@@ -101,8 +101,8 @@ PY
 done
 
 # In a larger shape a model says the same.
-ends 0 python3 scripts/make_standin.py "$work/own.gguf" --shape own
-ends 0 python3 scripts/make_standin.py "$work/test.gguf" --shape test
+ends 0 python3 scripts/bench/standin/make.py "$work/own.gguf" --shape own
+ends 0 python3 scripts/bench/standin/make.py "$work/test.gguf" --shape test
 head -c 2000 docs/GLOSSARY.md >"$work/text"
 ends 0 "$gemma" eval "$work/text" -m "$work/test.gguf" --reference "$work/own.gguf" -d cpu -c 256 \
   -q --json
@@ -113,13 +113,13 @@ import sys
 report = json.load(open(sys.argv[1]))
 sys.exit(not 0 <= report["kld"]["mean"] < 0.01)
 PY
-ends 1 python3 scripts/make_standin.py "$work/x.gguf" --model draft/gemma3-draft/medium
+ends 1 python3 scripts/bench/standin/make.py "$work/x.gguf" --model draft/gemma3-draft/medium
 has err '^help: name the tokenizer.json of a Gemma 3 with --tokenizer$'
 
 # Both ways to generate, and a table as the last thing; a program that is missing is named.
 mkdir "$work/standin"
 mv "$work/test.gguf" "$work/standin/demo-target-test.gguf"
-ends 1 python3 scripts/bench_standin.py --gemma "$gemma" --device cpu --shape test --count 2 \
+ends 1 python3 scripts/bench/standin.py --gemma "$gemma" --device cpu --shape test --count 2 \
   --tokens 12 --repetitions 1 --work "$work/standin" --llama "$work/llama"
 has err '^error: .*/llama-speculative-simple cannot be run: '
 row='^\| gemma, temperature 0 \|( +[0-9.]+ \|){4}$'

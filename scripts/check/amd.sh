@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
 # Compiles the program's kernels for AMD GPUs that are not there, by the compiler of AMD's Vulkan
 # driver (Mesa's RADV), and holds registers, code and instructions to the budgets of
-# scripts/amd/budgets.txt. Exits with 1 where one is exceeded.
+# scripts/check/amd/budgets.txt. Exits with 1 where one is exceeded.
 #
-#   scripts/check-amd.sh [LISTER]           LISTER is the built examples/kernels, which it
+#   scripts/check/amd.sh [LISTER]           LISTER is the built examples/kernels, which it
 #                                           otherwise builds
-#   scripts/check-amd.sh --model [LISTER]   prints the modelled passes on a Radeon 780M alone: the
+#   scripts/check/amd.sh --model [LISTER]   prints the modelled passes on a Radeon 780M alone: the
 #                                           tables of docs/LAPTOP.md
-#   scripts/check-amd.sh --update [LISTER]  lowers budgets to what the kernels cost now, and writes
+#   scripts/check/amd.sh --update [LISTER]  lowers budgets to what the kernels cost now, and writes
 #                                           those tables
-#   scripts/check-amd.sh --fetch            fetches the driver into the cache, where the system has
+#   scripts/check/amd.sh --fetch            fetches the driver into the cache, where the system has
 #                                           another version; Debian 12 and 13, 12 MB, nothing is
 #                                           installed
 #
@@ -17,7 +17,7 @@
 # such driver it says so and passes, unless GEMMA_REQUIRE_RADV=1. RADV names a libvulkan_radeon.so
 # that lies elsewhere.
 set -euo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/../.."
 series=25.0
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/gemma-radv/$series
 
@@ -55,7 +55,7 @@ fetch() ( # a subshell, with an exit of its own
       ;;
     trixie) ;;
     *)
-      echo "error: check-amd knows no Mesa $series for this system" >&2
+      echo "error: check/amd knows no Mesa $series for this system" >&2
       echo "help: set RADV to a libvulkan_radeon.so of Mesa $series" >&2
       exit 1
       ;;
@@ -97,7 +97,7 @@ esac
 driver=$(find_driver)
 if [ -z "$driver" ]; then
   echo "SKIPPED: no AMD GPU's code is looked at, since there is no RADV of Mesa $series here" >&2
-  echo "help: scripts/check-amd.sh --fetch (Debian 12 or 13; 12 MB into the cache)" >&2
+  echo "help: scripts/check/amd.sh --fetch (Debian 12 or 13; 12 MB into the cache)" >&2
   [ "${GEMMA_REQUIRE_RADV:-}" != 1 ]
   exit
 fi
@@ -106,6 +106,6 @@ if [ -z "$lister" ]; then
   cargo build -q --release --example kernels
   lister=${CARGO_TARGET_DIR:-target}/release/examples/kernels
 fi
-echo "check-amd: Mesa $(version "$driver"), $driver" >&2
+echo "check/amd: Mesa $(version "$driver"), $driver" >&2
 export PYTHONDONTWRITEBYTECODE=1
-exec python3 scripts/amd/gate.py "${mode[@]}" --driver "$driver" --spirv shaders/spirv "$lister"
+exec python3 scripts/check/amd/gate.py "${mode[@]}" --driver "$driver" --spirv shaders/spirv "$lister"

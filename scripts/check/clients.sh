@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Real clients of `gemma serve`, from their registries, with default settings and the address of a
-# server of the bundled model: the table CLIENTS in test_clients.py names them. The entry "types"
-# validates answers against the types of three packages (client_types.py).
+# server of the bundled model: the table CLIENTS in clients/clients.py names them. The entry "types"
+# validates answers against the types of three packages (clients/answers.py).
 #
-#   scripts/test-clients.sh [GEMMA [CLIENT...]]    GEMMA is target/release/gemma by default
+#   scripts/check/clients.sh [GEMMA [CLIENT...]]    GEMMA is target/release/gemma by default
 #
 #   CLIENTS=DIR      installations of the clients; they are made where missing, which needs the
 #                    network, and used again. Without it they go when the script ends. A client that
@@ -14,10 +14,10 @@
 # often do not end, so they get at most 500 tokens.
 set -euo pipefail
 gemma=$(realpath "${1:-target/release/gemma}")
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/../.."
 scratch=$(mktemp -d)
-# shellcheck source=scripts/server.sh
-. scripts/server.sh
+# shellcheck source=scripts/check/server.sh
+. scripts/check/server.sh
 demo=
 trap 'stop_server; server=$demo; stop_server; rm -rf "$scratch"' EXIT
 
@@ -28,5 +28,5 @@ demo=$server demo_address=$address
 work=$scratch/long
 HOME=$scratch start_server --ctx-size 32768 --max-tokens 500
 
-python3 scripts/test_clients.py "$gemma" "http://$demo_address" "http://$address" "$scratch" \
-  "${CLIENTS:-$scratch/clients}" "${@:2}"
+python3 scripts/check/clients/clients.py \
+  "$gemma" "http://$demo_address" "http://$address" "$scratch" "${CLIENTS:-$scratch/clients}" "${@:2}"

@@ -1,5 +1,7 @@
 #!/usr/bin/env bash
-# Fuzzes every reader of foreign bytes, guided by coverage: scripts/fuzz.sh MINUTES [TARGET...]
+# Fuzzes every reader of foreign bytes, guided by coverage:
+#
+#   scripts/check/fuzz.sh MINUTES [TARGET...]
 #
 # MINUTES is the time of each target (0.5 is half of one). Prints a table: executions, those whose
 # input was made up of a structure's fields, edges of the program, crashes and processor time.
@@ -13,9 +15,9 @@
 # our crates have counters; their libraries are those of the tests. A use of freed memory goes
 # unnoticed, because there is no sanitizer.
 set -euo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/../.."
 
-minutes=${1:?usage: scripts/fuzz.sh MINUTES [TARGET...]}
+minutes=${1:?usage: scripts/check/fuzz.sh MINUTES [TARGET...]}
 shift
 seconds=$(awk -v m="$minutes" 'BEGIN { print int(60 * m) }')
 

@@ -1,8 +1,8 @@
 """Mutation tests: which small faults in the source does no test find?
 
-    python3 scripts/mutants.py build DIRECTORY        # one build with all mutants
-    python3 scripts/mutants.py run DIRECTORY [JOBS]   # tries every mutant that was not tried yet
-    python3 scripts/mutants.py table DIRECTORY        # a row a file, then the survivors
+    python3 scripts/check/mutants.py build DIRECTORY        # one build with all mutants
+    python3 scripts/check/mutants.py run DIRECTORY [JOBS]   # tries mutants that were not tried yet
+    python3 scripts/check/mutants.py table DIRECTORY        # a row a file, then the survivors
 
 `cargo mutants` (cargo install --locked cargo-mutants) lists the mutants. A build for each would
 take days. `build` copies the tree to DIRECTORY and puts each mutant beside the function that it
@@ -261,7 +261,7 @@ def table(work):
 
 
 def main():
-    root = pathlib.Path(__file__).resolve().parent.parent
+    root = pathlib.Path(__file__).resolve().parents[2]
     match sys.argv[1:]:
         case ["build", directory]:
             build(root, pathlib.Path(directory).resolve())

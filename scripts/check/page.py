@@ -1,6 +1,6 @@
 """Tries the page of a server in headless Chromium.
 
-test_page.py http://ADDRESS EXPECTED [CHROMIUM] [SHOTS]
+page.py http://ADDRESS EXPECTED [CHROMIUM] [SHOTS]
 
 EXPECTED is a word of the answer to "What is the capital of France?". CHROMIUM is the browser, by
 default the one that `playwright install chromium` fetched. SHOTS is a folder for screenshots.

@@ -1,7 +1,7 @@
 """`gemma plan` against what the engine then allocates: 27B's shape with random weights, on a device
 that has the memory.
 
-    python3 scripts/check_plan.py [--gemma PATH] [--device vulkan] [--recipe int4 ...] [--context
+    python3 scripts/check/plan.py [--gemma PATH] [--device vulkan] [--recipe int4 ...] [--context
     2048 8192 32768 131072]
 
 Prints a row each and fails where a kind of bytes differs by more than 1 %. Takes 20 s and 16 GB (at

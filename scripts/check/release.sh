@@ -2,13 +2,13 @@
 # Installs the package in a bare Debian, runs what README shows, removes the package, and looks for
 # leftovers.
 #
-#     scripts/test-release.sh [PACKAGE.deb]
+#     scripts/check/release.sh [PACKAGE.deb]
 #
 # The default is the package in target/dist; scripts/release.sh makes one if there is none. Needs
 # root, debootstrap and python3. The bare system is kept in ~/.cache/gemma-test. If it cannot be made
 # the test is skipped with a message; with GEMMA_REQUIRE_CHROOT=1 that is a failure.
 set -euo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/../.."
 export LC_ALL=C
 
 skip() {

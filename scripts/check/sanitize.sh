@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs the tests under a detector of undefined behaviour:
-#   scripts/sanitize.sh address|memcheck [SUITE[:FILTER]...]
+#   scripts/check/sanitize.sh address|memcheck [SUITE[:FILTER]...]
 #
 # address   AddressSanitizer: accesses outside an allocation, or after its end.
 # memcheck  Valgrind: the same, and decisions on bytes that were never written.
@@ -16,9 +16,9 @@
 # The checkout must stand where it stood when they were built, and DIR in it. SANITIZE_BUILD=1 only
 # builds; the binaries are then in target/sanitize/LANE/binaries.
 set -euo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/../.."
 
-lane=${1:?usage: scripts/sanitize.sh address|memcheck [SUITE[:FILTER]...]}
+lane=${1:?usage: scripts/check/sanitize.sh address|memcheck [SUITE[:FILTER]...]}
 shift
 place=$PWD/target/sanitize/$lane
 binaries=${SANITIZE_BINARIES:-$place/binaries}
@@ -35,12 +35,12 @@ case $lane in
     # Without `grammar` and `cli`: rustix looks for the vDSO, which Valgrind hides.
     if [ $# = 0 ]; then suites=(lib_base:compute lib_base:tensor lib_base:kv lib_model:checkpoint text:linear); fi
     if ! command -v valgrind >/dev/null; then
-      echo "scripts/sanitize.sh: valgrind is not installed (apt-get install valgrind)" >&2
+      echo "scripts/check/sanitize.sh: valgrind is not installed (apt-get install valgrind)" >&2
       exit 1
     fi
     ;;
   *)
-    echo "scripts/sanitize.sh: there is no lane '$lane'" >&2
+    echo "scripts/check/sanitize.sh: there is no lane '$lane'" >&2
     exit 1
     ;;
 esac

@@ -2,12 +2,12 @@
 # Runs one batch of records of every kind, cut in every way. Each id must have the same text or error
 # each time. Prints which ways could not be tried here.
 #
-#   scripts/test-scale-out.sh [GEMMA] [RECORDS]
+#   scripts/check/scale-out.sh [GEMMA] [RECORDS]
 #
 # Needs python3; GNU parallel and PySpark (with Java) for their ways.
 set -euo pipefail
 gemma=$(realpath "${1:-target/release/gemma}") records=${2:-500}
-here=$(cd "$(dirname "$0")" && pwd)
+scripts=$(cd "$(dirname "$0")/.." && pwd)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cd "$work"
@@ -63,13 +63,13 @@ fi
 if [ "${SPARK-1}" != 1 ]; then
   echo "not tried: PySpark, which only scripts/check.sh --all tries" >&2
 elif python3 -c 'import pyspark' 2>/dev/null && command -v java >/dev/null; then
-  spark() { python3 "$here/spark_batch.py" "$@" --partitions 4 --gemma "$gemma" -- --seed 4 "${share[@]}"; } # -q is its own
+  spark() { python3 "$scripts/spark_batch.py" "$@" --partitions 4 --gemma "$gemma" -- --seed 4 "${share[@]}"; } # -q is its own
   export SPARK_LOCAL_IP=127.0.0.1 PYSPARK_SUBMIT_ARGS='--master local[2] --conf spark.ui.enabled=false pyspark-shell'
   spark in.jsonl spark-out 2>spark.log || { tail -20 spark.log >&2; exit 1; }
   cat spark-out/part-* >spark.jsonl
   ways+=(spark)
   # A process that fails is an error of the job, never an empty result.
-  if python3 "$here/spark_batch.py" in.jsonl failed-out --gemma "$gemma" -- -m /nonexistent 2>failed.log; then
+  if python3 "$scripts/spark_batch.py" in.jsonl failed-out --gemma "$gemma" -- -m /nonexistent 2>failed.log; then
     echo "a failing process went unnoticed" >&2
     exit 1
   fi

@@ -1,4 +1,4 @@
-"""JSON schemas with values to try, for test_json_schema.py and tests/golden/schemas.jsonl.
+"""JSON schemas with values to try, for schemas.py and tests/golden/schemas.jsonl.
 
 An entry is a schema and values that are tried with it, in addition to VALUES. A verdict is not
 written here: Python's jsonschema says which values fit. A REFUSED schema has the place and the

@@ -2,15 +2,15 @@
 """Answers under JSON schemas: do they fit, do drafts leave them as they are, and do they end where
 others loop on white space?
 
-    python3 scripts/test_json_schema.py [PROMPTS] [-- options of gemma generate, such as -m MODEL or
+    python3 scripts/check/schemas.py [PROMPTS] [-- options of gemma generate, such as -m MODEL or
     -d vulkan]
-    python3 scripts/test_json_schema.py --seeds SEEDS [-- options of gemma generate]
-    python3 scripts/test_json_schema.py --table > tests/golden/schemas.jsonl
+    python3 scripts/check/schemas.py --seeds SEEDS [-- options of gemma generate]
+    python3 scripts/check/schemas.py --table > tests/golden/schemas.jsonl
 
 Needs Python's jsonschema (pip install jsonschema). Every prompt is answered at temperature 1, once
 without drafts and once for each way of drafting; all texts must be the same and fit their schemas.
-With --seeds, every schema of json_schemas.py is answered with that many seeds: the answer fits, or
-the schema is refused with the keyword and its place. --table writes which values of json_schemas.py
+With --seeds, every schema of schema_cases.py is answered with that many seeds: the answer fits, or
+the schema is refused with the keyword and its place. --table writes which values of schema_cases.py
 fit, for the unit test of the grammars.
 """
 import json
@@ -21,10 +21,10 @@ import sys
 import jsonschema
 from decimal import Decimal
 
-import json_schemas as tried
+import schema_cases as tried
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-GEMMA = os.environ.get("GEMMA", os.path.join(HERE, "../target/release/gemma"))
+GEMMA = os.environ.get("GEMMA", os.path.join(HERE, "../../target/release/gemma"))
 
 TOPICS = ["a river", "the moon", "bread", "a spider", "gravity", "a violin", "winter", "a bridge",
           "tea", "a whale", "glass", "a robot",

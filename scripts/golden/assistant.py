@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Makes tests/golden/assistant-*: random Gemma 4 assistants and what transformers drafts with them.
 
-    V/bin/python scripts/golden_assistant.py [OUT]
+    V/bin/python scripts/golden/assistant.py [OUT]
 
-The targets are those of golden.py, read from OUT. An assistant has queries only: its layers attend
+The targets are those of model.py, read from OUT. An assistant has queries only: its layers attend
 to the keys and values of the target's last local and last global layer. A prompt of n tokens is
 committed, and `last` is the token that follows. All drafted positions use the K/V of the n prompt
 tokens and position n. The first input is the embedding of `last` beside the target's final-norm
@@ -23,7 +23,7 @@ from transformers import (Gemma4AssistantConfig, Gemma4AssistantForCausalLM,
                           Gemma4UnifiedForConditionalGeneration, Gemma4UnifiedTextConfig)
 from transformers.generation.candidate_generator import SinglePositionMultiTokenCandidateGenerator
 
-from golden import OUT, VOCAB, kinds, randomize
+from model import OUT, VOCAB, kinds, randomize
 
 STEPS = 4
 CHILDREN = [5, 77, 200]
@@ -163,7 +163,7 @@ def case(name, target_name, seed, n, classes, values):
     assert drafted == [last, *tokens] and worst < 1e-4, f"{name}: generate differs by {worst}"
 
     golden = {
-        "made_by": f"scripts/golden_assistant.py, transformers {transformers.__version__}, torch "
+        "made_by": f"scripts/golden/assistant.py, transformers {transformers.__version__}, torch "
                    f"{torch.__version__}",
         "target": target_name, "ids": ids, "last": last, "logits": numbers(logits),
         "tokens": tokens, "tree": {"children": CHILDREN, "logits": numbers(tree[1:])},

@@ -2,8 +2,8 @@
 """Golden blocks of GGUF types, decoded by the `gguf` package of llama.cpp (pip install gguf):
 tests/golden/gguf-blocks.json. With --grids, prints the tables of crates/base/src/tensor/grids.rs.
 
-  golden_gguf.py tests/golden/gguf-blocks.json
-  golden_gguf.py --grids
+  blocks.py tests/golden/gguf-blocks.json
+  blocks.py --grids
 
 Payload bytes are random; scales (f16) are set to values that keep the result finite. The SHA-256 of
 a grid is that of its points, a byte for each coordinate.

@@ -2,8 +2,8 @@
 """Golden texts of Gemma 4's form: tests/golden/gemma4.
 
   python -m venv V && V/bin/pip install transformers jinja2
-  V/bin/python scripts/golden_gemma4.py [OUT]
-  V/bin/python scripts/golden_gemma4.py --template FILE.jinja OUT.json
+  V/bin/python scripts/golden/gemma4.py [OUT]
+  V/bin/python scripts/golden/gemma4.py --template FILE.jinja OUT.json
 
 The tokenizer is a small one: pieces trained on README.md, and all control tokens at their ids. Its
 tokens are those of transformers (`GemmaTokenizer`). The conversations are rendered by jinja2 as
@@ -21,7 +21,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import GemmaTokenizer
 from transformers.utils.chat_template_utils import render_jinja_template
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 OWN = ROOT / "crates/model/src/models/gemma4/template.jinja"
 NAMES = {
     "<|tool>": 46, "<tool|>": 47, "<|tool_call>": 48, "<tool_call|>": 49, "<|tool_response>": 50,

@@ -3,14 +3,14 @@
 transformers computes from them.
 
     python -m venv V && V/bin/pip install torch transformers
-    V/bin/python scripts/golden.py [OUT] [--greedy]
+    V/bin/python scripts/golden/model.py [OUT] [--greedy]
 
 Weights are rounded to the dtype they are saved in and computed with in f32, attention eager. Every
 checkpoint is saved by transformers itself; `config-v4.json` beside it spells the same configuration
 as transformers 4 did, or as the first files of Gemma 4 do, and the script makes sure that
 transformers reads the same model from it. The same versions give the same bytes again.
 `--greedy` leaves the checkpoints as they are and only writes `greedy` of the Gemma 4 cases anew.
-golden_assistant.py makes assistants for the Gemma 4 targets."""
+assistant.py makes assistants for the Gemma 4 targets."""
 
 import json
 import math
@@ -26,7 +26,7 @@ from transformers import (Gemma3Config, Gemma3ForCausalLM, Gemma3ForConditionalG
                           Gemma4UnifiedForConditionalGeneration, Gemma4UnifiedTextConfig)
 
 PATHS = [a for a in sys.argv[1:] if not a.startswith("--")]
-OUT = Path(PATHS[0] if PATHS else Path(__file__).parent.parent / "tests/golden")
+OUT = Path(PATHS[0] if PATHS else Path(__file__).resolve().parents[2] / "tests/golden")
 VOCAB = 256
 
 
@@ -275,7 +275,7 @@ def case(seed, name, n, dtype, values, model, old):
     best = logits.double().sort(-1, descending=True).values
     shown = sorted({0, n // 3, min(n - 1, values["sliding_window"] + 1), n - 1})
     golden = {
-        "made_by": f"scripts/golden.py, transformers {transformers.__version__}, torch "
+        "made_by": f"scripts/golden/model.py, transformers {transformers.__version__}, torch "
                    f"{torch.__version__}",
         "ids": ids,
         "nll": [float(f"{v:.8g}") for v in nll],

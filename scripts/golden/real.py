@@ -2,8 +2,8 @@
 """Data of the tests on Google's Gemma 3 270M (tests/real_gemma/), which scripts/real-gemma.sh runs.
 Needs the Python packages numpy and gguf, and for vectors xllamacpp.
 
-  golden_real.py expand MODEL.gguf F16.gguf
-  golden_real.py vectors MODEL.gguf GEMMA OUT.json CODE.txt DOCS.txt PROSE.txt
+  real.py expand MODEL.gguf F16.gguf
+  real.py vectors MODEL.gguf GEMMA OUT.json CODE.txt DOCS.txt PROSE.txt
 
 `expand` writes the model's weights as f16. `vectors` writes token ids, negative log-likelihoods and
 the largest logits of the beginnings of three texts, computed in f32 with numpy from the weights as

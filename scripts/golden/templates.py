@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Renderings of chat templates by jinja2, set up as transformers does (pip install jinja2).
 
-  golden_templates.py tests/golden/templates.txt tests/golden/templates.json
+  templates.py tests/golden/templates.txt tests/golden/templates.json
 
 The first file has the templates, with a line `---` between two of them.
 

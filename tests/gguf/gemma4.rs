@@ -1,5 +1,5 @@
 //! Gemma 4's tokenizer and template, held to transformers: `tokenizer.json`, a GGUF file as
-//! llama.cpp's converter writes it, and one that the quantiser writes. `scripts/golden_gemma4.py`
+//! llama.cpp's converter writes it, and one that the quantiser writes. `scripts/golden/gemma4.py`
 //! makes the golden files. `GEMMA_TEST_CONVERSATIONS` names another file of conversations, such as
 //! those of Google's own template.
 

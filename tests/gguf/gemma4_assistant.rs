@@ -1,5 +1,5 @@
 //! The assistant of Gemma 4 in GGUF files of both schemas, and in what the quantiser writes. The
-//! models are those of `scripts/golden_assistant.py`.
+//! models are those of `scripts/golden/assistant.py`.
 
 use super::gemma4_weights::{assert_same_weights, golden, open, stored};
 use crate::common::gguf::{self, BF16, F32, File, Tensor, Val, floats};

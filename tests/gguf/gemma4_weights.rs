@@ -1,5 +1,5 @@
 //! Gemma 4's weights in GGUF files: as llama.cpp's converter writes them, as the quantiser does,
-//! and damaged. The models are those of `scripts/golden.py`.
+//! and damaged. The models are those of `scripts/golden/model.py`.
 
 use crate::common::gguf::{self, BF16, F32, File, Tensor, Val, floats, logits};
 use gemma::checkpoint::Checkpoint;

@@ -1,4 +1,4 @@
-//! Gemma 4's assistant beside its target, against transformers (`scripts/golden_assistant.py`): the
+//! Gemma 4's assistant beside its target, against transformers (`scripts/golden/assistant.py`): the
 //! logits of four drafted positions, and of three nodes of one depth in one pass.
 
 use crate::common;

@@ -1,6 +1,6 @@
 //! Google's Gemma 3 270M in Q4_K_M. `scripts/real-gemma.sh` fetches the weights and runs these
 //! tests: `GEMMA_REAL` names the file, `GEMMA_REAL_F16` its expansion to f16. The golden data come
-//! from `scripts/golden_real.py`.
+//! from `scripts/golden/real.py`.
 //!
 //! Devices: `GEMMA_REAL_DEVICES`, separated by blanks [default: cpu].
 

@@ -1,4 +1,4 @@
-//! The listing of kernel calls that `scripts/check-amd.sh` is given.
+//! The listing of kernel calls that `scripts/check/amd.sh` is given.
 
 #[path = "../../examples/kernels/listing.rs"]
 mod example;

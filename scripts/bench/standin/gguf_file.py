@@ -1,4 +1,4 @@
-"""Just enough of GGUF for make_standin.py: blocks of Q4_0 and Q8_0 in NumPy, files in and out."""
+"""Just enough of GGUF for make.py: blocks of Q4_0 and Q8_0 in NumPy, files in and out."""
 import math
 import struct
 

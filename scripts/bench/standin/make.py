@@ -1,7 +1,7 @@
 """A small trained model in the shape of Gemma 3 27B: a pass costs what 27B's costs, the text stays
 the small model's.
 
-    python3 scripts/make_standin.py OUT.gguf [--model draft/demo-target] [--shape 27b]
+    python3 scripts/bench/standin/make.py OUT.gguf [--model draft/demo-target] [--shape 27b]
 
 Needs numpy. The model is one that the project ships, by default the bundled one. The drafts for
 Gemma 3 (`--model draft/gemma3-draft/medium`) come without a tokenizer: `--tokenizer` names the
@@ -27,8 +27,8 @@ import zlib
 
 import numpy as np
 
-from standin_artifact import weights
-from standin_gguf import F32, Q4_0, Q8_0, Key, header, q4_0, q8_0, read, size
+from artifact import weights
+from gguf_file import F32, Q4_0, Q8_0, Key, header, q4_0, q8_0, read, size
 
 A = "gemma3."
 # As shape keys of a GGUF file.
@@ -41,7 +41,7 @@ GLOBAL_EVERY = 6
 # Rows of the table, as Gemma 3 has them: a pass reads them all. llama.cpp takes a draft only if it
 # has as many.
 VOCAB = 262144
-ROOT = pathlib.Path(__file__).parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[3]
 NAMES = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",

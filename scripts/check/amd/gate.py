@@ -1,4 +1,4 @@
-"""Holds what RADV makes of the kernels to the budgets of budgets.txt; see scripts/check-amd.sh."""
+"""Holds what RADV makes of the kernels to the budgets of budgets.txt; see scripts/check/amd.sh."""
 
 import argparse
 import collections
@@ -13,11 +13,11 @@ MODELLED = "phoenix"  # a Radeon 780M
 CHIPS = [MODELLED, "gfx1151", "gfx1201", "navi21"]
 HERE = os.path.dirname(os.path.abspath(__file__))
 BUDGETS = os.path.join(HERE, "budgets.txt")
-LAPTOP = os.path.join(HERE, "../../docs/LAPTOP.md")
+LAPTOP = os.path.join(HERE, "../../../docs/LAPTOP.md")
 CACHE_KB = 32  # of instructions
 HEAD = f"""\
 # Budgets of kernels on AMD GPUs, on the worst of {", ".join(CHIPS)}:
-# scripts/check-amd.sh enforces it. Columns:
+# scripts/check/amd.sh enforces it. Columns:
 #   what    linear layers by their weights' format, other kernels by their file in shaders/
 #   rows    of the pass; 0: while a model is loaded
 #   slots   cycles of a SIMD32 that a wave of 32 spends in the main loop, per weight and lane, for
@@ -26,7 +26,7 @@ HEAD = f"""\
 #   VGPRs, spills (registers), KB (code): the target is no spills, and {CACHE_KB} KB, as much as the
 #           instruction cache holds
 #   by      what multiplies: dot4, or wmma where the GPU has it for int8 and dot4 elsewhere
-# `scripts/check-amd.sh --update` lowers what became better, adds what is new and drops what is
+# `scripts/check/amd.sh --update` lowers what became better, adds what is new and drops what is
 # gone. It raises nothing: a budget that has to grow is edited by hand, with a reason in the commit.
 """
 # Room for changes that mean nothing: for slots and code this part, for registers a step of their
@@ -171,7 +171,7 @@ def violations(found, matrix_chips):
         budget = table.get(key)
         if not budget:
             bad.append(
-                f"{what}: has no budget; scripts/check-amd.sh --update adds what it costs now"
+                f"{what}: has no budget; scripts/check/amd.sh --update adds what it costs now"
             )
             continue
         for name in ("slots", "VGPRs", "spills", "KB"):
@@ -189,7 +189,7 @@ def violations(found, matrix_chips):
         if by != budget["by"] and (budget["by"], by) != ("dot4", "wmma"):
             bad.append(f"{what}: multiplies by {by}, not by {budget['by']}")
     bad += [
-        f"{what}, {rows} rows: has a budget, but no pass; scripts/check-amd.sh --update drops it"
+        f"{what}, {rows} rows: has a budget, but no pass; scripts/check/amd.sh --update drops it"
         for what, rows in sorted(table.keys() - found.keys())
     ]
     return bad
@@ -250,11 +250,11 @@ def main():
     bad = wrong + violations(found, matrix_chips)
     old, new = laptop_page(table)
     if old != new:
-        bad.append("docs/LAPTOP.md: differs from this; scripts/check-amd.sh --update writes it")
+        bad.append("docs/LAPTOP.md: differs from this; scripts/check/amd.sh --update writes it")
     if bad:
         print(
-            "\nerror: what AMD's compiler makes of the kernels is beyond scripts/amd/budgets.txt "
-            f"in {len(bad)} places:",
+            "\nerror: what AMD's compiler makes of the kernels is beyond "
+            f"scripts/check/amd/budgets.txt in {len(bad)} places:",
             file=sys.stderr,
         )
         print("\n".join("  " + line for line in bad[:SHOWN]), file=sys.stderr)

@@ -101,7 +101,7 @@ class Call:
         if weights * int(bits) / 8 > loaded:
             return (
                 f"{weights:.0f} weights a turn, but {loaded} bytes loaded: "
-                "see multiply_adds() in scripts/amd/kernels.py"
+                "see multiply_adds() in scripts/check/amd/kernels.py"
             )
         return None
 

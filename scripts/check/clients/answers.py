@@ -1,6 +1,6 @@
 """Validates answers of a server against the types of the openai, anthropic and ollama packages.
 
-client_types.py ADDRESS
+answers.py ADDRESS
 
 Each object, each error and each event of a stream must have all fields that its type requires, with
 the right types. Fields that the types lack are listed. The types of ollama require few fields.

@@ -1,6 +1,6 @@
 """Drives servers of the bundled model with clients from their registries.
 
-test_clients.py GEMMA DEMO AGENTS SCRATCH CLIENTS [NAME...]
+clients.py GEMMA DEMO AGENTS SCRATCH CLIENTS [NAME...]
 
 GEMMA is the binary, DEMO and AGENTS are addresses of servers, whose logs are SCRATCH/demo/said and
 SCRATCH/long/said. CLIENTS holds the installations. Each client is installed alone and runs in a
@@ -238,7 +238,7 @@ def ollama():
 
 
 def types():
-    print(run(sys.executable, Path(__file__).with_name("client_types.py"), DEMO))
+    print(run(sys.executable, Path(__file__).with_name("answers.py"), DEMO))
 
 
 def llm():
@@ -400,7 +400,7 @@ CLIENTS = [
     ("llm", PIP, ["llm"], llm),
     ("lm-eval", PIP, ["lm-eval[api]"], lm_eval),
     ("aider", PIP, ["aider-chat"], aider),
-    ("async-openai", CARGO, ["client-rust"], async_openai),
+    ("async-openai", CARGO, ["rust"], async_openai),
     ("claude-code", NPM, ["@anthropic-ai/claude-code"], claude_code),
     ("codex", NPM, ["@openai/codex"], codex),
     ("opencode", NPM, ["opencode-ai"], opencode),

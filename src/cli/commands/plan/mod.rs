@@ -102,7 +102,7 @@ pub struct PlanArgs {
     pub ui: UiOptions,
 }
 
-/// Tokens per pass on held-out prose and on held-out code: `scripts/bench-draft.sh`, 25 texts of
+/// Tokens per pass on held-out prose and on held-out code: `scripts/bench/draft.sh`, 25 texts of
 /// each.
 const DRAFTED: [f64; 2] = [1.8, 3.9];
 /// Context where none was asked for.

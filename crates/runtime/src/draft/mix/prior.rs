@@ -1,8 +1,8 @@
 //! The mixer's first weights, learnt from the training text of the draft models.
 //!
-//! `scripts/draft_prior.py` says how they were learnt. Columns are features: longest match, shorter
-//! match, pair, last token, model, noise, none. Features and sets that were added later stand
-//! behind these, and begin with the weights of their sources.
+//! `scripts/train/draft_prior.py` says how they were learnt. Columns are features: longest match,
+//! shorter match, pair, last token, model, noise, none. Features and sets that were added later
+//! stand behind these, and begin with the weights of their sources.
 
 /// Weights by set and feature.
 type Weights = [[f32; 7]; 19];

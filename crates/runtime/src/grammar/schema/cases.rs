@@ -1,5 +1,5 @@
 //! Schemas and texts with the verdicts of Python's jsonschema, written by
-//! `scripts/test_json_schema.py --table`.
+//! `scripts/check/schemas.py --table`.
 
 use super::*;
 use crate::grammar::machine::{GrammarMachine, StateQuery};

@@ -1,7 +1,7 @@
 use super::*;
 use serde_json::Value as Json;
 
-/// Templates with their renderings by jinja2, written by `scripts/golden_templates.py`.
+/// Templates with their renderings by jinja2, written by `scripts/golden/templates.py`.
 const GOLDEN: &str = include_str!("../../../../../../tests/golden/templates.json");
 
 fn golden() -> Json {
