@@ -95,8 +95,8 @@ for recipe in $recipes; do
 done
 
 if compgen -G "$work/ours-*.json" >/dev/null; then
-  python3 "$scripts/bench/kernels.py" "$work"/ours-*.json >"$work/kernels.md"
+  python3 "$here/kernels.py" "$work"/ours-*.json >"$work/kernels.md"
 fi
 echo "kept in $work: each figure, and the profile of each kernel (kernels.md)" >&2
-python3 "$scripts/bench/gpu_table.py" "$work" || exit 1
+python3 "$here/gpu_table.py" "$work" || exit 1
 [ ! -s "$work/failed.txt" ]
