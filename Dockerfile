@@ -2,7 +2,8 @@
 #
 #   docker build -t gemma .
 #   docker run --rm -p 8080:8080 -e GEMMA_API_KEY=... -v ~/.cache/huggingface:/models gemma -m google/gemma-3-4b-it-qat-q4_0-gguf
-#   docker run --rm -p 8080:8080 -e GEMMA_API_KEY=... --device /dev/dri gemma   # the demo
+#   docker run --rm -p 8080:8080 -e GEMMA_API_KEY=... --device /dev/dri \
+#     --group-add "$(stat -c %g /dev/dri/renderD128)" gemma                     # the demo, on a GPU
 FROM rust:1-bookworm AS build
 WORKDIR /gemma
 COPY . .
