@@ -1,6 +1,6 @@
-//! Compares this program with Hugging Face transformers (`scripts/golden/model.py`), token by token,
-//! past windows, pages and rings. The files are those that transformers saved, in both spellings of
-//! the configuration.
+//! Compares this program with Hugging Face transformers (`scripts/golden/model.py`), token by
+//! token, past windows, pages and rings. The files are those that transformers saved, in both
+//! spellings of the configuration.
 
 use crate::{common, reference};
 use common::trees::reshape_global_layers;
