@@ -85,10 +85,10 @@ fn keys_and_values_of_27b_are_counted_by_window() {
         let [low, high] =
             [0, 1].map(|i| plan["predicted"]["tokens_per_s_drafted"][i].as_f64().unwrap());
         let full = pass + seen as f64 / 75e6;
-        assert!(
-            (low - 1.8e3 / full).abs() < 1e-6 && (high - 3.9e3 / pass).abs() < 1e-6,
-            "{low} {high}"
-        );
+        // What the rows of drafts cost was timed here.
+        let (least, most) = (1e3 / full, 1e3 / pass);
+        assert!(least <= low && low < 1.8 * least && most <= high && high < 3.9 * most);
+        assert!(plan["predicted"]["prompt"]["seconds_per_row"].as_f64().unwrap() > 0.0);
     }
 }
 

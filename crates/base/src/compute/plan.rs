@@ -38,6 +38,11 @@ impl Dispatch {
         matches!(self.op, Op::Embed(_) | Op::Concat(_) | Op::Norm(_) | Op::Prepare(_))
     }
 
+    /// True where matrices of weights are read whole.
+    pub fn reads_weights(&self) -> bool {
+        matches!(self.op, Op::Linear(_) | Op::GateUp(_))
+    }
+
     /// The rows it works on.
     pub fn rows(&self) -> RowSet {
         match &self.op {

@@ -1,7 +1,7 @@
 //! Outputs of each operation and their tolerances, for `--check`.
 
 use super::compare::{EXPONENTIALS, Grid, PRODUCTS, Rule, SUMS};
-use gemma_base::compute::reference::rows::{self, errors, fit, rotate_input};
+use gemma_base::compute::reference::rows::{self, errors, fit, rotate_input, tops};
 use gemma_base::compute::{
     Act, Attention, Best, BufferId, Cap, Commit, Concat, Embed, GateUp, KvFormat, KvLayer, Linear,
     LinearJob, Norm, Op, Rope, RopeKeys, RowSet,
@@ -232,17 +232,16 @@ pub fn right_scales(
         .zip(device.iter().zip(twin))
         .map(|((values, codes), (device, twin))| {
             let scale = Scale::of(math::max_abs(values));
-            let error =
-                |top: f32| errors(values, scale.inverse(top)).iter().sum::<f32>() / (top * top);
-            let tops = (0..act.format.tried()).map(|i| rows::MAX - i as f32);
-            let least = tops.map(error).fold(f32::INFINITY, f32::min);
+            let errors = &errors(values, scale)[..act.format.tried()];
+            let least = errors.iter().copied().fold(f32::INFINITY, f32::min);
             let mut products = [0.0; LANES];
             for (i, (v, code)) in values.iter().zip(codes).enumerate() {
                 products[i % LANES] += v * *code as f32;
             }
             let off = (device - fit(&products, codes)).abs();
             let is_right = off <= 4.0 * near * scale.step(rows::MAX)
-                && error(top_of(codes)) <= least * (1.0 + AS_SMALL);
+                && (tops().iter().zip(errors))
+                    .any(|(top, e)| *top == top_of(codes) && *e <= least * (1.0 + AS_SMALL));
             if is_right { *device } else { *twin }
         })
         .collect()

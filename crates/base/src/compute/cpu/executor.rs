@@ -3,6 +3,7 @@
 
 use super::attention::{self, Attention, MAX_SLOTS, Work};
 use super::bandwidth::{PROBE_BYTES, read_bandwidth};
+use super::idle::Ahead;
 use super::isa::Isa;
 use super::linear::{self, PackedMatrix};
 use super::pool::{Pool, Worker};
@@ -17,7 +18,7 @@ use crate::compute::plan::{Dispatch, Part, Plan, PlanId};
 use crate::compute::poison;
 use crate::compute::reference;
 use crate::compute::step::{StepLayout, StepView};
-use crate::tensor::Matrix;
+use crate::tensor::{Group, Matrix};
 use crate::testing;
 use anyhow::{Context, Result, bail};
 use half::f16;
@@ -130,8 +131,7 @@ impl CpuExecutor {
 
     /// One dispatch, this worker's share.
     fn execute(&self, op: &Op, layout: StepLayout, step: &StepView<'_>, worker: &Worker) {
-        let share =
-            |n: usize| worker.index * n / worker.count..(worker.index + 1) * n / worker.count;
+        let share = |n: usize| worker.share(n);
         let my_rows = |set: RowSet| {
             let live = step.live(set);
             let part = share(live.len());
@@ -154,9 +154,15 @@ impl CpuExecutor {
             Op::Norm(op) => my_rows(op.rows).for_each(|r| self.norm(op, step, r)),
             Op::Prepare(Prepare { input, act, rows }) => {
                 let mut spare = self.spare[worker.index].lock().unwrap_or_else(|e| e.into_inner());
-                my_rows(*rows).for_each(|r| {
-                    rows::prepare(self.isa, &self.buffers, *input, act, r, &mut spare)
-                });
+                let mut prepare = |row, groups| {
+                    rows::prepare(self.isa, &self.buffers, *input, act, row, groups, &mut spare)
+                };
+                let groups = act.format.groups(act.cols);
+                if is_cut(op, step, worker.count) {
+                    step.live(*rows).for_each(|r| prepare(r, share(groups)));
+                } else {
+                    my_rows(*rows).for_each(|r| prepare(r, 0..groups));
+                }
             }
             Op::Rope(op) => {
                 let mut spare = self.spare[worker.index].lock().unwrap_or_else(|e| e.into_inner());
@@ -232,6 +238,21 @@ impl CpuExecutor {
         }
     }
 
+    /// The weights that a worker reads first in a dispatch.
+    fn ahead(&self, op: &Op, worker: &Worker) -> Ahead<'_> {
+        let part = |weight: WeightId| {
+            let matrix = &self.packed[weight.0 as usize];
+            matrix.part(worker.share(matrix.tiles()))
+        };
+        match op {
+            Op::Linear(Linear { jobs, .. }) => {
+                Ahead::in_turn(jobs.iter().map(|job| part(job.weight)))
+            }
+            Op::GateUp(GateUp { gate, up, .. }) => Ahead::by_turns([*gate, *up].map(part)),
+            _ => Ahead::default(),
+        }
+    }
+
     fn norm(&self, op: &Norm, step: &StepView<'_>, r: usize) {
         let Norm { x, add, scale, w, eps, dim, out, rows } = op;
         let from = reference::source_row(*rows, step, r);
@@ -285,16 +306,24 @@ impl CpuExecutor {
         let list = &recorded.dispatches;
         self.pool.run(&|worker| {
             let mut since = Instant::now();
+            let mut ahead = Ahead::default();
             for (i, dispatch) in list.iter().enumerate() {
                 if self.does(dispatch, worker) {
                     self.execute(&dispatch.op, recorded.layout, step, worker);
                 }
+                if i == 0 || dispatch.reads_weights() {
+                    let next = list[i + 1..].iter().find(|next| next.reads_weights());
+                    ahead = next.map(|next| self.ahead(&next.op, worker)).unwrap_or_default();
+                }
+                let is_local = |dispatch: &Dispatch| {
+                    dispatch.is_row_local() && !is_cut(&dispatch.op, step, worker.count)
+                };
                 let next = list.get(i + 1);
-                let together = next.is_some_and(|n| {
-                    dispatch.is_row_local() && n.is_row_local() && dispatch.rows() == n.rows()
+                let together = next.is_some_and(|next| {
+                    is_local(dispatch) && is_local(next) && dispatch.rows() == next.rows()
                 });
                 if next.is_some() && !together {
-                    worker.barrier();
+                    worker.barrier_with(|| ahead.fetch());
                 }
                 if let (0, Some(profile)) = (worker.index, &self.profile) {
                     let now = Instant::now();
@@ -355,6 +384,14 @@ impl CpuExecutor {
         }
         Ok(())
     }
+}
+
+/// Returns whether workers share each row of an operation, because there are fewer rows than
+/// workers. The groups of a row are rounded apart.
+fn is_cut(op: &Op, step: &StepView<'_>, workers: usize) -> bool {
+    let Op::Prepare(Prepare { act, rows, .. }) = op else { return false };
+    let apart = act.format.int8 && !act.format.hadamard && act.format.group != Group::Row;
+    apart && step.live(*rows).len() < workers
 }
 
 /// Returns the bytes of a float of an output; `None` for integers, and for int8 caches, whose NaN

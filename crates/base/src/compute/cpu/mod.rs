@@ -6,6 +6,7 @@ pub mod bandwidth;
 mod each_isa;
 pub mod executor;
 mod footprint;
+mod idle;
 pub mod ints;
 pub mod isa;
 pub mod linear;

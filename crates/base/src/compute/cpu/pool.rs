@@ -146,6 +146,11 @@ impl Worker<'_> {
     /// Waits until every worker of the run has come here. All writes before it are visible to
     /// all workers after it.
     pub fn barrier(&self) {
+        self.barrier_with(|| {});
+    }
+
+    /// The same; calls `idle` again and again while it waits.
+    pub fn barrier_with(&self, idle: impl Fn()) {
         if self.count == 1 {
             return;
         }
@@ -158,7 +163,13 @@ impl Worker<'_> {
             return;
         }
         let open = || shared.barriers.load(Ordering::Acquire) != passed;
-        shared.wait(self.index, || open() || shared.broken.load(Ordering::Acquire));
+        shared.wait(self.index, || {
+            let done = open() || shared.broken.load(Ordering::Acquire);
+            if !done {
+                idle();
+            }
+            done
+        });
         if !open() {
             resume_unwind(Box::new(Released));
         }

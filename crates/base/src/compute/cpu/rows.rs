@@ -47,12 +47,14 @@ fn cap_body<L: Lanes>(buffers: &Buffers, op: &Cap, row: usize, part: Range<usize
 }
 
 for_each_isa! {
-    /// [`Prepare`](crate::compute::Prepare) for one row; `spare` is the thread's own memory.
+    /// [`Prepare`](crate::compute::Prepare) for groups of one row: all of them, unless groups are
+    /// all that the row consists of. `spare` is the thread's own memory.
     pub fn prepare(
         buffers: &Buffers,
         input: BufferId,
         act: &Act,
         row: usize,
+        which: Range<usize>,
         spare: &mut Vec<f32>,
     ) = prepare_body
 }
@@ -63,6 +65,7 @@ fn prepare_body<L: Lanes>(
     input: BufferId,
     act: &Act,
     row: usize,
+    which: Range<usize>,
     spare: &mut Vec<f32>,
 ) {
     let cols = act.cols;
@@ -81,21 +84,19 @@ fn prepare_body<L: Lanes>(
         input
     };
     let groups = act.format.groups(cols);
-    // SAFETY: as above.
+    let (width, first, n) = (cols / groups, row * groups + which.start, which.len());
+    // SAFETY: as above; a group belongs to one thread.
     let (codes, scales, sums): (&mut [i8], &mut [f32], &mut [i32]) = unsafe {
         (
-            buffers.slice_mut(act.values, row * cols, cols),
-            buffers.slice_mut(act.scales, row * groups, groups),
-            buffers.slice_mut(act.sums, row * groups, groups),
+            buffers.slice_mut(act.values, first * width, n * width),
+            buffers.slice_mut(act.scales, first, n),
+            buffers.slice_mut(act.sums, first, n),
         )
     };
-    let width = cols / groups;
-    for g in 0..groups {
-        (scales[g], sums[g]) = quantize_group::<L>(
-            &input[g * width..][..width],
-            &mut codes[g * width..][..width],
-            act.format.tried(),
-        );
+    let input = &input[which.start * width..which.end * width];
+    let groups = input.chunks_exact(width).zip(codes.chunks_exact_mut(width));
+    for ((input, codes), (scale, sum)) in groups.zip(scales.iter_mut().zip(sums)) {
+        (*scale, *sum) = quantize_group::<L>(input, codes, act.format.tried());
     }
 }
 
@@ -162,16 +163,8 @@ fn quantize_group<L: Lanes>(values: &[f32], codes: &mut [i8], tried: usize) -> (
         codes.fill(0);
         return (scale.step(rows::MAX), 0);
     }
-    let (whole, less, minus) = (L::splat(rows::WHOLE), L::splat(-rows::WHOLE), L::splat(-1.0));
-    let top = rows::best_top(scale, tried, |inv| {
-        let (inv, mut sums) = (L::splat(inv), L::zero());
-        for i in 0..vectors {
-            let x = load(i).mul(inv);
-            let error = x.fma(minus, x.add(whole).add(less));
-            sums = error.fma(error, sums);
-        }
-        array(sums)
-    });
+    let (whole, less) = (L::splat(rows::WHOLE), L::splat(-rows::WHOLE));
+    let top = if tried > 1 { rows::best_top(values, scale) } else { rows::MAX };
     let (inv, mut products) = (L::splat(scale.inverse(top)), L::zero());
     for i in 0..vectors {
         let x = load(i).mul(inv);

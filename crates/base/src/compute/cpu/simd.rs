@@ -86,6 +86,28 @@ pub fn prefetch<T>(p: *const T) {
     let _ = p;
 }
 
+/// The same into the second-level cache.
+#[inline(always)]
+pub fn prefetch_far<T>(p: *const T) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        // SAFETY: as above.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(p.cast()) };
+    }
+    #[cfg(target_arch = "aarch64")]
+    // SAFETY: as above.
+    unsafe {
+        std::arch::asm!(
+            "prfm pldl2keep, [{}]",
+            in(reg) p,
+            options(readonly, nostack, preserves_flags)
+        );
+    }
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    let _ = p;
+}
+
 /// A stored key or value element.
 pub trait Element: bytemuck::Pod {
     /// # Safety

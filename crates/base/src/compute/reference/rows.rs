@@ -1,7 +1,7 @@
 //! Twins of the row-local kernels: plain functions on one row. The CPU executor compiles the same
 //! code for each vector width.
 
-use crate::compute::act::ActFormat;
+use crate::compute::act::{ActFormat, TRIED};
 use crate::tensor::hadamard;
 use crate::tensor::math::{self, LANES, Scale};
 
@@ -53,7 +53,7 @@ pub fn quantize_group(values: &[f32], codes: &mut [i8], tried: usize) -> (f32, i
         codes.fill(0);
         return (scale.step(MAX), 0);
     }
-    let top = best_top(scale, tried, |inv| errors(values, inv));
+    let top = if tried > 1 { best_top(values, scale) } else { MAX };
     let inv = scale.inverse(top);
     let mut products = [0f32; LANES];
     for (codes, values) in codes.chunks_mut(LANES).zip(values.chunks(LANES)) {
@@ -76,30 +76,42 @@ pub fn fit(products: &[f32; LANES], codes: &[i8]) -> f32 {
     products.iter().sum::<f32>() / squares as f32
 }
 
-/// Squared errors of the codes of values times `inv`, by lanes.
+/// The codes that are tried for the largest value of a group.
 #[inline(always)]
-pub fn errors(values: &[f32], inv: f32) -> [f32; LANES] {
-    let mut lanes = [0f32; LANES];
-    for values in values.chunks(LANES) {
-        for (lane, v) in lanes.iter_mut().zip(values) {
-            let x = v * inv;
-            let error = (x + WHOLE) - WHOLE - x;
-            *lane = error.mul_add(error, *lane);
-        }
-    }
-    lanes
+pub fn tops() -> [f32; TRIED] {
+    std::array::from_fn(|i| MAX - i as f32)
 }
 
-/// Returns the code of the largest value with the least error. `errors` gives the squared errors in
-/// units of a factor's steps, by lanes.
+/// Returns the sums of squared errors, relative to the code of the largest value, for each code of
+/// it that is tried.
 #[inline(always)]
-pub fn best_top(scale: Scale, tried: usize, errors: impl Fn(f32) -> [f32; LANES]) -> f32 {
-    let (mut least, mut best) = (f32::INFINITY, MAX);
-    for top in (0..tried).map(|i| MAX - i as f32) {
-        if tried == 1 {
-            break;
+pub fn errors(values: &[f32], scale: Scale) -> [f32; TRIED] {
+    let inverses = tops().map(|top| scale.inverse(top));
+    // The codes that are tried fill a vector, and the lanes of each are summed in order.
+    let mut squares = [[0f32; TRIED]; LANES];
+    for values in values.chunks(LANES) {
+        for (value, squares) in values.iter().zip(&mut squares) {
+            for (square, inverse) in squares.iter_mut().zip(&inverses) {
+                let x = value * inverse;
+                let error = (x + WHOLE) - WHOLE - x;
+                *square = error.mul_add(error, *square);
+            }
         }
-        let error = errors(scale.inverse(top)).iter().sum::<f32>() / (top * top);
+    }
+    let mut sums = [0f32; TRIED];
+    for squares in &squares {
+        sums.iter_mut().zip(squares).for_each(|(sum, square)| *sum += square);
+    }
+    sums.iter_mut().zip(tops()).for_each(|(sum, top)| *sum /= top * top);
+    sums
+}
+
+/// Returns the code of the largest value with the least of the [`errors`]: the first one of
+/// several.
+#[inline(always)]
+pub fn best_top(values: &[f32], scale: Scale) -> f32 {
+    let (mut least, mut best) = (f32::INFINITY, MAX);
+    for (error, top) in errors(values, scale).into_iter().zip(tops()) {
         if error < least {
             (least, best) = (error, top);
         }
@@ -135,7 +147,6 @@ pub fn norm_head(head: &mut [f32], eps: f32) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::compute::act::TRIED;
 
     #[test]
     fn quantised_activations_are_within_half_a_step() {

@@ -25,7 +25,7 @@ impl Cpu {
     pub fn probe() -> Result<Cpu> {
         let threads = default_threads();
         Ok(Cpu {
-            name: machine::processor_name().unwrap_or_else(|| std::env::consts::ARCH.to_owned()),
+            name: name(),
             threads,
             instruction_sets: Isa::all_supported().iter().map(Isa::to_string).collect(),
             memory_bytes: machine::memory(),
@@ -33,6 +33,11 @@ impl Cpu {
             read_gb_per_s: read_bandwidth(&Pool::new(threads)?, PROBE_BYTES),
         })
     }
+}
+
+/// Returns the processor's name, or that of its architecture.
+pub fn name() -> String {
+    machine::processor_name().unwrap_or_else(|| std::env::consts::ARCH.to_owned())
 }
 
 /// Returns all threads that this process may use.

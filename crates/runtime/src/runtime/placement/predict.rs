@@ -3,11 +3,12 @@
 
 use super::Placement;
 use super::measure::Share;
+use super::memory_speed::memory_speed;
 use crate::runtime::Listener;
 use crate::runtime::devices::backends;
 use anyhow::{Context, Result};
 use gemma_base::compute::cpu::Pool;
-use gemma_base::compute::cpu::bandwidth::{PROBE_BYTES, read_bandwidth};
+use gemma_base::compute::cpu::bandwidth::PROBE_BYTES;
 use gemma_base::compute::{DeviceInfo, ExecutorExt, Part, Plan, StepLayout};
 use gemma_base::tensor::{Format, Matrix};
 use gemma_base::util::units::digits3;
@@ -25,7 +26,7 @@ const ELSEWHERE: f64 = 60.0;
 pub struct Speed {
     /// 1e9 bytes a second.
     pub gb_per_s: f64,
-    /// `measured`, `assumed` or `given`.
+    /// `measured` and the like (see [`super::memory_speed`]), `assumed` or `given`.
     pub how: &'static str,
 }
 
@@ -52,12 +53,7 @@ pub struct Prediction {
 impl Speeds {
     /// Measures the processor's memory; a GPU that shares it is taken to read as fast.
     pub fn new(pool: &Pool, device: Option<&DeviceInfo>) -> Speeds {
-        Speeds::of_cpu(read_bandwidth(pool, PROBE_BYTES)).beside(device)
-    }
-
-    /// Returns the processor's memory alone, measured in 1e9 bytes a second.
-    pub fn of_cpu(gb_per_s: f64) -> Speeds {
-        Speeds { cpu: Speed { gb_per_s, how: "measured" }, gpu: None }
+        Speeds { cpu: memory_speed(pool), gpu: None }.beside(device)
     }
 
     /// Returns the assumed speeds of another machine.

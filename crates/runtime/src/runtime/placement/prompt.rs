@@ -1,5 +1,5 @@
-//! Predicted time to read a prompt: its multiplications, at the speed that was just measured with a
-//! small model of the same formats.
+//! Predicted time to read a prompt, and what a further row of a pass costs: their multiplications,
+//! at the speed that was just measured with a small model of the same formats.
 
 use super::Placement;
 use super::measure::Task;
@@ -15,6 +15,7 @@ use gemma_model::models::{Config, Role, Weights};
 use serde::Serialize;
 use serde_json::json;
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -29,11 +30,14 @@ const DEPTH: usize = 512;
 const PASSES: usize = 3;
 
 /// Predicted time to read a prompt of [`DOCUMENT`] tokens, or as many as the context holds.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Reading {
     pub tokens: usize,
     pub seconds: f64,
     pub tokens_per_s: f64,
+    /// Seconds that a pass takes for each row beyond one: the multiplications, which many
+    /// processors do not do while they wait for memory.
+    pub seconds_per_row: f64,
 }
 
 /// Multiplications that a prompt takes in some layers: by the format of the weights, and in
@@ -45,8 +49,16 @@ struct Work {
 }
 
 impl Work {
+    /// Adds the multiplications of a row in the head.
+    fn with_head(mut self, weights: &Weights) -> Result<Work> {
+        let role = if weights.has_own_head() { Role::Head } else { Role::Embed };
+        let size = weights.tensor(role, 0).size();
+        *self.linear.entry(weights.format(role, 0)?).or_default() += size as f64;
+        Ok(self)
+    }
+
     /// Counts the multiplications of a prompt of `tokens` in the layers `layers`.
-    fn of(weights: &Weights, layers: std::ops::Range<usize>, tokens: usize) -> Result<Work> {
+    fn of(weights: &Weights, layers: Range<usize>, tokens: usize) -> Result<Work> {
         let config = weights.config();
         let mut work = Work::default();
         for tensor in weights.matrices() {
@@ -181,21 +193,28 @@ pub fn reading(
     let host = || -> Result<Box<dyn Executor>> {
         Ok(Box::new(CpuExecutor::on(pool.clone(), CpuOptions { isa, ..CpuOptions::default() })))
     };
-    let mut seconds = 0.0;
+    let mut reading = Reading { tokens, ..Reading::default() };
+    let mut add = |layers: Range<usize>, place: &dyn Fn() -> Result<Box<dyn Executor>>| {
+        // The head is where the first layer is.
+        let (is_first, weights) = (layers.start == 0, task.weights);
+        let work = Work::of(weights, layers.clone(), tokens)?;
+        let row = Work::of(weights, layers, 1)?;
+        let row = if is_first { row.with_head(weights)? } else { row };
+        let rates = Rates::measure(row.linear.keys().copied(), task.kv, place)?;
+        reading.seconds += rates.seconds(&work);
+        reading.seconds_per_row += rates.seconds(&row);
+        anyhow::Ok(())
+    };
     if let (Some(device), Some(listener)) =
         (placement.device.as_ref().filter(|_| n_gpu > 0), on_gpu)
     {
-        let work = Work::of(task.weights, 0..n_gpu, tokens)?;
-        seconds += Rates::measure(work.linear.keys().copied(), task.kv, &|| {
-            backends::open(device, listener)
-        })?
-        .seconds(&work);
+        add(0..n_gpu, &|| backends::open(device, listener))?;
     }
     if n_gpu < all {
-        let work = Work::of(task.weights, n_gpu..all, tokens)?;
-        seconds += Rates::measure(work.linear.keys().copied(), task.kv, &host)?.seconds(&work);
+        add(n_gpu..all, &host)?;
     }
-    Ok(Some(Reading { tokens, seconds, tokens_per_s: tokens as f64 / seconds }))
+    reading.tokens_per_s = tokens as f64 / reading.seconds;
+    Ok(Some(reading))
 }
 
 #[cfg(test)]
@@ -225,6 +244,10 @@ mod tests {
         let globals = c.global_layers().len();
         let seen = globals * 500_500 + (n - globals) * (131_328 + 488 * 512);
         assert_eq!(work.attention, (2 * layer.query_width() * seen) as f64);
+        // A row also goes through the head, which is the table.
+        let row = Work::of(&weights, 0..n, 1).unwrap().with_head(&weights).unwrap();
+        let (all, head) = (row.linear.values().sum::<f64>(), (c.vocab * c.dim) as f64);
+        assert_eq!(all, matrices as f64 + head);
         // Layers of two sides add up.
         let [a, b] = [0..7, 7..n].map(|layers| Work::of(&weights, layers, 1000).unwrap());
         assert_eq!(a.attention + b.attention, work.attention);
@@ -251,7 +274,8 @@ mod tests {
         assert_eq!(found.tokens, DOCUMENT);
         assert!(
             found.seconds > 0.0
-                && (found.tokens_per_s * found.seconds - DOCUMENT as f64).abs() < 1e-6,
+                && (found.tokens_per_s * found.seconds - DOCUMENT as f64).abs() < 1e-6
+                && found.seconds_per_row > 0.0,
             "{found:?}"
         );
         let mut split = here.clone();

@@ -34,7 +34,7 @@ mod words_x86;
 mod ymm;
 
 pub use pack::PackedMatrix;
-pub use tile::TILE;
+pub use tile::{LINE, TILE};
 
 use super::isa::Isa;
 use crate::compute::act::{ActValues, ActView};
@@ -45,7 +45,6 @@ use pack::Shape;
 use panel::{FRACTION, FinishFn, GateFn, Panel, PanelFn};
 use std::mem::MaybeUninit;
 use std::ops::Range;
-use tile::LINE;
 
 /// SpanRows that one kernel call multiplies.
 const BLOCK: usize = 8;

@@ -28,6 +28,7 @@ use crate::util::threads;
 use anyhow::Result;
 use half::f16;
 use rayon::prelude::*;
+use std::ops::Range;
 
 /// Widest matrix whose dot products of int8 with int8 surely fit an i32.
 const MAX_COLS: usize = 1 << 17;
@@ -101,6 +102,12 @@ impl PackedMatrix {
 
     pub(super) fn shape(&self) -> Shape {
         self.shape
+    }
+
+    /// The bytes of some units of work.
+    pub fn part(&self, tiles: Range<usize>) -> &[u8] {
+        let n = self.shape.tile_bytes();
+        &self.lines.bytes()[tiles.start * n..tiles.end * n]
     }
 
     pub(super) fn tile(&self, tile: usize) -> &[u8] {
