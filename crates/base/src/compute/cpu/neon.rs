@@ -54,6 +54,13 @@ impl Lanes for Neon {
         intrinsics!(Neon([vdupq_n_f32(v); 4]))
     }
     #[inline(always)]
+    fn pair(low: f32, high: f32) -> Self {
+        intrinsics!({
+            let (low, high) = (vdupq_n_f32(low), vdupq_n_f32(high));
+            Neon([low, low, high, high])
+        })
+    }
+    #[inline(always)]
     unsafe fn load(p: *const f32) -> Self {
         // SAFETY: the caller's promise, and as for `intrinsics`.
         Neon(from_fn(|i| unsafe { vld1q_f32(p.add(4 * i)) }))

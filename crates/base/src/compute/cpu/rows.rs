@@ -3,7 +3,7 @@
 
 use super::each_isa::for_each_isa;
 use super::simd::{Element, Lanes};
-use crate::compute::act::Act;
+use crate::compute::act::{Act, TRIED};
 use crate::compute::cache::{KvFormat, KvLayer};
 use crate::compute::memory::Buffers;
 use crate::compute::op::{Cap, Rope, RopeKeys};
@@ -94,10 +94,46 @@ fn prepare_body<L: Lanes>(
         )
     };
     let input = &input[which.start * width..which.end * width];
-    let groups = input.chunks_exact(width).zip(codes.chunks_exact_mut(width));
-    for ((input, codes), (scale, sum)) in groups.zip(scales.iter_mut().zip(sums)) {
-        (*scale, *sum) = quantize_group::<L>(input, codes, act.format.tried());
+    let tried = act.format.tried();
+    let groups = input.chunks(2 * width).zip(codes.chunks_mut(2 * width));
+    for ((input, codes), (scales, sums)) in groups.zip(scales.chunks_mut(2).zip(sums.chunks_mut(2)))
+    {
+        let (input, codes) = (input.chunks_exact(width), codes.chunks_exact_mut(width));
+        let tops = if tried > 1 { best_tops::<L>(input.clone()) } else { [rows::MAX; 2] };
+        let factors = scales.iter_mut().zip(sums);
+        for (((input, codes), (scale, sum)), top) in input.zip(codes).zip(factors).zip(tops) {
+            (*scale, *sum) = quantize_group::<L>(input, codes, top, tried);
+        }
     }
+}
+
+/// [`rows::best_top`] of one or two groups of equal length. The codes that are tried for a group
+/// are half of a vector.
+#[inline(always)]
+fn best_tops<'a, L: Lanes>(mut groups: impl Iterator<Item = &'a [f32]>) -> [f32; 2] {
+    const { assert!(2 * TRIED == LANES) };
+    let (Some(first), tops) = (groups.next(), rows::tops()) else { return [rows::MAX; 2] };
+    let pair = [first, groups.next().unwrap_or(first)];
+    let width = pair[0].len();
+    assert_eq!(width, pair[1].len());
+    let scales = pair.map(|group| Scale::of(max_abs(group)));
+    let inverses: [f32; LANES] =
+        std::array::from_fn(|i| scales[i / TRIED].inverse(tops[i % TRIED]));
+    // SAFETY: the array is a vector.
+    let inverses = unsafe { L::load(inverses.as_ptr()) };
+    let (whole, less, minus) = (L::splat(rows::WHOLE), L::splat(-rows::WHOLE), L::splat(-1.0));
+    let mut sums = L::zero();
+    for lane in 0..LANES {
+        let mut squares = L::zero();
+        for i in (lane..width).step_by(LANES) {
+            let x = L::pair(pair[0][i], pair[1][i]).mul(inverses);
+            let error = x.fma(minus, x.add(whole).add(less));
+            squares = error.fma(error, squares);
+        }
+        sums = sums.add(squares);
+    }
+    let sums = array(sums);
+    [0, 1].map(|half| rows::least(std::array::from_fn(|i| sums[half * TRIED + i])))
 }
 
 /// [`hadamard::transform`] from one row to another.
@@ -140,9 +176,14 @@ fn array<L: Lanes>(v: L) -> [f32; LANES] {
     lanes
 }
 
-/// [`rows::quantize_group`] in vectors.
+/// [`rows::quantize_group`] in vectors, with the code of the largest value.
 #[inline(always)]
-fn quantize_group<L: Lanes>(values: &[f32], codes: &mut [i8], tried: usize) -> (f32, i32) {
+fn quantize_group<L: Lanes>(
+    values: &[f32],
+    codes: &mut [i8],
+    top: f32,
+    tried: usize,
+) -> (f32, i32) {
     if !values.len().is_multiple_of(LANES) {
         return rows::quantize_group(values, codes, tried);
     }
@@ -164,7 +205,6 @@ fn quantize_group<L: Lanes>(values: &[f32], codes: &mut [i8], tried: usize) -> (
         return (scale.step(rows::MAX), 0);
     }
     let (whole, less) = (L::splat(rows::WHOLE), L::splat(-rows::WHOLE));
-    let top = if tried > 1 { rows::best_top(values, scale) } else { rows::MAX };
     let (inv, mut products) = (L::splat(scale.inverse(top)), L::zero());
     for i in 0..vectors {
         let x = load(i).mul(inv);

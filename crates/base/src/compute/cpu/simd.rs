@@ -34,6 +34,8 @@ pub trait Lanes: Ints {
     const ISA: Isa;
     fn zero() -> Self;
     fn splat(v: f32) -> Self;
+    /// Eight times `low`, then eight times `high`.
+    fn pair(low: f32, high: f32) -> Self;
     /// # Safety
     /// Sixteen readable f32 at `p`.
     unsafe fn load(p: *const f32) -> Self;
@@ -159,6 +161,10 @@ impl Lanes for Scalar {
         Scalar([v; 16])
     }
     #[inline(always)]
+    fn pair(low: f32, high: f32) -> Self {
+        Scalar(std::array::from_fn(|i| if i < 8 { low } else { high }))
+    }
+    #[inline(always)]
     unsafe fn load(p: *const f32) -> Self {
         // SAFETY: passed on to the caller.
         Scalar(unsafe { p.cast::<[f32; 16]>().read_unaligned() })
@@ -240,6 +246,10 @@ mod x86 {
         #[inline(always)]
         fn splat(v: f32) -> Self {
             intrinsics!(Avx2(_mm256_set1_ps(v), _mm256_set1_ps(v)))
+        }
+        #[inline(always)]
+        fn pair(low: f32, high: f32) -> Self {
+            intrinsics!(Avx2(_mm256_set1_ps(low), _mm256_set1_ps(high)))
         }
         #[inline(always)]
         unsafe fn load(p: *const f32) -> Self {
@@ -364,6 +374,13 @@ mod x86 {
         #[inline(always)]
         fn splat(v: f32) -> Self {
             intrinsics!(Avx512(_mm512_set1_ps(v)))
+        }
+        #[inline(always)]
+        fn pair(low: f32, high: f32) -> Self {
+            intrinsics!({
+                let (low, high) = (_mm512_set1_ps(low), _mm512_set1_ps(high));
+                Avx512(_mm512_mask_blend_ps(0xff00, low, high))
+            })
         }
         #[inline(always)]
         unsafe fn load(p: *const f32) -> Self {

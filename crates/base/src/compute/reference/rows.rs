@@ -53,7 +53,7 @@ pub fn quantize_group(values: &[f32], codes: &mut [i8], tried: usize) -> (f32, i
         codes.fill(0);
         return (scale.step(MAX), 0);
     }
-    let top = if tried > 1 { best_top(values, scale) } else { MAX };
+    let top = if tried > 1 { least(squares(values, scale)) } else { MAX };
     let inv = scale.inverse(top);
     let mut products = [0f32; LANES];
     for (codes, values) in codes.chunks_mut(LANES).zip(values.chunks(LANES)) {
@@ -82,36 +82,36 @@ pub fn tops() -> [f32; TRIED] {
     std::array::from_fn(|i| MAX - i as f32)
 }
 
-/// Returns the sums of squared errors, relative to the code of the largest value, for each code of
-/// it that is tried.
+/// Returns the sums of squared errors of a group's codes, for each code of the largest value that
+/// is tried. The unit is a step, so that they cannot be compared yet.
 #[inline(always)]
-pub fn errors(values: &[f32], scale: Scale) -> [f32; TRIED] {
-    let inverses = tops().map(|top| scale.inverse(top));
-    // The codes that are tried fill a vector, and the lanes of each are summed in order.
-    let mut squares = [[0f32; TRIED]; LANES];
-    for values in values.chunks(LANES) {
-        for (value, squares) in values.iter().zip(&mut squares) {
-            for (square, inverse) in squares.iter_mut().zip(&inverses) {
+fn squares(values: &[f32], scale: Scale) -> [f32; TRIED] {
+    tops().map(|top| {
+        let (inverse, mut lanes) = (scale.inverse(top), [0f32; LANES]);
+        for values in values.chunks(LANES) {
+            for (lane, value) in lanes.iter_mut().zip(values) {
                 let x = value * inverse;
                 let error = (x + WHOLE) - WHOLE - x;
-                *square = error.mul_add(error, *square);
+                *lane = error.mul_add(error, *lane);
             }
         }
-    }
-    let mut sums = [0f32; TRIED];
-    for squares in &squares {
-        sums.iter_mut().zip(squares).for_each(|(sum, square)| *sum += square);
-    }
-    sums.iter_mut().zip(tops()).for_each(|(sum, top)| *sum /= top * top);
-    sums
+        lanes.iter().sum()
+    })
 }
 
-/// Returns the code of the largest value with the least of the [`errors`]: the first one of
-/// several.
+/// Returns the same relative to the code of the largest value.
 #[inline(always)]
-pub fn best_top(values: &[f32], scale: Scale) -> f32 {
+pub fn errors(values: &[f32], scale: Scale) -> [f32; TRIED] {
+    let (squares, tops) = (squares(values, scale), tops());
+    std::array::from_fn(|i| squares[i] / (tops[i] * tops[i]))
+}
+
+/// Returns the code of the largest value with the least error: the first one of several.
+#[inline(always)]
+pub fn least(squares: [f32; TRIED]) -> f32 {
     let (mut least, mut best) = (f32::INFINITY, MAX);
-    for (error, top) in errors(values, scale).into_iter().zip(tops()) {
+    for (square, top) in squares.into_iter().zip(tops()) {
+        let error = square / (top * top);
         if error < least {
             (least, best) = (error, top);
         }
