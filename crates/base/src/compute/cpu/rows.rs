@@ -116,7 +116,7 @@ fn best_tops<'a, L: Lanes>(mut groups: impl Iterator<Item = &'a [f32]>) -> [f32;
     let pair = [first, groups.next().unwrap_or(first)];
     let width = pair[0].len();
     assert_eq!(width, pair[1].len());
-    let scales = pair.map(|group| Scale::of(max_abs(group)));
+    let scales = [scale_of::<L>(pair[0]), scale_of::<L>(pair[1])];
     let inverses: [f32; LANES] =
         std::array::from_fn(|i| scales[i / TRIED].inverse(tops[i % TRIED]));
     // SAFETY: the array is a vector.
@@ -125,8 +125,10 @@ fn best_tops<'a, L: Lanes>(mut groups: impl Iterator<Item = &'a [f32]>) -> [f32;
     let mut sums = L::zero();
     for lane in 0..LANES {
         let mut squares = L::zero();
-        for i in (lane..width).step_by(LANES) {
+        let mut i = lane;
+        while i < width {
             let x = L::pair(pair[0][i], pair[1][i]).mul(inverses);
+            i += LANES;
             let error = x.fma(minus, x.add(whole).add(less));
             squares = error.fma(error, squares);
         }
@@ -176,6 +178,17 @@ fn array<L: Lanes>(v: L) -> [f32; LANES] {
     lanes
 }
 
+/// Returns the scale of a group. A rest behind the last whole vector is left out.
+#[inline(always)]
+fn scale_of<L: Lanes>(values: &[f32]) -> Scale {
+    let mut most = [L::zero(); 4];
+    for (i, vector) in values.as_chunks::<LANES>().0.iter().enumerate() {
+        // SAFETY: the chunk is a vector.
+        most[i % 4] = most[i % 4].max_abs(unsafe { L::load(vector.as_ptr()) });
+    }
+    Scale::of(max_abs(&array(most[0].max_abs(most[1]).max_abs(most[2].max_abs(most[3])))))
+}
+
 /// [`rows::quantize_group`] in vectors, with the code of the largest value.
 #[inline(always)]
 fn quantize_group<L: Lanes>(
@@ -194,12 +207,7 @@ fn quantize_group<L: Lanes>(
         // SAFETY: callers count up to `vectors`.
         unsafe { L::load(values.as_ptr().add(i * LANES)) }
     };
-    let mut most = [L::zero(); 4];
-    for i in 0..vectors {
-        most[i % 4] = most[i % 4].max_abs(load(i));
-    }
-    let lanes = array(most[0].max_abs(most[1]).max_abs(most[2].max_abs(most[3])));
-    let scale = Scale::of(max_abs(&lanes));
+    let scale = scale_of::<L>(values);
     if !scale.has_codes() {
         codes.fill(0);
         return (scale.step(rows::MAX), 0);

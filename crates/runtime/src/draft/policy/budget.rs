@@ -1,9 +1,9 @@
 //! Bounds of the loss against plain decoding, and pauses before trials that grow with each failure.
 
 /// Plain passes that drafting may lose at once.
-const AT_ONCE: f32 = 0.4;
+const AT_ONCE: f32 = 2.0;
 /// Plain passes that drafting may lose in addition, for each token of the text.
-const SHARE: f32 = 0.008;
+const SHARE: f32 = 0.01;
 /// Rounds before an unused choice is tried again, at first and at most.
 const PAUSE: u32 = 8;
 const LONGEST: u32 = 128;

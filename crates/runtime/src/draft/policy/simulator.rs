@@ -271,15 +271,15 @@ fn losses(ask: f64, pollution: f64, unread: f64) -> Table {
 
 /// A plain pass of 5 ms and more: asking takes 50 us at most.
 #[test]
-fn no_text_of_a_large_target_is_slower_than_plain_decoding_by_more_than_two_percent() {
-    losses(0.0, 0.0, 0.0).check("asking takes nothing", 0.98);
-    losses(0.01, 0.0, 1e-3).check("asking takes .01", 0.98);
+fn no_text_of_a_large_target_is_slower_than_plain_decoding_by_more_than_four_percent() {
+    losses(0.0, 0.0, 0.0).check("asking takes nothing", 0.96);
+    losses(0.01, 0.0, 1e-3).check("asking takes .01", 0.96);
 }
 
 /// A plain pass of half a millisecond.
 #[test]
-fn nor_of_a_toy_by_more_than_five() {
-    losses(0.06, 0.03, 0.02).check("asking takes .06", 0.95);
+fn nor_of_a_toy_by_more_than_six() {
+    losses(0.06, 0.03, 0.02).check("asking takes .06", 0.94);
 }
 
 #[test]
@@ -399,7 +399,7 @@ fn a_machine_that_is_slow_for_a_while_does_not_end_drafting() {
                 (if rows == 1 && clock < 60.0 { 4.0 } else { 1.0 }, 0.0)
             })
         });
-        assert!(found >= 0.96, "{found:.3}: {points:?}, {ahead:?}");
+        assert!(found >= 0.95, "{found:.3}: {points:?}, {ahead:?}");
     }
 }
 

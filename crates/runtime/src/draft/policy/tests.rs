@@ -121,7 +121,6 @@ fn drafting_rests_where_it_does_not_pay_and_is_tried_again() {
         policy.figures(&mut figures);
         assert!(figures.realised == figures.rounds as f64 && figures.predicted > figures.realised);
         assert_eq!((figures.plain_tokens, figures.plain_seconds), (1000, 1000.0));
-        assert!(policy.note().is_some());
         sizes
     };
     let all = sizes();
@@ -132,6 +131,26 @@ fn drafting_rests_where_it_does_not_pay_and_is_tried_again() {
     let rested = all.iter().position(|&nodes| nodes == 0).unwrap();
     assert!(all[rested..].iter().any(|&nodes| nodes > 0), "tried again");
     assert_eq!(sizes(), all);
+}
+
+/// The same with a clock.
+#[test]
+fn a_text_on_which_drafts_fail_is_told() {
+    let points: Points = &[(1, 1.0), (8, 1.5), (32, 4.0)];
+    let mut policy = policy(points, DraftOptions::default(), true);
+    for _ in 0..300 {
+        let allowed = policy.allow(&round(1));
+        let mut line = match allowed.only_forced {
+            true => Proposal::root(2),
+            false => line(0.9, allowed),
+        };
+        let steps = allowed.draft_steps.min(1);
+        policy.choose(&mut [&mut line], Duration::from_millis(5 + 45 * steps as u64), steps);
+        let time = Duration::from_secs_f32(CostCurve::new(points).cost(line.len()));
+        let pass = Pass { rows: line.len(), time, ..Pass::default() };
+        policy.observe(&RoundOutcome { pass, paths: &[vec![0]] });
+    }
+    assert!(policy.note().is_some());
 }
 
 #[test]
