@@ -54,8 +54,9 @@ use estimate::Estimate;
 use overlap::Overlap;
 use passes::PassTimes;
 
-/// Least gain for which sources are asked in each round. Below it they are asked in trials alone.
-const WORTH: f32 = 1.01;
+/// Least gain for which sources are asked in each round; else they are asked in trials alone. The
+/// prior belief in sources that always fail is 1.048.
+const WORTH: f32 = 1.05;
 /// Plain passes that a draft model may take to read a prompt, or the tokens that it missed. It
 /// matters for targets as quick as the demo alone: with 0.4 the demo's drafts lost most of their
 /// gain for want of context, without a bound long prompts lost a tenth of the time.
@@ -103,7 +104,7 @@ pub struct Policy {
     steps_trial: BackOff,
     /// Mean number of nodes that a text kept lately.
     size: f32,
-    /// Plain decoding is the best choice by the estimates.
+    /// The last choice was plain decoding, by the estimates or for want of budget.
     rests: bool,
     round: Pending,
     figures: DraftFigures,
@@ -217,6 +218,13 @@ impl Policy {
             self.plain_trial.tried(self.passes.is_doubtful());
             return None;
         }
+        let steps = self.best_steps(recent_match);
+        self.rests = steps.is_none();
+        steps
+    }
+
+    /// The same if no plain round is due.
+    fn best_steps(&mut self, recent_match: bool) -> Option<usize> {
         let mut best = (None, WORTH / self.cost(0));
         let mut free_pays = recent_match;
         for (steps, (nodes, tokens)) in self.acceptance.expected().into_iter().enumerate() {
@@ -227,7 +235,6 @@ impl Policy {
                 free_pays |= steps == 0;
             }
         }
-        self.rests = best.0.is_none();
         let [free_due, steps_due] = [self.free_trial.is_due(), self.steps_trial.is_due()];
         let wished = best.0.unwrap_or(0).max(steps_due as usize);
         // The time of a draft step is unknown before the first one.

@@ -138,8 +138,10 @@ fn drafting_rests_where_it_does_not_pay_and_is_tried_again() {
 fn a_text_on_which_drafts_fail_is_told() {
     let points: Points = &[(1, 1.0), (8, 1.5), (32, 4.0)];
     let mut policy = policy(points, DraftOptions::default(), true);
+    let mut told = 0;
     for _ in 0..300 {
         let allowed = policy.allow(&round(1));
+        told += policy.note().is_some() as usize;
         let mut line = match allowed.only_forced {
             true => Proposal::root(2),
             false => line(0.9, allowed),
@@ -150,7 +152,7 @@ fn a_text_on_which_drafts_fail_is_told() {
         let pass = Pass { rows: line.len(), time, ..Pass::default() };
         policy.observe(&RoundOutcome { pass, paths: &[vec![0]] });
     }
-    assert!(policy.note().is_some());
+    assert!(told > 150, "{told}");
 }
 
 #[test]
