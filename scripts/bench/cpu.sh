@@ -5,10 +5,13 @@
 #
 #   scripts/bench/cpu.sh LLAMA_DIR
 #
-# LLAMA_DIR holds llama-bench, verify-bench and make_gguf.py.
+# LLAMA_DIR holds llama-bench, verify-bench and make_gguf.py, or the Python package xllamacpp (pip
+# install --target LLAMA_DIR xllamacpp), which is llama.cpp for AVX2 and times no passes of M rows.
+# The package needs FILE.
 #
 # Environment: ROUNDS (5), THREADS (2), SHAPE (1b), MIX (llama-quantize's mix of types, like Q4_K_M,
-# of a file that both run), FILE (a GGUF file that both run), GEMMA (target/release/gemma).
+# of a file that both run), FILE (a GGUF file that both run), GEMMA (target/release/gemma),
+# GEMMA_ISA (the instruction set of gemma's kernels).
 set -euo pipefail
 llama=$(cd "${1:?usage: scripts/bench/cpu.sh LLAMA_DIR}" && pwd)
 cd "$(dirname "$0")/../.."
@@ -31,6 +34,11 @@ for i in $(seq "$rounds"); do
   echo "round $i of $rounds" >&2
   "$gemma" bench "${ours[@]}" --only prefill,decode,verify,kernels --pp 512 --tg 64 \
     --rows 1,2,4,8,16 --repetitions 3 -t "$threads" --json -q >"$work/ours-$i.json" 2>/dev/null
+  if [ -d "$llama/xllamacpp" ]; then
+    PYTHONPATH=$llama python3 scripts/bench/llama_wheel.py "$model" "$threads" 512 64 3 >"$work/decode-$i.json" 2>/dev/null
+    : >"$work/verify-$i.txt"
+    continue
+  fi
   "$llama/llama-bench" -m "$model" -dev none -t "$threads" -p 512 -n 64 -r 3 -o json >"$work/decode-$i.json" 2>/dev/null
   "$llama/verify-bench" "$model" -d 0 -n 1,2,4,8,16 -r 5 -ngl 0 -t "$threads" >"$work/verify-$i.txt" 2>/dev/null
 done
