@@ -1,10 +1,10 @@
-"""Prints tokens a second of llama.cpp in the Python package xllamacpp, as `llama-bench -o json` does.
+"""Prints tokens a second of llama.cpp in the Python package xllamacpp, in the form of `llama-bench
+-o json`.
 
     scripts/bench/llama_wheel.py MODEL THREADS PROMPT GENERATED REPETITIONS
 
 The package holds one build for all x86-64 processors, whose widest vectors are those of AVX2."""
 
-import contextlib
 import json
 import os
 import sys

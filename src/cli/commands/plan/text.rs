@@ -41,8 +41,7 @@ impl PlanReport<'_> {
         config.global_layers().len()
     }
 
-    /// What a row of drafts costs, in plain passes; `None` where that would have to be timed on a
-    /// GPU.
+    /// Cost of a row of drafts in plain passes; `None` where that would have to be timed on a GPU.
     fn cost_of_row(&self) -> Option<f64> {
         self.reading.map(|reading| reading.seconds_per_row * 1e3 / self.predicted.ms_per_pass)
     }

@@ -3,7 +3,7 @@
 
 use super::attention::{self, Attention, MAX_SLOTS, Work};
 use super::bandwidth::{PROBE_BYTES, read_bandwidth};
-use super::idle::Ahead;
+use super::idle::Idle;
 use super::isa::Isa;
 use super::linear::{self, PackedMatrix};
 use super::pool::{Pool, Worker};
@@ -152,18 +152,7 @@ impl CpuExecutor {
                 my_rows(RowSet::All).for_each(|r| reference::concat(&self.buffers, op, step, r))
             }
             Op::Norm(op) => my_rows(op.rows).for_each(|r| self.norm(op, step, r)),
-            Op::Prepare(Prepare { input, act, rows }) => {
-                let mut spare = self.spare[worker.index].lock().unwrap_or_else(|e| e.into_inner());
-                let mut prepare = |row, groups| {
-                    rows::prepare(self.isa, &self.buffers, *input, act, row, groups, &mut spare)
-                };
-                let groups = act.format.groups(act.cols);
-                if is_cut(op, step, worker.count) {
-                    step.live(*rows).for_each(|r| prepare(r, share(groups)));
-                } else {
-                    my_rows(*rows).for_each(|r| prepare(r, 0..groups));
-                }
-            }
+            Op::Prepare(op) => self.prepare(op, step, worker),
             Op::Rope(op) => {
                 let mut spare = self.spare[worker.index].lock().unwrap_or_else(|e| e.into_inner());
                 for r in step.live(RowSet::All) {
@@ -212,6 +201,24 @@ impl CpuExecutor {
         }
     }
 
+    /// Prepares whole rows, or a part of each.
+    fn prepare(&self, op: &Prepare, step: &StepView<'_>, worker: &Worker) {
+        let Prepare { input, act, rows } = op;
+        let mut spare = self.spare[worker.index].lock().unwrap_or_else(|e| e.into_inner());
+        let (live, groups) = (step.live(*rows), act.format.groups(act.cols));
+        let (rows, groups) = match is_cut(op, step, worker.count) {
+            true => (live, worker.share(groups)),
+            false => {
+                let part = worker.share(live.len());
+                (live.start + part.start..live.start + part.end, 0..groups)
+            }
+        };
+        for row in rows {
+            let groups = groups.clone();
+            rows::prepare(self.isa, &self.buffers, *input, act, row, groups, &mut spare);
+        }
+    }
+
     /// Computes some tiles of a product with the `live` rows.
     fn linear(&self, job: &LinearJob, live: Range<usize>, tiles: Range<usize>) {
         let matrix = &self.packed[job.weight.0 as usize];
@@ -239,17 +246,17 @@ impl CpuExecutor {
     }
 
     /// The weights that a worker reads first in a dispatch.
-    fn ahead(&self, op: &Op, worker: &Worker) -> Ahead<'_> {
+    fn ahead(&self, op: &Op, worker: &Worker) -> Idle<'_> {
         let part = |weight: WeightId| {
             let matrix = &self.packed[weight.0 as usize];
             matrix.part(worker.share(matrix.tiles()))
         };
         match op {
             Op::Linear(Linear { jobs, .. }) => {
-                Ahead::in_turn(jobs.iter().map(|job| part(job.weight)))
+                Idle::in_turn(jobs.iter().map(|job| part(job.weight)))
             }
-            Op::GateUp(GateUp { gate, up, .. }) => Ahead::by_turns([*gate, *up].map(part)),
-            _ => Ahead::default(),
+            Op::GateUp(GateUp { gate, up, .. }) => Idle::by_turns([*gate, *up].map(part)),
+            _ => Idle::default(),
         }
     }
 
@@ -306,7 +313,7 @@ impl CpuExecutor {
         let list = &recorded.dispatches;
         self.pool.run(&|worker| {
             let mut since = Instant::now();
-            let mut ahead = Ahead::default();
+            let mut ahead = Idle::default();
             for (i, dispatch) in list.iter().enumerate() {
                 if self.does(dispatch, worker) {
                     self.execute(&dispatch.op, recorded.layout, step, worker);
@@ -315,8 +322,9 @@ impl CpuExecutor {
                     let next = list[i + 1..].iter().find(|next| next.reads_weights());
                     ahead = next.map(|next| self.ahead(&next.op, worker)).unwrap_or_default();
                 }
-                let is_local = |dispatch: &Dispatch| {
-                    dispatch.is_row_local() && !is_cut(&dispatch.op, step, worker.count)
+                let is_local = |dispatch: &Dispatch| match &dispatch.op {
+                    Op::Prepare(op) => !is_cut(op, step, worker.count),
+                    _ => dispatch.is_row_local(),
                 };
                 let next = list.get(i + 1);
                 let together = next.is_some_and(|next| {
@@ -386,10 +394,10 @@ impl CpuExecutor {
     }
 }
 
-/// Returns whether workers share each row of an operation, because there are fewer rows than
+/// Returns whether workers share each row that is prepared, because there are fewer rows than
 /// workers. The groups of a row are rounded apart.
-fn is_cut(op: &Op, step: &StepView<'_>, workers: usize) -> bool {
-    let Op::Prepare(Prepare { act, rows, .. }) = op else { return false };
+fn is_cut(op: &Prepare, step: &StepView<'_>, workers: usize) -> bool {
+    let Prepare { act, rows, .. } = op;
     let apart = act.format.int8 && !act.format.hadamard && act.format.group != Group::Row;
     apart && step.live(*rows).len() < workers
 }

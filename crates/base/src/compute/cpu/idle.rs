@@ -11,17 +11,17 @@ const LINES: usize = 4;
 
 /// The weights that a worker reads next, in parts.
 #[derive(Default)]
-pub struct Ahead<'a> {
+pub struct Idle<'a> {
     parts: [&'a [u8]; 3],
     /// Bytes fetched.
     fetched: Cell<usize>,
 }
 
-impl<'a> Ahead<'a> {
+impl<'a> Idle<'a> {
     /// The beginnings of some matrices, which are read one after the other.
-    pub fn in_turn(parts: impl Iterator<Item = &'a [u8]>) -> Ahead<'a> {
+    pub fn in_turn(parts: impl Iterator<Item = &'a [u8]>) -> Idle<'a> {
         let mut left = MOST;
-        let mut ahead = Ahead::default();
+        let mut ahead = Idle::default();
         for (place, part) in ahead.parts.iter_mut().zip(parts) {
             *place = &part[..part.len().min(left)];
             left -= place.len();
@@ -30,9 +30,9 @@ impl<'a> Ahead<'a> {
     }
 
     /// The beginnings of two matrices, which are read by turns.
-    pub fn by_turns(parts: [&'a [u8]; 2]) -> Ahead<'a> {
+    pub fn by_turns(parts: [&'a [u8]; 2]) -> Idle<'a> {
         let [a, b] = parts.map(|part| &part[..part.len().min(MOST / 2)]);
-        Ahead { parts: [a, b, &[]], ..Ahead::default() }
+        Idle { parts: [a, b, &[]], ..Idle::default() }
     }
 
     /// Fetches a little more.

@@ -4,8 +4,8 @@
 //! and the chances of the draft nodes among its rows. The chances are multiplied by the acceptance
 //! of earlier ones ([`acceptance`]). After `d` seconds of drafting, the policy keeps the likeliest
 //! nodes of all texts, as many as maximise `E(M) / (c(M) + d)`. Plain decoding, which has no nodes,
-//! is among the choices. The number of draft steps (passes of the draft model) is chosen in the same way, by the tokens that each step added in
-//! earlier rounds to those of free sources.
+//! is among the choices. The number of draft steps (passes of the draft model) is chosen so too, by
+//! the tokens that each step added in earlier rounds to those of free sources.
 //!
 //! **Estimator.** Each time in the rule is measured: a pass by its rows, a draft step, a request to
 //! free sources, and the factor by which work ahead makes passes longer. The estimate is a mean
@@ -104,7 +104,7 @@ pub struct Policy {
     steps_trial: BackOff,
     /// Mean number of nodes that a text kept lately.
     size: f32,
-    /// The last choice was plain decoding, by the estimates or for want of budget.
+    /// Plain decoding is the best choice by the estimates.
     rests: bool,
     round: Pending,
     figures: DraftFigures,
@@ -218,13 +218,6 @@ impl Policy {
             self.plain_trial.tried(self.passes.is_doubtful());
             return None;
         }
-        let steps = self.best_steps(recent_match);
-        self.rests = steps.is_none();
-        steps
-    }
-
-    /// The same if no plain round is due.
-    fn best_steps(&mut self, recent_match: bool) -> Option<usize> {
         let mut best = (None, WORTH / self.cost(0));
         let mut free_pays = recent_match;
         for (steps, (nodes, tokens)) in self.acceptance.expected().into_iter().enumerate() {
@@ -235,6 +228,7 @@ impl Policy {
                 free_pays |= steps == 0;
             }
         }
+        self.rests = best.0.is_none();
         let [free_due, steps_due] = [self.free_trial.is_due(), self.steps_trial.is_due()];
         let wished = best.0.unwrap_or(0).max(steps_due as usize);
         // The time of a draft step is unknown before the first one.

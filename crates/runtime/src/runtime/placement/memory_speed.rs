@@ -4,7 +4,6 @@
 //! is kept in `memory-speed.json` in the cache directory. A file that is damaged, of another
 //! processor or of another number of threads is ignored and written anew.
 
-use super::predict::Speed;
 use crate::runtime::devices::processor;
 use gemma_base::compute::cpu::Pool;
 use gemma_base::compute::cpu::bandwidth::{PROBE_BYTES, read_bandwidth};
@@ -26,6 +25,15 @@ const DISTURBED: f64 = 0.85;
 const REMEMBERED: &str = "measured earlier, as memory is busy now";
 /// Origin of the first speed, where other programs ran.
 const BUSY: &str = "measured while other programs ran";
+
+/// Reading speed of a memory.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Speed {
+    /// 1e9 bytes a second.
+    pub gb_per_s: f64,
+    /// `measured`, perhaps with a reservation, `assumed` or `given`.
+    pub how: &'static str,
+}
 
 #[derive(Serialize, Deserialize)]
 struct Kept {

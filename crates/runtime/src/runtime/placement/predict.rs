@@ -3,7 +3,7 @@
 
 use super::Placement;
 use super::measure::Share;
-use super::memory_speed::memory_speed;
+use super::memory_speed::{Speed, memory_speed};
 use crate::runtime::Listener;
 use crate::runtime::devices::backends;
 use anyhow::{Context, Result};
@@ -20,15 +20,6 @@ const ASSUMED: f64 = 300.0;
 
 /// Assumed reading speed of another machine's memory: two channels of DDR5-5600, as in laptops.
 const ELSEWHERE: f64 = 60.0;
-
-/// Reading speed of a memory.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Speed {
-    /// 1e9 bytes a second.
-    pub gb_per_s: f64,
-    /// `measured` and the like (see [`super::memory_speed`]), `assumed` or `given`.
-    pub how: &'static str,
-}
 
 /// Speeds of the memories.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
