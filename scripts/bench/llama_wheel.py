@@ -25,28 +25,18 @@ def main():
     server = xllamacpp.Server(params)
     speeds = {"prompt": [], "predicted": []}
     for i in range(repetitions + 1):
- The first one warms up.
-body = {"prompt": [(7 * n + i) % 5000 + 100 for n in range(prompt)], "n_predict": generated,
- The first one warms up.
-        "ignore_eos": True, "cache_prompt": False, "temperature": 0}
- The first one warms up.
-answer = server.handle_completions(body)
- The first one warms up.
-answer = json.loads(answer) if isinstance(answer, (str, bytes)) else answer
- The first one warms up.
-# The first one warms up.
- The first one warms up.
-if i:
- The first one warms up.
-    for name, values in speeds.items():
- The first one warms up.
-        values.append(answer["timings"][f"{name}_per_second"])
+        body = {"prompt": [(7 * n + i) % 5000 + 100 for n in range(prompt)], "n_predict": generated,
+                "ignore_eos": True, "cache_prompt": False, "temperature": 0}
+        answer = server.handle_completions(body)
+        answer = json.loads(answer) if isinstance(answer, (str, bytes)) else answer
+        # The first one warms up.
+        if i:
+            for name, values in speeds.items():
+                values.append(answer["timings"][f"{name}_per_second"])
     mean = {name: sum(values) / len(values) for name, values in speeds.items()}
     os.write(out, json.dumps([
- The first one warms up.
-{"n_prompt": prompt, "n_gen": 0, "avg_ts": mean["prompt"]},
- The first one warms up.
-{"n_prompt": 0, "n_gen": generated, "avg_ts": mean["predicted"]},
+        {"n_prompt": prompt, "n_gen": 0, "avg_ts": mean["prompt"]},
+        {"n_prompt": 0, "n_gen": generated, "avg_ts": mean["predicted"]},
     ]).encode() + b"\n")
 
 
