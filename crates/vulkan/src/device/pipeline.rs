@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 macro_rules! shaders {
     ($($name:ident $file:literal,)*) => {
-        /// The shaders of `shaders/`, by file.
+        /// The shaders of `shaders/`, by file. `build.rs` lists them.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum Shader {
             $($name,)*
@@ -31,41 +31,16 @@ macro_rules! shaders {
 
             pub fn code(self) -> &'static [u8] {
                 match self {
-                    $(Shader::$name => {
-                        include_bytes!(concat!("../../../../shaders/spirv/", $file, ".spv"))
-                    })*
+                    $(Shader::$name => include_bytes!(concat!(
+                        env!("CARGO_MANIFEST_DIR"), "/../../shaders/spirv/", $file, ".spv"
+                    )),)*
                 }
             }
-
-            #[cfg(test)]
-            pub const ALL: &[Shader] = &[$(Shader::$name),*];
         }
     };
 }
 
-shaders! {
-    Attention "attention",
-    PartialAttention "partial_attention",
-    Best "best",
-    Cap "cap",
-    Commit "commit",
-    Concat "concat",
-    Embed "embed",
-    Linear "linear",
-    LinearFew "linear_few",
-    LinearFloat "linear_float",
-    LinearMany "linear_many",
-    LinearMatrix "linear_matrix",
-    LinearMatrixK8 "linear_matrix_k8",
-    LinearTrellis "linear_trellis",
-    MatrixProbe "matrix_probe",
-    Product "product",
-    Read "read",
-    Repack "repack",
-    Rope "rope",
-    Row "row",
-    Viterbi "viterbi",
-}
+include!(concat!(env!("OUT_DIR"), "/shaders.rs"));
 
 /// Specialisation constants, as (id, value); booleans are 0 or 1.
 pub type Constants = Vec<(u32, u32)>;

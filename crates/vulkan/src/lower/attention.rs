@@ -108,7 +108,7 @@ impl Lowering<'_> {
         let merge = self.row_call(work, bucket);
         if joins {
             let (hadamard, int8, group) = preparation(prepare);
-            let join = Join { on: true, hadamard, int8, group, cols: word(cols) };
+            let join = Join { join: true, hadamard, int8, group, cols: word(cols) };
             self.finish_join(&mut call, join, merge);
             out_calls.push(call);
         } else {

@@ -93,7 +93,7 @@ impl Lowering<'_> {
         let mut first = 0;
         for call in calls {
             let heads = Heads {
-                on: true,
+                heads: true,
                 head_dim: word(kv.head_dim),
                 kv: kv_code(kv),
                 first_matrix: word(first),
@@ -138,12 +138,12 @@ impl Lowering<'_> {
         let read_later = reads_before_write(rest.iter(), Some(*out));
         let (hadamard, int8, group) = preparation(prepare.as_ref());
         let constants = NextNorm {
-            on: true,
+            norm: true,
             dim: word(*dim),
-            prepare: prepare.is_some(),
-            hadamard,
-            int8,
-            group,
+            next_prepare: prepare.is_some(),
+            next_hadamard: hadamard,
+            next_int8: int8,
+            next_group: group,
         };
         Some(NormBehind {
             call: self.norm(norm, prepare, read_later, bucket),

@@ -1,6 +1,6 @@
 //! Calls of linear layers: choice and shape of the kernel.
 
-use super::kernels::{self, Kernel, LinearPush, MatrixPush, PathTrellis, Push, Specialise, word};
+use super::kernels::{self, Kernel, LinearPush, Matrix, PathTrellis, Push, Specialise, word};
 use super::layout::{DeviceMatrix, Packing, code_number, side_number};
 use super::{Access, Bucket, Call, Lowering, MOST_GROUPS};
 use crate::device::pipeline::{Constants, Shader};
@@ -61,13 +61,14 @@ impl LinearPush {
     fn put_beside(&mut self, other: &LinearPush) -> bool {
         let same = (self.x, self.sx, self.sums, self.step, self.steps, self.stride)
             == (other.x, other.sx, other.sums, other.step, other.steps, other.stride);
-        let free = self.more_n.iter().position(|n| *n == 0);
-        let (true, Some(i), Ok(n), [0, 0]) = (same, free, u16::try_from(other.n), other.more_n)
-        else {
+        let mut rows: [u16; 2] = bytemuck::cast(self.more_n);
+        let free = rows.iter().position(|n| *n == 0);
+        let (true, Some(i), Ok(n), 0) = (same, free, u16::try_from(other.n), other.more_n) else {
             return false;
         };
-        self.more_n[i] = n;
-        self.more[i] = other.matrix;
+        rows[i] = n;
+        self.more_n = bytemuck::cast(rows);
+        self.more[i] = Matrix { codes: other.codes, side: other.side, out: other.out };
         true
     }
 }
@@ -102,8 +103,10 @@ impl Lowering<'_> {
                 })
             }
         };
-        let args = LinearPush {
-            matrix: MatrixPush { codes: m.codes, side: m.side, out: self.at(job.out) },
+        let push = LinearPush {
+            codes: m.codes,
+            side: m.side,
+            out: self.at(job.out),
             x: self.at(act.values),
             sx: self.at(act.scales),
             sums: self.at(act.sums),
@@ -112,16 +115,14 @@ impl Lowering<'_> {
             // A step of floats is a column.
             steps: word(packing.map_or(m.cols, |p| p.steps)),
             stride: word(act.cols * if act.format.int8 { 1 } else { 4 }),
-            more_n: [0; 2],
-            more: [MatrixPush::zeroed(); 2],
-            epilogue: 0,
+            ..LinearPush::zeroed()
         };
         let groups = [live.div_ceil(shape.block), m.rows.div_ceil(shape.rows), 1];
         Ok(Call {
             shader: shape.shader,
             constants: shape.constants,
-            push: Push::of(&args),
-            linear: Some((args, shape.rows)),
+            push: Push::of(&push),
+            linear: Some((push, shape.rows)),
             epilogue: None,
             groups: groups.map(word),
             accesses,
@@ -276,7 +277,12 @@ impl Lowering<'_> {
             shape_k: device.k,
         };
         let rows = MATRIX_BLOCK * if many { subgroups } else { 1 };
-        Some(Shape::of(&kernel, block, rows).through(format.code.trellis()))
+        let mut shape = Shape::of(&kernel, block, rows).through(format.code.trellis());
+        // Matrix shapes with k = 8 have a shader of their own.
+        if device.k == 8 {
+            shape.shader = Shader::LinearMatrixK8;
+        }
+        Some(shape)
     }
 
     /// Returns the kernel for matrix instructions whose elements lie in known places; `None` if the
@@ -331,7 +337,7 @@ impl Lowering<'_> {
             matrix_tiles,
             code: code_number(format.code),
             grouped,
-            ahead: 1,
+            rounds: 1,
             selected,
             threads: THREADS,
             side: side_number(format.code),

@@ -111,7 +111,7 @@ impl Call {
     /// Returns a call that belongs to no plan.
     pub fn apart<K: Kernel>(kernel: &K, push: &K::Push, groups: [usize; 3]) -> Call {
         Call {
-            shader: kernel.shader(),
+            shader: K::SHADER,
             constants: kernel.constants(),
             push: Push::of(push),
             linear: None,
@@ -411,7 +411,7 @@ impl Lowering<'_> {
         let (mut calls, mut at) = (Vec::new(), self.at(self.own.layers));
         for layers in by_shape(&op.layers) {
             let first = layers[0];
-            let kernel = kernels::Commit { threads: 64, kv: kv_code(first) };
+            let kernel = kernels::Commit { local: 64, kv: kv_code(first) };
             let push = CommitPush {
                 layers: at,
                 step: self.at(self.step),
