@@ -1,5 +1,6 @@
 //! Calls of attention.
 
+use super::fuse::Forms;
 use super::kernels::{AttentionPush, Join, PartialAttentionPush};
 use super::sizes::partial_floats;
 use super::*;
@@ -21,13 +22,12 @@ impl Lowering<'_> {
     pub(super) fn attention(
         &self,
         op: &Attention,
-        prepare: Option<&Act>,
-        read_later: bool,
+        forms: &Forms,
         bucket: Bucket,
         out_calls: &mut Vec<Call>,
     ) -> Result<()> {
         let Attention { q, out, n_heads, scale, kv, range: _ } = op;
-        let dim = head_dim(kv)?;
+        let (dim, prepare) = (head_dim(kv)?, forms.act.as_ref());
         // Pages of a row: all of them, or the pages that a window can touch.
         let slots =
             kv.pages.window.map_or(bucket.pages, |w| bucket.pages.min(w.div_ceil(PAGE) + 1));
@@ -79,7 +79,7 @@ impl Lowering<'_> {
         let mut call = self.call(&kernel, &push, groups, accesses);
         call.work = 2 * (bucket.rows * slots * PAGE * n_heads * dim) as u64;
         if split {
-            let z = (prepare.is_none() || read_later).then_some(*out);
+            let z = forms.floats.then_some(*out);
             let joins = self.can_join(prepare, groups, rows, heads * dim, bucket);
             let merge = Some(Merge { head_dim: dim, window, slots: if joins { 0 } else { slots } });
             let work = RowWork { z, prepare, merge, ..RowWork::new(target, n_heads * dim) };

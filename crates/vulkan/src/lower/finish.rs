@@ -6,11 +6,12 @@
 //! the last workgroup of all does it. Gate times up has no epilogue, since it slows the products by
 //! more than a dispatch (docs/NOTES.md).
 
+use super::fuse::Fused;
 use super::kernels::{AttentionPush, Heads, Join, LinearPush, NextNorm, Specialise, word};
 use super::sizes::{COUNTS, EPILOGUE_BYTES};
-use super::{Access, Bucket, Call, Lowering, kv_code, preparation, prepared, reads_before_write};
+use super::{Access, Bucket, Call, Lowering, kv_code, preparation};
 use crate::device::pipeline::Shader;
-use gemma_base::compute::{Act, BufferId, Dispatch, KvFormat, LinearJob, Norm, Op, Rope, RowSet};
+use gemma_base::compute::{Act, KvFormat, Norm, Op, Rope};
 use gemma_base::tensor::Group;
 use std::collections::HashMap;
 use std::mem::offset_of;
@@ -38,15 +39,6 @@ pub struct Epilogue {
     pub at: usize,
 }
 
-/// A norm that the last workgroup of a linear layer may do.
-pub struct NormBehind {
-    /// The call that does it without an epilogue.
-    call: Call,
-    constants: NextNorm,
-    /// Number of dispatches that it replaces: the norm, and the preparation of its result.
-    pub dispatches: usize,
-}
-
 impl Lowering<'_> {
     /// Returns the epilogue that replaces the call `saved`. Its address belongs at byte `at` of the
     /// push constants.
@@ -65,31 +57,35 @@ impl Lowering<'_> {
         call.accesses.push(Access::Write(self.own.counts));
     }
 
-    /// Gives the linear layers `calls`, of `jobs`, the rotation `next` as an epilogue, if `next` is
-    /// a rotation and they can do it. Each call rotates its own heads.
-    pub(super) fn finish_rope(
-        &self,
-        calls: &mut [Call],
-        jobs: &[LinearJob],
-        next: Option<&Dispatch>,
-        bucket: Bucket,
-    ) -> bool {
-        let Some(Dispatch { op: Op::Rope(op), .. }) = next else { return false };
+    /// Gives the linear layers `calls` the work `next` as an epilogue. Returns whether they can do
+    /// it.
+    pub(super) fn finish_linear(&self, calls: &mut [Call], next: &Fused, bucket: Bucket) -> bool {
+        match next.op {
+            Op::Norm(norm) => self.finish_norm(&mut calls[0], next, norm, bucket),
+            Op::Rope(rope) => self.finish_rope(calls, rope, bucket),
+            _ => false,
+        }
+    }
+
+    /// Gives linear layers their rotation as an epilogue, if they can do it. Each call rotates its
+    /// own heads.
+    fn finish_rope(&self, calls: &mut [Call], op: &Rope, bucket: Bucket) -> bool {
         let Rope { q, keys, n_heads, kv, .. } = op;
-        let heads: Vec<BufferId> =
-            [*q].into_iter().chain(keys.iter().flat_map(|own| [own.k, own.v])).collect();
-        let outs: Vec<BufferId> = jobs.iter().map(|job| job.out).collect();
         let fits = |call: &Call| {
             let units = call.groups[0] as usize * (n_heads + 2 * kv.n_kv_heads);
             let whole = call.linear.is_some_and(|(_, rows)| kv.head_dim.is_multiple_of(rows));
             whole && call.shader != Shader::LinearMany && units <= COUNTS
         };
         let room = kv.format != KvFormat::Q8 || kv.head_dim <= MOST_SHARED_CHANNELS;
-        let is_next = outs == heads && bucket.rows <= ROWS;
-        if !(self.finish && is_next && room && calls.iter().all(fits)) {
+        if !(self.finish && bucket.rows <= ROWS && room && calls.iter().all(fits)) {
             return false;
         }
         let rope = self.rope(op, bucket);
+        // Heads, and where their keys and values are kept.
+        let mut outs = vec![(*q, None)];
+        outs.extend(
+            keys.iter().flat_map(|own| [(own.k, Some(kv.scratch_k)), (own.v, Some(kv.scratch_v))]),
+        );
         let mut first = 0;
         for call in calls {
             let heads = Heads {
@@ -101,66 +97,43 @@ impl Lowering<'_> {
             };
             call.constants.extend(heads.constants());
             call.epilogue = Some(self.epilogue(&rope, LINEAR_EPILOGUE));
-            let written =
-                outs.iter().enumerate().filter(|(_, out)| call.writes(**out)).map(|(i, _)| i);
-            let written: Vec<usize> = written.collect();
+            let written: Vec<_> = outs.iter().filter(|(out, _)| call.writes(*out)).collect();
             first += written.len();
-            let kept = [None, Some(kv.scratch_k), Some(kv.scratch_v)];
-            call.accesses.extend(written.iter().filter_map(|i| kept[*i]).map(Access::Write));
+            call.accesses.extend(written.iter().filter_map(|(_, kept)| *kept).map(Access::Write));
             // Each head has a counter of its own.
             call.accesses.push(Access::Share(self.own.counts));
         }
         true
     }
 
-    /// Returns the norm of the result of `jobs` and the preparation of its result, if they come
-    /// next in `rest` and a workgroup of the jobs can do them.
-    pub(super) fn norm_behind(
-        &self,
-        jobs: &[LinearJob],
-        rows: RowSet,
-        rest: &[Dispatch],
-        bucket: Bucket,
-    ) -> Option<NormBehind> {
-        let ([job], [Dispatch { op, .. }, rest @ ..]) = (jobs, rest) else { return None };
-        let Op::Norm(norm @ Norm { add: Some((added, _)), dim, out, rows: RowSet::All, .. }) = op
-        else {
-            return None;
-        };
+    /// Returns whether `next` is a norm that the linear layer before it may have as its epilogue.
+    pub(super) fn can_norm(&self, next: &Op, bucket: Bucket) -> bool {
+        let Op::Norm(norm) = next else { return false };
         // The row lies in shared memory, beside the other data of the workgroup.
-        let fits =
-            dim * 4 + NORM_SHARED <= self.info.max_shared as usize && bucket.rows <= WHOLE_ROWS;
-        if !(self.finish && fits && *added == job.out && rows == RowSet::All) {
-            return None;
+        let fits = norm.dim * 4 + NORM_SHARED <= self.info.max_shared as usize;
+        self.finish && fits && bucket.rows <= WHOLE_ROWS
+    }
+
+    /// Gives the linear layer `call` the norm of its result as an epilogue, if it can do it.
+    fn finish_norm(&self, call: &mut Call, next: &Fused, norm: &Norm, bucket: Bucket) -> bool {
+        // Only kernels whose workgroups take all rows can.
+        let kernels = [Shader::Linear, Shader::LinearFloat, Shader::LinearTrellis];
+        let can = kernels.contains(&call.shader) && call.groups[0] == 1;
+        if !(can && self.can_norm(next.op, bucket)) {
+            return false;
         }
-        let prepare = prepared(op, rest);
-        let rest = &rest[prepare.is_some() as usize..];
-        let read_later = reads_before_write(rest.iter(), Some(*out));
-        let (hadamard, int8, group) = preparation(prepare.as_ref());
+        let forms = &next.forms;
+        let (hadamard, int8, group) = preparation(forms.act.as_ref());
         let constants = NextNorm {
             norm: true,
-            dim: word(*dim),
-            next_prepare: prepare.is_some(),
+            dim: word(norm.dim),
+            next_prepare: forms.act.is_some(),
             next_hadamard: hadamard,
             next_int8: int8,
             next_group: group,
         };
-        Some(NormBehind {
-            call: self.norm(norm, prepare, read_later, bucket),
-            constants,
-            dispatches: 1 + prepare.is_some() as usize,
-        })
-    }
-
-    /// Gives the linear layer `call` the epilogue `norm`, if its kernel can do it.
-    pub(super) fn finish_norm(&self, call: &mut Call, norm: NormBehind) -> bool {
-        // Only kernels whose workgroups take all rows can.
-        let kernels = [Shader::Linear, Shader::LinearFloat, Shader::LinearTrellis];
-        if !kernels.contains(&call.shader) || call.groups[0] != 1 {
-            return false;
-        }
-        call.constants.extend(norm.constants.constants());
-        self.take_over(call, norm.call, LINEAR_EPILOGUE);
+        call.constants.extend(constants.constants());
+        self.take_over(call, self.norm(norm, forms, bucket), LINEAR_EPILOGUE);
         true
     }
 

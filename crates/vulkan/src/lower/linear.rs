@@ -347,11 +347,10 @@ impl Lowering<'_> {
     }
 }
 
-/// Adds a linear layer of the operation `label`, whose calls begin at `begin`. A call on the same
+/// Adds a linear layer of the operation whose calls begin at `begin`. A call on the same
 /// activations with the same kernel takes it in, since few large dispatches are faster than many
 /// small ones.
-pub(super) fn put_beside(calls: &mut Vec<Call>, begin: usize, mut call: Call, label: &'static str) {
-    call.label = label;
+pub(super) fn put_beside(calls: &mut Vec<Call>, begin: usize, call: Call) {
     if let Some((args, _)) = call.linear
         && let Some(last) = calls[begin..]
             .last_mut()

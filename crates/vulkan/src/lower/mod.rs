@@ -2,7 +2,7 @@
 
 mod attention;
 pub mod finish;
-mod following;
+mod fuse;
 pub mod hazards;
 pub mod kernels;
 pub mod layout;
@@ -15,7 +15,7 @@ use crate::device::matrix::MatrixShape;
 use crate::device::pipeline::{Constants, Shader};
 use anyhow::{Result, bail};
 use finish::Epilogue;
-pub(super) use following::{prepared, reads_before_write};
+use fuse::Fused;
 use gemma_base::compute::step::StepView;
 use gemma_base::compute::{
     Act, Attention, Best, BufferId, Cap, Commit, Concat, Dispatch, Embed, GateUp, KvFormat,
@@ -208,68 +208,8 @@ impl Lowering<'_> {
     /// Returns the calls of `dispatches`, in order.
     pub fn calls(&self, dispatches: &[Dispatch], bucket: Bucket) -> Result<Vec<Call>> {
         let mut out = Vec::new();
-        let mut i = 0;
-        while i < dispatches.len() {
-            let Dispatch { op, label, .. } = &dispatches[i];
-            let before = out.len();
-            let rest = &dispatches[i + 1..];
-            let prepare = prepared(op, rest);
-            let written = op.outputs();
-            let mut end = i + 1 + prepare.is_some() as usize;
-            let read_later = reads_before_write(dispatches[end..].iter(), written.last().copied());
-            match op {
-                Op::Embed(op) => out.push(self.embed(op, bucket)?),
-                Op::Concat(op) => out.push(self.concat(op, bucket)),
-                Op::Norm(op) => out.push(self.norm(op, prepare, read_later, bucket)),
-                Op::Prepare(op) => out.push(self.prepare(op, bucket)),
-                Op::Linear(Linear { jobs, rows }) => {
-                    let norm = self.norm_behind(jobs, *rows, rest, bucket);
-                    for job in jobs {
-                        let call = self.linear(job, *rows, bucket, norm.is_some())?;
-                        put_beside(&mut out, before, call, label);
-                    }
-                    if let Some(norm) = norm {
-                        let dispatches = norm.dispatches;
-                        if self.finish_norm(&mut out[before], norm) {
-                            end += dispatches;
-                        }
-                    }
-                    let all = *rows == RowSet::All;
-                    end += (all && self.finish_rope(&mut out[before..], jobs, rest.first(), bucket))
-                        as usize;
-                }
-                Op::GateUp(GateUp { act_gate, gate, act_up, up, out: result }) => {
-                    let jobs = [(*gate, *act_gate, self.own.gate), (*up, *act_up, self.own.up)];
-                    for (weight, act, out_) in jobs {
-                        let call = self.linear(
-                            &LinearJob { weight, act, out: out_ },
-                            RowSet::All,
-                            bucket,
-                            false,
-                        )?;
-                        put_beside(&mut out, before, call, label);
-                    }
-                    let cols = self.matrix(*gate).rows;
-                    out.push(self.glu(*result, cols, prepare, read_later, bucket));
-                }
-                Op::Rope(op) => out.push(self.rope(op, bucket)),
-                Op::Attention(op) => match op.range {
-                    PageRange::All => {
-                        self.attention(op, prepare.as_ref(), read_later, bucket, &mut out)?
-                    }
-                    PageRange::After(offloaded) => {
-                        out.push(self.partial_attention(op, offloaded, bucket)?)
-                    }
-                },
-                Op::Cap(op) => out.push(self.cap(op, bucket)),
-                Op::Best(op) => out.extend(self.best(op, bucket)),
-                Op::Commit(op) => out.extend(self.commit(op, bucket)),
-            }
-            for call in out.iter_mut().rev().take_while(|c| c.label.is_empty()) {
-                call.label = label;
-            }
-            out[before..].iter_mut().for_each(|call| call.dispatches = i..end);
-            i = end;
+        for fused in fuse::fused(dispatches) {
+            self.lower(&fused, bucket, &mut out)?;
         }
         out.retain(|c| c.groups.iter().all(|g| *g > 0));
         // A driver ignores a larger dispatch without a word.
@@ -277,6 +217,48 @@ impl Lowering<'_> {
             bail!("{} needs {:?} workgroups, more than a dispatch has", call.label, call.groups);
         }
         Ok(out)
+    }
+
+    /// Appends the calls of fused dispatches.
+    fn lower(&self, fused: &Fused<'_>, bucket: Bucket, out: &mut Vec<Call>) -> Result<()> {
+        let Fused { op, forms, next, label, dispatches } = fused;
+        let (begin, mut dispatches, mut next) = (out.len(), dispatches.clone(), next.as_deref());
+        match op {
+            Op::Embed(op) => out.push(self.embed(op, bucket)?),
+            Op::Concat(op) => out.push(self.concat(op, bucket)),
+            Op::Norm(op) => out.push(self.norm(op, forms, bucket)),
+            Op::Prepare(op) => out.push(self.prepare(op, bucket)),
+            Op::Linear(Linear { jobs, rows }) => {
+                let norm = next.is_some_and(|next| self.can_norm(next.op, bucket));
+                for job in jobs {
+                    put_beside(out, begin, self.linear(job, *rows, bucket, norm)?);
+                }
+                let calls = &mut out[begin..];
+                if let Some(done) = next.take_if(|next| self.finish_linear(calls, next, bucket)) {
+                    dispatches.end = done.dispatches.end;
+                }
+            }
+            Op::GateUp(GateUp { act_gate, gate, act_up, up, out: result }) => {
+                let jobs = [(*gate, *act_gate, self.own.gate), (*up, *act_up, self.own.up)];
+                for (weight, act, out_) in jobs {
+                    let job = LinearJob { weight, act, out: out_ };
+                    put_beside(out, begin, self.linear(&job, RowSet::All, bucket, false)?);
+                }
+                out.push(self.glu(*result, self.matrix(*gate).rows, forms, bucket));
+            }
+            Op::Rope(op) => out.push(self.rope(op, bucket)),
+            Op::Attention(op) => match op.range {
+                PageRange::All => self.attention(op, forms, bucket, out)?,
+                PageRange::After(pages) => out.push(self.partial_attention(op, pages, bucket)?),
+            },
+            Op::Cap(op) => out.push(self.cap(op, bucket)),
+            Op::Best(op) => out.extend(self.best(op, bucket)),
+            Op::Commit(op) => out.extend(self.commit(op, bucket)),
+        }
+        for call in &mut out[begin..] {
+            (call.label, call.dispatches) = (*label, dispatches.clone());
+        }
+        next.map_or(Ok(()), |next| self.lower(next, bucket, out))
     }
 
     pub(crate) fn call<K: Kernel>(

@@ -1,5 +1,6 @@
 //! Calls of `row.comp`: norms, gates and preparation of whole rows.
 
+use super::fuse::Forms;
 use super::kernels::RowPush;
 use super::*;
 
@@ -122,22 +123,16 @@ impl Lowering<'_> {
         self.call(&kernel, &push, [bucket.of(r.rows), shares, 1], accesses)
     }
 
-    pub(super) fn norm(
-        &self,
-        op: &Norm,
-        prepare: Option<Act>,
-        read_later: bool,
-        bucket: Bucket,
-    ) -> Call {
+    pub(super) fn norm(&self, op: &Norm, forms: &Forms, bucket: Bucket) -> Call {
         let Norm { x, add, scale, w, eps, dim, out, rows } = op;
-        let z = (prepare.is_none() || read_later || *rows == RowSet::Selected).then_some(*out);
+        let z = (forms.floats || *rows == RowSet::Selected).then_some(*out);
         let (add, w_add) = (add.map(|a| a.0), add.map(|a| a.1));
         let work = RowWork {
             add,
             w_add,
             w: Some(*w),
             z,
-            prepare: prepare.as_ref(),
+            prepare: forms.act.as_ref(),
             eps: *eps,
             scale: *scale,
             rows: *rows,
@@ -152,19 +147,11 @@ impl Lowering<'_> {
         self.row_call(work, bucket)
     }
 
-    pub(super) fn glu(
-        &self,
-        out: BufferId,
-        cols: usize,
-        prepare: Option<Act>,
-        read_later: bool,
-        bucket: Bucket,
-    ) -> Call {
-        let z = (prepare.is_none() || read_later).then_some(out);
+    pub(super) fn glu(&self, out: BufferId, cols: usize, forms: &Forms, bucket: Bucket) -> Call {
         let work = RowWork {
             add: Some(self.own.up),
-            z,
-            prepare: prepare.as_ref(),
+            z: forms.floats.then_some(out),
+            prepare: forms.act.as_ref(),
             glu: true,
             ..RowWork::new(self.own.gate, cols)
         };
