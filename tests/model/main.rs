@@ -10,3 +10,4 @@ mod checkpoint;
 mod golden;
 mod hostile_files;
 mod tokenizer;
+mod toy;

@@ -442,7 +442,7 @@ fn a_weight_format_is_spoken_of_in_few_files() {
         .unwrap()
         .split(',')
         .map(str::trim)
-        .filter(|c| !c.is_empty())
+        .filter(|c| !c.is_empty() && !c.starts_with("#[cfg(test)]"))
         .collect();
     assert!(codes.len() >= 17 && codes.contains(&"T25"), "{codes:?}");
     for code in codes.into_iter().filter(|code| !["F32", "F16", "Bf16", "I8"].contains(code)) {

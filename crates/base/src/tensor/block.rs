@@ -63,6 +63,9 @@ pub enum Code {
     Iq2S,
     Iq3Xxs,
     Iq3S,
+    /// The block that tests add, as docs/ADDING.md says.
+    #[cfg(test)]
+    Toy,
 }
 
 /// How many consecutive columns of a row share a scale. Activations are cut into the same groups.
@@ -136,7 +139,7 @@ const BY_32: &[Group] = &[Group::Cols(32)];
 const BY_16: &[Group] = &[Group::Cols(16)];
 
 /// One row a block, in the order of [`Code`].
-pub static BLOCKS: [BlockSpec; 26] = [
+pub static BLOCKS: [BlockSpec; 26 + cfg!(test) as usize] = [
     BlockSpec {
         ggml: Some(GgmlType { name: "F32", weights: 1, bytes: 4, split: None }),
         vulkan: Some(5),
@@ -351,6 +354,11 @@ pub static BLOCKS: [BlockSpec; 26] = [
         ggml::open_iq3_s,
         points(Code::Iq3S, "iq3_s", &grid::IQ3_S, SideKind::FourBitWide),
     ),
+    #[cfg(test)]
+    BlockSpec {
+        distortion: &[0.051],
+        ..integer(Code::Toy, "toy", 3, -4.0, 4, ScaleRule::Largest, SideKind::Scale)
+    },
 ];
 
 const SEARCH_I4: ScaleRule =

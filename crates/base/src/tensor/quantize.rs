@@ -138,7 +138,7 @@ fn range(integer: &Integer, group: &[f32]) -> (f16, f16) {
 
 /// Numbers of a unit Gaussian, the same for the same seed.
 #[cfg(test)]
-pub(super) fn gaussian(n: usize, seed: u64) -> Vec<f32> {
+pub(crate) fn gaussian(n: usize, seed: u64) -> Vec<f32> {
     let mut state = seed;
     let mut uniform = || {
         state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);

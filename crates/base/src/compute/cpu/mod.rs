@@ -16,6 +16,8 @@ mod neon;
 pub mod pool;
 pub mod rows;
 pub mod simd;
+#[cfg(test)]
+mod toy;
 
 pub use executor::{CpuExecutor, CpuOptions};
 pub use footprint::CpuFootprint;
