@@ -47,8 +47,8 @@ fn cap_body<L: Lanes>(buffers: &Buffers, op: &Cap, row: usize, part: Range<usize
 }
 
 for_each_isa! {
-    /// [`Prepare`](crate::compute::Prepare) for groups of one row: all of them, unless groups are
-    /// all that the row consists of. `spare` is the thread's own memory.
+    /// [`Prepare`](crate::compute::Prepare) for the groups `which` of one row. A row of floats, or
+    /// one with a Hadamard, is prepared whole. `spare` is the thread's own memory.
     pub fn prepare(
         buffers: &Buffers,
         input: BufferId,
@@ -107,8 +107,8 @@ fn prepare_body<L: Lanes>(
     }
 }
 
-/// [`rows::best_top`] of one or two groups of equal length. The codes that are tried for a group
-/// are half of a vector.
+/// Returns [`rows::best_top`] of each of one or two groups of equal length. The codes that are
+/// tried for a group fill half a vector.
 #[inline(always)]
 fn best_tops<'a, L: Lanes>(mut groups: impl Iterator<Item = &'a [f32]>) -> [f32; 2] {
     const { assert!(2 * TRIED == LANES) };
@@ -135,7 +135,9 @@ fn best_tops<'a, L: Lanes>(mut groups: impl Iterator<Item = &'a [f32]>) -> [f32;
         sums = sums.add(squares);
     }
     let sums = array(sums);
-    [0, 1].map(|half| rows::least(std::array::from_fn(|i| sums[half * TRIED + i])))
+    let errors =
+        |half: usize| std::array::from_fn(|i| sums[half * TRIED + i] / (tops[i] * tops[i]));
+    [rows::best_top(errors(0)), rows::best_top(errors(1))]
 }
 
 /// [`hadamard::transform`] from one row to another.
@@ -178,7 +180,7 @@ fn array<L: Lanes>(v: L) -> [f32; LANES] {
     lanes
 }
 
-/// Returns the scale of a group. A rest behind the last whole vector is left out.
+/// Returns the scale of a group of whole vectors.
 #[inline(always)]
 fn scale_of<L: Lanes>(values: &[f32]) -> Scale {
     let mut most = [L::zero(); 4];

@@ -53,7 +53,7 @@ pub fn quantize_group(values: &[f32], codes: &mut [i8], tried: usize) -> (f32, i
         codes.fill(0);
         return (scale.step(MAX), 0);
     }
-    let top = if tried > 1 { least(squares(values, scale)) } else { MAX };
+    let top = if tried > 1 { best_top(errors(values, scale)) } else { MAX };
     let inv = scale.inverse(top);
     let mut products = [0f32; LANES];
     for (codes, values) in codes.chunks_mut(LANES).zip(values.chunks(LANES)) {
@@ -82,10 +82,10 @@ pub fn tops() -> [f32; TRIED] {
     std::array::from_fn(|i| MAX - i as f32)
 }
 
-/// Returns the sums of squared errors of a group's codes, for each code of the largest value that
-/// is tried. The unit is a step, so that they cannot be compared yet.
+/// Returns the sums of squared errors of a group's codes relative to the code of the largest value,
+/// for each of [`tops`].
 #[inline(always)]
-fn squares(values: &[f32], scale: Scale) -> [f32; TRIED] {
+pub fn errors(values: &[f32], scale: Scale) -> [f32; TRIED] {
     tops().map(|top| {
         let (inverse, mut lanes) = (scale.inverse(top), [0f32; LANES]);
         for values in values.chunks(LANES) {
@@ -95,23 +95,15 @@ fn squares(values: &[f32], scale: Scale) -> [f32; TRIED] {
                 *lane = error.mul_add(error, *lane);
             }
         }
-        lanes.iter().sum()
+        lanes.iter().sum::<f32>() / (top * top)
     })
 }
 
-/// Returns the same relative to the code of the largest value.
+/// Returns the one of [`tops`] with the least error: the first one of several.
 #[inline(always)]
-pub fn errors(values: &[f32], scale: Scale) -> [f32; TRIED] {
-    let (squares, tops) = (squares(values, scale), tops());
-    std::array::from_fn(|i| squares[i] / (tops[i] * tops[i]))
-}
-
-/// Returns the code of the largest value with the least error: the first one of several.
-#[inline(always)]
-pub fn least(squares: [f32; TRIED]) -> f32 {
+pub fn best_top(errors: [f32; TRIED]) -> f32 {
     let (mut least, mut best) = (f32::INFINITY, MAX);
-    for (square, top) in squares.into_iter().zip(tops()) {
-        let error = square / (top * top);
+    for (error, top) in errors.into_iter().zip(tops()) {
         if error < least {
             (least, best) = (error, top);
         }

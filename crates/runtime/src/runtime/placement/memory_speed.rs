@@ -2,7 +2,7 @@
 //!
 //! Other programs only make a measurement slower, so the fastest one of the last weeks counts. It
 //! is kept in `memory-speed.json` in the cache directory. A file that is damaged, of another
-//! processor or of another number of threads is ignored and written anew.
+//! processor or of another number of threads is ignored and replaced.
 
 use crate::runtime::devices::processor;
 use gemma_base::compute::cpu::Pool;

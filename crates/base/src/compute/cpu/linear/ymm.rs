@@ -1,7 +1,7 @@
 //! Integer codes in vectors of 32 bytes, written once for AVX2 and AVX-VNNI.
 //!
 //! A tile is four vectors of 8 outputs, its quarters. Codes with a scale for each row are unpacked
-//! in registers. Codes with a scale for each group are too at few rows. At more rows they
+//! in registers, and so are codes with a scale for each group at few rows. At more rows the latter
 //! come from an opened span, whose bytes are read again for every four rows.
 //!
 //! No loop of these kernels holds a closure: the compiler does not inline intrinsics into one.
