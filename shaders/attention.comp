@@ -17,6 +17,7 @@ layout(constant_id = 5) const uint KV = 1;         // see kv.glsl
 layout(constant_id = 6) const bool SPLIT = true;
 #include "kv.glsl"
 #include "attention_push.glsl"
+#include "places.glsl"
 #include "head.glsl"
 
 const uint PAIRS = R * GQ;
@@ -70,12 +71,14 @@ void main() {
         table_of(max_rows, table, step_.v[STEP_SEQUENCES * max_rows + step_.first + i0], pages);
     const Head scratch = scratch_head(head / SHARES);
     const bool chain = step_.chain != 0;
-    uint position[R];
+    uint position[R], last[R];
     uint lowest = 0xffffffffu, highest = 0;
     [[unroll]] for (uint j = 0; j < R; j++) {
-        position[j] = step_.v[STEP_POSITIONS * max_rows + step_.first + min(i0 + j, live - 1)];
+        const uint r = step_.first + min(i0 + j, live - 1);
+        position[j] = step_.v[STEP_POSITIONS * max_rows + r];
+        last[j] = WHOLE ? last_of(r) : position[j];
         lowest = min(lowest, first_visible(position[j], window) / PAGE);
-        highest = max(highest, position[j]);
+        highest = max(highest, last[j]);
     }
     const uint end_all = highest / PAGE + 1;
     uint begin = lowest, end = end_all;
@@ -100,7 +103,7 @@ void main() {
         const uint p = page * PAGE + t;
         const bool uniform_keys = chain || (page + 1) * PAGE <= base;
         if (!uniform_keys && t < R) {
-            uint node = step_.first + min(i0 + t, live - 1);
+            uint node = end_of(step_.first + min(i0 + t, live - 1));
             while (node != NO_PARENT) {
                 const uint at = step_.v[STEP_POSITIONS * max_rows + node];
                 if (at / PAGE == page) path[t][at % PAGE] = uint16_t(node);
@@ -143,7 +146,8 @@ void main() {
         }
         if (p <= highest && !cached && !chain) {
             [[dont_unroll]] for (uint j = 0; j < R; j++) {
-                if (p > of_step(STEP_POSITIONS, step_.first + min(i0 + j, live - 1))) continue;
+                const uint r = step_.first + min(i0 + j, live - 1);
+                if (p > of_step(STEP_POSITIONS, end_of(r))) continue;
                 const uint row = path[j][t];
                 float mine[GQ];
                 [[unroll]] for (uint g = 0; g < GQ; g++) mine[g] = 0.0;
@@ -168,7 +172,7 @@ void main() {
         const float NONE = uintBitsToFloat(0xff800000u);
         [[unroll]] for (uint n = 0; n < PAIRS; n++) {
             const uint j = n / GQ;
-            const bool seen = p <= position[j] && p >= first_visible(position[j], window);
+            const bool seen = p <= last[j] && p >= first_visible(position[j], window);
             precise float scaled = s[n] * scale;
             // Infinity stands for NaN too: max() keeps it, and its exponential is NaN.
             s[n] = !seen ? NONE : is_finite(scaled) ? scaled : uintBitsToFloat(INFINITE);
@@ -222,7 +226,7 @@ void main() {
                 vec4 value = at >= base ? vec4(0.0)
                     : four_of(value_part(paged, channel, slot), SCALE_OF(group, slot));
                 [[unroll]] for (uint j = 0; j < R; j++) {
-                    if (at > position[j]) continue;
+                    if (at > last[j]) continue;
                     if (at >= base) {
                         const uint row = uint(path[j][slot]);
                         value = four_of(value_part(scratch, channel, row),
@@ -240,12 +244,13 @@ void main() {
             [[unroll]] for (uint i = 0; i < TEAMS; i++) l = l + parts[t][i];
             page_ml[t].y = l;
             const Running now = Running(page_ml[t].x, l);
-            const uint at = of_step(STEP_POSITIONS, step_.first + min(i0 + t / GQ, live - 1));
+            const uint r = step_.first + min(i0 + t / GQ, live - 1);
+            const uint at = of_step(STEP_POSITIONS, r);
             const uint from = first_visible(at, window) / PAGE;
             if (page == from) {
                 run = now;
                 factors[t] = vec2(0.0, 1.0);
-            } else if (page > from && page <= at / PAGE) {
+            } else if (page > from && page <= (WHOLE ? last_of(r) : at) / PAGE) {
                 float fa, fb;
                 run = join(run, now, fa, fb);
                 factors[t] = vec2(fa, fb);
@@ -266,9 +271,10 @@ void main() {
                 for (uint h = 0; h < PARTS; h++)
                     all = all + es[((n - n0) * PARTS + h) * (HEAD_DIM / 4) + d / 4][d % 4];
                 const uint j = n / GQ;
-                const uint seen = of_step(STEP_POSITIONS, step_.first + min(i0 + j, live - 1));
+                const uint r = step_.first + min(i0 + j, live - 1);
+                const uint seen = of_step(STEP_POSITIONS, r);
                 const uint from = first_visible(seen, window) / PAGE;
-                if (page < from || page > seen / PAGE) continue;
+                if (page < from || page > (WHOLE ? last_of(r) : seen) / PAGE) continue;
                 if (SPLIT) {
                     if (i0 + j >= live) continue;
                     const uint place =

@@ -32,6 +32,7 @@ layout(push_constant, scalar) uniform Push {
     uint max_rows;
     uint n; // rows of the table
 };
+#include "places.glsl"
 
 const uint CODE_BF16 = 4, CODE_F32 = 5;
 
@@ -93,6 +94,7 @@ float value(uint token, uint col) {
 void main() {
     if (gl_WorkGroupID.x >= step_.rows - step_.first) return;
     const uint r = step_.first + gl_WorkGroupID.x, token = step_.v[STEP_TOKENS * max_rows + r];
+    if (token >= FIRST_PLACE) return; // its embedding was written before the pass
     for (uint block = gl_SubgroupID; block * 128 < COLS; block += T / SG) {
         float v[PER];
         const uint col = column(block);

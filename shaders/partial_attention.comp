@@ -33,6 +33,8 @@ layout(push_constant, scalar) uniform Push {
     uint table;         // where the layer's page tables begin among those of the step
 };
 
+#include "places.glsl"
+
 const uint KEYS = HEAD_DIM / KB; // 16-byte loads of a key
 const uint GROUP = GROUP_OF(HEAD_DIM);
 
@@ -80,8 +82,9 @@ void main() {
     const uint base = step_.v[STEP_POSITIONS * max_rows + step_.v[STEP_ROOTS * max_rows + row]];
     const uint table_at =
         table_of(max_rows, table, step_.v[STEP_SEQUENCES * max_rows + row], pages);
-    const uint position = step_.v[STEP_POSITIONS * max_rows + row];
-    const uint begin = (position > lag ? position - lag : 0) / PAGE * share / 256;
+    const uint own = step_.v[STEP_POSITIONS * max_rows + row];
+    const uint position = WHOLE ? last_of(row) : own; // the last one seen
+    const uint begin = (own > lag ? own - lag : 0) / PAGE * share / 256;
     const uint query = row * n_heads + head;
     if (t < HEAD_DIM) qs[t / 4][t % 4] = q.v[query * HEAD_DIM + t];
 
@@ -91,7 +94,7 @@ void main() {
     float o = 0.0; // of channel t
     for (uint page = begin; page <= position / PAGE; page++) {
         if (t == 0 && (page + 1) * PAGE > base) {
-            for (uint node = row; node != NO_PARENT;
+            for (uint node = end_of(row); node != NO_PARENT;
                 node = step_.v[STEP_PARENTS * max_rows + node]) {
                 const uint at = step_.v[STEP_POSITIONS * max_rows + node];
                 if (at / PAGE == page) path[at % PAGE] = node;

@@ -41,7 +41,8 @@
 //!
 //! # Four promises
 //! 1. `history` is the only truth. Every cache follows it by common prefix.
-//! 2. The result of a row depends on its own token path alone, bit for bit.
+//! 2. The result of a row depends on its own token path and on the images that the path names,
+//!    bit for bit.
 //! 3. Sampling is a pure function of (seed, position, logits), and under a grammar or a penalty
 //!    also of the earlier tokens.
 //! 4. The text is therefore the same with any drafter and any tree, at every temperature.

@@ -19,7 +19,7 @@ const OPTIONAL: [(&str, &str, &[u32]); 5] = [
 ];
 
 /// Constants whose names in the shaders are short.
-const LONGER: [(&str, &str); 16] = [
+const LONGER: [(&str, &str); 17] = [
     ("GQ", "group_heads"),
     ("GROUP_COLS", "group"),
     ("KK", "shape_k"),
@@ -35,6 +35,7 @@ const LONGER: [(&str, &str); 16] = [
     ("T", "threads"),
     ("U", "rounds"),
     ("W", "width"),
+    ("WHOLE", "whole_images"),
     ("WR", "beside"),
 ];
 

@@ -5,6 +5,7 @@
 #![allow(dead_code)]
 
 pub mod gguf;
+pub mod images;
 pub mod pooled;
 pub mod trees;
 pub mod twins;

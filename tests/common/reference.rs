@@ -12,8 +12,9 @@ use gemma::engine::{
     Assistant, Cached, Engine, EngineInfo, EngineMemory, EngineReport, Input, Output, PageCopy,
     Prefix, Rows, Scores, TokenTree,
 };
-use gemma::models::{Config, LayerSpec, Role, RopeSpec, Weights};
+use gemma::models::{Config, Image, LayerSpec, Role, RopeSpec, Weights};
 use gemma::tensor::Token;
+use std::sync::Arc;
 
 /// Most rows of one pass; nothing in the oracle depends on it.
 const MAX_ROWS: usize = 256;
@@ -129,6 +130,8 @@ impl ReferenceEngine {
             info: EngineInfo {
                 sequences: 1,
                 max_rows: MAX_ROWS,
+                image_rows: MAX_ROWS,
+                images: weights.images().cloned(),
                 vocab: config.vocab,
                 reach: None,
                 columns: None,
@@ -158,10 +161,10 @@ impl ReferenceEngine {
         let deepest = positions.iter().max().copied().unwrap_or(0);
         ensure!(deepest < self.context, "the context has {} positions", self.context);
         let vocab = self.config.vocab;
-        ensure!(tree.tokens.iter().all(|t| (*t as usize) < vocab), "the vocabulary has {vocab}");
+        let is_known = |t: &Token| (*t as usize) < vocab || self.image(*t).is_some();
+        ensure!(tree.tokens.iter().all(is_known), "the vocabulary has {vocab}");
         let eps = self.config.eps as f64;
-        let mut x = (self.embed.index_select(&indices(&tree.tokens)?, 0)?
-            * self.config.embed_scale as f64)?;
+        let mut x = self.embedded(&tree.tokens)?;
         for (i, layer) in self.layers.iter().enumerate() {
             let (attention, new) = self.attention(
                 layer,
@@ -199,6 +202,25 @@ impl ReferenceEngine {
         Ok(())
     }
 
+    /// Returns the image of a place, and which of its soft tokens that is.
+    fn image(&self, item: Token) -> Option<(Arc<Image>, usize)> {
+        self.info.images.as_ref()?.at(item)
+    }
+
+    /// Embeddings of tokens, scaled, and soft tokens of images as they are: `[rows, dim]`.
+    fn embedded(&self, items: &[Token]) -> Result<Tensor> {
+        let mut rows = Vec::with_capacity(items.len());
+        for &item in items {
+            rows.push(match self.image(item) {
+                Some((image, n)) => {
+                    Tensor::new(&image.soft_from(n)[..self.config.dim], &Device::Cpu)?
+                }
+                None => (self.embed.get(item as usize)? * self.config.embed_scale as f64)?,
+            });
+        }
+        Ok(Tensor::stack(&rows, 0)?)
+    }
+
     /// `x [rows, dim]` -> the block's output `[rows, dim]` and the rows' own keys and values.
     fn attention(
         &self,
@@ -208,7 +230,7 @@ impl ReferenceEngine {
         tree: &TokenTree,
         positions: &[usize],
     ) -> Result<(Tensor, KeysValues)> {
-        let LayerSpec { n_heads, n_kv_heads, head_dim, window, rope, query_scale, .. } = layer.spec;
+        let LayerSpec { n_heads, n_kv_heads, head_dim, rope, query_scale, .. } = layer.spec;
         let (n, eps) = (positions.len(), self.config.eps as f64);
         let q =
             rms_norm(&linear(x, &layer.q)?.reshape((n, n_heads, head_dim))?, &layer.q_norm, eps)?;
@@ -237,18 +259,21 @@ impl ReferenceEngine {
         let seen = self.tokens.len() + n;
         let scores =
             (q.matmul(&k.t()?.contiguous()?)? * query_scale as f64)?.reshape((n_heads, n, seen))?;
-        let scores = scores.broadcast_add(&self.mask(tree, positions, window)?)?;
+        let scores = scores.broadcast_add(&self.mask(tree, positions, &layer.spec)?)?;
         let weights = softmax(&scores)?.reshape((n_kv_heads, shared * n, seen))?;
         let mixed =
             weights.matmul(&v)?.reshape((n_heads, n, head_dim))?.transpose(0, 1)?.contiguous()?;
         Ok((linear(&mixed.reshape((n, n_heads * head_dim))?, &layer.o)?, new))
     }
 
-    /// 0 where a row sees a position, minus infinity elsewhere: `[rows, committed + rows]`.
-    fn mask(&self, tree: &TokenTree, positions: &[usize], window: Option<usize>) -> Result<Tensor> {
+    /// 0 where a row sees a position, minus infinity elsewhere: `[rows, committed + rows]`. A row
+    /// sees what is before it, and all rows of its image in a layer that says so; of both what the
+    /// window reaches back to.
+    fn mask(&self, tree: &TokenTree, positions: &[usize], spec: &LayerSpec) -> Result<Tensor> {
         let (n, seen) = (tree.len(), self.tokens.len() + tree.len());
         let mut mask = vec![f32::NEG_INFINITY; n * seen];
-        let near = |from: usize, to: usize| window.is_none_or(|w| from - to < w);
+        let near = |from: usize, to: usize| spec.window.is_none_or(|w| from < to + w);
+        let image = |row: usize| Some(self.image(tree.tokens[row])?.0.places().start);
         for (row, mask) in mask.chunks_exact_mut(seen).enumerate() {
             (0..self.tokens.len()).filter(|p| near(positions[row], *p)).for_each(|p| mask[p] = 0.0);
             let mut node = Some(row as u32);
@@ -257,6 +282,12 @@ impl ReferenceEngine {
                     mask[self.tokens.len() + at] = 0.0;
                 }
                 node = tree.parent[at];
+            }
+            let same = |other: &usize| image(row).is_some() && image(row) == image(*other);
+            for other in (0..n).filter(|_| spec.whole_images).filter(same) {
+                if near(positions[row], positions[other]) {
+                    mask[self.tokens.len() + other] = 0.0;
+                }
             }
         }
         Ok(Tensor::from_vec(mask, (n, seen), &Device::Cpu)?)

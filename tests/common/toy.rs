@@ -89,6 +89,8 @@ impl Toy {
         let info = EngineInfo {
             sequences,
             max_rows: self.max_rows,
+            image_rows: self.max_rows,
+            images: None,
             vocab: self.vocab,
             reach: self.reach,
             columns: None,

@@ -26,6 +26,7 @@ pub fn reshape_global_layers(mut config: Config) -> Config {
             rope,
             query_scale: 0.125,
             values_are_keys: true,
+            whole_images: false,
             ..*layer
         };
     }

@@ -18,6 +18,7 @@ mod draft_prompt;
 mod drafter_invariance;
 mod edges;
 mod file_blocks;
+mod images;
 mod kv_q8;
 mod linear;
 mod operations;

@@ -120,7 +120,15 @@ fn heads() {
                 }
                 let out = t.rows(n_heads * (dim + 2 * is_partial as usize));
                 let scale = (dim as f32).powf(-0.5);
-                let op = Op::Attention(Attention { q, out, n_heads, scale, kv, range });
+                let op = Op::Attention(Attention {
+                    q,
+                    out,
+                    n_heads,
+                    scale,
+                    kv,
+                    whole_images: false,
+                    range,
+                });
                 for (live, base, sequences) in [(1, 300, 1), (3, 69, 1), (9, 255, SEQUENCES)] {
                     let step = Step { live, base, tree: live == 3, sequences, ..Step::default() };
                     fill_scratch(&mut t, &kv, step);

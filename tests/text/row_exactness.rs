@@ -1,4 +1,5 @@
-//! Promise 2: a row's scores depend on its own token path alone, bit for bit. Random trees against
+//! Promise 2: a row's scores depend on its own token path alone, bit for bit; `images` has the paths
+//! that name images. Random trees against
 //! one-by-one decoding, over page and window edges, weight formats, cache formats, instruction
 //! sets, thread counts and prompt chunkings.
 

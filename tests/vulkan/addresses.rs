@@ -71,8 +71,17 @@ fn results(mut exec: VulkanExecutor, format: KvFormat, first: usize) -> Vec<Vec<
         scratch_v,
     };
     let after = PageRange::After(OffloadedPages { lag: rows, share: 0 });
-    let attention =
-        |out, range| Op::Attention(Attention { q, out, n_heads: HEADS, scale: 0.125, kv, range });
+    let attention = |out, range| {
+        Op::Attention(Attention {
+            q,
+            out,
+            n_heads: HEADS,
+            scale: 0.125,
+            kv,
+            whole_images: false,
+            range,
+        })
+    };
     let ops = [
         attention(all, PageRange::All),
         attention(rest, after),

@@ -12,6 +12,7 @@ mod device;
 mod drafts;
 mod driver;
 mod failures;
+mod images;
 mod listing;
 mod load;
 mod order;

@@ -61,7 +61,15 @@ fn a_workgroup_that_is_left_out_is_found() {
     });
     must_find("attention", &|t| {
         let (q, out, kv) = (t.floats(n_heads * dim), t.rows(n_heads * dim), layer(t, heads));
-        Op::Attention(Attention { q, out, n_heads, scale: 0.25, kv, range: PageRange::All })
+        Op::Attention(Attention {
+            q,
+            out,
+            n_heads,
+            scale: 0.25,
+            kv,
+            whole_images: false,
+            range: PageRange::All,
+        })
     });
     must_find("commit", &|t| Op::Commit(Commit { layers: vec![layer(t, heads), layer(t, heads)] }));
 }

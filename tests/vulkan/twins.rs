@@ -273,7 +273,8 @@ fn attention_over_the_rest() {
         let scale = (dim as f32).powf(-0.5);
         for (i, share) in [(0, 256), (1, 128), (2, 0)] {
             let range = PageRange::After(OffloadedPages { lag: t.layout.max_rows, share });
-            let op = Op::Attention(Attention { q, out, n_heads, scale, kv, range });
+            let op =
+                Op::Attention(Attention { q, out, n_heads, scale, kv, whole_images: false, range });
             for (live, base) in [(1, 5), (3, 300 + 7 * i), (9, 770)] {
                 let step = Step { live, first: i, base, tree: i != 1, ..Step::default() };
                 fill_scratch(&mut t, &kv, step);

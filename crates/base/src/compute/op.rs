@@ -4,6 +4,7 @@
 use super::act::Act;
 use super::cache::KvLayer;
 use super::operand::{BufferId, RowSet, WeightId};
+use super::step::StepView;
 use crate::kv::{OffloadedPages, PAGE};
 
 /// One operation.
@@ -22,7 +23,8 @@ pub enum Op {
     Commit(Commit),
 }
 
-/// `out[r] = table[token[r]] * scale`, f32 `[rows, dim]`.
+/// `out[r] = table[token[r]] * scale`, f32 `[rows, dim]`. Rows of images stay as they were written
+/// before the pass.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Embed {
     pub table: WeightId,
@@ -124,7 +126,7 @@ pub struct RopeKeys {
 }
 
 /// Softmax attention over committed pages and the row's ancestors in scratch, page partials merged
-/// in page order.
+/// in page order. The positions that a row sees are without a gap.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Attention {
     /// f32 `[rows, n_heads, head_dim]`
@@ -133,6 +135,8 @@ pub struct Attention {
     pub n_heads: usize,
     pub scale: f32,
     pub kv: KvLayer,
+    /// Whether a row of an image sees the later rows of its image. Otherwise it sees none of them.
+    pub whole_images: bool,
     /// Says what `out` is, too.
     pub range: PageRange,
 }
@@ -156,6 +160,12 @@ impl Attention {
             PageRange::All => self.kv.pages.first_visible(position),
             PageRange::After(offloaded) => offloaded.count(position) * PAGE,
         }
+    }
+
+    /// The row whose ancestors `row` sees, itself included: the row or the last one of its image.
+    #[inline(always)]
+    pub fn end(&self, step: &StepView<'_>, row: usize) -> usize {
+        if self.whole_images { step.image_end(row).unwrap_or(row) } else { row }
     }
 
     /// Whether `out` holds page partials, not divided yet.

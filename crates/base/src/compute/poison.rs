@@ -5,6 +5,7 @@ use super::cache::{KvFormat, KvLayer};
 use super::op::{Commit, Op, Rope};
 use super::operand::BufferId;
 use super::plan::Dispatch;
+use super::step::StepView;
 use std::collections::HashSet;
 use std::ops::Range;
 
@@ -43,6 +44,19 @@ pub fn computed(dispatches: &[Dispatch]) -> Vec<Computed> {
                 computed.push(Computed { id, unit: unit(op, id) });
             }
         }
+    }
+    computed
+}
+
+/// Returns the buffers to poison before a pass: those that it computes, and not the embeddings
+/// where rows of images are written before.
+pub fn before_pass(dispatches: &[Dispatch], step: &StepView<'_>) -> Vec<Computed> {
+    let mut computed = computed(dispatches);
+    if step.has_images() {
+        let embedded = |own: &Computed| {
+            dispatches.iter().any(|d| matches!(d.op, Op::Embed(embed) if embed.out == own.id))
+        };
+        computed.retain(|own| !embedded(own));
     }
     computed
 }

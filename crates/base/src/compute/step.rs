@@ -5,6 +5,7 @@
 //! the page tables of all sequences, which change only where a sequence gets another page.
 
 use super::operand::RowSet;
+use crate::tensor::{FIRST_PLACE, is_place};
 
 /// Parent of the root.
 pub const NO_PARENT: u32 = u32::MAX;
@@ -84,6 +85,8 @@ pub struct StepView<'a> {
     pub rows: usize,
     /// First row that this pass evaluates: `first..rows` are live.
     pub first: usize,
+    /// The row's token. A live row of an image has [`FIRST_PLACE`] plus the last row of the image;
+    /// the image's rows from this one to that one are each the parent of the next.
     pub tokens: &'a [u32],
     /// Committed positions of the row's sequence, where the root stands, and the depth in the tree.
     /// A row one position in front of its root sees all that is committed and no row.
@@ -118,6 +121,17 @@ impl StepView<'_> {
     /// Whether each row's parent is the row before it, or it has none.
     pub fn is_chain(&self) -> bool {
         self.parents.iter().enumerate().all(|(i, p)| *p == NO_PARENT || *p + 1 == i as u32)
+    }
+
+    /// The last row of the image that a live row belongs to.
+    #[inline(always)]
+    pub fn image_end(&self, row: usize) -> Option<usize> {
+        self.tokens[row].checked_sub(FIRST_PLACE).map(|end| end as usize)
+    }
+
+    /// Whether a live row is one of an image.
+    pub fn has_images(&self) -> bool {
+        self.tokens[self.first..].iter().any(|token| is_place(*token))
     }
 
     /// How many trees there are.

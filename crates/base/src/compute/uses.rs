@@ -27,7 +27,8 @@ impl Op {
         match self {
             Op::Embed(Embed { table, scale: _, out }) => {
                 f(Use::Weight(table));
-                f(Use::Write(out));
+                // Rows of images are there.
+                f(Use::Change(out));
             }
             Op::Concat(Concat { left, right, dim: _, out }) => {
                 [left, right].into_iter().for_each(|id| f(Use::Read(id)));
@@ -76,7 +77,15 @@ impl Op {
                 [q_norm, rope_table].into_iter().for_each(|id| f(Use::Read(id)));
                 cache(kv, f);
             }
-            Op::Attention(Attention { q, out, n_heads: _, scale: _, kv, range: _ }) => {
+            Op::Attention(Attention {
+                q,
+                out,
+                n_heads: _,
+                scale: _,
+                kv,
+                whole_images: _,
+                range: _,
+            }) => {
                 f(Use::Read(q));
                 cache(kv, f);
                 f(Use::Write(out));

@@ -6,6 +6,7 @@ mod pages;
 pub mod planned;
 pub mod reduced;
 mod rows;
+mod sight;
 pub mod timeline;
 pub mod tree;
 
@@ -15,11 +16,13 @@ pub use reduced::VocabAdapter;
 pub use timeline::Timeline;
 pub use tree::TokenTree;
 
+use crate::models::Images;
 use crate::sampler::Sampler;
 use anyhow::Result;
 use gemma_base::compute::{Report, Reports};
 use gemma_base::kv::{PageList, Pages};
-use gemma_base::tensor::Token;
+use gemma_base::tensor::{Token, is_place};
+use std::sync::Arc;
 
 /// Which rows of a forward pass need scores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -155,8 +158,14 @@ pub enum Output {
 pub struct EngineInfo {
     /// Texts that it keeps apart, each with a cache and a history of its own.
     pub sequences: usize,
-    /// Most rows that scratch holds, and so a pass takes, of all sequences together.
+    /// Most rows that scratch holds, and so a pass takes, of all sequences together. A pass with an
+    /// image may have more, see `image_rows`.
     pub max_rows: usize,
+    /// Most rows that scratch holds where the rows of an image are among them: at least `max_rows`.
+    pub image_rows: usize,
+    /// The images that texts may name. `None` for an engine that takes no images, or reads each
+    /// place of one as some token.
+    pub images: Option<Arc<Images>>,
     /// Tokens that it takes: all below this.
     pub vocab: usize,
     /// Positions that a row sees directly, its own included; `None` where it sees all of them.
@@ -180,9 +189,10 @@ pub struct PagedLayers {
 }
 
 impl EngineInfo {
-    /// Returns the most rows that a token takes.
+    /// Returns the most rows that a token takes. A place of an image takes one.
     pub fn rows_of(&self, token: Token) -> usize {
         let is_row = self.columns.as_ref().is_none_or(|c| c.column(token).is_some());
+        let is_row = is_row || is_place(token);
         if is_row { 1 } else { self.most_rows }
     }
 }
@@ -245,8 +255,9 @@ pub enum PageCopy<'a> {
 
 /// One model and the caches of a text, or of several: its sequences.
 ///
-/// A row's result depends on its own token path alone, bit for bit: never on the other rows, the
-/// tree's shape, the thread count, or how the prompt was cut.
+/// A row's result depends on its own token path and on the images that the path names, bit for bit:
+/// never on the other rows, the tree's shape, the thread count, or how the prompt was cut. All rows
+/// of an image are in one pass, each the parent of the next.
 ///
 /// No method has a body here: an engine around another one forwards each of them or says what it
 /// does not do. [`EngineExt`] has the functions that follow from them.

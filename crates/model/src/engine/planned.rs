@@ -3,6 +3,7 @@
 
 use super::assistant::{Assistant, AssistantNode, AssistantRows};
 use super::rows::Scratch;
+use super::sight::{Seen, Sight};
 use super::{
     Cached, Engine, EngineInfo, EngineMemory, EngineReport, Input, Output, PageCopy, Prefix,
     Scores, pages,
@@ -43,7 +44,7 @@ pub struct PlannedEngine {
     lists: Vec<u32>,
     /// Angles of the rows of a pass, f32 `[rows, 2, head_dim / 2]`
     pub(super) row_angles: Vec<f32>,
-    scratch: Scratch,
+    pub(super) scratch: Scratch,
     /// Rows that the last pass scored.
     selected: usize,
     output: Output,
@@ -51,6 +52,7 @@ pub struct PlannedEngine {
     path: Vec<u32>,
     /// A pass that was started and not finished.
     started: Option<Started>,
+    pub(super) sight: Sight,
 }
 
 /// Committed part of a text.
@@ -95,6 +97,7 @@ impl PlannedEngine {
         spare: SparePages,
     ) -> Result<Self> {
         let max_rows = exec.caps().max_rows;
+        let images = weights.images().cloned();
         ensure!(
             (1..=max_rows).contains(&sequences),
             "{sequences} sequences do not go into passes of {max_rows} rows"
@@ -104,11 +107,24 @@ impl PlannedEngine {
         let model = forward::load(weights, exec.as_mut(), options)?;
         let c = &model.config;
         let reach = if c.global_layers().is_empty() { c.window() } else { None };
-        let (vocab, paged) = (c.vocab, pages::paged(&model));
-        let info =
-            EngineInfo { sequences, max_rows, vocab, reach, columns: None, most_rows: 1, paged };
+        let (vocab, columns, paged) = (c.vocab, None, pages::paged(&model));
+        let image_rows = images.as_ref().map_or(0, |images| images.most_rows()).max(max_rows);
+        let sight = images.clone().map_or(Sight::None, Sight::Images);
+        let most_rows = 1;
+        let info = EngineInfo {
+            sequences,
+            max_rows,
+            image_rows,
+            images,
+            vocab,
+            reach,
+            columns,
+            most_rows,
+            paged,
+        };
         Ok(PlannedEngine {
             info,
+            sight,
             angles: model.ropes.iter().map(RopeTable::angles).collect(),
             words: vec![0; model.layout.tables_at()],
             lists: Vec::new(),
@@ -133,6 +149,12 @@ impl PlannedEngine {
             exec,
             model,
         })
+    }
+
+    /// Reads each place of an image as `token`: for a draft model, which sees no images.
+    pub fn blind(mut self, token: Token) -> Self {
+        (self.sight, self.info.images) = (Sight::Blind(token), None);
+        self
     }
 
     /// Returns the word of the step buffer that says where a sequence has its nth page.
@@ -174,7 +196,7 @@ impl PlannedEngine {
 
     /// Starts the evaluation of the rows of scratch from `first` on.
     fn start(&mut self, first: usize, output: Output) -> Result<bool> {
-        let (n, scratch, most) = (self.scratch.tokens.len(), &self.scratch, self.info.max_rows);
+        let (n, scratch, most) = (self.scratch.tokens.len(), &self.scratch, self.info.image_rows);
         ensure!(n > first && n <= most, "a pass takes 1 to {most} rows, got {n} (first {first})");
         let last = scratch.positions[first..].iter().max().map_or(0, |p| *p as usize);
         if last >= self.context {
@@ -183,14 +205,14 @@ impl PlannedEngine {
                 .help("raise --ctx-size or shorten the prompt")
                 .into());
         }
-        if let Some(bad) =
-            scratch.tokens[first..].iter().find(|t| **t as usize >= self.model.config.vocab)
-        {
-            return Err(Fault::model(format!(
-                "token {bad} is outside the vocabulary of {}",
-                self.model.config.vocab
-            ))
-            .into());
+        let (scored, most) = (scratch.selected.len(), self.model.scored_rows);
+        ensure!(scored <= most, "a pass scores up to {most} rows, not {scored}");
+        let vocab = self.model.config.vocab;
+        let is_text = scratch.tokens[first..].iter().all(|token| (*token as usize) < vocab);
+        let seen = if is_text { Seen::default() } else { self.see(first)? };
+        for (row, soft) in &seen.soft {
+            let at = row * self.model.config.dim * 4;
+            self.exec.write(self.model.embedded, at, bytemuck::cast_slice(soft.values()))?;
         }
         let wanted = match output {
             Output::Best { n, usable } => Some((n, usable)).filter(|b| b.0 <= best::CHUNKS),
@@ -201,6 +223,7 @@ impl PlannedEngine {
             selected: &scratch.selected,
             n_best: wanted.map_or(0, |w| w.0 as u32),
             usable: wanted.map_or(0, |w| w.1.min(self.model.config.vocab) as u32),
+            tokens: seen.words.as_deref().unwrap_or(&scratch.tokens),
             ..scratch.step()
         };
         self.model.layout.fill(&mut self.words, &step);
@@ -309,6 +332,7 @@ impl Engine for PlannedEngine {
         self.started = None;
         let known = inputs.iter().all(|input| input.sequence < self.sequences.len());
         ensure!(known, "there are {} sequences", self.sequences.len());
+        inputs.iter().try_for_each(|input| self.goes_on(input))?;
         let first = self.scratch.take(inputs, |sequence| self.sequences[sequence].tokens.len())?;
         let started = self.start(first, output);
         if started.is_err() {

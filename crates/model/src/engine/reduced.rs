@@ -11,7 +11,7 @@ use super::{
 use crate::models::reduced::VocabMap;
 use anyhow::{Result, bail, ensure};
 use gemma_base::compute::Reports;
-use gemma_base::tensor::Token;
+use gemma_base::tensor::{Token, is_place};
 use std::ops::Range;
 
 pub struct VocabAdapter {
@@ -117,7 +117,7 @@ impl VocabAdapter {
         ensure!(first == 0 || first == there, "a pass continues the tree of the last one");
         let bad = tree.tokens[first.min(tree.len())..]
             .iter()
-            .find(|t| **t as usize >= self.spelling.vocab());
+            .find(|t| **t as usize >= self.spelling.vocab() && !is_place(**t));
         ensure!(
             bad.is_none(),
             "token {} is outside the vocabulary of {}",

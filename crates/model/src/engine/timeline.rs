@@ -4,6 +4,7 @@
 //! timeline compares the history with the engine's cache and with the tree that the last pass left
 //! in scratch. It commits, takes back or prefills the difference.
 
+use crate::models::images;
 use anyhow::Result;
 
 use super::{
@@ -150,14 +151,16 @@ impl Timeline {
         }
     }
 
-    /// Returns how many of these tokens go into so many rows, at least one.
+    /// Returns how many of these tokens go into so many rows, at least one. An image that does not
+    /// fit is left for the next pass, but is taken whole where it comes first.
     pub fn fitting(&self, tokens: &[Token], rows: usize) -> usize {
         let (info, mut taken) = (self.engine.info(), 0);
         let fits = tokens.iter().take_while(|token| {
             taken += info.rows_of(**token);
             taken <= rows
         });
-        fits.count().max(1)
+        let fitting = fits.count().max(1);
+        if info.images.is_some() { images::whole(tokens, fitting) } else { fitting }
     }
 
     /// Scores trees whose roots follow the cached tokens, see [`Engine::begin`].

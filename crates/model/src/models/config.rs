@@ -40,6 +40,9 @@ pub struct LayerSpec {
     pub query_scale: f32,
     /// Values are keys before norm and rotation, made by the same matrix.
     pub values_are_keys: bool,
+    /// A row of an image sees its whole image, as far as the window reaches back; otherwise no
+    /// later row.
+    pub whole_images: bool,
 }
 
 impl LayerSpec {

@@ -3,6 +3,7 @@
 //! Every shape is checked when the weights are opened. Unknown tensors are refused, because leaving
 //! out, say, a bias would change the model's text silently.
 
+use super::images::Images;
 use super::progress::Progress;
 use super::synthetic::Synthetic;
 use super::{Config, Role, TensorSpec};
@@ -11,6 +12,7 @@ use anyhow::Result;
 use gemma_base::error::Fault;
 use gemma_base::tensor::{Format, Matrix, StoredMatrix};
 use std::borrow::Cow;
+use std::sync::Arc;
 
 /// Largest factor of a norm or a layer that a model may have. Activations of trained models are
 /// below 1e6, so a larger factor is damage.
@@ -47,6 +49,8 @@ pub struct Weights {
     notes: Vec<String>,
     /// A draft model that is loaded beside it.
     assistant: Option<Box<Weights>>,
+    /// The images that texts may name.
+    images: Option<Arc<Images>>,
     pub(super) progress: Progress,
 }
 
@@ -68,8 +72,8 @@ impl Weights {
         let head = find_head(&checkpoint, prefix, &config, &mut notes)?;
         let tensors = config.tensors(head.is_some());
         let source = Source::Files { checkpoint: checkpoint.into(), prefix, head };
-        let progress = Progress::default();
-        Weights { config, tensors, source, notes, assistant: None, progress }.check_all(stored)
+        let (assistant, images, progress) = Default::default();
+        Weights { config, tensors, source, notes, assistant, images, progress }.check_all(stored)
     }
 
     /// Makes random weights of any shape and format on demand, for measurements and tests.
@@ -85,8 +89,8 @@ impl Weights {
     ) -> Weights {
         let tensors = config.tensors(false);
         let source = Source::Synthetic(Synthetic::new(&tensors, format_of, seed));
-        let (notes, progress) = Default::default();
-        Weights { config, tensors, source, notes, assistant: None, progress }
+        let (notes, assistant, images, progress) = Default::default();
+        Weights { config, tensors, source, notes, assistant, images, progress }
     }
 
     /// Gives the model an assistant.
@@ -98,6 +102,18 @@ impl Weights {
     /// Returns the draft model that is loaded beside it and reads its caches.
     pub fn assistant(&self) -> Option<&Weights> {
         self.assistant.as_deref()
+    }
+
+    /// Lets texts name the images of a registry. Passes then have room for the largest of them, and
+    /// engines of the model share the registry.
+    pub fn seeing(mut self, images: Option<Arc<Images>>) -> Weights {
+        self.images = images;
+        self
+    }
+
+    /// Returns the images that texts may name; `None` where the model runs without images.
+    pub fn images(&self) -> Option<&Arc<Images>> {
+        self.images.as_ref()
     }
 
     pub fn config(&self) -> &Config {

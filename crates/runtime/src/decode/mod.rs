@@ -4,6 +4,7 @@ mod growth;
 pub mod log_probs;
 mod prefixes;
 pub mod prompt_cache;
+mod reading;
 mod request;
 mod reuse;
 pub mod scheduler;

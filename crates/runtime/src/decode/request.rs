@@ -1,9 +1,12 @@
 //! Texts on their way into the scheduler and out of it.
 
+use std::sync::Arc;
+
 use anyhow::{Error, Result};
 
 use super::{Stats, StopReason, TokenLogProbs};
 use gemma_base::tensor::Token;
+use gemma_model::models::Image;
 use gemma_model::sampler::Sampler;
 
 /// A text to be grown. A text that ends or pauses is given back as the request that continues it.
@@ -11,6 +14,8 @@ use gemma_model::sampler::Sampler;
 pub struct Request {
     /// The prompt and the generated tokens.
     pub history: Vec<Token>,
+    /// The images that the history names. Their soft tokens are kept as long as the request is.
+    pub images: Vec<Arc<Image>>,
     pub sampler: Sampler,
     /// The most tokens that may still come. The context may hold fewer.
     pub max_tokens: usize,
@@ -29,8 +34,9 @@ impl Request {
     /// log-probabilities.
     pub fn new(history: Vec<Token>, sampler: Sampler, max_tokens: usize) -> Request {
         let sampler = sampler.answering(history.len());
+        let (images, stats) = (Vec::new(), Stats::default());
         let (top_log_probs, scored) = (None, None);
-        Request { history, sampler, max_tokens, stats: Stats::default(), top_log_probs, scored }
+        Request { history, images, sampler, max_tokens, stats, top_log_probs, scored }
     }
 
     /// Returns whether tokens of the prompt lack the log-probabilities that they are to have.

@@ -13,6 +13,7 @@ use anyhow::{Error, Result};
 
 use super::growth::{GrowingText, TextStage, draft_requests};
 use super::prefixes::Prefixes;
+use super::reading::Planned;
 use super::{
     Ended, Event, Flow, PromptCache, Refused, Request, StopReason, TokenLogProbs, Verdict, verify,
 };
@@ -25,10 +26,6 @@ use gemma_base::kv::PAGE;
 use gemma_base::tensor::Token;
 use gemma_model::engine::{EngineExt, Input, Output, Rows, Scores, Timeline, TokenTree};
 
-/// The most rows of prompts in a pass that texts grow by: they must not wait long for each other.
-const PROMPT_ROWS: usize = 64;
-/// The most rows of prompts that get scores in a pass: the logits of each take up to 1 MiB.
-const SCORED_ROWS: usize = 64;
 /// How long nothing is done where all texts wait for their grammars.
 const MOMENT: Duration = Duration::from_millis(1);
 
@@ -46,7 +43,7 @@ pub struct Scheduler<'a> {
     pub(super) prompts: Option<&'a mut PromptCache>,
     scores: Scores,
     passes: u64,
-    rounds: u64,
+    pub(super) rounds: u64,
     /// The error that the next step ends with.
     failure: Option<Error>,
 }
@@ -107,7 +104,11 @@ impl<'a> Scheduler<'a> {
     /// text is taken; of equal ones, the one unused for longest. Nothing is read yet. An empty
     /// history and one that leaves no room in the context are refused.
     pub fn admit(&mut self, mut request: Request) -> Result<usize, Box<Refused>> {
-        match room(self.target, &request.history) {
+        let room = room(self.target, &request.history).and_then(|room| {
+            self.check_images(&request)?;
+            Ok(room)
+        });
+        match room {
             Ok(room) => request.max_tokens = request.max_tokens.min(room),
             Err(error) => return Err(Box::new(Refused { request, error })),
         }
@@ -200,8 +201,8 @@ impl<'a> Scheduler<'a> {
             }
         }
         self.begin_texts()?;
-        let prompt_rows = self.plan_reading();
-        let growing = self.find_growing();
+        let Planned { rows: prompt_rows, alone } = self.plan_reading();
+        let growing = self.find_growing(alone);
         if growing.is_empty() && prompt_rows == 0 {
             if self.texts.iter().flatten().any(|text| text.rests) {
                 std::thread::sleep(MOMENT);
@@ -292,43 +293,6 @@ impl<'a> Scheduler<'a> {
         text.stage = TextStage::Reads;
     }
 
-    /// Decides how many tokens of each prompt the pass reads: an equal share each, and unused rows
-    /// go to the next prompt. Returns the rows of all.
-    fn plan_reading(&mut self) -> usize {
-        let growing = self.texts.iter().flatten().filter(|text| text.grows()).count();
-        let most = self.target.engine().info().max_rows - growing;
-        let mut rows = if growing > 0 { most.min(PROMPT_ROWS) } else { most };
-        let reading = self.sequences_where(GrowingText::is_read);
-        let (all, mut scored) = (rows, SCORED_ROWS);
-        for (i, &sequence) in reading.iter().enumerate() {
-            let text = self.texts[sequence].as_mut().expect("it is being read");
-            let rest = &text.past()[self.target.position(sequence)..];
-            let share = (rows / (reading.len() - i)).max(rows.min(1));
-            let lacks_scores = text.request.lacks_scores();
-            let taken = match lacks_scores {
-                true => rest.len().min(share).min(scored),
-                false => self.target.fitting(rest, share),
-            };
-            text.chunk = TokenTree::chain(&rest[..taken]);
-            rows -= taken;
-            scored -= if lacks_scores { taken } else { 0 };
-        }
-        all - rows
-    }
-
-    /// Returns the sequences of the texts that can grow now. A grammar may need long to say what
-    /// may follow: the others do not wait for it.
-    fn find_growing(&mut self) -> Vec<usize> {
-        for text in self.texts.iter_mut().flatten().filter(|text| text.grows()) {
-            text.rests = !text.request.sampler.is_ready(&text.request.history);
-            if text.rests {
-                // The next pass has no scores of its tree.
-                text.scored_at = None;
-            }
-        }
-        self.sequences_where(GrowingText::takes_part)
-    }
-
     /// Makes a tree for each of these texts, and of all of them as many nodes as pay.
     fn propose(&mut self, growing: &[usize], prompt_rows: usize) -> Result<Allowance> {
         if growing.is_empty() {
@@ -343,7 +307,7 @@ impl<'a> Scheduler<'a> {
             recent_match |= drafter.has_recent_match(*sequence, &text.request.history);
         }
         let position = texts().map(|text| text.request.history.len()).max().unwrap_or(0);
-        let most = info.max_rows - growing.len() - prompt_rows;
+        let most = info.max_rows.saturating_sub(growing.len() + prompt_rows);
         let round = Round { texts: growing.len(), position, most, recent_match };
         let allowed = self.policy.allow(&round);
         let vocab = info.vocab;

@@ -26,13 +26,16 @@ impl Lowering<'_> {
         bucket: Bucket,
         out_calls: &mut Vec<Call>,
     ) -> Result<()> {
-        let Attention { q, out, n_heads, scale, kv, range: _ } = op;
+        let Attention { q, out, n_heads, scale, kv, whole_images, range: _ } = op;
         let (dim, prepare) = (head_dim(kv)?, forms.act.as_ref());
+        let whole_images = *whole_images && bucket.images;
         // Pages of a row: all of them, or the pages that a window can touch.
         let slots =
             kv.pages.window.map_or(bucket.pages, |w| bucket.pages.min(w.div_ceil(PAGE) + 1));
         let floats = partial_floats(bucket.rows * n_heads * slots, dim);
+        // Rows of images see pages behind their own, which no reader of partials joins.
         let split = bucket.rows <= SPLIT_ROWS
+            && !whole_images
             && floats <= self.own.partial_floats
             && slots < MOST_GROUPS as usize;
         let (rows, heads) = self.attention_block(op, bucket, if split { slots } else { 1 })?;
@@ -45,6 +48,7 @@ impl Lowering<'_> {
             kv: kv_code(kv),
             split,
             shares: word(parts / kv.n_kv_heads),
+            whole_images,
         };
         let target = if split { self.own.partials } else { *out };
         let window = kv.pages.window.unwrap_or(0);
@@ -169,10 +173,14 @@ impl Lowering<'_> {
         offloaded: OffloadedPages,
         bucket: Bucket,
     ) -> Result<Call> {
-        let Attention { q, out, n_heads, scale, kv, range: _ } = op;
+        let Attention { q, out, n_heads, scale, kv, whole_images, range: _ } = op;
         let dim = head_dim(kv)?;
         ensure!(dim <= 256, "attention beside an accelerator takes heads of up to 256 channels");
-        let kernel = kernels::PartialAttention { head_dim: word(dim), kv: kv_code(kv) };
+        let kernel = kernels::PartialAttention {
+            head_dim: word(dim),
+            kv: kv_code(kv),
+            whole_images: *whole_images && bucket.images,
+        };
         let push = PartialAttentionPush {
             q: self.at(*q),
             out: self.at(*out),

@@ -49,13 +49,16 @@ pub struct Bucket {
     pub pages: usize,
     /// Rows of several sequences, which share no keys.
     pub mixed: bool,
+    /// Rows of images are among them.
+    pub images: bool,
 }
 
 impl Bucket {
-    /// Returns the smallest bucket for these counts: powers of two.
+    /// Returns the smallest bucket for these counts without images: powers of two.
     pub fn holding(rows: usize, selected: usize, path: usize, pages: usize, mixed: bool) -> Bucket {
         let up = |n: usize| if n == 0 { 0 } else { n.next_power_of_two() };
-        Bucket { rows: up(rows), selected: up(selected), path: up(path), pages: up(pages), mixed }
+        let [rows, selected, path, pages] = [rows, selected, path, pages].map(up);
+        Bucket { rows, selected, path, pages, mixed, images: false }
     }
 
     /// Returns the bucket of a step.
@@ -63,7 +66,9 @@ impl Bucket {
         let live = &step.positions[step.first..];
         let pages = live.iter().max().map_or(0, |last| *last as usize / PAGE + 1);
         let mixed = !live.is_empty() && step.trees() > 1;
-        Bucket::holding(live.len(), step.selected.len(), step.path.len(), pages, mixed)
+        let (selected, path) = (step.selected.len(), step.path.len());
+        let bucket = Bucket::holding(live.len(), selected, path, pages, mixed);
+        Bucket { images: step.has_images(), ..bucket }
     }
 
     pub(crate) fn of(&self, rows: RowSet) -> usize {

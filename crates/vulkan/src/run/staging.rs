@@ -61,7 +61,9 @@ impl VulkanExecutor {
 
     /// Poisons everything that a pass computes.
     pub(super) fn poison_pass(&mut self, plan: PlanId) -> Result<()> {
-        let computed = poison::computed(&self.plans[plan.0 as usize].dispatches);
+        let recorded = &self.plans[plan.0 as usize];
+        let step = recorded.layout.view(bytemuck::cast_slice(&self.steps[&recorded.step]));
+        let computed = poison::before_pass(&recorded.dispatches, &step);
         let spans: Vec<Span> = computed
             .into_iter()
             .map(|own| own.id)

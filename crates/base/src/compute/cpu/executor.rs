@@ -18,7 +18,7 @@ use crate::compute::plan::{Dispatch, Part, Plan, PlanId};
 use crate::compute::poison;
 use crate::compute::reference;
 use crate::compute::step::{StepLayout, StepView};
-use crate::tensor::{Group, Matrix};
+use crate::tensor::{Group, Matrix, is_place};
 use crate::testing;
 use anyhow::{Context, Result, bail};
 use half::f16;
@@ -140,7 +140,7 @@ impl CpuExecutor {
         match op {
             Op::Embed(Embed { table, scale, out }) => {
                 let table = &self.packed[table.0 as usize];
-                for r in my_rows(RowSet::All) {
+                for r in my_rows(RowSet::All).filter(|r| !is_place(step.tokens[*r])) {
                     // SAFETY: each row belongs to one worker.
                     let out: &mut [f32] =
                         unsafe { self.buffers.slice_mut(*out, r * table.cols(), table.cols()) };
@@ -505,7 +505,7 @@ impl Executor for CpuExecutor {
             .layout
             .view(unsafe { self.buffers.slice(recorded.step, 0, recorded.layout.words()) });
         if self.poisons && step.first == 0 && step.rows > 0 {
-            self.poison(&poison::computed(&recorded.dispatches));
+            self.poison(&poison::before_pass(&recorded.dispatches, &step));
         }
         match &self.canonical {
             Some(canonical) => self.run_checked(recorded, &step, canonical)?,

@@ -131,7 +131,7 @@ impl Seen<'_> {
 }
 
 /// Attention of one (row, head) over the pages that `op` goes over, not yet divided: `q` is
-/// `[head_dim]`, `path` holds the rows of the root ... row itself.
+/// `[head_dim]`, `path` holds the rows from the root to the last row seen, see [`Attention::end`].
 pub fn attend(
     buffers: &Buffers,
     op: &Attention,
@@ -151,11 +151,10 @@ pub fn attend(
         head: head / (op.n_heads / op.kv.n_kv_heads),
         path,
     };
-    let position = step.positions[row] as usize;
-    let first = op.first(position);
+    let (first, end) = (op.first(step.positions[row] as usize), seen.base + path.len());
     let mut total: Option<Partial> = None;
-    for page in first / PAGE..=position / PAGE {
-        let visible = first.max(page * PAGE)..(position + 1).min((page + 1) * PAGE);
+    for page in first / PAGE..end.div_ceil(PAGE) {
+        let visible = first.max(page * PAGE)..end.min((page + 1) * PAGE);
         let partial = page_partial(&seen, q, op.scale, visible);
         match &mut total {
             None => total = Some(partial),

@@ -17,7 +17,7 @@ use super::op::{
 use super::operand::{BufferId, RowSet};
 use super::step::{StepLayout, StepView};
 use crate::kv::PAGE;
-use crate::tensor::{Matrix, math};
+use crate::tensor::{Matrix, is_place, math};
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 
@@ -43,7 +43,7 @@ pub fn run(
         Op::Attention(op) => {
             let mut path = vec![0u32; layout.max_rows];
             for r in step.live(RowSet::All) {
-                let n = step.ancestors(r, &mut path);
+                let n = step.ancestors(op.end(step, r), &mut path);
                 (0..op.n_heads).for_each(|head| {
                     attend(buffers, op, layout.max_rows, step, (r, head), &path[..n])
                 });
@@ -65,6 +65,9 @@ fn embed(
     step: &StepView<'_>,
     r: usize,
 ) {
+    if is_place(step.tokens[r]) {
+        return;
+    }
     let table = &weights[op.table.0 as usize];
     // SAFETY: the caller runs alone, and no other slice lives.
     let out: &mut [f32] = unsafe { buffers.slice_mut(op.out, r * table.cols, table.cols) };

@@ -26,10 +26,14 @@ pub struct Forward {
     /// u32, see [`StepLayout`]
     pub step: BufferId,
     pub ropes: Vec<RopeTable>,
+    /// f32 `[max_rows, dim]`: embeddings of a pass. Those of rows of images are written here.
+    pub embedded: BufferId,
     /// f32 `[max_rows, dim]`: final-norm hidden states of the selected rows
     pub hidden: BufferId,
-    /// f32 `[max_rows, vocab]`: logits of the selected rows
+    /// f32 `[scored_rows, vocab]`: logits of the selected rows
     pub logits: BufferId,
+    /// The most rows of a pass that get logits.
+    pub scored_rows: usize,
     pub kv: Vec<KvLayer>,
     /// The page tables of the step: layers that keep equally many pages share one of them
     pub tables: Vec<PageTable>,
@@ -55,7 +59,8 @@ pub struct ForwardOptions {
     /// Positions to make room for.
     pub context: usize,
     pub kv: KvFormat,
-    /// The most rows of one pass; rounded up to whole vectors.
+    /// The most rows of a pass of tokens, and those of a pass that get logits; rounded up to whole
+    /// vectors.
     pub max_rows: usize,
     /// Sequences, each with room for `context` positions.
     pub sequences: usize,
@@ -149,7 +154,10 @@ pub fn load(
             .help("give the other model with --model, and this one with --draft")
             .into());
     }
-    let max_rows = options.max_rows.next_multiple_of(16);
+    let scored_rows = options.max_rows.next_multiple_of(16);
+    // All rows of an image are in one pass.
+    let image_rows = weights.images().map_or(0, |images| images.most_rows());
+    let max_rows = scored_rows.max(image_rows.next_multiple_of(16));
     let tables = tables(&config, options, max_rows);
     let entries = tables.iter().map(|t| options.sequences * t.pages.count).sum();
     let layout = StepLayout { max_rows, tables: entries };
@@ -158,8 +166,9 @@ pub fn load(
     let ropes = ropes(&mut b, &config)?;
     let (kv, kv_bytes) = caches(&mut b, &config, &tables, options.kv)?;
     let hidden = b.rows("hidden", config.dim)?;
-    let logits = b.rows("logits", config.vocab)?;
-    let (body, tail) = pass::pass(&mut b, &config, &kv, &ropes, hidden, logits)?;
+    let logits = b.exec.alloc("logits", scored_rows * config.vocab * 4)?;
+    let pass::Passes { body, tail, embedded } =
+        pass::pass(&mut b, &config, &kv, &ropes, hidden, logits)?;
     let mut whole = body.clone();
     whole.dispatches.extend(tail.dispatches);
     let mut best = None;
@@ -184,8 +193,10 @@ pub fn load(
         layout,
         step,
         ropes,
+        embedded,
         hidden,
         logits,
+        scored_rows,
         kv,
         tables,
         kv_bytes,

@@ -59,7 +59,17 @@ impl Buffers {
     }
 }
 
-/// Returns the plan of the layers, and that of the head, which follows where logits are wanted.
+/// The plans of a pass.
+pub struct Passes {
+    /// The layers.
+    pub body: Plan,
+    /// The head, which follows where logits are wanted.
+    pub tail: Plan,
+    /// f32 `[max_rows, dim]`: the embeddings that the layers begin with.
+    pub embedded: BufferId,
+}
+
+/// Returns the plans of a model's pass.
 pub fn pass(
     b: &mut Builder<'_>,
     config: &Config,
@@ -67,17 +77,18 @@ pub fn pass(
     ropes: &[RopeTable],
     hidden: BufferId,
     logits: BufferId,
-) -> Result<(Plan, Plan)> {
+) -> Result<Passes> {
     let buffers = Buffers::new(b, config)?;
+    let embedded = buffers.residual;
     let (table, table_act) = b.matrix(Role::Embed, 0);
     let (plan, home, borrowed, pending) = Default::default();
     let mut pass = Pass { b, config, ropes, plan, buffers, home, borrowed, pending };
-    let op = Embed { table, scale: config.embed_scale, out: pass.buffers.residual };
+    let op = Embed { table, scale: config.embed_scale, out: embedded };
     pass.push("embed", None, Op::Embed(op));
     for (i, kv) in kv.iter().enumerate() {
         pass.layer(i, *kv)?;
     }
-    let layers = std::mem::take(&mut pass.plan);
+    let body = std::mem::take(&mut pass.plan);
     pass.norm(Role::FinalNorm, None, hidden, RowSet::Selected)?;
     let head = match pass.b.weights.has_own_head() {
         true => pass.b.matrix(Role::Head, 0),
@@ -88,7 +99,7 @@ pub fn pass(
     if let Some(cap) = config.logit_cap {
         pass.push("cap", None, Op::Cap(Cap { logits, vocab: config.vocab, cap }));
     }
-    Ok((layers, pass.plan))
+    Ok(Passes { body, tail: pass.plan, embedded })
 }
 
 /// Buffers of an assistant's pass that outlive it, and the target's embedding table.
@@ -260,7 +271,8 @@ impl Pass<'_, '_> {
         let op = Rope { q, q_norm, keys, eps, n_heads, rope_table, kv };
         self.push_at_cache("rope", i, Op::Rope(op));
         let (scale, out) = (spec.query_scale, self.buffers.attended);
-        let op = Attention { q, out, n_heads, scale, kv, range: PageRange::All };
+        let (whole_images, range) = (spec.whole_images, PageRange::All);
+        let op = Attention { q, out, n_heads, scale, kv, whole_images, range };
         self.push_at_cache("attention", i, Op::Attention(op));
         Ok(vec![(out, width)])
     }

@@ -54,6 +54,7 @@ fn layers(reader: &Reader<'_>) -> Result<Vec<LayerSpec>, Fault> {
         rope: if is_global { rope_global } else { rope_local },
         query_scale,
         values_are_keys: false,
+        whole_images: true,
     };
     Ok(global.into_iter().map(layer).collect())
 }
@@ -182,6 +183,7 @@ mod tests {
             rope: RopeSpec { theta: 1e4, factor: 1.0, share: 1.0 },
             query_scale: (1.0 / 168f64.sqrt()) as f32,
             values_are_keys: false,
+            whole_images: true,
         };
         let rope = RopeSpec { theta: 1e6, factor: 8.0, share: 1.0 };
         assert_eq!(c.layers[4..6], [local, LayerSpec { window: None, rope, ..local }]);

@@ -25,8 +25,11 @@ pub fn assistant(json: &Value) -> Result<Config, Fault> {
     }
     refuse_what_is_not_computed(reader, true)?;
     let mut config = read(json, reader)?;
-    // It makes neither.
-    config.layers.iter_mut().for_each(|layer| layer.values_are_keys = false);
+    // It makes neither keys nor values, and its rows are tokens.
+    config
+        .layers
+        .iter_mut()
+        .for_each(|layer| (layer.values_are_keys, layer.whole_images) = (false, false));
     let backbone = json.get("backbone_hidden_size").filter(|v| !v.is_null());
     let backbone = size("backbone_hidden_size", backbone, 1536, 1 << 17)?;
     Ok(Config {
@@ -48,7 +51,7 @@ fn read(json: &Value, reader: &Reader<'_>) -> Result<Config, Fault> {
     let positions = if is_unified { 262_144 } else { 131_072 };
     Ok(Config {
         architecture: &Gemma4,
-        layers: layers(reader, if is_unified { 1024 } else { 512 })?,
+        layers: layers(reader, is_unified)?,
         dim,
         ffn_dim: reader.size("intermediate_size", 9216, 1 << 20)?,
         vocab,
@@ -69,6 +72,9 @@ fn read(json: &Value, reader: &Reader<'_>) -> Result<Config, Fault> {
 
 /// Refuses what the dense models and their assistants do not have. All layers of an assistant share
 /// keys and values.
+///
+/// Embeddings for each layer would also say what a row of an image has in place of a token: in
+/// transformers, the row of the padding token.
 fn refuse_what_is_not_computed(reader: &Reader<'_>, is_assistant: bool) -> Result<(), Fault> {
     let is_set = |key: &str| {
         reader.get(key).is_some_and(|v| *v != Value::Bool(false) && v.as_u64() != Some(0))
@@ -88,11 +94,16 @@ fn refuse_what_is_not_computed(reader: &Reader<'_>, is_assistant: bool) -> Resul
     }
     reader.refuse_other("attention_bias", &json!(false))?;
     reader.refuse_other("hidden_activation", &json!("gelu_pytorch_tanh"))?;
-    // Text attends to what is before it; images do not come in.
+    // Text attends to what is before it.
     reader.refuse_other("use_bidirectional_attention", &json!("vision"))
 }
 
-fn layers(reader: &Reader<'_>, window: usize) -> Result<Vec<LayerSpec>, Fault> {
+fn layers(reader: &Reader<'_>, is_unified: bool) -> Result<Vec<LayerSpec>, Fault> {
+    // Rows of an image see each other in layers with a window, and in E2B and E4B in none.
+    let whole_images = match reader.get("use_bidirectional_attention") {
+        Some(kind) => *kind == json!("vision"),
+        None => is_unified,
+    };
     let n_layers = reader.size("num_hidden_layers", 30, 1024)?;
     let n_heads = reader.size("num_attention_heads", 8, 1024)?;
     let n_kv_heads = reader.size("num_key_value_heads", 4, 1024)?;
@@ -103,7 +114,7 @@ fn layers(reader: &Reader<'_>, window: usize) -> Result<Vec<LayerSpec>, Fault> {
     };
     // As transformers does.
     global.iter_mut().last().into_iter().for_each(|last| *last = true);
-    let window = reader.window(window, &global)?;
+    let window = reader.window(if is_unified { 1024 } else { 512 }, &global)?;
     let values_are_keys = reader.get("attention_k_eq_v") == Some(&Value::Bool(true));
     let global_kv = match values_are_keys {
         true => reader.size("num_global_key_value_heads", n_kv_heads, 1024)?,
@@ -132,6 +143,7 @@ fn layers(reader: &Reader<'_>, window: usize) -> Result<Vec<LayerSpec>, Fault> {
             rope: ropes[is_global as usize],
             query_scale: 1.0,
             values_are_keys: values_are_keys && is_global,
+            whole_images: whole_images && !is_global,
         });
     }
     Ok(layers)
@@ -187,7 +199,8 @@ mod tests {
                 "num_key_value_heads": 16, "head_dim": 256, "global_head_dim": 512,
                 "num_global_key_value_heads": 4, "attention_k_eq_v": true, "sliding_window": 1024,
                 "hidden_size_per_layer_input": 0, "final_logit_softcapping": 30.0,
-                "max_position_embeddings": 262_144, "enable_moe_block": false}})
+                "max_position_embeddings": 262_144, "enable_moe_block": false,
+                "use_bidirectional_attention": "vision"}})
     }
 
     #[test]
@@ -203,6 +216,7 @@ mod tests {
             rope: RopeSpec { theta: 1e4, factor: 1.0, share: 1.0 },
             query_scale: 1.0,
             values_are_keys: false,
+            whole_images: true,
         };
         let global = LayerSpec {
             n_kv_heads: 4,
@@ -210,6 +224,7 @@ mod tests {
             window: None,
             rope: RopeSpec { theta: 1e6, factor: 1.0, share: 0.25 },
             values_are_keys: true,
+            whole_images: false,
             ..local
         };
         assert_eq!(c.layers[4..6], [local, global]);

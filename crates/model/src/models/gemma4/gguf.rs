@@ -134,6 +134,8 @@ pub fn config(file: &GgufModel<'_>) -> Result<Value, String> {
     let mut json = json!({
         "architectures": ["Gemma4ForCausalLM"],
         "model_type": "gemma4_text",
+        // The file does not say. Only models with embeddings for each layer have it otherwise.
+        "use_bidirectional_attention": if per_layer == 0 { json!("vision") } else { Value::Null },
         "attention_k_eq_v": shared == 0 && values_are_keys(file, &is_global)?,
         "bos_token_id": metadata.int(BOS.0).unwrap_or(BOS.1.into()),
         "enable_moe_block": experts != 0,

@@ -9,9 +9,10 @@ use anyhow::{Context, Result};
 use gemma_base::error::Fault;
 use gemma_base::kv::PAGE;
 use gemma_base::os::files::{create_private_directories, is_closed_directory};
-use gemma_base::tensor::Token;
+use gemma_base::tensor::{FIRST_PLACE, Token, is_place};
 use gemma_base::util::files::{keep_newest_bytes, read_regular, touch, write_whole};
 use gemma_base::util::hex;
+use gemma_model::models::Images;
 use sha2::{Digest, Sha256};
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
@@ -125,14 +126,31 @@ fn is_whole(file: &[u8], page: &PageId, bytes: usize) -> bool {
 }
 
 /// Returns the keys of the whole pages of a text. Each hashes the key before it, so that it stands
-/// for all tokens from the first on.
-pub fn keys(engine: [u8; 32], tokens: &[Token]) -> Vec<PageKey> {
+/// for all tokens from the first on. A page with places of images hashes the images' digests. The
+/// keys end before an image that has no name.
+pub fn keys(engine: [u8; 32], tokens: &[Token], images: Option<&Images>) -> Vec<PageKey> {
     let next = |key: &mut PageKey, page: &[Token]| {
-        let bytes: &[u8] = bytemuck::cast_slice(page);
-        *key = Sha256::new().chain_update(*key).chain_update(bytes).finalize().into();
+        let mut hash = Sha256::new().chain_update(*key);
+        match page.iter().any(|item| is_place(*item)) {
+            false => hash.update(bytemuck::cast_slice(page)),
+            true => hash.update(named(page, images?)?),
+        }
+        *key = hash.finalize().into();
         Some(*key)
     };
     tokens.chunks_exact(PAGE).scan(engine, next).collect()
+}
+
+/// Returns the bytes of a page with places of images: the items, of which a place is the number of
+/// its soft token after those of all tokens, then the digest of each place.
+fn named(page: &[Token], images: &Images) -> Option<Vec<u8>> {
+    let (mut items, mut digests) = (page.to_vec(), Vec::new());
+    for item in items.iter_mut().filter(|item| is_place(**item)) {
+        let (digest, index) = images.name(*item)?;
+        *item = FIRST_PLACE + index as Token;
+        digests.extend(digest);
+    }
+    Some([bytemuck::cast_slice(&items), &digests[..]].concat())
 }
 
 #[cfg(test)]
@@ -233,14 +251,32 @@ mod tests {
     #[test]
     fn a_key_stands_for_the_engine_and_all_tokens_before() {
         let text: Vec<Token> = (0..700).collect();
-        let all = keys([1; 32], &text);
+        let all = keys([1; 32], &text, None);
         assert_eq!(all.len(), 2);
-        assert_eq!(keys([1; 32], &text[..600]), all);
-        assert!(keys([1; 32], &text[..255]).is_empty());
+        assert_eq!(keys([1; 32], &text[..600], None), all);
+        assert!(keys([1; 32], &text[..255], None).is_empty());
         let mut other = text.clone();
         other[3] = 9;
-        let changed = keys([1; 32], &other);
+        let changed = keys([1; 32], &other, None);
         assert!(all[0] != changed[0] && all[1] != changed[1]);
-        assert!(keys([2; 32], &text)[1] != all[1]);
+        assert!(keys([2; 32], &text, None)[1] != all[1]);
+    }
+
+    #[test]
+    fn a_key_names_an_image_by_its_digest_in_every_process() {
+        let insert = |images: &Images, digest: u8| -> Vec<Token> {
+            images.insert([digest; 32], vec![0.5; 300]).unwrap().places().collect()
+        };
+        let text = |image: &[Token]| [&[1, 2, 3], image, &[4; 500]].concat();
+        let (first, second) = (Images::new(1, 300, 1 << 20), Images::new(1, 300, 1 << 20));
+        let (a, b) = (insert(&first, 1), insert(&first, 2));
+        let (other_b, other_a) = (insert(&second, 2), insert(&second, 1));
+        assert_eq!(a, other_b, "processes number images as they come");
+        let [a, b] = [a, b].map(|image| keys([1; 32], &text(&image), Some(&first)));
+        let [other_a, other_b] =
+            [other_a, other_b].map(|image| keys([1; 32], &text(&image), Some(&second)));
+        assert_eq!((a.len(), &a, &b), (3, &other_a, &other_b));
+        assert!((0..3).all(|page| a[page] != b[page]), "two images of one size");
+        assert!(keys([1; 32], &text(&[FIRST_PLACE + 9000]), Some(&first)).is_empty());
     }
 }

@@ -5,8 +5,8 @@
 //! window need the last pages of a prefix alone, so theirs are written for the last two ends of
 //! pages that a prompt has, and where a later prompt parts from an earlier one.
 //!
-//! The cache changes no text: the name of a file hashes the engine and all tokens, from which the
-//! bytes of a page follow. A file that cannot be used is ignored, with one note at most.
+//! The cache changes no text: the name of a file hashes the engine, all tokens and the digests of
+//! images, from which the bytes of a page follow. A file that cannot be used is ignored, with one note at most.
 
 pub mod files;
 
@@ -111,7 +111,8 @@ impl PromptCache {
         let base = Some(held).filter(|held| *held > 0);
         let base = base.and_then(|held| target.retain(sequence, held * PAGE));
         let kept = base.as_ref().map_or(0, |_| held);
-        let Some((end, pages)) = self.longest(&paged, past, held, kept) else { return Ok(None) };
+        let keys = keys(self.engine, past, target.engine().info().images.as_deref());
+        let Some((end, pages)) = self.longest(&paged, &keys, held, kept) else { return Ok(None) };
         target.clear(sequence)?;
         let tokens = &past[..end * PAGE];
         let prefix = match base {
@@ -127,11 +128,10 @@ impl PromptCache {
     fn longest(
         &self,
         paged: &[PagedLayers],
-        past: &[Token],
+        keys: &[PageKey],
         held: usize,
         kept: usize,
     ) -> Option<(usize, Vec<PageId>)> {
-        let keys = keys(self.engine, past);
         let page = |layers, nth| PageId { key: keys[nth], layers, nth };
         let holds = |layers, nth| nth >= kept && self.directory.holds(&page(layers, nth));
         let there: Vec<Vec<bool>> = (0..paged.len())
@@ -199,7 +199,8 @@ impl PromptCache {
             return 0;
         }
         let page = |(nth, key)| PageId { key, layers: 0, nth };
-        let pages = keys(self.engine, past).into_iter().enumerate().map(page);
+        let pages =
+            keys(self.engine, past, info.images.as_deref()).into_iter().enumerate().map(page);
         pages.take_while(|page| self.directory.holds(page)).count() * PAGE
     }
 
@@ -209,7 +210,13 @@ impl PromptCache {
         if end == 0 || self.is_off {
             return;
         }
-        let keys = keys(self.engine, &target.engine().cached(sequence).tokens[..end * PAGE]);
+        let (engine, tokens) = (target.engine(), end * PAGE);
+        let images = engine.info().images.as_deref();
+        let keys = keys(self.engine, &engine.cached(sequence).tokens[..tokens], images);
+        let end = keys.len();
+        if end == 0 {
+            return;
+        }
         let (mut pages, mut all, mut missing) = (Vec::new(), 0, 0);
         for (layers, PagedLayers { pages: places, page_bytes }) in paged.iter().enumerate() {
             let size = (HEAD + page_bytes) as u64;

@@ -4,7 +4,7 @@
 //! whole text. That state's suffix link is the longest ending that occurred before, and the link's
 //! transitions are all that ever followed it.
 
-use gemma_base::tensor::Token;
+use gemma_base::tensor::{Token, is_place};
 
 /// Suffix links along which occurrences are counted; longer chains only appear in monotonous text.
 const COUNTED: usize = 32;
@@ -183,7 +183,8 @@ impl Automaton {
     /// Lists the likeliest `n` tokens that followed a match, each with its share of the
     /// occurrences. The latest occurrence counts twice. Part of the share is kept for unseen
     /// tokens, as many counts as there are distinct tokens (escape method C of prediction by
-    /// partial matching). Returns the part kept. Nothing follows the empty match.
+    /// partial matching). Returns the part kept. Nothing follows the empty match,
+    /// and no image follows any.
     pub fn continuations(&self, at: Match, n: usize, out: &mut Vec<(Token, f32)>) -> f32 {
         out.clear();
         if at.state == 0 {
@@ -192,9 +193,9 @@ impl Automaton {
         let next = &self.states[at.state as usize].next;
         let mut latest = (0, 0);
         let mut total = 0.0;
-        for (i, &(token, state)) in next.iter().enumerate() {
+        for &(token, state) in next.iter().filter(|(token, _)| !is_place(*token)) {
             let to = &self.states[state as usize];
-            latest = latest.max((to.latest, i));
+            latest = latest.max((to.latest, out.len()));
             total += to.count as f32;
             out.push((token, to.count as f32));
         }

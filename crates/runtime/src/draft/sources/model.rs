@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
-use gemma_base::tensor::Token;
+use gemma_base::tensor::{Token, is_place};
 use gemma_model::engine::{
     Assistant, Columns, Engine, EngineExt, Input, Output, Rows, Scores, Timeline, TokenTree,
 };
@@ -296,7 +296,8 @@ impl TreeModel for DraftModel {
     }
 
     fn knows(&self, token: Token) -> bool {
-        (token as usize) < self.engine().info().vocab
+        // It reads a place of an image as some token.
+        (token as usize) < self.engine().info().vocab || is_place(token)
     }
 
     fn left(&self, text: usize, history: usize) -> usize {

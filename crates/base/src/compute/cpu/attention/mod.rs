@@ -212,17 +212,18 @@ fn block<L: Lanes, S: Stored, const N: usize>(
     let q: [&[f32]; N] = std::array::from_fn(|i| a.read(a.op.q, a.at(kv_head, first + i), dim));
     let root = step.roots[a.row(first)] as usize;
     let (base, sequence) = (step.base(root), step.sequences[root] as usize);
-    let mut last = [0usize; N]; // position of each slot's row
+    let ends: [usize; N] = std::array::from_fn(|i| a.op.end(step, a.row(first + i)));
+    let mut last = [0usize; N]; // last position that each slot's row sees
     for i in 0..N {
-        last[i] = base
-            + step.ancestors(a.row(first + i), &mut work.paths[i * a.max_rows..][..a.max_rows])
-            - 1;
+        let path = &mut work.paths[i * a.max_rows..][..a.max_rows];
+        last[i] = base + step.ancestors(ends[i], path) - 1;
     }
-    let begin: [usize; N] = last.map(|p| a.op.first(p));
+    let begin: [usize; N] =
+        std::array::from_fn(|i| a.op.first(step.positions[a.row(first + i)] as usize));
     let lowest = begin.into_iter().min().unwrap_or(0);
     let highest = last.into_iter().max().unwrap_or(0);
 
-    let scratch_rows = a.row(first + N - 1) + 1;
+    let scratch_rows = ends.into_iter().max().unwrap_or(0) + 1;
     S::take_queries::<L, N>(&q, &mut work.q8);
     if highest >= base {
         let keys = a.scratch_keys(kv_head);

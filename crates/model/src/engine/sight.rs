@@ -1,0 +1,126 @@
+//! The rows of images in a pass: which soft tokens they have, and how far they see.
+
+use super::{Input, PlannedEngine};
+use crate::models::images::{Image, Images, forgotten};
+use anyhow::Result;
+use gemma_base::error::Fault;
+use gemma_base::tensor::{FIRST_PLACE, Token, is_place};
+use std::sync::Arc;
+
+/// What an engine makes of places of images.
+pub enum Sight {
+    /// It refuses them.
+    None,
+    /// It reads them as this token.
+    Blind(Token),
+    Images(Arc<Images>),
+}
+
+/// Soft tokens of an image, or of its last rows.
+pub struct SoftRows {
+    image: Arc<Image>,
+    first: usize,
+}
+
+impl SoftRows {
+    /// Returns f32 `[rows, dim]`.
+    pub fn values(&self) -> &[f32] {
+        self.image.soft_from(self.first)
+    }
+}
+
+/// The images of a pass.
+#[derive(Default)]
+pub struct Seen {
+    /// Tokens of all rows as the step has them; `None` where they are those of scratch.
+    pub words: Option<Vec<u32>>,
+    /// Soft tokens, each run with its first row.
+    pub soft: Vec<(usize, SoftRows)>,
+}
+
+impl PlannedEngine {
+    /// Finds the images among the rows of scratch from `first` on. Refuses tokens outside the
+    /// vocabulary, and images that are not whole.
+    pub(super) fn see(&self, first: usize) -> Result<Seen> {
+        let (items, vocab) = (&self.scratch.tokens, self.info.vocab);
+        if let Some(bad) = items[first..].iter().find(|t| **t as usize >= vocab && !is_place(**t)) {
+            let what = format!("token {bad} is outside the vocabulary of {vocab}");
+            return Err(Fault::model(what).into());
+        }
+        let (mut words, mut soft) = (items.clone(), Vec::new());
+        let parents = self.scratch.step().parents;
+        let mut row = first;
+        while row < items.len() {
+            if !is_place(items[row]) {
+                // Text goes on behind whole images alone.
+                let parent = items.get(parents[row] as usize).filter(|item| is_place(**item));
+                if let (Some(place), Sight::Images(images)) = (parent, &self.sight) {
+                    ends_image(images, *place)?;
+                }
+                row += 1;
+                continue;
+            }
+            match &self.sight {
+                Sight::None => return Err(sees_none()),
+                Sight::Blind(token) => {
+                    words[row] = *token;
+                    row += 1;
+                }
+                Sight::Images(images) => {
+                    let (image, index) = images.at(items[row]).ok_or_else(forgotten)?;
+                    let end = row + image.rows() - index;
+                    let goes_on = |at: usize| {
+                        items[at] == items[at - 1] + 1 && parents[at] as usize == at - 1
+                    };
+                    let before = items.get(parents[row] as usize);
+                    let begins = index == 0 || before.is_none_or(|item| *item + 1 == items[row]);
+                    if end > items.len() || !begins || !(row + 1..end).all(goes_on) {
+                        return Err(is_cut());
+                    }
+                    words[row..end].fill(FIRST_PLACE + end as u32 - 1);
+                    soft.push((row, SoftRows { image, first: index }));
+                    row = end;
+                }
+            }
+        }
+        Ok(Seen { words: Some(words), soft })
+    }
+
+    /// Refuses a new tree whose root goes on inside an image where it does not, or the reverse.
+    pub(super) fn goes_on(&self, input: &Input<'_>) -> Result<()> {
+        let Sight::Images(images) = &self.sight else { return Ok(()) };
+        let Some(&root) = input.tree.tokens.first().filter(|_| input.first == 0) else {
+            return Ok(());
+        };
+        let last = self.sequences[input.sequence].tokens.last().copied();
+        let last = last.filter(|item| is_place(*item));
+        if last.is_some_and(|last| last + 1 == root) {
+            return Ok(());
+        }
+        if let Some(last) = last {
+            ends_image(images, last)?;
+        }
+        match Some(root).filter(|root| is_place(*root)).and_then(|root| images.at(root)) {
+            Some((_, index)) if index > 0 => Err(is_cut()),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Refuses a place that is not the last one of its image.
+fn ends_image(images: &Images, place: Token) -> Result<()> {
+    match images.is_last(place).ok_or_else(forgotten)? {
+        true => Ok(()),
+        false => Err(is_cut()),
+    }
+}
+
+fn is_cut() -> anyhow::Error {
+    Fault::usage("a pass has a part of an image")
+        .help("give all places of an image in order")
+        .into()
+}
+
+fn sees_none() -> anyhow::Error {
+    Fault::usage("the text has an image, and the model was opened without images").into()
+}
