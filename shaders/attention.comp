@@ -55,11 +55,6 @@ uint place(uint n, uint part, uint turn) {
     return n * (PAGE / 4) + part * (TURNS / 4) + (turn / 4 + part) % (TURNS / 4);
 }
 
-// Word `i` of an array of the step, whose arrays lie behind eight words.
-uint of_step(uint array, uint i) {
-    return U32(uint64_t(step_) + 32 + uint64_t(4 * (array * max_rows + i))).v[0];
-}
-
 void main() {
     const uint t = gl_LocalInvocationID.x, head = gl_WorkGroupID.x, i0 = gl_WorkGroupID.y * R;
     const uint live = step_.rows - step_.first;
@@ -76,15 +71,14 @@ void main() {
     [[unroll]] for (uint j = 0; j < R; j++) {
         const uint r = step_.first + min(i0 + j, live - 1);
         position[j] = step_.v[STEP_POSITIONS * max_rows + r];
-        last[j] = WHOLE ? last_of(r) : position[j];
+        last[j] = WHOLE ? of_step(STEP_POSITIONS, end_of(r)) : position[j];
         lowest = min(lowest, first_visible(position[j], window) / PAGE);
         highest = max(highest, last[j]);
     }
     const uint end_all = highest / PAGE + 1;
     uint begin = lowest, end = end_all;
     if (SPLIT) {
-        begin = lowest + gl_WorkGroupID.z;
-        end = min(begin + 1, end);
+        begin = lowest + gl_WorkGroupID.z, end = min(begin + 1, end);
         if (begin >= end) return;
     }
     for (uint i = t; i < VALUES; i += 256) {
@@ -250,7 +244,7 @@ void main() {
             if (page == from) {
                 run = now;
                 factors[t] = vec2(0.0, 1.0);
-            } else if (page > from && page <= (WHOLE ? last_of(r) : at) / PAGE) {
+            } else if (page > from && page <= of_step(STEP_POSITIONS, end_of(r)) / PAGE) {
                 float fa, fb;
                 run = join(run, now, fa, fb);
                 factors[t] = vec2(fa, fb);
@@ -274,7 +268,7 @@ void main() {
                 const uint r = step_.first + min(i0 + j, live - 1);
                 const uint seen = of_step(STEP_POSITIONS, r);
                 const uint from = first_visible(seen, window) / PAGE;
-                if (page < from || page > (WHOLE ? last_of(r) : seen) / PAGE) continue;
+                if (page < from || page > of_step(STEP_POSITIONS, end_of(r)) / PAGE) continue;
                 if (SPLIT) {
                     if (i0 + j >= live) continue;
                     const uint place =

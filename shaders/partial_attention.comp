@@ -83,7 +83,7 @@ void main() {
     const uint table_at =
         table_of(max_rows, table, step_.v[STEP_SEQUENCES * max_rows + row], pages);
     const uint own = step_.v[STEP_POSITIONS * max_rows + row];
-    const uint position = WHOLE ? last_of(row) : own; // the last one seen
+    const uint position = of_step(STEP_POSITIONS, end_of(row)); // the last one seen
     const uint begin = (own > lag ? own - lag : 0) / PAGE * share / 256;
     const uint query = row * n_heads + head;
     if (t < HEAD_DIM) qs[t / 4][t % 4] = q.v[query * HEAD_DIM + t];

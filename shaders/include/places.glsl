@@ -5,12 +5,14 @@ const uint FIRST_PLACE = 1 << 24;
 
 layout(constant_id = 13) const bool WHOLE = false; // a row of an image sees all of its image
 
+// Word `i` of an array of the step, whose arrays lie behind eight words.
+uint of_step(uint array, uint i) {
+    return U32(uint64_t(step_) + 32 + uint64_t(4 * (array * max_rows + i))).v[0];
+}
+
 // The row whose ancestors row `r` sees: itself, or the last row of its image.
 uint end_of(uint r) {
     if (!WHOLE) return r;
-    const uint token = step_.v[STEP_TOKENS * max_rows + r];
+    const uint token = of_step(STEP_TOKENS, r);
     return token >= FIRST_PLACE ? token - FIRST_PLACE : r;
 }
-
-// Last position that row `r` sees.
-uint last_of(uint r) { return step_.v[STEP_POSITIONS * max_rows + end_of(r)]; }

@@ -38,7 +38,7 @@ pub fn registry() -> Arc<Images> {
 pub fn weights(config: Config, format: &str, images: &Arc<Images>) -> Weights {
     let embed = if format == "f32" { "f32" } else { "i8-row" };
     let format = |role| if role == Role::Embed { embed } else { format }.parse().unwrap();
-    Weights::synthetic(config, format, 11).seeing(Some(images.clone()))
+    Weights::synthetic(config, format, 11).seeing(images.clone())
 }
 
 pub fn engine(

@@ -215,11 +215,11 @@ fn what_cannot_be_seen_is_refused() {
         error.map(|error| format!("{error:#}"))
     };
     let mut seeing = engine(&weights, cpu(1), KvFormat::F16, 1);
-    assert_eq!(run(&mut seeing, &[&[1], &picture[..], &[2]].concat()), None);
+    assert_eq!(run(&mut seeing, &[&[1][..], &picture, &[2]].concat()), None);
     let unknown = picture[19] + 100;
     for (items, part) in [
-        ([&[1], &picture[..19]].concat(), "part of an image"),
-        ([&[1], &picture[1..]].concat(), "part of an image"),
+        ([&[1][..], &picture[..19]].concat(), "part of an image"),
+        ([&[1][..], &picture[1..]].concat(), "part of an image"),
         ([&picture[..3], &[5], &picture[4..]].concat(), "part of an image"),
         (vec![1, unknown], "not kept"),
         (vec![1, 96], "vocabulary"),
@@ -228,7 +228,7 @@ fn what_cannot_be_seen_is_refused() {
         assert!(error.as_ref().is_some_and(|e| e.contains(part)), "{items:?}: {error:?}");
     }
     // Two nodes behind one place.
-    let mut fork = TokenTree::chain(&[&[1], &picture[..]].concat());
+    let mut fork = TokenTree::chain(&[&[1][..], &picture].concat());
     fork.push(4, 7);
     assert!(seeing.forward(&fork, Rows::None, &mut Scores::default()).is_err());
 
@@ -301,7 +301,7 @@ fn prompts(images: &gemma::models::Images, temperature: f32) -> Vec<Prompt> {
             history.extend(image.places());
             history.extend(&text[20 + 10 * i..30 + 10 * i]);
         }
-        let images = seen.iter().map(|image| Arc::clone(image)).collect();
+        let images = seen.iter().map(|image| (*image).clone()).collect();
         Prompt { history: [&history, &text[50..]].concat(), images, temperature }
     };
     [&[&a][..], &[&b], &[&large], &[&b, &a], &[]].map(prompt).into()
@@ -313,7 +313,7 @@ fn no_drafter_and_no_neighbour_changes_a_text_about_an_image() {
     for (name, config) in families(70) {
         let images = registry();
         let weights = weights(config.clone(), "i4-g32", &images);
-        let blind = Weights::synthetic(config, |_| "i4-g32".parse().unwrap(), 11);
+        let blind = Weights::synthetic(config, |_| "i4-g32".parse().unwrap(), 11).blind(0);
         for temperature in [0.0, 1.0] {
             let prompts = prompts(&images, temperature);
             let alone: Vec<Vec<Token>> =
@@ -327,7 +327,7 @@ fn no_drafter_and_no_neighbour_changes_a_text_about_an_image() {
             let draft = || {
                 let options = EngineOptions { context: CONTEXT, kv: KvFormat::F16 };
                 let engine = PlannedEngine::for_sequences(&blind, cpu(1), options, 5).unwrap();
-                Box::new(engine.blind(0))
+                Box::new(engine)
             };
             let drafters: [(&str, Box<dyn Drafter>); 3] = [
                 ("text", Box::new(TreeBuilder::of_text())),
@@ -358,9 +358,10 @@ fn caches_go_by_the_image_and_not_by_its_number() {
     let mut rng = SmallRng::seed_from_u64(11);
     let text = tokens(&mut rng, 600);
     let prompt = |image: &Arc<Image>| Prompt {
-        history: [&text[..4], &places(image), &text[4..]].concat(),
+        history: [&text[..200], &places(image), &text[200..450], &places(image), &text[450..460]]
+            .concat(),
         images: vec![image.clone()],
-        temperature: 0.0,
+        temperature: 1.0,
     };
     let ask = |weights: &Weights, prompt: &Prompt| {
         let (mut target, mut cache) = (timeline(weights, 1), cache());

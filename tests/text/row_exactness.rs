@@ -1,7 +1,6 @@
-//! Promise 2: a row's scores depend on its own token path alone, bit for bit; `images` has the paths
-//! that name images. Random trees against
+//! Promise 2: a row's scores depend on its own token path alone, bit for bit. Random trees against
 //! one-by-one decoding, over page and window edges, weight formats, cache formats, instruction
-//! sets, thread counts and prompt chunkings.
+//! sets, thread counts and prompt chunkings. Paths that name images are in `images.rs`.
 
 use crate::{common, reduced};
 use common::trees::{

@@ -71,17 +71,9 @@ fn results(mut exec: VulkanExecutor, format: KvFormat, first: usize) -> Vec<Vec<
         scratch_v,
     };
     let after = PageRange::After(OffloadedPages { lag: rows, share: 0 });
-    let attention = |out, range| {
-        Op::Attention(Attention {
-            q,
-            out,
-            n_heads: HEADS,
-            scale: 0.125,
-            kv,
-            whole_images: false,
-            range,
-        })
-    };
+    let (n_heads, scale, whole_images) = (HEADS, 0.125, false);
+    let attention =
+        |out, range| Op::Attention(Attention { q, out, n_heads, scale, kv, whole_images, range });
     let ops = [
         attention(all, PageRange::All),
         attention(rest, after),

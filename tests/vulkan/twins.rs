@@ -239,6 +239,7 @@ fn attention() {
             n_heads,
             scale: (dim as f32).powf(-0.5),
             kv,
+            whole_images: false,
             range: PageRange::All,
         })];
         if i % 2 == 0 {
@@ -354,6 +355,7 @@ fn dispatches_in_one_call() {
                 n_heads,
                 scale: (dim as f32).powf(-0.5),
                 kv,
+                whole_images: false,
                 range: PageRange::All,
             });
             let mut ops = vec![attention];

@@ -3,7 +3,7 @@
 
 use super::assistant::{Assistant, AssistantNode, AssistantRows};
 use super::rows::Scratch;
-use super::sight::{Seen, Sight};
+use super::sight::PassImages;
 use super::{
     Cached, Engine, EngineInfo, EngineMemory, EngineReport, Input, Output, PageCopy, Prefix,
     Scores, pages,
@@ -11,6 +11,7 @@ use super::{
 use crate::models::Angles;
 use crate::models::Weights;
 use crate::models::forward::{self, Forward, ForwardOptions, PageTable, RopeTable, SparePages};
+use crate::models::images::Sight;
 use anyhow::{Context, Result, ensure};
 use gemma_base::compute::best;
 use gemma_base::compute::step::StepView;
@@ -109,7 +110,7 @@ impl PlannedEngine {
         let reach = if c.global_layers().is_empty() { c.window() } else { None };
         let (vocab, columns, paged) = (c.vocab, None, pages::paged(&model));
         let image_rows = images.as_ref().map_or(0, |images| images.most_rows()).max(max_rows);
-        let sight = images.clone().map_or(Sight::None, Sight::Images);
+        let sight = weights.sight().clone();
         let most_rows = 1;
         let info = EngineInfo {
             sequences,
@@ -149,12 +150,6 @@ impl PlannedEngine {
             exec,
             model,
         })
-    }
-
-    /// Reads each place of an image as `token`: for a draft model, which sees no images.
-    pub fn blind(mut self, token: Token) -> Self {
-        (self.sight, self.info.images) = (Sight::Blind(token), None);
-        self
     }
 
     /// Returns the word of the step buffer that says where a sequence has its nth page.
@@ -209,7 +204,7 @@ impl PlannedEngine {
         ensure!(scored <= most, "a pass scores up to {most} rows, not {scored}");
         let vocab = self.model.config.vocab;
         let is_text = scratch.tokens[first..].iter().all(|token| (*token as usize) < vocab);
-        let seen = if is_text { Seen::default() } else { self.see(first)? };
+        let seen = if is_text { PassImages::default() } else { self.see(first)? };
         for (row, soft) in &seen.soft {
             let at = row * self.model.config.dim * 4;
             self.exec.write(self.model.embedded, at, bytemuck::cast_slice(soft.values()))?;

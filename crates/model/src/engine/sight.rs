@@ -1,20 +1,11 @@
 //! The rows of images in a pass: which soft tokens they have, and how far they see.
 
 use super::{Input, PlannedEngine};
-use crate::models::images::{Image, Images, forgotten};
+use crate::models::images::{Image, Images, Sight, forgotten};
 use anyhow::Result;
 use gemma_base::error::Fault;
 use gemma_base::tensor::{FIRST_PLACE, Token, is_place};
 use std::sync::Arc;
-
-/// What an engine makes of places of images.
-pub enum Sight {
-    /// It refuses them.
-    None,
-    /// It reads them as this token.
-    Blind(Token),
-    Images(Arc<Images>),
-}
 
 /// Soft tokens of an image, or of its last rows.
 pub struct SoftRows {
@@ -31,7 +22,7 @@ impl SoftRows {
 
 /// The images of a pass.
 #[derive(Default)]
-pub struct Seen {
+pub struct PassImages {
     /// Tokens of all rows as the step has them; `None` where they are those of scratch.
     pub words: Option<Vec<u32>>,
     /// Soft tokens, each run with its first row.
@@ -41,7 +32,7 @@ pub struct Seen {
 impl PlannedEngine {
     /// Finds the images among the rows of scratch from `first` on. Refuses tokens outside the
     /// vocabulary, and images that are not whole.
-    pub(super) fn see(&self, first: usize) -> Result<Seen> {
+    pub(super) fn see(&self, first: usize) -> Result<PassImages> {
         let (items, vocab) = (&self.scratch.tokens, self.info.vocab);
         if let Some(bad) = items[first..].iter().find(|t| **t as usize >= vocab && !is_place(**t)) {
             let what = format!("token {bad} is outside the vocabulary of {vocab}");
@@ -52,21 +43,21 @@ impl PlannedEngine {
         let mut row = first;
         while row < items.len() {
             if !is_place(items[row]) {
-                // Text goes on behind whole images alone.
+                // Text follows whole images alone.
                 let parent = items.get(parents[row] as usize).filter(|item| is_place(**item));
-                if let (Some(place), Sight::Images(images)) = (parent, &self.sight) {
+                if let (Some(place), Sight::Sees(images)) = (parent, &self.sight) {
                     ends_image(images, *place)?;
                 }
                 row += 1;
                 continue;
             }
             match &self.sight {
-                Sight::None => return Err(sees_none()),
+                Sight::Refuses => return Err(sees_none()),
                 Sight::Blind(token) => {
                     words[row] = *token;
                     row += 1;
                 }
-                Sight::Images(images) => {
+                Sight::Sees(images) => {
                     let (image, index) = images.at(items[row]).ok_or_else(forgotten)?;
                     let end = row + image.rows() - index;
                     let goes_on = |at: usize| {
@@ -83,12 +74,12 @@ impl PlannedEngine {
                 }
             }
         }
-        Ok(Seen { words: Some(words), soft })
+        Ok(PassImages { words: Some(words), soft })
     }
 
     /// Refuses a new tree whose root goes on inside an image where it does not, or the reverse.
     pub(super) fn goes_on(&self, input: &Input<'_>) -> Result<()> {
-        let Sight::Images(images) = &self.sight else { return Ok(()) };
+        let Sight::Sees(images) = &self.sight else { return Ok(()) };
         let Some(&root) = input.tree.tokens.first().filter(|_| input.first == 0) else {
             return Ok(());
         };

@@ -215,6 +215,18 @@ impl Images {
     }
 }
 
+/// The way in which a model reads places of images.
+#[derive(Clone, Debug, Default)]
+pub enum Sight {
+    /// It refuses them.
+    #[default]
+    Refuses,
+    /// It reads each as this token.
+    Blind(Token),
+    /// It reads the soft tokens of these.
+    Sees(Arc<Images>),
+}
+
 /// Returns the error about a place that no image has.
 pub fn forgotten() -> anyhow::Error {
     Fault::usage("the text has an image that is not kept").help("send the image again").into()
@@ -239,7 +251,7 @@ impl Registry {
     }
 
     /// Drops soft tokens that no text holds until the rest takes at most `most_bytes`, and names
-    /// beyond [`MOST_NAMES`]; those unused for longest first. Those of `newest` stay.
+    /// beyond [`MOST_NAMES`]; those unused for longest first. `newest` stays.
     fn limit(&mut self, most_bytes: usize, newest: &ImageDigest) {
         let is_free =
             |named: &Named| named.image.as_ref().is_none_or(|i| Arc::strong_count(i) == 1);
@@ -335,7 +347,7 @@ mod tests {
         images.check(&[1, 2]).unwrap();
         let cut = [&[1][..], &a[..2], &[3]].concat();
         let behind = [&[1][..], &a[1..], &[3]].concat();
-        for bad in [&cut, &behind, &whole[..8], &[FIRST_PLACE + 77, 1]] {
+        for bad in [&cut[..], &behind, &whole[..8], &[FIRST_PLACE + 77, 1]] {
             assert!(images.check(bad).is_err(), "{bad:?}");
         }
     }

@@ -3,14 +3,14 @@
 //! Every shape is checked when the weights are opened. Unknown tensors are refused, because leaving
 //! out, say, a bias would change the model's text silently.
 
-use super::images::Images;
+use super::images::{Images, Sight};
 use super::progress::Progress;
 use super::synthetic::Synthetic;
 use super::{Config, Role, TensorSpec};
 use crate::checkpoint::{Checkpoint, Kind, Stored, is_weight};
 use anyhow::Result;
 use gemma_base::error::Fault;
-use gemma_base::tensor::{Format, Matrix, StoredMatrix};
+use gemma_base::tensor::{Format, Matrix, StoredMatrix, Token};
 use std::borrow::Cow;
 use std::sync::Arc;
 
@@ -49,8 +49,7 @@ pub struct Weights {
     notes: Vec<String>,
     /// A draft model that is loaded beside it.
     assistant: Option<Box<Weights>>,
-    /// The images that texts may name.
-    images: Option<Arc<Images>>,
+    sight: Sight,
     pub(super) progress: Progress,
 }
 
@@ -72,8 +71,8 @@ impl Weights {
         let head = find_head(&checkpoint, prefix, &config, &mut notes)?;
         let tensors = config.tensors(head.is_some());
         let source = Source::Files { checkpoint: checkpoint.into(), prefix, head };
-        let (assistant, images, progress) = Default::default();
-        Weights { config, tensors, source, notes, assistant, images, progress }.check_all(stored)
+        let (assistant, sight, progress) = Default::default();
+        Weights { config, tensors, source, notes, assistant, sight, progress }.check_all(stored)
     }
 
     /// Makes random weights of any shape and format on demand, for measurements and tests.
@@ -89,8 +88,8 @@ impl Weights {
     ) -> Weights {
         let tensors = config.tensors(false);
         let source = Source::Synthetic(Synthetic::new(&tensors, format_of, seed));
-        let (notes, assistant, images, progress) = Default::default();
-        Weights { config, tensors, source, notes, assistant, images, progress }
+        let (notes, assistant, sight, progress) = Default::default();
+        Weights { config, tensors, source, notes, assistant, sight, progress }
     }
 
     /// Gives the model an assistant.
@@ -106,14 +105,28 @@ impl Weights {
 
     /// Lets texts name the images of a registry. Passes then have room for the largest of them, and
     /// engines of the model share the registry.
-    pub fn seeing(mut self, images: Option<Arc<Images>>) -> Weights {
-        self.images = images;
+    pub fn seeing(mut self, images: Arc<Images>) -> Weights {
+        self.sight = Sight::Sees(images);
         self
+    }
+
+    /// Reads each place of an image as `token`: for a draft model, whose text is only a guess.
+    pub fn blind(mut self, token: Token) -> Weights {
+        self.sight = Sight::Blind(token);
+        self
+    }
+
+    /// Returns the way in which places of images are read.
+    pub fn sight(&self) -> &Sight {
+        &self.sight
     }
 
     /// Returns the images that texts may name; `None` where the model runs without images.
     pub fn images(&self) -> Option<&Arc<Images>> {
-        self.images.as_ref()
+        match &self.sight {
+            Sight::Sees(images) => Some(images),
+            Sight::Refuses | Sight::Blind(_) => None,
+        }
     }
 
     pub fn config(&self) -> &Config {

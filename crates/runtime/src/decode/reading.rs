@@ -37,7 +37,7 @@ impl Scheduler<'_> {
     }
 
     /// Decides how many tokens of each prompt the pass reads: an equal share each, and unused rows
-    /// go to the next prompt. An image is never cut. One that is larger than a share is read without
+    /// go to the next prompt. An image is never cut. An image larger than a share is read without
     /// other prompts, and without texts that grow if it leaves no rows for them.
     pub(super) fn plan_reading(&mut self) -> Planned {
         let growing = self.texts.iter().flatten().filter(|text| text.grows()).count();

@@ -79,7 +79,7 @@ impl Room {
 
 /// An engine and how long it took to load.
 pub struct Loaded {
-    pub engine: Box<PlannedEngine>,
+    pub engine: Box<dyn Engine>,
     pub seconds: f64,
     /// The threads that it shares with whatever else runs on the processor.
     pub pool: Arc<Pool>,

@@ -9,7 +9,6 @@ use crate::runtime::options::Device;
 use crate::runtime::options::{AutoOr, GpuLayers, Kv, RunOptions};
 use anyhow::Result;
 use gemma_base::compute::{Choice, DeviceInfo};
-use gemma_model::engine::Engine;
 
 /// Loads the small model as `generate --check` would, and runs passes of it.
 pub fn run(

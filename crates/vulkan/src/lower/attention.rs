@@ -33,7 +33,7 @@ impl Lowering<'_> {
         let slots =
             kv.pages.window.map_or(bucket.pages, |w| bucket.pages.min(w.div_ceil(PAGE) + 1));
         let floats = partial_floats(bucket.rows * n_heads * slots, dim);
-        // Rows of images see pages behind their own, which no reader of partials joins.
+        // Rows of images see pages after their own, which no reader of partials joins.
         let split = bucket.rows <= SPLIT_ROWS
             && !whole_images
             && floats <= self.own.partial_floats

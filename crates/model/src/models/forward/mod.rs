@@ -26,7 +26,7 @@ pub struct Forward {
     /// u32, see [`StepLayout`]
     pub step: BufferId,
     pub ropes: Vec<RopeTable>,
-    /// f32 `[max_rows, dim]`: embeddings of a pass. Those of rows of images are written here.
+    /// f32 `[max_rows, dim]`: embeddings of a pass. The caller writes the rows of images.
     pub embedded: BufferId,
     /// f32 `[max_rows, dim]`: final-norm hidden states of the selected rows
     pub hidden: BufferId,
@@ -167,7 +167,7 @@ pub fn load(
     let (kv, kv_bytes) = caches(&mut b, &config, &tables, options.kv)?;
     let hidden = b.rows("hidden", config.dim)?;
     let logits = b.exec.alloc("logits", scored_rows * config.vocab * 4)?;
-    let pass::Passes { body, tail, embedded } =
+    let pass::PassPlans { body, tail, embedded } =
         pass::pass(&mut b, &config, &kv, &ropes, hidden, logits)?;
     let mut whole = body.clone();
     whole.dispatches.extend(tail.dispatches);

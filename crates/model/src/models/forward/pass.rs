@@ -60,7 +60,7 @@ impl Buffers {
 }
 
 /// The plans of a pass.
-pub struct Passes {
+pub struct PassPlans {
     /// The layers.
     pub body: Plan,
     /// The head, which follows where logits are wanted.
@@ -77,7 +77,7 @@ pub fn pass(
     ropes: &[RopeTable],
     hidden: BufferId,
     logits: BufferId,
-) -> Result<Passes> {
+) -> Result<PassPlans> {
     let buffers = Buffers::new(b, config)?;
     let embedded = buffers.residual;
     let (table, table_act) = b.matrix(Role::Embed, 0);
@@ -99,7 +99,7 @@ pub fn pass(
     if let Some(cap) = config.logit_cap {
         pass.push("cap", None, Op::Cap(Cap { logits, vocab: config.vocab, cap }));
     }
-    Ok(Passes { body, tail: pass.plan, embedded })
+    Ok(PassPlans { body, tail: pass.plan, embedded })
 }
 
 /// Buffers of an assistant's pass that outlive it, and the target's embedding table.

@@ -6,7 +6,8 @@
 //! pages that a prompt has, and where a later prompt parts from an earlier one.
 //!
 //! The cache changes no text: the name of a file hashes the engine, all tokens and the digests of
-//! images, from which the bytes of a page follow. A file that cannot be used is ignored, with one note at most.
+//! images, from which the bytes of a page follow. A file that cannot be used is ignored, with one
+//! note at most.
 
 pub mod files;
 

@@ -7,7 +7,6 @@ use crate::runtime::load::{Loaded, kv_format};
 use crate::runtime::options::{DraftFrom, DraftingOptions, Kv};
 use crate::runtime::{Listener, Model};
 use anyhow::Result;
-use gemma_model::engine::Engine;
 
 /// Costs of a target's passes, and the file that keeps them.
 pub struct Calibration {

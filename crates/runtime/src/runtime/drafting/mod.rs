@@ -21,7 +21,6 @@ use anyhow::Result;
 use gemma_base::compute::cpu::Pool;
 use gemma_base::compute::{Choice, DeviceInfo};
 use gemma_base::error::Fault;
-use gemma_base::tensor::Token;
 use gemma_base::util::hex;
 use gemma_model::checkpoint::Checkpoint;
 use gemma_model::models::{Tokenizer, Weights};
@@ -221,13 +220,9 @@ fn draft_model(
             (loaded, level) = (single, seconds);
         }
     }
-    let engine = Box::new(loaded.engine.blind(IN_PLACE_OF_IMAGES));
-    let lm = DraftModel::new(partner.engine(engine)?);
+    let lm = DraftModel::new(partner.engine(loaded.engine)?);
     Ok(LoadedDraft { lm, identity, device: loaded.device, level })
 }
-
-/// The padding token, which a draft model reads at each place of an image.
-const IN_PLACE_OF_IMAGES: Token = 0;
 
 /// Identity in place of the draft model's where there is none.
 const WITHOUT_MODEL: [u8; 32] = [0; 32];

@@ -6,6 +6,7 @@ use crate::runtime::model::{no_tokenizer, own_tokenizer};
 use crate::runtime::options::{DraftFrom, Kv};
 use anyhow::{Context, Result};
 use gemma_base::error::Fault;
+use gemma_base::tensor::Token;
 use gemma_model::checkpoint::Checkpoint;
 use gemma_model::engine::{Engine, VocabAdapter};
 use gemma_model::models::gemma3::bundled::{self, DraftSize};
@@ -16,6 +17,9 @@ pub const SLOW_PASS: f32 = 0.05;
 
 /// Rows that a table may have more or fewer than its tokenizer has tokens, at most.
 const PADDING: usize = 64;
+
+/// The padding token, which a draft model reads at each place of an image.
+const IN_PLACE_OF_IMAGES: Token = 0;
 
 /// A draft model whose tokens are the target's.
 pub struct Partner {
@@ -46,7 +50,8 @@ impl Partner {
             return Ok(Err(why));
         }
         let spelling = vocabulary.map(|vocabulary| vocabulary.spelling(tokenizer));
-        Ok(Ok(Partner { weights: Weights::open(checkpoint)?, spelling }))
+        let weights = Weights::open(checkpoint)?.blind(IN_PLACE_OF_IMAGES);
+        Ok(Ok(Partner { weights, spelling }))
     }
 
     /// Returns an engine for a draft of few rows as if it were a target, to measure other drafts

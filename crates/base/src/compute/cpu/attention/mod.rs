@@ -230,8 +230,7 @@ fn block<L: Lanes, S: Stored, const N: usize>(
         S::score::<L, N>(a, &q, &work.q8, keys, root..scratch_rows, &mut work.scratch);
     }
 
-    let (mut m, mut l) = ([0f32; N], [0f32; N]);
-    let mut started = [false; N];
+    let (mut m, mut l, mut started) = ([0f32; N], [0f32; N], [false; N]);
     for page in lowest / PAGE..=highest / PAGE {
         let span = page * PAGE..(page + 1) * PAGE;
         let committed = lowest.max(span.start)..base.min(span.end).max(lowest.max(span.start));
