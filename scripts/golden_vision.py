@@ -5,13 +5,15 @@ computes from pictures.
     python -m venv V && V/bin/pip install torch torchvision transformers pillow
     V/bin/python scripts/golden_vision.py [OUT]
 
-`pixels.json` has hashes of what transformers' Pillow processors make of pictures of many sizes.
+`pixels.json` has hashes of what transformers' Pillow processors make of pictures of many sizes, and
+`files.json` small files of all kinds with the pixels that Pillow reads from them.
 Each folder has a checkpoint of one family, saved by transformers in bf16 and computed in f32, and
 golden.json: soft tokens of two pictures, and texts with images. Pictures are made by a formula,
 `picture`, that the Rust tests have too. The masks are those of the model's own helper, as a
 dictionary: the forward of Gemma4Unified builds others. The same versions give the same bytes."""
 
 import hashlib
+import io
 import json
 import math
 import shutil
@@ -23,7 +25,7 @@ import torch
 import transformers
 from golden import OUT as GOLDEN
 from golden import kinds, randomize, rope, text_values, text_values_4, write_golden
-from PIL import Image
+from PIL import Image, ImageOps
 from transformers import (Gemma3Config, Gemma3ForConditionalGeneration, Gemma3TextConfig,
                           Gemma4Config, Gemma4ForConditionalGeneration, Gemma4TextConfig,
                           Gemma4UnifiedConfig, Gemma4UnifiedForConditionalGeneration,
@@ -41,7 +43,9 @@ SIZES = [
     (1, 1), (2, 3), (13, 5), (48, 48), (96, 96), (100, 61), (61, 100), (640, 480), (333, 777),
     (5, 900), (900, 5), (1600, 3), (897, 895), (1344, 1008), (816, 768),
 ]  # fmt: skip
+# The other sizes have the first and the third.
 BUDGETS = [70, 140, 280, 560, 1120]
+ALL_BUDGETS = [(2, 3), (640, 480), (900, 5)]
 
 
 def picture(width, height, seed):
@@ -90,7 +94,7 @@ def write_pixels():
         _, rows = process("gemma3", pixels, 14, processor("gemma3"))
         cases.append({"family": "gemma3", "size": [width, height], "budget": 256,
                       "values": digest(rows)})  # fmt: skip
-        for budget in BUDGETS:
+        for budget in BUDGETS if (width, height) in ALL_BUDGETS else BUDGETS[:3:2]:
             for family in ("gemma4", "gemma4-unified"):
                 made = processor("gemma4", max_soft_tokens=budget)
                 inputs, rows = process(family, pixels, 16, made)
@@ -104,6 +108,64 @@ def write_pixels():
     OUT.mkdir(parents=True, exist_ok=True)
     (OUT / "pixels.json").write_text(
         '{"made_by": ' + json.dumps(made_by) + ',\n"cases": [\n' + lines + "\n]}\n")
+
+
+def on_white(rgba):
+    """What is transparent lies on white, rounded to nearest."""
+    value, alpha = rgba[..., :3].astype(int), rgba[..., 3:].astype(int)
+    return ((value * alpha + 255 * (255 - alpha) + 127) // 255).astype(np.uint8)
+
+
+def write_files():
+    """Files of all kinds. JPEG decoders differ by a few levels, all others are exact."""
+    rgb = Image.fromarray(picture(13, 9, 1))
+    alpha = Image.fromarray(picture(13, 9, 3)[..., 0])
+    rgba = rgb.copy()
+    rgba.putalpha(alpha)
+    palette = rgb.quantize(16)
+    grey16 = np.asarray(rgb.convert("L")).astype(np.uint16) * 251 + 77
+    cases = []
+
+    def add(name, kind, image, **options):
+        data = io.BytesIO()
+        image.save(data, kind, **options)
+        read = Image.open(io.BytesIO(data.getvalue()))
+        read = ImageOps.exif_transpose(read)
+        has_alpha = "A" in read.mode or "transparency" in read.info
+        if read.mode == "I;16":
+            pixels = np.repeat((np.asarray(read) >> 8).astype(np.uint8)[..., None], 3, -1)
+        elif has_alpha:
+            pixels = on_white(np.asarray(read.convert("RGBA")))
+        else:
+            pixels = np.asarray(read.convert("RGB"))
+        height, width, _ = pixels.shape
+        cases.append({"name": name, "size": [width, height], "has_alpha": has_alpha,
+                      "file": data.getvalue().hex(), "rgb": pixels.tobytes().hex()})  # fmt: skip
+
+    def turned(n):
+        exif = Image.Exif()
+        exif[0x0112] = n
+        return exif
+
+    add("rgb.png", "PNG", rgb)
+    add("palette.png", "PNG", palette)
+    add("palette-transparent.png", "PNG", palette, transparency=3)
+    add("grey.png", "PNG", rgb.convert("L"))
+    add("grey-alpha.png", "PNG", rgba.convert("LA"))
+    add("grey-16.png", "PNG", Image.fromarray(grey16))
+    add("bits.png", "PNG", rgb.convert("1"))
+    add("rgba.png", "PNG", rgba)
+    add("turned.png", "PNG", rgb, exif=turned(6))
+    add("lossless.webp", "WEBP", rgb, lossless=True)
+    add("lossless-alpha.webp", "WEBP", rgba, lossless=True)
+    add("lossy.webp", "WEBP", rgb, quality=80)
+    add("turned.webp", "WEBP", rgb, lossless=True, exif=turned(8))
+    add("grey.jpg", "JPEG", rgb.convert("L"), quality=95)
+    add("progressive.jpg", "JPEG", rgb, quality=95, subsampling=0, progressive=True)
+    for n in range(1, 9):
+        add(f"turned-{n}.jpg", "JPEG", rgb, quality=95, subsampling=0, exif=turned(n))
+    lines = ",\n".join("  " + json.dumps(case) for case in cases)
+    (OUT / "files.json").write_text("[\n" + lines + "\n]\n")
 
 
 TOKENS = dict(boi_token_index=BOI, eoi_token_index=EOI, image_token_index=SOFT)
@@ -287,6 +349,7 @@ def family(name, make, patch, sizes, windows, seed, **changes):
     model.config.text_config.sliding_window = windows[0]
     model.to(torch.bfloat16).save_pretrained(folder)
     (folder / "generation_config.json").unlink(missing_ok=True)
+    (folder / "model.safetensors").chmod(0o644)
     made.save_pretrained(folder)
     write_golden(folder, golden)
 
@@ -294,8 +357,9 @@ def family(name, make, patch, sizes, windows, seed, **changes):
 if __name__ == "__main__":
     torch.set_num_threads(1)
     write_pixels()
+    write_files()
     family("gemma3", gemma3, 6, [(150, 97), (64, 201)], (100, 12), 11,
            size={"height": 96, "width": 96})  # fmt: skip
     small = dict(patch_size=4, max_soft_tokens=70)
     family("gemma4", gemma4, 4, [(100, 61), (30, 210)], (160, 24), 12, **small)
-    family("gemma4-unified", unified, 4, [(100, 61), (30, 210)], (160, 24), 13, **small)
+    family("gemma4-unified", unified, 4, [(100, 61), (30, 210)], (160, 24), 16, **small)

@@ -21,6 +21,7 @@
 //!                         one
 //! model    6  eval        likelihoods of texts
 //!          5  engine      one model and the timelines of its texts
+//!             vision      images: pictures -> soft tokens, which stand in a text as embeddings do
 //!          4  models      what a model is: config, weights, forward pass, tokenizer, template;
 //!                         gemma3/ and gemma4/ what only one of them has
 //!          3  checkpoint  files -> tensors
@@ -52,7 +53,7 @@
 pub mod cli;
 
 pub use gemma_base::{compute, error, kv, os, tensor, testing, util};
-pub use gemma_model::{checkpoint, engine, eval, models, sampler};
+pub use gemma_model::{checkpoint, engine, eval, models, sampler, vision};
 pub use gemma_npu as npu;
 pub use gemma_quant as quant;
 pub use gemma_runtime::{decode, draft, grammar, runtime};

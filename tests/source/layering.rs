@@ -20,6 +20,7 @@ const FLOORS: &[(&str, u8)] = &[
     ("npu", 4),
     ("vulkan", 4),
     ("engine", 5),
+    ("vision", 5),
     ("grammar", 5),
     ("eval", 6),
     ("quant", 6),
@@ -37,15 +38,16 @@ const MAX_LINES_OF_FUNCTION: usize = 80;
 /// A word, and the places where it may stand.
 const SEAMS: &[(&str, &[&str])] = &[
     ("ash::", &["vulkan/"]),
-    ("candle_core", &[]),
+    ("candle_core", &["vision/"]),
+    ("image::", &["vision/picture.rs"]),
     ("clap", &["cli/", "main.rs"]),
     ("indicatif", &["cli/"]),
     ("println!", &["cli/", "main.rs", "draft/policy/simulator.rs"]),
     ("eprintln!", &["cli/", "main.rs"]),
     ("eprint!", &["cli/", "main.rs"]),
     ("print!", &["cli/", "main.rs"]),
-    ("self_attn", &["models/role.rs"]),
-    ("layernorm", &["models/role.rs"]),
+    ("self_attn", &["models/role.rs", "vision/"]),
+    ("layernorm", &["models/role.rs", "vision/"]),
     ("embed_tokens", &["models/role.rs", "models/weights.rs"]),
     ("token_embd", &["models/gguf/"]),
     ("tokenizer.ggml", &["models/gguf/"]),
@@ -65,9 +67,9 @@ const SEAMS: &[(&str, &[&str])] = &[
     // pipe. These open what the user names, and the system's own files.
     ("File::open", &["cli/io/", "cli/commands/generate/batch/place.rs", "os/", "npu/"]),
     ("File::create", &[]),
-    ("fs::read(", &[]),
+    ("fs::read(", &["vision/tests/"]),
     ("fs::read_to_string", &["npu/probe.rs", "os/"]),
-    ("fs::write(", &["cli/commands/doctor/tests.rs", "npu/probe.rs"]),
+    ("fs::write(", &["cli/commands/doctor/tests.rs", "npu/probe.rs", "vision/tests/"]),
 ];
 
 fn files(dir: &Path, ending: &str, out: &mut Vec<PathBuf>) {
@@ -278,6 +280,13 @@ fn absolute(own: &[String], path: Vec<String>) -> Vec<String> {
 const FOLDERS: &[(&str, &[&str])] = &[
     ("draft", &["sources", "mix", "policy", "builder"]),
     ("vulkan", &["device", "lower", "run", "check"]),
+    (
+        "vision",
+        &[
+            "resize", "picture", "pixels", "file", "ops", "tower", "gemma4", "merged", "siglip",
+            "mmproj",
+        ],
+    ),
     (
         "runtime",
         &[

@@ -5,3 +5,4 @@ pub mod engine;
 pub mod eval;
 pub mod models;
 pub mod sampler;
+pub mod vision;

@@ -12,7 +12,7 @@ pub mod generation;
 pub mod gguf;
 pub mod images;
 mod progress;
-mod reader;
+pub(crate) mod reader;
 pub mod reduced;
 mod role;
 pub mod rope;

@@ -3,6 +3,7 @@
 
 pub mod attention;
 pub mod bandwidth;
+pub mod dense;
 mod each_isa;
 pub mod executor;
 mod footprint;

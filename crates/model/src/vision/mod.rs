@@ -1,0 +1,190 @@
+//! Images: the bytes of a picture -> soft tokens, which stand in a text as embeddings do.
+//!
+//! [`Vision::prepare`] decodes and resizes, which is cheap and needs no weights. [`Vision::encode`]
+//! computes the tower. A [`Prepared`] image has a digest: its soft tokens are a function of it.
+//! The towers are in `merged` (Gemma 4 12B), `siglip` (Gemma 3) and `gemma4` (31B).
+
+mod file;
+mod gemma4;
+mod merged;
+mod mmproj;
+mod ops;
+pub mod picture;
+mod pixels;
+pub mod resize;
+mod siglip;
+#[cfg(test)]
+mod tests;
+mod tower;
+
+pub use mmproj::beside;
+pub use picture::{Picture, PictureLimits};
+pub use pixels::BUDGETS;
+pub use tower::{Fit, Marks};
+
+use crate::checkpoint::Checkpoint;
+use anyhow::Result;
+use file::TowerFile;
+use gemma_base::error::Fault;
+use sha2::{Digest, Sha256};
+use std::path::Path;
+use tower::Tower;
+
+/// The part of a model that reads images.
+#[derive(Debug)]
+pub struct Vision {
+    file: TowerFile,
+    tower: Box<dyn Tower>,
+    identity: [u8; 32],
+}
+
+/// An image in the size that a tower reads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Prepared {
+    fit: Fit,
+    rgb: Vec<u8>, // [fit.height, fit.width, 3]
+    /// SHA-256 of the pixels, their size, the budget and the tower: of all that soft tokens are
+    /// computed from.
+    pub digest: [u8; 32],
+    /// Width and height of the picture, upright.
+    pub original: (usize, usize),
+    /// Whether some of the picture was transparent and was put on white.
+    pub flattened: bool,
+}
+
+impl Prepared {
+    /// Returns the number of soft tokens.
+    pub fn tokens(&self) -> usize {
+        self.fit.tokens()
+    }
+
+    /// Returns the size that the picture was given.
+    pub fn fit(&self) -> Fit {
+        self.fit
+    }
+
+    /// Returns the resized pixels, `[fit.height, fit.width, 3]`.
+    pub fn pixels(&self) -> &[u8] {
+        &self.rgb
+    }
+}
+
+impl Vision {
+    /// Opens the tower of a Hugging Face directory or of an mmproj GGUF file. Tensors are mapped;
+    /// norms and biases are read.
+    ///
+    /// # Errors
+    /// A [`Fault`] for files that cannot be read, that hold no tower (it names the file to get), or
+    /// a tower that is not computed.
+    pub fn open(path: &Path) -> Result<Vision> {
+        let checkpoint = mmproj::present(Checkpoint::open(path)?)?;
+        let identity = checkpoint.fingerprint()?;
+        let kind = checkpoint.config().get("model_type").and_then(|v| v.as_str());
+        let kind = kind.unwrap_or_default().to_owned();
+        let (file, tower): (TowerFile, Box<dyn Tower>) = match kind.as_str() {
+            "gemma3" => boxed(siglip::SigLip::open(checkpoint)?),
+            "gemma4" => boxed(gemma4::Gemma4Tower::open(checkpoint)?),
+            "gemma4_unified" => boxed(merged::Merged::open(checkpoint)?),
+            _ => return Err(file::no_tower(&checkpoint).into()),
+        };
+        let identity = Sha256::new().chain_update(kind).chain_update(identity).finalize().into();
+        Ok(Vision { file, tower, identity })
+    }
+
+    /// Decodes a picture and resizes it. `budget` is the largest number of soft tokens, one of
+    /// [`BUDGETS`]; `None` takes the model's own. Uses the threads of the current pool.
+    ///
+    /// # Errors
+    /// A [`Fault`] for a picture that cannot be read or is beyond `limits`, and for a budget that
+    /// the model does not have.
+    pub fn prepare(
+        &self,
+        bytes: &[u8],
+        budget: Option<usize>,
+        limits: PictureLimits,
+    ) -> Result<Prepared> {
+        let (width, height) = picture::measure(bytes, limits)?;
+        // A budget that is refused costs no decoding.
+        self.tower.fit(width, height, budget)?;
+        self.prepare_picture(&picture::decode(bytes, limits)?, budget)
+    }
+
+    /// Resizes a picture, see [`Vision::prepare`].
+    ///
+    /// # Errors
+    /// A [`Fault`] for a budget that the model does not have.
+    pub fn prepare_picture(&self, picture: &Picture, budget: Option<usize>) -> Result<Prepared> {
+        let original = (picture.width, picture.height);
+        let fit = self.tower.fit(picture.width, picture.height, budget)?;
+        let filter = self.tower.processor().filter;
+        let rgb = resize::resize(&picture.rgb, original, (fit.width, fit.height), filter);
+        let mut hash = Sha256::new().chain_update(self.identity);
+        for number in [fit.width, fit.height, fit.budget] {
+            hash.update((number as u64).to_le_bytes());
+        }
+        hash.update(&rgb);
+        let digest = hash.finalize().into();
+        Ok(Prepared { fit, rgb, digest, original, flattened: picture.flattened })
+    }
+
+    /// Computes soft tokens, f32 `[tokens, width]`. They stand for embeddings as they are: without
+    /// the factor of Gemma's embeddings. The number of threads does not change them.
+    ///
+    /// # Errors
+    /// A [`Fault`] if threads cannot be started, if the file cannot be read, or if the tower
+    /// computes no numbers.
+    pub fn encode(&self, image: &Prepared, threads: usize) -> Result<Vec<f32>> {
+        let tower = &self.tower;
+        let soft = ops::on_threads(threads, || tower.encode(&self.file, &image.rgb, image.fit))?;
+        match soft.iter().all(|v| v.is_finite()) {
+            true => Ok(soft),
+            false => {
+                let name = self.file.checkpoint().name();
+                Err(Fault::damaged(format!("{name} makes soft tokens that are no numbers")).into())
+            }
+        }
+    }
+
+    /// Returns the size and the tokens of a picture of this size in pixels. Needs no picture.
+    ///
+    /// # Errors
+    /// As [`Vision::prepare_picture`].
+    pub fn fit(&self, width: usize, height: usize, budget: Option<usize>) -> Result<Fit, Fault> {
+        self.tower.fit(width, height, budget)
+    }
+
+    /// Returns the multiply-adds of encoding an image of this size.
+    pub fn work(&self, fit: Fit) -> u64 {
+        self.tower.work(fit)
+    }
+
+    /// Returns the bytes of the tower's weights, which are mapped from its file.
+    pub fn weight_bytes(&self) -> u64 {
+        self.file.bytes()
+    }
+
+    /// Returns the most bytes that encoding one image takes beside the weights. Scores of attention
+    /// take up to 4 bytes times 128 times the number of patches for each thread in addition.
+    pub fn scratch_bytes(&self) -> u64 {
+        self.tower.scratch()
+    }
+
+    /// Returns the values of a soft token; the width of the model's embeddings must equal it.
+    pub fn width(&self) -> usize {
+        self.tower.width()
+    }
+
+    /// Returns the tokens around an image in a text.
+    pub fn marks(&self) -> Marks {
+        self.tower.marks()
+    }
+
+    /// Returns a hash that tells one tower from another.
+    pub fn identity(&self) -> [u8; 32] {
+        self.identity
+    }
+}
+
+fn boxed<T: Tower + 'static>((file, tower): (TowerFile, T)) -> (TowerFile, Box<dyn Tower>) {
+    (file, Box::new(tower))
+}

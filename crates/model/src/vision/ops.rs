@@ -1,0 +1,253 @@
+//! Operations of towers on rows of f32: products by candle, the rest by the kernels of
+//! [`gemma_base::compute::cpu::dense`].
+//!
+//! Results do not depend on the number of threads. A product's rows are cut into tiles that depend
+//! on the number of rows alone, and its sums into slices of [`SLICE`] terms: `gemm`, which candle
+//! calls, sums a slice in one pass on every machine, while it cuts longer sums by the size of
+//! caches. A test holds products to that definition, bit for bit.
+
+use anyhow::{Context, Result};
+use candle_core::{CpuStorage, Device, Storage, Tensor};
+use gemma_base::compute::cpu::{Isa, dense};
+use gemma_base::tensor::product::SLICE;
+use rayon::prelude::*;
+
+/// Most elements of a product that `gemm` computes by dot products.
+const SMALL: usize = 256;
+
+/// Rows of one width.
+#[derive(Clone, Debug)]
+pub struct Rows {
+    pub data: Vec<f32>, // [rows, width]
+    pub width: usize,
+}
+
+/// The limits of a clipped linear layer.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Range {
+    pub least: f32,
+    pub most: f32,
+}
+
+impl Range {
+    /// Clamps each value; NaN stays NaN.
+    pub fn clamp(self, x: &mut [f32]) {
+        x.iter_mut().for_each(|v| *v = if *v < self.least { self.least } else { *v });
+        x.iter_mut().for_each(|v| *v = if *v > self.most { self.most } else { *v });
+    }
+}
+
+impl Rows {
+    pub fn new(data: Vec<f32>, width: usize) -> Rows {
+        debug_assert!(width > 0 && data.len().is_multiple_of(width));
+        Rows { data, width }
+    }
+
+    pub fn len(&self) -> usize {
+        self.data.len() / self.width
+    }
+
+    /// Calls `each` with pieces of whole rows, on all threads of the current pool.
+    pub fn on_pieces(&mut self, each: impl Fn(&mut [f32]) + Sync) {
+        let piece = tile(self.len()) * self.width;
+        self.data.par_chunks_mut(piece).for_each(|piece| each(piece));
+    }
+
+    /// Returns LayerNorm of each row.
+    pub fn layer_norm(&self, weight: &[f32], bias: &[f32], eps: f32) -> Rows {
+        let (mut out, isa) = (self.clone(), Isa::detect());
+        out.on_pieces(|piece| dense::layer_norm(isa, piece, weight, bias, eps));
+        out
+    }
+
+    /// Returns RMSNorm of each run of `width` values. An empty `weight` is all ones.
+    pub fn rms_norm(mut self, width: usize, weight: &[f32], eps: f32) -> Rows {
+        let isa = Isa::detect();
+        self.on_pieces(|piece| dense::rms_norm(isa, piece, width, weight, eps));
+        self
+    }
+
+    pub fn add(&mut self, other: &Rows) {
+        let piece = tile(self.len()) * self.width;
+        let pieces = self.data.par_chunks_mut(piece).zip(other.data.par_chunks(piece));
+        pieces.for_each(|(own, other)| own.iter_mut().zip(other).for_each(|(a, b)| *a += b));
+    }
+
+    /// Returns the product with `matrix` `[width, n]`. Values are clamped to `input` before, and
+    /// `after` is called with finished rows.
+    pub fn product(
+        &self,
+        matrix: &Tensor,
+        input: Option<Range>,
+        after: impl Fn(&mut [f32]) + Sync,
+    ) -> Result<Rows> {
+        let (n, tile) = (matrix.dim(1)?, tile(self.len()));
+        let mut out = Rows::new(vec![0.0; self.len() * n], n);
+        let pieces = out.data.par_chunks_mut(tile * n).zip(self.data.par_chunks(tile * self.width));
+        pieces.try_for_each(|(out, x)| {
+            let mut x = x.to_vec();
+            input.iter().for_each(|range| range.clamp(&mut x));
+            let x = Tensor::from_vec(x, (out.len() / n, self.width), &Device::Cpu)?;
+            add_product(&x, matrix, out)?;
+            after(out);
+            Ok::<(), anyhow::Error>(())
+        })?;
+        Ok(out)
+    }
+}
+
+/// Rows of a tile, by the number of all rows: enough tiles for many threads, and enough rows that a
+/// matrix is worth packing.
+fn tile(rows: usize) -> usize {
+    (rows / 16).next_multiple_of(16).clamp(32, 256)
+}
+
+/// Adds the product of `a` `[m, k]` and `b` `[k, n]` to `out` `[m, n]`, slice by slice.
+fn add_product(a: &Tensor, b: &Tensor, out: &mut [f32]) -> Result<()> {
+    let ((rows, depth), cols) = (a.dims2()?, b.dim(1)?);
+    // `gemm` sums small products in other orders.
+    let least = (SMALL / cols + 1).max(2);
+    for start in (0..depth).step_by(SLICE) {
+        let terms = SLICE.min(depth - start);
+        let (a, b) = (a.narrow(1, start, terms)?, b.narrow(0, start, terms)?);
+        let product = match rows < least {
+            true => a.pad_with_zeros(0, 0, least - rows)?.matmul(&b)?,
+            false => a.matmul(&b)?,
+        };
+        let (storage, _) = product.storage_and_layout();
+        let Storage::Cpu(CpuStorage::F32(product)) = &*storage else {
+            anyhow::bail!("a product is not in f32")
+        };
+        out.iter_mut().zip(product).for_each(|(sum, v)| *sum += v);
+    }
+    Ok(())
+}
+
+/// Heads of an attention.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Heads {
+    pub queries: usize,
+    /// Heads of keys and values, which divide those of the queries.
+    pub keys: usize,
+    pub dim: usize,
+}
+
+/// Returns attention of all rows to all rows: `softmax(scale * q k^T) v`, head by head.
+pub fn attention(q: Rows, k: Rows, v: Rows, heads: Heads, scale: f32) -> Result<Rows> {
+    let (rows, width, isa) = (q.len(), q.width, Isa::detect());
+    anyhow::ensure!(width == heads.queries * heads.dim && k.width == heads.keys * heads.dim);
+    let tensor = |x: Rows| {
+        let shape = (x.len(), x.width);
+        Tensor::from_vec(x.data, shape, &Device::Cpu)
+    };
+    let (q, k, v) = (tensor(q)?, tensor(k)?.t()?, tensor(v)?);
+    let shared = heads.queries / heads.keys;
+    let tile = tile(rows).min(128);
+    let mut out = Rows::new(vec![0.0; rows * width], width);
+    out.data.par_chunks_mut(tile * width).enumerate().try_for_each(|(i, out)| {
+        let n = out.len() / width;
+        let q = q.narrow(0, i * tile, n)?;
+        for head in 0..heads.queries {
+            let at = head / shared * heads.dim;
+            let mut scores = vec![0.0; n * rows];
+            let (k, v) = (k.narrow(0, at, heads.dim)?, v.narrow(1, at, heads.dim)?);
+            add_product(&q.narrow(1, head * heads.dim, heads.dim)?, &k, &mut scores)?;
+            dense::softmax(isa, &mut scores, rows, scale);
+            let mut sums = vec![0.0; n * heads.dim];
+            add_product(&Tensor::from_vec(scores, (n, rows), &Device::Cpu)?, &v, &mut sums)?;
+            let into = out.chunks_exact_mut(width).map(|row| &mut row[head * heads.dim..]);
+            into.zip(sums.chunks_exact(heads.dim)).for_each(|(row, sums)| {
+                row[..heads.dim].copy_from_slice(sums);
+            });
+        }
+        Ok::<(), anyhow::Error>(())
+    })?;
+    Ok(out)
+}
+
+/// Runs `work` on a pool of `threads` threads.
+///
+/// # Errors
+/// A fault if they cannot be started.
+pub fn on_threads<T: Send>(threads: usize, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads.max(1)).build();
+    pool.context(gemma_base::error::no_thread())?.install(work)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn values(n: usize, step: f32) -> Vec<f32> {
+        (0..n).map(|i| (i as f32 * step).sqrt().fract() - 0.5).collect()
+    }
+
+    fn bits(x: &[f32]) -> Vec<u32> {
+        x.iter().map(|v| v.to_bits()).collect()
+    }
+
+    /// Every processor and every number of threads gives the bits of the definition.
+    #[test]
+    fn products_go_by_slices_on_any_number_of_threads() {
+        for (m, n, k) in
+            [(1, 5, 700), (3, 40, 600), (2, 72, 72), (33, 40, 2 * SLICE + 1), (300, 19, 513)]
+        {
+            let (x, w) = (values(m * k, 1.37), values(n * k, 0.71));
+            let matrix = Tensor::from_slice(&w, (n, k), &Device::Cpu).unwrap().t().unwrap();
+            let sum = |(x, w): (&[f32], &[f32])| {
+                x.iter().zip(w).fold(0.0f32, |sum, (x, w)| x.mul_add(*w, sum))
+            };
+            let element = |i: usize| {
+                let (x, w) = (&x[i / n * k..][..k], &w[i % n * k..][..k]);
+                x.chunks(SLICE).zip(w.chunks(SLICE)).map(sum).fold(0.0, |sum, v| sum + v)
+            };
+            let want: Vec<f32> = (0..m * n).map(element).collect();
+            for threads in [1, 2, 3, 7] {
+                let x = Rows::new(x.clone(), k);
+                let got = on_threads(threads, || x.product(&matrix, None, |_| ())).unwrap();
+                assert_eq!(bits(&got.data), bits(&want), "{m} {n} {k}, {threads} threads");
+            }
+        }
+    }
+
+    #[test]
+    fn attention_is_that_of_its_definition_on_any_number_of_threads() {
+        let (rows, heads) = (70, Heads { queries: 4, keys: 2, dim: 16 });
+        let row = |n: usize, step| Rows::new(values(rows * n * heads.dim, step), n * heads.dim);
+        let run = |threads| {
+            let (q, k, v) = (row(heads.queries, 0.3), row(heads.keys, 0.7), row(heads.keys, 1.1));
+            on_threads(threads, || attention(q, k, v, heads, 2.0)).unwrap().data
+        };
+        let got = run(1);
+        for threads in [2, 5] {
+            assert_eq!(bits(&run(threads)), bits(&got));
+        }
+        let (q, k, v) = (row(heads.queries, 0.3), row(heads.keys, 0.7), row(heads.keys, 1.1));
+        let head = |x: &Rows, row: usize, head: usize| {
+            x.data[row * x.width + head * heads.dim..][..heads.dim].to_vec()
+        };
+        for (i, row) in got.chunks_exact(heads.queries * heads.dim).enumerate() {
+            for (h, got) in row.chunks_exact(heads.dim).enumerate() {
+                let own = head(&q, i, h);
+                let score = |j: usize| -> f64 {
+                    let key = head(&k, j, h / 2);
+                    own.iter().zip(&key).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
+                };
+                let weights: Vec<f64> = (0..rows).map(|j| (2.0 * score(j)).exp()).collect();
+                let sum: f64 = weights.iter().sum();
+                for (c, got) in got.iter().enumerate() {
+                    let value = |j: usize| f64::from(head(&v, j, h / 2)[c]);
+                    let want: f64 = (0..rows).map(|j| weights[j] / sum * value(j)).sum();
+                    assert!((f64::from(*got) - want).abs() < 1e-6, "row {i} head {h}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn clamping_keeps_what_is_no_number() {
+        let mut x = [-3.0, 0.5, f32::NAN, 9.0];
+        Range { least: -1.0, most: 1.0 }.clamp(&mut x);
+        assert!(x[0] == -1.0 && x[1] == 0.5 && x[2].is_nan() && x[3] == 1.0);
+    }
+}

@@ -1,0 +1,202 @@
+//! The tower of Gemma 3, a SigLIP, and its projector.
+//!
+//! Source: transformers, `SiglipVisionModel` and `Gemma3MultiModalProjector`.
+
+use super::file::{DAMAGED, Dense, Part, TowerFile};
+use super::ops::{Heads, Rows, attention};
+use super::pixels::Processor;
+use super::resize::Filter;
+use super::tower::{Fit, Linear, Marks, Section, Shape, Tower, pool};
+use crate::checkpoint::Checkpoint;
+use anyhow::Result;
+use gemma_base::error::Fault;
+
+const MARKS: Marks = Marks { begin: 255999, soft: 262144, end: 256000, around: "\n\n" };
+
+/// Longest side of a picture in pixels.
+const MOST_PIXELS: usize = 4096;
+
+/// LayerNorm's weight and bias.
+type Norm = [Vec<f32>; 2];
+
+#[derive(Debug)]
+struct Layer {
+    norms: [Norm; 2],
+    q: Linear,
+    k: Linear,
+    v: Linear,
+    out: Linear,
+    up: Linear,
+    down: Linear,
+}
+
+/// A SigLIP with the projector of Gemma 3.
+#[derive(Debug)]
+pub struct SigLip {
+    processor: Processor,
+    marks: Marks,
+    shape: Shape,
+    /// Patches of a row of the picture.
+    side: usize,
+    /// Patches a side that make a soft token.
+    pool: usize,
+    patch: Linear, // [width, 3 * patch * patch], by channel
+    layers: Vec<Layer>,
+    last_norm: Norm,
+    /// Factors of the norm before the projection, the 1 of Gemma 3's norms included.
+    soft_norm: Vec<f32>,
+    projector: Dense, // [width, embedding], stored transposed
+}
+
+impl SigLip {
+    /// Opens the tower of a checkpoint.
+    ///
+    /// # Errors
+    /// A [`Fault`] for tensors that are missing or of other shapes.
+    pub fn open(checkpoint: Checkpoint) -> Result<(TowerFile, SigLip)> {
+        let towers = [
+            "model.vision_tower.vision_model.",
+            "vision_tower.vision_model.",
+            "model.vision_tower.",
+            "vision_tower.",
+        ];
+        let projectors = ["model.multi_modal_projector.", "multi_modal_projector."];
+        let file = TowerFile::new(
+            checkpoint,
+            ("embeddings.patch_embedding.weight", &towers),
+            ("mm_input_projection_weight", &projectors),
+        )?;
+        let config = file.checkpoint().config();
+        let section = Section(&config["vision_config"]);
+        let default =
+            Shape { width: 768, hidden: 3072, layers: 12, heads: 12, patch: 16, eps: 0.0 };
+        let shape = section.shape("layer_norm_eps", default)?;
+        let image = section.size("image_size", 224, MOST_PIXELS)?;
+        let tokens = Section(config).size("mm_tokens_per_image", 256, 1 << 16)?;
+        let (side, tokens_a_side) = (image / shape.patch, tokens.isqrt());
+        let is_even = image.is_multiple_of(shape.patch)
+            && tokens_a_side * tokens_a_side == tokens
+            && side.is_multiple_of(tokens_a_side)
+            && shape.width.is_multiple_of(shape.heads);
+        if !is_even || side == 0 {
+            let what = format!(
+                "{image} pixels in patches of {}, {tokens} tokens and {} heads of {} values do not \
+                 fit together",
+                shape.patch, shape.heads, shape.width
+            );
+            return Err(Fault::model(what).help(DAMAGED).into());
+        }
+        let norm = |name: &str| -> Result<Norm> {
+            let part =
+                |end: &str| file.floats(Part::Tower, &format!("{name}.{end}"), &[shape.width]);
+            Ok([part("weight")?, part("bias")?])
+        };
+        let layers = (0..shape.layers).map(|i| Self::layer(&file, &shape, i));
+        let layers = layers.collect::<Result<_>>()?;
+        let patch_values = shape.patch_values();
+        let patch = "embeddings.patch_embedding";
+        let name = "mm_input_projection_weight";
+        let width = file.shape(Part::Projector, name)?.last().copied().unwrap_or(0);
+        let soft_norm = file.floats(Part::Projector, "mm_soft_emb_norm.weight", &[shape.width])?;
+        let processor = match config.get("processor") {
+            Some(json) => Processor::read(json, Filter::Bilinear, true)?,
+            None => Processor::open(file.checkpoint(), Filter::Bilinear, true)?,
+        };
+        let tower = SigLip {
+            processor,
+            marks: Marks::read(config, MARKS)?,
+            side,
+            pool: side / tokens_a_side,
+            patch: Linear::with_bias(&file, patch, shape.width, patch_values)?,
+            layers,
+            last_norm: norm("post_layernorm")?,
+            soft_norm: soft_norm.into_iter().map(|v| v + 1.0).collect(),
+            projector: file.matrix(Part::Projector, name, shape.width, width)?,
+            shape,
+        };
+        Ok((file, tower))
+    }
+
+    fn layer(file: &TowerFile, shape: &Shape, i: usize) -> Result<Layer> {
+        let (width, hidden) = (shape.width, shape.hidden);
+        let name = |part: &str| format!("encoder.layers.{i}.{part}");
+        let linear = |part: &str, rows, cols| Linear::with_bias(file, &name(part), rows, cols);
+        let norm = |part: &str| -> Result<Norm> {
+            let part =
+                |end: &str| file.floats(Part::Tower, &format!("{}.{end}", name(part)), &[width]);
+            Ok([part("weight")?, part("bias")?])
+        };
+        Ok(Layer {
+            norms: [norm("layer_norm1")?, norm("layer_norm2")?],
+            q: linear("self_attn.q_proj", width, width)?,
+            k: linear("self_attn.k_proj", width, width)?,
+            v: linear("self_attn.v_proj", width, width)?,
+            out: linear("self_attn.out_proj", width, width)?,
+            up: linear("mlp.fc1", hidden, width)?,
+            down: linear("mlp.fc2", width, hidden)?,
+        })
+    }
+
+    fn patches(&self) -> usize {
+        self.side * self.side
+    }
+}
+
+impl Tower for SigLip {
+    fn processor(&self) -> &Processor {
+        &self.processor
+    }
+
+    fn marks(&self) -> Marks {
+        self.marks
+    }
+
+    fn width(&self) -> usize {
+        self.projector.cols
+    }
+
+    fn fit(&self, _: usize, _: usize, budget: Option<usize>) -> Result<Fit, Fault> {
+        let (pixels, columns) = (self.side * self.shape.patch, self.side / self.pool);
+        let tokens = columns * columns;
+        if let Some(budget) = budget.filter(|budget| *budget != tokens) {
+            let what = format!("an image of Gemma 3 has {tokens} tokens, not up to {budget}");
+            return Err(Fault::usage(what).help("leave the number of image tokens out"));
+        }
+        Ok(Fit { width: pixels, height: pixels, columns, rows: columns, budget: tokens })
+    }
+
+    fn work(&self, fit: Fit) -> u64 {
+        let (width, hidden) = (self.shape.width, self.shape.hidden);
+        let matrices = 4 * width * width + 2 * width * hidden;
+        self.shape.work(self.patches() as u64, matrices, width)
+            + (fit.tokens() * width * self.projector.cols) as u64
+    }
+
+    fn scratch(&self) -> u64 {
+        self.shape.scratch(self.patches(), self.shape.width)
+            + 4 * (self.patches() * self.shape.width.max(self.shape.patch_values())) as u64
+    }
+
+    fn encode(&self, file: &TowerFile, rgb: &[u8], fit: Fit) -> Result<Vec<f32>> {
+        let Shape { width, heads, eps, patch, .. } = self.shape;
+        let norm = |x: &Rows, [weight, bias]: &Norm| x.layer_norm(weight, bias, eps);
+        let values = self.processor.patches(rgb, fit.width, patch, true);
+        let mut x = self.patch.apply(file, &Rows::new(values, self.patch.matrix.cols), false)?;
+        let name = "embeddings.position_embedding.weight";
+        let positions = file.floats(Part::Tower, name, &[self.patches(), width])?;
+        x.add(&Rows::new(positions, width));
+        let dim = width / heads;
+        let heads = Heads { queries: heads, keys: heads, dim };
+        for layer in &self.layers {
+            let h = norm(&x, &layer.norms[0]);
+            let [q, k, v] = [&layer.q, &layer.k, &layer.v].map(|m| m.apply(file, &h, false));
+            let h = attention(q?, k?, v?, heads, 1.0 / (dim as f32).sqrt())?;
+            x.add(&layer.out.apply(file, &h, false)?);
+            let h = layer.up.apply(file, &norm(&x, &layer.norms[1]), true)?;
+            x.add(&layer.down.apply(file, &h, false)?);
+        }
+        let x = pool(&norm(&x, &self.last_norm), self.pool, fit.columns, fit.rows);
+        let x = x.rms_norm(width, &self.soft_norm, eps);
+        Ok(x.product(&file.load(&self.projector)?, None, |_| ())?.data)
+    }
+}

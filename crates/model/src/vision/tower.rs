@@ -1,0 +1,214 @@
+//! The interface of a tower: how a picture fits it, and how its pixels become soft tokens.
+
+use super::file::{Dense, Part, TowerFile};
+use super::ops::{Range, Rows};
+use super::pixels::Processor;
+use super::resize::CHANNELS;
+use crate::models::reader;
+use anyhow::Result;
+use gemma_base::compute::cpu::{Isa, dense};
+use gemma_base::error::Fault;
+use gemma_base::tensor::Token;
+use serde_json::Value;
+
+/// Most layers of a tower.
+const MOST_LAYERS: usize = 256;
+/// Longest side of a patch or of the grid of a pool.
+const MOST_SIDE: usize = 256;
+
+/// The size that a picture is given, and its soft tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fit {
+    /// Pixels.
+    pub width: usize,
+    pub height: usize,
+    /// Soft tokens of a row and of a column. They follow each other row by row.
+    pub columns: usize,
+    pub rows: usize,
+    /// Most tokens that were asked for.
+    pub budget: usize,
+}
+
+impl Fit {
+    /// Returns the number of soft tokens.
+    pub fn tokens(&self) -> usize {
+        self.columns * self.rows
+    }
+}
+
+/// What stands around the soft tokens of an image in a text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Marks {
+    pub begin: Token,
+    /// The place of a soft token.
+    pub soft: Token,
+    pub end: Token,
+    /// Text before `begin` and after `end`, unless a chat template brings its own.
+    pub around: &'static str,
+}
+
+impl Marks {
+    /// Reads the ids of a `config.json`, spelt as transformers 4 or 5 does. Absent ones are those
+    /// of `default`.
+    pub fn read(config: &Value, default: Marks) -> Result<Marks, Fault> {
+        let id = |name: &str, default: Token| {
+            let keys = [format!("{name}_token_id"), format!("{name}_token_index")];
+            let key = keys.iter().find(|key| config.get(key).is_some_and(|v| !v.is_null()));
+            let Some(key) = key else { return Ok(default) };
+            let value = config[key].as_u64().and_then(|id| Token::try_from(id).ok());
+            value.ok_or_else(|| Fault::model(format!("`{key}` is {}", config[key])))
+        };
+        Ok(Marks {
+            begin: id("boi", default.begin)?,
+            soft: id("image", default.soft)?,
+            end: id("eoi", default.end)?,
+            around: default.around,
+        })
+    }
+}
+
+/// A tower, without the tensors that stay in its file.
+pub trait Tower: Send + Sync + std::fmt::Debug {
+    fn processor(&self) -> &Processor;
+    fn marks(&self) -> Marks;
+    /// Returns the values of a soft token, which are those of an embedding.
+    fn width(&self) -> usize;
+    /// Returns the size for a picture of this one, in pixels.
+    ///
+    /// # Errors
+    /// A [`Fault`] for a budget that the family does not have.
+    fn fit(&self, width: usize, height: usize, budget: Option<usize>) -> Result<Fit, Fault>;
+    /// Returns the multiply-adds of an image.
+    fn work(&self, fit: Fit) -> u64;
+    /// Returns the most bytes that encoding an image takes, matrices in f32 included.
+    fn scratch(&self) -> u64;
+    /// Returns soft tokens, f32 `[tokens, width]`. Runs on the threads of the current pool.
+    fn encode(&self, file: &TowerFile, rgb: &[u8], fit: Fit) -> Result<Vec<f32>>;
+}
+
+/// The shape of a tower of layers, by its keys.
+#[derive(Clone, Debug)]
+pub struct Shape {
+    pub width: usize,
+    pub hidden: usize,
+    pub layers: usize,
+    pub heads: usize,
+    pub patch: usize, // pixels a side
+    pub eps: f32,
+}
+
+/// Reads sizes of the section `vision_config`.
+pub struct Section<'a>(pub &'a Value);
+
+impl Section<'_> {
+    pub fn size(&self, key: &str, default: usize, most: usize) -> Result<usize, Fault> {
+        reader::size(key, self.0.get(key).filter(|v| !v.is_null()), default, most)
+    }
+
+    pub fn eps(&self, key: &str) -> Result<f32, Fault> {
+        let value = self.0.get(key).filter(|v| !v.is_null());
+        reader::positive(key, value, 1e-6).map(|eps| eps as f32)
+    }
+
+    /// Returns the side of a square that a key names, in pixels or patches.
+    pub fn side(&self, key: &str, default: usize) -> Result<usize, Fault> {
+        self.size(key, default, MOST_SIDE)
+    }
+
+    pub fn is_set(&self, key: &str) -> bool {
+        self.0.get(key).and_then(Value::as_bool).unwrap_or(false)
+    }
+
+    /// Reads a shape; absent keys have the values of `default`.
+    pub fn shape(&self, eps: &str, default: Shape) -> Result<Shape, Fault> {
+        Ok(Shape {
+            width: self.size("hidden_size", default.width, 1 << 16)?,
+            hidden: self.size("intermediate_size", default.hidden, 1 << 18)?,
+            layers: self.size("num_hidden_layers", default.layers, MOST_LAYERS)?,
+            heads: self.size("num_attention_heads", default.heads, 1 << 10)?,
+            patch: self.side("patch_size", default.patch)?,
+            eps: self.eps(eps)?,
+        })
+    }
+}
+
+impl Shape {
+    /// Returns the values of a patch.
+    pub fn patch_values(&self) -> usize {
+        self.patch * self.patch * CHANNELS
+    }
+
+    /// Returns the multiply-adds of `patches` patches: `matrices` weights of a layer each, and
+    /// attention of `query` values.
+    pub fn work(&self, patches: u64, matrices: usize, query: usize) -> u64 {
+        let layer = patches * matrices as u64 + 2 * patches * patches * query as u64;
+        self.layers as u64 * layer + patches * (self.patch_values() * self.width) as u64
+    }
+
+    /// Returns the bytes of `patches` rows while a layer is computed, and of its largest matrix.
+    pub fn scratch(&self, patches: usize, query: usize) -> u64 {
+        // The stream, its norm, and either the rows of attention or those of the hidden values.
+        let rows = 3 * self.width + (4 * query).max(2 * self.hidden);
+        let matrix = self.width.max(query) * self.hidden.max(query);
+        4 * (patches * rows + matrix) as u64
+    }
+}
+
+/// A linear layer with what it adds and its limits.
+#[derive(Clone, Debug)]
+pub struct Linear {
+    pub matrix: Dense,
+    /// Empty, or a value for each output.
+    pub bias: Vec<f32>,
+    /// Limits of inputs and outputs.
+    pub limits: Option<[Range; 2]>,
+}
+
+impl Linear {
+    /// Finds the matrix `{name}.weight` and its bias.
+    pub fn with_bias(file: &TowerFile, name: &str, rows: usize, cols: usize) -> Result<Linear> {
+        let matrix = file.matrix(Part::Tower, &format!("{name}.weight"), rows, cols)?;
+        let bias = file.floats(Part::Tower, &format!("{name}.bias"), &[rows])?;
+        Ok(Linear { matrix, bias, limits: None })
+    }
+
+    /// Returns the product of `x` with the matrix, and GELU of it if `gelu` is set.
+    pub fn apply(&self, file: &TowerFile, x: &Rows, gelu: bool) -> Result<Rows> {
+        let matrix = file.load(&self.matrix)?.t()?;
+        let isa = Isa::detect();
+        x.product(&matrix, self.limits.map(|[input, _]| input), |out| {
+            if !self.bias.is_empty() {
+                add_bias(out, &self.bias);
+            }
+            self.limits.iter().for_each(|[_, output]| output.clamp(out));
+            if gelu {
+                dense::gelu(isa, out);
+            }
+        })
+    }
+}
+
+/// Adds a row to each row.
+pub fn add_bias(x: &mut [f32], bias: &[f32]) {
+    for row in x.chunks_exact_mut(bias.len()) {
+        row.iter_mut().zip(bias).for_each(|(v, bias)| *v += bias);
+    }
+}
+
+/// Returns the mean of each square of `side` patches a side, for `columns` x `rows` squares.
+pub fn pool(x: &Rows, side: usize, columns: usize, rows: usize) -> Rows {
+    let mut out = Rows::new(vec![0.0; columns * rows * x.width], x.width);
+    let patch =
+        |column: usize, row: usize| &x.data[(row * columns * side + column) * x.width..][..x.width];
+    for (token, out) in out.data.chunks_exact_mut(x.width).enumerate() {
+        for row in 0..side {
+            for column in 0..side {
+                let (column, row) = (token % columns * side + column, token / columns * side + row);
+                out.iter_mut().zip(patch(column, row)).for_each(|(sum, v)| *sum += v);
+            }
+        }
+        let factor = 1.0 / (side * side) as f32;
+        out.iter_mut().for_each(|v| *v *= factor);
+    }
+    out
+}
