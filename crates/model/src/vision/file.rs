@@ -28,7 +28,7 @@ pub struct TowerFile {
 
 /// Which of the two prefixes a name has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
+pub enum Component {
     Tower,
     Projector,
 }
@@ -70,7 +70,7 @@ impl TowerFile {
         &self.checkpoint
     }
 
-    fn full(&self, part: Part, name: &str) -> String {
+    fn full(&self, part: Component, name: &str) -> String {
         format!("{}{name}", self.prefixes[part as usize])
     }
 
@@ -83,7 +83,7 @@ impl TowerFile {
     }
 
     /// Returns the shape of a tensor, in values.
-    pub fn shape(&self, part: Part, name: &str) -> Result<Vec<usize>, Fault> {
+    pub fn shape(&self, part: Component, name: &str) -> Result<Vec<usize>, Fault> {
         let name = self.full(part, name);
         let found = self.checkpoint.lookup(&name).map(|stored| stored.shape);
         found.ok_or_else(|| self.bad(&name, "is missing"))
@@ -93,7 +93,7 @@ impl TowerFile {
     ///
     /// # Errors
     /// A [`Fault`] if it is missing, of another shape or not stored as floats.
-    pub fn floats(&self, part: Part, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
+    pub fn floats(&self, part: Component, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
         let name = self.full(part, name);
         let view = self.view(&name)?;
         let essential =
@@ -117,7 +117,13 @@ impl TowerFile {
     ///
     /// # Errors
     /// A [`Fault`] if it is missing or of another shape.
-    pub fn matrix(&self, part: Part, name: &str, rows: usize, cols: usize) -> Result<Dense, Fault> {
+    pub fn matrix(
+        &self,
+        part: Component,
+        name: &str,
+        rows: usize,
+        cols: usize,
+    ) -> Result<Dense, Fault> {
         let name = self.full(part, name);
         let Some(stored) = self.checkpoint.lookup(&name) else {
             return Err(self.bad(&name, "is missing"));
@@ -139,7 +145,7 @@ impl TowerFile {
     /// and channel by channel in mmproj files. It is used pixel by pixel.
     pub fn patch_matrix(
         &self,
-        part: Part,
+        part: Component,
         name: &str,
         rows: usize,
         pixels: usize,
@@ -216,11 +222,7 @@ fn interleave(by_channel: &[f32], out: &mut [f32]) {
 /// Returns the refusal of a model whose files have no tower.
 pub fn no_tower(checkpoint: &Checkpoint) -> Fault {
     let what = format!("{} reads no images: its files hold no vision tower", checkpoint.name());
-    Fault::model(what).help(match checkpoint.metadata() {
-        Some(_) => "get the `mmproj` GGUF file of the model's page and put it beside the model",
-        None => {
-            "get the model's own directory from its page, or its `mmproj` GGUF file beside a GGUF \
-             model"
-        }
-    })
+    Fault::model(what).help(
+        "get the model's own directory, or the `mmproj` GGUF file of its page beside the model",
+    )
 }

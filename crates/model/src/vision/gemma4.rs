@@ -3,11 +3,11 @@
 //!
 //! Source: transformers, `Gemma4VisionModel` and `Gemma4MultimodalEmbedder`.
 
-use super::file::{DAMAGED, Dense, Part, TowerFile};
-use super::ops::{Heads, Range, Rows, attention};
+use super::file::{Component, DAMAGED, Dense, TowerFile};
+use super::ops::{Activations, Heads, Limits, attention};
 use super::pixels::{BUDGETS, Processor, cells, check_budget};
 use super::resize::Filter;
-use super::tower::{Fit, Linear, Marks, Section, Shape, Tower, pool};
+use super::tower::{Fit, LinearLayer, Marks, Section, Tower, TowerShape, pool};
 use crate::checkpoint::Checkpoint;
 use crate::models::reader;
 use anyhow::Result;
@@ -29,13 +29,13 @@ struct Layer {
     norms: [Vec<f32>; 4],
     q_norm: Vec<f32>,
     k_norm: Vec<f32>,
-    q: Linear,
-    k: Linear,
-    v: Linear,
-    out: Linear,
-    gate: Linear,
-    up: Linear,
-    down: Linear,
+    q: LinearLayer,
+    k: LinearLayer,
+    v: LinearLayer,
+    out: LinearLayer,
+    gate: LinearLayer,
+    up: LinearLayer,
+    down: LinearLayer,
 }
 
 /// Gemma 4's tower of layers.
@@ -43,13 +43,13 @@ struct Layer {
 pub struct Gemma4Tower {
     processor: Processor,
     marks: Marks,
-    shape: Shape,
+    shape: TowerShape,
     heads: Heads,
     theta: f64,
     /// Patches a side that make a soft token.
     pool: usize,
     positions: usize,
-    patch: Linear, // [width, patch * patch * 3]
+    patch: LinearLayer, // [width, patch * patch * 3]
     layers: Vec<Layer>,
     /// Bias and scale of pooled values.
     standard: Option<[Vec<f32>; 2]>,
@@ -70,7 +70,7 @@ impl Gemma4Tower {
         let config = file.checkpoint().config();
         let section = Section(&config["vision_config"]);
         let default =
-            Shape { width: 768, hidden: 3072, layers: 16, heads: 12, patch: 16, eps: 0.0 };
+            TowerShape { width: 768, hidden: 3072, layers: 16, heads: 12, patch: 16, eps: 0.0 };
         let shape = section.shape("rms_norm_eps", default)?;
         let heads = Heads {
             queries: shape.heads,
@@ -84,16 +84,16 @@ impl Gemma4Tower {
         let clips = section.is_set("use_clipped_linears");
         let layers = (0..shape.layers).map(|i| Self::layer(&file, &shape, heads, clips, i));
         let layers = layers.collect::<Result<_>>()?;
-        let vector = |name: &str| file.floats(Part::Tower, name, &[shape.width]);
+        let vector = |name: &str| file.floats(Component::Tower, name, &[shape.width]);
         let standard = match section.is_set("standardize") {
             true => Some([vector("std_bias")?, vector("std_scale")?]),
             false => None,
         };
         let pixels = shape.patch * shape.patch;
         let name = "patch_embedder.input_proj.weight";
-        let matrix = file.patch_matrix(Part::Tower, name, shape.width, pixels)?;
+        let matrix = file.patch_matrix(Component::Tower, name, shape.width, pixels)?;
         let name = "embedding_projection.weight";
-        let width = file.shape(Part::Projector, name)?.first().copied().unwrap_or(0);
+        let width = file.shape(Component::Projector, name)?.first().copied().unwrap_or(0);
         let rope = &section.0["rope_parameters"];
         let tower = Gemma4Tower {
             processor: Processor::open(file.checkpoint(), Filter::Bicubic, false)?,
@@ -101,10 +101,10 @@ impl Gemma4Tower {
             theta: reader::positive("rope_theta", rope.get("rope_theta"), 100.0)?,
             pool: section.side("pooling_kernel_size", 3)?,
             positions: section.size("position_embedding_size", 10240, 1 << 20)?,
-            patch: Linear { matrix, bias: Vec::new(), limits: None },
+            patch: LinearLayer { matrix, bias: Vec::new(), limits: None },
             layers,
             standard,
-            projector: file.matrix(Part::Projector, name, width, shape.width)?,
+            projector: file.matrix(Component::Projector, name, width, shape.width)?,
             heads,
             shape,
         };
@@ -113,30 +113,30 @@ impl Gemma4Tower {
 
     fn layer(
         file: &TowerFile,
-        shape: &Shape,
+        shape: &TowerShape,
         heads: Heads,
         clips: bool,
         i: usize,
     ) -> Result<Layer> {
         let name = |part: &str| format!("encoder.layers.{i}.{part}");
         let norm = |part: &str, width: usize| {
-            file.floats(Part::Tower, &name(&format!("{part}.weight")), &[width])
+            file.floats(Component::Tower, &name(&format!("{part}.weight")), &[width])
         };
-        let linear = |part: &str, rows, cols| -> Result<Linear> {
+        let linear = |part: &str, rows, cols| -> Result<LinearLayer> {
             let matrix = name(&format!("{part}.linear.weight"));
-            let matrix = file.matrix(Part::Tower, &matrix, rows, cols)?;
+            let matrix = file.matrix(Component::Tower, &matrix, rows, cols)?;
             let limit = |end: &str| -> Result<f32> {
-                Ok(file.floats(Part::Tower, &name(&format!("{part}.{end}")), &[])?[0])
+                Ok(file.floats(Component::Tower, &name(&format!("{part}.{end}")), &[])?[0])
             };
-            let range = |kind: &str| -> Result<Range> {
+            let range = |kind: &str| -> Result<Limits> {
                 let least = limit(&format!("{kind}_min"))?;
-                Ok(Range { least, most: limit(&format!("{kind}_max"))? })
+                Ok(Limits { least, most: limit(&format!("{kind}_max"))? })
             };
             let limits = match clips {
                 true => Some([range("input")?, range("output")?]),
                 false => None,
             };
-            Ok(Linear { matrix, bias: Vec::new(), limits })
+            Ok(LinearLayer { matrix, bias: Vec::new(), limits })
         };
         let (width, hidden) = (shape.width, shape.hidden);
         let (query, keys) = (heads.queries * heads.dim, heads.keys * heads.dim);
@@ -162,17 +162,17 @@ impl Gemma4Tower {
 
     /// Returns the positions of a grid, f32 `[patches, width]`: those of the column and of the row
     /// added up.
-    fn positions(&self, file: &TowerFile, fit: Fit) -> Result<Rows> {
+    fn positions(&self, file: &TowerFile, fit: Fit) -> Result<Activations> {
         let (n, width) = (self.positions, self.shape.width);
         let (columns, rows) = self.grid(fit);
         let name = "patch_embedder.position_embedding_table";
-        let table = file.floats(Part::Tower, name, &[2, n, width])?;
+        let table = file.floats(Component::Tower, name, &[2, n, width])?;
         let entry = |axis: usize, i: usize| &table[(axis * n + i) * width..][..width];
         let patch = |i: usize| {
             let (x, y) = (entry(0, i % columns), entry(1, i / columns));
             x.iter().zip(y).map(|(x, y)| x + y)
         };
-        Ok(Rows::new((0..columns * rows).flat_map(patch).collect(), width))
+        Ok(Activations::new((0..columns * rows).flat_map(patch).collect(), width))
     }
 
     /// Returns sine and cosine of each pair of a half of a head, by position.
@@ -190,7 +190,7 @@ impl Gemma4Tower {
     }
 
     /// Rotates the first half of each head by the patch's column, and the second by its row.
-    fn rotate(&self, x: &mut Rows, columns: usize, angles: &[Vec<(f32, f32)>]) {
+    fn rotate(&self, x: &mut Activations, columns: usize, angles: &[Vec<(f32, f32)>]) {
         let half = self.heads.dim / 2;
         for (i, row) in x.data.chunks_exact_mut(x.width).enumerate() {
             for (part, values) in row.chunks_exact_mut(half).enumerate() {
@@ -209,12 +209,12 @@ impl Gemma4Tower {
         &self,
         file: &TowerFile,
         layer: &Layer,
-        h: &Rows,
+        h: &Activations,
         columns: usize,
         angles: &[Vec<(f32, f32)>],
-    ) -> Result<Rows> {
+    ) -> Result<Activations> {
         let (dim, eps) = (self.heads.dim, self.shape.eps);
-        let part = |linear: &Linear, norm: &[f32]| -> Result<Rows> {
+        let part = |linear: &LinearLayer, norm: &[f32]| -> Result<Activations> {
             Ok(linear.apply(file, h, false)?.rms_norm(dim, norm, eps))
         };
         let (mut q, mut k) = (part(&layer.q, &layer.q_norm)?, part(&layer.k, &layer.k_norm)?);
@@ -265,15 +265,16 @@ impl Tower for Gemma4Tower {
     }
 
     fn encode(&self, file: &TowerFile, rgb: &[u8], fit: Fit) -> Result<Vec<f32>> {
-        let Shape { width, eps, patch, .. } = self.shape;
+        let TowerShape { width, eps, patch, .. } = self.shape;
         let mut values = self.processor.patches(rgb, fit.width, patch, false);
         values.iter_mut().for_each(|v| *v = 2.0 * (*v - 0.5));
-        let mut x = self.patch.apply(file, &Rows::new(values, self.patch.matrix.cols), false)?;
+        let mut x =
+            self.patch.apply(file, &Activations::new(values, self.patch.matrix.cols), false)?;
         x.add(&self.positions(file, fit)?);
         let (columns, rows) = self.grid(fit);
         let angles = self.angles(columns.max(rows));
         for layer in &self.layers {
-            let norm = |x: Rows, i: usize| x.rms_norm(width, &layer.norms[i], eps);
+            let norm = |x: Activations, i: usize| x.rms_norm(width, &layer.norms[i], eps);
             let h = norm(x.clone(), 0);
             let h = self.attend(file, layer, &h, columns, &angles)?;
             x.add(&norm(layer.out.apply(file, &h, false)?, 1));

@@ -1,14 +1,14 @@
-//! The front end of Gemma 4 12B, which has no tower: each soft token is one square of pixels, normed
-//! and multiplied by two matrices.
+//! The front end of Gemma 4 12B, which has no tower: each soft token is one square of pixels,
+//! normed and multiplied by two matrices.
 //!
 //! Source: transformers, `Gemma4UnifiedVisionEmbedder`. Its LayerNorms have PyTorch's epsilon.
 
-use super::file::{Dense, Part, TowerFile};
+use super::file::{Component, Dense, TowerFile};
 use super::gemma4::MARKS;
-use super::ops::Rows;
+use super::ops::Activations;
 use super::pixels::{Processor, cells, check_budget};
 use super::resize::{CHANNELS, Filter};
-use super::tower::{Fit, Linear, Marks, Section, Tower};
+use super::tower::{Fit, LinearLayer, Marks, Section, Tower};
 use crate::checkpoint::Checkpoint;
 use anyhow::Result;
 use gemma_base::error::Fault;
@@ -29,8 +29,8 @@ pub struct Merged {
     eps: f32,
     /// Norms of pixels, of their product with the first matrix, and with positions added.
     norms: [Norm; 3],
-    embed: Linear,    // [hidden, side * side * 3]
-    projector: Dense, // [width, hidden]
+    embed: LinearLayer, // [hidden, side * side * 3]
+    projector: Dense,   // [width, hidden]
 }
 
 impl Merged {
@@ -52,7 +52,8 @@ impl Merged {
         let eps = section.eps("rms_norm_eps")?;
         let values = side * side * CHANNELS;
         let norm = |name: &str, width: usize| -> Result<Norm> {
-            let part = |end: &str| file.floats(Part::Tower, &format!("{name}.{end}"), &[width]);
+            let part =
+                |end: &str| file.floats(Component::Tower, &format!("{name}.{end}"), &[width]);
             Ok([part("weight")?, part("bias")?])
         };
         let norms = [
@@ -60,33 +61,34 @@ impl Merged {
             norm("patch_ln2", hidden)?,
             norm("pos_norm", hidden)?,
         ];
-        let matrix = file.patch_matrix(Part::Tower, "patch_dense.weight", hidden, side * side)?;
-        let bias = file.floats(Part::Tower, "patch_dense.bias", &[hidden])?;
+        let matrix =
+            file.patch_matrix(Component::Tower, "patch_dense.weight", hidden, side * side)?;
+        let bias = file.floats(Component::Tower, "patch_dense.bias", &[hidden])?;
         let name = "embedding_projection.weight";
-        let width = file.shape(Part::Projector, name)?.first().copied().unwrap_or(0);
-        let projector = file.matrix(Part::Projector, name, width, hidden)?;
+        let width = file.shape(Component::Projector, name)?.first().copied().unwrap_or(0);
+        let projector = file.matrix(Component::Projector, name, width, hidden)?;
         let processor = Processor::open(file.checkpoint(), Filter::Bicubic, false)?;
         let marks = Marks::read(config, MARKS)?;
-        let embed = Linear { matrix, bias, limits: None };
+        let embed = LinearLayer { matrix, bias, limits: None };
         Ok((file, Merged { processor, marks, side, positions, eps, norms, embed, projector }))
     }
 
     /// Returns the positions of a grid, f32 `[tokens, hidden]`: those of the column and of the row
     /// added up.
-    fn positions(&self, file: &TowerFile, fit: Fit) -> Result<Rows> {
+    fn positions(&self, file: &TowerFile, fit: Fit) -> Result<Activations> {
         let hidden = self.embed.matrix.rows;
         // [positions, axis, hidden], and [axis, positions, hidden] in mmproj files.
         let (shape, axis, place) = match file.is_mmproj {
             true => ([2, self.positions, hidden], self.positions, 1),
             false => ([self.positions, 2, hidden], 1, 2),
         };
-        let table = file.floats(Part::Tower, "pos_embedding", &shape)?;
+        let table = file.floats(Component::Tower, "pos_embedding", &shape)?;
         let entry = |i: usize, a: usize| &table[(i * place + a * axis) * hidden..][..hidden];
         let token = |i: usize| {
             let (column, row) = (entry(i % fit.columns, 0), entry(i / fit.columns, 1));
             column.iter().zip(row).map(|(x, y)| x + y)
         };
-        Ok(Rows::new((0..fit.tokens()).flat_map(token).collect(), hidden))
+        Ok(Activations::new((0..fit.tokens()).flat_map(token).collect(), hidden))
     }
 }
 
@@ -127,8 +129,9 @@ impl Tower for Merged {
 
     fn encode(&self, file: &TowerFile, rgb: &[u8], fit: Fit) -> Result<Vec<f32>> {
         let values = self.processor.patches(rgb, fit.width, self.side, false);
-        let x = Rows::new(values, self.embed.matrix.cols);
-        let norm = |x: &Rows, [weight, bias]: &Norm| x.layer_norm(weight, bias, LAYER_NORM_EPS);
+        let x = Activations::new(values, self.embed.matrix.cols);
+        let norm =
+            |x: &Activations, [weight, bias]: &Norm| x.layer_norm(weight, bias, LAYER_NORM_EPS);
         let x = self.embed.apply(file, &norm(&x, &self.norms[0]), false)?;
         let mut x = norm(&x, &self.norms[1]);
         x.add(&self.positions(file, fit)?);

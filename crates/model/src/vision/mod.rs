@@ -1,7 +1,7 @@
 //! Images: the bytes of a picture -> soft tokens, which stand in a text as embeddings do.
 //!
 //! [`Vision::prepare`] decodes and resizes, which is cheap and needs no weights. [`Vision::encode`]
-//! computes the tower. A [`Prepared`] image has a digest: its soft tokens are a function of it.
+//! computes the tower. A [`PreparedImage`] has a digest: its soft tokens are a function of it.
 //! The towers are in `merged` (Gemma 4 12B), `siglip` (Gemma 3) and `gemma4` (31B).
 
 mod file;
@@ -40,7 +40,7 @@ pub struct Vision {
 
 /// An image in the size that a tower reads.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Prepared {
+pub struct PreparedImage {
     fit: Fit,
     rgb: Vec<u8>, // [fit.height, fit.width, 3]
     /// SHA-256 of the pixels, their size, the budget and the tower: of all that soft tokens are
@@ -52,7 +52,7 @@ pub struct Prepared {
     pub flattened: bool,
 }
 
-impl Prepared {
+impl PreparedImage {
     /// Returns the number of soft tokens.
     pub fn tokens(&self) -> usize {
         self.fit.tokens()
@@ -102,7 +102,7 @@ impl Vision {
         bytes: &[u8],
         budget: Option<usize>,
         limits: PictureLimits,
-    ) -> Result<Prepared> {
+    ) -> Result<PreparedImage> {
         let (width, height) = picture::measure(bytes, limits)?;
         // A budget that is refused costs no decoding.
         self.tower.fit(width, height, budget)?;
@@ -113,7 +113,11 @@ impl Vision {
     ///
     /// # Errors
     /// A [`Fault`] for a budget that the model does not have.
-    pub fn prepare_picture(&self, picture: &Picture, budget: Option<usize>) -> Result<Prepared> {
+    pub fn prepare_picture(
+        &self,
+        picture: &Picture,
+        budget: Option<usize>,
+    ) -> Result<PreparedImage> {
         let original = (picture.width, picture.height);
         let fit = self.tower.fit(picture.width, picture.height, budget)?;
         let filter = self.tower.processor().filter;
@@ -124,7 +128,7 @@ impl Vision {
         }
         hash.update(&rgb);
         let digest = hash.finalize().into();
-        Ok(Prepared { fit, rgb, digest, original, flattened: picture.flattened })
+        Ok(PreparedImage { fit, rgb, digest, original, flattened: picture.flattened })
     }
 
     /// Computes soft tokens, f32 `[tokens, width]`. They stand for embeddings as they are: without
@@ -133,7 +137,7 @@ impl Vision {
     /// # Errors
     /// A [`Fault`] if threads cannot be started, if the file cannot be read, or if the tower
     /// computes no numbers.
-    pub fn encode(&self, image: &Prepared, threads: usize) -> Result<Vec<f32>> {
+    pub fn encode(&self, image: &PreparedImage, threads: usize) -> Result<Vec<f32>> {
         let tower = &self.tower;
         let soft = ops::on_threads(threads, || tower.encode(&self.file, &image.rgb, image.fit))?;
         match soft.iter().all(|v| v.is_finite()) {

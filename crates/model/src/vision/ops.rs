@@ -1,10 +1,10 @@
 //! Operations of towers on rows of f32: products by candle, the rest by the kernels of
 //! [`gemma_base::compute::cpu::dense`].
 //!
-//! Results do not depend on the number of threads. A product's rows are cut into tiles that depend
-//! on the number of rows alone, and its sums into slices of [`SLICE`] terms: `gemm`, which candle
-//! calls, sums a slice in one pass on every machine, while it cuts longer sums by the size of
-//! caches. A test holds products to that definition, bit for bit.
+//! Results do not depend on the number of threads. The number of rows alone decides into which
+//! tiles they are cut. Sums are cut into slices of [`SLICE`] terms. `gemm`, which candle calls, sums
+//! a slice in one pass on every machine, while it cuts longer sums by the size of caches. A test
+//! holds products to that definition, bit for bit.
 
 use anyhow::{Context, Result};
 use candle_core::{CpuStorage, Device, Storage, Tensor};
@@ -15,21 +15,21 @@ use rayon::prelude::*;
 /// Most elements of a product that `gemm` computes by dot products.
 const SMALL: usize = 256;
 
-/// Rows of one width.
+/// Activations of one width.
 #[derive(Clone, Debug)]
-pub struct Rows {
+pub struct Activations {
     pub data: Vec<f32>, // [rows, width]
     pub width: usize,
 }
 
 /// The limits of a clipped linear layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Range {
+pub struct Limits {
     pub least: f32,
     pub most: f32,
 }
 
-impl Range {
+impl Limits {
     /// Clamps each value; NaN stays NaN.
     pub fn clamp(self, x: &mut [f32]) {
         x.iter_mut().for_each(|v| *v = if *v < self.least { self.least } else { *v });
@@ -37,10 +37,10 @@ impl Range {
     }
 }
 
-impl Rows {
-    pub fn new(data: Vec<f32>, width: usize) -> Rows {
+impl Activations {
+    pub fn new(data: Vec<f32>, width: usize) -> Activations {
         debug_assert!(width > 0 && data.len().is_multiple_of(width));
-        Rows { data, width }
+        Activations { data, width }
     }
 
     pub fn len(&self) -> usize {
@@ -54,20 +54,20 @@ impl Rows {
     }
 
     /// Returns LayerNorm of each row.
-    pub fn layer_norm(&self, weight: &[f32], bias: &[f32], eps: f32) -> Rows {
+    pub fn layer_norm(&self, weight: &[f32], bias: &[f32], eps: f32) -> Activations {
         let (mut out, isa) = (self.clone(), Isa::detect());
         out.on_pieces(|piece| dense::layer_norm(isa, piece, weight, bias, eps));
         out
     }
 
     /// Returns RMSNorm of each run of `width` values. An empty `weight` is all ones.
-    pub fn rms_norm(mut self, width: usize, weight: &[f32], eps: f32) -> Rows {
+    pub fn rms_norm(mut self, width: usize, weight: &[f32], eps: f32) -> Activations {
         let isa = Isa::detect();
         self.on_pieces(|piece| dense::rms_norm(isa, piece, width, weight, eps));
         self
     }
 
-    pub fn add(&mut self, other: &Rows) {
+    pub fn add(&mut self, other: &Activations) {
         let piece = tile(self.len()) * self.width;
         let pieces = self.data.par_chunks_mut(piece).zip(other.data.par_chunks(piece));
         pieces.for_each(|(own, other)| own.iter_mut().zip(other).for_each(|(a, b)| *a += b));
@@ -78,11 +78,11 @@ impl Rows {
     pub fn product(
         &self,
         matrix: &Tensor,
-        input: Option<Range>,
+        input: Option<Limits>,
         after: impl Fn(&mut [f32]) + Sync,
-    ) -> Result<Rows> {
+    ) -> Result<Activations> {
         let (n, tile) = (matrix.dim(1)?, tile(self.len()));
-        let mut out = Rows::new(vec![0.0; self.len() * n], n);
+        let mut out = Activations::new(vec![0.0; self.len() * n], n);
         let pieces = out.data.par_chunks_mut(tile * n).zip(self.data.par_chunks(tile * self.width));
         pieces.try_for_each(|(out, x)| {
             let mut x = x.to_vec();
@@ -96,8 +96,8 @@ impl Rows {
     }
 }
 
-/// Rows of a tile, by the number of all rows: enough tiles for many threads, and enough rows that a
-/// matrix is worth packing.
+/// Returns the rows of a tile, by the number of all rows: enough tiles for many threads, and enough
+/// rows that a matrix is worth packing.
 fn tile(rows: usize) -> usize {
     (rows / 16).next_multiple_of(16).clamp(32, 256)
 }
@@ -133,17 +133,23 @@ pub struct Heads {
 }
 
 /// Returns attention of all rows to all rows: `softmax(scale * q k^T) v`, head by head.
-pub fn attention(q: Rows, k: Rows, v: Rows, heads: Heads, scale: f32) -> Result<Rows> {
+pub fn attention(
+    q: Activations,
+    k: Activations,
+    v: Activations,
+    heads: Heads,
+    scale: f32,
+) -> Result<Activations> {
     let (rows, width, isa) = (q.len(), q.width, Isa::detect());
     anyhow::ensure!(width == heads.queries * heads.dim && k.width == heads.keys * heads.dim);
-    let tensor = |x: Rows| {
+    let tensor = |x: Activations| {
         let shape = (x.len(), x.width);
         Tensor::from_vec(x.data, shape, &Device::Cpu)
     };
     let (q, k, v) = (tensor(q)?, tensor(k)?.t()?, tensor(v)?);
     let shared = heads.queries / heads.keys;
     let tile = tile(rows).min(128);
-    let mut out = Rows::new(vec![0.0; rows * width], width);
+    let mut out = Activations::new(vec![0.0; rows * width], width);
     out.data.par_chunks_mut(tile * width).enumerate().try_for_each(|(i, out)| {
         let n = out.len() / width;
         let q = q.narrow(0, i * tile, n)?;
@@ -203,7 +209,7 @@ mod tests {
             };
             let want: Vec<f32> = (0..m * n).map(element).collect();
             for threads in [1, 2, 3, 7] {
-                let x = Rows::new(x.clone(), k);
+                let x = Activations::new(x.clone(), k);
                 let got = on_threads(threads, || x.product(&matrix, None, |_| ())).unwrap();
                 assert_eq!(bits(&got.data), bits(&want), "{m} {n} {k}, {threads} threads");
             }
@@ -213,7 +219,8 @@ mod tests {
     #[test]
     fn attention_is_that_of_its_definition_on_any_number_of_threads() {
         let (rows, heads) = (70, Heads { queries: 4, keys: 2, dim: 16 });
-        let row = |n: usize, step| Rows::new(values(rows * n * heads.dim, step), n * heads.dim);
+        let row =
+            |n: usize, step| Activations::new(values(rows * n * heads.dim, step), n * heads.dim);
         let run = |threads| {
             let (q, k, v) = (row(heads.queries, 0.3), row(heads.keys, 0.7), row(heads.keys, 1.1));
             on_threads(threads, || attention(q, k, v, heads, 2.0)).unwrap().data
@@ -223,7 +230,7 @@ mod tests {
             assert_eq!(bits(&run(threads)), bits(&got));
         }
         let (q, k, v) = (row(heads.queries, 0.3), row(heads.keys, 0.7), row(heads.keys, 1.1));
-        let head = |x: &Rows, row: usize, head: usize| {
+        let head = |x: &Activations, row: usize, head: usize| {
             x.data[row * x.width + head * heads.dim..][..heads.dim].to_vec()
         };
         for (i, row) in got.chunks_exact(heads.queries * heads.dim).enumerate() {
@@ -247,7 +254,7 @@ mod tests {
     #[test]
     fn clamping_keeps_what_is_no_number() {
         let mut x = [-3.0, 0.5, f32::NAN, 9.0];
-        Range { least: -1.0, most: 1.0 }.clamp(&mut x);
+        Limits { least: -1.0, most: 1.0 }.clamp(&mut x);
         assert!(x[0] == -1.0 && x[1] == 0.5 && x[2].is_nan() && x[3] == 1.0);
     }
 }

@@ -129,7 +129,7 @@ pub fn decode(bytes: &[u8], limits: PictureLimits) -> Result<Picture> {
     Ok(Picture { width, height, rgb, flattened })
 }
 
-/// Returns whether a WebP file is as long as it says. What its decoder does not need may be missing.
+/// Returns whether a WebP file is as long as it says. Its decoder reads some truncated files.
 fn webp_ends(bytes: &[u8]) -> bool {
     let length = bytes.get(4..8).and_then(|length| length.first_chunk::<4>());
     length.is_some_and(|length| u32::from_le_bytes(*length) as usize + 8 <= bytes.len())
@@ -164,8 +164,8 @@ fn on_white(value: u8, alpha: u8) -> u8 {
     ((value * alpha + 255 * (255 - alpha) + 127) / 255) as u8
 }
 
-/// Returns the bytes of a picture, and whether some of it was transparent. Of 16 bits, the upper 8
-/// count.
+/// Returns the bytes of a picture, and whether some of it was transparent. The upper 8
+/// bits of 16 count.
 fn to_rgb(picture: DynamicImage) -> (Vec<u8>, bool) {
     let high = |v: u16| (v >> 8) as u8;
     let grey = |v: u8| [v, v, v];

@@ -2,11 +2,11 @@
 //!
 //! Source: transformers, `SiglipVisionModel` and `Gemma3MultiModalProjector`.
 
-use super::file::{DAMAGED, Dense, Part, TowerFile};
-use super::ops::{Heads, Rows, attention};
+use super::file::{Component, DAMAGED, Dense, TowerFile};
+use super::ops::{Activations, Heads, attention};
 use super::pixels::Processor;
 use super::resize::Filter;
-use super::tower::{Fit, Linear, Marks, Section, Shape, Tower, pool};
+use super::tower::{Fit, LinearLayer, Marks, Section, Tower, TowerShape, pool};
 use crate::checkpoint::Checkpoint;
 use anyhow::Result;
 use gemma_base::error::Fault;
@@ -22,12 +22,12 @@ type Norm = [Vec<f32>; 2];
 #[derive(Debug)]
 struct Layer {
     norms: [Norm; 2],
-    q: Linear,
-    k: Linear,
-    v: Linear,
-    out: Linear,
-    up: Linear,
-    down: Linear,
+    q: LinearLayer,
+    k: LinearLayer,
+    v: LinearLayer,
+    out: LinearLayer,
+    up: LinearLayer,
+    down: LinearLayer,
 }
 
 /// A SigLIP with the projector of Gemma 3.
@@ -35,12 +35,12 @@ struct Layer {
 pub struct SigLip {
     processor: Processor,
     marks: Marks,
-    shape: Shape,
+    shape: TowerShape,
     /// Patches of a row of the picture.
     side: usize,
     /// Patches a side that make a soft token.
     pool: usize,
-    patch: Linear, // [width, 3 * patch * patch], by channel
+    patch: LinearLayer, // [width, 3 * patch * patch], by channel
     layers: Vec<Layer>,
     last_norm: Norm,
     /// Factors of the norm before the projection, the 1 of Gemma 3's norms included.
@@ -69,7 +69,7 @@ impl SigLip {
         let config = file.checkpoint().config();
         let section = Section(&config["vision_config"]);
         let default =
-            Shape { width: 768, hidden: 3072, layers: 12, heads: 12, patch: 16, eps: 0.0 };
+            TowerShape { width: 768, hidden: 3072, layers: 12, heads: 12, patch: 16, eps: 0.0 };
         let shape = section.shape("layer_norm_eps", default)?;
         let image = section.size("image_size", 224, MOST_PIXELS)?;
         let tokens = Section(config).size("mm_tokens_per_image", 256, 1 << 16)?;
@@ -80,15 +80,14 @@ impl SigLip {
             && shape.width.is_multiple_of(shape.heads);
         if !is_even || side == 0 {
             let what = format!(
-                "{image} pixels in patches of {}, {tokens} tokens and {} heads of {} values do not \
-                 fit together",
+                "{image} pixels, patches of {}, {tokens} tokens and {} heads of {} do not fit",
                 shape.patch, shape.heads, shape.width
             );
             return Err(Fault::model(what).help(DAMAGED).into());
         }
         let norm = |name: &str| -> Result<Norm> {
             let part =
-                |end: &str| file.floats(Part::Tower, &format!("{name}.{end}"), &[shape.width]);
+                |end: &str| file.floats(Component::Tower, &format!("{name}.{end}"), &[shape.width]);
             Ok([part("weight")?, part("bias")?])
         };
         let layers = (0..shape.layers).map(|i| Self::layer(&file, &shape, i));
@@ -96,8 +95,9 @@ impl SigLip {
         let patch_values = shape.patch_values();
         let patch = "embeddings.patch_embedding";
         let name = "mm_input_projection_weight";
-        let width = file.shape(Part::Projector, name)?.last().copied().unwrap_or(0);
-        let soft_norm = file.floats(Part::Projector, "mm_soft_emb_norm.weight", &[shape.width])?;
+        let width = file.shape(Component::Projector, name)?.last().copied().unwrap_or(0);
+        let soft_norm =
+            file.floats(Component::Projector, "mm_soft_emb_norm.weight", &[shape.width])?;
         let processor = match config.get("processor") {
             Some(json) => Processor::read(json, Filter::Bilinear, true)?,
             None => Processor::open(file.checkpoint(), Filter::Bilinear, true)?,
@@ -107,23 +107,24 @@ impl SigLip {
             marks: Marks::read(config, MARKS)?,
             side,
             pool: side / tokens_a_side,
-            patch: Linear::with_bias(&file, patch, shape.width, patch_values)?,
+            patch: LinearLayer::with_bias(&file, patch, shape.width, patch_values)?,
             layers,
             last_norm: norm("post_layernorm")?,
             soft_norm: soft_norm.into_iter().map(|v| v + 1.0).collect(),
-            projector: file.matrix(Part::Projector, name, shape.width, width)?,
+            projector: file.matrix(Component::Projector, name, shape.width, width)?,
             shape,
         };
         Ok((file, tower))
     }
 
-    fn layer(file: &TowerFile, shape: &Shape, i: usize) -> Result<Layer> {
+    fn layer(file: &TowerFile, shape: &TowerShape, i: usize) -> Result<Layer> {
         let (width, hidden) = (shape.width, shape.hidden);
         let name = |part: &str| format!("encoder.layers.{i}.{part}");
-        let linear = |part: &str, rows, cols| Linear::with_bias(file, &name(part), rows, cols);
+        let linear = |part: &str, rows, cols| LinearLayer::with_bias(file, &name(part), rows, cols);
         let norm = |part: &str| -> Result<Norm> {
-            let part =
-                |end: &str| file.floats(Part::Tower, &format!("{}.{end}", name(part)), &[width]);
+            let part = |end: &str| {
+                file.floats(Component::Tower, &format!("{}.{end}", name(part)), &[width])
+            };
             Ok([part("weight")?, part("bias")?])
         };
         Ok(Layer {
@@ -178,13 +179,14 @@ impl Tower for SigLip {
     }
 
     fn encode(&self, file: &TowerFile, rgb: &[u8], fit: Fit) -> Result<Vec<f32>> {
-        let Shape { width, heads, eps, patch, .. } = self.shape;
-        let norm = |x: &Rows, [weight, bias]: &Norm| x.layer_norm(weight, bias, eps);
+        let TowerShape { width, heads, eps, patch, .. } = self.shape;
+        let norm = |x: &Activations, [weight, bias]: &Norm| x.layer_norm(weight, bias, eps);
         let values = self.processor.patches(rgb, fit.width, patch, true);
-        let mut x = self.patch.apply(file, &Rows::new(values, self.patch.matrix.cols), false)?;
+        let mut x =
+            self.patch.apply(file, &Activations::new(values, self.patch.matrix.cols), false)?;
         let name = "embeddings.position_embedding.weight";
-        let positions = file.floats(Part::Tower, name, &[self.patches(), width])?;
-        x.add(&Rows::new(positions, width));
+        let positions = file.floats(Component::Tower, name, &[self.patches(), width])?;
+        x.add(&Activations::new(positions, width));
         let dim = width / heads;
         let heads = Heads { queries: heads, keys: heads, dim };
         for layer in &self.layers {

@@ -1,7 +1,7 @@
 //! The interface of a tower: how a picture fits it, and how its pixels become soft tokens.
 
-use super::file::{Dense, Part, TowerFile};
-use super::ops::{Range, Rows};
+use super::file::{Component, Dense, TowerFile};
+use super::ops::{Activations, Limits};
 use super::pixels::Processor;
 use super::resize::CHANNELS;
 use crate::models::reader;
@@ -36,7 +36,7 @@ impl Fit {
     }
 }
 
-/// What stands around the soft tokens of an image in a text.
+/// Tokens around the soft tokens of an image in a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Marks {
     pub begin: Token,
@@ -88,7 +88,7 @@ pub trait Tower: Send + Sync + std::fmt::Debug {
 
 /// The shape of a tower of layers, by its keys.
 #[derive(Clone, Debug)]
-pub struct Shape {
+pub struct TowerShape {
     pub width: usize,
     pub hidden: usize,
     pub layers: usize,
@@ -120,8 +120,8 @@ impl Section<'_> {
     }
 
     /// Reads a shape; absent keys have the values of `default`.
-    pub fn shape(&self, eps: &str, default: Shape) -> Result<Shape, Fault> {
-        Ok(Shape {
+    pub fn shape(&self, eps: &str, default: TowerShape) -> Result<TowerShape, Fault> {
+        Ok(TowerShape {
             width: self.size("hidden_size", default.width, 1 << 16)?,
             hidden: self.size("intermediate_size", default.hidden, 1 << 18)?,
             layers: self.size("num_hidden_layers", default.layers, MOST_LAYERS)?,
@@ -132,7 +132,7 @@ impl Section<'_> {
     }
 }
 
-impl Shape {
+impl TowerShape {
     /// Returns the values of a patch.
     pub fn patch_values(&self) -> usize {
         self.patch * self.patch * CHANNELS
@@ -156,24 +156,29 @@ impl Shape {
 
 /// A linear layer with what it adds and its limits.
 #[derive(Clone, Debug)]
-pub struct Linear {
+pub struct LinearLayer {
     pub matrix: Dense,
     /// Empty, or a value for each output.
     pub bias: Vec<f32>,
     /// Limits of inputs and outputs.
-    pub limits: Option<[Range; 2]>,
+    pub limits: Option<[Limits; 2]>,
 }
 
-impl Linear {
+impl LinearLayer {
     /// Finds the matrix `{name}.weight` and its bias.
-    pub fn with_bias(file: &TowerFile, name: &str, rows: usize, cols: usize) -> Result<Linear> {
-        let matrix = file.matrix(Part::Tower, &format!("{name}.weight"), rows, cols)?;
-        let bias = file.floats(Part::Tower, &format!("{name}.bias"), &[rows])?;
-        Ok(Linear { matrix, bias, limits: None })
+    pub fn with_bias(
+        file: &TowerFile,
+        name: &str,
+        rows: usize,
+        cols: usize,
+    ) -> Result<LinearLayer> {
+        let matrix = file.matrix(Component::Tower, &format!("{name}.weight"), rows, cols)?;
+        let bias = file.floats(Component::Tower, &format!("{name}.bias"), &[rows])?;
+        Ok(LinearLayer { matrix, bias, limits: None })
     }
 
     /// Returns the product of `x` with the matrix, and GELU of it if `gelu` is set.
-    pub fn apply(&self, file: &TowerFile, x: &Rows, gelu: bool) -> Result<Rows> {
+    pub fn apply(&self, file: &TowerFile, x: &Activations, gelu: bool) -> Result<Activations> {
         let matrix = file.load(&self.matrix)?.t()?;
         let isa = Isa::detect();
         x.product(&matrix, self.limits.map(|[input, _]| input), |out| {
@@ -196,8 +201,8 @@ pub fn add_bias(x: &mut [f32], bias: &[f32]) {
 }
 
 /// Returns the mean of each square of `side` patches a side, for `columns` x `rows` squares.
-pub fn pool(x: &Rows, side: usize, columns: usize, rows: usize) -> Rows {
-    let mut out = Rows::new(vec![0.0; columns * rows * x.width], x.width);
+pub fn pool(x: &Activations, side: usize, columns: usize, rows: usize) -> Activations {
+    let mut out = Activations::new(vec![0.0; columns * rows * x.width], x.width);
     let patch =
         |column: usize, row: usize| &x.data[(row * columns * side + column) * x.width..][..x.width];
     for (token, out) in out.data.chunks_exact_mut(x.width).enumerate() {

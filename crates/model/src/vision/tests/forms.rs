@@ -80,7 +80,7 @@ fn all_spellings_of_names_are_read() {
     }
 }
 
-/// What a mmproj file may have other than the newest ones.
+/// Differences of older mmproj files from the newest ones.
 #[derive(Clone, Copy, Default)]
 struct Older {
     /// The two matrices of the feed-forward part have each other's names.

@@ -1,5 +1,5 @@
-//! Compares towers with Hugging Face transformers (`scripts/golden_vision.py`), and the two kinds of
-//! files with each other.
+//! Compares towers with Hugging Face transformers (`scripts/golden_vision.py`), and the two kinds
+//! of files with each other.
 
 mod files;
 mod forms;
@@ -85,6 +85,7 @@ fn pixels_are_those_of_transformers() {
 struct Image {
     size: [usize; 2],
     seed: usize,
+    is_faint: bool,
     tokens: usize,
     values: String,
     soft: Vec<Vec<f32>>, // [tokens, width]
@@ -95,9 +96,13 @@ struct Golden {
     images: Vec<Image>,
 }
 
-fn prepare(vision: &Vision, image: &Image) -> Prepared {
+fn prepare(vision: &Vision, image: &Image) -> PreparedImage {
     let [width, height] = image.size;
-    vision.prepare_picture(&picture(width, height, image.seed), None).unwrap()
+    let mut source = picture(width, height, image.seed);
+    if image.is_faint {
+        source.rgb.iter_mut().for_each(|v| *v = (*v >> 6) + 100);
+    }
+    vision.prepare_picture(&source, None).unwrap()
 }
 
 /// Largest difference between soft tokens and golden ones, next to the size of a value.
@@ -112,8 +117,9 @@ fn soft_tokens_are_those_of_transformers() {
     for family in FAMILIES {
         let vision = Vision::open(&golden(family)).unwrap();
         let Golden { images } = read(&format!("{family}/golden.json"));
-        assert_eq!(images.len(), 2);
-        let prepared: Vec<Prepared> = images.iter().map(|image| prepare(&vision, image)).collect();
+        assert_eq!(images.len(), 3);
+        let prepared: Vec<PreparedImage> =
+            images.iter().map(|image| prepare(&vision, image)).collect();
         assert_ne!(prepared[0].digest, prepared[1].digest);
         for (image, prepared) in images.iter().zip(&prepared) {
             assert_eq!(prepared.tokens(), image.tokens, "{family}");
