@@ -3,8 +3,8 @@
 //!
 //! Results do not depend on the number of threads. The number of rows alone decides into which
 //! tiles they are cut. Sums are cut into slices of [`SLICE`] terms. `gemm`, which candle calls,
-//! sums a slice in one pass on every machine. It cuts longer sums by the size of caches. A test holds
-//! products to that definition, bit for bit.
+//! sums a slice in one pass on every machine. It cuts longer sums by the size of caches. A test
+//! holds products to that definition, bit for bit.
 
 use anyhow::{Context, Result};
 use candle_core::{CpuStorage, Device, Storage, Tensor};

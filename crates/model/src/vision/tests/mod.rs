@@ -1,4 +1,4 @@
-//! Compares towers with Hugging Face transformers (`scripts/golden_vision.py`), and the two kinds
+//! Compares towers with Hugging Face transformers (`scripts/golden/vision.py`), and the two kinds
 //! of files with each other.
 
 mod files;

@@ -3,7 +3,7 @@
 computes from pictures.
 
     python -m venv V && V/bin/pip install torch torchvision transformers pillow
-    V/bin/python scripts/golden_vision.py [OUT]
+    V/bin/python scripts/golden/vision.py [OUT]
 
 `pixels.json` has hashes of what transformers' Pillow processors make of pictures of many sizes, and
 `files.json` small files of all kinds with the pixels that Pillow reads from them.
@@ -23,8 +23,8 @@ from pathlib import Path
 import numpy as np
 import torch
 import transformers
-from golden import OUT as GOLDEN
-from golden import kinds, randomize, rope, text_values, text_values_4, write_golden
+from model import OUT as GOLDEN
+from model import kinds, randomize, rope, text_values, text_values_4, write_golden
 from PIL import Image, ImageOps
 from transformers import (Gemma3Config, Gemma3ForConditionalGeneration, Gemma3TextConfig,
                           Gemma4Config, Gemma4ForConditionalGeneration, Gemma4TextConfig,
@@ -103,7 +103,7 @@ def write_pixels():
                 grid = [int(v) // side for v in (places.max(0).values + 1)]
                 cases.append({"family": family, "size": [width, height], "budget": budget,
                               "grid": grid, "values": digest(rows)})  # fmt: skip
-    made_by = f"scripts/golden_vision.py, transformers {transformers.__version__}"
+    made_by = f"scripts/golden/vision.py, transformers {transformers.__version__}"
     lines = ",\n".join("  " + json.dumps(case) for case in cases)
     OUT.mkdir(parents=True, exist_ok=True)
     (OUT / "pixels.json").write_text(
@@ -344,7 +344,7 @@ def family(name, make, patch, sizes, windows, seed, **changes):
         print(f"{name}: {width} x {height} gives {len(tokens)} tokens, spread "
               f"{tokens.std():.3f}")  # fmt: skip
     golden = {
-        "made_by": f"scripts/golden_vision.py, transformers {transformers.__version__}, torch "
+        "made_by": f"scripts/golden/vision.py, transformers {transformers.__version__}, torch "
                    f"{torch.__version__}",
         "images": images,
     }  # fmt: skip
