@@ -48,9 +48,9 @@ impl Activations {
     }
 
     /// Calls `each` with pieces of whole rows, on all threads of the current pool.
-    pub fn on_pieces(&mut self, each: impl Fn(&mut [f32]) + Sync) {
+    pub fn on_pieces(&mut self, each: impl Fn(&mut [f32]) + Send + Sync) {
         let piece = tile(self.len()) * self.width;
-        self.data.par_chunks_mut(piece).for_each(|piece| each(piece));
+        self.data.par_chunks_mut(piece).for_each(each);
     }
 
     /// Returns LayerNorm of each row.
