@@ -32,7 +32,6 @@ layout(push_constant, scalar) uniform Push {
     uint max_rows;
     uint n; // rows of the table
 };
-#include "places.glsl"
 
 const uint CODE_BF16 = 4, CODE_F32 = 5;
 

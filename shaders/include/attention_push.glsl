@@ -1,4 +1,4 @@
-// Push constants of attention.comp: AttentionPush of crates/vulkan/src/lower/kernels/others.rs.
+// Push constants of attention.comp: AttentionPush of crates/vulkan/src/lower/attention.rs.
 // Sizes of a head follow. The including file defines HEAD_DIM and KV, and includes kv.glsl.
 
 layout(push_constant, scalar) uniform Push {

@@ -49,6 +49,8 @@ layout(buffer_reference, scalar, buffer_reference_align = 4) readonly buffer Ste
 };
 const uint STEP_TOKENS = 0, STEP_POSITIONS = 1, STEP_PARENTS = 2, STEP_SELECTED = 3, STEP_PATH = 4,
     STEP_ROOTS = 5, STEP_SEQUENCES = 6;
+// The token of an image's row is this and the last row of its image.
+#define FIRST_PLACE (1u << 24)
 const uint NO_PARENT = 0xffffffffu;
 
 // Positions of a page of keys and values.

@@ -1,8 +1,5 @@
 // Rows of images. The including file defines `step_` and `max_rows`.
 
-// The token of such a row is this and the last row of its image.
-const uint FIRST_PLACE = 1 << 24;
-
 layout(constant_id = 13) const bool WHOLE = false; // a row of an image sees all of its image
 
 // Word `i` of an array of the step, whose arrays lie behind eight words.

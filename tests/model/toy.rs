@@ -56,6 +56,7 @@ impl Architecture for Toy {
             rope: RopeSpec { theta: 100.0, factor: 1.0, share: 1.0 },
             query_scale: 1.5 / head_dim as f32,
             values_are_keys: true,
+            whole_images: false,
         };
         let mut layers = vec![spec; number("layers")?];
         layers.last_mut().ok_or_else(|| Fault::model("a toy has layers"))?.window = None;
