@@ -201,6 +201,7 @@ fn message(value: &Value) -> Message {
         content: text(&value["content"]),
         thought: text(&value["reasoning_content"]),
         calls: value["tool_calls"].as_array().into_iter().flatten().map(call).collect(),
+        images: Vec::new(),
         result_of: value["tool_call_id"].as_str().map(|id| (id.to_owned(), text(&value["name"]))),
     }
 }

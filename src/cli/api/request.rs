@@ -8,7 +8,7 @@ use super::functions::ToolOptions;
 use super::sampling::SamplingFields;
 use super::served::ServedModel;
 use crate::cli::io::format::{AnswerFormat, AnswerFormatFields};
-use crate::cli::io::prompt::{PromptEncoder, PromptInput};
+use crate::cli::io::prompt::{EncodedPrompt, PromptEncoder, PromptInput};
 use crate::decode::Request;
 use crate::error::Fault;
 use crate::grammar::tools::{self, Tool};
@@ -56,6 +56,8 @@ pub enum ApiPrompt {
     Text(String),
     /// Tokens to continue, BOS included.
     Tokens(Vec<Token>),
+    /// Any of them, as the model reads it.
+    Encoded(EncodedPrompt),
 }
 
 /// A parsed request.
@@ -158,7 +160,7 @@ impl ApiRequest {
     /// leaves no room for an answer is an error.
     pub fn encode(&mut self, served: &ServedModel) -> Result<()> {
         for prompt in &mut self.prompts {
-            *prompt = ApiPrompt::Tokens(prompt.tokens(served)?);
+            *prompt = ApiPrompt::Encoded(prompt.encoded(served)?);
         }
         Ok(())
     }
@@ -270,7 +272,7 @@ impl ApiRequest {
         let seed = self.seed.unwrap_or_else(|| rand::random::<u32>() as u64);
         let mut requests = Vec::with_capacity(self.answers());
         for prompt in &self.prompts {
-            let history = prompt.tokens(served)?;
+            let EncodedPrompt { tokens: history, images, .. } = prompt.encoded(served)?;
             for i in 0..self.n as u64 {
                 let thought = served.tokenizer.channel().filter(|_| self.thinks);
                 let constrained = Constrained::new(grammar.as_ref(), history.len(), thought);
@@ -284,7 +286,8 @@ impl ApiRequest {
                 let _ = sampler.mask(&history);
                 let text = Request::new(history.clone(), sampler, self.most_tokens(served));
                 let (top_log_probs, scored) = (self.top_log_probs, self.scores_prompt.then_some(0));
-                let text = Request { top_log_probs, scored, ..text };
+                let images = images.clone();
+                let text = Request { images, top_log_probs, scored, ..text };
                 let (stops, data) = (self.stops.clone(), delivery(requests.len()));
                 let shows_calls = self.tool_options.is_some();
                 requests.push(AnswerRequest { text, constrained, stops, shows_calls, data });
@@ -369,6 +372,7 @@ impl ApiPrompt {
     fn kept(&self) -> usize {
         match self {
             ApiPrompt::Tokens(tokens) => size_of_val(&tokens[..]),
+            ApiPrompt::Encoded(prompt) => size_of_val(&prompt.tokens[..]),
             other => other.bytes(),
         }
     }
@@ -379,6 +383,7 @@ impl ApiPrompt {
             ApiPrompt::Conversation(input) => input.bytes(),
             ApiPrompt::Text(text) => text.len(),
             ApiPrompt::Tokens(tokens) => size_of_val(&tokens[..]) / TOKENISER_MEMORY,
+            ApiPrompt::Encoded(prompt) => size_of_val(&prompt.tokens[..]) / TOKENISER_MEMORY,
         }
     }
 
@@ -388,38 +393,62 @@ impl ApiPrompt {
             ApiPrompt::Conversation(_) => served.context,
             ApiPrompt::Text(text) => text.len() + 1,
             ApiPrompt::Tokens(tokens) => tokens.len(),
+            ApiPrompt::Encoded(prompt) => prompt.tokens.len(),
         };
         tokens.min(served.context)
     }
 
-    /// Returns the prompt's tokens. A prompt that leaves no room for an answer is an error.
-    pub fn tokens(&self, served: &ServedModel) -> Result<Vec<Token>> {
-        let ServedModel { tokenizer, config, template, context, .. } = served;
-        let raw;
-        let (template, input) = match self {
-            ApiPrompt::Conversation(input) => (Some(template), input),
-            ApiPrompt::Text(text) => {
-                raw = PromptInput { text: Some(text.clone()), ..PromptInput::default() };
-                (None, &raw)
-            }
+    /// Returns the prompt as the model reads it. A prompt that leaves no room for an answer is an
+    /// error. Images are encoded, unless their soft tokens are kept.
+    pub fn encoded(&self, served: &ServedModel) -> Result<EncodedPrompt> {
+        match self {
+            ApiPrompt::Encoded(prompt) => Ok(prompt.clone()),
             ApiPrompt::Tokens(tokens) => {
-                let vocab = tokenizer.vocab();
-                ensure!(
-                    !tokens.is_empty() && tokens.iter().all(|t| (*t as usize) < vocab),
-                    Fault::usage(format!("tokens are numbers below {vocab}"))
-                );
-                check_prompt(tokens.len(), false, AutoOr::N(*context), config)?;
-                return Ok(tokens.clone());
+                check_tokens(tokens, served)?;
+                Ok(EncodedPrompt { tokens: tokens.clone(), ..EncodedPrompt::default() })
             }
-        };
-        let most_rendered = most_rendered(input.bytes());
-        let prompts = PromptEncoder {
-            template,
-            config,
-            tokenizer,
-            context: AutoOr::N(*context),
-            most_rendered,
-        };
-        prompts.tokens(input, Special::AsText).map(|(tokens, _)| tokens)
+            ApiPrompt::Conversation(input) => {
+                encoder(served, true, input).encode(input, Special::AsText)
+            }
+            ApiPrompt::Text(text) => {
+                let input = raw(text);
+                encoder(served, false, &input).encode(&input, Special::AsText)
+            }
+        }
+    }
+
+    /// Returns the number of the prompt's tokens. Images are not decoded.
+    pub fn count(&self, served: &ServedModel) -> Result<usize> {
+        match self {
+            ApiPrompt::Conversation(input) => {
+                encoder(served, true, input).count(input, Special::AsText)
+            }
+            other => Ok(other.encoded(served)?.tokens.len()),
+        }
+    }
+}
+
+fn raw(text: &str) -> PromptInput {
+    PromptInput { text: Some(text.to_owned()), ..PromptInput::default() }
+}
+
+/// Refuses tokens that the model does not have, or that leave no room for an answer.
+fn check_tokens(tokens: &[Token], served: &ServedModel) -> Result<()> {
+    let vocab = served.tokenizer.vocab();
+    ensure!(
+        !tokens.is_empty() && tokens.iter().all(|t| (*t as usize) < vocab),
+        Fault::usage(format!("tokens are numbers below {vocab}"))
+    );
+    check_prompt(tokens.len(), false, AutoOr::N(served.context), &served.config)
+}
+
+fn encoder<'a>(served: &'a ServedModel, templated: bool, input: &PromptInput) -> PromptEncoder<'a> {
+    PromptEncoder {
+        template: Some(&served.template).filter(|_| templated),
+        config: &served.config,
+        tokenizer: &served.tokenizer,
+        viewer: served.viewer.as_ref().map(|viewer| &**viewer),
+        context: AutoOr::N(served.context),
+        most_rendered: most_rendered(input.bytes()),
     }
 }

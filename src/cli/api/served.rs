@@ -6,13 +6,14 @@ use super::functions::ToolOptions;
 use super::tools::CallReader;
 use crate::cli::io::prompt::chat_template;
 use crate::cli::io::ui::Ui;
+use crate::error::Fault;
 use crate::grammar::tools;
 use crate::models::{ChatTemplate, Config, Tokenizer};
-use crate::runtime::Session;
 use crate::runtime::constraints::Constraints;
 use crate::runtime::load::kv_format;
 use crate::runtime::model::Size;
 use crate::runtime::options::AutoOr;
+use crate::runtime::{Session, Viewer};
 use crate::sampler::SamplerConfig;
 use crate::tensor::Token;
 use crate::util::hex;
@@ -55,6 +56,8 @@ pub struct ServedModel {
     pub max_tokens: AutoOr,
     /// Whether answers begin with a thought by default.
     pub thinks: bool,
+    /// The tower that reads images, or why there is none.
+    pub viewer: Result<Arc<Viewer>, Fault>,
 }
 
 /// Settings for requests that do not say.
@@ -99,6 +102,7 @@ impl ServedModel {
             constraints,
             max_tokens,
             thinks,
+            viewer: session.viewer.clone(),
         })
     }
 

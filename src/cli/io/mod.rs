@@ -4,6 +4,7 @@ pub mod bias;
 pub mod crash;
 pub mod destination;
 pub mod format;
+pub mod image_file;
 pub mod input;
 pub mod output;
 pub mod prompt;

@@ -1,14 +1,15 @@
 //! From options, files and standard input to the prompt's tokens.
 
+use crate::cli::io::image_file::{self, read_image};
 use crate::cli::io::input;
 use crate::cli::io::text_file::read_file;
 use crate::cli::io::ui::Ui;
-use crate::cli::options::{ChatOptions, InputOptions, SpecialPolicy};
+use crate::cli::options::{ChatOptions, ImageOptions, InputOptions, SpecialPolicy};
 use crate::error::Fault;
-use crate::models::{ChatTemplate, Config, Message, Special, Tokenizer};
+use crate::models::{ChatTemplate, Config, Image, Message, MessageImage, Special, Tokenizer};
 use crate::runtime::load::check_prompt;
 use crate::runtime::options::AutoOr;
-use crate::runtime::{Listener, Model, Session};
+use crate::runtime::{Listener, Model, Session, Viewer};
 use crate::tensor::Token;
 use crate::util::json;
 use crate::util::units::thousands;
@@ -17,6 +18,7 @@ use serde::de::Error;
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 use std::path::Path;
+use std::sync::Arc;
 
 /// A prompt before it is tokenised.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -25,6 +27,8 @@ pub struct PromptInput {
     pub messages: Vec<Message>,
     /// PROMPT, files and standard input, joined.
     pub text: Option<String>,
+    /// Images of the text, in the order of their places in it.
+    pub images: Vec<MessageImage>,
     pub prefill: Option<String>,
     /// Functions in OpenAI's form, for a template that declares them.
     pub tools: Vec<Value>,
@@ -32,6 +36,11 @@ pub struct PromptInput {
 }
 
 impl PromptInput {
+    /// Returns all images, in the order of their places in the prompt.
+    pub fn all_images(&self) -> impl Iterator<Item = &MessageImage> {
+        self.messages.iter().flat_map(|message| &message.images).chain(&self.images)
+    }
+
     /// Bytes of text in all.
     pub fn bytes(&self) -> usize {
         let messages: usize = self.messages.iter().map(Message::bytes).sum();
@@ -42,8 +51,26 @@ impl PromptInput {
 }
 
 /// Reads all inputs. No prompt at all is wrong usage.
-pub fn gather(text: &InputOptions, chat: &ChatOptions) -> Result<PromptInput> {
-    read(text, chat, input::stdin_is_piped(), &mut std::io::stdin().lock())
+pub fn gather(
+    text: &InputOptions,
+    images: &ImageOptions,
+    chat: &ChatOptions,
+) -> Result<PromptInput> {
+    let stdin = Path::new("-");
+    let mut of_image = images.image.iter().filter(|path| *path == stdin);
+    let is_image = of_image.next().is_some();
+    let is_text = text.file.iter().any(|path| path == stdin) || text.words.iter().any(|w| w == "-");
+    if of_image.next().is_some() || is_image && is_text {
+        return Err(Fault::usage("`-` (standard input) can be given only once").into());
+    }
+    let files = images.image.iter().map(|path| read_image(path)).collect::<Result<Vec<_>>>()?;
+    let is_piped = !is_image && input::stdin_is_piped();
+    let input = read(text, chat, is_piped, &mut std::io::stdin().lock())?;
+    if files.is_empty() {
+        return Ok(input);
+    }
+    let (text, images) = image_file::place(&input.text.unwrap_or_default(), files)?;
+    Ok(PromptInput { text: Some(text), images, ..input })
 }
 
 fn read(
@@ -155,7 +182,7 @@ pub fn encode(
     session: &Session,
     context: AutoOr,
     ui: &Ui,
-) -> Result<Vec<Token>> {
+) -> Result<EncodedPrompt> {
     let special = match chat.special_in_prompt {
         SpecialPolicy::Text => Special::AsText,
         SpecialPolicy::Parse => Special::Parse,
@@ -171,26 +198,27 @@ pub fn encode(
         false => Some(chat_template(&session.model, &session.tokenizer, ui)?),
     };
     let (config, tokenizer) = (session.config(), &*session.tokenizer);
-    let (tokens, brought) = PromptEncoder {
+    let prompt = PromptEncoder {
         template: template.as_ref(),
         config,
         tokenizer,
+        viewer: session.viewer(),
         context,
         most_rendered: usize::MAX,
     }
-    .tokens(input, special)?;
-    if brought {
+    .encode(input, special)?;
+    if prompt.has_own_bos {
         ui.note("the prompt begins with a BOS token already: no second one is added");
     }
     ui.detail(
         1,
         format!(
             "prompt: {} tokens of {} bytes",
-            thousands(tokens.len() as u64),
+            thousands(prompt.tokens.len() as u64),
             thousands(input.bytes() as u64)
         ),
     );
-    Ok(tokens)
+    Ok(prompt)
 }
 
 /// The model's chat template, or Gemma's own, with a note, where the model's files have none.
@@ -210,12 +238,24 @@ pub fn chat_template(
     Ok(template)
 }
 
+/// A prompt as a model reads it.
+#[derive(Clone, Debug, Default)]
+pub struct EncodedPrompt {
+    pub tokens: Vec<Token>,
+    /// The images that the tokens name.
+    pub images: Vec<Arc<Image>>,
+    /// Whether a text without a template has its own BOS.
+    pub has_own_bos: bool,
+}
+
 /// An encoder of prompts.
 pub struct PromptEncoder<'a> {
     /// `None` continues a text without a template.
     pub template: Option<&'a ChatTemplate>,
     pub config: &'a Config,
     pub tokenizer: &'a Tokenizer,
+    /// Reads images, or is the reason why none are read.
+    pub viewer: Result<&'a Viewer, &'a Fault>,
     /// Context size that the options give.
     pub context: AutoOr,
     /// Most bytes of the rendered template.
@@ -223,18 +263,52 @@ pub struct PromptEncoder<'a> {
 }
 
 impl PromptEncoder<'_> {
-    /// Returns the tokens, and whether a text without a template has its own BOS. A prompt that
-    /// leaves no room for an answer is an error.
-    pub fn tokens(&self, input: &PromptInput, special: Special) -> Result<(Vec<Token>, bool)> {
-        let PromptEncoder { template, config, tokenizer, context, most_rendered } = *self;
+    /// Returns the prompt with its images, whose soft tokens are computed unless they are kept. A
+    /// prompt that leaves no room for an answer is an error.
+    pub fn encode(&self, input: &PromptInput, special: Special) -> Result<EncodedPrompt> {
+        let (tokens, has_own_bos) = self.checked(input, special)?;
+        if input.all_images().next().is_none() {
+            return Ok(EncodedPrompt { tokens, has_own_bos, ..EncodedPrompt::default() });
+        }
+        let viewer = self.viewer()?;
+        let images = input.all_images().map(|image| viewer.see(&image.file));
+        let images = images.collect::<Result<Vec<_>>>()?;
+        Ok(EncodedPrompt { tokens: viewer.place(&tokens, &images)?, images, has_own_bos })
+    }
+
+    /// Returns the number of a prompt's tokens, those of its images included. Reads no more than
+    /// the headers of pictures. A prompt that leaves no room for an answer is an error.
+    pub fn count(&self, input: &PromptInput, special: Special) -> Result<usize> {
+        let (tokens, _) = self.checked(input, special)?;
+        Ok(tokens.len() + self.image_tokens(input)?)
+    }
+
+    fn viewer(&self) -> Result<&Viewer> {
+        self.viewer.map_err(|why| why.clone().into())
+    }
+
+    fn image_tokens(&self, input: &PromptInput) -> Result<usize> {
+        let mut images = input.all_images().peekable();
+        if images.peek().is_none() {
+            return Ok(0);
+        }
+        let viewer = self.viewer()?;
+        images.map(|image| Ok(viewer.measure(&image.file)?.tokens())).sum()
+    }
+
+    /// Returns the tokens without places of images, and whether a text without a template has its
+    /// own BOS. The places are counted.
+    fn checked(&self, input: &PromptInput, special: Special) -> Result<(Vec<Token>, bool)> {
+        let PromptEncoder { config, tokenizer, context, most_rendered, .. } = *self;
         let limit = match context {
             AutoOr::N(n) => n,
             AutoOr::Auto => config.max_position,
         };
+        let places = self.image_tokens(input)?;
         // Tokenising takes time and memory; a text that cannot fit is refused before.
-        let fits = |bytes: usize| match bytes / tokenizer.longest() > limit {
-            true => check_prompt(bytes / tokenizer.longest(), true, context, config),
-            false => Ok(()),
+        let fits = |bytes: usize| {
+            let tokens = bytes / tokenizer.longest() + places;
+            if tokens > limit { check_prompt(tokens, true, context, config) } else { Ok(()) }
         };
         fits(input.bytes())?;
         let fits_rendered = |bytes: usize| {
@@ -247,13 +321,19 @@ impl PromptEncoder<'_> {
             );
             fits(bytes)
         };
-        let (tokens, brought) = match template {
+        let (tokens, brought) = match self.template {
             Some(template) => {
+                let text = (places > 0).then(|| self.viewer().map(|v| v.text().clone()));
+                let template = template.clone().showing(text.transpose()?);
                 (templated(input, special, template, tokenizer, &fits_rendered)?, false)
+            }
+            None if places > 0 => {
+                let what = "--raw uses no chat template, which says where images stand";
+                return Err(Fault::usage(what).help("drop --raw or the images").into());
             }
             None => raw(input, special, config, tokenizer)?,
         };
-        check_prompt(tokens.len(), false, context, config)?;
+        check_prompt(tokens.len() + places, false, context, config)?;
         Ok((tokens, brought))
     }
 }
@@ -272,16 +352,17 @@ fn raw(
 fn templated(
     input: &PromptInput,
     special: Special,
-    template: &ChatTemplate,
+    template: ChatTemplate,
     tokenizer: &Tokenizer,
     fits: &dyn Fn(usize) -> Result<()>,
 ) -> Result<Vec<Token>> {
     let mut messages = input.messages.clone();
     if let Some(text) = &input.text {
-        messages.push(Message::new("user", text));
+        let images = input.images.clone();
+        messages.push(Message { images, ..Message::new("user", text) });
     }
     let (system, prefill) = (input.system.as_deref(), input.prefill.as_deref());
-    let template = template.clone().thinking(input.thinks).with_tools(input.tools.clone());
+    let template = template.thinking(input.thinks).with_tools(input.tools.clone());
     template.encode_if(tokenizer, &messages, system, special, prefill, fits)
 }
 

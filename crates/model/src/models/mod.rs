@@ -21,7 +21,7 @@ pub mod tokenizer;
 pub mod weights;
 
 pub use architecture::{KeyNorms, Step, TensorSpec};
-pub use chat::{ChatTemplate, Message, ToolCall};
+pub use chat::{ChatTemplate, ImageText, Message, MessageImage, ToolCall};
 pub use config::{Config, LayerSpec, RopeSpec};
 pub use dialect::Dialect;
 pub use generation::Generation;

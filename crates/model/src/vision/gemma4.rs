@@ -14,7 +14,8 @@ use anyhow::Result;
 use gemma_base::error::Fault;
 
 /// Marks of all Gemma 4 models. Their templates bring what stands around them.
-pub const MARKS: Marks = Marks { begin: 255999, soft: 258880, end: 258882, around: "" };
+pub const MARKS: Marks =
+    Marks { begin: 255999, soft: 258880, end: 258882, is_begin_shown: false, around: "" };
 
 /// Names of the four norms of a layer.
 const NORMS: [&str; 4] = [

@@ -23,6 +23,7 @@ pub use pixels::BUDGETS;
 pub use tower::{Fit, Marks};
 
 use crate::checkpoint::Checkpoint;
+use crate::models::{ImageText, Tokenizer};
 use anyhow::Result;
 use file::TowerFile;
 use gemma_base::error::Fault;
@@ -157,6 +158,14 @@ impl Vision {
         self.tower.fit(width, height, budget)
     }
 
+    /// Returns the most soft tokens of an image, given a budget.
+    ///
+    /// # Errors
+    /// A [`Fault`] for a budget that the model does not have.
+    pub fn most_tokens(&self, budget: Option<usize>) -> Result<usize, Fault> {
+        Ok(self.tower.fit(1, 1, budget)?.budget)
+    }
+
     /// Returns the multiply-adds of encoding an image of this size.
     pub fn work(&self, fit: Fit) -> u64 {
         self.tower.work(fit)
@@ -181,6 +190,16 @@ impl Vision {
     /// Returns the tokens around an image in a text.
     pub fn marks(&self) -> Marks {
         self.tower.marks()
+    }
+
+    /// Returns the text of an image in a prompt.
+    ///
+    /// # Errors
+    /// A [`Fault`] if the tokenizer lacks one of the marks.
+    pub fn image_text(&self, tokenizer: &Tokenizer) -> Result<ImageText, Fault> {
+        let Marks { begin, soft, end, is_begin_shown, around } = self.marks();
+        let mark = if is_begin_shown { begin } else { soft };
+        ImageText::new(tokenizer, mark, [begin, end], around)
     }
 
     /// Returns a hash that tells one tower from another.

@@ -11,7 +11,8 @@ use crate::checkpoint::Checkpoint;
 use anyhow::Result;
 use gemma_base::error::Fault;
 
-const MARKS: Marks = Marks { begin: 255999, soft: 262144, end: 256000, around: "\n\n" };
+const MARKS: Marks =
+    Marks { begin: 255999, soft: 262144, end: 256000, is_begin_shown: true, around: "\n\n" };
 
 /// Longest side of a picture in pixels.
 const MOST_PIXELS: usize = 4096;

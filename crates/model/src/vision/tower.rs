@@ -43,7 +43,9 @@ pub struct Marks {
     /// The place of a soft token.
     pub soft: Token,
     pub end: Token,
-    /// Text before `begin` and after `end`, unless a chat template brings its own.
+    /// Whether chat templates write `begin` for an image, and not `soft`.
+    pub is_begin_shown: bool,
+    /// Text before `begin` and after `end`, beside that of a chat template.
     pub around: &'static str,
 }
 
@@ -62,7 +64,7 @@ impl Marks {
             begin: id("boi", default.begin)?,
             soft: id("image", default.soft)?,
             end: id("eoi", default.end)?,
-            around: default.around,
+            ..default
         })
     }
 }

@@ -2,15 +2,18 @@
 
 use crate::decode::{PageDirectory, PromptCache};
 use crate::runtime::Listener;
+use crate::runtime::devices::processor::default_threads;
 use crate::runtime::drafting::calibration::Calibration;
 use crate::runtime::drafting::costs::Passes;
 use crate::runtime::drafting::{self, DraftTarget, Drafting};
 use crate::runtime::load::{self, Loaded, Room};
 use crate::runtime::model::Model;
 use crate::runtime::model::assistant;
+use crate::runtime::model::viewer::{self, SightOptions, Viewer};
 use crate::runtime::options::{DraftFrom, DraftingOptions, ModelOptions, RunOptions};
 use anyhow::Result;
 use gemma_base::compute::cpu::Pool;
+use gemma_base::error::Fault;
 use gemma_base::os::files::Stamp;
 use gemma_base::os::machine;
 use gemma_base::tensor::Token;
@@ -28,6 +31,8 @@ pub struct Session {
     /// Tokens that end an answer.
     pub stop_ids: Vec<Token>,
     pub run: RunOptions,
+    /// The tower that reads images, or why there is none.
+    pub viewer: Result<Arc<Viewer>, Fault>,
 }
 
 /// A loaded target and its drafter.
@@ -62,7 +67,26 @@ impl Session {
         model.weights = model.weights.assisted_by(assistant);
         let generation = Generation::of(model.checkpoint())?;
         let stop_ids = generation.stop_ids(model.config());
-        Ok(Session { model, tokenizer: Arc::new(tokenizer), generation, stop_ids, run })
+        let viewer = Err(Fault::model("no images are read here"));
+        Ok(Session { model, tokenizer: Arc::new(tokenizer), generation, stop_ids, run, viewer })
+    }
+
+    /// Lets texts name images, if the model has a tower. Passes then have room for an image.
+    pub fn seeing(mut self, options: &SightOptions) -> Session {
+        let threads = self.run.threads.unwrap_or_else(default_threads);
+        match Viewer::open(&self.model, &self.tokenizer, options, threads) {
+            Ok(viewer) => {
+                self.model.weights = self.model.weights.seeing(viewer.images().clone());
+                self.viewer = Ok(Arc::new(viewer));
+            }
+            Err(why) => self.viewer = Err(viewer::fault(&why)),
+        }
+        self
+    }
+
+    /// Returns the tower that reads images, or why there is none.
+    pub fn viewer(&self) -> Result<&Viewer, &Fault> {
+        self.viewer.as_ref().map(|viewer| &**viewer)
     }
 
     pub fn config(&self) -> &Config {

@@ -8,6 +8,7 @@ pub use options::GenerateArgs;
 use crate::cli::io::destination::{Destination, Writer};
 use crate::cli::io::output;
 use crate::cli::io::output::TextOutput;
+use crate::cli::io::prompt::EncodedPrompt;
 use crate::cli::io::record::{FinishReason, ModelRecord, Record, Usage, VERSION};
 use crate::cli::io::signals::Interrupt;
 use crate::cli::io::ui::{COLUMNS, Ui, wrapped};
@@ -25,7 +26,6 @@ use crate::runtime::constraints::{Constrained, Constraints};
 use crate::runtime::devices::npu;
 use crate::runtime::{Drafting, DraftingOptions, Model, Room, Session, Size, Started};
 use crate::sampler::SamplerConfig;
-use crate::tensor::Token;
 use crate::util::units::thousands;
 use anyhow::Result;
 use options::StatsFormat;
@@ -53,7 +53,7 @@ pub fn run(options: &GenerateArgs, typed: &Typed) -> Result<u8> {
         return Err(Fault::usage("--stop: an empty text would end everything at once").into());
     }
     crate::cli::io::input::check_once(&options.input, typed)?;
-    let input = prompt::gather(&options.input, &options.chat)?;
+    let input = prompt::gather(&options.input, &options.images, &options.chat)?;
     let grammar_source = options.grammar.source()?;
     let (model, drafting) = (options.model.settled()?, options.draft.settled()?);
     let prompts = options.cache.settled()?;
@@ -64,7 +64,11 @@ pub fn run(options: &GenerateArgs, typed: &Typed) -> Result<u8> {
     )?;
     let stats_file = options.output.stats_file.as_ref().map(Destination::open).transpose()?;
     let session = Session::open(&model, &drafting.source, ui)?;
-    let history = prompt::encode(&input, &options.chat, &session, model.run.context, ui)?;
+    let session = match input.all_images().next() {
+        Some(_) => session.seeing(&options.sight.settled()),
+        None => session,
+    };
+    let prompt = prompt::encode(&input, &options.chat, &session, model.run.context, ui)?;
     let (config, resolved) =
         options.sampling.resolve(|name| typed.source(name), &session.generation);
     let constraints = Constraints::new(&session.tokenizer, &session.stop_ids, 1);
@@ -72,7 +76,7 @@ pub fn run(options: &GenerateArgs, typed: &Typed) -> Result<u8> {
     let grammar =
         grammar_source.map(|source| constraints.get(&source, ignore_eos, &|| true)).transpose()?;
     GenerateRun { options, ui, session: &session, drafting, config, resolved, grammar, prompts }
-        .go(history, output, stats_file)
+        .go(prompt, output, stats_file)
 }
 
 /// One generation, everything decided.
@@ -131,11 +135,12 @@ impl<'a> ShownThought<'a> {
 impl GenerateRun<'_> {
     fn go(
         &self,
-        history: Vec<Token>,
+        prompt: EncodedPrompt,
         mut output: TextOutput,
         stats_file: Option<Writer>,
     ) -> Result<u8> {
         let (options, session, ui) = (self.options, self.session, self.ui);
+        let EncodedPrompt { tokens: history, images, .. } = prompt;
         self.say_options();
         let needed = history.len().saturating_add(options.sampling.max_tokens).saturating_add(1);
         let context = session.context(needed, ui);
@@ -161,7 +166,7 @@ impl GenerateRun<'_> {
             Scheduler::new(&mut target, drafter.as_mut(), policy, stop_ids, interrupt.flag())
                 .with_prompt_cache(prompts.as_mut());
         let request = AnswerRequest {
-            text: Request::new(history, sampler, options.sampling.max_tokens),
+            text: Request { images, ..Request::new(history, sampler, options.sampling.max_tokens) },
             constrained,
             stops: options.sampling.stop.clone(),
             shows_calls: false,

@@ -4,8 +4,8 @@ use super::batch::place::Shard;
 use crate::cli::io::destination::Destination;
 use crate::cli::io::output::OutputFormat;
 use crate::cli::options::{
-    ChatOptions, DraftArgs, GrammarOptions, InputOptions, ModelArgs, PromptCacheArgs,
-    SamplingOptions, UiOptions,
+    ChatOptions, DraftArgs, GrammarOptions, ImageOptions, InputOptions, ModelArgs, PromptCacheArgs,
+    SamplingOptions, SightArgs, UiOptions,
 };
 use clap::{Args, ValueEnum, ValueHint};
 use std::path::PathBuf;
@@ -28,6 +28,8 @@ pub struct GenerateArgs {
     #[command(flatten)]
     pub input: InputOptions,
     #[command(flatten)]
+    pub images: ImageOptions,
+    #[command(flatten)]
     pub chat: ChatOptions,
     #[command(flatten)]
     pub sampling: SamplingOptions,
@@ -43,6 +45,8 @@ pub struct GenerateArgs {
     pub output: OutputOptions,
     #[command(flatten)]
     pub model: ModelArgs,
+    #[command(flatten)]
+    pub sight: SightArgs,
     #[command(flatten)]
     pub ui: UiOptions,
 }

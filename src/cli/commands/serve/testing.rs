@@ -6,6 +6,7 @@ use crate::cli::api::fields::Fields;
 use crate::cli::api::notes::Notes;
 use crate::cli::api::served::ServedModel;
 use crate::cli::api::{anthropic, ollama, openai, responses, tokens};
+use crate::error::Fault;
 use crate::models::{ChatTemplate, Config, Tokenizer};
 use crate::runtime::constraints::Constraints;
 use crate::runtime::model::Size;
@@ -37,6 +38,7 @@ impl RequestBodies {
             sampling: SamplerConfig::default(),
             max_tokens: AutoOr::Auto,
             thinks: false,
+            viewer: Err(Fault::model("no images are read here")),
             tokenizer,
             config,
         };
@@ -59,7 +61,7 @@ impl RequestBodies {
             5 => ollama::generate(fields, &self.served).map(|(request, _)| request),
             6 => {
                 let prompt = anthropic::count_body(fields, &self.served);
-                return drop(prompt.map(|prompt| prompt.tokens(&self.served).is_ok()));
+                return drop(prompt.map(|prompt| prompt.encoded(&self.served).is_ok()));
             }
             7 => return drop(tokens::tokenize(fields, &self.served)),
             _ => return drop(tokens::detokenize(fields, &self.served)),

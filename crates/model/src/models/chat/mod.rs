@@ -5,7 +5,10 @@
 //! control token inside a message before rendering. The rendered text is cut at the control tokens
 //! that are left, and the pieces between are encoded whole, without the markers.
 
+mod images;
 mod jinja;
+
+pub use images::{ImageText, MessageImage};
 
 use super::dialect::Dialect;
 use super::tokenizer::{Special, Tokenizer};
@@ -22,6 +25,7 @@ use serde_json::{Value as Json, json};
 use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, HashSet};
 use std::ops::Bound;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// One message of a conversation.
@@ -30,6 +34,8 @@ pub struct Message {
     /// `system`, `user`, `assistant`, or `tool` for the result of a call.
     pub role: String,
     pub content: String,
+    /// In the order of their places in the content.
+    pub images: Vec<MessageImage>,
     /// Thought before the calls, for templates that show it again.
     pub thought: String,
     /// Calls of an assistant, for templates that know calls.
@@ -52,6 +58,11 @@ impl Message {
         Message { role: role.into(), content: content.into(), ..Message::default() }
     }
 
+    /// Adds an image behind the content.
+    pub fn show(&mut self, file: Arc<[u8]>) {
+        self.images.push(MessageImage { at: self.content.len(), file });
+    }
+
     /// Returns the bytes of its texts.
     pub fn bytes(&self) -> usize {
         let calls = self.calls.iter().map(|call| call.name.len() + call.arguments.len());
@@ -60,7 +71,8 @@ impl Message {
 
     /// Returns the message as templates read it.
     fn value(&self) -> Json {
-        let mut value = json!({"role": self.role, "content": self.content});
+        let content = images::content(&self.content, &self.images);
+        let mut value = json!({"role": self.role, "content": content});
         let call = |ToolCall { id, name, arguments }: &ToolCall| {
             let parsed = json_tree::parse(arguments.as_bytes());
             let arguments = parsed.unwrap_or_else(|_| json!(arguments));
@@ -90,6 +102,8 @@ pub struct ChatTemplate {
     /// Functions in OpenAI's form.
     tools: Vec<Json>,
     thinks: bool,
+    #[serde(skip)]
+    images: Option<ImageText>,
 }
 
 /// Most bytes of a template, and the deepest nesting in one; Gemma's has 1,500 bytes.
@@ -153,7 +167,7 @@ impl ChatTemplate {
     /// Makes a template of this source, with Gemma's control tokens.
     pub fn of(source: String) -> Self {
         let (bos, eos) = ("<bos>".into(), "<eos>".into());
-        ChatTemplate { source, bos, eos, tools: Vec::new(), thinks: false }
+        ChatTemplate { source, bos, eos, tools: Vec::new(), thinks: false, images: None }
     }
 
     /// Returns whether it is one of this program's own.
@@ -169,6 +183,16 @@ impl ChatTemplate {
     /// Asks for thoughts before the answer, or for none.
     pub fn thinking(self, thinks: bool) -> Self {
         ChatTemplate { thinks, ..self }
+    }
+
+    /// Writes this text for each image.
+    pub fn showing(self, images: Option<ImageText>) -> Self {
+        ChatTemplate { images, ..self }
+    }
+
+    /// Returns the text of an image, if the template shows any.
+    pub fn images(&self) -> Option<&ImageText> {
+        self.images.as_ref()
     }
 
     /// Returns the source of the template.
@@ -212,6 +236,12 @@ impl ChatTemplate {
         Err(Fault::model(format!("the model's chat template {why}"))
             .help(jinja::NO_TEMPLATE)
             .into())
+    }
+
+    /// Returns the prompt before an answer, with the text of each image.
+    fn expanded(&self, messages: Vec<Json>) -> Result<String> {
+        let text = self.render_values(messages, true)?;
+        Ok(self.images.as_ref().map(|images| images.expand(&text)).unwrap_or(text))
     }
 
     /// Returns whether the authors of this program have read the template.
@@ -287,7 +317,7 @@ impl ChatTemplate {
         let mut values: Vec<Json> = all.iter().map(Message::value).collect();
         let mut tokens = match special {
             Special::Parse => {
-                let text = self.render_values(values, true)? + prefill.unwrap_or("");
+                let text = self.expanded(values)? + prefill.unwrap_or("");
                 fits(text.len())?;
                 tokenizer.encode(&text, Special::Parse)?
             }
@@ -302,7 +332,7 @@ impl ChatTemplate {
                 })?;
                 let change = |text: &mut String| *text = break_control(text, tokenizer, marker);
                 values.iter_mut().chain(&mut template.tools).for_each(|v| each_text(v, &change));
-                let text = template.render_values(values, true)?
+                let text = template.expanded(values)?
                     + &break_control(prefill.unwrap_or(""), tokenizer, marker);
                 fits(text.len())?;
                 encode_between_control(&text, tokenizer, marker)?

@@ -28,6 +28,15 @@ pub const DIALECT: Dialect = Dialect {
 
 /// Turns for a model whose files carry no template.
 const TEMPLATE: &str = "\
+{%- macro shown(content) -%}
+  {%- if content is string -%}
+    {{ content | trim }}
+  {%- else -%}
+    {%- for part in content -%}
+      {{ '<start_of_image>' if part.type == 'image' else (part.text | trim) }}
+    {%- endfor -%}
+  {%- endif -%}
+{%- endmacro -%}
 {{ bos_token }}
 {%- set first = namespace(text='') -%}
 {%- set said = messages -%}
@@ -40,7 +49,7 @@ const TEMPLATE: &str = "\
     {{ raise_exception('roles must alternate user, assistant, user, ...') }}
   {%- endif -%}
   {{ '<start_of_turn>' ~ ('model' if m.role == 'assistant' else m.role) ~ '\\n' -}}
-  {{ (first.text if loop.first else '') ~ (m.content | trim) ~ '<end_of_turn>\\n' -}}
+  {{ (first.text if loop.first else '') ~ shown(m.content) ~ '<end_of_turn>\\n' -}}
 {%- endfor -%}
 {%- if add_generation_prompt -%}
   {{ '<start_of_turn>model\\n' }}

@@ -7,6 +7,7 @@ pub mod others;
 pub mod partner;
 pub mod shapes;
 pub mod variants;
+pub mod viewer;
 
 use crate::runtime::Listener;
 use crate::runtime::model::acquire::is_id;

@@ -17,7 +17,7 @@ use super::options::GenerateArgs;
 use crate::cli::api::notes::Notes;
 use crate::cli::api::served::{ServedModel, ServedOptions};
 use crate::cli::io::format::AnswerFormat;
-use crate::cli::io::prompt::PromptInput;
+use crate::cli::io::prompt::{EncodedPrompt, PromptInput};
 use crate::cli::io::signals::Interrupt;
 use crate::cli::io::ui::Ui;
 use crate::cli::io::{output, prompt};
@@ -263,7 +263,7 @@ impl Batch<'_> {
             true if input.prefill.is_none() => input.prefill.clone_from(&chat.prefill),
             true => {}
         }
-        let history =
+        let EncodedPrompt { tokens: history, images, .. } =
             prompt::encode(&input, &chat, self.session, AutoOr::N(self.context), self.ui)?;
         let config = job.sampling(&self.config, seed);
         let data = data(config.seed);
@@ -282,7 +282,7 @@ impl Batch<'_> {
         let stops =
             if job.stop.is_empty() { options.sampling.stop.clone() } else { job.stop.clone() };
         let max_tokens = job.max_tokens.unwrap_or(options.sampling.max_tokens);
-        let text = Request::new(history, sampler, max_tokens);
+        let text = Request { images, ..Request::new(history, sampler, max_tokens) };
         Ok(AnswerRequest { text, constrained, stops, shows_calls: false, data })
     }
 }

@@ -345,8 +345,8 @@ async fn count_tokens(State(app): State<Arc<App>>, request: Request) -> Response
         let work = move |fields| {
             let prompt = anthropic::count_body(fields, &served)?;
             check_memory(prompt.bytes(), &served, most)?;
-            let tokens = prompt.tokens(&served).map_err(|error| ApiError::of(&error))?;
-            Ok(json!({"input_tokens": tokens.len()}).to_string())
+            let tokens = prompt.count(&served).map_err(|error| ApiError::of(&error))?;
+            Ok(json!({"input_tokens": tokens}).to_string())
         };
         let model = app.served()?.clone();
         let memory = |bytes: usize| tokeniser_memory(bytes, &model);

@@ -1,0 +1,41 @@
+//! Options of images.
+
+use crate::runtime::SightOptions;
+use clap::Args;
+use std::path::PathBuf;
+
+/// Images of a prompt.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Input")]
+pub struct ImageOptions {
+    /// Show the model an image: JPEG, PNG or WebP (repeatable)
+    ///
+    /// Images come before the prompt, in the given order. A prompt that holds `<image>` as often as
+    /// images are given shows them there. `-` is standard input.
+    #[arg(long, value_name = "FILE")]
+    pub image: Vec<PathBuf>,
+}
+
+/// The tower of a model, and the sizes of images.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Model and device")]
+pub struct SightArgs {
+    /// File or directory with the part of the model that reads images
+    ///
+    /// The default is the model's own directory, or the mmproj GGUF file beside the model.
+    #[arg(long, value_name = "PATH", hide_short_help = true)]
+    pub mmproj: Option<PathBuf>,
+    /// Most tokens of an image: 70, 140, 280, 560 or 1120 (Gemma 4)
+    ///
+    /// Small text, as in screenshots, needs 560 or more. The default is that of the model's files,
+    /// mostly 280. Images of Gemma 3 have 256 tokens.
+    #[arg(long, value_name = "N", hide_short_help = true)]
+    pub image_tokens: Option<usize>,
+}
+
+impl SightArgs {
+    pub fn settled(&self) -> SightOptions {
+        let (mmproj, tokens) = (self.mmproj.clone(), self.image_tokens);
+        SightOptions { mmproj, tokens, ..SightOptions::default() }
+    }
+}
