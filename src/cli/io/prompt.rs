@@ -273,7 +273,9 @@ impl PromptEncoder<'_> {
         let viewer = self.viewer()?;
         let images = input.all_images().map(|image| viewer.see(&image.file));
         let images = images.collect::<Result<Vec<_>>>()?;
-        Ok(EncodedPrompt { tokens: viewer.place(&tokens, &images)?, images, has_own_bos })
+        let places: Vec<_> = images.iter().map(|image| image.places()).collect();
+        let text = viewer.vision().image_text(self.tokenizer)?;
+        Ok(EncodedPrompt { tokens: text.place(&tokens, &places)?, images, has_own_bos })
     }
 
     /// Returns the number of a prompt's tokens, those of its images included. Reads no more than
@@ -323,8 +325,11 @@ impl PromptEncoder<'_> {
         };
         let (tokens, brought) = match self.template {
             Some(template) => {
-                let text = (places > 0).then(|| self.viewer().map(|v| v.text().clone()));
-                let template = template.clone().showing(text.transpose()?);
+                let text = match places {
+                    0 => None,
+                    _ => Some(self.viewer()?.vision().image_text(tokenizer)?),
+                };
+                let template = template.clone().showing(text);
                 (templated(input, special, template, tokenizer, &fits_rendered)?, false)
             }
             None if places > 0 => {

@@ -2,7 +2,6 @@
 
 use crate::decode::{PageDirectory, PromptCache};
 use crate::runtime::Listener;
-use crate::runtime::devices::processor::default_threads;
 use crate::runtime::drafting::calibration::Calibration;
 use crate::runtime::drafting::costs::Passes;
 use crate::runtime::drafting::{self, DraftTarget, Drafting};
@@ -73,8 +72,7 @@ impl Session {
 
     /// Lets texts name images, if the model has a tower. Passes then have room for an image.
     pub fn seeing(mut self, options: &SightOptions) -> Session {
-        let threads = self.run.threads.unwrap_or_else(default_threads);
-        match Viewer::open(&self.model, &self.tokenizer, options, threads) {
+        match Viewer::open(&self.model, options, load::threads(&self.run)) {
             Ok(viewer) => {
                 self.model.weights = self.model.weights.seeing(viewer.images().clone());
                 self.viewer = Ok(Arc::new(viewer));

@@ -190,7 +190,7 @@ impl ChatTemplate {
         ChatTemplate { images, ..self }
     }
 
-    /// Returns the text of an image, if the template shows any.
+    /// Returns the text that it writes for an image.
     pub fn images(&self) -> Option<&ImageText> {
         self.images.as_ref()
     }

@@ -4,9 +4,8 @@
 use crate::runtime::model::Model;
 use anyhow::{Context, Result};
 use gemma_base::error::{Fault, fault_of};
-use gemma_base::tensor::Token;
 use gemma_base::util::sync::{Mutex, MutexGuard};
-use gemma_model::models::{Image, ImageText, Images, Tokenizer};
+use gemma_model::models::{Image, Images};
 use gemma_model::vision::{self, Fit, PictureLimits, Vision, picture};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -41,7 +40,6 @@ pub struct ImageFigures {
 pub struct Viewer {
     vision: Vision,
     images: Arc<Images>,
-    text: ImageText,
     options: SightOptions,
     threads: usize,
     figures: Mutex<ImageFigures>,
@@ -54,12 +52,7 @@ impl Viewer {
     ///
     /// # Errors
     /// A [`Fault`] if there is none (it names the file to get), or if it is another model's.
-    pub fn open(
-        model: &Model,
-        tokenizer: &Tokenizer,
-        options: &SightOptions,
-        threads: usize,
-    ) -> Result<Viewer> {
+    pub fn open(model: &Model, options: &SightOptions, threads: usize) -> Result<Viewer> {
         let vision = tower(model, options)?;
         let (own, dim) = (vision.width(), model.config().dim);
         if own != dim {
@@ -70,10 +63,9 @@ impl Viewer {
             return Err(Fault::model(what).help("give the mmproj file of this model").into());
         }
         let images = Images::new(dim, vision.most_tokens(options.tokens)?, KEPT);
-        let (text, options) = (vision.image_text(tokenizer)?, options.clone());
-        let (images, figures) = (Arc::new(images), Mutex::default());
-        let encoding = Mutex::default();
-        Ok(Viewer { vision, images, text, options, threads, figures, encoding })
+        let (images, options) = (Arc::new(images), options.clone());
+        let (figures, encoding) = Default::default();
+        Ok(Viewer { vision, images, options, threads, figures, encoding })
     }
 
     pub fn vision(&self) -> &Vision {
@@ -83,11 +75,6 @@ impl Viewer {
     /// Returns the images that texts may name.
     pub fn images(&self) -> &Arc<Images> {
         &self.images
-    }
-
-    /// Returns the text of an image in a prompt.
-    pub fn text(&self) -> &ImageText {
-        &self.text
     }
 
     /// Returns the work so far.
@@ -130,15 +117,6 @@ impl Viewer {
         figures.preparing += preparing;
         figures.encoding += begun.elapsed();
         Ok(image)
-    }
-
-    /// Puts the places of images into a prompt that shows them.
-    ///
-    /// # Errors
-    /// A [`Fault`] if it shows another number of images.
-    pub fn place(&self, prompt: &[Token], images: &[Arc<Image>]) -> Result<Vec<Token>> {
-        let places: Vec<_> = images.iter().map(|image| image.places()).collect();
-        self.text.place(prompt, &places)
     }
 }
 
