@@ -187,6 +187,11 @@ impl Vision {
         self.tower.width()
     }
 
+    /// Returns the name of the tower's file or directory.
+    pub fn name(&self) -> &str {
+        self.file.checkpoint().name()
+    }
+
     /// Returns the tokens around an image in a text.
     pub fn marks(&self) -> Marks {
         self.tower.marks()

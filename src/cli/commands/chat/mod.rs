@@ -441,6 +441,7 @@ impl ChatSession<'_> {
             finish_reason: *finish_reason,
             usage: usage.clone(),
             timings: stats::timings(stats, 0.0),
+            images: self.viewer.ok().and_then(|viewer| stats::images(viewer.figures())),
             draft: stats::draft(stats, &figures, self.talk.position(), disabled),
             sampling: stats::sampling(self.sampler.config(), self.max_tokens),
             memory: stats::memory(&report),

@@ -262,6 +262,7 @@ impl GenerateRun<'_> {
             finish_reason,
             usage: Usage { prompt_tokens, completion_tokens },
             timings: stats::timings(&stats, load_seconds),
+            images: self.session.viewer().ok().and_then(|v| stats::images(v.figures())),
             draft: stats::draft(&stats, figures, history.len(), drafting.disabled()),
             sampling: stats::sampling(&self.config, self.options.sampling.max_tokens),
             memory: stats::memory(&report),

@@ -124,8 +124,11 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-/// Opens the tower that the options name, the model's own, or the mmproj file beside it.
-fn tower(model: &Model, options: &SightOptions) -> Result<Vision> {
+/// Opens the tower that the options name, the mmproj file beside the model, or the model's own.
+///
+/// # Errors
+/// A [`Fault`] if there is none, which names the file to get, or if one is damaged.
+pub fn tower(model: &Model, options: &SightOptions) -> Result<Vision> {
     if let Some(path) = &options.mmproj {
         return Vision::open(path)
             .with_context(|| format!("cannot read images with {}", path.display()));
