@@ -53,9 +53,12 @@ fn a_text_about_images_is_the_same_however_they_come_in() {
                 assert_ne!(run(b"", &swapped), plain, "{family}: images of one size are swapped");
                 assert_ne!(run(b"", &["<image>", "See: ab"][1..]), plain);
             }
-            // Pages of the prompt on disk.
             let cached = [&two[..], &["--cache-dir", "pages", "See: ab"]].concat();
             assert_eq!((run(b"", &cached), run(b"", &cached)), (plain.clone(), plain));
+            // The prompt is shorter than a page, so the files are soft tokens of both images.
+            let pages = dir.path().join("pages");
+            assert_eq!(fs::read_dir(&pages).unwrap().count(), 2, "{family}, {temp}");
+            fs::remove_dir_all(pages).unwrap();
         }
     }
 }

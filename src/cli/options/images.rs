@@ -1,5 +1,6 @@
 //! Options of images.
 
+use crate::decode::PageDirectory;
 use crate::runtime::SightOptions;
 use clap::Args;
 use std::path::PathBuf;
@@ -34,8 +35,9 @@ pub struct SightArgs {
 }
 
 impl SightArgs {
-    pub fn settled(&self) -> SightOptions {
+    /// Returns the options of a session that keeps soft tokens in a directory, if one is given.
+    pub fn settled(&self, directory: Option<&PageDirectory>) -> SightOptions {
         let (mmproj, tokens) = (self.mmproj.clone(), self.image_tokens);
-        SightOptions { mmproj, tokens, ..SightOptions::default() }
+        SightOptions { mmproj, tokens, directory: directory.cloned(), ..SightOptions::default() }
     }
 }

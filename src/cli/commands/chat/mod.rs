@@ -107,7 +107,7 @@ pub fn run(options: &ChatArgs, typed: &Typed) -> Result<u8> {
     let (model, drafting) = (options.model.settled()?, options.draft.settled()?);
     let prompts = options.cache.settled()?;
     let session = runtime::Session::open(&model, &drafting.source, ui)?;
-    let session = session.seeing(&options.sight.settled());
+    let session = session.seeing(&options.sight.settled(prompts.as_ref()));
     let tokenizer = &*session.tokenizer;
     let thinks = options.think.settled(tokenizer)?;
     let (config, _) = options.sampling.resolve(|name| typed.source(name), &session.generation);

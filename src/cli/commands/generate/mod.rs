@@ -65,7 +65,7 @@ pub fn run(options: &GenerateArgs, typed: &Typed) -> Result<u8> {
     let stats_file = options.output.stats_file.as_ref().map(Destination::open).transpose()?;
     let session = Session::open(&model, &drafting.source, ui)?;
     let session = match input.all_images().next() {
-        Some(_) => session.seeing(&options.sight.settled()),
+        Some(_) => session.seeing(&options.sight.settled(prompts.as_ref())),
         None => session,
     };
     let prompt = prompt::encode(&input, &options.chat, &session, model.run.context, ui)?;

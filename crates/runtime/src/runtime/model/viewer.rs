@@ -1,12 +1,16 @@
 //! The part of a session that reads images: finds the tower of a model, and keeps what it made of
 //! pictures.
 
+use crate::decode::PageDirectory;
+use crate::decode::prompt_cache::PageId;
+use crate::decode::prompt_cache::files::{HEAD, StoredPage};
 use crate::runtime::model::Model;
 use anyhow::{Context, Result};
 use gemma_base::error::{Fault, fault_of};
 use gemma_base::util::sync::{Mutex, MutexGuard};
-use gemma_model::models::{Image, Images};
-use gemma_model::vision::{self, Fit, PictureLimits, Vision, picture};
+use gemma_model::models::{Image, ImageDigest, Images};
+use gemma_model::vision::{self, Fit, PictureLimits, PreparedImage, Vision, picture};
+use sha2::{Digest, Sha256};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -22,6 +26,8 @@ pub struct SightOptions {
     /// Most soft tokens of an image; the model's own number where nobody says.
     pub tokens: Option<usize>,
     pub limits: PictureLimits,
+    /// Where soft tokens are kept for later runs, if they are.
+    pub directory: Option<PageDirectory>,
 }
 
 /// Work on images so far.
@@ -91,6 +97,25 @@ impl Viewer {
         Ok(self.vision.fit(width, height, self.options.tokens)?)
     }
 
+    /// Returns the soft tokens of an image: those on disk, or what the tower computes.
+    fn soft_tokens(&self, image: &PreparedImage) -> Result<Vec<f32>> {
+        let Some(directory) = &self.options.directory else {
+            return self.vision.encode(image, self.threads);
+        };
+        let (name, bytes) = (name(&image.digest), 4 * image.tokens() * self.vision.width());
+        if let Ok(StoredPage::Whole(file)) = directory.read(&name, bytes) {
+            directory.touch(&name);
+            return Ok(bytemuck::pod_collect_to_vec(&file[HEAD..]));
+        }
+        let soft = self.vision.encode(image, self.threads)?;
+        directory.make_room((HEAD + bytes) as u64);
+        let mut file = vec![0; HEAD];
+        file.extend_from_slice(bytemuck::cast_slice(&soft));
+        // The next run computes what could not be written.
+        let _ = directory.write(&name, &mut file);
+        Ok(soft)
+    }
+
     /// Returns the image of a picture. Its soft tokens are computed unless they are kept.
     ///
     /// # Errors
@@ -105,10 +130,7 @@ impl Viewer {
         let is_kept = kept.is_some();
         let image = match kept {
             Some(image) => image,
-            None => {
-                let soft = self.vision.encode(&prepared, self.threads)?;
-                self.images.insert(prepared.digest, soft)?
-            }
+            None => self.images.insert(prepared.digest, self.soft_tokens(&prepared)?)?,
         };
         let mut figures = lock(&self.figures);
         figures.images += 1;
@@ -118,6 +140,13 @@ impl Viewer {
         figures.encoding += begun.elapsed();
         Ok(image)
     }
+}
+
+/// Returns the name of an image's soft tokens among the pages of prompts. The digest of the source
+/// stands for the program that computes them.
+fn name(digest: &ImageDigest) -> PageId {
+    let hash = Sha256::new().chain_update("soft tokens").chain_update(env!("SOURCE_DIGEST"));
+    PageId { key: hash.chain_update(digest).finalize().into(), layers: 0, nth: 0 }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
