@@ -141,7 +141,7 @@ fn report(model: &Model) -> Result<Inspection> {
         });
     }
     let mut notes = model.weights.notes().to_vec();
-    let images = match viewer::tower(model, &SightOptions::default()) {
+    let images = match viewer::tower(Some(model), &SightOptions::default()) {
         Ok(tower) => Some(Tower {
             file: tower.name().to_owned(),
             bytes: tower.weight_bytes(),

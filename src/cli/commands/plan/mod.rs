@@ -193,7 +193,7 @@ impl Subject {
             }
             _ => {
                 let model = Model::open(Some(name), ui)?;
-                let tower = viewer::tower(&model, &SightOptions::default()).ok();
+                let tower = viewer::tower(Some(&model), &SightOptions::default()).ok();
                 (model.weights, tower, model.name)
             }
         };

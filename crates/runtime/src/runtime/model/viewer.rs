@@ -59,7 +59,7 @@ impl Viewer {
     /// # Errors
     /// A [`Fault`] if there is none (it names the file to get), or if it is another model's.
     pub fn open(model: &Model, options: &SightOptions, threads: usize) -> Result<Viewer> {
-        let vision = tower(model, options)?;
+        let vision = tower(Some(model), options)?;
         let (own, dim) = (vision.width(), model.config().dim);
         if own != dim {
             let what = format!(
@@ -157,12 +157,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 ///
 /// # Errors
 /// A [`Fault`] if there is none, which names the file to get, or if one is damaged.
-pub fn tower(model: &Model, options: &SightOptions) -> Result<Vision> {
+pub fn tower(model: Option<&Model>, options: &SightOptions) -> Result<Vision> {
     if let Some(path) = &options.mmproj {
         return Vision::open(path)
             .with_context(|| format!("cannot read images with {}", path.display()));
     }
-    let Some(place) = &model.place else {
+    let Some(place) = model.and_then(|model| model.place.as_ref()) else {
         let fault = Fault::model("the bundled demo model reads no images");
         return Err(fault.help("give a model that does: -m google/gemma-3-4b-it").into());
     };
