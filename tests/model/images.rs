@@ -123,7 +123,7 @@ fn run(engine: &mut dyn Engine, history: &[Token], chunk: usize) -> Scores {
     let mut all = Scores { vocab: engine.info().vocab, logits: Vec::new(), ..Scores::default() };
     let (mut scores, mut rest) = (Scores::default(), history);
     while !rest.is_empty() {
-        let n = whole(rest, chunk.min(rest.len()));
+        let n = whole(rest, chunk.min(engine.info().max_rows).min(rest.len()));
         engine.forward(&TokenTree::chain(&rest[..n]), Rows::All, &mut scores).unwrap();
         engine.commit(&[(0, &(0..n as u32).collect::<Vec<_>>())]).unwrap();
         all.logits.extend_from_slice(&scores.logits);
