@@ -3,14 +3,16 @@
 //! A message is read by its fields, whichever API they belong to. Neighbours of one role become one
 //! message, with a blank line between their texts. System messages become one, which comes first. A
 //! result of no call is a user's text. An assistant's message without text and calls is left out.
+//! Images of results begin the user's message behind the results.
 
 use super::error::ApiError;
-use super::tools;
+use super::{pictures, tools};
 use crate::cli::io::prompt::PromptInput;
 use crate::grammar::tools::Tool;
-use crate::models::{Message, ToolCall};
+use crate::models::{Message, MessageImage, ToolCall};
 use serde_json::{Value, json};
 use std::collections::HashMap;
+use std::sync::Arc;
 
 /// Space between the texts of neighbours.
 const BLANK_LINE: &str = "\n\n";
@@ -40,6 +42,7 @@ impl ApiConversation {
         for item in system.iter().chain(items) {
             reader.item(item).map_err(wrong)?;
         }
+        reader.show();
         let system = (!reader.system.is_empty()).then(|| Message::new("system", reader.system));
         let messages = system.into_iter().chain(reader.messages).collect();
         Ok(ApiConversation { messages, prefill: None })
@@ -93,6 +96,8 @@ struct Reader {
     /// Functions of the calls since the user's last message, and the number of results after them.
     called: Vec<String>,
     results: usize,
+    /// Images of the results since the last message.
+    shown: Vec<Arc<[u8]>>,
 }
 
 impl Reader {
@@ -105,7 +110,7 @@ impl Reader {
                 Ok(())
             }
             "function_call_output" | "custom_tool_call_output" => {
-                let output = text_of(&item["output"])?;
+                let output = content_of(&item["output"])?;
                 self.result(&item["call_id"], &Value::Null, output);
                 Ok(())
             }
@@ -129,10 +134,10 @@ impl Reader {
                 return Err(format!("a message has the role {other:?}: {roles}"));
             }
         };
-        if item["images"].as_array().is_some_and(|images| !images.is_empty()) {
-            return Err("images: only text is supported".into());
-        }
         let mut message = Message::new(role, "");
+        for image in item["images"].as_array().into_iter().flatten() {
+            message.show(pictures::file(image)?);
+        }
         for name in ["reasoning_content", "reasoning", "thinking"] {
             append(&mut message.thought, "", item[name].as_str().unwrap_or_default());
         }
@@ -145,12 +150,15 @@ impl Reader {
                 Some("redacted_thinking" | "server_tool_use") => {}
                 Some("tool_use") => message.calls.push(self.call(&part["id"], part)?),
                 Some("tool_result") => {
-                    let output = text_of(&part["content"])?;
+                    let output = content_of(&part["content"])?;
                     self.result(&part["tool_use_id"], &Value::Null, output);
                 }
                 Some(kind) if kind.ends_with("_tool_result") => {}
-                _ => append(&mut message.content, "\n", text_part(part)?),
+                _ => add(&mut message, part)?,
             }
+        }
+        if !message.images.is_empty() && !matches!(role, "user" | "tool") {
+            return Err(format!("images stand in messages of the user, and not of {role}"));
         }
         append(&mut message.content, "\n", item["refusal"].as_str().unwrap_or_default());
         let calls = item["tool_calls"].as_array().map_or(&[][..], |calls| calls);
@@ -164,7 +172,7 @@ impl Reader {
         match role {
             "tool" => {
                 let name = item.get("name").or(item.get("tool_name")).unwrap_or(&Value::Null);
-                self.result(&item["tool_call_id"], name, message.content);
+                self.result(&item["tool_call_id"], name, message);
             }
             _ => self.push(message),
         }
@@ -186,7 +194,12 @@ impl Reader {
     }
 
     /// Adds the result of a call. A result without a known id belongs to the next call in turn.
-    fn result(&mut self, id: &Value, name: &Value, content: String) {
+    fn result(&mut self, id: &Value, name: &Value, content: Message) {
+        let Message { mut content, images, .. } = content;
+        if content.is_empty() && !images.is_empty() {
+            content.push_str("[image]");
+        }
+        self.shown.extend(images.into_iter().map(|image| image.file));
         let id = id.as_str().unwrap_or_default();
         let known = self.names.get(id).filter(|_| !id.is_empty());
         let named = name.as_str().map(str::to_owned).filter(|name| !name.is_empty());
@@ -200,9 +213,24 @@ impl Reader {
         self.messages.push(Message { result_of, ..Message::new("tool", content) });
     }
 
+    /// Adds the images of results as a message of the user.
+    fn show(&mut self) {
+        if !self.shown.is_empty() {
+            self.push(Message::new("user", ""));
+        }
+    }
+
     /// Adds a message that is no result.
-    fn push(&mut self, Message { role, content, thought, calls, .. }: Message) {
-        let is_empty = content.is_empty() && calls.is_empty();
+    fn push(&mut self, message: Message) {
+        if message.role == "assistant" {
+            self.show();
+        }
+        let Message { role, content, thought, calls, mut images, .. } = message;
+        if role == "user" {
+            let shown = std::mem::take(&mut self.shown).into_iter();
+            images.splice(0..0, shown.map(|file| MessageImage { at: 0, file }));
+        }
+        let is_empty = content.is_empty() && calls.is_empty() && images.is_empty();
         match &*role {
             "system" => return append(&mut self.system, BLANK_LINE, &content),
             // A message of nothing but results has no text.
@@ -219,10 +247,16 @@ impl Reader {
         match last {
             Some(last) => {
                 append(&mut last.content, BLANK_LINE, &content);
+                let begin = last.content.len() - content.len();
+                let moved = |image: MessageImage| MessageImage { at: begin + image.at, ..image };
+                last.images.extend(images.into_iter().map(moved));
                 append(&mut last.thought, BLANK_LINE, &thought);
                 last.calls.extend(calls);
             }
-            None => self.messages.push(Message { thought, calls, ..Message::new(role, content) }),
+            None => {
+                let message = Message::new(role, content);
+                self.messages.push(Message { thought, calls, images, ..message });
+            }
         }
     }
 }
@@ -252,16 +286,26 @@ fn text_part(part: &Value) -> Result<&str, String> {
         None | Some("text" | "input_text" | "output_text") => "text",
         Some("refusal") => "refusal",
         Some("document") if document.is_some() => "data",
-        Some(other) => return Err(format!("{other}: only text is supported")),
+        Some(other) => return Err(format!("{other}: only text and images are supported")),
     };
     let text = part.as_str().or(part[field].as_str()).or(document.and_then(Value::as_str));
     text.ok_or_else(|| "a part of a message has no text".into())
 }
 
-/// Returns the text of a content that has only text, a line or more for each part.
-fn text_of(content: &Value) -> Result<String, String> {
-    let texts: Vec<&str> = parts(content)?.iter().map(text_part).collect::<Result<_, _>>()?;
-    Ok(texts.join("\n"))
+/// Adds a part to a message: an image, or a line or more of text.
+fn add(message: &mut Message, part: &Value) -> Result<(), String> {
+    match pictures::picture(part) {
+        Some(file) => message.show(file?),
+        None => append(&mut message.content, "\n", text_part(part)?),
+    }
+    Ok(())
+}
+
+/// Returns a content of texts and images, which has no role.
+fn content_of(content: &Value) -> Result<Message, String> {
+    let mut message = Message::default();
+    parts(content)?.iter().try_for_each(|part| add(&mut message, part))?;
+    Ok(message)
 }
 
 /// Spells JSON as the grammar of calls does, so that a call in the history has its original text.
@@ -376,13 +420,62 @@ mod tests {
         assert_eq!((read[1].calls.len(), &*read[1].calls[0].arguments), (2, "{}"));
     }
 
+    /// Returns the texts of a conversation with its images as `<` and their bytes.
+    fn shown(items: Value) -> Vec<String> {
+        let read = ApiConversation::read("messages", items.as_array().unwrap(), None).unwrap();
+        let folded = tools::folded(read.messages).into_iter().map(|message| {
+            let mut text = message.content.clone();
+            for image in message.images.iter().rev() {
+                text.insert_str(image.at, &format!("<{}>", String::from_utf8_lossy(&image.file)));
+            }
+            format!("{}: {text}", message.role)
+        });
+        folded.collect()
+    }
+
+    #[test]
+    fn images_stay_where_they_stood() {
+        let image =
+            |data: &str| json!({"type": "image", "source": {"type": "base64", "data": data}});
+        // "aQ" is i, "ag" is j.
+        let items = json!([
+            {"role": "user", "content": [{"type": "text", "text": "a"}, image("aQ"), "b"]},
+            {"role": "user", "content": [image("ag"), "c"]},
+            {"role": "user", "images": ["aQ", "ag"], "content": "d"},
+        ]);
+        assert_eq!(shown(items), ["user: a<i>\nb\n\n<j>c\n\n<i><j>d"]);
+        let call = json!({"role": "assistant",
+            "content": [{"type": "tool_use", "id": "1", "name": "f", "input": {}}]});
+        let result = json!({"type": "tool_result", "tool_use_id": "1", "content": [image("aQ")]});
+        let text = json!({"type": "text", "text": "u"});
+        let head = ["user: q", r#"assistant: {"name": "f", "arguments": {}}"#];
+        for (content, end) in [
+            (json!([result]), "user: Result of f: [image]\n<i>"),
+            (json!([result, text]), "user: Result of f: [image]\n<i>u"),
+        ] {
+            let items = json!([{"role": "user", "content": "q"}, call,
+                {"role": "user", "content": content}]);
+            assert_eq!(shown(items), [head[0], head[1], end]);
+        }
+        // An answer behind the result.
+        let items = json!([{"role": "user", "content": "q"}, call,
+            {"role": "user", "content": [result]}, {"role": "assistant", "content": "x"}]);
+        assert_eq!(shown(items)[2..], ["user: Result of f: [image]\n<i>", "assistant: x"]);
+    }
+
     #[test]
     fn what_is_wrong_is_named() {
         let user = |content: Value| json!([{"role": "user", "content": content}]);
         for (items, word) in [
             (json!([]), "send at least one"),
-            (user(json!([{"type": "image_url", "image_url": {"url": "x"}}])), "image_url: only"),
-            (user(json!([{"type": "image", "source": {}}])), "image: only text"),
+            (user(json!([{"type": "image_url", "image_url": {"url": "x"}}])), "from nowhere"),
+            (user(json!([{"type": "image", "source": {}}])), "not of type base64"),
+            (user(json!([{"type": "input_audio", "input_audio": {}}])), "input_audio: only text"),
+            (
+                json!([{"role": "system", "content": [{"type": "image_url",
+                "image_url": "data:;base64,aGk="}]}]),
+                "images stand in messages of the user",
+            ),
             (user(json!([{"type": "text"}])), "has no text"),
             (user(json!(5)), "neither text nor a list"),
             (json!([5]), "has no role"),
