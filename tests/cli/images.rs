@@ -35,7 +35,7 @@ fn a_text_about_images_is_the_same_however_they_come_in() {
     let dir = setup();
     let picture = fs::read(dir.path().join("a.png")).unwrap();
     for family in FAMILIES {
-        for temp in ["0", "1"] {
+        for temp in ["0", "4"] {
             let base = ["-m", family, "--temp", temp];
             let run =
                 |stdin: &[u8], more: &[&str]| text(generate(&dir, stdin, &[&base, more].concat()));
@@ -49,7 +49,7 @@ fn a_text_about_images_is_the_same_however_they_come_in() {
             let stdin = ["--image", "-", "--image", "b.png", "See: ab"];
             assert_eq!(run(&picture, &stdin), plain, "{family}: standard input");
             let swapped = ["--image", "b.png", "--image", "a.png", "See: ab"];
-            if temp == "1" {
+            if temp != "0" {
                 assert_ne!(run(b"", &swapped), plain, "{family}: images of one size are swapped");
                 assert_ne!(run(b"", &["<image>", "See: ab"][1..]), plain);
             }
