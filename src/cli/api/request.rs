@@ -13,7 +13,7 @@ use crate::decode::Request;
 use crate::error::Fault;
 use crate::grammar::tools::{self, Tool};
 use crate::grammar::{Enforcement, Grammar, GrammarSource};
-use crate::models::Special;
+use crate::models::{MessageImage, Special};
 use crate::runtime::answers::{self, AnswerRequest};
 use crate::runtime::constraints::Constrained;
 use crate::runtime::load::check_prompt;
@@ -158,11 +158,16 @@ impl ApiRequest {
 
     /// Replaces the prompts by their tokens, which take less memory than texts. A prompt that
     /// leaves no room for an answer is an error.
-    pub fn encode(&mut self, served: &ServedModel) -> Result<()> {
+    pub fn encode(&mut self, served: &ServedModel, is_wanted: &dyn Fn() -> bool) -> Result<()> {
         for prompt in &mut self.prompts {
-            *prompt = ApiPrompt::Encoded(prompt.encoded(served)?);
+            *prompt = ApiPrompt::Encoded(prompt.encoded(served, is_wanted)?);
         }
         Ok(())
+    }
+
+    /// Returns the images of all prompts.
+    pub fn images(&self) -> impl Iterator<Item = &MessageImage> {
+        self.prompts.iter().flat_map(ApiPrompt::images)
     }
 
     /// Returns the bytes of memory that an encoded request keeps: tokens, texts, and JSON values.
@@ -254,7 +259,7 @@ impl ApiRequest {
         served: &ServedModel,
         delivery: &dyn Fn(usize) -> D,
     ) -> Result<(Vec<AnswerRequest<D>>, u64)> {
-        self.encode(served)?;
+        self.encode(served, &|| true)?;
         let source = self.source(served, Enforcement::Expressible)?;
         let grammar = source.map(|source| self.compile(source, served, &|| true)).transpose()?;
         self.requests(served, grammar, delivery)
@@ -272,7 +277,7 @@ impl ApiRequest {
         let seed = self.seed.unwrap_or_else(|| rand::random::<u32>() as u64);
         let mut requests = Vec::with_capacity(self.answers());
         for prompt in &self.prompts {
-            let EncodedPrompt { tokens: history, images, .. } = prompt.encoded(served)?;
+            let EncodedPrompt { tokens: history, images, .. } = prompt.encoded(served, &|| true)?;
             for i in 0..self.n as u64 {
                 let thought = served.tokenizer.channel().filter(|_| self.thinks);
                 let constrained = Constrained::new(grammar.as_ref(), history.len(), thought);
@@ -368,6 +373,15 @@ fn most_rendered(bytes: usize) -> usize {
 }
 
 impl ApiPrompt {
+    /// Returns the images of a conversation that is not tokens yet.
+    fn images(&self) -> impl Iterator<Item = &MessageImage> {
+        let input = match self {
+            ApiPrompt::Conversation(input) => Some(input),
+            ApiPrompt::Text(_) | ApiPrompt::Tokens(_) | ApiPrompt::Encoded(_) => None,
+        };
+        input.into_iter().flat_map(PromptInput::all_images)
+    }
+
     /// Returns the bytes that it keeps once it is tokens.
     fn kept(&self) -> usize {
         match self {
@@ -400,7 +414,11 @@ impl ApiPrompt {
 
     /// Returns the prompt as the model reads it. A prompt that leaves no room for an answer is an
     /// error. Images are encoded, unless their soft tokens are kept.
-    pub fn encoded(&self, served: &ServedModel) -> Result<EncodedPrompt> {
+    pub fn encoded(
+        &self,
+        served: &ServedModel,
+        is_wanted: &dyn Fn() -> bool,
+    ) -> Result<EncodedPrompt> {
         match self {
             ApiPrompt::Encoded(prompt) => Ok(prompt.clone()),
             ApiPrompt::Tokens(tokens) => {
@@ -408,7 +426,7 @@ impl ApiPrompt {
                 Ok(EncodedPrompt { tokens: tokens.clone(), ..EncodedPrompt::default() })
             }
             ApiPrompt::Conversation(input) => {
-                encoder(served, true, input).encode(input, Special::AsText)
+                encoder(served, true, input).encode_if(input, Special::AsText, is_wanted)
             }
             ApiPrompt::Text(text) => {
                 let input = raw(text);
@@ -423,7 +441,7 @@ impl ApiPrompt {
             ApiPrompt::Conversation(input) => {
                 encoder(served, true, input).count(input, Special::AsText)
             }
-            other => Ok(other.encoded(served)?.tokens.len()),
+            other => Ok(other.encoded(served, &|| true)?.tokens.len()),
         }
     }
 }

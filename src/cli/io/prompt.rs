@@ -266,12 +266,25 @@ impl PromptEncoder<'_> {
     /// Returns the prompt with its images, whose soft tokens are computed unless they are kept. A
     /// prompt that leaves no room for an answer is an error.
     pub fn encode(&self, input: &PromptInput, special: Special) -> Result<EncodedPrompt> {
+        self.encode_if(input, special, &|| true)
+    }
+
+    /// Returns the same, or an error once the images are not wanted any more.
+    pub fn encode_if(
+        &self,
+        input: &PromptInput,
+        special: Special,
+        is_wanted: &dyn Fn() -> bool,
+    ) -> Result<EncodedPrompt> {
         let (tokens, has_own_bos) = self.checked(input, special)?;
         if input.all_images().next().is_none() {
             return Ok(EncodedPrompt { tokens, has_own_bos, ..EncodedPrompt::default() });
         }
         let viewer = self.viewer()?;
-        let images = input.all_images().map(|image| viewer.see(&image.file));
+        let images = input.all_images().map(|image| {
+            ensure!(is_wanted(), "nobody waits for the images");
+            viewer.see(&image.file)
+        });
         let images = images.collect::<Result<Vec<_>>>()?;
         let places: Vec<_> = images.iter().map(|image| image.places()).collect();
         let text = viewer.vision().image_text(self.tokenizer)?;

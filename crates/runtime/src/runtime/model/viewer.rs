@@ -93,8 +93,16 @@ impl Viewer {
     /// # Errors
     /// A [`Fault`] for a file that is no picture or beyond the limits.
     pub fn measure(&self, file: &[u8]) -> Result<Fit> {
-        let (width, height) = picture::measure(file, self.options.limits)?;
+        let (width, height) = self.size(file)?;
         Ok(self.vision.fit(width, height, self.options.tokens)?)
+    }
+
+    /// Returns width and height of a picture, from its header alone.
+    ///
+    /// # Errors
+    /// As [`Viewer::measure`].
+    pub fn size(&self, file: &[u8]) -> Result<(usize, usize)> {
+        picture::measure(file, self.options.limits)
     }
 
     /// Returns the soft tokens of an image: those on disk, or what the tower computes.

@@ -2,6 +2,7 @@
 
 mod body;
 pub mod guard;
+pub mod images;
 pub mod listen;
 mod ollama;
 mod reply;
@@ -34,6 +35,7 @@ use axum::response::Response;
 use axum::routing::{MethodRouter, get, post};
 use body::{BodyLimits, ReadBody};
 use guard::Guard;
+use images::{ImageMemory, ImagePools};
 use reply::Collected;
 use response::{RefusalReason, answer_held, answer_json, refusal, respond};
 use serde_json::{Value, json};
@@ -82,6 +84,7 @@ pub struct SharedLimits {
     threads: Arc<SharedPool>,
     /// Threads that compile grammars.
     compilers: Arc<SharedPool>,
+    images: ImagePools,
 }
 
 impl SharedLimits {
@@ -92,6 +95,7 @@ impl SharedLimits {
             answers: SharedPool::new(MEMORY),
             threads: SharedPool::new(PREPARING),
             compilers: SharedPool::new(COMPILING),
+            images: ImagePools::default(),
         }
     }
 
@@ -221,7 +225,7 @@ async fn embeddings() -> Response {
 async fn page() -> Response {
     let mut response = respond(200, "text/html; charset=utf-8", include_str!("page.html"));
     let policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; \
-        connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+        img-src blob: data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
     let name = HeaderName::from_static("content-security-policy");
     response.headers_mut().insert(name, HeaderValue::from_static(policy));
     response
@@ -424,21 +428,23 @@ struct StartedRequest {
     form: Box<dyn ApiForm>,
     events: Receiver<(usize, ClientEvent)>,
     /// Memory of the request and of its answers.
-    memory: [PoolShare; 2],
+    memory: Vec<PoolShare>,
     seed: u64,
     /// Tokens of the longest prompt.
     prompt_tokens: u64,
 }
 
-/// A request whose prompts are tokens.
+/// A request whose prompts are tokens, or will be once its images are.
 struct EncodedRequest {
-    parsed: Arc<ApiRequest>,
+    parsed: ApiRequest,
     form: Box<dyn ApiForm>,
     /// Memory of the answers.
     answers: PoolShare,
+    /// Memory for the images; the prompts are not tokens yet where there are some.
+    images: Option<ImageMemory>,
     grammar: NeededGrammar,
-    /// Bytes that the parsed request keeps.
-    kept: usize,
+    /// Bytes that the grammar's source keeps.
+    source: usize,
 }
 
 /// The work that the grammar of a request needs.
@@ -450,19 +456,25 @@ enum NeededGrammar {
 
 /// Reads a request and puts its answers into the queue. The request has one share of the memory,
 /// which shrinks to what is kept once the prompts are tokens, and lasts to the last event.
-async fn begin(app: &App, request: Request, parse: Parse) -> Result<StartedRequest, ApiError> {
+async fn begin(app: &Arc<App>, request: Request, parse: Parse) -> Result<StartedRequest, ApiError> {
     let received = Instant::now();
     let served = app.served()?.clone();
     let client = app.client(&request);
     let encode = {
-        let (served, answers) = (served.clone(), app.room.answers.clone());
-        let most = app.room.preparing.most();
-        move |fields| encoded(parse(fields, &served)?, &served, client, &answers, most)
+        let (served, app) = (served.clone(), app.clone());
+        move |fields| encoded(parse(fields, &served)?, &served, client, &app.room)
     };
     let needs = |bytes: usize| tokeniser_memory(bytes, &served);
     let (encoded, mut memory) = app.prepare(request, needs, encode).await?;
-    let EncodedRequest { parsed, form, answers, grammar, kept } = encoded;
-    memory.shrink(kept);
+    let EncodedRequest { mut parsed, form, answers, images, grammar, source } = encoded;
+    let mut shares = vec![answers];
+    if let Some(images) = images {
+        let (encoded, share) = images::encoded(app, &served, parsed, images, client).await?;
+        parsed = encoded;
+        shares.push(share);
+    }
+    let parsed = Arc::new(parsed);
+    memory.shrink(parsed.kept() + source);
     let (grammar, memory) = match grammar {
         NeededGrammar::Nothing => (None, memory),
         NeededGrammar::Known(grammar) => (Some(grammar), memory),
@@ -486,38 +498,40 @@ async fn begin(app: &App, request: Request, parse: Parse) -> Result<StartedReque
     let lengths = requests.iter().map(|request| request.text.history.len());
     let prompt_tokens = lengths.max().unwrap_or(0) as u64;
     app.queue.add(requests)?;
-    let memory = [memory, answers];
-    Ok(StartedRequest { parsed, form, events, memory, seed, prompt_tokens })
+    shares.push(memory);
+    Ok(StartedRequest { parsed, form, events, memory: shares, seed, prompt_tokens })
 }
 
-/// Turns the prompts of a parsed request into tokens, and looks for its grammar among the known
-/// ones. `most` is the memory of a client for the preparation of requests.
+/// Turns the prompts of a parsed request into tokens unless it has images, and looks for its grammar
+/// among the known ones.
 fn encoded(
     (mut parsed, form): (ApiRequest, Box<dyn ApiForm>),
     served: &ServedModel,
     client: Client,
-    answers: &Arc<SharedPool>,
-    most: usize,
+    room: &SharedLimits,
 ) -> Result<EncodedRequest, ApiError> {
     let wrong = |error: anyhow::Error| ApiError::of(&error);
-    let answers = answers_room(answers, served, &parsed, client)?;
-    check_memory(parsed.longest(), served, most)?;
-    parsed.encode(served).map_err(wrong)?;
+    let answers = answers_room(&room.answers, served, &parsed, client)?;
+    check_memory(parsed.longest(), served, room.preparing.most())?;
+    let images = ImageMemory::of(&parsed, served, &room.images)?;
+    if images.is_none() {
+        parsed.encode(served, &|| true).map_err(wrong)?;
+    }
     let source = parsed.source(served, Enforcement::Expressible).map_err(wrong)?;
-    let mut kept = parsed.kept();
+    let mut held = 0;
     let grammar = match source {
         None => NeededGrammar::Nothing,
         Some(source) => {
             // The source, and its copy for the compiler.
             source.check_size().map_err(wrong)?;
-            kept += 2 * source.held();
+            held = 2 * source.held();
             match served.constraints.recall(&source) {
                 Some(Ok(grammar)) if !parsed.ignore_eos => NeededGrammar::Known(grammar),
                 _ => NeededGrammar::Compiled(source),
             }
         }
     };
-    Ok(EncodedRequest { parsed: Arc::new(parsed), form, answers, grammar, kept })
+    Ok(EncodedRequest { parsed, form, answers, images, grammar, source: held })
 }
 
 /// Refuses a prompt that the tokenizer has no memory for.

@@ -21,11 +21,11 @@ const ALIVE: Duration = Duration::from_secs(15);
 /// Answers so far, and the memory of the request and of its answers.
 pub struct Collected {
     so_far: CollectedAnswers,
-    _memory: [PoolShare; 2],
+    _memory: Vec<PoolShare>,
 }
 
 impl Collected {
-    pub fn new(request: &ApiRequest, memory: [PoolShare; 2]) -> Collected {
+    pub fn new(request: &ApiRequest, memory: Vec<PoolShare>) -> Collected {
         Collected { so_far: CollectedAnswers::new(request), _memory: memory }
     }
 }
