@@ -6,7 +6,8 @@
 //! Images of results begin the user's message behind the results.
 
 use super::error::ApiError;
-use super::{pictures, tools};
+use super::tools;
+use crate::cli::io::pictures;
 use crate::cli::io::prompt::PromptInput;
 use crate::grammar::tools::Tool;
 use crate::models::{Message, MessageImage, ToolCall};

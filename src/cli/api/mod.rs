@@ -17,7 +17,6 @@ mod log_probs;
 pub mod notes;
 pub mod ollama;
 pub mod openai;
-mod pictures;
 pub mod request;
 pub mod responses;
 mod sampling;

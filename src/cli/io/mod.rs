@@ -7,6 +7,7 @@ pub mod format;
 pub mod image_file;
 pub mod input;
 pub mod output;
+pub mod pictures;
 pub mod prompt;
 pub mod record;
 pub mod signals;

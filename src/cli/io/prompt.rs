@@ -2,6 +2,7 @@
 
 use crate::cli::io::image_file::{self, read_image};
 use crate::cli::io::input;
+use crate::cli::io::pictures::picture;
 use crate::cli::io::text_file::read_file;
 use crate::cli::io::ui::Ui;
 use crate::cli::options::{ChatOptions, ImageOptions, InputOptions, SpecialPolicy};
@@ -115,19 +116,20 @@ pub fn system_text(text: Option<&str>, file: Option<&Path>) -> Result<Option<Str
     }
 }
 
-/// Content of a message: text, or parts of type `text`, a line or more each.
-pub struct MessageContent(String);
+/// Content of a message: text, or a list of texts and images, with a line or more for each text.
+pub struct MessageContent(Message);
 
 impl MessageContent {
-    pub fn text(self) -> String {
-        self.0
+    /// Returns a message of this content.
+    pub fn message(self, role: String) -> Message {
+        Message { role, ..self.0 }
     }
 }
 
 impl<'de> Deserialize<'de> for MessageContent {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let parts = match Value::deserialize(deserializer)? {
-            Value::String(text) => return Ok(MessageContent(text)),
+            Value::String(text) => return Ok(MessageContent(Message::new("", text))),
             Value::Array(parts) => parts,
             _ => {
                 return Err(D::Error::custom(
@@ -135,28 +137,37 @@ impl<'de> Deserialize<'de> for MessageContent {
                 ));
             }
         };
-        let mut texts = Vec::new();
+        let mut message = Message::default();
         for part in &parts {
+            if let Some(file) = picture(part) {
+                message.show(file.map_err(D::Error::custom)?);
+                continue;
+            }
             // A part without a type is text where it has one.
             match (
                 part.get("type").and_then(Value::as_str),
                 part.get("text").and_then(Value::as_str),
             ) {
-                (None | Some("text"), Some(part)) => texts.push(part),
+                (None | Some("text"), Some(text)) => {
+                    if !message.content.is_empty() {
+                        message.content.push('\n');
+                    }
+                    message.content.push_str(text);
+                }
                 (Some("text") | None, None) => {
                     return Err(D::Error::custom("a part of a message has no text"));
                 }
                 (Some(other), _) => {
-                    return Err(D::Error::custom(format!("{other}: only text is supported")));
+                    let what = format!("{other}: only text and images are supported");
+                    return Err(D::Error::custom(what));
                 }
             }
         }
-        Ok(MessageContent(texts.join("\n")))
+        Ok(MessageContent(message))
     }
 }
 
-/// A JSON array of messages, or an object with a `messages` field; a message's content is text or
-/// parts of type `text`.
+/// A JSON array of messages, or an object with a `messages` field.
 pub fn read_messages(path: &Path) -> Result<Vec<Message>> {
     #[derive(Deserialize)]
     struct Item {
@@ -172,7 +183,7 @@ pub fn read_messages(path: &Path) -> Result<Vec<Message>> {
         list => list,
     };
     let items: Vec<Item> = serde_json::from_value(list).with_context(wrong)?;
-    Ok(items.into_iter().map(|i| Message::new(i.role, i.content.text())).collect())
+    Ok(items.into_iter().map(|item| item.content.message(item.role)).collect())
 }
 
 /// Returns the prompt's tokens, through the chat template or behind one BOS.

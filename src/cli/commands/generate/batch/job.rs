@@ -14,11 +14,14 @@ use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
+use std::path::PathBuf;
 
 /// The request of a record.
 #[derive(Clone, Debug, Default)]
 pub struct RecordJob {
     pub input: PromptInput,
+    /// Pictures' files, relative to the batch.
+    pub files: Vec<PathBuf>,
     /// No chat template; `None` leaves it to `--raw`.
     pub raw: Option<bool>,
     pub max_tokens: Option<usize>,
@@ -106,6 +109,8 @@ enum OneOrMore {
 struct RecordFields {
     prompt: Option<String>,
     messages: Option<Vec<Item>>,
+    #[serde(alias = "images")]
+    image: Option<OneOrMore>,
     system: Option<String>,
     prefill: Option<String>,
     raw: Option<bool>,
@@ -123,10 +128,11 @@ struct RecordFields {
 }
 
 /// RecordFields of a record, to correct misspelt ones.
-const FIELDS: [&str; 24] = [
+const FIELDS: [&str; 25] = [
     "id",
     "prompt",
     "messages",
+    "image",
     "system",
     "prefill",
     "raw",
@@ -203,18 +209,23 @@ fn job(value: Value) -> Result<(RecordJob, Vec<String>)> {
     let fields: RecordFields = serde_json::from_value(value).with_context(wrong)?;
     let messages = fields.messages.unwrap_or_default();
     let messages: Vec<Message> =
-        messages.into_iter().map(|m| Message::new(m.role, m.content.text())).collect();
+        messages.into_iter().map(|item| item.content.message(item.role)).collect();
     let empty = fields.prompt.as_ref().is_none_or(|p| p.trim().is_empty());
     if messages.is_empty() && empty && fields.raw != Some(true) {
         return Err(Fault::model("the record has neither a prompt nor messages")
             .help(EXAMPLE)
             .into());
     }
-    let stop = match fields.stop {
+    let list = |given: Option<OneOrMore>| match given {
         None => Vec::new(),
         Some(OneOrMore::One(text)) => vec![text],
         Some(OneOrMore::More(texts)) => texts,
     };
+    let (stop, files) = (list(fields.stop), list(fields.image));
+    ensure!(
+        files.is_empty() || !empty,
+        Fault::model("image: images stand in a prompt, and the record has none")
+    );
     ensure!(
         !stop.iter().any(String::is_empty),
         Fault::model("stop: an empty text would end everything at once")
@@ -229,6 +240,7 @@ fn job(value: Value) -> Result<(RecordJob, Vec<String>)> {
             prefill: fields.prefill,
             ..PromptInput::default()
         },
+        files: files.into_iter().map(PathBuf::from).collect(),
         raw: fields.raw,
         max_tokens: fields.max_tokens,
         stop,

@@ -17,6 +17,7 @@ use super::options::GenerateArgs;
 use crate::cli::api::notes::Notes;
 use crate::cli::api::served::{ServedModel, ServedOptions};
 use crate::cli::io::format::AnswerFormat;
+use crate::cli::io::image_file::{self, read_image};
 use crate::cli::io::prompt::{EncodedPrompt, PromptInput};
 use crate::cli::io::signals::Interrupt;
 use crate::cli::io::ui::Ui;
@@ -64,6 +65,7 @@ pub fn run(options: &GenerateArgs, from: &Path, typed: &Typed) -> Result<u8> {
     let place =
         ReplyPlace::of(options.output.output.as_ref(), options.batch.resume.as_ref(), from)?;
     let session = Session::open(&model, &drafting.source, ui)?;
+    let session = session.seeing(&options.sight.settled(prompts.as_ref()));
     let (sink, done) = place.open()?;
     let constraints = Arc::new(Constraints::new(&session.tokenizer, &session.stop_ids, sequences));
     // Errors in the options are reported before the first record.
@@ -88,6 +90,7 @@ pub fn run(options: &GenerateArgs, from: &Path, typed: &Typed) -> Result<u8> {
         constraints,
         context,
         system,
+        folder: from.parent().unwrap_or(Path::new("")),
         served: OnceCell::new(),
         device: started.target.engine().report().device,
         notes: (notes.into(), told),
@@ -166,6 +169,7 @@ fn check(options: &GenerateArgs, typed: &Typed) -> Result<()> {
     let one = !input.words.is_empty()
         || input.prompt.is_some()
         || !input.file.is_empty()
+        || !options.images.image.is_empty()
         || chat.messages.is_some();
     if one {
         let fault =
@@ -208,6 +212,8 @@ pub struct Batch<'a> {
     context: usize,
     /// For records that bring none.
     system: Option<String>,
+    /// Folder that paths of pictures start from.
+    folder: &'a Path,
     /// The model, for lines of OpenAI's form.
     served: OnceCell<Arc<ServedModel>>,
     /// The engine's report of its device.
@@ -258,6 +264,11 @@ impl Batch<'_> {
         let mut chat = options.chat.clone();
         chat.raw = job.raw.unwrap_or(chat.raw);
         let mut input = job.input.clone();
+        if let (Some(text), false) = (&input.text, job.files.is_empty()) {
+            let files = job.files.iter().map(|file| read_image(&self.folder.join(file)));
+            let (text, images) = image_file::place(text, files.collect::<Result<_>>()?)?;
+            (input.text, input.images) = (Some(text), images);
+        }
         match chat.raw {
             false => self.complete(&mut input),
             true if input.prefill.is_none() => input.prefill.clone_from(&chat.prefill),
