@@ -7,6 +7,7 @@ use super::resize::CHANNELS;
 use crate::checkpoint::{Checkpoint, Dtype, Kind, TensorView};
 use anyhow::{Context, Result};
 use candle_core::{Device, Tensor};
+use gemma_base::compute::dense::DenseValues;
 use gemma_base::error::Fault;
 use rayon::prelude::*;
 
@@ -166,8 +167,24 @@ impl TowerFile {
         }
     }
 
+    /// Returns the values of a matrix: as they are stored, if they are 16-bit floats that need no
+    /// other order.
+    pub fn values(&self, dense: &Dense) -> Result<DenseValues<'_>> {
+        let view = self.checkpoint.tensor(&dense.name).filter(|_| dense.pixels.is_none());
+        match view.map(|view| (view.dtype, view.data)) {
+            Some((Dtype::F16, data)) => Ok(DenseValues::F16(data)),
+            Some((Dtype::BF16, data)) => Ok(DenseValues::Bf16(data)),
+            _ => self.floats_of(dense).map(DenseValues::F32),
+        }
+    }
+
     /// Returns a matrix as f32 `[rows, cols]`, read by all threads of the current pool.
     pub fn load(&self, dense: &Dense) -> Result<Tensor> {
+        let shape = (dense.rows, dense.cols);
+        Ok(Tensor::from_vec(self.floats_of(dense)?, shape, &Device::Cpu)?)
+    }
+
+    fn floats_of(&self, dense: &Dense) -> Result<Vec<f32>> {
         let (rows, cols) = (dense.rows, dense.cols);
         let mut out = vec![0f32; rows * cols];
         let piece = (RUN / cols).max(1);
@@ -200,7 +217,7 @@ impl TowerFile {
                 interleave(stored, row);
             });
         }
-        Ok(Tensor::from_vec(out, (rows, cols), &Device::Cpu)?)
+        Ok(out)
     }
 
     /// Returns the bytes of the tower's tensors in the file.
