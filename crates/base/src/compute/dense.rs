@@ -158,6 +158,8 @@ pub trait DenseWeights: Sync {
     /// # Errors
     /// An error if its file cannot be read.
     fn read(&self, matrix: MatrixNumber) -> Result<DenseValues<'_>>;
+    /// Returns the bytes of what `read` returns.
+    fn bytes(&self, matrix: MatrixNumber) -> u64;
 }
 
 /// A device that computes dense networks. It keeps the matrices of the last identity.

@@ -167,15 +167,26 @@ impl TowerFile {
         }
     }
 
+    /// Returns a matrix that is stored as 16-bit floats and needs no other order.
+    fn short(&self, dense: &Dense) -> Option<TensorView<'_>> {
+        let view = self.checkpoint.tensor(&dense.name).filter(|_| dense.pixels.is_none());
+        view.filter(|view| matches!(view.dtype, Dtype::F16 | Dtype::BF16))
+    }
+
     /// Returns the values of a matrix: as they are stored, if they are 16-bit floats that need no
     /// other order.
     pub fn values(&self, dense: &Dense) -> Result<DenseValues<'_>> {
-        let view = self.checkpoint.tensor(&dense.name).filter(|_| dense.pixels.is_none());
-        match view.map(|view| (view.dtype, view.data)) {
-            Some((Dtype::F16, data)) => Ok(DenseValues::F16(data)),
-            Some((Dtype::BF16, data)) => Ok(DenseValues::Bf16(data)),
-            _ => self.floats_of(dense).map(DenseValues::F32),
+        match self.short(dense) {
+            Some(TensorView { dtype: Dtype::F16, data, .. }) => Ok(DenseValues::F16(data)),
+            Some(TensorView { data, .. }) => Ok(DenseValues::Bf16(data)),
+            None => self.floats_of(dense).map(DenseValues::F32),
         }
+    }
+
+    /// Returns the bytes of [`TowerFile::values`].
+    pub fn value_bytes(&self, dense: &Dense) -> u64 {
+        let width = if self.short(dense).is_some() { 2 } else { 4 };
+        width * (dense.rows * dense.cols) as u64
     }
 
     /// Returns a matrix as f32 `[rows, cols]`, read by all threads of the current pool.

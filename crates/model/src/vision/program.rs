@@ -199,6 +199,10 @@ impl DenseWeights for Program<'_> {
     fn read(&self, matrix: MatrixNumber) -> Result<DenseValues<'_>> {
         self.file.values(self.matrices[matrix.0])
     }
+
+    fn bytes(&self, matrix: MatrixNumber) -> u64 {
+        self.file.value_bytes(self.matrices[matrix.0])
+    }
 }
 
 /// Adds a row to each row.
