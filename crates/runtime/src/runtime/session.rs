@@ -10,7 +10,9 @@ use crate::runtime::load::{self, Loaded, Room};
 use crate::runtime::model::Model;
 use crate::runtime::model::assistant;
 use crate::runtime::model::viewer::{self, SightOptions, Viewer};
-use crate::runtime::options::{DraftFrom, DraftingOptions, ModelOptions, RunOptions};
+use crate::runtime::options::{
+    Device, DraftFrom, DraftingOptions, GpuLayers, ModelOptions, RunOptions,
+};
 use anyhow::Result;
 use gemma_base::compute::cpu::Pool;
 use gemma_base::error::Fault;
@@ -76,6 +78,11 @@ impl Session {
         let threads = self.run.threads.unwrap_or_else(default_threads);
         match Viewer::open(&self.model, &self.tokenizer, options, threads) {
             Ok(viewer) => {
+                let device = match self.run.gpu_layers {
+                    GpuLayers::N(0) => Device::Cpu,
+                    _ => self.run.device,
+                };
+                let viewer = viewer.on(device, self.run.lock);
                 self.model.weights = self.model.weights.seeing(viewer.images().clone());
                 self.viewer = Ok(Arc::new(viewer));
             }

@@ -1,13 +1,18 @@
 //! The part of a session that reads images: finds the tower of a model, and keeps what it made of
 //! pictures.
 
+use crate::runtime::devices::backends;
+use crate::runtime::devices::lock::DeviceLock;
+use crate::runtime::listener::Silence;
 use crate::runtime::model::Model;
+use crate::runtime::options::Device;
 use anyhow::{Context, Result};
+use gemma_base::compute::{Choice, DenseDevice};
 use gemma_base::error::{Fault, fault_of};
 use gemma_base::tensor::Token;
 use gemma_base::util::sync::{Mutex, MutexGuard};
 use gemma_model::models::{Image, ImageText, Images, Tokenizer};
-use gemma_model::vision::{self, Fit, PictureLimits, Vision, picture};
+use gemma_model::vision::{self, Fit, PictureLimits, PreparedImage, Vision, picture};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -35,6 +40,17 @@ pub struct ImageFigures {
     /// Decoding and resizing.
     pub preparing: Duration,
     pub encoding: Duration,
+    /// Images that a GPU encoded.
+    pub on_device: usize,
+}
+
+/// Where towers are computed.
+#[derive(Debug)]
+enum TowerDevice {
+    Processor,
+    /// A device that the first image opens.
+    Unopened(Device, DeviceLock),
+    Open(Arc<dyn DenseDevice>),
 }
 
 /// The tower of a model and the images that its texts name.
@@ -46,7 +62,8 @@ pub struct Viewer {
     threads: usize,
     figures: Mutex<ImageFigures>,
     /// One image is encoded at a time: the threads of one are all that there are.
-    encoding: Mutex<()>,
+    encoding: Mutex<TowerDevice>,
+    note: Mutex<Option<String>>,
 }
 
 impl Viewer {
@@ -72,8 +89,23 @@ impl Viewer {
         let images = Images::new(dim, vision.most_tokens(options.tokens)?, KEPT);
         let (text, options) = (vision.image_text(tokenizer)?, options.clone());
         let (images, figures) = (Arc::new(images), Mutex::default());
-        let encoding = Mutex::default();
-        Ok(Viewer { vision, images, text, options, threads, figures, encoding })
+        let (encoding, note) = (Mutex::new(TowerDevice::Processor), Mutex::default());
+        Ok(Viewer { vision, images, text, options, threads, figures, encoding, note })
+    }
+
+    /// Has the tower computed on the GPU that `device` stands for. The first image opens it and
+    /// loads the tower there. The processor computes what the GPU cannot.
+    pub fn on(self, device: Device, how: DeviceLock) -> Viewer {
+        *lock(&self.encoding) = match device {
+            Device::Cpu => TowerDevice::Processor,
+            device => TowerDevice::Unopened(device, how),
+        };
+        self
+    }
+
+    /// Returns what the user should know about the GPU, once.
+    pub fn take_note(&self) -> Option<String> {
+        lock(&self.note).take()
     }
 
     pub fn vision(&self) -> &Vision {
@@ -112,14 +144,19 @@ impl Viewer {
         let begun = Instant::now();
         let prepared = self.vision.prepare(file, self.options.tokens, self.options.limits)?;
         let preparing = begun.elapsed();
-        let _one = lock(&self.encoding);
+        let mut device = lock(&self.encoding);
         let begun = Instant::now();
         let kept = self.images.find(&prepared.digest);
-        let is_kept = kept.is_some();
+        let (is_kept, mut is_on_device) = (kept.is_some(), false);
         let image = match kept {
             Some(image) => image,
             None => {
-                let soft = self.vision.encode(&prepared, self.threads)?;
+                let soft = self.encode_on(&prepared, &mut device);
+                is_on_device = soft.is_some();
+                let soft = match soft {
+                    Some(soft) => soft,
+                    None => self.vision.encode(&prepared, self.threads)?,
+                };
                 self.images.insert(prepared.digest, soft)?
             }
         };
@@ -127,9 +164,40 @@ impl Viewer {
         figures.images += 1;
         figures.tokens += image.rows();
         figures.encoded += usize::from(!is_kept);
+        figures.on_device += usize::from(is_on_device);
         figures.preparing += preparing;
         figures.encoding += begun.elapsed();
         Ok(image)
+    }
+
+    /// Computes soft tokens on the device; `None` if the processor has to.
+    fn encode_on(&self, image: &PreparedImage, device: &mut TowerDevice) -> Option<Vec<f32>> {
+        if let TowerDevice::Unopened(wanted, how) = *device {
+            let choice = match wanted {
+                Device::Vulkan(choice) => choice,
+                Device::Auto | Device::Cpu => Choice::Best,
+            };
+            *device = match backends::dense_device(choice, how, &Silence) {
+                Ok(open) => TowerDevice::Open(open),
+                // A machine without a GPU needs no note unless one was asked for.
+                Err(_) if wanted == Device::Auto => TowerDevice::Processor,
+                Err(error) => self.fall_back(&error),
+            };
+        }
+        let TowerDevice::Open(open) = &*device else { return None };
+        match self.vision.encode_on(image, &**open) {
+            Ok(soft) => Some(soft),
+            Err(error) => {
+                *device = self.fall_back(&error);
+                None
+            }
+        }
+    }
+
+    fn fall_back(&self, error: &anyhow::Error) -> TowerDevice {
+        let note = format!("images are computed on the processor: {error:#}");
+        *lock(&self.note) = Some(note);
+        TowerDevice::Processor
     }
 
     /// Puts the places of images into a prompt that shows them.
