@@ -1,6 +1,6 @@
 // Products of dense f32 matrices in the order of crates/base/src/tensor/product.rs, for image
-// towers: head by head, with bias, limits and GELU. A workgroup makes a tile of 128 x 128 elements,
-// a thread 8 x 8 of them. While a tile of 8 terms is multiplied, the next one is loaded.
+// towers: head by head, with bias, limits and GELU. A thread makes 8 x 8 elements of a workgroup's
+// tile. While 8 terms are multiplied, the next ones are loaded.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "common.glsl"
@@ -16,7 +16,11 @@ layout(constant_id = 6) const bool BIAS = false;      // side holds what is adde
 layout(constant_id = 7) const bool CLIP_C = false;
 layout(constant_id = 8) const bool GELU = false;
 
-const uint TILE = 128, DEPTH = 8, SLICE = 512;
+layout(constant_id = 9) const uint ACROSS = 16;       // threads across a tile, 8 to 16
+
+const uint THREADS = 256, DEPTH = 8, SLICE = 512;
+const uint DOWN = THREADS / ACROSS, ROWS = 8 * DOWN, COLS = 8 * ACROSS;
+const uint LOADS = (2 * ROWS + THREADS - 1) / THREADS; // of four terms of a, by a thread
 
 layout(push_constant, scalar) uniform Push {
     F32 a;         // [heads, m, k]
@@ -39,9 +43,9 @@ layout(push_constant, scalar) uniform Push {
 };
 
 // Four more columns, so that neighbours along the sum lie in different banks
-const uint PITCH = TILE + 4;
-shared float as[2 * DEPTH * PITCH];
-shared float bs[2 * DEPTH * PITCH];
+const uint A_PITCH = ROWS + 4, B_PITCH = COLS + 4;
+shared float as[2 * DEPTH * A_PITCH];
+shared float bs[2 * DEPTH * B_PITCH];
 
 vec4 four(uint x) { return vec4(as[x], as[x + 1], as[x + 2], as[x + 3]); }
 vec4 other_four(uint x) { return vec4(bs[x], bs[x + 1], bs[x + 2], bs[x + 3]); }
@@ -126,44 +130,56 @@ void keep(uint row, uint col, vec4 sum, bool first, bool last) {
 }
 
 void main() {
-    const uint t = gl_LocalInvocationID.x, across = t % 16, down = t / 16;
-    const uint m0 = gl_WorkGroupID.y * TILE, n0 = gl_WorkGroupID.x * TILE;
+    const uint t = gl_LocalInvocationID.x, across = t % ACROSS, down = min(t / ACROSS, DOWN - 1);
+    const uint m0 = gl_WorkGroupID.y * ROWS, n0 = gl_WorkGroupID.x * COLS;
     const uint head = gl_WorkGroupID.z;
     // A thread loads four terms of a row of either factor, or four columns of a term of b.
     const uint line = t / 2, term = t % 2 * 4;
-    const uint b_line = B_ALONG ? line : t % 32 * 4, b_term = B_ALONG ? term : t / 32;
-    vec4 a4 = load_a(head, m0 + line, term), b4 = load_b(head, n0 + b_line, b_term);
-    // Rows 4 down ... 4 down + 3 and 64 after, by columns 4 across ... and 64 after
+    const uint b_line = B_ALONG ? line : t % (COLS / 4) * 4;
+    const uint b_term = B_ALONG ? term : t / (COLS / 4);
+    const bool loads_b = t < 2 * COLS;
+    vec4 a4[LOADS], b4 = load_b(head, n0 + b_line, b_term);
+    [[unroll]] for (uint l = 0; l < LOADS; l++)
+        a4[l] = load_a(head, m0 + l * THREADS / 2 + line, term);
+    // Rows 4 down ... 4 down + 3 and half a tile after, by columns 4 across ... and half a tile
     vec4 sum[8][2];
     [[unroll]] for (uint i = 0; i < 8; i++) sum[i][0] = sum[i][1] = vec4(0.0);
-    uint from = 0;
+    uint turn = 0;
     for (uint p0 = 0; p0 < k; p0 += DEPTH) {
-        [[unroll]] for (uint i = 0; i < 4; i++) {
-            as[from + (term + i) * PITCH + line] = a4[i];
-            bs[from + (B_ALONG ? (term + i) * PITCH + line : b_term * PITCH + b_line + i)] = b4[i];
-        }
+        const uint a0 = turn * DEPTH * A_PITCH, b0 = turn * DEPTH * B_PITCH;
+        [[unroll]] for (uint l = 0; l < LOADS; l++)
+            if (l * THREADS / 2 + line < ROWS)
+                [[unroll]] for (uint i = 0; i < 4; i++)
+                    as[a0 + (term + i) * A_PITCH + l * THREADS / 2 + line] = a4[l][i];
+        if (loads_b)
+            [[unroll]] for (uint i = 0; i < 4; i++)
+                bs[b0 + (B_ALONG ? (term + i) * B_PITCH + line : b_term * B_PITCH + b_line + i)] =
+                    b4[i];
         barrier();
-        a4 = load_a(head, m0 + line, p0 + DEPTH + term);
-        b4 = load_b(head, n0 + b_line, p0 + DEPTH + b_term);
+        const uint next = p0 + DEPTH;
+        [[unroll]] for (uint l = 0; l < LOADS; l++)
+            a4[l] = load_a(head, m0 + l * THREADS / 2 + line, next + term);
+        b4 = load_b(head, n0 + b_line, next + b_term);
         // Terms after the last one are 0 x 0. At most they turn a sum of -0 into 0, and so does
         // the definition, which adds sums to 0.
         [[unroll]] for (uint p = 0; p < DEPTH; p++) {
-            const uint at = from + p * PITCH;
-            const vec4 x[2] = vec4[](four(at + 4 * down), four(at + 64 + 4 * down));
-            const vec4 y[2] = vec4[](other_four(at + 4 * across), other_four(at + 64 + 4 * across));
+            const uint x0 = a0 + p * A_PITCH + 4 * down, y0 = b0 + p * B_PITCH + 4 * across;
+            const vec4 x[2] = vec4[](four(x0), four(x0 + ROWS / 2));
+            const vec4 y[2] = vec4[](other_four(y0), other_four(y0 + COLS / 2));
             [[unroll]] for (uint i = 0; i < 8; i++)
                 [[unroll]] for (uint j = 0; j < 2; j++) {
                     precise vec4 more = fma(vec4(x[i / 4][i % 4]), y[j], sum[i][j]);
                     sum[i][j] = more;
                 }
         }
-        from = DEPTH * PITCH - from;
-        const bool last = p0 + DEPTH >= k;
-        if (!last && (p0 + DEPTH) % SLICE != 0) continue;
+        turn = 1 - turn;
+        const bool last = next >= k;
+        if (!last && next % SLICE != 0) continue;
         [[unroll]] for (uint i = 0; i < 8; i++)
             [[unroll]] for (uint j = 0; j < 2; j++) {
-                keep(m0 + 64 * (i / 4) + 4 * down + i % 4, n0 + 64 * j + 4 * across, sum[i][j],
-                    p0 < SLICE, last);
+                if (t < DOWN * ACROSS)
+                    keep(m0 + ROWS / 2 * (i / 4) + 4 * down + i % 4,
+                        n0 + COLS / 2 * j + 4 * across, sum[i][j], p0 < SLICE, last);
                 sum[i][j] = vec4(0.0);
             }
     }

@@ -6,6 +6,7 @@
 
 mod file;
 mod gemma4;
+pub mod made_up;
 mod merged;
 mod mmproj;
 mod ops;

@@ -10,6 +10,8 @@ use gemma_base::compute::dense::{
     DenseWeights, MatrixNumber, Register, VectorNumber,
 };
 
+const UNWRITTEN: &str = "registers are written before they are read";
+
 /// A network whose matrices are in a tower's file.
 #[derive(Debug)]
 pub struct Program<'a> {
@@ -126,15 +128,23 @@ impl<'a> Program<'a> {
         op: DenseOp,
         state: &mut [Option<Activations>],
     ) -> Result<Activations> {
+        if let DenseOp::Product(product) = op {
+            let x = state[product.x.0].as_ref().context(UNWRITTEN)?;
+            let out = self.multiply(product, x)?;
+            if self.network.is_last_use(at, product.x) {
+                state[product.x.0] = None;
+            }
+            return Ok(out);
+        }
         let vector = |number: VectorNumber| &self.network.vectors[number.0][..];
         let mut take = |register: Register| {
             let is_last = op.writes() == register || self.network.is_last_use(at, register);
             let slot = &mut state[register.0];
             let value = if is_last { slot.take() } else { slot.clone() };
-            value.context("registers are written before they are read")
+            value.context(UNWRITTEN)
         };
         Ok(match op {
-            DenseOp::Product(product) => self.multiply(product, &take(product.x)?)?,
+            DenseOp::Product(_) => unreachable!("returned above"),
             DenseOp::LayerNorm { x, weight, bias, eps, .. } => {
                 take(x)?.layer_norm(vector(weight), vector(bias), eps)
             }

@@ -9,8 +9,11 @@ use gemma_base::compute::dense::{
     DenseAttention, DenseNetwork, DenseOp, DenseProduct, DenseShape, Limits, Register, VectorNumber,
 };
 
-/// Rows and columns of a workgroup's tile of a product.
+/// Rows of attention are cut at multiples of this.
 pub const TILE: usize = 128;
+/// Threads of a workgroup of `dense_product`, and elements of a thread along each side.
+const THREADS: usize = 256;
+const SIDE: usize = 8;
 /// Workgroups along x where their number has no other limit: LINE of the shaders.
 const LINE: usize = 32768;
 /// Runs of a workgroup of `dense_norm`, and values of one of `dense_each`.
@@ -86,6 +89,7 @@ impl HeadProducts {
             bias: false,
             clip_c: false,
             gelu: false,
+            across: word(n.div_ceil(SIDE).clamp(8, 16)),
         };
         let push = DenseProductPush {
             a: a.address,
@@ -114,8 +118,10 @@ impl HeadProducts {
 
     fn call(&self, kernel: &kernels::DenseProduct, push: &DenseProductPush) -> Call {
         let [m, n, k] = self.size;
-        let groups = [n.div_ceil(TILE), m.div_ceil(TILE), self.heads];
-        let work = (groups.iter().product::<usize>() * TILE * TILE * k) as u64;
+        let across = kernel.across as usize;
+        let (rows, cols) = (THREADS / across * SIDE, across * SIDE);
+        let groups = [n.div_ceil(cols), m.div_ceil(rows), self.heads];
+        let work = (groups.iter().product::<usize>() * rows * cols * k) as u64;
         Call { work, ..Call::apart(kernel, push, groups) }
     }
 }

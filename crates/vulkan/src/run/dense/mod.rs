@@ -134,7 +134,7 @@ fn rows_together(network: &DenseNetwork, most: u64) -> (usize, [u64; 2]) {
 }
 
 impl State {
-    /// Uploads the matrices of a network unless they are on the device.
+    /// Uploads the matrices of a network and compiles its kernels, unless they are on the device.
     fn load(&mut self, network: &DenseNetwork, weights: &dyn DenseWeights) -> Result<()> {
         if self.resident.as_ref().is_some_and(|known| known.identity == network.identity) {
             return Ok(());
@@ -154,6 +154,17 @@ impl State {
             self.send(arena.blocks[block].buffer, offset, bytes)?;
         }
         self.settle()?;
+        // The first image would compile them.
+        let places = Places {
+            network,
+            registers: &vec![0; network.registers.len()],
+            matrices: &matrices,
+            vectors: &vec![0; network.vectors.len()],
+            scores: 0,
+            factors: 0,
+            tile: rows_together(network, self.most_scores).0,
+        };
+        self.device.kernels(&places.calls())?;
         self.resident = Some(Resident { identity: network.identity, arena, matrices });
         Ok(())
     }
