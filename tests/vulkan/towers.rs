@@ -21,12 +21,15 @@ fn soft_tokens_are_those_of_the_processor() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/vision");
         let vision = Vision::open(&root.join(family)).unwrap();
         let dense = VulkanDense::new(open()).unwrap();
+        // Workgroups in another order, and calls between two barriers too.
+        let shuffled = VulkanDense::new(open().shuffled(5)).unwrap();
         assert!(vision.load_on(&dense).unwrap() >= vision.weight_bytes() / 2, "{family}");
         for (width, height) in [(60, 40), (90, 200), (60, 40)] {
             let image = vision.prepare_picture(&picture(width, height), None).unwrap();
             let want = vision.encode(&image, 2).unwrap();
             let got = vision.encode_on(&image, &dense).unwrap();
             assert_eq!(got.len(), want.len());
+            assert!(got == vision.encode_on(&image, &shuffled).unwrap(), "{family}, shuffled");
             let distance = |(a, b): (&f32, &f32)| (a - b).abs() / b.abs().max(1.0);
             let worst = got.iter().zip(&want).map(distance).fold(0.0, f32::max);
             println!("{family}, {width} x {height}: {worst}");

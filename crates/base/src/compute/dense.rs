@@ -111,8 +111,9 @@ pub enum DenseOp {
         bias: VectorNumber,
         scale: VectorNumber,
     },
-    /// Rotates the halves of each head, of `half` values: the first by the column of its row in a
-    /// grid, the second by the grid's row. `angles` holds sine and cosine, `[position, half / 2, 2]`.
+    /// Rotates the halves of each head, of `half` values. Registers hold the rows of a grid: the
+    /// first half is rotated by the column of its place there, the second by the row. `angles`
+    /// holds sine and cosine, `[position, half / 2, 2]`.
     Rotate {
         x: Register,
         half: usize,

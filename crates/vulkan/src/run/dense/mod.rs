@@ -1,7 +1,7 @@
 //! Dense networks, such as image towers, on a device. See [`gemma_base::compute::dense`].
 //!
-//! Matrices stay on the device in the type of their file; registers are allocated for the largest
-//! network so far. Products, norms and softmax follow the order of the processor's kernels, so
+//! Matrices stay on the device in the type of their file. Registers and scores do too if they are
+//! small for the device. Products, norms and softmax follow the order of the processor's kernels, so
 //! that results have its bits where the device fuses multiply-adds and rounds divisions correctly.
 
 mod calls;
@@ -32,6 +32,8 @@ const COPIERS: usize = 4;
 /// Most bytes of the scores of attention, and the share of the device's memory that they take.
 const SCORES: u64 = 1 << 30;
 const SHARE_OF_SCORES: u64 = 16;
+/// Share of the device's memory that registers and scores keep between images.
+const SHARE_OF_ROOM: u64 = 32;
 /// Multiply-adds of the first submission. Later ones are twice as large as long as none takes
 /// [`LONG`]: drivers take a device for lost that takes seconds.
 const FIRST_WORK: u64 = 2 << 30;
@@ -103,7 +105,9 @@ impl DenseDevice for VulkanDense {
     fn run(&self, network: &DenseNetwork, weights: &dyn DenseWeights) -> Result<Vec<f32>> {
         let mut state = self.lock();
         state.load(network, weights)?;
-        state.run(network)
+        let result = state.run(network)?;
+        state.release();
+        Ok(result)
     }
 }
 
@@ -117,7 +121,7 @@ fn copy(to: &mut [u8], from: &[u8]) {
     });
 }
 
-/// Returns the rows of queries whose scores fit in `most` bytes, in whole tiles of products, and the
+/// Returns the rows of queries whose scores fit in `most` bytes, a multiple of [`TILE`], and the
 /// bytes of the scores and factors of as many rows.
 fn rows_together(network: &DenseNetwork, most: u64) -> (usize, [u64; 2]) {
     let (mut rows, mut heads) = (1, 0);
@@ -205,6 +209,14 @@ impl State {
             self.room[i] = place("rows of an image tower", bytes)?;
         }
         Ok(())
+    }
+
+    /// Frees the room unless it is small for the device. No command uses it after a run.
+    fn release(&mut self) {
+        let bytes: u64 = self.room.iter().map(|block| block.size).sum();
+        if bytes > self.device.info().memory / SHARE_OF_ROOM {
+            self.room.clear();
+        }
     }
 
     fn run(&mut self, network: &DenseNetwork) -> Result<Vec<f32>> {

@@ -1,6 +1,6 @@
-//! Operations on the device against their definitions, on odd sizes: bit for bit if the driver fuses
-//! multiply-adds. A driver that does not is compared with sums of rounded products, and row
-//! operations with a tolerance.
+//! Operations on the device against their definitions, on odd sizes: bit for bit if the driver
+//! fuses multiply-adds. Otherwise products are compared with sums of rounded products, and row
+//! operations within a tolerance.
 
 use super::*;
 use crate::device::choose::Choice;
@@ -81,8 +81,8 @@ fn multiply(fuses: bool, out: &mut [f32], stride: usize, a: View<'_>, b: View<'_
 }
 
 impl Tested {
-    /// Runs a network and compares its output with `want`: bit for bit, or within `tolerance` if the
-    /// driver does not fuse.
+    /// Runs a network and compares its output with `want`: bit for bit, or within `tolerance` if
+    /// the driver does not fuse.
     fn check(
         &self,
         network: &DenseNetwork,
