@@ -42,13 +42,11 @@ layout(push_constant, scalar) uniform Push {
     float factor;  // of c
 };
 
-// Four more columns, so that neighbours along the sum lie in different banks
-const uint A_PITCH = ROWS + 4, B_PITCH = COLS + 4;
-shared float as[2 * DEPTH * A_PITCH];
-shared float bs[2 * DEPTH * B_PITCH];
-
-vec4 four(uint x) { return vec4(as[x], as[x + 1], as[x + 2], as[x + 3]); }
-vec4 other_four(uint x) { return vec4(bs[x], bs[x + 1], bs[x + 2], bs[x + 3]); }
+// Terms of fours of rows and columns. One four more, so that neighbours along the sum lie in
+// different banks
+const uint A_PITCH = ROWS / 4 + 1, B_PITCH = COLS / 4 + 1;
+shared vec4 as[2 * DEPTH * A_PITCH];
+shared vec4 bs[2 * DEPTH * B_PITCH];
 
 float clip(float v, float least, float most) {
     const float low = v < least ? least : v;
@@ -150,11 +148,11 @@ void main() {
         [[unroll]] for (uint l = 0; l < LOADS; l++)
             if (l * THREADS / 2 + line < ROWS)
                 [[unroll]] for (uint i = 0; i < 4; i++)
-                    as[a0 + (term + i) * A_PITCH + l * THREADS / 2 + line] = a4[l][i];
-        if (loads_b)
+                    as[a0 + (term + i) * A_PITCH + l * THREADS / 8 + line / 4][line % 4] = a4[l][i];
+        if (!B_ALONG && loads_b) bs[b0 + b_term * B_PITCH + b_line / 4] = b4;
+        if (B_ALONG && loads_b)
             [[unroll]] for (uint i = 0; i < 4; i++)
-                bs[b0 + (B_ALONG ? (term + i) * B_PITCH + line : b_term * B_PITCH + b_line + i)] =
-                    b4[i];
+                bs[b0 + (term + i) * B_PITCH + line / 4][line % 4] = b4[i];
         barrier();
         const uint next = p0 + DEPTH;
         [[unroll]] for (uint l = 0; l < LOADS; l++)
@@ -163,9 +161,9 @@ void main() {
         // Terms after the last one are 0 x 0. At most they turn a sum of -0 into 0, and so does
         // the definition, which adds sums to 0.
         [[unroll]] for (uint p = 0; p < DEPTH; p++) {
-            const uint x0 = a0 + p * A_PITCH + 4 * down, y0 = b0 + p * B_PITCH + 4 * across;
-            const vec4 x[2] = vec4[](four(x0), four(x0 + ROWS / 2));
-            const vec4 y[2] = vec4[](other_four(y0), other_four(y0 + COLS / 2));
+            const uint x0 = a0 + p * A_PITCH + down, y0 = b0 + p * B_PITCH + across;
+            const vec4 x[2] = vec4[](as[x0], as[x0 + DOWN]);
+            const vec4 y[2] = vec4[](bs[y0], bs[y0 + ACROSS]);
             [[unroll]] for (uint i = 0; i < 8; i++)
                 [[unroll]] for (uint j = 0; j < 2; j++) {
                     precise vec4 more = fma(vec4(x[i / 4][i % 4]), y[j], sum[i][j]);
