@@ -9,7 +9,9 @@ use crate::runtime::load::{self, Loaded, Room};
 use crate::runtime::model::Model;
 use crate::runtime::model::assistant;
 use crate::runtime::model::viewer::{self, SightOptions, Viewer};
-use crate::runtime::options::{DraftFrom, DraftingOptions, ModelOptions, RunOptions};
+use crate::runtime::options::{
+    Device, DraftFrom, DraftingOptions, GpuLayers, ModelOptions, RunOptions,
+};
 use anyhow::Result;
 use gemma_base::compute::cpu::Pool;
 use gemma_base::error::Fault;
@@ -74,6 +76,11 @@ impl Session {
     pub fn seeing(mut self, options: &SightOptions) -> Session {
         match Viewer::open(&self.model, options, load::threads(&self.run)) {
             Ok(viewer) => {
+                let device = match self.run.gpu_layers {
+                    GpuLayers::N(0) => Device::Cpu,
+                    _ => self.run.device,
+                };
+                let viewer = viewer.on(device, self.run.lock);
                 self.model.weights = self.model.weights.seeing(viewer.images().clone());
                 self.viewer = Ok(Arc::new(viewer));
             }

@@ -4,8 +4,13 @@
 use crate::decode::PageDirectory;
 use crate::decode::prompt_cache::PageId;
 use crate::decode::prompt_cache::files::{HEAD, StoredPage};
+use crate::runtime::devices::backends;
+use crate::runtime::devices::lock::DeviceLock;
+use crate::runtime::listener::Silence;
 use crate::runtime::model::Model;
+use crate::runtime::options::Device;
 use anyhow::{Context, Result};
+use gemma_base::compute::{Choice, DenseDevice};
 use gemma_base::error::{Fault, fault_of};
 use gemma_base::util::sync::{Mutex, MutexGuard};
 use gemma_model::models::{Image, ImageDigest, Images};
@@ -40,6 +45,17 @@ pub struct ImageFigures {
     /// Decoding and resizing.
     pub preparing: Duration,
     pub encoding: Duration,
+    /// Images that a GPU encoded.
+    pub on_device: usize,
+}
+
+/// Where towers are computed.
+#[derive(Debug)]
+enum TowerDevice {
+    Processor,
+    /// A device that the first image opens.
+    Unopened(Device, DeviceLock),
+    Open(Arc<dyn DenseDevice>),
 }
 
 /// The tower of a model and the images that its texts name.
@@ -50,7 +66,8 @@ pub struct Viewer {
     threads: usize,
     figures: Mutex<ImageFigures>,
     /// One image is encoded at a time: the threads of one are all that there are.
-    encoding: Mutex<()>,
+    encoding: Mutex<TowerDevice>,
+    note: Mutex<Option<String>>,
 }
 
 impl Viewer {
@@ -70,8 +87,24 @@ impl Viewer {
         }
         let images = Images::new(dim, vision.most_tokens(options.tokens)?, KEPT);
         let (images, options) = (Arc::new(images), options.clone());
-        let (figures, encoding) = Default::default();
-        Ok(Viewer { vision, images, options, threads, figures, encoding })
+        let (encoding, note) = (Mutex::new(TowerDevice::Processor), Mutex::default());
+        let figures = Mutex::default();
+        Ok(Viewer { vision, images, options, threads, figures, encoding, note })
+    }
+
+    /// Has the tower computed on the GPU that `device` stands for. The first image opens it and
+    /// loads the tower there. The processor computes what the GPU cannot.
+    pub fn on(self, device: Device, how: DeviceLock) -> Viewer {
+        *lock(&self.encoding) = match device {
+            Device::Cpu => TowerDevice::Processor,
+            device => TowerDevice::Unopened(device, how),
+        };
+        self
+    }
+
+    /// Returns what the user should know about the GPU, once.
+    pub fn take_note(&self) -> Option<String> {
+        lock(&self.note).take()
     }
 
     pub fn vision(&self) -> &Vision {
@@ -105,17 +138,28 @@ impl Viewer {
         picture::measure(file, self.options.limits)
     }
 
-    /// Returns the soft tokens of an image: those on disk, or what the tower computes.
-    fn soft_tokens(&self, image: &PreparedImage) -> Result<Vec<f32>> {
-        let Some(directory) = &self.options.directory else {
-            return self.vision.encode(image, self.threads);
+    /// Returns the soft tokens of an image: those on disk, or what the tower computes. Counts what a
+    /// device computes.
+    fn soft_tokens(
+        &self,
+        image: &PreparedImage,
+        device: &mut TowerDevice,
+        on_device: &mut usize,
+    ) -> Result<Vec<f32>> {
+        let mut computed = || match self.encode_on(image, device) {
+            Some(soft) => {
+                *on_device += 1;
+                Ok(soft)
+            }
+            None => self.vision.encode(image, self.threads),
         };
+        let Some(directory) = &self.options.directory else { return computed() };
         let (name, bytes) = (name(&image.digest), 4 * image.tokens() * self.vision.width());
         if let Ok(StoredPage::Whole(file)) = directory.read(&name, bytes) {
             directory.touch(&name);
             return Ok(bytemuck::pod_collect_to_vec(&file[HEAD..]));
         }
-        let soft = self.vision.encode(image, self.threads)?;
+        let soft = computed()?;
         directory.make_room((HEAD + bytes) as u64);
         let mut file = vec![0; HEAD];
         file.extend_from_slice(bytemuck::cast_slice(&soft));
@@ -132,21 +176,55 @@ impl Viewer {
         let begun = Instant::now();
         let prepared = self.vision.prepare(file, self.options.tokens, self.options.limits)?;
         let preparing = begun.elapsed();
-        let _one = lock(&self.encoding);
+        let mut device = lock(&self.encoding);
         let begun = Instant::now();
         let kept = self.images.find(&prepared.digest);
-        let is_kept = kept.is_some();
+        let (is_kept, mut on_device) = (kept.is_some(), 0);
         let image = match kept {
             Some(image) => image,
-            None => self.images.insert(prepared.digest, self.soft_tokens(&prepared)?)?,
+            None => {
+                let soft = self.soft_tokens(&prepared, &mut device, &mut on_device)?;
+                self.images.insert(prepared.digest, soft)?
+            }
         };
         let mut figures = lock(&self.figures);
         figures.images += 1;
         figures.tokens += image.rows();
         figures.encoded += usize::from(!is_kept);
+        figures.on_device += on_device;
         figures.preparing += preparing;
         figures.encoding += begun.elapsed();
         Ok(image)
+    }
+
+    /// Computes soft tokens on the device; `None` if the processor has to.
+    fn encode_on(&self, image: &PreparedImage, device: &mut TowerDevice) -> Option<Vec<f32>> {
+        if let TowerDevice::Unopened(wanted, how) = *device {
+            let choice = match wanted {
+                Device::Vulkan(choice) => choice,
+                Device::Auto | Device::Cpu => Choice::Best,
+            };
+            *device = match backends::dense_device(choice, how, &Silence) {
+                Ok(open) => TowerDevice::Open(open),
+                // A machine without a GPU needs no note unless one was asked for.
+                Err(_) if wanted == Device::Auto => TowerDevice::Processor,
+                Err(error) => self.fall_back(&error),
+            };
+        }
+        let TowerDevice::Open(open) = &*device else { return None };
+        match self.vision.encode_on(image, &**open) {
+            Ok(soft) => Some(soft),
+            Err(error) => {
+                *device = self.fall_back(&error);
+                None
+            }
+        }
+    }
+
+    fn fall_back(&self, error: &anyhow::Error) -> TowerDevice {
+        let note = format!("images are computed on the processor: {error:#}");
+        *lock(&self.note) = Some(note);
+        TowerDevice::Processor
     }
 }
 
