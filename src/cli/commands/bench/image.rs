@@ -3,6 +3,9 @@
 use super::measure::Figure;
 use super::report::Measurement;
 use crate::cli::io::image_file::read_image;
+use crate::runtime::model::viewer::device_for;
+use crate::runtime::options::Device;
+use crate::runtime::{RunOptions, load};
 use crate::util::units::{digits3, thousands};
 use crate::vision::{Picture, PreparedImage, Vision};
 use anyhow::Result;
@@ -18,9 +21,18 @@ pub fn measure(
     vision: &Vision,
     file: Option<&Path>,
     tokens: Option<usize>,
-    threads: usize,
+    run: &RunOptions,
     repetitions: usize,
 ) -> Result<Vec<Measurement>> {
+    let device = match run.device {
+        Device::Cpu => None,
+        Device::Auto => device_for(run.device, run.lock).ok(),
+        Device::Vulkan(_) => Some(device_for(run.device, run.lock)?),
+    };
+    let encode = |image: &PreparedImage| match &device {
+        Some(device) => vision.encode_on(image, &**device),
+        None => vision.encode(image, load::threads(run)),
+    };
     let file = file.map(read_image).transpose()?;
     let made_up = made_up();
     let prepare = || match &file {
@@ -28,7 +40,7 @@ pub fn measure(
         None => vision.prepare_picture(&made_up, tokens),
     };
     let (prepared, preparing) = timed(repetitions, prepare)?;
-    let (_, encoding) = timed(repetitions, || vision.encode(&prepared, threads))?;
+    let (_, encoding) = timed(repetitions, || encode(&prepared))?;
     let PreparedImage { original: (width, height), .. } = prepared;
     let fit = prepared.fit();
     let what = if file.is_some() { "decoded and resized" } else { "resized" };
@@ -36,8 +48,9 @@ pub fn measure(
     let work = 2.0 * vision.work(fit) as f64;
     let rate = work / (encoding.median * 1e-3) / 1e9;
     let work = format!(
-        "{} tokens, {} GFLOP at {} GFLOP/s",
+        "{} tokens on the {}, {} GFLOP at {} GFLOP/s",
         fit.tokens(),
+        if device.is_some() { "GPU" } else { "processor" },
         thousands((work / 1e9) as u64),
         digits3(rate)
     );

@@ -242,8 +242,8 @@ pub fn run(options: &BenchArgs, typed: &Typed) -> Result<u8> {
     if options.only.contains(&Test::Image) {
         let sight = options.sight.settled(None);
         let tower = viewer::tower(model.as_ref(), &sight)?;
-        let (file, threads) = (options.image.as_deref(), load::threads(run));
-        let times = image::measure(&tower, file, sight.tokens, threads, options.repetitions)?;
+        let file = options.image.as_deref();
+        let times = image::measure(&tower, file, sight.tokens, run, options.repetitions)?;
         report.results.extend(times);
     }
     if let Some(model) = model.filter(|_| options.only.contains(&Test::Text)) {

@@ -200,11 +200,7 @@ impl Viewer {
     /// Computes soft tokens on the device; `None` if the processor has to.
     fn encode_on(&self, image: &PreparedImage, device: &mut TowerDevice) -> Option<Vec<f32>> {
         if let TowerDevice::Unopened(wanted, how) = *device {
-            let choice = match wanted {
-                Device::Vulkan(choice) => choice,
-                Device::Auto | Device::Cpu => Choice::Best,
-            };
-            *device = match backends::dense_device(choice, how, &Silence) {
+            *device = match device_for(wanted, how) {
                 Ok(open) => TowerDevice::Open(open),
                 // A machine without a GPU needs no note unless one was asked for.
                 Err(_) if wanted == Device::Auto => TowerDevice::Processor,
@@ -226,6 +222,18 @@ impl Viewer {
         *lock(&self.note) = Some(note);
         TowerDevice::Processor
     }
+}
+
+/// Opens the GPU that computes towers for a model on `device`, which is not the processor.
+///
+/// # Errors
+/// A [`Fault`] if there is none, or if it is in use.
+pub fn device_for(device: Device, how: DeviceLock) -> Result<Arc<dyn DenseDevice>> {
+    let choice = match device {
+        Device::Vulkan(choice) => choice,
+        Device::Auto | Device::Cpu => Choice::Best,
+    };
+    backends::dense_device(choice, how, &Silence)
 }
 
 /// Returns the name of an image's soft tokens among the pages of prompts. The digest of the source
