@@ -225,7 +225,7 @@ async fn embeddings() -> Response {
 async fn page() -> Response {
     let mut response = respond(200, "text/html; charset=utf-8", include_str!("page.html"));
     let policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; \
-        img-src blob: data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+        img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
     let name = HeaderName::from_static("content-security-policy");
     response.headers_mut().insert(name, HeaderValue::from_static(policy));
     response
