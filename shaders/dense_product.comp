@@ -100,7 +100,7 @@ vec4 load_b(uint head, uint col, uint p) {
     return v;
 }
 
-// What becomes of a finished element.
+// Returns the value of a finished element.
 float finish(float v, uint col) {
     precise float y = v;
     if (BIAS) y = y + side.v[col];

@@ -5,9 +5,9 @@
 
 use super::file::{Component, DAMAGED, Dense, TowerFile};
 use super::pixels::{BUDGETS, Processor, cells, check_budget};
-use super::program::Program;
+use super::program::{LinearLayer, Program};
 use super::resize::Filter;
-use super::tower::{Fit, LinearLayer, Marks, Section, Tower, TowerShape};
+use super::tower::{Fit, Marks, Section, Tower, TowerShape};
 use crate::checkpoint::Checkpoint;
 use crate::models::reader;
 use anyhow::Result;

@@ -1,10 +1,9 @@
 //! Made-up towers of real sizes, for measurements: nobody has to fetch weights to time a tower.
 
-use anyhow::{Context, Result};
+use anyhow::Result;
+use gemma_base::util::files::write_whole;
 use half::bf16;
 use serde_json::{Value, json};
-use std::fs::{self, File};
-use std::io::{BufWriter, Write};
 use std::path::Path;
 
 /// The size of a SigLIP with the projector of Gemma 3.
@@ -90,7 +89,7 @@ impl SigLipSize {
 /// # Errors
 /// If the files cannot be written.
 pub fn write_siglip(directory: &Path, size: SigLipSize) -> Result<()> {
-    fs::write(directory.join("config.json"), size.config().to_string())?;
+    write_whole(&directory.join("config.json"), size.config().to_string().as_bytes())?;
     let (tensors, mut end) = (size.tensors(), 0);
     let mut header = serde_json::Map::new();
     for (name, shape) in &tensors {
@@ -100,10 +99,9 @@ pub fn write_siglip(directory: &Path, size: SigLipSize) -> Result<()> {
         header.insert(name.clone(), entry);
     }
     let header = Value::Object(header).to_string();
-    let path = directory.join("model.safetensors");
-    let mut file = BufWriter::with_capacity(1 << 20, File::create(&path)?);
-    file.write_all(&(header.len() as u64).to_le_bytes())?;
-    file.write_all(header.as_bytes())?;
+    let mut bytes = Vec::with_capacity(8 + header.len() + end);
+    bytes.extend((header.len() as u64).to_le_bytes());
+    bytes.extend(header.as_bytes());
     let mut state = 1u64;
     for (name, shape) in &tensors {
         let count: usize = shape.iter().product();
@@ -117,10 +115,10 @@ pub fn write_siglip(directory: &Path, size: SigLipSize) -> Result<()> {
             state ^= state >> 7;
             state ^= state << 17;
             let value = centre + spread * ((state >> 40) as f32 / (1 << 23) as f32 - 1.0);
-            file.write_all(&bf16::from_f32(value).to_le_bytes())?;
+            bytes.extend(bf16::from_f32(value).to_le_bytes());
         }
     }
-    file.flush().with_context(|| format!("cannot write {}", path.display()))
+    Ok(write_whole(&directory.join("model.safetensors"), &bytes)?)
 }
 
 #[cfg(test)]

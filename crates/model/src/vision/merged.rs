@@ -6,9 +6,9 @@
 use super::file::{Component, Dense, TowerFile};
 use super::gemma4::MARKS;
 use super::pixels::{Processor, cells, check_budget};
-use super::program::Program;
+use super::program::{LinearLayer, Program};
 use super::resize::{CHANNELS, Filter};
-use super::tower::{Fit, LinearLayer, Marks, Section, Tower};
+use super::tower::{Fit, Marks, Section, Tower};
 use crate::checkpoint::Checkpoint;
 use anyhow::Result;
 use gemma_base::error::Fault;

@@ -1,14 +1,37 @@
 //! A tower on one image as a network: how towers write it down, and the processor's way through it.
 
-use super::file::{Dense, TowerFile};
+use super::file::{Component, Dense, TowerFile};
 use super::ops::{Activations, attention, clamp};
-use super::tower::LinearLayer;
 use anyhow::{Context, Result};
 use gemma_base::compute::cpu::{Isa, dense};
 use gemma_base::compute::dense::{
     DenseAttention, DenseHeads, DenseNetwork, DenseOp, DenseProduct, DenseShape, DenseValues,
-    DenseWeights, MatrixNumber, Register, VectorNumber,
+    DenseWeights, Limits, MatrixNumber, Register, VectorNumber,
 };
+
+/// A linear layer with what it adds and its limits.
+#[derive(Clone, Debug)]
+pub struct LinearLayer {
+    pub matrix: Dense,
+    /// Empty, or a value for each output.
+    pub bias: Vec<f32>,
+    /// Limits of inputs and outputs.
+    pub limits: Option<[Limits; 2]>,
+}
+
+impl LinearLayer {
+    /// Finds the matrix `{name}.weight` and its bias.
+    pub fn with_bias(
+        file: &TowerFile,
+        name: &str,
+        rows: usize,
+        cols: usize,
+    ) -> Result<LinearLayer> {
+        let matrix = file.matrix(Component::Tower, &format!("{name}.weight"), rows, cols)?;
+        let bias = file.floats(Component::Tower, &format!("{name}.bias"), &[rows])?;
+        Ok(LinearLayer { matrix, bias, limits: None })
+    }
+}
 
 const UNWRITTEN: &str = "registers are written before they are read";
 

@@ -4,9 +4,9 @@
 
 use super::file::{Component, DAMAGED, Dense, TowerFile};
 use super::pixels::Processor;
-use super::program::Program;
+use super::program::{LinearLayer, Program};
 use super::resize::Filter;
-use super::tower::{Fit, LinearLayer, Marks, Section, Tower, TowerShape};
+use super::tower::{Fit, Marks, Section, Tower, TowerShape};
 use crate::checkpoint::Checkpoint;
 use anyhow::Result;
 use gemma_base::compute::dense::{DenseHeads, DenseOp};

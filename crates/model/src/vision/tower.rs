@@ -1,12 +1,11 @@
 //! The interface of a tower: how a picture fits it, and how its pixels become soft tokens.
 
-use super::file::{Component, Dense, TowerFile};
+use super::file::TowerFile;
 use super::pixels::Processor;
 use super::program::Program;
 use super::resize::CHANNELS;
 use crate::models::reader;
 use anyhow::Result;
-use gemma_base::compute::dense::Limits;
 use gemma_base::error::Fault;
 use gemma_base::tensor::Token;
 use serde_json::Value;
@@ -154,29 +153,5 @@ impl TowerShape {
         let rows = 3 * self.width + (4 * query).max(2 * self.hidden);
         let matrix = self.width.max(query) * self.hidden.max(query);
         4 * (patches * rows + matrix) as u64
-    }
-}
-
-/// A linear layer with what it adds and its limits.
-#[derive(Clone, Debug)]
-pub struct LinearLayer {
-    pub matrix: Dense,
-    /// Empty, or a value for each output.
-    pub bias: Vec<f32>,
-    /// Limits of inputs and outputs.
-    pub limits: Option<[Limits; 2]>,
-}
-
-impl LinearLayer {
-    /// Finds the matrix `{name}.weight` and its bias.
-    pub fn with_bias(
-        file: &TowerFile,
-        name: &str,
-        rows: usize,
-        cols: usize,
-    ) -> Result<LinearLayer> {
-        let matrix = file.matrix(Component::Tower, &format!("{name}.weight"), rows, cols)?;
-        let bias = file.floats(Component::Tower, &format!("{name}.bias"), &[rows])?;
-        Ok(LinearLayer { matrix, bias, limits: None })
     }
 }

@@ -1,8 +1,9 @@
 //! Dense networks, such as image towers, on a device. See [`gemma_base::compute::dense`].
 //!
-//! Matrices stay on the device in the type of their file. Registers and scores do too if they are
-//! small for the device. Products, norms and softmax follow the order of the processor's kernels, so
-//! that results have its bits where the device fuses multiply-adds and rounds divisions correctly.
+//! Matrices stay on the device in the type of their file. Registers and scores stay too if they are
+//! small for the device. Products, norms and softmax follow the order of the processor's kernels.
+//! Results have the processor's bits if the device fuses multiply-adds and rounds divisions and
+//! roots correctly.
 
 mod calls;
 #[cfg(test)]
