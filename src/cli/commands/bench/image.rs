@@ -7,6 +7,7 @@ use crate::runtime::model::viewer::device_for;
 use crate::runtime::options::Device;
 use crate::runtime::{RunOptions, load};
 use crate::util::units::{digits3, thousands};
+use crate::vision::made_up::{SigLipSize, write_siglip};
 use crate::vision::{Picture, PreparedImage, Vision};
 use anyhow::Result;
 use std::path::Path;
@@ -62,6 +63,12 @@ pub fn measure(
         pass: None,
     };
     Ok(vec![row("image pixels", preparing, sizes), row("image tower", encoding, work)])
+}
+
+/// Makes up a SigLIP of So400m's size with soft tokens of `dim` values.
+pub fn made_up_tower(dim: usize, directory: &Path) -> Result<Vision> {
+    write_siglip(directory, SigLipSize { embedding: dim, ..SigLipSize::SO400M })?;
+    Vision::open(directory)
 }
 
 /// Runs `work` once, and then so many times for the figure in milliseconds.
