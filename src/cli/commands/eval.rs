@@ -76,7 +76,10 @@ pub fn run(options: &EvalArgs, typed: &Typed) -> Result<u8> {
     let (window, mut parts) = read(options, &model, ui)?;
     let viewer = match options.image.is_empty() {
         true => None,
-        false => Some(Viewer::open(&model, &options.sight.settled(None), load::threads(&run))?),
+        false => {
+            let viewer = Viewer::open(&model, &options.sight.settled(None), load::threads(&run))?;
+            Some(viewer.on(run.device, run.lock))
+        }
     };
     let images = viewer.as_ref().map(|viewer| show(&options.image, viewer, &mut parts, window));
     // They are kept as long as texts name them.

@@ -135,12 +135,11 @@ impl<'a> ShownThought<'a> {
 impl GenerateRun<'_> {
     fn go(
         &self,
-        prompt: EncodedPrompt,
+        EncodedPrompt { tokens: history, images, .. }: EncodedPrompt,
         mut output: TextOutput,
         stats_file: Option<Writer>,
     ) -> Result<u8> {
         let (options, session, ui) = (self.options, self.session, self.ui);
-        let EncodedPrompt { tokens: history, images, .. } = prompt;
         self.say_options();
         let needed = history.len().saturating_add(options.sampling.max_tokens).saturating_add(1);
         let context = session.context(needed, ui);

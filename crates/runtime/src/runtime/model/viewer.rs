@@ -146,25 +146,23 @@ impl Viewer {
         device: &mut TowerDevice,
         on_device: &mut usize,
     ) -> Result<Vec<f32>> {
-        let mut computed = || match self.encode_on(image, device) {
-            Some(soft) => {
-                *on_device += 1;
-                Ok(soft)
-            }
-            None => self.vision.encode(image, self.threads),
+        self.open_device(device);
+        let Some(directory) = &self.options.directory else {
+            return self.computed(image, device, on_device);
         };
-        let Some(directory) = &self.options.directory else { return computed() };
-        let (name, bytes) = (name(&image.digest), 4 * image.tokens() * self.vision.width());
-        if let Ok(StoredPage::Whole(file)) = directory.read(&name, bytes) {
-            directory.touch(&name);
+        let name = |on_gpu: bool| name(&image.digest, on_gpu);
+        let bytes = 4 * image.tokens() * self.vision.width();
+        let wanted = name(matches!(device, TowerDevice::Open(_)));
+        if let Ok(StoredPage::Whole(file)) = directory.read(&wanted, bytes) {
+            directory.touch(&wanted);
             return Ok(bytemuck::pod_collect_to_vec(&file[HEAD..]));
         }
-        let soft = computed()?;
+        let soft = self.computed(image, device, on_device)?;
         directory.make_room((HEAD + bytes) as u64);
         let mut file = vec![0; HEAD];
         file.extend_from_slice(bytemuck::cast_slice(&soft));
         // The next run computes what could not be written.
-        let _ = directory.write(&name, &mut file);
+        let _ = directory.write(&name(*on_device > 0), &mut file);
         Ok(soft)
     }
 
@@ -197,8 +195,24 @@ impl Viewer {
         Ok(image)
     }
 
-    /// Computes soft tokens on the device; `None` if the processor has to.
-    fn encode_on(&self, image: &PreparedImage, device: &mut TowerDevice) -> Option<Vec<f32>> {
+    /// Computes soft tokens.
+    fn computed(
+        &self,
+        image: &PreparedImage,
+        device: &mut TowerDevice,
+        on_device: &mut usize,
+    ) -> Result<Vec<f32>> {
+        match self.encode_on(image, device) {
+            Some(soft) => {
+                *on_device += 1;
+                Ok(soft)
+            }
+            None => self.vision.encode(image, self.threads),
+        }
+    }
+
+    /// Opens the device if an image needs it first.
+    fn open_device(&self, device: &mut TowerDevice) {
         if let TowerDevice::Unopened(wanted, how) = *device {
             *device = match device_for(wanted, how) {
                 Ok(open) => TowerDevice::Open(open),
@@ -207,6 +221,10 @@ impl Viewer {
                 Err(error) => self.fall_back(&error),
             };
         }
+    }
+
+    /// Computes soft tokens on an open device; `None` if the processor has to.
+    fn encode_on(&self, image: &PreparedImage, device: &mut TowerDevice) -> Option<Vec<f32>> {
         let TowerDevice::Open(open) = &*device else { return None };
         match self.vision.encode_on(image, &**open) {
             Ok(soft) => Some(soft),
@@ -237,9 +255,10 @@ pub fn device_for(device: Device, how: DeviceLock) -> Result<Arc<dyn DenseDevice
 }
 
 /// Returns the name of an image's soft tokens among the pages of prompts. The digest of the source
-/// stands for the program that computes them.
-fn name(digest: &ImageDigest) -> PageId {
+/// stands for the program that computes them. A GPU may round otherwise than the processor.
+fn name(digest: &ImageDigest, on_gpu: bool) -> PageId {
     let hash = Sha256::new().chain_update("soft tokens").chain_update(env!("SOURCE_DIGEST"));
+    let hash = hash.chain_update([u8::from(on_gpu)]);
     PageId { key: hash.chain_update(digest).finalize().into(), layers: 0, nth: 0 }
 }
 

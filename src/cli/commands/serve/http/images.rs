@@ -93,10 +93,12 @@ pub async fn encoded(
     let thread = app.room.threads.take(client, 1).await;
     // The future drops this when its client goes away.
     let here = Arc::new(());
-    let (there, served) = (Arc::downgrade(&here), served.clone());
+    let (there, served, notes) = (Arc::downgrade(&here), served.clone(), app.notes.clone());
     let encode = move || {
         let is_wanted = || there.strong_count() > 0;
         let result = request.encode(&served, &is_wanted).map_err(|error| ApiError::of(&error));
+        let note = served.viewer.as_ref().ok().and_then(|viewer| viewer.take_note());
+        note.into_iter().for_each(|note| notes.once(note));
         drop(turn);
         share.shrink(memory.soft);
         result.map(|()| (request, share))
