@@ -100,8 +100,11 @@ fn a_picture_is_the_same_in_all_forms_and_on_the_command_line() {
             let reply = post(&server, "/v1/chat/completions", body).ok();
             reply["choices"][0]["logprobs"]["content"][0]["logprob"].as_f64().unwrap()
         };
-        assert_eq!(chances(1), chances(1), "{family}: computed, and kept");
+        // The first picture was computed once for all questions above.
+        let computed = || server.metric("gemma_images_computed_total");
+        assert_eq!((chances(1), computed()), (chances(1), 1.0), "{family}");
         assert_ne!(chances(1), chances(2), "{family}: another picture of one size");
+        assert_eq!(computed(), 2.0, "{family}");
     }
 }
 
@@ -201,6 +204,9 @@ fn a_batch_reads_pictures_beside_it() {
     let run = gemma_in(dir.path(), &[&words[..], &["-n", "24"]].concat(), b"").ok();
     let replies: Vec<Value> =
         run.text().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    // The same bytes from texts that grow at once.
+    let at_once = [&words[..], &["-n", "24", "--parallel", "4"]].concat();
+    assert_eq!(gemma_in(dir.path(), &at_once, b"").ok().text(), run.text());
     let text = |i: usize| replies[i]["text"].as_str().unwrap();
     assert!(!text(0).is_empty() && text(0) == text(1) && text(0) == text(2), "{replies:?}");
     assert_ne!(text(0), text(3));

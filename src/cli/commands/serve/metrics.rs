@@ -85,6 +85,8 @@ pub struct Metrics {
     pub device_losses: Counter,
     pub slow_clients: Counter,
     pub pauses: Counter,
+    pub images: Counter,
+    pub computed_images: Counter,
     pub first_token: Histogram,
     pub between_tokens: Histogram,
 }
@@ -125,6 +127,13 @@ impl Metrics {
                 &self.slow_clients,
             ),
             ("gemma_pauses_total", "counter", "Texts paused for other clients.", &self.pauses),
+            ("gemma_images_total", "counter", "Images of prompts.", &self.images),
+            (
+                "gemma_images_computed_total",
+                "counter",
+                "Images that were not known.",
+                &self.computed_images,
+            ),
         ] {
             let n = counter.get();
             let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}\n{name} {n}");

@@ -82,7 +82,7 @@ impl ImageMemory {
 /// ends before the next image once the client is gone. Returns the share of the memory that the
 /// soft tokens keep.
 pub async fn encoded(
-    app: &App,
+    app: &Arc<App>,
     served: &Arc<ServedModel>,
     mut request: ApiRequest,
     memory: ImageMemory,
@@ -93,12 +93,16 @@ pub async fn encoded(
     let thread = app.room.threads.take(client, 1).await;
     // The future drops this when its client goes away.
     let here = Arc::new(());
-    let (there, served, notes) = (Arc::downgrade(&here), served.clone(), app.notes.clone());
+    let (there, served, app) = (Arc::downgrade(&here), served.clone(), app.clone());
     let encode = move || {
         let is_wanted = || there.strong_count() > 0;
         let result = request.encode(&served, &is_wanted).map_err(|error| ApiError::of(&error));
-        let note = served.viewer.as_ref().ok().and_then(|viewer| viewer.take_note());
-        note.into_iter().for_each(|note| notes.once(note));
+        if let Ok(viewer) = &served.viewer {
+            viewer.take_note().into_iter().for_each(|note| app.notes.once(note));
+            let (figures, metrics) = (viewer.figures(), &app.queue.metrics);
+            metrics.images.set(figures.images as u64);
+            metrics.computed_images.set(figures.encoded as u64);
+        }
         drop(turn);
         share.shrink(memory.soft);
         result.map(|()| (request, share))
