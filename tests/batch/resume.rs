@@ -230,18 +230,18 @@ fn a_batch_has_one_format() {
 }
 
 #[test]
-fn images_are_not_read_and_that_is_said() {
+fn sound_is_not_heard_and_that_is_said() {
     let dir = tempfile::tempdir().unwrap();
-    let part = json!({"type": "image_url", "image_url": {"url": "data:"}});
+    let part = json!({"type": "input_audio", "input_audio": {"data": ""}});
     let messages =
         json!([{"role": "user", "content": [{"type": "text", "text": "What is this?"}, part]}]);
     fs::write(dir.path().join("m.json"), messages.to_string()).unwrap();
     let run = gemma_in(dir.path(), &["generate", "--messages", "m.json"], b"");
-    run.fails(3, &["m.json", "image_url: only text is supported"]);
+    run.fails(3, &["m.json", "input_audio: only text and images are supported"]);
     fs::write(dir.path().join("in.jsonl"), json!({"messages": messages}).to_string()).unwrap();
     let run = batch(dir.path(), &["-q"]).ok().json();
     assert!(
-        run["error"]["message"].as_str().unwrap().contains("image_url: only text is supported"),
+        run["error"]["message"].as_str().unwrap().contains("input_audio: only text and images"),
         "{run}"
     );
     for (text, says) in [
