@@ -48,13 +48,18 @@ pub fn generate(
     let prompt: String = fields.take("prompt")?.unwrap_or_default();
     let system = fields.take::<String>("system")?.filter(|text| !text.is_empty());
     let images: Value = fields.take("images")?.unwrap_or_default();
+    let has_images = images.as_array().is_some_and(|images| !images.is_empty());
     let is_raw = fields.take("raw")?.unwrap_or(false);
     let item = json!({"role": "user", "content": prompt, "images": images});
     let conversation = ApiConversation::read("prompt", &[item], system.map(Value::from))?;
-    if prompt.is_empty() {
+    if prompt.is_empty() && !has_images {
         return load(fields, request, form);
     }
     fields.finish()?;
+    if is_raw && has_images {
+        let what = "'images': a raw prompt shows no images: leave out raw";
+        return Err(ApiError::bad(what).param("images"));
+    }
     if is_raw {
         request.prompts = vec![ApiPrompt::Text(prompt)];
         return Ok((request, Box::new(form)));
