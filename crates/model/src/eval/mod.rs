@@ -203,7 +203,9 @@ fn walk(
     progress: &mut dyn FnMut(usize),
     each: &mut dyn FnMut(&[Row<'_>], Option<Token>),
 ) -> Result<()> {
-    let is_known = |id: &Token| (*id as usize) < engine.info().vocab || is_place(*id);
+    let info = engine.info();
+    let is_shown = |id: Token| info.images.as_ref().is_some_and(|images| images.name(id).is_some());
+    let is_known = |id: &Token| (*id as usize) < info.vocab || is_shown(*id);
     if let Some(bad) = task.ids.iter().find(|id| !is_known(id)) {
         let what = format!(
             "token {bad} is outside the vocabulary, which has {} tokens",
