@@ -8,12 +8,12 @@ use super::functions::ToolOptions;
 use super::sampling::SamplingFields;
 use super::served::ServedModel;
 use crate::cli::io::format::{AnswerFormat, AnswerFormatFields};
-use crate::cli::io::prompt::{EncodedPrompt, PromptEncoder, PromptInput};
+use crate::cli::io::prompt::{EncodedPrompt, PromptEncoder, PromptInput, UnseenPrompt};
 use crate::decode::Request;
 use crate::error::Fault;
 use crate::grammar::tools::{self, Tool};
 use crate::grammar::{Enforcement, Grammar, GrammarSource};
-use crate::models::Special;
+use crate::models::{Image, Special};
 use crate::runtime::answers::{self, AnswerRequest};
 use crate::runtime::constraints::Constrained;
 use crate::runtime::load::check_prompt;
@@ -23,6 +23,7 @@ use crate::util::json;
 use anyhow::{Result, bail, ensure};
 use serde::Deserialize;
 use serde_json::Value;
+use std::sync::Arc;
 
 /// Bytes of memory that the tokenizer takes for each byte of a text.
 pub const TOKENISER_MEMORY: usize = 240;
@@ -56,6 +57,8 @@ pub enum ApiPrompt {
     Text(String),
     /// Tokens to continue, BOS included.
     Tokens(Vec<Token>),
+    /// Messages as tokens, whose images are not read yet.
+    Unseen(UnseenPrompt),
     /// Any of them, as the model reads it.
     Encoded(EncodedPrompt),
 }
@@ -161,6 +164,44 @@ impl ApiRequest {
     pub fn encode(&mut self, served: &ServedModel) -> Result<()> {
         for prompt in &mut self.prompts {
             *prompt = ApiPrompt::Encoded(prompt.encoded(served)?);
+        }
+        Ok(())
+    }
+
+    /// Replaces the prompts by their tokens. Images are measured and not decoded: see
+    /// [`unseen`](Self::unseen). A prompt that leaves no room for an answer is an error.
+    pub fn tokenise(&mut self, served: &ServedModel) -> Result<()> {
+        for prompt in &mut self.prompts {
+            *prompt = prompt.tokenised(served)?;
+        }
+        Ok(())
+    }
+
+    /// Returns the files of the images that are not read yet, in the order of the prompts.
+    pub fn unseen(&self) -> Vec<Arc<[u8]>> {
+        let files = |prompt: &ApiPrompt| match prompt {
+            ApiPrompt::Unseen(prompt) => prompt.files.clone(),
+            _ => Vec::new(),
+        };
+        self.prompts.iter().flat_map(files).collect()
+    }
+
+    /// Returns the bytes of memory of the soft tokens of those images.
+    pub fn soft_memory(&self, served: &ServedModel) -> Result<usize> {
+        let token = served.config.dim * size_of::<f32>();
+        let bytes = |file: &Arc<[u8]>| Ok(served.viewer()?.measure(file)?.tokens() * token);
+        self.unseen().iter().map(bytes).sum()
+    }
+
+    /// Puts the images of [`unseen`](Self::unseen) into the prompts.
+    pub fn show(&mut self, images: Vec<Arc<Image>>, served: &ServedModel) -> Result<()> {
+        let mut images = images.into_iter();
+        for prompt in &mut self.prompts {
+            if let ApiPrompt::Unseen(unseen) = prompt {
+                let own = images.by_ref().take(unseen.files.len()).collect();
+                let seen = std::mem::take(unseen).seen(served.viewer()?, own)?;
+                *prompt = ApiPrompt::Encoded(seen);
+            }
         }
         Ok(())
     }
@@ -373,6 +414,9 @@ impl ApiPrompt {
         match self {
             ApiPrompt::Tokens(tokens) => size_of_val(&tokens[..]),
             ApiPrompt::Encoded(prompt) => size_of_val(&prompt.tokens[..]),
+            ApiPrompt::Unseen(UnseenPrompt { tokens, files, .. }) => {
+                size_of_val(&tokens[..]) + files.iter().map(|file| file.len()).sum::<usize>()
+            }
             other => other.bytes(),
         }
     }
@@ -383,6 +427,7 @@ impl ApiPrompt {
             ApiPrompt::Conversation(input) => input.bytes(),
             ApiPrompt::Text(text) => text.len(),
             ApiPrompt::Tokens(tokens) => size_of_val(&tokens[..]) / TOKENISER_MEMORY,
+            ApiPrompt::Unseen(prompt) => size_of_val(&prompt.tokens[..]) / TOKENISER_MEMORY,
             ApiPrompt::Encoded(prompt) => size_of_val(&prompt.tokens[..]) / TOKENISER_MEMORY,
         }
     }
@@ -390,7 +435,7 @@ impl ApiPrompt {
     /// Returns the most tokens that it may have.
     fn most_tokens(&self, served: &ServedModel) -> usize {
         let tokens = match self {
-            ApiPrompt::Conversation(_) => served.context,
+            ApiPrompt::Conversation(_) | ApiPrompt::Unseen(_) => served.context,
             ApiPrompt::Text(text) => text.len() + 1,
             ApiPrompt::Tokens(tokens) => tokens.len(),
             ApiPrompt::Encoded(prompt) => prompt.tokens.len(),
@@ -403,6 +448,11 @@ impl ApiPrompt {
     pub fn encoded(&self, served: &ServedModel) -> Result<EncodedPrompt> {
         match self {
             ApiPrompt::Encoded(prompt) => Ok(prompt.clone()),
+            ApiPrompt::Unseen(prompt) => {
+                let viewer = served.viewer()?;
+                let images = prompt.files.iter().map(|file| viewer.see(file));
+                prompt.clone().seen(viewer, images.collect::<Result<_>>()?)
+            }
             ApiPrompt::Tokens(tokens) => {
                 check_tokens(tokens, served)?;
                 Ok(EncodedPrompt { tokens: tokens.clone(), ..EncodedPrompt::default() })
@@ -415,6 +465,18 @@ impl ApiPrompt {
                 encoder(served, false, &input).encode(&input, Special::AsText)
             }
         }
+    }
+
+    /// Returns the prompt as tokens. Images are measured, and not decoded.
+    fn tokenised(&self, served: &ServedModel) -> Result<ApiPrompt> {
+        let ApiPrompt::Conversation(input) = self else {
+            return self.encoded(served).map(ApiPrompt::Encoded);
+        };
+        let unseen = encoder(served, true, input).tokenise(input, Special::AsText)?;
+        Ok(match unseen.files.is_empty() {
+            true => ApiPrompt::Encoded(unseen.blind()),
+            false => ApiPrompt::Unseen(unseen),
+        })
     }
 
     /// Returns the number of the prompt's tokens. Images are not decoded.

@@ -5,6 +5,7 @@ pub mod crash;
 pub mod destination;
 pub mod format;
 pub mod image_file;
+pub mod image_part;
 pub mod input;
 pub mod output;
 pub mod prompt;

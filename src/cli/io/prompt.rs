@@ -1,9 +1,9 @@
 //! From options, files and standard input to the prompt's tokens.
 
 use crate::cli::io::image_file::{self, read_image};
-use crate::cli::io::input;
 use crate::cli::io::text_file::read_file;
 use crate::cli::io::ui::Ui;
+use crate::cli::io::{image_part, input};
 use crate::cli::options::{ChatOptions, ImageOptions, InputOptions, SpecialPolicy};
 use crate::error::Fault;
 use crate::models::{ChatTemplate, Config, Image, Message, MessageImage, Special, Tokenizer};
@@ -115,19 +115,21 @@ pub fn system_text(text: Option<&str>, file: Option<&Path>) -> Result<Option<Str
     }
 }
 
-/// Content of a message: text, or parts of type `text`, a line or more each.
-pub struct MessageContent(String);
+/// Content of a message: text, or parts of text, a line or more each, and of images.
+#[derive(Default)]
+pub struct MessageContent(Message);
 
 impl MessageContent {
-    pub fn text(self) -> String {
-        self.0
+    /// Returns the content as a message of a role.
+    pub fn message(self, role: String) -> Message {
+        Message { role, ..self.0 }
     }
 }
 
 impl<'de> Deserialize<'de> for MessageContent {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let parts = match Value::deserialize(deserializer)? {
-            Value::String(text) => return Ok(MessageContent(text)),
+            Value::String(text) => return Ok(MessageContent(Message::new("", text))),
             Value::Array(parts) => parts,
             _ => {
                 return Err(D::Error::custom(
@@ -135,28 +137,34 @@ impl<'de> Deserialize<'de> for MessageContent {
                 ));
             }
         };
-        let mut texts = Vec::new();
+        let mut message = Message::default();
         for part in &parts {
+            if let Some(file) = image_part::image_of(part) {
+                message.show(file.map_err(D::Error::custom)?);
+                continue;
+            }
             // A part without a type is text where it has one.
             match (
                 part.get("type").and_then(Value::as_str),
                 part.get("text").and_then(Value::as_str),
             ) {
-                (None | Some("text"), Some(part)) => texts.push(part),
+                (None | Some("text"), Some(part)) => message.append("\n", part, Vec::new()),
                 (Some("text") | None, None) => {
                     return Err(D::Error::custom("a part of a message has no text"));
                 }
                 (Some(other), _) => {
-                    return Err(D::Error::custom(format!("{other}: only text is supported")));
+                    return Err(D::Error::custom(format!(
+                        "{other}: only text and images are supported"
+                    )));
                 }
             }
         }
-        Ok(MessageContent(texts.join("\n")))
+        Ok(MessageContent(message))
     }
 }
 
-/// A JSON array of messages, or an object with a `messages` field; a message's content is text or
-/// parts of type `text`.
+/// Reads a JSON array of messages, or an object with a `messages` field. The content of a message is
+/// text, or parts of text and of images, whose bytes are in data URLs.
 pub fn read_messages(path: &Path) -> Result<Vec<Message>> {
     #[derive(Deserialize)]
     struct Item {
@@ -172,7 +180,7 @@ pub fn read_messages(path: &Path) -> Result<Vec<Message>> {
         list => list,
     };
     let items: Vec<Item> = serde_json::from_value(list).with_context(wrong)?;
-    Ok(items.into_iter().map(|i| Message::new(i.role, i.content.text())).collect())
+    Ok(items.into_iter().map(|item| item.content.message(item.role)).collect())
 }
 
 /// Returns the prompt's tokens, through the chat template or behind one BOS.
@@ -248,6 +256,33 @@ pub struct EncodedPrompt {
     pub has_own_bos: bool,
 }
 
+/// A prompt whose images are not read yet.
+#[derive(Clone, Debug, Default)]
+pub struct UnseenPrompt {
+    /// Without the places of images.
+    pub tokens: Vec<Token>,
+    /// Files of the images, in the order of their places.
+    pub files: Vec<Arc<[u8]>>,
+    has_own_bos: bool,
+}
+
+impl UnseenPrompt {
+    /// Returns the prompt with its images, which have the order of the files.
+    ///
+    /// # Errors
+    /// A fault if the prompt shows another number of images.
+    pub fn seen(self, viewer: &Viewer, images: Vec<Arc<Image>>) -> Result<EncodedPrompt> {
+        let tokens = viewer.place(&self.tokens, &images)?;
+        Ok(EncodedPrompt { tokens, images, has_own_bos: self.has_own_bos })
+    }
+
+    /// Returns the prompt of no images.
+    pub fn blind(self) -> EncodedPrompt {
+        let UnseenPrompt { tokens, has_own_bos, .. } = self;
+        EncodedPrompt { tokens, has_own_bos, ..EncodedPrompt::default() }
+    }
+}
+
 /// An encoder of prompts.
 pub struct PromptEncoder<'a> {
     /// `None` continues a text without a template.
@@ -266,14 +301,26 @@ impl PromptEncoder<'_> {
     /// Returns the prompt with its images, whose soft tokens are computed unless they are kept. A
     /// prompt that leaves no room for an answer is an error.
     pub fn encode(&self, input: &PromptInput, special: Special) -> Result<EncodedPrompt> {
-        let (tokens, has_own_bos) = self.checked(input, special)?;
-        if input.all_images().next().is_none() {
-            return Ok(EncodedPrompt { tokens, has_own_bos, ..EncodedPrompt::default() });
+        let unseen = self.tokenise(input, special)?;
+        if unseen.files.is_empty() {
+            return Ok(unseen.blind());
         }
         let viewer = self.viewer()?;
-        let images = input.all_images().map(|image| viewer.see(&image.file));
+        let images = unseen.files.iter().map(|file| viewer.see(file));
         let images = images.collect::<Result<Vec<_>>>()?;
-        Ok(EncodedPrompt { tokens: viewer.place(&tokens, &images)?, images, has_own_bos })
+        unseen.seen(viewer, images)
+    }
+
+    /// Returns the prompt with its images measured, and not read yet. A prompt that leaves no room
+    /// for an answer is an error.
+    pub fn tokenise(&self, input: &PromptInput, special: Special) -> Result<UnseenPrompt> {
+        let (tokens, has_own_bos) = self.checked(input, special)?;
+        let files: Vec<_> = input.all_images().map(|image| image.file.clone()).collect();
+        if !files.is_empty() {
+            // Another number of places is an error before an image is read.
+            self.viewer()?.text().place(&tokens, &vec![0..0; files.len()])?;
+        }
+        Ok(UnseenPrompt { tokens, files, has_own_bos })
     }
 
     /// Returns the number of a prompt's tokens, those of its images included. Reads no more than

@@ -1,6 +1,7 @@
 //! Options of images.
 
-use crate::runtime::SightOptions;
+use crate::runtime::{Session, SightOptions};
+use anyhow::Result;
 use clap::Args;
 use std::path::PathBuf;
 
@@ -37,5 +38,14 @@ impl SightArgs {
     pub fn settled(&self) -> SightOptions {
         let (mmproj, tokens) = (self.mmproj.clone(), self.image_tokens);
         SightOptions { mmproj, tokens, ..SightOptions::default() }
+    }
+
+    /// Refuses options of images for a session that reads none.
+    pub fn check(&self, session: &Session) -> Result<()> {
+        let is_given = self.mmproj.is_some() || self.image_tokens.is_some();
+        match session.viewer() {
+            Err(why) if is_given => Err(why.clone().into()),
+            _ => Ok(()),
+        }
     }
 }

@@ -30,7 +30,7 @@ use crate::os::process::raise_open_files;
 use crate::os::signals::survive_closed_connections;
 use crate::runtime::constraints::Constraints;
 use crate::runtime::devices::npu;
-use crate::runtime::{Room, Session, Started};
+use crate::runtime::{Room, Session, SightOptions, Started};
 use crate::util::threads;
 use access::PageOrigin;
 use anyhow::{Context, Result};
@@ -79,7 +79,13 @@ pub fn run(options: &ServeArgs, typed: &Typed) -> Result<u8> {
     let address = SocketAddr::new(edge.host, edge.port);
     let server = Server::start(address, &app, &edge.cors_origin)?;
 
-    let session = Session::open(&model, &drafting.source, ui)?;
+    let sight = SightOptions { limits: http::PICTURES, ..options.sight.settled() };
+    let session = Session::open(&model, &drafting.source, ui)?.seeing(&sight);
+    options.sight.check(&session)?;
+    if let Ok(viewer) = &session.viewer {
+        let tokens = viewer.vision().most_tokens(sight.tokens)?;
+        ui.note(format!("images are read, with at most {tokens} tokens each"));
+    }
     let context = session.context(CONTEXT, ui);
     let room = Room { context, sequences: load.parallel.into(), prefixes: load.cache_ram };
     let (session, drafting, prompts) = (&session, &drafting, prompts.as_ref());

@@ -1,7 +1,9 @@
 //! The options of `gemma serve`.
 
 use super::access::{ApiKey, PageOrigin};
-use crate::cli::options::{DraftArgs, ModelArgs, PromptCacheArgs, ThinkOptions, UiOptions, memory};
+use crate::cli::options::{
+    DraftArgs, ModelArgs, PromptCacheArgs, SightArgs, ThinkOptions, UiOptions, memory,
+};
 use crate::error::Fault;
 use crate::runtime::options::AutoOr;
 use anyhow::{Context, Result};
@@ -37,6 +39,8 @@ pub struct ServeArgs {
     pub draft: DraftArgs,
     #[command(flatten)]
     pub model: ModelArgs,
+    #[command(flatten)]
+    pub sight: SightArgs,
     #[command(flatten)]
     pub ui: UiOptions,
 }

@@ -14,11 +14,14 @@ use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
+use std::path::{Component, Path, PathBuf};
 
 /// The request of a record.
 #[derive(Clone, Debug, Default)]
 pub struct RecordJob {
     pub input: PromptInput,
+    /// Files of the prompt's images, relative to the folder of the batch.
+    pub images: Vec<PathBuf>,
     /// No chat template; `None` leaves it to `--raw`.
     pub raw: Option<bool>,
     pub max_tokens: Option<usize>,
@@ -102,9 +105,20 @@ enum OneOrMore {
     More(Vec<String>),
 }
 
+impl OneOrMore {
+    fn texts(self) -> Vec<String> {
+        match self {
+            OneOrMore::One(text) => vec![text],
+            OneOrMore::More(texts) => texts,
+        }
+    }
+}
+
 #[derive(Deserialize)]
 struct RecordFields {
     prompt: Option<String>,
+    #[serde(alias = "images")]
+    image: Option<OneOrMore>,
     messages: Option<Vec<Item>>,
     system: Option<String>,
     prefill: Option<String>,
@@ -123,9 +137,11 @@ struct RecordFields {
 }
 
 /// RecordFields of a record, to correct misspelt ones.
-const FIELDS: [&str; 24] = [
+const FIELDS: [&str; 26] = [
     "id",
     "prompt",
+    "image",
+    "images",
     "messages",
     "system",
     "prefill",
@@ -203,18 +219,20 @@ fn job(value: Value) -> Result<(RecordJob, Vec<String>)> {
     let fields: RecordFields = serde_json::from_value(value).with_context(wrong)?;
     let messages = fields.messages.unwrap_or_default();
     let messages: Vec<Message> =
-        messages.into_iter().map(|m| Message::new(m.role, m.content.text())).collect();
+        messages.into_iter().map(|item| item.content.message(item.role)).collect();
     let empty = fields.prompt.as_ref().is_none_or(|p| p.trim().is_empty());
     if messages.is_empty() && empty && fields.raw != Some(true) {
         return Err(Fault::model("the record has neither a prompt nor messages")
             .help(EXAMPLE)
             .into());
     }
-    let stop = match fields.stop {
-        None => Vec::new(),
-        Some(OneOrMore::One(text)) => vec![text],
-        Some(OneOrMore::More(texts)) => texts,
-    };
+    let images = images(fields.image)?;
+    ensure!(
+        images.is_empty() || !empty,
+        Fault::model("the record has an image and no prompt")
+            .help("add a prompt; the messages of a record have images as parts with a data URL")
+    );
+    let stop = fields.stop.map_or_else(Vec::new, OneOrMore::texts);
     ensure!(
         !stop.iter().any(String::is_empty),
         Fault::model("stop: an empty text would end everything at once")
@@ -229,6 +247,7 @@ fn job(value: Value) -> Result<(RecordJob, Vec<String>)> {
             prefill: fields.prefill,
             ..PromptInput::default()
         },
+        images,
         raw: fields.raw,
         max_tokens: fields.max_tokens,
         stop,
@@ -237,6 +256,22 @@ fn job(value: Value) -> Result<(RecordJob, Vec<String>)> {
         sampling: fields.sampling,
     };
     Ok((job, unknown))
+}
+
+/// Returns the paths of a record's images. Records may be another author's: they name files in the
+/// folder of the batch alone.
+fn images(given: Option<OneOrMore>) -> Result<Vec<PathBuf>> {
+    let paths: Vec<PathBuf> =
+        given.map_or_else(Vec::new, OneOrMore::texts).into_iter().map(PathBuf::from).collect();
+    let is_inside = |path: &Path| {
+        let is_plain = |part| matches!(part, Component::Normal(_) | Component::CurDir);
+        path.components().all(is_plain) && path.file_name().is_some()
+    };
+    if let Some(path) = paths.iter().find(|path| !is_inside(path)) {
+        let what = format!("the image {} is not in the folder of the batch", path.display());
+        return Err(Fault::model(what).help("give a path below the folder of the batch").into());
+    }
+    Ok(paths)
 }
 
 impl RecordJob {
@@ -309,11 +344,31 @@ mod tests {
             (r#"{"id": 12345678901234567890123, "prompt": "a"}"#, "7", "64 bits"),
             (r#"{"custom_id": 1.10, "body": {}}"#, "7", "64 bits"),
             (r#"{"prompt": "a", "stop": ""}"#, "7", "stop"),
+            (r#"{"messages": [{"role": "user", "content": "a"}], "image": "b"}"#, "7", "no prompt"),
         ] {
             let failure = job(text).unwrap_err();
             assert_eq!(line(text).id.to_string(), id, "{text}");
             assert!(failure.message.contains(says) && failure.code == 3, "{text}: {failure:?}");
         }
+    }
+
+    #[test]
+    fn images_are_in_the_folder_of_the_batch() {
+        let paths = |image: &str| job(&format!(r#"{{"prompt": "a", {image}}}"#));
+        let path = |text: &str| PathBuf::from(text);
+        assert_eq!(paths(r#""image": "b/c.png""#).unwrap().images, [path("b/c.png")]);
+        let two = paths(r#""images": ["b.png", "./c.png"]"#).unwrap();
+        assert_eq!(two.images, [path("b.png"), path("./c.png")]);
+        for image in ["/etc/passwd", "../b.png", "b/../../c.png", "", "."] {
+            let failure = paths(&format!(r#""image": "{image}""#)).unwrap_err();
+            assert!(failure.message.contains("not in the folder"), "{image}: {failure:?}");
+        }
+        let parts = r#"{"messages": [{"role": "user", "content": [
+            {"type": "image_url", "image_url": {"url": "data:image/png;base64,AQID"}},
+            {"type": "text", "text": "b"}]}]}"#;
+        let message = &job(parts).unwrap().input.messages[0];
+        assert_eq!((&*message.content, message.images.len()), ("b", 1));
+        assert_eq!((message.images[0].at, &*message.images[0].file), (0, &[1, 2, 3][..]));
     }
 
     #[test]

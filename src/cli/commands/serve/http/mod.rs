@@ -2,10 +2,14 @@
 
 mod body;
 pub mod guard;
+mod limits;
 pub mod listen;
 mod ollama;
+mod pictures;
 mod reply;
 mod response;
+
+pub use limits::{PICTURES, SharedLimits, WORKERS};
 
 use super::access::PageOrigin;
 use super::log::LogEntry;
@@ -24,7 +28,7 @@ use crate::grammar::{Enforcement, Grammar, GrammarSource};
 use crate::os::memory::release_freed;
 use crate::os::process::give_way;
 use crate::tensor::Token;
-use crate::util::json;
+use crate::util::json::memory_of;
 use axum::Router;
 use axum::extract::{Request, State};
 use axum::http::Method;
@@ -40,20 +44,12 @@ use serde_json::{Value, json};
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use tokio::sync::mpsc::{Receiver, channel};
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
 /// Bytes of a body whose memory goes back to the system at once.
 const LARGE: usize = 500_000;
-/// Least bytes of memory for the preparation of requests, and for answers.
-const MEMORY: usize = 512_000_000;
-/// Requests that are prepared at once.
-const PREPARING: usize = 8;
-/// Grammars that are compiled at once.
-const COMPILING: usize = 2;
-/// Threads that prepare requests and compile grammars.
-pub const WORKERS: usize = PREPARING + COMPILING;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// Name of the same header in Anthropic's API.
@@ -70,35 +66,6 @@ pub struct App {
     pub notes: Arc<Notes>,
     pub bodies: BodyLimits,
     pub room: SharedLimits,
-}
-
-/// Pools of resources that requests share outside the engine.
-pub struct SharedLimits {
-    /// Bytes of memory for the preparation of requests.
-    preparing: Arc<SharedPool>,
-    /// Bytes of memory for answers, from the request until they are sent.
-    answers: Arc<SharedPool>,
-    /// Threads that prepare requests.
-    threads: Arc<SharedPool>,
-    /// Threads that compile grammars.
-    compilers: Arc<SharedPool>,
-}
-
-impl SharedLimits {
-    /// Makes the limits for bodies of at most so many bytes.
-    pub fn new(body: usize) -> SharedLimits {
-        SharedLimits {
-            preparing: SharedPool::new(MEMORY.max(4 * json::memory(body))),
-            answers: SharedPool::new(MEMORY),
-            threads: SharedPool::new(PREPARING),
-            compilers: SharedPool::new(COMPILING),
-        }
-    }
-
-    /// Returns the limits of bodies.
-    pub fn bodies(&self, most: usize, patience: Duration) -> BodyLimits {
-        BodyLimits { most, patience, memory: self.preparing.clone() }
-    }
 }
 
 /// Extension of a request. An endpoint sets it if it logs the request itself.
@@ -221,7 +188,7 @@ async fn embeddings() -> Response {
 async fn page() -> Response {
     let mut response = respond(200, "text/html; charset=utf-8", include_str!("page.html"));
     let policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; \
-        connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+        img-src blob: data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
     let name = HeaderName::from_static("content-security-policy");
     response.headers_mut().insert(name, HeaderValue::from_static(policy));
     response
@@ -232,7 +199,9 @@ async fn health(State(app): State<Arc<App>>) -> Response {
 }
 
 async fn metrics(State(app): State<Arc<App>>) -> Response {
-    respond(200, "text/plain; version=0.0.4", app.queue.metrics.text())
+    let viewer = app.served.get().and_then(|served| served.viewer.as_ref().ok());
+    let images = viewer.map(|viewer| viewer.figures()).unwrap_or_default();
+    respond(200, "text/plain; version=0.0.4", app.queue.metrics.text(&images))
 }
 
 async fn version() -> Response {
@@ -270,7 +239,7 @@ impl App {
         let work = move || {
             let is_large = bytes.len() > LARGE;
             // The share was for the densest text of this length.
-            memory.shrink(json::memory_of(&bytes).max(needed));
+            memory.shrink(memory_of(&bytes).max(needed));
             let fields = Fields::parse(&bytes, &notes);
             drop(bytes);
             let result = fields.and_then(work);
@@ -423,22 +392,24 @@ struct StartedRequest {
     parsed: Arc<ApiRequest>,
     form: Box<dyn ApiForm>,
     events: Receiver<(usize, ClientEvent)>,
-    /// Memory of the request and of its answers.
-    memory: [PoolShare; 2],
+    /// Memory of the request, of its answers and of its images.
+    memory: Vec<PoolShare>,
     seed: u64,
     /// Tokens of the longest prompt.
     prompt_tokens: u64,
 }
 
-/// A request whose prompts are tokens.
+/// A request whose prompts are tokens. Its images are not read yet.
 struct EncodedRequest {
-    parsed: Arc<ApiRequest>,
+    parsed: ApiRequest,
     form: Box<dyn ApiForm>,
     /// Memory of the answers.
     answers: PoolShare,
     grammar: NeededGrammar,
     /// Bytes that the parsed request keeps.
     kept: usize,
+    /// Bytes of the soft tokens of its images.
+    soft: usize,
 }
 
 /// The work that the grammar of a request needs.
@@ -461,8 +432,11 @@ async fn begin(app: &App, request: Request, parse: Parse) -> Result<StartedReque
     };
     let needs = |bytes: usize| tokeniser_memory(bytes, &served);
     let (encoded, mut memory) = app.prepare(request, needs, encode).await?;
-    let EncodedRequest { parsed, form, answers, grammar, kept } = encoded;
+    let EncodedRequest { parsed, form, answers, grammar, kept, soft } = encoded;
     memory.shrink(kept);
+    let (parsed, memory, images) =
+        pictures::seen(app, &served, parsed, memory, soft, client).await?;
+    let parsed = Arc::new(parsed);
     let (grammar, memory) = match grammar {
         NeededGrammar::Nothing => (None, memory),
         NeededGrammar::Known(grammar) => (Some(grammar), memory),
@@ -486,12 +460,12 @@ async fn begin(app: &App, request: Request, parse: Parse) -> Result<StartedReque
     let lengths = requests.iter().map(|request| request.text.history.len());
     let prompt_tokens = lengths.max().unwrap_or(0) as u64;
     app.queue.add(requests)?;
-    let memory = [memory, answers];
+    let memory = [memory, answers].into_iter().chain(images).collect();
     Ok(StartedRequest { parsed, form, events, memory, seed, prompt_tokens })
 }
 
-/// Turns the prompts of a parsed request into tokens, and looks for its grammar among the known
-/// ones. `most` is the memory of a client for the preparation of requests.
+/// Turns the prompts of a parsed request into tokens, measures its images, and looks for its grammar
+/// among the known ones. `most` is the memory of a client for the preparation of requests.
 fn encoded(
     (mut parsed, form): (ApiRequest, Box<dyn ApiForm>),
     served: &ServedModel,
@@ -502,7 +476,7 @@ fn encoded(
     let wrong = |error: anyhow::Error| ApiError::of(&error);
     let answers = answers_room(answers, served, &parsed, client)?;
     check_memory(parsed.longest(), served, most)?;
-    parsed.encode(served).map_err(wrong)?;
+    parsed.tokenise(served).map_err(wrong)?;
     let source = parsed.source(served, Enforcement::Expressible).map_err(wrong)?;
     let mut kept = parsed.kept();
     let grammar = match source {
@@ -517,7 +491,8 @@ fn encoded(
             }
         }
     };
-    Ok(EncodedRequest { parsed: Arc::new(parsed), form, answers, grammar, kept })
+    let soft = parsed.soft_memory(served).map_err(wrong)?;
+    Ok(EncodedRequest { parsed, form, answers, grammar, kept, soft })
 }
 
 /// Refuses a prompt that the tokenizer has no memory for.

@@ -18,14 +18,14 @@ use tokio::sync::mpsc::Receiver;
 /// Interval of keep-alive comments in a stream without events.
 const ALIVE: Duration = Duration::from_secs(15);
 
-/// Answers so far, and the memory of the request and of its answers.
+/// Answers so far, and the memory of the request, of its answers and of its images.
 pub struct Collected {
     so_far: CollectedAnswers,
-    _memory: [PoolShare; 2],
+    _memory: Vec<PoolShare>,
 }
 
 impl Collected {
-    pub fn new(request: &ApiRequest, memory: [PoolShare; 2]) -> Collected {
+    pub fn new(request: &ApiRequest, memory: Vec<PoolShare>) -> Collected {
         Collected { so_far: CollectedAnswers::new(request), _memory: memory }
     }
 }
