@@ -6,6 +6,26 @@ use super::{DIRECTORY, file};
 use gemma::checkpoint::{Checkpoint, gguf};
 use gemma::models::{Special, Tokenizer};
 
+/// Words of which a file is made up.
+pub struct Words {
+    pub keys: &'static [&'static str],
+    pub texts: &'static [&'static str],
+    /// Names of tensors.
+    pub tensors: &'static [&'static str],
+}
+
+/// Words of a model.
+const MODEL: Words = Words {
+    keys: &KEYS,
+    texts: &["gemma3", "llama", "a", "ab", "▁", "<bos>", "a b", "", "<0x41>"],
+    tensors: &[
+        "token_embd.weight",
+        "output_norm.weight",
+        "blk.0.attn_q.weight",
+        "blk.0.ffn_up.weight",
+    ],
+};
+
 /// Keys that this program reads.
 const KEYS: [&str; 16] = [
     "general.architecture",
@@ -31,28 +51,25 @@ fn text(out: &mut Vec<u8>, text: &str) {
     out.extend(text.as_bytes());
 }
 
-fn value(cursor: &mut Cursor<'_>, out: &mut Vec<u8>, kind: u32, deep: u8) {
+fn value(cursor: &mut Cursor<'_>, words: &Words, out: &mut Vec<u8>, kind: u32, deep: u8) {
     match kind {
         0 | 1 | 7 => out.push(cursor.byte()),
         2 | 3 => out.extend((cursor.number() as u16).to_le_bytes()),
         4..=6 => out.extend((cursor.number() as u32).to_le_bytes()),
-        8 => {
-            let words = ["gemma3", "llama", "a", "ab", "▁", "<bos>", "a b", "", "<0x41>"];
-            text(out, cursor.one_of(&words));
-        }
+        8 => text(out, cursor.one_of(words.texts)),
         9 if deep < 3 => {
             let (inner, count) = (u32::from(cursor.byte() % 14), u64::from(cursor.byte() % 9));
             let said = if cursor.byte() == 7 { cursor.number() } else { count };
             out.extend(inner.to_le_bytes());
             out.extend(said.to_le_bytes());
-            (0..count).for_each(|_| value(cursor, out, inner, deep + 1));
+            (0..count).for_each(|_| value(cursor, words, out, inner, deep + 1));
         }
         _ => out.extend(cursor.number().to_le_bytes()),
     }
 }
 
 /// Returns a GGUF file that is well formed and may lie.
-fn made_up_gguf(cursor: &mut Cursor<'_>, part: Option<(u32, u32)>) -> Vec<u8> {
+pub fn made_up_gguf(cursor: &mut Cursor<'_>, words: &Words, part: Option<(u32, u32)>) -> Vec<u8> {
     let mut out = b"GGUF".to_vec();
     let (keys, tensors) = (u64::from(cursor.byte() % 20), u64::from(cursor.byte() % 5));
     let lie = if cursor.byte() == 9 { cursor.number() } else { 0 };
@@ -68,15 +85,13 @@ fn made_up_gguf(cursor: &mut Cursor<'_>, part: Option<(u32, u32)>) -> Vec<u8> {
         }
     }
     for _ in 0..keys {
-        text(&mut out, cursor.one_of(&KEYS));
+        text(&mut out, cursor.one_of(words.keys));
         let kind = u32::from(cursor.byte() % 14);
         out.extend(kind.to_le_bytes());
-        value(cursor, &mut out, kind, 0);
+        value(cursor, words, &mut out, kind, 0);
     }
-    let names =
-        ["token_embd.weight", "output_norm.weight", "blk.0.attn_q.weight", "blk.0.ffn_up.weight"];
     for _ in 0..tensors {
-        text(&mut out, cursor.one_of(&names));
+        text(&mut out, cursor.one_of(words.tensors));
         let dimensions = u32::from(cursor.byte() % 5);
         out.extend(dimensions.to_le_bytes());
         (0..dimensions).for_each(|_| out.extend(cursor.number().to_le_bytes()));
@@ -102,7 +117,7 @@ fn open(path: &std::path::Path) {
 }
 
 pub fn whole(data: &[u8]) {
-    let bytes = raw_or(data, |cursor| made_up_gguf(cursor, None));
+    let bytes = raw_or(data, |cursor| made_up_gguf(cursor, &MODEL, None));
     let _ = gguf::container::parse("x", &bytes);
     open(&file("x.gguf", &bytes));
 }
@@ -114,7 +129,7 @@ pub fn split(data: &[u8]) {
     std::fs::create_dir_all(&directory).expect("the directory has room");
     for number in 0..2u32 {
         let said = if cursor.byte() == 3 { u32::from(cursor.byte()) } else { number };
-        let bytes = made_up_gguf(&mut cursor, Some((said, 2)));
+        let bytes = made_up_gguf(&mut cursor, &MODEL, Some((said, 2)));
         file(&format!("split/x-{:05}-of-00002.gguf", number + 1), &bytes);
     }
     open(&directory);

@@ -9,6 +9,7 @@ mod blocks;
 mod confined;
 mod files;
 mod gguf;
+mod images;
 mod journal;
 mod made_up;
 mod models;
@@ -25,7 +26,7 @@ use std::sync::atomic::Ordering;
 /// A reader's name and its test of an input.
 type Target = (&'static str, fn(&[u8]));
 
-const TARGETS: [Target; 25] = [
+const TARGETS: [Target; 28] = [
     ("safetensors", models::safetensors),
     ("artifact", models::artifact),
     ("config", models::config),
@@ -33,6 +34,9 @@ const TARGETS: [Target; 25] = [
     ("vocabulary", models::vocabulary),
     ("gguf", gguf::whole),
     ("gguf-split", gguf::split),
+    ("picture", images::picture),
+    ("tower", images::tower),
+    ("mmproj", images::mmproj),
     ("blocks", blocks::blocks),
     ("tokenizer", texts::tokenizer),
     ("template", texts::template),

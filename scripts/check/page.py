@@ -7,6 +7,7 @@ default the one that `playwright install chromium` fetched. SHOTS is a folder fo
 The script needs the package playwright. The server needs no key.
 """
 
+import base64
 import json
 import re
 import sys
@@ -86,6 +87,21 @@ SCRIPTED = """({ text, size }) => {
 }"""
 
 
+# A picture of one pixel.
+DOT = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+)
+
+# Hands a file to an element, as a paste and as a drop do it.
+HANDED = """([kind, bytes]) => {
+  const data = new DataTransfer(), text = document.getElementById("text");
+  data.items.add(new File([new Uint8Array(bytes)], "dot.png", { type: "image/png" }));
+  const own = kind === "paste" ? { clipboardData: data } : { dataTransfer: data };
+  const Kind = kind === "paste" ? ClipboardEvent : DragEvent;
+  text.dispatchEvent(new Kind(kind, { bubbles: true, cancelable: true, ...own }));
+}"""
+
+
 class Page:
     """A page of the server, whose requests, messages and width are watched."""
 
@@ -99,7 +115,7 @@ class Page:
         self.page.on("console", lambda message: self.said.append(message.text))
         self.page.on("pageerror", lambda error: self.said.append(str(error)))
         self.page.on("request", lambda request: self.foreign.append(request.url)
-                     if not request.url.startswith(address) else None)
+                     if not request.url.startswith((address, "data:image/")) else None)
         self.page.goto(address)
         self.send, self.text = self.at("#send"), self.at("#text")
         self.users, self.answers = self.at("article.user"), self.at("article.assistant")
@@ -152,6 +168,50 @@ class Page:
         assert not self.foreign, f"the page asks elsewhere: {self.foreign}"
         assert len(self.said) == complaints, f"the page complains: {self.said}"
         self.context.close()
+
+
+def pictures(browser):
+    """Attach, paste, drop, remove; what is sent, and what is shown of it."""
+    view = Page(browser, viewport={"width": 400, "height": 800})
+    asked = []
+
+    def answer(route):
+        asked.append(route.request.post_data_json["messages"])
+        events = [{"choices": [{"delta": {"content": "A dot."}}]},
+                  {"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 2}}]
+        body = "".join(f"data: {json.dumps(event)}\n\n" for event in events)
+        route.fulfill(content_type="text/event-stream", body=body + "data: [DONE]\n\n")
+
+    view.page.route("**/v1/chat/completions", answer)
+    waiting = view.at("#pictures img")
+    dot = {"name": "dot.png", "mimeType": "image/png", "buffer": DOT}
+    view.at("#file").set_input_files([dot, {**dot, "name": "a.txt", "mimeType": "text/plain"}])
+    expect(waiting).to_have_count(1)
+    expect(view.at("#note")).to_have_text("Pictures are JPEG, PNG or WebP files.")
+    view.button("Remove this picture").click()
+    expect(waiting).to_have_count(0)
+    for n, kind in enumerate(("paste", "drop"), 1):
+        view.page.evaluate(HANDED, [kind, list(DOT)])
+        expect(waiting).to_have_count(n)
+    view.shot("pictures-400-light")
+    view.fits()
+    view.ask("What is this?")
+    url = "data:image/png;base64," + base64.b64encode(DOT).decode()
+    shown = {"type": "image_url", "image_url": {"url": url}}
+    content = [shown, shown, {"type": "text", "text": "What is this?"}]
+    assert asked[-1] == [{"role": "user", "content": content}], asked
+    expect(waiting).to_have_count(0)
+    expect(view.users.locator("img")).to_have_count(2)
+    # The pictures stay in the talk, also after a reload.
+    view.page.reload()
+    view.ask("And this?")
+    assert asked[-1][0]["content"] == content and len(asked[-1]) == 3, asked
+    # A picture needs no text.
+    view.page.evaluate(HANDED, ["paste", list(DOT)])
+    view.send.click()
+    view.idle()
+    assert asked[-1][-1] == {"role": "user", "content": [shown]}, asked
+    view.close()
 
 
 def talk(browser):
@@ -497,7 +557,7 @@ def storage(browser):
 
 with sync_playwright() as playwright:
     started = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-    for case in talk, narrow, named, markdown, errors, storage:
+    for case in talk, pictures, narrow, named, markdown, errors, storage:
         case(started)
         print(f"{case.__name__}: as expected")
     started.close()

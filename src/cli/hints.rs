@@ -72,10 +72,7 @@ const OPTIONS: [(&[&str], &str); 14] = [
         &["--system-prompt", "--sys", "--system-prompt-file"],
         "-s TEXT (--system) or --system-file FILE is the option for that",
     ),
-    (
-        &["--image", "--mmproj", "--audio"],
-        "only text is supported: the model reads no images and no sound",
-    ),
+    (&["--audio"], "text and images are supported (--image FILE): the model reads no sound"),
     (
         &["--host", "--port"],
         "gemma serve is the server; `gemma generate --batch -` answers JSON records, one per line",

@@ -16,6 +16,7 @@ mod eval;
 mod files;
 mod foreign;
 mod grammar;
+mod images;
 mod models;
 mod newcomer;
 mod options;

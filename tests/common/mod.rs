@@ -7,6 +7,7 @@
 pub mod gguf;
 pub mod images;
 pub mod pooled;
+pub mod sighted;
 pub mod trees;
 pub mod twins;
 pub mod vulkan;

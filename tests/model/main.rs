@@ -9,5 +9,6 @@ mod assistant;
 mod checkpoint;
 mod golden;
 mod hostile_files;
+mod images;
 mod tokenizer;
 mod toy;

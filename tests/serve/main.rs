@@ -15,6 +15,7 @@ mod equality;
 mod forms;
 mod gemma4;
 mod hostile;
+mod images;
 mod ollama;
 mod prompt_cache;
 mod scores;

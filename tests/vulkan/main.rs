@@ -19,4 +19,5 @@ mod order;
 mod pieces;
 mod poison;
 mod rows;
+mod towers;
 mod twins;

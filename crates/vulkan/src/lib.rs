@@ -20,4 +20,6 @@ pub use device::{ALLOW_CPU_DRIVER, DeviceInfo, MEMORY, Vulkan, validation};
 pub use lower::layout::{DeviceMatrix, Packing, code_number};
 pub use lower::sizes::OwnSizes;
 pub use lower::{Access, Bucket, Call, Lowering, Own, kernels};
-pub use run::{BLOCK_ROWS, LIMIT, MadeUp, VulkanCoding, VulkanExecutor, VulkanFootprint, blocks};
+pub use run::{
+    BLOCK_ROWS, LIMIT, MadeUp, VulkanCoding, VulkanDense, VulkanExecutor, VulkanFootprint, blocks,
+};

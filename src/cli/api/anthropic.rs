@@ -25,7 +25,7 @@ fn take(fields: &mut Fields, served: &ServedModel) -> Result<ApiRequest, ApiErro
         thinks: served.take_thinking(fields)?,
         ..ApiRequest::default()
     };
-    request.converse(conversation.noted(fields).continued(), served);
+    request.converse(conversation.continued(), served);
     Ok(request)
 }
 

@@ -3,25 +3,20 @@
 //! A message is read by its fields, whichever API they belong to. Neighbours of one role become one
 //! message, with a blank line between their texts. System messages become one, which comes first. A
 //! result of no call is a user's text. An assistant's message without text and calls is left out.
-//!
-//! Images stand where their parts stood. Those of results are shown in a user's message after the
-//! results, because templates know only texts there.
+//! Images of results begin the user's message behind the results.
 
 use super::error::ApiError;
-use super::fields::Fields;
 use super::tools;
-use crate::cli::io::image_part::{MOST_IMAGES, image_of, is_image, of_text};
+use crate::cli::io::pictures;
 use crate::cli::io::prompt::PromptInput;
 use crate::grammar::tools::Tool;
-use crate::models::{Message, ToolCall};
+use crate::models::{Message, MessageImage, ToolCall};
 use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::sync::Arc;
 
 /// Space between the texts of neighbours.
 const BLANK_LINE: &str = "\n\n";
-/// Text of a result that is an image alone.
-const IMAGE: &str = "[image]";
 
 /// A conversation in the order that templates need.
 #[derive(Debug, Default)]
@@ -29,8 +24,6 @@ pub struct ApiConversation {
     messages: Vec<Message>,
     /// Beginning of the answer.
     prefill: Option<String>,
-    /// Whether an image asks for a level of detail.
-    has_detail: bool,
 }
 
 impl ApiConversation {
@@ -50,21 +43,10 @@ impl ApiConversation {
         for item in system.iter().chain(items) {
             reader.item(item).map_err(wrong)?;
         }
-        if !reader.shown.is_empty() {
-            reader.push(Message::new("user", ""));
-        }
-        let has_detail = reader.has_detail;
+        reader.show();
         let system = (!reader.system.is_empty()).then(|| Message::new("system", reader.system));
         let messages = system.into_iter().chain(reader.messages).collect();
-        Ok(ApiConversation { messages, prefill: None, has_detail })
-    }
-
-    /// Tells the operator what is passed over.
-    pub fn noted(self, fields: &Fields) -> ApiConversation {
-        if self.has_detail {
-            fields.note("'detail' of images is passed over: --image-tokens sets their size".into());
-        }
-        self
+        Ok(ApiConversation { messages, prefill: None })
     }
 
     /// Lets a last message of the assistant begin the answer.
@@ -83,7 +65,7 @@ impl ApiConversation {
     /// all of it from its template. An empty user message goes before an assistant that is first:
     /// templates take turns from the user on, and Gemma 3's puts the system message into that turn.
     pub fn prompt(self, functions: &[Tool], marks: bool, thinks: bool) -> PromptInput {
-        let ApiConversation { mut messages, prefill, .. } = self;
+        let ApiConversation { mut messages, prefill } = self;
         let mut declared = Vec::new();
         if marks {
             declared = tools::declared(functions);
@@ -115,11 +97,8 @@ struct Reader {
     /// Functions of the calls since the user's last message, and the number of results after them.
     called: Vec<String>,
     results: usize,
-    /// Images of the results since the last other message.
+    /// Images of the results since the last message.
     shown: Vec<Arc<[u8]>>,
-    /// Number of all images.
-    images: usize,
-    has_detail: bool,
 }
 
 impl Reader {
@@ -132,7 +111,7 @@ impl Reader {
                 Ok(())
             }
             "function_call_output" | "custom_tool_call_output" => {
-                let output = self.output(&item["output"])?;
+                let output = content_of(&item["output"])?;
                 self.result(&item["call_id"], &Value::Null, output);
                 Ok(())
             }
@@ -157,9 +136,8 @@ impl Reader {
             }
         };
         let mut message = Message::new(role, "");
-        for image in listed(&item["images"])? {
-            let text = image.as_str().ok_or("'images' holds something that is not base64")?;
-            self.show(&mut message, of_text(text)?)?;
+        for image in item["images"].as_array().into_iter().flatten() {
+            message.show(pictures::file(image)?);
         }
         for name in ["reasoning_content", "reasoning", "thinking"] {
             append(&mut message.thought, "", item[name].as_str().unwrap_or_default());
@@ -173,15 +151,15 @@ impl Reader {
                 Some("redacted_thinking" | "server_tool_use") => {}
                 Some("tool_use") => message.calls.push(self.call(&part["id"], part)?),
                 Some("tool_result") => {
-                    let output = self.output(&part["content"])?;
+                    let output = content_of(&part["content"])?;
                     self.result(&part["tool_use_id"], &Value::Null, output);
                 }
                 Some(kind) if kind.ends_with("_tool_result") => {}
-                _ => self.part(&mut message, part)?,
+                _ => add(&mut message, part)?,
             }
         }
         if !message.images.is_empty() && !matches!(role, "user" | "tool") {
-            return Err(format!("a message of the {role} has an image: send it as the user's"));
+            return Err(format!("images stand in messages of the user, and not of {role}"));
         }
         append(&mut message.content, "\n", item["refusal"].as_str().unwrap_or_default());
         let calls = item["tool_calls"].as_array().map_or(&[][..], |calls| calls);
@@ -202,43 +180,6 @@ impl Reader {
         Ok(())
     }
 
-    /// Appends a part of a content: a text, a line or more for each part, or an image.
-    fn part(&mut self, message: &mut Message, part: &Value) -> Result<(), String> {
-        match image_of(part) {
-            None => message.append("\n", text_part(part)?, Vec::new()),
-            Some(file) => {
-                let detail = part["image_url"].get("detail").unwrap_or(&part["detail"]);
-                self.has_detail |= detail.as_str().is_some_and(|detail| detail != "auto");
-                self.show(message, file?)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Shows an image at the end of a message, unless there are too many.
-    fn show(&mut self, message: &mut Message, file: Arc<[u8]>) -> Result<(), String> {
-        self.images += 1;
-        if self.images > MOST_IMAGES {
-            return Err(format!("at most {MOST_IMAGES} images are read: send fewer"));
-        }
-        message.show(file);
-        Ok(())
-    }
-
-    /// Reads what a call returned: its texts, a line or more for each part, and its images, whose
-    /// places do not count.
-    fn output(&mut self, content: &Value) -> Result<Message, String> {
-        let (mut texts, mut output) = (Vec::new(), Message::default());
-        for part in parts(content)? {
-            match is_image(part) {
-                false => texts.push(text_part(part)?),
-                true => self.part(&mut output, part)?,
-            }
-        }
-        output.content = texts.join("\n");
-        Ok(output)
-    }
-
     /// Reads a call. Its arguments are a JSON text, an object, or the text of a custom tool.
     fn call(&mut self, id: &Value, call: &Value) -> Result<ToolCall, String> {
         let id = id.as_str().unwrap_or_default().to_owned();
@@ -254,43 +195,48 @@ impl Reader {
     }
 
     /// Adds the result of a call. A result without a known id belongs to the next call in turn.
-    fn result(&mut self, id: &Value, name: &Value, output: Message) {
-        let mut content = output.content;
-        let files: Vec<_> = output.images.into_iter().map(|image| image.file).collect();
-        if content.trim().is_empty() && !files.is_empty() {
-            content = vec![IMAGE; files.len()].join("\n");
+    fn result(&mut self, id: &Value, name: &Value, content: Message) {
+        let Message { mut content, images, .. } = content;
+        if content.is_empty() && !images.is_empty() {
+            content.push_str("[image]");
         }
+        self.shown.extend(images.into_iter().map(|image| image.file));
         let id = id.as_str().unwrap_or_default();
         let known = self.names.get(id).filter(|_| !id.is_empty());
         let named = name.as_str().map(str::to_owned).filter(|name| !name.is_empty());
         let name = known.cloned().or(named).or_else(|| self.called.get(self.results).cloned());
         self.results += 1;
         if self.called.is_empty() {
-            let mut message = Message::new("user", tools::result(name.as_deref(), &content));
-            files.into_iter().for_each(|file| message.show(file));
-            return self.push(message);
+            let text = tools::result(name.as_deref(), &content);
+            return self.push(Message::new("user", text));
         }
-        self.shown.extend(files);
         let result_of = Some((id.to_owned(), name.unwrap_or_default()));
         self.messages.push(Message { result_of, ..Message::new("tool", content) });
     }
 
-    /// Adds a message that is no result. Images of results before it come first.
-    fn push(&mut self, message: Message) {
-        let Message { role, content, images, thought, calls, .. } = message;
-        let mut message = Message::new(&*role, "");
-        if role == "user" {
-            std::mem::take(&mut self.shown).into_iter().for_each(|file| message.show(file));
+    /// Adds the images of results as a message of the user.
+    fn show(&mut self) {
+        if !self.shown.is_empty() {
+            self.push(Message::new("user", ""));
         }
-        message.append("", &content, images);
-        let Message { content, images, .. } = message;
-        let is_empty = content.is_empty() && images.is_empty() && calls.is_empty();
+    }
+
+    /// Adds a message that is no result.
+    fn push(&mut self, message: Message) {
+        if message.role == "assistant" {
+            self.show();
+        }
+        let Message { role, content, thought, calls, mut images, .. } = message;
+        if role == "user" {
+            let shown = std::mem::take(&mut self.shown).into_iter();
+            images.splice(0..0, shown.map(|file| MessageImage { at: 0, file }));
+        }
+        let is_empty = content.is_empty() && calls.is_empty() && images.is_empty();
         match &*role {
             "system" => return append(&mut self.system, BLANK_LINE, &content),
             // A message of nothing but results has no text.
             "user" if is_empty && self.messages.last().is_some_and(|m| m.role == "tool") => return,
             "assistant" if is_empty => return,
-            "assistant" if !self.shown.is_empty() => self.push(Message::new("user", "")),
             _ => {}
         }
         let last = self.messages.last_mut().filter(|last| last.role == role);
@@ -301,13 +247,16 @@ impl Reader {
         self.called.extend(calls.iter().map(|call| call.name.clone()));
         match last {
             Some(last) => {
-                last.append(BLANK_LINE, &content, images);
+                append(&mut last.content, BLANK_LINE, &content);
+                let begin = last.content.len() - content.len();
+                let moved = |image: MessageImage| MessageImage { at: begin + image.at, ..image };
+                last.images.extend(images.into_iter().map(moved));
                 append(&mut last.thought, BLANK_LINE, &thought);
                 last.calls.extend(calls);
             }
             None => {
-                let message = Message { images, thought, calls, ..Message::new(role, content) };
-                self.messages.push(message);
+                let message = Message::new(role, content);
+                self.messages.push(Message { thought, calls, images, ..message });
             }
         }
     }
@@ -331,15 +280,6 @@ fn parts(content: &Value) -> Result<&[Value], String> {
     }
 }
 
-/// Returns the images of Ollama's form.
-fn listed(images: &Value) -> Result<&[Value], String> {
-    match images {
-        Value::Null => Ok(&[]),
-        Value::Array(images) => Ok(images),
-        _ => Err("'images' is not a list of texts in base64".into()),
-    }
-}
-
 /// Returns the text of a part.
 fn text_part(part: &Value) -> Result<&str, String> {
     let document = part.pointer("/source/data").filter(|_| part["source"]["type"] == "text");
@@ -351,6 +291,22 @@ fn text_part(part: &Value) -> Result<&str, String> {
     };
     let text = part.as_str().or(part[field].as_str()).or(document.and_then(Value::as_str));
     text.ok_or_else(|| "a part of a message has no text".into())
+}
+
+/// Adds a part to a message: an image, or a line or more of text.
+fn add(message: &mut Message, part: &Value) -> Result<(), String> {
+    match pictures::picture(part) {
+        Some(file) => message.show(file?),
+        None => append(&mut message.content, "\n", text_part(part)?),
+    }
+    Ok(())
+}
+
+/// Returns a content of texts and images, which has no role.
+fn content_of(content: &Value) -> Result<Message, String> {
+    let mut message = Message::default();
+    parts(content)?.iter().try_for_each(|part| add(&mut message, part))?;
+    Ok(message)
 }
 
 /// Spells JSON as the grammar of calls does, so that a call in the history has its original text.
@@ -465,104 +421,47 @@ mod tests {
         assert_eq!((read[1].calls.len(), &*read[1].calls[0].arguments), (2, "{}"));
     }
 
-    fn picture(base64: &str) -> Value {
-        let url = format!("data:image/png;base64,{base64}");
-        json!({"type": "image_url", "image_url": {"url": url}})
-    }
-
-    /// Returns the conversation as a model without marks of calls reads it, each image as its first
-    /// byte in brackets.
+    /// Returns the texts of a conversation with its images as `<` and their bytes.
     fn shown(items: Value) -> Vec<String> {
-        let items = items.as_array().unwrap();
-        let conversation = ApiConversation::read("messages", items, None).unwrap();
-        conversation.prompt(&[], false, false).messages.iter().map(spelled).collect()
-    }
-
-    fn spelled(message: &Message) -> String {
-        let mut text = message.content.clone();
-        for image in message.images.iter().rev() {
-            text.insert_str(image.at, &format!("<{}>", image.file[0]));
-        }
-        format!("{}: {text}", message.role)
+        let read = ApiConversation::read("messages", items.as_array().unwrap(), None).unwrap();
+        let folded = tools::folded(read.messages).into_iter().map(|message| {
+            let mut text = message.content.clone();
+            for image in message.images.iter().rev() {
+                text.insert_str(image.at, &format!("<{}>", String::from_utf8_lossy(&image.file)));
+            }
+            format!("{}: {text}", message.role)
+        });
+        folded.collect()
     }
 
     #[test]
-    fn images_stand_where_their_parts_stood() {
-        let one = json!([{"role": "user", "content": ["a", picture("AQ=="), "b", "c",
-            {"type": "input_image", "image_url": "data:;base64,Ag", "detail": "high"}]}]);
-        assert_eq!(shown(one.clone()), ["user: a<1>b\nc<2>"]);
-        let items = one.as_array().unwrap();
-        assert!(ApiConversation::read("messages", items, None).unwrap().has_detail);
-        let blocks = json!([{"role": "user", "content": [{"type": "text", "text": "a"},
-            {"type": "image", "source": {"type": "base64", "media_type": "image/png",
-                "data": "AQ=="}}]}]);
-        assert_eq!(shown(blocks), ["user: a<1>"]);
-        let ollama = json!([{"role": "user", "content": "a", "images": ["AQ==", "Ag=="]}]);
-        assert_eq!(shown(ollama), ["user: <1><2>a"]);
-        let neighbours = json!([
-            {"role": "user", "content": [picture("AQ==")]},
-            {"role": "user", "content": "a"},
-            {"role": "system", "content": "s"},
-            {"role": "user", "content": ["\u{e4}", picture("Ag==")]},
-            {"role": "user", "content": [picture("Aw=="), "c"]},
-            {"role": "user", "content": "d"},
-            {"role": "assistant", "content": "e"},
-            {"role": "user", "content": [picture("BA==")]},
+    fn images_stay_where_they_stood() {
+        let image =
+            |data: &str| json!({"type": "image", "source": {"type": "base64", "data": data}});
+        // "aQ" is i, "ag" is j.
+        let items = json!([
+            {"role": "user", "content": [{"type": "text", "text": "a"}, image("aQ"), "b"]},
+            {"role": "user", "content": [image("ag"), "c"]},
+            {"role": "user", "images": ["aQ", "ag"], "content": "d"},
         ]);
-        let want = ["system: s", "user: <1>a\n\n\u{e4}<2><3>c\n\nd", "assistant: e", "user: <4>"];
-        assert_eq!(shown(neighbours), want);
-    }
-
-    /// Images of results are shown after all results, before the text of the user.
-    #[test]
-    fn images_of_results_are_shown_by_the_user() {
-        let call = json!({"role": "assistant", "tool_calls": [
-            {"id": "1", "function": {"name": "f", "arguments": ""}},
-            {"id": "2", "function": {"name": "g", "arguments": ""}}]});
-        let question = json!({"role": "user", "content": "q"});
-        let result = |id: &str, content: Value| {
-            json!({"role": "tool", "tool_call_id": id,
-            "content": content})
-        };
-        let results =
-            [result("1", json!([picture("AQ==")])), result("2", json!(["b", picture("Ag==")]))];
-        let calls = "assistant: {\"name\": \"f\", \"arguments\": {}}\n\
-            {\"name\": \"g\", \"arguments\": {}}";
-        let both = "user: Result of f: [image]\nResult of g: b<1><2>";
-        let chat = json!([question, call, results[0], results[1]]);
-        assert_eq!(shown(chat.clone()), ["user: q", calls, both]);
-        let more = json!({"role": "user", "content": ["c", picture("Aw==")]});
-        let end = json!([question, call, results[0], results[1], more]);
-        assert_eq!(shown(end), ["user: q", calls, &format!("{both}c<3>")]);
-        let answered = json!([question, call, results[0], results[1],
-            {"role": "assistant", "content": "a"}]);
-        assert_eq!(shown(answered), ["user: q", calls, both, "assistant: a"]);
-
-        let image = json!({"type": "image", "source": {"type": "base64",
-            "media_type": "image/png", "data": "AQ=="}});
-        let blocks = json!([question,
-            {"role": "assistant", "content": [
-                {"type": "tool_use", "id": "1", "name": "f", "input": {}}]},
-            {"role": "user", "content": [
-                {"type": "tool_result", "tool_use_id": "1", "content": [image]},
-                {"type": "text", "text": "c"}]}]);
-        let call = "assistant: {\"name\": \"f\", \"arguments\": {}}";
-        assert_eq!(shown(blocks), ["user: q", call, "user: Result of f: [image]<1>c"]);
-        let new = json!([question,
-            {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
-            {"type": "function_call_output", "call_id": "1", "output": [
-                {"type": "input_image", "image_url": "data:image/png;base64,AQ=="}]}]);
-        assert_eq!(shown(new), ["user: q", call, "user: Result of f: [image]<1>"]);
-        let lost = json!([{"role": "tool", "content": [picture("AQ==")]}, question]);
-        assert_eq!(shown(lost), ["user: Result: [image]<1>q"]);
-
-        // A template with results of its own reads texts in them, and the images after them.
-        let items = chat.as_array().unwrap();
-        let read = ApiConversation::read("messages", items, None).unwrap();
-        let read = read.prompt(&[], true, false).messages;
-        let read: Vec<String> = read.iter().map(spelled).collect();
-        let want = ["user: q", "assistant: ", "tool: [image]", "tool: b", "user: <1><2>"];
-        assert_eq!(read, want);
+        assert_eq!(shown(items), ["user: a<i>\nb\n\n<j>c\n\n<i><j>d"]);
+        let call = json!({"role": "assistant",
+            "content": [{"type": "tool_use", "id": "1", "name": "f", "input": {}}]});
+        let result = json!({"type": "tool_result", "tool_use_id": "1", "content": [image("aQ")]});
+        let text = json!({"type": "text", "text": "u"});
+        let head = ["user: q", r#"assistant: {"name": "f", "arguments": {}}"#];
+        for (content, end) in [
+            (json!([result]), "user: Result of f: [image]\n<i>"),
+            (json!([result, text]), "user: Result of f: [image]\n<i>u"),
+        ] {
+            let items = json!([{"role": "user", "content": "q"}, call,
+                {"role": "user", "content": content}]);
+            assert_eq!(shown(items), [head[0], head[1], end]);
+        }
+        // An answer behind the result.
+        let items = json!([{"role": "user", "content": "q"}, call,
+            {"role": "user", "content": [result]}, {"role": "assistant", "content": "x"}]);
+        assert_eq!(shown(items)[2..], ["user: Result of f: [image]\n<i>", "assistant: x"]);
     }
 
     #[test]
@@ -570,14 +469,14 @@ mod tests {
         let user = |content: Value| json!([{"role": "user", "content": content}]);
         for (items, word) in [
             (json!([]), "send at least one"),
-            (user(json!([{"type": "image_url", "image_url": {"url": "x"}}])), "not fetched"),
-            (user(json!([{"type": "image", "source": {}}])), "no 'source'"),
-            (user(json!([{"type": "input_audio"}])), "input_audio: only text and images"),
-            (json!([{"role": "user", "images": "AQ=="}]), "not a list"),
-            (json!([{"role": "user", "images": [5]}]), "not base64"),
-            (json!([{"role": "system", "content": [picture("AQ==")]}]), "of the system has"),
-            (json!([{"role": "assistant", "content": [picture("AQ==")]}]), "of the assistant has"),
-            (user(Value::from(vec![picture("AQ=="); MOST_IMAGES + 1])), "at most 32 images"),
+            (user(json!([{"type": "image_url", "image_url": {"url": "x"}}])), "from nowhere"),
+            (user(json!([{"type": "image", "source": {}}])), "not of type base64"),
+            (user(json!([{"type": "input_audio", "input_audio": {}}])), "input_audio: only text"),
+            (
+                json!([{"role": "system", "content": [{"type": "image_url",
+                "image_url": "data:;base64,aGk="}]}]),
+                "images stand in messages of the user",
+            ),
             (user(json!([{"type": "text"}])), "has no text"),
             (user(json!(5)), "neither text nor a list"),
             (json!([5]), "has no role"),

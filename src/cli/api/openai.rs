@@ -35,7 +35,7 @@ pub fn chat(
     let is_older = fields.get("functions").is_some();
     request.tool_options = functions::take(&mut fields)?;
     request.thinks = served.take_thinking(&mut fields)?;
-    let mut conversation = ApiConversation::read("messages", &items, None)?.noted(&fields);
+    let mut conversation = ApiConversation::read("messages", &items, None)?;
     if fields.take("continue_final_message")?.unwrap_or(false) {
         fields.pass_over(&["add_generation_prompt"]);
         conversation = conversation.continued();

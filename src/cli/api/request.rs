@@ -8,12 +8,12 @@ use super::functions::ToolOptions;
 use super::sampling::SamplingFields;
 use super::served::ServedModel;
 use crate::cli::io::format::{AnswerFormat, AnswerFormatFields};
-use crate::cli::io::prompt::{EncodedPrompt, PromptEncoder, PromptInput, UnseenPrompt};
+use crate::cli::io::prompt::{EncodedPrompt, PromptEncoder, PromptInput};
 use crate::decode::Request;
 use crate::error::Fault;
 use crate::grammar::tools::{self, Tool};
 use crate::grammar::{Enforcement, Grammar, GrammarSource};
-use crate::models::{Image, Special};
+use crate::models::{MessageImage, Special};
 use crate::runtime::answers::{self, AnswerRequest};
 use crate::runtime::constraints::Constrained;
 use crate::runtime::load::check_prompt;
@@ -23,7 +23,6 @@ use crate::util::json;
 use anyhow::{Result, bail, ensure};
 use serde::Deserialize;
 use serde_json::Value;
-use std::sync::Arc;
 
 /// Bytes of memory that the tokenizer takes for each byte of a text.
 pub const TOKENISER_MEMORY: usize = 240;
@@ -57,8 +56,6 @@ pub enum ApiPrompt {
     Text(String),
     /// Tokens to continue, BOS included.
     Tokens(Vec<Token>),
-    /// Messages as tokens, whose images are not read yet.
-    Unseen(UnseenPrompt),
     /// Any of them, as the model reads it.
     Encoded(EncodedPrompt),
 }
@@ -161,49 +158,16 @@ impl ApiRequest {
 
     /// Replaces the prompts by their tokens, which take less memory than texts. A prompt that
     /// leaves no room for an answer is an error.
-    pub fn encode(&mut self, served: &ServedModel) -> Result<()> {
+    pub fn encode(&mut self, served: &ServedModel, is_wanted: &dyn Fn() -> bool) -> Result<()> {
         for prompt in &mut self.prompts {
-            *prompt = ApiPrompt::Encoded(prompt.encoded(served)?);
+            *prompt = ApiPrompt::Encoded(prompt.encoded(served, is_wanted)?);
         }
         Ok(())
     }
 
-    /// Replaces the prompts by their tokens. Images are measured and not decoded: see
-    /// [`unseen`](Self::unseen). A prompt that leaves no room for an answer is an error.
-    pub fn tokenise(&mut self, served: &ServedModel) -> Result<()> {
-        for prompt in &mut self.prompts {
-            *prompt = prompt.tokenised(served)?;
-        }
-        Ok(())
-    }
-
-    /// Returns the files of the images that are not read yet, in the order of the prompts.
-    pub fn unseen(&self) -> Vec<Arc<[u8]>> {
-        let files = |prompt: &ApiPrompt| match prompt {
-            ApiPrompt::Unseen(prompt) => prompt.files.clone(),
-            _ => Vec::new(),
-        };
-        self.prompts.iter().flat_map(files).collect()
-    }
-
-    /// Returns the bytes of memory of the soft tokens of those images.
-    pub fn soft_memory(&self, served: &ServedModel) -> Result<usize> {
-        let token = served.config.dim * size_of::<f32>();
-        let bytes = |file: &Arc<[u8]>| Ok(served.viewer()?.measure(file)?.tokens() * token);
-        self.unseen().iter().map(bytes).sum()
-    }
-
-    /// Puts the images of [`unseen`](Self::unseen) into the prompts.
-    pub fn show(&mut self, images: Vec<Arc<Image>>, served: &ServedModel) -> Result<()> {
-        let mut images = images.into_iter();
-        for prompt in &mut self.prompts {
-            if let ApiPrompt::Unseen(unseen) = prompt {
-                let own = images.by_ref().take(unseen.files.len()).collect();
-                let seen = std::mem::take(unseen).seen(served.viewer()?, own)?;
-                *prompt = ApiPrompt::Encoded(seen);
-            }
-        }
-        Ok(())
+    /// Returns the images of all prompts.
+    pub fn images(&self) -> impl Iterator<Item = &MessageImage> {
+        self.prompts.iter().flat_map(ApiPrompt::images)
     }
 
     /// Returns the bytes of memory that an encoded request keeps: tokens, texts, and JSON values.
@@ -295,7 +259,7 @@ impl ApiRequest {
         served: &ServedModel,
         delivery: &dyn Fn(usize) -> D,
     ) -> Result<(Vec<AnswerRequest<D>>, u64)> {
-        self.encode(served)?;
+        self.encode(served, &|| true)?;
         let source = self.source(served, Enforcement::Expressible)?;
         let grammar = source.map(|source| self.compile(source, served, &|| true)).transpose()?;
         self.requests(served, grammar, delivery)
@@ -313,7 +277,7 @@ impl ApiRequest {
         let seed = self.seed.unwrap_or_else(|| rand::random::<u32>() as u64);
         let mut requests = Vec::with_capacity(self.answers());
         for prompt in &self.prompts {
-            let EncodedPrompt { tokens: history, images, .. } = prompt.encoded(served)?;
+            let EncodedPrompt { tokens: history, images, .. } = prompt.encoded(served, &|| true)?;
             for i in 0..self.n as u64 {
                 let thought = served.tokenizer.channel().filter(|_| self.thinks);
                 let constrained = Constrained::new(grammar.as_ref(), history.len(), thought);
@@ -409,14 +373,20 @@ fn most_rendered(bytes: usize) -> usize {
 }
 
 impl ApiPrompt {
+    /// Returns the images of a conversation that is not tokens yet.
+    fn images(&self) -> impl Iterator<Item = &MessageImage> {
+        let input = match self {
+            ApiPrompt::Conversation(input) => Some(input),
+            ApiPrompt::Text(_) | ApiPrompt::Tokens(_) | ApiPrompt::Encoded(_) => None,
+        };
+        input.into_iter().flat_map(PromptInput::all_images)
+    }
+
     /// Returns the bytes that it keeps once it is tokens.
     fn kept(&self) -> usize {
         match self {
             ApiPrompt::Tokens(tokens) => size_of_val(&tokens[..]),
             ApiPrompt::Encoded(prompt) => size_of_val(&prompt.tokens[..]),
-            ApiPrompt::Unseen(UnseenPrompt { tokens, files, .. }) => {
-                size_of_val(&tokens[..]) + files.iter().map(|file| file.len()).sum::<usize>()
-            }
             other => other.bytes(),
         }
     }
@@ -427,7 +397,6 @@ impl ApiPrompt {
             ApiPrompt::Conversation(input) => input.bytes(),
             ApiPrompt::Text(text) => text.len(),
             ApiPrompt::Tokens(tokens) => size_of_val(&tokens[..]) / TOKENISER_MEMORY,
-            ApiPrompt::Unseen(prompt) => size_of_val(&prompt.tokens[..]) / TOKENISER_MEMORY,
             ApiPrompt::Encoded(prompt) => size_of_val(&prompt.tokens[..]) / TOKENISER_MEMORY,
         }
     }
@@ -435,7 +404,7 @@ impl ApiPrompt {
     /// Returns the most tokens that it may have.
     fn most_tokens(&self, served: &ServedModel) -> usize {
         let tokens = match self {
-            ApiPrompt::Conversation(_) | ApiPrompt::Unseen(_) => served.context,
+            ApiPrompt::Conversation(_) => served.context,
             ApiPrompt::Text(text) => text.len() + 1,
             ApiPrompt::Tokens(tokens) => tokens.len(),
             ApiPrompt::Encoded(prompt) => prompt.tokens.len(),
@@ -445,20 +414,19 @@ impl ApiPrompt {
 
     /// Returns the prompt as the model reads it. A prompt that leaves no room for an answer is an
     /// error. Images are encoded, unless their soft tokens are kept.
-    pub fn encoded(&self, served: &ServedModel) -> Result<EncodedPrompt> {
+    pub fn encoded(
+        &self,
+        served: &ServedModel,
+        is_wanted: &dyn Fn() -> bool,
+    ) -> Result<EncodedPrompt> {
         match self {
             ApiPrompt::Encoded(prompt) => Ok(prompt.clone()),
-            ApiPrompt::Unseen(prompt) => {
-                let viewer = served.viewer()?;
-                let images = prompt.files.iter().map(|file| viewer.see(file));
-                prompt.clone().seen(viewer, images.collect::<Result<_>>()?)
-            }
             ApiPrompt::Tokens(tokens) => {
                 check_tokens(tokens, served)?;
                 Ok(EncodedPrompt { tokens: tokens.clone(), ..EncodedPrompt::default() })
             }
             ApiPrompt::Conversation(input) => {
-                encoder(served, true, input).encode(input, Special::AsText)
+                encoder(served, true, input).encode_if(input, Special::AsText, is_wanted)
             }
             ApiPrompt::Text(text) => {
                 let input = raw(text);
@@ -467,25 +435,13 @@ impl ApiPrompt {
         }
     }
 
-    /// Returns the prompt as tokens. Images are measured, and not decoded.
-    fn tokenised(&self, served: &ServedModel) -> Result<ApiPrompt> {
-        let ApiPrompt::Conversation(input) = self else {
-            return self.encoded(served).map(ApiPrompt::Encoded);
-        };
-        let unseen = encoder(served, true, input).tokenise(input, Special::AsText)?;
-        Ok(match unseen.files.is_empty() {
-            true => ApiPrompt::Encoded(unseen.blind()),
-            false => ApiPrompt::Unseen(unseen),
-        })
-    }
-
     /// Returns the number of the prompt's tokens. Images are not decoded.
     pub fn count(&self, served: &ServedModel) -> Result<usize> {
         match self {
             ApiPrompt::Conversation(input) => {
                 encoder(served, true, input).count(input, Special::AsText)
             }
-            other => Ok(other.encoded(served)?.tokens.len()),
+            other => Ok(other.encoded(served, &|| true)?.tokens.len()),
         }
     }
 }

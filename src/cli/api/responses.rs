@@ -44,7 +44,6 @@ pub fn body(
     let given = |name: &&str| Some(((*name).to_owned(), fields.get(name)?.clone()));
     let repeated: Map<String, Value> = REPEATED.iter().filter_map(given).collect();
     let conversation = ApiConversation::read("input", &items, fields.take("instructions")?)?;
-    let conversation = conversation.noted(&fields);
     functions::check(&fields)?;
     let [tools, choice] = ["tools", "tool_choice"].map(|name| fields.get(name).cloned());
     let tool_options = functions::take(&mut fields)?;

@@ -106,14 +106,6 @@ impl ServedModel {
         })
     }
 
-    /// Returns the tower that reads images.
-    ///
-    /// # Errors
-    /// The reason why there is none.
-    pub fn viewer(&self) -> Result<&Viewer> {
-        self.viewer.as_deref().map_err(|why| why.clone().into())
-    }
-
     /// Returns the tokens of calls, where the model has some.
     pub fn call_marks(&self) -> Vec<(Token, char)> {
         tools::call_marks(&self.tokenizer)

@@ -1,7 +1,7 @@
 //! Functions that answers may call: their description in the prompt, and a parser of calls.
 
 use crate::grammar::tools::{ARGUMENTS, CALL, CALL_MARKS, Tool};
-use crate::models::Message;
+use crate::models::{Message, MessageImage};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
@@ -43,10 +43,10 @@ pub fn result(name: Option<&str>, content: &str) -> String {
 }
 
 /// Writes calls and results as text, for a model without tokens for them. Consecutive results
-/// become one user message, and so does a user's message after them, with its images.
+/// become one user message, and so does a user's message behind them.
 pub fn folded(messages: Vec<Message>) -> Vec<Message> {
     let (mut all, mut open) = (Vec::<Message>::new(), false);
-    for Message { role, content, images, calls, result_of, .. } in messages {
+    for Message { role, content, calls, result_of, images, .. } in messages {
         let is_result = result_of.is_some();
         let text = match result_of {
             Some((_, name)) => result(Some(&*name).filter(|name| !name.is_empty()), &content),
@@ -58,7 +58,13 @@ pub fn folded(messages: Vec<Message>) -> Vec<Message> {
         };
         let is_more = is_result || open && role == "user";
         match all.last_mut().filter(|last| is_more && last.role == "user") {
-            Some(last) => last.append("\n", &text, images),
+            Some(last) => {
+                last.content.push('\n');
+                let begin = last.content.len();
+                let moved = |image: MessageImage| MessageImage { at: begin + image.at, ..image };
+                last.images.extend(images.into_iter().map(moved));
+                last.content.push_str(&text);
+            }
             None if is_result => all.push(Message::new("user", text)),
             None => all.push(Message { images, ..Message::new(role, text) }),
         }

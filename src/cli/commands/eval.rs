@@ -1,22 +1,24 @@
 //! `gemma eval`: how likely a model finds a text, alone or against a reference.
 
+use crate::cli::io::image_file::read_image;
 use crate::cli::io::output::print;
 use crate::cli::io::text_file::read_file;
 use crate::cli::io::ui::Ui;
-use crate::cli::options::{ModelArgs, UiOptions};
+use crate::cli::options::{ModelArgs, SightArgs, UiOptions};
 use crate::cli::settings::Typed;
 use crate::error::Fault;
 use crate::eval::{self, Comparison, EvalTask, Figures};
-use crate::models::Special;
+use crate::models::{Image, Special};
 use crate::runtime::devices::npu;
 use crate::runtime::options::AutoOr;
-use crate::runtime::{Model, ModelOptions, Room, load};
+use crate::runtime::{Model, ModelOptions, Room, Viewer, load};
 use crate::tensor::Token;
 use crate::util::units::{digits3, duration, thousands};
 use anyhow::{Context, Result};
 use clap::Args;
 use std::cell::Cell;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 const EXAMPLES: &str = "\
@@ -37,6 +39,12 @@ pub struct EvalArgs {
     /// Token ids to evaluate as they are, instead of texts: {"ids": [...]} (repeatable)
     #[arg(long, value_name = "[KIND=]FILE")]
     pub ids: Vec<String>,
+    /// Image whose places the ids hold: JPEG, PNG or WebP (repeatable, in order)
+    ///
+    /// A run of the model's image token stands for an image, and must be as long as the image has
+    /// tokens. Places of images are not scored.
+    #[arg(long, value_name = "FILE", requires = "ids")]
+    pub image: Vec<PathBuf>,
     /// Model to compare with: adds KL divergence, top-1 agreement and the ratio of perplexities
     #[arg(long, value_name = "PATH|ID")]
     pub reference: Option<String>,
@@ -48,6 +56,8 @@ pub struct EvalArgs {
     pub json: bool,
     #[command(flatten)]
     pub model: ModelArgs,
+    #[command(flatten)]
+    pub sight: SightArgs,
     #[command(flatten)]
     pub ui: UiOptions,
 }
@@ -62,8 +72,21 @@ pub fn run(options: &EvalArgs, typed: &Typed) -> Result<u8> {
         return Err(Fault::usage("there is nothing to evaluate").help(help).into());
     }
     let ModelOptions { model, run } = options.model.settled()?;
-    let model = Model::open(model.as_deref(), ui)?;
-    let (window, parts) = read(options, &model, ui)?;
+    let mut model = Model::open(model.as_deref(), ui)?;
+    let (window, mut parts) = read(options, &model, ui)?;
+    let viewer = match options.image.is_empty() {
+        true => None,
+        false => {
+            let viewer = Viewer::open(&model, &options.sight.settled(None), load::threads(&run))?;
+            Some(viewer.on(run.device, run.lock))
+        }
+    };
+    let images = viewer.as_ref().map(|viewer| show(&options.image, viewer, &mut parts, window));
+    // They are kept as long as texts name them.
+    let _images = images.transpose()?;
+    if let Some(viewer) = &viewer {
+        model.weights = model.weights.seeing(viewer.images().clone());
+    }
     if options.skip + 1 >= window {
         let what = format!("--skip {} leaves nothing of windows of {window} tokens", options.skip);
         return Err(Fault::usage(what).help("skip fewer, or give a larger --ctx-size").into());
@@ -98,7 +121,10 @@ pub fn run(options: &EvalArgs, typed: &Typed) -> Result<u8> {
             render(&parts, &figures, &whole, |f| Ok((serde_json::to_value(f)?, describe(f))))?
         }
         Some(name) => {
-            let reference = Model::open(Some(name), ui)?;
+            let mut reference = Model::open(Some(name), ui)?;
+            if let Some(viewer) = &viewer {
+                reference.weights = reference.weights.seeing(viewer.images().clone());
+            }
             let mut other = load(&reference)?.engine;
             let found: Vec<Comparison> = tasks
                 .map(|(task, mut progress)| {
@@ -210,6 +236,47 @@ fn read(options: &EvalArgs, model: &Model, ui: &Ui) -> Result<(usize, Vec<Part>)
         }
     }
     Ok((window, parts))
+}
+
+/// Puts the places of images where the ids have the model's image token.
+fn show(
+    files: &[PathBuf],
+    viewer: &Viewer,
+    parts: &mut [Part],
+    window: usize,
+) -> Result<Vec<Arc<Image>>> {
+    let images = files.iter().map(|file| viewer.see(&read_image(file)?));
+    let images = images.collect::<Result<Vec<_>>>()?;
+    let (soft, mut next) = (viewer.vision().marks().soft, images.iter());
+    let mismatch = |what: String| Fault::usage(what).help("give each image with --image, in order");
+    for (_, ids) in parts {
+        if ids.len() > window {
+            let fault = Fault::usage("a text with images is longer than the window");
+            return Err(fault.help("give a larger --ctx-size").into());
+        }
+        let mut at = 0;
+        while at < ids.len() {
+            let run = ids[at..].iter().take_while(|id| **id == soft).count();
+            if run > 0 {
+                let missing = || mismatch("the ids hold more images than are given".into());
+                let image = next.next().ok_or_else(missing)?;
+                if image.rows() != run {
+                    let what =
+                        format!("the ids hold {run} places of an image of {} tokens", image.rows());
+                    return Err(mismatch(what).into());
+                }
+                ids[at..at + run]
+                    .iter_mut()
+                    .zip(image.places())
+                    .for_each(|(id, place)| *id = place);
+            }
+            at += run.max(1);
+        }
+    }
+    match next.len() {
+        0 => Ok(images),
+        n => Err(mismatch(format!("the ids hold no places of {n} images")).into()),
+    }
 }
 
 /// A file's name without its directory and ending.

@@ -8,10 +8,12 @@ use crate::cli::settings::Typed;
 use crate::error::Fault;
 use crate::models::{LayerSpec, TensorSpec};
 use crate::quant::{self, Verification};
+use crate::runtime::SightOptions;
 use crate::runtime::devices::processor::default_threads;
-use crate::runtime::model::{Model, Size};
+use crate::runtime::model::{Model, Size, viewer};
 use crate::util::hex;
 use crate::util::units::{bytes, thousands};
+use crate::vision::beside;
 use anyhow::Result;
 use clap::Args;
 use serde::Serialize;
@@ -72,8 +74,19 @@ struct Inspection {
     bytes: u64,
     bits_per_weight: f64,
     tokenizer_sha256: Option<String>,
+    /// The tower that reads images.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    images: Option<Tower>,
     notes: Vec<String>,
     tensors: Vec<TensorRow>,
+}
+
+#[derive(Serialize)]
+struct Tower {
+    file: String,
+    bytes: u64,
+    /// Most tokens of an image by default.
+    tokens: usize,
 }
 
 #[derive(PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -127,6 +140,22 @@ fn report(model: &Model) -> Result<Inspection> {
             bits_per_weight,
         });
     }
+    let mut notes = model.weights.notes().to_vec();
+    let images = match viewer::tower(Some(model), &SightOptions::default()) {
+        Ok(tower) => Some(Tower {
+            file: tower.name().to_owned(),
+            bytes: tower.weight_bytes(),
+            tokens: tower.most_tokens(None)?,
+        }),
+        Err(why) => {
+            // A text model has none, which needs no note.
+            let beside = model.place.as_ref().map(|place| beside(&place.path));
+            if beside.is_some_and(|found| !matches!(found, Ok(None))) {
+                notes.push(format!("no images are read: {why:#}"));
+            }
+            None
+        }
+    };
     let size = Size::of(&model.weights)?;
     let shape = |layer: &LayerSpec| Heads {
         heads: layer.n_heads,
@@ -154,7 +183,8 @@ fn report(model: &Model) -> Result<Inspection> {
         tokenizer_sha256: checkpoint
             .side_file("tokenizer.json")?
             .map(|file| hex(Sha256::digest(&file))),
-        notes: model.weights.notes().to_vec(),
+        images,
+        notes,
         tensors,
     })
 }
@@ -225,6 +255,9 @@ fn text(report: &Inspection, options: &InspectArgs, verified: Option<&Verificati
     line("parameters", format!("{} million", thousands(r.parameters / 1_000_000)));
     line("files", format!("{} bytes ({})", thousands(r.file_bytes), bytes(r.file_bytes)));
     line("matrices", format!("{}, {:.3} bits per weight", bytes(r.bytes), r.bits_per_weight));
+    if let Some(Tower { file, bytes: size, tokens }) = &r.images {
+        line("images", format!("up to {tokens} tokens each, by {file}: {}", bytes(*size)));
+    }
     if let Some(hash) = &r.tokenizer_sha256 {
         line("tokenizer", format!("sha256 {hash}"));
     }

@@ -1,9 +1,10 @@
 //! From options, files and standard input to the prompt's tokens.
 
 use crate::cli::io::image_file::{self, read_image};
+use crate::cli::io::input;
+use crate::cli::io::pictures::picture;
 use crate::cli::io::text_file::read_file;
 use crate::cli::io::ui::Ui;
-use crate::cli::io::{image_part, input};
 use crate::cli::options::{ChatOptions, ImageOptions, InputOptions, SpecialPolicy};
 use crate::error::Fault;
 use crate::models::{ChatTemplate, Config, Image, Message, MessageImage, Special, Tokenizer};
@@ -115,12 +116,11 @@ pub fn system_text(text: Option<&str>, file: Option<&Path>) -> Result<Option<Str
     }
 }
 
-/// Content of a message: text, or parts of text, a line or more each, and of images.
-#[derive(Default)]
+/// Content of a message: text, or a list of texts and images, with a line or more for each text.
 pub struct MessageContent(Message);
 
 impl MessageContent {
-    /// Returns the content as a message of a role.
+    /// Returns a message of this content.
     pub fn message(self, role: String) -> Message {
         Message { role, ..self.0 }
     }
@@ -139,7 +139,7 @@ impl<'de> Deserialize<'de> for MessageContent {
         };
         let mut message = Message::default();
         for part in &parts {
-            if let Some(file) = image_part::image_of(part) {
+            if let Some(file) = picture(part) {
                 message.show(file.map_err(D::Error::custom)?);
                 continue;
             }
@@ -148,14 +148,18 @@ impl<'de> Deserialize<'de> for MessageContent {
                 part.get("type").and_then(Value::as_str),
                 part.get("text").and_then(Value::as_str),
             ) {
-                (None | Some("text"), Some(part)) => message.append("\n", part, Vec::new()),
+                (None | Some("text"), Some(text)) => {
+                    if !message.content.is_empty() {
+                        message.content.push('\n');
+                    }
+                    message.content.push_str(text);
+                }
                 (Some("text") | None, None) => {
                     return Err(D::Error::custom("a part of a message has no text"));
                 }
                 (Some(other), _) => {
-                    return Err(D::Error::custom(format!(
-                        "{other}: only text and images are supported"
-                    )));
+                    let what = format!("{other}: only text and images are supported");
+                    return Err(D::Error::custom(what));
                 }
             }
         }
@@ -163,8 +167,7 @@ impl<'de> Deserialize<'de> for MessageContent {
     }
 }
 
-/// Reads a JSON array of messages, or an object with a `messages` field. The content of a message is
-/// text, or parts of text and of images, whose bytes are in data URLs.
+/// A JSON array of messages, or an object with a `messages` field.
 pub fn read_messages(path: &Path) -> Result<Vec<Message>> {
     #[derive(Deserialize)]
     struct Item {
@@ -215,6 +218,9 @@ pub fn encode(
         most_rendered: usize::MAX,
     }
     .encode(input, special)?;
+    if let Some(note) = session.viewer().ok().and_then(|viewer| viewer.take_note()) {
+        ui.note(&note);
+    }
     if prompt.has_own_bos {
         ui.note("the prompt begins with a BOS token already: no second one is added");
     }
@@ -256,33 +262,6 @@ pub struct EncodedPrompt {
     pub has_own_bos: bool,
 }
 
-/// A prompt whose images are not read yet.
-#[derive(Clone, Debug, Default)]
-pub struct UnseenPrompt {
-    /// Without the places of images.
-    pub tokens: Vec<Token>,
-    /// Files of the images, in the order of their places.
-    pub files: Vec<Arc<[u8]>>,
-    has_own_bos: bool,
-}
-
-impl UnseenPrompt {
-    /// Returns the prompt with its images, which have the order of the files.
-    ///
-    /// # Errors
-    /// A fault if the prompt shows another number of images.
-    pub fn seen(self, viewer: &Viewer, images: Vec<Arc<Image>>) -> Result<EncodedPrompt> {
-        let tokens = viewer.place(&self.tokens, &images)?;
-        Ok(EncodedPrompt { tokens, images, has_own_bos: self.has_own_bos })
-    }
-
-    /// Returns the prompt of no images.
-    pub fn blind(self) -> EncodedPrompt {
-        let UnseenPrompt { tokens, has_own_bos, .. } = self;
-        EncodedPrompt { tokens, has_own_bos, ..EncodedPrompt::default() }
-    }
-}
-
 /// An encoder of prompts.
 pub struct PromptEncoder<'a> {
     /// `None` continues a text without a template.
@@ -301,26 +280,29 @@ impl PromptEncoder<'_> {
     /// Returns the prompt with its images, whose soft tokens are computed unless they are kept. A
     /// prompt that leaves no room for an answer is an error.
     pub fn encode(&self, input: &PromptInput, special: Special) -> Result<EncodedPrompt> {
-        let unseen = self.tokenise(input, special)?;
-        if unseen.files.is_empty() {
-            return Ok(unseen.blind());
-        }
-        let viewer = self.viewer()?;
-        let images = unseen.files.iter().map(|file| viewer.see(file));
-        let images = images.collect::<Result<Vec<_>>>()?;
-        unseen.seen(viewer, images)
+        self.encode_if(input, special, &|| true)
     }
 
-    /// Returns the prompt with its images measured, and not read yet. A prompt that leaves no room
-    /// for an answer is an error.
-    pub fn tokenise(&self, input: &PromptInput, special: Special) -> Result<UnseenPrompt> {
+    /// Returns the same, or an error once the images are not wanted any more.
+    pub fn encode_if(
+        &self,
+        input: &PromptInput,
+        special: Special,
+        is_wanted: &dyn Fn() -> bool,
+    ) -> Result<EncodedPrompt> {
         let (tokens, has_own_bos) = self.checked(input, special)?;
-        let files: Vec<_> = input.all_images().map(|image| image.file.clone()).collect();
-        if !files.is_empty() {
-            // Another number of places is an error before an image is read.
-            self.viewer()?.text().place(&tokens, &vec![0..0; files.len()])?;
+        if input.all_images().next().is_none() {
+            return Ok(EncodedPrompt { tokens, has_own_bos, ..EncodedPrompt::default() });
         }
-        Ok(UnseenPrompt { tokens, files, has_own_bos })
+        let viewer = self.viewer()?;
+        let images = input.all_images().map(|image| {
+            ensure!(is_wanted(), "nobody waits for the images");
+            viewer.see(&image.file)
+        });
+        let images = images.collect::<Result<Vec<_>>>()?;
+        let places: Vec<_> = images.iter().map(|image| image.places()).collect();
+        let text = viewer.vision().image_text(self.tokenizer)?;
+        Ok(EncodedPrompt { tokens: text.place(&tokens, &places)?, images, has_own_bos })
     }
 
     /// Returns the number of a prompt's tokens, those of its images included. Reads no more than
@@ -370,8 +352,11 @@ impl PromptEncoder<'_> {
         };
         let (tokens, brought) = match self.template {
             Some(template) => {
-                let text = (places > 0).then(|| self.viewer().map(|v| v.text().clone()));
-                let template = template.clone().showing(text.transpose()?);
+                let text = match places {
+                    0 => None,
+                    _ => Some(self.viewer()?.vision().image_text(tokenizer)?),
+                };
+                let template = template.clone().showing(text);
                 (templated(input, special, template, tokenizer, &fits_rendered)?, false)
             }
             None if places > 0 => {

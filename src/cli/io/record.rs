@@ -24,6 +24,9 @@ pub struct Record {
     pub finish_reason: FinishReason,
     pub usage: Usage,
     pub timings: Timings,
+    /// Images of the prompt, where there are some.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub images: Option<ImagesRecord>,
     pub draft: DraftRecord,
     pub sampling: SamplingRecord,
     pub memory: MemoryRecord,
@@ -54,6 +57,16 @@ pub struct Timings {
     pub decode_tps: Option<f64>,
     /// Tokens of the prompt that a cache held.
     pub cached_tokens: u64,
+}
+
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct ImagesRecord {
+    pub images: usize,
+    pub tokens: usize,
+    /// Seconds of decoding and resizing.
+    pub prepare_s: f64,
+    /// Seconds of the tower.
+    pub encode_s: f64,
 }
 
 #[derive(Clone, Debug, Default, Serialize)]

@@ -1,7 +1,8 @@
 //! The figures of one generation, as parts of the JSON result and as one line.
 
 use crate::cli::io::record::{
-    DraftDepth, DraftRecord, DraftSource, MemoryRecord, PassCost, Record, SamplingRecord, Timings,
+    DraftDepth, DraftRecord, DraftSource, ImagesRecord, MemoryRecord, PassCost, Record,
+    SamplingRecord, Timings,
 };
 use crate::compute::cpu::bandwidth::read_bandwidth;
 use crate::compute::cpu::pool::Pool;
@@ -9,6 +10,7 @@ use crate::decode::Stats;
 use crate::draft::{CostCurve, DraftFigures};
 use crate::engine::EngineReport;
 use crate::runtime::devices::processor::default_threads;
+use crate::runtime::model::viewer::ImageFigures;
 use crate::sampler::SamplerConfig;
 use crate::util::units::{bytes, decimal, digits3};
 use anyhow::Result;
@@ -24,6 +26,13 @@ pub fn timings(stats: &Stats, load_s: f64) -> Timings {
         decode_tps: rate(stats.tokens, stats.decode_rate()),
         cached_tokens: stats.cached_tokens(),
     }
+}
+
+/// Returns the figures of a prompt's images; `None` where it has none.
+pub fn images(figures: ImageFigures) -> Option<ImagesRecord> {
+    let ImageFigures { images, tokens, preparing, encoding, .. } = figures;
+    let (prepare_s, encode_s) = (preparing.as_secs_f64(), encoding.as_secs_f64());
+    (images > 0).then_some(ImagesRecord { images, tokens, prepare_s, encode_s })
 }
 
 pub fn draft(
@@ -171,6 +180,11 @@ pub fn line(record: &Record, stats: &Stats, threads: Option<usize>) -> Result<St
     let cached = Some(t.cached_tokens).filter(|n| *n > 0);
     let cached = cached.map_or(String::new(), |n| format!(" ({n} cached)"));
     parts.push(format!("prompt {}{cached}{}", record.usage.prompt_tokens, rate(t.prefill_tps)));
+    if let Some(ImagesRecord { images, tokens, prepare_s, encode_s }) = &record.images {
+        let plural = if *images == 1 { "" } else { "s" };
+        let seconds = digits3(prepare_s + encode_s);
+        parts.push(format!("{images} image{plural} of {tokens} tokens in {seconds} s"));
+    }
     parts.push(format!("text {}{}", record.usage.completion_tokens, rate(t.decode_tps)));
     if let Some(length) = record.draft.accepted_length {
         let percent = |s: &DraftSource| {

@@ -1,7 +1,7 @@
 //! Options of images.
 
-use crate::runtime::{Session, SightOptions};
-use anyhow::Result;
+use crate::decode::PageDirectory;
+use crate::runtime::SightOptions;
 use clap::Args;
 use std::path::PathBuf;
 
@@ -35,17 +35,9 @@ pub struct SightArgs {
 }
 
 impl SightArgs {
-    pub fn settled(&self) -> SightOptions {
+    /// Returns the options of a session that keeps soft tokens in a directory, if one is given.
+    pub fn settled(&self, directory: Option<&PageDirectory>) -> SightOptions {
         let (mmproj, tokens) = (self.mmproj.clone(), self.image_tokens);
-        SightOptions { mmproj, tokens, ..SightOptions::default() }
-    }
-
-    /// Refuses options of images for a session that reads none.
-    pub fn check(&self, session: &Session) -> Result<()> {
-        let is_given = self.mmproj.is_some() || self.image_tokens.is_some();
-        match session.viewer() {
-            Err(why) if is_given => Err(why.clone().into()),
-            _ => Ok(()),
-        }
+        SightOptions { mmproj, tokens, directory: directory.cloned(), ..SightOptions::default() }
     }
 }

@@ -5,6 +5,7 @@ pub mod act;
 pub mod best;
 pub mod cache;
 pub mod cpu;
+pub mod dense;
 pub mod device;
 pub mod dry;
 pub mod executor;
@@ -20,6 +21,7 @@ pub mod uses;
 
 pub use act::{Act, ActFormat};
 pub use cache::{KvFormat, KvLayer};
+pub use dense::{DenseDevice, DenseNetwork};
 pub use device::{Choice, DeviceInfo};
 pub use executor::{
     AssistReport, Caps, Executor, ExecutorExt, Held, KernelTime, LoadJob, Loading, Report, Reports,

@@ -5,9 +5,10 @@
 //! cache. Rows of logits are looked at and dropped, chunk by chunk.
 
 use crate::engine::{Engine, EngineExt, Input, Output, Rows, Scores, TokenTree};
+use crate::models::images::whole;
 use anyhow::{Result, ensure};
 use gemma_base::error::Fault;
-use gemma_base::tensor::{Token, math};
+use gemma_base::tensor::{Token, is_place, math};
 use serde::Serialize;
 
 /// Figures of one model on one text.
@@ -61,7 +62,7 @@ pub struct Comparison {
 /// A text, and how it is cut.
 #[derive(Clone, Copy, Debug)]
 pub struct EvalTask<'a> {
-    /// Evaluated exactly as given: no BOS is added.
+    /// Evaluated exactly as given: no BOS is added. Places of images are not scored.
     pub ids: &'a [Token],
     /// Tokens of a window; each starts from an empty cache.
     pub window: usize,
@@ -202,7 +203,8 @@ fn walk(
     progress: &mut dyn FnMut(usize),
     each: &mut dyn FnMut(&[Row<'_>], Option<Token>),
 ) -> Result<()> {
-    if let Some(bad) = task.ids.iter().find(|id| **id as usize >= engine.info().vocab) {
+    let is_known = |id: &Token| (*id as usize) < engine.info().vocab || is_place(*id);
+    if let Some(bad) = task.ids.iter().find(|id| !is_known(id)) {
         let what = format!(
             "token {bad} is outside the vocabulary, which has {} tokens",
             engine.info().vocab
@@ -222,8 +224,10 @@ fn walk(
         if let Some(other) = &mut reference {
             other.truncate(0, 0)?;
         }
-        for start in (0..window.len()).step_by(chunk) {
-            let tokens = &window[start..(start + chunk).min(window.len())];
+        let mut start = 0;
+        while start < window.len() {
+            let rest = &window[start..];
+            let tokens = &rest[..whole(rest, chunk.min(rest.len()))];
             let [own, others] = &mut scores;
             pass(engine, tokens, own)?;
             if let Some(other) = &mut reference {
@@ -233,8 +237,11 @@ fn walk(
             for i in 0..tokens.len() {
                 let rows = scores[..sides].iter().map(|s| Row::new(s.row(i)));
                 let rows = rows.collect::<Result<Vec<_>>>()?;
-                each(&rows, window.get(start + i + 1).copied().filter(|_| start + i >= task.skip));
+                let at = start + i;
+                let is_scored = |next: &Token| at >= task.skip && !is_place(*next);
+                each(&rows, window.get(at + 1).copied().filter(is_scored));
             }
+            start += tokens.len();
             done += tokens.len();
             progress(done);
         }

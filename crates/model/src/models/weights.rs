@@ -27,12 +27,13 @@ const HEADS: [&str; 3] =
     ["lm_head.weight", "language_model.lm_head.weight", "model.lm_head.weight"];
 
 /// Parts of a multimodal model that text does not need.
-const SKIPPED: [&str; 7] = [
+const SKIPPED: [&str; 8] = [
     "vision_tower.",
     "model.vision_tower.",
     "multi_modal_projector.",
     "model.multi_modal_projector.",
     "model.audio_tower.",
+    "model.vision_embedder.",
     "model.embed_vision.",
     "model.embed_audio.",
 ];

@@ -7,6 +7,7 @@ use super::resize::CHANNELS;
 use crate::checkpoint::{Checkpoint, Dtype, Kind, TensorView};
 use anyhow::{Context, Result};
 use candle_core::{Device, Tensor};
+use gemma_base::compute::dense::DenseValues;
 use gemma_base::error::Fault;
 use rayon::prelude::*;
 
@@ -166,8 +167,35 @@ impl TowerFile {
         }
     }
 
+    /// Returns a matrix that is stored as 16-bit floats and needs no other order.
+    fn short(&self, dense: &Dense) -> Option<TensorView<'_>> {
+        let view = self.checkpoint.tensor(&dense.name).filter(|_| dense.pixels.is_none());
+        view.filter(|view| matches!(view.dtype, Dtype::F16 | Dtype::BF16))
+    }
+
+    /// Returns the values of a matrix: as they are stored, if they are 16-bit floats that need no
+    /// other order.
+    pub fn values(&self, dense: &Dense) -> Result<DenseValues<'_>> {
+        match self.short(dense) {
+            Some(TensorView { dtype: Dtype::F16, data, .. }) => Ok(DenseValues::F16(data)),
+            Some(TensorView { data, .. }) => Ok(DenseValues::Bf16(data)),
+            None => self.floats_of(dense).map(DenseValues::F32),
+        }
+    }
+
+    /// Returns the bytes of [`TowerFile::values`].
+    pub fn value_bytes(&self, dense: &Dense) -> u64 {
+        let width = if self.short(dense).is_some() { 2 } else { 4 };
+        width * (dense.rows * dense.cols) as u64
+    }
+
     /// Returns a matrix as f32 `[rows, cols]`, read by all threads of the current pool.
     pub fn load(&self, dense: &Dense) -> Result<Tensor> {
+        let shape = (dense.rows, dense.cols);
+        Ok(Tensor::from_vec(self.floats_of(dense)?, shape, &Device::Cpu)?)
+    }
+
+    fn floats_of(&self, dense: &Dense) -> Result<Vec<f32>> {
         let (rows, cols) = (dense.rows, dense.cols);
         let mut out = vec![0f32; rows * cols];
         let piece = (RUN / cols).max(1);
@@ -200,7 +228,7 @@ impl TowerFile {
                 interleave(stored, row);
             });
         }
-        Ok(Tensor::from_vec(out, (rows, cols), &Device::Cpu)?)
+        Ok(out)
     }
 
     /// Returns the bytes of the tower's tensors in the file.

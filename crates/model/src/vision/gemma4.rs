@@ -4,13 +4,14 @@
 //! Source: transformers, `Gemma4VisionModel` and `Gemma4MultimodalEmbedder`.
 
 use super::file::{Component, DAMAGED, Dense, TowerFile};
-use super::ops::{Activations, Heads, Limits, attention};
 use super::pixels::{BUDGETS, Processor, cells, check_budget};
+use super::program::{LinearLayer, Program};
 use super::resize::Filter;
-use super::tower::{Fit, LinearLayer, Marks, Section, Tower, TowerShape, pool};
+use super::tower::{Fit, Marks, Section, Tower, TowerShape};
 use crate::checkpoint::Checkpoint;
 use crate::models::reader;
 use anyhow::Result;
+use gemma_base::compute::dense::{DenseHeads, DenseOp, Limits, Register};
 use gemma_base::error::Fault;
 
 /// Marks of all Gemma 4 models. Their templates bring what stands around them.
@@ -45,7 +46,7 @@ pub struct Gemma4Tower {
     processor: Processor,
     marks: Marks,
     shape: TowerShape,
-    heads: Heads,
+    heads: DenseHeads,
     theta: f64,
     /// Patches a side that make a soft token.
     pool: usize,
@@ -73,7 +74,7 @@ impl Gemma4Tower {
         let default =
             TowerShape { width: 768, hidden: 3072, layers: 16, heads: 12, patch: 16, eps: 0.0 };
         let shape = section.shape("rms_norm_eps", default)?;
-        let heads = Heads {
+        let heads = DenseHeads {
             queries: shape.heads,
             keys: section.size("num_key_value_heads", 12, 1 << 10)?,
             dim: section.size("head_dim", 64, 1 << 10)?,
@@ -115,7 +116,7 @@ impl Gemma4Tower {
     fn layer(
         file: &TowerFile,
         shape: &TowerShape,
-        heads: Heads,
+        heads: DenseHeads,
         clips: bool,
         i: usize,
     ) -> Result<Layer> {
@@ -163,7 +164,7 @@ impl Gemma4Tower {
 
     /// Returns the positions of a grid, f32 `[patches, width]`: those of the column and of the row
     /// added up.
-    fn positions(&self, file: &TowerFile, fit: Fit) -> Result<Activations> {
+    fn positions(&self, file: &TowerFile, fit: Fit) -> Result<Vec<f32>> {
         let (n, width) = (self.positions, self.shape.width);
         let (columns, rows) = self.grid(fit);
         let name = "patch_embedder.position_embedding_table";
@@ -173,56 +174,56 @@ impl Gemma4Tower {
             let (x, y) = (entry(0, i % columns), entry(1, i / columns));
             x.iter().zip(y).map(|(x, y)| x + y)
         };
-        Ok(Activations::new((0..columns * rows).flat_map(patch).collect(), width))
+        Ok((0..columns * rows).flat_map(patch).collect())
     }
 
     /// Returns sine and cosine of each pair of a half of a head, by position.
-    fn angles(&self, positions: usize) -> Vec<Vec<(f32, f32)>> {
+    fn angles(&self, positions: usize) -> Vec<f32> {
         let pairs = self.heads.dim / 4;
         let angle = |position: usize, pair: usize| {
             let exponent = pair as f64 / pairs as f64;
             // Rounded to f32 where transformers does.
             let frequency = (1.0 / libm::pow(self.theta, exponent)) as f32;
             let (sin, cos) = libm::sincos(f64::from(position as f32 * frequency));
-            (sin as f32, cos as f32)
+            [sin as f32, cos as f32]
         };
-        let at = |position| (0..pairs).map(|pair| angle(position, pair)).collect();
-        (0..positions).map(at).collect()
+        let at = |position| (0..pairs).flat_map(move |pair| angle(position, pair));
+        (0..positions).flat_map(at).collect()
     }
 
-    /// Rotates the first half of each head by the patch's column, and the second by its row.
-    fn rotate(&self, x: &mut Activations, columns: usize, angles: &[Vec<(f32, f32)>]) {
-        let half = self.heads.dim / 2;
-        for (i, row) in x.data.chunks_exact_mut(x.width).enumerate() {
-            for (part, values) in row.chunks_exact_mut(half).enumerate() {
-                let position = if part % 2 == 0 { i % columns } else { i / columns };
-                let (first, second) = values.split_at_mut(half / 2);
-                let pairs = first.iter_mut().zip(second).zip(&angles[position]);
-                for ((a, b), (sin, cos)) in pairs {
-                    (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
-                }
+    /// Writes down the layers, which work on the register `x`.
+    fn layers<'a>(&'a self, p: &mut Program<'a>, x: Register, (columns, rows): (usize, usize)) {
+        let TowerShape { width, hidden, eps, .. } = self.shape;
+        let DenseHeads { queries, keys, dim } = self.heads;
+        let n = columns * rows;
+        let angles = p.network.vector(&self.angles(columns.max(rows)));
+        let h = p.register(n, width);
+        let [q, attended] = [(); 2].map(|()| p.register(n, queries * dim));
+        let [k, v] = [(); 2].map(|()| p.register(n, keys * dim));
+        let [gate, up] = [(); 2].map(|()| p.register(n, hidden));
+        for layer in &self.layers {
+            p.rms_norm(&layer.norms[0], width, eps, x, h);
+            p.linear(&layer.q, h, q, false);
+            p.linear(&layer.k, h, k, false);
+            p.linear(&layer.v, h, v, false);
+            p.rms_norm(&layer.q_norm, dim, eps, q, q);
+            p.rms_norm(&layer.k_norm, dim, eps, k, k);
+            p.rms_norm(&[], dim, eps, v, v);
+            for x in [q, k] {
+                p.push(DenseOp::Rotate { x, half: dim / 2, columns, angles });
             }
+            p.attention([q, k, v], attended, self.heads, 1.0);
+            p.linear(&layer.out, attended, h, false);
+            p.rms_norm(&layer.norms[1], width, eps, h, h);
+            p.add(x, h);
+            p.rms_norm(&layer.norms[2], width, eps, x, h);
+            p.linear(&layer.gate, h, gate, true);
+            p.linear(&layer.up, h, up, false);
+            p.push(DenseOp::Multiply { x: gate, other: up });
+            p.linear(&layer.down, gate, h, false);
+            p.rms_norm(&layer.norms[3], width, eps, h, h);
+            p.add(x, h);
         }
-    }
-
-    /// Returns attention of the normed rows `h`, before its output matrix.
-    fn attend(
-        &self,
-        file: &TowerFile,
-        layer: &Layer,
-        h: &Activations,
-        columns: usize,
-        angles: &[Vec<(f32, f32)>],
-    ) -> Result<Activations> {
-        let (dim, eps) = (self.heads.dim, self.shape.eps);
-        let part = |linear: &LinearLayer, norm: &[f32]| -> Result<Activations> {
-            Ok(linear.apply(file, h, false)?.rms_norm(dim, norm, eps))
-        };
-        let (mut q, mut k) = (part(&layer.q, &layer.q_norm)?, part(&layer.k, &layer.k_norm)?);
-        let v = part(&layer.v, &[])?;
-        self.rotate(&mut q, columns, angles);
-        self.rotate(&mut k, columns, angles);
-        attention(q, k, v, self.heads, 1.0)
     }
 }
 
@@ -265,36 +266,27 @@ impl Tower for Gemma4Tower {
         self.shape.scratch(patches, self.heads.queries * self.heads.dim) + table
     }
 
-    fn encode(&self, file: &TowerFile, rgb: &[u8], fit: Fit) -> Result<Vec<f32>> {
+    fn program<'a>(&'a self, file: &'a TowerFile, rgb: &[u8], fit: Fit) -> Result<Program<'a>> {
         let TowerShape { width, eps, patch, .. } = self.shape;
+        let (mut p, (columns, rows)) = (Program::new(file), self.grid(fit));
         let mut values = self.processor.patches(rgb, fit.width, patch, false);
         values.iter_mut().for_each(|v| *v = 2.0 * (*v - 0.5));
-        let mut x =
-            self.patch.apply(file, &Activations::new(values, self.patch.matrix.cols), false)?;
-        x.add(&self.positions(file, fit)?);
-        let (columns, rows) = self.grid(fit);
-        let angles = self.angles(columns.max(rows));
-        for layer in &self.layers {
-            let norm = |x: Activations, i: usize| x.rms_norm(width, &layer.norms[i], eps);
-            let h = norm(x.clone(), 0);
-            let h = self.attend(file, layer, &h, columns, &angles)?;
-            x.add(&norm(layer.out.apply(file, &h, false)?, 1));
-            let h = norm(x.clone(), 2);
-            let mut gate = layer.gate.apply(file, &h, true)?;
-            let up = layer.up.apply(file, &h, false)?;
-            gate.data.iter_mut().zip(&up.data).for_each(|(gate, up)| *gate *= up);
-            x.add(&norm(layer.down.apply(file, &gate, false)?, 3));
-        }
-        let mut x = pool(&x, self.pool, fit.columns, fit.rows);
-        let root = (width as f32).sqrt();
-        x.data.iter_mut().for_each(|v| *v *= root);
+        let patches = p.input(values, self.patch.matrix.cols);
+        let positions = p.input(self.positions(file, fit)?, width);
+        let x = p.register(columns * rows, width);
+        p.linear(&self.patch, patches, x, false);
+        p.add(x, positions);
+        self.layers(&mut p, x, (columns, rows));
+        let pooled = p.register(fit.tokens(), width);
+        p.push(DenseOp::Pool { x, out: pooled, side: self.pool, columns: fit.columns });
+        p.push(DenseOp::Scale { x: pooled, factor: (width as f32).sqrt() });
         if let Some([bias, scale]) = &self.standard {
-            for row in x.data.chunks_exact_mut(width) {
-                let pairs = bias.iter().zip(scale);
-                row.iter_mut().zip(pairs).for_each(|(v, (bias, scale))| *v = (*v - bias) * scale);
-            }
+            let (bias, scale) = (p.network.vector(bias), p.network.vector(scale));
+            p.push(DenseOp::Standardize { x: pooled, bias, scale });
         }
-        let x = x.rms_norm(width, &[], eps);
-        Ok(x.product(&file.load(&self.projector)?.t()?, None, |_| ())?.data)
+        p.rms_norm(&[], width, eps, pooled, pooled);
+        p.network.output = p.register(fit.tokens(), self.projector.rows);
+        p.product(&self.projector, false, pooled, p.network.output);
+        Ok(p)
     }
 }

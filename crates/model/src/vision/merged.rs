@@ -5,10 +5,10 @@
 
 use super::file::{Component, Dense, TowerFile};
 use super::gemma4::MARKS;
-use super::ops::Activations;
 use super::pixels::{Processor, cells, check_budget};
+use super::program::{LinearLayer, Program};
 use super::resize::{CHANNELS, Filter};
-use super::tower::{Fit, LinearLayer, Marks, Section, Tower};
+use super::tower::{Fit, Marks, Section, Tower};
 use crate::checkpoint::Checkpoint;
 use anyhow::Result;
 use gemma_base::error::Fault;
@@ -75,7 +75,7 @@ impl Merged {
 
     /// Returns the positions of a grid, f32 `[tokens, hidden]`: those of the column and of the row
     /// added up.
-    fn positions(&self, file: &TowerFile, fit: Fit) -> Result<Activations> {
+    fn positions(&self, file: &TowerFile, fit: Fit) -> Result<Vec<f32>> {
         let hidden = self.embed.matrix.rows;
         // [positions, axis, hidden], and [axis, positions, hidden] in mmproj files.
         let (shape, axis, place) = match file.is_mmproj {
@@ -88,7 +88,7 @@ impl Merged {
             let (column, row) = (entry(i % fit.columns, 0), entry(i / fit.columns, 1));
             column.iter().zip(row).map(|(x, y)| x + y)
         };
-        Ok(Activations::new((0..fit.tokens()).flat_map(token).collect(), hidden))
+        Ok((0..fit.tokens()).flat_map(token).collect())
     }
 }
 
@@ -127,15 +127,22 @@ impl Tower for Merged {
         4 * (most * rows + first.rows * (first.cols + 2 * self.positions)) as u64
     }
 
-    fn encode(&self, file: &TowerFile, rgb: &[u8], fit: Fit) -> Result<Vec<f32>> {
+    fn program<'a>(&'a self, file: &'a TowerFile, rgb: &[u8], fit: Fit) -> Result<Program<'a>> {
+        let (mut p, tokens) = (Program::new(file), fit.tokens());
         let values = self.processor.patches(rgb, fit.width, self.side, false);
-        let x = Activations::new(values, self.embed.matrix.cols);
-        let norm =
-            |x: &Activations, [weight, bias]: &Norm| x.layer_norm(weight, bias, LAYER_NORM_EPS);
-        let x = self.embed.apply(file, &norm(&x, &self.norms[0]), false)?;
-        let mut x = norm(&x, &self.norms[1]);
-        x.add(&self.positions(file, fit)?);
-        let x = norm(&x, &self.norms[2]).rms_norm(self.embed.matrix.rows, &[], self.eps);
-        Ok(x.product(&file.load(&self.projector)?.t()?, None, |_| ())?.data)
+        let pixels = p.input(values, self.embed.matrix.cols);
+        let hidden = self.embed.matrix.rows;
+        let positions = p.input(self.positions(file, fit)?, hidden);
+        let x = p.register(tokens, hidden);
+        let [first, second, third] = &self.norms;
+        p.layer_norm(first, LAYER_NORM_EPS, pixels, pixels);
+        p.linear(&self.embed, pixels, x, false);
+        p.layer_norm(second, LAYER_NORM_EPS, x, x);
+        p.add(x, positions);
+        p.layer_norm(third, LAYER_NORM_EPS, x, x);
+        p.rms_norm(&[], hidden, self.eps, x, x);
+        p.network.output = p.register(tokens, self.projector.rows);
+        p.product(&self.projector, false, x, p.network.output);
+        Ok(p)
     }
 }

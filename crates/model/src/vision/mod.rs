@@ -6,11 +6,13 @@
 
 mod file;
 mod gemma4;
+pub mod made_up;
 mod merged;
 mod mmproj;
 mod ops;
 pub mod picture;
 mod pixels;
+mod program;
 pub mod resize;
 mod siglip;
 #[cfg(test)]
@@ -26,7 +28,9 @@ use crate::checkpoint::Checkpoint;
 use crate::models::{ImageText, Tokenizer};
 use anyhow::Result;
 use file::TowerFile;
+use gemma_base::compute::DenseDevice;
 use gemma_base::error::Fault;
+use program::Program;
 use sha2::{Digest, Sha256};
 use std::path::Path;
 use tower::Tower;
@@ -139,8 +143,38 @@ impl Vision {
     /// A [`Fault`] if threads cannot be started, if the file cannot be read, or if the tower
     /// computes no numbers.
     pub fn encode(&self, image: &PreparedImage, threads: usize) -> Result<Vec<f32>> {
-        let tower = &self.tower;
-        let soft = ops::on_threads(threads, || tower.encode(&self.file, &image.rgb, image.fit))?;
+        self.finite(ops::on_threads(threads, || self.program(image)?.run())?)
+    }
+
+    /// Computes soft tokens on a device, see [`Vision::encode`]. Its first image loads the tower
+    /// there.
+    ///
+    /// # Errors
+    /// As for `encode`, and if the device fails.
+    pub fn encode_on(&self, image: &PreparedImage, device: &dyn DenseDevice) -> Result<Vec<f32>> {
+        let program = self.program(image)?;
+        self.finite(device.run(&program.network, &program)?)
+    }
+
+    /// Puts the tower on a device, as its first image would. Returns the bytes that it takes there.
+    ///
+    /// # Errors
+    /// If the file cannot be read, or if the device fails.
+    pub fn load_on(&self, device: &dyn DenseDevice) -> Result<u64> {
+        let fit = self.tower.fit(1, 1, None)?;
+        let rgb = vec![0; fit.width * fit.height * resize::CHANNELS];
+        let image = PreparedImage { fit, rgb, digest: [0; 32], original: (1, 1), flattened: false };
+        let program = self.program(&image)?;
+        device.load(&program.network, &program)
+    }
+
+    fn program(&self, image: &PreparedImage) -> Result<Program<'_>> {
+        let mut program = self.tower.program(&self.file, &image.rgb, image.fit)?;
+        program.network.identity = self.identity;
+        Ok(program)
+    }
+
+    fn finite(&self, soft: Vec<f32>) -> Result<Vec<f32>> {
         match soft.iter().all(|v| v.is_finite()) {
             true => Ok(soft),
             false => {
@@ -185,6 +219,11 @@ impl Vision {
     /// Returns the values of a soft token; the width of the model's embeddings must equal it.
     pub fn width(&self) -> usize {
         self.tower.width()
+    }
+
+    /// Returns the name of the tower's file or directory.
+    pub fn name(&self) -> &str {
+        self.file.checkpoint().name()
     }
 
     /// Returns the tokens around an image in a text.

@@ -9,6 +9,7 @@
 use anyhow::{Context, Result};
 use candle_core::{CpuStorage, Device, Storage, Tensor};
 use gemma_base::compute::cpu::{Isa, dense};
+use gemma_base::compute::dense::{DenseHeads, Limits};
 use gemma_base::tensor::product::SLICE;
 use rayon::prelude::*;
 
@@ -22,19 +23,10 @@ pub struct Activations {
     pub width: usize,
 }
 
-/// The limits of a clipped linear layer.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Limits {
-    pub least: f32,
-    pub most: f32,
-}
-
-impl Limits {
-    /// Clamps each value; NaN stays NaN.
-    pub fn clamp(self, x: &mut [f32]) {
-        x.iter_mut().for_each(|v| *v = if *v < self.least { self.least } else { *v });
-        x.iter_mut().for_each(|v| *v = if *v > self.most { self.most } else { *v });
-    }
+/// Clamps each value; NaN stays NaN.
+pub fn clamp(x: &mut [f32], Limits { least, most }: Limits) {
+    x.iter_mut().for_each(|v| *v = if *v < least { least } else { *v });
+    x.iter_mut().for_each(|v| *v = if *v > most { most } else { *v });
 }
 
 impl Activations {
@@ -54,10 +46,10 @@ impl Activations {
     }
 
     /// Returns LayerNorm of each row.
-    pub fn layer_norm(&self, weight: &[f32], bias: &[f32], eps: f32) -> Activations {
-        let (mut out, isa) = (self.clone(), Isa::detect());
-        out.on_pieces(|piece| dense::layer_norm(isa, piece, weight, bias, eps));
-        out
+    pub fn layer_norm(mut self, weight: &[f32], bias: &[f32], eps: f32) -> Activations {
+        let isa = Isa::detect();
+        self.on_pieces(|piece| dense::layer_norm(isa, piece, weight, bias, eps));
+        self
     }
 
     /// Returns RMSNorm of each run of `width` values. An empty `weight` is all ones.
@@ -67,10 +59,42 @@ impl Activations {
         self
     }
 
-    pub fn add(&mut self, other: &Activations) {
+    /// Calls `each` with a value and the value of `other` at its place, for all values.
+    pub fn zip(&mut self, other: &Activations, each: impl Fn(&mut f32, f32) + Send + Sync) {
         let piece = tile(self.len()) * self.width;
         let pieces = self.data.par_chunks_mut(piece).zip(other.data.par_chunks(piece));
-        pieces.for_each(|(own, other)| own.iter_mut().zip(other).for_each(|(a, b)| *a += b));
+        pieces.for_each(|(own, other)| own.iter_mut().zip(other).for_each(|(a, b)| each(a, *b)));
+    }
+
+    /// Rotates halves of heads, see [`gemma_base::compute::dense::DenseOp::Rotate`].
+    pub fn rotate(&mut self, half: usize, columns: usize, angles: &[f32]) {
+        for (i, row) in self.data.chunks_exact_mut(self.width).enumerate() {
+            for (part, values) in row.chunks_exact_mut(half).enumerate() {
+                let position = if part % 2 == 0 { i % columns } else { i / columns };
+                let (first, second) = values.split_at_mut(half / 2);
+                let (angles, _) = angles[position * half..][..half].as_chunks::<2>();
+                for ((a, b), [sin, cos]) in first.iter_mut().zip(second).zip(angles) {
+                    (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
+                }
+            }
+        }
+    }
+
+    /// Returns the mean of each square of `side` rows a side, for `columns` squares in a row.
+    pub fn pool(&self, side: usize, columns: usize) -> Activations {
+        let tokens = self.len() / (side * side);
+        let mut out = Activations::new(vec![0.0; tokens * self.width], self.width);
+        let factor = 1.0 / (side * side) as f32;
+        for (token, out) in out.data.chunks_exact_mut(self.width).enumerate() {
+            let (left, top) = (token % columns * side, token / columns * side);
+            for i in 0..side * side {
+                let row = (top + i / side) * columns * side + left + i % side;
+                let values = &self.data[row * self.width..][..self.width];
+                out.iter_mut().zip(values).for_each(|(sum, v)| *sum += v);
+            }
+            out.iter_mut().for_each(|v| *v *= factor);
+        }
+        out
     }
 
     /// Returns the product with `matrix` `[width, n]`. Values are clamped to `input` before, and
@@ -86,7 +110,7 @@ impl Activations {
         let pieces = out.data.par_chunks_mut(tile * n).zip(self.data.par_chunks(tile * self.width));
         pieces.try_for_each(|(out, x)| {
             let mut x = x.to_vec();
-            input.iter().for_each(|range| range.clamp(&mut x));
+            input.iter().for_each(|limits| clamp(&mut x, *limits));
             let x = Tensor::from_vec(x, (out.len() / n, self.width), &Device::Cpu)?;
             add_product(&x, matrix, out)?;
             after(out);
@@ -123,21 +147,12 @@ fn add_product(a: &Tensor, b: &Tensor, out: &mut [f32]) -> Result<()> {
     Ok(())
 }
 
-/// Heads of an attention.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Heads {
-    pub queries: usize,
-    /// Heads of keys and values, which divide those of the queries.
-    pub keys: usize,
-    pub dim: usize,
-}
-
 /// Returns attention of all rows to all rows: `softmax(scale * q k^T) v`, head by head.
 pub fn attention(
     q: Activations,
     k: Activations,
     v: Activations,
-    heads: Heads,
+    heads: DenseHeads,
     scale: f32,
 ) -> Result<Activations> {
     let (rows, width, isa) = (q.len(), q.width, Isa::detect());
@@ -218,7 +233,7 @@ mod tests {
 
     #[test]
     fn attention_is_that_of_its_definition_on_any_number_of_threads() {
-        let (rows, heads) = (70, Heads { queries: 4, keys: 2, dim: 16 });
+        let (rows, heads) = (70, DenseHeads { queries: 4, keys: 2, dim: 16 });
         let row =
             |n: usize, step| Activations::new(values(rows * n * heads.dim, step), n * heads.dim);
         let run = |threads| {
@@ -254,7 +269,7 @@ mod tests {
     #[test]
     fn clamping_keeps_what_is_no_number() {
         let mut x = [-3.0, 0.5, f32::NAN, 9.0];
-        Limits { least: -1.0, most: 1.0 }.clamp(&mut x);
+        clamp(&mut x, Limits { least: -1.0, most: 1.0 });
         assert!(x[0] == -1.0 && x[1] == 0.5 && x[2].is_nan() && x[3] == 1.0);
     }
 }

@@ -3,12 +3,13 @@
 //! Source: transformers, `SiglipVisionModel` and `Gemma3MultiModalProjector`.
 
 use super::file::{Component, DAMAGED, Dense, TowerFile};
-use super::ops::{Activations, Heads, attention};
 use super::pixels::Processor;
+use super::program::{LinearLayer, Program};
 use super::resize::Filter;
-use super::tower::{Fit, LinearLayer, Marks, Section, Tower, TowerShape, pool};
+use super::tower::{Fit, Marks, Section, Tower, TowerShape};
 use crate::checkpoint::Checkpoint;
 use anyhow::Result;
+use gemma_base::compute::dense::{DenseHeads, DenseOp};
 use gemma_base::error::Fault;
 
 const MARKS: Marks =
@@ -179,27 +180,38 @@ impl Tower for SigLip {
             + 4 * (self.patches() * self.shape.width.max(self.shape.patch_values())) as u64
     }
 
-    fn encode(&self, file: &TowerFile, rgb: &[u8], fit: Fit) -> Result<Vec<f32>> {
-        let TowerShape { width, heads, eps, patch, .. } = self.shape;
-        let norm = |x: &Activations, [weight, bias]: &Norm| x.layer_norm(weight, bias, eps);
-        let values = self.processor.patches(rgb, fit.width, patch, true);
-        let mut x =
-            self.patch.apply(file, &Activations::new(values, self.patch.matrix.cols), false)?;
+    fn program<'a>(&'a self, file: &'a TowerFile, rgb: &[u8], fit: Fit) -> Result<Program<'a>> {
+        let TowerShape { width, heads, eps, patch, hidden, .. } = self.shape;
+        let (mut p, rows) = (Program::new(file), self.patches());
+        let patches = self.processor.patches(rgb, fit.width, patch, true);
+        let patches = p.input(patches, self.patch.matrix.cols);
         let name = "embeddings.position_embedding.weight";
-        let positions = file.floats(Component::Tower, name, &[self.patches(), width])?;
-        x.add(&Activations::new(positions, width));
+        let positions = p.input(file.floats(Component::Tower, name, &[rows, width])?, width);
+        let [x, h, q, k, v] = std::array::from_fn(|_| p.register(rows, width));
+        let inner = p.register(rows, hidden);
+        p.linear(&self.patch, patches, x, false);
+        p.add(x, positions);
         let dim = width / heads;
-        let heads = Heads { queries: heads, keys: heads, dim };
+        let (heads, scale) = (DenseHeads { queries: heads, keys: heads, dim }, (dim as f32).sqrt());
         for layer in &self.layers {
-            let h = norm(&x, &layer.norms[0]);
-            let [q, k, v] = [&layer.q, &layer.k, &layer.v].map(|m| m.apply(file, &h, false));
-            let h = attention(q?, k?, v?, heads, 1.0 / (dim as f32).sqrt())?;
-            x.add(&layer.out.apply(file, &h, false)?);
-            let h = layer.up.apply(file, &norm(&x, &layer.norms[1]), true)?;
-            x.add(&layer.down.apply(file, &h, false)?);
+            p.layer_norm(&layer.norms[0], eps, x, h);
+            p.linear(&layer.q, h, q, false);
+            p.linear(&layer.k, h, k, false);
+            p.linear(&layer.v, h, v, false);
+            p.attention([q, k, v], h, heads, 1.0 / scale);
+            p.linear(&layer.out, h, q, false);
+            p.add(x, q);
+            p.layer_norm(&layer.norms[1], eps, x, h);
+            p.linear(&layer.up, h, inner, true);
+            p.linear(&layer.down, inner, q, false);
+            p.add(x, q);
         }
-        let x = pool(&norm(&x, &self.last_norm), self.pool, fit.columns, fit.rows);
-        let x = x.rms_norm(width, &self.soft_norm, eps);
-        Ok(x.product(&file.load(&self.projector)?, None, |_| ())?.data)
+        p.layer_norm(&self.last_norm, eps, x, h);
+        let pooled = p.register(fit.tokens(), width);
+        p.push(DenseOp::Pool { x: h, out: pooled, side: self.pool, columns: fit.columns });
+        p.rms_norm(&self.soft_norm, width, eps, pooled, pooled);
+        p.network.output = p.register(fit.tokens(), self.projector.cols);
+        p.product(&self.projector, true, pooled, p.network.output);
+        Ok(p)
     }
 }

@@ -1,12 +1,11 @@
 //! The interface of a tower: how a picture fits it, and how its pixels become soft tokens.
 
-use super::file::{Component, Dense, TowerFile};
-use super::ops::{Activations, Limits};
+use super::file::TowerFile;
 use super::pixels::Processor;
+use super::program::Program;
 use super::resize::CHANNELS;
 use crate::models::reader;
 use anyhow::Result;
-use gemma_base::compute::cpu::{Isa, dense};
 use gemma_base::error::Fault;
 use gemma_base::tensor::Token;
 use serde_json::Value;
@@ -84,8 +83,9 @@ pub trait Tower: Send + Sync + std::fmt::Debug {
     fn work(&self, fit: Fit) -> u64;
     /// Returns the most bytes that encoding an image takes, matrices in f32 included.
     fn scratch(&self) -> u64;
-    /// Returns soft tokens, f32 `[tokens, width]`. Runs on the threads of the current pool.
-    fn encode(&self, file: &TowerFile, rgb: &[u8], fit: Fit) -> Result<Vec<f32>>;
+    /// Returns the network that computes the soft tokens of an image, f32 `[tokens, width]`.
+    /// Matrices have the same numbers for all images.
+    fn program<'a>(&'a self, file: &'a TowerFile, rgb: &[u8], fit: Fit) -> Result<Program<'a>>;
 }
 
 /// The shape of a tower of layers, by its keys.
@@ -154,68 +154,4 @@ impl TowerShape {
         let matrix = self.width.max(query) * self.hidden.max(query);
         4 * (patches * rows + matrix) as u64
     }
-}
-
-/// A linear layer with what it adds and its limits.
-#[derive(Clone, Debug)]
-pub struct LinearLayer {
-    pub matrix: Dense,
-    /// Empty, or a value for each output.
-    pub bias: Vec<f32>,
-    /// Limits of inputs and outputs.
-    pub limits: Option<[Limits; 2]>,
-}
-
-impl LinearLayer {
-    /// Finds the matrix `{name}.weight` and its bias.
-    pub fn with_bias(
-        file: &TowerFile,
-        name: &str,
-        rows: usize,
-        cols: usize,
-    ) -> Result<LinearLayer> {
-        let matrix = file.matrix(Component::Tower, &format!("{name}.weight"), rows, cols)?;
-        let bias = file.floats(Component::Tower, &format!("{name}.bias"), &[rows])?;
-        Ok(LinearLayer { matrix, bias, limits: None })
-    }
-
-    /// Returns the product of `x` with the matrix, and GELU of it if `gelu` is set.
-    pub fn apply(&self, file: &TowerFile, x: &Activations, gelu: bool) -> Result<Activations> {
-        let matrix = file.load(&self.matrix)?.t()?;
-        let isa = Isa::detect();
-        x.product(&matrix, self.limits.map(|[input, _]| input), |out| {
-            if !self.bias.is_empty() {
-                add_bias(out, &self.bias);
-            }
-            self.limits.iter().for_each(|[_, output]| output.clamp(out));
-            if gelu {
-                dense::gelu(isa, out);
-            }
-        })
-    }
-}
-
-/// Adds a row to each row.
-pub fn add_bias(x: &mut [f32], bias: &[f32]) {
-    for row in x.chunks_exact_mut(bias.len()) {
-        row.iter_mut().zip(bias).for_each(|(v, bias)| *v += bias);
-    }
-}
-
-/// Returns the mean of each square of `side` patches a side, for `columns` x `rows` squares.
-pub fn pool(x: &Activations, side: usize, columns: usize, rows: usize) -> Activations {
-    let mut out = Activations::new(vec![0.0; columns * rows * x.width], x.width);
-    let patch =
-        |column: usize, row: usize| &x.data[(row * columns * side + column) * x.width..][..x.width];
-    for (token, out) in out.data.chunks_exact_mut(x.width).enumerate() {
-        for row in 0..side {
-            for column in 0..side {
-                let (column, row) = (token % columns * side + column, token / columns * side + row);
-                out.iter_mut().zip(patch(column, row)).for_each(|(sum, v)| *sum += v);
-            }
-        }
-        let factor = 1.0 / (side * side) as f32;
-        out.iter_mut().for_each(|v| *v *= factor);
-    }
-    out
 }

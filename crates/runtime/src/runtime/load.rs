@@ -89,7 +89,12 @@ pub struct Loaded {
 
 /// Returns the threads that everything of one run shares, in turn.
 pub fn pool(options: &RunOptions) -> Result<Arc<Pool>> {
-    Ok(Arc::new(Pool::new(options.threads.unwrap_or_else(default_threads))?))
+    Ok(Arc::new(Pool::new(threads(options))?))
+}
+
+/// Returns the threads of a run.
+pub fn threads(options: &RunOptions) -> usize {
+    options.threads.unwrap_or_else(default_threads)
 }
 
 /// Smaller models are there before anyone could read what a bar says.

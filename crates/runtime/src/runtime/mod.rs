@@ -19,7 +19,7 @@ pub mod trial;
 pub use drafting::Drafting;
 pub use listener::{Listener, LoadingBar, Silence};
 pub use load::Room;
-pub use model::viewer::{ImageFigures, SightOptions, Viewer};
+pub use model::viewer::{SightOptions, Viewer};
 pub use model::{Model, Size};
 pub use options::{DraftingOptions, ModelOptions, RunOptions};
 pub use session::{Session, Started};

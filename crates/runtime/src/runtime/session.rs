@@ -2,7 +2,6 @@
 
 use crate::decode::{PageDirectory, PromptCache};
 use crate::runtime::Listener;
-use crate::runtime::devices::processor::default_threads;
 use crate::runtime::drafting::calibration::Calibration;
 use crate::runtime::drafting::costs::Passes;
 use crate::runtime::drafting::{self, DraftTarget, Drafting};
@@ -10,7 +9,9 @@ use crate::runtime::load::{self, Loaded, Room};
 use crate::runtime::model::Model;
 use crate::runtime::model::assistant;
 use crate::runtime::model::viewer::{self, SightOptions, Viewer};
-use crate::runtime::options::{DraftFrom, DraftingOptions, ModelOptions, RunOptions};
+use crate::runtime::options::{
+    Device, DraftFrom, DraftingOptions, GpuLayers, ModelOptions, RunOptions,
+};
 use anyhow::Result;
 use gemma_base::compute::cpu::Pool;
 use gemma_base::error::Fault;
@@ -73,9 +74,13 @@ impl Session {
 
     /// Lets texts name images, if the model has a tower. Passes then have room for an image.
     pub fn seeing(mut self, options: &SightOptions) -> Session {
-        let threads = self.run.threads.unwrap_or_else(default_threads);
-        match Viewer::open(&self.model, &self.tokenizer, options, threads) {
+        match Viewer::open(&self.model, options, load::threads(&self.run)) {
             Ok(viewer) => {
+                let device = match self.run.gpu_layers {
+                    GpuLayers::N(0) => Device::Cpu,
+                    _ => self.run.device,
+                };
+                let viewer = viewer.on(device, self.run.lock);
                 self.model.weights = self.model.weights.seeing(viewer.images().clone());
                 self.viewer = Ok(Arc::new(viewer));
             }

@@ -3,6 +3,7 @@
 
 mod commands;
 mod cut;
+mod dense;
 mod fill;
 mod footprint;
 mod matrix_probe;
@@ -31,6 +32,7 @@ use ash::vk;
 use commands::read_back;
 pub use cut::LIMIT;
 use cut::{CallSize, Cut};
+pub use dense::VulkanDense;
 use footprint::{READBACK, RESULTS};
 pub use footprint::{VulkanFootprint, blocks};
 use gemma_base::compute::dry::Pieces;

@@ -1,5 +1,6 @@
 //! `gemma bench`: speeds of a model, and the share of the memory's speed that it reaches.
 
+mod image;
 mod measure;
 mod report;
 mod runner;
@@ -8,7 +9,7 @@ mod text;
 use crate::cli::help::VERSION;
 use crate::cli::io::output::print;
 use crate::cli::io::text_file::read_file;
-use crate::cli::options::{DraftArgs, FormatArgs, ModelArgs, UiOptions, shape};
+use crate::cli::options::{DraftArgs, FormatArgs, ModelArgs, SightArgs, UiOptions, shape};
 use crate::cli::settings::Typed;
 use crate::error::Fault;
 use crate::models::Weights;
@@ -16,6 +17,7 @@ use crate::runtime::devices::npu;
 use crate::runtime::devices::processor::Cpu;
 use crate::runtime::model::assistant::assistant;
 use crate::runtime::model::shapes::Shape;
+use crate::runtime::model::viewer;
 use crate::runtime::options::AutoOr;
 use crate::runtime::{Model, Room, Size, load};
 use crate::sampler::SamplerConfig;
@@ -92,6 +94,9 @@ pub struct BenchArgs {
     /// Temperature of the text test
     #[arg(long, value_name = "T", default_value_t = 0.0, hide_short_help = true)]
     pub temp: f32,
+    /// Picture of the image test [default: a made-up one of 1024 x 768]
+    #[arg(long, value_name = "FILE", hide_short_help = true)]
+    pub image: Option<PathBuf>,
     /// Check that the kernels leave nothing out: passes whose buffers hold NaN before
     ///
     /// Each pass of the verify test, and one of the prefill test, runs plain and again with all
@@ -109,6 +114,8 @@ pub struct BenchArgs {
     pub draft: DraftArgs,
     #[command(flatten)]
     pub model: ModelArgs,
+    #[command(flatten)]
+    pub sight: SightArgs,
     #[command(flatten)]
     pub ui: UiOptions,
 }
@@ -158,6 +165,8 @@ pub enum Test {
     Kernels,
     /// Real prompts, plain and with drafts (needs a tokenizer)
     Text,
+    /// Times of an image: its pixels, and the tower
+    Image,
     /// Time of loading a model, against reading its files and sending it to the device
     Load,
 }
@@ -230,6 +239,18 @@ pub fn run(options: &BenchArgs, typed: &Typed) -> Result<u8> {
     Runner::new(engine, options, ui)?.measure_all(&mut report)?;
     npu::say(loaded.engine.as_ref(), ui);
     drop(loaded);
+    if options.only.contains(&Test::Image) {
+        let sight = options.sight.settled(None);
+        // A made-up tower lies in a directory until its tensors were read.
+        let directory = tempfile::tempdir().context("making a directory for a tower")?;
+        let tower = match (options.synthetic, &sight.mmproj) {
+            (Some(_), None) => image::made_up_tower(weights.config().dim, directory.path())?,
+            _ => viewer::tower(model.as_ref(), &sight)?,
+        };
+        let file = options.image.as_deref();
+        let times = image::measure(&tower, file, sight.tokens, run, options.repetitions)?;
+        report.results.extend(times);
+    }
     if let Some(model) = model.filter(|_| options.only.contains(&Test::Text)) {
         report.text = Some(text::measure(model, run, options, ui)?);
     }

@@ -14,6 +14,8 @@ pub enum ChatLine {
     System(Option<String>),
     Save(PathBuf),
     Load(PathBuf),
+    /// An image for the next message.
+    Image(PathBuf),
     Stats,
     Quit,
     /// An explanation of a line that looks like a command and is none.
@@ -28,6 +30,7 @@ pub const HELP: &str = concat!(
     "  /system [TEXT]  show or replace the instructions; /system - removes them\n",
     "  /save FILE      write the conversation as JSON, also for generate --messages\n",
     "  /load FILE      go on with a conversation that was saved\n",
+    "  /image FILE     show a picture with the next message; its path alone does so too\n",
     "  /reset, /clear  forget the conversation (the instructions stay)\n",
     "  /stats          figures of the last answer\n",
     "  /quit           leave; so do /bye, /exit, Ctrl-D, and Ctrl-C twice\n",
@@ -63,9 +66,33 @@ impl Rest {
     }
 }
 
+/// Returns a path as it is without the quotes or backslashes that a terminal puts around a dropped
+/// file.
+fn dropped(text: &str) -> String {
+    let quoted = ['\'', '"'].into_iter().find_map(|quote| {
+        text.strip_prefix(quote)?.strip_suffix(quote).filter(|inner| !inner.contains(quote))
+    });
+    match quoted {
+        Some(path) => path.to_owned(),
+        None if cfg!(windows) => text.to_owned(),
+        None => text.replace("\\ ", " "),
+    }
+}
+
+/// Returns the path of a picture if the line is one: a file that was dropped on the terminal.
+fn picture(line: &str) -> Option<PathBuf> {
+    let path = PathBuf::from(dropped(line));
+    let ending = path.extension()?.to_str()?.to_ascii_lowercase();
+    let is_picture = matches!(&*ending, "jpg" | "jpeg" | "png" | "webp");
+    (is_picture && path.is_file()).then_some(path)
+}
+
 impl ChatLine {
     pub fn parse(line: &str) -> ChatLine {
         let line = line.trim();
+        if let Some(path) = picture(line) {
+            return ChatLine::Image(path);
+        }
         let block = line.strip_prefix(BLOCK).and_then(|rest| rest.strip_suffix(BLOCK));
         let message = |text: &str| match text.trim() {
             "" => ChatLine::Nothing,
@@ -88,6 +115,8 @@ impl ChatLine {
             ("save" | "load", "") => {
                 ChatLine::Wrong(format!("/{name} needs a file: /{name} talk.json"))
             }
+            ("image", "") => ChatLine::Wrong("/image needs a file: /image cat.jpg".into()),
+            ("image", file) => ChatLine::Image(dropped(file).into()),
             ("save", file) => ChatLine::Save(file.into()),
             ("load", file) => ChatLine::Load(file.into()),
             (
@@ -127,13 +156,16 @@ mod tests {
             ("/system Be brief.", ChatLine::System(Some("Be brief.".into()))),
             ("/save my talk.json", ChatLine::Save("my talk.json".into())),
             ("/load my talk.json", ChatLine::Load("my talk.json".into())),
+            ("/image my cat.jpg", ChatLine::Image("my cat.jpg".into())),
+            ("/image 'my cat.jpg'", ChatLine::Image("my cat.jpg".into())),
+            ("cat.jpg", ChatLine::Message("cat.jpg".into())),
             ("/stats", ChatLine::Stats),
             ("/quit", ChatLine::Quit),
             ("/bye", ChatLine::Quit),
         ] {
             assert_eq!(ChatLine::parse(line), want);
         }
-        for wrong in ["/save", "/load", "/reset now", "/model x", "/"] {
+        for wrong in ["/save", "/load", "/image", "/reset now", "/model x", "/"] {
             assert!(matches!(ChatLine::parse(wrong), ChatLine::Wrong(_)), "{wrong}");
         }
     }

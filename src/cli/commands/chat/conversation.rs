@@ -5,10 +5,13 @@
 //! read again.
 
 use crate::error::Fault;
-use crate::models::{ChatTemplate, Message, Special, Tokenizer};
+use crate::models::{ChatTemplate, Image, Message, MessageImage, Special, Tokenizer};
 use crate::tensor::Token;
 use anyhow::Result;
-use serde_json::json;
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::{Value, json};
+use std::sync::Arc;
 
 #[derive(Clone)]
 pub struct Conversation<'a> {
@@ -18,15 +21,42 @@ pub struct Conversation<'a> {
     turns: Vec<Turn>,
     /// The oldest turns that the model no longer sees, to make room for new ones.
     unseen: usize,
+    /// Images that go with the next message.
+    shown: Vec<ShownImage>,
     /// All that the model sees, up to the last answer's last token, as far as [`Turn::end`] says
     /// so.
     tokens: Vec<Token>,
 }
 
+/// An image that the model sees, and its file.
+#[derive(Clone, Debug)]
+pub struct ShownImage {
+    pub image: Arc<Image>,
+    pub file: Arc<[u8]>,
+}
+
+impl Turn {
+    /// Returns the message as JSON, its images as data URLs.
+    fn asked(&self) -> Value {
+        if self.images.is_empty() {
+            return json!({"role": "user", "content": self.user});
+        }
+        let image = |shown: &ShownImage| {
+            let url = format!("data:;base64,{}", STANDARD.encode(&shown.file));
+            json!({"type": "image_url", "image_url": {"url": url}})
+        };
+        let text = json!({"type": "text", "text": self.user});
+        let content: Vec<Value> = self.images.iter().map(image).chain([text]).collect();
+        json!({"role": "user", "content": content})
+    }
+}
+
 /// A message and its answer.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 struct Turn {
     user: String,
+    /// Images before the message.
+    images: Vec<ShownImage>,
     assistant: String,
     /// How many of the conversation's tokens there were at the answer's end. `None` where they are
     /// not the model's own: the turn was read from a file, or what stands before it has changed.
@@ -41,20 +71,37 @@ impl<'a> Conversation<'a> {
             system,
             turns: Vec::new(),
             unseen: 0,
+            shown: Vec::new(),
             tokens: Vec::new(),
         }
+    }
+
+    /// Lets the next message begin with an image.
+    pub fn show(&mut self, image: ShownImage) {
+        self.shown.push(image);
+    }
+
+    /// Drops the images of the next message.
+    pub fn show_none(&mut self) {
+        self.shown.clear();
+    }
+
+    /// Returns the images that the model sees with the next message.
+    pub fn images(&self) -> Vec<Arc<Image>> {
+        let turns = self.turns[self.unseen..].iter().flat_map(|turn| &turn.images);
+        turns.chain(&self.shown).map(|shown| shown.image.clone()).collect()
     }
 
     /// The tokens up to where the model answers `text`; nothing is kept of it before
     /// [`answered`](Self::answered).
     pub fn ask(&self, text: &str) -> Result<Vec<Token>> {
         let seen = &self.turns[self.unseen..];
-        let fresh = self.encode(seen, text)?;
+        let fresh = self.encode(seen, (text, &self.shown))?;
         let Some((last, before)) = seen.split_last() else { return Ok(fresh) };
         let Some(tokens) = last.end.map(|end| &self.tokens[..end]) else { return Ok(fresh) };
         // As the template and the tokenizer have it, the last answer begins where its prompt ends,
         // and a control token ends it.
-        let prompt = self.encode(before, &last.user)?;
+        let prompt = self.encode(before, (&last.user, &last.images))?;
         let behind = fresh.strip_prefix(&prompt[..]);
         let rest = behind.and_then(|behind| {
             Some(&behind[behind.iter().position(|token| self.tokenizer.is_control(*token))?..])
@@ -64,22 +111,32 @@ impl<'a> Conversation<'a> {
 
     /// Tokens of the prompt that `text` alone would be, with the instructions.
     pub fn alone(&self, text: &str) -> Result<usize> {
-        Ok(self.encode(&[], text)?.len())
+        Ok(self.encode(&[], (text, &self.shown))?.len())
     }
 
-    fn encode(&self, turns: &[Turn], text: &str) -> Result<Vec<Token>> {
-        let message = |role: &str, content: &str| Message::new(role, content);
-        let pair =
-            |turn: &Turn| [message("user", &turn.user), message("assistant", &turn.assistant)];
+    fn encode(&self, turns: &[Turn], last: (&str, &[ShownImage])) -> Result<Vec<Token>> {
+        let user = |text: &str, images: &[ShownImage]| {
+            let mut message = Message::new("user", text);
+            let image = |shown: &ShownImage| MessageImage { at: 0, file: shown.file.clone() };
+            message.images = images.iter().map(image).collect();
+            message
+        };
+        let pair = |turn: &Turn| {
+            [user(&turn.user, &turn.images), Message::new("assistant", &*turn.assistant)]
+        };
         let messages: Vec<Message> =
-            turns.iter().flat_map(pair).chain([message("user", text)]).collect();
-        self.template.encode(
+            turns.iter().flat_map(pair).chain([user(last.0, last.1)]).collect();
+        let tokens = self.template.encode(
             self.tokenizer,
             &messages,
             self.system.as_deref(),
             Special::AsText,
             None,
-        )
+        )?;
+        let Some(text) = self.template.images() else { return Ok(tokens) };
+        let images = turns.iter().flat_map(|turn| &turn.images).chain(last.1);
+        let places: Vec<_> = images.map(|shown| shown.image.places()).collect();
+        text.place(&tokens, &places)
     }
 
     /// Keeps a message and its answer. `history` is what [`ask`](Self::ask) gave and the answer's
@@ -96,6 +153,7 @@ impl<'a> Conversation<'a> {
         let is_plain = !history[seen..].iter().any(is_thought);
         self.turns.push(Turn {
             user: text.into(),
+            images: std::mem::take(&mut self.shown),
             assistant: answer.into(),
             end: is_plain.then_some(history.len()),
         });
@@ -105,12 +163,15 @@ impl<'a> Conversation<'a> {
     pub fn reset(&mut self) {
         self.turns.clear();
         self.unseen = 0;
+        self.shown.clear();
         self.tokens.clear();
     }
 
-    /// Forgets the last message and its answer, and returns the message.
+    /// Forgets the last message and its answer, and returns the message. Its images go with the
+    /// next message.
     pub fn undo(&mut self) -> Option<String> {
         let turn = self.turns.pop()?;
+        self.shown = turn.images;
         if self.unseen >= self.turns.len() {
             self.unseen = 0;
         }
@@ -144,7 +205,11 @@ impl<'a> Conversation<'a> {
 
     /// Replaces the conversation by the messages of a file, with its instructions. Returns a last
     /// message that has no answer yet.
-    pub fn load(&mut self, messages: Vec<Message>) -> Result<Option<String>> {
+    pub fn load(
+        &mut self,
+        messages: Vec<Message>,
+        see: &dyn Fn(&Arc<[u8]>) -> Result<ShownImage>,
+    ) -> Result<Option<String>> {
         let bad = |what: &str| {
             Fault::model(what)
                 .help("a conversation is [system,] user, assistant, user, assistant, ...")
@@ -152,7 +217,7 @@ impl<'a> Conversation<'a> {
         let mut messages = messages.into_iter().peekable();
         let system =
             messages.next_if(|message| message.role == "system").map(|message| message.content);
-        let mut turns = Vec::new();
+        let (mut turns, mut shown) = (Vec::new(), Vec::new());
         let mut open = None;
         while let Some(message) = messages.next() {
             if message.role != "user" {
@@ -162,10 +227,13 @@ impl<'a> Conversation<'a> {
                 ))
                 .into());
             }
+            let images = message.images.iter().map(|image| see(&image.file));
+            let images = images.collect::<Result<Vec<_>>>()?;
             match messages.next() {
                 Some(answer) if matches!(answer.role.as_str(), "assistant" | "model") => {
                     turns.push(Turn {
                         user: message.content,
+                        images,
                         assistant: answer.content,
                         end: None,
                     });
@@ -177,14 +245,14 @@ impl<'a> Conversation<'a> {
                     );
                     return Err(bad(&what).into());
                 }
-                None => open = Some(message.content),
+                None => (open, shown) = (Some(message.content), images),
             }
         }
         if turns.is_empty() && open.is_none() {
             return Err(bad("the file holds no messages").into());
         }
         self.reset();
-        (self.system, self.turns) = (system, turns);
+        (self.system, self.turns, self.shown) = (system, turns, shown);
         Ok(open)
     }
 
@@ -205,7 +273,7 @@ impl<'a> Conversation<'a> {
         }
         let item = |role: &str, content: &str| json!({"role": role, "content": content});
         let system = self.system.iter().map(|text| item("system", text));
-        let pair = |turn: &Turn| [item("user", &turn.user), item("assistant", &turn.assistant)];
+        let pair = |turn: &Turn| [turn.asked(), item("assistant", &turn.assistant)];
         let all: Vec<_> = system.chain(self.turns.iter().flat_map(pair)).collect();
         Ok(serde_json::to_string_pretty(&all)? + "\n")
     }
@@ -216,6 +284,10 @@ mod tests {
     use super::*;
     use crate::models::gemma3::bundled;
     use crate::models::tokenizer::samples::thinking_letters;
+
+    fn none(_: &Arc<[u8]>) -> Result<ShownImage> {
+        panic!("there are no images")
+    }
 
     #[test]
     fn a_prompt_begins_with_all_that_was_said_as_it_was_said() {
@@ -343,7 +415,7 @@ mod tests {
         let message = |role: &str, content: &str| Message::new(role, content);
         let pair = |text| [message("user", text), message("assistant", "yes")];
         assert_eq!(
-            later.load(["two", "three"].into_iter().flat_map(pair).collect()).unwrap(),
+            later.load(["two", "three"].into_iter().flat_map(pair).collect(), &none).unwrap(),
             None
         );
         assert_eq!(less, later.ask("four").unwrap());
@@ -365,13 +437,13 @@ mod tests {
         let messages: Vec<Message> =
             saved.iter().map(|m| Message::new(text(&m["role"]), text(&m["content"]))).collect();
         let mut other = Conversation::new(talk.template.clone(), &tokenizer, None);
-        assert_eq!(other.load(messages.clone()).unwrap(), None);
+        assert_eq!(other.load(messages.clone(), &none).unwrap(), None);
         assert_eq!(other.ask("four").unwrap(), with);
         // A message without an answer is what to answer next; other orders are refused and change
         // nothing.
-        assert_eq!(other.load(messages[..2].to_vec()).unwrap().as_deref(), Some("one"));
+        assert_eq!(other.load(messages[..2].to_vec(), &none).unwrap().as_deref(), Some("one"));
         for wrong in [&messages[2..], &[], &[messages[1].clone(), messages[3].clone()]] {
-            assert!(other.load(wrong.to_vec()).is_err());
+            assert!(other.load(wrong.to_vec(), &none).is_err());
             assert_eq!(other.system(), Some("Be brief."));
         }
     }

@@ -7,13 +7,14 @@ mod typing;
 mod wrap;
 
 use crate::cli::io::destination::Destination;
+use crate::cli::io::image_file::read_image;
 use crate::cli::io::record::{FinishReason, Record, Usage, VERSION};
 use crate::cli::io::signals::Interrupt;
 use crate::cli::io::ui::{Ui, clean, wrapped};
 use crate::cli::io::{prompt, stats};
 use crate::cli::options::{
-    DraftArgs, ModelArgs, Origin, PromptCacheArgs, SamplingOptions, ThinkOptions, UiOptions,
-    finish_prompts,
+    DraftArgs, ModelArgs, Origin, PromptCacheArgs, SamplingOptions, SightArgs, ThinkOptions,
+    UiOptions, finish_prompts,
 };
 use crate::cli::settings::Typed;
 use crate::decode::{Flow, PromptCache, Request, Scheduler, Stats};
@@ -25,16 +26,17 @@ use crate::runtime::answers::{self, AnswerEvent, AnswerRequest, Answers, Finishe
 use crate::runtime::constraints::Constrained;
 use crate::runtime::devices::npu;
 use crate::runtime::drafting::Drafting;
-use crate::runtime::{self, Started};
+use crate::runtime::{self, Started, Viewer};
 use crate::sampler::{Sampler, SamplerConfig};
 use crate::tensor::Token;
 use crate::util::units::thousands;
 use anyhow::{Context, Result};
 use clap::Args;
 use command::{ChatLine, HELP};
-use conversation::Conversation;
+use conversation::{Conversation, ShownImage};
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use typing::LinePrompt;
 use wrap::Wrap;
 
@@ -72,6 +74,8 @@ pub struct ChatArgs {
     #[command(flatten)]
     pub model: ModelArgs,
     #[command(flatten)]
+    pub sight: SightArgs,
+    #[command(flatten)]
     pub ui: UiOptions,
 }
 
@@ -103,6 +107,7 @@ pub fn run(options: &ChatArgs, typed: &Typed) -> Result<u8> {
     let (model, drafting) = (options.model.settled()?, options.draft.settled()?);
     let prompts = options.cache.settled()?;
     let session = runtime::Session::open(&model, &drafting.source, ui)?;
+    let session = session.seeing(&options.sight.settled(prompts.as_ref()));
     let tokenizer = &*session.tokenizer;
     let thinks = options.think.settled(tokenizer)?;
     let (config, _) = options.sampling.resolve(|name| typed.source(name), &session.generation);
@@ -115,7 +120,9 @@ pub fn run(options: &ChatArgs, typed: &Typed) -> Result<u8> {
     let Started { target, drafts: drafting, costs, .. } =
         session.start(runtime::Room::of(context), &drafting, ui)?;
     let prompts = session.prompt_cache(prompts.as_ref(), &target, ui)?;
-    let template = prompt::chat_template(&session.model, tokenizer, ui)?.thinking(thinks);
+    let images = session.viewer().ok().map(|viewer| viewer.vision().image_text(tokenizer));
+    let template = prompt::chat_template(&session.model, tokenizer, ui)?;
+    let template = template.thinking(thinks).showing(images.transpose()?);
     // In a chat, answers are unlimited unless --max-tokens is given.
     let max_tokens = match typed.source("max-tokens") {
         Origin::BuiltIn => usize::MAX,
@@ -126,6 +133,7 @@ pub fn run(options: &ChatArgs, typed: &Typed) -> Result<u8> {
         ui,
         talk: Conversation::new(template, tokenizer, system),
         tokenizer,
+        viewer: session.viewer(),
         target,
         prompts,
         drafting,
@@ -155,6 +163,8 @@ struct ChatSession<'a> {
     ui: &'a Ui,
     talk: Conversation<'a>,
     tokenizer: &'a Tokenizer,
+    /// The tower that reads images, or why there is none.
+    viewer: Result<&'a Viewer, &'a Fault>,
     target: Timeline,
     prompts: Option<PromptCache>,
     drafting: Drafting,
@@ -210,6 +220,7 @@ impl ChatSession<'_> {
             }
             ChatLine::Undo => match self.talk.undo() {
                 Some(text) => {
+                    self.talk.show_none();
                     self.say(&format!("(forgotten: {:?} and its answer)", shortened(&text)))
                 }
                 None => self.say("(there is nothing to undo)"),
@@ -230,6 +241,7 @@ impl ChatSession<'_> {
             }
             ChatLine::Save(file) => self.save(&file),
             ChatLine::Load(file) => self.load(&file),
+            ChatLine::Image(file) => self.show(&file),
             ChatLine::Stats => self.stats(),
             ChatLine::Wrong(what) => self.say(&what),
         }
@@ -245,10 +257,27 @@ impl ChatSession<'_> {
         self.say(&format!("(saved as {})", file.display()))
     }
 
+    /// Shows the model a picture with the next message.
+    fn show(&mut self, file: &Path) -> Result<()> {
+        let shown = self.see(&read_image(file)?)?;
+        let tokens = shown.image.rows();
+        self.talk.show(shown);
+        self.say(&format!("(the image of {tokens} tokens goes with your next message)"))
+    }
+
+    fn see(&self, file: &Arc<[u8]>) -> Result<ShownImage> {
+        let viewer = self.viewer.map_err(Fault::clone)?;
+        let _spinner = self.ui.spinner("looking at the image", true);
+        Ok(ShownImage { image: viewer.see(file)?, file: file.clone() })
+    }
+
     /// Goes on with the conversation in a file, and answers its last message where that has no
     /// answer yet.
     fn load(&mut self, file: &Path) -> Result<()> {
-        let open = self.talk.load(prompt::read_messages(file)?)?;
+        let messages = prompt::read_messages(file)?;
+        let mut talk = self.talk.clone();
+        let open = talk.load(messages, &|file| self.see(file))?;
+        self.talk = talk;
         let what = match self.talk.turns() {
             1 => "1 message with its answer".to_owned(),
             n => format!("{n} messages with their answers"),
@@ -344,7 +373,10 @@ impl ChatSession<'_> {
             Scheduler::new(&mut self.target, drafter.as_mut(), policy, self.stop_ids, flag)
                 .with_prompt_cache(self.prompts.as_mut());
         let request = AnswerRequest {
-            text: Request::new(history, self.sampler.clone(), self.max_tokens),
+            text: Request {
+                images: self.talk.images(),
+                ..Request::new(history, self.sampler.clone(), self.max_tokens)
+            },
             constrained: Constrained::new(None, 0, None),
             stops: self.options.sampling.stop.clone(),
             shows_calls: false,
@@ -409,6 +441,7 @@ impl ChatSession<'_> {
             finish_reason: *finish_reason,
             usage: usage.clone(),
             timings: stats::timings(stats, 0.0),
+            images: self.viewer.ok().and_then(|viewer| stats::images(viewer.figures())),
             draft: stats::draft(stats, &figures, self.talk.position(), disabled),
             sampling: stats::sampling(self.sampler.config(), self.max_tokens),
             memory: stats::memory(&report),

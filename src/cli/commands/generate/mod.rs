@@ -65,7 +65,7 @@ pub fn run(options: &GenerateArgs, typed: &Typed) -> Result<u8> {
     let stats_file = options.output.stats_file.as_ref().map(Destination::open).transpose()?;
     let session = Session::open(&model, &drafting.source, ui)?;
     let session = match input.all_images().next() {
-        Some(_) => session.seeing(&options.sight.settled()),
+        Some(_) => session.seeing(&options.sight.settled(prompts.as_ref())),
         None => session,
     };
     let prompt = prompt::encode(&input, &options.chat, &session, model.run.context, ui)?;
@@ -135,12 +135,11 @@ impl<'a> ShownThought<'a> {
 impl GenerateRun<'_> {
     fn go(
         &self,
-        prompt: EncodedPrompt,
+        EncodedPrompt { tokens: history, images, .. }: EncodedPrompt,
         mut output: TextOutput,
         stats_file: Option<Writer>,
     ) -> Result<u8> {
         let (options, session, ui) = (self.options, self.session, self.ui);
-        let EncodedPrompt { tokens: history, images, .. } = prompt;
         self.say_options();
         let needed = history.len().saturating_add(options.sampling.max_tokens).saturating_add(1);
         let context = session.context(needed, ui);
@@ -262,6 +261,7 @@ impl GenerateRun<'_> {
             finish_reason,
             usage: Usage { prompt_tokens, completion_tokens },
             timings: stats::timings(&stats, load_seconds),
+            images: self.session.viewer().ok().and_then(|v| stats::images(v.figures())),
             draft: stats::draft(&stats, figures, history.len(), drafting.disabled()),
             sampling: stats::sampling(&self.config, self.options.sampling.max_tokens),
             memory: stats::memory(&report),

@@ -18,13 +18,15 @@ use crate::quant::recipe::parse_size;
 use crate::runtime::devices::npu;
 use crate::runtime::model::find::find;
 use crate::runtime::model::shapes::{MadeUpFormats, Shape};
+use crate::runtime::model::viewer;
 use crate::runtime::placement::Placement;
 use crate::runtime::placement::host::Host;
 use crate::runtime::placement::measure::Task;
 use crate::runtime::placement::predict::{Prediction, Speeds};
 use crate::runtime::placement::process::ProcessMemory;
 use crate::runtime::placement::prompt::{self, Reading};
-use crate::runtime::{Model, RunOptions, Size, load};
+use crate::runtime::{Model, RunOptions, SightOptions, Size, load};
+use crate::vision::Vision;
 use anyhow::Result;
 use clap::Args;
 use remedy::Misfit;
@@ -153,6 +155,7 @@ impl PlanArgs {
 /// The model that is planned.
 struct Subject {
     weights: Weights,
+    tower: Option<Vision>,
     name: String,
     /// The published model that it is, or has the shape of.
     shape: Option<Shape>,
@@ -164,7 +167,7 @@ impl Subject {
         let formats = &options.formats.settled();
         if let Some(shape) = options.synthetic {
             let (weights, name) = (shape.weights(formats)?, format!("synthetic {}", shape.name()));
-            return Ok(Some(Subject { weights, name, shape: Some(shape) }));
+            return Ok(Some(Subject { weights, tower: None, name, shape: Some(shape) }));
         }
         let named = options.which.as_deref().or(options.model.model.as_deref());
         // These options are about one model; generate and serve default to the demo too.
@@ -179,13 +182,20 @@ impl Subject {
             let name = format!("{}{}", shape.title(), described(formats));
             return Ok(Some(Subject {
                 weights: shape.weights(formats)?,
+                tower: None,
                 name,
                 shape: Some(shape),
             }));
         }
-        let (weights, name) = match name {
-            "bundled" => (Weights::open(bundled::target()?)?, "bundled demo model".to_owned()),
-            _ => Model::open(Some(name), ui).map(|m| (m.weights, m.name))?,
+        let (weights, tower, name) = match name {
+            "bundled" => {
+                (Weights::open(bundled::target()?)?, None, "bundled demo model".to_owned())
+            }
+            _ => {
+                let model = Model::open(Some(name), ui)?;
+                let tower = viewer::tower(Some(&model), &SightOptions::default()).ok();
+                (model.weights, tower, model.name)
+            }
         };
         let config = weights.config();
         let same = |shape: &Shape| {
@@ -199,9 +209,10 @@ impl Subject {
         match formats.is_asked() {
             true => {
                 let name = format!("{name}{}", described(formats));
-                Ok(Some(Subject { weights: formats.weights(config.clone())?, name, shape }))
+                let weights = formats.weights(config.clone())?;
+                Ok(Some(Subject { weights, tower, name, shape }))
             }
-            false => Ok(Some(Subject { weights, name, shape })),
+            false => Ok(Some(Subject { weights, tower, name, shape })),
         }
     }
 }
@@ -219,6 +230,8 @@ fn described(formats: &MadeUpFormats) -> String {
 /// Everything that is known without loading.
 struct PlanReport<'a> {
     name: String,
+    /// The tower that reads images.
+    tower: Option<Vision>,
     task: Task<'a>,
     size: Size,
     placement: Placement,
@@ -263,7 +276,7 @@ pub fn run(options: &PlanArgs, typed: &Typed) -> Result<u8> {
         None => Host::here(run),
         Some(memory) => Host::other(run, memory)?,
     };
-    let Some(Subject { weights, name, shape }) = Subject::of(options, ui)? else {
+    let Some(Subject { weights, tower, name, shape }) = Subject::of(options, ui)? else {
         return survey(options, run, &host);
     };
     let context = load::context(run.context, CONTEXT, weights.config(), ui);
@@ -300,6 +313,7 @@ pub fn run(options: &PlanArgs, typed: &Typed) -> Result<u8> {
     let pass = (predicted.ms_per_pass / 1e3) as f32;
     let report = PlanReport {
         name,
+        tower,
         beside: ProcessMemory::of(&task, pass)?,
         size: Size::of(&weights)?,
         largest_context: largest_context(&task, &placement, &host)?,

@@ -95,6 +95,10 @@ impl PlanReport<'_> {
                 "tokenizer": self.beside.tokenizer, "drafts": self.beside.drafts,
                 "program": self.beside.program, "peak": self.peak(),
             },
+            "images": self.tower.as_ref().map(|tower| json!({
+                "file": tower.name(), "bytes": tower.weight_bytes(),
+                "while_reading": tower.scratch_bytes(),
+            })),
             "npu": self.task.npu.then(
                 || json!({"bytes": self.placement.layout.npu, "without": self.no_npu})
             ),
@@ -187,6 +191,14 @@ impl PlanReport<'_> {
             ),
         };
         text += &say("process", &self.process());
+        if let Some(tower) = &self.tower {
+            let (own, more) = (bytes(tower.weight_bytes()), bytes(tower.scratch_bytes()));
+            let what = format!(
+                "{own} for the tower of {}, and up to {more} while it reads one, beside the above",
+                tower.name()
+            );
+            text += &say("images", &what);
+        }
         text += &format!("\n{}", self.table());
         if self.others.iter().any(|other| other.fits) {
             text += &format!("\n{}", self.by_context());

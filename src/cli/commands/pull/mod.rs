@@ -170,7 +170,10 @@ fn choose<'a>(
         })
     };
     match (&chosen[..], &all[..]) {
-        ([one], _) => one.names.all().map(of_name).collect(),
+        ([one], _) => {
+            let all = one.names.all().map(of_name).chain(tower_of(files).map(Ok));
+            all.collect()
+        }
         (_, []) => {
             let what = format!("{id} has neither safetensors nor GGUF files");
             Err(Fault::model(what).help("give the id of a page with one of them").into())
@@ -198,6 +201,20 @@ fn choose<'a>(
             Err(Fault::usage(what).help(format!("name one of them:{list}")).into())
         }
     }
+}
+
+/// Returns the file of the part that reads images, if the repository has one: of several the one
+/// in the type that models are trained in, then the smallest that loses nothing.
+fn tower_of(files: &[RemoteFile]) -> Option<&RemoteFile> {
+    let is_tower = |file: &&RemoteFile| {
+        let name = file.name.rsplit('/').next().unwrap_or(&file.name);
+        name.contains("mmproj") && name.ends_with(".gguf")
+    };
+    let rank = |file: &&RemoteFile| {
+        let name = file.name.to_ascii_lowercase();
+        ["bf16", "f16", "f32"].iter().position(|kind| name.contains(kind)).unwrap_or(3)
+    };
+    files.iter().filter(is_tower).min_by_key(rank)
 }
 
 /// Adds sizes that a stranger states.

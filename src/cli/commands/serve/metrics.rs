@@ -1,6 +1,5 @@
 //! Metrics of the server in Prometheus's text format.
 
-use crate::runtime::ImageFigures;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::sync::Mutex;
@@ -86,6 +85,8 @@ pub struct Metrics {
     pub device_losses: Counter,
     pub slow_clients: Counter,
     pub pauses: Counter,
+    pub images: Counter,
+    pub computed_images: Counter,
     pub first_token: Histogram,
     pub between_tokens: Histogram,
 }
@@ -96,8 +97,8 @@ impl Metrics {
         *self.requests.lock().unwrap_or_else(|e| e.into_inner()).entry(outcome).or_default() += 1;
     }
 
-    /// Returns the page. The tower counts the images itself.
-    pub fn text(&self, images: &ImageFigures) -> String {
+    /// Returns the page.
+    pub fn text(&self) -> String {
         let mut out = String::new();
         let name = "gemma_requests_total";
         let _ = writeln!(out, "# HELP {name} Requests by how they ended.\n# TYPE {name} counter");
@@ -126,16 +127,16 @@ impl Metrics {
                 &self.slow_clients,
             ),
             ("gemma_pauses_total", "counter", "Texts paused for other clients.", &self.pauses),
+            ("gemma_images_total", "counter", "Images of prompts.", &self.images),
+            (
+                "gemma_images_computed_total",
+                "counter",
+                "Images that were not known.",
+                &self.computed_images,
+            ),
         ] {
             let n = counter.get();
             let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}\n{name} {n}");
-        }
-        for (name, help, n) in [
-            ("gemma_images_total", "Images of prompts.", images.images),
-            ("gemma_image_tokens_total", "Tokens of those images.", images.tokens),
-            ("gemma_encoded_images_total", "Images that the tower computed.", images.encoded),
-        ] {
-            let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} counter\n{name} {n}");
         }
         let first = "gemma_time_to_first_token_seconds";
         self.first_token.write(first, "From a request to its first token.", &mut out);
@@ -156,12 +157,9 @@ mod tests {
         metrics.first_token.observe(0.002);
         metrics.first_token.observe_many(0.2, 3);
         metrics.first_token.observe(1e9);
-        let images = ImageFigures { images: 3, encoded: 2, ..ImageFigures::default() };
-        let text = metrics.text(&images);
+        let text = metrics.text();
         for line in [
             "gemma_requests_total{outcome=\"stop\"} 1",
-            "gemma_images_total 3",
-            "gemma_encoded_images_total 2",
             "gemma_time_to_first_token_seconds_bucket{le=\"0.001\"} 0",
             "gemma_time_to_first_token_seconds_bucket{le=\"0.0025\"} 1",
             "gemma_time_to_first_token_seconds_bucket{le=\"60\"} 4",

@@ -79,13 +79,9 @@ pub fn run(options: &ServeArgs, typed: &Typed) -> Result<u8> {
     let address = SocketAddr::new(edge.host, edge.port);
     let server = Server::start(address, &app, &edge.cors_origin)?;
 
-    let sight = SightOptions { limits: http::PICTURES, ..options.sight.settled() };
-    let session = Session::open(&model, &drafting.source, ui)?.seeing(&sight);
-    options.sight.check(&session)?;
-    if let Ok(viewer) = &session.viewer {
-        let tokens = viewer.vision().most_tokens(sight.tokens)?;
-        ui.note(format!("images are read, with at most {tokens} tokens each"));
-    }
+    let session = Session::open(&model, &drafting.source, ui)?;
+    let sight = options.sight.settled(prompts.as_ref());
+    let session = session.seeing(&SightOptions { limits: http::images::LIMITS, ..sight });
     let context = session.context(CONTEXT, ui);
     let room = Room { context, sequences: load.parallel.into(), prefixes: load.cache_ram };
     let (session, drafting, prompts) = (&session, &drafting, prompts.as_ref());

@@ -63,20 +63,6 @@ impl Message {
         self.images.push(MessageImage { at: self.content.len(), file });
     }
 
-    /// Appends a text with its images. `space` stands between the two texts, unless one of them is
-    /// empty or an image stands there.
-    pub fn append(&mut self, space: &str, text: &str, images: Vec<MessageImage>) {
-        let ends = self.images.last().is_some_and(|image| image.at == self.content.len());
-        let is_apart = ends || images.first().is_some_and(|image| image.at == 0);
-        if !self.content.is_empty() && !text.is_empty() && !is_apart {
-            self.content.push_str(space);
-        }
-        let begin = self.content.len();
-        self.content.push_str(text);
-        let moved = |MessageImage { at, file }| MessageImage { at: begin + at, file };
-        self.images.extend(images.into_iter().map(moved));
-    }
-
     /// Returns the bytes of its texts.
     pub fn bytes(&self) -> usize {
         let calls = self.calls.iter().map(|call| call.name.len() + call.arguments.len());
@@ -204,7 +190,7 @@ impl ChatTemplate {
         ChatTemplate { images, ..self }
     }
 
-    /// Returns the text of an image, if the template shows any.
+    /// Returns the text that it writes for an image.
     pub fn images(&self) -> Option<&ImageText> {
         self.images.as_ref()
     }

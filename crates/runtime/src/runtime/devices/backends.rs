@@ -6,16 +6,19 @@
 
 use crate::runtime::Listener;
 use crate::runtime::devices::driver::{self, DriverUse, DriverVerdict};
+use crate::runtime::devices::lock::{self, DeviceLock};
 use crate::runtime::devices::made_up;
 use anyhow::{Context, Result, bail};
 use gemma_base::compute::cpu::CpuFootprint;
 use gemma_base::compute::dry::{Footprint, Pieces};
-use gemma_base::compute::{Choice, DeviceInfo, Executor, KvFormat};
+use gemma_base::compute::{Choice, DenseDevice, DeviceInfo, Executor, KvFormat};
 use gemma_base::error::{Fault, Kind};
 use gemma_base::tensor::encode::CodingDevice;
 use gemma_base::testing;
 use gemma_model::engine::planned::{EngineOptions, PlannedEngine};
-use gemma_vulkan::{CheckedExecutor, SHAPE, VulkanCoding, VulkanExecutor, VulkanFootprint, blocks};
+use gemma_vulkan::{
+    CheckedExecutor, SHAPE, VulkanCoding, VulkanDense, VulkanExecutor, VulkanFootprint, blocks,
+};
 use std::ffi::OsString;
 use std::sync::Arc;
 use std::time::Duration;
@@ -145,6 +148,18 @@ pub fn allocations(pieces: &Pieces, device: &DeviceInfo) -> Vec<u64> {
 pub fn coding_device(choice: Choice, listener: &dyn Listener) -> Result<Arc<dyn CodingDevice>> {
     let executor = open_tried(choose(&Vulkan.probe()?, choice)?, listener)?;
     Ok(Arc::new(VulkanCoding::new(executor)?))
+}
+
+/// Opens a device for image towers, and locks it for this process. A model on it shares it.
+pub fn dense_device(
+    choice: Choice,
+    how: DeviceLock,
+    listener: &dyn Listener,
+) -> Result<Arc<dyn DenseDevice>> {
+    let devices = Vulkan.probe()?;
+    let device = choose(&devices, choice)?;
+    lock::acquire(how, &device.name, device.index, listener)?;
+    Ok(Arc::new(VulkanDense::new(open_tried(device, listener)?)?))
 }
 
 /// Returns whether a device multiplies matrices of int8; `None` before the trial of its driver.

@@ -1,13 +1,21 @@
 //! The part of a session that reads images: finds the tower of a model, and keeps what it made of
 //! pictures.
 
+use crate::decode::PageDirectory;
+use crate::decode::prompt_cache::PageId;
+use crate::decode::prompt_cache::files::{HEAD, StoredPage};
+use crate::runtime::devices::backends;
+use crate::runtime::devices::lock::DeviceLock;
+use crate::runtime::listener::Silence;
 use crate::runtime::model::Model;
+use crate::runtime::options::Device;
 use anyhow::{Context, Result};
+use gemma_base::compute::{Choice, DenseDevice};
 use gemma_base::error::{Fault, fault_of};
-use gemma_base::tensor::Token;
 use gemma_base::util::sync::{Mutex, MutexGuard};
-use gemma_model::models::{Image, ImageText, Images, Tokenizer};
-use gemma_model::vision::{self, Fit, PictureLimits, Vision, picture};
+use gemma_model::models::{Image, ImageDigest, Images};
+use gemma_model::vision::{self, Fit, PictureLimits, PreparedImage, Vision, picture};
+use sha2::{Digest, Sha256};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,6 +31,8 @@ pub struct SightOptions {
     /// Most soft tokens of an image; the model's own number where nobody says.
     pub tokens: Option<usize>,
     pub limits: PictureLimits,
+    /// Where soft tokens are kept for later runs, if they are.
+    pub directory: Option<PageDirectory>,
 }
 
 /// Work on images so far.
@@ -35,18 +45,29 @@ pub struct ImageFigures {
     /// Decoding and resizing.
     pub preparing: Duration,
     pub encoding: Duration,
+    /// Images that a GPU encoded.
+    pub on_device: usize,
+}
+
+/// Where towers are computed.
+#[derive(Debug)]
+enum TowerDevice {
+    Processor,
+    /// A device that the first image opens.
+    Unopened(Device, DeviceLock),
+    Open(Arc<dyn DenseDevice>),
 }
 
 /// The tower of a model and the images that its texts name.
 pub struct Viewer {
     vision: Vision,
     images: Arc<Images>,
-    text: ImageText,
     options: SightOptions,
     threads: usize,
     figures: Mutex<ImageFigures>,
     /// One image is encoded at a time: the threads of one are all that there are.
-    encoding: Mutex<()>,
+    encoding: Mutex<TowerDevice>,
+    note: Mutex<Option<String>>,
 }
 
 impl Viewer {
@@ -54,13 +75,8 @@ impl Viewer {
     ///
     /// # Errors
     /// A [`Fault`] if there is none (it names the file to get), or if it is another model's.
-    pub fn open(
-        model: &Model,
-        tokenizer: &Tokenizer,
-        options: &SightOptions,
-        threads: usize,
-    ) -> Result<Viewer> {
-        let vision = tower(model, options)?;
+    pub fn open(model: &Model, options: &SightOptions, threads: usize) -> Result<Viewer> {
+        let vision = tower(Some(model), options)?;
         let (own, dim) = (vision.width(), model.config().dim);
         if own != dim {
             let what = format!(
@@ -70,10 +86,25 @@ impl Viewer {
             return Err(Fault::model(what).help("give the mmproj file of this model").into());
         }
         let images = Images::new(dim, vision.most_tokens(options.tokens)?, KEPT);
-        let (text, options) = (vision.image_text(tokenizer)?, options.clone());
-        let (images, figures) = (Arc::new(images), Mutex::default());
-        let encoding = Mutex::default();
-        Ok(Viewer { vision, images, text, options, threads, figures, encoding })
+        let (images, options) = (Arc::new(images), options.clone());
+        let (encoding, note) = (Mutex::new(TowerDevice::Processor), Mutex::default());
+        let figures = Mutex::default();
+        Ok(Viewer { vision, images, options, threads, figures, encoding, note })
+    }
+
+    /// Has the tower computed on the GPU that `device` stands for. The first image opens it and
+    /// loads the tower there. The processor computes what the GPU cannot.
+    pub fn on(self, device: Device, how: DeviceLock) -> Viewer {
+        *lock(&self.encoding) = match device {
+            Device::Cpu => TowerDevice::Processor,
+            device => TowerDevice::Unopened(device, how),
+        };
+        self
+    }
+
+    /// Returns what the user should know about the GPU, once.
+    pub fn take_note(&self) -> Option<String> {
+        lock(&self.note).take()
     }
 
     pub fn vision(&self) -> &Vision {
@@ -83,11 +114,6 @@ impl Viewer {
     /// Returns the images that texts may name.
     pub fn images(&self) -> &Arc<Images> {
         &self.images
-    }
-
-    /// Returns the text of an image in a prompt.
-    pub fn text(&self) -> &ImageText {
-        &self.text
     }
 
     /// Returns the work so far.
@@ -100,8 +126,44 @@ impl Viewer {
     /// # Errors
     /// A [`Fault`] for a file that is no picture or beyond the limits.
     pub fn measure(&self, file: &[u8]) -> Result<Fit> {
-        let (width, height) = picture::measure(file, self.options.limits)?;
+        let (width, height) = self.size(file)?;
         Ok(self.vision.fit(width, height, self.options.tokens)?)
+    }
+
+    /// Returns width and height of a picture, from its header alone.
+    ///
+    /// # Errors
+    /// As [`Viewer::measure`].
+    pub fn size(&self, file: &[u8]) -> Result<(usize, usize)> {
+        picture::measure(file, self.options.limits)
+    }
+
+    /// Returns the soft tokens of an image: those on disk, or what the tower computes. Counts what a
+    /// device computes.
+    fn soft_tokens(
+        &self,
+        image: &PreparedImage,
+        device: &mut TowerDevice,
+        on_device: &mut usize,
+    ) -> Result<Vec<f32>> {
+        self.open_device(device);
+        let Some(directory) = &self.options.directory else {
+            return self.computed(image, device, on_device);
+        };
+        let name = |on_gpu: bool| name(&image.digest, on_gpu);
+        let bytes = 4 * image.tokens() * self.vision.width();
+        let wanted = name(matches!(device, TowerDevice::Open(_)));
+        if let Ok(StoredPage::Whole(file)) = directory.read(&wanted, bytes) {
+            directory.touch(&wanted);
+            return Ok(bytemuck::pod_collect_to_vec(&file[HEAD..]));
+        }
+        let soft = self.computed(image, device, on_device)?;
+        directory.make_room((HEAD + bytes) as u64);
+        let mut file = vec![0; HEAD];
+        file.extend_from_slice(bytemuck::cast_slice(&soft));
+        // The next run computes what could not be written.
+        let _ = directory.write(&name(*on_device > 0), &mut file);
+        Ok(soft)
     }
 
     /// Returns the image of a picture. Its soft tokens are computed unless they are kept.
@@ -112,14 +174,14 @@ impl Viewer {
         let begun = Instant::now();
         let prepared = self.vision.prepare(file, self.options.tokens, self.options.limits)?;
         let preparing = begun.elapsed();
-        let _one = lock(&self.encoding);
+        let mut device = lock(&self.encoding);
         let begun = Instant::now();
         let kept = self.images.find(&prepared.digest);
-        let is_kept = kept.is_some();
+        let (is_kept, mut on_device) = (kept.is_some(), 0);
         let image = match kept {
             Some(image) => image,
             None => {
-                let soft = self.vision.encode(&prepared, self.threads)?;
+                let soft = self.soft_tokens(&prepared, &mut device, &mut on_device)?;
                 self.images.insert(prepared.digest, soft)?
             }
         };
@@ -127,32 +189,93 @@ impl Viewer {
         figures.images += 1;
         figures.tokens += image.rows();
         figures.encoded += usize::from(!is_kept);
+        figures.on_device += on_device;
         figures.preparing += preparing;
         figures.encoding += begun.elapsed();
         Ok(image)
     }
 
-    /// Puts the places of images into a prompt that shows them.
-    ///
-    /// # Errors
-    /// A [`Fault`] if it shows another number of images.
-    pub fn place(&self, prompt: &[Token], images: &[Arc<Image>]) -> Result<Vec<Token>> {
-        let places: Vec<_> = images.iter().map(|image| image.places()).collect();
-        self.text.place(prompt, &places)
+    /// Computes soft tokens.
+    fn computed(
+        &self,
+        image: &PreparedImage,
+        device: &mut TowerDevice,
+        on_device: &mut usize,
+    ) -> Result<Vec<f32>> {
+        match self.encode_on(image, device) {
+            Some(soft) => {
+                *on_device += 1;
+                Ok(soft)
+            }
+            None => self.vision.encode(image, self.threads),
+        }
     }
+
+    /// Opens the device if an image needs it first.
+    fn open_device(&self, device: &mut TowerDevice) {
+        if let TowerDevice::Unopened(wanted, how) = *device {
+            *device = match device_for(wanted, how) {
+                Ok(open) => TowerDevice::Open(open),
+                // A machine without a GPU needs no note unless one was asked for.
+                Err(_) if wanted == Device::Auto => TowerDevice::Processor,
+                Err(error) => self.fall_back(&error),
+            };
+        }
+    }
+
+    /// Computes soft tokens on an open device; `None` if the processor has to.
+    fn encode_on(&self, image: &PreparedImage, device: &mut TowerDevice) -> Option<Vec<f32>> {
+        let TowerDevice::Open(open) = &*device else { return None };
+        match self.vision.encode_on(image, &**open) {
+            Ok(soft) => Some(soft),
+            Err(error) => {
+                *device = self.fall_back(&error);
+                None
+            }
+        }
+    }
+
+    fn fall_back(&self, error: &anyhow::Error) -> TowerDevice {
+        let note = format!("images are computed on the processor: {error:#}");
+        *lock(&self.note) = Some(note);
+        TowerDevice::Processor
+    }
+}
+
+/// Opens the GPU that computes towers for a model on `device`, which is not the processor.
+///
+/// # Errors
+/// A [`Fault`] if there is none, or if it is in use.
+pub fn device_for(device: Device, how: DeviceLock) -> Result<Arc<dyn DenseDevice>> {
+    let choice = match device {
+        Device::Vulkan(choice) => choice,
+        Device::Auto | Device::Cpu => Choice::Best,
+    };
+    backends::dense_device(choice, how, &Silence)
+}
+
+/// Returns the name of an image's soft tokens among the pages of prompts. The digest of the source
+/// stands for the program that computes them. A GPU may round otherwise than the processor.
+fn name(digest: &ImageDigest, on_gpu: bool) -> PageId {
+    let hash = Sha256::new().chain_update("soft tokens").chain_update(env!("SOURCE_DIGEST"));
+    let hash = hash.chain_update([u8::from(on_gpu)]);
+    PageId { key: hash.chain_update(digest).finalize().into(), layers: 0, nth: 0 }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-/// Opens the tower that the options name, the model's own, or the mmproj file beside it.
-fn tower(model: &Model, options: &SightOptions) -> Result<Vision> {
+/// Opens the tower that the options name, the mmproj file beside the model, or the model's own.
+///
+/// # Errors
+/// A [`Fault`] if there is none, which names the file to get, or if one is damaged.
+pub fn tower(model: Option<&Model>, options: &SightOptions) -> Result<Vision> {
     if let Some(path) = &options.mmproj {
         return Vision::open(path)
             .with_context(|| format!("cannot read images with {}", path.display()));
     }
-    let Some(place) = &model.place else {
+    let Some(place) = model.and_then(|model| model.place.as_ref()) else {
         let fault = Fault::model("the bundled demo model reads no images");
         return Err(fault.help("give a model that does: -m google/gemma-3-4b-it").into());
     };

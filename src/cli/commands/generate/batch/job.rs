@@ -14,14 +14,14 @@ use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
-use std::path::{Component, Path, PathBuf};
+use std::path::PathBuf;
 
 /// The request of a record.
 #[derive(Clone, Debug, Default)]
 pub struct RecordJob {
     pub input: PromptInput,
-    /// Files of the prompt's images, relative to the folder of the batch.
-    pub images: Vec<PathBuf>,
+    /// Pictures' files, relative to the batch.
+    pub files: Vec<PathBuf>,
     /// No chat template; `None` leaves it to `--raw`.
     pub raw: Option<bool>,
     pub max_tokens: Option<usize>,
@@ -105,21 +105,12 @@ enum OneOrMore {
     More(Vec<String>),
 }
 
-impl OneOrMore {
-    fn texts(self) -> Vec<String> {
-        match self {
-            OneOrMore::One(text) => vec![text],
-            OneOrMore::More(texts) => texts,
-        }
-    }
-}
-
 #[derive(Deserialize)]
 struct RecordFields {
     prompt: Option<String>,
+    messages: Option<Vec<Item>>,
     #[serde(alias = "images")]
     image: Option<OneOrMore>,
-    messages: Option<Vec<Item>>,
     system: Option<String>,
     prefill: Option<String>,
     raw: Option<bool>,
@@ -137,12 +128,11 @@ struct RecordFields {
 }
 
 /// RecordFields of a record, to correct misspelt ones.
-const FIELDS: [&str; 26] = [
+const FIELDS: [&str; 25] = [
     "id",
     "prompt",
-    "image",
-    "images",
     "messages",
+    "image",
     "system",
     "prefill",
     "raw",
@@ -226,13 +216,16 @@ fn job(value: Value) -> Result<(RecordJob, Vec<String>)> {
             .help(EXAMPLE)
             .into());
     }
-    let images = images(fields.image)?;
+    let list = |given: Option<OneOrMore>| match given {
+        None => Vec::new(),
+        Some(OneOrMore::One(text)) => vec![text],
+        Some(OneOrMore::More(texts)) => texts,
+    };
+    let (stop, files) = (list(fields.stop), list(fields.image));
     ensure!(
-        images.is_empty() || !empty,
-        Fault::model("the record has an image and no prompt")
-            .help("add a prompt; the messages of a record have images as parts with a data URL")
+        files.is_empty() || !empty,
+        Fault::model("image: images stand in a prompt, and the record has none")
     );
-    let stop = fields.stop.map_or_else(Vec::new, OneOrMore::texts);
     ensure!(
         !stop.iter().any(String::is_empty),
         Fault::model("stop: an empty text would end everything at once")
@@ -247,7 +240,7 @@ fn job(value: Value) -> Result<(RecordJob, Vec<String>)> {
             prefill: fields.prefill,
             ..PromptInput::default()
         },
-        images,
+        files: files.into_iter().map(PathBuf::from).collect(),
         raw: fields.raw,
         max_tokens: fields.max_tokens,
         stop,
@@ -256,22 +249,6 @@ fn job(value: Value) -> Result<(RecordJob, Vec<String>)> {
         sampling: fields.sampling,
     };
     Ok((job, unknown))
-}
-
-/// Returns the paths of a record's images. Records may be another author's: they name files in the
-/// folder of the batch alone.
-fn images(given: Option<OneOrMore>) -> Result<Vec<PathBuf>> {
-    let paths: Vec<PathBuf> =
-        given.map_or_else(Vec::new, OneOrMore::texts).into_iter().map(PathBuf::from).collect();
-    let is_inside = |path: &Path| {
-        let is_plain = |part| matches!(part, Component::Normal(_) | Component::CurDir);
-        path.components().all(is_plain) && path.file_name().is_some()
-    };
-    if let Some(path) = paths.iter().find(|path| !is_inside(path)) {
-        let what = format!("the image {} is not in the folder of the batch", path.display());
-        return Err(Fault::model(what).help("give a path below the folder of the batch").into());
-    }
-    Ok(paths)
 }
 
 impl RecordJob {
@@ -344,31 +321,11 @@ mod tests {
             (r#"{"id": 12345678901234567890123, "prompt": "a"}"#, "7", "64 bits"),
             (r#"{"custom_id": 1.10, "body": {}}"#, "7", "64 bits"),
             (r#"{"prompt": "a", "stop": ""}"#, "7", "stop"),
-            (r#"{"messages": [{"role": "user", "content": "a"}], "image": "b"}"#, "7", "no prompt"),
         ] {
             let failure = job(text).unwrap_err();
             assert_eq!(line(text).id.to_string(), id, "{text}");
             assert!(failure.message.contains(says) && failure.code == 3, "{text}: {failure:?}");
         }
-    }
-
-    #[test]
-    fn images_are_in_the_folder_of_the_batch() {
-        let paths = |image: &str| job(&format!(r#"{{"prompt": "a", {image}}}"#));
-        let path = |text: &str| PathBuf::from(text);
-        assert_eq!(paths(r#""image": "b/c.png""#).unwrap().images, [path("b/c.png")]);
-        let two = paths(r#""images": ["b.png", "./c.png"]"#).unwrap();
-        assert_eq!(two.images, [path("b.png"), path("./c.png")]);
-        for image in ["/etc/passwd", "../b.png", "b/../../c.png", "", "."] {
-            let failure = paths(&format!(r#""image": "{image}""#)).unwrap_err();
-            assert!(failure.message.contains("not in the folder"), "{image}: {failure:?}");
-        }
-        let parts = r#"{"messages": [{"role": "user", "content": [
-            {"type": "image_url", "image_url": {"url": "data:image/png;base64,AQID"}},
-            {"type": "text", "text": "b"}]}]}"#;
-        let message = &job(parts).unwrap().input.messages[0];
-        assert_eq!((&*message.content, message.images.len()), ("b", 1));
-        assert_eq!((message.images[0].at, &*message.images[0].file), (0, &[1, 2, 3][..]));
     }
 
     #[test]

@@ -17,10 +17,11 @@ use super::options::GenerateArgs;
 use crate::cli::api::notes::Notes;
 use crate::cli::api::served::{ServedModel, ServedOptions};
 use crate::cli::io::format::AnswerFormat;
+use crate::cli::io::image_file::{self, read_image};
 use crate::cli::io::prompt::{EncodedPrompt, PromptInput};
 use crate::cli::io::signals::Interrupt;
 use crate::cli::io::ui::Ui;
-use crate::cli::io::{image_file, output, prompt};
+use crate::cli::io::{output, prompt};
 use crate::cli::options::Origin;
 use crate::cli::settings::Typed;
 use crate::decode::{PageDirectory, Request};
@@ -40,7 +41,7 @@ use place::{RecordLines, ReplyPlace};
 use records::{Records, Replies};
 use std::cell::OnceCell;
 use std::io::IsTerminal;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Instant;
@@ -63,8 +64,8 @@ pub fn run(options: &GenerateArgs, from: &Path, typed: &Typed) -> Result<u8> {
     // before the model is found.
     let place =
         ReplyPlace::of(options.output.output.as_ref(), options.batch.resume.as_ref(), from)?;
-    let session = Session::open(&model, &drafting.source, ui)?.seeing(&options.sight.settled());
-    options.sight.check(&session)?;
+    let session = Session::open(&model, &drafting.source, ui)?;
+    let session = session.seeing(&options.sight.settled(prompts.as_ref()));
     let (sink, done) = place.open()?;
     let constraints = Arc::new(Constraints::new(&session.tokenizer, &session.stop_ids, sequences));
     // Errors in the options are reported before the first record.
@@ -89,12 +90,12 @@ pub fn run(options: &GenerateArgs, from: &Path, typed: &Typed) -> Result<u8> {
         constraints,
         context,
         system,
+        folder: from.parent().unwrap_or(Path::new("")),
         served: OnceCell::new(),
         device: started.target.engine().report().device,
         notes: (notes.into(), told),
         interrupt: &interrupt,
         prompts,
-        folder: from.parent().unwrap_or(Path::new("")),
         ui,
     };
     let typed_in = from == Path::new("-") && std::io::stdin().is_terminal();
@@ -168,17 +169,12 @@ fn check(options: &GenerateArgs, typed: &Typed) -> Result<()> {
     let one = !input.words.is_empty()
         || input.prompt.is_some()
         || !input.file.is_empty()
+        || !options.images.image.is_empty()
         || chat.messages.is_some();
     if one {
         let fault =
             Fault::usage("--batch takes its prompts from records, and another prompt was given");
         return Err(fault.help("gemma generate --batch prompts.jsonl >answers.jsonl").into());
-    }
-    if !options.images.image.is_empty() {
-        let fault = Fault::usage("--image goes with one prompt, and --batch has records");
-        return Err(fault
-            .help(r#"name the files in records: {"prompt": ..., "image": FILE}"#)
-            .into());
     }
     if chat.raw && (chat.system.is_some() || chat.system_file.is_some()) {
         return Err(Fault::usage("--raw uses no chat template: it takes no --system").into());
@@ -216,6 +212,8 @@ pub struct Batch<'a> {
     context: usize,
     /// For records that bring none.
     system: Option<String>,
+    /// Folder that paths of pictures start from.
+    folder: &'a Path,
     /// The model, for lines of OpenAI's form.
     served: OnceCell<Arc<ServedModel>>,
     /// The engine's report of its device.
@@ -224,9 +222,6 @@ pub struct Batch<'a> {
     notes: (Arc<Notes>, Receiver<String>),
     interrupt: &'a Interrupt,
     prompts: Option<PageDirectory>,
-    /// Folder of the records, from which the paths of their images go; empty for the working
-    /// directory.
-    folder: &'a Path,
     ui: &'a Ui,
 }
 
@@ -258,16 +253,6 @@ impl Batch<'_> {
         }
     }
 
-    /// Shows images in a prompt, at its marks or before it.
-    fn show(&self, paths: &[PathBuf], input: &mut PromptInput) -> Result<()> {
-        let files = paths.iter().map(|path| image_file::read_image(&self.folder.join(path)));
-        let files = files.collect::<Result<_>>()?;
-        let text = input.text.take().unwrap_or_default();
-        let (text, images) = image_file::place(&text, files)?;
-        (input.text, input.images) = (Some(text), images);
-        Ok(())
-    }
-
     /// Prepares the answer to a record. `data` gets the seed of its text.
     fn prepare<D>(
         &self,
@@ -279,8 +264,10 @@ impl Batch<'_> {
         let mut chat = options.chat.clone();
         chat.raw = job.raw.unwrap_or(chat.raw);
         let mut input = job.input.clone();
-        if !job.images.is_empty() {
-            self.show(&job.images, &mut input)?;
+        if let (Some(text), false) = (&input.text, job.files.is_empty()) {
+            let files = job.files.iter().map(|file| read_image(&self.folder.join(file)));
+            let (text, images) = image_file::place(text, files.collect::<Result<_>>()?)?;
+            (input.text, input.images) = (Some(text), images);
         }
         match chat.raw {
             false => self.complete(&mut input),

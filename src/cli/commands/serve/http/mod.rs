@@ -2,14 +2,11 @@
 
 mod body;
 pub mod guard;
-mod limits;
+pub mod images;
 pub mod listen;
 mod ollama;
-mod pictures;
 mod reply;
 mod response;
-
-pub use limits::{PICTURES, SharedLimits, WORKERS};
 
 use super::access::PageOrigin;
 use super::log::LogEntry;
@@ -28,7 +25,7 @@ use crate::grammar::{Enforcement, Grammar, GrammarSource};
 use crate::os::memory::release_freed;
 use crate::os::process::give_way;
 use crate::tensor::Token;
-use crate::util::json::memory_of;
+use crate::util::json;
 use axum::Router;
 use axum::extract::{Request, State};
 use axum::http::Method;
@@ -38,18 +35,27 @@ use axum::response::Response;
 use axum::routing::{MethodRouter, get, post};
 use body::{BodyLimits, ReadBody};
 use guard::Guard;
+use images::{ImageMemory, ImagePools};
 use reply::Collected;
 use response::{RefusalReason, answer_held, answer_json, refusal, respond};
 use serde_json::{Value, json};
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tokio::sync::mpsc::{Receiver, channel};
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
 /// Bytes of a body whose memory goes back to the system at once.
 const LARGE: usize = 500_000;
+/// Least bytes of memory for the preparation of requests, and for answers.
+const MEMORY: usize = 512_000_000;
+/// Requests that are prepared at once.
+const PREPARING: usize = 8;
+/// Grammars that are compiled at once.
+const COMPILING: usize = 2;
+/// Threads that prepare requests and compile grammars.
+pub const WORKERS: usize = PREPARING + COMPILING;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// Name of the same header in Anthropic's API.
@@ -66,6 +72,37 @@ pub struct App {
     pub notes: Arc<Notes>,
     pub bodies: BodyLimits,
     pub room: SharedLimits,
+}
+
+/// Pools of resources that requests share outside the engine.
+pub struct SharedLimits {
+    /// Bytes of memory for the preparation of requests.
+    preparing: Arc<SharedPool>,
+    /// Bytes of memory for answers, from the request until they are sent.
+    answers: Arc<SharedPool>,
+    /// Threads that prepare requests.
+    threads: Arc<SharedPool>,
+    /// Threads that compile grammars.
+    compilers: Arc<SharedPool>,
+    images: ImagePools,
+}
+
+impl SharedLimits {
+    /// Makes the limits for bodies of at most so many bytes.
+    pub fn new(body: usize) -> SharedLimits {
+        SharedLimits {
+            preparing: SharedPool::new(MEMORY.max(4 * json::memory(body))),
+            answers: SharedPool::new(MEMORY),
+            threads: SharedPool::new(PREPARING),
+            compilers: SharedPool::new(COMPILING),
+            images: ImagePools::default(),
+        }
+    }
+
+    /// Returns the limits of bodies.
+    pub fn bodies(&self, most: usize, patience: Duration) -> BodyLimits {
+        BodyLimits { most, patience, memory: self.preparing.clone() }
+    }
 }
 
 /// Extension of a request. An endpoint sets it if it logs the request itself.
@@ -188,7 +225,7 @@ async fn embeddings() -> Response {
 async fn page() -> Response {
     let mut response = respond(200, "text/html; charset=utf-8", include_str!("page.html"));
     let policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; \
-        img-src blob: data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+        img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
     let name = HeaderName::from_static("content-security-policy");
     response.headers_mut().insert(name, HeaderValue::from_static(policy));
     response
@@ -199,9 +236,7 @@ async fn health(State(app): State<Arc<App>>) -> Response {
 }
 
 async fn metrics(State(app): State<Arc<App>>) -> Response {
-    let viewer = app.served.get().and_then(|served| served.viewer.as_ref().ok());
-    let images = viewer.map(|viewer| viewer.figures()).unwrap_or_default();
-    respond(200, "text/plain; version=0.0.4", app.queue.metrics.text(&images))
+    respond(200, "text/plain; version=0.0.4", app.queue.metrics.text())
 }
 
 async fn version() -> Response {
@@ -239,7 +274,7 @@ impl App {
         let work = move || {
             let is_large = bytes.len() > LARGE;
             // The share was for the densest text of this length.
-            memory.shrink(memory_of(&bytes).max(needed));
+            memory.shrink(json::memory_of(&bytes).max(needed));
             let fields = Fields::parse(&bytes, &notes);
             drop(bytes);
             let result = fields.and_then(work);
@@ -392,24 +427,24 @@ struct StartedRequest {
     parsed: Arc<ApiRequest>,
     form: Box<dyn ApiForm>,
     events: Receiver<(usize, ClientEvent)>,
-    /// Memory of the request, of its answers and of its images.
+    /// Memory of the request and of its answers.
     memory: Vec<PoolShare>,
     seed: u64,
     /// Tokens of the longest prompt.
     prompt_tokens: u64,
 }
 
-/// A request whose prompts are tokens. Its images are not read yet.
+/// A request whose prompts are tokens, or will be once its images are.
 struct EncodedRequest {
     parsed: ApiRequest,
     form: Box<dyn ApiForm>,
     /// Memory of the answers.
     answers: PoolShare,
+    /// Memory for the images; the prompts are not tokens yet where there are some.
+    images: Option<ImageMemory>,
     grammar: NeededGrammar,
-    /// Bytes that the parsed request keeps.
-    kept: usize,
-    /// Bytes of the soft tokens of its images.
-    soft: usize,
+    /// Bytes that the grammar's source keeps.
+    source: usize,
 }
 
 /// The work that the grammar of a request needs.
@@ -421,22 +456,25 @@ enum NeededGrammar {
 
 /// Reads a request and puts its answers into the queue. The request has one share of the memory,
 /// which shrinks to what is kept once the prompts are tokens, and lasts to the last event.
-async fn begin(app: &App, request: Request, parse: Parse) -> Result<StartedRequest, ApiError> {
+async fn begin(app: &Arc<App>, request: Request, parse: Parse) -> Result<StartedRequest, ApiError> {
     let received = Instant::now();
     let served = app.served()?.clone();
     let client = app.client(&request);
     let encode = {
-        let (served, answers) = (served.clone(), app.room.answers.clone());
-        let most = app.room.preparing.most();
-        move |fields| encoded(parse(fields, &served)?, &served, client, &answers, most)
+        let (served, app) = (served.clone(), app.clone());
+        move |fields| encoded(parse(fields, &served)?, &served, client, &app.room)
     };
     let needs = |bytes: usize| tokeniser_memory(bytes, &served);
     let (encoded, mut memory) = app.prepare(request, needs, encode).await?;
-    let EncodedRequest { parsed, form, answers, grammar, kept, soft } = encoded;
-    memory.shrink(kept);
-    let (parsed, memory, images) =
-        pictures::seen(app, &served, parsed, memory, soft, client).await?;
+    let EncodedRequest { mut parsed, form, answers, images, grammar, source } = encoded;
+    let mut shares = vec![answers];
+    if let Some(images) = images {
+        let (encoded, share) = images::encoded(app, &served, parsed, images, client).await?;
+        parsed = encoded;
+        shares.push(share);
+    }
     let parsed = Arc::new(parsed);
+    memory.shrink(parsed.kept() + source);
     let (grammar, memory) = match grammar {
         NeededGrammar::Nothing => (None, memory),
         NeededGrammar::Known(grammar) => (Some(grammar), memory),
@@ -460,39 +498,40 @@ async fn begin(app: &App, request: Request, parse: Parse) -> Result<StartedReque
     let lengths = requests.iter().map(|request| request.text.history.len());
     let prompt_tokens = lengths.max().unwrap_or(0) as u64;
     app.queue.add(requests)?;
-    let memory = [memory, answers].into_iter().chain(images).collect();
-    Ok(StartedRequest { parsed, form, events, memory, seed, prompt_tokens })
+    shares.push(memory);
+    Ok(StartedRequest { parsed, form, events, memory: shares, seed, prompt_tokens })
 }
 
-/// Turns the prompts of a parsed request into tokens, measures its images, and looks for its grammar
-/// among the known ones. `most` is the memory of a client for the preparation of requests.
+/// Turns the prompts of a parsed request into tokens unless it has images, and looks for its grammar
+/// among the known ones.
 fn encoded(
     (mut parsed, form): (ApiRequest, Box<dyn ApiForm>),
     served: &ServedModel,
     client: Client,
-    answers: &Arc<SharedPool>,
-    most: usize,
+    room: &SharedLimits,
 ) -> Result<EncodedRequest, ApiError> {
     let wrong = |error: anyhow::Error| ApiError::of(&error);
-    let answers = answers_room(answers, served, &parsed, client)?;
-    check_memory(parsed.longest(), served, most)?;
-    parsed.tokenise(served).map_err(wrong)?;
+    let answers = answers_room(&room.answers, served, &parsed, client)?;
+    check_memory(parsed.longest(), served, room.preparing.most())?;
+    let images = ImageMemory::of(&parsed, served, &room.images)?;
+    if images.is_none() {
+        parsed.encode(served, &|| true).map_err(wrong)?;
+    }
     let source = parsed.source(served, Enforcement::Expressible).map_err(wrong)?;
-    let mut kept = parsed.kept();
+    let mut held = 0;
     let grammar = match source {
         None => NeededGrammar::Nothing,
         Some(source) => {
             // The source, and its copy for the compiler.
             source.check_size().map_err(wrong)?;
-            kept += 2 * source.held();
+            held = 2 * source.held();
             match served.constraints.recall(&source) {
                 Some(Ok(grammar)) if !parsed.ignore_eos => NeededGrammar::Known(grammar),
                 _ => NeededGrammar::Compiled(source),
             }
         }
     };
-    let soft = parsed.soft_memory(served).map_err(wrong)?;
-    Ok(EncodedRequest { parsed, form, answers, grammar, kept, soft })
+    Ok(EncodedRequest { parsed, form, answers, images, grammar, source: held })
 }
 
 /// Refuses a prompt that the tokenizer has no memory for.

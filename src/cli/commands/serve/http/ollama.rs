@@ -87,7 +87,7 @@ async fn show(State(app): State<Arc<App>>) -> Response {
         let family = family(served);
         let mut capabilities = vec!["completion", "tools"];
         capabilities.extend(served.tokenizer.channel().map(|_| "thinking"));
-        capabilities.extend(served.viewer.as_ref().ok().map(|_| "vision"));
+        capabilities.extend(served.viewer.is_ok().then_some("vision"));
         let sampling = &served.sampling;
         let parameters = format!(
             "temperature {}\ntop_k {}\ntop_p {}\nmin_p {}\nrepeat_penalty {}",

@@ -18,7 +18,7 @@ use tokio::sync::mpsc::Receiver;
 /// Interval of keep-alive comments in a stream without events.
 const ALIVE: Duration = Duration::from_secs(15);
 
-/// Answers so far, and the memory of the request, of its answers and of its images.
+/// Answers so far, and the memory of the request and of its answers.
 pub struct Collected {
     so_far: CollectedAnswers,
     _memory: Vec<PoolShare>,

@@ -1,0 +1,145 @@
+//! Images on the command line: `generate --image`, `eval --image`, and their refusals.
+
+use crate::{common, shell};
+use common::sighted::{FAMILIES, SOFT, golden, picture, png, write_model};
+use serde_json::{Value, json};
+use shell::{Run, gemma_in};
+use std::fs;
+use tempfile::TempDir;
+
+const SIZE: [usize; 2] = [60, 40];
+
+/// The models of all families, two pictures of one size, and a text model.
+fn setup() -> TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    for family in FAMILIES {
+        write_model(family, 100, &dir.path().join(family));
+    }
+    for (name, seed) in [("a.png", 1), ("b.png", 2)] {
+        fs::write(dir.path().join(name), png(SIZE, &picture(SIZE, seed))).unwrap();
+    }
+    dir
+}
+
+fn generate(dir: &TempDir, stdin: &[u8], more: &[&str]) -> Run {
+    let common = ["generate", "--json", "-q", "-n", "24", "--seed", "5", "--ignore-eos"];
+    gemma_in(dir.path(), &[&common, more].concat(), stdin)
+}
+
+fn text(run: Run) -> String {
+    run.ok().json()["text"].as_str().unwrap().to_owned()
+}
+
+#[test]
+fn a_text_about_images_is_the_same_however_they_come_in() {
+    let dir = setup();
+    let picture = fs::read(dir.path().join("a.png")).unwrap();
+    for family in FAMILIES {
+        for temp in ["0", "4"] {
+            let base = ["-m", family, "--temp", temp];
+            let run =
+                |stdin: &[u8], more: &[&str]| text(generate(&dir, stdin, &[&base, more].concat()));
+            let two = ["--image", "a.png", "--image", "b.png"];
+            let ask = |more: &[&str]| run(b"", &[&two, more, &["See: ab"]].concat());
+            let plain = ask(&["--draft", "off", "-t", "1"]);
+            for other in [&["-t", "2"][..], &["--draft", "ngram"], &["--draft", family]] {
+                assert_eq!(ask(other), plain, "{family}, {temp}, {other:?}");
+            }
+            assert_eq!(run(b"", &[&two[..], &["<image><image>See: ab"]].concat()), plain);
+            let stdin = ["--image", "-", "--image", "b.png", "See: ab"];
+            assert_eq!(run(&picture, &stdin), plain, "{family}: standard input");
+            let swapped = ["--image", "b.png", "--image", "a.png", "See: ab"];
+            if temp != "0" {
+                assert_ne!(run(b"", &swapped), plain, "{family}: images of one size are swapped");
+                assert_ne!(run(b"", &["<image>", "See: ab"][1..]), plain);
+            }
+            let cached = [&two[..], &["--cache-dir", "pages", "See: ab"]].concat();
+            assert_eq!((run(b"", &cached), run(b"", &cached)), (plain.clone(), plain));
+            // The prompt is shorter than a page, so the files are soft tokens of both images.
+            let pages = dir.path().join("pages");
+            assert_eq!(fs::read_dir(&pages).unwrap().count(), 2, "{family}, {temp}");
+            fs::remove_dir_all(pages).unwrap();
+        }
+    }
+}
+
+#[test]
+fn figures_count_the_tokens_of_images() {
+    let dir = setup();
+    let ask = |more: &[&str]| generate(&dir, b"", &[&["-m", "gemma3", "ab"], more].concat()).ok();
+    let (with, without) = (ask(&["--image", "a.png"]).json(), ask(&[]).json());
+    assert_eq!(with["images"]["images"], 1);
+    assert_eq!(with["images"]["tokens"], 16);
+    assert!(without.get("images").is_none());
+    let tokens = |json: &Value| json["usage"]["prompt_tokens"].as_u64().unwrap();
+    // The soft tokens, the marks around them, and two blank lines of two characters.
+    assert_eq!(tokens(&with) - tokens(&without), 16 + 2 + 4);
+}
+
+/// `eval --ids --image` gives the likelihoods of transformers.
+#[test]
+fn goldens_can_be_checked_from_outside() {
+    let dir = setup();
+    for family in FAMILIES {
+        let file = fs::read(golden(family).join("golden.json")).unwrap();
+        let golden: Value = serde_json::from_slice(&file).unwrap();
+        for case in golden["texts"].as_array().unwrap() {
+            let window = case["window"].as_u64().unwrap() as usize;
+            let model = format!("{family}-{window}");
+            write_model(family, window, &dir.path().join(&model));
+            fs::write(dir.path().join("ids.json"), json!({"ids": case["ids"]}).to_string())
+                .unwrap();
+            let mut words =
+                vec!["eval".to_owned(), "-m".into(), model, "-q".into(), "--json".into()];
+            words.extend(["--ids", "ids.json", "--kv", "f32"].map(str::to_owned));
+            for (i, of) in case["images"].as_array().unwrap().iter().enumerate() {
+                let shown = &golden["images"][of.as_u64().unwrap() as usize];
+                let side = |i: usize| shown["size"][i].as_u64().unwrap() as usize;
+                let size = [side(0), side(1)];
+                let pixels = picture(size, shown["seed"].as_u64().unwrap() as usize);
+                let name = format!("{i}.png");
+                fs::write(dir.path().join(&name), png(size, &pixels)).unwrap();
+                words.extend(["--image".to_owned(), name]);
+            }
+            let words: Vec<&str> = words.iter().map(String::as_str).collect();
+            let got = gemma_in(dir.path(), &words, b"").ok().json();
+            let ids = case["ids"].as_array().unwrap().iter().skip(1);
+            let want = case["nll"].as_array().unwrap().iter().zip(ids);
+            let want: Vec<f64> = want
+                .filter(|(_, id)| id.as_u64() != Some(SOFT.into()))
+                .map(|(nll, _)| nll.as_f64().unwrap())
+                .collect();
+            let got = got["nll"].as_array().unwrap();
+            assert_eq!(got.len(), want.len());
+            for (got, want) in got.iter().zip(want) {
+                let differs = (got.as_f64().unwrap() - want).abs();
+                assert!(differs < 2e-3, "{family}, {}: {differs}", case["name"]);
+            }
+        }
+    }
+}
+
+#[test]
+fn refusals_name_the_remedy() {
+    let dir = setup();
+    fs::write(dir.path().join("text.png"), "no picture").unwrap();
+    fs::write(dir.path().join("ids.json"), r#"{"ids": [2, 250, 252, 252, 251, 9]}"#).unwrap();
+    let model = ["-m", "gemma3"];
+    for (words, code, said) in [
+        (&["--image", "none.png", "a"][..], 3, "none.png"),
+        (&["--image", ".", "a"], 3, "is a directory"),
+        (&["--image", "text.png", "a"], 2, "unknown format"),
+        (&["--image", "a.png", "<image> or <image>"], 2, "2 times, and 1 images"),
+        (&["--image", "a.png", "--raw", "a"], 2, "--raw"),
+        (&["--image", "a.png", "--image-tokens", "70", "a"], 2, "16 tokens, not up to 70"),
+        (&["--image", "-", "--image", "-", "a"], 2, "only once"),
+        (&["--image", "a.png", "--mmproj", "none.gguf", "a"], 3, "none.gguf"),
+    ] {
+        generate(&dir, b"", &[&model, words].concat()).fails(code, &[said]);
+    }
+    // The demo sees nothing, and says which model does.
+    generate(&dir, b"", &["--image", "a.png", "a"]).fails(3, &["reads no images", "gemma-3-4b-it"]);
+    let eval = ["eval", "-m", "gemma3", "--ids", "ids.json"];
+    let short = gemma_in(dir.path(), &[&eval[..], &["--image", "a.png"]].concat(), b"");
+    short.fails(2, &["2 places of an image of 16 tokens"]);
+}
