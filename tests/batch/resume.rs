@@ -230,20 +230,22 @@ fn a_batch_has_one_format() {
 }
 
 #[test]
-fn images_are_not_read_and_that_is_said() {
+fn a_model_without_a_tower_says_so() {
     let dir = tempfile::tempdir().unwrap();
-    let part = json!({"type": "image_url", "image_url": {"url": "data:"}});
+    let part = json!({"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}});
     let messages =
         json!([{"role": "user", "content": [{"type": "text", "text": "What is this?"}, part]}]);
     fs::write(dir.path().join("m.json"), messages.to_string()).unwrap();
     let run = gemma_in(dir.path(), &["generate", "--messages", "m.json"], b"");
-    run.fails(3, &["m.json", "image_url: only text is supported"]);
+    run.fails(3, &["the bundled demo model reads no images", "help: "]);
     fs::write(dir.path().join("in.jsonl"), json!({"messages": messages}).to_string()).unwrap();
     let run = batch(dir.path(), &["-q"]).ok().json();
-    assert!(
-        run["error"]["message"].as_str().unwrap().contains("image_url: only text is supported"),
-        "{run}"
-    );
+    assert_eq!(run["error"]["message"], "the bundled demo model reads no images");
+    let wrong = json!([{"role": "user", "content": [{"type": "image_url",
+        "image_url": "http://localhost/a.png"}]}]);
+    fs::write(dir.path().join("m.json"), wrong.to_string()).unwrap();
+    gemma_in(dir.path(), &["generate", "--messages", "m.json"], b"")
+        .fails(3, &["m.json", "not fetched"]);
     for (text, says) in [
         ("{}", "not a list of messages"),
         ("7", "not a list"),

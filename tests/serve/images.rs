@@ -160,8 +160,8 @@ fn refusals_come_before_the_work() {
     let huge = format!("data:;base64,{}", STANDARD.encode(png([100_000, 100_000], &[])));
     let cut = format!("data:;base64,{}", STANDARD.encode(&png(SIZE, &picture(SIZE, 1))[..400]));
     for (url, said) in [
-        ("http://127.0.0.1/a.png", "from nowhere"),
-        ("/etc/passwd", "from nowhere"),
+        ("http://127.0.0.1/a.png", "not fetched"),
+        ("/etc/passwd", "not fetched"),
         ("data:image/png;base64,####", "not base64"),
         ("data:image/png;base64,aGVsbG8=", "unknown format"),
         (&huge, "pixels"),

@@ -136,7 +136,7 @@ impl Reader {
             }
         };
         let mut message = Message::new(role, "");
-        for image in item["images"].as_array().into_iter().flatten() {
+        for image in listed(&item["images"])? {
             message.show(pictures::file(image)?);
         }
         for name in ["reasoning_content", "reasoning", "thinking"] {
@@ -277,6 +277,15 @@ fn parts(content: &Value) -> Result<&[Value], String> {
         Value::Array(parts) => Ok(parts),
         text @ Value::String(_) => Ok(std::slice::from_ref(text)),
         _ => Err("the content of a message is neither text nor a list of parts".into()),
+    }
+}
+
+/// Returns the images of Ollama's form.
+fn listed(images: &Value) -> Result<&[Value], String> {
+    match images {
+        Value::Null => Ok(&[]),
+        Value::Array(images) => Ok(images),
+        _ => Err("'images' is not a list of texts in base64".into()),
     }
 }
 
@@ -469,7 +478,7 @@ mod tests {
         let user = |content: Value| json!([{"role": "user", "content": content}]);
         for (items, word) in [
             (json!([]), "send at least one"),
-            (user(json!([{"type": "image_url", "image_url": {"url": "x"}}])), "from nowhere"),
+            (user(json!([{"type": "image_url", "image_url": {"url": "x"}}])), "not fetched"),
             (user(json!([{"type": "image", "source": {}}])), "not of type base64"),
             (user(json!([{"type": "input_audio", "input_audio": {}}])), "input_audio: only text"),
             (
@@ -477,6 +486,8 @@ mod tests {
                 "image_url": "data:;base64,aGk="}]}]),
                 "images stand in messages of the user",
             ),
+            (json!([{"role": "user", "images": "aGk="}]), "not a list"),
+            (json!([{"role": "user", "images": [5]}]), "not a text"),
             (user(json!([{"type": "text"}])), "has no text"),
             (user(json!(5)), "neither text nor a list"),
             (json!([5]), "has no role"),

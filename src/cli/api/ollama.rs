@@ -48,10 +48,15 @@ pub fn generate(
     let prompt: String = fields.take("prompt")?.unwrap_or_default();
     let system = fields.take::<String>("system")?.filter(|text| !text.is_empty());
     let images: Value = fields.take("images")?.unwrap_or_default();
+    let has_images = images.as_array().is_some_and(|images| !images.is_empty());
     let is_raw = fields.take("raw")?.unwrap_or(false);
+    if is_raw && has_images {
+        let what = "'images' and 'raw' exclude each other: the chat template shows images";
+        return Err(ApiError::bad(what).param("images"));
+    }
     let item = json!({"role": "user", "content": prompt, "images": images});
     let conversation = ApiConversation::read("prompt", &[item], system.map(Value::from))?;
-    if prompt.is_empty() {
+    if prompt.is_empty() && !has_images {
         return load(fields, request, form);
     }
     fields.finish()?;
