@@ -241,6 +241,8 @@ fn a_model_without_a_tower_says_so() {
     fs::write(dir.path().join("in.jsonl"), json!({"messages": messages}).to_string()).unwrap();
     let run = batch(dir.path(), &["-q"]).ok().json();
     assert_eq!(run["error"]["message"], "the bundled demo model reads no images");
+    batch(dir.path(), &["--image", "a.png"]).fails(2, &["--batch", "records"]);
+    batch(dir.path(), &["--mmproj", "none.gguf"]).fails(3, &["none.gguf"]);
     let wrong = json!([{"role": "user", "content": [{"type": "image_url",
         "image_url": "http://localhost/a.png"}]}]);
     fs::write(dir.path().join("m.json"), wrong.to_string()).unwrap();
