@@ -200,16 +200,18 @@ impl Reader {
         if content.is_empty() && !images.is_empty() {
             content.push_str("[image]");
         }
-        self.shown.extend(images.into_iter().map(|image| image.file));
+        let files = images.into_iter().map(|image| image.file);
         let id = id.as_str().unwrap_or_default();
         let known = self.names.get(id).filter(|_| !id.is_empty());
         let named = name.as_str().map(str::to_owned).filter(|name| !name.is_empty());
         let name = known.cloned().or(named).or_else(|| self.called.get(self.results).cloned());
         self.results += 1;
         if self.called.is_empty() {
-            let text = tools::result(name.as_deref(), &content);
-            return self.push(Message::new("user", text));
+            let mut message = Message::new("user", tools::result(name.as_deref(), &content));
+            files.for_each(|file| message.show(file));
+            return self.push(message);
         }
+        self.shown.extend(files);
         let result_of = Some((id.to_owned(), name.unwrap_or_default()));
         self.messages.push(Message { result_of, ..Message::new("tool", content) });
     }
@@ -467,6 +469,9 @@ mod tests {
                 {"role": "user", "content": content}]);
             assert_eq!(shown(items), [head[0], head[1], end]);
         }
+        let lost = json!([{"role": "tool", "content": [image("aQ")]},
+            {"role": "user", "content": "u"}]);
+        assert_eq!(shown(lost), ["user: Result: [image]<i>\n\nu"]);
         // An answer behind the result.
         let items = json!([{"role": "user", "content": "q"}, call,
             {"role": "user", "content": [result]}, {"role": "assistant", "content": "x"}]);

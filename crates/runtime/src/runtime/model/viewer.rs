@@ -138,8 +138,8 @@ impl Viewer {
         picture::measure(file, self.options.limits)
     }
 
-    /// Returns the soft tokens of an image: those on disk, or what the tower computes. Counts what a
-    /// device computes.
+    /// Returns the soft tokens of an image: those on disk, or what the tower computes. Counts what
+    /// a device computes.
     fn soft_tokens(
         &self,
         image: &PreparedImage,

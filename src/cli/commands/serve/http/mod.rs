@@ -226,7 +226,8 @@ async fn embeddings() -> Response {
 async fn page() -> Response {
     let mut response = respond(200, "text/html; charset=utf-8", include_str!("page.html"));
     let policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; \
-        img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+        img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; \
+        frame-ancestors 'none'";
     let name = HeaderName::from_static("content-security-policy");
     response.headers_mut().insert(name, HeaderValue::from_static(policy));
     response
@@ -504,8 +505,8 @@ async fn begin(app: &App, request: Request, parse: Parse) -> Result<StartedReque
     Ok(StartedRequest { parsed, form, events, memory: shares, seed, prompt_tokens })
 }
 
-/// Turns the prompts of a parsed request into tokens, measures its images, and looks for its grammar
-/// among the known ones.
+/// Turns the prompts of a parsed request into tokens, measures its images, and looks for its
+/// grammar among the known ones.
 fn encoded(
     (mut parsed, form): (ApiRequest, Box<dyn ApiForm>),
     served: &ServedModel,
