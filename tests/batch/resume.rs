@@ -230,24 +230,20 @@ fn a_batch_has_one_format() {
 }
 
 #[test]
-fn a_model_without_a_tower_says_so() {
+fn sound_is_not_heard_and_that_is_said() {
     let dir = tempfile::tempdir().unwrap();
-    let part = json!({"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}});
+    let part = json!({"type": "input_audio", "input_audio": {"data": ""}});
     let messages =
         json!([{"role": "user", "content": [{"type": "text", "text": "What is this?"}, part]}]);
     fs::write(dir.path().join("m.json"), messages.to_string()).unwrap();
     let run = gemma_in(dir.path(), &["generate", "--messages", "m.json"], b"");
-    run.fails(3, &["the bundled demo model reads no images", "help: "]);
+    run.fails(3, &["m.json", "input_audio: only text and images are supported"]);
     fs::write(dir.path().join("in.jsonl"), json!({"messages": messages}).to_string()).unwrap();
     let run = batch(dir.path(), &["-q"]).ok().json();
-    assert_eq!(run["error"]["message"], "the bundled demo model reads no images");
-    batch(dir.path(), &["--image", "a.png"]).fails(2, &["--batch", "records"]);
-    batch(dir.path(), &["--mmproj", "none.gguf"]).fails(3, &["none.gguf"]);
-    let wrong = json!([{"role": "user", "content": [{"type": "image_url",
-        "image_url": "http://localhost/a.png"}]}]);
-    fs::write(dir.path().join("m.json"), wrong.to_string()).unwrap();
-    gemma_in(dir.path(), &["generate", "--messages", "m.json"], b"")
-        .fails(3, &["m.json", "not fetched"]);
+    assert!(
+        run["error"]["message"].as_str().unwrap().contains("input_audio: only text and images"),
+        "{run}"
+    );
     for (text, says) in [
         ("{}", "not a list of messages"),
         ("7", "not a list"),
@@ -257,6 +253,26 @@ fn a_model_without_a_tower_says_so() {
         gemma_in(dir.path(), &["generate", "--messages", "m.json"], b"")
             .fails(3, &["m.json", says, "help: "]);
     }
+}
+
+#[test]
+fn a_model_without_a_tower_says_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let part = |url: &str| json!({"type": "image_url", "image_url": {"url": url}});
+    let messages = |url| json!([{"role": "user", "content": [part(url)]}]);
+    let image = messages("data:image/png;base64,aGk=");
+    fs::write(dir.path().join("m.json"), image.to_string()).unwrap();
+    gemma_in(dir.path(), &["generate", "--messages", "m.json"], b"")
+        .fails(3, &["the bundled demo model reads no images", "help: "]);
+    fs::write(dir.path().join("in.jsonl"), json!({"messages": image}).to_string()).unwrap();
+    let run = batch(dir.path(), &["-q"]).ok().json();
+    assert_eq!(run["error"]["message"], "the bundled demo model reads no images");
+    batch(dir.path(), &["--image", "a.png"]).fails(2, &["--batch", "records"]);
+    batch(dir.path(), &["--mmproj", "none.gguf"]).fails(3, &["none.gguf"]);
+    let address = messages("http://localhost/a.png");
+    fs::write(dir.path().join("m.json"), address.to_string()).unwrap();
+    gemma_in(dir.path(), &["generate", "--messages", "m.json"], b"")
+        .fails(3, &["m.json", "not fetched"]);
 }
 
 #[test]

@@ -137,7 +137,7 @@ impl Reader {
         };
         let mut message = Message::new(role, "");
         for image in listed(&item["images"])? {
-            message.show(pictures::file(image)?);
+            message.show(pictures::file(image).map_err(|why| format!("images: {why}"))?);
         }
         for name in ["reasoning_content", "reasoning", "thinking"] {
             append(&mut message.thought, "", item[name].as_str().unwrap_or_default());

@@ -50,16 +50,16 @@ pub fn generate(
     let images: Value = fields.take("images")?.unwrap_or_default();
     let has_images = images.as_array().is_some_and(|images| !images.is_empty());
     let is_raw = fields.take("raw")?.unwrap_or(false);
-    if is_raw && has_images {
-        let what = "'images' and 'raw' exclude each other: the chat template shows images";
-        return Err(ApiError::bad(what).param("images"));
-    }
     let item = json!({"role": "user", "content": prompt, "images": images});
     let conversation = ApiConversation::read("prompt", &[item], system.map(Value::from))?;
     if prompt.is_empty() && !has_images {
         return load(fields, request, form);
     }
     fields.finish()?;
+    if is_raw && has_images {
+        let what = "'images': a raw prompt shows no images: leave out raw";
+        return Err(ApiError::bad(what).param("images"));
+    }
     if is_raw {
         request.prompts = vec![ApiPrompt::Text(prompt)];
         return Ok((request, Box::new(form)));

@@ -27,7 +27,9 @@ pub fn picture(part: &Value) -> Option<Result<Arc<[u8]>, String>> {
             url(part["image_url"].get("url").unwrap_or(&part["image_url"]))
         }
         "image" if source["type"] == "base64" => file(&source["data"]),
-        "image" => Err("image: the source is not of type base64, and nothing else is taken".into()),
+        "image" => {
+            Err("image: the source is not of type base64: send the bytes of its file so".into())
+        }
         _ => return None,
     })
 }
@@ -55,8 +57,8 @@ fn url(url: &Value) -> Result<Arc<[u8]>, String> {
 }
 
 fn decoded(text: &str) -> Result<Arc<[u8]>, String> {
-    let bytes = BASE64.decode(text).map_err(|why| format!("an image is not base64: {why}"))?;
-    Ok(bytes.into())
+    let wrong = |why| format!("an image is not base64 ({why}): send the bytes of its file");
+    Ok(BASE64.decode(text).map_err(wrong)?.into())
 }
 
 #[cfg(test)]

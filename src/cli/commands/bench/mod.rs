@@ -1,10 +1,10 @@
 //! `gemma bench`: speeds of a model, and the share of the memory's speed that it reaches.
 
-mod image;
 mod measure;
 mod report;
 mod runner;
 mod text;
+mod tower;
 
 use crate::cli::help::VERSION;
 use crate::cli::io::output::print;
@@ -19,12 +19,12 @@ use crate::runtime::model::assistant::assistant;
 use crate::runtime::model::shapes::Shape;
 use crate::runtime::model::viewer;
 use crate::runtime::options::AutoOr;
-use crate::runtime::{Model, Room, Size, load};
+use crate::runtime::{Model, Room, RunOptions, Size, load};
 use crate::sampler::SamplerConfig;
 use crate::util::shell::quoted;
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
-use report::{BenchMachine, BenchReport};
+use report::{BenchMachine, BenchReport, Measurement};
 use runner::Runner;
 use std::path::{Path, PathBuf};
 
@@ -240,16 +240,7 @@ pub fn run(options: &BenchArgs, typed: &Typed) -> Result<u8> {
     npu::say(loaded.engine.as_ref(), ui);
     drop(loaded);
     if options.only.contains(&Test::Image) {
-        let sight = options.sight.settled(None);
-        // A made-up tower lies in a directory until its tensors were read.
-        let directory = tempfile::tempdir().context("making a directory for a tower")?;
-        let tower = match (options.synthetic, &sight.mmproj) {
-            (Some(_), None) => image::made_up_tower(weights.config().dim, directory.path())?,
-            _ => viewer::tower(model.as_ref(), &sight)?,
-        };
-        let file = options.image.as_deref();
-        let times = image::measure(&tower, file, sight.tokens, run, options.repetitions)?;
-        report.results.extend(times);
+        report.results.extend(images(options, model.as_ref(), weights.config().dim, run)?);
     }
     if let Some(model) = model.filter(|_| options.only.contains(&Test::Text)) {
         report.text = Some(text::measure(model, run, options, ui)?);
@@ -260,6 +251,24 @@ pub fn run(options: &BenchArgs, typed: &Typed) -> Result<u8> {
         false => report.markdown(old.as_ref()),
     })?;
     Ok(0)
+}
+
+/// Measures the tower that the options name, or one made up beside made-up weights of `dim`
+/// channels.
+fn images(
+    options: &BenchArgs,
+    model: Option<&Model>,
+    dim: usize,
+    run: &RunOptions,
+) -> Result<Vec<Measurement>> {
+    let sight = options.sight.settled(None);
+    // A made-up tower lies in a directory until its tensors were read.
+    let directory = tempfile::tempdir().context("making a directory for a tower")?;
+    let vision = match (options.synthetic, &sight.mmproj) {
+        (Some(_), None) => tower::made_up(dim, directory.path())?,
+        _ => viewer::tower(model, &sight)?,
+    };
+    tower::measure(&vision, options.image.as_deref(), sight.tokens, run, options.repetitions)
 }
 
 /// Returns the command line, quoted where a shell needs it.

@@ -30,7 +30,7 @@ pub const HELP: &str = concat!(
     "  /system [TEXT]  show or replace the instructions; /system - removes them\n",
     "  /save FILE      write the conversation as JSON, also for generate --messages\n",
     "  /load FILE      go on with a conversation that was saved\n",
-    "  /image FILE     show a picture with the next message; its path alone does so too\n",
+    "  /image FILE     show a picture with the next message; a path alone does so too\n",
     "  /reset, /clear  forget the conversation (the instructions stay)\n",
     "  /stats          figures of the last answer\n",
     "  /quit           leave; so do /bye, /exit, Ctrl-D, and Ctrl-C twice\n",

@@ -191,19 +191,22 @@ impl PlanReport<'_> {
             ),
         };
         text += &say("process", &self.process());
-        if let Some(tower) = &self.tower {
-            let (own, more) = (bytes(tower.weight_bytes()), bytes(tower.scratch_bytes()));
-            let what = format!(
-                "{own} for the tower of {}, and up to {more} while it reads one, beside the above",
-                tower.name()
-            );
-            text += &say("images", &what);
-        }
+        text += &self.images().map_or(String::new(), |what| say("images", &what));
         text += &format!("\n{}", self.table());
         if self.others.iter().any(|other| other.fits) {
             text += &format!("\n{}", self.by_context());
         }
         text
+    }
+
+    /// Returns the memory for images, beside all other.
+    fn images(&self) -> Option<String> {
+        let tower = self.tower.as_ref()?;
+        let (own, more) = (bytes(tower.weight_bytes()), bytes(tower.scratch_bytes()));
+        let name = tower.name();
+        Some(format!(
+            "{own} for the tower of {name}, and up to {more} while it reads one, beside the above"
+        ))
     }
 
     /// The private memory of a process that generates: the processor's, with what it takes beside

@@ -35,7 +35,7 @@ pub fn measure(
         None => vision.encode(image, load::threads(run)),
     };
     let file = file.map(read_image).transpose()?;
-    let made_up = made_up();
+    let made_up = picture();
     let prepare = || match &file {
         Some(file) => vision.prepare(file, tokens, Default::default()),
         None => vision.prepare_picture(&made_up, tokens),
@@ -66,7 +66,7 @@ pub fn measure(
 }
 
 /// Makes up a SigLIP of So400m's size with soft tokens of `dim` values.
-pub fn made_up_tower(dim: usize, directory: &Path) -> Result<Vision> {
+pub fn made_up(dim: usize, directory: &Path) -> Result<Vision> {
     write_siglip(directory, SigLipSize { embedding: dim, ..SigLipSize::SO400M })?;
     Vision::open(directory)
 }
@@ -83,7 +83,7 @@ fn timed<T>(repetitions: usize, mut work: impl FnMut() -> Result<T>) -> Result<(
     Ok((made, Figure::of(times)))
 }
 
-fn made_up() -> Picture {
+fn picture() -> Picture {
     let [width, height] = MADE_UP;
     let value = |i: usize| ((i * 7 + i / width * 13) ^ (i >> 9)) as u8;
     Picture { width, height, rgb: (0..3 * width * height).map(value).collect(), flattened: false }
