@@ -256,6 +256,26 @@ fn sound_is_not_heard_and_that_is_said() {
 }
 
 #[test]
+fn a_model_without_a_tower_says_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let part = |url: &str| json!({"type": "image_url", "image_url": {"url": url}});
+    let messages = |url| json!([{"role": "user", "content": [part(url)]}]);
+    let image = messages("data:image/png;base64,aGk=");
+    fs::write(dir.path().join("m.json"), image.to_string()).unwrap();
+    gemma_in(dir.path(), &["generate", "--messages", "m.json"], b"")
+        .fails(3, &["the bundled demo model reads no images", "help: "]);
+    fs::write(dir.path().join("in.jsonl"), json!({"messages": image}).to_string()).unwrap();
+    let run = batch(dir.path(), &["-q"]).ok().json();
+    assert_eq!(run["error"]["message"], "the bundled demo model reads no images");
+    batch(dir.path(), &["--image", "a.png"]).fails(2, &["--batch", "records"]);
+    batch(dir.path(), &["--mmproj", "none.gguf"]).fails(3, &["none.gguf"]);
+    let address = messages("http://localhost/a.png");
+    fs::write(dir.path().join("m.json"), address.to_string()).unwrap();
+    gemma_in(dir.path(), &["generate", "--messages", "m.json"], b"")
+        .fails(3, &["m.json", "not fetched"]);
+}
+
+#[test]
 fn a_schema_can_be_the_name_of_a_file() {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("person.json"), r#"{"enum": ["a person"]}"#).unwrap();

@@ -90,9 +90,16 @@ fn a_picture_is_the_same_in_all_forms_and_on_the_command_line() {
         let mut options = ask(json!({}), "num_predict");
         options["repeat_penalty"] = 1.into();
         let message = json!({"role": "user", "content": "See: ab", "images": [data(1)]});
-        let body = json!({"messages": [message], "options": options, "stream": false});
+        let body = json!({"messages": [message], "options": &options, "stream": false});
         let reply = post(&server, "/api/chat", body);
         assert_eq!(text(reply, "/message/content"), want, "{family}: Ollama");
+        let body = json!({"prompt": "See: ab", "images": [data(1)], "options": options,
+            "stream": false});
+        let reply = post(&server, "/api/generate", body);
+        assert_eq!(text(reply, "/response"), want, "{family}: Ollama's other form");
+        let body = json!({"images": [data(1)], "options": options, "stream": false});
+        let reply = post(&server, "/api/generate", body).ok();
+        assert!(reply["eval_count"].as_u64() > Some(0), "{family}: no question: {reply}");
         let chances = |seed| {
             let part = json!({"type": "image_url", "image_url": {"url": url(seed)}});
             let body = json!({"messages": [{"role": "user", "content": [part]}], "logprobs": true,
@@ -160,8 +167,8 @@ fn refusals_come_before_the_work() {
     let huge = format!("data:;base64,{}", STANDARD.encode(png([100_000, 100_000], &[])));
     let cut = format!("data:;base64,{}", STANDARD.encode(&png(SIZE, &picture(SIZE, 1))[..400]));
     for (url, said) in [
-        ("http://127.0.0.1/a.png", "from nowhere"),
-        ("/etc/passwd", "from nowhere"),
+        ("http://127.0.0.1/a.png", "not fetched"),
+        ("/etc/passwd", "not fetched"),
         ("data:image/png;base64,####", "not base64"),
         ("data:image/png;base64,aGVsbG8=", "unknown format"),
         (&huge, "pixels"),

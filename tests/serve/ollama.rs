@@ -135,7 +135,9 @@ fn the_model_is_described_and_the_rest_is_refused() {
         |more: Value| json!({"messages": [with(json!({"role": "user", "content": "a"}), more)]});
     let chat = |more: Value| with(user(json!({})), more);
     for (path, body, status, word) in [
-        ("/api/chat", user(json!({"images": ["iVBOR"]})), 400, "images"),
+        ("/api/chat", user(json!({"images": ["iVBOR"]})), 400, "not base64"),
+        ("/api/chat", user(json!({"images": "iVBOR"})), 400, "not a list"),
+        ("/api/generate", json!({"images": ["aGk="]}), 400, "reads no images"),
         ("/api/chat", chat(json!({"format": "xml"})), 400, "'format'"),
         ("/api/chat", chat(json!({"options": {"temperature": "hot"}})), 400, "'temperature'"),
         ("/api/chat", chat(json!({"options": {"mirostat": 2}})), 400, "'mirostat'"),

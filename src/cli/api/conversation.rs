@@ -136,7 +136,7 @@ impl Reader {
             }
         };
         let mut message = Message::new(role, "");
-        for image in item["images"].as_array().into_iter().flatten() {
+        for image in listed(&item["images"])? {
             message.show(pictures::file(image).map_err(|why| format!("images: {why}"))?);
         }
         for name in ["reasoning_content", "reasoning", "thinking"] {
@@ -200,16 +200,18 @@ impl Reader {
         if content.is_empty() && !images.is_empty() {
             content.push_str("[image]");
         }
-        self.shown.extend(images.into_iter().map(|image| image.file));
+        let files = images.into_iter().map(|image| image.file);
         let id = id.as_str().unwrap_or_default();
         let known = self.names.get(id).filter(|_| !id.is_empty());
         let named = name.as_str().map(str::to_owned).filter(|name| !name.is_empty());
         let name = known.cloned().or(named).or_else(|| self.called.get(self.results).cloned());
         self.results += 1;
         if self.called.is_empty() {
-            let text = tools::result(name.as_deref(), &content);
-            return self.push(Message::new("user", text));
+            let mut message = Message::new("user", tools::result(name.as_deref(), &content));
+            files.for_each(|file| message.show(file));
+            return self.push(message);
         }
+        self.shown.extend(files);
         let result_of = Some((id.to_owned(), name.unwrap_or_default()));
         self.messages.push(Message { result_of, ..Message::new("tool", content) });
     }
@@ -277,6 +279,15 @@ fn parts(content: &Value) -> Result<&[Value], String> {
         Value::Array(parts) => Ok(parts),
         text @ Value::String(_) => Ok(std::slice::from_ref(text)),
         _ => Err("the content of a message is neither text nor a list of parts".into()),
+    }
+}
+
+/// Returns the images of Ollama's form.
+fn listed(images: &Value) -> Result<&[Value], String> {
+    match images {
+        Value::Null => Ok(&[]),
+        Value::Array(images) => Ok(images),
+        _ => Err("'images' is not a list of texts in base64".into()),
     }
 }
 
@@ -458,6 +469,9 @@ mod tests {
                 {"role": "user", "content": content}]);
             assert_eq!(shown(items), [head[0], head[1], end]);
         }
+        let lost = json!([{"role": "tool", "content": [image("aQ")]},
+            {"role": "user", "content": "u"}]);
+        assert_eq!(shown(lost), ["user: Result: [image]<i>\n\nu"]);
         // An answer behind the result.
         let items = json!([{"role": "user", "content": "q"}, call,
             {"role": "user", "content": [result]}, {"role": "assistant", "content": "x"}]);
@@ -469,7 +483,7 @@ mod tests {
         let user = |content: Value| json!([{"role": "user", "content": content}]);
         for (items, word) in [
             (json!([]), "send at least one"),
-            (user(json!([{"type": "image_url", "image_url": {"url": "x"}}])), "from nowhere"),
+            (user(json!([{"type": "image_url", "image_url": {"url": "x"}}])), "not fetched"),
             (user(json!([{"type": "image", "source": {}}])), "not of type base64"),
             (user(json!([{"type": "input_audio", "input_audio": {}}])), "input_audio: only text"),
             (
@@ -477,6 +491,8 @@ mod tests {
                 "image_url": "data:;base64,aGk="}]}]),
                 "images stand in messages of the user",
             ),
+            (json!([{"role": "user", "images": "aGk="}]), "not a list"),
+            (json!([{"role": "user", "images": [5]}]), "not a text"),
             (user(json!([{"type": "text"}])), "has no text"),
             (user(json!(5)), "neither text nor a list"),
             (json!([5]), "has no role"),

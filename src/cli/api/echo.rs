@@ -64,7 +64,9 @@ impl Echo {
         let text = match prompt {
             ApiPrompt::Text(text) => text.as_str().into(),
             ApiPrompt::Tokens(tokens) => served.tokenizer.decode(tokens).into(),
-            ApiPrompt::Conversation(_) | ApiPrompt::Encoded(_) => Arc::default(),
+            ApiPrompt::Conversation(_) | ApiPrompt::Unseen(_) | ApiPrompt::Encoded(_) => {
+                Arc::default()
+            }
         };
         Echo { text, hidden: (scores && *adds_bos).into() }
     }

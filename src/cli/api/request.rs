@@ -8,12 +8,12 @@ use super::functions::ToolOptions;
 use super::sampling::SamplingFields;
 use super::served::ServedModel;
 use crate::cli::io::format::{AnswerFormat, AnswerFormatFields};
-use crate::cli::io::prompt::{EncodedPrompt, PromptEncoder, PromptInput};
+use crate::cli::io::prompt::{EncodedPrompt, PromptEncoder, PromptInput, UnseenPrompt};
 use crate::decode::Request;
 use crate::error::Fault;
 use crate::grammar::tools::{self, Tool};
 use crate::grammar::{Enforcement, Grammar, GrammarSource};
-use crate::models::{MessageImage, Special};
+use crate::models::{Image, MessageImage, Special};
 use crate::runtime::answers::{self, AnswerRequest};
 use crate::runtime::constraints::Constrained;
 use crate::runtime::load::check_prompt;
@@ -23,6 +23,7 @@ use crate::util::json;
 use anyhow::{Result, bail, ensure};
 use serde::Deserialize;
 use serde_json::Value;
+use std::sync::Arc;
 
 /// Bytes of memory that the tokenizer takes for each byte of a text.
 pub const TOKENISER_MEMORY: usize = 240;
@@ -56,6 +57,8 @@ pub enum ApiPrompt {
     Text(String),
     /// Tokens to continue, BOS included.
     Tokens(Vec<Token>),
+    /// Messages as tokens, without their images.
+    Unseen(UnseenPrompt),
     /// Any of them, as the model reads it.
     Encoded(EncodedPrompt),
 }
@@ -158,9 +161,40 @@ impl ApiRequest {
 
     /// Replaces the prompts by their tokens, which take less memory than texts. A prompt that
     /// leaves no room for an answer is an error.
-    pub fn encode(&mut self, served: &ServedModel, is_wanted: &dyn Fn() -> bool) -> Result<()> {
+    pub fn encode(&mut self, served: &ServedModel) -> Result<()> {
         for prompt in &mut self.prompts {
-            *prompt = ApiPrompt::Encoded(prompt.encoded(served, is_wanted)?);
+            *prompt = ApiPrompt::Encoded(prompt.encoded(served)?);
+        }
+        Ok(())
+    }
+
+    /// Does the same without decoding images: [`unseen`](Self::unseen) has their files.
+    pub fn tokenise(&mut self, served: &ServedModel) -> Result<()> {
+        for prompt in &mut self.prompts {
+            *prompt = prompt.tokenised(served)?;
+        }
+        Ok(())
+    }
+
+    /// Returns the files of the images that were not decoded, in the order of the prompts.
+    pub fn unseen(&self) -> Vec<Arc<[u8]>> {
+        let files = |prompt: &ApiPrompt| match prompt {
+            ApiPrompt::Unseen(prompt) => prompt.files.clone(),
+            _ => Vec::new(),
+        };
+        self.prompts.iter().flat_map(files).collect()
+    }
+
+    /// Puts the images of those files into the prompts.
+    pub fn show(&mut self, images: Vec<Arc<Image>>, served: &ServedModel) -> Result<()> {
+        let mut images = images.into_iter();
+        for prompt in &mut self.prompts {
+            if let ApiPrompt::Unseen(unseen) = prompt {
+                let own = images.by_ref().take(unseen.files.len()).collect();
+                let unseen = std::mem::take(unseen);
+                let seen = unseen.seen(served.viewer(), &served.tokenizer, own)?;
+                *prompt = ApiPrompt::Encoded(seen);
+            }
         }
         Ok(())
     }
@@ -259,7 +293,7 @@ impl ApiRequest {
         served: &ServedModel,
         delivery: &dyn Fn(usize) -> D,
     ) -> Result<(Vec<AnswerRequest<D>>, u64)> {
-        self.encode(served, &|| true)?;
+        self.encode(served)?;
         let source = self.source(served, Enforcement::Expressible)?;
         let grammar = source.map(|source| self.compile(source, served, &|| true)).transpose()?;
         self.requests(served, grammar, delivery)
@@ -277,7 +311,7 @@ impl ApiRequest {
         let seed = self.seed.unwrap_or_else(|| rand::random::<u32>() as u64);
         let mut requests = Vec::with_capacity(self.answers());
         for prompt in &self.prompts {
-            let EncodedPrompt { tokens: history, images, .. } = prompt.encoded(served, &|| true)?;
+            let EncodedPrompt { tokens: history, images, .. } = prompt.encoded(served)?;
             for i in 0..self.n as u64 {
                 let thought = served.tokenizer.channel().filter(|_| self.thinks);
                 let constrained = Constrained::new(grammar.as_ref(), history.len(), thought);
@@ -377,7 +411,7 @@ impl ApiPrompt {
     fn images(&self) -> impl Iterator<Item = &MessageImage> {
         let input = match self {
             ApiPrompt::Conversation(input) => Some(input),
-            ApiPrompt::Text(_) | ApiPrompt::Tokens(_) | ApiPrompt::Encoded(_) => None,
+            _ => None,
         };
         input.into_iter().flat_map(PromptInput::all_images)
     }
@@ -387,6 +421,9 @@ impl ApiPrompt {
         match self {
             ApiPrompt::Tokens(tokens) => size_of_val(&tokens[..]),
             ApiPrompt::Encoded(prompt) => size_of_val(&prompt.tokens[..]),
+            ApiPrompt::Unseen(UnseenPrompt { tokens, files, .. }) => {
+                size_of_val(&tokens[..]) + files.iter().map(|file| file.len()).sum::<usize>()
+            }
             other => other.bytes(),
         }
     }
@@ -397,6 +434,7 @@ impl ApiPrompt {
             ApiPrompt::Conversation(input) => input.bytes(),
             ApiPrompt::Text(text) => text.len(),
             ApiPrompt::Tokens(tokens) => size_of_val(&tokens[..]) / TOKENISER_MEMORY,
+            ApiPrompt::Unseen(prompt) => size_of_val(&prompt.tokens[..]) / TOKENISER_MEMORY,
             ApiPrompt::Encoded(prompt) => size_of_val(&prompt.tokens[..]) / TOKENISER_MEMORY,
         }
     }
@@ -404,7 +442,7 @@ impl ApiPrompt {
     /// Returns the most tokens that it may have.
     fn most_tokens(&self, served: &ServedModel) -> usize {
         let tokens = match self {
-            ApiPrompt::Conversation(_) => served.context,
+            ApiPrompt::Conversation(_) | ApiPrompt::Unseen(_) => served.context,
             ApiPrompt::Text(text) => text.len() + 1,
             ApiPrompt::Tokens(tokens) => tokens.len(),
             ApiPrompt::Encoded(prompt) => prompt.tokens.len(),
@@ -414,24 +452,36 @@ impl ApiPrompt {
 
     /// Returns the prompt as the model reads it. A prompt that leaves no room for an answer is an
     /// error. Images are encoded, unless their soft tokens are kept.
-    pub fn encoded(
-        &self,
-        served: &ServedModel,
-        is_wanted: &dyn Fn() -> bool,
-    ) -> Result<EncodedPrompt> {
+    pub fn encoded(&self, served: &ServedModel) -> Result<EncodedPrompt> {
         match self {
             ApiPrompt::Encoded(prompt) => Ok(prompt.clone()),
+            ApiPrompt::Unseen(prompt) => {
+                let see = |file: &Arc<[u8]>| served.viewer().map_err(Fault::clone)?.see(file);
+                let images = prompt.files.iter().map(see).collect::<Result<_>>()?;
+                prompt.clone().seen(served.viewer(), &served.tokenizer, images)
+            }
             ApiPrompt::Tokens(tokens) => {
                 check_tokens(tokens, served)?;
                 Ok(EncodedPrompt { tokens: tokens.clone(), ..EncodedPrompt::default() })
             }
             ApiPrompt::Conversation(input) => {
-                encoder(served, true, input).encode_if(input, Special::AsText, is_wanted)
+                encoder(served, true, input).encode(input, Special::AsText)
             }
             ApiPrompt::Text(text) => {
                 let input = raw(text);
                 encoder(served, false, &input).encode(&input, Special::AsText)
             }
+        }
+    }
+
+    /// Returns the prompt as tokens, without its images if it has some.
+    fn tokenised(&self, served: &ServedModel) -> Result<ApiPrompt> {
+        match self {
+            ApiPrompt::Conversation(input) if self.images().next().is_some() => {
+                let unseen = encoder(served, true, input).tokenise(input, Special::AsText)?;
+                Ok(ApiPrompt::Unseen(unseen))
+            }
+            other => Ok(ApiPrompt::Encoded(other.encoded(served)?)),
         }
     }
 
@@ -441,7 +491,7 @@ impl ApiPrompt {
             ApiPrompt::Conversation(input) => {
                 encoder(served, true, input).count(input, Special::AsText)
             }
-            other => Ok(other.encoded(served, &|| true)?.tokens.len()),
+            other => Ok(other.encoded(served)?.tokens.len()),
         }
     }
 }

@@ -106,6 +106,11 @@ impl ServedModel {
         })
     }
 
+    /// Returns the tower that reads images, or why there is none.
+    pub fn viewer(&self) -> Result<&Viewer, &Fault> {
+        self.viewer.as_deref()
+    }
+
     /// Returns the tokens of calls, where the model has some.
     pub fn call_marks(&self) -> Vec<(Token, char)> {
         tools::call_marks(&self.tokenizer)

@@ -20,11 +20,12 @@ pub fn picture(part: &Value) -> Option<Result<Arc<[u8]>, String>> {
     let kind = part["type"].as_str()?;
     let source = &part["source"];
     Some(match kind {
-        "image_url" => url(part["image_url"].get("url").unwrap_or(&part["image_url"])),
-        "input_image" if part.get("image_url").is_some_and(Value::is_string) => {
-            url(&part["image_url"])
+        "input_image" if part["image_url"].is_null() => {
+            Err(format!("input_image: files are not kept here, {SEND}"))
         }
-        "input_image" => Err(format!("input_image: files are not kept here, {SEND}")),
+        "image_url" | "input_image" => {
+            url(part["image_url"].get("url").unwrap_or(&part["image_url"]))
+        }
         "image" if source["type"] == "base64" => file(&source["data"]),
         "image" => {
             Err("image: the source is not of type base64: send the bytes of its file so".into())
@@ -33,20 +34,25 @@ pub fn picture(part: &Value) -> Option<Result<Arc<[u8]>, String>> {
     })
 }
 
-/// Returns the file of a picture that is base64 by itself.
+/// Returns the file of a picture that is base64 by itself, or a data URL.
 pub fn file(data: &Value) -> Result<Arc<[u8]>, String> {
-    let text = data.as_str().ok_or("the data of an image is not a text")?;
-    decoded(text)
+    match data.as_str().ok_or("the data of an image is not a text")? {
+        // No base64 has a colon.
+        text if text.contains(':') => url(data),
+        text => decoded(text),
+    }
 }
 
 fn url(url: &Value) -> Result<Arc<[u8]>, String> {
     let text = url.as_str().ok_or("the URL of an image is not a text")?;
-    let Some(data) = text.strip_prefix("data:") else {
-        return Err(format!("an image is fetched from nowhere: {SEND}"));
-    };
-    match data.split_once(";base64,") {
-        Some((_, data)) => decoded(data),
-        None => Err(format!("the data URL of an image is not base64: {SEND}")),
+    let is_data = text.get(..5).is_some_and(|scheme| scheme.eq_ignore_ascii_case("data:"));
+    if !is_data {
+        return Err(format!("images are not fetched from addresses or paths: {SEND}"));
+    }
+    let (head, data) = text.split_once(',').unwrap_or((text, ""));
+    match head.rsplit(';').next().is_some_and(|end| end.eq_ignore_ascii_case("base64")) {
+        true => decoded(data),
+        false => Err(format!("the data URL of an image is not base64: {SEND}")),
     }
 }
 
@@ -67,14 +73,17 @@ mod tests {
             json!({"type": "image_url", "image_url": {"url": url, "detail": "low"}}),
             json!({"type": "image_url", "image_url": url}),
             json!({"type": "image_url", "image_url": {"url": "data:;base64,aGk"}}),
+            json!({"type": "image_url", "image_url": "DATA:image/png;x=y;BASE64,aGk="}),
             json!({"type": "input_image", "image_url": url}),
+            json!({"type": "input_image", "image_url": {"url": url}}),
             json!({"type": "image", "source": {"type": "base64", "data": "aGk="}}),
         ] {
             assert_eq!(&*picture(&part).unwrap().unwrap(), b"hi", "{part}");
         }
         for (part, word) in [
-            (json!({"type": "image_url", "image_url": {"url": "http://a/b.png"}}), "nowhere"),
-            (json!({"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}), "nowhere"),
+            (json!({"type": "image_url", "image_url": {"url": "http://a/b.png"}}), "fetched"),
+            (json!({"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}), "fetched"),
+            (json!({"type": "image_url", "image_url": "/etc/passwd"}), "fetched"),
             (json!({"type": "image_url", "image_url": {"url": "data:image/png,x"}}), "not base64"),
             (json!({"type": "image_url"}), "not a text"),
             (json!({"type": "input_image", "file_id": "f"}), "not kept"),
@@ -85,5 +94,7 @@ mod tests {
             assert!(why.contains(word), "{why}");
         }
         assert!(picture(&json!({"type": "text", "text": "image"})).is_none());
+        assert_eq!([&*file(&json!("aGk")).unwrap(), &*file(&json!(url)).unwrap()], [b"hi"; 2]);
+        assert!(file(&json!("http://a/b.png")).unwrap_err().contains("fetched"));
     }
 }

@@ -262,6 +262,34 @@ pub struct EncodedPrompt {
     pub has_own_bos: bool,
 }
 
+/// A prompt whose images are measured, and not decoded yet.
+#[derive(Clone, Debug, Default)]
+pub struct UnseenPrompt {
+    /// Without the places of images.
+    pub tokens: Vec<Token>,
+    /// Files of the images, in the order of their places.
+    pub files: Vec<Arc<[u8]>>,
+    has_own_bos: bool,
+}
+
+impl UnseenPrompt {
+    /// Returns the prompt with its images, which are in the order of the files.
+    pub fn seen(
+        self,
+        viewer: Result<&Viewer, &Fault>,
+        tokenizer: &Tokenizer,
+        images: Vec<Arc<Image>>,
+    ) -> Result<EncodedPrompt> {
+        let UnseenPrompt { mut tokens, has_own_bos, .. } = self;
+        if !images.is_empty() {
+            let viewer = viewer.map_err(Fault::clone)?;
+            let places: Vec<_> = images.iter().map(|image| image.places()).collect();
+            tokens = viewer.vision().image_text(tokenizer)?.place(&tokens, &places)?;
+        }
+        Ok(EncodedPrompt { tokens, images, has_own_bos })
+    }
+}
+
 /// An encoder of prompts.
 pub struct PromptEncoder<'a> {
     /// `None` continues a text without a template.
@@ -280,29 +308,23 @@ impl PromptEncoder<'_> {
     /// Returns the prompt with its images, whose soft tokens are computed unless they are kept. A
     /// prompt that leaves no room for an answer is an error.
     pub fn encode(&self, input: &PromptInput, special: Special) -> Result<EncodedPrompt> {
-        self.encode_if(input, special, &|| true)
+        let unseen = self.tokenise(input, special)?;
+        let images = unseen.files.iter().map(|file| self.viewer()?.see(file));
+        let images = images.collect::<Result<_>>()?;
+        unseen.seen(self.viewer, self.tokenizer, images)
     }
 
-    /// Returns the same, or an error once the images are not wanted any more.
-    pub fn encode_if(
-        &self,
-        input: &PromptInput,
-        special: Special,
-        is_wanted: &dyn Fn() -> bool,
-    ) -> Result<EncodedPrompt> {
+    /// Returns the prompt as tokens. Reads no more than the headers of pictures. A prompt that
+    /// leaves no room for an answer is an error.
+    pub fn tokenise(&self, input: &PromptInput, special: Special) -> Result<UnseenPrompt> {
         let (tokens, has_own_bos) = self.checked(input, special)?;
-        if input.all_images().next().is_none() {
-            return Ok(EncodedPrompt { tokens, has_own_bos, ..EncodedPrompt::default() });
+        let files: Vec<_> = input.all_images().map(|image| image.file.clone()).collect();
+        if !files.is_empty() {
+            // A prompt that shows another number of images is an error before one is decoded.
+            let text = self.viewer()?.vision().image_text(self.tokenizer)?;
+            text.place(&tokens, &vec![0..0; files.len()])?;
         }
-        let viewer = self.viewer()?;
-        let images = input.all_images().map(|image| {
-            ensure!(is_wanted(), "nobody waits for the images");
-            viewer.see(&image.file)
-        });
-        let images = images.collect::<Result<Vec<_>>>()?;
-        let places: Vec<_> = images.iter().map(|image| image.places()).collect();
-        let text = viewer.vision().image_text(self.tokenizer)?;
-        Ok(EncodedPrompt { tokens: text.place(&tokens, &places)?, images, has_own_bos })
+        Ok(UnseenPrompt { tokens, files, has_own_bos })
     }
 
     /// Returns the number of a prompt's tokens, those of its images included. Reads no more than

@@ -1,7 +1,9 @@
 //! Options of images.
 
 use crate::decode::PageDirectory;
-use crate::runtime::SightOptions;
+use crate::error::Kind;
+use crate::runtime::{Session, SightOptions};
+use anyhow::Result;
 use clap::Args;
 use std::path::PathBuf;
 
@@ -35,6 +37,15 @@ pub struct SightArgs {
 }
 
 impl SightArgs {
+    /// Refuses a tower that is named and cannot be opened, and a number of tokens that the tower
+    /// does not have. A model without a tower goes on with texts.
+    pub fn check(&self, session: &Session) -> Result<()> {
+        match session.viewer() {
+            Err(why) if self.mmproj.is_some() || why.kind == Kind::Usage => Err(why.clone().into()),
+            _ => Ok(()),
+        }
+    }
+
     /// Returns the options of a session that keeps soft tokens in a directory, if one is given.
     pub fn settled(&self, directory: Option<&PageDirectory>) -> SightOptions {
         let (mmproj, tokens) = (self.mmproj.clone(), self.image_tokens);

@@ -82,6 +82,7 @@ pub fn run(options: &ServeArgs, typed: &Typed) -> Result<u8> {
     let session = Session::open(&model, &drafting.source, ui)?;
     let sight = options.sight.settled(prompts.as_ref());
     let session = session.seeing(&SightOptions { limits: http::images::LIMITS, ..sight });
+    options.sight.check(&session)?;
     let context = session.context(CONTEXT, ui);
     let room = Room { context, sequences: load.parallel.into(), prefixes: load.cache_ram };
     let (session, drafting, prompts) = (&session, &drafting, prompts.as_ref());

@@ -94,6 +94,11 @@ impl SharedPool {
 }
 
 impl PoolShare {
+    /// Gives back `units`, or all if it has fewer.
+    pub fn give_back(&mut self, units: usize) {
+        self.shrink(self.units.saturating_sub(units));
+    }
+
     /// Gives back all but `units`. A share never grows: two requests that hold some and wait for
     /// more would wait for each other.
     pub fn shrink(&mut self, units: usize) {
@@ -144,6 +149,8 @@ mod tests {
         assert_eq!((third.units, shared.used().all), (2, 4));
         third.shrink(3);
         assert_eq!((third.units, shared.used().by_client[&b]), (2, 2), "a share does not grow");
+        third.give_back(1);
+        assert_eq!((third.units, shared.used().by_client[&b]), (1, 1));
         drop((second, third));
         assert_eq!(shared.used().all, 0);
         assert!(shared.used().by_client.is_empty());

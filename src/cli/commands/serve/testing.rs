@@ -61,7 +61,7 @@ impl RequestBodies {
             5 => ollama::generate(fields, &self.served).map(|(request, _)| request),
             6 => {
                 let prompt = anthropic::count_body(fields, &self.served);
-                return drop(prompt.map(|prompt| prompt.encoded(&self.served, &|| true).is_ok()));
+                return drop(prompt.map(|prompt| prompt.encoded(&self.served).is_ok()));
             }
             7 => return drop(tokens::tokenize(fields, &self.served)),
             _ => return drop(tokens::detokenize(fields, &self.served)),

@@ -14,7 +14,7 @@ use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
-use std::path::PathBuf;
+use std::path::{Component, Path, PathBuf};
 
 /// The request of a record.
 #[derive(Clone, Debug, Default)]
@@ -240,7 +240,7 @@ fn job(value: Value) -> Result<(RecordJob, Vec<String>)> {
             prefill: fields.prefill,
             ..PromptInput::default()
         },
-        files: files.into_iter().map(PathBuf::from).collect(),
+        files: inside(files)?,
         raw: fields.raw,
         max_tokens: fields.max_tokens,
         stop,
@@ -249,6 +249,21 @@ fn job(value: Value) -> Result<(RecordJob, Vec<String>)> {
         sampling: fields.sampling,
     };
     Ok((job, unknown))
+}
+
+/// Returns the paths of a record's images. The author of a record may be a stranger: records name
+/// files below the folder of the batch alone.
+fn inside(files: Vec<String>) -> Result<Vec<PathBuf>> {
+    let paths: Vec<PathBuf> = files.into_iter().map(PathBuf::from).collect();
+    let is_inside = |path: &Path| {
+        let is_plain = |part| matches!(part, Component::Normal(_) | Component::CurDir);
+        path.components().all(is_plain) && path.file_name().is_some()
+    };
+    if let Some(path) = paths.iter().find(|path| !is_inside(path)) {
+        let what = format!("image: {} is not below the folder of the batch", path.display());
+        return Err(Fault::model(what).help("put the picture beside the batch file").into());
+    }
+    Ok(paths)
 }
 
 impl RecordJob {
@@ -326,6 +341,19 @@ mod tests {
             assert_eq!(line(text).id.to_string(), id, "{text}");
             assert!(failure.message.contains(says) && failure.code == 3, "{text}: {failure:?}");
         }
+    }
+
+    #[test]
+    fn images_are_below_the_folder_of_the_batch() {
+        let of_image = |image: &str| job(&format!(r#"{{"prompt": "a", {image}}}"#));
+        let files = of_image(r#""images": ["b.png", "./c/d.png"]"#).unwrap().files;
+        assert_eq!(files, [PathBuf::from("b.png"), PathBuf::from("./c/d.png")]);
+        for image in ["/etc/passwd", "../b.png", "b/../../c.png", "", "."] {
+            let failure = of_image(&format!(r#""image": "{image}""#)).unwrap_err();
+            assert!(failure.message.contains("not below"), "{image}: {failure:?}");
+        }
+        let lone = r#"{"messages": [{"role": "user", "content": "a"}], "image": "b.png"}"#;
+        assert!(job(lone).unwrap_err().message.contains("images stand in a prompt"));
     }
 
     #[test]

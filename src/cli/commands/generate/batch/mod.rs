@@ -66,6 +66,7 @@ pub fn run(options: &GenerateArgs, from: &Path, typed: &Typed) -> Result<u8> {
         ReplyPlace::of(options.output.output.as_ref(), options.batch.resume.as_ref(), from)?;
     let session = Session::open(&model, &drafting.source, ui)?;
     let session = session.seeing(&options.sight.settled(prompts.as_ref()));
+    options.sight.check(&session)?;
     let (sink, done) = place.open()?;
     let constraints = Arc::new(Constraints::new(&session.tokenizer, &session.stop_ids, sequences));
     // Errors in the options are reported before the first record.

@@ -6,6 +6,7 @@ use super::{App, in_worker};
 use crate::cli::api::error::ApiError;
 use crate::cli::api::request::ApiRequest;
 use crate::cli::api::served::ServedModel;
+use crate::tensor::Token;
 use crate::vision::PictureLimits;
 use std::sync::Arc;
 
@@ -13,14 +14,16 @@ use std::sync::Arc;
 pub const LIMITS: PictureLimits = PictureLimits { bytes: 20 << 20, pixels: 24_000_000 };
 /// Most images of a request.
 const MOST: usize = 16;
-/// Bytes of memory that decoding takes for a pixel, at most: four values of 16 bits.
-const DECODED: usize = 8;
+/// Bytes of memory that decoding takes for a pixel, at most: four values of 16 bits, and as many
+/// while the picture is turned upright.
+const DECODED: usize = 16;
 /// Bytes of memory for pictures and soft tokens of running requests. A client has half of it.
 const MEMORY: usize = 2 * (24_000_000 * DECODED + 128_000_000);
-/// Clients whose images are computed in turns. A client has half of these.
+/// Images that are decoded or computed at once. A client has half of these.
 const TURNS: usize = 2;
 
 /// Pools for images.
+#[derive(Clone)]
 pub struct ImagePools {
     memory: Arc<SharedPool>,
     turns: Arc<SharedPool>,
@@ -78,36 +81,51 @@ impl ImageMemory {
     }
 }
 
-/// Encodes the prompts of a request with their images, after the client's turn has come. The work
-/// ends before the next image once the client is gone. Returns the share of the memory that the
-/// soft tokens keep.
-pub async fn encoded(
-    app: &Arc<App>,
+/// Decodes the images of a request, has the tower compute them, and puts them into the prompts. The
+/// client takes its turn for each image. Images after the client has gone are not decoded. `memory`
+/// is the share of the request. Returns the request, its share, and the share that its soft tokens
+/// keep.
+pub async fn seen(
+    app: &App,
     served: &Arc<ServedModel>,
     mut request: ApiRequest,
-    memory: ImageMemory,
+    mut memory: PoolShare,
+    needed: ImageMemory,
     client: Client,
-) -> Result<(ApiRequest, PoolShare), ApiError> {
-    let mut share = app.room.images.memory.take(client, memory.all()).await;
-    let turn = app.room.images.turns.take(client, 1).await;
-    let thread = app.room.threads.take(client, 1).await;
-    // The future drops this when its client goes away.
-    let here = Arc::new(());
-    let (there, served, app) = (Arc::downgrade(&here), served.clone(), app.clone());
-    let encode = move || {
-        let is_wanted = || there.strong_count() > 0;
-        let result = request.encode(&served, &is_wanted).map_err(|error| ApiError::of(&error));
-        if let Ok(viewer) = &served.viewer {
-            viewer.take_note().into_iter().for_each(|note| app.notes.once(note));
-            let (figures, metrics) = (viewer.figures(), &app.queue.metrics);
-            metrics.images.set(figures.images as u64);
-            metrics.computed_images.set(figures.encoded as u64);
-        }
-        drop(turn);
-        share.shrink(memory.soft);
-        result.map(|()| (request, share))
-    };
-    let encoded = in_worker(thread, encode).await;
-    drop(here);
-    encoded
+) -> Result<(ApiRequest, PoolShare, PoolShare), ApiError> {
+    let mut share = app.room.images.memory.take(client, needed.all()).await;
+    let files = request.unseen();
+    let bytes: usize = files.iter().map(|file| file.len()).sum();
+    let mut images = Vec::with_capacity(files.len());
+    for file in files {
+        let turn = app.room.images.turns.take(client, 1).await;
+        let thread = app.room.threads.take(client, 1).await;
+        let viewer = served.viewer.clone();
+        // The memory belongs to the work, which goes on if the client goes away.
+        let see = move || {
+            let image = viewer.map_err(anyhow::Error::from).and_then(|viewer| viewer.see(&file));
+            let image = image.map_err(|error| ApiError::of(&error))?;
+            drop(turn);
+            Ok((image, memory, share))
+        };
+        let outcome = in_worker(thread, see).await;
+        report(app, served);
+        let image;
+        (image, memory, share) = outcome?;
+        images.push(image);
+    }
+    request.show(images, served).map_err(|error| ApiError::of(&error))?;
+    share.shrink(needed.soft);
+    // The prompt has the places of its images now, and no files.
+    memory.give_back(bytes.saturating_sub(size_of::<Token>() * served.context));
+    Ok((request, memory, share))
+}
+
+/// Tells the operator of the work so far.
+fn report(app: &App, served: &ServedModel) {
+    let Ok(viewer) = served.viewer() else { return };
+    viewer.take_note().into_iter().for_each(|note| app.notes.once(note));
+    let (figures, metrics) = (viewer.figures(), &app.queue.metrics);
+    metrics.images.set(figures.images as u64);
+    metrics.computed_images.set(figures.encoded as u64);
 }

@@ -75,6 +75,7 @@ pub struct App {
 }
 
 /// Pools of resources that requests share outside the engine.
+#[derive(Clone)]
 pub struct SharedLimits {
     /// Bytes of memory for the preparation of requests.
     preparing: Arc<SharedPool>,
@@ -435,17 +436,17 @@ struct StartedRequest {
     prompt_tokens: u64,
 }
 
-/// A request whose prompts are tokens, or will be once its images are.
+/// A request whose prompts are tokens, without images.
 struct EncodedRequest {
     parsed: ApiRequest,
     form: Box<dyn ApiForm>,
     /// Memory of the answers.
     answers: PoolShare,
-    /// Memory for the images; the prompts are not tokens yet where there are some.
+    /// Memory for the images, if there are some.
     images: Option<ImageMemory>,
     grammar: NeededGrammar,
-    /// Bytes that the grammar's source keeps.
-    source: usize,
+    /// Bytes that the parsed request keeps.
+    kept: usize,
 }
 
 /// The work that the grammar of a request needs.
@@ -457,25 +458,26 @@ enum NeededGrammar {
 
 /// Reads a request and puts its answers into the queue. The request has one share of the memory,
 /// which shrinks to what is kept once the prompts are tokens, and lasts to the last event.
-async fn begin(app: &Arc<App>, request: Request, parse: Parse) -> Result<StartedRequest, ApiError> {
+async fn begin(app: &App, request: Request, parse: Parse) -> Result<StartedRequest, ApiError> {
     let received = Instant::now();
     let served = app.served()?.clone();
     let client = app.client(&request);
     let encode = {
-        let (served, app) = (served.clone(), app.clone());
-        move |fields| encoded(parse(fields, &served)?, &served, client, &app.room)
+        let (served, room) = (served.clone(), app.room.clone());
+        move |fields| encoded(parse(fields, &served)?, &served, client, &room)
     };
     let needs = |bytes: usize| tokeniser_memory(bytes, &served);
     let (encoded, mut memory) = app.prepare(request, needs, encode).await?;
-    let EncodedRequest { mut parsed, form, answers, images, grammar, source } = encoded;
+    let EncodedRequest { mut parsed, form, answers, images, grammar, kept } = encoded;
+    memory.shrink(kept);
     let mut shares = vec![answers];
-    if let Some(images) = images {
-        let (encoded, share) = images::encoded(app, &served, parsed, images, client).await?;
-        parsed = encoded;
+    if let Some(needed) = images {
+        let share;
+        (parsed, memory, share) =
+            images::seen(app, &served, parsed, memory, needed, client).await?;
         shares.push(share);
     }
     let parsed = Arc::new(parsed);
-    memory.shrink(parsed.kept() + source);
     let (grammar, memory) = match grammar {
         NeededGrammar::Nothing => (None, memory),
         NeededGrammar::Known(grammar) => (Some(grammar), memory),
@@ -503,7 +505,7 @@ async fn begin(app: &Arc<App>, request: Request, parse: Parse) -> Result<Started
     Ok(StartedRequest { parsed, form, events, memory: shares, seed, prompt_tokens })
 }
 
-/// Turns the prompts of a parsed request into tokens unless it has images, and looks for its
+/// Turns the prompts of a parsed request into tokens, measures its images, and looks for its
 /// grammar among the known ones.
 fn encoded(
     (mut parsed, form): (ApiRequest, Box<dyn ApiForm>),
@@ -515,24 +517,22 @@ fn encoded(
     let answers = answers_room(&room.answers, served, &parsed, client)?;
     check_memory(parsed.longest(), served, room.preparing.most())?;
     let images = ImageMemory::of(&parsed, served, &room.images)?;
-    if images.is_none() {
-        parsed.encode(served, &|| true).map_err(wrong)?;
-    }
+    parsed.tokenise(served).map_err(wrong)?;
     let source = parsed.source(served, Enforcement::Expressible).map_err(wrong)?;
-    let mut held = 0;
+    let mut kept = parsed.kept();
     let grammar = match source {
         None => NeededGrammar::Nothing,
         Some(source) => {
             // The source, and its copy for the compiler.
             source.check_size().map_err(wrong)?;
-            held = 2 * source.held();
+            kept += 2 * source.held();
             match served.constraints.recall(&source) {
                 Some(Ok(grammar)) if !parsed.ignore_eos => NeededGrammar::Known(grammar),
                 _ => NeededGrammar::Compiled(source),
             }
         }
     };
-    Ok(EncodedRequest { parsed, form, answers, images, grammar, source: held })
+    Ok(EncodedRequest { parsed, form, answers, images, grammar, kept })
 }
 
 /// Refuses a prompt that the tokenizer has no memory for.
