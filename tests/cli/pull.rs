@@ -247,6 +247,23 @@ fn a_file_is_pulled_once_and_the_token_stays_with_the_hub() {
     assert_eq!(hub.seen().len(), 1, "only the list");
 }
 
+/// The part that reads images comes beside the model, in the type that models are trained in.
+#[test]
+fn a_tower_is_pulled_beside_its_model() {
+    let names = ["m-Q4_0.gguf", "m-Q8_0.gguf", "mmproj-F16.gguf", "mmproj-BF16.gguf"];
+    let contents = [1usize, 2, 3, 4].map(|n| content(4 * n));
+    let files = [0, 1, 2, 3].map(|i| (names[i], &contents[i][..], true));
+    let (home, hub) = (tempfile::tempdir().unwrap(), FakeHub::new(&files));
+    let run = hub.pull(home.path(), "org/m:Q4_0").ok();
+    let model = PathBuf::from(run.text().trim_end());
+    assert_eq!(model.file_name().unwrap(), "m-Q4_0.gguf");
+    let entries = fs::read_dir(model.parent().unwrap()).unwrap();
+    let mut found: Vec<_> = entries.map(|entry| entry.unwrap().file_name()).collect();
+    found.sort();
+    assert_eq!(found, ["m-Q4_0.gguf", "mmproj-BF16.gguf"]);
+    assert_eq!(gemma::vision::beside(&model).unwrap(), Some(model.with_file_name(&found[1])));
+}
+
 #[test]
 fn a_redirect_within_the_origin_of_the_hub_keeps_the_token() {
     let (home, hub, bytes) = one_file();
