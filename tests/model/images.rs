@@ -1,7 +1,7 @@
 //! Texts with images, compared with Hugging Face transformers (`scripts/golden/vision.py`): from
 //! the pixels of a picture through the tower to likelihoods and greedy texts.
 
-use crate::common;
+use crate::{common, fuzz};
 use gemma::checkpoint::Checkpoint;
 use gemma::compute::cpu::{CpuExecutor, CpuOptions};
 use gemma::compute::{Executor, KvFormat};
@@ -10,7 +10,7 @@ use gemma::engine::{Engine, EngineExt, PlannedEngine, Rows, Scores, TokenTree};
 use gemma::models::images::whole;
 use gemma::models::{Image, Images, Weights};
 use gemma::tensor::Token;
-use gemma::vision::{Picture, Vision};
+use gemma::vision::{Picture, PictureLimits, Vision, picture};
 use serde::Deserialize;
 use serde_json::Value;
 use std::fs;
@@ -60,7 +60,7 @@ fn json(family: &str, file: &str) -> Value {
 }
 
 /// The picture of the script's `picture`.
-fn picture(image: &Shown) -> Picture {
+fn drawn(image: &Shown) -> Picture {
     let ([width, height], seed) = (image.size, image.seed);
     let value = |x: usize, y: usize, c: usize| {
         let sum = x * (7 + 5 * c) + y * (11 + 3 * seed) + ((x * y) >> (2 + c)) * (seed + 1);
@@ -85,7 +85,7 @@ impl Sighted {
         let most = vision.most_tokens(None).unwrap();
         let registry = Arc::new(Images::new(vision.width(), most, 1 << 20));
         let images = golden.images.iter().map(|shown| {
-            let prepared = vision.prepare_picture(&picture(shown), None).unwrap();
+            let prepared = vision.prepare_picture(&drawn(shown), None).unwrap();
             assert_eq!(prepared.tokens(), shown.tokens);
             registry.insert(prepared.digest, vision.encode(&prepared, 2).unwrap()).unwrap()
         });
@@ -185,4 +185,22 @@ fn texts_with_images_agree_with_transformers() {
 fn texts_with_images_on_a_device_agree_with_transformers() {
     let Some(open) = common::vulkan::device() else { return };
     agrees(&|| Box::new(open()), "device");
+}
+
+/// Pictures of all kinds, with bytes changed, moved and cut: read or refused, without a panic.
+#[test]
+fn damaged_pictures_are_read_or_refused() {
+    let cases = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/vision/files.json");
+    let cases: Vec<Value> = serde_json::from_slice(&fs::read(cases).unwrap()).unwrap();
+    let file = |case: &Value| hex::decode(case["file"].as_str().unwrap()).unwrap();
+    let seeds: Vec<Vec<u8>> = cases.iter().map(file).collect();
+    let limits = PictureLimits { bytes: 1 << 16, pixels: 1 << 16 };
+    let (_, read) = fuzz::run("pictures", &seeds, 20_000, &mut |bytes| {
+        let picture = picture::decode(bytes, limits);
+        picture.is_ok_and(|picture| {
+            assert_eq!(picture.rgb.len(), 3 * picture.width * picture.height);
+            true
+        })
+    });
+    assert!(read > 100, "{read} were read");
 }

@@ -2,6 +2,8 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+#[path = "../common/fuzz.rs"]
+mod fuzz;
 #[path = "../common/reference.rs"]
 mod reference;
 
