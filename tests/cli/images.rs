@@ -1,10 +1,12 @@
 //! Images on the command line: `generate --image`, `eval --image`, and their refusals.
 
+use crate::pull::{FakeHub, content};
 use crate::{common, shell};
 use common::sighted::{FAMILIES, SOFT, golden, picture, png, write_model};
 use serde_json::{Value, json};
 use shell::{Run, gemma_in};
 use std::fs;
+use std::path::PathBuf;
 use tempfile::TempDir;
 
 const SIZE: [usize; 2] = [60, 40];
@@ -142,4 +144,21 @@ fn refusals_name_the_remedy() {
     let eval = ["eval", "-m", "gemma3", "--ids", "ids.json"];
     let short = gemma_in(dir.path(), &[&eval[..], &["--image", "a.png"]].concat(), b"");
     short.fails(2, &["2 places of an image of 16 tokens"]);
+}
+
+/// The part that reads images comes beside the model, in the type that models are trained in.
+#[test]
+fn a_tower_is_pulled_beside_its_model() {
+    let names = ["m-Q4_0.gguf", "m-Q8_0.gguf", "mmproj-F16.gguf", "mmproj-BF16.gguf"];
+    let contents = [1usize, 2, 3, 4].map(|n| content(4 * n));
+    let files = [0, 1, 2, 3].map(|i| (names[i], &contents[i][..], true));
+    let (home, hub) = (tempfile::tempdir().unwrap(), FakeHub::new(&files));
+    let run = hub.pull(home.path(), "org/m:Q4_0").ok();
+    let model = PathBuf::from(run.text().trim_end());
+    assert_eq!(model.file_name().unwrap(), "m-Q4_0.gguf");
+    let entries = fs::read_dir(model.parent().unwrap()).unwrap();
+    let mut found: Vec<_> = entries.map(|entry| entry.unwrap().file_name()).collect();
+    found.sort();
+    assert_eq!(found, ["m-Q4_0.gguf", "mmproj-BF16.gguf"]);
+    assert_eq!(gemma::vision::beside(&model).unwrap(), Some(model.with_file_name(&found[1])));
 }

@@ -46,13 +46,13 @@ struct Answers {
 }
 
 /// A server that ends with the test program.
-struct FakeHub {
+pub struct FakeHub {
     endpoint: String,
     answers: Arc<Mutex<Answers>>,
 }
 
 impl FakeHub {
-    fn new(files: &[(&str, &[u8], bool)]) -> FakeHub {
+    pub fn new(files: &[(&str, &[u8], bool)]) -> FakeHub {
         let listeners = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
         let address = |listener: &TcpListener| listener.local_addr().unwrap();
         let [endpoint, other] = listeners.each_ref().map(|l| format!("http://{}", address(l)));
@@ -93,7 +93,7 @@ impl FakeHub {
         command
     }
 
-    fn pull(&self, home: &Path, id: &str) -> Run {
+    pub fn pull(&self, home: &Path, id: &str) -> Run {
         wait(self.command(home, &["pull", id]), b"")
     }
 }
@@ -187,7 +187,7 @@ fn git_hash(bytes: &[u8]) -> String {
 }
 
 /// So many bytes, no piece like another.
-fn content(n: usize) -> Vec<u8> {
+pub fn content(n: usize) -> Vec<u8> {
     (0..n as u32 / 4).flat_map(|i| i.wrapping_mul(2_654_435_761).to_le_bytes()).collect()
 }
 
@@ -245,23 +245,6 @@ fn a_file_is_pulled_once_and_the_token_stays_with_the_hub() {
     assert_eq!(again.err, "");
     is_pulled(again, home, &bytes);
     assert_eq!(hub.seen().len(), 1, "only the list");
-}
-
-/// The part that reads images comes beside the model, in the type that models are trained in.
-#[test]
-fn a_tower_is_pulled_beside_its_model() {
-    let names = ["m-Q4_0.gguf", "m-Q8_0.gguf", "mmproj-F16.gguf", "mmproj-BF16.gguf"];
-    let contents = [1usize, 2, 3, 4].map(|n| content(4 * n));
-    let files = [0, 1, 2, 3].map(|i| (names[i], &contents[i][..], true));
-    let (home, hub) = (tempfile::tempdir().unwrap(), FakeHub::new(&files));
-    let run = hub.pull(home.path(), "org/m:Q4_0").ok();
-    let model = PathBuf::from(run.text().trim_end());
-    assert_eq!(model.file_name().unwrap(), "m-Q4_0.gguf");
-    let entries = fs::read_dir(model.parent().unwrap()).unwrap();
-    let mut found: Vec<_> = entries.map(|entry| entry.unwrap().file_name()).collect();
-    found.sort();
-    assert_eq!(found, ["m-Q4_0.gguf", "mmproj-BF16.gguf"]);
-    assert_eq!(gemma::vision::beside(&model).unwrap(), Some(model.with_file_name(&found[1])));
 }
 
 #[test]
