@@ -218,8 +218,8 @@ pub fn encode(
         most_rendered: usize::MAX,
     }
     .encode(input, special)?;
-    if let Some(note) = session.viewer().ok().and_then(|viewer| viewer.take_note()) {
-        ui.note(&note);
+    if let Ok(viewer) = session.viewer() {
+        viewer.take_notes().iter().for_each(|note| ui.note(note));
     }
     if prompt.has_own_bos {
         ui.note("the prompt begins with a BOS token already: no second one is added");

@@ -151,8 +151,10 @@ impl Timeline {
         }
     }
 
-    /// Returns how many of these tokens go into so many rows, at least one. An image that does not
-    /// fit is left for the next pass, but is taken whole where it comes first.
+    /// Returns the number of tokens that fit in `rows`, at least one.
+    ///
+    /// An image that does not fit is left for the next pass. An image that comes first is taken
+    /// whole.
     pub fn fitting(&self, tokens: &[Token], rows: usize) -> usize {
         let (info, mut taken) = (self.engine.info(), 0);
         let fits = tokens.iter().take_while(|token| {

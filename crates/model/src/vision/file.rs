@@ -34,6 +34,9 @@ pub enum Component {
     Projector,
 }
 
+/// Weight and bias of a LayerNorm.
+pub type Norm = [Vec<f32>; 2];
+
 /// A matrix whose shape was checked.
 #[derive(Clone, Debug)]
 pub struct Dense {
@@ -105,6 +108,15 @@ impl TowerFile {
         }
         self.check_floats(&name, view)?;
         view.to_f32()
+    }
+
+    /// Reads weight and bias of a LayerNorm of `width` values.
+    ///
+    /// # Errors
+    /// As [`TowerFile::floats`].
+    pub fn norm(&self, name: &str, width: usize) -> Result<Norm> {
+        let part = |end: &str| self.floats(Component::Tower, &format!("{name}.{end}"), &[width]);
+        Ok([part("weight")?, part("bias")?])
     }
 
     fn check_floats(&self, name: &str, view: TensorView<'_>) -> Result<(), Fault> {

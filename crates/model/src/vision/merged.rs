@@ -3,7 +3,7 @@
 //!
 //! Source: transformers, `Gemma4UnifiedVisionEmbedder`. Its LayerNorms have PyTorch's epsilon.
 
-use super::file::{Component, Dense, TowerFile};
+use super::file::{Component, Dense, Norm, TowerFile};
 use super::gemma4::MARKS;
 use super::pixels::{Processor, cells, check_budget};
 use super::program::{LinearLayer, Program};
@@ -14,9 +14,6 @@ use anyhow::Result;
 use gemma_base::error::Fault;
 
 const LAYER_NORM_EPS: f32 = 1e-5;
-
-/// LayerNorm's weight and bias.
-type Norm = [Vec<f32>; 2];
 
 /// A front end without layers.
 #[derive(Debug)]
@@ -51,15 +48,10 @@ impl Merged {
         let positions = section.size("mm_posemb_size", 1120, 1 << 16)?;
         let eps = section.eps("rms_norm_eps")?;
         let values = side * side * CHANNELS;
-        let norm = |name: &str, width: usize| -> Result<Norm> {
-            let part =
-                |end: &str| file.floats(Component::Tower, &format!("{name}.{end}"), &[width]);
-            Ok([part("weight")?, part("bias")?])
-        };
         let norms = [
-            norm("patch_ln1", values)?.map(|part| file.by_pixel(part)),
-            norm("patch_ln2", hidden)?,
-            norm("pos_norm", hidden)?,
+            file.norm("patch_ln1", values)?.map(|part| file.by_pixel(part)),
+            file.norm("patch_ln2", hidden)?,
+            file.norm("pos_norm", hidden)?,
         ];
         let matrix =
             file.patch_matrix(Component::Tower, "patch_dense.weight", hidden, side * side)?;

@@ -68,7 +68,7 @@ const LAYER_GEMMA4: [(&str, &str); 13] = [
     ("ffn_down", "mlp.down_proj"),
 ];
 
-/// Returns the path of the mmproj file beside a GGUF model, if there is one.
+/// Returns the path of the mmproj file in the directory of a GGUF model, if there is one.
 ///
 /// # Errors
 /// A [`Fault`] if there are several.

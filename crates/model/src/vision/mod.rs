@@ -210,8 +210,9 @@ impl Vision {
         self.file.bytes()
     }
 
-    /// Returns the most bytes that encoding one image takes beside the weights. Scores of attention
-    /// take up to 4 bytes times 128 times the number of patches for each thread in addition.
+    /// Returns the most bytes that encoding one image takes, without the weights.
+    ///
+    /// Scores of attention take up to 512 bytes a patch and thread in addition.
     pub fn scratch_bytes(&self) -> u64 {
         self.tower.scratch()
     }
@@ -239,11 +240,6 @@ impl Vision {
         let Marks { begin, soft, end, is_begin_shown, around } = self.marks();
         let mark = if is_begin_shown { begin } else { soft };
         ImageText::new(tokenizer, mark, [begin, end], around)
-    }
-
-    /// Returns a hash that tells one tower from another.
-    pub fn identity(&self) -> [u8; 32] {
-        self.identity
     }
 }
 

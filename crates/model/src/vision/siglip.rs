@@ -2,7 +2,7 @@
 //!
 //! Source: transformers, `SiglipVisionModel` and `Gemma3MultiModalProjector`.
 
-use super::file::{Component, DAMAGED, Dense, TowerFile};
+use super::file::{Component, DAMAGED, Dense, Norm, TowerFile};
 use super::pixels::Processor;
 use super::program::{LinearLayer, Program};
 use super::resize::Filter;
@@ -17,9 +17,6 @@ const MARKS: Marks =
 
 /// Longest side of a picture in pixels.
 const MOST_PIXELS: usize = 4096;
-
-/// LayerNorm's weight and bias.
-type Norm = [Vec<f32>; 2];
 
 #[derive(Debug)]
 struct Layer {
@@ -87,11 +84,6 @@ impl SigLip {
             );
             return Err(Fault::model(what).help(DAMAGED).into());
         }
-        let norm = |name: &str| -> Result<Norm> {
-            let part =
-                |end: &str| file.floats(Component::Tower, &format!("{name}.{end}"), &[shape.width]);
-            Ok([part("weight")?, part("bias")?])
-        };
         let layers = (0..shape.layers).map(|i| Self::layer(&file, &shape, i));
         let layers = layers.collect::<Result<_>>()?;
         let patch_values = shape.patch_values();
@@ -111,7 +103,7 @@ impl SigLip {
             pool: side / tokens_a_side,
             patch: LinearLayer::with_bias(&file, patch, shape.width, patch_values)?,
             layers,
-            last_norm: norm("post_layernorm")?,
+            last_norm: file.norm("post_layernorm", shape.width)?,
             soft_norm: soft_norm.into_iter().map(|v| v + 1.0).collect(),
             projector: file.matrix(Component::Projector, name, shape.width, width)?,
             shape,
@@ -123,14 +115,11 @@ impl SigLip {
         let (width, hidden) = (shape.width, shape.hidden);
         let name = |part: &str| format!("encoder.layers.{i}.{part}");
         let linear = |part: &str, rows, cols| LinearLayer::with_bias(file, &name(part), rows, cols);
-        let norm = |part: &str| -> Result<Norm> {
-            let part = |end: &str| {
-                file.floats(Component::Tower, &format!("{}.{end}", name(part)), &[width])
-            };
-            Ok([part("weight")?, part("bias")?])
-        };
         Ok(Layer {
-            norms: [norm("layer_norm1")?, norm("layer_norm2")?],
+            norms: [
+                file.norm(&name("layer_norm1"), width)?,
+                file.norm(&name("layer_norm2"), width)?,
+            ],
             q: linear("self_attn.q_proj", width, width)?,
             k: linear("self_attn.k_proj", width, width)?,
             v: linear("self_attn.v_proj", width, width)?,

@@ -268,7 +268,9 @@ impl ChatSession<'_> {
     fn see(&self, file: &Arc<[u8]>) -> Result<ShownImage> {
         let viewer = self.viewer.map_err(Fault::clone)?;
         let _spinner = self.ui.spinner("looking at the image", true);
-        Ok(ShownImage { image: viewer.see(file)?, file: file.clone() })
+        let image = viewer.see(file)?;
+        viewer.take_notes().iter().for_each(|note| self.ui.note(note));
+        Ok(ShownImage { image, file: file.clone() })
     }
 
     /// Goes on with the conversation in a file, and answers its last message where that has no
@@ -441,7 +443,6 @@ impl ChatSession<'_> {
             finish_reason: *finish_reason,
             usage: usage.clone(),
             timings: stats::timings(stats, 0.0),
-            images: self.viewer.ok().and_then(|viewer| stats::images(viewer.figures())),
             draft: stats::draft(stats, &figures, self.talk.position(), disabled),
             sampling: stats::sampling(self.sampler.config(), self.max_tokens),
             memory: stats::memory(&report),

@@ -55,8 +55,10 @@ pub struct ImageText {
 }
 
 impl ImageText {
-    /// Makes the text of images whose template writes the token `mark`. The model reads `begin`,
-    /// the places of the image and `end`, and `around` before and behind them.
+    /// Makes the text of an image.
+    ///
+    /// Templates write the token `mark`. The model reads `around`, `begin`, the places of the
+    /// image, `end` and `around`.
     ///
     /// # Errors
     /// A [`Fault`] if the tokenizer lacks one of the tokens.

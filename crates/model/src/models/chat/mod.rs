@@ -58,7 +58,7 @@ impl Message {
         Message { role: role.into(), content: content.into(), ..Message::default() }
     }
 
-    /// Adds an image behind the content.
+    /// Adds an image after the content.
     pub fn show(&mut self, file: Arc<[u8]>) {
         self.images.push(MessageImage { at: self.content.len(), file });
     }

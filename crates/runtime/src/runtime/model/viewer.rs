@@ -11,7 +11,7 @@ use crate::runtime::model::Model;
 use crate::runtime::options::Device;
 use anyhow::{Context, Result};
 use gemma_base::compute::{Choice, DenseDevice};
-use gemma_base::error::{Fault, fault_of};
+use gemma_base::error::{Fault, Kind, fault_of};
 use gemma_base::util::sync::{Mutex, MutexGuard};
 use gemma_model::models::{Image, ImageDigest, Images};
 use gemma_model::vision::{self, Fit, PictureLimits, PreparedImage, Vision, picture};
@@ -45,8 +45,6 @@ pub struct ImageFigures {
     /// Decoding and resizing.
     pub preparing: Duration,
     pub encoding: Duration,
-    /// Images that a GPU encoded.
-    pub on_device: usize,
 }
 
 /// Where towers are computed.
@@ -67,7 +65,7 @@ pub struct Viewer {
     figures: Mutex<ImageFigures>,
     /// One image is encoded at a time: the threads of one are all that there are.
     encoding: Mutex<TowerDevice>,
-    note: Mutex<Option<String>>,
+    notes: Mutex<Vec<String>>,
 }
 
 impl Viewer {
@@ -87,9 +85,9 @@ impl Viewer {
         }
         let images = Images::new(dim, vision.most_tokens(options.tokens)?, KEPT);
         let (images, options) = (Arc::new(images), options.clone());
-        let (encoding, note) = (Mutex::new(TowerDevice::Processor), Mutex::default());
-        let figures = Mutex::default();
-        Ok(Viewer { vision, images, options, threads, figures, encoding, note })
+        let (figures, notes) = Default::default();
+        let encoding = Mutex::new(TowerDevice::Processor);
+        Ok(Viewer { vision, images, options, threads, figures, encoding, notes })
     }
 
     /// Has the tower computed on the GPU that `device` stands for. The first image opens it and
@@ -102,9 +100,9 @@ impl Viewer {
         self
     }
 
-    /// Returns what the user should know about the GPU, once.
-    pub fn take_note(&self) -> Option<String> {
-        lock(&self.note).take()
+    /// Returns notes for the user about images since the last call.
+    pub fn take_notes(&self) -> Vec<String> {
+        std::mem::take(&mut *lock(&self.notes))
     }
 
     pub fn vision(&self) -> &Vision {
@@ -138,31 +136,24 @@ impl Viewer {
         picture::measure(file, self.options.limits)
     }
 
-    /// Returns the soft tokens of an image: those on disk, or what the tower computes. Counts what
-    /// a device computes.
-    fn soft_tokens(
-        &self,
-        image: &PreparedImage,
-        device: &mut TowerDevice,
-        on_device: &mut usize,
-    ) -> Result<Vec<f32>> {
+    /// Returns the soft tokens of an image, from the disk or from the tower.
+    fn soft_tokens(&self, image: &PreparedImage, device: &mut TowerDevice) -> Result<Vec<f32>> {
         self.open_device(device);
         let Some(directory) = &self.options.directory else {
-            return self.computed(image, device, on_device);
+            return self.computed(image, device);
         };
-        let name = |on_gpu: bool| name(&image.digest, on_gpu);
         let bytes = 4 * image.tokens() * self.vision.width();
-        let wanted = name(matches!(device, TowerDevice::Open(_)));
+        let wanted = name(&image.digest, device);
         if let Ok(StoredPage::Whole(file)) = directory.read(&wanted, bytes) {
             directory.touch(&wanted);
             return Ok(bytemuck::pod_collect_to_vec(&file[HEAD..]));
         }
-        let soft = self.computed(image, device, on_device)?;
+        let soft = self.computed(image, device)?;
         directory.make_room((HEAD + bytes) as u64);
         let mut file = vec![0; HEAD];
         file.extend_from_slice(bytemuck::cast_slice(&soft));
-        // The next run computes what could not be written.
-        let _ = directory.write(&name(*on_device > 0), &mut file);
+        // If the write fails, the next run computes the soft tokens again.
+        let _ = directory.write(&name(&image.digest, device), &mut file);
         Ok(soft)
     }
 
@@ -173,42 +164,45 @@ impl Viewer {
     pub fn see(&self, file: &[u8]) -> Result<Arc<Image>> {
         let begun = Instant::now();
         let prepared = self.vision.prepare(file, self.options.tokens, self.options.limits)?;
+        if prepared.flattened {
+            self.note("an image is transparent: it is shown on white".into());
+        }
         let preparing = begun.elapsed();
-        let mut device = lock(&self.encoding);
         let begun = Instant::now();
-        let kept = self.images.find(&prepared.digest);
-        let (is_kept, mut on_device) = (kept.is_some(), 0);
-        let image = match kept {
-            Some(image) => image,
-            None => {
-                let soft = self.soft_tokens(&prepared, &mut device, &mut on_device)?;
-                self.images.insert(prepared.digest, soft)?
-            }
+        let (image, is_kept) = match self.images.find(&prepared.digest) {
+            Some(image) => (image, true),
+            None => self.encoded(&prepared)?,
         };
         let mut figures = lock(&self.figures);
         figures.images += 1;
         figures.tokens += image.rows();
         figures.encoded += usize::from(!is_kept);
-        figures.on_device += on_device;
         figures.preparing += preparing;
         figures.encoding += begun.elapsed();
         Ok(image)
     }
 
-    /// Computes soft tokens.
-    fn computed(
-        &self,
-        image: &PreparedImage,
-        device: &mut TowerDevice,
-        on_device: &mut usize,
-    ) -> Result<Vec<f32>> {
-        match self.encode_on(image, device) {
-            Some(soft) => {
-                *on_device += 1;
-                Ok(soft)
+    /// Computes an image unless another thread did so first, and returns whether one did.
+    fn encoded(&self, prepared: &PreparedImage) -> Result<(Arc<Image>, bool)> {
+        let mut device = lock(&self.encoding);
+        match self.images.find(&prepared.digest) {
+            Some(image) => Ok((image, true)),
+            None => {
+                let soft = self.soft_tokens(prepared, &mut device)?;
+                Ok((self.images.insert(prepared.digest, soft)?, false))
             }
-            None => self.vision.encode(image, self.threads),
         }
+    }
+
+    /// Computes soft tokens on the device. The processor takes its place if it fails.
+    fn computed(&self, image: &PreparedImage, device: &mut TowerDevice) -> Result<Vec<f32>> {
+        if let TowerDevice::Open(open) = &*device {
+            match self.vision.encode_on(image, &**open) {
+                Ok(soft) => return Ok(soft),
+                Err(error) => *device = self.fall_back(&error),
+            }
+        }
+        self.vision.encode(image, self.threads)
     }
 
     /// Opens the device if an image needs it first.
@@ -223,22 +217,17 @@ impl Viewer {
         }
     }
 
-    /// Computes soft tokens on an open device; `None` if the processor has to.
-    fn encode_on(&self, image: &PreparedImage, device: &mut TowerDevice) -> Option<Vec<f32>> {
-        let TowerDevice::Open(open) = &*device else { return None };
-        match self.vision.encode_on(image, &**open) {
-            Ok(soft) => Some(soft),
-            Err(error) => {
-                *device = self.fall_back(&error);
-                None
-            }
-        }
+    fn fall_back(&self, error: &anyhow::Error) -> TowerDevice {
+        self.note(format!("images are computed on the processor: {error:#}"));
+        TowerDevice::Processor
     }
 
-    fn fall_back(&self, error: &anyhow::Error) -> TowerDevice {
-        let note = format!("images are computed on the processor: {error:#}");
-        *lock(&self.note) = Some(note);
-        TowerDevice::Processor
+    /// Keeps a note for the user, unless the same one waits.
+    fn note(&self, note: String) {
+        let mut notes = lock(&self.notes);
+        if !notes.contains(&note) {
+            notes.push(note);
+        }
     }
 }
 
@@ -256,7 +245,8 @@ pub fn device_for(device: Device, how: DeviceLock) -> Result<Arc<dyn DenseDevice
 
 /// Returns the name of an image's soft tokens among the pages of prompts. The digest of the source
 /// stands for the program that computes them. A GPU may round otherwise than the processor.
-fn name(digest: &ImageDigest, on_gpu: bool) -> PageId {
+fn name(digest: &ImageDigest, device: &TowerDevice) -> PageId {
+    let on_gpu = matches!(device, TowerDevice::Open(_));
     let hash = Sha256::new().chain_update("soft tokens").chain_update(env!("SOURCE_DIGEST"));
     let hash = hash.chain_update([u8::from(on_gpu)]);
     PageId { key: hash.chain_update(digest).finalize().into(), layers: 0, nth: 0 }
@@ -289,6 +279,6 @@ pub fn tower(model: Option<&Model>, options: &SightOptions) -> Result<Vision> {
 /// Returns an error as the fault that it is, with all that it says.
 pub fn fault(error: &anyhow::Error) -> Fault {
     let found = fault_of(error);
-    let (kind, help) = found.map_or((Fault::model("").kind, None), |f| (f.kind, f.help.clone()));
+    let (kind, help) = found.map_or((Kind::Model, None), |f| (f.kind, f.help.clone()));
     Fault { kind, what: format!("{error:#}"), help }
 }

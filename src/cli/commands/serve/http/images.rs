@@ -124,7 +124,7 @@ pub async fn seen(
 /// Tells the operator of the work so far.
 fn report(app: &App, served: &ServedModel) {
     let Ok(viewer) = served.viewer() else { return };
-    viewer.take_note().into_iter().for_each(|note| app.notes.once(note));
+    viewer.take_notes().into_iter().for_each(|note| app.notes.once(note));
     let (figures, metrics) = (viewer.figures(), &app.queue.metrics);
     metrics.images.set(figures.images as u64);
     metrics.computed_images.set(figures.encoded as u64);
