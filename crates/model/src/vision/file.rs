@@ -35,7 +35,7 @@ pub enum Component {
 }
 
 /// Weight and bias of a LayerNorm.
-pub type Norm = [Vec<f32>; 2];
+pub type BiasedNorm = [Vec<f32>; 2];
 
 /// A matrix whose shape was checked.
 #[derive(Clone, Debug)]
@@ -114,7 +114,7 @@ impl TowerFile {
     ///
     /// # Errors
     /// As [`TowerFile::floats`].
-    pub fn norm(&self, name: &str, width: usize) -> Result<Norm> {
+    pub fn norm(&self, name: &str, width: usize) -> Result<BiasedNorm> {
         let part = |end: &str| self.floats(Component::Tower, &format!("{name}.{end}"), &[width]);
         Ok([part("weight")?, part("bias")?])
     }

@@ -3,7 +3,7 @@
 //!
 //! Source: transformers, `Gemma4UnifiedVisionEmbedder`. Its LayerNorms have PyTorch's epsilon.
 
-use super::file::{Component, Dense, Norm, TowerFile};
+use super::file::{BiasedNorm, Component, Dense, TowerFile};
 use super::gemma4::MARKS;
 use super::pixels::{Processor, cells, check_budget};
 use super::program::{LinearLayer, Program};
@@ -25,7 +25,7 @@ pub struct Merged {
     positions: usize,
     eps: f32,
     /// Norms of pixels, of their product with the first matrix, and with positions added.
-    norms: [Norm; 3],
+    norms: [BiasedNorm; 3],
     embed: LinearLayer, // [hidden, side * side * 3]
     projector: Dense,   // [width, hidden]
 }

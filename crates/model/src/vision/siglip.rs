@@ -2,7 +2,7 @@
 //!
 //! Source: transformers, `SiglipVisionModel` and `Gemma3MultiModalProjector`.
 
-use super::file::{Component, DAMAGED, Dense, Norm, TowerFile};
+use super::file::{BiasedNorm, Component, DAMAGED, Dense, TowerFile};
 use super::pixels::Processor;
 use super::program::{LinearLayer, Program};
 use super::resize::Filter;
@@ -20,7 +20,7 @@ const MOST_PIXELS: usize = 4096;
 
 #[derive(Debug)]
 struct Layer {
-    norms: [Norm; 2],
+    norms: [BiasedNorm; 2],
     q: LinearLayer,
     k: LinearLayer,
     v: LinearLayer,
@@ -41,7 +41,7 @@ pub struct SigLip {
     pool: usize,
     patch: LinearLayer, // [width, 3 * patch * patch], by channel
     layers: Vec<Layer>,
-    last_norm: Norm,
+    last_norm: BiasedNorm,
     /// Factors of the norm before the projection, the 1 of Gemma 3's norms included.
     soft_norm: Vec<f32>,
     projector: Dense, // [width, embedding], stored transposed
