@@ -145,6 +145,28 @@ fn refusals_name_the_remedy() {
     short.fails(2, &["2 places of an image of 16 tokens"]);
 }
 
+#[test]
+fn the_list_says_which_models_read_images() {
+    let dir = setup();
+    // The tower's model is too narrow for groups.
+    let rows = "[formats]\nembed_tokens = \"i8-row\"\nlinears = \"i8-row\"\nnorms = \"as-is\"\n";
+    let recipe = format!("about = \"8 bits\"\n{rows}");
+    fs::write(dir.path().join("8.toml"), recipe).unwrap();
+    let quantize = ["quantize", "gemma3", "text-only", "--recipe", "8.toml"];
+    let run = gemma_in(dir.path(), &quantize, b"").ok();
+    assert!(run.err.contains("--mmproj gemma3"), "{}", run.err);
+    let list = gemma_in(dir.path(), &["list", "--json"], b"").ok().json();
+    let models = list["models"].as_array().unwrap().iter();
+    let mut found: Vec<_> = models.map(|m| (m["model"].as_str(), m["images"].as_bool())).collect();
+    found.sort();
+    let mut all = FAMILIES.map(|family| (Some(family), Some(true))).to_vec();
+    all.push((Some("text-only"), Some(false)));
+    all.sort();
+    assert_eq!(found, all);
+    let ask = ["--image", "a.png", "-m", "text-only", "a"];
+    generate(&dir, b"", &ask).fails(3, &["--mmproj"]);
+}
+
 /// The part that reads images comes beside the model, in the type that models are trained in.
 #[test]
 fn a_tower_is_pulled_beside_its_model() {

@@ -17,6 +17,7 @@ use crate::runtime::model::acquire::{TOKEN, is_gated};
 use crate::runtime::model::find::{caches, in_cache};
 use crate::runtime::model::others::{lm_studio, names, ollama, ollama_models};
 use crate::runtime::model::shapes::Shape;
+use crate::runtime::model::viewer::tower_of;
 use crate::runtime::options::{AutoOr, RunOptions};
 use crate::runtime::placement::host::Host;
 use crate::runtime::placement::measure::Task;
@@ -35,7 +36,7 @@ Examples:
   gemma list ~/models
   gemma list --json | jq -r '.models[] | select(.fits).model'";
 
-/// Show the Gemma 3 and 4 models on this machine: size, format, whether they fit
+/// Show the Gemma 3 and 4 models on this machine: size, format, whether they fit and read images
 ///
 /// The Hugging Face cache, LM Studio's and Ollama's models and the working directory are looked
 /// through. `--model` takes each name in the list. Only headers are read. A model that cannot be
@@ -104,6 +105,8 @@ struct About {
     /// Bytes of all files of weights.
     bytes: u64,
     fits: bool,
+    /// Whether there is a tower that reads images.
+    images: bool,
 }
 
 /// Bytes of a config.json that is looked into.
@@ -271,6 +274,7 @@ fn look(
             bits_per_weight: size.bits_per_weight(),
             bytes,
             fits: !is_assistant && host.fitting(&task).is_some(),
+            images: !is_assistant && tower_of(&path).is_ok(),
         };
         Ok((about, weights.config().clone()))
     });
@@ -318,7 +322,8 @@ fn text(found: &[Found], places: &[&PathBuf], sizes: Option<&Sizes>, columns: us
             },
         ) + &say("gemma plan says which other sizes fit here, and how fast they would be.");
     }
-    let mut table = vec![["model", "format", "bits", "size", "fits"].map(str::to_owned).to_vec()];
+    let mut table =
+        vec![["model", "format", "bits", "size", "fits", "images"].map(str::to_owned).to_vec()];
     for (one, about) in found.iter().filter_map(|f| Some((f, f.about.as_ref()?))) {
         let bits = format!("{:.1}", about.bits_per_weight);
         let fits = match one.is_assistant() {
@@ -326,8 +331,9 @@ fn text(found: &[Found], places: &[&PathBuf], sizes: Option<&Sizes>, columns: us
             false if about.fits => "yes",
             false => "no",
         };
+        let images = if about.images { "yes" } else { "no" };
         table.push(
-            [&*clean(&one.model), about.format, &bits, &bytes(about.bytes), fits]
+            [&*clean(&one.model), about.format, &bits, &bytes(about.bytes), fits, images]
                 .map(str::to_owned)
                 .to_vec(),
         );

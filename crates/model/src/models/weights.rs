@@ -255,7 +255,7 @@ impl Weights {
     }
 
     /// Checks that every tensor is there with the right shape, and no other tensor is.
-    fn check_all(mut self, stored: Vec<Stored>) -> Result<Weights> {
+    fn check_all(self, stored: Vec<Stored>) -> Result<Weights> {
         let Source::Files { checkpoint, .. } = &self.source else { return Ok(self) };
         let shown = checkpoint.name();
         let (mut missing, mut expected) = (Vec::new(), std::collections::HashSet::new());
@@ -280,7 +280,6 @@ impl Weights {
                 .help("the download or the export is incomplete: fetch the model again")
                 .into());
         }
-        let mut skipped = 0u64;
         for tensor in &stored {
             let skip = SKIPPED.iter().any(|p| tensor.name.starts_with(p))
                 || HEADS.contains(&tensor.name.as_str());
@@ -300,14 +299,6 @@ impl Weights {
                 )
                 .into());
             }
-            skipped +=
-                if SKIPPED.iter().any(|p| tensor.name.starts_with(p)) { tensor.bytes } else { 0 };
-        }
-        if skipped > 0 {
-            self.notes.push(format!(
-                "the vision and audio parts are skipped ({:.2} GB): only text is supported",
-                skipped as f64 / 1e9
-            ));
         }
         Ok(self)
     }

@@ -263,6 +263,7 @@ fn interleave(by_channel: &[f32], out: &mut [f32]) {
 pub fn no_tower(checkpoint: &Checkpoint) -> Fault {
     let what = format!("{} reads no images: its files hold no vision tower", checkpoint.name());
     Fault::model(what).help(
-        "get the model's own directory, or the `mmproj` GGUF file of its page beside the model",
+        "name the directory from which the model was made, or the `mmproj` GGUF file of its page: \
+            --mmproj PATH",
     )
 }

@@ -109,19 +109,58 @@ fn begins_with_rows((width, height): (usize, usize), to: (usize, usize)) -> bool
 fn columns(pixels: &[u8], width: usize, taps: &[Tap]) -> Vec<u8> {
     let mut out = vec![0; pixels.len() / width * taps.len()];
     let rows = pixels.par_chunks_exact(width * CHANNELS);
-    rows.zip(out.par_chunks_exact_mut(taps.len() * CHANNELS)).for_each(|(row, out)| {
-        let (row, out) = (row.as_chunks::<CHANNELS>().0, out.as_chunks_mut::<CHANNELS>().0);
-        for (tap, out) in taps.iter().zip(out) {
-            let mut sums = [1 << (BITS - 1); CHANNELS];
-            for (weight, pixel) in tap.weights.iter().zip(&row[tap.first..]) {
-                for (sum, value) in sums.iter_mut().zip(pixel) {
-                    *sum += i32::from(*value) * weight;
-                }
-            }
-            *out = sums.map(clip);
-        }
-    });
+    #[cfg(target_arch = "x86_64")]
+    let narrow = match is_x86_feature_detected!("avx2") {
+        // SAFETY: the processor has AVX2.
+        true => |row: &[u8], taps: &[Tap], out: &mut [u8]| unsafe { narrow_avx2(row, taps, out) },
+        false => narrow,
+    };
+    rows.zip(out.par_chunks_exact_mut(taps.len() * CHANNELS))
+        .for_each(|(row, out)| narrow(row, taps, out));
     out
+}
+
+/// Makes one row of pixels as wide as there are taps.
+fn narrow(row: &[u8], taps: &[Tap], out: &mut [u8]) {
+    let (row, out) = (row.as_chunks::<CHANNELS>().0, out.as_chunks_mut::<CHANNELS>().0);
+    for (tap, out) in taps.iter().zip(out) {
+        let mut sums = [1 << (BITS - 1); CHANNELS];
+        for (weight, pixel) in tap.weights.iter().zip(&row[tap.first..]) {
+            for (sum, value) in sums.iter_mut().zip(pixel) {
+                *sum += i32::from(*value) * weight;
+            }
+        }
+        *out = sums.map(clip);
+    }
+}
+
+/// [`narrow`] with the channels of a pixel in one register, twice as fast.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+fn narrow_avx2(row: &[u8], taps: &[Tap], out: &mut [u8]) {
+    use std::arch::x86_64::*;
+    let weighted = |pixel: [u8; 4], weight: i32| {
+        let values = _mm_cvtepu8_epi32(_mm_cvtsi32_si128(i32::from_le_bytes(pixel)));
+        _mm_mullo_epi32(values, _mm_set1_epi32(weight))
+    };
+    for (tap, out) in taps.iter().zip(out.as_chunks_mut::<CHANNELS>().0) {
+        let from = &row[tap.first * CHANNELS..];
+        let mut sums = _mm_set1_epi32(1 << (BITS - 1));
+        // A pixel is read with the first channel of the next one, whose sum is not used.
+        for (weight, pixel) in tap.weights.iter().zip(from.windows(4).step_by(CHANNELS)) {
+            let pixel = pixel.try_into().expect("4 bytes");
+            sums = _mm_add_epi32(sums, weighted(pixel, *weight));
+        }
+        if let [.., weight] = tap.weights[..]
+            && let [r, g, b] = from[(tap.weights.len() - 1) * CHANNELS..]
+        {
+            sums = _mm_add_epi32(sums, weighted([r, g, b, 0], weight));
+        }
+        let shifted = _mm_srai_epi32::<{ BITS as i32 }>(sums);
+        let bytes = _mm_packus_epi16(_mm_packs_epi32(shifted, shifted), shifted);
+        let [r, g, b, _] = _mm_cvtsi128_si32(bytes).to_le_bytes();
+        *out = [r, g, b];
+    }
 }
 
 /// Makes as many rows of `stride` bytes as there are taps.
@@ -147,6 +186,24 @@ mod tests {
         let pixels: Vec<u8> = (0..5 * 4 * 3).map(|i| (i * 29) as u8).collect();
         for filter in [Filter::Bilinear, Filter::Bicubic] {
             assert_eq!(resize(&pixels, (5, 4), (5, 4), filter), pixels);
+        }
+    }
+
+    #[test]
+    #[cfg(target_arch = "x86_64")]
+    fn both_forms_of_a_row_are_equal() {
+        if !is_x86_feature_detected!("avx2") {
+            return;
+        }
+        let row: Vec<u8> = (0..61 * 3u32).map(|i| (i * i * 37 + i / 5) as u8).collect();
+        for to in [1, 7, 60, 200] {
+            for filter in [Filter::Bilinear, Filter::Bicubic] {
+                let (taps, mut one, mut other) = (taps(61, to, filter), [0; 600], [0; 600]);
+                narrow(&row, &taps, &mut one[..to * CHANNELS]);
+                // SAFETY: the processor has AVX2.
+                unsafe { narrow_avx2(&row, &taps, &mut other[..to * CHANNELS]) };
+                assert_eq!(one, other, "{to} {filter:?}");
+            }
         }
     }
 

@@ -22,9 +22,11 @@ use crate::runtime::devices::backends;
 use crate::runtime::devices::processor::default_threads;
 use crate::runtime::model::find;
 use crate::runtime::model::tokenizer_of;
+use crate::runtime::model::viewer::tower_of;
 use crate::runtime::options::Device;
 use crate::tensor::encode::{CodingDevice, OnProcessor};
 use crate::tensor::{Format, Token};
+use crate::util::shell::quoted;
 use crate::util::units::thousands;
 use anyhow::{Context, Result};
 use clap::Args;
@@ -245,6 +247,12 @@ fn open_source(options: &QuantizeArgs, ui: &Ui) -> Result<Weights> {
         .with_context(|| format!("cannot open the model {}", path.display()))?;
     let source = Weights::open(checkpoint)?;
     source.notes().iter().for_each(|note| ui.note(note));
+    if tower_of(&path).is_ok() {
+        ui.note(format!(
+            "the result is the text model: for images, give --mmproj {} with it",
+            quoted(&path.display().to_string())
+        ));
+    }
     Ok(source)
 }
 

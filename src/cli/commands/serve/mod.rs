@@ -93,6 +93,11 @@ pub fn run(options: &ServeArgs, typed: &Typed) -> Result<u8> {
         if app.served.get().is_some() {
             return;
         }
+        // The first image finds the tower on its GPU.
+        if let Ok(viewer) = session.viewer() {
+            viewer.load();
+            viewer.take_notes().iter().for_each(|note| ui.note(note));
+        }
         let ready = served(options, session, started, context, ui).and_then(|served| {
             let (queue, stage) = (queue.clone(), server.stage.clone());
             let close = move || {

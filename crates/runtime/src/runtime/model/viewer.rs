@@ -16,7 +16,7 @@ use gemma_base::util::sync::{Mutex, MutexGuard};
 use gemma_model::models::{Image, ImageDigest, Images};
 use gemma_model::vision::{self, Fit, PictureLimits, PreparedImage, Vision, picture};
 use sha2::{Digest, Sha256};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -98,6 +98,21 @@ impl Viewer {
             device => TowerDevice::Unopened(device, how),
         };
         self
+    }
+
+    /// Puts the tower on its GPU, so that the first image finds it there. Returns the bytes that it
+    /// takes there.
+    pub fn load(&self) -> u64 {
+        let mut device = lock(&self.encoding);
+        self.open_device(&mut device);
+        let TowerDevice::Open(open) = &*device else { return 0 };
+        match self.vision.load_on(&**open) {
+            Ok(bytes) => bytes,
+            Err(error) => {
+                *device = self.fall_back(&error);
+                0
+            }
+        }
     }
 
     /// Returns notes for the user about images since the last call.
@@ -269,10 +284,18 @@ pub fn tower(model: Option<&Model>, options: &SightOptions) -> Result<Vision> {
         let fault = Fault::model("the bundled demo model reads no images");
         return Err(fault.help("give a model that does: -m google/gemma-3-4b-it").into());
     };
-    match vision::beside(&place.path)? {
+    tower_of(&place.path)
+}
+
+/// Opens the tower of the model at `path`: the mmproj file beside it, or the model's own.
+///
+/// # Errors
+/// As [`tower`].
+pub fn tower_of(path: &Path) -> Result<Vision> {
+    match vision::beside(path)? {
         Some(path) => Vision::open(&path)
             .with_context(|| format!("cannot read images with {}", path.display())),
-        None => Vision::open(&place.path),
+        None => Vision::open(path),
     }
 }
 
