@@ -274,7 +274,7 @@ fn look(
             bits_per_weight: size.bits_per_weight(),
             bytes,
             fits: !is_assistant && host.fitting(&task).is_some(),
-            images: !is_assistant && tower_of(&path).is_ok(),
+            images: tower_of(&path).is_ok_and(|tower| tower.width() == weights.config().dim),
         };
         Ok((about, weights.config().clone()))
     });

@@ -193,6 +193,7 @@ mod tests {
     #[cfg(target_arch = "x86_64")]
     fn both_forms_of_a_row_are_equal() {
         if !is_x86_feature_detected!("avx2") {
+            eprintln!("NOT RUN: this processor has no AVX2");
             return;
         }
         let row: Vec<u8> = (0..61 * 3u32).map(|i| (i * i * 37 + i / 5) as u8).collect();

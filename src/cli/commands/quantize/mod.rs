@@ -22,12 +22,12 @@ use crate::runtime::devices::backends;
 use crate::runtime::devices::processor::default_threads;
 use crate::runtime::model::find;
 use crate::runtime::model::tokenizer_of;
-use crate::runtime::model::viewer::tower_of;
 use crate::runtime::options::Device;
 use crate::tensor::encode::{CodingDevice, OnProcessor};
 use crate::tensor::{Format, Token};
 use crate::util::shell::quoted;
 use crate::util::units::thousands;
+use crate::vision::{self, Vision};
 use anyhow::{Context, Result};
 use clap::Args;
 use progress::{CurrentStage, Meter};
@@ -247,10 +247,11 @@ fn open_source(options: &QuantizeArgs, ui: &Ui) -> Result<Weights> {
         .with_context(|| format!("cannot open the model {}", path.display()))?;
     let source = Weights::open(checkpoint)?;
     source.notes().iter().for_each(|note| ui.note(note));
-    if tower_of(&path).is_ok() {
+    let tower = vision::beside(&path).ok().flatten().unwrap_or(path);
+    if Vision::open(&tower).is_ok() {
         ui.note(format!(
             "the result is the text model: for images, give --mmproj {} with it",
-            quoted(&path.display().to_string())
+            quoted(&tower.display().to_string())
         ));
     }
     Ok(source)

@@ -100,18 +100,14 @@ impl Viewer {
         self
     }
 
-    /// Puts the tower on its GPU, so that the first image finds it there. Returns the bytes that it
-    /// takes there.
-    pub fn load(&self) -> u64 {
+    /// Puts the tower on its GPU, so that the first image finds it there.
+    pub fn load(&self) {
         let mut device = lock(&self.encoding);
         self.open_device(&mut device);
-        let TowerDevice::Open(open) = &*device else { return 0 };
-        match self.vision.load_on(&**open) {
-            Ok(bytes) => bytes,
-            Err(error) => {
-                *device = self.fall_back(&error);
-                0
-            }
+        if let TowerDevice::Open(open) = &*device
+            && let Err(error) = self.vision.load_on(&**open)
+        {
+            *device = self.fall_back(&error);
         }
     }
 
@@ -287,7 +283,7 @@ pub fn tower(model: Option<&Model>, options: &SightOptions) -> Result<Vision> {
     tower_of(&place.path)
 }
 
-/// Opens the tower of the model at `path`: the mmproj file beside it, or the model's own.
+/// Opens the tower of the model at `path`: in the mmproj file beside it, or in its directory.
 ///
 /// # Errors
 /// As [`tower`].
