@@ -9,7 +9,7 @@
 use gemma::compute::act::{ActValues, ActView};
 use gemma::compute::cpu::bandwidth::read_bandwidth;
 use gemma::compute::cpu::isa::Isa;
-use gemma::compute::cpu::linear::{PackedMatrix, linear};
+use gemma::compute::cpu::linear::{OutputPlace, PackedMatrix, linear};
 use gemma::compute::cpu::pool::Pool;
 use gemma::tensor::{Format, Matrix, StoredMatrix};
 use half::f16;
@@ -137,7 +137,7 @@ fn measure(isa: Isa, pool: &Pool, packed: &[PackedMatrix], format: Format) -> Ve
                     for matrix in (0..repeats).flat_map(|_| used) {
                         let tiles = worker.share(matrix.tiles());
                         // SAFETY: workers have disjoint tiles; `out` has rows * n floats.
-                        unsafe { linear(isa, matrix, act, tiles, out.get(), n) };
+                        unsafe { linear(isa, matrix, act, tiles, OutputPlace::of(out.get(), n)) };
                         worker.barrier();
                     }
                 })

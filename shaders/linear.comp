@@ -5,6 +5,7 @@
 #extension GL_EXT_integer_dot_product : require
 #include "common.glsl"
 #include "args.glsl"
+#include "experts.glsl"
 
 layout(local_size_x_id = 0) in;
 layout(constant_id = 1) const uint SG = 32;      // lanes of a subgroup
@@ -32,12 +33,10 @@ layout(push_constant, scalar) uniform Push {
 };
 
 void main() {
-    const uint live = live_rows(args.step_, SELECTED);
-    const uint m0 = gl_WorkGroupID.x * M;
-    if (m0 > 0 && m0 >= live) return;
+    uint first, m0, live;
+    if (!take_rows(args, SELECTED, M, more_n, more, first, m0, live)) return;
     // A team that is a subgroup has one number for all its lanes.
-    const uint team = SG <= 32 ? gl_SubgroupID : gl_LocalInvocationID.x / LANES,
-        first = live_row(args.step_, SELECTED, 0);
+    const uint team = SG <= 32 ? gl_SubgroupID : gl_LocalInvocationID.x / LANES;
     const uint ROWS = T / LANES * NR; // of a workgroup
     LinearArgs a = args;
     uint group = gl_WorkGroupID.y;

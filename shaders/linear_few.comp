@@ -20,6 +20,7 @@ layout(constant_id = 8) const bool SELECTED = false;
 layout(constant_id = 9) const uint T = 512;      // threads
 layout(constant_id = 27) const uint SIDE = 1;    // see side.glsl
 #include "matrix.glsl"
+#include "experts.glsl"
 const uint W = 32;                               // columns of a step, and of a product
 #include "matrix_steps.glsl"
 
@@ -43,9 +44,8 @@ const uint JOINS = TEAMS * 8 * JOIN;  // of a band
 shared uvec4 stage[BANDS * (TEAMS * STAGE > JOINS ? TEAMS * STAGE : JOINS)];
 
 void main() {
-    const uint live = live_rows(args.step_, SELECTED);
-    const uint m0 = gl_WorkGroupID.x * 8 * NT;
-    if (m0 > 0 && m0 >= live) return;
+    uint first, m0, live;
+    if (!take_rows(args, SELECTED, 8 * NT, more_n, more, first, m0, live)) return;
     const uint ROWS = 16 * RT * BANDS;
     LinearArgs a = args;
     uint block = gl_WorkGroupID.y, which = 0;
@@ -60,7 +60,7 @@ void main() {
     const uint lane = gl_SubgroupInvocationID, team = gl_SubgroupID % TEAMS,
         band = gl_SubgroupID / TEAMS;
     const uint four = lane % 4, eight = lane / 4;
-    const uint n0 = block * ROWS + band * (16 * RT), first = live_row(a.step_, SELECTED, 0);
+    const uint n0 = block * ROWS + band * (16 * RT);
     const uint rounds = a.steps > 4 * team ? (a.steps - 4 * team + 31) / 32 : 0;
     const uint quad = rounds == 0 ? 0 : team; // a team without work loads something
 
@@ -70,16 +70,16 @@ void main() {
     uint64_t side[2 * RT];
     uint at_x[2 * NT], at_sx[2 * NT];
     [[unroll]] for (uint k = 0; k < 2 * RT; k++) {
-        const uint row = min(n0 + 8 * k + eight, a.n - 1);
-        codes[k] = row_codes(a.matrix.codes, a.n, row, a.steps);
+        const uint row = matrix_row(a.n, min(n0 + 8 * k + eight, a.n - 1));
+        codes[k] = row_codes(a.matrix.codes, matrix_rows(a.n), row, a.steps);
         side[k] = a.matrix.side + uint64_t(row) * (a.steps / SIDE_STEPS * SIDE_BYTES);
     }
     const uint step_ = 4 * quad + four;
     [[unroll]] for (uint k = 0; k < 2 * NT; k++) {
-        at_x[k] =
-            (first + min(m0 + 4 * k + lane / 8, live - 1)) * (a.stride / 16) + 8 * quad + lane % 8;
-        at_sx[k] = ((first + min(m0 + 8 * (k / 2) + 2 * four + k % 2, live - 1)) * (a.steps / 4)
-            + quad) * G;
+        const uint of_x = min(m0 + 4 * k + lane / 8, live - 1),
+            of_sx = min(m0 + 8 * (k / 2) + 2 * four + k % 2, live - 1);
+        at_x[k] = input_row(first + of_x) * (a.stride / 16) + 8 * quad + lane % 8;
+        at_sx[k] = (input_row(first + of_sx) * (a.steps / 4) + quad) * G;
     }
     Values values = Values(a.x);
     FloatFours sxs = FloatFours(uint64_t(a.sx));
@@ -211,8 +211,9 @@ void main() {
             }
             barrier();
             const uint row = n0 + 16 * t + row_, m = m0 + 8 * n + col,
-                from = band * JOINS + col * JOIN + row_, r = first + m;
+                from = band * JOINS + col * JOIN + row_;
             if (col >= 8 || row >= a.n || m >= live) continue;
+            const uint to = output_row(first + m) * a.n + row;
             if (GROUPED) {
                 vec4 v[TEAMS];
                 [[unroll]] for (uint q = 0; q < TEAMS; q++)
@@ -224,13 +225,14 @@ void main() {
                     }
                 precise vec2 two = v[0].xy + v[0].zw;
                 precise float y = two.x + two.y;
-                a.matrix.out_.v[r * a.n + row] = y;
+                a.matrix.out_.v[to] = y;
             } else {
                 int sum = 0;
                 [[unroll]] for (uint q = 0; q < TEAMS; q++)
                     sum += int(stage[q * (8 * JOIN) + from].x);
-                a.matrix.out_.v[r * a.n + row] =
-                    row_result(sum, a.sums.v[r], a.sx.v[r], a.matrix.side, row);
+                const uint r = input_row(first + m);
+                a.matrix.out_.v[to] =
+                    row_result(sum, a.sums.v[r], a.sx.v[r], a.matrix.side, matrix_row(a.n, row));
             }
         }
     if (HEADS) finish_heads(epilogue, which, block * ROWS, ROWS, m0, min(8 * NT, live - m0), first);

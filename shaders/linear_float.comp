@@ -4,6 +4,7 @@
 #extension GL_GOOGLE_include_directive : require
 #include "common.glsl"
 #include "args.glsl"
+#include "experts.glsl"
 
 layout(local_size_x_id = 0) in;
 layout(constant_id = 1) const uint SG = 32;
@@ -30,20 +31,20 @@ float weight(uint64_t row, uint i) {
 
 void main() {
     const uint lane = gl_SubgroupInvocationID;
-    const uint live = live_rows(args.step_, SELECTED), first = live_row(args.step_, SELECTED, 0);
-    const uint m0 = gl_WorkGroupID.x * M;
-    if (m0 > 0 && m0 >= live) return;
+    uint first, m0, live;
+    if (!take_rows(args, SELECTED, M, more_n, more, first, m0, live)) return;
     LinearArgs a = args;
     uint group = gl_WorkGroupID.y;
     const uint which = take_matrix(a, group, SUBGROUPS, more_n, more);
     const uint n0 = group * SUBGROUPS + gl_SubgroupID;
     const uint row = min(n0, a.n - 1);
-    const uint64_t at = a.matrix.codes + uint64_t(row) * (a.steps * (BF16 ? 2 : 4));
+    const uint64_t at =
+        a.matrix.codes + uint64_t(matrix_row(a.n, row)) * (a.steps * (BF16 ? 2 : 4));
     precise float sum[M];
     uint64_t x[M];
     [[unroll]] for (uint m = 0; m < M; m++) {
         sum[m] = 0.0;
-        x[m] = a.x + uint64_t(first + min(m0 + m, live - 1)) * a.stride;
+        x[m] = a.x + uint64_t(input_row(first + min(m0 + m, live - 1))) * a.stride;
     }
     for (uint i = lane; i < a.steps; i += SG) {
         const float v = weight(at, i);
@@ -54,7 +55,7 @@ void main() {
         precise float y = sum[m];
         [[unroll]] for (uint d = SG / 2; d > 0; d /= 2) y = y + subgroupShuffleXor(y, d);
         if (lane == 0 && m0 + m < live && n0 < a.n)
-            a.matrix.out_.v[(first + m0 + m) * a.n + row] = y;
+            a.matrix.out_.v[output_row(first + m0 + m) * a.n + row] = y;
     }
     if (HEADS)
         finish_heads(epilogue, which, group * SUBGROUPS, SUBGROUPS, m0, min(M, live - m0), first);

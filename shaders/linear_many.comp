@@ -21,6 +21,7 @@ layout(constant_id = 8) const bool SELECTED = false;
 layout(constant_id = 9) const uint T = 128;      // threads
 layout(constant_id = 27) const uint SIDE = 1;    // see side.glsl
 #include "matrix.glsl"
+#include "experts.glsl"
 #include "matrix_steps.glsl"
 
 layout(push_constant, scalar) uniform Push {
@@ -52,9 +53,8 @@ const uint KEPT = RT * NT * P * 4;      // floats of the parts at work
 #define PART(turn) (bitfieldReverse(turn) >> (26 + P) << (P - 1))
 
 void main() {
-    const uint live = live_rows(args.step_, SELECTED);
-    const uint m0 = gl_WorkGroupID.x * N;
-    if (m0 > 0 && m0 >= live) return;
+    uint first, m0, live;
+    if (!take_rows(args, SELECTED, N, more_n, more, first, m0, live)) return;
     LinearArgs a = args;
     uint block = gl_WorkGroupID.y;
     [[unroll]] for (uint i = 0; i < 2; i++) {
@@ -64,8 +64,7 @@ void main() {
         a.matrix = more[i];
         a.n = n;
     }
-    const uint n0 = block * R, first = live_row(a.step_, SELECTED, 0),
-        thread = gl_LocalInvocationID.x;
+    const uint n0 = block * R, thread = gl_LocalInvocationID.x;
     const uint lane = gl_SubgroupInvocationID, four = lane % 4, eight = lane / 4;
     const uint row0 = gl_SubgroupID % WR * (16 * RT), col0 = gl_SubgroupID / WR * (8 * NT);
     Values values = Values(a.x);
@@ -75,17 +74,17 @@ void main() {
     uint64_t side[LC];
     uint at_x[LX], at_sx[LS];
     [[unroll]] for (uint k = 0; k < LC; k++) {
-        const uint row = min(n0 + (k * T + thread) / P, a.n - 1);
-        codes[k] = row_codes(a.matrix.codes, a.n, row, a.steps);
+        const uint row = matrix_row(a.n, min(n0 + (k * T + thread) / P, a.n - 1));
+        codes[k] = row_codes(a.matrix.codes, matrix_rows(a.n), row, a.steps);
         side[k] = a.matrix.side + uint64_t(row) * (a.steps / SIDE_STEPS * SIDE_BYTES);
     }
     [[unroll]] for (uint k = 0; k < LX; k++) {
         const uint m = min(m0 + (k * T + thread) / (P * X_PIECES), live - 1);
-        at_x[k] = (first + m) * (a.stride / 16) + thread % X_PIECES;
+        at_x[k] = input_row(first + m) * (a.stride / 16) + thread % X_PIECES;
     }
     [[unroll]] for (uint k = 0; k < LS; k++) {
         const uint i = k * T + thread, m = min(m0 + i / GROUPS, live - 1);
-        at_sx[k] = (first + m) * (a.steps * G) + i % G;
+        at_sx[k] = input_row(first + m) * (a.steps * G) + i % G;
     }
     StepCodes next[LC];
     uvec4 next_side[LC];
@@ -216,10 +215,10 @@ void main() {
         [[unroll]] for (uint n = 0; n < NT; n++)
             [[unroll]] for (uint i = 0; i < 4; i++) {
                 const uint row = n0 + row0 + 16 * t + 8 * (i / 2) + eight,
-                    m = m0 + col0 + 8 * n + 2 * four + i % 2, r = first + m;
+                    m = m0 + col0 + 8 * n + 2 * four + i % 2;
                 if (row >= a.n || m >= live) continue;
                 precise float y = sums[t][n][0][i];
                 if (P > 1) y += sums[t][n][P - 1][i];
-                a.matrix.out_.v[r * a.n + row] = y;
+                a.matrix.out_.v[output_row(first + m) * a.n + row] = y;
             }
 }

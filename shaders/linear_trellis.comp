@@ -6,6 +6,7 @@
 #extension GL_EXT_integer_dot_product : require
 #include "common.glsl"
 #include "args.glsl"
+#include "experts.glsl"
 
 layout(local_size_x_id = 0) in;
 layout(constant_id = 1) const uint SG = 32;
@@ -46,16 +47,15 @@ uint word_at(uint w[TILE_WORDS], uint end) {
 }
 
 void main() {
-    const uint live = live_rows(args.step_, SELECTED);
-    const uint m0 = gl_WorkGroupID.x * M;
-    if (m0 > 0 && m0 >= live) return;
+    uint first, m0, live;
+    if (!take_rows(args, SELECTED, M, more_n, more, first, m0, live)) return;
     LinearArgs a = args;
     uint tile_row = gl_WorkGroupID.y;
     const uint which = take_matrix(a, tile_row, 16, more_n, more);
-    const uint tiles = a.steps, first = live_row(a.step_, SELECTED, 0);
-    const uint64_t base = a.matrix.codes + uint64_t(tile_row) * tiles * (TILE_WORDS * 4);
+    const uint tiles = a.steps, own_row = matrix_row(a.n, tile_row * 16) / 16;
+    const uint64_t base = a.matrix.codes + uint64_t(own_row) * tiles * (TILE_WORDS * 4);
     uint xr[M];
-    [[unroll]] for (uint m = 0; m < M; m++) xr[m] = first + min(m0 + m, live - 1);
+    [[unroll]] for (uint m = 0; m < M; m++) xr[m] = input_row(first + min(m0 + m, live - 1));
 
     int acc[16][M];
     [[unroll]] for (uint r = 0; r < 16; r++)
@@ -108,10 +108,10 @@ void main() {
         if (m0 + m >= live || row >= a.n) continue;
         int sum = 0;
         for (uint k = 0; k < SUBGROUPS; k++) sum += tile_parts[k][i];
-        const uint r = first + m0 + m;
+        const uint place = first + m0 + m, r = input_row(place);
         precise float product = float(sum - TRELLIS_OFFSET * a.sums.v[r]) * a.sx.v[r];
-        precise float y = product * float(F16(a.matrix.side).v[row]);
-        a.matrix.out_.v[r * a.n + row] = y;
+        precise float y = product * float(F16(a.matrix.side).v[matrix_row(a.n, row)]);
+        a.matrix.out_.v[output_row(place) * a.n + row] = y;
     }
     if (HEADS) finish_heads(epilogue, which, tile_row * 16, 16, m0, min(M, live - m0), first);
     if (NORM) finish_norm(epilogue, (a.n + 15) / 16, first, live);

@@ -23,6 +23,9 @@ layout(constant_id = 11) const bool GLU = false;  // z = gelu_tanh(x) * add
 layout(constant_id = 12) const uint MERGE = 0;
 // The work needs no more of a row than a block and its groups.
 layout(constant_id = 13) const bool SPREAD = false;
+layout(constant_id = 14) const uint SLOTS = 1;    // rows of x for each row of the step
+// Factors of a gate lie in x: row 2 r + 1 has those of row 2 r.
+layout(constant_id = 15) const bool PAIRS = false;
 
 layout(push_constant, scalar) uniform Push { RowArgs args; };
 
@@ -39,9 +42,9 @@ shared int row_sums[TEAMS];
 #include "whole_row.glsl"
 
 void main() {
-    const uint live = live_rows(args.step_, SELECTED);
+    const uint live = live_rows(args.step_, SELECTED) * SLOTS;
     if (gl_WorkGroupID.x >= live) return;
-    const uint r = live_row(args.step_, SELECTED, gl_WorkGroupID.x);
+    const uint r = live_row(args.step_, SELECTED, 0) * SLOTS + gl_WorkGroupID.x;
     float v[EACH][PER];
     if (NORM) {
         // A norm of selected rows gathers them. The prepared rows are numbered like its output.
@@ -52,10 +55,11 @@ void main() {
             join_pages(args, gl_WorkGroupID.x, FIRST + gl_SubgroupID + b * TEAMS, COLS, MERGE,
                 v[b]);
     } else {
-        load_row(args.x, r, COLS, v);
+        load_row(args.x, PAIRS ? 2 * r : r, COLS, v);
         if (GLU) {
             float up[EACH][PER];
-            load_row(args.add, r, COLS, up);
+            if (PAIRS) load_row(args.x, 2 * r + 1, COLS, up);
+            else load_row(args.add, r, COLS, up);
             [[unroll]] for (uint b = 0; b < EACH; b++)
                 [[unroll]] for (uint i = 0; i < PER; i++) v[b][i] = gelu_tanh(v[b][i]) * up[b][i];
         }

@@ -10,10 +10,11 @@ const SPIRV: &str = "../../shaders/spirv";
 
 /// Constants that a call may leave out: name of their struct, shaders (all whose files begin so),
 /// numbers. The first one, where it is a boolean, switches the others on.
-const OPTIONAL: [(&str, &str, &[u32]); 5] = [
+const OPTIONAL: [(&str, &str, &[u32]); 6] = [
     ("Heads", "linear", &[11, 12, 13, 26, 28]),
     ("NextNorm", "linear", &[20, 21, 22, 23, 24, 25]),
     ("PathTrellis", "linear", &[17, 19]),
+    ("OfExperts", "linear", &[29]),
     ("Join", "attention", &[7, 8, 9, 10, 11]),
     ("EmbedTrellis", "embed", &[9, 11]),
 ];

@@ -3,13 +3,14 @@
 transformers computes from them.
 
     python -m venv V && V/bin/pip install torch transformers
-    V/bin/python scripts/golden/model.py [OUT] [--greedy]
+    V/bin/python scripts/golden/model.py [OUT] [--greedy] [--only=NAME]
 
 Weights are rounded to the dtype they are saved in and computed with in f32, attention eager. Every
 checkpoint is saved by transformers itself; `config-v4.json` beside it spells the same configuration
 as transformers 4 did, or as the first files of Gemma 4 do, and the script makes sure that
 transformers reads the same model from it. The same versions give the same bytes again.
 `--greedy` leaves the checkpoints as they are and only writes `greedy` of the Gemma 4 cases anew.
+`--only` makes one case of Gemma 4.
 assistant.py makes assistants for the Gemma 4 targets."""
 
 import json
@@ -25,6 +26,7 @@ from transformers import (Gemma3Config, Gemma3ForCausalLM, Gemma3ForConditionalG
                           Gemma4TextConfig, Gemma4UnifiedConfig,
                           Gemma4UnifiedForConditionalGeneration, Gemma4UnifiedTextConfig)
 
+ONLY = [a.removeprefix("--only=") for a in sys.argv[1:] if a.startswith("--only=")]
 PATHS = [a for a in sys.argv[1:] if not a.startswith("--")]
 OUT = Path(PATHS[0] if PATHS else Path(__file__).resolve().parents[2] / "tests/golden")
 VOCAB = 256
@@ -111,13 +113,21 @@ CASES_4 = [
          hidden_size=32, intermediate_size=64, num_hidden_layers=12, num_attention_heads=6,
          num_key_value_heads=3, head_dim=32, global_head_dim=64, num_global_key_value_heads=2,
          layer_types=kinds(12, 6), sliding_window=300)),
+    # A mixture of experts. Two of them are equal in all, so that their scores are tied.
+    ("gemma4-mixture", 300, Gemma4Config, Gemma4TextConfig,
+     Gemma4ForConditionalGeneration, text_values_4(
+         hidden_size=32, intermediate_size=64, num_hidden_layers=4, num_attention_heads=4,
+         num_key_value_heads=2, head_dim=32, global_head_dim=64, num_global_key_value_heads=1,
+         layer_types=kinds(4, 2), sliding_window=40, hidden_size_per_layer_input=0,
+         vocab_size_per_layer_input=0, enable_moe_block=True, num_experts=8, top_k_experts=3,
+         moe_intermediate_size=32)),
 ]  # fmt: skip
 
 
 # Tokens of a greedy text, and of the prompt before it. Among the prompts whose argmaxes are firm,
 # these have the most varied text that crosses the window of 40 (wide) or a page of 256 (unified).
 GREEDY = 40
-PROMPTS_4 = {"gemma4-wide": 38, "gemma4-unified": 251}
+PROMPTS_4 = {"gemma4-wide": 38, "gemma4-unified": 251, "gemma4-mixture": 38}
 
 
 def randomize(model, dtype, seed):
@@ -138,8 +148,13 @@ def randomize(model, dtype, seed):
                 values = noise * 0.5 + (0.4 if is_head else 0.0)
         else:
             gain = 2.0 if "embed_tokens" in name or "lm_head" in name else 1.0
+            # Choices that differ, and weights that do.
+            gain = 8.0 if "router.proj" in name else gain
             values = noise * gain * math.sqrt(3 / p.shape[-1])
         p.data.copy_(values.to(dtype).float())
+    for name, p in model.named_parameters():
+        if "router.proj" in name or "per_expert_scale" in name or ".experts." in name:
+            p.data[5] = p.data[2]
 
 
 def v4_text(values, pattern, factor):
@@ -301,9 +316,15 @@ if __name__ == "__main__":
     OUT.mkdir(parents=True, exist_ok=True)
     if "--greedy" not in sys.argv:
         for i, (name, n, pattern, factor, dtype, multimodal, values) in enumerate(CASES):
+            if ONLY:
+                break
             model = build(name, pattern, factor, multimodal, values)
             case(i + 1, name, n, dtype, values, *model)
         for i, (name, n, *classes, values) in enumerate(CASES_4):
+            if ONLY and name not in ONLY:
+                continue
             case(i + 1, name, n, torch.bfloat16, values, *build_4(*classes, values))
     for name, _, _, _, kind, _ in CASES_4:
+        if ONLY and name not in ONLY:
+            continue
         add_greedy(name, kind, PROMPTS_4[name])

@@ -38,7 +38,7 @@ void linear(LinearArgs a, uint n0, uint m0, uint first, uint live) {
     uint at_sx[M];
     RowCodes codes[NR];
     [[unroll]] for (uint m = 0; m < M; m++) {
-        const uint xr = first + min(m0 + m, live - 1);
+        const uint xr = input_row(first + min(m0 + m, live - 1));
         x[m] = a.x + uint64_t(xr) * a.stride;
         at_sx[m] = BY_OFFSET ? xr * (4 * G * a.steps) : 0;
         const uint64_t row = BY_OFFSET ? uint64_t(0) : uint64_t(xr) * (4 * G * a.steps);
@@ -46,8 +46,8 @@ void linear(LinearArgs a, uint n0, uint m0, uint first, uint live) {
         sums[m] = uint64_t(a.sums) + row;
     }
     [[unroll]] for (uint i = 0; i < NR; i++) {
-        const uint row = min(n0 + i, a.n - 1);
-        codes[i] = row_codes(a.matrix.codes, a.n, row, a.steps);
+        const uint row = matrix_row(a.n, min(n0 + i, a.n - 1));
+        codes[i] = row_codes(a.matrix.codes, matrix_rows(a.n), row, a.steps);
         side[i] = a.matrix.side + uint64_t(row) * (a.steps / SIDE_STEPS * SIDE_BYTES);
     }
 
@@ -150,9 +150,10 @@ void linear(LinearArgs a, uint n0, uint m0, uint first, uint live) {
         [[unroll]] for (uint k = 0; k < PER_LANE; k++) {
             const uint value = lane / SPARE * PER_LANE + k, m = value % M, row = n0 + value / M;
             if (m0 + m >= live || row >= a.n) continue;
-            const uint r = first + m0 + m;
-            a.matrix.out_.v[r * a.n + row] =
+            const uint place = first + m0 + m, r = input_row(place);
+            a.matrix.out_.v[output_row(place) * a.n + row] =
                 GROUPED ? intBitsToFloat(y[k])
-                    : row_result(y[k], a.sums.v[r], a.sx.v[r], a.matrix.side, row);
+                    : row_result(y[k], a.sums.v[r], a.sx.v[r], a.matrix.side,
+                        matrix_row(a.n, row));
         }
 }

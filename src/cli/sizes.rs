@@ -23,9 +23,10 @@ const READING: f64 = 4.0;
 
 /// Available formats, the largest first: `bf16` and `q4_0` from Google, the others from `gemma
 /// quantize`.
-const RECIPES: [(Shape, &[&str]); 7] = [
+const RECIPES: [(Shape, &[&str]); 8] = [
     (Shape::Dense31, &["bf16", "q4_0", "12gb", "10gb"]),
     (Shape::B27, &["bf16", "q4_0", "12gb", "10gb", "9gb"]),
+    (Shape::Mixture26, &["bf16", "q4_0", "int4"]),
     (Shape::Dense12, &["bf16", "q4_0", "int4"]),
     (Shape::B12, &["bf16", "q4_0", "int4"]),
     (Shape::B4, &["bf16", "q4_0", "int4"]),

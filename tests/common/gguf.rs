@@ -188,6 +188,12 @@ pub fn name_of(name: &str) -> String {
             ("mlp.down_proj", "ffn_down"),
             ("post_feedforward_layernorm", "post_ffw_norm"),
             ("layer_scalar", "layer_output_scale"),
+            ("router.proj", "ffn_gate_inp"),
+            ("pre_feedforward_layernorm_2", "pre_ffw_norm_2"),
+            ("post_feedforward_layernorm_1", "post_ffw_norm_1"),
+            ("post_feedforward_layernorm_2", "post_ffw_norm_2"),
+            ("experts.gate_up_proj", "ffn_gate_up_exps"),
+            ("experts.down_proj", "ffn_down_exps"),
         ]
         .into_iter()
         .find(|(hf, _)| *hf == n)
@@ -200,6 +206,11 @@ pub fn name_of(name: &str) -> String {
         "lm_head" => "output.weight".into(),
         layer => {
             let (number, rest) = layer.strip_prefix("layers.").unwrap().split_once('.').unwrap();
+            match rest {
+                "router.scale" => return format!("blk.{number}.ffn_gate_inp.scale"),
+                "router.per_expert_scale" => return format!("blk.{number}.ffn_down_exps.scale"),
+                _ => {}
+            }
             format!("blk.{number}.{}.weight", inner(rest))
         }
     }

@@ -12,7 +12,7 @@ use gemma::engine::{
     Assistant, Cached, Engine, EngineInfo, EngineMemory, EngineReport, Input, Output, PageCopy,
     Prefix, Rows, Scores, TokenTree,
 };
-use gemma::models::{Config, Image, LayerSpec, Role, RopeSpec, Weights};
+use gemma::models::{Config, ExpertSpec, Image, LayerSpec, Role, RopeSpec, Weights};
 use gemma::tensor::Token;
 use std::sync::Arc;
 
@@ -33,8 +33,70 @@ struct Layer {
     post_attn_norm: Tensor, // [dim]
     pre_ffn_norm: Tensor,   // [dim]
     post_ffn_norm: Tensor,  // [dim]
+    mixture: Option<Mixture>,
     scale: f64,
     spec: LayerSpec,
+}
+
+/// The experts of a layer.
+struct Mixture {
+    spec: ExpertSpec,
+    router: Tensor,           // [count, dim]
+    router_scale: Tensor,     // [dim]
+    factors: Vec<f32>,        // [count]
+    pre_norm: Tensor,         // [dim]
+    gate_up: Vec<Tensor>,     // [2 * width, dim] each
+    down: Vec<Tensor>,        // [dim, width] each
+    post_shared_norm: Tensor, // [dim]
+    post_expert_norm: Tensor, // [dim]
+}
+
+impl Mixture {
+    fn new(
+        weights: &Weights,
+        i: usize,
+        matrix: &mut dyn FnMut(Role, usize) -> Result<Tensor>,
+    ) -> Result<Option<Mixture>> {
+        let Some(spec) = weights.config().experts else { return Ok(None) };
+        let vector =
+            |role| -> Result<Tensor> { Ok(Tensor::new(weights.vector(role, i)?, &Device::Cpu)?) };
+        Ok(Some(Mixture {
+            spec,
+            router: matrix(Role::Router, i)?,
+            router_scale: vector(Role::RouterScale)?,
+            factors: weights.vector(Role::ExpertFactors, i)?,
+            pre_norm: vector(Role::PreExpertNorm)?,
+            gate_up: matrix(Role::ExpertGateUp, i)?.chunk(spec.count, 0)?,
+            down: matrix(Role::ExpertDown, i)?.chunk(spec.count, 0)?,
+            post_shared_norm: vector(Role::PostSharedNorm)?,
+            post_expert_norm: vector(Role::PostExpertNorm)?,
+        }))
+    }
+
+    /// Joins the output of the MLP beside it and the experts of each row of the stream `x`.
+    fn forward(&self, x: &Tensor, shared: &Tensor, eps: f64) -> Result<Tensor> {
+        let dim = x.dim(1)?;
+        let routed = (rms_norm(x, &self.router_scale, eps)? * (dim as f64).powf(-0.5))?;
+        let scores: Vec<Vec<f32>> = linear(&routed, &self.router)?.to_vec2()?;
+        let y = rms_norm(x, &self.pre_norm, eps)?;
+        let mut rows = Vec::with_capacity(scores.len());
+        for (r, scores) in scores.iter().enumerate() {
+            let mut order: Vec<usize> = (0..scores.len()).collect();
+            order.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]));
+            let chosen = &order[..self.spec.used];
+            let total: f32 = chosen.iter().map(|e| (scores[*e] - scores[order[0]]).exp()).sum();
+            let (row, mut sum) = (y.narrow(0, r, 1)?, Tensor::zeros_like(&y.narrow(0, r, 1)?)?);
+            for &e in chosen {
+                let weight = (scores[e] - scores[order[0]]).exp() / total * self.factors[e];
+                let both = linear(&row, &self.gate_up[e])?.chunk(2, 1)?;
+                let part = linear(&(both[0].gelu()? * &both[1])?, &self.down[e])?;
+                sum = (sum + (part * weight as f64)?)?;
+            }
+            rows.push(sum);
+        }
+        let experts = rms_norm(&Tensor::cat(&rows, 0)?, &self.post_expert_norm, eps)?;
+        Ok((rms_norm(shared, &self.post_shared_norm, eps)? + experts)?)
+    }
 }
 
 /// Keys (rotated) and values of some positions, `[positions, n_kv_heads, head_dim]` each.
@@ -107,6 +169,7 @@ impl ReferenceEngine {
                     post_attn_norm: norm(Role::PostAttnNorm, i)?,
                     pre_ffn_norm: norm(Role::PreFfnNorm, i)?,
                     post_ffn_norm: norm(Role::PostFfnNorm, i)?,
+                    mixture: Mixture::new(weights, i, matrix)?,
                     scale: scale(i)?,
                     spec: config.layers[i],
                 })
@@ -177,8 +240,11 @@ impl ReferenceEngine {
             x = (x + rms_norm(&attention, &layer.post_attn_norm, eps)?)?;
             let h = rms_norm(&x, &layer.pre_ffn_norm, eps)?;
             // candle's `gelu` is the tanh form, as Gemma's is.
-            let ffn =
+            let mut ffn =
                 linear(&(linear(&h, &layer.gate)?.gelu()? * linear(&h, &layer.up)?)?, &layer.down)?;
+            if let Some(mixture) = &layer.mixture {
+                ffn = mixture.forward(&x, &ffn, eps)?;
+            }
             x = ((x + rms_norm(&ffn, &layer.post_ffn_norm, eps)?)? * layer.scale)?;
         }
         let (start, len) = match rows {

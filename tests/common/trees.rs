@@ -2,7 +2,7 @@
 
 use gemma::engine::{Engine, EngineExt, Input, Output, PlannedEngine, Rows, Scores, TokenTree};
 use gemma::models::gemma4::Gemma4;
-use gemma::models::{Config, LayerSpec, RopeSpec};
+use gemma::models::{Config, ExpertSpec, LayerSpec, RopeSpec};
 use rand::Rng;
 use rand::rngs::SmallRng;
 
@@ -31,6 +31,12 @@ pub fn reshape_global_layers(mut config: Config) -> Config {
         };
     }
     config
+}
+
+/// The same as a mixture of experts. The width of its rows is a multiple of 32.
+pub fn mixed(config: Config) -> Config {
+    let experts = Some(ExpertSpec { count: 7, used: 3, width: 96, fused: true });
+    Config { experts, ..reshape_global_layers(config) }
 }
 
 /// Commits `tokens` in random chunks.

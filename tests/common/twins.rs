@@ -7,8 +7,9 @@
 
 use gemma::compute::step::{NO_PARENT, StepView, roots};
 use gemma::compute::{
-    Act, ActFormat, BufferId, Dispatch, Executor, ExecutorExt, KvFormat, KvLayer, LinearJob, Op,
-    Part, Plan, PlanId, StepLayout, WeightId,
+    Act, ActFormat, BufferId, Choose, Combine, Dispatch, Executor, ExecutorExt, ExpertWeights,
+    Experts, KvFormat, KvLayer, LinearJob, Op, Part, Plan, PlanId, Prepare, RowSet, StepLayout,
+    WeightId,
 };
 use gemma::kv::Pages;
 use gemma::tensor::block::BLOCKS;
@@ -213,15 +214,59 @@ impl<E: Executor> Twins<E> {
 
     /// Room for prepared activations.
     pub fn act(&mut self, format: Format, cols: usize) -> Act {
+        self.act_of_slots(format, cols, 1)
+    }
+
+    /// The same for so many slots of each row.
+    fn act_of_slots(&mut self, format: Format, cols: usize, slots: usize) -> Act {
         let format = ActFormat::for_weights(format);
         let groups = format.groups(cols).max(1);
         Act {
             format,
             cols,
-            values: self.rows(cols),
-            scales: self.rows(groups),
-            sums: self.rows(groups),
+            values: self.rows(slots * cols),
+            scales: self.rows(slots * groups),
+            sums: self.rows(slots * groups),
         }
+    }
+
+    /// The operations of a mixture of `experts`, of which each row has `used`, with matrices of
+    /// `width` rows, twice, and of `dim` rows. With `up`, gates and up matrices are apart.
+    pub fn mixture(
+        &mut self,
+        [first, second]: [Format; 2],
+        up: Option<Format>,
+        [experts, used, dim, width]: [usize; 4],
+    ) -> Vec<Op> {
+        let (scores, factors) = (self.floats(experts), self.vector(experts));
+        let (chosen, weights) = (self.rows(used), self.rows(used));
+        let (gated, parts, out) = (self.rows(used * width), self.rows(used * dim), self.rows(dim));
+        let product =
+            |weights, act, out| Op::Experts(Experts { weights, act, chosen, experts, used, out });
+        let act = self.filled_act(first, dim);
+        let gates = match up {
+            None => ExpertWeights::Fused(self.matrix(first, experts * 2 * width, dim)),
+            Some(up) => ExpertWeights::Apart {
+                gate: self.matrix(first, experts * width, dim),
+                up: self.matrix(up, experts * width, dim),
+                act_up: self.filled_act(up, dim),
+            },
+        };
+        let mut ops = vec![
+            Op::Choose(Choose { scores, factors, experts, used, chosen, weights }),
+            product(gates, act, gated),
+        ];
+        let mut slots = self.act_of_slots(second, width, used);
+        if slots.format.int8 || slots.format.hadamard {
+            let rows = RowSet::Slots(used);
+            ops.push(Op::Prepare(Prepare { input: gated, act: slots, rows }));
+        } else {
+            slots.values = gated;
+        }
+        let down = ExpertWeights::Plain(self.matrix(second, experts * dim, width));
+        ops.push(product(down, slots, parts));
+        ops.push(Op::Combine(Combine { parts, weights, used, dim, out }));
+        ops
     }
 
     /// Prepared activations, filled.

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-const CASES: [&str; 2] = ["gemma4-wide", "gemma4-unified"];
+const CASES: [&str; 3] = ["gemma4-wide", "gemma4-unified", "gemma4-mixture"];
 
 pub fn golden(case: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(case)
@@ -70,6 +70,15 @@ fn keys(config: &Value) -> Vec<(String, Val)> {
         ]
         .map(|(key, value)| (format!("gemma4.{key}"), value)),
     );
+    if config["enable_moe_block"] == true {
+        for (key, name) in [
+            ("expert_count", "num_experts"),
+            ("expert_used_count", "top_k_experts"),
+            ("expert_feed_forward_length", "moe_intermediate_size"),
+        ] {
+            keys.push((format!("gemma4.{key}"), Val::U32(n(name))));
+        }
+    }
     keys
 }
 
@@ -87,7 +96,8 @@ fn file(case: &str) -> File {
     push("rope_freqs.weight", &[pairs], F32, &divisors);
     for (name, tensor) in Checkpoint::open(&golden(case)).unwrap().tensors() {
         let name = gguf::name_of(name.strip_prefix("model.language_model.").unwrap());
-        let kind = if tensor.shape.len() == 1 { F32 } else { BF16 };
+        let is_float = tensor.shape.len() == 1 || name.contains("ffn_gate_inp");
+        let kind = if is_float { F32 } else { BF16 };
         push(&name, tensor.shape, kind, &tensor.to_f32().unwrap());
     }
     file
@@ -115,6 +125,37 @@ pub fn assert_same_weights(a: &Weights, b: &Weights) {
 fn assert_same(a: &Weights, b: &Weights) {
     assert_same_weights(a, b);
     assert_eq!(logits(a), logits(b));
+}
+
+/// Divides the gate and up matrices of experts into two tensors, as older converters did.
+fn part_experts(file: &mut File) {
+    let is_fused = |t: &Tensor| t.name.contains("ffn_gate_up_exps");
+    let fused: Vec<Tensor> = file.tensors.iter().filter(|t| is_fused(t)).cloned().collect();
+    file.tensors.retain(|t| !is_fused(t));
+    for tensor in fused {
+        let [cols, rows, experts] = tensor.dims[..] else { panic!("{:?}", tensor.dims) };
+        let half = tensor.data.len() / experts as usize / 2;
+        for (i, name) in ["ffn_gate_exps", "ffn_up_exps"].into_iter().enumerate() {
+            let data = tensor.data.chunks_exact(half).skip(i).step_by(2).flatten().copied();
+            file.tensors.push(Tensor {
+                name: tensor.name.replace("ffn_gate_up_exps", name),
+                dims: vec![cols, rows / 2, experts],
+                kind: tensor.kind,
+                data: data.collect(),
+            });
+        }
+    }
+}
+
+#[test]
+fn experts_in_two_tensors_compute_the_same() {
+    let dir = tempfile::tempdir().unwrap();
+    let (hf, mut file) = (open(&golden("gemma4-mixture")), file("gemma4-mixture"));
+    part_experts(&mut file);
+    file.write(&dir.path().join("parted.gguf"));
+    let parted = open(&dir.path().join("parted.gguf"));
+    assert!(!parted.config().experts.unwrap().fused && hf.config().experts.unwrap().fused);
+    assert_eq!(logits(&hf), logits(&parted));
 }
 
 /// Returns the name, shape and bytes of all tensors of a file, sorted.
@@ -248,7 +289,7 @@ fn other_models_and_damage_are_refused() {
     let sets = |key: &str, value: Val, word: &str| {
         refused(&|f| f.set(&format!("gemma4.{key}"), value.clone()), word);
     };
-    sets("expert_count", Val::U32(128), "26B-A4B");
+    sets("expert_count", Val::U32(128), "top_k_experts");
     sets("embedding_length_per_layer_input", Val::U32(256), "E2B");
     sets("attention.shared_kv_layers", Val::U32(3), "E4B");
     sets("feed_forward_length", Val::I32s([[64; 6], [128; 6]].concat()), "double width");

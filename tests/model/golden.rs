@@ -20,7 +20,8 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-const CASES: [&str; 5] = ["text", "multimodal", "untied", "gemma4-wide", "gemma4-unified"];
+const CASES: [&str; 6] =
+    ["text", "multimodal", "untied", "gemma4-wide", "gemma4-unified", "gemma4-mixture"];
 
 /// Nats by which a likelihood may differ from the golden one. All compute in f32, so what is left
 /// is the order of sums: the oracle differs by 2e-5, and so does the planned engine as long as its
@@ -207,7 +208,7 @@ fn a_device_agrees_with_transformers() {
 #[test]
 fn greedy_texts_are_those_of_transformers() {
     let device = common::vulkan::device();
-    for case in ["gemma4-wide", "gemma4-unified"] {
+    for case in ["gemma4-wide", "gemma4-unified", "gemma4-mixture"] {
         let golden = golden(case);
         let greedy = golden.greedy.unwrap();
         let prompt = &golden.ids[..greedy.prompt];

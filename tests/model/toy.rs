@@ -71,6 +71,7 @@ impl Architecture for Toy {
             logit_cap: None,
             max_position: 1024,
             backbone: None,
+            experts: None,
             eos: vec![1],
             bos: 2,
             tied: true,

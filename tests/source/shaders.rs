@@ -106,5 +106,5 @@ fn counted_workgroups_release_what_all_their_invocations_stored() {
         "linear_matrix_k8",
         "linear_trellis",
     ];
-    assert_eq!(counting, [&["attention"][..], &linear].concat());
+    assert_eq!(counting, [&["attention", "choose"][..], &linear].concat());
 }

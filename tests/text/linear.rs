@@ -3,7 +3,7 @@
 
 use gemma::compute::act::{ActValues, ActView};
 use gemma::compute::cpu::isa::Isa;
-use gemma::compute::cpu::linear::{PackedMatrix, TILE, gate_up, linear};
+use gemma::compute::cpu::linear::{OutputPlace, PackedMatrix, TILE, gate_up, linear};
 use gemma::compute::reference::linear as twin;
 use gemma::tensor::{Code, Format, Matrix, StoredMatrix};
 use half::{bf16, f16};
@@ -106,7 +106,7 @@ fn product(isa: Isa, packed: &PackedMatrix, act: &ActView<'_>, splits: &[usize])
     let mut from = 0;
     for to in splits.iter().copied().chain([packed.tiles()]) {
         // SAFETY: `out` has rows * stride floats and no other user.
-        unsafe { linear(isa, packed, act, from..to, out.as_mut_ptr(), stride) };
+        unsafe { linear(isa, packed, act, from..to, OutputPlace::of(out.as_mut_ptr(), stride)) };
         from = to;
     }
     let is_untouched = |v: &f32| v.to_bits() == POISON.to_bits();
@@ -265,8 +265,8 @@ fn gate_up_equals_its_twin_also_for_mixed_formats() {
                             &pu,
                             &act_u.view(),
                             tiles,
-                            got.as_mut_ptr(),
-                            n,
+                            0,
+                            OutputPlace::of(got.as_mut_ptr(), n),
                         )
                     };
                 }

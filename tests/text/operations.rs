@@ -47,6 +47,22 @@ fn products() {
 }
 
 #[test]
+fn experts() {
+    for (mut t, isa) in executors() {
+        for (first, second, up, shape) in [
+            ("i4-g32", "i4-g32", None, [5, 2, 96, 64]),
+            ("q4_k", "q5_1", Some("q6_k"), [9, 3, 256, 32]),
+            ("bf16", "f32", None, [4, 4, 32, 96]),
+            ("t3-row", "i8-row", Some("bf16"), [3, 1, 128, 64]),
+        ] {
+            let ops = t.mixture([format(first), format(second)], up.map(format), shape);
+            let steps = [1, 5, 17].map(|live| Step { live, first: live % 3, ..Step::default() });
+            t.run(&format!("{first}, {second}, {isa}"), ops, steps);
+        }
+    }
+}
+
+#[test]
 fn rows() {
     for (mut t, isa) in executors() {
         for (dim, prepared, adds) in [

@@ -4,8 +4,8 @@
 
 use crate::{common, reduced};
 use common::trees::{
-    VOCAB, check_sequences, check_tree, one_by_one, prefill, random_tree, reshape_global_layers,
-    tokens,
+    VOCAB, check_sequences, check_tree, mixed, one_by_one, prefill, random_tree,
+    reshape_global_layers, tokens,
 };
 use gemma::compute::KvFormat;
 use gemma::compute::cpu::{CpuExecutor, CpuOptions, Isa};
@@ -14,6 +14,7 @@ use gemma::engine::{
     Engine, EngineExt, Input, Output, PlannedEngine, Rows, Scores, TokenTree, VocabAdapter,
 };
 use gemma::models::{Config, Role, Weights};
+use gemma::tensor::Format;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
@@ -115,6 +116,39 @@ fn layers_of_different_shapes_run_in_one_model() {
         for n in if kv == KvFormat::F32 { [0, 80] } else { [257, 600] } {
             check_tree(&mut a, &mut b, &text[..n], &mut rng, &format!("{format}, {kv:?}"));
         }
+    }
+}
+
+/// In trees, in passes of many rows and beside other sequences.
+#[test]
+fn rows_of_a_mixture_have_their_own_experts() {
+    let mut rng = SmallRng::seed_from_u64(8);
+    let text = tokens(&mut rng, 300);
+    let engine = |format: &str, sequences, options| {
+        let format: Format = format.parse().unwrap();
+        let weights = Weights::synthetic(mixed(config(70)), |_| format, 13);
+        let exec = Box::new(CpuExecutor::new(options).unwrap());
+        let options = EngineOptions { context: 400, kv: KvFormat::F16 };
+        PlannedEngine::for_sequences(&weights, exec, options, sequences).unwrap()
+    };
+    for format in ["f32", "bf16", "i4-g32", "i8-g32", "q5_1", "i4-row"] {
+        let of = |threads, check| CpuOptions { threads, check, isa: None };
+        let (mut a, mut b) = (engine(format, 1, of(2, false)), engine(format, 1, of(1, false)));
+        for n in [0, 71, 300] {
+            check_tree(&mut a, &mut b, &text[..n], &mut rng, format);
+        }
+        let lengths = [20, 0, 75];
+        let mut shared = engine(format, 3, of(2, true));
+        let mut alone: Vec<_> = lengths.map(|_| engine(format, 1, of(1, false))).into();
+        check_sequences(&mut shared, &mut alone, &lengths, &mut rng, format);
+        let all = Isa::all_supported().into_iter().map(|isa| {
+            let options = CpuOptions { threads: 3, check: true, isa: Some(isa) };
+            let mut engine = engine(format, 1, options);
+            prefill(&mut engine, &text[..40], &mut SmallRng::seed_from_u64(9));
+            one_by_one(&mut engine, &[3, 1, 4])
+        });
+        let all: Vec<_> = all.collect();
+        assert!(all.windows(2).all(|pair| pair[0] == pair[1]), "{format}: instruction sets differ");
     }
 }
 

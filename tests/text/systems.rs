@@ -59,7 +59,8 @@ fn the_texts_are_those_of_every_system() {
     let mut found = BTreeMap::new();
     let demo = Weights::open(bundled::target().unwrap()).unwrap();
     found.insert("demo".to_owned(), texts(&demo, KvFormat::F16));
-    for kind in ["text", "multimodal", "untied", "gemma4-unified", "gemma4-wide"] {
+    for kind in ["text", "multimodal", "untied", "gemma4-unified", "gemma4-wide", "gemma4-mixture"]
+    {
         let weights = Weights::open(Checkpoint::open(&golden.join(kind)).unwrap()).unwrap();
         for kv in [KvFormat::F16, KvFormat::Q8] {
             found.insert(format!("{kind}, {kv:?}"), texts(&weights, kv));

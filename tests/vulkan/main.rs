@@ -11,6 +11,7 @@ mod coding;
 mod device;
 mod drafts;
 mod driver;
+mod experts;
 mod failures;
 mod images;
 mod listing;

@@ -27,8 +27,8 @@ pub use executor::{
     AssistReport, Caps, Executor, ExecutorExt, Held, KernelTime, LoadJob, Loading, Report, Reports,
 };
 pub use op::{
-    Attention, Best, Cap, Commit, Concat, Embed, GateUp, Linear, LinearJob, Norm, Op, PageRange,
-    Prepare, Rope, RopeKeys,
+    Attention, Best, Cap, Choose, Combine, Commit, Concat, Embed, ExpertWeights, Experts, GateUp,
+    Linear, LinearJob, MAX_EXPERTS, MAX_USED, Norm, Op, PageRange, Prepare, Rope, RopeKeys,
 };
 pub use operand::{BufferId, RowSet, WeightId};
 pub use plan::{Dispatch, Part, Plan, PlanId};

@@ -16,6 +16,9 @@ pub enum Op {
     Prepare(Prepare),
     Linear(Linear),
     GateUp(GateUp),
+    Choose(Choose),
+    Experts(Experts),
+    Combine(Combine),
     Rope(Rope),
     Attention(Attention),
     Cap(Cap),
@@ -92,6 +95,99 @@ pub struct GateUp {
     pub gate: WeightId,
     pub act_up: Act,
     pub up: WeightId,
+    pub out: BufferId,
+}
+
+/// The experts of each row: those with the largest scores, of equal ones the first. Their weights
+/// are the softmax of their scores, times a factor of each expert.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Choose {
+    /// f32 `[rows, experts]`
+    pub scores: BufferId,
+    /// f32 `[experts]`
+    pub factors: BufferId,
+    /// At most [`MAX_EXPERTS`].
+    pub experts: usize,
+    /// Experts of a row, at most [`MAX_USED`].
+    pub used: usize,
+    /// u32 `[rows, used]`, ascending in a row
+    pub chosen: BufferId,
+    /// f32 `[rows, used]`
+    pub weights: BufferId,
+}
+
+/// Most experts of a layer, and most of a row, that the kernels take.
+pub const MAX_EXPERTS: usize = 512;
+pub const MAX_USED: usize = 32;
+
+/// Products with the matrices of chosen experts. A slot is a place in `chosen`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Experts {
+    pub weights: ExpertWeights,
+    /// A row of activations for each slot; for gates, one for each row.
+    pub act: Act,
+    /// u32 `[rows, used]`
+    pub chosen: BufferId,
+    pub experts: usize,
+    pub used: usize,
+    /// f32 `[rows * used, n]`
+    pub out: BufferId,
+}
+
+/// Matrices of all experts, one below the other, and what is made of them.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum ExpertWeights {
+    /// `act * weight^T` with `[n, cols]` of each expert.
+    Plain(WeightId),
+    /// `gelu_tanh(act * gate^T) * (act * up^T)`: each expert has the `n` rows of its gate, then
+    /// those of its up matrix.
+    Fused(WeightId),
+    /// The same, of two matrices.
+    Apart { gate: WeightId, up: WeightId, act_up: Act },
+}
+
+impl Experts {
+    /// The only matrix, or that of the gates.
+    pub fn first(&self) -> WeightId {
+        match self.weights {
+            ExpertWeights::Plain(weight) | ExpertWeights::Fused(weight) => weight,
+            ExpertWeights::Apart { gate, .. } => gate,
+        }
+    }
+
+    /// The matrix of the up products, where it is another one.
+    pub fn second(&self) -> Option<(WeightId, &Act)> {
+        match &self.weights {
+            ExpertWeights::Apart { up, act_up, .. } => Some((*up, act_up)),
+            ExpertWeights::Plain(_) | ExpertWeights::Fused(_) => None,
+        }
+    }
+
+    pub fn is_gated(&self) -> bool {
+        !matches!(self.weights, ExpertWeights::Plain(_))
+    }
+
+    /// Floats of a slot in `out`, if the first matrix has so many rows.
+    pub fn width(&self, rows: usize) -> usize {
+        let halves = if matches!(self.weights, ExpertWeights::Fused(_)) { 2 } else { 1 };
+        rows / self.experts / halves
+    }
+
+    /// Slots that share a row of activations.
+    pub fn slots_of_act(&self) -> usize {
+        if self.is_gated() { self.used } else { 1 }
+    }
+}
+
+/// `out[r] = sum_i weights[r, i] * parts[r, i]` in the order of i, from 0, f32 `[rows, dim]`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Combine {
+    /// f32 `[rows, used, dim]`
+    pub parts: BufferId,
+    /// f32 `[rows, used]`
+    pub weights: BufferId,
+    pub used: usize,
+    pub dim: usize,
     pub out: BufferId,
 }
 
@@ -220,6 +316,13 @@ impl Op {
             Op::Prepare(prepare) => vec![prepare.input],
             Op::Linear(linear) => linear.jobs.iter().flat_map(|j| act(&j.act)).collect(),
             Op::GateUp(gate_up) => [act(&gate_up.act_gate), act(&gate_up.act_up)].concat(),
+            Op::Choose(choose) => vec![choose.scores, choose.factors],
+            Op::Experts(experts) => {
+                let up = experts.second().map(|(_, up)| act(up));
+                let acts = [act(&experts.act)].into_iter().chain(up).flatten();
+                acts.chain([experts.chosen]).collect()
+            }
+            Op::Combine(combine) => vec![combine.parts, combine.weights],
             Op::Rope(r) => {
                 let keys = r.keys.iter().flat_map(|own| [own.k, own.v, own.k_norm]);
                 keys.chain([r.q, r.q_norm, r.rope_table]).collect()
@@ -247,6 +350,9 @@ impl Op {
             Op::Prepare(prepare) => vec![prepare.act.values],
             Op::Linear(linear) => linear.jobs.iter().map(|j| j.out).collect(),
             Op::GateUp(gate_up) => vec![gate_up.out],
+            Op::Choose(choose) => vec![choose.chosen, choose.weights],
+            Op::Experts(experts) => vec![experts.out],
+            Op::Combine(combine) => vec![combine.out],
             Op::Rope(Rope { q, keys, kv, .. }) => {
                 let mut written = vec![*q];
                 if let Some(RopeKeys { k, v, v_norm, .. }) = keys {

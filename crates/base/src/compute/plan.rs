@@ -35,7 +35,8 @@ impl Dispatch {
     /// True where row r of the output depends on row r of the inputs alone: neighbours need no
     /// barrier between them.
     pub fn is_row_local(&self) -> bool {
-        matches!(self.op, Op::Embed(_) | Op::Concat(_) | Op::Norm(_) | Op::Prepare(_))
+        use Op::*;
+        matches!(self.op, Embed(_) | Concat(_) | Norm(_) | Prepare(_) | Choose(_) | Combine(_))
     }
 
     /// True where matrices of weights are read whole.

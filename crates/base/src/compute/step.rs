@@ -115,6 +115,7 @@ impl StepView<'_> {
         match set {
             RowSet::All => self.first..self.rows,
             RowSet::Selected => 0..self.selected.len(),
+            RowSet::Slots(n) => self.first * n..self.rows * n,
         }
     }
 

@@ -3,8 +3,8 @@
 use super::act::Act;
 use super::cache::KvLayer;
 use super::op::{
-    Attention, Best, Cap, Commit, Concat, Embed, GateUp, Linear, LinearJob, Norm, Op, Prepare,
-    Rope, RopeKeys,
+    Attention, Best, Cap, Choose, Combine, Commit, Concat, Embed, ExpertWeights, Experts, GateUp,
+    Linear, LinearJob, Norm, Op, Prepare, Rope, RopeKeys,
 };
 use super::operand::{BufferId, RowSet, WeightId};
 
@@ -67,6 +67,7 @@ impl Op {
                 prepared(act_up, &mut |id| f(Use::Read(id)));
                 f(Use::Write(out));
             }
+            Op::Choose(_) | Op::Experts(_) | Op::Combine(_) => mixture(self, f),
             Op::Rope(Rope { q, q_norm, keys, eps: _, n_heads: _, rope_table, kv }) => {
                 f(Use::Change(q));
                 if let Some(RopeKeys { k, v, k_norm, v_norm }) = keys {
@@ -106,8 +107,38 @@ impl Op {
             Op::Embed(embed) => Some(embed.table),
             Op::Linear(linear) => linear.jobs.first().map(|j| j.weight),
             Op::GateUp(gate_up) => Some(gate_up.gate),
+            Op::Experts(experts) => Some(experts.first()),
             _ => None,
         }
+    }
+}
+
+/// Operations of a mixture of experts.
+fn mixture(op: &mut Op, f: &mut dyn FnMut(Use<'_>)) {
+    match op {
+        Op::Choose(Choose { scores, factors, experts: _, used: _, chosen, weights }) => {
+            [scores, factors].into_iter().for_each(|id| f(Use::Read(id)));
+            [chosen, weights].into_iter().for_each(|id| f(Use::Write(id)));
+        }
+        Op::Experts(Experts { weights, act, chosen, experts: _, used: _, out }) => {
+            match weights {
+                ExpertWeights::Plain(weight) | ExpertWeights::Fused(weight) => {
+                    f(Use::Weight(weight));
+                }
+                ExpertWeights::Apart { gate, up, act_up } => {
+                    [gate, up].into_iter().for_each(|id| f(Use::Weight(id)));
+                    prepared(act_up, &mut |id| f(Use::Read(id)));
+                }
+            }
+            prepared(act, &mut |id| f(Use::Read(id)));
+            f(Use::Read(chosen));
+            f(Use::Write(out));
+        }
+        Op::Combine(Combine { parts, weights, used: _, dim: _, out }) => {
+            [parts, weights].into_iter().for_each(|id| f(Use::Read(id)));
+            f(Use::Write(out));
+        }
+        _ => {}
     }
 }
 

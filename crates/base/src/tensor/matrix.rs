@@ -7,6 +7,7 @@ use super::{Code, Format, SideKind, Values, hadamard};
 use anyhow::{Result, ensure};
 use half::{bf16, f16};
 use std::borrow::Cow;
+use std::ops::Range;
 
 /// Row-major weights of a linear layer (`rows` outputs, `cols` inputs) or an embedding table
 /// (`rows` tokens).
@@ -51,6 +52,16 @@ impl<'a> Matrix<'a> {
     /// Bytes of codes and side.
     pub fn bytes(&self) -> usize {
         self.codes.len() + self.side.len()
+    }
+
+    /// Some rows, of which the first begins a block of rows ([`Format::block_rows`]).
+    pub fn part(&self, rows: Range<usize>) -> Matrix<'_> {
+        let (format, cols) = (self.format, self.cols);
+        let (width, side_width) = (format.row_bytes(cols), format.row_side(cols));
+        let codes = &self.codes[rows.start * width..][..format.stored_rows(rows.len()) * width];
+        let side = &self.side[rows.start * side_width..][..rows.len() * side_width];
+        let (codes, side) = (Cow::Borrowed(codes), Cow::Borrowed(side));
+        Matrix { format, rows: rows.len(), cols, codes, side }
     }
 
     /// The codes of one row; not for trellis codes, whose rows share tiles.

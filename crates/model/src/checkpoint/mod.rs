@@ -81,6 +81,15 @@ impl std::fmt::Display for Kind {
     }
 }
 
+/// Returns the rows and columns of a matrix, or of matrices that lie one below the other.
+fn flat(shape: &[usize]) -> Option<[usize; 2]> {
+    match *shape {
+        [rows, cols] => Some([rows, cols]),
+        [stack, rows, cols] => Some([stack.checked_mul(rows)?, cols]),
+        _ => None,
+    }
+}
+
 impl Checkpoint {
     /// Opens a Hugging Face directory (one file or sharded), an artifact written by `gemma
     /// quantize`, or a GGUF file, which still has to be told how to look ([`Checkpoint::present`]).
@@ -377,7 +386,7 @@ impl Checkpoint {
             .tensor(name)
             .with_context(|| Fault::model(format!("{}: there is no tensor `{name}`", self.name)))?;
         let bad = |what: String| Fault::model(format!("{}: tensor `{name}` {what}", self.name));
-        let &[rows, cols] = view.shape else {
+        let Some([rows, cols]) = flat(view.shape) else {
             return Err(bad(format!("of shape {:?} is not a matrix", view.shape)).into());
         };
         if let Some((code, ggml)) = self.block(name) {

@@ -1,7 +1,7 @@
 //! Tensors as bytes that are read from their files when they are wanted, not through the map.
 
 use super::gguf::types::Opener;
-use super::{Checkpoint, Dtype, artifact};
+use super::{Checkpoint, Dtype, artifact, flat};
 use anyhow::{Context, Result, ensure};
 use gemma_base::error::Fault;
 use gemma_base::tensor::{SideKind, Source, StoredMatrix};
@@ -130,8 +130,8 @@ impl Checkpoint {
         let view = self.tensor(name);
         let opener = self.block(name).and_then(|(code, _)| Opener::new(code));
         let halves = view.is_some_and(|view| view.dtype == Dtype::F16);
-        let (rows, cols, format) = match view.map(|view| view.shape) {
-            Some(&[rows, cols]) if halves || opener.is_some() => {
+        let (rows, cols, format) = match view.and_then(|view| flat(view.shape)) {
+            Some([rows, cols]) if halves || opener.is_some() => {
                 let ggml = opener.map(|opener| opener.ggml);
                 let cols = ggml.map_or(cols, |ggml| cols / ggml.bytes * ggml.weights);
                 (rows, cols, self.format(name).context("its tensor is there")?)

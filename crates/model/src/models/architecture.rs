@@ -4,7 +4,7 @@
 //! dispatches of a pass, `quant::calibrate` computes them in f32 over many windows of text, and
 //! [`Config::tensors`] reads the tensors and their shapes off them.
 
-use super::config::{Config, LayerSpec};
+use super::config::{Config, ExpertSpec, LayerSpec};
 use super::dialect::Dialect;
 use super::gemma3::Gemma3;
 use super::gemma4::{Gemma4, Gemma4Assistant};
@@ -80,12 +80,7 @@ pub fn is_known(name: &str) -> bool {
 pub fn refusal(name: &str) -> Option<&'static str> {
     let name = name.to_ascii_lowercase().replace("gemma-", "gemma").replace('_', "-");
     let layers = "it has embeddings for each layer, which are not computed";
-    let reasons = [
-        ("gemma3n", layers),
-        ("gemma4-e2b", layers),
-        ("gemma4-e4b", layers),
-        ("gemma4-26b-a4b", "it is a mixture of experts, which is not computed"),
-    ];
+    let reasons = [("gemma3n", layers), ("gemma4-e2b", layers), ("gemma4-e4b", layers)];
     reasons.into_iter().find(|(part, _)| name.contains(part)).map(|(_, why)| why)
 }
 
@@ -116,6 +111,11 @@ pub enum Step {
     Attend { q_norm: Role, keys: Option<KeyNorms> },
     /// Gives `gelu_tanh(z gate^T) * (z up^T)` of one value z.
     GateUp { gate: Role, up: Role, rows: usize },
+    /// Gives the sum of [`Role::PostSharedNorm`] of one value and [`Role::PostExpertNorm`] of what
+    /// the experts of each row make of the residual stream. The router scores RMSNorm of the stream
+    /// without weights, times [`Role::RouterScale`] and `dim^-0.5`; experts read
+    /// [`Role::PreExpertNorm`] of the stream.
+    Mixture(ExpertSpec),
     /// Adds RMSNorm of one value to the residual stream, then multiplies the stream by `scale`, a
     /// tensor of one number.
     Add { norm: Role, scale: Option<Role> },
@@ -153,12 +153,24 @@ pub struct TensorSpec {
     /// 1 for a vector.
     pub rows: usize,
     pub cols: usize,
+    /// Matrices of equal size that lie one below the other; 1 for a single one.
+    pub stack: usize,
 }
 
 impl TensorSpec {
     /// Returns whether it is a matrix of a linear layer or a table; the others are vectors.
     pub fn is_matrix(&self) -> bool {
         self.role.is_matrix()
+    }
+
+    /// Returns its shape in files of floats.
+    pub fn shape(&self) -> Vec<usize> {
+        let TensorSpec { role, rows, cols, stack, .. } = *self;
+        match () {
+            _ if role.is_of_experts() => vec![stack, rows / stack, cols],
+            _ if role.is_matrix() => vec![rows, cols],
+            _ => vec![cols],
+        }
     }
 
     /// Returns the number of its weights.
@@ -171,7 +183,10 @@ impl TensorSpec {
 pub fn tensors(config: &Config, spec: &LayerSpec, layer: usize, out: &mut Vec<TensorSpec>) {
     let mut width = config.dim; // of the step's first input
     for step in config.architecture.layer(config, spec) {
-        let mut push = |role, rows, cols| out.push(TensorSpec { role, layer, rows, cols });
+        let mut stacked = |role, stack, rows, cols| {
+            out.push(TensorSpec { role, layer, rows: stack * rows, cols, stack });
+        };
+        let mut push = |role, rows, cols| stacked(role, 1, rows, cols);
         step.matrices().into_iter().for_each(|(role, rows)| push(role, rows, width));
         width = match step {
             Step::Norm(role) => {
@@ -185,6 +200,22 @@ pub fn tensors(config: &Config, spec: &LayerSpec, layer: usize, out: &mut Vec<Te
                 spec.query_width()
             }
             Step::GateUp { rows, .. } => rows,
+            Step::Mixture(ExpertSpec { count, width, fused, .. }) => {
+                push(Role::PostSharedNorm, 1, config.dim);
+                push(Role::RouterScale, 1, config.dim);
+                push(Role::Router, count, config.dim);
+                push(Role::ExpertFactors, 1, count);
+                push(Role::PreExpertNorm, 1, config.dim);
+                match fused {
+                    true => stacked(Role::ExpertGateUp, count, 2 * width, config.dim),
+                    false => [Role::ExpertGate, Role::ExpertUp]
+                        .into_iter()
+                        .for_each(|role| stacked(role, count, width, config.dim)),
+                }
+                stacked(Role::ExpertDown, count, config.dim, width);
+                stacked(Role::PostExpertNorm, 1, 1, config.dim);
+                config.dim
+            }
             Step::Add { norm, scale } => {
                 push(norm, 1, config.dim);
                 scale.into_iter().for_each(|role| push(role, 1, 1));

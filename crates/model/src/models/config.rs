@@ -62,6 +62,18 @@ impl LayerSpec {
     }
 }
 
+/// Experts of each layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpertSpec {
+    pub count: usize,
+    /// Experts of a row.
+    pub used: usize,
+    /// Channels between the matrices of an expert, a multiple of 32.
+    pub width: usize,
+    /// Whether the gate and the up matrix of an expert are one.
+    pub fused: bool,
+}
+
 /// Shape and constants of a language model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
@@ -69,6 +81,8 @@ pub struct Config {
     pub layers: Vec<LayerSpec>,
     pub dim: usize,
     pub ffn_dim: usize,
+    /// Experts beside the MLP of each layer, in a mixture.
+    pub experts: Option<ExpertSpec>,
     /// Rows of the embedding that are tokens or could be
     pub vocab: usize,
     /// The epsilon of every RMSNorm
@@ -126,7 +140,7 @@ impl Config {
 
     /// Returns every tensor of the model in the order of the forward pass.
     pub fn tensors(&self, has_own_head: bool) -> Vec<TensorSpec> {
-        let outside = |role, rows, cols| TensorSpec { role, layer: 0, rows, cols };
+        let outside = |role, rows, cols| TensorSpec { role, layer: 0, rows, cols, stack: 1 };
         let mut out = vec![outside(Role::Embed, self.vocab, self.dim)];
         if let Some(backbone) = self.backbone {
             out.push(outside(Role::PreProjection, self.dim, 2 * backbone));

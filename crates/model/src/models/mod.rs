@@ -22,7 +22,7 @@ pub mod weights;
 
 pub use architecture::{KeyNorms, Step, TensorSpec};
 pub use chat::{ChatTemplate, ImageText, Message, MessageImage, ToolCall};
-pub use config::{Config, LayerSpec, RopeSpec};
+pub use config::{Config, ExpertSpec, LayerSpec, RopeSpec};
 pub use dialect::Dialect;
 pub use generation::Generation;
 pub use images::{Image, ImageDigest, Images};

@@ -29,10 +29,27 @@ pub enum Role {
     PreProjection,
     /// Matrix that makes such a state from the assistant's last hidden state.
     PostProjection,
+    /// Matrix that scores the experts of a layer.
+    Router,
+    /// Factors of the residual stream in front of it.
+    RouterScale,
+    /// Factor of each expert's output.
+    ExpertFactors,
+    /// Norm in front of the experts.
+    PreExpertNorm,
+    /// Gate and up matrices of all experts, one expert below the other.
+    ExpertGateUp,
+    /// The same in two tensors, as some GGUF files have them.
+    ExpertGate,
+    ExpertUp,
+    ExpertDown,
+    /// Norms behind the MLP that is beside experts, and behind these.
+    PostSharedNorm,
+    PostExpertNorm,
 }
 
 impl Role {
-    pub const ALL: [Role; 19] = [
+    pub const ALL: [Role; 29] = [
         Role::Embed,
         Role::Q,
         Role::K,
@@ -52,18 +69,50 @@ impl Role {
         Role::LayerScale,
         Role::PreProjection,
         Role::PostProjection,
+        Role::Router,
+        Role::RouterScale,
+        Role::ExpertFactors,
+        Role::PreExpertNorm,
+        Role::ExpertGateUp,
+        Role::ExpertGate,
+        Role::ExpertUp,
+        Role::ExpertDown,
+        Role::PostSharedNorm,
+        Role::PostExpertNorm,
     ];
 
     pub fn is_matrix(self) -> bool {
         use Role::*;
         matches!(
             self,
-            Embed | Q | K | V | O | Gate | Up | Down | Head | PreProjection | PostProjection
+            Embed
+                | Q
+                | K
+                | V
+                | O
+                | Gate
+                | Up
+                | Down
+                | Head
+                | PreProjection
+                | PostProjection
+                | Router
+                | ExpertGateUp
+                | ExpertGate
+                | ExpertUp
+                | ExpertDown
         )
     }
 
     pub fn is_norm(self) -> bool {
-        !self.is_matrix() && self != Role::LayerScale
+        use Role::*;
+        !self.is_matrix() && !matches!(self, LayerScale | RouterScale | ExpertFactors)
+    }
+
+    /// Returns whether it is a matrix of each expert.
+    pub fn is_of_experts(self) -> bool {
+        use Role::*;
+        matches!(self, ExpertGateUp | ExpertGate | ExpertUp | ExpertDown)
     }
 
     /// Returns whether it belongs to a layer.
@@ -79,10 +128,10 @@ impl Role {
         if self.is_layer() { format!("layers.{layer}.{name}") } else { name.to_owned() }
     }
 
-    /// Returns the last part of that, such as `q_proj`.
+    /// Returns that without the layer and its half, such as `q_proj` or `experts.down_proj`.
     pub fn name(self) -> &'static str {
         let name = self.suffix().trim_end_matches(".weight");
-        name.rsplit('.').next().unwrap_or(name)
+        name.trim_start_matches("self_attn.").trim_start_matches("mlp.")
     }
 
     /// Returns the name of Hugging Face behind the model's prefix, and behind `layers.N.` for a
@@ -108,6 +157,16 @@ impl Role {
             Role::LayerScale => "layer_scalar",
             Role::PreProjection => "pre_projection.weight",
             Role::PostProjection => "post_projection.weight",
+            Role::Router => "router.proj.weight",
+            Role::RouterScale => "router.scale",
+            Role::ExpertFactors => "router.per_expert_scale",
+            Role::PreExpertNorm => "pre_feedforward_layernorm_2.weight",
+            Role::ExpertGateUp => "experts.gate_up_proj",
+            Role::ExpertGate => "experts.gate_proj",
+            Role::ExpertUp => "experts.up_proj",
+            Role::ExpertDown => "experts.down_proj",
+            Role::PostSharedNorm => "post_feedforward_layernorm_1.weight",
+            Role::PostExpertNorm => "post_feedforward_layernorm_2.weight",
         }
     }
 }

@@ -262,7 +262,7 @@ mod tests {
         for format in ["f32", "bf16", "i8-row", "i8a-row", "i4-g32", "i2-g32", "t3-row"] {
             let format: Format = format.parse().unwrap();
             let (rows, cols) = (35, 192);
-            let tensor = TensorSpec { role: Role::Up, layer: 1, rows, cols };
+            let tensor = TensorSpec { role: Role::Up, layer: 1, rows, cols, stack: 1 };
             let synthetic = Synthetic::new(&[tensor], |_, _| format, 5);
             let stored = synthetic.stored(Role::Up, 1, rows, cols).unwrap();
             let whole = synthetic.matrix(Role::Up, 1, rows, cols).unwrap();

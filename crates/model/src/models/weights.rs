@@ -312,15 +312,15 @@ fn check(spec: &TensorSpec, tensor: &Stored, shown: &str) -> Result<(), Fault> {
         Role::Embed | Role::Head => {
             matches!(tensor.shape[..], [r, c] if r >= rows && c == cols)
         }
-        _ if role.is_matrix() || matches!(tensor.kind, Kind::Packed(_)) => {
-            tensor.shape == [rows, cols]
+        _ if matches!(tensor.kind, Kind::Packed(_)) => {
+            tensor.shape == [rows, cols] || tensor.shape == spec.shape()
         }
-        _ => tensor.shape == [cols],
+        _ => tensor.shape == spec.shape(),
     };
     let bad = |what: String| Fault::model(format!("{shown}: tensor `{}` {what}", tensor.name));
     if !fits {
-        let want = if role.is_matrix() { format!("[{rows}, {cols}]") } else { format!("[{cols}]") };
-        return Err(bad(format!("has shape {:?}; config.json asks for {want}", tensor.shape))
+        let want = spec.shape();
+        return Err(bad(format!("has shape {:?}; config.json asks for {want:?}", tensor.shape))
             .help(
                 "config.json and the weights do not belong together: \
                 fetch both from the same place",

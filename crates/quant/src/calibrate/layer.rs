@@ -150,6 +150,7 @@ impl<'a> Layer<'a> {
                 pieces.for_each(|(gate, up)| rows::gate(gate, up));
                 vec![out]
             }
+            Step::Mixture(_) => bail!("a mixture is not calibrated"),
             Step::Add { norm, scale } => {
                 let block = self.norm(*norm, &input.remove(0));
                 let scale = scale.map_or(1.0, |role| self.vectors[&role][0]);

@@ -71,6 +71,10 @@ impl<'a> Calibrator<'a> {
             let what = "an assistant reads the cache of another model, which calibration lacks";
             return Err(Fault::usage(what).help("quantise it without --calibrate").into());
         }
+        if source.config().experts.is_some() {
+            let what = "the model is a mixture of experts, which calibration does not compute";
+            return Err(Fault::usage(what).help("quantise it without --calibrate").into());
+        }
         let original = embed(source.config(), &source.matrix(Role::Embed, 0)?, &text.tokens);
         let made = original.clone();
         Ok(Calibrator {

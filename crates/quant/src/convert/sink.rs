@@ -3,7 +3,7 @@
 use super::staging::StagedFile;
 use crate::layout::TensorPlan;
 use anyhow::{Context, Result};
-use gemma_base::tensor::Matrix;
+use gemma_base::tensor::{Code, Matrix};
 use gemma_model::checkpoint::gguf::types;
 use sha2::{Digest, Sha256};
 use std::path::Path;
@@ -49,7 +49,7 @@ impl<'a> TensorWriter<'a> {
                 self.written.side.extend_from_slice(&matrix.side);
                 self.put(&matrix.codes)
             }
-            Some(_) if !self.entry.role.is_matrix() => self.vector(&matrix.dequantize()),
+            Some(Code::F32) => self.floats(&matrix.dequantize()),
             Some(_) if !matrix.format.code.is_integer() => self.put(&matrix.codes),
             Some(_) => {
                 for start in (0..matrix.rows).step_by(ROWS) {
@@ -64,12 +64,12 @@ impl<'a> TensorWriter<'a> {
     /// Writes more plain weights: their bytes in the source, or their values.
     pub fn plain(&mut self, bytes: &[u8], values: &[f32]) -> Result<()> {
         match self.entry.block {
-            Some(_) if !self.entry.role.is_matrix() => self.vector(values),
+            Some(Code::F32) => self.floats(values),
             _ => self.put(bytes),
         }
     }
 
-    fn vector(&mut self, values: &[f32]) -> Result<()> {
+    fn floats(&mut self, values: &[f32]) -> Result<()> {
         let values: Vec<f32> = values.iter().map(|v| v + self.entry.base).collect();
         self.put(bytemuck::cast_slice(&values))
     }

@@ -11,8 +11,8 @@ use gemma_base::tensor::{Code, Format, GgmlType, Group};
 use gemma_model::checkpoint::Dtype;
 use gemma_model::checkpoint::gguf::types;
 use gemma_model::checkpoint::gguf::write::{Keys, Tensor, header as container};
-use gemma_model::models::Role;
 use gemma_model::models::gguf::tensor_name;
+use gemma_model::models::{Role, TensorSpec};
 
 /// Name of the file in the staging directory.
 pub const FILE: &str = "model.gguf";
@@ -25,7 +25,8 @@ pub fn code(name: &str, role: Role, target: TargetFormat, cols: usize) -> Result
             use --recipe int4";
         Err(Fault::usage(what).help(help).into())
     };
-    if !role.is_matrix() {
+    // Routers are floats wherever llama.cpp writes them.
+    if !role.is_matrix() || role == Role::Router {
         return if target.is_packed() { refuse() } else { Ok(Code::F32) };
     }
     let format = match target {
@@ -49,8 +50,8 @@ pub fn code(name: &str, role: Role, target: TargetFormat, cols: usize) -> Result
 }
 
 /// Returns a tensor as the file stores it, with its padding.
-pub fn part(role: Role, layer: usize, code: Code, rows: usize, cols: usize) -> StoredTensor {
-    let tensor = tensor(role, layer, code, rows, cols);
+pub fn part(spec: &TensorSpec, code: Code) -> StoredTensor {
+    let tensor = tensor(spec, code);
     let bytes = tensor.bytes() + tensor.padding() as u64;
     StoredTensor {
         name: tensor.name,
@@ -60,22 +61,18 @@ pub fn part(role: Role, layer: usize, code: Code, rows: usize, cols: usize) -> S
     }
 }
 
-/// Returns the number of zero bytes that pad a tensor to the file's alignment.
-pub fn padding(role: Role, layer: usize, code: Code, rows: usize, cols: usize) -> usize {
-    tensor(role, layer, code, rows, cols).padding()
+/// Returns a tensor as the file's header names it.
+pub fn tensor(spec: &TensorSpec, code: Code) -> Tensor {
+    Tensor { name: tensor_name(spec.role, spec.layer), code, shape: spec.shape() }
 }
 
-fn tensor(role: Role, layer: usize, code: Code, rows: usize, cols: usize) -> Tensor {
-    let shape = if role.is_matrix() { vec![rows, cols] } else { vec![cols] };
-    Tensor { name: tensor_name(role, layer), code, shape }
-}
-
-/// Returns everything before the data of these tensors (role, layer, code, rows, columns).
-pub fn header(keys: &Keys, tensors: &[(Role, usize, Code, usize, usize)]) -> Vec<u8> {
+/// Returns everything before the data of these tensors.
+pub fn header(keys: &Keys, tensors: &[(TensorSpec, Code)]) -> Vec<u8> {
     let mut keys = keys.clone();
     let weights = |name: &str| {
         let is_of = |code: Code| code.spec().ggml.is_some_and(|ggml| ggml.name == name);
-        tensors.iter().filter(|t| is_of(t.2) && t.0.is_matrix()).map(|t| t.3 * t.4).sum::<usize>()
+        let matrices = tensors.iter().filter(|(spec, code)| is_of(*code) && spec.is_matrix());
+        matrices.map(|(spec, _)| spec.size()).sum::<usize>()
     };
     // llama.cpp numbers a file by the type of most of its weights.
     let mostly = [("F32", 0), ("F16", 1), ("Q4_0", 2), ("Q8_0", 7), ("BF16", 32)];
@@ -85,9 +82,6 @@ pub fn header(keys: &Keys, tensors: &[(Role, usize, Code, usize, usize)]) -> Vec
     );
     // Version of the block layouts since May 2023.
     keys.u32("general.quantization_version", 2);
-    let tensors: Vec<Tensor> = tensors
-        .iter()
-        .map(|&(role, layer, code, rows, cols)| tensor(role, layer, code, rows, cols))
-        .collect();
+    let tensors: Vec<Tensor> = tensors.iter().map(|(spec, code)| tensor(spec, *code)).collect();
     container(&keys, &tensors)
 }

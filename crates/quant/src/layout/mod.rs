@@ -62,6 +62,8 @@ pub struct TensorPlan {
     pub name: String,
     pub rows: usize,
     pub cols: usize,
+    /// See [`TensorSpec::stack`].
+    pub stack: usize,
     pub target: TargetFormat,
     /// Codes, then scales, or one plain tensor.
     pub parts: Vec<StoredTensor>,
@@ -80,8 +82,13 @@ impl TensorPlan {
 
     /// Returns the number of zero bytes after the data, which align the next tensor of a GGUF file.
     pub fn padding(&self) -> usize {
-        self.block
-            .map_or(0, |kind| gguf::padding(self.role, self.layer, kind, self.rows, self.cols))
+        self.block.map_or(0, |code| gguf::tensor(&self.spec(), code).padding())
+    }
+
+    /// Returns the tensor of the source.
+    pub fn spec(&self) -> TensorSpec {
+        let TensorPlan { role, layer, rows, cols, stack, .. } = *self;
+        TensorSpec { role, layer, rows, cols, stack }
     }
 }
 
@@ -114,10 +121,10 @@ impl ArtifactLayout {
         let tensors = weights.tensors();
         let norm_base = weights.config().architecture.norm_base();
         for (i, &target) in (0..tensors.len()).zip(targets) {
-            let TensorSpec { role, layer, rows, cols } = tensors[i];
+            let TensorSpec { role, layer, rows, cols, stack } = tensors[i];
             let name = weights.name(role, layer);
             let code = gguf::code(&name, role, target, cols)?;
-            let parts = vec![gguf::part(role, layer, code, rows, cols)];
+            let parts = vec![gguf::part(&tensors[i], code)];
             entries.push(TensorPlan {
                 role,
                 layer,
@@ -125,6 +132,7 @@ impl ArtifactLayout {
                 name,
                 rows,
                 cols,
+                stack,
                 target,
                 parts,
                 block: Some(code),
@@ -132,10 +140,7 @@ impl ArtifactLayout {
                 shard: 0,
             });
         }
-        let tensors: Vec<_> = entries
-            .iter()
-            .filter_map(|e| Some((e.role, e.layer, e.block?, e.rows, e.cols)))
-            .collect();
+        let tensors: Vec<_> = entries.iter().filter_map(|e| Some((e.spec(), e.block?))).collect();
         let header = gguf::header(keys, &tensors);
         Ok(ArtifactLayout { entries, shards: 1, gguf: Some(header) })
     }
@@ -152,9 +157,9 @@ impl ArtifactLayout {
         let (mut shard, mut filled) = (0, 0);
         let tensors = weights.tensors();
         for (i, &target) in (0..tensors.len()).zip(targets) {
-            let TensorSpec { role, layer, rows, cols } = tensors[i];
+            let TensorSpec { role, layer, rows, cols, stack } = tensors[i];
             let name = weights.name(role, layer);
-            let parts = parts(&name, role, target, rows, cols)?;
+            let parts = parts(&name, &tensors[i], target)?;
             let bytes: u64 = parts.iter().map(|p| p.bytes).sum();
             if filled > 0 && filled + bytes > shard_bytes {
                 (shard, filled) = (shard + 1, 0);
@@ -167,6 +172,7 @@ impl ArtifactLayout {
                 name,
                 rows,
                 cols,
+                stack,
                 target,
                 parts,
                 block: None,
@@ -279,17 +285,9 @@ pub struct Class {
 }
 
 /// Returns the stored tensors of one tensor. Plain floats keep the source's name.
-fn parts(
-    name: &str,
-    role: Role,
-    target: TargetFormat,
-    rows: usize,
-    cols: usize,
-) -> Result<Vec<StoredTensor>> {
-    let plain = |dtype| {
-        let shape = if role.is_matrix() { vec![rows, cols] } else { vec![cols] };
-        vec![StoredTensor::new(name.into(), dtype, shape)]
-    };
+fn parts(name: &str, spec: &TensorSpec, target: TargetFormat) -> Result<Vec<StoredTensor>> {
+    let TensorSpec { role, rows, cols, .. } = *spec;
+    let plain = |dtype| vec![StoredTensor::new(name.into(), dtype, spec.shape())];
     let format = match target {
         TargetFormat::AsIs(dtype) => return Ok(plain(dtype)),
         TargetFormat::Format(Format::F32) => return Ok(plain(Dtype::F32)),

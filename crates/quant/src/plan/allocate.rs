@@ -120,7 +120,7 @@ fn gcd(a: u64, b: u64) -> u64 {
 pub fn prior(role: Role, layer: usize, n_layers: usize) -> f64 {
     let by_role = match role {
         Role::V => 2.0,
-        Role::O | Role::Down => 1.4,
+        Role::O | Role::Down | Role::ExpertDown => 1.4,
         Role::Up => 1.0,
         Role::Gate => 0.8,
         Role::Q | Role::K => 0.7,

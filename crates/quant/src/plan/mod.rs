@@ -220,7 +220,7 @@ struct Tensor {
 
 impl Tensor {
     fn new(source: &Weights, spec: &TensorSpec, choice: &FormatChoice) -> Result<Tensor> {
-        let TensorSpec { role, layer, rows, cols } = *spec;
+        let TensorSpec { role, layer, rows, cols, .. } = *spec;
         let name = || source.name(role, layer);
         let formats = match choice {
             FormatChoice::One(format) => {

@@ -48,11 +48,7 @@ impl TensorReport {
         TensorReport {
             name: entry.name.clone(),
             format: entry.target.to_string(),
-            shape: if entry.role.is_matrix() {
-                vec![entry.rows, entry.cols]
-            } else {
-                vec![entry.cols]
-            },
+            shape: entry.spec().shape(),
             bytes: entry.bytes(),
             bits_per_weight: 8.0 * entry.bytes() as f64 / (entry.rows * entry.cols) as f64,
             relative_error: digits(relative_error, 6),

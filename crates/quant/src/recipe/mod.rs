@@ -283,7 +283,8 @@ mod tests {
         });
         roles
             .flat_map(|role| {
-                (0..layers(role)).map(move |layer| TensorSpec { role, layer, rows: 1, cols: 1 })
+                let spec = TensorSpec { role, layer: 0, rows: 1, cols: 1, stack: 1 };
+                (0..layers(role)).map(move |layer| TensorSpec { layer, ..spec })
             })
             .collect()
     }

@@ -2,8 +2,8 @@
 //!
 //! Names are those of [`Role::short_name`]: the checkpoint's names without the model's prefix and
 //! without `.weight`. `*` matches any characters except dots, `**` any characters, `{a,b}` either,
-//! and `{0,58..61}` numbers with the last one included. `norms` is every vector, `linears` every
-//! matrix of a layer.
+//! and `{0,58..61}` numbers with the last one included. `norms` is every vector and every router,
+//! `linears` every other matrix of a layer.
 
 use anyhow::{Result, bail, ensure};
 use gemma_model::models::Role;
@@ -36,8 +36,10 @@ impl Pattern {
 
     pub fn matches(&self, role: Role, layer: usize) -> bool {
         match self {
-            Pattern::Norms => !role.is_matrix(),
-            Pattern::Linears => role.is_matrix() && !matches!(role, Role::Embed | Role::Head),
+            Pattern::Norms => !role.is_matrix() || role == Role::Router,
+            Pattern::Linears => {
+                role.is_matrix() && !matches!(role, Role::Embed | Role::Head | Role::Router)
+            }
             Pattern::Globs(globs) => {
                 let name = role.short_name(layer);
                 globs.iter().any(|glob| glob_matches(glob.as_bytes(), name.as_bytes()))

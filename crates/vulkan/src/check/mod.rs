@@ -20,8 +20,8 @@ use gemma_base::compute::memory::Buffers;
 use gemma_base::compute::poison::{self, Computed};
 use gemma_base::compute::step::StepView;
 use gemma_base::compute::{
-    BufferId, Caps, Dispatch, Executor, KvFormat, Linear, LoadJob, Op, Part, Plan, PlanId, Report,
-    Reports, StepLayout, WeightId, best, reference,
+    BufferId, Caps, Dispatch, Executor, Experts, KvFormat, Linear, LoadJob, Op, Part, Plan, PlanId,
+    Report, Reports, RowSet, StepLayout, WeightId, best, reference,
 };
 use gemma_base::tensor::Matrix;
 use gemma_base::testing;
@@ -221,6 +221,11 @@ impl CheckedExecutor {
     ) -> HashMap<BufferId, Vec<f32>> {
         let mut sizes = HashMap::new();
         for dispatch in dispatches {
+            if let Op::Experts(op) = &dispatch.op
+                && !op.is_gated()
+            {
+                sizes.insert(op.out, self.sizes_of_experts(op, step));
+            }
             let Op::Linear(Linear { jobs, rows }) = &dispatch.op else { continue };
             for job in jobs {
                 let (matrix, live) = (&self.canonical[job.weight.0 as usize], step.live(*rows));
@@ -232,6 +237,29 @@ impl CheckedExecutor {
                     sizes.insert(job.out, rows);
                 }
             }
+        }
+        sizes
+    }
+
+    /// Returns the sizes of the terms of each row's slots: the largest of them.
+    fn sizes_of_experts(&self, op: &Experts, step: &StepView<'_>) -> Vec<f32> {
+        let matrix = &self.canonical[op.first().0 as usize];
+        let mut sizes = vec![0f32; step.rows];
+        if !matrix.format.code.spec().side.has_min() {
+            return Vec::new();
+        }
+        let n = matrix.rows / op.experts;
+        for slot in step.live(RowSet::Slots(op.used)) {
+            // SAFETY: no kernel is in flight, and nobody writes to the mirror meanwhile.
+            let (act, expert) = unsafe {
+                (
+                    reference::act_view(&self.mirror, &op.act, slot..slot + 1),
+                    self.mirror.slice::<u32>(op.chosen, slot, 1)[0] as usize,
+                )
+            };
+            let own = reference::linear::sizes(&matrix.part(expert * n..(expert + 1) * n), &act);
+            let size = &mut sizes[slot / op.used];
+            *size = size.max(own[0]);
         }
         sizes
     }

@@ -3,8 +3,8 @@
 use super::compare::{EXPONENTIALS, Grid, PRODUCTS, Rule, SUMS};
 use gemma_base::compute::reference::rows::{self, errors, fit, rotate_input, tops};
 use gemma_base::compute::{
-    Act, Attention, Best, BufferId, Cap, Commit, Concat, Embed, GateUp, KvFormat, KvLayer, Linear,
-    LinearJob, Norm, Op, Rope, RopeKeys, RowSet,
+    Act, Attention, Best, BufferId, Cap, Choose, Combine, Commit, Concat, Embed, Experts, GateUp,
+    KvFormat, KvLayer, Linear, LinearJob, Norm, Op, Rope, RopeKeys, RowSet,
 };
 use gemma_base::kv::PAGE;
 use gemma_base::tensor::math::{LANES, Scale};
@@ -95,6 +95,18 @@ pub fn outputs(
                 weights[gate.0 as usize].rows,
                 Rule::Near(EXPONENTIALS),
             )]
+        }
+        Op::Choose(Choose { chosen, weights, used, .. }) => vec![
+            floats(*chosen, "the chosen experts", *used, Rule::Same),
+            floats(*weights, "the weights of experts", *used, Rule::Near(EXPONENTIALS)),
+        ],
+        Op::Experts(op @ Experts { used, out, .. }) => {
+            let matrix = &weights[op.first().0 as usize];
+            let rule = if op.is_gated() { Rule::Near(EXPONENTIALS) } else { product_rule(matrix) };
+            vec![floats(*out, "the products of experts", used * op.width(matrix.rows), rule)]
+        }
+        Op::Combine(Combine { dim, out, .. }) => {
+            vec![floats(*out, "the sum of experts", *dim, Rule::Near(SUMS))]
         }
         Op::Rope(rope) => turned(rope, max_rows, fused),
         Op::Attention(op @ Attention { out, n_heads, .. }) => {

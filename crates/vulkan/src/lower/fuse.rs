@@ -45,6 +45,7 @@ impl<'a> Fused<'a> {
         let forms = match op {
             Op::Norm(op) => Forms::of(op.out, op.rows, rest),
             Op::GateUp(op) => Forms::of(op.out, RowSet::All, rest),
+            Op::Experts(op) if op.is_gated() => Forms::of(op.out, RowSet::Slots(op.used), rest),
             Op::Attention(op) if !op.is_partial() => Forms::of(op.out, RowSet::All, rest),
             _ => Forms { floats: true, act: None },
         };
@@ -91,6 +92,9 @@ fn reads_before_write(dispatches: &[Dispatch], buffer: BufferId) -> bool {
             Op::Prepare(prepare) => prepare.input == buffer,
             Op::Linear(linear) => linear.jobs.iter().any(|j| j.act.values == buffer),
             Op::GateUp(op) => op.act_gate.values == buffer || op.act_up.values == buffer,
+            Op::Experts(op) => {
+                op.act.values == buffer || op.second().is_some_and(|(_, act)| act.values == buffer)
+            }
             _ => false,
         };
         (reads || d.op.outputs().contains(&buffer)).then_some(reads)

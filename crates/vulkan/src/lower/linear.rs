@@ -6,7 +6,7 @@ use super::{Access, Bucket, Call, Lowering, MOST_GROUPS};
 use crate::device::pipeline::{Constants, Shader};
 use anyhow::Result;
 use bytemuck::Zeroable;
-use gemma_base::compute::{LinearJob, RowSet};
+use gemma_base::compute::{Act, BufferId, LinearJob, RowSet};
 use gemma_base::tensor::trellis::{TILE, Trellis};
 use gemma_base::tensor::{Code, Format, Group};
 
@@ -34,21 +34,21 @@ const NORM_TEAMS: u32 = 8;
 
 /// A kernel of a linear layer: shader, constants, and the rows of activations (`block`) and of the
 /// matrix (`rows`) of a workgroup.
-struct Shape {
-    shader: Shader,
-    constants: Constants,
-    block: usize,
-    rows: usize,
+pub(super) struct LinearShape {
+    pub shader: Shader,
+    pub constants: Constants,
+    pub block: usize,
+    pub rows: usize,
 }
 
-impl Shape {
-    fn of(kernel: &impl Kernel<Push = LinearPush>, block: usize, rows: usize) -> Shape {
+impl LinearShape {
+    fn of(kernel: &impl Kernel<Push = LinearPush>, block: usize, rows: usize) -> LinearShape {
         let (shader, constants) = kernel.specialised();
-        Shape { shader, constants, block, rows }
+        LinearShape { shader, constants, block, rows }
     }
 
     /// Returns the kernel for codes of this trellis.
-    fn through(mut self, trellis: Option<Trellis>) -> Shape {
+    fn through(mut self, trellis: Option<Trellis>) -> LinearShape {
         if let Some(Trellis { step, multiplier, .. }) = trellis {
             self.constants.extend(PathTrellis { step, multiplier }.constants());
         }
@@ -103,20 +103,7 @@ impl Lowering<'_> {
                 })
             }
         };
-        let push = LinearPush {
-            codes: m.codes,
-            side: m.side,
-            out: self.at(job.out),
-            x: self.at(act.values),
-            sx: self.at(act.scales),
-            sums: self.at(act.sums),
-            step: self.at(self.step),
-            n: word(m.rows),
-            // A step of floats is a column.
-            steps: word(packing.map_or(m.cols, |p| p.steps)),
-            stride: word(act.cols * if act.format.int8 { 1 } else { 4 }),
-            ..LinearPush::zeroed()
-        };
+        let push = self.linear_push(m, packing.as_ref(), act, job.out);
         let groups = [live.div_ceil(shape.block), m.rows.div_ceil(shape.rows), 1];
         Ok(Call {
             shader: shape.shader,
@@ -133,8 +120,53 @@ impl Lowering<'_> {
         })
     }
 
+    /// Returns the arguments of a matrix alone.
+    pub(super) fn linear_push(
+        &self,
+        m: &DeviceMatrix,
+        packing: Option<&Packing>,
+        act: &Act,
+        out: BufferId,
+    ) -> LinearPush {
+        LinearPush {
+            codes: m.codes,
+            side: m.side,
+            out: self.at(out),
+            x: self.at(act.values),
+            sx: self.at(act.scales),
+            sums: self.at(act.sums),
+            step: self.at(self.step),
+            n: word(m.rows),
+            // A step of floats is a column.
+            steps: word(packing.map_or(m.cols, |p| p.steps)),
+            stride: word(act.cols * if act.format.int8 { 1 } else { 4 }),
+            ..LinearPush::zeroed()
+        }
+    }
+
+    /// Returns the kernel for up to `block` slots of an expert. `m` is the matrix of one.
+    pub(super) fn slot_shape(
+        &self,
+        m: &DeviceMatrix,
+        packing: Option<&Packing>,
+        block: usize,
+    ) -> LinearShape {
+        let Some(p) = packing else { return self.float_shape(m, block, false, false) };
+        let known = self.known_shape(m.format, m.cols, p, block, false);
+        known.unwrap_or_else(|| match m.format.code.trellis() {
+            Some(trellis) => self.trellis_shape(trellis, block, false, false),
+            None => self.dot_shape(m, p, block, false, false),
+        })
+    }
+
     /// Returns the kernel for float weights and any number of rows.
-    fn float_shape(&self, m: &DeviceMatrix, live: usize, selected: bool, norm: bool) -> Shape {
+    fn float_shape(
+        &self,
+        m: &DeviceMatrix,
+        live: usize,
+        selected: bool,
+        norm: bool,
+    ) -> LinearShape {
         let (sg, block) = (self.info.subgroup, live.clamp(1, 4));
         let threads = if norm { NORM_TEAMS * sg.min(32) } else { 128 }.max(sg);
         // A subgroup takes a matrix row, and a table may have more of them than a dispatch has
@@ -149,11 +181,17 @@ impl Lowering<'_> {
             selected,
             threads,
         };
-        Shape::of(&kernel, block, (threads / sg) as usize)
+        LinearShape::of(&kernel, block, (threads / sg) as usize)
     }
 
     /// Returns the kernel for trellis codes by dot products and any number of rows.
-    fn trellis_shape(&self, trellis: Trellis, live: usize, selected: bool, norm: bool) -> Shape {
+    fn trellis_shape(
+        &self,
+        trellis: Trellis,
+        live: usize,
+        selected: bool,
+        norm: bool,
+    ) -> LinearShape {
         let sg = self.info.subgroup;
         let block = live.clamp(1, self.block_rows.min(4));
         let threads = if norm { NORM_TEAMS * sg.min(32) } else { 128 }.max(sg);
@@ -164,7 +202,7 @@ impl Lowering<'_> {
             rows: word(block),
             selected,
         };
-        Shape::of(&kernel, block, TILE).through(Some(trellis))
+        LinearShape::of(&kernel, block, TILE).through(Some(trellis))
     }
 
     /// Returns the kernel for other integer codes by dot products and any number of rows.
@@ -175,7 +213,7 @@ impl Lowering<'_> {
         live: usize,
         selected: bool,
         norm: bool,
-    ) -> Shape {
+    ) -> LinearShape {
         let DeviceMatrix { format, rows, cols, .. } = *m;
         let (sg, grouped) = (self.info.subgroup, format.group != Group::Row);
         // With fewer lanes each keeps more parts, and has less room for rows. So has a step of i2,
@@ -212,7 +250,7 @@ impl Lowering<'_> {
             threads,
             side: side_number(format.code),
         };
-        Shape::of(&kernel, block, (teams * each) as usize)
+        LinearShape::of(&kernel, block, (teams * each) as usize)
     }
 
     /// Returns the kernel for matrix instructions of any shape; `None` for too few rows.
@@ -223,7 +261,7 @@ impl Lowering<'_> {
         p: &Packing,
         live: usize,
         selected: bool,
-    ) -> Option<Shape> {
+    ) -> Option<LinearShape> {
         let (device, info, sg) = (self.matrix_shape?, self.info, self.info.subgroup as usize);
         let (nn, grouped) = (device.n as usize, format.group != Group::Row);
         let (chunk, k) = (MATRIX_CHUNK, device.k as usize);
@@ -277,7 +315,7 @@ impl Lowering<'_> {
             shape_k: device.k,
         };
         let rows = MATRIX_BLOCK * if many { subgroups } else { 1 };
-        let mut shape = Shape::of(&kernel, block, rows).through(format.code.trellis());
+        let mut shape = LinearShape::of(&kernel, block, rows).through(format.code.trellis());
         // Matrix shapes with k = 8 have a shader of their own.
         if device.k == 8 {
             shape.shader = Shader::LinearMatrixK8;
@@ -294,7 +332,7 @@ impl Lowering<'_> {
         p: &Packing,
         live: usize,
         selected: bool,
-    ) -> Option<Shape> {
+    ) -> Option<LinearShape> {
         let grouped = format.group != Group::Row;
         let i = self.info;
         let room =
@@ -319,7 +357,7 @@ impl Lowering<'_> {
                 side: side_number(format.code),
             };
             let (block, rows) = (8 * tiles * (threads / 32 / beside), 16 * matrix_tiles * beside);
-            return Some(Shape::of(&kernel, block as usize, rows as usize));
+            return Some(LinearShape::of(&kernel, block as usize, rows as usize));
         }
         // With one scale a row `linear_matrix` is as fast, but for few rows of i4.
         let few = grouped || format.code == Code::I4 && live <= FEW_ROWS;
@@ -343,7 +381,7 @@ impl Lowering<'_> {
             side: side_number(format.code),
         };
         let rows = 16 * matrix_tiles * (THREADS / 256);
-        Some(Shape::of(&kernel, 8 * tiles as usize, rows as usize))
+        Some(LinearShape::of(&kernel, 8 * tiles as usize, rows as usize))
     }
 }
 

@@ -1,6 +1,7 @@
 //! Lowering of operations to kernel calls: shader, constants, arguments and workgroups of each.
 
 mod attention;
+mod experts;
 pub mod finish;
 mod fuse;
 pub mod hazards;
@@ -75,6 +76,7 @@ impl Bucket {
         match rows {
             RowSet::All => self.rows,
             RowSet::Selected => self.selected,
+            RowSet::Slots(n) => self.rows * n,
         }
     }
 }
@@ -157,7 +159,8 @@ pub struct Lowering<'a> {
 /// Buffers of the executor that no plan has.
 #[derive(Clone, Copy, Debug)]
 pub struct Own {
-    /// f32 `[max_rows, widest ffn]`, twice: gate and up before they are joined.
+    /// f32 `[max_rows, widest ffn]`, twice: gate and up before they are joined. The first
+    /// has both of experts.
     pub gate: BufferId,
     pub up: BufferId,
     /// f32 partial results of attention pages, and the number of floats that fit.
@@ -168,6 +171,8 @@ pub struct Own {
     /// Epilogues of calls, and the counters that these use.
     pub epilogues: BufferId,
     pub counts: BufferId,
+    /// Slots of a mixture by expert, see `experts.rs`.
+    pub choices: BufferId,
     pub sizes: OwnSizes,
 }
 
@@ -177,9 +182,9 @@ impl Own {
         sizes: OwnSizes,
         alloc: impl FnMut((&'static str, usize)) -> Result<BufferId>,
     ) -> Result<Own> {
-        let [gate, up, partials, layers, epilogues, counts] = sizes.buffers().map(alloc);
-        let (gate, up, partials, layers, epilogues, counts) =
-            (gate?, up?, partials?, layers?, epilogues?, counts?);
+        let [gate, up, partials, layers, epilogues, counts, choices] = sizes.buffers().map(alloc);
+        let (gate, up, partials, layers, epilogues, counts, choices) =
+            (gate?, up?, partials?, layers?, epilogues?, counts?, choices?);
         Ok(Own {
             gate,
             up,
@@ -188,6 +193,7 @@ impl Own {
             layers,
             epilogues,
             counts,
+            choices,
             sizes,
         })
     }
@@ -251,6 +257,9 @@ impl Lowering<'_> {
                 }
                 out.push(self.glu(*result, self.matrix(*gate).rows, forms, bucket));
             }
+            Op::Choose(op) => out.push(self.choose(op, bucket)),
+            Op::Experts(op) => self.experts(op, forms, bucket, out)?,
+            Op::Combine(op) => out.push(self.combine(op, bucket)),
             Op::Rope(op) => out.push(self.rope(op, bucket)),
             Op::Attention(op) => match op.range {
                 PageRange::All => self.attention(op, forms, bucket, out)?,

@@ -9,7 +9,7 @@ pub struct RowWork<'a> {
     /// Input, `[rows, cols]`.
     pub x: BufferId,
     /// Rows that are normed with the weights `w_add` and added to `x` first; with `glu`, the
-    /// factors of `x`.
+    /// factors of `x`, which without them lie in `x` too, a row behind each row.
     pub add: Option<BufferId>,
     pub w_add: Option<BufferId>,
     /// Weights of the norm.
@@ -92,6 +92,8 @@ impl Lowering<'_> {
             glu: r.glu,
             merge: r.merge.map_or(0, |m| word(m.head_dim)),
             spread,
+            slots: if let RowSet::Slots(n) = r.rows { word(n) } else { 1 },
+            pairs: r.glu && r.add.is_none(),
         };
         let at = |id: Option<BufferId>| id.map_or(0, |id| self.at(id));
         let push = RowPush {

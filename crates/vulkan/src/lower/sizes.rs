@@ -1,6 +1,7 @@
 //! Sizes of the buffers that the executor has beside those of the plans.
 
 use super::LAYER_BYTES;
+use super::experts::choice_words;
 use gemma_base::compute::{Attention, KvFormat, Op, PageRange, Plan, StepLayout, WeightId};
 
 /// Channels of the partial results of attention that there is room for. A power of two, as the
@@ -31,6 +32,8 @@ pub struct OwnSizes {
     /// Bytes of gate, and of up.
     gate: usize,
     pub partial_floats: usize,
+    /// Words of the choices of experts.
+    choices: usize,
     /// Layers of a commit.
     layers: usize,
     /// Calls with an epilogue.
@@ -53,6 +56,12 @@ impl OwnSizes {
                 Op::GateUp(op) => {
                     sizes.gate = sizes.gate.max(layout.max_rows * rows_of(op.gate) * 4)
                 }
+                Op::Experts(op) if op.is_gated() => {
+                    let slots = layout.max_rows.next_power_of_two() * op.used;
+                    let floats = slots * rows_of(op.first()) / op.experts;
+                    sizes.gate = sizes.gate.max(floats * 4);
+                    sizes.choices = sizes.choices.max(choice_words(slots));
+                }
                 // One row needs a partial for every page. More rows are split as far as there is
                 // room.
                 Op::Attention(Attention { n_heads, kv, range: PageRange::All, .. }) => {
@@ -74,6 +83,7 @@ impl OwnSizes {
     pub fn and(self, other: OwnSizes) -> OwnSizes {
         OwnSizes {
             gate: self.gate.max(other.gate),
+            choices: self.choices.max(other.choices),
             partial_floats: self.partial_floats.max(other.partial_floats),
             layers: self.layers.max(other.layers),
             epilogues: self.epilogues.max(other.epilogues),
@@ -81,7 +91,7 @@ impl OwnSizes {
     }
 
     /// Returns the label and bytes of each buffer, in the order of allocation.
-    pub fn buffers(self) -> [(&'static str, usize); 6] {
+    pub fn buffers(self) -> [(&'static str, usize); 7] {
         let (partials, layers, epilogues) =
             (self.partial_floats * 4, self.layers * LAYER_BYTES, self.epilogues * EPILOGUE_BYTES);
         [
@@ -91,6 +101,7 @@ impl OwnSizes {
             ("layers", layers),
             ("epilogues", epilogues),
             ("counts", COUNTS * 4),
+            ("choices of experts", self.choices * 4),
         ]
     }
 }

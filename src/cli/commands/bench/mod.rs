@@ -19,6 +19,7 @@ use crate::runtime::model::assistant::assistant;
 use crate::runtime::model::shapes::Shape;
 use crate::runtime::model::viewer;
 use crate::runtime::options::AutoOr;
+use crate::runtime::placement::measure::idle_experts;
 use crate::runtime::{Model, Room, RunOptions, Size, load};
 use crate::sampler::SamplerConfig;
 use crate::util::shell::quoted;
@@ -177,8 +178,7 @@ pub fn run(options: &BenchArgs, typed: &Typed) -> Result<u8> {
     let old = options.compare.as_deref().map(read_report).transpose()?;
     options.check()?;
     let model_options = options.model.settled()?;
-    let run = &model_options.run;
-    let wants_drafts = options.only.contains(&Test::Drafts);
+    let (run, wants_drafts) = (&model_options.run, options.only.contains(&Test::Drafts));
     let (model, made_up, name);
     match options.synthetic {
         Some(shape) => {
@@ -203,13 +203,13 @@ pub fn run(options: &BenchArgs, typed: &Typed) -> Result<u8> {
     let weights =
         model.as_ref().map(|m| &m.weights).or(made_up.as_ref()).context("there is no model")?;
     let load = crate::os::machine::load_average();
-    let cpu = Cpu::probe()?;
+    let (cpu, layers) = (Cpu::probe()?, weights.config().layers.len());
     let cores = cpu.threads;
     let context = options.context(run.context)?;
     let pool = load::pool(run)?;
     let mut loaded = load::load(weights, &name, run, Room::of(context), &pool, ui)?;
     let engine = loaded.engine.as_mut();
-    let memory = engine.report().memory;
+    let (memory, device) = (engine.report().memory, engine.report().device);
     let device_speed = engine.device().and_then(|e| e.read_bandwidth());
     let mut report = BenchReport {
         v: 1,
@@ -218,7 +218,7 @@ pub fn run(options: &BenchArgs, typed: &Typed) -> Result<u8> {
         command: command_line(),
         machine: BenchMachine {
             threads: run.threads.unwrap_or(cores),
-            device: engine.report().device,
+            device,
             read_gb_per_s: device_speed.map_or(cpu.read_gb_per_s, |speed| speed / 1e9),
             cpu: cpu.name,
         },
@@ -226,6 +226,7 @@ pub fn run(options: &BenchArgs, typed: &Typed) -> Result<u8> {
             name,
             formats: formats(weights)?,
             weights: memory.weights,
+            read: memory.weights - idle_experts(weights, 0..layers),
             kv: memory.kv,
             activations: memory.activations,
             context: Some(context),

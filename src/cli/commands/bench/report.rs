@@ -47,6 +47,9 @@ pub struct BenchModel {
     pub formats: String,
     /// Bytes as loaded.
     pub weights: u64,
+    /// Bytes of them that a pass over one row reads.
+    #[serde(default)]
+    pub read: u64,
     pub kv: u64,
     #[serde(default)]
     pub activations: u64,

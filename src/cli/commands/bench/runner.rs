@@ -49,7 +49,7 @@ impl<'a> Runner<'a> {
         }
         for depth in &self.options.depth {
             if decode {
-                let row = self.decode(*depth, &report.machine, report.model.weights)?;
+                let row = self.decode(*depth, &report.machine, report.model.read)?;
                 report.results.push(row);
             }
             if verify {

@@ -3,16 +3,19 @@
 
 use super::attention::{self, Attention, MAX_SLOTS, Work};
 use super::bandwidth::{PROBE_BYTES, read_bandwidth};
+use super::experts::{ExpertCall, distinct};
 use super::idle::Idle;
 use super::isa::Isa;
-use super::linear::{self, PackedMatrix};
+use super::linear::{self, OutputPlace, PackedMatrix};
 use super::pool::{Pool, Worker};
 use super::rows;
 use crate::compute::act::Act;
 use crate::compute::cache::KvFormat;
 use crate::compute::executor::{Caps, Executor, Held, KernelTime, LoadJob, Report, Reports};
 use crate::compute::memory::Buffers;
-use crate::compute::op::{Commit, Embed, GateUp, Linear, LinearJob, Norm, Op, Prepare, Rope};
+use crate::compute::op::{
+    Commit, Embed, Experts, GateUp, Linear, LinearJob, Norm, Op, Prepare, Rope,
+};
 use crate::compute::operand::{BufferId, RowSet, WeightId};
 use crate::compute::plan::{Dispatch, Part, Plan, PlanId};
 use crate::compute::poison;
@@ -103,6 +106,10 @@ impl CpuExecutor {
         let bytes: usize = match op {
             Op::Linear(linear) => linear.jobs.iter().map(|j| weight(&j.weight)).sum(),
             Op::GateUp(GateUp { gate, up, .. }) => weight(gate) + weight(up),
+            Op::Experts(op) => {
+                let all = weight(&op.first()) + op.second().map_or(0, |(up, _)| weight(&up));
+                distinct(&self.buffers, op, step) * all / op.experts
+            }
             Op::Attention(op) => {
                 bases(step).map(|b| (b - op.first(b).min(b)) * op.kv.bytes_per_position()).sum()
             }
@@ -123,6 +130,11 @@ impl CpuExecutor {
             }
             Op::GateUp(GateUp { act_gate, gate, act_up, up, .. }) => {
                 macs(gate, act_gate, RowSet::All) + macs(up, act_up, RowSet::All)
+            }
+            Op::Experts(op) => {
+                let slots = RowSet::Slots(op.used);
+                let up = op.second().map_or(0, |(up, act)| macs(&up, act, slots));
+                (macs(&op.first(), &op.act, slots) + up) / op.experts
             }
             _ => 0,
         };
@@ -178,6 +190,13 @@ impl CpuExecutor {
                 let tiles = share(self.packed[op.gate.0 as usize].tiles());
                 self.gate_up(op, step.live(RowSet::All), tiles);
             }
+            Op::Choose(op) => {
+                my_rows(RowSet::All).for_each(|r| reference::experts::choose(&self.buffers, op, r));
+            }
+            Op::Experts(op) => self.experts(op, step, worker),
+            Op::Combine(op) => {
+                my_rows(RowSet::All).for_each(|r| rows::combine(self.isa, &self.buffers, op, r));
+            }
             Op::Attention(op) => {
                 let max_rows = layout.max_rows;
                 let call = Attention { buffers: &self.buffers, op, max_rows, step };
@@ -227,8 +246,8 @@ impl CpuExecutor {
         unsafe {
             let act = reference::act_view(&self.buffers, &job.act, live.clone());
             let (start, len) = (live.start * matrix.rows(), live.len() * matrix.rows());
-            let out: *mut f32 = self.buffers.part(job.out, start, len);
-            linear::linear(self.isa, matrix, &act, tiles, out, matrix.rows());
+            let out = OutputPlace::of(self.buffers.part(job.out, start, len), matrix.rows());
+            linear::linear(self.isa, matrix, &act, tiles, out);
         }
     }
 
@@ -240,9 +259,19 @@ impl CpuExecutor {
         unsafe {
             let act_gate = reference::act_view(&self.buffers, &op.act_gate, live.clone());
             let act_up = reference::act_view(&self.buffers, &op.act_up, live.clone());
-            let out: *mut f32 = self.buffers.part(op.out, live.start * cols, live.len() * cols);
-            linear::gate_up(self.isa, gate, &act_gate, up, &act_up, tiles, out, cols);
+            let out = self.buffers.part(op.out, live.start * cols, live.len() * cols);
+            let out = OutputPlace::of(out, cols);
+            linear::gate_up(self.isa, gate, &act_gate, up, &act_up, tiles, 0, out);
         }
+    }
+
+    /// Computes a share of the products with chosen experts.
+    fn experts(&self, op: &Experts, step: &StepView<'_>, worker: &Worker) {
+        let matrix = |id: WeightId| &self.packed[id.0 as usize];
+        let (first, second) = (matrix(op.first()), op.second().map(|(up, _)| matrix(up)));
+        let mut spare = self.spare[worker.index].lock().unwrap_or_else(|e| e.into_inner());
+        let (isa, buffers) = (self.isa, &self.buffers);
+        ExpertCall { isa, buffers, op, first, second }.run(step, worker, &mut spare);
     }
 
     /// The weights that a worker reads first in a dispatch.
@@ -274,7 +303,7 @@ impl CpuExecutor {
             let w = self.buffers.slice(*w, 0, *dim);
             let out = self.buffers.slice_mut(*out, r * dim, *dim);
             match rows {
-                RowSet::All => rows::norm(
+                RowSet::All | RowSet::Slots(_) => rows::norm(
                     self.isa,
                     self.buffers.slice_mut(*x, from * dim, *dim),
                     add,
@@ -410,6 +439,7 @@ fn float_bytes(op: &Op, id: BufferId) -> Option<usize> {
         Op::Rope(Rope { kv, .. }) if [kv.scratch_k, kv.scratch_v].contains(&id) => {
             (kv.format != KvFormat::Q8).then(|| kv.format.bytes())
         }
+        Op::Choose(choose) if id == choose.chosen => None,
         Op::Commit(_) | Op::Best(_) => None,
         _ => Some(size_of::<f32>()),
     }

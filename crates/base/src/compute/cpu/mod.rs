@@ -6,6 +6,7 @@ pub mod bandwidth;
 pub mod dense;
 mod each_isa;
 pub mod executor;
+mod experts;
 mod footprint;
 mod idle;
 pub mod ints;

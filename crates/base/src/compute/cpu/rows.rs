@@ -6,7 +6,7 @@ use super::simd::{Element, Lanes};
 use crate::compute::act::{Act, TRIED};
 use crate::compute::cache::{KvFormat, KvLayer};
 use crate::compute::memory::Buffers;
-use crate::compute::op::{Cap, Rope, RopeKeys};
+use crate::compute::op::{Cap, Combine, Rope, RopeKeys};
 use crate::compute::operand::BufferId;
 use crate::compute::reference::{self, MAX_HEAD_DIM, q8, rows};
 use crate::tensor::hadamard;
@@ -44,6 +44,16 @@ for_each_isa! {
 #[inline(always)]
 fn cap_body<L: Lanes>(buffers: &Buffers, op: &Cap, row: usize, part: Range<usize>) {
     reference::cap(buffers, op, row, part);
+}
+
+for_each_isa! {
+    /// See [`reference::experts::combine`].
+    pub fn combine(buffers: &Buffers, op: &Combine, row: usize) = combine_body
+}
+
+#[inline(always)]
+fn combine_body<L: Lanes>(buffers: &Buffers, op: &Combine, row: usize) {
+    reference::experts::combine(buffers, op, row);
 }
 
 for_each_isa! {

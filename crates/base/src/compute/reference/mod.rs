@@ -2,6 +2,7 @@
 //! and plain on purpose: `--check` and the tests hold the fast kernels to these, bit for bit.
 
 pub mod attention;
+pub mod experts;
 pub mod linear;
 pub mod q8;
 pub mod rows;
@@ -39,6 +40,13 @@ pub fn run(
         }
         Op::Linear(op) => linear_jobs(buffers, op, weights, step),
         Op::GateUp(op) => gate_up(buffers, op, weights, step),
+        Op::Choose(op) => {
+            step.live(RowSet::All).for_each(|r| experts::choose(buffers, op, r));
+        }
+        Op::Experts(op) => experts::experts(buffers, op, weights, step),
+        Op::Combine(op) => {
+            step.live(RowSet::All).for_each(|r| experts::combine(buffers, op, r));
+        }
         Op::Rope(op) => step.live(RowSet::All).for_each(|r| rope(buffers, op, layout.max_rows, r)),
         Op::Attention(op) => {
             let mut path = vec![0u32; layout.max_rows];
@@ -91,7 +99,7 @@ fn norm(buffers: &Buffers, op: &Norm, step: &StepView<'_>, r: usize) {
         let x: &mut [f32] = buffers.slice_mut(x, from * dim, dim);
         let out = buffers.slice_mut(out, r * dim, dim);
         match rows {
-            RowSet::All => rows::norm(x, add, w, eps, out),
+            RowSet::All | RowSet::Slots(_) => rows::norm(x, add, w, eps, out),
             RowSet::Selected => rows::norm(&mut x.to_vec(), add, w, eps, out),
         }
     }
@@ -172,7 +180,7 @@ fn attend(
 /// The row of the residual stream that row `r` of a row set stands for.
 pub fn source_row(rows: RowSet, step: &StepView<'_>, r: usize) -> usize {
     match rows {
-        RowSet::All => r,
+        RowSet::All | RowSet::Slots(_) => r,
         RowSet::Selected => step.selected[r] as usize,
     }
 }

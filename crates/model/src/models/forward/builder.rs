@@ -31,7 +31,7 @@ pub struct Builder<'a> {
     loaded: HashMap<(Role, usize), (WeightId, Format)>,
     pub layout: StepLayout,
     /// One set of buffers per kind of linear input: dispatches use them one after the other.
-    acts: HashMap<(ActFormat, usize), Act>,
+    acts: HashMap<(ActFormat, usize, usize), Act>,
 }
 
 impl<'a> Builder<'a> {
@@ -69,9 +69,16 @@ impl<'a> Builder<'a> {
 
     /// Loads a norm's weights, f32 `[cols]`.
     pub fn norm(&mut self, role: Role, layer: usize) -> Result<BufferId> {
-        let id = self.exec.alloc("norm", self.weights.tensor(role, layer).cols * 4)?;
+        self.scaled(role, layer, 1.0)
+    }
+
+    /// Loads a vector times a number, f32 `[cols]`.
+    pub fn scaled(&mut self, role: Role, layer: usize, factor: f32) -> Result<BufferId> {
+        let id = self.exec.alloc("factors", self.weights.tensor(role, layer).cols * 4)?;
         if !self.exec.caps().is_dry {
-            self.exec.write(id, 0, bytemuck::cast_slice(&self.weights.vector(role, layer)?))?;
+            let mut values = self.weights.vector(role, layer)?;
+            values.iter_mut().for_each(|v| *v *= factor);
+            self.exec.write(id, 0, bytemuck::cast_slice(&values))?;
         }
         Ok(id)
     }
@@ -83,15 +90,21 @@ impl<'a> Builder<'a> {
 
     /// Returns prepared activations of this kind; their buffers are `input` itself where nothing
     /// has to be prepared.
-    fn act(&mut self, format: ActFormat, cols: usize, input: BufferId) -> Result<Act> {
+    fn act(
+        &mut self,
+        format: ActFormat,
+        (input, cols): (BufferId, usize),
+        set: RowSet,
+    ) -> Result<Act> {
         if !format.int8 && !format.hadamard {
             return Ok(Act { format, cols, values: input, scales: input, sums: input });
         }
-        if let Some(act) = self.acts.get(&(format, cols)) {
+        let each = if let RowSet::Slots(n) = set { n } else { 1 };
+        if let Some(act) = self.acts.get(&(format, cols, each)) {
             return Ok(*act);
         }
         let (width, groups) = (if format.int8 { 1 } else { 4 }, format.groups(cols).max(1));
-        let rows = self.layout.max_rows;
+        let rows = self.layout.max_rows * each;
         let act = Act {
             format,
             cols,
@@ -99,7 +112,7 @@ impl<'a> Builder<'a> {
             scales: self.exec.alloc("activation scales", rows * groups * 4)?,
             sums: self.exec.alloc("activation sums", rows * groups * 4)?,
         };
-        self.acts.insert((format, cols), act);
+        self.acts.insert((format, cols, each), act);
         Ok(act)
     }
 
@@ -115,7 +128,7 @@ impl<'a> Builder<'a> {
     ) -> Result<Vec<Act>> {
         let mut acts = Vec::with_capacity(formats.len());
         for format in formats {
-            let act = self.act(*format, cols, input)?;
+            let act = self.act(*format, (input, cols), rows)?;
             if act.values != input && !acts.contains(&act) {
                 plan.push("quantise", layer, Op::Prepare(Prepare { input, act, rows }));
             }

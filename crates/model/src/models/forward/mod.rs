@@ -5,6 +5,7 @@
 
 pub mod assistant;
 mod builder;
+mod mixture;
 mod pass;
 
 use super::{Angles, Config, Role, RopeSpec, Weights};

@@ -3,24 +3,25 @@
 //! The norm behind a block and the norm before the next one are one dispatch, since both work row
 //! by row on the residual stream, which stays in f32 (Gemma 3's peaks near 7e5).
 
+use super::mixture::MixtureBuffers;
 use super::{Builder, RopeTable};
 use crate::models::{Config, KeyNorms, LayerSpec, Role, Step};
 use anyhow::{Context, Result, bail};
 use gemma_base::compute::{
-    ActFormat, Attention, BufferId, Cap, Concat, Embed, GateUp, KvLayer, Linear, LinearJob, Norm,
-    Op, PageRange, Plan, Rope, RopeKeys, RowSet, WeightId,
+    Act, ActFormat, Attention, BufferId, Cap, Concat, Embed, GateUp, KvLayer, Linear, LinearJob,
+    Norm, Op, PageRange, Plan, Rope, RopeKeys, RowSet, WeightId,
 };
 
 /// A value between two steps: its buffer, f32 `[rows, width]`, and its width.
-type Value = (BufferId, usize);
+pub(super) type StepValue = (BufferId, usize);
 
 /// A pass under construction.
-struct Pass<'b, 'w> {
-    b: &'b mut Builder<'w>,
-    config: &'b Config,
+pub(super) struct PassBuilder<'b, 'w> {
+    pub b: &'b mut Builder<'w>,
+    pub config: &'b Config,
     ropes: &'b [RopeTable],
-    plan: Plan,
-    buffers: Buffers,
+    pub plan: Plan,
+    pub buffers: PassBuffers,
     /// Layer of the target beside which the model runs, where it is an assistant.
     home: Option<u16>,
     /// The target's layers whose caches the assistant's layers read.
@@ -30,31 +31,34 @@ struct Pass<'b, 'w> {
     pending: Option<(BufferId, BufferId, f32)>,
 }
 
-/// Buffers that all layers share, each as wide as the widest layer needs.
-struct Buffers {
-    residual: BufferId,
-    normed: BufferId,
-    output: BufferId,
+/// PassBuffers that all layers share, each as wide as the widest layer needs.
+pub(super) struct PassBuffers {
+    pub residual: BufferId,
+    pub normed: BufferId,
+    pub output: BufferId,
     /// Queries; new keys and new values, where the model has any.
     heads: Vec<BufferId>,
     attended: BufferId,
     ffn: BufferId,
+    /// Buffers of a mixture of experts.
+    pub mixture: Option<MixtureBuffers>,
 }
 
-impl Buffers {
-    fn new(b: &mut Builder<'_>, c: &Config) -> Result<Buffers> {
+impl PassBuffers {
+    fn new(b: &mut Builder<'_>, c: &Config) -> Result<PassBuffers> {
         let (queries, keys) = (c.most(LayerSpec::query_width), c.most(LayerSpec::kv_width));
         let mut heads = vec![b.rows("queries", queries)?];
         if c.backbone.is_none() {
             heads.extend([b.rows("new keys", keys)?, b.rows("new values", keys)?]);
         }
-        Ok(Buffers {
+        Ok(PassBuffers {
             residual: b.rows("residual", c.dim)?,
             normed: b.rows("normed", c.dim)?,
             output: b.rows("block output", c.dim)?,
             heads,
             attended: b.rows("attended", queries)?,
             ffn: b.rows("ffn", c.ffn_dim)?,
+            mixture: c.experts.map(|experts| MixtureBuffers::new(b, c, experts)).transpose()?,
         })
     }
 }
@@ -78,11 +82,11 @@ pub fn pass(
     hidden: BufferId,
     logits: BufferId,
 ) -> Result<PassPlans> {
-    let buffers = Buffers::new(b, config)?;
+    let buffers = PassBuffers::new(b, config)?;
     let embedded = buffers.residual;
     let (table, table_act) = b.matrix(Role::Embed, 0);
     let (plan, home, borrowed, pending) = Default::default();
-    let mut pass = Pass { b, config, ropes, plan, buffers, home, borrowed, pending };
+    let mut pass = PassBuilder { b, config, ropes, plan, buffers, home, borrowed, pending };
     let op = Embed { table, scale: config.embed_scale, out: embedded };
     pass.push("embed", None, Op::Embed(op));
     for (i, kv) in kv.iter().enumerate() {
@@ -102,7 +106,7 @@ pub fn pass(
     Ok(PassPlans { body, tail: pass.plan, embedded })
 }
 
-/// Buffers of an assistant's pass that outlive it, and the target's embedding table.
+/// PassBuffers of an assistant's pass that outlive it, and the target's embedding table.
 #[derive(Clone, Copy)]
 pub struct AssistantBuffers {
     pub table: WeightId,
@@ -127,11 +131,11 @@ pub fn assistant_pass(
 ) -> Result<Plan> {
     let backbone = config.backbone.context("an assistant")?;
     let (embedded, joined) = (b.rows("embedded", backbone)?, b.rows("joined", 2 * backbone)?);
-    let buffers = Buffers::new(b, config)?;
+    let buffers = PassBuffers::new(b, config)?;
     let (residual, normed) = (buffers.residual, buffers.normed);
     let (plan, pending) = Default::default();
     let (home, borrowed) = (Some(home), kv.iter().map(|(layer, _)| *layer).collect());
-    let mut pass = Pass { b, config, ropes, plan, buffers, home, borrowed, pending };
+    let mut pass = PassBuilder { b, config, ropes, plan, buffers, home, borrowed, pending };
     let op = Embed { table: io.table, scale: io.embed_scale, out: embedded };
     // It runs where the table is.
     pass.plan.push("embed", None, Op::Embed(op));
@@ -152,9 +156,9 @@ pub fn assistant_pass(
     Ok(pass.plan)
 }
 
-impl Pass<'_, '_> {
+impl PassBuilder<'_, '_> {
     /// Appends a dispatch of the model's layer, if of any.
-    fn push(&mut self, label: &'static str, layer: Option<u16>, op: Op) {
+    pub fn push(&mut self, label: &'static str, layer: Option<u16>, op: Op) {
         self.plan.push(label, self.home.or(layer), op);
     }
 
@@ -165,7 +169,7 @@ impl Pass<'_, '_> {
     }
 
     fn layer(&mut self, i: usize, kv: KvLayer) -> Result<()> {
-        let mut values: Vec<Value> = Vec::new();
+        let mut values: Vec<StepValue> = Vec::new();
         for step in self.config.steps(i) {
             values = self.step(i, kv, &step, &values).with_context(|| format!("layer {i}"))?;
         }
@@ -173,7 +177,13 @@ impl Pass<'_, '_> {
     }
 
     /// Appends a step that reads `input`; returns the values that it gives.
-    fn step(&mut self, i: usize, kv: KvLayer, step: &Step, input: &[Value]) -> Result<Vec<Value>> {
+    fn step(
+        &mut self,
+        i: usize,
+        kv: KvLayer,
+        step: &Step,
+        input: &[StepValue],
+    ) -> Result<Vec<StepValue>> {
         let (layer, all) = (Some(i as u16), RowSet::All);
         match step {
             Step::Norm(role) => {
@@ -198,13 +208,13 @@ impl Pass<'_, '_> {
                 let ((gate, gate_act), (up, up_act)) =
                     (self.b.matrix(*gate, i), self.b.matrix(*up, i));
                 let formats = [gate_act, up_act];
-                let beside = self.home.or(layer);
-                let acts = self.b.prepare(&mut self.plan, beside, input[0], &formats, all)?;
+                let acts = self.prepare(layer, input[0], &formats, all)?;
                 let out = self.buffers.ffn;
                 let op = GateUp { act_gate: acts[0], gate, act_up: acts[1], up, out };
                 self.push("gate_up", layer, Op::GateUp(op));
                 Ok(vec![(out, *rows)])
             }
+            Step::Mixture(experts) => self.mixture(i, *experts, input[0]),
             Step::Add { norm, scale } => {
                 let norm = self.b.norm(*norm, i)?;
                 let scale = scale.map_or(Ok(1.0), |role| self.b.number(role, i))?;
@@ -227,17 +237,28 @@ impl Pass<'_, '_> {
         Ok(())
     }
 
+    /// Appends what `input` needs in front of matrices of these formats.
+    pub fn prepare(
+        &mut self,
+        layer: Option<u16>,
+        input: StepValue,
+        formats: &[ActFormat],
+        rows: RowSet,
+    ) -> Result<Vec<Act>> {
+        self.b.prepare(&mut self.plan, self.home.or(layer), input, formats, rows)
+    }
+
     /// Appends products of `input` with matrices, each with the buffer that it goes to.
-    fn linear(
+    pub fn linear(
         &mut self,
         label: &'static str,
         layer: Option<u16>,
-        input: Value,
+        input: StepValue,
         jobs: &[((WeightId, ActFormat), BufferId)],
         rows: RowSet,
     ) -> Result<()> {
         let formats: Vec<ActFormat> = jobs.iter().map(|((_, format), _)| *format).collect();
-        let acts = self.b.prepare(&mut self.plan, self.home.or(layer), input, &formats, rows)?;
+        let acts = self.prepare(layer, input, &formats, rows)?;
         let jobs = jobs
             .iter()
             .zip(acts)
@@ -253,8 +274,8 @@ impl Pass<'_, '_> {
         kv: KvLayer,
         q_norm: Role,
         keys: Option<KeyNorms>,
-        input: &[Value],
-    ) -> Result<Vec<Value>> {
+        input: &[StepValue],
+    ) -> Result<Vec<StepValue>> {
         let spec = &self.config.layers[i];
         let (q, width) = input[0];
         let keys = match (keys, input) {

@@ -22,6 +22,7 @@ pub fn config(json: &Value) -> Result<Config, Fault> {
         layers,
         dim,
         ffn_dim: reader.size("intermediate_size", 9216, 1 << 20)?,
+        experts: None,
         vocab,
         eps: reader.positive("rms_norm_eps", 1e-6)? as f32,
         embed_scale: (dim as f64).sqrt() as f32,

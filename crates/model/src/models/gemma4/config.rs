@@ -4,7 +4,8 @@
 
 use super::{Gemma4, Gemma4Assistant};
 use crate::models::reader::{Reader, check_heads, positive, size};
-use crate::models::{Config, LayerSpec, RopeSpec};
+use crate::models::{Config, ExpertSpec, LayerSpec, RopeSpec};
+use gemma_base::compute::{MAX_EXPERTS, MAX_USED};
 use gemma_base::error::Fault;
 use serde_json::{Value, json};
 
@@ -54,6 +55,7 @@ fn read(json: &Value, reader: &Reader<'_>) -> Result<Config, Fault> {
         layers: layers(reader, is_unified)?,
         dim,
         ffn_dim: reader.size("intermediate_size", 9216, 1 << 20)?,
+        experts: experts(reader, dim)?,
         vocab,
         eps: reader.positive("rms_norm_eps", 1e-6)? as f32,
         embed_scale: (dim as f64).sqrt() as f32,
@@ -70,8 +72,31 @@ fn read(json: &Value, reader: &Reader<'_>) -> Result<Config, Fault> {
     })
 }
 
-/// Refuses what the dense models and their assistants do not have. All layers of an assistant share
-/// keys and values.
+/// Returns the experts of a mixture.
+fn experts(reader: &Reader<'_>, dim: usize) -> Result<Option<ExpertSpec>, Fault> {
+    if reader.get("enable_moe_block") != Some(&Value::Bool(true)) {
+        return Ok(None);
+    }
+    let needed = |key: &str, max| match reader.get(key) {
+        Some(_) => reader.size(key, 1, max),
+        None => Err(Fault::model(format!("`{key}` is missing, but `enable_moe_block` is set"))),
+    };
+    let count = needed("num_experts", MAX_EXPERTS)?;
+    let used = needed("top_k_experts", count.min(MAX_USED))?;
+    let width = needed("moe_intermediate_size", 1 << 20)?;
+    // Kernels take 32 rows of a matrix at a time, and those are of one expert.
+    for (key, n) in [("moe_intermediate_size", width), ("hidden_size", dim)] {
+        if !n.is_multiple_of(32) {
+            let what = format!("`{key}` of a mixture must be a multiple of 32, not {n}");
+            return Err(Fault::model(what));
+        }
+    }
+    let fused = reader.get("separate_experts") != Some(&Value::Bool(true));
+    Ok(Some(ExpertSpec { count, used, width, fused }))
+}
+
+/// Refuses what the models that run and their assistants do not have. All layers of an assistant
+/// share keys and values.
 ///
 /// Embeddings for each layer would also say what a row of an image has in place of a token: in
 /// transformers, the row of the padding token.
@@ -81,7 +106,6 @@ fn refuse_what_is_not_computed(reader: &Reader<'_>, is_assistant: bool) -> Resul
     };
     let edge = "Gemma 4 E2B and E4B";
     for (key, what, models) in [
-        ("enable_moe_block", "a mixture of experts", "Gemma 4 26B-A4B"),
         ("hidden_size_per_layer_input", "embeddings for each layer", edge),
         ("num_kv_shared_layers", "layers that share keys and values", edge),
         ("use_double_wide_mlp", "layers of double width", edge),
@@ -89,7 +113,7 @@ fn refuse_what_is_not_computed(reader: &Reader<'_>, is_assistant: bool) -> Resul
         if is_set(key) && !(is_assistant && key == "num_kv_shared_layers") {
             let what = format!("the model has {what}, as {models} do: `{key}` is set");
             return Err(Fault::model(what)
-                .help("the dense models run here: Gemma 4 12B and 31B, and Gemma 3"));
+                .help("these run here: Gemma 4 12B, 26B-A4B and 31B, and Gemma 3"));
         }
     }
     reader.refuse_other("attention_bias", &json!(false))?;
@@ -241,7 +265,6 @@ mod tests {
     #[test]
     fn other_models_of_the_family_are_refused_by_name() {
         for (key, value, name) in [
-            ("enable_moe_block", json!(true), "26B-A4B"),
             ("hidden_size_per_layer_input", json!(256), "E2B"),
             ("num_kv_shared_layers", json!(18), "E4B"),
             ("use_bidirectional_attention", json!("all"), "all"),
@@ -250,6 +273,35 @@ mod tests {
             json["text_config"][key] = value;
             let error = Config::from_json(&json).unwrap_err().to_string();
             assert!(error.contains(name) && error.contains(key), "{error}");
+        }
+    }
+
+    #[test]
+    fn experts_are_read_and_checked() {
+        let mut json = shape_31b();
+        let text = json["text_config"].as_object_mut().unwrap();
+        for (key, value) in [
+            ("enable_moe_block", json!(true)),
+            ("num_experts", json!(128)),
+            ("top_k_experts", json!(8)),
+            ("moe_intermediate_size", json!(704)),
+        ] {
+            text.insert(key.into(), value);
+        }
+        let spec = ExpertSpec { count: 128, used: 8, width: 704, fused: true };
+        assert_eq!(Config::from_json(&json).unwrap().experts, Some(spec));
+        for (key, value) in [
+            ("num_experts", Value::Null),
+            ("num_experts", json!(4)),
+            ("top_k_experts", json!(0)),
+            ("top_k_experts", json!(64)),
+            ("moe_intermediate_size", json!(48)),
+            ("hidden_size", json!(48)),
+        ] {
+            let mut json = json.clone();
+            json["text_config"][key] = value;
+            let error = Config::from_json(&json).unwrap_err().to_string();
+            assert!(error.contains(if key == "num_experts" { "experts" } else { key }), "{error}");
         }
     }
 }

@@ -139,6 +139,11 @@ pub fn config(file: &GgufModel<'_>) -> Result<Value, String> {
         "attention_k_eq_v": shared == 0 && values_are_keys(file, &is_global)?,
         "bos_token_id": metadata.int(BOS.0).unwrap_or(BOS.1.into()),
         "enable_moe_block": experts != 0,
+        "num_experts": (experts != 0).then_some(experts),
+        "top_k_experts": reader.optional("expert_used_count")?,
+        // A key of ours: Hugging Face's files always have fused experts.
+        "separate_experts": experts != 0 && file.has(Role::ExpertGate, 0),
+        "moe_intermediate_size": reader.optional("expert_feed_forward_length")?,
         "eos_token_id": eos(metadata),
         "final_logit_softcapping": (cap != 0.0).then_some(cap),
         "head_dim": local_dim,
@@ -246,6 +251,15 @@ pub fn keys(c: &Config, keys: &mut Keys) -> anyhow::Result<()> {
     keys.i32s(&key("attention.head_count_kv"), &kv_heads);
     let is_local: Vec<bool> = c.layers.iter().map(|layer| !layer.is_global()).collect();
     keys.bools(&key("attention.sliding_window_pattern"), &is_local);
+    if let Some(experts) = c.experts {
+        for (name, n) in [
+            ("expert_count", experts.count),
+            ("expert_used_count", experts.used),
+            ("expert_feed_forward_length", experts.width),
+        ] {
+            keys.u32(&key(name), u32::try_from(n)?);
+        }
+    }
     keys.f32(&key("attention.layer_norm_rms_epsilon"), c.eps);
     keys.f32(&key("final_logit_softcapping"), c.logit_cap.unwrap_or(0.0));
     if let Some(backbone) = c.backbone {

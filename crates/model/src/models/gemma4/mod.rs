@@ -1,4 +1,4 @@
-//! Gemma 4, the dense models: configuration, layer, GGUF files.
+//! Gemma 4, the dense models and the mixture of experts: configuration, layer, GGUF files.
 //!
 //! It differs from Gemma 3 in this: norms multiply by their stored weights. Values are normed. The
 //! global layers have wider heads, of which a part turns; their values are the keys before that and
@@ -88,7 +88,7 @@ fn layer(
     keys: Option<KeyNorms>,
 ) -> Vec<Step> {
     let queries = vec![(Role::Q, spec.query_width())];
-    vec![
+    let mut steps = vec![
         Step::Norm(Role::InputNorm),
         Step::Linear("qkv", [queries, made].concat()),
         Step::Attend { q_norm: Role::QNorm, keys },
@@ -97,6 +97,8 @@ fn layer(
         Step::Norm(Role::PreFfnNorm),
         Step::GateUp { gate: Role::Gate, up: Role::Up, rows: config.ffn_dim },
         Step::Linear("down", vec![(Role::Down, config.dim)]),
-        Step::Add { norm: Role::PostFfnNorm, scale: Some(Role::LayerScale) },
-    ]
+    ];
+    steps.extend(config.experts.map(Step::Mixture));
+    steps.push(Step::Add { norm: Role::PostFfnNorm, scale: Some(Role::LayerScale) });
+    steps
 }

@@ -43,7 +43,8 @@ const SAMPLING: [(&str, &str); 5] = [
 
 /// Returns a tensor's name in a GGUF file.
 pub fn tensor_name(role: Role, layer: usize) -> String {
-    let layer_tensor = |name: &str| format!("blk.{layer}.{name}.weight");
+    let part = |name: &str| format!("blk.{layer}.{name}");
+    let layer_tensor = |name: &str| part(&format!("{name}.weight"));
     match role {
         Role::Embed => "token_embd.weight".into(),
         Role::FinalNorm => "output_norm.weight".into(),
@@ -64,6 +65,16 @@ pub fn tensor_name(role: Role, layer: usize) -> String {
         Role::LayerScale => layer_tensor("layer_output_scale"),
         Role::PreProjection => "nextn.pre_projection.weight".into(),
         Role::PostProjection => "nextn.post_projection.weight".into(),
+        Role::Router => layer_tensor("ffn_gate_inp"),
+        Role::RouterScale => part("ffn_gate_inp.scale"),
+        Role::ExpertFactors => part("ffn_down_exps.scale"),
+        Role::PreExpertNorm => layer_tensor("pre_ffw_norm_2"),
+        Role::ExpertGateUp => layer_tensor("ffn_gate_up_exps"),
+        Role::ExpertGate => layer_tensor("ffn_gate_exps"),
+        Role::ExpertUp => layer_tensor("ffn_up_exps"),
+        Role::ExpertDown => layer_tensor("ffn_down_exps"),
+        Role::PostSharedNorm => layer_tensor("post_ffw_norm_1"),
+        Role::PostExpertNorm => layer_tensor("post_ffw_norm_2"),
     }
 }
 

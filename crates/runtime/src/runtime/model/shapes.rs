@@ -42,7 +42,11 @@ impl MadeUpFormats {
                 self.embedding.unwrap_or(Format::I8_ROW_H),
             ),
         };
-        let format = |role| if matches!(role, Role::Embed | Role::Head) { table } else { linear };
+        let format = |role| match role {
+            Role::Embed | Role::Head => table,
+            Role::Router => Format::F32,
+            _ => linear,
+        };
         Ok(Weights::synthetic(config, format, SEED))
     }
 }
@@ -77,10 +81,11 @@ pub fn settled(config: Config, recipe: &Recipe) -> Result<Weights> {
 /// Seed of made-up weights.
 const SEED: u64 = 1;
 
-/// Sizes of Gemma 3, and of Gemma 4's dense models.
+/// Sizes of Gemma 3, and of Gemma 4.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
     Dense31,
+    Mixture26,
     Dense12,
     B27,
     B12,
@@ -109,8 +114,16 @@ impl Shape {
     }
 
     /// Where both families have a size, that size alone means Gemma 3.
-    pub const ALL: [Shape; 7] =
-        [Shape::B27, Shape::B12, Shape::B4, Shape::B1, Shape::M270, Shape::Dense31, Shape::Dense12];
+    pub const ALL: [Shape; 8] = [
+        Shape::B27,
+        Shape::B12,
+        Shape::B4,
+        Shape::B1,
+        Shape::M270,
+        Shape::Dense31,
+        Shape::Mixture26,
+        Shape::Dense12,
+    ];
 
     /// Returns the size that a name means, and the recipe of the files that it stands for. A size
     /// alone (`27b`, `gemma-3-27b`, Ollama's `gemma4:31b`) stands for Google's 4-bit file. Another
@@ -127,7 +140,10 @@ impl Shape {
         };
         let alone = (model.len() == name.len()).then_some((None, model));
         let (family, rest) = of_family(3).or_else(|| of_family(4)).or(alone)?;
-        let (size, kind) = rest.split_once('-').unwrap_or((rest, ""));
+        // The size of a mixture has the weights that a token reads behind a dash.
+        let end = rest.find("-a4b").map_or(rest.find('-'), |at| Some(at + "-a4b".len()));
+        let (size, kind) = rest.split_at(end.unwrap_or(rest.len()));
+        let kind = kind.strip_prefix('-').unwrap_or(kind);
         let is_it =
             |shape: &Shape| shape.size() == size && family.is_none_or(|f| f == shape.family());
         let shape = Shape::ALL.into_iter().find(is_it)?;
@@ -156,12 +172,13 @@ impl Shape {
 
     /// Returns the version of Gemma.
     fn family(self) -> usize {
-        if matches!(self, Shape::Dense31 | Shape::Dense12) { 4 } else { 3 }
+        if matches!(self, Shape::Dense31 | Shape::Mixture26 | Shape::Dense12) { 4 } else { 3 }
     }
 
     pub fn name(self) -> &'static str {
         match self {
             Shape::Dense31 => "gemma4-31b",
+            Shape::Mixture26 => "gemma4-26b-a4b",
             Shape::Dense12 => "gemma4-12b",
             _ => self.size(),
         }
@@ -175,6 +192,7 @@ impl Shape {
     fn size(self) -> &'static str {
         match self {
             Shape::Dense31 => "31b",
+            Shape::Mixture26 => "26b-a4b",
             Shape::Dense12 => "12b",
             Shape::B27 => "27b",
             Shape::B12 => "12b",
@@ -189,6 +207,14 @@ impl Shape {
         match self {
             // dim, layers, heads, kv heads, global kv heads, ffn
             Shape::Dense31 => gemma4([5376, 60, 32, 16, 4, 21504]),
+            Shape::Mixture26 => {
+                let mut json = gemma4([2816, 30, 16, 8, 2, 2112]);
+                json["enable_moe_block"] = true.into();
+                json["num_experts"] = 128.into();
+                json["top_k_experts"] = 8.into();
+                json["moe_intermediate_size"] = 704.into();
+                json
+            }
             Shape::Dense12 => gemma4([3840, 48, 16, 8, 1, 15360]),
             _ => self.gemma3(),
         }
@@ -238,6 +264,7 @@ fn gemma4([dim, layers, heads, kv_heads, global_kv_heads, ffn]: [usize; 6]) -> V
 /// Returns the `config.json` of the assistant of a Gemma 4 model, as far as the shape goes.
 fn assistant(target: &Value) -> Value {
     let mut text = target.clone();
+    text["enable_moe_block"] = false.into();
     for (key, value) in [
         ("hidden_size", json!(1024)),
         ("intermediate_size", json!(8192)),
@@ -277,6 +304,10 @@ mod tests {
             ("12B", "12b", "q4_0"),
             ("gemma-3-1b", "1b", "q4_0"),
             ("gemma3:4b", "4b", "q4_0"),
+            ("26b-a4b", "gemma4-26b-a4b", "q4_0"),
+            ("gemma4:26b-a4b", "gemma4-26b-a4b", "q4_0"),
+            ("google/gemma-4-26B-A4B-it", "gemma4-26b-a4b", "bf16"),
+            ("google/gemma-4-26B-A4B-it-qat-q4_0-gguf", "gemma4-26b-a4b", "q4_0"),
             ("google/gemma-3-27b-it", "27b", "bf16"),
             ("google/gemma-3-270m-it", "270m", "bf16"),
             ("google/gemma-3-27b-it-qat-q4_0-gguf", "27b", "q4_0"),
@@ -333,6 +364,7 @@ mod tests {
     fn shapes_have_the_published_sizes() {
         for (shape, millions) in [
             (Shape::Dense31, 30_697),
+            (Shape::Mixture26, 25_233),
             (Shape::Dense12, 11_907),
             (Shape::B27, 27_009),
             (Shape::B12, 11_766),

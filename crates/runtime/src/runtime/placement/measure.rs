@@ -8,7 +8,7 @@ use gemma_base::compute::split::SplitExecutor;
 use gemma_base::compute::{DeviceInfo, Executor, Held, KvFormat, KvLayer};
 use gemma_base::kv::PAGE;
 use gemma_model::models::forward::{self, Forward, ForwardOptions, SparePages};
-use gemma_model::models::{Role, TensorSpec, Weights};
+use gemma_model::models::{ExpertSpec, Role, TensorSpec, Weights};
 use serde::Serialize;
 
 /// Bytes that one side takes.
@@ -98,6 +98,18 @@ pub struct MemoryLayout {
     pub npu: u64,
     /// The GPU's memory in the order in which it will be asked for.
     pub pieces: Pieces,
+}
+
+/// Returns the bytes of the experts of these layers that a pass over one row does not read.
+pub fn idle_experts(weights: &Weights, layers: std::ops::Range<usize>) -> u64 {
+    let Some(ExpertSpec { count, used, .. }) = weights.config().experts else { return 0 };
+    let tensors = weights.matrices().filter(|t| t.role.is_of_experts());
+    let bytes = |t: &TensorSpec| -> u64 {
+        let format = weights.format(t.role, t.layer);
+        format.map_or(0, |format| format.bytes(t.rows, t.cols) as u64)
+    };
+    let all: u64 = tensors.filter(|t| layers.contains(&t.layer)).map(bytes).sum();
+    all / count as u64 * (count - used) as u64
 }
 
 /// A model to be loaded, and its room.
@@ -199,7 +211,7 @@ impl Task<'_> {
             need: Need { weights, kv, activations: buffers.saturating_sub(kv), staging: 0 },
             kv: parts,
             reads: Reads {
-                weights: weights.saturating_sub(table),
+                weights: weights.saturating_sub(table + idle_experts(self.weights, layers)),
                 kv_when_full: parts.global + parts.window,
             },
         }

@@ -199,22 +199,38 @@ fn kernels(isa: Isa, format: Format) -> Kernels {
     }
 }
 
-/// Writes `out[r * out_stride + n]` = row r of `act` times weight row n, for all rows and all n of
-/// the tiles.
+/// Where products go: row r of the activations times weight row n to
+/// `first[r * stride + n - tile * TILE]`.
+#[derive(Clone, Copy)]
+pub struct OutputPlace {
+    pub first: *mut f32,
+    pub stride: usize,
+    /// The tile of weights that the first columns are for.
+    pub tile: usize,
+}
+
+impl OutputPlace {
+    /// All outputs, row by row.
+    pub fn of(first: *mut f32, stride: usize) -> OutputPlace {
+        OutputPlace { first, stride, tile: 0 }
+    }
+}
+
+/// Writes the products of all rows of `act` with all weight rows of the tiles.
 ///
 /// # Safety
-/// `out` has `rows * out_stride` floats that can be written (the last row may end after its last
+/// `out` has `rows * stride` floats that can be written (the last row may end after its last
 /// output), and no other thread touches the columns of these tiles meanwhile.
 pub unsafe fn linear(
     isa: Isa,
     weights: &PackedMatrix,
     act: &ActView<'_>,
     tiles: Range<usize>,
-    out: *mut f32,
-    out_stride: usize,
+    out: OutputPlace,
 ) {
     let kernels = kernels(isa, weights.format());
-    check(weights, act, &tiles, out_stride);
+    check(weights, act, &tiles);
+    check_output(weights, &tiles, out);
     let mut sums = Sums::new();
     for tile in tiles.clone() {
         let next = weights.tile(if tile + 1 < tiles.end { tile + 1 } else { tile });
@@ -222,12 +238,13 @@ pub unsafe fn linear(
             let rows = first..act.rows.min(first + STRIP);
             let sums = sums.multiply(&kernels, weights, act, tile, rows, next.as_ptr());
             // SAFETY: the caller's promise.
-            unsafe { store(sums, weights, tile, first, out, out_stride) };
+            unsafe { store(sums, weights, tile, first, out) };
         }
     }
 }
 
-/// The same for `gelu_tanh(gate * x) * (up * x)`; the two matrices have the same number of rows.
+/// The same for `gelu_tanh(gate * x) * (up * x)`, with `tiles` of `gate` and as many of `up`, which
+/// lie `up_from` tiles further on. The two matrices have the same number of rows.
 ///
 /// # Safety
 /// As for [`linear`].
@@ -239,12 +256,13 @@ pub unsafe fn gate_up(
     up: &PackedMatrix,
     act_up: &ActView<'_>,
     tiles: Range<usize>,
-    out: *mut f32,
-    out_stride: usize,
+    up_from: usize,
+    out: OutputPlace,
 ) {
     let (gate_kernels, up_kernels) = (kernels(isa, gate.format()), kernels(isa, up.format()));
-    check(gate, act_gate, &tiles, out_stride);
-    check(up, act_up, &tiles, out_stride);
+    check(gate, act_gate, &tiles);
+    check(up, act_up, &(tiles.start + up_from..tiles.end + up_from));
+    check_output(gate, &tiles, out);
     assert!(gate.rows() == up.rows() && act_gate.rows == act_up.rows);
     let (mut gate_sums, mut up_sums) = (Sums::new(), Sums::new());
     for tile in tiles.clone() {
@@ -257,20 +275,21 @@ pub unsafe fn gate_up(
                 act_gate,
                 tile,
                 rows.clone(),
-                up.tile(tile).as_ptr(),
+                up.tile(tile + up_from).as_ptr(),
             );
-            let ups = up_sums.multiply(&up_kernels, up, act_up, tile, rows, next.as_ptr());
+            let next = next.as_ptr();
+            let ups = up_sums.multiply(&up_kernels, up, act_up, tile + up_from, rows, next);
             // SAFETY: `kernels` checked that the machine has the instructions.
             unsafe { (gate_kernels.gate)(gates, ups) };
             // SAFETY: the caller's promise.
-            unsafe { store(gates, gate, tile, first, out, out_stride) };
+            unsafe { store(gates, gate, tile, first, out) };
         }
     }
 }
 
 /// Refuses activations that do not belong to the weights; everything the kernels read is inside
 /// what is checked here.
-fn check(weights: &PackedMatrix, act: &ActView<'_>, tiles: &Range<usize>, out_stride: usize) {
+fn check(weights: &PackedMatrix, act: &ActView<'_>, tiles: &Range<usize>) {
     let format = weights.format();
     let values = match (act.values, format.code.is_integer()) {
         (ActValues::I8(values), true) => values.len(),
@@ -287,7 +306,13 @@ fn check(weights: &PackedMatrix, act: &ActView<'_>, tiles: &Range<usize>, out_st
         act.scales.len() >= groups && act.sums.len() >= groups,
         "activations lack scales or sums"
     );
-    assert!(tiles.end <= weights.tiles() && out_stride >= weights.rows().min(tiles.end * TILE));
+    assert!(tiles.end <= weights.tiles(), "tiles outside the weights");
+}
+
+/// Refuses a row of outputs that is too short for the tiles.
+fn check_output(weights: &PackedMatrix, tiles: &Range<usize>, out: OutputPlace) {
+    let end = weights.rows().min(tiles.end * TILE);
+    assert!(out.tile <= tiles.start && end <= out.tile * TILE + out.stride, "a row is too short");
 }
 
 /// Copies the products of a tile to their places.
@@ -299,14 +324,13 @@ unsafe fn store(
     weights: &PackedMatrix,
     tile: usize,
     first: usize,
-    out: *mut f32,
-    out_stride: usize,
+    out: OutputPlace,
 ) {
     let n = TILE.min(weights.rows() - tile * TILE);
     for (row, sums) in sums.iter().enumerate() {
-        // SAFETY: inside the caller's `rows * out_stride` floats, as checked by `check`.
+        // SAFETY: inside the caller's `rows * stride` floats, as checked by `check_output`.
         unsafe {
-            let place = out.add((first + row) * out_stride + tile * TILE);
+            let place = out.first.add((first + row) * out.stride + (tile - out.tile) * TILE);
             // A copy of known length is a few stores, not a call.
             match n {
                 TILE => place.copy_from_nonoverlapping(sums.as_ptr(), TILE),
