@@ -1,5 +1,6 @@
 // The experts of each row, a workgroup a row: those with the largest scores, of equal ones the
-// first. The last workgroup sorts the slots of all rows by expert, see experts.glsl.
+// first. The last workgroup sorts the slots of all rows by expert, see experts.glsl. Four lanes
+// share an expert.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "common.glsl"
@@ -28,8 +29,15 @@ layout(push_constant, scalar) uniform Push {
 };
 
 shared float row_scores[EXPERTS];
-shared uint ranks[EXPERTS]; // of scores, then slots of experts
-shared uint best;
+shared uint orders[EXPERTS];  // of scores, then places of experts
+shared uint found[EXPERTS];   // slots of experts
+shared uint by_rank[USED], ascending[USED]; // chosen experts
+const uint LANES = 4;
+
+uint sum_of_lanes(uint v) {
+    v += subgroupShuffleXor(v, 1);
+    return v + subgroupShuffleXor(v, 2);
+}
 
 // Orders scores as integers: both zeros alike, NaN the largest.
 uint order(float score) {
@@ -39,30 +47,31 @@ uint order(float score) {
     return bits >> 31 != 0 ? ~bits : bits | 1u << 31;
 }
 
-// Writes the blocks of the slots of `rows` rows from row `first` on. All threads load what they may
-// not need: Mesa's driver on the processor takes addresses from threads that do not.
+// Writes the blocks of the slots of `rows` rows from row `first` on. The slots of an expert are in
+// no order: each has its products in any company.
 void sort_slots(uint first, uint rows) {
-    const uint from = first * USED, n = rows * USED;
-    for (uint e0 = 0; e0 < EXPERTS; e0 += T) {
-        const uint e = e0 + gl_LocalInvocationID.x;
-        uint found = 0;
-        for (uint i = 0; i < n; i++) found += uint(chosen.v[from + i] == e);
-        if (e < EXPERTS) ranks[e] = found;
-    }
+    const uint from = first * USED, n = rows * USED, thread = gl_LocalInvocationID.x,
+        lane = thread % LANES;
+    for (uint e = thread; e < EXPERTS; e += T) found[e] = 0;
     barrier();
-    for (uint e0 = 0; e0 < EXPERTS; e0 += T) {
-        const uint e = e0 + gl_LocalInvocationID.x, own = e < EXPERTS ? ranks[e] : 0;
+    for (uint i = thread; i < n; i += T) atomicAdd(found[chosen.v[from + i]], 1);
+    barrier();
+    for (uint e0 = 0; e0 < EXPERTS; e0 += T / LANES) {
+        const uint e = e0 + thread / LANES;
         uint place = 0, block = 0;
-        for (uint i = 0; i < EXPERTS; i++) {
-            const uint before = i < e ? ranks[i] : 0;
-            place += before;
-            block += (before + BLOCK - 1) / BLOCK;
+        for (uint i = lane; i < min(e, EXPERTS); i += LANES) {
+            place += found[i];
+            block += (found[i] + BLOCK - 1) / BLOCK;
         }
-        for (uint i = 0; i < own; i += BLOCK) {
+        place = sum_of_lanes(place);
+        block = sum_of_lanes(block);
+        if (e >= EXPERTS || lane > 0) continue;
+        orders[e] = place;
+        for (uint i = 0; i < found[e]; i += BLOCK) {
             const uint at = 3 + 3 * block;
             choices.v[at] = e;
             choices.v[at + 1] = place + i;
-            choices.v[at + 2] = min(BLOCK, own - i);
+            choices.v[at + 2] = min(BLOCK, found[e] - i);
             block++;
         }
         if (e + 1 == EXPERTS) {
@@ -70,41 +79,50 @@ void sort_slots(uint first, uint rows) {
             choices.v[1] = EXPERTS;
             choices.v[2] = room;
         }
-        const uint slots = 3 + 3 * room;
-        for (uint i = 0; i < n; i++)
-            if (chosen.v[from + i] == e) choices.v[slots + place++] = from + i;
+    }
+    barrier();
+    for (uint i = thread; i < n; i += T) {
+        const uint place = atomicAdd(orders[chosen.v[from + i]], 1);
+        choices.v[3 + 3 * room + place] = from + i;
     }
 }
 
 void main() {
     const uint live = live_rows(step_, false), first = live_row(step_, false, 0);
     if (gl_WorkGroupID.x >= live) return;
-    const uint r = first + gl_WorkGroupID.x;
-    for (uint e = gl_LocalInvocationID.x; e < EXPERTS; e += T)
-        row_scores[e] = scores.v[r * EXPERTS + e];
-    barrier();
-    for (uint e = gl_LocalInvocationID.x; e < EXPERTS; e += T) {
-        const uint own = order(row_scores[e]);
-        uint rank = 0;
-        for (uint i = 0; i < EXPERTS; i++) {
-            const uint other = order(row_scores[i]);
-            rank += uint(other > own || other == own && i < e);
-        }
-        ranks[e] = rank;
-        if (rank == 0) best = e;
+    const uint r = first + gl_WorkGroupID.x, thread = gl_LocalInvocationID.x,
+        lane = thread % LANES;
+    for (uint e = thread; e < EXPERTS; e += T) {
+        const float score = scores.v[r * EXPERTS + e];
+        row_scores[e] = score;
+        orders[e] = order(score);
     }
     barrier();
-    const float largest = row_scores[best];
-    precise float sum = 0.0; // in ascending order
-    for (uint i = 0; i < EXPERTS; i++)
-        if (ranks[i] < USED) sum += exp_(row_scores[i] - largest);
-    for (uint e = gl_LocalInvocationID.x; e < EXPERTS; e += T) {
-        uint place = r * USED;
-        for (uint i = 0; i < e; i++) place += uint(ranks[i] < USED);
-        if (ranks[e] >= USED) continue;
+    for (uint e0 = 0; e0 < EXPERTS; e0 += T / LANES) {
+        const uint e = e0 + thread / LANES, own = orders[min(e, EXPERTS - 1)];
+        uint rank = 0;
+        for (uint i = lane; i < EXPERTS; i += LANES) {
+            const uint other = orders[i];
+            rank += uint(other > own || other == own && i < e);
+        }
+        rank = sum_of_lanes(rank);
+        if (e < EXPERTS && rank < USED && lane == 0) by_rank[rank] = e;
+    }
+    barrier();
+    if (thread < USED) {
+        uint before = 0;
+        for (uint i = 0; i < USED; i++) before += uint(by_rank[i] < by_rank[thread]);
+        ascending[before] = by_rank[thread];
+    }
+    barrier();
+    const float largest = row_scores[by_rank[0]];
+    precise float sum = 0.0;
+    for (uint i = 0; i < USED; i++) sum += exp_(row_scores[ascending[i]] - largest);
+    if (thread < USED) {
+        const uint e = ascending[thread];
         precise float weight = exp_(row_scores[e] - largest) / sum * factors.v[e];
-        chosen.v[place] = e;
-        weights.v[place] = weight;
+        chosen.v[r * USED + thread] = e;
+        weights.v[r * USED + thread] = weight;
     }
     if (is_last(counts, 0, live)) sort_slots(first, live);
 }

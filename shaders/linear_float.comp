@@ -1,5 +1,5 @@
-// Linear layers with f32 or bf16 weights: a subgroup a matrix row, lanes along the columns, partial
-// sums joined in a fixed tree. Up to three matrices share their activations.
+// Linear layers with f32 or bf16 weights: a subgroup takes NR matrix rows, lanes along the columns,
+// partial sums joined in a fixed tree. Up to three matrices share their activations.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "common.glsl"
@@ -10,9 +10,11 @@ layout(local_size_x_id = 0) in;
 layout(constant_id = 1) const uint SG = 32;
 layout(constant_id = 2) const uint M = 1;
 layout(constant_id = 3) const bool BF16 = false;
+layout(constant_id = 4) const uint NR = 1;  // matrix rows of a subgroup
 layout(constant_id = 8) const bool SELECTED = false;
 layout(constant_id = 9) const uint T = 128; // threads
 const uint SUBGROUPS = T / SG;
+const uint ROWS = SUBGROUPS * NR; // of a workgroup
 
 #include "heads.glsl"
 #include "norm.glsl"
@@ -35,29 +37,32 @@ void main() {
     if (!take_rows(args, SELECTED, M, more_n, more, first, m0, live)) return;
     LinearArgs a = args;
     uint group = gl_WorkGroupID.y;
-    const uint which = take_matrix(a, group, SUBGROUPS, more_n, more);
-    const uint n0 = group * SUBGROUPS + gl_SubgroupID;
-    const uint row = min(n0, a.n - 1);
-    const uint64_t at =
-        a.matrix.codes + uint64_t(matrix_row(a.n, row)) * (a.steps * (BF16 ? 2 : 4));
-    precise float sum[M];
-    uint64_t x[M];
-    [[unroll]] for (uint m = 0; m < M; m++) {
-        sum[m] = 0.0;
+    const uint which = take_matrix(a, group, ROWS, more_n, more);
+    const uint n0 = group * ROWS + gl_SubgroupID * NR;
+    uint64_t at[NR], x[M];
+    precise float sum[NR][M];
+    [[unroll]] for (uint i = 0; i < NR; i++) {
+        const uint row = matrix_row(a.n, min(n0 + i, a.n - 1));
+        at[i] = a.matrix.codes + uint64_t(row) * (a.steps * (BF16 ? 2 : 4));
+        [[unroll]] for (uint m = 0; m < M; m++) sum[i][m] = 0.0;
+    }
+    [[unroll]] for (uint m = 0; m < M; m++)
         x[m] = a.x + uint64_t(input_row(first + min(m0 + m, live - 1))) * a.stride;
+    for (uint col = lane; col < a.steps; col += SG) {
+        float v[M];
+        [[unroll]] for (uint m = 0; m < M; m++) v[m] = F32(x[m] + uint64_t(col * 4)).v[0];
+        [[unroll]] for (uint i = 0; i < NR; i++) {
+            const float w = weight(at[i], col);
+            [[unroll]] for (uint m = 0; m < M; m++) sum[i][m] = fma(w, v[m], sum[i][m]);
+        }
     }
-    for (uint i = lane; i < a.steps; i += SG) {
-        const float v = weight(at, i);
-        [[unroll]] for (uint m = 0; m < M; m++)
-            sum[m] = fma(v, F32(x[m] + uint64_t(i * 4)).v[0], sum[m]);
-    }
-    [[unroll]] for (uint m = 0; m < M; m++) {
-        precise float y = sum[m];
-        [[unroll]] for (uint d = SG / 2; d > 0; d /= 2) y = y + subgroupShuffleXor(y, d);
-        if (lane == 0 && m0 + m < live && n0 < a.n)
-            a.matrix.out_.v[output_row(first + m0 + m) * a.n + row] = y;
-    }
-    if (HEADS)
-        finish_heads(epilogue, which, group * SUBGROUPS, SUBGROUPS, m0, min(M, live - m0), first);
-    if (NORM) finish_norm(epilogue, (a.n + SUBGROUPS - 1) / SUBGROUPS, first, live);
+    [[unroll]] for (uint i = 0; i < NR; i++)
+        [[unroll]] for (uint m = 0; m < M; m++) {
+            precise float y = sum[i][m];
+            [[unroll]] for (uint d = SG / 2; d > 0; d /= 2) y = y + subgroupShuffleXor(y, d);
+            if (lane == 0 && m0 + m < live && n0 + i < a.n)
+                a.matrix.out_.v[output_row(first + m0 + m) * a.n + n0 + i] = y;
+        }
+    if (HEADS) finish_heads(epilogue, which, group * ROWS, ROWS, m0, min(M, live - m0), first);
+    if (NORM) finish_norm(epilogue, (a.n + ROWS - 1) / ROWS, first, live);
 }

@@ -142,7 +142,9 @@ void main() {
                 if (HAS_MIN) bases[buffer_][e][m / 2][m % 2] = base;
             }
             barrier();
-            const uint following = s + 32 < a.steps ? s + 32 : PART(turn + 1);
+            uint after = turn + 1; // parts without a step are passed over
+            while (PART(after) >= a.steps) after++;
+            const uint following = s + 32 < a.steps ? s + 32 : PART(after);
             BRING(following); // after the last turn, the first
             Activations b[NT];
             [[unroll]] for (uint e = 0; e < GROUPS; e++) {
@@ -163,6 +165,8 @@ void main() {
                     base[n] = vec2(0.0);
                     if (HAS_MIN) base[n] = bases[buffer_][e][pair];
                 }
+                // The slots of an expert may fill a few tiles only.
+                const uint filled = EXPERTS ? (max(live, m0 + col0) - m0 - col0 + 7) / 8 : NT;
                 [[unroll]] for (uint w = 0; w < W / 32; w++) {
                     Weights c[RT];
                     [[unroll]] for (uint t = 0; t < RT; t++) {
@@ -172,6 +176,7 @@ void main() {
                             gl_CooperativeMatrixLayoutRowMajor);
                     }
                     [[unroll]] for (uint n = 0; n < NT; n++) {
+                        if (EXPERTS && n >= filled) break;
                         const uint from = R * PITCH_CODES + (col0 + 8 * n) * PITCH
                             + X_PIECES * p + 2 * w;
                         if (g == 0)

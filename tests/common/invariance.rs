@@ -272,13 +272,15 @@ pub fn check(
     (plain.unwrap(), figures)
 }
 
-/// Makes a target of Gemma 4 with its assistant, both random, from the golden vectors.
-pub fn assisted_pair() -> Weights {
+/// Makes targets of Gemma 4 with an assistant, all random, from the golden vectors: a dense model
+/// and a mixture of experts.
+pub fn assisted_pairs() -> [Weights; 2] {
     let open = |name: &str| {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
         Weights::open(Checkpoint::open(&folder).unwrap()).unwrap()
     };
-    open("gemma4-unified").assisted_by(Some(open("assistant-unified")))
+    ["gemma4-unified", "gemma4-mixture"]
+        .map(|name| open(name).assisted_by(Some(open("assistant-unified"))))
 }
 
 /// Runs a case plain and with the target's assistant, in trees and chains, alone and mixed with the

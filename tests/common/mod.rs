@@ -280,9 +280,14 @@ pub fn with_header(header: &str, data: &[u8]) -> Vec<u8> {
 /// Writes a random model of Gemma 4's shape with its assistant beside it, both from the golden
 /// vectors, and a tokenizer of single characters. Returns the model's directory.
 pub fn write_gemma4_pair(dir: &Path) -> PathBuf {
+    write_gemma4_pair_of(dir, "gemma4-unified")
+}
+
+/// The same with another of the golden models that the assistant fits.
+pub fn write_gemma4_pair_of(dir: &Path, name: &str) -> PathBuf {
     let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
     let (model, assistant) = (dir.join("model"), dir.join("model-assistant"));
-    for (from, to) in [("gemma4-unified", &model), ("assistant-unified", &assistant)] {
+    for (from, to) in [(name, &model), ("assistant-unified", &assistant)] {
         fs::create_dir_all(to).unwrap();
         for name in ["config.json", "model.safetensors"] {
             fs::copy(golden.join(from).join(name), to.join(name)).unwrap();

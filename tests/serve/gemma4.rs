@@ -1,7 +1,7 @@
 //! Thoughts and calls in Gemma 4's form. The model is a small one of Gemma 3's shape with random
 //! weights and a tokenizer of Gemma 4's form: what it says is noise, and its form is what counts.
 
-use crate::common::{Dims, Form, TinyModel, write_gemma4_pair};
+use crate::common::{Dims, Form, TinyModel, write_gemma4_pair_of};
 use crate::server::Server;
 use crate::shell::{Run, gemma_in};
 use gemma::checkpoint::Dtype;
@@ -197,8 +197,14 @@ fn generate_keeps_thoughts_off_standard_output() {
 /// Texts at once, with the assistant that lies beside the model and without.
 #[test]
 fn replies_are_the_same_with_the_assistant() {
+    for model in ["gemma4-unified", "gemma4-mixture"] {
+        replies_are_the_same_as_alone(model);
+    }
+}
+
+fn replies_are_the_same_as_alone(model: &str) {
     let dir = tempfile::tempdir().unwrap();
-    let path = write_gemma4_pair(dir.path());
+    let path = write_gemma4_pair_of(dir.path(), model);
     let replies = |draft: &str| {
         let options = ["-m", path.to_str().unwrap(), "--draft", draft, "--ctx-size", "400"];
         let more = ["--parallel", "3"];
@@ -217,4 +223,10 @@ fn replies_are_the_same_with_the_assistant() {
     let plain = replies("off");
     assert!(plain.iter().all(|text| text.as_str().unwrap().len() > 5), "{plain:?}");
     assert_eq!(replies("auto"), plain);
+    // The command line, by itself.
+    let alone =
+        ["generate", "--raw", "-m", path.to_str().unwrap(), "--draft", "off", "--seed", "0"];
+    let more = ["--temp", "0", "-n", "30", "--ctx-size", "400", "--json", "Tell me 0 things."];
+    let alone = gemma_in(dir.path(), &[&alone[..], &more].concat(), b"");
+    assert_eq!(alone.json()["text"], plain[0]);
 }

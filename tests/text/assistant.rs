@@ -1,6 +1,6 @@
 //! The target's assistant drafts, and the text is the plain one.
 
-use crate::invariance::{Case, Strict, assisted_pair, check_assisted};
+use crate::invariance::{Case, Strict, assisted_pairs, check_assisted};
 use gemma::compute::KvFormat;
 use gemma::compute::cpu::{CpuExecutor, CpuOptions};
 use gemma::engine::PlannedEngine;
@@ -10,13 +10,15 @@ use std::sync::Arc;
 
 #[test]
 fn the_assistant_gives_the_plain_text() {
-    let weights = assisted_pair();
+    let [dense, mixture] = &assisted_pairs();
     // The longer prompts end short of a page, and behind the window.
-    for (temperature, prompt, kv, is_ruled) in [
-        (0.0, 5, KvFormat::F16, false),
-        (1.0, 254, KvFormat::F32, false),
-        (0.0, 330, KvFormat::Q8, false),
-        (1.0, 40, KvFormat::F16, true),
+    for (weights, temperature, prompt, kv, is_ruled) in [
+        (dense, 0.0, 5, KvFormat::F16, false),
+        (dense, 1.0, 254, KvFormat::F32, false),
+        (dense, 0.0, 330, KvFormat::Q8, false),
+        (dense, 1.0, 40, KvFormat::F16, true),
+        (mixture, 0.0, 38, KvFormat::F16, false),
+        (mixture, 1.0, 254, KvFormat::F32, false),
     ] {
         let config = SamplerConfig { temperature, seed: 3, ..SamplerConfig::default() };
         let prompt: Vec<u32> = (0..prompt).map(|i: u32| i * i % 241).collect();
@@ -26,7 +28,7 @@ fn the_assistant_gives_the_plain_text() {
             let exec = CpuExecutor::new(CpuOptions { threads: 2, ..CpuOptions::default() });
             let options = EngineOptions { context: 400, kv };
             let exec = Box::new(exec.unwrap());
-            let engine = PlannedEngine::for_sequences(&weights, exec, options, sequences);
+            let engine = PlannedEngine::for_sequences(weights, exec, options, sequences);
             Box::new(engine.unwrap()) as _
         };
         check_assisted(&target, &case, usize::MAX);

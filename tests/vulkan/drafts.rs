@@ -14,7 +14,7 @@ use gemma::engine::{Engine, PlannedEngine, Timeline};
 use gemma::eval::evaluate;
 use gemma::models::{Role, Weights};
 use gemma::sampler::{Sampler, SamplerConfig, TokenRule};
-use invariance::{Case, Strict, assisted_pair, check, check_assisted};
+use invariance::{Case, Strict, assisted_pairs, check, check_assisted};
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
 use std::sync::Arc;
@@ -94,15 +94,14 @@ fn every_drafter_gives_the_plain_text() {
 #[cfg_attr(not(vulkan_driver), ignore = "no Vulkan driver")]
 fn the_assistant_gives_the_plain_text() {
     let Some(open) = device() else { return };
-    let weights = assisted_pair();
-    for (temperature, prompt) in [(0.0, 9), (1.0, 252)] {
+    for (weights, (temperature, prompt)) in assisted_pairs().iter().zip([(0.0, 9), (1.0, 252)]) {
         let sampler = SamplerConfig { temperature, seed: 6, ..SamplerConfig::default() };
         let prompt: Vec<u32> = (0..prompt).map(|i: u32| i * i % 239).collect();
         let case = Case { max_tokens: 10, ..Case::new(&prompt, sampler) };
         let target = |sequences| {
             let options = EngineOptions { context: 300, kv: KvFormat::F16 };
             let exec = Box::new(open());
-            let engine = PlannedEngine::for_sequences(&weights, exec, options, sequences);
+            let engine = PlannedEngine::for_sequences(weights, exec, options, sequences);
             Box::new(engine.unwrap()) as _
         };
         check_assisted(&target, &case, 3);

@@ -21,18 +21,22 @@ fn distinct(rows: usize, experts: usize, used: usize) -> f64 {
     experts as f64 * (1.0 - missed)
 }
 
-/// Most slots of a block: twice as many as an expert has if all are as likely, so that few experts
-/// need two blocks.
+/// Most slots of a block. Larger blocks are slower (docs/NOTES.md).
+const MOST: usize = 32;
+
+/// Returns the slots of a block: twice as many as an expert has if all are as likely, so that few
+/// experts need two blocks.
 fn block_slots(rows: usize, experts: usize, used: usize) -> usize {
-    let slots = rows * used;
-    (2 * slots / experts).next_power_of_two().clamp(slots.min(2).min(rows), 64)
+    (2 * rows * used / experts).next_power_of_two().clamp(rows.min(2), MOST)
 }
 
 impl Lowering<'_> {
     /// Returns the call that chooses the experts of each row and sorts the slots by them.
     pub(super) fn choose(&self, op: &Choose, bucket: Bucket) -> Call {
         let Choose { scores, factors, experts, used, chosen, weights } = *op;
-        let threads = 128.max(self.info.subgroup);
+        // Four lanes an expert, which are of one subgroup.
+        let most = self.info.max_workgroup.min(512);
+        let threads = (4 * word(experts)).next_power_of_two().clamp(128, most);
         let kernel = kernels::Choose {
             local: threads,
             threads,
@@ -155,7 +159,7 @@ mod tests {
         for (rows, block) in [(1, 1), (2, 2), (4, 2), (8, 2), (16, 2), (32, 4), (128, 16)] {
             assert_eq!(block_slots(rows, 128, 8), block, "{rows} rows");
         }
-        assert_eq!((block_slots(512, 128, 8), block_slots(4096, 128, 8)), (64, 64));
+        assert_eq!((block_slots(512, 128, 8), block_slots(4096, 128, 8)), (32, 32));
         assert_eq!((block_slots(1, 7, 3), block_slots(2, 7, 3)), (1, 2));
         assert!((distinct(2, 128, 8) - 15.5).abs() < 0.01);
     }

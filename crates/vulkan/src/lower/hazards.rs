@@ -2,6 +2,7 @@
 
 use super::{Access, Call};
 use gemma_base::compute::BufferId;
+use std::collections::VecDeque;
 
 /// Buffers that were accessed since the last barrier.
 #[derive(Default)]
@@ -14,18 +15,26 @@ pub struct Hazards {
 impl Hazards {
     /// Records the accesses of a call. Returns whether a barrier must stand before it.
     pub fn meets(&mut self, call: &Call) -> bool {
-        let clash = call.accesses.iter().any(|t| match t {
+        let clash = self.clashes(call);
+        if clash {
+            *self = Hazards::default();
+        }
+        self.add(call);
+        clash
+    }
+
+    /// Returns whether a call may not run beside those that were recorded.
+    fn clashes(&self, call: &Call) -> bool {
+        call.accesses.iter().any(|t| match t {
             Access::Read(id) => self.written.contains(id) || self.shared.contains(id),
             Access::Share(id) => self.written.contains(id) || self.read.contains(id),
             Access::Write(id) => {
                 [&self.written, &self.read, &self.shared].iter().any(|ids| ids.contains(id))
             }
-        });
-        if clash {
-            self.read.clear();
-            self.written.clear();
-            self.shared.clear();
-        }
+        })
+    }
+
+    fn add(&mut self, call: &Call) {
         for touch in &call.accesses {
             match touch {
                 Access::Read(id) => self.read.push(*id),
@@ -33,8 +42,31 @@ impl Hazards {
                 Access::Share(id) => self.shared.push(*id),
             }
         }
-        clash
     }
+}
+
+/// Calls further on that may run earlier.
+const AHEAD: usize = 12;
+
+/// Returns the calls in an order with fewer barriers: behind each barrier stand all of the next
+/// calls that wait for none of the others.
+pub fn in_waves(calls: Vec<Call>) -> Vec<Call> {
+    let (mut rest, mut out) = (VecDeque::from(calls), Vec::new());
+    while !rest.is_empty() {
+        let (mut wave, mut left) = (Hazards::default(), Hazards::default());
+        let mut at = 0;
+        while at < rest.len().min(AHEAD) {
+            let call = &rest[at];
+            if wave.clashes(call) || left.clashes(call) {
+                left.add(call);
+                at += 1;
+            } else {
+                wave.add(call);
+                out.extend(rest.remove(at));
+            }
+        }
+    }
+    out
 }
 
 #[cfg(test)]
@@ -63,5 +95,27 @@ mod tests {
         for (i, (accesses, barrier)) in steps.into_iter().enumerate() {
             assert_eq!(hazards.meets(&call(accesses)), barrier, "call {i}");
         }
+    }
+
+    #[test]
+    fn calls_of_a_wave_wait_for_nothing_in_it_and_overtake_nothing_that_they_wait_for() {
+        let [a, b, c, d] = [0, 1, 2, 3].map(BufferId);
+        let (read, write) = (Access::Read, Access::Write);
+        let steps = [
+            vec![write(a)],
+            vec![read(a), write(b)],
+            vec![read(b), write(c)],
+            // Waits for the first alone.
+            vec![read(a), write(d)],
+            // Writes what the second reads.
+            vec![write(a)],
+        ];
+        let call = |(i, accesses): (usize, Vec<Access>)| {
+            let call = Call::apart(&MatrixProbe {}, &MatrixProbePush { out: 0 }, [1; 3]);
+            Call { accesses, work: i as u64, ..call }
+        };
+        let order = in_waves(steps.into_iter().enumerate().map(call).collect());
+        let order: Vec<u64> = order.iter().map(|call| call.work).collect();
+        assert_eq!(order, [0, 1, 3, 2, 4]);
     }
 }

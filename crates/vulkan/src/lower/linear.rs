@@ -152,7 +152,13 @@ impl Lowering<'_> {
         block: usize,
     ) -> LinearShape {
         let Some(p) = packing else { return self.float_shape(m, block, false, false) };
-        let known = self.known_shape(m.format, m.cols, p, block, false);
+        let grouped = m.format.group != Group::Row;
+        let many = grouped && block >= FEW_ROWS && m.cols.is_multiple_of(2 * p.width);
+        let known = match self.known_shape(m.format, m.cols, p, block, false) {
+            // Fewer tiles waste less of blocks that are not full.
+            _ if many => self.many_shape(m.format, p, word(block) / 16, false),
+            known => known,
+        };
         known.unwrap_or_else(|| match m.format.code.trellis() {
             Some(trellis) => self.trellis_shape(trellis, block, false, false),
             None => self.dot_shape(m, p, block, false, false),
@@ -173,15 +179,18 @@ impl Lowering<'_> {
         // workgroups of this size.
         let least = word(m.rows).div_ceil(MOST_GROUPS).next_power_of_two() * sg;
         let threads = threads.max(least);
+        // Rows of activations that several matrix rows meet are loaded once.
+        let each = if live > FEW_ROWS { 4 } else { 1 };
         let kernel = kernels::LinearFloat {
             local: threads,
             subgroup: sg,
             rows: word(block),
             bf16: m.format.code == Code::Bf16,
+            matrix_rows: each,
             selected,
             threads,
         };
-        LinearShape::of(&kernel, block, (threads / sg) as usize)
+        LinearShape::of(&kernel, block, (threads / sg * each) as usize)
     }
 
     /// Returns the kernel for trellis codes by dot products and any number of rows.
@@ -334,30 +343,16 @@ impl Lowering<'_> {
         selected: bool,
     ) -> Option<LinearShape> {
         let grouped = format.group != Group::Row;
-        let i = self.info;
-        let room =
-            i.max_workgroup >= THREADS && i.max_subgroups >= THREADS / 32 && i.max_shared >= SHARED;
         // The kernels load four steps of 32 columns at a time.
-        if !(self.known_elements && cols.is_multiple_of(128) && room) || live < MATRIX_ROWS {
+        if !(self.known_elements && cols.is_multiple_of(128) && self.has_room())
+            || live < MATRIX_ROWS
+        {
             return None;
         }
         // The shapes are measured, see docs/NOTES.md.
         // The kernel walks over the 32 parts of a row.
         if live > FEW_ROWS && p.steps >= 32 && grouped {
-            let (tiles, matrix_tiles, beside, threads) = (4, 2, 2, THREADS / 2);
-            let kernel = kernels::LinearMany {
-                local: threads,
-                tiles,
-                matrix_tiles,
-                code: code_number(format.code),
-                width: word(p.width),
-                beside,
-                selected,
-                threads,
-                side: side_number(format.code),
-            };
-            let (block, rows) = (8 * tiles * (threads / 32 / beside), 16 * matrix_tiles * beside);
-            return Some(LinearShape::of(&kernel, block as usize, rows as usize));
+            return self.many_shape(format, p, 4, selected);
         }
         // With one scale a row `linear_matrix` is as fast, but for few rows of i4.
         let few = grouped || format.code == Code::I4 && live <= FEW_ROWS;
@@ -382,6 +377,42 @@ impl Lowering<'_> {
         };
         let rows = 16 * matrix_tiles * (THREADS / 256);
         Some(LinearShape::of(&kernel, 8 * tiles as usize, rows as usize))
+    }
+}
+
+impl Lowering<'_> {
+    /// Returns the kernel for many rows in groups, with so many tiles of eight rows a subgroup;
+    /// `None` if the device or the format does not allow it.
+    fn many_shape(
+        &self,
+        format: Format,
+        p: &Packing,
+        tiles: u32,
+        selected: bool,
+    ) -> Option<LinearShape> {
+        if !(self.known_elements && self.has_room() && format.group != Group::Row) {
+            return None;
+        }
+        let (matrix_tiles, beside, threads) = (2, 2, THREADS / 2);
+        let kernel = kernels::LinearMany {
+            local: threads,
+            tiles,
+            matrix_tiles,
+            code: code_number(format.code),
+            width: word(p.width),
+            beside,
+            selected,
+            threads,
+            side: side_number(format.code),
+        };
+        let (block, rows) = (8 * tiles * (threads / 32 / beside), 16 * matrix_tiles * beside);
+        Some(LinearShape::of(&kernel, block as usize, rows as usize))
+    }
+
+    /// Returns whether workgroups may be as large as the kernels with known elements take.
+    fn has_room(&self) -> bool {
+        let i = self.info;
+        i.max_workgroup >= THREADS && i.max_subgroups >= THREADS / 32 && i.max_shared >= SHARED
     }
 }
 

@@ -6,7 +6,7 @@ use super::{Pass, VulkanExecutor};
 use crate::device::barrier::{barrier, kernel_barrier};
 use crate::device::pipeline;
 use crate::device::{LOST, is_lost};
-use crate::lower::hazards::Hazards;
+use crate::lower::hazards::{Hazards, in_waves};
 use crate::lower::{Bucket, Call};
 use anyhow::Result;
 use ash::vk;
@@ -80,7 +80,7 @@ impl VulkanExecutor {
         if let Some(old) = self.plans[at].passes.remove(&bucket) {
             old.pieces.into_iter().for_each(|commands| self.queue.free(commands));
         }
-        let calls = self.calls_of(plan, bucket)?;
+        let calls = in_waves(self.calls_of(plan, bucket)?);
         let (layout, kernels) = self.kernels(&calls)?;
         let parts_of = |groups: [u32; 3]| match self.gpu.info.divides_calls {
             true => groups[axis(groups)],
