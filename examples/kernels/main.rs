@@ -42,9 +42,10 @@ const FORMATS: [&str; 18] = [
     "iq4_xs",
 ];
 /// Models of Gemma 4, and the recipes of their files.
-const GEMMA_4: [(Shape, &str); 4] = [
+const GEMMA_4: [(Shape, &str); 5] = [
     (Shape::Dense31, "q4_0"),
     (Shape::Dense31, "10gb"),
+    (Shape::Mixture26, "q4_0"),
     (Shape::Dense12, "q4_0"),
     (Shape::Dense12, "10gb"),
 ];

@@ -35,7 +35,8 @@ impl Lowering<'_> {
     pub(super) fn choose(&self, op: &Choose, bucket: Bucket) -> Call {
         let Choose { scores, factors, experts, used, chosen, weights } = *op;
         // Four lanes an expert, which are of one subgroup.
-        let most = self.info.max_workgroup.min(512);
+        let info = self.info;
+        let most = info.max_workgroup.min(info.max_subgroups * info.subgroup).min(512);
         let threads = (4 * word(experts)).next_power_of_two().clamp(128, most);
         let kernel = kernels::Choose {
             local: threads,
