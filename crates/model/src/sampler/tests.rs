@@ -215,9 +215,11 @@ fn only_bans_leave_a_list_of_the_best_tokens_decisive() {
 /// A draft row's list of the best tokens has to be of finite logits.
 #[test]
 fn lists_of_a_draft_are_tempered_or_refused() {
-    let config = SamplerConfig { temperature: 1.0, ..SamplerConfig::default() };
+    let logit_bias = vec![(1, 3.0)];
+    let config = SamplerConfig { temperature: 1.0, logit_bias, ..SamplerConfig::default() };
     let (sampler, mut out) = (Sampler::new(config).unwrap(), Tempered::default());
     sampler.temper_best(&[(5, 2.0), (1, 1.0)], &[], &mut out).unwrap();
+    assert_eq!(out.list[0].0, 1, "the bias counts");
     for wrong in [&[][..], &[(5, 2.0), (1, f32::NAN)], &[(5, f32::INFINITY)]] {
         assert!(sampler.temper_best(wrong, &[], &mut out).is_err(), "{wrong:?}");
     }
