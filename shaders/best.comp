@@ -1,6 +1,6 @@
 // Lists the best logits of a row on the device. Stage 0 finds the largest of each of 256 chunks.
 // Stage 1 takes the n-th largest of these maxima, which at least n logits reach, and lists all
-// logits that reach it. The host sorts the list.
+// logits that reach it. The host sorts the list. A chunk ends early if n maxima exceed its own.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #include "common.glsl"
@@ -24,6 +24,7 @@ const uint NAN_SEEN = 0x80000000u;
 shared float largest[256];
 shared float threshold;
 shared uint nans;
+shared uint larger;
 
 void main() {
     const uint row = gl_WorkGroupID.y, chunk = gl_WorkGroupID.x, t = gl_LocalInvocationID.x;
@@ -53,15 +54,19 @@ void main() {
         if (t == 0 && chunk == 0) lists.v[list] = 0;
         return;
     }
-    largest[t] = maxima.v[row * 256 + t];
+    const float mine = maxima.v[row * 256 + t];
+    const uint n = min(step_.n_best, 256);
+    largest[t] = mine;
+    if (t == 0) larger = 0;
     barrier();
-    const float mine = largest[t];
-    uint rank = 0;
-    for (uint i = 0; i < 256; i++) rank += uint(largest[i] > mine || (largest[i] == mine && i < t));
-    if (rank == min(step_.n_best, 256) - 1) threshold = mine;
+    if (mine > largest[chunk]) atomicAdd(larger, 1);
     if (floatBitsToUint(mine) == INFINITE) atomicOr(lists.v[list], NAN_SEEN);
     barrier();
-    if (largest[chunk] < threshold) return;
+    if (larger >= n) return;
+    uint rank = 0;
+    for (uint i = 0; i < 256; i++) rank += uint(largest[i] > mine || (largest[i] == mine && i < t));
+    if (rank == n - 1) threshold = mine;
+    barrier();
     for (uint i = first + t; i < end; i += 256) {
         const float v = logits.v[at + i];
         if (v >= threshold) {

@@ -16,11 +16,13 @@ DIRECTORY/mutants.json after a change of the code.
 
 Not tried: mutants of constants, of `const fn` and of functions that return `impl`, because their
 copies cannot share a function. MUTANT_TESTS names the tests, "--lib --test text" by default, and
-MUTANT_FILES the files. A test over MUTANT_SECONDS (60) is left out."""
+MUTANT_FILES the files. A test over MUTANT_SECONDS (60) is left out. MUTANT_SAMPLE=N takes N mutants
+of each pattern in MUTANT_FILES at random, the same ones each time."""
 import concurrent.futures
 import json
 import os
 import pathlib
+import random
 import re
 import shutil
 import subprocess
@@ -63,11 +65,25 @@ pub fn on(id: usize) -> bool {
 
 def list_mutants(root):
     words = ["cargo", "mutants", "--workspace", "--list", "--json", "-e", OMITTED]
-    for file in os.environ.get("MUTANT_FILES", FILES).split():
+    patterns = os.environ.get("MUTANT_FILES", FILES).split()
+    for file in patterns:
         words += ["-f", file]
     found = json.loads(subprocess.run(words, cwd=root, check=True, stdout=subprocess.PIPE).stdout)
+    if "MUTANT_SAMPLE" in os.environ:
+        found = sample(root, found, patterns, int(os.environ["MUTANT_SAMPLE"]))
     return [{key: m[key] for key in ("file", "function", "name", "replacement", "span")}
             for m in found]
+
+
+def sample(root, found, patterns, count):
+    """Takes `count` mutants of each pattern, among those that can be tried."""
+    texts = {m["file"]: (root / m["file"]).read_text() for m in found}
+    tried = [m for m in found if can_share(texts[m["file"]], m)]
+    chosen = []
+    for pattern in patterns:
+        here = [m for m in tried if pathlib.PurePath(m["file"]).match(pattern)]
+        chosen += random.Random(1).sample(here, min(count, len(here)))
+    return chosen
 
 
 def offset(lines, place):
@@ -258,6 +274,8 @@ def table(work):
     for m in mutants:
         if m["state"] in ("survived", "not reached"):
             print(f"{m['state']}: {m['name']}")
+        elif "MUTANT_SAMPLE" in os.environ:
+            print(f"{m['state']} by {m.get('test', '')}: {m['name']}")
 
 
 def main():

@@ -58,9 +58,9 @@ pub fn wide_config() -> Config {
     config_with(1, 1, 70, 1280, 2304)
 }
 
-/// Three layers with work enough for a pass over many rows to be cut.
+/// A local and a global layer, with work enough for a pass over many rows to be cut.
 pub fn large_config() -> Config {
-    config_with(3, 3, 70, 1280, 2304)
+    config_with(2, 2, 70, 1280, 2304)
 }
 
 fn config_with(

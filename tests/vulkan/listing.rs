@@ -14,6 +14,8 @@ use serde_json::json;
 
 /// Threads of a subgroup.
 const SUBGROUP: u32 = 32;
+/// Bytes of shared memory of a workgroup.
+const SHARED: u32 = 64 << 10;
 
 /// The calls of a pass over `rows` rows of two layers in one format, with a small table.
 fn pass(format: &str, shapes: &[MatrixShape], rows: usize) -> Vec<ListedCall> {
@@ -30,14 +32,15 @@ fn pass_with(
 ) -> Vec<ListedCall> {
     let bucket = Bucket::holding(rows, rows, 0, 1, false);
     let shape = ((4, 2), vocabulary, 256);
-    calls_of((format, table), shape, subgroup, shapes, bucket)
+    calls_of((format, table), shape, (subgroup, SHARED), shapes, bucket)
 }
 
-/// The calls of a pass of two layers, given their heads, the vocabulary and the context.
+/// The calls of a pass of two layers, given their heads, the vocabulary and the context. The device
+/// has these threads of a subgroup and bytes of shared memory.
 fn calls_of(
     (format, table): (&str, &str),
     ((heads, kv_heads), vocabulary, context): ((usize, usize), usize, usize),
-    subgroup: u32,
+    (subgroup, shared): (u32, u32),
     shapes: &[MatrixShape],
     bucket: Bucket,
 ) -> Vec<ListedCall> {
@@ -55,7 +58,7 @@ fn calls_of(
     let device = json!({
         "chip": "board", "integrated": false, "min_subgroup": subgroup, "max_subgroup": subgroup,
         "asks_subgroup": true,
-        "max_shared": 64 << 10, "max_workgroup": 1024, "max_subgroups": 32, "int8_matrices": [],
+        "max_shared": shared, "max_workgroup": 1024, "max_subgroups": 32, "int8_matrices": [],
     });
     let listing = Listing::new(&device_info(&device).unwrap().0, shapes);
     let options = ForwardOptions {
@@ -109,7 +112,7 @@ fn long_contexts_are_split_over_workgroups() {
     {
         let bucket = Bucket::holding(rows, rows, 0, positions / 256, false);
         let shape = (heads, 512, context);
-        let calls = calls_of(("bf16", "i8-row"), shape, SUBGROUP, &[], bucket);
+        let calls = calls_of(("bf16", "i8-row"), shape, (SUBGROUP, SHARED), &[], bucket);
         let attention = calls.iter().filter(|call| call.shader == "attention");
         let most = attention.map(|call| call.groups[2]).max();
         assert_eq!(most, Some(bucket.pages as u32), "{rows} rows, {positions} positions");
@@ -135,6 +138,36 @@ fn kernels_are_those_of_the_shapes_that_a_device_multiplies() {
         let (without, with) = (shaders(&[]), shaders(&[SHAPE]));
         assert!(without.iter().all(|shader| *shader == "linear"), "{format}: {without:?}");
         assert!(with.iter().all(|shader| *shader == "linear_few"), "{format}: {with:?}");
+    }
+}
+
+/// A subgroup of `linear_matrix` keeps 16 rows of a chunk of the matrix, and as many of the
+/// activations, each of 128 bytes and 16 that keep banks apart. 4 KiB are left to the rotation.
+#[test]
+fn workgroups_have_the_subgroups_that_shared_memory_holds() {
+    let (other, each, kept) = (MatrixShape { m: 16, n: 16, k: 16 }, 2 * 16 * (128 + 16), 4 << 10);
+    let threads = |shared: u32| -> Vec<u32> {
+        let (shape, bucket) = (((4, 2), 512, 256), Bucket::holding(16, 16, 0, 1, false));
+        let formats = ("i8-row", "i8-row");
+        let calls = calls_of(formats, shape, (SUBGROUP, shared), &[other], bucket);
+        // Eight chunks of a row: the matrices of 1024 columns.
+        let calls = calls.iter().filter(|call| call.matrices.iter().any(|m| m.2 == 1024));
+        let threads = calls.map(|call| match call.shader {
+            "linear_matrix" => call.constants.iter().find(|(id, _)| *id == 0).unwrap().1,
+            _ => 0,
+        });
+        threads.collect()
+    };
+    for subgroups in 1..=4 {
+        for (shared, fit) in
+            [(kept + subgroups * each, subgroups), (kept + subgroups * each - 1, subgroups - 1)]
+        {
+            let found = threads(shared);
+            assert!(
+                !found.is_empty() && found.iter().all(|n| *n == fit * SUBGROUP),
+                "{shared}: {found:?}"
+            );
+        }
     }
 }
 

@@ -261,6 +261,26 @@ fn attention() {
     }
 }
 
+/// Windows of whole pages, as Gemma's are: rows of one block begin in two pages and end in two, so
+/// the block has a page more than each of its rows.
+#[test]
+#[cfg_attr(not(vulkan_driver), ignore = "no Vulkan driver")]
+fn attention_of_rows_that_begin_in_two_pages() {
+    let Some(open) = device() else { return };
+    let heads = (32, 4, 2, KvFormat::F16, Some(256));
+    let mut t = Twins::new(open().with_large_blocks(), 12);
+    let (dim, n_heads, ..) = heads;
+    let kv = layer(&mut t, heads);
+    let (q, out) = (t.floats(n_heads * dim), t.rows(n_heads * dim));
+    let (scale, whole_images, range) = (0.2, false, PageRange::All);
+    let op = Op::Attention(Attention { q, out, n_heads, scale, kv, whole_images, range });
+    for base in [505, 508, 511] {
+        let step = Step { live: 9, base, ..Step::default() };
+        fill_scratch(&mut t, &kv, step);
+        t.run(&format!("{heads:?}"), vec![op.clone()], [step]);
+    }
+}
+
 /// Attention beside an NPU: over the pages that it leaves, not divided.
 #[test]
 #[cfg_attr(not(vulkan_driver), ignore = "no Vulkan driver")]

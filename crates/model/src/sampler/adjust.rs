@@ -291,6 +291,21 @@ mod tests {
         ]
     }
 
+    #[test]
+    fn negative_penalties_and_small_repeats_raise_logits() {
+        let base = SamplerConfig::default;
+        for (config, lowers) in [
+            (base(), true),
+            (SamplerConfig { presence_penalty: 0.5, ..base() }, true),
+            (SamplerConfig { presence_penalty: -0.5, ..base() }, false),
+            (SamplerConfig { frequency_penalty: -0.5, ..base() }, false),
+            (SamplerConfig { repeat_penalty: 1.1, ..base() }, true),
+            (SamplerConfig { repeat_penalty: 0.9, ..base() }, false),
+        ] {
+            assert_eq!(Adjustments::new(&config).unwrap().0.only_lower(), lowers, "{config:?}");
+        }
+    }
+
     /// A draft model's columns are not tokens: here every third token has one, the last one first.
     #[test]
     fn rows_change_as_the_definition_says() {
@@ -300,9 +315,9 @@ mod tests {
             let (mut adjustments, _) = Adjustments::new(&config).unwrap();
             adjustments.begin_answer(PROMPT);
             // Parts that are settled before: none, one in the prompt, one shorter and one longer
-            // than the window behind it, all, and more than all.
-            for (settled, end) in [(0, 9), (3, 20), (3, 40), (19, 40), (33, 40), (40, 40), (40, 20)]
-            {
+            // than the window behind it, all, more than all, and less than before.
+            let few = [(0, 9), (3, 20), (3, 40), (19, 40)];
+            for (settled, end) in few.into_iter().chain([(33, 40), (40, 40), (40, 20), (5, 40)]) {
                 adjustments.settle(&text[..settled]);
                 let text = &text[..end];
                 let counts = adjustments.count(text);

@@ -190,7 +190,10 @@ fn a_grammar_of_banned_tokens_is_a_usage_error() {
         let picked = sampler.pick(0, &[4.0, 3.0, 2.0, 1.0], &[]);
         match picks {
             Some(token) => assert_eq!(picked.unwrap(), token),
-            None => assert!(picked.unwrap_err().to_string().contains("are banned")),
+            None => {
+                let said = picked.unwrap_err().to_string();
+                assert_eq!(said, "all tokens that the grammar allows are banned");
+            }
         }
     }
 }
@@ -207,4 +210,17 @@ fn only_bans_leave_a_list_of_the_best_tokens_decisive() {
     assert_eq!(Sampler::new(banning).unwrap().pick_best(0, &best).unwrap(), 2);
     assert_eq!(decisive(SamplerConfig { logit_bias: vec![(1, -99.0)], ..base() }), None);
     assert_eq!(decisive(SamplerConfig { presence_penalty: 0.5, ..base() }), None);
+}
+
+/// A draft row's list of the best tokens has to be of finite logits.
+#[test]
+fn lists_of_a_draft_are_tempered_or_refused() {
+    let logit_bias = vec![(1, 3.0)];
+    let config = SamplerConfig { temperature: 1.0, logit_bias, ..SamplerConfig::default() };
+    let (sampler, mut out) = (Sampler::new(config).unwrap(), Tempered::default());
+    sampler.temper_best(&[(5, 2.0), (1, 1.0)], &[], &mut out).unwrap();
+    assert_eq!(out.list[0].0, 1, "the bias counts");
+    for wrong in [&[][..], &[(5, 2.0), (1, f32::NAN)], &[(5, f32::INFINITY)]] {
+        assert!(sampler.temper_best(wrong, &[], &mut out).is_err(), "{wrong:?}");
+    }
 }
