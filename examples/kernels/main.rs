@@ -42,10 +42,11 @@ const FORMATS: [&str; 18] = [
     "iq4_xs",
 ];
 /// Models of Gemma 4, and the recipes of their files.
-const GEMMA_4: [(Shape, &str); 5] = [
+const GEMMA_4: [(Shape, &str); 6] = [
     (Shape::Dense31, "q4_0"),
     (Shape::Dense31, "10gb"),
     (Shape::Mixture26, "q4_0"),
+    (Shape::Mixture26, "26b-9gb"),
     (Shape::Dense12, "q4_0"),
     (Shape::Dense12, "10gb"),
 ];
@@ -59,7 +60,8 @@ const CONTEXTS: [usize; 2] = [512, 8192];
 fn main() -> Result<()> {
     let devices: Vec<Value> =
         serde_json::from_reader(stdin()).context("the devices, a JSON list")?;
-    let recipes = BUILT_IN.iter().map(|(name, _)| Ok((*name, MadeUpFormats::of_recipe(name))));
+    let dense = BUILT_IN.iter().filter(|(name, _)| !name.starts_with("26b"));
+    let recipes = dense.map(|(name, _)| Ok((*name, MadeUpFormats::of_recipe(name))));
     let formats = FORMATS.into_iter().map(|name| -> Result<_> {
         let of_file = BLOCKS.iter().find(|block| block.name == name && block.code.is_stored());
         let format = match of_file.and_then(|block| Format::of_file(block.code)) {

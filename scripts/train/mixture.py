@@ -4,7 +4,7 @@
 
   scripts/train/mixture.py DIRECTORY IDS.json TEXT...
 
-DIRECTORY becomes a Hugging Face checkpoint of 47 million parameters, IDS.json the ids of 16 kB of
+DIRECTORY becomes a Hugging Face checkpoint of 50 million parameters, IDS.json the ids of 16 kB of
 held-out text for `gemma eval --ids`. A hundredth of each text is held out. Needs a GPU and the
 packages torch and transformers; STEPS (2500) is the length of the training.
 

@@ -26,7 +26,7 @@ const READING: f64 = 4.0;
 const RECIPES: [(Shape, &[&str]); 8] = [
     (Shape::Dense31, &["bf16", "q4_0", "12gb", "10gb"]),
     (Shape::B27, &["bf16", "q4_0", "12gb", "10gb", "9gb"]),
-    (Shape::Mixture26, &["bf16", "q4_0", "int4"]),
+    (Shape::Mixture26, &["bf16", "q4_0", "26b-9gb"]),
     (Shape::Dense12, &["bf16", "q4_0", "int4"]),
     (Shape::B12, &["bf16", "q4_0", "int4"]),
     (Shape::B4, &["bf16", "q4_0", "int4"]),

@@ -51,7 +51,7 @@ const VALUES: [(&str, &[&str]); 8] = [
     ("draft_device", &["auto", "cpu", "vulkan"]),
     ("draft_tree", &["auto", "chain"]),
     ("gpu_layers", &["auto", "all"]),
-    ("recipe", &["seed", "int4", "9gb", "10gb", "12gb"]),
+    ("recipe", &["seed", "int4", "9gb", "10gb", "12gb", "26b-9gb"]),
 ];
 
 fn with_values(arg: Arg) -> Arg {

@@ -15,8 +15,8 @@ pub struct FormatArgs {
     /// Formats of a file: q4_0, bf16 or a recipe of gemma quantize
     ///
     /// q4_0 is the format of Google's 4-bit GGUF files, bf16 that of Google's original checkpoints.
-    /// The recipes are seed, int4, 9gb, 10gb, 12gb, or a file. This replaces --format-weights and
-    /// --format-embedding.
+    /// The recipes are seed, int4, 9gb, 10gb, 12gb, 26b-9gb, or a file. This replaces
+    /// --format-weights and --format-embedding.
     #[arg(long, value_name = "RECIPE", conflicts_with_all = ["format_weights", "format_embedding"])]
     pub recipe: Option<String>,
 }

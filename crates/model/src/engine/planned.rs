@@ -224,9 +224,7 @@ impl PlannedEngine {
         self.model.layout.fill(&mut self.words, &step);
         self.exec.write(self.model.step, 0, bytemuck::cast_slice(&self.words))?;
         for (angles, table) in self.angles.iter().zip(&self.model.ropes) {
-            self.row_angles.clear();
-            let positions = &scratch.positions[first..];
-            positions.iter().for_each(|p| angles.push(*p as usize, &mut self.row_angles));
+            angles.fill(&scratch.positions[first..], &mut self.row_angles);
             let offset = first * table.head_dim * 4;
             self.exec.write(table.buffer, offset, bytemuck::cast_slice(&self.row_angles))?;
         }
@@ -575,12 +573,10 @@ impl Assistant for PlannedEngine {
         };
         self.model.layout.fill(&mut self.words, &step);
         self.exec.write(self.model.step, 0, bytemuck::cast_slice(&self.words))?;
+        let roots = assist.roots[first..].iter();
+        let positions: Vec<u32> = roots.map(|root| assist.positions[*root as usize]).collect();
         for (angles, table) in assist.angles.iter().zip(&model.ropes) {
-            self.row_angles.clear();
-            for root in &assist.roots[first..] {
-                let position = assist.positions[*root as usize] as usize;
-                angles.push(position, &mut self.row_angles);
-            }
+            angles.fill(&positions, &mut self.row_angles);
             let offset = first * table.head_dim * 4;
             self.exec.write(table.buffer, offset, bytemuck::cast_slice(&self.row_angles))?;
         }

@@ -2,6 +2,11 @@
 //! Every device and every system rotates by the same bits.
 
 use super::config::RopeSpec;
+use gemma_base::util::threads;
+use rayon::prelude::*;
+
+/// Positions from which on waking the threads pays.
+const MANY: usize = 64;
 
 /// The angles of layers that rotate alike.
 #[derive(Clone, Debug)]
@@ -24,10 +29,23 @@ impl Angles {
         Angles { inv_freq: (0..head_dim / 2).map(frequency).collect() }
     }
 
-    /// Appends `[cos, sin]` of a position, `head_dim` values.
-    pub fn push(&self, position: usize, out: &mut Vec<f32>) {
-        let angles = self.inv_freq.iter().map(|f| (position as f32 * f) as f64);
-        out.extend(angles.clone().map(|a| libm::cos(a) as f32));
-        out.extend(angles.map(|a| libm::sin(a) as f32));
+    /// Makes `out` the cosines, then the sines of each position: `[positions, head_dim]`. All
+    /// threads compute those of many positions.
+    pub fn fill(&self, positions: &[u32], out: &mut Vec<f32>) {
+        let half = self.inv_freq.len();
+        out.resize(positions.len() * 2 * half, 0.0);
+        let fill = |(position, out): (&u32, &mut [f32])| {
+            let (cosines, sines) = out.split_at_mut(half);
+            for (i, f) in self.inv_freq.iter().enumerate() {
+                let angle = (*position as f32 * f) as f64;
+                (cosines[i], sines[i]) = (libm::cos(angle) as f32, libm::sin(angle) as f32);
+            }
+        };
+        if positions.len() < MANY {
+            positions.iter().zip(out.chunks_exact_mut(2 * half)).for_each(fill);
+        } else {
+            threads::prepare_common_pool();
+            positions.par_iter().zip(out.par_chunks_exact_mut(2 * half)).for_each(fill);
+        }
     }
 }

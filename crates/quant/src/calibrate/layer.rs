@@ -228,7 +228,7 @@ impl<'a> Layer<'a> {
 /// Returns the rotation of each position of a window.
 fn angles(spec: &LayerSpec, window: usize) -> Vec<f32> {
     let (angles, mut out) = (Angles::new(spec.rope, spec.head_dim), Vec::new());
-    (0..window).for_each(|position| angles.push(position, &mut out));
+    angles.fill(&(0..window as u32).collect::<Vec<_>>(), &mut out);
     out
 }
 

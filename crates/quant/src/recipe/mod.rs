@@ -29,12 +29,13 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 /// Names and texts of the built-in recipes.
-pub const BUILT_IN: [(&str, &str); 5] = [
+pub const BUILT_IN: [(&str, &str); 6] = [
     ("seed", include_str!("../../../../quant/seed.toml")),
     ("int4", include_str!("../../../../quant/int4.toml")),
     ("9gb", include_str!("../../../../quant/9gb.toml")),
     ("10gb", include_str!("../../../../quant/10gb.toml")),
     ("12gb", include_str!("../../../../quant/12gb.toml")),
+    ("26b-9gb", include_str!("../../../../quant/26b-9gb.toml")),
 ];
 
 /// Most bytes of a recipe. Each line is compared with each tensor.

@@ -69,8 +69,8 @@ pub struct QuantizeArgs {
     /// List the built-in recipes and the formats, with their sizes, and stop
     #[arg(long, conflicts_with_all = ["source", "destination"])]
     pub list: bool,
-    /// Which format each tensor gets: seed, int4, 9gb, 10gb, 12gb (see --list) or a TOML file
-    /// [default: int4]
+    /// Which format each tensor gets: seed, int4, 9gb, 10gb, 12gb, 26b-9gb (see --list) or a TOML
+    /// file [default: int4]
     #[arg(long, value_name = "NAME|PATH", conflicts_with_all = ["linear", "embedding"])]
     pub recipe: Option<String>,
     /// Choose formats so that the whole directory takes at most this: 9.5GB, or 4.5bpw for bits per

@@ -42,13 +42,16 @@ pub fn list() -> Result<String> {
     let int4 = plan_of(SHAPES[0], &Recipe::load("int4")?)?.error;
     for (name, _) in BUILT_IN {
         let recipe = Recipe::load(name)?;
-        let plans =
-            SHAPES.map(|shape| plan_of(shape, &recipe)).into_iter().collect::<Result<Vec<_>>>()?;
-        let mut row = vec![name.to_owned(), format!("{:.2}", bits(&plans[0]))];
-        row.extend(plans.iter().map(|plan| digits3(plan.total_bytes as f64 / 1e9)));
-        row.push(digits3(plans[0].error / int4));
+        // A recipe for a mixture of experts has lines that match no tensor of these.
+        let plans = SHAPES.map(|shape| plan_of(shape, &recipe).ok());
+        let cell = |plan: &Option<QuantPlan>, figure: &dyn Fn(&QuantPlan) -> String| {
+            plan.as_ref().map_or("-".to_owned(), figure)
+        };
+        let mut row = vec![name.to_owned(), cell(&plans[0], &|p| format!("{:.2}", bits(p)))];
+        row.extend(plans.iter().map(|p| cell(p, &|p| digits3(p.total_bytes as f64 / 1e9))));
+        row.push(cell(&plans[0], &|p| digits3(p.error / int4)));
         table.push(row);
-        about += &format!("{name:<6}{}\n", recipe.about());
+        about += &format!("{name:<8}{}\n", recipe.about());
     }
     let mut formats = vec![["format", "bits (27B)", "error"].map(str::to_owned).to_vec()];
     for name in FORMATS {

@@ -64,7 +64,11 @@ impl Work {
         for tensor in weights.matrices() {
             if tensor.role.is_layer() && layers.contains(&tensor.layer) {
                 let format = weights.format(tensor.role, tensor.layer)?;
-                *work.linear.entry(format).or_default() += (tensor.size() * tokens) as f64;
+                // Each token meets its experts alone.
+                let experts = config.experts.filter(|_| tensor.role.is_of_experts());
+                let share = experts.map_or(1.0, |e| e.used as f64 / e.count as f64);
+                let weights = tensor.size() as f64 * share;
+                *work.linear.entry(format).or_default() += weights * tokens as f64;
             }
         }
         for layer in &config.layers[layers] {
