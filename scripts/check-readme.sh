@@ -101,7 +101,7 @@ done <<<"8 4b q4_0 Gemma 3 4B
 16 gemma4-12b q4_0 Gemma 4 12B
 16 27b 9gb Gemma 3 27B
 32 27b q4_0 Gemma 3 27B
-32 gemma4-31b q4_0 Gemma 4 31B"
+24 gemma4-26b-a4b q4_0 Gemma 4 26B-A4B"
 
 # Calls that cannot be run here parse. Every other program does nothing, but for a gemma in its arguments.
 cat >"$work/parse" <<'BASH'

@@ -278,15 +278,16 @@ fn without_a_model_the_sizes_that_fit_are_listed() {
     let out = elsewhere("32GB", &[]).assert().success().get_output().stdout.clone();
     let text = String::from_utf8(out).unwrap();
     assert!(
-        text.contains("gemma pull google/gemma-4-12B-it-qat-q4_0-gguf") && text.contains("tok/s"),
+        text.contains("gemma pull google/gemma-4-26B-A4B-it-qat-q4_0-gguf")
+            && text.contains("tok/s"),
         "{text}"
     );
     assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
     // The largest that is fast enough to be read comes first, a larger one that is not second.
     for (speed, best, larger) in [
         ("400", "4-31B", None),
-        ("40", "4-12B", Some("4-31B")),
-        ("20", "3-4b", Some("4-31B")),
+        ("40", "4-26B-A4B", Some("4-31B")),
+        ("8", "3-1b", Some("4-31B")),
         ("0.1", "3-270m", Some("4-31B")),
     ] {
         let out = elsewhere("32GB", &["--bandwidth", speed]).assert().success();

@@ -201,7 +201,8 @@ fn every_recipe_writes_what_it_predicts() {
     TinyModel::tiny(3).write(&src, Form::Multimodal, Dtype::BF16, 2);
     fs::write(src.join("tokenizer_config.json"), "{}").unwrap();
     let source = open(&src);
-    for (name, _) in BUILT_IN {
+    // The others are for a mixture of experts.
+    for (name, _) in BUILT_IN.into_iter().filter(|(name, _)| !name.starts_with("26b")) {
         let mut recipe = Recipe::load(name).unwrap();
         if recipe.target().is_some() {
             recipe = recipe.with_target(300_000).unwrap();

@@ -277,10 +277,15 @@ mod tests {
     use super::*;
     use gemma_base::error::fault_of;
 
-    fn tensors(layers: usize) -> Vec<TensorSpec> {
+    /// Tensors of a dense model, or of a mixture of experts.
+    fn tensors_of(layers: usize, has_experts: bool) -> Vec<TensorSpec> {
         let layers = |role: Role| if role.is_layer() { layers } else { 1 };
         let roles = Role::ALL.into_iter().filter(|role| {
-            !matches!(role, Role::Head | Role::PreProjection | Role::PostProjection)
+            use Role::*;
+            let is_apart = matches!(role, ExpertGate | ExpertUp);
+            let is_left = matches!(role, Head | PreProjection | PostProjection) || is_apart;
+            let is_of_mixture = role.is_of_experts() || *role == Router;
+            !is_left && (has_experts || !is_of_mixture)
         });
         roles
             .flat_map(|role| {
@@ -288,6 +293,10 @@ mod tests {
                 (0..layers(role)).map(move |layer| TensorSpec { layer, ..spec })
             })
             .collect()
+    }
+
+    fn tensors(layers: usize) -> Vec<TensorSpec> {
+        tensors_of(layers, false)
     }
 
     fn refusal(text: &str) -> String {
@@ -350,8 +359,9 @@ mod tests {
     fn built_in_recipes_are_whole_and_fit_any_number_of_layers() {
         for (name, _) in BUILT_IN {
             let recipe = Recipe::load(name).unwrap();
-            recipe.resolve(&tensors(1)).unwrap();
-            recipe.resolve(&tensors(62)).unwrap();
+            let has_experts = name.starts_with("26b");
+            recipe.resolve(&tensors_of(1, has_experts)).unwrap();
+            recipe.resolve(&tensors_of(62, has_experts)).unwrap();
         }
         assert!(Recipe::load(FOR_SIZES).unwrap().with_target(9_500_000_000).is_ok());
         assert!(Recipe::load("int4").unwrap().with_target(9_500_000_000).is_err());
