@@ -28,6 +28,8 @@ pub struct ListedCall {
     pub label: &'static str,
     /// Format, rows and columns of the matrices that it multiplies.
     pub matrices: Vec<(Format, usize, usize)>,
+    /// True where the matrices are those of experts, of which a row has a few.
+    pub experts: bool,
     pub groups: [u32; 3],
     /// Multiply-adds.
     pub work: u64,
@@ -120,6 +122,7 @@ impl Listing {
             constants,
             label: "",
             matrices: Vec::new(),
+            experts: false,
             groups: [1; 3],
             work: 0,
             bytes: 0,
@@ -139,6 +142,10 @@ impl Kept {
         let jobs = dispatches.iter().flat_map(|d| match &d.op {
             Op::Linear(op) => op.jobs.iter().map(|job| (job.weight, job.out)).collect(),
             Op::GateUp(op) => vec![(op.gate, own.gate), (op.up, own.up)],
+            Op::Experts(op) => {
+                let first = (op.first(), if op.is_gated() { own.gate } else { op.out });
+                [first].into_iter().chain(op.second().map(|(up, _)| (up, own.up))).collect()
+            }
             _ => Vec::new(),
         });
         let written = jobs.filter(|(_, out)| call.accesses.contains(&Access::Write(*out)));
@@ -146,11 +153,15 @@ impl Kept {
             let m = &self.matrices[weight.0 as usize];
             (m.format, m.rows, m.cols)
         });
+        // The gates of experts are a call without weights.
+        let matrices = if call.work > 0 { matrices.collect() } else { Vec::new() };
         ListedCall {
             shader: call.shader.file(),
             constants: call.constants.clone(),
             label: call.label,
-            matrices: matrices.collect(),
+            experts: !matrices.is_empty()
+                && dispatches.iter().any(|d| matches!(d.op, Op::Experts(_))),
+            matrices,
             groups: call.groups,
             work: call.work,
             bytes: call.bytes,

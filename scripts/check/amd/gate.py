@@ -106,7 +106,8 @@ def gather(compiled):
     for calls, _, _ in compiled.values():
         for call in calls:
             formats = sorted({name.split("+")[0] for name, _, _ in call.matrices})
-            what = "linear " + "+".join(formats) if formats else call.shader
+            layer = "experts " if call.experts else "linear "
+            what = layer + "+".join(formats) if formats else call.shader
             found[what, call.rows].take(call)
             if problem := call.contradiction():
                 wrong.add(f"{what}, {call.rows} rows: {problem}")
@@ -154,7 +155,11 @@ def update(found, matrix_chips):
             new["target"] = before["target"]
             new["by"] = "wmma" if "wmma" in (before["by"], new["by"]) else before["by"]
         else:
-            new["target"] = figures.target(rows, what.startswith("linear t"))
+            new["target"] = (
+                None
+                if what.startswith("experts ")
+                else figures.target(rows, what.startswith("linear t"))
+            )
         lines.append(
             f"{what:<22}{rows:>6}{show(new['slots']):>9}{show(new['target']):>9}"
             f"{new['VGPRs']:>7}{new['spills']:>8}{new['KB']:>5}  {new['by']}\n"
