@@ -7,7 +7,7 @@ use candle_core::quantized::ggml_file::qtensor_from_ggml;
 use gemma::checkpoint::gguf::types;
 use gemma::compute::act::{ActValues, ActView};
 use gemma::compute::cpu::Isa;
-use gemma::compute::cpu::linear::{PackedMatrix, linear};
+use gemma::compute::cpu::linear::{OutputPlace, PackedMatrix, linear};
 use gemma::compute::reference::linear as twin;
 use gemma::tensor::block::BLOCKS;
 use gemma::tensor::{Code, GgmlType, Matrix, StoredMatrix};
@@ -93,8 +93,9 @@ fn kernels(name: &str, matrix: &Matrix<'_>, want: &[f32], acts: usize, seed: u8)
             assert_same(name, "packed", &row, want);
         }
         let mut out = vec![0.0; acts * matrix.rows];
+        let place = OutputPlace::of(out.as_mut_ptr(), matrix.rows);
         // SAFETY: `out` has a place for each product, and no other user.
-        unsafe { linear(isa, &packed, &act, 0..packed.tiles(), out.as_mut_ptr(), matrix.rows) };
+        unsafe { linear(isa, &packed, &act, 0..packed.tiles(), place) };
         assert_same(name, "product", &out, &product);
     }
 }
