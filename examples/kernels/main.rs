@@ -147,7 +147,8 @@ fn print(
         "chip": device["chip"], "pass": pass, "rows": rows, "shader": call.shader,
         "constants": call.constants,
         "subgroup": if info.asks_subgroup { info.subgroup } else { 0 }, "label": call.label,
-        "matrices": matrices.collect::<Vec<Value>>(), "experts": call.experts, "groups": call.groups,
+        "matrices": matrices.collect::<Vec<Value>>(), "experts": call.experts,
+        "groups": call.groups,
         "work": call.work, "bytes": call.bytes,
         "count": call.count,
     });
