@@ -217,7 +217,7 @@ impl<E: Executor> Twins<E> {
         self.act_of_slots(format, cols, 1)
     }
 
-    /// The same for so many slots of each row.
+    /// The same for `slots` slots of each row.
     fn act_of_slots(&mut self, format: Format, cols: usize, slots: usize) -> Act {
         let format = ActFormat::for_weights(format);
         let groups = format.groups(cols).max(1);

@@ -167,7 +167,7 @@ impl Experts {
         !matches!(self.weights, ExpertWeights::Plain(_))
     }
 
-    /// Floats of a slot in `out`, if the first matrix has so many rows.
+    /// Floats of a slot in `out`, if the first matrix has `rows` rows.
     pub fn width(&self, rows: usize) -> usize {
         let halves = if matches!(self.weights, ExpertWeights::Fused(_)) { 2 } else { 1 };
         rows / self.experts / halves

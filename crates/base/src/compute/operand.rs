@@ -15,6 +15,6 @@ pub enum RowSet {
     All,
     /// The rows whose logits were asked for, renumbered from 0.
     Selected,
-    /// So many slots of each live row, one row behind the other.
+    /// This number of slots of each live row: those of the first row, then of the second.
     Slots(usize),
 }

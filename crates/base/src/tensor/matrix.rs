@@ -54,7 +54,7 @@ impl<'a> Matrix<'a> {
         self.codes.len() + self.side.len()
     }
 
-    /// Some rows, of which the first begins a block of rows ([`Format::block_rows`]).
+    /// Returns these rows as a matrix. `rows` starts at a multiple of [`Format::block_rows`].
     pub fn part(&self, rows: Range<usize>) -> Matrix<'_> {
         let (format, cols) = (self.format, self.cols);
         let (width, side_width) = (format.row_bytes(cols), format.row_side(cols));

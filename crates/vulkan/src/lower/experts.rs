@@ -15,7 +15,7 @@ pub fn choice_words(slots: usize) -> usize {
     3 + 4 * slots
 }
 
-/// Returns how many of the experts so many rows choose if all are as likely.
+/// Returns how many different experts `rows` rows choose, if all are equally likely.
 fn distinct(rows: usize, experts: usize, used: usize) -> f64 {
     let missed = (1.0 - used as f64 / experts as f64).powi(rows as i32);
     experts as f64 * (1.0 - missed)
@@ -24,8 +24,8 @@ fn distinct(rows: usize, experts: usize, used: usize) -> f64 {
 /// Most slots of a block. Larger blocks are slower (docs/NOTES.md).
 const MOST: usize = 32;
 
-/// Returns the slots of a block: twice as many as an expert has if all are as likely, so that few
-/// experts need two blocks.
+/// Returns the slots of a block: twice as many as an expert has if all are equally likely, so that
+/// few experts need two blocks.
 fn block_slots(rows: usize, experts: usize, used: usize) -> usize {
     (2 * rows * used / experts).next_power_of_two().clamp(rows.min(2), MOST)
 }

@@ -378,10 +378,8 @@ impl Lowering<'_> {
         let rows = 16 * matrix_tiles * (THREADS / 256);
         Some(LinearShape::of(&kernel, 8 * tiles as usize, rows as usize))
     }
-}
 
-impl Lowering<'_> {
-    /// Returns the kernel for many rows in groups, with so many tiles of eight rows a subgroup;
+    /// Returns the kernel for many rows in groups, with `tiles` tiles of eight rows a subgroup;
     /// `None` if the device or the format does not allow it.
     fn many_shape(
         &self,

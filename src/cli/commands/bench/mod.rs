@@ -203,7 +203,7 @@ pub fn run(options: &BenchArgs, typed: &Typed) -> Result<u8> {
     let weights =
         model.as_ref().map(|m| &m.weights).or(made_up.as_ref()).context("there is no model")?;
     let load = crate::os::machine::load_average();
-    let (cpu, layers) = (Cpu::probe()?, weights.config().layers.len());
+    let cpu = Cpu::probe()?;
     let cores = cpu.threads;
     let context = options.context(run.context)?;
     let pool = load::pool(run)?;
@@ -226,7 +226,7 @@ pub fn run(options: &BenchArgs, typed: &Typed) -> Result<u8> {
             name,
             formats: formats(weights)?,
             weights: memory.weights,
-            read: memory.weights - idle_experts(weights, 0..layers),
+            read: memory.weights - idle_experts(weights, 0..weights.config().layers.len()),
             kv: memory.kv,
             activations: memory.activations,
             context: Some(context),

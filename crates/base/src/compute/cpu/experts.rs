@@ -130,10 +130,10 @@ fn floats(act: &Act) -> usize {
     act.cols / if act.format.int8 { 4 } else { 1 } + 2 * act.format.groups(act.cols)
 }
 
-/// Copies rows of activations to `memory`, one behind the other.
+/// Copies rows of activations to `memory`, without gaps.
 ///
 /// # Safety
-/// No thread writes these rows meanwhile.
+/// No other thread writes these rows during the call.
 unsafe fn gathered<'a>(
     buffers: &Buffers,
     act: &Act,

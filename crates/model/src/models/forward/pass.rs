@@ -31,7 +31,7 @@ pub(super) struct PassBuilder<'b, 'w> {
     pending: Option<(BufferId, BufferId, f32)>,
 }
 
-/// PassBuffers that all layers share, each as wide as the widest layer needs.
+/// Buffers that all layers share, each as wide as the widest layer needs.
 pub(super) struct PassBuffers {
     pub residual: BufferId,
     pub normed: BufferId,
@@ -106,7 +106,7 @@ pub fn pass(
     Ok(PassPlans { body, tail: pass.plan, embedded })
 }
 
-/// PassBuffers of an assistant's pass that outlive it, and the target's embedding table.
+/// Buffers of an assistant's pass that outlive it, and the target's embedding table.
 #[derive(Clone, Copy)]
 pub struct AssistantBuffers {
     pub table: WeightId,
