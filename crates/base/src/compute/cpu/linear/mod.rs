@@ -13,6 +13,11 @@
 //! eight at a time, before the next one is read, and while it does, the next one is fetched:
 //! reading weights and multiplying overlap at any row count.
 
+/// Runs the body with a constant for each number, so that shifts are by constants.
+macro_rules! unrolled {
+    ($i:ident in [$($n:literal)*] $body:block) => {$({ const $i: usize = $n; $body })*};
+}
+
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
@@ -113,6 +118,35 @@ macro_rules! kernels_of {
     }};
 }
 
+/// Kernels of few rows that take packed codes, at three and four rows those of at most `$most` bits.
+#[cfg(target_arch = "x86_64")]
+macro_rules! packed_kernels {
+    ($packed:ident, $opening:expr, $most:literal) => {{
+        macro_rules! by_few_rows {
+            ($bits:literal, $steps:literal) => {{
+                let one: GroupsFn = $packed::<$bits, $steps, 1>;
+                let two: GroupsFn = $packed::<$bits, $steps, 2>;
+                let (three, four): (Option<GroupsFn>, Option<GroupsFn>) = match $bits {
+                    ..=$most => {
+                        (Some($packed::<$bits, $steps, 3>), Some($packed::<$bits, $steps, 4>))
+                    }
+                    _ => (None, None),
+                };
+                [Some(one), Some(two), three, four]
+            }};
+        }
+        match ($opening.plain_bits(), $opening.width) {
+            (Some(2), 16) => by_few_rows!(2, 4),
+            (Some(3), 16) => by_few_rows!(3, 4),
+            (Some(4), 32) => by_few_rows!(4, 8),
+            (Some(4), _) => by_few_rows!(4, 0),
+            (Some(5), 32) => by_few_rows!(5, 8),
+            (Some(6), 16) => by_few_rows!(6, 4),
+            _ => [None; FEW],
+        }
+    }};
+}
+
 /// Kernels of spans in vectors of 32 bytes, by the largest byte, the steps of a group, and the bits
 /// of packed codes.
 #[cfg(target_arch = "x86_64")]
@@ -131,29 +165,7 @@ macro_rules! kernels_of_bytes {
                 (_, _) => by_rows!($multiply, 255, 0),
             };
             // Beyond two rows wide sums take the registers of those codes that need them.
-            macro_rules! packed {
-                ($bits:literal, $steps:literal) => {{
-                    let one: GroupsFn = $packed::<$bits, $steps, 1>;
-                    let two: GroupsFn = $packed::<$bits, $steps, 2>;
-                    let (three, four): (Option<GroupsFn>, Option<GroupsFn>) = match $bits {
-                        ..=4 => {
-                            (Some($packed::<$bits, $steps, 3>), Some($packed::<$bits, $steps, 4>))
-                        }
-                        _ => (None, None),
-                    };
-                    [Some(one), Some(two), three, four]
-                }};
-            }
-            let packed = match (opening.plain_bits(), opening.width) {
-                (Some(2), 16) => packed!(2, 4),
-                (Some(3), 16) => packed!(3, 4),
-                (Some(4), 32) => packed!(4, 8),
-                (Some(4), _) => packed!(4, 0),
-                (Some(5), 32) => packed!(5, 8),
-                (Some(6), 16) => packed!(6, 4),
-                _ => [None; FEW],
-            };
-            (multiply, packed)
+            (multiply, packed_kernels!($packed, opening, 4))
         }
     };
 }
@@ -163,8 +175,11 @@ fn kernels(isa: Isa, format: Format) -> Kernels {
     match isa {
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512Vnni => {
-            use avx512::multiply;
-            kernels_of!(avx512, format, |_| (by_rows!(multiply), [None; FEW]))
+            use avx512::{multiply, multiply_packed};
+            kernels_of!(avx512, format, |opening: &Opening| {
+                let multiply: [GroupsFn; BLOCK] = by_rows!(multiply);
+                (multiply, packed_kernels!(multiply_packed, opening, 6))
+            })
         }
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => {

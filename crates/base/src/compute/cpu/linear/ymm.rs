@@ -206,11 +206,6 @@ struct Planes<const BITS: usize, const TWICE: bool> {
     high: *const u8,
 }
 
-/// Runs the body with a constant for each number, so that shifts are by constants.
-macro_rules! unrolled {
-    ($i:ident in [$($n:literal)*] $body:block) => {$({ const $i: usize = $n; $body })*};
-}
-
 /// The bits of step `K` of a chunk in a plane of `BITS` bits.
 #[inline(always)]
 unsafe fn part<const BITS: usize, const K: usize>(plane: *const u8) -> __m256i {
