@@ -50,7 +50,7 @@ impl<'a> Calibrated<'a> {
     /// Sets the format of each matrix. The caller must call it once before the run.
     pub fn begin(&mut self, layout: &ArtifactLayout) -> Result<()> {
         let format = |e: &TensorPlan| match e.target {
-            TargetFormat::Format(format) if e.role.is_matrix() && can_solve(format, e.cols) => {
+            TargetFormat::Format(format) if e.role.is_matrix() && solves(e, format) => {
                 Some(((e.role, e.layer), format))
             }
             _ => None,
@@ -91,6 +91,12 @@ fn calibrator<'a, 'b>(
     calibrator.as_mut().ok_or_else(|| anyhow::anyhow!("the calibrated solver was not begun"))
 }
 
+/// Returns whether the codes of a matrix follow from text. Routers choose, and are floats in all
+/// recipes.
+fn solves(entry: &TensorPlan, format: Format) -> bool {
+    can_solve(format, entry.cols) && entry.role != Role::Router
+}
+
 fn is_table(role: Role) -> bool {
     matches!(role, Role::Embed | Role::Head)
 }
@@ -129,7 +135,7 @@ impl Solver for Calibrated<'_> {
             .entries
             .iter()
             .filter(|e| self.wants_whole(e))
-            .map(|e| e.rows * e.cols)
+            .map(|e| e.rows * e.cols / e.stack)
             .max()
             .unwrap_or(0);
         // Two matrices that share their inputs are solved side by side.
@@ -148,7 +154,7 @@ impl Solver for Calibrated<'_> {
         let Calibrated { calibrator: own, threads, device, losses, .. } = self;
         let calibrator = calibrator(own)?;
         threads.install(|| {
-            if !can_solve(format, entry.cols) || (is_table(entry.role) && format.code == Code::I8) {
+            if !solves(entry, format) || (is_table(entry.role) && format.code == Code::I8) {
                 // The format is not coded by columns, or too fine for feedback to matter.
                 let matrix = quantize_by(&**device, format, rows.len(), entry.cols, values)?;
                 match entry.role {

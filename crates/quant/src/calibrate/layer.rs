@@ -4,8 +4,10 @@
 //! costs no memory of its own.
 
 mod backward;
+mod mixture;
 
 pub use backward::{linear_back, norm_rows_back};
+pub use mixture::picked;
 
 use super::rows;
 use anyhow::{Context, Result, bail};
@@ -28,7 +30,10 @@ type Values = Vec<Vec<f32>>;
 
 /// Returns the step of a layer that reads a matrix.
 pub fn step_of(steps: &[Step], role: Role) -> Result<usize> {
-    let reads = |step: &Step| step.matrices().iter().any(|(r, _)| *r == role);
+    let reads = |step: &Step| match step {
+        Step::Mixture(_) => role.is_of_experts() || role == Role::Router,
+        _ => step.matrices().iter().any(|(r, _)| *r == role),
+    };
     steps.iter().position(reads).context("tables are coded by rows")
 }
 
@@ -150,7 +155,7 @@ impl<'a> Layer<'a> {
                 pieces.for_each(|(gate, up)| rows::gate(gate, up));
                 vec![out]
             }
-            Step::Mixture(_) => bail!("a mixture is not calibrated"),
+            Step::Mixture(spec) => vec![self.mixture(*spec, &input[0], x)?],
             Step::Add { norm, scale } => {
                 let block = self.norm(*norm, &input.remove(0));
                 let scale = scale.map_or(1.0, |role| self.vectors[&role][0]);

@@ -2,6 +2,7 @@
 //! source's weights and one through those made so far. Each linear layer is solved for the inputs
 //! it will really meet, towards the outputs it should give.
 
+mod experts;
 mod layer;
 mod rows;
 mod survey;
@@ -12,6 +13,7 @@ pub use text::{BUILT_IN, CalibrationText};
 
 use super::ldlq::{Factor, Inputs, Solved, solve_matrix};
 use anyhow::{Context, Result, ensure};
+use experts::ExpertJob;
 use gemma_base::error::Fault;
 use gemma_base::tensor::encode::CodingDevice;
 use gemma_base::tensor::{Format, Matrix, Token, hadamard};
@@ -69,10 +71,6 @@ impl<'a> Calibrator<'a> {
     ) -> Result<Calibrator<'a>> {
         if source.config().backbone.is_some() {
             let what = "an assistant reads the cache of another model, which calibration lacks";
-            return Err(Fault::usage(what).help("quantise it without --calibrate").into());
-        }
-        if source.config().experts.is_some() {
-            let what = "the model is a mixture of experts, which calibration does not compute";
             return Err(Fault::usage(what).help("quantise it without --calibrate").into());
         }
         let original = embed(source.config(), &source.matrix(Role::Embed, 0)?, &text.tokens);
@@ -247,6 +245,21 @@ impl<'a> Calibrator<'a> {
     fn solve_beside(&mut self, role: Role, layer: usize) -> Result<()> {
         let (step, _) = self.reach(layer, role)?;
         let Some(Current { original, made, done }) = &self.current else { return Ok(()) };
+        if let (Some(spec), true) = (self.source.config().experts, role.is_of_experts()) {
+            let Some(format) = self.formats.get(&(role, layer)) else { return Ok(()) };
+            let job = ExpertJob {
+                original: (original, &self.original),
+                made: (made, &self.made),
+                text: &self.text,
+                spec,
+                device: &*self.device,
+            };
+            let (solved, notes) = job.solve(role, *format)?;
+            let name = role.short_name(layer);
+            self.notes.extend(notes.into_iter().map(|note| format!("{name}: {note}")));
+            self.waiting.insert(role, solved);
+            return Ok(());
+        }
         let dim = self.source.config().dim;
         let format = |role: Role| Some((role, *self.formats.get(&(role, layer))?));
         let beside = original.steps[step].matrices().into_iter().map(|(role, _)| role);

@@ -3,6 +3,7 @@
 use super::layer::{Layer, linear, linear_back, norm_rows, norm_rows_back};
 use super::{CalibrationText, embed};
 use anyhow::Result;
+use gemma_base::error::Fault;
 use gemma_base::tensor::encode::CodingDevice;
 use gemma_base::tensor::product::{View, multiply};
 use gemma_base::tensor::{Matrix, math};
@@ -42,6 +43,11 @@ pub fn survey(
     heard: &mut dyn FnMut(f64) -> Result<()>,
 ) -> Result<Vec<Sensitivity>> {
     let (config, window) = (weights.config(), text.window);
+    if config.experts.is_some() {
+        let what = "the sensitivity of a mixture of experts is not measured";
+        let help = "name a recipe that has no size, or quantise without --calibrate";
+        return Err(Fault::usage(what).help(help).into());
+    }
     let layers = config.layers.len();
     let table = weights.matrix(Role::Embed, 0)?;
     let mut x = embed(config, &table, &text.tokens);

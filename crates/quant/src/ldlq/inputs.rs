@@ -70,8 +70,32 @@ impl Inputs {
         made: &[f32],
         window: usize,
     ) -> Result<()> {
+        let tokens: Vec<usize> = (0..made.len() / self.cols).filter(|t| t % window != 0).collect();
+        self.add_tokens(device, source, made, &tokens)
+    }
+
+    /// The same for all tokens.
+    pub fn add_all(
+        &mut self,
+        device: &dyn CodingDevice,
+        source: Option<&[f32]>,
+        made: &[f32],
+    ) -> Result<()> {
+        let tokens: Vec<usize> = (0..made.len() / self.cols).collect();
+        self.add_tokens(device, source, made, &tokens)
+    }
+
+    fn add_tokens(
+        &mut self,
+        device: &dyn CodingDevice,
+        source: Option<&[f32]>,
+        made: &[f32],
+        tokens: &[usize],
+    ) -> Result<()> {
         let cols = self.cols;
-        let tokens: Vec<usize> = (0..made.len() / cols).filter(|t| t % window != 0).collect();
+        if tokens.is_empty() {
+            return Ok(());
+        }
         let cut = |x: &[f32], block: &Range<usize>| -> Vec<f32> {
             tokens.iter().flat_map(|t| &x[t * cols..][block.clone()]).copied().collect()
         };
@@ -83,6 +107,17 @@ impl Inputs {
             }
         }
         Ok(())
+    }
+
+    /// Returns these moments times `share`.
+    pub fn share(&self, share: f32) -> Inputs {
+        let times = |values: &Vec<f32>| values.par_iter().map(|v| v * share).collect();
+        let blocks = self.blocks.iter().map(|block| ColumnBlock {
+            cols: block.cols.clone(),
+            h: times(&block.h),
+            cross: block.cross.as_ref().map(times),
+        });
+        Inputs { cols: self.cols, blocks: blocks.collect() }
     }
 
     /// Adds `share` of the mean diagonal to the diagonal, which weights errors in all directions.

@@ -32,6 +32,12 @@ pub fn choose(buffers: &Buffers, op: &Choose, r: usize) {
             buffers.slice_mut(weights, r * used, used),
         )
     };
+    choose_row(scores, factors, chosen, weights);
+}
+
+/// Writes the experts of one row in rising order, as many as `chosen` holds, and their weights.
+pub fn choose_row(scores: &[f32], factors: &[f32], chosen: &mut [u32], weights: &mut [f32]) {
+    let (experts, used) = (scores.len(), chosen.len());
     let mut taken = [false; MAX_EXPERTS];
     let mut largest = None;
     for _ in 0..used {

@@ -89,7 +89,7 @@ impl Layer<'_> {
                 self.matrix_back(*up, &input[0], &du, &mut sums, found)?;
                 vec![sums]
             }
-            Step::Mixture(_) => bail!("a mixture is not calibrated"),
+            Step::Mixture(_) => bail!("no gradient goes through a mixture"),
             Step::Add { norm, scale } => {
                 let scale = scale.map_or(1.0, |role| self.vectors[&role][0]);
                 d.par_iter_mut().for_each(|d| *d *= scale);
