@@ -17,17 +17,21 @@ pub struct Words {
 /// Words of a model.
 const MODEL: Words = Words {
     keys: &KEYS,
-    texts: &["gemma3", "llama", "a", "ab", "▁", "<bos>", "a b", "", "<0x41>"],
+    texts: &["gemma3", "gemma4", "llama", "a", "ab", "▁", "<bos>", "a b", "", "<0x41>"],
     tensors: &[
         "token_embd.weight",
         "output_norm.weight",
         "blk.0.attn_q.weight",
         "blk.0.ffn_up.weight",
+        "blk.0.ffn_gate_inp.weight",
+        "blk.0.ffn_gate_up_exps.weight",
+        "blk.0.ffn_gate_exps.weight",
+        "blk.0.ffn_down_exps.weight",
     ],
 };
 
 /// Keys that this program reads.
-const KEYS: [&str; 16] = [
+const KEYS: [&str; 20] = [
     "general.architecture",
     "general.alignment",
     "gemma3.block_count",
@@ -39,6 +43,10 @@ const KEYS: [&str; 16] = [
     "gemma3.attention.sliding_window",
     "gemma3.context_length",
     "gemma3.rope.freq_base",
+    "gemma4.block_count",
+    "gemma4.expert_count",
+    "gemma4.expert_used_count",
+    "gemma4.expert_feed_forward_length",
     "tokenizer.ggml.model",
     "tokenizer.ggml.tokens",
     "tokenizer.ggml.scores",

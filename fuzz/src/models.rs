@@ -112,10 +112,12 @@ const FIELDS: &str = "
     num_attention_heads num_key_value_heads head_dim vocab_size eos_token_id bos_token_id
     sliding_window sliding_window_pattern _sliding_window_pattern layer_types rope_parameters
     rope_scaling rope_theta rope_local_base_freq query_pre_attn_scalar rms_norm_eps
-    final_logit_softcapping quantization_config";
+    final_logit_softcapping quantization_config enable_moe_block num_experts top_k_experts
+    moe_intermediate_size";
 
-/// Configurations as they are published, the newer form, the older one and Gemma 4's.
-static CONFIGS: LazyLock<[Value; 3]> = LazyLock::new(|| {
+/// Configurations as they are published: the newer form, the older one, Gemma 4's and that of its
+/// mixture of experts.
+static CONFIGS: LazyLock<[Value; 4]> = LazyLock::new(|| {
     let text = json!({
         "model_type": "gemma3_text", "num_hidden_layers": 2, "hidden_size": 64,
         "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1,
@@ -141,8 +143,15 @@ static CONFIGS: LazyLock<[Value; 3]> = LazyLock::new(|| {
         ("rope_scaling".into(), json!({"rope_type": "linear", "factor": 8.0})),
         ("sliding_window_pattern".into(), json!(2)),
     ]);
-    let gemma4 = include_str!("gemma4.json");
-    [text, old, serde_json::from_str(gemma4).expect("it is JSON")]
+    let gemma4: Value = serde_json::from_str(include_str!("gemma4.json")).expect("it is JSON");
+    let mut mixture = gemma4.clone();
+    mixture["text_config"].as_object_mut().expect("it is one").extend([
+        ("enable_moe_block".into(), json!(true)),
+        ("num_experts".into(), json!(8)),
+        ("top_k_experts".into(), json!(3)),
+        ("moe_intermediate_size".into(), json!(32)),
+    ]);
+    [text, old, gemma4, mixture]
 });
 
 pub fn config(data: &[u8]) {
