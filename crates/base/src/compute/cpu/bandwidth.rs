@@ -2,10 +2,19 @@
 
 use super::lines::Lines;
 use super::pool::Pool;
+use crate::os::machine;
 use std::time::Instant;
 
-/// Bytes worth reading to measure: well beyond any last-level cache share that matters.
+/// Fewest bytes to read for a measurement.
 pub const PROBE_BYTES: usize = 256 << 20;
+
+/// Returns the bytes to read for a measurement of the processor's memory: twice what its caches
+/// hold, as far as an eighth of the free memory goes.
+pub fn probe_bytes() -> usize {
+    let twice = machine::last_level_cache().map_or(0, |bytes| bytes.saturating_mul(2));
+    let most = machine::available_memory().map_or(u64::MAX, |bytes| bytes / 8);
+    usize::try_from(twice.min(most)).unwrap_or(usize::MAX).max(PROBE_BYTES)
+}
 
 /// Passes over the buffer. The fastest counts: other programs only make a pass slower.
 const PASSES: usize = 9;
@@ -65,6 +74,7 @@ mod tests {
     #[test]
     fn reads_every_byte_at_some_speed() {
         assert_eq!(sum(&[3; 100]), 300);
+        assert!(probe_bytes() >= PROBE_BYTES);
         let speed = read_bandwidth(&Pool::new(2).unwrap(), 1 << 20);
         assert!(speed.is_finite() && speed > 0.0);
     }
