@@ -17,9 +17,10 @@ use crate::runtime::devices::npu;
 use crate::runtime::devices::processor::Cpu;
 use crate::runtime::model::assistant::assistant;
 use crate::runtime::model::shapes::Shape;
-use crate::runtime::model::viewer;
+use crate::runtime::model::{format_name, viewer};
 use crate::runtime::options::AutoOr;
 use crate::runtime::placement::measure::idle_experts;
+use crate::runtime::placement::memory_speed::memory_speed;
 use crate::runtime::{Model, Room, RunOptions, Size, load};
 use crate::sampler::SamplerConfig;
 use crate::util::shell::quoted;
@@ -210,7 +211,9 @@ pub fn run(options: &BenchArgs, typed: &Typed) -> Result<u8> {
     let mut loaded = load::load(weights, &name, run, Room::of(context), &pool, ui)?;
     let engine = loaded.engine.as_mut();
     let (memory, device) = (engine.report().memory, engine.report().device);
-    let device_speed = engine.device().and_then(|e| e.read_bandwidth());
+    // The processor's speed is remembered, a device's is measured now.
+    let on_device = loaded.device.is_some();
+    let device_speed = on_device.then(|| engine.device()?.read_bandwidth()).flatten();
     let mut report = BenchReport {
         v: 1,
         version: VERSION.to_owned(),
@@ -219,7 +222,8 @@ pub fn run(options: &BenchArgs, typed: &Typed) -> Result<u8> {
         machine: BenchMachine {
             threads: run.threads.unwrap_or(cores),
             device,
-            read_gb_per_s: device_speed.map_or(cpu.read_gb_per_s, |speed| speed / 1e9),
+            read_gb_per_s: device_speed
+                .map_or_else(|| memory_speed(&pool).gb_per_s, |speed| speed / 1e9),
             cpu: cpu.name,
         },
         model: report::BenchModel {
@@ -290,13 +294,13 @@ fn read_report(path: &Path) -> Result<BenchReport> {
     })
 }
 
-/// Names the formats of a layer's matrices, the largest share first.
+/// Names the formats of the first layer's matrices, as `gemma inspect` does.
 fn formats(weights: &Weights) -> Result<String> {
     let mut found: Vec<(String, u64)> = Vec::new();
     for tensor in weights.matrices().filter(|tensor| tensor.layer == 0) {
         let matrix = weights.shape(tensor.role, tensor.layer)?;
-        let (name, bytes) =
-            (matrix.format.to_string(), matrix.format.bytes(matrix.rows, matrix.cols) as u64);
+        let name = format_name(weights, tensor.role, tensor.layer)?;
+        let bytes = matrix.format.bytes(matrix.rows, matrix.cols) as u64;
         match found.iter_mut().find(|(n, _)| *n == name) {
             Some((_, sum)) => *sum += bytes,
             None => found.push((name, bytes)),
