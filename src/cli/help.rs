@@ -135,7 +135,7 @@ fn in_short(arg: Arg) -> Arg {
 
 /// Ends the compact help of a command.
 fn in_full(name: &str) -> String {
-    format!("Each option in full: gemma help {name}. {ELSEWHERE}")
+    format!("Each option in full: gemma help {name}\n{ELSEWHERE}")
 }
 
 /// Ends the help of each command.

@@ -284,6 +284,10 @@ mod tests {
                 let root = definition();
                 let options = root.find_subcommand(&command).unwrap().get_arguments();
                 let is_name = |arg: &clap::Arg| {
+                    // Whatever follows a flag is not its value.
+                    if !arg.get_action().takes_values() {
+                        return false;
+                    }
                     let long = arg.get_long_and_visible_aliases().unwrap_or_default();
                     long.contains(&name.trim_start_matches('-'))
                         || arg.get_short().is_some_and(|short| *name == format!("-{short}"))
@@ -299,8 +303,8 @@ mod tests {
                 }
             }
         }
-        let known = [("serve", "--host"), ("serve", "--port"), ("tokenize", "--template")];
-        assert_eq!(found, known.map(|(command, name)| (command.to_owned(), name)));
+        let serve = ["--host", "--port"].map(|name| ("serve".to_owned(), name));
+        assert_eq!(found, serve);
         assert_eq!(
             hint(&["serve", "--port", "99999"]).unwrap().0,
             "invalid value '99999' for '--port <PORT>': expected a whole number from 0 to 65535"

@@ -4,6 +4,7 @@ use crate::cli::io::table::markdown;
 use crate::cli::io::ui::paragraph_in;
 use crate::compute::cpu::Isa;
 use crate::models::Weights;
+use crate::runtime::devices::memory_speed::BUSY;
 use crate::runtime::load;
 use crate::runtime::model::Size;
 use crate::runtime::model::shapes::{MadeUpFormats, Shape};
@@ -110,6 +111,14 @@ impl Sizes {
             let (title, name) = (row.shape.title(), row.shape.name());
             format!("{title} fits too, but at {speed} tok/s: gemma pull {name}")
         })
+    }
+
+    /// Returns a reason to distrust the speeds.
+    pub fn doubt(&self) -> Option<&'static str> {
+        (self.speeds.cpu.how == BUSY).then_some(
+            "Other programs slowed the memory down while its speed was measured. \
+             Repeat the command when they have ended.",
+        )
     }
 
     pub fn json(&self) -> Value {

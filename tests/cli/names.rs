@@ -23,6 +23,9 @@ fn a_size_is_pulled_as_the_smallest_file_and_found_by_its_names() {
         assert!(run.text().contains("models--google--gemma-3-4b-it-qat-q4_0-gguf"), "{run:?}");
         gemma_in(home, &["inspect", name, "--json"], b"").ok();
     }
+    // A file that is quantised already is no source.
+    let quantize = gemma_in(home, &["quantize", "4b", "out"], b"");
+    quantize.fails(3, &["google/gemma-3-4b-it is not in", "gemma pull google/gemma-3-4b-it\n"]);
     let listed = gemma_in(home, &["completions", "--models"], b"").ok();
     assert_eq!(listed.text(), "google/gemma-3-4b-it-qat-q4_0-gguf\n");
     gemma_in(home, &["inspect", "gemma-3-4b-it"], b"").fails(3, &["no model at"]);

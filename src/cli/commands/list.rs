@@ -295,11 +295,12 @@ fn text(found: &[Found], places: &[&PathBuf], sizes: Option<&Sizes>, columns: us
         let shape = sizes.and_then(Sizes::best).map_or(Shape::B1, |row| row.shape);
         let (name, page) = (shape.name(), shape.page(shape.smallest()).unwrap_or_default());
         let larger = sizes.and_then(Sizes::larger).map_or(String::new(), |text| say(&text) + "\n");
+        let doubt = sizes.and_then(Sizes::doubt).map_or(String::new(), |text| say(text) + "\n");
         return say(&format!(
             "There is no Gemma here (looked in {}). To get one that fits:",
             places.join(", ")
         )) + &format!(
-            "{}\n  gemma pull {name}\n  gemma chat -m {name}\n\n{larger}",
+            "{}\n  gemma pull {name}\n  gemma chat -m {name}\n\n{larger}{doubt}",
             match is_gated(&page) {
                 true => format!(
                     "\n  {TOKEN}\n  # and accept the licence once, at https://huggingface.co/{page}"

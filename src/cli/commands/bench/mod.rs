@@ -13,14 +13,14 @@ use crate::cli::options::{DraftArgs, FormatArgs, ModelArgs, SightArgs, UiOptions
 use crate::cli::settings::Typed;
 use crate::error::Fault;
 use crate::models::Weights;
+use crate::runtime::devices::memory_speed::memory_speed;
 use crate::runtime::devices::npu;
-use crate::runtime::devices::processor::Cpu;
+use crate::runtime::devices::processor::{self, default_threads};
 use crate::runtime::model::assistant::assistant;
 use crate::runtime::model::shapes::Shape;
 use crate::runtime::model::{format_name, viewer};
 use crate::runtime::options::AutoOr;
 use crate::runtime::placement::measure::idle_experts;
-use crate::runtime::placement::memory_speed::memory_speed;
 use crate::runtime::{Model, Room, RunOptions, Size, load};
 use crate::sampler::SamplerConfig;
 use crate::util::shell::quoted;
@@ -204,16 +204,14 @@ pub fn run(options: &BenchArgs, typed: &Typed) -> Result<u8> {
     let weights =
         model.as_ref().map(|m| &m.weights).or(made_up.as_ref()).context("there is no model")?;
     let load = crate::os::machine::load_average();
-    let cpu = Cpu::probe()?;
-    let cores = cpu.threads;
+    let cores = default_threads();
     let context = options.context(run.context)?;
     let pool = load::pool(run)?;
     let mut loaded = load::load(weights, &name, run, Room::of(context), &pool, ui)?;
     let engine = loaded.engine.as_mut();
     let (memory, device) = (engine.report().memory, engine.report().device);
     // The processor's speed is remembered, a device's is measured now.
-    let on_device = loaded.device.is_some();
-    let device_speed = on_device.then(|| engine.device()?.read_bandwidth()).flatten();
+    let speed = loaded.device.as_ref().and_then(|_| engine.device()?.read_bandwidth());
     let mut report = BenchReport {
         v: 1,
         version: VERSION.to_owned(),
@@ -222,9 +220,8 @@ pub fn run(options: &BenchArgs, typed: &Typed) -> Result<u8> {
         machine: BenchMachine {
             threads: run.threads.unwrap_or(cores),
             device,
-            read_gb_per_s: device_speed
-                .map_or_else(|| memory_speed(&pool).gb_per_s, |speed| speed / 1e9),
-            cpu: cpu.name,
+            read_gb_per_s: speed.map_or_else(|| memory_speed(&pool).gb_per_s, |bytes| bytes / 1e9),
+            cpu: processor::name(),
         },
         model: report::BenchModel {
             name,

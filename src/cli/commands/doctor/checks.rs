@@ -16,6 +16,7 @@ use crate::runtime::options::RunOptions;
 use crate::runtime::placement;
 use crate::runtime::placement::measure::Task;
 use crate::runtime::{Model, ModelOptions, Size};
+use crate::util::files::read_regular_text;
 use crate::util::units::bytes;
 use anyhow::Result;
 use std::fs::{self, File};
@@ -65,7 +66,7 @@ impl MachineFacts<'_> {
         const VENDORS: [&str; 3] = ["0x1002", "0x10de", "0x8086"];
         let devices = fs::read_dir(self.root.join("sys/bus/pci/devices"));
         devices.into_iter().flatten().flatten().any(|device| {
-            let text = |name: &str| fs::read_to_string(device.path().join(name)).ok();
+            let text = |name: &str| read_regular_text(&device.path().join(name), 4096).ok();
             text("class").is_some_and(|class| class.starts_with("0x03"))
                 && text("vendor").is_some_and(|vendor| VENDORS.contains(&vendor.trim()))
         })

@@ -319,7 +319,7 @@ struct PlanReport<'a> {
     misfit: Option<String>,
     /// Why an NPU that was asked for would take no part.
     no_npu: Option<String>,
-    /// What to type next.
+    /// Commands to type next.
     commands: Vec<String>,
 }
 
@@ -375,7 +375,6 @@ pub fn run(options: &PlanArgs, typed: &Typed) -> Result<u8> {
         let fits = found.as_ref().is_some_and(|p| host.check(p).is_ok());
         Other { context, placement: found, fits }
     };
-    let no_npu = npu_refusal(&task, &placement);
     let predicted = speeds.predict(&placement);
     let pass = (predicted.ms_per_pass / 1e3) as f32;
     let report = PlanReport {
@@ -388,6 +387,7 @@ pub fn run(options: &PlanArgs, typed: &Typed) -> Result<u8> {
         isa: run.isa.unwrap_or_else(Isa::detect),
         misfit,
         others: contexts.into_iter().map(other).collect(),
+        no_npu: npu_refusal(&task, &placement),
         task,
         placement,
         available,
@@ -397,7 +397,6 @@ pub fn run(options: &PlanArgs, typed: &Typed) -> Result<u8> {
         has_drafts: options.tokens_per_pass != DRAFTED
             || weights.config().architecture.gguf() != "gemma4",
         drafted,
-        no_npu,
         commands: commands.lines(run.context),
     };
     print(&if options.json {

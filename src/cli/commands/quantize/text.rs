@@ -63,8 +63,7 @@ pub fn list() -> Result<String> {
         let bits = Size::of(&Shape::B27.weights(&whole)?)?.bits_per_weight();
         formats.push(vec![name.to_owned(), format!("{bits:.2}"), figure(format.distortion())]);
     }
-    let note = "bits: bits per weight of the largest model that the recipe is for, scales \
-                included.\n\
+    let note = "bits: bits per weight, scales included, of the largest model that it is for.\n\
                 error: expected for that model, as a multiple of int4's, which is like Q4_0.\n\
                 Any other size: --target-size 9.5GB or --target-size 4.5bpw. \
                 Any other choice: a TOML file, see quant/README.md.\n";

@@ -1,6 +1,6 @@
 //! The processor and its memory, as this process may use them.
 
-use crate::runtime::placement::memory_speed::memory_speed;
+use super::memory_speed::memory_speed;
 use anyhow::Result;
 use gemma_base::compute::cpu::isa::Isa;
 use gemma_base::compute::cpu::pool::Pool;

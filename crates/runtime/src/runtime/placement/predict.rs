@@ -3,9 +3,9 @@
 
 use super::Placement;
 use super::measure::Share;
-use super::memory_speed::{Speed, memory_speed};
 use crate::runtime::Listener;
 use crate::runtime::devices::backends;
+use crate::runtime::devices::memory_speed::{Speed, memory_speed};
 use anyhow::{Context, Result};
 use gemma_base::compute::cpu::Pool;
 use gemma_base::compute::cpu::bandwidth::PROBE_BYTES;

@@ -4,7 +4,6 @@
 //! is kept in `memory-speed.json` in the cache directory. A file that is damaged, of another
 //! processor or of another number of threads is ignored and replaced.
 
-use crate::runtime::devices::processor;
 use gemma_base::compute::cpu::Pool;
 use gemma_base::compute::cpu::bandwidth::{probe_bytes, read_bandwidth};
 use gemma_base::os::machine;
@@ -28,7 +27,7 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// Origin of a speed that another program keeps from being measured now.
 const REMEMBERED: &str = "measured earlier";
 /// Origin of a speed that other programs may have lowered.
-const BUSY: &str = "measured while other programs ran";
+pub const BUSY: &str = "measured while other programs ran";
 
 /// Reading speed of a memory.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -72,7 +71,9 @@ struct Kept {
 /// Returns the speed at which the pool's threads read memory together. It is measured now, unless
 /// an earlier measurement was faster.
 pub fn memory_speed(pool: &Pool) -> Speed {
-    let machine = format!("{}, {} threads", processor::name(), pool.threads());
+    let processor = machine::processor_name();
+    let processor = processor.as_deref().unwrap_or(std::env::consts::ARCH);
+    let machine = format!("{processor}, {} threads", pool.threads());
     let file = xdg::cache().map(|directory| directory.join("memory-speed.json"));
     let kept = file.as_deref().and_then(|file| kept(file, &machine, SystemTime::now()));
     let is_busy = machine::load_average().is_some_and(|load| load > pool.threads() as f64);
