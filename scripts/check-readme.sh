@@ -127,7 +127,7 @@ done
 # Options that the text names exist. The help of a command begins with its usage.
 help=$("$gemma" --help)
 for command in $(sed -n '/^Commands:/,/^$/s/^  \([a-z]*\) .*/\1/p' <<<"$help"); do
-  [ "$command" = help ] || help+=$("$gemma" "$command" --help)
+  [ "$command" = help ] || help+=$("$gemma" help "$command")
 done
 for page in "${pages[@]}"; do
   while IFS= read -r option; do

@@ -11,6 +11,7 @@ use gemma::compute::KvFormat;
 use gemma::kv::PAGE;
 use gemma::models::Weights;
 use gemma::models::forward::{self, ForwardOptions, SparePages};
+use gemma::quant::Recipe;
 use gemma::quant::recipe::BUILT_IN;
 use gemma::runtime::model::shapes::{MadeUpFormats, Shape};
 use gemma::tensor::Format;
@@ -60,8 +61,10 @@ const CONTEXTS: [usize; 2] = [512, 8192];
 fn main() -> Result<()> {
     let devices: Vec<Value> =
         serde_json::from_reader(stdin()).context("the devices, a JSON list")?;
-    let dense = BUILT_IN.iter().filter(|(name, _)| !name.starts_with("26b"));
-    let recipes = dense.map(|(name, _)| Ok((*name, MadeUpFormats::of_recipe(name))));
+    let loaded = BUILT_IN.iter().map(|(name, _)| Ok((*name, Recipe::load(name)?)));
+    let loaded = loaded.collect::<Result<Vec<_>>>()?;
+    let dense = loaded.into_iter().filter(|(_, recipe)| !recipe.is_for_mixtures());
+    let recipes = dense.map(|(name, _)| Ok((name, MadeUpFormats::of_recipe(name))));
     let formats = FORMATS.into_iter().map(|name| -> Result<_> {
         let of_file = BLOCKS.iter().find(|block| block.name == name && block.code.is_stored());
         let format = match of_file.and_then(|block| Format::of_file(block.code)) {

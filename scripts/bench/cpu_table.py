@@ -10,15 +10,16 @@ import sys
 
 
 def ours(path):
-    """Figures of one `gemma bench --json`: decode tok/s, ms by rows, weight bytes, read
-    bandwidth, prefill tok/s."""
+    """Figures of one `gemma bench --json`: decode tok/s, ms by rows, bytes of the weights and of
+    those that a token reads, bandwidth, prefill tok/s."""
     report = json.load(open(path))
     rows = {r["name"]: r["figure"]["median"] for r in report["results"]}
     decode = next(v for k, v in rows.items() if k.startswith("tg"))
     verify = {int(m[1]): v for k, v in rows.items() if (m := re.match(r"verify (\d+) row", k))}
     prefill = next(v for k, v in rows.items() if k.startswith("pp"))
     model, machine = report["model"], report["machine"]
-    return decode, verify, model["weights"], machine["read_gb_per_s"], prefill
+    sizes = model["weights"], model["read"]
+    return decode, verify, sizes, machine["read_gb_per_s"], prefill
 
 
 def theirs(decode_path, verify_path):
@@ -39,7 +40,8 @@ def main():
     median = statistics.median
     a = [ours(f"{work}/ours-{i}.json") for i in range(1, rounds + 1)]
     b = [theirs(f"{work}/decode-{i}.json", f"{work}/verify-{i}.txt") for i in range(1, rounds + 1)]
-    ours_gb, theirs_gb = a[0][2] / 1e9, os.path.getsize(gguf) / 1e9
+    (weights, read), theirs_gb = a[0][2], os.path.getsize(gguf) / 1e9
+    ours_gb, share = weights / 1e9, read / weights  # a mixture's token reads a part
     roof = median(x[3] for x in a)
     print(f"medians of {rounds} rounds in turn; weights ours {ours_gb:.3f} GB, llama.cpp "
           f"{theirs_gb:.3f} GB; memory reads {roof:.1f} GB/s")
@@ -50,7 +52,8 @@ def main():
         da, db = median(x[i] for x in a), median(y[j] for y in b)
         print(f"| {name}, tok/s | {da:.1f} | {db:.1f} | {median(ratios):.2f} ({min(ratios):.2f} - "
               f"{max(ratios):.2f}) |")
-    print(f"| share of the roof | {da * ours_gb / roof:.0%} | {db * theirs_gb / roof:.0%} | |")
+    print(f"| share of the roof | {da * ours_gb * share / roof:.0%} | "
+          f"{db * theirs_gb * share / roof:.0%} | |")
     for m in sorted(set(a[0][1]) & set(b[0][1])):
         if m == 1:
             continue

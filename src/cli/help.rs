@@ -1,6 +1,7 @@
 //! Help texts that all commands share: first steps, exit codes, and the sources of settings.
 
-use clap::Command;
+use clap::builder::PossibleValuesParser;
+use clap::{Arg, Command};
 
 /// Version, commit if it is known, and features, as `gemma --version` prints them.
 pub const VERSION: &str = env!("DESCRIPTION_OF_BUILD");
@@ -82,6 +83,59 @@ pub fn complete(root: Command) -> Command {
                 })
         })
     })
+}
+
+/// Options that `--help` leaves out.
+const RARE: [&str; 7] = [
+    "check",
+    "device_lock",
+    "draft_ahead",
+    "draft_tokens",
+    "draft_tree",
+    "npu",
+    "special_in_prompt",
+];
+/// Options of the processor and the GPU that a command without a run leaves out too.
+const OF_RUNS: [&str; 2] = ["gpu_layers", "threads"];
+const WITHOUT_RUNS: [&str; 2] = ["doctor", "list"];
+
+/// Returns the definition whose help is that of `gemma NAME --help`: every option in one or two
+/// lines, without rare ones. `gemma help NAME` and the man page have the whole text.
+pub fn compact(root: Command) -> Command {
+    let names: Vec<String> = root.get_subcommands().map(|c| c.get_name().to_owned()).collect();
+    names.iter().fold(root, |root, name| {
+        root.mut_subcommand(name, |command| {
+            let about = command.get_long_about().or(command.get_about());
+            let about = about.cloned().unwrap_or_default();
+            let is_rare = |arg: &Arg| {
+                let id = arg.get_id().as_str();
+                RARE.contains(&id) || OF_RUNS.contains(&id) && WITHOUT_RUNS.contains(&&**name)
+            };
+            let text = format!("{}\n\n{}", examples(&command), in_full(name));
+            command
+                .about(about)
+                .long_about(None::<&str>)
+                .after_help(text)
+                .after_long_help(None::<&str>)
+                .mut_args(|arg| in_short(if is_rare(&arg) { arg.hide(true) } else { arg }))
+        })
+    })
+}
+
+/// Removes all that makes clap set options apart by blank lines.
+fn in_short(arg: Arg) -> Arg {
+    let values = arg.get_possible_values();
+    let names: Vec<String> = values.iter().map(|value| value.get_name().to_owned()).collect();
+    let arg = arg.long_help(None::<&str>).hide_short_help(false);
+    match values.iter().any(|value| value.get_help().is_some()) {
+        true => arg.value_parser(PossibleValuesParser::new(names)),
+        false => arg,
+    }
+}
+
+/// Ends the compact help of a command.
+fn in_full(name: &str) -> String {
+    format!("Each option in full: gemma help {name}\n{ELSEWHERE}")
 }
 
 /// Ends the help of each command.

@@ -11,7 +11,7 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 
 /// Other programs' commands, and what to type here.
-const COMMANDS: [(&[&str], &str); 9] = [
+const COMMANDS: [(&[&str], &str); 13] = [
     (&["server", "api"], "gemma serve answers over HTTP, in the forms of OpenAI and Anthropic"),
     (
         &["download", "get", "fetch"],
@@ -34,17 +34,31 @@ const COMMANDS: [(&[&str], &str); 9] = [
         "models are files of yours: `hf cache rm` deletes those in the Hugging Face cache",
     ),
     (&["convert"], "gemma quantize SRC DST makes a smaller model of one"),
+    (
+        &["create"],
+        "a model needs no import: -m takes a directory, a GGUF file or an id; \
+         gemma.toml holds settings such as the system text",
+    ),
+    (
+        &["embed", "embeddings"],
+        "gemma makes no embeddings: Gemma 3 and 4 are trained to write text",
+    ),
+    (&["logs", "log"], "gemma serve writes its log to standard error; -v adds details"),
+    (
+        &["update", "upgrade"],
+        "gemma updates nothing by itself: download a newer version, or build it again",
+    ),
 ];
 
 /// Other programs' options, and what they are called here.
-const OPTIONS: [(&[&str], &str); 14] = [
+const OPTIONS: [(&[&str], &str); 20] = [
     (
         &["-hf", "-hfr", "--hf-repo", "--hf-file", "-hff"],
         "-m takes the id of a model, once it is downloaded: gemma pull ID, \
          then gemma generate -m ID 'your prompt'",
     ),
     (
-        &["-ngl", "--n-gpu-layers"],
+        &["-ngl", "--n-gpu-layers", "--ngl"],
         "--gpu-layers N|auto|all is the option for that; auto, the default, takes as many as fit",
     ),
     (
@@ -57,7 +71,14 @@ const OPTIONS: [(&[&str], &str); 14] = [
         "gemma chat is the command for a conversation",
     ),
     (
-        &["--n-predict", "--num-predict", "--max-new-tokens", "--max_new_tokens", "--num_predict"],
+        &[
+            "--n-predict",
+            "--predict",
+            "--num-predict",
+            "--max-new-tokens",
+            "--max_new_tokens",
+            "--num_predict",
+        ],
         "-n N (--max-tokens) is the option for that",
     ),
     (
@@ -86,6 +107,31 @@ const OPTIONS: [(&[&str], &str); 14] = [
         "--kv f16|f32|q8 is the option for that",
     ),
     (&["-jf", "--schema", "-j"], "--json-schema SCHEMA|@FILE is the option for that"),
+    (
+        &["--grammar-file"],
+        "--grammar FILE is the option for a Lark grammar, --json-schema @FILE for a schema",
+    ),
+    (
+        &["--lora", "--lora-scaled", "--adapter"],
+        "adapters are not applied: merge the adapter into the checkpoint, and give that as -m",
+    ),
+    (
+        &["--jinja", "--no-jinja", "--chat-template", "--chat-template-file", "--template"],
+        "the model's own chat template is always used; \
+         gemma tokenize --template prints what it makes of a prompt, and --raw leaves it out",
+    ),
+    (
+        &["--context-shift", "--no-context-shift"],
+        "a context is not shifted: a text ends where its context is full; -c N makes it larger",
+    ),
+    (
+        &["--embeddings", "--embd-normalize", "--pooling"],
+        "gemma makes no embeddings: Gemma 3 and 4 are trained to write text",
+    ),
+    (
+        &["--prompt-cache", "--prompt-cache-all", "--prompt-cache-ro", "--slot-save-path"],
+        "--cache-dir DIR is the option for that: it keeps prompts that were read",
+    ),
     (
         &["--no-display-prompt", "--log-disable", "--simple-io"],
         "nothing but the answer reaches standard output; -q silences notes",
@@ -238,6 +284,10 @@ mod tests {
                 let root = definition();
                 let options = root.find_subcommand(&command).unwrap().get_arguments();
                 let is_name = |arg: &clap::Arg| {
+                    // Whatever follows a flag is not its value.
+                    if !arg.get_action().takes_values() {
+                        return false;
+                    }
                     let long = arg.get_long_and_visible_aliases().unwrap_or_default();
                     long.contains(&name.trim_start_matches('-'))
                         || arg.get_short().is_some_and(|short| *name == format!("-{short}"))

@@ -2,7 +2,9 @@
 
 use crate::cli::io::table::markdown;
 use crate::cli::io::ui::paragraph_in;
+use crate::compute::cpu::Isa;
 use crate::models::Weights;
+use crate::runtime::devices::memory_speed::BUSY;
 use crate::runtime::load;
 use crate::runtime::model::Size;
 use crate::runtime::model::shapes::{MadeUpFormats, Shape};
@@ -58,6 +60,8 @@ pub struct Sizes {
     available: Option<u64>,
     elsewhere: Option<u64>,
     speeds: Speeds,
+    /// Instruction set of the processor's kernels.
+    isa: Isa,
 }
 
 impl Sizes {
@@ -79,37 +83,42 @@ impl Sizes {
                 });
             }
         }
-        Ok(Sizes { rows, available: host.available, elsewhere: host.elsewhere, speeds })
+        let isa = run.isa.unwrap_or_else(Isa::detect);
+        Ok(Sizes { rows, available: host.available, elsewhere: host.elsewhere, speeds, isa })
     }
 
     /// Google's files that fit, the largest model first; of two formats of one model the smaller
-    /// one, which is faster.
-    fn of_google(&self) -> Vec<(&SizeRow, String)> {
-        let fits = |shape| self.rows.iter().filter(move |row| row.shape == shape && row.fits());
-        let smallest = |(shape, _): (Shape, _)| {
-            let pages = fits(shape).filter_map(|row| Some((row, row.shape.page(row.recipe)?)));
-            pages.min_by_key(|(row, _)| row.bytes)
-        };
-        RECIPES.into_iter().filter_map(smallest).collect()
+    /// one, which is faster and which the model's name stands for.
+    fn of_google(&self) -> Vec<&SizeRow> {
+        let is_smallest = |row: &&SizeRow| row.recipe == row.shape.smallest();
+        self.rows.iter().filter(|row| row.fits()).filter(is_smallest).collect()
     }
 
     /// Returns the model to take: the largest that writes at least as fast as people read, else
     /// the fastest.
-    pub fn best(&self) -> Option<(&SizeRow, String)> {
-        let mut found = self.of_google();
-        let is_fast = |(row, _): &(&SizeRow, String)| row.tokens_per_s >= Some(READING);
-        let at = found.iter().position(is_fast).unwrap_or(found.len().saturating_sub(1));
-        (at < found.len()).then(|| found.swap_remove(at))
+    pub fn best(&self) -> Option<&SizeRow> {
+        let found = self.of_google();
+        let is_fast = |row: &&SizeRow| row.tokens_per_s >= Some(READING);
+        found.iter().copied().find(is_fast).or(found.last().copied())
     }
 
     /// Describes the largest model that fits, if it is too slow to be the best.
     pub fn larger(&self) -> Option<String> {
-        let (row, page) = self.of_google().into_iter().next()?;
-        let is_other = self.best().is_some_and(|(best, _)| best.shape != row.shape);
+        let row = self.of_google().into_iter().next()?;
+        let is_other = self.best().is_some_and(|best| best.shape != row.shape);
         is_other.then(|| {
             let speed = digits3(row.tokens_per_s.unwrap_or_default());
-            format!("{} fits too, but at {speed} tok/s: gemma pull {page}", row.shape.title())
+            let (title, name) = (row.shape.title(), row.shape.name());
+            format!("{title} fits too, but at {speed} tok/s: gemma pull {name}")
         })
+    }
+
+    /// Returns a reason to distrust the speeds.
+    pub fn doubt(&self) -> Option<&'static str> {
+        (self.speeds.cpu.how == BUSY).then_some(
+            "Other programs slowed the memory down while its speed was measured. \
+             Repeat the command when they have ended.",
+        )
     }
 
     pub fn json(&self) -> Value {
@@ -122,7 +131,8 @@ impl Sizes {
         };
         json!({
             "context": CONTEXT, "memory": self.elsewhere, "free": self.available,
-            "memory_speed": self.speeds,
+            "memory_speed": self.speeds, "isa": self.isa.to_string(),
+            "best": self.best().map(|row| row.shape.name()),
             "sizes": self.rows.iter().map(row).collect::<Vec<_>>(),
         })
     }
@@ -150,10 +160,11 @@ impl Sizes {
         let speed = self.speeds.cpu;
         let about = format!(
             "predicted, not measured: without drafts, with {} tokens of context, \
-             at the full speed of memory (the processor's {} GB/s, {})",
+             at the full speed of memory (the processor's {} GB/s, {}), with {}",
             thousands(CONTEXT as u64),
             digits3(speed.gb_per_s),
-            speed.how
+            speed.origin(),
+            self.isa
         );
         out += &say("tok/s", &about);
         out += &say("bf16", "Google's original checkpoint, such as google/gemma-3-27b-it");
@@ -164,13 +175,11 @@ impl Sizes {
         out += &say("others", "what gemma quantize --recipe NAME makes of the original checkpoint");
         out.push('\n');
         out + &match self.best() {
-            Some((row, page)) => {
+            Some(row) => {
                 let larger = self.larger().map_or(String::new(), |text| format!(" {text}."));
-                plain(&format!(
-                    "Best here: gemma pull {page}, then gemma chat -m {page}. \
-                     gemma plan {} says more about it.{larger}",
-                    row.shape.name()
-                ))
+                let (title, name) = (row.shape.title(), row.shape.name());
+                plain(&format!("Best here: {title}. gemma plan {name} says more about it.{larger}"))
+                    + &format!("\n  gemma pull {name}\n  gemma chat -m {name}\n")
             }
             None => plain("None of them fits: close other programs, or lower --ctx-size."),
         }

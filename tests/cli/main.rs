@@ -18,6 +18,7 @@ mod foreign;
 mod grammar;
 mod images;
 mod models;
+mod names;
 mod newcomer;
 mod options;
 mod output;

@@ -574,7 +574,13 @@ fn nothing_but_pull_asks_the_hub() {
         let name = format!("gemma pull {}", args[3]);
         wait(hub.command(home.path(), &args), b"").fails(3, &[&name]);
     }
-    for name in ["gemma3", "gemma3:4b", "gemma-3-4b-it"] {
+    for name in ["gemma3", "gemma3:4b", "gemma-3-4b", "4b"] {
+        let command = "gemma pull google/gemma-3-4b-it-qat-q4_0-gguf";
+        let args = ["generate", "hi", "-m", name];
+        let help = ["Gemma 3 4b is not on this machine", "3.2 GB", command];
+        wait(hub.command(home.path(), &args), b"").fails(3, &help);
+    }
+    for name in ["gemma-3-4b-it", "gemma3:4b-it-q8_0"] {
         let help = ["is no OWNER/NAME", "gemma pull google/gemma-3-4b-it-qat-q4_0-gguf"];
         hub.pull(home.path(), name).fails(2, &help);
     }

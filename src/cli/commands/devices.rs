@@ -159,7 +159,8 @@ pub fn run(options: &DevicesArgs, _: &Typed) -> Result<u8> {
         gb(cpu.memory_bytes),
         gb(cpu.memory_available_bytes)
     );
-    text += &format!("     memory read speed  {} GB/s measured\n", digits3(cpu.read_gb_per_s));
+    let (speed, how) = (digits3(cpu.read_gb_per_s), &cpu.read_how);
+    text += &format!("     memory read speed  {speed} GB/s, {how}\n");
     gpus.iter().for_each(|gpu| text += &gpu.text());
     if let Some(why) = driver {
         text += &format!("vulkan  none: {why}\n");

@@ -10,7 +10,7 @@ use crate::models::{LayerSpec, TensorSpec};
 use crate::quant::{self, Verification};
 use crate::runtime::SightOptions;
 use crate::runtime::devices::processor::default_threads;
-use crate::runtime::model::{Model, Size, viewer};
+use crate::runtime::model::{Model, Size, format_name, viewer};
 use crate::util::hex;
 use crate::util::units::{bytes, thousands};
 use crate::vision::beside;
@@ -129,7 +129,7 @@ fn report(model: &Model) -> Result<Inspection> {
             .ok_or_else(|| Fault::model(format!("tensor {name} vanished")))?;
         let elements = stored.shape.iter().product::<usize>().max(1);
         let bits_per_weight = 8.0 * stored.bytes as f64 / elements as f64;
-        let format = stored.file_type.unwrap_or_else(|| stored.kind.to_string());
+        let format = format_name(&model.weights, role, layer)?;
         let role = role.name().to_owned();
         tensors.push(TensorRow {
             name,

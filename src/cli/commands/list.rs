@@ -15,6 +15,7 @@ use crate::runtime::load::{self, kv_format};
 use crate::runtime::model::Size;
 use crate::runtime::model::acquire::{TOKEN, is_gated};
 use crate::runtime::model::find::{caches, in_cache};
+use crate::runtime::model::installed::family;
 use crate::runtime::model::others::{lm_studio, names, ollama, ollama_models};
 use crate::runtime::model::shapes::Shape;
 use crate::runtime::model::viewer::tower_of;
@@ -22,8 +23,6 @@ use crate::runtime::options::{AutoOr, RunOptions};
 use crate::runtime::placement::host::Host;
 use crate::runtime::placement::measure::Task;
 use crate::runtime::placement::predict::Speeds;
-use crate::util::files::read_regular;
-use crate::util::json;
 use crate::util::units::bytes;
 use anyhow::Result;
 use clap::Args;
@@ -108,9 +107,6 @@ struct About {
     /// Whether there is a tower that reads images.
     images: bool,
 }
-
-/// Bytes of a config.json that is looked into.
-const LARGEST: u64 = 1 << 20;
 
 /// Context that has to fit with a model, in tokens.
 const CONTEXT: usize = 4096;
@@ -286,16 +282,6 @@ fn look(
     }
 }
 
-/// Returns the family that the model's own files name.
-fn family(path: &Path) -> Option<String> {
-    if let Ok(text) = read_regular(&path.join("config.json"), LARGEST) {
-        let config = json::parse(&text).ok()?;
-        return Some(config.get("model_type")?.as_str()?.to_owned());
-    }
-    let checkpoint = Checkpoint::open(path).ok()?;
-    Some(checkpoint.metadata()?.text("general.architecture")?.to_owned())
-}
-
 /// An error on one line, with its remedy.
 fn reason(error: &anyhow::Error) -> String {
     let help = fault_of(error).and_then(|fault| fault.help.as_deref());
@@ -306,14 +292,15 @@ fn text(found: &[Found], places: &[&PathBuf], sizes: Option<&Sizes>, columns: us
     let say = |text: &str| paragraph_in("", 0, &clean(text), columns);
     if found.is_empty() {
         let places: Vec<String> = places.iter().map(|p| p.display().to_string()).collect();
-        let best = sizes.and_then(Sizes::best).map(|(_, page)| page);
-        let page = best.or_else(|| Shape::B1.page("q4_0")).unwrap_or_default();
+        let shape = sizes.and_then(Sizes::best).map_or(Shape::B1, |row| row.shape);
+        let (name, page) = (shape.name(), shape.page(shape.smallest()).unwrap_or_default());
         let larger = sizes.and_then(Sizes::larger).map_or(String::new(), |text| say(&text) + "\n");
+        let doubt = sizes.and_then(Sizes::doubt).map_or(String::new(), |text| say(text) + "\n");
         return say(&format!(
             "There is no Gemma here (looked in {}). To get one that fits:",
             places.join(", ")
         )) + &format!(
-            "{}\n  gemma pull {page}\n  gemma chat -m {page}\n\n{larger}",
+            "{}\n  gemma pull {name}\n  gemma chat -m {name}\n\n{larger}{doubt}",
             match is_gated(&page) {
                 true => format!(
                     "\n  {TOKEN}\n  # and accept the licence once, at https://huggingface.co/{page}"

@@ -4,11 +4,11 @@ use crate::cli::io::record::{
     DraftDepth, DraftRecord, DraftSource, ImagesRecord, MemoryRecord, PassCost, Record,
     SamplingRecord, Timings,
 };
-use crate::compute::cpu::bandwidth::read_bandwidth;
 use crate::compute::cpu::pool::Pool;
 use crate::decode::Stats;
 use crate::draft::{CostCurve, DraftFigures};
 use crate::engine::EngineReport;
+use crate::runtime::devices::memory_speed::memory_speed;
 use crate::runtime::devices::processor::default_threads;
 use crate::runtime::model::viewer::ImageFigures;
 use crate::sampler::SamplerConfig;
@@ -144,9 +144,6 @@ pub fn json(record: &Record) -> Result<String> {
     Ok(value.to_string())
 }
 
-/// Bytes read to measure the roof.
-const PROBE_BYTES: usize = 128 << 20;
-
 /// Tokens of a text from which its speed says something.
 const MEASURABLE: usize = 16;
 
@@ -217,7 +214,7 @@ pub fn line(record: &Record, stats: &Stats, threads: Option<usize>) -> Result<St
     parts.push(format!("{} + {} kv", bytes(m.weights), bytes(m.kv)));
     if stats.passes > 0 {
         let threads = threads.unwrap_or_else(default_threads);
-        let roof = read_bandwidth(&Pool::new(threads)?, PROBE_BYTES);
+        let roof = memory_speed(&Pool::new(threads)?).gb_per_s;
         let read = m.weights as f64 * stats.passes as f64 / stats.pass_time.as_secs_f64() / 1e9;
         parts.extend(memory_share(read, roof));
     }

@@ -12,12 +12,13 @@ use clap::Args;
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Model and device")]
 pub struct ModelArgs {
-    /// Model: a directory, a GGUF file or the id of a downloaded model
+    /// Model: a directory, a GGUF file, or the id or size (27b) of a download
     ///
-    /// The directory is a Hugging Face checkpoint or the output of gemma quantize. An id such as
-    /// google/gemma-3-27b-it names a model in the Hugging Face cache, OWNER/NAME:Q4_K_M one GGUF
-    /// file of a repository there, and gemma3:4b a model of Ollama. gemma pull downloads a model.
-    /// The default is the bundled demo model.
+    /// The directory is a Hugging Face checkpoint or the output of gemma quantize. A size such as
+    /// 27b or gemma4:31b names Google's 4-bit file, or the checkpoint if only that is there. An id
+    /// such as google/gemma-3-27b-it names a model in the Hugging Face cache, OWNER/NAME:Q4_K_M one
+    /// GGUF file of a repository there, and gemma3:4b a model of Ollama. gemma pull downloads a
+    /// model. The default is the bundled demo model.
     #[arg(short, long, value_name = "PATH|ID")]
     pub model: Option<String>,
     #[command(flatten)]

@@ -14,6 +14,7 @@ use crate::cli::io::ui::{Ui, clean};
 use crate::cli::options::{Origin, UiOptions};
 use crate::error::{Fault, fault_of};
 use anyhow::Result;
+use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, FromArgMatches};
 use std::collections::{BTreeMap, BTreeSet};
@@ -110,8 +111,13 @@ pub fn parse(cli: &clap::Command, argv: &[OsString]) -> Result<(ArgMatches, Type
         let is_used = !excluded.contains(arg.get_id().as_str()) && !environment::is_off(arg);
         environment::set(arg).filter(|_| is_used)
     });
-    let matches =
-        root.clone().try_get_matches_from(argv).map_err(|error| name_variable(cli, error, argv))?;
+    let matches = root.clone().try_get_matches_from(argv).map_err(|error| {
+        if error.kind() == ErrorKind::DisplayHelp && argv.iter().any(|word| word == "--help") {
+            let compact = help::compact(root.clone()).try_get_matches_from(argv);
+            return Early::Clap(compact.err().unwrap_or(error));
+        }
+        name_variable(cli, error, argv)
+    })?;
     let options =
         root.get_subcommands().map(|c| (c.get_name().to_owned(), files::options_of(c))).collect();
     let files = files::read().map_err(Early::Fault)?;

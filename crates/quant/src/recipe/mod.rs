@@ -193,6 +193,15 @@ impl Recipe {
         &self.about
     }
 
+    /// Returns whether the recipe is for mixtures of experts: in the first layer a line decides for
+    /// tensors of experts alone.
+    pub fn is_for_mixtures(&self) -> bool {
+        self.rules.iter().any(|rule| {
+            let mut roles = Role::ALL.into_iter().filter(|role| rule.pattern.matches(*role, 0));
+            roles.next().is_some_and(Role::is_of_experts) && roles.all(Role::is_of_experts)
+        })
+    }
+
     /// Returns the built-in name, or the file name without its directory.
     pub fn name(&self) -> &str {
         Path::new(&self.name).file_name().and_then(|n| n.to_str()).unwrap_or(&self.name)
@@ -211,6 +220,11 @@ impl Recipe {
     /// Returns the choice for each tensor. Refuses tensors that no line matches, and lines that
     /// decide nothing.
     pub fn resolve(&self, tensors: &[TensorSpec]) -> Result<Vec<&FormatChoice>> {
+        if self.is_for_mixtures() && !tensors.iter().any(|tensor| tensor.role.is_of_experts()) {
+            let what =
+                format!("recipe {} is for a mixture of experts, and the model is none", self.name);
+            return Err(Fault::model(what).help("gemma quantize --list shows the others").into());
+        }
         let help = "quant/README.md describes recipes";
         let (mut out, mut used) =
             (Vec::with_capacity(tensors.len()), vec![false; self.rules.len()]);
@@ -342,6 +356,10 @@ mod tests {
             ("[formats]\n'a{' = 'bf16'", "line 2: `a{`"),
             ("[formats]\n'**' = 'bf16'\n'**' = 'bf16'", "line 3"),
             ("[formats]\n'**' = ['bf16', 'f32']", "no size to reach"),
+            (
+                "[formats]\n'layers.*.experts.down_proj' = 'bf16'\n'**' = 'f32'",
+                "recipe r is for a mixture of experts, and the model is none",
+            ),
             ("target-size = '5GB'\n[formats]\n'**' = 'bf16'", "several formats"),
             (
                 "target-size = 'big'\n[formats]\n'**' = ['f32', 'bf16']",
@@ -359,10 +377,15 @@ mod tests {
     fn built_in_recipes_are_whole_and_fit_any_number_of_layers() {
         for (name, _) in BUILT_IN {
             let recipe = Recipe::load(name).unwrap();
-            let has_experts = name.starts_with("26b");
+            let has_experts = recipe.is_for_mixtures();
             recipe.resolve(&tensors_of(1, has_experts)).unwrap();
             recipe.resolve(&tensors_of(62, has_experts)).unwrap();
         }
+        let for_mixtures = |text: &str| Recipe::parse("r", text).unwrap().is_for_mixtures();
+        assert!(BUILT_IN.iter().any(|(_, text)| for_mixtures(text)));
+        assert!(BUILT_IN.iter().any(|(_, text)| !for_mixtures(text)));
+        assert!(for_mixtures("[formats]\n'layers.*.experts.*' = 'f32'\n'**' = 'bf16'"));
+        assert!(!for_mixtures("[formats]\n'layers.*.{mlp,experts}.down_proj' = 'f32'"));
         assert!(Recipe::load(FOR_SIZES).unwrap().with_target(9_500_000_000).is_ok());
         assert!(Recipe::load("int4").unwrap().with_target(9_500_000_000).is_err());
         assert!(format!("{:#}", Recipe::load("8gb").unwrap_err()).contains("8gb"));

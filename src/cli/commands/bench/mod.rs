@@ -13,11 +13,12 @@ use crate::cli::options::{DraftArgs, FormatArgs, ModelArgs, SightArgs, UiOptions
 use crate::cli::settings::Typed;
 use crate::error::Fault;
 use crate::models::Weights;
+use crate::runtime::devices::memory_speed::memory_speed;
 use crate::runtime::devices::npu;
-use crate::runtime::devices::processor::Cpu;
+use crate::runtime::devices::processor::{self, default_threads};
 use crate::runtime::model::assistant::assistant;
 use crate::runtime::model::shapes::Shape;
-use crate::runtime::model::viewer;
+use crate::runtime::model::{format_name, viewer};
 use crate::runtime::options::AutoOr;
 use crate::runtime::placement::measure::idle_experts;
 use crate::runtime::{Model, Room, RunOptions, Size, load};
@@ -203,14 +204,14 @@ pub fn run(options: &BenchArgs, typed: &Typed) -> Result<u8> {
     let weights =
         model.as_ref().map(|m| &m.weights).or(made_up.as_ref()).context("there is no model")?;
     let load = crate::os::machine::load_average();
-    let cpu = Cpu::probe()?;
-    let cores = cpu.threads;
+    let cores = default_threads();
     let context = options.context(run.context)?;
     let pool = load::pool(run)?;
     let mut loaded = load::load(weights, &name, run, Room::of(context), &pool, ui)?;
     let engine = loaded.engine.as_mut();
     let (memory, device) = (engine.report().memory, engine.report().device);
-    let device_speed = engine.device().and_then(|e| e.read_bandwidth());
+    // The processor's speed is remembered, a device's is measured now.
+    let speed = loaded.device.as_ref().and_then(|_| engine.device()?.read_bandwidth());
     let mut report = BenchReport {
         v: 1,
         version: VERSION.to_owned(),
@@ -219,8 +220,8 @@ pub fn run(options: &BenchArgs, typed: &Typed) -> Result<u8> {
         machine: BenchMachine {
             threads: run.threads.unwrap_or(cores),
             device,
-            read_gb_per_s: device_speed.map_or(cpu.read_gb_per_s, |speed| speed / 1e9),
-            cpu: cpu.name,
+            read_gb_per_s: speed.map_or_else(|| memory_speed(&pool).gb_per_s, |bytes| bytes / 1e9),
+            cpu: processor::name(),
         },
         model: report::BenchModel {
             name,
@@ -290,13 +291,13 @@ fn read_report(path: &Path) -> Result<BenchReport> {
     })
 }
 
-/// Names the formats of a layer's matrices, the largest share first.
+/// Names the formats of the first layer's matrices, as `gemma inspect` does.
 fn formats(weights: &Weights) -> Result<String> {
     let mut found: Vec<(String, u64)> = Vec::new();
     for tensor in weights.matrices().filter(|tensor| tensor.layer == 0) {
         let matrix = weights.shape(tensor.role, tensor.layer)?;
-        let (name, bytes) =
-            (matrix.format.to_string(), matrix.format.bytes(matrix.rows, matrix.cols) as u64);
+        let name = format_name(weights, tensor.role, tensor.layer)?;
+        let bytes = matrix.format.bytes(matrix.rows, matrix.cols) as u64;
         match found.iter_mut().find(|(n, _)| *n == name) {
             Some((_, sum)) => *sum += bytes,
             None => found.push((name, bytes)),

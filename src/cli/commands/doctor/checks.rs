@@ -16,6 +16,7 @@ use crate::runtime::options::RunOptions;
 use crate::runtime::placement;
 use crate::runtime::placement::measure::Task;
 use crate::runtime::{Model, ModelOptions, Size};
+use crate::util::files::read_regular_text;
 use crate::util::units::bytes;
 use anyhow::Result;
 use std::fs::{self, File};
@@ -58,6 +59,17 @@ impl MachineFacts<'_> {
         let entries = nodes.into_iter().flatten().flatten();
         let paths = entries.filter_map(|entry| Some(entry.ok()?.path()));
         paths.filter(|path| path.to_string_lossy().contains("renderD")).collect()
+    }
+
+    /// Returns whether a GPU of a known vendor is on the PCI bus, with a kernel driver or without.
+    fn has_graphics(&self) -> bool {
+        const VENDORS: [&str; 3] = ["0x1002", "0x10de", "0x8086"];
+        let devices = fs::read_dir(self.root.join("sys/bus/pci/devices"));
+        devices.into_iter().flatten().flatten().any(|device| {
+            let text = |name: &str| read_regular_text(&device.path().join(name), 4096).ok();
+            text("class").is_some_and(|class| class.starts_with("0x03"))
+                && text("vendor").is_some_and(|vendor| VENDORS.contains(&vendor.trim()))
+        })
     }
 }
 
@@ -179,9 +191,10 @@ fn without_device(
 ) -> Vec<Check> {
     let (nodes, remedies) = (machine.render_nodes(), &machine.remedies);
     let is_any = matches!(options.run.device, Device::Auto | Device::Vulkan(Choice::Best));
-    let has_none = nodes.is_empty() && remedies.gpu_nodes.is_some();
-    if has_none && is_any && machine.listed.as_ref().map_or(true, Vec::is_empty) {
-        let found = "there is no GPU with a kernel driver (/dev/dri is empty)";
+    let has_none = nodes.is_empty() && remedies.gpu_nodes.is_some() && !machine.has_graphics();
+    let is_bare = machine.listed.as_ref().map_or(true, |all| all.iter().all(|d| d.is_cpu));
+    if has_none && is_any && is_bare {
+        let found = "there is no GPU (/dev/dri is empty)";
         return vec![match needs_gpu(options) {
             true => Check::fail("vulkan", Kind::Device, found, "use --device cpu"),
             false => Check::pass("vulkan", format!("{found}, and none is needed")),

@@ -148,7 +148,7 @@ pub fn run(options: &DoctorArgs, typed: &Typed) -> Result<u8> {
         available_memory: machine::available_memory(),
         threads: model.run.threads.unwrap_or_else(default_threads),
         arch: std::env::consts::ARCH,
-        isa: Isa::detect(),
+        isa: model.run.isa.unwrap_or_else(Isa::detect),
         listed: backends::probe(),
         verdict: &|device| backend_of(device).diagnose(device, &Silence),
         trial: &|device| trial::run(&model.run, device, &Ui::plain()),

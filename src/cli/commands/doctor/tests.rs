@@ -156,6 +156,14 @@ fn a_driver_on_the_processor_is_no_gpu() {
     assert_eq!(exit_code(&laptop.examine(&["-d", "vulkan"])), 4);
     let checks = laptop.examine(&["-d", "vulkan:0"]);
     assert_check(&checks, "vulkan", Status::Warn, &["llvmpipe", "omit --device"]);
+    // A machine without a GPU lacks no driver, unless there is a card without one.
+    std::fs::remove_file(laptop.root.path().join("dev/dri/renderD128")).unwrap();
+    assert_check(&laptop.examine(&[]), "vulkan", Status::Pass, &["there is no GPU"]);
+    laptop.put("sys/bus/pci/devices/0000:00:02.0/class", "0x030000\n");
+    laptop.put("sys/bus/pci/devices/0000:00:02.0/vendor", "0x1234\n");
+    assert_check(&laptop.examine(&[]), "vulkan", Status::Pass, &["there is no GPU"]);
+    laptop.put("sys/bus/pci/devices/0000:00:02.0/vendor", "0x10de\n");
+    assert_check(&laptop.examine(&[]), "vulkan", Status::Warn, &words);
     let relic = DeviceInfo { missing: vec!["int8 in shaders"], ..made_up_gpu("relic", GB) };
     let laptop = Laptop { listed: Ok(vec![relic]), ..Laptop::new() };
     assert_check(&laptop.examine(&[]), "vulkan", Status::Warn, &["relic lacks int8 in shaders"]);

@@ -10,6 +10,7 @@ use crate::cli::options::FormatArgs;
 use crate::cli::options::{ModelArgs, UiOptions, memory, shape};
 use crate::cli::settings::Typed;
 use crate::cli::sizes::Sizes;
+use crate::compute::cpu::Isa;
 use crate::error::{Fault, Kind};
 use crate::kv::PAGE;
 use crate::models::gemma3::bundled;
@@ -19,6 +20,7 @@ use crate::runtime::devices::npu;
 use crate::runtime::model::find::find;
 use crate::runtime::model::shapes::{MadeUpFormats, Shape};
 use crate::runtime::model::viewer;
+use crate::runtime::options::AutoOr;
 use crate::runtime::placement::Placement;
 use crate::runtime::placement::host::Host;
 use crate::runtime::placement::measure::Task;
@@ -26,10 +28,12 @@ use crate::runtime::placement::predict::{Prediction, Speeds};
 use crate::runtime::placement::process::ProcessMemory;
 use crate::runtime::placement::prompt::{self, Reading};
 use crate::runtime::{Model, RunOptions, SightOptions, Size, load};
+use crate::util::shell::quoted;
 use crate::vision::Vision;
 use anyhow::Result;
 use clap::Args;
 use remedy::Misfit;
+use std::path::Path;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -159,6 +163,50 @@ struct Subject {
     name: String,
     /// The published model that it is, or has the shape of.
     shape: Option<Shape>,
+    commands: Commands,
+}
+
+/// Commands that bring a model to a chat.
+#[derive(Clone, Debug, Default)]
+struct Commands {
+    /// Gets or makes the model, unless it is there.
+    get: Option<String>,
+    /// Value of `--model` then; `None` for weights that are only made up.
+    model: Option<String>,
+}
+
+impl Commands {
+    /// Returns the commands of a model of other formats, made from `source`.
+    fn made(shape: Option<Shape>, formats: &MadeUpFormats, source: &str) -> Commands {
+        let Some(recipe) = formats.recipe.as_deref() else { return Commands::default() };
+        if let Some(shape) = shape.filter(|shape| shape.page(recipe).is_some()) {
+            let name = shape.pulled_as(recipe);
+            return Commands { get: Some(format!("gemma pull {name}")), model: Some(name) };
+        }
+        let page = shape.and_then(|shape| shape.page("bf16"));
+        let source = page.unwrap_or_else(|| quoted(source));
+        let stem = Path::new(recipe).file_stem().unwrap_or_default().to_string_lossy();
+        let made = quoted(&made_name(shape, &stem));
+        let get = format!("gemma quantize {source} {made} --recipe {}", quoted(recipe));
+        Commands { get: Some(get), model: Some(made) }
+    }
+
+    /// Returns the lines to type, the chat last.
+    fn lines(&self, context: AutoOr) -> Vec<String> {
+        let Some(model) = &self.model else { return Vec::new() };
+        let model = if model == "bundled" { String::new() } else { format!(" -m {model}") };
+        let context = match context {
+            AutoOr::N(n) => format!(" -c {n}"),
+            AutoOr::Auto => String::new(),
+        };
+        self.get.iter().cloned().chain([format!("gemma chat{model}{context}")]).collect()
+    }
+}
+
+/// Returns the name of a directory for a model that `gemma quantize` makes.
+fn made_name(shape: Option<Shape>, kind: &str) -> String {
+    let model = shape.map_or("gemma".to_owned(), |shape| shape.in_ollama().replace(':', "-"));
+    format!("{model}-{kind}")
 }
 
 impl Subject {
@@ -167,7 +215,8 @@ impl Subject {
         let formats = &options.formats.settled();
         if let Some(shape) = options.synthetic {
             let (weights, name) = (shape.weights(formats)?, format!("synthetic {}", shape.name()));
-            return Ok(Some(Subject { weights, tower: None, name, shape: Some(shape) }));
+            let commands = Commands::default();
+            return Ok(Some(Subject { weights, tower: None, name, shape: Some(shape), commands }));
         }
         let named = options.which.as_deref().or(options.model.model.as_deref());
         // These options are about one model; generate and serve default to the demo too.
@@ -178,6 +227,13 @@ impl Subject {
         let known = Shape::named(name).filter(|_| find(Some(name)).is_err());
         if let Some((shape, published)) = known {
             let as_published = MadeUpFormats::of_recipe(published);
+            let commands = match formats.is_asked() {
+                true => Commands::made(Some(shape), formats, name),
+                false => Commands {
+                    get: Some(format!("gemma pull {}", quoted(name))),
+                    model: Some(quoted(name)),
+                },
+            };
             let formats = if formats.is_asked() { formats } else { &as_published };
             let name = format!("{}{}", shape.title(), described(formats));
             return Ok(Some(Subject {
@@ -185,8 +241,10 @@ impl Subject {
                 tower: None,
                 name,
                 shape: Some(shape),
+                commands,
             }));
         }
+        let asked = name;
         let (weights, tower, name) = match name {
             "bundled" => {
                 (Weights::open(bundled::target()?)?, None, "bundled demo model".to_owned())
@@ -209,10 +267,14 @@ impl Subject {
         match formats.is_asked() {
             true => {
                 let name = format!("{name}{}", described(formats));
+                let commands = Commands::made(shape, formats, asked);
                 let weights = formats.weights(config.clone())?;
-                Ok(Some(Subject { weights, tower, name, shape }))
+                Ok(Some(Subject { weights, tower, name, shape, commands }))
             }
-            false => Ok(Some(Subject { weights, tower, name, shape })),
+            false => {
+                let commands = Commands { get: None, model: Some(quoted(asked)) };
+                Ok(Some(Subject { weights, tower, name, shape, commands }))
+            }
         }
     }
 }
@@ -243,6 +305,8 @@ struct PlanReport<'a> {
     largest_context: Option<usize>,
     speeds: Speeds,
     predicted: Prediction,
+    /// Instruction set of the processor's kernels.
+    isa: Isa,
     /// How fast a document is read; `None` where that would have to be timed on a GPU.
     reading: Option<Reading>,
     /// Tokens of a pass with drafts, low and high.
@@ -255,6 +319,8 @@ struct PlanReport<'a> {
     misfit: Option<String>,
     /// Why an NPU that was asked for would take no part.
     no_npu: Option<String>,
+    /// Commands to type next.
+    commands: Vec<String>,
 }
 
 /// The same model with another context.
@@ -276,9 +342,10 @@ pub fn run(options: &PlanArgs, typed: &Typed) -> Result<u8> {
         None => Host::here(run),
         Some(memory) => Host::other(run, memory)?,
     };
-    let Some(Subject { weights, tower, name, shape }) = Subject::of(options, ui)? else {
+    let Some(subject) = Subject::of(options, ui)? else {
         return survey(options, run, &host);
     };
+    let Subject { weights, tower, name, shape, commands } = subject;
     let context = load::context(run.context, CONTEXT, weights.config(), ui);
     let sequences = options.parallel as usize;
     let kv = load::kv_format(&weights, run.kv)?;
@@ -308,7 +375,6 @@ pub fn run(options: &PlanArgs, typed: &Typed) -> Result<u8> {
         let fits = found.as_ref().is_some_and(|p| host.check(p).is_ok());
         Other { context, placement: found, fits }
     };
-    let no_npu = npu_refusal(&task, &placement);
     let predicted = speeds.predict(&placement);
     let pass = (predicted.ms_per_pass / 1e3) as f32;
     let report = PlanReport {
@@ -318,8 +384,10 @@ pub fn run(options: &PlanArgs, typed: &Typed) -> Result<u8> {
         size: Size::of(&weights)?,
         largest_context: largest_context(&task, &placement, &host)?,
         predicted,
+        isa: run.isa.unwrap_or_else(Isa::detect),
         misfit,
         others: contexts.into_iter().map(other).collect(),
+        no_npu: npu_refusal(&task, &placement),
         task,
         placement,
         available,
@@ -329,7 +397,7 @@ pub fn run(options: &PlanArgs, typed: &Typed) -> Result<u8> {
         has_drafts: options.tokens_per_pass != DRAFTED
             || weights.config().architecture.gguf() != "gemma4",
         drafted,
-        no_npu,
+        commands: commands.lines(run.context),
     };
     print(&if options.json {
         format!("{:#}\n", report.json())
@@ -339,7 +407,8 @@ pub fn run(options: &PlanArgs, typed: &Typed) -> Result<u8> {
     let Some(what) = report.misfit else { return Ok(0) };
     let PlanReport { ref placement, largest_context, .. } = report;
     let sizes = Sizes::of(&host, run, speeds)?;
-    let help = Misfit { task, placement, shape, largest_context }.help(&host, run, &sizes)?;
+    let misfit = Misfit { task, placement, shape, commands: &commands, largest_context };
+    let help = misfit.help(&host, run, &sizes)?;
     Err(Fault::new(Kind::Memory, what).help(help).into())
 }
 

@@ -1,12 +1,13 @@
 //! Remedy for a model that does not fit: the largest one that does.
 
-use crate::cli::sizes::Sizes;
+use super::{Commands, made_name};
+use crate::cli::sizes::{SizeRow, Sizes};
 use crate::quant::Recipe;
 use crate::quant::recipe::FOR_SIZES;
 use crate::runtime::load;
 use crate::runtime::model::Size;
 use crate::runtime::model::shapes::{Shape, settled};
-use crate::runtime::options::RunOptions;
+use crate::runtime::options::{AutoOr, RunOptions};
 use crate::runtime::placement::Placement;
 use crate::runtime::placement::host::Host;
 use crate::runtime::placement::measure::Task;
@@ -24,6 +25,7 @@ pub struct Misfit<'a> {
     pub placement: &'a Placement,
     /// The published model that it is, or has the shape of.
     pub shape: Option<Shape>,
+    pub commands: &'a Commands,
     /// Positions that would fit with the layers where they are.
     pub largest_context: Option<usize>,
 }
@@ -31,43 +33,40 @@ pub struct Misfit<'a> {
 impl Misfit<'_> {
     /// Returns the remedy with the commands to type.
     pub fn help(&self, host: &Host<'_>, run: &RunOptions, sizes: &Sizes) -> Result<String> {
-        let mut ways = Vec::new();
+        let (mut ways, mut commands) = (Vec::new(), Vec::new());
         // Fewer positions than a chat takes are no way out.
         if let Some(context) = self.largest_context.filter(|n| *n >= 1024) {
             ways.push(format!(
                 "it fits with --ctx-size {context} ({} tokens)",
                 thousands(context as u64)
             ));
-        }
-        let own = Size::of(self.task.weights)?.bytes;
-        let smaller = |page: &str, bytes_of: u64| {
-            format!("{page} ({}) fits: gemma pull {page}", bytes(bytes_of))
-        };
-        if let Some(shape) = self.shape {
-            let rows =
-                sizes.rows.iter().filter(|row| row.shape == shape && row.fits() && row.bytes < own);
-            let of_google = rows.filter_map(|row| Some((row.bytes, shape.page(row.recipe)?))).max();
-            ways.extend(of_google.map(|(bytes, page)| smaller(&page, bytes)));
+            commands = self.commands.lines(AutoOr::N(context));
         }
         if let Some(size) = self.target_size(host, run)? {
-            ways.push(format!(
-                "quantise the original checkpoint: gemma quantize SRC DST --target-size {size}"
-            ));
+            let page = self.shape.and_then(|shape| shape.page("bf16"));
+            let source = page.or(self.commands.model.clone()).unwrap_or("SRC".to_owned());
+            let made = made_name(self.shape, &size);
+            let quantize = format!("gemma quantize {source} {made} --target-size {size}");
+            ways.push(format!("quantise the original checkpoint: {quantize}"));
         }
-        if ways.is_empty()
-            && let Some((row, page)) = sizes.best()
-        {
-            ways.push(format!(
-                "no recipe makes this model small enough; {}",
-                smaller(&page, row.bytes)
-            ));
+        let own = Size::of(self.task.weights)?.bytes;
+        let is_same = |row: &&SizeRow| Some(row.shape) == self.shape;
+        let published = |row: &&SizeRow| row.shape.page(row.recipe).is_some();
+        let is_smaller = |row: &&SizeRow| row.fits() && row.bytes < own;
+        let rows = sizes.rows.iter().filter(is_same).filter(published).filter(is_smaller);
+        let smaller = rows.max_by_key(|row| row.bytes).or(sizes.best().filter(is_smaller));
+        if let (true, Some(row)) = (commands.is_empty(), smaller) {
+            let page = row.shape.page(row.recipe).unwrap_or_default();
+            ways.push(format!("{page} ({}) fits", bytes(row.bytes)));
+            commands = vec![format!("gemma pull {}", row.shape.pulled_as(row.recipe))];
         }
         if ways.is_empty() {
             ways.push(
                 "close other programs: no Gemma fits into the memory that is free".to_owned(),
             );
         }
-        Ok(ways.join("; or "))
+        let commands: String = commands.iter().map(|command| format!("\n  {command}")).collect();
+        Ok(ways.join("; or ") + &commands)
     }
 
     /// The largest size, as `--target-size` takes it, to which the model can be quantised so that

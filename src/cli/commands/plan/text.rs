@@ -9,6 +9,7 @@ use crate::runtime::options::AutoOr;
 use crate::runtime::placement::Placement;
 use crate::runtime::placement::measure::Share;
 use crate::runtime::placement::process::ProcessMemory;
+use crate::runtime::placement::prompt::VERIFIED;
 use crate::util::units::{bytes, digits3, thousands};
 use serde_json::{Value, json};
 
@@ -41,17 +42,17 @@ impl PlanReport<'_> {
         config.global_layers().len()
     }
 
-    /// Cost of a row of drafts in plain passes; `None` where that would have to be timed on a GPU.
-    fn cost_of_row(&self) -> Option<f64> {
-        self.reading.map(|reading| reading.seconds_per_row * 1e3 / self.predicted.ms_per_pass)
+    /// Returns what passes of [`VERIFIED`] rows cost in passes of one row, with a full context;
+    /// `None` where that would have to be timed on a GPU.
+    fn cost_of_rows(&self) -> Option<[f64; VERIFIED.len()]> {
+        let plain = self.predicted.ms_per_pass_when_full / 1e3;
+        self.reading.map(|reading| reading.seconds_of_rows.map(|more| 1.0 + more / plain))
     }
 
-    /// Tokens a second with drafts, at least and at most.
+    /// Tokens a second with drafts and a full context, at least and at most.
     fn drafted_per_s(&self) -> [f64; 2] {
-        let cost = self.cost_of_row().unwrap_or(0.0);
-        let [low, high] = self.drafted.map(|tokens| gain(tokens, cost));
-        let [full, empty] = self.predicted.passes_per_s;
-        [full * low, empty * high]
+        let costs = self.cost_of_rows().unwrap_or([1.0; VERIFIED.len()]);
+        self.drafted.map(|tokens| self.predicted.passes_per_s[0] * gain(tokens, &costs))
     }
 
     pub(super) fn json(&self) -> Value {
@@ -107,6 +108,7 @@ impl PlanReport<'_> {
             ),
             "machine_memory": self.elsewhere,
             "fits": self.misfit.is_none(),
+            "next": self.commands,
             "misfit": self.misfit,
             "largest_context": self.largest_context,
             "contexts": self.others.iter().map(other).collect::<Vec<_>>(),
@@ -117,6 +119,10 @@ impl PlanReport<'_> {
                 "tokens_per_s_plain": self.predicted.passes_per_s,
                 "tokens_per_pass_drafted": self.has_drafts.then_some(self.drafted),
                 "tokens_per_s_drafted": self.has_drafts.then(|| self.drafted_per_s()),
+                "isa": self.isa.to_string(),
+                "cost_of_rows": self.cost_of_rows().map(
+                    |costs| VERIFIED.into_iter().zip(costs).collect::<Vec<_>>()
+                ),
                 "prompt": self.reading,
             },
             "memory_speed": self.speeds,
@@ -196,6 +202,9 @@ impl PlanReport<'_> {
         if self.others.iter().any(|other| other.fits) {
             text += &format!("\n{}", self.by_context());
         }
+        if self.misfit.is_none() && !self.commands.is_empty() {
+            text += &format!("\n  {}\n", self.commands.join("\n  "));
+        }
         text
     }
 
@@ -270,12 +279,8 @@ impl PlanReport<'_> {
     }
 
     fn speed(&self, options: &PlanArgs) -> String {
-        let ([full, empty], [low, high]) = (self.predicted.passes_per_s, self.drafted_per_s());
-        let plain = if empty < 1.1 * full {
-            about(full)
-        } else {
-            format!("{} (context full) to {}", about(full), about(empty))
-        };
+        let (full, [low, high]) = (self.predicted.passes_per_s[0], self.drafted_per_s());
+        let plain = about(full);
         let of_each = if self.task.sequences > 1 { " for each text" } else { "" };
         if !self.has_drafts {
             return format!(
@@ -284,18 +289,25 @@ impl PlanReport<'_> {
             );
         }
         let [least, most] = self.drafted;
-        let cost = match self.cost_of_row() {
-            Some(cost) => format!("as a row of drafts costs {} of a pass here", digits3(cost)),
+        let cost = match self.cost_of_rows() {
+            Some(costs) => format!(
+                "as a pass of 4 rows takes {} times as long as one of a row here ({})",
+                digits3(costs[1]),
+                self.isa
+            ),
             None => "less what checking them costs".to_owned(),
         };
         let drafts = match options.tokens_per_pass == DRAFTED {
             true => "if yours are like our test texts".to_owned(),
             false => format!("if a pass brings {least} to {most} tokens"),
         };
+        let with_drafts = match about(low) == about(high) {
+            true => about(low),
+            false => format!("{} to {}", about(low), about(high)),
+        };
         format!(
-            "about {plain} tok/s plain{of_each}; {} to {} with drafts, {drafts}, {cost}",
-            about(low),
-            about(high)
+            "about {plain} tok/s plain{of_each}; {with_drafts} with drafts, {drafts}, {cost}; \
+             all with a full context"
         )
     }
 
@@ -304,8 +316,8 @@ impl PlanReport<'_> {
             return "not predicted for a GPU unless it is timed: add --measure".into();
         };
         let here = match self.elsewhere {
-            Some(_) => "from the speed of this machine's processor",
-            None => "from the speed of multiplications here, timed just now",
+            Some(_) => format!("from the speed of this machine's processor, {}", self.isa),
+            None => format!("from the speed of multiplications here with {}", self.isa),
         };
         format!(
             "about {} tok/s: a document of {} tokens takes about {} to read (predicted {here})",
@@ -401,9 +413,9 @@ fn duration(seconds: f64) -> String {
 const KNOWN_ROWS: i32 = super::MOST_TOKENS as i32;
 
 /// Returns how much faster drafts make a text that `tokens` a pass of [`KNOWN_ROWS`] were measured
-/// on, if a row of drafts costs `cost` plain passes. Each draft is taken to come true with the same
-/// chance, and the best number of them is taken, as the policy does.
-fn gain(tokens: f64, cost: f64) -> f64 {
+/// on, if passes of [`VERIFIED`] rows cost `costs` plain passes. Each draft is taken to come true
+/// with the same chance, and the best number of them is taken, as the policy does.
+fn gain(tokens: f64, costs: &[f64; VERIFIED.len()]) -> f64 {
     // Tokens of `rows` rows: 1 + p + p^2 + ...
     let length = |p: f64, rows: i32| (0..rows).map(|row| p.powi(row)).sum::<f64>();
     let (mut low, mut high) = (0.0, 1.0);
@@ -415,8 +427,8 @@ fn gain(tokens: f64, cost: f64) -> f64 {
             high = middle;
         }
     }
-    let speed = |rows: i32| length(low, rows) / (1.0 + cost * f64::from(rows - 1));
-    (1..=KNOWN_ROWS).map(speed).fold(1.0, f64::max)
+    let speed = |(rows, cost): (usize, &f64)| length(low, rows as i32) / cost;
+    VERIFIED.into_iter().zip(costs).map(speed).fold(1.0, f64::max)
 }
 
 #[cfg(test)]
@@ -435,11 +447,12 @@ mod tests {
     #[test]
     fn drafts_gain_what_their_rows_leave() {
         for tokens in [1.0, 1.8, 3.9] {
-            assert!((gain(tokens, 0.0) - tokens).abs() < 1e-6, "free rows bring all tokens");
-            assert!(gain(tokens, 1.0) == 1.0, "rows as dear as passes bring nothing");
+            assert!((gain(tokens, &[1.0; 4]) - tokens).abs() < 1e-6, "free rows bring all tokens");
+            let dear = [2.0, 4.0, 8.0, 16.0];
+            assert!(gain(tokens, &dear) == 1.0, "rows as dear as passes bring nothing");
         }
         // The chances are 0.444 and 0.745: 2 rows bring 1.444 tokens, and 4 bring 2.713.
-        let [low, high] = [1.8, 3.9].map(|tokens| gain(tokens, 0.25));
+        let [low, high] = [1.8, 3.9].map(|tokens| gain(tokens, &[1.25, 1.75, 2.75, 4.75]));
         assert!(
             (low - 1.444 / 1.25).abs() < 1e-3 && (high - 2.713 / 1.75).abs() < 2e-2,
             "{low} {high}"

@@ -17,8 +17,9 @@ use crate::cli::settings::Typed;
 use crate::error::{Fault, Kind};
 use crate::models::architecture;
 use crate::os;
-use crate::runtime::model::acquire::{ResolvedName, how_to_get, is_id, translate};
+use crate::runtime::model::acquire::{ResolvedName, how_to_get, is_id, pages, translate};
 use crate::runtime::model::find::{caches, folder_of};
+use crate::runtime::model::shapes::Shape;
 use crate::runtime::model::variants::{GgufVariant, tag_of, tagged, variants};
 use crate::util::files::{parent_of, rename_durably};
 use crate::util::units::bytes;
@@ -33,6 +34,7 @@ use transfer::{Download, cannot_write, incomplete, is_complete};
 
 const EXAMPLES: &str = "\
 Examples:
+  gemma pull 4b
   gemma pull google/gemma-3-4b-it-qat-q4_0-gguf
   gemma pull ggml-org/gemma-3-4b-it-GGUF:Q4_K_M
   gemma chat -m \"$(gemma pull google/gemma-3-1b-it)\"";
@@ -46,7 +48,8 @@ Examples:
 #[derive(Debug, Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct PullArgs {
-    /// OWNER/NAME on Hugging Face; :TAG or :FILE names one GGUF file of several, as :Q4_K_M
+    /// OWNER/NAME on Hugging Face; :TAG or :FILE names one GGUF file of several, as :Q4_K_M. A size
+    /// (27b, gemma4:31b) is Google's 4-bit file
     #[arg(value_name = "ID[:TAG]")]
     pub id: String,
     #[command(flatten)]
@@ -74,6 +77,9 @@ pub fn run(options: &PullArgs, typed: &Typed) -> Result<u8> {
     os::signals::survive_closed_connections();
     let ui = &typed.ui;
     let ResolvedName { id, tag } = parse(&options.id)?;
+    if !pages(&options.id).is_empty() {
+        ui.note(format!("{} is {id}", options.id));
+    }
     let cache = caches().into_iter().next().with_context(|| {
         Fault::usage("there is no home directory for the cache").help("set HF_HUB_CACHE")
     })?;
@@ -114,8 +120,8 @@ pub fn run(options: &PullArgs, typed: &Typed) -> Result<u8> {
     Ok(0)
 }
 
-/// Takes an id and a tag out of the command line. Names of other kinds are answered with the id
-/// that was probably meant: their models are large, and not the smallest of their size.
+/// Takes an id and a tag out of the command line. A size is Google's smallest file. Names of other
+/// kinds are answered with the id that was probably meant.
 fn parse(name: &str) -> Result<ResolvedName> {
     let (id, tag) = name.split_once(':').map_or((name, None), |(id, tag)| (id, Some(tag)));
     if let Some(why) = architecture::refusal(id) {
@@ -126,9 +132,10 @@ fn parse(name: &str) -> Result<ResolvedName> {
         return Ok(ResolvedName { id: id.to_owned(), tag: tag.map(str::to_owned) });
     }
     let meant = translate(name);
+    let is_smallest = Shape::named(name).is_some_and(|(shape, recipe)| recipe == shape.smallest());
     let is_address = name.contains("hf.co/") || name.contains("huggingface.co/");
     match meant {
-        Some(meant) if is_address => Ok(meant),
+        Some(meant) if is_address || is_smallest => Ok(meant),
         Some(ResolvedName { id, .. }) => Err(Fault::usage(format!("`{name}` is no OWNER/NAME"))
             .help(format!("did you mean {id}? If so, {}", how_to_get(&id)))
             .into()),

@@ -21,6 +21,7 @@ use crate::quant::{
 use crate::runtime::devices::backends;
 use crate::runtime::devices::processor::default_threads;
 use crate::runtime::model::find;
+use crate::runtime::model::shapes::Shape;
 use crate::runtime::model::tokenizer_of;
 use crate::runtime::options::Device;
 use crate::tensor::encode::{CodingDevice, OnProcessor};
@@ -240,7 +241,11 @@ fn stopped(announced: JoinHandle<()>, interrupt: &Interrupt, what: &str, ui: &Ui
 }
 
 fn open_source(options: &QuantizeArgs, ui: &Ui) -> Result<Weights> {
-    let find::ModelSource::Directory(path) = find::find(options.source.as_deref())? else {
+    let source = options.source.as_deref();
+    // Google's 4-bit file of a size is quantised already.
+    let sized = source.filter(|name| !Path::new(name).exists()).and_then(Shape::sized);
+    let page = sized.and_then(|shape| shape.page("bf16"));
+    let find::ModelSource::Directory(path) = find::find(page.as_deref().or(source))? else {
         return Err(Fault::usage("gemma quantize needs a source model").into());
     };
     let checkpoint = Checkpoint::open(&path)

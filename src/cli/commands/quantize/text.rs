@@ -10,11 +10,11 @@ use crate::runtime::Size;
 use crate::runtime::model::shapes::{MadeUpFormats, Shape};
 use crate::tensor::Format;
 use crate::util::units::{bytes, digits3, duration, thousands};
-use anyhow::Result;
+use anyhow::{Context, Result};
 use std::time::Instant;
 
 /// Models that the list of recipes gives sizes for.
-const SHAPES: [Shape; 4] = [Shape::B27, Shape::B12, Shape::B4, Shape::B1];
+const SHAPES: [Shape; 5] = [Shape::B27, Shape::B12, Shape::B4, Shape::B1, Shape::Mixture26];
 
 /// Formats that the list has a line for.
 const FORMATS: [&str; 13] = [
@@ -33,23 +33,26 @@ const FORMATS: [&str; 13] = [
     "t2-row+h128",
 ];
 
-/// Returns every built-in recipe with its purpose and its sizes of each Gemma 3. Sizes are those of
-/// a whole directory without the tokenizer's files, which take 0.04 GB more.
+/// Returns every built-in recipe with its purpose and its sizes of each model that it is for. Sizes
+/// are those of a whole directory without the tokenizer's files, which take 0.04 GB more.
 pub fn list() -> Result<String> {
-    let head = ["recipe", "bits (27B)", "27B, GB", "12B, GB", "4B, GB", "1B, GB", "error (27B)"];
-    let mut table = vec![head.map(str::to_owned).to_vec()];
+    let sizes = SHAPES.map(|shape| format!("{}, GB", shape.size().to_uppercase()));
+    let mut table = vec![vec!["recipe".to_owned(), "bits".to_owned()]];
+    table[0].extend(sizes.into_iter().chain(["error".to_owned()]));
     let mut about = String::new();
-    let int4 = plan_of(SHAPES[0], &Recipe::load("int4")?)?.error;
+    let int4 = Recipe::load("int4")?;
     for (name, _) in BUILT_IN {
         let recipe = Recipe::load(name)?;
-        // A recipe for a mixture of experts has lines that match no tensor of these.
-        let plans = SHAPES.map(|shape| plan_of(shape, &recipe).ok());
-        let cell = |plan: &Option<QuantPlan>, figure: &dyn Fn(&QuantPlan) -> String| {
-            plan.as_ref().map_or("-".to_owned(), figure)
-        };
-        let mut row = vec![name.to_owned(), cell(&plans[0], &|p| format!("{:.2}", bits(p)))];
-        row.extend(plans.iter().map(|p| cell(p, &|p| digits3(p.total_bytes as f64 / 1e9))));
-        row.push(cell(&plans[0], &|p| digits3(p.error / int4)));
+        let is_for = |shape: Shape| (shape == Shape::Mixture26) == recipe.is_for_mixtures();
+        let plan = |shape| is_for(shape).then(|| plan_of(shape, &recipe)).transpose();
+        let plans = SHAPES.into_iter().map(plan).collect::<Result<Vec<_>>>()?;
+        let first = plans.iter().flatten().next().context("a recipe is for some model")?;
+        let of_int4 = plan_of(SHAPES.into_iter().find(|s| is_for(*s)).unwrap_or(SHAPES[0]), &int4)?;
+        let mut row = vec![name.to_owned(), format!("{:.2}", bits(first))];
+        row.extend(plans.iter().map(|plan| {
+            plan.as_ref().map_or("-".to_owned(), |p| digits3(p.total_bytes as f64 / 1e9))
+        }));
+        row.push(digits3(first.error / of_int4.error));
         table.push(row);
         about += &format!("{name:<8}{}\n", recipe.about());
     }
@@ -60,8 +63,8 @@ pub fn list() -> Result<String> {
         let bits = Size::of(&Shape::B27.weights(&whole)?)?.bits_per_weight();
         formats.push(vec![name.to_owned(), format!("{bits:.2}"), figure(format.distortion())]);
     }
-    let note = "bits: bits per weight, scales included. \
-                error: expected, as a multiple of int4's, which is like Q4_0.\n\
+    let note = "bits: bits per weight, scales included, of the largest model that it is for.\n\
+                error: expected for that model, as a multiple of int4's, which is like Q4_0.\n\
                 Any other size: --target-size 9.5GB or --target-size 4.5bpw. \
                 Any other choice: a TOML file, see quant/README.md.\n";
     let formats_note = "formats of the linear layers, for --linear or a TOML file; \

@@ -2,30 +2,46 @@
 
 use super::lines::Lines;
 use super::pool::Pool;
+use crate::os::machine;
 use std::time::Instant;
 
-/// Bytes worth reading to measure: well beyond any last-level cache share that matters.
+/// Fewest bytes to read for a measurement.
 pub const PROBE_BYTES: usize = 256 << 20;
 
-/// Passes over the buffer. The fastest counts: other programs only make a pass slower.
+/// Returns the bytes to read for a measurement of the processor's memory: twice what its caches
+/// hold, as far as an eighth of the free memory goes.
+pub fn probe_bytes() -> usize {
+    let twice = machine::last_level_cache().map_or(0, |bytes| bytes.saturating_mul(2));
+    let most = machine::available_memory().map_or(u64::MAX, |bytes| bytes / 8);
+    usize::try_from(twice.min(most)).unwrap_or(usize::MAX).max(PROBE_BYTES)
+}
+
+/// Passes over the buffer.
 const PASSES: usize = 9;
 
+/// Bytes of each thread that are timed at once: so few that the system rarely gives its processor
+/// to another program meanwhile. The fastest piece counts.
+const PIECE: usize = 8 << 20;
+
 /// GB/s (1e9 bytes) at which the pool's threads together read a buffer of about `bytes`, each its
-/// own part.
+/// own part of each piece.
 pub fn read_bandwidth(pool: &Pool, bytes: usize) -> f64 {
     let words = (bytes / 8).max(pool.threads() * 1024);
     let buffer = Lines::zeroed(words * 8);
     let data: &[u64] = bytemuck::cast_slice(buffer.bytes());
+    let piece = (PIECE / 8 * pool.threads()).min(words);
+    let pieces = || data.chunks_exact(piece);
     let seconds = (0..PASSES)
-        .map(|_| {
+        .flat_map(|_| pieces())
+        .map(|piece| {
             let start = Instant::now();
             pool.run(&|worker| {
-                std::hint::black_box(sum(&data[worker.share(data.len())]));
+                std::hint::black_box(sum(&piece[worker.share(piece.len())]));
             });
             start.elapsed().as_secs_f64()
         })
         .fold(f64::INFINITY, f64::min);
-    (data.len() * 8) as f64 / seconds / 1e9
+    (piece * 8) as f64 / seconds / 1e9
 }
 
 /// Wrapping sum, in as many lanes as keep every load in flight.
@@ -65,6 +81,7 @@ mod tests {
     #[test]
     fn reads_every_byte_at_some_speed() {
         assert_eq!(sum(&[3; 100]), 300);
+        assert!(probe_bytes() >= PROBE_BYTES);
         let speed = read_bandwidth(&Pool::new(2).unwrap(), 1 << 20);
         assert!(speed.is_finite() && speed > 0.0);
     }

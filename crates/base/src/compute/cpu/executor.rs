@@ -2,7 +2,7 @@
 //! needs another's rows.
 
 use super::attention::{self, Attention, MAX_SLOTS, Work};
-use super::bandwidth::{PROBE_BYTES, read_bandwidth};
+use super::bandwidth::{probe_bytes, read_bandwidth};
 use super::experts::{ExpertCall, distinct};
 use super::idle::Idle;
 use super::isa::Isa;
@@ -584,7 +584,7 @@ impl Reports for CpuExecutor {
     }
 
     fn read_bandwidth(&mut self) -> Option<f64> {
-        Some(read_bandwidth(&self.pool, PROBE_BYTES) * 1e9)
+        Some(read_bandwidth(&self.pool, probe_bytes()) * 1e9)
     }
 
     /// Weights stay in the host's memory.

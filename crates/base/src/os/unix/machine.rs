@@ -1,7 +1,9 @@
 //! Facts about the machine, where the system tells them: Linux does in /proc.
 
 use super::cpuinfo;
-use std::fs::read_to_string;
+use std::collections::BTreeMap;
+use std::fs::{read_dir, read_to_string};
+use std::path::Path;
 
 /// Returns the name of the processor.
 pub fn processor_name() -> Option<String> {
@@ -23,9 +25,57 @@ pub fn load_average() -> Option<f64> {
     read_to_string("/proc/loadavg").ok()?.split(' ').next()?.parse().ok()
 }
 
+/// Returns the bytes of the processor's last-level caches, all of them together.
+pub fn last_level_cache() -> Option<u64> {
+    cache_below(Path::new("/sys/devices/system/cpu"))
+}
+
+/// Sums the largest caches of the processors in a directory of sysfs, each once.
+fn cache_below(cpus: &Path) -> Option<u64> {
+    let mut largest: BTreeMap<String, u64> = BTreeMap::new();
+    for cpu in read_dir(cpus).ok()?.flatten() {
+        let indices = read_dir(cpu.path().join("cache")).into_iter().flatten().flatten();
+        let caches = indices.filter_map(|index| {
+            let text = |name: &str| read_to_string(index.path().join(name)).ok();
+            let kib: u64 = text("size")?.trim().strip_suffix('K')?.parse().ok()?;
+            Some((kib, text("shared_cpu_list")?))
+        });
+        if let Some((kib, shared)) = caches.max() {
+            largest.insert(shared, kib * 1024);
+        }
+    }
+    (!largest.is_empty()).then(|| largest.into_values().fold(0, u64::saturating_add))
+}
+
 fn kibibytes(name: &str) -> Option<u64> {
     let text = read_to_string("/proc/meminfo").ok()?;
     let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
     let kib: u64 = value.trim_end_matches("kB").trim().parse().ok()?;
     Some(kib * 1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_last_level_cache_counts_once() {
+        let root = tempfile::tempdir().unwrap();
+        let write = |cpu: usize, index: usize, size: &str, shared: &str| {
+            let directory = root.path().join(format!("cpu{cpu}/cache/index{index}"));
+            std::fs::create_dir_all(&directory).unwrap();
+            std::fs::write(directory.join("size"), size).unwrap();
+            std::fs::write(directory.join("shared_cpu_list"), shared).unwrap();
+        };
+        assert_eq!(cache_below(root.path()), None);
+        assert_eq!(cache_below(&root.path().join("absent")), None);
+        for cpu in 0..4 {
+            write(cpu, 0, "32K\n", &format!("{cpu}\n"));
+            write(cpu, 3, "8192K\n", if cpu < 2 { "0-1\n" } else { "2-3\n" });
+        }
+        std::fs::create_dir(root.path().join("cpufreq")).unwrap();
+        assert_eq!(cache_below(root.path()), Some(16 << 20));
+        write(4, 0, "garbage", "4");
+        assert_eq!(cache_below(root.path()), Some(16 << 20));
+    }
 }

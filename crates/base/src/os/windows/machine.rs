@@ -36,6 +36,11 @@ fn status() -> Option<MEMORYSTATUSEX> {
     Some(status)
 }
 
+/// Returns `None`: the size of the caches is not asked for.
+pub fn last_level_cache() -> Option<u64> {
+    None
+}
+
 /// Returns the bytes of main memory.
 pub fn memory() -> Option<u64> {
     status().map(|status| status.ullTotalPhys)

@@ -4,6 +4,7 @@ pub mod backends;
 pub mod driver;
 pub mod lock;
 pub mod made_up;
+pub mod memory_speed;
 pub mod npu;
 pub mod processor;
 #[cfg(any(test, feature = "testing"))]

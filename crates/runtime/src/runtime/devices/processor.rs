@@ -1,7 +1,7 @@
 //! The processor and its memory, as this process may use them.
 
+use super::memory_speed::memory_speed;
 use anyhow::Result;
-use gemma_base::compute::cpu::bandwidth::{PROBE_BYTES, read_bandwidth};
 use gemma_base::compute::cpu::isa::Isa;
 use gemma_base::compute::cpu::pool::Pool;
 use gemma_base::os::machine;
@@ -19,18 +19,22 @@ pub struct Cpu {
     pub memory_available_bytes: Option<u64>,
     /// Measured reading speed of all threads together, 1e9 bytes a second: the roof of decoding.
     pub read_gb_per_s: f64,
+    /// Origin of that speed.
+    pub read_how: String,
 }
 
 impl Cpu {
     pub fn probe() -> Result<Cpu> {
         let threads = default_threads();
+        let speed = memory_speed(&Pool::new(threads)?);
         Ok(Cpu {
             name: name(),
             threads,
             instruction_sets: Isa::all_supported().iter().map(Isa::to_string).collect(),
             memory_bytes: machine::memory(),
             memory_available_bytes: machine::available_memory(),
-            read_gb_per_s: read_bandwidth(&Pool::new(threads)?, PROBE_BYTES),
+            read_gb_per_s: speed.gb_per_s,
+            read_how: speed.origin(),
         })
     }
 }

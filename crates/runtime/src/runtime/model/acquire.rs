@@ -1,24 +1,23 @@
 //! Help for names that lead to no model: the name that was probably meant, and the command that
 //! gets it. Only `gemma pull` downloads.
 
+use crate::runtime::model::shapes::Shape;
 use gemma_base::error::Fault;
 use gemma_base::util::shell::quoted;
 use gemma_model::models::architecture;
 use std::path::{Path, PathBuf};
 
-/// Google's instruction-tuned models: the beginning of the name, the size, GB of the bf16
-/// directory, and GB of the 4-bit GGUF file where there is one.
-const OFFICIAL: [(&str, &str, &str, Option<&str>); 7] = [
-    (GEMMA_3, "270m", "0.5", None),
-    (GEMMA_3, "1b", "2.0", Some("1.0")),
-    (GEMMA_3, "4b", "8.6", Some("3.2")),
-    (GEMMA_3, "12b", "24.4", Some("8.1")),
-    (GEMMA_3, "27b", "54.9", Some("17.2")),
-    (GEMMA_4, "12B", "24", Some("7.0")),
-    (GEMMA_4, "31B", "62", Some("17.7")),
+/// Google's models: GB of the bf16 directory, and of the 4-bit GGUF file where there is one.
+const GIGABYTES: [(Shape, &str, Option<&str>); 8] = [
+    (Shape::M270, "0.5", None),
+    (Shape::B1, "2.0", Some("1.0")),
+    (Shape::B4, "8.6", Some("3.2")),
+    (Shape::B12, "24.4", Some("8.1")),
+    (Shape::B27, "54.9", Some("17.2")),
+    (Shape::Dense12, "24", Some("7.0")),
+    (Shape::Mixture26, "52", Some("14.4")),
+    (Shape::Dense31, "62", Some("17.7")),
 ];
-const GEMMA_3: &str = "google/gemma-3-";
-const GEMMA_4: &str = "google/gemma-4-";
 
 /// The command that gives a token to the commands after it, as help.
 pub const TOKEN: &str = if cfg!(windows) {
@@ -47,7 +46,7 @@ pub fn is_id(name: &str) -> bool {
 
 /// Returns whether the licence of a model has to be accepted on its page.
 pub fn is_gated(id: &str) -> bool {
-    id.starts_with(GEMMA_3)
+    id.starts_with("google/gemma-3-")
 }
 
 /// Returns the commands that get a model that is not in the cache.
@@ -56,11 +55,12 @@ pub fn how_to_get(id: &str) -> String {
         return format!("this model does not run here: {why}");
     }
     let is_gated = is_gated(id);
-    let is_of = |family: &str, size: &str| id.starts_with(&format!("{family}{size}-"));
-    let official = OFFICIAL.iter().find(|(family, size, ..)| is_of(family, size));
-    let is_gguf = id.ends_with("-qat-q4_0-gguf");
-    let size =
-        official.and_then(|(.., directory, file)| if is_gguf { *file } else { Some(*directory) });
+    let named = Shape::named(id).filter(|_| id.starts_with("google/"));
+    let gigabytes = |shape: Shape, recipe: &str| {
+        let (_, directory, file) = GIGABYTES.iter().find(|(known, ..)| *known == shape)?;
+        if recipe == "q4_0" { *file } else { Some(*directory) }
+    };
+    let size = named.and_then(|(shape, recipe)| gigabytes(shape, recipe));
     let size = size.map_or(String::new(), |gb| format!(" ({gb} GB)"));
     let mut text = match is_gated {
         true => format!(
@@ -73,9 +73,11 @@ pub fn how_to_get(id: &str) -> String {
         text += &format!("\n  {TOKEN}");
     }
     text += &format!("\n  gemma pull {id}");
-    if let (Some((family, size, _, Some(gb))), false) = (official, is_gguf) {
+    if let Some((shape, "bf16")) = named
+        && let Some((gb, page)) = gigabytes(shape, "q4_0").zip(shape.page("q4_0"))
+    {
         text += &format!("\nor take Google's own 4-bit file, which runs as it is ({gb} GB):");
-        text += &format!("\n  gemma pull {family}{size}-it-qat-q4_0-gguf");
+        text += &format!("\n  gemma pull {page}");
     }
     text
 }
@@ -114,37 +116,38 @@ pub fn translate(name: &str) -> Option<ResolvedName> {
     }
 }
 
-/// Returns Google's model of a size: `gemma3:27b`, `gemma-4-31b-it`, `gemma3`.
+/// Returns Google's model that a name without an owner means: `gemma3:27b`, `gemma-4-31b-it`. Other
+/// files of a size, such as `gemma3:27b-it-q8_0`, mean Google's smallest one.
 fn official(name: &str, tag: Option<&str>) -> Option<ResolvedName> {
-    let whole = format!("{name}-{}", tag.unwrap_or_default()).to_ascii_lowercase();
-    let rest = whole.strip_prefix("gemma")?;
-    let rest = rest.strip_prefix('-').unwrap_or(rest);
-    let (family, rest) = match (rest.strip_prefix('3'), rest.strip_prefix('4')) {
-        (Some(rest), _) => (GEMMA_3, rest),
-        (_, Some(rest)) => (GEMMA_4, rest),
-        _ => return None,
-    };
-    if !rest.starts_with(['-', '_']) || FILES.iter().any(|ending| name.ends_with(ending)) {
+    let whole = tag.map_or(name.to_owned(), |tag| format!("{name}:{tag}")).to_ascii_lowercase();
+    if FILES.iter().any(|ending| whole.ends_with(ending)) {
         return None;
     }
-    let words: Vec<&str> = rest.split(['-', '_', ':']).filter(|word| !word.is_empty()).collect();
-    let named = |(of, size, ..): &&(&str, &str, &str, Option<&str>)| {
-        *of == family && words.iter().any(|word| word.eq_ignore_ascii_case(size))
-    };
-    let (_, size, _, file) = match OFFICIAL.iter().find(named) {
-        Some(official) => official,
-        // Ollama's name without a size is that of the 4B model.
-        None if family == GEMMA_3 && (words.is_empty() || words == ["latest"]) => &OFFICIAL[2],
-        None => return None,
-    };
-    let id = match (words.contains(&"qat") && file.is_some(), words.contains(&"pt")) {
-        (true, _) => format!("{family}{size}-it-qat-q4_0-gguf"),
-        // The pages of newer base models have the bare name.
-        (_, true) if family == GEMMA_4 => format!("{family}{size}"),
-        (_, true) => format!("{family}{size}-pt"),
-        _ => format!("{family}{size}-it"),
-    };
+    let cuts = whole.match_indices(['-', '_']).map(|(at, _)| &whole[..at]).rev();
+    let of_size = |cut| Shape::named(cut).map(|(shape, _)| (shape, shape.smallest()));
+    let mut cuts = cuts.filter(|cut| cut.ends_with(|c: char| c != '3'));
+    let (shape, recipe) = Shape::named(&whole).or_else(|| cuts.find_map(of_size))?;
+    let page = shape.page(recipe).or_else(|| shape.page("bf16"))?;
+    // The pages of Gemma 4's base models have the bare name.
+    let base = if shape.family() == 4 { "" } else { "-pt" };
+    let is_base = whole.split(['-', '_', ':']).any(|word| word == "pt");
+    let id = if is_base { page.replacen("-it", base, 1) } else { page };
     Some(ResolvedName { id, tag: None })
+}
+
+/// Returns the ids of Google's pages that a size, or the name of a page without its owner, stands
+/// for. The smallest file comes first.
+pub fn pages(name: &str) -> Vec<String> {
+    match (Shape::sized(name), Shape::named(name)) {
+        (Some(shape), _) => {
+            ["q4_0", "bf16"].into_iter().filter_map(|recipe| shape.page(recipe)).collect()
+        }
+        (None, Some(_)) if !name.contains('/') => {
+            let (name, tag) = name.split_once(':').map_or((name, None), |(n, t)| (n, Some(t)));
+            official(name, tag).into_iter().map(|meant| meant.id).collect()
+        }
+        _ => Vec::new(),
+    }
 }
 
 /// Returns a path that the shell was to expand and did not, because it was in quotes.
@@ -228,14 +231,20 @@ mod tests {
             |name: &str| translate(name).map(|meant| (meant.id, meant.tag.unwrap_or_default()));
         for (name, want) in [
             ("gemma-3-27b-it", "google/gemma-3-27b-it"),
-            ("gemma-3-27b", "google/gemma-3-27b-it"),
+            ("gemma-3-27b", "google/gemma-3-27b-it-qat-q4_0-gguf"),
+            ("27b", "google/gemma-3-27b-it-qat-q4_0-gguf"),
+            ("270m", "google/gemma-3-270m-it"),
+            ("26b", "google/gemma-4-26B-A4B-it-qat-q4_0-gguf"),
             ("gemma-3-12b-pt", "google/gemma-3-12b-pt"),
-            ("gemma3", "google/gemma-3-4b-it"),
-            ("gemma3:latest", "google/gemma-3-4b-it"),
-            ("gemma3:27b", "google/gemma-3-27b-it"),
+            ("gemma-4-12b-pt", "google/gemma-4-12B"),
+            ("gemma3", "google/gemma-3-4b-it-qat-q4_0-gguf"),
+            ("gemma3:latest", "google/gemma-3-4b-it-qat-q4_0-gguf"),
+            ("gemma3:27b", "google/gemma-3-27b-it-qat-q4_0-gguf"),
+            ("gemma3:27b-it-q8_0", "google/gemma-3-27b-it-qat-q4_0-gguf"),
+            ("gemma3:270m-it-qat", "google/gemma-3-270m-it"),
             ("gemma3:27b-it-qat", "google/gemma-3-27b-it-qat-q4_0-gguf"),
             ("Gemma-3-1B-it", "google/gemma-3-1b-it"),
-            ("gemma4:31b", "google/gemma-4-31B-it"),
+            ("gemma4:31b", "google/gemma-4-31B-it-qat-q4_0-gguf"),
             ("gemma-4-12b-it-qat", "google/gemma-4-12B-it-qat-q4_0-gguf"),
             ("hf.co/google/gemma-3-1b-it", "google/gemma-3-1b-it"),
             ("https://huggingface.co/google/gemma-3-1b-it/tree/main", "google/gemma-3-1b-it"),
@@ -254,6 +263,7 @@ mod tests {
             "gemma4:e4b",
             "gemma-3n-e4b",
             "gemma3.gguf",
+            "gemma3-foo",
             "x",
             "a/b/c",
             "https://example.org/a/b",
@@ -263,6 +273,23 @@ mod tests {
         }
         assert_eq!(expanded("~/x.gguf", Some(Path::new("/home/u"))), Some("/home/u/x.gguf".into()));
         assert_eq!(expanded("x~/y", Some(Path::new("/home/u"))), None);
+    }
+
+    #[test]
+    fn a_size_stands_for_the_pages_of_google_with_the_smallest_first() {
+        let both = ["google/gemma-3-27b-it-qat-q4_0-gguf", "google/gemma-3-27b-it"];
+        for name in ["27b", "gemma3:27b", "gemma-3-27B"] {
+            assert_eq!(pages(name), both, "{name}");
+        }
+        assert_eq!(pages("270m"), ["google/gemma-3-270m-it"]);
+        assert_eq!(pages("gemma-3-27b-it"), both[1..]);
+        assert_eq!(pages("gemma3:27b-it-qat"), both[..1]);
+        for name in ["google/gemma-3-27b-it", "gemma3:27b-it-q8_0", "x"] {
+            assert!(pages(name).is_empty(), "{name}");
+        }
+        for (shape, ..) in GIGABYTES {
+            assert!(how_to_get(&pages(shape.name())[0]).contains(" GB)"), "{}", shape.name());
+        }
     }
 
     #[test]

@@ -36,7 +36,9 @@ pub fn assistant(
         }
         DraftFrom::Auto => {
             let place = model.place.as_ref();
-            for path in place.map_or_else(Vec::new, |place| beside(&place.path, place.id())) {
+            for path in
+                place.map_or_else(Vec::new, |place| beside(&place.path, place.id().as_deref()))
+            {
                 match open(&path) {
                     Ok(Some(weights)) if fits(weights.config(), model.config()).is_ok() => {
                         let name = weights.checkpoint().map_or("", Checkpoint::name);

@@ -2,9 +2,10 @@
 //! bundled one. Only `gemma pull` downloads.
 
 use crate::runtime::model::acquire::{
-    ResolvedName, TOKEN, expanded, how_to_get, is_id, no_such_path, translate,
+    ResolvedName, TOKEN, expanded, how_to_get, is_id, no_such_path, pages, translate,
 };
 use crate::runtime::model::others;
+use crate::runtime::model::shapes::Shape;
 use crate::runtime::model::variants::{tagged, variants};
 use anyhow::{Context, Result};
 use gemma_base::error::Fault;
@@ -44,7 +45,36 @@ pub fn find(name: Option<&str>) -> Result<ModelSource> {
     if let Some(path) = others::ollama().and_then(|root| others::ollama_model(&root, name)) {
         return Ok(ModelSource::Directory(path));
     }
+    if let Some(path) = of_google(name)? {
+        return Ok(ModelSource::Directory(path));
+    }
     Err(found.and_then(Result::err).unwrap_or_else(|| explain(name).into()))
+}
+
+/// Returns the model of a size, or of one of Google's pages without its owner; `None` for another
+/// name, and for a page that was not downloaded. A size that is not on the disk is an error.
+fn of_google(name: &str) -> Result<Option<PathBuf>> {
+    let (caches, pages, sized) = (caches(), pages(name), Shape::sized(name));
+    let mut unusable = None;
+    for page in &pages {
+        match in_cache(page, &caches) {
+            Ok(path) => return Ok(Some(path)),
+            Err(error) if caches.iter().any(|cache| cache.join(folder_of(page)).is_dir()) => {
+                unusable.get_or_insert(error);
+            }
+            Err(_) => {}
+        }
+    }
+    let Some(shape) = sized else { return unusable.map_or(Ok(None), Err) };
+    let in_ollama = || others::ollama_model(&others::ollama()?, &shape.in_ollama());
+    match (in_ollama(), unusable) {
+        (Some(path), _) => Ok(Some(path)),
+        (None, Some(error)) => Err(error),
+        (None, None) => {
+            let fault = Fault::model(format!("{} is not on this machine", shape.title()));
+            Err(fault.help(how_to_get(&pages[0])).into())
+        }
+    }
 }
 
 /// Returns the error for a name that is neither a path nor an id.
@@ -129,7 +159,7 @@ fn in_cache_by_tag(id: &str, tag: &str, caches: &[PathBuf]) -> Result<PathBuf> {
 
 /// Returns the names of the files in a directory and in its subdirectories, without links to
 /// files that are gone.
-fn names_below(directory: &Path) -> Vec<String> {
+pub fn names_below(directory: &Path) -> Vec<String> {
     let inside = |name: String| {
         let path = directory.join(&name);
         match path.is_dir() {

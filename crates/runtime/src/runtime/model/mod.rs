@@ -3,6 +3,7 @@
 pub mod acquire;
 pub mod assistant;
 pub mod find;
+pub mod installed;
 pub mod others;
 pub mod partner;
 pub mod shapes;
@@ -10,7 +11,6 @@ pub mod variants;
 pub mod viewer;
 
 use crate::runtime::Listener;
-use crate::runtime::model::acquire::is_id;
 use crate::runtime::model::find::{ModelSource, find};
 use anyhow::{Context, Result};
 use gemma_base::error::Fault;
@@ -18,9 +18,10 @@ use gemma_base::tensor::Token;
 use gemma_base::util::units::thousands;
 use gemma_model::checkpoint::Checkpoint;
 use gemma_model::models::gguf::repairs;
-use gemma_model::models::{Config, Tokenizer, Weights};
+use gemma_model::models::{Config, Role, Tokenizer, Weights};
 use serde_json::Value;
-use std::path::{Path, PathBuf};
+use std::ffi::OsStr;
+use std::path::PathBuf;
 use std::time::Instant;
 
 /// A model's files, opened and checked, nothing loaded yet.
@@ -34,15 +35,13 @@ pub struct Model {
 /// Where a model was found.
 pub struct ModelPlace {
     pub path: PathBuf,
-    /// Name that was asked for.
-    asked: String,
 }
 
 impl ModelPlace {
-    /// Returns its id on the hub, if it was called by one.
-    fn id(&self) -> Option<&str> {
-        let id = self.asked.split(':').next()?;
-        (is_id(id) && !Path::new(&self.asked).exists()).then_some(id)
+    /// Returns its id on the hub, if it is in the cache.
+    fn id(&self) -> Option<String> {
+        let folder = |part: &OsStr| Some(part.to_str()?.strip_prefix("models--")?.to_owned());
+        self.path.iter().find_map(folder).map(|name| name.replacen("--", "/", 1))
     }
 }
 
@@ -60,7 +59,7 @@ impl Model {
             ModelSource::Directory(path) => (
                 Checkpoint::open(&path)
                     .with_context(|| format!("cannot open the model {}", path.display()))?,
-                Some(ModelPlace { path, asked: name.unwrap_or_default().to_owned() }),
+                Some(ModelPlace { path }),
             ),
         };
         let model = Model {
@@ -141,6 +140,15 @@ pub fn no_tokenizer(checkpoint: &Checkpoint) -> Fault {
     }
     Fault::model(format!("{} is missing", checkpoint.display("tokenizer.json")))
         .help("copy tokenizer.json from the model's page into the directory")
+}
+
+/// Returns the name of a tensor's format: the file's own name where there is one, such as `q8_0`.
+pub fn format_name(weights: &Weights, role: Role, layer: usize) -> Result<String> {
+    let stored = weights.checkpoint().and_then(|c| c.lookup(&weights.name(role, layer)));
+    Ok(match stored {
+        Some(stored) => stored.file_type.unwrap_or_else(|| stored.kind.to_string()),
+        None => weights.format(role, layer)?.to_string(),
+    })
 }
 
 /// Bytes and parameters of a model's weights as stored.

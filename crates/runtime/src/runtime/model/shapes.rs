@@ -126,33 +126,28 @@ impl Shape {
     ];
 
     /// Returns the size that a name means, and the recipe of the files that it stands for. A size
-    /// alone (`27b`, `gemma-3-27b`, Ollama's `gemma4:31b`) stands for Google's 4-bit file. Another
-    /// name (`google/gemma-3-27b-it`, `google/gemma-3-27b-it-qat-q4_0-gguf`) stands for the files
-    /// on the page of that name.
+    /// alone (`27b`, `gemma-3-27b`, Ollama's `gemma4:31b`) stands for Google's smallest file.
+    /// Another name (`google/gemma-3-27b-it`, `google/gemma-3-27b-it-qat-q4_0-gguf`) stands for the
+    /// files on the page of that name.
     pub fn named(name: &str) -> Option<(Shape, &'static str)> {
-        let name = name.to_ascii_lowercase();
-        let model = name.split_once('/').map_or(&name[..], |(_, model)| model);
-        let of_family = |family: usize| {
-            let mut starts =
-                [format!("gemma-{family}-"), format!("gemma{family}:"), format!("gemma{family}-")]
-                    .into_iter();
-            starts.find_map(|start| Some((Some(family), model.strip_prefix(&start)?)))
-        };
-        let alone = (model.len() == name.len()).then_some((None, model));
-        let (family, rest) = of_family(3).or_else(|| of_family(4)).or(alone)?;
-        // The size of a mixture has the weights that a token reads behind a dash.
-        let end = rest.find("-a4b").map_or(rest.find('-'), |at| Some(at + "-a4b".len()));
-        let (size, kind) = rest.split_at(end.unwrap_or(rest.len()));
-        let kind = kind.strip_prefix('-').unwrap_or(kind);
-        let is_it =
-            |shape: &Shape| shape.size() == size && family.is_none_or(|f| f == shape.family());
-        let shape = Shape::ALL.into_iter().find(is_it)?;
-        let recipe = match kind {
-            "" | "it-qat-q4_0-gguf" | "pt-qat-q4_0-gguf" => "q4_0",
+        let (shape, kind) = parts(name)?;
+        let recipe = match &*kind {
+            "" => shape.smallest(),
+            "qat" | "it-qat" | "it-qat-q4_0-gguf" | "pt-qat-q4_0-gguf" => "q4_0",
             "it" | "pt" | "it-qat-q4_0-unquantized" | "pt-qat-q4_0-unquantized" => "bf16",
             _ => return None,
         };
         Some((shape, recipe))
+    }
+
+    /// Returns the size that a name consists of: `27b`, `gemma-3-27b`, `gemma3:27b`, `gemma3`.
+    pub fn sized(name: &str) -> Option<Shape> {
+        parts(name).filter(|(_, kind)| kind.is_empty() && !name.contains('/')).map(|(s, _)| s)
+    }
+
+    /// Returns the recipe of the smallest file that Google publishes.
+    pub fn smallest(self) -> &'static str {
+        if self.page("q4_0").is_some() { "q4_0" } else { "bf16" }
     }
 
     /// Returns the page of the chat model in the formats of a recipe; `None` where Google publishes
@@ -170,8 +165,14 @@ impl Shape {
         }
     }
 
+    /// Returns the name that `gemma pull` takes for the page in the formats of a recipe.
+    pub fn pulled_as(self, recipe: &str) -> String {
+        let page = self.page(recipe).filter(|_| recipe != self.smallest());
+        page.unwrap_or_else(|| self.name().to_owned())
+    }
+
     /// Returns the version of Gemma.
-    fn family(self) -> usize {
+    pub fn family(self) -> usize {
         if matches!(self, Shape::Dense31 | Shape::Mixture26 | Shape::Dense12) { 4 } else { 3 }
     }
 
@@ -189,7 +190,13 @@ impl Shape {
         format!("Gemma {} {}", self.family(), self.size())
     }
 
-    fn size(self) -> &'static str {
+    /// Returns the name that Ollama has for the size.
+    pub fn in_ollama(self) -> String {
+        format!("gemma{}:{}", self.family(), self.size().trim_end_matches(ACTIVE))
+    }
+
+    /// Returns the size as it is in names.
+    pub fn size(self) -> &'static str {
         match self {
             Shape::Dense31 => "31b",
             Shape::Mixture26 => "26b-a4b",
@@ -250,6 +257,36 @@ impl Shape {
     }
 }
 
+/// End of the name of a mixture: the weights that a token reads.
+const ACTIVE: &str = "-a4b";
+
+/// Splits a name into the size that it means and the words after it, in lower case.
+fn parts(name: &str) -> Option<(Shape, String)> {
+    let name = name.to_ascii_lowercase();
+    let model = name.split_once('/').map_or(&name[..], |(_, model)| model);
+    if matches!(model, "gemma3" | "gemma3:latest") {
+        // Ollama's name without a size is that of the 4B model.
+        return Some((Shape::B4, String::new()));
+    }
+    let of_family = |family: usize| {
+        let mut starts =
+            [format!("gemma-{family}-"), format!("gemma{family}:"), format!("gemma{family}-")]
+                .into_iter();
+        starts.find_map(|start| Some((Some(family), model.strip_prefix(&start)?)))
+    };
+    let alone = (model.len() == name.len()).then_some((None, model));
+    let (family, rest) = of_family(3).or_else(|| of_family(4)).or(alone)?;
+    let end = rest.find(ACTIVE).map_or(rest.find('-'), |at| Some(at + ACTIVE.len()));
+    let (size, kind) = rest.split_at(end.unwrap_or(rest.len()));
+    let is_it = |shape: &Shape| {
+        let own = shape.size();
+        (own == size || own.strip_suffix(ACTIVE) == Some(size))
+            && family.is_none_or(|f| f == shape.family())
+    };
+    let shape = Shape::ALL.into_iter().find(is_it)?;
+    Some((shape, kind.strip_prefix('-').unwrap_or(kind).to_owned()))
+}
+
 fn gemma4([dim, layers, heads, kv_heads, global_kv_heads, ffn]: [usize; 6]) -> Value {
     json!({
         "architectures": ["Gemma4ForCausalLM"], "model_type": "gemma4_text",
@@ -305,6 +342,11 @@ mod tests {
             ("gemma-3-1b", "1b", "q4_0"),
             ("gemma3:4b", "4b", "q4_0"),
             ("26b-a4b", "gemma4-26b-a4b", "q4_0"),
+            ("26b", "gemma4-26b-a4b", "q4_0"),
+            ("gemma4:26b", "gemma4-26b-a4b", "q4_0"),
+            ("gemma3", "4b", "q4_0"),
+            ("gemma3:27b-it-qat", "27b", "q4_0"),
+            ("270m", "270m", "bf16"),
             ("gemma4:26b-a4b", "gemma4-26b-a4b", "q4_0"),
             ("google/gemma-4-26B-A4B-it", "gemma4-26b-a4b", "bf16"),
             ("google/gemma-4-26B-A4B-it-qat-q4_0-gguf", "gemma4-26b-a4b", "q4_0"),
@@ -330,6 +372,13 @@ mod tests {
         ] {
             assert_eq!(Shape::named(name), None, "{name}");
         }
+        for name in ["27b", "gemma3:27b", "gemma-3-27b", "Gemma3:27B"] {
+            assert_eq!(Shape::sized(name), Some(Shape::B27), "{name}");
+        }
+        for name in ["google/gemma-3-27b", "gemma-3-27b-it", "gemma3:27b-it-qat"] {
+            assert_eq!(Shape::sized(name), None, "{name}");
+        }
+        assert_eq!(Shape::Mixture26.in_ollama(), "gemma4:26b");
         // The name of each page is known.
         for shape in Shape::ALL {
             for recipe in ["bf16", "q4_0"] {

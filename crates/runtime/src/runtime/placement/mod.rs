@@ -3,7 +3,6 @@
 
 pub mod host;
 pub mod measure;
-pub mod memory_speed;
 pub mod predict;
 pub mod process;
 pub mod prompt;

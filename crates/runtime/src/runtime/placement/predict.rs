@@ -3,9 +3,9 @@
 
 use super::Placement;
 use super::measure::Share;
-use super::memory_speed::{Speed, memory_speed};
 use crate::runtime::Listener;
 use crate::runtime::devices::backends;
+use crate::runtime::devices::memory_speed::{Speed, memory_speed};
 use anyhow::{Context, Result};
 use gemma_base::compute::cpu::Pool;
 use gemma_base::compute::cpu::bandwidth::PROBE_BYTES;
@@ -49,7 +49,7 @@ impl Speeds {
 
     /// Returns the assumed speeds of another machine.
     pub fn elsewhere() -> Speeds {
-        Speeds { cpu: Speed { gb_per_s: ELSEWHERE, how: "assumed" }, gpu: None }
+        Speeds { cpu: Speed::new(ELSEWHERE, "assumed"), gpu: None }
     }
 
     /// Returns the speeds beside this GPU, or without one. An unknown speed is assumed.
@@ -57,7 +57,7 @@ impl Speeds {
         let Speeds { cpu, gpu } = self;
         let assumed =
             |d: &DeviceInfo| if d.is_integrated || d.is_cpu { cpu.gb_per_s } else { ASSUMED };
-        let guessed = |d: &DeviceInfo| Speed { gb_per_s: assumed(d), how: "assumed" };
+        let guessed = |d: &DeviceInfo| Speed::new(assumed(d), "assumed");
         Speeds { cpu, gpu: device.map(|d| gpu.unwrap_or_else(|| guessed(d))) }
     }
 
@@ -75,12 +75,12 @@ impl Speeds {
         let step = exec.alloc("step", layout.words() * 4)?;
         exec.record(Plan::default(), step, layout)?;
         let read = exec.read_bandwidth().context("the GPU's memory speed could not be measured")?;
-        Ok(Speeds { gpu: Some(Speed { gb_per_s: read / 1e9, how: "measured" }), ..self })
+        Ok(Speeds { gpu: Some(Speed::new(read / 1e9, "measured")), ..self })
     }
 
     /// Takes speeds from the user: one for both memories, or the GPU's and the processor's.
     pub fn given(speeds: &[f64]) -> Speeds {
-        let speed = |gb_per_s| Speed { gb_per_s, how: "given" };
+        let speed = |gb_per_s| Speed::new(gb_per_s, "given");
         let (first, last) = (speed(speeds[0]), speed(speeds[speeds.len() - 1]));
         Speeds { cpu: last, gpu: Some(first) }
     }
@@ -99,7 +99,7 @@ impl Speeds {
 
     /// Returns the speeds that a prediction rests on.
     pub fn basis(&self, p: &Prediction) -> String {
-        let speed = |s: Speed| format!("{} GB/s ({})", digits3(s.gb_per_s), s.how);
+        let speed = |s: Speed| format!("{} GB/s ({})", digits3(s.gb_per_s), s.origin());
         // A memory from which nothing is read is left out.
         let parts = [
             ("GPU", self.gpu.filter(|_| p.reads[0] > 0)),
@@ -147,7 +147,7 @@ mod tests {
             cpu: share(2_000_000_000, 0),
             ..MemoryLayout::default()
         };
-        let speed = |gb_per_s| Speed { gb_per_s, how: "assumed" };
+        let speed = |gb_per_s| Speed::new(gb_per_s, "assumed");
         let speeds = Speeds { cpu: speed(20.0), gpu: Some(speed(300.0)) };
         let p = speeds.predict(&Placement { device: None, layout });
         assert!(

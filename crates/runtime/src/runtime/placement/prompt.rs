@@ -1,5 +1,5 @@
-//! Predicted time to read a prompt, and what a further row of a pass costs: their multiplications,
-//! at the speed that was just measured with a small model of the same formats.
+//! Predicted time to read a prompt, and what the rows of drafts cost: their multiplications, at the
+//! speed that was just measured with a small model of the same formats.
 
 use super::Placement;
 use super::measure::Task;
@@ -22,12 +22,15 @@ use std::time::Instant;
 /// Tokens of the document that reading times are given for.
 pub const DOCUMENT: usize = 4000;
 
-/// Rows of a timed pass.
+/// Rows of a timed pass that reads a prompt.
 const ROWS: usize = 128;
+/// Rows of the timed passes that verify drafts. Kernels of few rows cost more a row than those of
+/// many.
+pub const VERIFIED: [usize; 4] = [2, 4, 8, 16];
 /// Tokens before the pass that attention is timed with.
 const DEPTH: usize = 512;
 /// Timed passes; the fastest counts.
-const PASSES: usize = 3;
+const PASSES: usize = 5;
 
 /// Predicted time to read a prompt of [`DOCUMENT`] tokens, or as many as the context holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
@@ -35,9 +38,9 @@ pub struct Reading {
     pub tokens: usize,
     pub seconds: f64,
     pub tokens_per_s: f64,
-    /// Seconds that a pass takes for each row beyond one: the multiplications, which many
-    /// processors do not do while they wait for memory.
-    pub seconds_per_row: f64,
+    /// Seconds that passes of [`VERIFIED`] rows take beyond one of a single row: the
+    /// multiplications, which many processors do not do while they wait for memory.
+    pub seconds_of_rows: [f64; VERIFIED.len()],
 }
 
 /// Multiplications that a prompt takes in some layers: by the format of the weights, and in
@@ -86,6 +89,8 @@ impl Work {
 struct Rates {
     linear: HashMap<Format, f64>,
     attention: f64,
+    /// Seconds for each weight that passes of [`VERIFIED`] rows take beyond one of a single row.
+    rows: HashMap<Format, [f64; VERIFIED.len()]>,
 }
 
 impl Rates {
@@ -98,24 +103,39 @@ impl Rates {
         let mut rates = Rates::default();
         for format in formats {
             let mut small = Small::new([1024, 4096, 8], format, kv, place()?)?;
-            rates.linear.insert(format, ROWS as f64 * small.weights as f64 / small.seconds()?);
+            let weights = small.weights as f64;
+            rates.linear.insert(format, ROWS as f64 * weights / small.seconds(ROWS)?);
+            let (one, mut least) = (small.seconds(1)?, 0.0);
+            let mut beyond = [0.0; VERIFIED.len()];
+            for (beyond, rows) in beyond.iter_mut().zip(VERIFIED) {
+                // Another program may have slowed the pass of one row.
+                least = f64::max(least, small.seconds(rows)? - one);
+                *beyond = least / weights;
+            }
+            rates.rows.insert(format, beyond);
         }
         let mut small = Small::new([256, 256, 16], Format::I8_ROW, kv, place()?)?;
-        let shallow = small.seconds()?;
+        let shallow = small.seconds(ROWS)?;
         for _ in 0..DEPTH / ROWS {
-            small.pass()?;
+            small.pass(ROWS)?;
             small.engine.commit(&[(0, &(0..ROWS as u32).collect::<Vec<_>>())])?;
         }
         let products = 2 * 16 * HEAD_DIM * ROWS * DEPTH;
         // A deep pass may measure shorter if other programs used the processor meanwhile. Attention
         // then counts as nothing.
-        rates.attention = products as f64 / (small.seconds()? - shallow).max(0.0);
+        rates.attention = products as f64 / (small.seconds(ROWS)? - shallow).max(0.0);
         Ok(rates)
     }
 
     fn seconds(&self, work: &Work) -> f64 {
         let linear: f64 = work.linear.iter().map(|(format, n)| n / self.linear[format]).sum();
         linear + work.attention / self.attention
+    }
+
+    /// Returns the seconds of [`Reading::seconds_of_rows`], for the work of a row.
+    fn of_rows(&self, row: &Work) -> [f64; VERIFIED.len()] {
+        let of = |at| row.linear.iter().map(|(format, n)| n * self.rows[format][at]).sum();
+        std::array::from_fn(of)
     }
 }
 
@@ -127,7 +147,6 @@ struct Small {
     engine: PlannedEngine,
     /// Weights of the layer's matrices.
     weights: usize,
-    tree: TokenTree,
     scores: Scores,
 }
 
@@ -152,28 +171,28 @@ impl Small {
         let weights = Weights::synthetic(Config::from_json(&config)?, formats, 1);
         let matrices = weights.matrices().filter(|tensor| tensor.role.is_layer());
         let of_layer = matrices.map(|tensor| tensor.size()).sum();
-        let tokens: Vec<Token> = (0..ROWS as Token).collect();
         let options = EngineOptions { context: DEPTH + ROWS, kv };
         Ok(Small {
             engine: PlannedEngine::new(&weights, place, options)?,
             weights: of_layer,
-            tree: TokenTree::chain(&tokens),
             scores: Scores::default(),
         })
     }
 
-    fn pass(&mut self) -> Result<()> {
-        self.engine.forward(&self.tree, Rows::Last, &mut self.scores)
+    /// Makes a pass of `rows` rows.
+    fn pass(&mut self, rows: usize) -> Result<()> {
+        let tokens: Vec<Token> = (0..rows as Token).collect();
+        self.engine.forward(&TokenTree::chain(&tokens), Rows::Last, &mut self.scores)
     }
 
     /// Times one pass where the engine is; nothing of it is kept.
-    fn seconds(&mut self) -> Result<f64> {
+    fn seconds(&mut self, rows: usize) -> Result<f64> {
         // The first pass finds nothing in the caches, and a GPU's kernels not compiled.
-        self.pass()?;
+        self.pass(rows)?;
         let mut best = f64::INFINITY;
         for _ in 0..PASSES {
             let start = Instant::now();
-            self.pass()?;
+            self.pass(rows)?;
             best = best.min(start.elapsed().as_secs_f64());
         }
         Ok(best)
@@ -206,7 +225,9 @@ pub fn reading(
         let row = if is_first { row.with_head(weights)? } else { row };
         let rates = Rates::measure(row.linear.keys().copied(), task.kv, place)?;
         reading.seconds += rates.seconds(&work);
-        reading.seconds_per_row += rates.seconds(&row);
+        for (sum, more) in reading.seconds_of_rows.iter_mut().zip(rates.of_rows(&row)) {
+            *sum += more;
+        }
         anyhow::Ok(())
     };
     if let (Some(device), Some(listener)) =
@@ -261,9 +282,13 @@ mod tests {
     fn seconds_follow_from_work_and_rates() {
         let work =
             Work { linear: [(Format::I4_G32, 6e9), (Format::BF16, 1e9)].into(), attention: 1e9 };
-        let rates =
-            Rates { linear: [(Format::I4_G32, 2e9), (Format::BF16, 5e8)].into(), attention: 1e9 };
+        let rates = Rates {
+            linear: [(Format::I4_G32, 2e9), (Format::BF16, 5e8)].into(),
+            attention: 1e9,
+            rows: [(Format::I4_G32, [0.0, 1e-9, 2e-9, 3e-9]), (Format::BF16, [1e-9; 4])].into(),
+        };
         assert_eq!(rates.seconds(&work), 6.0);
+        assert_eq!(rates.of_rows(&work), [1.0, 7.0, 13.0, 19.0]);
     }
 
     #[test]
@@ -279,7 +304,8 @@ mod tests {
         assert!(
             found.seconds > 0.0
                 && (found.tokens_per_s * found.seconds - DOCUMENT as f64).abs() < 1e-6
-                && found.seconds_per_row > 0.0,
+                && found.seconds_of_rows.is_sorted()
+                && found.seconds_of_rows[3] > 0.0,
             "{found:?}"
         );
         let mut split = here.clone();
