@@ -21,8 +21,11 @@ mod models;
 mod newcomer;
 mod options;
 mod output;
+mod presets;
 mod prompt_cache;
 mod pull;
 mod settings;
 mod signals;
+#[cfg(target_os = "linux")]
+mod talks;
 mod terminal;
