@@ -91,7 +91,7 @@ fn a_talk_goes_on_in_the_next_chat() {
 
     let mut two = chat(dir.path(), &["--continue", "And why red?"]);
     let text = two.prompt();
-    assert!(text.contains("(1 message with its answer)"), "{text}");
+    assert!(text.contains("(1 message with its answer; the last: "), "{text}");
     assert!(text.contains(&format!("(the conversation is kept as talk {})", id(0))), "{text}");
     leave(two);
     let first = format!("--continue={}", id(1));
@@ -151,7 +151,7 @@ fn a_history_file_goes_on_and_is_never_overwritten_with_what_it_did_not_have() {
     leave(one);
     assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
     let mut two = chat(dir.path(), &args);
-    assert!(two.prompt().contains("(1 message with its answer)"));
+    assert!(two.prompt().contains("(1 message with its answer; the last: "));
     two.ask("Why?\r");
     assert_eq!(read(&path).len(), 4);
     fs::write(&path, "[]\n").unwrap();
@@ -160,7 +160,11 @@ fn a_history_file_goes_on_and_is_never_overwritten_with_what_it_did_not_have() {
     assert_eq!(fs::read_to_string(&path).unwrap(), "[]\n");
     leave(two);
     assert!(!dir.path().join(".local").exists());
-    for (text, words) in [("{}", "is not a list of messages"), ("\u{0}", "my talk.json")] {
+    for (text, words) in [
+        ("{\"messages\": []}", "is not a list of messages"),
+        ("\u{0}", "my talk.json"),
+        ("[{\"role\": \"assistant\", \"content\": \"Hi\"}]", "where a user's is expected"),
+    ] {
         fs::write(&path, text).unwrap();
         let (code, said) = Terminal::open(&[&["chat"], &args[..]].concat(), &[], dir.path()).end();
         assert!(code == Some(3) && said.contains(words), "{code:?}: {said}");

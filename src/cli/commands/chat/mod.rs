@@ -163,7 +163,8 @@ impl ChatSession<'_> {
     /// Holds the conversation, which goes on from `earlier` messages.
     fn go(&mut self, earlier: Vec<Message>) -> Result<()> {
         let mut prompt = LinePrompt::new()?;
-        self.outlive(Self::begin, earlier)?;
+        let open = self.begin(earlier)?;
+        self.outlive(Self::answer_open, open)?;
         let first = self.options.words.join(" ");
         if !first.trim().is_empty() {
             self.ui.line(&format!("> {}", clean(&first)));
@@ -228,22 +229,26 @@ impl ChatSession<'_> {
         Ok(())
     }
 
-    /// Says what is kept, and goes on with the messages that the file has.
-    fn begin(&mut self, earlier: Vec<Message>) -> Result<()> {
-        let Some(keeper) = &self.keeper else { return Ok(()) };
-        let place = keeper.place();
+    /// Says what is kept, and goes on with the messages that the file has. Returns a last one
+    /// without an answer. An error ends the chat: the file has a conversation that it cannot go on
+    /// with, and must not lose it.
+    fn begin(&mut self, earlier: Vec<Message>) -> Result<Option<String>> {
+        let Some(keeper) = &self.keeper else { return Ok(None) };
+        let (place, mut open) = (keeper.place(), None);
         if !earlier.is_empty() {
             // Instructions of the command line hold, and not those of the file.
             let system = self.talk.system().map(str::to_owned);
-            let open = self.go_on(earlier, "")?;
+            let last = earlier.iter().rfind(|message| message.role == "user");
+            let last = shortened(last.map_or("", |message| &message.content));
+            open = self.go_on(earlier, &format!("; the last: {last:?}"))?;
             let text = self.talk.to_json()?;
             self.keeper.iter_mut().for_each(|keeper| keeper.has(text.clone()));
             if system.is_some() {
                 self.talk.set_system(system);
             }
-            self.answer_open(open)?;
         }
-        self.say(&format!("(the conversation is kept {place})"))
+        self.say(&format!("(the conversation is kept {place})"))?;
+        Ok(open)
     }
 
     /// Writes the conversation where it is kept, if it has changed.

@@ -171,6 +171,12 @@ impl Keeper {
         };
         let text = read_regular_text(&path, MAX_BYTES as u64)
             .with_context(|| Fault::model(format!("cannot read {}", path.display())))?;
+        // An object may have more than messages, which would be lost.
+        ensure!(
+            !text.trim_start().starts_with('{'),
+            Fault::model(format!("{} is not a list of messages", path.display()))
+                .help("/load in a chat reads such a file, and does not write it")
+        );
         let is_empty = matches!(text.trim(), "" | "[]");
         let messages = if is_empty { Vec::new() } else { read_messages(&path)? };
         let (path, last) = (Some(path), Some(text));
