@@ -2,7 +2,7 @@
 
 use crate::shell;
 use crate::terminals::Terminal;
-use serde_json::Value;
+use serde_json::{Value, json};
 use shell::{Run, gemma_in};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -154,6 +154,14 @@ fn a_history_file_goes_on_and_is_never_overwritten_with_what_it_did_not_have() {
     assert!(two.prompt().contains("(1 message with its answer; the last: "));
     two.ask("Why?\r");
     assert_eq!(read(&path).len(), 4);
+    // Another conversation is not written there before it goes on.
+    let message = |role: &str, content: &str| json!({"role": role, "content": content});
+    let other = json!([message("user", "Hello"), message("assistant", "Hi")]);
+    fs::write(dir.path().join("other.json"), other.to_string()).unwrap();
+    assert!(two.ask("/load other.json\r").contains("takes the place of what my talk.json has"));
+    assert_eq!(read(&path).len(), 4);
+    two.ask("Why?\r");
+    assert_eq!(read(&path)[0]["content"], "Hello");
     fs::write(&path, "[]\n").unwrap();
     let said = two.ask("Really?\r");
     assert!(said.contains("was changed by another program"), "{said}");

@@ -269,10 +269,23 @@ impl ChatSession<'_> {
         Ok(())
     }
 
+    /// Keeps the conversation from the next answer on as a new talk, or in place of the one in a
+    /// `--history`.
+    fn begin_new(&mut self) -> Result<()> {
+        let text = self.talk.to_json()?;
+        let Some(keeper) = &mut self.keeper else { return Ok(()) };
+        if let Some(file) = keeper.begin_new() {
+            let file = file.display();
+            self.ui.line(&format!("(the next answer takes the place of what {file} has)"));
+        }
+        keeper.has(text);
+        Ok(())
+    }
+
     fn reset(&mut self) -> Result<()> {
         self.talk.reset();
         self.files.clear();
-        self.keeper.iter_mut().for_each(Keeper::begin_new);
+        self.begin_new()?;
         self.say("(the conversation is forgotten)")
     }
 
@@ -347,7 +360,7 @@ impl ChatSession<'_> {
     fn load(&mut self, file: &Path) -> Result<()> {
         let messages = prompt::read_messages(file)?;
         let open = self.go_on(messages, &format!(" from {}", file.display()))?;
-        self.keeper.iter_mut().for_each(Keeper::begin_new);
+        self.begin_new()?;
         self.answer_open(open)
     }
 

@@ -197,11 +197,13 @@ impl Keeper {
         stem.to_string_lossy().into_owned()
     }
 
-    /// Leaves a talk as it is; what follows becomes a new one. A `--history` holds what follows.
-    pub fn begin_new(&mut self) {
+    /// Leaves a talk as it is; what follows becomes a new one. Returns the `--history` that will
+    /// hold what follows.
+    pub fn begin_new(&mut self) -> Option<&Path> {
         if !self.is_users {
-            (self.path, self.last, self.done) = (None, None, None);
+            *self = Keeper::default();
         }
+        self.path.as_deref()
     }
 
     /// Notes that the file has this conversation.
