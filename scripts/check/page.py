@@ -188,7 +188,7 @@ def pictures(browser):
     dot = {"name": "dot.png", "mimeType": "image/png", "buffer": DOT}
     view.at("#file").set_input_files([dot, {**dot, "name": "a.txt", "mimeType": "text/plain"}])
     expect(waiting).to_have_count(1)
-    expect(view.at("#note")).to_have_text("Pictures are JPEG, PNG or WebP files.")
+    expect(view.at("#note")).to_contain_text("a.txt is no text file in UTF-8")
     view.button("Remove this picture").click()
     expect(waiting).to_have_count(0)
     for n, kind in enumerate(("paste", "drop"), 1):
@@ -212,6 +212,18 @@ def pictures(browser):
     view.send.click()
     view.idle()
     assert asked[-1][-1] == {"role": "user", "content": [shown]}, asked
+    # A text file stands before the message, in a fence that it does not end.
+    notes = {"name": "notes.md", "mimeType": "", "buffer": b"```\ntea\n```\n"}
+    view.at("#file").set_input_files([notes, {**notes, "name": "not.md"}])
+    view.button("Remove not.md").click()
+    expect(view.button("Remove notes.md")).to_have_count(1)
+    view.ask("When?")
+    content = "notes.md:\n````\n```\ntea\n```\n````\n\nWhen?"
+    assert asked[-1][-1] == {"role": "user", "content": content}, asked
+    expect(view.users.last.locator("summary")).to_have_text("notes.md")
+    view.page.reload()
+    view.ask("Why?")
+    assert asked[-1][-3]["content"] == content, asked
     view.close()
 
 

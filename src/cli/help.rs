@@ -46,7 +46,8 @@ pub const SETTINGS: &str = concat!(
     "in the working directory or as ",
     user_settings!(),
     ". ",
-    "First found wins: flag, environment, gemma.toml, the model's generation_config.json, ",
+    "First found wins: flag, the [preset.NAME] that --preset names, environment, gemma.toml, ",
+    "the model's generation_config.json, ",
     "built in. A gemma.toml in the working directory may not load code, name a file to write, ",
     "or say who reaches the server. --print-config shows each value and where it came from.",
 );

@@ -22,8 +22,11 @@ mod names;
 mod newcomer;
 mod options;
 mod output;
+mod presets;
 mod prompt_cache;
 mod pull;
 mod settings;
 mod signals;
+#[cfg(target_os = "linux")]
+mod talks;
 mod terminal;

@@ -59,11 +59,33 @@ fn only_the_text_reaches_a_pipe_and_escape_codes_never_do() {
 }
 
 #[test]
-fn quiet_says_nothing_and_a_line_break_comes_on_request_only() {
-    let plain = text(&[]);
-    assert_eq!(plain.err, "");
-    let ended = text(&["--newline"]);
-    assert_eq!(ended.text(), format!("{}\n", plain.text()));
+fn quiet_says_nothing() {
+    assert_eq!(text(&[]).err, "");
+}
+
+#[test]
+fn a_text_ends_with_one_line_break_unless_the_bytes_alone_are_wanted() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = |more: &[&str]| {
+        let mut command = command(BINARY, dir.path());
+        command.env_remove("GEMMA_NO_NEWLINE").args(TEXT).args(more);
+        wait(command, b"").ok()
+    };
+    let bytes = text(&[]).out;
+    assert!(!bytes.ends_with(b"\n"));
+    assert_eq!(run(&["--no-newline"]).out, bytes);
+    let ended = [&bytes[..], b"\n"].concat();
+    assert_eq!(run(&[]).out, ended);
+    assert_eq!(run(&["--no-newline", "--newline"]).out, ended, "the last of both counts");
+    run(&["-o", "out.txt"]);
+    assert_eq!(fs::read(dir.path().join("out.txt")).unwrap(), ended);
+    // A text that has a line break gets no second one, and JSON has the text alone.
+    let script = "unset GEMMA_NO_NEWLINE; $G generate -q --regex 'yes\\n' Hi";
+    assert_eq!(shell::bash(dir.path(), script).ok().text(), "yes\n");
+    assert_eq!(run(&["--json"]).json()["text"].as_str().unwrap().as_bytes(), bytes);
+    // Two answers in one file stand on lines of their own.
+    let script = "unset GEMMA_NO_NEWLINE; for i in 1 2; do $G generate -q --regex no Hi; done";
+    assert_eq!(shell::bash(dir.path(), script).ok().text(), "no\nno\n");
 }
 
 /// Where `value` breaks `schema`: the keywords that the schema of results uses.

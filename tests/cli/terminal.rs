@@ -142,6 +142,64 @@ fn read_anew(stats: &str) -> usize {
     before.rsplit(' ').next().unwrap().parse().unwrap()
 }
 
+/// Lines that arrive at once, without bracketed paste, are messages and commands of their own,
+/// also those that come before the first prompt and during an answer.
+#[test]
+fn lines_that_arrive_at_once_are_all_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let args = ["chat", "-n", "12", "--seed", "2", "--ignore-eos"];
+    // Longer than the editor reads at once.
+    let long = "very ".repeat(260) + "long";
+    let block = "\"\"\"\rone\r/two\r\"\"\"";
+    let lines =
+        format!("What is photosynthesis?\r{block}\r/system {long}\r/save talk.json\r/quit\r");
+    for how in ["at the prompt", "before it", "during an answer"] {
+        let mut chat = Terminal::open(&args, &[], dir.path());
+        if how != "before it" {
+            chat.until("Ctrl-D leaves");
+            chat.prompt();
+        }
+        match how {
+            "during an answer" => {
+                let (first, rest) = lines.split_at(lines.find('\r').unwrap() + 1);
+                chat.line(first);
+                chat.until(" ");
+                chat.keys(rest);
+            }
+            _ => chat.keys(&lines),
+        }
+        let (code, text) = chat.end();
+        assert_eq!(code, Some(0), "{how}: {text}");
+        let talk = std::fs::read(dir.path().join("talk.json")).unwrap_or_else(|_| panic!("{text}"));
+        let talk: serde_json::Value = serde_json::from_slice(&talk).unwrap();
+        let contents: Vec<_> = talk.as_array().unwrap().iter().map(|m| &m["content"]).collect();
+        assert_eq!(contents.len(), 5, "{how}: {talk}");
+        assert_eq!(contents[0], &long, "{how}");
+        assert_eq!(contents[1], "What is photosynthesis?", "{how}");
+        assert_eq!(contents[3], "one\n/two", "{how}");
+        std::fs::remove_file(dir.path().join("talk.json")).unwrap();
+    }
+}
+
+/// Notes and answers break between words, and a pipe gets the text as it is.
+#[test]
+fn lines_on_a_terminal_break_between_words() {
+    let dir = tempfile::tempdir().unwrap();
+    let args = ["generate", "What is photosynthesis?", "-n", "60", "--seed", "2"];
+    let env = [("NO_COLOR", "1")];
+    let options = [&args[..], &["--progress", "off", "--stats", "off"]].concat();
+    let (code, shown) = Terminal::of_columns(30, &options, &env, dir.path()).end();
+    assert_eq!(code, Some(0), "{shown}");
+    assert!(shown.lines().count() > 6, "{shown}");
+    assert!(shown.lines().all(|line| line.trim_end().chars().count() <= 30), "{shown}");
+    let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+    let piped = shell::gemma_in(dir.path(), &options, b"").ok();
+    assert!(!piped.text().contains('\n') && !piped.err.trim_end().contains('\n'), "{piped:?}");
+    let (note, answer) = shown.split_once("Gemma\r\n").unwrap();
+    assert_eq!(words(answer), words(piped.text()));
+    assert_eq!(words(&format!("{note} Gemma")), words(&piped.err));
+}
+
 #[test]
 fn an_interrupt_stops_an_answer_and_keys_pressed_meanwhile_are_not_shown() {
     let dir = tempfile::tempdir().unwrap();
@@ -184,7 +242,7 @@ fn an_interrupt_at_the_prompt_drops_the_line_and_leaves_at_the_second_on_an_empt
     assert_eq!(talk[0]["content"], "a second");
     // On an empty line it says how to leave. Where more than a second passes between two, it says
     // so again. Keys are pressed at the prompt alone: between two, the terminal takes Ctrl-C itself
-    // and drops what it was sent and has not shown.
+    // and drops what it was sent.
     assert!(chat.ask("\x03").contains("(Ctrl-D or /quit leaves; Ctrl-C again leaves too)"));
     for _ in 0..20 {
         chat.line("\x03");
@@ -267,7 +325,7 @@ fn a_conversation_is_undone_answered_again_saved_and_loaded() {
     assert_eq!(saved(&mut chat), with);
     assert!(chat.ask("And now?\r").trim().len() > 2);
     let help = chat.ask("/help\r");
-    for word in ["  /help", "/bye, /exit", "/clear", "no history file"] {
+    for word in ["  /help", "/bye, /exit", "/clear", "only by /save"] {
         assert!(help.contains(word), "{help}");
     }
     chat.keys("/bye\r");

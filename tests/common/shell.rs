@@ -62,7 +62,8 @@ pub fn emulator() -> Option<String> {
     std::env::var("TEST_EMULATOR").ok()
 }
 
-/// `program` in `dir`, without this machine's settings, caches and terminal.
+/// `program` in `dir`, without this machine's settings, caches and terminal. Texts end as the model
+/// ended them.
 pub fn command(program: &str, dir: &Path) -> Command {
     let emulator = emulator().filter(|_| program == BINARY).unwrap_or_default();
     let mut words = emulator.split_whitespace().chain([program]);
@@ -72,7 +73,8 @@ pub fn command(program: &str, dir: &Path) -> Command {
         .env_clear()
         .env("PATH", std::env::var_os("PATH").unwrap_or_default())
         .env(if cfg!(windows) { "USERPROFILE" } else { "HOME" }, dir)
-        .env("TERM", "xterm");
+        .env("TERM", "xterm")
+        .env("GEMMA_NO_NEWLINE", "1");
     // Mesa's driver on the processor compiles kernels for many seconds: those may be shared.
     command.env("MESA_SHADER_CACHE_DIR", concat!(env!("CARGO_TARGET_TMPDIR"), "/mesa"));
     // Runs of other tests may use the same driver meanwhile.

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
-/// A process on a terminal of its own, 80 columns wide: standard input, output and error.
+/// A process on a terminal of its own: standard input, output and error.
 pub struct Terminal {
     pub master: File,
     pub child: Child,
@@ -24,8 +24,13 @@ pub struct Terminal {
 
 impl Terminal {
     pub fn open(args: &[&str], env: &[(&str, &str)], dir: &Path) -> Terminal {
+        Terminal::of_columns(80, args, env, dir)
+    }
+
+    /// As [`open`](Self::open), on a terminal of another width.
+    pub fn of_columns(columns: u16, args: &[&str], env: &[(&str, &str)], dir: &Path) -> Terminal {
         let (mut master, mut slave) = (0, 0);
-        let size = libc::winsize { ws_row: 24, ws_col: 80, ws_xpixel: 0, ws_ypixel: 0 };
+        let size = libc::winsize { ws_row: 24, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
         // SAFETY: both numbers are written by the call, the size is read; the other arguments may
         // be null.
         let made = unsafe {
@@ -100,8 +105,7 @@ impl Terminal {
         self.until("\x1b[?2004l");
     }
 
-    /// Types a line and returns what is shown until the next prompt. Keys pressed between two
-    /// prompts may be lost.
+    /// Types a line and returns what is shown until the next prompt.
     #[track_caller]
     pub fn ask(&mut self, keys: &str) -> String {
         self.line(keys);

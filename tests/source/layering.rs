@@ -258,7 +258,7 @@ fn path<'a>(mut code: &'a str, before: &[String], found: &mut Vec<Vec<String>>) 
     }
 }
 
-/// The modules of a file: `cli/chat/wrap.rs` is `cli::chat::wrap`.
+/// The modules of a file: `cli/io/wrap.rs` is `cli::io::wrap`.
 fn module(file: &str) -> Vec<String> {
     let mut parts: Vec<String> =
         file.trim_end_matches(".rs").split('/').map(str::to_owned).collect();

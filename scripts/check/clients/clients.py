@@ -46,7 +46,7 @@ def run(*command, cwd=None, stdin=subprocess.DEVNULL, **environment):
 
 def answer(*prompt, tokens=20):
     """Returns what the program itself answers at temperature 0."""
-    return run(GEMMA, "generate", "-q", "--temp", 0, "-n", tokens, *prompt)
+    return run(GEMMA, "generate", "-q", "--no-newline", "--temp", 0, "-n", tokens, *prompt)
 
 
 def refused(kind, word, call):

@@ -15,3 +15,4 @@ pub mod stats;
 pub mod table;
 pub mod text_file;
 pub mod ui;
+pub mod wrap;

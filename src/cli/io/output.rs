@@ -3,6 +3,8 @@
 
 use crate::cli::io::destination::{Destination, Writer};
 use crate::cli::io::record::Record;
+use crate::cli::io::ui::clean;
+use crate::cli::io::wrap::{Wrap, columns};
 use anyhow::Result;
 use clap::ValueEnum;
 
@@ -24,17 +26,21 @@ pub struct TextOutput {
     place: Writer,
     format: OutputFormat,
     newline: bool,
+    /// Breaks the lines of a text that goes to a terminal.
+    wrap: Option<Wrap>,
     text: String,
     thoughts: String,
 }
 
 impl TextOutput {
     /// Opens the place, or standard output for `None`. Fails now rather than after a long
-    /// generation.
+    /// generation. A text ends with a line break if `newline` is set; on a terminal it always does.
     pub fn open(place: Option<&Destination>, format: OutputFormat, newline: bool) -> Result<Self> {
         let place = place.map_or_else(Writer::stdout, Destination::open)?;
         let (text, thoughts) = Default::default();
-        Ok(TextOutput { place, format, newline, text, thoughts })
+        let is_shown = format == OutputFormat::Text && place.is_terminal();
+        let wrap = is_shown.then(|| Wrap::new(columns()));
+        Ok(TextOutput { place, format, newline: newline || is_shown, wrap, text, thoughts })
     }
 
     /// Returns whether the output is the text alone.
@@ -73,7 +79,13 @@ impl TextOutput {
         }
         self.text.push_str(piece);
         match self.format {
-            OutputFormat::Text => self.place.write_text(piece),
+            OutputFormat::Text => match &mut self.wrap {
+                None => self.place.write_text(piece),
+                Some(wrap) => {
+                    wrap.resize(columns());
+                    self.place.write_text(&wrap.push(&clean(piece)))
+                }
+            },
             OutputFormat::StreamJson => {
                 self.line(&serde_json::json!({"type": "text", "text": piece}))
             }
@@ -85,7 +97,10 @@ impl TextOutput {
     pub fn finish(mut self, record: &Record) -> Result<()> {
         match self.format {
             OutputFormat::Text => {
-                if (self.newline || self.place.is_terminal()) && !self.text.ends_with('\n') {
+                if let Some(wrap) = &mut self.wrap {
+                    self.place.write_text(&wrap.finish())?;
+                }
+                if self.newline && !self.text.ends_with('\n') {
                     self.place.write(b"\n")?;
                 }
             }

@@ -186,6 +186,13 @@ pub fn read_messages(path: &Path) -> Result<Vec<Message>> {
     Ok(items.into_iter().map(|item| item.content.message(item.role)).collect())
 }
 
+/// Tokens of a prompt above which the demo's answer is of no use.
+const DEMO_READS: usize = 200;
+
+/// The note of a demo that gets a long prompt.
+pub const DEMO_READS_LITTLE: &str =
+    "the demo answers short questions only: it cannot summarise a text or answer from one";
+
 /// Returns the prompt's tokens, through the chat template or behind one BOS.
 pub fn encode(
     input: &PromptInput,
@@ -220,6 +227,9 @@ pub fn encode(
     .encode(input, special)?;
     if let Ok(viewer) = session.viewer() {
         viewer.take_notes().iter().for_each(|note| ui.note(note));
+    }
+    if session.model.place.is_none() && prompt.tokens.len() > DEMO_READS {
+        ui.note(DEMO_READS_LITTLE);
     }
     if prompt.has_own_bos {
         ui.note("the prompt begins with a BOS token already: no second one is added");

@@ -107,8 +107,8 @@ pub fn draft_line(draft: &DraftRecord, decode_tps: Option<f64>) -> Option<String
             rest.iter().map(|c| format!("c({}) {:.2}", c.rows, c.ms / one.ms)).collect();
         parts.push(format!("pass {} ms, {}", digits3(one.ms), costs.join(" ")));
     }
-    if let Some((plain, now)) = draft.plain_tps.zip(decode_tps) {
-        parts.push(format!("without drafts about {} tok/s: {:.2} x", digits3(plain), now / plain));
+    if let Some((plain, gain)) = draft.plain_tps.zip(gain(draft, decode_tps)) {
+        parts.push(format!("without drafts about {} tok/s: {gain:.2} x", digits3(plain)));
     }
     Some(parts.join(" · "))
 }
@@ -144,14 +144,14 @@ pub fn json(record: &Record) -> Result<String> {
     Ok(value.to_string())
 }
 
-/// Tokens of a text from which its speed says something.
-const MEASURABLE: usize = 16;
+/// Passes from which the gain is more than noise.
+const MEASURABLE: u64 = 20;
 
 /// Speed over what plain decoding would have given, by the measured time of a pass over one row;
-/// `None` where that is not known or the text is too short to tell.
-fn gain(record: &Record) -> Option<f64> {
-    let (now, plain) = record.timings.decode_tps.zip(record.draft.plain_tps)?;
-    (record.usage.completion_tokens >= MEASURABLE).then_some(now / plain)
+/// `None` where that is not known or there were too few passes to tell.
+fn gain(draft: &DraftRecord, decode_tps: Option<f64>) -> Option<f64> {
+    let (now, plain) = decode_tps.zip(draft.plain_tps)?;
+    (draft.passes >= MEASURABLE).then_some(now / plain)
 }
 
 /// Returns the main figures on one line of at most 80 columns.
@@ -160,7 +160,8 @@ pub fn brief(record: &Record) -> String {
     let mut text = format!("{tokens} token{}", if tokens == 1 { "" } else { "s" });
     if let Some(tps) = record.timings.decode_tps {
         text += &format!(", {} tok/s", digits3(tps));
-        text += &gain(record).map_or(String::new(), |gain| format!(" (x {gain:.1} by drafts)"));
+        let gain = gain(&record.draft, Some(tps));
+        text += &gain.map_or(String::new(), |gain| format!(" (x {gain:.1} by drafts)"));
     }
     if let Some(ttft) = record.timings.ttft_s {
         text += &format!(" · first after {} s", digits3(ttft));
@@ -241,7 +242,8 @@ mod tests {
         let timings =
             Timings { decode_tps: Some(decode), ttft_s: Some(0.0123), ..Timings::default() };
         let sampling = SamplingRecord { seed, ..SamplingRecord::default() };
-        let draft = DraftRecord { plain_tps: plain, ..DraftRecord::default() };
+        let draft =
+            DraftRecord { plain_tps: plain, passes: tokens as u64 / 2, ..DraftRecord::default() };
         Record {
             usage: Usage { prompt_tokens: 9, completion_tokens: tokens },
             timings,
@@ -275,15 +277,23 @@ mod tests {
 
     #[test]
     fn the_brief_line_fits_a_terminal_and_claims_no_gain_that_was_not_measured() {
-        let line = brief(&record(31, 667.0, Some(392.0), 9490));
-        assert_eq!(line, "31 tokens, 667 tok/s (x 1.7 by drafts) · first after 0.01 s · seed 9490");
+        let line = brief(&record(41, 667.0, Some(392.0), 9490));
+        assert_eq!(line, "41 tokens, 667 tok/s (x 1.7 by drafts) · first after 0.01 s · seed 9490");
         assert_eq!(
             brief(&record(31, 667.0, None, 1)),
             "31 tokens, 667 tok/s · first after 0.01 s · seed 1"
         );
-        assert!(!brief(&record(15, 667.0, Some(300.0), 1)).contains("drafts"), "too short to tell");
+        assert!(!brief(&record(39, 667.0, Some(300.0), 1)).contains("drafts"), "too few passes");
+        let few = DraftRecord {
+            predicted_length: Some(2.0),
+            realised_length: Some(2.0),
+            ..record(39, 5.0, Some(7.3), 1).draft
+        };
+        assert!(!draft_line(&few, Some(5.0)).unwrap().contains("without drafts"));
+        let many = DraftRecord { passes: 20, ..few };
+        assert!(draft_line(&many, Some(5.0)).unwrap().contains("about 7.30 tok/s: 0.68 x"));
         assert!(
-            brief(&record(31, 667.0, Some(700.0), 1)).contains("(x 1.0 by drafts)"),
+            brief(&record(41, 667.0, Some(700.0), 1)).contains("(x 1.0 by drafts)"),
             "what drafts cost is not hidden"
         );
         let longest = brief(&record(9999, 9999.4, Some(6000.0), u32::MAX as u64));

@@ -87,18 +87,18 @@ impl Ui {
 
     /// `error: what`, the causes indented below, `help: what to do`.
     pub fn error(&self, error: &anyhow::Error) {
-        let mut lines = format!("{} {}\n", self.paint(RED, "error:"), clean(&error.to_string()));
+        let mut lines = self.labelled(RED, "error:", &error.to_string());
         let mut last = error.to_string();
         for cause in error.chain().skip(1) {
             let cause = cause.to_string();
             // A library's error often repeats its cause in its own text.
             if !last.contains(&cause) {
-                lines += &format!("  {}\n", clean(&cause));
+                lines += &self.fit(&format!("  {}\n", clean(&cause)));
             }
             last = cause;
         }
         if let Some(help) = fault_of(error).and_then(|fault| fault.help.as_deref()) {
-            lines += &format!("{} {}\n", self.paint(GREEN, "help:"), clean(help));
+            lines += &self.labelled(GREEN, "help:", help);
         }
         self.write(&lines);
     }
@@ -109,7 +109,7 @@ impl Ui {
         if self.quiet || self.printed.borrow().contains(&text) {
             return;
         }
-        self.write(&format!("{} {text}\n", self.paint(YELLOW, "note:")));
+        self.write(&self.labelled(YELLOW, "note:", &text));
         self.printed.borrow_mut().push(text);
     }
 
@@ -123,19 +123,19 @@ impl Ui {
 
     /// Prints a remedy for the message before.
     pub fn help(&self, text: &str) {
-        self.write(&format!("{} {}\n", self.paint(GREEN, "help:"), clean(text)));
+        self.write(&self.labelled(GREEN, "help:", text));
     }
 
     /// Prints a detail for `-v` (level 1) or `-vv` (level 2).
     pub fn detail(&self, level: u8, text: impl AsRef<str>) {
         if !self.quiet && self.verbose >= level {
-            self.write(&format!("{}\n", self.paint(DIM, &clean(text.as_ref()))));
+            self.line(text.as_ref());
         }
     }
 
     /// Prints a line that was asked for, such as the stats, even if notes are off.
     pub fn line(&self, text: &str) {
-        self.write(&format!("{}\n", self.paint(DIM, &clean(text))));
+        self.write(&format!("{}\n", self.paint(DIM, &self.fit(&clean(text)))));
     }
 
     /// Prints a piece of a thought.
@@ -211,6 +211,18 @@ impl Ui {
         bar.set_message(label.to_owned());
         bar.enable_steady_tick(std::time::Duration::from_millis(120));
         bar
+    }
+
+    /// Returns a message with a label in colour.
+    fn labelled(&self, style: &str, label: &str, text: &str) -> String {
+        let text = self.fit(&format!("{label} {}\n", clean(text)));
+        self.paint(style, label) + &text[label.len()..]
+    }
+
+    /// Returns a message with line breaks between words, for the window as wide as it is now.
+    fn fit(&self, text: &str) -> String {
+        let size = terminal_size::terminal_size_of(std::io::stderr());
+        size.map_or_else(|| text.to_owned(), |(width, _)| fitted(text, width.0.into()))
     }
 
     fn paint(&self, style: &str, text: &str) -> String {
@@ -326,17 +338,33 @@ pub fn paragraph_in(label: &str, indent: usize, text: &str, columns: usize) -> S
     };
     let label = if narrow { "" } else { label };
     let blank = " ".repeat(indent);
-    let options = textwrap::Options::new(columns)
+    let label = format!("{label:indent$}");
+    let options = between_words(columns).subsequent_indent(&blank).initial_indent(&label);
+    let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let lines = if words.is_empty() { label.clone() } else { textwrap::fill(&words, options) };
+    first + lines.trim_end() + "\n"
+}
+
+/// Breaks the lines that are wider than `columns` between words. The other lines stay as they are,
+/// and what follows a break is indented as its line is.
+fn fitted(text: &str, columns: usize) -> String {
+    let fit = |line: &str| {
+        if textwrap::core::display_width(line) <= columns {
+            return line.to_owned();
+        }
+        let indent = &line[..line.len() - line.trim_start().len()];
+        textwrap::fill(line, between_words(columns).subsequent_indent(indent))
+    };
+    text.split('\n').map(fit).collect::<Vec<_>>().join("\n")
+}
+
+/// Line breaks at blanks alone: paths and commands stay whole.
+fn between_words(columns: usize) -> textwrap::Options<'static> {
+    textwrap::Options::new(columns)
         .break_words(false)
         .word_separator(textwrap::WordSeparator::AsciiSpace)
         .word_splitter(textwrap::WordSplitter::NoHyphenation)
         .wrap_algorithm(textwrap::WrapAlgorithm::FirstFit)
-        .subsequent_indent(&blank);
-    let label = format!("{label:indent$}");
-    let options = options.initial_indent(&label);
-    let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
-    let lines = if words.is_empty() { label.clone() } else { textwrap::fill(&words, options) };
-    first + lines.trim_end() + "\n"
 }
 
 /// Indent on narrow terminals, and the room that text needs beside a wider one.
@@ -392,6 +420,16 @@ mod tests {
             paragraph_in("label", 20, "words of a text", 20),
             "label\n    words of a text\n"
         );
+    }
+
+    #[test]
+    fn lines_that_are_too_wide_break_between_words() {
+        let text = "  /help  a list\n  /retry  answers the last message again\n\nshort";
+        let want = "  /help  a list\n  /retry  answers the\n  last message again\n\nshort";
+        assert_eq!(fitted(text, 21), want);
+        assert_eq!(fitted(text, 80), text);
+        let path = "a /path/that/is/longer/than/the/window b";
+        assert_eq!(fitted(path, 12), "a\n/path/that/is/longer/than/the/window\nb");
     }
 
     #[test]

@@ -15,7 +15,7 @@ use crate::util::xdg;
 use anyhow::{Context, Result};
 use clap::{Arg, ArgAction, ArgMatches};
 use std::any::TypeId;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
@@ -25,8 +25,20 @@ use toml::de::DeTable;
 const LONGEST: u64 = 1 << 20;
 
 /// Options that say what one run works on, and whether it stops or starts again. No file sets them.
-pub const ONE_RUN: [&str; 6] =
-    ["print-config", "restart", "allow-requantize", "batch", "resume", "shard"];
+pub const ONE_RUN: [&str; 12] = [
+    "print-config",
+    "restart",
+    "allow-requantize",
+    "batch",
+    "resume",
+    "shard",
+    "preset",
+    "continue",
+    "history",
+    "list",
+    "export",
+    "delete",
+];
 
 /// A file of settings.
 pub struct SettingsFile {
@@ -51,6 +63,12 @@ pub fn options_of(command: &clap::Command) -> Options {
     options
 }
 
+/// The table of presets, [preset.NAME].
+const PRESETS: &str = "preset";
+
+/// Heading of the options about kept conversations.
+const TALKS: &str = "Talks";
+
 /// Heading of the options that say who reaches the server, and what guards it.
 const EDGE: &str = "Server";
 
@@ -59,6 +77,9 @@ pub fn refusal(arg: &Arg) -> Option<&'static str> {
     let kind = arg.get_value_parser().type_id();
     if arg.get_help_heading() == Some(EDGE) {
         return Some("would decide here who reaches the server, or what guards it");
+    }
+    if arg.get_help_heading() == Some(TALKS) {
+        return Some("would decide here whether your conversations are kept");
     }
     if kind == TypeId::of::<DeviceLock>() {
         return Some("would decide here whether a run keeps off a device in use");
@@ -115,12 +136,13 @@ impl SettingsFile {
         self.path.display()
     }
 
-    /// The file and the line of a key, for messages.
-    fn place(&self, section: &str, key: &str) -> String {
+    /// The file and the line of a key, for messages. `sections` are the tables around it, the
+    /// outermost first.
+    fn place(&self, sections: &[&str], key: &str) -> String {
         let line = || {
             let whole = DeTable::parse(&self.text).ok()?;
             let mut table = whole.get_ref();
-            if !section.is_empty() {
+            for section in sections {
                 let (_, value) = table.iter().find(|(name, _)| name.get_ref() == section)?;
                 table = value.get_ref().as_table()?;
             }
@@ -133,9 +155,64 @@ impl SettingsFile {
         }
     }
 
+    /// Returns the presets: the sections of [`PRESETS`] by their names.
+    fn presets(&self) -> impl Iterator<Item = (&str, &toml::Table)> {
+        let presets = self.table.get(PRESETS).and_then(toml::Value::as_table);
+        let tables = presets.into_iter().flatten();
+        tables.filter_map(|(name, value)| Some((name.as_str(), value.as_table()?)))
+    }
+
+    /// Refuses keys that are no option of their section, or that this file may not set. `command`
+    /// is the command that was typed.
+    fn check_all(&self, command: &str, all: &BTreeMap<String, Options>) -> Result<()> {
+        let mine = &all[command];
+        let anyones =
+            |key: &str| mine.get(key).or_else(|| all.values().find_map(|options| options.get(key)));
+        let every: Vec<&str> = all.values().flat_map(|o| o.keys()).map(String::as_str).collect();
+        for (key, value) in &self.table {
+            let toml::Value::Table(section) = value else {
+                self.check(&[], key, anyones(key), &every)?;
+                continue;
+            };
+            if key == PRESETS {
+                for (name, value) in section {
+                    let what =
+                        || format!("{}: `{name}` is not a section", self.place(&[key], name));
+                    let help = || format!("a preset is a section [{PRESETS}.{name}] of options");
+                    let preset = value.as_table();
+                    let preset = preset.with_context(|| Fault::usage(what()).help(help()))?;
+                    for option in preset.keys() {
+                        self.check(&[key, name], option, anyones(option), &every)?;
+                    }
+                }
+                continue;
+            }
+            let Some(options) = all.get(key) else {
+                let fault =
+                    Fault::usage(format!("{}: [{key}] is not a command", self.place(&[], key)));
+                let meant = nearest(key, all.keys().map(String::as_str));
+                return Err(match meant {
+                    Some(meant) => fault.help(format!("did you mean [{meant}]?")).into(),
+                    None => fault.into(),
+                });
+            };
+            let own: Vec<&str> = options.keys().map(String::as_str).collect();
+            for option in section.keys() {
+                self.check(&[key], option, options.get(option), &own)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Refuses an option that this file may not set.
-    fn check(&self, section: &str, key: &str, option: Option<&Arg>, all: &[&str]) -> Result<()> {
-        let place = || self.place(section, key);
+    fn check(
+        &self,
+        sections: &[&str],
+        key: &str,
+        option: Option<&Arg>,
+        all: &[&str],
+    ) -> Result<()> {
+        let place = || self.place(sections, key);
         let Some(option) = option else {
             let fault = Fault::usage(format!("{}: there is no option `{key}`", place()));
             let help = match nearest(&key.replace('_', "-"), all.iter().copied()) {
@@ -164,79 +241,103 @@ impl SettingsFile {
     }
 }
 
-/// Returns the files' values of options that no stronger source gives or excludes, as arguments,
-/// and the file of each. `off` are the ids of switches that the environment turns off.
-pub fn arguments(
-    command: &clap::Command,
-    typed: &ArgMatches,
-    off: &[&str],
-    files: &[SettingsFile],
-    all: &BTreeMap<String, Options>,
-) -> Result<(Vec<OsString>, BTreeMap<String, PathBuf>)> {
-    let mine = &all[command.get_name()];
-    let (mut stronger, mut in_effect) = (exclusive::given(typed), exclusive::in_effect(typed));
-    stronger.extend(off.iter().map(|id| (*id).to_owned()));
-    let names =
-        |options: &'_ Options| options.keys().map(|name| name.to_owned()).collect::<Vec<String>>();
-    let everyones: Vec<String> = all.values().flat_map(names).collect();
-    let (mut given, mut origins) = (Vec::new(), BTreeMap::new());
-    for file in files {
-        // A command's own section is stronger than the top of the same file.
-        let mut sections: Vec<&toml::Table> = vec![&file.table];
-        for (key, value) in &file.table {
-            if let toml::Value::Table(section) = value {
-                let Some(options) = all.get(key) else {
-                    let fault =
-                        Fault::usage(format!("{}: [{key}] is not a command", file.place("", key)));
-                    let meant = nearest(key, all.keys().map(String::as_str));
-                    return Err(match meant {
-                        Some(meant) => fault.help(format!("did you mean [{meant}]?")).into(),
-                        None => fault.into(),
-                    });
-                };
-                let own: Vec<&str> = options.keys().map(String::as_str).collect();
-                for option in section.keys() {
-                    file.check(key, option, options.get(option), &own)?;
-                }
-                if key == command.get_name() {
-                    sections.insert(0, section);
-                }
-            } else {
-                let option =
-                    mine.get(key).or_else(|| all.values().find_map(|options| options.get(key)));
-                let every: Vec<&str> = everyones.iter().map(String::as_str).collect();
-                file.check("", key, option, &every)?;
-            }
-        }
-        for section in sections {
-            let excluded = exclusive::excluded(command, &in_effect);
-            let (mut more, mut more_in_effect) = (Vec::new(), Vec::new());
-            let mut own: BTreeMap<&str, &str> = BTreeMap::new();
-            for (key, value) in section.iter().filter(|(_, value)| !value.is_table()) {
-                let Some(arg) = mine.get(key) else { continue };
-                let (id, long) = (arg.get_id().as_str(), arg.get_long().expect("it has a name"));
-                if let Some(other) = own.insert(id, key) {
-                    let what = format!("{}: `{other}` and `{key}` are one option", file.shown());
-                    return Err(Fault::usage(what).help("leave one of them out").into());
-                }
-                if stronger.contains(id) || excluded.contains(id) {
-                    continue;
-                }
-                let what = || format!("{}: `{key}` has a value of a wrong type", file.shown());
-                let own = as_arguments(long, arg, value);
-                let own = own.with_context(|| Fault::usage(what()))?;
-                more.push(id.to_owned());
-                if !own.is_empty() {
-                    more_in_effect.push(id.to_owned());
-                    given.extend(own);
-                }
-                origins.insert(long.to_owned(), file.path.clone());
-            }
-            stronger.extend(more);
-            in_effect.extend(more_in_effect);
-        }
+/// Values of files as arguments, and the file of each. Each value is checked against those of
+/// stronger sources.
+pub struct Gathered<'a> {
+    command: &'a clap::Command,
+    /// Ids of the options that a stronger source gives.
+    stronger: BTreeSet<String>,
+    /// Ids among `stronger` of options that can exclude others.
+    in_effect: BTreeSet<String>,
+    pub given: Vec<OsString>,
+    pub origins: BTreeMap<String, PathBuf>,
+}
+
+impl<'a> Gathered<'a> {
+    /// Begins with the options that `typed` has.
+    pub fn new(command: &'a clap::Command, typed: &ArgMatches) -> Gathered<'a> {
+        let (stronger, in_effect) = (exclusive::given(typed), exclusive::in_effect(typed));
+        let (given, origins) = Default::default();
+        Gathered { command, stronger, in_effect, given, origins }
     }
-    Ok((given, origins))
+
+    /// Adds the values of a section that no stronger source gives or excludes.
+    fn add(&mut self, file: &SettingsFile, section: &toml::Table, mine: &Options) -> Result<()> {
+        let excluded = exclusive::excluded(self.command, &self.in_effect);
+        let (mut more, mut more_in_effect) = (Vec::new(), Vec::new());
+        let mut own: BTreeMap<&str, &str> = BTreeMap::new();
+        for (key, value) in section.iter().filter(|(_, value)| !value.is_table()) {
+            let Some(arg) = mine.get(key) else { continue };
+            let (id, long) = (arg.get_id().as_str(), arg.get_long().expect("it has a name"));
+            if let Some(other) = own.insert(id, key) {
+                let what = format!("{}: `{other}` and `{key}` are one option", file.shown());
+                return Err(Fault::usage(what).help("leave one of them out").into());
+            }
+            if self.stronger.contains(id) || excluded.contains(id) {
+                continue;
+            }
+            let what = || format!("{}: `{key}` has a value of a wrong type", file.shown());
+            let own = as_arguments(long, arg, value);
+            let own = own.with_context(|| Fault::usage(what()))?;
+            more.push(id.to_owned());
+            if !own.is_empty() {
+                more_in_effect.push(id.to_owned());
+                self.given.extend(own);
+            }
+            self.origins.insert(long.to_owned(), file.path.clone());
+        }
+        self.stronger.extend(more);
+        self.in_effect.extend(more_in_effect);
+        Ok(())
+    }
+
+    /// Adds the values of a preset.
+    pub fn add_preset(
+        &mut self,
+        name: &str,
+        files: &[SettingsFile],
+        all: &BTreeMap<String, Options>,
+    ) -> Result<()> {
+        let mut names = BTreeSet::new();
+        for file in files {
+            file.check_all(self.command.get_name(), all)?;
+            for (preset, section) in file.presets() {
+                names.insert(preset);
+                if preset == name {
+                    self.add(file, section, &all[self.command.get_name()])?;
+                }
+            }
+        }
+        if names.contains(name) {
+            return Ok(());
+        }
+        let names: Vec<&str> = names.into_iter().collect();
+        let help = match names.len() {
+            0 => format!("there are none: a section [preset.{name}] in gemma.toml makes one"),
+            _ => format!("presets: {}", names.join(", ")),
+        };
+        Err(Fault::usage(format!("there is no preset `{name}`")).help(help).into())
+    }
+
+    /// Adds the values of the files. `off` are the ids of switches that the environment turns off.
+    pub fn add_files(
+        &mut self,
+        off: &[&str],
+        files: &[SettingsFile],
+        all: &BTreeMap<String, Options>,
+    ) -> Result<()> {
+        self.stronger.extend(off.iter().map(|id| (*id).to_owned()));
+        let name = self.command.get_name();
+        for file in files {
+            file.check_all(name, all)?;
+            // A command's own section is stronger than the top of the same file.
+            let own = file.table.get(name).and_then(toml::Value::as_table);
+            for section in own.into_iter().chain([&file.table]) {
+                self.add(file, section, &all[name])?;
+            }
+        }
+        Ok(())
+    }
 }
 
 /// One key of a file as arguments: `--key=value`, repeated for an array; a bare `--key` for a
@@ -269,7 +370,11 @@ mod tests {
 
     /// Options that take a path or any text: what is read, never written, and not loaded as code.
     /// An option that is new to this list is either such a one or has to be a [`Destination`].
-    const READ: [&str; 25] = [
+    const READ: [&str; 29] = [
+        "continue",
+        "delete",
+        "export",
+        "preset",
         "calibrate",
         "compare",
         "device",
@@ -363,7 +468,7 @@ mod tests {
         let text = "temp = 1\n\n[generate]\n# a comment\nmax-tokens = 4\n".to_owned();
         let table = text.parse().unwrap();
         let file = SettingsFile { path: "gemma.toml".into(), text, table, is_users_own: false };
-        assert_eq!(file.place("", "temp"), "gemma.toml, line 1");
-        assert_eq!(file.place("generate", "max-tokens"), "gemma.toml, line 5");
+        assert_eq!(file.place(&[], "temp"), "gemma.toml, line 1");
+        assert_eq!(file.place(&["generate"], "max-tokens"), "gemma.toml, line 5");
     }
 }

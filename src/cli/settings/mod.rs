@@ -1,4 +1,4 @@
-//! From the command line to settings: flag > environment > gemma.toml > the model's
+//! From the command line to settings: flag > preset > environment > gemma.toml > the model's
 //! generation_config.json > built in.
 //!
 //! clap reads flags and environment. Other options come from `gemma.toml`. They go to clap like
@@ -17,6 +17,7 @@ use anyhow::Result;
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, FromArgMatches};
+use files::{Gathered, SettingsFile};
 use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
 use std::ffi::OsString;
@@ -24,6 +25,9 @@ use std::io::IsTerminal;
 use std::num::{ParseFloatError, ParseIntError};
 use std::path::PathBuf;
 use std::process::ExitCode;
+
+/// Options by their long names, and the files that gave them.
+type Origins = BTreeMap<String, PathBuf>;
 
 /// A validated command line and its provenance.
 pub struct Typed {
@@ -33,7 +37,7 @@ pub struct Typed {
     command: clap::Command,
     matches: ArgMatches,
     /// Options that gemma.toml gave.
-    files: BTreeMap<String, PathBuf>,
+    files: Origins,
 }
 
 /// Why there is nothing to run: help, version, or wrong usage.
@@ -104,8 +108,69 @@ fn help_colour() -> clap::ColorChoice {
     if terminals { clap::ColorChoice::Auto } else { clap::ColorChoice::Never }
 }
 
+/// Puts arguments after the name of the command.
+fn with_arguments(argv: &[OsString], command: &str, given: Vec<OsString>) -> Vec<OsString> {
+    let at = argv.iter().position(|a| a.to_str() == Some(command)).map_or(1, |i| i + 1);
+    let mut longer = argv.to_vec();
+    longer.splice(at..at, given);
+    longer
+}
+
+/// Puts the options of the preset that the command line or the environment names into the command
+/// line. Options that are typed win. Returns the files of the others.
+fn with_preset(
+    cli: &clap::Command,
+    argv: &[OsString],
+    files: &[SettingsFile],
+    options: &BTreeMap<String, files::Options>,
+) -> Result<(Vec<OsString>, Origins)> {
+    let unchanged = || Ok((argv.to_vec(), BTreeMap::new()));
+    let plain = definition_with(cli, |_| None);
+    let matches = plain.clone().ignore_errors(true).try_get_matches_from(argv);
+    let Some((name, typed)) = matches.as_ref().ok().and_then(ArgMatches::subcommand) else {
+        return unchanged();
+    };
+    let command = plain.find_subcommand(name).expect("the command that was typed");
+    let Some(arg) = command.get_arguments().find(|arg| arg.get_long() == Some("preset")) else {
+        return unchanged();
+    };
+    let from_environment = || environment::set(arg).and_then(|name| std::env::var(name).ok());
+    let Some(preset) = typed.get_one::<String>("preset").cloned().or_else(from_environment) else {
+        return unchanged();
+    };
+    let mut gathered = Gathered::new(command, typed);
+    gathered.add_preset(&preset, files, options)?;
+    let longer = with_arguments(argv, name, gathered.given);
+    // A wrong value of the preset is not a mistake of the command line.
+    if let (Ok(_), Err(error)) =
+        (plain.clone().try_get_matches_from(argv), plain.clone().try_get_matches_from(&longer))
+    {
+        return Err(wrong_value(&error, &gathered.origins).into());
+    }
+    Ok((longer, gathered.origins))
+}
+
+/// Returns the error of a value that a file has.
+fn wrong_value(error: &clap::Error, origins: &Origins) -> Fault {
+    let origins: BTreeSet<_> = origins.values().map(|p| p.display().to_string()).collect();
+    let what = head(error).lines().next().unwrap_or_default().to_owned();
+    let origins = origins.into_iter().collect::<Vec<_>>().join(" or ");
+    Fault::usage(format!("{what} (set in {origins})"))
+        .help("correct the file, or give the option as a flag")
+}
+
 /// Reads the command line that `cli` defines, the environment and the configuration files.
 pub fn parse(cli: &clap::Command, argv: &[OsString]) -> Result<(ArgMatches, Typed), Early> {
+    let commands = help::complete(cli.clone());
+    let options = commands
+        .get_subcommands()
+        .map(|c| (c.get_name().to_owned(), files::options_of(c)))
+        .collect();
+    let files = files::read();
+    // Help and mistakes in the command line come before mistakes in a file.
+    let read = files.as_ref().map_or(&[][..], |files| files);
+    let (argv, mut origins) = with_preset(cli, argv, read, &options).map_err(Early::Fault)?;
+    let argv = &argv[..];
     let excluded = exclusive::excluded_by_flags(definition_with(cli, |_| None), argv);
     let root = definition_with(cli, |arg| {
         let is_used = !excluded.contains(arg.get_id().as_str()) && !environment::is_off(arg);
@@ -118,32 +183,22 @@ pub fn parse(cli: &clap::Command, argv: &[OsString]) -> Result<(ArgMatches, Type
         }
         name_variable(cli, error, argv)
     })?;
-    let options =
-        root.get_subcommands().map(|c| (c.get_name().to_owned(), files::options_of(c))).collect();
-    let files = files::read().map_err(Early::Fault)?;
+    let files = files.map_err(Early::Fault)?;
     let (name, typed) = matches.subcommand().expect("a subcommand is required");
     let command = root.find_subcommand(name).expect("the command that was typed");
     let off = command.get_arguments().filter(|arg| environment::is_off(arg));
     let off: Vec<&str> = off.map(|arg| arg.get_id().as_str()).collect();
-    let (given, origins) =
-        files::arguments(command, typed, &off, &files, &options).map_err(Early::Fault)?;
+    let mut gathered = Gathered::new(command, typed);
+    gathered.add_files(&off, &files, &options).map_err(Early::Fault)?;
+    let Gathered { given, origins: of_files, .. } = gathered;
     let matches = if given.is_empty() {
         matches
     } else {
-        let at = argv.iter().position(|a| a.to_str() == Some(name)).map_or(1, |i| i + 1);
-        let mut longer = argv.to_vec();
-        longer.splice(at..at, given);
-        root.try_get_matches_from(&longer).map_err(|error| {
-            let origins: BTreeSet<_> = origins.values().map(|p| p.display().to_string()).collect();
-            let what = head(&error).lines().next().unwrap_or_default().to_owned();
-            let origins = origins.into_iter().collect::<Vec<_>>().join(" or ");
-            Early::Fault(
-                Fault::usage(format!("{what} (set in {origins})"))
-                    .help("correct the file, or give the option as a flag")
-                    .into(),
-            )
-        })?
+        let longer = with_arguments(argv, name, given);
+        root.try_get_matches_from(&longer)
+            .map_err(|error| Early::Fault(wrong_value(&error, &of_files).into()))?
     };
+    origins.extend(of_files);
     let (name, sub) = matches.subcommand().expect("a subcommand is required");
     let plain = definition_with(cli, |_| None);
     let command = plain.find_subcommand(name).expect("the command that was typed").clone();

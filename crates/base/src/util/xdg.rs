@@ -17,6 +17,12 @@ pub fn config() -> Option<PathBuf> {
     of_program("XDG_CONFIG_HOME", places::config())
 }
 
+/// Returns the directory of files that the user made: `$XDG_DATA_HOME/gemma`, or
+/// `~/.local/share/gemma` (Windows: `%LOCALAPPDATA%\gemma\data`).
+pub fn data() -> Option<PathBuf> {
+    of_program("XDG_DATA_HOME", places::data())
+}
+
 /// Returns the directory of files that last until the user logs out: `$XDG_RUNTIME_DIR`, if it
 /// exists.
 pub fn runtime() -> Option<PathBuf> {

@@ -1,6 +1,7 @@
 //! Commands that are typed at the prompt.
 
-use std::path::PathBuf;
+use crate::os::places::home;
+use std::path::{Path, PathBuf};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ChatLine {
@@ -16,6 +17,8 @@ pub enum ChatLine {
     Load(PathBuf),
     /// An image for the next message.
     Image(PathBuf),
+    /// A text file for the next message.
+    File(PathBuf),
     Stats,
     Quit,
     /// An explanation of a line that looks like a command and is none.
@@ -28,8 +31,10 @@ pub const HELP: &str = concat!(
     "  /retry          answer the last message again, with another seed\n",
     "  /undo           forget the last message and its answer\n",
     "  /system [TEXT]  show or replace the instructions; /system - removes them\n",
-    "  /save FILE      write the conversation as JSON, also for generate --messages\n",
+    "  /save FILE      write the conversation as JSON, also for generate --messages;\n",
+    "                  a FILE.md gets Markdown\n",
     "  /load FILE      go on with a conversation that was saved\n",
+    "  /file FILE      put a text file before the next message\n",
     "  /image FILE     show a picture with the next message; a path alone does so too\n",
     "  /reset, /clear  forget the conversation (the instructions stay)\n",
     "  /stats          figures of the last answer\n",
@@ -38,8 +43,19 @@ pub const HELP: &str = concat!(
     "line, which the arrow key up brings back. A line that ends with \\ goes on in the\n",
     "next one, and \"\"\" begins a message of several lines that another \"\"\" ends.\n",
     "// begins a message that begins with a slash.\n",
-    "What you type is kept in memory only: there is no history file.",
+    "Tab completes commands and the names of files.\n",
+    "What you type is written to a file only by /save, --keep-talks, --continue and\n",
+    "--history.",
 );
+
+/// The commands, for completion.
+pub const COMMANDS: [&str; 14] = [
+    "/bye", "/clear", "/exit", "/file", "/help", "/image", "/load", "/quit", "/reset", "/retry",
+    "/save", "/stats", "/system", "/undo",
+];
+
+/// Commands that take the name of a file.
+pub const OF_FILES: [&str; 4] = ["/file ", "/image ", "/load ", "/save "];
 
 /// Begins and ends a message of several lines.
 const BLOCK: &str = "\"\"\"";
@@ -66,22 +82,41 @@ impl Rest {
     }
 }
 
-/// Returns a path as it is without the quotes or backslashes that a terminal puts around a dropped
-/// file.
-fn dropped(text: &str) -> String {
+/// Returns a path as it is without the quotes or backslashes that completion and terminals put
+/// around the name of a file. `~/` is the home directory.
+fn dropped(text: &str) -> PathBuf {
+    if Path::new(text).exists() {
+        return text.into();
+    }
+    let path = unquoted(text);
+    match path.strip_prefix("~/").zip(home()) {
+        Some((rest, home)) => home.join(rest),
+        None => path.into(),
+    }
+}
+
+fn unquoted(text: &str) -> String {
     let quoted = ['\'', '"'].into_iter().find_map(|quote| {
         text.strip_prefix(quote)?.strip_suffix(quote).filter(|inner| !inner.contains(quote))
     });
     match quoted {
         Some(path) => path.to_owned(),
         None if cfg!(windows) => text.to_owned(),
-        None => text.replace("\\ ", " "),
+        None => {
+            let mut chars = text.chars();
+            // A backslash at the end stands for itself.
+            std::iter::from_fn(|| match chars.next()? {
+                '\\' => chars.next().or(Some('\\')),
+                c => Some(c),
+            })
+            .collect()
+        }
     }
 }
 
 /// Returns the path of a picture if the line is one: a file that was dropped on the terminal.
 fn picture(line: &str) -> Option<PathBuf> {
-    let path = PathBuf::from(dropped(line));
+    let path = dropped(line);
     let ending = path.extension()?.to_str()?.to_ascii_lowercase();
     let is_picture = matches!(&*ending, "jpg" | "jpeg" | "png" | "webp");
     (is_picture && path.is_file()).then_some(path)
@@ -115,10 +150,15 @@ impl ChatLine {
             ("save" | "load", "") => {
                 ChatLine::Wrong(format!("/{name} needs a file: /{name} talk.json"))
             }
+            ("file", "") => ChatLine::Wrong("/file needs a file: /file notes.txt".into()),
+            ("file", file) => match picture(file) {
+                Some(path) => ChatLine::Image(path),
+                None => ChatLine::File(dropped(file)),
+            },
             ("image", "") => ChatLine::Wrong("/image needs a file: /image cat.jpg".into()),
-            ("image", file) => ChatLine::Image(dropped(file).into()),
-            ("save", file) => ChatLine::Save(file.into()),
-            ("load", file) => ChatLine::Load(file.into()),
+            ("image", file) => ChatLine::Image(dropped(file)),
+            ("save", file) => ChatLine::Save(dropped(file)),
+            ("load", file) => ChatLine::Load(dropped(file)),
             (
                 "help" | "?" | "reset" | "clear" | "undo" | "retry" | "stats" | "quit" | "exit"
                 | "bye",
@@ -158,6 +198,8 @@ mod tests {
             ("/load my talk.json", ChatLine::Load("my talk.json".into())),
             ("/image my cat.jpg", ChatLine::Image("my cat.jpg".into())),
             ("/image 'my cat.jpg'", ChatLine::Image("my cat.jpg".into())),
+            ("/file my notes.txt", ChatLine::File("my notes.txt".into())),
+            ("/file 'my notes (1).txt'", ChatLine::File("my notes (1).txt".into())),
             ("cat.jpg", ChatLine::Message("cat.jpg".into())),
             ("/stats", ChatLine::Stats),
             ("/quit", ChatLine::Quit),
@@ -165,7 +207,15 @@ mod tests {
         ] {
             assert_eq!(ChatLine::parse(line), want);
         }
-        for wrong in ["/save", "/load", "/image", "/reset now", "/model x", "/"] {
+        // Completion and dropped files have backslashes where the name is not plain.
+        if cfg!(unix) {
+            let names = [("my\\ notes\\ \\(1\\).txt", "my notes (1).txt"), ("a\\", "a\\")];
+            for (typed, name) in names {
+                let line = ChatLine::parse(&format!("/file {typed}"));
+                assert_eq!(line, ChatLine::File(name.into()));
+            }
+        }
+        for wrong in ["/save", "/load", "/file", "/image", "/reset now", "/model x", "/"] {
             assert!(matches!(ChatLine::parse(wrong), ChatLine::Wrong(_)), "{wrong}");
         }
     }
@@ -190,6 +240,9 @@ mod tests {
     fn the_help_is_indented_fits_a_terminal_and_names_every_command() {
         assert!(HELP.starts_with("  /help"), "{HELP}");
         assert!(HELP.lines().all(|line| line.chars().count() <= 80), "{HELP}");
+        for word in COMMANDS {
+            assert!(HELP.contains(word), "{word}");
+        }
         for word in
             HELP.split([' ', ',', ';']).filter(|word| word.starts_with('/') && word.len() > 2)
         {

@@ -35,7 +35,20 @@ pub struct ShownImage {
     pub file: Arc<[u8]>,
 }
 
+/// Returns a message of the user, its images in front.
+fn user(text: &str, images: &[ShownImage]) -> Message {
+    let mut message = Message::new("user", text);
+    let image = |shown: &ShownImage| MessageImage { at: 0, file: shown.file.clone() };
+    message.images = images.iter().map(image).collect();
+    message
+}
+
 impl Turn {
+    /// Returns the message and its answer.
+    fn messages(&self) -> [Message; 2] {
+        [user(&self.user, &self.images), Message::new("assistant", &*self.assistant)]
+    }
+
     /// Returns the message as JSON, its images as data URLs.
     fn asked(&self) -> Value {
         if self.images.is_empty() {
@@ -115,17 +128,9 @@ impl<'a> Conversation<'a> {
     }
 
     fn encode(&self, turns: &[Turn], last: (&str, &[ShownImage])) -> Result<Vec<Token>> {
-        let user = |text: &str, images: &[ShownImage]| {
-            let mut message = Message::new("user", text);
-            let image = |shown: &ShownImage| MessageImage { at: 0, file: shown.file.clone() };
-            message.images = images.iter().map(image).collect();
-            message
-        };
-        let pair = |turn: &Turn| {
-            [user(&turn.user, &turn.images), Message::new("assistant", &*turn.assistant)]
-        };
+        let last_message = user(last.0, last.1);
         let messages: Vec<Message> =
-            turns.iter().flat_map(pair).chain([user(last.0, last.1)]).collect();
+            turns.iter().flat_map(Turn::messages).chain([last_message]).collect();
         let tokens = self.template.encode(
             self.tokenizer,
             &messages,
@@ -266,11 +271,14 @@ impl<'a> Conversation<'a> {
         self.turns.last().and_then(|turn| turn.end).unwrap_or(0)
     }
 
+    /// Returns the conversation with its instructions.
+    pub fn messages(&self) -> Vec<Message> {
+        let system = self.system.iter().map(|text| Message::new("system", text));
+        system.chain(self.turns.iter().flat_map(Turn::messages)).collect()
+    }
+
     /// Returns the conversation as `--messages` and `/load` read it.
     pub fn to_json(&self) -> Result<String> {
-        if self.turns.is_empty() {
-            return Err(Fault::usage("nothing was said yet").into());
-        }
         let item = |role: &str, content: &str| json!({"role": role, "content": content});
         let system = self.system.iter().map(|text| item("system", text));
         let pair = |turn: &Turn| [turn.asked(), item("assistant", &turn.assistant)];
@@ -326,7 +334,7 @@ mod tests {
         assert_eq!(talk.to_json().unwrap().matches("\"role\"").count(), 5);
         talk.reset();
         assert_eq!(talk.ask("Hi").unwrap(), first);
-        assert!(talk.to_json().is_err() && talk.position() == 0);
+        assert!(talk.turns() == 0 && talk.position() == 0);
     }
 
     /// The demo's template shows the model the last message alone.

@@ -1,93 +1,51 @@
 //! `gemma chat`: a conversation at a terminal. Earlier messages stay in the cache, so that each
 //! prompt reads the newest message only.
 
+mod answer;
+mod attach;
 mod command;
 mod conversation;
+mod options;
+mod talks;
 mod typing;
-mod wrap;
+
+pub use options::ChatArgs;
 
 use crate::cli::io::destination::Destination;
 use crate::cli::io::image_file::read_image;
-use crate::cli::io::record::{FinishReason, Record, Usage, VERSION};
+use crate::cli::io::prompt;
+use crate::cli::io::record::{FinishReason, Usage};
 use crate::cli::io::signals::Interrupt;
-use crate::cli::io::ui::{Ui, clean, wrapped};
-use crate::cli::io::{prompt, stats};
-use crate::cli::options::{
-    DraftArgs, ModelArgs, Origin, PromptCacheArgs, SamplingOptions, SightArgs, ThinkOptions,
-    UiOptions, finish_prompts,
-};
+use crate::cli::io::ui::{Ui, clean};
+use crate::cli::options::Origin;
 use crate::cli::settings::Typed;
-use crate::decode::{Flow, PromptCache, Request, Scheduler, Stats};
-use crate::engine::{EngineExt, Timeline};
+use crate::decode::{PromptCache, Stats};
+use crate::engine::Timeline;
 use crate::error::{Fault, Kind};
-use crate::models::Tokenizer;
+use crate::models::{Message, Tokenizer};
 use crate::os::terminal;
-use crate::runtime::answers::{self, AnswerEvent, AnswerRequest, Answers, Finished};
 use crate::runtime::constraints::Constrained;
 use crate::runtime::devices::npu;
 use crate::runtime::drafting::Drafting;
-use crate::runtime::{self, Started, Viewer};
+use crate::runtime::{self, Started, Viewer, answers};
 use crate::sampler::{Sampler, SamplerConfig};
 use crate::tensor::Token;
 use crate::util::units::thousands;
 use anyhow::{Context, Result};
-use clap::Args;
+use attach::AttachedFile;
 use command::{ChatLine, HELP};
 use conversation::{Conversation, ShownImage};
-use std::io::{IsTerminal, Write};
-use std::path::{Path, PathBuf};
+use std::io::IsTerminal;
+use std::path::Path;
 use std::sync::Arc;
+use talks::Keeper;
 use typing::LinePrompt;
-use wrap::Wrap;
-
-const EXAMPLES: &str = "\
-Examples:
-  gemma chat
-  gemma chat -m google/gemma-3-27b-it-qat-q4_0-gguf
-  gemma chat -m MODEL --system 'Answer in one sentence.' --temp 0.7";
-
-/// A conversation at the terminal; the model remembers what was said before.
-///
-/// Type a message, or /help for the commands. Ctrl-C stops an answer and keeps the conversation; at
-/// the prompt it drops the line. Ctrl-D or /quit leaves. There is no history file; /save keeps a
-/// conversation.
-#[derive(Debug, Args)]
-#[command(after_long_help = EXAMPLES)]
-pub struct ChatArgs {
-    /// The first message; the conversation goes on from its answer
-    #[arg(value_name = "MESSAGE")]
-    pub words: Vec<String>,
-    /// Instructions put before the conversation
-    #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
-    pub system: Option<String>,
-    /// The same from a file
-    #[arg(long, value_name = "FILE", hide_short_help = true)]
-    pub system_file: Option<PathBuf>,
-    #[command(flatten)]
-    pub think: ThinkOptions,
-    #[command(flatten)]
-    pub sampling: SamplingOptions,
-    #[command(flatten)]
-    pub draft: DraftArgs,
-    #[command(flatten)]
-    pub cache: PromptCacheArgs,
-    #[command(flatten)]
-    pub model: ModelArgs,
-    #[command(flatten)]
-    pub sight: SightArgs,
-    #[command(flatten)]
-    pub ui: UiOptions,
-}
 
 /// Default context of a conversation, in tokens.
 const CONTEXT: usize = 8192;
 
-/// An answer is begun with at least this part of the context free for it, as long as there are
-/// older turns to leave out.
-const ANSWER_PART: usize = 8;
-
-pub fn run(options: &ChatArgs, typed: &Typed) -> Result<u8> {
-    let ui = &typed.ui;
+/// Refuses a conversation that could not begin, before a model is loaded.
+fn check(options: &ChatArgs) -> Result<()> {
     if !std::io::stdin().is_terminal() || !std::io::stdout().is_terminal() {
         let fault = Fault::usage(
             "gemma chat is a conversation at a terminal, \
@@ -103,6 +61,16 @@ pub fn run(options: &ChatArgs, typed: &Typed) -> Result<u8> {
     if options.sampling.stop.iter().any(String::is_empty) {
         return Err(Fault::usage("--stop: an empty text would end every answer at once").into());
     }
+    Ok(())
+}
+
+pub fn run(options: &ChatArgs, typed: &Typed) -> Result<u8> {
+    let ui = &typed.ui;
+    if talks::obey(&options.talks, ui)? {
+        return Ok(0);
+    }
+    check(options)?;
+    let (keeper, earlier) = Keeper::open(&options.talks)?;
     let system = prompt::system_text(options.system.as_deref(), options.system_file.as_deref())?;
     let (model, drafting) = (options.model.settled()?, options.draft.settled()?);
     let prompts = options.cache.settled()?;
@@ -132,6 +100,9 @@ pub fn run(options: &ChatArgs, typed: &Typed) -> Result<u8> {
         options,
         ui,
         talk: Conversation::new(template, tokenizer, system),
+        keeper,
+        files: Vec::new(),
+        is_demo: session.model.place.is_none(),
         tokenizer,
         viewer: session.viewer(),
         target,
@@ -146,13 +117,17 @@ pub fn run(options: &ChatArgs, typed: &Typed) -> Result<u8> {
         last: None,
     };
     terminal::restore_at_signals().context("watching the terminal")?;
-    if session.model.place.is_none() {
+    if chat.is_demo {
         ui.note("the demo answers each message by itself and sees no earlier ones");
     }
     if !ui.is_quiet() {
         ui.line(&format!("{}: /help lists the commands, Ctrl-D leaves", session.model.name));
     }
-    chat.go()?;
+    // Between two prompts, echoed keys would appear in the middle of an answer, and the terminal
+    // would act on some of them.
+    let unechoed = terminal::Unechoed::begin();
+    chat.go(earlier)?;
+    drop(unechoed);
     costs.keep(&chat.drafting, ui);
     npu::say(chat.target.engine(), ui);
     Ok(0)
@@ -162,6 +137,11 @@ struct ChatSession<'a> {
     options: &'a ChatArgs,
     ui: &'a Ui,
     talk: Conversation<'a>,
+    /// Writes the conversation to a file, if it is to be kept.
+    keeper: Option<Keeper>,
+    /// Text files that go with the next message.
+    files: Vec<AttachedFile>,
+    is_demo: bool,
     tokenizer: &'a Tokenizer,
     /// The tower that reads images, or why there is none.
     viewer: Result<&'a Viewer, &'a Fault>,
@@ -180,19 +160,24 @@ struct ChatSession<'a> {
 }
 
 impl ChatSession<'_> {
-    fn go(&mut self) -> Result<()> {
+    /// Holds the conversation, which goes on from `earlier` messages.
+    fn go(&mut self, earlier: Vec<Message>) -> Result<()> {
         let mut prompt = LinePrompt::new()?;
+        let open = self.begin(earlier)?;
+        self.outlive(Self::answer_open, open)?;
         let first = self.options.words.join(" ");
         if !first.trim().is_empty() {
             self.ui.line(&format!("> {}", clean(&first)));
             prompt.remember(&first);
-            self.outlive(Self::answer, &first)?;
+            self.outlive(Self::send, &*first)?;
+            self.outlive(Self::keep, ())?;
         }
         while let Some(line) = prompt.read(self.ui)? {
             match line {
                 ChatLine::Quit => break,
                 line => self.outlive(Self::obey, line)?,
             }
+            self.outlive(Self::keep, ())?;
         }
         Ok(())
     }
@@ -212,19 +197,10 @@ impl ChatSession<'_> {
     fn obey(&mut self, line: ChatLine) -> Result<()> {
         match line {
             ChatLine::Nothing | ChatLine::Quit => Ok(()),
-            ChatLine::Message(text) => self.answer(&text),
+            ChatLine::Message(text) => self.send(&text),
             ChatLine::Help => self.say(HELP),
-            ChatLine::Reset => {
-                self.talk.reset();
-                self.say("(the conversation is forgotten)")
-            }
-            ChatLine::Undo => match self.talk.undo() {
-                Some(text) => {
-                    self.talk.show_none();
-                    self.say(&format!("(forgotten: {:?} and its answer)", shortened(&text)))
-                }
-                None => self.say("(there is nothing to undo)"),
-            },
+            ChatLine::Reset => self.reset(),
+            ChatLine::Undo => self.undo(),
             ChatLine::Retry => self.retry(),
             ChatLine::System(None) => match self.talk.system() {
                 Some(text) => self.say(&clean(text)),
@@ -242,6 +218,7 @@ impl ChatSession<'_> {
             ChatLine::Save(file) => self.save(&file),
             ChatLine::Load(file) => self.load(&file),
             ChatLine::Image(file) => self.show(&file),
+            ChatLine::File(file) => self.attach(&file),
             ChatLine::Stats => self.stats(),
             ChatLine::Wrong(what) => self.say(&what),
         }
@@ -252,9 +229,114 @@ impl ChatSession<'_> {
         Ok(())
     }
 
+    /// Says what is kept, and goes on with the messages that the file has. Returns a last one
+    /// without an answer. An error ends the chat: the file has a conversation that it cannot go on
+    /// with, and must not lose it.
+    fn begin(&mut self, earlier: Vec<Message>) -> Result<Option<String>> {
+        let Some(keeper) = &self.keeper else { return Ok(None) };
+        let (place, mut open) = (keeper.place(), None);
+        if !earlier.is_empty() {
+            // Instructions of the command line hold, and not those of the file.
+            let system = self.talk.system().map(str::to_owned);
+            let last = earlier.iter().rfind(|message| message.role == "user");
+            let last = shortened(last.map_or("", |message| &message.content));
+            open = self.go_on(earlier, &format!("; the last: {last:?}"))?;
+            let text = self.talk.to_json()?;
+            self.keeper.iter_mut().for_each(|keeper| keeper.has(text.clone()));
+            if system.is_some() {
+                self.talk.set_system(system);
+            }
+        }
+        self.say(&format!("(the conversation is kept {place})"))?;
+        Ok(open)
+    }
+
+    /// Writes the conversation where it is kept, if it has changed.
+    fn keep(&mut self, (): ()) -> Result<()> {
+        match &mut self.keeper {
+            Some(keeper) if self.talk.turns() > 0 => keeper.keep(self.talk.to_json()?),
+            _ => Ok(()),
+        }
+    }
+
+    /// Answers a message with the files that go with it.
+    fn send(&mut self, text: &str) -> Result<()> {
+        let before = self.talk.turns();
+        self.answer(&attach::message(&self.files, text))?;
+        if self.talk.turns() > before {
+            self.files.clear();
+        }
+        Ok(())
+    }
+
+    /// Keeps the conversation from the next answer on as a new talk, or in place of the one in a
+    /// `--history`.
+    fn begin_new(&mut self) -> Result<()> {
+        let text = self.talk.to_json()?;
+        let Some(keeper) = &mut self.keeper else { return Ok(()) };
+        if let Some(file) = keeper.begin_new() {
+            let file = file.display();
+            self.ui.line(&format!("(the next answer takes the place of what {file} has)"));
+        }
+        keeper.has(text);
+        Ok(())
+    }
+
+    fn reset(&mut self) -> Result<()> {
+        self.talk.reset();
+        self.files.clear();
+        self.begin_new()?;
+        self.say("(the conversation is forgotten)")
+    }
+
+    /// Takes a file for the next message back, or else the last message.
+    fn undo(&mut self) -> Result<()> {
+        if let Some(file) = self.files.pop() {
+            return self.say(&format!("({} does not go with your next message)", file.name));
+        }
+        let Some(text) = self.talk.undo() else { return self.say("(there is nothing to undo)") };
+        self.talk.show_none();
+        if let (Some(keeper), 0) = (&mut self.keeper, self.talk.turns()) {
+            keeper.forget()?;
+        }
+        self.say(&format!("(forgotten: {:?} and its answer)", shortened(&text)))
+    }
+
     fn save(&self, file: &Path) -> Result<()> {
-        Destination::from(file).write(self.talk.to_json()?.as_bytes())?;
-        self.say(&format!("(saved as {})", file.display()))
+        if self.talk.turns() == 0 {
+            return Err(Fault::usage("nothing was said yet").into());
+        }
+        let is_markdown = file.extension().is_some_and(|ending| ending == "md");
+        let text = match is_markdown {
+            true => talks::markdown(&self.talk.messages()),
+            false => self.talk.to_json()?,
+        };
+        Destination::from(file).write(text.as_bytes())?;
+        self.say(&format!("(saved as {})", file.display()))?;
+        if self.keeper.is_none() {
+            self.ui.once("how to keep", talks::how_to_keep());
+        }
+        Ok(())
+    }
+
+    /// Puts a text file before the next message.
+    fn attach(&mut self, file: &Path) -> Result<()> {
+        let context = self.context();
+        let attached = AttachedFile::read(file, context.saturating_mul(self.tokenizer.longest()))?;
+        self.files.push(attached);
+        let tokens = self.talk.alone(&attach::message(&self.files, ""))?;
+        let name = self.files.last().map_or("", |file| &file.name);
+        if tokens >= context {
+            let fault = attach::too_long(name, tokens, context);
+            self.files.pop();
+            return Err(fault.into());
+        }
+        let tokens = thousands(tokens as u64);
+        let what = format!("({name} goes with your next message, {tokens} tokens so far)");
+        if self.is_demo {
+            self.ui.note(prompt::DEMO_READS_LITTLE);
+        }
+        self.say(&what)
     }
 
     /// Shows the model a picture with the next message.
@@ -277,21 +359,27 @@ impl ChatSession<'_> {
     /// answer yet.
     fn load(&mut self, file: &Path) -> Result<()> {
         let messages = prompt::read_messages(file)?;
+        let open = self.go_on(messages, &format!(" from {}", file.display()))?;
+        self.begin_new()?;
+        self.answer_open(open)
+    }
+
+    /// Replaces the conversation by these messages. Returns a last one without an answer.
+    fn go_on(&mut self, messages: Vec<Message>, from: &str) -> Result<Option<String>> {
         let mut talk = self.talk.clone();
         let open = talk.load(messages, &|file| self.see(file))?;
         self.talk = talk;
-        let what = match self.talk.turns() {
-            1 => "1 message with its answer".to_owned(),
-            n => format!("{n} messages with their answers"),
-        };
-        self.say(&format!("({what} from {})", file.display()))?;
-        match open {
-            Some(text) => {
-                self.ui.line(&format!("> {}", clean(&text)));
-                self.answer(&text)
-            }
-            None => Ok(()),
-        }
+        self.say(&match self.talk.turns() {
+            1 => format!("(1 message with its answer{from})"),
+            n => format!("({n} messages with their answers{from})"),
+        })?;
+        Ok(open)
+    }
+
+    fn answer_open(&mut self, message: Option<String>) -> Result<()> {
+        let Some(text) = message else { return Ok(()) };
+        self.ui.line(&format!("> {}", clean(&text)));
+        self.answer(&text)
     }
 
     /// Answers the last message again. The old answer is kept where nothing comes of the new one.
@@ -313,157 +401,6 @@ impl ChatSession<'_> {
         }
         result
     }
-
-    fn answer<T: AsRef<str> + ?Sized>(&mut self, text: &T) -> Result<()> {
-        let history = self.room_for(text.as_ref())?;
-        // Echoed keys would appear in the middle of the answer.
-        let _unechoed = terminal::Unechoed::begin();
-        self.stream_answer(text.as_ref(), history)
-    }
-
-    /// The prompt, with older turns left out where it would leave the answer no room.
-    fn room_for(&mut self, text: &str) -> Result<Vec<Token>> {
-        let context = self.target.engine().context(0);
-        let most = context - context / ANSWER_PART;
-        let mut history = self.talk.ask(text)?;
-        let (before, mut left_out) = (self.talk.clone(), 0);
-        if history.len() > most {
-            // Half of what the message leaves free, so that not every one from here on has all of
-            // its prompt read anew.
-            let alone = self.talk.alone(text)?;
-            let enough = alone + most.saturating_sub(alone) / 2;
-            while history.len() > enough && self.talk.leave_out_oldest() {
-                left_out += 1;
-                history = self.talk.ask(text)?;
-            }
-        }
-        if history.len() >= context {
-            self.talk = before;
-            let (have, most) = (thousands(history.len() as u64), thousands(context as u64));
-            let fault = Fault::new(
-                Kind::Context,
-                format!("the message takes {have} tokens, and the context holds {most}"),
-            );
-            return Err(fault
-                .help("say it in less, or begin gemma chat with a larger --ctx-size")
-                .into());
-        }
-        let what = match left_out {
-            0 => return Ok(history),
-            1 => "message and its answer".to_owned(),
-            n => format!("{n} messages and their answers"),
-        };
-        self.ui.line(&format!(
-            "(the context of {} tokens is full: the model no longer sees the oldest {what}; \
-             /save writes them all)",
-            thousands(context as u64)
-        ));
-        Ok(history)
-    }
-
-    /// Streams an answer. After Ctrl-C the part so far is kept.
-    fn stream_answer(&mut self, text: &str, history: Vec<Token>) -> Result<()> {
-        let context = self.target.engine().context(0);
-        self.interrupt.reset();
-        let mut screen = Screen { ui: self.ui, wrap: Wrap::new(columns()), in_thought: false };
-        let mut answer = String::new();
-        let bar = self.ui.bar("reading", history.len() as u64);
-        let mut failure = None;
-        let Drafting { drafter, policy, .. } = &mut self.drafting;
-        let flag = self.interrupt.flag();
-        let scheduler =
-            Scheduler::new(&mut self.target, drafter.as_mut(), policy, self.stop_ids, flag)
-                .with_prompt_cache(self.prompts.as_mut());
-        let request = AnswerRequest {
-            text: Request {
-                images: self.talk.images(),
-                ..Request::new(history, self.sampler.clone(), self.max_tokens)
-            },
-            constrained: Constrained::new(None, 0, None),
-            stops: self.options.sampling.stop.clone(),
-            shows_calls: false,
-            data: (),
-        };
-        let finished =
-            Answers::new(scheduler, self.tokenizer).complete(request, &mut |(), event| {
-                let (piece, is_thought) = match event {
-                    AnswerEvent::Read(done) => {
-                        bar.set_position(done as u64);
-                        return Flow::Continue;
-                    }
-                    AnswerEvent::Text(piece) => (piece, false),
-                    AnswerEvent::Thought(piece) => (piece, true),
-                };
-                bar.finish_and_clear();
-                if !is_thought {
-                    answer.push_str(piece);
-                }
-                failure = screen.show(piece, is_thought).err();
-                if failure.is_some() { Flow::Stop } else { Flow::Continue }
-            });
-        bar.finish_and_clear();
-        answer.push_str(&finished.rest);
-        let shown = screen.show(&format!("{}\n", finished.rest), false);
-        if let Some(e) = failure.or(shown.err()) {
-            return Err(e).context("cannot write to the terminal");
-        }
-        finish_prompts(&mut self.prompts, &mut self.target, flag, self.ui);
-        let completion_tokens = finished.completion_tokens();
-        let Finished { history, prompt_tokens, reason, stats, .. } = finished;
-        let finish = reason?;
-        match finish {
-            FinishReason::Length if history.len() >= context => self.ui.line(
-                "(the context is full; the next message has the oldest ones left out, \
-                    /reset forgets all)",
-            ),
-            FinishReason::Length => self.ui.line("(cut off by --max-tokens)"),
-            FinishReason::Interrupted => self.ui.line("(stopped)"),
-            _ => {}
-        }
-        let usage = Usage { prompt_tokens, completion_tokens };
-        // A prompt that was not even read leaves nothing to go on with.
-        if usage.completion_tokens > 0 {
-            self.talk.answered(text, &answer, history);
-        }
-        self.last = Some((stats, usage, finish));
-        Ok(())
-    }
-
-    /// The last answer's figures.
-    fn stats(&self) -> Result<()> {
-        let Some((stats, usage, finish_reason)) = &self.last else {
-            return self.say("(there is no answer yet)");
-        };
-        let figures = self.drafting.figures();
-        let engine = self.target.engine();
-        let report = engine.report();
-        let disabled = self.drafting.disabled();
-        let record = Record {
-            v: VERSION,
-            finish_reason: *finish_reason,
-            usage: usage.clone(),
-            timings: stats::timings(stats, 0.0),
-            draft: stats::draft(stats, &figures, self.talk.position(), disabled),
-            sampling: stats::sampling(self.sampler.config(), self.max_tokens),
-            memory: stats::memory(&report),
-            device: report.device,
-            ..Record::default()
-        };
-        let (tokens, context) =
-            (thousands(self.talk.position() as u64), thousands(engine.context(0) as u64));
-        let line = stats::line(&record, stats, self.threads)?;
-        let columns = columns();
-        self.ui.line(&wrapped(
-            &format!(
-                "conversation: {tokens} of {context} tokens; \
-                 {} tokens of the last prompt were read",
-                stats.prefilled
-            ),
-            columns,
-        ));
-        self.ui.line(&wrapped(&line, columns));
-        Ok(())
-    }
 }
 
 /// Returns the beginning of a message, for a note about it.
@@ -472,35 +409,5 @@ fn shortened(text: &str) -> String {
     match text.char_indices().nth(MOST) {
         Some((at, _)) => format!("{}...", &text[..at]),
         None => text.to_owned(),
-    }
-}
-
-/// Returns the columns of the window at this moment; 0 where the terminal does not say.
-fn columns() -> usize {
-    terminal_size::terminal_size_of(std::io::stdout()).map_or(0, |(width, _)| width.0.into())
-}
-
-/// An answer on its way to the terminal, which must obey nothing in it. Thoughts are dimmed.
-struct Screen<'a> {
-    ui: &'a Ui,
-    wrap: Wrap,
-    in_thought: bool,
-}
-
-impl Screen<'_> {
-    fn show(&mut self, piece: &str, is_thought: bool) -> std::io::Result<()> {
-        if piece.is_empty() {
-            return Ok(());
-        }
-        self.wrap.resize(columns());
-        let mut text = String::new();
-        if self.in_thought && !is_thought {
-            text = self.ui.dimmed_output(self.wrap.push("\n"));
-        }
-        self.in_thought = is_thought;
-        let piece = self.wrap.push(&clean(piece));
-        text += &if is_thought { self.ui.dimmed_output(piece) } else { piece };
-        let mut out = std::io::stdout().lock();
-        out.write_all(text.as_bytes()).and_then(|()| out.flush())
     }
 }

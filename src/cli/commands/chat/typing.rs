@@ -1,13 +1,17 @@
 //! Input at the prompt: a line, or several lines that make one message.
 
-use super::command::{ChatLine, Rest};
+use super::command::{COMMANDS, ChatLine, OF_FILES, Rest};
 use crate::cli::io::ui::Ui;
 use anyhow::{Context, Result};
+use rustyline::completion::{Completer, FilenameCompleter, Pair};
 use rustyline::error::ReadlineError;
+use rustyline::highlight::Highlighter;
+use rustyline::hint::Hinter;
 use rustyline::history::MemHistory;
+use rustyline::validate::Validator;
 use rustyline::{
-    Cmd, ConditionalEventHandler, Config, Editor, Event, EventContext, EventHandler, KeyEvent,
-    RepeatCount,
+    Cmd, CompletionType, ConditionalEventHandler, Config, Editor, Event, EventContext,
+    EventHandler, Helper, KeyEvent, RepeatCount,
 };
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -16,11 +20,51 @@ use std::time::{Duration, Instant};
 const TWICE: Duration = Duration::from_secs(1);
 
 pub struct LinePrompt {
-    editor: Editor<(), MemHistory>,
+    editor: Editor<Completion, MemHistory>,
     /// Text of the line at Ctrl-C, which the editor does not return.
     dropped: Arc<Mutex<String>>,
     /// When Ctrl-C was last pressed at an empty prompt.
     interrupted: Option<Instant>,
+}
+
+/// Completion of commands, and of the names of files after those that take one.
+struct Completion(FilenameCompleter);
+
+impl Helper for Completion {}
+impl Highlighter for Completion {}
+impl Validator for Completion {}
+
+impl Hinter for Completion {
+    type Hint = String;
+}
+
+impl Completer for Completion {
+    type Candidate = Pair;
+
+    fn complete(
+        &self,
+        line: &str,
+        at: usize,
+        _: &rustyline::Context<'_>,
+    ) -> rustyline::Result<(usize, Vec<Pair>)> {
+        self.candidates(line, at)
+    }
+}
+
+impl Completion {
+    /// Returns what may stand at `at`, and where it begins. In a message, Tab is a tab.
+    fn candidates(&self, line: &str, at: usize) -> rustyline::Result<(usize, Vec<Pair>)> {
+        let pair = |text: &str| Pair { display: text.into(), replacement: text.into() };
+        let begun = &line[..at];
+        if !begun.starts_with('/') {
+            return Ok((at, vec![pair("\t")]));
+        }
+        if OF_FILES.iter().any(|command| begun.starts_with(command)) {
+            return self.0.complete_path(line, at);
+        }
+        let commands = COMMANDS.iter().filter(|command| command.starts_with(begun));
+        Ok((0, commands.map(|command| pair(command)).collect()))
+    }
 }
 
 /// Notes the line that Ctrl-C is about to drop.
@@ -44,9 +88,11 @@ impl ConditionalEventHandler for Noting {
 
 impl LinePrompt {
     pub fn new() -> Result<LinePrompt> {
-        let config = Config::builder().auto_add_history(true).build();
+        let completion = CompletionType::List;
+        let config = Config::builder().auto_add_history(true).completion_type(completion).build();
         let mut editor =
             Editor::with_history(config, MemHistory::new()).context("preparing the terminal")?;
+        editor.set_helper(Some(Completion(FilenameCompleter::new())));
         let dropped = Arc::new(Mutex::new(String::new()));
         editor.bind_sequence(
             KeyEvent::ctrl('C'),
@@ -111,5 +157,28 @@ impl LinePrompt {
         ui.line("(Ctrl-D or /quit leaves; Ctrl-C again leaves too)");
         self.interrupted = Some(Instant::now());
         false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_and_files_are_completed_and_a_message_has_tabs() {
+        let completion = Completion(FilenameCompleter::new());
+        let complete = |line: &str| {
+            let (at, pairs) = completion.candidates(line, line.len()).unwrap();
+            (at, pairs.into_iter().map(|pair| pair.replacement).collect::<Vec<_>>())
+        };
+        assert_eq!(complete("/re"), (0, vec!["/reset".into(), "/retry".into()]));
+        assert_eq!(complete("/stats "), (0, vec![]));
+        assert_eq!(complete("let x ="), (7, vec!["\t".into()]));
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("my notes.txt"), "").unwrap();
+        let line = format!("/file {}/my", dir.path().display());
+        let (_, found) = complete(&line);
+        let is_it = |path: &String| path.ends_with("notes.txt");
+        assert!(found.len() == 1 && found.iter().all(is_it), "{found:?}");
     }
 }

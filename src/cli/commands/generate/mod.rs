@@ -60,7 +60,7 @@ pub fn run(options: &GenerateArgs, typed: &Typed) -> Result<u8> {
     let output = TextOutput::open(
         options.output.output.as_ref(),
         options.output.format(),
-        options.output.newline,
+        options.output.newline || !options.output.no_newline,
     )?;
     let stats_file = options.output.stats_file.as_ref().map(Destination::open).transpose()?;
     let session = Session::open(&model, &drafting.source, ui)?;

@@ -4,8 +4,8 @@ use super::batch::place::Shard;
 use crate::cli::io::destination::Destination;
 use crate::cli::io::output::OutputFormat;
 use crate::cli::options::{
-    ChatOptions, DraftArgs, GrammarOptions, ImageOptions, InputOptions, ModelArgs, PromptCacheArgs,
-    SamplingOptions, SightArgs, UiOptions,
+    ChatOptions, DraftArgs, GrammarOptions, ImageOptions, InputOptions, ModelArgs, PresetOption,
+    PromptCacheArgs, SamplingOptions, SightArgs, UiOptions,
 };
 use clap::{Args, ValueEnum, ValueHint};
 use std::path::PathBuf;
@@ -17,6 +17,7 @@ Examples:
   gemma generate --regex '[A-Z][a-z]+' 'What is the capital of France?'
 With a real model:
   git diff | gemma generate -m MODEL 'Write a commit message for this change.'
+  git diff | gemma generate --preset commit    with options from [preset.commit] in gemma.toml
   gemma generate -m MODEL -f REPORT.txt 'Summarise in five sentences.' -o SUMMARY.txt
   gemma generate -m MODEL --batch PROMPTS.jsonl --resume ANSWERS.jsonl
 In a shell loop, add </dev/null: standard input is part of the prompt.";
@@ -43,6 +44,8 @@ pub struct GenerateArgs {
     pub cache: PromptCacheArgs,
     #[command(flatten)]
     pub output: OutputOptions,
+    #[command(flatten)]
+    pub preset: PresetOption,
     #[command(flatten)]
     pub model: ModelArgs,
     #[command(flatten)]
@@ -111,8 +114,14 @@ pub struct OutputOptions {
     /// Write one JSON object, as --format json does
     #[arg(long, overrides_with = "format")]
     pub json: bool,
-    /// End the text with a line break on pipes and in files too
+    /// Do not end the text with a line break
+    ///
+    /// A text that does not end with one gets one, on pipes and in files too, so that >> does not
+    /// join two answers. JSON has the text as the model gave it.
     #[arg(long, hide_short_help = true)]
+    pub no_newline: bool,
+    /// End the text with a line break, as is usual
+    #[arg(long, hide = true, overrides_with = "no_newline")]
     pub newline: bool,
     /// Print figures: auto, text, json or off
     ///

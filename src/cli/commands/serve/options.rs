@@ -2,7 +2,7 @@
 
 use super::access::{ApiKey, PageOrigin};
 use crate::cli::options::{
-    DraftArgs, ModelArgs, PromptCacheArgs, SightArgs, ThinkOptions, UiOptions, memory,
+    DraftArgs, ModelArgs, PresetOption, PromptCacheArgs, SightArgs, ThinkOptions, UiOptions, memory,
 };
 use crate::error::Fault;
 use crate::runtime::options::AutoOr;
@@ -37,6 +37,8 @@ pub struct ServeArgs {
     pub cache: PromptCacheArgs,
     #[command(flatten)]
     pub draft: DraftArgs,
+    #[command(flatten)]
+    pub preset: PresetOption,
     #[command(flatten)]
     pub model: ModelArgs,
     #[command(flatten)]

@@ -12,6 +12,11 @@ pub fn cache() -> Option<PathBuf> {
     home().map(|home| home.join(".cache/gemma"))
 }
 
+/// Returns the directory of files that the user made, where no variable names another.
+pub fn data() -> Option<PathBuf> {
+    home().map(|home| home.join(".local/share/gemma"))
+}
+
 /// Returns the directory of settings, where no variable names another.
 pub fn config() -> Option<PathBuf> {
     home().map(|home| home.join(".config/gemma"))

@@ -1,6 +1,9 @@
 //! The terminal's modes: what it echoes, and how it is left when a signal ends the process.
 
-use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcgetpgrp, tcsetattr};
+use rustix::termios::{
+    InputModes, LocalModes, OptionalActions, SpecialCodeIndex, Termios, tcgetattr, tcgetpgrp,
+    tcsetattr,
+};
 use signal_hook::consts::{SIGHUP, SIGQUIT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::io::{self, Write, stderr, stdin};
@@ -9,7 +12,8 @@ use std::sync::OnceLock;
 /// The modes that a crash restores.
 static BEFORE: OnceLock<Termios> = OnceLock::new();
 
-/// Guard during which the terminal does not echo typed keys; they wait for the next prompt.
+/// Guard during which the terminal does not echo typed keys. They wait as they were typed for the
+/// next prompt, and only Ctrl-C and its like act at once.
 pub struct Unechoed(Option<Termios>);
 
 impl Unechoed {
@@ -17,7 +21,11 @@ impl Unechoed {
     pub fn begin() -> Unechoed {
         let Ok(before) = tcgetattr(stdin()) else { return Unechoed(None) };
         let mut silent = before.clone();
-        silent.local_modes.remove(LocalModes::ECHO | LocalModes::ECHONL);
+        let lines = LocalModes::ICANON | LocalModes::IEXTEN;
+        silent.local_modes.remove(LocalModes::ECHO | LocalModes::ECHONL | lines);
+        silent.input_modes.remove(InputModes::ICRNL);
+        silent.special_codes[SpecialCodeIndex::VMIN] = 1;
+        silent.special_codes[SpecialCodeIndex::VTIME] = 0;
         // A terminal that refuses continues to echo.
         let _ = tcsetattr(stdin(), OptionalActions::Now, &silent);
         Unechoed(Some(before))

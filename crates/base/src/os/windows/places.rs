@@ -12,6 +12,11 @@ pub fn cache() -> Option<PathBuf> {
     variable("LOCALAPPDATA").map(|local| local.join(r"gemma\cache"))
 }
 
+/// Returns the directory of files that the user made, where no variable names another.
+pub fn data() -> Option<PathBuf> {
+    variable("LOCALAPPDATA").map(|local| local.join(r"gemma\data"))
+}
+
 /// Returns the directory of settings, where no variable names another.
 pub fn config() -> Option<PathBuf> {
     variable("LOCALAPPDATA").map(|local| local.join("gemma"))

@@ -2,6 +2,11 @@
 
 use unicode_width::UnicodeWidthChar;
 
+/// Returns the columns of the terminal at standard output at this moment; 0 where it does not say.
+pub fn columns() -> usize {
+    terminal_size::terminal_size_of(std::io::stdout()).map_or(0, |(width, _)| width.0.into())
+}
+
 /// A stream of text with line breaks between words.
 ///
 /// A word is held back until it ends, so that it can go to the next line as a whole. Lines between

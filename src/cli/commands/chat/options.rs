@@ -1,0 +1,93 @@
+//! The options of `gemma chat`.
+
+use crate::cli::io::destination::Destination;
+use crate::cli::options::{
+    DraftArgs, ModelArgs, PresetOption, PromptCacheArgs, SamplingOptions, SightArgs, ThinkOptions,
+    UiOptions,
+};
+use clap::{Args, ValueHint};
+use std::path::PathBuf;
+
+const EXAMPLES: &str = "\
+Examples:
+  gemma chat
+  gemma chat -m google/gemma-3-27b-it-qat-q4_0-gguf
+  gemma chat -m MODEL --system 'Answer in one sentence.' --temp 0.7
+  gemma chat -m MODEL --keep-talks    and later: gemma chat -m MODEL --continue";
+
+/// A conversation at the terminal; the model remembers what was said before.
+///
+/// Type a message, or /help for the commands. Ctrl-C stops an answer and keeps the conversation; at
+/// the prompt it drops the line. Ctrl-D or /quit leaves. A conversation is written to a file only
+/// if you ask for it: by /save, --keep-talks, --continue or --history.
+#[derive(Debug, Args)]
+#[command(after_long_help = EXAMPLES)]
+pub struct ChatArgs {
+    /// The first message; the conversation goes on from its answer
+    #[arg(value_name = "MESSAGE")]
+    pub words: Vec<String>,
+    /// Instructions put before the conversation
+    #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
+    pub system: Option<String>,
+    /// The same from a file
+    #[arg(long, value_name = "FILE", hide_short_help = true)]
+    pub system_file: Option<PathBuf>,
+    #[command(flatten)]
+    pub think: ThinkOptions,
+    #[command(flatten)]
+    pub talks: TalkOptions,
+    #[command(flatten)]
+    pub sampling: SamplingOptions,
+    #[command(flatten)]
+    pub draft: DraftArgs,
+    #[command(flatten)]
+    pub cache: PromptCacheArgs,
+    #[command(flatten)]
+    pub preset: PresetOption,
+    #[command(flatten)]
+    pub model: ModelArgs,
+    #[command(flatten)]
+    pub sight: SightArgs,
+    #[command(flatten)]
+    pub ui: UiOptions,
+}
+
+/// Options about kept conversations. A `gemma.toml` in the working directory sets none of them.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Talks")]
+pub struct TalkOptions {
+    /// Go on with the last kept conversation, or with the one of this id
+    ///
+    /// New messages are added to it. --list shows the ids.
+    #[arg(
+        long = "continue", value_name = "ID", num_args = 0..=1, require_equals = true,
+        default_missing_value = "", conflicts_with = "history"
+    )]
+    pub resume: Option<String>,
+    /// Keep the conversation, so that --continue goes on with it
+    ///
+    /// The messages are written after each answer, to a file that only you may read, in
+    /// ~/.local/share/gemma/talks (on Windows %LOCALAPPDATA%\gemma\data\talks).
+    #[arg(long)]
+    pub keep_talks: bool,
+    /// Keep the conversation in a file, and go on with what it holds
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub history: Option<Destination>,
+    /// List the kept conversations: id, messages, first words
+    #[arg(long, conflicts_with_all = ["resume", "history", "export", "delete"])]
+    pub list: bool,
+    /// Print a kept conversation as Markdown
+    #[arg(
+        long, value_name = "ID", hide_short_help = true,
+        conflicts_with_all = ["resume", "history", "delete"]
+    )]
+    pub export: Option<String>,
+    /// Delete a kept conversation
+    #[arg(
+        long, value_name = "ID", hide_short_help = true, conflicts_with_all = ["resume", "history"]
+    )]
+    pub delete: Option<String>,
+    /// Print --list as one JSON object, and --export as a list of messages
+    #[arg(long, hide_short_help = true)]
+    pub json: bool,
+}
