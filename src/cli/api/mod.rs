@@ -13,6 +13,7 @@ pub mod fields;
 pub mod form;
 mod functions;
 pub mod ids;
+pub mod keep_alive;
 mod log_probs;
 pub mod notes;
 pub mod ollama;

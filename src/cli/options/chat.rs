@@ -3,6 +3,7 @@
 use super::SpecialPolicy;
 use crate::error::Fault;
 use crate::models::Tokenizer;
+use crate::sampler::ThoughtBudget;
 use crate::tensor::Token;
 use clap::{Args, ValueEnum};
 use std::path::PathBuf;
@@ -48,6 +49,11 @@ pub struct ThinkOptions {
     /// --max-tokens has to leave room for them. A grammar or schema holds from the thought's end.
     #[arg(long, value_enum, value_name = "on|off", default_value_t = Think::Off)]
     pub think: Think,
+    /// Most tokens of a thought, after which it ends at once [default: no limit]
+    ///
+    /// The marks around a thought do not count. Without thoughts, the limit has no effect.
+    #[arg(long, value_name = "N", hide_short_help = true)]
+    pub think_budget: Option<usize>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -64,6 +70,12 @@ impl ThinkOptions {
             return Err(Fault::usage(what).help("leave --think out, or give a Gemma 4 model"));
         }
         Ok(self.think == Think::On)
+    }
+
+    /// Returns the rule that ends the thoughts of an answer after `prompt` tokens, if there is one.
+    pub fn limit(&self, prompt: usize, tokenizer: &Tokenizer) -> Option<ThoughtBudget> {
+        let marks = self.thought(tokenizer)?;
+        self.think_budget.map(|most| ThoughtBudget::new(prompt, marks, most))
     }
 
     /// Returns the tokens around the thought that comes before an answer, if one does.

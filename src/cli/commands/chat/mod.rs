@@ -374,12 +374,15 @@ impl ChatSession<'_> {
         let scheduler =
             Scheduler::new(&mut self.target, drafter.as_mut(), policy, self.stop_ids, flag)
                 .with_prompt_cache(self.prompts.as_mut());
+        let budget = self.options.think.limit(history.len(), self.tokenizer);
+        let constrained = Constrained::new(None, 0, None).within(budget);
+        let sampler = constrained.sampler(self.sampler.clone());
         let request = AnswerRequest {
             text: Request {
                 images: self.talk.images(),
-                ..Request::new(history, self.sampler.clone(), self.max_tokens)
+                ..Request::new(history, sampler, self.max_tokens)
             },
-            constrained: Constrained::new(None, 0, None),
+            constrained,
             stops: self.options.sampling.stop.clone(),
             shows_calls: false,
             data: (),

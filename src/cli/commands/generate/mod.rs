@@ -144,9 +144,11 @@ impl GenerateRun<'_> {
         let needed = history.len().saturating_add(options.sampling.max_tokens).saturating_add(1);
         let context = session.context(needed, ui);
         let started = session.start(Room::of(context), &self.drafting, ui)?;
-        let Started { mut target, load_seconds, drafts: mut drafting, costs } = started;
+        let Started { mut target, load_seconds, drafts: mut drafting, costs, .. } = started;
         let thought = options.chat.think.thought(&session.tokenizer);
+        let budget = options.chat.think.limit(history.len(), &session.tokenizer);
         let constrained = Constrained::new(self.grammar.as_ref(), history.len(), thought);
+        let constrained = constrained.within(budget);
         let sampler = answers::sampler(
             self.config.clone(),
             &constrained,

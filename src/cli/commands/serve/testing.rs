@@ -4,7 +4,7 @@ use super::pool::Client;
 use super::queue::Delivery;
 use crate::cli::api::fields::Fields;
 use crate::cli::api::notes::Notes;
-use crate::cli::api::served::ServedModel;
+use crate::cli::api::served::{ServedModel, Thinking};
 use crate::cli::api::{anthropic, ollama, openai, responses, tokens};
 use crate::error::Fault;
 use crate::models::{ChatTemplate, Config, Tokenizer};
@@ -37,7 +37,7 @@ impl RequestBodies {
             constraints: Constraints::new(&tokenizer, &config.eos, 1).into(),
             sampling: SamplerConfig::default(),
             max_tokens: AutoOr::Auto,
-            thinks: false,
+            thinking: Thinking::default(),
             viewer: Err(Fault::model("no images are read here")),
             tokenizer,
             config,
