@@ -208,7 +208,9 @@ fn a_grammar_speaks_the_tokenizers_language() {
             rule.settle(&history);
         }
         assert!(
-            rule.mask(&history).unwrap().unwrap().ends() && rule.is_complete(&history) && forced > 3,
+            rule.mask(&history).unwrap().unwrap().ends()
+                && rule.is_complete(&history)
+                && forced > 3,
             "{forced} forced"
         );
         println!(

@@ -265,7 +265,8 @@ fn strangers_need_a_key_and_pages_an_origin() {
         open.request("POST", CHAT, &headers, &hello().to_string())
     };
     assert_eq!(page(&format!("http://{}", open.address)).status, 200);
-    for other in ["http://attacker.example", "null", "http://localhost:1"] {
+    assert_eq!(page("http://localhost:1").status, 200);
+    for other in ["http://attacker.example", "null", "http://localhost.example"] {
         let reply = page(other);
         assert_eq!(reply.status, 403, "{reply:?}");
         assert_eq!(reply.header("access-control-allow-origin"), None);

@@ -16,6 +16,7 @@ mod forms;
 mod gemma4;
 mod hostile;
 mod images;
+mod llama;
 mod models;
 mod ollama;
 mod prompt_cache;

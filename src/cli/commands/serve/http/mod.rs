@@ -20,7 +20,7 @@ use crate::cli::api::form::Parse;
 use crate::cli::api::notes::Notes;
 use crate::cli::api::request::TOKENISER_MEMORY;
 use crate::cli::api::served::ServedModel;
-use crate::cli::api::{anthropic, openai, responses, tokens};
+use crate::cli::api::{anthropic, llama, openai, responses, tokens};
 use crate::tensor::Token;
 use crate::util::json;
 use axum::Router;
@@ -127,6 +127,10 @@ fn endpoints() -> Vec<(&'static str, MethodRouter<Arc<App>>)> {
         ("/messages", post(messages)),
         ("/messages/count_tokens", post(count_tokens)),
         ("/embeddings", post(embeddings)),
+        ("/completion", post(completion)),
+        ("/apply-template", post(apply_template)),
+        ("/props", get(props)),
+        ("/infill", post(infill)),
     ]
 }
 
@@ -352,6 +356,29 @@ async fn responses(State(app): State<Arc<App>>, request: Request) -> Response {
 
 async fn messages(State(app): State<Arc<App>>, request: Request) -> Response {
     answer(app, request, anthropic::messages_body).await
+}
+
+/// llama-server's own form.
+async fn completion(State(app): State<Arc<App>>, request: Request) -> Response {
+    answer(app, request, llama::completion).await
+}
+
+async fn apply_template(State(app): State<Arc<App>>, request: Request) -> Response {
+    let work = |fields, served: &Arc<ServedModel>| llama::apply_template(fields, served);
+    held(app.prepare(request, prompt_memory, work).await, ApiFamily::OpenAi)
+}
+
+async fn props(State(app): State<Arc<App>>, uri: Uri) -> Response {
+    let slots = app.models.loader.load.parallel.into();
+    let lease = app.lease_of_query(&uri).await;
+    let props = |lease: ModelLease| llama::props(&lease.loaded.served, slots).to_string();
+    result(lease.map(props), ApiFamily::OpenAi)
+}
+
+/// Refuses as llama-server does for models that fill nothing in.
+async fn infill() -> Response {
+    let what = "Gemma 3 and 4 have no tokens for filling text in: ask /completion, which continues";
+    refusal(&ApiError::new(501, what).code("not_supported"), ApiFamily::OpenAi)
 }
 
 /// Answers one request, as a stream or whole.

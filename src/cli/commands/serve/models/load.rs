@@ -14,7 +14,6 @@ use crate::cli::io::ui::Ui;
 use crate::cli::options::{SightArgs, Think};
 use crate::decode::PageDirectory;
 use crate::error::{Fault, Kind, no_thread};
-use crate::os::memory::release_freed;
 use crate::runtime::constraints::Constraints;
 use crate::runtime::options::{DraftingOptions, ModelOptions, RunOptions};
 use crate::runtime::{Room, Session, SightOptions, Started};
@@ -52,8 +51,6 @@ pub fn start(
             let result = catch_unwind(run).unwrap_or_else(|_| {
                 Err(Fault::new(Kind::Failure, "a fault of the program ended the model").into())
             });
-            // The memory of the model is back before another one takes it.
-            release_freed();
             next = models.unloaded(slot, result);
         }
     };

@@ -15,12 +15,12 @@ use super::queue::{QueueLimit, RequestQueue};
 use crate::cli::api::error::ApiError;
 use crate::cli::api::keep_alive::KeepAlive;
 use crate::cli::api::served::ServedModel;
-use crate::os::machine::available_memory;
+use crate::os::memory::release_freed;
 use crate::runtime::devices::lock;
 use anyhow::Result;
 use catalog::{CatalogEntry, ModelFacts};
 pub use load::{CONTEXT, ModelLoader};
-use room::{MemoryLack, ModelBudget, PlannedMemory};
+use room::{ModelBudget, PlannedMemory};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
@@ -381,65 +381,6 @@ impl ServedModels {
         self.changed.notify_all();
     }
 
-    /// Waits until a model's planned bytes are free, and takes them. Has other models unloaded for
-    /// it: the one that was used longest ago first, and one that answers requests after these.
-    fn take_room(
-        &self,
-        slot: usize,
-        load: &ModelLoad,
-        needed: PlannedMemory,
-    ) -> Result<(), anyhow::Error> {
-        let name = self.slots[slot].name();
-        if !self.budget.lack(&needed, &[], None).is_nothing() {
-            return Err(self.budget.refusal(name, &needed).into());
-        }
-        let (mut state, mut is_told) = (self.lock(), false);
-        loop {
-            if state.ends.is_some() || load.users() == 0 {
-                anyhow::bail!("nobody waits for {name} any more");
-            }
-            let available = available_memory();
-            let others = |state: &ServerState| -> Vec<(usize, PlannedMemory)> {
-                let slots = state.slots.iter().enumerate().filter(|(other, _)| *other != slot);
-                slots.filter_map(|(at, s)| Some((at, s.active.as_ref()?.planned))).collect()
-            };
-            let mut others = others(&state);
-            let plans = |list: &[(usize, PlannedMemory)]| -> Vec<PlannedMemory> {
-                list.iter().map(|(_, planned)| *planned).collect()
-            };
-            if self.budget.lack(&needed, &plans(&others), available).is_nothing() {
-                let active = state.slots[slot].active.as_mut().expect("it is being loaded");
-                active.planned = needed;
-                return Ok(());
-            }
-            if others.iter().all(|(_, planned)| *planned == PlannedMemory::default()) {
-                return Err(self.budget.refusal(name, &needed).into());
-            }
-            let mut freed = 0;
-            loop {
-                let now = available.map(|available| available.saturating_add(freed));
-                let lack = self.budget.lack(&needed, &plans(&others), now);
-                let next = next_to_leave(&state, &others, lack, &needed);
-                let Some(at) = next.filter(|_| !lack.is_nothing()) else { break };
-                let (other, planned) = others.remove(at);
-                freed += planned.host;
-                let active = state.slots[other].active.as_mut().expect("it is loaded");
-                if !active.is_leaving {
-                    let other = self.slots[other].name();
-                    self.events.say(&format!("{other} is unloaded to make room for {name}"));
-                    active.leave();
-                }
-                if active.load.users() > 0 && !is_told {
-                    is_told = true;
-                    let other = self.slots[other].name();
-                    self.events.say(&format!("{name} waits until {other} has answered"));
-                }
-            }
-            let waited = self.changed.wait_timeout(state, LOOK);
-            state = waited.unwrap_or_else(PoisonError::into_inner).0;
-        }
-    }
-
     /// Records that a model is loaded, unless the server ends.
     fn loaded(&self, slot: usize, loaded: Arc<LoadedModel>, facts: ModelFacts) {
         let mut state = self.lock();
@@ -462,26 +403,43 @@ impl ServedModels {
         self.changed.notify_all();
     }
 
-    /// Records that a model is not loaded any more, or could not be. Returns the next load of it,
-    /// if requests wait for one.
+    /// Records that a model is not loaded any more, or could not be, once its memory is free.
+    /// Returns the next load of it, if requests wait for one.
     fn unloaded(&self, slot: usize, result: Result<()>) -> Option<Arc<ModelLoad>> {
+        let loaded = {
+            let mut state = self.lock();
+            let active = state.slots[slot].active.as_mut()?;
+            active.is_leaving = true;
+            let loaded = active.loaded.take();
+            // The outcome has the loaded model, too.
+            let outcome = match (&result, &loaded) {
+                (Err(error), _) => Some(Err(ApiError { status: 503, ..ApiError::of(error) })),
+                (Ok(()), Some(_)) => Some(Err(ApiError::ending())),
+                (Ok(()), None) => None,
+            };
+            if outcome.is_some() {
+                active.load.outcome.send_replace(outcome);
+            }
+            loaded
+        };
+        let was_loaded = loaded.is_some();
+        drop(loaded);
+        release_freed();
+        let own = &self.slots[slot];
         let mut state = self.lock();
-        let is_first = !state.is_ready;
-        let is_ending = state.ends.is_some();
         let active = state.slots[slot].active.take()?;
-        let was_loaded = active.loaded.is_some();
         if let Err(error) = result {
-            let refusal = ApiError { status: 503, ..ApiError::of(&error) };
-            let _ = active.load.outcome.send_replace(Some(Err(refusal)));
+            let name = own.name();
             // The only model of a server is worth its end, as long as it was loaded at the start.
-            if self.is_single() && (is_first || was_loaded) {
+            if self.is_single() && (!state.is_ready || was_loaded) {
                 state.failure.get_or_insert(error);
-            } else if active.load.users() > 0 || was_loaded {
-                let name = self.slots[slot].name();
+            } else if was_loaded {
+                self.events.say(&format!("{name} has ended: {error:#}"));
+            } else if active.load.users() > 0 {
                 self.events.say(&format!("{name} cannot be loaded: {error:#}"));
             }
         }
-        let next = active.next.filter(|next| next.users() > 0 && !is_ending);
+        let next = active.next.filter(|next| next.users() > 0 && state.ends.is_none());
         if let Some(next) = &next {
             let again = ActiveModel::new(next.clone(), self.keep_alive);
             state.slots[slot].active = Some(again);
@@ -492,8 +450,9 @@ impl ServedModels {
         }
         drop(state);
         if was_loaded {
-            self.slots[slot].metrics.loaded.set(0);
-            self.events.say(&format!("{} is unloaded", self.slots[slot].name()));
+            let Metrics { loaded, running, waiting, .. } = &*own.metrics;
+            [loaded, running, waiting].iter().for_each(|gauge| gauge.set(0));
+            self.events.say(&format!("{} is unloaded", own.name()));
         }
         self.changed.notify_all();
         next
@@ -575,21 +534,4 @@ impl ServedModels {
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
-}
-
-/// Returns the place in `others` of the model to unload next for one that lacks memory: one that is
-/// leaving, an idle one, or a busy one, and among equals the one that was used longest ago.
-fn next_to_leave(
-    state: &ServerState,
-    others: &[(usize, PlannedMemory)],
-    lack: MemoryLack,
-    needed: &PlannedMemory,
-) -> Option<usize> {
-    let rank = |(at, (slot, planned)): (usize, &(usize, PlannedMemory))| {
-        let active = state.slots[*slot].active.as_ref()?;
-        let helps = active.loaded.is_some() && lack.is_eased_by(needed, planned);
-        let is_busy = active.load.users() > 0;
-        helps.then_some(((!active.is_leaving, is_busy, active.idle_since), at))
-    };
-    others.iter().enumerate().filter_map(rank).min().map(|(_, at)| at)
 }

@@ -1,6 +1,7 @@
 //! Room for models: the bytes that each will take, as `gemma plan` counts them, and those that the
 //! machine has.
 
+use super::{LOOK, ModelLoad, ServedModels, ServerState};
 use crate::compute::{Choice, DeviceInfo};
 use crate::error::{Fault, Kind};
 use crate::os::machine::available_memory;
@@ -14,7 +15,7 @@ use crate::runtime::placement::{Placement, candidates_among};
 use crate::runtime::{Listener, Room, Session};
 use crate::util::units::bytes;
 use anyhow::{Context, Result};
-use std::sync::OnceLock;
+use std::sync::{OnceLock, PoisonError};
 
 /// Bytes that a loaded model takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -113,6 +114,85 @@ impl ModelBudget {
         let what = format!("{name} needs {}{gpu}{has}", bytes(needed.host));
         Fault::new(Kind::Memory, what).help("lower --ctx-size or --parallel")
     }
+}
+
+impl ServedModels {
+    /// Waits until a model's planned bytes are free, and takes them. Has other models unloaded for
+    /// it: the one that was used longest ago first, and one that answers requests after these.
+    pub(super) fn take_room(
+        &self,
+        slot: usize,
+        load: &ModelLoad,
+        needed: PlannedMemory,
+    ) -> Result<(), anyhow::Error> {
+        let name = self.slots[slot].name();
+        if !self.budget.lack(&needed, &[], None).is_nothing() {
+            return Err(self.budget.refusal(name, &needed).into());
+        }
+        let (mut state, mut is_told) = (self.lock(), false);
+        loop {
+            if state.ends.is_some() || load.users() == 0 {
+                anyhow::bail!("nobody waits for {name} any more");
+            }
+            let available = available_memory();
+            let others = |state: &ServerState| -> Vec<(usize, PlannedMemory)> {
+                let slots = state.slots.iter().enumerate().filter(|(other, _)| *other != slot);
+                slots.filter_map(|(at, s)| Some((at, s.active.as_ref()?.planned))).collect()
+            };
+            let mut others = others(&state);
+            let plans = |list: &[(usize, PlannedMemory)]| -> Vec<PlannedMemory> {
+                list.iter().map(|(_, planned)| *planned).collect()
+            };
+            if self.budget.lack(&needed, &plans(&others), available).is_nothing() {
+                let active = state.slots[slot].active.as_mut().expect("it is being loaded");
+                active.planned = needed;
+                return Ok(());
+            }
+            if others.iter().all(|(_, planned)| *planned == PlannedMemory::default()) {
+                return Err(self.budget.refusal(name, &needed).into());
+            }
+            let mut freed = 0;
+            loop {
+                let now = available.map(|available| available.saturating_add(freed));
+                let lack = self.budget.lack(&needed, &plans(&others), now);
+                let next = next_to_leave(&state, &others, lack, &needed);
+                let Some(at) = next.filter(|_| !lack.is_nothing()) else { break };
+                let (other, planned) = others.remove(at);
+                freed += planned.host;
+                let active = state.slots[other].active.as_mut().expect("it is loaded");
+                if !active.is_leaving {
+                    let other = self.slots[other].name();
+                    self.events.say(&format!("{other} is unloaded to make room for {name}"));
+                    active.leave();
+                }
+                if active.load.users() > 0 && !is_told {
+                    is_told = true;
+                    let other = self.slots[other].name();
+                    self.events.say(&format!("{name} waits until {other} has answered"));
+                }
+            }
+            let waited = self.changed.wait_timeout(state, LOOK);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
+
+/// Returns the place in `others` of the model to unload next for one that lacks memory: one that is
+/// leaving, an idle one, or a busy one, and among equals the one that was used longest ago.
+fn next_to_leave(
+    state: &ServerState,
+    others: &[(usize, PlannedMemory)],
+    lack: MemoryLack,
+    needed: &PlannedMemory,
+) -> Option<usize> {
+    let rank = |(at, (slot, planned)): (usize, &(usize, PlannedMemory))| {
+        let active = state.slots[*slot].active.as_ref()?;
+        let can_leave = active.loaded.is_some() || active.is_leaving;
+        let helps = can_leave && lack.is_eased_by(needed, planned);
+        let is_busy = active.load.users() > 0;
+        helps.then_some(((!active.is_leaving, is_busy, active.idle_since), at))
+    };
+    others.iter().enumerate().filter_map(rank).min().map(|(_, at)| at)
 }
 
 /// Pins a model to its place.
