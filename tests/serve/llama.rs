@@ -1,7 +1,9 @@
 //! llama-server's own addresses, as llama.vim and SillyTavern ask them.
 
 use crate::server::Server;
+use crate::shell::gemma_in;
 use serde_json::json;
+use std::fs;
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -16,6 +18,16 @@ fn llama_servers_form_continues_what_its_template_makes() {
     assert_eq!(props["default_generation_settings"]["n_ctx"], 300);
     let bos = props["bos_token"].as_str().unwrap();
     assert!(!prompt.starts_with(bos) && props["chat_template"].as_str().unwrap().contains("role"));
+    // The command line shows the same.
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("talk.json"), messages.to_string()).unwrap();
+    let shown = |more: &[&str]| {
+        let args = [&["tokenize", "--rendered"], more].concat();
+        gemma_in(dir.path(), &args, b"").ok().text().to_owned()
+    };
+    assert_eq!(shown(&["--messages", "talk.json"]), format!("{bos}{prompt}"));
+    assert_eq!(shown(&["--template", "Who are you?"]), format!("{bos}{prompt}"));
+    gemma_in(dir.path(), &["tokenize", "--rendered"], b"").fails(2, &["no prompt"]);
     // The text of a chat, token for token.
     let chat = json!({"messages": messages, "temperature": 0, "max_tokens": 12});
     let chat = server.post(CHAT, &chat).ok();

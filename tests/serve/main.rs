@@ -15,6 +15,7 @@ mod equality;
 mod forms;
 mod gemma4;
 mod hostile;
+mod hosts;
 mod images;
 mod llama;
 mod models;

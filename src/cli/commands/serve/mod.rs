@@ -86,6 +86,7 @@ pub fn run(options: &ServeArgs, typed: &Typed) -> Result<u8> {
             let _ = stage.send(ServerStage::Closing);
         };
         interrupt = Some(Interrupt::watch_saying(close)?.0);
+        models.open();
         ui.line(&greeting(&models, running, &server.url, load.parallel));
         Ok(())
     });

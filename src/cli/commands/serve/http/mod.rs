@@ -377,7 +377,8 @@ async fn props(State(app): State<Arc<App>>, uri: Uri) -> Response {
 
 /// Refuses as llama-server does for models that fill nothing in.
 async fn infill() -> Response {
-    let what = "Gemma 3 and 4 have no tokens for filling text in: ask /completion, which continues";
+    let what = "there is no /infill here, since Gemma 3 and 4 have no tokens for filling text in: \
+        ask /completion, which continues a text";
     refusal(&ApiError::new(501, what).code("not_supported"), ApiFamily::OpenAi)
 }
 

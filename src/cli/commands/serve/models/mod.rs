@@ -435,7 +435,7 @@ impl ServedModels {
                 state.failure.get_or_insert(error);
             } else if was_loaded {
                 self.events.say(&format!("{name} has ended: {error:#}"));
-            } else if active.load.users() > 0 {
+            } else {
                 self.events.say(&format!("{name} cannot be loaded: {error:#}"));
             }
         }
@@ -476,12 +476,12 @@ impl ServedModels {
     }
 
     /// Answers requests from here on.
-    fn open(&self) {
+    pub fn open(&self) {
         self.lock().is_ready = true;
     }
 
-    /// Unloads idle models until the server ends. Calls `ready` once requests can be answered: with
-    /// the only model loaded, or with several models at once.
+    /// Unloads idle models until the server ends. Calls `ready`, which calls [`open`](Self::open),
+    /// once requests can be answered: with the only model loaded, or with several models at once.
     pub fn supervise(
         self: &Arc<Self>,
         waits: bool,
@@ -498,7 +498,6 @@ impl ServedModels {
             if !state.is_ready && state.ends.is_none() && (!waits || is_loaded(&state.slots[0])) {
                 drop(state);
                 ready(&self.running())?;
-                self.open();
                 state = self.lock();
                 continue;
             }
