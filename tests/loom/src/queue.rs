@@ -21,7 +21,8 @@ fn request(from: u8, channel: &Arc<Channel>) -> Vec<ClientRequest> {
 }
 
 fn queue(most: usize) -> Arc<RequestQueue> {
-    let queue = Arc::new(RequestQueue::new(QueueLimit::new(most), Arc::new(Metrics::default()), Duration::ZERO));
+    let metrics = Arc::new(Metrics::default());
+    let queue = Arc::new(RequestQueue::new(QueueLimit::new(most), metrics, Duration::ZERO));
     queue.ready();
     queue
 }

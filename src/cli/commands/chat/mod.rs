@@ -374,8 +374,7 @@ impl ChatSession<'_> {
         let scheduler =
             Scheduler::new(&mut self.target, drafter.as_mut(), policy, self.stop_ids, flag)
                 .with_prompt_cache(self.prompts.as_mut());
-        let budget = self.options.think.limit(history.len(), self.tokenizer);
-        let constrained = Constrained::new(None, 0, None).within(budget);
+        let constrained = self.options.think.constrained(None, history.len(), self.tokenizer);
         let sampler = constrained.sampler(self.sampler.clone());
         let request = AnswerRequest {
             text: Request {

@@ -22,7 +22,7 @@ use crate::error::Fault;
 use crate::grammar::Grammar;
 use crate::models::Generation;
 use crate::runtime::answers::{self, AnswerEvent, AnswerRequest, Answers, Finished};
-use crate::runtime::constraints::{Constrained, Constraints};
+use crate::runtime::constraints::Constraints;
 use crate::runtime::devices::npu;
 use crate::runtime::{Drafting, DraftingOptions, Model, Room, Session, Size, Started};
 use crate::sampler::SamplerConfig;
@@ -145,10 +145,8 @@ impl GenerateRun<'_> {
         let context = session.context(needed, ui);
         let started = session.start(Room::of(context), &self.drafting, ui)?;
         let Started { mut target, load_seconds, drafts: mut drafting, costs, .. } = started;
-        let thought = options.chat.think.thought(&session.tokenizer);
-        let budget = options.chat.think.limit(history.len(), &session.tokenizer);
-        let constrained = Constrained::new(self.grammar.as_ref(), history.len(), thought);
-        let constrained = constrained.within(budget);
+        let (think, grammar) = (&options.chat.think, self.grammar.as_ref());
+        let constrained = think.constrained(grammar, history.len(), &session.tokenizer);
         let sampler = answers::sampler(
             self.config.clone(),
             &constrained,

@@ -53,7 +53,7 @@ pub struct ServedModelArgs {
     /// Model: a directory, a GGUF file or the id of a downloaded model (repeatable)
     ///
     /// Each is spelled as for gemma generate. The default is the bundled demo model. One model is
-    /// loaded at the start. Of several, a request names one by its `model`, and a model is loaded
+    /// loaded at the start. A request names one of several by its `model`, and a model is loaded
     /// when it is first asked for.
     #[arg(short, long, value_name = "PATH|ID")]
     pub model: Vec<String>,

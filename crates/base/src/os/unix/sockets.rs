@@ -21,7 +21,7 @@ pub fn connect(path: &Path, timeout: Duration) -> io::Result<impl Read + Write +
 /// there. Fails if a process listens there, or if something else is there.
 pub fn listen(path: &Path) -> io::Result<UnixListener> {
     remove_stale(path)?;
-    // Nobody else may connect between the creation of the socket and a change of its rights.
+    // Other users must not connect between the creation of the socket and a change of its rights.
     let before = umask(Mode::from_raw_mode(0o177));
     let listener = UnixListener::bind(path);
     umask(before);

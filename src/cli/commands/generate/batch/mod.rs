@@ -28,7 +28,7 @@ use crate::decode::{PageDirectory, Request};
 use crate::error::{Fault, Kind, fault_of};
 use crate::grammar::GrammarSource;
 use crate::runtime::answers::{self, AnswerRequest};
-use crate::runtime::constraints::{Constrained, Constraints};
+use crate::runtime::constraints::Constraints;
 use crate::runtime::devices::npu;
 use crate::runtime::options::AutoOr;
 use crate::runtime::{Room, Session};
@@ -291,9 +291,7 @@ impl Batch<'_> {
         let grammar =
             source.map(|source| self.constraints.get(source, ignore_eos, &|| true)).transpose()?;
         let (tokenizer, ends) = (&self.session.tokenizer, &self.session.stop_ids);
-        let thought = chat.think.thought(tokenizer);
-        let constrained = Constrained::new(grammar.as_ref(), history.len(), thought)
-            .within(chat.think.limit(history.len(), tokenizer));
+        let constrained = chat.think.constrained(grammar.as_ref(), history.len(), tokenizer);
         let sampler = answers::sampler(config, &constrained, tokenizer, ends, ignore_eos)?;
         let stops =
             if job.stop.is_empty() { options.sampling.stop.clone() } else { job.stop.clone() };

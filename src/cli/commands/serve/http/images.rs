@@ -4,7 +4,7 @@
 use super::super::models::LoadedModel;
 use super::super::pool::{Client, PoolShare, SharedPool};
 use super::App;
-use super::prepare::in_worker;
+use super::worker::in_worker;
 use crate::cli::api::error::ApiError;
 use crate::cli::api::request::ApiRequest;
 use crate::cli::api::served::ServedModel;

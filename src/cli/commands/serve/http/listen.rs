@@ -119,7 +119,7 @@ pub enum ServerStage {
     Over,
 }
 
-/// What all connections of a server share.
+/// Rules that all connections of a server share.
 #[derive(Clone)]
 pub struct ConnectionRules {
     pub routers: Routers,

@@ -8,6 +8,7 @@ mod ollama;
 mod prepare;
 mod reply;
 mod response;
+mod worker;
 
 use super::log::LogEntry;
 use super::metrics::{Label, Metrics, ServerMetrics};

@@ -5,6 +5,7 @@ use super::super::pool::{Client, Peer, PoolShare, SharedPool};
 use super::super::queue::{ClientEvent, Delivery};
 use super::body::ReadBody;
 use super::images::{self, ImageMemory};
+use super::worker::in_worker;
 use super::{App, LARGE, SharedLimits};
 use crate::cli::api::answer::EVENTS;
 use crate::cli::api::error::{ApiError, ApiFamily};
@@ -16,7 +17,6 @@ use crate::cli::api::request::{ApiRequest, most_tokeniser_memory, tokeniser_memo
 use crate::cli::api::served::ServedModel;
 use crate::grammar::{Enforcement, Grammar, GrammarSource};
 use crate::os::memory::release_freed;
-use crate::os::process::give_way;
 use crate::util::json;
 use axum::extract::Request;
 use axum::http::Uri;
@@ -153,23 +153,6 @@ pub fn prompt_memory(length: usize, served: Option<&ServedModel>) -> usize {
         Some(served) => tokeniser_memory(length, served),
         None => most_tokeniser_memory(length),
     }
-}
-
-/// Runs `work` in a worker thread of low priority. `held` is its share of a pool.
-pub async fn in_worker<T: Send + 'static>(
-    held: PoolShare,
-    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
-) -> Result<T, ApiError> {
-    let work = move || {
-        // Otherwise each wait of the engine's thread for a processor takes as long as the time
-        // slices of all workers.
-        give_way();
-        let result = work();
-        drop(held);
-        result
-    };
-    let failed = |_| Err(ApiError::new(500, "the request could not be handled"));
-    tokio::task::spawn_blocking(work).await.unwrap_or_else(failed)
 }
 
 /// The begin of a response.

@@ -65,7 +65,7 @@ pub struct CatalogEntry {
     pub facts: Option<ModelFacts>,
 }
 
-/// What lists of models tell.
+/// Facts that lists of models tell.
 #[derive(Clone, Debug)]
 pub struct ModelFacts {
     /// Seconds since 1970, for lists of models.

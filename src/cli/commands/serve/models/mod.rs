@@ -195,7 +195,7 @@ impl ActiveModel {
     }
 }
 
-/// What a server does with its models.
+/// Rules for loading and unloading models.
 pub struct ModelPolicy {
     pub keep_alive: KeepAlive,
     /// Bytes of memory for models; the free memory where nobody says.

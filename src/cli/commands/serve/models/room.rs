@@ -26,7 +26,7 @@ pub struct PlannedMemory {
     pub device: Option<(usize, u64)>,
 }
 
-/// What is missing for a model.
+/// Memory that is missing for a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryLack {
     pub host: bool,
