@@ -10,11 +10,13 @@
   --clients N    serve: requests at once (8)
   --lose S       serve: the GPU is lost after so many seconds of work, again and again; needs a
                  build with the feature `testing`
-  other options  go to gemma, as `-d vulkan` or `-m DIR`
+  other options  go to gemma, as `-d vulkan`, `-m DIR` or `-m A -m B --keep-alive 1s`
 
 Each answer of `serve` is compared with the same server's answer before the soak, when nothing
 else ran and no device was lost; each answer of `batch` with the first one to the same record.
-Exits 1 if an answer differs or the memory grows by more than 2 % after the first tenth.
+Exits 1 if an answer differs or the memory grows by more than 2 % after the first tenth. With
+several models, clients choose at random, and the memory counts after each tenth, when no model is
+loaded.
 """
 
 import argparse
@@ -116,11 +118,19 @@ class Server:
         connection.close()
         return [parts[i] for i in sorted(parts)]
 
-    def metric(self, name):
+    def get(self, path):
         connection = http.client.HTTPConnection(self.address, timeout=60)
-        connection.request("GET", "/metrics")
-        page = connection.getresponse().read().decode()
-        return float(re.search(rf"^{name} (\S+)$", page, re.M)[1])
+        connection.request("GET", path)
+        return connection.getresponse().read().decode()
+
+    def metric(self, name):
+        """Returns a figure, of all models together."""
+        found = re.findall(rf"^{name}(?:{{model=.*}})? (\S+)$", self.get("/metrics"), re.M)
+        return sum(map(float, found))
+
+    def wait_until_unloaded(self):
+        while json.loads(self.get("/api/ps"))["models"]:
+            time.sleep(0.1)
 
     def end(self):
         self.process.terminate()
@@ -145,8 +155,9 @@ def verdict(name, done, memory, wrong, more=""):
 
 
 def serve(args, options):
-    bodies = requests()
     before = Server(args.gemma, options, {})
+    models = [model["id"] for model in json.loads(before.get("/v1/models"))["data"]]
+    bodies = [(path, {**body, "model": model}) for model in models for path, body in requests()]
     expected = []
     for path, body in bodies:
         status, reply = before.ask(path, body)
@@ -189,11 +200,11 @@ def serve(args, options):
             raise AssertionError(f"{got!r} and not {right!r}")
         return kind
 
-    def lane():
+    def lane(until):
         while True:
             with lock:
                 n = state["begun"]
-                is_over = time.time() > deadline if args.minutes else n >= args.requests
+                is_over = time.time() > deadline if args.minutes else n >= until
                 if is_over or len(wrong) > 20:
                     return
                 state["begun"] += 1
@@ -204,15 +215,21 @@ def serve(args, options):
             except Exception as error:
                 with lock:
                     wrong.append(f"request {n}: {type(error).__name__}: {error}"[:600])
-            if n % 50 == 0:
+            if n % 50 == 0 and len(models) == 1:
                 with lock:
                     memory.append((n, resident(server.process.pid)))
 
-    lanes = [threading.Thread(target=lane) for _ in range(args.clients)]
-    for thread in lanes:
-        thread.start()
-    for thread in lanes:
-        thread.join()
+    parts = 1 if len(models) == 1 or args.minutes else 10
+    for part in range(parts):
+        until = args.requests * (part + 1) // parts
+        lanes = [threading.Thread(target=lane, args=[until]) for _ in range(args.clients)]
+        for thread in lanes:
+            thread.start()
+        for thread in lanes:
+            thread.join()
+        if len(models) > 1:
+            server.wait_until_unloaded()
+            memory.append((state["begun"], resident(server.process.pid)))
     time.sleep(1)
     left = server.metric("gemma_running_texts") + server.metric("gemma_queue_length")
     losses = server.metric("gemma_device_losses_total")

@@ -21,7 +21,7 @@ const COMMANDS: [(&[&str], &str); 13] = [
         &["run", "ask", "complete", "completion", "infer"],
         "gemma chat -m MODEL, or gemma generate -m MODEL 'your prompt'",
     ),
-    (&["models", "ls", "ps"], "gemma list shows the models that are found on this machine"),
+    (&["models", "ls"], "gemma list shows the models that are found on this machine"),
     (&["show", "info"], "gemma inspect MODEL shows what a model consists of"),
     (
         &["config", "settings"],

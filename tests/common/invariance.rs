@@ -68,11 +68,11 @@ impl Strict {
 }
 
 impl TokenRule for Strict {
-    fn mask(&self, history: &[Token]) -> Result<Arc<Mask>> {
+    fn mask(&self, history: &[Token]) -> Result<Option<Arc<Mask>>> {
         let mut words = vec![0; self.vocab.div_ceil(32)];
         let allowed = (0..self.vocab as Token).filter(|token| self.allows(history, *token));
         allowed.for_each(|token| words[token as usize / 32] |= 1 << (token % 32));
-        Ok(Arc::new(Mask::new(words, false)))
+        Ok(Some(Arc::new(Mask::new(words, false))))
     }
 }
 

@@ -195,6 +195,11 @@ impl Server {
         self.status_bytes("VmRSS:")
     }
 
+    /// Bytes of memory that are no pages of files.
+    pub fn anonymous_memory(&self) -> u64 {
+        self.status_bytes("RssAnon:")
+    }
+
     /// Most bytes of memory that the process had since its start or a write to `clear_refs`.
     pub fn peak_memory(&self) -> u64 {
         self.status_bytes("VmHWM:")

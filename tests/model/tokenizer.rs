@@ -196,7 +196,7 @@ fn a_grammar_speaks_the_tokenizers_language() {
         let text = "{\"title\": \"Naïve 😀 stories\\n of \\\"foxes\\\"\", \"pages\": 120}";
         let begun = std::time::Instant::now();
         for token in tokenizer.encode(text, Special::AsText).unwrap() {
-            let mask = rule.mask(&history).unwrap();
+            let mask = rule.mask(&history).unwrap().unwrap();
             assert!(
                 mask.allows(token),
                 "{:?} after {:?}",
@@ -208,7 +208,9 @@ fn a_grammar_speaks_the_tokenizers_language() {
             rule.settle(&history);
         }
         assert!(
-            rule.mask(&history).unwrap().ends() && rule.is_complete(&history) && forced > 3,
+            rule.mask(&history).unwrap().unwrap().ends()
+                && rule.is_complete(&history)
+                && forced > 3,
             "{forced} forced"
         );
         println!(

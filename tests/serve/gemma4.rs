@@ -194,6 +194,64 @@ fn generate_keeps_thoughts_off_standard_output() {
     gemma_in(dir.path(), &raw, b"").fails(2, &["--raw"]);
 }
 
+/// A thought ends at its budget in all forms, on the command line too.
+#[test]
+fn thoughts_end_at_their_budget_in_all_forms() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = start(dir.path(), &["--think-budget", "300"]);
+    // A grammar that begins with a thought, so that this noise has one.
+    let schema = json!({"type": "boolean"});
+    let format = json!({"type": "json_schema", "json_schema": {"name": "x", "schema": schema}});
+    let chat = |more: Value| {
+        let mut body = json!({"messages": question(), "response_format": format, "seed": 1,
+            "max_tokens": 400, "temperature": 1});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let reply = server.post(CHAT, &body).ok();
+        let answer = &reply["choices"][0];
+        // The answer is there: the thought was ended.
+        assert_eq!(answer["finish_reason"], "stop", "{reply}");
+        let message = &answer["message"];
+        assert!(message["content"] == "true" || message["content"] == "false", "{reply}");
+        let thought = message["reasoning_content"].as_str().unwrap_or_default().to_owned();
+        (thought, reply["usage"]["completion_tokens"].as_u64().unwrap())
+    };
+    // The marks, the tokens of the thought, and the answer.
+    let (longer, tokens) = chat(json!({"reasoning_effort": "high"}));
+    assert!(longer.len() > 50 && (302 + 1..=302 + 6).contains(&tokens), "{tokens}: {longer}");
+    // The last character of a thought may be cut.
+    let begins = |short: &str| {
+        let whole = short.trim_end_matches('\u{fffd}');
+        longer.starts_with(whole.get(..whole.len().saturating_sub(1)).unwrap_or_default())
+    };
+    let (shorter, tokens) = chat(json!({"think": true, "thinking_budget": 20}));
+    assert!(begins(&shorter) && (22 + 1..=22 + 6).contains(&tokens), "{tokens}: {shorter}");
+    let (none, tokens) = chat(json!({"think": true, "thinking_budget": 0}));
+    assert!(none.is_empty() && (3..=8).contains(&tokens), "{none} {tokens}");
+    let (minimal, tokens) = chat(json!({"reasoning_effort": "minimal"}));
+    assert!(begins(&minimal) && (130 + 1..=130 + 6).contains(&tokens), "{tokens}: {minimal}");
+    let wrong = json!({"messages": question(), "thinking": {"type": "enabled",
+        "budget_tokens": "many"}, "max_tokens": 4});
+    assert_eq!(server.post("/v1/messages", &wrong).status, 400);
+    // Anthropic's form, and Ollama's.
+    let body = json!({"messages": question(), "max_tokens": 400, "seed": 1, "temperature": 1,
+        "thinking": {"type": "enabled", "budget_tokens": 300},
+        "output_format": {"type": "json_schema", "schema": schema}});
+    let reply = server.post("/v1/messages", &body).ok();
+    assert_eq!(reply["content"][0]["thinking"], *longer, "{reply}");
+    let body = json!({"messages": question(), "think": true, "format": schema, "stream": false,
+        "options": {"seed": 1, "temperature": 1, "num_predict": 400}});
+    assert_eq!(server.post("/api/chat", &body).ok()["message"]["thinking"], *longer);
+    drop(server);
+    let path = dir.path().join("model");
+    let options = ["generate", "-m", path.to_str().unwrap(), "--think", "on", "--seed", "1"];
+    let limits = ["-n", "400", "--temp", "1", "--json-schema", r#"{"type": "boolean"}"#, "--json"];
+    for draft in ["off", "ngram"] {
+        let more = ["--think-budget", "300", "--draft", draft, "How is the weather?"];
+        let record = gemma_in(dir.path(), &[&options[..], &limits, &more].concat(), b"").json();
+        assert_eq!(record["reasoning"], *longer);
+    }
+}
+
 /// Texts at once, with the assistant that lies beside the model and without.
 #[test]
 fn replies_are_the_same_with_the_assistant() {

@@ -257,12 +257,16 @@ fn strangers_need_a_key_and_pages_an_origin() {
     };
     assert_eq!(named("localhost:1"), Some(200));
     assert_eq!(named("attacker.example"), Some(403));
+    let preflight = "Origin: http://localhost:3000\r\nAccess-Control-Request-Method: POST\r\n";
+    let allowed = open.request("OPTIONS", CHAT, preflight, "");
+    assert_eq!(allowed.header("access-control-allow-origin"), Some("http://localhost:3000"));
     let page = |origin: &str| {
         let headers = format!("Origin: {origin}\r\n");
         open.request("POST", CHAT, &headers, &hello().to_string())
     };
     assert_eq!(page(&format!("http://{}", open.address)).status, 200);
-    for other in ["http://attacker.example", "null", "http://localhost:1"] {
+    assert_eq!(page("http://localhost:1").status, 200);
+    for other in ["http://attacker.example", "null", "http://localhost.example"] {
         let reply = page(other);
         assert_eq!(reply.status, 403, "{reply:?}");
         assert_eq!(reply.header("access-control-allow-origin"), None);

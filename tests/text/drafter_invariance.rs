@@ -3,6 +3,7 @@
 
 mod scores;
 mod sharing;
+mod thoughts;
 mod vocabulary;
 
 use crate::{invariance, reduced, toy};

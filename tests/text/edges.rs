@@ -148,8 +148,8 @@ struct OneOrTwo {
 }
 
 impl TokenRule for OneOrTwo {
-    fn mask(&self, _: &[Token]) -> Result<Arc<Mask>> {
-        Ok(Arc::new(Mask::new(vec![0b110], false)))
+    fn mask(&self, _: &[Token]) -> Result<Option<Arc<Mask>>> {
+        Ok(Some(Arc::new(Mask::new(vec![0b110], false))))
     }
     fn is_slow(&self) -> bool {
         self.slow
@@ -164,8 +164,8 @@ impl TokenRule for OneOrTwo {
 struct One;
 
 impl TokenRule for One {
-    fn mask(&self, _: &[Token]) -> Result<Arc<Mask>> {
-        Ok(Arc::new(Mask::new(vec![0b10], false)))
+    fn mask(&self, _: &[Token]) -> Result<Option<Arc<Mask>>> {
+        Ok(Some(Arc::new(Mask::new(vec![0b10], false))))
     }
 }
 

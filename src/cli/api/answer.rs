@@ -33,6 +33,8 @@ pub struct RequestFigures {
     /// Prompt tokens that a sequence held already.
     pub cached_tokens: u64,
     pub completion_tokens: u64,
+    /// Tokens of the answers, with those that end them.
+    pub picked_tokens: u64,
     pub passes: u64,
     pub decode_time: Duration,
     /// Time from the request to its first token.
@@ -47,6 +49,7 @@ impl RequestFigures {
             self.cached_tokens += other.cached_tokens;
         }
         self.completion_tokens += other.completion_tokens;
+        self.picked_tokens += other.picked_tokens;
         self.passes += other.passes;
         self.decode_time = self.decode_time.max(other.decode_time);
         self.first_token = self.first_token.into_iter().chain(other.first_token).min();

@@ -22,7 +22,7 @@ fn take(fields: &mut Fields, served: &ServedModel) -> Result<ApiRequest, ApiErro
     let mut request = ApiRequest {
         n: 1,
         tool_options: functions::take(fields)?,
-        thinks: served.take_thinking(fields)?,
+        thinking: served.take_thinking(fields)?,
         ..ApiRequest::default()
     };
     request.converse(conversation.continued(), served);

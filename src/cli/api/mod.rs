@@ -13,6 +13,8 @@ pub mod fields;
 pub mod form;
 mod functions;
 pub mod ids;
+pub mod keep_alive;
+pub mod llama;
 mod log_probs;
 pub mod notes;
 pub mod ollama;

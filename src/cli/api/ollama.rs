@@ -84,7 +84,7 @@ fn take(
         stream,
         format: take_format(fields)?,
         top_log_probs: take_top_log_probs(fields)?,
-        thinks: served.take_thinking(fields)?,
+        thinking: served.take_thinking(fields)?,
         ..ApiRequest::take(fields)?
     };
     let form = OllamaAnswer {
@@ -115,16 +115,33 @@ fn take_format(fields: &mut Fields) -> Result<Option<AnswerFormat>, ApiError> {
     Ok(Some(AnswerFormat::Grammar(source)))
 }
 
+/// Returns whether a body has nothing to answer. It loads or unloads its model.
+pub fn asks_nothing(fields: &Fields) -> bool {
+    let is_empty = |value: &Value| match value {
+        Value::Array(list) => list.is_empty(),
+        other => other == "",
+    };
+    ["prompt", "messages", "images"].iter().all(|name| fields.get(name).is_none_or(is_empty))
+}
+
+/// Returns the answer to a body that unloads the model called `name`.
+pub fn unloaded(name: &str, fields: &Fields) -> String {
+    let mut object = json!({"model": name, "created_at": date(fields.ids.time())});
+    match fields.get("messages") {
+        Some(_) => object["message"] = json!({"role": "assistant", "content": ""}),
+        None => object["response"] = "".into(),
+    }
+    object["done"] = true.into();
+    object["done_reason"] = "unload".into();
+    object.to_string() + "\n"
+}
+
 /// Completes a request that has nothing to answer. Ollama loads its model then.
 fn load(
-    mut fields: Fields,
+    fields: Fields,
     request: ApiRequest,
-    mut form: OllamaAnswer,
+    form: OllamaAnswer,
 ) -> Result<(ApiRequest, Box<dyn ApiForm>), ApiError> {
-    let keep: Option<Value> = fields.take("keep_alive")?;
-    if keep.is_some_and(|keep| keep == 0 || keep == "0") {
-        form.done = "unload";
-    }
     fields.finish()?;
     Ok((ApiRequest { stream: false, format: None, tool_options: None, ..request }, Box::new(form)))
 }

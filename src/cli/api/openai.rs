@@ -34,7 +34,7 @@ pub fn chat(
     request.top_log_probs = take_top_log_probs(&mut fields)?;
     let is_older = fields.get("functions").is_some();
     request.tool_options = functions::take(&mut fields)?;
-    request.thinks = served.take_thinking(&mut fields)?;
+    request.thinking = served.take_thinking(&mut fields)?;
     let mut conversation = ApiConversation::read("messages", &items, None)?;
     if fields.take("continue_final_message")?.unwrap_or(false) {
         fields.pass_over(&["add_generation_prompt"]);

@@ -6,7 +6,7 @@ use super::error::ApiError;
 use super::fields::Fields;
 use super::functions::ToolOptions;
 use super::sampling::SamplingFields;
-use super::served::ServedModel;
+use super::served::{ServedModel, Thinking};
 use crate::cli::io::format::{AnswerFormat, AnswerFormatFields};
 use crate::cli::io::prompt::{EncodedPrompt, PromptEncoder, PromptInput, UnseenPrompt};
 use crate::decode::Request;
@@ -18,6 +18,7 @@ use crate::runtime::answers::{self, AnswerRequest};
 use crate::runtime::constraints::Constrained;
 use crate::runtime::load::check_prompt;
 use crate::runtime::options::AutoOr;
+use crate::sampler::ThoughtBudget;
 use crate::tensor::Token;
 use crate::util::json;
 use anyhow::{Result, bail, ensure};
@@ -76,8 +77,8 @@ pub struct ApiRequest {
     pub ignore_eos: bool,
     pub format: Option<AnswerFormat>,
     pub tool_options: Option<ToolOptions>,
-    /// Asks for a thought before each answer.
-    pub thinks: bool,
+    /// Whether a thought comes before each answer, and its limit.
+    pub thinking: Thinking,
     /// Alternatives to tell beside the log-probability of each token; `None` for neither.
     pub top_log_probs: Option<usize>,
     /// Whether the tokens of the prompts have log-probabilities too.
@@ -152,10 +153,10 @@ impl ApiRequest {
 
     /// Sets the conversation to answer, after the functions and the thought.
     pub fn converse(&mut self, conversation: ApiConversation, served: &ServedModel) {
-        self.thinks &= !conversation.is_begun();
+        self.thinking.is_on &= !conversation.is_begun();
         let functions = self.tool_options.as_ref().map_or(&[][..], |options| &options.tools);
         let marks = !served.call_marks().is_empty();
-        let input = conversation.prompt(functions, marks, self.thinks);
+        let input = conversation.prompt(functions, marks, self.thinking.is_on);
         self.prompts = vec![ApiPrompt::Conversation(input)];
     }
 
@@ -313,8 +314,12 @@ impl ApiRequest {
         for prompt in &self.prompts {
             let EncodedPrompt { tokens: history, images, .. } = prompt.encoded(served)?;
             for i in 0..self.n as u64 {
-                let thought = served.tokenizer.channel().filter(|_| self.thinks);
+                let thought = served.tokenizer.channel().filter(|_| self.thinking.is_on);
+                let budget = self.thinking.budget.zip(thought);
+                let budget =
+                    budget.map(|(most, marks)| ThoughtBudget::new(history.len(), marks, most));
                 let constrained = Constrained::new(grammar.as_ref(), history.len(), thought);
+                let constrained = constrained.within(budget);
                 let seed = seed.wrapping_add(i);
                 let config = self.sampling.config(&served.sampling, seed);
                 let (tokenizer, ends) = (&served.tokenizer, &served.stop_ids);
@@ -399,6 +404,11 @@ pub fn tokeniser_memory(bytes: usize, served: &ServedModel) -> usize {
     // A text that is too long for any context is refused before.
     let fits = served.context.saturating_mul(served.tokenizer.longest());
     TOKENISER_MEMORY * most_rendered(bytes).min(fits)
+}
+
+/// Returns the most bytes of memory that the tokenizer of any model takes for such a prompt.
+pub fn most_tokeniser_memory(bytes: usize) -> usize {
+    TOKENISER_MEMORY * most_rendered(bytes)
 }
 
 /// Returns the most bytes that a chat template makes of messages of this length.

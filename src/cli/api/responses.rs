@@ -62,7 +62,7 @@ pub fn body(
         max_tokens: shown.max_tokens,
         format: take_format(&mut fields)?,
         tool_options,
-        thinks: served.take_thinking(&mut fields)?,
+        thinking: served.take_thinking(&mut fields)?,
         stream: fields.take("stream")?.unwrap_or(false),
         repeated: COPIES
             * [&shown.tools, &shown.choice, &shown.repeated].map(json::held).iter().sum::<usize>(),

@@ -33,6 +33,20 @@ const THINKING: [&str; 6] = [
 ];
 /// Fields within them that say whether to think.
 const WISHES: [&str; 5] = ["enable_thinking", "thinking", "type", "enabled", "effort"];
+/// Fields within them that limit a thought, and fields of a body that do.
+const BUDGETS: [&str; 3] = ["budget_tokens", "max_tokens", "thinking_budget"];
+const BODY_BUDGETS: [&str; 4] =
+    ["thinking_budget", "thinking_budget_tokens", "reasoning_budget", "thinking_token_budget"];
+/// Most tokens of a thought by the word for its effort, as LiteLLM translates them. Other words
+/// set no limit.
+const EFFORTS: [(&str, usize); 3] = [("minimal", 128), ("low", 1024), ("medium", 2048)];
+
+/// Whether an answer begins with a thought, and the most tokens of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Thinking {
+    pub is_on: bool,
+    pub budget: Option<usize>,
+}
 
 /// Most bytes of a model's name: each event of a stream repeats it.
 const LONGEST_NAME: usize = 256;
@@ -54,8 +68,8 @@ pub struct ServedModel {
     pub constraints: Arc<Constraints>,
     /// Most tokens of an answer by default.
     pub max_tokens: AutoOr,
-    /// Whether answers begin with a thought by default.
-    pub thinks: bool,
+    /// Whether answers begin with a thought by default, and its limit.
+    pub thinking: Thinking,
     /// The tower that reads images, or why there is none.
     pub viewer: Result<Arc<Viewer>, Fault>,
 }
@@ -69,7 +83,7 @@ pub struct ServedOptions {
     pub sampling: SamplerConfig,
     pub constraints: Arc<Constraints>,
     pub max_tokens: AutoOr,
-    pub thinks: bool,
+    pub thinking: Thinking,
 }
 
 impl ServedModel {
@@ -80,7 +94,8 @@ impl ServedModel {
         options: ServedOptions,
         ui: &Ui,
     ) -> Result<ServedModel> {
-        let ServedOptions { context, created, sampling, constraints, max_tokens, thinks } = options;
+        let ServedOptions { context, created, sampling, constraints, max_tokens, thinking } =
+            options;
         let kv = kv_format(&session.model.weights, session.run.kv)?;
         // The number of threads changes only the speed, so it is no part of the fingerprint.
         let device = device.split(", ").next().unwrap_or_default();
@@ -101,7 +116,7 @@ impl ServedModel {
             sampling,
             constraints,
             max_tokens,
-            thinks,
+            thinking,
             viewer: session.viewer.clone(),
         })
     }
@@ -135,23 +150,57 @@ impl ServedModel {
         Ok(name)
     }
 
-    /// Takes the fields by which clients of all forms ask for a thought or for none, and returns
-    /// whether to think. A model that cannot think does not.
-    pub fn take_thinking(&self, fields: &mut Fields) -> Result<bool, ApiError> {
-        let mut wish = None;
+    /// Takes the fields by which clients of all forms ask for a thought or for none, and limit it.
+    /// A model that cannot think does not.
+    pub fn take_thinking(&self, fields: &mut Fields) -> Result<Thinking, ApiError> {
+        let (mut wish, mut effort, mut budget) = (None, None, None);
+        for name in BODY_BUDGETS {
+            budget = budget.or(fields.take_limit(name)?);
+        }
         for name in THINKING {
             let value: Option<Value> = fields.take(name)?;
             let own = value.as_ref().and_then(wishes);
-            wish = wish.or(own);
+            if wish.is_none() && own.is_some() {
+                (wish, effort) = (own, value.as_ref().and_then(most_by_effort));
+            }
             let parts = value.as_ref().and_then(Value::as_object).into_iter().flatten();
-            for (part, _) in parts.filter(|(part, _)| !WISHES.contains(&&***part)) {
-                fields.note(format!("'{name}.{part}' is passed over: it changes no text"));
+            for (part, value) in parts.filter(|(part, _)| !WISHES.contains(&&***part)) {
+                match BUDGETS.contains(&&**part) {
+                    true => budget = budget.or(limit(name, part, value)?),
+                    false => {
+                        let text = format!("'{name}.{part}' is passed over: it changes no text");
+                        fields.note(text);
+                    }
+                }
             }
             if own == Some(true) && self.tokenizer.channel().is_none() {
                 fields.note(format!("'{name}' is passed over: the model has no thoughts"));
             }
         }
-        Ok(wish.unwrap_or(self.thinks) && self.tokenizer.channel().is_some())
+        let is_on = wish.unwrap_or(self.thinking.is_on) && self.tokenizer.channel().is_some();
+        Ok(Thinking { is_on, budget: budget.or(effort).or(self.thinking.budget) })
+    }
+}
+
+/// Returns the limit in a part of a field; `None` for a negative number, which is no limit.
+fn limit(name: &str, part: &str, value: &Value) -> Result<Option<usize>, ApiError> {
+    let number = match value {
+        Value::Null => return Ok(None),
+        value => value.as_f64().filter(|number| number.fract() == 0.0),
+    };
+    let what = || format!("'{name}.{part}' must be a whole number of tokens");
+    let number = number.ok_or_else(|| ApiError::bad(what()).param(name))?;
+    Ok((number >= 0.0).then_some(number as usize))
+}
+
+/// Returns the most tokens of a thought that a word for its effort allows.
+fn most_by_effort(value: &Value) -> Option<usize> {
+    match value {
+        Value::String(word) => {
+            EFFORTS.iter().find(|(known, _)| known == word).map(|(_, most)| *most)
+        }
+        Value::Object(fields) => most_by_effort(fields.get("effort")?),
+        _ => None,
     }
 }
 

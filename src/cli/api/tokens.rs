@@ -3,7 +3,7 @@
 use super::error::ApiError;
 use super::fields::{Fields, missing};
 use super::served::ServedModel;
-use crate::models::Special;
+use crate::models::{Special, Tokenizer};
 use crate::tensor::Token;
 use serde_json::{Value, json};
 
@@ -58,6 +58,19 @@ pub fn tokenize(mut fields: Fields, served: &ServedModel) -> Result<String, ApiE
     };
     let tokens: Vec<Value> = tokens.iter().map(piece).collect();
     Ok(json!({"count": count, "tokens": tokens}).to_string())
+}
+
+/// Returns the text of tokens, with control tokens as the vocabulary spells them.
+pub fn spelled(tokenizer: &Tokenizer, tokens: &[Token]) -> String {
+    let bytes = |token: &Token| {
+        let bytes = tokenizer.token_bytes(*token);
+        match bytes.is_empty() {
+            true => tokenizer.piece(*token).unwrap_or_default().into_bytes(),
+            false => bytes,
+        }
+    };
+    let bytes: Vec<u8> = tokens.iter().flat_map(bytes).collect();
+    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 /// Joins tokens to a text.

@@ -14,10 +14,12 @@ pub mod inspect;
 pub mod list;
 pub mod man;
 pub mod plan;
+pub mod ps;
 pub mod pull;
 pub mod quantize;
 pub mod schema;
 pub mod serve;
+pub mod stop;
 pub mod tokenize;
 
 use crate::cli::help::VERSION;
@@ -53,6 +55,10 @@ commands! {
     Chat = chat::ChatArgs;
     /// Answer clients over HTTP, as OpenAI's and Anthropic's servers do
     Serve = serve::ServeArgs;
+    /// Show the models that a running server has loaded
+    Ps = ps::PsArgs;
+    /// Have a running server unload a model
+    Stop = stop::StopArgs;
     /// Make a smaller model of one: 4 bits per weight or fewer
     Quantize = quantize::QuantizeArgs;
     /// Measure a model's quality: perplexity, or distance from another

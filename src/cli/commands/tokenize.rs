@@ -1,8 +1,10 @@
 //! `gemma tokenize`: the ids and pieces of a text, or of the prompt that the chat template makes of
 //! it.
 
+use crate::cli::api::tokens::spelled;
 use crate::cli::io::input;
 use crate::cli::io::output::print;
+use crate::cli::io::prompt::read_messages;
 use crate::cli::options::{InputOptions, SpecialPolicy, UiOptions};
 use crate::cli::settings::Typed;
 use crate::models::{ChatTemplate, Message, Special};
@@ -10,11 +12,13 @@ use crate::runtime::Model;
 use anyhow::Result;
 use clap::Args;
 use std::fmt::Write;
+use std::path::PathBuf;
 
 const EXAMPLES: &str = "\
 Examples:
   gemma tokenize 'Why is the sky blue?'
   gemma tokenize --template 'Why is the sky blue?'
+  gemma tokenize --messages TALK.json --rendered
   gemma tokenize -m MODEL --json -f TEXT.txt | jq '.ids | length'";
 
 #[derive(Debug, Args)]
@@ -28,6 +32,15 @@ pub struct TokenizeArgs {
     /// Put the text through the chat template first, as a user message
     #[arg(long)]
     pub template: bool,
+    /// Put a conversation that is stored as JSON through the chat template
+    ///
+    /// The file holds an array of {"role": ..., "content": ...}, as for gemma generate. A text, if
+    /// there is one, becomes the last message of the user.
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    pub messages: Option<PathBuf>,
+    /// Print the text that the chat template makes, as the model reads it, instead of the tokens
+    #[arg(long, conflicts_with = "json")]
+    pub rendered: bool,
     /// Control tokens that the text spells
     #[arg(
         long, value_enum, value_name = "HOW", default_value_t = SpecialPolicy::Text,
@@ -45,26 +58,31 @@ pub fn run(options: &TokenizeArgs, typed: &Typed) -> Result<u8> {
     let ui = &typed.ui;
     input::check_once(&options.input, typed)?;
     let parts = input::parts(&options.input, input::stdin_is_piped())?;
-    let text =
-        input::assemble(&parts, &mut std::io::stdin().lock())?.ok_or_else(input::no_prompt)?;
+    let text = input::assemble(&parts, &mut std::io::stdin().lock())?;
+    let mut messages = match &options.messages {
+        Some(file) => read_messages(file)?,
+        None => Vec::new(),
+    };
+    if text.is_none() && messages.is_empty() {
+        return Err(input::no_prompt().into());
+    }
     let model = Model::open(options.model.as_deref(), ui)?;
     let tokenizer = model.tokenizer(ui)?;
     let special = match options.special_in_prompt {
         SpecialPolicy::Text => Special::AsText,
         SpecialPolicy::Parse => Special::Parse,
     };
-    let ids = if options.template {
-        let message = Message::new("user", text);
-        ChatTemplate::from_checkpoint(model.checkpoint(), tokenizer.dialect())?.encode(
-            &tokenizer,
-            &[message],
-            None,
-            special,
-            None,
-        )?
+    let ids = if options.template || options.rendered || options.messages.is_some() {
+        messages.extend(text.map(|text| Message::new("user", text)));
+        let template = ChatTemplate::from_checkpoint(model.checkpoint(), tokenizer.dialect())?;
+        template.encode(&tokenizer, &messages, None, special, None)?
     } else {
-        tokenizer.encode(&text, special)?
+        tokenizer.encode(&text.unwrap_or_default(), special)?
     };
+    if options.rendered {
+        print(&spelled(&tokenizer, &ids))?;
+        return Ok(0);
+    }
     let pieces: Vec<String> =
         ids.iter().map(|id| tokenizer.piece(*id).unwrap_or_default()).collect();
     if options.json {

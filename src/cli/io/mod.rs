@@ -10,6 +10,7 @@ pub mod output;
 pub mod pictures;
 pub mod prompt;
 pub mod record;
+pub mod server_client;
 pub mod signals;
 pub mod stats;
 pub mod table;

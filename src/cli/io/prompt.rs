@@ -444,7 +444,7 @@ mod tests {
             raw,
             prefill: None,
             special_in_prompt,
-            think: ThinkOptions { think: Think::Off },
+            think: ThinkOptions { think: Think::Off, think_budget: None },
         }
     }
 

@@ -4,9 +4,9 @@ use crate::cli::options::{Colour, OnTerminal, UiOptions};
 use crate::error::fault_of;
 use crate::runtime::{Listener, LoadingBar};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use std::cell::RefCell;
 use std::ffi::OsString;
 use std::io::{IsTerminal, Write};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Settings of the output on standard error.
 pub struct Ui {
@@ -19,9 +19,9 @@ pub struct Ui {
     colour_output: bool,
     bars: bool,
     /// Notes already printed: each is printed once.
-    printed: RefCell<Vec<String>>,
+    printed: Mutex<Vec<String>>,
     /// Kinds of notes of which one was given.
-    kinds: RefCell<Vec<&'static str>>,
+    kinds: Mutex<Vec<&'static str>>,
 }
 
 impl Ui {
@@ -36,8 +36,8 @@ impl Ui {
             colour: wants_colour(options.color, terminal, env),
             colour_output: wants_colour(options.color, std::io::stdout().is_terminal(), env),
             bars: terminal && !dumb && !options.quiet && options.progress == OnTerminal::Auto,
-            printed: RefCell::default(),
-            kinds: RefCell::default(),
+            printed: Mutex::default(),
+            kinds: Mutex::default(),
         }
     }
 
@@ -106,18 +106,18 @@ impl Ui {
     /// Prints a note, once.
     pub fn note(&self, text: impl AsRef<str>) {
         let text = clean(text.as_ref());
-        if self.quiet || self.printed.borrow().contains(&text) {
+        if self.quiet || list(&self.printed).contains(&text) {
             return;
         }
         self.write(&self.labelled(YELLOW, "note:", &text));
-        self.printed.borrow_mut().push(text);
+        list(&self.printed).push(text);
     }
 
     /// Prints the first note of a kind.
     pub fn once(&self, kind: &'static str, text: impl AsRef<str>) {
-        if !self.kinds.borrow().contains(&kind) {
+        if !list(&self.kinds).contains(&kind) {
             self.note(text);
-            self.kinds.borrow_mut().push(kind);
+            list(&self.kinds).push(kind);
         }
     }
 
@@ -370,6 +370,11 @@ fn between_words(columns: usize) -> textwrap::Options<'static> {
 /// Indent on narrow terminals, and the room that text needs beside a wider one.
 const NARROW: usize = 4;
 const ROOM: usize = 25;
+
+/// Locks a list of what was printed.
+fn list<T>(list: &Mutex<Vec<T>>) -> MutexGuard<'_, Vec<T>> {
+    list.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 #[cfg(test)]
 mod tests {

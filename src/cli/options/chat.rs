@@ -2,7 +2,10 @@
 
 use super::SpecialPolicy;
 use crate::error::Fault;
+use crate::grammar::Grammar;
 use crate::models::Tokenizer;
+use crate::runtime::constraints::Constrained;
+use crate::sampler::ThoughtBudget;
 use crate::tensor::Token;
 use clap::{Args, ValueEnum};
 use std::path::PathBuf;
@@ -48,6 +51,11 @@ pub struct ThinkOptions {
     /// --max-tokens has to leave room for them. A grammar or schema holds from the thought's end.
     #[arg(long, value_enum, value_name = "on|off", default_value_t = Think::Off)]
     pub think: Think,
+    /// Most tokens of a thought, after which it ends at once [default: no limit]
+    ///
+    /// The marks around a thought do not count. Without thoughts, the limit has no effect.
+    #[arg(long, value_name = "N", hide_short_help = true)]
+    pub think_budget: Option<usize>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -66,8 +74,25 @@ impl ThinkOptions {
         Ok(self.think == Think::On)
     }
 
+    /// Returns the grammar of an answer after `prompt` tokens, and the limit of its thoughts.
+    pub fn constrained(
+        &self,
+        grammar: Option<&Grammar>,
+        prompt: usize,
+        tokenizer: &Tokenizer,
+    ) -> Constrained {
+        Constrained::new(grammar, prompt, self.thought(tokenizer))
+            .within(self.limit(prompt, tokenizer))
+    }
+
+    /// Returns the rule that ends the thoughts of an answer after `prompt` tokens, if there is one.
+    fn limit(&self, prompt: usize, tokenizer: &Tokenizer) -> Option<ThoughtBudget> {
+        let marks = self.thought(tokenizer)?;
+        self.think_budget.map(|most| ThoughtBudget::new(prompt, marks, most))
+    }
+
     /// Returns the tokens around the thought that comes before an answer, if one does.
-    pub fn thought(&self, tokenizer: &Tokenizer) -> Option<(Token, Token)> {
+    fn thought(&self, tokenizer: &Tokenizer) -> Option<(Token, Token)> {
         tokenizer.channel().filter(|_| self.think == Think::On)
     }
 }

@@ -3,7 +3,8 @@
 use crate::runtime::answers::{AnswerRequest, Text};
 use crate::cli::api::error::ApiError;
 use crate::serve::pool::Client;
-use crate::serve::queue::{ClientRequest, Delivery, RequestQueue};
+use crate::serve::metrics::Metrics;
+use crate::serve::queue::{ClientRequest, Delivery, QueueLimit, RequestQueue};
 use crate::sync::mpsc::{Channel, Sender};
 use loom::sync::atomic::Ordering;
 use std::net::{IpAddr, Ipv4Addr};
@@ -20,7 +21,8 @@ fn request(from: u8, channel: &Arc<Channel>) -> Vec<ClientRequest> {
 }
 
 fn queue(most: usize) -> Arc<RequestQueue> {
-    let queue = Arc::new(RequestQueue::new(most, Duration::ZERO));
+    let metrics = Arc::new(Metrics::default());
+    let queue = Arc::new(RequestQueue::new(QueueLimit::new(most), metrics, Duration::ZERO));
     queue.ready();
     queue
 }
@@ -49,7 +51,7 @@ pub fn shutdown() {
     let accepted = adding.join().unwrap();
     ending.join().unwrap();
     assert_eq!(taken + channel.sent.load(Ordering::Acquire), accepted as usize);
-    assert!(queue.is_open().is_err());
+    assert!(queue.add(Vec::new()).is_err());
 }
 
 /// Two clients beside an engine that takes all: no request waits forever, the second request of a

@@ -229,12 +229,12 @@ struct Late {
 const ASKED: usize = 4;
 
 impl TokenRule for Late {
-    fn mask(&self, history: &[u32]) -> Result<Arc<Mask>> {
+    fn mask(&self, history: &[u32]) -> Result<Option<Arc<Mask>>> {
         let n = history.len() as u32;
         let allows = (0..40).filter(|token| token % n.min(7) != 0);
         let mut words = vec![0, 0];
         allows.for_each(|token| words[token as usize / 32] |= 1 << (token % 32));
-        Ok(Arc::new(Mask::new(words, false)))
+        Ok(Some(Arc::new(Mask::new(words, false))))
     }
 
     fn is_slow(&self) -> bool {

@@ -9,6 +9,7 @@
 //! - `memory`: huge pages, release of mapped pages;
 //! - `process`: limits and ends of processes;
 //! - `signals`: interrupts, failed writes;
+//! - `sockets`: sockets with a path;
 //! - `terminal`: echo, and the modes that a terminal is left with;
 //! - `crash`: ends of the process that no code returns from;
 //! - `places`: directories of the user.

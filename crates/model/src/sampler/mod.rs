@@ -10,6 +10,7 @@
 //! go to the lowest id; sums run best first, in f64.
 
 mod adjust;
+mod budget;
 mod noise;
 mod rule;
 mod select;
@@ -21,6 +22,7 @@ use anyhow::{Result, bail};
 use adjust::Adjustments;
 #[cfg(any(test, feature = "testing"))]
 pub use adjust::LOOKED_AT;
+pub use budget::ThoughtBudget;
 use gemma_base::error::Fault;
 use gemma_base::tensor::Token;
 pub use noise::gumbel;
@@ -161,9 +163,9 @@ impl Sampler {
         self.adjustments.reads_context() || self.rule.is_some()
     }
 
-    /// Returns the tokens that may follow a text, or `None` without a rule.
+    /// Returns the tokens that may follow a text, or `None` if no rule forbids any.
     pub fn mask(&self, context: &[Token]) -> Result<Option<Arc<Mask>>> {
-        self.rule.as_ref().map(|rule| rule.mask(context)).transpose()
+        self.rule.as_ref().map_or(Ok(None), |rule| rule.mask(context))
     }
 
     /// Announces that all later contexts begin with `history`: penalties count its tokens now.

@@ -71,8 +71,9 @@ impl Mask {
 /// A rule on which tokens may follow a text. It is a pure function of the tokens so far; caches of
 /// an implementation change only its speed.
 pub trait TokenRule: Debug + Send + Sync {
-    /// Returns the tokens that may follow `history`: the prompt and all generated tokens.
-    fn mask(&self, history: &[Token]) -> Result<Arc<Mask>>;
+    /// Returns the tokens that may follow `history`: the prompt and all generated tokens. `None`
+    /// means that all may.
+    fn mask(&self, history: &[Token]) -> Result<Option<Arc<Mask>>>;
     /// Announces that all later histories begin with `history`. Only speed depends on it.
     fn settle(&self, _history: &[Token]) {}
     /// Returns whether masks may take so long that other texts should not wait for them. Only speed

@@ -176,8 +176,8 @@ fn settings_out_of_range_are_usage_errors() {
 struct Only(Vec<u32>);
 
 impl TokenRule for Only {
-    fn mask(&self, _: &[Token]) -> Result<Arc<Mask>> {
-        Ok(Arc::new(Mask::new(self.0.clone(), false)))
+    fn mask(&self, _: &[Token]) -> Result<Option<Arc<Mask>>> {
+        Ok(Some(Arc::new(Mask::new(self.0.clone(), false))))
     }
 }
 

@@ -69,6 +69,12 @@ impl GrammarRule {
         self
     }
 
+    /// Returns the tokens that may follow `history`.
+    #[cfg(test)]
+    pub(super) fn mask(&self, history: &[Token]) -> Result<Arc<Mask>> {
+        self.text.mask(history)
+    }
+
     /// Returns whether the text behind the prompt may end here.
     pub fn is_complete(&self, history: &[Token]) -> bool {
         self.text.is_complete(history)
@@ -218,8 +224,8 @@ impl Drop for AtWork {
 }
 
 impl TokenRule for GrammarRule {
-    fn mask(&self, history: &[Token]) -> Result<Arc<Mask>> {
-        self.text.mask(history)
+    fn mask(&self, history: &[Token]) -> Result<Option<Arc<Mask>>> {
+        self.text.mask(history).map(Some)
     }
 
     fn settle(&self, history: &[Token]) {

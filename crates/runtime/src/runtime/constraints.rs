@@ -5,7 +5,7 @@ use anyhow::{Result, ensure};
 use gemma_base::error::{Fault, Kind, fault_of};
 use gemma_base::tensor::Token;
 use gemma_model::models::Tokenizer;
-use gemma_model::sampler::Sampler;
+use gemma_model::sampler::{Sampler, ThoughtBudget};
 use sha2::{Digest, Sha256};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -124,8 +124,11 @@ fn digest(source: &GrammarSource) -> SourceDigest {
     hash.finalize().into()
 }
 
-/// One answer's grammar.
-pub struct Constrained(Option<Arc<GrammarRule>>);
+/// One answer's grammar, and the limit of its thoughts.
+pub struct Constrained {
+    grammar: Option<Arc<GrammarRule>>,
+    budget: Option<ThoughtBudget>,
+}
 
 impl Constrained {
     /// Returns the grammar of an answer to `prompt` tokens, if there is one. With `thought`, the
@@ -135,13 +138,23 @@ impl Constrained {
         prompt: usize,
         thought: Option<(Token, Token)>,
     ) -> Constrained {
-        Constrained(grammar.map(|grammar| Arc::new(grammar.follow_behind(prompt, thought))))
+        let follow = |grammar: &Grammar| Arc::new(grammar.follow_behind(prompt, thought));
+        Constrained { grammar: grammar.map(follow), budget: None }
+    }
+
+    /// Ends thoughts by a budget, if there is one.
+    pub fn within(self, budget: Option<ThoughtBudget>) -> Constrained {
+        Constrained { budget, ..self }
     }
 
     pub fn sampler(&self, sampler: Sampler) -> Sampler {
-        match &self.0 {
-            Some(follow) => sampler.under(follow.clone()),
-            None => sampler,
+        match (&self.grammar, &self.budget) {
+            (None, None) => sampler,
+            (Some(follow), None) => sampler.under(follow.clone()),
+            (None, Some(budget)) => sampler.under(Arc::new(budget.clone())),
+            (Some(follow), Some(budget)) => {
+                sampler.under(Arc::new(budget.clone().with(follow.clone())))
+            }
         }
     }
 
@@ -152,7 +165,7 @@ impl Constrained {
         completion: usize,
         by_stop_string: bool,
     ) -> Result<(), Fault> {
-        match &self.0 {
+        match &self.grammar {
             Some(follow) if !follow.is_complete(history) => {
                 let (by, help) = match by_stop_string {
                     true => (

@@ -6,7 +6,7 @@ use crate::runtime::devices::npu;
 use crate::runtime::devices::processor::default_threads;
 use crate::runtime::model::Size;
 use crate::runtime::options::{AutoOr, Kv, RunOptions};
-use crate::runtime::placement::measure::Task;
+use crate::runtime::placement::measure::{Need, Task};
 use crate::runtime::placement::predict::Speeds;
 use crate::runtime::placement::{self, Placement};
 use crate::runtime::{Listener, LoadingBar};
@@ -85,6 +85,8 @@ pub struct Loaded {
     pub pool: Arc<Pool>,
     /// The GPU that runs all layers or some.
     pub device: Option<DeviceInfo>,
+    /// Bytes of the model on the GPU.
+    pub on_gpu: u64,
 }
 
 /// Returns the threads that everything of one run shares, in turn.
@@ -154,7 +156,7 @@ fn load_task(
     let size = Size::of(weights)?;
     let start = Instant::now();
     let mut candidates = placement::candidates(task, options, listener)?.into_iter().peekable();
-    let (engine, device) = loop {
+    let (engine, device, on_gpu) = loop {
         let placement = candidates.next().context("there is always a place to try")?;
         if let Some(device) = &placement.device {
             lock::acquire(options.lock, &device.name, device.index, listener)?;
@@ -186,7 +188,10 @@ fn load_task(
         };
         let loaded = shown(bar, weights, load);
         match (loaded, candidates.peek()) {
-            (Ok(engine), _) => break (Box::new(engine), placement.device),
+            (Ok(engine), _) => {
+                let Need { weights, kv, activations, .. } = placement.layout.gpu.need;
+                break (Box::new(engine), placement.device, weights + kv + activations);
+            }
             (Err(e), Some(next)) if is_the_devices(&e) => {
                 listener.note(&format!("{e:#}; instead: {}", next.describe()))
             }
@@ -209,7 +214,7 @@ fn load_task(
             engine.report().device
         ),
     );
-    Ok(Loaded { engine, seconds, pool: pool.clone(), device })
+    Ok(Loaded { engine, seconds, pool: pool.clone(), device, on_gpu })
 }
 
 /// Runs `load` while a bar shows how many bytes of the weights are read. The bar is gone at the

@@ -40,6 +40,8 @@ pub struct Session {
 pub struct Started {
     pub target: Timeline,
     pub load_seconds: f64,
+    /// Bytes of the model on a GPU.
+    pub on_gpu: u64,
     pub drafts: Drafting,
     pub costs: Calibration,
 }
@@ -163,6 +165,7 @@ impl Session {
         Ok(Started {
             target: Timeline::new(loaded.engine),
             load_seconds: loaded.seconds,
+            on_gpu: loaded.on_gpu,
             drafts,
             costs,
         })

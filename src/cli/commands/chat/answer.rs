@@ -10,7 +10,6 @@ use crate::decode::{Flow, Request, Scheduler};
 use crate::engine::EngineExt;
 use crate::error::{Fault, Kind};
 use crate::runtime::answers::{AnswerEvent, AnswerRequest, Answers, Finished};
-use crate::runtime::constraints::Constrained;
 use crate::runtime::drafting::Drafting;
 use crate::tensor::Token;
 use crate::util::units::thousands;
@@ -86,12 +85,14 @@ impl ChatSession<'_> {
         let scheduler =
             Scheduler::new(&mut self.target, drafter.as_mut(), policy, self.stop_ids, flag)
                 .with_prompt_cache(self.prompts.as_mut());
+        let constrained = self.options.think.constrained(None, history.len(), self.tokenizer);
+        let sampler = constrained.sampler(self.sampler.clone());
         let request = AnswerRequest {
             text: Request {
                 images: self.talk.images(),
-                ..Request::new(history, self.sampler.clone(), self.max_tokens)
+                ..Request::new(history, sampler, self.max_tokens)
             },
-            constrained: Constrained::new(None, 0, None),
+            constrained,
             stops: self.options.sampling.stop.clone(),
             shows_calls: false,
             data: (),

@@ -22,7 +22,7 @@ use crate::error::Fault;
 use crate::grammar::Grammar;
 use crate::models::Generation;
 use crate::runtime::answers::{self, AnswerEvent, AnswerRequest, Answers, Finished};
-use crate::runtime::constraints::{Constrained, Constraints};
+use crate::runtime::constraints::Constraints;
 use crate::runtime::devices::npu;
 use crate::runtime::{Drafting, DraftingOptions, Model, Room, Session, Size, Started};
 use crate::sampler::SamplerConfig;
@@ -144,9 +144,9 @@ impl GenerateRun<'_> {
         let needed = history.len().saturating_add(options.sampling.max_tokens).saturating_add(1);
         let context = session.context(needed, ui);
         let started = session.start(Room::of(context), &self.drafting, ui)?;
-        let Started { mut target, load_seconds, drafts: mut drafting, costs } = started;
-        let thought = options.chat.think.thought(&session.tokenizer);
-        let constrained = Constrained::new(self.grammar.as_ref(), history.len(), thought);
+        let Started { mut target, load_seconds, drafts: mut drafting, costs, .. } = started;
+        let (think, grammar) = (&options.chat.think, self.grammar.as_ref());
+        let constrained = think.constrained(grammar, history.len(), &session.tokenizer);
         let sampler = answers::sampler(
             self.config.clone(),
             &constrained,

@@ -5,6 +5,7 @@ use axum::http::uri::Authority;
 use sha2::{Digest, Sha256};
 use std::fmt;
 use std::net::IpAddr;
+use std::path::PathBuf;
 use std::str::FromStr;
 
 /// SHA-256 of an API key, one word of ASCII.
@@ -95,6 +96,80 @@ impl FromStr for PageOrigin {
     }
 }
 
+/// Where the server listens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ListenHost {
+    Address(IpAddr),
+    /// Both addresses of this machine that only it reaches.
+    Localhost,
+    /// A socket of this user.
+    Unix(PathBuf),
+}
+
+impl ListenHost {
+    /// Returns whether others can reach the server.
+    pub fn is_public(&self) -> bool {
+        matches!(self, ListenHost::Address(address) if !address.is_loopback())
+    }
+}
+
+impl fmt::Display for ListenHost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ListenHost::Address(address) => address.fmt(f),
+            ListenHost::Localhost => f.write_str("localhost"),
+            ListenHost::Unix(path) => write!(f, "unix:{}", path.display()),
+        }
+    }
+}
+
+impl FromStr for ListenHost {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<ListenHost, String> {
+        if let Some(path) = text.strip_prefix("unix:") {
+            let path = path.strip_prefix("//").unwrap_or(path);
+            return match path.is_empty() {
+                true => Err("unix: needs a path, such as unix:/run/user/1000/gemma.sock".into()),
+                false => Ok(ListenHost::Unix(path.into())),
+            };
+        }
+        if text.eq_ignore_ascii_case("localhost") {
+            return Ok(ListenHost::Localhost);
+        }
+        let address = text.trim_matches(['[', ']']).parse().map(ListenHost::Address);
+        address.map_err(|_| "expected an address, localhost or unix:PATH".into())
+    }
+}
+
+/// Schemes of pages that programs and extensions of this machine show. No page of the web has one
+/// of them.
+const APPS: [&str; 8] = [
+    "app",
+    "capacitor",
+    "chrome-extension",
+    "file",
+    "moz-extension",
+    "tauri",
+    "vscode-file",
+    "vscode-webview",
+];
+
+/// Returns whether an Origin header names a page of this machine: of a web server at localhost, or
+/// of a program or an extension. A page of the web has its own name as its origin, also if that
+/// name leads to this machine, and a page without an origin has `null`.
+pub fn is_local_origin(origin: &str) -> bool {
+    let Some((scheme, rest)) = origin.split_once("://") else { return false };
+    if !matches!(scheme, "http" | "https") {
+        return APPS.contains(&scheme);
+    }
+    let Ok(authority) = rest.parse::<Authority>() else { return false };
+    let has_port = authority.as_str().len() > authority.host().len();
+    matches!(authority.host(), "localhost" | "127.0.0.1" | "[::1]")
+        && !rest.contains('@')
+        && (!has_port || authority.port_u16().is_some())
+}
+
 /// Returns whether a Host header names an address or this machine. A request without the header
 /// has an empty one.
 pub fn is_local_host(host: &str) -> bool {
@@ -160,6 +235,63 @@ mod tests {
             "https://\u{e4}.example",
         ] {
             assert!(bad.parse::<PageOrigin>().is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn pages_of_this_machine_are_told_from_those_of_the_web() {
+        for origin in [
+            "http://localhost",
+            "http://localhost:3000",
+            "https://localhost:8443",
+            "http://127.0.0.1:5173",
+            "http://[::1]:80",
+            "app://obsidian.md",
+            "app://-",
+            "tauri://localhost",
+            "chrome-extension://abcdefghij",
+            "moz-extension://0-1-2",
+            "vscode-webview://0abc",
+            "file://",
+        ] {
+            assert!(is_local_origin(origin), "{origin}");
+        }
+        for origin in [
+            "null",
+            "",
+            "http://evil.example",
+            "http://localhost.evil.example",
+            "http://evil.example:8080",
+            "http://localhost:3000@evil.example",
+            "http://a@localhost",
+            "http://localhost:",
+            "http://localhost:x",
+            "http://127.0.0.2",
+            "http://10.0.0.1",
+            "https://[::2]",
+            "ftp://localhost",
+            "application://x",
+            "data:text/html,x",
+            "localhost:3000",
+        ] {
+            assert!(!is_local_origin(origin), "{origin}");
+        }
+    }
+
+    #[test]
+    fn hosts_are_addresses_names_of_this_machine_and_sockets() {
+        for (text, want, public) in [
+            ("127.0.0.1", ListenHost::Address([127, 0, 0, 1].into()), false),
+            ("0.0.0.0", ListenHost::Address([0, 0, 0, 0].into()), true),
+            ("localhost", ListenHost::Localhost, false),
+            ("unix:/run/g.sock", ListenHost::Unix("/run/g.sock".into()), false),
+            ("unix:///run/g.sock", ListenHost::Unix("/run/g.sock".into()), false),
+        ] {
+            let host: ListenHost = text.parse().unwrap();
+            assert_eq!((host.is_public(), &host), (public, &want));
+        }
+        for bad in ["", "unix:", "example.org", "127.0.0.1:80"] {
+            assert!(bad.parse::<ListenHost>().is_err(), "{bad}");
         }
     }
 

@@ -287,6 +287,8 @@ fn end(finished: Finished<Delivery>, failure: Option<ApiError>, queue: &RequestQ
         // The newest token of a prompt is never cached: a pass has to score it.
         cached_tokens: prompt_tokens.saturating_sub(1).saturating_sub(stats.prefilled),
         completion_tokens,
+        // A pass has picked the token that ends a text, too.
+        picked_tokens: completion_tokens + u64::from(matches!(reason, Ok(FinishReason::Stop))),
         passes: stats.passes,
         decode_time: stats.decode_time,
         first_token: delivery.first_token,

@@ -1,7 +1,7 @@
 //! One line on standard error for each request, without its text and without keys.
 
+use super::metrics::ServerMetrics;
 use super::options::LogFormat;
-use super::queue::RequestQueue;
 use crate::cli::api::answer::RequestFigures;
 use crate::cli::api::error::ApiError;
 use crate::cli::api::ids::{new_id, now};
@@ -30,6 +30,22 @@ pub fn notes(format: LogFormat) -> Notes {
     })
 }
 
+/// The log of what happens to models.
+#[derive(Clone, Copy)]
+pub struct EventLog(pub LogFormat);
+
+impl EventLog {
+    /// Writes a sentence about a model.
+    pub fn say(self, text: &str) {
+        let text = clean(text);
+        match self.0 {
+            LogFormat::Off => {}
+            LogFormat::Text => write(&format!("{text}\n")),
+            LogFormat::Json => write(&format!("{}\n", json!({"time": now(), "event": text}))),
+        }
+    }
+}
+
 /// Writes to standard error. A closed standard error is no failure.
 fn write(line: &str) {
     let _ = std::io::stderr().lock().write_all(line.as_bytes());
@@ -38,7 +54,7 @@ fn write(line: &str) {
 /// The log entry of a request. It is logged and counted when it is dropped.
 pub struct LogEntry {
     pub id: String,
-    queue: Arc<RequestQueue>,
+    metrics: Arc<ServerMetrics>,
     format: LogFormat,
     method: String,
     path: String,
@@ -55,10 +71,15 @@ pub struct LogEntry {
 }
 
 impl LogEntry {
-    pub fn new(queue: &Arc<RequestQueue>, format: LogFormat, method: &str, path: &str) -> LogEntry {
+    pub fn new(
+        metrics: &Arc<ServerMetrics>,
+        format: LogFormat,
+        method: &str,
+        path: &str,
+    ) -> LogEntry {
         LogEntry {
             id: new_id("req_"),
-            queue: queue.clone(),
+            metrics: metrics.clone(),
             format,
             method: clean(&method.chars().take(LONGEST_METHOD).collect::<String>()),
             path: clean(path),
@@ -83,11 +104,15 @@ impl LogEntry {
         Some(clean(&reason.replace('\n', " ")))
     }
 
-    /// Returns whether the request is worth a line. A successful poll of a monitor is not.
+    /// Returns whether the request is worth a line. A successful poll of a monitor is not, nor one
+    /// that asks whether the model is loaded yet.
     fn is_news(&self) -> bool {
-        let path = self.path.strip_prefix("/v1").unwrap_or(&self.path);
-        self.status != 200
-            || !matches!(path.trim_end_matches('/'), "/health" | "/metrics" | "" | "/version")
+        let path = self.path.strip_prefix("/v1").unwrap_or(&self.path).trim_end_matches('/');
+        match self.status {
+            200 => !matches!(path, "/health" | "/metrics" | "" | "/version"),
+            503 => path != "/health",
+            _ => true,
+        }
     }
 
     fn text(&self) -> String {
@@ -99,7 +124,7 @@ impl LogEntry {
             line += &format!(
                 ": {prompt_tokens} + {completion_tokens} tokens, {cached_tokens} cached, \
                 {:.2} a pass",
-                each(*completion_tokens, figures.passes)
+                each(figures.picked_tokens, figures.passes)
             );
             if let Some(first) = figures.first_token {
                 line += &format!(", first after {:.0} ms", first.as_secs_f64() * 1e3);
@@ -123,7 +148,7 @@ impl LogEntry {
             "prompt_tokens": figures.prompt_tokens,
             "cached_tokens": figures.cached_tokens,
             "completion_tokens": figures.completion_tokens,
-            "tokens_per_pass": each(figures.completion_tokens, figures.passes),
+            "tokens_per_pass": each(figures.picked_tokens, figures.passes),
             "first_token_s": figures.first_token.map(|first| first.as_secs_f64()),
             "tokens_per_s": self.rate(),
             "seconds": begun.elapsed().as_secs_f64(),
@@ -146,7 +171,7 @@ impl Drop for LogEntry {
         if self.is_told.load(Ordering::Relaxed) {
             return;
         }
-        self.queue.metrics.ended(self.outcome);
+        self.metrics.ended(self.outcome);
         let line = match self.format {
             LogFormat::Off => return,
             _ if !self.is_news() => return,

@@ -56,25 +56,57 @@ impl Histogram {
         buckets.sum += seconds * times as f64;
     }
 
-    fn write(&self, name: &str, help: &str, out: &mut String) {
+    fn write(&self, name: &str, model: &Label, out: &mut String) {
         let buckets = self.0.lock().unwrap_or_else(|e| e.into_inner());
-        let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} histogram");
         let mut sum = 0;
         for (bound, count) in BOUNDS.iter().zip(buckets.counts) {
             sum += count;
-            let _ = writeln!(out, "{name}_bucket{{le=\"{bound}\"}} {sum}");
+            let _ = writeln!(out, "{name}_bucket{{{}le=\"{bound}\"}} {sum}", model.first());
         }
         let Buckets { count, sum, .. } = &*buckets;
-        let _ = writeln!(out, "{name}_bucket{{le=\"+Inf\"}} {count}");
-        let _ = writeln!(out, "{name}_sum {sum}\n{name}_count {count}");
+        let _ = writeln!(out, "{name}_bucket{{{}le=\"+Inf\"}} {count}", model.first());
+        let alone = model.alone();
+        let _ = writeln!(out, "{name}_sum{alone} {sum}\n{name}_count{alone} {count}");
     }
 }
 
-/// All metrics.
+/// The label of a model; none where the server has one model.
+pub struct Label(Option<String>);
+
+impl Label {
+    /// Makes the label of a model's name.
+    pub fn of(name: &str) -> Label {
+        let name = name.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+        Label(Some(format!("model=\"{name}\"")))
+    }
+
+    pub fn none() -> Label {
+        Label(None)
+    }
+
+    /// Returns the label before another one.
+    fn first(&self) -> String {
+        self.0.as_ref().map_or(String::new(), |label| format!("{label},"))
+    }
+
+    fn alone(&self) -> String {
+        self.0.as_ref().map_or(String::new(), |label| format!("{{{label}}}"))
+    }
+}
+
+/// Metrics of the server, whatever model a request names.
 #[derive(Default)]
-pub struct Metrics {
+pub struct ServerMetrics {
     requests: Mutex<BTreeMap<&'static str, u64>>,
     pub connections: Counter,
+}
+
+/// Metrics of one model, which outlive its engine.
+#[derive(Default)]
+pub struct Metrics {
+    /// 1 while the model is loaded.
+    pub loaded: Counter,
+    pub loads: Counter,
     pub waiting: Counter,
     pub running: Counter,
     pub prompt_tokens: Counter,
@@ -91,57 +123,66 @@ pub struct Metrics {
     pub between_tokens: Histogram,
 }
 
-impl Metrics {
+/// A counter's name, type and meaning, and the counter of a model.
+type Row = (&'static str, &'static str, &'static str, fn(&Metrics) -> &Counter);
+
+const ROWS: [Row; 14] = [
+    ("gemma_model_loaded", "gauge", "Whether the model is loaded.", |m| &m.loaded),
+    ("gemma_model_loads_total", "counter", "Loads of the model.", |m| &m.loads),
+    ("gemma_queue_length", "gauge", "Texts that wait for a place.", |m| &m.waiting),
+    ("gemma_running_texts", "gauge", "Texts that are read or grow.", |m| &m.running),
+    ("gemma_prompt_tokens_total", "counter", "Tokens of prompts.", |m| &m.prompt_tokens),
+    ("gemma_cached_prompt_tokens_total", "counter", "Tokens of prompts that were cached.", |m| {
+        &m.cached_tokens
+    }),
+    ("gemma_tokens_total", "counter", "Tokens generated.", |m| &m.tokens),
+    ("gemma_passes_total", "counter", "Passes that scored tokens.", |m| &m.passes),
+    ("gemma_rounds_total", "counter", "Passes, with those for prompts.", |m| &m.rounds),
+    ("gemma_device_losses_total", "counter", "Losses of the device.", |m| &m.device_losses),
+    ("gemma_slow_clients_total", "counter", "Clients cut off because they did not read.", |m| {
+        &m.slow_clients
+    }),
+    ("gemma_pauses_total", "counter", "Texts paused for other clients.", |m| &m.pauses),
+    ("gemma_images_total", "counter", "Images of prompts.", |m| &m.images),
+    ("gemma_images_computed_total", "counter", "Images that were not known.", |m| {
+        &m.computed_images
+    }),
+];
+
+/// A histogram's name and meaning, and the histogram of a model.
+type HistogramRow = (&'static str, &'static str, fn(&Metrics) -> &Histogram);
+
+const HISTOGRAMS: [HistogramRow; 2] = [
+    ("gemma_time_to_first_token_seconds", "From a request to its first token.", |m| &m.first_token),
+    ("gemma_time_between_tokens_seconds", "Between the tokens of a text.", |m| &m.between_tokens),
+];
+
+impl ServerMetrics {
     /// Counts a request with this outcome.
     pub fn ended(&self, outcome: &'static str) {
         *self.requests.lock().unwrap_or_else(|e| e.into_inner()).entry(outcome).or_default() += 1;
     }
 
-    /// Returns the page.
-    pub fn text(&self) -> String {
+    /// Returns the page, with a line for each model in each metric of models.
+    pub fn text(&self, models: &[(Label, &Metrics)]) -> String {
         let mut out = String::new();
         let name = "gemma_requests_total";
         let _ = writeln!(out, "# HELP {name} Requests by how they ended.\n# TYPE {name} counter");
         for (outcome, count) in self.requests.lock().unwrap_or_else(|e| e.into_inner()).iter() {
             let _ = writeln!(out, "{name}{{outcome=\"{outcome}\"}} {count}");
         }
-        for (name, kind, help, counter) in [
-            ("gemma_connections", "gauge", "Open connections.", &self.connections),
-            ("gemma_queue_length", "gauge", "Texts that wait for a place.", &self.waiting),
-            ("gemma_running_texts", "gauge", "Texts that are read or grow.", &self.running),
-            ("gemma_prompt_tokens_total", "counter", "Tokens of prompts.", &self.prompt_tokens),
-            (
-                "gemma_cached_prompt_tokens_total",
-                "counter",
-                "Tokens of prompts that were cached.",
-                &self.cached_tokens,
-            ),
-            ("gemma_tokens_total", "counter", "Tokens generated.", &self.tokens),
-            ("gemma_passes_total", "counter", "Passes that scored tokens.", &self.passes),
-            ("gemma_rounds_total", "counter", "Passes, with those for prompts.", &self.rounds),
-            ("gemma_device_losses_total", "counter", "Losses of the device.", &self.device_losses),
-            (
-                "gemma_slow_clients_total",
-                "counter",
-                "Clients cut off because they did not read.",
-                &self.slow_clients,
-            ),
-            ("gemma_pauses_total", "counter", "Texts paused for other clients.", &self.pauses),
-            ("gemma_images_total", "counter", "Images of prompts.", &self.images),
-            (
-                "gemma_images_computed_total",
-                "counter",
-                "Images that were not known.",
-                &self.computed_images,
-            ),
-        ] {
-            let n = counter.get();
-            let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}\n{name} {n}");
+        let (name, n) = ("gemma_connections", self.connections.get());
+        let _ = writeln!(out, "# HELP {name} Open connections.\n# TYPE {name} gauge\n{name} {n}");
+        for (name, kind, help, counter) in ROWS {
+            let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}");
+            for (label, metrics) in models {
+                let _ = writeln!(out, "{name}{} {}", label.alone(), counter(metrics).get());
+            }
         }
-        let first = "gemma_time_to_first_token_seconds";
-        self.first_token.write(first, "From a request to its first token.", &mut out);
-        let between = "gemma_time_between_tokens_seconds";
-        self.between_tokens.write(between, "Between the tokens of a text.", &mut out);
+        for (name, help, histogram) in HISTOGRAMS {
+            let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} histogram");
+            models.iter().for_each(|(label, m)| histogram(m).write(name, label, &mut out));
+        }
         out
     }
 }
@@ -152,12 +193,12 @@ mod tests {
 
     #[test]
     fn buckets_are_cumulative() {
-        let metrics = Metrics::default();
-        metrics.ended("stop");
+        let (server, metrics) = (ServerMetrics::default(), Metrics::default());
+        server.ended("stop");
         metrics.first_token.observe(0.002);
         metrics.first_token.observe_many(0.2, 3);
         metrics.first_token.observe(1e9);
-        let text = metrics.text();
+        let text = server.text(&[(Label::none(), &metrics)]);
         for line in [
             "gemma_requests_total{outcome=\"stop\"} 1",
             "gemma_time_to_first_token_seconds_bucket{le=\"0.001\"} 0",
@@ -168,5 +209,18 @@ mod tests {
         ] {
             assert!(text.lines().any(|l| l == line), "{line} is not in {text}");
         }
+    }
+
+    #[test]
+    fn each_model_has_its_lines_below_one_head() {
+        let models = [Metrics::default(), Metrics::default()];
+        models[1].tokens.add(3);
+        let labels = [Label::of("a"), Label::of("b \"c\"")];
+        let list: Vec<_> = labels.into_iter().zip(&models).collect();
+        let text = ServerMetrics::default().text(&list);
+        assert!(text.contains("\ngemma_tokens_total{model=\"a\"} 0\n"), "{text}");
+        assert!(text.contains("\ngemma_tokens_total{model=\"b \\\"c\\\"\"} 3\n"), "{text}");
+        assert!(text.contains("_bucket{model=\"a\",le=\"+Inf\"} 0\n"), "{text}");
+        assert_eq!(text.matches("# TYPE gemma_tokens_total counter").count(), 1);
     }
 }

@@ -1,15 +1,17 @@
-//! `gemma serve`: one model, many clients, and for each the text that `gemma generate` gives.
+//! `gemma serve`: models, many clients, and for each the text that `gemma generate` gives.
 //!
-//! Connection threads ([`http`]) parse bodies ([`api`](crate::cli::api)) and put requests into a
-//! bounded queue ([`queue`]). The main thread owns the model and the scheduler ([`engine`]). It
-//! knows nothing of HTTP and waits for no client. One [`Request`](crate::decode::Request) goes from
-//! the parsed body to the scheduler.
+//! Connection threads ([`http`]) parse bodies ([`api`](crate::cli::api)) and put requests into the
+//! bounded queue of a model ([`queue`]). The thread of the model owns its weights and the scheduler
+//! ([`engine`]). It knows nothing of HTTP and waits for no client. One
+//! [`Request`](crate::decode::Request) goes from the parsed body to the scheduler. [`models`] loads
+//! and unloads models.
 
 mod access;
 mod engine;
 mod http;
 mod log;
 mod metrics;
+mod models;
 mod options;
 mod pool;
 mod queue;
@@ -18,54 +20,48 @@ pub mod testing;
 
 pub use options::ServeArgs;
 
-use crate::cli::api::ids;
-use crate::cli::api::served::{ServedModel, ServedOptions};
+use crate::cli::api::keep_alive::KeepAlive;
 use crate::cli::io::signals::Interrupt;
 use crate::cli::io::ui::Ui;
-use crate::cli::options::{Origin, SamplingOptions};
 use crate::cli::settings::Typed;
 use crate::error::{Fault, Kind, no_thread};
 use crate::os::memory::return_freed;
 use crate::os::process::raise_open_files;
 use crate::os::signals::survive_closed_connections;
-use crate::runtime::constraints::Constraints;
 use crate::runtime::devices::npu;
-use crate::runtime::{Room, Session, SightOptions, Started};
+use crate::runtime::options::DraftFrom;
 use crate::util::threads;
-use access::PageOrigin;
+use access::ListenHost;
 use anyhow::{Context, Result};
-use engine::AnswerEngine;
-use http::App;
 use http::guard::Guard;
-use http::listen::{self, ServerStage};
-use queue::RequestQueue;
-use std::net::SocketAddr;
-use std::sync::{Arc, OnceLock};
+use http::listen::{self, ConnectionRules, Listeners, ServerStage};
+use http::{App, Routers};
+use log::EventLog;
+use models::catalog::{self, CatalogEntry};
+use models::{CONTEXT, ModelLoader, ModelPolicy, RunningModel, ServedModels};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
 
-/// Positions of each text by default.
-const CONTEXT: usize = 8192;
 /// Threads that serve connections. The model has all others.
 const THREADS: usize = 2;
+/// Time that a model of several stays loaded after its last answer.
+const KEEP_ALIVE: KeepAlive = KeepAlive::For(Duration::from_secs(300));
 
 pub fn run(options: &ServeArgs, typed: &Typed) -> Result<u8> {
     let ui = &typed.ui;
     let (edge, load) = (&options.edge, &options.load);
     let keys = edge.keys()?;
-    if options.model.run.npu.is_asked() && load.parallel > 1 {
+    if options.models.run.npu.is_asked() && (load.parallel > 1 || options.models.is_several()) {
         return Err(npu::for_one_text());
     }
-    let (model, drafting) = (options.model.settled()?, options.draft.settled()?);
-    let prompts = options.cache.settled()?;
-    let queue =
-        Arc::new(RequestQueue::new(load.max_queue.into(), Duration::from_secs(edge.grace.into())));
+    let models = Arc::new(served_models(options, ui)?);
     let (most, patience) =
         (usize::from(edge.max_body) * 1_000_000, Duration::from_secs(edge.client_timeout.into()));
     let room = http::SharedLimits::new(most);
     let app = Arc::new(App {
-        queue: queue.clone(),
-        served: OnceLock::new(),
+        models: models.clone(),
+        metrics: Arc::default(),
         guard: Guard::new(keys, edge.cors_origin.clone()),
         log: edge.log,
         notes: Arc::new(log::notes(edge.log)),
@@ -76,94 +72,97 @@ pub fn run(options: &ServeArgs, typed: &Typed) -> Result<u8> {
     return_freed();
     // Each connection takes a descriptor.
     raise_open_files();
-    let address = SocketAddr::new(edge.host, edge.port);
-    let server = Server::start(address, &app, &edge.cors_origin)?;
+    let server = Server::start(&edge.host, edge.port, &app)?;
 
-    let session = Session::open(&model, &drafting.source, ui)?;
-    let sight = options.sight.settled(prompts.as_ref());
-    let session = session.seeing(&SightOptions { limits: http::images::LIMITS, ..sight });
-    options.sight.check(&session)?;
-    let context = session.context(CONTEXT, ui);
-    let room = Room { context, sequences: load.parallel.into(), prefixes: load.cache_ram };
-    let (session, drafting, prompts) = (&session, &drafting, prompts.as_ref());
-    let engine = AnswerEngine { session, drafting, room, prompts, queue: &queue, ui };
+    let is_several = options.models.is_several();
+    if !is_several {
+        models.preload(0).map_err(|error| Fault::new(Kind::Failure, error.message))?;
+    }
     let mut interrupt = None;
-    let mut failed = None;
-    let result = engine.run(&mut |started| {
-        if app.served.get().is_some() {
-            return;
-        }
-        // The first image finds the tower on its GPU.
-        if let Ok(viewer) = session.viewer() {
-            viewer.load();
-            viewer.take_notes().iter().for_each(|note| ui.note(note));
-        }
-        let ready = served(options, session, started, context, ui).and_then(|served| {
-            let (queue, stage) = (queue.clone(), server.stage.clone());
-            let close = move || {
-                queue.end_soon();
-                let _ = stage.send(ServerStage::Closing);
-            };
-            interrupt = Some(Interrupt::watch_saying(close)?.0);
-            Ok(served)
-        });
-        match ready {
-            Ok(served) => {
-                let _ = app.served.set(Arc::new(served));
-                queue.ready();
-                ui.line(&format!(
-                    "{} answers at http://{} ({} at once, {context} positions each)",
-                    session.model.name, server.address, load.parallel
-                ));
-            }
-            Err(error) => {
-                failed = Some(error);
-                queue.end_soon();
-            }
-        }
+    let result = models.supervise(!is_several, &mut |running| {
+        let (ending, stage) = (models.clone(), server.stage.clone());
+        let close = move || {
+            ending.end_soon();
+            let _ = stage.send(ServerStage::Closing);
+        };
+        interrupt = Some(Interrupt::watch_saying(close)?.0);
+        models.open();
+        ui.line(&greeting(&models, running, &server.url, load.parallel));
+        Ok(())
     });
+    models.end_soon();
     server.end();
     result?;
-    match failed {
-        Some(error) => Err(error),
-        None => Ok(interrupt.and_then(|interrupt| interrupt.exit_code()).unwrap_or(0)),
+    Ok(interrupt.and_then(|interrupt| interrupt.exit_code()).unwrap_or(0))
+}
+
+/// Returns the line that says where the server answers.
+fn greeting(models: &ServedModels, running: &[RunningModel], url: &str, parallel: u16) -> String {
+    match running.first() {
+        Some(RunningModel { loaded, .. }) => format!(
+            "{} answers at {url} ({parallel} at once, {} positions each)",
+            loaded.served.name, loaded.served.context
+        ),
+        None => {
+            let count = match models.slots().len() {
+                1 => "a server of 1 model".to_owned(),
+                n => format!("a server of {n} models"),
+            };
+            format!("{count} answers at {url} ({parallel} at once of each)")
+        }
     }
 }
 
-/// Collects the facts of the model that connection threads need.
-fn served(
-    options: &ServeArgs,
-    session: &Session,
-    started: &Started,
-    context: usize,
-    ui: &Ui,
-) -> Result<ServedModel> {
-    let nothing = SamplingOptions::of_the_model();
-    let (mut sampling, _) = nothing.resolve(|_| Origin::BuiltIn, &session.generation);
-    sampling.seed = 0;
-    let (tokenizer, load) = (&session.tokenizer, &options.load);
-    let constraints = Constraints::new(tokenizer, &session.stop_ids, load.parallel.into());
-    let options = ServedOptions {
-        context,
-        created: ids::now(),
-        sampling,
-        constraints: constraints.into(),
-        max_tokens: load.max_tokens,
-        thinks: load.think.settled(tokenizer)?,
+/// Collects the models that the options name.
+fn served_models(options: &ServeArgs, ui: &Ui) -> Result<ServedModels> {
+    let ServeArgs { edge, load, models: given, sight, .. } = options;
+    let (run, drafting) = (given.run.settled()?, options.draft.settled()?);
+    let entries = match given.is_several() {
+        false => {
+            let source = given.model.first().cloned();
+            vec![CatalogEntry { name: None, source, facts: None }]
+        }
+        true => {
+            if let DraftFrom::Model(name) = &drafting.source {
+                let what = format!("--draft {name} is a draft model for one model");
+                let help = "leave it out: each model finds the drafts that fit it";
+                return Err(Fault::usage(what).help(help).into());
+            }
+            if sight.mmproj.is_some() {
+                let fault = Fault::usage("--mmproj names the tower of one model");
+                return Err(fault.help("put each mmproj file beside its model").into());
+            }
+            catalog::read(&given.model, given.models_dir.as_deref(), &run, CONTEXT, ui)?
+        }
     };
-    ServedModel::new(session, &started.target.engine().report().device, options, ui)
+    let default = if given.is_several() { KEEP_ALIVE } else { KeepAlive::Forever };
+    let policy = ModelPolicy {
+        keep_alive: given.keep_alive.unwrap_or(default),
+        memory: given.models_memory,
+        max_queue: load.max_queue.into(),
+        grace: Duration::from_secs(edge.grace.into()),
+    };
+    let loader = ModelLoader {
+        load: load.clone(),
+        run,
+        drafting,
+        prompts: options.cache.settled()?,
+        sight: sight.clone(),
+        ui: Ui::new(&options.ui),
+    };
+    Ok(ServedModels::new(entries, policy, loader, EventLog(edge.log)))
 }
 
 /// The threads that serve connections.
 struct Server {
     runtime: tokio::runtime::Runtime,
-    address: SocketAddr,
+    url: String,
     stage: watch::Sender<ServerStage>,
     connections: tokio::task::JoinHandle<()>,
 }
 
 impl Server {
-    fn start(address: SocketAddr, app: &Arc<App>, origins: &[PageOrigin]) -> Result<Server> {
+    fn start(host: &ListenHost, port: u16, app: &Arc<App>) -> Result<Server> {
         // Tokio panics if it gets no thread. One more is for requests that take long to prepare.
         threads::check(THREADS + 1).with_context(no_thread)?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -173,17 +172,19 @@ impl Server {
             .enable_all()
             .build()
             .context("starting the threads for connections")?;
-        let listen = async { listen::bind(address) };
-        let listener = runtime.block_on(listen).with_context(|| {
-            Fault::new(Kind::Failure, format!("cannot listen on {address}"))
-                .help("another --port, or --port 0 for a free one")
+        let listen = async { Listeners::bind(host, port) };
+        let listeners = runtime.block_on(listen).with_context(|| match host {
+            ListenHost::Unix(_) => Fault::new(Kind::Failure, format!("cannot listen on {host}"))
+                .help("another path, in a directory that exists"),
+            _ => Fault::new(Kind::Failure, format!("cannot listen on {host}:{port}"))
+                .help("another --port, or --port 0 for a free one"),
         })?;
-        let address = listener.local_addr().context("asking for the own address")?;
+        let url = listeners.url.clone();
         let (stage, told) = watch::channel(ServerStage::Open);
-        let router = http::router(app.clone(), origins);
-        let serve = listen::serve(listener, router, app.bodies.patience, app.queue.clone(), told);
-        let connections = runtime.spawn(serve);
-        Ok(Server { runtime, address, stage, connections })
+        let (patience, metrics) = (app.bodies.patience, app.metrics.clone());
+        let rules = ConnectionRules { routers: Routers::new(app), patience, metrics };
+        let connections = runtime.spawn(listen::serve(listeners, rules, told));
+        Ok(Server { runtime, url, stage, connections })
     }
 
     /// Lets connections end, and closes the rest.

@@ -1,15 +1,15 @@
 //! The options of `gemma serve`.
 
-use super::access::{ApiKey, PageOrigin};
+use super::access::{ApiKey, ListenHost, PageOrigin};
+use crate::cli::api::keep_alive::KeepAlive;
 use crate::cli::options::{
-    DraftArgs, ModelArgs, PresetOption, PromptCacheArgs, SightArgs, ThinkOptions, UiOptions, memory,
+    DraftArgs, PresetOption, PromptCacheArgs, RunArgs, SightArgs, ThinkOptions, UiOptions, memory,
 };
 use crate::error::Fault;
 use crate::runtime::options::AutoOr;
 use anyhow::{Context, Result};
 use clap::builder::RangedI64ValueParser;
 use clap::{Args, ValueEnum, ValueHint};
-use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
@@ -18,6 +18,7 @@ Examples:
   gemma serve                                  then open http://127.0.0.1:8080
   gemma serve -m MODEL --parallel 8 --ctx-size 16384
   gemma serve -m MODEL --host 0.0.0.0 --api-key-file KEYS
+  gemma serve -m MODEL -m OTHER --keep-alive 5m
 Ask it as OpenAI's server:
   curl localhost:8080/v1/chat/completions -d '{\"messages\": [{\"role\": \"user\", \
 \"content\": \"Who are you?\"}]}'";
@@ -40,20 +41,60 @@ pub struct ServeArgs {
     #[command(flatten)]
     pub preset: PresetOption,
     #[command(flatten)]
-    pub model: ModelArgs,
+    pub models: ServedModelArgs,
     #[command(flatten)]
     pub sight: SightArgs,
     #[command(flatten)]
     pub ui: UiOptions,
 }
 
+/// The models and their device.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Model and device")]
+pub struct ServedModelArgs {
+    /// Model: a directory, a GGUF file or the id of a downloaded model (repeatable)
+    ///
+    /// Each is spelled as for gemma generate. The default is the bundled demo model. One model is
+    /// loaded at the start. A request names one of several by its `model`, and a model is loaded
+    /// when it is first asked for.
+    #[arg(short, long, value_name = "PATH|ID")]
+    pub model: Vec<String>,
+    /// Serve the models in a directory, too: its subdirectories and GGUF files
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub models_dir: Option<PathBuf>,
+    /// Time after its last answer in which a model stays loaded: 5m, seconds, or -1 for ever
+    ///
+    /// The default is 5m with several models, and for ever with one. A request in Ollama's form may
+    /// set another time with `keep_alive`.
+    #[arg(long, value_name = "TIME", allow_hyphen_values = true)]
+    pub keep_alive: Option<KeepAlive>,
+    /// Memory for loaded models, such as 16GB; the default is what is free at the start
+    ///
+    /// A model whose bytes, as gemma plan counts them, do not fit beside the others has those
+    /// unloaded that were used longest ago. It counts only with several models.
+    #[arg(long, value_name = "SIZE", value_parser = memory, hide_short_help = true)]
+    pub models_memory: Option<u64>,
+    #[command(flatten)]
+    pub run: RunArgs,
+}
+
+impl ServedModelArgs {
+    /// Returns whether there may be several models.
+    pub fn is_several(&self) -> bool {
+        self.model.len() > 1 || self.models_dir.is_some()
+    }
+}
+
 /// Address, permissions and limits of connections.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Server")]
 pub struct EdgeOptions {
-    /// Address to listen on; one that others can reach needs a key
+    /// Address to listen on, localhost or unix:PATH; one that others can reach needs a key
+    ///
+    /// localhost listens on 127.0.0.1 and [::1]. unix:PATH is a socket for this user alone, and
+    /// replaces one that a killed server left. It has no port.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
-    pub host: IpAddr,
+    pub host: ListenHost,
     /// Port to listen on; 0 takes a free one
     #[arg(long, value_name = "PORT", default_value_t = 8080)]
     pub port: u16,
@@ -67,6 +108,9 @@ pub struct EdgeOptions {
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub api_key_file: Option<PathBuf>,
     /// Origin whose pages may ask from a browser, such as https://chat.example.org (repeatable)
+    ///
+    /// Pages of localhost at any port, of local programs and of browser extensions may ask without
+    /// it.
     #[arg(long, value_name = "ORIGIN", hide_short_help = true)]
     pub cors_origin: Vec<PageOrigin>,
     /// Largest body of a request, in megabytes
@@ -137,7 +181,7 @@ impl EdgeOptions {
             }
             keys.extend(own);
         }
-        if keys.is_empty() && !self.host.is_loopback() {
+        if keys.is_empty() && self.host.is_public() {
             let what = format!("--host {} lets others reach the model without a key", self.host);
             return Err(Fault::usage(what)
                 .help("give --api-key-file FILE, or leave --host out for this machine alone")

@@ -1,5 +1,5 @@
-//! Queue of requests between the connection threads and the engine thread, and the phase of the
-//! server.
+//! Queue of requests between the connection threads and the engine thread of a model, and the phase
+//! of that engine.
 
 use super::metrics::Metrics;
 use super::pool::Client;
@@ -7,7 +7,8 @@ use crate::cli::api::answer::{AnswerEnd, AnswerPiece, RequestFigures};
 use crate::cli::api::error::ApiError;
 use crate::runtime::answers::AnswerRequest;
 use crate::util::sync::{Condvar, Mutex, MutexGuard};
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::Sender;
 
@@ -29,6 +30,8 @@ pub struct Delivery {
     pub piece: AnswerPiece,
     pub delivered: Option<Instant>,
     pub first_token: Option<Duration>,
+    /// Its place among the waiting texts, while it waits.
+    place: Option<QueuePlace>,
 }
 
 impl Delivery {
@@ -38,8 +41,69 @@ impl Delivery {
         events: Sender<(usize, ClientEvent)>,
         received: Instant,
     ) -> Delivery {
-        let (piece, delivered, first_token) = Default::default();
-        Delivery { client, choice, events, received, piece, delivered, first_token }
+        let (piece, delivered, first_token, place) = Default::default();
+        Delivery { client, choice, events, received, piece, delivered, first_token, place }
+    }
+}
+
+/// The limit of waiting texts, which the queues of all models share.
+pub struct QueueLimit {
+    /// Most waiting texts.
+    most: usize,
+    waiting: std::sync::Mutex<WaitingTexts>,
+}
+
+#[derive(Default)]
+struct WaitingTexts {
+    all: usize,
+    /// Clients without a waiting text are left out.
+    by_client: HashMap<Client, usize>,
+}
+
+/// The place of a waiting text, which counts until this is dropped.
+struct QueuePlace {
+    limit: Arc<QueueLimit>,
+    client: Client,
+}
+
+impl QueueLimit {
+    pub fn new(most: usize) -> Arc<QueueLimit> {
+        Arc::new(QueueLimit { most, waiting: Default::default() })
+    }
+
+    fn waiting(&self) -> std::sync::MutexGuard<'_, WaitingTexts> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes `count` places for a client, or none of them. A client without a waiting text may take
+    /// any number, as long as not all places are taken.
+    fn take(self: &Arc<Self>, client: Client, count: usize) -> Result<Vec<QueuePlace>, ApiError> {
+        let mut waiting = self.waiting();
+        let own = waiting.by_client.get(&client).copied().unwrap_or(0);
+        let is_full = waiting.all >= self.most.max(1);
+        if is_full || own > 0 && own + count > self.most.div_ceil(2) {
+            let message = format!(
+                "{} texts wait already, {own} of them from this client: try again later",
+                waiting.all
+            );
+            return Err(ApiError::new(429, message).code("queue_full"));
+        }
+        waiting.all += count;
+        waiting.by_client.insert(client, own + count);
+        Ok((0..count).map(|_| QueuePlace { limit: self.clone(), client }).collect())
+    }
+}
+
+impl Drop for QueuePlace {
+    fn drop(&mut self) {
+        let mut waiting = self.limit.waiting();
+        waiting.all -= 1;
+        if let Some(own) = waiting.by_client.get_mut(&self.client) {
+            *own -= 1;
+            if *own == 0 {
+                waiting.by_client.remove(&self.client);
+            }
+        }
     }
 }
 
@@ -49,7 +113,7 @@ pub enum ClientEvent {
     End(Box<AnswerEnd>),
 }
 
-/// Phase of the server.
+/// Phase of an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Loading,
@@ -65,21 +129,19 @@ struct State {
     waiting: VecDeque<ClientRequest>,
 }
 
-/// A bounded queue with the phase of the server and its metrics.
+/// A bounded queue with the phase of its engine and the metrics of its model.
 pub struct RequestQueue {
     state: Mutex<State>,
     wake: Condvar,
-    /// Most waiting requests.
-    most: usize,
+    limit: Arc<QueueLimit>,
     grace: Duration,
-    pub metrics: Metrics,
+    pub metrics: Arc<Metrics>,
 }
 
 impl RequestQueue {
-    pub fn new(most: usize, grace: Duration) -> RequestQueue {
+    pub fn new(limit: Arc<QueueLimit>, metrics: Arc<Metrics>, grace: Duration) -> RequestQueue {
         let state = State { phase: Phase::Loading, waiting: VecDeque::new() };
-        let metrics = Metrics::default();
-        RequestQueue { state: Mutex::new(state), wake: Condvar::new(), most, grace, metrics }
+        RequestQueue { state: Mutex::new(state), wake: Condvar::new(), limit, grace, metrics }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -87,22 +149,15 @@ impl RequestQueue {
     }
 
     /// Adds all answers of an HTTP request, or none of them.
-    pub fn add(&self, requests: Vec<ClientRequest>) -> Result<(), ApiError> {
+    pub fn add(&self, mut requests: Vec<ClientRequest>) -> Result<(), ApiError> {
         let mut state = self.lock();
         self.open(&state)?;
         state.waiting.retain(|request| !request.data.events.is_closed());
-        // A client without a waiting request may ask for any number of answers, as long as the
-        // queue is not full.
-        let client = requests.first().map(|request| request.data.client);
-        let own =
-            state.waiting.iter().filter(|request| Some(request.data.client) == client).count();
-        let is_full = state.waiting.len() >= self.most.max(1);
-        if is_full || own > 0 && own + requests.len() > self.most.div_ceil(2) {
-            let message = format!(
-                "{} texts wait already, {own} of them from this client: try again later",
-                state.waiting.len()
-            );
-            return Err(ApiError::new(429, message).code("queue_full"));
+        if let Some(client) = requests.first().map(|request| request.data.client) {
+            let places = self.limit.take(client, requests.len())?;
+            for (request, place) in requests.iter_mut().zip(places) {
+                request.data.place = Some(place);
+            }
         }
         state.waiting.extend(requests);
         self.metrics.waiting.set(state.waiting.len() as u64);
@@ -117,11 +172,6 @@ impl RequestQueue {
             Phase::Loading => Err(ApiError::new(503, "the model is being loaded").code("loading")),
             Phase::Ending(_) | Phase::Ended => Err(ApiError::ending()),
         }
-    }
-
-    /// Returns an error while requests are refused.
-    pub fn is_open(&self) -> Result<(), ApiError> {
-        self.open(&self.lock())
     }
 
     /// Records that the model is loaded.
@@ -168,7 +218,10 @@ impl RequestQueue {
             let turns = state.waiting.iter().enumerate();
             let at =
                 turns.min_by_key(|(_, request)| running(request.data.client)).map(|(at, _)| at);
-            let request = at.and_then(|at| state.waiting.remove(at));
+            let mut request = at.and_then(|at| state.waiting.remove(at));
+            if let Some(request) = &mut request {
+                request.data.place = None;
+            }
             self.metrics.waiting.set(state.waiting.len() as u64);
             let is_ending = matches!(state.phase, Phase::Ending(_) | Phase::Ended);
             if request.is_some() || !wait || is_ending {

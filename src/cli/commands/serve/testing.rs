@@ -4,8 +4,8 @@ use super::pool::Client;
 use super::queue::Delivery;
 use crate::cli::api::fields::Fields;
 use crate::cli::api::notes::Notes;
-use crate::cli::api::served::ServedModel;
-use crate::cli::api::{anthropic, ollama, openai, responses, tokens};
+use crate::cli::api::served::{ServedModel, Thinking};
+use crate::cli::api::{anthropic, llama, ollama, openai, responses, tokens};
 use crate::error::Fault;
 use crate::models::{ChatTemplate, Config, Tokenizer};
 use crate::runtime::constraints::Constraints;
@@ -37,7 +37,7 @@ impl RequestBodies {
             constraints: Constraints::new(&tokenizer, &config.eos, 1).into(),
             sampling: SamplerConfig::default(),
             max_tokens: AutoOr::Auto,
-            thinks: false,
+            thinking: Thinking::default(),
             viewer: Err(Fault::model("no images are read here")),
             tokenizer,
             config,
@@ -47,7 +47,7 @@ impl RequestBodies {
     }
 
     /// Number of the forms of bodies.
-    pub const FORMS: u8 = 9;
+    pub const FORMS: u8 = 10;
 
     /// Parses a body of one of the API forms, down to its tokens and its grammar.
     pub fn read(&self, form: u8, body: &[u8]) {
@@ -59,6 +59,7 @@ impl RequestBodies {
             3 => anthropic::messages_body(fields, &self.served).map(|(request, _)| request),
             4 => ollama::chat(fields, &self.served).map(|(request, _)| request),
             5 => ollama::generate(fields, &self.served).map(|(request, _)| request),
+            9 => llama::completion(fields, &self.served).map(|(request, _)| request),
             6 => {
                 let prompt = anthropic::count_body(fields, &self.served);
                 return drop(prompt.map(|prompt| prompt.encoded(&self.served).is_ok()));

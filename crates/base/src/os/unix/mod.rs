@@ -10,4 +10,5 @@ pub mod memory;
 pub mod places;
 pub mod process;
 pub mod signals;
+pub mod sockets;
 pub mod terminal;

@@ -10,6 +10,7 @@ mod owner;
 pub mod places;
 pub mod process;
 pub mod signals;
+pub mod sockets;
 pub mod terminal;
 
 /// Returns the result of a call that returns zero where it fails.

@@ -392,7 +392,6 @@ mod tests {
     use crate::grammar::Grammars;
     use gemma_model::models::Special;
     use gemma_model::models::tokenizer::samples::thinking_letters;
-    use gemma_model::sampler::TokenRule;
     use std::sync::Arc;
 
     /// Returns whether each text is allowed, and whether the answer may end after it.

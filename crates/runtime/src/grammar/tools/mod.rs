@@ -247,7 +247,6 @@ mod tests {
         let grammar = grammars.compile(&source, &|| true).unwrap();
         let rule = grammar.follow(0);
         let tokens = tokenizer.encode(text, Special::AsText).unwrap();
-        use gemma_model::sampler::TokenRule;
         let fits = (0..tokens.len()).all(|n| rule.mask(&tokens[..n]).unwrap().allows(tokens[n]));
         (fits, fits && rule.is_complete(&tokens))
     }

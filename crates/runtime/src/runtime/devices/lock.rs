@@ -27,7 +27,7 @@ pub enum DeviceLock {
     Off,
 }
 
-/// Locks that this process holds until it ends, by file.
+/// Locks that this process holds until it ends or calls [`release`], by file.
 static HELD: Mutex<Vec<(PathBuf, File)>> = Mutex::new(Vec::new());
 
 /// Takes the device of this name and number for this process, unless it has it already.
@@ -44,6 +44,11 @@ pub fn acquire(how: DeviceLock, name: &str, index: usize, listener: &dyn Listene
     let file = lock(&path, name, how, listener)?;
     held.push((path, file));
     Ok(())
+}
+
+/// Gives back all devices. No model of this process may be on one.
+pub fn release() {
+    HELD.lock().expect("no thread panics while it holds this").clear();
 }
 
 /// Locks `path`, which holds the number of the process that locked it last.

@@ -15,7 +15,7 @@ pub mod texts;
 
 use super::options::GenerateArgs;
 use crate::cli::api::notes::Notes;
-use crate::cli::api::served::{ServedModel, ServedOptions};
+use crate::cli::api::served::{ServedModel, ServedOptions, Thinking};
 use crate::cli::io::format::AnswerFormat;
 use crate::cli::io::image_file::{self, read_image};
 use crate::cli::io::prompt::{EncodedPrompt, PromptInput};
@@ -28,7 +28,7 @@ use crate::decode::{PageDirectory, Request};
 use crate::error::{Fault, Kind, fault_of};
 use crate::grammar::GrammarSource;
 use crate::runtime::answers::{self, AnswerRequest};
-use crate::runtime::constraints::{Constrained, Constraints};
+use crate::runtime::constraints::Constraints;
 use crate::runtime::devices::npu;
 use crate::runtime::options::AutoOr;
 use crate::runtime::{Room, Session};
@@ -238,7 +238,10 @@ impl Batch<'_> {
             sampling: self.config.clone(),
             constraints: self.constraints.clone(),
             max_tokens: AutoOr::N(self.options.sampling.max_tokens),
-            thinks: self.options.chat.think.settled(&self.session.tokenizer)?,
+            thinking: Thinking {
+                is_on: self.options.chat.think.settled(&self.session.tokenizer)?,
+                budget: self.options.chat.think.think_budget,
+            },
         };
         let served = ServedModel::new(self.session, &self.device, options, self.ui)?;
         Ok(self.served.get_or_init(|| served.into()))
@@ -288,8 +291,7 @@ impl Batch<'_> {
         let grammar =
             source.map(|source| self.constraints.get(source, ignore_eos, &|| true)).transpose()?;
         let (tokenizer, ends) = (&self.session.tokenizer, &self.session.stop_ids);
-        let thought = chat.think.thought(tokenizer);
-        let constrained = Constrained::new(grammar.as_ref(), history.len(), thought);
+        let constrained = chat.think.constrained(grammar.as_ref(), history.len(), tokenizer);
         let sampler = answers::sampler(config, &constrained, tokenizer, ends, ignore_eos)?;
         let stops =
             if job.stop.is_empty() { options.sampling.stop.clone() } else { job.stop.clone() };

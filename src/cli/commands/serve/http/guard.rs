@@ -1,6 +1,6 @@
 //! Permissions: API keys, origins of browser pages, and host names of the server.
 
-use super::super::access::{ApiKey, PageOrigin, is_local_host};
+use super::super::access::{ApiKey, PageOrigin, is_local_host, is_local_origin};
 use super::super::pool::Client;
 use crate::cli::api::error::ApiError;
 use axum::http::header::{AUTHORIZATION, HOST, HeaderName, ORIGIN};
@@ -24,6 +24,17 @@ impl Guard {
         Guard { keys, origins }
     }
 
+    /// Returns whether pages of another origin than the server's own may ask.
+    pub fn allows(&self, origin: &str) -> bool {
+        is_local_origin(origin) || self.origins.iter().any(|allowed| allowed.text() == origin)
+    }
+
+    /// Returns whether a request comes from a page that may read the answer.
+    pub fn is_allowed_page(&self, headers: &HeaderMap) -> bool {
+        let origin = headers.get(ORIGIN).and_then(|origin| origin.to_str().ok());
+        origin.is_some_and(|origin| self.allows(origin))
+    }
+
     /// Refuses requests without a needed key, pages of other origins, and duplicate headers, of
     /// which a proxy may have read the other one. A server without keys also refuses host names
     /// that are not this machine's, because an attacker's page could let its own name point here.
@@ -38,7 +49,7 @@ impl Guard {
         let host = header(HOST).unwrap_or_default();
         if let Some(origin) = header(ORIGIN) {
             let own = origin.split_once("://").is_some_and(|(_, authority)| authority == host);
-            if !own && !self.origins.iter().any(|allowed| allowed.text() == origin) {
+            if !own && !self.allows(origin) {
                 let message = format!(
                     "pages of {origin} may not ask here: the server has to allow this origin"
                 );
@@ -131,7 +142,12 @@ mod tests {
         let page = |origin| asks(&[("host", "127.0.0.1:1"), ("origin", origin)]);
         assert_eq!(page("http://127.0.0.1:1"), Ok(()));
         assert_eq!(page("https://a.example"), Ok(()));
-        for other in ["https://b.example", "null", "http://127.0.0.1:2"] {
+        assert_eq!(page("http://127.0.0.1:2"), Ok(()));
+        assert_eq!(page("app://obsidian.md"), Ok(()));
+        // A page of the web whose name leads here.
+        let rebound = [("host", "evil.example"), ("origin", "http://evil.example")];
+        assert_eq!(asks(&rebound), Err(403));
+        for other in ["https://b.example", "null", "http://localhost.example"] {
             assert_eq!(page(other), Err(403), "{other}");
         }
         let keyed = Guard::new(["one", "two"].map(|key| key.parse().unwrap()).into(), Vec::new());

@@ -1,8 +1,10 @@
 //! Images of a request: their limits, which are checked before a pixel is decoded, and the turns in
 //! which clients have them computed.
 
+use super::super::models::LoadedModel;
 use super::super::pool::{Client, PoolShare, SharedPool};
-use super::{App, in_worker};
+use super::App;
+use super::worker::in_worker;
 use crate::cli::api::error::ApiError;
 use crate::cli::api::request::ApiRequest;
 use crate::cli::api::served::ServedModel;
@@ -87,12 +89,13 @@ impl ImageMemory {
 /// keep.
 pub async fn seen(
     app: &App,
-    served: &Arc<ServedModel>,
+    loaded: &LoadedModel,
     mut request: ApiRequest,
     mut memory: PoolShare,
     needed: ImageMemory,
     client: Client,
 ) -> Result<(ApiRequest, PoolShare, PoolShare), ApiError> {
+    let served = &loaded.served;
     let mut share = app.room.images.memory.take(client, needed.all()).await;
     let files = request.unseen();
     let bytes: usize = files.iter().map(|file| file.len()).sum();
@@ -109,7 +112,7 @@ pub async fn seen(
             Ok((image, memory, share))
         };
         let outcome = in_worker(thread, see).await;
-        report(app, served);
+        report(app, loaded);
         let image;
         (image, memory, share) = outcome?;
         images.push(image);
@@ -122,10 +125,10 @@ pub async fn seen(
 }
 
 /// Tells the operator of the work so far.
-fn report(app: &App, served: &ServedModel) {
-    let Ok(viewer) = served.viewer() else { return };
+fn report(app: &App, loaded: &LoadedModel) {
+    let Ok(viewer) = loaded.served.viewer() else { return };
     viewer.take_notes().into_iter().for_each(|note| app.notes.once(note));
-    let (figures, metrics) = (viewer.figures(), &app.queue.metrics);
+    let (figures, metrics) = (viewer.figures(), &loaded.queue.metrics);
     metrics.images.set(figures.images as u64);
     metrics.computed_images.set(figures.encoded as u64);
 }

@@ -1,11 +1,11 @@
 //! Ollama's endpoints: its answers, what it tells of the model, and what this server does not do.
 
+use super::super::models::catalog::ModelFacts;
 use super::response::{answer_json, refusal};
 use super::{App, answer, result};
 use crate::cli::api::error::{ApiError, ApiFamily};
-use crate::cli::api::ids::date;
+use crate::cli::api::ids::{date, now};
 use crate::cli::api::ollama;
-use crate::cli::api::served::ServedModel;
 use axum::extract::{Request, State};
 use axum::response::Response;
 use axum::routing::{MethodRouter, any, get, post};
@@ -19,19 +19,22 @@ const VERSION: &str = "0.13.4";
 /// model's own template writes the prompt.
 const TEMPLATE: &str = "{{ .System }}{{ .Tools }}{{ .Messages }}";
 
+/// The end of the time of a model that is never unloaded.
+const FOREVER: &str = "9999-12-31T23:59:59Z";
+
 const NO_EMBEDDINGS: &str = "this server gives no embeddings, so use another one for them";
-const ONE_MODEL: &str = "this server has one model and changes none";
+const NO_CHANGES: &str = "this server changes no models";
 
 /// Paths of Ollama that are refused, and the reasons.
 const REFUSED: [(&str, &str); 8] = [
     ("/api/embed", NO_EMBEDDINGS),
     ("/api/embeddings", NO_EMBEDDINGS),
-    ("/api/pull", ONE_MODEL),
-    ("/api/push", ONE_MODEL),
-    ("/api/create", ONE_MODEL),
-    ("/api/copy", ONE_MODEL),
-    ("/api/delete", ONE_MODEL),
-    ("/api/blobs/{digest}", ONE_MODEL),
+    ("/api/pull", NO_CHANGES),
+    ("/api/push", NO_CHANGES),
+    ("/api/create", NO_CHANGES),
+    ("/api/copy", NO_CHANGES),
+    ("/api/delete", NO_CHANGES),
+    ("/api/blobs/{digest}", NO_CHANGES),
 ];
 
 /// Returns the endpoints by their paths.
@@ -67,71 +70,78 @@ async fn version() -> Response {
 }
 
 async fn tags(State(app): State<Arc<App>>) -> Response {
-    tell(&app, |served| json!({"models": [entry(served)]}))
+    let list = |()| {
+        let slots = 0..app.models.slots().len();
+        let models: Vec<Value> = slots.map(|slot| app.about(slot, entry)).collect();
+        json!({"models": models}).to_string()
+    };
+    result(app.models.is_open().map(list), ApiFamily::Ollama)
 }
 
-/// Lists the model as loaded for good.
+/// Lists the loaded models, and when each is unloaded.
 async fn running(State(app): State<Arc<App>>) -> Response {
-    tell(&app, |served| {
-        let mut entry = entry(served);
-        entry["expires_at"] = "9999-12-31T23:59:59Z".into();
-        entry["size_vram"] = served.size.bytes.into();
-        entry["context_length"] = served.context.into();
-        json!({"models": [entry]})
+    let list = |()| {
+        let models = app.models.running().into_iter().map(|running| {
+            let mut entry = app.about(running.slot, entry);
+            entry["size"] = running.loaded.bytes.into();
+            entry["expires_at"] = match running.left {
+                None => FOREVER.into(),
+                Some(left) => date(now() + left.as_secs()).into(),
+            };
+            entry["size_vram"] = running.loaded.on_gpu.into();
+            entry["context_length"] = running.loaded.served.context.into();
+            entry
+        });
+        json!({"models": models.collect::<Vec<_>>()}).to_string()
+    };
+    result(app.models.is_open().map(list), ApiFamily::Ollama)
+}
+
+/// Describes a model. The only one of a server has any name.
+async fn show(State(app): State<Arc<App>>, request: Request) -> Response {
+    let answer = async {
+        let read = app.read(request, |_, _| 0).await?;
+        let name = ["model", "name"].iter().find_map(|name| read.fields.get(name)?.as_str());
+        let slot = app.models.choose(name)?;
+        Ok(app.about(slot, shown).to_string())
+    };
+    result(answer.await, ApiFamily::Ollama)
+}
+
+fn shown(name: &str, facts: &ModelFacts) -> Value {
+    let (family, sampling) = (&facts.family, &facts.sampling);
+    let parameters = format!(
+        "temperature {}\ntop_k {}\ntop_p {}\nmin_p {}\nrepeat_penalty {}",
+        sampling.temperature,
+        sampling.top_k,
+        sampling.top_p,
+        sampling.min_p,
+        sampling.repeat_penalty
+    );
+    json!({
+        "modelfile": format!("FROM {name}"),
+        "parameters": parameters,
+        "template": TEMPLATE,
+        "details": details(facts),
+        "model_info": {
+            "general.architecture": family,
+            "general.basename": name,
+            "general.parameter_count": facts.size.parameters,
+            format!("{family}.context_length"): facts.context,
+        },
+        "capabilities": facts.capabilities,
+        "modified_at": date(facts.created),
     })
 }
 
-/// Describes the model under any name: any name is answered.
-async fn show(State(app): State<Arc<App>>) -> Response {
-    tell(&app, |served| {
-        let family = family(served);
-        let mut capabilities = vec!["completion", "tools"];
-        capabilities.extend(served.tokenizer.channel().map(|_| "thinking"));
-        capabilities.extend(served.viewer.is_ok().then_some("vision"));
-        let sampling = &served.sampling;
-        let parameters = format!(
-            "temperature {}\ntop_k {}\ntop_p {}\nmin_p {}\nrepeat_penalty {}",
-            sampling.temperature,
-            sampling.top_k,
-            sampling.top_p,
-            sampling.min_p,
-            sampling.repeat_penalty
-        );
-        json!({
-            "modelfile": format!("FROM {}", served.name),
-            "parameters": parameters,
-            "template": TEMPLATE,
-            "details": details(served),
-            "model_info": {
-                "general.architecture": family,
-                "general.basename": served.name,
-                "general.parameter_count": served.size.parameters,
-                format!("{family}.context_length"): served.context,
-            },
-            "capabilities": capabilities,
-            "modified_at": date(served.created),
-        })
-    })
+fn entry(name: &str, facts: &ModelFacts) -> Value {
+    json!({"name": name, "model": name, "modified_at": date(facts.created),
+        "size": facts.size.bytes, "digest": facts.digest, "details": details(facts)})
 }
 
-fn tell(app: &App, object: impl Fn(&ServedModel) -> Value) -> Response {
-    result(app.served().map(|served| object(served).to_string()), ApiFamily::Ollama)
-}
-
-fn entry(served: &ServedModel) -> Value {
-    json!({"name": served.name, "model": served.name, "modified_at": date(served.created),
-        "size": served.size.bytes, "digest": served.fingerprint, "details": details(served)})
-}
-
-fn details(served: &ServedModel) -> Value {
-    let family = family(served);
-    let bits = served.size.bits_per_weight();
+fn details(facts: &ModelFacts) -> Value {
+    let family = &facts.family;
     json!({"parent_model": "", "format": "gemma", "family": family, "families": [family],
-        "parameter_size": format!("{:.1}M", served.size.parameters as f64 / 1e6),
-        "quantization_level": format!("{bits:.1} bits")})
-}
-
-/// Returns the name of the architecture as Ollama spells it, such as `gemma3`.
-fn family(served: &ServedModel) -> String {
-    served.config.architecture.name().to_lowercase().replace(' ', "")
+        "parameter_size": format!("{:.1}M", facts.size.parameters as f64 / 1e6),
+        "quantization_level": facts.quantization})
 }

@@ -1,6 +1,7 @@
 //! Answers on their way to a client, in a stream or whole.
 
 use super::super::log::LogEntry;
+use super::super::models::ModelLease;
 use super::super::pool::PoolShare;
 use super::super::queue::ClientEvent;
 use super::response::{answer_held, refusal, respond};
@@ -22,11 +23,14 @@ const ALIVE: Duration = Duration::from_secs(15);
 pub struct Collected {
     so_far: CollectedAnswers,
     _memory: Vec<PoolShare>,
+    /// Keeps the model loaded until the answers have ended.
+    lease: Option<ModelLease>,
 }
 
 impl Collected {
-    pub fn new(request: &ApiRequest, memory: Vec<PoolShare>) -> Collected {
-        Collected { so_far: CollectedAnswers::new(request), _memory: memory }
+    pub fn new(request: &ApiRequest, memory: Vec<PoolShare>, lease: ModelLease) -> Collected {
+        let so_far = CollectedAnswers::new(request);
+        Collected { so_far, _memory: memory, lease: Some(lease) }
     }
 }
 
@@ -74,6 +78,7 @@ pub async fn whole(
         return refusal(&failed, family);
     }
     ended_well(entry, so_far);
+    collected.lease = None;
     if so_far.answers.len() <= 1 {
         let text = form.whole(&so_far.answers, &so_far.figures, 0);
         return answer_held(text, collected);
@@ -208,6 +213,7 @@ impl AnswerStream {
             self.form.fail(&error, out);
         }
         self.entry.figures = self.collected.so_far.figures.clone();
+        self.collected.lease = None;
         self.stage = StreamStage::End;
     }
 }
