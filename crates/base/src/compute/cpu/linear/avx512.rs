@@ -175,12 +175,8 @@ impl Openers for Wide {
 /// The machine has the instructions; the rows are as [`groups::SpanRows`] says; `acc` has `R` rows.
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
 pub unsafe fn multiply<const R: usize>(span: &OpenSpan, rows: &SpanRows, acc: *mut f32) {
-    let place = |r: usize, half: usize| acc.wrapping_add(r * TILE + half * 16);
-    let mut y = [[_mm512_setzero_ps(); 2]; R];
-    for (r, y) in y.iter_mut().enumerate() {
-        // SAFETY: `acc` has R rows of two vectors.
-        *y = unsafe { [_mm512_loadu_ps(place(r, 0)), _mm512_loadu_ps(place(r, 1))] };
-    }
+    // SAFETY: `acc` has R rows of two vectors.
+    let mut y = unsafe { load_rows::<R>(acc) };
     let mut data = rows.bytes.cast::<u8>();
     let mut x = rows.x;
     for group in 0..rows.groups {
@@ -201,56 +197,51 @@ pub unsafe fn multiply<const R: usize>(span: &OpenSpan, rows: &SpanRows, acc: *m
             (data, x) = (data.wrapping_add(2 * LINE), x.wrapping_add(4));
         }
         // SAFETY: every row has a scale and a sum for this group.
-        unsafe { finish_group::<R>(span, rows, group, &sums, &mut y) };
+        unsafe { end::<R>(span, rows, group, &sums, &mut y) };
     }
-    for (r, y) in y.iter().enumerate() {
-        // SAFETY: `acc` has R rows of two vectors.
-        unsafe {
-            _mm512_storeu_ps(place(r, 0), y[0]);
-            _mm512_storeu_ps(place(r, 1), y[1]);
-        }
-    }
+    // SAFETY: `acc` has R rows of two vectors.
+    unsafe { store_rows::<R>(&y, acc) };
 }
 
 /// The bits of step `K` of eight in a plane of `BITS` bits.
 ///
 /// # Safety
-/// `plane` has eight steps.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+/// The machine has the instructions; `plane` has eight steps.
+#[inline(always)]
 unsafe fn part<const BITS: usize, const K: usize>(plane: *const u8) -> [__m512i; 2] {
-    let mask = _mm512_set1_epi8(((1u32 << BITS) - 1) as i8);
-    let mut words = [mask; 2];
-    for (half, word) in words.iter_mut().enumerate() {
-        let place = plane.wrapping_add((K * BITS / 8 * 2 + half) * LINE).cast();
-        // SAFETY: the caller's promise.
-        let dwords = unsafe { _mm512_load_si512(place) };
-        let shifted = match K * BITS % 8 {
-            0 => dwords,
-            1 => _mm512_srli_epi16::<1>(dwords),
-            2 => _mm512_srli_epi16::<2>(dwords),
-            3 => _mm512_srli_epi16::<3>(dwords),
-            4 => _mm512_srli_epi16::<4>(dwords),
-            5 => _mm512_srli_epi16::<5>(dwords),
-            6 => _mm512_srli_epi16::<6>(dwords),
-            _ => _mm512_srli_epi16::<7>(dwords),
-        };
-        *word = _mm512_and_si512(shifted, *word);
+    // SAFETY: the caller's promises.
+    unsafe {
+        let mask = _mm512_set1_epi8(((1u32 << BITS) - 1) as i8);
+        let mut words = [mask; 2];
+        for (half, word) in words.iter_mut().enumerate() {
+            let place = plane.add((K * BITS / 8 * 2 + half) * LINE);
+            let dwords = _mm512_load_si512(place.cast());
+            let shifted = match K * BITS % 8 {
+                0 => dwords,
+                1 => _mm512_srli_epi16::<1>(dwords),
+                2 => _mm512_srli_epi16::<2>(dwords),
+                3 => _mm512_srli_epi16::<3>(dwords),
+                4 => _mm512_srli_epi16::<4>(dwords),
+                5 => _mm512_srli_epi16::<5>(dwords),
+                6 => _mm512_srli_epi16::<6>(dwords),
+                _ => _mm512_srli_epi16::<7>(dwords),
+            };
+            *word = _mm512_and_si512(shifted, *word);
+        }
+        words
     }
-    words
 }
 
 /// The bytes of step `K` of eight, whose planes begin at `low` and `high`.
 ///
 /// # Safety
-/// The planes have eight steps.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+/// As for [`part`].
+#[inline(always)]
 unsafe fn step_bytes<const BITS: usize, const K: usize>(
     low: *const u8,
     high: *const u8,
 ) -> [__m512i; 2] {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller's promises.
     unsafe {
         match BITS {
             2 => part::<2, K>(low),
@@ -263,13 +254,18 @@ unsafe fn step_bytes<const BITS: usize, const K: usize>(
 }
 
 /// Codes of their lower and higher bits.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
-fn join<const LOW_BITS: u32>(low: [__m512i; 2], high: [__m512i; 2]) -> [__m512i; 2] {
-    [
-        _mm512_or_si512(low[0], _mm512_slli_epi16::<LOW_BITS>(high[0])),
-        _mm512_or_si512(low[1], _mm512_slli_epi16::<LOW_BITS>(high[1])),
-    ]
+///
+/// # Safety
+/// The machine has the instructions.
+#[inline(always)]
+unsafe fn join<const LOW_BITS: u32>(low: [__m512i; 2], high: [__m512i; 2]) -> [__m512i; 2] {
+    // SAFETY: the caller's promise.
+    unsafe {
+        [
+            _mm512_or_si512(low[0], _mm512_slli_epi16::<LOW_BITS>(high[0])),
+            _mm512_or_si512(low[1], _mm512_slli_epi16::<LOW_BITS>(high[1])),
+        ]
+    }
 }
 
 /// [`multiply`] where [`SpanRows::bytes`] are the packed codes, of `BITS` bits. Groups have `STEPS`
@@ -285,26 +281,21 @@ pub unsafe fn multiply_packed<const BITS: usize, const STEPS: usize, const R: us
 ) {
     let (low_bits, high_bits) = const { split(BITS as u32) };
     let [low_chunk, high_chunk] = [low_bits, high_bits].map(|bits| bits as usize * 2 * LINE);
-    let chunks = rows.groups * rows.steps / 8;
     let mut low = rows.bytes.cast::<u8>();
-    let mut high = low.wrapping_add(chunks * low_chunk);
+    let mut high = low.wrapping_add(rows.groups * rows.steps / 8 * low_chunk);
     let mut x = rows.x;
-    let place = |r: usize, half: usize| acc.wrapping_add(r * TILE + half * 16);
-    let mut y = [[_mm512_setzero_ps(); 2]; R];
-    for r in 0..R {
-        // SAFETY: `acc` has R rows of two vectors.
-        y[r] = unsafe { [_mm512_loadu_ps(place(r, 0)), _mm512_loadu_ps(place(r, 1))] };
-    }
+    let chunks = if STEPS > 0 { 1 } else { rows.steps / 8 };
     let mut group = 0;
-    // SAFETY: the span has these steps and groups, and every row their activations.
+    // SAFETY: the span has these steps and groups, and every row their activations; `acc` has R
+    // rows.
     unsafe {
+        let mut y = load_rows::<R>(acc);
         while group < rows.groups {
             let mut sums = begin::<R>(rows, group);
-            let chunks = if STEPS > 0 { 1 } else { rows.steps / 8 };
             for _ in 0..chunks {
                 unrolled!(K in [0 1 2 3 4 5 6 7] {
                     if STEPS == 4 && K == 4 {
-                        finish_group::<R>(span, rows, group, &sums, &mut y);
+                        end::<R>(span, rows, group, &sums, &mut y);
                         group += 1;
                         sums = begin::<R>(rows, group);
                     }
@@ -319,12 +310,40 @@ pub unsafe fn multiply_packed<const BITS: usize, const STEPS: usize, const R: us
                 (low, high) = (low.wrapping_add(low_chunk), high.wrapping_add(high_chunk));
                 x = x.wrapping_add(32);
             }
-            finish_group::<R>(span, rows, group, &sums, &mut y);
+            end::<R>(span, rows, group, &sums, &mut y);
             group += 1;
         }
+        store_rows::<R>(&y, acc);
+    }
+}
+
+/// The outputs so far.
+///
+/// # Safety
+/// The machine has the instructions; `acc` has `R` rows of two vectors.
+#[inline(always)]
+unsafe fn load_rows<const R: usize>(acc: *const f32) -> [[__m512; 2]; R] {
+    // SAFETY: the caller's promises.
+    unsafe {
+        let mut y = [[_mm512_setzero_ps(); 2]; R];
         for r in 0..R {
-            _mm512_storeu_ps(place(r, 0), y[r][0]);
-            _mm512_storeu_ps(place(r, 1), y[r][1]);
+            let row = acc.add(r * TILE);
+            y[r] = [_mm512_loadu_ps(row), _mm512_loadu_ps(row.add(16))];
+        }
+        y
+    }
+}
+
+/// # Safety
+/// As for [`load_rows`].
+#[inline(always)]
+unsafe fn store_rows<const R: usize>(y: &[[__m512; 2]; R], acc: *mut f32) {
+    // SAFETY: the caller's promises.
+    unsafe {
+        for r in 0..R {
+            let row = acc.add(r * TILE);
+            _mm512_storeu_ps(row, y[r][0]);
+            _mm512_storeu_ps(row.add(16), y[r][1]);
         }
     }
 }
@@ -333,53 +352,63 @@ pub unsafe fn multiply_packed<const BITS: usize, const STEPS: usize, const R: us
 /// share of the next span.
 ///
 /// # Safety
-/// Every row has a sum for this group.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+/// The machine has the instructions; every row has a sum for this group.
+#[inline(always)]
 unsafe fn begin<const R: usize>(rows: &SpanRows, group: usize) -> [[__m512i; 2]; R] {
     rows.fetch(group, 0);
-    let mut sums = [[_mm512_setzero_si512(); 2]; R];
-    for (r, sums) in sums.iter_mut().enumerate() {
-        // SAFETY: the caller's promise.
-        let all = unsafe { *rows.sums.add(r * rows.s_stride + group) };
-        *sums = [_mm512_set1_epi32(-rows.offset * all); 2];
+    // SAFETY: the caller's promises.
+    unsafe {
+        let mut sums = [[_mm512_setzero_si512(); 2]; R];
+        for r in 0..R {
+            let all = *rows.sums.add(r * rows.s_stride + group);
+            sums[r] = [_mm512_set1_epi32(-rows.offset * all); 2];
+        }
+        sums
     }
-    sums
 }
 
 /// Adds the exact sums of a group, times both scales, to the outputs.
 ///
 /// # Safety
-/// Every row has a scale and a sum for this group.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
-unsafe fn finish_group<const R: usize>(
+/// The machine has the instructions; every row has a scale and a sum for this group.
+#[inline(always)]
+unsafe fn end<const R: usize>(
     span: &OpenSpan,
     rows: &SpanRows,
     group: usize,
     sums: &[[__m512i; 2]; R],
     y: &mut [[__m512; 2]; R],
 ) {
-    // SAFETY: a line is two vectors, aligned to 64 bytes.
-    let load = |line: &[f32; TILE]| unsafe {
-        [_mm512_load_ps(line.as_ptr()), _mm512_load_ps(line.as_ptr().add(16))]
-    };
-    // SAFETY: a span has a line for each of its groups.
-    let (scales, mins) =
-        unsafe { (load(span.scales.get_unchecked(group)), span.mins.get_unchecked(group)) };
-    for (r, (y, sums)) in y.iter_mut().zip(sums).enumerate() {
-        let at = r * rows.s_stride + group;
-        // SAFETY: the caller's promise.
-        let (sx, all) = unsafe { (*rows.sx.add(at), *rows.sums.add(at)) };
-        for half in 0..2 {
-            let product = _mm512_mul_ps(_mm512_cvtepi32_ps(sums[half]), _mm512_set1_ps(sx));
-            y[half] = _mm512_fmadd_ps(product, scales[half], y[half]);
+    // SAFETY: the caller's promises; a group's lines are two vectors, aligned to 64 bytes.
+    unsafe {
+        let scales = load_line(span.scales.as_ptr().add(group));
+        for r in 0..R {
+            let scale_x = _mm512_set1_ps(*rows.sx.add(r * rows.s_stride + group));
+            for half in 0..2 {
+                let product = _mm512_mul_ps(_mm512_cvtepi32_ps(sums[r][half]), scale_x);
+                y[r][half] = _mm512_fmadd_ps(product, scales[half], y[r][half]);
+            }
         }
         if rows.has_min {
-            let (all, mins) = (_mm512_set1_ps(all as f32 * sx), load(mins));
-            *y = [_mm512_fmadd_ps(all, mins[0], y[0]), _mm512_fmadd_ps(all, mins[1], y[1])];
+            let mins = load_line(span.mins.as_ptr().add(group));
+            for r in 0..R {
+                let at = r * rows.s_stride + group;
+                let all = _mm512_set1_ps(*rows.sums.add(at) as f32 * *rows.sx.add(at));
+                for half in 0..2 {
+                    y[r][half] = _mm512_fmadd_ps(all, mins[half], y[r][half]);
+                }
+            }
         }
     }
+}
+
+/// # Safety
+/// The machine has the instructions; there is such a line.
+#[inline(always)]
+unsafe fn load_line(line: *const [f32; TILE]) -> [__m512; 2] {
+    let line = line.cast::<f32>();
+    // SAFETY: the caller's promises; lines are aligned to 64 bytes.
+    unsafe { [_mm512_load_ps(line), _mm512_load_ps(line.add(16))] }
 }
 
 /// The 32 scales of a line, times the code's unit.

@@ -53,8 +53,6 @@ use std::ops::Range;
 
 /// SpanRows that one kernel call multiplies.
 const BLOCK: usize = 8;
-/// Most rows for which codes may be unpacked in registers instead of opening a span.
-const FEW: usize = 4;
 /// SpanRows whose sums are kept while a tile is read.
 const STRIP: usize = 128;
 /// Bytes of weights that stay in the L1 cache while all rows of a strip use them.
@@ -76,7 +74,7 @@ enum Way {
         open: OpenFn,
         multiply: [GroupsFn; BLOCK],
         /// Kernels of few rows that take packed codes, where they are faster.
-        packed: [Option<GroupsFn>; FEW],
+        packed: [Option<GroupsFn>; BLOCK],
     },
 }
 
@@ -118,33 +116,20 @@ macro_rules! kernels_of {
     }};
 }
 
-/// Kernels of few rows that take packed codes, at three and four rows those of at most `$most` bits.
+/// Kernels of a block that take packed codes, `$by_rows` for the bits and steps of the format.
 #[cfg(target_arch = "x86_64")]
 macro_rules! packed_kernels {
-    ($packed:ident, $opening:expr, $most:literal) => {{
-        macro_rules! by_few_rows {
-            ($bits:literal, $steps:literal) => {{
-                let one: GroupsFn = $packed::<$bits, $steps, 1>;
-                let two: GroupsFn = $packed::<$bits, $steps, 2>;
-                let (three, four): (Option<GroupsFn>, Option<GroupsFn>) = match $bits {
-                    ..=$most => {
-                        (Some($packed::<$bits, $steps, 3>), Some($packed::<$bits, $steps, 4>))
-                    }
-                    _ => (None, None),
-                };
-                [Some(one), Some(two), three, four]
-            }};
-        }
+    ($opening:expr, $by_rows:ident) => {
         match ($opening.plain_bits(), $opening.width) {
-            (Some(2), 16) => by_few_rows!(2, 4),
-            (Some(3), 16) => by_few_rows!(3, 4),
-            (Some(4), 32) => by_few_rows!(4, 8),
-            (Some(4), _) => by_few_rows!(4, 0),
-            (Some(5), 32) => by_few_rows!(5, 8),
-            (Some(6), 16) => by_few_rows!(6, 4),
-            _ => [None; FEW],
+            (Some(2), 16) => $by_rows!(2, 4),
+            (Some(3), 16) => $by_rows!(3, 4),
+            (Some(4), 32) => $by_rows!(4, 8),
+            (Some(4), _) => $by_rows!(4, 0),
+            (Some(5), 32) => $by_rows!(5, 8),
+            (Some(6), 16) => $by_rows!(6, 4),
+            _ => [None; BLOCK],
         }
-    }};
+    };
 }
 
 /// Kernels of spans in vectors of 32 bytes, by the largest byte, the steps of a group, and the bits
@@ -165,7 +150,19 @@ macro_rules! kernels_of_bytes {
                 (_, _) => by_rows!($multiply, 255, 0),
             };
             // Beyond two rows wide sums take the registers of those codes that need them.
-            (multiply, packed_kernels!($packed, opening, 4))
+            macro_rules! by_few_rows {
+                ($bits:literal, $steps:literal) => {{
+                    let mut few: [Option<GroupsFn>; BLOCK] = [None; BLOCK];
+                    few[0] = Some($packed::<$bits, $steps, 1>);
+                    few[1] = Some($packed::<$bits, $steps, 2>);
+                    if $bits <= 4 {
+                        few[2] = Some($packed::<$bits, $steps, 3>);
+                        few[3] = Some($packed::<$bits, $steps, 4>);
+                    }
+                    few
+                }};
+            }
+            (multiply, packed_kernels!(opening, by_few_rows))
         }
     };
 }
@@ -177,8 +174,13 @@ fn kernels(isa: Isa, format: Format) -> Kernels {
         Isa::Avx512Vnni => {
             use avx512::{multiply, multiply_packed};
             kernels_of!(avx512, format, |opening: &Opening| {
-                let multiply: [GroupsFn; BLOCK] = by_rows!(multiply);
-                (multiply, packed_kernels!(multiply_packed, opening, 6))
+                macro_rules! by_all_rows {
+                    ($bits:literal, $steps:literal) => {{
+                        let all: [GroupsFn; BLOCK] = by_rows!(multiply_packed, $bits, $steps);
+                        all.map(Some)
+                    }};
+                }
+                (by_rows!(multiply), packed_kernels!(opening, by_all_rows))
             })
         }
         #[cfg(target_arch = "x86_64")]
@@ -195,21 +197,21 @@ fn kernels(isa: Isa, format: Format) -> Kernels {
         Isa::NeonI8mm => {
             use neon::two_rows::{self, multiply};
             kernels_of!(two_rows, format, |opening: &Opening| match opening.largest {
-                ..128 => (by_rows!(multiply, 7), [None; FEW]),
-                _ => (by_rows!(multiply, 8), [None; FEW]),
+                ..128 => (by_rows!(multiply, 7), [None; BLOCK]),
+                _ => (by_rows!(multiply, 8), [None; BLOCK]),
             })
         }
         #[cfg(target_arch = "aarch64")]
         Isa::NeonDot => {
             use neon::one_row::{self, multiply};
             kernels_of!(one_row, format, |opening: &Opening| match opening.largest {
-                ..128 => (by_rows!(multiply, 7), [None; FEW]),
-                _ => (by_rows!(multiply, 8), [None; FEW]),
+                ..128 => (by_rows!(multiply, 7), [None; BLOCK]),
+                _ => (by_rows!(multiply, 8), [None; BLOCK]),
             })
         }
         _ => {
             use scalar::multiply;
-            kernels_of!(scalar, format, |_| (by_rows!(multiply), [None; FEW]))
+            kernels_of!(scalar, format, |_| (by_rows!(multiply), [None; BLOCK]))
         }
     }
 }
