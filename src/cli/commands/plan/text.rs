@@ -42,11 +42,10 @@ impl PlanReport<'_> {
         config.global_layers().len()
     }
 
-    /// Returns what passes of [`VERIFIED`] rows cost in passes of one row, with a full context;
-    /// `None` where that would have to be timed on a GPU.
+    /// Returns what passes of [`VERIFIED`] rows cost in passes of one row; `None` where that would
+    /// have to be timed on a GPU.
     fn cost_of_rows(&self) -> Option<[f64; VERIFIED.len()]> {
-        let plain = self.predicted.ms_per_pass_when_full / 1e3;
-        self.reading.map(|reading| reading.seconds_of_rows.map(|more| 1.0 + more / plain))
+        self.reading.map(|reading| reading.cost_of_rows)
     }
 
     /// Tokens a second with drafts and a full context, at least and at most.
@@ -292,7 +291,7 @@ impl PlanReport<'_> {
         let cost = match self.cost_of_rows() {
             Some(costs) => format!(
                 "as a pass of 4 rows takes {} times as long as one of a row here ({})",
-                digits3(costs[1]),
+                digits3(costs[2]),
                 self.isa
             ),
             None => "less what checking them costs".to_owned(),
@@ -447,12 +446,12 @@ mod tests {
     #[test]
     fn drafts_gain_what_their_rows_leave() {
         for tokens in [1.0, 1.8, 3.9] {
-            assert!((gain(tokens, &[1.0; 4]) - tokens).abs() < 1e-6, "free rows bring all tokens");
-            let dear = [2.0, 4.0, 8.0, 16.0];
+            assert!((gain(tokens, &[1.0; 5]) - tokens).abs() < 1e-6, "free rows bring all tokens");
+            let dear = [1.0, 2.0, 4.0, 8.0, 16.0];
             assert!(gain(tokens, &dear) == 1.0, "rows as dear as passes bring nothing");
         }
         // The chances are 0.444 and 0.745: 2 rows bring 1.444 tokens, and 4 bring 2.713.
-        let [low, high] = [1.8, 3.9].map(|tokens| gain(tokens, &[1.25, 1.75, 2.75, 4.75]));
+        let [low, high] = [1.8, 3.9].map(|tokens| gain(tokens, &[1.0, 1.25, 1.75, 2.75, 4.75]));
         assert!(
             (low - 1.444 / 1.25).abs() < 1e-3 && (high - 2.713 / 1.75).abs() < 2e-2,
             "{low} {high}"
