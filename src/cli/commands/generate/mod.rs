@@ -13,7 +13,7 @@ use crate::cli::io::record::{FinishReason, ModelRecord, Record, Usage, VERSION};
 use crate::cli::io::signals::Interrupt;
 use crate::cli::io::ui::{COLUMNS, Ui, wrapped};
 use crate::cli::io::{prompt, stats};
-use crate::cli::options::{Origin, Resolved, finish_prompts};
+use crate::cli::options::{Origin, Resolved, Think, finish_prompts};
 use crate::cli::settings::Typed;
 use crate::decode::{Flow, PageDirectory, Request, Scheduler, Stats};
 use crate::draft::DraftFigures;
@@ -171,7 +171,7 @@ impl GenerateRun<'_> {
             shows_calls: false,
             data: (),
         };
-        let mut shown = ShownThought::new(ui, thought.is_some(), &output);
+        let mut shown = ShownThought::new(ui, think.think == Think::On, &output);
         let finished =
             Answers::new(scheduler, &session.tokenizer).complete(request, &mut |(), event| {
                 if let AnswerEvent::Read(done) = event {

@@ -52,7 +52,7 @@ pub struct ServeArgs {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Model and device")]
 pub struct ServedModelArgs {
-    /// Model: a directory, a GGUF file or the id of a downloaded model (repeatable)
+    /// Model: a directory, a GGUF file or an id (repeatable)
     ///
     /// Each is spelled as for gemma generate. The default is the bundled demo model. One model is
     /// loaded at the start. A request names one of several by its `model`, and a model is loaded
@@ -62,10 +62,10 @@ pub struct ServedModelArgs {
     /// Serve the models in a directory, too: its subdirectories and GGUF files
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub models_dir: Option<PathBuf>,
-    /// Time after its last answer in which a model stays loaded: 5m, seconds, or -1 for ever
+    /// Time that a model stays loaded after its last answer, such as 5m
     ///
-    /// The default is 5m with several models, and for ever with one. A request in Ollama's form may
-    /// set another time with `keep_alive`.
+    /// A number is one of seconds, and -1 is for ever. The default is 5m with several models, and
+    /// for ever with one. A request in Ollama's form may set another time with `keep_alive`.
     #[arg(long, value_name = "TIME", allow_hyphen_values = true)]
     pub keep_alive: Option<KeepAlive>,
     /// Memory for loaded models, such as 16GB; the default is what is free at the start
@@ -89,10 +89,11 @@ impl ServedModelArgs {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Server")]
 pub struct EdgeOptions {
-    /// Address to listen on, localhost or unix:PATH; one that others can reach needs a key
+    /// Address to listen on, localhost or unix:PATH
     ///
-    /// localhost listens on 127.0.0.1 and [::1]. unix:PATH is a socket for this user alone, and
-    /// replaces one that a killed server left. It has no port.
+    /// An address that others can reach needs a key. localhost listens on 127.0.0.1 and [::1].
+    /// unix:PATH is a socket for this user alone, and replaces one that a killed server left. It
+    /// has no port.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
     pub host: ListenHost,
     /// Port to listen on; 0 takes a free one

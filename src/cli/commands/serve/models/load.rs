@@ -55,7 +55,7 @@ pub fn start(
         }
     };
     let builder = std::thread::Builder::new().name("model".into()).stack_size(STACK);
-    let started = builder.spawn(work).map_err(|error| anyhow::Error::from(error));
+    let started = builder.spawn(work).map_err(anyhow::Error::from);
     started.map(drop).map_err(|error| {
         ApiError::new(503, format!("{:#}", error.context(no_thread()))).code("loading")
     })
