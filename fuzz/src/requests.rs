@@ -103,6 +103,8 @@ static BODIES: LazyLock<[Value; RequestBodies::FORMS as usize]> = LazyLock::new(
     let tokenize = json!({"content": "a <bos> b", "add_special": true, "model": "m",
         "add_special_tokens": true});
     let detokenize = json!({"tokens": [2, 9, 300, 4_294_967_295_u32], "model": "m"});
+    let llama = json!({"prompt": ["a", 5], "n_predict": 3, "top_k": 4, "json_schema": schema,
+        "stream": true, "cache_prompt": true, "stop": ["x"], "seed": 1, "n_probs": 2});
     [
         chat,
         completions,
@@ -113,6 +115,7 @@ static BODIES: LazyLock<[Value; RequestBodies::FORMS as usize]> = LazyLock::new(
         messages,
         tokenize,
         detokenize,
+        llama,
     ]
 });
 
