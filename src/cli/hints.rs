@@ -289,7 +289,7 @@ mod tests {
                 let root = definition();
                 let options = root.find_subcommand(&command).unwrap().get_arguments();
                 let is_name = |arg: &clap::Arg| {
-                    // Whatever follows a flag is not its value.
+                    // A flag takes no value.
                     if !arg.get_action().takes_values() {
                         return false;
                     }

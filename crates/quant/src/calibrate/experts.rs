@@ -66,7 +66,7 @@ impl ExpertJob<'_> {
         let rare = visits.iter().filter(|visits| (visits.len() as f32) < PRIOR).count();
         if rare > 0 {
             notes.push(format!(
-                "{rare} of {count} experts were chosen by fewer than {PRIOR} tokens, so that \
+                "{rare} of {count} experts were chosen by fewer than {PRIOR} tokens: \
                 inputs of the others count more than theirs"
             ));
         }
