@@ -273,6 +273,7 @@ mod tests {
         "calibrate",
         "compare",
         "device",
+        "api-key",
         "api-key-file",
         "draft",
         "draft-device",
@@ -295,6 +296,7 @@ mod tests {
         "tokenizer",
         "image",
         "mmproj",
+        "models-dir",
     ];
 
     #[test]
