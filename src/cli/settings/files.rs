@@ -269,7 +269,7 @@ mod tests {
 
     /// Options that take a path or any text: what is read, never written, and not loaded as code.
     /// An option that is new to this list is either such a one or has to be a [`Destination`].
-    const READ: [&str; 25] = [
+    const READ: [&str; 27] = [
         "calibrate",
         "compare",
         "device",
