@@ -370,7 +370,7 @@ mod tests {
 
     /// Options that take a path or any text: what is read, never written, and not loaded as code.
     /// An option that is new to this list is either such a one or has to be a [`Destination`].
-    const READ: [&str; 29] = [
+    const READ: [&str; 31] = [
         "continue",
         "delete",
         "export",
@@ -378,6 +378,7 @@ mod tests {
         "calibrate",
         "compare",
         "device",
+        "api-key",
         "api-key-file",
         "draft",
         "draft-device",
@@ -400,6 +401,7 @@ mod tests {
         "tokenizer",
         "image",
         "mmproj",
+        "models-dir",
     ];
 
     #[test]
