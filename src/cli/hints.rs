@@ -284,7 +284,7 @@ mod tests {
                 let root = definition();
                 let options = root.find_subcommand(&command).unwrap().get_arguments();
                 let is_name = |arg: &clap::Arg| {
-                    // Whatever follows a flag is not its value.
+                    // A word after a flag is not its value.
                     if !arg.get_action().takes_values() {
                         return false;
                     }
