@@ -28,9 +28,9 @@ const ROWS: usize = 128;
 /// Rows of the timed passes that verify drafts, after the one of plain decoding.
 pub const VERIFIED: [usize; 5] = [1, 2, 4, 8, 16];
 /// Rounds of passes of each of these sizes, in turn; the fastest of a size counts.
-const ROUNDS: usize = 12;
+const ROUNDS: usize = 6;
 /// Most bytes of weights that these passes read. They are to come from memory, as a model's do.
-const MOST_BYTES: u64 = 128 << 20;
+const MOST_BYTES: u64 = 64 << 20;
 /// Tokens before the pass that attention is timed with.
 const DEPTH: usize = 512;
 /// Timed passes; the fastest counts.
@@ -108,7 +108,7 @@ impl Rates {
             let mut small = Small::new([1024, 4096, 8], 1, format, kv, place()?)?;
             rates.linear.insert(format, ROWS as f64 * small.weights as f64 / small.seconds(ROWS)?);
             let of_layer = format.bytes(1, small.weights) as u64;
-            let wanted = machine::last_level_cache().map_or(MOST_BYTES, |bytes| 2 * bytes);
+            let wanted = machine::last_level_cache().map_or(MOST_BYTES, |bytes| bytes / 2 * 3);
             let layers = wanted.min(MOST_BYTES).div_ceil(of_layer).max(1) as usize;
             let mut large = Small::new([1024, 4096, 8], layers, format, kv, place()?)?;
             rates.rows.insert(format, large.seconds_of_rows()?);
