@@ -68,7 +68,9 @@ fn the_help_of_a_command_is_short_and_the_whole_text_is_elsewhere() {
         let is_flag = |word: &&str| word.starts_with("--") && word.len() > 3;
         let all = whole.text().lines().filter(|line| line.starts_with("  "));
         let flags = all.filter_map(|line| line.split_whitespace().take(2).find(is_flag));
-        let flags: Vec<&str> = flags.map(|flag| flag.trim_end_matches("...")).collect();
+        // An optional value follows in brackets.
+        let flags: Vec<&str> =
+            flags.map(|flag| flag.split(['[', '.']).next().unwrap_or(flag)).collect();
         for flag in flags {
             assert!(man.contains(flag), "gemma man {command} lacks {flag}");
         }

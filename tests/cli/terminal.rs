@@ -219,7 +219,7 @@ fn an_interrupt_stops_an_answer_and_keys_pressed_meanwhile_are_not_shown() {
     }
     chat.keys("\x04");
     chat.until("\x1b[?2004l");
-    let modes = chat.is_as_it_was();
+    let modes = chat.becomes_as_it_was();
     let (code, text) = chat.end();
     assert_eq!((code, modes), (Some(0), true), "{text}");
 }

@@ -136,6 +136,15 @@ impl Terminal {
                 == libc::ECHO | libc::ICANON | libc::ISIG
     }
 
+    /// Whether the terminal becomes so. A chat that ends gives it back as its last act.
+    pub fn becomes_as_it_was(&self) -> bool {
+        let until = Instant::now() + Duration::from_secs(120);
+        while !self.is_as_it_was() && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        self.is_as_it_was()
+    }
+
     /// The exit code and all that was sent.
     pub fn end(mut self) -> (Option<i32>, String) {
         // Reading a terminal that everyone has left fails; until then it gives all there is.
