@@ -16,32 +16,26 @@ pub fn probe_bytes() -> usize {
     usize::try_from(twice.min(most)).unwrap_or(usize::MAX).max(PROBE_BYTES)
 }
 
-/// Passes over the buffer.
+/// Passes over the buffer. The fastest counts: other programs only make a pass slower. A part of a
+/// pass would be no measure: the fastest of many small parts is one that a cache had.
 const PASSES: usize = 9;
 
-/// Bytes of each thread that are timed at once: so few that the system rarely gives its processor
-/// to another program meanwhile. The fastest piece counts.
-const PIECE: usize = 8 << 20;
-
 /// GB/s (1e9 bytes) at which the pool's threads together read a buffer of about `bytes`, each its
-/// own part of each piece.
+/// own part.
 pub fn read_bandwidth(pool: &Pool, bytes: usize) -> f64 {
     let words = (bytes / 8).max(pool.threads() * 1024);
     let buffer = Lines::zeroed(words * 8);
     let data: &[u64] = bytemuck::cast_slice(buffer.bytes());
-    let piece = (PIECE / 8 * pool.threads()).min(words);
-    let pieces = || data.chunks_exact(piece);
     let seconds = (0..PASSES)
-        .flat_map(|_| pieces())
-        .map(|piece| {
+        .map(|_| {
             let start = Instant::now();
             pool.run(&|worker| {
-                std::hint::black_box(sum(&piece[worker.share(piece.len())]));
+                std::hint::black_box(sum(&data[worker.share(data.len())]));
             });
             start.elapsed().as_secs_f64()
         })
         .fold(f64::INFINITY, f64::min);
-    (piece * 8) as f64 / seconds / 1e9
+    (data.len() * 8) as f64 / seconds / 1e9
 }
 
 /// Wrapping sum, in as many lanes as keep every load in flight.
