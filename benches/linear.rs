@@ -48,8 +48,8 @@ fn main() {
     println!("isa {isa}; GB/s counts weights and scales; roof = read loop over as many bytes");
     for (set, label, (n, k)) in [
         (384 << 20, "memory", (4096, 5376)),
-        (24 << 20, "L3", (1536, 1152)),
-        (640 << 10, "L2", (256, 1152)),
+        (24 << 20, "L3", (1536, 1280)),
+        (640 << 10, "L2", (256, 1280)),
     ] {
         for threads in [1, 2] {
             let pool = Pool::new(threads).unwrap();
