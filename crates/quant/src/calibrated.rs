@@ -120,7 +120,9 @@ impl Solver for Calibrated<'_> {
 
     fn memory(&self, layout: &ArtifactLayout) -> u64 {
         let config = self.source.config();
-        let streams = 2 * self.text.tokens.len() * config.dim;
+        // An expert's inputs, of source and copy, are gathered from all tokens that choose it.
+        let gathered = if config.experts.is_some() { 2 } else { 0 };
+        let streams = (2 + gathered) * self.text.tokens.len() * config.dim;
         let widest = layout
             .entries
             .iter()
@@ -129,17 +131,19 @@ impl Solver for Calibrated<'_> {
             .max()
             .unwrap_or(0);
         let block = super::ldlq::block_width(widest);
-        // Moments, their damped copy, cross moments and a factor of each block of columns.
-        let moments = 4 * widest.div_ceil(block.max(1)) * block * block;
+        // Moments, their damped copy, cross moments and a factor of each block of columns. Experts
+        // share a prior of moments and cross moments.
+        let moments = (4 + gathered) * widest.div_ceil(block.max(1)) * block * block;
         let largest = layout
             .entries
             .iter()
             .filter(|e| self.wants_whole(e))
-            .map(|e| e.rows * e.cols / e.stack)
+            .map(|e| e.rows * e.cols + 7 * e.rows * e.cols / e.stack)
             .max()
             .unwrap_or(0);
-        // Two matrices that share their inputs are solved side by side.
-        let matrices = 8 * largest;
+        // The tensor's values are whole. Two matrices that share their inputs are solved side by
+        // side, and those of experts one by one.
+        let matrices = largest;
         let batch = super::calibrate::BATCH * (6 * config.ffn_dim + 4 * config.dim);
         4 * (streams + moments + matrices + batch) as u64
     }

@@ -8,8 +8,8 @@ use gemma_base::tensor::{Format, Matrix, hadamard};
 use gemma_model::models::{ExpertSpec, Role};
 use rayon::prelude::*;
 
-/// Tokens that the mean of all experts stands for beside the tokens of one: an expert that few
-/// tokens chose is solved mostly for inputs as the others have them.
+/// Weight of the mean of all experts' inputs, in tokens. An expert that few tokens chose is not
+/// fitted to those few.
 const PRIOR: f32 = 256.0;
 
 /// A layer of the source and of the copy, with the residual streams before its mixture.

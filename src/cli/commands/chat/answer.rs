@@ -39,8 +39,8 @@ impl ChatSession<'_> {
         let mut history = self.talk.ask(text)?;
         let (before, mut left_out) = (self.talk.clone(), 0);
         if history.len() > most {
-            // Half of what the message leaves free, so that not every one from here on has all of
-            // its prompt read anew.
+            // Half of what the message leaves free. With all of it, each later message would lose
+            // old ones, and its whole prompt would be read again.
             let alone = self.talk.alone(text)?;
             let enough = alone + most.saturating_sub(alone) / 2;
             while history.len() > enough && self.talk.leave_out_oldest() {

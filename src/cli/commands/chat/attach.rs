@@ -31,7 +31,7 @@ impl AttachedFile {
             );
             return Err(fault.help(SHORTER).into());
         }
-        // A file that grows meanwhile is cut off.
+        // A file that grows while it is read is cut off.
         let text = read(&mut file.take(most as u64), &shown)?;
         let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
         Ok(AttachedFile { name, text })

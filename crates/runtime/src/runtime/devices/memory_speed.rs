@@ -73,7 +73,8 @@ struct Kept {
 pub fn memory_speed(pool: &Pool) -> Speed {
     let processor = machine::processor_name();
     let processor = processor.as_deref().unwrap_or(std::env::consts::ARCH);
-    let machine = format!("{processor}, {} threads", pool.threads());
+    // Earlier versions kept the speed of a buffer that caches could hold a part of.
+    let machine = format!("{processor}, {} threads, beyond the caches", pool.threads());
     let file = xdg::cache().map(|directory| directory.join("memory-speed.json"));
     let kept = file.as_deref().and_then(|file| kept(file, &machine, SystemTime::now()));
     let is_busy = machine::load_average().is_some_and(|load| load > pool.threads() as f64);

@@ -83,7 +83,8 @@ impl ModelBudget {
         Ok((placement, PlannedMemory { host, device }))
     }
 
-    /// Returns what a model lacks beside `others`. `available` is the host memory that is free now.
+    /// Returns which memory a model lacks while `others` are loaded. `available` is the host memory
+    /// that is free now.
     pub fn lack(
         &self,
         needed: &PlannedMemory,
