@@ -134,16 +134,15 @@ impl Solver for Calibrated<'_> {
         // Moments, their damped copy, cross moments and a factor of each block of columns. Experts
         // share a prior of moments and cross moments.
         let moments = (4 + gathered) * widest.div_ceil(block.max(1)) * block * block;
-        let largest = layout
+        // The tensor's values are whole. Two matrices that share their inputs are solved side by
+        // side, and those of experts one by one.
+        let matrices = layout
             .entries
             .iter()
             .filter(|e| self.wants_whole(e))
             .map(|e| e.rows * e.cols + 7 * e.rows * e.cols / e.stack)
             .max()
             .unwrap_or(0);
-        // The tensor's values are whole. Two matrices that share their inputs are solved side by
-        // side, and those of experts one by one.
-        let matrices = largest;
         let batch = super::calibrate::BATCH * (6 * config.ffn_dim + 4 * config.dim);
         4 * (streams + moments + matrices + batch) as u64
     }

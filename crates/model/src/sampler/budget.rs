@@ -7,8 +7,8 @@ use anyhow::Result;
 use super::{Mask, TokenRule};
 use gemma_base::tensor::Token;
 
-/// A rule that limits the thoughts of an answer. At the limit, only the mark that ends a thought may
-/// follow.
+/// A rule that limits the thoughts of an answer. At the limit, only the mark that ends a thought
+/// may follow.
 ///
 /// The marks do not count, and the name of a thought's channel does.
 #[derive(Clone, Debug)]
