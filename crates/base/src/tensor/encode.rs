@@ -258,7 +258,7 @@ impl Encoder {
     }
 
     /// Joins encoders of column ranges from left to right.
-    pub fn beside(parts: Vec<Encoder>) -> Result<Encoder> {
+    pub fn side_by_side(parts: Vec<Encoder>) -> Result<Encoder> {
         let first = parts.first().context("a matrix has columns")?;
         let (format, integer, rows) = (first.format, first.integer, first.rows);
         let lines = if integer.is_some() { rows } else { rows.div_ceil(TILE) };

@@ -192,7 +192,7 @@ fn code(
         fits.iter_mut().zip(run.fits).for_each(|(fit, of_part)| fit.add(of_part));
         encoders.push(run.encoder);
     }
-    Ok(Run { encoder: Encoder::beside(encoders)?, fits })
+    Ok(Run { encoder: Encoder::side_by_side(encoders)?, fits })
 }
 
 /// Codes the columns of one factor `[n, n]`, from the last to the first, by strips of rows.

@@ -213,7 +213,7 @@ impl ChatTemplate {
         let messages = if is_early { with_responses(messages) } else { messages };
         if self.source.len() > LONGEST {
             let what = format!(
-                "the model's chat template has {} bytes, and {LONGEST} are taken at most",
+                "the model's chat template has {} bytes, more than the limit of {LONGEST}",
                 self.source.len()
             );
             return Err(Fault::model(what).help(jinja::NO_TEMPLATE).into());

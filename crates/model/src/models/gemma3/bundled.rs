@@ -92,7 +92,7 @@ fn check_present() -> Result<()> {
         return Ok(());
     }
     Err(Fault::model("this build carries no models")
-        .help("name one with --model; --draft auto then guesses from the text itself")
+        .help("name one with --model; --draft auto then drafts from n-grams of the text")
         .into())
 }
 
