@@ -1,6 +1,5 @@
 //! Verification of an artifact.
 //!
-//!
 //! It compares each tensor with the report, and its decoded values bit for bit in the packed
 //! layouts of all instruction sets of this CPU.
 

@@ -1,7 +1,6 @@
 //! One layer over many windows of text at once. Its steps run in f32, and any range of them can be
 //! run.
 //!
-//!
 //! Weights stay in their stored format and are decoded some rows at a time. A layer of 27B
 //! therefore needs no second copy in f32.
 

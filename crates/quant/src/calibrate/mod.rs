@@ -1,6 +1,5 @@
 //! Quantisation that is calibrated on text.
 //!
-//!
 //! Two residual streams of the text run through the model layer by layer: one uses the source's
 //! weights, the other the weights quantised so far. Each linear layer is then solved: its inputs
 //! are those of the quantised model, and its targets are the outputs of the source.
@@ -65,7 +64,6 @@ struct Current<'a> {
 
 impl<'a> Calibrator<'a> {
     /// Returns a calibrator of `source` on `text`.
-    ///
     ///
     /// `formats` has the format of each matrix, except for matrices that stay floats. `device`
     /// computes the products and searches for codes.
@@ -189,7 +187,6 @@ impl<'a> Calibrator<'a> {
 
     /// Returns the mean KL divergence of the written model's next tokens from the source's, in
     /// nats.
-    ///
     ///
     /// It is measured on a part of the calibration text. `made` is the whole written model. An
     /// error returned by `heard` ends the measurement.

@@ -239,7 +239,6 @@ impl Ends<'_> {
 
     /// Returns the mean KL divergence of the copy's predictions from the source's, in nats.
     ///
-    ///
     /// `base` and `made` are the residual streams of the source and of the copy after the last
     /// layer, `[tokens, dim]`. `own` is the copy's head. An error returned by `heard` ends the
     /// computation.

@@ -1,6 +1,5 @@
 //! Journal of a conversion, from which the next run resumes.
 //!
-//!
 //! It has one line for the header, for each finished tensor and for the finished rows of a large
 //! tensor. A line is JSON, a space and a digest.
 

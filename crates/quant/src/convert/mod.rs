@@ -1,6 +1,5 @@
 //! The conversion of a model.
 //!
-//!
 //! It reads the rows of one tensor after the other, and writes codes and scales. The journal
 //! records each finished tensor, and at intervals the finished rows.
 //!

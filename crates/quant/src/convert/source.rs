@@ -1,6 +1,5 @@
 //! Tensors of the source as f32, read some rows at a time.
 //!
-//!
 //! They are read by `pread`, so that no part of a checkpoint of 54 GB stays mapped.
 
 use crate::layout::TensorPlan;
@@ -89,8 +88,8 @@ impl<'a> SourceTensor<'a> {
     }
 }
 
-/// Refuses values that are not finite, because one of them makes a whole row useless. `start` is the
-/// index of the first value in the tensor.
+/// Refuses values that are not finite, because one of them makes a whole row useless. `start` is
+/// the index of the first value in the tensor.
 fn check(entry: &TensorPlan, start: usize, values: &[f32]) -> Result<()> {
     let Some(at) = values.iter().position(|v| !v.is_finite()) else { return Ok(()) };
     let place = match entry.role.is_matrix() {

@@ -1,6 +1,5 @@
 //! Saved state of a solver after a complete layer.
 //!
-//!
 //! With it, a resumed run does not compute the layers up to there again. The file begins with a
 //! line of JSON, followed by little-endian f32 values.
 
@@ -31,7 +30,6 @@ struct StateHeader {
 impl Run<'_> {
     /// Saves the solver's state after `layer`. The last entry of `done` must be the last tensor of
     /// this layer.
-    ///
     ///
     /// Does nothing if the disk has no room for the state and the rest of the result. Errors of
     /// writing are ignored, because a resumed run only takes longer without the file.

@@ -132,7 +132,6 @@ impl Inputs {
 
     /// Factorises the moments, after a Hadamard transform if `transformed`.
     ///
-    ///
     /// Returns a note for the log if damping had to be raised. If no damping is sufficient, columns
     /// are treated as independent.
     pub fn factor(

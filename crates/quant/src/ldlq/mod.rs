@@ -1,6 +1,5 @@
 //! Block-wise rounding with linear feedback (LDLQ).
 //!
-//!
 //! The method is from Chee et al. 2023 (arXiv 2307.13304), in the form of QuIP#. It computes the
 //! codes of a matrix from its weights and the second moments of its inputs. The targets are
 //! corrected for inputs that are quantised too.

@@ -118,7 +118,6 @@ fn gcd(a: u64, b: u64) -> u64 {
 
 /// Returns the assumed sensitivity of a tensor relative to the average, without data.
 ///
-///
 /// v, o and down have a direct effect on the residual stream. q and k only change attention scores,
 /// after a norm. The first layer and the last four count more, because few other layers average
 /// their errors.
