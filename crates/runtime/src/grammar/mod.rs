@@ -166,7 +166,7 @@ struct Compiled {
     machine: Mutex<Running>,
     /// The fault of a grammar that exceeded its limits. Texts can no longer follow it.
     refused: OnceLock<Fault>,
-    /// States that no text needs, each with its run number.
+    /// States that no text uses any more, each with its run number.
     forgotten: Mutex<Vec<(u64, u64)>>,
 }
 

@@ -189,7 +189,7 @@ impl<T> Answer<'_, T> {
 pub struct Answers<'t, 'a, T> {
     scheduler: Scheduler<'t>,
     tokenizer: &'a Tokenizer,
-    /// By sequence of the target.
+    /// The answer of each sequence of the target; `None` for a free sequence.
     running: Vec<Option<Answer<'a, T>>>,
 }
 

@@ -21,7 +21,7 @@ pub fn release(map: &Mmap, range: Range<usize>) {
     unsafe { VirtualUnlock(map[range.clone()].as_ptr().cast(), range.len()) };
 }
 
-/// Does nothing: the heap returns large blocks without it.
+/// Does nothing, because the heap itself returns large freed blocks to the system.
 pub fn return_freed() {}
 
 /// Returns freed memory to the system, as far as the allocator can.

@@ -38,7 +38,7 @@ const VERSION: u32 = 1;
 /// Most bytes of a verdict's file.
 const LARGEST: u64 = 1 << 16;
 
-/// How far a driver is used.
+/// Functions of a driver that may be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum DriverUse {
