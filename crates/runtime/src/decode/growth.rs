@@ -83,41 +83,42 @@ impl GrowingText {
 
 /// Returns a draft request for each generating text, with the target's scores of its last tree.
 ///
-/// `is_new_round` empties the proposals first.
+/// With `is_new`, a round begins, and the proposals are emptied first.
 pub fn draft_requests<'t>(
     texts: &'t mut [Option<GrowingText>],
     scores: &'t Scores,
     allowed: &Allowance,
     vocab: usize,
-    is_new_round: bool,
+    is_new: bool,
 ) -> Vec<DraftRequest<'t>> {
     let texts = texts.iter_mut().enumerate();
     let growing =
         texts.filter_map(|(s, text)| Some((s, text.as_mut().filter(|t| t.takes_part())?)));
-    let request =
-        |(sequence, text): (usize, &'t mut GrowingText)| {
-            let GrowingText { request, proposal, scored, scored_at, .. } = text;
-            request.sampler.settle(&request.history);
-            let Request { history, sampler, max_tokens, .. } = &*request;
-            let ctx =
-                DraftContext {
-                    history,
-                    sampler,
-                    // Each node would need its own mask.
-                    nodes: if sampler.is_slow() { 0 } else { allowed.nodes },
-                    depth: allowed.depth.min(max_tokens - 1),
-                    vocab,
-                    chain: allowed.chain,
-                    draft_steps: allowed.draft_steps,
-                    rate: allowed.rate,
-                    verified: scored_at.filter(|_| is_new_round).map(|(position, first)| {
-                        Verified { position, tree: scored, scores, first }
-                    }),
-                };
-            if is_new_round {
-                proposal.reset(ctx.root());
-            }
-            DraftRequest { text: sequence, ctx, out: proposal }
+    let request = |(sequence, text): (usize, &'t mut GrowingText)| {
+        let GrowingText { request, proposal, scored, scored_at, .. } = text;
+        request.sampler.settle(&request.history);
+        let Request { history, sampler, max_tokens, .. } = &*request;
+        let ctx = DraftContext {
+            history,
+            sampler,
+            // Each node would need its own mask.
+            nodes: if sampler.is_slow() { 0 } else { allowed.nodes },
+            depth: allowed.depth.min(max_tokens - 1),
+            vocab,
+            chain: allowed.chain,
+            draft_steps: allowed.draft_steps,
+            rate: allowed.rate,
+            verified: scored_at.filter(|_| is_new).map(|(position, first)| Verified {
+                position,
+                tree: scored,
+                scores,
+                first,
+            }),
         };
+        if is_new {
+            proposal.reset(ctx.root());
+        }
+        DraftRequest { text: sequence, ctx, out: proposal }
+    };
     growing.map(request).collect()
 }
