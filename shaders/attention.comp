@@ -42,7 +42,7 @@ shared vec4 qs[PAIRS][HEAD_DIM / 4];
 // Exponentials at `place`, later partial sums [CP, PARTS, HEAD_DIM]
 shared vec4 es[(PAIRS < 4 ? 4 : PAIRS) * PAGE / 4];
 shared float parts[PAIRS][TEAMS];
-shared vec2 factors[PAIRS];    // that merge this page with the ones before
+shared vec2 factors[PAIRS];    // to merge this page with the earlier ones
 shared vec2 page_ml[PAIRS];
 shared uint16_t path[R][PAGE]; // scratch row of a position of this page
 shared uint16_t value_scales[KV == KV_Q8 ? GROUPS : 1][KV == KV_Q8 ? PAGE : 1]; // bits of f16

@@ -43,7 +43,7 @@ shared uint16_t best[2][N][HEADS]; // least cost before a state, in alternation
 shared uint least[3][N];           // least cost of all, in rotation
 shared int weights[N][STEPS];      // factors of the four bytes of a state
 shared int bases[N][STEPS];        // make the least possible cost 0
-shared uint head_of[N];            // at both ends of the path
+shared uint head_of[N];            // the head at both ends of the path
 shared uint last[N];               // the last state of the path
 
 uint tile_of(uint first, uint n) { return min(first + n, tiles - 1); }
