@@ -82,9 +82,9 @@ fn the_help_of_a_command_is_short_and_the_whole_text_is_elsewhere() {
     for rare in ["--draft-ahead", "--device-lock", "--check"] {
         assert!(!short.text().contains(rare) && whole.text().contains(rare), "{rare}");
     }
-    let paragraph = "if that has room for all of it beside the model.";
+    let paragraph = "that has room for it in addition to the model.";
     assert!(whole.text().replace("\n          ", " ").contains(paragraph), "{whole:?}");
-    assert!(!short.text().contains("beside the model."), "{short:?}");
+    assert!(!short.text().contains("in addition to the model."), "{short:?}");
     for command in ["list", "doctor"] {
         let text = gemma(&[command, "--help"], b"").ok();
         assert!(!text.text().contains("--threads"), "no model runs: {text:?}");

@@ -54,7 +54,7 @@ fn refused() -> Vec<(&'static str, Value, u16, &'static str)> {
         (CHAT, chat(json!({"tools": [{"type": "function"}]})), 400, "'tools' has no name"),
         (CHAT, search("required"), 400, "'tool_choice' requires a call"),
         (CHAT, search("web_search"), 400, "'tool_choice' names \"web_search\""),
-        ("/v1/completions", json!({"prompt": "a", "suffix": "b"}), 400, "fills none in"),
+        ("/v1/completions", json!({"prompt": "a", "suffix": "b"}), 400, "cannot fill text in"),
         (
             "/v1/completions",
             json!({"prompt": "a", "echo": true, "logprobs": 1, "stream": true}),
