@@ -70,10 +70,7 @@ pub fn response_format(format: &Value) -> Result<AnswerFormat> {
             let schema = schema.with_context(missing)?;
             Ok(AnswerFormat::Grammar(GrammarSource::JsonSchema(schema.clone())))
         }
-        _ => bail!(
-            Fault::model(format!("`response_format` is unknown: {format}"))
-                .help(EXAMPLE)
-        ),
+        _ => bail!(Fault::model(format!("`response_format` is unknown: {format}")).help(EXAMPLE)),
     }
 }
 

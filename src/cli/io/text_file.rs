@@ -13,9 +13,7 @@ pub fn read_file(path: &std::path::Path) -> Result<String> {
     if path.is_dir() {
         let help =
             "give its files one by one, each with -f, or join them: cat DIR/* | gemma generate";
-        return Err(Fault::model(format!("{name} is a directory, not a file"))
-            .help(help)
-            .into());
+        return Err(Fault::model(format!("{name} is a directory, not a file")).help(help).into());
     }
     let mut file = std::fs::File::open(path).with_context(|| {
         let fault = Fault::model(format!("cannot read {name}"));

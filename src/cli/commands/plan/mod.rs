@@ -298,7 +298,7 @@ struct PlanReport<'a> {
     task: Task<'a>,
     size: Size,
     placement: Placement,
-    beside: ProcessMemory,
+    process_memory: ProcessMemory,
     /// Free memory of this machine, in bytes.
     available: Option<u64>,
     /// Total memory in bytes, if the plan is for another machine.
@@ -381,7 +381,7 @@ pub fn run(options: &PlanArgs, typed: &Typed) -> Result<u8> {
     let report = PlanReport {
         name,
         tower,
-        beside: ProcessMemory::of(&task, pass)?,
+        process_memory: ProcessMemory::of(&task, pass)?,
         size: Size::of(&weights)?,
         largest_context: largest_context(&task, &placement, &host)?,
         predicted,

@@ -75,8 +75,8 @@ impl Misfit<'_> {
         let Some(available) = host.available else { return Ok(None) };
         let own = Size::of(self.task.weights)?.bytes;
         let layout = &self.placement.layout;
-        let beside = (layout.cpu.need.total() - layout.cpu.need.weights).saturating_add(layout.npu);
-        let mut size = available.saturating_sub(beside).min(own);
+        let others = (layout.cpu.need.total() - layout.cpu.need.weights).saturating_add(layout.npu);
+        let mut size = available.saturating_sub(others).min(own);
         for _ in 0..ATTEMPTS {
             let step = if size > 10 * STEPS[0] { STEPS[0] } else { STEPS[1] };
             size = size / step * step;

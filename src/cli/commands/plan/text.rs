@@ -92,8 +92,8 @@ impl PlanReport<'_> {
             "gpu": device.map(|d| side(gpu, Some(d.free()))),
             "cpu": side(cpu, self.available),
             "process": {
-                "tokenizer": self.beside.tokenizer, "drafts": self.beside.drafts,
-                "program": self.beside.program, "peak": self.peak(),
+                "tokenizer": self.process_memory.tokenizer, "drafts": self.process_memory.drafts,
+                "program": self.process_memory.program, "peak": self.peak(),
             },
             "images": self.tower.as_ref().map(|tower| json!({
                 "file": tower.name(), "bytes": tower.weight_bytes(),
@@ -221,11 +221,13 @@ impl PlanReport<'_> {
     /// Returns the private memory of the process in bytes: the placement's share of the processor's
     /// memory, the tokenizer, drafts and the program.
     fn peak(&self) -> u64 {
-        self.placement.layout.cpu.need.total() + self.placement.layout.npu + self.beside.total()
+        self.placement.layout.cpu.need.total()
+            + self.placement.layout.npu
+            + self.process_memory.total()
     }
 
     fn process(&self) -> String {
-        let ProcessMemory { tokenizer, drafts, program } = self.beside;
+        let ProcessMemory { tokenizer, drafts, program } = self.process_memory;
         format!(
             "{} of the processor's memory in all, including {} for the tokenizer, {} for drafts, \
              {} for the program",
@@ -269,10 +271,10 @@ impl PlanReport<'_> {
             }
             Some(d) => {
                 let host = cpu.total().saturating_add(self.placement.layout.npu);
-                let beside = (host > 0)
+                let on_host = (host > 0)
                     .then(|| format!("{} for the processor", portion(host, self.available)));
                 std::iter::once(format!("{} on {}", portion(gpu.total(), Some(d.free())), d.name))
-                    .chain(beside)
+                    .chain(on_host)
                     .collect()
             }
         }
