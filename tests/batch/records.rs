@@ -240,7 +240,7 @@ fn wrong_use_is_said_before_anything_is_loaded() {
     fails(&["--batch", "-", "--raw", "--system", "Be brief."], &["no --system"]);
     gemma_in(dir.path(), &["generate", "--batch", "-", "--system-file", "absent.txt"], b"")
         .fails(3, &["absent.txt"]);
-    fails(&["--batch", "-", "--resume", "a", "-o", "b"], &["without --output"]);
+    fails(&["--batch", "-", "--resume", "a", "-o", "b"], &["leave --output out"]);
     fs::write(dir.path().join("notes.txt"), "mine\n").unwrap();
     fails(&["--batch", "-", "--resume", "notes.txt"], &["line 1", "not an answer"]);
     gemma_in(dir.path(), &["generate", "--batch", "absent.jsonl"], b"").fails(3, &["absent.jsonl"]);

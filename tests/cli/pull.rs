@@ -581,11 +581,11 @@ fn nothing_but_pull_asks_the_hub() {
         wait(hub.command(home.path(), &args), b"").fails(3, &help);
     }
     for name in ["gemma-3-4b-it", "gemma3:4b-it-q8_0"] {
-        let help = ["is no OWNER/NAME", "gemma pull google/gemma-3-4b-it-qat-q4_0-gguf"];
+        let help = ["is not OWNER/NAME", "gemma pull google/gemma-3-4b-it-qat-q4_0-gguf"];
         hub.pull(home.path(), name).fails(2, &help);
     }
     for name in ["", "x", "a/b/c", "../x", "org/m:", "m.gguf", "/etc/passwd"] {
-        hub.pull(home.path(), name).fails(2, &["is no OWNER/NAME"]);
+        hub.pull(home.path(), name).fails(2, &["is not OWNER/NAME"]);
     }
     gemma_in(home.path(), &["pull"], b"").fails(2, &["<ID[:TAG]>"]);
     assert!(hub.seen().is_empty());
