@@ -130,7 +130,7 @@ fn refusals_name_the_remedy() {
         (&["--image", "none.png", "a"][..], 3, "none.png"),
         (&["--image", ".", "a"], 3, "is a directory"),
         (&["--image", "text.png", "a"], 2, "unknown format"),
-        (&["--image", "a.png", "<image> or <image>"], 2, "2 times, and 1 images"),
+        (&["--image", "a.png", "<image> or <image>"], 2, "2 times, for 1 images"),
         (&["--image", "a.png", "--raw", "a"], 2, "--raw"),
         (&["--image", "a.png", "--image-tokens", "70", "a"], 2, "16 tokens, not up to 70"),
         (&["--image", "-", "--image", "-", "a"], 2, "only once"),
@@ -142,7 +142,7 @@ fn refusals_name_the_remedy() {
     generate(&dir, b"", &["--image", "a.png", "a"]).fails(3, &["reads no images", "gemma-3-4b-it"]);
     let eval = ["eval", "-m", "gemma3", "--ids", "ids.json"];
     let short = gemma_in(dir.path(), &[&eval[..], &["--image", "a.png"]].concat(), b"");
-    short.fails(2, &["2 places of an image of 16 tokens"]);
+    short.fails(2, &["2 image tokens stand for an image of 16 tokens"]);
 }
 
 #[test]

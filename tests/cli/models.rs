@@ -242,7 +242,7 @@ fn a_poisoned_bench_finds_kernels_that_leave_elements_out() {
     assert!(whole.err.contains(verdict), "{whole:?}");
     for label in ["qkv", "gate_up", "rope", "attention"] {
         bench(&[], Some(label)).ok();
-        let found = "a kernel leaves elements out: a pass over 1 row gives other scores";
+        let found = "a kernel does not compute all elements: a pass over 1 row gives other scores";
         bench(&["--poison"], Some(label)).fails(1, &[found]);
     }
 }

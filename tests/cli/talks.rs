@@ -195,9 +195,9 @@ fn a_text_file_goes_with_the_next_message() {
     assert!(one.ask("/file huge.txt\r").contains("more than the context holds"));
     // Tab completes the name.
     let said = one.ask("/file my\t\r");
-    assert!(said.contains("(my notes (1).txt goes with your next message, "), "{said}");
+    assert!(said.contains("(my notes (1).txt is added to your next message, "), "{said}");
     assert!(said.contains("cannot summarise"), "the demo says so: {said}");
-    assert!(one.ask("/undo\r").contains("does not go with your next message"));
+    assert!(one.ask("/undo\r").contains("is removed from your next message"));
     one.ask("/file 'my notes (1).txt'\r");
     one.ask("When is tea?\r");
     one.ask("And now?\r");

@@ -309,7 +309,7 @@ fn a_conversation_is_undone_answered_again_saved_and_loaded() {
     assert_eq!(saved(&mut chat)[2]["content"], "two\n/lines");
     assert!(chat.ask("/undo\r").contains("forgotten"));
     assert_eq!(saved(&mut chat), again);
-    assert!(chat.ask("/system Be brief.\r").contains("from here on"));
+    assert!(chat.ask("/system Be brief.\r").contains("from now on"));
     assert!(chat.ask("/system\r").contains("Be brief."));
     let with = saved(&mut chat);
     assert_eq!(with[0]["content"], "Be brief.");

@@ -90,7 +90,7 @@ fn a_bench_of_half_a_kernel_fails_if_it_is_poisoned() {
     let verdict = "poison: passes over 1, 3, 9 rows give the same bits";
     bench(&["--poison"]).assert().success().stderr(predicates::str::contains(verdict));
     bench(&[]).env(CUT_WORK, "gate_up").assert().success();
-    let found = "a kernel leaves elements out: a pass over 1 row gives other scores";
+    let found = "a kernel does not compute all elements: a pass over 1 row gives other scores";
     let failed = bench(&["--poison"]).env(CUT_WORK, "gate_up").assert().code(1);
     failed.stderr(predicates::str::contains(found));
 }

@@ -262,9 +262,7 @@ fn inside(files: Vec<String>) -> Result<Vec<PathBuf>> {
     };
     if let Some(path) = paths.iter().find(|path| !is_inside(path)) {
         let what = format!("image: {} is not below the folder of the batch", path.display());
-        return Err(Fault::model(what)
-            .help("put the image into that folder")
-            .into());
+        return Err(Fault::model(what).help("put the image into that folder").into());
     }
     Ok(paths)
 }
