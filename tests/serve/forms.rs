@@ -518,7 +518,7 @@ fn a_client_leaves_room_for_others() {
         waiting.into_iter().for_each(|reply| drop(reply.join().unwrap().ok()));
     });
     let said = server.said();
-    let reason = "\"reason\":\"2 texts wait already, 2 of them from this client: try again later\"";
+    let reason = "\"reason\":\"2 texts are waiting, 2 of them from this client: try again later\"";
     assert!(said.contains(reason), "{said}");
 }
 

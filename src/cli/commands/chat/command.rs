@@ -60,7 +60,7 @@ pub const OF_FILES: [&str; 4] = ["/file ", "/image ", "/load ", "/save "];
 /// Mark at the begin and end of a message of several lines.
 const BLOCK: &str = "\"\"\"";
 
-/// What a message still needs before it can be sent.
+/// The part that a message still needs before it can be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rest {
     None,
