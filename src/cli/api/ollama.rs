@@ -116,7 +116,7 @@ fn take_format(fields: &mut Fields) -> Result<Option<AnswerFormat>, ApiError> {
     Ok(Some(AnswerFormat::Grammar(source)))
 }
 
-/// Returns whether a body has no prompt. Such a request loads or unloads its model.
+/// Returns whether a body has no prompt. The request then only loads or unloads its model.
 pub fn asks_nothing(fields: &Fields) -> bool {
     let is_empty = |value: &Value| match value {
         Value::Array(list) => list.is_empty(),

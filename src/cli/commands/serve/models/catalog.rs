@@ -186,9 +186,7 @@ fn open(
     let model = Model::open(Some(source), listener)?;
     let config = model.config();
     if config.backbone.is_some() {
-        let what = format!(
-            "{source} is an assistant, which only drafts for another model"
-        );
+        let what = format!("{source} is an assistant, which only drafts for another model");
         return Err(Fault::model(what).help("name the model that it drafts for").into());
     }
     let thinks = config.architecture.gguf() == "gemma4";

@@ -263,9 +263,8 @@ impl ServedModels {
         let more = if self.slots.len() > MOST_NAMES { ", ..." } else { "" };
         let names = names.join(", ") + more;
         let Some(name) = name else {
-            let what = format!(
-                "'model' is missing, and this server has several: send one of {names}"
-            );
+            let what =
+                format!("'model' is missing, and this server has several: send one of {names}");
             return Err(ApiError::bad(what).param("model"));
         };
         let short = name.strip_suffix(":latest").unwrap_or(name);
