@@ -61,9 +61,9 @@ fn kinds_of_text_are_told_apart_and_summed() {
     assert_eq!(both["tokens"], 150);
     assert!(number(&both, &["nll_stderr"]) > 0.0 && number(&both, &["kld", "stderr"]) > 0.0);
     assert!(number(&both, &["top1_stderr"]) > 0.0 && number(&both, &["ppl_ratio_stderr"]) > 0.0);
-    let beside = ["eval", "-m", "a", "--reference", "b", "--ids", "x.json", "-q"];
-    let beside = gemma_in(dir.path(), &beside, b"").ok();
-    assert_eq!(beside.text().matches(" +- ").count(), 3, "{}", beside.text());
+    let shown = ["eval", "-m", "a", "--reference", "b", "--ids", "x.json", "-q"];
+    let shown = gemma_in(dir.path(), &shown, b"").ok();
+    assert_eq!(shown.text().matches(" +- ").count(), 3, "{}", shown.text());
     let log = gemma_in(dir.path(), &["eval", "-m", "a", "--ids", "x.json"], b"").ok();
     assert!(log.err.contains("evaluating 90 tokens"), "{}", log.err);
     gemma_in(dir.path(), &["eval", "-m", "a"], b"").fails(2, &["gemma eval FILE", "--ids"]);

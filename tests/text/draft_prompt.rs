@@ -53,10 +53,10 @@ fn a_prompt_is_read_within_a_time() {
 /// While the target's device reads a prompt, the draft model does.
 #[test]
 fn a_prompt_is_read_beside_the_target() {
-    /// How much was read before the target was done, and after.
+    /// Lengths of the histories read before the target was done, and after.
     #[derive(Default)]
     struct Reader {
-        beside: Vec<usize>,
+        during: Vec<usize>,
         looks: usize,
         after: usize,
     }
@@ -67,7 +67,7 @@ fn a_prompt_is_read_beside_the_target() {
             history: &[u32],
             more: &mut dyn FnMut() -> bool,
         ) -> anyhow::Result<()> {
-            self.beside.push(history.len());
+            self.during.push(history.len());
             while more() {
                 self.looks += 1;
             }
@@ -87,11 +87,11 @@ fn a_prompt_is_read_beside_the_target() {
     }
     let case = Case { max_tokens: 5, ..Case::new(&[7; 81], SamplerConfig::default()) };
     let mut texts = Vec::new();
-    for (beside, chunks, looks) in [(None, 0, 0), (Some(4), 3, 12)] {
+    for (busy_polls, chunks, looks) in [(None, 0, 0), (Some(4), 3, 12)] {
         let mut reader = Reader::default();
-        let target = Toy { beside, ..Toy::new(32) };
+        let target = Toy { busy_polls, ..Toy::new(32) };
         texts.push(run(&mut Timeline::new(target.engine()), &mut reader, &case).0);
-        assert_eq!((reader.beside, reader.looks, reader.after), (vec![80; chunks], looks, 80));
+        assert_eq!((reader.during, reader.looks, reader.after), (vec![80; chunks], looks, 80));
     }
     assert_eq!(texts[0], texts[1]);
 }

@@ -94,8 +94,8 @@ fn every_drafter_gives_the_plain_text() {
 fn a_rule_is_kept_whatever_drafts() {
     let mut passes = 0;
     for (i, config) in settings().into_iter().enumerate() {
-        for beside in [None, Some(2)] {
-            let target = Toy { order: 3, beside, ..Toy::new(60 + i as u64) };
+        for busy_polls in [None, Some(2)] {
+            let target = Toy { order: 3, busy_polls, ..Toy::new(60 + i as u64) };
             let draft = draft_of(&target, 0.3);
             let rule = std::sync::Arc::new(Strict { vocab: target.vocab });
             let config = SamplerConfig { seed: i as u64, ..without_bans(&config) };
@@ -431,8 +431,8 @@ fn drafting_ahead_saves_passes_of_the_draft_and_changes_no_text() {
         let case = Case::new(&[3, 1, 4, 1, 5], SamplerConfig { seed: i as u64, ..config });
         let want = check(&|| target.engine(), &|| draft.engine(), &case).0;
         for looks in [0, 1, 2, 9] {
-            let beside = Toy { beside: Some(looks), ..target.clone() };
-            let (got, figures) = check(&|| beside.engine(), &|| draft.engine(), &case);
+            let busy = Toy { busy_polls: Some(looks), ..target.clone() };
+            let (got, figures) = check(&|| busy.engine(), &|| draft.engine(), &case);
             assert_eq!(got, want, "a device that is busy for {looks} looks");
             let hidden =
                 |name: &str| !figures.iter().find(|f| f.0 == name).unwrap().1.hidden_time.is_zero();
@@ -445,9 +445,9 @@ fn drafting_ahead_saves_passes_of_the_draft_and_changes_no_text() {
         // A draft model with little room has to begin anew more often.
         for max_rows in [1, 8, 20, 64, 400] {
             let small = Toy { max_rows, ..draft.clone() };
-            let beside = Toy { beside: Some(3), ..target.clone() };
+            let busy = Toy { busy_polls: Some(3), ..target.clone() };
             let mut drafter = TreeBuilder::of_model(small.engine());
-            let (got, stats) = run(&mut Timeline::new(beside.engine()), &mut drafter, &case);
+            let (got, stats) = run(&mut Timeline::new(busy.engine()), &mut drafter, &case);
             assert_eq!(got, want);
             let mut figures = DraftFigures::default();
             drafter.figures(&mut figures);

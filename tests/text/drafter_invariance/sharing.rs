@@ -49,8 +49,8 @@ fn a_draft_model_guesses_of_each_text_what_it_does_alone() {
     let mut passes = Vec::new();
     let mut alone = Vec::new();
     let all = cases.len();
-    for (sequences, beside) in [(1, None), (5, None), (all, None), (all, Some(3))] {
-        let toy = Toy { beside, ..target.clone() };
+    for (sequences, busy_polls) in [(1, None), (5, None), (all, None), (all, Some(3))] {
+        let toy = Toy { busy_polls, ..target.clone() };
         let mut timeline = Timeline::new(toy.engine_for(sequences));
         let (mut builder, mut policy) =
             (drafter(sequences), invariance::policy(TreeSize::Nodes(7), None));
@@ -58,7 +58,7 @@ fn a_draft_model_guesses_of_each_text_what_it_does_alone() {
         let got = grow(&mut texts, &cases);
         let mut figures = DraftFigures::default();
         builder.figures(&mut figures);
-        if beside.is_some() {
+        if busy_polls.is_some() {
             assert!(figures.ahead > 0 && figures.hits > 0, "{figures:?}");
             got.iter().zip(&alone).for_each(|(got, alone): (&_, &(_, Stats))| {
                 assert_eq!(got.0, alone.0);
@@ -290,10 +290,10 @@ fn a_slow_grammar_holds_nobody_up() {
     };
     let none = || -> Box<dyn Drafter> { Box::new(NoDraft) };
     let (slow, other, _) = run(false, &none);
-    let (late, beside, [own, all]) = run(true, &none);
-    assert_eq!((&late, &beside), (&slow, &other));
+    let (late, neighbour, [own, all]) = run(true, &none);
+    assert_eq!((&late, &neighbour), (&slow, &other));
     assert!(own * (ASKED - 1) <= all && own > 5, "{own} of {all} passes");
     let drafted = || -> Box<dyn Drafter> { Box::new(TreeBuilder::of_text()) };
-    let (late, beside, _) = run(true, &drafted);
-    assert_eq!((late, beside), (slow, other));
+    let (late, neighbour, _) = run(true, &drafted);
+    assert_eq!((late, neighbour), (slow, other));
 }
