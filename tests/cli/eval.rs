@@ -1,4 +1,4 @@
-//! `gemma eval` beside a reference: kinds of text, and windows.
+//! `gemma eval` with a reference: kinds of text, and windows.
 
 use crate::{common, shell};
 use common::{Form, TinyModel};
@@ -8,7 +8,7 @@ use shell::{Run, gemma, gemma_in};
 use std::fs;
 use tempfile::TempDir;
 
-/// Two tiny models of one vocabulary, `a` quantised from `b`, and two lists of ids.
+/// Writes two tiny models with one vocabulary, `a` quantised from `b`, and two lists of ids.
 fn setup() -> TempDir {
     let dir = tempfile::tempdir().unwrap();
     TinyModel::tiny(1).write(&dir.path().join("b"), Form::TextV4, Dtype::BF16, 1);
@@ -90,7 +90,7 @@ fn skipped_tokens_are_context_only() {
     eval(&dir, &["--ids", "x.json", "-c", "45", "--skip", "44"]).fails(2, &["--skip 44", "help: "]);
 }
 
-/// Every window of a text begins with BOS, so that all but the first predict as well as it.
+/// Every window of a text begins with BOS, so the windows after the first are scored as well as it.
 #[test]
 fn windows_of_a_text_begin_with_bos() {
     let dir = tempfile::tempdir().unwrap();
@@ -102,11 +102,11 @@ fn windows_of_a_text_begin_with_bos() {
     let (whole, cut) = (eval("2000"), eval("21"));
     let windows = (whole["tokens"].as_u64().unwrap() - 1).div_ceil(20);
     assert_eq!(cut["tokens"].as_u64().unwrap(), whole["tokens"].as_u64().unwrap() - 1 + windows);
-    // A file is a text without an option, too.
+    // A file without an option is a text too.
     let plain =
         gemma_in(dir.path(), &["eval", "prose=t.txt", "-c", "21", "--json", "-q"], b"").ok().json();
     assert_eq!(plain, cut);
-    // The token after BOS is predicted in each window.
+    // The token after BOS is scored in each window.
     assert_eq!(cut["nll"].as_array().unwrap().len() as u64, whole["tokens"].as_u64().unwrap() - 1);
     assert_eq!(cut["nll"][0], whole["nll"][0]);
 }
