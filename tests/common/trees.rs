@@ -213,7 +213,7 @@ pub fn check_sequences(
                 let at = format!("{what}, round {round}, sequence {sequence}, node {node}");
                 assert_eq!(own[node], bits(scores.row(node)), "{at}");
             }
-            // Accepts a path. Of some trees nothing is accepted.
+            // Accepts a path. In some trees nothing is accepted.
             let path = random_path(rng, tree);
             if rng.random_bool(0.8) {
                 alone[sequence].commit(&[(0, &path)]).unwrap();

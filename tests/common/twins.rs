@@ -63,7 +63,7 @@ enum Filled {
     Cache(KvFormat, [usize; 2]),
 }
 
-/// Odd numbers, of which a row gets one in one of its columns.
+/// Odd numbers. A row gets one of them in one of its columns.
 const ODD: [f32; 4] = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 1e-40];
 
 /// A step of made-up tokens.

@@ -45,7 +45,7 @@ pub fn device() -> Option<impl Fn() -> VulkanExecutor> {
     }
 }
 
-/// A configuration of four layers, of which the third is global.
+/// A configuration of four layers. The third is global.
 pub fn config(window: usize) -> Config {
     config_of(4, 3, window)
 }

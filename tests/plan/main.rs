@@ -187,7 +187,7 @@ fn elsewhere(memory: &str, args: &[&str]) -> Command {
 
 #[test]
 fn models_are_planned_by_name_before_they_are_here() {
-    // Google's file of 27B has 17.2 GB. Of 32 GB, 24 GB are assumed to be free.
+    // Google's file of 27B has 17.2 GB. A machine of 32 GB is assumed to have 24 GB free.
     for name in ["27b", "gemma3:27b", "google/gemma-3-27b-it-qat-q4_0-gguf"] {
         let plan = json(elsewhere("32GB", &[name, "--json"]).args(["-c", "4096"]));
         assert_eq!(

@@ -351,8 +351,8 @@ fn who_never_reads_is_cut_off() {
     drop(deaf);
 }
 
-/// The server still writes answers to a client that has disconnected. SIGPIPE of such a write must
-/// not end the server.
+/// The server still writes answers to a client that has disconnected. SIGPIPE must not end the
+/// server.
 #[test]
 fn who_leaves_before_the_answers_ends_nothing() {
     let server = Server::start(&["--log", "off"]);

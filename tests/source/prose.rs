@@ -46,7 +46,7 @@ const MAX_BENT_WORDS: usize = 20;
 const MAX_WORDS: usize = 40;
 const MAX_COLUMNS: usize = 100;
 
-/// Options of clap whose text is shown as help.
+/// Options of clap that set help texts.
 const HELP: &[&str] = &["help = ", "long_help = ", "about = ", "long_about = ", "help_heading = "];
 
 struct Finding {

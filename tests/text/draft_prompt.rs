@@ -8,8 +8,8 @@ use invariance::{Case, run};
 use std::time::Duration;
 use toy::Toy;
 
-/// A draft model that sees a few positions reads the end of a prompt, however long that is, and
-/// guesses as well.
+/// A draft model with a short context reads the end of a prompt of any length, and its drafts are
+/// as good.
 #[test]
 fn a_draft_of_short_sight_reads_the_end_of_a_prompt_alone() {
     let target = Toy { context: 3000, max_rows: 64, ..Toy::new(31) };
@@ -23,8 +23,8 @@ fn a_draft_of_short_sight_reads_the_end_of_a_prompt_alone() {
         assert_eq!(lm.engine().position(0), read, "{end} tokens");
         assert_eq!(lm.left(0, end), 60 - read);
     }
-    // Far past what it has room for, it still guesses what the target picks: two tokens decide in
-    // both.
+    // Far beyond its context, it still drafts the target's tokens: in both models, the last two
+    // tokens decide.
     let case = Case { max_tokens: 300, ..Case::new(&history[..500], SamplerConfig::default()) };
     let mut drafter = TreeBuilder::of_model(draft.engine());
     let (text, stats) = run(&mut Timeline::new(target.engine()), &mut drafter, &case);
@@ -33,7 +33,7 @@ fn a_draft_of_short_sight_reads_the_end_of_a_prompt_alone() {
     assert!(stats.passes * 3 < stats.tokens && drafter.note().is_none(), "{stats:?}");
 }
 
-/// A prompt is read as far back as there is time for, and 32 tokens in any case.
+/// A prompt is read as far back as there is time for, and at least its last 32 tokens.
 #[test]
 fn a_prompt_is_read_within_a_time() {
     let draft = Toy { context: 3000, max_rows: 32, reach: Some(512), ..Toy::new(31) };
@@ -50,7 +50,7 @@ fn a_prompt_is_read_within_a_time() {
     }
 }
 
-/// While the target's device reads a prompt, the draft model does.
+/// The draft model reads a prompt while the target's device does.
 #[test]
 fn a_prompt_is_read_beside_the_target() {
     /// Lengths of the histories read before the target was done, and after.
