@@ -89,8 +89,8 @@ fn shown(page: &str) -> BTreeSet<String> {
             let mut last = None;
             let mut rest = words;
             while let Some((start, quote)) = rest.char_indices().find(|(_, c)| "'\"".contains(*c)) {
-                let (quoted, behind) = rest[start + 1..].split_once(quote)?;
-                (last, rest) = (Some(quoted.to_owned()), behind);
+                let (quoted, after) = rest[start + 1..].split_once(quote)?;
+                (last, rest) = (Some(quoted.to_owned()), after);
             }
             last
         })
@@ -149,7 +149,7 @@ fn second_messages_are_answered() {
     assert_eq!(prompts.len(), 24);
     for (name, before) in settings {
         let answered = count_answered_behind(before, &prompts);
-        println!("behind {name}: {answered} of 24");
-        assert!(answered >= 17, "behind {name}: {answered} of 24");
+        println!("after {name}: {answered} of 24");
+        assert!(answered >= 17, "after {name}: {answered} of 24");
     }
 }

@@ -262,7 +262,7 @@ fn a_draft_model_of_the_users_own_changes_no_text() {
     assert_eq!(
         (&draft["hidden_s"], &draft["ahead"]),
         (&0.0.into(), &0.into()),
-        "nothing runs beside a target on the processor"
+        "nothing runs at the same time as a target on the processor"
     );
     assert_eq!(draft["costs"].as_array().unwrap().len(), 6);
     // The measured times of passes were stored. A damaged file is not an error.

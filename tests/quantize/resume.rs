@@ -134,7 +134,7 @@ fn what_was_torn_or_damaged_is_done_again() {
             let length = fs::metadata(&file).unwrap().len();
             fs::OpenOptions::new().write(true).open(file).unwrap().set_len(length - 1).unwrap();
         }),
-        ("bytes behind the first file", |p| {
+        ("bytes after the first file", |p| {
             let file = first_file(p);
             let bytes = fs::read(&file).unwrap();
             fs::write(file, [&bytes[..], &[7; 9]].concat()).unwrap();
@@ -240,12 +240,12 @@ fn a_source_that_changes_meanwhile_is_noticed() {
     let case = Case::new(4);
     let (dst, shard) = (case.at("dst"), case.at("src/model-00001-of-00002.safetensors"));
     let last = fs::metadata(&shard).unwrap().len() as usize - 1;
-    let run = |meanwhile: &dyn Fn()| {
+    let run = |disturb: &dyn Fn()| {
         let mut calls = 0;
         quantize(&case.source(), &dst, &recipe(), &options(), &mut |_| {
             calls += 1;
             if calls == 10 {
-                meanwhile();
+                disturb();
             }
             Ok(())
         })

@@ -85,7 +85,7 @@ impl Solver for Watched {
     }
 
     fn restore(&mut self, layer: usize, state: Vec<f32>) -> anyhow::Result<()> {
-        self.said.push(format!("behind layer {layer} with {state:?}"));
+        self.said.push(format!("after layer {layer} with {state:?}"));
         Ok(())
     }
 }
@@ -151,7 +151,7 @@ fn a_run_goes_on_behind_the_last_complete_layer() {
         solver.said
     };
     let said = resumed_after(&|_| {});
-    assert_eq!(said[0], "behind layer 1 with [1.5, -2.0, 0.25]");
+    assert_eq!(said[0], "after layer 1 with [1.5, -2.0, 0.25]");
     assert!(!said.iter().any(|s| s.starts_with("again") && s.ends_with('1')), "{said:?}");
 
     let edit = |name: &'static str, at: fn(usize) -> usize| {
@@ -169,7 +169,7 @@ fn a_run_goes_on_behind_the_last_complete_layer() {
     }
     // The first shard begins with its header, so the damage is in the table.
     let said = resumed_after(&edit("files/model.safetensors", |n| n / 4));
-    assert!(!said[0].starts_with("behind"), "{said:?}");
+    assert!(!said[0].starts_with("after"), "{said:?}");
 }
 
 /// A table that was stopped between two chunks continues after the last one. A table with rows

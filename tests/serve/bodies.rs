@@ -87,7 +87,7 @@ fn fault(server: &Server, record: &Value) -> Option<String> {
     }
     if expected == 200 {
         let is_whole = !reply.body.contains("\"error\":{") && !reply.body.contains("event: error");
-        return (!is_whole).then(|| format!("fails behind its head: {}", reply.body));
+        return (!is_whole).then(|| format!("fails after its head: {}", reply.body));
     }
     let error = reply.json()["error"].clone();
     let message = error["message"].as_str().or(error.as_str()).unwrap_or_default();

@@ -315,9 +315,9 @@ fn the_twin_agrees_with_double_precision() {
 #[test]
 fn packed_rows_dequantise_like_the_matrix() {
     let mut rng = StdRng::seed_from_u64(7);
-    let behind = ["i4-row+h128", "i8-row+h128", "i2-g64+h128", "bf16+h128"];
-    let behind = behind.into_iter().map(|spelled| spelled.parse::<Format>().unwrap());
-    for format in Format::all().chain(behind) {
+    let rotated = ["i4-row+h128", "i8-row+h128", "i2-g64+h128", "bf16+h128"];
+    let rotated = rotated.into_iter().map(|spelled| spelled.parse::<Format>().unwrap());
+    for format in Format::all().chain(rotated) {
         let widths = if format.hadamard { [128, 384, 512] } else { [128, 640, 512] };
         for cols in widths.into_iter().filter(|cols| format.check_cols(*cols).is_ok()) {
             let m = matrix(format, 45, cols, &mut rng);

@@ -169,7 +169,7 @@ fn a_shared_page_is_never_written() {
             })
             .unwrap()
     );
-    assert_eq!(read, [600], "only what is behind the prefix");
+    assert_eq!(read, [600], "only the tokens after the prefix");
     let mut out = Scores::default();
     timeline.run(&[Input::new(0, &tree, Rows::All)], Output::Logits, &mut out).unwrap();
     assert_eq!(bits(&out.logits), want);

@@ -115,9 +115,9 @@ impl<'a> Conversation<'a> {
         // In the template's text, the last answer begins where its prompt ends. A control token
         // ends it.
         let prompt = self.encode(before, (&last.user, &last.images))?;
-        let behind = fresh.strip_prefix(&prompt[..]);
-        let rest = behind.and_then(|behind| {
-            Some(&behind[behind.iter().position(|token| self.tokenizer.is_control(*token))?..])
+        let answer = fresh.strip_prefix(&prompt[..]);
+        let rest = answer.and_then(|answer| {
+            Some(&answer[answer.iter().position(|token| self.tokenizer.is_control(*token))?..])
         });
         Ok(rest.map_or(fresh.clone(), |rest| [tokens, rest].concat()))
     }

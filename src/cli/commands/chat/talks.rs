@@ -173,7 +173,7 @@ impl Keeper {
         ensure!(
             !text.trim_start().starts_with('{'),
             Fault::model(format!("{} is not a list of messages", path.display()))
-                .help("/load in a chat reads such a file, and does not write it")
+                .help("/load in a chat reads it, and does not write it")
         );
         let is_empty = matches!(text.trim(), "" | "[]");
         let messages = if is_empty { Vec::new() } else { read_messages(&path)? };
