@@ -138,8 +138,9 @@ const OPTIONS: [(&[&str], &str); 20] = [
     ),
 ];
 
-/// Prints why no command can run, and returns the exit code. Help and version go to standard
-/// output.
+/// Prints why no command can run, and returns the exit code.
+///
+/// Help and version go to standard output.
 pub fn report(early: Early, argv: &[OsString]) -> ExitCode {
     let error = match early {
         Early::Clap(error) => error,
@@ -209,8 +210,9 @@ fn explain(error: &clap::Error, argv: &[OsString]) -> Option<Fault> {
     }
 }
 
-/// Explains an unknown command. The first word is another program's command, a model, or the
-/// beginning of a prompt.
+/// Explains an unknown command.
+///
+/// The first word is another program's command, a model, or the beginning of a prompt.
 fn unknown_command(command: &str, words: &[String], error: &clap::Error) -> Option<Fault> {
     // `gemma help serve` asks about another command.
     let command = if command == "help" { words.get(1)? } else { command };

@@ -55,8 +55,9 @@ fn mutate(rng: &mut SmallRng, seeds: &[Vec<u8>]) -> Vec<u8> {
     bytes
 }
 
-/// Passes mutated seeds to `target`, which returns whether it accepted them. A panic fails the
-/// test. Returns the numbers of rounds and of accepted inputs.
+/// Passes mutated seeds to `target`, which returns whether it accepted them.
+///
+/// A panic fails the test. Returns the numbers of rounds and of accepted inputs.
 pub fn run(
     name: &str,
     seeds: &[Vec<u8>],

@@ -291,8 +291,9 @@ pub fn tokenizer_keys(json: &Json, vocab: usize) -> Vec<(String, Val)> {
     ]
 }
 
-/// Returns a complete model. `matrix` gives the type and bytes of a matrix by its index in the
-/// model's list of tensors.
+/// Returns a complete model.
+///
+/// `matrix` gives the type and bytes of a matrix by its index in the model's list of tensors.
 pub fn file(model: &TinyModel, matrix: impl Fn(usize) -> (u32, Vec<u8>)) -> File {
     let mut file = File { keys: keys(&model.dims), ..File::default() };
     for (i, (name, shape, values)) in model.tensors.iter().enumerate() {

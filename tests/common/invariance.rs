@@ -133,8 +133,9 @@ pub fn run_by(
     (Text { history, heard, stop }, stats)
 }
 
-/// Proposes the tokens that the target will pick, computed by a second target. As a liar, it
-/// proposes any other tokens instead.
+/// Proposes the tokens that the target will pick, computed by a second target.
+///
+/// As a liar, it proposes any other tokens instead.
 pub struct Oracle {
     target: Timeline,
     lie: bool,

@@ -20,8 +20,10 @@ use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Shape of a model. `Default` is the smallest shape with every feature: grouped heads, an odd
-/// window, local and global layers.
+/// Shape of a model.
+///
+/// `Default` is the smallest shape with every feature: grouped heads, an odd window, local and
+/// global layers.
 #[derive(Clone, Debug)]
 pub struct Dims {
     pub n_layers: usize,

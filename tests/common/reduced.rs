@@ -11,8 +11,9 @@ pub const FIRST: usize = 262;
 pub const END: usize = 320;
 const CONTROL: [&str; 6] = ["<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>"];
 
-/// Returns the tokenizer: single letters, then words of two or three letters. `other` swaps two
-/// words.
+/// Returns the tokenizer: single letters, then words of two or three letters.
+///
+/// `other` swaps two words.
 pub fn tokenizer(other: bool) -> Tokenizer {
     let mut pieces: Vec<String> = CONTROL.map(str::to_owned).to_vec();
     pieces.extend((0..256).map(|b| format!("<0x{b:02X}>")));

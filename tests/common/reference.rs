@@ -382,8 +382,9 @@ fn softmax(x: &Tensor) -> Result<Tensor> {
     Ok(e.broadcast_div(&e.sum_keepdim(D::Minus1)?)?)
 }
 
-/// Returns cosines and sines of each position, `[positions, 1, head_dim / 2]`. Angles are rounded
-/// to f32, as in transformers.
+/// Returns cosines and sines of each position, `[positions, 1, head_dim / 2]`.
+///
+/// Angles are rounded to f32, as in transformers.
 fn angles(rope: RopeSpec, head_dim: usize, positions: &[usize]) -> Result<[Tensor; 2]> {
     let half = head_dim / 2;
     let angle = |position: usize, i: usize| {
@@ -396,8 +397,9 @@ fn angles(rope: RopeSpec, head_dim: usize, positions: &[usize]) -> Result<[Tenso
     Ok([all.cos()?, all.sin()?])
 }
 
-/// Rotates `x [positions, heads, head_dim]`. Component i of the first half is paired with component
-/// i of the second half.
+/// Rotates `x [positions, heads, head_dim]`.
+///
+/// Component i of the first half is paired with component i of the second half.
 fn rotate(x: &Tensor, [cos, sin]: &[Tensor; 2]) -> Result<Tensor> {
     let half = x.dim(2)? / 2;
     let (a, b) = (x.narrow(2, 0, half)?, x.narrow(2, half, half)?);

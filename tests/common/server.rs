@@ -172,8 +172,9 @@ impl Server {
         assert_eq!(unsafe { libc::kill(self.child.id() as i32, signal) }, 0);
     }
 
-    /// Sends SIGTERM to the server. If it has already ended, its process still exists until it is
-    /// waited for.
+    /// Sends SIGTERM to the server.
+    ///
+    /// If it has already ended, its process still exists until it is waited for.
     #[cfg(unix)]
     pub fn terminate(&self) {
         self.signal(libc::SIGTERM);

@@ -62,8 +62,9 @@ pub fn emulator() -> Option<String> {
     std::env::var("TEST_EMULATOR").ok()
 }
 
-/// Returns a command in `dir` without this machine's settings, caches and terminal. Texts get no
-/// added line break.
+/// Returns a command in `dir` without this machine's settings, caches and terminal.
+///
+/// Texts get no added line break.
 pub fn command(program: &str, dir: &Path) -> Command {
     let emulator = emulator().filter(|_| program == BINARY).unwrap_or_default();
     let mut words = emulator.split_whitespace().chain([program]);
@@ -150,8 +151,9 @@ pub fn bash(dir: &Path, script: &str) -> Run {
     wait(command, b"")
 }
 
-/// Writes the bundled target as a directory `m` in `dir`, with these files added or replaced. It
-/// has no template: Gemma's own shows the model all messages, the demo's only the last one.
+/// Writes the bundled target as a directory `m` in `dir`, with these files added or replaced.
+///
+/// It has no template: Gemma's own shows the model all messages, the demo's only the last one.
 pub fn with_model(dir: &Path, own: &[(&str, &[u8])]) {
     let bundled = Path::new(env!("CARGO_MANIFEST_DIR")).join("draft/demo-target");
     fs::create_dir(dir.join("m")).unwrap();

@@ -58,8 +58,9 @@ impl Terminal {
         Terminal { master, child, raw: Vec::new(), sent: String::new(), seen: 0 }
     }
 
-    /// Reads until the terminal shows `text` after the part that was already searched. Returns the
-    /// output before it; `None` if the process ends first.
+    /// Reads until the terminal shows `text` after the part that was already searched.
+    ///
+    /// Returns the output before it; `None` if the process ends first.
     #[track_caller]
     pub fn find(&mut self, text: &str) -> Option<String> {
         let patience = Instant::now() + Duration::from_secs(120);
@@ -91,8 +92,9 @@ impl Terminal {
         before
     }
 
-    /// Waits for the prompt, which the line editor starts with these bytes. Returns the output
-    /// before it.
+    /// Waits for the prompt, which the line editor starts with these bytes.
+    ///
+    /// Returns the output before it.
     #[track_caller]
     pub fn prompt(&mut self) -> String {
         self.until("\x1b[?2004h")

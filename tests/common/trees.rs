@@ -12,8 +12,9 @@ pub fn bits(row: &[f32]) -> Vec<u32> {
     row.iter().map(|v| v.to_bits()).collect()
 }
 
-/// Changes a configuration to one of Gemma 4. Its global layers have other heads and another
-/// rotation than the local ones.
+/// Changes a configuration to one of Gemma 4.
+///
+/// Its global layers have other heads and another rotation than the local ones.
 pub fn reshape_global_layers(mut config: Config) -> Config {
     (config.architecture, config.logit_cap) = (&Gemma4, Some(30.0));
     for layer in config.layers.iter_mut().filter(|layer| layer.is_global()) {
@@ -67,8 +68,9 @@ pub fn one_by_one(engine: &mut PlannedEngine, path: &[u32]) -> Vec<u32> {
     node_by_node(engine, &TokenTree::chain(path)).pop().unwrap()
 }
 
-/// Returns the logits of each node, with its path decoded token by token. Restores the engine.
-/// Common prefixes of paths are decoded once.
+/// Returns the logits of each node, with its path decoded token by token.
+///
+/// Restores the engine. Common prefixes of paths are decoded once.
 pub fn node_by_node(engine: &mut PlannedEngine, tree: &TokenTree) -> Vec<Vec<u32>> {
     let mut paths: Vec<Vec<u32>> = Vec::new();
     for (node, parent) in tree.parent.iter().enumerate() {

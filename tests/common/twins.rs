@@ -111,6 +111,7 @@ impl<E: Executor> Twins<E> {
     }
 
     /// Makes a page table of all sequences for a layer of `all_pages` pages in random order.
+    ///
     /// Returns its offset.
     pub fn table(&mut self, pages: usize, all_pages: usize) -> usize {
         let at = self.tables.len();
@@ -234,9 +235,10 @@ impl<E: Executor> Twins<E> {
         }
     }
 
-    /// Makes the operations of a mixture of experts. Each row uses `used` of `experts`. The
-    /// matrices have `width` rows (gate and up) and `dim` rows (down). With `up`, gate and up are
-    /// separate matrices.
+    /// Makes the operations of a mixture of experts.
+    ///
+    /// Each row uses `used` of `experts`. The matrices have `width` rows (gate and up) and `dim`
+    /// rows (down). With `up`, gate and up are separate matrices.
     pub fn mixture(
         &mut self,
         [first, second]: [Format; 2],
@@ -381,8 +383,9 @@ impl<E: Executor> Twins<E> {
         }
     }
 
-    /// Changes a cache: denormals anywhere, and one NaN or infinity in scratch rows. A kernel may
-    /// multiply committed values that a row does not see by 0, so these stay finite.
+    /// Changes a cache: denormals anywhere, and one NaN or infinity in scratch rows.
+    ///
+    /// A kernel may multiply committed values that a row does not see by 0, so these stay finite.
     fn make_cache_odd(
         &mut self,
         bytes: &mut [u8],

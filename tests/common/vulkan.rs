@@ -55,8 +55,10 @@ pub fn config_of(n_layers: usize, pattern: usize, window: usize) -> Config {
     config_with(n_layers, pattern, window, 128, 256)
 }
 
-/// A configuration of one layer. Its rows have more groups than kernels of linear layers have
-/// parts, and the groups do not divide evenly.
+/// A configuration of one layer.
+///
+/// Its rows have more groups than kernels of linear layers have parts, and the groups do not divide
+/// evenly.
 pub fn wide_config() -> Config {
     config_with(1, 1, 70, 1280, 2304)
 }

@@ -28,8 +28,9 @@ pub struct ApiConversation {
 }
 
 impl ApiConversation {
-    /// Reads the messages, or the items of `/v1/responses`, from the request's field. `system` is
-    /// the content of a system message that comes first.
+    /// Reads the messages, or the items of `/v1/responses`, from the request's field.
+    ///
+    /// `system` is the content of a system message that comes first.
     pub fn read(
         field: &str,
         items: &[Value],
@@ -197,8 +198,9 @@ impl Reader {
         Ok(ToolCall { id, name, arguments })
     }
 
-    /// Adds the result of a call. A result without a known id is matched with the next call in
-    /// order.
+    /// Adds the result of a call.
+    ///
+    /// A result without a known id is matched with the next call in order.
     fn result(&mut self, id: &Value, name: &Value, content: Message) {
         let Message { mut content, images, .. } = content;
         if content.is_empty() && !images.is_empty() {

@@ -17,8 +17,9 @@ enum Prompts {
     Lists(Vec<Vec<Token>>),
 }
 
-/// Takes the texts or token lists to continue after one BOS. The flag of each is true if the server
-/// added its BOS.
+/// Takes the texts or token lists to continue after one BOS.
+///
+/// The flag of each is true if the server added its BOS.
 pub fn take_prompts(
     fields: &mut Fields,
     served: &ServedModel,
@@ -59,8 +60,9 @@ pub struct Echo {
 }
 
 impl Echo {
-    /// Makes the repeated part of a prompt. `scores` means that the answer has the prompt's
-    /// log-probabilities.
+    /// Makes the repeated part of a prompt.
+    ///
+    /// `scores` means that the answer has the prompt's log-probabilities.
     pub fn new(prompt: &(ApiPrompt, bool), scores: bool, served: &ServedModel) -> Echo {
         let (prompt, adds_bos) = prompt;
         let text = match prompt {

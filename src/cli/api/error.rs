@@ -80,8 +80,9 @@ impl ApiError {
             .code("unsupported_parameter")
     }
 
-    /// Converts a failure of the program. Remedies for the command line are dropped, since clients
-    /// cannot use them.
+    /// Converts a failure of the program.
+    ///
+    /// Remedies for the command line are dropped, since clients cannot use them.
     pub fn of(error: &anyhow::Error) -> ApiError {
         let fault = fault_of(error);
         let help = match fault {

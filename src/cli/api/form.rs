@@ -73,8 +73,10 @@ pub type Parse = fn(Fields, &Arc<ServedModel>) -> Result<(ApiRequest, Box<dyn Ap
 
 /// How one request is answered.
 pub trait ApiForm: Send {
-    /// Writes the answer with this index. Answers are requested in order, and their texts together
-    /// are the response. No text is larger than its answer's text and log-probabilities need.
+    /// Writes the answer with this index.
+    ///
+    /// Answers are requested in order, and their texts together are the response. No text is larger
+    /// than its answer's text and log-probabilities need.
     fn whole(
         &mut self,
         answers: &[CollectedAnswer],
@@ -106,8 +108,9 @@ pub struct ResponseHead {
 }
 
 impl ResponseHead {
-    /// Makes the head of a response, with an id that begins with `prefix`. Takes the model's name
-    /// from the fields.
+    /// Makes the head of a response, with an id that begins with `prefix`.
+    ///
+    /// Takes the model's name from the fields.
     pub fn take(
         prefix: &str,
         fields: &mut Fields,

@@ -25,8 +25,10 @@ pub fn check(fields: &Fields) -> Result<(), ApiError> {
     tools::check_lists(items, choice).map_err(|error| ApiError::of(&error).param("tools"))
 }
 
-/// Takes the functions. Tools that a server would have to run itself are left out; a request that
-/// requires one of them is refused.
+/// Takes the functions.
+///
+/// Tools that a server would have to run itself are left out; a request that requires one of them
+/// is refused.
 pub fn take(fields: &mut Fields) -> Result<Option<ToolOptions>, ApiError> {
     check(fields)?;
     let old: Option<Vec<Value>> = fields.take("functions")?;

@@ -14,8 +14,9 @@ use crate::tensor::Token;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// Reads a body of `/completion`. Control tokens in the prompt's text are read as tokens, and a
-/// text gets a BOS.
+/// Reads a body of `/completion`.
+///
+/// Control tokens in the prompt's text are read as tokens, and a text gets a BOS.
 pub fn completion(
     mut fields: Fields,
     served: &Arc<ServedModel>,
@@ -68,8 +69,9 @@ fn tokens_of(prompt: Value, served: &ServedModel) -> Result<Vec<Token>, ApiError
     Ok(tokens)
 }
 
-/// Renders the messages of a body of `/v1/chat/completions` with the chat template. Returns the
-/// text without its BOS.
+/// Renders the messages of a body of `/v1/chat/completions` with the chat template.
+///
+/// Returns the text without its BOS.
 pub fn apply_template(fields: Fields, served: &Arc<ServedModel>) -> Result<String, ApiError> {
     let (request, _) = openai::chat(fields, served)?;
     if request.images().next().is_some() {

@@ -7,8 +7,9 @@ use serde::ser::SerializeStruct;
 use serde::{Serialize, Serializer};
 use serde_json::Value;
 
-/// Log-probabilities in the form of `/v1/chat/completions`. They are serialised directly, since a
-/// tree of JSON values would need twenty times the memory.
+/// Log-probabilities in the form of `/v1/chat/completions`.
+///
+/// They are serialised directly, since a tree of JSON values would need twenty times the memory.
 pub struct LogProbs<'a> {
     pub served: &'a ServedModel,
     pub log_probs: &'a [TokenLogProbs],

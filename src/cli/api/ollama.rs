@@ -21,8 +21,9 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Reads a body of `/api/chat`. A last message of the assistant begins the answer, as with Ollama's
-/// templates.
+/// Reads a body of `/api/chat`.
+///
+/// A last message of the assistant begins the answer, as with Ollama's templates.
 pub fn chat(
     mut fields: Fields,
     served: &Arc<ServedModel>,
@@ -67,8 +68,9 @@ pub fn generate(
     Ok(converse(request, form, conversation))
 }
 
-/// Takes the fields that both endpoints have. The fields of `options` are read like fields of the
-/// body.
+/// Takes the fields that both endpoints have.
+///
+/// The fields of `options` are read like fields of the body.
 fn take(
     fields: &mut Fields,
     served: &Arc<ServedModel>,

@@ -96,8 +96,9 @@ struct Whole<M: Serialize, L: Serialize> {
     finish_reason: &'static str,
 }
 
-/// Returns one answer's part of a response that is not streamed. `object` is the response without
-/// answers.
+/// Returns one answer's part of a response that is not streamed.
+///
+/// `object` is the response without answers.
 fn part(
     object: &Value,
     (choice, choices): (usize, usize),

@@ -152,8 +152,9 @@ impl ApiRequest {
         Ok(())
     }
 
-    /// Sets the conversation to answer. The functions and the thinking of the request have to be
-    /// set before.
+    /// Sets the conversation to answer.
+    ///
+    /// The functions and the thinking of the request have to be set before.
     pub fn converse(&mut self, conversation: ApiConversation, served: &ServedModel) {
         self.thinking.is_on &= !conversation.is_begun();
         let functions = self.tool_options.as_ref().map_or(&[][..], |options| &options.tools);
@@ -162,8 +163,9 @@ impl ApiRequest {
         self.prompts = vec![ApiPrompt::Conversation(input)];
     }
 
-    /// Replaces the prompts by their tokens, which need less memory than texts. Refuses a prompt
-    /// that leaves no room for an answer.
+    /// Replaces the prompts by their tokens, which need less memory than texts.
+    ///
+    /// Refuses a prompt that leaves no room for an answer.
     pub fn encode(&mut self, served: &ServedModel) -> Result<()> {
         for prompt in &mut self.prompts {
             *prompt = ApiPrompt::Encoded(prompt.encoded(served)?);
@@ -291,8 +293,9 @@ impl ApiRequest {
         }
     }
 
-    /// Does all the work before the engine on the calling thread. Returns the requests and the seed
-    /// of the first one.
+    /// Does all the work before the engine on the calling thread.
+    ///
+    /// Returns the requests and the seed of the first one.
     pub fn prepared<D>(
         &mut self,
         served: &ServedModel,
@@ -467,8 +470,10 @@ impl ApiPrompt {
         tokens.min(served.context)
     }
 
-    /// Encodes the prompt for the model. Refuses a prompt that leaves no room for an answer. Images
-    /// go through the tower, unless their soft tokens are cached.
+    /// Encodes the prompt for the model.
+    ///
+    /// Refuses a prompt that leaves no room for an answer. Images go through the tower, unless
+    /// their soft tokens are cached.
     pub fn encoded(&self, served: &ServedModel) -> Result<EncodedPrompt> {
         match self {
             ApiPrompt::Encoded(prompt) => Ok(prompt.clone()),

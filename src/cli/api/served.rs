@@ -150,8 +150,9 @@ impl ServedModel {
         Ok(name)
     }
 
-    /// Takes the fields of all forms that request, forbid or limit a thought. For a model that
-    /// cannot think they have no effect.
+    /// Takes the fields of all forms that request, forbid or limit a thought.
+    ///
+    /// For a model that cannot think they have no effect.
     pub fn take_thinking(&self, fields: &mut Fields) -> Result<Thinking, ApiError> {
         let (mut wish, mut effort, mut budget) = (None, None, None);
         for name in BODY_BUDGETS {
@@ -204,8 +205,9 @@ fn most_by_effort(value: &Value) -> Option<usize> {
     }
 }
 
-/// Returns whether a value asks for a thought. The value is a flag, a word such as `high`, or an
-/// object that contains one of them.
+/// Returns whether a value asks for a thought.
+///
+/// The value is a flag, a word such as `high`, or an object that contains one of them.
 fn wishes(value: &Value) -> Option<bool> {
     match value {
         Value::Bool(flag) => Some(*flag),

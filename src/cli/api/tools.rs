@@ -42,8 +42,9 @@ pub fn result(name: Option<&str>, content: &str) -> String {
     }
 }
 
-/// Writes calls and results as text, for a model without tokens for them. Consecutive results and
-/// the user message after them become one user message.
+/// Writes calls and results as text, for a model without tokens for them.
+///
+/// Consecutive results and the user message after them become one user message.
 pub fn folded(messages: Vec<Message>) -> Vec<Message> {
     let (mut all, mut open) = (Vec::<Message>::new(), false);
     for Message { role, content, calls, result_of, images, .. } in messages {
@@ -126,8 +127,9 @@ pub struct CallReader {
 }
 
 impl CallReader {
-    /// Makes a parser of calls of these functions; without functions, all text is plain text. With
-    /// `marked`, calls are between call tokens.
+    /// Makes a parser of calls of these functions; without functions, all text is plain text.
+    ///
+    /// With `marked`, calls are between call tokens.
     pub fn new(tools: &[Tool], marked: bool) -> CallReader {
         let state = match (tools, marked) {
             ([], _) => ReaderState::Text,

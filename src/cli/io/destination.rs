@@ -141,8 +141,9 @@ impl Writer {
         matches!(self.how, How::Replace(..))
     }
 
-    /// Writes bytes, or keeps them if this is a regular file. A closed pipe ends the process before
-    /// this returns.
+    /// Writes bytes, or keeps them if this is a regular file.
+    ///
+    /// A closed pipe ends the process before this returns.
     pub fn write(&mut self, bytes: &[u8]) -> Result<()> {
         match &mut self.how {
             How::Direct(file) => {
@@ -182,8 +183,9 @@ impl Writer {
     }
 }
 
-/// Replaces the file at `path` in one step by a complete one. `name` is its name in messages.
-/// `path` must not be a symbolic link.
+/// Replaces the file at `path` in one step by a complete one.
+///
+/// `name` is its name in messages. `path` must not be a symbolic link.
 pub fn replace(
     path: &Path,
     write: impl FnOnce(&mut File) -> io::Result<()>,
@@ -203,8 +205,9 @@ pub fn replace(
         .with_context(what)
 }
 
-/// Follows symbolic links at the end of a path. Returns a descriptor of this process, or a path
-/// that does not end in a link.
+/// Follows symbolic links at the end of a path.
+///
+/// Returns a descriptor of this process, or a path that does not end in a link.
 fn resolve(path: &Path, name: &str) -> Result<ResolvedPath> {
     let what = || Fault::usage(format!("cannot write {name}"));
     let mut path = path.to_owned();
@@ -263,8 +266,9 @@ fn is_of_descriptors(directory: &Path) -> bool {
             .any(|name| Path::new(name).canonicalize().is_ok_and(|own| own == directory))
 }
 
-/// Duplicates a descriptor of this process. The duplicate is the same open file, with its position
-/// and append mode.
+/// Duplicates a descriptor of this process.
+///
+/// The duplicate is the same open file, with its position and append mode.
 fn descriptor(number: i32, name: &str) -> Result<Writer> {
     let file = writable_descriptor(number)?.context("it is closed, or open for reading only")?;
     let terminal = number == 1 && file.is_terminal();

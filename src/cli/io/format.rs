@@ -55,8 +55,9 @@ impl AnswerFormatFields {
     }
 }
 
-/// Parses OpenAI's `response_format`. Also accepts a schema next to its name, without an enclosing
-/// `json_schema`.
+/// Parses OpenAI's `response_format`.
+///
+/// Also accepts a schema next to its name, without an enclosing `json_schema`.
 pub fn response_format(format: &Value) -> Result<AnswerFormat> {
     let schema = format.pointer("/json_schema/schema").or(format.get("schema"));
     match format.get("type").and_then(Value::as_str) {

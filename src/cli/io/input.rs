@@ -17,8 +17,9 @@ pub enum PromptPart {
     Stdin,
 }
 
-/// Refuses PROMPT together with `--prompt` on the command line. PROMPT overrides a `--prompt` from
-/// the environment or a file.
+/// Refuses PROMPT together with `--prompt` on the command line.
+///
+/// PROMPT overrides a `--prompt` from the environment or a file.
 pub fn check_once(options: &InputOptions, typed: &Typed) -> Result<()> {
     if !options.words.is_empty()
         && options.prompt.is_some()
@@ -34,8 +35,9 @@ pub fn check_once(options: &InputOptions, typed: &Typed) -> Result<()> {
     Ok(())
 }
 
-/// Returns the parts of the prompt in order. Standard input comes between files and PROMPT if it is
-/// piped, or at the place of a `-`.
+/// Returns the parts of the prompt in order.
+///
+/// Standard input comes between files and PROMPT if it is piped, or at the place of a `-`.
 pub fn parts(options: &InputOptions, piped: bool) -> Result<Vec<PromptPart>> {
     let stdin = PathBuf::from("-");
     let mut parts: Vec<PromptPart> = options

@@ -116,8 +116,9 @@ pub fn system_text(text: Option<&str>, file: Option<&Path>) -> Result<Option<Str
     }
 }
 
-/// Content of a message: a text, or a list of texts and images. Each text of a list has lines of
-/// its own.
+/// Content of a message: a text, or a list of texts and images.
+///
+/// Each text of a list has lines of its own.
 pub struct MessageContent(Message);
 
 impl MessageContent {
@@ -246,8 +247,9 @@ pub fn encode(
     Ok(prompt)
 }
 
-/// Returns the model's chat template. If its files have none, prints a note and returns Gemma's
-/// own.
+/// Returns the model's chat template.
+///
+/// If its files have none, prints a note and returns Gemma's own.
 pub fn chat_template(
     model: &Model,
     tokenizer: &Tokenizer,
@@ -317,8 +319,10 @@ pub struct PromptEncoder<'a> {
 }
 
 impl PromptEncoder<'_> {
-    /// Returns the encoded prompt. Images go through the tower, unless their soft tokens are
-    /// cached. Refuses a prompt that leaves no room for an answer.
+    /// Returns the encoded prompt.
+    ///
+    /// Images go through the tower, unless their soft tokens are cached. Refuses a prompt that
+    /// leaves no room for an answer.
     pub fn encode(&self, input: &PromptInput, special: Special) -> Result<EncodedPrompt> {
         let unseen = self.tokenise(input, special)?;
         let images = unseen.files.iter().map(|file| self.viewer()?.see(file));
@@ -326,8 +330,9 @@ impl PromptEncoder<'_> {
         unseen.seen(self.viewer, self.tokenizer, images)
     }
 
-    /// Returns the prompt as tokens. Reads only the headers of image files. Refuses a prompt that
-    /// leaves no room for an answer.
+    /// Returns the prompt as tokens.
+    ///
+    /// Reads only the headers of image files. Refuses a prompt that leaves no room for an answer.
     pub fn tokenise(&self, input: &PromptInput, special: Special) -> Result<UnseenPrompt> {
         let (tokens, has_own_bos) = self.checked(input, special)?;
         let files: Vec<_> = input.all_images().map(|image| image.file.clone()).collect();
@@ -339,8 +344,9 @@ impl PromptEncoder<'_> {
         Ok(UnseenPrompt { tokens, files, has_own_bos })
     }
 
-    /// Counts a prompt's tokens, including those of its images. Reads only the headers of image
-    /// files. Refuses a prompt that leaves no room for an answer.
+    /// Counts a prompt's tokens, including those of its images.
+    ///
+    /// Reads only the headers of image files. Refuses a prompt that leaves no room for an answer.
     pub fn count(&self, input: &PromptInput, special: Special) -> Result<usize> {
         let (tokens, _) = self.checked(input, special)?;
         Ok(tokens.len() + self.image_tokens(input)?)

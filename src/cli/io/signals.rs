@@ -19,16 +19,18 @@ pub struct Interrupt {
 }
 
 impl Interrupt {
-    /// Starts watching: the first SIGINT or SIGTERM only sets a flag. A further one exits at once
-    /// with 130 or 143.
+    /// Starts watching: the first SIGINT or SIGTERM only sets a flag.
+    ///
+    /// A further one exits at once with 130 or 143.
     pub fn watch() -> Result<Self> {
         let interrupt = Interrupt::default();
         os::flag_interrupts(&interrupt.stop, &interrupt.terminated).context(INSTALLING)?;
         Ok(interrupt)
     }
 
-    /// Watches like [`watch`](Self::watch). The first signal also calls `say` on another thread,
-    /// which then ends.
+    /// Watches like [`watch`](Self::watch).
+    ///
+    /// The first signal also calls `say` on another thread, which then ends.
     pub fn watch_saying(say: impl FnOnce() + Send + 'static) -> Result<(Self, JoinHandle<()>)> {
         // This comes before the flags, because a caller that finds a flag set may wait for the
         // thread.
@@ -45,8 +47,9 @@ impl Interrupt {
         Ok((interrupt, thread))
     }
 
-    /// Starts watching SIGINT only: it sets the flag, and [`reset`](Self::reset) clears it. This is
-    /// for a chat, which continues after an interrupted answer.
+    /// Starts watching SIGINT only: it sets the flag, and [`reset`](Self::reset) clears it.
+    ///
+    /// This is for a chat, which continues after an interrupted answer.
     pub fn watch_answers() -> Result<Self> {
         let interrupt = Interrupt::default();
         os::flag_each_interrupt(&interrupt.stop).context(INSTALLING)?;

@@ -225,8 +225,9 @@ pub fn line(record: &Record, stats: &Stats, threads: Option<usize>) -> Result<St
     Ok(parts.join(" · "))
 }
 
-/// Returns the speed of reading weights as a share of the memory's speed. `None` if it is above 1:
-/// then a cache held the weights and the memory was not the limit.
+/// Returns the speed of reading weights as a share of the memory's speed.
+///
+/// `None` if it is above 1: then a cache held the weights and the memory was not the limit.
 fn memory_share(read: f64, roof: f64) -> Option<String> {
     (read <= roof).then(|| format!("{:.0}% of memory speed", 100.0 * read / roof))
 }

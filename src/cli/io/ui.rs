@@ -274,8 +274,9 @@ const GREEN: &str = "1;32";
 const YELLOW: &str = "1;33";
 const DIM: &str = "2";
 
-/// Returns whether to use colours. By default this needs a terminal and an environment that permits
-/// it; `always` needs neither.
+/// Returns whether to use colours.
+///
+/// By default this needs a terminal and an environment that permits it; `always` needs neither.
 fn wants_colour(choice: Colour, terminal: bool, env: impl Fn(&str) -> Option<OsString>) -> bool {
     let set = |name: &str| env(name).is_some_and(|v| !v.is_empty());
     match choice {
@@ -346,8 +347,9 @@ pub fn paragraph_in(label: &str, indent: usize, text: &str, columns: usize) -> S
     first + lines.trim_end() + "\n"
 }
 
-/// Wraps lines that are wider than `columns` between words. Continuation lines keep the indentation
-/// of their line. Other lines stay unchanged.
+/// Wraps lines that are wider than `columns` between words.
+///
+/// Continuation lines keep the indentation of their line. Other lines stay unchanged.
 fn fitted(text: &str, columns: usize) -> String {
     let fit = |line: &str| {
         if textwrap::core::display_width(line) <= columns {

@@ -14,8 +14,9 @@ pub fn name(long: &str) -> String {
     format!("GEMMA_{}", long.replace('-', "_").to_uppercase())
 }
 
-/// Returns the variable that sets an option, under its name or an alias. An empty variable counts
-/// as unset.
+/// Returns the variable that sets an option, under its name or an alias.
+///
+/// An empty variable counts as unset.
 pub fn set(arg: &Arg) -> Option<String> {
     let names = arg.get_long().into_iter().chain(arg.get_all_aliases().unwrap_or_default());
     names.map(name).find(|name| std::env::var_os(name).is_some_and(|value| !value.is_empty()))

@@ -39,8 +39,9 @@ pub fn excluded(command: &Command, given: &BTreeSet<String>) -> BTreeSet<String>
     excluded
 }
 
-/// Returns the ids of the options that the command line excludes. `root` is the definition without
-/// environment variables.
+/// Returns the ids of the options that the command line excludes.
+///
+/// `root` is the definition without environment variables.
 pub fn excluded_by_flags(root: Command, argv: &[std::ffi::OsString]) -> BTreeSet<String> {
     let matches = root.clone().ignore_errors(true).try_get_matches_from(argv);
     let matches = matches.as_ref().ok().and_then(ArgMatches::subcommand);

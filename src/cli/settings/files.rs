@@ -136,8 +136,9 @@ impl SettingsFile {
         self.path.display()
     }
 
-    /// Returns the file and line of a key, for messages. `sections` are the tables around the key,
-    /// outermost first.
+    /// Returns the file and line of a key, for messages.
+    ///
+    /// `sections` are the tables around the key, outermost first.
     fn place(&self, sections: &[&str], key: &str) -> String {
         let line = || {
             let whole = DeTable::parse(&self.text).ok()?;
@@ -162,8 +163,9 @@ impl SettingsFile {
         tables.filter_map(|(name, value)| Some((name.as_str(), value.as_table()?)))
     }
 
-    /// Refuses keys that are not options of their section, or that this file may not set. `command`
-    /// is the command that was typed.
+    /// Refuses keys that are not options of their section, or that this file may not set.
+    ///
+    /// `command` is the command that was typed.
     fn check_all(&self, command: &str, all: &BTreeMap<String, Options>) -> Result<()> {
         let mine = &all[command];
         let anyones =
@@ -241,8 +243,9 @@ impl SettingsFile {
     }
 }
 
-/// Collects values from files as arguments, each with its file. Values are checked against those of
-/// sources with higher precedence.
+/// Collects values from files as arguments, each with its file.
+///
+/// Values are checked against those of sources with higher precedence.
 pub struct Gathered<'a> {
     command: &'a clap::Command,
     /// Ids of the options that a source with higher precedence sets.
@@ -435,8 +438,9 @@ mod tests {
         }
     }
 
-    /// New options of the server's edge are refused without being listed. The others are listed, so
-    /// that a change of their heading is noticed.
+    /// New options of the server's edge are refused without being listed.
+    ///
+    /// The others are listed, so that a change of their heading is noticed.
     #[test]
     fn what_guards_the_server_is_not_for_the_working_directory() {
         let root = definition();

@@ -79,8 +79,9 @@ pub fn definition(root: &clap::Command) -> clap::Command {
     definition_with(root, environment::set)
 }
 
-/// Returns the definition. `variable` returns the environment variable of an option, if one sets
-/// it.
+/// Returns the definition.
+///
+/// `variable` returns the environment variable of an option, if one sets it.
 fn definition_with(
     root: &clap::Command,
     variable: impl Fn(&Arg) -> Option<String>,
@@ -117,8 +118,9 @@ fn with_arguments(argv: &[OsString], command: &str, given: Vec<OsString>) -> Vec
     longer
 }
 
-/// Adds the options of the preset that the command line or the environment names. Typed options
-/// win. Returns the new command line, and the file of each added option.
+/// Adds the options of the preset that the command line or the environment names.
+///
+/// Typed options win. Returns the new command line, and the file of each added option.
 fn with_preset(
     cli: &clap::Command,
     argv: &[OsString],
@@ -214,8 +216,9 @@ pub fn parse(cli: &clap::Command, argv: &[OsString]) -> Result<(ArgMatches, Type
     Ok((matches, typed))
 }
 
-/// Returns the message of an error without its usage lines. They would name options that the
-/// environment set.
+/// Returns the message of an error without its usage lines.
+///
+/// They would name options that the environment set.
 fn head(error: &clap::Error) -> String {
     plain_number(error).unwrap_or_else(|| message(error))
 }
@@ -286,8 +289,9 @@ impl Typed {
         }
     }
 
-    /// Returns every option of the command as gemma.toml, with its source. `resolved` has the
-    /// values that come from elsewhere.
+    /// Returns every option of the command as gemma.toml, with its source.
+    ///
+    /// `resolved` has the values that come from elsewhere.
     pub fn config(&self, resolved: &[(&str, String, Origin)]) -> String {
         let mut lines = Vec::new();
         for arg in self.command.get_arguments() {

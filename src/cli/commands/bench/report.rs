@@ -358,8 +358,9 @@ fn texts(text: &TextReport, old: Option<&TextReport>) -> Vec<Vec<String>> {
     table
 }
 
-/// Returns the older median and the change since then. The change is `same` if the ranges of both
-/// runs overlap.
+/// Returns the older median and the change since then.
+///
+/// The change is `same` if the ranges of both runs overlap.
 fn change(row: &Measurement, old: &BenchReport) -> [String; 2] {
     let Some(before) = old.results.iter().find(|o| o.name == row.name && o.unit == row.unit) else {
         return [String::new(), String::new()];

@@ -173,8 +173,9 @@ impl<'a> Runner<'a> {
         })
     }
 
-    /// Times passes of each size once per repetition. A drift of the machine's speed then affects
-    /// all sizes equally.
+    /// Times passes of each size once per repetition.
+    ///
+    /// A drift of the machine's speed then affects all sizes equally.
     fn verify(&mut self, depth: usize) -> Result<Vec<Measurement>> {
         self.fill(depth)?;
         let sizes: Vec<usize> = self

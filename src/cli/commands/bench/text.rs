@@ -130,8 +130,9 @@ struct Way {
     stats: Stats,
 }
 
-/// Speeds of one prompt with and without drafts. The runs follow each other directly, so that other
-/// load of the machine affects both.
+/// Speeds of one prompt with and without drafts.
+///
+/// The runs follow each other directly, so that other load of the machine affects both.
 #[derive(Clone, Copy)]
 struct TimedPair {
     /// Speed in tokens a second.
@@ -207,8 +208,9 @@ fn read_tokenizer(path: &Path) -> Result<Tokenizer> {
     Tokenizer::from_bytes(&bytes).with_context(|| format!("reading {}", path.display()))
 }
 
-/// Returns the built-in prompts, or evenly spread lines of each file. A line is `{"category": ...,
-/// "turns": [...]}` or `{"prompt": ...}`.
+/// Returns the built-in prompts, or evenly spread lines of each file.
+///
+/// A line is `{"category": ..., "turns": [...]}` or `{"prompt": ...}`.
 fn prompts(model: &Model, options: &BenchArgs, tokenizer: &Tokenizer) -> Result<Vec<BenchPrompt>> {
     let template = ChatTemplate::from_checkpoint(model.checkpoint(), tokenizer.dialect())?;
     let encode = |kind: &str, text: &str| -> Result<BenchPrompt> {

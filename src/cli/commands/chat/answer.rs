@@ -32,8 +32,9 @@ impl ChatSession<'_> {
         self.target.engine().context(0)
     }
 
-    /// Returns the prompt for `text`. Older turns are left out if the answer would have too little
-    /// room.
+    /// Returns the prompt for `text`.
+    ///
+    /// Older turns are left out if the answer would have too little room.
     fn room_for(&mut self, text: &str) -> Result<Vec<Token>> {
         let context = self.context();
         let most = context - context / ANSWER_PART;

@@ -82,8 +82,9 @@ impl Rest {
     }
 }
 
-/// Removes the quotes or backslashes that completion and terminals put around a file name. `~/`
-/// becomes the home directory.
+/// Removes the quotes or backslashes that completion and terminals put around a file name.
+///
+/// `~/` becomes the home directory.
 fn dropped(text: &str) -> PathBuf {
     if Path::new(text).exists() {
         return text.into();

@@ -105,8 +105,9 @@ impl<'a> Conversation<'a> {
         turns.chain(&self.shown).map(|shown| shown.image.clone()).collect()
     }
 
-    /// Returns the prompt's tokens, up to where the model answers `text`. The message is not stored
-    /// before [`answered`](Self::answered).
+    /// Returns the prompt's tokens, up to where the model answers `text`.
+    ///
+    /// The message is not stored before [`answered`](Self::answered).
     pub fn ask(&self, text: &str) -> Result<Vec<Token>> {
         let seen = &self.turns[self.unseen..];
         let fresh = self.encode(seen, (text, &self.shown))?;
@@ -144,8 +145,9 @@ impl<'a> Conversation<'a> {
         text.place(&tokens, &places)
     }
 
-    /// Stores a message and its answer. `history` is the result of [`ask`](Self::ask) followed by
-    /// the answer's tokens.
+    /// Stores a message and its answer.
+    ///
+    /// `history` is the result of [`ask`](Self::ask) followed by the answer's tokens.
     pub fn answered(&mut self, text: &str, answer: &str, history: Vec<Token>) {
         // If the answer's tokens do not continue the earlier ones, the earlier ones become unknown.
         let seen = history.iter().zip(&self.tokens).take_while(|(new, old)| new == old).count();
@@ -172,8 +174,9 @@ impl<'a> Conversation<'a> {
         self.tokens.clear();
     }
 
-    /// Removes the last message and its answer, and returns the message. Its images move to the
-    /// next message.
+    /// Removes the last message and its answer, and returns the message.
+    ///
+    /// Its images move to the next message.
     pub fn undo(&mut self) -> Option<String> {
         let turn = self.turns.pop()?;
         self.shown = turn.images;
@@ -183,8 +186,9 @@ impl<'a> Conversation<'a> {
         Some(turn.user)
     }
 
-    /// Leaves the oldest visible message and its answer out of later prompts. Returns `false` if
-    /// there is none. Both stay in the saved conversation.
+    /// Leaves the oldest visible message and its answer out of later prompts.
+    ///
+    /// Returns `false` if there is none. Both stay in the saved conversation.
     pub fn leave_out_oldest(&mut self) -> bool {
         let some = self.unseen < self.turns.len();
         self.unseen += some as usize;
@@ -208,8 +212,9 @@ impl<'a> Conversation<'a> {
         self.forget_tokens();
     }
 
-    /// Replaces the conversation by messages of a file, including its instructions. Returns a last
-    /// message that has no answer yet.
+    /// Replaces the conversation by messages of a file, including its instructions.
+    ///
+    /// Returns a last message that has no answer yet.
     pub fn load(
         &mut self,
         messages: Vec<Message>,

@@ -230,9 +230,10 @@ impl ChatSession<'_> {
         Ok(())
     }
 
-    /// Reports where the conversation is kept, and continues the messages of the file. Returns a
-    /// last message without an answer. An error ends the chat, so that a conversation that the chat
-    /// cannot continue is not overwritten.
+    /// Reports where the conversation is kept, and continues the messages of the file.
+    ///
+    /// Returns a last message without an answer. An error ends the chat, so that a conversation
+    /// that the chat cannot continue is not overwritten.
     fn begin(&mut self, earlier: Vec<Message>) -> Result<Option<String>> {
         let Some(keeper) = &self.keeper else { return Ok(None) };
         let (place, mut open) = (keeper.place(), None);

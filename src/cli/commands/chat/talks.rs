@@ -195,8 +195,10 @@ impl Keeper {
         stem.to_string_lossy().into_owned()
     }
 
-    /// Ends the current talk. The messages after it become a new one. Returns the `--history` file,
-    /// if the new messages will replace its content.
+    /// Ends the current talk.
+    ///
+    /// The messages after it become a new one. Returns the `--history` file, if the new messages
+    /// will replace its content.
     pub fn begin_new(&mut self) -> Option<&Path> {
         if !self.is_users {
             *self = Keeper::default();
@@ -242,8 +244,9 @@ impl Keeper {
         Ok(())
     }
 
-    /// Deletes the talk after all its messages were removed. A `--history` file becomes an empty
-    /// list.
+    /// Deletes the talk after all its messages were removed.
+    ///
+    /// A `--history` file becomes an empty list.
     pub fn forget(&mut self) -> Result<()> {
         match &self.path {
             Some(_) if self.is_users => self.keep("[]\n".into()),

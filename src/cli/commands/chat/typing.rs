@@ -136,8 +136,10 @@ impl LinePrompt {
         let _ = self.editor.add_history_entry(text);
     }
 
-    /// Starts a new line and keeps the dropped one in the history. Returns whether to leave: an
-    /// empty prompt prints how to leave, and a second Ctrl-C in a row leaves.
+    /// Starts a new line and keeps the dropped one in the history.
+    ///
+    /// Returns whether to leave: an empty prompt prints how to leave, and a second Ctrl-C in a row
+    /// leaves.
     fn drop_line(&mut self, begun: String, ui: &Ui) -> bool {
         let line = self
             .dropped

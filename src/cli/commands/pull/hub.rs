@@ -123,8 +123,10 @@ impl Hub {
         })
     }
 
-    /// Requests an address and follows redirects. Only the origin of the endpoint gets the token:
-    /// large files are on another server, which must not see it.
+    /// Requests an address and follows redirects.
+    ///
+    /// Only the origin of the endpoint gets the token: large files are on another server, which
+    /// must not see it.
     fn get(
         &self,
         url: &str,
@@ -295,8 +297,9 @@ impl WebOrigin {
     }
 }
 
-/// Returns the address of a redirect: a complete one, or a path on the same server. Redirects from
-/// https to http are refused.
+/// Returns the address of a redirect: a complete one, or a path on the same server.
+///
+/// Redirects from https to http are refused.
 fn redirected(from: &Uri, target: &str) -> Option<Uri> {
     let to: Uri = match target.strip_prefix('/') {
         Some(rest) if !rest.starts_with('/') => {

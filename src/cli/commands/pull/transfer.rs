@@ -139,6 +139,7 @@ impl Download<'_> {
     }
 
     /// Appends bytes until the file is complete, Ctrl-C is pressed, or the connection breaks.
+    ///
     /// Returns the reason of a break.
     fn continue_with(
         &self,
@@ -186,8 +187,10 @@ impl Download<'_> {
         Ok(None)
     }
 
-    /// Waits for a thread. Returns `None` after Ctrl-C. The thread then runs until the process
-    /// ends, because its read of a stalled connection cannot be interrupted.
+    /// Waits for a thread.
+    ///
+    /// Returns `None` after Ctrl-C. The thread then runs until the process ends, because its read
+    /// of a stalled connection cannot be interrupted.
     fn wait<T>(&self, results: &Receiver<T>) -> Option<T> {
         while self.interrupt.exit_code().is_none() {
             match results.recv_timeout(POLL) {
@@ -248,8 +251,9 @@ fn send_pieces(mut body: impl Read, pieces: &SyncSender<io::Result<Vec<u8>>>) {
 }
 
 impl Attempts {
-    /// Records an attempt after which the file has this length. Returns whether another attempt may
-    /// follow.
+    /// Records an attempt after which the file has this length.
+    ///
+    /// Returns whether another attempt may follow.
     fn may_follow(&mut self, length: u64) -> bool {
         self.failures += 1;
         if length >= self.reached.saturating_add(PROGRESS) {

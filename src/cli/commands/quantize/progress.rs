@@ -33,8 +33,10 @@ impl CurrentStage {
         }
     }
 
-    /// Makes the first Ctrl-C print a message at once. `whole` means that matrices are solved as a
-    /// whole, not by rows. The thread ends after the message.
+    /// Makes the first Ctrl-C print a message at once.
+    ///
+    /// `whole` means that matrices are solved as a whole, not by rows. The thread ends after the
+    /// message.
     pub fn watch(&self, options: &UiOptions, whole: bool) -> Result<(Interrupt, JoinHandle<()>)> {
         let (stage, options) = (self.clone(), options.clone());
         Interrupt::watch_saying(move || {
@@ -71,8 +73,9 @@ pub struct Meter<'a> {
 }
 
 impl<'a> Meter<'a> {
-    /// Starts the progress of `weights` weights. An earlier run has finished `resumed` of the
-    /// tensors.
+    /// Starts the progress of `weights` weights.
+    ///
+    /// An earlier run has finished `resumed` of the tensors.
     pub fn new(
         ui: &'a Ui,
         stage: &'a CurrentStage,

@@ -33,8 +33,9 @@ const FORMATS: [&str; 13] = [
     "t2-row+h128",
 ];
 
-/// Returns every built-in recipe with its purpose and its size for each model that it is for. Sizes
-/// are those of a directory without the tokenizer's files, which add 0.04 GB.
+/// Returns every built-in recipe with its purpose and its size for each model that it is for.
+///
+/// Sizes are those of a directory without the tokenizer's files, which add 0.04 GB.
 pub fn list() -> Result<String> {
     let sizes = SHAPES.map(|shape| format!("{}, GB", shape.size().to_uppercase()));
     let mut table = vec![vec!["recipe".to_owned(), "bits".to_owned()]];
@@ -116,8 +117,9 @@ pub fn figure(x: f64) -> String {
     if x >= 0.01 || x == 0.0 { format!("{x:.3}") } else { format!("{x:.2e}") }
 }
 
-/// Returns the bytes by class of tensor, and the needs and expected quality of the artifact. `int4`
-/// is the error that recipe int4 would have.
+/// Returns the bytes by class of tensor, and the needs and expected quality of the artifact.
+///
+/// `int4` is the error that recipe int4 would have.
 pub fn describe(
     plan: &QuantPlan,
     seconds: f64,

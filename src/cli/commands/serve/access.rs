@@ -171,8 +171,9 @@ pub fn is_local_origin(origin: &str) -> bool {
         && (!has_port || authority.port_u16().is_some())
 }
 
-/// Returns whether a Host header names an IP address or localhost. A missing header counts as
-/// empty.
+/// Returns whether a Host header names an IP address or localhost.
+///
+/// A missing header counts as empty.
 pub fn is_local_host(host: &str) -> bool {
     if host.is_empty() {
         return true;

@@ -39,8 +39,9 @@ pub struct AnswerEngine<'a> {
 type PausedAnswer<'a> = Paused<'a, Delivery>;
 
 impl AnswerEngine<'_> {
-    /// Answers requests until the queue ends. Calls `loaded` after each load of the engine. An
-    /// error ends all texts.
+    /// Answers requests until the queue ends.
+    ///
+    /// Calls `loaded` after each load of the engine. An error ends all texts.
     pub fn run(&self, loaded: &mut dyn FnMut(&Started)) -> Result<()> {
         let result = self.serve(loaded);
         let why = match &result {
@@ -183,8 +184,9 @@ impl<'s> AnswerLoop<'_, 's> {
         }
     }
 
-    /// Continues a paused answer, unless a waiting client has fewer answers. Returns whether it
-    /// continued one.
+    /// Continues a paused answer, unless a waiting client has fewer answers.
+    ///
+    /// Returns whether it continued one.
     fn resume(&mut self) -> bool {
         self.paused.retain(|answer| !answer.data().events.is_closed());
         let running = |answer: &PausedAnswer| self.running(answer.data().client);
@@ -267,8 +269,9 @@ impl<'s> AnswerLoop<'_, 's> {
     }
 }
 
-/// Sends the end of an answer: `failure`, or else the answer's own reason. An incomplete grammar is
-/// not an error, but a finish reason, as with OpenAI's server.
+/// Sends the end of an answer: `failure`, or else the answer's own reason.
+///
+/// An incomplete grammar is not an error, but a finish reason, as with OpenAI's server.
 fn end(finished: Finished<Delivery>, failure: Option<ApiError>, queue: &RequestQueue) {
     let completion_tokens = finished.completion_tokens() as u64;
     let Finished { data: mut delivery, rest, prompt_tokens, stats, log_probs, .. } = finished;

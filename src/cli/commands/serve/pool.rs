@@ -22,8 +22,9 @@ pub enum Client {
 pub struct Peer(pub IpAddr);
 
 impl Client {
-    /// Returns the client at an address. With IPv6 this is a /64 network, because a host can choose
-    /// any address in it.
+    /// Returns the client at an address.
+    ///
+    /// With IPv6 this is a /64 network, because a host can choose any address in it.
     pub fn at(address: IpAddr) -> Client {
         Client::Address(match address.to_canonical() {
             IpAddr::V6(v6) => IpAddr::V6((v6.to_bits() >> 64 << 64).into()),
@@ -100,8 +101,10 @@ impl PoolShare {
         self.shrink(self.units.saturating_sub(units));
     }
 
-    /// Returns all but `units` to the pool. A share never grows, because two requests that hold
-    /// some units and wait for more could wait for each other.
+    /// Returns all but `units` to the pool.
+    ///
+    /// A share never grows, because two requests that hold some units and wait for more could wait
+    /// for each other.
     pub fn shrink(&mut self, units: usize) {
         let freed = self.units.saturating_sub(units);
         self.units -= freed;

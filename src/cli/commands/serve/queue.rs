@@ -75,8 +75,9 @@ impl QueueLimit {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes `count` places for a client, or none. A client without waiting texts may take any
-    /// number if at least one place is free.
+    /// Takes `count` places for a client, or none.
+    ///
+    /// A client without waiting texts may take any number if at least one place is free.
     fn take(self: &Arc<Self>, client: Client, count: usize) -> Result<Vec<QueuePlace>, ApiError> {
         let mut waiting = self.waiting();
         let own = waiting.by_client.get(&client).copied().unwrap_or(0);
@@ -197,8 +198,9 @@ impl RequestQueue {
         matches!(self.lock().phase, Phase::Ending(until) if Instant::now() >= until)
     }
 
-    /// Returns the waiting client that is next: the one with the fewest `running` answers. Among
-    /// equals it is the client that has waited longest.
+    /// Returns the waiting client that is next: the one with the fewest `running` answers.
+    ///
+    /// Among equals it is the client that has waited longest.
     pub fn next(&self, running: impl Fn(Client) -> usize) -> Option<Client> {
         let mut state = self.lock();
         state.waiting.retain(|request| !request.data.events.is_closed());
@@ -209,8 +211,9 @@ impl RequestQueue {
             .map(|request| request.data.client)
     }
 
-    /// Takes the next request in the order of [`next`](Self::next). With `wait` it waits for one,
-    /// and `None` means that no more requests will come.
+    /// Takes the next request in the order of [`next`](Self::next).
+    ///
+    /// With `wait` it waits for one, and `None` means that no more requests will come.
     pub fn take(&self, wait: bool, running: impl Fn(Client) -> usize) -> Option<ClientRequest> {
         let mut state = self.lock();
         loop {

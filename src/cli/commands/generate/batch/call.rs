@@ -113,8 +113,9 @@ pub struct CallAnswer {
 }
 
 impl OpenCall {
-    /// Adds an answer that ended. Cache counts and times are left out, because they differ from run
-    /// to run.
+    /// Adds an answer that ended.
+    ///
+    /// Cache counts and times are left out, because they differ from run to run.
     pub fn take(
         &mut self,
         choice: usize,

@@ -252,8 +252,9 @@ fn job(value: Value) -> Result<(RecordJob, Vec<String>)> {
     Ok((job, unknown))
 }
 
-/// Returns the paths of a record's images. A stranger may have written the record, so only files
-/// below the batch's folder are allowed.
+/// Returns the paths of a record's images.
+///
+/// A stranger may have written the record, so only files below the batch's folder are allowed.
 fn inside(files: Vec<String>) -> Result<Vec<PathBuf>> {
     let paths: Vec<PathBuf> = files.into_iter().map(PathBuf::from).collect();
     let is_inside = |path: &Path| {

@@ -63,8 +63,9 @@ impl RecordLines {
         Ok(RecordLines { from: Box::new(BufReader::new(file)), name, number: 0 })
     }
 
-    /// Reads the next line and its number. A line over the limit is cut, so that it is not valid
-    /// JSON.
+    /// Reads the next line and its number.
+    ///
+    /// A line over the limit is cut, so that it is not valid JSON.
     pub fn take(&mut self) -> Result<Option<(usize, Vec<u8>)>> {
         loop {
             let mut line = Vec::new();
@@ -114,8 +115,9 @@ pub enum Sink {
 }
 
 impl Sink {
-    /// Writes a reply, which replaces `failure` if there was one. The reply has been passed to the
-    /// system when this returns.
+    /// Writes a reply, which replaces `failure` if there was one.
+    ///
+    /// The reply has been passed to the system when this returns.
     pub fn write(&mut self, line: &str, failure: Option<HeldAnswer>) -> Result<()> {
         match self {
             Sink::New(writer) => writer.write(line.as_bytes()),
@@ -143,8 +145,9 @@ pub enum ReplyPlace<'a> {
 }
 
 impl ReplyPlace<'_> {
-    /// Returns the place that `--output` or `--resume` names. Refuses the file of the batch's own
-    /// records.
+    /// Returns the place that `--output` or `--resume` names.
+    ///
+    /// Refuses the file of the batch's own records.
     pub fn of<'a>(
         output: Option<&'a Destination>,
         resume: Option<&'a Destination>,

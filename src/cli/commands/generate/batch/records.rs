@@ -148,8 +148,9 @@ impl<'a> Records<'a> {
     }
 }
 
-/// Starts a thread that reads lines until the receiver is dropped. A thread that waits for input
-/// does not keep the process from ending.
+/// Starts a thread that reads lines until the receiver is dropped.
+///
+/// A thread that waits for input does not keep the process from ending.
 fn read_ahead(mut lines: RecordLines) -> Result<Receiver<Numbered>> {
     let (send, receive) = sync_channel(AHEAD);
     let read = move || {
@@ -207,8 +208,9 @@ impl Replies {
         Ok(())
     }
 
-    /// Ends the output. Answers after an unanswered record are not written; a resumed run generates
-    /// them again.
+    /// Ends the output.
+    ///
+    /// Answers after an unanswered record are not written; a resumed run generates them again.
     pub fn end(self) -> Replies {
         self.bar.finish_and_clear();
         self

@@ -37,8 +37,9 @@ pub struct Growing {
 }
 
 impl Growing {
-    /// Opens and locks the file of an earlier run, or creates it. A file that contains anything but
-    /// answers is refused and stays unchanged.
+    /// Opens and locks the file of an earlier run, or creates it.
+    ///
+    /// A file that contains anything but answers is refused and stays unchanged.
     pub fn open(place: &Destination) -> Result<(Growing, Done)> {
         let name = place.path().display().to_string();
         let what = || Fault::usage(format!("--resume: cannot write {name}"));
@@ -111,8 +112,9 @@ impl Growing {
         Ok(done)
     }
 
-    /// Returns whether a line without a line break is the cut-off start of an answer. After a crash
-    /// of the system, bytes that were not written yet are zero.
+    /// Returns whether a line without a line break is the cut-off start of an answer.
+    ///
+    /// After a crash of the system, bytes that were not written yet are zero.
     fn is_cut_off(&self, tail: &[u8]) -> bool {
         match written(tail) {
             [] => tail.is_empty() || self.end > 0,

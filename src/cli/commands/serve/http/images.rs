@@ -46,8 +46,9 @@ pub struct ImageMemory {
 }
 
 impl ImageMemory {
-    /// Returns the memory for the images of a request; `None` if it has none. Reads only their
-    /// headers.
+    /// Returns the memory for the images of a request; `None` if it has none.
+    ///
+    /// Reads only their headers.
     pub fn of(
         request: &ApiRequest,
         served: &ServedModel,

@@ -25,8 +25,9 @@ use std::sync::Arc;
 use std::time::Instant;
 use tokio::sync::mpsc::{Receiver, channel};
 
-/// Computes the memory in bytes that work on a body needs, given its length and the model. Before
-/// the model is known, it returns the maximum over all models.
+/// Computes the memory in bytes that work on a body needs, given its length and the model.
+///
+/// Before the model is known, it returns the maximum over all models.
 pub type WorkMemory = fn(usize, Option<&ServedModel>) -> usize;
 
 /// The fields of a body, and the request's share of the memory.
@@ -90,6 +91,7 @@ impl App {
     }
 
     /// Runs `work` on a worker thread, with the fields of a request and the model that they name.
+    ///
     /// Returns the result, the request's share of the memory, and the lease of the model.
     pub async fn work<T: Send + 'static>(
         &self,
@@ -335,8 +337,9 @@ struct GrammarJob {
     memory: PoolShare,
 }
 
-/// Compiles the grammar of a request on a worker thread. The compilation stops after the client has
-/// disconnected, and holds the memory until then.
+/// Compiles the grammar of a request on a worker thread.
+///
+/// The compilation stops after the client has disconnected, and holds the memory until then.
 async fn compiled(
     app: &App,
     served: &Arc<ServedModel>,

@@ -373,8 +373,9 @@ impl ServedModels {
         }
     }
 
-    /// Sets the time that a model stays loaded after its last answer. It applies until the next
-    /// load.
+    /// Sets the time that a model stays loaded after its last answer.
+    ///
+    /// It applies until the next load.
     pub fn keep(&self, slot: usize, keep_alive: KeepAlive) {
         if let Some(active) = &mut self.lock().slots[slot].active {
             active.keep_alive = keep_alive;
@@ -404,8 +405,9 @@ impl ServedModels {
         self.changed.notify_all();
     }
 
-    /// Records that a model is unloaded or could not be loaded. Its memory is free by then. Returns
-    /// the next load of the model, if requests wait for one.
+    /// Records that a model is unloaded or could not be loaded.
+    ///
+    /// Its memory is free by then. Returns the next load of the model, if requests wait for one.
     fn unloaded(&self, slot: usize, result: Result<()>) -> Option<Arc<ModelLoad>> {
         let loaded = {
             let mut state = self.lock();

@@ -83,8 +83,9 @@ impl ModelBudget {
         Ok((placement, PlannedMemory { host, device }))
     }
 
-    /// Returns the memory that a model lacks while `others` are loaded. `available` is the host
-    /// memory that is free now.
+    /// Returns the memory that a model lacks while `others` are loaded.
+    ///
+    /// `available` is the host memory that is free now.
     pub fn lack(
         &self,
         needed: &PlannedMemory,
@@ -118,8 +119,10 @@ impl ModelBudget {
 }
 
 impl ServedModels {
-    /// Waits until a model's planned bytes are free, and takes them. Other models are unloaded for
-    /// it: first the idle one that was used longest ago, and busy ones last.
+    /// Waits until a model's planned bytes are free, and takes them.
+    ///
+    /// Other models are unloaded for it: first the idle one that was used longest ago, and busy
+    /// ones last.
     pub(super) fn take_room(
         &self,
         slot: usize,
