@@ -126,7 +126,7 @@ pub fn grammar(data: &[u8]) {
     };
     let Ok(text) = String::from_utf8(bytes) else { return };
     let source = match how % 3 {
-        // The parent parses a schema, which has no limits.
+        // The parent process parses schemas, without limits of time and memory.
         0 => match parse_schema(&text, "a schema") {
             Ok(schema) => GrammarSource::JsonSchema(schema),
             Err(_) => return,

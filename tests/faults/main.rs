@@ -36,7 +36,7 @@ const CODES: [i32; 4] = [1, 3, 4, 5];
 struct Faults {
     /// The call that fails.
     fail: Option<String>,
-    /// File of the counters, in the run's directory.
+    /// Whether the run counts its calls, in a file of its directory.
     counts: bool,
 }
 

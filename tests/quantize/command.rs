@@ -116,7 +116,7 @@ fn a_log_gets_a_line_a_layer_and_v_one_a_tensor() {
     assert_eq!(run(dir.path(), &["-q"]).ok().err, "");
 }
 
-/// Wide enough that the table's trellis codes take far longer than a signal.
+/// Returns a model so wide that the table's trellis codes take far longer than a signal.
 fn slow() -> TinyModel {
     TinyModel::new(Dims { n_layers: 2, dim: 256, ffn_dim: 256, vocab: 8000, ..Dims::default() }, 8)
 }

@@ -4,7 +4,7 @@ use crate::cli::io::ui::clean;
 use std::collections::HashSet;
 use std::sync::Mutex;
 
-/// Limit of notes that are logged, and of the characters of one.
+/// Limits: notes that are logged, and characters of one note.
 const MOST_NOTES: usize = 200;
 const LONGEST_NOTE: usize = 200;
 

@@ -63,7 +63,7 @@ struct Found {
     path: PathBuf,
     #[serde(flatten)]
     about: Option<About>,
-    /// If this is an assistant: the models in the list that it drafts for.
+    /// Models in the list that it drafts for; empty unless it is an assistant.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     drafts_for: Vec<String>,
     /// Reason why the model cannot be used, with a remedy; null if it can.

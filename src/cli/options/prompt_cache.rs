@@ -13,12 +13,12 @@ use std::sync::atomic::AtomicBool;
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Prompt cache")]
 pub struct PromptCacheArgs {
-    /// Store prompts that were read in a directory; later runs do not read them again
+    /// Keep prompts in a directory, so that later runs need not read them again
     ///
     /// A prompt that begins like an earlier one, such as another question about the same report, is
-    /// read only after the common part, in whole pages of 256 tokens. The text is byte for byte the
-    /// same. Anyone who can read the files can compute the prompts: the directory is for this user
-    /// alone, and without this option nothing is stored.
+    /// read only from the place where they differ, in whole pages of 256 tokens. The text is byte
+    /// for byte the same. Anyone who can read the files can compute the prompts: the directory is
+    /// for this user alone, and without this option nothing is stored.
     #[arg(long, value_name = "DIR", hide_short_help = true)]
     pub cache_dir: Option<Destination>,
     /// Size limit of that directory; the least recently used prompts are removed
