@@ -43,7 +43,7 @@ Examples:
 #[derive(Debug, Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct ListArgs {
-    /// Directories to search in addition to those of downloads [default: the working directory]
+    /// Directories to search, as well as downloads [default: the working directory]
     #[arg(value_name = "DIRECTORY")]
     pub directories: Vec<PathBuf>,
     /// Print one JSON object instead of text

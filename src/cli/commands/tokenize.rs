@@ -46,7 +46,7 @@ pub struct TokenizeArgs {
         hide_short_help = true
     )]
     pub special_in_prompt: SpecialPolicy,
-    /// Print one JSON object, {"ids": [...], "pieces": [...]}, which eval --ids reads
+    /// Print one JSON object, {"ids": [...], "pieces": [...]}, for eval --ids
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]

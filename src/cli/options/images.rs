@@ -23,7 +23,7 @@ pub struct ImageOptions {
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Model and device")]
 pub struct SightArgs {
-    /// File or directory with the vision tower, the part of the model that reads images
+    /// File or directory with the vision tower, which reads images
     ///
     /// The default is the model's own directory, or the mmproj GGUF file next to the model.
     #[arg(long, value_name = "PATH", hide_short_help = true)]

@@ -22,7 +22,9 @@ pub struct SamplingOptions {
     /// Keep the K likeliest tokens; 0 keeps all [default: the model's]
     #[arg(long, value_name = "K", hide_short_help = true)]
     pub top_k: Option<usize>,
-    /// Nucleus sampling: keep the likeliest tokens of total probability P [default: the model's]
+    /// Nucleus sampling: keep tokens of total probability P [default: the model's]
+    ///
+    /// The likeliest tokens are kept until their probabilities add up to P.
     #[arg(long, allow_negative_numbers = true, value_name = "P", value_parser = share)]
     pub top_p: Option<f32>,
     /// Drop tokens less likely than P times the likeliest one [default: the model's]
@@ -73,7 +75,7 @@ pub struct SamplingOptions {
     /// Stop before this text (repeatable)
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     pub stop: Vec<String>,
-    /// Continue up to --max-tokens, past the places where the model would end its answer
+    /// Continue up to --max-tokens where the model would end its answer
     #[arg(long, hide_short_help = true)]
     pub ignore_eos: bool,
 }

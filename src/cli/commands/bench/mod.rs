@@ -76,7 +76,7 @@ pub struct BenchArgs {
         hide_short_help = true
     )]
     pub kernel_rows: Vec<usize>,
-    /// Measurements of each test, after a first one that is not counted
+    /// Measurements of each test, after one that is not counted
     #[arg(short = 'r', long, value_name = "N", default_value_t = 5)]
     pub repetitions: usize,
     /// Prompts of the text test, as JSON lines (repeatable) [default: a few built in]
@@ -84,7 +84,7 @@ pub struct BenchArgs {
     /// Each line is an object with "prompt" or "turns", and with "category".
     #[arg(long, value_name = "FILE", hide_short_help = true)]
     pub prompts: Vec<PathBuf>,
-    /// Number of prompts to take from the files, evenly spread
+    /// Prompts to take from the files, evenly spread
     #[arg(long, value_name = "N", default_value_t = 40, hide_short_help = true)]
     pub prompt_count: usize,
     /// Generate at most this many tokens for each prompt

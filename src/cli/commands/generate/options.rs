@@ -83,7 +83,7 @@ pub struct BatchOptions {
         hide_short_help = true
     )]
     pub resume: Option<Destination>,
-    /// Answer every N-th record of a batch, starting with the I-th: the share of one of N processes
+    /// Answer every N-th record, starting with the I-th, as one of N processes
     #[arg(long, value_name = "I/N", requires = "batch", hide_short_help = true)]
     pub shard: Option<Shard>,
     /// Answer N records of a batch at once
