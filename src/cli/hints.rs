@@ -171,7 +171,7 @@ fn explain(error: &clap::Error, argv: &[OsString]) -> Option<Fault> {
     // llm's -c goes on with the last conversation.
     if command == "chat" && words.last().is_some_and(|word| word == "-c") {
         let fault = Fault::usage("-c (--ctx-size) needs the size of the context in tokens");
-        return Some(fault.help("gemma chat --continue goes on with the last conversation"));
+        return Some(fault.help("gemma chat --continue continues the last conversation"));
     }
     if error.kind() == ErrorKind::ValueValidation
         && let Some(what) = settings::plain_number(error)

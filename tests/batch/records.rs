@@ -237,7 +237,7 @@ fn wrong_use_is_said_before_anything_is_loaded() {
     let large = ["generate", "--batch", "-", "--parallel", "64", "--ctx-size", "100000000"];
     gemma_in(dir.path(), &large, b"").fails(5, &["lower --parallel", "64 contexts"]);
     fails(&["--batch", "-", "-f", "x"], &["another prompt"]);
-    fails(&["--batch", "-", "--raw", "--system", "Be brief."], &["no --system"]);
+    fails(&["--batch", "-", "--raw", "--system", "Be brief."], &["--system cannot be given"]);
     gemma_in(dir.path(), &["generate", "--batch", "-", "--system-file", "absent.txt"], b"")
         .fails(3, &["absent.txt"]);
     fails(&["--batch", "-", "--resume", "a", "-o", "b"], &["leave --output out"]);

@@ -195,12 +195,12 @@ fn misspelt_fields_and_equal_ids_are_named() {
     fs::write(dir.path().join("in.jsonl"), text).unwrap();
     for more in [&[][..], &["--parallel", "2"]] {
         let run = batch(dir.path(), more).ok();
-        let said = "line 2: the unknown field \"temprature\" is passed over; \
+        let said = "line 2: the unknown field \"temprature\" is ignored; \
             did you mean \"temperature\"?";
         assert_eq!(run.err.matches(said).count(), 1, "{}", run.err);
         assert_eq!(run.err.matches("temprature").count(), 1, "{}", run.err);
         assert!(
-            run.err.contains("line 3: the unknown field \"note_to_self\" is passed over\n"),
+            run.err.contains("line 3: the unknown field \"note_to_self\" is ignored\n"),
             "{}",
             run.err
         );

@@ -20,7 +20,7 @@ fn wishes_without_effect_and_all_orders_of_messages_are_taken() {
         "stream_options": {"include_usage": true}, "tools": [{"type": "web_search"}]});
     assert_eq!(text(&chat(wishes)), plain);
     let said = server.said();
-    let note = "note: 'store' is passed over: it changes no text\n";
+    let note = "note: 'store' is ignored: it changes no text\n";
     assert!(said.contains(note) && said.contains("tools of type \"web_search\""), "{said}");
 
     let user = |text: &str| json!({"role": "user", "content": text});

@@ -189,7 +189,7 @@ impl Fields {
         self.left.retain(|_, value| !value.is_null());
         for name in WITHOUT_EFFECT.split_whitespace() {
             if self.left.remove(name).is_some() {
-                self.note(format!("'{name}' is passed over: it changes no text"));
+                self.note(format!("'{name}' is ignored: it changes no text"));
             }
         }
         if self.left.is_empty() {

@@ -169,13 +169,13 @@ impl ServedModel {
                 match BUDGETS.contains(&&**part) {
                     true => budget = budget.or(limit(name, part, value)?),
                     false => {
-                        let text = format!("'{name}.{part}' is passed over: it changes no text");
+                        let text = format!("'{name}.{part}' is ignored: it changes no text");
                         fields.note(text);
                     }
                 }
             }
             if own == Some(true) && self.tokenizer.channel().is_none() {
-                fields.note(format!("'{name}' is passed over: the model has no thoughts"));
+                fields.note(format!("'{name}' is ignored: the model has no thoughts"));
             }
         }
         let is_on = wish.unwrap_or(self.thinking.is_on) && self.tokenizer.channel().is_some();

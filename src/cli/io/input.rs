@@ -64,7 +64,7 @@ pub fn parts(options: &InputOptions, piped: bool) -> Result<Vec<PromptPart>> {
         1 if piped => {}
         1 => {
             let help = "redirect a file or a pipe to it: gemma generate - <FILE";
-            return Err(Fault::usage("`-` stands for standard input, and that is a terminal")
+            return Err(Fault::usage("`-` means standard input, which is a terminal here")
                 .help(help)
                 .into());
         }

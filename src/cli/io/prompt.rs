@@ -83,7 +83,7 @@ fn read(
     if chat.raw && (chat.system.is_some() || chat.system_file.is_some() || chat.messages.is_some())
     {
         return Err(Fault::usage(
-            "--raw uses no chat template: it takes no --system and no --messages",
+            "--raw uses no chat template, so --system and --messages cannot be given",
         )
         .into());
     }

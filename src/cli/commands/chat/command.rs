@@ -33,7 +33,7 @@ pub const HELP: &str = concat!(
     "  /system [TEXT]  show or replace the instructions; /system - removes them\n",
     "  /save FILE      write the conversation as JSON, also for generate --messages;\n",
     "                  a FILE.md gets Markdown\n",
-    "  /load FILE      go on with a conversation that was saved\n",
+    "  /load FILE      continue a conversation that was saved\n",
     "  /file FILE      put a text file before the next message\n",
     "  /image FILE     show a picture with the next message; a path alone does so too\n",
     "  /reset, /clear  forget the conversation (the instructions stay)\n",

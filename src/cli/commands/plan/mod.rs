@@ -152,7 +152,7 @@ impl PlanArgs {
         match self.tokens_per_pass[..] {
             [one] => Ok([one, one]),
             [low, high] if low <= high => Ok([low, high]),
-            _ => Err(Fault::usage("--tokens-per-pass takes the lower number first").into()),
+            _ => Err(Fault::usage("--tokens-per-pass needs the lower number first").into()),
         }
     }
 }

@@ -337,7 +337,7 @@ impl Job<'_> {
                 ));
             }
             None if has_failed && is_interrupted => {
-                self.ui.note("interrupted before the first rows were done: nothing is kept");
+                self.ui.note("interrupted before the first rows were done: no work is kept");
             }
             _ => {}
         }

@@ -173,11 +173,11 @@ fn check(options: &GenerateArgs, typed: &Typed) -> Result<()> {
         || chat.messages.is_some();
     if one {
         let fault =
-            Fault::usage("--batch takes its prompts from records, and another prompt was given");
+            Fault::usage("--batch reads prompts from records, but another prompt was given");
         return Err(fault.help("gemma generate --batch prompts.jsonl >answers.jsonl").into());
     }
     if chat.raw && (chat.system.is_some() || chat.system_file.is_some()) {
-        return Err(Fault::usage("--raw uses no chat template: it takes no --system").into());
+        return Err(Fault::usage("--raw uses no chat template, so --system cannot be given").into());
     }
     if output.format != output::OutputFormat::Jsonl && typed.source("format") == Origin::Flag {
         let fault = Fault::usage("--batch answers in JSON lines, and another --format was given");

@@ -136,12 +136,12 @@ impl<'a> Records<'a> {
             let meant = job::meant(name).map(|meant| format!("did you mean \"{meant}\"?"));
             if self.strict {
                 let fault = Fault::model(format!("the record has an {what}"));
-                let help = meant.unwrap_or_else(|| "without --strict it is passed over".into());
+                let help = meant.unwrap_or_else(|| "without --strict it is ignored".into());
                 return Some(Failure::of(&fault.help(help).into()));
             }
             if self.unknown.len() < NAMED && self.unknown.insert(name.clone()) {
                 let meant = meant.map(|meant| format!("; {meant}")).unwrap_or_default();
-                self.ui.note(format!("line {}: the {what} is passed over{meant}", line.number));
+                self.ui.note(format!("line {}: the {what} is ignored{meant}", line.number));
             }
         }
         None
