@@ -71,7 +71,8 @@ impl<'a> Cursor<'a> {
     }
 }
 
-/// Returns the bytes after the first byte, if that is odd. Otherwise `make` builds bytes from them.
+/// Returns the input after its first byte. If the first byte is even, `make` builds the result from
+/// that.
 pub fn raw_or(data: &[u8], make: impl FnOnce(&mut Cursor<'_>) -> Vec<u8>) -> Vec<u8> {
     match data.split_first() {
         Some((how, rest)) if how % 2 == 0 => make(&mut Cursor::new(rest)),

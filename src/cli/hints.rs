@@ -168,7 +168,7 @@ fn explain(error: &clap::Error, argv: &[OsString]) -> Option<Fault> {
         return Some(Fault::usage(what).help(help));
     }
     let command = words.first()?;
-    // llm's -c goes on with the last conversation.
+    // The -c of the program `llm` continues the last conversation.
     if command == "chat" && words.last().is_some_and(|word| word == "-c") {
         let fault = Fault::usage("-c (--ctx-size) needs the size of the context in tokens");
         return Some(fault.help("gemma chat --continue continues the last conversation"));

@@ -50,7 +50,7 @@ fn a_file_of_others_keeps_every_byte() {
         batch(dir.path(), &["--resume", "notes", "-m", "/nonexistent"]).fails(3, &["/nonexistent"]);
         assert!(fs::read(dir.path().join("notes")).unwrap() == foreign);
     }
-    // The truncated last line was written by the run. It stays until a model is loaded.
+    // An answer that an earlier run cut off is removed only after a model is loaded.
     let torn = with_tail(&mine[..mine.len() / 3]);
     fs::write(dir.path().join("mine"), &torn).unwrap();
     batch(dir.path(), &["--resume", "mine", "-m", "/nonexistent"]).fails(3, &["/nonexistent"]);
@@ -76,7 +76,7 @@ fn a_batch_is_not_written_into_itself() {
             assert_eq!(read(dir.path(), "in.jsonl"), input, "{from} {out}");
         }
     }
-    // The same applies if everything in the file could be answers.
+    // A batch of lines that could be answers is refused too.
     batch(dir.path(), &["--resume", "out", "-q"]).ok();
     let answers = read(dir.path(), "out");
     let run = gemma_in(dir.path(), &["generate", "--batch", "out", "--resume", "out"], b"");

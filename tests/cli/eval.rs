@@ -8,7 +8,8 @@ use shell::{Run, gemma, gemma_in};
 use std::fs;
 use tempfile::TempDir;
 
-/// Writes two tiny models with one vocabulary, `a` quantised from `b`, and two lists of ids.
+/// Writes tiny models `b` and `c` with one vocabulary, `a` quantised from `b`, and two lists of
+/// ids.
 fn setup() -> TempDir {
     let dir = tempfile::tempdir().unwrap();
     TinyModel::tiny(1).write(&dir.path().join("b"), Form::TextV4, Dtype::BF16, 1);
@@ -102,7 +103,7 @@ fn windows_of_a_text_begin_with_bos() {
     let (whole, cut) = (eval("2000"), eval("21"));
     let windows = (whole["tokens"].as_u64().unwrap() - 1).div_ceil(20);
     assert_eq!(cut["tokens"].as_u64().unwrap(), whole["tokens"].as_u64().unwrap() - 1 + windows);
-    // A file without an option is a text too.
+    // The kind of a text may come before its path.
     let plain =
         gemma_in(dir.path(), &["eval", "prose=t.txt", "-c", "21", "--json", "-q"], b"").ok().json();
     assert_eq!(plain, cut);

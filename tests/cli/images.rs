@@ -56,8 +56,8 @@ fn a_text_about_images_is_the_same_however_they_come_in() {
             }
             let cached = [&two[..], &["--cache-dir", "pages", "See: ab"]].concat();
             assert_eq!((run(b"", &cached), run(b"", &cached)), (plain.clone(), plain));
-            // The prompt is shorter than a page, so the files have only soft tokens, of both
-            // images.
+            // The prompt is shorter than a page of the KV cache, so the directory has only soft
+            // tokens: a file for each image.
             let pages = dir.path().join("pages");
             assert_eq!(fs::read_dir(&pages).unwrap().count(), 2, "{family}, {temp}");
             fs::remove_dir_all(pages).unwrap();
@@ -149,7 +149,7 @@ fn refusals_name_the_remedy() {
 #[test]
 fn the_list_says_which_models_read_images() {
     let dir = setup();
-    // The tower's model is too narrow for groups of weights.
+    // The model has too few columns for formats with groups of weights.
     let rows = "[formats]\nembed_tokens = \"i8-row\"\nlinears = \"i8-row\"\nnorms = \"as-is\"\n";
     let recipe = format!("about = \"8 bits\"\n{rows}");
     fs::write(dir.path().join("8.toml"), recipe).unwrap();

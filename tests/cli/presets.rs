@@ -54,7 +54,7 @@ fn a_preset_is_weaker_than_flags_and_stronger_than_all_else() {
     let env = [("GEMMA_MAX_TOKENS", "6"), ("GEMMA_JSON_SCHEMA", "{}")];
     let text = shown(&env, &["--preset", "commit"]);
     has(&text, "max-tokens = 5 ", "config.toml");
-    // The preset's regular expression excludes the schema of the environment.
+    // The preset's regular expression excludes the JSON Schema of the environment.
     has(&text, "# json-schema is not set", "");
     let text = shown(&[], &["--preset=commit", "-n", "7", "--json-schema", "{}"]);
     has(&text, "max-tokens = 7 ", "command line");
@@ -69,7 +69,7 @@ fn a_preset_is_weaker_than_flags_and_stronger_than_all_else() {
         let args = [command, "--preset", "commit", "--print-config"];
         run(dir.path(), &[], &args).ok();
     }
-    // The file of the working directory takes precedence.
+    // A preset of the same name in the working directory takes precedence.
     fs::write(dir.path().join("gemma.toml"), "[preset.commit]\nmax-tokens = 4\n").unwrap();
     let text = shown(&[], &["--preset", "commit"]);
     has(&text, "max-tokens = 4 ", "gemma.toml");

@@ -35,11 +35,11 @@ struct Answers {
     ignores_ranges: bool,
     /// Whether requests for the rest of a file are refused.
     goes_back: bool,
-    /// Wrong sizes and digests in the list.
+    /// Wrong size, SHA-256 and Git hash to put into the list of files.
     size: Option<u64>,
     sha256: Option<String>,
     git: Option<String>,
-    /// Status and code of the list, and of the files.
+    /// HTTP status and error code of refusals: of the list, and of files.
     list_status: Option<(u16, &'static str)>,
     file_status: Option<(u16, &'static str)>,
     seen: Vec<Seen>,
@@ -316,8 +316,8 @@ fn a_connection_that_always_breaks_is_1_and_the_next_pull_resumes() {
     refused.fails(3, &["not complete", "gemma pull org/m"]);
     is_pulled(hub.pull(home.path(), "org/m"), home.path(), &bytes);
     assert_eq!(hub.ranges(), ["bytes=200000-"]);
-    // A server without support for ranges sends the whole file. A file that is too long starts
-    // again.
+    // A server without support for ranges sends the whole file. A partial file that is too long is
+    // downloaded again from the start.
     for (length, range) in [(1000, "bytes=1000-"), (SIZE + 1, "")] {
         fs::remove_dir_all(folder(home.path()).join("snapshots")).unwrap();
         let blob = folder(home.path()).join("blobs").join(digest(&bytes));

@@ -50,7 +50,7 @@ fn a_file_in_the_working_directory_loads_no_code_writes_no_file_and_opens_no_ser
     }
     assert!(!dir.path().join("made").exists());
 
-    // Options that take words are allowed, since models are only read.
+    // Options that are only read, and write no file, are allowed.
     fs::write(dir.path().join("gemma.toml"), "npu = \"off\"\ndraft = \"ngram\"\n").unwrap();
     with_env(dir.path(), &short, &env).ok();
     fs::remove_file(dir.path().join("gemma.toml")).unwrap();
@@ -58,7 +58,8 @@ fn a_file_in_the_working_directory_loads_no_code_writes_no_file_and_opens_no_ser
     with_env(dir.path(), &short, &env).ok();
     assert!(dir.path().join("made").exists());
 
-    // Numbers and lists are refused too. The user's own file may have them.
+    // In the section of the server, options with numbers and lists are refused too. The user's own
+    // file may have them.
     let edge = "[serve]\nport = 80\nmax-body = 999\nclient-timeout = 9\n\
         cors-origin = [\"http://localhost:1\"]\n\
         host = \"::1\"\ndevice-lock = \"off\"\n";

@@ -104,8 +104,8 @@ fn a_chat_goes_on_from_what_was_said_and_outlives_its_answers() {
     let answer = chat.ask("What is photosynthesis?\r");
     assert!(answer.trim().len() > 20, "{answer:?}");
     let first = read_anew(&chat.ask("/stats\r"));
-    // A line that is edited, and one that continues on the next line. The answer reads only the new
-    // message.
+    // Corrects a typing error with Backspace, and continues the message on the next line. Only the
+    // new message is read.
     chat.ask("Why thx\x7fat?\\\r");
     chat.ask("Tell me.\r");
     let second = read_anew(&chat.ask("/stats\r"));

@@ -16,7 +16,7 @@ use serde_json::Value as Json;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// A metadata value. The number is that of its type in the file.
+/// A metadata value.
 #[derive(Clone, Debug)]
 pub enum Val {
     U32(u32),
@@ -28,7 +28,7 @@ pub enum Val {
     I32s(Vec<i32>),
     Bools(Vec<bool>),
     U16(u16),
-    /// Type and bytes, valid or not.
+    /// Number of a type, and bytes, valid or not.
     Raw(u32, Vec<u8>),
 }
 

@@ -52,7 +52,7 @@ pub struct Twins<E: Executor = CheckedExecutor> {
     has_odd_caches: bool,
 }
 
-/// Random numbers of a buffer.
+/// Kind of the random numbers in a buffer.
 #[derive(Clone, Copy)]
 enum Filled {
     /// This many floats in each row, for all rows if possible.

@@ -103,8 +103,9 @@ fn file(case: &str) -> File {
     file
 }
 
-/// Asserts that two models have the same weights. GGUF does not say whether rows of an image see
-/// each other. This differs only for models with embeddings for each layer.
+/// Asserts that two models have the same weights. `whole_images` is not compared: GGUF does not say
+/// whether rows of an image see each other, which differs only for models with embeddings for each
+/// layer.
 pub fn assert_same_weights(a: &Weights, b: &Weights) {
     let [a_config, b_config] = [a, b].map(|weights| {
         let mut config = weights.config().clone();
@@ -179,7 +180,7 @@ fn a_converted_file_is_the_same_model() {
         let mut file = file(case);
         file.write(&path("plain"));
         assert_same(&hf, &open(&path("plain")));
-        // Values with a matrix of their own that equals that of the keys.
+        // A file may also store the values' matrix, which then equals that of the keys.
         for layer in hf.config().global_layers() {
             let keys = format!("blk.{layer}.attn_k.weight");
             let keys = file.tensors.iter().find(|t| t.name == keys).unwrap();
@@ -229,11 +230,11 @@ fn the_quantiser_writes_the_file_of_the_converter() {
         convert(&hf, &path("written.gguf"), "bf16", true).unwrap();
         assert!(stored(&path("converted.gguf")) == stored(&path("written.gguf")));
         assert_same(&hf, &open(&path("written.gguf")));
-        // Google publishes complete models in Q4_0.
+        // Complete models in Q4_0, as Google publishes them.
         convert(&hf, &path("artifact"), "i4-g32", false).unwrap();
         convert(&hf, &path("q4_0.gguf"), "i4-g32", true).unwrap();
         assert_same(&open(&path("artifact")), &open(&path("q4_0.gguf")));
-        // An interrupted run continues after the tensor that no source has.
+        // An interrupted run continues, although one tensor of the file is not in the source.
         let options = QuantizeOptions { gguf: true, threads: 2, ..QuantizeOptions::default() };
         let mut left = 9;
         let ended = quantize(&hf, &path("cut.gguf"), &recipe("i4-g32"), &options, &mut |p| {

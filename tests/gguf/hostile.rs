@@ -142,7 +142,7 @@ fn tensors_that_lie() {
     );
     harmed(|f| f.tensors.truncate(5), &["missing"]);
     harmed(|f| f.tensors.clear(), &["no embedding table"]);
-    // A norm in blocks.
+    // A norm in a block type.
     harmed(
         |f| (f.tensors[1].kind, f.tensors[1].data) = (8, vec![0; 136]),
         &["blk.0.attn_norm.weight", "Q8_0; norms are F32"],
@@ -299,8 +299,8 @@ pub fn next_token(weights: &Weights) -> anyhow::Result<u32> {
     scores.pick(0, &Sampler::new(greedy)?.usable(8), 3, &[2, 5, 3])
 }
 
-/// Each kind of tensor, and each float of each type of block: before a pass, and when a matrix is
-/// read as a whole.
+/// A float of a block that is not finite or is too large is refused: before a pass, and when the
+/// matrix is read as a whole. Tests each float of each block type, in all matrices in turn.
 #[test]
 fn block_scales_that_no_model_has() {
     let (model, dir) = (wide(), tempfile::tempdir().unwrap());

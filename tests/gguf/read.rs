@@ -62,7 +62,7 @@ fn blocks_mean_what_llama_cpp_says() {
             hex(&golden[kind]["f32"]).as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)),
         );
         let n = want.len();
-        // As a matrix of two equal rows.
+        // Makes a matrix of two equal rows.
         data.extend_from_within(..);
         for threads in [1, 3] {
             let native = types::matrix(code, 2, n, &data, threads).unwrap();
@@ -72,7 +72,7 @@ fn blocks_mean_what_llama_cpp_says() {
         let Values::Grid(grid) = code.spec().values else { continue };
         let points = (0..1 << grid.index_bits).flat_map(|index| grid.open(index));
         let points = points.collect::<Vec<_>>();
-        // The second half belongs to a second point.
+        // An octet may have two points. Only the first one has this index.
         let points = points.iter().step_by(grid.indices as usize);
         let bytes = points.flat_map(|four| four.to_le_bytes()).collect::<Vec<_>>();
         assert_eq!(hex::encode(Sha256::digest(bytes)), golden[kind]["grid"], "{kind}");
@@ -151,7 +151,7 @@ fn q4_0_and_q8_0_files_equal_artifacts_of_the_same_codes() {
             assert_eq!(got.format(role, layer).unwrap(), a.format);
         }
         assert_eq!(logits(&got), logits(&want), "{format}");
-        // Also as a source of the quantiser, which does not round again.
+        // The quantiser does not round the file again to its own format.
         let again = dir.path().join(format!("again-{format}"));
         quantize(
             &got,
@@ -195,7 +195,8 @@ fn parts_are_put_together() {
         file.set("split.tensors.count", Val::U32(whole.tensors.len() as u32));
         file.write(&dir.path().join(format!("m-{:05}-of-00003.gguf", part + 1)));
     }
-    // Opened by any part, and by the directory, which may also have the mmproj file.
+    // The path may be that of any part, or of the directory. The directory may also have the mmproj
+    // file.
     fs::write(dir.path().join("mmproj-m.gguf"), "GGUF").unwrap();
     for path in [
         dir.path().join("m-00001-of-00003.gguf"),

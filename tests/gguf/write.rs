@@ -241,7 +241,7 @@ fn what_is_written_says_all_that_the_directory_said() {
                 assert_eq!(values(&to), values(&from), "{role:?}");
             }
         }
-        // Written twice, or from the written file, the result is the same.
+        // A second run, and a run from the written file, give the same result.
         convert(&from, &twice, &recipe, &QuantizeOptions { threads: 5, ..GGUF }).unwrap();
         assert_eq!(raw(&twice), raw(&out));
         if exact {

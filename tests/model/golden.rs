@@ -33,7 +33,7 @@ const PLANNED: f64 = 1e-3;
 struct Golden {
     ids: Vec<u32>,
     nll: Vec<f64>, // [ids - 1]
-    /// The same with keys and values rounded to f16.
+    /// The likelihoods with keys and values rounded to f16.
     nll_f16_cache: Vec<f64>,
     top1: Vec<u32>, // [ids]
     least_margin: f32,
@@ -184,7 +184,7 @@ fn the_planned_engine_agrees_with_transformers() {
     }
 }
 
-/// In f32, as in the files. A device multiplies those too.
+/// Weights are f32 here, as in the files, and a device computes with those too.
 #[test]
 fn a_device_agrees_with_transformers() {
     let Some(open) = common::vulkan::device() else { return };

@@ -92,7 +92,7 @@ fn assisted_with(
     )
 }
 
-/// Rows use the NPU from 256 + 128 positions on: a page, and after it the largest pass.
+/// Rows use the NPU from position 384 on: 256 for a page, and 128 for the largest pass after it.
 #[test]
 fn trees_equal_one_by_one_decoding_beside_the_npu() {
     let mut rng = SmallRng::seed_from_u64(1);
@@ -134,9 +134,9 @@ fn a_prefix_is_sealed_before_the_npu_attends_it() {
     assert!(report.row_pages > 0 && report.given_up.is_none(), "{report:?}");
 }
 
-/// The same with a GPU. Its passes have more rows and so leave more pages to it. All layers are
-/// global, because a processor's driver compiles kernels for wide heads slowly; the one for the
-/// rest is enough.
+/// The same with a GPU. Its passes have more rows, so it attends more of the newest pages itself.
+/// All layers are global: then only one attention kernel is needed, and a driver on the processor
+/// compiles kernels for wide heads slowly.
 #[test]
 fn trees_equal_one_by_one_decoding_beside_gpu_and_npu() {
     let Some(open) = device() else { return };
@@ -175,8 +175,8 @@ fn trees_equal_one_by_one_decoding_beside_gpu_and_npu() {
     }
 }
 
-/// The NPU's part only rounds the same numbers differently, and the rest equals the processor's
-/// twins.
+/// With the NPU, results differ from those of the processor alone, but only by rounding. The
+/// processor's part equals its twins.
 #[test]
 fn the_npu_changes_little_and_something() {
     let mut rng = SmallRng::seed_from_u64(2);
@@ -446,7 +446,7 @@ fn faults_are_one_line_and_the_text_goes_on() {
     let (text, figures, _) = generate(dir.path(), &["--npu", "off", "--draft", "off"]);
     assert_eq!(figures["npu"], Value::Null);
     for (name, _) in FaultKind::ALL {
-        // In the self-test, and at the first command after its four.
+        // A fault in the self-test, which has four commands, and one in the first command after it.
         for (at, word) in [(0, "running without the NPU"), (4, "the NPU was given up")] {
             let fault = format!("{name}@{at}");
             let (got, figures, notes) =

@@ -208,8 +208,8 @@ fn the_twin_is_near_exact_arithmetic() {
     eprintln!("largest distance from exact arithmetic: {:.3} %", 100.0 * worst);
 }
 
-/// Returns cases with rows that see everything, some, one tile or nothing, without rows, and
-/// without tiles.
+/// Returns cases in which rows see all tiles, some, one or none, and cases without rows or without
+/// tiles.
 fn odd_cases<'a>(shape: Shape, two: &'a Pages, none: &'a Pages) -> Vec<(Case<'a>, usize)> {
     let tiles = two.tiles as u32;
     let mut list = Vec::new();

@@ -24,7 +24,7 @@ fn recipes_are_listed_with_what_they_make_of_each_size() {
     let dir = tempfile::tempdir().unwrap();
     let said = gemma_in(dir.path(), &["quantize", "--list"], b"").ok();
     let text = said.text();
-    // It has a size only for the mixture of experts, and the other recipes only for the other
+    // This recipe has a size only for the mixture of experts, and the others only for the other
     // models.
     let row = text.lines().find(|l| l.starts_with("| 26b-9gb ")).unwrap();
     let cells: Vec<&str> = row.split('|').map(str::trim).collect();
@@ -38,7 +38,7 @@ fn recipes_are_listed_with_what_they_make_of_each_size() {
             .unwrap_or_else(|| panic!("{name}: {text}"));
         let cells: Vec<f64> =
             row.split('|').skip(2).filter_map(|cell| cell.trim().parse().ok()).collect();
-        // Bits, four sizes that decrease with the model, and an error.
+        // Bits per weight, four sizes that decrease with the model, and an error.
         assert_eq!(cells.len(), 6, "{row}");
         assert!(
             cells[0] > 2.0 && cells[0] < 9.0 && cells[1..5].is_sorted_by(|a, b| a >= b),
@@ -49,7 +49,7 @@ fn recipes_are_listed_with_what_they_make_of_each_size() {
     let row = text.lines().find(|l| l.starts_with("| 9gb ")).unwrap();
     assert!(row.contains(" 8.9") || row.contains(" 9.00 "), "{row}");
     assert!(text.lines().all(|l| l.chars().count() <= 130), "{text}");
-    // Then the formats.
+    // The list of formats follows.
     let formats = text.split("| format ").nth(1).unwrap();
     for name in ["i4-g32", "t3-row+h128"] {
         let row = formats.lines().find(|l| l.starts_with(&format!("| {name} "))).unwrap();

@@ -104,7 +104,8 @@ fn an_interrupted_run_goes_on_where_it_was() {
     let (source, dst) = (case.source(), case.at("dst"));
     assert_eq!(stopped(&source, &dst, &options(), 0).unwrap_err().to_string(), "interrupted");
     assert_eq!((unfinished(&dst), dst.exists()), (None, false), "nothing done, nothing kept");
-    // Each run does a few tensors more. It reports the earlier ones too.
+    // Each run completes a few more tensors than the last. The count includes those of earlier
+    // runs.
     for tensors in [3, 11, 11, 25, 40] {
         stopped(&source, &dst, &options(), tensors).unwrap_err();
         let left = unfinished(&dst).unwrap();

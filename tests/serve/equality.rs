@@ -207,7 +207,7 @@ fn ask_all(
     let mut rng = SmallRng::seed_from_u64(seed);
     let mut order: Vec<usize> = (0..cases.len()).collect();
     order.shuffle(&mut rng);
-    // A fifth as many clients that do not wait for their answers.
+    // For every five requests, one more client disconnects before its answer is complete.
     let leave: Vec<(usize, u64)> = (0..cases.len().div_ceil(5))
         .map(|_| (rng.random_range(0..cases.len()), rng.random_range(1..60)))
         .collect();

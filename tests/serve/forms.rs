@@ -16,7 +16,7 @@ pub fn with(mut body: Value, more: Value) -> Value {
     body
 }
 
-/// Returns a body with a tool that servers run themselves, and this choice.
+/// Returns a body with a tool that servers run themselves, and this `tool_choice`.
 fn search(choice: &str) -> Value {
     chat(json!({"tools": [{"type": "web_search"}], "tool_choice": choice}))
 }

@@ -183,7 +183,7 @@ fn generate_keeps_thoughts_off_standard_output() {
         let limits = ["--seed", "1", "-n", "400", "--json-schema", r#"{"type": "boolean"}"#];
         gemma_in(dir.path(), &[&options[..], &limits, more].concat(), b"")
     };
-    // The thought is cut off before the answer begins: an error, and the thought before it.
+    // If the thought is cut off before the answer begins, the run prints the thought and an error.
     let Run { out, err, .. } = run(&[]);
     assert!(out.is_empty() && err.len() > 200 && !err.contains('\u{1b}'), "{err}");
     let Run { out, err, .. } = run(&["-q"]);
@@ -199,7 +199,7 @@ fn generate_keeps_thoughts_off_standard_output() {
 fn thoughts_end_at_their_budget_in_all_forms() {
     let dir = tempfile::tempdir().unwrap();
     let server = start(dir.path(), &["--think-budget", "300"]);
-    // A grammar that begins with a thought, so that this noise has one.
+    // With a schema, an answer begins with a thought, even one of random weights.
     let schema = json!({"type": "boolean"});
     let format = json!({"type": "json_schema", "json_schema": {"name": "x", "schema": schema}});
     let chat = |more: Value| {
@@ -215,7 +215,7 @@ fn thoughts_end_at_their_budget_in_all_forms() {
         let thought = message["reasoning_content"].as_str().unwrap_or_default().to_owned();
         (thought, reply["usage"]["completion_tokens"].as_u64().unwrap())
     };
-    // The marks, the tokens of the thought, and the answer.
+    // 300 tokens of the thought, its two marks, and the answer.
     let (longer, tokens) = chat(json!({"reasoning_effort": "high"}));
     assert!(longer.len() > 50 && (302 + 1..=302 + 6).contains(&tokens), "{tokens}: {longer}");
     // The last character of a thought may be cut.

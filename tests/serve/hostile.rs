@@ -123,7 +123,8 @@ fn heads_that_two_servers_would_read_differently_are_refused() {
         assert_eq!(text.matches("HTTP/1.1").count().max(1), 1, "{head:?}: {text}");
         assert!(!text.contains("\"version\""), "{head:?}: {text}");
     }
-    // Both a length and chunks: in either reading, no part of the body becomes a request.
+    // A head with both a length and chunks: however it is read, no part of the body becomes a
+    // request.
     for both in [
         "Content-Length: 5\r\nTransfer-Encoding: chunked",
         "Transfer-Encoding: chunked\r\nContent-Length: 44",
@@ -312,7 +313,7 @@ fn slow_and_idle_connections_end_and_disturb_nobody() {
         let _ = stream.read_to_end(&mut Vec::new());
     }
     assert!(begun.elapsed() < Duration::from_secs(60));
-    // The connection that asks.
+    // Only the connection that requests the metrics is left.
     server.wait_for("gemma_connections", 1.0);
     assert_eq!(good(&server), before);
 }

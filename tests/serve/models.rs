@@ -166,12 +166,12 @@ fn models_are_listed_loaded_and_unloaded_as_ollamas_clients_ask() {
         (&"unload".into(), &"".into())
     );
     assert_eq!(loaded(&server), ["demo"]);
-    // After an answer.
+    // A model is unloaded after its answer.
     let answered = json!({"model": "noise", "prompt": "Hi", "keep_alive": 0, "stream": false,
         "options": {"num_predict": 3}});
     assert_eq!(server.post("/api/generate", &answered).ok()["done_reason"], "length");
     wait_until_loaded(&server, &["demo"]);
-    // A keep-alive time that has passed.
+    // A model is unloaded after its keep-alive time.
     load(&server, "four", json!("30ms"));
     wait_until_loaded(&server, &["demo"]);
     let wrong = server.post("/api/generate", &json!({"model": "demo", "keep_alive": "soon"}));
@@ -233,11 +233,11 @@ fn a_model_that_needs_room_has_another_one_unloaded() {
         assert_eq!(ask(&server, NAMES[at], 1), wanted[at]);
         let now = loaded(&server);
         assert!(now.contains(&NAMES[at].to_owned()), "{now:?}");
-        // It is loaded alone.
+        // The demo is only loaded without the others.
         assert_eq!(now.contains(&"demo".to_owned()), at == 0, "{now:?}");
         assert!(at != 0 || now.len() == 1, "{now:?}");
     }
-    // Clients of all three models at once.
+    // Clients request all three models at the same time.
     std::thread::scope(|scope| {
         for (at, name) in NAMES.iter().enumerate() {
             let (server, wanted) = (&server, &wanted);

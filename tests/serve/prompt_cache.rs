@@ -41,7 +41,7 @@ fn a_server_that_starts_again_keeps_its_prompts() {
         let (text, cached) = ask(&server, question);
         assert!(&text == want && cached >= 256, "{text}, {cached}");
     }
-    // Together with texts that are not on disk.
+    // Several texts at once, before any prompt is on disk.
     fs::remove_dir_all(root.path().join("cache")).unwrap();
     let server = start(root.path(), &kept);
     let server = &server;

@@ -39,7 +39,7 @@ fn evaluated(dir: &Path, options: &[&str], ids: &[u64]) -> (Vec<f64>, Vec<u64>) 
 fn compare(choice: &Value, ids: &[u64], hidden: usize, (nll, top1): &(Vec<f64>, Vec<u64>)) {
     let [tokens, own, best, offsets] =
         ["tokens", "token_logprobs", "top_logprobs", "text_offset"].map(|name| list(choice, name));
-    // The answer has one more token.
+    // The lists also have the one token of the answer.
     let shown = ids.len() - hidden;
     assert_eq!([tokens, own, best, offsets].map(<[Value]>::len), [shown + 1; 4]);
     assert!(own[0].is_null() && best[0].is_null());

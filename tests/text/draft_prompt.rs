@@ -23,8 +23,8 @@ fn a_draft_of_short_sight_reads_the_end_of_a_prompt_alone() {
         assert_eq!(lm.engine().position(0), read, "{end} tokens");
         assert_eq!(lm.left(0, end), 60 - read);
     }
-    // Far beyond its context, it still drafts the target's tokens: in both models, the last two
-    // tokens decide.
+    // Far beyond its context the draft model still drafts the target's tokens, because the logits
+    // of both models depend only on the last two tokens.
     let case = Case { max_tokens: 300, ..Case::new(&history[..500], SamplerConfig::default()) };
     let mut drafter = TreeBuilder::of_model(draft.engine());
     let (text, stats) = run(&mut Timeline::new(target.engine()), &mut drafter, &case);

@@ -275,7 +275,7 @@ fn texts_in_one_pass_are_those_alone() {
                     fault_of(&texts.admit(nothing).unwrap_err().error).unwrap().kind,
                     Kind::Usage
                 );
-                // A cancelled request does not either.
+                // A cancelled request does not affect them either.
                 let gone = texts.admit(request(&cases[0])).unwrap();
                 assert_eq!(texts.cancel(gone).unwrap().text.history, cases[0].prompt);
                 assert!(texts.cancel(gone).is_none());
@@ -320,7 +320,7 @@ fn a_draft_of_another_size_is_only_less_useful() {
     ] {
         check(&|| target.engine(), &|| draft.engine(), &case);
     }
-    // Numbers of rows in a pass of the target: one, few, many.
+    // The target's passes have one row, few rows or many.
     let mut texts = Vec::new();
     for max_rows in [1, 2, 5, 64] {
         let target = Toy { max_rows, ..target.clone() };

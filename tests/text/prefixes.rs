@@ -299,8 +299,8 @@ fn what_texts_have_in_common_is_read_once() {
             assert_eq!(*read as usize, 689 - pages, "text {number}");
         }
     });
-    // One after the other, with others between them, so that windows have moved on. The second text
-    // leaves a prefix that the third one finds.
+    // Texts one after the other, with unrelated texts between them, so that windows have moved on.
+    // The second text leaves a prefix that the third one finds.
     let texts: Vec<Vec<Token>> =
         (0..3).map(|_| [&shared[..], &tokens(&mut rng, 400)].concat()).collect();
     let between = tokens(&mut rng, 700);

@@ -135,7 +135,7 @@ fn check(target: &mut Timeline, what: &str) {
         let want = plain(target, &other);
         assert_eq!(read(target, &other, &want), cached, "{what}: parts at {at}");
     }
-    // Damage that a page could hide, and a directory that was removed.
+    // A damaged bit in each file, and later a removed directory: prompts are read again.
     for file in files(&directory) {
         let mut bytes = fs::read(&file).unwrap();
         let middle = bytes.len() / 2;

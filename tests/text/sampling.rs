@@ -95,7 +95,7 @@ fn sampler(seed: u64) -> Sampler {
     Sampler::new(SamplerConfig { temperature: 1.0, seed, ..Default::default() }).unwrap()
 }
 
-/// Draws three tokens. The noise of the n-th is that of `position(n)`.
+/// Draws three tokens. The nth one uses the noise of position `position(n)`.
 fn triple(sampler: &Sampler, position: impl Fn(usize) -> usize) -> [Token; 3] {
     let a = sampler.pick(position(0), &logits(&[]), &[]).unwrap();
     let b = sampler.pick(position(1), &logits(&[a]), &[]).unwrap();
@@ -152,7 +152,7 @@ fn drafted_draws_have_the_exact_joint_distribution() {
         [drawn[0], drawn[1], drawn[2]]
     });
     assert!(p > 1e-3, "p = {p}");
-    // Also token by token the same as without the tree.
+    // The tokens also equal those that are drawn without the tree.
     let history = vec![0; 9];
     let drawn = verify(&tree, &scores, 0, &one, &history).unwrap().tokens(&tree);
     assert_eq!(drawn, triple(&one, |n| 9 + n)[..drawn.len()]);

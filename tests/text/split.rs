@@ -135,7 +135,8 @@ fn scores_are_the_processors() {
     }
 }
 
-/// While the device computes its layers, the caller may work. With two processors it cannot.
+/// A pass returns while the device still computes its layers. This does not happen if both
+/// executors are the processor.
 #[test]
 fn a_split_leaves_its_device_at_work() {
     let tree = TokenTree::chain(&tokens(&mut SmallRng::seed_from_u64(4), 9));

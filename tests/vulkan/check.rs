@@ -110,8 +110,8 @@ fn said_of_fault(open: &impl Fn() -> VulkanExecutor, fault: InjectedFault) -> Op
 fn a_wrong_result_is_found_and_named() {
     let Some(open) = device() else { return };
     let (sign, last_bit, code) = (1 << 31, 1, 1 << 9);
-    // In the second row of `[rows, 128]` floats and bytes; in `[rows, 64]` keys; in `[rows, 256]`;
-    // in a row with one scale.
+    // The faults are in the second row of outputs: `[rows, 128]` floats and bytes, `[rows, 64]`
+    // keys, `[rows, 256]`, and rows with one scale.
     for (dispatch, output, word, mask, found) in [
         (
             0,
@@ -137,7 +137,8 @@ fn a_wrong_result_is_found_and_named() {
         ),
         (2, 1, 1, sign, "in the scales: row 1, column 0: "),
         (2, 2, 1, last_bit, "in the sums: row 1, column 0: "),
-        // Only values. Wrong queries and keys are found in the rotation after the products.
+        // Here only the values can be wrong. Wrong queries and keys are found in the rotation after
+        // the products.
         (
             4,
             0,

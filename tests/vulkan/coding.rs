@@ -37,8 +37,9 @@ fn codes_of_tiles() {
     }
 }
 
-/// A device multiplies floats like the processor, bit for bit if it fuses multiply-adds: factors of
-/// both orders, sums of whole slices and others, in pieces, into gaps, added to existing values.
+/// A device multiplies floats like the processor, bit for bit if it fuses multiply-adds. Tests both
+/// orders of factors, whole and partial slices, pieces, gaps in the output, and sums added to
+/// existing values.
 #[test]
 #[cfg_attr(not(vulkan_driver), ignore = "no Vulkan driver")]
 fn products_of_floats() {

@@ -90,7 +90,7 @@ struct Blocks {
     index: usize,
     open: Option<Kind>,
     called: bool,
-    /// The last event but one. It is sent once the figures are known.
+    /// The event before the last one. It is sent once the figures are known.
     delta: Option<Value>,
 }
 

@@ -121,7 +121,7 @@ pub fn run(options: &ListArgs, _: &Typed) -> Result<u8> {
     for (model, path) in in_caches(&caches) {
         match path {
             Ok(path) => found.extend(files(&path).into_iter().filter_map(|file| {
-                // If the page has one model, its id names the model.
+                // If the repository has one model, its id names the model.
                 let model = if file == path { model.clone() } else { file.display().to_string() };
                 look(model, file, &host, &run, is_gemma(&path.display().to_string()))
             })),
@@ -173,8 +173,8 @@ fn context(run: &RunOptions) -> usize {
     }
 }
 
-/// Returns the models in the caches that are Gemma's pages: the id, and the path of the files or
-/// the error.
+/// Returns the repositories in the caches: the id and the path of the files, or the error if the
+/// name is one of Gemma's.
 fn in_caches(caches: &[PathBuf]) -> Vec<(String, Result<PathBuf, String>)> {
     let names = caches.iter().flat_map(|cache| names(cache));
     let ids = names.filter_map(|name| Some(name.strip_prefix("models--")?.replacen("--", "/", 1)));
@@ -185,8 +185,7 @@ fn in_caches(caches: &[PathBuf]) -> Vec<(String, Result<PathBuf, String>)> {
     .collect()
 }
 
-/// Returns the paths that may be models of a directory: itself, its subdirectories and its GGUF
-/// files.
+/// Returns the directories that may contain models: a directory and its subdirectories.
 fn candidates(directory: &Path) -> Vec<PathBuf> {
     let inside = names(directory).into_iter().filter(|name| !name.starts_with('.')).map(|name| {
         match directory {

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 /// Ratio of the items of a large body to those of a small one.
 const GROWTH: usize = 8;
-/// Limit of the processor time's growth: the geometric mean of `GROWTH`, for linear work, and its
+/// Limit of the growth of the processor time: between `GROWTH`, which linear work has, and its
 /// square. Linear work that outgrows a cache has been measured to grow by 14.
 const MOST_GROWTH: u32 = 22;
 /// If a small body takes less processor time than this, the growth is not measured.

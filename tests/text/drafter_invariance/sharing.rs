@@ -78,7 +78,8 @@ fn a_draft_model_guesses_of_each_text_what_it_does_alone() {
     let tokens: u64 = alone.iter().map(|text| text.1.tokens).sum();
     let rounds: u64 = alone.iter().map(|text| text.1.passes).sum();
     assert!(rounds * 5 < tokens * 4, "{rounds} rounds for {tokens} tokens");
-    // Texts of unequal lengths, five at a time and all at once.
+    // Five texts at a time, and all at once. They have unequal lengths, so not all passes are
+    // shared.
     assert!(passes[1] * 2 < passes[0] && passes[2] * 5 < passes[0], "{passes:?}");
 }
 

@@ -40,8 +40,7 @@ fn a_vocabulary_fits_the_tokenizer_it_was_made_for_and_spells_the_rest() {
         }
     }
     assert!(spelled > 20, "{spelled}");
-    // A newline's piece or its byte, whichever id is lower. Ids that are not tokens become the
-    // unknown token.
+    // An id that is not a token becomes the unknown token.
     assert_eq!(rows(100_000), [3]);
 
     for (change, words) in [

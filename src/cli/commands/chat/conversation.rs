@@ -214,7 +214,7 @@ impl<'a> Conversation<'a> {
 
     /// Replaces the conversation by messages of a file, including its instructions.
     ///
-    /// Returns a last message that has no answer yet.
+    /// Returns the last message if it has no answer yet.
     pub fn load(
         &mut self,
         messages: Vec<Message>,

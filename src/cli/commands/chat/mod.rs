@@ -232,7 +232,7 @@ impl ChatSession<'_> {
 
     /// Reports where the conversation is kept, and continues the messages of the file.
     ///
-    /// Returns a last message without an answer. An error ends the chat, so that a conversation
+    /// Returns the last message if it has no answer. An error ends the chat, so that a conversation
     /// that the chat cannot continue is not overwritten.
     fn begin(&mut self, earlier: Vec<Message>) -> Result<Option<String>> {
         let Some(keeper) = &self.keeper else { return Ok(None) };
@@ -365,7 +365,7 @@ impl ChatSession<'_> {
         self.answer_open(open)
     }
 
-    /// Replaces the conversation by these messages. Returns a last message without an answer.
+    /// Replaces the conversation by these messages. Returns the last one if it has no answer.
     fn go_on(&mut self, messages: Vec<Message>, from: &str) -> Result<Option<String>> {
         let mut talk = self.talk.clone();
         let open = talk.load(messages, &|file| self.see(file))?;

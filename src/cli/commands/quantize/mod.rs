@@ -64,7 +64,7 @@ pub struct QuantizeArgs {
     /// complete or not at all
     #[arg(value_name = "DST", required_unless_present_any = ["list", "print_config"])]
     pub destination: Option<PathBuf>,
-    /// llama.cpp's program has a type at this place.
+    /// A third argument, which is refused. llama.cpp's program takes a type here.
     #[arg(value_name = "TYPE", hide = true)]
     pub kind: Option<String>,
     /// List the built-in recipes and the formats, with their sizes, and stop

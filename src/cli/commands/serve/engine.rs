@@ -56,8 +56,8 @@ impl AnswerEngine<'_> {
         let start = || self.session.start(self.room, self.drafting, self.ui);
         let (mut started, mut paused, mut losses) = (start()?, Vec::new(), Vec::new());
         loop {
-            // The threads that load weights leave freed memory in the allocator, more after each
-            // loss.
+            // The threads that load weights leave freed memory in the allocator. It would grow with
+            // each loss of the device.
             release_freed();
             loaded(&started);
             let Err((mut error, answers)) = self.grow(started, paused) else { return Ok(()) };

@@ -106,7 +106,8 @@ impl LogEntry {
 
     /// Returns whether the request is logged.
     ///
-    /// Successful polls of monitors are not, nor requests that ask whether the model is loaded.
+    /// Left out are successful requests of monitors, and requests that ask whether the model is
+    /// loaded.
     fn is_news(&self) -> bool {
         let path = self.path.strip_prefix("/v1").unwrap_or(&self.path).trim_end_matches('/');
         match self.status {

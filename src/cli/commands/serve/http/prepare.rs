@@ -64,7 +64,8 @@ impl App {
         let (thread, notes) = (self.room.threads.take(client, 1).await, self.notes.clone());
         // The work owns the memory, because it continues if the client disconnects.
         let work = move || {
-            // The share was for the JSON that needs most memory at this length.
+            // The share was for the JSON that needs the most memory at this length. Now the need is
+            // known.
             let (length, tree) = (bytes.len(), json::memory_of(&bytes));
             memory.shrink(tree.max(needed));
             let fields = Fields::parse(&bytes, &notes)?;

@@ -10,7 +10,8 @@ use std::convert::Infallible;
 /// Seconds after which a client may retry if the queue was full.
 const RETRY: &str = "1";
 
-/// Size of a piece of a long answer in bytes. A connection takes a piece after it sent the others.
+/// Size of a piece of a long answer in bytes. A connection gets the next piece after it has sent
+/// the last one.
 const PIECE: usize = 64 << 10;
 
 /// Extension of a response: the reason of an error, for the log.
