@@ -1,10 +1,12 @@
 //! Speed of the CPU linear kernels: `cargo bench --bench linear [-- FORMAT...]`.
 //!
 //! Each line is one format, matrix size and thread count: microseconds of one pass at one row,
-//! weights per second, GB/s and their share of the speed of a plain read loop over as many bytes,
-//! and c(M) = time at M rows / time at one row. Several matrices are used in turn so that the whole
-//! set has the stated size: 384 MB comes from memory, 24 MB from the L3 cache, 640 KB from L2. The
-//! times are medians. The numbers of rows take turns, so that a noisy neighbour slows them all.
+//! weights per second, GB/s and their share of the speed of a plain read loop over the same number
+//! of bytes, and c(M) = time at M rows / time at one row.
+//!
+//! Several matrices are used in turn so that the whole set has the stated size: 384 MB comes from
+//! memory, 24 MB from the L3 cache, 640 KB from L2. Times are medians. The numbers of rows
+//! alternate, so that other load of the machine affects all of them.
 
 use gemma::compute::act::{ActValues, ActView};
 use gemma::compute::cpu::bandwidth::read_bandwidth;
@@ -17,7 +19,7 @@ use std::time::Instant;
 
 const ROWS: [usize; 8] = [1, 2, 4, 8, 12, 16, 32, 128];
 
-/// Fewest bytes read in one measurement.
+/// Minimum of bytes read in one measurement.
 const SHORTEST: usize = 8 << 20;
 
 /// Shares a raw pointer among the workers, which write disjoint columns.
@@ -109,7 +111,7 @@ fn matrix(format: Format, rows: usize, cols: usize) -> Matrix<'static> {
     .unwrap()
 }
 
-/// Median seconds of one matrix at each row count.
+/// Returns the median seconds of one matrix at each row count.
 fn measure(isa: Isa, pool: &Pool, packed: &[PackedMatrix], format: Format) -> Vec<f64> {
     let most = ROWS[ROWS.len() - 1];
     let (n, k) = (packed[0].rows(), packed[0].cols());
@@ -129,7 +131,7 @@ fn measure(isa: Isa, pool: &Pool, packed: &[PackedMatrix], format: Format) -> Ve
                 ActValues::F32(&floats)
             };
             let act = ActView { rows, cols: k, values, scales: &scales, sums: &sums };
-            // At many rows a part of the set is enough.
+            // With many rows, a part of the set is enough.
             let used = &packed[..packed.len().div_ceil(1 + rows / 16)];
             let repeats = (SHORTEST / (used.len() * packed[0].bytes())).max(1);
             let pass = |act: &ActView<'_>, repeats: usize| {
@@ -142,7 +144,8 @@ fn measure(isa: Isa, pool: &Pool, packed: &[PackedMatrix], format: Format) -> Ve
                     }
                 })
             };
-            // An untimed pass fills the caches with the state that a pass over this set leaves.
+            // An untimed pass first brings the caches into the state that a pass over this set
+            // leaves.
             pass(&ActView { rows: 1, ..act }, 1);
             let start = Instant::now();
             pass(&act, repeats);

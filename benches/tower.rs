@@ -1,10 +1,10 @@
 //! Seconds of an image tower: `cargo bench --bench tower [-- -d vulkan] [LAYERS] [once] [check]`.
 //!
-//! The tower is a made-up SigLIP of So400m's size, with 27 layers or LAYERS. The device's lines are
-//! loading, which compiles kernels or reads them from their cache, the first image, and the best
-//! image: of the first and five others, which `once` leaves out. The tower's file is in the page
-//! cache. `check` compares soft tokens with the processor's. Without `-d vulkan` the processor
-//! computes one image.
+//! The tower is a made-up SigLIP of So400m's size, with 27 layers or LAYERS. For a device, the
+//! lines are the time of loading, which compiles kernels or reads them from their cache, of the
+//! first image, and of the best image: the minimum of the first and five others, which `once`
+//! leaves out. The tower's file is in the page cache. `check` compares soft tokens with the
+//! processor's. Without `-d vulkan` the processor computes one image.
 
 use gemma::vision::made_up::{SigLipSize, write_siglip};
 use gemma::vision::{Picture, PreparedImage, Vision};

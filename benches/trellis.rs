@@ -1,8 +1,8 @@
 //! Speed of the search for trellis codes: `cargo bench --bench trellis [-- -d vulkan] [TILES]`.
 //!
-//! Each line is one code: weights a second (on the processor, of one core), mean squared error on a
-//! unit Gaussian, and a digest of the codes, which is the same on every device. Calls of
-//! 256 tiles are those of a calibrated matrix of 4096 rows.
+//! Each line is one code: weights per second (on the processor, for one core), mean squared error
+//! on a unit Gaussian, and a digest of the codes, which is the same on every device. A calibrated
+//! matrix of 4096 rows uses calls of 256 tiles.
 
 use gemma::tensor::encode::{CodingDevice, OnProcessor};
 use gemma::tensor::trellis::TILE;
@@ -27,7 +27,7 @@ fn main() {
     }
 }
 
-/// Prints the speed at `count` tiles, `call` of them at a time.
+/// Prints the speed for `count` tiles, in calls of `call` tiles.
 fn measure(tiles: &dyn CodingDevice, count: usize, call: usize) {
     let call = call.min(count);
     let one = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
@@ -37,7 +37,7 @@ fn measure(tiles: &dyn CodingDevice, count: usize, call: usize) {
         let scale = trellis.deviation() / gain;
         let wanted: Vec<f32> = gaussian(count * WEIGHTS).map(|x| x * scale).collect();
         let mut rows = vec![[0; TILE]; count];
-        // The first tiles make tables and pipelines.
+        // The first tiles include the time for tables and pipelines, so they are not timed.
         let warm = count.min(4);
         tiles.encode(trellis, &wanted[..warm * WEIGHTS], &mut rows[..warm]).unwrap();
         let start = Instant::now();
@@ -63,7 +63,7 @@ fn measure(tiles: &dyn CodingDevice, count: usize, call: usize) {
     }
 }
 
-/// Numbers of a unit Gaussian, the same every time.
+/// Returns numbers of a unit Gaussian. They are the same every time.
 fn gaussian(n: usize) -> impl Iterator<Item = f32> {
     let mut state = 7u64;
     let mut uniform = move || {

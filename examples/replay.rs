@@ -1,12 +1,12 @@
-//! Tokens per pass that drafts would bring on texts that exist already; `scripts/bench/draft.sh`
+//! Computes the tokens per pass that drafts would reach on existing texts. `scripts/bench/draft.sh`
 //! calls it.
 //!
 //!     cargo run --release --example replay -- TRANSCRIPTS.jsonl... >REPORT.json
 //!
-//! Verification compares tokens, so the accepted path of a greedy text depends on the tree and the
-//! text alone. A transcript of the target's own gives the exact tokens per pass. Other text shows
-//! how hard it is to guess. No target runs. The replay knows only the token that came in each row,
-//! so the table learns one token where a real target gives eight.
+//! Verification compares tokens, so the accepted path of a greedy text depends only on the tree and
+//! the text. A transcript of the target itself gives the exact tokens per pass. Other text shows
+//! how hard it is to predict. No target runs. The replay knows only the one token that follows each
+//! row, so the table learns one token where a real target provides eight.
 
 use anyhow::{Context, Result};
 use clap::{Parser, ValueEnum};
@@ -33,9 +33,9 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Nodes of a tree by default.
+/// Default number of nodes of a tree.
 const NODES: usize = 15;
-/// Resamples behind an interval.
+/// Number of resamples for an interval.
 const RESAMPLES: usize = 1000;
 
 #[derive(Debug, Parser)]
@@ -47,22 +47,22 @@ struct Options {
     /// tokenizer.json, or a directory that has one [default: the demo model's]
     #[arg(long)]
     tokenizer: Option<PathBuf>,
-    /// Draft model, as gemma generate takes it
+    /// Draft model, as for gemma generate
     #[arg(long, default_value = "auto")]
     draft: String,
-    /// Longest guess
+    /// Limit of draft tokens in a row
     #[arg(long, default_value = "auto")]
     draft_tokens: AutoOr,
-    /// Shape of the guesses: auto, chain, or the number of nodes of a tree
+    /// Shape of a draft: auto, chain, or the number of nodes of a tree
     #[arg(long, default_value = "auto", value_parser = tree)]
     draft_tree: TreeSize,
-    /// Most tokens guessed of one answer
+    /// Limit of tokens of one answer
     #[arg(long, default_value_t = 1024)]
     tokens: usize,
-    /// Most transcripts of a category, evenly spread [default: all]
+    /// Limit of transcripts per category, evenly spread [default: all]
     #[arg(long)]
     count: Option<usize>,
-    /// Sources that take part
+    /// Sources to use
     #[arg(
         long,
         value_parser = source,
@@ -77,9 +77,9 @@ struct Options {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Weights {
-    /// Go on learning
+    /// Continue to learn
     Learned,
-    /// Stay as they begin
+    /// Keep their initial values
     Taught,
     /// Are the same at all places
     Fixed,
@@ -100,7 +100,7 @@ struct Report {
     tokenizer_sha256: String,
     draft: Option<String>,
     tree: String,
-    /// The mixer's final weights at temperature 0, set by set, for `scripts/train/draft_prior.py`.
+    /// The mixer's final weights at temperature 0 by set, for `scripts/train/draft_prior.py`.
     weights: Vec<Vec<f32>>,
     draft_ms_per_pass: f64,
     /// Passes of the draft model in a round, and rows of these passes.
@@ -128,9 +128,9 @@ struct Category {
     tau: f64,
     low: f64,
     high: f64,
-    /// Tokens per pass that the probabilities of the nodes promised.
+    /// Tokens per pass that the probabilities of the nodes predicted.
     predicted: f64,
-    /// Drafted and accepted nodes by depth below the root, and by the source with the largest
+    /// Drafted and accepted nodes, by depth below the root and by the source with the largest
     /// share.
     by_depth: Vec<[u64; 2]>,
     by_source: BTreeMap<String, [u64; 2]>,
@@ -208,7 +208,7 @@ fn read_tokenizer(path: &Path) -> Result<Tokenizer> {
     Tokenizer::from_bytes(&bytes).with_context(|| format!("reading {}", path.display()))
 }
 
-/// Returns a drafter with the sources of the options, and the name of its draft model.
+/// Returns a drafter with the sources that the options name, and the name of its draft model.
 fn builder(
     options: &Options,
     tokenizer: &Tokenizer,
@@ -252,7 +252,7 @@ fn draft_model(
     Ok((DraftModel::new(partner.engine(loaded.engine)?), name))
 }
 
-/// A text with the part that is given and the part that is guessed.
+/// A text, divided into the given part and the part to predict.
 struct Transcript {
     id: String,
     category: String,
@@ -265,8 +265,10 @@ const EXPECTED: &str = r#"a line is {"prompt": "...", "answer": "..."},
 {"messages": [{"role", "content"}, ...]}, {"text": "..."} or
 {"prompt_ids": [...], "answer_ids": [...]}, with "category" and "id" where wanted"#;
 
-/// Reads a file. Each answer of `messages` is a transcript with the messages before it as the
-/// prompt. A `text` is guessed from its first token on. Answers are cut to `longest` tokens.
+/// Reads a file of transcripts.
+///
+/// Each answer of `messages` becomes a transcript, with the messages before it as the prompt. A
+/// `text` is predicted after its first token. Answers are cut to `longest` tokens.
 fn read_transcripts(
     path: &Path,
     tokenizer: &Tokenizer,
@@ -348,7 +350,7 @@ fn parts(value: &Value, tokenizer: &Tokenizer, template: &ChatTemplate) -> Resul
     answers.map(part).collect::<Result<Parts>>().map(Some)
 }
 
-/// Takes at most `most` transcripts of each category, evenly spread.
+/// Returns at most `most` transcripts of each category, evenly spread.
 fn spread(texts: Vec<Transcript>, most: Option<usize>) -> Vec<Transcript> {
     let Some(most) = most else { return texts };
     let mut counts: BTreeMap<String, usize> = BTreeMap::new();
@@ -362,7 +364,7 @@ fn spread(texts: Vec<Transcript>, most: Option<usize>) -> Vec<Transcript> {
     texts.into_iter().filter(chosen).collect()
 }
 
-/// Shape of the tree of every round.
+/// Shape of the tree in every round.
 #[derive(Clone, Copy)]
 struct Shape {
     nodes: usize,
@@ -467,8 +469,8 @@ fn category(name: &str, replayed: &[Replayed]) -> Category {
     }
 }
 
-/// Returns the bounds that leave out 2.5 % of the resampled ratios on each side. The generator is
-/// seeded, so that the bounds repeat.
+/// Returns the bounds that exclude 2.5 % of the resampled ratios on each side. The generator is
+/// seeded, so the bounds are reproducible.
 fn interval(runs: &[(u64, u64)]) -> (f64, f64) {
     let mut rng = ChaCha8Rng::seed_from_u64(1);
     let mut ratios: Vec<f64> = (0..RESAMPLES)

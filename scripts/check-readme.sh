@@ -4,7 +4,7 @@
 #
 #   scripts/check-readme.sh [GEMMA]      GEMMA is the binary, target/release/gemma by default
 #
-# The language of a block says how its commands are checked:
+# The language of a block decides how its commands are checked:
 #   ```console   "$ COMMAND" and its output. The command runs in an empty directory with an empty
 #                home. The output is compared word by word, because lines may break elsewhere.
 #   ```sh        a command that needs a download, a model or a build. It does not run, but each call
@@ -26,22 +26,22 @@ fail() {
   failures=$((failures + 1))
 }
 
-# The lines of a page's blocks in one language.
+# Prints the lines of a page's blocks in one language.
 blocks() { # language, page
   awk -v fence='```'"$1" '/^```/ { inside = ($0 == fence); next } inside' "$2"
 }
 
-# Runs bash on standard input as a user does who has nothing but the binary.
+# Runs bash on standard input like a new user who has only the binary.
 as_a_new_user() {
   (cd "$work/here" && env -i PATH="$work/bin:$PATH" HOME="$work/home" timeout 300 bash -o pipefail)
 }
 
-# A page's text outside of blocks, as one line.
+# Prints a page's text outside of blocks, as one line.
 prose() { # page
   awk '/^```/ { inside = !inside; next } !inside' "$1" | tr '\n' ' '
 }
 
-# The anchors of a page's headings, as GitHub makes them.
+# Prints the anchors of a page's headings, as GitHub makes them.
 anchors() { # page
   sed -n 's/^##* //p' "$1" | tr '[:upper:]' '[:lower:]' | sed 's/[^a-z0-9 _-]//g; s/ /-/g'
 }
@@ -53,12 +53,12 @@ lines=$(wc -l <README.md) words=$(wc -w <README.md)
 rust=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
 grep -qF "Rust $rust " README.md || fail "README.md does not name Rust $rust, which Cargo.toml asks for"
 
-# Standard input as words, one space between two.
+# Splits standard input into words with one space between two.
 words_of() {
   tr -s '[:space:]' ' ' | sed 's/^ //; s/ $//'
 }
 
-# The output that a page shows is the output of the command.
+# Compares the output that a page shows with the output of the command.
 run=0
 compare() { # page, command, what the page shows
   [ -n "$2" ] || return 0
@@ -87,7 +87,8 @@ for page in "${pages[@]}"; do
 done
 [ "$run" -ge 2 ] || fail "README.md shows fewer than two commands with what they print"
 
-# README's predicted speeds are those of `gemma plan`, which ends with 5 where the model would not fit here.
+# README's predicted speeds are those of `gemma plan`, which exits with 5 if the model does not fit
+# here.
 predicted() { # size, recipe
   { "$gemma" plan "$1" --recipe "$2" --bandwidth 75 -d cpu --json 2>"$work/stderr" || [ $? = 5 ]; } | python3 -c '
 import json, sys
@@ -103,7 +104,8 @@ done <<<"8 4b q4_0 Gemma 3 4B
 32 27b q4_0 Gemma 3 27B
 24 gemma4-26b-a4b q4_0 Gemma 4 26B-A4B"
 
-# Calls that cannot be run here parse. Every other program does nothing, but for a gemma in its arguments.
+# Calls that cannot run here must parse. Other programs do nothing, except for a gemma in their
+# arguments.
 cat >"$work/parse" <<'BASH'
 gemma() {
   local why
@@ -124,7 +126,7 @@ for page in "${pages[@]}"; do
   rm -f "$work/refused"
 done
 
-# Options that the text names exist. The help of a command begins with its usage.
+# Options that the text names must exist. The help of a command begins with its usage.
 help=$("$gemma" --help)
 for command in $(sed -n '/^Commands:/,/^$/s/^  \([a-z]*\) .*/\1/p' <<<"$help"); do
   [ "$command" = help ] || help+=$("$gemma" help "$command")
@@ -135,7 +137,7 @@ for page in "${pages[@]}"; do
   done < <(prose "$page" | grep -oE '`(--|gemma )[^`]*`' | grep -oE -- '--[a-z][a-z0-9-]*' | sort -u)
 done
 
-# Paths of the project that the text names exist. NAME stands for a name to choose.
+# Paths of the project that the text names must exist. NAME is a placeholder.
 for page in "${pages[@]}" ./*/README.md draft/*/README.md scripts/train/README.md; do
   while IFS= read -r path; do
     [ -e "$path" ] || fail "$page: there is no $path"
@@ -143,7 +145,7 @@ for page in "${pages[@]}" ./*/README.md draft/*/README.md scripts/train/README.m
     tr -d '`' | sed 's/ .*//' | grep -v NAME | sort -u)
 done
 
-# Links inside the project lead somewhere.
+# Links inside the project must lead somewhere.
 for page in "${pages[@]}" ./*/README.md draft/*/README.md; do
   while IFS= read -r link; do
     file=${link%%#*} anchor=""

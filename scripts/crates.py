@@ -1,7 +1,7 @@
-"""Libraries of the program, from Cargo.lock and the sources that Cargo unpacked.
+"""Lists the program's libraries, from Cargo.lock and the sources that Cargo unpacked.
 
     python3 scripts/crates.py check            # compares crates.txt with Cargo.lock
-    python3 scripts/crates.py list             # writes crates.txt anew, and keeps its notes
+    python3 scripts/crates.py list             # writes crates.txt again, and keeps its notes
     python3 scripts/crates.py sbom             # prints a CycloneDX SBOM
     python3 scripts/crates.py binary FILE      # compares the SBOM with the paths in a program
     python3 scripts/crates.py licences         # prints the licences of the libraries in the program
@@ -30,9 +30,9 @@ HEADER = """\
 #         | owner of the repository that its manifest names | `unsafe` in its sources
 #         | dependencies of gemma that bring it | code that it runs during a build
 #
-# A procedural macro runs in the compiler. The note behind `build.rs` says what the build script of
-# that version does on Linux. Long ones were read in the parts that run commands or write files. The
-# other sources were not read.
+# A procedural macro runs in the compiler. The note after `build.rs` describes the build script of
+# that version on Linux. Long scripts were read only in the parts that run commands or write files.
+# Other sources were not read.
 # `list` marks the note of a new version with UNREAD, and CI refuses the mark.
 """
 
@@ -45,7 +45,7 @@ def cargo(*words):
 
 
 def tree(edges):
-    """Pairs of a crate and its depth, as `cargo tree` prints them. A crate is (name, version)."""
+    """Returns pairs of a crate and its depth from `cargo tree`. A crate is (name, version)."""
     targets = [word for target in TARGETS for word in ("--target", target)]
     lines = cargo("tree", "--locked", "--workspace", *targets, "-e", edges, "--prefix", "depth",
                   "-f", " {p}").splitlines()
@@ -55,12 +55,12 @@ def tree(edges):
 
 
 def crates(edges):
-    """The crates behind some kinds of edges, without our own."""
+    """Returns the crates that edges of these kinds reach, without our own."""
     return sorted({crate for crate, depth in tree(edges)} - own)
 
 
 def children(edges):
-    """The dependencies of each crate. Our own crates count as one, gemma."""
+    """Returns the dependencies of each crate. Our own crates count as one, gemma."""
     found, path = {}, []
     for crate, depth in tree(edges):
         del path[depth:]
@@ -88,7 +88,7 @@ def kinds(crate):
 
 
 def program():
-    """The crates whose code is in the program."""
+    """Returns the crates that are compiled into the program."""
     return crates("normal,no-proc-macro")
 
 
@@ -104,7 +104,7 @@ def unsafe_words(crate):
 
 
 def listing(old):
-    """The text of crates.txt; notes come from the text `old`."""
+    """Returns the text of crates.txt. Notes are taken from the text `old`."""
     notes = {}
     for line in old.splitlines():
         if " | build.rs: " in line:
@@ -182,7 +182,7 @@ def component(crate, scope, sums):
 
 
 def sbom():
-    """A CycloneDX document without a date, so that equal inputs give equal bytes. The scope
+    """Returns a CycloneDX document without a date, so that equal inputs give equal bytes. The scope
     `excluded` marks crates that only run during the build."""
     lock = (LIST.parent / "Cargo.lock").read_text()
     entry = re.compile(r'name = "(.*)"\nversion = "(.*)"\nsource = ".*"\nchecksum = "(.*)"')
@@ -211,8 +211,8 @@ def binary(file):
                 if c["scope"] == "required"}
     if not seen or seen - required:
         sys.exit(f"error: {file} has code that the SBOM does not name: {sorted(seen - required)}")
-    print(f"The SBOM names {len(required)} crates in the program, among them all {len(seen)} whose "
-          f"paths it has.")
+    print(f"The SBOM names {len(required)} crates in the program, among them all {len(seen)} with "
+          f"paths in it.")
 
 
 def licences():

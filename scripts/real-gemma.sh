@@ -7,7 +7,7 @@
 # network the script says that it was skipped.
 #
 # Environment: GEMMA_REAL_DEVICES ("cpu vulkan"), LLAMA (a folder with llama-perplexity, which is
-# then measured beside this program).
+# then measured too).
 #
 # The weights are Google's, under the Gemma Terms of Use. They are never committed or packaged.
 set -euo pipefail
@@ -54,7 +54,7 @@ if [ -n "${LLAMA:-}" ]; then
   run=(env "LD_LIBRARY_PATH=$LLAMA:$LLAMA/fallback" "$LLAMA/llama-perplexity" -dev none)
   run+=(-c 512 --chunks 8 -f "$text" --kl-divergence-base "$logits")
   "${run[@]}" -m "$f16" >/dev/null 2>&1
-  echo "llama.cpp, the file beside its expansion to f16, on docs/:"
+  echo "llama.cpp, the file compared with its expansion to f16, on docs/:"
   "${run[@]}" -m "$model" --kl-divergence 2>/dev/null | grep -E "Mean +KLD|Same top p"
   rm "$logits"
 fi

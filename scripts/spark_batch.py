@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""A batch on a Spark cluster: each partition is one `gemma generate --batch`, which loads the model
-once.
+"""Runs a batch on a Spark cluster. Each partition is one `gemma generate --batch`, which loads the
+model once.
 
   spark-submit scripts/spark_batch.py IN.jsonl OUT_DIRECTORY [--partitions N] [--gemma PATH] [--
   OPTIONS OF gemma generate]
 
-Every record needs an "id" (or "custom_id"): seeds come from ids, so that a record has the same text
-however the batch is cut, and answers are found by them. A line that is no JSON is answered by an
-error, as in any batch; its number within the partition stands for the id. A partition whose process
-fails, fails the job: without checkCode Spark would take its silence for an empty result. gemma and
-the model must be at the same path on every worker."""
+Every record needs an "id" (or "custom_id"). Seeds come from ids, so that a record has the same text
+in any partition, and answers are found by them. A line of invalid JSON is answered by an error, as
+in any batch; its id is its number in the partition. If the process of a partition fails, the job
+fails: without checkCode, Spark would treat it as an empty result. gemma and the model must be at
+the same path on every worker."""
 import argparse
 import json
 import shlex
@@ -30,9 +30,9 @@ def arguments():
     parser.add_argument("output")
     parser.add_argument(
         "--partitions", type=int, default=2,
-        help="processes in all: as many as models fit the cluster's memory",
+        help="number of processes: as many as models fit in the cluster's memory",
     )
-    parser.add_argument("--gemma", default="gemma", help="the binary, as workers find it")
+    parser.add_argument("--gemma", default="gemma", help="path of the binary on the workers")
     return parser.parse_args(own), options
 
 
@@ -53,7 +53,7 @@ def main():
     lines = spark.sparkContext.textFile(
         typed.input, typed.partitions
     ).filter(lambda line: line.strip()).map(with_id)
-    # textFile takes its number as a minimum; a process a partition is what was asked for.
+    # textFile treats its number as a minimum, but there has to be one process per partition.
     lines.repartition(typed.partitions).pipe(command, checkCode=True).saveAsTextFile(typed.output)
     spark.stop()
 

@@ -1,4 +1,4 @@
-//! Parse, run, print the error chain, exit.
+//! Parses the command line, runs the command, prints the error chain, and exits.
 
 use gemma::cli;
 use gemma::os::{crash, signals};
@@ -11,8 +11,8 @@ static ALLOCATOR: crash::Allocator = crash::Allocator;
 /// Runs before main and before Rust's runtime.
 #[cfg(target_os = "linux")]
 #[used]
-// SAFETY: the section holds addresses of functions that take nothing they need and return nothing,
-// and this is one.
+// SAFETY: the loader calls every address in this section as a function without results. It passes
+// arguments that this function does not read.
 #[unsafe(link_section = ".init_array")]
 static BEFORE_MAIN: extern "C" fn() = signals::mark_closed_stdout;
 

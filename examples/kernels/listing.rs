@@ -1,6 +1,6 @@
-//! Lists the kernel calls that a device would be given for a model, without the device.
+//! Lists the kernel calls that a device would get for a model, without the device.
 //!
-//! [`Listing`] is the footprint of a dry executor: loading a model onto it keeps the plans and the
+//! [`Listing`] is the footprint of a dry executor. Loading a model onto it keeps the plans and the
 //! shapes of the matrices, and [`Listing::calls`] lowers a plan for a device that is only
 //! described.
 
@@ -17,10 +17,10 @@ use gemma::vulkan::{
 use serde_json::Value;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Calls of one kernel that differ in nothing but where their data lie.
+/// Equal calls of one kernel. They differ only in the addresses of their data.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListedCall {
-    /// File in `shaders/`, without the ending.
+    /// Name of the file in `shaders/`, without extension.
     pub shader: &'static str,
     /// Specialisation constants, as (id, value).
     pub constants: Vec<(u32, u32)>,
@@ -28,23 +28,23 @@ pub struct ListedCall {
     pub label: &'static str,
     /// Format, rows and columns of the matrices that it multiplies.
     pub matrices: Vec<(Format, usize, usize)>,
-    /// True where the matrices are those of experts, of which a row has a few.
+    /// Whether the matrices are those of experts. A row uses a few of them.
     pub experts: bool,
     pub groups: [u32; 3],
-    /// Multiply-adds.
+    /// Number of multiply-adds.
     pub work: u64,
-    /// Bytes of weights read.
+    /// Bytes of weights that are read.
     pub bytes: u64,
     /// Number of these calls in the pass.
     pub count: usize,
 }
 
-/// Buffers of the executor's own have ids from here on; a plan has fewer buffers.
+/// First id of the executor's internal buffers. A plan has fewer buffers.
 const OWN: u32 = 1 << 12;
-/// The step buffer's id, which a footprint is not told.
+/// Id of the step buffer, which a footprint is not told.
 const STEP: BufferId = BufferId(OWN - 1);
 
-/// Plans and matrices as the executor would keep them.
+/// Plans and matrices, as the executor would keep them.
 struct Kept {
     footprint: VulkanFootprint,
     matrices: Vec<DeviceMatrix>,
@@ -52,12 +52,12 @@ struct Kept {
     own: Option<Own>,
 }
 
-/// The calls of a device that is only described. Copies share what they keep.
+/// The calls of a device that is only described. Copies share the kept plans.
 #[derive(Clone)]
 pub struct Listing {
     info: DeviceInfo,
-    /// Shapes of int8 matrices that the device multiplies. The executor also checks where their
-    /// elements lie.
+    /// Shapes of int8 matrices that the device multiplies. A real executor also checks the
+    /// positions of their elements.
     shapes: Vec<MatrixShape>,
     kept: Arc<Mutex<Kept>>,
 }
@@ -82,12 +82,12 @@ impl Listing {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the calls of a plan with commands for `bucket`. Equal ones are counted.
+    /// Returns the calls of a plan with commands for `bucket`. Equal calls are counted.
     pub fn calls(&self, plan: PlanId, bucket: Bucket) -> Result<Vec<ListedCall>> {
         let kept = self.kept();
         let (plan, layout) = kept.plans.get(plan.0 as usize).context("no such plan")?;
         let own = kept.own.context("no plan was recorded")?;
-        // Different addresses: matrices at one address would be taken for one.
+        // The addresses differ, because matrices at one address would be merged.
         let addresses: Vec<u64> = (1..=u64::from(OWN) + 8).map(|i| i << 32).collect();
         let lowering = Lowering {
             info: &self.info,
@@ -114,8 +114,8 @@ impl Listing {
         Ok(list)
     }
 
-    /// Returns the kernels beside the passes: those that unpack stored codes, and the one that
-    /// reads memory to measure its speed.
+    /// Returns the kernels that run outside of passes: those that unpack stored codes, and the one
+    /// that measures the speed of the memory.
     pub fn beside_passes() -> Vec<ListedCall> {
         let listed = |(shader, constants): (Shader, Constants)| ListedCall {
             shader: shader.file(),
@@ -220,8 +220,8 @@ impl Footprint for Listing {
     }
 }
 
-/// Reads the description of a device, such as `scripts/check/amd/radv.py` prints: what it can do,
-/// and the shapes of int8 matrices that it multiplies.
+/// Reads the description of a device, as printed by `scripts/check/amd/radv.py`: its features, and
+/// the shapes of int8 matrices that it multiplies.
 pub fn device_info(device: &Value) -> Result<(DeviceInfo, Vec<MatrixShape>)> {
     let number = |name: &str| device[name].as_u64().with_context(|| format!("{name} of {device}"));
     let is_integrated = device["integrated"].as_bool().context("integrated: true or false")?;

@@ -1,5 +1,5 @@
-//! Lists the kernels that GPUs would be given for Gemma 3 27B, in every recipe and format, and for
-//! Gemma 4 with its assistant, and for passes of every number of rows.
+//! Lists the kernels that GPUs would get: for Gemma 3 27B in every recipe and format, for Gemma 4
+//! with its assistant, and for passes of every number of rows.
 //!
 //! `kernels < DEVICES` reads a JSON list of devices and prints a JSON object for each call of a
 //! pass. `scripts/check/amd.sh` compiles these calls for AMD's GPUs.
@@ -21,7 +21,7 @@ use listing::{ListedCall, Listing, device_info};
 use serde_json::{Value, json};
 use std::io::{Write, stdin, stdout};
 
-/// Weight formats that get a pass of their own.
+/// Weight formats that are listed separately.
 const FORMATS: [&str; 18] = [
     "bf16",
     "i8-row",
@@ -51,11 +51,11 @@ const GEMMA_4: [(Shape, &str); 6] = [
     (Shape::Dense12, "q4_0"),
     (Shape::Dense12, "10gb"),
 ];
-/// Rows of passes that decode and verify.
+/// Numbers of rows of passes that decode and verify.
 const ROWS: [usize; 6] = [1, 2, 4, 8, 16, 32];
-/// Nodes of an assistant's draft steps.
+/// Numbers of nodes of an assistant's draft steps.
 const NODES: [usize; 3] = [1, 4, 8];
-/// Positions of the text: kernels of attention are chosen by them too.
+/// Lengths of the text in positions. The choice of attention kernels depends on them too.
 const CONTEXTS: [usize; 2] = [512, 8192];
 
 fn main() -> Result<()> {

@@ -3,7 +3,7 @@
 use super::made_up::Cursor;
 use gemma::npu::{txn, xclbin};
 
-/// A file, and the only section of a file whose header is right.
+/// Parses a file, and a file with one section and a valid header.
 pub fn xclbin(data: &[u8]) {
     const SECTION_AT: usize = 496;
     let mut whole = vec![0; SECTION_AT];
@@ -23,8 +23,8 @@ pub fn xclbin(data: &[u8]) {
     }
 }
 
-/// A stream of words. The length in the header is right if the first bit is 0, since nothing behind
-/// a wrong length is read.
+/// Parses a stream of words. The length in the header is right if the first bit is 0, because
+/// nothing after a wrong length is read.
 pub fn transactions(data: &[u8]) {
     let mut words: Vec<u32> =
         data.as_chunks::<4>().0.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect();

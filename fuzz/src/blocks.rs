@@ -1,4 +1,4 @@
-//! Blocks of GGUF's types with any contents: all decoders and products give the same floats.
+//! Blocks of GGUF's types with random contents: all decoders and products give the same floats.
 
 use super::made_up::Cursor;
 use candle_core::Device;
@@ -13,13 +13,13 @@ use gemma::tensor::block::BLOCKS;
 use gemma::tensor::{Code, GgmlType, Matrix, StoredMatrix};
 use std::sync::LazyLock;
 
-/// Types with blocks.
+/// The types that have blocks.
 static TYPES: LazyLock<Vec<(Code, GgmlType)>> = LazyLock::new(|| {
     let types = BLOCKS.iter().filter_map(|block| Some((block.code, block.ggml?)));
     types.filter(|(_, ggml)| ggml.split.is_some()).collect()
 });
 
-/// Returns candle's name of a type that it decodes.
+/// Returns candle's name of a type; `None` if candle does not decode it.
 fn in_candle(name: &str) -> Option<GgmlDType> {
     Some(match name {
         "Q4_0" => GgmlDType::Q4_0,
@@ -36,7 +36,8 @@ fn in_candle(name: &str) -> Option<GgmlDType> {
     })
 }
 
-/// A block's scale may be infinite or not a number, and so may its weights be.
+/// Returns whether two floats are equal. NaN equals NaN, because a block's scale may be NaN or
+/// infinite.
 fn is_same(a: f32, b: f32) -> bool {
     a == b || a.is_nan() && b.is_nan()
 }

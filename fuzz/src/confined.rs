@@ -1,8 +1,8 @@
-//! Work in a copy of the process under the limits that the program's child has for such work.
+//! Runs work in a copy of the process, under the limits that the program's child has for this work.
 //!
-//! The program runs foreign grammars and templates in a child, because they may take any memory and
-//! time. The copy ends in the same ways. Its coverage counters are copied back, so that libFuzzer
-//! is guided by it.
+//! The program runs foreign grammars and templates in a child, because they may need unlimited
+//! memory and time. The copy ends in the same ways. Its coverage counters are copied back for
+//! libFuzzer.
 
 use gemma::os::process::{Exit, limit_processor_time};
 use gemma::util::child::{self, ChildLimits};
@@ -11,7 +11,7 @@ use std::process::ExitStatus;
 use std::sync::LazyLock;
 use std::time::Duration;
 
-/// Inputs that take more processor time are not kept, since others are made of those that are.
+/// Limit of processor time. Slower inputs are not kept, since other inputs would be made from them.
 const LONGEST: Duration = Duration::from_millis(100);
 
 // The linker defines both ends of the compiler's counters.
@@ -20,7 +20,7 @@ unsafe extern "C" {
     static mut __stop___sancov_cntrs: u8;
 }
 
-/// Memory that the copies share with this process: their counters, and how the work ended.
+/// Memory that the copy shares with this process: its counters, and how the work ended.
 struct Shared(*mut u8);
 
 // SAFETY: one copy runs at a time, and this process waits for it.
@@ -31,7 +31,7 @@ unsafe impl Sync for Shared {}
 static SHARED: LazyLock<Shared> = LazyLock::new(|| {
     let (access, kind) =
         (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
-    // SAFETY: a new mapping at no fixed address.
+    // SAFETY: a new mapping without a fixed address.
     let place =
         unsafe { libc::mmap(std::ptr::null_mut(), counters().len() + 1, access, kind, -1, 0) };
     assert!(place != libc::MAP_FAILED, "no memory for the counters");
@@ -46,8 +46,8 @@ fn counters() -> &'static mut [u8] {
     }
 }
 
-/// Runs `work` in a copy of this process. The work may panic and exceed its limits. Any other end
-/// is a failure.
+/// Runs `work` in a copy of this process. The work may panic or exceed its limits. Any other end is
+/// a failure.
 pub fn confined(limits: ChildLimits, time: Duration, work: impl FnOnce() + Send) {
     let shared = SHARED.0;
     // SAFETY: the copy leaves by `_exit`. Its allocator works: libc resets its locks in `fork`.
@@ -58,7 +58,7 @@ pub fn confined(limits: ChildLimits, time: Duration, work: impl FnOnce() + Send)
         limit_processor_time(time);
         let ended = child::confined(limits, work);
         limit_processor_time(Duration::ZERO);
-        // SAFETY: the mapping has so many bytes, and the parent waits.
+        // SAFETY: the mapping has this size, and the parent waits.
         unsafe {
             let counters = counters();
             shared.copy_from_nonoverlapping(counters.as_ptr(), counters.len());
@@ -78,7 +78,7 @@ pub fn confined(limits: ChildLimits, time: Duration, work: impl FnOnce() + Send)
         Exit::ProcessorTime | Exit::Memory => {}
         Exit::Code(0) => {
             let counters = counters();
-            // SAFETY: the copy has ended, and wrote so many bytes.
+            // SAFETY: the copy has ended, and it initialised these bytes.
             let (seen, ended) = unsafe {
                 let seen = std::slice::from_raw_parts(shared, counters.len());
                 (seen, *shared.add(counters.len()))
@@ -92,7 +92,7 @@ pub fn confined(limits: ChildLimits, time: Duration, work: impl FnOnce() + Send)
     }
 }
 
-/// Undoes what libFuzzer has set up in the parent, and ends the copy with its parent.
+/// Undoes libFuzzer's setup of the parent, and makes the copy end with its parent.
 fn quiet() {
     let signals = [
         libc::SIGABRT,

@@ -1,4 +1,4 @@
-//! Files that earlier runs, other programs and servers leave.
+//! Files that were written by earlier runs, other programs and servers.
 
 use super::made_up::{Cursor, edited, raw_or};
 use super::{DIRECTORY, file};
@@ -15,7 +15,7 @@ use std::fs;
 use std::path::{Component, Path};
 use std::sync::LazyLock;
 
-/// The costs of passes.
+/// The file of measured times of passes.
 pub fn costs(data: &[u8]) {
     static FILE: LazyLock<CostFile> =
         LazyLock::new(|| CostFile::within(Some(DIRECTORY.clone()), b"model", "cpu", "f16"));
@@ -30,7 +30,7 @@ pub fn costs(data: &[u8]) {
     let _ = FILE.load();
 }
 
-/// The outcome of a driver's trial.
+/// The file with the verdict of a driver's trial.
 pub fn verdict(data: &[u8]) {
     static FILE: LazyLock<VerdictFile> =
         LazyLock::new(|| VerdictFile::of("radv 25.1", Some(DIRECTORY.clone())));
@@ -42,7 +42,7 @@ pub fn verdict(data: &[u8]) {
     let _ = FILE.load();
 }
 
-/// A page of the prompt cache whose file was damaged, cut or replaced.
+/// A page of the prompt cache in a damaged, cut or replaced file.
 pub fn pages(data: &[u8]) {
     static PAGES: LazyLock<PageDirectory> = LazyLock::new(|| {
         PageDirectory::open(&DIRECTORY.join("pages"), 1 << 20).expect("the directory has room")
@@ -79,7 +79,7 @@ pub fn pages(data: &[u8]) {
     PAGES.remove(&other);
 }
 
-/// Answers of an interrupted batch. An error leaves the file as it is.
+/// Answers of an interrupted batch. After an error the file is unchanged.
 pub fn answers(data: &[u8]) {
     static LINES: LazyLock<[Value; 2]> = LazyLock::new(|| {
         let usage = json!({"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5});
@@ -125,7 +125,7 @@ pub fn answers(data: &[u8]) {
     assert!(done.0.contains_key("\"a\""), "the answer is found again");
 }
 
-/// The list of a repository's files, whose names become paths below the cache.
+/// The list of a repository's files. Their names become paths in the cache.
 pub fn listing(data: &[u8]) {
     static BASE: LazyLock<Value> = LazyLock::new(|| {
         let (git, sha) = ("a".repeat(40), "b".repeat(64));

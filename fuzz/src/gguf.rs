@@ -1,4 +1,4 @@
-//! GGUF files made up of keys, values and tensors.
+//! GGUF files that are made up of keys, values and tensors.
 
 use super::made_up::{Cursor, raw_or};
 use super::models::use_all;
@@ -6,7 +6,7 @@ use super::{DIRECTORY, file};
 use gemma::checkpoint::{Checkpoint, gguf};
 use gemma::models::{Special, Tokenizer};
 
-/// Words of which a file is made up.
+/// Words that a made-up file consists of.
 pub struct Words {
     pub keys: &'static [&'static str],
     pub texts: &'static [&'static str],
@@ -76,7 +76,7 @@ fn value(cursor: &mut Cursor<'_>, words: &Words, out: &mut Vec<u8>, kind: u32, d
     }
 }
 
-/// Returns a GGUF file that is well formed and may lie.
+/// Returns a GGUF file that is well formed but may contain false values.
 pub fn made_up_gguf(cursor: &mut Cursor<'_>, words: &Words, part: Option<(u32, u32)>) -> Vec<u8> {
     let mut out = b"GGUF".to_vec();
     let (keys, tensors) = (u64::from(cursor.byte() % 20), u64::from(cursor.byte() % 5));
@@ -110,7 +110,7 @@ pub fn made_up_gguf(cursor: &mut Cursor<'_>, words: &Words, part: Option<(u32, u
     out
 }
 
-/// Opens a model as a file and as the directory that it looks like.
+/// Opens a model as a file, and as the directory that its name suggests.
 fn open(path: &std::path::Path) {
     if let Ok(checkpoint) = Checkpoint::open(path) {
         use_all(checkpoint);
@@ -130,7 +130,7 @@ pub fn whole(data: &[u8]) {
     open(&file("x.gguf", &bytes));
 }
 
-/// Two files of one model.
+/// Opens two files of one split model.
 pub fn split(data: &[u8]) {
     let mut cursor = Cursor::new(data);
     let directory = DIRECTORY.join("split");

@@ -1,4 +1,4 @@
-//! Pictures, and towers that read them.
+//! Images, and towers that read them.
 
 use super::gguf::{Words, made_up_gguf};
 use super::made_up::{Cursor, edited, raw_or};
@@ -12,12 +12,12 @@ use std::sync::LazyLock;
 
 const LIMITS: PictureLimits = PictureLimits { bytes: 1 << 16, pixels: 1 << 16 };
 
-/// A JPEG, PNG or WebP file.
+/// Decodes a JPEG, PNG or WebP file.
 pub fn picture(data: &[u8]) {
     let measured = picture::measure(data, LIMITS);
     let Ok(read) = picture::decode(data, LIMITS) else { return };
     let (width, height) = measured.expect("a picture that is decoded has a size");
-    // EXIF data may turn it.
+    // EXIF data may rotate it.
     assert!([(width, height), (height, width)].contains(&(read.width, read.height)));
     assert_eq!(read.rgb.len(), 3 * width * height);
     for filter in [Filter::Bilinear, Filter::Bicubic] {
@@ -26,7 +26,7 @@ pub fn picture(data: &[u8]) {
     }
 }
 
-/// A family's golden checkpoint in a directory of its own, and its two configurations.
+/// A family's golden checkpoint in its own directory, and its two configurations.
 struct Golden {
     directory: PathBuf,
     config: Value,
@@ -49,7 +49,7 @@ static GOLDEN: LazyLock<Vec<Golden>> = LazyLock::new(|| {
     ["gemma3", "gemma4", "gemma4-unified"].iter().map(of).collect()
 });
 
-/// A tower whose configuration was edited.
+/// Opens a tower with an edited configuration.
 pub fn tower(data: &[u8]) {
     let mut cursor = Cursor::new(data);
     let Golden { directory, config, processor } = &GOLDEN[cursor.index(3)];
@@ -62,7 +62,7 @@ pub fn tower(data: &[u8]) {
     see(directory);
 }
 
-/// An mmproj file that is well formed and may lie.
+/// Opens an mmproj file that is well formed but may contain false values.
 pub fn mmproj(data: &[u8]) {
     const WORDS: Words = Words {
         keys: &[
@@ -101,7 +101,7 @@ pub fn mmproj(data: &[u8]) {
     see(&file("mmproj.gguf", &bytes));
 }
 
-/// Lets a tower read a picture, if it can be opened.
+/// Reads an image with a tower, if the tower can be opened.
 fn see(path: &Path) {
     let Ok(vision) = Vision::open(path) else { return };
     let rgb = (0..3 * 9 * 7).map(|i| i as u8).collect();

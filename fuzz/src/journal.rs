@@ -1,5 +1,6 @@
-//! A conversion that goes on with a damaged journal, files and state. It ends in the bytes of an
-//! undisturbed run, or refuses the journal; from the beginning it then ends in the same bytes.
+//! A conversion that resumes with a damaged journal, damaged files or damaged state. It either
+//! writes the bytes of an undisturbed run, or refuses the journal; restarted, it then writes the
+//! same bytes.
 
 use super::DIRECTORY;
 use super::made_up::{Cursor, edited};
@@ -18,7 +19,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::LazyLock;
 
-/// Contents by path.
+/// Contents of files by path.
 type Files = BTreeMap<String, Vec<u8>>;
 
 /// Columns of all matrices.
@@ -28,7 +29,7 @@ const CONFIG: &str = r#"{"model_type": "gemma3_text", "num_hidden_layers": 2, "h
     "intermediate_size": 32, "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 32,
     "vocab_size": 48, "eos_token_id": 1}"#;
 
-/// Rounds to the nearest code, and has a state behind each layer.
+/// Rounds to the nearest code, and has a state after each layer.
 struct WithState {
     nearest: Nearest,
     state: [f32; 4],
@@ -75,7 +76,7 @@ impl Solver for WithState {
     }
 }
 
-/// A source, and what runs leave of it.
+/// A source, and the results of complete and interrupted runs.
 struct Case {
     source: Weights,
     plan: QuantPlan,
@@ -154,7 +155,7 @@ impl Case {
         let importance = Importance::Relative(&|_, _| 1.0);
         let mut plan =
             QuantPlan::new(&source, &recipe, &options(false), &WithState::new(), importance)?;
-        // Sixteen rows of a matrix at once.
+        // Sixteen rows of a matrix at a time.
         plan.chunk = 16 * DIM;
         let mut case = Case { source, plan, whole: Files::new(), partial: Vec::new() };
         let destination = DIRECTORY.join("whole");
@@ -173,7 +174,7 @@ impl Case {
         Ok(case)
     }
 
-    /// Runs the conversion until `tell` was called so often.
+    /// Runs the conversion until its progress was reported `calls` times.
     fn run(&self, destination: &Path, restart: bool, mut calls: usize) -> Result<()> {
         let mut tell = |_: gemma::quant::QuantProgress<'_>| {
             ensure!(calls > 0, "interrupted");
@@ -206,7 +207,7 @@ fn edit_journal(cursor: &mut Cursor<'_>, journal: &mut Vec<u8>) {
         }
         4 => lines.truncate(at),
         _ => {
-            // The digest behind the last space stays.
+            // Keeps the digest after the last space.
             let space = lines[at].iter().rposition(|byte| *byte == b' ').unwrap_or(0);
             let (json, digest) = lines[at].split_at(space);
             if let Ok(line) = serde_json::from_slice(json) {

@@ -1,10 +1,10 @@
-//! Mutation of structures: an input gives the fields of a file, the edits of a valid JSON value, or
-//! the words of a text.
+//! Structured mutation: an input is read as the fields of a file, the edits of a valid JSON value,
+//! or the words of a text.
 
 use serde_json::{Value, json};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Inputs so far that were made up of fields.
+/// Number of inputs that were made up of fields.
 pub static MADE_UP: AtomicU64 = AtomicU64::new(0);
 
 /// Bytes of an input, read as the fields of a structure. Zeros follow the last byte.
@@ -42,8 +42,8 @@ impl<'a> Cursor<'a> {
         u64::from_le_bytes(word)
     }
 
-    /// Returns a small number in most cases, else one at an edge, where counts, sizes and offsets
-    /// go wrong.
+    /// Returns a small number in most cases, otherwise one at an edge of arithmetic, where counts,
+    /// sizes and offsets tend to overflow.
     pub fn number(&mut self) -> u64 {
         match self.byte() {
             small @ 0..=200 => small.into(),
@@ -64,14 +64,15 @@ impl<'a> Cursor<'a> {
         list[self.index(list.len())]
     }
 
-    /// Returns a word of a list that white space separates.
+    /// Returns a word of a list that is separated by white space.
     pub fn word_of<'b>(&mut self, list: &'b str) -> &'b str {
         let count = list.split_whitespace().count();
         list.split_whitespace().nth(self.index(count)).expect("it is below the count")
     }
 }
 
-/// Returns the bytes behind an odd first byte. Behind an even one, `make` makes them of fields.
+/// Returns the input after its first byte. If the first byte is even, `make` builds the result from
+/// that.
 pub fn raw_or(data: &[u8], make: impl FnOnce(&mut Cursor<'_>) -> Vec<u8>) -> Vec<u8> {
     match data.split_first() {
         Some((how, rest)) if how % 2 == 0 => make(&mut Cursor::new(rest)),
@@ -80,8 +81,8 @@ pub fn raw_or(data: &[u8], make: impl FnOnce(&mut Cursor<'_>) -> Vec<u8>) -> Vec
     }
 }
 
-/// Returns a text of words of `list`, which white space separates, and some characters. `·` stands
-/// for a space in a word, `⏎` for a line break.
+/// Returns a text of words of `list`, which are separated by white space, and some characters. `·`
+/// in a word means a space, `⏎` a line break.
 pub fn text_of(cursor: &mut Cursor<'_>, list: &str) -> String {
     let words: Vec<&str> = list.split_whitespace().collect();
     let mut text = String::new();
@@ -100,7 +101,7 @@ pub fn edited(cursor: &mut Cursor<'_>, base: &Value, keys: &str) -> Vec<u8> {
     let mut value = base.clone();
     for _ in 0..cursor.byte() % 9 {
         edit(cursor, &mut value, base, keys);
-        // Repeated repetition would take any amount of memory.
+        // Repeated duplication would need unlimited memory.
         if value.to_string().len() > 1 << 16 {
             break;
         }
@@ -108,7 +109,7 @@ pub fn edited(cursor: &mut Cursor<'_>, base: &Value, keys: &str) -> Vec<u8> {
     value.to_string().into_bytes()
 }
 
-/// Edits a part of `value`. The part is chosen step by step from the root.
+/// Edits a part of `value`, which is chosen step by step from the root.
 fn edit(cursor: &mut Cursor<'_>, value: &mut Value, base: &Value, keys: &str) {
     if !cursor.byte().is_multiple_of(4) {
         match value {

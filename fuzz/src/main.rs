@@ -1,7 +1,8 @@
-//! Every reader of foreign bytes, under libFuzzer. `GEMMA_FUZZ_TARGET` names one, and
-//! `GEMMA_FUZZ_DIRECTORY` names a directory for the files that readers take. No input may cause a
-//! panic, an abort, a wrong result, or use of memory and time beyond the limits.
-//! `scripts/check/fuzz.sh` builds and runs the program.
+//! Fuzzing of all readers of foreign bytes with libFuzzer.
+//!
+//! `GEMMA_FUZZ_TARGET` names a reader, and `GEMMA_FUZZ_DIRECTORY` a directory for the files that
+//! readers use. No input may cause a panic, an abort, a wrong result, or use of memory and time
+//! beyond the limits. `scripts/check/fuzz.sh` builds and runs the program.
 #![no_main]
 
 mod binary;
@@ -64,14 +65,14 @@ static TARGET: LazyLock<fn(&[u8])> = LazyLock::new(|| {
     found.unwrap_or_else(|| panic!("GEMMA_FUZZ_TARGET is {name:?}, and none of {names}")).1
 });
 
-/// A directory of this process, in memory if the script made it there.
+/// The directory of this process. The script may have made it in memory.
 static DIRECTORY: LazyLock<PathBuf> = LazyLock::new(|| {
     std::env::var_os("GEMMA_FUZZ_DIRECTORY").expect("GEMMA_FUZZ_DIRECTORY is set").into()
 });
 
 fuzz_target!(init: begin(), |data: &[u8]| TARGET(data));
 
-/// Follows a grammar if this process was started for that, or lists the targets.
+/// Compiles a grammar if this process was started as a child for that, or lists the targets.
 fn begin() {
     if std::env::var("GEMMA_FUZZ_TARGET").is_ok_and(|name| name == "list") {
         println!("{}", TARGETS.map(|(name, _)| name).join("\n"));

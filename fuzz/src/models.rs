@@ -1,4 +1,4 @@
-//! Containers of weights and the files beside them.
+//! Containers of weights and their side files.
 
 use super::made_up::{Cursor, edited, raw_or};
 use super::texts::TOKENIZER;
@@ -12,7 +12,7 @@ const CONFIG: &str = r#"{"model_type": "gemma3_text", "num_hidden_layers": 1, "h
     "intermediate_size": 32, "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 32,
     "vocab_size": 32, "eos_token_id": 1}"#;
 
-/// A directory of two files in memory, until `look` is done with it.
+/// Calls `look` with a checkpoint in memory: `config`, `weights` and the files `more`.
 fn with_directory(
     config: &[u8],
     weights: &[u8],
@@ -23,7 +23,7 @@ fn with_directory(
     let mut hold = |bytes: &[u8]| -> &'static [u8] {
         let bytes = Box::into_raw(bytes.to_vec().into_boxed_slice());
         held.push(bytes);
-        // SAFETY: freed below, when nothing has the checkpoint any more.
+        // SAFETY: freed below, after the checkpoint was dropped.
         unsafe { &*bytes }
     };
     let mut files = vec![("config.json", hold(config)), ("model.safetensors", hold(weights))];
@@ -50,7 +50,7 @@ pub fn use_all(checkpoint: Checkpoint) {
 
 const DTYPES: [&str; 7] = ["F32", "BF16", "F16", "U8", "I8", "F64", "F8_E4M3"];
 
-/// A header that is well formed and may lie, with some data behind it.
+/// Returns a file with a header that is well formed but may contain false values, and some data.
 fn made_up(cursor: &mut Cursor<'_>, names: &[&str]) -> Vec<u8> {
     let mut header = serde_json::Map::new();
     let mut end = 0;
@@ -84,7 +84,7 @@ pub fn safetensors(data: &[u8]) {
     with_directory(CONFIG.as_bytes(), &weights, &[], use_all);
 }
 
-/// A quantised model whose formats and tensors need not fit each other.
+/// Opens a quantised model. Its formats and tensors need not match each other.
 pub fn artifact(data: &[u8]) {
     const UP: &str = "model.layers.0.mlp.up_proj.weight";
     const FORMATS: [&str; 8] =
@@ -115,8 +115,8 @@ const FIELDS: &str = "
     final_logit_softcapping quantization_config enable_moe_block num_experts top_k_experts
     moe_intermediate_size";
 
-/// Configurations as they are published: the newer form, the older one, Gemma 4's and that of its
-/// mixture of experts.
+/// Published configurations: the newer form, the older one, Gemma 4's and that of its mixture of
+/// experts.
 static CONFIGS: LazyLock<[Value; 4]> = LazyLock::new(|| {
     let text = json!({
         "model_type": "gemma3_text", "num_hidden_layers": 2, "hidden_size": 64,
@@ -196,7 +196,7 @@ pub fn vocabulary(data: &[u8]) {
     let bytes = raw_or(data, |cursor| edited(cursor, &BASE, "<eos> first parts"));
     let Ok(vocabulary) = ReducedVocabulary::parse(&bytes, ROWS) else { return };
     let _ = vocabulary.mismatch(&TOKENIZER);
-    // The digest keeps a vocabulary of other tokens away from here.
+    // The digest refuses a vocabulary of another tokenizer before this point.
     let map = vocabulary.spelling(&TOKENIZER);
     for token in 0..map.vocab() as u32 {
         let back = map.row(token).map(|row| map.token(row));

@@ -23,7 +23,7 @@ const FIELDS: &str = r#"
     chat_template_kwargs enable_thinking reasoning_effort reasoning_content keep_alive tokens
     add_special add_special_tokens id custom_id method url body prefill greedy user metadata"#;
 
-/// Reads bodies as the server does, which starts a child process for each grammar.
+/// Reads bodies like the server, which starts a child process for each grammar.
 static SERVED: LazyLock<RequestBodies> = LazyLock::new(|| {
     child::require();
     let config = include_str!("../../draft/demo-target/config.json");
@@ -119,14 +119,14 @@ static BODIES: LazyLock<[Value; RequestBodies::FORMS as usize]> = LazyLock::new(
     ]
 });
 
-/// The first byte says the form of the rest.
+/// Reads a body. The first byte selects its form.
 pub fn server(data: &[u8]) {
     if let Some((form, body)) = data.split_first() {
         SERVED.read(*form, body);
     }
 }
 
-/// An edited body of each form.
+/// Reads an edited body of each form.
 pub fn bodies(data: &[u8]) {
     let mut cursor = Cursor::new(data);
     let form = cursor.byte() % RequestBodies::FORMS;
@@ -134,7 +134,7 @@ pub fn bodies(data: &[u8]) {
     SERVED.read(form, &body);
 }
 
-/// A line of a batch.
+/// Reads a line of a batch.
 pub fn batch(data: &[u8]) {
     static LINES: LazyLock<[Value; 2]> = LazyLock::new(|| {
         let ours = json!({

@@ -1,4 +1,4 @@
-//! Texts in languages of their own: tokenizers, templates, grammars, settings and recipes.
+//! Texts in formal languages: tokenizers, templates, grammars, settings and recipes.
 
 use super::confined::confined;
 use super::made_up::{Cursor, edited, raw_or, text_of};
@@ -12,8 +12,8 @@ use gemma::tensor::Token;
 use serde_json::{Map, Value, json};
 use std::sync::{Arc, LazyLock};
 
-/// The file of a tokenizer with tokens for all bytes and for ASCII characters. A small vocabulary
-/// makes grammars fast.
+/// A tokenizer file with tokens for all bytes and for ASCII characters. With a small vocabulary,
+/// grammars are fast.
 static TOKENIZER_FILE: LazyLock<Value> = LazyLock::new(|| {
     let control = ["<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>"];
     let mut pieces: Vec<String> = control.map(String::from).to_vec();
@@ -46,7 +46,7 @@ pub static TOKENIZER: LazyLock<Arc<Tokenizer>> = LazyLock::new(|| {
     Arc::new(Tokenizer::from_bytes(bytes.as_bytes()).expect("it is good"))
 });
 
-/// A tokenizer's file that is small enough for many edits.
+/// A tokenizer file that is small enough for many edits.
 static SMALL_FILE: LazyLock<Value> = LazyLock::new(|| {
     let mut file = TOKENIZER_FILE.clone();
     let pieces = ["<bos>", "a", "b", "ab", "▁", "<0x0A>", "<0xF0>", "▁ab"];
@@ -80,7 +80,7 @@ pub fn tokenizer(data: &[u8]) {
     );
 }
 
-/// A template, rendered under the limits of the program's child.
+/// Renders a template under the limits of the program's child.
 pub fn template(data: &[u8]) {
     const WORDS: &str = r#"
         {{· ·}} {%· ·%} {%-· ·-%} {#· ·#} if· elif· else endif for·m·in·messages endfor set·x·=·
@@ -109,10 +109,10 @@ pub fn template(data: &[u8]) {
     });
 }
 
-/// A grammar and the beginning of a text that follows it, under the limits of the program's child.
-/// The first byte says the notation, and how the text is made.
+/// Compiles a grammar and generates the start of a text that follows it, under the limits of the
+/// program's child. The first byte selects the notation and the way to generate.
 pub fn grammar(data: &[u8]) {
-    /// Tokens of the text, at most.
+    /// Limit of the text in tokens.
     const LONGEST: usize = 6;
     static GRAMMARS: LazyLock<Grammars> = LazyLock::new(|| {
         Grammars::new(TOKENIZER.clone(), &[1], 1).expect("the tokenizer has an end")
@@ -126,7 +126,7 @@ pub fn grammar(data: &[u8]) {
     };
     let Ok(text) = String::from_utf8(bytes) else { return };
     let source = match how % 3 {
-        // The parent parses a schema, without limits of its own.
+        // The parent process parses schemas, without limits of time and memory.
         0 => match parse_schema(&text, "a schema") {
             Ok(schema) => GrammarSource::JsonSchema(schema),
             Err(_) => return,
@@ -197,7 +197,7 @@ fn regex(cursor: &mut Cursor<'_>) -> Vec<u8> {
     text_of(cursor, WORDS).into_bytes()
 }
 
-/// `gemma.toml` in the working directory. The first byte names the command.
+/// Reads a `gemma.toml` in the working directory. The first byte selects the command.
 pub fn settings(data: &[u8]) {
     const COMMANDS: [&str; 6] = ["generate", "bench", "serve", "quantize", "eval", "chat"];
     /// Names of options in a file, such as `max-tokens`.

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Measures the tokens a second of a batch by the number of records that are answered at once, with
-# and without drafts, and compares the answers.
+# Measures a batch's tokens a second by the number of records at once, with and without drafts, and
+# compares the answers.
 #
 #   scripts/bench/batch.sh [GENERATE OPTIONS]        such as -m MODEL -d vulkan -t 8
 #
-# Prints medians of ROUNDS rounds; all settings run in turn in each round. "Ready" leaves out the time
-# of one record of one token, which is loading. CPU time is the sum of all threads; it is the better
-# figure on a shared machine. Each setting has its own cache, and no round repeats the prompts of an
-# earlier one. Environment:
+# Prints medians of ROUNDS rounds; all settings run in turn in each round. "Ready" leaves out
+# loading, which is measured by a record of one token. CPU time is the sum over all threads; it is
+# the better figure on a shared machine. Each setting has its own cache, and no round repeats the
+# prompts of an earlier one. Environment:
 #
 #   GEMMA (the binary), ROUNDS (3), RECORDS (96), TOKENS (96) of each
 #   AT_ONCE ("1 2 4 8 16")
@@ -28,7 +28,7 @@ at_once, drafts = env("AT_ONCE", "1 2 4 8 16").split(), env("DRAFTS", "off auto"
 questions = ["Why is the sky blue?", "Tell me a short story about a fox.", "Explain what a hash map is.", "List the days of the week.",
              "Write a polite email to a landlord.", "How do I boil an egg?", "What is the difference between TCP and UDP?",
              "Describe a sunset."]
-# Half of them greedy; all of one length, so that settings differ in nothing but speed.
+# Half of them are greedy. All have one length, so that settings differ only in speed.
 def lines(turn):
     record = lambda n: {"id": n, "prompt": f"{questions[n % 8]} ({n})", "max_tokens": tokens, "ignore_eos": True, "temperature": n // 8 % 2}
     return "\n".join(json.dumps(record(n)) for n in range(turn * records, (turn + 1) * records))
@@ -44,7 +44,7 @@ def spent():
     return used.ru_utime + used.ru_stime
 
 with tempfile.TemporaryDirectory() as home:
-    # No settings from elsewhere.
+    # No settings of this machine.
     kept = {k: v for k, v in os.environ.items() if k == "PATH" or k.startswith(("GEMMA_VULKAN", "VK_", "LD_"))}
     for turn in range(rounds + 1):  # the first for warmth: what passes cost is measured and kept
         for draft, n in settings:

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Compares the CPU executor with llama.cpp on one machine, in turn. Both run random weights in the
 # shape of Gemma 3 1B at about equal bytes, or one GGUF file. Prints medians over ROUNDS rounds, and
-# their ratios, of decode and prefill (tokens/s) and of the time to verify M rows in one pass.
+# their ratios: decode and prefill (tokens/s), and the time to verify M rows in one pass.
 #
 #   scripts/bench/cpu.sh LLAMA_DIR
 #
-# LLAMA_DIR holds llama-bench, verify-bench and make_gguf.py, or the Python package xllamacpp (pip
-# install --target LLAMA_DIR xllamacpp), which is llama.cpp for AVX2 and times no passes of M rows.
-# The package needs FILE.
+# LLAMA_DIR contains llama-bench, verify-bench and make_gguf.py, or the Python package xllamacpp
+# (pip install --target LLAMA_DIR xllamacpp). The package is llama.cpp for AVX2, does not time
+# passes of M rows, and needs FILE.
 #
 # Environment: ROUNDS (5), THREADS (2), SHAPE (1b), MIX (llama-quantize's mix of types, like Q4_K_M,
 # of a file that both run), FILE (a GGUF file that both run), GEMMA (target/release/gemma),

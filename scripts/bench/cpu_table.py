@@ -10,8 +10,8 @@ import sys
 
 
 def ours(path):
-    """Figures of one `gemma bench --json`: decode tok/s, ms by rows, bytes of the weights and of
-    those that a token reads, bandwidth, prefill tok/s."""
+    """Returns the figures of one `gemma bench --json`: decode tok/s, ms by rows, bytes of all
+    weights and of the weights that a token reads, bandwidth, prefill tok/s."""
     report = json.load(open(path))
     rows = {r["name"]: r["figure"]["median"] for r in report["results"]}
     decode = next(v for k, v in rows.items() if k.startswith("tg"))
@@ -23,8 +23,8 @@ def ours(path):
 
 
 def theirs(decode_path, verify_path):
-    """Figures of llama-bench (JSON) and verify-bench (a table whose second and fourth columns are
-    rows and median ms)."""
+    """Returns the figures of llama-bench (JSON) and verify-bench (a table; its second and fourth
+    columns are rows and median ms)."""
     runs = json.load(open(decode_path))
     prefill, decode = (next(r["avg_ts"] for r in runs if r[n] > 0) for n in ("n_prompt", "n_gen"))
     verify = {}
@@ -41,7 +41,7 @@ def main():
     a = [ours(f"{work}/ours-{i}.json") for i in range(1, rounds + 1)]
     b = [theirs(f"{work}/decode-{i}.json", f"{work}/verify-{i}.txt") for i in range(1, rounds + 1)]
     (weights, read), theirs_gb = a[0][2], os.path.getsize(gguf) / 1e9
-    ours_gb, share = weights / 1e9, read / weights  # a mixture's token reads a part
+    ours_gb, share = weights / 1e9, read / weights  # a token of a mixture reads a part
     roof = median(x[3] for x in a)
     print(f"medians of {rounds} rounds in turn; weights ours {ours_gb:.3f} GB, llama.cpp "
           f"{theirs_gb:.3f} GB; memory reads {roof:.1f} GB/s")

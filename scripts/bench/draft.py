@@ -3,8 +3,8 @@
   draft.py convert HELDOUT_DIR OUT.jsonl [--prompts DIR]
   draft.py table WORK_DIR CONFIG...
 
-The table gives tokens per pass by kind of text; below it, what the first configuration has more
-than each other one, with a paired bootstrap interval of 95 % over transcripts."""
+The table has tokens per pass by kind of text. Below it is the difference of the first configuration
+from each other one, with a paired bootstrap interval of 95 % over transcripts."""
 
 import argparse
 import json

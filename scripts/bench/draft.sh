@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Measures the tokens per pass that each source of drafts brings, by replay of texts that no model
-# was trained on.
+# Measures the tokens per pass that each source of drafts adds, by replay of texts that no model was
+# trained on.
 #
 #   scripts/bench/draft.sh HELDOUT_DIR WORK_DIR [PROMPTS_DIR]
 #

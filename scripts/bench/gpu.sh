@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The Vulkan engine recipe by recipe, in 27B's shape with made-up weights; beside llama.cpp where
-# that is given.
+# Measures the Vulkan engine recipe by recipe, in 27B's shape with made-up weights, and llama.cpp if
+# it is given.
 #
 #   scripts/bench/gpu.sh [LLAMA_DIR]     LLAMA_DIR holds llama-bench, verify-bench and make_gguf.py
 #
@@ -15,7 +15,7 @@
 #   WORK         where the JSON of each is kept, and llama.cpp's model (a new directory)
 #   EACH, LIMIT  most seconds of one measurement (90), and of everything (540)
 #   DEPTH        tokens in the cache (512)
-#   KERNEL_ROWS  rows of the passes whose kernels are timed (1,8,16,128), for kernels.py
+#   KERNEL_ROWS  rows of the passes in which kernels are timed (1,8,16,128), for kernels.py
 #   REPETITIONS (3), TOKENS of the decode test (32), GEMMA (target/release/gemma)
 #   SHAPE (27b), DEVICE (vulkan), ROWS (1,2,4,8,16,32), PROMPT (512), LLAMA_ARGS (-ngl 99)
 set -uo pipefail
@@ -60,7 +60,7 @@ measure() { # name, file, command...
 
 if [ -n "$llama" ]; then
   llama=$(cd "$llama" && pwd) || exit 1
-  # Libraries that the system may lack lie beside the programs.
+  # Libraries that the system may lack are next to the programs.
   with=()
   if ldd "$llama/llama-bench" 2>/dev/null | grep -q "not found"; then
     with=(env "LD_LIBRARY_PATH=$llama/fallback")

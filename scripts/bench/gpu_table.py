@@ -1,4 +1,4 @@
-"""One table from what scripts/bench/gpu.sh left in a directory.
+"""Makes one table of the results that scripts/bench/gpu.sh wrote to a directory.
 
 python3 scripts/bench/gpu_table.py WORK
 """
@@ -11,7 +11,7 @@ import markdown_table
 
 
 def ours(path):
-    """GB of weights, GB/s of the memory, prefill and decode in tok/s, and ms by rows."""
+    """Returns GB of weights, GB/s of the memory, prefill and decode in tok/s, and ms by rows."""
     report = json.loads(path.read_text())
     out = dict(gb=report["model"]["weights"] / 1e9, roof=report["machine"]["read_gb_per_s"])
     out |= dict(pp=None, tg=None, passes={})
@@ -24,7 +24,7 @@ def ours(path):
 
 
 def theirs(work):
-    """The same of llama.cpp, as far as it was measured."""
+    """Returns the same figures of llama.cpp, as far as it was measured."""
     out = dict(gb=None, pp=None, tg=None, passes={})
     speed, passes = work / "theirs-speed.json", work / "theirs-passes.txt"
     if speed.exists():
@@ -49,18 +49,18 @@ def cell(value, digits=1, bracket=None):
     return f"{value:.{digits}f}" + (f" ({bracket:.2f})" if bracket else "")
 
 
-def line(name, f, sizes, roof, beside=None):
-    """A row. A bracket says how many times as fast as `beside`, which is llama.cpp; without that,
-    what share of a pass it takes to read the weights at the memory's speed."""
+def line(name, f, sizes, roof, peer=None):
+    """Returns a row. Brackets have the speed relative to `peer`, which is llama.cpp. Without it
+    they have the share of a pass that reading the weights at the memory's speed takes."""
     reading = over(f["gb"], roof)
     share = over(reading, over(1, f["tg"]))
 
     def speed(key, digits):
-        return cell(f[key], digits, beside and over(f[key], beside[key]))
+        return cell(f[key], digits, peer and over(f[key], peer[key]))
 
     def of_pass(rows):
         ms = f["passes"].get(rows)
-        reference = beside["passes"].get(rows) if beside else reading and 1e3 * reading
+        reference = peer["passes"].get(rows) if peer else reading and 1e3 * reading
         return cell(ms, bracket=over(reference, ms))
 
     def cost(rows):
@@ -72,7 +72,7 @@ def line(name, f, sizes, roof, beside=None):
 
 
 def bumps(name, passes):
-    """Passes that take longer than one over more rows, by more than 2 %."""
+    """Lists passes that take over 2 % longer than a pass over more rows."""
     sizes = sorted(passes)
     for fewer, more in zip(sizes, sizes[1:]):
         if passes[fewer] > 1.02 * passes[more]:
@@ -88,16 +88,16 @@ def main():
     if not found:
         sys.exit(f"error: nothing was measured: {work} has no ours-*.json")
     llama = theirs(work)
-    beside = llama if llama["passes"] or llama["tg"] else None
-    # The fastest reading is the one that nothing disturbed.
+    peer = llama if llama["passes"] or llama["tg"] else None
+    # The fastest measurement was disturbed least.
     roof = max(f["roof"] for f in found.values())
     sizes = sorted({m for f in [llama, *found.values()] for m in f["passes"]})
     passes = [f"{m} row{'s' * (m > 1)}, ms" for m in sizes]
     head = ["", "GB", "decode, tok/s", "% of memory", *passes, "c(8)", "c(16)", "prefill, tok/s"]
     table = [head]
-    if beside:
+    if peer:
         table.append(line("llama.cpp", llama, sizes, roof, dict(pp=None, tg=None, passes={})))
-    table += [line(name, f, sizes, roof, beside) for name, f in found.items()]
+    table += [line(name, f, sizes, roof, peer) for name, f in found.items()]
     failed = work / "failed.txt"
     if failed.exists() and (names := failed.read_text()):
         print(f"Not measured:\n{names}")
@@ -106,7 +106,7 @@ def main():
         print("Passes that more rows would make faster:", *found_bumps, sep="\n- ", end="\n\n")
     share = "share of a pass that reading the weights at that speed takes"
     print(f"Memory gives {roof:.0f} GB/s. In brackets: ", end="")
-    print("times as fast as llama.cpp.\n" if beside else f"{share}.\n")
+    print("times as fast as llama.cpp.\n" if peer else f"{share}.\n")
     markdown_table.show(table)
 
 

@@ -1,14 +1,14 @@
-"""Where a pass's time goes, kernel by kernel, and what bounds each.
+"""Prints the time of each kernel in a pass, and the resource that limits it.
 
     gemma bench --synthetic 27b --recipe seed -d vulkan --only kernels --kernel-rows 1,8,16,128 \\
       --json >seed.json
     python3 scripts/bench/kernels.py seed.json... [--rows 1 8] [--peak T]
 
-scripts/bench/gpu.sh leaves such files of each recipe. A kernel is bound by what would take the
-largest part of its time alone, if that is half of it or more: reading its weights at the measured
-speed of the memory; its multiply-adds of int8 at the fastest rate of any kernel in these files (or
---peak); or starting, at the shortest time that a launch of any kernel took. Otherwise it is bound
-by something else: decoding codes, floating point, waiting.
+scripts/bench/gpu.sh writes these files for each recipe. Three lower bounds of a kernel's time are
+compared: reading its weights at the measured speed of the memory; its multiply-adds of int8 at the
+fastest rate of any kernel in these files (or --peak); and its launches, at the shortest time of any
+launch. The largest of them limits the kernel if it is at least half of its time. Otherwise the
+limit is something else: decoding codes, floating point, waiting.
 """
 
 import argparse
@@ -25,7 +25,7 @@ def of_rows(rows):
 
 
 def digits(x):
-    """Three digits that count, and no exponent."""
+    """Formats a number with three significant digits and no exponent."""
     return f"{x:.0f}" if x >= 100 else f"{x:.3g}" if x >= 1e-3 else "0"
 
 
@@ -34,7 +34,7 @@ def percent(x):
 
 
 def table(kernels, roof, peak, launch):
-    """Rows of one size of pass, longest first; times and launches are of one pass."""
+    """Returns rows for one size of pass, longest first. Times and launches are of one pass."""
     passes = kernels[0]["passes"] or 1
     total = sum(k["seconds"] for k in kernels)
     rows = [[*HEAD, "bound by"]]

@@ -3,7 +3,7 @@
 
     scripts/bench/llama_wheel.py MODEL THREADS PROMPT GENERATED REPETITIONS
 
-The package holds one build for all x86-64 processors, whose widest vectors are those of AVX2."""
+The package has one build for all x86-64 processors, which uses AVX2 at most."""
 
 import json
 import os
@@ -29,7 +29,7 @@ def main():
                 "ignore_eos": True, "cache_prompt": False, "temperature": 0}
         answer = server.handle_completions(body)
         answer = json.loads(answer) if isinstance(answer, (str, bytes)) else answer
-        # The first one warms up.
+        # The first run warms up.
         if i:
             for name, values in speeds.items():
                 values.append(answer["timings"][f"{name}_per_second"])

@@ -1,8 +1,8 @@
-"""A Markdown table whose columns line up in plain text too, for the scripts that print one."""
+"""Markdown tables with columns that are aligned in plain text too."""
 
 
 def show(rows, left=(0,)):
-    """Prints rows of cells, the first of them the heading. `left`: columns aligned to the left."""
+    """Prints rows of cells. The first row is the heading. `left` lists left-aligned columns."""
     columns = range(len(rows[0]))
     widths = [max(3, *(len(row[c]) for row in rows)) for c in columns]
 

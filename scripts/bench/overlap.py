@@ -1,13 +1,12 @@
-"""Measures what drafting on a CPU thread costs a target that decodes on the GPU meanwhile.
+"""Measures how much drafting on a CPU thread slows a target that decodes on the GPU.
 
     python3 scripts/bench/overlap.py TARGET... --draft DRAFT_DIR [-d vulkan] [--rounds 12] [--args
     "--format-weights i4-g32"]
 
 TARGET is a model for `gemma bench -m`, or the name of a shape for `--synthetic` such as 27b. Plain
-decoding is timed alone, beside a draft that decodes on one thread all the while, and beside a loop
-that only keeps a core busy, in random order; the draft's processor time shows that it was at work.
-Prints the tokens a second of every run and, by pairs of a round, what the company changed. Only the
-standard library."""
+decoding is timed in random order alone, while a draft decodes on one thread, and while a loop keeps
+a core busy. The draft's processor time shows that it ran. Prints the tokens a second of every run
+and, for pairs of one round, the change by the other process. Uses only the standard library."""
 
 import argparse
 import json
@@ -19,7 +18,7 @@ import subprocess
 import sys
 import time
 
-ARMS = ("alone", "beside the draft", "beside a busy loop")
+ARMS = ("alone", "with the draft", "with a busy loop")
 
 
 def decoded(a, target):
@@ -52,9 +51,9 @@ def company(a, arm):
 
 
 def busy(process):
-    """Seconds of processor time so far; the process must still run."""
+    """Returns the seconds of processor time so far. The process must still run."""
     if process.poll() is not None:
-        sys.exit("the company ended by itself")
+        sys.exit("the other process ended by itself")
     fields = pathlib.Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -85,7 +84,7 @@ def main():
     ap.add_argument("--tokens", type=int, default=256)
     ap.add_argument("--rounds", type=int, default=12)
     ap.add_argument(
-        "--settle", type=float, default=0.5, help="seconds that the company has to get going"
+        "--settle", type=float, default=0.5, help="seconds for the other process to start"
     )
     ap.add_argument(
         "--args", default="--format-weights i4-g32", help="more options for --synthetic"

@@ -1,14 +1,14 @@
-"""Quantises one trained model by this program and by llama.cpp, at equal bytes, and prints how far
-each is from the model.
+"""Quantises one trained model with this program and with llama.cpp, at equal bytes, and prints the
+KL divergence of each result from the model.
 
     python scripts/bench/quant.py --gemma BIN --llama DIR --model HF_DIR --calibration FILE --text
     KIND=FILE ... --work DIR
 
-Everything that llama.cpp makes is dequantised (by the `gguf` package of its project) into plain f32
-and judged by the same `gemma eval --reference` as ours: same windows, same tokens, same arithmetic.
-That spares llama.cpp the error of its rounded activations, which our own figures include. Bytes are
-those of all files: a GGUF holds its vocabulary, our directory holds tokenizer.json, config.json and
-a report. Finished parts in the work directory are used again."""
+llama.cpp's files are dequantised (by the `gguf` package of its project) into plain f32 and
+evaluated by the same `gemma eval --reference` as ours: same windows, tokens and arithmetic. So
+llama.cpp's figures do not include the error of rounded activations; our own do. Bytes are those of
+all files: a GGUF has its vocabulary, our directory has tokenizer.json, config.json and a report.
+Finished parts in the work directory are used again."""
 import argparse
 import json
 import pathlib
@@ -28,7 +28,7 @@ LAYER = {
 
 
 def run(command, log):
-    """Runs to the end; what it says goes to a file."""
+    """Runs a command to its end. Its output goes to a file."""
     with open(log, "w") as out:
         subprocess.run([str(c) for c in command], stdout=out, stderr=subprocess.STDOUT, check=True)
 
@@ -43,7 +43,7 @@ def hf_name(name):
 
 
 def dequantise(gguf_file, model, out):
-    """The GGUF's weights as an f32 directory beside the model's own config and tokenizer."""
+    """Writes the GGUF's weights as an f32 directory with the model's own config and tokenizer."""
     import gguf
     import numpy as np
     from safetensors.numpy import save_file
@@ -62,7 +62,7 @@ def dequantise(gguf_file, model, out):
 
 
 def evaluate(a, directory, name):
-    """KL divergence from the model by kind of text."""
+    """Returns the KL divergence from the model by kind of text."""
     done = a.work / f"{name}.eval.json"
     if not done.exists():
         found = {}
@@ -83,7 +83,8 @@ def evaluate(a, directory, name):
 
 
 def total(found):
-    """Means over all tokens, of the divergence with its standard error; the largest 99 % point."""
+    """Returns means over all tokens, the standard error of the mean divergence, and the largest
+    99 % point."""
     n = sum(f["tokens"] for f in found.values())
     mean = lambda key: sum(f["tokens"] * f[key] for f in found.values()) / n
     error = sum((f["tokens"] * f["stderr"]) ** 2 for f in found.values()) ** 0.5 / n
@@ -95,7 +96,7 @@ def total(found):
 
 
 def theirs(a):
-    """Name, bytes and figures of each type."""
+    """Returns the name, bytes and figures of each of llama.cpp's types."""
     reference = a.work / "reference.gguf"
     if not reference.exists():
         run(
@@ -128,8 +129,8 @@ def theirs(a):
 
 
 def ours(a, name, size, flags):
-    """Bytes and figures of our directory of at most `size` bytes, or of what the flags say where
-    there is no size."""
+    """Returns bytes and figures of our directory of at most `size` bytes. Without a size, the flags
+    choose the format."""
     out = a.work / name
     if not out.exists():
         limit = ["--target-size", f"{size} B"] if size else []
@@ -162,7 +163,7 @@ def main():
     p.add_argument("--window", type=int, default=512)
     p.add_argument(
         "--ablate", action="store_true",
-        help="also what each part of ours brings, at the bytes of Q2_K",
+        help="also measure the gain by each part of ours, at the bytes of Q2_K",
     )
     a = p.parse_args()
     a.work.mkdir(exist_ok=True)
@@ -177,7 +178,7 @@ def main():
         assert mine <= size, f"{mine} bytes for {size}"
         mean, other = total(own), total(found)
         ratio = mean["kld"] / other["kld"]
-        # As if the two were independent, though they are of the same tokens: rather too large.
+        # Treats both errors as independent, although the tokens are the same, so it is too large.
         error = ratio * (
             (mean["error"] / mean["kld"]) ** 2 + (other["error"] / other["kld"]) ** 2
         ) ** 0.5
@@ -199,7 +200,7 @@ def main():
                 ["--linear", "t2-row+h128", "--embedding", "t4-row+h128", *calibrate],
             ),
             (
-                "all i2 a row behind a Hadamard", None,
+                "all i2 a row after a Hadamard", None,
                 ["--linear", "i2-row+h128", "--embedding", "t4-row+h128", *calibrate],
             ),
             (

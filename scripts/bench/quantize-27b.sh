@@ -5,8 +5,8 @@
 #   scripts/bench/quantize-27b.sh WORK_DIR TOKENIZER_JSON
 #
 # Makes up to 4.5 GB of random weights in WORK_DIR (one and two layers, and the whole table) and
-# removes them at the end. What the second layer adds is taken for each further one. The tokenizer
-# may be any whose ids stay below 262208; text alone needs it. Environment:
+# removes them at the end. The cost of the second layer is assumed for each further one. Any
+# tokenizer with ids below 262208 will do; only text needs it. Environment:
 #
 #   TOKENS (4096)             of the built-in text
 #   LINEAR (t2-row+h128)      the format, where no size is given
@@ -25,8 +25,8 @@ read -ra sizes <<<"${SIZE:-}"
 mkdir -p "$work"
 trap 'rm -rf "$work"/src-* "$work"/dst-*' EXIT
 
-# Peak memory in kB, the processor's seconds, which other work on the machine does not change, and
-# the clock's.
+# Measures peak memory in kB, processor seconds, which other work on the machine does not change,
+# and elapsed seconds.
 measure() { # label, layers, arguments
   local label=$1-$2 src=$work/src-$2
   shift 2

@@ -27,7 +27,7 @@ QUESTION = "Write a story about a house by the sea."
 
 
 def ask(messages, tokens, seed=1, **more):
-    """Streams an answer: its text, times of its events, and its usage."""
+    """Streams an answer. Returns its text, the times of its events, and its usage."""
     connection = http.client.HTTPConnection(address, timeout=600)
     body = {"messages": messages, "max_tokens": tokens, "seed": seed, "stream": True,
             "ignore_eos": True, "stream_options": {"include_usage": True}, **more}
@@ -65,8 +65,8 @@ def metric(name):
 
 
 def overhead():
-    """Time a token beyond what `gemma generate` takes, alternating. Both run without drafts: those
-    of a server that has answered the same before are better."""
+    """Compares the time per token with that of `gemma generate`; they alternate. Both run without
+    drafts, because those of a server that has answered the same before are better."""
     alone, served = [], []
     for _ in range(PAIRS):
         command = [os.environ["GEMMA"], "generate", "-q", "--stats", "json", "--ignore-eos",
@@ -83,8 +83,8 @@ def overhead():
 
 
 def throughput():
-    """Clients at once, each round with questions of its own; the first rounds meet kernels that
-    are still to be compiled."""
+    """Measures clients at once. Each round has other questions. The first rounds include the
+    compilation of kernels."""
     for clients in CLIENTS:
         speeds, firsts = [], []
         for turn in range(ROUNDS):
@@ -104,7 +104,7 @@ def throughput():
 
 
 def peer():
-    """llama.cpp's batched generation of the same model."""
+    """Measures llama.cpp's batched generation of the same model."""
     for texts, speed in batched_speeds(options[options.index("-m") + 1], CLIENTS, TOKENS):
         print(f"llama.cpp, {texts} texts at once: {speed:.0f} tokens a second")
 
@@ -112,25 +112,25 @@ def peer():
 def beside_long_prompt():
     short = "word " * 50
     alone = min(ask(user(f"{short} {n}"), 2)[1][0] for n in range(3))
-    # The first time meets kernels that are still to be compiled.
+    # The first time includes the compilation of kernels.
     for turn, words in enumerate((LONG // 8, LONG)):
         long = " ".join(f"item {turn} {n}" for n in range(words // 3))
         times, rounds = {}, metric("gemma_rounds_total")
         reader = threading.Thread(target=lambda: times.update(long=ask(user(long), 2)))
         reader.start()
         time.sleep(0.2)
-        beside = ask(user(f"{short} x{turn}"), 2)[1][0]
+        during = ask(user(f"{short} x{turn}"), 2)[1][0]
         reader.join()
         rounds = metric("gemma_rounds_total") - rounds
     _, long_times, usage = times["long"]
-    print(f"first token of a short prompt: alone {alone * 1e3:.0f} ms, beside a prompt of "
-          f"{usage['prompt_tokens']} tokens {beside * 1e3:.0f} ms, which are "
-          f"{beside / (long_times[-1] / rounds):.1f} rounds (that one: {long_times[0]:.1f} s in "
+    print(f"first token of a short prompt: alone {alone * 1e3:.0f} ms, during a prompt of "
+          f"{usage['prompt_tokens']} tokens {during * 1e3:.0f} ms, which are "
+          f"{during / (long_times[-1] / rounds):.1f} rounds (that one: {long_times[0]:.1f} s in "
           f"{rounds:.0f} rounds)")
 
 
 class Agent:
-    """A conversation with a long system message, and how much of it is read more than once."""
+    """A conversation with a long system message. Counts the tokens that are read more than once."""
 
     def __init__(self, number, rules):
         system = f"You are agent {number}. " + "".join(
@@ -143,7 +143,7 @@ class Agent:
         text, _, usage = ask(self.messages, 20, seed=self.turns)
         self.messages.append({"role": "assistant", "content": text})
         cached = usage["prompt_tokens_details"]["cached_tokens"]
-        # All of the turn before was in a cache once: its prompt and its answer.
+        # The whole turn before, prompt and answer, was in a cache once.
         self.again += max(self.held - cached, 0)
         self.read += usage["prompt_tokens"]
         self.held = usage["prompt_tokens"] + usage["completion_tokens"]
@@ -155,7 +155,7 @@ def share(again, read):
 
 
 def agents():
-    """Conversations whose prompts grow with each turn: what is read more than once."""
+    """Measures the share of tokens that is read more than once in growing conversations."""
     alone = Agent(0, RULES)
     for _ in range(TURNS):
         alone.turn()
@@ -179,8 +179,8 @@ def agents():
 
 
 def report():
-    """One question about a long report. A run of the script asks several servers, one after the
-    other, and the last one compares their answers: FOUND has the earlier ones."""
+    """Sends one question about a long report. serve.sh does this with several servers in turn, and
+    the last run compares the answers. The file FOUND has the earlier answer."""
     rules = " ".join(f"Item {n} of the report costs {n * 37 % 1000}." for n in range(LONG // 8))
     name, question = os.environ["QUESTION"].split(": ")
     text, times, usage = ask(user(f"{rules}\n\n{question}"), TOKENS)

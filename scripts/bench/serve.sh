@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Measures the server: its overhead over the engine, throughput by clients, the first token beside
-# a long prompt, the tokens that an agent's turns read again, and a question about a
-# report that an earlier process has read (--cache-dir).
+# Measures the server: its overhead over the engine, throughput by clients, the first token during a
+# long prompt, the tokens that an agent's turns read again, and a question about a report that an
+# earlier process has read (--cache-dir).
 #
 #   scripts/bench/serve.sh [GEMMA] [SERVE OPTIONS...]
 #
@@ -27,8 +27,8 @@ work=$(mktemp -d)
 . scripts/check/server.sh
 trap 'stop_server; rm -rf "$work"' EXIT
 
-# Starts a server of these options and measures a part against it; then "$@" are the options that
-# the engine alone has too.
+# Starts a server with these options and measures a part against it. "$@" are the options that the
+# engine alone has too.
 part() {
   local name=$1 own=$2
   shift 2
@@ -46,7 +46,8 @@ for name in ${PARTS:-overhead engine agents report}; do
     # The engine alone runs while the server waits, on the same device.
     overhead) part overhead "--device-lock off" "$@" --draft off ;;
     agents)
-      # The demo's template shows the last message alone. Without it Gemma's own shows all of them.
+      # The demo's template shows only the last message. Gemma's own, used without it, shows all of
+      # them.
       model=(-m "$work/demo")
       case " $* " in *" -m "* | *" --model"*) model=() ;; esac
       part agents "--parallel 2 --cache-ram ${CACHE_RAM:-1GB}" "${model[@]}" "$@"
@@ -60,6 +61,6 @@ for name in ${PARTS:-overhead engine agents report}; do
       ;;
     *) part "$name" "--parallel 32 --max-queue 1000" "$@" ;;
   esac
-  # After the server, whose cache takes the device's memory.
+  # This runs after the server has ended, because the server's cache takes the device's memory.
   if [ "$name" = engine ] && [ -n "${LLAMA:-}" ]; then python3 scripts/bench/serve.py peer - "$@"; fi
 done

@@ -3,8 +3,7 @@ weights.
 
     python scripts/bench/shape_27b.py DIR [LAYERS]
 
-Two layers are 4.5 GB. Random weights say nothing about quality: this is for measuring memory and
-time."""
+Two layers are 4.5 GB. The checkpoint is for measuring memory and time, not quality."""
 import json
 import pathlib
 import random
@@ -36,8 +35,8 @@ def shapes(layers):
 
 
 def chunks(count):
-    """Random bf16 of magnitudes around 1/100: a random low byte, and a high byte with sign and one
-    of two exponents. Every machine makes the same."""
+    """Returns random bf16 values of magnitudes around 1/100: a random low byte, and a high byte
+    with sign and one of two exponents. They are the same on every machine."""
     source = random.Random(1)
     high = bytes((0x80 if b & 128 else 0) | (0x3C if b & 3 == 0 else 0x3B) for b in range(256))
     while count:

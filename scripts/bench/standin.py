@@ -11,9 +11,9 @@ one unless other options name another:
     --model draft/gemma3-draft/medium --draft-model draft/gemma3-draft/small
     --tokenizer GEMMA/tokenizer.json
 
-Speed is real; tokens a pass are the stand-in's and say nothing of a Gemma. Our side checks that
-drafts change no text. The script names what fails or has no time left, measures the rest, and exits
-with 1. The table comes last.
+The speed is real. Tokens a pass are the stand-in's, and a Gemma's may differ. Our side checks that
+drafts change no text. If a part fails or no time is left, the script names it, measures the rest,
+and exits with 1. The table comes last.
 """
 
 import argparse
@@ -33,11 +33,11 @@ TURN = "<start_of_turn>user\n{}<end_of_turn>\n<start_of_turn>model\n"
 
 
 class Failed(Exception):
-    """Something that is named and left out."""
+    """A part that failed. It is named and left out."""
 
 
 def run(a, *command, **more):
-    """Standard output and standard error of a program."""
+    """Runs a program. Returns its standard output and standard error."""
     command, left = [str(c) for c in command], a.end - time.monotonic()
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=max(1, left), **more)
@@ -51,7 +51,7 @@ def run(a, *command, **more):
 
 
 def chosen(files, count):
-    """Prompts spread evenly over the lines of each file."""
+    """Returns prompts that are spread evenly over the lines of each file."""
     out = []
     for file in files:
         lines = [json.loads(line) for line in file.read_text().splitlines() if line.strip()]
@@ -61,7 +61,7 @@ def chosen(files, count):
 
 
 def found(pattern, text):
-    """Figures in the output of a program."""
+    """Returns the figures in the output of a program."""
     match = re.search(pattern, text)
     if not match:
         raise Failed(f"the output has no {pattern!r}:\n{text[-2000:]}")
@@ -69,7 +69,7 @@ def found(pattern, text):
 
 
 def made(a, model, shape):
-    """The GGUF of a model, made unless it is there."""
+    """Returns the GGUF file of a model. Makes it if it does not exist."""
     file = a.work / f"{model.name}-{shape}.gguf"
     if not file.exists():
         options = ["--model", model, "--tokenizer", a.tokenizer, "--shape", shape]
@@ -79,7 +79,7 @@ def made(a, model, shape):
 
 
 def draft_directory(a):
-    """The draft model with the file that says what its rows are, as `--draft` takes it."""
+    """Returns a directory for `--draft`: the draft model with the vocabulary of its rows."""
     model, folder = a.draft_model, a.work / a.draft_model.name
     folder.mkdir(exist_ok=True)
     vocabulary = [p / "draft_vocabulary.json" for p in (model, model.parent)]
@@ -90,7 +90,7 @@ def draft_directory(a):
 
 
 def ours(a, temperature, prompts, target):
-    """A row of the table."""
+    """Measures this program. Returns a row of the table."""
     file = a.work / "prompts.jsonl"
     file.write_text("".join(json.dumps(p) + "\n" for p in prompts))
     command = [a.gemma, "bench", "-m", target, "-d", a.device, "--draft", draft_directory(a)]
@@ -113,7 +113,7 @@ def ours(a, temperature, prompts, target):
 
 
 def theirs(a, prompts, target):
-    """A row for each number of drafts a pass."""
+    """Measures llama.cpp. Returns a row for each number of drafts per pass."""
     draft = made(a, a.draft_model, "own")
     libraries = {"env": os.environ | {"LD_LIBRARY_PATH": f"{a.llama}:{a.llama}/fallback"}}
     common = ["-m", target, "-ngl", a.layers, "-n", a.tokens]

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs the scripts that measure a GPU on the CPU with small sizes, and checks what they print and what
-# they do after a failure.
+# Runs the scripts that measure a GPU on the CPU with small sizes. Checks their output, and their
+# behaviour after a failure.
 #
 #   scripts/bench/test.sh [GEMMA]      GEMMA is the binary, target/release/gemma by default
 #
@@ -30,7 +30,7 @@ has() { # file, extended regular expression
 
 export GEMMA=$gemma SHAPE=270m DEVICE=cpu PROMPT=8 DEPTH=8 TOKENS=2 REPETITIONS=1 ROWS=1,8,16
 export KERNEL_ROWS=1,8
-# One of three recipes is none. The others are measured, and the table is the last thing.
+# One of three recipes does not exist. The others are measured, and the table comes last.
 WORK=$work/gpu RECIPES="int4 nonsense t2-row+h128" ends 1 scripts/bench/gpu.sh
 has err '^nonsense: exit code 3: error: '
 has out '^nonsense: exit code 3'
@@ -48,13 +48,13 @@ profiled=$(grep -cE "$row" "$work/gpu/kernels.md") || true
 ends 0 python3 scripts/bench/kernels.py "$work/gpu/ours-int4.json" --rows 8 --peak 100
 has out '^- The peak of int8 is 100 Top/s, as given'
 has out '^`int4`, .* pass of 8 rows:$'
-# Without time nothing is measured, and that is said.
+# Without time nothing is measured, and the script says so.
 WORK=$work/gpu LIMIT=0 RECIPES="int4" ends 1 scripts/bench/gpu.sh
 has err '^int4: no time was left$'
 has err '^error: nothing was measured'
 
-# llama.cpp's output, as its programs write it, gives the ratios.
-mkdir "$work/llama" "$work/beside"
+# llama.cpp's output gives the ratios.
+mkdir "$work/llama" "$work/compared"
 cat >"$work/llama/make_gguf.py" <<'PY'
 import sys
 open(sys.argv[-1], "w").write("model")
@@ -72,7 +72,7 @@ echo '|      8 |    1 |    1.00 |    2.00 |'
 echo '|      8 |    8 |    1.00 |    5.00 |'
 SH
 chmod +x "$work"/llama/*-bench
-WORK=$work/beside RECIPES=int4 ends 0 scripts/bench/gpu.sh "$work/llama"
+WORK=$work/compared RECIPES=int4 ends 0 scripts/bench/gpu.sh "$work/llama"
 has out '^\| llama.cpp \| 0.235 \| +10.0 \| .* +2.0 \| +5.0 \| +- \| 2.50 \| +- \| +100 \|$'
 has out '^\| int4 .*\| +[0-9.]+ \([0-9.]+\) \|$'
 
@@ -81,7 +81,7 @@ if ! python3 -c 'import numpy' 2>/dev/null; then
   exit 0
 fi
 
-# Weights are read as the program reads them, but for the rounding of bf16.
+# Weights are read as the program reads them, except for rounding to bf16.
 for model in demo-target demo-draft; do
   ends 0 "$gemma" quantize "draft/$model" "$work/$model" --allow-requantize -q \
     --linear bf16 --embedding bf16
@@ -100,7 +100,7 @@ for name, x in ours.items():
 PY
 done
 
-# In a larger shape a model says the same.
+# In a larger shape a model gives the same text.
 ends 0 python3 scripts/bench/standin/make.py "$work/own.gguf" --shape own
 ends 0 python3 scripts/bench/standin/make.py "$work/test.gguf" --shape test
 head -c 2000 docs/GLOSSARY.md >"$work/text"
@@ -116,7 +116,7 @@ PY
 ends 1 python3 scripts/bench/standin/make.py "$work/x.gguf" --model draft/gemma3-draft/medium
 has err '^help: name the tokenizer.json of a Gemma 3 with --tokenizer$'
 
-# Both ways to generate, and a table as the last thing; a program that is missing is named.
+# Both ways to generate, and the table comes last. A missing program is named.
 mkdir "$work/standin"
 mv "$work/test.gguf" "$work/standin/demo-target-test.gguf"
 ends 1 python3 scripts/bench/standin.py --gemma "$gemma" --device cpu --shape test --count 2 \

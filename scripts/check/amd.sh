@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Compiles the program's kernels for AMD GPUs that are not there, by the compiler of AMD's Vulkan
-# driver (Mesa's RADV), and holds registers, code and instructions to the budgets of
-# scripts/check/amd/budgets.txt. Exits with 1 where one is exceeded.
+# Compiles the program's kernels for AMD GPUs that are not present, with the compiler of AMD's
+# Vulkan driver (Mesa's RADV), and compares registers, code and instructions with the budgets in
+# scripts/check/amd/budgets.txt. Exits with 1 if one is exceeded.
 #
 #   scripts/check/amd.sh [LISTER]           LISTER is the built examples/kernels, which it
 #                                           otherwise builds
@@ -13,9 +13,9 @@
 #                                           another version; Debian 12 and 13, 12 MB, nothing is
 #                                           installed
 #
-# Figures are those of one Mesa series, 25.0, whose null winsys needs no device. Where there is no
-# such driver it says so and passes, unless GEMMA_REQUIRE_RADV=1. RADV names a libvulkan_radeon.so
-# that lies elsewhere.
+# The figures are those of one Mesa series, 25.0, which has a null winsys that needs no device.
+# Without this driver the script prints a message and passes, unless GEMMA_REQUIRE_RADV=1. RADV
+# names a libvulkan_radeon.so at another place.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 series=25.0
@@ -25,7 +25,7 @@ version() { # driver
   grep -aom1 'Mesa [0-9][0-9.]*[0-9]' "$1" | cut -d' ' -f2
 }
 
-# The first driver of the series: the one asked for, a fetched one, the system's.
+# Prints the first driver of the series: the requested one, a fetched one, or the system's.
 find_driver() {
   local path
   for path in "${RADV:-}" {"$cache",}/usr/lib{/*,64}/libvulkan_radeon.so; do

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Real clients of `gemma serve`, from their registries, with default settings and the address of a
-# server of the bundled model: the table CLIENTS in clients/clients.py names them. The entry "types"
-# validates answers against the types of three packages (clients/answers.py).
+# Runs real clients of `gemma serve`, from their registries, with default settings and the address
+# of a server of the bundled model. The table CLIENTS in clients/clients.py lists them. The entry
+# "types" validates answers against the types of three packages (clients/answers.py).
 #
 #   scripts/check/clients.sh [GEMMA [CLIENT...]]    GEMMA is target/release/gemma by default
 #
@@ -10,8 +10,8 @@
 #                    cannot be installed is skipped, and the script says so.
 #
 # Agents send prompts of up to 25,000 tokens. The bundled model was trained for 2,048 positions, and
-# gets 32,768 for them: that shows requests and answers, not work done. Its answers to such prompts
-# often do not end, so they get at most 500 tokens.
+# gets 32,768 for them. This tests requests and answers, not the agents' work. Its answers to these
+# prompts often do not end, so they get at most 500 tokens.
 set -euo pipefail
 gemma=$(realpath "${1:-target/release/gemma}")
 cd "$(dirname "$0")/../.."

@@ -3,8 +3,8 @@
 #
 #   scripts/check/fuzz.sh MINUTES [TARGET...]
 #
-# MINUTES is the time of each target (0.5 is half of one). Prints a table: executions, those whose
-# input was made up of a structure's fields, edges of the program, crashes and processor time.
+# MINUTES is the time of each target (0.5 is half of one). Prints a table: executions, executions
+# with made-up structures, edges of the program, crashes and processor time.
 # Exits 1 after a crash. Its input stays in target/fuzz/TARGET/crashes.
 #
 # JOBS=N runs N targets at once (1). GEMMA_FUZZER=FILE runs a fuzzer that was built elsewhere.
@@ -25,7 +25,7 @@ fuzzer=${GEMMA_FUZZER:-}
 if [ -z "$fuzzer" ]; then
   build=$PWD/target/fuzz/build
   mkdir -p "$build"
-  # Cargo calls this for our crates and their build scripts, which take no counters.
+  # Cargo calls this for our crates and their build scripts, which get no counters.
   cat >"$build/rustc" <<'END'
 #!/bin/sh
 case " $* " in *" build_script_build "*) exec "$@" ;; esac
@@ -48,11 +48,11 @@ fuzzer=$(realpath "$fuzzer")
 targets=("$@")
 if [ "$#" = 0 ]; then mapfile -t targets < <(GEMMA_FUZZ_TARGET=list "$fuzzer" 2>/dev/null); fi
 
-# One directory for files of readers, in memory.
+# One directory for the files of readers, in memory.
 memory=$(mktemp -d -p /dev/shm gemma-fuzz-XXXXXX)
 trap 'rm -rf "$memory"' EXIT
 
-# No input may take 25 s or 2 GB. One may be as long as these formats' headers are.
+# Limits of an input are 25 s and 2 GB. Inputs may be as long as the headers of these formats.
 fuzz() { # TARGET OPTION...
   local target=$1 place=$PWD/target/fuzz/$1
   shift

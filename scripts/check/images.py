@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Compares a build with transformers from outside: the texts with images of tests/golden/vision, by
-`gemma eval --ids --image`, from the file of a picture to likelihoods.
+"""Compares a build's command line with transformers: likelihoods of the texts with images in
+tests/golden/vision, by `gemma eval --ids --image` with image files.
 
     scripts/check/images.py GEMMA [OPTION...]
 

@@ -1,15 +1,14 @@
-"""Mutation tests: which small faults in the source does no test find?
+"""Mutation tests: finds small faults in the source that no test detects.
 
     python3 scripts/check/mutants.py build DIRECTORY        # one build with all mutants
     python3 scripts/check/mutants.py run DIRECTORY [JOBS]   # tries mutants that were not tried yet
     python3 scripts/check/mutants.py table DIRECTORY        # a row a file, then the survivors
 
 `cargo mutants` (cargo install --locked cargo-mutants) lists the mutants. A build for each would
-take days. `build` copies the tree to DIRECTORY and puts each mutant beside the function that it
+take days. `build` copies the tree to DIRECTORY and inserts each mutant into the function that it
 changes, as a copy of the body that runs if the environment variable MUTANT has its number. A mutant
-that does not compile is unviable. `run` runs each test alone first, and records the mutants that it
-reaches. Then it runs each mutant under the tests that reach it, the shortest first, until one
-fails.
+that does not compile is unviable. `run` first runs each test alone, and records the mutants that it
+reaches. Then it runs each mutant with the tests that reach it, the shortest first, until one fails.
 
 A second `build` keeps the mutants that were caught, for runs after tests were added. Remove
 DIRECTORY/mutants.json after a change of the code.
@@ -87,12 +86,12 @@ def sample(root, found, patterns, count):
 
 
 def offset(lines, place):
-    """The offset in a text of a line and a column that begin with 1."""
+    """Returns the offset of a line and column in a text. Both start at 1."""
     return sum(len(line) for line in lines[:place["line"] - 1]) + place["column"] - 1
 
 
 def body_start(text, start, name):
-    """The offset of the brace that opens a function's body, and what stands before it."""
+    """Returns the offset of the brace that opens a function's body, and the text before it."""
     begin = re.compile(rf"\bfn\s+{re.escape(name)}\b").search(text, start).start()
     depth = 0
     for at in range(begin, len(text)):
@@ -120,7 +119,7 @@ def weave(text, mutants):
 
 
 def can_share(text, m):
-    """Whether a copy of the function's body can stand in the function."""
+    """Returns whether the function can contain a copy of its body."""
     if m["function"] is None:
         return False
     lines = text.splitlines(keepends=True)
@@ -131,7 +130,7 @@ def can_share(text, m):
 
 
 def faulty(message, texts, work):
-    """The mutants in which the compiler found an error."""
+    """Returns the mutants in which the compiler found an error."""
     found = set()
     if message.get("level") == "error":
         for span in message["spans"]:
@@ -224,7 +223,7 @@ def trace(work, test):
 
 
 def judge(work, tests):
-    """The fate of a mutant, and the test that decided it."""
+    """Returns the result of a mutant, and the test that decided it."""
     number, tests = tests
     for t in tests:
         result = run_test(work, t["test"], 20 + 10 * t["seconds"], MUTANT=str(number))

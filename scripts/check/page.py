@@ -19,7 +19,7 @@ chromium = sys.argv[3] if len(sys.argv) > 3 else None
 shots = sys.argv[4] if len(sys.argv) > 4 else None
 
 FRANCE = "What is the capital of France?"
-# An answer that comes at once has no speed.
+# An answer that is complete at once has no speed.
 FIGURES = re.compile(r"\d+ tokens, ([\d.]+ a second, )?first after [\d.]+ s, \d+ tokens read")
 
 MARKDOWN = r"""# A plan for `gemma`
@@ -60,8 +60,8 @@ violets are blue.
 <img src=x onerror="document.title='hacked'">
 """
 
-# Answers a chat with events of `size` characters each, and draws after each of them. Marks the
-# first block once more than four are drawn.
+# Sends events of `size` characters each to a chat, and draws after each of them. Marks the first
+# block when there are more than four.
 SCRIPTED = """({ text, size }) => {
   window.requestAnimationFrame = draw => { queueMicrotask(draw); return 1; };
   const real = window.fetch;
@@ -87,13 +87,13 @@ SCRIPTED = """({ text, size }) => {
 }"""
 
 
-# A picture of one pixel.
+# An image of one pixel.
 DOT = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAA"
     "AABJRU5ErkJggg=="
 )
 
-# Hands a file to an element, as a paste and as a drop do it.
+# Passes a file to an element, like a paste and like a drop.
 HANDED = """([kind, bytes]) => {
   const data = new DataTransfer(), text = document.getElementById("text");
   data.items.add(new File([new Uint8Array(bytes)], "dot.png", { type: "image/png" }));
@@ -104,7 +104,7 @@ HANDED = """([kind, bytes]) => {
 
 
 class Page:
-    """A page of the server, whose requests, messages and width are watched."""
+    """A page of the server. Its requests, messages and width are checked."""
 
     def __init__(self, browser, script="", **options):
         self.context = browser.new_context(**options)
@@ -137,7 +137,7 @@ class Page:
         self.idle()
 
     def begin_long(self):
-        """Asks for an answer that goes on until the context is full."""
+        """Requests an answer that continues until the context is full."""
         def lengthen(route):
             route.continue_(post_data={**route.request.post_data_json, "ignore_eos": True})
 
@@ -172,7 +172,7 @@ class Page:
 
 
 def pictures(browser):
-    """Attach, paste, drop, remove; what is sent, and what is shown of it."""
+    """Attaches, pastes, drops and removes files. Checks the requests and the page."""
     view = Page(browser, viewport={"width": 400, "height": 800})
     asked = []
 
@@ -203,16 +203,16 @@ def pictures(browser):
     assert asked[-1] == [{"role": "user", "content": content}], asked
     expect(waiting).to_have_count(0)
     expect(view.users.locator("img")).to_have_count(2)
-    # The pictures stay in the talk, also after a reload.
+    # The images stay in the chat, also after a reload.
     view.page.reload()
     view.ask("And this?")
     assert asked[-1][0]["content"] == content and len(asked[-1]) == 3, asked
-    # A picture needs no text.
+    # An image needs no text.
     view.page.evaluate(HANDED, ["paste", list(DOT)])
     view.send.click()
     view.idle()
     assert asked[-1][-1] == {"role": "user", "content": [shown]}, asked
-    # A text file stands before the message, in a fence that it does not end.
+    # A text file comes before the message, in a fence that its text does not close.
     notes = {"name": "notes.md", "mimeType": "", "buffer": b"```\ntea\n```\n"}
     view.at("#file").set_input_files([notes, {**notes, "name": "not.md"}])
     view.button("Remove not.md").click()
@@ -228,13 +228,13 @@ def pictures(browser):
 
 
 def talk(browser):
-    """Type, stream, figures, copy, retry, edit, stop, reload, and the list of chats."""
+    """Checks typing, streams, figures, copy, retry, edit, stop, reload, and the list of chats."""
     view = Page(browser, viewport={"width": 900, "height": 800})
     page = view.page
     expect(view.at("#model")).not_to_have_text("gemma")
     model = page.request.get(f"{address}/v1/models").json()["data"][0]["id"]
     expect(view.at("#model")).to_have_text(model)
-    # The keyboard alone: Shift+Enter begins a line.
+    # With the keyboard only: Shift+Enter begins a line.
     page.keyboard.type("Hello")
     page.keyboard.press("Shift+Enter")
     page.keyboard.type("there")
@@ -252,7 +252,7 @@ def talk(browser):
     assert view.clipboard().strip() == answer.strip(), view.clipboard()
     view.shot("talk-900-light")
 
-    # A request contains the temperature, the system prompt and the talk so far.
+    # A request contains the temperature, the system prompt and the chat so far.
     view.button("Settings").click()
     page.get_by_label("System prompt").fill("Be brief.")
     page.get_by_label("Temperature").fill("0")
@@ -264,7 +264,8 @@ def talk(browser):
     roles = [message["role"] for message in body["messages"]]
     assert roles == ["system", "user", "assistant", "user"], roles
     assert body["messages"][0]["content"] == "Be brief." and body["temperature"] == 0, body
-    # Retry belongs to the last answer, and asks the same again: at temperature 0 the same text.
+    # Retry is available for the last answer, and sends the same request: at temperature 0 the same
+    # text.
     expect(view.button("Retry")).to_have_count(1)
     before = view.answers.last.locator(".answer").inner_text()
     with page.expect_request("**/v1/chat/completions") as request:
@@ -274,7 +275,7 @@ def talk(browser):
     expect(view.answers).to_have_count(2)
     assert view.answers.last.locator(".answer").inner_text() == before
 
-    # Edited messages: Escape keeps the talk, Enter drops what came behind.
+    # Edited messages: Escape keeps the chat, Enter drops the messages after it.
     view.button("Edit", view.users.first).click()
     page.get_by_label("Edited message").fill("x")
     page.keyboard.press("Escape")
@@ -288,18 +289,18 @@ def talk(browser):
     expect(view.users).to_have_text(["What is the capital of Italy?Edit"])
     expect(view.answers).to_have_count(1)
 
-    # A long answer comes in parts, and Escape stops it. The part stays.
+    # A long answer arrives in parts, and Escape stops it. The text so far stays.
     view.begin_long()
     expect(view.answers.last).to_have_attribute("aria-busy", "true")
     page.keyboard.press("Escape")
     expect(view.send).to_have_text("Send", timeout=1_000)
     part = view.answers.last.locator(".answer").inner_text()
     assert part
-    # Nothing more arrives, and the talk goes on behind the part.
+    # Nothing more arrives, and the chat continues after that text.
     page.wait_for_timeout(300)
     assert view.answers.last.locator(".answer").inner_text() == part
     view.ask(FRANCE)
-    assert view.answers.last.locator(".answer").inner_text(), "an answer behind a stopped one"
+    assert view.answers.last.locator(".answer").inner_text(), "an answer after a stopped one"
 
     # A reload shows the same chat, with its settings.
     shown = view.at("#talk").inner_text()
@@ -311,7 +312,7 @@ def talk(browser):
     expect(page.get_by_label("Temperature")).to_have_value("0")
     page.keyboard.press("Escape")
 
-    # A second chat, started while an answer runs, which ends. Both stay; one is deleted.
+    # A second chat starts while an answer runs, which ends. Both stay, and one is deleted.
     view.begin_long()
     with page.expect_event("requestfailed"):
         view.button("New chat").click()
@@ -337,7 +338,7 @@ def talk(browser):
 
 
 def narrow(browser):
-    """400 pixels: dark, no wider than the window, and the list behind a button."""
+    """Checks a window of 400 pixels: dark, not too wide, and a button for the list of chats."""
     view = Page(browser, viewport={"width": 400, "height": 700}, color_scheme="dark")
     view.ask(FRANCE)
     view.at(".actions summary").click()
@@ -370,7 +371,7 @@ def narrow(browser):
 
 
 def named(browser):
-    """Each visible control has a name, and the focus on it is seen."""
+    """Checks that each visible control has a name, and that its focus is visible."""
     view = Page(browser)
     view.ask(FRANCE)
     view.text.focus()
@@ -392,7 +393,8 @@ def named(browser):
 
 
 def markdown(browser):
-    """A scripted answer, drawn at once, in pieces and after a reload: the same and harmless."""
+    """Checks that a fixed answer looks the same at once, in pieces and after a reload, and is
+    safe."""
     view = Page(browser, viewport={"width": 900, "height": 1400})
     page, drawn = view.page, []
     expect(view.at("#model")).not_to_have_text("gemma")
@@ -433,7 +435,7 @@ def markdown(browser):
         assert found == texts, f"{selector}: {found}"
     assert "snake_case_names, 2*3*4, *plain*," in answer.inner_text()
 
-    # Nothing of the answer is HTML, and links lead to the web alone.
+    # No part of the answer becomes HTML, and links lead only to the web.
     assert view.at("#talk :is(img, script, iframe, i, [onerror])").count() == 0
     assert page.title() != "hacked"
     links = answer.locator("a").evaluate_all("all => all.map(a => [a.href, a.rel, a.target])")
@@ -443,7 +445,7 @@ def markdown(browser):
     for text in "[click](javascript:alert(1))", "<script>document.title = 'hacked'</script>":
         expect(answer).to_contain_text(text)
 
-    # The thought is folded, and code is copied as it stands.
+    # The thought is folded, and code is copied unchanged.
     thought = view.answers.last.locator("> details")
     expect(thought.locator("div")).to_be_hidden()
     thought.locator("summary").click()
@@ -455,7 +457,7 @@ def markdown(browser):
     view.answers.last.scroll_into_view_if_needed()
     view.shot("markdown-900-light")
 
-    # Deep nesting and open markers are text, and the page still answers.
+    # Deep nesting and open markers are shown as text, and the page still responds.
     page.evaluate(SCRIPTED, {"size": 100_000, "text":
                   ">" * 9_000 + "a\n\n" + "- " * 9_000 + "b\n\n" + "**a *b `c [" * 9_000 + "end"})
     view.ask("Hostile")
@@ -464,7 +466,7 @@ def markdown(browser):
 
 
 def errors(browser):
-    """Texts of the server: loading, too many requests, a lost connection, a key."""
+    """Checks messages of the server: loading, too many requests, a lost connection, a key."""
     view = Page(browser)
     page = view.page
     expect(view.at("#model")).not_to_have_text("gemma")
@@ -493,7 +495,7 @@ def errors(browser):
     page.route(chat, refuse(400, "no"))
     view.ask("A failed question")
     page.unroute(chat)
-    # A failed question is left out of the next request; a part of an answer is not.
+    # A failed question is left out of the next request; a partial answer is not.
     with page.expect_request(chat) as request:
         view.ask(FRANCE)
     sent = [message["content"] for message in request.value.post_data_json["messages"]]
@@ -517,7 +519,7 @@ def errors(browser):
         expect(view.at("#demo")).to_be_visible(visible=is_demo)
         page.unroute(models)
 
-    # A server with keys: the dialog shows its text, and the key is sent from then on.
+    # A server with keys: the dialog shows its text, and later requests contain the key.
     def keyed(route):
         if route.request.headers.get("authorization") == "Bearer secret":
             return route.continue_()
@@ -544,7 +546,7 @@ def errors(browser):
 
 
 def storage(browser):
-    """A refused, a full and a damaged storage: the page says so where it matters, and answers."""
+    """Checks a refused, a full and a damaged storage: the page reports it if needed, and works."""
     refused = """for (const name of ["localStorage", "sessionStorage"]) {
       Object.defineProperty(window, name, { get() { throw new DOMException("refused"); } });
     }"""

@@ -1,11 +1,11 @@
-"""`gemma plan` against what the engine then allocates: 27B's shape with random weights, on a device
-that has the memory.
+"""Compares `gemma plan` with the engine's allocations: 27B's shape with random weights, on a device
+with enough memory.
 
     python3 scripts/check/plan.py [--gemma PATH] [--device vulkan] [--recipe int4 ...] [--context
     2048 8192 32768 131072]
 
-Prints a row each and fails where a kind of bytes differs by more than 1 %. Takes 20 s and 16 GB (at
-128k: 27 GB) a row."""
+Prints a row for each plan, and fails if a kind of bytes differs by more than 1 %. A row takes 20 s
+and 16 GB (at 128k: 27 GB)."""
 import argparse
 import json
 import subprocess

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs the package in a bare Debian, runs what README shows, removes the package, and looks for
-# leftovers.
+# Installs the package in a bare Debian, runs the commands of README, removes the package, and looks
+# for leftovers.
 #
 #     scripts/check/release.sh [PACKAGE.deb]
 #

@@ -6,14 +6,14 @@
 # memcheck  Valgrind: the same, and decisions on bytes that were never written.
 #
 # A suite is a folder of tests/, or `lib` for the unit tests of src/ and `lib_base` for those of
-# crates/base. A filter is one of its test binary. All lanes have the
-# checks of a debug build too: overflow, debug_assert, and the standard library's own checks of
-# unsafe calls. Only our crates are instrumented. Their libraries come from target/release, and their
-# heap memory is watched too. Exits 1 after a failed test or a report; the reports stay in
+# crates/base. A filter selects tests of its binary. All lanes also have the checks of a debug
+# build: overflow, debug_assert, and the standard library's own checks of unsafe calls. Only our
+# crates are instrumented. Their libraries come from target/release, and their heap memory is
+# watched too. Exits with 1 after a failed test or a report; the reports stay in
 # target/sanitize/LANE/reports.
 #
 # SANITIZE_BINARIES=DIR runs the binaries in DIR, which an earlier run built, and needs no compiler.
-# The checkout must stand where it stood when they were built, and DIR in it. SANITIZE_BUILD=1 only
+# The checkout must be at the path where they were built, and DIR in it. SANITIZE_BUILD=1 only
 # builds; the binaries are then in target/sanitize/LANE/binaries.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -27,7 +27,7 @@ case $lane in
   address)
     flag=-Zsanitizer=address
     if [ $# = 0 ]; then suites=(lib lib_{base,model,npu,quant,runtime,vulkan} text model gguf quantize batch); fi
-    # A leak is no undefined behaviour. The shadow memory needs address space without a limit.
+    # A leak is not undefined behaviour. The shadow memory needs unlimited address space.
     export ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:log_path=$place/reports/report
     ;;
   memcheck)
@@ -45,11 +45,11 @@ case $lane in
     ;;
 esac
 
-# Builds the binaries of the wanted suites.
+# Builds the binaries of the requested suites.
 build() {
   mkdir -p "$place/binaries"
-  # Cargo calls this for the crates of the workspace. The stable compiler takes -Z with the
-  # bootstrap variable. Libraries without the sanitizer are of another ABI only in what they check.
+  # Cargo calls this for the crates of the workspace. The stable compiler accepts -Z with the
+  # bootstrap variable. Libraries without the sanitizer have the same ABI.
   cat >"$place/rustc" <<'END'
 #!/bin/sh
 if [ -n "$SANITIZE_FLAG" ]; then
@@ -83,13 +83,13 @@ END
 if [ -z "${SANITIZE_BINARIES:-}" ]; then build; fi
 if [ "${SANITIZE_BUILD:-}" = 1 ]; then exit; fi
 
-# Some tests start the program; Cargo would name it.
+# Some tests start the program by this variable, which Cargo would set.
 export CARGO_BIN_EXE_gemma=$PWD/target/release/gemma
 rm -rf "$place/reports"
 mkdir -p "$place/reports"
 run=()
 if [ "$lane" = memcheck ]; then
-  # Valgrind knows AVX2 and hides what is newer, so the kernels are those of AVX2.
+  # Valgrind supports AVX2 and hides newer sets, so the kernels are those of AVX2.
   run=(valgrind -q --log-file="$place/reports/report.%p")
 fi
 passed=0 failed=0

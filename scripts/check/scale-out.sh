@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Runs one batch of records of every kind, cut in every way. Each id must have the same text or error
-# each time. Prints which ways could not be tried here.
+# Runs one batch with records of every kind, divided in every way. Each id must have the same text
+# or error each time. Prints the ways that could not be tried here.
 #
 #   scripts/check/scale-out.sh [GEMMA] [RECORDS]
 #
-# Needs python3; GNU parallel and PySpark (with Java) for their ways.
+# Needs python3; GNU parallel and PySpark (with Java) for their parts.
 set -euo pipefail
 gemma=$(realpath "${1:-target/release/gemma}") records=${2:-500}
 scripts=$(cd "$(dirname "$0")/.." && pwd)
@@ -44,7 +44,7 @@ ways+=(shards)
 cmp one.jsonl at-once.jsonl
 ways+=(at-once)
 
-# Killed with several records under way, and gone on with.
+# Killed while several records are under way, and resumed.
 "$gemma" generate --batch in.jsonl --parallel 8 --resume killed.jsonl "${options[@]}" &
 until [ "$(cat killed.jsonl 2>/dev/null | wc -l)" -gt "$((records / 3))" ]; do sleep 0.01; done
 kill -9 $! 2>/dev/null || true
@@ -68,7 +68,7 @@ elif python3 -c 'import pyspark' 2>/dev/null && command -v java >/dev/null; then
   spark in.jsonl spark-out 2>spark.log || { tail -20 spark.log >&2; exit 1; }
   cat spark-out/part-* >spark.jsonl
   ways+=(spark)
-  # A process that fails is an error of the job, never an empty result.
+  # A failing process is an error of the job, never an empty result.
   if python3 "$scripts/spark_batch.py" in.jsonl failed-out --gemma "$gemma" -- -m /nonexistent 2>failed.log; then
     echo "a failing process went unnoticed" >&2
     exit 1
@@ -84,7 +84,8 @@ def read(name):
     answers = []
     for line in open(f"{name}.jsonl"):
         reply = json.loads(line)
-        # A line that is no JSON has no id. Its id is its line number, which depends on the cut.
+        # An invalid JSON line has no id. Its id is its line number, which depends on how the batch
+        # is divided.
         name = reply.get("custom_id") or reply["id"]
         answers.append((name if isinstance(name, str) else "", json.dumps([reply.get(k) for k in ("text", "error", "response")])))
     return answers

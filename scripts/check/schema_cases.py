@@ -1,8 +1,7 @@
 """JSON schemas with values to try, for schemas.py and tests/golden/schemas.jsonl.
 
-An entry is a schema and values that are tried with it, in addition to VALUES. A verdict is not
-written here: Python's jsonschema says which values fit. A REFUSED schema has the place and the
-keyword that the refusal must name.
+An entry is a schema and values to try with it, in addition to VALUES. Python's jsonschema decides
+which values fit. A REFUSED schema has the place and the keyword that the refusal must name.
 """
 
 VALUES = [
@@ -265,8 +264,8 @@ REFUSED = [
     (obj({"a": {"type": "string", "minLength": 5, "maxLength": 3}}), "/properties/a", "minLength"),
 ]
 
-# Texts that fit and that the grammar never writes: it gives a fraction one form, bounds its digits
-# one by one, and puts properties in the order of the schema.
+# Texts that fit but that the grammar never generates: it writes fractions in one form, bounds their
+# digits one by one, and puts properties in the order of the schema.
 NARROWER = [
     ({"type": "number", "multipleOf": 0.25, "minimum": -1, "maximum": 1}, "0.5"),
     ({"type": "number", "minimum": 0.1, "maximum": 0.30000000000000004}, "0.3"),

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Answers under JSON schemas: do they fit, do drafts leave them as they are, and do they end where
-others loop on white space?
+"""Checks answers under JSON schemas: they fit, drafts do not change them, and they end where other
+programs loop on white space.
 
     python3 scripts/check/schemas.py [PROMPTS] [-- options of gemma generate, such as -m MODEL or
     -d vulkan]
@@ -9,9 +9,9 @@ others loop on white space?
 
 Needs Python's jsonschema (pip install jsonschema). Every prompt is answered at temperature 1, once
 without drafts and once for each way of drafting; all texts must be the same and fit their schemas.
-With --seeds, every schema of schema_cases.py is answered with that many seeds: the answer fits, or
-the schema is refused with the keyword and its place. --table writes which values of schema_cases.py
-fit, for the unit test of the grammars.
+With --seeds, every schema of schema_cases.py is answered with this number of seeds: the answer must
+fit, or the refusal must name the keyword and its place. --table prints the values of
+schema_cases.py that fit, for the unit test of the grammars.
 """
 import json
 import os
@@ -50,8 +50,8 @@ SCHEMAS = [
      "year": {"type": "integer", "minimum": 1000, "maximum": 2100}}, "required": ["title", "year"],
      "additionalProperties": False},
      "minItems": 1, "maxItems": 3},
-    # Definitions that nest, three deep: one that nests itself sets no end, and a small model may
-    # find none.
+    # Nested definitions, three deep. A definition that contains itself has no bound, and a small
+    # model may never end it.
     {"$defs": {f"node{n}": {"type": "object", "properties": {"label": {"type": "string",
         "maxLength": 16}, "next": {"anyOf": [{"type": "null"},
      *([{"$ref": f"#/$defs/node{n + 1}"}] if n < 2 else [])]}}, "required": ["label", "next"],
@@ -68,7 +68,7 @@ SCHEMAS = [
          "value": {"type": "string", "maxLength": 60}},
      "required": ["type", "value"], "additionalProperties": False}]},
 ]
-# Schemas that make other programs loop on blanks, or have no end.
+# Schemas that make other programs loop on white space, or that have no bound.
 LOOPS = [
     {"type": "array", "items": STRING},
     {"type": "array", "items": {"type": "array", "items": {"type": "integer"}}},
@@ -76,8 +76,7 @@ LOOPS = [
         "type": "object", "properties": {"items": {"type": "array", "items": STRING}},
         "required": ["items"],
     },
-    # (Closed: where any other key may follow, a model can nest objects for as long as it likes, and
-    # the token limit ends that.)
+    # (Closed: if any other key may follow, a model can nest objects up to the token limit.)
     {"type": "object", "properties": {"a": {"type": "object",
                                             "properties": {"b": {"type": "object",
                                                 "properties": {"c": STRING},
@@ -113,12 +112,13 @@ def answer(records, options):
     run = subprocess.run(command, input=lines, capture_output=True, text=True)
     if run.returncode != 0:
         sys.exit(f"{' '.join(command)}: exit {run.returncode}\n{run.stderr}")
-    # JSON leaves U+2028 as it is, and splitlines() takes it for the end of a line.
+    # JSON does not escape U+2028, and splitlines() would split there.
     return [json.loads(line) for line in run.stdout.split("\n") if line]
 
 
 def spell(value):
-    """The text that a grammar allows for a value: no exponent, no other white space."""
+    """Returns the text that a grammar allows for a value, without exponents and extra white
+    space."""
     if isinstance(value, float):
         return format(Decimal(repr(value)), "f")
     if isinstance(value, list):
@@ -129,12 +129,12 @@ def spell(value):
 
 
 def exact(value):
-    """The same with decimal numbers, as binary ones have remainders that JSON does not have."""
+    """Returns the value with decimal numbers, because binary ones have rounding errors."""
     return json.loads(json.dumps(value), parse_float=Decimal)
 
 
 def fits(text, schema):
-    # A name that comes twice has two values; jsonschema sees the last one.
+    # If a name occurs twice, it has two values; jsonschema sees the last one.
     value = json.loads(text, parse_float=Decimal)
     schema = exact(schema)
     validator = jsonschema.validators.validator_for(schema, jsonschema.Draft202012Validator)
@@ -155,7 +155,8 @@ def table():
 
 
 def seeds(count, options):
-    """Answers to every schema: they fit, or end at the limit of tokens, or the refusal is right."""
+    """Checks answers to every schema: they fit, or are cut at the token limit, or are refused
+    correctly."""
     wrong = ended = 0
     cases = [(schema, None) for schema, _ in tried.SCHEMAS]
     cases += [(schema, where) for schema, *where in tried.REFUSED]
@@ -188,7 +189,7 @@ def main():
         return seeds(int(arguments[1]), arguments[3:])
     options = arguments[arguments.index("--") + 1:] if "--" in arguments else []
     count = int(arguments[0]) if arguments and arguments[0] != "--" else 200
-    # Schemas by turns, so that each meets every kind of prompt.
+    # Schemas alternate, so that each gets every kind of prompt.
     prompts = [
         (
             TASKS[n // len(TOPICS) % len(TASKS)].format(TOPICS[n % len(TOPICS)]),

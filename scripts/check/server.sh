@@ -2,8 +2,8 @@
 # shellcheck shell=bash
 server=
 
-# Starts a server of these options on any free port, and waits until it answers: `server` is its
-# process then, `address` its HOST:PORT.
+# Starts a server with these options on any free port, and waits until it answers. Sets `server` to
+# its process and `address` to its HOST:PORT.
 start_server() { # options of gemma serve
   : >"$work/said"
   "$gemma" serve --port 0 "$@" 2>"$work/said" &
@@ -15,7 +15,7 @@ start_server() { # options of gemma serve
   address=$(sed -n 's|.*answers at http://\([^ ]*\).*|\1|p' "$work/said")
 }
 
-# Ends the server, if one runs; it answers what it has begun.
+# Ends the server, if one runs. It completes its running answers.
 stop_server() {
   [ -n "$server" ] || return 0
   kill "$server" 2>/dev/null || true

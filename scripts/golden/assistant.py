@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""Makes tests/golden/assistant-*: random Gemma 4 assistants and what transformers drafts with them.
+"""Makes tests/golden/assistant-*: random Gemma 4 assistants, and transformers' drafts with them.
 
     V/bin/python scripts/golden/assistant.py [OUT]
 
 The targets are those of model.py, read from OUT. An assistant has queries only: its layers attend
 to the keys and values of the target's last local and last global layer. A prompt of n tokens is
 committed, and `last` is the token that follows. All drafted positions use the K/V of the n prompt
-tokens and position n. The first input is the embedding of `last` beside the target's final-norm
-hidden state of position n - 1. Each later input is the embedding of the drafted token beside the
-projected state of its parent. The logits are not soft-capped, although `assistant-long` names a
-cap. `tree` holds the logits of other children of the root `last`. Computed in f32, attention
-eager; the same versions give the same bytes again."""
+tokens and position n. The first input is the embedding of `last` concatenated with the target's
+final-norm hidden state of position n - 1. Each later input is the embedding of the drafted token
+concatenated with the projected state of its parent. The logits are not soft-capped, although
+`assistant-long` names a cap. `tree` has the logits of other children of the root `last`. Computed
+in f32 with eager attention. The same versions give the same bytes again."""
 
 import json
 import shutil
@@ -48,8 +48,7 @@ CASES = [
 
 
 def text_values(target, values):
-    """Returns the assistant's text section. Heads of keys and values, window and tokens are the
-    target's."""
+    """Returns the assistant's text section. Its kv heads, window and tokens are the target's."""
     local, global_ = (target.per_layer_config[target.layer_types.index(kind)]
                       for kind in ("sliding_attention", "full_attention"))
     return dict(
@@ -64,7 +63,8 @@ def text_values(target, values):
 
 
 def step(assistant, embed, tokens, hidden, shared, position):
-    """Returns logits and projected states of n tokens; hidden [n, dim]: their parents' states."""
+    """Returns logits and projected states of n tokens. hidden [n, dim] has their parents'
+    states."""
     n = len(tokens)
     inputs = torch.cat([embed(torch.tensor(tokens)), hidden], -1)[:, None]
     out = assistant(
@@ -96,7 +96,7 @@ def drafted_by_generate(target, assistant, ids):
     text.sliding_window -= 2
     try:
         prompt = torch.tensor([ids])
-        # Without a mask, generate hides the padding token's positions.
+        # Without a mask, generate hides the positions of padding tokens.
         target.generate(prompt, attention_mask=torch.ones_like(prompt), assistant_model=assistant,
                         do_sample=False, max_new_tokens=8, eos_token_id=None)  # fmt: skip
     finally:
@@ -136,8 +136,8 @@ def case(name, target_name, seed, n, classes, values):
                  return_shared_kv_states=True)  # fmt: skip
     embed = target.get_input_embeddings()
     shared = dict(out.shared_kv_states)
-    # The target's cache holds `sliding_window - 1` positions of a local layer after a step, so a
-    # drafted position sees at most so many.
+    # After a step, the target's cache has `sliding_window - 1` positions of a local layer, so a
+    # drafted position sees at most that many.
     seen = target_text.sliding_window - 1
     shared["sliding_attention"] = tuple(t[:, :, -seen:] for t in shared["sliding_attention"])
     last = out.logits[0, -1].argmax().item()

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Golden blocks of GGUF types, decoded by the `gguf` package of llama.cpp (pip install gguf):
-tests/golden/gguf-blocks.json. With --grids, prints the tables of crates/base/src/tensor/grids.rs.
+"""Makes tests/golden/gguf-blocks.json: blocks of GGUF types, decoded by the `gguf` package of
+llama.cpp (pip install gguf). With --grids, prints the tables of crates/base/src/tensor/grids.rs.
 
   blocks.py tests/golden/gguf-blocks.json
   blocks.py --grids
 
-Payload bytes are random; scales (f16) are set to values that keep the result finite. The SHA-256 of
-a grid is that of its points, a byte for each coordinate.
+Payload bytes are random; scales (f16) have values that keep the result finite. The SHA-256 of a
+grid is computed over its points, with a byte for each coordinate.
 """
 import hashlib
 import json
@@ -23,7 +23,7 @@ SCALES = {
 
 
 def grid_of(name):
-    """Points of a type's grid, if it has one."""
+    """Returns the points of a type's grid, if it has one."""
     kind = getattr(quants, name)
     if not kind.grid_shape[0]:
         return None
@@ -32,7 +32,7 @@ def grid_of(name):
 
 
 def print_grids():
-    """Prints each point as a word of 16 bits: the places of its coordinates among the values."""
+    """Prints each point as a 16-bit word of the indices of its coordinates among the values."""
     for name in SCALES:
         points = grid_of(name)
         if points is None:

@@ -1,15 +1,14 @@
 #!/usr/bin/env python3
-"""Golden texts of Gemma 4's form: tests/golden/gemma4.
+"""Makes tests/golden/gemma4: token ids and rendered conversations of Gemma 4's form.
 
   python -m venv V && V/bin/pip install transformers jinja2
   V/bin/python scripts/golden/gemma4.py [OUT]
   V/bin/python scripts/golden/gemma4.py --template FILE.jinja OUT.json
 
-The tokenizer is a small one: pieces trained on README.md, and all control tokens at their ids. Its
-tokens are those of transformers (`GemmaTokenizer`). The conversations are rendered by jinja2 as
-transformers sets it up: by our template, and by features.jinja, which has the parts of the
-language that Google's template has. --template renders them by another template, for a look at
-Google's own."""
+The tokenizer is a small one: pieces trained on README.md, and all control tokens at their ids. The
+token ids come from transformers (`GemmaTokenizer`). The conversations are rendered by jinja2 with
+transformers' settings: with our template, and with features.jinja, which uses the language features
+of Google's template. --template renders them with another template, such as Google's own."""
 
 import itertools
 import json
@@ -32,7 +31,7 @@ NAMES = {
 
 
 def trained():
-    """Pieces of more than a character, and their pairs in the order in which they merge."""
+    """Returns pieces of more than one character, and their merges in order."""
     text = (ROOT / "README.md").read_text().replace(" ", "\u2581")
     trainer = trainers.BpeTrainer(vocab_size=700, show_progress=False)
     tokenizer = Tokenizer(models.BPE())
@@ -42,7 +41,7 @@ def trained():
 
 
 def runs(character, longest):
-    """Pairs that make runs of a character, in the order of transformers' `generate_merges`."""
+    """Returns merges for runs of a character, in the order of transformers' `generate_merges`."""
     pairs = [(a, n - a) for n in range(2, longest + 1) for a in range(1, n)]
     pairs.sort(key=lambda pair: (-pair[0], -pair[1]))
     return [(character * a, character * b) for a, b in pairs]
@@ -161,7 +160,7 @@ def rendered(source, path):
 
 
 def write(path, value, cases):
-    """Writes a value whose last part is a list, a line for each of its items."""
+    """Writes a value that ends with a list, with each item of the list on a line."""
     lines = ",\n".join(json.dumps(case) for case in cases)
     path.write_text(json.dumps(value)[:-2] + "\n" + lines + "\n" + json.dumps(value)[-2:] + "\n")
 

@@ -1,17 +1,16 @@
 #!/usr/bin/env python3
-"""Makes tests/golden: tiny random Gemma 3 and Gemma 4 checkpoints and what Hugging Face
-transformers computes from them.
+"""Makes tests/golden: tiny random Gemma 3 and Gemma 4 checkpoints, and results of Hugging Face
+transformers for them.
 
     python -m venv V && V/bin/pip install torch transformers
     V/bin/python scripts/golden/model.py [OUT] [--greedy] [--only=NAME]
 
-Weights are rounded to the dtype they are saved in and computed with in f32, attention eager. Every
-checkpoint is saved by transformers itself; `config-v4.json` beside it spells the same configuration
-as transformers 4 did, or as the first files of Gemma 4 do, and the script makes sure that
-transformers reads the same model from it. The same versions give the same bytes again.
-`--greedy` leaves the checkpoints as they are and only writes `greedy` of the Gemma 4 cases anew.
-`--only` makes one case of Gemma 4.
-assistant.py makes assistants for the Gemma 4 targets."""
+Weights are rounded to the dtype of their file and used in f32 with eager attention. Transformers
+itself saves every checkpoint. `config-v4.json` has the same configuration in the spelling of
+transformers 4, or of the first files of Gemma 4; the script checks that transformers reads the same
+model from it. The same versions give the same bytes again. `--greedy` keeps the checkpoints and
+only writes `greedy` of the Gemma 4 cases again. `--only` makes one case of Gemma 4. assistant.py
+makes assistants for the Gemma 4 targets."""
 
 import json
 import math
@@ -33,8 +32,8 @@ VOCAB = 256
 
 
 def text_values(**changes):
-    """Values that every case shares; the query scale is that of no head width, as in the 27B
-    model."""
+    """Returns values that all cases share. The query scale does not follow from the head width, as
+    in the 27B model."""
     values = dict(
         vocab_size=VOCAB,
         head_dim=32,
@@ -72,8 +71,7 @@ def kinds(n_layers, pattern):
 
 # name, tokens, pattern, rope factor, dtype, multimodal, values
 CASES = [
-    # Pattern of the real models; pages and rings of 256 positions are crossed, and so is the
-    # window.
+    # Pattern of the real models. The text crosses pages and rings of 256 positions, and the window.
     ("text", 700, 6, 8.0, torch.bfloat16, False, text_values(
         hidden_size=32, intermediate_size=64, num_hidden_layers=7, num_attention_heads=4,
         num_key_value_heads=2,
@@ -82,7 +80,7 @@ CASES = [
         hidden_size=64, intermediate_size=96, num_hidden_layers=4, num_attention_heads=2,
         num_key_value_heads=1,
         sliding_window=40)),
-    # An output head of its own, no scaling of positions, f16.
+    # A separate output head, no scaling of positions, f16.
     ("untied", 300, 2, None, torch.float16, False, text_values(
         hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2,
@@ -91,7 +89,7 @@ CASES = [
 
 
 def text_values_4(**changes):
-    """Values of the cases of Gemma 4: the keys of global layers are their values."""
+    """Returns values of the Gemma 4 cases. In global layers the keys are also the values."""
     values = text_values(attention_k_eq_v=True, final_logit_softcapping=30.0) | changes
     values.pop("query_pre_attn_scalar")
     values.pop("attn_logit_softcapping")
@@ -107,13 +105,13 @@ CASES_4 = [
          num_key_value_heads=3, head_dim=256, global_head_dim=512, num_global_key_value_heads=1,
          layer_types=kinds(4, 2), sliding_window=40, hidden_size_per_layer_input=0,
          vocab_size_per_layer_input=0)),
-    # Pattern of the real models; pages and rings of 256 positions are crossed.
+    # Pattern of the real models. The text crosses pages and rings of 256 positions.
     ("gemma4-unified", 700, Gemma4UnifiedConfig, Gemma4UnifiedTextConfig,
      Gemma4UnifiedForConditionalGeneration, text_values_4(
          hidden_size=32, intermediate_size=64, num_hidden_layers=12, num_attention_heads=6,
          num_key_value_heads=3, head_dim=32, global_head_dim=64, num_global_key_value_heads=2,
          layer_types=kinds(12, 6), sliding_window=300)),
-    # A mixture of experts. Two of them are equal in all, so that their scores are tied.
+    # A mixture of experts. Two of them are equal, so that their scores are tied.
     ("gemma4-mixture", 300, Gemma4Config, Gemma4TextConfig,
      Gemma4ForConditionalGeneration, text_values_4(
          hidden_size=32, intermediate_size=64, num_hidden_layers=4, num_attention_heads=4,
@@ -124,14 +122,14 @@ CASES_4 = [
 ]  # fmt: skip
 
 
-# Tokens of a greedy text, and of the prompt before it. Among the prompts whose argmaxes are firm,
-# these have the most varied text that crosses the window of 40 (wide) or a page of 256 (unified).
+# Tokens of a greedy text, and of the prompt before it. Among the prompts with clear argmaxes, these
+# give the most varied text that crosses the window of 40 (wide) or a page of 256 (unified).
 GREEDY = 40
 PROMPTS_4 = {"gemma4-wide": 38, "gemma4-unified": 251, "gemma4-mixture": 38}
 
 
 def randomize(model, dtype, seed):
-    """Weights that make every part count: peaked attention, uneven norms, logits that spread."""
+    """Sets weights for which every part matters: peaked attention, uneven norms, spread logits."""
     is_gemma4 = "Gemma4" in type(model).__name__
     generator = torch.Generator().manual_seed(seed)
     for name, buffer in sorted(model.named_buffers()):
@@ -142,13 +140,13 @@ def randomize(model, dtype, seed):
         noise = torch.rand(p.shape, generator=generator) * 2 - 1
         if p.dim() == 1:
             is_head = "q_norm" in name or "k_norm" in name
-            if is_gemma4:  # whose norms add nothing to the weights, and whose scores have no scale
+            if is_gemma4:  # its norms add nothing to the weights, and its scores have no scale
                 values = noise * 0.25 + 0.6 if is_head else noise * 0.5 + 1.0
             else:
                 values = noise * 0.5 + (0.4 if is_head else 0.0)
         else:
             gain = 2.0 if "embed_tokens" in name or "lm_head" in name else 1.0
-            # Choices that differ, and weights that do.
+            # Choices and weights that differ from token to token.
             gain = 8.0 if "router.proj" in name else gain
             values = noise * gain * math.sqrt(3 / p.shape[-1])
         p.data.copy_(values.to(dtype).float())
@@ -158,8 +156,8 @@ def randomize(model, dtype, seed):
 
 
 def v4_text(values, pattern, factor):
-    """The text section as transformers 4 spelled it: theta, local theta, scaling and pattern
-    apart."""
+    """Returns the text section in the spelling of transformers 4: separate theta, local theta,
+    scaling and pattern."""
     old = values | {
         "model_type": "gemma3_text", "rope_theta": 1e6, "rope_local_base_freq": 1e4,
         "sliding_window_pattern": pattern,
@@ -195,7 +193,7 @@ def build(name, pattern, factor, multimodal, values):
 
 
 def build_4(config, text, kind, values):
-    """The model, and its configuration as the first files spell it."""
+    """Returns the model, and its configuration in the spelling of the first files."""
     model = kind._from_config(config(text_config=text(**values)), attn_implementation="eager")
     old = {"architectures": [kind.__name__], "model_type": config.model_type, "dtype": "bfloat16",
            "text_config": values | {"model_type": text.model_type}}
@@ -209,8 +207,7 @@ def logits_of(model, ids):
 
 
 def logits_with_f16_cache(model, ids):
-    """The same with every key (rotated) and value rounded to f16, as a cache of that format holds
-    them."""
+    """Returns logits with every rotated key and value rounded to f16, as in an f16 cache."""
     module = sys.modules[type(model).__module__]
     plain = module.eager_attention_forward
 
@@ -230,7 +227,7 @@ def nll_of(logits, ids):
 
 
 def check(model, folder, ids, want):
-    """Read back from the files with this configuration, the model says the same."""
+    """Checks that the model read from the files with this configuration gives the same results."""
     again = type(model).from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     worst = (logits_of(again, ids) - want).abs().max().item()
     assert worst == 0, f"{folder}: read back, logits differ by {worst}"
@@ -244,8 +241,8 @@ def write_golden(folder, golden):
 
 
 def add_greedy(name, kind, prompt):
-    """Adds to golden.json how transformers continues the first `prompt` ids at temperature 0, with
-    its own cache."""
+    """Adds to golden.json transformers' continuation of the first `prompt` ids at temperature 0,
+    with its own cache."""
     folder = OUT / name
     golden = json.loads((folder / "golden.json").read_text())
     model = kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
@@ -269,7 +266,7 @@ def case(seed, name, n, dtype, values, model, old):
     randomize(model, dtype, seed)
     generator = torch.Generator().manual_seed(100 + seed)
     ids = [2] + torch.randint(0, 250, (n - 1,), generator=generator).tolist()
-    # Before `to(dtype)` below, which rounds the rotation's frequencies for good.
+    # Before `to(dtype)` below, which would round the frequencies of the rotation.
     logits, logits_f16 = logits_of(model, ids), logits_with_f16_cache(model, ids)
     assert logits.shape == (n, VOCAB)
 
@@ -296,8 +293,8 @@ def case(seed, name, n, dtype, values, model, old):
         "nll": [float(f"{v:.8g}") for v in nll],
         "nll_f16_cache": [float(f"{v:.8g}") for v in nll_f16],
         "top1": logits.argmax(-1).tolist(),
-        # How far the best logit stands above the second, least over all positions: top1 is firm
-        # below this.
+        # Smallest distance of the best logit from the second over all positions. Differences below
+        # it do not change top1.
         "least_margin": float(f"{(best[:, 0] - best[:, 1]).min().item():.4g}"),
         "rows": {str(i): [float(f"{v:.7g}") for v in logits[i].tolist()] for i in shown},
     }

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Data of the tests on Google's Gemma 3 270M (tests/real_gemma/), which scripts/real-gemma.sh runs.
-Needs the Python packages numpy and gguf, and for vectors xllamacpp.
+"""Makes data for the tests on Google's Gemma 3 270M (tests/real_gemma/). scripts/real-gemma.sh runs
+it. Needs the Python packages numpy and gguf, and for vectors xllamacpp.
 
   real.py expand MODEL.gguf F16.gguf
   real.py vectors MODEL.gguf GEMMA OUT.json CODE.txt DOCS.txt PROSE.txt
 
 `expand` writes the model's weights as f16. `vectors` writes token ids, negative log-likelihoods and
-the largest logits of the beginnings of three texts, computed in f32 with numpy from the weights as
-the gguf package decodes them, and what llama.cpp writes behind 20 pieces of these texts.
+the largest logits for the beginnings of three texts, computed in f32 with numpy from the weights
+that the gguf package decodes. It also writes llama.cpp's continuations of 20 pieces of these texts.
 """
 import json
 import subprocess
@@ -17,8 +17,8 @@ import numpy as np
 from gguf import GGUFReader, GGUFValueType, GGUFWriter, dequantize
 
 TOKENS = 640  # of a text
-EACH = 8  # a position in so many has its largest logits in the file
-PROMPT, WRITTEN = 24, 32  # tokens of a prompt, and of what llama.cpp writes behind it
+EACH = 8  # every 8th position has its largest logits in the file
+PROMPT, WRITTEN = 24, 32  # tokens of a prompt, and of llama.cpp's continuation
 
 
 def expand(model, out):

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Renderings of chat templates by jinja2, set up as transformers does (pip install jinja2).
+"""Renders chat templates by jinja2 with transformers' settings (pip install jinja2).
 
   templates.py tests/golden/templates.txt tests/golden/templates.json
 
@@ -36,7 +36,7 @@ MESSAGES = [
 ]
 
 class Generation(Extension):
-    """`{% generation %}`: renders its body in a scope of its own."""
+    """`{% generation %}`: renders its body in a new scope."""
 
     tags = {"generation"}
 

@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""Makes tests/golden/vision: tiny random checkpoints that see, and what Hugging Face transformers
-computes from pictures.
+"""Makes tests/golden/vision: tiny random checkpoints that read images, and results of Hugging Face
+transformers for images.
 
     python -m venv V && V/bin/pip install torch torchvision transformers pillow
     V/bin/python scripts/golden/vision.py [OUT]
 
-`pixels.json` has hashes of what transformers' Pillow processors make of pictures of many sizes, and
-`files.json` small files of all kinds with the pixels that Pillow reads from them.
-Each folder has a checkpoint of one family, saved by transformers in bf16 and computed in f32, and
-golden.json: soft tokens of two pictures, and texts with images. Pictures are made by a formula,
-`picture`, that the Rust tests have too. The masks are those of the model's own helper, as a
-dictionary: the forward of Gemma4Unified builds others. The same versions give the same bytes."""
+`pixels.json` has hashes of the outputs of transformers' Pillow processors for images of many sizes.
+`files.json` has small files of all kinds, with the pixels that Pillow reads from them. Each folder
+has a checkpoint of one family, saved by transformers in bf16 and computed in f32, and golden.json:
+soft tokens of two images, and texts with images. Images are made by a formula, `picture`, that the
+Rust tests have too. The masks are passed as a dictionary from the model's own helper, because the
+forward of Gemma4Unified builds others. The same versions give the same bytes."""
 
 import hashlib
 import io
@@ -80,7 +80,7 @@ def process(family, pixels, patch, processor):
 
 
 def merged(values, places, kernel):
-    """Patches that the image processor of Gemma4Unified merges; it has no form with Pillow."""
+    """Merges patches like the image processor of Gemma4Unified, which has no Pillow version."""
     inside = (places != -1).all(-1)
     n = int(inside.sum()) // kernel**2
     values, places = patches_merge(values[inside][None], places[inside][None], n)
@@ -111,13 +111,13 @@ def write_pixels():
 
 
 def on_white(rgba):
-    """Transparent colours lie on white, rounded to nearest."""
+    """Blends transparent colours with white, rounded to nearest."""
     value, alpha = rgba[..., :3].astype(int), rgba[..., 3:].astype(int)
     return ((value * alpha + 255 * (255 - alpha) + 127) // 255).astype(np.uint8)
 
 
 def write_files():
-    """Files of all kinds. JPEG decoders differ by a few levels, all others are exact."""
+    """Writes files of all kinds. JPEG decoders differ by a few levels; all others are exact."""
     rgb = Image.fromarray(picture(13, 9, 1))
     alpha = Image.fromarray(picture(13, 9, 3)[..., 0])
     rgba = rgb.copy()
@@ -205,7 +205,7 @@ def unified():
 
 
 def randomize_tower(model, seed):
-    """Weights of the tower that make every part count, and limits that clamp."""
+    """Sets weights of the tower for which every part matters, and limits that clamp."""
     generator = torch.Generator().manual_seed(seed)
 
     def noise(shape):
@@ -249,7 +249,7 @@ def soft_tokens(model, family, inputs):
 
 
 def logits_of(model, ids, tokens, features):
-    """Logits of all positions; `tokens` are 1 at places of images."""
+    """Returns the logits of all positions. `tokens` are 1 at places of images."""
     config = model.config
     ids, kinds_ = torch.tensor([ids]), torch.tensor([tokens])
     embeds = model.get_input_embeddings()(torch.where(ids == SOFT, 0, ids))
@@ -265,8 +265,8 @@ def logits_of(model, ids, tokens, features):
 
 
 def texts(model, soft, windows):
-    """Texts with images, each with its window: one image, two, one in the second turn, one that is
-    longer than the window, and a greedy text."""
+    """Makes texts with images, each with its window: one image, two, one in the second turn, one
+    that is longer than the window, and a greedy text."""
     generator = torch.Generator().manual_seed(7)
 
     def words(n):

@@ -9,7 +9,8 @@ use crate::util::child::role;
 use std::ffi::OsString;
 use std::process::ExitCode;
 
-/// Does the work of a child and says how to exit; `None` if this process is none.
+/// Does the work of a child process and returns its exit code; `None` if this process is not a
+/// child.
 pub fn run(argv: &[OsString]) -> Option<ExitCode> {
     let done = |well| Some(if well { ExitCode::SUCCESS } else { ExitCode::FAILURE });
     match role(argv) {

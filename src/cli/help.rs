@@ -3,10 +3,10 @@
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, Command};
 
-/// Version, commit if it is known, and features, as `gemma --version` prints them.
+/// Version, commit if it is known, and features, as printed by `gemma --version`.
 pub const VERSION: &str = env!("DESCRIPTION_OF_BUILD");
 
-/// Most columns of help.
+/// Maximum width of help, in columns.
 const WIDTH: usize = 110;
 
 /// Meanings of the exit codes.
@@ -39,7 +39,7 @@ macro_rules! user_settings {
     };
 }
 
-/// Sources of the values of options.
+/// Help text about the sources of option values.
 pub const SETTINGS: &str = concat!(
     "Every option can also be set as GEMMA_<NAME> in the environment (GEMMA_MAX_TOKENS=100) ",
     "or in gemma.toml (max-tokens = 100, or under [generate] for one command), ",
@@ -49,10 +49,10 @@ pub const SETTINGS: &str = concat!(
     "First found wins: flag, the [preset.NAME] that --preset names, environment, gemma.toml, ",
     "the model's generation_config.json, ",
     "built in. A gemma.toml in the working directory may not load code, name a file to write, ",
-    "or say who reaches the server. --print-config shows each value and where it came from.",
+    "or change who can reach the server. --print-config shows each value and its source.",
 );
 
-/// Ends the help of `gemma`, which a command line without a command prints too.
+/// Last part of the help of `gemma`. A command line without a command prints it too.
 const FIRST_STEPS: &str = "\
 First steps:
   gemma generate 'What is photosynthesis?'   ask the small bundled demo model
@@ -73,7 +73,8 @@ pub fn complete(root: Command) -> Command {
             command
                 .after_help(format!("All options: gemma {name} --help"))
                 .after_long_help(format!("{examples}\n\n{ELSEWHERE}"))
-                // "-5" after an option is its value, even a wrong one, and not an option called 5.
+                // "-5" after an option is a value, even if it is wrong. It is not an option called
+                // 5.
                 .mut_args(|arg| match arg.get_long() {
                     Some(_)
                         if arg.get_action().takes_values() && !arg.is_allow_hyphen_values_set() =>
@@ -96,12 +97,15 @@ const RARE: [&str; 7] = [
     "npu",
     "special_in_prompt",
 ];
-/// Options of the processor and the GPU that a command without a run leaves out too.
+/// Options of the processor and the GPU. `--help` also leaves them out for commands that run no
+/// model.
 const OF_RUNS: [&str; 2] = ["gpu_layers", "threads"];
 const WITHOUT_RUNS: [&str; 2] = ["doctor", "list"];
 
-/// Returns the definition whose help is that of `gemma NAME --help`: every option in one or two
-/// lines, without rare ones. `gemma help NAME` and the man page have the whole text.
+/// Returns the definition that prints the help of `gemma NAME --help`.
+///
+/// Every option has one or two lines, and rare options are left out. `gemma help NAME` and the man
+/// page have the whole text.
 pub fn compact(root: Command) -> Command {
     let names: Vec<String> = root.get_subcommands().map(|c| c.get_name().to_owned()).collect();
     names.iter().fold(root, |root, name| {
@@ -123,7 +127,7 @@ pub fn compact(root: Command) -> Command {
     })
 }
 
-/// Removes all that makes clap set options apart by blank lines.
+/// Removes long help, which makes clap put blank lines between options.
 fn in_short(arg: Arg) -> Arg {
     let values = arg.get_possible_values();
     let names: Vec<String> = values.iter().map(|value| value.get_name().to_owned()).collect();
@@ -134,12 +138,12 @@ fn in_short(arg: Arg) -> Arg {
     }
 }
 
-/// Ends the compact help of a command.
+/// Returns the last lines of the compact help of a command.
 fn in_full(name: &str) -> String {
     format!("Each option in full: gemma help {name}\n{ELSEWHERE}")
 }
 
-/// Ends the help of each command.
+/// Last line of the help of each command.
 const ELSEWHERE: &str = "Exit codes, environment variables and gemma.toml: gemma --help";
 
 /// Returns the examples of a command, with a heading.

@@ -25,7 +25,7 @@ const COMMANDS: [(&[&str], &str); 13] = [
     (&["show", "info"], "gemma inspect MODEL shows what a model consists of"),
     (
         &["config", "settings"],
-        "gemma generate --print-config shows every setting and where it came from; \
+        "gemma generate --print-config shows every setting and its source; \
          gemma.toml holds them",
     ),
     (&["version"], "gemma --version"),
@@ -50,7 +50,7 @@ const COMMANDS: [(&[&str], &str); 13] = [
     ),
 ];
 
-/// Other programs' options, and what they are called here.
+/// Other programs' options, and their names here.
 const OPTIONS: [(&[&str], &str); 20] = [
     (
         &["-hf", "-hfr", "--hf-repo", "--hf-file", "-hff"],
@@ -138,7 +138,9 @@ const OPTIONS: [(&[&str], &str); 20] = [
     ),
 ];
 
-/// Prints why there is nothing to run, where it belongs, and says how to exit.
+/// Prints why no command can run, and returns the exit code.
+///
+/// Help and version go to standard output.
 pub fn report(early: Early, argv: &[OsString]) -> ExitCode {
     let error = match early {
         Early::Clap(error) => error,
@@ -155,30 +157,29 @@ fn refuse(error: anyhow::Error) -> ExitCode {
     ExitCode::from(fault_of(&error).map_or(1, |fault| fault.kind.exit_code()))
 }
 
-/// A better answer than the parser's own, where there is one.
+/// Returns a better answer than the parser's own, if there is one.
 fn explain(error: &clap::Error, argv: &[OsString]) -> Option<Fault> {
     let words: Vec<String> =
         argv.iter().skip(1).map(|word| word.to_string_lossy().into_owned()).collect();
     if error.kind() == ErrorKind::InvalidUtf8 {
         let at = argv.iter().position(|word| word.to_str().is_none())?;
         let what = format!("argument {at}, `{}`, is not valid UTF-8", argv[at].to_string_lossy());
-        return Some(
-            Fault::usage(what)
-                .help("give such a text in a file: iconv -f LATIN1 -t UTF-8 FILE | gemma generate"),
-        );
+        let help = "convert the text: iconv -f LATIN1 -t UTF-8 FILE | gemma generate";
+        return Some(Fault::usage(what).help(help));
     }
     let command = words.first()?;
-    // llm's -c goes on with the last conversation.
+    // The -c of the program `llm` continues the last conversation.
     if command == "chat" && words.last().is_some_and(|word| word == "-c") {
         let fault = Fault::usage("-c (--ctx-size) needs the size of the context in tokens");
-        return Some(fault.help("gemma chat --continue goes on with the last conversation"));
+        return Some(fault.help("gemma chat --continue continues the last conversation"));
     }
     if error.kind() == ErrorKind::ValueValidation
         && let Some(what) = settings::plain_number(error)
     {
         return Some(Fault::usage(what));
     }
-    // Other errors name options too, such as a real one whose value is wrong.
+    // Other errors also have the name of an option, for example one that exists but has a wrong
+    // value.
     let is_unknown = error.kind() == ErrorKind::UnknownArgument;
     let typed = |name: &str| match error.get(ContextKind::InvalidArg) {
         Some(ContextValue::String(wrong)) => {
@@ -186,8 +187,8 @@ fn explain(error: &clap::Error, argv: &[OsString]) -> Option<Fault> {
         }
         _ => false,
     };
-    // Several letters behind one dash are read as so many options, and -h among them as a cry for
-    // help: look at what was typed.
+    // clap reads the letters after one dash as separate options, and an h among them as a request
+    // for help. So this looks at the words that were typed.
     let options = words.iter().take_while(|word| *word != "--");
     for word in options {
         let name = word.split('=').next().unwrap_or(word);
@@ -209,8 +210,9 @@ fn explain(error: &clap::Error, argv: &[OsString]) -> Option<Fault> {
     }
 }
 
-/// The first word is not a command of this program: it is another program's, a model, or the
-/// beginning of a prompt.
+/// Explains an unknown command.
+///
+/// The first word is another program's command, a model, or the beginning of a prompt.
 fn unknown_command(command: &str, words: &[String], error: &clap::Error) -> Option<Fault> {
     // `gemma help serve` asks about another command.
     let command = if command == "help" { words.get(1)? } else { command };
@@ -245,7 +247,7 @@ mod tests {
     use super::*;
     use crate::cli::commands::definition;
 
-    /// The hint for a command line, as `error` and `help`.
+    /// Returns the hint for a command line, as `error` and `help`.
     fn hint(line: &[&str]) -> Option<(String, String)> {
         let argv: Vec<OsString> =
             std::iter::once("gemma").chain(line.iter().copied()).map(OsString::from).collect();
@@ -279,7 +281,7 @@ mod tests {
         assert!(hint(&["help", "bogus"]).is_none());
     }
 
-    /// Every foreign option that some command has, given wrongly to that command.
+    /// Gives every foreign option that some command does have to that command, with wrong values.
     #[test]
     fn a_real_option_is_not_denied_for_its_value() {
         let mut found = Vec::new();

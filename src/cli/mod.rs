@@ -1,7 +1,7 @@
 //! The command line. Results go to standard output, everything else to standard error.
 //!
-//! `commands/` has one file or folder for each command, `options/` the options that several
-//! commands take, `io/` what they read and write, `api/` the forms of HTTP APIs.
+//! `commands/` has one file or folder for each command. `options/` has the options that several
+//! commands take, `io/` the code that reads and writes, `api/` the forms of HTTP APIs.
 
 pub mod api;
 pub mod child;

@@ -17,10 +17,10 @@ use crate::util::units::{bytes, digits3, thousands};
 use anyhow::Result;
 use serde_json::{Value, json};
 
-/// Context that each model gets room for.
+/// Context size for which each model is planned, in tokens.
 const CONTEXT: usize = 4096;
 
-/// Tokens a second, without drafts, from which an answer comes about as fast as it is read.
+/// Tokens a second, without drafts, at which an answer appears about as fast as people read.
 const READING: f64 = 4.0;
 
 /// Available formats, the largest first: `bf16` and `q4_0` from Google, the others from `gemma
@@ -43,7 +43,7 @@ pub struct SizeRow {
     pub recipe: &'static str,
     /// Bytes of the weights.
     pub bytes: u64,
-    /// Predicted tokens a second without drafts, once the context is full; `None` where it does not
+    /// Predicted tokens a second without drafts, with a full context; `None` if the model does not
     /// fit.
     pub tokens_per_s: Option<f64>,
 }
@@ -54,7 +54,7 @@ impl SizeRow {
     }
 }
 
-/// The table.
+/// All models in all formats, planned for one machine.
 pub struct Sizes {
     pub rows: Vec<SizeRow>,
     available: Option<u64>,
@@ -65,7 +65,7 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    /// Plans each model on `host`, whose memories have these speeds.
+    /// Plans each model on `host`, with the given speeds of its memories.
     pub fn of(host: &Host<'_>, run: &RunOptions, speeds: Speeds) -> Result<Sizes> {
         let mut rows = Vec::new();
         for (shape, recipes) in RECIPES {
@@ -87,15 +87,17 @@ impl Sizes {
         Ok(Sizes { rows, available: host.available, elsewhere: host.elsewhere, speeds, isa })
     }
 
-    /// Google's files that fit, the largest model first; of two formats of one model the smaller
-    /// one, which is faster and which the model's name stands for.
+    /// Returns Google's files that fit, the largest model first.
+    ///
+    /// If a model has two formats, this is the smaller one: it is faster, and the model's name
+    /// stands for it.
     fn of_google(&self) -> Vec<&SizeRow> {
         let is_smallest = |row: &&SizeRow| row.recipe == row.shape.smallest();
         self.rows.iter().filter(|row| row.fits()).filter(is_smallest).collect()
     }
 
-    /// Returns the model to take: the largest that writes at least as fast as people read, else
-    /// the fastest.
+    /// Returns the recommended model: the largest one that writes at least as fast as people read,
+    /// or the fastest if all are slower.
     pub fn best(&self) -> Option<&SizeRow> {
         let found = self.of_google();
         let is_fast = |row: &&SizeRow| row.tokens_per_s >= Some(READING);
@@ -113,7 +115,7 @@ impl Sizes {
         })
     }
 
-    /// Returns a reason to distrust the speeds.
+    /// Returns a reason to distrust the speeds, if there is one.
     pub fn doubt(&self) -> Option<&'static str> {
         (self.speeds.cpu.how == BUSY).then_some(
             "Other programs slowed the memory down while its speed was measured. \
@@ -151,7 +153,7 @@ impl Sizes {
         }
         let free = self.available.map_or("an unknown amount".to_owned(), bytes);
         let machine = self.elsewhere.map_or(String::new(), |all| {
-            format!(" of {} (a part is taken to be in use)", bytes(all))
+            format!(" of {} (a part is assumed to be in use)", bytes(all))
         });
         let say = |label: &str, text: &str| paragraph_in(label, 8, text, columns);
         let plain = |text: &str| paragraph_in("", 0, text, columns);
@@ -172,13 +174,13 @@ impl Sizes {
             "q4_0",
             "Google's 4-bit file, trained for it, such as google/gemma-3-27b-it-qat-q4_0-gguf",
         );
-        out += &say("others", "what gemma quantize --recipe NAME makes of the original checkpoint");
+        out += &say("others", "made by gemma quantize --recipe NAME from the original checkpoint");
         out.push('\n');
         out + &match self.best() {
             Some(row) => {
                 let larger = self.larger().map_or(String::new(), |text| format!(" {text}."));
                 let (title, name) = (row.shape.title(), row.shape.name());
-                plain(&format!("Best here: {title}. gemma plan {name} says more about it.{larger}"))
+                plain(&format!("Best here: {title}. gemma plan {name} has details.{larger}"))
                     + &format!("\n  gemma pull {name}\n  gemma chat -m {name}\n")
             }
             None => plain("None of them fits: close other programs, or lower --ctx-size."),
@@ -186,7 +188,7 @@ impl Sizes {
     }
 }
 
-/// A model as a run without further options would load it.
+/// Returns the task of loading a model without further options.
 fn task<'a>(weights: &'a Weights, run: &RunOptions) -> Result<Task<'a>> {
     let context = match run.context {
         AutoOr::N(n) => n,

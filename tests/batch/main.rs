@@ -1,6 +1,6 @@
 //! `gemma generate --batch`: records, and batches that are resumed.
 
-// Some tests are for Unix alone, with their imports and helpers.
+// Some tests are for Unix only, with their imports and helpers.
 #![cfg_attr(windows, allow(unused))]
 
 #[path = "../common/shell.rs"]

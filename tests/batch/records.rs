@@ -1,4 +1,4 @@
-//! `gemma generate --batch`: a line out for each record, the same whatever happened on the way.
+//! `gemma generate --batch`: one line of output per record, the same under all circumstances.
 
 use crate::shell;
 use serde_json::{Value, json};
@@ -9,12 +9,12 @@ use std::time::Duration;
 
 const RECORDS: usize = 500;
 
-/// Whether the n-th record is one that cannot be answered.
+/// Returns whether the n-th record cannot be answered.
 fn is_bad(n: usize) -> bool {
     matches!(n % 20, 3 | 5 | 7 | 9 | 11 | 16..)
 }
 
-/// Records of every kind: good ones, OpenAI's, no JSON, wrong types, too long, empty.
+/// Returns records of every kind: good ones, OpenAI's, invalid JSON, wrong types, too long, empty.
 fn records() -> String {
     let questions = ["Why is the sky blue?", "Name three colours.", "What is 2 + 2?"];
     let record = |n: usize| {
@@ -56,7 +56,7 @@ fn every_record_has_its_line_whatever_is_wrong_with_others() {
     for (n, reply) in replies.iter().enumerate() {
         let id = reply.get("custom_id").unwrap_or(&reply["id"]);
         match n % 20 {
-            // Without an id the line's number stands for it.
+            // A record without an id has the number of its line as its id.
             3 | 15 => assert_eq!(id, n + 1),
             5 | 7 | 9 | 11 | 16.. => assert_eq!(id, n),
             13 => assert_eq!(id, &format!("c{n}")),
@@ -87,11 +87,11 @@ fn every_record_has_its_line_whatever_is_wrong_with_others() {
             assert!(!reply["text"].as_str().unwrap().is_empty(), "{reply}");
         }
     }
-    // Strictness changes the exit code, drafts and threads nothing.
+    // `--strict` changes the exit code only. Drafts and threads change nothing.
     let strict = batch(dir.path(), &["--strict", "--draft", "off", "-t", "1"], &input);
     assert_eq!((strict.code, strict.text() == all.text()), (6, true));
 
-    // Several at once say what they say alone.
+    // Answers in parallel equal those of one record at a time.
     for more in [&["--parallel", "8"][..], &["--parallel", "3", "--draft", "off", "--strict"]] {
         let several = batch(dir.path(), more, &input);
         assert_eq!(
@@ -102,7 +102,7 @@ fn every_record_has_its_line_whatever_is_wrong_with_others() {
         assert!(several.out == all.out, "{more:?}");
     }
 
-    // Three processes that share the batch say what one says.
+    // Three processes with a shard each give the answers of one process.
     let shards =
         ["1/3", "2/3", "3/3"].map(|shard| batch(dir.path(), &["--shard", shard], &input).ok());
     let shards = shards.each_ref().map(|run| run.text().lines().collect::<Vec<_>>());
@@ -110,7 +110,7 @@ fn every_record_has_its_line_whatever_is_wrong_with_others() {
     assert_eq!(together, all.text().lines().collect::<Vec<_>>());
 }
 
-/// Killed without warning, again and again, and resumed: the same file.
+/// The run is killed several times and resumed. The file ends up the same.
 #[test]
 fn a_batch_that_is_killed_and_resumed_is_the_same() {
     let dir = tempfile::tempdir().unwrap();
@@ -125,7 +125,7 @@ fn a_batch_that_is_killed_and_resumed_is_the_same() {
         command.args(["--seed", "3", "--parallel", if kills % 2 == 0 { "4" } else { "1" }]);
         let before = fs::metadata(&out).map_or(0, |m| m.len());
         let mut child = command.spawn().unwrap();
-        // Some more replies, then the end in the middle of one.
+        // Waits for some more replies, then cuts the last one in the middle.
         let enough = before + all.out.len() as u64 / 4;
         let status = loop {
             if let Some(status) = child.try_wait().unwrap() {
@@ -144,7 +144,7 @@ fn a_batch_that_is_killed_and_resumed_is_the_same() {
     }
     assert!(kills > 1, "{kills} kills");
     assert!(fs::read(&out).unwrap() == all.out);
-    // And once more: nothing is left to do.
+    // A further run has nothing left to do.
     batch_file(dir.path(), "in.jsonl", "out.jsonl").ok();
     assert!(fs::read(&out).unwrap() == all.out);
 }
@@ -169,7 +169,7 @@ fn a_record_says_what_it_says_alone() {
     assert_eq!(replies[0]["text"], replies[2]["text"]);
 }
 
-/// Texts of all lengths, each with settings of its own, beside each other.
+/// Texts of all lengths run in parallel, each with its own settings.
 #[test]
 fn texts_that_share_passes_are_those_alone() {
     let dir = tempfile::tempdir().unwrap();
@@ -181,7 +181,7 @@ fn texts_that_share_passes_are_those_alone() {
             "presence_penalty": 0.7, "frequency_penalty": 0.2, "logit_bias": {"236": -100}}),
         json!({"temperature": 0, "ignore_eos": true, "system": "Answer in one sentence."}),
         json!({"temperature": 1, "min_p": 0.1, "raw": true}),
-        // With much that is forced, and with little.
+        // Grammars that force many tokens, and grammars that force few.
         json!({"temperature": 1, "json_schema": {"type": "object",
             "properties": {"colour_of_the_thing": {"enum": ["red", "blue"]},
             "known": {"type": "boolean"}}, "required": ["colour_of_the_thing", "known"],
@@ -205,7 +205,7 @@ fn texts_that_share_passes_are_those_alone() {
     };
     let input: String = (0..18).map(record).collect();
     let alone = batch(dir.path(), &["--draft", "off", "-t", "1"], &input).ok();
-    // One answer's grammar asks for more than its tokens.
+    // One answer is cut off before its grammar is complete.
     for (n, reply) in lines(&alone).iter().enumerate() {
         assert_eq!(
             reply["error"]["code"],
@@ -237,16 +237,16 @@ fn wrong_use_is_said_before_anything_is_loaded() {
     let large = ["generate", "--batch", "-", "--parallel", "64", "--ctx-size", "100000000"];
     gemma_in(dir.path(), &large, b"").fails(5, &["lower --parallel", "64 contexts"]);
     fails(&["--batch", "-", "-f", "x"], &["another prompt"]);
-    fails(&["--batch", "-", "--raw", "--system", "Be brief."], &["no --system"]);
+    fails(&["--batch", "-", "--raw", "--system", "Be brief."], &["--system cannot be given"]);
     gemma_in(dir.path(), &["generate", "--batch", "-", "--system-file", "absent.txt"], b"")
         .fails(3, &["absent.txt"]);
-    fails(&["--batch", "-", "--resume", "a", "-o", "b"], &["without --output"]);
+    fails(&["--batch", "-", "--resume", "a", "-o", "b"], &["leave --output out"]);
     fs::write(dir.path().join("notes.txt"), "mine\n").unwrap();
     fails(&["--batch", "-", "--resume", "notes.txt"], &["line 1", "not an answer"]);
     gemma_in(dir.path(), &["generate", "--batch", "absent.jsonl"], b"").fails(3, &["absent.jsonl"]);
 }
 
-/// A batch from a pipe is answered record by record, not at its end.
+/// A batch from a pipe is answered record by record, not only at its end.
 #[test]
 fn answers_come_as_records_do() {
     ["1", "4"].iter().for_each(|n| answers_come(n));
@@ -272,7 +272,8 @@ fn answers_come(parallel: &str) {
     assert_eq!(shell::code(child.wait().unwrap()), 0);
 }
 
-/// An interruption leaves whole lines, and an output that was to appear whole does not appear.
+/// After an interruption, `--resume` files have complete lines only, and an `-o` file does not
+/// appear.
 #[cfg(unix)]
 #[test]
 fn an_interruption_cuts_between_lines() {

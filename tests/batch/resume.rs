@@ -1,5 +1,5 @@
-//! `--resume`: only files of its own, one run at a time, failures asked again; and what a batch
-//! says of its records.
+//! `--resume`: which files are accepted, one run at a time, failures computed again; and notes
+//! about records.
 #![cfg(unix)]
 
 use crate::shell;
@@ -10,7 +10,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::Stdio;
 
-/// Records with short answers: the n-th asks for the n-th number.
+/// Returns records with short answers. The n-th asks for the n-th number.
 fn records(n: usize) -> String {
     (0..n).map(|n| record(n).to_string() + "\n").collect()
 }
@@ -50,7 +50,7 @@ fn a_file_of_others_keeps_every_byte() {
         batch(dir.path(), &["--resume", "notes", "-m", "/nonexistent"]).fails(3, &["/nonexistent"]);
         assert!(fs::read(dir.path().join("notes")).unwrap() == foreign);
     }
-    // The truncated last line is the run's own. It stays until a model is loaded.
+    // An answer that an earlier run cut off is removed only after a model is loaded.
     let torn = with_tail(&mine[..mine.len() / 3]);
     fs::write(dir.path().join("mine"), &torn).unwrap();
     batch(dir.path(), &["--resume", "mine", "-m", "/nonexistent"]).fails(3, &["/nonexistent"]);
@@ -76,7 +76,7 @@ fn a_batch_is_not_written_into_itself() {
             assert_eq!(read(dir.path(), "in.jsonl"), input, "{from} {out}");
         }
     }
-    // Also where all that stands there could be answers.
+    // A batch of lines that could be answers is refused too.
     batch(dir.path(), &["--resume", "out", "-q"]).ok();
     let answers = read(dir.path(), "out");
     let run = gemma_in(dir.path(), &["generate", "--batch", "out", "--resume", "out"], b"");
@@ -89,7 +89,7 @@ fn two_runs_do_not_write_one_file() {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("in.jsonl"), records(6)).unwrap();
     let whole = batch(dir.path(), &["-q"]).ok().text().to_owned();
-    // The first one waits for records.
+    // The first run waits for records.
     let mut first = command(BINARY, dir.path());
     first.args(["generate", "--batch", "-", "--resume", "out", "-q"]).stdin(Stdio::piped());
     let mut first = first.spawn().unwrap();
@@ -108,7 +108,7 @@ fn two_runs_do_not_write_one_file() {
     drop(to);
     assert_eq!(shell::code(first.wait().unwrap()), 0);
     assert_eq!(read(dir.path(), "out").lines().count(), 1);
-    // One after the other they share it.
+    // One after the other, runs can share the file.
     for shard in ["2/2", "1/2"] {
         batch(dir.path(), &["--resume", "out", "-q", "--shard", shard]).ok();
     }
@@ -120,7 +120,7 @@ fn two_runs_do_not_write_one_file() {
     assert_eq!(sorted(&read(dir.path(), "out")), sorted(&whole));
 }
 
-/// A failure is asked again, and its answer stands where the failure stood.
+/// A failed record is computed again, and its answer replaces the failure.
 #[test]
 fn a_mended_record_is_answered_by_the_next_run() {
     let dir = tempfile::tempdir().unwrap();
@@ -139,7 +139,7 @@ fn a_mended_record_is_answered_by_the_next_run() {
     assert!(first.err.ends_with("help: jq -c 'select(.error)' 'my out'\n"), "{}", first.err);
     let failed = read(dir.path(), "my out");
 
-    // Nothing changed: the same failures, the same file.
+    // If nothing has changed, the same records fail and the file stays the same.
     let again = batch(dir.path(), &["--resume", "my out", "--strict"]);
     assert_eq!(again.code, 6, "{}", again.err);
     assert!(
@@ -195,12 +195,12 @@ fn misspelt_fields_and_equal_ids_are_named() {
     fs::write(dir.path().join("in.jsonl"), text).unwrap();
     for more in [&[][..], &["--parallel", "2"]] {
         let run = batch(dir.path(), more).ok();
-        let said = "line 2: the unknown field \"temprature\" is passed over; \
+        let said = "line 2: the unknown field \"temprature\" is ignored; \
             did you mean \"temperature\"?";
         assert_eq!(run.err.matches(said).count(), 1, "{}", run.err);
         assert_eq!(run.err.matches("temprature").count(), 1, "{}", run.err);
         assert!(
-            run.err.contains("line 3: the unknown field \"note_to_self\" is passed over\n"),
+            run.err.contains("line 3: the unknown field \"note_to_self\" is ignored\n"),
             "{}",
             run.err
         );
@@ -288,8 +288,8 @@ fn a_schema_can_be_the_name_of_a_file() {
         .fails(2, &["--json-schema"]);
 }
 
-/// Answers to records that come one by one are in the file one by one, and a reader sees whole
-/// lines.
+/// If records arrive one by one, their answers are written one by one, and a reader of the file
+/// sees only complete lines.
 #[test]
 fn answers_are_in_the_file_when_the_next_record_is_asked() {
     let dir = tempfile::tempdir().unwrap();

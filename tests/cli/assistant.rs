@@ -1,5 +1,5 @@
-//! Gemma 4's assistant on the command line: found beside its model or named, listed, quantised,
-//! refused where it cannot serve.
+//! Gemma 4's assistant on the command line: found next to its model or named, listed, quantised,
+//! and refused if it does not fit.
 
 use crate::common::write_gemma4_pair;
 use crate::shell::gemma_in;
@@ -76,7 +76,8 @@ fn an_assistant_is_listed_with_its_model_and_refused_in_its_place() {
     let calibrate = ["quantize", "model-assistant", "q", "--calibrate", "text.txt"];
     let formats = ["--linear", "i8-row", "--embedding", "i8-row"];
     run(&[&calibrate[..], &formats].concat()).fails(2, &["an assistant", "without --calibrate"]);
-    // One of another width: named it is refused, beside the model it is left alone.
+    // An assistant of another width: if named, it is refused; if only next to the model, it is
+    // ignored.
     let config = assistant.join("config.json");
     let other = fs::read_to_string(&config)
         .unwrap()

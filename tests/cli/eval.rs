@@ -1,4 +1,4 @@
-//! `gemma eval` beside a reference: kinds of text, and windows.
+//! `gemma eval` with a reference: kinds of text, and windows.
 
 use crate::{common, shell};
 use common::{Form, TinyModel};
@@ -8,7 +8,8 @@ use shell::{Run, gemma, gemma_in};
 use std::fs;
 use tempfile::TempDir;
 
-/// Two tiny models of one vocabulary, `a` quantised from `b`, and two lists of ids.
+/// Writes tiny models `b` and `c` with one vocabulary, `a` quantised from `b`, and two lists of
+/// ids.
 fn setup() -> TempDir {
     let dir = tempfile::tempdir().unwrap();
     TinyModel::tiny(1).write(&dir.path().join("b"), Form::TextV4, Dtype::BF16, 1);
@@ -61,9 +62,9 @@ fn kinds_of_text_are_told_apart_and_summed() {
     assert_eq!(both["tokens"], 150);
     assert!(number(&both, &["nll_stderr"]) > 0.0 && number(&both, &["kld", "stderr"]) > 0.0);
     assert!(number(&both, &["top1_stderr"]) > 0.0 && number(&both, &["ppl_ratio_stderr"]) > 0.0);
-    let beside = ["eval", "-m", "a", "--reference", "b", "--ids", "x.json", "-q"];
-    let beside = gemma_in(dir.path(), &beside, b"").ok();
-    assert_eq!(beside.text().matches(" +- ").count(), 3, "{}", beside.text());
+    let shown = ["eval", "-m", "a", "--reference", "b", "--ids", "x.json", "-q"];
+    let shown = gemma_in(dir.path(), &shown, b"").ok();
+    assert_eq!(shown.text().matches(" +- ").count(), 3, "{}", shown.text());
     let log = gemma_in(dir.path(), &["eval", "-m", "a", "--ids", "x.json"], b"").ok();
     assert!(log.err.contains("evaluating 90 tokens"), "{}", log.err);
     gemma_in(dir.path(), &["eval", "-m", "a"], b"").fails(2, &["gemma eval FILE", "--ids"]);
@@ -90,7 +91,7 @@ fn skipped_tokens_are_context_only() {
     eval(&dir, &["--ids", "x.json", "-c", "45", "--skip", "44"]).fails(2, &["--skip 44", "help: "]);
 }
 
-/// Every window of a text begins with BOS, so that all but the first predict as well as it.
+/// Every window of a text begins with BOS, so the windows after the first are scored as well as it.
 #[test]
 fn windows_of_a_text_begin_with_bos() {
     let dir = tempfile::tempdir().unwrap();
@@ -102,11 +103,11 @@ fn windows_of_a_text_begin_with_bos() {
     let (whole, cut) = (eval("2000"), eval("21"));
     let windows = (whole["tokens"].as_u64().unwrap() - 1).div_ceil(20);
     assert_eq!(cut["tokens"].as_u64().unwrap(), whole["tokens"].as_u64().unwrap() - 1 + windows);
-    // A file is a text without an option, too.
+    // The kind of a text may come before its path.
     let plain =
         gemma_in(dir.path(), &["eval", "prose=t.txt", "-c", "21", "--json", "-q"], b"").ok().json();
     assert_eq!(plain, cut);
-    // The token after BOS is predicted in each window.
+    // The token after BOS is scored in each window.
     assert_eq!(cut["nll"].as_array().unwrap().len() as u64, whole["tokens"].as_u64().unwrap() - 1);
     assert_eq!(cut["nll"][0], whole["nll"][0]);
 }

@@ -1,5 +1,5 @@
-//! Where output goes: files appear whole, devices, pipes and descriptors are written to, links are
-//! followed, and a failure to write is a failure.
+//! Output files: regular files appear complete, devices, pipes and descriptors are written
+//! directly, links are followed, and a failed write is an error.
 #![cfg(target_os = "linux")]
 
 use crate::shell;
@@ -9,10 +9,10 @@ use std::fs;
 use std::os::unix::fs::{FileTypeExt, symlink};
 use std::path::Path;
 
-/// A run that takes no time and always says the same.
+/// A run that takes no time and always prints the same.
 const SHORT: &str = "generate Hello -n 4 --seed 1 --temp 0 -q";
 
-/// `script` in `dir`, where `$R` is a short run.
+/// Runs `script` in `dir`. `$R` is a short run.
 fn shell(dir: &Path, script: &str) -> Run {
     bash(dir, &format!("R=\"$G {SHORT}\"\n{script}"))
 }
@@ -21,7 +21,7 @@ fn said(dir: &Path) -> String {
     shell(dir, "$R").ok().text().to_owned()
 }
 
-/// Commands that write to `to`, each with another option.
+/// Returns commands that write to `to`, each with another option.
 fn every_writer(to: &str) -> Vec<String> {
     let batch = "printf '{\"prompt\": \"Hi\", \"max_tokens\": 2}\\n' | \"$G\" generate --batch -q";
     vec![format!("$R --stats-file {to}"), format!("$R -o {to}"), format!("{batch} -o {to}")]
@@ -33,7 +33,7 @@ fn links_are_followed_to_the_file_that_they_name() {
     fs::create_dir(dir.path().join("kept")).unwrap();
     symlink("kept/file", dir.path().join("link")).unwrap();
     for command in every_writer("link") {
-        // The first time the link names nothing yet.
+        // In the first round the link points to a file that does not exist yet.
         for _ in 0..2 {
             shell(dir.path(), &command).ok();
             assert!(dir.path().join("link").is_symlink(), "{command}");
@@ -43,7 +43,7 @@ fn links_are_followed_to_the_file_that_they_name() {
     }
 }
 
-/// Pipes by name and by number get the bytes, and stay pipes.
+/// Pipes, by name and by descriptor, get the bytes and stay pipes.
 #[test]
 fn pipes_are_written_to() {
     let dir = tempfile::tempdir().unwrap();
@@ -62,8 +62,8 @@ fn pipes_are_written_to() {
     }
 }
 
-/// Devices stay devices: by a link, since only the superuser may make one and only its files could
-/// be replaced.
+/// Devices stay devices. The test uses a link to a device, because only the superuser may create a
+/// device, and the link could be replaced.
 #[test]
 fn devices_are_written_to() {
     let dir = tempfile::tempdir().unwrap();
@@ -77,7 +77,7 @@ fn devices_are_written_to() {
         let run = shell(dir.path(), &command);
         assert!(run.code == 1 && run.err.contains("/dev/full"), "{command}: {run:?}");
     }
-    // A node of its own, where this user may make one.
+    // If this user may create a device, the test uses its own.
     if bash(dir.path(), "mknod node c 1 3").code == 0 {
         for command in every_writer("node") {
             shell(dir.path(), &command);
@@ -102,7 +102,7 @@ fn standard_output_by_another_name_is_standard_output() {
         let run = shell(dir.path(), &format!("echo old >log; $R -o {name} >>log; cat log")).ok();
         assert_eq!(run.text(), format!("old\n{text}"), "{name}");
     }
-    // A file that nobody can name any more.
+    // A file that was removed and has no name any more.
     let run = shell(dir.path(), "exec 3<>gone; rm gone; $R -o /dev/fd/3; cat /proc/self/fd/3").ok();
     assert_eq!(run.text(), text);
     assert!(!dir.path().join("gone").exists());
@@ -131,12 +131,12 @@ fn a_place_that_cannot_be_written_is_said_before_the_model_is_looked_for() {
     }
 }
 
-/// A limit on the size of files is a failure to write like a full disk.
+/// A limit on file sizes makes writes fail as a full disk does.
 #[test]
 fn a_limit_on_file_sizes_loses_no_text() {
     let dir = tempfile::tempdir().unwrap();
     let text = said(dir.path());
-    // The files of the cache do not fit either, and that is no failure.
+    // The files of the cache exceed the limit too, and that is not an error.
     let run = shell(dir.path(), "ulimit -f 1; $R -o out; code=$?; cat out; exit $code");
     assert_eq!(run.ok().text(), text);
     let script = r#"
@@ -176,7 +176,7 @@ fn output_that_goes_nowhere_is_a_failure() {
             "{script}: {run:?}"
         );
     }
-    // Nothing is written there.
+    // Nothing is written to the file.
     assert_eq!(
         shell(dir.path(), "$R -o out >&-; code=$?; cat out; exit $code").ok().text(),
         said(dir.path())

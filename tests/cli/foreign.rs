@@ -20,7 +20,7 @@ fn short(dir: &Path) -> Run {
     gemma_in(dir, &[&SHORT[..], &["-m", "m"]].concat(), b"")
 }
 
-/// Each asks for more memory, stack, or time than there is, or meets a panic of the library.
+/// Each template needs more memory, stack or time than allowed, or causes a panic of the library.
 #[test]
 fn a_chat_template_takes_no_more_than_its_part() {
     let dir = tempfile::tempdir().unwrap();
@@ -47,7 +47,7 @@ fn a_chat_template_takes_no_more_than_its_part() {
         fs::write(dir.path().join("m/chat_template.jinja"), template).unwrap();
         short(dir.path()).fails(3, &["template", says, "--raw"]);
     }
-    // A small template that nests deeply is rendered.
+    // A small template that nests deeply is still rendered.
     for deep in ["-".repeat(50_000), "not ".repeat(15_000)] {
         let template = format!("{{{{ {deep} 1 }}}}");
         fs::write(dir.path().join("m/chat_template.jinja"), template).unwrap();
@@ -55,8 +55,8 @@ fn a_chat_template_takes_no_more_than_its_part() {
     }
 }
 
-/// Without /proc a child of this program cannot be started, nor limited. A grammar and a foreign
-/// template are refused then, and everything else runs.
+/// Without /proc the program can neither start nor limit its child processes. Grammars and foreign
+/// templates are refused then, and everything else works.
 #[test]
 fn nothing_foreign_runs_without_limits() {
     let dir = tempfile::tempdir().unwrap();
@@ -76,7 +76,7 @@ fn nothing_foreign_runs_without_limits() {
     }
 }
 
-/// The model of a run that reads it for seconds is cut to nothing meanwhile.
+/// The model file is truncated to nothing while a run reads it for seconds.
 #[test]
 fn a_model_that_shrinks_while_it_is_read_is_an_invalid_model() {
     let dir = tempfile::tempdir().unwrap();
@@ -104,7 +104,7 @@ fn a_model_that_shrinks_while_it_is_read_is_an_invalid_model() {
     }
 }
 
-/// The superuser may have any number of threads, and becomes another user for this.
+/// The superuser has no limit of threads, so the test switches to another user.
 #[test]
 fn without_threads_the_work_is_done_or_refused() {
     let dir = tempfile::tempdir().unwrap();
@@ -141,7 +141,7 @@ $as prlimit --nproc=1 ../gemma "#;
     }
 }
 
-/// Under any limit, a run succeeds or reports missing memory or threads. No signal ends it.
+/// Under any limit, a run succeeds or reports missing memory or threads. It never ends by a signal.
 #[test]
 fn a_limit_on_memory_is_told_apart_from_a_crash() {
     let dir = tempfile::tempdir().unwrap();
@@ -160,7 +160,7 @@ fn a_limit_on_memory_is_told_apart_from_a_crash() {
                 refused += 1;
             }
             1 => assert!(run.err.contains("error: "), "{run:?}"),
-            // The system's loader had no room for the program itself.
+            // The system's loader had no memory for the program itself.
             127 => {}
             _ => panic!("{megabytes} MB: {run:?}"),
         }
@@ -198,7 +198,7 @@ fn numbers_that_no_machine_holds_are_refused() {
                 &["serve", "--port", "0", "-d", "cpu", "--parallel", "64", "-c"],
             ] {
                 let run = gemma_in(dir.path(), &[args, &[&positions]].concat(), b"");
-                // A plan is made of what does not fit too.
+                // A plan is made even if the model does not fit.
                 let good: &[i32] = if args[0] == "plan" { &[0, 2, 5] } else { &[2, 5] };
                 assert!(good.contains(&run.code), "{args:?} {positions}: {run:?}");
                 assert!(!run.err.contains("panicked"), "{run:?}");
@@ -209,8 +209,8 @@ fn numbers_that_no_machine_holds_are_refused() {
         .fails(2, &["--ctx-size", "1073741824"]);
 }
 
-/// A draft may cost time, never a text: its norms are as large as a file may have them, so that
-/// products of its numbers overflow.
+/// A draft may cost time, but never change a text. Its norms are as large as a file may have them,
+/// so that products overflow.
 #[test]
 fn a_draft_whose_numbers_overflow_changes_no_text() {
     let dir = tempfile::tempdir().unwrap();
@@ -241,7 +241,7 @@ fn a_draft_whose_numbers_overflow_changes_no_text() {
     assert_eq!(run("own"), run("off"));
 }
 
-/// In /tmp somebody may have made the directory beside DST before us.
+/// In /tmp another user may have created the directory next to DST first.
 #[test]
 fn quantize_writes_through_no_link_and_into_nobody_elses_directory() {
     let dir = tempfile::tempdir().unwrap();
@@ -261,7 +261,7 @@ fn quantize_writes_through_no_link_and_into_nobody_elses_directory() {
         fs::remove_dir_all(&partial).unwrap();
     }
     assert_eq!(fs::read(dir.path().join("precious")).unwrap(), b"kept");
-    // A directory of another user; only the superuser can make one.
+    // A directory of another user, which only the superuser can create.
     let script = r#"[ "$(id -u)" = 0 ] || exit 77; mkdir .q.partial; chown 64999 .q.partial"#;
     if bash(dir.path(), script).code == 0 {
         gemma_in(dir.path(), &quantize, b"").fails(2, &["of yours"]);

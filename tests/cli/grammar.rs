@@ -1,5 +1,5 @@
-//! Answers under a grammar, as a shell sees them: they fit, drafts leave them as they are, and what
-//! cannot be kept is said.
+//! Answers under a grammar, from the command line: they fit, drafts do not change them, and
+//! keywords that cannot be enforced are reported.
 
 use crate::shell;
 use serde::Deserialize;
@@ -32,7 +32,7 @@ enum Kind {
     Dog,
 }
 
-/// A schema of bounded answers: a number without `multipleOf` may go on for ever.
+/// Returns a schema of bounded answers. A number without `multipleOf` could have any length.
 fn person() -> Value {
     json!({
         "$defs": {"pet": {"type": "object", "properties": {"kind": {"enum": ["cat", "dog"]},
@@ -48,7 +48,7 @@ fn person() -> Value {
     })
 }
 
-/// Parses an answer, holds it to the schema's bounds and to the one way to write it.
+/// Parses an answer and checks it against the schema's bounds and the only allowed spelling.
 #[track_caller]
 fn check(text: &str) {
     let p: Person = serde_json::from_str(text).unwrap_or_else(|e| panic!("{e}: {text:?}"));
@@ -64,7 +64,7 @@ fn check(text: &str) {
                 && (0.0..=90.0).contains(&pet.weight)),
         "{text:?}"
     );
-    // Outside of strings there are no blanks but one behind `,` and `:`.
+    // Outside of strings, the only spaces are those after `,` and `:`.
     let mut outside = String::new();
     let (mut inside, mut escaped) = (false, false);
     for c in text.chars() {
@@ -89,7 +89,7 @@ fn batch(dir: &Path, records: &[Value], more: &[&str]) -> Vec<Value> {
     run.text().lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-/// Ours and OpenAI's by turns.
+/// Returns records of this program's form and of OpenAI's in turn.
 fn records(count: usize) -> Vec<Value> {
     let prompts = [
         "Describe a person.",
@@ -167,7 +167,7 @@ fn answers_fit_their_schema_and_drafts_change_nothing() {
     }
 }
 
-/// Forced parts of a text come in fewer passes, drafts or not.
+/// Forced parts of a text need fewer passes, with and without drafts.
 #[test]
 fn what_a_schema_fixes_is_drafted_for_nothing() {
     let schema = json!({"const": {"kind": "photosynthesis", "needs": ["light", "water", 
@@ -201,8 +201,8 @@ fn what_a_schema_fixes_is_drafted_for_nothing() {
     );
 }
 
-/// Grammars that go on for ever where white space is free end here, or say that they were cut
-/// short.
+/// Grammars that allow endless white space elsewhere end here, or the answer is reported as cut
+/// off.
 #[test]
 fn schemas_that_loop_elsewhere_end() {
     let text = json!({"type": "string"});
@@ -275,8 +275,8 @@ fn an_answer_that_is_cut_short_is_a_failure() {
     );
 }
 
-/// Grammars that would take any amount of memory, time or stack: each is refused by itself, within
-/// limits, and what comes with it is answered.
+/// Grammars that would need unlimited memory, time or stack. Each is refused within the limits, and
+/// the other records are answered.
 #[cfg(unix)]
 #[test]
 fn grammars_that_take_too_much_are_refused_alone() {
@@ -315,7 +315,7 @@ fn grammars_that_take_too_much_are_refused_alone() {
         records.iter().map(|record| format!("{record}\n")).collect::<String>(),
     )
     .unwrap();
-    // Less than any of them would take.
+    // Less memory than any of the grammars would need.
     let script = "ulimit -v 1500000; \"$G\" generate --batch in.jsonl --draft off -o out.jsonl";
     let run = shell::bash(dir.path(), script);
     assert_eq!(run.code, 0, "{run:?}");
@@ -326,7 +326,7 @@ fn grammars_that_take_too_much_are_refused_alone() {
     let (last, refused) = replies.split_last().unwrap();
     for reply in refused {
         let shown: String = reply.to_string().chars().take(300).collect();
-        // One that compiles may still be too long an answer.
+        // A grammar that compiles may still allow too long an answer.
         assert!(matches!(reply["error"]["code"].as_u64(), None | Some(2)), "{shown}");
     }
     let errors = refused.iter().filter(|reply| !reply["error"].is_null());

@@ -11,7 +11,7 @@ use tempfile::TempDir;
 
 const SIZE: [usize; 2] = [60, 40];
 
-/// The models of all families, two pictures of one size, and a text model.
+/// Writes models of all families, two images of one size, and a text model.
 fn setup() -> TempDir {
     let dir = tempfile::tempdir().unwrap();
     for family in FAMILIES {
@@ -56,7 +56,8 @@ fn a_text_about_images_is_the_same_however_they_come_in() {
             }
             let cached = [&two[..], &["--cache-dir", "pages", "See: ab"]].concat();
             assert_eq!((run(b"", &cached), run(b"", &cached)), (plain.clone(), plain));
-            // The prompt is shorter than a page, so the files are soft tokens of both images.
+            // The prompt is shorter than a page of the KV cache, so the directory has only soft
+            // tokens: a file for each image.
             let pages = dir.path().join("pages");
             assert_eq!(fs::read_dir(&pages).unwrap().count(), 2, "{family}, {temp}");
             fs::remove_dir_all(pages).unwrap();
@@ -73,7 +74,7 @@ fn figures_count_the_tokens_of_images() {
     assert_eq!(with["images"]["tokens"], 16);
     assert!(without.get("images").is_none());
     let tokens = |json: &Value| json["usage"]["prompt_tokens"].as_u64().unwrap();
-    // The soft tokens, the marks around them, and two blank lines of two characters.
+    // The soft tokens, the marks around them, and two blank lines of two characters each.
     assert_eq!(tokens(&with) - tokens(&without), 16 + 2 + 4);
 }
 
@@ -130,7 +131,7 @@ fn refusals_name_the_remedy() {
         (&["--image", "none.png", "a"][..], 3, "none.png"),
         (&["--image", ".", "a"], 3, "is a directory"),
         (&["--image", "text.png", "a"], 2, "unknown format"),
-        (&["--image", "a.png", "<image> or <image>"], 2, "2 times, and 1 images"),
+        (&["--image", "a.png", "<image> or <image>"], 2, "2 times, for 1 images"),
         (&["--image", "a.png", "--raw", "a"], 2, "--raw"),
         (&["--image", "a.png", "--image-tokens", "70", "a"], 2, "16 tokens, not up to 70"),
         (&["--image", "-", "--image", "-", "a"], 2, "only once"),
@@ -138,17 +139,17 @@ fn refusals_name_the_remedy() {
     ] {
         generate(&dir, b"", &[&model, words].concat()).fails(code, &[said]);
     }
-    // The demo sees nothing, and says which model does.
+    // The demo reads no images, and its error names a model that does.
     generate(&dir, b"", &["--image", "a.png", "a"]).fails(3, &["reads no images", "gemma-3-4b-it"]);
     let eval = ["eval", "-m", "gemma3", "--ids", "ids.json"];
     let short = gemma_in(dir.path(), &[&eval[..], &["--image", "a.png"]].concat(), b"");
-    short.fails(2, &["2 places of an image of 16 tokens"]);
+    short.fails(2, &["2 image tokens stand for an image of 16 tokens"]);
 }
 
 #[test]
 fn the_list_says_which_models_read_images() {
     let dir = setup();
-    // The tower's model is too narrow for groups.
+    // The model has too few columns for formats with groups of weights.
     let rows = "[formats]\nembed_tokens = \"i8-row\"\nlinears = \"i8-row\"\nnorms = \"as-is\"\n";
     let recipe = format!("about = \"8 bits\"\n{rows}");
     fs::write(dir.path().join("8.toml"), recipe).unwrap();
@@ -167,7 +168,7 @@ fn the_list_says_which_models_read_images() {
     generate(&dir, b"", &ask).fails(3, &["--mmproj"]);
 }
 
-/// The part that reads images comes beside the model, in the type that models are trained in.
+/// The mmproj file is downloaded with its model, in the type that models are trained in.
 #[test]
 fn a_tower_is_pulled_beside_its_model() {
     let names = ["m-Q4_0.gguf", "m-Q8_0.gguf", "mmproj-F16.gguf", "mmproj-BF16.gguf"];

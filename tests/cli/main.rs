@@ -1,6 +1,6 @@
 //! The program as a shell or a terminal sees it.
 
-// Some tests are for Unix alone, with their imports and helpers.
+// Some tests are for Unix only, with their imports and helpers.
 #![cfg_attr(windows, allow(unused))]
 
 #[path = "../common/mod.rs"]

@@ -1,5 +1,4 @@
-//! Commands on whole models: quantize, inspect, eval, bench, and settings that a model brings
-//! along.
+//! Commands on complete models: quantize, inspect, eval, bench, and settings that a model contains.
 
 use crate::{common, shell};
 use common::{Dims, Form, TinyModel, gguf};
@@ -12,14 +11,14 @@ use std::fs;
 use std::path::Path;
 use tempfile::TempDir;
 
-/// A directory with a tiny model of floats in `tiny`.
+/// Makes a directory with a tiny model of floats in `tiny`.
 fn with_tiny() -> TempDir {
     let dir = tempfile::tempdir().unwrap();
     TinyModel::tiny(1).write(&dir.path().join("tiny"), Form::TextV4, Dtype::BF16, 1);
     dir
 }
 
-/// Every file of a directory by name.
+/// Returns every file of a directory by name.
 fn files(dir: &Path) -> BTreeMap<String, Vec<u8>> {
     let file = |e: std::io::Result<fs::DirEntry>| {
         let e = e.unwrap();
@@ -28,7 +27,7 @@ fn files(dir: &Path) -> BTreeMap<String, Vec<u8>> {
     fs::read_dir(dir).unwrap().map(file).collect()
 }
 
-/// Bytes of all tensors, as the headers of the safetensors files count them.
+/// Returns the bytes of all tensors, from the headers of the safetensors files.
 fn tensor_bytes(dir: &Path) -> u64 {
     let mut sum = 0;
     for (_, bytes) in files(dir).iter().filter(|(name, _)| name.ends_with(".safetensors")) {
@@ -159,7 +158,7 @@ fn eval_takes_ids_as_they_are() {
         (mean - number("mean_nll")).abs() < 1e-6
             && (mean.exp() / number("perplexity") - 1.0).abs() < 1e-6
     );
-    // Without the BOS in front every figure changes: nothing is added.
+    // Without the leading BOS every figure changes, since none is added.
     let without = eval(&IDS.replace("2, 9,", "9,"), &[]).ok().json();
     assert_eq!(without["tokens"], 7);
     assert_ne!(without["nll"][0], figures["nll"][1]);
@@ -225,8 +224,8 @@ fn bench_reports_what_was_asked_for() {
     gemma(&too_many, b"").fails(2, &["--kernel-rows 4096"]);
 }
 
-/// A kernel that leaves out a part is as fast as it is wrong. On two threads the second one's share
-/// is left out: the buffers hold that of an earlier pass, and only NaN there shows it.
+/// A kernel that skips work is fast and wrong. With two threads, the second one's part is skipped:
+/// the buffers still hold the result of an earlier pass, so only NaN in them reveals it.
 #[test]
 fn a_poisoned_bench_finds_kernels_that_leave_elements_out() {
     let dir = tempfile::tempdir().unwrap();
@@ -242,7 +241,7 @@ fn a_poisoned_bench_finds_kernels_that_leave_elements_out() {
     assert!(whole.err.contains(verdict), "{whole:?}");
     for label in ["qkv", "gate_up", "rope", "attention"] {
         bench(&[], Some(label)).ok();
-        let found = "a kernel leaves elements out: a pass over 1 row gives other scores";
+        let found = "a kernel does not compute all elements: a pass over 1 row gives other scores";
         bench(&["--poison"], Some(label)).fails(1, &[found]);
     }
 }
@@ -256,7 +255,7 @@ fn bench_times_kernels_and_texts_and_compares_with_an_older_run() {
         |more: &[&str]| gemma_in(dir.path(), &[&short[..], &tests, more].concat(), b"").ok();
     let run = bench(&["--json"]);
     let json = run.json();
-    // A layer's gate and up multiply every channel of a row with all of their weights.
+    // A layer's gate and up matrices multiply every channel of a row with all their weights.
     let config = Path::new(env!("CARGO_MANIFEST_DIR")).join("draft/demo-target/config.json");
     let config: Value = serde_json::from_slice(&fs::read(config).unwrap()).unwrap();
     let size = |key: &str| config[key].as_u64().unwrap();
@@ -294,19 +293,19 @@ fn a_doctor_says_what_a_run_would_do_here() {
         let found = json["checks"].as_array().unwrap().iter().find(|c| c["name"] == name);
         found.unwrap_or_else(|| panic!("no {name} in {json:#}")).clone()
     };
-    // Without a driver, which an empty list of drivers is: a run goes on, one that asks for a GPU
-    // stops.
+    // An empty list of drivers means that there is no driver. A run continues, unless it asks for a
+    // GPU.
     let no_driver = [("VK_DRIVER_FILES", "/nonexistent"), ("VK_ICD_FILENAMES", "/nonexistent")];
     let (code, json) = run(&[], &no_driver);
     let vulkan = find(&json, "vulkan");
     assert_eq!((code, &find(&json, "kernels, cpu")["status"]), (0, &json!("PASS")));
-    // There is something to install where a GPU has a node, and only there.
+    // A driver is suggested only if a GPU has a device node.
     assert_eq!(
         vulkan["status"] == "WARN",
         !vulkan["commands"].as_array().unwrap().is_empty(),
         "{vulkan}"
     );
-    // The sizes that fit, unless a model is named.
+    // The sizes that fit are printed, unless a model is named.
     assert!(
         json["sizes"]["sizes"].as_array().unwrap().iter().any(|row| row["fits"] == true),
         "{json:#}"
@@ -366,7 +365,7 @@ fn models_on_the_machine_are_listed_and_broken_ones_say_why() {
         (&json!("GGUF"), &json!("quantised"))
     );
     assert_eq!(found["google/gemma-3-1b-it-qat-q4_0-gguf"]["bytes"], found["own.gguf"]["bytes"]);
-    // Broken ones: an unfinished download, a truncated file, a directory without weights.
+    // Broken models: an unfinished download, a truncated file, a directory without weights.
     let unfinished = ".cache/huggingface/hub/models--google--gemma-3-27b-it/blobs";
     fs::create_dir_all(at(unfinished)).unwrap();
     fs::write(at(unfinished).join("abc.incomplete"), "").unwrap();
@@ -388,7 +387,7 @@ fn models_on_the_machine_are_listed_and_broken_ones_say_why() {
         text.text().contains("| tiny ") && text.text().contains("Cannot be used:\n"),
         "{text:?}"
     );
-    // Another directory, and none with a model: how to get one.
+    // A directory without models: the output explains how to get one.
     fs::create_dir(at("empty")).unwrap();
     assert!(models(&["empty"]).keys().all(|name| name.starts_with("google/")));
     fs::remove_dir_all(at(".cache")).unwrap();
@@ -402,7 +401,7 @@ fn models_on_the_machine_are_listed_and_broken_ones_say_why() {
     assert_eq!(list(&["empty", "--json"]).json()["models"], json!([]));
 }
 
-/// The line of `--print-config` about an option, a comment or not.
+/// Returns the line of `--print-config` about an option, a comment or not.
 fn shown(dir: &Path, env: &[(&str, &str)], args: &[&str], option: &str) -> String {
     let mut command = command(BINARY, dir);
     command
@@ -439,10 +438,11 @@ fn a_flag_beats_the_environment_beats_a_file_beats_the_model() {
     assert_eq!(shown(dir.path(), &[("GEMMA_TEMP", "")], &[], "temp"), "temp = 0.3 # gemma.toml");
 }
 
-/// Rows of a model with the demo's tokenizer.
+/// Vocabulary of a model with the demo's tokenizer.
 const ROWS: usize = 16_384;
 
-/// A model of one layer, and a GGUF file of it with the demo's tokenizer and without a template.
+/// Returns a model of one layer, and a GGUF file of it with the demo's tokenizer and without a
+/// template.
 fn with_letters() -> (TinyModel, gguf::File) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("draft/demo-target/tokenizer.json");
     let json: Value = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
@@ -473,8 +473,8 @@ fn a_draft_without_a_tokenizer_takes_the_targets() {
     let sources = drafted["draft"]["sources"].as_array().unwrap();
     let model = sources.iter().find(|source| source["name"] == "model").expect("it drafts");
     assert!(model["accepted"].as_u64().unwrap() > 0, "the same tokens: {model}");
-    // Another number of rows says nothing of its tokens, unless it is that of this project's
-    // drafts.
+    // Another vocabulary size says nothing about the tokens, unless it is that of this project's
+    // draft models.
     let other = TinyModel::new(Dims { vocab: 9000, n_layers: 1, ..Dims::default() }, 15);
     other.write(&at("other"), Form::TextV4, Dtype::BF16, 1);
     run("other").fails(3, &["other/tokenizer.json is missing"]);

@@ -8,7 +8,7 @@ use shell::bash;
 use shell::{gemma, gemma_in};
 use std::fs;
 
-/// `FakeHub` answers for any id, so that the folder in the cache tells which one was asked for.
+/// `FakeHub` has every id, so the folder in the cache shows which one was requested.
 #[test]
 fn a_size_is_pulled_as_the_smallest_file_and_found_by_its_names() {
     let dir = tempfile::tempdir().unwrap();
@@ -23,13 +23,13 @@ fn a_size_is_pulled_as_the_smallest_file_and_found_by_its_names() {
         assert!(run.text().contains("models--google--gemma-3-4b-it-qat-q4_0-gguf"), "{run:?}");
         gemma_in(home, &["inspect", name, "--json"], b"").ok();
     }
-    // A file that is quantised already is no source.
+    // A file that is already quantised cannot be quantised.
     let quantize = gemma_in(home, &["quantize", "4b", "out"], b"");
     quantize.fails(3, &["google/gemma-3-4b-it is not in", "gemma pull google/gemma-3-4b-it\n"]);
     let listed = gemma_in(home, &["completions", "--models"], b"").ok();
     assert_eq!(listed.text(), "google/gemma-3-4b-it-qat-q4_0-gguf\n");
     gemma_in(home, &["inspect", "gemma-3-4b-it"], b"").fails(3, &["no model at"]);
-    // A download that is not complete is no reason to look for another file.
+    // An unfinished download does not cause a search for another file.
     let blobs =
         home.join(".cache/huggingface/hub/models--google--gemma-3-4b-it-qat-q4_0-gguf/blobs");
     fs::write(blobs.join("1.incomplete"), "").unwrap();
@@ -38,7 +38,7 @@ fn a_size_is_pulled_as_the_smallest_file_and_found_by_its_names() {
     gemma_in(home, &["inspect", "4b"], b"").fails(3, &["4b"]);
 }
 
-/// The scripts ask the program for the names of models when a shell completes one.
+/// Completion scripts ask the program for the names of models.
 #[cfg(unix)]
 #[test]
 fn shells_complete_the_names_of_models_on_the_disk() {

@@ -1,5 +1,5 @@
-//! Answers of the bundled model to everyday prompts with default options. `newcomer.jsonl` and
-//! `newcomer-talks.jsonl` list words of which an answer must have one.
+//! Answers of the bundled model to everyday prompts with default options. For each prompt,
+//! `newcomer.jsonl` and `newcomer-talks.jsonl` list words; an answer must contain one of them.
 
 use crate::shell;
 use serde::Deserialize;
@@ -12,7 +12,7 @@ use std::path::Path;
 #[derive(Deserialize)]
 struct Everyday {
     prompt: String,
-    /// Whether the model was taught the answer; the others are held back from its training.
+    /// Whether the model was trained on the answer. The other prompts are held out.
     taught: bool,
     any: Vec<String>,
 }
@@ -27,12 +27,12 @@ impl Everyday {
     }
 }
 
-/// Returns how many of these prompts are answered with an expected word.
+/// Returns the number of prompts that are answered with an expected word.
 fn count_answered<'a>(list: impl IntoIterator<Item = &'a Everyday>) -> usize {
     count_answered_behind(&[], list)
 }
 
-/// The same where each prompt stands behind these messages (role, content). One batch answers all.
+/// The same with these messages (role, content) before each prompt. One batch answers all.
 fn count_answered_behind<'a>(
     before: &[(&str, &str)],
     list: impl IntoIterator<Item = &'a Everyday>,
@@ -56,7 +56,8 @@ fn count_answered_behind<'a>(
     list.into_iter().zip(answers).filter(is_right).count()
 }
 
-/// Whether a word of the answer begins with `word`, in capitals or not: wheat is no heat.
+/// Returns whether a word of the answer begins with `word`, ignoring case: "wheat" does not contain
+/// "heat".
 fn says(answer: &str, word: &str) -> bool {
     let (answer, word) = (answer.to_lowercase(), word.to_lowercase());
     let in_a_word = |at: usize| answer[..at].ends_with(char::is_alphanumeric);
@@ -73,8 +74,8 @@ fn everyday(file: &str) -> Vec<Everyday> {
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-/// The prompts that a page shows for the bundled model: what is quoted last behind `gemma generate`
-/// or `echo`, in lines that name no other model.
+/// Returns the prompts that a page shows for the bundled model: the last quoted text after `gemma
+/// generate` or `echo`, in lines that name no other model.
 fn shown(page: &str) -> BTreeSet<String> {
     let lines = page.lines().filter(|line| !line.contains(" -m ") && !line.contains("--model"));
     let commands = lines.flat_map(|line| line.split(" | "));
@@ -88,8 +89,8 @@ fn shown(page: &str) -> BTreeSet<String> {
             let mut last = None;
             let mut rest = words;
             while let Some((start, quote)) = rest.char_indices().find(|(_, c)| "'\"".contains(*c)) {
-                let (quoted, behind) = rest[start + 1..].split_once(quote)?;
-                (last, rest) = (Some(quoted.to_owned()), behind);
+                let (quoted, after) = rest[start + 1..].split_once(quote)?;
+                (last, rest) = (Some(quoted.to_owned()), after);
             }
             last
         })
@@ -116,8 +117,8 @@ fn the_prompts_that_readme_and_help_show_are_answered() {
     assert_eq!(count_answered(shown), prompts.len());
 }
 
-/// The figures of the model card: all prompts that the model was taught, and as many others as it
-/// answered after training.
+/// The figures of the model card: all prompts that the model was trained on, and the number of
+/// others that it answered after training.
 #[test]
 fn everyday_prompts_are_answered() {
     let (taught, others): (Vec<_>, Vec<_>) =
@@ -128,9 +129,9 @@ fn everyday_prompts_are_answered() {
     assert!(taught == 12 && others >= 7, "{taught} of 12 that were taught, {others} of 12 others");
 }
 
-/// 24 other prompts as second messages and behind a system prompt. The demo's template leaves out
-/// earlier messages, so nothing in them may change an answer. An expected word says less than a
-/// reader does: the model card has both counts.
+/// 24 other prompts as second messages and after a system prompt. The demo's template leaves out
+/// earlier messages, so they may not change an answer. An expected word is weaker evidence than a
+/// reader's judgement: the model card has both counts.
 #[test]
 fn second_messages_are_answered() {
     let settings: [(&str, &[(&str, &str)]); 3] = [
@@ -148,7 +149,7 @@ fn second_messages_are_answered() {
     assert_eq!(prompts.len(), 24);
     for (name, before) in settings {
         let answered = count_answered_behind(before, &prompts);
-        println!("behind {name}: {answered} of 24");
-        assert!(answered >= 17, "behind {name}: {answered} of 24");
+        println!("after {name}: {answered} of 24");
+        assert!(answered >= 17, "after {name}: {answered} of 24");
     }
 }

@@ -1,10 +1,10 @@
-//! The binary as a shell sees it: help, exit codes, where the prompt comes from, and settings.
+//! The program in a shell: help, exit codes, sources of the prompt, and settings.
 
 use crate::shell;
 use shell::{bash, gemma, gemma_in};
 use std::fs;
 
-/// A prompt of one word, a short answer, always the same.
+/// A prompt of one word with a short answer that is always the same.
 const SHORT: [&str; 8] = ["generate", "Hello", "-n", "4", "--seed", "1", "--temp", "0"];
 
 #[test]
@@ -51,7 +51,7 @@ fn help_version_man_and_completions_go_to_standard_output() {
     assert!(bash.text().contains("complete -F") && bash.text().contains("\"auto cpu vulkan\""));
 }
 
-/// `--help` is a page to scroll once. `gemma help` and the man page leave nothing out.
+/// `--help` is short enough to scroll once. `gemma help` and the man page have everything.
 #[test]
 fn the_help_of_a_command_is_short_and_the_whole_text_is_elsewhere() {
     for command in commands() {
@@ -68,7 +68,7 @@ fn the_help_of_a_command_is_short_and_the_whole_text_is_elsewhere() {
         let is_flag = |word: &&str| word.starts_with("--") && word.len() > 3;
         let all = whole.text().lines().filter(|line| line.starts_with("  "));
         let flags = all.filter_map(|line| line.split_whitespace().take(2).find(is_flag));
-        // An optional value follows in brackets.
+        // An optional value is in brackets.
         let flags: Vec<&str> =
             flags.map(|flag| flag.split(['[', '.']).next().unwrap_or(flag)).collect();
         for flag in flags {
@@ -82,9 +82,9 @@ fn the_help_of_a_command_is_short_and_the_whole_text_is_elsewhere() {
     for rare in ["--draft-ahead", "--device-lock", "--check"] {
         assert!(!short.text().contains(rare) && whole.text().contains(rare), "{rare}");
     }
-    let paragraph = "if that has room for all of it beside the model.";
+    let paragraph = "that has room for it in addition to the model.";
     assert!(whole.text().replace("\n          ", " ").contains(paragraph), "{whole:?}");
-    assert!(!short.text().contains("beside the model."), "{short:?}");
+    assert!(!short.text().contains("in addition to the model."), "{short:?}");
     for command in ["list", "doctor"] {
         let text = gemma(&[command, "--help"], b"").ok();
         assert!(!text.text().contains("--threads"), "no model runs: {text:?}");
@@ -92,7 +92,7 @@ fn the_help_of_a_command_is_short_and_the_whole_text_is_elsewhere() {
     }
 }
 
-/// Returns the names of the commands, from the help.
+/// Returns the names of the commands from the help.
 fn commands() -> Vec<String> {
     let help = gemma(&["--help"], b"").ok();
     let list = help.text().split("Commands:\n").nth(1).unwrap().split("\n\n").next().unwrap();
@@ -102,11 +102,11 @@ fn commands() -> Vec<String> {
     names
 }
 
-/// The table of exit codes, row by row.
+/// Checks the table of exit codes row by row.
 #[track_caller]
 fn exit_codes(text: &str) {
     assert!(text.contains("Exit codes:") || text.contains(".SH EXIT STATUS"), "{text}");
-    // A man page has code and meaning on lines of their own.
+    // A man page has code and meaning on separate lines.
     let words: Vec<&str> = text.split_whitespace().collect();
     let text = words.join(" ");
     for row in [
@@ -252,7 +252,7 @@ fn a_mistyped_or_foreign_name_of_a_model_is_answered_with_the_right_one() {
     );
     with("~/x.gguf").fails(3, &["outside quotes", &format!("-m {}/x.gguf", dir.path().display())]);
 
-    // A download that was refused leaves a snapshot without a model.
+    // A refused download leaves a snapshot without a model.
     let repo = dir.path().join(".cache/huggingface/hub/models--google--gemma-3-1b-it");
     fs::create_dir_all(repo.join("snapshots/c0ffee")).unwrap();
     fs::create_dir_all(repo.join("refs")).unwrap();
@@ -285,7 +285,7 @@ fn files_in_the_place_of_a_model_are_recognised() {
 
 #[test]
 fn an_absent_device_is_4() {
-    // A machine with a GPU has not that many.
+    // No machine has this many GPUs.
     gemma(&["generate", "hi", "-d", "vulkan:99"], b"").fails(4, &["Vulkan", "help: "]);
 }
 
@@ -317,7 +317,7 @@ fn input_that_is_not_text_is_3_with_the_reason() {
     gemma_in(dir.path(), &["generate", "--messages", "bad.txt"], b"").fails(3, &["bad.txt"]);
 }
 
-/// The text that these arguments and this input make, by way of its tokens.
+/// Returns the text that these arguments and this input make, read from its tokens.
 fn joined(args: &[&str], input: &[u8]) -> String {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("a"), "one\n").unwrap();
@@ -370,7 +370,7 @@ fn a_closed_pipe_ends_quietly() {
     assert_eq!(run.err, "");
 }
 
-/// No gain is claimed where nothing was drafted.
+/// No gain is reported if nothing was drafted.
 #[test]
 fn drafts_that_are_off_made_nothing_faster() {
     let run = ["generate", "--raw", "The", "-n", "40", "--draft", "off"];

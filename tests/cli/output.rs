@@ -42,7 +42,7 @@ fn only_the_text_reaches_a_pipe_and_escape_codes_never_do() {
         );
         assert!(!run.err.contains('\x1b') && !run.err.contains('\r'), "{name}: {:?}", run.err);
     }
-    // An order in so many words is another matter.
+    // An explicit option overrides the environment.
     let coloured =
         gemma(&[&TEXT[..7], &["--stats", "text", "--color", "always"]].concat(), b"").ok();
     assert!(
@@ -79,16 +79,16 @@ fn a_text_ends_with_one_line_break_unless_the_bytes_alone_are_wanted() {
     assert_eq!(run(&["--no-newline", "--newline"]).out, ended, "the last of both counts");
     run(&["-o", "out.txt"]);
     assert_eq!(fs::read(dir.path().join("out.txt")).unwrap(), ended);
-    // A text that has a line break gets no second one, and JSON has the text alone.
+    // A text that ends with a line break gets no second one, and JSON has the text unchanged.
     let script = "unset GEMMA_NO_NEWLINE; $G generate -q --regex 'yes\\n' Hi";
     assert_eq!(shell::bash(dir.path(), script).ok().text(), "yes\n");
     assert_eq!(run(&["--json"]).json()["text"].as_str().unwrap().as_bytes(), bytes);
-    // Two answers in one file stand on lines of their own.
+    // Two answers in one file are on separate lines.
     let script = "unset GEMMA_NO_NEWLINE; for i in 1 2; do $G generate -q --regex no Hi; done";
     assert_eq!(shell::bash(dir.path(), script).ok().text(), "no\nno\n");
 }
 
-/// Where `value` breaks `schema`: the keywords that the schema of results uses.
+/// Returns the places where `value` violates `schema`. Supports the keywords of the result schema.
 fn breaks(schema: &Value, value: &Value, at: &str) -> Vec<String> {
     let mut found = Vec::new();
     let mut expect = |holds: bool, what: &str| {
@@ -229,7 +229,7 @@ fn a_seed_decides_the_text_whatever_drafts_and_threads() {
     assert_ne!(texts[0], texts[1], "temperature does something");
 }
 
-/// The bundled draft model, as a user's own: a directory with a tokenizer.
+/// Writes the bundled draft model as a user's own: a directory with a tokenizer.
 fn own_draft(dir: &Path) {
     let bundled = Path::new(env!("CARGO_MANIFEST_DIR")).join("draft");
     fs::create_dir(dir).unwrap();
@@ -262,10 +262,10 @@ fn a_draft_model_of_the_users_own_changes_no_text() {
     assert_eq!(
         (&draft["hidden_s"], &draft["ahead"]),
         (&0.0.into(), &0.into()),
-        "nothing runs beside a target on the processor"
+        "nothing runs at the same time as a target on the processor"
     );
     assert_eq!(draft["costs"].as_array().unwrap().len(), 6);
-    // The measured times of passes were stored. A damaged file is no failure.
+    // The measured times of passes were stored. A damaged file is not an error.
     let caches = dir.path().join(".cache/gemma");
     let kept = || {
         fs::read_dir(&caches)
@@ -277,7 +277,7 @@ fn a_draft_model_of_the_users_own_changes_no_text() {
     assert_eq!(run(&["--draft", "own"]).ok().out, expected);
     assert!(fs::read_to_string(kept().unwrap()).unwrap().contains("\"v\":1"));
 
-    // Another tokenizer is refused, with the reason; so are devices that are none.
+    // A draft with another tokenizer is refused, with the reason. Unknown devices are refused too.
     let file = dir.path().join("own/tokenizer.json");
     let tokens = fs::read_to_string(&file).unwrap();
     run(&["--draft", "own", "--draft-device", "gpu"])
@@ -285,12 +285,12 @@ fn a_draft_model_of_the_users_own_changes_no_text() {
     fs::write(&file, tokens.replacen("\"<end_of_turn>\"", "\"<end_of_trun>\"", 2)).unwrap();
     run(&["--draft", "own"])
         .fails(3, &["cannot draft for", "tokenizer", "same tokens as the target"]);
-    // Without one it takes the target's.
+    // A draft without a tokenizer uses the target's.
     fs::remove_file(&file).unwrap();
     assert_eq!(run(&["--draft", "own"]).ok().out, expected);
 }
 
-/// On a GPU the draft model works while the target does, on the processor or on the GPU itself.
+/// On a GPU the draft model runs while the target does, on the processor or on the GPU itself.
 #[test]
 fn drafting_ahead_changes_no_text() {
     if device().is_none() {

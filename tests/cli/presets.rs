@@ -24,7 +24,7 @@ fn run(dir: &Path, env: &[(&str, &str)], args: &[&str]) -> Run {
     wait(command, b"")
 }
 
-/// A directory whose user's own file has these settings.
+/// Makes a directory in which the user's own file has these settings.
 fn with_own(text: &str) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     let place = match cfg!(windows) {
@@ -54,12 +54,12 @@ fn a_preset_is_weaker_than_flags_and_stronger_than_all_else() {
     let env = [("GEMMA_MAX_TOKENS", "6"), ("GEMMA_JSON_SCHEMA", "{}")];
     let text = shown(&env, &["--preset", "commit"]);
     has(&text, "max-tokens = 5 ", "config.toml");
-    // The preset's expression excludes the schema of the environment.
+    // The preset's regular expression excludes the JSON Schema of the environment.
     has(&text, "# json-schema is not set", "");
     let text = shown(&[], &["--preset=commit", "-n", "7", "--json-schema", "{}"]);
     has(&text, "max-tokens = 7 ", "command line");
     has(&text, "# regex is not set", "");
-    // An option that a preset excludes is not taken from weaker parts of the file.
+    // An option that a preset excludes is not taken from weaker parts of the file either.
     let text = shown(&[("GEMMA_PRESET", "review")], &[]);
     has(&text, "greedy = true", "config.toml");
     assert!(!text.lines().any(|line| line.starts_with("temp = 0.9")), "{text}");
@@ -69,7 +69,7 @@ fn a_preset_is_weaker_than_flags_and_stronger_than_all_else() {
         let args = [command, "--preset", "commit", "--print-config"];
         run(dir.path(), &[], &args).ok();
     }
-    // The file of the working directory is the stronger one.
+    // A preset of the same name in the working directory takes precedence.
     fs::write(dir.path().join("gemma.toml"), "[preset.commit]\nmax-tokens = 4\n").unwrap();
     let text = shown(&[], &["--preset", "commit"]);
     has(&text, "max-tokens = 4 ", "gemma.toml");
@@ -92,7 +92,7 @@ fn mistakes_in_presets_are_named() {
     fails("[preset]\nx = 4\n", "x", &["gemma.toml, line 2", "a section [preset.x]"]);
     fails("[preset.x]\ntemp = \"hot\"\n", "x", &["--temp", "set in gemma.toml"]);
     fails("[preset.x]\npreset = \"y\"\n", "x", &["gemma.toml, line 2", "as a flag"]);
-    // Presets in the working directory are refused as their file is.
+    // Presets in the working directory have the restrictions of their file.
     fails("[preset.x]\noutput = \"made\"\n", "x", &["gemma.toml, line 2", "would write a file"]);
     fails("[preset.x]\nkeep-talks = true\n", "x", &["gemma.toml, line 2", "are kept"]);
     let none = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! `--cache-dir`: a run does not read again what an earlier one has read, and its text is the same.
+//! `--cache-dir`: a run does not read again what an earlier run read, and its text stays the same.
 
 use crate::common::{Dims, Form, TinyModel};
 use crate::shell::{bash, gemma_in};
@@ -17,7 +17,7 @@ fn report() -> String {
         .collect()
 }
 
-/// The result of a question about the report.
+/// Returns the result of a question about the report.
 fn ask(dir: &Path, question: &str, more: &[&str]) -> Value {
     let prompt = report() + question;
     gemma_in(dir, &[&["generate", "--json", "-n", "8", &prompt], more].concat(), b"").ok().json()
@@ -27,7 +27,7 @@ fn cached(result: &Value) -> u64 {
     result["timings"]["cached_tokens"].as_u64().unwrap()
 }
 
-/// Whole pages of the prompt but for its newest token.
+/// Returns the tokens in complete pages of the prompt. The newest token does not count.
 fn pages(result: &Value) -> u64 {
     (result["usage"]["prompt_tokens"].as_u64().unwrap() - 1) / PAGE
 }
@@ -59,14 +59,14 @@ fn the_next_run_does_not_read_the_report_again() {
     let (plain, other) = (ask(dir, question, &[]), ask(dir, question, &keep));
     assert!(cached(&other) + PAGE >= pages(&first) * PAGE, "{other}");
     assert_eq!(other["text"], plain["text"]);
-    // Drafts read what they need again, and a batch keeps prompts too.
+    // Draft models read the prompt again, and a batch stores prompts too.
     let drafted = ask(dir, question, &[&keep[..], &["--draft", "off"]].concat());
     assert_eq!((cached(&drafted), &drafted["text"]), (pages(&drafted) * PAGE, &plain["text"]));
     let record = serde_json::json!({"prompt": report() + question, "max_tokens": 8}).to_string();
     let batch = ["generate", "--batch", "--cache-dir", "cache"];
     let reply = gemma_in(dir, &batch, record.as_bytes()).ok().json();
     assert_eq!(reply["text"], plain["text"]);
-    // Another format of the cache has other pages.
+    // Another format of the KV cache has other pages.
     let kv = ask(dir, question, &[&keep[..], &["--kv", "q8"]].concat());
     assert_eq!(cached(&kv), 0);
 }
@@ -103,7 +103,7 @@ fn a_directory_that_cannot_be_used_is_named() {
     ask("open").fails(2, &["open", "other users", "chmod 700"]);
     fs::write(root.path().join("file"), "").unwrap();
     ask("file").fails(2, &["file"]);
-    // A disk without room: the answer comes, with a note.
+    // If the disk is full, the answer is printed, with a note.
     fs::write(root.path().join("prompt"), report()).unwrap();
     let script = "ulimit -f 1; \"$G\" generate -f prompt -n 8 --cache-dir cache";
     let run = bash(root.path(), script).ok();

@@ -1,4 +1,4 @@
-//! `gemma pull` against a small server on 127.0.0.1: the cache, resumption, refusals and damage.
+//! `gemma pull` with a small server on 127.0.0.1: cache, resumption, refusals and damaged files.
 
 use crate::common::{Form, TinyModel, gguf};
 use crate::shell;
@@ -21,31 +21,31 @@ const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 /// A request: path, range and authorization.
 type Seen = (String, String, String);
 
-/// Answers of the server, changed by tests.
+/// Responses of the server, set by tests.
 #[derive(Default)]
 struct Answers {
-    /// Name, bytes, and whether the file is a large one on another server.
+    /// Name, bytes, and whether the file is a large one on the other server.
     files: Vec<(String, Vec<u8>, bool)>,
-    /// Address of the other server. It has the hub's host and another port.
+    /// Address of the other server. It has the same host and another port.
     other: String,
-    /// Bytes after which the next transfers of large files break off.
+    /// Number of bytes after which each of the next transfers of large files breaks off.
     cuts: Vec<usize>,
-    /// A transfer that is cut waits instead of closing the connection.
+    /// Whether an interrupted transfer hangs instead of closing the connection.
     stalls: bool,
     ignores_ranges: bool,
-    /// A request for the rest of a file is refused.
+    /// Whether requests for the rest of a file are refused.
     goes_back: bool,
-    /// Sizes and digests in the list that are not those of the files.
+    /// Wrong size, SHA-256 and Git hash to put into the list of files.
     size: Option<u64>,
     sha256: Option<String>,
     git: Option<String>,
-    /// Status and code of the list, and of the files.
+    /// HTTP status and error code of refusals: of the list, and of files.
     list_status: Option<(u16, &'static str)>,
     file_status: Option<(u16, &'static str)>,
     seen: Vec<Seen>,
 }
 
-/// A server that ends with the test program.
+/// A server that runs until the test program ends.
 pub struct FakeHub {
     endpoint: String,
     answers: Arc<Mutex<Answers>>,
@@ -64,7 +64,7 @@ impl FakeHub {
             std::thread::spawn(move || {
                 for stream in listener.incoming() {
                     let shared = shared.clone();
-                    // A client that goes away is no failure of the server.
+                    // A client that disconnects is not a failure of the server.
                     std::thread::spawn(move || drop(answer(stream.unwrap(), &shared)));
                 }
             });
@@ -81,7 +81,7 @@ impl FakeHub {
         std::mem::take(&mut self.answers.lock().unwrap().seen)
     }
 
-    /// Returns the ranges that were asked for of large files.
+    /// Returns the ranges of requests for large files.
     fn ranges(&self) -> Vec<String> {
         let seen = self.seen().into_iter().filter(|(path, ..)| path.starts_with("/cdn/"));
         seen.map(|(_, range, _)| range).collect()
@@ -186,7 +186,7 @@ fn git_hash(bytes: &[u8]) -> String {
     hex::encode(Sha1::new_with_prefix(head).chain_update(bytes).finalize())
 }
 
-/// So many bytes, no piece like another.
+/// Returns `n` bytes in which no two pieces are equal.
 pub fn content(n: usize) -> Vec<u8> {
     (0..n as u32 / 4).flat_map(|i| i.wrapping_mul(2_654_435_761).to_le_bytes()).collect()
 }
@@ -204,7 +204,7 @@ fn folder(home: &Path) -> PathBuf {
     home.join(".cache/huggingface/hub/models--org--m")
 }
 
-/// Files in `blobs/`, sorted.
+/// Returns the files in `blobs/`, sorted.
 fn blobs(home: &Path) -> Vec<String> {
     let entries = fs::read_dir(folder(home).join("blobs")).into_iter().flatten();
     let mut names: Vec<String> =
@@ -213,7 +213,7 @@ fn blobs(home: &Path) -> Vec<String> {
     names
 }
 
-/// Asserts that the file is there as the path on standard output says, and nothing besides it.
+/// Asserts that the file is at the path on standard output, and that there is nothing else.
 #[track_caller]
 fn is_pulled(run: Run, home: &Path, bytes: &[u8]) {
     let run = run.ok();
@@ -316,7 +316,8 @@ fn a_connection_that_always_breaks_is_1_and_the_next_pull_resumes() {
     refused.fails(3, &["not complete", "gemma pull org/m"]);
     is_pulled(hub.pull(home.path(), "org/m"), home.path(), &bytes);
     assert_eq!(hub.ranges(), ["bytes=200000-"]);
-    // A server that knows no ranges sends all of it, and a file that is too long starts again.
+    // A server without support for ranges sends the whole file. A partial file that is too long is
+    // downloaded again from the start.
     for (length, range) in [(1000, "bytes=1000-"), (SIZE + 1, "")] {
         fs::remove_dir_all(folder(home.path()).join("snapshots")).unwrap();
         let blob = folder(home.path()).join("blobs").join(digest(&bytes));
@@ -381,7 +382,7 @@ fn small_files_are_checked_too() {
     assert_eq!(blobs(home.path()).len(), 2);
 }
 
-/// Until the new link or version is there, the old one is: a rename that fails changes nothing.
+/// Until the new link or version exists, the old one stays: a failed rename changes nothing.
 #[cfg(target_os = "linux")]
 #[test]
 fn links_and_the_current_version_are_replaced_in_one_step() {
@@ -453,7 +454,7 @@ fn refusals_say_what_to_do() {
         command.env("HF_TOKEN", token);
         wait(command, b"")
     };
-    // The list of a gated model is public, its files are not.
+    // The list of a gated model is public, but its files are not.
     let gated = |status| Some((status, "GatedRepo"));
     let run = refused(None, gated(401), "");
     run.fails(3, &["org/m is gated", &page, "export HF_TOKEN=", "gemma pull org/m"]);
@@ -581,11 +582,11 @@ fn nothing_but_pull_asks_the_hub() {
         wait(hub.command(home.path(), &args), b"").fails(3, &help);
     }
     for name in ["gemma-3-4b-it", "gemma3:4b-it-q8_0"] {
-        let help = ["is no OWNER/NAME", "gemma pull google/gemma-3-4b-it-qat-q4_0-gguf"];
+        let help = ["is not OWNER/NAME", "gemma pull google/gemma-3-4b-it-qat-q4_0-gguf"];
         hub.pull(home.path(), name).fails(2, &help);
     }
     for name in ["", "x", "a/b/c", "../x", "org/m:", "m.gguf", "/etc/passwd"] {
-        hub.pull(home.path(), name).fails(2, &["is no OWNER/NAME"]);
+        hub.pull(home.path(), name).fails(2, &["is not OWNER/NAME"]);
     }
     gemma_in(home.path(), &["pull"], b"").fails(2, &["<ID[:TAG]>"]);
     assert!(hub.seen().is_empty());

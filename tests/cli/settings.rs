@@ -1,11 +1,11 @@
-//! Settings from files and the environment: what they may do, and what is said of mistakes in them.
+//! Settings from files and the environment: their permissions, and the errors about mistakes.
 
 use crate::shell;
 use shell::{BINARY, Run, bash, command, gemma_in, wait};
 use std::fs;
 use std::path::Path;
 
-/// A run that ends at once where nothing is wrong with its settings.
+/// A run that ends at once if its settings have no mistake.
 const TOKENIZE: [&str; 2] = ["tokenize", "Hi"];
 
 fn with_env(dir: &Path, args: &[&str], env: &[(&str, &str)]) -> Run {
@@ -14,8 +14,8 @@ fn with_env(dir: &Path, args: &[&str], env: &[(&str, &str)]) -> Run {
     wait(command, b"")
 }
 
-/// Nothing that a file in the working directory says may load code, write a file or open the
-/// server; the user's own file may.
+/// A file in the working directory may not load code, write a file or open the server. The user's
+/// own file may.
 #[test]
 fn a_file_in_the_working_directory_loads_no_code_writes_no_file_and_opens_no_server() {
     let dir = tempfile::tempdir().unwrap();
@@ -50,7 +50,7 @@ fn a_file_in_the_working_directory_loads_no_code_writes_no_file_and_opens_no_ser
     }
     assert!(!dir.path().join("made").exists());
 
-    // Words are no paths, and models are only read.
+    // Options that are only read, and write no file, are allowed.
     fs::write(dir.path().join("gemma.toml"), "npu = \"off\"\ndraft = \"ngram\"\n").unwrap();
     with_env(dir.path(), &short, &env).ok();
     fs::remove_file(dir.path().join("gemma.toml")).unwrap();
@@ -58,7 +58,8 @@ fn a_file_in_the_working_directory_loads_no_code_writes_no_file_and_opens_no_ser
     with_env(dir.path(), &short, &env).ok();
     assert!(dir.path().join("made").exists());
 
-    // Numbers and lists are refused too; the same is good in the user's own file.
+    // In the section of the server, options with numbers and lists are refused too. The user's own
+    // file may have them.
     let edge = "[serve]\nport = 80\nmax-body = 999\nclient-timeout = 9\n\
         cors-origin = [\"http://localhost:1\"]\n\
         host = \"::1\"\ndevice-lock = \"off\"\n";
@@ -72,12 +73,12 @@ fn a_file_in_the_working_directory_loads_no_code_writes_no_file_and_opens_no_ser
     fs::write(&users_file, edge).unwrap();
     let shown = with_env(dir.path(), &["serve", "--print-config"], &env).ok();
     for line in edge.lines().skip(1) {
-        // A file in the working directory could not hold it.
+        // A file in the working directory could not contain the line.
         assert!(shown.text().contains(&format!("# {line} ")), "{line}: {}", shown.text());
     }
     fs::remove_file(&users_file).unwrap();
 
-    // A relative place is the working directory again.
+    // A relative directory of settings is below the working directory, so the same rules apply.
     fs::create_dir(dir.path().join("gemma")).unwrap();
     fs::write(dir.path().join("gemma/config.toml"), "output = \"again\"\n").unwrap();
     with_env(dir.path(), &short, &[("XDG_CONFIG_HOME", ".")]).ok();
@@ -118,7 +119,7 @@ fn misspelt_keys_have_a_line_and_a_likely_meaning() {
         fs::write(dir.path().join("gemma.toml"), text).unwrap();
         gemma_in(dir.path(), &TOKENIZE, b"").fails(2, words);
     }
-    // Other names of an option are names of it.
+    // Aliases of an option are accepted.
     fs::write(dir.path().join("gemma.toml"), "temperature = 0.25\n").unwrap();
     let shown = gemma_in(dir.path(), &["generate", "--print-config"], b"").ok();
     assert!(
@@ -154,7 +155,7 @@ fn a_file_of_settings_is_a_file_of_some_length() {
     gemma_in(dir.path(), &TOKENIZE, b"").fails(2, &["gemma.toml", "longer than"]);
 }
 
-/// The superuser may look everywhere, and becomes another user for this.
+/// The superuser may read everything, so the test switches to another user.
 #[cfg(unix)]
 #[test]
 fn a_home_that_may_not_be_searched_is_no_reason_to_fail() {
@@ -182,7 +183,7 @@ fn variables_are_named_where_they_are_wrong() {
         &["'abc'", "--max-tokens", "GEMMA_MAX_TOKENS", "unset GEMMA_MAX_TOKENS"],
     );
     wrong(&short, &[("GEMMA_TEMPERATURE", "hot")], &["'hot'", "GEMMA_TEMPERATURE"]);
-    // An error in the arguments does not blame the environment.
+    // An error in the arguments is not blamed on the environment.
     let typed =
         with_env(dir.path(), &["generate", "Hi", "--top-k", "abc"], &[("GEMMA_TEMP", "0.5")])
             .fails(2, &["--top-k"]);
@@ -214,8 +215,8 @@ fn variables_are_named_where_they_are_wrong() {
     );
 }
 
-/// The output of `--print-config` can be saved as a configuration. Values that come from the model
-/// are comments in it.
+/// The output of `--print-config` is a valid configuration. In it, values from the model are
+/// comments.
 #[test]
 fn a_shown_configuration_can_be_saved() {
     let dir = tempfile::tempdir().unwrap();
@@ -239,8 +240,8 @@ fn a_shown_configuration_can_be_saved() {
     );
 }
 
-/// The stronger source wins among options that exclude each other: a flag, then the environment,
-/// then the file's own section, then the top of the file.
+/// If options exclude each other, the source with higher precedence wins: a flag, then the
+/// environment, then the file's own section, then the top of the file.
 #[test]
 fn the_stronger_source_wins_among_options_that_exclude_each_other() {
     let dir = tempfile::tempdir().unwrap();
@@ -275,7 +276,7 @@ fn the_stronger_source_wins_among_options_that_exclude_each_other() {
     let text = shown("greedy = true\n[generate]\ntemp = 0.5\n", &[], &[]);
     has(&text, "temp = 0.5 ", "# gemma.toml");
 
-    // Two of one source are an error.
+    // Two options of one source are an error.
     for (file, env, flags) in [
         ("", &[][..], &["--temp", "0.5", "--greedy"][..]),
         ("", &[("GEMMA_REGEX", "a"), ("GEMMA_JSON_SCHEMA", "{}")], &[]),

@@ -1,5 +1,4 @@
-//! Ctrl-C and termination, as a shell sees them.
-//! The signals are those of Unix.
+//! Ctrl-C and termination, as a shell sees them. The signals exist on Unix only.
 #![cfg(unix)]
 
 use crate::shell;
@@ -12,7 +11,7 @@ use std::path::Path;
 use std::process::Child;
 use std::time::Duration;
 
-/// A text that takes far longer than a signal does.
+/// A text that takes far longer than a signal.
 const LONG: [&str; 9] =
     ["generate", "Hello there", "--ignore-eos", "-n", "1000", "--seed", "5", "-q", "--draft=off"];
 
@@ -27,7 +26,7 @@ fn send(child: &Child, signal: i32) {
     assert_eq!(unsafe { libc::kill(child.id() as i32, signal) }, 0);
 }
 
-/// Sends `signal` once text has come; the exit code, all text, and the statistics.
+/// Sends `signal` after the first text. Returns the exit code, all text, and the statistics.
 fn stopped_while_decoding(signal: i32) -> (i32, Vec<u8>, Value) {
     let dir = tempfile::tempdir().unwrap();
     let mut child = start(dir.path(), &["--stats-file", "s.json"]);
@@ -76,7 +75,7 @@ fn an_interrupted_file_and_record_are_complete() {
     );
 }
 
-/// Bytes that wait in a pipe.
+/// Returns the number of bytes in a pipe.
 fn waiting(pipe: &impl AsRawFd) -> usize {
     let mut count: libc::c_int = 0;
     // SAFETY: FIONREAD writes one int to the address given.
@@ -84,8 +83,8 @@ fn waiting(pipe: &impl AsRawFd) -> usize {
     count as usize
 }
 
-/// A reader that reads nothing holds the process in a write, from which only the second signal
-/// frees it.
+/// The reader of the output does not read, so the process hangs in a write. Only the second signal
+/// ends it.
 #[test]
 #[cfg(target_os = "linux")]
 fn the_second_signal_ends_at_once() {
@@ -101,15 +100,15 @@ fn the_second_signal_ends_at_once() {
         let mut child =
             command.args(LONG).args(["--format", "stream-json"]).stdout(writer).spawn().unwrap();
         drop(command);
-        // A line has under 100 bytes and the result more than 500, so it blocks here whatever comes
-        // next.
+        // A line has under 100 bytes and the result more than 500, so the next write blocks here in
+        // any case.
         while waiting(&reader) < PIPE - 200 {
             assert_eq!(child.try_wait().unwrap(), None);
             std::thread::sleep(Duration::from_millis(1));
         }
         send(&child, signal);
-        // The next one may only be sent when the first has been handled, which shows nowhere:
-        // repeat.
+        // The second signal may only be sent after the first was handled. Since that cannot be
+        // observed, it is sent repeatedly.
         let status = loop {
             if let Some(status) = child.try_wait().unwrap() {
                 break status;
@@ -121,7 +120,7 @@ fn the_second_signal_ends_at_once() {
     }
 }
 
-/// On a busy machine a signal may come late: then the text has begun, and another try is due.
+/// On a busy machine a signal may come late. If the text has already begun, the test tries again.
 #[test]
 fn a_signal_while_reading_the_prompt_ends_with_130_and_no_text() {
     let dir = tempfile::tempdir().unwrap();
@@ -145,7 +144,7 @@ fn a_signal_while_reading_the_prompt_ends_with_130_and_no_text() {
         ]);
         let mut child = command.args(["-o", "out.txt"]).spawn().unwrap();
         let mut said = BufReader::new(child.stderr.take().unwrap());
-        // The last thing it says before it reads the prompt.
+        // The last output before the prompt is read.
         let mut line = String::new();
         while !line.contains("loaded in") {
             line.clear();

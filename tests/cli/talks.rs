@@ -1,4 +1,4 @@
-//! Talks: conversations that a chat keeps, and the files that go with its messages.
+//! Talks: conversations that a chat keeps, and text files that are part of messages.
 
 use crate::shell;
 use crate::terminals::Terminal;
@@ -8,7 +8,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-/// A chat with these options, at its first prompt.
+/// Starts a chat with these options and waits for its first prompt.
 fn chat(dir: &Path, more: &[&str]) -> Terminal {
     let args = ["chat", "-n", "8", "--seed", "2", "--ignore-eos"];
     let mut chat = Terminal::open(&[&args[..], more].concat(), &[], dir);
@@ -58,7 +58,7 @@ fn nothing_is_kept_unless_it_is_asked_for() {
     assert!(text.contains("keep-talks = true"), "{text}");
     let none = talks(dir.path(), &["--list"]).ok();
     assert!(none.text().is_empty() && none.err.contains("--keep-talks"), "{none:?}");
-    // A file in the working directory does not decide this; the user's own does.
+    // A file in the working directory cannot turn this on; the user's own file can.
     fs::write(dir.path().join("gemma.toml"), "[chat]\nkeep-talks = true\n").unwrap();
     talks(dir.path(), &["--list"]).fails(2, &["gemma.toml, line 2", "conversations are kept"]);
     fs::create_dir_all(dir.path().join(".config/gemma")).unwrap();
@@ -77,7 +77,7 @@ fn a_talk_goes_on_in_the_next_chat() {
     let mut one = chat(dir.path(), &["--keep-talks", "-s", "Be brief."]);
     one.prompt();
     one.ask("What is a hash map?\r");
-    // The second talk of one chat.
+    // Starts the second talk of one chat.
     one.ask("/reset\r");
     one.ask("Why is the sky blue?\r");
     leave(one);
@@ -109,7 +109,7 @@ fn a_talk_goes_on_in_the_next_chat() {
     );
     assert_eq!((contents(1).len(), sky.len()), (3, 5), "what was undone is not in the file");
 
-    // The talk that changed last is the first one now.
+    // The talk that changed last is now the first one.
     let text = talks(dir.path(), &["--list"]).ok();
     let lines: Vec<_> = text.text().lines().collect();
     assert!(
@@ -132,7 +132,7 @@ fn a_talk_goes_on_in_the_next_chat() {
     talks(dir.path(), &["--json"]).fails(2, &["--list or --export"]);
     talks(dir.path(), &["--delete", id(0)]).ok();
     assert_eq!(listed(dir.path()).len(), 1);
-    // A talk of which all is undone is gone.
+    // A talk is deleted when all its messages are undone.
     let mut four = chat(dir.path(), &["--continue"]);
     four.prompt();
     assert!(four.ask("/undo\r").contains("forgotten"));
@@ -154,7 +154,7 @@ fn a_history_file_goes_on_and_is_never_overwritten_with_what_it_did_not_have() {
     assert!(two.prompt().contains("(1 message with its answer; the last: "));
     two.ask("Why?\r");
     assert_eq!(read(&path).len(), 4);
-    // Another conversation is not written there before it goes on.
+    // Another conversation is not written to the file before it gets a new answer.
     let message = |role: &str, content: &str| json!({"role": role, "content": content});
     let other = json!([message("user", "Hello"), message("assistant", "Hi")]);
     fs::write(dir.path().join("other.json"), other.to_string()).unwrap();
@@ -195,9 +195,9 @@ fn a_text_file_goes_with_the_next_message() {
     assert!(one.ask("/file huge.txt\r").contains("more than the context holds"));
     // Tab completes the name.
     let said = one.ask("/file my\t\r");
-    assert!(said.contains("(my notes (1).txt goes with your next message, "), "{said}");
+    assert!(said.contains("(my notes (1).txt is added to your next message, "), "{said}");
     assert!(said.contains("cannot summarise"), "the demo says so: {said}");
-    assert!(one.ask("/undo\r").contains("does not go with your next message"));
+    assert!(one.ask("/undo\r").contains("is removed from your next message"));
     one.ask("/file 'my notes (1).txt'\r");
     one.ask("When is tea?\r");
     one.ask("And now?\r");

@@ -1,5 +1,5 @@
-//! Output to a terminal: colour if wanted, a final line break, figures, and no question except in a
-//! chat.
+//! Output on a terminal: colours if wanted, a final line break, figures. Only a chat asks
+//! questions.
 #![cfg(target_os = "linux")]
 
 use crate::shell;
@@ -7,7 +7,7 @@ use crate::terminals::Terminal;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Stdio};
 
-/// Runs to its end. Returns the exit code and what the terminal was sent.
+/// Runs to the end. Returns the exit code and the terminal's output.
 fn on_terminal(args: &[&str], env: &[(&str, &str)]) -> (Option<i32>, String) {
     Terminal::open(args, env, tempfile::tempdir().unwrap().path()).end()
 }
@@ -104,8 +104,8 @@ fn a_chat_goes_on_from_what_was_said_and_outlives_its_answers() {
     let answer = chat.ask("What is photosynthesis?\r");
     assert!(answer.trim().len() > 20, "{answer:?}");
     let first = read_anew(&chat.ask("/stats\r"));
-    // A line that is edited, and one that goes on in the next: the answer reads the new message
-    // alone.
+    // Corrects a typing error with Backspace, and continues the message on the next line. Only the
+    // new message is read.
     chat.ask("Why thx\x7fat?\\\r");
     chat.ask("Tell me.\r");
     let second = read_anew(&chat.ask("/stats\r"));
@@ -122,7 +122,7 @@ fn a_chat_goes_on_from_what_was_said_and_outlives_its_answers() {
         answer.replace("\r\n", "\n").contains(talk[2]["content"].as_str().unwrap().trim()),
         "{answer:?}: {talk}"
     );
-    // A link is followed to the file that it names, and stays a link.
+    // The file that a link points to is written, and the link stays a link.
     std::os::unix::fs::symlink("talk.json", dir.path().join("link")).unwrap();
     std::fs::remove_file(dir.path().join("talk.json")).unwrap();
     assert!(chat.ask("/save link\r").contains("saved as link"));
@@ -134,7 +134,7 @@ fn a_chat_goes_on_from_what_was_said_and_outlives_its_answers() {
     assert_eq!(code, Some(0), "{text}");
 }
 
-/// Tokens of the last prompt that were not in the cache.
+/// Returns the number of tokens of the last prompt that were not in the cache.
 fn read_anew(stats: &str) -> usize {
     let (before, _) = stats
         .split_once(" tokens of the last prompt were read")
@@ -142,8 +142,8 @@ fn read_anew(stats: &str) -> usize {
     before.rsplit(' ').next().unwrap().parse().unwrap()
 }
 
-/// Lines that arrive at once, without bracketed paste, are messages and commands of their own,
-/// also those that come before the first prompt and during an answer.
+/// Lines that arrive at once without bracketed paste are separate messages and commands, also
+/// before the first prompt and during an answer.
 #[test]
 fn lines_that_arrive_at_once_are_all_read() {
     let dir = tempfile::tempdir().unwrap();
@@ -181,7 +181,7 @@ fn lines_that_arrive_at_once_are_all_read() {
     }
 }
 
-/// Notes and answers break between words, and a pipe gets the text as it is.
+/// Notes and answers break between words. A pipe gets the text unchanged.
 #[test]
 fn lines_on_a_terminal_break_between_words() {
     let dir = tempfile::tempdir().unwrap();
@@ -208,7 +208,7 @@ fn an_interrupt_stops_an_answer_and_keys_pressed_meanwhile_are_not_shown() {
     chat.prompt();
     for _ in 0..2 {
         chat.line("Count from one to a thousand.\r");
-        // Some of the answer, which would go on until the context is full.
+        // Waits for the start of an answer that would continue until the context is full.
         chat.until(" ");
         chat.keys("QJQJ");
         chat.until(" ");
@@ -230,19 +230,19 @@ fn an_interrupt_at_the_prompt_drops_the_line_and_leaves_at_the_second_on_an_empt
     let mut chat = Terminal::open(&["chat", "-n", "4", "--seed", "2"], &[], dir.path());
     chat.until("Ctrl-D leaves");
     chat.prompt();
-    // A line, and a message of two lines of which the second is not done.
+    // A single line, and a message of two lines that is not complete.
     assert!(!chat.ask("What is dropped?\x03").contains("leaves"));
     chat.ask("A first line\\\r");
     assert!(!chat.ask("a second\x03").contains("leaves"));
-    // The arrow key brings the dropped line back.
+    // The up arrow key brings the dropped line back.
     chat.ask("\x1b[A\r");
     chat.ask("/save talk.json\r");
     let talk: serde_json::Value =
         serde_json::from_slice(&std::fs::read(dir.path().join("talk.json")).unwrap()).unwrap();
     assert_eq!(talk[0]["content"], "a second");
-    // On an empty line it says how to leave. Where more than a second passes between two, it says
-    // so again. Keys are pressed at the prompt alone: between two, the terminal takes Ctrl-C itself
-    // and drops what it was sent.
+    // On an empty line, Ctrl-C prints how to leave. If the next one comes more than a second later,
+    // it prints that again. Keys are pressed only at the prompt: between prompts, the terminal
+    // handles Ctrl-C itself and drops its input.
     assert!(chat.ask("\x03").contains("(Ctrl-D or /quit leaves; Ctrl-C again leaves too)"));
     for _ in 0..20 {
         chat.line("\x03");
@@ -287,7 +287,7 @@ fn a_conversation_is_undone_answered_again_saved_and_loaded() {
         assert!(chat.ask("/save talk.json\r").contains("saved as talk.json"));
         serde_json::from_slice(&std::fs::read(dir.path().join("talk.json")).unwrap()).unwrap()
     };
-    // So hot that no two seeds agree.
+    // At this temperature, two seeds never give the same answer.
     let sampling =
         ["chat", "--seed", "2", "--temp", "3", "--top-k", "0", "--top-p", "1", "-n", "8"];
     let mut chat =
@@ -309,7 +309,7 @@ fn a_conversation_is_undone_answered_again_saved_and_loaded() {
     assert_eq!(saved(&mut chat)[2]["content"], "two\n/lines");
     assert!(chat.ask("/undo\r").contains("forgotten"));
     assert_eq!(saved(&mut chat), again);
-    assert!(chat.ask("/system Be brief.\r").contains("from here on"));
+    assert!(chat.ask("/system Be brief.\r").contains("from now on"));
     assert!(chat.ask("/system\r").contains("Be brief."));
     let with = saved(&mut chat);
     assert_eq!(with[0]["content"], "Be brief.");
@@ -318,7 +318,7 @@ fn a_conversation_is_undone_answered_again_saved_and_loaded() {
     assert!(chat.ask("/load nowhere.json\r").contains("error:"));
     std::fs::write(dir.path().join("kept.json"), with.to_string()).unwrap();
     assert!(chat.ask("/load kept.json\r").contains("(1 message with its answer from kept.json)"));
-    // A directory that is missing is not made, and generate -o says the same.
+    // A missing directory is not created. generate -o has the same error.
     let refused = chat.ask("/save no/where.json\r");
     assert!(refused.contains("there is no directory no") && refused.contains("mkdir -p no"));
     assert!(!dir.path().join("no").exists());
@@ -348,7 +348,7 @@ fn a_full_context_leaves_out_the_oldest_messages_and_the_window_has_the_width_it
         left_out |= answer.contains("no longer sees the oldest");
     }
     assert!(left_out);
-    // A message that cannot fit is refused, and nothing is left out for it.
+    // A message that cannot fit is refused, and no older message is dropped for it.
     let refused = chat.ask(&format!("{}\r", "far too many words ".repeat(60)));
     assert!(
         refused.contains("the context holds 128") && !refused.contains("no longer sees"),
@@ -378,7 +378,7 @@ fn a_chat_is_never_entered_from_a_pipe() {
     assert!(text.contains("terminal") && text.contains("gemma generate"), "{text}");
 }
 
-/// A command without a file says that it waits for input.
+/// A command without a file prints that it waits for input.
 #[test]
 fn a_batch_on_a_terminal_says_that_it_reads_from_there() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,5 +1,6 @@
-//! Mutation for parsers of foreign bytes: deterministic, a few thousand rounds in the tests,
-//! GEMMA_FUZZ_SECONDS of them by hand.
+//! Fuzzing by mutation, for parsers of foreign bytes.
+//!
+//! It is deterministic. Tests run a few thousand rounds; GEMMA_FUZZ_SECONDS sets a time instead.
 
 #![allow(dead_code)]
 
@@ -7,12 +8,12 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use std::time::{Duration, Instant};
 
-/// Values that arithmetic goes wrong at.
+/// Values at the edges of arithmetic.
 const EDGES: [u32; 12] =
     [0, 1, 3, 4, 0x7f, 0xff, 0xffff, 0x1_0000, 0x7fff_ffff, 0x8000_0000, 0xffff_fff8, u32::MAX];
 
-/// One of the seeds, changed in a few places: bits, words, counts, cuts, pieces moved, repeated or
-/// taken from another seed.
+/// Returns one of the seeds, mutated in a few places: bits, words, counts, cuts, and pieces that
+/// are moved, repeated or taken from another seed.
 fn mutate(rng: &mut SmallRng, seeds: &[Vec<u8>]) -> Vec<u8> {
     let mut bytes = seeds[rng.random_range(0..seeds.len())].clone();
     for _ in 0..rng.random_range(1..=6) {
@@ -54,8 +55,9 @@ fn mutate(rng: &mut SmallRng, seeds: &[Vec<u8>]) -> Vec<u8> {
     bytes
 }
 
-/// Gives `target` mutated seeds; it returns whether it accepted them. Panics are findings. Returns
-/// rounds and acceptances.
+/// Passes mutated seeds to `target`, which returns whether it accepted them.
+///
+/// A panic fails the test. Returns the numbers of rounds and of accepted inputs.
 pub fn run(
     name: &str,
     seeds: &[Vec<u8>],
@@ -67,7 +69,7 @@ pub fn run(
         .map(|s| Duration::from_secs(s.parse().expect("a number of seconds")));
     let (start, mut done, mut accepted) = (Instant::now(), 0, 0);
     while limit.map_or(done < rounds, |limit| start.elapsed() < limit) {
-        // Each round has a seed of its own, so that a finding can be repeated alone.
+        // Each round has its own seed, so that it can be repeated alone.
         let bytes = mutate(&mut SmallRng::seed_from_u64(done), seeds);
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| target(&bytes)));
         accepted += outcome

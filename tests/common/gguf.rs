@@ -1,5 +1,5 @@
-//! A second writer of GGUF files, which shares no line with the program's own and can also write
-//! what is wrong.
+//! A second writer of GGUF files. It shares no code with the program's own writer, and can also
+//! write invalid files.
 
 #![allow(dead_code)]
 
@@ -16,7 +16,7 @@ use serde_json::Value as Json;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// A metadata value; the number is the type's in the file.
+/// A metadata value.
 #[derive(Clone, Debug)]
 pub enum Val {
     U32(u32),
@@ -28,7 +28,7 @@ pub enum Val {
     I32s(Vec<i32>),
     Bools(Vec<bool>),
     U16(u16),
-    /// Type and bytes, right or wrong.
+    /// Number of a type, and bytes, valid or not.
     Raw(u32, Vec<u8>),
 }
 
@@ -61,7 +61,7 @@ impl Val {
     }
 }
 
-/// A tensor: dims with the innermost first, as the file has them.
+/// A tensor. Its first dimension is the innermost one, as in the file.
 #[derive(Clone, Debug)]
 pub struct Tensor {
     pub name: String,
@@ -76,7 +76,7 @@ pub struct File {
     pub alignment: usize,
     pub keys: Vec<(String, Val)>,
     pub tensors: Vec<Tensor>,
-    /// Offsets to write instead of the right ones, by index.
+    /// Wrong offsets to write, by the tensor's index.
     pub offsets: Vec<(usize, u64)>,
 }
 
@@ -135,14 +135,14 @@ impl File {
     }
 }
 
-/// Types by their numbers.
+/// Types by their number in the file.
 pub const F32: u32 = 0;
 pub const F16: u32 = 1;
 pub const Q4_0: u32 = 2;
 pub const Q8_0: u32 = 8;
 pub const BF16: u32 = 30;
 
-/// Plain floats.
+/// Encodes plain floats.
 pub fn floats(kind: u32, values: &[f32]) -> Vec<u8> {
     match kind {
         F32 => values.iter().flat_map(|v| v.to_le_bytes()).collect(),
@@ -152,7 +152,7 @@ pub fn floats(kind: u32, values: &[f32]) -> Vec<u8> {
     }
 }
 
-/// Weight by weight from a matrix of ours with groups of 32.
+/// Encodes a matrix of this program with groups of 32, one weight after the other.
 pub fn blocks(kind: u32, m: &Matrix<'_>) -> Vec<u8> {
     let mut out = Vec::new();
     for row in 0..m.rows {
@@ -170,7 +170,7 @@ pub fn blocks(kind: u32, m: &Matrix<'_>) -> Vec<u8> {
     out
 }
 
-/// A tensor's name in a GGUF file, from that behind `model.`.
+/// Returns a tensor's name in a GGUF file. `name` is the Hugging Face name after `model.`.
 pub fn name_of(name: &str) -> String {
     let inner = |n: &str| {
         [
@@ -216,7 +216,7 @@ pub fn name_of(name: &str) -> String {
     }
 }
 
-/// The keys of a model of this shape, without its tokenizer.
+/// Returns the keys of a model of this shape, without its tokenizer.
 pub fn keys(d: &Dims) -> Vec<(String, Val)> {
     let mut keys = vec![("general.architecture".to_string(), Val::Str("gemma3".into()))];
     for (key, n) in [
@@ -240,7 +240,8 @@ pub fn keys(d: &Dims) -> Vec<(String, Val)> {
     keys
 }
 
-/// The keys of a tokenizer, as converters make them of a `tokenizer.json`: `vocab` pieces.
+/// Returns the keys of a tokenizer with `vocab` pieces, as converters make them from
+/// `tokenizer.json`.
 pub fn tokenizer_keys(json: &Json, vocab: usize) -> Vec<(String, Val)> {
     let (mut tokens, mut scores, mut types) =
         (vec![String::new(); vocab], vec![-1e6f32; vocab], vec![5; vocab]);
@@ -290,8 +291,9 @@ pub fn tokenizer_keys(json: &Json, vocab: usize) -> Vec<(String, Val)> {
     ]
 }
 
-/// A whole model; `matrix` gives the type and bytes of each matrix by its index among the model's
-/// tensors.
+/// Returns a complete model.
+///
+/// `matrix` gives the type and bytes of a matrix by its index in the model's list of tensors.
 pub fn file(model: &TinyModel, matrix: impl Fn(usize) -> (u32, Vec<u8>)) -> File {
     let mut file = File { keys: keys(&model.dims), ..File::default() };
     for (i, (name, shape, values)) in model.tensors.iter().enumerate() {
@@ -305,12 +307,12 @@ pub fn file(model: &TinyModel, matrix: impl Fn(usize) -> (u32, Vec<u8>)) -> File
     file
 }
 
-/// The same with plain floats.
+/// Returns a complete model of plain floats.
 pub fn float_file(model: &TinyModel, kind: u32) -> File {
     file(model, |i| (kind, floats(kind, &model.tensors[i].2)))
 }
 
-/// Scores of a fixed text, as bits.
+/// Returns the logits of a fixed text as bits.
 pub fn logits(weights: &Weights) -> Vec<u32> {
     let executor = CpuExecutor::new(CpuOptions { threads: 2, ..CpuOptions::default() }).unwrap();
     let options = EngineOptions { context: 64, kv: KvFormat::F32 };
@@ -322,7 +324,7 @@ pub fn logits(weights: &Weights) -> Vec<u32> {
     scores.logits.iter().map(|v| v.to_bits()).collect()
 }
 
-/// A model whose attention scale is the one that GGUF implies, as a directory.
+/// Writes a model as a directory. Its attention scale is the one that GGUF implies.
 pub fn directory(model: &TinyModel, dir: &Path, dtype: Dtype) -> PathBuf {
     let path = dir.join(dtype.to_string());
     model.write(&path, Form::TextV4, dtype, 1);

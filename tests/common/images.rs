@@ -1,4 +1,4 @@
-//! Made-up images, and models of each family that see them.
+//! Made-up images, and models of each family that read them.
 
 #![allow(dead_code)]
 
@@ -15,13 +15,13 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use std::sync::Arc;
 
-/// Positions of a context.
+/// Context size in positions.
 pub const CONTEXT: usize = 1200;
-/// Rows of the largest image: more than a pass of the processor has.
+/// Rows of the largest image. They exceed one pass of the processor.
 pub const MOST_ROWS: usize = 160;
 
-/// A model of each way in which rows of an image see each other: in all layers, in those with a
-/// window, in none.
+/// Returns a model for each mask of image rows: visible to each other in all layers, in layers with
+/// a window, in none.
 pub fn families(window: usize) -> [(&'static str, Config); 3] {
     let gemma4 = reshape_global_layers(config(window));
     let mut causal = gemma4.clone();
@@ -29,12 +29,12 @@ pub fn families(window: usize) -> [(&'static str, Config); 3] {
     [("Gemma 3", config(window)), ("Gemma 4", gemma4), ("Gemma 4 E2B's masks", causal)]
 }
 
-/// An empty registry for the models of [`families`].
+/// Returns an empty registry of images for the models of [`families`].
 pub fn registry() -> Arc<Images> {
     Arc::new(Images::new(128, MOST_ROWS, 1 << 20))
 }
 
-/// Weights of one format that share a registry.
+/// Returns weights of one format that share a registry.
 pub fn weights(config: Config, format: &str, images: &Arc<Images>) -> Weights {
     let embed = if format == "f32" { "f32" } else { "i8-row" };
     let format = |role| if role == Role::Embed { embed } else { format }.parse().unwrap();
@@ -52,19 +52,19 @@ pub fn engine(
     PlannedEngine::with_spare(weights, exec, options, sequences, spare).unwrap()
 }
 
-/// A made-up image, named by a number.
+/// Returns a made-up image that is named by a number.
 pub fn image(images: &Images, number: u8, rows: usize) -> Arc<Image> {
     let mut rng = SmallRng::seed_from_u64(number.into());
     let soft = (0..rows * 128).map(|_| rng.random_range(-9f32..9.0)).collect();
     images.insert([number; 32], soft).unwrap()
 }
 
-/// The items of an image.
+/// Returns the history items of an image.
 pub fn places(image: &Image) -> Vec<Token> {
     image.places().collect()
 }
 
-/// Reads more of a history in passes of random lengths that cut no image.
+/// Reads the rest of a history in passes of random lengths that do not split an image.
 pub fn read(engine: &mut PlannedEngine, sequence: usize, history: &[Token], rng: &mut SmallRng) {
     let mut scores = Scores::default();
     let most = engine.info().max_rows;
@@ -78,7 +78,7 @@ pub fn read(engine: &mut PlannedEngine, sequence: usize, history: &[Token], rng:
     }
 }
 
-/// Logits of a tree behind what a sequence holds.
+/// Returns the logits of a tree after the committed text of a sequence.
 pub fn scores(engine: &mut PlannedEngine, sequence: usize, tree: &TokenTree) -> Vec<u32> {
     let mut out = Scores::default();
     engine.run(&[Input::new(sequence, tree, Rows::All)], Output::Logits, &mut out).unwrap();

@@ -1,4 +1,4 @@
-//! The harness behind promise 4, for any engine: one prompt and seed, many drafters, one text.
+//! Test harness of promise 4 for any engine: one prompt and seed give one text with many drafters.
 
 #![allow(dead_code)]
 
@@ -20,7 +20,7 @@ use gemma::models::Weights;
 use gemma::sampler::{Mask, Sampler, SamplerConfig, TokenRule};
 use gemma::tensor::Token;
 
-/// Makes one engine after another, all the same.
+/// Makes equal engines.
 pub type Factory<'a> = &'a dyn Fn() -> Box<dyn Engine>;
 
 /// Input of a run.
@@ -30,7 +30,7 @@ pub struct Case {
     pub config: SamplerConfig,
     pub max_tokens: usize,
     pub stop_ids: Vec<Token>,
-    /// A receiver that stops after this many tokens.
+    /// The receiver stops the text after this many tokens.
     pub patience: usize,
     pub rule: Option<Arc<dyn TokenRule>>,
 }
@@ -48,7 +48,8 @@ impl Case {
     }
 }
 
-/// Allows by the last token and the length: one token, a few, or half of them.
+/// Allows a set of tokens that depends on the last token and the length: one, a few, or half of
+/// them.
 #[derive(Debug)]
 pub struct Strict {
     pub vocab: usize,
@@ -84,15 +85,15 @@ pub struct Text {
     pub stop: StopReason,
 }
 
-/// A drafter, and how much of its guesses is taken.
+/// A drafter, and the policy that decides how many of its tokens are verified.
 pub type Drafting = (Box<dyn Drafter>, Policy);
 
-/// One text, all of whose guesses are taken.
+/// Generates one text. All proposed tokens are verified.
 pub fn run(timeline: &mut Timeline, drafter: &mut dyn Drafter, case: &Case) -> (Text, Stats) {
     run_by(timeline, drafter, &mut everything(), case)
 }
 
-/// One text, whose guesses are taken as far as `policy` says.
+/// Generates one text. `policy` decides which proposed tokens are verified.
 pub fn run_by(
     timeline: &mut Timeline,
     drafter: &mut dyn Drafter,
@@ -132,8 +133,9 @@ pub fn run_by(
     (Text { history, heard, stop }, stats)
 }
 
-/// Picks what the target will pick, by asking a second target; or, if told to lie, everything but
-/// that.
+/// Proposes the tokens that the target will pick, computed by a second target.
+///
+/// As a liar, it proposes any other tokens instead.
 pub struct Oracle {
     target: Timeline,
     lie: bool,
@@ -174,7 +176,7 @@ impl Oracle {
     }
 }
 
-/// Trees of any shape, deeper and larger than allowed.
+/// Proposes random trees, including trees that are deeper and larger than allowed.
 pub struct Random {
     pub state: u64,
     pub vocab: usize,
@@ -208,22 +210,22 @@ impl Random {
     }
 }
 
-/// A pass that costs nearly the same up to 8 rows.
+/// Returns costs by which a pass of up to 8 rows takes nearly the same time.
 pub fn costs() -> Costs {
     Costs::new(CostCurve::new(&[(1, 0.1), (8, 0.11), (16, 0.13), (32, 0.18)]), 0)
 }
 
-/// As much as pays, or a chain, or a number of nodes; no decision looks at a clock.
+/// Returns a policy that verifies as much as pays, a chain, or a number of nodes. It uses no clock.
 pub fn policy(tree: TreeSize, tokens: Option<usize>) -> Policy {
     Policy::new(costs(), DraftOptions { tree, tokens }, false)
 }
 
-/// All that is proposed.
+/// Returns a policy that verifies all that is proposed.
 pub fn everything() -> Policy {
     policy(TreeSize::Nodes(usize::MAX), None)
 }
 
-/// Every drafter there is, around a target and a draft model.
+/// Returns all kinds of drafters, made from a target and a draft model.
 pub fn drafters(target: Factory<'_>, draft: Factory<'_>) -> Vec<(&'static str, Drafting)> {
     let vocab = target().info().vocab;
     let model = || -> Box<dyn Drafter> { Box::new(TreeBuilder::of_model(draft())) };
@@ -255,7 +257,7 @@ pub fn drafters(target: Factory<'_>, draft: Factory<'_>) -> Vec<(&'static str, D
     ]
 }
 
-/// Runs a case with every drafter; returns the text and the statistics by drafter.
+/// Runs a case with every drafter. Returns the text, and the statistics by drafter.
 pub fn check(
     target: Factory<'_>,
     draft: Factory<'_>,
@@ -272,8 +274,8 @@ pub fn check(
     (plain.unwrap(), figures)
 }
 
-/// Makes targets of Gemma 4 with an assistant, all random, from the golden vectors: a dense model
-/// and a mixture of experts.
+/// Makes random targets of Gemma 4 with an assistant from the golden vectors: a dense model and a
+/// mixture of experts.
 pub fn assisted_pairs() -> [Weights; 2] {
     let open = |name: &str| {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
@@ -283,9 +285,10 @@ pub fn assisted_pairs() -> [Weights; 2] {
         .map(|name| open(name).assisted_by(Some(open("assistant-unified"))))
 }
 
-/// Runs a case plain and with the target's assistant, in trees and chains, alone and mixed with the
-/// sources that cost nothing. Then runs it beside two other texts, in one scheduler. Rounds have at
-/// most `nodes` drafts.
+/// Runs a case without drafts and with the target's assistant, in trees and chains, alone and mixed
+/// with the free sources. Then runs it together with two other texts in one scheduler.
+///
+/// Rounds have at most `nodes` drafts.
 pub fn check_assisted(target: &dyn Fn(usize) -> Box<dyn Engine>, case: &Case, nodes: usize) {
     let vocab = target(1).info().vocab;
     let assisted = |sources: &[CandidateSource]| {
@@ -310,7 +313,7 @@ pub fn check_assisted(target: &dyn Fn(usize) -> Box<dyn Engine>, case: &Case, no
         assert_eq!(text, plain, "with the assistant, {name}");
         let mut figures = DraftFigures::default();
         builder.figures(&mut figures);
-        // The first round of a text has no state to draft from.
+        // The first round of a text has no hidden state to draft from.
         if sources.is_empty() {
             assert!(figures.draft_passes > 0 && stats.total.drafted > 0, "{name}: {figures:?}");
         }

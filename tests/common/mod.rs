@@ -1,7 +1,7 @@
-//! Tiny random Gemma 3 checkpoints in every form that files in the wild have. The same seed gives
-//! the same weights in all.
+//! Tiny random Gemma 3 checkpoints in every published form. One seed gives the same weights in all
+//! forms.
 
-// Each test binary uses its own part of this.
+// Each test binary uses only a part of this module.
 #![allow(dead_code)]
 
 pub mod gguf;
@@ -20,8 +20,10 @@ use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Shape of a model; `Default` is the smallest with every feature: grouped heads, an odd window,
-/// local and global layers.
+/// Shape of a model.
+///
+/// `Default` is the smallest shape with every feature: grouped heads, an odd window, local and
+/// global layers.
 #[derive(Clone, Debug)]
 pub struct Dims {
     pub n_layers: usize,
@@ -52,7 +54,7 @@ impl Default for Dims {
     }
 }
 
-/// How a checkpoint names its tensors and spells its configuration.
+/// Form of a checkpoint: the names of its tensors and the spelling of its configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
     /// `Gemma3ForCausalLM`, transformers 4: `model.`
@@ -62,9 +64,9 @@ pub enum Form {
     /// `Gemma3ForConditionalGeneration` as on the hub: `language_model.model.`, `text_config`, a
     /// vision tower
     Multimodal,
-    /// The same saved with its names in memory: `model.language_model.`, transformers 5
+    /// The same, saved with the names in memory: `model.language_model.`, transformers 5
     MultimodalV5,
-    /// The bare text model: no prefix
+    /// The text model alone: no prefix
     Bare,
 }
 
@@ -82,7 +84,7 @@ impl Form {
     }
 }
 
-/// A tensor to be written: name, shape, values.
+/// A tensor to write: name, shape, values.
 pub type Named = (String, Vec<usize>, Vec<f32>);
 
 /// A random model.
@@ -130,12 +132,12 @@ impl TinyModel {
         TinyModel { dims, tensors }
     }
 
-    /// The default shape.
+    /// Returns a model of the default shape.
     pub fn tiny(seed: u64) -> Self {
         Self::new(Dims::default(), seed)
     }
 
-    /// `config.json` in this form.
+    /// Returns `config.json` in this form.
     pub fn config(&self, form: Form) -> Value {
         let d = &self.dims;
         let mut text = json!({
@@ -183,7 +185,8 @@ impl TinyModel {
         }
     }
 
-    /// The tensors with the names of this form, vision tower included where the form has one.
+    /// Returns the tensors with the names of this form, including a vision tower if the form has
+    /// one.
     pub fn named(&self, form: Form) -> Vec<Named> {
         let mut out: Vec<Named> = Vec::new();
         let vision = match form {
@@ -206,8 +209,8 @@ impl TinyModel {
         out
     }
 
-    /// Writes a whole directory: `model.safetensors`, or `shards` files with an index where that is
-    /// more than one.
+    /// Writes a complete directory: `model.safetensors`, or several files with an index if `shards`
+    /// is more than 1.
     pub fn write(&self, dir: &Path, form: Form, dtype: Dtype, shards: usize) {
         write_model(dir, &self.config(form), &self.named(form), dtype, shards);
         let generation =
@@ -216,7 +219,7 @@ impl TinyModel {
     }
 }
 
-/// The nearest value that f32, f16 and bf16 all hold exactly.
+/// Returns the nearest value that f32, f16 and bf16 represent exactly.
 fn exact(v: f32) -> f32 {
     let v = bf16::from_f32(v).to_f32();
     if v.abs() < 1.0 / 1024.0 { 0.0 } else { v }
@@ -246,7 +249,7 @@ pub fn write_model(dir: &Path, config: &Value, tensors: &[Named], dtype: Dtype, 
     fs::write(dir.join("model.safetensors.index.json"), index.to_string()).unwrap();
 }
 
-/// The bytes of a safetensors file.
+/// Returns the bytes of a safetensors file.
 pub fn safetensors(tensors: &[Named], dtype: Dtype) -> Vec<u8> {
     let mut header = serde_json::Map::new();
     let mut data = Vec::new();
@@ -269,7 +272,7 @@ pub fn safetensors(tensors: &[Named], dtype: Dtype) -> Vec<u8> {
     with_header(&Value::Object(header).to_string(), &data)
 }
 
-/// A file of this header, right or wrong, and this data.
+/// Returns a file with this header, valid or not, and this data.
 pub fn with_header(header: &str, data: &[u8]) -> Vec<u8> {
     let mut out = (header.len() as u64).to_le_bytes().to_vec();
     out.extend(header.as_bytes());
@@ -277,13 +280,13 @@ pub fn with_header(header: &str, data: &[u8]) -> Vec<u8> {
     out
 }
 
-/// Writes a random model of Gemma 4's shape with its assistant beside it, both from the golden
+/// Writes a random model of Gemma 4's shape and its assistant next to it, both from the golden
 /// vectors, and a tokenizer of single characters. Returns the model's directory.
 pub fn write_gemma4_pair(dir: &Path) -> PathBuf {
     write_gemma4_pair_of(dir, "gemma4-unified")
 }
 
-/// The same with another of the golden models that the assistant fits.
+/// The same, with another golden model that the assistant fits.
 pub fn write_gemma4_pair_of(dir: &Path, name: &str) -> PathBuf {
     let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
     let (model, assistant) = (dir.join("model"), dir.join("model-assistant"));
@@ -295,7 +298,7 @@ pub fn write_gemma4_pair_of(dir: &Path, name: &str) -> PathBuf {
     }
     let text = fs::read(golden.join("gemma4/tokenizer.json")).unwrap();
     let mut json: Value = serde_json::from_slice(&text).unwrap();
-    // The special tokens in front of the end of a turn; behind it, characters.
+    // Keeps the special tokens up to the end of a turn. Characters follow.
     let is_kept = |id: u64| id <= 106;
     json["added_tokens"].as_array_mut().unwrap().retain(|t| is_kept(t["id"].as_u64().unwrap()));
     let vocab = json["model"]["vocab"].as_object_mut().unwrap();

@@ -1,4 +1,4 @@
-//! Engines that are used again: opening a device takes longer than a text.
+//! A pool of engines for reuse, because opening a device takes longer than a text.
 
 use anyhow::Result;
 use gemma::compute::Reports;
@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 
 type Pool = Arc<Mutex<Vec<Box<dyn Engine>>>>;
 
-/// An engine that returns to the pool, empty, when it is dropped.
+/// An engine that returns to the pool, emptied, when it is dropped.
 struct Lent {
     engine: Option<Box<dyn Engine>>,
     pool: Pool,

@@ -1,4 +1,4 @@
-//! A tokenizer of 320 pieces, and the vocabulary of a draft that has rows for some of them.
+//! A tokenizer of 320 pieces, and the vocabulary of a draft model that has rows for some of them.
 
 #![allow(dead_code)]
 
@@ -6,12 +6,14 @@ use gemma::models::{ReducedVocabulary, Tokenizer, VocabMap};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-/// Pieces of text are `FIRST..END`, bytes come before.
+/// Pieces of text are `FIRST..END`. Bytes come before them.
 pub const FIRST: usize = 262;
 pub const END: usize = 320;
 const CONTROL: [&str; 6] = ["<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>"];
 
-/// Words of two or three letters behind single ones; `other` swaps two of them.
+/// Returns the tokenizer: single letters, then words of two or three letters.
+///
+/// `other` swaps two words.
 pub fn tokenizer(other: bool) -> Tokenizer {
     let mut pieces: Vec<String> = CONTROL.map(str::to_owned).to_vec();
     pieces.extend((0..256).map(|b| format!("<0x{b:02X}>")));
@@ -61,12 +63,12 @@ pub fn tokenizer(other: bool) -> Tokenizer {
     Tokenizer::from_bytes(file.to_string().as_bytes()).unwrap()
 }
 
-/// Control tokens, bytes, and every third piece of text.
+/// Returns the tokens of the draft: control tokens, bytes, and every third piece of text.
 pub fn tokens() -> Vec<u32> {
     (0..END as u32).filter(|t| (*t as usize) < FIRST + 5 || t % 3 == 0).collect()
 }
 
-/// The file beside such a draft's weights.
+/// Returns the vocabulary file of the draft model.
 pub fn file(tokenizer: &Tokenizer) -> Value {
     let mut hash = Sha256::new();
     for token in FIRST..END {

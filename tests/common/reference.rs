@@ -16,7 +16,7 @@ use gemma::models::{Config, ExpertSpec, Image, LayerSpec, Role, RopeSpec, Weight
 use gemma::tensor::Token;
 use std::sync::Arc;
 
-/// Most rows of one pass; nothing in the oracle depends on it.
+/// Limit of rows per pass. The results do not depend on it.
 const MAX_ROWS: usize = 256;
 
 struct Layer {
@@ -38,7 +38,7 @@ struct Layer {
     spec: LayerSpec,
 }
 
-/// The experts of a layer.
+/// The experts of one layer.
 struct Mixture {
     spec: ExpertSpec,
     router: Tensor,           // [count, dim]
@@ -73,7 +73,7 @@ impl Mixture {
         }))
     }
 
-    /// Joins the output of the MLP beside it and the experts of each row of the stream `x`.
+    /// Returns the sum of the shared MLP's output and the experts of each row of the stream `x`.
     fn forward(&self, x: &Tensor, shared: &Tensor, eps: f64) -> Result<Tensor> {
         let dim = x.dim(1)?;
         let routed = (rms_norm(x, &self.router_scale, eps)? * (dim as f64).powf(-0.5))?;
@@ -99,7 +99,7 @@ impl Mixture {
     }
 }
 
-/// Keys (rotated) and values of some positions, `[positions, n_kv_heads, head_dim]` each.
+/// Rotated keys and values of some positions, `[positions, n_kv_heads, head_dim]` each.
 #[derive(Clone)]
 struct KeysValues {
     k: Tensor,
@@ -115,7 +115,7 @@ impl KeysValues {
     }
 }
 
-/// One model and one timeline, computed the slow way.
+/// A model and one timeline, computed the slow way.
 pub struct ReferenceEngine {
     config: Config,
     embed: Tensor, // [vocab, dim]
@@ -125,7 +125,7 @@ pub struct ReferenceEngine {
     cache: Vec<KeysValues>,   // [n_layers], committed positions
     scratch: Vec<KeysValues>, // [n_layers], nodes of the last tree
     last: TokenTree,
-    /// State of a started pass.
+    /// Result of a started pass.
     scores: Option<Scores>,
     /// All committed tokens.
     tokens: Vec<Token>,
@@ -136,7 +136,7 @@ pub struct ReferenceEngine {
 }
 
 impl ReferenceEngine {
-    /// Dequantises everything: four bytes per parameter.
+    /// Dequantises all weights to f32.
     pub fn new(weights: &Weights, context: usize) -> Result<Self> {
         let config = weights.config().clone();
         let mut parameters = 0;
@@ -148,7 +148,7 @@ impl ReferenceEngine {
         let norm = |role, layer| -> Result<Tensor> {
             Ok(Tensor::new(weights.vector(role, layer)?, &Device::Cpu)?)
         };
-        // Gemma 4 norms values, and scales the stream behind each layer.
+        // Gemma 4 normalises values, and scales the stream after each layer.
         let is_4 = config.architecture.name() == "Gemma 4";
         let scale = |i: usize| -> Result<f64> {
             Ok(if is_4 { weights.vector(Role::LayerScale, i)?[0] as f64 } else { 1.0 })
@@ -212,7 +212,7 @@ impl ReferenceEngine {
         })
     }
 
-    /// Evaluates the whole tree and scores nodes `first..`.
+    /// Evaluates the whole tree and scores the nodes `first..`.
     fn pass(&mut self, tree: &TokenTree, first: usize, rows: Rows, out: &mut Scores) -> Result<()> {
         let n = tree.len();
         ensure!(
@@ -239,7 +239,7 @@ impl ReferenceEngine {
             self.scratch[i] = new;
             x = (x + rms_norm(&attention, &layer.post_attn_norm, eps)?)?;
             let h = rms_norm(&x, &layer.pre_ffn_norm, eps)?;
-            // candle's `gelu` is the tanh form, as Gemma's is.
+            // candle's `gelu` is the tanh approximation, like Gemma's.
             let mut ffn =
                 linear(&(linear(&h, &layer.gate)?.gelu()? * linear(&h, &layer.up)?)?, &layer.down)?;
             if let Some(mixture) = &layer.mixture {
@@ -268,12 +268,12 @@ impl ReferenceEngine {
         Ok(())
     }
 
-    /// Returns the image of a place, and which of its soft tokens that is.
+    /// Returns the image of a place, and the index of its soft token.
     fn image(&self, item: Token) -> Option<(Arc<Image>, usize)> {
         self.info.images.as_ref()?.at(item)
     }
 
-    /// Embeddings of tokens, scaled, and soft tokens of images as they are: `[rows, dim]`.
+    /// Returns scaled embeddings of tokens, and soft tokens of images unscaled: `[rows, dim]`.
     fn embedded(&self, items: &[Token]) -> Result<Tensor> {
         let mut rows = Vec::with_capacity(items.len());
         for &item in items {
@@ -287,7 +287,7 @@ impl ReferenceEngine {
         Ok(Tensor::stack(&rows, 0)?)
     }
 
-    /// `x [rows, dim]` -> the block's output `[rows, dim]` and the rows' own keys and values.
+    /// Maps `x [rows, dim]` to the block's output `[rows, dim]` and the rows' own keys and values.
     fn attention(
         &self,
         layer: &Layer,
@@ -312,8 +312,8 @@ impl ReferenceEngine {
         let angles = angles(rope, head_dim, positions)?;
         let new = KeysValues { k: rotate(&k, &angles)?, v };
         let all = cache.then(&new)?;
-        // Queries of the heads that share a key head lie next to each other: [n_kv_heads, shared *
-        // rows, head_dim].
+        // Queries of the heads that share a key head are adjacent: [n_kv_heads, shared * rows,
+        // head_dim].
         let shared = n_heads / n_kv_heads;
         let q = rotate(&q, &angles)?.transpose(0, 1)?.contiguous()?.reshape((
             n_kv_heads,
@@ -332,9 +332,11 @@ impl ReferenceEngine {
         Ok((linear(&mixed.reshape((n, n_heads * head_dim))?, &layer.o)?, new))
     }
 
-    /// 0 where a row sees a position, minus infinity elsewhere: `[rows, committed + rows]`. A row
-    /// sees what is before it, and all rows of its image in a layer that says so; of both what the
-    /// window reaches back to.
+    /// Returns 0 where a row sees a position, and minus infinity elsewhere: `[rows, committed +
+    /// rows]`.
+    ///
+    /// A row sees the positions before it. In a layer with image masks it also sees all rows of its
+    /// image. The window limits both.
     fn mask(&self, tree: &TokenTree, positions: &[usize], spec: &LayerSpec) -> Result<Tensor> {
         let (n, seen) = (tree.len(), self.tokens.len() + tree.len());
         let mut mask = vec![f32::NEG_INFINITY; n * seen];
@@ -364,12 +366,12 @@ fn indices(values: &[u32]) -> Result<Tensor> {
     Ok(Tensor::new(values, &Device::Cpu)?)
 }
 
-/// `x [rows, cols]` times the transpose of `weight [outputs, cols]`.
+/// Returns `x [rows, cols]` times the transpose of `weight [outputs, cols]`.
 fn linear(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
     Ok(x.matmul(&weight.t()?)?)
 }
 
-/// Over the last dimension.
+/// Normalises the last dimension.
 fn rms_norm(x: &Tensor, weight: &Tensor, eps: f64) -> Result<Tensor> {
     let scale = (x.sqr()?.mean_keepdim(D::Minus1)? + eps)?.sqrt()?.recip()?;
     Ok(x.broadcast_mul(&scale)?.broadcast_mul(weight)?)
@@ -380,8 +382,9 @@ fn softmax(x: &Tensor) -> Result<Tensor> {
     Ok(e.broadcast_div(&e.sum_keepdim(D::Minus1)?)?)
 }
 
-/// Cosines and sines of each position, `[positions, 1, head_dim / 2]`; the angles rounded to f32 as
-/// transformers has them.
+/// Returns cosines and sines of each position, `[positions, 1, head_dim / 2]`.
+///
+/// Angles are rounded to f32, as in transformers.
 fn angles(rope: RopeSpec, head_dim: usize, positions: &[usize]) -> Result<[Tensor; 2]> {
     let half = head_dim / 2;
     let angle = |position: usize, i: usize| {
@@ -394,8 +397,9 @@ fn angles(rope: RopeSpec, head_dim: usize, positions: &[usize]) -> Result<[Tenso
     Ok([all.cos()?, all.sin()?])
 }
 
-/// Rotates `x [positions, heads, head_dim]`: component i of the first half turns with component i
-/// of the second.
+/// Rotates `x [positions, heads, head_dim]`.
+///
+/// Component i of the first half is paired with component i of the second half.
 fn rotate(x: &Tensor, [cos, sin]: &[Tensor; 2]) -> Result<Tensor> {
     let half = x.dim(2)? / 2;
     let (a, b) = (x.narrow(2, 0, half)?, x.narrow(2, half, half)?);
@@ -413,7 +417,7 @@ impl Engine for ReferenceEngine {
         Cached { tokens: &self.tokens, room: self.context - self.tokens.len(), free_pages: 0 }
     }
 
-    /// Evaluates old nodes once more: nothing here is worth saving.
+    /// Evaluates old nodes again: this engine saves no work.
     fn begin(&mut self, inputs: &[Input<'_>], output: Output) -> Result<bool> {
         let &[Input { sequence: 0, tree, first, rows }] = inputs else {
             bail!("there is one sequence")
@@ -467,7 +471,7 @@ impl Engine for ReferenceEngine {
         Ok(())
     }
 
-    /// Never refused: nothing is ever dropped.
+    /// Always succeeds, because no keys are ever dropped.
     fn truncate(&mut self, _: usize, position: usize) -> Result<()> {
         ensure!(
             position <= self.tokens.len(),
@@ -485,7 +489,7 @@ impl Engine for ReferenceEngine {
         Ok(())
     }
 
-    /// Nothing is kept: there are no pages.
+    /// Returns `None`: this engine has no pages to keep.
     fn retain(&mut self, _: usize, _: usize) -> Option<Prefix> {
         None
     }

@@ -1,6 +1,6 @@
-//! `gemma serve` as a child process, and a client that can be as rude as a test needs.
+//! `gemma serve` as a child process, and a client that can misbehave.
 
-// Each test binary uses its own part of this.
+// Each test binary uses only a part of this module.
 #![allow(dead_code)]
 
 use super::shell::{BINARY, command};
@@ -13,11 +13,11 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// A server that answers.
+/// A server that is ready to answer.
 pub struct Server {
     pub child: Child,
     pub address: String,
-    /// Its standard error.
+    /// Output on standard error so far.
     said: Arc<Mutex<String>>,
     reader: Option<JoinHandle<()>>,
     _home: Option<tempfile::TempDir>,
@@ -50,7 +50,7 @@ impl Reply {
         })
     }
 
-    /// The `data` of each event of a stream.
+    /// Returns the `data` of each event of a stream.
     pub fn events(&self) -> Vec<Value> {
         let data = self.body.lines().filter_map(|line| line.strip_prefix("data: "));
         data.filter(|data| *data != "[DONE]")
@@ -68,12 +68,12 @@ impl Server {
         server
     }
 
-    /// The same in a directory, `change` doing what else is to be done to its command.
+    /// The same in a directory. `change` modifies the command.
     pub fn start_in(dir: &Path, more: &[&str], change: impl FnOnce(&mut Command)) -> Server {
         Server::try_start_in(dir, more, change).unwrap_or_else(|end| panic!("no server: {end:?}"))
     }
 
-    /// The same; a server that ends before it answers is its exit code and standard error.
+    /// The same. If the server ends before it answers, returns its exit code and standard error.
     pub fn try_start_in(
         dir: &Path,
         more: &[&str],
@@ -110,22 +110,22 @@ impl Server {
         self.said.lock().unwrap().clone()
     }
 
-    /// A connection with nothing said yet.
+    /// Connects to the server without sending anything.
     pub fn connect(&self) -> TcpStream {
         let stream = TcpStream::connect(&self.address).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(300))).unwrap();
         stream
     }
 
-    /// Sends these bytes and reads one response, or what there is of it.
+    /// Sends these bytes and reads one response, which may be incomplete.
     pub fn send(&self, bytes: &[u8]) -> Option<Reply> {
         let mut stream = self.connect();
-        // A server may answer and close before it has read everything.
+        // A server may answer and close the connection before it has read everything.
         let _ = stream.write_all(bytes);
         read_reply(&mut stream)
     }
 
-    /// The same; `None` too where nothing listens any more.
+    /// The same. Also returns `None` if the server no longer listens.
     pub fn try_send(&self, bytes: &[u8]) -> Option<Reply> {
         let mut stream = TcpStream::connect(&self.address).ok()?;
         stream.set_read_timeout(Some(Duration::from_secs(300))).unwrap();
@@ -133,7 +133,7 @@ impl Server {
         read_reply(&mut stream)
     }
 
-    /// A request of these headers besides the usual ones.
+    /// Sends a request with these headers in addition to the usual ones.
     pub fn request(&self, method: &str, path: &str, headers: &str, body: &str) -> Reply {
         let bytes = request(&self.address, method, path, headers, body);
         self.send(&bytes).expect("a response")
@@ -147,14 +147,14 @@ impl Server {
         self.request("POST", path, "", &body.to_string())
     }
 
-    /// A figure of `/metrics`.
+    /// Returns a figure of `/metrics`.
     pub fn metric(&self, name: &str) -> f64 {
         let page = self.get("/metrics").body;
         let line = page.lines().find_map(|line| line.strip_prefix(&format!("{name} ")));
         line.unwrap_or_else(|| panic!("no {name} in {page}")).parse().unwrap()
     }
 
-    /// Waits until a figure of `/metrics` is this.
+    /// Waits until a figure of `/metrics` has this value.
     #[track_caller]
     pub fn wait_for(&self, name: &str, value: f64) {
         for _ in 0..600 {
@@ -172,13 +172,15 @@ impl Server {
         assert_eq!(unsafe { libc::kill(self.child.id() as i32, signal) }, 0);
     }
 
-    /// Asks the server to end. One that has ended by itself stays unwaited for until then.
+    /// Sends SIGTERM to the server.
+    ///
+    /// If it has already ended, its process still exists until it is waited for.
     #[cfg(unix)]
     pub fn terminate(&self) {
         self.signal(libc::SIGTERM);
     }
 
-    /// Waits for the end: the exit code, and all that was said.
+    /// Waits for the end. Returns the exit code and standard error.
     pub fn wait(mut self) -> (i32, String) {
         let code = super::shell::code(self.child.wait().unwrap());
         if let Some(reader) = self.reader.take() {
@@ -190,17 +192,17 @@ impl Server {
         (code, self.said())
     }
 
-    /// Bytes of memory that the process has.
+    /// Returns the memory of the process in bytes.
     pub fn memory(&self) -> u64 {
         self.status_bytes("VmRSS:")
     }
 
-    /// Bytes of memory that are no pages of files.
+    /// Returns the memory of the process in bytes, without pages of files.
     pub fn anonymous_memory(&self) -> u64 {
         self.status_bytes("RssAnon:")
     }
 
-    /// Most bytes of memory that the process had since its start or a write to `clear_refs`.
+    /// Returns the peak memory of the process in bytes, since its start or a write to `clear_refs`.
     pub fn peak_memory(&self) -> u64 {
         self.status_bytes("VmHWM:")
     }
@@ -219,7 +221,7 @@ impl Drop for Server {
     }
 }
 
-/// The bytes of a request after which the connection is closed.
+/// Returns the bytes of a request that asks to close the connection afterwards.
 pub fn request(host: &str, method: &str, path: &str, headers: &str, body: &str) -> Vec<u8> {
     let length = match method {
         "GET" => String::new(),
@@ -229,10 +231,10 @@ pub fn request(host: &str, method: &str, path: &str, headers: &str, body: &str) 
     format!("{first}{length}{headers}\r\n{body}").into_bytes()
 }
 
-/// Reads a response to its end; `None` where there is none.
+/// Reads a response to its end; `None` if there is none.
 pub fn read_reply(stream: &mut TcpStream) -> Option<Reply> {
     let mut bytes = Vec::new();
-    // A connection may be reset once the response is there.
+    // A connection may be reset after the response.
     let _ = stream.read_to_end(&mut bytes);
     let text = String::from_utf8_lossy(&bytes).into_owned();
     let (head, body) = text.split_once("\r\n\r\n")?;
@@ -242,7 +244,7 @@ pub fn read_reply(stream: &mut TcpStream) -> Option<Reply> {
     Some(Reply { status, head: head.to_owned(), body })
 }
 
-/// A body in chunks as one text, as far as it goes.
+/// Joins the chunks of a body, which may be incomplete.
 fn unchunked(body: &str) -> String {
     let (mut out, mut rest) = (Vec::new(), body.as_bytes());
     while let Some(end) = rest.windows(2).position(|two| two == b"\r\n") {
@@ -258,7 +260,7 @@ fn unchunked(body: &str) -> String {
     String::from_utf8_lossy(&out).into_owned()
 }
 
-/// The text of a streamed chat answer, choice by choice.
+/// Returns the texts of a streamed chat answer, one for each choice.
 pub fn streamed(events: &[Value], choices: usize) -> Vec<String> {
     let mut texts = vec![String::new(); choices];
     for choice in events.iter().filter_map(|event| event["choices"].as_array()).flatten() {

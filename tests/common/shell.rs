@@ -1,6 +1,6 @@
-//! Runs the binary as a shell would, undisturbed by this machine's settings.
+//! Runs the program as a shell would, without this machine's settings.
 
-// Each test binary uses its own part of this.
+// Each test binary uses only a part of this module.
 #![allow(dead_code)]
 
 use serde_json::Value;
@@ -35,7 +35,7 @@ impl Run {
         self
     }
 
-    /// Asserts a failure with this code, nothing on standard output, and messages that name all of
+    /// Asserts a failure with this code, an empty standard output, and messages that contain all of
     /// `words`.
     #[track_caller]
     pub fn fails(self, code: i32, words: &[&str]) -> Self {
@@ -48,7 +48,7 @@ impl Run {
     }
 }
 
-/// The exit code as a shell counts it: death by signal n is 128 + n.
+/// Returns the exit code that a shell would report: 128 + n after signal n.
 pub fn code(status: ExitStatus) -> i32 {
     #[cfg(unix)]
     let signal = std::os::unix::process::ExitStatusExt::signal(&status);
@@ -57,13 +57,14 @@ pub fn code(status: ExitStatus) -> i32 {
     status.code().unwrap_or_else(|| 128 + signal.unwrap_or(0))
 }
 
-/// The command line that runs a program for another processor here, from `scripts/cross.sh`.
+/// Returns the command of an emulator that runs the program here. `scripts/cross.sh` sets it.
 pub fn emulator() -> Option<String> {
     std::env::var("TEST_EMULATOR").ok()
 }
 
-/// `program` in `dir`, without this machine's settings, caches and terminal. Texts end as the model
-/// ended them.
+/// Returns a command in `dir` without this machine's settings, caches and terminal.
+///
+/// Texts get no added line break.
 pub fn command(program: &str, dir: &Path) -> Command {
     let emulator = emulator().filter(|_| program == BINARY).unwrap_or_default();
     let mut words = emulator.split_whitespace().chain([program]);
@@ -75,11 +76,11 @@ pub fn command(program: &str, dir: &Path) -> Command {
         .env(if cfg!(windows) { "USERPROFILE" } else { "HOME" }, dir)
         .env("TERM", "xterm")
         .env("GEMMA_NO_NEWLINE", "1");
-    // Mesa's driver on the processor compiles kernels for many seconds: those may be shared.
+    // Mesa's driver on the processor compiles kernels for many seconds. Runs share its cache.
     command.env("MESA_SHADER_CACHE_DIR", concat!(env!("CARGO_TARGET_TMPDIR"), "/mesa"));
-    // Runs of other tests may use the same driver meanwhile.
+    // Runs of other tests may use the same driver at the same time.
     command.env("XDG_RUNTIME_DIR", dir);
-    // Sockets need the first of these on Windows, and temporary files the second.
+    // On Windows, sockets need the first of these and temporary files the second.
     for name in ["SystemRoot", "TEMP"] {
         command.envs(std::env::var_os(name).map(|value| (name, value)));
     }
@@ -91,7 +92,7 @@ pub fn command(program: &str, dir: &Path) -> Command {
     command
 }
 
-/// Shells start what runs in the background with Ctrl-C ignored, and processes below inherit that.
+/// Shells ignore Ctrl-C in background jobs, and child processes inherit that. This restores it.
 #[cfg(unix)]
 fn hear_interrupts(command: &mut Command) {
     use std::os::unix::process::CommandExt;
@@ -112,7 +113,7 @@ pub fn link(to: &Path, path: &Path) {
     fs::copy(to, path).unwrap();
 }
 
-/// Feeds `input` and waits. A process that ends before it has read everything is no error here.
+/// Writes `input` and waits for the end. The process may end before it has read everything.
 pub fn wait(mut command: Command, input: &[u8]) -> Run {
     if !input.is_empty() {
         command.stdin(Stdio::piped());
@@ -130,7 +131,8 @@ pub fn wait(mut command: Command, input: &[u8]) -> Run {
     }
 }
 
-/// The binary in `dir` with these arguments and this on standard input (nothing: `</dev/null`).
+/// Runs the program in `dir` with these arguments and this standard input (empty means
+/// `</dev/null`).
 pub fn gemma_in(dir: &Path, args: &[&str], input: &[u8]) -> Run {
     let mut command = command(BINARY, dir);
     command.args(args);
@@ -142,15 +144,16 @@ pub fn gemma(args: &[&str], input: &[u8]) -> Run {
     gemma_in(tempfile::tempdir().unwrap().path(), args, input)
 }
 
-/// `bash -c script` in `dir`, where `$G` is the binary.
+/// Runs `bash -c script` in `dir`. `$G` is the program.
 pub fn bash(dir: &Path, script: &str) -> Run {
     let mut command = command("bash", dir);
     command.env("G", BINARY).args(["-c", script]);
     wait(command, b"")
 }
 
-/// Makes the bundled target a directory `m` in `dir`, with these files beside or in the place of
-/// its own. It has no template: Gemma's own shows the model all messages, the demo's the last one.
+/// Writes the bundled target as a directory `m` in `dir`, with these files added or replaced.
+///
+/// It has no template: Gemma's own shows the model all messages, the demo's only the last one.
 pub fn with_model(dir: &Path, own: &[(&str, &[u8])]) {
     let bundled = Path::new(env!("CARGO_MANIFEST_DIR")).join("draft/demo-target");
     fs::create_dir(dir.join("m")).unwrap();

@@ -1,4 +1,4 @@
-//! Tiny models that see, with a tokenizer of single characters, and pictures as PNG files.
+//! Tiny models that read images, with a tokenizer of single characters, and images as PNG files.
 
 #![allow(dead_code)]
 
@@ -6,10 +6,10 @@ use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Families of `tests/golden/vision`.
+/// Families with a checkpoint in `tests/golden/vision`.
 pub const FAMILIES: [&str; 3] = ["gemma3", "gemma4", "gemma4-unified"];
 
-/// The id of the place of a soft token.
+/// Id of the token that stands for a soft token.
 pub const SOFT: u32 = 252;
 
 /// Returns the folder of a family's checkpoint.
@@ -17,7 +17,7 @@ pub fn golden(family: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/vision").join(family)
 }
 
-/// Copies a family's checkpoint, with a window of so many positions, and gives it a tokenizer.
+/// Copies a family's checkpoint with a window of `window` positions, and adds a tokenizer.
 pub fn write_model(family: &str, window: usize, dir: &Path) {
     fs::create_dir_all(dir).unwrap();
     for file in ["model.safetensors", "preprocessor_config.json"] {
@@ -30,7 +30,7 @@ pub fn write_model(family: &str, window: usize, dir: &Path) {
     fs::write(dir.join("tokenizer.json"), tokenizer(family).to_string()).unwrap();
 }
 
-/// Letters, and the control tokens of a family where its configuration says.
+/// Returns a tokenizer of letters, and the control tokens at the ids in the family's configuration.
 fn tokenizer(family: &str) -> Value {
     let control: [(usize, &str); 5] = match family {
         "gemma3" => [
@@ -70,7 +70,7 @@ fn tokenizer(family: &str) -> Value {
     })
 }
 
-/// Returns the picture of `scripts/golden/vision.py`, `[height, width, 3]`.
+/// Returns the image of `scripts/golden/vision.py`, `[height, width, 3]`.
 pub fn picture([width, height]: [usize; 2], seed: usize) -> Vec<u8> {
     let value = |x: usize, y: usize, c: usize| {
         let sum = x * (7 + 5 * c) + y * (11 + 3 * seed) + ((x * y) >> (2 + c)) * (seed + 1);
@@ -80,7 +80,7 @@ pub fn picture([width, height]: [usize; 2], seed: usize) -> Vec<u8> {
     rows.flat_map(|(x, y)| (0..3).map(move |c| value(x, y, c))).collect()
 }
 
-/// Returns the PNG file of RGB pixels, without compression.
+/// Returns an uncompressed PNG file of RGB pixels.
 pub fn png([width, height]: [usize; 2], rgb: &[u8]) -> Vec<u8> {
     let rows = rgb.chunks(width * 3).flat_map(|row| std::iter::once(0).chain(row.iter().copied()));
     let raw: Vec<u8> = rows.collect();

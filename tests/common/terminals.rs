@@ -1,6 +1,6 @@
-//! The binary on a terminal of its own.
+//! Runs the program on a pseudo-terminal.
 
-// Each test binary uses its own part of this.
+// Each test binary uses only a part of this module.
 #![allow(dead_code)]
 
 use std::fs::File;
@@ -11,12 +11,12 @@ use std::path::Path;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
-/// A process on a terminal of its own: standard input, output and error.
+/// A process on a pseudo-terminal: standard input, output and error.
 pub struct Terminal {
     pub master: File,
     pub child: Child,
-    /// All that the terminal was sent, the part of it that is whole characters, and how much of
-    /// that was looked at.
+    /// All bytes that the terminal received, the complete characters of them, and the length of the
+    /// part that was already searched.
     pub raw: Vec<u8>,
     pub sent: String,
     pub seen: usize,
@@ -27,7 +27,7 @@ impl Terminal {
         Terminal::of_columns(80, args, env, dir)
     }
 
-    /// As [`open`](Self::open), on a terminal of another width.
+    /// The same as [`open`](Self::open), on a terminal of another width.
     pub fn of_columns(columns: u16, args: &[&str], env: &[(&str, &str)], dir: &Path) -> Terminal {
         let (mut master, mut slave) = (0, 0);
         let size = libc::winsize { ws_row: 24, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
@@ -37,14 +37,14 @@ impl Terminal {
             libc::openpty(&mut master, &mut slave, std::ptr::null_mut(), std::ptr::null(), &size)
         };
         assert_eq!(made, 0);
-        // SAFETY: fresh descriptors that nobody else owns.
+        // SAFETY: new descriptors without another owner.
         let (master, slave) = unsafe { (File::from_raw_fd(master), OwnedFd::from_raw_fd(slave)) };
         let mut command = Command::new(env!("CARGO_BIN_EXE_gemma"));
         command.args(args).current_dir(dir).env_clear().env("HOME", dir).env("TERM", "xterm");
         command.envs(env.iter().copied());
         command.stdin(slave.try_clone().unwrap()).stdout(slave.try_clone().unwrap()).stderr(slave);
-        // SAFETY: these may be called between fork and exec; the terminal on standard input becomes
-        // the one whose Ctrl-C counts.
+        // SAFETY: these may be called between fork and exec. The terminal on standard input becomes
+        // the controlling terminal, which sends Ctrl-C.
         unsafe {
             command.pre_exec(|| {
                 libc::signal(libc::SIGINT, libc::SIG_DFL);
@@ -58,8 +58,9 @@ impl Terminal {
         Terminal { master, child, raw: Vec::new(), sent: String::new(), seen: 0 }
     }
 
-    /// Reads until the terminal shows `text` behind what was looked at, and returns what came
-    /// before it; `None` where the process ends without it.
+    /// Reads until the terminal shows `text` after the part that was already searched.
+    ///
+    /// Returns the output before it; `None` if the process ends first.
     #[track_caller]
     pub fn find(&mut self, text: &str) -> Option<String> {
         let patience = Instant::now() + Duration::from_secs(120);
@@ -82,7 +83,7 @@ impl Terminal {
         }
     }
 
-    /// As [`find`](Self::find), of a process that goes on.
+    /// The same as [`find`](Self::find), for a process that must not end.
     #[track_caller]
     pub fn until(&mut self, text: &str) -> String {
         let Some(before) = self.find(text) else {
@@ -91,21 +92,22 @@ impl Terminal {
         before
     }
 
-    /// Waits for the prompt, which the line editor begins like this, and returns what came before
-    /// it.
+    /// Waits for the prompt, which the line editor starts with these bytes.
+    ///
+    /// Returns the output before it.
     #[track_caller]
     pub fn prompt(&mut self) -> String {
         self.until("\x1b[?2004h")
     }
 
-    /// Types a line and waits until the editor has taken it.
+    /// Types a line and waits until the editor has accepted it.
     #[track_caller]
     pub fn line(&mut self, keys: &str) {
         self.keys(keys);
         self.until("\x1b[?2004l");
     }
 
-    /// Types a line and returns what is shown until the next prompt.
+    /// Types a line and returns the output up to the next prompt.
     #[track_caller]
     pub fn ask(&mut self, keys: &str) -> String {
         self.line(keys);
@@ -116,14 +118,14 @@ impl Terminal {
         self.master.write_all(keys.as_bytes()).unwrap();
     }
 
-    /// The window gets so many columns.
+    /// Sets the width of the window.
     pub fn resize(&self, columns: u16) {
         let size = libc::winsize { ws_row: 24, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
         // SAFETY: the size is read by the call.
         assert_eq!(unsafe { libc::ioctl(self.master.as_raw_fd(), libc::TIOCSWINSZ, &size) }, 0);
     }
 
-    /// Whether the terminal echoes what is typed and hands it on by lines, as a shell leaves it.
+    /// Returns whether the terminal echoes input and delivers it by lines, as a shell leaves it.
     pub fn is_as_it_was(&self) -> bool {
         // SAFETY: a structure of numbers, which the call writes.
         let (modes, got) = unsafe {
@@ -136,7 +138,7 @@ impl Terminal {
                 == libc::ECHO | libc::ICANON | libc::ISIG
     }
 
-    /// Whether the terminal becomes so. A chat that ends gives it back as its last act.
+    /// Waits for that state. A chat that ends restores it as its last action.
     pub fn becomes_as_it_was(&self) -> bool {
         let until = Instant::now() + Duration::from_secs(120);
         while !self.is_as_it_was() && Instant::now() < until {
@@ -145,9 +147,9 @@ impl Terminal {
         self.is_as_it_was()
     }
 
-    /// The exit code and all that was sent.
+    /// Returns the exit code and all output.
     pub fn end(mut self) -> (Option<i32>, String) {
-        // Reading a terminal that everyone has left fails; until then it gives all there is.
+        // Reading fails once no process has the terminal open. Until then it returns all output.
         let _ = self.master.read_to_end(&mut self.raw);
         (
             self.child.wait().unwrap().code(),
@@ -156,7 +158,7 @@ impl Terminal {
     }
 }
 
-/// A test that fails leaves no process behind.
+/// A failing test must not leave a process running.
 impl Drop for Terminal {
     fn drop(&mut self) {
         let _ = self.child.kill();

@@ -1,5 +1,5 @@
-//! A model made of a hash: logits are a pure function of the token path, and every rule of the
-//! trait is asserted.
+//! A model made of a hash. Its logits are a pure function of the token path, and it asserts every
+//! rule of the engine trait.
 
 #![allow(dead_code)]
 
@@ -14,25 +14,26 @@ use gemma::engine::{
 use gemma::kv::PAGE;
 use gemma::tensor::Token;
 
-/// The model; its engines hold the state.
+/// The model. Its engines hold the state.
 #[derive(Clone, Debug)]
 pub struct Toy {
     pub seed: u64,
     pub vocab: usize,
     pub context: usize,
     pub max_rows: usize,
-    /// Tokens of the path that matter; few make the text repeat itself.
+    /// Number of last tokens that determine the logits. A small number makes the text repeat
+    /// itself.
     pub order: usize,
     /// Spread of the logits.
     pub spread: f32,
-    /// How far logits are from those of a model of another seed: 0 is the target itself, 1 knows
-    /// nothing of it.
+    /// Distance of the logits from those of a model with another seed: 0 is the target itself, 1 is
+    /// unrelated to it.
     pub error: f32,
-    /// Tokens that can be taken back.
+    /// Number of tokens that can be truncated.
     pub slack: usize,
-    /// Works beside the caller, and is busy for as many looks at it.
-    pub beside: Option<usize>,
-    /// Positions that it says it sees.
+    /// Passes run in the background, and are unfinished for this many polls.
+    pub busy_polls: Option<usize>,
+    /// Context size that it reports.
     pub reach: Option<usize>,
 }
 
@@ -40,7 +41,7 @@ struct ToyEngine {
     toy: Toy,
     info: EngineInfo,
     texts: Vec<Text>,
-    /// Rows of scratch, those of trees forgotten since included.
+    /// Rows in scratch, including those of trees that were dropped.
     rows: usize,
     begun: Option<Scores>,
     looks: Cell<usize>,
@@ -59,7 +60,7 @@ fn mix(mut x: u64) -> u64 {
     x ^ (x >> 31)
 }
 
-/// A number in [0, 1).
+/// Returns a number in [0, 1).
 pub fn unit(x: u64) -> f64 {
     (mix(x.wrapping_add(0x9E37_79B9_7F4A_7C15)) >> 11) as f64 / (1u64 << 53) as f64
 }
@@ -75,7 +76,7 @@ impl Toy {
             spread: 2.5,
             error: 0.0,
             slack: usize::MAX,
-            beside: None,
+            busy_polls: None,
             reach: None,
         }
     }
@@ -184,7 +185,7 @@ impl Engine for ToyEngine {
         inputs.iter().for_each(|input| self.evaluate(input, &mut scores.logits));
         self.begun = Some(scores);
         self.looks.set(0);
-        Ok(self.toy.beside.is_some())
+        Ok(self.toy.busy_polls.is_some())
     }
 
     fn finish(&mut self, out: &mut Scores) -> Result<()> {
@@ -194,7 +195,7 @@ impl Engine for ToyEngine {
 
     fn is_busy(&self) -> bool {
         self.looks.set(self.looks.get() + 1);
-        self.begun.is_some() && self.toy.beside.is_some_and(|looks| self.looks.get() <= looks)
+        self.begun.is_some() && self.toy.busy_polls.is_some_and(|looks| self.looks.get() <= looks)
     }
 
     fn lend(&self, _: usize) -> Option<&[f32]> {

@@ -1,4 +1,4 @@
-//! Random trees against one-by-one decoding, bit for bit, on any engine that plans run on.
+//! Compares random trees with decoding token by token, bit for bit, on any planned engine.
 
 use gemma::engine::{Engine, EngineExt, Input, Output, PlannedEngine, Rows, Scores, TokenTree};
 use gemma::models::gemma4::Gemma4;
@@ -12,8 +12,9 @@ pub fn bits(row: &[f32]) -> Vec<u32> {
     row.iter().map(|v| v.to_bits()).collect()
 }
 
-/// Turns a configuration into one of Gemma 4, whose global layers have other heads and another
-/// rotation than the local ones.
+/// Changes a configuration to one of Gemma 4.
+///
+/// Its global layers have other heads and another rotation than the local ones.
 pub fn reshape_global_layers(mut config: Config) -> Config {
     (config.architecture, config.logit_cap) = (&Gemma4, Some(30.0));
     for layer in config.layers.iter_mut().filter(|layer| layer.is_global()) {
@@ -62,13 +63,14 @@ pub fn prefill_sequence(
     }
 }
 
-/// The logits after the last token of `path`, decoded one by one, leaving the engine where it was.
+/// Returns the logits after the last token of `path`, decoded token by token. Restores the engine.
 pub fn one_by_one(engine: &mut PlannedEngine, path: &[u32]) -> Vec<u32> {
     node_by_node(engine, &TokenTree::chain(path)).pop().unwrap()
 }
 
-/// The logits of each node, its path decoded token by token; leaves the engine where it was. Paths
-/// share what they have in common.
+/// Returns the logits of each node, with its path decoded token by token.
+///
+/// Restores the engine. Common prefixes of paths are decoded once.
 pub fn node_by_node(engine: &mut PlannedEngine, tree: &TokenTree) -> Vec<Vec<u32>> {
     let mut paths: Vec<Vec<u32>> = Vec::new();
     for (node, parent) in tree.parent.iter().enumerate() {
@@ -79,7 +81,7 @@ pub fn node_by_node(engine: &mut PlannedEngine, tree: &TokenTree) -> Vec<Vec<u32
     let (start, mut out, mut scores) =
         (engine.position(0), vec![Vec::new(); tree.len()], Scores::default());
     paths.sort_unstable();
-    // In this order every path is its parent's and one token more.
+    // In this order, each path is its parent's path and one more token.
     for path in &paths {
         let node = path[path.len() - 1];
         engine.truncate(0, start + path.len() - 1).unwrap();
@@ -107,12 +109,13 @@ pub fn random_tree(rng: &mut SmallRng, rows: usize) -> TokenTree {
     tree
 }
 
-/// The first `n` nodes of a tree.
+/// Returns the first `n` nodes of a tree.
 pub fn part(tree: &TokenTree, n: usize) -> TokenTree {
     TokenTree { tokens: tree.tokens[..n].to_vec(), parent: tree.parent[..n].to_vec() }
 }
 
-/// Compares every node of a random tree at `position` with one-by-one decoding on a second engine.
+/// Compares every node of a random tree at `position` with token-by-token decoding on a second
+/// engine.
 pub fn check_tree(
     a: &mut PlannedEngine,
     b: &mut PlannedEngine,
@@ -121,7 +124,7 @@ pub fn check_tree(
     what: &str,
 ) {
     for e in [&mut *a, &mut *b] {
-        // Engines that hold the beginning of the text read the rest.
+        // If an engine holds a prefix of the text, it reads the rest.
         let held = e.cached(0).tokens;
         let held = if tokens.starts_with(held) { held.len() } else { 0 };
         e.truncate(0, held).unwrap();
@@ -147,8 +150,8 @@ pub fn check_tree(
     }
 }
 
-/// Rounds of random trees of several sequences in one pass, against engines that have one sequence
-/// each, from histories of these lengths.
+/// Runs rounds of random trees of several sequences in one pass, starting from histories of these
+/// lengths. Compares them with engines of one sequence each.
 #[allow(dead_code)]
 pub fn check_sequences(
     shared: &mut PlannedEngine,
@@ -164,7 +167,7 @@ pub fn check_sequences(
     }
     let (mut together, mut scores) = (Scores::default(), Scores::default());
     for round in 0..8 {
-        // Some of them, in any order.
+        // A random subset in random order.
         let mut order: Vec<usize> =
             (0..lengths.len()).filter(|_| round == 0 || rng.random_bool(0.7)).collect();
         let turn = round % order.len().max(1);
@@ -183,7 +186,7 @@ pub fn check_sequences(
         if order.is_empty() {
             continue;
         }
-        // In one pass, or of each tree a part and then the rest, with a tree between that is done.
+        // Evaluates trees in one pass, or in two parts with a complete tree between them.
         let splits: Vec<usize> = trees
             .iter()
             .map(|tree| if round % 3 == 2 { rng.random_range(1..=tree.len()) } else { tree.len() })
@@ -212,7 +215,7 @@ pub fn check_sequences(
                 let at = format!("{what}, round {round}, sequence {sequence}, node {node}");
                 assert_eq!(own[node], bits(scores.row(node)), "{at}");
             }
-            // Accept a path; of some nothing is accepted.
+            // Accepts a path. In some trees nothing is accepted.
             let path = random_path(rng, tree);
             if rng.random_bool(0.8) {
                 alone[sequence].commit(&[(0, &path)]).unwrap();
@@ -230,7 +233,7 @@ pub fn check_sequences(
     }
 }
 
-/// Returns the nodes from the root to some node.
+/// Returns the nodes from the root to a random node.
 fn random_path(rng: &mut SmallRng, tree: &TokenTree) -> Vec<u32> {
     let mut path = vec![rng.random_range(0..tree.len() as u32)];
     while let Some(parent) = tree.parent[path[path.len() - 1] as usize] {

@@ -1,7 +1,9 @@
-//! Single operations on an executor that holds every result to the scalar twin: made-up inputs,
-//! matrices and steps. Each step runs twice, the second time with NaN, infinity, denormals and
-//! groups of tiny values among the inputs. On a Vulkan device, workgroups run in another order than
-//! that of a driver on the processor.
+//! Runs single operations on an executor that compares every result with the scalar twin. Inputs,
+//! matrices and steps are made up.
+//!
+//! Each step runs twice, the second time with NaN, infinity, denormals and groups of tiny values
+//! among the inputs. On a Vulkan device, workgroups run in another order than that of a driver on
+//! the processor.
 
 #![allow(dead_code)]
 
@@ -20,16 +22,16 @@ use rand::rngs::SmallRng;
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
 
-/// Numbers of rows around the blocks that kernels work in.
+/// Numbers of rows around the block sizes of kernels.
 pub const ROWS: [usize; 9] = [1, 2, 3, 5, 8, 9, 16, 17, 33];
 
-/// Rows and sequences that there is room for.
+/// Limit of rows, and of sequences.
 const MAX_ROWS: usize = 48;
 pub const SEQUENCES: usize = 3;
 /// Entries of the page tables of all layers.
 const TABLES: usize = 64;
 
-/// A format that weights are rounded to, or one that only files have, by its name.
+/// Returns a format by its name. It may be one that only files have.
 pub fn format(spelled: &str) -> Format {
     let of_file = BLOCKS.iter().find(|block| block.name == spelled && block.code.is_stored());
     of_file.map_or_else(|| spelled.parse().unwrap(), |block| Format::of_file(block.code).unwrap())
@@ -44,41 +46,41 @@ pub struct Twins<E: Executor = CheckedExecutor> {
     /// Page tables of the layers made so far.
     tables: Vec<u32>,
     filled: Vec<(BufferId, Filled)>,
-    /// Runs with odd numbers so far.
+    /// Number of runs with odd numbers so far.
     odd_runs: usize,
     /// Whether keys and values get odd numbers too.
     has_odd_caches: bool,
 }
 
-/// Random numbers of a buffer.
+/// Kind of the random numbers in a buffer.
 #[derive(Clone, Copy)]
 enum Filled {
-    /// This many floats, of all rows where they can be.
+    /// This many floats in each row, for all rows if possible.
     Floats(usize),
-    /// Scales of activations, which are 0, from 1e-32 on, or NaN.
+    /// Scales of activations: 0, numbers from 1e-32, or NaN.
     Scales(usize),
     /// Channels and scales of keys or values.
     Cache(KvFormat, [usize; 2]),
 }
 
-/// Numbers that a row gets in one of its columns.
+/// Odd numbers. A row gets one of them in one of its columns.
 const ODD: [f32; 4] = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 1e-40];
 
 /// A step of made-up tokens.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Step {
-    /// Live rows.
+    /// Number of live rows.
     pub live: usize,
-    /// Rows before them, evaluated earlier.
+    /// Number of rows before them, evaluated earlier.
     pub first: usize,
     pub base: usize,
-    /// A random tree, instead of a chain.
+    /// Whether the rows are a random tree, rather than a chain.
     pub tree: bool,
-    /// The live rows are shared out among this many sequences; 0 is one.
+    /// Number of sequences that the live rows belong to; 0 means one.
     pub sequences: usize,
-    /// Rows whose logits are wanted.
+    /// Number of rows that need logits.
     pub selected: usize,
-    /// Rows to commit, from the root.
+    /// Number of rows to commit, from the root.
     pub path: usize,
     pub n_best: u32,
     pub usable: u32,
@@ -89,10 +91,10 @@ impl Twins {
         Twins::of_rows(gpu, seed, MAX_ROWS)
     }
 
-    /// With room for passes of `max_rows` rows.
+    /// Makes twins with room for passes of `max_rows` rows.
     pub fn of_rows(gpu: VulkanExecutor, seed: u64, max_rows: usize) -> Twins {
         let mut twins = Twins::on(CheckedExecutor::new(gpu.shuffled(seed)), seed, max_rows);
-        // A GPU multiplies hidden values by a weight of 0, which is NaN where they are not finite.
+        // A GPU multiplies hidden values by a weight of 0, which gives NaN if they are not finite.
         twins.has_odd_caches = false;
         twins
     }
@@ -108,8 +110,9 @@ impl<E: Executor> Twins<E> {
         Twins { exec, rng, layout, step, tables, filled, odd_runs: 0, has_odd_caches: true }
     }
 
-    /// A page table of all sequences for a layer of `all_pages` pages, which are in no order.
-    /// Returns where it begins.
+    /// Makes a page table of all sequences for a layer of `all_pages` pages in random order.
+    ///
+    /// Returns its offset.
     pub fn table(&mut self, pages: usize, all_pages: usize) -> usize {
         let at = self.tables.len();
         let mut ids: Vec<u32> = (0..all_pages as u32).collect();
@@ -119,19 +122,19 @@ impl<E: Executor> Twins<E> {
         at
     }
 
-    /// A buffer of `[max_rows, cols]` numbers of four bytes, zero.
+    /// Allocates a zeroed buffer of `[max_rows, cols]` numbers of four bytes.
     pub fn rows(&mut self, cols: usize) -> BufferId {
         self.exec.alloc("rows", self.layout.max_rows * cols * 4).unwrap()
     }
 
-    /// The same, filled.
+    /// The same, filled with random floats.
     pub fn floats(&mut self, cols: usize) -> BufferId {
         let id = self.rows(cols);
         self.fill(id, self.layout.max_rows * cols);
         id
     }
 
-    /// A vector of floats.
+    /// Allocates a vector of floats.
     pub fn vector(&mut self, n: usize) -> BufferId {
         let id = self.exec.alloc("vector", n * 4).unwrap();
         self.fill(id, n);
@@ -149,8 +152,10 @@ impl<E: Executor> Twins<E> {
         self.filled.push((id, filled));
     }
 
-    /// Fills keys or values. Values for which `is_live` is false are NaN, as far as their format or
-    /// its scales can be. `is_live` gets the index of a channel, or of a scale and true.
+    /// Fills keys or values. If `is_live` is false, they are NaN, as far as their format or its
+    /// scales allow.
+    ///
+    /// `is_live` gets the index of a channel, or the index of a scale and true.
     pub fn fill_cache(
         &mut self,
         id: BufferId,
@@ -178,7 +183,7 @@ impl<E: Executor> Twins<E> {
         self.remember(id, Filled::Cache(kv, [channels, scales]));
     }
 
-    /// Random codes and scales: every code occurs.
+    /// Makes a matrix of random codes and scales. Every code occurs.
     pub fn matrix(&mut self, format: Format, rows: usize, cols: usize) -> WeightId {
         let rng = &mut self.rng;
         let codes: Vec<u8> = match format.code {
@@ -192,7 +197,7 @@ impl<E: Executor> Twins<E> {
                 .map(|_| rng.random::<u8>())
                 .collect(),
         };
-        // The floats of an element come first, then integers of any value.
+        // The floats of an element come first, then integers with any value.
         let kind = format.code.spec().side;
         let floats = if kind.has_min() { 4 } else { 2 };
         let spread = if kind.groups() > 1 { 0.0005 } else { 0.05 };
@@ -212,12 +217,12 @@ impl<E: Executor> Twins<E> {
             .unwrap()
     }
 
-    /// Room for prepared activations.
+    /// Allocates prepared activations.
     pub fn act(&mut self, format: Format, cols: usize) -> Act {
         self.act_of_slots(format, cols, 1)
     }
 
-    /// The same for `slots` slots of each row.
+    /// The same for `slots` slots per row.
     fn act_of_slots(&mut self, format: Format, cols: usize, slots: usize) -> Act {
         let format = ActFormat::for_weights(format);
         let groups = format.groups(cols).max(1);
@@ -230,8 +235,10 @@ impl<E: Executor> Twins<E> {
         }
     }
 
-    /// The operations of a mixture of `experts`, of which each row has `used`, with matrices of
-    /// `width` rows, twice, and of `dim` rows. With `up`, gates and up matrices are apart.
+    /// Makes the operations of a mixture of experts.
+    ///
+    /// Each row uses `used` of `experts`. The matrices have `width` rows (gate and up) and `dim`
+    /// rows (down). With `up`, gate and up are separate matrices.
     pub fn mixture(
         &mut self,
         [first, second]: [Format; 2],
@@ -269,7 +276,7 @@ impl<E: Executor> Twins<E> {
         ops
     }
 
-    /// Prepared activations, filled.
+    /// Makes prepared activations, filled with random values.
     pub fn filled_act(&mut self, format: Format, cols: usize) -> Act {
         let act = self.act(format, cols);
         let groups = act.format.groups(cols).max(1);
@@ -289,7 +296,7 @@ impl<E: Executor> Twins<E> {
         act
     }
 
-    /// A product of random activations with a random matrix of `[n, cols]`.
+    /// Makes a product of random activations with a random matrix of `[n, cols]`.
     pub fn job(&mut self, format: Format, n: usize, cols: usize) -> LinearJob {
         LinearJob {
             act: self.filled_act(format, cols),
@@ -298,7 +305,7 @@ impl<E: Executor> Twins<E> {
         }
     }
 
-    /// Runs `ops` for each of `steps`; they must give what their twins give.
+    /// Runs `ops` for each of `steps`, and compares the results with those of their twins.
     pub fn run(&mut self, what: &str, ops: Vec<Op>, steps: impl IntoIterator<Item = Step>) {
         let read: Vec<BufferId> = ops.iter().flat_map(Op::inputs).collect();
         let plan = self.record(ops);
@@ -309,8 +316,7 @@ impl<E: Executor> Twins<E> {
         }
     }
 
-    /// Runs a plan that reads the buffers `read`, with odd numbers in them. Afterwards they hold
-    /// what they held.
+    /// Runs a plan with odd numbers in the buffers `read`, and restores their content afterwards.
     fn run_with_odd_numbers(
         &mut self,
         plan: PlanId,
@@ -357,7 +363,7 @@ impl<E: Executor> Twins<E> {
         result
     }
 
-    /// Changes rows: one kind of odd number each, or none. A vector gets a denormal.
+    /// Changes rows: each gets odd numbers of one kind, or none. A vector gets a denormal.
     fn make_odd(&mut self, bytes: &mut [u8], n: usize, place: usize) {
         let values = bytemuck::cast_slice_mut::<u8, f32>(bytes);
         if !n.is_multiple_of(self.layout.max_rows) {
@@ -369,7 +375,7 @@ impl<E: Executor> Twins<E> {
             let at = (7 * r + 3 + place) % cols;
             match (r + self.odd_runs) % 7 {
                 kind @ 0..4 => row[at] = ODD[kind],
-                // Groups of tiny values, then a row of them: gates of about -12 make them.
+                // Groups of tiny values, then a row of them, as gates of about -12 produce them.
                 4 => row[..cols.min(128)].iter_mut().for_each(|v| *v *= 7.3e-38),
                 5 => row.iter_mut().for_each(|v| *v *= 9e-31),
                 _ => {}
@@ -377,8 +383,9 @@ impl<E: Executor> Twins<E> {
         }
     }
 
-    /// Changes a cache: denormals anywhere, and in scratch rows NaN or infinity once. A kernel may
-    /// multiply committed values by 0 that a row does not see, so these stay finite.
+    /// Changes a cache: denormals anywhere, and one NaN or infinity in scratch rows.
+    ///
+    /// A kernel may multiply committed values that a row does not see by 0, so these stay finite.
     fn make_cache_odd(
         &mut self,
         bytes: &mut [u8],
@@ -392,7 +399,7 @@ impl<E: Executor> Twins<E> {
         };
         let not_finite = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY][self.odd_runs % 3];
         for value in [1e-40f32, 1e-7, 1e-7, if is_scratch { not_finite } else { 0.0 }] {
-            // An int8 code times infinity may be 0 times infinity.
+            // An int8 code times infinity can be 0 times infinity.
             let value = if kv == KvFormat::Q8 && value.is_infinite() { f32::NAN } else { value };
             let at = first + width * self.rng.random_range(0..numbers);
             match width {
@@ -417,7 +424,7 @@ impl<E: Executor> Twins<E> {
 
     fn write_step(&mut self, s: Step) {
         let rows = s.first + s.live;
-        // Each sequence at a position of its own.
+        // Each sequence is at its own position.
         let each = rows.div_ceil(s.sequences.max(1));
         let (mut parents, mut positions, mut sequences) = (Vec::new(), Vec::new(), Vec::new());
         for row in 0..rows {
@@ -434,7 +441,7 @@ impl<E: Executor> Twins<E> {
                 parents.push(parent as u32);
                 positions.push(positions[parent] + 1);
             }
-            // Backwards: the rows' order is not that of the pages.
+            // In reverse, so that the rows' order is not that of the pages.
             sequences.push((SEQUENCES - 1 - nth) as u32);
         }
         let tokens: Vec<u32> = (0..rows as u32).map(|r| r * 7 % 37).collect();
@@ -471,8 +478,8 @@ impl<E: Executor> Twins<E> {
 /// Channels of a head, query heads, kv heads, cache format, window.
 pub type Heads = (usize, usize, usize, KvFormat, Option<usize>);
 
-/// With the numbers of rows that meet them: kernels for wide heads take a processor's driver long
-/// to compile.
+/// Heads, each with the numbers of rows to test. A driver on the processor compiles kernels for
+/// wide heads slowly.
 pub const HEADS: [(Heads, &[usize]); 10] = [
     ((16, 2, 2, KvFormat::F16, None), &ROWS),
     ((32, 4, 2, KvFormat::F32, Some(70)), &ROWS),
@@ -480,16 +487,16 @@ pub const HEADS: [(Heads, &[usize]); 10] = [
     ((64, 1, 1, KvFormat::F16, None), &[2, 5]),
     ((128, 2, 1, KvFormat::F16, None), &[1, 2]),
     ((256, 1, 1, KvFormat::F32, Some(257)), &[1, 3]),
-    // Numbers of query heads of a kv head that are no power of two.
+    // The number of query heads per kv head is not a power of two.
     ((64, 12, 2, KvFormat::F32, None), &[1, 2, 3]),
     ((32, 12, 3, KvFormat::F32, Some(299)), &[1, 2, 5]),
-    // More query heads of a kv head than a workgroup takes.
+    // More query heads per kv head than a workgroup handles.
     ((512, 16, 2, KvFormat::F16, None), &[1, 5]),
     // Two groups of channels with scales.
     ((64, 4, 2, KvFormat::Q8, None), &[1, 3, 9]),
 ];
 
-/// A layer's cache, filled.
+/// Makes the cache of a layer, filled with random values.
 pub fn layer<E: Executor>(t: &mut Twins<E>, (dim, _, heads, kv, window): Heads) -> KvLayer {
     let pages = Pages::for_layer(1100, t.layout.max_rows, window);
     let all_pages = SEQUENCES * pages.count + 2;
@@ -517,7 +524,7 @@ pub fn layer<E: Executor>(t: &mut Twins<E>, (dim, _, heads, kv, window): Heads) 
     }
 }
 
-/// Fills the scratch rows of a step; all others are NaN.
+/// Fills the scratch rows of a step. All other rows are NaN.
 pub fn fill_scratch<E: Executor>(t: &mut Twins<E>, kv: &KvLayer, step: Step) {
     let (rows, max_rows) = (step.first + step.live, t.layout.max_rows);
     let (width, scales) = (kv.n_kv_heads * kv.head_dim, kv.n_kv_heads * kv.scales());
@@ -531,7 +538,7 @@ pub fn fill_scratch<E: Executor>(t: &mut Twins<E>, kv: &KvLayer, step: Step) {
     });
 }
 
-/// Steps of every number of rows, some behind rows of an earlier pass.
+/// Returns steps with every number of rows, some after rows of an earlier pass.
 pub fn every_row_count() -> impl Iterator<Item = Step> {
     ROWS.into_iter().map(|live| Step {
         live,

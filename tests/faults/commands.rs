@@ -1,4 +1,4 @@
-//! The commands whose calls fail.
+//! The commands in which calls fail.
 
 use crate::common::{Dims, Form, TinyModel};
 use crate::shell::{BINARY, Run, command, wait};
@@ -13,14 +13,14 @@ use std::path::{Path, PathBuf};
 /// A command in a directory that has the model as `m`.
 pub struct Scenario {
     pub name: &'static str,
-    /// Makes its other input files.
+    /// Creates its other input files.
     pub prepare: fn(&Path),
     pub run: fn(&Path, &Faults) -> Run,
-    /// Returns the bytes of its result, `None` if there is none.
+    /// Returns the bytes of its result; `None` if there is none.
     pub result: fn(&Path) -> Option<Vec<u8>>,
-    /// The command keeps what is done, and the next run continues it.
+    /// Whether the command keeps finished work and the next run continues it.
     pub resumes: bool,
-    /// Starts of the paths that a failed run may leave for the next one.
+    /// Prefixes of the paths that a failed run may leave for the next one.
     pub kept: &'static [&'static str],
     pub points: &'static [Point],
 }
@@ -110,7 +110,7 @@ pub const QUANTIZE: Scenario = Scenario {
     result: |dir| {
         let mut files: Vec<_> = fs::read_dir(dir.join("q")).ok()?.map(Result::unwrap).collect();
         files.sort_by_key(fs::DirEntry::file_name);
-        // The report has times.
+        // The report contains times.
         files.retain(|file| file.file_name() != "quant-report.json");
         Some(files.iter().flat_map(|file| fs::read(file.path()).unwrap()).collect())
     },
@@ -157,7 +157,7 @@ pub const BATCH: Scenario = Scenario {
     ..GENERATE
 };
 
-/// Types a conversation at a terminal, as far as the program goes on.
+/// Types a conversation at a terminal, until the program ends.
 fn chat(dir: &Path, faults: &Faults) -> Run {
     let _ = fs::remove_file(dir.join("talk"));
     let args = ["chat", "-n", "8", "--seed", "7", "--ignore-eos", "--color", "never"];
@@ -171,7 +171,7 @@ fn chat(dir: &Path, faults: &Faults) -> Run {
         }
     }
     let (code, err) = terminal.end();
-    // An answer or a command that failed is told, and the chat goes on.
+    // A failed answer or command is reported, and the chat continues.
     let code = if code == Some(0) && err.contains("error: ") { Some(1) } else { code };
     Run { code: code.unwrap_or(-1), out: Vec::new(), err }
 }

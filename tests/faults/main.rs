@@ -1,11 +1,10 @@
-//! Numbered failures. Each call of a run that [`gemma::testing::Point`] names fails once, in a run
-//! of its own: the n-th read, write, rename and so on, for every n that an undisturbed run meets.
-//! Each run ends with a documented exit code and a message, leaves no partial file, and a second
-//! run ends as the undisturbed one.
+//! Numbered failures. Each call of a run that [`gemma::testing::Point`] names fails once, in its
+//! own run: the n-th read, write, rename and so on, for every n of an undisturbed run. Each run
+//! ends with a documented exit code and a message, and leaves no partial file. A second run then
+//! ends like the undisturbed one.
 //!
 //! `GEMMA_FAULTS` is the number of calls tried for each command and kind, spread over all of them
-//! (8 without it), or `all`. `GEMMA_FAULTS_ONLY=serve:write` selects a command, or one of its
-//! kinds.
+//! (default 8), or `all`. `GEMMA_FAULTS_ONLY=serve:write` selects a command, or one of its kinds.
 #![cfg(target_os = "linux")]
 
 #[path = "../common/mod.rs"]
@@ -29,7 +28,7 @@ use std::process::Command;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Exit codes that a failure of the system may have. 2, 6, 7 and 8 would blame the user's words.
+/// Exit codes that a failure of the system may have. 2, 6, 7 and 8 would blame the user's input.
 const CODES: [i32; 4] = [1, 3, 4, 5];
 
 /// Environment of a run.
@@ -37,7 +36,7 @@ const CODES: [i32; 4] = [1, 3, 4, 5];
 struct Faults {
     /// The call that fails.
     fail: Option<String>,
-    /// File of the counters, below the run's directory.
+    /// Whether the run counts its calls, in a file of its directory.
     counts: bool,
 }
 
@@ -52,13 +51,13 @@ impl Faults {
     }
 }
 
-/// Calls that an undisturbed run meets, by kind.
+/// Returns the number of calls in an undisturbed run, by kind.
 fn counted(dir: &Path) -> [u64; KINDS] {
     let bytes = std::fs::read(dir.join("counts")).unwrap();
     std::array::from_fn(|i| u64::from_ne_bytes(bytes[8 * i..][..8].try_into().unwrap()))
 }
 
-/// Paths below a directory, but not those below its link to the model.
+/// Returns the paths below a directory, without those below its link to the model.
 fn paths(dir: &Path) -> BTreeSet<String> {
     let mut paths = BTreeSet::new();
     let mut open = vec![dir.to_path_buf()];
@@ -77,7 +76,7 @@ fn paths(dir: &Path) -> BTreeSet<String> {
     paths
 }
 
-/// Makes the directory of one trial.
+/// Creates the directory of a trial.
 fn directory(scenario: &Scenario, model: &Path) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     std::os::unix::fs::symlink(model, dir.path().join("m")).unwrap();
@@ -85,15 +84,15 @@ fn directory(scenario: &Scenario, model: &Path) -> tempfile::TempDir {
     dir
 }
 
-/// Checks a run with a failure, and the run after it. Returns what is wrong.
+/// Checks a run with a failure, and the run after it. Returns an error if one of them is wrong.
 fn trial(scenario: &Scenario, model: &Path, whole: &Whole, fail: &str) -> Result<(), String> {
     let dir = directory(scenario, model);
     let run = (scenario.run)(dir.path(), &Faults { fail: Some(fail.to_owned()), counts: false });
     let is_muted = fail.starts_with("message@");
-    // An output that cannot be opened is wrong usage.
+    // An output that cannot be opened is reported as wrong usage.
     let may_blame = fail.starts_with("open@");
     judge(&run, &whole.run, is_muted, may_blame)?;
-    // A batch writes the failure of a record into its answer, and `--resume` asks again.
+    // A batch writes the failure of a record into its answer, and `--resume` computes it again.
     let has_failed_records = scenario.resumes
         && (scenario.result)(dir.path()).is_some_and(|answers| {
             String::from_utf8_lossy(&answers).contains(r#""finish_reason":"error""#)
@@ -141,7 +140,7 @@ fn judge(run: &Run, whole: &Run, is_muted: bool, may_blame: bool) -> Result<(), 
         code if !CODES.contains(&code) => return Err(format!("exit code {code}: {run:?}")),
         _ => {}
     }
-    // A terminal gets the word in colour.
+    // On a terminal the word is coloured.
     if !is_muted && !run.err.replace("\u{1b}[0m", "").contains("error: ") {
         return Err(format!("no message: {run:?}"));
     }
@@ -161,21 +160,22 @@ struct Whole {
     paths: BTreeSet<String>,
 }
 
-/// Numbers from 1 to `met` that are tried: all, or `limit` spread evenly.
+/// Returns the numbers from 1 to `met` to try: all, or `limit` of them, spread evenly.
 fn numbers(met: u64, limit: Option<u64>) -> Vec<u64> {
     let count = limit.unwrap_or(met).min(met);
     let nth = |i: u64| 1 + i * (met - 1) / (count - 1).max(1);
     (0..count).map(nth).collect()
 }
 
-/// Runs all trials of a command and prints a line for each kind. Returns the number of wrong ones.
+/// Runs all trials of a command and prints a line for each kind. Returns the number of failed
+/// trials.
 fn check(scenario: &Scenario) -> usize {
     check_with(scenario, scenario.points, "", trial)
 }
 
 type Trial = fn(&Scenario, &Path, &Whole, &str) -> Result<(), String>;
 
-/// The same for these kinds of calls, with this behind the number of the call.
+/// The same for these kinds of calls, with `suffix` after the number of the call.
 fn check_with(scenario: &Scenario, points: &[Point], suffix: &str, trial: Trial) -> usize {
     let only = std::env::var("GEMMA_FAULTS_ONLY").unwrap_or_default();
     let (only_name, only_kind) = only.split_once(':').unwrap_or((&only, ""));
@@ -235,18 +235,18 @@ fn check_with(scenario: &Scenario, points: &[Point], suffix: &str, trial: Trial)
     wrong.len()
 }
 
-/// Kills a run at a call and runs it again until it ends. Returns what is wrong.
+/// Kills a run at a call and runs it again until it ends. Returns an error if the result is wrong.
 fn killed(scenario: &Scenario, model: &Path, whole: &Whole, fail: &str) -> Result<(), String> {
     let dir = directory(scenario, model);
     let run = (scenario.run)(dir.path(), &Faults { fail: Some(fail.to_owned()), counts: false });
-    // `timeout` dies of the signal that its child died of.
+    // `timeout` dies by the signal that killed its child.
     if ![0, 137].contains(&run.code) {
         return Err(format!("{run:?}"));
     }
     let again = (scenario.run)(dir.path(), &Faults::default());
-    // The result of a killed run can be whole already. `quantize` then refuses to replace it.
+    // The result of a killed run may already be complete. `quantize` then refuses to replace it.
     let is_whole = (scenario.result)(dir.path()) == whole.result;
-    // A cache's temporary file stays until a later run finds it old.
+    // A cache's temporary file stays until a later run finds that it is old.
     let is_new = |p: &String| !whole.paths.contains(p) && !p.starts_with(".cache/gemma/.tmp");
     let names: Vec<_> = paths(dir.path()).into_iter().filter(is_new).collect();
     match (is_whole, again.code, &names[..]) {

@@ -1,4 +1,4 @@
-//! A server whose calls fail, and its two requests.
+//! A server with failing calls, and its two requests.
 
 use crate::Faults;
 use crate::server::Server;
@@ -6,10 +6,10 @@ use crate::shell::Run;
 use serde_json::json;
 use std::path::Path;
 
-/// Starts a server, asks it twice, and ends it. The output of the run is the second answer.
+/// Starts a server, sends two requests, and ends it. The output of the run is the second answer.
 ///
-/// A failure may end the server with an exit code, or fail the first request. A server that lives
-/// on has to answer the second one.
+/// A failure may end the server with an exit code, or fail the first request. A server that
+/// continues has to answer the second request.
 pub fn run(dir: &Path, faults: &Faults, device: &[&str]) -> Run {
     let options = [device, &["--cache-dir", "cache"]].concat();
     let started = Server::try_start_in(dir, &options, |command| {
@@ -28,10 +28,10 @@ pub fn run(dir: &Path, faults: &Faults, device: &[&str]) -> Run {
         Some((reply.status, reply.json()["choices"][0]["text"].as_str().map(str::to_owned)))
     };
     let (first, second) = (ask(), ask());
-    // A server that has ended cannot be sent a signal.
+    // A server that has already ended cannot receive a signal.
     server.terminate();
     let (code, err) = server.wait();
-    // The code of a server that was asked to end.
+    // The exit code of a server that was terminated.
     let code = if code == 143 { 0 } else { code };
     let out = match (&first, &second) {
         (Some((200, Some(a))), Some((200, Some(b)))) if a == b => a.clone(),

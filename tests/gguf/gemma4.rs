@@ -1,5 +1,5 @@
-//! Gemma 4's tokenizer and template, held to transformers: `tokenizer.json`, a GGUF file as
-//! llama.cpp's converter writes it, and one that the quantiser writes. `scripts/golden/gemma4.py`
+//! Gemma 4's tokenizer and template, compared with transformers: `tokenizer.json`, a GGUF file as
+//! written by llama.cpp's converter, and one written by the quantiser. `scripts/golden/gemma4.py`
 //! makes the golden files. `GEMMA_TEST_CONVERSATIONS` names another file of conversations, such as
 //! those of Google's own template.
 
@@ -45,7 +45,7 @@ struct Coded {
     ids: Vec<u32>,
 }
 
-/// Keys of the tokenizer as llama.cpp's converter writes them.
+/// Returns the keys of the tokenizer as llama.cpp's converter writes them.
 fn tokenizer_keys(json: &Value) -> Vec<(String, Val)> {
     let mut keys = gguf::tokenizer_keys(json, VOCAB);
     keys.retain(|(key, _)| !key.ends_with(".pre") && !key.ends_with(".scores"));
@@ -105,7 +105,7 @@ fn both_kinds_of_files_give_the_tokens_of_transformers() {
             assert_eq!(tokenizer.encode(text, Special::Parse).unwrap(), *ids, "{text:?}");
             let as_text = tokenizer.encode(text, Special::AsText).unwrap();
             assert_eq!(as_text, hf.encode(text, Special::AsText).unwrap(), "{text:?}");
-            // A stand-in for a space comes back as a space.
+            // The placeholder for a space is decoded to a space.
             assert_eq!(tokenizer.decode(&as_text), text.replace('▁', " "));
         }
     }
@@ -113,7 +113,7 @@ fn both_kinds_of_files_give_the_tokens_of_transformers() {
         let run = "\n".repeat(n as usize);
         assert_eq!(gguf.encode(&format!("a{run}b"), Special::AsText).unwrap()[1], 106 + n);
     }
-    // The calls' results come behind 50, so an answer ends there too.
+    // Results of calls follow token 50, so an answer ends there too.
     assert_eq!(Generation::of(checkpoint).unwrap().eos, [1, 50, 106]);
     let template = ChatTemplate::from_checkpoint(checkpoint, gguf.dialect()).unwrap();
     assert!(template.is_built_in() && template.source().contains("<|turn>"));
@@ -145,11 +145,11 @@ fn damaged_keys_are_refused() {
     }
 }
 
-/// The architecture is Gemma 3's here: a file's tokenizer does not depend on it.
+/// The architecture is Gemma 3's here, because a file's tokenizer does not depend on it.
 #[test]
 fn the_quantiser_writes_the_tokenizer_back() {
     let dir = tempfile::tempdir().unwrap();
-    // Pieces behind the table of embeddings, which are those of images, are left out.
+    // Pieces beyond the table of embeddings are left out. They are those of images.
     let dims = Dims { vocab: 2048, n_layers: 6, pattern: 6, dim: 32, ..Dims::default() };
     let path = directory(&TinyModel::new(dims, 42), dir.path(), Dtype::BF16);
     fs::copy(golden("tokenizer.json"), path.join("tokenizer.json")).unwrap();
@@ -226,7 +226,7 @@ fn templates_give_the_text_of_jinja2() {
                 .thinking(thinks);
             let messages: Vec<Message> = messages.iter().map(message).collect();
             assert_eq!(template.render(&messages, true).unwrap(), text);
-            // Control tokens that messages spell stay text; other texts are coded as a whole.
+            // Control tokens in messages stay text; other texts are encoded as a whole.
             let tokens = template.encode(&hf, &messages, None, Special::AsText, None).unwrap();
             if !messages.iter().any(|m| m.content.contains("<|") || m.content.contains("|>")) {
                 assert_eq!(tokens, hf.encode(&text, Special::Parse).unwrap());

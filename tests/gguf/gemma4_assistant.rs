@@ -1,4 +1,4 @@
-//! The assistant of Gemma 4 in GGUF files of both schemas, and in what the quantiser writes. The
+//! The assistant of Gemma 4 in GGUF files of both schemas, and in files of the quantiser. The
 //! models are those of `scripts/golden/assistant.py`.
 
 use super::gemma4_weights::{assert_same_weights, golden, open, stored};
@@ -11,7 +11,7 @@ use std::fs;
 
 const CASES: [&str; 3] = ["assistant-wide", "assistant-unified", "assistant-long"];
 
-/// A file by the rules of llama.cpp's converter, or of the one before it.
+/// Returns a file in the form of llama.cpp's converter, or of the converter before it.
 fn file(case: &str, is_old: bool) -> File {
     let json: Value =
         serde_json::from_slice(&fs::read(golden(case).join("config.json")).unwrap()).unwrap();
@@ -127,7 +127,7 @@ fn the_quantiser_writes_the_file_of_the_converter() {
         let converted = dir.path().join("converted.gguf");
         file(case, false).write(&converted);
         assert!(stored(&converted) == stored(&convert("written.gguf", "bf16", true)));
-        // A format of whole matrices whose columns are a multiple of 16.
+        // A format of whole matrices with a multiple of 16 columns.
         let artifact = open(&convert("artifact", "i8-row", false));
         assert_eq!(artifact.config(), hf.config());
     }

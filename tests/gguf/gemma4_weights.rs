@@ -1,5 +1,5 @@
-//! Gemma 4's weights in GGUF files: as llama.cpp's converter writes them, as the quantiser does,
-//! and damaged. The models are those of `scripts/golden/model.py`.
+//! Gemma 4's weights in GGUF files: in the form of llama.cpp's converter and of the quantiser, and
+//! damaged. The models are those of `scripts/golden/model.py`.
 
 use crate::common::gguf::{self, BF16, F32, File, Tensor, Val, floats, logits};
 use gemma::checkpoint::Checkpoint;
@@ -26,7 +26,7 @@ pub fn open(path: &Path) -> Weights {
     Weights::open(Checkpoint::open(path).unwrap()).unwrap()
 }
 
-/// The keys by the rules of llama.cpp's converter.
+/// Returns the keys in the form of llama.cpp's converter.
 fn keys(config: &Value) -> Vec<(String, Val)> {
     let n = |key: &str| config[key].as_u64().unwrap() as u32;
     let local: Vec<bool> = config["layer_types"]
@@ -82,7 +82,7 @@ fn keys(config: &Value) -> Vec<(String, Val)> {
     keys
 }
 
-/// A golden model by the same rules: matrices in bf16, vectors in f32, norms as they are.
+/// Returns a golden model in that form: matrices in bf16, vectors in f32, norms unchanged.
 fn file(case: &str) -> File {
     let config = &config(case, "config-v4.json")["text_config"];
     let mut file = File { keys: keys(config), ..File::default() };
@@ -103,8 +103,9 @@ fn file(case: &str) -> File {
     file
 }
 
-/// Asserts that two models have the same weights. GGUF does not say whether rows of an image see
-/// each other, and only models with embeddings for each layer have it otherwise.
+/// Asserts that two models have the same weights. `whole_images` is not compared: GGUF does not say
+/// whether rows of an image see each other, which differs only for models with embeddings for each
+/// layer.
 pub fn assert_same_weights(a: &Weights, b: &Weights) {
     let [a_config, b_config] = [a, b].map(|weights| {
         let mut config = weights.config().clone();
@@ -173,13 +174,13 @@ pub fn stored(path: &Path) -> Vec<(String, Vec<usize>, Vec<u8>)> {
 fn a_converted_file_is_the_same_model() {
     let dir = tempfile::tempdir().unwrap();
     for case in CASES {
-        // Windows lets no file be written again that is mapped.
+        // On Windows, a mapped file cannot be written again.
         let path = |name: &str| dir.path().join(format!("{}-{name}.gguf", case.replace('/', "-")));
         let hf = open(&golden(case));
         let mut file = file(case);
         file.write(&path("plain"));
         assert_same(&hf, &open(&path("plain")));
-        // Values that have a matrix of their own, equal to that of the keys.
+        // A file may also store the values' matrix, which then equals that of the keys.
         for layer in hf.config().global_layers() {
             let keys = format!("blk.{layer}.attn_k.weight");
             let keys = file.tensors.iter().find(|t| t.name == keys).unwrap();
@@ -197,12 +198,12 @@ fn a_converted_file_is_the_same_model() {
     }
 }
 
-/// A golden model with a tokenizer, as the quantiser needs one.
+/// Writes a golden model with a tokenizer, which the quantiser needs.
 fn source(case: &str, dir: &Path) -> PathBuf {
     let path = dir.join(case);
     fs::create_dir(&path).unwrap();
     let mut config = config(case, "config.json");
-    // A GGUF file with this tokenizer means these.
+    // A GGUF file with this tokenizer has these end tokens.
     config["text_config"]["eos_token_id"] = json!([1, 50, 106]);
     fs::write(path.join("config.json"), config.to_string()).unwrap();
     fs::copy(golden(case).join("model.safetensors"), path.join("model.safetensors")).unwrap();
@@ -229,11 +230,11 @@ fn the_quantiser_writes_the_file_of_the_converter() {
         convert(&hf, &path("written.gguf"), "bf16", true).unwrap();
         assert!(stored(&path("converted.gguf")) == stored(&path("written.gguf")));
         assert_same(&hf, &open(&path("written.gguf")));
-        // Whole models of Google's come in Q4_0.
+        // Complete models in Q4_0, as Google publishes them.
         convert(&hf, &path("artifact"), "i4-g32", false).unwrap();
         convert(&hf, &path("q4_0.gguf"), "i4-g32", true).unwrap();
         assert_same(&open(&path("artifact")), &open(&path("q4_0.gguf")));
-        // A run that was ended goes on behind the tensor that no source has.
+        // An interrupted run continues, although one tensor of the file is not in the source.
         let options = QuantizeOptions { gguf: true, threads: 2, ..QuantizeOptions::default() };
         let mut left = 9;
         let ended = quantize(&hf, &path("cut.gguf"), &recipe("i4-g32"), &options, &mut |p| {
@@ -265,7 +266,7 @@ fn a_rotation_that_no_file_can_say_is_refused() {
     }
 }
 
-/// Opens a file, which succeeds or is refused with exit code 3, a reason and a remedy.
+/// Opens a file. It must succeed, or be refused with exit code 3, a reason and a remedy.
 #[track_caller]
 fn opened(bytes: &[u8], path: &Path) -> Result<Weights, String> {
     fs::write(path, bytes).unwrap();

@@ -1,5 +1,5 @@
-//! GGUF files with false headers, that end early or hold something else are refused with exit code
-//! 3, a reason and a remedy. The program does not crash.
+//! GGUF files with false headers, truncated files and foreign files are refused with exit code 3, a
+//! reason and a remedy. The program does not crash.
 
 use crate::common;
 use common::gguf::{self, File, Tensor, Val};
@@ -27,7 +27,7 @@ fn open(path: &Path) -> anyhow::Result<Weights> {
     Weights::open(Checkpoint::open(path)?)
 }
 
-/// The refusal of a file of these bytes, which must be a model fault with a remedy.
+/// Returns the refusal of these bytes. It must be a model fault with a remedy.
 #[track_caller]
 fn refusal(bytes: &[u8]) -> String {
     let dir = tempfile::tempdir().unwrap();
@@ -47,7 +47,7 @@ fn refused<T>(result: anyhow::Result<T>) -> String {
     )
 }
 
-/// Changes a good file and checks that the refusal says all of `words`.
+/// Changes a good file and checks that the refusal contains all of `words`.
 #[track_caller]
 fn harmed(harm: impl FnOnce(&mut File), words: &[&str]) {
     let mut file = tiny();
@@ -91,7 +91,7 @@ fn containers_that_lie() {
         &["bytes of the value of `a`"],
     );
     harmed(|f| f.keys.push(("general.architecture".into(), Val::U32(1))), &["given twice"]);
-    // A header of 100 MB that a sparse file pretends to have.
+    // A sparse file that claims a header of 100 MB.
     let (dir, n) = (tempfile::tempdir().unwrap(), 100_000_000u64);
     let (path, mut file) = (dir.path().join("x.gguf"), tiny());
     file.keys.insert(0, ("a".into(), huge(0, n)));
@@ -108,7 +108,7 @@ fn truncated_at_any_length() {
     let bytes = tiny().bytes();
     let lengths = (1..bytes.len()).step_by(997).chain([4, 8, 23, 24, 25, bytes.len() - 1]);
     for len in lengths {
-        // Behind the last tensor there is only padding, which may be missing.
+        // After the last tensor there is only padding, which may be missing.
         refusal(&bytes[..len.min(bytes.len() - 200)]);
     }
 }
@@ -142,7 +142,7 @@ fn tensors_that_lie() {
     );
     harmed(|f| f.tensors.truncate(5), &["missing"]);
     harmed(|f| f.tensors.clear(), &["no embedding table"]);
-    // A norm in blocks.
+    // A norm in a block type.
     harmed(
         |f| (f.tensors[1].kind, f.tensors[1].data) = (8, vec![0; 136]),
         &["blk.0.attn_norm.weight", "Q8_0; norms are F32"],
@@ -248,7 +248,7 @@ fn tokenizers_that_lie() {
         },
         "5000 bytes",
     );
-    // Few pieces, of which each is made of all shorter ones in as many ways.
+    // A few pieces. Each can be made from all shorter ones in many ways.
     check(
         &|f| {
             let pieces: Vec<String> = (1..1500).map(|n| "a".repeat(n)).collect();
@@ -282,13 +282,13 @@ const BLOCKS: [(u32, usize, usize, &[usize]); 17] = [
     (23, 256, 136, &[0]),
 ];
 
-/// One layer that all types of blocks can hold.
+/// Returns a model of one layer that all types of blocks can hold.
 fn wide() -> TinyModel {
     let dims = Dims { n_layers: 1, dim: 256, head_dim: 64, vocab: 8, ..Dims::default() };
     TinyModel::new(dims, 4)
 }
 
-/// Picks the token behind a short text, with every kernel held to its twin.
+/// Picks the token after a short text. Every kernel is compared with its twin.
 pub fn next_token(weights: &Weights) -> anyhow::Result<u32> {
     let executor = CpuExecutor::new(CpuOptions { check: true, ..CpuOptions::default() })?;
     let options = EngineOptions { context: 64, kv: KvFormat::F16 };
@@ -299,8 +299,8 @@ pub fn next_token(weights: &Weights) -> anyhow::Result<u32> {
     scores.pick(0, &Sampler::new(greedy)?.usable(8), 3, &[2, 5, 3])
 }
 
-/// Each kind of tensor and each float of each type of block, before a pass and when a matrix is
-/// read as a whole.
+/// A float of a block that is not finite or is too large is refused: before a pass, and when the
+/// matrix is read as a whole. Tests each float of each block type, in all matrices in turn.
 #[test]
 fn block_scales_that_no_model_has() {
     let (model, dir) = (wide(), tempfile::tempdir().unwrap());
@@ -336,8 +336,8 @@ fn block_scales_that_no_model_has() {
     }
 }
 
-/// NaN, infinity and sums that overflow, in plain floats, of each matrix and each norm. Only a gate
-/// may be any finite number: far below 0 it is closed.
+/// NaN, infinity and sums that overflow, in plain floats of each matrix and each norm. Only a gate
+/// may have any finite value: far below 0 it is closed.
 #[test]
 fn floats_that_overflow_in_a_pass() {
     let (model, dir) = (wide(), tempfile::tempdir().unwrap());
@@ -352,7 +352,7 @@ fn floats_that_overflow_in_a_pass() {
             [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 3e38, -3e38].into_iter().take(3 + finite)
         {
             let mut file = good.clone();
-            // The row of the prompt's last token, where it is an embedding.
+            // In an embedding table, the row of the prompt's last token.
             let at = if name == "token_embd.weight" { 4 * (3 * 256 + 17) } else { 0 };
             file.tensors[tensor].data[at..at + 4].copy_from_slice(&bad.to_le_bytes());
             file.write(&path);
@@ -360,7 +360,7 @@ fn floats_that_overflow_in_a_pass() {
                 panic!("{name} with {bad} gave a token")
             };
             let text = format!("{error:#}");
-            // A norm is refused before the pass. Kernels and twins agree about the others.
+            // A norm is refused before the pass. For the others, kernels and twins agree.
             let is_right = text.contains("which no model does") || text.contains("logit");
             assert!(is_right, "{name} with {bad}: {text}");
         }

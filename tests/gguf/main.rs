@@ -1,4 +1,4 @@
-//! GGUF files: read, written, hostile, described.
+//! GGUF files: reading, writing, hostile files, descriptions.
 
 #[path = "../common/mod.rs"]
 mod common;

@@ -1,4 +1,4 @@
-//! GGUF files give what the Hugging Face directory they were made from gives, bit for bit.
+//! GGUF files give the same bits as the Hugging Face directories that they were made from.
 
 use crate::common;
 use crate::hostile::next_token;
@@ -62,7 +62,7 @@ fn blocks_mean_what_llama_cpp_says() {
             hex(&golden[kind]["f32"]).as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)),
         );
         let n = want.len();
-        // As a matrix of two equal rows.
+        // Makes a matrix of two equal rows.
         data.extend_from_within(..);
         for threads in [1, 3] {
             let native = types::matrix(code, 2, n, &data, threads).unwrap();
@@ -72,7 +72,7 @@ fn blocks_mean_what_llama_cpp_says() {
         let Values::Grid(grid) = code.spec().values else { continue };
         let points = (0..1 << grid.index_bits).flat_map(|index| grid.open(index));
         let points = points.collect::<Vec<_>>();
-        // The second half is that of a second point.
+        // An octet may have two points. Only the first one has this index.
         let points = points.iter().step_by(grid.indices as usize);
         let bytes = points.flat_map(|four| four.to_le_bytes()).collect::<Vec<_>>();
         assert_eq!(hex::encode(Sha256::digest(bytes)), golden[kind]["grid"], "{kind}");
@@ -90,8 +90,8 @@ fn float_files_equal_their_directories() {
         let (_dir, path) = written(&gguf::float_file(&model, kind));
         let got = open(&path);
         let (mut a, b) = (got.config().clone(), want.config());
-        // The file says the first alone; its tokenizer, which this one has not, would say the
-        // other.
+        // The file names only the first token. Its tokenizer would name the other, but this file
+        // has none.
         assert_eq!(a.eos, [1]);
         a.eos.clone_from(&b.eos);
         assert_eq!(a, *b);
@@ -105,7 +105,7 @@ fn float_files_equal_their_directories() {
     }
 }
 
-/// A device reads such a tensor in pieces, which are those that the processor has as a whole.
+/// A device reads this tensor in pieces that equal the whole on the processor.
 #[test]
 fn tensors_that_are_converted_can_be_read_in_pieces() {
     let model = TinyModel::new(Dims { vocab: 700, ..Dims::default() }, 12);
@@ -151,7 +151,7 @@ fn q4_0_and_q8_0_files_equal_artifacts_of_the_same_codes() {
             assert_eq!(got.format(role, layer).unwrap(), a.format);
         }
         assert_eq!(logits(&got), logits(&want), "{format}");
-        // And as a source: nothing is rounded again.
+        // The quantiser does not round the file again to its own format.
         let again = dir.path().join(format!("again-{format}"));
         quantize(
             &got,
@@ -195,7 +195,8 @@ fn parts_are_put_together() {
         file.set("split.tensors.count", Val::U32(whole.tensors.len() as u32));
         file.write(&dir.path().join(format!("m-{:05}-of-00003.gguf", part + 1)));
     }
-    // By any part, and by the directory, which may hold the vision tower's file as well.
+    // The path may be that of any part, or of the directory. The directory may also have the mmproj
+    // file.
     fs::write(dir.path().join("mmproj-m.gguf"), "GGUF").unwrap();
     for path in [
         dir.path().join("m-00001-of-00003.gguf"),
@@ -217,7 +218,7 @@ fn an_own_head_and_fewer_rows_than_the_hub_has() {
     assert_eq!(weights.config().vocab, 130);
 }
 
-/// The bundled tokenizer's file.
+/// Returns the bundled tokenizer and its file.
 fn bundled() -> (Value, Tokenizer) {
     let bytes =
         fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("draft/demo-target/tokenizer.json"))
@@ -225,7 +226,7 @@ fn bundled() -> (Value, Tokenizer) {
     (serde_json::from_slice(&bytes).unwrap(), Tokenizer::from_bytes(&bytes).unwrap())
 }
 
-/// A tiny model with this tokenizer.
+/// Returns a tiny model with this tokenizer.
 fn with_tokenizer(json: &Value, vocab: usize) -> File {
     let mut file = gguf::float_file(
         &TinyModel::new(Dims { vocab, n_layers: 1, ..Dims::default() }, 15),
@@ -299,8 +300,8 @@ fn the_tokenizer_in_the_file_gives_the_same_ids() {
     );
 }
 
-/// Pieces whose order of merging shows: pairs of equal score, added runs of spaces, a pair that
-/// only the longer half decides.
+/// Pieces in which the order of merges matters: pairs of equal score, added runs of spaces, a pair
+/// that only the longer half decides.
 #[test]
 fn merges_follow_the_scores() {
     let pieces = [
@@ -350,7 +351,7 @@ fn merges_follow_the_scores() {
     assert_eq!(merges, ["▁▁ ▁", "▁ ▁▁", "▁ ▁", "b c", "a b", "▁ a", "ab c", "a bc"]);
     let t = tokenizer(&weights);
     assert_eq!(t.encode("abc   a", Special::AsText).unwrap(), [10, 12, 4]);
-    // An added token that its own file does not call special.
+    // An added token that its own file does not mark as special.
     assert_eq!(t.encode("<unused0>d", Special::AsText).unwrap(), [15, 14]);
     assert!(!t.is_control(15) && t.is_control(2));
 }
@@ -376,8 +377,8 @@ fn wrong_types_of_control_tokens_are_repaired() {
     }
 }
 
-/// Gates of -25: gelu makes -1e-37 of them, groups too small for a scale. The text is that of bf16
-/// in all formats, and kernels equal their twins.
+/// Gates of -25, for which gelu returns -1e-37: groups too small for a scale. The text equals that
+/// of bf16 in all formats, and kernels equal their twins.
 #[test]
 fn closed_gates_add_nothing() {
     let dims = Dims { n_layers: 2, dim: 256, head_dim: 64, vocab: 128, ..Dims::default() };
@@ -387,7 +388,7 @@ fn closed_gates_add_nothing() {
         if is_norm || name.contains("o_proj") || name.contains("gate_proj") {
             values.fill(0.0);
         }
-        // All tokens share a large column, which a norm makes about 6.3.
+        // All tokens have the same large column, which a norm scales to about 6.3.
         let first = match name.as_str() {
             "embed_tokens.weight" => {
                 values.iter_mut().for_each(|v| *v = if *v > 0.0 { 0.75 } else { -0.75 });

@@ -1,4 +1,4 @@
-//! The words of `inspect`, `list` and `plan` about files as people have them.
+//! Output of `inspect`, `list` and `plan` for files that users have.
 
 use crate::common::gguf::{self, File, Val};
 use crate::common::{Dims, Form, TinyModel};
@@ -8,7 +8,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-/// Types of a file by their number: spelling, weights and bytes of a block.
+/// Types of a file by their number: name, weights and bytes of a block.
 const TYPES: [(u32, &str, usize, usize); 8] = [
     (0, "f32", 1, 4),
     (1, "f16", 1, 2),
@@ -20,7 +20,7 @@ const TYPES: [(u32, &str, usize, usize); 8] = [
     (14, "q6_k", 256, 210),
 ];
 
-/// A file whose matrices take these types by turns. All weights are zero.
+/// Returns a file with matrices that have these types in turn. All weights are zero.
 fn mixed(model: &TinyModel, types: &[&str]) -> File {
     gguf::file(model, |i| {
         let name = types[i % types.len()];
@@ -36,7 +36,7 @@ fn json(command: &[&str], path: &Path) -> Value {
     serde_json::from_slice(&out.stdout).unwrap()
 }
 
-/// Bytes of the files of weights under a path.
+/// Returns the bytes of the weight files below a path.
 fn on_disk(path: &Path) -> u64 {
     if path.is_file() {
         return fs::metadata(path).unwrap().len();
@@ -48,7 +48,7 @@ fn on_disk(path: &Path) -> u64 {
     files.filter(is_weights).map(|path| fs::metadata(path).unwrap().len()).sum()
 }
 
-/// Checks what is said of a model whose matrices have these types.
+/// Checks the output for a model with matrices of these types.
 #[track_caller]
 fn check(path: &Path, types: &[&str]) {
     let inspected = json(&["inspect"], path);

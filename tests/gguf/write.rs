@@ -1,5 +1,5 @@
-//! GGUF files that the quantiser writes: what was read from one comes out again bit for bit, and
-//! nothing is written that such a file cannot say.
+//! GGUF files of the quantiser: they reproduce the source bit for bit, and sources that GGUF cannot
+//! represent are refused.
 
 use crate::common;
 use common::gguf::{self, directory, logits};
@@ -27,7 +27,7 @@ const GGUF: QuantizeOptions = QuantizeOptions {
     verify: true,
 };
 
-/// As llama.cpp has it: every sixth layer is global.
+/// Returns a model in which every sixth layer is global, as llama.cpp expects.
 fn model(seed: u64) -> TinyModel {
     TinyModel::new(Dims { n_layers: 6, pattern: 6, ..Dims::default() }, seed)
 }
@@ -49,7 +49,7 @@ fn inline(linear: &str, embedding: &str) -> Recipe {
     Recipe::inline(linear.parse().unwrap(), embedding.parse().unwrap())
 }
 
-/// Pieces whose merges are not those of their scores: `a bc` is none.
+/// Returns pieces with merges that do not follow from their scores: `a bc` is not one.
 fn small_tokenizer() -> Value {
     let mut pieces: Vec<String> = [
         "<pad>",
@@ -99,7 +99,7 @@ fn small_tokenizer() -> Value {
     })
 }
 
-/// A directory with all that a GGUF file needs.
+/// Writes a directory with everything that a GGUF file needs.
 fn source(seed: u64, dir: &Path, dtype: Dtype) -> PathBuf {
     let path = directory(&model(seed), dir, dtype);
     fs::write(path.join("tokenizer.json"), small_tokenizer().to_string()).unwrap();
@@ -108,7 +108,7 @@ fn source(seed: u64, dir: &Path, dtype: Dtype) -> PathBuf {
     path
 }
 
-/// Every tensor of a GGUF file as it lies there.
+/// Returns every tensor of a GGUF file as stored.
 fn raw(path: &Path) -> Vec<(String, Vec<usize>, Vec<u8>)> {
     let checkpoint = Checkpoint::open(path).unwrap();
     let mut all: Vec<_> = checkpoint
@@ -144,7 +144,7 @@ fn a_stopped_file_goes_on_in_the_rows_of_its_table() {
     let journal = fs::read_to_string(dir.path().join(".b.gguf.partial/journal")).unwrap();
     assert!(journal.lines().last().unwrap().contains("\"rows\":48"), "{journal}");
     assert!(out(usize::MAX, "b.gguf").unwrap() == whole);
-    // A file that appears during the run stays, and so does the result.
+    // If another file appears at the destination during the run, it stays, and so does the result.
     let (mine, made) = (dir.path().join("c.gguf"), dir.path().join(".c.gguf.partial/files"));
     let recipe = inline("i4-g32", "i4-g32");
     let appears = &mut |_: QuantProgress<'_>| Ok(fs::write(&mine, "mine")?);
@@ -161,7 +161,7 @@ fn a_stopped_file_goes_on_in_the_rows_of_its_table() {
 fn a_q4_0_file_comes_out_again_bit_for_bit() {
     let dir = tempfile::tempdir().unwrap();
     let model = model(21);
-    // As Google's: Q4_0 with an embedding table in f16; and all in Q4_0, or in Q8_0.
+    // As in Google's files: Q4_0 with an embedding table in f16. Also all in Q4_0, or in Q8_0.
     for (i, (kind, format, table, recipe)) in [
         (gguf::Q4_0, "i4-g32", gguf::F16, Recipe::load("int4").unwrap()),
         (gguf::Q4_0, "i4-g32", gguf::Q4_0, inline("i4-g32", "i4-g32")),
@@ -194,8 +194,8 @@ fn a_q4_0_file_comes_out_again_bit_for_bit() {
             assert!(a == b, "{} differs from {}", a.0, b.0);
         }
         let third = open(&path("out.gguf"));
-        // A table of int8 rows comes back in groups: the same values, but their products are summed
-        // in another order.
+        // A table of int8 rows is read back in groups: the same values, but their products are
+        // summed in another order.
         if table != gguf::F16 {
             assert_eq!(logits(&second), logits(&third));
             assert_eq!(logits(&first), logits(&third));
@@ -213,7 +213,7 @@ fn what_is_written_says_all_that_the_directory_said() {
         [("bf16", "f32", true), ("i4-row", "i8-g64", false), ("i4-g128", "bf16", false)]
     {
         let recipe = inline(linear, embedding);
-        // Windows keeps the name of a file that is mapped.
+        // On Windows, the name of a mapped file stays in use.
         let file = |name: &str| dir.path().join(format!("{name}-{linear}.gguf"));
         let (out, twice, again) = (file("out"), file("twice"), file("again"));
         let artifact = dir.path().join(format!("artifact-{linear}"));
@@ -241,7 +241,7 @@ fn what_is_written_says_all_that_the_directory_said() {
                 assert_eq!(values(&to), values(&from), "{role:?}");
             }
         }
-        // Said twice, or from what was said before, it is the same.
+        // A second run, and a run from the written file, give the same result.
         convert(&from, &twice, &recipe, &QuantizeOptions { threads: 5, ..GGUF }).unwrap();
         assert_eq!(raw(&twice), raw(&out));
         if exact {
@@ -306,7 +306,7 @@ fn the_tokenizer_goes_there_and_back() {
             }
         }
         assert_eq!(got.control(), want.control());
-        // A draft model may come in either kind of file.
+        // A draft model may be in either kind of file.
         assert!(got.sha256() != want.sha256() && got.agrees_with(&want) && want.agrees_with(&got));
         assert!(
             !got.agrees_with(&read(
@@ -412,7 +412,8 @@ fn the_commands_take_and_make_such_files() {
     };
     assert_eq!(text("a.gguf"), text(from));
     if cfg!(feature = "bundled") {
-        // No bundled draft knows these tokens: that is said, and the text comes without it.
+        // No bundled draft model knows these tokens. The run prints that and goes on without
+        // drafts.
         let mut command = assert_cmd::Command::cargo_bin("gemma").unwrap();
         command
             .args(["generate", "-m", "a.gguf", "--seed", "3", "-n", "8", "--draft", "auto", "abc"]);
@@ -448,7 +449,7 @@ fn leftovers_beside_a_finished_file_are_swept() {
     fs::write(&dst, "a result").unwrap();
     again();
     assert!(!partial.exists());
-    // Work that is not done stays.
+    // Unfinished work stays.
     fs::create_dir_all(partial.join("files")).unwrap();
     fs::write(partial.join("files/model.gguf"), "half of it").unwrap();
     again();

@@ -1,5 +1,5 @@
-//! Gemma 4's assistant beside its target, against transformers (`scripts/golden/assistant.py`): the
-//! logits of four drafted positions, and of three nodes of one depth in one pass.
+//! Gemma 4's assistant with its target, compared with transformers (`scripts/golden/assistant.py`):
+//! the logits of four drafted positions, and of three nodes of one depth in one pass.
 
 use crate::common;
 use gemma::checkpoint::Checkpoint;
@@ -17,14 +17,14 @@ use std::path::{Path, PathBuf};
 
 const CASES: [&str; 3] = ["assistant-wide", "assistant-unified", "assistant-long"];
 
-/// Largest difference of a logit, all in f32.
+/// Limit of a logit's difference. All computation is in f32.
 const NEAR: f32 = 2e-3;
 
 #[derive(Deserialize)]
 struct Golden {
     target: String,
     ids: Vec<u32>,
-    /// The token behind them
+    /// The token after them
     last: u32,
     /// One row for each drafted position
     logits: Vec<Vec<f32>>,
@@ -60,7 +60,7 @@ fn cpu(check: bool) -> Box<dyn Executor> {
     Box::new(CpuExecutor::new(options).unwrap())
 }
 
-/// Reads the prompt of each sequence, the end of it in a pass that scores it beside others.
+/// Reads the prompt of each sequence. The last part is scored in a pass with other sequences.
 fn engine(weights: &Weights, exec: Box<dyn Executor>, prompts: &[&[u32]]) -> PlannedEngine {
     let longest = prompts.iter().map(|ids| ids.len()).max().unwrap();
     let options = EngineOptions { context: longest + 8, kv: KvFormat::F32 };
@@ -76,7 +76,7 @@ fn engine(weights: &Weights, exec: Box<dyn Executor>, prompts: &[&[u32]]) -> Pla
             engine.commit(&[(sequence, &path)]).unwrap();
         }
     }
-    // Another branch stands in front of the newest token.
+    // Another branch comes before the newest token.
     let ends: Vec<TokenTree> = prompts
         .iter()
         .map(|ids| {
@@ -109,7 +109,7 @@ fn check(what: &str, scores: &Scores, want: &[&Vec<f32>]) {
     assert!(worst < NEAR, "{what}: a logit differs by {worst}");
 }
 
-/// A chain of four with two more children of the root beside it, for several texts at once.
+/// Drafts a chain of four and two more children of the root, for several texts at once.
 fn draft(what: &str, engine: &mut PlannedEngine, golden: &Golden, sequences: usize) {
     let mut scores = Scores::default();
     for round in 0..2 {
@@ -164,7 +164,7 @@ fn a_device_drafts_as_transformers_does() {
             let mut engine = engine(&weights, Box::new(open()), &prompts);
             draft(&format!("device, {case}, {sequences} texts"), &mut engine, &golden, sequences);
         }
-        // The assistant is where the target's last layer is.
+        // The assistant is on the device of the target's last layer.
         let layers = weights.config().layers.len() as u16;
         for on_device in [1, layers - 1] {
             let split = SplitExecutor::new(Box::new(open()), cpu(false), on_device, layers);
@@ -184,7 +184,7 @@ fn kernels_of_the_assistant_equal_their_twins() {
     }
 }
 
-/// Lists of the largest logits are those of the whole rows.
+/// Lists of the largest logits equal the largest ones of complete rows.
 #[test]
 fn lists_are_the_beginning_of_the_rows() {
     let Some(open) = common::vulkan::device() else { return };
@@ -203,8 +203,8 @@ fn lists_are_the_beginning_of_the_rows() {
     assert_eq!(lists.best[0][..5], best[..5]);
 }
 
-/// A text can be drafted for only right behind a pass that scored its newest token. Drafts leave
-/// the target as it is.
+/// A text can be drafted for only directly after a pass that scored its newest token. Drafts do not
+/// change the target.
 #[test]
 fn drafts_need_the_state_of_the_newest_token_and_change_nothing() {
     let (weights, golden) = (pair(CASES[1]), golden(CASES[1]));
@@ -231,7 +231,7 @@ fn drafts_need_the_state_of_the_newest_token_and_change_nothing() {
     assert_eq!(begin(&mut engine), [false], "its row was not scored");
     engine.truncate(0, 0).unwrap();
     assert_eq!(begin(&mut engine), [false], "nothing is committed");
-    // Nodes that nothing is below, and tokens that there are not, are errors.
+    // Leaf nodes as parents and unknown tokens are errors.
     let assistant = engine.assistant().unwrap();
     for bad in [node(0, Some(0), 1), node(0, None, 1 << 20)] {
         assert!(assistant.evaluate(&[bad], Output::Logits, &mut scores).is_err());

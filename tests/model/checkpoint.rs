@@ -1,5 +1,5 @@
-//! Every form of checkpoint gives the same weights; every hostile file is refused with a reason,
-//! and none crashes.
+//! Every form of checkpoint gives the same weights. Every hostile file is refused with a reason,
+//! and none causes a crash.
 
 use crate::common;
 use common::{Form, TinyModel};
@@ -13,7 +13,7 @@ fn open(dir: &Path) -> anyhow::Result<Weights> {
     Weights::open(Checkpoint::open(dir)?)
 }
 
-/// All weights as bits, and the configuration without what only says how it was spelled.
+/// Returns all weights as bits, and the configuration without fields that only record its spelling.
 fn everything(weights: &Weights) -> (Config, Vec<Vec<u32>>) {
     let values = weights.tensors().iter().map(|&TensorSpec { role, layer, .. }| {
         let values = match role.is_matrix() {
@@ -55,8 +55,8 @@ fn all_forms_dtypes_and_shardings_give_equal_weights() {
     assert_eq!(f32::from_bits(values[0][7]), model.tensors[0].2[7]);
 }
 
-/// The error of a file that became shorter names the file and a remedy. Windows lets no file shrink
-/// that is mapped.
+/// The error of a file that became shorter contains its name and a remedy. On Windows a mapped file
+/// cannot shrink.
 #[cfg(unix)]
 #[test]
 fn weights_that_shrink_after_they_were_opened_are_an_invalid_model() {
@@ -78,7 +78,7 @@ fn weights_that_shrink_after_they_were_opened_are_an_invalid_model() {
     }
 }
 
-/// Pages of prompts, costs and the journal of the quantiser belong to a model by these.
+/// Hashes that identify the model for the prompt cache, measured times and the quantiser's journal.
 #[test]
 fn a_model_is_another_after_any_change() {
     let dir = tempfile::tempdir().unwrap();
@@ -94,7 +94,8 @@ fn a_model_is_another_after_any_change() {
     let mut seen = vec![identity()];
     let mut bytes = std::fs::read(&weights).unwrap();
     assert!(bytes.len() > 64 * 4096, "pieces do not overlap");
-    // The first piece lies in the header, where nothing can change; the last one ends the file.
+    // The first piece is in the header, which cannot change unnoticed. The last one is the end of
+    // the file.
     for piece in [20, 40, 63] {
         let at = (bytes.len() - 4096) * piece / 63 + 4095;
         bytes[at] ^= 1;

@@ -1,6 +1,6 @@
-//! Compares this program with Hugging Face transformers (`scripts/golden/model.py`), token by
-//! token, past windows, pages and rings. The files are those that transformers saved, in both
-//! spellings of the configuration.
+//! Compares this program with Hugging Face transformers (`scripts/golden/model.py`) token by token,
+//! past windows, pages and rings. The files are those that transformers saved, in both spellings of
+//! the configuration.
 
 use crate::{common, reference};
 use common::trees::reshape_global_layers;
@@ -23,9 +23,9 @@ use std::path::{Path, PathBuf};
 const CASES: [&str; 6] =
     ["text", "multimodal", "untied", "gemma4-wide", "gemma4-unified", "gemma4-mixture"];
 
-/// Nats by which a likelihood may differ from the golden one. All compute in f32, so what is left
-/// is the order of sums: the oracle differs by 2e-5, and so does the planned engine as long as its
-/// kernels keep activations in f32.
+/// Limit in nats of a likelihood's difference from the golden one. All computation is in f32, so
+/// only the order of sums differs. The reference engine differs by 2e-5, and the planned engine by
+/// as much while its kernels keep activations in f32.
 const ORACLE: f64 = 1e-4;
 const PLANNED: f64 = 1e-3;
 
@@ -33,7 +33,7 @@ const PLANNED: f64 = 1e-3;
 struct Golden {
     ids: Vec<u32>,
     nll: Vec<f64>, // [ids - 1]
-    /// The same with keys and values rounded to f16.
+    /// The likelihoods with keys and values rounded to f16.
     nll_f16_cache: Vec<f64>,
     top1: Vec<u32>, // [ids]
     least_margin: f32,
@@ -60,7 +60,7 @@ fn config(case: &str, file: &str) -> Value {
     serde_json::from_slice(&fs::read(folder(case).join(file)).unwrap()).unwrap()
 }
 
-/// The case's weights under another configuration.
+/// Returns the case's weights under another configuration.
 fn weights(case: &str, config: &Value) -> Weights {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
@@ -68,7 +68,7 @@ fn weights(case: &str, config: &Value) -> Weights {
     Weights::open(Checkpoint::open(dir.path()).unwrap()).unwrap()
 }
 
-/// Scores of all positions, the text cut into passes of `chunk` rows.
+/// Returns scores of all positions, in passes of `chunk` rows.
 fn run(engine: &mut dyn Engine, ids: &[u32], chunk: usize) -> Scores {
     let mut all = Scores { vocab: engine.info().vocab, logits: Vec::new(), ..Scores::default() };
     let mut scores = Scores::default();
@@ -86,7 +86,7 @@ fn nll(logits: &[f32], token: u32) -> f64 {
         - logits[token as usize] as f64
 }
 
-/// Largest difference of any token's likelihood, in nats.
+/// Returns the largest difference of any token's likelihood, in nats.
 fn worst_nll(scores: &Scores, golden: &Golden) -> f64 {
     assert!(scores.logits.iter().all(|v| v.is_finite()));
     let differences = golden
@@ -102,7 +102,7 @@ fn largest_difference(a: &[f32], b: &[f32]) -> f32 {
     a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
 }
 
-/// Likelihoods within `nats`, whole rows of logits within twice that, and the same likeliest
+/// Checks likelihoods within `nats`, complete rows of logits within twice that, and the likeliest
 /// tokens.
 fn check(what: &str, scores: &Scores, golden: &Golden, nats: f64) {
     assert_eq!(scores.rows(), golden.ids.len(), "{what}");
@@ -117,7 +117,7 @@ fn check(what: &str, scores: &Scores, golden: &Golden, nats: f64) {
     for (i, want) in golden.top1.iter().enumerate() {
         let row = scores.row(i);
         let best = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        // Where two tokens are as good as equal, either may win.
+        // If two tokens are almost equally likely, either may be first.
         assert!(
             best - row[*want as usize] < 2.0 * nats as f32,
             "{what}: another token is likeliest at {i}"
@@ -184,7 +184,7 @@ fn the_planned_engine_agrees_with_transformers() {
     }
 }
 
-/// In f32, as the files are: a device multiplies those too.
+/// Weights are f32 here, as in the files, and a device computes with those too.
 #[test]
 fn a_device_agrees_with_transformers() {
     let Some(open) = common::vulkan::device() else { return };
@@ -204,7 +204,7 @@ fn a_device_agrees_with_transformers() {
     }
 }
 
-/// The best logit of each step stands at least 0.02 above the second, so the texts are equal.
+/// The best logit of each step is at least 0.02 above the second, so the texts are equal.
 #[test]
 fn greedy_texts_are_those_of_transformers() {
     let device = common::vulkan::device();
@@ -234,9 +234,9 @@ fn greedy_texts_are_those_of_transformers() {
     }
 }
 
-/// Rounding the cache moves likelihoods by far more than the tolerance above, so the golden cache
-/// is rounded too. The remaining differences come from f32 noise of one part in ten million, which
-/// lets some values round the other way.
+/// Rounding the cache changes likelihoods by far more than the tolerance above, so the golden cache
+/// is rounded too. The remaining differences come from f32 noise of one part in ten million, by
+/// which some values round the other way.
 #[test]
 fn an_f16_cache_is_transformers_with_rounded_keys_and_values() {
     for case in CASES {
@@ -267,8 +267,8 @@ fn an_f16_cache_is_transformers_with_rounded_keys_and_values() {
     }
 }
 
-/// Both engines through the same random life: trees scored in one pass or two, any path committed,
-/// now and then a step back.
+/// Both engines do the same random operations: trees scored in one pass or two, random paths
+/// committed, and sometimes a truncation.
 #[test]
 fn both_engines_live_through_the_same_trees() {
     let golden = golden("multimodal");
@@ -359,7 +359,7 @@ fn a_tree_scores_alike_in_both_engines() {
         assert_eq!(a.hidden.len(), b.hidden.len());
         assert!(!a.hidden.is_empty());
         assert!(largest_difference(&a.hidden, &b.hidden) < 1e-3, "{case}: hidden states differ");
-        // The deepest path becomes history in both, and the next token follows it.
+        // The deepest path is committed in both engines, and the next token follows it.
         let depths = tree.depths();
         let mut node = (0..21u32).max_by_key(|n| depths[*n as usize]);
         let mut path = Vec::new();
@@ -378,8 +378,8 @@ fn a_tree_scores_alike_in_both_engines() {
     }
 }
 
-/// Each wrong reading of a configuration moves likelihoods far beyond the tolerances above, so the
-/// vectors would show it.
+/// Each wrong reading of a configuration changes likelihoods far beyond the tolerances above, so
+/// the golden vectors would reveal it.
 #[test]
 fn the_vectors_notice_a_model_that_is_slightly_wrong() {
     let golden = golden("text");

@@ -1,4 +1,4 @@
-//! Files with false headers, that end early or belong to other tools are refused with exit code 3,
+//! Files with false headers, truncated files and files of other tools are refused with exit code 3,
 //! a reason that names the place, and a remedy. The program does not crash.
 
 use crate::common;
@@ -16,7 +16,7 @@ fn open(dir: &Path) -> anyhow::Result<Weights> {
     Weights::open(Checkpoint::open(dir)?)
 }
 
-/// A good model in a fresh directory.
+/// Writes a good model into a new directory.
 fn model(form: Form, shards: usize) -> (TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("model");
@@ -24,7 +24,7 @@ fn model(form: Form, shards: usize) -> (TempDir, PathBuf) {
     (dir, path)
 }
 
-/// The refusal, which must be a model fault with a remedy; its whole chain as text.
+/// Returns the text of the refusal, which must be a model fault with a remedy.
 #[track_caller]
 fn refusal<T>(result: anyhow::Result<T>) -> String {
     let error = result.err().expect("was accepted");
@@ -34,7 +34,7 @@ fn refusal<T>(result: anyhow::Result<T>) -> String {
     format!("{error:#} | {help}")
 }
 
-/// Breaks a good model and checks that the refusal says all of `words`.
+/// Breaks a good model and checks that the refusal contains all of `words`.
 #[track_caller]
 fn refused(form: Form, shards: usize, harm: impl FnOnce(&Path), words: &[&str]) {
     let (_dir, path) = model(form, shards);
@@ -345,14 +345,14 @@ fn artifacts_that_lie_about_their_formats() {
     );
 }
 
-/// Header and data of a small valid file.
+/// Returns header and data of a small valid file.
 fn good_file() -> Vec<u8> {
     let tensors =
         [("a".to_string(), vec![2, 3], vec![1.0; 6]), ("b".to_string(), vec![4], vec![2.0; 4])];
     safetensors(&tensors, Dtype::BF16)
 }
 
-/// Puts the file where a checkpoint has it and uses whatever opens.
+/// Writes the bytes as a checkpoint's file, and uses it if it opens.
 fn use_file(bytes: &[u8]) {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("config.json"), r#"{"model_type": "gemma3_text"}"#).unwrap();

@@ -19,10 +19,10 @@ use std::sync::Arc;
 
 const FAMILIES: [&str; 3] = ["gemma3", "gemma4", "gemma4-unified"];
 
-/// Nats by which a likelihood may differ: soft tokens may differ by 1e-4.
+/// Limit in nats of a likelihood's difference. Soft tokens may differ by 1e-4.
 const NATS: f64 = 1e-3;
 
-/// The first of the ids that mark images, which no greedy text has.
+/// The first of the ids that mark images. Greedy texts contain none of them.
 const MARKS: Token = 250;
 const SOFT: Token = 252;
 
@@ -59,7 +59,7 @@ fn json(family: &str, file: &str) -> Value {
     serde_json::from_slice(&fs::read(folder(family).join(file)).unwrap()).unwrap()
 }
 
-/// The picture of the script's `picture`.
+/// Returns the image of the script's `picture`.
 fn drawn(image: &Shown) -> Picture {
     let ([width, height], seed) = (image.size, image.seed);
     let value = |x: usize, y: usize, c: usize| {
@@ -72,7 +72,7 @@ fn drawn(image: &Shown) -> Picture {
     Picture { width, height, rgb, flattened: false }
 }
 
-/// A family's images, and its weights under another window.
+/// A family's images, and its weights with another window.
 struct Sighted {
     images: Vec<Arc<Image>>,
     registry: Arc<Images>,
@@ -103,7 +103,7 @@ impl Sighted {
         weights.seeing(self.registry.clone())
     }
 
-    /// The history of ids in which places of images are all the same.
+    /// Returns the history of ids that all have the same token for places of images.
     fn history(&self, text: &Text) -> Vec<Token> {
         let places = text.images.iter().flat_map(|i| self.images[*i].places());
         let mut places = places.collect::<Vec<_>>().into_iter();
@@ -118,7 +118,7 @@ fn nll(logits: &[f32], token: Token) -> f64 {
         - logits[token as usize] as f64
 }
 
-/// Scores of all rows, read in passes of about `chunk` rows that cut no image.
+/// Returns scores of all rows, read in passes of about `chunk` rows that do not split an image.
 fn run(engine: &mut dyn Engine, history: &[Token], chunk: usize) -> Scores {
     let mut all = Scores { vocab: engine.info().vocab, logits: Vec::new(), ..Scores::default() };
     let (mut scores, mut rest) = (Scores::default(), history);
@@ -132,7 +132,7 @@ fn run(engine: &mut dyn Engine, history: &[Token], chunk: usize) -> Scores {
     all
 }
 
-/// The likeliest token that marks no image.
+/// Returns the likeliest token that does not mark an image.
 fn best(row: &[f32]) -> Token {
     let row = &row[..MARKS as usize];
     let most = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
@@ -187,7 +187,7 @@ fn texts_with_images_on_a_device_agree_with_transformers() {
     agrees(&|| Box::new(open()), "device");
 }
 
-/// Pictures of all kinds, with bytes changed, moved and cut: read or refused, without a panic.
+/// Images of all kinds with bytes changed, moved and cut are read or refused, without a panic.
 #[test]
 fn damaged_pictures_are_read_or_refused() {
     let cases = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/vision/files.json");

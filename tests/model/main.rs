@@ -1,4 +1,4 @@
-//! Models as they are stored: values, tokenizers, checkpoints, hostile files.
+//! Stored models: values, tokenizers, checkpoints, hostile files.
 
 #[path = "../common/mod.rs"]
 mod common;

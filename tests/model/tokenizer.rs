@@ -1,12 +1,12 @@
-//! Text to tokens and back, held to the `tokenizers` crate's own whole-string coding: the bundled
-//! tokenizer, and Gemma's where `GEMMA_TEST_TOKENIZER` names its `tokenizer.json` (a file of
-//! Google's, so it is not in this repository).
+//! Text to tokens and back, compared with the `tokenizers` crate: the bundled tokenizer, and
+//! Gemma's if `GEMMA_TEST_TOKENIZER` names its `tokenizer.json`, which is Google's file and not in
+//! this repository.
 
 use gemma::models::{ChatTemplate, Detokenizer, Message, Special, Tokenizer, gemma3::bundled};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
-/// Ours and the crate's.
+/// Returns this program's tokenizers, each with the crate's.
 fn pairs() -> Vec<(Tokenizer, tokenizers::Tokenizer)> {
     let checkpoint = bundled::target().unwrap();
     let mut files = vec![checkpoint.side_file("tokenizer.json").unwrap().unwrap().into_owned()];
@@ -23,8 +23,8 @@ fn whole(theirs: &tokenizers::Tokenizer, text: &str) -> Vec<u32> {
     theirs.encode_fast(text, false).unwrap().get_ids().to_vec()
 }
 
-/// Ordinary text made of what tokenizers trip over: runs of line ends and spaces, tags, bytes
-/// without a piece.
+/// Returns random text of difficult parts: runs of line ends and spaces, tags, bytes without a
+/// piece.
 fn random_text(rng: &mut SmallRng) -> String {
     const PARTS: [&str; 16] = [
         "\n",
@@ -109,7 +109,7 @@ fn streamed_text_is_the_decoded_whole() {
                     .map(|_| rng.random_range(0..ours.vocab() as u32))
                     .collect(),
             };
-            // Characters in byte tokens, some of them with their end or their beginning missing.
+            // Characters in byte tokens. Some have lost their first or last bytes.
             for _ in 0..rng.random_range(0..4) {
                 let c = ['é', '€', '😀', '\u{7ff}', 'x'][rng.random_range(0..5)];
                 let at = rng.random_range(0..=tokens.len());
@@ -122,7 +122,7 @@ fn streamed_text_is_the_decoded_whole() {
             let mut text = String::new();
             for (i, token) in tokens.iter().enumerate() {
                 text.push_str(&stream.push(*token));
-                // Everything certain is out: what is held is less than one character.
+                // All certain text is out: the held part is shorter than a character.
                 let so_far: usize = tokens[..=i].iter().map(|t| ours.token_bytes(*t).len()).sum();
                 let certain = String::from_utf8_lossy(&all[..so_far]);
                 assert!(
@@ -141,7 +141,7 @@ fn streamed_text_is_the_decoded_whole() {
     }
 }
 
-/// A damaged file is refused with its remedy, or still is a tokenizer; it never panics.
+/// A damaged file is refused with a remedy, or is still a tokenizer. It never panics.
 #[test]
 fn damaged_files_are_refused_in_order() {
     let good =
@@ -152,7 +152,7 @@ fn damaged_files_are_refused_in_order() {
         let mut bytes = good.clone();
         match round % 3 {
             0 => bytes.truncate(rng.random_range(0..good.len())),
-            // Most of the file is vocabulary and merges; its beginning says how they are used.
+            // Most of the file is vocabulary and merges. Its start says how they are used.
             1 => {
                 let at = rng.random_range(0..3000);
                 bytes.drain(at..at + rng.random_range(1..40));
@@ -175,8 +175,8 @@ fn damaged_files_are_refused_in_order() {
     assert!(refused > rounds / 2, "{refused} of {rounds}");
 }
 
-/// Every way that a tokenizer may cut what a grammar describes stays open where nothing is fixed,
-/// and what is fixed is cut its way.
+/// If a grammar does not fix the text, every tokenisation stays possible. Fixed text is tokenised
+/// in the grammar's way.
 #[test]
 fn a_grammar_speaks_the_tokenizers_language() {
     use gemma::grammar::{GrammarSource, Grammars};

@@ -1,4 +1,4 @@
-//! An architecture that is added as docs/ADDING.md says, and computed once more by hand in f64.
+//! An architecture that is added according to docs/ADDING.md, compared with a computation in f64.
 
 use gemma::checkpoint::gguf::write::Keys;
 use gemma::compute::KvFormat;
@@ -13,7 +13,7 @@ use gemma::models::{
 };
 use serde_json::{Value, json};
 
-/// Feeds forward before it attends. Values are the products with the key matrix.
+/// Feeds forward before it attends. Its values are the products with the key matrix.
 struct Toy;
 
 static DIALECT: Dialect = Dialect {
@@ -136,7 +136,7 @@ fn rotated(mut heads: Vec<f64>, position: usize, spec: &LayerSpec) -> Vec<f64> {
     heads
 }
 
-/// The logits of all tokens of a text, by the definition of the toy.
+/// Computes the logits of all tokens of a text from the definition of the toy.
 fn by_hand(weights: &Weights, tokens: &[u32]) -> Vec<f64> {
     let c = weights.config();
     let rows = |role, layer| -> Vec<Vec<f64>> {
@@ -147,7 +147,7 @@ fn by_hand(weights: &Weights, tokens: &[u32]) -> Vec<f64> {
     let product = |role, layer, x: &[f64]| -> Vec<f64> {
         rows(role, layer).iter().map(|row| dot(row, x)).collect()
     };
-    // Each part of `x` that is as long as the norm.
+    // Normalises each part of `x` that has the length of the norm.
     let normed = |role, layer, x: &[f64]| -> Vec<f64> {
         let w = weights.vector(role, layer).unwrap();
         let parts = x.chunks_exact(w.len()).flat_map(|x| {
@@ -199,8 +199,8 @@ fn toy() -> Config {
     Toy.config(&json).unwrap()
 }
 
-/// The logits of a text in passes of four tokens. The executor compares each dispatch with its
-/// scalar definition.
+/// Computes the logits of a text in passes of four tokens. The executor compares each dispatch with
+/// its scalar definition.
 fn computed(weights: &Weights, tokens: &[u32]) -> Vec<f32> {
     let options = CpuOptions { threads: 2, check: true, isa: None };
     let exec = Box::new(CpuExecutor::new(options).unwrap());
@@ -219,7 +219,7 @@ fn computed(weights: &Weights, tokens: &[u32]) -> Vec<f32> {
 #[test]
 fn a_toy_computes_its_steps() {
     let tokens: Vec<u32> = (0..11).map(|i| (7 * i + 3) % VOCAB as u32).collect();
-    // Weights of floats, whose activations are not rounded.
+    // Weights of floats, for which activations are not rounded.
     let weights = Weights::synthetic(toy(), |_| "f32".parse().unwrap(), 5);
     let (found, want) = (computed(&weights, &tokens), by_hand(&weights, &tokens));
     assert_eq!(found.len(), tokens.len() * VOCAB);
@@ -234,7 +234,7 @@ fn a_toy_computes_its_steps() {
 fn tensors_follow_from_the_steps() {
     let tensors = toy().tensors(false);
     let keys = tensors.iter().filter(|t| t.role == Role::K);
-    // The matrix of keys and values once a layer.
+    // One matrix per layer gives keys and values.
     assert!(keys.map(|t| (t.layer, t.rows, t.cols)).eq((0..3).map(|layer| (layer, 32, 64))));
     assert!(tensors.iter().all(|t| t.role != Role::V));
 }

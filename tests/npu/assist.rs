@@ -1,5 +1,5 @@
-//! Models with an NPU beside the executor, modelled on the host: row exactness, one text whatever
-//! drafts, faults, and the command line.
+//! Models on an executor with an NPU, modelled in software: exact rows, one text with any drafts,
+//! faults, and the command line.
 
 use crate::{common, invariance, shell};
 use common::trees::{VOCAB, bits, check_tree, one_by_one, prefill, tokens};
@@ -26,8 +26,8 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Some layers, every n-th of them global; four queries for two kv heads of a size that the kernel
-/// takes.
+/// Returns a configuration in which every n-th layer is global. It has four queries for two kv
+/// heads of a size that the kernel supports.
 fn config_of(n_layers: usize, pattern: usize) -> Config {
     let json = json!({
         "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text",
@@ -43,7 +43,7 @@ fn weights_of(config: Config) -> Weights {
     Weights::synthetic(config, |_| "f32".parse().unwrap(), 5)
 }
 
-/// Two layers, the second global.
+/// Returns weights of two layers. The second one is global.
 fn weights() -> Weights {
     weights_of(config_of(2, 2))
 }
@@ -62,7 +62,7 @@ fn plain(kv: KvFormat) -> PlannedEngine {
     PlannedEngine::new(&weights(), cpu(2, false), EngineOptions { context: CONTEXT, kv }).unwrap()
 }
 
-/// An engine with the NPU's model beside a processor, and the count of its open handles.
+/// Returns an engine with the NPU's model and the processor, and the number of its open handles.
 fn assisted(
     kv: KvFormat,
     share: usize,
@@ -92,7 +92,7 @@ fn assisted_with(
     )
 }
 
-/// Rows use the NPU from 256 + 128 positions on: a page, and the most rows of a pass behind it.
+/// Rows use the NPU from position 384 on: 256 for a page, and 128 for the largest pass after it.
 #[test]
 fn trees_equal_one_by_one_decoding_beside_the_npu() {
     let mut rng = SmallRng::seed_from_u64(1);
@@ -112,8 +112,8 @@ fn trees_equal_one_by_one_decoding_beside_the_npu() {
     }
 }
 
-/// A sequence that begins with a kept prefix has pages that no commit has seen, which the NPU is
-/// given before it attends them.
+/// A sequence that begins with a kept prefix has pages that it never committed. They are sent to
+/// the NPU before it attends them.
 #[test]
 fn a_prefix_is_sealed_before_the_npu_attends_it() {
     let mut rng = SmallRng::seed_from_u64(8);
@@ -134,9 +134,9 @@ fn a_prefix_is_sealed_before_the_npu_attends_it() {
     assert!(report.row_pages > 0 && report.given_up.is_none(), "{report:?}");
 }
 
-/// The same beside a GPU, whose passes have more rows and so leave more pages to it. All layers are
-/// global: kernels for wide heads take a processor's driver long to compile, and the one for the
-/// rest is enough.
+/// The same with a GPU. Its passes have more rows, so it attends more of the newest pages itself.
+/// All layers are global: then only one attention kernel is needed, and a driver on the processor
+/// compiles kernels for wide heads slowly.
 #[test]
 fn trees_equal_one_by_one_decoding_beside_gpu_and_npu() {
     let Some(open) = device() else { return };
@@ -151,7 +151,7 @@ fn trees_equal_one_by_one_decoding_beside_gpu_and_npu() {
         check_tree(&mut a, &mut b, &text[..1060], &mut rng, &format!("{kv:?}"));
         let report = a.report().executor.unwrap().assist.unwrap();
         assert!(report.row_pages > 0 && report.given_up.is_none(), "{report:?}");
-        // The GPU is left at work up to the first global layer.
+        // The GPU works up to the first global layer.
         let tree = TokenTree::chain(&[5, 6, 7]);
         let inputs = [Input::new(0, &tree, Rows::All)];
         let (mut want, mut got) = (Scores::default(), Scores::default());
@@ -159,7 +159,7 @@ fn trees_equal_one_by_one_decoding_beside_gpu_and_npu() {
         assert!(a.begin(&inputs, Output::Logits).unwrap());
         a.finish(&mut got).unwrap();
         assert_eq!(bits(&got.logits), bits(&want.logits));
-        // The NPU rounds differently, so its result is close to that of the CPU alone.
+        // The NPU rounds differently, so its result is only close to that of the CPU alone.
         let mut alone =
             PlannedEngine::new(&weights, cpu(2, false), EngineOptions { context: CONTEXT, kv })
                 .unwrap();
@@ -175,8 +175,8 @@ fn trees_equal_one_by_one_decoding_beside_gpu_and_npu() {
     }
 }
 
-/// The NPU's share is another rounding of the same numbers; and what the processor's twins say of
-/// the rest holds.
+/// With the NPU, results differ from those of the processor alone, but only by rounding. The
+/// processor's part equals its twins.
 #[test]
 fn the_npu_changes_little_and_something() {
     let mut rng = SmallRng::seed_from_u64(2);
@@ -203,11 +203,11 @@ fn the_npu_changes_little_and_something() {
         assert!(far < 0.01 * most, "{far} of {most}");
     }
     let report = a.report().executor.unwrap().assist.unwrap();
-    // 900 positions: three pages sealed, twice, as the timeline began anew.
+    // 900 positions: three pages sealed, twice because the timeline started again.
     assert_eq!((report.pages_sealed, report.silicon), (1 + 3, false));
 }
 
-/// A timeline that is taken back and goes on otherwise forgets the pages that were sealed in
+/// A timeline that is truncated and continues differently drops the pages that were sealed in
 /// between.
 #[test]
 fn pages_follow_an_edited_history() {
@@ -240,8 +240,8 @@ fn one_text_whatever_drafts_beside_the_npu() {
     }
 }
 
-/// After an error of the first command, the numbers are those of a run without NPU. After a later
-/// error, the run continues to its end.
+/// After an error of the first command, the numbers are those of a run without an NPU. After a
+/// later error, the run continues to its end.
 #[test]
 fn every_fault_is_survived() {
     let mut rng = SmallRng::seed_from_u64(7);
@@ -276,8 +276,8 @@ fn every_fault_is_survived() {
                     assert!(report.given_up.is_none() && got == with_npu, "{what}: {report:?}");
                     continue;
                 }
-                // A result that is wrong and looks right is found by the next job that is computed
-                // twice: the first of 256.
+                // A result that is wrong but plausible is found by the next job that is computed
+                // twice, the first of 256.
                 let unseen = kind == FaultKind::Wrong && from > 0;
                 assert_eq!(report.given_up.is_none(), unseen, "{what}: {report:?}");
                 if from == 0 {
@@ -294,7 +294,8 @@ fn every_fault_is_survived() {
     }
 }
 
-/// A tiny checkpoint with a tokenizer of letters, one token each, and a prompt of so many of them.
+/// Writes a tiny checkpoint with a tokenizer of letters, which are one token each. Returns a prompt
+/// of `letters` letters.
 fn checkpoint(dir: &Path, letters: usize) -> String {
     let tiny = TinyDims {
         n_layers: 2,
@@ -340,7 +341,7 @@ fn checkpoint(dir: &Path, letters: usize) -> String {
     text
 }
 
-/// The text of a run and its figures.
+/// Returns the text of a run, its figures and its notes.
 fn generate(dir: &Path, more: &[&str]) -> (String, Value, Vec<String>) {
     generate_with(dir, more, "")
 }
@@ -384,8 +385,8 @@ fn a_long_context_on_the_command_line() {
     let (npu, used) = (&figures["npu"], &figures["usage"]);
     let prompt = used["prompt_tokens"].as_u64().unwrap();
     assert!(prompt > 3000 && notes.is_empty(), "{prompt} tokens, {notes:?}");
-    // Every row attended every page that ends 128 positions before it, through the NPU: rows of the
-    // prompt and of the text.
+    // Every row, of the prompt and of the text, attended every page that ends 128 positions before
+    // it through the NPU.
     let rows = prompt + used["completion_tokens"].as_u64().unwrap() - 1;
     let want: u64 = (0..rows).map(|p| p.saturating_sub(128) / 256).sum();
     assert_eq!(npu["row_pages"], want, "{npu}");
@@ -445,7 +446,7 @@ fn faults_are_one_line_and_the_text_goes_on() {
     let (text, figures, _) = generate(dir.path(), &["--npu", "off", "--draft", "off"]);
     assert_eq!(figures["npu"], Value::Null);
     for (name, _) in FaultKind::ALL {
-        // In the self-test, and at the first command after its four.
+        // A fault in the self-test, which has four commands, and one in the first command after it.
         for (at, word) in [(0, "running without the NPU"), (4, "the NPU was given up")] {
             let fault = format!("{name}@{at}");
             let (got, figures, notes) =
@@ -455,7 +456,7 @@ fn faults_are_one_line_and_the_text_goes_on() {
             assert_eq!(figures["npu"]["given_up"].is_string(), at == 4, "{fault}: {figures}");
         }
     }
-    // No device here, or none that this project has met: one line if it was asked for, none if not.
+    // This machine has no supported NPU: one note if it was requested, none otherwise.
     let (got, figures, notes) = generate(dir.path(), &["--draft", "off"]);
     assert!(got == text && figures["npu"].is_null() && notes.is_empty(), "{notes:?}");
     let (got, _, notes) = generate(dir.path(), &["--npu", "force", "--draft", "off"]);

@@ -1,6 +1,6 @@
-//! The NPU's kernel: its C++ source, compiled for this processor against the host model of aie_api,
-//! equals the Rust twin bit for bit, and both are near exact arithmetic. Without a C++ compiler the
-//! first part is skipped aloud; GEMMA_REQUIRE_CXX=1, as CI has it, fails then.
+//! The NPU's kernel. Its C++ source, compiled for this processor with the host model of aie_api,
+//! equals the Rust twin bit for bit, and both are close to exact arithmetic. Without a C++ compiler
+//! the first part is skipped with a message; with GEMMA_REQUIRE_CXX=1, as in CI, it fails.
 
 use super::library::Library;
 use crate::fuzz;
@@ -22,7 +22,7 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
-/// The kernel for both head dimensions, or `None` where there is no compiler.
+/// Returns the kernel for both head dimensions; `None` if there is no compiler.
 fn libraries(flags: &[&str]) -> Option<(tempfile::TempDir, Vec<Arc<Library>>)> {
     let room = Path::new(env!("CARGO_MANIFEST_DIR")).join("npu-kernels");
     let dir = tempfile::tempdir().unwrap();
@@ -68,7 +68,7 @@ fn draw(rng: &mut SmallRng, n: usize, size: f32) -> Vec<f32> {
     (0..n).map(|_| bf16::from_f32(size * 3f32.sqrt() * one(rng)).to_f32()).collect()
 }
 
-/// Random keys and values, and the tiles that hold them.
+/// Random keys and values, and the tiles that contain them.
 struct Pages {
     keys: Vec<f32>,   // [n, head_dim]
     values: Vec<f32>, // [n, head_dim]
@@ -80,7 +80,7 @@ fn pages(shape: Shape, n: usize, seed: u64) -> Pages {
     let (mut rng, dim) = (SmallRng::seed_from_u64(seed), shape.head_dim);
     let (keys, values) = (draw(&mut rng, n * dim, 1.0), draw(&mut rng, n * dim, 1.0));
     let mut objects = Vec::new();
-    // As the host writes them for a pair, of which this core takes every second object.
+    // As the host writes them for a pair of cores. This core reads every second object.
     for (page, (k, v)) in
         keys.chunks_exact(PAGE * dim).zip(values.chunks_exact(PAGE * dim)).enumerate()
     {
@@ -99,7 +99,8 @@ struct Case<'a> {
     objects: Vec<u8>,
 }
 
-/// Random queries of so many rows; scores have about this standard deviation, in powers of two.
+/// Makes random queries for `rows` rows. `scale` is the approximate standard deviation of their
+/// scores in powers of two.
 fn case<'a>(
     shape: Shape,
     pages: &'a Pages,
@@ -130,7 +131,7 @@ fn run(shape: Shape, core: &mut dyn Core, objects: &[u8]) -> Vec<u8> {
     out
 }
 
-/// Attention of one query in f64: largest score, sum of exponentials, divided output.
+/// Computes the attention of one query in f64: largest score, sum of exponentials, divided output.
 fn exact(q: &[f32], keys: &[f32], values: &[f32]) -> (f64, f64, Vec<f64>) {
     let dim = q.len();
     let dot = |k: &[f32]| q.iter().zip(k).map(|(a, b)| *a as f64 * *b as f64).sum();
@@ -146,14 +147,14 @@ fn exact(q: &[f32], keys: &[f32], values: &[f32]) -> (f64, f64, Vec<f64>) {
     (most, sum, out)
 }
 
-/// Relative L2 distance.
+/// Returns the relative L2 distance.
 fn apart(got: impl Iterator<Item = f64>, want: &[f64]) -> f64 {
     let (off, all) =
         got.zip(want).fold((0.0, 0.0), |(off, all), (g, w)| (off + (g - w) * (g - w), all + w * w));
     (off / all).sqrt()
 }
 
-/// The largest relative L2 distance of a row from f64.
+/// Returns the largest relative L2 distance of a row from f64.
 fn distance(shape: Shape, case: &Case<'_>, out: &[u8], rows: usize) -> f64 {
     let (view, dim, mut worst) = (ResultView::new(shape, out), shape.head_dim, 0f64);
     for r in 0..rows {
@@ -176,12 +177,12 @@ fn distance(shape: Shape, case: &Case<'_>, out: &[u8], rows: usize) -> f64 {
     worst
 }
 
-/// Row counts that a core takes itself; 32 rows of 256 channels are two jobs, see below.
+/// Returns row counts that one core handles. 32 rows of 256 channels are two jobs, see below.
 fn row_counts(shape: Shape) -> impl Iterator<Item = usize> {
     [4, 16, 32].into_iter().filter(move |r| *r <= shape.rows())
 }
 
-/// Scores of standard deviation 1 to 20 in natural logarithms, 512 keys to 32k.
+/// Number of keys, 512 to 32k, and standard deviation of the scores, 1 to 20 in natural logarithms.
 const CASES: [(usize, f32); 6] =
     [(512, 1.0), (512, 20.0), (4096, 4.0), (8192, 10.0), (32768, 1.0), (32768, 20.0)];
 
@@ -207,7 +208,8 @@ fn the_twin_is_near_exact_arithmetic() {
     eprintln!("largest distance from exact arithmetic: {:.3} %", 100.0 * worst);
 }
 
-/// Rows that see all, some, one tile or nothing; no rows; no tiles.
+/// Returns cases in which rows see all tiles, some, one or none, and cases without rows or without
+/// tiles.
 fn odd_cases<'a>(shape: Shape, two: &'a Pages, none: &'a Pages) -> Vec<(Case<'a>, usize)> {
     let tiles = two.tiles as u32;
     let mut list = Vec::new();
@@ -231,8 +233,7 @@ fn masked_and_empty_headers() {
             let far = distance(shape, &c, &run(shape, &mut Twin::new(shape), &c.objects), rows);
             assert!(far <= 0.003, "{far}");
         }
-        // A row's result has nothing to do with what other rows see, nor with tiles that it does
-        // not see itself.
+        // A row's result does not depend on what other rows see, nor on tiles that it does not see.
         let whole = case(shape, &two, 4, 3.0, |r| if r == 2 { 3 } else { 32 });
         let few = case(shape, &two, 4, 3.0, |r| if r == 2 { 3 } else { 0 });
         let [a, b] = [&whole, &few].map(|c| run(shape, &mut Twin::new(shape), &c.objects));
@@ -267,7 +268,7 @@ fn the_source_equals_the_twin_bit_for_bit() {
     let Some((_dir, libraries)) = libraries(&[]) else { return };
     for (shape, library) in shapes().into_iter().zip(&libraries) {
         assert_eq!(library.shape, shape);
-        // Memory that design.py allots to the state of a core.
+        // The memory that design.py allocates for the state of a core.
         assert_eq!(
             library.state_bytes,
             (OBJECT + 3 * (shape.rows() / 4) * 64 + 16).next_multiple_of(32)
@@ -295,7 +296,7 @@ fn the_source_equals_the_twin_bit_for_bit() {
     }
 }
 
-/// With the sums of the silicon's published model the kernel is as near to exact arithmetic.
+/// With the silicon's published model of sums, the kernel is as close to exact arithmetic.
 #[test]
 fn nine_term_sums_change_little() {
     let Some((_dir, libraries)) = libraries(&["-DAIE_NINE_TERMS"]) else { return };
@@ -315,7 +316,7 @@ fn nine_term_sums_change_little() {
     }
 }
 
-/// Values that are not finite do not reach the device.
+/// NaN and infinity do not reach the device.
 fn refuses_what_is_not_finite(
     npu: &mut FlashPartial,
     arena: &mut Arena,
@@ -337,7 +338,7 @@ fn refuses_what_is_not_finite(
     assert_eq!(npu.counters.jobs, jobs);
 }
 
-/// The whole path, with the source in the cores: 32 query rows of either head dimension, an odd
+/// The complete path, with the source in the cores: 32 query rows of either head dimension, an odd
 /// number of heads.
 #[test]
 fn layers_go_through_stream_descriptors_and_kernel() {
@@ -418,7 +419,7 @@ fn layers_go_through_stream_descriptors_and_kernel() {
     }
 }
 
-/// The driver's rules, as the model has them.
+/// The model enforces the driver's rules.
 #[test]
 fn the_model_refuses_what_the_driver_would() {
     let mut accel = HostModelAccel::new(ModelOptions::default());
@@ -458,7 +459,7 @@ fn the_model_refuses_what_the_driver_would() {
         accel.wait(contexts[0], 1, std::time::Duration::ZERO).is_err(),
         "nothing was handed in"
     );
-    // An empty packet is handed in and ends in ABORT.
+    // An empty packet is submitted and ends in ABORT.
     let number = accel.execute(contexts[0], &command, &[share.handle]).unwrap();
     accel.wait(contexts[0], number, std::time::Duration::ZERO).unwrap();
     assert_eq!(accel.bytes(&command)[0] & 15, 6);
@@ -484,7 +485,7 @@ fn fuzz_xclbin() {
         fuzz::run("xclbin", &[model(128), model(256), long], 30_000, &mut |bytes| {
             match xclbin::parse(bytes) {
                 Ok(p) => {
-                    // An accepted part is inside the file and is the same after it is written
+                    // An accepted part is inside the file, and is the same after it is written
                     // again.
                     let again = xclbin::build(&p);
                     assert_eq!(xclbin::parse(&again).unwrap(), p);
@@ -496,7 +497,7 @@ fn fuzz_xclbin() {
     assert!(accepted > 0, "mutants that all are refused at once find nothing");
 }
 
-/// Memory of one page, wherever it is asked for below a limit.
+/// Memory of one page, at any address below a limit.
 struct Small(Vec<u8>);
 
 impl Memory for Small {
@@ -509,7 +510,7 @@ impl Memory for Small {
     }
 }
 
-/// Streams: what is decoded is encoded to the same words, and a modelled array that runs it ends.
+/// Streams: decoding and encoding gives the same words, and a modelled array that runs one ends.
 #[test]
 fn fuzz_stream() {
     let shape = Shape::new(128).unwrap();
@@ -523,8 +524,8 @@ fn fuzz_stream() {
     let mut memory = Small(vec![0; txn::MAX_LENGTH]);
     let mut count = 0;
     let (_, accepted) = fuzz::run("stream", &seeds, 20_000, &mut |bytes| {
-        // The header's byte count is made right in every other mutant, or nothing behind it would
-        // be reached.
+        // In every second mutant the header's byte count is corrected, so that the part after it is
+        // parsed.
         let mut words = le_words(bytes);
         count += 1;
         if words.len() > 3 && count % 2 == 0 {

@@ -12,12 +12,12 @@ type Begin = unsafe extern "C" fn(*const u8, *mut u8, *mut i32);
 type Take = unsafe extern "C" fn(*const u8, *mut u8, *mut u8);
 type End = unsafe extern "C" fn(*mut u8, *mut u8);
 
-/// The alignment of a core's state.
+/// Alignment of a core's state.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
 struct Line([u8; 64]);
 
-/// An open library; closed when this goes.
+/// An open library. Dropping it closes the library.
 struct Handle(*mut c_void);
 
 /// A loaded library.
@@ -27,12 +27,12 @@ pub struct Library {
     query: Take,
     tile: Take,
     end: End,
-    /// Bytes of a core's state; `design.py` allots as many.
+    /// Size of a core's state in bytes. `design.py` allocates as many.
     pub state_bytes: usize,
     pub shape: Shape,
 }
 
-// SAFETY: the functions keep no state of their own; each core has its state.
+// SAFETY: the functions have no state; each core has its own.
 unsafe impl Send for Library {}
 // SAFETY: as above.
 unsafe impl Sync for Library {}
@@ -45,7 +45,7 @@ impl Library {
         // SAFETY: the path ends in zero, and the test built the library from our own source.
         let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         ensure!(!handle.is_null(), "cannot load {}: {}", path.display(), last_error());
-        // Closes it where a symbol is missing.
+        // Closes the library if a symbol is missing.
         let handle = Handle(handle);
         let symbol = |name: &std::ffi::CStr| -> Result<*mut c_void> {
             // SAFETY: the handle is open, the name ends in zero.
@@ -53,8 +53,8 @@ impl Library {
             ensure!(!at.is_null(), "{} has no function {}", path.display(), name.to_string_lossy());
             Ok(at)
         };
-        // SAFETY: the library was made from our source, which declares these functions and
-        // constants so.
+        // SAFETY: the library was made from this project's source, which declares these functions
+        // and constants with these types.
         unsafe {
             let word = |name| symbol(name).map(|at| at.cast::<u32>().read() as usize);
             let head_dim = word(c"flash_head_dim")?;
@@ -71,7 +71,7 @@ impl Library {
         }
     }
 
-    /// A core that runs it.
+    /// Returns a core that runs the library's functions.
     pub fn core(self: &Arc<Library>) -> Box<dyn Core> {
         let lines = |bytes: usize| vec![Line([0; 64]); bytes.div_ceil(64)];
         let (state, out) = (lines(self.state_bytes), lines(self.shape.out_bytes()));
@@ -106,7 +106,7 @@ struct LibraryCore {
 }
 
 impl LibraryCore {
-    /// The object where a core would have it: aligned.
+    /// Copies the object to an aligned address, as on a core.
     fn take(&mut self, object: &[u8]) -> *const u8 {
         for (line, part) in self.object.iter_mut().zip(object.chunks_exact(64)) {
             line.0.copy_from_slice(part);
@@ -118,14 +118,14 @@ impl LibraryCore {
 impl Core for LibraryCore {
     fn begin(&mut self, header: &[u8]) -> usize {
         let (object, mut tiles) = (self.take(header), 0);
-        // SAFETY: an object, the state and a word, each as large as the function wants it.
+        // SAFETY: an object, the state and a word, each of the size that the function expects.
         unsafe { (self.code.begin)(object, self.state.as_mut_ptr().cast(), &mut tiles) };
         tiles as u32 as usize
     }
 
     fn query(&mut self, object: &[u8]) {
         let object = self.take(object);
-        // SAFETY: an object, the state and a result, each as large as the function wants it.
+        // SAFETY: an object, the state and a result, each of the size that the function expects.
         unsafe {
             (self.code.query)(object, self.state.as_mut_ptr().cast(), self.out.as_mut_ptr().cast())
         };

@@ -1,4 +1,4 @@
-//! Plans against allocators: the process's own, which is counted here, and the device's.
+//! Plans compared with allocators: the process's own, which counts here, and the device's.
 
 use crate::common::vulkan::device;
 use gemma::compute::cpu::{CpuExecutor, CpuFootprint, CpuOptions};
@@ -18,12 +18,12 @@ use std::alloc::{GlobalAlloc, Layout as Memory, System};
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Counts what the whole process asks for.
+/// An allocator that counts the requested bytes of the process.
 struct Counting;
 
 static LIVE: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: everything is the system's allocator's; counting changes nothing.
+// SAFETY: the system's allocator does the work, and counting does not affect it.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Memory) -> *mut u8 {
         LIVE.fetch_add(layout.size(), Ordering::Relaxed);
@@ -54,17 +54,18 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Room at the ends of the blocks that small matrices share, most of it in the last one.
+/// Unused bytes at the ends of the blocks that small matrices share, most of them in the last
+/// block.
 const ROOM: u64 = 8 << 20;
 
-/// Within one part in a hundred, and `room` more.
+/// Asserts that the taken bytes are within one percent of the plan, or up to `room` above that.
 #[track_caller]
 fn near(planned: u64, taken: u64, room: u64, what: &str) {
     let range = planned - taken / 100..=planned + taken / 100 + room;
     assert!(range.contains(&taken), "{what}: {planned} planned, {taken} taken");
 }
 
-/// 27B with fewer and narrower layers.
+/// Returns the configuration of 27B with fewer and narrower layers.
 fn config() -> Config {
     let mut json = Shape::B27.config();
     for (key, value) in [
@@ -80,7 +81,7 @@ fn config() -> Config {
     Config::from_json(&json).unwrap()
 }
 
-/// The recipes of 27B; the sizes that they aim at are made smaller in proportion.
+/// Returns the recipes of 27B. Their target sizes are scaled down in proportion.
 fn recipes() -> Vec<(String, MadeUpFormats)> {
     let inline = |weights: &str| MadeUpFormats {
         weights: Some(weights.parse().unwrap()),
@@ -91,7 +92,7 @@ fn recipes() -> Vec<(String, MadeUpFormats)> {
     std::iter::once(("i4-g32".to_owned(), inline("i4-g32"))).chain(named).collect()
 }
 
-/// The recipe for a model of fewer weights.
+/// Returns the recipe scaled to a model of fewer weights.
 fn scaled(name: &str, formats: &MadeUpFormats, directory: &std::path::Path) -> MadeUpFormats {
     let Some(gb) = name.strip_suffix("gb") else { return formats.clone() };
     let text = std::fs::read_to_string(format!("{}/quant/{name}.toml", env!("CARGO_MANIFEST_DIR")))
@@ -110,8 +111,8 @@ fn task(weights: &Weights, context: usize) -> Task<'_> {
     Task { weights, context, kv: KvFormat::F16, sequences: 1, prefixes: 0, npu: false }
 }
 
-/// Runs a test in a process of its own, where nothing else allocates: this one, started again for
-/// that one test.
+/// Runs a test in its own process, where nothing else allocates. The process is this program,
+/// started for that one test.
 #[track_caller]
 fn alone(test: &str) {
     let test = format!("bytes::{test}");
@@ -132,7 +133,7 @@ fn a_processor_takes_what_was_planned() {
 
 #[test]
 fn a_device_is_asked_for_what_was_planned() {
-    // A device that is open here is not open there, but it is there.
+    // The child process opens the device itself.
     if device().is_some() {
         alone("device_allocations");
     }
@@ -174,7 +175,7 @@ fn allocations() {
     }
 }
 
-/// The device that tests run on, as a plan sees it.
+/// Returns the device of the tests as a plan sees it.
 fn info() -> DeviceInfo {
     let devices = Vulkan::open().unwrap().devices().unwrap();
     choose(&devices, Choice::Best).unwrap().clone()
@@ -188,7 +189,7 @@ fn device_allocations() {
     for (name, formats) in recipes().into_iter().filter(|(name, _)| name != "12gb") {
         let weights = scaled(&name, &formats, directory.path()).weights(config()).unwrap();
         let planned = task(&weights, 3000).measure(Some(&info), 6).unwrap();
-        // The last one is closed by now, so that what it asked for no longer counts.
+        // The last engine is closed, so its memory is no longer counted.
         let mut exec = VulkanExecutor::open(Choice::Best).unwrap();
         exec.expect(&planned.pieces);
         let options = ForwardOptions {
@@ -199,7 +200,7 @@ fn device_allocations() {
             spare: SparePages::default(),
         };
         forward::load(&weights, &mut exec, options).unwrap();
-        // Staging is given back once all weights are there.
+        // Staging memory is freed after all weights are loaded.
         let (live, peak) = exec.requested();
         near(planned.gpu.need.total(), peak, 0, &name);
         assert!(
@@ -209,8 +210,7 @@ fn device_allocations() {
     }
 }
 
-/// The processor's executor, whose buffers are real, and which counts matrices by the rule that
-/// packs them.
+/// The processor's executor with real buffers. Matrices are counted by the rule that packs them.
 struct Untouched {
     inner: CpuExecutor,
     weights: u64,
@@ -292,7 +292,7 @@ impl Reports for Untouched {
     }
 }
 
-/// A laptop's graphics, which give 4 GiB at a time.
+/// Returns a laptop's GPU, with allocations of at most 4 GiB.
 fn laptop() -> DeviceInfo {
     DeviceInfo {
         backend: "vulkan",
@@ -320,8 +320,8 @@ fn laptop() -> DeviceInfo {
     }
 }
 
-/// 27B: the processor's buffers are really allocated, where the context is short; the device's
-/// blocks are cut as an arena would.
+/// 27B: the processor's buffers are really allocated, with a short context. The device's blocks are
+/// computed as an arena would cut them.
 #[test]
 fn the_27b_shape_takes_what_was_planned() {
     let config = Config::from_json(&Shape::B27.config()).unwrap();

@@ -1,5 +1,5 @@
-//! `gemma plan` and `--gpu-layers`: what is planned is what is taken, and what does not fit is
-//! refused or goes elsewhere.
+//! `gemma plan` and `--gpu-layers`: a run uses what was planned, and a model that does not fit is
+//! refused or placed elsewhere.
 
 mod bytes;
 #[path = "../common/mod.rs"]
@@ -26,7 +26,7 @@ fn number(value: &Value, path: &str) -> u64 {
     value.pointer(path).and_then(Value::as_u64).unwrap_or_else(|| panic!("no {path} in {value:#}"))
 }
 
-/// A plan of the 27B shape, and whether its exit code says what it says of memory.
+/// Returns a plan of 27B's shape. Checks that its exit code agrees with the plan.
 fn plan_27b(more: &[&str]) -> Value {
     let out = gemma(
         &[&["plan", "--synthetic", "27b", "-d", "cpu", "--bandwidth", "75", "--json"], more]
@@ -35,8 +35,8 @@ fn plan_27b(more: &[&str]) -> Value {
     .output()
     .unwrap();
     let plan: Value = serde_json::from_slice(&out.stdout).unwrap();
-    // Whether it fits depends on the machine; the plan is printed all the same, and the exit code
-    // says so.
+    // Whether it fits depends on the machine. The plan is printed in any case, and the exit code
+    // shows the result.
     assert_eq!(out.status.code(), Some(if plan["fits"] == true { 0 } else { 5 }));
     assert_eq!(plan["fits"] == true, out.stderr.is_empty() && plan["misfit"].is_null());
     plan
@@ -55,8 +55,8 @@ fn keys_and_values_of_27b_are_counted_by_window() {
         (131_072, Some(10.4)),
     ] {
         let plan = plan_27b(&["-c", &context.to_string()]);
-        // A page holds 256 positions of 16 heads and 128 channels, keys and values in f16; rings
-        // hold the window, slack and a pass.
+        // A page has 256 positions of 16 heads and 128 channels, keys and values in f16. Rings have
+        // the window, slack and a pass.
         let page = 2 * 256 * 16 * 128 * 2;
         let (all, ring) = (context.div_ceil(256), (1024 + 256 + 128u64).div_ceil(256) + 1);
         let scratch = 62 * 2 * 128 * 16 * 128 * 2;
@@ -65,8 +65,8 @@ fn keys_and_values_of_27b_are_counted_by_window() {
             (10 * all + 52 * all.min(ring)) * page + scratch,
             "{context}"
         );
-        // Positions that queries can see: 8 KiB a layer and token, so 416 MiB of windows and 80 KiB
-        // for each token of the context.
+        // Positions that queries can see: 8 KiB per layer and token, so 416 MiB for windows and 80
+        // KiB for each token of the context.
         let part = |name: &str| number(&plan, &format!("/cpu/kv/{name}"));
         let seen = part("global") + part("window");
         assert_eq!(seen, number(&plan, "/cpu/read_by_a_pass/kv_when_full"));
@@ -85,8 +85,8 @@ fn keys_and_values_of_27b_are_counted_by_window() {
         let [low, high] =
             [0, 1].map(|i| plan["predicted"]["tokens_per_s_drafted"][i].as_f64().unwrap());
         let full = pass + seen as f64 / 75e6;
-        // Passes of drafts were timed here, unless the model does not fit. Both figures are those
-        // of a full context.
+        // The passes of drafts were timed here, unless the model does not fit. Both figures are
+        // those of a full context.
         let plain = 1e3 / full;
         let costs = plan["predicted"]["cost_of_rows"].as_array().map_or(&[][..], Vec::as_slice);
         let cost = |row: &Value| row[1].as_f64().unwrap();
@@ -121,7 +121,7 @@ fn an_npu_that_was_asked_for_is_counted_with_its_copy() {
     assert_eq!(plan_27b(&[])["npu"], Value::Null);
     for context in [8192u64, 131_072] {
         let plan = plan_27b(&["--npu", "force", "-c", &context.to_string()]);
-        // bf16 keys and values of the ten global layers, and little beside.
+        // bf16 keys and values of the ten global layers, and little more.
         let (copy, npu) = (80 * KIB * context, number(&plan, "/npu/bytes"));
         assert!(npu >= copy && npu < copy + copy / 100 + 8 * MIB, "{npu}, {copy}");
         let of = |context: u64| {
@@ -135,7 +135,8 @@ fn an_npu_that_was_asked_for_is_counted_with_its_copy() {
         };
         assert_eq!(number(&of(context), "/total"), number(&plan, "/cpu/total") + npu);
     }
-    // Heads that no kernel is for: the run goes on without, and so does the plan.
+    // The kernel does not support these heads. The run continues without the NPU, and so does the
+    // plan.
     let plan = json(&mut gemma(&["plan", "bundled", "-d", "cpu", "--npu", "force", "--json"]));
     assert_eq!(number(&plan, "/npu/bytes"), 0);
     assert!(plan["npu"]["without"].as_str().unwrap().contains("128 or 256"), "{plan:#}");
@@ -177,7 +178,7 @@ fn the_text_of_a_plan_fits_a_terminal() {
     gemma(&["plan", "--tokens-per-pass", "3,2"]).assert().code(2);
 }
 
-/// `gemma plan` for another machine of this memory, without this one's settings and caches.
+/// `gemma plan` for another machine with this memory, without this machine's settings and caches.
 fn elsewhere(memory: &str, args: &[&str]) -> Command {
     let mut command = gemma(&[&["plan", "--memory", memory, "--bandwidth", "60"], args].concat());
     command.env("HF_HUB_CACHE", "/nonexistent").env_remove("GEMMA_MODEL");
@@ -186,7 +187,7 @@ fn elsewhere(memory: &str, args: &[&str]) -> Command {
 
 #[test]
 fn models_are_planned_by_name_before_they_are_here() {
-    // Google's file of 27B has 17.2 GB; of 32 GB 24 are taken to be free.
+    // Google's file of 27B has 17.2 GB. A machine of 32 GB is assumed to have 24 GB free.
     for name in ["27b", "gemma3:27b", "google/gemma-3-27b-it-qat-q4_0-gguf"] {
         let plan = json(elsewhere("32GB", &[name, "--json"]).args(["-c", "4096"]));
         assert_eq!(
@@ -203,7 +204,7 @@ fn models_are_planned_by_name_before_they_are_here() {
     }
     let plan = json(elsewhere("32GB", &["27b", "--recipe", "9gb", "--json"]).args(["-c", "4096"]));
     assert!(number(&plan, "/model/bytes") <= 9_000_000_000);
-    // A directory of that name goes before the name.
+    // A directory with that name takes precedence.
     let dir = tempfile::tempdir().unwrap();
     std::fs::create_dir(dir.path().join("27b")).unwrap();
     elsewhere("32GB", &["27b"]).current_dir(dir.path()).assert().code(3);
@@ -242,7 +243,7 @@ fn what_does_not_fit_names_the_largest_that_does() {
     let error = said("16GB", &["27b"]);
     assert!(error.contains("--target-size "), "{error}");
     assert!(error.ends_with("\n  gemma pull gemma4-12b\n"), "{error}");
-    // With fewer tokens it fits.
+    // It fits with fewer tokens.
     let error = said("32GB", &["27b", "-c", "131072"]);
     assert!(error.contains("it fits with --ctx-size "), "{error}");
     let context =
@@ -252,7 +253,7 @@ fn what_does_not_fit_names_the_largest_that_does() {
     let fitting = elsewhere("32GB", &["27b", "-c", context]).assert().success();
     let text = String::from_utf8(fitting.get_output().stdout.clone()).unwrap();
     assert!(text.ends_with(&chat), "{text}");
-    // No recipe makes 27B small enough for this one, but a smaller Gemma fits.
+    // No recipe makes 27B small enough for this machine, but a smaller Gemma fits.
     let error = said("8GB", &["27b"]);
     assert!(error.contains("gemma-3-4b-it") || error.contains("gemma-3-12b-it"), "{error}");
 }
@@ -293,8 +294,8 @@ fn without_a_model_the_sizes_that_fit_are_listed() {
         let rows = json["sizes"].as_array().unwrap().clone();
         let fits = |model: &str, recipe: &str| {
             let row = rows.iter().find(|r| r["model"] == model && r["recipe"] == recipe).unwrap();
-            // A speed is given where it fits, and only there: the weights, and no more than the
-            // keys and values, are read.
+            // A speed is printed only for models that fit. Only the weights, and at most the keys
+            // and values, are read.
             let speed = row["tokens_per_s_plain"].as_f64();
             assert_eq!(row["fits"], speed.is_some());
             let bound = 60e9 / number(row, "/bytes") as f64;
@@ -323,7 +324,7 @@ fn without_a_model_the_sizes_that_fit_are_listed() {
         "{text}"
     );
     assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
-    // The largest that is fast enough to be read comes first, a larger one that is not second.
+    // The largest model that is fast enough is the best. A larger, slower one is mentioned second.
     for (speed, best, larger) in [
         ("400", "Gemma 4 31b", None),
         ("40", "Gemma 4 26b-a4b", Some("gemma4-31b")),
@@ -352,7 +353,7 @@ fn without_a_model_the_sizes_that_fit_are_listed() {
         elsewhere("32GB", wrong).assert().code(2);
     }
     elsewhere("32", &["27b"]).assert().code(2);
-    // The demo, as generate and serve take it.
+    // The demo is the default model, as for generate and serve.
     for run in [&["--parallel", "4"][..], &["--cache-ram", "1GB"]] {
         let plan = json(elsewhere("32GB", &["-c", "2048", "--json"]).args(run));
         assert_eq!(plan["model"]["name"], "bundled demo model", "{run:?}");

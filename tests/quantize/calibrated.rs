@@ -1,5 +1,5 @@
-//! Quantising with text: the solver's forward pass is the model's, its answers are better than
-//! nearest codes, and neither threads nor interruptions change a byte of them.
+//! Calibrated quantising: the solver's forward pass equals the model's, its results are better than
+//! nearest codes, and threads and interruptions do not change a byte.
 
 use crate::{common, reference};
 use common::{Form, Named, TinyModel, write_model};
@@ -21,7 +21,7 @@ fn open(dir: &Path) -> Weights {
     Weights::open(Checkpoint::open(dir).unwrap()).unwrap()
 }
 
-/// Made-up tokens with some structure; the vocabulary has 160.
+/// Returns made-up tokens with some structure. The vocabulary has 160.
 fn text(windows: usize) -> CalibrationText {
     let run: Vec<u32> = (0..40_000u32)
         .map(|i| 3 + ((i.wrapping_mul(2_654_435_761) >> 19) ^ (i / 7)) % 150)
@@ -29,8 +29,8 @@ fn text(windows: usize) -> CalibrationText {
     CalibrationText::cut(&run, 2, 64, windows).unwrap()
 }
 
-/// Quantises with text; `stop_after` progress calls the first time, if given. Returns the measured
-/// divergence.
+/// Quantises with a text. The first run stops after `stop_after` progress calls, if given. Returns
+/// the measured divergence.
 fn calibrated(
     src: &Path,
     dst: &Path,
@@ -57,7 +57,7 @@ fn calibrated(
         };
         let ended = run(&source, dst, &plan, &options, &mut solver, &mut tell).is_err();
         if !ended {
-            // An interruption ends the measurement, and the artifact stays whole.
+            // An interruption ends the measurement, and the artifact stays complete.
             let stop = || anyhow::bail!("interrupted");
             assert!(solver.divergence(&open(dst), &mut { stop }).is_err());
             return solver.divergence(&open(dst), &mut || Ok(())).unwrap();
@@ -89,7 +89,8 @@ fn write_model_without_experts(dir: &Path) {
     TinyModel::tiny(5).write(dir, Form::TextV4, Dtype::F32, 1);
 }
 
-/// Eight experts, of which each token has three. All matrices but the routers can be solved.
+/// Writes a model of eight experts; each token uses three. All matrices except the routers can be
+/// solved.
 fn write_mixture(dir: &Path) {
     let config = "tests/golden/gemma4-mixture/config-v4.json";
     let config = Path::new(env!("CARGO_MANIFEST_DIR")).join(config);
@@ -137,7 +138,7 @@ fn threads_and_interruptions_change_no_byte() {
     }
 }
 
-/// The divergence that the solver predicts is the one that the oracle measures.
+/// The divergence that the solver predicts equals the one that the reference engine measures.
 #[test]
 fn the_measured_divergence_is_the_oracles() {
     for write in [write_model_without_experts, write_mixture] {
@@ -149,8 +150,8 @@ fn the_measured_divergence_is_the_oracles() {
         let text = text(12);
         let oracle = |dir: &Path| ReferenceEngine::new(&open(dir), text.window).unwrap();
         let (mut made, mut source) = (oracle(&dst), oracle(&src));
-        // The solver leaves out what follows BOS alone; here every position counts that is followed
-        // by another in its window.
+        // The solver leaves out only the positions after BOS. Here every position counts that has a
+        // successor in its window.
         let (mut sum, mut count) = (0.0, 0);
         for window in text.tokens.chunks(text.window) {
             let compared =
@@ -170,7 +171,7 @@ fn text_makes_better_codes() {
     }
 }
 
-/// Some experts are solved mostly for the inputs of the others.
+/// Some experts are solved mostly for the inputs of other experts.
 #[test]
 fn text_makes_better_codes_of_experts() {
     for linear in ["t2-row+h128", "i2-g64"] {
@@ -202,7 +203,7 @@ fn text_makes_better(write: fn(&Path), linear: &str) {
     assert!(solved < 0.9 * nearest, "{linear}: {solved} with text, {nearest} without");
 }
 
-/// Every matrix is disturbed once, and the feed-forward matters more than where attention looks.
+/// Every matrix is disturbed once. The feed-forward matters more than the queries and keys.
 #[test]
 fn a_survey_finds_what_matters() {
     let dir = tempfile::tempdir().unwrap();
@@ -220,8 +221,8 @@ fn a_survey_finds_what_matters() {
     assert!(of(Role::Q) < of(Role::Down) + of(Role::Up) + of(Role::Gate), "{found:?}");
 }
 
-/// The divergence that a survey predicts for little noise in a matrix is that of the oracle with
-/// this noise: in every matrix of a layer, and in the table at both ends.
+/// For small noise in a matrix, the divergence that the survey predicts equals the reference
+/// engine's, in every matrix of a layer and in the table at both ends.
 #[test]
 fn a_survey_predicts_the_cost_of_noise() {
     let dir = tempfile::tempdir().unwrap();

@@ -24,7 +24,8 @@ fn recipes_are_listed_with_what_they_make_of_each_size() {
     let dir = tempfile::tempdir().unwrap();
     let said = gemma_in(dir.path(), &["quantize", "--list"], b"").ok();
     let text = said.text();
-    // It has a size for the mixture of experts alone, and the others for the others.
+    // This recipe has a size only for the mixture of experts, and the others only for the other
+    // models.
     let row = text.lines().find(|l| l.starts_with("| 26b-9gb ")).unwrap();
     let cells: Vec<&str> = row.split('|').map(str::trim).collect();
     assert_eq!(cells[3..7], ["-"; 4], "{row}");
@@ -37,7 +38,7 @@ fn recipes_are_listed_with_what_they_make_of_each_size() {
             .unwrap_or_else(|| panic!("{name}: {text}"));
         let cells: Vec<f64> =
             row.split('|').skip(2).filter_map(|cell| cell.trim().parse().ok()).collect();
-        // Bits, four sizes that fall with the model, and a divergence.
+        // Bits per weight, four sizes that decrease with the model, and an error.
         assert_eq!(cells.len(), 6, "{row}");
         assert!(
             cells[0] > 2.0 && cells[0] < 9.0 && cells[1..5].is_sorted_by(|a, b| a >= b),
@@ -48,7 +49,7 @@ fn recipes_are_listed_with_what_they_make_of_each_size() {
     let row = text.lines().find(|l| l.starts_with("| 9gb ")).unwrap();
     assert!(row.contains(" 8.9") || row.contains(" 9.00 "), "{row}");
     assert!(text.lines().all(|l| l.chars().count() <= 130), "{text}");
-    // Then the formats.
+    // The list of formats follows.
     let formats = text.split("| format ").nth(1).unwrap();
     for name in ["i4-g32", "t3-row+h128"] {
         let row = formats.lines().find(|l| l.starts_with(&format!("| {name} "))).unwrap();
@@ -56,7 +57,7 @@ fn recipes_are_listed_with_what_they_make_of_each_size() {
             row.split('|').skip(2).filter_map(|cell| cell.trim().parse().ok()).collect();
         assert!(cells.len() == 2 && cells[0] > 3.0 && cells[1] < 0.1, "{row}");
     }
-    // Without it both places are asked for.
+    // Without the option both arguments are required.
     gemma_in(dir.path(), &["quantize"], b"").fails(2, &["SRC", "DST"]);
 }
 
@@ -115,7 +116,7 @@ fn a_log_gets_a_line_a_layer_and_v_one_a_tensor() {
     assert_eq!(run(dir.path(), &["-q"]).ok().err, "");
 }
 
-/// Wide enough that the table's trellis codes take far longer than a signal.
+/// Returns a model so wide that the table's trellis codes take far longer than a signal.
 fn slow() -> TinyModel {
     TinyModel::new(Dims { n_layers: 2, dim: 256, ffn_dim: 256, vocab: 8000, ..Dims::default() }, 8)
 }
@@ -153,7 +154,7 @@ fn an_interrupt_is_answered_at_once_within_a_tensor() {
 fn an_unfinished_run_is_told_by_what_was_typed() {
     let dir = tempfile::tempdir().unwrap();
     slow().write(&dir.path().join("src"), Form::TextV5, Dtype::BF16, 1);
-    // A limit on file sizes ends the run behind some tensors.
+    // A limit on file sizes ends the run after some tensors.
     let ended = shell::bash(
         dir.path(),
         r#"ulimit -f 1200; exec "$G" quantize src dst --linear i8-row --embedding i4-row -t2"#,
@@ -164,7 +165,7 @@ fn an_unfinished_run_is_told_by_what_was_typed() {
     run(dir.path(), &["--linear", "i8-row", "--embedding", "i4-row"]).ok();
 }
 
-/// Every device that encodes trellis codes gives the same directory. An unknown device is refused
+/// Every device that encodes trellis codes writes the same directory. An unknown device is refused
 /// before anything is written.
 #[test]
 fn a_gpu_finds_the_same_codes() {
@@ -173,7 +174,7 @@ fn a_gpu_finds_the_same_codes() {
         let args = ["quantize", "src", to, "--recipe", "few.toml"];
         gemma_in(dir.path(), &[&args[..], more].concat(), b"")
     };
-    // Two small matrices: a driver on the processor takes its time.
+    // Two small matrices, because a driver on the processor is slow.
     let recipe = "[formats]\n\"layers.0.self_attn.k_proj\" = \"t2-row+h128\"\n\
         \"layers.1.self_attn.k_proj\" = \"t3-row\"\n\
         \"linears\" = \"i8-row\"\n\"**\" = \"i8-row\"\n";

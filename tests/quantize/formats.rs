@@ -1,5 +1,4 @@
-//! The quantiser: what it writes is what rounding the source gives, to the byte the same each time,
-//! complete or not at all.
+//! The quantiser: its output is the rounded source, the same bytes each time, complete or absent.
 
 use crate::common;
 use common::{Dims, Form, TinyModel, write_model};
@@ -31,7 +30,7 @@ fn silent(_: QuantProgress<'_>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Every file of a directory by name.
+/// Returns every file of a directory by name.
 fn files(dir: &Path) -> BTreeMap<String, Vec<u8>> {
     let read = |e: fs::DirEntry| {
         (e.file_name().to_string_lossy().into_owned(), fs::read(e.path()).unwrap())
@@ -39,7 +38,7 @@ fn files(dir: &Path) -> BTreeMap<String, Vec<u8>> {
     fs::read_dir(dir).unwrap().map(|e| read(e.unwrap())).collect()
 }
 
-/// Names in a directory, hidden ones too.
+/// Returns the names in a directory, including hidden ones.
 fn names(dir: &Path) -> Vec<String> {
     let mut names: Vec<_> = fs::read_dir(dir)
         .unwrap()
@@ -139,7 +138,7 @@ fn a_dry_run_knows_every_byte() {
     assert_eq!(report.bytes, layout.bytes());
     assert_eq!(layout.classes().iter().map(|c| c.codes + c.scales).sum::<u64>(), layout.bytes());
     assert_eq!(plan.total_bytes, files(&dst).values().map(|f| f.len() as u64).sum::<u64>());
-    // The crate that everyone else reads these files with agrees that they are whole.
+    // The crate that other programs read these files with accepts them too.
     let bytes = fs::read(dst.join(layout.file(0))).unwrap();
     assert!(!safetensors::SafeTensors::deserialize(&bytes).unwrap().is_empty());
 }
@@ -198,7 +197,7 @@ fn padding_rows_are_dropped_and_an_own_head_is_kept() {
     assert!(written.has_own_head());
 }
 
-/// Norms may be int8 with one scale: at most half a step away.
+/// Norms may be int8 with one scale, with an error of at most half a step.
 #[test]
 fn norms_can_be_packed_too() {
     let dir = tempfile::tempdir().unwrap();
@@ -291,7 +290,7 @@ fn verify_finds_a_flipped_bit_and_names_its_tensor() {
 
         let file = dst.join("model.safetensors");
         let bytes = fs::read(&file).unwrap();
-        // The norm behind the last layer is the last tensor.
+        // The norm after the last layer is the last tensor.
         for (back, expected) in [
             (1, "`model.norm.weight`"),
             (128 * 2 + 1, "`model.layers.3.post_feedforward_layernorm.weight`"),

@@ -1,6 +1,6 @@
-//! `gemma quantize`: what it writes, plans and measures, and what an interruption leaves.
+//! `gemma quantize`: its output, plans and measurements, and the effect of an interruption.
 
-// Some tests are for Unix alone, with their imports and helpers.
+// Some tests are for Unix only, with their imports and helpers.
 #![cfg_attr(windows, allow(unused))]
 
 #[path = "../common/mod.rs"]

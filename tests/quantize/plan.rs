@@ -1,5 +1,5 @@
-//! Plans: what a dry run says of a 27B checkpoint of which only the headers exist, and sizes that
-//! are hit.
+//! Plans: the dry run of a 27B checkpoint that consists of headers only, and sizes that are reached
+//! exactly.
 
 use crate::{common, shell};
 use common::{Form, TinyModel};
@@ -15,7 +15,7 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::path::Path;
 
-/// Gemma 3 27B as on the hub, 12 shards, with headers and lengths but holes for data.
+/// Writes Gemma 3 27B as on the hub, 12 shards, with headers and lengths but holes for data.
 fn sparse_27b(dir: &Path) {
     const SHARDS: usize = 12;
     fs::create_dir_all(dir).unwrap();
@@ -95,7 +95,7 @@ fn plan(source: &Weights, recipe: &Recipe) -> anyhow::Result<QuantPlan> {
 /// A row of a dry run: the label of a class, bytes of codes, bytes of scales.
 type Class = (&'static str, u64, u64);
 
-/// Rows x columns x bits / 8 and 2 bytes a scale, computed here from the shapes alone.
+/// Rows x columns x bits / 8 and 2 bytes per scale, computed here from the shapes.
 const INT4: [Class; 9] = [
     ("embed_tokens", 262_208 * 5376, 262_208 * 168 * 2),
     ("q_proj", 62 * 4096 * 5376 / 2, 62 * 4096 * 168 * 2),
@@ -108,7 +108,7 @@ const INT4: [Class; 9] = [
     ("norms", 1_354_496 * 2, 0),
 ];
 
-/// As the design has them: 10.63 GB of codes, 11.01 GB with scales.
+/// As designed: 10.63 GB of codes, 11.01 GB with scales.
 const SEED: [Class; 9] = [
     ("embed_tokens", 262_208 * 5376, 262_208 * 4),
     ("q_proj", 62 * 4096 * 5376 / 2, 62 * 4096 * 42 * 2),
@@ -175,7 +175,7 @@ fn named_sizes_are_reached_from_below() {
     assert!(sized(8_123_456_789).unwrap().total_bytes <= 8_123_456_789);
     let fault = fault_of(&sized(5_000_000_000).unwrap_err()).unwrap().clone();
     assert_eq!(fault.kind, Kind::Usage);
-    // The smallest size that the error names can indeed be reached.
+    // The smallest size that the error names can be reached.
     let help = fault.help.unwrap();
     let smallest: u64 =
         help.split("--target-size ").nth(1).unwrap().split("kB").next().unwrap().parse().unwrap();
@@ -183,17 +183,17 @@ fn named_sizes_are_reached_from_below() {
         sized(smallest * 1000).is_ok() && sized(smallest * 1000 - 1_000_000).is_err(),
         "{help}"
     );
-    // Bits per weight are of the weights: the tokenizer's file comes on top.
+    // Bits per weight count the weights only; the tokenizer's file is added.
     let bits =
         plan(&source, &Recipe::load("10gb").unwrap().with_target(Aim::BitsPerWeight(3.0)).unwrap())
             .unwrap();
     let got = 8.0 * bits.layout.bytes() as f64 / bits.layout.parameters() as f64;
     assert!(got <= 3.0 && got > 2.995, "{got}");
-    // More than the best formats take is not an error.
+    // A size above that of the best formats is not an error.
     assert!(sized(60_000_000_000).unwrap().total_bytes < 30_000_000_000);
 }
 
-/// The planned files are the written files, for every recipe.
+/// The planned files equal the written files, for every recipe.
 #[test]
 fn every_recipe_writes_what_it_predicts() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,5 +1,5 @@
-//! A night's work is not lost: runs that were killed, interrupted or out of disk go on where they
-//! were, and end in the same bytes.
+//! Runs that were killed, interrupted or out of disk space continue where they stopped, and end in
+//! the same bytes.
 
 use crate::{common, shell};
 use common::{Dims, Form, TinyModel, write_model};
@@ -29,7 +29,7 @@ fn options() -> QuantizeOptions {
     QuantizeOptions { threads: 2, shard_bytes: 90_000, ..QuantizeOptions::default() }
 }
 
-/// Every file of a directory by name.
+/// Returns every file of a directory by name.
 fn files(dir: &Path) -> BTreeMap<String, Vec<u8>> {
     let read = |e: fs::DirEntry| {
         (e.file_name().to_string_lossy().into_owned(), fs::read(e.path()).unwrap())
@@ -37,7 +37,7 @@ fn files(dir: &Path) -> BTreeMap<String, Vec<u8>> {
     fs::read_dir(dir).unwrap().map(|e| read(e.unwrap())).collect()
 }
 
-/// Names in a directory, hidden ones too.
+/// Returns the names in a directory, including hidden ones.
 fn names(dir: &Path) -> Vec<String> {
     let mut names: Vec<_> = fs::read_dir(dir)
         .unwrap()
@@ -47,7 +47,7 @@ fn names(dir: &Path) -> Vec<String> {
     names
 }
 
-/// A run that is told to stop behind so many tensors, as by Ctrl-C.
+/// Runs until this many tensors are done, then stops as after Ctrl-C.
 fn stopped(
     source: &Weights,
     dst: &Path,
@@ -67,7 +67,7 @@ fn finish(source: &Weights, dst: &Path) -> anyhow::Result<QuantReport> {
     quantize(source, dst, &recipe(), &options(), &mut |_| Ok(()))
 }
 
-/// A directory with a source and what an undisturbed run makes of it.
+/// A directory with a source and the result of an undisturbed run.
 struct Case {
     dir: tempfile::TempDir,
     undisturbed: BTreeMap<String, Vec<u8>>,
@@ -90,7 +90,7 @@ impl Case {
         open(&self.at("src"))
     }
 
-    /// The destination is what it should be, and nothing lies beside it.
+    /// Asserts that the destination is right and that nothing is left next to it.
     fn assert_whole(&self) {
         assert!(files(&self.at("dst")) == self.undisturbed, "the bytes differ");
         assert_eq!(names(self.dir.path()), ["dst", "src", "whole"]);
@@ -104,7 +104,8 @@ fn an_interrupted_run_goes_on_where_it_was() {
     let (source, dst) = (case.source(), case.at("dst"));
     assert_eq!(stopped(&source, &dst, &options(), 0).unwrap_err().to_string(), "interrupted");
     assert_eq!((unfinished(&dst), dst.exists()), (None, false), "nothing done, nothing kept");
-    // Each run does a few tensors more; the ones before are told too.
+    // Each run completes a few more tensors than the last. The count includes those of earlier
+    // runs.
     for tensors in [3, 11, 11, 25, 40] {
         stopped(&source, &dst, &options(), tensors).unwrap_err();
         let left = unfinished(&dst).unwrap();
@@ -134,7 +135,7 @@ fn what_was_torn_or_damaged_is_done_again() {
             let length = fs::metadata(&file).unwrap().len();
             fs::OpenOptions::new().write(true).open(file).unwrap().set_len(length - 1).unwrap();
         }),
-        ("bytes behind the first file", |p| {
+        ("bytes after the first file", |p| {
             let file = first_file(p);
             let bytes = fs::read(&file).unwrap();
             fs::write(file, [&bytes[..], &[7; 9]].concat()).unwrap();
@@ -159,7 +160,7 @@ fn what_was_torn_or_damaged_is_done_again() {
     }
 }
 
-/// The first file of tensors of an unfinished run.
+/// Returns the first file of tensors of an unfinished run.
 fn first_file(partial: &Path) -> PathBuf {
     let files = partial.join("files");
     files.join(names(&files).into_iter().find(|n| n.contains("00001-of")).unwrap())
@@ -181,7 +182,7 @@ fn another_run_is_never_continued() {
     let other = Recipe::inline("i4-g64".parse().unwrap(), "i8-row".parse().unwrap());
     refused(&other, &options(), "i4-g32");
     refused(&recipe(), &QuantizeOptions { shard_bytes: 1_000_000, ..options() }, "other options");
-    // Other bytes of the same length and time.
+    // Other bytes with the same length and time.
     let weights = case.at("src/model-00002-of-00002.safetensors");
     let bytes = fs::read(&weights).unwrap();
     change(&weights, bytes.len() - 1);
@@ -193,24 +194,24 @@ fn another_run_is_never_continued() {
     case.assert_whole();
 }
 
-/// Turns over a low bit of a byte, and gives the file its old time.
+/// Flips a low bit of a byte, and restores the file's time.
 fn change(file: &Path, at: usize) {
     let modified = fs::metadata(file).unwrap().modified().unwrap();
     let mut bytes = fs::read(file).unwrap();
     bytes[at] ^= 1;
-    // The file stays the same one.
+    // The inode of the file stays the same.
     fs::write(file, bytes).unwrap();
     fs::File::options().write(true).open(file).unwrap().set_modified(modified).unwrap();
 }
 
-/// Where a large shard is not sampled, the tensors that are done prove that it is the same.
+/// In parts of a large shard that are not sampled, finished tensors prove that it is the same.
 #[test]
 fn a_source_of_the_same_length_and_time_is_never_mixed_in() {
     let mut case = Case::new(9);
     larger().write(&case.at("src"), Form::TextV5, Dtype::BF16, 1);
     let (dst, weights) = (case.at("dst"), case.at("src/model.safetensors"));
     let bytes = fs::read(&weights).unwrap();
-    // The first tensor is the largest, and the samples have 4 kB of each 1/63.
+    // The first tensor is the largest. The samples have 4 kB of each 1/63.
     let between = bytes.len() / 63 * 3 / 2;
     stopped(&case.source(), &dst, &options(), 20).unwrap_err();
     change(&weights, between);
@@ -219,7 +220,7 @@ fn a_source_of_the_same_length_and_time_is_never_mixed_in() {
     assert!(error.to_string().contains("changed in the source"), "{error:#}");
     assert_eq!(unfinished(&dst).unwrap().done, 20, "what is there stays");
     change(&weights, between);
-    // A copy with times of its own goes on, more than once.
+    // A copy with other times is accepted, more than once.
     let _ = fs::remove_dir_all(case.at("whole"));
     finish(&case.source(), &case.at("whole")).unwrap();
     case.undisturbed = files(&case.at("whole"));
@@ -240,12 +241,12 @@ fn a_source_that_changes_meanwhile_is_noticed() {
     let case = Case::new(4);
     let (dst, shard) = (case.at("dst"), case.at("src/model-00001-of-00002.safetensors"));
     let last = fs::metadata(&shard).unwrap().len() as usize - 1;
-    let run = |meanwhile: &dyn Fn()| {
+    let run = |disturb: &dyn Fn()| {
         let mut calls = 0;
         quantize(&case.source(), &dst, &recipe(), &options(), &mut |_| {
             calls += 1;
             if calls == 10 {
-                meanwhile();
+                disturb();
             }
             Ok(())
         })
@@ -256,7 +257,7 @@ fn a_source_that_changes_meanwhile_is_noticed() {
         assert_eq!(names(case.dir.path()), ["src", "whole"]);
         change(&file, at);
     }
-    // A second link changes the inode, and no byte.
+    // A second link changes the inode's time, but no byte.
     run(&|| fs::hard_link(&shard, case.at("link")).unwrap()).unwrap();
     fs::remove_file(case.at("link")).unwrap();
     case.assert_whole();
@@ -307,7 +308,7 @@ fn leftovers_behind_the_last_rename_are_removed_by_the_next_run() {
     }
     fs::remove_file(&file).unwrap();
     case.assert_whole();
-    // The work of another run stays: one that is locked, and one that has files of its result.
+    // The work of another run stays: a locked one, and one that has files of its result.
     fs::create_dir(&partial).unwrap();
     let lock = fs::File::create(partial.join("lock")).unwrap();
     gemma::os::files::try_lock(&lock).unwrap();
@@ -342,7 +343,7 @@ fn a_destination_that_appears_during_the_run_stays() {
     case.assert_whole();
 }
 
-/// Links and pipes in the place of its own files are not waited for, and not believed.
+/// Links and pipes in place of its own files are not waited for, and not trusted.
 #[cfg(unix)]
 #[test]
 fn a_pipe_in_the_staging_directory_is_not_waited_for() {
@@ -363,7 +364,7 @@ fn a_pipe_in_the_staging_directory_is_not_waited_for() {
     assert!(format!("{error:#}").contains("not a regular file"), "{error:#}");
 }
 
-/// Cut off while it is read: an error that names the tensor, not a signal.
+/// A file that is truncated while it is read causes an error with the tensor's name, not a signal.
 #[test]
 fn a_shard_that_shrinks_is_an_error() {
     let case = Case::new(6);
@@ -398,7 +399,7 @@ fn what_is_not_finite_is_refused_by_name_even_in_norms() {
     }
 }
 
-/// A model that takes long enough for signals to come in between.
+/// Returns a model that takes long enough to receive signals.
 fn larger() -> TinyModel {
     TinyModel::new(Dims { n_layers: 6, dim: 256, ffn_dim: 1024, vocab: 2000, ..Dims::default() }, 8)
 }
@@ -406,13 +407,13 @@ fn larger() -> TinyModel {
 const LARGER: [&str; 6] =
     ["quantize", "src", "dst", "--linear=i4-g32", "-t1", "--embedding=i4-g64"];
 
-/// Bytes of the files that a run has written so far.
+/// Returns the bytes of the files that a run has written so far.
 fn written(partial: &Path) -> u64 {
     let Ok(entries) = fs::read_dir(partial.join("files")) else { return 0 };
     entries.filter_map(|e| Some(e.ok()?.metadata().ok()?.len())).sum()
 }
 
-/// Starts a run and waits until it has written so much, or ended.
+/// Starts a run and waits until it has written `bytes` bytes, or ended.
 fn start(dir: &Path, bytes: u64) -> Child {
     let mut child = command(BINARY, dir).args(LARGER).spawn().unwrap();
     while written(&dir.join(".dst.partial")) < bytes && child.try_wait().unwrap().is_none() {
@@ -437,7 +438,7 @@ fn killed_at_any_moment_and_run_again_the_bytes_are_the_same() {
         child.kill().unwrap();
         child.wait().unwrap();
         inside += !at("dst").exists() as usize;
-        // Killed at the very end it may be there already; then another run only clears up.
+        // If it was killed at the very end, the result may exist; the next run then only cleans up.
         let expected = if at("dst").exists() { 2 } else { 0 };
         assert_eq!(gemma_in(dir.path(), &LARGER, b"").code, expected);
         assert!(files(&at("dst")) == undisturbed, "the bytes differ");
@@ -481,7 +482,7 @@ fn killed_within_a_table_again_and_again_the_bytes_are_the_same() {
 fn the_first_ctrl_c_keeps_what_is_done_and_says_how_to_go_on() {
     let dir = tempfile::tempdir().unwrap();
     larger().write(&dir.path().join("src"), Form::TextV5, Dtype::BF16, 1);
-    // A run may be faster than the signal: then there is another.
+    // A run may be faster than the signal. Then the test tries again.
     let said = (0..10).find_map(|_| {
         let _ = fs::remove_dir_all(dir.path().join("dst"));
         let mut child = start(dir.path(), 1_000_000);
@@ -498,7 +499,7 @@ fn the_first_ctrl_c_keeps_what_is_done_and_says_how_to_go_on() {
     assert_eq!(names(dir.path()), ["dst", "src"]);
 }
 
-/// A limit on file sizes fails writes as a full disk does.
+/// A limit on file sizes makes writes fail as a full disk does.
 #[cfg(unix)]
 #[test]
 fn a_full_disk_keeps_what_is_done() {

@@ -1,5 +1,5 @@
-//! The seam that methods of quantising plug into: what they are asked for, in which order, and what
-//! they see of an earlier run.
+//! The interface of quantising methods: the calls that they receive, their order, and the state
+//! that they get from an earlier run.
 
 use crate::common;
 use common::{Form, TinyModel};
@@ -30,14 +30,14 @@ fn stop_at(n: usize) -> impl FnMut(QuantProgress<'_>) -> anyhow::Result<()> {
     }
 }
 
-/// Rounds like [`Nearest`], and writes down what happens.
+/// Rounds like [`Nearest`], and records the calls.
 #[derive(Default)]
 struct Watched {
     whole: bool,
-    /// Its state behind each layer; empty: none.
+    /// State after each layer; empty means none.
     kept: Vec<f32>,
     said: Vec<String>,
-    /// Codes of the matrices that went through, by role and layer.
+    /// Codes of the matrices that passed through, by role and layer.
     seen: BTreeMap<(Role, usize), Vec<u8>>,
 }
 
@@ -85,7 +85,7 @@ impl Solver for Watched {
     }
 
     fn restore(&mut self, layer: usize, state: Vec<f32>) -> anyhow::Result<()> {
-        self.said.push(format!("behind layer {layer} with {state:?}"));
+        self.said.push(format!("after layer {layer} with {state:?}"));
         Ok(())
     }
 }
@@ -125,8 +125,8 @@ fn a_solver_sees_every_matrix_in_the_order_of_the_forward_pass_again_after_a_sto
     }
 }
 
-/// The state behind a layer stands for the tensors before, as long as it is the saved one and they
-/// are the written ones.
+/// The saved state after a layer replaces the earlier tensors, as long as the state and those
+/// tensors are unchanged.
 #[test]
 fn a_run_goes_on_behind_the_last_complete_layer() {
     let dir = tempfile::tempdir().unwrap();
@@ -151,7 +151,7 @@ fn a_run_goes_on_behind_the_last_complete_layer() {
         solver.said
     };
     let said = resumed_after(&|_| {});
-    assert_eq!(said[0], "behind layer 1 with [1.5, -2.0, 0.25]");
+    assert_eq!(said[0], "after layer 1 with [1.5, -2.0, 0.25]");
     assert!(!said.iter().any(|s| s.starts_with("again") && s.ends_with('1')), "{said:?}");
 
     let edit = |name: &'static str, at: fn(usize) -> usize| {
@@ -167,13 +167,13 @@ fn a_run_goes_on_behind_the_last_complete_layer() {
         let said = resumed_after(&damage);
         assert_eq!(said[0], "again Q 0", "{said:?}");
     }
-    // The first shard begins with its header; the damage is in the table.
+    // The first shard begins with its header, so the damage is in the table.
     let said = resumed_after(&edit("files/model.safetensors", |n| n / 4));
-    assert!(!said[0].starts_with("behind"), "{said:?}");
+    assert!(!said[0].starts_with("after"), "{said:?}");
 }
 
-/// A table that was stopped between two chunks goes on behind the last one, and one whose rows were
-/// damaged since begins again: the same bytes.
+/// A table that was stopped between two chunks continues after the last one. A table with rows
+/// damaged since then starts again. The bytes are the same.
 #[test]
 fn a_stopped_table_goes_on_in_its_rows() {
     let dir = tempfile::tempdir().unwrap();
@@ -220,7 +220,7 @@ fn a_stopped_table_goes_on_in_its_rows() {
             }),
         ];
         for (goes_on, damage) in damages {
-            // A call for the beginning of the table, and one behind each chunk.
+            // One call for the start of the table, and one after each chunk.
             let (said, done) = once(&dst, 4);
             assert_eq!((said.last().unwrap().as_str(), done), ("Embed 0 32..48", false));
             let (said, done) = once(&dst, 2);
@@ -239,7 +239,7 @@ fn a_stopped_table_goes_on_in_its_rows() {
     }
 }
 
-/// However few rows fit into memory, and whoever else is at work: the same bytes.
+/// With any number of rows in memory and with other work on the machine, the bytes are the same.
 #[test]
 fn chunks_change_no_byte() {
     let dir = tempfile::tempdir().unwrap();
@@ -272,7 +272,8 @@ fn chunks_change_no_byte() {
     }
 }
 
-/// A limit on memory makes chunks smaller; one that cannot be kept is refused with what can.
+/// A memory limit makes chunks smaller. A limit that is too low is refused with the lowest possible
+/// one.
 #[test]
 fn a_memory_limit_is_kept_or_refused() {
     let dir = tempfile::tempdir().unwrap();

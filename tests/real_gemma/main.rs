@@ -29,7 +29,7 @@ struct Text {
 #[derive(Deserialize)]
 struct Golden {
     texts: BTreeMap<String, Text>,
-    /// Prompts, and what llama.cpp writes behind them at temperature 0.
+    /// Prompts, each with llama.cpp's continuation at temperature 0.
     written: Vec<(Vec<u32>, Vec<u32>)>,
 }
 
@@ -53,9 +53,10 @@ fn devices() -> Vec<String> {
     all.split_whitespace().map(str::to_owned).collect()
 }
 
-/// The program with the model on a device, and no settings but the drivers' of this machine.
+/// Returns the program with the model on a device. It has no settings but the drivers of this
+/// machine.
 fn gemma(words: &[&str], device: &str) -> Command {
-    // A machine with a GPU may lack cargo: there the variable names the program.
+    // A machine with a GPU may lack cargo. There, the variable names the program.
     let program = std::env::var_os("CARGO_BIN_EXE_gemma").unwrap_or_else(|| BINARY.into());
     let mut command = Command::new(program);
     command.args(words).arg("-m").arg(model()).args(["-q", "-d", device]);

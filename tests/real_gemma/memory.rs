@@ -1,13 +1,13 @@
-//! The memory that `gemma plan` says, and the memory that is taken.
+//! The memory that `gemma plan` predicts, and the memory that a run uses.
 
 use super::{gemma, run};
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
-/// Share by which the plan may be off.
+/// Relative error that the plan may have.
 const OFF: f64 = 0.05;
 
-/// The largest private memory of a process until it ends, in bytes.
+/// Returns the peak private memory of a process in bytes, after it has ended.
 fn peak(mut child: Child) -> u64 {
     let path = format!("/proc/{}/status", child.id());
     let mut most = 0;

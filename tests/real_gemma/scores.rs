@@ -1,4 +1,4 @@
-//! Likelihoods and logits beside those of numpy and llama.cpp.
+//! Likelihoods and logits compared with those of numpy and llama.cpp.
 
 use super::{devices, file, gemma, golden, model, run};
 use gemma::checkpoint::Checkpoint;
@@ -10,15 +10,15 @@ use gemma::models::Weights;
 use serde_json::json;
 use std::path::Path;
 
-/// Nats by which the mean of a text may differ from the reference. Activations are rounded to int8.
+/// Limit in nats of a text's mean difference from the reference. Activations are rounded to int8.
 const MEAN: f64 = 0.005;
-/// KL divergence of native blocks from their expansion to f16: .00196 was measured on these texts,
-/// and .005 to .006 for llama.cpp.
+/// Limit of the KL divergence of native blocks from their expansion to f16: .00196 was measured on
+/// these texts, and .005 to .006 for llama.cpp.
 const DIVERGENCE: f64 = 0.0020;
-/// Largest difference of a logit among the eight largest.
+/// Limit of a logit's difference among the eight largest.
 const LOGIT: f32 = 1.5;
-/// Two candidates whose logits differ by less are near a tie. llama.cpp's activations are int8 too,
-/// so that its logits are off by a few tenths.
+/// If the logits of two candidates differ by less, they are near a tie. llama.cpp's activations are
+/// int8 too, so its logits are off by a few tenths.
 const TIE: f32 = 0.5;
 
 #[test]
@@ -65,7 +65,7 @@ fn native_blocks_stay_close_to_their_expansion_to_f16() {
     }
 }
 
-/// An engine on the CPU.
+/// Returns an engine on the CPU.
 fn engine(model: &Path, context: usize) -> PlannedEngine {
     let weights = Weights::open(Checkpoint::open(model).unwrap()).unwrap();
     let exec = CpuExecutor::new(CpuOptions { threads: 2, ..CpuOptions::default() }).unwrap();
@@ -73,7 +73,7 @@ fn engine(model: &Path, context: usize) -> PlannedEngine {
     PlannedEngine::new(&weights, Box::new(exec), options).unwrap()
 }
 
-/// Passes the logits behind each token to `each`.
+/// Passes the logits after each token to `each`.
 fn walk(engine: &mut PlannedEngine, ids: &[u32], mut each: impl FnMut(usize, &[f32])) {
     engine.truncate(0, 0).unwrap();
     let mut scores = Scores::default();
@@ -102,8 +102,8 @@ fn the_largest_logits_are_those_of_numpy() {
     }
 }
 
-/// Each token that llama.cpp wrote has the largest logit here too, or is near a tie with it. The
-/// expansion to f16, whose activations are floats, says how near.
+/// Each token of llama.cpp's text has the largest logit here too, or is near a tie with it. The
+/// expansion to f16 has float activations and decides how near.
 #[test]
 #[ignore = "needs Google's weights: scripts/real-gemma.sh"]
 fn llama_cpp_writes_the_same_text_but_for_near_ties() {
@@ -112,7 +112,7 @@ fn llama_cpp_writes_the_same_text_but_for_near_ties() {
     let (mut same, mut largest) = (0, 0f32);
     for (prompt, reply) in &written {
         let ids = [&prompt[..], reply].concat();
-        // Where another token has the largest logit, and which.
+        // Positions where another token has the largest logit, with that token.
         let mut parts = Vec::new();
         walk(&mut own, &ids, |at, logits| {
             let Some(next) = (at + 1).checked_sub(prompt.len()).and_then(|i| reply.get(i)) else {

@@ -1,4 +1,4 @@
-//! The text depends on the seed and the temperature alone.
+//! The text depends only on the seed and the temperature.
 
 use super::{devices, gemma, run};
 

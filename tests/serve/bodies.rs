@@ -1,9 +1,10 @@
-//! Bodies that real clients send, each with the outcome that is expected of it.
+//! Bodies of real clients, each with the expected outcome.
 //!
 //! `bodies/*.jsonl` has a body on each line: {"client", "path", "body", "expect"}. `expect` is 200,
-//! or {"status", "field"}. Answers are cut to a few tokens.
+//! or {"status", "field"}. Answers are limited to a few tokens.
 //!
-//! `GEMMA_BODIES=all` compares all bodies with the answers of a batch, and not every eighth.
+//! By default every eighth body is compared with the answer of a batch; `GEMMA_BODIES=all` compares
+//! all.
 
 use crate::server::Server;
 use crate::shell::gemma;
@@ -14,12 +15,12 @@ use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Most tokens of an answer.
+/// Limit of tokens of an answer.
 const MOST: u64 = 3;
-/// Requests at once.
+/// Number of requests at once.
 const THREADS: usize = 8;
 
-/// Words of the command line, of Rust and of grammars, which no client may see.
+/// Words of the command line, of Rust and of grammars, which messages to clients must not contain.
 const INTERNAL: [&str; 12] = [
     "--",
     "usize",
@@ -35,7 +36,7 @@ const INTERNAL: [&str; 12] = [
     "arguments_0",
 ];
 
-/// Words before a remedy, or before the values that are right.
+/// Text that comes before a remedy, or before the valid values.
 const REMEDY: [&str; 4] = [": ", " (", " must be ", " is from "];
 
 fn bodies() -> Vec<Value> {
@@ -50,7 +51,7 @@ fn read(line: &str) -> Value {
     serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"))
 }
 
-/// Cuts the answer that a body asks for, by the name that its API has for the limit.
+/// Limits the answer of a body, with the field of its API.
 fn cut(path: &str, body: &mut Value) {
     let path = path.split('?').next().unwrap();
     let place = match path.trim_end_matches('/').rsplit('/').next().unwrap() {
@@ -72,7 +73,7 @@ fn cut(path: &str, body: &mut Value) {
     }
 }
 
-/// Returns what is wrong with a reply.
+/// Returns what is wrong with a reply, if anything.
 fn fault(server: &Server, record: &Value) -> Option<String> {
     let path = record["path"].as_str().unwrap();
     let mut body = record["body"].clone();
@@ -86,7 +87,7 @@ fn fault(server: &Server, record: &Value) -> Option<String> {
     }
     if expected == 200 {
         let is_whole = !reply.body.contains("\"error\":{") && !reply.body.contains("event: error");
-        return (!is_whole).then(|| format!("fails behind its head: {}", reply.body));
+        return (!is_whole).then(|| format!("fails after its head: {}", reply.body));
     }
     let error = reply.json()["error"].clone();
     let message = error["message"].as_str().or(error.as_str()).unwrap_or_default();
@@ -106,7 +107,7 @@ fn fault(server: &Server, record: &Value) -> Option<String> {
 #[test]
 fn what_real_clients_send_is_answered_or_refused_as_expected() {
     let bodies = bodies();
-    // The longest of them need more positions than the demo was trained for.
+    // The longest bodies need more positions than the demo was trained for.
     let server = Server::start(&["--ctx-size", "16384"]);
     let (next, faults) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     std::thread::scope(|scope| {
@@ -140,7 +141,7 @@ fn what_real_clients_send_is_answered_or_refused_as_expected() {
 /// Fields that differ from response to response.
 const OWN: [&str; 6] = ["id", "call_id", "created", "created_at", "completed_at", "cached_tokens"];
 
-/// Drops what may differ between two responses.
+/// Removes fields that may differ between two responses.
 fn strip(value: &mut Value) {
     match value {
         Value::Object(fields) => {
@@ -173,7 +174,7 @@ fn a_batch_answers_a_body_as_the_server_does() {
         let url = path.trim_end_matches('/');
         lines += &json!({"custom_id": n, "method": "POST", "url": url, "body": body}).to_string();
         lines += "\n";
-        // A batch answers whole what a server streams.
+        // A batch returns complete answers for requests that a server would stream.
         if body["stream"] == true {
             body["stream"] = false.into();
         }

@@ -1,8 +1,8 @@
-//! The promise of the server: each answer is byte for byte the one of `gemma generate`, whatever is
-//! asked beside it, and whoever goes away.
+//! The promise of the server: each answer is byte for byte that of `gemma generate`, whatever other
+//! requests run and whichever clients disconnect.
 //!
-//! GEMMA_SERVE_REQUESTS says how many different requests there are, 200 for a whole run. Without it
-//! there are 24, and on Vulkan 3: a driver may compute on the processor.
+//! GEMMA_SERVE_REQUESTS is the number of different requests, 200 for a full run. The default is 24,
+//! and 3 on Vulkan, because a driver may compute on the processor.
 
 use crate::{common, server, shell};
 use common::{Dims, Form, TinyModel};
@@ -18,18 +18,19 @@ use std::path::Path;
 use std::sync::Mutex;
 use std::time::Duration;
 
-/// How much is asked.
+/// Size of a run.
 struct Extent {
-    /// Different requests
+    /// Number of different requests
     requests: usize,
-    /// How many of them at once, one after the other
+    /// Numbers of requests at once, run one after the other
     at_once: &'static [usize],
-    /// Sentences of a long system message, some pages of the cache, and of a long prompt
+    /// Sentences of a long system message, which fills some pages of the cache, and of a long
+    /// prompt
     long: usize,
 }
 
 impl Extent {
-    /// The whole, of so many requests where nobody says how many.
+    /// Returns a full run of the given default number of requests.
     fn whole(requests: usize) -> Extent {
         let given = std::env::var("GEMMA_SERVE_REQUESTS").ok();
         let given = given.map(|n| n.parse().expect("GEMMA_SERVE_REQUESTS is a number"));
@@ -37,7 +38,7 @@ impl Extent {
     }
 }
 
-/// A question as a client asks it, and as `gemma generate` is asked it.
+/// A question in the form of a client's request, and as options of `gemma generate`.
 struct Case {
     path: &'static str,
     body: Value,
@@ -54,12 +55,12 @@ const QUESTIONS: [&str; 6] = [
     "What is photosynthesis?",
 ];
 
-/// Common prefix of the messages of many clients.
+/// Returns a common prefix of the messages of many clients.
 fn system(number: usize, sentences: usize) -> String {
     (0..sentences).map(|i| format!("Rule {i} of {number}: say what is known. ")).collect()
 }
 
-/// Requests of mixed options, the same in each run.
+/// Returns requests with mixed options. They are the same in each run.
 fn cases(extent: &Extent) -> Vec<Case> {
     let mut rng = SmallRng::seed_from_u64(7);
     (0..extent.requests).map(|number| case(&mut rng, number, extent.long)).collect()
@@ -144,7 +145,7 @@ impl Case {
         self.body[field] = value;
     }
 
-    /// The answer of `gemma generate` with these options.
+    /// Returns the answer of `gemma generate` with these options.
     fn expected(&self, options: &[&str]) -> String {
         let dir = tempfile::tempdir().unwrap();
         let mut generate = command(BINARY, dir.path());
@@ -156,7 +157,8 @@ impl Case {
             generate.arg("--messages").arg(file);
         }
         let run = wait(generate, b"");
-        // 8 says that the limit came before the end of a grammar: the text is what counts.
+        // Exit code 8 means that the limit came before the end of a grammar. Only the text matters
+        // here.
         assert!([0, 8].contains(&run.code), "{run:?}");
         run.text().to_owned()
     }
@@ -172,7 +174,7 @@ impl Case {
         text.unwrap_or_else(|| panic!("{reply:?}")).to_owned()
     }
 
-    /// Asks, and goes away after a while.
+    /// Sends the request and disconnects after a while.
     fn ask_and_leave(&self, server: &Server, after: Duration) {
         let body = self.body.to_string();
         let mut stream = server.connect();
@@ -186,14 +188,15 @@ fn is_gpu_required() -> bool {
     std::env::var_os("GEMMA_REQUIRE_GPU").is_some_and(|value| value == "1")
 }
 
-/// Lets Vulkan's driver on the processor count if tests of the GPU are asked for.
+/// Allows Vulkan's driver on the processor if tests of the GPU are requested.
 pub fn on(command: &mut std::process::Command) {
     if is_gpu_required() {
         command.env("GEMMA_VULKAN_CPU", "1");
     }
 }
 
-/// Asks all, so many at once, in random order, beside a long prompt and clients that go away.
+/// Sends all requests in random order, `at_once` at a time, together with a long prompt and clients
+/// that disconnect.
 fn ask_all(
     server: &Server,
     cases: &[Case],
@@ -204,7 +207,7 @@ fn ask_all(
     let mut rng = SmallRng::seed_from_u64(seed);
     let mut order: Vec<usize> = (0..cases.len()).collect();
     order.shuffle(&mut rng);
-    // A fifth as many that will not wait for their answers.
+    // For every five requests, one more client disconnects before its answer is complete.
     let leave: Vec<(usize, u64)> = (0..cases.len().div_ceil(5))
         .map(|_| (rng.random_range(0..cases.len()), rng.random_range(1..60)))
         .collect();
@@ -238,7 +241,7 @@ fn check(options: &[&str], extent: &Extent) {
     let expected: Vec<String> = cases.iter().map(|case| case.expected(options)).collect();
     let distinct: std::collections::BTreeSet<&String> = expected.iter().collect();
     assert!(distinct.len() * 2 > cases.len(), "the answers hardly differ: {distinct:?}");
-    // The second server finds what the first one kept on disk.
+    // The second server finds the prompts that the first one stored on disk.
     let kept = tempfile::tempdir().unwrap();
     let kept = format!("--cache-dir={}", kept.path().join("prompts").display());
     for (drafts, cache) in [("--draft=auto", "--cache-ram=0"), ("--draft=off", "--cache-ram=50MB")]
@@ -260,8 +263,8 @@ fn check(options: &[&str], extent: &Extent) {
     }
 }
 
-/// Writes a random model with the tokens of the bundled one, so small that a driver which computes
-/// on the processor is done with a pass at once. Returns where it is.
+/// Writes a random model with the tokens of the bundled one. It is so small that a driver on the
+/// processor completes a pass at once. Returns its path.
 pub fn tiny(dir: &Path) -> String {
     let dims = Dims { vocab: 16384, window: 300, ..Dims::default() };
     TinyModel::new(dims, 1).write(dir, Form::TextV4, Dtype::BF16, 1);
@@ -277,7 +280,7 @@ fn every_answer_is_that_of_generate_whatever_the_load() {
     check(&["--device", "cpu"], &Extent::whole(24));
 }
 
-/// Whether there is a Vulkan device; says so where there is none.
+/// Returns whether there is a Vulkan device. Prints a message if not.
 pub fn has_vulkan() -> bool {
     let dir = tempfile::tempdir().unwrap();
     let mut devices = command(BINARY, dir.path());
@@ -306,8 +309,8 @@ fn every_answer_is_that_of_generate_on_vulkan_too() {
     }
 }
 
-/// A device that is lost in the middle of eight streams is opened again, and all go on with the
-/// right text; the third loss within a minute is the end.
+/// A device that is lost during eight streams is opened again, and all continue with the right
+/// text. The third loss within a minute ends the server.
 #[test]
 fn texts_outlive_the_device() {
     if !has_vulkan() {
@@ -352,8 +355,8 @@ fn texts_outlive_the_device() {
         assert_eq!(server.metric("gemma_device_losses_total"), 0.0);
         texts(&whole)
     };
-    // How many submissions load the model and read the prompts is the device's affair: one of these
-    // losses meets all eight texts growing.
+    // The number of submissions for loading and for prompts depends on the device. One of these
+    // losses happens while all eight texts are growing.
     let mut growing = false;
     for (after, losses) in [
         ("submit@13", 1),

@@ -1,4 +1,4 @@
-//! `gemma serve`: the forms of its answers, its options, its end.
+//! `gemma serve`: the forms of its answers, its options, its shutdown.
 
 use crate::{server, shell};
 use serde_json::{Value, json};
@@ -16,7 +16,7 @@ pub fn with(mut body: Value, more: Value) -> Value {
     body
 }
 
-/// A body with a tool that servers run themselves, and this choice.
+/// Returns a body with a tool that servers run themselves, and this `tool_choice`.
 fn search(choice: &str) -> Value {
     chat(json!({"tools": [{"type": "web_search"}], "tool_choice": choice}))
 }
@@ -27,7 +27,7 @@ pub fn chat(more: Value) -> Value {
 
 pub const CHAT: &str = "/v1/chat/completions";
 
-/// Bodies that are refused: the path, the body, the status and a part of the message.
+/// Returns bodies that are refused: the path, the body, the status and a part of the message.
 fn refused() -> Vec<(&'static str, Value, u16, &'static str)> {
     vec![
         (CHAT, json!([]), 400, "object"),
@@ -54,7 +54,7 @@ fn refused() -> Vec<(&'static str, Value, u16, &'static str)> {
         (CHAT, chat(json!({"tools": [{"type": "function"}]})), 400, "'tools' has no name"),
         (CHAT, search("required"), 400, "'tool_choice' requires a call"),
         (CHAT, search("web_search"), 400, "'tool_choice' names \"web_search\""),
-        ("/v1/completions", json!({"prompt": "a", "suffix": "b"}), 400, "fills none in"),
+        ("/v1/completions", json!({"prompt": "a", "suffix": "b"}), 400, "cannot fill text in"),
         (
             "/v1/completions",
             json!({"prompt": "a", "echo": true, "logprobs": 1, "stream": true}),
@@ -203,7 +203,7 @@ fn each_response_has_the_id_of_its_request() {
     }
 }
 
-/// A conversation that comes back after many others, and what others begin with.
+/// A conversation that returns after many others, and a prefix that other requests share.
 #[test]
 fn what_was_read_once_is_not_read_again() {
     let dir = tempfile::tempdir().unwrap();
@@ -236,7 +236,7 @@ fn what_was_read_once_is_not_read_again() {
     assert!(read < 256 + 40, "{read} tokens were read");
     let fresh = start(&[]);
     assert_eq!(later, ask(&fresh, &talk(0, &again)).0);
-    // Others, at once: of what they share with the first two pages need not be read.
+    // Others, at once: two pages that they share with the first request need not be read.
     let bodies = ["And of Italy?", "And of Peru?", "And of Chad?"].map(|text| {
         talk(0, &[first[0]["message"].clone(), json!({"role": "user", "content": text})])
     });
@@ -266,7 +266,7 @@ fn chances_are_those_of_the_model() {
     assert_eq!(text, choice["message"]["content"].as_str().unwrap());
     for token in tokens {
         let top = token["top_logprobs"].as_array().unwrap();
-        // Greedy: each token is its own best alternative.
+        // At temperature 0 each token is its own best alternative.
         assert_eq!((top.len(), &top[0]["logprob"]), (3, &token["logprob"]));
         let chances: Vec<f64> = top.iter().map(|t| t["logprob"].as_f64().unwrap().exp()).collect();
         assert!(chances.is_sorted_by(|a, b| a >= b) && chances.iter().sum::<f64>() < 1.001);
@@ -331,7 +331,7 @@ fn calls_fit_their_schema_and_stream_in_parts() {
     }
 }
 
-/// OpenAI's older form has one call, whose name stands beside its arguments.
+/// OpenAI's older form has one call, with the name and arguments in one object.
 #[test]
 fn older_clients_get_an_older_call() {
     let server = Server::start(&[]);
@@ -440,7 +440,7 @@ fn responses_say_the_same() {
     assert!(shaped["a"].is_boolean());
 }
 
-/// A request that takes long, of which nothing was read yet.
+/// Starts a long request without reading from it.
 fn endless(server: &Server) -> std::net::TcpStream {
     let body = chat(json!({"max_tokens": 19000, "ignore_eos": true, "stream": true})).to_string();
     let mut stream = server.connect();
@@ -473,8 +473,8 @@ fn who_goes_away_is_cancelled_and_who_waits_is_next() {
     assert!(!said.contains("France"), "texts are not logged: {said}");
 }
 
-/// A client that has all contexts gives one to another client, and its text goes on afterwards with
-/// the same bytes. Neither has all of the queue.
+/// A client with all contexts gives one to another client, and its text continues later with the
+/// same bytes. Neither client has the whole queue.
 #[test]
 fn a_client_leaves_room_for_others() {
     let keys = ["--api-key", "a", "--api-key", "b"];
@@ -518,7 +518,7 @@ fn a_client_leaves_room_for_others() {
         waiting.into_iter().for_each(|reply| drop(reply.join().unwrap().ok()));
     });
     let said = server.said();
-    let reason = "\"reason\":\"2 texts wait already, 2 of them from this client: try again later\"";
+    let reason = "\"reason\":\"2 texts are waiting, 2 of them from this client: try again later\"";
     assert!(said.contains(reason), "{said}");
 }
 

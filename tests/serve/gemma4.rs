@@ -1,5 +1,5 @@
 //! Thoughts and calls in Gemma 4's form. The model is a small one of Gemma 3's shape with random
-//! weights and a tokenizer of Gemma 4's form: what it says is noise, and its form is what counts.
+//! weights and a tokenizer of Gemma 4's form. Its text is noise; only the form matters.
 
 use crate::common::{Dims, Form, TinyModel, write_gemma4_pair_of};
 use crate::server::Server;
@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 const CHAT: &str = "/v1/chat/completions";
 const VOCAB: u64 = 2048;
 
-/// Writes the model. Pieces behind its table of embeddings are left out.
+/// Writes the model. Pieces beyond its table of embeddings are left out.
 pub fn model(dir: &Path) -> PathBuf {
     let dims = Dims { vocab: VOCAB as usize, dim: 64, ffn_dim: 64, ..Dims::default() };
     let path = dir.join("model");
@@ -69,7 +69,7 @@ fn calls_fit_their_schema_in_all_forms() {
         let call = &message["tool_calls"][0];
         let arguments = call["function"]["arguments"].as_str().unwrap();
         check_call(&call["function"]["name"], &serde_json::from_str(arguments).unwrap());
-        // The same call in a stream, and again behind its result.
+        // The same call in a stream, and again after its result.
         let mut streaming = body.clone();
         streaming["stream"] = true.into();
         let events = server.post(CHAT, &streaming).events();
@@ -111,7 +111,7 @@ fn calls_fit_their_schema_in_all_forms() {
 fn thoughts_are_no_part_of_the_answer() {
     let dir = tempfile::tempdir().unwrap();
     let server = start(dir.path(), &[]);
-    // A schema holds behind the thought, which it forces; the thought is cut off here.
+    // A schema applies after the thought, which it forces. Here the thought is cut off.
     let schema = json!({"type": "json_schema", "json_schema": {"name": "x",
         "schema": {"type": "boolean"}}});
     let body = |more: Value| {
@@ -147,7 +147,7 @@ fn thoughts_are_no_part_of_the_answer() {
     };
     let plain = json!({"messages": question(), "max_tokens": 4, "thinking": {"type": "disabled"}});
     assert!(!kinds(&server.post("/v1/messages", &plain).ok()).contains(&"thinking".into()));
-    // Whether this noise has a thought is up to the seed; its form is checked where it has one.
+    // The seed decides whether this noise has a thought. If it has one, its form is checked.
     let reply = server.post("/v1/messages", &body).ok();
     assert!(kinds(&reply).iter().all(|kind| kind == "thinking" || kind == "text"));
 }
@@ -183,7 +183,7 @@ fn generate_keeps_thoughts_off_standard_output() {
         let limits = ["--seed", "1", "-n", "400", "--json-schema", r#"{"type": "boolean"}"#];
         gemma_in(dir.path(), &[&options[..], &limits, more].concat(), b"")
     };
-    // The thought is cut off before the answer begins: an error, and the thought before it.
+    // If the thought is cut off before the answer begins, the run prints the thought and an error.
     let Run { out, err, .. } = run(&[]);
     assert!(out.is_empty() && err.len() > 200 && !err.contains('\u{1b}'), "{err}");
     let Run { out, err, .. } = run(&["-q"]);
@@ -194,12 +194,12 @@ fn generate_keeps_thoughts_off_standard_output() {
     gemma_in(dir.path(), &raw, b"").fails(2, &["--raw"]);
 }
 
-/// A thought ends at its budget in all forms, on the command line too.
+/// A thought ends at its budget in all forms, and on the command line.
 #[test]
 fn thoughts_end_at_their_budget_in_all_forms() {
     let dir = tempfile::tempdir().unwrap();
     let server = start(dir.path(), &["--think-budget", "300"]);
-    // A grammar that begins with a thought, so that this noise has one.
+    // With a schema, an answer begins with a thought, even one of random weights.
     let schema = json!({"type": "boolean"});
     let format = json!({"type": "json_schema", "json_schema": {"name": "x", "schema": schema}});
     let chat = |more: Value| {
@@ -208,14 +208,14 @@ fn thoughts_end_at_their_budget_in_all_forms() {
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         let reply = server.post(CHAT, &body).ok();
         let answer = &reply["choices"][0];
-        // The answer is there: the thought was ended.
+        // The answer is complete, so the thought was ended.
         assert_eq!(answer["finish_reason"], "stop", "{reply}");
         let message = &answer["message"];
         assert!(message["content"] == "true" || message["content"] == "false", "{reply}");
         let thought = message["reasoning_content"].as_str().unwrap_or_default().to_owned();
         (thought, reply["usage"]["completion_tokens"].as_u64().unwrap())
     };
-    // The marks, the tokens of the thought, and the answer.
+    // 300 tokens of the thought, its two marks, and the answer.
     let (longer, tokens) = chat(json!({"reasoning_effort": "high"}));
     assert!(longer.len() > 50 && (302 + 1..=302 + 6).contains(&tokens), "{tokens}: {longer}");
     // The last character of a thought may be cut.
@@ -252,7 +252,7 @@ fn thoughts_end_at_their_budget_in_all_forms() {
     }
 }
 
-/// Texts at once, with the assistant that lies beside the model and without.
+/// Several texts at once, with the assistant next to the model and without.
 #[test]
 fn replies_are_the_same_with_the_assistant() {
     for model in ["gemma4-unified", "gemma4-mixture"] {
@@ -281,7 +281,7 @@ fn replies_are_the_same_as_alone(model: &str) {
     let plain = replies("off");
     assert!(plain.iter().all(|text| text.as_str().unwrap().len() > 5), "{plain:?}");
     assert_eq!(replies("auto"), plain);
-    // The command line, by itself.
+    // The command line with one text.
     let alone =
         ["generate", "--raw", "-m", path.to_str().unwrap(), "--draft", "off", "--seed", "0"];
     let more = ["--temp", "0", "-n", "30", "--ctx-size", "400", "--json", "Tell me 0 things."];

@@ -1,5 +1,5 @@
-//! Clients that mean no good, and those that only behave so: each gets a clear answer or loses its
-//! connection, memory stays bounded, and the others notice nothing.
+//! Malicious and misbehaving clients: each gets a clear answer or loses its connection, memory
+//! stays bounded, and other clients are not affected.
 
 // It limits the address space of the server.
 #[cfg(unix)]
@@ -23,7 +23,7 @@ fn hello() -> Value {
     json!({"messages": messages, "temperature": 0, "max_tokens": 8})
 }
 
-/// Lets this process have as many connections as it may.
+/// Raises this process's limit of connections to the maximum.
 fn raise_descriptors() {
     #[cfg(unix)]
     raise_limit();
@@ -40,12 +40,12 @@ fn raise_limit() {
     }
 }
 
-/// A good client's answer, which stays what it is.
+/// Returns a good client's answer, which never changes.
 fn good(server: &Server) -> Value {
     server.post(CHAT, &hello()).ok()["choices"].clone()
 }
 
-/// The status of a request of these bytes; `None` if the connection is closed.
+/// Returns the status of a request with these bytes; `None` if the connection is closed.
 fn status(server: &Server, bytes: &[u8]) -> Option<u16> {
     server.send(bytes).map(|reply| reply.status)
 }
@@ -79,7 +79,7 @@ fn bodies_that_are_no_requests_are_refused() {
     }
     let huge = post(&vec![b' '; 1_000_001]);
     assert_eq!(huge.status, 413, "{huge:?}");
-    // A length that is only claimed.
+    // A Content-Length without a body of that length.
     let head = request("localhost", "POST", CHAT, "", "");
     let head = String::from_utf8(head).unwrap();
     for length in ["18446744073709551615", "2000000"] {
@@ -87,7 +87,7 @@ fn bodies_that_are_no_requests_are_refused() {
         let status = status(&server, claimed.as_bytes());
         assert!(matches!(status, Some(400 | 413 | 431)), "{length}: {status:?}");
     }
-    // A body without end.
+    // A body without an end.
     let chunked = head.replace("Content-Length: 0", "Transfer-Encoding: chunked");
     let mut stream = server.connect();
     stream.write_all(chunked.as_bytes()).unwrap();
@@ -123,7 +123,8 @@ fn heads_that_two_servers_would_read_differently_are_refused() {
         assert_eq!(text.matches("HTTP/1.1").count().max(1), 1, "{head:?}: {text}");
         assert!(!text.contains("\"version\""), "{head:?}: {text}");
     }
-    // Both a length and chunks: whichever counts, nothing of the body becomes a request.
+    // A head with both a length and chunks: however it is read, no part of the body becomes a
+    // request.
     for both in [
         "Content-Length: 5\r\nTransfer-Encoding: chunked",
         "Transfer-Encoding: chunked\r\nContent-Length: 44",
@@ -173,7 +174,7 @@ fn what_decides_who_asks_is_said_once() {
     }
 }
 
-/// A terminal shows the log, and anybody may ask.
+/// The log is printed on a terminal, and anyone can send text that ends up in it.
 #[cfg(unix)]
 #[test]
 fn the_log_holds_nothing_that_a_terminal_obeys() {
@@ -227,7 +228,7 @@ fn strangers_need_a_key_and_pages_an_origin() {
         format!("{preflight}Access-Control-Request-Headers: authorization,x-api-key\r\n");
     let allowed = server.request("OPTIONS", CHAT, &preflight, "");
     assert_eq!(allowed.status, 200);
-    // `*` covers no Authorization, and is refused with credentials.
+    // `*` does not include Authorization, and is refused with credentials.
     assert_eq!(allowed.header("access-control-allow-headers"), Some("authorization,x-api-key"));
     assert_eq!(allowed.header("access-control-allow-credentials"), Some("true"));
     assert_eq!(allowed.header("access-control-allow-origin"), Some("https://good.example"));
@@ -279,7 +280,7 @@ fn slow_and_idle_connections_end_and_disturb_nobody() {
     let server = Server::start(&["--client-timeout", "2", "--log", "off"]);
     let before = good(&server);
     let idle: Vec<_> = (0..1000).map(|_| server.connect()).collect();
-    // One sends its head, one its body, a byte at a time; one keeps its connection for later.
+    // One client sends its head slowly, one its body; one keeps its connection for later.
     let whole = request("localhost", "POST", CHAT, "", &hello().to_string());
     let body_at = whole.windows(4).position(|four| four == b"\r\n\r\n").unwrap() + 4;
     let slow = |first: usize| {
@@ -312,7 +313,7 @@ fn slow_and_idle_connections_end_and_disturb_nobody() {
         let _ = stream.read_to_end(&mut Vec::new());
     }
     assert!(begun.elapsed() < Duration::from_secs(60));
-    // The one that asks.
+    // Only the connection that requests the metrics is left.
     server.wait_for("gemma_connections", 1.0);
     assert_eq!(good(&server), before);
 }
@@ -351,8 +352,8 @@ fn who_never_reads_is_cut_off() {
     drop(deaf);
 }
 
-/// The server still writes answers to a client that has left: the signal of such a write would end
-/// it.
+/// The server still writes answers to a client that has disconnected. SIGPIPE must not end the
+/// server.
 #[test]
 fn who_leaves_before_the_answers_ends_nothing() {
     let server = Server::start(&["--log", "off"]);
@@ -365,9 +366,9 @@ fn who_leaves_before_the_answers_ends_nothing() {
     assert_eq!(good(&server), before);
 }
 
-/// Good, cancelled and malformed requests, many of them: nothing is left of them.
+/// Many good, cancelled and malformed requests leave nothing in memory.
 ///
-/// GEMMA_SERVE_SOAK says how many (300 by default, 10000 for a whole run).
+/// GEMMA_SERVE_SOAK is their number (default 300, 10000 for a full run).
 #[test]
 fn nothing_is_left_of_many_requests() {
     let count: usize = std::env::var("GEMMA_SERVE_SOAK").map_or(300, |n| n.parse().unwrap());

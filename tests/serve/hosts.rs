@@ -1,4 +1,4 @@
-//! Where the server listens: a socket for one user, and both addresses of localhost.
+//! Addresses of the server: a socket for one user, and both addresses of localhost.
 
 #![cfg(unix)]
 
@@ -55,7 +55,7 @@ fn a_socket_is_for_its_user_and_replaces_one_that_was_left() {
     assert_eq!(fs::read(dir.path().join("notes")).unwrap(), b"mine");
     serve("away/gemma.sock").fails(1, &["directory that exists"]);
     serve("").fails(2, &["unix:"]);
-    // A kill leaves the socket, and an end removes it.
+    // A killed server leaves its socket; a terminated one removes it.
     first.kill().unwrap();
     first.wait().unwrap();
     assert!(fs::metadata(&path).unwrap().file_type().is_socket());
@@ -73,7 +73,7 @@ fn localhost_is_both_addresses_of_this_machine() {
     let port = server.address.strip_prefix("localhost:").unwrap();
     for address in ["127.0.0.1", "[::1]"] {
         let Ok(mut stream) = TcpStream::connect(format!("{address}:{port}")) else {
-            // This machine may have no IPv6.
+            // Some machines have no IPv6.
             assert_eq!(address, "[::1]");
             continue;
         };

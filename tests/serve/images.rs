@@ -1,5 +1,5 @@
-//! Pictures in all API forms: one answer for one picture, the command's own, and refusals before
-//! anything is decoded.
+//! Images in all API forms: one answer for one image, equal to that of the command, and refusals
+//! before anything is decoded.
 
 use crate::{common, server, shell};
 use base64::Engine;
@@ -25,7 +25,7 @@ fn serve(dir: &TempDir, model: &str) -> Server {
     Server::start_in(dir.path(), &["-m", model, "-c", "512", "--draft", "ngram"], |_| {})
 }
 
-/// A picture as base64.
+/// Returns an image as base64.
 fn data(seed: usize) -> String {
     STANDARD.encode(png(SIZE, &picture(SIZE, seed)))
 }
@@ -38,7 +38,7 @@ fn post(server: &Server, path: &str, body: Value) -> Reply {
     server.post(path, &body)
 }
 
-/// Fields by which an answer is the same in all forms.
+/// Adds fields by which the answer is the same in all forms.
 fn ask(mut body: Value, limit: &str) -> Value {
     let more = json!({"temperature": 4, "seed": 5, "top_k": 0, "top_p": 1, "min_p": 0});
     for (name, value) in more.as_object().unwrap() {
@@ -107,7 +107,7 @@ fn a_picture_is_the_same_in_all_forms_and_on_the_command_line() {
             let reply = post(&server, "/v1/chat/completions", body).ok();
             reply["choices"][0]["logprobs"]["content"][0]["logprob"].as_f64().unwrap()
         };
-        // The first picture was computed once for all questions above.
+        // The first image was computed once for all questions above.
         let computed = || server.metric("gemma_images_computed_total");
         assert_eq!((chances(1), computed()), (chances(1), 1.0), "{family}");
         assert_ne!(chances(1), chances(2), "{family}: another picture of one size");
@@ -115,7 +115,7 @@ fn a_picture_is_the_same_in_all_forms_and_on_the_command_line() {
     }
 }
 
-/// The body of a client of Anthropic's API that read a picture by a tool.
+/// Returns the body of a client of Anthropic's API that read an image with a tool.
 fn tool_result() -> Value {
     json!({
         "model": "claude-sonnet-4-5", "max_tokens": 24, "temperature": 0,
@@ -163,7 +163,7 @@ fn refusals_come_before_the_work() {
     let dir = setup();
     let server = serve(&dir, "gemma3");
     let show = |url: &str| json!([{"type": "image_url", "image_url": {"url": url}}, "a"]);
-    // A header that promises 100,000 x 100,000 pixels.
+    // A header that claims 100,000 x 100,000 pixels.
     let huge = format!("data:;base64,{}", STANDARD.encode(png([100_000, 100_000], &[])));
     let cut = format!("data:;base64,{}", STANDARD.encode(&png(SIZE, &picture(SIZE, 1))[..400]));
     for (url, said) in [
@@ -181,7 +181,7 @@ fn refusals_come_before_the_work() {
     let many: Vec<Value> =
         (0..17).map(|_| json!({"type": "image_url", "image_url": {"url": url(1)}})).collect();
     assert_eq!(chat(&server, many.into()).status, 400);
-    // The server goes on, and a text model says which file it lacks.
+    // The server continues, and a text model names the file that it lacks.
     text(chat(&server, show(&url(1))), CHAT);
     drop(server);
     let demo = Server::start(&[]);
@@ -190,7 +190,7 @@ fn refusals_come_before_the_work() {
     assert!(reply.body.contains("reads no images"), "{reply:?}");
 }
 
-/// Lines of a batch give what the server gives.
+/// Lines of a batch give the server's answers.
 #[test]
 fn a_batch_reads_pictures_beside_it() {
     let dir = setup();
@@ -211,7 +211,7 @@ fn a_batch_reads_pictures_beside_it() {
     let run = gemma_in(dir.path(), &[&words[..], &["-n", "24"]].concat(), b"").ok();
     let replies: Vec<Value> =
         run.text().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    // The same bytes from texts that grow at once.
+    // Texts in parallel give the same bytes.
     let at_once = [&words[..], &["-n", "24", "--parallel", "4"]].concat();
     assert_eq!(gemma_in(dir.path(), &at_once, b"").ok().text(), run.text());
     let text = |i: usize| replies[i]["text"].as_str().unwrap();

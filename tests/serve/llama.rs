@@ -1,4 +1,4 @@
-//! llama-server's own addresses, as llama.vim and SillyTavern ask them.
+//! llama-server's own endpoints, as llama.vim and SillyTavern use them.
 
 use crate::server::Server;
 use crate::shell::gemma_in;
@@ -18,7 +18,7 @@ fn llama_servers_form_continues_what_its_template_makes() {
     assert_eq!(props["default_generation_settings"]["n_ctx"], 300);
     let bos = props["bos_token"].as_str().unwrap();
     assert!(!prompt.starts_with(bos) && props["chat_template"].as_str().unwrap().contains("role"));
-    // The command line shows the same.
+    // The command line prints the same.
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("talk.json"), messages.to_string()).unwrap();
     let shown = |more: &[&str]| {
@@ -28,7 +28,7 @@ fn llama_servers_form_continues_what_its_template_makes() {
     assert_eq!(shown(&["--messages", "talk.json"]), format!("{bos}{prompt}"));
     assert_eq!(shown(&["--template", "Who are you?"]), format!("{bos}{prompt}"));
     gemma_in(dir.path(), &["tokenize", "--rendered"], b"").fails(2, &["no prompt"]);
-    // The text of a chat, token for token.
+    // The rendered prompt is continued by the text of the chat, token for token.
     let chat = json!({"messages": messages, "temperature": 0, "max_tokens": 12});
     let chat = server.post(CHAT, &chat).ok();
     let body = json!({"prompt": prompt, "temperature": 0, "n_predict": 12});
@@ -38,7 +38,7 @@ fn llama_servers_form_continues_what_its_template_makes() {
     let limited = chat["choices"][0]["finish_reason"] == "length";
     let kind = if limited { "limit" } else { "eos" };
     assert_eq!((&whole["stop"], &whole["stop_type"]), (&json!(true), &json!(kind)));
-    // In a stream, and from tokens.
+    // The same as a stream, from the text and from its tokens.
     let tokens = server.post("/tokenize", &json!({"content": prompt, "add_special": true})).ok();
     for given in [json!(prompt), tokens["tokens"].clone()] {
         let body = json!({"prompt": given, "temperature": 0, "n_predict": 12, "stream": true,

@@ -1,6 +1,6 @@
-//! The server as its clients see it.
+//! The server from the view of its clients.
 
-// Some tests are for Unix alone, with their imports and helpers.
+// Some tests are for Unix only, with their imports and helpers.
 #![cfg_attr(windows, allow(unused))]
 
 #[path = "../common/mod.rs"]

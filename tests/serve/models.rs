@@ -1,5 +1,5 @@
-//! Several models behind one server: each answer is that of `gemma generate`, whichever models are
-//! loaded and unloaded meanwhile, and the memory comes back.
+//! Several models in one server. Each answer is that of `gemma generate`, even while models are
+//! loaded and unloaded, and the memory of unloaded models is freed.
 
 use crate::common::write_gemma4_pair;
 use crate::gemma4;
@@ -18,7 +18,7 @@ const NAMES: [&str; 3] = ["demo", "noise", "four"];
 const KEPT: u64 = 4_000_000;
 
 /// Writes the bundled demo and two random models of Gemma 3's and 4's shape into `dir`, the latter
-/// with an assistant beside it.
+/// with an assistant next to it.
 fn write_models(dir: &Path) {
     with_model(dir, &[]);
     fs::rename(dir.join("m"), dir.join("demo")).unwrap();
@@ -46,7 +46,7 @@ fn ask(server: &Server, name: &str, seed: usize) -> String {
     reply["choices"][0]["text"].as_str().unwrap().to_owned()
 }
 
-/// The answer of `gemma generate`.
+/// Returns the answer of `gemma generate`.
 fn alone(dir: &Path, name: &str, seed: usize) -> String {
     let (prompt, seeded) = (format!("Tell me {seed} things."), seed.to_string());
     let temperature = (seed % 2).to_string();
@@ -55,7 +55,7 @@ fn alone(dir: &Path, name: &str, seed: usize) -> String {
     gemma_in(dir, &[&options[..], &more].concat(), b"").ok().text().to_owned()
 }
 
-/// Names of the loaded models.
+/// Returns the names of the loaded models.
 fn loaded(server: &Server) -> Vec<String> {
     let list = server.get("/api/ps").ok();
     let names = list["models"].as_array().unwrap().iter();
@@ -79,7 +79,7 @@ fn load(server: &Server, name: &str, keep_alive: Value) {
     assert_eq!((&reply["done"], &reply["done_reason"]), (&json!(true), &json!("load")));
 }
 
-/// Clients that choose at random, while models are unloaded as soon as they are idle.
+/// Clients choose models at random, while models are unloaded as soon as they are idle.
 #[test]
 fn answers_are_those_of_generate_while_models_come_and_go() {
     let dir = tempfile::tempdir().unwrap();
@@ -126,7 +126,7 @@ fn answers_are_those_of_generate_while_models_come_and_go() {
     println!("of no file: {anonymous} before, {left} after");
     assert!(left <= anonymous + KEPT, "{anonymous} -> {left}, all {before}");
     assert!(second <= first + KEPT, "{first} -> {second}");
-    // The text of no request is in the log.
+    // The log contains no request's text.
     assert!(said.contains("four is being loaded") && !said.contains("things"), "{said}");
 }
 
@@ -140,7 +140,7 @@ fn models_are_listed_loaded_and_unloaded_as_ollamas_clients_ask() {
         let all = all[list].as_array().unwrap().iter();
         assert_eq!(all.map(|model| model[key].clone()).collect::<Vec<_>>(), NAMES);
     }
-    // A description loads nothing.
+    // Describing a model does not load it.
     let shown = server.post("/api/show", &json!({"model": "four"})).ok();
     assert!(shown["capabilities"].as_array().unwrap().contains(&json!("thinking")), "{shown}");
     assert_eq!(shown["details"]["family"], "gemma4");
@@ -161,7 +161,7 @@ fn models_are_listed_loaded_and_unloaded_as_ollamas_clients_ask() {
     let reply = server.post("/api/generate", &unload).ok();
     assert_eq!((&reply["done_reason"], &reply["model"]), (&json!("unload"), &json!("noise")));
     wait_until_loaded(&server, &["demo"]);
-    // One that is not loaded is not loaded for it.
+    // A request to unload a model that is not loaded does not load it.
     let chat = json!({"model": "four", "messages": [], "keep_alive": "0s"});
     let reply = server.post("/api/chat", &chat).ok();
     assert_eq!(
@@ -169,12 +169,12 @@ fn models_are_listed_loaded_and_unloaded_as_ollamas_clients_ask() {
         (&"unload".into(), &"".into())
     );
     assert_eq!(loaded(&server), ["demo"]);
-    // After an answer.
+    // A model is unloaded after its answer.
     let answered = json!({"model": "noise", "prompt": "Hi", "keep_alive": 0, "stream": false,
         "options": {"num_predict": 3}});
     assert_eq!(server.post("/api/generate", &answered).ok()["done_reason"], "length");
     wait_until_loaded(&server, &["demo"]);
-    // A time that is over.
+    // A model is unloaded after its keep-alive time.
     load(&server, "four", json!("30ms"));
     wait_until_loaded(&server, &["demo"]);
     let wrong = server.post("/api/generate", &json!({"model": "demo", "keep_alive": "soon"}));
@@ -187,7 +187,7 @@ fn a_request_names_one_of_several_models() {
     let dir = tempfile::tempdir().unwrap();
     write_models(dir.path());
     let server = Server::start_in(dir.path(), &["--models-dir", ".", "--ctx-size", "300"], |_| {});
-    // The assistant is no model of its own.
+    // The assistant is not listed as a model.
     let said = server.said();
     assert!(said.contains("four-assistant is left out"), "{said}");
     for name in ["none", "", "four-assistant"] {
@@ -205,7 +205,7 @@ fn a_request_names_one_of_several_models() {
     assert_eq!(server.get("/v1/models/none").status, 404);
     assert_eq!(server.get("/tokenizer_info").status, 400);
     assert_eq!(server.get("/tokenizer_info?model=demo").ok()["model_max_length"], 300);
-    // As Ollama's clients write it.
+    // The name in the spelling of Ollama's clients.
     let latest = server.post("/v1/completions", &body("Demo:latest", 1)).ok();
     assert_eq!(latest["choices"][0]["text"], ask(&server, "demo", 1));
     let tokens = server.post("/tokenize", &json!({"model": "noise", "content": "Hello"})).ok();
@@ -213,8 +213,8 @@ fn a_request_names_one_of_several_models() {
     assert_eq!(loaded(&server), ["demo", "noise"]);
 }
 
-/// Memory for one model at a time: the one that was used longest ago makes room, also while it
-/// answers, and a model that never fits is refused at once.
+/// Memory for one model at a time. The least recently used model makes room, even while it answers,
+/// and a model that never fits is refused at once.
 #[test]
 fn a_model_that_needs_room_has_another_one_unloaded() {
     let dir = tempfile::tempdir().unwrap();
@@ -226,7 +226,7 @@ fn a_model_that_needs_room_has_another_one_unloaded() {
         let parts = process.map(|part| plan["process"][part].as_u64().unwrap());
         plan["cpu"]["total"].as_u64().unwrap() + parts.iter().sum::<u64>()
     };
-    // The demo takes most by far.
+    // The demo needs by far the most memory.
     let bytes = NAMES.map(planned);
     assert!(bytes[0] > bytes[1] + bytes[2] && bytes[1].min(bytes[2]) > 5_000_000, "{bytes:?}");
     let memory = format!("{}MB", bytes[0] / 1_000_000 + 2);
@@ -236,11 +236,11 @@ fn a_model_that_needs_room_has_another_one_unloaded() {
         assert_eq!(ask(&server, NAMES[at], 1), wanted[at]);
         let now = loaded(&server);
         assert!(now.contains(&NAMES[at].to_owned()), "{now:?}");
-        // It is loaded alone.
+        // The demo is only loaded without the others.
         assert_eq!(now.contains(&"demo".to_owned()), at == 0, "{now:?}");
         assert!(at != 0 || now.len() == 1, "{now:?}");
     }
-    // Clients of all three at once.
+    // Clients request all three models at the same time.
     std::thread::scope(|scope| {
         for (at, name) in NAMES.iter().enumerate() {
             let (server, wanted) = (&server, &wanted);
@@ -319,7 +319,7 @@ fn ps_and_stop_ask_the_server() {
     run(&["ps"]).fails(1, &["no server answers", "gemma serve"]);
 }
 
-/// The only model of a server is loaded at the start, and unloaded if somebody asks for it.
+/// The only model of a server is loaded at the start, and unloaded on request.
 #[test]
 fn one_model_is_unloaded_if_it_is_asked_for() {
     let server = Server::start(&["--ctx-size", "300", "-t", "1"]);
@@ -346,7 +346,8 @@ fn one_model_is_unloaded_if_it_is_asked_for() {
     wait_until_loaded(&server, &[]);
 }
 
-/// A model that answers is unloaded after its answer, and the server ends while models are loaded.
+/// A model that is answering is unloaded after its answer. The server can end while models are
+/// loaded.
 #[cfg(unix)]
 #[test]
 fn answers_end_before_their_model_and_the_server_ends_all() {

@@ -1,4 +1,4 @@
-//! A server that starts again reads only what no earlier one has read.
+//! A restarted server reads only prompts that no earlier server has read.
 
 use crate::server::Server;
 use serde_json::{Value, json};
@@ -9,7 +9,7 @@ fn start(dir: &Path, more: &[&str]) -> Server {
     Server::start_in(dir, &[&["--ctx-size", "2048", "--parallel", "2"], more].concat(), |_| {})
 }
 
-/// The answer, and how many tokens of the prompt were not read.
+/// Returns the answer, and the number of tokens of the prompt that were read.
 fn ask(server: &Server, question: &str) -> (String, u64) {
     let rules: String = (0..60).map(|i| format!("Rule {i}: say what is known. ")).collect();
     let messages = json!([{"role": "user", "content": rules + question}]);
@@ -30,7 +30,7 @@ fn a_server_that_starts_again_keeps_its_prompts() {
     let kept = ["--cache-dir", "cache"];
     let server = start(root.path(), &kept);
     assert_eq!(ask(&server, first), (want[0].clone(), 0));
-    // The server writes the rest before it ends.
+    // The server writes the rest of the prompts before it ends.
     server.signal(libc::SIGTERM);
     let (code, said) = server.wait();
     assert_eq!(code, 143, "{said}");
@@ -41,7 +41,7 @@ fn a_server_that_starts_again_keeps_its_prompts() {
         let (text, cached) = ask(&server, question);
         assert!(&text == want && cached >= 256, "{text}, {cached}");
     }
-    // At once with texts that files do not hold.
+    // Several texts at once, before any prompt is on disk.
     fs::remove_dir_all(root.path().join("cache")).unwrap();
     let server = start(root.path(), &kept);
     let server = &server;

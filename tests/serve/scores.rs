@@ -1,5 +1,5 @@
-//! Log-probabilities of prompts (`echo` with `logprobs`): the likelihoods of `gemma eval`, whatever
-//! is asked beside them.
+//! Log-probabilities of prompts (`echo` with `logprobs`) equal the likelihoods of `gemma eval`,
+//! whatever other requests run.
 
 use crate::equality::{has_vulkan, on, tiny};
 use crate::{server, shell};
@@ -10,19 +10,19 @@ use std::path::Path;
 
 const PATH: &str = "/v1/completions";
 
-/// Asks as lm-evaluation-harness does. Returns the choices.
+/// Sends a request as lm-evaluation-harness does. Returns the choices.
 fn ask(server: &Server, more: Value) -> Vec<Value> {
     let mut body = json!({"echo": true, "logprobs": 1, "max_tokens": 1, "temperature": 0});
     body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
     server.post(PATH, &body).ok()["choices"].as_array().unwrap().clone()
 }
 
-/// A list of the log-probabilities.
+/// Returns a list of the log-probabilities.
 fn list<'a>(choice: &'a Value, name: &str) -> &'a [Value] {
     choice["logprobs"][name].as_array().unwrap()
 }
 
-/// `gemma eval` of tokens.
+/// Returns the result of `gemma eval` for tokens.
 fn evaluated(dir: &Path, options: &[&str], ids: &[u64]) -> (Vec<f64>, Vec<u64>) {
     std::fs::write(dir.join("ids.json"), json!({"ids": ids}).to_string()).unwrap();
     let mut eval = command(BINARY, dir);
@@ -34,12 +34,12 @@ fn evaluated(dir: &Path, options: &[&str], ids: &[u64]) -> (Vec<f64>, Vec<u64>) 
     (nll, numbers("top1").map(|x| x.as_u64().unwrap()).collect())
 }
 
-/// Compares the lists of a prompt of these tokens, the first one BOS, of which the client gave all
-/// but `hidden`.
+/// Compares the lists with a prompt of these tokens, which begin with BOS. The client sent all but
+/// the first `hidden` of them.
 fn compare(choice: &Value, ids: &[u64], hidden: usize, (nll, top1): &(Vec<f64>, Vec<u64>)) {
     let [tokens, own, best, offsets] =
         ["tokens", "token_logprobs", "top_logprobs", "text_offset"].map(|name| list(choice, name));
-    // The answer has a token of its own.
+    // The lists also have the one token of the answer.
     let shown = ids.len() - hidden;
     assert_eq!([tokens, own, best, offsets].map(<[Value]>::len), [shown + 1; 4]);
     assert!(own[0].is_null() && best[0].is_null());
@@ -65,7 +65,7 @@ fn compare(choice: &Value, ids: &[u64], hidden: usize, (nll, top1): &(Vec<f64>, 
 /// Checks prompts of `sentences` sentences.
 fn check(options: &[&str], sentences: usize) {
     let dir = tempfile::tempdir().unwrap();
-    // `gemma eval` uses the device beside the server.
+    // `gemma eval` uses the device while the server does.
     let more = ["--parallel", "4", "--log", "off", "--cache-ram", "20MB", "--device-lock", "off"];
     let server = Server::start_in(dir.path(), &[&more[..], options].concat(), on);
     let subjects = ["rivers", "colours", "numbers", "houses", "the sea"];
@@ -76,7 +76,7 @@ fn check(options: &[&str], sentences: usize) {
     let whole = [&[2], &ids[..]].concat();
     let want = evaluated(dir.path(), options, &whole);
 
-    // The first prompt is read, and is in the cache of the next ones.
+    // The first prompt is read. The next ones find it in the cache.
     let by_text = ask(&server, json!({"prompt": text})).remove(0);
     compare(&by_text, &whole, 1, &want);
     assert!(by_text["text"].as_str().unwrap().starts_with(&text));
@@ -96,8 +96,8 @@ fn check(options: &[&str], sentences: usize) {
         assert_eq!(bare["logprobs"][name].take(), json!(list(&by_text, name)[..ids.len()]));
     }
 
-    // An answer that ends at once has an entry for its end, as a client expects that takes all but
-    // the last one.
+    // An answer that ends at once has an entry for its end token, because clients drop the last
+    // entry.
     let ended = ask(&server, json!({"prompt": whole, "logit_bias": {"1": 100}})).remove(0);
     assert_eq!((&ended["text"], &ended["finish_reason"]), (&json!(text), &json!("stop")));
     compare(&ended, &whole, 0, &want);
@@ -109,7 +109,8 @@ fn check(options: &[&str], sentences: usize) {
         assert!(best[i].as_object().unwrap().values().any(|x| *x == own[i]), "{i}: {grown}");
     }
 
-    // Several prompts in one request, some with a common beginning, beside other requests.
+    // Several prompts in one request, some with a common prefix, at the same time as other
+    // requests.
     let half = &ids[..ids.len() / 2];
     let alone = [json!(ids), json!(half), json!([ids[0]]), json!(whole)]
         .map(|prompt| ask(&server, json!({"prompt": prompt})).remove(0));

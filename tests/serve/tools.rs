@@ -1,8 +1,8 @@
 //! Schemas of functions that public MCP servers and agents declare.
 //!
-//! `tools.jsonl` has a function on each line: {"server", "name", "schema"}. They came from
-//! `tools/list` of servers of npm and PyPI and from requests of agents. Descriptions are cut, and
-//! functions of a known shape are left out.
+//! `tools.jsonl` has a function on each line: {"server", "name", "schema"}. They come from
+//! `tools/list` of servers on npm and PyPI and from requests of agents. Descriptions are cut, and
+//! functions with a shape that is already in the list are left out.
 
 use crate::server::Server;
 use serde_json::{Value, json};
@@ -18,8 +18,8 @@ fn body(tools: &[Value]) -> Value {
     json!({"messages": [{"role": "user", "content": "a"}], "tools": tools, "max_tokens": 1})
 }
 
-/// A prompt is measured after its grammar was compiled, under the limits of a server. One that is
-/// too long therefore shows that its functions are taken, without a pass of the model.
+/// A prompt is measured after its grammar is compiled under the limits of a server. A prompt that
+/// is too long therefore shows that its functions are accepted, without a pass of the model.
 #[test]
 fn functions_of_public_servers_are_taken() {
     let server = Server::start(&["--ctx-size", "20"]);
@@ -63,7 +63,7 @@ fn a_function_that_cannot_be_taken_is_named() {
         "properties": {"n": {"type": "integer", "minimum": 2, "maximum": 1}}});
     let text = message(&[good.clone(), function("none", &number, true)]);
     assert!(text.contains("function \"none\": ") && !text.contains("arguments_"), "{text}");
-    // Without `strict` the schema stays where it can, and becomes wider where it cannot.
+    // Without `strict` the schema stays unless it cannot be enforced; then it becomes wider.
     for loose in [&map, &number] {
         server.post(CHAT, &body(&[good.clone(), function("loose", loose, false)])).ok();
     }

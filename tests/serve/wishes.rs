@@ -5,7 +5,7 @@ use crate::server::Server;
 use crate::shell::with_model;
 use serde_json::{Value, json};
 
-/// The answer is the same with fields that change no text.
+/// The answer does not depend on fields that change no text.
 #[test]
 fn wishes_without_effect_and_all_orders_of_messages_are_taken() {
     let dir = tempfile::tempdir().unwrap();
@@ -20,7 +20,7 @@ fn wishes_without_effect_and_all_orders_of_messages_are_taken() {
         "stream_options": {"include_usage": true}, "tools": [{"type": "web_search"}]});
     assert_eq!(text(&chat(wishes)), plain);
     let said = server.said();
-    let note = "note: 'store' is passed over: it changes no text\n";
+    let note = "note: 'store' is ignored: it changes no text\n";
     assert!(said.contains(note) && said.contains("tools of type \"web_search\""), "{said}");
 
     let user = |text: &str| json!({"role": "user", "content": text});
@@ -47,7 +47,7 @@ fn wishes_without_effect_and_all_orders_of_messages_are_taken() {
     assert_ne!(text(&apart), whole);
 }
 
-/// Options that have a meaning of their own at their edge, on the forms of several servers.
+/// Options with a special meaning at the edge of their range, in the forms of several servers.
 #[test]
 fn edges_of_options_mean_what_their_servers_say() {
     let server = Server::start(&[]);
@@ -57,7 +57,7 @@ fn edges_of_options_mean_what_their_servers_say() {
         let plain = json!({"messages": messages, "max_tokens": 24, "seed": 5, "temperature": 2});
         server.post(CHAT, &with(plain, more))
     };
-    // Both spellings turn top-k off, and the model's own top-k changes this answer.
+    // Both spellings turn top-k off, and the model's own top-k would change this answer.
     let [none, off] = [-1, 0].map(|k| text(&ask(json!({"top_k": k, "top_p": 1})).ok()));
     assert_eq!(none, off);
     assert_ne!(none, text(&ask(json!({"top_k": 1})).ok()));

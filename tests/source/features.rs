@@ -1,9 +1,9 @@
-//! Instructions that code is compiled for are looked for before that code runs.
+//! CPU features are detected before code that is compiled for them runs.
 
 use crate::layering::{room, sources};
 use std::collections::BTreeSet;
 
-/// Returns the quoted, comma-separated names after each `before`, with the room of their file.
+/// Returns the quoted, comma-separated names after each `before`, with the folder of their file.
 fn names(before: &str) -> BTreeSet<(String, String)> {
     let mut found = BTreeSet::new();
     for (file, code) in sources() {

@@ -1,11 +1,11 @@
-//! Holds the source tree to the picture in `src/lib.rs`: floors, seams and file sizes.
+//! Compares the source tree with the map in `src/lib.rs`: floors, seams and file sizes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Rooms and their floors. A file uses only lower floors, or its own room. The compiler holds the
-/// floors of crates; these are the floors inside them too.
+/// Folders and their floors. A file uses only lower floors, or its own folder. The compiler holds
+/// the floors of crates; these are the floors inside them too.
 const FLOORS: &[(&str, u8)] = &[
     ("tensor", 0),
     ("error", 0),
@@ -35,7 +35,7 @@ const FLOORS: &[(&str, u8)] = &[
 const MAX_LINES: usize = 600;
 const MAX_LINES_OF_FUNCTION: usize = 80;
 
-/// A word, and the places where it may stand.
+/// A word, and the places where it may occur.
 const SEAMS: &[(&str, &[&str])] = &[
     ("ash::", &["vulkan/"]),
     ("candle_core", &["vision/"]),
@@ -63,8 +63,8 @@ const SEAMS: &[(&str, &[&str])] = &[
     ("signal_hook", &["os/"]),
     ("windows_sys", &["os/"]),
     ("std::os", &["os/", "npu/"]),
-    // Files with names of others are opened by `open_regular` or `open_no_link`, which wait for no
-    // pipe. These open what the user names, and the system's own files.
+    // Files with names from other users are opened by `open_regular` or `open_no_link`, which do
+    // not wait for pipes. These places open files that the user names, and the system's own files.
     ("File::open", &["cli/io/", "cli/commands/generate/batch/place.rs", "os/", "npu/"]),
     ("File::create", &[]),
     ("fs::read(", &["vision/tests/"]),
@@ -88,13 +88,14 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// Crates that are one room each.
+/// Crates that are one folder each.
 const ROOMS: [&str; 3] = ["npu", "quant", "vulkan"];
-/// Crates of several rooms.
+/// Crates of several folders.
 const HOUSES: [&str; 3] = ["base", "model", "runtime"];
 
-/// Files of all crates with tests and comments cut away. A file's path begins with its room, and
-/// paths in its code are those of one crate: `gemma_base::kv` is `crate::kv`.
+/// Returns the files of all crates without tests and comments. A file's path begins with its
+/// folder, and paths in its code are written as those of one crate: `gemma_base::kv` becomes
+/// `crate::kv`.
 pub fn sources() -> Vec<(String, String)> {
     let mut list = Vec::new();
     let own = ROOMS.into_iter().chain(HOUSES).map(|name| root().join("crates").join(name));
@@ -141,7 +142,7 @@ fn floor(name: &str) -> Option<u8> {
     FLOORS.iter().find(|(room, _)| *room == name).map(|(_, floor)| *floor)
 }
 
-/// Rooms named in `crate::room` paths, grouped imports included.
+/// Returns the folders named in `crate::folder` paths, including grouped imports.
 fn uses(code: &str) -> Vec<String> {
     let mut rooms = Vec::new();
     for (at, _) in code.match_indices("crate::") {
@@ -194,8 +195,8 @@ fn files_use_only_lower_floors() {
     assert!(wrong.is_empty(), "upward or sideways: {wrong:#?}");
 }
 
-/// The registry of backends alone names the rooms of devices: a new one is a folder and an entry
-/// there.
+/// Only the registry of backends names the folders of devices. A new device is a folder and an
+/// entry there.
 #[test]
 fn only_the_registry_names_the_rooms_of_devices() {
     let mut wrong = Vec::new();
@@ -215,7 +216,7 @@ fn the_check_sees_an_upward_use() {
     );
 }
 
-/// Paths that begin with `crate::` or `super::`, those in braces taken apart.
+/// Returns paths that begin with `crate::` or `super::`, with braces expanded.
 fn paths(code: &str) -> Vec<Vec<String>> {
     let mut found = Vec::new();
     let mut rest = code;
@@ -227,7 +228,7 @@ fn paths(code: &str) -> Vec<Vec<String>> {
     found
 }
 
-/// Takes one path, or one group of them, from the beginning of `code`; returns what follows.
+/// Reads one path, or one group of them, from the start of `code`. Returns the rest.
 fn path<'a>(mut code: &'a str, before: &[String], found: &mut Vec<Vec<String>>) -> &'a str {
     let mut path = before.to_vec();
     loop {
@@ -248,7 +249,7 @@ fn path<'a>(mut code: &'a str, before: &[String], found: &mut Vec<Vec<String>>) 
                 return after;
             }
             let shorter = self::path(group, &path, found);
-            // `as name` and `*` are no paths and are skipped.
+            // `as name` and `*` are not paths and are skipped.
             let end = shorter.find([',', '}', '{']).unwrap_or(shorter.len());
             group = &shorter[end..];
             if group.is_empty() {
@@ -258,7 +259,7 @@ fn path<'a>(mut code: &'a str, before: &[String], found: &mut Vec<Vec<String>>) 
     }
 }
 
-/// The modules of a file: `cli/io/wrap.rs` is `cli::io::wrap`.
+/// Returns the module of a file: `cli/io/wrap.rs` is `cli::io::wrap`.
 fn module(file: &str) -> Vec<String> {
     let mut parts: Vec<String> =
         file.trim_end_matches(".rs").split('/').map(str::to_owned).collect();
@@ -266,7 +267,7 @@ fn module(file: &str) -> Vec<String> {
     parts
 }
 
-/// Resolves a path that begins with `crate` or `super` and stands in module `own`.
+/// Resolves a path that begins with `crate` or `super` and is in module `own`.
 fn absolute(own: &[String], path: Vec<String>) -> Vec<String> {
     let up = path.iter().take_while(|part| *part == "super").count();
     match up {
@@ -275,8 +276,8 @@ fn absolute(own: &[String], path: Vec<String>) -> Vec<String> {
     }
 }
 
-/// Folders and files of a room from the lowest to the highest. A file uses only its own folder and
-/// lower ones.
+/// Subfolders and files of a folder from the lowest to the highest. A file uses only its own
+/// subfolder and lower ones.
 const FOLDERS: &[(&str, &[&str])] = &[
     ("draft", &["sources", "mix", "policy", "builder"]),
     ("vulkan", &["device", "lower", "run", "check"]),
@@ -329,7 +330,7 @@ fn folders_use_only_lower_folders() {
     assert!(wrong.is_empty(), "upward: {wrong:#?}");
 }
 
-/// Which modules of a room each of its files names.
+/// Returns the modules of a folder that each of its files names.
 fn imports_of(inside: &str) -> BTreeMap<Vec<String>, BTreeSet<Vec<String>>> {
     let files: Vec<(Vec<String>, String)> = sources()
         .into_iter()
@@ -387,11 +388,11 @@ fn commands_import_no_command() {
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
-/// Rooms with files that import each other in a circle, with the reason.
+/// Folders with files that import each other in a circle, with the reason.
 const CIRCLES: &[(&str, &str)] =
     &[("models", "an architecture makes a configuration, which names its architecture")];
 
-/// A module and its parts may know each other; nothing else that imports may be imported back.
+/// A module and its parts may use each other. No other files may import each other.
 #[test]
 fn rooms_have_no_import_circles() {
     let is_part = |a: &[String], b: &[String]| a.starts_with(b) || b.starts_with(a);
@@ -401,7 +402,8 @@ fn rooms_have_no_import_circles() {
         for (own, others) in &mut left {
             others.retain(|other| !is_part(own, other));
         }
-        // A file that imports none of the remaining files, or is imported by none, is in no circle.
+        // A file that imports none of the remaining files, or is imported by none, is not in a
+        // circle.
         loop {
             let named: BTreeSet<_> = left.values().flatten().cloned().collect();
             let is_done = |(own, others): &(&Vec<String>, &BTreeSet<Vec<String>>)| {
@@ -437,8 +439,8 @@ fn seams_hold() {
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
-/// Adding a weight format touches at most 5 files: no present one is named in more, but for floats,
-/// which other tensors have too, and `I8`, which activations have.
+/// Adding a weight format changes at most 5 files. So no existing format may be named in more,
+/// except floats, which other tensors have too, and `I8`, which activations have.
 #[test]
 fn a_weight_format_is_spoken_of_in_few_files() {
     const MOST: usize = 5;
@@ -491,7 +493,7 @@ fn no_hand_written_file_is_too_long() {
     assert!(long.is_empty(), "more than {MAX_LINES} lines: {long:?}");
 }
 
-/// Returns the functions of a file that have more than `most` lines, by their indentation.
+/// Returns the functions of a file that have more than `most` lines, found by their indentation.
 fn long_functions(text: &str, most: usize) -> Vec<String> {
     let lines: Vec<&str> = text.lines().collect();
     let mut long = Vec::new();
@@ -502,7 +504,7 @@ fn long_functions(text: &str, most: usize) -> Vec<String> {
         let Some(name) = words.iter().position(|word| *word == "fn").map(|fn_at| fn_at + 1) else {
             continue;
         };
-        // `fn` in a comment or a text begins no function.
+        // `fn` in a comment or a text does not begin a function.
         let leads = ["pub", "crate)", "super)", "const", "async", "unsafe", "extern", "\"C\""];
         if !words[..name - 1].iter().all(|word| leads.contains(word)) {
             continue;

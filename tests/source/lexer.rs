@@ -1,14 +1,13 @@
 //! Comments and string literals of Rust, GLSL and Python, each with its line.
 
-/// Comment lines that belong together, without their marks. Lines of one block have the same mark
-/// and follow one another with nothing else between.
+/// Consecutive comment lines with the same mark, without their marks.
 #[derive(Debug, PartialEq)]
 pub struct Comment {
     pub line: usize,
     pub lines: Vec<String>,
 }
 
-/// A string literal as it stands in the code, without its quotation marks.
+/// A string literal as it is in the code, without its quotation marks.
 #[derive(Debug, PartialEq)]
 pub struct Literal {
     /// Offset of the opening quotation mark or prefix in the code.
@@ -24,12 +23,12 @@ const MARKS: [&str; 4] = ["///", "//!", "//", "#"];
 #[derive(Default)]
 struct Comments {
     found: Vec<Comment>,
-    /// Mark and line of the last line comment that stands alone on its line.
+    /// Mark and line of the last line comment without code on its line.
     last: Option<(&'static str, usize)>,
 }
 
 impl Comments {
-    /// Takes a line comment from its mark to the end of its line.
+    /// Adds a line comment from its mark to the end of its line.
     fn push_line(&mut self, line: usize, text: &str, is_alone: bool) {
         let mark = MARKS.into_iter().find(|mark| text.starts_with(mark)).expect("a mark");
         let text = text[mark.len()..].trim_end().to_owned();
@@ -41,7 +40,7 @@ impl Comments {
         self.last = is_alone.then_some((mark, line));
     }
 
-    /// Takes the text of a block comment or of a docstring.
+    /// Adds the text of a block comment or of a docstring.
     fn push_block(&mut self, line: usize, text: &str) {
         let clean = |line: &str| line.trim().trim_start_matches('*').to_owned();
         self.found.push(Comment { line, lines: text.lines().map(clean).collect() });
@@ -53,12 +52,13 @@ fn line_of(code: &str, at: usize) -> usize {
     code[..at].matches('\n').count() + 1
 }
 
-/// Whether only white space stands before `at` on its line.
+/// Returns whether only white space comes before `at` on its line.
 fn is_first(code: &str, at: usize) -> bool {
     code[..at].rsplit('\n').next().is_some_and(|before| before.trim().is_empty())
 }
 
-/// Offset after the literal that opens before `from` and ends with `quote`, escapes passed over.
+/// Returns the offset after a literal. It starts before `from` and ends with `quote`; escapes are
+/// skipped.
 fn end_of_escaped(code: &str, from: usize, quote: &str) -> usize {
     let mut at = from;
     while at < code.len() {
@@ -73,7 +73,7 @@ fn end_of_escaped(code: &str, from: usize, quote: &str) -> usize {
     code.len()
 }
 
-/// Length of a character literal that begins with `'`, or of the mark of a lifetime.
+/// Returns the length of a character literal that begins with `'`, or of a lifetime's mark.
 fn quoted_char(rest: &str) -> usize {
     let mut chars = rest[1..].char_indices();
     match chars.next() {
@@ -86,7 +86,7 @@ fn quoted_char(rest: &str) -> usize {
     }
 }
 
-/// Comments and string literals of Rust code; GLSL has the same comments.
+/// Returns the comments and string literals of Rust code. GLSL has the same comments.
 pub fn lex_rust(code: &str) -> (Vec<Comment>, Vec<Literal>) {
     let mut comments = Comments::default();
     let mut literals = Vec::new();
@@ -126,7 +126,7 @@ pub fn lex_rust(code: &str) -> (Vec<Comment>, Vec<Literal>) {
     (comments.found, literals)
 }
 
-/// Comments and docstrings of Python code.
+/// Returns the comments and docstrings of Python code.
 pub fn lex_python(code: &str) -> Vec<Comment> {
     let mut comments = Comments::default();
     let mut at = 0;

@@ -1,4 +1,4 @@
-//! The source tree itself: floors, seams, shaders, types that threads share.
+//! Tests of the source tree: floors, seams, names, prose, shaders.
 
 mod features;
 mod layering;

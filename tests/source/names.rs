@@ -1,4 +1,5 @@
-//! Counts names of types that stand for more than one type. Types private to a file are free.
+//! Counts type names that are used for more than one type. Types that are private to a file do not
+//! count.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,7 +18,7 @@ fn rust_files(dir: &Path, list: &mut Vec<PathBuf>) {
     }
 }
 
-/// Returns the name of the type that a line defines with a visibility of its own.
+/// Returns the name of the type that a line defines with a visibility (`pub`, `pub(crate)`).
 fn defined(line: &str) -> Option<&str> {
     let rest = line.trim_start().strip_prefix("pub")?;
     let rest = match rest.strip_prefix('(') {
@@ -46,7 +47,7 @@ fn one_name_stands_for_one_type() {
     let mut names: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for path in list {
         let file = path.strip_prefix(root).unwrap().to_string_lossy().into_owned();
-        // The twins of `os/unix`, of which a program has one.
+        // These are twins of `os/unix`. A program contains only one of them.
         if file.starts_with("crates/base/src/os/windows/") {
             continue;
         }

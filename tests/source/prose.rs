@@ -23,10 +23,30 @@ const PRONOUNS: &[&str] = &[
     "None",
 ];
 
+/// Words and phrases that make a reader read twice. Each has a plainer one: "after" or "past",
+/// "next to" or "in addition to", the name of the number, "again", "while X runs", two sentences.
+const BENT: &[&str] = &[
+    "behind",
+    "beside",
+    "so many",
+    "so much",
+    "anew",
+    "meanwhile",
+    "of which",
+    "whose",
+    "such a",
+    "goes by",
+    "stands in",
+];
+
+/// Bent words in the whole tree. They are for places where the word is exact. The number may only
+/// be lowered.
+const MAX_BENT_WORDS: usize = 20;
+
 const MAX_WORDS: usize = 40;
 const MAX_COLUMNS: usize = 100;
 
-/// Options of clap whose text is shown as help.
+/// Options of clap that set help texts.
 const HELP: &[&str] = &["help = ", "long_help = ", "about = ", "long_about = ", "help_heading = "];
 
 struct Finding {
@@ -153,6 +173,47 @@ fn check_literals(file: &str, code: &str, literals: &[Literal], findings: &mut V
     }
 }
 
+/// Returns the bent words of a text in order, each with the index of the line where it begins.
+fn bent_words<'a>(lines: impl IntoIterator<Item = &'a str>) -> Vec<(usize, &'static str)> {
+    let (mut text, mut starts) = (String::new(), Vec::new());
+    for line in lines {
+        starts.push(text.len());
+        text += &line.trim().to_lowercase();
+        text.push(' ');
+    }
+    let is_part = |c: char| c.is_alphanumeric() || c == '_';
+    let is_whole = |at: usize, word: &str| {
+        !text[..at].ends_with(is_part) && !text[at + word.len()..].starts_with(is_part)
+    };
+    let line_of = |at: usize| starts.partition_point(|start| *start <= at) - 1;
+    let mut found = Vec::new();
+    for word in BENT {
+        let places = text.match_indices(word).filter(|(at, _)| is_whole(*at, word));
+        found.extend(places.map(|(at, _)| (line_of(at), *word)));
+    }
+    found.sort();
+    found
+}
+
+/// Bent words in the comments and help texts of a file.
+fn check_words(
+    file: &str,
+    code: &str,
+    comments: &[Comment],
+    literals: &[Literal],
+    findings: &mut Vec<Finding>,
+) {
+    let is_help = |l: &&Literal| HELP.iter().any(|option| code[..l.start].ends_with(option));
+    let helps = literals.iter().filter(is_help).map(|l| (l.line, bent_words(l.text.lines())));
+    let texts = comments.iter().map(|c| (c.line, bent_words(c.lines.iter().map(String::as_str))));
+    for (first, words) in texts.chain(helps) {
+        for (at, word) in words {
+            let rule = format!("a plainer word than \"{word}\" is needed");
+            findings.push(Finding { file: file.to_owned(), line: first + at, rule });
+        }
+    }
+}
+
 fn check_columns(file: &str, text: &str, findings: &mut Vec<Finding>) {
     for (at, line) in text.lines().enumerate() {
         let columns = line.chars().count();
@@ -173,32 +234,64 @@ fn files(dir: &Path, list: &mut Vec<PathBuf>) {
     }
 }
 
-/// Findings of the tree in the order of files and lines.
-fn findings() -> Vec<Finding> {
+/// The findings of the tree, each list in the order of files and lines.
+#[derive(Default)]
+struct Findings {
+    /// Broken rules without exception.
+    wrong: Vec<Finding>,
+    /// Bent words, up to [`MAX_BENT_WORDS`].
+    bent: Vec<Finding>,
+}
+
+fn findings() -> Findings {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let mut list = Vec::new();
-    for room in
-        ["src", "crates", "tests", "benches", "examples", "shaders", "npu-kernels", "scripts"]
-    {
+    let mut list = vec![root.join("README.md")];
+    for room in [
+        "src",
+        "crates",
+        "tests",
+        "benches",
+        "examples",
+        "shaders",
+        "npu-kernels",
+        "scripts",
+        "docs",
+    ] {
         files(&root.join(room), &mut list);
     }
     list.sort();
     assert!(list.len() > 200, "the walk found only {} files", list.len());
-    let mut findings = Vec::new();
+    let mut findings = Findings::default();
     for path in list {
         let file = path.strip_prefix(root).unwrap().to_string_lossy().into_owned();
         let ending = path.extension().map(|e| e.to_string_lossy().into_owned());
-        let Some(kind @ ("rs" | "comp" | "glsl" | "py")) = ending.as_deref() else { continue };
+        let is_page = file == "README.md" || file.starts_with("docs/");
+        let kind = match ending.as_deref() {
+            Some("md") if is_page => "md",
+            Some(kind @ ("rs" | "comp" | "glsl" | "py")) => kind,
+            _ => continue,
+        };
         let text = fs::read_to_string(&path).unwrap();
         let (comments, literals) = match kind {
+            "md" => {
+                let lines = text.lines().map(str::to_owned).collect();
+                (vec![Comment { line: 1, lines }], Vec::new())
+            }
             "py" => (lex_python(&text), Vec::new()),
             _ => lex_rust(&text),
         };
-        check_columns(&file, &text, &mut findings);
-        check_comments(&file, &comments, &mut findings);
-        check_literals(&file, &text, &literals, &mut findings);
+        if !file.starts_with("scripts/train/") {
+            check_words(&file, &text, &comments, &literals, &mut findings.bent);
+        }
+        if kind != "md" {
+            check_columns(&file, &text, &mut findings.wrong);
+            check_comments(&file, &comments, &mut findings.wrong);
+            check_literals(&file, &text, &literals, &mut findings.wrong);
+        }
     }
-    findings.sort_by(|a, b| (&a.file, a.line).cmp(&(&b.file, b.line)));
+    for list in [&mut findings.wrong, &mut findings.bent] {
+        list.sort_by(|a, b| (&a.file, a.line).cmp(&(&b.file, b.line)));
+    }
     findings
 }
 
@@ -216,13 +309,15 @@ fn room(file: &str) -> String {
     }
 }
 
-#[test]
-fn prose() {
-    let findings = findings();
+/// Prints the places that `GEMMA_PROSE` asks for, and the number of findings per room. Returns all
+/// places, a line each.
+fn report(title: &str, findings: &[Finding]) -> Vec<String> {
     let show = std::env::var("GEMMA_PROSE").unwrap_or_default();
     let mut rooms: BTreeMap<String, usize> = BTreeMap::new();
-    for Finding { file, line, rule } in &findings {
+    let mut lines = Vec::new();
+    for Finding { file, line, rule } in findings {
         *rooms.entry(room(file)).or_default() += 1;
+        lines.push(format!("{file}:{line}: {rule}"));
         if show == "all" || !show.is_empty() && file.starts_with(&show) {
             println!("{file}:{line}: {rule}");
         }
@@ -230,12 +325,18 @@ fn prose() {
     for (room, count) in &rooms {
         println!("{count:5} {room}");
     }
-    println!("{:5} in all", findings.len());
-    let wrong: Vec<String> = findings
-        .iter()
-        .map(|Finding { file, line, rule }| format!("{file}:{line}: {rule}"))
-        .collect();
+    println!("{:5} {title} in all", findings.len());
+    lines
+}
+
+#[test]
+fn prose() {
+    let findings = findings();
+    let wrong = report("broken rules", &findings.wrong);
+    let bent = report("bent words", &findings.bent);
     assert!(wrong.is_empty(), "{wrong:#?}");
+    let count = bent.len();
+    assert!(count <= MAX_BENT_WORDS, "{count} bent words, at most {MAX_BENT_WORDS}: {bent:#?}");
 }
 
 #[test]
@@ -263,4 +364,23 @@ fn the_check_sees_each_rule() {
         (9, "a line has 105 columns"),
     ];
     assert_eq!(found, want);
+}
+
+#[test]
+fn the_check_sees_bent_words() {
+    for bent in BENT {
+        let (first, rest) = bent.split_once(' ').unwrap_or((bent, ""));
+        let code = format!(
+            "/// A {first}\n/// {rest} b, an un{bent}ed one, `{bent}_b`.\n\
+             #[arg(help = \"A\n{}.\")]\nlet a = \"{bent}\";\n",
+            bent.to_uppercase()
+        );
+        let (comments, literals) = lex_rust(&code);
+        let mut findings = Vec::new();
+        check_words("src/a.rs", &code, &comments, &literals, &mut findings);
+        let mut found: Vec<(usize, &str)> =
+            findings.iter().map(|f| (f.line, f.rule.split('"').nth(1).unwrap())).collect();
+        found.sort();
+        assert_eq!(found, [(1, *bent), (4, *bent)]);
+    }
 }

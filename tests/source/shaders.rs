@@ -1,4 +1,4 @@
-//! The committed SPIR-V is that of the committed sources: held to the manifest, no compiler needed.
+//! The committed SPIR-V belongs to the committed sources: compares both with the manifest.
 
 use sha2::{Digest, Sha256};
 use std::fs;
@@ -50,7 +50,7 @@ fn shaders_stay_readable() {
     }
 }
 
-/// Instructions of a SPIR-V module: opcode and operand words.
+/// Returns the instructions of a SPIR-V module: opcode and operand words.
 fn instructions(spirv: &[u8]) -> Vec<(u32, Vec<u32>)> {
     let words: Vec<u32> = spirv.as_chunks().0.iter().map(|w| u32::from_le_bytes(*w)).collect();
     let (mut at, mut list) = (5, Vec::new());
@@ -62,9 +62,9 @@ fn instructions(spirv: &[u8]) -> Vec<(u32, Vec<u32>)> {
     list
 }
 
-/// Workgroups that count one another hand results on through memory. `barrier()` alone orders
-/// shared memory only, so every invocation has to release its own stores just before it; no driver
-/// at hand shows a fault where one does not.
+/// Workgroups that count each other pass results on through memory. `barrier()` orders only shared
+/// memory, so every invocation has to release its own stores just before it. No available driver
+/// shows a fault if one does not.
 #[test]
 fn counted_workgroups_release_what_all_their_invocations_stored() {
     const CONSTANT: u32 = 43;

@@ -1,17 +1,17 @@
-//! Holds the seams between rooms to a size that can be read at once, and to having no bodies: a
-//! wrapper that forgets to forward a method must not compile.
+//! Limits the traits between folders to a size that can be read at once, and to methods without
+//! bodies. A wrapper that forgets to forward a method must not compile.
 
 use std::fs;
 use std::path::Path;
 
-/// A trait, its file, and the most methods that it may have.
+/// A trait, its file, and the limit of its methods.
 const SEAMS: [(&str, &str, usize); 3] = [
     ("Engine", "crates/model/src/engine/mod.rs", 14),
     ("Executor", "crates/base/src/compute/executor.rs", 12),
     ("Reports", "crates/base/src/compute/executor.rs", 5),
 ];
 
-/// The methods of a trait, each from `fn` to the end of its signature or body.
+/// Returns the methods of a trait, each from `fn` to the end of its signature or body.
 fn methods(code: &str, name: &str) -> Vec<String> {
     let code: Vec<&str> = code.lines().map(|l| l.split("//").next().unwrap()).collect();
     let code = code.join("\n");

@@ -1,4 +1,4 @@
-//! The target's assistant drafts, and the text is the plain one.
+//! The target's assistant drafts, and the text is the same as without drafts.
 
 use crate::invariance::{Case, Strict, assisted_pairs, check_assisted};
 use gemma::compute::KvFormat;
@@ -11,7 +11,8 @@ use std::sync::Arc;
 #[test]
 fn the_assistant_gives_the_plain_text() {
     let [dense, mixture] = &assisted_pairs();
-    // The longer prompts end short of a page, and behind the window.
+    // Prompts of 254 tokens end just before the end of a page. The one of 330 is longer than the
+    // window.
     for (weights, temperature, prompt, kv, is_ruled) in [
         (dense, 0.0, 5, KvFormat::F16, false),
         (dense, 1.0, 254, KvFormat::F32, false),

@@ -1,8 +1,8 @@
-//! Promise 4 on the real engines: with the bundled pair, one seed gives one text with any drafter,
+//! Promise 4 with real models: with the bundled pair, one seed gives one text with any drafter,
 //! tree and number of threads.
 //!
-//! 40 prompts are answered at 3 temperatures, with 3 seeds in turn, by 6 drafters on one thread;
-//! every eighth prompt also on two threads. The slowest drafter takes every fourth prompt.
+//! 40 prompts are answered at 3 temperatures, with 3 seeds in turn, by 6 drafters on one thread.
+//! Every eighth prompt also runs on two threads. The slowest drafter gets every fourth prompt.
 
 use gemma::compute::KvFormat;
 use gemma::compute::cpu::{CpuExecutor, CpuOptions, Pool};
@@ -106,15 +106,15 @@ fn engine_of(weights: &Weights, pool: &Arc<Pool>, context: usize) -> Box<dyn Eng
     )
 }
 
-/// A drafter, and how much of its guesses is taken.
+/// A drafter, and the policy that decides how many of its tokens are verified.
 type Drafting = (Box<dyn Drafter>, Policy);
 
-/// A pass that costs nearly the same up to 8 rows.
+/// Returns costs by which a pass of up to 8 rows takes nearly the same time.
 fn costs() -> Costs {
     Costs::new(CostCurve::new(&[(1, 0.1), (8, 0.11), (16, 0.13), (32, 0.18)]), 0)
 }
 
-/// The drafters that `--draft` and `--draft-tree` make, with decisions that never look at a clock.
+/// Returns the drafters of `--draft` and `--draft-tree`, with policies that use no clock.
 fn drafters(pair: &Pair, pool: &Arc<Pool>) -> Vec<(&'static str, Drafting)> {
     let model = || Box::new(TreeBuilder::of_model(engine(&pair.draft, pool)));
     let both = || Box::new(TreeBuilder::of_both(engine(&pair.draft, pool)));
@@ -133,7 +133,7 @@ fn drafters(pair: &Pair, pool: &Arc<Pool>) -> Vec<(&'static str, Drafting)> {
     ]
 }
 
-/// Returns the text of one prompt, and its passes.
+/// Returns the text of one prompt, and the number of its passes.
 fn run(
     pair: &Pair,
     target: &mut Timeline,
@@ -153,12 +153,12 @@ fn run(
     (history.split_off(prompt.len()), stats.passes)
 }
 
-/// Temperatures and seeds of a prompt. All seeds of each temperature come in turn.
+/// Returns temperatures and seeds for a prompt. Each temperature gets all seeds in turn.
 fn draws(number: usize) -> [(f32, u64); 3] {
     [(0.0, 1), (0.7, 1 + number as u64 % 3), (1.0, 1 + number as u64 / 3 % 3)]
 }
 
-/// A text without drafts, and its passes.
+/// A text without drafts, and the number of its passes.
 type Plain = (Vec<u32>, u64);
 
 /// A prompt with its number.
@@ -190,7 +190,7 @@ fn drafted(
         for (temperature, seed) in draws(*number) {
             let (want, plain) = texts.next().unwrap();
             for (name, (drafter, policy), passes, of_plain) in &mut set {
-                // It takes as long as all others together.
+                // It takes as long as all other drafters together.
                 if *name == "the target itself" && number % 4 != 0 {
                     continue;
                 }
@@ -216,7 +216,7 @@ fn one_seed_gives_one_text_whatever_drafts() {
     let pool = |threads| Arc::new(Pool::new(threads).unwrap());
     let prompts: Vec<Numbered<'_>> =
         pair.prompts.iter().map(|prompt| &prompt[..]).enumerate().collect();
-    // Engines of one thread run side by side, each with half of the prompts.
+    // Engines of one thread run in parallel, each with half of the prompts.
     let halves: Vec<&[Numbered<'_>]> = prompts.chunks(prompts.len() / 2).collect();
     let found: Vec<_> = std::thread::scope(|scope| {
         let half = |prompts| {
@@ -234,7 +234,7 @@ fn one_seed_gives_one_text_whatever_drafts() {
         prompts.iter().copied().zip(texts.chunks(3)).step_by(8).unzip();
     drafted(&pair, &pool(2), &some, &of_some.concat());
 
-    // The test must have tested something: drafts were accepted, and the target agrees with itself.
+    // Makes sure that the test can fail: drafts were accepted, and the target agrees with itself.
     for (a, b) in found[0].1.iter().zip(&found[1].1) {
         let (name, n, plain) = (a.0, a.1 + b.1, a.2 + b.2);
         assert!(
@@ -248,7 +248,7 @@ fn one_seed_gives_one_text_whatever_drafts() {
     }
 }
 
-/// Either size of the draft for Gemma 3's tokenizer.
+/// Returns the draft model for Gemma 3's tokenizer in one of its sizes.
 fn gemma_draft(size: DraftSize) -> (Weights, ReducedVocabulary) {
     let weights = Weights::open(bundled::gemma_draft(size).unwrap()).unwrap();
     let vocabulary = ReducedVocabulary::of(weights.checkpoint().unwrap(), weights.config().vocab)
@@ -272,7 +272,7 @@ fn the_drafts_for_gemma_open_and_know_whom_they_fit() {
         let why = vocabulary.mismatch(&demo).unwrap();
         assert!(why.contains("255999") && why.contains("16384"), "{why}");
     }
-    // The demo's own draft is found for it whatever a pass takes.
+    // The demo's own draft model is chosen for any time of a pass.
     for seconds in [0.001, 10.0] {
         assert_eq!(
             Partner::bundled(&demo, seconds).unwrap().unwrap().weights.config().vocab,
@@ -281,7 +281,7 @@ fn the_drafts_for_gemma_open_and_know_whom_they_fit() {
     }
 }
 
-/// Two small layers with Gemma's vocabulary.
+/// Returns a configuration of two small layers with Gemma's vocabulary.
 fn config_of_gemma() -> Config {
     Config::from_json(&serde_json::json!({
         "model_type": "gemma3_text", "num_hidden_layers": 2, "hidden_size": 64,
@@ -292,7 +292,7 @@ fn config_of_gemma() -> Config {
     .unwrap()
 }
 
-/// With Gemma's own tokenizer, which is not in this repository, and a random model of Gemma's
+/// With Gemma's own tokenizer, which is not in this repository, and a random model with Gemma's
 /// vocabulary.
 #[test]
 fn the_drafts_for_gemma_change_no_text_of_a_model_with_its_tokenizer() {

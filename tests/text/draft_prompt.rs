@@ -8,8 +8,8 @@ use invariance::{Case, run};
 use std::time::Duration;
 use toy::Toy;
 
-/// A draft model that sees a few positions reads the end of a prompt, however long that is, and
-/// guesses as well.
+/// A draft model with a short context reads the end of a prompt of any length, and its drafts are
+/// as good.
 #[test]
 fn a_draft_of_short_sight_reads_the_end_of_a_prompt_alone() {
     let target = Toy { context: 3000, max_rows: 64, ..Toy::new(31) };
@@ -23,8 +23,8 @@ fn a_draft_of_short_sight_reads_the_end_of_a_prompt_alone() {
         assert_eq!(lm.engine().position(0), read, "{end} tokens");
         assert_eq!(lm.left(0, end), 60 - read);
     }
-    // Far past what it has room for, it still guesses what the target picks: two tokens decide in
-    // both.
+    // Far beyond its context the draft model still drafts the target's tokens, because the logits
+    // of both models depend only on the last two tokens.
     let case = Case { max_tokens: 300, ..Case::new(&history[..500], SamplerConfig::default()) };
     let mut drafter = TreeBuilder::of_model(draft.engine());
     let (text, stats) = run(&mut Timeline::new(target.engine()), &mut drafter, &case);
@@ -33,7 +33,7 @@ fn a_draft_of_short_sight_reads_the_end_of_a_prompt_alone() {
     assert!(stats.passes * 3 < stats.tokens && drafter.note().is_none(), "{stats:?}");
 }
 
-/// A prompt is read as far back as there is time for, and 32 tokens in any case.
+/// A prompt is read as far back as there is time for, and at least its last 32 tokens.
 #[test]
 fn a_prompt_is_read_within_a_time() {
     let draft = Toy { context: 3000, max_rows: 32, reach: Some(512), ..Toy::new(31) };
@@ -50,13 +50,13 @@ fn a_prompt_is_read_within_a_time() {
     }
 }
 
-/// While the target's device reads a prompt, the draft model does.
+/// The draft model reads a prompt while the target's device does.
 #[test]
 fn a_prompt_is_read_beside_the_target() {
-    /// How much was read before the target was done, and after.
+    /// Lengths of the histories read before the target was done, and after.
     #[derive(Default)]
     struct Reader {
-        beside: Vec<usize>,
+        during: Vec<usize>,
         looks: usize,
         after: usize,
     }
@@ -67,7 +67,7 @@ fn a_prompt_is_read_beside_the_target() {
             history: &[u32],
             more: &mut dyn FnMut() -> bool,
         ) -> anyhow::Result<()> {
-            self.beside.push(history.len());
+            self.during.push(history.len());
             while more() {
                 self.looks += 1;
             }
@@ -87,11 +87,11 @@ fn a_prompt_is_read_beside_the_target() {
     }
     let case = Case { max_tokens: 5, ..Case::new(&[7; 81], SamplerConfig::default()) };
     let mut texts = Vec::new();
-    for (beside, chunks, looks) in [(None, 0, 0), (Some(4), 3, 12)] {
+    for (busy_polls, chunks, looks) in [(None, 0, 0), (Some(4), 3, 12)] {
         let mut reader = Reader::default();
-        let target = Toy { beside, ..Toy::new(32) };
+        let target = Toy { busy_polls, ..Toy::new(32) };
         texts.push(run(&mut Timeline::new(target.engine()), &mut reader, &case).0);
-        assert_eq!((reader.beside, reader.looks, reader.after), (vec![80; chunks], looks, 80));
+        assert_eq!((reader.during, reader.looks, reader.after), (vec![80; chunks], looks, 80));
     }
     assert_eq!(texts[0], texts[1]);
 }

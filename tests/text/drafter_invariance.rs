@@ -49,7 +49,7 @@ fn settings() -> Vec<SamplerConfig> {
     ]
 }
 
-/// Drops bans, which a rule's only token may have.
+/// Removes biases that ban tokens, because a rule may allow only a banned token.
 fn without_bans(config: &SamplerConfig) -> SamplerConfig {
     let kept = config.logit_bias.iter().filter(|bias| bias.1 > -100.0);
     SamplerConfig { logit_bias: kept.copied().collect(), ..config.clone() }
@@ -89,13 +89,13 @@ fn every_drafter_gives_the_plain_text() {
     }
 }
 
-/// Under a rule, too; its forced tokens come for nothing, whatever else is drafted.
+/// The same under a rule. Its forced tokens cost no pass, with any other drafts.
 #[test]
 fn a_rule_is_kept_whatever_drafts() {
     let mut passes = 0;
     for (i, config) in settings().into_iter().enumerate() {
-        for beside in [None, Some(2)] {
-            let target = Toy { order: 3, beside, ..Toy::new(60 + i as u64) };
+        for busy_polls in [None, Some(2)] {
+            let target = Toy { order: 3, busy_polls, ..Toy::new(60 + i as u64) };
             let draft = draft_of(&target, 0.3);
             let rule = std::sync::Arc::new(Strict { vocab: target.vocab });
             let config = SamplerConfig { seed: i as u64, ..without_bans(&config) };
@@ -182,7 +182,7 @@ fn a_full_context_ends_the_text() {
     assert_eq!(fault_of(&try_prompt(vec![])).unwrap().kind, Kind::Usage);
 }
 
-/// A drafter of its own for each text.
+/// A separate drafter for each text.
 struct Each(Vec<Box<dyn Drafter>>);
 
 impl Drafter for Each {
@@ -212,7 +212,7 @@ fn request(case: &Case) -> Request {
     Request::new(case.prompt.clone(), sampler, case.max_tokens)
 }
 
-/// Three texts with each setting, some under a rule, some with a receiver that leaves.
+/// Returns three texts with each setting, some under a rule, some with a receiver that stops early.
 fn cases_of_all_settings(vocab: usize) -> Vec<Case> {
     let mut cases: Vec<Case> = Vec::new();
     for (i, config) in settings().into_iter().enumerate() {
@@ -234,8 +234,8 @@ fn cases_of_all_settings(vocab: usize) -> Vec<Case> {
     cases
 }
 
-/// Texts that share passes are those that they are alone, whatever drafts, whoever comes and goes
-/// beside them.
+/// Texts that share passes are the same as alone, with any drafts and whichever other texts start
+/// and end at the same time.
 #[test]
 fn texts_in_one_pass_are_those_alone() {
     let target = Toy::new(21);
@@ -275,7 +275,7 @@ fn texts_in_one_pass_are_those_alone() {
                     fault_of(&texts.admit(nothing).unwrap_err().error).unwrap().kind,
                     Kind::Usage
                 );
-                // A cancelled request does not either.
+                // A cancelled request does not affect them either.
                 let gone = texts.admit(request(&cases[0])).unwrap();
                 assert_eq!(texts.cancel(gone).unwrap().text.history, cases[0].prompt);
                 assert!(texts.cancel(gone).is_none());
@@ -320,7 +320,7 @@ fn a_draft_of_another_size_is_only_less_useful() {
     ] {
         check(&|| target.engine(), &|| draft.engine(), &case);
     }
-    // Rows of the target itself: one at a time, few, many.
+    // The target's passes have one row, few rows or many.
     let mut texts = Vec::new();
     for max_rows in [1, 2, 5, 64] {
         let target = Toy { max_rows, ..target.clone() };
@@ -329,8 +329,8 @@ fn a_draft_of_another_size_is_only_less_useful() {
     assert!(texts.windows(2).all(|w| w[0] == w[1]));
 }
 
-/// One session in which the history is continued, cut back and replaced gives what fresh engines
-/// give.
+/// A session in which the history is continued, cut back and replaced gives the results of new
+/// engines.
 #[test]
 fn caches_follow_an_edited_history() {
     let slacks = [0, 10, usize::MAX];
@@ -420,8 +420,8 @@ fn an_interrupt_stops_between_chunks_and_between_rounds() {
     assert_eq!((stop, history.len()), (StopReason::Interrupt, 43));
 }
 
-/// Drafting while the target's device works finds the next round's beginning, and changes nothing
-/// that is said.
+/// Drafting while the target's device works finds the start of the next round, and does not change
+/// the text.
 #[test]
 fn drafting_ahead_saves_passes_of_the_draft_and_changes_no_text() {
     let mut sums = [0; 3];
@@ -431,8 +431,8 @@ fn drafting_ahead_saves_passes_of_the_draft_and_changes_no_text() {
         let case = Case::new(&[3, 1, 4, 1, 5], SamplerConfig { seed: i as u64, ..config });
         let want = check(&|| target.engine(), &|| draft.engine(), &case).0;
         for looks in [0, 1, 2, 9] {
-            let beside = Toy { beside: Some(looks), ..target.clone() };
-            let (got, figures) = check(&|| beside.engine(), &|| draft.engine(), &case);
+            let busy = Toy { busy_polls: Some(looks), ..target.clone() };
+            let (got, figures) = check(&|| busy.engine(), &|| draft.engine(), &case);
             assert_eq!(got, want, "a device that is busy for {looks} looks");
             let hidden =
                 |name: &str| !figures.iter().find(|f| f.0 == name).unwrap().1.hidden_time.is_zero();
@@ -442,12 +442,12 @@ fn drafting_ahead_saves_passes_of_the_draft_and_changes_no_text() {
                 "busy for {looks} looks"
             );
         }
-        // A draft model with little room has to begin anew more often.
+        // A draft model with few rows has to start again more often.
         for max_rows in [1, 8, 20, 64, 400] {
             let small = Toy { max_rows, ..draft.clone() };
-            let beside = Toy { beside: Some(3), ..target.clone() };
+            let busy = Toy { busy_polls: Some(3), ..target.clone() };
             let mut drafter = TreeBuilder::of_model(small.engine());
-            let (got, stats) = run(&mut Timeline::new(beside.engine()), &mut drafter, &case);
+            let (got, stats) = run(&mut Timeline::new(busy.engine()), &mut drafter, &case);
             assert_eq!(got, want);
             let mut figures = DraftFigures::default();
             drafter.figures(&mut figures);
@@ -461,8 +461,8 @@ fn drafting_ahead_saves_passes_of_the_draft_and_changes_no_text() {
     assert!(ahead * 2 > passes && hits * 5 > ahead, "{hits} right of {ahead}, in {passes} passes");
 }
 
-/// The drafts are worth something: on an easy pair tokens per pass rise well above 1, trees above
-/// chains.
+/// Drafts save passes: on a predictable pair, tokens per pass are well above 1, and trees are
+/// better than chains.
 #[test]
 fn better_drafts_need_fewer_passes() {
     let mut length = std::collections::HashMap::new();
@@ -482,12 +482,12 @@ fn better_drafts_need_fewer_passes() {
     assert!(length["model and ngram"] > length["without noise"] + 0.3, "{length:?}");
 }
 
-/// The target's habits are learnt: prompts never seen need fewer passes once others were answered.
-/// The texts stay the same.
+/// The target's habits are learnt: new prompts need fewer passes after others were answered. The
+/// texts stay the same.
 #[test]
 fn the_table_learns_from_the_target() {
     let target = Toy { vocab: 300, order: 2, spread: 3.0, ..Toy::new(77) };
-    // Contexts repeat between the prompts, no prompt does.
+    // Contexts repeat between the prompts, but no prompt does.
     let prompts =
         |first: u32| (first..first + 25).map(|i| vec![i, i * 7 % 300, 3]).collect::<Vec<_>>();
     let pass = |builder: &mut TreeBuilder, prompts: Vec<Vec<u32>>, temperature: f32| {

@@ -1,4 +1,4 @@
-//! Edges of the sampler that random logits do not meet: ties, thresholds, bans and padding.
+//! Edge cases of the sampler that random logits do not reach: ties, thresholds, bans and padding.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ fn sampler(config: SamplerConfig) -> Sampler {
     Sampler::new(config).unwrap()
 }
 
-/// Returns the tokens that 400 draws from one row give, ascending.
+/// Returns the tokens of 400 draws from one row, ascending.
 fn drawn(config: SamplerConfig, logits: &[f32]) -> Vec<Token> {
     let sampler = sampler(config);
     let mut tokens: Vec<Token> =
@@ -22,7 +22,7 @@ fn drawn(config: SamplerConfig, logits: &[f32]) -> Vec<Token> {
 
 #[test]
 fn equal_scores_go_to_the_lowest_id() {
-    // The temperature is so low that the noise vanishes beside the logits.
+    // At this low temperature the noise is negligible compared with the logits.
     for top_k in [0, 5] {
         let config = SamplerConfig { temperature: 1e-30, top_k, ..Default::default() };
         let mut logits = vec![0.0; 200];
@@ -41,7 +41,7 @@ fn all_bits_of_the_seed_count() {
 
 #[test]
 fn a_token_of_a_later_block_wins_with_little_noise_too() {
-    // Both likely tokens often have noise far below 0, and no other token comes near them.
+    // Both likely tokens often have noise far below 0, and no other token comes close to them.
     let mut logits = vec![-50.0; 200];
     (logits[3], logits[130]) = (1.0, 1.0);
     let sampler = sampler(SamplerConfig { temperature: 0.5, ..Default::default() });
@@ -56,15 +56,15 @@ fn a_token_of_a_later_block_wins_with_little_noise_too() {
 #[test]
 fn filters_keep_what_reaches_their_threshold() {
     let config = SamplerConfig { temperature: 1.0, ..Default::default() };
-    // min-p 1 keeps the best token alone.
+    // min-p 1 keeps only the best token.
     let logits = [0.0, 1.0, 2.0, 3.0];
     assert_eq!(drawn(SamplerConfig { min_p: 1.0, ..config.clone() }, &logits), [3]);
-    // It keeps a second token that is as likely.
+    // It also keeps a second token with the same probability.
     let pair = SamplerConfig { min_p: 1.0, top_k: 4, ..config.clone() };
     assert_eq!(drawn(pair, &[2.0, 3.0, 1.0, 3.0]), [1, 3]);
-    // top-p 1 keeps all that top-k keeps.
+    // top-p 1 keeps everything that top-k keeps.
     assert_eq!(drawn(SamplerConfig { top_k: 3, ..config.clone() }, &logits), [1, 2, 3]);
-    // At a high temperature, tokens far below the best one have a share of the mass behind top-p.
+    // At a high temperature, tokens far below the best one have a share of the mass beyond top-p.
     let mut logits = vec![-60.0; 2000];
     logits[0] = 0.0;
     let hot = SamplerConfig { temperature: 10.0, top_p: 0.5, ..config };
@@ -78,7 +78,7 @@ fn a_list_is_drawn_from_as_the_row_is() {
     let sampler = sampler(config).usable(4).ban([2]);
     let (count, below) = sampler.decisive().unwrap();
     assert_eq!((count, below), (4, 4));
-    // The list has a token of the padding, which must not be picked.
+    // The list contains a padding token, which must not be picked.
     let best = sampler.clone().usable(5).best(&logits, 5).unwrap();
     for position in 0..400 {
         let token = sampler.pick(position, &logits, &[]).unwrap();
@@ -124,7 +124,7 @@ fn a_list_of_a_draft_row_is_tempered_as_the_row_is() {
     let logits = [2.0, 1.5, 1.9, -1.0];
     for presence_penalty in [0.0, 1.0] {
         let config = SamplerConfig { temperature: 0.8, presence_penalty, ..Default::default() };
-        // The context is an answer that has token 0.
+        // The context is an answer that contains token 0.
         let sampler = sampler(config).answering(0);
         let (mut row, mut list) = (Tempered::default(), Tempered::default());
         let own = |token: Token| Some(token as usize);
@@ -180,7 +180,7 @@ fn a_rule_and_bans_that_leave_nothing_are_told_from_bad_logits() {
     assert!(banned.contains("all tokens that the grammar allows are banned"), "{banned}");
     let bad = error(ruled(false), &[0.0, f32::NAN, 2.0, 3.0]);
     assert!(bad.contains("not a number"), "{bad}");
-    // A rule that computes its masks in the background is asked whether they are ready.
+    // A rule that computes its masks in the background is polled until they are ready.
     for slow in [false, true] {
         let sampler = ruled(slow);
         assert_eq!((sampler.is_slow(), sampler.is_ready(&[1])), (slow, !slow));

@@ -1,5 +1,5 @@
-//! Models in the block types of GGUF files: trees, threads, instruction sets and drafts change no
-//! bit.
+//! Models in the block types of GGUF files: trees, threads, instruction sets and drafts do not
+//! change a bit.
 
 use crate::common::trees::{VOCAB, check_tree, tokens};
 use crate::common::twins;
@@ -14,7 +14,8 @@ use gemma::tensor::block::BLOCKS;
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
 
-/// Random weights whose linear layers have one block type; every width is a super-block or two.
+/// Returns random weights with linear layers of one block type. Every width is one or two
+/// super-blocks.
 fn weights(block: &str) -> Weights {
     let config = serde_json::json!({
         "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text",

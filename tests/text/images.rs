@@ -1,5 +1,5 @@
-//! Images in histories: the reference's masks, the same bits however a prompt is cut and whoever
-//! shares the pass, and texts that no drafter and no cache changes.
+//! Images in histories: the masks of the reference engine, the same bits for every way to split a
+//! prompt and to share passes, and texts that do not depend on drafters or caches.
 
 use crate::common;
 #[path = "../common/reference.rs"]
@@ -31,8 +31,8 @@ fn cpu(threads: usize) -> Box<dyn Executor> {
     Box::new(CpuExecutor::new(CpuOptions { threads, ..CpuOptions::default() }).unwrap())
 }
 
-/// Logits of all rows of a history behind what the engine holds, read in parts, of which each is
-/// committed.
+/// Returns the logits of all rows of a history after the committed text. The history is read in
+/// parts, and each part is committed.
 fn all_logits(engine: &mut dyn Engine, parts: &[&[Token]]) -> Vec<f32> {
     let (mut all, mut scores) = (Vec::new(), Scores::default());
     for part in parts {
@@ -48,8 +48,8 @@ fn largest_difference(a: &[f32], b: &[f32]) -> f32 {
     a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
 }
 
-/// One image, two, one that is longer than the window, and one in the second turn, each against
-/// the same pass in candle. Other masks give other logits.
+/// One image, two, one that is longer than the window, and one in the second turn, each compared
+/// with the same pass in candle. Other masks give other logits.
 #[test]
 fn rows_of_an_image_see_what_the_reference_says() {
     let mut rng = SmallRng::seed_from_u64(5);
@@ -65,7 +65,7 @@ fn rows_of_an_image_see_what_the_reference_says() {
             &[&text[..30], &text[30..33], &b, &text[33..40]],
         ];
         for (case, parts) in histories.into_iter().enumerate() {
-            // The second turn is a pass of its own.
+            // The second turn is a separate pass.
             let cuts = if case == 3 {
                 vec![parts[0].to_vec(), parts[1..].concat()]
             } else {
@@ -88,8 +88,8 @@ fn rows_of_an_image_see_what_the_reference_says() {
     }
 }
 
-/// A history of about 600 items: an image over the edge of a page, one of more rows than a pass of
-/// tokens, and text around them.
+/// Returns a history of about 600 items: an image across a page boundary, an image with more rows
+/// than a pass of tokens, and text around them.
 fn long_history(images: &gemma::models::Images, rng: &mut SmallRng) -> Vec<Token> {
     let text = tokens(rng, 500);
     let (a, b) = (image(images, 1, 40), image(images, 2, MOST_ROWS - 7));
@@ -144,8 +144,8 @@ fn kernels_are_their_twins_in_a_pass_with_images() {
     }
 }
 
-/// The places of two images of one size are two histories. A kept prefix may end inside an image;
-/// the rest of the image goes on from there.
+/// The places of two images of equal size are different histories. A kept prefix may end inside an
+/// image; then the rest of the image is read.
 #[test]
 fn a_prefix_may_end_inside_an_image() {
     let mut rng = SmallRng::seed_from_u64(8);
@@ -163,7 +163,7 @@ fn a_prefix_may_end_inside_an_image() {
         read(&mut engine, 1, &history, &mut rng);
         assert!(scores(&mut engine, 0, &tree) == scores(&mut engine, 1, &tree), "{name}");
         assert_eq!(engine.visible_cache(0).unwrap(), engine.visible_cache(1).unwrap(), "{name}");
-        // Text cannot go on there, and a part of an image cannot be read.
+        // Text cannot continue inside an image, and a part of an image cannot be read.
         engine.resume(1, &prefix, PAGE).unwrap();
         let mut out = Scores::default();
         for bad in [&history[PAGE..PAGE + 3], &history[PAGE + 1..290], &[7]] {
@@ -227,7 +227,7 @@ fn what_cannot_be_seen_is_refused() {
         let error = run(&mut seeing, &items);
         assert!(error.as_ref().is_some_and(|e| e.contains(part)), "{items:?}: {error:?}");
     }
-    // Two nodes behind one place.
+    // Two children of one place.
     let mut fork = TokenTree::chain(&[&[1][..], &picture].concat());
     fork.push(4, 7);
     assert!(seeing.forward(&fork, Rows::None, &mut Scores::default()).is_err());
@@ -240,14 +240,15 @@ fn what_cannot_be_seen_is_refused() {
     assert!(images.insert([9; 32], vec![0.0; 128 * (MOST_ROWS + 1)]).is_err());
 }
 
-/// A prompt with the images that it names.
+/// A prompt with the images that it refers to.
 struct Prompt {
     history: Vec<Token>,
     images: Vec<Arc<Image>>,
     temperature: f32,
 }
 
-/// Grows texts at once. Returns each, and how many tokens of its prompt were read.
+/// Generates texts at once. Returns each text, and the number of tokens of its prompt that were
+/// read.
 fn grow(
     target: &mut Timeline,
     (drafter, mut policy): (&mut dyn Drafter, Policy),
@@ -289,8 +290,8 @@ fn timeline(weights: &Weights, sequences: usize) -> Timeline {
     Timeline::new(Box::new(engine(weights, cpu(2), KvFormat::F16, sequences)))
 }
 
-/// Prompts with a small image, with another one of the same size, with one that no pass of tokens
-/// holds, and with two; the last one has none.
+/// Returns prompts with a small image, with another one of the same size, with one that is larger
+/// than a pass of tokens, and with two. The last prompt has none.
 fn prompts(images: &gemma::models::Images, temperature: f32) -> Vec<Prompt> {
     let mut rng = SmallRng::seed_from_u64(10);
     let text = tokens(&mut rng, 60);
@@ -307,7 +308,7 @@ fn prompts(images: &gemma::models::Images, temperature: f32) -> Vec<Prompt> {
     [&[&a][..], &[&b], &[&large], &[&b, &a], &[]].map(prompt).into()
 }
 
-/// Drafts from the text, from the table, and from a model that sees no images change no text.
+/// Drafts from the text, from the table, and from a model that does not read images change no text.
 #[test]
 fn no_drafter_and_no_neighbour_changes_a_text_about_an_image() {
     for (name, config) in families(70) {
@@ -347,8 +348,8 @@ fn no_drafter_and_no_neighbour_changes_a_text_about_an_image() {
     }
 }
 
-/// The same image again is the same prefix, in memory and on disk, and another one of its size is
-/// not, in whatever order a process meets them.
+/// The same image again is the same prefix, in memory and on disk. Another image of its size is
+/// not, in whatever order a process reads them.
 #[test]
 fn caches_go_by_the_image_and_not_by_its_number() {
     let root = tempfile::tempdir().unwrap();
@@ -376,7 +377,7 @@ fn caches_go_by_the_image_and_not_by_its_number() {
     let (text_a, read) = ask(&seeing, &about[0]);
     assert_eq!((&text_a, read), (&answers[0], len - 1));
 
-    // Another process meets the images in another order.
+    // Another process reads the images in another order.
     let second = registry();
     let seeing = weights(config, "i4-g32", &second);
     let (b, a) = (image(&second, 2, 50), image(&second, 1, 50));
@@ -389,7 +390,7 @@ fn caches_go_by_the_image_and_not_by_its_number() {
         let read = len - 1 - (len - 1) / PAGE * PAGE;
         assert_eq!(answer(ask(&seeing, &about[n])), (want[n].clone(), read), "{n}");
     }
-    // In memory, with the same text and the other one in turn.
+    // In memory, the same text with each of the two images in turn.
     let mut target = timeline(&seeing, 2);
     let all = [&about[0], &about[1]];
     grow(&mut target, (&mut NoDraft, Policy::off()), None, &all);

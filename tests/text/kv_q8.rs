@@ -1,5 +1,5 @@
-//! `--kv q8` as a user meets it: about half the bytes of f16, one text whatever drafts, and nearly
-//! the likelihoods of f16.
+//! `--kv q8` for users: about half the bytes of f16, one text with any drafts, and nearly the
+//! likelihoods of f16.
 
 use crate::{common, shell};
 use common::{trees, vulkan};
@@ -16,7 +16,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
-/// One sliding-window layer and a global one, with heads of this size.
+/// Returns a configuration of a local and a global layer, with heads of this size.
 fn configuration(head_dim: usize) -> anyhow::Result<Config> {
     let json = serde_json::json!({
         "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text",
@@ -34,7 +34,7 @@ fn weights(head_dim: usize) -> Weights {
     Weights::synthetic(configuration(head_dim).unwrap(), move |_| format, 5)
 }
 
-/// Few and many groups, 16 and 32 channels wide, and every width of the walks over keys and values.
+/// Few and many groups, 16 and 32 channels wide, and every width of the loops over keys and values.
 #[test]
 fn kernels_equal_their_twins_for_every_head_size() {
     for head_dim in [16, 48, 64, 128, 256, 320] {
@@ -67,8 +67,8 @@ fn heads_that_no_group_divides_are_refused() {
     }
 }
 
-/// Runs the bundled model on this device, which may be a driver on the CPU. All runs share a home,
-/// so that a driver is tried once.
+/// Runs the bundled model on this device, which may be a driver on the CPU. All runs share a home
+/// directory, so that a driver is tried only once.
 fn run(device: &str, args: &[&str], input: &[u8]) -> Run {
     static HOME: LazyLock<PathBuf> = LazyLock::new(|| {
         let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("kv_q8");
@@ -93,7 +93,7 @@ fn devices() -> Vec<&'static str> {
     if vulkan::device().is_some() { vec!["cpu", "vulkan"] } else { vec!["cpu"] }
 }
 
-/// Whether a token takes half a second: a driver on the CPU, or an emulated processor.
+/// Returns whether a token takes half a second, on a driver on the CPU or an emulated processor.
 fn is_slow(device: &str) -> bool {
     device != "cpu" || shell::emulator().is_some()
 }
@@ -125,12 +125,13 @@ fn one_text_whatever_drafts() {
     }
 }
 
-/// The bound is a few standard errors of the difference; f16 differs from f32 as much, since an
-/// activation that is rounded the other way moves single tokens far. Printed with `--nocapture`.
+/// The bound is a few standard errors of the difference. f16 differs from f32 by as much, because
+/// an activation that is rounded the other way changes single tokens a lot. `--nocapture` prints
+/// the values.
 #[test]
 fn likelihoods_are_nearly_those_of_f16() {
     for device in devices() {
-        // Few tokens get a wider bound: a wrong kernel is off by whole units.
+        // Few tokens get a wider bound. A wrong kernel is off by whole units.
         let (characters, bound) = if is_slow(device) { ("400", 0.06) } else { ("40000", 0.003) };
         let eval = |kv| {
             let args = ["eval", characters, "-c", "128", "--kv", kv, "--json"];

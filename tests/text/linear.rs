@@ -12,7 +12,7 @@ use rand::{Rng, SeedableRng};
 
 const ROWS: [usize; 9] = [1, 2, 3, 5, 8, 9, 16, 17, 33];
 
-/// Random codes and scales, not quantised from anything: every code occurs.
+/// Returns a matrix of random codes and scales, not quantised from weights. Every code occurs.
 fn matrix(format: Format, rows: usize, cols: usize, rng: &mut StdRng) -> Matrix<'static> {
     let codes: Vec<u8> = match format.code {
         Code::F32 => {
@@ -26,7 +26,7 @@ fn matrix(format: Format, rows: usize, cols: usize, rng: &mut StdRng) -> Matrix<
             .collect(),
     };
     let mut side: Vec<u8> = (0..rows * format.row_side(cols)).map(|_| rng.random::<u8>()).collect();
-    // The f16 of each element come first.
+    // The f16 values of each element come first.
     let kind = format.code.spec().side;
     let floats = if kind.has_min() { 4 } else { 2 };
     for group in side.chunks_exact_mut(kind.bytes().max(1)) {
@@ -91,7 +91,7 @@ impl Acts {
     }
 }
 
-/// Bits that outputs hold before: a NaN, which no kernel computes.
+/// Initial bits of outputs: a NaN that no kernel computes.
 const POISON: f32 = f32::from_bits(gemma::compute::poison::WORD);
 
 fn assert_same_bits(got: &[f32], want: &[f32], what: &str) {
@@ -99,7 +99,8 @@ fn assert_same_bits(got: &[f32], want: &[f32], what: &str) {
     assert_eq!(differs.map(|i| (i, got[i], want[i])), None, "{what}");
 }
 
-/// The packed product with a stride wider than the outputs; checks that the gap stays untouched.
+/// Computes the product into rows with a stride wider than the outputs. Checks that the gap is
+/// untouched.
 fn product(isa: Isa, packed: &PackedMatrix, act: &ActView<'_>, splits: &[usize]) -> Vec<f32> {
     let (n, stride) = (packed.rows(), packed.rows() + 3);
     let mut out = vec![POISON; act.rows * stride];
@@ -204,7 +205,7 @@ fn the_largest_sums_do_not_saturate() {
         "t2.5-row", "t3-row", "t4-row", "q5_1", "q5_k", "q6_k", "iq4_xs", "iq2_s", "iq3_xxs",
     ] {
         let format: Format = spelled.parse().unwrap();
-        // The widest layer of the 27B shape; codes of -128, -8 and -1.5, then the largest ones.
+        // The widest layer of 27B's shape. Codes of -128, -8 and -1.5, then the largest ones.
         let (n, cols, rows) = (TILE, 21504, 9);
         for fill in [0x00u8, 0x80, 0x7f, 0xff] {
             let codes = vec![fill; n * format.row_bytes(cols)];
@@ -314,9 +315,9 @@ fn the_twin_agrees_with_double_precision() {
 #[test]
 fn packed_rows_dequantise_like_the_matrix() {
     let mut rng = StdRng::seed_from_u64(7);
-    let behind = ["i4-row+h128", "i8-row+h128", "i2-g64+h128", "bf16+h128"];
-    let behind = behind.into_iter().map(|spelled| spelled.parse::<Format>().unwrap());
-    for format in Format::all().chain(behind) {
+    let rotated = ["i4-row+h128", "i8-row+h128", "i2-g64+h128", "bf16+h128"];
+    let rotated = rotated.into_iter().map(|spelled| spelled.parse::<Format>().unwrap());
+    for format in Format::all().chain(rotated) {
         let widths = if format.hadamard { [128, 384, 512] } else { [128, 640, 512] };
         for cols in widths.into_iter().filter(|cols| format.check_cols(*cols).is_ok()) {
             let m = matrix(format, 45, cols, &mut rng);

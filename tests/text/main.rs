@@ -1,5 +1,5 @@
-//! The promises: the same text whatever drafts, trees, threads and neighbours; exact rows and
-//! exact sampling.
+//! The promises: the same text with any drafts, trees, threads and neighbours; exact rows and exact
+//! sampling.
 
 #[path = "../common/mod.rs"]
 mod common;

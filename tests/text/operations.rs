@@ -1,5 +1,5 @@
-//! Every operation of the CPU against its scalar twin, by itself, bit for bit, on every instruction
-//! set of this machine. See `common::twins` for the inputs.
+//! Each operation of the CPU compared with its scalar twin, bit for bit, on every instruction set
+//! of this machine. See `common::twins` for the inputs.
 
 use crate::common::twins::{
     HEADS, SEQUENCES, Step, Twins, every_row_count, fill_scratch, format, layer,
@@ -14,7 +14,7 @@ use gemma::tensor::Format;
 
 const ALL: RowSet = RowSet::All;
 
-/// Twins on each instruction set, with its name.
+/// Returns twins on each instruction set, with its name.
 fn executors() -> impl Iterator<Item = (Twins<CpuExecutor>, String)> {
     Isa::all_supported().into_iter().map(|isa| {
         let options = CpuOptions { threads: 2, isa: Some(isa), check: true };
@@ -87,7 +87,7 @@ fn rows() {
         let out = t.rows(320);
         let embed = Op::Embed(Embed { table, scale: 11.3, out: left });
         let concat = Op::Concat(Concat { left, right, dim: 160, out });
-        // Rows after those of an earlier pass: each has a parent.
+        // Rows after those of an earlier pass. Each has a parent.
         t.run(&isa, vec![embed, concat], lives([1, 5, 17]).map(|step| Step { first: 4, ..step }));
     }
 }

@@ -1,17 +1,17 @@
-//! Holds the draft policy to a size that can be checked by reading.
+//! Limits the draft policy to a size that can be reviewed by reading.
 
 use std::fs;
 use std::path::Path;
 
-/// Keeps the policy from growing; 450 are aimed at.
+/// Limit of code lines. The aim is 450.
 const MOST_LINES: usize = 473;
 const MOST_CONSTANTS: usize = 13;
-/// The page of doc comment.
+/// Limit of the doc comment, which is one page.
 const MOST_DOC_LINES: usize = 60;
 /// Numbers that need no name.
 const PLAIN_NUMBERS: [&str; 7] = ["0", "1", "2", "0.0", "1.0", "2.0", "-1"];
 
-/// The code of each file of the policy: no tests, no comments, no empty lines.
+/// Returns the code of each file of the policy, without tests, comments and empty lines.
 fn code() -> Vec<(String, Vec<String>)> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("crates/runtime/src/draft/policy");
     let mut files: Vec<_> = fs::read_dir(folder).unwrap().map(|f| f.unwrap().path()).collect();
@@ -28,7 +28,7 @@ fn code() -> Vec<(String, Vec<String>)> {
     files.iter().map(|path| (name(path), lines(path))).collect()
 }
 
-/// Numbers in a line of code: digits that no name and no other number goes on into.
+/// Returns the numbers in a line of code. Digits inside names and other numbers do not count.
 fn numbers(line: &str) -> Vec<String> {
     let (mut found, mut number, mut before) = (Vec::new(), String::new(), ' ');
     for (i, c) in line.char_indices() {
@@ -37,7 +37,7 @@ fn numbers(line: &str) -> Vec<String> {
         let starts = !inside && c.is_ascii_digit() && !before.is_alphanumeric() && before != '_';
         let goes_on =
             inside && (c.is_alphanumeric() || c == '_' || c == '.' && next.is_ascii_digit());
-        // The field of a tuple is no number.
+        // The index of a tuple field is not a number.
         if starts && before == '.' && !number.contains("..") && !line[..i].ends_with("..") {
             before = c;
             continue;

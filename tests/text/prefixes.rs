@@ -1,5 +1,5 @@
-//! Sequences that begin with a prefix kept from another one: the bits of having read it, whoever
-//! else has the pages, and pages that go back when nobody has them.
+//! Sequences that begin with a prefix kept from another one: the bits equal those after reading it,
+//! whichever sequences share its pages, and unused pages are returned.
 
 use crate::common;
 use common::trees::{bits, prefill_sequence, random_tree, tokens};
@@ -42,14 +42,14 @@ fn engine(
     PlannedEngine::with_spare(&weights, exec, options, sequences, spare).unwrap()
 }
 
-/// Logits of a tree behind what a sequence holds.
+/// Returns the logits of a tree after the committed text of a sequence.
 fn scores(engine: &mut PlannedEngine, sequence: usize, tree: &TokenTree) -> Vec<u32> {
     let mut out = Scores::default();
     engine.run(&[Input::new(sequence, tree, Rows::All)], Output::Logits, &mut out).unwrap();
     bits(&out.logits)
 }
 
-/// Reads texts that begin alike, from the beginning and from kept prefixes.
+/// Reads texts with a common prefix, from the start and from kept prefixes.
 fn check(open: &dyn Fn() -> Box<dyn Executor>, kv: KvFormat, sequences: usize) {
     let mut rng = SmallRng::seed_from_u64(3);
     let text = tokens(&mut rng, 1000);
@@ -74,7 +74,7 @@ fn check(open: &dyn Fn() -> Box<dyn Executor>, kv: KvFormat, sequences: usize) {
     prefill_sequence(&mut engine, 0, &text[600..800], &mut rng);
     let three = engine.retain(0, 3 * PAGE).unwrap();
     assert_eq!((two.tokens(), three.tokens()), (&text[..512], &text[..768]));
-    // The sequence goes on with another text; the prefixes stay.
+    // The sequence continues with another text. The prefixes stay.
     engine.truncate(0, 0).unwrap();
     prefill_sequence(&mut engine, 0, &tokens(&mut rng, 900), &mut rng);
     let mut go_on = |prefix: &Prefix, sequence: usize, text: &[u32]| {
@@ -122,7 +122,7 @@ fn a_gpu_shares_pages_too() {
     check(&|| Box::new(open()), KvFormat::Q8, 2);
 }
 
-/// Without windows a prefix is good for all its beginnings.
+/// Without windows, every beginning of a prefix can be used.
 #[test]
 fn global_layers_go_on_behind_any_page() {
     let mut rng = SmallRng::seed_from_u64(5);
@@ -140,7 +140,7 @@ fn global_layers_go_on_behind_any_page() {
     assert!(engine.resume(1, &prefix, 4 * PAGE).is_err(), "more than there is");
 }
 
-/// A page that a prefix has is not written: who goes back into it reads it again.
+/// A page of a prefix is not written. A sequence that goes back into it reads its tokens again.
 #[test]
 fn a_shared_page_is_never_written() {
     let mut rng = SmallRng::seed_from_u64(6);
@@ -169,13 +169,13 @@ fn a_shared_page_is_never_written() {
             })
             .unwrap()
     );
-    assert_eq!(read, [600], "only what is behind the prefix");
+    assert_eq!(read, [600], "only the tokens after the prefix");
     let mut out = Scores::default();
     timeline.run(&[Input::new(0, &tree, Rows::All)], Output::Logits, &mut out).unwrap();
     assert_eq!(bits(&out.logits), want);
 }
 
-/// Prefixes may hold what sequences need: that is said, and mended by letting go of one.
+/// If prefixes hold pages that sequences need, the error says so, and dropping a prefix helps.
 #[test]
 fn a_full_pool_says_so() {
     let mut rng = SmallRng::seed_from_u64(7);
@@ -198,10 +198,10 @@ fn a_full_pool_says_so() {
     assert_eq!(engine.position(0), 3 * PAGE + 1);
 }
 
-/// A scheduler over an engine, its texts greedy.
+/// A scheduler with an engine. All texts are greedy.
 struct Texts<'a> {
     scheduler: Scheduler<'a>,
-    /// Ended texts by the number of their request.
+    /// Ended texts, with the number of their request and of the prompt tokens that were read.
     ended: Vec<(usize, Vec<Token>, u64)>,
     running: Vec<(usize, usize)>,
 }
@@ -223,7 +223,8 @@ impl Texts<'_> {
         }
     }
 
-    /// A whole text: its history, and how many tokens of its prompt were read.
+    /// Generates a text. Returns its history, and the number of tokens of its prompt that were
+    /// read.
     fn whole(&mut self, history: &[Token]) -> (Vec<Token>, u64) {
         self.begin(usize::MAX, history);
         while self.scheduler.running() > 0 {
@@ -234,7 +235,7 @@ impl Texts<'_> {
     }
 }
 
-/// Runs texts on one engine, with prefixes kept or not.
+/// Runs texts on one engine, with or without kept prefixes.
 fn with_texts(sequences: usize, spare: usize, keeps: bool, run: impl FnOnce(&mut Texts<'_>)) {
     let engine = engine(config(70), cpu(), KvFormat::F16, sequences, spare);
     let (mut target, mut drafter) = (Timeline::new(Box::new(engine)), NoDraft);
@@ -244,7 +245,7 @@ fn with_texts(sequences: usize, spare: usize, keeps: bool, run: impl FnOnce(&mut
     run(&mut Texts { scheduler, ended: Vec::new(), running: Vec::new() });
 }
 
-/// Returns the text that grows alone.
+/// Returns the text that is generated alone.
 fn alone(history: &[Token]) -> Vec<Token> {
     let mut text = Vec::new();
     with_texts(1, 0, false, |texts| text = texts.whole(history).0);
@@ -274,7 +275,7 @@ fn a_conversation_that_comes_back_is_not_read_again() {
     };
     assert_eq!(read(60, false), later.len() - 1);
     assert_eq!(read(60, true), later.len() - 1 - 2 * PAGE, "whole pages are kept");
-    // There is no room for so much: what was of use longest ago is gone.
+    // There is no room for all prefixes: the least recently used one is gone.
     assert_eq!(read(0, true), later.len() - 1);
 }
 
@@ -285,7 +286,7 @@ fn what_texts_have_in_common_is_read_once() {
     let texts: Vec<Vec<Token>> =
         (0..4).map(|_| [&shared[..], &tokens(&mut rng, 90)].concat()).collect();
     let want: Vec<Vec<Token>> = texts.iter().map(|t| alone(t)).collect();
-    // At once: who comes second waits for what the first one reads.
+    // At once: the second text waits for the prefix that the first one reads.
     with_texts(4, 0, true, |all| {
         texts.iter().enumerate().for_each(|(number, text)| all.begin(number, text));
         while all.scheduler.running() > 0 {
@@ -298,8 +299,8 @@ fn what_texts_have_in_common_is_read_once() {
             assert_eq!(*read as usize, 689 - pages, "text {number}");
         }
     });
-    // One by one, and others between: windows have moved on. The second leaves what the third
-    // finds.
+    // Texts one after the other, with unrelated texts between them, so that windows have moved on.
+    // The second text leaves a prefix that the third one finds.
     let texts: Vec<Vec<Token>> =
         (0..3).map(|_| [&shared[..], &tokens(&mut rng, 400)].concat()).collect();
     let between = tokens(&mut rng, 700);

@@ -1,5 +1,5 @@
-//! Prompts that are kept on disk: the text of having read them, whatever the files hold, and only
-//! the rest is read.
+//! The prompt cache on disk: texts equal those without it, whatever its files contain, and only the
+//! rest of a prompt is read.
 
 use crate::common;
 use common::trees::{bits, random_tree, tokens};
@@ -27,9 +27,9 @@ use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
 const CONTEXT: usize = 1200;
-/// Tokens of a text behind its prompt.
+/// Number of tokens generated after a prompt.
 const ANSWER: usize = 6;
-/// Hash of the engine.
+/// Hash that identifies the engine.
 const ENGINE: [u8; 32] = [7; 32];
 
 fn cpu() -> Box<dyn Executor> {
@@ -48,7 +48,7 @@ fn target(weights: &Weights, exec: Box<dyn Executor>, kv: KvFormat, sequences: u
     Timeline::new(Box::new(engine))
 }
 
-/// A directory that only this user can enter.
+/// Returns a directory that only this user can enter.
 fn private() -> tempfile::TempDir {
     #[cfg_attr(windows, allow(unused_mut))]
     let mut builder = tempfile::Builder::new();
@@ -61,8 +61,8 @@ fn cache(directory: &Path) -> PromptCache {
     PromptCache::new(PageDirectory::open(directory, 1 << 30).unwrap(), ENGINE)
 }
 
-/// Grows texts behind these prompts at once, from empty sequences. Returns each text and how many
-/// tokens of its prompt were read.
+/// Generates texts after these prompts at once, from empty sequences. Returns each text, and the
+/// number of tokens of its prompt that were read.
 fn grow(
     target: &mut Timeline,
     cache: Option<&mut PromptCache>,
@@ -91,7 +91,7 @@ fn grow(
     texts
 }
 
-/// One text in a run of its own, whose cache is what files hold.
+/// Generates one text in a separate run. Its cache is what the files contain.
 fn ask(target: &mut Timeline, directory: &Path, prompt: &[Token]) -> (Vec<Token>, usize) {
     let mut cache = cache(directory);
     let text = grow(target, Some(&mut cache), &[prompt]).remove(0);
@@ -99,7 +99,7 @@ fn ask(target: &mut Timeline, directory: &Path, prompt: &[Token]) -> (Vec<Token>
     text
 }
 
-/// A prompt that begins with so many tokens of another one.
+/// Returns a prompt that begins with the first `at` tokens of another one.
 fn parting(prompt: &[Token], at: usize, tokens: usize, rng: &mut SmallRng) -> Vec<Token> {
     [&prompt[..at], &common::trees::tokens(rng, tokens)].concat()
 }
@@ -110,7 +110,7 @@ fn files(directory: &Path) -> Vec<std::path::PathBuf> {
     files
 }
 
-/// The same prompt, other questions about it, and damaged files.
+/// Checks the same prompt, other questions about it, and damaged files.
 fn check(target: &mut Timeline, what: &str) {
     let mut rng = SmallRng::seed_from_u64(3);
     let root = private();
@@ -125,8 +125,8 @@ fn check(target: &mut Timeline, what: &str) {
     };
     assert_eq!(read(target, &prompt, &want), 0, "{what}: nothing is kept yet");
     assert_eq!(read(target, &prompt, &want), 3 * PAGE, "{what}");
-    // Windows are kept behind the last two pages of a prompt.
-    // Where a text parted from an earlier one, the next may go on.
+    // Windows are kept after the last two pages of a prompt. The next text can continue where a
+    // text parted from an earlier one.
     let window = target.engine().info().paged.last().unwrap().pages;
     let first = if window.first_visible(2 * PAGE) < PAGE { PAGE } else { 0 };
     let ends = [(800, 100, 3 * PAGE), (767, 150, 2 * PAGE), (300, 600, first), (290, 40, PAGE)];
@@ -135,7 +135,7 @@ fn check(target: &mut Timeline, what: &str) {
         let want = plain(target, &other);
         assert_eq!(read(target, &other, &want), cached, "{what}: parts at {at}");
     }
-    // Damage that a page could hide, and a directory that is gone.
+    // A damaged bit in each file, and later a removed directory: prompts are read again.
     for file in files(&directory) {
         let mut bytes = fs::read(&file).unwrap();
         let middle = bytes.len() / 2;
@@ -172,8 +172,8 @@ fn layers_with_shapes_of_their_own_are_kept_too() {
     }
 }
 
-/// Pages of a device: all of the model, and half of it. Takes the shortest prompts, since a driver
-/// may compute on the processor.
+/// Pages of a device: for all of the model, and for half of it. Uses the shortest prompts, because
+/// a driver may compute on the processor.
 #[test]
 fn a_gpu_keeps_prompts_too() {
     let Some(open) = device() else { return };
@@ -194,7 +194,7 @@ fn a_gpu_keeps_prompts_too() {
     }
 }
 
-/// Texts that share passes, some of whose prompts files hold.
+/// Texts that share passes. Files hold some of their prompts.
 #[test]
 fn texts_at_once_keep_their_prompts() {
     let (weights, mut rng) = (weights(), SmallRng::seed_from_u64(5));
@@ -213,13 +213,13 @@ fn texts_at_once_keep_their_prompts() {
     };
     at_once([0, 2 * PAGE, 0]);
     at_once([2 * PAGE; 3]);
-    // The second text's file is gone for all.
+    // The second text's file is removed for all of them.
     fs::remove_file(&files(root.path())[0]).unwrap();
     let texts = grow(&mut target, Some(&mut cache(root.path())), &prompts);
     assert!(texts.iter().map(|(text, _)| text).eq(&want));
 }
 
-/// Another model, another format of the cache or another program has another hash.
+/// Another model, another format of the KV cache or another program has another hash.
 #[test]
 fn another_engine_takes_nothing() {
     let (weights, mut rng) = (weights(), SmallRng::seed_from_u64(6));
@@ -233,7 +233,8 @@ fn another_engine_takes_nothing() {
     assert_eq!(ask(&mut target, root.path(), &prompt).1, 299 - PAGE);
 }
 
-/// The directory keeps to its size, and one that is too small for a prompt says so and stays empty.
+/// The directory stays within its size. A size that is too small for a prompt gives a note, and the
+/// directory stays empty.
 #[test]
 fn the_directory_keeps_to_its_size() {
     let (weights, mut rng) = (weights(), SmallRng::seed_from_u64(7));
@@ -257,7 +258,7 @@ fn the_directory_keeps_to_its_size() {
     }
 }
 
-/// A sequence that needs the pages of a window gets them, and they are written first.
+/// A sequence that needs the pages of a window gets them, after they are written to disk.
 #[test]
 fn pages_that_are_to_be_written_are_let_go() {
     let (weights, mut rng) = (weights(), SmallRng::seed_from_u64(8));
@@ -291,7 +292,7 @@ fn pages_that_are_to_be_written_are_let_go() {
     assert_eq!(scores(&mut target), want);
 }
 
-/// Without windows a text goes on behind any page.
+/// Without windows a text can continue after any page.
 #[test]
 fn global_layers_go_on_behind_any_page_that_files_hold() {
     let mut rng = SmallRng::seed_from_u64(9);

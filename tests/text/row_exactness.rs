@@ -1,6 +1,7 @@
-//! Promise 2: a row's scores depend on its own token path alone, bit for bit. Random trees against
-//! one-by-one decoding, over page and window edges, weight formats, cache formats, instruction
-//! sets, thread counts and prompt chunkings. Paths that name images are in `images.rs`.
+//! Promise 2: a row's scores depend only on its own token path, bit for bit. Random trees are
+//! compared with token-by-token decoding across page and window edges, weight formats, cache
+//! formats, instruction sets, thread counts and prompt chunkings. Paths with images are in
+//! `images.rs`.
 
 use crate::{common, reduced};
 use common::trees::{
@@ -18,7 +19,7 @@ use gemma::tensor::Format;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
-/// Four layers, the third global; a window that is no multiple of anything.
+/// Returns a configuration of four layers. The third is global, and the window is an odd number.
 fn config(window: usize) -> Config {
     config_of(window, VOCAB as usize)
 }
@@ -90,8 +91,8 @@ fn trees_equal_one_by_one_decoding_across_pages_and_windows() {
         let window = 70;
         let mut a = engine(window, linear, embed, kv, two);
         let mut b = engine(window, linear, embed, kv, one);
-        // Empty, inside the window, at its edge, at and around page edges, and where the ring has
-        // turned.
+        // Empty, inside the window, at its edge, at and around page edges, and after the ring has
+        // wrapped.
         for n in [0, 5, 60, 69, 70, 71, 225, 255, 256, 257, 300, 500, 512, 770, 1050] {
             check_tree(&mut a, &mut b, &text[..n], &mut rng, &format!("{linear}, {embed}, {kv:?}"));
         }
@@ -119,7 +120,7 @@ fn layers_of_different_shapes_run_in_one_model() {
     }
 }
 
-/// In trees, in passes of many rows and beside other sequences.
+/// In trees, in passes of many rows and together with other sequences.
 #[test]
 fn rows_of_a_mixture_have_their_own_experts() {
     let mut rng = SmallRng::seed_from_u64(8);
@@ -162,8 +163,8 @@ fn sequences_in_one_pass_do_not_meet() {
         ("i4-g32", "i8-row", KvFormat::F16, true),
     ] {
         let options = |threads| CpuOptions { threads, check, ..CpuOptions::default() };
-        // Empty, within a page, around the edges of pages and of the window, and where the ring has
-        // turned; twins are slow.
+        // Empty, within a page, around the edges of pages and of the window, and after the ring has
+        // wrapped. Twins are slow.
         let lengths = if check { [0, 5, 69, 75] } else { [255, 0, 70, 1050] };
         let mut shared = engine_for(70, linear, embed, kv, options(2), lengths.len());
         let mut alone: Vec<_> =
@@ -269,7 +270,7 @@ fn rounds_equal_a_fresh_prefill(kv: KvFormat) {
         let rows = rng.random_range(1..=16);
         let tree = random_tree(&mut rng, rows);
         a.forward(&tree, Rows::Last, &mut scores).unwrap();
-        // Accept a random path; everything else of the tree is rejected.
+        // Accepts a random path. All other nodes of the tree are rejected.
         let mut node = rng.random_range(0..tree.len() as u32);
         let mut path = vec![node];
         while let Some(parent) = tree.parent[node as usize] {
@@ -335,8 +336,8 @@ fn a_commit_takes_only_paths_of_the_last_tree() {
     assert!(pass(&mut b, &[(1, 2)]).is_err(), "a tree that scratch does not hold");
 }
 
-/// Logits that stay where they were computed are those that would have been handed over, also of a
-/// draft model whose tokens take one row or several.
+/// Logits that stay on the device equal those that are returned, also for a draft model with one or
+/// several rows per token.
 #[test]
 fn logits_left_with_the_engine_are_those_handed_over() {
     let vocab = reduced::tokens().len();
@@ -354,7 +355,7 @@ fn logits_left_with_the_engine_are_those_handed_over() {
         let history: Vec<u32> = (0..12).map(|i| 2 + i * 29 % (known - 2)).collect();
         let mut tree = TokenTree::chain(&history);
         let (mut given, mut none) = (Scores::default(), Scores::default());
-        // The whole tree three times, then with more nodes below its last.
+        // The whole tree three times, then with more nodes below its last one.
         for (first, more, rows) in [
             (0, 0, Rows::None),
             (0, 0, Rows::Last),

@@ -1,5 +1,5 @@
-//! Promise 3, statistically: what the sampler draws has the distribution it should have, with and
-//! without drafts.
+//! Promise 3, statistically: the sampler's draws have the right distribution, with and without
+//! drafts.
 
 use gemma::decode::verify;
 use gemma::engine::{Scores, TokenTree};
@@ -9,7 +9,7 @@ use gemma::tensor::Token;
 const VOCAB: usize = 5;
 const DRAWS: usize = 1_000_000;
 
-/// Logits after a path of up to two tokens.
+/// Returns the logits after a path of up to two tokens.
 fn logits(path: &[Token]) -> [f32; VOCAB] {
     let at = path.iter().fold(1, |at, &t| at * 7 + t as usize);
     std::array::from_fn(|token| ((at * 13 + token * 29) % 17) as f32 / 6.0)
@@ -20,7 +20,7 @@ fn probabilities(path: &[Token]) -> [f64; VOCAB] {
     weights.map(|w| w / weights.iter().sum::<f64>())
 }
 
-/// ln gamma (Lanczos, g = 7, n = 9).
+/// Returns ln gamma (Lanczos, g = 7, n = 9).
 fn ln_gamma(x: f64) -> f64 {
     const C: [f64; 9] = [
         0.999_999_999_999_809_9,
@@ -39,8 +39,8 @@ fn ln_gamma(x: f64) -> f64 {
     0.5 * (2.0 * std::f64::consts::PI).ln() + (x + 0.5) * t.ln() - t + sum.ln()
 }
 
-/// Chance that a chi-square variable of `freedom` degrees exceeds `x`: 1 minus the regularised
-/// lower gamma function.
+/// Returns the probability that a chi-square variable of `freedom` degrees exceeds `x`: 1 minus the
+/// regularised lower gamma function.
 fn chi_square_tail(x: f64, freedom: f64) -> f64 {
     let (a, x) = (freedom / 2.0, x / 2.0);
     let front = (a * x.ln() - x - ln_gamma(a)).exp();
@@ -53,7 +53,7 @@ fn chi_square_tail(x: f64, freedom: f64) -> f64 {
         }
         1.0 - front * sum
     } else {
-        // Continued fraction, Lentz's method.
+        // Continued fraction by Lentz's method.
         let mut b = x + 1.0 - a;
         let (mut c, mut d) = (1e300, 1.0 / b);
         let mut h = d;
@@ -95,7 +95,7 @@ fn sampler(seed: u64) -> Sampler {
     Sampler::new(SamplerConfig { temperature: 1.0, seed, ..Default::default() }).unwrap()
 }
 
-/// Three picks, noise for the n-th taken at `position(n)`.
+/// Draws three tokens. The nth one uses the noise of position `position(n)`.
 fn triple(sampler: &Sampler, position: impl Fn(usize) -> usize) -> [Token; 3] {
     let a = sampler.pick(position(0), &logits(&[]), &[]).unwrap();
     let b = sampler.pick(position(1), &logits(&[a]), &[]).unwrap();
@@ -117,7 +117,7 @@ fn the_tail_function_gives_table_values() {
 
 #[test]
 fn plain_draws_have_the_exact_joint_distribution() {
-    // One token after another of one long text, and the first tokens of many texts.
+    // The tokens of one long text in order, and the first tokens of many texts.
     let one = sampler(11);
     let along = p_value(|i| triple(&one, |n| 3 * i + n));
     assert!(along > 1e-3, "p = {along}");
@@ -127,7 +127,7 @@ fn plain_draws_have_the_exact_joint_distribution() {
 
 #[test]
 fn drafted_draws_have_the_exact_joint_distribution() {
-    // A tree that holds some of the paths: what leaves it goes on plainly.
+    // A tree that contains some of the paths. Paths that leave it continue without drafts.
     let mut tree = TokenTree::root(0);
     let top = tree.push(0, 2);
     tree.push(top, 0);
@@ -152,7 +152,7 @@ fn drafted_draws_have_the_exact_joint_distribution() {
         [drawn[0], drawn[1], drawn[2]]
     });
     assert!(p > 1e-3, "p = {p}");
-    // And token by token the same as without the tree.
+    // The tokens also equal those that are drawn without the tree.
     let history = vec![0; 9];
     let drawn = verify(&tree, &scores, 0, &one, &history).unwrap().tokens(&tree);
     assert_eq!(drawn, triple(&one, |n| 9 + n)[..drawn.len()]);

@@ -1,5 +1,5 @@
-//! One model on two executors: the same bits as on one where both are the processor, and the
-//! promises of one where they differ.
+//! One model on two executors: if both are the processor, the bits are those of one executor; if
+//! they differ, the promises still hold.
 
 use crate::{common, invariance};
 use common::pooled::pooled;
@@ -39,7 +39,7 @@ fn split(device: impl Executor + 'static, layers: u16) -> SplitExecutor {
     SplitExecutor::new(Box::new(device), Box::new(cpu()), layers, LAYERS)
 }
 
-/// Scores of a tree behind a prompt, and of the rest of the tree after part of it.
+/// Returns the scores of a tree after a prompt, and of the rest of the tree after a part of it.
 fn scores(engine: &mut PlannedEngine) -> Vec<u32> {
     let mut rng = SmallRng::seed_from_u64(3);
     common::trees::prefill(engine, &tokens(&mut rng, 300), &mut rng);
@@ -87,7 +87,7 @@ fn a_profile_counts_both_sides() {
     );
 }
 
-/// Formats that between them meet every kernel of linear layers.
+/// Formats that together use every kernel of linear layers.
 const KINDS: [(&str, &str, KvFormat); 3] = [
     ("i4-g32", "i8-row", KvFormat::F16),
     ("i4-row+h128", "i8a-row", KvFormat::F32),
@@ -103,7 +103,7 @@ fn trees_equal_one_by_one_decoding_for_every_split() {
         let (linear, embed, kv) = KINDS[layers as usize % KINDS.len()];
         let mut a = engine(split(open(), layers), linear, embed, kv);
         let mut b = engine(split(open(), layers), linear, embed, kv);
-        // At a page's edge, and (once: it takes long) where the ring has turned.
+        // At a page's edge, and once, because it is slow, after the ring has wrapped.
         for n in if layers == 2 { vec![256, 1050] } else { vec![256] } {
             check_tree(
                 &mut a,
@@ -135,7 +135,8 @@ fn scores_are_the_processors() {
     }
 }
 
-/// While the device has its layers, whoever waits may work; two processors have nothing to leave.
+/// A pass returns while the device still computes its layers. This does not happen if both
+/// executors are the processor.
 #[test]
 fn a_split_leaves_its_device_at_work() {
     let tree = TokenTree::chain(&tokens(&mut SmallRng::seed_from_u64(4), 9));

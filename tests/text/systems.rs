@@ -29,7 +29,7 @@ fn texts(weights: &Weights, kv: KvFormat) -> Texts {
     draws
         .map(|(temperature, seed)| {
             let config = SamplerConfig { temperature, seed, ..SamplerConfig::default() };
-            // One setting takes its probabilities from sums of exponentials.
+            // One setting uses sums of exponentials for its probabilities.
             let top_p = if seed == 3 { 0.9 } else { 1.0 };
             let case = Case {
                 max_tokens: 24,
@@ -82,7 +82,7 @@ fn the_texts_are_those_of_every_system() {
     assert_eq!(found.keys().collect::<Vec<_>>(), want.keys().collect::<Vec<_>>());
     for (name, texts) in &found {
         assert_eq!(texts, &want[name], "{name}");
-        // Seeds matter at temperature 1 alone.
+        // Seeds matter only at temperature 1.
         assert!(texts[0] == texts[1] && texts[3] != texts[4], "{name}");
     }
 }

@@ -1,6 +1,6 @@
-//! Caches larger than 32 bits can count. Pages with huge numbers lie in small memory, since the
-//! kernels are told that the cache begins that much earlier. Results must be those of pages with
-//! small numbers.
+//! Caches with more elements than 32 bits can count. Pages with huge numbers are in a small buffer,
+//! because the kernels get a cache address that is lower by the missing pages. Results must equal
+//! those of pages with small numbers.
 
 use crate::common::vulkan::device;
 use gemma::compute::step::{NO_PARENT, StepView};
@@ -18,12 +18,12 @@ const PAGES: usize = 3;
 const HEADS: usize = 4;
 const KV_HEADS: usize = 2;
 const DIM: usize = 64;
-/// Positions before the rows, which lie in two pages.
+/// Positions before the rows. They fill almost two pages.
 const BASE: usize = 2 * PAGE - 5;
-/// A page's first element has number 2^35.
+/// Number of a page such that its first element has number 2^35.
 const FAR: usize = 1 << 20;
 
-/// Allocates a buffer of random numbers: f32 or f16 or int8 elements, then scales.
+/// Allocates a buffer of random numbers: f32, f16 or int8 elements, then scales.
 fn filled(exec: &mut VulkanExecutor, rng: &mut SmallRng, n: usize, format: KvFormat) -> BufferId {
     let mut bytes: Vec<u8> = Vec::new();
     for _ in 0..n * DIM {
@@ -42,7 +42,7 @@ fn filled(exec: &mut VulkanExecutor, rng: &mut SmallRng, n: usize, format: KvFor
 }
 
 /// Returns the outputs of attention over all pages and over some, then the cache after a commit of
-/// all rows, where the first page of the cache's memory has the number `first`.
+/// all rows. The first page in the buffer has the number `first`.
 fn results(mut exec: VulkanExecutor, format: KvFormat, first: usize) -> Vec<Vec<u8>> {
     let mut rng = SmallRng::seed_from_u64(1);
     let (cached, rows) = (PAGES * PAGE * KV_HEADS, LAYOUT.max_rows);
@@ -52,7 +52,7 @@ fn results(mut exec: VulkanExecutor, format: KvFormat, first: usize) -> Vec<Vec<
     let q = filled(&mut exec, &mut rng, rows * HEADS, KvFormat::F32);
     let width = HEADS * (DIM + 2);
     let [all, rest] = [0; 2].map(|_| exec.alloc("out", rows * width * 4).unwrap());
-    // Scales come after the codes of all pages. With this number of pages they lie after the codes
+    // Scales come after the codes of all pages. With this number of pages they come after the codes
     // that exist, since a page has 16 times fewer bytes of scales than of codes.
     let all_pages = PAGES + first - if format == KvFormat::Q8 { first / 16 } else { 0 };
     let page_bytes = (KV_HEADS * PAGE * DIM * format.bytes()) as u64;
@@ -99,7 +99,7 @@ fn results(mut exec: VulkanExecutor, format: KvFormat, first: usize) -> Vec<Vec<
     };
     let mut words = vec![0; LAYOUT.words()];
     LAYOUT.fill(&mut words, &view);
-    // The sequence's pages are in another order than those of the cache.
+    // The sequence's pages are not in the order of the cache.
     let table = [2, 0, 1].map(|page| (first + page) as u32);
     words[LAYOUT.tables_at()..].copy_from_slice(&table);
     exec.write(step, 0, bytemuck::cast_slice(&words)).unwrap();

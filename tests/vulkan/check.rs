@@ -1,4 +1,4 @@
-//! `--check` on Vulkan: a right run passes with the device's own numbers, and a wrong result is
+//! `--check` on Vulkan: a correct run passes with the device's own numbers, and a wrong result is
 //! found and named wherever it is.
 
 use crate::common;
@@ -15,7 +15,8 @@ use gemma::vulkan::{ALLOW_CPU_DRIVER, CheckedExecutor, InjectedFault, VulkanExec
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
 
-/// A different format in each place, so that preparations of several kinds follow one another.
+/// Makes an engine with a different format in each place, so that several kinds of preparation
+/// follow one another.
 fn engine(exec: Box<dyn Executor>) -> PlannedEngine {
     let format = |role| match role {
         Role::Embed => "i8a-row",
@@ -37,8 +38,8 @@ fn engine_of(
     PlannedEngine::new(&weights, exec, EngineOptions { context: 600, kv: KvFormat::F16 }).unwrap()
 }
 
-/// Prefill of so many tokens in chunks, a tree, lists of the best, a commit: the tree's logits,
-/// then the lists.
+/// Runs a prefill of `prompt` tokens in chunks, a tree, lists of the best tokens, and a commit.
+/// Returns the tree's logits, then the lists.
 fn session(mut engine: PlannedEngine, prompt: usize) -> anyhow::Result<(Vec<f32>, Scores)> {
     let mut rng = SmallRng::seed_from_u64(3);
     let text = tokens(&mut rng, prompt);
@@ -57,7 +58,7 @@ fn session(mut engine: PlannedEngine, prompt: usize) -> anyhow::Result<(Vec<f32>
 #[cfg_attr(not(vulkan_driver), ignore = "no Vulkan driver")]
 fn a_checked_run_gives_the_devices_own_numbers() {
     let Some(open) = device() else { return };
-    // Over a page's edge.
+    // Across a page's edge.
     let (logits, lists) = session(engine(Box::new(CheckedExecutor::new(open()))), 270).unwrap();
     assert!(logits.len() == 20 * 96 && lists.best.len() == 3);
     let (plain, plain_lists) = session(engine(Box::new(open())), 270).unwrap();
@@ -93,7 +94,7 @@ fn every_format_of_files_passes() {
     }
 }
 
-/// The error of a pass of two rows in which one result was made wrong.
+/// Returns the error of a pass of two rows with one wrong result.
 fn said_of_fault(open: &impl Fn() -> VulkanExecutor, fault: InjectedFault) -> Option<String> {
     let mut exec = CheckedExecutor::new(open());
     exec.inject_fault(fault);
@@ -109,8 +110,8 @@ fn said_of_fault(open: &impl Fn() -> VulkanExecutor, fault: InjectedFault) -> Op
 fn a_wrong_result_is_found_and_named() {
     let Some(open) = device() else { return };
     let (sign, last_bit, code) = (1 << 31, 1, 1 << 9);
-    // In the second row of `[rows, 128]` floats and bytes; in `[rows, 64]` keys; in `[rows, 256]`;
-    // in a row's one scale.
+    // The faults are in the second row of outputs: `[rows, 128]` floats and bytes, `[rows, 64]`
+    // keys, `[rows, 256]`, and rows with one scale.
     for (dispatch, output, word, mask, found) in [
         (
             0,
@@ -136,8 +137,8 @@ fn a_wrong_result_is_found_and_named() {
         ),
         (2, 1, 1, sign, "in the scales: row 1, column 0: "),
         (2, 2, 1, last_bit, "in the sums: row 1, column 0: "),
-        // Values alone: queries and keys are left to the rotation behind the products, and found
-        // there.
+        // Here only the values can be wrong. Wrong queries and keys are found in the rotation after
+        // the products.
         (
             4,
             0,
@@ -155,7 +156,7 @@ fn a_wrong_result_is_found_and_named() {
                 row 1, column 7: ",
         ),
         (5, 1, 64 + 7, sign, "in the keys: row 1, column 7: "),
-        // Eight channels of a row of keys lie together.
+        // Eight channels of a row of keys are adjacent.
         (5, 2, 4 + 2, sign, "in the scratch keys: row 1, column 5: "),
         (5, 3, 32 + 2, sign, "in the scratch values: row 1, column 5: "),
         // The rounding after attention finds a fault in attention.
@@ -182,7 +183,7 @@ fn a_wrong_result_is_found_and_named() {
     }
 }
 
-/// The command stops with the exit code of a failure at run time, and says where.
+/// The command stops with the exit code of a failure at run time, and names the place.
 #[test]
 #[cfg_attr(not(vulkan_driver), ignore = "no Vulkan driver")]
 fn a_checked_command_passes_or_is_exit_1() {
@@ -213,7 +214,8 @@ fn a_checked_command_passes_or_is_exit_1() {
     );
 }
 
-/// Records that share passes say what they say alone, on a device and the processor together.
+/// Records that share passes have the same answers as alone, on a device and the processor
+/// together.
 #[test]
 #[cfg_attr(not(vulkan_driver), ignore = "no Vulkan driver")]
 fn a_batch_at_once_is_that_of_one_by_one() {

@@ -1,5 +1,5 @@
-//! Codes of tiles and products of floats, as quantising asks a device for them, against the
-//! processor's.
+//! Trellis codes of tiles and products of floats on a device, as the quantiser uses them, compared
+//! with the processor's.
 
 use crate::common::vulkan::device;
 use gemma::tensor::Code;
@@ -9,8 +9,8 @@ use gemma::vulkan::VulkanCoding;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
-/// A device finds the codes that the processor finds: of tiles like weights, of far outliers, of
-/// equal weights where every path ties; from several threads at once.
+/// A device finds the same codes as the processor: for weight-like tiles, for far outliers, for
+/// equal weights where every path ties, and from several threads at once.
 #[test]
 #[cfg_attr(not(vulkan_driver), ignore = "no Vulkan driver")]
 fn codes_of_tiles() {
@@ -37,8 +37,9 @@ fn codes_of_tiles() {
     }
 }
 
-/// A device multiplies floats as the processor does, bit for bit if it fuses multiply-adds: factors
-/// of both orders, sums of whole slices and others, in pieces, into gaps, added to what there is.
+/// A device multiplies floats like the processor, bit for bit if it fuses multiply-adds. Tests both
+/// orders of factors, whole and partial slices, pieces, gaps in the output, and sums added to
+/// existing values.
 #[test]
 #[cfg_attr(not(vulkan_driver), ignore = "no Vulkan driver")]
 fn products_of_floats() {

@@ -1,6 +1,6 @@
-//! The Vulkan executor: scores near the CPU's. A rounding that falls the other way in one
-//! activation moves these small random models by up to a hundredth; a wrong kernel moves them by
-//! their whole size.
+//! The Vulkan executor: its scores are near the CPU's. An activation that is rounded the other way
+//! changes the scores of these small random models by up to a hundredth; a wrong kernel changes
+//! them completely.
 
 use crate::common;
 use common::vulkan::{config, device};
@@ -12,8 +12,8 @@ use gemma::engine::{Engine, EngineExt, Input, Output, PlannedEngine, Rows, Score
 use gemma::models::{Role, Weights};
 use gemma::vulkan::VulkanExecutor;
 
-/// Formats of linear layers, of the table and of the cache that between them meet every kernel;
-/// every format by itself is the business of `twins.rs`. Few, because a driver on the processor
+/// Formats of linear layers, of the table and of the cache that together use every kernel.
+/// `twins.rs` tests every single format. The list is short, because a driver on the processor
 /// compiles kernels for minutes.
 const CASES: [(&str, &str, KvFormat); 7] = [
     ("f32", "i4-row+h128", KvFormat::F16),
@@ -53,7 +53,8 @@ fn scores_are_the_cpus() {
     }
 }
 
-/// Begun and finished, a pass gives what it gives at once; the commit before it goes out with it.
+/// A pass that is begun and finished separately gives the same result. The commit before it is
+/// submitted with it.
 #[test]
 #[cfg_attr(not(vulkan_driver), ignore = "no Vulkan driver")]
 fn a_pass_that_is_waited_for_later_is_the_same_pass() {
@@ -65,7 +66,7 @@ fn a_pass_that_is_waited_for_later_is_the_same_pass() {
     for round in 0..6u32 {
         let mut tree = TokenTree::chain(&[round, 7, 9]);
         tree.push(1, 30 + round);
-        // Whole rows of logits and lists of the best come back by different ways.
+        // Complete rows of logits and lists of the best tokens are returned by different code.
         let output = [Output::Logits, Output::Best { n: 4, usable: 96 }][round as usize % 2];
         let inputs = [Input::new(0, &tree, Rows::All)];
         a.run(&inputs, output, &mut want).unwrap();
@@ -109,8 +110,7 @@ fn the_next_pass_is_prepared_while_one_runs() {
         });
         let plan = Plan { dispatches: vec![Dispatch { op, label: "norm", layer: None }] };
         let plan = exec.record(plan, step, layout).unwrap();
-        // More than goes into one submission: the second half is on its way before the pass is
-        // done.
+        // More than one submission: the second half is sent before the pass is done.
         let write = |exec: &mut VulkanExecutor, i: usize| {
             let rows = [300, 512, 1][i % 3];
             let list: Vec<u32> = (0..rows as u32).collect();
@@ -151,7 +151,7 @@ fn the_next_pass_is_prepared_while_one_runs() {
     assert!(results(true) == want);
 }
 
-/// A test that is ignored has not failed, so this one does where a device is required.
+/// Ignored tests do not fail, so this test fails if a device is required and missing.
 #[test]
 fn a_driver_is_there_where_one_is_required() {
     let is_required = std::env::var_os("GEMMA_REQUIRE_GPU").is_some_and(|value| value == "1");

@@ -1,5 +1,5 @@
-//! Promise 4 on Vulkan: the text is the same whatever drafter, and so nearly are likelihoods and
-//! the processor's.
+//! Promise 4 on Vulkan: the text is the same with any drafter, and likelihoods are close to the
+//! processor's.
 
 use crate::{common, invariance};
 use common::pooled::pooled;
@@ -40,9 +40,10 @@ fn every_drafter_gives_the_plain_text() {
     let Some(open) = device() else { return };
     let (linear, embed, kv) = ("i4-g32", "i8-row", KvFormat::F16);
     let target = pooled(|| engine(Box::new(open()), linear, embed, kv));
-    // Greedy, and at temperature 1 with the sampler's noise; the prompt ends short of a page.
-    // Greedy under a rule, and with penalties and biases, which the device's lists of the best
-    // tokens know nothing of; with bans, which they know.
+    // Greedy, and at temperature 1 with the sampler's noise. The prompt ends just before the end of
+    // a page.
+    // Greedy under a rule, with penalties and biases that the device's lists of the best tokens
+    // ignore, and with bans that they respect.
     let greedy = SamplerConfig { seed: 4, ..SamplerConfig::default() };
     let warm = SamplerConfig { temperature: 1.0, ..greedy.clone() };
     let adjusted = SamplerConfig {
@@ -69,8 +70,8 @@ fn every_drafter_gives_the_plain_text() {
             rule: rule.clone(),
             ..Case::new(&tokens(&mut rng, prompt), sampler.clone())
         };
-        // The draft model has the target's weights, on the processor: mostly right, for other
-        // reasons.
+        // The draft model has the target's weights and runs on the processor, so it is mostly
+        // right.
         let (text, figures) = check(&target, &|| engine(cpu(), linear, embed, kv), &case);
         assert_eq!((text.heard.len(), text.stop), (10, StopReason::Length));
         let accepted = |name: &str| figures.iter().find(|f| f.0 == name).unwrap().1.total.accepted;
@@ -89,7 +90,7 @@ fn every_drafter_gives_the_plain_text() {
     }
 }
 
-/// Lists of the best tokens decide what the assistant proposes, and never the text.
+/// Lists of the best tokens decide the assistant's proposals, but never the text.
 #[test]
 #[cfg_attr(not(vulkan_driver), ignore = "no Vulkan driver")]
 fn the_assistant_gives_the_plain_text() {
@@ -108,7 +109,7 @@ fn the_assistant_gives_the_plain_text() {
     }
 }
 
-/// A prompt gets the log-probabilities that `evaluate` finds, in passes of other sizes.
+/// A prompt gets the log-probabilities of `evaluate`, in passes of other sizes.
 #[test]
 #[cfg_attr(not(vulkan_driver), ignore = "no Vulkan driver")]
 fn scores_of_a_prompt_are_its_likelihoods() {
@@ -154,8 +155,8 @@ fn likelihoods_are_the_processors() {
             gpu.mean_nll,
             cpu.mean_nll
         );
-        // Differences of both signs: the mean alone would hide much. Rounding moves single tokens
-        // of these small models by a few hundredths.
+        // Differences have both signs, so the mean alone would hide much. Rounding changes single
+        // tokens of these small models by a few hundredths.
         let worst = gpu.nll.iter().zip(&cpu.nll).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
         assert!(worst < 0.1, "{linear}: a token's likelihoods are {worst} apart");
     }

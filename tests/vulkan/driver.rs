@@ -1,5 +1,5 @@
-//! An unknown driver is tried by a child process, once; what it does there costs the program a
-//! line, never its life.
+//! An unknown driver is tried once by a child process. If the child dies, the program only prints a
+//! line.
 
 use crate::common;
 use assert_cmd::Command;
@@ -19,8 +19,8 @@ fn generate(device: &str, cache: &Path) -> Command {
     command
 }
 
-/// A cache without verdicts. Kernels that other tests have compiled are in it, since lavapipe takes
-/// half a minute for them.
+/// Returns a cache without verdicts. It has the kernels that other tests have compiled, since
+/// lavapipe needs half a minute for them.
 fn fresh_cache() -> tempfile::TempDir {
     let fresh = tempfile::tempdir().unwrap();
     let new = fresh.path().join("gemma");
@@ -34,14 +34,14 @@ fn fresh_cache() -> tempfile::TempDir {
     fresh
 }
 
-/// Files with verdicts.
+/// Returns the files with verdicts.
 fn kept(cache: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(cache.join("gemma")).into_iter().flatten();
     let paths = entries.map(|e| e.unwrap().path());
     paths.filter(|p| p.file_name().unwrap().to_str().unwrap().starts_with("driver-")).collect()
 }
 
-/// The line that says that a driver is not used, and nothing else of that.
+/// Counts the lines that say that a driver is not used. Checks that nothing else is said about it.
 fn lines_about_the_trial(stderr: &[u8]) -> usize {
     String::from_utf8_lossy(stderr).lines().filter(|line| line.contains("trial")).count()
 }
@@ -62,7 +62,7 @@ fn a_driver_that_came_through_is_not_tried_again() {
     let again = generate("vulkan", cache.path()).env(TRIAL, "abort").assert().success();
     assert_eq!(again.get_output().stdout, first.get_output().stdout);
     assert_eq!(std::fs::read(&files[0]).unwrap(), verdict);
-    // A damaged verdict is none, and the next child's takes its place.
+    // A damaged verdict does not count. The next child's verdict replaces it.
     for damage in [&verdict[..verdict.len() / 2], b"{}", b""] {
         std::fs::write(&files[0], damage).unwrap();
         let mended = generate("vulkan", cache.path()).assert().success();
@@ -90,9 +90,9 @@ fn a_driver_that_kills_or_stops_the_child_is_not_used_and_that_is_remembered() {
         let out = trial().assert().code(4).stderr(says());
         assert_eq!(lines_about_the_trial(&out.get_output().stderr), 2, "the error and its help");
         assert!(out.get_output().stdout.is_empty());
-        // Without a fault now: no child is asked.
+        // Without the fault now: the verdict is used and no child runs.
         generate("vulkan", cache.path()).assert().code(4).stderr(says());
-        // As the help says, without the file there is another trial.
+        // After the file is removed, as the help suggests, the driver is tried again.
         let files = kept(cache.path());
         assert_eq!(files.len(), 1);
         std::fs::remove_file(&files[0]).unwrap();
@@ -100,7 +100,7 @@ fn a_driver_that_kills_or_stops_the_child_is_not_used_and_that_is_remembered() {
     }
 }
 
-/// Under auto the processor takes the place of a GPU that cannot be used, and one line says so.
+/// With `auto`, the processor replaces a GPU that cannot be used, and one line says so.
 #[test]
 #[cfg_attr(not(vulkan_driver), ignore = "no Vulkan driver")]
 fn under_auto_the_processor_takes_its_place() {
@@ -108,7 +108,7 @@ fn under_auto_the_processor_takes_its_place() {
     drop(open);
     let cache = fresh_cache();
     let bench = || {
-        // Large enough for a GPU to be worth it.
+        // Large enough to gain from a GPU.
         let mut command = Command::cargo_bin("gemma").unwrap();
         command.args([
             "bench",
@@ -129,7 +129,7 @@ fn under_auto_the_processor_takes_its_place() {
     assert!(said.contains("instead: all layers on the processor"), "{said}");
 }
 
-/// A step that failed with an error is tried again, and the run reports the error.
+/// A trial that failed with an error is repeated, and the run reports the error.
 #[test]
 #[cfg_attr(not(vulkan_driver), ignore = "no Vulkan driver")]
 fn an_error_of_the_child_is_no_verdict() {

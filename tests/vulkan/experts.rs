@@ -1,5 +1,5 @@
-//! Mixtures of experts on Vulkan: each kernel against its scalar twin, and rows that have the bits
-//! that they have alone.
+//! Mixtures of experts on Vulkan: each kernel equals its scalar twin, and rows have the same bits
+//! as alone.
 
 use crate::common;
 use common::trees::{check_sequences, check_tree, mixed, tokens};
@@ -12,7 +12,7 @@ use gemma::models::Weights;
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
 
-/// Every kernel of linear layers, experts that many slots share, and experts that none has.
+/// Every kernel of linear layers, experts that many slots share, and experts without slots.
 #[test]
 #[cfg_attr(not(vulkan_driver), ignore = "no Vulkan driver")]
 fn products_equal_their_twins() {

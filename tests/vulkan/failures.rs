@@ -53,7 +53,7 @@ fn what_does_not_fit_is_exit_5_with_the_bytes() {
     );
 }
 
-/// A second process waits for the one that holds the device.
+/// A second process waits for the one that uses the device.
 #[test]
 #[cfg_attr(not(vulkan_driver), ignore = "no Vulkan driver")]
 fn a_device_in_use_is_waited_for_or_refused() {
@@ -73,7 +73,7 @@ fn a_device_in_use_is_waited_for_or_refused() {
         "4711\n",
     )
     .unwrap();
-    // A device that is lost at once ends what got as far as the device.
+    // A device that is lost at once ends all commands that use the device.
     let generate = || {
         let mut command = generate("vulkan");
         command.env("XDG_RUNTIME_DIR", runtime.path()).env(FAIL, "submit@1+");
@@ -126,7 +126,7 @@ fn no_driver_is_exit_4_where_a_gpu_was_asked_for_and_nothing_under_auto() {
     }
 }
 
-/// The error of a device lost in a long prompt names the likely cause and a remedy.
+/// The error of a device that is lost during a long prompt names the likely cause and a remedy.
 #[test]
 #[cfg_attr(not(vulkan_driver), ignore = "no Vulkan driver")]
 fn a_device_lost_in_a_long_prompt_names_cause_and_remedy() {
@@ -143,8 +143,8 @@ fn a_device_lost_in_a_long_prompt_names_cause_and_remedy() {
         let out = generate(&prompt, FAIL, format!("submit@{after}+").as_ref());
         (out.status.code(), String::from_utf8(out.stderr).unwrap())
     };
-    // A short prompt needs a pass, and a copy of its scores, after the submissions that load the
-    // model. The long prompt's first pass has about the number of that pass.
+    // A short prompt needs a pass and a copy of its scores, after the submissions that load the
+    // model. The long prompt's first pass has about the same number as that pass.
     let dir = tempfile::tempdir().unwrap();
     let counts = dir.path().join("counts");
     std::fs::write(&counts, [0; 8 * KINDS]).unwrap();
@@ -155,7 +155,7 @@ fn a_device_lost_in_a_long_prompt_names_cause_and_remedy() {
     let in_a_pass = moments.map(lost).find(|(_, said)| said.contains("a pass over"));
     let (code, said) = in_a_pass.expect("no loss in a pass");
     assert_eq!(code, Some(4));
-    // How many tokens a pass takes is the device's affair.
+    // The number of tokens in a pass depends on the device.
     for words in [
         "the GPU was lost in a pass over ",
         " tokens",

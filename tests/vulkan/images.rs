@@ -1,5 +1,5 @@
-//! Images on Vulkan: each kernel against its twin in passes with images, and the same bits however
-//! a prompt is cut and whoever shares the pass.
+//! Images on Vulkan: each kernel equals its twin in passes with images, and the bits are the same
+//! for every way to split a prompt and to share passes.
 
 use crate::common;
 use common::images::{engine, families, image, places, read, registry, scores, weights};
@@ -14,8 +14,8 @@ use rand::rngs::SmallRng;
 
 const FORMATS: [KvFormat; 3] = [KvFormat::F16, KvFormat::Q8, KvFormat::F32];
 
-/// A chain with two images, of which one is longer than the window, then a branching tree, in one
-/// pass and with another sequence beside it.
+/// A chain with two images, one of them longer than the window, then a branching tree. All are in
+/// one pass with another sequence.
 #[test]
 #[cfg_attr(not(vulkan_driver), ignore = "no Vulkan driver")]
 fn kernels_are_their_twins_in_a_pass_with_images() {
@@ -58,7 +58,7 @@ fn kernels_are_their_twins_in_a_pass_with_images() {
     }
 }
 
-/// A history over the edges of pages and windows, with an image of more rows than the others.
+/// A history across the edges of pages and windows, with an image of more rows than the others.
 #[test]
 #[cfg_attr(not(vulkan_driver), ignore = "no Vulkan driver")]
 fn the_bits_are_the_same_however_a_prompt_is_cut() {

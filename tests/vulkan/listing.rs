@@ -1,4 +1,4 @@
-//! The listing of kernel calls that `scripts/check/amd.sh` is given.
+//! The listing of kernel calls that `scripts/check/amd.sh` reads.
 
 #[path = "../../examples/kernels/listing.rs"]
 mod example;
@@ -12,17 +12,17 @@ use gemma::tensor::Format;
 use gemma::vulkan::{Bucket, MatrixShape, SHAPE};
 use serde_json::json;
 
-/// Threads of a subgroup.
+/// Threads per subgroup.
 const SUBGROUP: u32 = 32;
-/// Bytes of shared memory of a workgroup.
+/// Shared memory per workgroup in bytes.
 const SHARED: u32 = 64 << 10;
 
-/// The calls of a pass over `rows` rows of two layers in one format, with a small table.
+/// Returns the calls of a pass over `rows` rows of two layers in one format, with a small table.
 fn pass(format: &str, shapes: &[MatrixShape], rows: usize) -> Vec<ListedCall> {
     pass_with(format, ("i8-row", 512), SUBGROUP, shapes, rows)
 }
 
-/// The same with a table of some format and rows, and for a device with subgroups of some size.
+/// The same, with the table's format and rows and the device's subgroup size.
 fn pass_with(
     format: &str,
     (table, vocabulary): (&str, usize),
@@ -35,8 +35,8 @@ fn pass_with(
     calls_of((format, table), shape, (subgroup, SHARED), shapes, bucket)
 }
 
-/// The calls of a pass of two layers, given their heads, the vocabulary and the context. The device
-/// has these threads of a subgroup and bytes of shared memory.
+/// Returns the calls of a pass of two layers, for these heads, vocabulary and context. The device
+/// has this subgroup size and shared memory.
 fn calls_of(
     (format, table): (&str, &str),
     ((heads, kv_heads), vocabulary, context): ((usize, usize), usize, usize),
@@ -103,8 +103,8 @@ fn a_table_of_gemmas_vocabulary_fits_into_a_dispatch() {
     }
 }
 
-/// Heads and channels of 27B. A pass over a draft's rows uses a workgroup for each page as long as
-/// the partial results take 64 MiB.
+/// Heads and channels of 27B. A pass over a draft's rows uses a workgroup per page while the
+/// partial results take at most 64 MiB.
 #[test]
 fn long_contexts_are_split_over_workgroups() {
     let (heads, context) = ((32, 16), 131_072);
@@ -141,8 +141,8 @@ fn kernels_are_those_of_the_shapes_that_a_device_multiplies() {
     }
 }
 
-/// A subgroup of `linear_matrix` keeps 16 rows of a chunk of the matrix, and as many of the
-/// activations, each of 128 bytes and 16 that keep banks apart. 4 KiB are left to the rotation.
+/// A subgroup of `linear_matrix` keeps 16 rows of a chunk of the matrix and 16 of the activations,
+/// each of 128 bytes plus 16 that avoid bank conflicts. 4 KiB are left to the rotation.
 #[test]
 fn workgroups_have_the_subgroups_that_shared_memory_holds() {
     let (other, each, kept) = (MatrixShape { m: 16, n: 16, k: 16 }, 2 * 16 * (128 + 16), 4 << 10);
@@ -171,8 +171,8 @@ fn workgroups_have_the_subgroups_that_shared_memory_holds() {
     }
 }
 
-/// More rows never go back from matrix instructions to dot products, whose time grows with each
-/// row, and never read or decode the weights more often.
+/// With more rows, the choice never goes back from matrix instructions to dot products, which take
+/// time for each row. It never reads or decodes the weights more often.
 #[test]
 fn a_pass_over_more_rows_takes_no_kernel_for_fewer() {
     for format in Format::written().filter(|format| format.code.is_integer()) {

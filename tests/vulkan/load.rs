@@ -1,5 +1,5 @@
-//! Weights that are read piece by piece, and converted on the way, have the same bits on the device
-//! as matrices that were converted as a whole. `twins::embeddings` compares their values.
+//! Weights that are read in pieces and converted on the way have the same bits on the device as
+//! matrices that are converted as a whole. `twins::embeddings` compares their values.
 
 use crate::common;
 use common::gguf::{File, Tensor, logits};
@@ -17,7 +17,7 @@ use gemma::vulkan::VulkanExecutor;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
-/// Loads matrices both ways and compares.
+/// Loads matrices both ways and compares them.
 fn check(exec: &mut VulkanExecutor, list: Vec<(String, Matrix<'_>, StoredMatrix<'_>)>) {
     let (mut jobs, mut want) = (Vec::new(), Vec::new());
     for (label, matrix, stored) in list {
@@ -41,7 +41,7 @@ fn check(exec: &mut VulkanExecutor, list: Vec<(String, Matrix<'_>, StoredMatrix<
 /// 1024 as f16.
 const SCALE_1024: u16 = 0x6400;
 
-/// Random blocks; an f16 among them is finite, sometimes below the normal ones.
+/// Returns random blocks. Their f16 values are finite and sometimes subnormal.
 fn blocks(code: Code, weights: usize, rng: &mut SmallRng) -> Vec<u8> {
     let ggml = code.spec().ggml.unwrap();
     let mut data: Vec<u8> = (0..ggml.bytes_of(weights)).map(|_| rng.random::<u8>()).collect();
@@ -74,8 +74,8 @@ fn blocks_of_gguf_files() {
     for number in [0, 1, 30, 2, 3, 6, 7, 8, 10, 11, 12, 13, 14, 20, 23] {
         let code = types::code(number).unwrap();
         let ggml = code.spec().ggml.unwrap();
-        // Rows of one step, of some less than eight, of eight and one, of many; the last one takes
-        // several staging blocks.
+        // Rows of one step, of several but less than eight, of eight and one, of many. The last one
+        // takes several staging blocks.
         let mut shapes = vec![(1, 1), (5, 3), (33, 9), (70, 21)];
         if matches!(code, Code::I4 | Code::Q6K) {
             shapes.push((60_000_000 / 24 / ggml.bytes, 24));
@@ -101,7 +101,7 @@ fn blocks_of_gguf_files() {
         (name.clone(), checkpoint.matrix(name).unwrap(), checkpoint.stored_matrix(name).unwrap())
     };
     check(&mut open(), names.iter().map(both).collect());
-    // Small and large ones in another order share staging blocks otherwise.
+    // Small and large matrices in another order share staging blocks differently.
     check(&mut open(), names.iter().rev().map(both).collect());
 }
 
@@ -169,7 +169,7 @@ fn artifacts() {
     }
 }
 
-/// A file that becomes shorter while it is in use ends in an error that says so.
+/// A file that becomes shorter while it is used causes an error that says so.
 #[test]
 #[cfg_attr(not(vulkan_driver), ignore = "no Vulkan driver")]
 fn a_file_that_was_cut_off_is_an_error() {

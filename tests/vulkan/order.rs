@@ -1,5 +1,5 @@
 //! Workgroups in any order, and calls between two barriers in any order, compute the same bits. A
-//! driver on the processor runs them in one order, GPUs in any. The twins are shuffled as well.
+//! driver on the processor runs them in one order, GPUs in any. The twins are shuffled too.
 
 use crate::common::vulkan::device;
 use crate::pieces::{difference, scores};
@@ -41,12 +41,12 @@ fn a_text_with_drafts_is_the_same_in_another_order() {
     generate().env(SHUFFLE, "5").assert().success().stdout(want);
 }
 
-/// Layers of 2023 compare the accesses of different submissions if they are asked to. They do not
-/// know that the host waits for semaphores, so only this test asks them.
+/// Validation layers of 2023 compare the accesses of different submissions if this is enabled. They
+/// do not know that the host waits for semaphores, so only this test enables it.
 const SUBMISSIONS: (&str, &str) =
     ("VK_LAYER_ENABLES", "VALIDATION_CHECK_ENABLE_SYNCHRONIZATION_VALIDATION_QUEUE_SUBMIT");
 
-/// The layers check synchronisation: a run without barriers is one of hazards.
+/// The layers check synchronisation: a run without barriers has hazards.
 #[test]
 #[cfg_attr(not(vulkan_driver), ignore = "no Vulkan driver")]
 fn validation_finds_missing_barriers() {

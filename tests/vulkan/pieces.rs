@@ -1,4 +1,5 @@
-//! A pass goes out in submissions that no watchdog takes for a hang, and cutting it changes no bit.
+//! A pass is split into submissions that are too short for a watchdog, and splitting does not
+//! change a bit.
 
 use crate::common;
 use common::vulkan::{device, large_config};
@@ -9,14 +10,14 @@ use gemma::models::Weights;
 use gemma::vulkan::{LIMIT, MadeUp, VulkanExecutor};
 use std::sync::{Arc, Mutex};
 
-/// Seconds that a Radeon 780M, bound by its memory, is modelled to need for a multiply-add of a
-/// row.
+/// Seconds per multiply-add of a row on a Radeon 780M that is limited by its memory, from a model.
 const LAPTOP: f64 = 7e-12;
 
-/// Rows of a piece of a prompt: more than kernels for few rows take, in two blocks of them.
+/// Rows of a piece of a prompt: more than the kernels for few rows handle, in two blocks.
 const PIECE: u32 = 72;
 
-/// Scores of two pieces of a prompt, of single rows and of a tree of 16, each pass made twice.
+/// Returns the scores of two pieces of a prompt, of single rows and of a tree of 16. Each pass is
+/// run twice.
 pub fn scores(exec: VulkanExecutor, format: &str) -> Vec<Vec<u32>> {
     let format = format.parse().unwrap();
     let weights = Weights::synthetic(large_config(), |_| format, 5);
@@ -32,7 +33,7 @@ pub fn scores(exec: VulkanExecutor, format: &str) -> Vec<Vec<u32>> {
     all
 }
 
-/// The first pass of six whose logits differ, and where.
+/// Returns the first of six passes with different logits, and the place.
 pub fn difference(got: &[Vec<u32>], want: &[Vec<u32>]) -> Option<String> {
     let pass = got.iter().zip(want).position(|(a, b)| a != b)?;
     let (a, b) = (&got[pass], &want[pass]);
@@ -58,19 +59,20 @@ fn a_device_50_times_slower_than_a_laptops_is_given_no_submission_over_the_bound
         let found = difference(&scores(open().pretending(&laptop), "i8-row"), &want);
         assert_eq!(found, None, "{slower} times as slow");
         let given = laptop.lock().unwrap().clone();
-        // A call that cannot be divided may take longer by itself: gate and up of a piece, whose
-        // kernels are those for the next power of two.
+        // A call that cannot be divided may take longer: gate and up of a piece, with the kernels
+        // for the next power of two of rows.
         let whole = 2.0 * f64::from(PIECE.next_power_of_two()) * 1280.0 * 2304.0 * slower * LAPTOP;
         let most = if open().info().divides_calls { LIMIT } else { LIMIT.max(whole) };
         assert!(given.longest <= most * 1.001, "{} s, {slower} times as slow", given.longest);
         counts.push(given.submissions);
     }
-    // Six passes: of the fastest device only the first of its kind may take a few submissions more.
+    // Six passes. On the fastest device only the first of each kind may need a few more
+    // submissions.
     assert!(counts[0] <= 12 && counts[2] > 2 * counts[0], "{counts:?} submissions");
 }
 
-/// Calls are divided down to their workgroups, also those whose last workgroups go on with what
-/// comes next.
+/// Calls are divided down to single workgroups, even if their last workgroups continue with the
+/// next operation.
 #[test]
 #[cfg_attr(not(vulkan_driver), ignore = "no Vulkan driver")]
 fn a_call_in_many_parts_computes_the_same() {
@@ -84,7 +86,7 @@ fn a_call_in_many_parts_computes_the_same() {
             "{format}"
         );
         let given = crawling.lock().unwrap().submissions;
-        // Six passes of some 30 calls: each of them one by one where none can be divided.
+        // Six passes of some 30 calls. If calls cannot be divided, each is a submission.
         let least = if open().info().divides_calls { 1000 } else { 100 };
         assert!(given > least, "{given} submissions");
     }

@@ -1,5 +1,5 @@
-//! Poisoned outputs and scratch memory: a workgroup that is left out is found, also where memory
-//! still holds the right result of an earlier step.
+//! Poisoned outputs and scratch memory: a skipped workgroup is found even if memory still holds the
+//! right result of an earlier step.
 
 use crate::common;
 use assert_cmd::Command;
@@ -74,7 +74,7 @@ fn a_workgroup_that_is_left_out_is_found() {
     must_find("commit", &|t| Op::Commit(Commit { layers: vec![layer(t, heads), layer(t, heads)] }));
 }
 
-/// A kernel that leaves out a part is as fast as it is wrong: `bench --poison` says so.
+/// A kernel that skips work is fast and wrong. `bench --poison` reports it.
 #[test]
 #[cfg_attr(not(vulkan_driver), ignore = "no Vulkan driver")]
 fn a_bench_of_half_a_kernel_fails_if_it_is_poisoned() {
@@ -90,7 +90,7 @@ fn a_bench_of_half_a_kernel_fails_if_it_is_poisoned() {
     let verdict = "poison: passes over 1, 3, 9 rows give the same bits";
     bench(&["--poison"]).assert().success().stderr(predicates::str::contains(verdict));
     bench(&[]).env(CUT_WORK, "gate_up").assert().success();
-    let found = "a kernel leaves elements out: a pass over 1 row gives other scores";
+    let found = "a kernel does not compute all elements: a pass over 1 row gives other scores";
     let failed = bench(&["--poison"]).env(CUT_WORK, "gate_up").assert().code(1);
     failed.stderr(predicates::str::contains(found));
 }

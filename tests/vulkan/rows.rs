@@ -1,5 +1,5 @@
-//! Promise 2 on Vulkan: a row's scores depend on its own token path alone, bit for bit, whatever
-//! shares the pass.
+//! Promise 2 on Vulkan: a row's scores depend only on its own token path, bit for bit, whichever
+//! rows share the pass.
 
 use crate::common;
 use common::trees::{
@@ -41,7 +41,7 @@ fn engine_for(
     .unwrap()
 }
 
-/// Formats that between them meet every kernel of linear layers.
+/// Formats that together use every kernel of linear layers.
 const KINDS: [(&str, &str, KvFormat); 5] = [
     ("i4-g32", "i8-row", KvFormat::F16),
     ("i4-row+h128", "i8a-row", KvFormat::F32),
@@ -56,9 +56,9 @@ fn trees_equal_one_by_one_decoding() {
     let Some(open) = device() else { return };
     let mut rng = SmallRng::seed_from_u64(1);
     let text = tokens(&mut rng, 1100);
-    // Inside the window, at its edge, around page edges, and where the ring has turned: each with
-    // several kinds, the last with both forms of half precision. On a processor's driver every case
-    // takes half a minute.
+    // Inside the window, at its edge, around page edges, and after the ring has wrapped, each with
+    // several formats, the last with both forms of half precision. On a processor's driver every
+    // case takes half a minute.
     let depths: [&[usize]; KINDS.len()] = [&[256, 1050], &[0, 70], &[0, 256], &[70, 1050], &[70]];
     for ((linear, embed, kv), depths) in KINDS.into_iter().zip(depths) {
         let mut a = engine(open(), linear, embed, kv);
@@ -96,8 +96,8 @@ fn sequences_in_one_pass_do_not_meet() {
     check_sequences(&mut shared, &mut alone, &lengths, &mut rng, "on the device");
 }
 
-/// Codes and scales are those of the row when it was first evaluated, whatever was rejected beside
-/// it.
+/// Codes and scales are those of the row when it was first evaluated, whichever other rows were
+/// rejected.
 #[test]
 #[cfg_attr(not(vulkan_driver), ignore = "no Vulkan driver")]
 fn committed_bytes_equal_a_fresh_prefill() {
@@ -126,15 +126,15 @@ fn committed_bytes_equal_a_fresh_prefill() {
     }
 }
 
-/// One row, a few and many go through different kernels of linear layers: dot products, and matrix
-/// instructions where a device has them.
+/// One row, a few and many use different kernels of linear layers: dot products, and matrix
+/// instructions if a device has them.
 #[test]
 #[cfg_attr(not(vulkan_driver), ignore = "no Vulkan driver")]
 fn kernels_for_one_few_and_many_rows_give_the_same_bits() {
     let Some(open) = device() else { return };
     let tokens = tokens(&mut SmallRng::seed_from_u64(3), 72);
-    // Numbers of rows around each change of kernel: of every way to multiply all, of the formats
-    // that only decode in another way one for each kernel.
+    // Numbers of rows around each change of kernel: all for each way to multiply. Formats that
+    // differ only in decoding get one for each kernel.
     let (around, one_each) = (&[7, 8, 9, 16, 31, 33, 64, 72][..], &[7, 8, 16, 33, 72][..]);
     for (linear, lengths) in [
         ("i4-g32", around),

@@ -1,11 +1,11 @@
-//! Image towers on Vulkan: the golden ones give the processor's soft tokens.
+//! Image towers on Vulkan: the golden towers give the processor's soft tokens.
 
 use crate::common::vulkan::device;
 use gemma::vision::{Picture, Vision};
 use gemma::vulkan::VulkanDense;
 use std::path::Path;
 
-/// Largest difference of a value, next to its size, if the driver does not fuse multiply-adds.
+/// Limit of a value's relative difference, if the driver does not fuse multiply-adds.
 const TOLERANCE: f32 = 1e-5;
 
 fn picture(width: usize, height: usize) -> Picture {
@@ -21,7 +21,7 @@ fn soft_tokens_are_those_of_the_processor() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/vision");
         let vision = Vision::open(&root.join(family)).unwrap();
         let dense = VulkanDense::new(open()).unwrap();
-        // Workgroups in another order, and calls between two barriers too.
+        // Workgroups, and calls between two barriers, run in another order.
         let shuffled = VulkanDense::new(open().shuffled(5)).unwrap();
         assert!(vision.load_on(&dense).unwrap() >= vision.weight_bytes() / 2, "{family}");
         for (width, height) in [(60, 40), (90, 200), (60, 40)] {

@@ -1,7 +1,9 @@
-//! Every Vulkan kernel against its scalar twin, by itself, at the edges of what it is cut into:
-//! rows, matrix rows, columns, groups, heads, pages and windows. Each value meets each kernel; not
-//! every combination does, since each costs the driver a compilation. Each loop of a kernel runs
-//! twice or more in some case, with a shorter last turn: two superblocks, two heads, two pages.
+//! Every Vulkan kernel compared with its scalar twin, at the edges of its pieces: rows, matrix
+//! rows, columns, groups, heads, pages and windows.
+//!
+//! Each value is tested with each kernel. Not every combination is tested, since each costs the
+//! driver a compilation. Each loop of a kernel runs twice or more in some case, with a shorter last
+//! iteration: two superblocks, two heads, two pages.
 
 use crate::common;
 use common::twins::{
@@ -15,9 +17,9 @@ use gemma::compute::{
 use gemma::kv::OffloadedPages;
 use gemma::tensor::Format;
 
-/// Every code and every group. The numbers of rows make different kernels, the same for every
-/// format but for how it is decoded: one format of each way to multiply meets all of them, the
-/// others some.
+/// Every code and every group. The numbers of rows select different kernels. These are the same for
+/// every format except for decoding, so one format of each way to multiply tests all of them, and
+/// the others test some.
 const FORMATS: [(&str, &[usize]); 29] = [
     ("f32", &[2, 9]),
     ("bf16", &ROWS),
@@ -50,7 +52,7 @@ const FORMATS: [(&str, &[usize]); 29] = [
     ("iq3_s", &[1, 16]),
 ];
 
-/// Columns that a format can have, around `cols`.
+/// Returns the numbers of columns near `cols` that a format can have.
 fn allowed(format: Format, cols: usize) -> usize {
     (cols..).step_by(16).find(|c| format.check_cols(*c).is_ok()).unwrap()
 }
@@ -64,8 +66,8 @@ fn linear_layers() {
         let mut t =
             Twins::new(if spelled == "t2-row" { exec.with_large_blocks() } else { exec }, i as u64);
         let f = format(spelled);
-        // Matrix rows around the 16 of a workgroup and the tiles of 16; columns that fill no step,
-        // one, and more than a round of lanes.
+        // Matrix rows around the 16 of a workgroup and the tiles of 16. Columns that fill less than
+        // a step, one step, and more than a round of lanes.
         let shapes = [(1, 16), (17, 48), (33, 128), (40, 640), (16, 1168), (3, 2176)];
         let jobs: Vec<_> =
             shapes.into_iter().map(|(n, cols)| t.job(f, n, allowed(f, cols))).collect();
@@ -75,16 +77,16 @@ fn linear_layers() {
             every_row_count().filter(|s| rows.contains(&s.live)),
         );
         let selected = [1, 3, 8, 9].map(|selected| Step { live: 2, selected, ..Step::default() });
-        // The kernels for selected rows are those for all of them but for a row's number: a few
-        // formats will do.
+        // The kernels for selected rows differ from those for all rows only by a row's number, so a
+        // few formats are enough.
         if ["bf16", "i4-g32", "t3-row"].contains(&spelled) {
             t.run(spelled, vec![Op::Linear(Linear { jobs, rows: RowSet::Selected })], selected);
         }
     }
 }
 
-/// Matrices as large as a vocabulary have a kernel of their own, and so have the rows of a prompt:
-/// each of them is computed, also the last of a block.
+/// Matrices as large as a vocabulary have a special kernel, and so have the rows of a prompt. Each
+/// row is computed, including the last of a block.
 #[test]
 #[cfg_attr(not(vulkan_driver), ignore = "no Vulkan driver")]
 fn linear_layers_of_many_rows() {
@@ -93,7 +95,7 @@ fn linear_layers_of_many_rows() {
     for (spelled, n, cols, lives) in [
         ("i8-row", 16384, 64, [7, 17]),
         ("i4-g32", 16389, 64, [7, 17]),
-        // Two blocks of 128 rows where a device has matrix instructions.
+        // Two blocks of 128 rows if a device has matrix instructions.
         ("i8-row", 72, 1024, [65, 200]),
         ("i4-row", 72, 1024, [65, 200]),
         ("i4-g32", 72, 1024, [65, 128]),
@@ -129,8 +131,8 @@ fn embeddings() {
     let more = ["f32+h128", "i4-row+h128", "i8-g64+h128", "i8a-row+h128", "t2-row+h128"];
     for (i, spelled) in FORMATS.into_iter().map(|f| f.0).chain(more).enumerate() {
         let f = format(spelled);
-        // Less than a block, and two superblocks or more; of some more than a workgroup takes at
-        // a time.
+        // Less than a block, and two superblocks or more. For some formats, more than a workgroup
+        // handles at a time.
         for cols in [[16, 48, 640, 1168][i % 4], [304, 1168, 528, 5136][i / 4 % 4]] {
             let cols = allowed(f, cols);
             let (table, out) = (t.matrix(f, 37, cols), t.rows(cols));
@@ -139,13 +141,13 @@ fn embeddings() {
     }
 }
 
-/// Norms alone, with what they add, and with the preparation of what follows.
+/// Norms alone, with an addition, and with the preparation of the next operation.
 #[test]
 #[cfg_attr(not(vulkan_driver), ignore = "no Vulkan driver")]
 fn norms_and_preparation() {
     let Some(open) = device() else { return };
     let mut t = Twins::new(open(), 3);
-    // The width of a row, what follows, and whether something is added first.
+    // The width of a row, the next operation, and whether something is added first.
     for (dim, prepared, adds) in [
         (16, Some("i8-row"), false),
         (48, Some("i4-row"), true),
@@ -175,7 +177,7 @@ fn norms_and_preparation() {
             t.run(&format!("norm of {dim}, then {prepared:?}"), ops, steps);
         }
     }
-    // By itself, and of rows that are zero. Several workgroups share a wide row.
+    // Alone, and with rows that are zero. Several workgroups share a wide row.
     for (dim, spelled) in
         [(48, "i8-row"), (256, "i4-g32+h128"), (2304, "i4-g32+h128"), (2560, "q6_k")]
     {
@@ -226,7 +228,7 @@ const BASES: [usize; 7] = [0, 5, 69, 255, 256, 300, 770];
 fn attention() {
     let Some(open) = device() else { return };
     for (i, (heads, rows)) in HEADS.into_iter().enumerate() {
-        // Large blocks of narrow heads: of wide ones they take long to compile.
+        // Large blocks of narrow heads. Kernels for wide heads compile slowly.
         let exec = open();
         let mut t = Twins::new(if heads.0 == 16 { exec.with_large_blocks() } else { exec }, 5);
         let (dim, n_heads, ..) = heads;
@@ -261,7 +263,7 @@ fn attention() {
     }
 }
 
-/// Windows of whole pages, as Gemma's are: rows of one block begin in two pages and end in two, so
+/// Windows of whole pages, like Gemma's. Rows of one block begin in two pages and end in two, so
 /// the block has a page more than each of its rows.
 #[test]
 #[cfg_attr(not(vulkan_driver), ignore = "no Vulkan driver")]
@@ -281,7 +283,7 @@ fn attention_of_rows_that_begin_in_two_pages() {
     }
 }
 
-/// Attention beside an NPU: over the pages that it leaves, not divided.
+/// Attention with an NPU: over the pages that the NPU leaves, not divided.
 #[test]
 #[cfg_attr(not(vulkan_driver), ignore = "no Vulkan driver")]
 fn attention_over_the_rest() {
@@ -320,7 +322,7 @@ fn rotation_of_heads() {
             let v_norm = i % 2 == 1;
             let keys = Some(RopeKeys { k, v, k_norm, v_norm });
             let op = Rope { q, q_norm, keys, eps, n_heads, rope_table, kv };
-            // They are turned in place.
+            // They are rotated in place.
             for (id, n) in [q, k, v].into_iter().zip([n_heads, n_kv, n_kv]) {
                 t.fill(id, t.layout.max_rows * n * dim);
             }
@@ -329,8 +331,8 @@ fn rotation_of_heads() {
     }
 }
 
-/// Few rows: each of these is one call, whose workgroups do what the next dispatches would. More
-/// rows: a call each.
+/// With few rows, each of these is one call, and its workgroups do the work of the next dispatches
+/// too. With more rows there is a call for each.
 #[test]
 #[cfg_attr(not(vulkan_driver), ignore = "no Vulkan driver")]
 fn dispatches_in_one_call() {
@@ -339,13 +341,13 @@ fn dispatches_in_one_call() {
         let step = |first, base, tree| Step { live, first, base, tree, ..Step::default() };
         [step(0, 300, false), step(live % 3, 770, true)]
     };
-    // Rows and calls: each of them with two of three shapes, since each costs a processor's driver
-    // several compilations.
+    // Rows and calls. Each is tested with two of three shapes, because each costs a processor's
+    // driver several compilations.
     let heads = [
         ((128, 2, 1, KvFormat::F16, None), "i4-g32", &[(1, 1), (9, 1)][..]),
         ((32, 8, 2, KvFormat::F32, Some(70)), "f32", &[(1, 1), (3, 1), (33, 2)]),
         ((64, 4, 2, KvFormat::F16, Some(300)), "i8-g32", &[(3, 1), (9, 1), (33, 2)]),
-        // A scale of the whole row.
+        // One scale for the whole row.
         ((64, 4, 2, KvFormat::F32, None), "i8-row", &[(1, 1), (2, 1)]),
         ((32, 8, 2, KvFormat::F16, Some(70)), "i4-row+h128", &[(1, 1), (2, 1), (33, 2)]),
         ((64, 4, 2, KvFormat::F16, None), "nothing", &[(2, 1)]),
@@ -386,7 +388,7 @@ fn dispatches_in_one_call() {
     }
 }
 
-/// Queries, keys and values in formats of which each has a call of its own: it rotates its own
+/// Queries, keys and values in formats that each need a separate call. Each call rotates its own
 /// heads.
 #[test]
 #[cfg_attr(not(vulkan_driver), ignore = "no Vulkan driver")]
@@ -420,15 +422,15 @@ fn rotation_by_several_calls() {
     }
 }
 
-/// One row or two: the last workgroup of a linear layer does the norm behind it, and prepares its
-/// result for one reader.
+/// With one row or two, the last workgroup of a linear layer computes the norm after it, and
+/// prepares its result for one reader.
 #[test]
 #[cfg_attr(not(vulkan_driver), ignore = "no Vulkan driver")]
 fn norms_in_the_call_of_a_linear_layer() {
     let Some(open) = device() else { return };
     for (weights, dim, cols, prepared, rows) in [
         ("i4-g32", 640, 96, &["i4-g32"][..], &[(1, 1), (2, 1), (3, 2)][..]),
-        // Two rows of these take matrix instructions, where there are some.
+        // Two rows of these use matrix instructions, if the device has them.
         ("t3-row", 1152, 192, &["t3-row+h128"], &[(1, 1), (3, 2)]),
         ("i8-row", 5376, 64, &["i8-row", "bf16+h128"], &[(1, 2), (5, 3)]),
         ("i2-g128", 48, 128, &[], &[(2, 1)]),
@@ -452,7 +454,7 @@ fn norms_in_the_call_of_a_linear_layer() {
             Op::Prepare(Prepare { input: out, act: t.act(format(f), dim), rows: RowSet::All })
         }));
         for &(live, calls) in rows {
-            // The second step meets counters that the first one left.
+            // The second step finds counters that the first one left.
             let steps = [0, live % 3].map(|first| Step { live, first, ..Step::default() });
             t.run(&format!("{weights}, norm, then {prepared:?}"), ops.clone(), steps);
             assert_eq!(t.exec.calls(), calls, "{weights}, norm, then {prepared:?}, {live} rows");
@@ -464,7 +466,7 @@ fn norms_in_the_call_of_a_linear_layer() {
 #[cfg_attr(not(vulkan_driver), ignore = "no Vulkan driver")]
 fn commits() {
     let Some(open) = device() else { return };
-    // Layers of a shape share a call. A workgroup takes 64 channels at a time.
+    // Layers of one shape share a call. A workgroup handles 64 channels at a time.
     for shapes in [
         &[(16, 2, KvFormat::F16)][..],
         &[(32, 2, KvFormat::F32)],
@@ -514,7 +516,7 @@ fn lists_of_the_best() {
     }
 }
 
-/// Rows of an assistant: each beside the row of its parent, which an earlier pass made.
+/// Rows of an assistant. Each is next to the row of its parent, which an earlier pass computed.
 #[test]
 #[cfg_attr(not(vulkan_driver), ignore = "no Vulkan driver")]
 fn rows_beside_their_parents() {

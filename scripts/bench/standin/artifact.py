@@ -1,4 +1,5 @@
-"""Float weights of the models that the project ships: what `gemma quantize` wrote, in NumPy."""
+"""Reads the models that the project ships, written by `gemma quantize`, as float weights
+(NumPy)."""
 
 import json
 import pathlib
@@ -9,7 +10,8 @@ WIDTH = 128  # columns of one Hadamard transform
 
 
 def signs(cols):
-    """-1 or 1 for each column: a hash of its place, as in crates/base/src/tensor/hadamard.rs."""
+    """Returns -1 or 1 for each column, from a hash of its index (see
+    crates/base/src/tensor/hadamard.rs)."""
     x = np.arange(1, cols // 32 + 1, dtype=np.uint32) * np.uint32(0x9E3779B9)
     x = (x ^ x >> 16) * np.uint32(0x21F0AAAD)
     x = (x ^ x >> 15) * np.uint32(0x735A2D97)
@@ -19,7 +21,7 @@ def signs(cols):
 
 
 def turned_back(x):
-    """The matrix before the signs and the Hadamard transform of `+h128`."""
+    """Undoes the Hadamard transform and the signs of `+h128`."""
     h = np.ones((1, 1), np.float32)
     while len(h) < WIDTH:
         h = np.block([[h, h], [h, -h]])
@@ -29,7 +31,7 @@ def turned_back(x):
 
 
 def dequantized(format, codes, scales):
-    """A matrix of one of the formats of shipped models: codes of 4 or 8 bits, a scale a row."""
+    """Dequantises a matrix in one of the shipped formats: 4-bit or 8-bit codes, a scale per row."""
     code, _, hadamard = format.partition("+")
     if code == "i8-row":
         x = codes.view(np.int8).astype(np.float32)
@@ -44,7 +46,7 @@ def dequantized(format, codes, scales):
 
 
 def tensors(path):
-    """Arrays of a safetensors file by name, bf16 as f32."""
+    """Returns the arrays of a safetensors file by name. bf16 becomes f32."""
     data = np.memmap(path, np.uint8, "r")
     head = 8 + int(data[:8].view("<u8")[0])
     out = {}
@@ -60,7 +62,7 @@ def tensors(path):
 
 
 def weights(folder):
-    """`config.json`, and the float weights by name."""
+    """Returns `config.json`, and the float weights by name."""
     folder = pathlib.Path(folder)
     try:
         config = json.loads((folder / "config.json").read_text())

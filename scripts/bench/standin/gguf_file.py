@@ -1,4 +1,5 @@
-"""Just enough of GGUF for make.py: blocks of Q4_0 and Q8_0 in NumPy, files in and out."""
+"""The parts of GGUF that make.py needs: Q4_0 and Q8_0 blocks in NumPy, reading and writing
+files."""
 import math
 import struct
 
@@ -14,14 +15,14 @@ SCALARS = {
 
 
 def size(kind, shape):
-    """Bytes of a tensor; `shape` is rows first, as everywhere here (the file has it the other way
-    round)."""
+    """Returns the bytes of a tensor. `shape` is rows first, as everywhere here; the file has the
+    reverse order."""
     values, held = BLOCK[kind]
     return math.prod(shape) // values * held
 
 
 def q4_0(x):
-    """Rows of f32 -> rows of blocks: the largest value becomes -8."""
+    """Rounds rows of f32 to rows of blocks. The largest value of a block becomes -8."""
     b = x.reshape(x.shape[0], -1, 32)
     top = np.take_along_axis(b, np.abs(b).argmax(-1)[..., None], -1)
     d = (top / -8).astype(np.float16)
@@ -44,7 +45,7 @@ def text(s):
 
 
 class Key:
-    """A value of the metadata, as the file has it."""
+    """A metadata value as it is in the file."""
 
     def __init__(self, kind, raw):
         self.kind, self.raw = kind, raw
@@ -77,7 +78,7 @@ class Key:
 
 
 def header(keys, tensors):
-    """Header bytes and each tensor's place in the file. `tensors`: name -> (type, shape)."""
+    """Returns the header and the offset of each tensor. `tensors`: name -> (type, shape)."""
     out, at, offsets = [], 0, {}
     for name, (kind, shape) in tensors.items():
         out.append(text(name) + struct.pack("<I", len(shape)) + b"".join(struct.pack("<Q",
@@ -94,8 +95,8 @@ def header(keys, tensors):
 
 
 def read(path):
-    """Metadata and tensors (name -> type, shape, bytes as a memory map) of a file with the types
-    above."""
+    """Reads metadata and tensors (name -> type, shape, bytes as a memory map) of a file with the
+    types above."""
     data = np.memmap(path, np.uint8, "r")
     at = 24
 

@@ -1,5 +1,5 @@
-"""A small trained model in the shape of Gemma 3 27B: a pass costs what 27B's costs, the text stays
-the small model's.
+"""Makes a small trained model in the shape of Gemma 3 27B. A pass costs as much as 27B's, and the
+text stays that of the small model.
 
     python3 scripts/bench/standin/make.py OUT.gguf [--model draft/demo-target] [--shape 27b]
 
@@ -7,13 +7,14 @@ Needs numpy. The model is one that the project ships, by default the bundled one
 Gemma 3 (`--model draft/gemma3-draft/medium`) come without a tokenizer: `--tokenizer` names the
 tokenizer.json of a Gemma 3. Tokens without a row in the model's table have a logit of 0.
 
-`--shape own` writes the model as it is: Q4_0, its table Q8_0, as many tokens as Gemma 3 has. Where
-llama.cpp expects a global layer and the model has none, a layer stands that adds nothing. Other
-shapes copy those blocks: the model's channels become the first ones of each vector, RMSNorm weights
-take the longer vector's mean into account, a head's rotated pairs go where the longer head has the
-same frequencies, extra heads and FFN channels are random and meet o and down blocks of scale 0,
-extra layers have such blocks only. Every payload byte that means nothing is random. Speed from such
-a file is real; what it accepts of a draft is the small model's and no other's.
+`--shape own` writes the model in its own shape: Q4_0, its table in Q8_0, with Gemma 3's number of
+tokens. If llama.cpp expects a global layer where the model has none, a layer that adds nothing is
+inserted. Other shapes copy those blocks. The model's channels become the first ones of each vector,
+and RMSNorm weights account for the longer vector's mean. A head's rotated pairs move to the
+channels of the longer head with the same frequencies. Extra heads and FFN channels are random, and
+their o and down blocks have scale 0; in extra layers all o and down blocks have. Every payload byte
+without a meaning is random. The speed of the file is real; the accepted drafts are the small
+model's.
 """
 
 import argparse
@@ -36,10 +37,10 @@ SHAPES = {
     "27b": dict(dim=5376, layers=62, heads=32, kv=16, head=128, ffn=21504, window=1024),
     "test": dict(dim=1024, layers=24, heads=16, kv=8, head=128, ffn=3072, window=512),
 }
-# Which layers see all positions: every sixth, for llama.cpp too.
+# Every sixth layer sees all positions, for llama.cpp too.
 GLOBAL_EVERY = 6
-# Rows of the table, as Gemma 3 has them: a pass reads them all. llama.cpp takes a draft only if it
-# has as many.
+# Rows of Gemma 3's table. A pass reads them all. llama.cpp accepts a draft model only with the same
+# number.
 VOCAB = 262144
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 NAMES = {
@@ -61,7 +62,7 @@ SILENT = ("attn_output", "ffn_down")
 
 
 def tensors(s, vocab):
-    """Name -> (type, shape) of a model of shape `s`."""
+    """Returns name -> (type, shape) for a model of shape `s`."""
     d, q, kv, f = s["dim"], s["heads"] * s["head"], s["kv"] * s["head"], s["ffn"]
     of = {
         "attn_norm": d,
@@ -104,8 +105,8 @@ def shape_keys(s, eps):
 
 
 def vocabulary(path):
-    """Keys of the tokenizer: pieces by id, scores by the ranks of merges. Ids without a piece are
-    marked as unused."""
+    """Returns the keys of the tokenizer: pieces by id, scores by the ranks of merges. Ids without a
+    piece are marked as unused."""
     try:
         d = json.loads(pathlib.Path(path).read_text())
     except OSError as e:
@@ -123,7 +124,7 @@ def vocabulary(path):
         tokens.append(t or f"[PAD{i}]")
         byte = t and len(t) == 6 and t.startswith("<0x")
         kinds.append(3 if i in control else 4 if i in special else 5 if not t else 6 if byte else 1)
-        # Pieces that no merge gives come last.
+        # Pieces that no merge produces come last.
         scores.append(-1000.0 if i in special else -float(rank.get(t, 1e6)))
     g = "tokenizer.ggml."
     return {
@@ -144,14 +145,14 @@ def vocabulary(path):
 
 
 def is_global(config, layer):
-    """True if a layer sees all positions."""
+    """Returns whether a layer sees all positions."""
     if kinds := config.get("layer_types"):
         return kinds[layer] == "full_attention"
     return (layer + 1) % config["sliding_window_pattern"] == 0
 
 
 def rows_of(folder, count):
-    """The token of each row of the model's table."""
+    """Returns the token of each row of the model's table."""
     for place in (folder, folder.parent):
         if (file := place / "draft_vocabulary.json").exists():
             return np.cumsum(json.loads(file.read_text())["steps"])
@@ -159,7 +160,7 @@ def rows_of(folder, count):
 
 
 def native(folder, tokenizer, out):
-    """The model in its own shape."""
+    """Writes the model in its own shape."""
     c, w = weights(folder)
     if c["query_pre_attn_scalar"] != c["head_dim"] or c.get("rope_scaling"):
         what = "scales attention or positions otherwise than small Gemma 3 models do"
@@ -213,20 +214,20 @@ def native(folder, tokenizer, out):
 
 
 def pairs(small, big):
-    """Channels of a longer head that turn at the frequencies of a shorter one's."""
+    """Returns the channels of a longer head that rotate at the frequencies of a shorter head."""
     step, half = big // small, np.arange(small // 2)
     return np.concatenate([half * step, big // 2 + half * step])
 
 
 def noise(rng, rows, cols):
-    """Blocks of random codes with a spread of 1 / sqrt(cols)."""
+    """Returns blocks of random codes with a spread of 1 / sqrt(cols)."""
     b = rng.integers(0, 256, (rows, cols // 32, 18), np.uint8)
     b[..., :2] = np.array([1 / math.sqrt(cols) / 4.612], np.float16).view(np.uint8)
     return b
 
 
 def widened(name, kind, shape, source, s, big):
-    """One tensor of the large file."""
+    """Returns one tensor of the large file."""
     part = name.split(".")[-2]
     d, grow = s["dim"], math.sqrt(s["dim"] / big["dim"])
     rng = np.random.Generator(np.random.SFC64(zlib.crc32(name.encode())))
@@ -240,7 +241,8 @@ def widened(name, kind, shape, source, s, big):
                     root = big["dim"] / big["heads"] if big["layers"] == 62 else big["head"]
                     x *= math.sqrt(root / s["head"])
             else:
-                # The table is smaller by `grow`, so the last norm keeps what the others lose.
+                # The table is scaled down by `grow`, so the last norm is not scaled up as others
+                # are.
                 x[:d] = v if part == "output_norm" else v * grow
         return x
     b = noise(rng, *shape)
@@ -270,7 +272,8 @@ def widened(name, kind, shape, source, s, big):
 
 @functools.cache
 def opened(path):
-    """Tensors of a file, once a process: its vocabulary takes a while to pass over."""
+    """Returns the tensors of a file. Read once per process, because the vocabulary is slow to
+    skip."""
     return read(path)[1]
 
 
@@ -294,7 +297,7 @@ def job(task):
 
 
 def pad(small, shape, out, jobs):
-    """The model in `small` in a larger shape."""
+    """Writes the model in `small` in a larger shape."""
     keys, have = read(small)
     get = lambda k: keys[A + k].number()
     s = dict(

@@ -1,4 +1,4 @@
-"""Holds what RADV makes of the kernels to the budgets of budgets.txt; see scripts/check/amd.sh."""
+"""Compares the kernels that RADV compiled with budgets.txt; see scripts/check/amd.sh."""
 
 import argparse
 import collections
@@ -29,11 +29,11 @@ HEAD = f"""\
 # `scripts/check/amd.sh --update` lowers what became better, adds what is new and drops what is
 # gone. It raises nothing: a budget that has to grow is edited by hand, with a reason in the commit.
 """
-# Room for changes that mean nothing: for slots and code this part, for registers a step of their
-# allocation.
+# Tolerance for changes without meaning: this part for slots and code, an allocation step for
+# registers.
 SLACK, STEP = 0.03, 8
-# How long the products of a pass may take, in times that its memory takes, by rows: no longer at
-# first, then a little, with trellis codes a little more. One row has to at 1.6 of 2.7 GHz too.
+# Limit of the time of a pass's products, relative to the time of its memory, by rows: at first no
+# longer, then a little longer. One row has to stay within it at 1.6 of 2.7 GHz too.
 PARTS = {1: 1.6 / 2.7, 2: 1, 4: 1, 8: 1.05, 16: 1.1}
 TRELLIS_PARTS = {**PARTS, 16: 1.3}
 SHOWN = 40  # complaints
@@ -43,7 +43,7 @@ LAYER_WEIGHTS = 25.6e9
 
 
 class Figures:
-    """The worst of several kernels."""
+    """The highest costs of several kernels."""
 
     def __init__(self):
         self.most, self.worst = {}, {}
@@ -69,7 +69,7 @@ class Figures:
             )
 
     def budget(self):
-        """Budgets for these costs: {column: most}."""
+        """Returns budgets for these costs: {column: limit}."""
         slots = self.most.get("slots")
         return {
             "slots": None if slots is None else math.ceil(slots * (1 + SLACK) * 100) / 100,
@@ -79,7 +79,7 @@ class Figures:
         }
 
     def target(self, rows, trellis):
-        """Slots that the design wants, where that is less than there are."""
+        """Returns the slots that the design aims at, if they are fewer than the actual ones."""
         if "slots" not in self.most:
             return None
         speed = kernels.SIMDS * kernels.CLOCK * kernels.LANES
@@ -91,7 +91,8 @@ class Figures:
         return target if target < self.most["slots"] else None
 
     def multiplies(self, matrix_chips):
-        """wmma where every chip that has it uses it; dot4 where all use one or the other; or -."""
+        """Returns wmma if every chip that has it uses it, dot4 if all use one or the other, or
+        -."""
         if matrix_chips and all(
             used == ({"wmma"} if chip in matrix_chips else {"dot4"})
             for chip, used in self.by.items()
@@ -101,7 +102,7 @@ class Figures:
 
 
 def gather(compiled):
-    """{(what, rows): Figures}, and what is wrong whatever the budget."""
+    """Returns {(what, rows): Figures}, and faults that do not depend on the budget."""
     found, wrong = collections.defaultdict(Figures), set()
     for calls, _, _ in compiled.values():
         for call in calls:
@@ -120,7 +121,7 @@ def gather(compiled):
 
 
 def read_budgets():
-    """{(what, rows): {column: budget}}"""
+    """Returns {(what, rows): {column: budget}}."""
     table = {}
     number = lambda text: None if text == "-" else float(text)
     with open(BUDGETS) as f:
@@ -169,7 +170,7 @@ def update(found, matrix_chips):
 
 
 def violations(found, matrix_chips):
-    """Costs that exceed their budgets."""
+    """Lists costs that exceed their budgets."""
     table, bad = read_budgets(), []
     for key, figures in sorted(found.items()):
         what = f"{key[0]}, {key[1]} rows"
@@ -201,7 +202,7 @@ def violations(found, matrix_chips):
 
 
 def laptop_page(table):
-    """The page, and what it would be with this table."""
+    """Returns the lines of the page, and its lines with this table."""
     with open(LAPTOP) as f:
         lines = f.read().splitlines()
     inside = [i for i, line in enumerate(lines) if line.startswith("|")]
@@ -210,7 +211,7 @@ def laptop_page(table):
 
 
 def print_slots(found):
-    """A line for each format of linear layers."""
+    """Prints a line for each format of linear layers."""
     linear = {key: figures for key, figures in found.items() if "slots" in figures.most}
     rows = sorted({r for _, r in linear})
     print("| weights | " + " | ".join(f"{r} rows" if r > 1 else "1 row" for r in rows) + " |")

@@ -1,4 +1,4 @@
-"""Cost of a compiled kernel: its instructions in issue slots of a SIMD32, by loop."""
+"""Computes the cost of a compiled kernel: its instructions in issue slots of a SIMD32, by loop."""
 
 import collections
 import re
@@ -50,7 +50,7 @@ class Loop:
 
 
 class Kernel:
-    """The listing of a kernel, in ACO's words."""
+    """The instruction listing of a kernel by ACO, Mesa's compiler."""
 
     def __init__(self, listing, wave):
         self.blocks, numbers, jumps = [], {}, []
@@ -78,8 +78,8 @@ class Kernel:
         loops = [
             (start, end, Loop(self.blocks[start : end + 1], wave)) for start, end in ends.items()
         ]
-        # Where loops are nested, the outer one is meant: what it does beside the inner one, such as
-        # decoding, counts too.
+        # The outer one of nested loops is the main loop, because its work outside of the inner
+        # loop, such as decoding, counts too.
         products = lambda loop: loop[2].dot4 + loop[2].wmma
         start, end, main = max(
             loops, key=lambda loop: (products(loop), loop[1] - loop[0]), default=(0, 0, None)
@@ -92,8 +92,9 @@ class Kernel:
         self.inner = inner[2] if inner and products(inner) else None
 
     def releases(self):
-        """True if stores are waited for before the barrier in front of each atomic addition:
-        otherwise a workgroup would be counted while stores of its other waves are on their way."""
+        """Returns whether stores are waited for before the barrier that precedes each atomic
+        addition. Otherwise a workgroup would be counted before stores of its other waves are
+        done."""
         ops = [op for block in self.blocks for op in block]
         for at, op in enumerate(ops):
             if op == COUNTS:

@@ -1,4 +1,4 @@
-"""The program's kernels with what RADV made of them, and the modelled time of a pass."""
+"""The program's kernels as compiled by RADV, and the modelled time of a pass."""
 
 import collections
 import concurrent.futures
@@ -10,9 +10,9 @@ import subprocess
 import isa
 import radv
 
-# A Radeon 780M: 12 compute units of two SIMD32, and what a read of weights gets of DDR5-5600.
+# A Radeon 780M: 12 compute units of two SIMD32, and the speed of reading weights from DDR5-5600.
 SIMDS, CLOCK, BANDWIDTH = 24, 2.7e9, 75e9
-# A laptop under load: lower clock, and that part of the slots filled.
+# A laptop under load: a lower clock, and the part of the slots that is filled.
 SLOW_CLOCK, FILLED = 2.2e9, 0.6
 LANES = 32
 # Draft steps of a round, and the rows of the commands that score the drafted tokens and their root:
@@ -23,27 +23,27 @@ SMALL_PART = 0.01
 
 
 def multiply_adds(shader):
-    """Products of a weight and an activation that a lane does by one dot4, or by as many int8
-    products of a matrix instruction, of the main loop of `shader`."""
+    """Returns the products of weights and activations that a lane computes with one dot4 in the
+    main loop of `shader`, or with the same number of int8 products of a matrix instruction."""
     # A dot4 of linear_trellis sums the four nibbles of a weight times its activation.
     return 1 if shader == "linear_trellis" else 4
 
 
 def inner_turns(shader, constants):
-    """How often the loop inside of the main loop of `shader` turns, in each turn of the main loop,
-    where there is such a loop."""
+    """Returns the iterations of the inner loop of `shader` in each iteration of its main loop, if
+    it has an inner loop."""
     return 1
 
 
 class Call:
-    """A kernel call of a pass, as `examples/kernels` lists it, compiled."""
+    """A compiled kernel call of a pass, from the list of `examples/kernels`."""
 
     def __init__(self, line, kernel, statistics):
         self.__dict__.update(line)
         self.kernel, self.statistics = kernel, statistics
         self.weights = "+".join(sorted({name for name, _, _ in self.matrices}))
         self.threads = dict(map(tuple, self.constants)).get(0, LANES)
-        # Matrices are cut in workgroups of rows of activations first.
+        # Matrices are cut into workgroups by rows of activations first.
         self.block = max(1, self.rows // self.groups[0])
 
     def stat(self, name):
@@ -56,27 +56,27 @@ class Call:
         return self.stat("Spilled VGPRs") + self.stat("Spilled SGPRs")
 
     def code(self):
-        """In KB."""
+        """Returns the size of the code in KB."""
         return self.stat("Code size") / 1024
 
     def shared(self):
-        """KB of shared memory."""
+        """Returns the shared memory in KB."""
         return self.stat("LDS size") / 1024
 
     def turn(self, of):
-        """The value of `of` for one iteration of the main loop."""
+        """Returns the value of `of` for one iteration of the main loop."""
         inner = self.kernel.inner
         more = (inner_turns(self.shader, self.constants) - 1) * of(inner) if inner else 0
         return of(self.kernel.main) + more
 
     def products(self):
-        """Multiply-adds of a lane and a turn of the main loop; 0 where none are known."""
+        """Returns multiply-adds per lane and iteration of the main loop; 0 if unknown."""
         if not (self.matrices and self.kernel.main):
             return 0
         each = multiply_adds(self.shader)
         if self.kernel.main.wmma:
             return self.turn(lambda loop: each * loop.wmma * 16 * 16 * 4 / LANES)
-        # linear_matrix sums the nibbles of each trellis weight by a dot4, once for all rows.
+        # linear_matrix sums the nibbles of each trellis weight with a dot4, once for all rows.
         if self.shader == "linear_matrix" and self.weights.startswith("t"):
             each *= self.block / (self.block + 4)
         return self.turn(lambda loop: each * loop.dot4)
@@ -86,7 +86,7 @@ class Call:
         return "-" if not (self.matrices and main) else "wmma" if main.wmma else "dot4"
 
     def slots(self):
-        """Slots of the main loop per weight and lane, for all rows of the pass."""
+        """Returns the main loop's slots per weight and lane, for all rows of the pass."""
         return (
             self.turn(lambda loop: loop.slots) / self.products() * self.rows
             if self.products()
@@ -94,8 +94,8 @@ class Call:
         )
 
     def contradiction(self):
-        """The error in the count of products, if any: a loop that shares nothing cannot multiply
-        more weights than it loads."""
+        """Returns an error if the count of products is wrong. A loop without shared memory cannot
+        multiply more weights than it loads."""
         # Experts have blocks of any size.
         if self.by() != "dot4" or self.kernel.main.shared or self.experts:
             return None
@@ -109,15 +109,15 @@ class Call:
         return None
 
     def finishers(self):
-        """Workgroups of a linear layer that do what follows it: the last of those of a head, or the
-        last of all. See crates/vulkan/src/lower/finish.rs."""
+        """Returns the number of a linear layer's workgroups that continue with the next operation:
+        the last one per head, or the last of all. See crates/vulkan/src/lower/finish.rs."""
         constants = dict(map(tuple, self.constants))
         rows = sum(rows for _, rows, _ in self.matrices)
         return self.groups[0] * (rows // constants[12] if constants.get(11) else 1)
 
     def valu(self):
-        """Slots of all waves: what is outside of the main loop once, and as many turns as the
-        products take. Other kernels than those of linear layers do everything once."""
+        """Returns the slots of all waves: the code outside of the main loop once, and the
+        iterations that the products need. Kernels of other operations run everything once."""
         of_group = max(1, self.threads // LANES)
         waves = math.prod(self.groups) * of_group
         if not self.products():
@@ -132,7 +132,7 @@ class Call:
 
 
 def driver_processes(driver, chips):
-    """{chip: (process, its description)}"""
+    """Returns {chip: (process, its description)}."""
     processes = {chip: radv.start(driver, chip) for chip in chips}
     found = {}
     for chip, process in processes.items():
@@ -152,7 +152,8 @@ def listing(command, descriptions):
 
 
 def compiled(driver, chips, command, spirv):
-    """{chip: ([Call], number of pipelines, description)}, each pipeline compiled once."""
+    """Returns {chip: ([Call], number of pipelines, description)}. Each pipeline is compiled
+    once."""
     processes = driver_processes(driver, chips)
     lines = collections.defaultdict(list)
     for line in listing(command, [description for _, description in processes.values()]):
@@ -187,7 +188,7 @@ def compiled(driver, chips, command, spirv):
 
 
 def passes(calls, kinds):
-    """{model: {rows: [Call]}} of one depth: the passes of these kinds."""
+    """Returns {model: {rows: [Call]}} for the passes of these kinds at one depth."""
     found = collections.defaultdict(lambda: collections.defaultdict(list))
     for call in calls:
         if getattr(call, "pass") in kinds and (call.kv, call.positions) == ("F16", 512):
@@ -196,17 +197,17 @@ def passes(calls, kinds):
 
 
 def memory_time(calls):
-    """Seconds in which the weights of a pass are read."""
+    """Returns the seconds for reading the weights of a pass."""
     return sum(call.bytes * call.count for call in calls) / BANDWIDTH
 
 
 def slots_of(calls):
-    """Slots of a pass on each SIMD32, without attention."""
+    """Returns the slots of a pass on each SIMD32, without attention."""
     return sum(c.valu() * c.count for c in calls if c.shader != "attention") / SIMDS
 
 
 def pass_times(by_rows):
-    """{rows: seconds}. More rows of a mixture read more experts."""
+    """Returns {rows: seconds}. With more rows, a mixture reads more experts."""
     return {
         rows: max(memory_time(calls), slots_of(calls) / CLOCK) for rows, calls in by_rows.items()
     }
@@ -217,8 +218,8 @@ def row_of(cells):
 
 
 def model_table(calls):
-    """The tables of docs/LAPTOP.md, from calls for a Radeon 780M. Formats whose products are not
-    counted have no line, if their layers are more than a small part such as a mixture's router."""
+    """Returns the tables of docs/LAPTOP.md, from calls for a Radeon 780M. A model has no line if
+    products are not counted for more than a small part of it, such as a mixture's router."""
     lines = [
         "| weights | GB | ms, 1 row | of it VALU | c(4) | c(8) | c(16) | c(32) "
         "| prefill tok/s | at 2.2 GHz, 60 % |",
@@ -247,7 +248,7 @@ def model_table(calls):
 
 
 def round_table(drafts, times):
-    """The table of draft steps and rounds. `times` has the passes of the targets."""
+    """Returns the table of draft steps and rounds. `times` has the passes of the targets."""
     lines = [
         "| with its assistant | GB | ms, 1 node | of it VALU | ms, 8 nodes | dispatches "
         "| step | round |",

@@ -1,9 +1,9 @@
-"""Mesa's RADV as a compiler: makes compute pipelines for an AMD GPU that is not there, and reads
-back what became of them.
+"""Uses Mesa's RADV as a compiler: makes compute pipelines for an AMD GPU that is not present, and
+reads the compiled code.
 
-The driver's null winsys takes the name of a GPU from RADV_FORCE_FAMILY. Nothing but the driver
-itself is needed: no loader, no Vulkan headers, no installed ICD. A process serves one GPU, since
-the driver reads its environment once.
+The driver's null winsys takes the name of a GPU from RADV_FORCE_FAMILY. Only the driver itself is
+needed: no loader, no Vulkan headers, no installed ICD. A process serves one GPU, since the driver
+reads its environment once.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ def _struct(name_, /, **fields):
 _P, _U32, _U64, _SIZE, _STR = c.c_void_p, c.c_uint32, c.c_uint64, c.c_size_t, c.c_char_p
 _NAME = c.c_char * 256
 _head = {"type": _U32, "next": _P}
-# Vulkan's structs, by their names without `Vk` and `Info`.
+# Vulkan's structs, named without `Vk` and `Info`.
 ApplicationInfo = _struct(
     "A", **_head, name=_STR, version=_U32, engine=_STR, engine_version=_U32, api=_U32
 )
@@ -84,7 +84,7 @@ class RadvError(Exception):
 
 @contextlib.contextmanager
 def stderr_in(file):
-    """Sends what C code writes to stderr to a file meanwhile."""
+    """Redirects stderr of C code to a file within the block."""
     kept = os.dup(2)
     os.dup2(file.fileno(), 2)
     try:
@@ -94,9 +94,9 @@ def stderr_in(file):
         os.close(kept)
 
 
-def _features(kind, count, behind=None):
-    """A struct of `count` booleans."""
-    return _struct("F", **_head, on=_U32 * count)(kind, behind and c.addressof(behind))
+def _features(kind, count, following=None):
+    """Makes a struct of `count` booleans."""
+    return _struct("F", **_head, on=_U32 * count)(kind, following and c.addressof(following))
 
 
 class Compiler:
@@ -119,7 +119,7 @@ class Compiler:
         self._open()
 
     def _call(self, name, *arguments):
-        """Calls a function with addresses of what is not a number."""
+        """Calls a function. Arguments that are not numbers are passed by address."""
         at = self._get(self._instance, name.encode())
         if not at:
             raise RadvError(f"the driver has no {name}")
@@ -136,7 +136,7 @@ class Compiler:
         return out.value
 
     def _open(self):
-        """Opens the device with every feature that it has but robustness, which costs code."""
+        """Opens the device with all its features except robustness, which adds code."""
         matrix = _features(1000506000, 2)
         v13 = _features(53, 15, matrix)
         v12 = _features(51, 47, v13)
@@ -175,9 +175,10 @@ class Compiler:
         )
 
     def describe(self, chip):
-        """The features that the program asks of a device, as `examples/kernels` reads it."""
+        """Returns the device features that the program uses, in the form of `examples/kernels`."""
         subgroups = Subgroups(1000225000)
-        # VkPhysicalDeviceProperties2: 16 bytes of head, then properties, whose limits lie at 296.
+        # VkPhysicalDeviceProperties2: 16 bytes of head, then properties. Their limits begin at byte
+        # 296.
         raw = c.create_string_buffer(2048)
         c.c_uint32.from_buffer(raw, 0).value = 1000059001
         c.c_uint64.from_buffer(raw, 8).value = c.addressof(subgroups)
@@ -198,7 +199,7 @@ class Compiler:
         return {
             "chip": chip,
             "name": raw.raw[36:292].split(b"\0")[0].decode(),
-            # The driver tells by its memory, and the null winsys has none.
+            # The driver decides by its memory, and the null winsys has none.
             "integrated": chip in INTEGRATED_GPUS,
             "min_subgroup": subgroups.least,
             "max_subgroup": subgroups.most,
@@ -219,7 +220,7 @@ class Compiler:
         return self._modules[path]
 
     def compile(self, path, constants, subgroup):
-        """Makes a pipeline of a SPIR-V file. Returns the driver's statistics, and its listing of
+        """Makes a pipeline from a SPIR-V file. Returns the driver's statistics and its listing of
         the instructions."""
         entries = (MapEntry * len(constants))(
             *[MapEntry(id_, 4 * i, 4) for i, (id_, _) in enumerate(constants)]
@@ -262,7 +263,7 @@ class Compiler:
 
 
 def start(driver, chip):
-    """A process that serves one GPU: see `serve`."""
+    """Starts a process that serves one GPU: see `serve`."""
     libraries = os.pathsep.join(
         filter(None, [os.path.dirname(driver), os.environ.get("LD_LIBRARY_PATH")])
     )
@@ -280,10 +281,10 @@ def start(driver, chip):
 
 
 def serve(driver, chip):
-    """Describes the GPU in a line of JSON; then compiles a pipeline for each line of the input, and
-    answers in one."""
+    """Prints a description of the GPU as a line of JSON. Then compiles a pipeline for each line of
+    the input, and prints a line for each."""
     try:
-        # The driver complains of the missing device.
+        # The driver reports that the device is missing.
         with tempfile.TemporaryFile() as complaints, stderr_in(complaints):
             compiler = Compiler(driver)
         print(json.dumps(compiler.describe(chip)), flush=True)

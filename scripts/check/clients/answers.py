@@ -48,7 +48,7 @@ CHAT = {"messages": MESSAGES, "max_tokens": 60}
 
 
 class ChunkChoice(CompletionChoice):
-    """A choice within a stream: OpenAI's server has no reason before the end."""
+    """A choice in a stream. OpenAI's server sends a finish reason only at the end."""
     finish_reason: str | None
 
 
@@ -106,7 +106,7 @@ unknown, faults, counts = set(), [], {}
 
 
 def send(path, body=None, status=200):
-    """Returns the text of an answer, which must have this status."""
+    """Returns the text of a response. It must have this status."""
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(
         sys.argv[1] + path, data, {"Content-Type": "application/json"})
@@ -139,7 +139,7 @@ def union(kind):
 
 
 def validate(kind, text, place):
-    """Validates JSON as the type says."""
+    """Validates JSON against the type."""
     counts[place] = counts.get(place, 0) + 1
     members = {member.model_fields["type"].default or get_args(
         member.model_fields["type"].annotation)[0]: member for member in union(kind)}
@@ -154,7 +154,7 @@ def validate(kind, text, place):
 
 def events(text):
     """Returns the JSON of the events of a stream."""
-    # JSON leaves U+2028 as it is, and splitlines() takes it for the end of a line.
+    # JSON does not escape U+2028, and splitlines() would split there.
     lines = text.split("\n")
     if any(line.startswith("data: ") for line in lines):
         lines = [line[len("data: "):] for line in lines if line.startswith("data: ")]

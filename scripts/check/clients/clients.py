@@ -2,10 +2,10 @@
 
 clients.py GEMMA DEMO AGENTS SCRATCH CLIENTS [NAME...]
 
-GEMMA is the binary, DEMO and AGENTS are addresses of servers, whose logs are SCRATCH/demo/said and
-SCRATCH/long/said. CLIENTS holds the installations. Each client is installed alone and runs in a
-process, a home directory and a project of its own: a function of this file, in the client's Python
-if it is a Python package.
+GEMMA is the binary, DEMO and AGENTS are addresses of servers with the logs SCRATCH/demo/said and
+SCRATCH/long/said. CLIENTS contains the installations. Each client is installed separately, and runs
+in its own process, home directory and project: a function of this file, in the client's Python if
+it is a Python package.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ PATIENCE = 1200
 
 
 def run(*command, cwd=None, stdin=subprocess.DEVNULL, **environment):
-    """Runs a command and returns its standard output; a failure shows all that it wrote."""
+    """Runs a command and returns its standard output. A failure prints all of its output."""
     done = subprocess.run(
         [str(part) for part in command], cwd=cwd, stdin=stdin, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, **environment})
@@ -45,7 +45,7 @@ def run(*command, cwd=None, stdin=subprocess.DEVNULL, **environment):
 
 
 def answer(*prompt, tokens=20):
-    """Returns what the program itself answers at temperature 0."""
+    """Returns the answer of the program itself at temperature 0."""
     return run(GEMMA, "generate", "-q", "--no-newline", "--temp", 0, "-n", tokens, *prompt)
 
 
@@ -60,7 +60,7 @@ def refused(kind, word, call):
 
 
 def keys(arguments):
-    """Keys of the arguments of a call, from text or an object."""
+    """Returns the keys of the arguments of a call, from text or an object."""
     return set(json.loads(arguments) if isinstance(arguments, str) else arguments)
 
 
@@ -100,7 +100,7 @@ def openai_python():
     chat.create(**{**one, "messages": [*MESSAGES, call.message, result]}, tools=TOOLS, **OPTIONS)
     assert chat.parse(**one, response_format=City, **LONGER).choices[0].message.parsed.name
 
-    # Another model's name, what changes no text, and two messages of the user in a row.
+    # Another model's name, fields that change no text, and two consecutive user messages.
     other = chat.create(model="gpt-5", messages=MESSAGES, reasoning_effort="low",
                         verbosity="low", presence_penalty=0, logit_bias={}, **OPTIONS)
     assert other.choices[0].message.content == expected
@@ -132,7 +132,7 @@ def anthropic_python():
 
     client = Anthropic(base_url=DEMO, api_key="none")
     expected = answer(QUESTION)
-    # The package itself knows no temperature.
+    # The package itself does not know `temperature`.
     options = {"model": "claude-sonnet-4-5", "messages": MESSAGES, "max_tokens": 20,
                "extra_body": {"temperature": 0}}
     whole = client.messages.create(**options)
@@ -292,17 +292,17 @@ def lm_eval():
 
 
 def losses(text):
-    """Negative log-likelihoods of a text's tokens by `gemma eval`."""
+    """Returns the negative log-likelihoods of a text's tokens by `gemma eval`."""
     file = Path.home() / "text"
     file.write_text(text)
     return json.loads(run(GEMMA, "eval", "--json", file))["nll"]
 
 
 def aider():
-    """Has one question answered by the demo, and one file edited by an answer that is scripted.
+    """Checks one answer of the demo, and one edit of a file by a fixed answer.
 
-    The script of the second answer is a grammar with one sentence, which the server makes the demo
-    say: the demo cannot edit files.
+    A grammar with only one sentence makes the demo generate the fixed answer, because the demo
+    itself cannot edit files.
     """
     project = repository()
     address = {"OPENAI_API_BASE": f"{DEMO}/v1", "OPENAI_API_KEY": "none"}
@@ -339,7 +339,7 @@ def codex():
 
 
 def opencode():
-    # The demo's calls of functions are not to run commands.
+    # Function calls of the demo must not run commands.
     settings = {"model": "gemma/gemma", "permission": {"bash": "deny", "edit": "deny"},
                 "provider": {"gemma": {
                     "npm": "@ai-sdk/openai-compatible",
@@ -357,10 +357,11 @@ def continue_cli():
 
 
 def agent(program, *arguments, **environment):
-    """Runs an agent on a question: the server refuses nothing, and the agent shows an answer.
+    """Runs an agent on a question. The server must not refuse a request, and the agent must print
+    an answer.
 
-    The demo does not always end an answer to so long a prompt. Some agents call an answer without
-    an end an error, so their exit code counts only if the last answer ended.
+    The demo does not always end its answers to long prompts. Some agents treat an answer without an
+    end as an error, so their exit code counts only if the last answer ended.
     """
     log = SCRATCH / "long/said"
     before = len(log.read_text())
@@ -455,7 +456,7 @@ def drive(name, registry, packages):
     except subprocess.TimeoutExpired:
         pass
     finally:
-        # Agents leave processes of their own.
+        # Agents leave child processes running.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
         child.wait()

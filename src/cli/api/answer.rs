@@ -1,11 +1,11 @@
-//! Parts and ends of answers, as the forms of the APIs take them.
+//! Parts and ends of answers, before an API form writes them.
 
 use super::error::ApiError;
 use crate::cli::io::record::FinishReason;
 use crate::decode::TokenLogProbs;
 use std::time::Duration;
 
-/// Events that may wait for one client. A client that leaves more unread is disconnected.
+/// Limit of events that wait for one client. A client with more unread events is disconnected.
 pub const EVENTS: usize = 1024;
 
 /// A part of an answer.
@@ -30,10 +30,10 @@ pub struct AnswerEnd {
 #[derive(Clone, Debug, Default)]
 pub struct RequestFigures {
     pub prompt_tokens: u64,
-    /// Prompt tokens that a sequence held already.
+    /// Prompt tokens that a sequence already held.
     pub cached_tokens: u64,
     pub completion_tokens: u64,
-    /// Tokens of the answers, with those that end them.
+    /// Tokens of the answers, including the tokens that end them.
     pub picked_tokens: u64,
     pub passes: u64,
     pub decode_time: Duration,
@@ -42,7 +42,7 @@ pub struct RequestFigures {
 }
 
 impl RequestFigures {
-    /// Adds another answer. The prompt counts with the first of its answers only.
+    /// Adds another answer. The tokens of a prompt are counted with its first answer only.
     pub fn add(&mut self, other: &RequestFigures, is_first: bool) {
         if is_first {
             self.prompt_tokens += other.prompt_tokens;

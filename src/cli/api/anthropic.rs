@@ -1,4 +1,4 @@
-//! `/v1/messages` and `/v1/messages/count_tokens`, as Anthropic's server has them.
+//! `/v1/messages` and `/v1/messages/count_tokens` of Anthropic's API.
 
 use super::answer::{AnswerEnd, AnswerPiece, RequestFigures};
 use super::conversation::ApiConversation;
@@ -15,7 +15,7 @@ use crate::cli::io::record::FinishReason;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// Takes the common part of a message and a count: the conversation and the functions.
+/// Takes the fields that a message and a count have in common: the conversation and the functions.
 fn take(fields: &mut Fields, served: &ServedModel) -> Result<ApiRequest, ApiError> {
     let items: Vec<Value> = fields.need("messages")?;
     let conversation = ApiConversation::read("messages", &items, fields.take("system")?)?;
@@ -90,7 +90,7 @@ struct Blocks {
     index: usize,
     open: Option<Kind>,
     called: bool,
-    /// The last event but one. It waits for the figures.
+    /// The event before the last one. It is sent once the figures are known.
     delta: Option<Value>,
 }
 
@@ -196,7 +196,7 @@ impl ApiForm for Blocks {
         object.to_string()
     }
 
-    /// The cached tokens are known only at the end, which counts them apart.
+    /// Cached tokens are known only at the end. The last event reports them separately.
     fn begin(&mut self, prompt_tokens: u64, out: &mut SseEvents) {
         let usage = usage(&RequestFigures { prompt_tokens, ..RequestFigures::default() });
         out.named(&json!({"type": "message_start", "message": self.object(json!([]), usage)}));

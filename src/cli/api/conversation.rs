@@ -1,9 +1,10 @@
-//! Conversations as clients send them, in all forms.
+//! Conversations of clients, in all forms.
 //!
-//! A message is read by its fields, whichever API they belong to. Neighbours of one role become one
-//! message, with a blank line between their texts. System messages become one, which comes first. A
-//! result of no call is a user's text. An assistant's message without text and calls is left out.
-//! Images of results begin the user's message behind the results.
+//! Each message is read by its fields, no matter which API they belong to. Consecutive messages of
+//! one role become one, with a blank line between their texts. System messages are joined and come
+//! first. A result without a call is read as a user's text. An assistant's message without text and
+//! calls is left out. Images of results go to the start of the user message that follows the
+//! results.
 
 use super::error::ApiError;
 use super::tools;
@@ -15,20 +16,21 @@ use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// Space between the texts of neighbours.
+/// Separator of joined messages.
 const BLANK_LINE: &str = "\n\n";
 
 /// A conversation in the order that templates need.
 #[derive(Debug, Default)]
 pub struct ApiConversation {
     messages: Vec<Message>,
-    /// Beginning of the answer.
+    /// Text that the answer begins with.
     prefill: Option<String>,
 }
 
 impl ApiConversation {
-    /// Reads the messages, or the items of `/v1/responses`, that the request's field has. `system`
-    /// is the content of a system message before them.
+    /// Reads the messages, or the items of `/v1/responses`, from the request's field.
+    ///
+    /// `system` is the content of a system message that comes first.
     pub fn read(
         field: &str,
         items: &[Value],
@@ -49,21 +51,23 @@ impl ApiConversation {
         Ok(ApiConversation { messages, prefill: None })
     }
 
-    /// Lets a last message of the assistant begin the answer.
+    /// Makes a last message of the assistant the start of the answer.
     pub fn continued(mut self) -> ApiConversation {
         let is_text = |last: &mut Message| last.role == "assistant" && last.calls.is_empty();
         self.prefill = self.messages.pop_if(is_text).map(|last| last.content);
         self
     }
 
-    /// Returns whether the answer is begun. It has no thought then.
+    /// Returns whether the answer is begun. Such answers have no thought.
     pub fn is_begun(&self) -> bool {
         self.prefill.is_some()
     }
 
-    /// Returns the prompt, with a description of the functions. A model with `marks` for calls gets
-    /// all of it from its template. An empty user message goes before an assistant that is first:
-    /// templates take turns from the user on, and Gemma 3's puts the system message into that turn.
+    /// Returns the prompt, with a description of the functions.
+    ///
+    /// If the model has `marks` for calls, its template writes the functions and calls. If an
+    /// assistant's message is first, an empty user message goes before it: templates expect the
+    /// user first, and Gemma 3's puts the system message into that turn.
     pub fn prompt(self, functions: &[Tool], marks: bool, thinks: bool) -> PromptInput {
         let ApiConversation { mut messages, prefill } = self;
         let mut declared = Vec::new();
@@ -87,14 +91,14 @@ impl ApiConversation {
     }
 }
 
-/// State of the reading.
+/// State of reading a list of messages.
 #[derive(Default)]
 struct Reader {
     system: String,
     messages: Vec<Message>,
     /// Functions of all calls by their ids.
     names: HashMap<String, String>,
-    /// Functions of the calls since the user's last message, and the number of results after them.
+    /// Functions called since the user's last message, and the number of results after them.
     called: Vec<String>,
     results: usize,
     /// Images of the results since the last message.
@@ -115,7 +119,7 @@ impl Reader {
                 self.result(&item["call_id"], &Value::Null, output);
                 Ok(())
             }
-            // A model reads neither its earlier reasoning again nor calls that a server ran.
+            // The model does not read its earlier reasoning again, nor calls that a server ran.
             "reasoning" | "web_search_call" | "file_search_call" | "code_interpreter_call" => {
                 Ok(())
             }
@@ -159,7 +163,7 @@ impl Reader {
             }
         }
         if !message.images.is_empty() && !matches!(role, "user" | "tool") {
-            return Err(format!("images stand in messages of the user, and not of {role}"));
+            return Err(format!("images belong in messages of the user, not of {role}"));
         }
         append(&mut message.content, "\n", item["refusal"].as_str().unwrap_or_default());
         let calls = item["tool_calls"].as_array().map_or(&[][..], |calls| calls);
@@ -194,7 +198,9 @@ impl Reader {
         Ok(ToolCall { id, name, arguments })
     }
 
-    /// Adds the result of a call. A result without a known id belongs to the next call in turn.
+    /// Adds the result of a call.
+    ///
+    /// A result without a known id is matched with the next call in order.
     fn result(&mut self, id: &Value, name: &Value, content: Message) {
         let Message { mut content, images, .. } = content;
         if content.is_empty() && !images.is_empty() {
@@ -216,14 +222,14 @@ impl Reader {
         self.messages.push(Message { result_of, ..Message::new("tool", content) });
     }
 
-    /// Adds the images of results as a message of the user.
+    /// Adds the images of results as a user message.
     fn show(&mut self) {
         if !self.shown.is_empty() {
             self.push(Message::new("user", ""));
         }
     }
 
-    /// Adds a message that is no result.
+    /// Adds a message that is not a result.
     fn push(&mut self, message: Message) {
         if message.role == "assistant" {
             self.show();
@@ -236,7 +242,7 @@ impl Reader {
         let is_empty = content.is_empty() && calls.is_empty() && images.is_empty();
         match &*role {
             "system" => return append(&mut self.system, BLANK_LINE, &content),
-            // A message of nothing but results has no text.
+            // A message that contains only results has no text.
             "user" if is_empty && self.messages.last().is_some_and(|m| m.role == "tool") => return,
             "assistant" if is_empty => return,
             _ => {}
@@ -264,7 +270,7 @@ impl Reader {
     }
 }
 
-/// Appends a text behind `space`, unless one of the two is empty.
+/// Appends `space` and a text. `space` is left out if one of the texts is empty.
 fn append(text: &mut String, space: &str, more: &str) {
     if !text.is_empty() && !more.is_empty() {
         text.push_str(space);
@@ -272,7 +278,7 @@ fn append(text: &mut String, space: &str, more: &str) {
     text.push_str(more);
 }
 
-/// Returns the parts of a content: a text, a list of parts, or nothing.
+/// Returns the parts of a message's content, which is a text, a list of parts, or nothing.
 fn parts(content: &Value) -> Result<&[Value], String> {
     match content {
         Value::Null => Ok(&[]),
@@ -282,7 +288,7 @@ fn parts(content: &Value) -> Result<&[Value], String> {
     }
 }
 
-/// Returns the images of Ollama's form.
+/// Returns the images of a message in Ollama's form.
 fn listed(images: &Value) -> Result<&[Value], String> {
     match images {
         Value::Null => Ok(&[]),
@@ -304,7 +310,7 @@ fn text_part(part: &Value) -> Result<&str, String> {
     text.ok_or_else(|| "a part of a message has no text".into())
 }
 
-/// Adds a part to a message: an image, or a line or more of text.
+/// Adds a part to a message: an image, or text on a line of its own.
 fn add(message: &mut Message, part: &Value) -> Result<(), String> {
     match pictures::picture(part) {
         Some(file) => message.show(file?),
@@ -313,14 +319,15 @@ fn add(message: &mut Message, part: &Value) -> Result<(), String> {
     Ok(())
 }
 
-/// Returns a content of texts and images, which has no role.
+/// Returns the texts and images of a content as a message without a role.
 fn content_of(content: &Value) -> Result<Message, String> {
     let mut message = Message::default();
     parts(content)?.iter().try_for_each(|part| add(&mut message, part))?;
     Ok(message)
 }
 
-/// Spells JSON as the grammar of calls does, so that a call in the history has its original text.
+/// Writes JSON with the spaces of the grammar of calls, so that a call in the history has its
+/// original text.
 fn spaced(value: &Value) -> String {
     match value {
         Value::Array(items) => {
@@ -342,7 +349,7 @@ fn spaced(value: &Value) -> String {
 mod tests {
     use super::*;
 
-    /// Returns the texts of a conversation by their roles, its calls written out.
+    /// Returns the texts of a conversation by role, with the calls as text.
     fn read(items: Value) -> Result<Vec<String>, ApiError> {
         let items = items.as_array().unwrap();
         let conversation = ApiConversation::read("messages", items, None)?;
@@ -382,7 +389,7 @@ mod tests {
         assert_eq!((begun.messages.len(), &*begun.messages[0].content), (3, "r\n\ns\n\nt"));
     }
 
-    /// The same talk in four forms: OpenAI's, its older and its newer one, and Anthropic's.
+    /// The same talk in four forms: OpenAI's chat, its older and newer form, and Anthropic's.
     #[test]
     fn calls_and_results_are_read_in_all_forms() {
         let question = json!({"role": "user", "content": "q"});
@@ -472,7 +479,7 @@ mod tests {
         let lost = json!([{"role": "tool", "content": [image("aQ")]},
             {"role": "user", "content": "u"}]);
         assert_eq!(shown(lost), ["user: Result: [image]<i>\n\nu"]);
-        // An answer behind the result.
+        // An answer follows the result.
         let items = json!([{"role": "user", "content": "q"}, call,
             {"role": "user", "content": [result]}, {"role": "assistant", "content": "x"}]);
         assert_eq!(shown(items)[2..], ["user: Result of f: [image]\n<i>", "assistant: x"]);
@@ -489,7 +496,7 @@ mod tests {
             (
                 json!([{"role": "system", "content": [{"type": "image_url",
                 "image_url": "data:;base64,aGk="}]}]),
-                "images stand in messages of the user",
+                "images belong in messages of the user",
             ),
             (json!([{"role": "user", "images": "aGk="}]), "not a list"),
             (json!([{"role": "user", "images": [5]}]), "not a text"),

@@ -1,4 +1,4 @@
-//! Prompts of `/v1/completions`, and what answers repeat of them.
+//! Prompts of `/v1/completions`, and the part of them that answers repeat.
 
 use super::error::ApiError;
 use super::fields::{Fields, missing};
@@ -17,8 +17,9 @@ enum Prompts {
     Lists(Vec<Vec<Token>>),
 }
 
-/// Takes texts or lists of tokens to continue behind one BOS, each with whether the BOS is the
-/// server's.
+/// Takes the texts or token lists to continue after one BOS.
+///
+/// The flag of each is true if the server added its BOS.
 pub fn take_prompts(
     fields: &mut Fields,
     served: &ServedModel,
@@ -49,16 +50,19 @@ pub fn take_prompts(
     }
 }
 
-/// The prompt that an answer begins with.
+/// The prompt at the start of an answer.
 #[derive(Clone, Default)]
 pub struct Echo {
     pub text: Arc<str>,
-    /// Tokens with log-probabilities that the client did not give.
+    /// Number of leading tokens that the client did not send: a BOS, if the prompt is scored. Their
+    /// log-probabilities are left out.
     pub hidden: usize,
 }
 
 impl Echo {
-    /// Repeats a prompt, and with `scores` the log-probabilities of its tokens.
+    /// Makes the repeated part of a prompt.
+    ///
+    /// `scores` means that the answer has the prompt's log-probabilities.
     pub fn new(prompt: &(ApiPrompt, bool), scores: bool, served: &ServedModel) -> Echo {
         let (prompt, adds_bos) = prompt;
         let text = match prompt {

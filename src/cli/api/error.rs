@@ -3,7 +3,7 @@
 use crate::error::{Kind, fault_of};
 use serde_json::{Value, json};
 
-/// APIs that write errors and streams alike.
+/// APIs that have the same form of errors and streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ApiFamily {
     OpenAi,
@@ -12,7 +12,7 @@ pub enum ApiFamily {
 }
 
 impl ApiFamily {
-    /// Returns the APIs that a path belongs to.
+    /// Returns the API that a path belongs to.
     pub fn of(path: &str) -> ApiFamily {
         match path.strip_prefix("/v1").unwrap_or(path) {
             path if path.starts_with("/messages") => ApiFamily::Anthropic,
@@ -22,17 +22,17 @@ impl ApiFamily {
     }
 }
 
-/// Most bytes of a message, and of the name of a field in it. A response may wait long for its
-/// client, and a message may quote what the client sent.
+/// Limit of a message in bytes, also for the name of a field in it. A response may wait long for
+/// its client, and a message may quote the client's text.
 const LONGEST_MESSAGE: usize = 2000;
 const LONGEST_PARAM: usize = 200;
 
-/// Returns the text without its middle if it is longer than `most` bytes.
+/// Cuts the middle out of a text that is longer than `most` bytes.
 fn shortened(text: String, most: usize) -> String {
     if text.len() <= most {
         return text;
     }
-    // The end has the remedy.
+    // Keeps the end, which has the remedy.
     let is_boundary = |at: &usize| text.is_char_boundary(*at);
     let begin = (0..=most / 2).rev().find(is_boundary).unwrap_or(0);
     let end = (text.len() - most / 2..text.len()).find(is_boundary).unwrap_or(text.len());
@@ -80,7 +80,9 @@ impl ApiError {
             .code("unsupported_parameter")
     }
 
-    /// Converts a failure of the program. A remedy on the command line is none for a client.
+    /// Converts a failure of the program.
+    ///
+    /// Remedies for the command line are dropped, since clients cannot use them.
     pub fn of(error: &anyhow::Error) -> ApiError {
         let fault = fault_of(error);
         let help = match fault {
@@ -98,7 +100,7 @@ impl ApiError {
         }
     }
 
-    /// Returns OpenAI's or Anthropic's name of this kind of error.
+    /// Returns OpenAI's or Anthropic's name for this kind of error.
     fn kind(&self, anthropic: bool) -> &'static str {
         match (self.status, anthropic) {
             (401, _) => "authentication_error",

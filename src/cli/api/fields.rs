@@ -1,5 +1,7 @@
-//! The fields of a request's body. Each is taken by name. A field that is left over at the end is
-//! passed over if it changes no text, with a note in the log, or else refused by name.
+//! The fields of a request's body. Parsers take them by name.
+//!
+//! At the end, each remaining field is ignored with a note in the log if it changes no text, and
+//! refused by name otherwise.
 
 use super::error::ApiError;
 use super::ids::Ids;
@@ -10,8 +12,8 @@ use serde_json::{Map, Value};
 use std::any::type_name;
 use std::sync::Arc;
 
-/// Fields of the APIs and their clients that change no text here: wishes for effort and length,
-/// names of users and caches, extra figures, and the particulars of samplers that are off.
+/// Fields of the APIs and their clients that change no text here: wishes about effort and length,
+/// names of users and caches, requests for extra figures, and settings of unsupported samplers.
 const WITHOUT_EFFECT: &str = "
     allow_fallback anthropic_beta background_tasks betas cache_control cache_prompt cache_salt
     chat_id client_metadata container context_management dry_allowed_length dry_base
@@ -28,7 +30,7 @@ const WITHOUT_EFFECT: &str = "
     xtc_threshold
 ";
 
-/// Fields that are not supported, with the values that change nothing, as JSON.
+/// Unsupported fields, each with the JSON values that have no effect.
 const NEUTRAL: &str = r#"{
     "add_bos_token": [true], "add_generation_prompt": [true], "add_special_tokens": [false],
     "background": [false], "ban_eos_token": [false], "best_of": [1], "context": [[]],
@@ -50,27 +52,27 @@ const NEUTRAL: &str = r#"{
         "temperature"]]
 }"#;
 
-/// Remedies for fields where leaving them out is not enough.
+/// Remedies for fields where "leave it out" is not enough.
 const REMEDIES: &[(&str, &str)] = &[
     ("context", "nothing is stored, so send the earlier messages to /api/chat"),
     ("conversation", "nothing is stored, so send the earlier messages along"),
-    ("extra_body", "send its fields beside the others"),
+    ("extra_body", "send its fields at the top level of the body"),
     ("guided_json", "send 'response_format' instead"),
     ("mcp_servers", "let the client call them, and send their functions as tools"),
     ("previous_response_id", "nothing is stored, so send the earlier messages along"),
     ("thread", "nothing is stored, so send the earlier messages along"),
-    ("template", "the model's own writes the prompt, and with 'raw' there is none"),
-    ("suffix", "the model continues texts and fills none in, so send only what comes before"),
+    ("template", "the model's own template is always used, except with 'raw'"),
+    ("suffix", "the model cannot fill text in, so send only the text before the gap"),
 ];
 
-/// Whole numbers from here on have several spellings as a float.
+/// The smallest float above which not every whole number can be represented.
 const EXACT: f64 = 9_007_199_254_740_992.0;
 
 /// Fields that were not taken yet.
 pub struct Fields {
     left: Map<String, Value>,
     notes: Arc<Notes>,
-    /// For the response.
+    /// Ids for the response.
     pub(super) ids: Ids,
 }
 
@@ -90,7 +92,7 @@ impl Fields {
         Ok(Fields { left, notes: notes.clone(), ids })
     }
 
-    /// Tells the operator once what was passed over.
+    /// Logs a note about the request, once for each text.
     pub fn note(&self, text: String) {
         self.notes.once(text);
     }
@@ -105,7 +107,7 @@ impl Fields {
         self.take_as(name, form::<T>())
     }
 
-    /// Takes a field of which `form` says the possible forms.
+    /// Takes a field. `form` describes the valid forms for the error message.
     pub fn take_as<T: DeserializeOwned>(
         &mut self,
         name: &str,
@@ -125,7 +127,7 @@ impl Fields {
         })
     }
 
-    /// Puts the fields of an object in the place of the object.
+    /// Moves the fields of an object to the top level and removes the object.
     pub fn open(&mut self, name: &str) -> Result<(), ApiError> {
         let mut inner: Map<String, Value> = self.take(name)?.unwrap_or_default();
         inner.values_mut().for_each(whole);
@@ -133,7 +135,7 @@ impl Fields {
         Ok(())
     }
 
-    /// Takes a number for which some clients write -1 to mean no limit.
+    /// Takes a number. Some clients write -1 for no limit.
     pub fn take_limit<T: DeserializeOwned>(&mut self, name: &str) -> Result<Option<T>, ApiError> {
         if self.left.get(name).and_then(Value::as_i64) == Some(-1) {
             self.left.remove(name);
@@ -147,7 +149,7 @@ impl Fields {
         self.take_limit("top_k").map(|given| given.or(is_off.then_some(0)))
     }
 
-    /// Takes a seed. A negative one counts as the same 64 bits, and -1 as none.
+    /// Takes a seed. A negative seed is read as its 64 bits, and -1 as no seed.
     pub fn take_seed(&mut self) -> Result<Option<u64>, ApiError> {
         match self.get("seed").and_then(Value::as_i64) {
             Some(seed @ ..=-2) => {
@@ -158,7 +160,7 @@ impl Fields {
         }
     }
 
-    /// Takes the first of these limits that is given, and drops the others.
+    /// Takes the first of these limits that is given. The others are dropped.
     pub fn take_limit_of(&mut self, names: &[&str]) -> Result<Option<usize>, ApiError> {
         let taken = names.iter().map(|name| self.take_limit(name));
         Ok(taken.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().next())
@@ -173,7 +175,7 @@ impl Fields {
         names.iter().for_each(|name| drop(self.left.remove(*name)));
     }
 
-    /// Takes a field that may only have one of the values that change nothing.
+    /// Takes a field. Refuses values other than `plain`, which have no effect.
     pub fn only(&mut self, name: &str, plain: &[Value]) -> Result<(), ApiError> {
         match self.left.remove(name) {
             None | Some(Value::Null) => Ok(()),
@@ -182,12 +184,12 @@ impl Fields {
         }
     }
 
-    /// Passes over the fields that were not taken and change no text, and refuses the others.
+    /// Refuses the remaining fields, except those that change no text.
     pub fn finish(mut self) -> Result<(), ApiError> {
         self.left.retain(|_, value| !value.is_null());
         for name in WITHOUT_EFFECT.split_whitespace() {
             if self.left.remove(name).is_some() {
-                self.note(format!("'{name}' is passed over: it changes no text"));
+                self.note(format!("'{name}' is ignored: it changes no text"));
             }
         }
         if self.left.is_empty() {
@@ -208,13 +210,12 @@ fn neutral() -> Value {
     serde_json::from_str(NEUTRAL).expect("the table is JSON")
 }
 
-/// Makes the error of a field that is needed.
+/// Makes the error of a required field that is missing.
 pub fn missing(name: &str) -> ApiError {
     ApiError::bad(format!("'{name}' is missing: send it")).param(name)
 }
 
-/// Makes the error of a field that this server does not have, of which `plain` would change
-/// nothing.
+/// Makes the error of a field that this server does not support. `plain` are values without effect.
 fn unsupported(name: &str, plain: &[Value]) -> ApiError {
     let remedy = REMEDIES.iter().find(|(known, _)| *known == name);
     let remedy = match (remedy, plain.first()) {
@@ -225,7 +226,7 @@ fn unsupported(name: &str, plain: &[Value]) -> ApiError {
     ApiError::unsupported(name, &remedy)
 }
 
-/// Makes integers of whole numbers that are spelled as floats.
+/// Converts whole numbers that are spelled as floats to integers.
 fn whole(value: &mut Value) {
     let float = value.as_f64().filter(|float| value.is_f64() && float.fract() == 0.0);
     if let Some(float) = float.filter(|float| float.abs() < EXACT) {
@@ -233,7 +234,7 @@ fn whole(value: &mut Value) {
     }
 }
 
-/// Returns the words for a field's type.
+/// Returns a description of a field's type.
 fn form<T>() -> &'static str {
     let name = type_name::<T>();
     match name.split('<').next().unwrap_or(name) {

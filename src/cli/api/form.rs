@@ -1,4 +1,4 @@
-//! The forms in which answers go out: one trait, a file each.
+//! Forms of answers: a trait, and a file for each implementation.
 
 use super::answer::{AnswerEnd, AnswerPiece, RequestFigures};
 use super::error::ApiError;
@@ -21,12 +21,12 @@ pub struct CollectedAnswer {
     pub stop_string: Option<String>,
 }
 
-/// The answers to a request so far.
+/// State of the answers to one request.
 #[derive(Debug)]
 pub struct CollectedAnswers {
     pub answers: Vec<CollectedAnswer>,
     pub figures: RequestFigures,
-    /// Answers to each prompt.
+    /// Number of answers to each prompt.
     n: usize,
     /// Answers that have not ended.
     pub open: usize,
@@ -52,7 +52,7 @@ impl CollectedAnswers {
     }
 }
 
-/// Server-sent events, to be written.
+/// Server-sent events that are not written yet.
 #[derive(Debug, Default)]
 pub struct SseEvents(pub String);
 
@@ -61,7 +61,7 @@ impl SseEvents {
         self.0 += &format!("data: {value}\n\n");
     }
 
-    /// An event whose name is its `type`.
+    /// Writes an event. Its name is the `type` of `value`.
     pub fn named(&mut self, value: &Value) {
         let name = value["type"].as_str().unwrap_or("message");
         self.0 += &format!("event: {name}\ndata: {value}\n\n");
@@ -73,29 +73,31 @@ pub type Parse = fn(Fields, &Arc<ServedModel>) -> Result<(ApiRequest, Box<dyn Ap
 
 /// How one request is answered.
 pub trait ApiForm: Send {
-    /// Writes one of the answers, which are asked for in turn. All of them together are the
-    /// response, and none is larger than its own text and log-probabilities need.
+    /// Writes the answer with this index.
+    ///
+    /// Answers are requested in order, and their texts together are the response. No text is larger
+    /// than its answer's text and log-probabilities need.
     fn whole(
         &mut self,
         answers: &[CollectedAnswer],
         figures: &RequestFigures,
         choice: usize,
     ) -> String;
-    /// A stream begins, the answer to a prompt of so many tokens.
+    /// Begins a stream for a prompt of `prompt_tokens` tokens.
     fn begin(&mut self, prompt_tokens: u64, out: &mut SseEvents);
-    /// A choice goes on.
+    /// Writes a piece of an answer.
     fn piece(&mut self, choice: usize, piece: &AnswerPiece, out: &mut SseEvents);
-    /// A choice ends well.
+    /// Ends an answer without an error.
     fn end(&mut self, choice: usize, reason: FinishReason, end: &AnswerEnd, out: &mut SseEvents);
-    /// All choices have ended.
+    /// Ends the stream after all answers have ended.
     fn close(&mut self, figures: &RequestFigures, out: &mut SseEvents);
-    /// The stream ends with an error.
+    /// Ends the stream with an error.
     fn fail(&mut self, error: &ApiError, out: &mut SseEvents) {
         out.data(&error.openai());
     }
 }
 
-/// Fields that all objects of a response have.
+/// Fields that all objects of a response have in common.
 #[derive(Clone)]
 pub struct ResponseHead {
     pub id: String,
@@ -106,8 +108,9 @@ pub struct ResponseHead {
 }
 
 impl ResponseHead {
-    /// Makes the head of a response, and takes the name of the model for it. The id begins with
-    /// `prefix`.
+    /// Makes the head of a response, with an id that begins with `prefix`.
+    ///
+    /// Takes the model's name from the fields.
     pub fn take(
         prefix: &str,
         fields: &mut Fields,

@@ -12,11 +12,11 @@ use std::collections::HashSet;
 pub struct ToolOptions {
     pub tools: Vec<Tool>,
     pub calls: CallPolicy,
-    /// Allows several calls in an answer.
+    /// Whether one answer may have several calls.
     pub many: bool,
 }
 
-/// Refuses functions, and choices among them, that are too long to be taken or copied.
+/// Refuses lists of functions, and choices among them, that are too long to process.
 pub fn check(fields: &Fields) -> Result<(), ApiError> {
     let given = |name, older| fields.get(name).or(fields.get(older));
     let items =
@@ -25,14 +25,16 @@ pub fn check(fields: &Fields) -> Result<(), ApiError> {
     tools::check_lists(items, choice).map_err(|error| ApiError::of(&error).param("tools"))
 }
 
-/// Takes the functions. Tools that a server would have to run itself are left out, unless the
-/// request requires one of them.
+/// Takes the functions.
+///
+/// Tools that a server would have to run itself are left out; a request that requires one of them
+/// is refused.
 pub fn take(fields: &mut Fields) -> Result<Option<ToolOptions>, ApiError> {
     check(fields)?;
     let old: Option<Vec<Value>> = fields.take("functions")?;
     let old_choice: Option<Value> = fields.take("function_call")?;
     let parallel: Option<bool> = fields.take("parallel_tool_calls")?;
-    // An older client reads one call.
+    // A client of the older form reads only one call.
     let parallel = parallel.unwrap_or(true) && old.is_none();
     let items: Vec<Value> = fields.take("tools")?.or(old).unwrap_or_default();
     let choice: Value = fields.take("tool_choice")?.or(old_choice).unwrap_or_default();
@@ -51,7 +53,7 @@ pub fn take(fields: &mut Fields) -> Result<Option<ToolOptions>, ApiError> {
     choose(tools, &hosted, &choice, many).map_err(|what| ApiError::bad(what).param("tool_choice"))
 }
 
-/// Reads a function. Any other tool is one that a server would have to run.
+/// Reads a function. Returns `None` for other tools, which a server would have to run.
 fn function(item: &Value) -> Result<Option<Tool>, ApiError> {
     let function = match (item["type"].as_str(), item.get("function")) {
         (None | Some("function"), Some(function)) => function,
@@ -73,7 +75,7 @@ fn names(item: &Value) -> impl Iterator<Item = &str> {
     ["type", "name"].into_iter().filter_map(|key| item[key].as_str())
 }
 
-/// Returns the functions of the choice, and whether one has to be called.
+/// Returns the functions that the choice allows, and whether one has to be called.
 fn choose(
     mut tools: Vec<Tool>,
     hosted: &[&str],
@@ -95,7 +97,7 @@ fn choose(
         Some("none") => return Ok(None),
         Some("required" | "any") if !tools.is_empty() => CallPolicy::Required,
         Some("required" | "any") => {
-            let what = "'tool_choice' requires a call, and no tool is a function";
+            let what = "'tool_choice' requires a call, but no tool is a function";
             return Err(format!("{what}: send one or leave 'tool_choice' out"));
         }
         _ => {
@@ -117,7 +119,7 @@ fn choose(
     Ok((!tools.is_empty()).then_some(ToolOptions { tools, calls, many }))
 }
 
-/// Returns the name of the function that a choice names.
+/// Returns the name of the function in a choice.
 fn chosen(choice: &Value) -> Option<&str> {
     choice.pointer("/function/name").or(choice.get("name")).and_then(Value::as_str)
 }

@@ -11,17 +11,17 @@ pub fn new_id(prefix: &str) -> String {
     format!("{prefix}{}", hex(bytes))
 }
 
-/// The ids and the time in a response.
+/// Source of the ids and the time in a response.
 #[derive(Clone, Debug)]
 pub enum Ids {
-    /// Random ids, and the present time.
+    /// Random ids, and the current time.
     Random,
-    /// Ids that a text determines, and no time, so that a repeated run writes the same bytes.
+    /// Ids derived from a text, and a time of 0, so that a repeated run writes the same bytes.
     Repeatable { text: String, made: u64 },
 }
 
 impl Ids {
-    /// Makes ids that the text determines.
+    /// Makes ids that are derived from a text.
     pub fn of(text: String) -> Ids {
         Ids::Repeatable { text, made: 0 }
     }
@@ -43,11 +43,11 @@ impl Ids {
     }
 }
 
-/// Returns the date and time of so many seconds since 1970, such as `2026-11-26T16:05:33Z`.
+/// Converts seconds since 1970 to a date and time such as `2026-11-26T16:05:33Z`.
 pub fn date(seconds: u64) -> String {
     let (days, time) = (seconds / 86400, seconds % 86400);
-    // Years begin in March here, so that a leap day is the last day of a year. An era of 400 years
-    // has 146,097 days.
+    // Years begin in March in this calculation, so a leap day is the last day of a year. An era of
+    // 400 years has 146,097 days.
     let day = days + 719_468;
     let (era, day) = (day / 146_097, day % 146_097);
     let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;

@@ -1,4 +1,4 @@
-//! How long a model stays loaded after its last answer, in Ollama's spelling.
+//! Time that a model stays loaded after its last answer, in Ollama's notation.
 
 use super::error::ApiError;
 use super::fields::Fields;
@@ -7,7 +7,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// Units of durations, with their seconds. A unit precedes those that begin like it.
+/// Units of durations in seconds. A longer unit comes before units that are its prefix.
 const UNITS: [(&str, f64); 7] = [
     ("ns", 1e-9),
     ("us", 1e-6),
@@ -17,7 +17,7 @@ const UNITS: [(&str, f64); 7] = [
     ("m", 60.0),
     ("h", 3600.0),
 ];
-/// Longest time in seconds: a century.
+/// Limit of a time in seconds: a century.
 const LONGEST: f64 = 3.2e9;
 
 /// The time that a model stays loaded after its last answer.
@@ -28,8 +28,8 @@ pub enum KeepAlive {
 }
 
 impl KeepAlive {
-    /// Takes the field `keep_alive`: seconds, a duration such as `5m`, 0 for none, or a negative
-    /// value for ever.
+    /// Takes the field `keep_alive`: seconds, a duration such as `5m`, 0 to unload at once, or a
+    /// negative value to keep the model loaded.
     pub fn take(fields: &mut Fields) -> Result<Option<KeepAlive>, ApiError> {
         let parsed = match fields.take::<Value>("keep_alive") {
             Ok(None) => return Ok(None),
@@ -49,7 +49,7 @@ impl KeepAlive {
         }
     }
 
-    /// Returns whether the model is unloaded at once.
+    /// Returns whether the model is unloaded right after its last answer.
     pub fn is_none(self) -> bool {
         self == KeepAlive::For(Duration::ZERO)
     }

@@ -1,4 +1,4 @@
-//! llama-server's own addresses: `/completion`, `/apply-template` and `/props`.
+//! Endpoints of llama-server: `/completion`, `/apply-template` and `/props`.
 
 use super::answer::{AnswerEnd, AnswerPiece, RequestFigures};
 use super::error::ApiError;
@@ -14,8 +14,9 @@ use crate::tensor::Token;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// Reads a body of `/completion`. Control tokens that the prompt spells count as such, and a BOS
-/// goes before a text.
+/// Reads a body of `/completion`.
+///
+/// Control tokens in the prompt's text are read as tokens, and a text gets a BOS.
 pub fn completion(
     mut fields: Fields,
     served: &Arc<ServedModel>,
@@ -68,12 +69,13 @@ fn tokens_of(prompt: Value, served: &ServedModel) -> Result<Vec<Token>, ApiError
     Ok(tokens)
 }
 
-/// Returns the text that the chat template makes of the messages of a body of
-/// `/v1/chat/completions`, without its BOS.
+/// Renders the messages of a body of `/v1/chat/completions` with the chat template.
+///
+/// Returns the text without its BOS.
 pub fn apply_template(fields: Fields, served: &Arc<ServedModel>) -> Result<String, ApiError> {
     let (request, _) = openai::chat(fields, served)?;
     if request.images().next().is_some() {
-        return Err(ApiError::bad("a rendered prompt shows no images: leave them out"));
+        return Err(ApiError::bad("a rendered prompt cannot contain images: leave them out"));
     }
     let wrong = |error: anyhow::Error| ApiError::of(&error);
     let mut tokens = Vec::new();

@@ -1,4 +1,4 @@
-//! Log-probabilities of tokens as JSON, in the forms of the endpoints.
+//! Log-probabilities of tokens as JSON, in the form of each endpoint.
 
 use super::served::ServedModel;
 use crate::decode::TokenLogProbs;
@@ -7,8 +7,9 @@ use serde::ser::SerializeStruct;
 use serde::{Serialize, Serializer};
 use serde_json::Value;
 
-/// Log-probabilities in the form of `/v1/chat/completions`. They are serialised without a tree of
-/// JSON values, which would take twenty times the memory.
+/// Log-probabilities in the form of `/v1/chat/completions`.
+///
+/// They are serialised directly, since a tree of JSON values would need twenty times the memory.
 pub struct LogProbs<'a> {
     pub served: &'a ServedModel,
     pub log_probs: &'a [TokenLogProbs],
@@ -32,7 +33,7 @@ impl Chance {
     }
 }
 
-/// The list alone, as in `/api/chat`.
+/// The list without the object around it, as in `/api/chat`.
 pub struct LogProbList<'a>(pub &'a LogProbs<'a>);
 
 impl Serialize for LogProbList<'_> {
@@ -61,9 +62,9 @@ impl Serialize for LogProbs<'_> {
 pub struct TextLogProbs<'a> {
     pub served: &'a ServedModel,
     pub log_probs: &'a [TokenLogProbs],
-    /// Characters of the answer before these tokens.
+    /// Characters of the answer that come before these tokens.
     pub offset: usize,
-    /// Whether a prompt comes first. Its first token gets nulls, whatever stood before it.
+    /// Whether the tokens begin with a prompt. The first token of a prompt gets nulls.
     pub has_prompt: bool,
 }
 
@@ -78,7 +79,7 @@ impl TextLogProbs<'_> {
     }
 }
 
-/// Writes an iterator's items as a list.
+/// Serialises the items of an iterator as a list.
 struct List<F>(F);
 
 impl<F: Fn() -> I, I: Iterator<Item: Serialize>> Serialize for List<F> {
@@ -97,7 +98,7 @@ impl Serialize for TextLogProbs<'_> {
         let best = |(own, log_prob): (&TokenLogProbs, Option<f32>)| {
             let mut best = serde_json::Map::new();
             for (token, log_prob) in &own.best {
-                // The likeliest token of a text counts.
+                // If several tokens have the same text, the likeliest one counts.
                 best.entry(self.text(*token)).or_insert_with(|| Value::from(*log_prob));
             }
             log_prob.map(|_| best)

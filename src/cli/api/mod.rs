@@ -1,8 +1,8 @@
-//! The APIs of OpenAI, Anthropic and Ollama: from JSON to requests for the engine, and
+//! The APIs of OpenAI, Anthropic, Ollama and llama-server: JSON to requests for the engine, and
 //! answers to JSON.
 //!
-//! [`request`] has the request that all forms are parsed into, [`form`] the trait by which answers
-//! are written. Nothing here knows a connection. The server and `generate --batch` use this module.
+//! [`request`] has the request that all forms are parsed into, [`form`] the trait that writes
+//! answers. This module does no networking. The server and `generate --batch` use it.
 
 pub mod answer;
 pub mod anthropic;

@@ -1,21 +1,21 @@
-//! Notes about what clients send.
+//! Notes about the requests of clients.
 
 use crate::cli::io::ui::clean;
 use std::collections::HashSet;
 use std::sync::Mutex;
 
-/// Most notes that are told, and most characters of one.
+/// Limits: notes that are logged, and characters of one note.
 const MOST_NOTES: usize = 200;
 const LONGEST_NOTE: usize = 200;
 
-/// Notes to the operator about what clients send. Each is told once.
+/// Notes to the operator about the requests of clients. Each note is logged once.
 pub struct Notes {
     tell: Box<dyn Fn(&str) + Send + Sync>,
     told: Mutex<HashSet<String>>,
 }
 
 impl Notes {
-    /// Makes notes that `tell` shows.
+    /// Makes notes that are passed to `tell`.
     pub fn new(tell: impl Fn(&str) + Send + Sync + 'static) -> Notes {
         Notes { tell: Box::new(tell), told: Mutex::default() }
     }

@@ -1,4 +1,4 @@
-//! `/api/chat` and `/api/generate`, as Ollama's server has them.
+//! `/api/chat` and `/api/generate` of Ollama's API.
 
 use super::answer::{AnswerEnd, AnswerPiece, RequestFigures};
 use super::conversation::ApiConversation;
@@ -21,8 +21,9 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Reads a body of `/api/chat`. As with Ollama's templates, a last message of the assistant begins
-/// the answer.
+/// Reads a body of `/api/chat`.
+///
+/// A last message of the assistant begins the answer, as with Ollama's templates.
 pub fn chat(
     mut fields: Fields,
     served: &Arc<ServedModel>,
@@ -57,7 +58,7 @@ pub fn generate(
     }
     fields.finish()?;
     if is_raw && has_images {
-        let what = "'images': a raw prompt shows no images: leave out raw";
+        let what = "'images': a raw prompt cannot contain images: leave out raw";
         return Err(ApiError::bad(what).param("images"));
     }
     if is_raw {
@@ -67,7 +68,9 @@ pub fn generate(
     Ok(converse(request, form, conversation))
 }
 
-/// Takes the fields of both forms. The fields of `options` count as fields of the body.
+/// Takes the fields that both endpoints have.
+///
+/// The fields of `options` are read like fields of the body.
 fn take(
     fields: &mut Fields,
     served: &Arc<ServedModel>,
@@ -76,7 +79,7 @@ fn take(
     fields.open("options")?;
     fields.only("n", &[1.into()])?;
     let stream = fields.take("stream")?.unwrap_or(true);
-    // -2 fills the context, as an answer without a limit may do here.
+    // -2 means to fill the context. An answer without a limit does the same here.
     if fields.get("num_predict") == Some(&json!(-2)) {
         fields.pass_over(&["num_predict"]);
     }
@@ -100,7 +103,7 @@ fn take(
     Ok((request, form))
 }
 
-/// Takes the form of the answer: `json`, or a schema.
+/// Takes the format of the answer: `json`, or a schema.
 fn take_format(fields: &mut Fields) -> Result<Option<AnswerFormat>, ApiError> {
     let source = match fields.take::<Value>("format")? {
         None => return Ok(None),
@@ -108,14 +111,14 @@ fn take_format(fields: &mut Fields) -> Result<Option<AnswerFormat>, ApiError> {
         Some(Value::String(word)) if word == "json" => GrammarSource::json_object(),
         Some(schema @ Value::Object(_)) => GrammarSource::JsonSchema(schema),
         Some(other) => {
-            let what = format!("'format' is \"json\" or a JSON schema, and not {other}");
+            let what = format!("'format' must be \"json\" or a JSON schema, and is {other}");
             return Err(ApiError::bad(what).param("format"));
         }
     };
     Ok(Some(AnswerFormat::Grammar(source)))
 }
 
-/// Returns whether a body has nothing to answer. It loads or unloads its model.
+/// Returns whether a body has no prompt. The request then only loads or unloads its model.
 pub fn asks_nothing(fields: &Fields) -> bool {
     let is_empty = |value: &Value| match value {
         Value::Array(list) => list.is_empty(),
@@ -124,7 +127,7 @@ pub fn asks_nothing(fields: &Fields) -> bool {
     ["prompt", "messages", "images"].iter().all(|name| fields.get(name).is_none_or(is_empty))
 }
 
-/// Returns the answer to a body that unloads the model called `name`.
+/// Returns the response to a request that unloads the model `name`.
 pub fn unloaded(name: &str, fields: &Fields) -> String {
     let mut object = json!({"model": name, "created_at": date(fields.ids.time())});
     match fields.get("messages") {
@@ -136,7 +139,7 @@ pub fn unloaded(name: &str, fields: &Fields) -> String {
     object.to_string() + "\n"
 }
 
-/// Completes a request that has nothing to answer. Ollama loads its model then.
+/// Completes a request without a prompt, which only loads the model.
 fn load(
     fields: Fields,
     request: ApiRequest,
@@ -146,7 +149,7 @@ fn load(
     Ok((ApiRequest { stream: false, format: None, tool_options: None, ..request }, Box::new(form)))
 }
 
-/// Completes a request for the answer to a conversation.
+/// Completes a request with a conversation.
 fn converse(
     mut request: ApiRequest,
     mut form: OllamaAnswer,
@@ -162,14 +165,14 @@ fn converse(
 struct OllamaAnswer {
     head: ResponseHead,
     begun: Instant,
-    /// Whether the answer is a message, and not a text alone.
+    /// Whether the response has a `message`, rather than a `response` text.
     is_chat: bool,
     wants_log_probs: bool,
     reader: CallReader,
-    /// Name and arguments of the call that is being read.
+    /// Name and partial arguments of the current call.
     call: Option<(String, String)>,
     calls: usize,
-    /// Reason of the end.
+    /// Why the answer ended.
     done: &'static str,
 }
 
@@ -183,7 +186,7 @@ struct AnswerLine<'a> {
 }
 
 impl OllamaAnswer {
-    /// Reads more of the answer. Returns its text and the calls that are complete.
+    /// Parses more of the answer. Returns its text and the calls that are complete.
     fn read(&mut self, text: &str) -> (String, Vec<Value>) {
         let (mut content, mut calls) = (String::new(), Vec::new());
         for part in self.reader.push(text) {
@@ -201,7 +204,7 @@ impl OllamaAnswer {
         (content, calls)
     }
 
-    /// Returns the head of a call that the end of the answer cut off.
+    /// Returns the head of a call as text, if the answer was cut off within it.
     fn cut_head(&mut self) -> String {
         match self.reader.finish() {
             Some(AnswerPart::Text(text)) => text,
@@ -209,7 +212,7 @@ impl OllamaAnswer {
         }
     }
 
-    /// Returns the call that is being read; `None` if it was cut off.
+    /// Returns the current call; `None` if it was cut off.
     fn finish_call(&mut self) -> Option<Value> {
         let (name, arguments) = self.call.take()?;
         let arguments: Value = serde_json::from_str(&arguments).ok()?;
@@ -239,7 +242,7 @@ impl OllamaAnswer {
         object
     }
 
-    /// Adds what the last line has: the reason of the end, counts, and times in nanoseconds.
+    /// Adds the fields of the last line: the reason of the end, counts, and times in nanoseconds.
     fn complete(&self, object: &mut Value, figures: &RequestFigures) {
         let last = json!({
             "done": true,

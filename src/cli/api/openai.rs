@@ -1,4 +1,4 @@
-//! `/v1/chat/completions` and `/v1/completions`, as OpenAI's server has them.
+//! `/v1/chat/completions` and `/v1/completions` of OpenAI's API.
 
 use super::answer::{AnswerEnd, AnswerPiece, RequestFigures};
 use super::conversation::ApiConversation;
@@ -17,7 +17,7 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
-/// Most alternatives to a token.
+/// Limit of alternatives to a token.
 const MOST_LOG_PROBS: usize = 20;
 
 /// Reads a body of `/v1/chat/completions`.
@@ -40,8 +40,8 @@ pub fn chat(
         fields.pass_over(&["add_generation_prompt"]);
         conversation = conversation.continued();
         if !conversation.is_begun() {
-            let what = "'continue_final_message' needs a text of the assistant as last message";
-            let what = format!("{what}: end the list with one, or leave the field out");
+            let what = "'continue_final_message' needs a last message of the assistant";
+            let what = format!("{what}: add one, or leave the field out");
             return Err(ApiError::bad(what).param("continue_final_message"));
         }
     }
@@ -53,7 +53,7 @@ pub fn chat(
     Ok((request, Box::new(Chat { head, choices, is_older, include_usage, wants_log_probs })))
 }
 
-/// Returns whether the client asks for figures at the end of a stream.
+/// Takes whether the client wants the token counts at the end of a stream.
 fn take_include_usage(fields: &mut Fields) -> Result<bool, ApiError> {
     let options: Option<Map<String, Value>> = fields.take("stream_options")?;
     Ok(options.is_some_and(|options| options.get("include_usage") == Some(&true.into())))
@@ -86,7 +86,7 @@ pub fn usage(figures: &RequestFigures) -> Value {
     })
 }
 
-/// One of the answers of a whole response.
+/// One answer of a response that is not streamed.
 #[derive(Serialize)]
 struct Whole<M: Serialize, L: Serialize> {
     index: usize,
@@ -96,7 +96,9 @@ struct Whole<M: Serialize, L: Serialize> {
     finish_reason: &'static str,
 }
 
-/// Returns one answer's part of a whole response. `object` is the response without answers.
+/// Returns one answer's part of a response that is not streamed.
+///
+/// `object` is the response without answers.
 fn part(
     object: &Value,
     (choice, choices): (usize, usize),
@@ -114,7 +116,7 @@ fn part(
     text
 }
 
-/// State of one of the answers.
+/// State of one answer.
 struct Choice {
     reader: CallReader,
     calls: usize,
@@ -124,7 +126,7 @@ struct Choice {
 struct Chat {
     head: ResponseHead,
     choices: Vec<Choice>,
-    /// The client reads `function_call`, as it sent `functions`.
+    /// Whether the client uses the older form: it sent `functions` and reads `function_call`.
     is_older: bool,
     include_usage: bool,
     wants_log_probs: bool,
@@ -300,7 +302,7 @@ pub fn completions(
     // Each prompt gets `n` answers.
     let answers = prompts.len().saturating_mul(request.n);
     if answers > MOST_ANSWERS {
-        let what = format!("a request has at most {MOST_ANSWERS} answers, and this one {answers}");
+        let what = format!("{answers} answers to one request: the limit is {MOST_ANSWERS}");
         return Err(ApiError::bad(what).param("prompt"));
     }
     let echo = |prompt| match echo {
@@ -319,13 +321,13 @@ pub fn completions(
 /// Answers of `/v1/completions`.
 struct Text {
     head: ResponseHead,
-    /// The prompts that the answers begin with.
+    /// The prompts that the answers repeat.
     echoes: Vec<Echo>,
     include_usage: bool,
     wants_log_probs: bool,
-    /// Whether log-probabilities begin with those of the prompt.
+    /// Whether the log-probabilities begin with those of the prompt.
     has_prompt: bool,
-    /// Characters of each answer whose log-probabilities were sent.
+    /// Characters of each answer up to its last sent log-probability.
     offsets: Vec<usize>,
 }
 
@@ -360,7 +362,7 @@ impl Text {
     }
 }
 
-/// Returns OpenAI's word for the reason of an end.
+/// Returns OpenAI's word for a finish reason.
 fn finish(reason: FinishReason) -> &'static str {
     if reason == FinishReason::Length { "length" } else { "stop" }
 }

@@ -26,12 +26,12 @@ use serde::Deserialize;
 use serde_json::Value;
 use std::sync::Arc;
 
-/// Bytes of memory that the tokenizer takes for each byte of a text.
+/// Memory that the tokenizer needs for each byte of a text, in bytes.
 pub const TOKENISER_MEMORY: usize = 240;
-/// Bytes that a chat template may add beyond doubling the messages.
+/// Bytes that a chat template may add to twice the bytes of the messages.
 const RENDERED: usize = 1 << 16;
-/// Bytes of memory for an answer, for each of its tokens, for each token with a log-probability,
-/// and for each alternative to it. The last two also take memory as JSON.
+/// Memory of an answer in bytes, for each of its tokens, for each token with a log-probability, and
+/// for each alternative to it. The last two include their JSON.
 const ANSWER: usize = 1 << 12;
 const TOKEN: usize = 16;
 const CHANCES: usize = 64;
@@ -39,13 +39,14 @@ const BEST: usize = 12;
 const CHANCES_JSON: usize = 100;
 const BEST_JSON: usize = 80;
 
-/// Fields for the most tokens of an answer, of which the first counts.
+/// Fields that limit the tokens of an answer. The first that is given counts.
 const MAX_TOKENS: [&str; 5] =
     ["max_completion_tokens", "max_tokens", "n_predict", "max_new_tokens", "num_predict"];
 
-/// Most answers to one request.
+/// Limit of answers to one request.
 pub const MOST_ANSWERS: usize = 64;
-/// Most stop strings, and most bytes of each: all are searched in each piece of text.
+/// Limit of stop strings, and of the bytes of each: every piece of text is searched for all of
+/// them.
 const MOST_STOPS: usize = 64;
 const LONGEST_STOP: usize = 4096;
 
@@ -54,13 +55,13 @@ const LONGEST_STOP: usize = 4096;
 pub enum ApiPrompt {
     /// Messages for the chat template.
     Conversation(PromptInput),
-    /// A text to continue, behind one BOS.
+    /// A text to continue after one BOS.
     Text(String),
     /// Tokens to continue, BOS included.
     Tokens(Vec<Token>),
-    /// Messages as tokens, without their images.
+    /// Messages as tokens, without their decoded images.
     Unseen(UnseenPrompt),
-    /// Any of them, as the model reads it.
+    /// Any of the above, encoded for the model.
     Encoded(EncodedPrompt),
 }
 
@@ -77,14 +78,14 @@ pub struct ApiRequest {
     pub ignore_eos: bool,
     pub format: Option<AnswerFormat>,
     pub tool_options: Option<ToolOptions>,
-    /// Whether a thought comes before each answer, and its limit.
+    /// Whether a thought comes before each answer, and the limit of its tokens.
     pub thinking: Thinking,
-    /// Alternatives to tell beside the log-probability of each token; `None` for neither.
+    /// Number of alternatives to each token in the response; `None` for no log-probabilities.
     pub top_log_probs: Option<usize>,
-    /// Whether the tokens of the prompts have log-probabilities too.
+    /// Whether the response has log-probabilities of the prompt tokens too.
     pub scores_prompt: bool,
     pub stream: bool,
-    /// Bytes of memory of the fields that the response repeats.
+    /// Memory of the fields that the response repeats, in bytes.
     pub repeated: usize,
 }
 
@@ -95,7 +96,7 @@ enum OneOrMore {
     More(Vec<String>),
 }
 
-/// Takes one or several stop strings. Empty ones are none.
+/// Takes one or several stop strings, and drops empty ones.
 pub fn take_stops(fields: &mut Fields, name: &str) -> Result<Vec<String>, ApiError> {
     let mut stops = match fields.take_as(name, "a text or a list of texts")? {
         None => Vec::new(),
@@ -104,7 +105,7 @@ pub fn take_stops(fields: &mut Fields, name: &str) -> Result<Vec<String>, ApiErr
     };
     stops.retain(|text| !text.is_empty());
     if stops.len() > MOST_STOPS || stops.iter().any(|text| text.len() > LONGEST_STOP) {
-        let what = format!("'{name}' takes {MOST_STOPS} texts of at most {LONGEST_STOP} bytes");
+        let what = format!("'{name}' may have {MOST_STOPS} texts of at most {LONGEST_STOP} bytes");
         return Err(ApiError::bad(what).param(name));
     }
     Ok(stops)
@@ -151,7 +152,9 @@ impl ApiRequest {
         Ok(())
     }
 
-    /// Sets the conversation to answer, after the functions and the thought.
+    /// Sets the conversation to answer.
+    ///
+    /// The functions and the thinking of the request have to be set before.
     pub fn converse(&mut self, conversation: ApiConversation, served: &ServedModel) {
         self.thinking.is_on &= !conversation.is_begun();
         let functions = self.tool_options.as_ref().map_or(&[][..], |options| &options.tools);
@@ -160,8 +163,9 @@ impl ApiRequest {
         self.prompts = vec![ApiPrompt::Conversation(input)];
     }
 
-    /// Replaces the prompts by their tokens, which take less memory than texts. A prompt that
-    /// leaves no room for an answer is an error.
+    /// Replaces the prompts by their tokens, which need less memory than texts.
+    ///
+    /// Refuses a prompt that leaves no room for an answer.
     pub fn encode(&mut self, served: &ServedModel) -> Result<()> {
         for prompt in &mut self.prompts {
             *prompt = ApiPrompt::Encoded(prompt.encoded(served)?);
@@ -169,7 +173,7 @@ impl ApiRequest {
         Ok(())
     }
 
-    /// Does the same without decoding images: [`unseen`](Self::unseen) has their files.
+    /// Does the same without decoding images. [`unseen`](Self::unseen) returns their files.
     pub fn tokenise(&mut self, served: &ServedModel) -> Result<()> {
         for prompt in &mut self.prompts {
             *prompt = prompt.tokenised(served)?;
@@ -186,7 +190,7 @@ impl ApiRequest {
         self.prompts.iter().flat_map(files).collect()
     }
 
-    /// Puts the images of those files into the prompts.
+    /// Puts the decoded images of those files into the prompts.
     pub fn show(&mut self, images: Vec<Arc<Image>>, served: &ServedModel) -> Result<()> {
         let mut images = images.into_iter();
         for prompt in &mut self.prompts {
@@ -205,7 +209,7 @@ impl ApiRequest {
         self.prompts.iter().flat_map(ApiPrompt::images)
     }
 
-    /// Returns the bytes of memory that an encoded request keeps: tokens, texts, and JSON values.
+    /// Returns the memory of an encoded request in bytes: tokens, texts, and JSON values.
     pub fn kept(&self) -> usize {
         let tokens: usize = self.prompts.iter().map(ApiPrompt::kept).sum();
         let stops: usize = self.stops.iter().map(String::len).sum();
@@ -223,9 +227,11 @@ impl ApiRequest {
         tokens + stops + functions + format + self.repeated
     }
 
-    /// Compiles the grammar of the answers. If functions that are not strict make it too complex,
-    /// only types, names and choices are enforced. If that fails too, the error names the function
-    /// that is wrong by itself.
+    /// Compiles the grammar of the answers.
+    ///
+    /// If functions that are not strict make it too complex, only types, names and choices are
+    /// enforced. If that fails too, the error names the function that is too complex or invalid by
+    /// itself.
     pub fn compile(
         &self,
         source: GrammarSource,
@@ -251,7 +257,7 @@ impl ApiRequest {
         if whole.is_ok() {
             return whole;
         }
-        // A schema that is wrong by itself is named.
+        // Checks the answer's schema by itself, to name it in the error.
         if let Some(AnswerFormat::Grammar(answer)) = &self.format {
             get(answer)?;
         }
@@ -287,8 +293,9 @@ impl ApiRequest {
         }
     }
 
-    /// Does all the work before the engine in the calling thread, and returns the requests and the
-    /// seed of the first one.
+    /// Does all the work before the engine on the calling thread.
+    ///
+    /// Returns the requests and the seed of the first one.
     pub fn prepared<D>(
         &mut self,
         served: &ServedModel,
@@ -301,8 +308,10 @@ impl ApiRequest {
     }
 
     /// Returns a request for each answer, in the order of the prompts, and the seed of the first
-    /// one. A further answer to the same prompt has the next seed. `delivery` makes the delivery of
-    /// the nth answer.
+    /// one.
+    ///
+    /// Each further answer to a prompt has the next seed. `delivery` makes the delivery of the nth
+    /// answer.
     pub fn requests<D>(
         &self,
         served: &ServedModel,
@@ -325,8 +334,8 @@ impl ApiRequest {
                 let (tokenizer, ends) = (&served.tokenizer, &served.stop_ids);
                 let sampler =
                     answers::sampler(config, &constrained, tokenizer, ends, self.ignore_eos)?;
-                // The first mask is computed here, so that the engine's thread need not wait for
-                // it. An error of it is reported when the answer begins.
+                // Computes the first mask here, so that the engine's thread need not wait for it.
+                // An error is reported when the answer begins.
                 let _ = sampler.mask(&history);
                 let text = Request::new(history.clone(), sampler, self.most_tokens(served));
                 let (top_log_probs, scored) = (self.top_log_probs, self.scores_prompt.then_some(0));
@@ -345,7 +354,7 @@ impl ApiRequest {
         self.prompts.len() * self.n
     }
 
-    /// Returns the most tokens of an answer. The context may hold fewer.
+    /// Returns the token limit of an answer. The context may have room for fewer.
     fn most_tokens(&self, served: &ServedModel) -> usize {
         let most = match served.max_tokens {
             AutoOr::Auto => usize::MAX,
@@ -354,7 +363,7 @@ impl ApiRequest {
         self.max_tokens.unwrap_or(most)
     }
 
-    /// Returns the bytes of memory that the answers may take until they are sent.
+    /// Returns the memory in bytes that the answers may need until they are sent.
     pub fn answers_memory(&self, served: &ServedModel) -> usize {
         let tokens = self.most_tokens(served).min(served.context);
         // A stream keeps only the events that its client has not read.
@@ -380,7 +389,7 @@ impl ApiRequest {
         self.prompts.iter().map(ApiPrompt::bytes).max().unwrap_or(0)
     }
 
-    /// Returns the grammar of the answers. `enforcement` is for functions that are not strict.
+    /// Returns the grammar of the answers. `enforcement` applies to functions that are not strict.
     pub fn source(
         &self,
         served: &ServedModel,
@@ -399,25 +408,26 @@ impl ApiRequest {
     }
 }
 
-/// Returns the bytes of memory that the tokenizer takes for a prompt of this length.
+/// Returns the memory in bytes that the tokenizer needs for a prompt of this length.
 pub fn tokeniser_memory(bytes: usize, served: &ServedModel) -> usize {
-    // A text that is too long for any context is refused before.
+    // A text that is too long for any context is refused before it is tokenised.
     let fits = served.context.saturating_mul(served.tokenizer.longest());
     TOKENISER_MEMORY * most_rendered(bytes).min(fits)
 }
 
-/// Returns the most bytes of memory that the tokenizer of any model takes for such a prompt.
+/// Returns an upper bound of the memory in bytes that any model's tokenizer needs for `bytes` of
+/// text.
 pub fn most_tokeniser_memory(bytes: usize) -> usize {
     TOKENISER_MEMORY * most_rendered(bytes)
 }
 
-/// Returns the most bytes that a chat template makes of messages of this length.
+/// Returns an upper bound of a rendered conversation in bytes, for messages of this length.
 fn most_rendered(bytes: usize) -> usize {
     2 * bytes + RENDERED
 }
 
 impl ApiPrompt {
-    /// Returns the images of a conversation that is not tokens yet.
+    /// Returns the images of a conversation that is not tokenised yet.
     fn images(&self) -> impl Iterator<Item = &MessageImage> {
         let input = match self {
             ApiPrompt::Conversation(input) => Some(input),
@@ -426,7 +436,7 @@ impl ApiPrompt {
         input.into_iter().flat_map(PromptInput::all_images)
     }
 
-    /// Returns the bytes that it keeps once it is tokens.
+    /// Returns the memory that it needs as tokens, in bytes.
     fn kept(&self) -> usize {
         match self {
             ApiPrompt::Tokens(tokens) => size_of_val(&tokens[..]),
@@ -438,7 +448,7 @@ impl ApiPrompt {
         }
     }
 
-    /// Returns the bytes of text.
+    /// Returns the length of its text in bytes.
     pub fn bytes(&self) -> usize {
         match self {
             ApiPrompt::Conversation(input) => input.bytes(),
@@ -449,7 +459,7 @@ impl ApiPrompt {
         }
     }
 
-    /// Returns the most tokens that it may have.
+    /// Returns an upper bound of its tokens.
     fn most_tokens(&self, served: &ServedModel) -> usize {
         let tokens = match self {
             ApiPrompt::Conversation(_) | ApiPrompt::Unseen(_) => served.context,
@@ -460,8 +470,10 @@ impl ApiPrompt {
         tokens.min(served.context)
     }
 
-    /// Returns the prompt as the model reads it. A prompt that leaves no room for an answer is an
-    /// error. Images are encoded, unless their soft tokens are kept.
+    /// Encodes the prompt for the model.
+    ///
+    /// Refuses a prompt that leaves no room for an answer. Images go through the tower, unless
+    /// their soft tokens are cached.
     pub fn encoded(&self, served: &ServedModel) -> Result<EncodedPrompt> {
         match self {
             ApiPrompt::Encoded(prompt) => Ok(prompt.clone()),
@@ -484,7 +496,7 @@ impl ApiPrompt {
         }
     }
 
-    /// Returns the prompt as tokens, without its images if it has some.
+    /// Returns the prompt as tokens. Images are not decoded.
     fn tokenised(&self, served: &ServedModel) -> Result<ApiPrompt> {
         match self {
             ApiPrompt::Conversation(input) if self.images().next().is_some() => {
@@ -495,7 +507,7 @@ impl ApiPrompt {
         }
     }
 
-    /// Returns the number of the prompt's tokens. Images are not decoded.
+    /// Counts the prompt's tokens. Images are not decoded.
     pub fn count(&self, served: &ServedModel) -> Result<usize> {
         match self {
             ApiPrompt::Conversation(input) => {
@@ -510,7 +522,7 @@ fn raw(text: &str) -> PromptInput {
     PromptInput { text: Some(text.to_owned()), ..PromptInput::default() }
 }
 
-/// Refuses tokens that the model does not have, or that leave no room for an answer.
+/// Refuses tokens that the vocabulary does not have, and lists that leave no room for an answer.
 fn check_tokens(tokens: &[Token], served: &ServedModel) -> Result<()> {
     let vocab = served.tokenizer.vocab();
     ensure!(

@@ -1,4 +1,4 @@
-//! `/v1/responses`, as OpenAI's server has it, without stored responses.
+//! `/v1/responses` of OpenAI's API, without stored responses.
 
 use super::answer::{AnswerEnd, AnswerPiece, RequestFigures};
 use super::conversation::ApiConversation;
@@ -16,14 +16,14 @@ use crate::util::json;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
-/// Fields of a request that its response repeats as they came.
+/// Fields of a request that its response repeats unchanged.
 const REPEATED: [&str; 8] =
     ["instructions", "metadata", "reasoning", "temperature", "text", "top_p", "truncation", "user"];
 
-/// Copies of those fields that exist at once: the request's, the response's, and its text.
+/// Copies of those fields that exist at the same time: the request's, the response's, and its text.
 const COPIES: usize = 3;
 
-/// Returns the format of the answer, which a field of `text` has.
+/// Takes the format of the answer, which is in the field `text`.
 fn take_format(fields: &mut Fields) -> Result<Option<AnswerFormat>, ApiError> {
     let options: Value = fields.take("text")?.unwrap_or_default();
     let format = options.get("format").filter(|format| !format.is_null());
@@ -81,7 +81,7 @@ struct Shown {
     choice: Value,
     many: bool,
     max_tokens: Option<usize>,
-    /// Fields that are repeated as they came.
+    /// Fields that are repeated unchanged.
     repeated: Value,
 }
 
@@ -93,7 +93,7 @@ struct Items {
     /// Number of the next event.
     sequence: u64,
     items: Vec<Value>,
-    /// The last item is not complete.
+    /// Whether the last item is still incomplete.
     is_open: bool,
 }
 

@@ -5,7 +5,7 @@ use super::fields::Fields;
 use crate::cli::io::bias::{self, LogitBias};
 use crate::sampler::SamplerConfig;
 
-/// Sampling settings that a request names. The others are the model's.
+/// Sampling settings of a request. Missing ones come from the model.
 #[derive(Clone, Debug, Default)]
 pub struct SamplingFields {
     temperature: Option<f32>,
@@ -35,7 +35,7 @@ impl SamplingFields {
         })
     }
 
-    /// Returns the settings of an answer: the request's, then those of `base`.
+    /// Returns the settings of an answer: the request's, or else those of `base`.
     pub fn config(&self, base: &SamplerConfig, seed: u64) -> SamplerConfig {
         SamplerConfig {
             temperature: self.temperature.unwrap_or(base.temperature),

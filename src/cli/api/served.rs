@@ -1,4 +1,4 @@
-//! The model, as requests of all forms need it.
+//! Facts of the model that requests of all forms need.
 
 use super::error::ApiError;
 use super::fields::Fields;
@@ -22,7 +22,7 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 use std::sync::Arc;
 
-/// Fields that ask for a thought: the first one that is given counts.
+/// Fields that ask for a thought. The first one that is given counts.
 const THINKING: [&str; 6] = [
     "chat_template_kwargs",
     "enable_thinking",
@@ -31,27 +31,27 @@ const THINKING: [&str; 6] = [
     "reasoning",
     "reasoning_effort",
 ];
-/// Fields within them that say whether to think.
+/// Subfields that say whether to think.
 const WISHES: [&str; 5] = ["enable_thinking", "thinking", "type", "enabled", "effort"];
-/// Fields within them that limit a thought, and fields of a body that do.
+/// Subfields that limit a thought. A body may also have them at its top level.
 const BUDGETS: [&str; 3] = ["budget_tokens", "max_tokens", "thinking_budget"];
 const BODY_BUDGETS: [&str; 4] =
     ["thinking_budget", "thinking_budget_tokens", "reasoning_budget", "thinking_token_budget"];
-/// Most tokens of a thought by the word for its effort, as LiteLLM translates them. Other words
+/// Token limits of a thought by the word for its effort, as LiteLLM translates them. Other words
 /// set no limit.
 const EFFORTS: [(&str, usize); 3] = [("minimal", 128), ("low", 1024), ("medium", 2048)];
 
-/// Whether an answer begins with a thought, and the most tokens of it.
+/// Whether an answer begins with a thought, and the limit of its tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Thinking {
     pub is_on: bool,
     pub budget: Option<usize>,
 }
 
-/// Most bytes of a model's name: each event of a stream repeats it.
+/// Limit of a model's name in bytes: each event of a stream repeats it.
 const LONGEST_NAME: usize = 256;
 
-/// Facts of the model for the preparation of requests.
+/// Facts of a loaded model for preparing requests.
 pub struct ServedModel {
     pub name: String,
     pub created: u64,
@@ -61,22 +61,22 @@ pub struct ServedModel {
     pub config: Config,
     pub size: Size,
     pub stop_ids: Vec<Token>,
-    /// Positions of a text.
+    /// Context size in positions.
     pub context: usize,
     /// Settings that the model's authors recommend.
     pub sampling: SamplerConfig,
     pub constraints: Arc<Constraints>,
-    /// Most tokens of an answer by default.
+    /// Default limit of an answer in tokens.
     pub max_tokens: AutoOr,
     /// Whether answers begin with a thought by default, and its limit.
     pub thinking: Thinking,
-    /// The tower that reads images, or why there is none.
+    /// The tower that reads images, or the reason why there is none.
     pub viewer: Result<Arc<Viewer>, Fault>,
 }
 
-/// Settings for requests that do not say.
+/// Default settings of requests.
 pub struct ServedOptions {
-    /// Positions of a text.
+    /// Context size in positions.
     pub context: usize,
     /// Seconds since 1970, for lists of models.
     pub created: u64,
@@ -97,7 +97,7 @@ impl ServedModel {
         let ServedOptions { context, created, sampling, constraints, max_tokens, thinking } =
             options;
         let kv = kv_format(&session.model.weights, session.run.kv)?;
-        // The number of threads changes only the speed, so it is no part of the fingerprint.
+        // The number of threads changes only the speed, so it is not part of the fingerprint.
         let device = device.split(", ").next().unwrap_or_default();
         let mut hash = Sha256::new();
         hash.update(session.model.checkpoint().fingerprint()?);
@@ -121,23 +121,23 @@ impl ServedModel {
         })
     }
 
-    /// Returns the tower that reads images, or why there is none.
+    /// Returns the tower that reads images, or the reason why there is none.
     pub fn viewer(&self) -> Result<&Viewer, &Fault> {
         self.viewer.as_deref()
     }
 
-    /// Returns the tokens of calls, where the model has some.
+    /// Returns the tokens that mark calls; empty if the model has none.
     pub fn call_marks(&self) -> Vec<(Token, char)> {
         tools::call_marks(&self.tokenizer)
     }
 
-    /// Returns a parser of answers that may have calls.
+    /// Returns a parser of answers that may contain calls.
     pub fn reader(&self, tool_options: Option<&ToolOptions>) -> CallReader {
         let tools = tool_options.map_or(&[][..], |options| &options.tools);
         CallReader::new(tools, !self.call_marks().is_empty())
     }
 
-    /// Takes the name of the model. Any name is answered, because one model is served.
+    /// Takes the name of the model. The one model answers to any name.
     pub fn take_name(&self, fields: &mut Fields) -> Result<Option<String>, ApiError> {
         let name: Option<String> = fields.take("model")?;
         if let Some(other) = name.as_ref().filter(|name| **name != self.name) {
@@ -150,8 +150,9 @@ impl ServedModel {
         Ok(name)
     }
 
-    /// Takes the fields by which clients of all forms ask for a thought or for none, and limit it.
-    /// A model that cannot think does not.
+    /// Takes the fields of all forms that request, forbid or limit a thought.
+    ///
+    /// For a model that cannot think they have no effect.
     pub fn take_thinking(&self, fields: &mut Fields) -> Result<Thinking, ApiError> {
         let (mut wish, mut effort, mut budget) = (None, None, None);
         for name in BODY_BUDGETS {
@@ -168,13 +169,13 @@ impl ServedModel {
                 match BUDGETS.contains(&&**part) {
                     true => budget = budget.or(limit(name, part, value)?),
                     false => {
-                        let text = format!("'{name}.{part}' is passed over: it changes no text");
+                        let text = format!("'{name}.{part}' is ignored: it changes no text");
                         fields.note(text);
                     }
                 }
             }
             if own == Some(true) && self.tokenizer.channel().is_none() {
-                fields.note(format!("'{name}' is passed over: the model has no thoughts"));
+                fields.note(format!("'{name}' is ignored: the model has no thoughts"));
             }
         }
         let is_on = wish.unwrap_or(self.thinking.is_on) && self.tokenizer.channel().is_some();
@@ -193,7 +194,7 @@ fn limit(name: &str, part: &str, value: &Value) -> Result<Option<usize>, ApiErro
     Ok((number >= 0.0).then_some(number as usize))
 }
 
-/// Returns the most tokens of a thought that a word for its effort allows.
+/// Returns the token limit of a thought for a word for its effort.
 fn most_by_effort(value: &Value) -> Option<usize> {
     match value {
         Value::String(word) => {
@@ -204,8 +205,9 @@ fn most_by_effort(value: &Value) -> Option<usize> {
     }
 }
 
-/// Returns whether a value asks for a thought. It is a flag, a word such as `high`, or an object
-/// with one of them.
+/// Returns whether a value asks for a thought.
+///
+/// The value is a flag, a word such as `high`, or an object that contains one of them.
 fn wishes(value: &Value) -> Option<bool> {
     match value {
         Value::Bool(flag) => Some(*flag),

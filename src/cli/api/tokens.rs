@@ -7,9 +7,9 @@ use crate::models::{Special, Tokenizer};
 use crate::tensor::Token;
 use serde_json::{Value, json};
 
-/// Most bytes of a text for `/tokenize`.
+/// Limit of a text for `/tokenize`, in bytes.
 pub const LONGEST_TEXT: usize = 1 << 20;
-/// Most tokens for `/detokenize`.
+/// Limit of tokens for `/detokenize`.
 const MOST_TOKENS: usize = 1 << 18;
 
 /// Splits a text into tokens.
@@ -20,7 +20,7 @@ pub fn tokenize(mut fields: Fields, served: &ServedModel) -> Result<String, ApiE
         text = fields.take(name)?.or(text);
     }
     let text = text.ok_or_else(|| missing("content"))?;
-    // Both servers read control tokens in a text by default.
+    // llama.cpp's and vLLM's servers parse control tokens in a text by default.
     let special = match fields.take("parse_special")?.unwrap_or(true) {
         true => Special::Parse,
         false => Special::AsText,
@@ -50,7 +50,7 @@ pub fn tokenize(mut fields: Fields, served: &ServedModel) -> Result<String, ApiE
     let piece = |token: &Token| {
         let mut bytes = served.tokenizer.token_bytes(*token);
         if bytes.is_empty() {
-            // A control token shows its name, as with llama.cpp's server.
+            // A control token is shown by its name, as in llama.cpp's server.
             bytes = served.tokenizer.piece(*token).unwrap_or_default().into_bytes();
         }
         let piece = String::from_utf8(bytes).map_or_else(|e| json!(e.as_bytes()), Value::from);
@@ -60,7 +60,7 @@ pub fn tokenize(mut fields: Fields, served: &ServedModel) -> Result<String, ApiE
     Ok(json!({"count": count, "tokens": tokens}).to_string())
 }
 
-/// Returns the text of tokens, with control tokens as the vocabulary spells them.
+/// Converts tokens to text. Control tokens are written as their names in the vocabulary.
 pub fn spelled(tokenizer: &Tokenizer, tokens: &[Token]) -> String {
     let bytes = |token: &Token| {
         let bytes = tokenizer.token_bytes(*token);

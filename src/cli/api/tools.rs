@@ -5,7 +5,7 @@ use crate::models::{Message, MessageImage};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// Characters that stand for the marks of calls.
+/// Characters that stand for a model's call tokens in decoded text.
 const BEGIN: char = CALL_MARKS[0];
 const END: char = CALL_MARKS[1];
 const QUOTE: char = CALL_MARKS[2];
@@ -29,12 +29,12 @@ pub fn instructions(tools: &[Tool]) -> String {
     text + &format!("{calls} {results}")
 }
 
-/// Returns a call as the model writes it.
+/// Returns a call in the form that the model writes.
 pub fn spelled(name: &str, arguments: &str) -> String {
     format!("{CALL}{name}{ARGUMENTS}{arguments}}}")
 }
 
-/// Returns the result of a call as the model reads it.
+/// Returns the result of a call in the form that the model reads.
 pub fn result(name: Option<&str>, content: &str) -> String {
     match name {
         Some(name) => format!("Result of {name}: {content}"),
@@ -42,8 +42,9 @@ pub fn result(name: Option<&str>, content: &str) -> String {
     }
 }
 
-/// Writes calls and results as text, for a model without tokens for them. Consecutive results
-/// become one user message, and so does a user's message behind them.
+/// Writes calls and results as text, for a model without tokens for them.
+///
+/// Consecutive results and the user message after them become one user message.
 pub fn folded(messages: Vec<Message>) -> Vec<Message> {
     let (mut all, mut open) = (Vec::<Message>::new(), false);
     for Message { role, content, calls, result_of, images, .. } in messages {
@@ -73,7 +74,7 @@ pub fn folded(messages: Vec<Message>) -> Vec<Message> {
     all
 }
 
-/// Returns the functions in the form that templates declare them from.
+/// Returns the functions in the form that chat templates expect.
 pub fn declared(tools: &[Tool]) -> Vec<Value> {
     let declare = |Tool { name, description, parameters, .. }: &Tool| {
         let mut function =
@@ -96,12 +97,12 @@ pub enum AnswerPart {
     Arguments(String),
 }
 
-/// State of a reader within an answer.
+/// State of a parser within an answer.
 #[derive(Clone, Debug, PartialEq)]
 enum ReaderState {
     Begin,
     Text,
-    /// Between marks. A call goes through `MarkedHead` and `Marked`.
+    /// In text of a model with call tokens. A call then passes through `MarkedHead` and `Marked`.
     MarkedText,
     MarkedHead(String),
     Marked(MarkedArguments),
@@ -120,13 +121,15 @@ enum ReaderState {
 #[derive(Clone, Debug)]
 pub struct CallReader {
     state: ReaderState,
-    /// Texts that begin a call, up to the brace of its arguments, with the names of the functions.
+    /// Texts that begin a call, up to the brace of its arguments, each with the name of the
+    /// function.
     heads: Arc<[(String, String)]>,
 }
 
 impl CallReader {
-    /// Makes a reader of calls of these functions. Without any, all text is plain text. `marked`
-    /// means calls between marks.
+    /// Makes a parser of calls of these functions; without functions, all text is plain text.
+    ///
+    /// With `marked`, calls are between call tokens.
     pub fn new(tools: &[Tool], marked: bool) -> CallReader {
         let state = match (tools, marked) {
             ([], _) => ReaderState::Text,
@@ -137,7 +140,7 @@ impl CallReader {
         CallReader { state, heads: tools.iter().map(head).collect() }
     }
 
-    /// Returns the head of a call that the end of the answer cut off, as text.
+    /// Returns the head of a call as text, if the answer was cut off within it.
     pub fn finish(&mut self) -> Option<AnswerPart> {
         match &mut self.state {
             ReaderState::Head(head) | ReaderState::MarkedHead(head) if !head.is_empty() => {
@@ -224,23 +227,23 @@ impl CallReader {
     }
 }
 
-/// Arguments of a call between marks on their way to JSON.
+/// Converts the arguments of a marked call to JSON.
 #[derive(Clone, Debug, PartialEq)]
 struct MarkedArguments {
     /// Open objects (true) and lists, outermost first.
     open: Vec<bool>,
-    /// The key that is being read.
+    /// The key so far.
     key: Option<String>,
     in_string: bool,
 }
 
 impl MarkedArguments {
-    /// Begins behind the brace of the arguments.
+    /// Makes a converter that starts after the opening brace of the arguments.
     fn new() -> MarkedArguments {
         MarkedArguments { open: vec![true], key: Some(String::new()), in_string: false }
     }
 
-    /// Returns the JSON that a character gives.
+    /// Returns the JSON for the next character.
     fn json(&mut self, c: char) -> String {
         if c == QUOTE {
             self.in_string = !self.in_string;
@@ -339,7 +342,8 @@ mod tests {
             r#"{"name": "A B"}"#,
             r#"{"name": "one", "age": 5}"#,
             "{}",
-            // An answer by a schema with these two fields, and calls that were cut in their heads.
+            // An answer by a schema with these two fields, and calls that were cut off in their
+            // heads.
             r#"{"name": "Ada", "arguments": {"for": "b"}}"#,
             r#"{"name": "one", "arguments": ["for"]}"#,
             r#"{"name": "on"#,

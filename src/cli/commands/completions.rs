@@ -1,4 +1,5 @@
-//! `gemma completions`: a script made from the definition that parses the command line.
+//! `gemma completions`: shell completion scripts, generated from the definition of the command
+//! line.
 
 use super::definition;
 use crate::cli::io::output::print;
@@ -26,7 +27,7 @@ of models on this machine.";
 #[derive(Debug, Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct CompletionsArgs {
-    /// The shell
+    /// The shell to print a script for
     #[arg(value_enum, required_unless_present = "models")]
     pub shell: Option<Shell>,
     /// Print the names of the models on this machine, for the scripts
@@ -52,10 +53,10 @@ pub fn run(options: &CompletionsArgs, _: &Typed) -> Result<u8> {
     Ok(0)
 }
 
-/// Value in a generated script that stands for the names of models.
+/// Placeholder for the names of models in a generated script.
 const MODELS: &str = "GEMMA-MODELS";
 
-/// Replaces [`MODELS`] by a call of this program.
+/// Replaces [`MODELS`] by a call of this program that prints the names.
 fn with_models(script: String, shell: Shell) -> String {
     const CALL: &str = "$(gemma completions --models 2>/dev/null)";
     match shell {
@@ -72,8 +73,7 @@ fn with_models(script: String, shell: Shell) -> String {
     }
 }
 
-/// Words that complete an option which takes a word or a path. Shells offer files where no word
-/// matches.
+/// Completions for options that take a word or a path. Shells offer files if no word matches.
 const VALUES: [(&str, &[&str]); 8] = [
     ("calibrate", &["builtin", "none"]),
     ("ctx_size", &["auto"]),

@@ -1,4 +1,4 @@
-//! `gemma devices`: what this machine offers, and what would be chosen.
+//! `gemma devices`: the processor, GPUs and NPUs of this machine, and the device that auto chooses.
 
 use crate::cli::io::output::print;
 use crate::cli::options::UiOptions;
@@ -19,7 +19,7 @@ Examples:
 #[derive(Debug, Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct DevicesArgs {
-    /// One JSON object instead of text
+    /// Print one JSON object instead of text
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]
@@ -29,7 +29,7 @@ pub struct DevicesArgs {
 /// A Vulkan device, for `--json`.
 #[derive(Clone, Debug, Serialize)]
 struct GpuRow {
-    /// `--device vulkan:N`
+    /// N of `--device vulkan:N`.
     index: usize,
     name: String,
     driver: String,
@@ -38,9 +38,9 @@ struct GpuRow {
     memory_bytes: u64,
     memory_available_bytes: Option<u64>,
     subgroup: u32,
-    /// Null until the driver was tried, which `gemma doctor` does.
+    /// Null until `gemma doctor` or a run has tried the driver.
     int8_matrices: Option<bool>,
-    /// Why it cannot be used.
+    /// Missing features, if the device cannot be used.
     missing: Vec<&'static str>,
 }
 
@@ -95,7 +95,7 @@ struct NpuRow {
 struct NpuFinding {
     name: &'static str,
     found: String,
-    /// Remedy; null where all is well.
+    /// Remedy; null if nothing is wrong.
     remedy: Option<String>,
 }
 
@@ -126,7 +126,7 @@ impl NpuRow {
 
 pub fn run(options: &DevicesArgs, _: &Typed) -> Result<u8> {
     let cpu = Cpu::probe()?;
-    // No driver is nothing wrong here: it is what the answer says.
+    // A missing driver is a result here, not an error.
     let (found, driver) = match backends::probe() {
         Ok(found) => (found, None),
         Err(why) => (Vec::new(), Some(why.to_string())),

@@ -1,4 +1,4 @@
-//! `gemma eval`: how likely a model finds a text, alone or against a reference.
+//! `gemma eval`: likelihood of texts under a model, alone or compared with a reference model.
 
 use crate::cli::io::image_file::read_image;
 use crate::cli::io::output::print;
@@ -30,28 +30,28 @@ Examples:
 #[derive(Debug, Args)]
 #[command(after_long_help = EXAMPLES, override_usage = "gemma eval [OPTIONS] <FILE...|--ids FILE>")]
 pub struct EvalArgs {
-    /// Texts to evaluate, each window of them behind one BOS; KIND=FILE names a text's kind
+    /// Texts to evaluate, in windows that each begin with a BOS; KIND=FILE names a text's kind
     ///
-    /// Several texts are evaluated together and each by itself. Windows have --ctx-size tokens: by
-    /// default those of the longest text, or as many as the model takes.
+    /// Figures are printed for each text and for all together. Windows have --ctx-size tokens: by
+    /// default the length of the longest text, or the model's maximum.
     #[arg(value_name = "[KIND=]FILE", conflicts_with = "ids")]
     pub files: Vec<String>,
-    /// Token ids to evaluate as they are, instead of texts: {"ids": [...]} (repeatable)
+    /// Token ids to evaluate unchanged, instead of texts: {"ids": [...]} (repeatable)
     #[arg(long, value_name = "[KIND=]FILE")]
     pub ids: Vec<String>,
-    /// Image whose places the ids hold: JPEG, PNG or WebP (repeatable, in order)
+    /// Image in the token ids: JPEG, PNG or WebP (repeatable, in order)
     ///
-    /// A run of the model's image token stands for an image, and must be as long as the image has
-    /// tokens. Places of images are not scored.
+    /// Each run of the model's image token in the ids stands for an image. The run must be as long
+    /// as the image has tokens. These tokens are not scored.
     #[arg(long, value_name = "FILE", requires = "ids")]
     pub image: Vec<PathBuf>,
     /// Model to compare with: adds KL divergence, top-1 agreement and the ratio of perplexities
     #[arg(long, value_name = "PATH|ID")]
     pub reference: Option<String>,
-    /// Tokens at the start of each window that are context only and not scored
+    /// Number of tokens at the start of each window that are not scored
     #[arg(long, value_name = "N", default_value_t = 0, hide_short_help = true)]
     pub skip: usize,
-    /// One JSON object with the figures of every token
+    /// Print one JSON object with the figures of every token
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]
@@ -62,7 +62,7 @@ pub struct EvalArgs {
     pub ui: UiOptions,
 }
 
-/// A kind of text and its tokens.
+/// A kind of text, and tokens of that kind.
 type Part = (String, Vec<Token>);
 
 pub fn run(options: &EvalArgs, typed: &Typed) -> Result<u8> {
@@ -82,13 +82,13 @@ pub fn run(options: &EvalArgs, typed: &Typed) -> Result<u8> {
         }
     };
     let images = viewer.as_ref().map(|viewer| show(&options.image, viewer, &mut parts, window));
-    // They are kept as long as texts name them.
+    // The images have to live as long as texts refer to them.
     let _images = images.transpose()?;
     if let Some(viewer) = &viewer {
         model.weights = model.weights.seeing(viewer.images().clone());
     }
     if options.skip + 1 >= window {
-        let what = format!("--skip {} leaves nothing of windows of {window} tokens", options.skip);
+        let what = format!("--skip {} skips all of a window of {window} tokens", options.skip);
         return Err(Fault::usage(what).help("skip fewer, or give a larger --ctx-size").into());
     }
     let pool = load::pool(&run)?;
@@ -141,7 +141,7 @@ pub fn run(options: &EvalArgs, typed: &Typed) -> Result<u8> {
     Ok(0)
 }
 
-/// Where no bar is shown: a line a minute, so that a log tells a long run from one that hangs.
+/// Progress without a bar: a line per minute shows that a long run does not hang.
 struct EvalProgress<'a> {
     ui: &'a Ui,
     wanted: bool,
@@ -150,7 +150,7 @@ struct EvalProgress<'a> {
     last_line: Cell<Instant>,
 }
 
-/// Between two lines.
+/// Time between two lines.
 const SILENCE: Duration = Duration::from_secs(60);
 
 impl<'a> EvalProgress<'a> {
@@ -191,7 +191,7 @@ fn comparison_json(c: &Comparison) -> Result<serde_json::Value> {
     Ok(json)
 }
 
-/// The window, and each text cut into windows that begin with BOS; ids are left as they are.
+/// Returns the window size and the texts, cut into windows that begin with BOS. Ids stay unchanged.
 fn read(options: &EvalArgs, model: &Model, ui: &Ui) -> Result<(usize, Vec<Part>)> {
     let from_ids = !options.ids.is_empty();
     let tokenizer = if from_ids { None } else { Some(model.tokenizer(ui)?) };
@@ -212,7 +212,7 @@ fn read(options: &EvalArgs, model: &Model, ui: &Ui) -> Result<(usize, Vec<Part>)
         };
         if ids.len() < 2 {
             let what =
-                format!("{path} holds fewer than two tokens, and the first one is not predicted");
+                format!("{path} has fewer than two tokens, and the first one cannot be scored");
             return Err(Fault::usage(what).help("give a longer text").into());
         }
         if parts.iter().any(|p| p.0 == kind) {
@@ -238,7 +238,7 @@ fn read(options: &EvalArgs, model: &Model, ui: &Ui) -> Result<(usize, Vec<Part>)
     Ok((window, parts))
 }
 
-/// Puts the places of images where the ids have the model's image token.
+/// Replaces runs of the model's image token by the places of images.
 fn show(
     files: &[PathBuf],
     viewer: &Viewer,
@@ -258,11 +258,11 @@ fn show(
         while at < ids.len() {
             let run = ids[at..].iter().take_while(|id| **id == soft).count();
             if run > 0 {
-                let missing = || mismatch("the ids hold more images than are given".into());
+                let missing = || mismatch("the ids contain more images than are given".into());
                 let image = next.next().ok_or_else(missing)?;
                 if image.rows() != run {
                     let what =
-                        format!("the ids hold {run} places of an image of {} tokens", image.rows());
+                        format!("{run} image tokens stand for an image of {} tokens", image.rows());
                     return Err(mismatch(what).into());
                 }
                 ids[at..at + run]
@@ -275,16 +275,16 @@ fn show(
     }
     match next.len() {
         0 => Ok(images),
-        n => Err(mismatch(format!("the ids hold no places of {n} images")).into()),
+        n => Err(mismatch(format!("the ids contain no image tokens for {n} of the images")).into()),
     }
 }
 
-/// A file's name without its directory and ending.
+/// Returns a file's name without its directory and extension.
 fn stem(path: &str) -> &str {
     Path::new(path).file_stem().and_then(|s| s.to_str()).unwrap_or(path)
 }
 
-/// JSON and text of the whole, and of each part where there are several.
+/// Formats the figures as JSON and text: of all texts, and of each part if there are several.
 fn render<T>(
     parts: &[Part],
     figures: &[T],
@@ -311,7 +311,7 @@ fn render<T>(
 fn describe(f: &Figures) -> String {
     let tokens = thousands(f.tokens as u64);
     let (nll, error) = (f.mean_nll, f.nll_stderr);
-    // Perplexity is e^NLL: its error is that of the NLL times its own size.
+    // Perplexity is e^NLL, so its error is that of the NLL times the perplexity.
     let (perplexity, of_it) = (f.perplexity, f.perplexity * error);
     format!(
         "{tokens} tokens: mean NLL {nll:.4} +- {error:.4}, perplexity {} +- {}\n",
@@ -339,14 +339,14 @@ fn describe_comparison(c: &Comparison) -> String {
     )
 }
 
-/// The ids of `{"ids": [...]}`.
+/// Reads the ids of a file `{"ids": [...]}`.
 fn read_ids(path: &Path) -> Result<Vec<Token>> {
     #[derive(serde::Deserialize)]
     struct File {
         ids: Vec<Token>,
     }
     let bad = || {
-        Fault::model(format!("{} does not hold token ids", path.display()))
+        Fault::model(format!("{} contains no token ids", path.display()))
             .help(r#"it should be {"ids": [2, 105, ...]}"#)
     };
     let file: File = serde_json::from_str(&read_file(path)?).with_context(bad)?;

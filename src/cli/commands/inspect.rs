@@ -1,4 +1,4 @@
-//! `gemma inspect`: what a model consists of.
+//! `gemma inspect`: the shape, tensors and formats of a model.
 
 use crate::cli::io::output::print;
 use crate::cli::io::table::markdown;
@@ -32,17 +32,17 @@ pub struct InspectArgs {
     /// Model directory, GGUF file or id [default: the bundled demo model]
     #[arg(value_name = "MODEL")]
     pub which: Option<String>,
-    /// The same, as an option
+    /// MODEL, as an option
     #[arg(short, long, value_name = "PATH|ID")]
     pub model: Option<String>,
     /// List every tensor
     #[arg(long)]
     pub tensors: bool,
-    /// Compare every tensor with the report beside it, and all its decoders with each other; refuse
-    /// what is not finite
+    /// Compare every tensor with the report next to it, and its decoders with each other; refuse
+    /// NaN and infinity
     #[arg(long)]
     pub verify: bool,
-    /// One JSON object instead of text
+    /// Print one JSON object instead of text
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]
@@ -85,7 +85,7 @@ struct Inspection {
 struct Tower {
     file: String,
     bytes: u64,
-    /// Most tokens of an image by default.
+    /// Default limit of an image in tokens.
     tokens: usize,
 }
 
@@ -148,10 +148,10 @@ fn report(model: &Model) -> Result<Inspection> {
             tokens: tower.most_tokens(None)?,
         }),
         Err(why) => {
-            // A text model has none, which needs no note.
-            let beside = model.place.as_ref().map(|place| beside(&place.path));
-            if beside.is_some_and(|found| !matches!(found, Ok(None))) {
-                notes.push(format!("no images are read: {why:#}"));
+            // A model that only reads text has no tower. That is not worth a note.
+            let tower = model.place.as_ref().map(|place| beside(&place.path));
+            if tower.is_some_and(|found| !matches!(found, Ok(None))) {
+                notes.push(format!("images cannot be read: {why:#}"));
             }
             None
         }
@@ -213,9 +213,9 @@ fn by_tensor(report: &Inspection) -> Vec<Vec<String>> {
 }
 
 fn by_role(report: &Inspection) -> Vec<Vec<String>> {
-    // Place of the role's first tensor, role, format and shape.
+    // First tensor of the role by index, role, format and shape.
     type Alike<'a> = (usize, &'a str, &'a str, &'a [usize]);
-    // Tensors and their bytes.
+    // Number of tensors, and their bytes.
     let mut groups: BTreeMap<Alike<'_>, (usize, u64)> = BTreeMap::new();
     for t in &report.tensors {
         let first = report.tensors.iter().position(|o| o.role == t.role).unwrap_or(0);

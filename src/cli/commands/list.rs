@@ -1,4 +1,4 @@
-//! `gemma list`: the Gemma 3 and 4 models on this machine, from their headers alone.
+//! `gemma list`: the Gemma 3 and 4 models on this machine, described from their headers.
 
 use crate::checkpoint::{Checkpoint, GgufNames};
 use crate::cli::io::output::print;
@@ -37,16 +37,16 @@ Examples:
 
 /// Show the Gemma 3 and 4 models on this machine: size, format, whether they fit and read images
 ///
-/// The Hugging Face cache, LM Studio's and Ollama's models and the working directory are looked
-/// through. `--model` takes each name in the list. Only headers are read. A model that cannot be
-/// used is listed with the reason.
+/// Searches the Hugging Face cache, LM Studio's and Ollama's models and the working directory.
+/// `--model` accepts each name in the list. Only headers are read. A model that cannot be used is
+/// listed with the reason.
 #[derive(Debug, Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct ListArgs {
-    /// Directories to look in, beside those of downloads [default: the working directory]
+    /// Directories to search, as well as downloads [default: the working directory]
     #[arg(value_name = "DIRECTORY")]
     pub directories: Vec<PathBuf>,
-    /// One JSON object instead of text
+    /// Print one JSON object instead of text
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]
@@ -63,10 +63,10 @@ struct Found {
     path: PathBuf,
     #[serde(flatten)]
     about: Option<About>,
-    /// Models in the list that it drafts for, if it is an assistant.
+    /// Models in the list that it drafts for; empty unless it is an assistant.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     drafts_for: Vec<String>,
-    /// Reason why it cannot be used, with a remedy; null if it can.
+    /// Reason why the model cannot be used, with a remedy; null if it can.
     error: Option<String>,
     #[serde(skip)]
     config: Option<Config>,
@@ -82,7 +82,7 @@ impl Found {
     }
 }
 
-/// Notes which models each assistant drafts for.
+/// Sets the models that each assistant drafts for.
 fn pair(found: &mut [Found]) {
     let targets: Vec<(String, Config)> = found
         .iter()
@@ -96,7 +96,7 @@ fn pair(found: &mut [Found]) {
     }
 }
 
-/// Facts from the headers.
+/// Facts about a model from its headers.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 struct About {
     format: &'static str,
@@ -108,7 +108,7 @@ struct About {
     images: bool,
 }
 
-/// Context that has to fit with a model, in tokens.
+/// Context size, in tokens, that has to fit for a model to fit.
 const CONTEXT: usize = 4096;
 
 pub fn run(options: &ListArgs, _: &Typed) -> Result<u8> {
@@ -121,7 +121,7 @@ pub fn run(options: &ListArgs, _: &Typed) -> Result<u8> {
     for (model, path) in in_caches(&caches) {
         match path {
             Ok(path) => found.extend(files(&path).into_iter().filter_map(|file| {
-                // The id names the model of a page that has one.
+                // If the repository has one model, its id names the model.
                 let model = if file == path { model.clone() } else { file.display().to_string() };
                 look(model, file, &host, &run, is_gemma(&path.display().to_string()))
             })),
@@ -143,9 +143,9 @@ pub fn run(options: &ListArgs, _: &Typed) -> Result<u8> {
             found.extend(look(file.display().to_string(), file, &host, &run, wanted));
         }
     }
-    for path in directories.iter().flat_map(|directory| beside(directory)) {
+    for path in directories.iter().flat_map(|directory| candidates(directory)) {
         for file in files(&path) {
-            // A file called config.json alone makes no model.
+            // A file config.json alone is not a model.
             let wanted = is_gemma(&file.display().to_string()) || holds_weights(&file);
             found.extend(look(file.display().to_string(), file, &host, &run, wanted));
         }
@@ -173,8 +173,8 @@ fn context(run: &RunOptions) -> usize {
     }
 }
 
-/// Returns the models of Gemma's pages in the caches: the id, and the path of the files or the
-/// error.
+/// Returns the repositories in the caches: the id and the path of the files, or the error if the
+/// name is one of Gemma's.
 fn in_caches(caches: &[PathBuf]) -> Vec<(String, Result<PathBuf, String>)> {
     let names = caches.iter().flat_map(|cache| names(cache));
     let ids = names.filter_map(|name| Some(name.strip_prefix("models--")?.replacen("--", "/", 1)));
@@ -185,8 +185,8 @@ fn in_caches(caches: &[PathBuf]) -> Vec<(String, Result<PathBuf, String>)> {
     .collect()
 }
 
-/// Returns possible models of a directory: itself, its subdirectories and its GGUF files.
-fn beside(directory: &Path) -> Vec<PathBuf> {
+/// Returns the directories that may contain models: a directory and its subdirectories.
+fn candidates(directory: &Path) -> Vec<PathBuf> {
     let inside = names(directory).into_iter().filter(|name| !name.starts_with('.')).map(|name| {
         match directory {
             here if here == Path::new(".") => PathBuf::from(name),
@@ -197,14 +197,14 @@ fn beside(directory: &Path) -> Vec<PathBuf> {
     std::iter::once(directory.to_owned()).chain(inside).collect()
 }
 
-/// Returns the directories in a directory.
+/// Returns the subdirectories of a directory.
 fn subdirectories(directory: &Path) -> Vec<PathBuf> {
     let inside = names(directory).into_iter().map(|name| directory.join(name));
     inside.filter(|path| path.is_dir()).collect()
 }
 
-/// The models of a directory: itself where it holds a checkpoint or the one GGUF model of a page,
-/// otherwise each GGUF file.
+/// Returns the models in a directory: the directory itself if it has a checkpoint or one GGUF
+/// model, otherwise each GGUF file.
 fn files(directory: &Path) -> Vec<PathBuf> {
     let names = names(directory);
     if names.iter().any(|n| n == "config.json" || n.ends_with(".safetensors")) {
@@ -225,15 +225,15 @@ fn holds_weights(path: &Path) -> bool {
     path.is_file() || names(path).iter().any(|n| n.ends_with(".safetensors"))
 }
 
-/// Whether a name is one of Gemma 3 or 4.
+/// Returns whether a name is one of Gemma 3 or 4.
 fn is_gemma(name: &str) -> bool {
     let name = name.to_ascii_lowercase();
     let begins = ["gemma-3-", "gemma3", "gemma_3", "gemma-4-", "gemma4", "gemma_4"];
     begins.iter().any(|begin| name.contains(begin))
 }
 
-/// Opens a model, or returns `None` for another family. A file that cannot be opened is listed only
-/// if it is `wanted`.
+/// Opens a model. Returns `None` for another family. A file that cannot be opened is listed only if
+/// it is `wanted`.
 fn look(
     model: String,
     path: PathBuf,
@@ -282,7 +282,7 @@ fn look(
     }
 }
 
-/// An error on one line, with its remedy.
+/// Formats an error on one line, with its remedy.
 fn reason(error: &anyhow::Error) -> String {
     let help = fault_of(error).and_then(|fault| fault.help.as_deref());
     help.map_or_else(|| format!("{error:#}"), |help| format!("{error:#}: {help}"))
@@ -307,7 +307,7 @@ fn text(found: &[Found], places: &[&PathBuf], sizes: Option<&Sizes>, columns: us
                 ),
                 false => String::new(),
             },
-        ) + &say("gemma plan says which other sizes fit here, and how fast they would be.");
+        ) + &say("gemma plan lists the other sizes that fit here, and their speeds.");
     }
     let mut table =
         vec![["model", "format", "bits", "size", "fits", "images"].map(str::to_owned).to_vec()];
@@ -344,7 +344,7 @@ fn text(found: &[Found], places: &[&PathBuf], sizes: Option<&Sizes>, columns: us
     if table.len() > 1 {
         out += &format!(
             "\n{}",
-            say("To talk to one: gemma chat -m MODEL. gemma plan MODEL says more about one.")
+            say("To talk to a model: gemma chat -m MODEL. Details of one: gemma plan MODEL.")
         );
     }
     out

@@ -1,4 +1,4 @@
-//! `gemma man`: pages made from the definition that parses the command line.
+//! `gemma man`: man pages, generated from the definition of the command line.
 
 use super::Cli;
 use crate::cli::help::{self, EXIT_CODES, SETTINGS};
@@ -17,7 +17,7 @@ Examples:
 #[derive(Debug, Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct ManArgs {
-    /// A command, for its own page
+    /// Print the page of this command instead
     pub command: Option<String>,
 }
 
@@ -43,7 +43,7 @@ pub fn run(options: &ManArgs, _: &Typed) -> Result<u8> {
     Ok(0)
 }
 
-/// Renders a man page: the parts that clap knows, then examples, exit codes and sources of values.
+/// Renders a man page: clap's parts, then examples, exit codes and sources of values.
 fn page(command: clap::Command) -> Result<String> {
     let is_root = command.has_subcommands();
     let examples = (!is_root).then(|| help::examples(&command));

@@ -1,4 +1,4 @@
-//! The table of commands, and the way from a command line to the command that it names.
+//! The table of commands. Parses a command line and runs its command.
 //!
 //! Names and defaults are a contract with people's scripts. `settings` adds the environment and
 //! `gemma.toml` to each option.
@@ -29,8 +29,8 @@ use anyhow::Result;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use std::ffi::OsString;
 
-/// Makes the enum of commands. A module has a struct of options and `run(&options, &typed)`, which
-/// returns the exit code.
+/// Makes the enum of commands. Each module has a struct of options and `run(&options, &typed)`,
+/// which returns the exit code.
 macro_rules! commands {
     ($($(#[$help:meta])+ $name:ident = $module:ident::$options:ident;)+) => {
         #[derive(Debug, Subcommand)]
@@ -59,25 +59,25 @@ commands! {
     Ps = ps::PsArgs;
     /// Have a running server unload a model
     Stop = stop::StopArgs;
-    /// Make a smaller model of one: 4 bits per weight or fewer
+    /// Quantise a model: make a smaller copy with 4 bits per weight or fewer
     Quantize = quantize::QuantizeArgs;
     /// Measure a model's quality: perplexity, or distance from another
     Eval = eval::EvalArgs;
     /// Measure a model's speed, with and without drafts
     Bench = bench::BenchArgs;
-    /// Show what memory a model would take here, and how fast it would be
+    /// Show whether a model fits into memory here, and how fast it would be
     Plan = plan::PlanArgs;
     /// Download a model from Hugging Face
     Pull = pull::PullArgs;
     /// Show the Gemma 3 and 4 models on this machine, and whether they fit
     List = list::ListArgs;
-    /// Show what a model consists of: its shape, tensors and formats
+    /// Show the shape, tensors and formats of a model
     Inspect = inspect::InspectArgs;
     /// Show the tokens of a text
     Tokenize = tokenize::TokenizeArgs;
     /// Show the devices of this machine, and which one would be chosen
     Devices = devices::DevicesArgs;
-    /// Check this machine, and say what to type about what is wrong
+    /// Check this machine, and print commands that solve its problems
     Doctor = doctor::DoctorArgs;
     /// Print the JSON Schema of generate's JSON result
     Schema = schema::SchemaArgs;
@@ -87,8 +87,8 @@ commands! {
     Man = man::ManArgs;
 }
 
-/// Run Gemma 3 and 4 faster: a small draft model guesses several tokens, and the model checks all
-/// of them in one pass.
+/// Run Gemma 3 and 4 faster: a small draft model proposes several tokens, and the model verifies
+/// all of them in one pass.
 #[derive(Debug, Parser)]
 #[command(
     name = "gemma", version = VERSION, subcommand_required = true,
@@ -99,7 +99,7 @@ pub struct Cli {
     pub command: CliCommand,
 }
 
-/// Returns the whole command line's definition, each option with its environment variable.
+/// Returns the definition of the command line, each option with its environment variable.
 pub fn definition() -> clap::Command {
     settings::definition(&Cli::command())
 }
@@ -113,7 +113,7 @@ pub fn parse(argv: &[OsString]) -> Result<(CliCommand, Typed), Early> {
 
 /// Runs a command and returns the exit code.
 pub fn run(command: &CliCommand, typed: &Typed) -> Result<u8> {
-    // `generate` adds the values of the model's generation_config.json.
+    // `generate` prints its settings later, with the values of the model's generation_config.json.
     if typed.print_config && !matches!(command, CliCommand::Generate(_)) {
         print(&typed.config(&[]))?;
         return Ok(0);

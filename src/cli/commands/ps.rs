@@ -21,7 +21,7 @@ Examples:
 pub struct PsArgs {
     #[command(flatten)]
     pub server: ServerOptions,
-    /// The server's answer: one JSON object, as Ollama's /api/ps has it
+    /// Print the server's answer: one JSON object in the form of Ollama's /api/ps
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]

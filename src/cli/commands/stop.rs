@@ -1,4 +1,4 @@
-//! `gemma stop`: has a running server unload a model.
+//! `gemma stop`: makes a running server unload a model.
 
 use crate::cli::options::{ServerOptions, UiOptions};
 use crate::cli::settings::Typed;
@@ -8,7 +8,7 @@ use clap::Args;
 use serde_json::json;
 use std::time::{Duration, Instant};
 
-/// Time in which an idle model is unloaded.
+/// Time in which the server unloads an idle model.
 const PATIENCE: Duration = Duration::from_secs(10);
 const LOOK: Duration = Duration::from_millis(50);
 
@@ -17,7 +17,7 @@ Examples:
   gemma stop gemma-3-4b-it
   gemma stop gemma-3-4b-it --url http://127.0.0.1:9000";
 
-/// Have a running gemma serve unload a model, which frees its memory
+/// Make a running gemma serve unload a model, which frees its memory
 ///
 /// Running answers end first. The next request for the model loads it again.
 #[derive(Debug, Args)]
@@ -47,7 +47,7 @@ pub fn run(options: &StopArgs, typed: &Typed) -> Result<u8> {
     }
     let answer = client.post("/api/generate", &json!({"model": name, "keep_alive": 0}))?;
     if answer["done_reason"] != "unload" {
-        let what = format!("the server did not unload {name}: it is perhaps not gemma serve");
+        let what = format!("the server did not unload {name}: perhaps it is not gemma serve");
         return Err(Fault::new(Kind::Failure, what).into());
     }
     let begun = Instant::now();
@@ -61,7 +61,7 @@ pub fn run(options: &StopArgs, typed: &Typed) -> Result<u8> {
     Ok(0)
 }
 
-/// Encodes a name for a path.
+/// Percent-encodes a name for a path.
 fn encoded(name: &str) -> String {
     let byte = |byte: u8| match byte {
         b'/' | b':' | b'-' | b'.' | b'_' => char::from(byte).to_string(),

@@ -1,5 +1,4 @@
-//! `gemma tokenize`: the ids and pieces of a text, or of the prompt that the chat template makes of
-//! it.
+//! `gemma tokenize`: the token ids and pieces of a text, or of a prompt made by the chat template.
 
 use crate::cli::api::tokens::spelled;
 use crate::cli::io::input;
@@ -29,25 +28,25 @@ pub struct TokenizeArgs {
     /// Model directory, GGUF file or id [default: the bundled demo model]
     #[arg(short, long, value_name = "PATH|ID")]
     pub model: Option<String>,
-    /// Put the text through the chat template first, as a user message
+    /// Apply the chat template first, with the text as a user message
     #[arg(long)]
     pub template: bool,
-    /// Put a conversation that is stored as JSON through the chat template
+    /// Apply the chat template to a conversation that is stored as JSON
     ///
     /// The file holds an array of {"role": ..., "content": ...}, as for gemma generate. A text, if
     /// there is one, becomes the last message of the user.
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     pub messages: Option<PathBuf>,
-    /// Print the text that the chat template makes, as the model reads it, instead of the tokens
+    /// Print the text that the chat template produces for the model, instead of tokens
     #[arg(long, conflicts_with = "json")]
     pub rendered: bool,
-    /// Control tokens that the text spells
+    /// How to read control tokens in the text
     #[arg(
         long, value_enum, value_name = "HOW", default_value_t = SpecialPolicy::Text,
         hide_short_help = true
     )]
     pub special_in_prompt: SpecialPolicy,
-    /// One JSON object: {"ids": [...], "pieces": [...]}, which eval --ids takes
+    /// Print one JSON object, {"ids": [...], "pieces": [...]}, for eval --ids
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]

@@ -1,13 +1,15 @@
-//! Biases of tokens as JSON: OpenAI's object of ids and numbers, `{"42": -100}`, or llama-server's
-//! list of pairs, `[[42, false]]`, in which `false` bans.
+//! Biases of tokens as JSON, in two forms.
+//!
+//! OpenAI's is an object of ids and numbers, `{"42": -100}`. llama-server's is a list of pairs,
+//! `[[42, false]]`, where `false` bans the token.
 
 use crate::tensor::Token;
 use serde::Deserialize;
 use serde_json::Value;
 
-/// The most biases of a request: each of its answers has a copy.
+/// Limit of biases per request. Each of its answers has a copy of them.
 const MOST: usize = 4096;
-/// The forms of biases in words.
+/// Description of the valid forms, for error messages.
 pub const FORM: &str =
     "at most 4096 ids of tokens with numbers from -100 to 100, as in {\"42\": -100}";
 

@@ -1,9 +1,9 @@
-//! Where output goes: the one way to open and write what an option names.
+//! Output files: opening and writing the files that options name.
 //!
-//! A regular file appears complete or not at all: its bytes are kept, written beside it and renamed
-//! over it when they are finished. Everything else is written as it comes: devices and pipes are
-//! opened, and `-`, /dev/stdout and /dev/fd/N are the descriptors that this process already has,
-//! with their position. A symbolic link is followed to the file that it names.
+//! A regular file appears complete or not at all. Its bytes are kept in memory, written to a file
+//! next to it, and renamed when they are finished. Devices and pipes are opened and written
+//! directly. `-`, /dev/stdout and /dev/fd/N are descriptors that this process already has, with
+//! their position. A symbolic link is followed to the file that it names.
 
 use crate::cli::io::ui::clean;
 use crate::error::Fault;
@@ -21,26 +21,26 @@ use std::path::{Path, PathBuf};
 
 /// A place for output, as named on the command line.
 ///
-/// Every option that writes has this type, and no other option has: by it `settings` knows which
-/// options a file in the working directory must not set.
+/// Every option that names a file to write has this type, and no other option has. `settings` uses
+/// the type to refuse such options in a file of the working directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Destination(PathBuf);
 
-/// Symbolic links that are followed, at most; as many as Linux follows.
+/// Limit of symbolic links that are followed. Linux has the same limit.
 const MOST_LINKS: usize = 40;
 
 /// An open output.
 pub struct Writer {
     how: How,
-    /// As the user named it.
+    /// Name as given by the user.
     name: String,
     terminal: bool,
 }
 
 enum How {
-    /// Written as it comes.
+    /// Written directly.
     Direct(File),
-    /// Kept until the end, and then put in the place of this path in one step.
+    /// Kept in memory. At the end the file at this path is replaced in one step.
     Replace(PathBuf, Vec<u8>),
 }
 
@@ -48,7 +48,7 @@ enum How {
 enum ResolvedPath {
     /// A descriptor of this process.
     Descriptor(i32),
-    /// A path whose last part is no symbolic link.
+    /// A path that does not end in a symbolic link.
     Path(PathBuf),
 }
 
@@ -69,7 +69,7 @@ impl Destination {
         &self.0
     }
 
-    /// Opens the place, or says why nothing could be written there: before the work, not after it.
+    /// Opens the output. Reports errors now, so that a run does not fail after the work.
     pub fn open(&self) -> Result<Writer> {
         if self.0 == Path::new("-") {
             return Writer::stdout();
@@ -93,7 +93,7 @@ impl Destination {
             Ok(meta) if meta.is_dir() => {
                 Err(Fault::usage(format!("cannot write {name}: it is a directory")).into())
             }
-            // The kernel's own files, and descriptors of other processes.
+            // Files of the kernel, and descriptors of other processes.
             Ok(_) if path.starts_with("/proc") => {
                 direct(File::options().append(true).open(&path).with_context(what)?)
             }
@@ -102,22 +102,22 @@ impl Destination {
             }
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error).with_context(what),
             found => {
-                // A file that may not be written is not to be replaced either.
+                // A file without write permission is not replaced either.
                 if found.is_ok()
                     && let Err(error) = File::options().write(true).open(&path)
                     && error.kind() == io::ErrorKind::PermissionDenied
                 {
                     return Err(error).with_context(what);
                 }
-                // This tells whether the directory can be written, and leaves nothing behind
-                // whatever ends the process.
+                // Checks that the directory can be written. The file has no name, so a crash leaves
+                // nothing on disk.
                 tempfile::tempfile_in(parent_of(&path)).map_err(plain).with_context(what)?;
                 Ok(Writer { how: How::Replace(path, Vec::new()), name, terminal: false })
             }
         }
     }
 
-    /// Writes the whole of an output.
+    /// Opens the output, writes the bytes, and finishes.
     pub fn write(&self, bytes: &[u8]) -> Result<()> {
         let mut writer = self.open()?;
         writer.write(bytes)?;
@@ -131,18 +131,19 @@ impl Writer {
         descriptor(1, "standard output").context("cannot write to standard output")
     }
 
-    /// Whether what is written appears on a terminal at once.
+    /// Returns whether written bytes appear on a terminal at once.
     pub fn is_terminal(&self) -> bool {
         self.terminal
     }
 
-    /// Whether this is a file that appears when it is complete.
+    /// Returns whether this is a regular file, which appears when it is complete.
     pub fn appears_whole(&self) -> bool {
         matches!(self.how, How::Replace(..))
     }
 
-    /// Writes at once, or keeps the bytes of a file. A closed pipe ends the process before this
-    /// returns.
+    /// Writes bytes, or keeps them if this is a regular file.
+    ///
+    /// A closed pipe ends the process before this returns.
     pub fn write(&mut self, bytes: &[u8]) -> Result<()> {
         match &mut self.how {
             How::Direct(file) => {
@@ -156,7 +157,7 @@ impl Writer {
         }
     }
 
-    /// Writes a text; a terminal gets it without what it would obey.
+    /// Writes a text. On a terminal, control characters are replaced.
     pub fn write_text(&mut self, text: &str) -> Result<()> {
         match self.terminal {
             true => self.write(clean(text).as_bytes()),
@@ -164,7 +165,7 @@ impl Writer {
         }
     }
 
-    /// Ends the output: a file appears.
+    /// Ends the output. A regular file appears now.
     pub fn finish(self) -> Result<()> {
         match self.how {
             How::Direct(_) => Ok(()),
@@ -182,8 +183,9 @@ impl Writer {
     }
 }
 
-/// Puts a complete file in the place of `path` in one step; `name` is what messages call it. `path`
-/// is no symbolic link.
+/// Replaces the file at `path` in one step by a complete one.
+///
+/// `name` is its name in messages. `path` must not be a symbolic link.
 pub fn replace(
     path: &Path,
     write: impl FnOnce(&mut File) -> io::Result<()>,
@@ -203,13 +205,14 @@ pub fn replace(
         .with_context(what)
 }
 
-/// Follows the links that a path ends in to a descriptor of this process, or to a path that is no
-/// link.
+/// Follows symbolic links at the end of a path.
+///
+/// Returns a descriptor of this process, or a path that does not end in a link.
 fn resolve(path: &Path, name: &str) -> Result<ResolvedPath> {
     let what = || Fault::usage(format!("cannot write {name}"));
     let mut path = path.to_owned();
     for _ in 0..MOST_LINKS {
-        // Systems without /proc have these as devices.
+        // On systems without /proc these are devices.
         match path.to_str() {
             Some("/dev/stdout") => return Ok(ResolvedPath::Descriptor(1)),
             Some("/dev/stderr") => return Ok(ResolvedPath::Descriptor(2)),
@@ -235,7 +238,7 @@ fn resolve(path: &Path, name: &str) -> Result<ResolvedPath> {
         }
         let full = directory.join(last);
         match std::fs::symlink_metadata(&full) {
-            // Links in /proc are not names of files.
+            // Links in /proc are not file names.
             Ok(meta) if meta.is_symlink() && !directory.starts_with("/proc") => {
                 path = directory.join(std::fs::read_link(&full).with_context(what)?);
             }
@@ -250,12 +253,12 @@ fn resolve(path: &Path, name: &str) -> Result<ResolvedPath> {
     Err(Fault::usage(format!("cannot write {name}: its symbolic links lead in a circle")).into())
 }
 
-/// Whether a path can only name a directory.
+/// Returns whether a path can only name a directory.
 fn ends_in_separator(path: &Path) -> bool {
     path.to_string_lossy().ends_with(std::path::is_separator)
 }
 
-/// Whether a directory is the one that lists this process's descriptors, as /dev/fd does.
+/// Returns whether a directory lists this process's descriptors, as /dev/fd does.
 fn is_of_descriptors(directory: &Path) -> bool {
     directory == Path::new("/dev/fd")
         || ["/dev/fd", "/proc/self/fd", "/proc/thread-self/fd"]
@@ -263,15 +266,16 @@ fn is_of_descriptors(directory: &Path) -> bool {
             .any(|name| Path::new(name).canonicalize().is_ok_and(|own| own == directory))
 }
 
-/// A descriptor that this process has: the same open file, so that its position and its append mode
-/// are kept.
+/// Duplicates a descriptor of this process.
+///
+/// The duplicate is the same open file, with its position and append mode.
 fn descriptor(number: i32, name: &str) -> Result<Writer> {
     let file = writable_descriptor(number)?.context("it is closed, or open for reading only")?;
     let terminal = number == 1 && file.is_terminal();
     Ok(Writer { how: How::Direct(file), name: name.to_owned(), terminal })
 }
 
-/// An error of a temporary file without that file's name, which says nothing to anyone.
+/// Removes the name of a temporary file from an error, since users do not know it.
 fn plain(error: io::Error) -> io::Error {
     match error.raw_os_error() {
         Some(_) => error,
@@ -315,7 +319,7 @@ mod tests {
         assert_eq!(fs::read_dir(&dir).unwrap().count(), 1);
     }
 
-    /// Windows forbids most users symbolic links.
+    /// Most users of Windows may not create symbolic links.
     #[cfg(unix)]
     #[test]
     fn links_are_followed_and_stay() {
@@ -336,7 +340,7 @@ mod tests {
         assert!(at("null").is_symlink());
     }
 
-    /// `/` and descriptors are those of Unix.
+    /// `/` and descriptors exist on Unix only.
     #[cfg(unix)]
     #[test]
     fn what_cannot_be_written_is_said_when_it_is_opened() {

@@ -1,4 +1,4 @@
-//! Fields for the form of an answer, in records of a batch and requests to the server: our own, and
+//! Fields for the form of an answer, in batch records and server requests: this program's own, and
 //! OpenAI's `response_format`.
 
 use crate::error::Fault;
@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
 use serde_json::Value;
 
-/// The fields, of which at most one may be given.
+/// The fields. At most one may be given.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 pub struct AnswerFormatFields {
     pub response_format: Option<Value>,
@@ -19,7 +19,7 @@ pub struct AnswerFormatFields {
 /// The form of an answer.
 #[derive(Clone, Debug, PartialEq)]
 pub enum AnswerFormat {
-    /// Any text, whatever the options say.
+    /// Any text. Overrides a grammar of the command line.
     Text,
     Grammar(GrammarSource),
 }
@@ -30,7 +30,7 @@ const EXAMPLE: &str = concat!(
 );
 
 impl AnswerFormatFields {
-    /// Returns the name of the first field that is given.
+    /// Returns the name of the first given field.
     pub fn name(&self) -> &'static str {
         match self {
             AnswerFormatFields { response_format: Some(_), .. } => "response_format",
@@ -40,7 +40,7 @@ impl AnswerFormatFields {
         }
     }
 
-    /// Returns the form that is given.
+    /// Returns the given form. Refuses more than one.
     pub fn one(self) -> Result<Option<AnswerFormat>> {
         let mut given: Vec<AnswerFormat> = Vec::new();
         given.extend(self.response_format.map(|format| response_format(&format)).transpose()?);
@@ -49,14 +49,15 @@ impl AnswerFormatFields {
         given.extend(self.regex.map(GrammarSource::Regex).map(AnswerFormat::Grammar));
         ensure!(
             given.len() < 2,
-            Fault::model("an answer can have one form, and more than one is asked for")
+            Fault::model("an answer can have only one form, but several are given")
         );
         Ok(given.pop())
     }
 }
 
-/// Reads OpenAI's `response_format`. The schema may also stand beside its name, without
-/// `json_schema` around both.
+/// Parses OpenAI's `response_format`.
+///
+/// Also accepts a schema next to its name, without an enclosing `json_schema`.
 pub fn response_format(format: &Value) -> Result<AnswerFormat> {
     let schema = format.pointer("/json_schema/schema").or(format.get("schema"));
     match format.get("type").and_then(Value::as_str) {
@@ -70,10 +71,7 @@ pub fn response_format(format: &Value) -> Result<AnswerFormat> {
             let schema = schema.with_context(missing)?;
             Ok(AnswerFormat::Grammar(GrammarSource::JsonSchema(schema.clone())))
         }
-        _ => bail!(
-            Fault::model(format!("`response_format` is not one that is known: {format}"))
-                .help(EXAMPLE)
-        ),
+        _ => bail!(Fault::model(format!("`response_format` is unknown: {format}")).help(EXAMPLE)),
     }
 }
 

@@ -1,4 +1,4 @@
-//! Pictures' files, and their places in a prompt.
+//! Image files, and the places of images in a prompt.
 
 use crate::error::Fault;
 use crate::models::MessageImage;
@@ -8,10 +8,10 @@ use std::io::Read;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Stands for an image in a prompt.
+/// Mark for an image in a prompt.
 const MARK: &str = "<image>";
 
-/// Reads the file of a picture.
+/// Reads an image file.
 pub fn read_image(path: &Path) -> Result<Arc<[u8]>> {
     if path == Path::new("-") {
         return read_all(&mut std::io::stdin().lock(), "standard input");
@@ -19,10 +19,10 @@ pub fn read_image(path: &Path) -> Result<Arc<[u8]>> {
     let name = path.display().to_string();
     let fault = || {
         Fault::model(format!("cannot read the image {name}"))
-            .help("check the path, and that the file may be read")
+            .help("check the path and the file's permissions")
     };
     if path.is_dir() {
-        let fault = Fault::model(format!("{name} is a directory, and an image is wanted"));
+        let fault = Fault::model(format!("{name} is a directory, not an image"));
         return Err(fault.help("give its files one by one, each with --image").into());
     }
     let mut file = std::fs::File::open(path).with_context(fault)?;
@@ -42,7 +42,7 @@ fn read_all(from: &mut dyn Read, name: &str) -> Result<Arc<[u8]>> {
     Ok(bytes.into())
 }
 
-/// Puts images at the marks of a text, which are taken out of it. Without marks they come first.
+/// Removes the marks from a text and puts an image at each. Without marks, the images come first.
 ///
 /// # Errors
 /// A [`Fault`] if the text has another number of marks.
@@ -54,7 +54,7 @@ pub fn place(text: &str, files: Vec<Arc<[u8]>>) -> Result<(String, Vec<MessageIm
         return Ok((text.to_owned(), images.collect()));
     }
     if marks != files.len() {
-        let what = format!("the prompt holds {MARK} {marks} times, and {} images", files.len());
+        let what = format!("the prompt contains {MARK} {marks} times, for {} images", files.len());
         let help = format!("write {MARK} once for each image, or leave it out");
         return Err(Fault::usage(what).help(help).into());
     }

@@ -9,7 +9,7 @@ use anyhow::Result;
 use std::io::{IsTerminal, Read};
 use std::path::PathBuf;
 
-/// One part of a prompt.
+/// A part of a prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PromptPart {
     Text(String),
@@ -17,7 +17,9 @@ pub enum PromptPart {
     Stdin,
 }
 
-/// PROMPT is stronger than a `--prompt` from environment or file; both typed is one too many.
+/// Refuses PROMPT together with `--prompt` on the command line.
+///
+/// PROMPT overrides a `--prompt` from the environment or a file.
 pub fn check_once(options: &InputOptions, typed: &Typed) -> Result<()> {
     if !options.words.is_empty()
         && options.prompt.is_some()
@@ -33,8 +35,9 @@ pub fn check_once(options: &InputOptions, typed: &Typed) -> Result<()> {
     Ok(())
 }
 
-/// The parts of the prompt in their order. Standard input stands between files and PROMPT if it is
-/// piped, or where a `-` is.
+/// Returns the parts of the prompt in order.
+///
+/// Standard input comes between files and PROMPT if it is piped, or at the place of a `-`.
 pub fn parts(options: &InputOptions, piped: bool) -> Result<Vec<PromptPart>> {
     let stdin = PathBuf::from("-");
     let mut parts: Vec<PromptPart> = options
@@ -60,8 +63,8 @@ pub fn parts(options: &InputOptions, piped: bool) -> Result<Vec<PromptPart>> {
         0 => {}
         1 if piped => {}
         1 => {
-            let help = "pipe something in: gemma generate - <FILE";
-            return Err(Fault::usage("`-` stands for standard input, and that is a terminal")
+            let help = "redirect a file or a pipe to it: gemma generate - <FILE";
+            return Err(Fault::usage("`-` means standard input, which is a terminal here")
                 .help(help)
                 .into());
         }
@@ -70,12 +73,12 @@ pub fn parts(options: &InputOptions, piped: bool) -> Result<Vec<PromptPart>> {
     Ok(parts)
 }
 
-/// Whether standard input is something to read.
+/// Returns whether standard input is not a terminal.
 pub fn stdin_is_piped() -> bool {
     !std::io::stdin().is_terminal()
 }
 
-/// Reads and joins the parts; `None` if there is no text at all.
+/// Reads and joins the parts. Returns `None` if there is no text.
 pub fn assemble(parts: &[PromptPart], stdin: &mut dyn Read) -> Result<Option<String>> {
     let mut texts = Vec::new();
     for part in parts {

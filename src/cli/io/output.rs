@@ -1,5 +1,5 @@
-//! Standard output or a file: the generated text as it comes, or a JSON result. Nothing else is
-//! ever written there.
+//! The output of `generate`: the text while it is generated, or a JSON result, on standard output
+//! or in a file.
 
 use crate::cli::io::destination::{Destination, Writer};
 use crate::cli::io::record::Record;
@@ -26,15 +26,17 @@ pub struct TextOutput {
     place: Writer,
     format: OutputFormat,
     newline: bool,
-    /// Breaks the lines of a text that goes to a terminal.
+    /// Wraps lines on a terminal.
     wrap: Option<Wrap>,
     text: String,
     thoughts: String,
 }
 
 impl TextOutput {
-    /// Opens the place, or standard output for `None`. Fails now rather than after a long
-    /// generation. A text ends with a line break if `newline` is set; on a terminal it always does.
+    /// Opens the output; `None` is standard output. Errors are reported now, not after a long
+    /// generation.
+    ///
+    /// `newline` ends a text with a line break. On a terminal it always gets one.
     pub fn open(place: Option<&Destination>, format: OutputFormat, newline: bool) -> Result<Self> {
         let place = place.map_or_else(Writer::stdout, Destination::open)?;
         let (text, thoughts) = Default::default();
@@ -43,12 +45,12 @@ impl TextOutput {
         Ok(TextOutput { place, format, newline: newline || is_shown, wrap, text, thoughts })
     }
 
-    /// Returns whether the output is the text alone.
+    /// Returns whether the format is plain text.
     pub fn is_text(&self) -> bool {
         self.format == OutputFormat::Text
     }
 
-    /// Whether this is a file that appears when it is complete.
+    /// Returns whether this is a regular file, which appears when it is complete.
     pub fn appears_whole(&self) -> bool {
         self.place.appears_whole()
     }
@@ -63,7 +65,7 @@ impl TextOutput {
         Some(self.thoughts.clone()).filter(|text| !text.is_empty())
     }
 
-    /// Appends to the thoughts, which are no part of the text.
+    /// Appends to the thoughts, which are not part of the text.
     pub fn thought(&mut self, piece: &str) -> Result<()> {
         self.thoughts.push_str(piece);
         if piece.is_empty() || self.format != OutputFormat::StreamJson {
@@ -72,7 +74,7 @@ impl TextOutput {
         self.line(&serde_json::json!({"type": "reasoning", "text": piece}))
     }
 
-    /// Appends generated text: whole characters, flushed at once.
+    /// Appends generated text, which consists of whole characters. Flushes it at once.
     pub fn text(&mut self, piece: &str) -> Result<()> {
         if piece.is_empty() {
             return Ok(());
@@ -93,7 +95,7 @@ impl TextOutput {
         }
     }
 
-    /// Ends the output with the result, or the final line break.
+    /// Ends the output: writes the result, or the final line break.
     pub fn finish(mut self, record: &Record) -> Result<()> {
         match self.format {
             OutputFormat::Text => {
@@ -130,12 +132,12 @@ impl TextOutput {
     }
 }
 
-/// Writes a whole text to standard output and flushes: for commands that answer once.
+/// Prints a complete text to standard output and flushes it.
 pub fn print(text: &str) -> Result<()> {
     Writer::stdout()?.write_text(text)
 }
 
-/// The same for a text with colours, whose foreign parts are clean.
+/// Prints a text that contains colours. The caller cleans parts from other sources.
 pub fn print_painted(text: &str) -> Result<()> {
     Writer::stdout()?.write(text.as_bytes())
 }

@@ -1,5 +1,7 @@
-//! Pictures in requests, in the forms of all APIs. They come as base64: a server that fetched
-//! addresses for its clients would let them reach its network.
+//! Images in requests, in the forms of all APIs.
+//!
+//! They must be sent as base64. Fetching addresses would give clients access to the server's
+//! network.
 
 use base64::Engine;
 use base64::alphabet::STANDARD;
@@ -12,10 +14,10 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
     GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
 );
 
-/// Remedy for a picture that is named and not sent.
+/// Remedy for an image that is given by address or id.
 const SEND: &str = "send its bytes as a data URL: data:image/png;base64,...";
 
-/// Returns the file of a picture, or `None` for a part of another kind.
+/// Returns the image file of a part; `None` for a part of another kind.
 pub fn picture(part: &Value) -> Option<Result<Arc<[u8]>, String>> {
     let kind = part["type"].as_str()?;
     let source = &part["source"];
@@ -28,16 +30,16 @@ pub fn picture(part: &Value) -> Option<Result<Arc<[u8]>, String>> {
         }
         "image" if source["type"] == "base64" => file(&source["data"]),
         "image" => {
-            Err("image: the source is not of type base64: send the bytes of its file so".into())
+            Err("image: the source is not of type base64: send the file in that form".into())
         }
         _ => return None,
     })
 }
 
-/// Returns the file of a picture that is base64 by itself, or a data URL.
+/// Decodes an image file from plain base64 or a data URL.
 pub fn file(data: &Value) -> Result<Arc<[u8]>, String> {
     match data.as_str().ok_or("the data of an image is not a text")? {
-        // No base64 has a colon.
+        // Base64 has no colons.
         text if text.contains(':') => url(data),
         text => decoded(text),
     }

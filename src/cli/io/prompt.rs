@@ -1,4 +1,4 @@
-//! From options, files and standard input to the prompt's tokens.
+//! Prompts: from options, files and standard input to tokens.
 
 use crate::cli::io::image_file::{self, read_image};
 use crate::cli::io::input;
@@ -31,7 +31,7 @@ pub struct PromptInput {
     /// Images of the text, in the order of their places in it.
     pub images: Vec<MessageImage>,
     pub prefill: Option<String>,
-    /// Functions in OpenAI's form, for a template that declares them.
+    /// Functions in OpenAI's form, for templates that declare them.
     pub tools: Vec<Value>,
     pub thinks: bool,
 }
@@ -42,7 +42,7 @@ impl PromptInput {
         self.messages.iter().flat_map(|message| &message.images).chain(&self.images)
     }
 
-    /// Bytes of text in all.
+    /// Returns the bytes of all texts.
     pub fn bytes(&self) -> usize {
         let messages: usize = self.messages.iter().map(Message::bytes).sum();
         let tools: usize = self.tools.iter().map(|tool| tool.to_string().len()).sum();
@@ -51,7 +51,7 @@ impl PromptInput {
     }
 }
 
-/// Reads all inputs. No prompt at all is wrong usage.
+/// Reads all inputs. Refuses a command line without a prompt.
 pub fn gather(
     text: &InputOptions,
     images: &ImageOptions,
@@ -83,7 +83,7 @@ fn read(
     if chat.raw && (chat.system.is_some() || chat.system_file.is_some() || chat.messages.is_some())
     {
         return Err(Fault::usage(
-            "--raw uses no chat template: it takes no --system and no --messages",
+            "--raw uses no chat template, so --system and --messages cannot be given",
         )
         .into());
     }
@@ -91,7 +91,7 @@ fn read(
     let system = system(chat)?;
     let messages = chat.messages.as_deref().map(read_messages).transpose()?.unwrap_or_default();
     let prompt = input::assemble(&parts, stdin)?;
-    // A model may begin with nothing at all, but only if someone says so: --raw ''.
+    // An empty prompt is allowed if it is given explicitly: --raw ''.
     let nothing = chat.raw && text.words.len() == 1;
     if messages.is_empty() && !nothing && prompt.as_ref().is_none_or(|p| p.trim().is_empty()) {
         return Err(input::no_prompt().into());
@@ -105,7 +105,7 @@ pub fn system(chat: &ChatOptions) -> Result<Option<String>> {
     system_text(chat.system.as_deref(), chat.system_file.as_deref())
 }
 
-/// One of the two, or none.
+/// Returns the text, or the content of the file. Refuses both together.
 pub fn system_text(text: Option<&str>, file: Option<&Path>) -> Result<Option<String>> {
     match (text, file) {
         (Some(_), Some(_)) => Err(Fault::usage("--system and --system-file are both given")
@@ -116,11 +116,13 @@ pub fn system_text(text: Option<&str>, file: Option<&Path>) -> Result<Option<Str
     }
 }
 
-/// Content of a message: text, or a list of texts and images, with a line or more for each text.
+/// Content of a message: a text, or a list of texts and images.
+///
+/// Each text of a list has lines of its own.
 pub struct MessageContent(Message);
 
 impl MessageContent {
-    /// Returns a message of this content.
+    /// Makes a message with this content.
     pub fn message(self, role: String) -> Message {
         Message { role, ..self.0 }
     }
@@ -143,7 +145,7 @@ impl<'de> Deserialize<'de> for MessageContent {
                 message.show(file.map_err(D::Error::custom)?);
                 continue;
             }
-            // A part without a type is text where it has one.
+            // A part without a type is a text if it has a field `text`.
             match (
                 part.get("type").and_then(Value::as_str),
                 part.get("text").and_then(Value::as_str),
@@ -167,7 +169,7 @@ impl<'de> Deserialize<'de> for MessageContent {
     }
 }
 
-/// A JSON array of messages, or an object with a `messages` field.
+/// Reads messages from a JSON array, or from the field `messages` of an object.
 pub fn read_messages(path: &Path) -> Result<Vec<Message>> {
     #[derive(Deserialize)]
     struct Item {
@@ -186,14 +188,14 @@ pub fn read_messages(path: &Path) -> Result<Vec<Message>> {
     Ok(items.into_iter().map(|item| item.content.message(item.role)).collect())
 }
 
-/// Tokens of a prompt above which the demo's answer is of no use.
+/// Prompt length in tokens above which the demo's answers are useless.
 const DEMO_READS: usize = 200;
 
-/// The note of a demo that gets a long prompt.
+/// Note for a long prompt to the demo.
 pub const DEMO_READS_LITTLE: &str =
     "the demo answers short questions only: it cannot summarise a text or answer from one";
 
-/// Returns the prompt's tokens, through the chat template or behind one BOS.
+/// Returns the prompt's tokens, made by the chat template or from a raw text after one BOS.
 pub fn encode(
     input: &PromptInput,
     chat: &ChatOptions,
@@ -207,7 +209,7 @@ pub fn encode(
     };
     let thinks = chat.think.settled(&session.tokenizer)?;
     if thinks && chat.raw {
-        let fault = Fault::usage("--raw uses no chat template, which --think on needs");
+        let fault = Fault::usage("--think on needs the chat template, and --raw uses none");
         return Err(fault.help("drop one of the two").into());
     }
     let input = &PromptInput { thinks, ..input.clone() };
@@ -232,7 +234,7 @@ pub fn encode(
         ui.note(DEMO_READS_LITTLE);
     }
     if prompt.has_own_bos {
-        ui.note("the prompt begins with a BOS token already: no second one is added");
+        ui.note("the prompt already begins with a BOS token, so none is added");
     }
     ui.detail(
         1,
@@ -245,7 +247,9 @@ pub fn encode(
     Ok(prompt)
 }
 
-/// The model's chat template, or Gemma's own, with a note, where the model's files have none.
+/// Returns the model's chat template.
+///
+/// If its files have none, prints a note and returns Gemma's own.
 pub fn chat_template(
     model: &Model,
     tokenizer: &Tokenizer,
@@ -262,28 +266,28 @@ pub fn chat_template(
     Ok(template)
 }
 
-/// A prompt as a model reads it.
+/// A prompt encoded for the model.
 #[derive(Clone, Debug, Default)]
 pub struct EncodedPrompt {
     pub tokens: Vec<Token>,
-    /// The images that the tokens name.
+    /// The images that the tokens refer to.
     pub images: Vec<Arc<Image>>,
-    /// Whether a text without a template has its own BOS.
+    /// Whether a raw text already began with a BOS.
     pub has_own_bos: bool,
 }
 
-/// A prompt whose images are measured, and not decoded yet.
+/// A prompt with images that are measured but not decoded.
 #[derive(Clone, Debug, Default)]
 pub struct UnseenPrompt {
-    /// Without the places of images.
+    /// Tokens without the places of images.
     pub tokens: Vec<Token>,
-    /// Files of the images, in the order of their places.
+    /// Files of the images, in order.
     pub files: Vec<Arc<[u8]>>,
     has_own_bos: bool,
 }
 
 impl UnseenPrompt {
-    /// Returns the prompt with its images, which are in the order of the files.
+    /// Returns the prompt with its decoded images, given in the order of the files.
     pub fn seen(
         self,
         viewer: Result<&Viewer, &Fault>,
@@ -302,21 +306,23 @@ impl UnseenPrompt {
 
 /// An encoder of prompts.
 pub struct PromptEncoder<'a> {
-    /// `None` continues a text without a template.
+    /// The chat template; `None` to continue a raw text.
     pub template: Option<&'a ChatTemplate>,
     pub config: &'a Config,
     pub tokenizer: &'a Tokenizer,
-    /// Reads images, or is the reason why none are read.
+    /// The tower that reads images, or the reason why there is none.
     pub viewer: Result<&'a Viewer, &'a Fault>,
-    /// Context size that the options give.
+    /// Context size from the options.
     pub context: AutoOr,
-    /// Most bytes of the rendered template.
+    /// Limit of a rendered prompt in bytes.
     pub most_rendered: usize,
 }
 
 impl PromptEncoder<'_> {
-    /// Returns the prompt with its images, whose soft tokens are computed unless they are kept. A
-    /// prompt that leaves no room for an answer is an error.
+    /// Returns the encoded prompt.
+    ///
+    /// Images go through the tower, unless their soft tokens are cached. Refuses a prompt that
+    /// leaves no room for an answer.
     pub fn encode(&self, input: &PromptInput, special: Special) -> Result<EncodedPrompt> {
         let unseen = self.tokenise(input, special)?;
         let images = unseen.files.iter().map(|file| self.viewer()?.see(file));
@@ -324,21 +330,23 @@ impl PromptEncoder<'_> {
         unseen.seen(self.viewer, self.tokenizer, images)
     }
 
-    /// Returns the prompt as tokens. Reads no more than the headers of pictures. A prompt that
-    /// leaves no room for an answer is an error.
+    /// Returns the prompt as tokens.
+    ///
+    /// Reads only the headers of image files. Refuses a prompt that leaves no room for an answer.
     pub fn tokenise(&self, input: &PromptInput, special: Special) -> Result<UnseenPrompt> {
         let (tokens, has_own_bos) = self.checked(input, special)?;
         let files: Vec<_> = input.all_images().map(|image| image.file.clone()).collect();
         if !files.is_empty() {
-            // A prompt that shows another number of images is an error before one is decoded.
+            // Refuses a prompt with a wrong number of image marks before an image is decoded.
             let text = self.viewer()?.vision().image_text(self.tokenizer)?;
             text.place(&tokens, &vec![0..0; files.len()])?;
         }
         Ok(UnseenPrompt { tokens, files, has_own_bos })
     }
 
-    /// Returns the number of a prompt's tokens, those of its images included. Reads no more than
-    /// the headers of pictures. A prompt that leaves no room for an answer is an error.
+    /// Counts a prompt's tokens, including those of its images.
+    ///
+    /// Reads only the headers of image files. Refuses a prompt that leaves no room for an answer.
     pub fn count(&self, input: &PromptInput, special: Special) -> Result<usize> {
         let (tokens, _) = self.checked(input, special)?;
         Ok(tokens.len() + self.image_tokens(input)?)
@@ -357,8 +365,8 @@ impl PromptEncoder<'_> {
         images.map(|image| Ok(viewer.measure(&image.file)?.tokens())).sum()
     }
 
-    /// Returns the tokens without places of images, and whether a text without a template has its
-    /// own BOS. The places are counted.
+    /// Returns the tokens without places of images, and whether a raw text already began with a
+    /// BOS. The length check counts the places.
     fn checked(&self, input: &PromptInput, special: Special) -> Result<(Vec<Token>, bool)> {
         let PromptEncoder { config, tokenizer, context, most_rendered, .. } = *self;
         let limit = match context {
@@ -366,7 +374,7 @@ impl PromptEncoder<'_> {
             AutoOr::Auto => config.max_position,
         };
         let places = self.image_tokens(input)?;
-        // Tokenising takes time and memory; a text that cannot fit is refused before.
+        // Tokenising costs time and memory, so a text that cannot fit is refused first.
         let fits = |bytes: usize| {
             let tokens = bytes / tokenizer.longest() + places;
             if tokens > limit { check_prompt(tokens, true, context, config) } else { Ok(()) }
@@ -392,7 +400,7 @@ impl PromptEncoder<'_> {
                 (templated(input, special, template, tokenizer, &fits_rendered)?, false)
             }
             None if places > 0 => {
-                let what = "--raw uses no chat template, which says where images stand";
+                let what = "images need the chat template, and --raw uses none";
                 return Err(Fault::usage(what).help("drop --raw or the images").into());
             }
             None => raw(input, special, config, tokenizer)?,

@@ -1,12 +1,12 @@
-//! The JSON result of `generate`, version 1. `result.schema.json` describes it and a test holds
-//! both together.
+//! The JSON result of `generate`, version 1. `result.schema.json` describes it, and a test compares
+//! both.
 
 pub use crate::runtime::answers::FinishReason;
 use crate::tensor::Token;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// Version of the record's shape.
+/// Version of the record's form.
 pub const VERSION: u32 = 1;
 
 /// The JSON Schema that `gemma schema` prints.
@@ -18,13 +18,13 @@ pub struct Record {
     /// Id of a batch record; null for a single prompt.
     pub id: Option<serde_json::Value>,
     pub text: String,
-    /// Thoughts of the model before and between the text.
+    /// Thoughts of the model, from before and within the text.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reasoning: Option<String>,
     pub finish_reason: FinishReason,
     pub usage: Usage,
     pub timings: Timings,
-    /// Images of the prompt, where there are some.
+    /// Images of the prompt, if it has some.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub images: Option<ImagesRecord>,
     pub draft: DraftRecord,
@@ -34,8 +34,8 @@ pub struct Record {
     /// Report of the NPU or of its software model; null without one.
     pub npu: Option<crate::compute::AssistReport>,
     pub model: ModelRecord,
-    /// Error of a text with the finish reason `error`, or of one that ended before its grammar was
-    /// complete.
+    /// Error of a text with the finish reason `error`, or of a text that ended before its grammar
+    /// was complete.
     pub error: Option<String>,
 }
 
@@ -45,17 +45,17 @@ pub struct Usage {
     pub completion_tokens: usize,
 }
 
-/// Seconds, tokens per second, and tokens that were not read.
+/// Times in seconds, speeds in tokens per second, and cached tokens.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Timings {
     pub load_s: f64,
     pub prefill_s: f64,
     pub decode_s: f64,
-    /// From the start of the prefill to the first token.
+    /// Time from the start of the prefill to the first token, in seconds.
     pub ttft_s: Option<f64>,
     pub prefill_tps: Option<f64>,
     pub decode_tps: Option<f64>,
-    /// Tokens of the prompt that a cache held.
+    /// Prompt tokens that were in a cache.
     pub cached_tokens: u64,
 }
 
@@ -63,41 +63,42 @@ pub struct Timings {
 pub struct ImagesRecord {
     pub images: usize,
     pub tokens: usize,
-    /// Seconds of decoding and resizing.
+    /// Time for decoding and resizing, in seconds.
     pub prepare_s: f64,
-    /// Seconds of the tower.
+    /// Time of the tower, in seconds.
     pub encode_s: f64,
 }
 
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct DraftRecord {
     pub sources: Vec<DraftSource>,
-    /// Tokens proposed and tokens accepted.
+    /// Proposed tokens, and accepted tokens (the next field).
     pub drafted: u64,
     pub accepted: u64,
-    /// Target passes while decoding.
+    /// Passes of the target while decoding.
     pub passes: u64,
-    /// Tokens per pass, the target's own token included.
+    /// Tokens per pass, including the target's own token.
     pub accepted_length: Option<f64>,
-    /// Passes by the number of accepted tokens: 0, 1, 2, ...
+    /// Number of passes by accepted tokens: 0, 1, 2, ...
     pub histogram: Vec<u64>,
-    /// The same nodes by their depth in the tree: 1, 2, ...
+    /// Drafted and accepted nodes by depth in the tree: 1, 2, ...
     pub depths: Vec<DraftDepth>,
-    /// Seconds of drafting that the target waited for, and that passed while its device worked.
+    /// Drafting time in seconds: time that the target waited, and time hidden by the target's
+    /// passes.
     pub exposed_s: f64,
     pub hidden_s: f64,
-    /// Rounds in which the draft model worked ahead, and rounds in which it had read the right
+    /// Rounds that the draft model drafted ahead, and rounds in which it had assumed the right
     /// token.
     pub ahead: u64,
     pub ahead_hits: u64,
-    /// Tokens per pass with drafts: predicted and realised; and the present trust in draft
-    /// probabilities.
+    /// Tokens per pass with drafts, predicted and measured, and the current calibration factor of
+    /// draft probabilities.
     pub predicted_length: Option<f64>,
     pub realised_length: Option<f64>,
     pub trust: Option<f64>,
-    /// Speed without drafts, from the measured time of a pass over one row.
+    /// Speed without drafts in tokens per second, from the measured time of a pass over one row.
     pub plain_tps: Option<f64>,
-    /// Time of a pass over 1, 2, 4, ... rows, for the context that the text ended in.
+    /// Times of passes over 1, 2, 4, ... rows at the context length of the text's end.
     pub costs: Vec<PassCost>,
     pub disabled_reason: Option<String>,
 }
@@ -131,13 +132,13 @@ pub struct SamplingRecord {
     pub repeat_last_n: i64,
     pub presence_penalty: f64,
     pub frequency_penalty: f64,
-    /// By token.
+    /// Biases by token id.
     pub logit_bias: BTreeMap<Token, f64>,
     pub max_tokens: usize,
     pub seed: u64,
 }
 
-/// Bytes.
+/// Sizes in bytes.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct MemoryRecord {
     pub weights: u64,
@@ -148,7 +149,7 @@ pub struct MemoryRecord {
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct ModelRecord {
     pub name: String,
-    /// Hash of the weights' source, if the model has it.
+    /// Hash of the weights' source, if the model records it.
     pub sha256: Option<String>,
     pub bits_per_weight: Option<f64>,
 }

@@ -1,4 +1,4 @@
-//! Questions to a running `gemma serve`: one request to a connection, without TLS.
+//! Client of a running `gemma serve`: one request per connection, without TLS.
 
 use crate::error::{Fault, Kind};
 use crate::os::sockets;
@@ -10,9 +10,9 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// Time in which a server has to answer.
+/// Timeout of a request.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Most bytes of an answer.
+/// Limit of a response in bytes.
 const LARGEST: u64 = 16 << 20;
 const PORT: u16 = 8080;
 
@@ -33,7 +33,7 @@ impl FromStr for ServerAddress {
             return Ok(ServerAddress::Unix(path.into()));
         }
         if text.starts_with("https://") {
-            return Err("gemma asks without TLS: give the server's own http:// address".into());
+            return Err("gemma has no TLS here: give the server's own http:// address".into());
         }
         let authority = text.strip_prefix("http://").unwrap_or(text);
         let authority = authority.trim_end_matches('/').trim_end_matches("/v1");
@@ -51,7 +51,7 @@ impl FromStr for ServerAddress {
     }
 }
 
-/// A server to ask.
+/// A client of one server.
 pub struct ServerClient<'a> {
     pub address: &'a ServerAddress,
     pub key: Option<&'a str>,
@@ -90,7 +90,7 @@ impl ServerClient<'_> {
         }
         let error = &value["error"];
         let told = error["message"].as_str().or(error.as_str()).unwrap_or(head);
-        let fault = Fault::new(Kind::Failure, format!("{shown} refuses: {told}"));
+        let fault = Fault::new(Kind::Failure, format!("{shown} refused the request: {told}"));
         Err(match status {
             "401" => fault.help("give its key with --api-key or GEMMA_API_KEY"),
             _ => fault,
@@ -98,7 +98,7 @@ impl ServerClient<'_> {
         .into())
     }
 
-    /// Sends a request and returns the whole answer.
+    /// Sends a request and returns the complete response.
     fn exchange(&self, request: &[u8]) -> Result<String> {
         let answer = match self.address {
             ServerAddress::Unix(path) => talk(sockets::connect(path, PATIENCE)?, request)?,

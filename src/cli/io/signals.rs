@@ -9,8 +9,9 @@ use std::thread::JoinHandle;
 
 const INSTALLING: &str = "installing signal handlers";
 
-/// Flags that the first SIGINT or SIGTERM sets. Before `watch` both end the process at once: there
-/// is no text yet to keep.
+/// Flags that the first SIGINT or SIGTERM sets.
+///
+/// Before `watch`, both signals end the process at once: there is no text yet to keep.
 #[derive(Clone, Default)]
 pub struct Interrupt {
     stop: Arc<AtomicBool>,
@@ -18,18 +19,21 @@ pub struct Interrupt {
 }
 
 impl Interrupt {
-    /// From here on the first SIGINT or SIGTERM only sets a flag; any further one exits at once
-    /// with 130 or 143.
+    /// Starts watching: the first SIGINT or SIGTERM only sets a flag.
+    ///
+    /// A further one exits at once with 130 or 143.
     pub fn watch() -> Result<Self> {
         let interrupt = Interrupt::default();
         os::flag_interrupts(&interrupt.stop, &interrupt.terminated).context(INSTALLING)?;
         Ok(interrupt)
     }
 
-    /// Watches like [`watch`](Self::watch); the first signal also calls `say` at once, on a thread
-    /// of its own, which then ends.
+    /// Watches like [`watch`](Self::watch).
+    ///
+    /// The first signal also calls `say` on another thread, which then ends.
     pub fn watch_saying(say: impl FnOnce() + Send + 'static) -> Result<(Self, JoinHandle<()>)> {
-        // Before the flags: a caller that finds one set may wait for the thread.
+        // This comes before the flags, because a caller that finds a flag set may wait for the
+        // thread.
         let signals = os::Interrupts::watch().context(INSTALLING)?;
         let interrupt = Self::watch()?;
         let wait = move || {
@@ -43,8 +47,9 @@ impl Interrupt {
         Ok((interrupt, thread))
     }
 
-    /// From here on SIGINT only sets the flag, which [`reset`](Self::reset) takes back: for a
-    /// conversation that outlives its answers.
+    /// Starts watching SIGINT only: it sets the flag, and [`reset`](Self::reset) clears it.
+    ///
+    /// This is for a chat, which continues after an interrupted answer.
     pub fn watch_answers() -> Result<Self> {
         let interrupt = Interrupt::default();
         os::flag_each_interrupt(&interrupt.stop).context(INSTALLING)?;

@@ -1,4 +1,4 @@
-//! The figures of one generation, as parts of the JSON result and as one line.
+//! The figures of a generation, as parts of the JSON result and as one line.
 
 use crate::cli::io::record::{
     DraftDepth, DraftRecord, DraftSource, ImagesRecord, MemoryRecord, PassCost, Record,
@@ -28,7 +28,7 @@ pub fn timings(stats: &Stats, load_s: f64) -> Timings {
     }
 }
 
-/// Returns the figures of a prompt's images; `None` where it has none.
+/// Returns the figures of a prompt's images; `None` if it has none.
 pub fn images(figures: ImageFigures) -> Option<ImagesRecord> {
     let ImageFigures { images, tokens, preparing, encoding, .. } = figures;
     let (prepare_s, encode_s) = (preparing.as_secs_f64(), encoding.as_secs_f64());
@@ -71,7 +71,7 @@ pub fn draft(
         predicted_length: per_round(figures.predicted),
         realised_length: per_round(figures.realised),
         trust: per_round(1.0).map(|_| figures.trust as f64),
-        // Without drafts no pass is timed, and what a plain one takes is not known.
+        // Without drafts no pass is timed, so the time of a plain pass is unknown.
         plain_tps: (figures.costs.is_some() && figures.plain_seconds > 0.0)
             .then(|| figures.plain_tokens as f64 / figures.plain_seconds),
         costs: curve.map_or(Vec::new(), sizes),
@@ -79,7 +79,7 @@ pub fn draft(
     }
 }
 
-/// Returns the figures of drafting as a second line, or `None` where nothing was drafted.
+/// Returns the figures of drafting as a second line; `None` if nothing was drafted.
 pub fn draft_line(draft: &DraftRecord, decode_tps: Option<f64>) -> Option<String> {
     let (predicted, realised) = (draft.predicted_length?, draft.realised_length?);
     let mut parts = vec![format!("drafts: {realised:.2} tok/pass, {predicted:.2} expected")];
@@ -88,7 +88,7 @@ pub fn draft_line(draft: &DraftRecord, decode_tps: Option<f64>) -> Option<String
     let depths: Vec<String> =
         draft.depths.iter().take(8).map(|d| percent(d.accepted, d.drafted)).collect();
     if !depths.is_empty() {
-        parts.push(format!("taken by depth {}", depths.join(" ")));
+        parts.push(format!("accepted by depth {}", depths.join(" ")));
     }
     parts.push(format!(
         "drafting {} ms exposed, {} hidden",
@@ -135,7 +135,7 @@ pub fn memory(report: &EngineReport) -> MemoryRecord {
     MemoryRecord { weights: memory.weights, kv: memory.kv, activations: memory.activations }
 }
 
-/// The record without its text: what `--stats json` and `--stats-file` give.
+/// Returns the record without its text, for `--stats json` and `--stats-file`.
 pub fn json(record: &Record) -> Result<String> {
     let mut value = serde_json::to_value(record)?;
     if let Some(object) = value.as_object_mut() {
@@ -144,11 +144,11 @@ pub fn json(record: &Record) -> Result<String> {
     Ok(value.to_string())
 }
 
-/// Passes from which the gain is more than noise.
+/// Number of passes above which the gain is more than noise.
 const MEASURABLE: u64 = 20;
 
-/// Speed over what plain decoding would have given, by the measured time of a pass over one row;
-/// `None` where that is not known or there were too few passes to tell.
+/// Returns the speed divided by that of plain decoding, computed from the measured time of a pass
+/// over one row. `None` if that time is unknown or there were too few passes.
 fn gain(draft: &DraftRecord, decode_tps: Option<f64>) -> Option<f64> {
     let (now, plain) = decode_tps.zip(draft.plain_tps)?;
     (draft.passes >= MEASURABLE).then_some(now / plain)
@@ -196,7 +196,7 @@ pub fn line(record: &Record, stats: &Stats, threads: Option<usize>) -> Result<St
         let sources: Vec<String> = record.draft.sources.iter().map(percent).collect();
         let sources =
             if sources.is_empty() { String::new() } else { format!(" ({})", sources.join(", ")) };
-        // How many of the passes got one token deep, two, three.
+        // Share of the passes that accepted at least one token, two, three.
         let share = |d: &DraftDepth| {
             format!("{:.0}", 100.0 * d.accepted as f64 / record.draft.passes.max(1) as f64)
         };
@@ -225,8 +225,9 @@ pub fn line(record: &Record, stats: &Stats, threads: Option<usize>) -> Result<St
     Ok(parts.join(" · "))
 }
 
-/// Speed at which weights were read, of the memory's. `None` where it is higher than memory allows:
-/// then a cache held them, and memory bounds nothing.
+/// Returns the speed of reading weights as a share of the memory's speed.
+///
+/// `None` if it is above 1: then a cache held the weights and the memory was not the limit.
 fn memory_share(read: f64, roof: f64) -> Option<String> {
     (read <= roof).then(|| format!("{:.0}% of memory speed", 100.0 * read / roof))
 }

@@ -1,6 +1,8 @@
 //! Tables for people and for Markdown.
 
-/// A table whose columns line up in plain text too; all but the first are right-aligned.
+/// Formats a Markdown table with columns that are aligned in plain text too.
+///
+/// All columns except the first are right-aligned.
 pub fn markdown(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |c: usize| {

@@ -1,35 +1,33 @@
-//! Text files, read whole, with what to do about those that are none.
+//! Text files that are read as a whole, with remedies for files that are not text.
 
 use crate::error::{Fault, Kind};
 use anyhow::{Context, Result};
 use std::io::Read;
 
-/// More text than any context holds: 64 MiB.
+/// Limit of a text in bytes: 64 MiB, more than any context holds.
 pub const MAX_BYTES: usize = 64 << 20;
 
-/// A whole text file.
+/// Reads a text file.
 pub fn read_file(path: &std::path::Path) -> Result<String> {
     let name = path.display().to_string();
     if path.is_dir() {
         let help =
             "give its files one by one, each with -f, or join them: cat DIR/* | gemma generate";
-        return Err(Fault::model(format!("{name} is a directory, and a file is wanted"))
-            .help(help)
-            .into());
+        return Err(Fault::model(format!("{name} is a directory, not a file")).help(help).into());
     }
     let mut file = std::fs::File::open(path).with_context(|| {
         let fault = Fault::model(format!("cannot read {name}"));
         match std::env::current_dir() {
             Ok(here) if path.is_relative() && !path.exists() => {
-                fault.help(format!("check the path: it is looked for in {}", here.display()))
+                fault.help(format!("check the path: it is relative to {}", here.display()))
             }
-            _ => fault.help("check the path, and that the file may be read"),
+            _ => fault.help("check the path and the file's permissions"),
         }
     })?;
     read(&mut file, &name)
 }
 
-/// Reads text to its end, drops a byte order mark and one final line break.
+/// Reads a text to its end. Removes a byte order mark and one final line break.
 pub fn read(from: &mut dyn Read, name: &str) -> Result<String> {
     let mut bytes = Vec::new();
     from.take(MAX_BYTES as u64 + 1)

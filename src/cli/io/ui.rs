@@ -1,4 +1,4 @@
-//! Output on standard error: errors, notes, bars, the stats line.
+//! Output on standard error: errors, notes, progress bars, figures.
 
 use crate::cli::options::{Colour, OnTerminal, UiOptions};
 use crate::error::fault_of;
@@ -12,15 +12,15 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 pub struct Ui {
     quiet: bool,
     verbose: u8,
-    /// Standard error is a terminal.
+    /// Whether standard error is a terminal.
     terminal: bool,
     colour: bool,
-    /// Colour is wanted on standard output.
+    /// Whether standard output is coloured.
     colour_output: bool,
     bars: bool,
-    /// Notes already printed: each is printed once.
+    /// Notes that were printed. Each is printed only once.
     printed: Mutex<Vec<String>>,
-    /// Kinds of notes of which one was given.
+    /// Kinds of notes. Only the first note of a kind is printed.
     kinds: Mutex<Vec<&'static str>>,
 }
 
@@ -41,7 +41,7 @@ impl Ui {
         }
     }
 
-    /// Returns the settings of commands without these options.
+    /// Returns the settings of commands that have no such options.
     pub fn plain() -> Self {
         let options = UiOptions {
             quiet: false,
@@ -65,8 +65,8 @@ impl Ui {
         self.quiet
     }
 
-    /// A report for standard output, its lines' first words PASS, WARN and FAIL in green, yellow
-    /// and red.
+    /// Colours a report for standard output: PASS, WARN and FAIL at the start of lines become
+    /// green, yellow and red.
     pub fn verdicts(&self, report: &str) -> String {
         let report = clean(report);
         if !self.colour_output {
@@ -85,13 +85,13 @@ impl Ui {
         report.split_inclusive('\n').map(paint).collect()
     }
 
-    /// `error: what`, the causes indented below, `help: what to do`.
+    /// Prints `error: what`, the causes indented below it, and `help: what to do`.
     pub fn error(&self, error: &anyhow::Error) {
         let mut lines = self.labelled(RED, "error:", &error.to_string());
         let mut last = error.to_string();
         for cause in error.chain().skip(1) {
             let cause = cause.to_string();
-            // A library's error often repeats its cause in its own text.
+            // A library's error often contains its cause.
             if !last.contains(&cause) {
                 lines += &self.fit(&format!("  {}\n", clean(&cause)));
             }
@@ -103,7 +103,7 @@ impl Ui {
         self.write(&lines);
     }
 
-    /// Prints a note, once.
+    /// Prints a note, unless it was printed before.
     pub fn note(&self, text: impl AsRef<str>) {
         let text = clean(text.as_ref());
         if self.quiet || list(&self.printed).contains(&text) {
@@ -121,7 +121,7 @@ impl Ui {
         }
     }
 
-    /// Prints a remedy for the message before.
+    /// Prints a remedy for the previous message.
     pub fn help(&self, text: &str) {
         self.write(&self.labelled(GREEN, "help:", text));
     }
@@ -133,7 +133,7 @@ impl Ui {
         }
     }
 
-    /// Prints a line that was asked for, such as the stats, even if notes are off.
+    /// Prints a line that the user asked for, such as figures, even if notes are off.
     pub fn line(&self, text: &str) {
         self.write(&format!("{}\n", self.paint(DIM, &self.fit(&clean(text)))));
     }
@@ -143,7 +143,7 @@ impl Ui {
         self.write(&self.paint(DIM, &clean(text)));
     }
 
-    /// Returns text for standard output, dimmed where it may have colours.
+    /// Returns text for standard output, dimmed if colours are allowed.
     pub fn dimmed_output(&self, text: String) -> String {
         if self.colour_output && !text.is_empty() {
             format!("\x1b[{DIM}m{text}\x1b[0m")
@@ -166,8 +166,7 @@ impl Ui {
         }
     }
 
-    /// A bar of `len` steps that shows their share in percent, or one that shows nothing; it fits
-    /// 80 columns.
+    /// Returns a bar of `len` steps that shows percent, or a hidden one. It fits 80 columns.
     pub fn percent_bar(&self, label: &str, len: u64) -> ProgressBar {
         if self.bars {
             self.shown(label, len, "{msg:27!} BAR {percent}% {eta}")
@@ -219,7 +218,7 @@ impl Ui {
         self.paint(style, label) + &text[label.len()..]
     }
 
-    /// Returns a message with line breaks between words, for the window as wide as it is now.
+    /// Wraps a message at the current width of the window.
     fn fit(&self, text: &str) -> String {
         let size = terminal_size::terminal_size_of(std::io::stderr());
         size.map_or_else(|| text.to_owned(), |(width, _)| fitted(text, width.0.into()))
@@ -229,13 +228,13 @@ impl Ui {
         if self.colour { format!("\x1b[{style}m{text}\x1b[0m") } else { text.to_owned() }
     }
 
-    /// A failure to write to standard error has nowhere to be reported.
+    /// A failed write to standard error is ignored, since it cannot be reported.
     fn write(&self, text: &str) {
         let _ = std::io::stderr().lock().write_all(text.as_bytes());
     }
 }
 
-/// Messages of a session go to standard error too.
+/// Prints the messages of a session on standard error too.
 impl Listener for Ui {
     fn note(&self, text: &str) {
         self.note(text);
@@ -255,7 +254,7 @@ impl Listener for Ui {
     }
 }
 
-/// A bar that goes away with the work that it shows.
+/// A progress bar that disappears at the end of its work.
 struct Bar(ProgressBar);
 
 impl LoadingBar for Bar {
@@ -275,8 +274,9 @@ const GREEN: &str = "1;32";
 const YELLOW: &str = "1;33";
 const DIM: &str = "2";
 
-/// Colour goes to a terminal that permits it, and anywhere else only where it was asked for in so
-/// many words.
+/// Returns whether to use colours.
+///
+/// By default this needs a terminal and an environment that permits it; `always` needs neither.
 fn wants_colour(choice: Colour, terminal: bool, env: impl Fn(&str) -> Option<OsString>) -> bool {
     let set = |name: &str| env(name).is_some_and(|v| !v.is_empty());
     match choice {
@@ -291,8 +291,9 @@ fn wants_colour(choice: Colour, terminal: bool, env: impl Fn(&str) -> Option<OsS
     }
 }
 
-/// Replaces control characters other than line feeds and tabs, and those that change the direction
-/// of text: file names, requests and model texts may hold them, and a terminal must not obey.
+/// Replaces control characters other than line feeds and tabs, and characters that change the
+/// direction of text. File names, requests and model texts may contain them, and a terminal must
+/// not obey them.
 pub fn clean(text: &str) -> String {
     let is_obeyed = |c: char| match c {
         '\n' | '\t' => false,
@@ -302,10 +303,10 @@ pub fn clean(text: &str) -> String {
     text.chars().map(|c| if is_obeyed(c) { '\u{fffd}' } else { c }).collect()
 }
 
-/// Columns of a line of text where no terminal shows it.
+/// Columns of a line that is not shown on a terminal.
 pub const COLUMNS: usize = 79;
 
-/// The name that someone who typed `word` probably meant.
+/// Returns the name that is most similar to `word`, if one is similar enough.
 pub fn nearest<'a>(word: &str, names: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let likeness =
         |name: &'a str| (strsim::jaro_winkler(&word.to_lowercase(), &name.to_lowercase()), name);
@@ -313,22 +314,23 @@ pub fn nearest<'a>(word: &str, names: impl IntoIterator<Item = &'a str>) -> Opti
     best.filter(|(likeness, _)| *likeness > 0.85).map(|(_, name)| name)
 }
 
-/// Columns that a page of text on standard output may take: one less than the terminal has, and no
-/// more than reads well.
+/// Columns for a page of text on standard output: one less than the terminal's width, and no more
+/// than is easy to read.
 pub fn page_columns() -> usize {
     let out = std::io::stdout();
     let shown = out.is_terminal().then(|| terminal_size::terminal_size_of(&out)).flatten();
     shown.map_or(COLUMNS, |(width, _)| usize::from(width.0).clamp(20, 101) - 1)
 }
 
-/// Text broken between words for a window of so many columns; as it is where they are unknown (0).
+/// Wraps a text between words at `columns`. 0 means an unknown width, and the text stays unchanged.
 pub fn wrapped(text: &str, columns: usize) -> String {
     paragraph_in("", 0, text, if columns == 0 { 1 << 20 } else { columns }).trim_end().to_owned()
 }
 
-/// A paragraph with `label` in front of it, broken into lines of at most `columns`; lines after the
-/// first are indented by `indent`. Where that would leave little room the label has a line of its
-/// own.
+/// Formats a paragraph after `label`, in lines of at most `columns`.
+///
+/// Lines after the first are indented by `indent`. If that leaves little room, the label gets a
+/// line of its own.
 pub fn paragraph_in(label: &str, indent: usize, text: &str, columns: usize) -> String {
     let narrow = indent > NARROW && columns < indent + ROOM;
     let (indent, first) = match narrow {
@@ -345,8 +347,9 @@ pub fn paragraph_in(label: &str, indent: usize, text: &str, columns: usize) -> S
     first + lines.trim_end() + "\n"
 }
 
-/// Breaks the lines that are wider than `columns` between words. The other lines stay as they are,
-/// and what follows a break is indented as its line is.
+/// Wraps lines that are wider than `columns` between words.
+///
+/// Continuation lines keep the indentation of their line. Other lines stay unchanged.
 fn fitted(text: &str, columns: usize) -> String {
     let fit = |line: &str| {
         if textwrap::core::display_width(line) <= columns {
@@ -358,7 +361,7 @@ fn fitted(text: &str, columns: usize) -> String {
     text.split('\n').map(fit).collect::<Vec<_>>().join("\n")
 }
 
-/// Line breaks at blanks alone: paths and commands stay whole.
+/// Breaks lines at spaces only, so that paths and commands stay whole.
 fn between_words(columns: usize) -> textwrap::Options<'static> {
     textwrap::Options::new(columns)
         .break_words(false)
@@ -367,11 +370,11 @@ fn between_words(columns: usize) -> textwrap::Options<'static> {
         .wrap_algorithm(textwrap::WrapAlgorithm::FirstFit)
 }
 
-/// Indent on narrow terminals, and the room that text needs beside a wider one.
+/// Indent on narrow terminals. A wider indent has to leave this much room for text.
 const NARROW: usize = 4;
 const ROOM: usize = 25;
 
-/// Locks a list of what was printed.
+/// Locks the list of printed notes.
 fn list<T>(list: &Mutex<Vec<T>>) -> MutexGuard<'_, Vec<T>> {
     list.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -414,7 +417,7 @@ mod tests {
                 "{long}"
             );
         }
-        // A long word stays whole, on a line of its own.
+        // A long word is not broken and has a line of its own.
         let word = "x".repeat(100);
         assert_eq!(
             paragraph_in("a", 2, &format!("b {word} c"), 20),

@@ -2,27 +2,27 @@
 
 use unicode_width::UnicodeWidthChar;
 
-/// Returns the columns of the terminal at standard output at this moment; 0 where it does not say.
+/// Returns the current width of the terminal at standard output; 0 if it is unknown.
 pub fn columns() -> usize {
     terminal_size::terminal_size_of(std::io::stdout()).map_or(0, |(width, _)| width.0.into())
 }
 
-/// A stream of text with line breaks between words.
+/// Wraps streamed text between words.
 ///
-/// A word is held back until it ends, so that it can go to the next line as a whole. Lines between
-/// code fences pass unchanged, and the terminal breaks what is wider than a line.
+/// A word is held until it ends, so that it can move to the next line as a whole. Lines between
+/// code fences pass unchanged; the terminal breaks those that are too wide.
 pub struct Wrap {
-    /// Columns of the terminal; 0 where they are unknown, and nothing is wrapped.
+    /// Columns of the terminal; 0 if unknown, and then nothing is wrapped.
     width: usize,
     column: usize,
     word: String,
     word_columns: usize,
     in_code: bool,
-    /// The first characters of the line, which tell a code fence.
+    /// The first characters of the line, to detect a code fence.
     head: String,
 }
 
-/// Begins and ends lines of code.
+/// Mark that begins and ends a code block.
 const FENCE: &str = "```";
 
 impl Wrap {
@@ -31,12 +31,12 @@ impl Wrap {
         Wrap { width, column: 0, word, word_columns: 0, in_code: false, head }
     }
 
-    /// Changes the width from the next word on.
+    /// Changes the width, from the next word on.
     pub fn resize(&mut self, width: usize) {
         self.width = width;
     }
 
-    /// Returns the text to send for the next piece.
+    /// Adds a piece of text. Returns the text to print now.
     pub fn push(&mut self, piece: &str) -> String {
         let mut out = String::with_capacity(piece.len());
         for c in piece.chars() {
@@ -56,7 +56,7 @@ impl Wrap {
                 out.push(c);
             } else if c.is_whitespace() {
                 out += &self.finish();
-                // A blank behind the last column would stand on the next line.
+                // A space after the last column would be on the next line.
                 if self.column + columns <= self.width {
                     out.push(c);
                     self.column += columns;
@@ -64,7 +64,7 @@ impl Wrap {
             } else {
                 self.word.push(c);
                 self.word_columns += columns;
-                // Scripts of wide characters have no blanks, and break anywhere.
+                // Scripts with wide characters have no spaces, and may break anywhere.
                 if columns == 2 || self.word_columns >= self.width {
                     out += &self.finish();
                 }
@@ -73,7 +73,7 @@ impl Wrap {
         out
     }
 
-    /// Returns the word that is held back, with a line break where it does not fit.
+    /// Returns the held word, after a line break if it does not fit.
     pub fn finish(&mut self) -> String {
         let mut out = String::new();
         if self.column > 0 && self.column + self.word_columns > self.width {
@@ -90,7 +90,7 @@ impl Wrap {
 mod tests {
     use super::*;
 
-    /// The lines that a terminal shows of `text`, sent in pieces of `each` characters.
+    /// Returns the lines that a terminal shows if `text` is sent in pieces of `each` characters.
     fn shown(text: &str, width: usize, each: usize) -> Vec<String> {
         let mut wrap = Wrap::new(width);
         let chars: Vec<char> = text.chars().collect();

@@ -1,4 +1,4 @@
-//! Options around a prompt: instructions, earlier messages, the start of the answer.
+//! Options of a conversation: instructions, earlier messages, the start of the answer.
 
 use super::SpecialPolicy;
 use crate::error::Fault;
@@ -30,10 +30,10 @@ pub struct ChatOptions {
     /// One BOS token goes before the text, and nothing else is added.
     #[arg(long, hide_short_help = true)]
     pub raw: bool,
-    /// First words of the answer, from which the model continues; the output does not repeat them
+    /// Start the answer with this text; the output does not repeat it
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true, hide_short_help = true)]
     pub prefill: Option<String>,
-    /// Treatment of control tokens that the prompt spells, such as <end_of_turn>
+    /// How to read control tokens in the prompt's text, such as <end_of_turn>
     #[arg(
         long, value_enum, value_name = "HOW", default_value_t = SpecialPolicy::Text,
         hide_short_help = true
@@ -47,11 +47,11 @@ pub struct ChatOptions {
 pub struct ThinkOptions {
     /// Let the model think before it answers: on or off
     ///
-    /// Gemma 4 can think. Thoughts are no part of the answer. They count as its tokens, so
-    /// --max-tokens has to leave room for them. A grammar or schema holds from the thought's end.
+    /// Gemma 4 can think. Thoughts are not part of the answer. They count as its tokens, so
+    /// --max-tokens has to leave room for them. A grammar or schema applies after the thought.
     #[arg(long, value_enum, value_name = "on|off", default_value_t = Think::Off)]
     pub think: Think,
-    /// Most tokens of a thought, after which it ends at once [default: no limit]
+    /// Limit of a thought in tokens; the thought ends when it is reached [default: no limit]
     ///
     /// The marks around a thought do not count. Without thoughts, the limit has no effect.
     #[arg(long, value_name = "N", hide_short_help = true)]
@@ -65,7 +65,7 @@ pub enum Think {
 }
 
 impl ThinkOptions {
-    /// Returns whether the model is to think. Refuses a model that cannot.
+    /// Returns whether the model should think. Refuses a model that cannot.
     pub fn settled(&self, tokenizer: &Tokenizer) -> Result<bool, Fault> {
         if self.think == Think::On && tokenizer.channel().is_none() {
             let what = "--think on: this model cannot think, its vocabulary lacks <|think|>";
@@ -85,13 +85,14 @@ impl ThinkOptions {
             .within(self.limit(prompt, tokenizer))
     }
 
-    /// Returns the rule that ends the thoughts of an answer after `prompt` tokens, if there is one.
+    /// Returns the rule that limits the thought of an answer after `prompt` tokens, if there is
+    /// one.
     fn limit(&self, prompt: usize, tokenizer: &Tokenizer) -> Option<ThoughtBudget> {
         let marks = self.thought(tokenizer)?;
         self.think_budget.map(|most| ThoughtBudget::new(prompt, marks, most))
     }
 
-    /// Returns the tokens around the thought that comes before an answer, if one does.
+    /// Returns the tokens that begin and end a thought, if the model is to think.
     fn thought(&self, tokenizer: &Tokenizer) -> Option<(Token, Token)> {
         tokenizer.channel().filter(|_| self.think == Think::On)
     }

@@ -12,7 +12,7 @@ pub struct FormatArgs {
     /// Format of the synthetic embedding table and output head [default: i8-row+h128]
     #[arg(long, value_name = "FORMAT", value_parser = format, hide_short_help = true)]
     pub format_embedding: Option<Format>,
-    /// Formats of a file: q4_0, bf16 or a recipe of gemma quantize
+    /// Formats of all weights: q4_0, bf16 or a recipe of gemma quantize
     ///
     /// q4_0 is the format of Google's 4-bit GGUF files, bf16 that of Google's original checkpoints.
     /// The recipes are seed, int4, 9gb, 10gb, 12gb, 26b-9gb, or a file. This replaces

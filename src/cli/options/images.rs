@@ -13,8 +13,8 @@ use std::path::PathBuf;
 pub struct ImageOptions {
     /// Show the model an image: JPEG, PNG or WebP (repeatable)
     ///
-    /// Images come before the prompt, in the given order. A prompt that holds `<image>` as often as
-    /// images are given shows them there. `-` is standard input.
+    /// Images come before the prompt, in the given order. If the prompt contains `<image>` once per
+    /// image, the images go there instead. `-` is standard input.
     #[arg(long, value_name = "FILE")]
     pub image: Vec<PathBuf>,
 }
@@ -23,12 +23,12 @@ pub struct ImageOptions {
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Model and device")]
 pub struct SightArgs {
-    /// File or directory with the part of the model that reads images
+    /// File or directory with the vision tower, which reads images
     ///
-    /// The default is the model's own directory, or the mmproj GGUF file beside the model.
+    /// The default is the model's own directory, or the mmproj GGUF file next to the model.
     #[arg(long, value_name = "PATH", hide_short_help = true)]
     pub mmproj: Option<PathBuf>,
-    /// Most tokens of an image: 70, 140, 280, 560 or 1120 (Gemma 4)
+    /// Limit of tokens of an image: 70, 140, 280, 560 or 1120 (Gemma 4)
     ///
     /// Small text, as in screenshots, needs 560 or more. The default is that of the model's files,
     /// mostly 280. Images of Gemma 3 have 256 tokens.
@@ -38,7 +38,7 @@ pub struct SightArgs {
 
 impl SightArgs {
     /// Refuses a tower that is named and cannot be opened, and a number of tokens that the tower
-    /// does not have. A model without a tower goes on with texts.
+    /// does not support. A model without a tower continues with texts only.
     pub fn check(&self, session: &Session) -> Result<()> {
         match session.viewer() {
             Err(why) if self.mmproj.is_some() || why.kind == Kind::Usage => Err(why.clone().into()),
@@ -46,7 +46,7 @@ impl SightArgs {
         }
     }
 
-    /// Returns the options of a session that keeps soft tokens in a directory, if one is given.
+    /// Returns the options of a session. It keeps soft tokens in `directory`, if one is given.
     pub fn settled(&self, directory: Option<&PageDirectory>) -> SightOptions {
         let (mmproj, tokens) = (self.mmproj.clone(), self.image_tokens);
         SightOptions { mmproj, tokens, directory: directory.cloned(), ..SightOptions::default() }

@@ -10,8 +10,8 @@ pub struct InputOptions {
     /// The prompt, in quotes; `-` stands for standard input
     ///
     /// Files (-f, in order), piped standard input and PROMPT are joined in this order, with blank
-    /// lines between them. An argument `-` puts standard input in its place. The final line break
-    /// of a file or of standard input is dropped.
+    /// lines between them. An argument `-` puts standard input at that place instead. The final
+    /// line break of a file or of standard input is dropped.
     #[arg(value_name = "PROMPT")]
     pub words: Vec<String>,
     /// The prompt, as an option
@@ -24,7 +24,7 @@ pub struct InputOptions {
     pub file: Vec<PathBuf>,
 }
 
-/// Treatment of a model's control tokens in the user's text.
+/// How control tokens in the user's text are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum SpecialPolicy {
     /// Ordinary characters

@@ -25,23 +25,22 @@ pub struct ModelArgs {
     pub run: RunArgs,
 }
 
-/// The device and how a model runs there.
+/// The device, and how a model runs on it.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Model and device")]
 pub struct RunArgs {
     /// Device: auto, cpu, vulkan or vulkan:N
     ///
-    /// auto uses a GPU for models of some size, for as many layers as fit (see --gpu-layers). A
-    /// named device is used or the run fails; no other device replaces it. --draft-device chooses
-    /// the device of the draft model.
+    /// auto uses a GPU if the model is large enough to gain from it, for as many layers as fit (see
+    /// --gpu-layers). If a device is named and cannot be used, the run fails. --draft-device
+    /// chooses the device of the draft model.
     #[arg(short, long, value_name = "DEVICE", default_value = "auto")]
     pub device: String,
     /// Layers on the GPU: auto, all, or a number
     ///
     /// auto is as many as fit; the others run on the processor. The output head goes to the GPU
-    /// with the first layer. The number of layers changes where results are rounded, as another
-    /// device does, so that it may change the text. A number or all requires a GPU and enough
-    /// memory.
+    /// with the first layer. Another number of layers rounds at other places, so it may change the
+    /// text. A number or all requires a GPU and enough memory.
     #[arg(long, value_name = "N|auto|all", default_value = "auto", hide_short_help = true)]
     pub gpu_layers: GpuLayers,
     /// CPU threads [default: all cores]
@@ -68,10 +67,10 @@ pub struct RunArgs {
         default_value = "wait", hide_short_help = true
     )]
     pub device_lock: DeviceLock,
-    /// NPU beside the device: auto, off, force, or model
+    /// Use of an NPU in addition to the device: auto, off, force, or model
     ///
     /// The NPU computes attention over full pages of the global layers. With auto, a
-    /// first-generation AMD NPU is used where measurements show a gain, which needs a long context.
+    /// first-generation AMD NPU is used if measurements show a gain, which needs a long context.
     /// With force, it is always used. With model, the kernel runs on a software model of the NPU,
     /// slowly, for tests. This has never run on a real NPU.
     #[arg(long, value_name = "MODE", default_value = "auto", hide_short_help = true)]
@@ -79,7 +78,8 @@ pub struct RunArgs {
     /// Instruction set of the CPU kernels: scalar, avx2, avx-vnni, avx512, neon-dot or neon-i8mm
     #[arg(long, value_name = "ISA", hide = true)]
     pub isa: Option<Isa>,
-    /// Compare each kernel with its scalar twin and stop at the first difference (very slow)
+    /// Compare each kernel's results with its scalar definition and stop at a difference (very
+    /// slow)
     #[arg(long, hide_short_help = true)]
     pub check: bool,
 }

@@ -8,7 +8,7 @@ pub struct PresetOption {
     /// Take the options of [preset.NAME] in gemma.toml
     ///
     /// A preset may set any option of the command, such as model, system, temp or json-schema.
-    /// Options on the command line are stronger.
+    /// Options on the command line take precedence.
     #[arg(long, value_name = "NAME", hide_short_help = true)]
     pub preset: Option<String>,
 }

@@ -13,15 +13,15 @@ use std::sync::atomic::AtomicBool;
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Prompt cache")]
 pub struct PromptCacheArgs {
-    /// Keep read prompts in a directory; later runs do not read them again
+    /// Keep prompts in a directory, so that later runs need not read them again
     ///
     /// A prompt that begins like an earlier one, such as another question about the same report, is
-    /// read from where they part, in whole pages of 256 tokens. The text is byte for byte the same.
-    /// The files reveal the prompts to whoever can read them: the directory is for this user alone,
-    /// and without this option nothing is kept.
+    /// read only from the place where they differ, in whole pages of 256 tokens. The text is byte
+    /// for byte the same. Anyone who can read the files can compute the prompts: the directory is
+    /// for this user alone, and without this option nothing is stored.
     #[arg(long, value_name = "DIR", hide_short_help = true)]
     pub cache_dir: Option<Destination>,
-    /// Largest size of that directory; prompts that were of use longest ago are removed
+    /// Size limit of that directory; the least recently used prompts are removed
     #[arg(
         long, value_name = "SIZE", default_value = "4GB", value_parser = memory,
         hide_short_help = true
@@ -37,8 +37,9 @@ impl PromptCacheArgs {
     }
 }
 
-/// Writes what is left of the prompts, unless it is interrupted. A failure is a note: the text is
-/// there.
+/// Writes the rest of the prompts, unless it is interrupted.
+///
+/// A failure is printed as a note only, because the text is complete.
 pub fn finish_prompts(
     prompts: &mut Option<PromptCache>,
     target: &mut Timeline,

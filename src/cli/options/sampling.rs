@@ -1,4 +1,4 @@
-//! Options of sampling. Unset ones come from the model.
+//! Options of sampling. If one is not given, the model's value applies.
 
 use super::Origin;
 use crate::models::Generation;
@@ -22,9 +22,9 @@ pub struct SamplingOptions {
     /// Keep the K likeliest tokens; 0 keeps all [default: the model's]
     #[arg(long, value_name = "K", hide_short_help = true)]
     pub top_k: Option<usize>,
-    /// Keep the likeliest tokens of total probability P [default: the model's]
+    /// Nucleus sampling: keep tokens of total probability P [default: the model's]
     ///
-    /// This is nucleus sampling.
+    /// The likeliest tokens are kept until their probabilities add up to P.
     #[arg(long, allow_negative_numbers = true, value_name = "P", value_parser = share)]
     pub top_p: Option<f32>,
     /// Drop tokens less likely than P times the likeliest one [default: the model's]
@@ -33,7 +33,8 @@ pub struct SamplingOptions {
         value_parser = number::<0, 1>
     )]
     pub min_p: Option<f32>,
-    /// Make earlier tokens less likely by the factor X; 1 turns it off [default: the model's]
+    /// Repetition penalty: make earlier tokens less likely by the factor X; 1 is off [default: the
+    /// model's]
     #[arg(
         long, hide_short_help = true, allow_negative_numbers = true, value_name = "X",
         value_parser = positive
@@ -45,13 +46,13 @@ pub struct SamplingOptions {
         value_parser = last_n
     )]
     pub repeat_last_n: Option<i64>,
-    /// Lower the logits of tokens of the answer by X, from -2 to 2 [default: 0]
+    /// Subtract X from the logits of tokens that are in the answer, from -2 to 2 [default: 0]
     #[arg(
         long, hide_short_help = true, allow_negative_numbers = true, value_name = "X",
         value_parser = number::<-2, 2>
     )]
     pub presence_penalty: Option<f32>,
-    /// Lower them by X for each time they stand in the answer, from -2 to 2 [default: 0]
+    /// Subtract X from a token's logit for each occurrence in the answer, from -2 to 2 [default: 0]
     #[arg(
         long, hide_short_help = true, allow_negative_numbers = true, value_name = "X",
         value_parser = number::<-2, 2>
@@ -65,7 +66,7 @@ pub struct SamplingOptions {
     /// Seed of the random numbers [default: random]
     ///
     /// The same model, kind of device and seed give the same text, with and without drafts. The
-    /// figures of a text name its seed.
+    /// seed of a text is printed with its figures.
     #[arg(long, value_name = "N", value_parser = seed)]
     pub seed: Option<u64>,
     /// Always take the likeliest token, as with --temp 0
@@ -74,7 +75,7 @@ pub struct SamplingOptions {
     /// Stop before this text (repeatable)
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     pub stop: Vec<String>,
-    /// Continue to --max-tokens where the model would end its answer
+    /// Continue up to --max-tokens where the model would end its answer
     #[arg(long, hide_short_help = true)]
     pub ignore_eos: bool,
 }
@@ -103,8 +104,10 @@ impl SamplingOptions {
         }
     }
 
-    /// Returns the sampler's settings and their sources. Flags, environment and files come first,
-    /// then the model's generation_config.json, then the built-in values.
+    /// Returns the sampler's settings and their sources.
+    ///
+    /// Flags, environment and files take precedence over the model's generation_config.json, and
+    /// that over the built-in values.
     pub fn resolve(
         &self,
         source: impl Fn(&str) -> Origin,

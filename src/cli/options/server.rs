@@ -12,7 +12,8 @@ pub struct ServerOptions {
     pub url: ServerAddress,
     /// Key that the server asks for
     ///
-    /// Other users of this machine can read a command line: GEMMA_API_KEY does not show the key.
+    /// Other users of this machine can see a command line. Set GEMMA_API_KEY instead to hide the
+    /// key.
     #[arg(long, value_name = "KEY", hide_env_values = true)]
     pub api_key: Option<String>,
 }

@@ -1,4 +1,4 @@
-//! Spellings of values.
+//! Parsers of option values.
 
 use crate::quant::recipe::parse_size;
 use crate::runtime::devices::lock::DeviceLock;
@@ -6,7 +6,7 @@ use crate::runtime::model::shapes::Shape;
 use crate::runtime::options::{DraftAhead, Kv};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 
-/// Parses a size of memory; 0 is a size too.
+/// Parses a size of memory, in bytes. Accepts 0.
 pub fn memory(text: &str) -> Result<u64, String> {
     match text {
         "0" => Ok(0),
@@ -14,7 +14,7 @@ pub fn memory(text: &str) -> Result<u64, String> {
     }
 }
 
-/// Parses one of the names of `values`.
+/// Returns a parser for the names of `values`.
 fn named<T: Clone + Send + Sync + 'static>(
     values: Vec<(PossibleValue, T)>,
 ) -> impl TypedValueParser<Value = T> {

@@ -1,11 +1,12 @@
-//! Options that exclude each other, given by sources of different strength: the stronger source
-//! wins. Two of one source are an error of clap's.
+//! Options that exclude each other, from sources of different precedence.
+//!
+//! The source with the higher precedence wins. Two options from one source are an error of clap's.
 
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Command};
 use std::collections::BTreeSet;
 
-/// Returns the ids of the options and arguments that a source other than the defaults gave.
+/// Returns the ids of the options and arguments that are not at their default.
 pub fn given(matches: &ArgMatches) -> BTreeSet<String> {
     let is_given = |id: &&str| {
         matches.value_source(id).is_some_and(|source| source != ValueSource::DefaultValue)
@@ -13,14 +14,14 @@ pub fn given(matches: &ArgMatches) -> BTreeSet<String> {
     matches.ids().map(|id| id.as_str()).filter(is_given).map(str::to_owned).collect()
 }
 
-/// Returns those of [`given`] that can exclude others: all but switches that are off.
+/// Returns the [`given`] ids that can exclude others: all except switches that are off.
 pub fn in_effect(matches: &ArgMatches) -> BTreeSet<String> {
     let mut ids = given(matches);
     ids.retain(|id| !matches!(matches.try_get_one::<bool>(id), Ok(Some(false))));
     ids
 }
 
-/// Returns the ids of the options that one of `given` excludes, whichever of the two declares it.
+/// Returns the ids of the options that exclude or are excluded by one of `given`.
 pub fn excluded(command: &Command, given: &BTreeSet<String>) -> BTreeSet<String> {
     let mut excluded = BTreeSet::new();
     for arg in command.get_arguments() {
@@ -38,8 +39,9 @@ pub fn excluded(command: &Command, given: &BTreeSet<String>) -> BTreeSet<String>
     excluded
 }
 
-/// Returns the ids of the options that the command line excludes. `root` is the definition without
-/// environment variables.
+/// Returns the ids of the options that the command line excludes.
+///
+/// `root` is the definition without environment variables.
 pub fn excluded_by_flags(root: Command, argv: &[std::ffi::OsString]) -> BTreeSet<String> {
     let matches = root.clone().ignore_errors(true).try_get_matches_from(argv);
     let matches = matches.as_ref().ok().and_then(ArgMatches::subcommand);

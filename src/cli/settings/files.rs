@@ -1,9 +1,9 @@
-//! `gemma.toml`: which files there are, and what each of them may say.
+//! `gemma.toml`: the files that are read, and the options that each of them may set.
 //!
-//! The rule: a file in the working directory may not load code, write a file, open the server to
-//! others or take a guard rail away. A person who clones a repository and runs `gemma` in it has
-//! not read the `gemma.toml` that came along. [`refusal`] tells by the type of an option's value
-//! and by its heading in the help, so that a new option is kept out by being declared.
+//! A file in the working directory may not load code, write a file, open the server to others or
+//! disable a safeguard. A person who clones a repository and runs `gemma` in it has not read the
+//! `gemma.toml` that it contains. [`refusal`] decides by the type of an option's value and by its
+//! heading in the help, so that new options are refused without being listed.
 
 use super::exclusive;
 use crate::cli::io::destination::Destination;
@@ -21,10 +21,11 @@ use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 use toml::de::DeTable;
 
-/// Bytes of the longest file that is read.
+/// Limit of a file in bytes.
 const LONGEST: u64 = 1 << 20;
 
-/// Options that say what one run works on, and whether it stops or starts again. No file sets them.
+/// Options that are about a single run: its input, and whether it stops or starts again. No file
+/// may set them.
 pub const ONE_RUN: [&str; 12] = [
     "print-config",
     "restart",
@@ -45,12 +46,11 @@ pub struct SettingsFile {
     path: PathBuf,
     text: String,
     table: toml::Table,
-    /// Whether the user put it where settings belong; the other one merely lies in the working
-    /// directory.
+    /// Whether this is the user's own file, rather than one in the working directory.
     is_users_own: bool,
 }
 
-/// Options by each of their names, without dashes in front.
+/// Options by each of their names, without leading dashes.
 pub type Options = BTreeMap<String, Arg>;
 
 /// The options of a command.
@@ -69,10 +69,11 @@ const PRESETS: &str = "preset";
 /// Heading of the options about kept conversations.
 const TALKS: &str = "Talks";
 
-/// Heading of the options that say who reaches the server, and what guards it.
+/// Heading of the options that decide who can reach the server and what protects it.
 const EDGE: &str = "Server";
 
-/// Why a file in the working directory must not give this option; `None` where it may.
+/// Returns the reason why a file in the working directory may not set this option; `None` if it
+/// may.
 pub fn refusal(arg: &Arg) -> Option<&'static str> {
     let kind = arg.get_value_parser().type_id();
     if arg.get_help_heading() == Some(EDGE) {
@@ -87,12 +88,12 @@ pub fn refusal(arg: &Arg) -> Option<&'static str> {
     (kind == TypeId::of::<Destination>()).then_some("would write a file here")
 }
 
-/// The user's own file.
+/// Returns the path of the user's own file.
 fn users_own() -> Option<PathBuf> {
     xdg::config().map(|config| config.join("config.toml"))
 }
 
-/// Reads the files that exist, the strongest first.
+/// Reads the files that exist, in order of precedence.
 pub fn read() -> Result<Vec<SettingsFile>> {
     let paths = [(Some(PathBuf::from("gemma.toml")), false), (users_own(), true)];
     let mut files = Vec::new();
@@ -108,15 +109,14 @@ pub fn read() -> Result<Vec<SettingsFile>> {
     Ok(files)
 }
 
-/// The text of a file; `None` where there is none, or where this user may not look whether there
-/// is.
+/// Reads a file; `None` if it does not exist, or if this user may not see whether it does.
 fn read_text(path: &Path) -> Result<Option<String>> {
     let shown = path.display();
     let what = || Fault::usage(format!("cannot read {shown}"));
     let absent = [ErrorKind::NotFound, ErrorKind::NotADirectory, ErrorKind::PermissionDenied];
     let mut text = String::new();
     let file = match open_regular(path) {
-        // A file that exists and may not be read is an error.
+        // It is an error if the file exists but is not readable.
         Err(error) if absent.contains(&error.kind()) && !path.exists() => return Ok(None),
         file => file.with_context(what)?,
     };
@@ -136,8 +136,9 @@ impl SettingsFile {
         self.path.display()
     }
 
-    /// The file and the line of a key, for messages. `sections` are the tables around it, the
-    /// outermost first.
+    /// Returns the file and line of a key, for messages.
+    ///
+    /// `sections` are the tables around the key, outermost first.
     fn place(&self, sections: &[&str], key: &str) -> String {
         let line = || {
             let whole = DeTable::parse(&self.text).ok()?;
@@ -162,8 +163,9 @@ impl SettingsFile {
         tables.filter_map(|(name, value)| Some((name.as_str(), value.as_table()?)))
     }
 
-    /// Refuses keys that are no option of their section, or that this file may not set. `command`
-    /// is the command that was typed.
+    /// Refuses keys that are not options of their section, or that this file may not set.
+    ///
+    /// `command` is the command that was typed.
     fn check_all(&self, command: &str, all: &BTreeMap<String, Options>) -> Result<()> {
         let mine = &all[command];
         let anyones =
@@ -241,11 +243,12 @@ impl SettingsFile {
     }
 }
 
-/// Values of files as arguments, and the file of each. Each value is checked against those of
-/// stronger sources.
+/// Collects values from files as arguments, each with its file.
+///
+/// Values are checked against those of sources with higher precedence.
 pub struct Gathered<'a> {
     command: &'a clap::Command,
-    /// Ids of the options that a stronger source gives.
+    /// Ids of the options that a source with higher precedence sets.
     stronger: BTreeSet<String>,
     /// Ids among `stronger` of options that can exclude others.
     in_effect: BTreeSet<String>,
@@ -254,14 +257,15 @@ pub struct Gathered<'a> {
 }
 
 impl<'a> Gathered<'a> {
-    /// Begins with the options that `typed` has.
+    /// Starts with the options in `typed`.
     pub fn new(command: &'a clap::Command, typed: &ArgMatches) -> Gathered<'a> {
         let (stronger, in_effect) = (exclusive::given(typed), exclusive::in_effect(typed));
         let (given, origins) = Default::default();
         Gathered { command, stronger, in_effect, given, origins }
     }
 
-    /// Adds the values of a section that no stronger source gives or excludes.
+    /// Adds the values of a section, except those that a source with higher precedence sets or
+    /// excludes.
     fn add(&mut self, file: &SettingsFile, section: &toml::Table, mine: &Options) -> Result<()> {
         let excluded = exclusive::excluded(self.command, &self.in_effect);
         let (mut more, mut more_in_effect) = (Vec::new(), Vec::new());
@@ -330,7 +334,7 @@ impl<'a> Gathered<'a> {
         let name = self.command.get_name();
         for file in files {
             file.check_all(name, all)?;
-            // A command's own section is stronger than the top of the same file.
+            // A command's own section takes precedence over the top of the same file.
             let own = file.table.get(name).and_then(toml::Value::as_table);
             for section in own.into_iter().chain([&file.table]) {
                 self.add(file, section, &all[name])?;
@@ -340,8 +344,8 @@ impl<'a> Gathered<'a> {
     }
 }
 
-/// One key of a file as arguments: `--key=value`, repeated for an array; a bare `--key` for a
-/// switch that is on.
+/// Converts a key to arguments: `--key=value`, repeated for an array, or `--key` for a switch that
+/// is on.
 fn as_arguments(key: &str, arg: &Arg, value: &toml::Value) -> Option<Vec<OsString>> {
     let scalar = |v: &toml::Value| match v {
         toml::Value::String(s) => Some(s.clone()),
@@ -368,8 +372,8 @@ mod tests {
     use super::*;
     use crate::cli::commands::definition;
 
-    /// Options that take a path or any text: what is read, never written, and not loaded as code.
-    /// An option that is new to this list is either such a one or has to be a [`Destination`].
+    /// Options that take a path or a text that is read only: it is not written, and not loaded as
+    /// code. A new option must be added here, or its type must be [`Destination`].
     const READ: [&str; 31] = [
         "continue",
         "delete",
@@ -434,8 +438,9 @@ mod tests {
         }
     }
 
-    /// A new option of the server's edge is kept out without being named here; the others are
-    /// listed, so that one that moves is noticed.
+    /// New options of the server's edge are refused without being listed.
+    ///
+    /// The others are listed, so that a change of their heading is noticed.
     #[test]
     fn what_guards_the_server_is_not_for_the_working_directory() {
         let root = definition();

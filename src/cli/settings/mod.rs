@@ -1,9 +1,9 @@
-//! From the command line to settings: flag > preset > environment > gemma.toml > the model's
-//! generation_config.json > built in.
+//! Settings of a command line, by precedence: flag, preset, environment, gemma.toml, the model's
+//! generation_config.json, built in.
 //!
-//! clap reads flags and environment. Other options come from `gemma.toml`. They go to clap like
-//! typed ones, so that every source passes the same checks. An option of a weaker source is dropped
-//! if a stronger source gives it, or one that excludes it ([`exclusive`]).
+//! clap reads flags and environment. Values from `gemma.toml` are passed to clap like typed ones,
+//! so that every source passes the same checks. A value is dropped if a source of higher precedence
+//! sets the option, or one that excludes it ([`exclusive`]).
 
 mod environment;
 mod exclusive;
@@ -26,42 +26,42 @@ use std::num::{ParseFloatError, ParseIntError};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// Options by their long names, and the files that gave them.
+/// Options by long name, each with the file that set it.
 type Origins = BTreeMap<String, PathBuf>;
 
-/// A validated command line and its provenance.
+/// A validated command line, with the source of each value.
 pub struct Typed {
     pub ui: Ui,
     pub print_config: bool,
-    /// The command that was typed: its definition without environment variables.
+    /// Definition of the command that was typed, without environment variables.
     command: clap::Command,
     matches: ArgMatches,
-    /// Options that gemma.toml gave.
+    /// Options that gemma.toml set.
     files: Origins,
 }
 
-/// Why there is nothing to run: help, version, or wrong usage.
+/// Reason why no command runs: help, version, or wrong usage.
 pub enum Early {
     Clap(clap::Error),
     Fault(anyhow::Error),
 }
 
 impl Early {
-    /// Prints it where it belongs and says how to exit.
+    /// Prints the message to standard output or standard error. Returns the exit code.
     pub fn print(self) -> ExitCode {
         match self {
             Early::Clap(error) if error.use_stderr() || std::io::stdout().is_terminal() => {
                 let plain = error.render().to_string();
-                // The message quotes the command line, which may hold escape codes.
+                // The message quotes the command line, which may contain escape codes.
                 if clean(&plain) != plain {
                     eprint!("{}", clean(&plain));
                 } else {
-                    // A terminal that is gone has nobody to tell.
+                    // An error of a closed terminal cannot be reported.
                     let _ = error.print();
                 }
                 ExitCode::from(error.exit_code() as u8)
             }
-            // Help is output like any other; a failure to write it is an error.
+            // Help is output like any other: a failure to write it is an error.
             Early::Clap(help) => match crate::cli::io::output::print(&help.render().to_string()) {
                 Ok(()) => ExitCode::SUCCESS,
                 Err(error) => Early::Fault(error).print(),
@@ -74,12 +74,14 @@ impl Early {
     }
 }
 
-/// The command line that `root` defines, each option with its environment variable.
+/// Returns the definition of the command line with an environment variable for each option.
 pub fn definition(root: &clap::Command) -> clap::Command {
     definition_with(root, environment::set)
 }
 
-/// The definition where `variable` names the environment variable that sets an option, if one does.
+/// Returns the definition.
+///
+/// `variable` returns the environment variable of an option, if one sets it.
 fn definition_with(
     root: &clap::Command,
     variable: impl Fn(&Arg) -> Option<String>,
@@ -102,7 +104,7 @@ fn definition_with(
         .fold(root, |root, name| root.mut_subcommand(name, |command| command.mut_args(&with_env)))
 }
 
-/// clap honours CLICOLOR_FORCE, but no escape code may ever go to a non-terminal.
+/// clap obeys CLICOLOR_FORCE, but escape codes must never go to anything but a terminal.
 fn help_colour() -> clap::ColorChoice {
     let terminals = std::io::stdout().is_terminal() && std::io::stderr().is_terminal();
     if terminals { clap::ColorChoice::Auto } else { clap::ColorChoice::Never }
@@ -116,8 +118,9 @@ fn with_arguments(argv: &[OsString], command: &str, given: Vec<OsString>) -> Vec
     longer
 }
 
-/// Puts the options of the preset that the command line or the environment names into the command
-/// line. Options that are typed win. Returns the files of the others.
+/// Adds the options of the preset that the command line or the environment names.
+///
+/// Typed options win. Returns the new command line, and the file of each added option.
 fn with_preset(
     cli: &clap::Command,
     argv: &[OsString],
@@ -141,7 +144,7 @@ fn with_preset(
     let mut gathered = Gathered::new(command, typed);
     gathered.add_preset(&preset, files, options)?;
     let longer = with_arguments(argv, name, gathered.given);
-    // A wrong value of the preset is not a mistake of the command line.
+    // A wrong value in the preset is not reported as a mistake of the command line.
     if let (Ok(_), Err(error)) =
         (plain.clone().try_get_matches_from(argv), plain.clone().try_get_matches_from(&longer))
     {
@@ -150,7 +153,7 @@ fn with_preset(
     Ok((longer, gathered.origins))
 }
 
-/// Returns the error of a value that a file has.
+/// Returns the error of a wrong value in a file.
 fn wrong_value(error: &clap::Error, origins: &Origins) -> Fault {
     let origins: BTreeSet<_> = origins.values().map(|p| p.display().to_string()).collect();
     let what = head(error).lines().next().unwrap_or_default().to_owned();
@@ -167,7 +170,7 @@ pub fn parse(cli: &clap::Command, argv: &[OsString]) -> Result<(ArgMatches, Type
         .map(|c| (c.get_name().to_owned(), files::options_of(c)))
         .collect();
     let files = files::read();
-    // Help and mistakes in the command line come before mistakes in a file.
+    // Help and mistakes of the command line are reported before mistakes in a file.
     let read = files.as_ref().map_or(&[][..], |files| files);
     let (argv, mut origins) = with_preset(cli, argv, read, &options).map_err(Early::Fault)?;
     let argv = &argv[..];
@@ -202,7 +205,7 @@ pub fn parse(cli: &clap::Command, argv: &[OsString]) -> Result<(ArgMatches, Type
     let (name, sub) = matches.subcommand().expect("a subcommand is required");
     let plain = definition_with(cli, |_| None);
     let command = plain.find_subcommand(name).expect("the command that was typed").clone();
-    // A command without these options says what it must in the default way.
+    // A command without these options has the default settings for messages.
     let terminal = sub.ids().any(|id| id == "quiet").then(|| UiOptions::from_arg_matches(sub));
     let (ui, print_config) = match terminal.transpose().map_err(Early::Clap)? {
         Some(options) => (Ui::new(&options), options.print_config),
@@ -213,8 +216,9 @@ pub fn parse(cli: &clap::Command, argv: &[OsString]) -> Result<(ArgMatches, Type
     Ok((matches, typed))
 }
 
-/// The message of an error, without the usage behind it, which names options that the environment
-/// set.
+/// Returns the message of an error without its usage lines.
+///
+/// They would name options that the environment set.
 fn head(error: &clap::Error) -> String {
     plain_number(error).unwrap_or_else(|| message(error))
 }
@@ -224,7 +228,7 @@ fn message(error: &clap::Error) -> String {
     text.split("\n\n").next().unwrap_or_default().trim_start_matches("error: ").to_owned()
 }
 
-/// The message of an error about a number, which clap gives in the words of Rust's parsers.
+/// Returns a plainer message for an error about a number. clap quotes Rust's parsers.
 pub fn plain_number(error: &clap::Error) -> Option<String> {
     let source = error.source()?;
     let why = source.to_string();
@@ -239,8 +243,8 @@ pub fn plain_number(error: &clap::Error) -> Option<String> {
     Some(message(error).replace(&why, &expected))
 }
 
-/// An error that comes from the environment names the variable: nobody typed the option that clap
-/// complains about.
+/// Names the variable in an error that comes from the environment, because the user did not type
+/// the option that clap complains about.
 fn name_variable(cli: &clap::Command, error: clap::Error, argv: &[OsString]) -> Early {
     let what = head(&error);
     let root = definition_with(cli, |_| None);
@@ -268,7 +272,7 @@ fn name_variable(cli: &clap::Command, error: clap::Error, argv: &[OsString]) -> 
 }
 
 impl Typed {
-    /// Where the value of an option (its long name) came from.
+    /// Returns the source of an option's value. `long` is its long name.
     pub fn source(&self, long: &str) -> Origin {
         if let Some(path) = self.files.get(long) {
             return Origin::File(path.clone());
@@ -285,8 +289,9 @@ impl Typed {
         }
     }
 
-    /// Every option of the command as gemma.toml, with its source; `resolved` names values found
-    /// elsewhere.
+    /// Returns every option of the command as gemma.toml, with its source.
+    ///
+    /// `resolved` has the values that come from elsewhere.
     pub fn config(&self, resolved: &[(&str, String, Origin)]) -> String {
         let mut lines = Vec::new();
         for arg in self.command.get_arguments() {
@@ -299,7 +304,7 @@ impl Typed {
             if arg.is_hide_set() && self.source(long) == Origin::BuiltIn {
                 continue;
             }
-            // A key is nobody's business who looks over a shoulder or reads a report.
+            // A key must not be visible on the screen or in a report.
             if arg.is_hide_env_values_set() && self.source(long) != Origin::BuiltIn {
                 lines.push((format!("# {long} is set, and not shown"), self.source(long)));
                 continue;
@@ -309,7 +314,7 @@ impl Typed {
                 Some((_, value, source)) => (Some(quoted(value)), source.clone()),
                 None => (self.value(arg), self.source(long)),
             };
-            // Values that gemma.toml may not hold, values of the model, and unset ones are
+            // Values that gemma.toml may not contain, values of the model, and unset ones become
             // comments.
             let is_models = found.is_some() && matches!(source, Origin::Model | Origin::BuiltIn);
             let is_kept_out =
@@ -329,7 +334,7 @@ impl Typed {
         lines.iter().map(|(text, source)| format!("{text:width$}  # {source}\n")).collect()
     }
 
-    /// The value of an option as TOML.
+    /// Returns the value of an option as TOML.
     fn value(&self, arg: &Arg) -> Option<String> {
         let id = arg.get_id().as_str();
         match arg.get_action() {
@@ -348,7 +353,7 @@ impl Typed {
     }
 }
 
-/// Numbers and booleans bare, everything else as a TOML string.
+/// Formats a value: numbers and booleans unquoted, everything else as a TOML string.
 fn quoted(value: &str) -> String {
     match value.parse::<toml::Value>() {
         Ok(toml::Value::Integer(_) | toml::Value::Float(_) | toml::Value::Boolean(_)) => {

@@ -7,11 +7,11 @@ use crate::vulkan::fill::{Filling, Part, RING, Stream};
 use loom::cell::UnsafeCell;
 use std::sync::OnceLock;
 
-/// Fills: one more than blocks, so that the first block is used again.
+/// Number of fills: one more than blocks, so that the first block is used again.
 const FILLS: usize = RING + 1;
 
-/// State that the threads of a model share. Loom's threads take nothing borrowed, so each execution
-/// leaks it.
+/// State that the threads of a model share. Loom's threads cannot borrow, so each execution leaks
+/// it.
 struct Shared {
     filling: Filling<'static>,
     blocks: &'static [OnceLock<Block>; RING],
@@ -42,7 +42,7 @@ fn start(source: &'static dyn Source) -> &'static Shared {
     })
 }
 
-/// A thread reads, a thread waits for the device, and the caller submits: the device sees every
+/// A thread reads, a thread waits for the device, and the caller submits. The device sees every
 /// byte of every block, and no block is written while the device reads it.
 pub fn ring() {
     static BYTES: &[u8] = &[1, 2, 3, 4];
@@ -53,7 +53,7 @@ pub fn ring() {
     for fill in 0..FILLS {
         shared.filling.wait(fill).unwrap();
         shared.filling.taken(fill as u64 + 1);
-        // SAFETY: loom fails if a thread writes the block meanwhile.
+        // SAFETY: loom fails if a thread writes the block at the same time.
         let seen = shared.blocks[fill % RING].get().unwrap().0.with(|byte| unsafe { (*byte)[0] });
         assert_eq!(seen, BYTES[fill]);
         shared.timeline.end_one();

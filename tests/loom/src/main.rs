@@ -1,13 +1,12 @@
-//! Model checking of what the program's threads share: `cargo run --release` in this folder.
+//! Model checking of code that threads share: `cargo run --release` in this folder.
 //!
 //! The modules under test are the program's own files, built with loom's types in place of the
-//! standard library's (`util::sync`). Loom runs each model once for every order of its threads'
-//! steps, with at most a given number of preemptions, and for every value that a weak memory may
-//! let an atomic load return. Timeouts never fire, so a missing wake is a deadlock, and a deadlock
-//! fails. Everything else that the files name is replaced by the little that they use of it
-//! (`stubs`).
+//! standard library's (`util::sync`). Loom runs each model for every order of its threads' steps,
+//! with a limited number of preemptions, and for every value that an atomic load may return under a
+//! weak memory model. Timeouts never fire, so a missing wake causes a deadlock, which fails the
+//! test. Other items that the files use are replaced by minimal versions (`stubs`).
 //!
-//! Names of models as arguments run those models only. A line a model: executions and seconds.
+//! Arguments select models by name. Each model prints a line: executions and seconds.
 
 #![allow(dead_code)]
 
@@ -48,15 +47,15 @@ mod serve {
     #[path = "../../../src/cli/commands/serve/queue.rs"]
     pub mod queue;
 }
-// The server names `tokio::sync::Notify` and `tokio::sync::mpsc::Sender`.
+// The server uses `tokio::sync::Notify` and `tokio::sync::mpsc::Sender`.
 extern crate self as tokio;
-// Files of other crates name those of this crate.
+// Files of other crates refer to this crate under this name.
 extern crate self as gemma_base;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-/// A model, and the most preemptions of an execution.
+/// A model, and the limit of preemptions in an execution.
 struct Model {
     name: &'static str,
     preemptions: usize,

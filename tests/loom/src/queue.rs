@@ -1,4 +1,4 @@
-//! Models of the server's queue of requests.
+//! Models of the server's request queue.
 
 use crate::runtime::answers::{AnswerRequest, Text};
 use crate::cli::api::error::ApiError;
@@ -27,16 +27,16 @@ fn queue(most: usize) -> Arc<RequestQueue> {
     queue
 }
 
-/// The engine's thread: takes requests until none will come, then ends the queue. Returns how many
-/// it took.
+/// The engine's thread: takes requests until the queue is closed, then ends the queue. Returns the
+/// number of requests that it took.
 fn engine(queue: &RequestQueue) -> usize {
     let taken = std::iter::from_fn(|| queue.take(true, |_| 0)).count();
     queue.end(&ApiError::ending());
     taken
 }
 
-/// A shutdown beside a new request and a waiting engine: a request that was accepted is taken or
-/// told, and never both.
+/// A shutdown during a new request and with a waiting engine. An accepted request is either taken
+/// or answered with an error, never both.
 pub fn shutdown() {
     let (queue, channel) = (queue(4), Arc::new(Channel::default()));
     let adding = {
@@ -54,8 +54,8 @@ pub fn shutdown() {
     assert!(queue.add(Vec::new()).is_err());
 }
 
-/// Two clients beside an engine that takes all: no request waits forever, the second request of a
-/// client never takes the place of another client, and the queue has its bound.
+/// Two clients, and an engine that takes all requests. No request waits forever, a client's second
+/// request never takes another client's place, and the queue stays within its limit.
 pub fn bound() {
     let (queue, channel) = (queue(2), Arc::new(Channel::default()));
     let adding = {
@@ -78,7 +78,7 @@ pub fn bound() {
     assert_eq!(2 + left, accepted);
 }
 
-/// A client that goes away while its request waits: no engine takes the request after that.
+/// A client disconnects while its request waits. No engine takes the request after that.
 pub fn gone() {
     let (queue, channels) = (queue(2), [(); 2].map(|()| Arc::new(Channel::default())));
     queue.add(request(1, &channels[0])).unwrap();
@@ -96,7 +96,7 @@ pub fn gone() {
     assert!(queue.take(false, |_| 0).is_none());
 }
 
-/// An engine that fails beside a new request: a request that was accepted is told.
+/// The engine fails during a new request. An accepted request gets an error.
 pub fn failure() {
     let (queue, channel) = (queue(4), Arc::new(Channel::default()));
     let adding = {

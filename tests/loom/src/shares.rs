@@ -1,12 +1,12 @@
-//! Model of the pools of which the server's clients take shares.
+//! Model of the pools from which the server's clients take shares.
 
 use crate::queue::client;
 use crate::serve::pool::SharedPool;
 use loom::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
 
-/// Three clients ask for more than there is: each is served in the end, and the shares never exceed
-/// the pool.
+/// Three clients ask for more than the pool has. Each gets its share in the end, and the shares
+/// never exceed the pool.
 pub fn shares() {
     let (pool, held) = (SharedPool::new(2), Arc::new(AtomicUsize::new(0)));
     let connection = |from: u8| {

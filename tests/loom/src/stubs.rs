@@ -1,17 +1,16 @@
-//! Stand-ins for what the modules under test name: loom's types for what threads share, and for
-//! the rest no more than the modules use.
+//! Minimal versions of items that the modules under test use. Types that threads share are loom's.
 
 pub mod util {
     pub mod sync {
         pub use loom::cell::UnsafeCell;
         pub use loom::sync::{Arc, Condvar, Mutex, MutexGuard, atomic};
 
-        /// The program's waiters look many times before they sleep; here once is as good.
+        /// The program's waiters poll many times before they sleep. Here once is enough.
         pub fn spin(done: impl Fn() -> bool) -> bool {
             done()
         }
 
-        /// Threads that sleep. Loom's own `unpark` forgets its token while the thread waits for a
+        /// Parking of threads. Loom's own `unpark` loses its token if the thread is waiting for a
         /// lock.
         pub mod thread {
             use loom::sync::{Condvar, Mutex};
@@ -149,7 +148,7 @@ pub mod tensor {
     }
 }
 
-/// The GPU: memory that loom watches, and submissions that another thread ends.
+/// The GPU: memory that loom watches, and submissions that another thread completes.
 pub mod device {
     pub mod memory {
         use loom::cell::UnsafeCell;
@@ -159,10 +158,10 @@ pub mod device {
 
         impl Block {
             /// # Safety
-            /// Nothing else touches these bytes.
+            /// No other access to these bytes happens at the same time.
             pub unsafe fn bytes(&self, _at: u64, len: usize) -> &mut [u8] {
                 assert_eq!(len, 1, "a model reads single bytes");
-                // SAFETY: the caller's promise, which loom checks.
+                // SAFETY: the caller promises it, and loom checks it.
                 self.0.with_mut(|byte| unsafe { &mut *byte })
             }
         }
@@ -170,7 +169,7 @@ pub mod device {
     pub mod queue {
         use loom::sync::{Condvar, Mutex};
 
-        /// Counts the submissions that are done.
+        /// Counts completed submissions.
         pub struct Timeline {
             pub done: Mutex<u64>,
             pub more: Condvar,
@@ -189,7 +188,7 @@ pub mod device {
                 Ok(())
             }
 
-            /// Ends the next submission.
+            /// Completes the next submission.
             pub fn end_one(&self) {
                 *self.done.lock().unwrap() += 1;
                 self.more.notify_all();
@@ -198,14 +197,14 @@ pub mod device {
     }
 }
 
-/// Tokio's types, as far as the server uses them.
+/// The parts of Tokio's types that the server uses.
 pub mod sync {
     use loom::sync::Mutex;
     use std::future::Future;
     use std::pin::Pin;
     use std::task::{Context, Poll, Waker};
 
-    /// A future made before a call of `notify_waiters` is ready after it, as Tokio documents.
+    /// As Tokio documents, a call of `notify_waiters` completes all futures made before it.
     pub struct Notify(Mutex<(u64, Vec<Waker>)>);
 
     pub struct Notified<'a> {
@@ -254,7 +253,7 @@ pub mod sync {
         use loom::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
         use std::sync::Arc;
 
-        /// The channel to a client: events sent, and whether the client is gone.
+        /// The channel to a client: events sent, and whether the client has disconnected.
         #[derive(Default)]
         pub struct Channel {
             pub sent: AtomicUsize,

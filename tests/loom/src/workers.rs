@@ -6,7 +6,7 @@ use loom::sync::atomic::{AtomicUsize, Ordering};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 
-/// Plain memory: loom fails if two threads touch it without an order between them.
+/// Plain memory. Loom fails if two threads access it without synchronisation.
 struct Plain(UnsafeCell<usize>);
 
 // SAFETY: loom watches every access.
@@ -18,18 +18,18 @@ impl Plain {
     }
 
     fn get(&self) -> usize {
-        // SAFETY: loom fails if another thread writes meanwhile.
+        // SAFETY: loom fails if another thread writes at the same time.
         self.0.with(|value| unsafe { *value })
     }
 
     fn set(&self, new: usize) {
-        // SAFETY: loom fails if another thread reads or writes meanwhile.
+        // SAFETY: loom fails if another thread reads or writes at the same time.
         self.0.with_mut(|value| unsafe { *value = new });
     }
 }
 
-/// Both workers see what the caller wrote, and the caller sees what they wrote. The pool ends while
-/// its thread may be asleep.
+/// Both workers see the caller's writes, and the caller sees theirs. The pool ends while its thread
+/// may be asleep.
 pub fn two_runs() {
     let pool = Pool::new(2).unwrap();
     let parts = [Plain::new(), Plain::new()];
@@ -69,7 +69,7 @@ fn phases(threads: usize, barriers: usize) {
     let parts: Vec<Plain> = (0..threads).map(|_| Plain::new()).collect();
     pool.run(&|worker| {
         for phase in 1..=barriers {
-            // A neighbour's part, so that the barrier alone orders both accesses.
+            // Another worker's part, so that only the barrier orders the two accesses.
             parts[(worker.index + phase) % threads].set(phase);
             worker.barrier();
         }
@@ -85,7 +85,7 @@ pub fn three() {
     phases(3, 1);
 }
 
-/// A panic frees the worker at the barrier, reaches the caller, and leaves a pool that works.
+/// A panic releases the worker at the barrier, reaches the caller, and leaves the pool usable.
 pub fn panic() {
     for bad in 0..2 {
         let pool = Pool::new(2).unwrap();

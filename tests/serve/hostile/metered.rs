@@ -1,5 +1,5 @@
-//! Requests that ask for more than their part: each is refused or bounded, the server lives, and
-//! other clients are answered meanwhile, each with the text that `gemma generate` gives.
+//! Requests for more than a client's share. Each is refused or limited, the server continues, and
+//! other clients get the text of `gemma generate` at the same time.
 
 use super::CHAT;
 use super::server::{Server, request};
@@ -14,7 +14,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// The demo's turns, but for a message that asks for 32 MB of text.
+/// The demo's turns, and a message that the template expands to 32 MB of text.
 const TEMPLATE: &str = "{% if 'AMPLIFY' in messages[0].content %}\
     {% set n = namespace(a='xxxxxxxx') %}\
     {% for i in range(22) %}{% set n.a = n.a ~ n.a %}{% endfor %}{{ n.a }}{% else %}\
@@ -22,9 +22,9 @@ const TEMPLATE: &str = "{% if 'AMPLIFY' in messages[0].content %}\
     <start_of_turn>{{ m.role }}\n{{ m.content }}<end_of_turn>\n\
     {% endfor %}<start_of_turn>model\n{% endif %}";
 
-/// Address space of the server.
+/// Address space of the server in bytes.
 const SPACE: u64 = 2 << 30;
-/// How long another client may wait, in a run of `GEMMA_SERVE_ROUNDS` on a quiet machine.
+/// Limit of another client's wait, in a run with `GEMMA_SERVE_ROUNDS` on a quiet machine.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 fn chat(content: &str, more: Value) -> Value {
@@ -35,7 +35,7 @@ fn chat(content: &str, more: Value) -> Value {
     body
 }
 
-/// An attack: a path, a body, and whether the client waits for the answer.
+/// Returns attacks: a path, a body, and whether the client waits for the answer.
 fn attacks() -> Vec<(&'static str, Value, bool)> {
     let lark = |terms: usize| {
         let terms: Vec<String> = (0..terms).map(|n| format!("/.*{n}.*/")).collect();
@@ -64,7 +64,7 @@ fn attacks() -> Vec<(&'static str, Value, bool)> {
     ]
 }
 
-/// Requests of other clients meanwhile, with the equal options of `gemma generate`.
+/// Returns requests of other clients, each with the equivalent options of `gemma generate`.
 pub fn questions() -> [(Value, Vec<&'static str>); 3] {
     let object = "{\"type\":\"object\",\"properties\":{\"a\":{\"type\":\"boolean\"}},\
         \"required\":[\"a\"]}";
@@ -81,7 +81,7 @@ pub fn keyed(server: &Server, key: &str, path: &str, body: &Value) -> Vec<u8> {
     request(&server.address, "POST", path, &headers, &body.to_string())
 }
 
-/// Rounds of all attacks: 1, or what `GEMMA_SERVE_ROUNDS` says.
+/// Runs all attacks once, or `GEMMA_SERVE_ROUNDS` times.
 #[test]
 fn a_client_takes_no_more_than_its_part() {
     let rounds = std::env::var("GEMMA_SERVE_ROUNDS").ok().map(|n| n.parse::<usize>().unwrap());
@@ -114,7 +114,7 @@ fn a_client_takes_no_more_than_its_part() {
                 scope.spawn(move || ask_until(server, which, &expected[which], over))
             })
             .collect();
-        // The others end however the attacks do.
+        // The other clients end even if an attack panics.
         let over = Over(&over);
         let mut rng = SmallRng::seed_from_u64(7);
         for _ in 0..rounds.unwrap_or(1) {
@@ -145,7 +145,7 @@ fn a_client_takes_no_more_than_its_part() {
     assert!(!said.contains("panicked"), "{said}");
 }
 
-/// Ends the other clients when it is dropped, also by a panic.
+/// Ends the other clients when it is dropped, also after a panic.
 pub struct Over<'a>(pub &'a AtomicBool);
 
 impl Drop for Over<'_> {
@@ -165,7 +165,7 @@ pub fn limited(command: &mut std::process::Command) {
     }
 }
 
-/// Sends an attack, which no server's fault is the answer to.
+/// Sends an attack. Its answer must not be a server error.
 fn send(server: &Server, (path, body, waits): &(&str, Value, bool)) {
     let mut stream = server.connect();
     let _ = stream.write_all(&keyed(server, "ill", path, body));
@@ -180,12 +180,12 @@ fn send(server: &Server, (path, body, waits): &(&str, Value, bool)) {
     }
 }
 
-/// Asks a question. Returns the time that the answer took.
+/// Sends a question and checks the answer. Returns the time that it took.
 pub fn ask(server: &Server, which: usize, expected: &str) -> Duration {
     let (more, _) = questions()[which].clone();
     let mut body = chat("Say something.", more);
     body["max_tokens"] = 20.into();
-    // One of three bodies is larger than what is read whoever else sends some.
+    // One of the three bodies is larger than the part that is read without a share of the memory.
     if which == 0 {
         body["metadata"] = json!({"padding": "x".repeat(80_000)});
     }
@@ -197,7 +197,7 @@ pub fn ask(server: &Server, which: usize, expected: &str) -> Duration {
     time
 }
 
-/// Asks the same again and again. Returns the longest time that an answer took.
+/// Sends the same question repeatedly. Returns the longest time of an answer.
 pub fn ask_until(server: &Server, which: usize, expected: &str, over: &AtomicBool) -> Duration {
     let mut slowest = Duration::ZERO;
     while !over.load(Ordering::Relaxed) {
@@ -206,7 +206,7 @@ pub fn ask_until(server: &Server, which: usize, expected: &str, over: &AtomicBoo
     slowest
 }
 
-/// Values that a field may not have, and some that it may.
+/// Returns values that a field may not have, and some that it may.
 fn value(rng: &mut SmallRng) -> Value {
     let values = [
         Value::Null,

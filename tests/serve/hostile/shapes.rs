@@ -1,5 +1,5 @@
-//! Bodies with many items in one field. The processor time and the memory of the server grow in
-//! proportion to the body, whatever the field, and another client is answered meanwhile.
+//! Bodies with many items in one field. The server's processor time and memory grow in proportion
+//! to the body for every field, and another client is answered at the same time.
 
 use super::CHAT;
 use super::metered::{Over, keyed, limited};
@@ -13,12 +13,12 @@ use std::time::Duration;
 
 /// Ratio of the items of a large body to those of a small one.
 const GROWTH: usize = 8;
-/// Most growth of the processor time: the geometric mean of `GROWTH`, which linear work has, and of
-/// its square. Linear work that leaves a cache meanwhile has been seen to grow by 14.
+/// Limit of the growth of the processor time: between `GROWTH`, which linear work has, and its
+/// square. Linear work that outgrows a cache has been measured to grow by 14.
 const MOST_GROWTH: u32 = 22;
-/// Processor time of a small body below which the growth is not measured.
+/// If a small body takes less processor time than this, the growth is not measured.
 const LEAST_TIME: Duration = Duration::from_millis(10);
-/// Most bytes of memory for a byte of the body, and for a request.
+/// Limits of memory: bytes per byte of the body, and bytes per request.
 const MEMORY_OF_BYTE: u64 = 300;
 const MEMORY_OF_REQUEST: u64 = 64_000_000;
 
@@ -28,7 +28,7 @@ const COMPLETIONS: &str = "/v1/completions";
 const RESPONSES: &str = "/v1/responses";
 const MESSAGES: &str = "/v1/messages";
 
-/// A kind of body: name, path, items of a large one, and the body of a number of items.
+/// A kind of body: name, path, items of a large body, and the body for a number of items.
 type Shape = (&'static str, &'static str, usize, fn(usize) -> Value);
 
 fn list(n: usize, item: impl Fn(usize) -> Value) -> Value {
@@ -43,7 +43,7 @@ fn user(text: &str) -> Value {
     json!({"role": "user", "content": text})
 }
 
-/// A short answer to one message, with this field.
+/// Returns a request for a short answer to one message, with this field.
 fn with(name: &str, value: Value) -> Value {
     json!({"messages": [user("Hi.")], "max_tokens": 1, "temperature": 0, name: value})
 }
@@ -56,7 +56,7 @@ fn function(name: String) -> Value {
     json!({"type": "function", "function": {"name": name}})
 }
 
-/// A function with these parameters.
+/// Returns a function with these parameters.
 pub fn typed(parameters: Value) -> Value {
     with(
         "tools",
@@ -64,7 +64,7 @@ pub fn typed(parameters: Value) -> Value {
     )
 }
 
-/// An answer of this schema.
+/// Returns a request for an answer with this schema.
 pub fn formed(schema: Value) -> Value {
     let format = json!({"type": "json_schema", "json_schema": {"name": "s", "schema": schema}});
     with("response_format", format)
@@ -87,7 +87,7 @@ pub fn short_functions(n: usize) -> Value {
     with("tools", list(n, |i| json!({"name": format!("{i}")})))
 }
 
-/// Results of one call.
+/// Returns results of one call.
 pub fn results(n: usize) -> Value {
     let calls = json!({"role": "assistant", "content": "", "tool_calls": [call(0)]});
     let result = json!({"role": "tool", "content": "1"});
@@ -98,13 +98,13 @@ fn result(n: usize) -> Value {
     json!({"role": "tool", "tool_call_id": format!("c{n}"), "content": "1"})
 }
 
-/// References to `n` different parts of the schema.
+/// Returns references to `n` different parts of the schema.
 pub fn many_references(n: usize) -> Value {
     let references = list(n, |i| json!({"$ref": format!("#/x/{i}")}));
     json!({"type": "object", "properties": {"a": {"anyOf": references}}, "x": vec![true; n]})
 }
 
-/// Many references to one large enumeration, with a keyword beside them.
+/// Returns many references to one large enumeration, each with another keyword.
 pub fn one_reference(n: usize) -> Value {
     let entries = list(20 * n, |i| json!(format!("an entry of the enumeration: {i}")));
     json!({"type": "object", "$defs": {"e": {"enum": entries}}, "properties": {"a": {
@@ -271,7 +271,7 @@ fn others() -> Vec<Shape> {
     ]
 }
 
-/// Processor time of a process so far.
+/// Returns the processor time of the server so far.
 fn processor_time(server: &Server) -> Duration {
     let mut clock = 0;
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
@@ -283,7 +283,7 @@ fn processor_time(server: &Server) -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// Sends a body. Returns the processor time, and the memory at its peak beyond that before.
+/// Sends a body. Returns the processor time, and the increase of the peak memory.
 fn cost(server: &Server, name: &str, path: &str, body: &Value) -> (Duration, u64) {
     let bytes = keyed(server, "ill", path, body);
     fs::write(format!("/proc/{}/clear_refs", server.child.id()), "5").unwrap();
@@ -296,8 +296,8 @@ fn cost(server: &Server, name: &str, path: &str, body: &Value) -> (Duration, u64
     (processor_time(server) - time, server.peak_memory().saturating_sub(memory))
 }
 
-/// Returns what is wrong with the cost of a shape. The processor is shared with other tests, so a
-/// growth counts that is seen three times.
+/// Returns what is wrong with the cost of a shape, if anything. Other tests use the processor too,
+/// so a growth counts only if it is measured three times.
 fn fault(server: &Server, (name, path, items, body): &Shape) -> Option<String> {
     let (small, large) = (body(items / GROWTH), body(*items));
     let length = large.to_string().len() as u64;
@@ -317,7 +317,7 @@ fn fault(server: &Server, (name, path, items, body): &Shape) -> Option<String> {
     Some(grown)
 }
 
-/// Sends all shapes to a server while another client asks.
+/// Sends all shapes to a server while another client sends requests.
 fn try_shapes(server: &Server, shapes: &[Shape]) {
     let good = || {
         let reply = server.send(&keyed(server, "good", CHAT, &super::hello()));
@@ -329,7 +329,7 @@ fn try_shapes(server: &Server, shapes: &[Shape]) {
             while !over.load(Ordering::Relaxed) {
                 assert_eq!(good(), before);
                 answers.fetch_add(1, Ordering::Relaxed);
-                // It adds little to the processor time.
+                // The other client adds little to the processor time.
                 std::thread::sleep(Duration::from_millis(500));
             }
         });
@@ -355,7 +355,7 @@ fn work_grows_with_the_body_whatever_the_field() {
     try_shapes(&server, &[schemas(), functions(), others()].concat());
 }
 
-/// Gemma 4's calls have grammars of their own.
+/// Gemma 4's calls have other grammars.
 #[test]
 fn work_grows_with_the_functions_of_gemma_4() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,9 +1,9 @@
-//! A server with 2 GB of address space under requests that once took memory or time beyond their
-//! share. It answers other clients meanwhile, and gives the memory back.
+//! A server with 2 GB of address space, attacked with requests that once took memory or time beyond
+//! their share. It answers other clients at the same time, and frees the memory.
 //!
-//! The tests are ignored, since they take minutes. One round with fewer clients is the default.
-//! `GEMMA_SERVE_ROUNDS=20`, on a quiet machine with a release build, runs 20 and checks the times
-//! and the memory too.
+//! The tests are ignored, since they take minutes. The default is one round with fewer clients.
+//! `GEMMA_SERVE_ROUNDS=20`, on a quiet machine with a release build, runs 20 rounds and checks the
+//! times and the memory too.
 
 use super::CHAT;
 use super::metered::{Over, ask, ask_until, limited, questions};
@@ -22,34 +22,34 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Longest wait of another client, for an answer and for `/health`, on a quiet machine.
+/// Limit of another client's wait, for an answer and for `/health`, on a quiet machine.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Bytes that the allocator of the C library keeps, or not, by chance.
+/// Bytes that the C library's allocator may or may not keep.
 const KEPT: u64 = 48 << 20;
-/// Clients that attack at once.
+/// Number of clients that attack at once.
 const LANES: usize = 4;
 
-/// An attack by some clients at once.
+/// An attack by several clients at once.
 struct Attack {
     name: &'static str,
     path: &'static str,
-    /// The bodies' beginning, behind which a number of the client is written, and their end.
+    /// The parts of the body before and after a number that differs for each client.
     body: [String; 2],
     clients: usize,
-    /// Whether the clients read what the server answers.
+    /// Whether the clients read the server's answers.
     reads: bool,
 }
 
-/// Splits a body at the text `NUMBER`, which makes each client's body another one.
+/// Splits a body at the text `NUMBER`, so that each client's body is different.
 fn attack(name: &'static str, path: &'static str, clients: usize, body: &Value) -> Attack {
     let body = body.to_string();
     let (head, tail) = body.split_once("NUMBER").unwrap_or(("", &body));
     Attack { name, path, body: [head, tail].map(str::to_owned), clients, reads: true }
 }
 
-/// All attacks of a round. `whole` says whether those of many clients have all of them.
+/// Returns all attacks of a round. Without `whole`, attacks of many clients have fewer of them.
 fn attacks(whole: bool) -> Vec<Attack> {
-    // A text of 15.5 MB waits for the compiler of a grammar that takes long.
+    // A text of 15.5 MB waits while its slow grammar is compiled.
     let slow = format!("({}|NUMBER)", "(a|b)?".repeat(40_000));
     let long = "a b ".repeat(15_500_000 / 4);
     let waiting = json!({"messages": [{"role": "user", "content": long}], "max_tokens": 1,
@@ -62,7 +62,7 @@ fn attacks(whole: bool) -> Vec<Attack> {
     let mut entries = vec![json!("NUMBER")];
     entries.extend((0..1_000_000).map(|n| json!(1_000_000_000_000_u64 + n)));
     let refused = formed(json!({"enum": entries}));
-    // A refusal that quotes 15 MB, and that no client reads.
+    // A refusal that quotes 15 MB and that no client reads.
     let quoted = json!({"messages": [{"role": "x".repeat(15_000_000), "content": "Hi."}]});
     let unread = attack("unread refusals", CHAT, if whole { 100 } else { 4 }, &quoted);
     let (many, tokens) = (if whole { 300 } else { 8 }, json!({"content": "a ".repeat(500_000)}));
@@ -80,11 +80,11 @@ fn attacks(whole: bool) -> Vec<Attack> {
     ]
 }
 
-/// Sends the body of each client, which leaves if it has no answer after some seconds.
+/// Sends the body of each client. A client disconnects if it has no answer after `patience`.
 fn send(server: &Server, attack: &Attack, round: usize, patience: Duration) {
     let one = |client: usize| {
-        // An attacker has a processor of its own. Here it gives way to the server.
-        // SAFETY: a plain system call; on Linux it is about the calling thread.
+        // An attacker would have its own processor. Here it yields to the server.
+        // SAFETY: a plain system call; on Linux it affects the calling thread.
         #[cfg(target_os = "linux")]
         unsafe {
             libc::setpriority(libc::PRIO_PROCESS, 0, 19);
@@ -101,7 +101,7 @@ fn send(server: &Server, attack: &Attack, round: usize, patience: Duration) {
         stream.set_read_timeout(Some(patience)).unwrap();
         stream.set_write_timeout(Some(patience)).unwrap();
         for part in [&head, begin, &number, end] {
-            // A server may answer and close before it has read everything.
+            // A server may answer and close the connection before it has read everything.
             let _ = stream.write_all(part.as_bytes());
         }
         if !attack.reads {
@@ -121,7 +121,7 @@ fn send(server: &Server, attack: &Attack, round: usize, patience: Duration) {
     });
 }
 
-/// Asks for `/health` again and again. Returns the longest wait.
+/// Requests `/health` repeatedly. Returns the longest wait.
 fn watch(server: &Server, over: &AtomicBool) -> Duration {
     let mut slowest = Duration::ZERO;
     while !over.load(Ordering::Relaxed) {
@@ -133,15 +133,15 @@ fn watch(server: &Server, over: &AtomicBool) -> Duration {
     slowest
 }
 
-/// Lays siege to a server with a model, and checks waits and memory.
+/// Attacks a server with this model, and checks waits and memory.
 fn besiege(dir: &Path, model: &[&str]) {
     let rounds = std::env::var("GEMMA_SERVE_ROUNDS").ok().map(|n| n.parse::<usize>().unwrap());
     let expected = questions().map(|(_, more)| {
         let options = ["generate", "-q", "--temp", "0", "-n", "20", "Say something."];
         gemma_in(dir, &[&options[..], model, &more].concat(), b"").text().to_owned()
     });
-    // The attackers run on the processors of the server, and the model gets one of them: with all
-    // of them, each pass of the model waits for attackers at every meeting of its threads.
+    // The attackers run on the server's processors, and the model gets one of them. With all of
+    // them, each barrier of the model's threads would wait for attackers.
     let keys = ["--api-key", "ill", "--api-key", "good", "--client-timeout", "10", "--log", "off"];
     let options = [model, &keys, &["--threads", "1"]].concat();
     let server = Server::start_in(dir, &options, limited);
@@ -173,8 +173,8 @@ fn besiege(dir: &Path, model: &[&str]) {
     assert!(!said.contains("panicked"), "{said}");
 }
 
-/// Sends all attacks of all rounds in random order, while four other clients ask and one watches.
-/// Returns the longest waits of both.
+/// Sends all attacks of all rounds in random order, while four other clients send questions and one
+/// requests `/health`. Returns the longest wait of both.
 fn storm(
     server: &Server,
     attacks: &[Attack],
@@ -213,7 +213,7 @@ fn taken<'a>(
     next.lock().unwrap().next()
 }
 
-/// Memory of a server once it has nothing left to do.
+/// Returns the memory of a server after it has finished all work.
 fn settled(server: &Server) -> u64 {
     std::thread::sleep(Duration::from_secs(2));
     server.memory()
@@ -227,7 +227,7 @@ fn a_gemma_3_server_withstands_a_siege() {
     besiege(dir.path(), &["-m", "m"]);
 }
 
-/// Gemma 4's calls have grammars of their own.
+/// Gemma 4's calls have other grammars.
 #[test]
 #[ignore = "takes minutes: GEMMA_SERVE_ROUNDS=20 on a quiet machine"]
 fn a_gemma_4_server_withstands_a_siege() {

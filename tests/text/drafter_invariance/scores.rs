@@ -1,5 +1,5 @@
-//! Log-probabilities of prompts, and penalties of answers that pause: neither depends on drafts, on
-//! other texts, on kept prefixes, or on pauses.
+//! Log-probabilities of prompts, and penalties of paused answers, depend neither on drafts, nor on
+//! other texts, kept prefixes or pauses.
 
 use super::*;
 use gemma::decode::TokenLogProbs;
@@ -7,7 +7,7 @@ use gemma::engine::EngineExt;
 
 const TEXTS: usize = 4;
 
-/// The log-probabilities of a text by the definition: a row for each token.
+/// Computes the log-probabilities of a text by definition: a row for each token.
 fn by_the_book(target: &Toy, text: &[u32], n: usize) -> Vec<TokenLogProbs> {
     let (mut engine, mut scores) = (Toy { max_rows: 4000, ..target.clone() }.engine(), None);
     let rows = scores.get_or_insert_with(Scores::default);
@@ -16,8 +16,8 @@ fn by_the_book(target: &Toy, text: &[u32], n: usize) -> Vec<TokenLogProbs> {
     [TokenLogProbs::first(text[0])].into_iter().chain((1..text.len()).map(entry)).collect()
 }
 
-/// Grows texts with scored prompts. After a step for which `pauses` names a sequence, its text
-/// pauses and goes on. Returns their histories and log-probabilities.
+/// Generates texts with scored prompts. After the steps that `pauses` lists with a sequence, that
+/// sequence's text pauses and continues. Returns the histories and log-probabilities.
 fn grow(
     texts: &mut Scheduler<'_>,
     requests: Vec<Request>,
@@ -91,7 +91,7 @@ fn prompts_have_the_scores_of_their_rows_whatever_happens() {
     }
 }
 
-/// The token that ends a text has log-probabilities where the prompt has.
+/// The token that ends a text has log-probabilities if the prompt has.
 #[test]
 fn a_scored_text_has_the_score_of_its_end() {
     let target = Toy::new(3);

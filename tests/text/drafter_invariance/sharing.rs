@@ -1,4 +1,4 @@
-//! Texts that share passes: what a draft model guesses of each, and how prompts are read.
+//! Texts that share passes: drafts for each, and the reading of prompts.
 
 use super::*;
 use anyhow::bail;
@@ -7,8 +7,7 @@ use gemma::sampler::{Mask, TokenRule};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
-/// Grows all texts to their ends, as many at once as the target has sequences. Returns the results
-/// by number.
+/// Generates all texts, as many at once as the target has sequences. Returns the results by number.
 fn grow(texts: &mut Scheduler<'_>, cases: &[Case]) -> Vec<(Vec<u32>, Stats)> {
     let mut grown: HashMap<usize, (Vec<u32>, Stats)> = HashMap::new();
     let (mut waiting, mut seated) = (0..cases.len(), HashMap::new());
@@ -49,8 +48,8 @@ fn a_draft_model_guesses_of_each_text_what_it_does_alone() {
     let mut passes = Vec::new();
     let mut alone = Vec::new();
     let all = cases.len();
-    for (sequences, beside) in [(1, None), (5, None), (all, None), (all, Some(3))] {
-        let toy = Toy { beside, ..target.clone() };
+    for (sequences, busy_polls) in [(1, None), (5, None), (all, None), (all, Some(3))] {
+        let toy = Toy { busy_polls, ..target.clone() };
         let mut timeline = Timeline::new(toy.engine_for(sequences));
         let (mut builder, mut policy) =
             (drafter(sequences), invariance::policy(TreeSize::Nodes(7), None));
@@ -58,7 +57,7 @@ fn a_draft_model_guesses_of_each_text_what_it_does_alone() {
         let got = grow(&mut texts, &cases);
         let mut figures = DraftFigures::default();
         builder.figures(&mut figures);
-        if beside.is_some() {
+        if busy_polls.is_some() {
             assert!(figures.ahead > 0 && figures.hits > 0, "{figures:?}");
             got.iter().zip(&alone).for_each(|(got, alone): (&_, &(_, Stats))| {
                 assert_eq!(got.0, alone.0);
@@ -79,11 +78,12 @@ fn a_draft_model_guesses_of_each_text_what_it_does_alone() {
     let tokens: u64 = alone.iter().map(|text| text.1.tokens).sum();
     let rounds: u64 = alone.iter().map(|text| text.1.passes).sum();
     assert!(rounds * 5 < tokens * 4, "{rounds} rounds for {tokens} tokens");
-    // Texts of unequal lengths, five at a time and all at once.
+    // Five texts at a time, and all at once. They have unequal lengths, so not all passes are
+    // shared.
     assert!(passes[1] * 2 < passes[0] && passes[2] * 5 < passes[0], "{passes:?}");
 }
 
-/// Little room in the draft model's scratch makes guesses fewer and changes no text.
+/// If the draft model has little scratch memory, it drafts less and no text changes.
 #[test]
 fn a_draft_model_without_room_for_all_texts_is_only_less_useful() {
     let target = Toy::new(6);
@@ -128,7 +128,7 @@ impl Drafter for Broken {
     }
 }
 
-/// Wherever a pass fails, the texts that it has ended are given out before the error.
+/// If a pass fails, the texts that it has ended are returned before the error.
 #[test]
 fn a_pass_that_fails_drops_no_text_that_has_ended() {
     let case = |max_tokens| Case { max_tokens, ..Case::new(&[1], SamplerConfig::default()) };
@@ -149,8 +149,8 @@ fn a_pass_that_fails_drops_no_text_that_has_ended() {
     }
 }
 
-/// While a long prompt is read, the texts that grow go on with every pass, and a short prompt that
-/// comes meanwhile has its first token within three of them.
+/// While a long prompt is read, growing texts continue with every pass, and a short prompt that
+/// arrives gets its first token within three passes.
 #[test]
 fn a_long_prompt_holds_nobody_up() {
     let target = Toy { max_rows: 512, ..Toy::new(9) };
@@ -198,7 +198,7 @@ fn a_long_prompt_holds_nobody_up() {
     assert_eq!(texts.cancel(long).unwrap().text.history.len(), 2000);
 }
 
-/// Long prompts that are read together fill passes and overfill none, beside drafts too.
+/// Long prompts that are read together fill passes and do not overfill them, with drafts too.
 #[test]
 fn prompts_that_are_read_together_share_the_rows_of_a_pass() {
     let target = Toy { max_rows: 24, ..Toy::new(11) };
@@ -218,8 +218,8 @@ fn prompts_that_are_read_together_share_the_rows_of_a_pass() {
     assert!(grown.iter().map(|(text, _)| text).eq(&alone));
 }
 
-/// Lets tokens follow that are no multiple of the text's length, and is asked a few times before it
-/// knows.
+/// Allows tokens that are not a multiple of the text's length, and is polled a few times before it
+/// has its mask.
 #[derive(Debug, Default)]
 struct Late {
     is_late: bool,
@@ -249,8 +249,8 @@ impl TokenRule for Late {
     }
 }
 
-/// A text whose grammar needs long for each token sits out passes, and the others go on with each
-/// of them; all become what they are alone.
+/// A text with a slow grammar skips passes, and the others continue with each pass. All texts are
+/// the same as alone.
 #[test]
 fn a_slow_grammar_holds_nobody_up() {
     let target = Toy { order: 3, max_rows: 400, ..Toy::new(6) };
@@ -290,10 +290,10 @@ fn a_slow_grammar_holds_nobody_up() {
     };
     let none = || -> Box<dyn Drafter> { Box::new(NoDraft) };
     let (slow, other, _) = run(false, &none);
-    let (late, beside, [own, all]) = run(true, &none);
-    assert_eq!((&late, &beside), (&slow, &other));
+    let (late, neighbour, [own, all]) = run(true, &none);
+    assert_eq!((&late, &neighbour), (&slow, &other));
     assert!(own * (ASKED - 1) <= all && own > 5, "{own} of {all} passes");
     let drafted = || -> Box<dyn Drafter> { Box::new(TreeBuilder::of_text()) };
-    let (late, beside, _) = run(true, &drafted);
-    assert_eq!((late, beside), (slow, other));
+    let (late, neighbour, _) = run(true, &drafted);
+    assert_eq!((late, neighbour), (slow, other));
 }

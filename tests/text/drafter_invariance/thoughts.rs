@@ -1,4 +1,4 @@
-//! Promise 4 where a budget ends thoughts, also under another rule.
+//! Promise 4 if a budget ends thoughts, also under a rule.
 
 use super::{draft_of, settings, without_bans};
 use crate::invariance::{Case, Strict, check};
@@ -10,7 +10,7 @@ const BEGIN: u32 = 4;
 const END: u32 = 6;
 const MOST: usize = 5;
 
-/// Returns the tokens of thoughts, and whether one is open at the end.
+/// Returns the number of tokens in thoughts, and whether a thought is open at the end.
 fn thoughts(answer: &[u32]) -> (usize, bool) {
     let (mut is_open, mut tokens) = (false, 0);
     for &token in answer {

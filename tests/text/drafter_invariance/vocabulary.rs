@@ -1,10 +1,10 @@
-//! Draft models that know fewer tokens than the target.
+//! Draft models with fewer tokens than the target.
 
 use gemma::engine::{EngineExt, Input, Output};
 
 use super::*;
 
-/// A draft with rows for some of the target's tokens.
+/// Returns a draft with rows for some of the target's tokens.
 fn reduced_draft(seed: u64) -> (Toy, Box<dyn Engine>) {
     let toy = Toy { vocab: reduced::tokens().len(), order: 3, max_rows: 64, ..Toy::new(seed) };
     (toy.clone(), Box::new(VocabAdapter::new(toy.engine(), reduced::spelling()).unwrap()))
@@ -29,7 +29,7 @@ fn a_vocabulary_fits_the_tokenizer_it_was_made_for_and_spells_the_rest() {
             rows.iter().flat_map(|r| tokenizer.token_bytes(spelling.token(*r))).collect();
         match spelling.row(token) {
             Some(row) => assert_eq!((rows.as_slice(), spelling.token(row)), (&[row][..], token)),
-            // Two rows at most: of a longer text its end.
+            // At most two rows: the end of a longer text.
             None => {
                 spelled += 1;
                 assert!(
@@ -40,7 +40,7 @@ fn a_vocabulary_fits_the_tokenizer_it_was_made_for_and_spells_the_rest() {
         }
     }
     assert!(spelled > 20, "{spelled}");
-    // A newline's piece or byte, whichever is lower; what is no token is the unknown one.
+    // An id that is not a token becomes the unknown token.
     assert_eq!(rows(100_000), [3]);
 
     for (change, words) in [
@@ -77,8 +77,8 @@ fn a_vocabulary_fits_the_tokenizer_it_was_made_for_and_spells_the_rest() {
     }
 }
 
-/// As a target it scores every token: those with a row as before, the others so that no sampler
-/// takes them.
+/// As a target it scores every token. Tokens with a row keep their scores, and the others get
+/// scores that no sampler picks.
 #[test]
 fn a_reduced_engine_stands_in_for_a_target() {
     let (toy, mut narrow) = reduced_draft(5);
@@ -120,7 +120,7 @@ fn a_reduced_engine_computes_what_its_rows_do() {
     };
     let history: Vec<u32> = (0..12).map(|i| 2 + i * 29 % 318).collect();
     assert!(rows_of(&history).len() > history.len() && engine.info().max_rows == 64);
-    // History goes in by two passes; then one token and a tree below it.
+    // Two passes read the history. Then come one token and a tree below it.
     for part in history.chunks(7) {
         engine.forward(&TokenTree::chain(part), Rows::None, &mut got).unwrap();
         engine.commit(&[(0, &(0..part.len() as u32).collect::<Vec<_>>())]).unwrap();

@@ -1,4 +1,4 @@
-//! Timing of prefill, decode and passes of several rows on any engine.
+//! Timing of prefill, decode and passes over several rows, on any engine.
 
 use crate::draft::sources::assistant::BEST;
 use crate::engine::{
@@ -10,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
 use std::time::Instant;
 
-/// Repeated measurements of one thing.
+/// Repeated measurements of the same quantity.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Figure {
     pub median: f64,
@@ -33,7 +33,7 @@ impl Figure {
         Figure { median, min, max, runs }
     }
 
-    /// Returns the first and the third quartile; 0 without runs.
+    /// Returns the first and the third quartile; 0 without measurements.
     pub fn quartiles(&self) -> [f64; 2] {
         let mut sorted = self.runs.clone();
         sorted.sort_by(f64::total_cmp);
@@ -46,13 +46,13 @@ impl Figure {
         [at(0.25), at(0.75)]
     }
 
-    /// Converts each run, for example seconds to tokens per second.
+    /// Converts each measurement, for example seconds to tokens per second.
     pub fn map(&self, f: impl Fn(f64) -> f64) -> Self {
         Figure::of(self.runs.iter().map(|x| f(*x)).collect())
     }
 }
 
-/// Returns `n` pseudorandom token ids, the same each time.
+/// Returns `n` pseudorandom token ids. They are the same each time.
 pub fn tokens(vocab: usize, n: usize) -> Vec<Token> {
     let mut state = 0x9e37_79b9_7f4a_7c15u64;
     let next = || {
@@ -63,7 +63,7 @@ pub fn tokens(vocab: usize, n: usize) -> Vec<Token> {
     std::iter::repeat_with(next).take(n).collect()
 }
 
-/// Evaluates and commits `tokens`, in passes as large as the engine takes. Returns the seconds.
+/// Evaluates and commits `tokens` in passes of the engine's maximum size. Returns the seconds.
 pub fn prefill(engine: &mut dyn Engine, tokens: &[Token], scores: &mut Scores) -> Result<f64> {
     let start = Instant::now();
     for chunk in tokens.chunks(engine.info().max_rows) {
@@ -74,7 +74,7 @@ pub fn prefill(engine: &mut dyn Engine, tokens: &[Token], scores: &mut Scores) -
     Ok(start.elapsed().as_secs_f64())
 }
 
-/// Returns the output of a pass that the sampler needs.
+/// Returns the kind of output that the sampler needs.
 fn output(sampler: &Sampler) -> Output {
     sampler.decisive().map_or(Output::Logits, |(n, usable)| Output::Best { n, usable })
 }
@@ -113,11 +113,12 @@ pub fn verify(
     Ok(start.elapsed().as_secs_f64())
 }
 
-/// Bits of logits, and the best tokens in place of logits where the device lists them.
+/// Bits of logits, and the best tokens instead if the device lists them.
 type Bits = Vec<(Vec<u32>, Vec<Vec<(Token, u32)>>)>;
 
-/// Evaluates a chain of `rows` tokens as text is generated and with all logits. Returns the scores
-/// of plain passes, then of passes whose buffers are poisoned.
+/// Evaluates a chain of `rows` tokens, once as in generation and once with all logits.
+///
+/// Returns the scores of normal passes, then of passes with poisoned buffers.
 pub fn poisoned(engine: &mut dyn Engine, sampler: &Sampler, rows: usize) -> Result<[Bits; 2]> {
     let tree = TokenTree::chain(&tokens(engine.info().vocab, rows));
     let (mut both, mut scores) = ([Vec::new(), Vec::new()], Scores::default());
@@ -136,9 +137,10 @@ pub fn poisoned(engine: &mut dyn Engine, sampler: &Sampler, rows: usize) -> Resu
     Ok(both)
 }
 
-/// Runs a round: a chain of so many draft tokens of the assistant, a pass that scores them, the
-/// choice of each token, and the commit of the first. `token` is the newest token, before and after
-/// the round. Returns the seconds.
+/// Runs a round and returns its seconds.
+///
+/// The assistant drafts a chain of `drafts` tokens, a pass scores them, a token is chosen for each
+/// row, and the first is committed. `token` is the newest token, before and after the round.
 pub fn round(
     engine: &mut dyn Engine,
     sampler: &Sampler,
@@ -165,7 +167,7 @@ pub fn round(
     Ok(start.elapsed().as_secs_f64())
 }
 
-/// Evaluates a root and times the step behind it: so many children. A round was run before.
+/// Times a draft step over `nodes` children of a root. A round must have run before.
 pub fn draft_step(
     engine: &mut dyn Engine,
     nodes: usize,
@@ -181,7 +183,7 @@ pub fn draft_step(
     Ok(start.elapsed().as_secs_f64())
 }
 
-/// Begins drafts behind the newest committed token.
+/// Begins drafting after the newest committed token.
 fn begun(engine: &mut dyn Engine) -> Result<(&mut dyn Assistant, Output)> {
     let output = Output::Best { n: BEST, usable: engine.info().vocab };
     let assistant = engine.assistant().context("there is no assistant")?;

@@ -1,4 +1,4 @@
-//! `gemma bench`: speeds of a model, and the share of the memory's speed that it reaches.
+//! `gemma bench`: the speed of a model, and the share of the memory's speed that it reaches.
 
 mod measure;
 mod report;
@@ -36,12 +36,12 @@ Examples:
   gemma bench --only decode,verify --rows 1,4,8
   gemma bench -m MODEL --json >NOW.json && gemma bench -m MODEL --compare NOW.json";
 
-/// Prefill, decode, the cost of a pass by its rows, plain against speculative text, and each
+/// Measure prefill, decode, the cost of a pass by its rows, text with and without drafts, and each
 /// kernel's bandwidth.
 #[derive(Debug, Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct BenchArgs {
-    /// Made-up weights in the shape of a Gemma
+    /// Use made-up weights in the shape of a Gemma
     #[arg(long, value_parser = shape(), value_name = "SHAPE", conflicts_with = "model")]
     pub synthetic: Option<Shape>,
     #[command(flatten)]
@@ -70,13 +70,13 @@ pub struct BenchArgs {
         default_value = "1,2,4,8,16,32"
     )]
     pub rows: Vec<usize>,
-    /// Rows of the passes that the kernels are timed in, separated by commas or blanks
+    /// Rows of the passes in which kernels are timed, separated by commas or blanks
     #[arg(
         long, value_name = "M", value_delimiter = ',', num_args = 1.., default_value = "1",
         hide_short_help = true
     )]
     pub kernel_rows: Vec<usize>,
-    /// Measurements of each test, after one that does not count
+    /// Measurements of each test, after one that is not counted
     #[arg(short = 'r', long, value_name = "N", default_value_t = 5)]
     pub repetitions: usize,
     /// Prompts of the text test, as JSON lines (repeatable) [default: a few built in]
@@ -84,13 +84,13 @@ pub struct BenchArgs {
     /// Each line is an object with "prompt" or "turns", and with "category".
     #[arg(long, value_name = "FILE", hide_short_help = true)]
     pub prompts: Vec<PathBuf>,
-    /// Prompts taken from the files, evenly spread
+    /// Prompts to take from the files, evenly spread
     #[arg(long, value_name = "N", default_value_t = 40, hide_short_help = true)]
     pub prompt_count: usize,
     /// Generate at most this many tokens for each prompt
     #[arg(long, value_name = "N", default_value_t = 128, hide_short_help = true)]
     pub text_tokens: usize,
-    /// tokenizer.json of the text test, or a directory that has one [default: the model's]
+    /// tokenizer.json for the text test, or a directory that has one [default: the model's]
     #[arg(long, value_name = "PATH", hide_short_help = true)]
     pub tokenizer: Option<PathBuf>,
     /// Temperature of the text test
@@ -99,17 +99,17 @@ pub struct BenchArgs {
     /// Picture of the image test [default: a made-up one of 1024 x 768]
     #[arg(long, value_name = "FILE", hide_short_help = true)]
     pub image: Option<PathBuf>,
-    /// Check that the kernels leave nothing out: passes whose buffers hold NaN before
+    /// Check that kernels compute every element: run passes again with buffers full of NaN
     ///
-    /// Each pass of the verify test, and one of the prefill test, runs plain and again with all
-    /// that it computes filled with NaN before. The scores must have the same bits; otherwise the
-    /// exit code is 1. The figures are measured without NaN.
+    /// Each pass of the verify test, and one of the prefill test, runs normally and again after all
+    /// of its results are filled with NaN. The scores must have the same bits; otherwise the exit
+    /// code is 1. The figures are measured without NaN.
     #[arg(long)]
     pub poison: bool,
-    /// One JSON object instead of tables
+    /// Print one JSON object instead of tables
     #[arg(long)]
     pub json: bool,
-    /// Compare with the file of an older run's --json
+    /// Compare with an older run, from the file of its --json
     #[arg(long, value_name = "FILE")]
     pub compare: Option<PathBuf>,
     #[command(flatten)]
@@ -123,7 +123,7 @@ pub struct BenchArgs {
 }
 
 impl BenchArgs {
-    /// Refuses numbers and tests that nothing can be measured with.
+    /// Refuses numbers and tests that cannot be measured.
     fn check(&self) -> Result<()> {
         let rows = self.rows.iter().chain(&self.kernel_rows);
         if rows.chain([&self.repetitions, &self.pp, &self.tg]).any(|n| *n == 0) {
@@ -131,13 +131,13 @@ impl BenchArgs {
             return Err(Fault::usage(what).into());
         }
         if self.synthetic.is_some() && self.only.contains(&Test::Load) {
-            let what = "made-up weights are not loaded from files: --only load needs --model";
+            let what = "--only load needs --model, because made-up weights have no files";
             return Err(Fault::usage(what).into());
         }
         Ok(())
     }
 
-    /// Returns the positions of the context: as many as asked for, else as the tests need.
+    /// Returns the context size in positions: the given one, or as many as the tests need.
     fn context(&self, wanted: AutoOr) -> Result<usize> {
         let deepest = self.depth.iter().max().copied().unwrap_or(0);
         let most_rows = self.rows.iter().chain(&self.kernel_rows).max().copied().unwrap_or(1);
@@ -165,15 +165,15 @@ pub enum Test {
     Drafts,
     /// Time and bandwidth of each kernel while decoding
     Kernels,
-    /// Real prompts, plain and with drafts (needs a tokenizer)
+    /// Text of real prompts, with and without drafts (needs a tokenizer)
     Text,
-    /// Times of an image: its pixels, and the tower
+    /// Times of an image: decoding its pixels, and the tower
     Image,
-    /// Time of loading a model, against reading its files and sending it to the device
+    /// Time of loading a model, compared with reading its files and sending it to the device
     Load,
 }
 
-/// Measures what the options name, and prints the figures.
+/// Runs the tests that the options name, and prints the figures.
 pub fn run(options: &BenchArgs, typed: &Typed) -> Result<u8> {
     let ui = &typed.ui;
     let old = options.compare.as_deref().map(read_report).transpose()?;
@@ -210,7 +210,7 @@ pub fn run(options: &BenchArgs, typed: &Typed) -> Result<u8> {
     let mut loaded = load::load(weights, &name, run, Room::of(context), &pool, ui)?;
     let engine = loaded.engine.as_mut();
     let (memory, device) = (engine.report().memory, engine.report().device);
-    // The processor's speed is remembered, a device's is measured now.
+    // The processor's speed is remembered. A device's speed is measured now.
     let speed = loaded.device.as_ref().and_then(|_| engine.device()?.read_bandwidth());
     let mut report = BenchReport {
         v: 1,
@@ -255,8 +255,7 @@ pub fn run(options: &BenchArgs, typed: &Typed) -> Result<u8> {
     Ok(0)
 }
 
-/// Measures the tower that the options name, or one made up beside made-up weights of `dim`
-/// channels.
+/// Measures the tower that the options name. Made-up weights of `dim` channels get a made-up tower.
 fn images(
     options: &BenchArgs,
     model: Option<&Model>,
@@ -264,7 +263,7 @@ fn images(
     run: &RunOptions,
 ) -> Result<Vec<Measurement>> {
     let sight = options.sight.settled(None);
-    // A made-up tower lies in a directory until its tensors were read.
+    // The files of a made-up tower are kept in a directory until they are read.
     let directory = tempfile::tempdir().context("making a directory for a tower")?;
     let vision = match (options.synthetic, &sight.mmproj) {
         (Some(_), None) => tower::made_up(dim, directory.path())?,
@@ -273,7 +272,7 @@ fn images(
     tower::measure(&vision, options.image.as_deref(), sight.tokens, run, options.repetitions)
 }
 
-/// Returns the command line, quoted where a shell needs it.
+/// Returns the command line, quoted for a shell.
 fn command_line() -> String {
     let args = std::env::args_os().skip(1).map(|arg| quoted(&arg.to_string_lossy()));
     std::iter::once("gemma".to_owned()).chain(args).collect::<Vec<_>>().join(" ")

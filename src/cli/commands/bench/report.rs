@@ -1,4 +1,4 @@
-//! The figures of a run, as Markdown or JSON, alone or beside an older run.
+//! The figures of a run as Markdown or JSON, alone or compared with an older run.
 
 use super::measure::Figure;
 use crate::cli::io::table::markdown;
@@ -8,7 +8,7 @@ use crate::util::units::{bytes, digits3};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Everything a run measured. Read back by `--compare`.
+/// All figures of a run. `--compare` reads them from a file.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct BenchReport {
     pub v: u32,
@@ -24,7 +24,7 @@ pub struct BenchReport {
     pub results: Vec<Measurement>,
     #[serde(default)]
     pub kernels: Vec<KernelTiming>,
-    /// The text test, where it ran.
+    /// The text test, if it ran.
     #[serde(default)]
     pub text: Option<TextReport>,
     /// Reasons to distrust the figures, in sentences.
@@ -37,7 +37,7 @@ pub struct BenchMachine {
     pub cpu: String,
     pub threads: usize,
     pub device: String,
-    /// Measured, 1e9 bytes a second: what the processor or the GPU reads from its memory.
+    /// Measured read speed of the memory of the processor or GPU, in 1e9 bytes a second.
     pub read_gb_per_s: f64,
 }
 
@@ -45,24 +45,24 @@ pub struct BenchMachine {
 pub struct BenchModel {
     pub name: String,
     pub formats: String,
-    /// Bytes as loaded.
+    /// Bytes of the loaded weights.
     pub weights: u64,
-    /// Bytes of them that a pass over one row reads.
+    /// Bytes of the weights that a pass over one row reads.
     #[serde(default)]
     pub read: u64,
     pub kv: u64,
     #[serde(default)]
     pub activations: u64,
-    /// Positions that there is room for.
+    /// Context size in positions.
     #[serde(default)]
     pub context: Option<usize>,
     pub load_s: f64,
 }
 
-/// One measured thing.
+/// One measured quantity.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Measurement {
-    /// Such as `pp512`, `tg128 @ d4096`, `verify 8 rows`.
+    /// Name, such as `pp512`, `tg128 @ d4096`, `verify 8 rows`.
     pub name: String,
     /// `tok/s` (more is better), or `ms` (less is better).
     pub unit: String,
@@ -70,36 +70,36 @@ pub struct Measurement {
     /// A remark, such as `c(8) = 1.31`.
     #[serde(default)]
     pub note: String,
-    /// Size of the pass of a verify test.
+    /// The pass of a verify test.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pass: Option<PassSize>,
 }
 
-/// A pass that was timed: its rows, and tokens in the cache before.
+/// A timed pass: its rows, and the number of tokens in the cache before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PassSize {
     pub rows: usize,
     pub depth: usize,
 }
 
-/// Real prompts, plain and with drafts.
+/// Results of real prompts, with and without drafts.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct TextReport {
     pub temperature: f32,
-    /// Most tokens of an answer, and runs of each prompt with and without drafts.
+    /// Token limit of an answer, and number of runs of each prompt with and without drafts.
     pub tokens: usize,
     pub runs: usize,
-    /// The drafter, and why it was switched off, if it was.
+    /// The drafter, and the reason if it was disabled.
     pub drafts: String,
     pub kinds: Vec<TextKind>,
-    /// All kinds together.
+    /// All kinds of prompts together.
     #[serde(default)]
     pub all: Option<TextKind>,
     pub acceptance: DraftAcceptance,
 }
 
 impl TextReport {
-    /// The kinds, and all of them together.
+    /// Returns the kinds of prompts, and then all of them together.
     pub fn rows(&self) -> impl Iterator<Item = &TextKind> {
         self.kinds.iter().chain(&self.all)
     }
@@ -110,22 +110,23 @@ impl TextReport {
 pub struct TextKind {
     pub kind: String,
     pub prompts: usize,
-    /// Median tokens a second.
+    /// Median speed in tokens a second.
     pub plain: f64,
     pub drafted: f64,
-    /// Drafted over plain speed of each pair of runs of one prompt. The two runs of a pair follow
-    /// each other. The median of these ratios is not the ratio of the medians above.
+    /// Speed with drafts divided by speed without, for each pair of runs of a prompt. The two runs
+    /// of a pair follow each other. The median of these ratios is not the ratio of the medians
+    /// above.
     pub ratio: Figure,
     pub tokens_per_pass: f64,
 }
 
-/// Counts of drafted and accepted tokens.
+/// Numbers of drafted and accepted tokens.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct DraftAcceptance {
     pub passes: u64,
-    /// Tokens of the passes, with the target's own.
+    /// Tokens that the passes added, including the target's own.
     pub tokens: u64,
-    /// Drafted and accepted nodes by depth below the root, and by the source with the largest
+    /// Drafted and accepted nodes, by depth below the root and by the source with the largest
     /// share.
     pub by_depth: Vec<[u64; 2]>,
     pub by_source: BTreeMap<String, [u64; 2]>,
@@ -146,13 +147,13 @@ impl DraftAcceptance {
     }
 }
 
-/// Time of the kernels of one label in passes of one size.
+/// Time of the kernels with one label, in passes of one size.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct KernelTiming {
     pub label: String,
     #[serde(default = "one")]
     pub rows: usize,
-    /// Passes that were timed; 0 in files of older versions.
+    /// Number of timed passes; 0 in files of older versions.
     #[serde(default)]
     pub passes: usize,
     pub calls: u64,
@@ -173,12 +174,12 @@ impl KernelTiming {
     }
 }
 
-/// Such as `1 row`, `8 rows`.
+/// Formats a number of rows, such as `1 row`, `8 rows`.
 pub fn count_rows(rows: usize) -> String {
     format!("{rows} row{}", if rows == 1 { "" } else { "s" })
 }
 
-/// Explanation under the table of texts.
+/// Explanation below the table of texts.
 const RATIO: &str = concat!(
     "Ratio: tokens per second with drafts divided by those without. ",
     "Each prompt runs both ways, one right after the other. ",
@@ -186,7 +187,7 @@ const RATIO: &str = concat!(
 );
 
 impl BenchReport {
-    /// Returns tables of at most 100 columns, beside an older run if there is one.
+    /// Returns tables of at most 100 columns, compared with an older run if there is one.
     pub fn markdown(&self, old: Option<&BenchReport>) -> String {
         let mut out = self.heading();
         if !self.results.is_empty() {
@@ -210,7 +211,7 @@ impl BenchReport {
         out
     }
 
-    /// Returns the reasons to distrust the figures, in sentences: a load average before the run
+    /// Returns reasons to distrust the figures, in sentences: a load average before the run that is
     /// above the number of cores, or repetitions of a test that differ by more than 10 %.
     pub fn find_doubts(&self, load: Option<f64>, cores: usize) -> Vec<String> {
         let busy = load.filter(|load| *load > cores as f64).map(|load| {
@@ -239,7 +240,7 @@ impl BenchReport {
     fn heading(&self) -> String {
         let (m, model) = (&self.machine, &self.model);
         let (weights, kv) = (bytes(model.weights), bytes(model.kv));
-        // The processor's own description has them already.
+        // The processor's own description already contains the threads.
         let threads = if m.device.contains(" threads") {
             String::new()
         } else {
@@ -291,10 +292,10 @@ impl BenchReport {
     }
 }
 
-/// Repetitions of one test that differ by more than this factor were disturbed.
+/// If repetitions of a test differ by more than this factor, they were disturbed.
 const SPREAD: f64 = 1.10;
 
-/// Columns of a line of text around the tables, and the most of a table.
+/// Columns of text around the tables, and the maximum for a table.
 const COLUMNS: usize = 100;
 
 fn plain(rows: &[Measurement]) -> Vec<Vec<String>> {
@@ -331,7 +332,7 @@ fn compared(rows: &[Measurement], old: &BenchReport) -> Vec<Vec<String>> {
     table
 }
 
-/// The text test by kinds of prompt.
+/// Returns a table of the text test by kinds of prompts.
 fn texts(text: &TextReport, old: Option<&TextReport>) -> Vec<Vec<String>> {
     let head =
         ["prompts", "texts", "plain tok/s", "drafted tok/s", "tok/pass", "ratio", "half of them"];
@@ -357,8 +358,9 @@ fn texts(text: &TextReport, old: Option<&TextReport>) -> Vec<Vec<String>> {
     table
 }
 
-/// Returns the older median and the change since then: `same` where the ranges of both runs
-/// overlap.
+/// Returns the older median and the change since then.
+///
+/// The change is `same` if the ranges of both runs overlap.
 fn change(row: &Measurement, old: &BenchReport) -> [String; 2] {
     let Some(before) = old.results.iter().find(|o| o.name == row.name && o.unit == row.unit) else {
         return [String::new(), String::new()];
@@ -455,7 +457,7 @@ mod tests {
         assert_eq!(text.matches("|       100 |").count(), 2, "shares within a size: {text}");
     }
 
-    /// The longest names and figures that a run has.
+    /// A report with the longest names and figures that a run can have.
     #[test]
     fn tables_fit_a_hundred_columns() {
         let mut report = report(12345.6);

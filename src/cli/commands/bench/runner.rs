@@ -1,4 +1,4 @@
-//! Tests on a loaded engine: prefill, decode, passes of several rows, kernels, loading.
+//! Tests of a loaded engine: prefill, decode, passes over several rows, kernels, loading.
 
 use super::measure::{self, Figure};
 use super::report::{BenchMachine, BenchReport, KernelTiming, Measurement, PassSize, count_rows};
@@ -14,14 +14,14 @@ use crate::util::units::{bytes, digits3};
 use anyhow::{Context, Result, ensure};
 use std::time::Instant;
 
-/// Nodes of the draft steps that are timed.
+/// Numbers of nodes of the timed draft steps.
 const STEPS: [usize; 3] = [1, 4, 8];
-/// Draft tokens of the round that is timed.
+/// Draft tokens of the timed round.
 pub const CHAIN: usize = 4;
-/// Positions that one repetition of the test of drafts takes.
+/// Positions that one repetition of the drafting test uses.
 pub const ROUND_POSITIONS: usize = 2;
 
-/// Measures on one engine.
+/// Runs tests on one engine.
 pub struct Runner<'a> {
     engine: &'a mut dyn Engine,
     options: &'a BenchArgs,
@@ -36,7 +36,7 @@ impl<'a> Runner<'a> {
         Ok(Runner { engine, options, ui, scores, sampler })
     }
 
-    /// Runs the tests of the engine that the options name.
+    /// Runs the engine tests that the options name.
     pub fn measure_all(&mut self, report: &mut BenchReport) -> Result<()> {
         if self.options.poison {
             self.poison()?;
@@ -70,7 +70,7 @@ impl<'a> Runner<'a> {
         Ok(())
     }
 
-    /// Repeats a timing, after one run that does not count.
+    /// Repeats a timing, after a first run that is not counted.
     fn repeat(
         &mut self,
         label: &str,
@@ -99,7 +99,7 @@ impl<'a> Runner<'a> {
         Ok(())
     }
 
-    /// Runs passes plain and poisoned. Fails if their scores differ.
+    /// Runs passes with and without poisoned buffers. Fails if their scores differ.
     fn poison(&mut self) -> Result<()> {
         self.fill(self.options.depth[0])?;
         let most = self.engine.info().max_rows;
@@ -116,7 +116,7 @@ impl<'a> Runner<'a> {
             let [plain, poisoned] = measure::poisoned(self.engine, &self.sampler, *rows)?;
             ensure!(
                 plain == poisoned,
-                "a kernel leaves elements out: \
+                "a kernel does not compute all elements: \
                  a pass over {} gives other scores where its buffers hold NaN before",
                 count_rows(*rows)
             );
@@ -158,7 +158,7 @@ impl<'a> Runner<'a> {
         })?;
         let gb_per_s = weights as f64 * n as f64 / seconds.median / 1e9;
         let share = 100.0 * gb_per_s / machine.read_gb_per_s;
-        // Weights that the processor's cache holds are read faster than memory gives them.
+        // Weights in the processor's cache are read faster than memory allows.
         let note = match share > 105.0 {
             true => format!("{} GB/s, from the cache", digits3(gb_per_s)),
             false => format!("{} GB/s, {share:.0} % of memory", digits3(gb_per_s)),
@@ -173,8 +173,9 @@ impl<'a> Runner<'a> {
         })
     }
 
-    /// Times all sizes in turn in each repetition, so that a drift of the machine affects all
-    /// alike.
+    /// Times passes of each size once per repetition.
+    ///
+    /// A drift of the machine's speed then affects all sizes equally.
     fn verify(&mut self, depth: usize) -> Result<Vec<Measurement>> {
         self.fill(depth)?;
         let sizes: Vec<usize> = self
@@ -184,7 +185,7 @@ impl<'a> Runner<'a> {
             .copied()
             .filter(|m| *m <= self.engine.info().max_rows)
             .collect();
-        // A pass of a new size may go out in pieces, and be recorded when it is made again: neither
+        // The first pass of a new size may run in pieces, and the second may be recorded. Neither
         // is counted.
         for rows in &sizes {
             measure::verify(self.engine, &self.sampler, *rows, &mut self.scores)?;
@@ -209,8 +210,8 @@ impl<'a> Runner<'a> {
         Ok(sizes.iter().zip(figures).map(row).collect())
     }
 
-    /// Times draft steps of the assistant over several numbers of nodes, and whole rounds: a plain
-    /// one, and one with a chain of drafts. All take turns.
+    /// Times draft steps of the assistant over several numbers of nodes, a plain round, and a round
+    /// with a chain of drafts. They alternate.
     fn drafts(&mut self, depth: usize) -> Result<Vec<Measurement>> {
         self.fill(depth.max(1))?;
         if self.engine.assistant().is_none() {
@@ -230,7 +231,7 @@ impl<'a> Runner<'a> {
             }
             Ok(0.0)
         };
-        // A pass of a new size may be recorded when it is made again, so two runs do not count.
+        // The second pass of a new size may be recorded, so two runs are not counted.
         time_all(self)?;
         self.repeat("drafts", time_all)?;
         self.say_draft_kernels(token)?;
@@ -255,7 +256,7 @@ impl<'a> Runner<'a> {
         Ok(rows)
     }
 
-    /// Reports the kernels of a draft step over one node.
+    /// Prints the kernels of a draft step over one node.
     fn say_draft_kernels(&mut self, mut token: Token) -> Result<()> {
         measure::round(self.engine, &self.sampler, 0, &mut token, &mut self.scores)?;
         self.engine.device().into_iter().for_each(|e| e.start_profile());
@@ -274,7 +275,8 @@ impl<'a> Runner<'a> {
         Ok(())
     }
 
-    /// Times the kernels of as many passes as the decode test has tokens, each over `rows` rows.
+    /// Times the kernels in passes over `rows` rows, in as many passes as the decode test has
+    /// tokens.
     fn kernels(&mut self, rows: usize) -> Result<Vec<KernelTiming>> {
         let most = self.engine.info().max_rows;
         if rows > most {
@@ -313,8 +315,10 @@ fn at(depth: usize) -> String {
     if depth == 0 { String::new() } else { format!(" @ d{depth}") }
 }
 
-/// Returns the time of a load, beside its lower bound: the longer of reading the files into memory
-/// with all threads, as the system's cache has them now, and sending the weights to the device.
+/// Returns the time of a load, with its lower bound in the note.
+///
+/// The bound is the longer of two times: reading the files into memory with all threads, from the
+/// system's current cache, and sending the weights to the device.
 pub fn load_row(weights: &Weights, engine: &mut dyn Engine, seconds: f64) -> Result<Measurement> {
     let checkpoint = weights.checkpoint().context("a made-up model is not loaded from anywhere")?;
     let start = Instant::now();

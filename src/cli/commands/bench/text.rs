@@ -1,4 +1,4 @@
-//! The text test: real prompts, answered with and without drafts.
+//! The text test: answers real prompts with and without drafts.
 
 use super::BenchArgs;
 use super::measure::Figure;
@@ -40,7 +40,7 @@ const PROMPTS: &[(&str, &str)] = &[
     ),
 ];
 
-/// Tokens that are generated before anything is timed.
+/// Tokens that are generated before the timing starts.
 const WARM: usize = 16;
 
 struct BenchPrompt {
@@ -60,7 +60,7 @@ pub fn measure(model: Model, run: &RunOptions, options: &BenchArgs, ui: &Ui) -> 
     let prompts = prompts(model, options, tokenizer)?;
     let longest = prompts.iter().map(|p| p.tokens.len()).max().unwrap_or(0);
     let context = longest + options.text_tokens + 1;
-    // A stand-in for a target may take several positions for a token.
+    // A stand-in for a target may need several positions for a token.
     let room = context
         * ReducedVocabulary::of(model.checkpoint(), model.config().vocab)?
             .map_or(1, |v| v.most_parts());
@@ -77,15 +77,15 @@ pub fn measure(model: Model, run: &RunOptions, options: &BenchArgs, ui: &Ui) -> 
     let mut kinds: BTreeMap<&str, Vec<TimedPair>> = BTreeMap::new();
     let mut rounds = Stats::default();
     let mut disabled = None;
-    // Warms up, so that one-time work of the first passes is not timed.
+    // Warms up, so that work that happens only once is not timed.
     let mut off = Drafting::off();
     once(&mut target, &mut off, &sampler, &prompts[0], stops, options.text_tokens.min(WARM))?;
     for repetition in 0..options.repetitions {
-        // A drafter that has seen the texts before would know them.
+        // A drafter that saw the texts before could predict them.
         let mut drafting = drafting::build(&chosen, &drafted, ui)?;
         for (i, prompt) in prompts.iter().enumerate() {
             let mut ways: [Option<Way>; 2] = [None, None];
-            // Both ways in turn, and each first as often as the other.
+            // Runs both ways alternately. Each of them is first equally often.
             for way in if (i + repetition) % 2 == 0 { [0, 1] } else { [1, 0] } {
                 let way_of = if way == 0 { &mut off } else { &mut drafting };
                 let text = once(&mut target, way_of, &sampler, prompt, stops, options.text_tokens);
@@ -124,17 +124,18 @@ pub fn measure(model: Model, run: &RunOptions, options: &BenchArgs, ui: &Ui) -> 
     })
 }
 
-/// A text, made with or without drafts.
+/// A text that was generated with or without drafts.
 struct Way {
     text: Vec<Token>,
     stats: Stats,
 }
 
-/// The runs of one prompt with and without drafts, one right after the other, so that other load of
-/// the machine affects both.
+/// Speeds of one prompt with and without drafts.
+///
+/// The runs follow each other directly, so that other load of the machine affects both.
 #[derive(Clone, Copy)]
 struct TimedPair {
-    /// Tokens a second.
+    /// Speed in tokens a second.
     plain: f64,
     drafted: f64,
     tokens: u64,
@@ -182,7 +183,7 @@ fn once(
     let limits = GenerationLimits { max_tokens: tokens, stop_ids: stops, interrupt: &never };
     let (mut history, mut stats) = (prompt.tokens.clone(), Stats::default());
     let Drafting { drafter, policy, .. } = drafting;
-    // The other way has read the same prompt just before.
+    // The other way has just read the same prompt.
     target.clear(0)?;
     decode::generate(
         target,
@@ -197,7 +198,7 @@ fn once(
     Ok(Way { text: history.split_off(prompt.tokens.len()), stats })
 }
 
-/// Longest tokenizer.json, in bytes.
+/// Limit of tokenizer.json in bytes.
 const LARGEST: u64 = 512 << 20;
 
 fn read_tokenizer(path: &Path) -> Result<Tokenizer> {
@@ -207,8 +208,9 @@ fn read_tokenizer(path: &Path) -> Result<Tokenizer> {
     Tokenizer::from_bytes(&bytes).with_context(|| format!("reading {}", path.display()))
 }
 
-/// Returns the built-in prompts, or every n-th line of each file of `{"category": ..., "turns":
-/// [...]}` or `{"prompt": ...}`.
+/// Returns the built-in prompts, or evenly spread lines of each file.
+///
+/// A line is `{"category": ..., "turns": [...]}` or `{"prompt": ...}`.
 fn prompts(model: &Model, options: &BenchArgs, tokenizer: &Tokenizer) -> Result<Vec<BenchPrompt>> {
     let template = ChatTemplate::from_checkpoint(model.checkpoint(), tokenizer.dialect())?;
     let encode = |kind: &str, text: &str| -> Result<BenchPrompt> {
@@ -231,7 +233,7 @@ fn prompts(model: &Model, options: &BenchArgs, tokenizer: &Tokenizer) -> Result<
                 fitting.push(prompt);
             }
         }
-        // Evenly spread over the file, which is often sorted by category.
+        // Spreads the choice over the file, because files are often sorted by category.
         let n = options.prompt_count.div_ceil(options.prompts.len()).min(fitting.len());
         let total = fitting.len();
         let chosen =
@@ -246,7 +248,7 @@ fn prompts(model: &Model, options: &BenchArgs, tokenizer: &Tokenizer) -> Result<
     Ok(out)
 }
 
-/// Reads the category and the first user turn of each line.
+/// Reads the category and the first user message of each line.
 fn read(path: &Path) -> Result<Vec<(String, String)>> {
     let text = read_file(path)?;
     let mut out = Vec::new();

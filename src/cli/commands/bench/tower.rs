@@ -1,4 +1,4 @@
-//! Times of an image: of its pixels, and of the tower.
+//! Times of an image: decoding and resizing its pixels, and the tower.
 
 use super::measure::Figure;
 use super::report::Measurement;
@@ -16,8 +16,7 @@ use std::time::Instant;
 /// Width and height of the made-up picture.
 const MADE_UP: [usize; 2] = [1024, 768];
 
-/// Measures the decoding and resizing of a picture and its tower. A picture that is made up needs
-/// no decoding.
+/// Measures decoding and resizing of an image, and its tower. A made-up image needs no decoding.
 pub fn measure(
     vision: &Vision,
     file: Option<&Path>,
@@ -71,7 +70,7 @@ pub fn made_up(dim: usize, directory: &Path) -> Result<Vision> {
     Vision::open(directory)
 }
 
-/// Runs `work` once, and then so many times for the figure in milliseconds.
+/// Runs `work` once, and then `repetitions` times for the figure, which is in milliseconds.
 fn timed<T>(repetitions: usize, mut work: impl FnMut() -> Result<T>) -> Result<(T, Figure)> {
     let mut made = work()?;
     let mut times = Vec::with_capacity(repetitions);

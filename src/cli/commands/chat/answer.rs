@@ -1,4 +1,4 @@
-//! Answers of a chat: the room that a prompt leaves, the stream to the terminal, the figures.
+//! Answers of a chat: the room for a prompt, the stream to the terminal, the figures.
 
 use super::ChatSession;
 use crate::cli::io::record::{FinishReason, Record, Usage, VERSION};
@@ -16,8 +16,8 @@ use crate::util::units::thousands;
 use anyhow::{Context, Result};
 use std::io::Write;
 
-/// An answer is begun with at least this part of the context free for it, as long as there are
-/// older turns to leave out.
+/// At least this fraction of the context stays free for an answer, as long as there are older turns
+/// to leave out.
 const ANSWER_PART: usize = 8;
 
 impl ChatSession<'_> {
@@ -27,20 +27,23 @@ impl ChatSession<'_> {
         self.stream_answer(text, history)
     }
 
-    /// Returns the tokens that the context holds.
+    /// Returns the context size in tokens.
     pub(super) fn context(&self) -> usize {
         self.target.engine().context(0)
     }
 
-    /// The prompt, with older turns left out where it would leave the answer no room.
+    /// Returns the prompt for `text`.
+    ///
+    /// Older turns are left out if the answer would have too little room.
     fn room_for(&mut self, text: &str) -> Result<Vec<Token>> {
         let context = self.context();
         let most = context - context / ANSWER_PART;
         let mut history = self.talk.ask(text)?;
         let (before, mut left_out) = (self.talk.clone(), 0);
         if history.len() > most {
-            // Half of what the message leaves free. With all of it, each later message would lose
-            // old ones, and its whole prompt would be read again.
+            // Older turns get half of the tokens that the message leaves free. If they got all of
+            // them, each later message would drop old turns, and the whole prompt would be read
+            // again each time.
             let alone = self.talk.alone(text)?;
             let enough = alone + most.saturating_sub(alone) / 2;
             while history.len() > enough && self.talk.leave_out_oldest() {
@@ -53,10 +56,10 @@ impl ChatSession<'_> {
             let (have, most) = (thousands(history.len() as u64), thousands(context as u64));
             let fault = Fault::new(
                 Kind::Context,
-                format!("the message takes {have} tokens, and the context holds {most}"),
+                format!("the message has {have} tokens, and the context has room for {most}"),
             );
             return Err(fault
-                .help("say it in less, or begin gemma chat with a larger --ctx-size")
+                .help("shorten it, or start gemma chat with a larger --ctx-size")
                 .into());
         }
         let what = match left_out {
@@ -72,7 +75,7 @@ impl ChatSession<'_> {
         Ok(history)
     }
 
-    /// Streams an answer. After Ctrl-C the part so far is kept.
+    /// Streams an answer. After Ctrl-C the text so far is kept.
     fn stream_answer(&mut self, text: &str, history: Vec<Token>) -> Result<()> {
         let context = self.context();
         self.interrupt.reset();
@@ -134,7 +137,7 @@ impl ChatSession<'_> {
             _ => {}
         }
         let usage = Usage { prompt_tokens, completion_tokens };
-        // A prompt that was not even read leaves nothing to go on with.
+        // If the prompt was not read completely, there is no answer to continue from.
         if usage.completion_tokens > 0 {
             self.talk.answered(text, &answer, history);
         }
@@ -142,7 +145,7 @@ impl ChatSession<'_> {
         Ok(())
     }
 
-    /// The last answer's figures.
+    /// Prints the figures of the last answer.
     pub(super) fn stats(&self) -> Result<()> {
         let Some((stats, usage, finish_reason)) = &self.last else {
             return self.say("(there is no answer yet)");
@@ -165,7 +168,7 @@ impl ChatSession<'_> {
         let (tokens, context) =
             (thousands(self.talk.position() as u64), thousands(engine.context(0) as u64));
         let line = stats::line(&record, stats, self.threads)?;
-        // The demo's prompts do not go on from each other, so there is no sum of them.
+        // The demo's prompts do not contain earlier ones, so their tokens are not added up.
         let counted = match self.talk.position() {
             position if position == 0 || self.is_demo => String::new(),
             _ => format!("conversation: {tokens} of {context} tokens; "),
@@ -176,7 +179,7 @@ impl ChatSession<'_> {
     }
 }
 
-/// An answer on its way to the terminal, which must obey nothing in it. Thoughts are dimmed.
+/// Prints an answer on the terminal, without control characters. Thoughts are dimmed.
 struct Screen<'a> {
     ui: &'a Ui,
     wrap: Wrap,

@@ -1,4 +1,4 @@
-//! Text files that go with a message.
+//! Text files that are part of a message.
 
 use crate::cli::io::text_file::read;
 use crate::error::{Fault, Kind};
@@ -8,9 +8,9 @@ use anyhow::{Context, Result};
 use std::io::Read;
 use std::path::Path;
 
-/// A text file that goes with the next message.
+/// A text file for the next message.
 pub struct AttachedFile {
-    /// The name without its directory.
+    /// File name without its directory.
     pub name: String,
     text: String,
 }
@@ -21,7 +21,7 @@ impl AttachedFile {
         let shown = path.display().to_string();
         let file = open_regular(path).with_context(|| {
             let fault = Fault::model(format!("cannot read {shown}"));
-            fault.help("check the path: Tab completes the names of files")
+            fault.help("check the path: Tab completes file names")
         })?;
         let size = file.metadata().map_or(0, |meta| meta.len());
         if size > most as u64 {
@@ -31,23 +31,24 @@ impl AttachedFile {
             );
             return Err(fault.help(SHORTER).into());
         }
-        // A file that grows while it is read is cut off.
+        // If the file grows while it is read, the new part is cut off.
         let text = read(&mut file.take(most as u64), &shown)?;
         let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
         Ok(AttachedFile { name, text })
     }
 }
 
-const SHORTER: &str = "give a part of it, or begin gemma chat with a larger --ctx-size";
+const SHORTER: &str = "give a part of it, or start gemma chat with a larger --ctx-size";
 
-/// Returns the error of a file whose tokens leave no room for an answer.
+/// Makes the error of a file with too many tokens to leave room for an answer.
 pub fn too_long(name: &str, tokens: usize, context: usize) -> Fault {
     let (have, most) = (thousands(tokens as u64), thousands(context as u64));
-    let what = format!("with {name} the message takes {have} tokens, and the context holds {most}");
+    let what =
+        format!("with {name} the message has {have} tokens; the context has room for {most}");
     Fault::new(Kind::Context, what).help(SHORTER)
 }
 
-/// Returns a message with its files in front, each with its name and in a fence of backticks.
+/// Returns a message with its files before it, each with its name and in a fence of backticks.
 pub fn message(files: &[AttachedFile], text: &str) -> String {
     let block = |file: &AttachedFile| {
         let runs = file.text.split(|c| c != '`').map(str::len);

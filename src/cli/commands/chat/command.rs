@@ -11,7 +11,7 @@ pub enum ChatLine {
     Reset,
     Undo,
     Retry,
-    /// New instructions; `None` shows the present ones.
+    /// New instructions; `None` prints the current ones.
     System(Option<String>),
     Save(PathBuf),
     Load(PathBuf),
@@ -21,7 +21,7 @@ pub enum ChatLine {
     File(PathBuf),
     Stats,
     Quit,
-    /// An explanation of a line that looks like a command and is none.
+    /// Explanation of a line that looks like a command but is not one.
     Wrong(String),
 }
 
@@ -33,16 +33,16 @@ pub const HELP: &str = concat!(
     "  /system [TEXT]  show or replace the instructions; /system - removes them\n",
     "  /save FILE      write the conversation as JSON, also for generate --messages;\n",
     "                  a FILE.md gets Markdown\n",
-    "  /load FILE      go on with a conversation that was saved\n",
+    "  /load FILE      continue a conversation that was saved\n",
     "  /file FILE      put a text file before the next message\n",
     "  /image FILE     show a picture with the next message; a path alone does so too\n",
     "  /reset, /clear  forget the conversation (the instructions stay)\n",
     "  /stats          figures of the last answer\n",
     "  /quit           leave; so do /bye, /exit, Ctrl-D, and Ctrl-C twice\n",
-    "Ctrl-C stops an answer and keeps what there is of it; at the prompt it drops the\n",
-    "line, which the arrow key up brings back. A line that ends with \\ goes on in the\n",
-    "next one, and \"\"\" begins a message of several lines that another \"\"\" ends.\n",
-    "// begins a message that begins with a slash.\n",
+    "Ctrl-C stops an answer and keeps the text so far; at the prompt it drops the\n",
+    "line, which the up arrow key brings back. A line that ends with \\ continues on\n",
+    "the next one, and \"\"\" begins and ends a message of several lines.\n",
+    "// begins a message that starts with a slash.\n",
     "Tab completes commands and the names of files.\n",
     "What you type is written to a file only by /save, --keep-talks, --continue and\n",
     "--history.",
@@ -54,24 +54,24 @@ pub const COMMANDS: [&str; 14] = [
     "/save", "/stats", "/system", "/undo",
 ];
 
-/// Commands that take the name of a file.
+/// Commands that take a file name.
 pub const OF_FILES: [&str; 4] = ["/file ", "/image ", "/load ", "/save "];
 
-/// Begins and ends a message of several lines.
+/// Mark at the begin and end of a message of several lines.
 const BLOCK: &str = "\"\"\"";
 
-/// The part of a message that is still missing.
+/// The part that a message still needs before it can be sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rest {
     None,
-    /// Another line, behind a backslash.
+    /// Another line, after a backslash.
     Line,
     /// The end of a block.
     Block,
 }
 
 impl Rest {
-    /// Returns the missing part of the text typed so far.
+    /// Returns what the text typed so far still needs.
     pub fn of(text: &str) -> Rest {
         match text.trim_start().strip_prefix(BLOCK) {
             Some(block) if block.trim_end().ends_with(BLOCK) => Rest::None,
@@ -82,8 +82,9 @@ impl Rest {
     }
 }
 
-/// Returns a path as it is without the quotes or backslashes that completion and terminals put
-/// around the name of a file. `~/` is the home directory.
+/// Removes the quotes or backslashes that completion and terminals put around a file name.
+///
+/// `~/` becomes the home directory.
 fn dropped(text: &str) -> PathBuf {
     if Path::new(text).exists() {
         return text.into();
@@ -104,7 +105,7 @@ fn unquoted(text: &str) -> String {
         None if cfg!(windows) => text.to_owned(),
         None => {
             let mut chars = text.chars();
-            // A backslash at the end stands for itself.
+            // A backslash at the end is kept.
             std::iter::from_fn(|| match chars.next()? {
                 '\\' => chars.next().or(Some('\\')),
                 c => Some(c),
@@ -114,7 +115,8 @@ fn unquoted(text: &str) -> String {
     }
 }
 
-/// Returns the path of a picture if the line is one: a file that was dropped on the terminal.
+/// Returns the path of an image if the whole line is one, because a file was dropped on the
+/// terminal.
 fn picture(line: &str) -> Option<PathBuf> {
     let path = dropped(line);
     let ending = path.extension()?.to_str()?.to_ascii_lowercase();
@@ -207,7 +209,7 @@ mod tests {
         ] {
             assert_eq!(ChatLine::parse(line), want);
         }
-        // Completion and dropped files have backslashes where the name is not plain.
+        // Completion and dropped files escape special characters with backslashes.
         if cfg!(unix) {
             let names = [("my\\ notes\\ \\(1\\).txt", "my notes (1).txt"), ("a\\", "a\\")];
             for (typed, name) in names {

@@ -1,7 +1,7 @@
 //! A conversation as messages and as tokens.
 //!
-//! The tokens of an answer stay as the model gave them: cut anew by the tokenizer, or trimmed by
-//! the template, they might differ from what the cache holds, and all that follows would have to be
+//! The tokens of an answer stay as the model generated them. Tokenised again, or trimmed by the
+//! template, they might differ from the cached tokens, and everything after them would have to be
 //! read again.
 
 use crate::error::Fault;
@@ -19,23 +19,23 @@ pub struct Conversation<'a> {
     tokenizer: &'a Tokenizer,
     system: Option<String>,
     turns: Vec<Turn>,
-    /// The oldest turns that the model no longer sees, to make room for new ones.
+    /// Number of the oldest turns, which the model no longer sees, to make room for new ones.
     unseen: usize,
-    /// Images that go with the next message.
+    /// Images for the next message.
     shown: Vec<ShownImage>,
-    /// All that the model sees, up to the last answer's last token, as far as [`Turn::end`] says
-    /// so.
+    /// All tokens that the model has seen, up to the end of the last answer. [`Turn::end`] says how
+    /// far they are valid.
     tokens: Vec<Token>,
 }
 
-/// An image that the model sees, and its file.
+/// An image in the prompt, and its file.
 #[derive(Clone, Debug)]
 pub struct ShownImage {
     pub image: Arc<Image>,
     pub file: Arc<[u8]>,
 }
 
-/// Returns a message of the user, its images in front.
+/// Returns a user message with its images before the text.
 fn user(text: &str, images: &[ShownImage]) -> Message {
     let mut message = Message::new("user", text);
     let image = |shown: &ShownImage| MessageImage { at: 0, file: shown.file.clone() };
@@ -49,7 +49,7 @@ impl Turn {
         [user(&self.user, &self.images), Message::new("assistant", &*self.assistant)]
     }
 
-    /// Returns the message as JSON, its images as data URLs.
+    /// Returns the user's message as JSON, with images as data URLs.
     fn asked(&self) -> Value {
         if self.images.is_empty() {
             return json!({"role": "user", "content": self.user});
@@ -68,11 +68,11 @@ impl Turn {
 #[derive(Clone, Debug)]
 struct Turn {
     user: String,
-    /// Images before the message.
+    /// Images before the text.
     images: Vec<ShownImage>,
     assistant: String,
-    /// How many of the conversation's tokens there were at the answer's end. `None` where they are
-    /// not the model's own: the turn was read from a file, or what stands before it has changed.
+    /// Number of the conversation's tokens at the answer's end. `None` if they are not the model's
+    /// own: the turn was read from a file, or the text before it changed.
     end: Option<usize>,
 }
 
@@ -89,40 +89,41 @@ impl<'a> Conversation<'a> {
         }
     }
 
-    /// Lets the next message begin with an image.
+    /// Adds an image to the next message.
     pub fn show(&mut self, image: ShownImage) {
         self.shown.push(image);
     }
 
-    /// Drops the images of the next message.
+    /// Removes the images of the next message.
     pub fn show_none(&mut self) {
         self.shown.clear();
     }
 
-    /// Returns the images that the model sees with the next message.
+    /// Returns the images of the prompt, including those of the next message.
     pub fn images(&self) -> Vec<Arc<Image>> {
         let turns = self.turns[self.unseen..].iter().flat_map(|turn| &turn.images);
         turns.chain(&self.shown).map(|shown| shown.image.clone()).collect()
     }
 
-    /// The tokens up to where the model answers `text`; nothing is kept of it before
-    /// [`answered`](Self::answered).
+    /// Returns the prompt's tokens, up to where the model answers `text`.
+    ///
+    /// The message is not stored before [`answered`](Self::answered).
     pub fn ask(&self, text: &str) -> Result<Vec<Token>> {
         let seen = &self.turns[self.unseen..];
         let fresh = self.encode(seen, (text, &self.shown))?;
         let Some((last, before)) = seen.split_last() else { return Ok(fresh) };
         let Some(tokens) = last.end.map(|end| &self.tokens[..end]) else { return Ok(fresh) };
-        // As the template and the tokenizer have it, the last answer begins where its prompt ends,
-        // and a control token ends it.
+        // In the template's text, the last answer begins where its prompt ends. A control token
+        // ends it.
         let prompt = self.encode(before, (&last.user, &last.images))?;
-        let behind = fresh.strip_prefix(&prompt[..]);
-        let rest = behind.and_then(|behind| {
-            Some(&behind[behind.iter().position(|token| self.tokenizer.is_control(*token))?..])
+        let answer = fresh.strip_prefix(&prompt[..]);
+        let rest = answer.and_then(|answer| {
+            Some(&answer[answer.iter().position(|token| self.tokenizer.is_control(*token))?..])
         });
         Ok(rest.map_or(fresh.clone(), |rest| [tokens, rest].concat()))
     }
 
-    /// Tokens of the prompt that `text` alone would be, with the instructions.
+    /// Returns the number of tokens of a prompt with only the instructions and `text`.
     pub fn alone(&self, text: &str) -> Result<usize> {
         Ok(self.encode(&[], (text, &self.shown))?.len())
     }
@@ -144,16 +145,17 @@ impl<'a> Conversation<'a> {
         text.place(&tokens, &places)
     }
 
-    /// Keeps a message and its answer. `history` is what [`ask`](Self::ask) gave and the answer's
-    /// tokens.
+    /// Stores a message and its answer.
+    ///
+    /// `history` is the result of [`ask`](Self::ask) followed by the answer's tokens.
     pub fn answered(&mut self, text: &str, answer: &str, history: Vec<Token>) {
-        // An answer's tokens that do not follow the earlier ones as they were make those unknown.
+        // If the answer's tokens do not continue the earlier ones, the earlier ones become unknown.
         let seen = history.iter().zip(&self.tokens).take_while(|(new, old)| new == old).count();
         self.turns
             .iter_mut()
             .filter(|turn| turn.end.is_some_and(|end| end > seen))
             .for_each(|turn| turn.end = None);
-        // The template leaves thoughts out of the prompts to come.
+        // The template leaves thoughts out of later prompts.
         let is_thought = |token: &Token| self.tokenizer.channel().is_some_and(|c| c.0 == *token);
         let is_plain = !history[seen..].iter().any(is_thought);
         self.turns.push(Turn {
@@ -172,8 +174,9 @@ impl<'a> Conversation<'a> {
         self.tokens.clear();
     }
 
-    /// Forgets the last message and its answer, and returns the message. Its images go with the
-    /// next message.
+    /// Removes the last message and its answer, and returns the message.
+    ///
+    /// Its images move to the next message.
     pub fn undo(&mut self) -> Option<String> {
         let turn = self.turns.pop()?;
         self.shown = turn.images;
@@ -183,8 +186,9 @@ impl<'a> Conversation<'a> {
         Some(turn.user)
     }
 
-    /// Leaves the oldest message that the model sees and its answer out of all prompts to come;
-    /// `false` where there is none. They stay a part of what is saved.
+    /// Leaves the oldest visible message and its answer out of later prompts.
+    ///
+    /// Returns `false` if there is none. Both stay in the saved conversation.
     pub fn leave_out_oldest(&mut self) -> bool {
         let some = self.unseen < self.turns.len();
         self.unseen += some as usize;
@@ -192,7 +196,7 @@ impl<'a> Conversation<'a> {
         some
     }
 
-    /// Discards the tokens after a change of the text before the turns.
+    /// Discards the tokens, because the text before the turns changed.
     fn forget_tokens(&mut self) {
         self.turns.iter_mut().for_each(|turn| turn.end = None);
         self.tokens.clear();
@@ -202,14 +206,15 @@ impl<'a> Conversation<'a> {
         self.system.as_deref()
     }
 
-    /// Replaces the instructions, for this conversation too.
+    /// Replaces the instructions of this conversation.
     pub fn set_system(&mut self, system: Option<String>) {
         self.system = system;
         self.forget_tokens();
     }
 
-    /// Replaces the conversation by the messages of a file, with its instructions. Returns a last
-    /// message that has no answer yet.
+    /// Replaces the conversation by messages of a file, including its instructions.
+    ///
+    /// Returns the last message if it has no answer yet.
     pub fn load(
         &mut self,
         messages: Vec<Message>,
@@ -227,7 +232,7 @@ impl<'a> Conversation<'a> {
         while let Some(message) = messages.next() {
             if message.role != "user" {
                 return Err(bad(&format!(
-                    "a message of role {:?} stands where a user's is expected",
+                    "a message of role {:?} is where a user's is expected",
                     message.role
                 ))
                 .into());
@@ -245,7 +250,7 @@ impl<'a> Conversation<'a> {
                 }
                 Some(other) => {
                     let what = format!(
-                        "a message of role {:?} stands where an answer is expected",
+                        "a message of role {:?} is where an answer is expected",
                         other.role
                     );
                     return Err(bad(&what).into());
@@ -261,12 +266,12 @@ impl<'a> Conversation<'a> {
         Ok(open)
     }
 
-    /// Messages with their answers, seen by the model or not.
+    /// Returns the number of messages with answers, including those that the model no longer sees.
     pub fn turns(&self) -> usize {
         self.turns.len()
     }
 
-    /// Returns the number of tokens so far, or 0 where it is unknown.
+    /// Returns the number of tokens so far; 0 if unknown.
     pub fn position(&self) -> usize {
         self.turns.last().and_then(|turn| turn.end).unwrap_or(0)
     }
@@ -277,7 +282,7 @@ impl<'a> Conversation<'a> {
         system.chain(self.turns.iter().flat_map(Turn::messages)).collect()
     }
 
-    /// Returns the conversation as `--messages` and `/load` read it.
+    /// Returns the conversation in the form that `--messages` and `/load` read.
     pub fn to_json(&self) -> Result<String> {
         let item = |role: &str, content: &str| json!({"role": role, "content": content});
         let system = self.system.iter().map(|text| item("system", text));
@@ -303,7 +308,7 @@ mod tests {
         let template = ChatTemplate::built_in(&crate::models::gemma3::DIALECT);
         let mut talk = Conversation::new(template.clone(), &tokenizer, Some("Be brief.".into()));
         let first = talk.ask("Hi").unwrap();
-        // An answer cut letter by letter, with blanks around it that a template trims.
+        // An answer of single letters, with spaces at its ends that a template trims.
         let answer: Vec<Token> = " He llo "
             .chars()
             .flat_map(|c| tokenizer.encode(&c.to_string(), Special::AsText).unwrap())
@@ -313,7 +318,7 @@ mod tests {
         assert_eq!(talk.ask("And?").unwrap(), talk.ask("And?").unwrap(), "asking keeps nothing");
         let second = talk.ask("And?").unwrap();
         assert!(second.starts_with(&history) && second.len() > history.len());
-        // Behind the answer all is as the template has it.
+        // After the answer, the prompt equals the template's text.
         let message = |role: &str, content: &str| Message::new(role, content);
         let messages = [message("user", "Hi"), message("assistant", "x"), message("user", "And?")];
         let plain = template
@@ -322,11 +327,11 @@ mod tests {
         let end = plain.iter().skip(first.len()).position(|t| tokenizer.is_control(*t)).unwrap()
             + first.len();
         assert_eq!(second[history.len()..], plain[end..]);
-        // And so on, whatever earlier answers were cut into.
+        // This holds for the next prompt too, however the earlier answers were tokenised.
         let history = [&second[..], &answer[..]].concat();
         talk.answered("And?", " He llo ", history.clone());
         let third = talk.ask("So?").unwrap();
-        // The answer's end, the question's two marks, and the next answer's beginning.
+        // The answer's end, two marks of the question, and the start of the next answer.
         assert!(
             third.starts_with(&history)
                 && third[history.len()..].iter().filter(|t| tokenizer.is_control(**t)).count() == 4
@@ -337,7 +342,7 @@ mod tests {
         assert!(talk.turns() == 0 && talk.position() == 0);
     }
 
-    /// The demo's template shows the model the last message alone.
+    /// The demo's template shows the model only the last message.
     #[test]
     fn a_template_may_leave_out_what_was_said() {
         let (file, tokenizer) = (bundled::target().unwrap(), tokenizer());
@@ -374,7 +379,7 @@ mod tests {
         assert_eq!(talk.ask("And?").unwrap(), fresh);
     }
 
-    /// A conversation of three answers, and what it asked for before each.
+    /// Returns a conversation of three answers, and the prompts of all of them.
     fn three<'a>(tokenizer: &'a Tokenizer) -> (Conversation<'a>, Vec<Vec<Token>>) {
         let mut talk = Conversation::new(
             ChatTemplate::built_in(&crate::models::gemma3::DIALECT),
@@ -418,7 +423,7 @@ mod tests {
         assert!(talk.leave_out_oldest());
         let less = talk.ask("four").unwrap();
         assert!(less.len() < whole.len());
-        // The rest equals a conversation of the two other messages.
+        // The rest equals a conversation of only the two other messages.
         let mut later = Conversation::new(talk.template.clone(), &tokenizer, None);
         let message = |role: &str, content: &str| Message::new(role, content);
         let pair = |text| [message("user", text), message("assistant", "yes")];
@@ -447,8 +452,8 @@ mod tests {
         let mut other = Conversation::new(talk.template.clone(), &tokenizer, None);
         assert_eq!(other.load(messages.clone(), &none).unwrap(), None);
         assert_eq!(other.ask("four").unwrap(), with);
-        // A message without an answer is what to answer next; other orders are refused and change
-        // nothing.
+        // A message without an answer is returned, to be answered next. Other orders are refused
+        // and change nothing.
         assert_eq!(other.load(messages[..2].to_vec(), &none).unwrap().as_deref(), Some("one"));
         for wrong in [&messages[2..], &[], &[messages[1].clone(), messages[3].clone()]] {
             assert!(other.load(wrong.to_vec(), &none).is_err());

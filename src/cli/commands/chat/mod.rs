@@ -1,5 +1,6 @@
-//! `gemma chat`: a conversation at a terminal. Earlier messages stay in the cache, so that each
-//! prompt reads the newest message only.
+//! `gemma chat`: a conversation at a terminal.
+//!
+//! Earlier messages stay in the KV cache, so only the newest message of each prompt is read.
 
 mod answer;
 mod attach;
@@ -41,10 +42,10 @@ use std::sync::Arc;
 use talks::Keeper;
 use typing::LinePrompt;
 
-/// Default context of a conversation, in tokens.
+/// Default context size of a conversation, in tokens.
 const CONTEXT: usize = 8192;
 
-/// Refuses a conversation that could not begin, before a model is loaded.
+/// Refuses a conversation that cannot start, before a model is loaded.
 fn check(options: &ChatArgs) -> Result<()> {
     if !std::io::stdin().is_terminal() || !std::io::stdout().is_terminal() {
         let fault = Fault::usage(
@@ -123,7 +124,7 @@ pub fn run(options: &ChatArgs, typed: &Typed) -> Result<u8> {
     if !ui.is_quiet() {
         ui.line(&format!("{}: /help lists the commands, Ctrl-D leaves", session.model.name));
     }
-    // Between two prompts, echoed keys would appear in the middle of an answer, and the terminal
+    // Keys typed during an answer are not echoed: they would appear in its text, and the terminal
     // would act on some of them.
     let unechoed = terminal::Unechoed::begin();
     chat.go(earlier)?;
@@ -137,19 +138,19 @@ struct ChatSession<'a> {
     options: &'a ChatArgs,
     ui: &'a Ui,
     talk: Conversation<'a>,
-    /// Writes the conversation to a file, if it is to be kept.
+    /// Writes the conversation to a file, if it is kept.
     keeper: Option<Keeper>,
-    /// Text files that go with the next message.
+    /// Text files for the next message.
     files: Vec<AttachedFile>,
     is_demo: bool,
     tokenizer: &'a Tokenizer,
-    /// The tower that reads images, or why there is none.
+    /// The tower that reads images, or the reason why there is none.
     viewer: Result<&'a Viewer, &'a Fault>,
     target: Timeline,
     prompts: Option<PromptCache>,
     drafting: Drafting,
     sampler: Sampler,
-    /// The same sampler with another seed.
+    /// Makes the same sampler with another seed.
     reseeded: &'a dyn Fn(u64) -> Result<Sampler>,
     stop_ids: &'a [Token],
     threads: Option<usize>,
@@ -160,7 +161,7 @@ struct ChatSession<'a> {
 }
 
 impl ChatSession<'_> {
-    /// Holds the conversation, which goes on from `earlier` messages.
+    /// Runs the conversation, which continues from `earlier` messages.
     fn go(&mut self, earlier: Vec<Message>) -> Result<()> {
         let mut prompt = LinePrompt::new()?;
         let open = self.begin(earlier)?;
@@ -182,7 +183,7 @@ impl ChatSession<'_> {
         Ok(())
     }
 
-    /// Prints an error of one message and goes on, unless the device is lost.
+    /// Runs `act`, and prints its error unless the device is lost.
     fn outlive<T>(&mut self, act: impl FnOnce(&mut Self, T) -> Result<()>, what: T) -> Result<()> {
         match act(self, what) {
             Err(e) if crate::error::fault_of(&e).is_some_and(|f| f.kind == Kind::Device) => Err(e),
@@ -210,9 +211,9 @@ impl ChatSession<'_> {
                 let some = text != "-";
                 self.talk.set_system(some.then_some(text));
                 self.say(if some {
-                    "(these instructions hold from here on)"
+                    "(these instructions apply from now on)"
                 } else {
-                    "(no instructions from here on)"
+                    "(no instructions from now on)"
                 })
             }
             ChatLine::Save(file) => self.save(&file),
@@ -229,14 +230,15 @@ impl ChatSession<'_> {
         Ok(())
     }
 
-    /// Says what is kept, and goes on with the messages that the file has. Returns a last one
-    /// without an answer. An error ends the chat: the file has a conversation that it cannot go on
-    /// with, and must not lose it.
+    /// Reports where the conversation is kept, and continues the messages of the file.
+    ///
+    /// Returns the last message if it has no answer. An error ends the chat, so that a conversation
+    /// that the chat cannot continue is not overwritten.
     fn begin(&mut self, earlier: Vec<Message>) -> Result<Option<String>> {
         let Some(keeper) = &self.keeper else { return Ok(None) };
         let (place, mut open) = (keeper.place(), None);
         if !earlier.is_empty() {
-            // Instructions of the command line hold, and not those of the file.
+            // Instructions of the command line replace those of the file.
             let system = self.talk.system().map(str::to_owned);
             let last = earlier.iter().rfind(|message| message.role == "user");
             let last = shortened(last.map_or("", |message| &message.content));
@@ -251,7 +253,7 @@ impl ChatSession<'_> {
         Ok(open)
     }
 
-    /// Writes the conversation where it is kept, if it has changed.
+    /// Writes a kept conversation to its file, if it has changed.
     fn keep(&mut self, (): ()) -> Result<()> {
         match &mut self.keeper {
             Some(keeper) if self.talk.turns() > 0 => keeper.keep(self.talk.to_json()?),
@@ -259,7 +261,7 @@ impl ChatSession<'_> {
         }
     }
 
-    /// Answers a message with the files that go with it.
+    /// Answers a message with its attached files.
     fn send(&mut self, text: &str) -> Result<()> {
         let before = self.talk.turns();
         self.answer(&attach::message(&self.files, text))?;
@@ -269,14 +271,14 @@ impl ChatSession<'_> {
         Ok(())
     }
 
-    /// Keeps the conversation from the next answer on as a new talk, or in place of the one in a
-    /// `--history`.
+    /// From the next answer on, keeps the conversation as a new talk, or replaces the one in a
+    /// `--history` file.
     fn begin_new(&mut self) -> Result<()> {
         let text = self.talk.to_json()?;
         let Some(keeper) = &mut self.keeper else { return Ok(()) };
         if let Some(file) = keeper.begin_new() {
             let file = file.display();
-            self.ui.line(&format!("(the next answer takes the place of what {file} has)"));
+            self.ui.line(&format!("(the next answer replaces the conversation in {file})"));
         }
         keeper.has(text);
         Ok(())
@@ -289,10 +291,10 @@ impl ChatSession<'_> {
         self.say("(the conversation is forgotten)")
     }
 
-    /// Takes a file for the next message back, or else the last message.
+    /// Removes the last file for the next message, or else the last message.
     fn undo(&mut self) -> Result<()> {
         if let Some(file) = self.files.pop() {
-            return self.say(&format!("({} does not go with your next message)", file.name));
+            return self.say(&format!("({} is removed from your next message)", file.name));
         }
         let Some(text) = self.talk.undo() else { return self.say("(there is nothing to undo)") };
         self.talk.show_none();
@@ -319,7 +321,7 @@ impl ChatSession<'_> {
         Ok(())
     }
 
-    /// Puts a text file before the next message.
+    /// Adds a text file to the next message.
     fn attach(&mut self, file: &Path) -> Result<()> {
         let context = self.context();
         let attached = AttachedFile::read(file, context.saturating_mul(self.tokenizer.longest()))?;
@@ -332,19 +334,19 @@ impl ChatSession<'_> {
             return Err(fault.into());
         }
         let tokens = thousands(tokens as u64);
-        let what = format!("({name} goes with your next message, {tokens} tokens so far)");
+        let what = format!("({name} is added to your next message, {tokens} tokens so far)");
         if self.is_demo {
             self.ui.note(prompt::DEMO_READS_LITTLE);
         }
         self.say(&what)
     }
 
-    /// Shows the model a picture with the next message.
+    /// Adds an image to the next message.
     fn show(&mut self, file: &Path) -> Result<()> {
         let shown = self.see(&read_image(file)?)?;
         let tokens = shown.image.rows();
         self.talk.show(shown);
-        self.say(&format!("(the image of {tokens} tokens goes with your next message)"))
+        self.say(&format!("(the image of {tokens} tokens is added to your next message)"))
     }
 
     fn see(&self, file: &Arc<[u8]>) -> Result<ShownImage> {
@@ -355,8 +357,7 @@ impl ChatSession<'_> {
         Ok(ShownImage { image, file: file.clone() })
     }
 
-    /// Goes on with the conversation in a file, and answers its last message where that has no
-    /// answer yet.
+    /// Continues the conversation in a file. Answers its last message, if that has no answer yet.
     fn load(&mut self, file: &Path) -> Result<()> {
         let messages = prompt::read_messages(file)?;
         let open = self.go_on(messages, &format!(" from {}", file.display()))?;
@@ -364,7 +365,7 @@ impl ChatSession<'_> {
         self.answer_open(open)
     }
 
-    /// Replaces the conversation by these messages. Returns a last one without an answer.
+    /// Replaces the conversation by these messages. Returns the last one if it has no answer.
     fn go_on(&mut self, messages: Vec<Message>, from: &str) -> Result<Option<String>> {
         let mut talk = self.talk.clone();
         let open = talk.load(messages, &|file| self.see(file))?;
@@ -382,7 +383,7 @@ impl ChatSession<'_> {
         self.answer(&text)
     }
 
-    /// Answers the last message again. The old answer is kept where nothing comes of the new one.
+    /// Answers the last message again. If there is no new answer, the old one is kept.
     fn retry(&mut self) -> Result<()> {
         let before = self.talk.clone();
         let Some(text) = self.talk.undo() else {
@@ -403,7 +404,7 @@ impl ChatSession<'_> {
     }
 }
 
-/// Returns the beginning of a message, for a note about it.
+/// Returns the first words of a message, for a note about it.
 fn shortened(text: &str) -> String {
     const MOST: usize = 40;
     match text.char_indices().nth(MOST) {

@@ -15,21 +15,21 @@ Examples:
   gemma chat -m MODEL --system 'Answer in one sentence.' --temp 0.7
   gemma chat -m MODEL --keep-talks    and later: gemma chat -m MODEL --continue";
 
-/// A conversation at the terminal; the model remembers what was said before.
+/// Talk to the model at a terminal; it remembers earlier messages
 ///
 /// Type a message, or /help for the commands. Ctrl-C stops an answer and keeps the conversation; at
 /// the prompt it drops the line. Ctrl-D or /quit leaves. A conversation is written to a file only
-/// if you ask for it: by /save, --keep-talks, --continue or --history.
+/// if you ask for it, with /save, --keep-talks, --continue or --history.
 #[derive(Debug, Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct ChatArgs {
-    /// The first message; the conversation goes on from its answer
+    /// The first message; the conversation continues after its answer
     #[arg(value_name = "MESSAGE")]
     pub words: Vec<String>,
-    /// Instructions put before the conversation
+    /// Instructions for the model (system prompt)
     #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
     pub system: Option<String>,
-    /// The same from a file
+    /// Read the instructions from a file
     #[arg(long, value_name = "FILE", hide_short_help = true)]
     pub system_file: Option<PathBuf>,
     #[command(flatten)]
@@ -52,25 +52,25 @@ pub struct ChatArgs {
     pub ui: UiOptions,
 }
 
-/// Options about kept conversations. A `gemma.toml` in the working directory sets none of them.
+/// Options about kept conversations. A `gemma.toml` in the working directory may not set them.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Talks")]
 pub struct TalkOptions {
-    /// Go on with the last kept conversation, or with the one of this id
+    /// Continue the last kept conversation, or the one with this id
     ///
-    /// New messages are added to it. --list shows the ids.
+    /// New messages are added to it. --list prints the ids.
     #[arg(
         long = "continue", value_name = "ID", num_args = 0..=1, require_equals = true,
         default_missing_value = "", conflicts_with = "history"
     )]
     pub resume: Option<String>,
-    /// Keep the conversation, so that --continue goes on with it
+    /// Keep the conversation, so that --continue can continue it
     ///
-    /// The messages are written after each answer, to a file that only you may read, in
-    /// ~/.local/share/gemma/talks (on Windows %LOCALAPPDATA%\gemma\data\talks).
+    /// After each answer, the messages are written to a file in ~/.local/share/gemma/talks (on
+    /// Windows %LOCALAPPDATA%\gemma\data\talks) that only you may read.
     #[arg(long)]
     pub keep_talks: bool,
-    /// Keep the conversation in a file, and go on with what it holds
+    /// Keep the conversation in a file, and continue the one that is in it
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub history: Option<Destination>,
     /// List the kept conversations: id, messages, first words

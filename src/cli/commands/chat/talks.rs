@@ -1,8 +1,8 @@
-//! Talks: conversations that outlive the program.
+//! Talks: conversations that are kept after the program ends.
 //!
 //! A conversation is kept only if the user asks for it, by `--keep-talks`, `--continue` or
-//! `--history`. Its file has the messages as `/save` writes them, appears whole, and is readable by
-//! this user alone. Another program's change of the file is never overwritten.
+//! `--history`. Its file has the messages in the form of `/save`, is replaced in one step, and is
+//! readable by this user only. A change of the file by another program is never overwritten.
 
 use super::options::TalkOptions;
 use crate::cli::io::destination::Destination;
@@ -26,16 +26,16 @@ struct Talk {
     changed: SystemTime,
 }
 
-/// The place where a conversation is kept.
+/// The file that a conversation is kept in.
 #[derive(Default)]
 pub struct Keeper {
     /// The file; `None` until the first answer of a new talk.
     path: Option<PathBuf>,
-    /// The text that this program last read or wrote there.
+    /// The text that this program last read from the file or wrote to it.
     last: Option<String>,
-    /// The conversation that was last written, or that could not be.
+    /// The conversation that was last written, or that could not be written.
     done: Option<String>,
-    /// Set for the user's `--history`, which is not one of the talks.
+    /// Whether this is the user's `--history` file, which is not one of the talks.
     is_users: bool,
 }
 
@@ -46,7 +46,7 @@ fn directory() -> Result<PathBuf> {
     home.with_context(fault)
 }
 
-/// Returns how talks are kept.
+/// Explains how to keep talks.
 pub fn how_to_keep() -> String {
     let file = xdg::config().map_or("config.toml".into(), |config| config.join("config.toml"));
     format!(
@@ -56,7 +56,7 @@ pub fn how_to_keep() -> String {
     )
 }
 
-/// Lists the talks, those that changed last first.
+/// Lists the talks, last changed first.
 fn all() -> Result<Vec<Talk>> {
     let mut talks = Vec::new();
     for entry in std::fs::read_dir(directory()?).into_iter().flatten().flatten() {
@@ -72,11 +72,11 @@ fn all() -> Result<Vec<Talk>> {
     Ok(talks)
 }
 
-/// Returns the talk of an id; the last talk for an empty one.
+/// Returns the talk with an id. An empty id is the last talk.
 fn find(id: &str) -> Result<Talk> {
     let mut talks = all()?;
     if talks.is_empty() {
-        return Err(Fault::usage("there is no talk to go on with").help(how_to_keep()).into());
+        return Err(Fault::usage("there is no talk to continue").help(how_to_keep()).into());
     }
     let at = if id.is_empty() { Some(0) } else { talks.iter().position(|talk| talk.id == id) };
     let fault = || Fault::usage(format!("there is no talk {id:?}"));
@@ -84,8 +84,7 @@ fn find(id: &str) -> Result<Talk> {
     Ok(talks.swap_remove(at))
 }
 
-/// Does what a command line asks of the talks instead of a conversation; `false` where it asks for
-/// none of that.
+/// Lists, prints or deletes talks if the options ask for it. Returns `false` if they do not.
 pub fn obey(options: &TalkOptions, ui: &Ui) -> Result<bool> {
     if options.list {
         list(options.json, ui)?;
@@ -96,7 +95,7 @@ pub fn obey(options: &TalkOptions, ui: &Ui) -> Result<bool> {
             false => markdown(&read_messages(&talk.path)?),
         })?;
     } else if let Some(id) = &options.delete {
-        // An empty id would be the last talk.
+        // An empty id would name the last talk.
         ensure!(!id.is_empty(), Fault::usage("--delete needs the id of a talk"));
         let talk = find(id)?;
         std::fs::remove_file(&talk.path)
@@ -136,7 +135,7 @@ fn list(as_json: bool, ui: &Ui) -> Result<()> {
     print(&lines)
 }
 
-/// Returns a conversation as Markdown, without the bytes of its images.
+/// Formats a conversation as Markdown, without the bytes of its images.
 pub fn markdown(messages: &[Message]) -> String {
     let section = |message: &Message| {
         let role = match &*message.role {
@@ -151,12 +150,11 @@ pub fn markdown(messages: &[Message]) -> String {
 }
 
 impl Keeper {
-    /// Returns the place that the options name, with the messages that it has; `None` where
-    /// nothing is to be kept.
+    /// Opens the file that the options name, with its messages; `None` if nothing is to be kept.
     pub fn open(options: &TalkOptions) -> Result<(Option<Keeper>, Vec<Message>)> {
         let (path, is_users) = match (&options.history, &options.resume) {
             (Some(file), _) if !file.path().exists() => {
-                // Tells now whether the file can be written.
+                // Reports now whether the file can be written.
                 file.open()?;
                 let path = Some(file.path().to_owned());
                 let new = Keeper { path, is_users: true, ..Keeper::default() };
@@ -171,11 +169,11 @@ impl Keeper {
         };
         let text = read_regular_text(&path, MAX_BYTES as u64)
             .with_context(|| Fault::model(format!("cannot read {}", path.display())))?;
-        // An object may have more than messages, which would be lost.
+        // Other fields of an object would be lost.
         ensure!(
             !text.trim_start().starts_with('{'),
             Fault::model(format!("{} is not a list of messages", path.display()))
-                .help("/load in a chat reads such a file, and does not write it")
+                .help("/load in a chat reads it, and does not write it")
         );
         let is_empty = matches!(text.trim(), "" | "[]");
         let messages = if is_empty { Vec::new() } else { read_messages(&path)? };
@@ -183,7 +181,7 @@ impl Keeper {
         Ok((Some(Keeper { path, last, is_users, ..Keeper::default() }), messages))
     }
 
-    /// Says where the conversation is kept.
+    /// Returns where the conversation is kept.
     pub fn place(&self) -> String {
         match &self.path {
             Some(path) if self.is_users => format!("in {}", path.display()),
@@ -197,8 +195,10 @@ impl Keeper {
         stem.to_string_lossy().into_owned()
     }
 
-    /// Leaves a talk as it is; what follows becomes a new one. Returns the `--history` that will
-    /// hold what follows.
+    /// Ends the current talk.
+    ///
+    /// The messages after it become a new one. Returns the `--history` file, if the new messages
+    /// will replace its content.
     pub fn begin_new(&mut self) -> Option<&Path> {
         if !self.is_users {
             *self = Keeper::default();
@@ -206,7 +206,7 @@ impl Keeper {
         self.path.as_deref()
     }
 
-    /// Notes that the file has this conversation.
+    /// Records that the file already has this conversation.
     pub fn has(&mut self, text: String) {
         self.done = Some(text);
     }
@@ -223,7 +223,7 @@ impl Keeper {
         let now = path.exists().then(|| read_regular_text(&path, MAX_BYTES as u64)).transpose();
         if now.with_context(|| format!("cannot read {}", path.display()))? != self.last {
             let fault = Fault::usage(format!(
-                "{} was changed by another program, and is left as it is",
+                "{} was changed by another program, and is left unchanged",
                 path.display()
             ));
             if self.is_users {
@@ -244,7 +244,9 @@ impl Keeper {
         Ok(())
     }
 
-    /// Deletes a talk that was taken back as a whole. A `--history` becomes an empty list.
+    /// Deletes the talk after all its messages were removed.
+    ///
+    /// A `--history` file becomes an empty list.
     pub fn forget(&mut self) -> Result<()> {
         match &self.path {
             Some(_) if self.is_users => self.keep("[]\n".into()),
@@ -259,7 +261,7 @@ impl Keeper {
     }
 }
 
-/// Returns the path of a new talk, whose id is the present time.
+/// Returns the path of a new talk. Its id is the current time.
 fn new_path(directory: &Path) -> Result<PathBuf> {
     let id = jiff::Zoned::now().strftime("%Y%m%d-%H%M%S").to_string();
     let names = (1..1000).map(|n| match n {

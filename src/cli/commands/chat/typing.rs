@@ -1,4 +1,4 @@
-//! Input at the prompt: a line, or several lines that make one message.
+//! Input at the prompt: messages of one or several lines, and commands.
 
 use super::command::{COMMANDS, ChatLine, OF_FILES, Rest};
 use crate::cli::io::ui::Ui;
@@ -16,18 +16,18 @@ use rustyline::{
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// How soon after a Ctrl-C at an empty prompt another one leaves.
+/// Two Ctrl-C at an empty prompt within this time leave the chat.
 const TWICE: Duration = Duration::from_secs(1);
 
 pub struct LinePrompt {
     editor: Editor<Completion, MemHistory>,
-    /// Text of the line at Ctrl-C, which the editor does not return.
+    /// Text of the line when Ctrl-C was pressed. The editor does not return it.
     dropped: Arc<Mutex<String>>,
-    /// When Ctrl-C was last pressed at an empty prompt.
+    /// Time of the last Ctrl-C at an empty prompt.
     interrupted: Option<Instant>,
 }
 
-/// Completion of commands, and of the names of files after those that take one.
+/// Completion of commands, and of file names after commands that take one.
 struct Completion(FilenameCompleter);
 
 impl Helper for Completion {}
@@ -52,7 +52,7 @@ impl Completer for Completion {
 }
 
 impl Completion {
-    /// Returns what may stand at `at`, and where it begins. In a message, Tab is a tab.
+    /// Returns the candidates at `at`, and where they begin. In a message, Tab inserts a tab.
     fn candidates(&self, line: &str, at: usize) -> rustyline::Result<(usize, Vec<Pair>)> {
         let pair = |text: &str| Pair { display: text.into(), replacement: text.into() };
         let begun = &line[..at];
@@ -67,7 +67,7 @@ impl Completion {
     }
 }
 
-/// Notes the line that Ctrl-C is about to drop.
+/// Stores the line that Ctrl-C is about to drop.
 struct Noting(Arc<Mutex<String>>);
 
 impl ConditionalEventHandler for Noting {
@@ -81,7 +81,7 @@ impl ConditionalEventHandler for Noting {
         if let Ok(mut dropped) = self.0.lock() {
             context.line().clone_into(&mut dropped);
         }
-        // The editor then does what it does without this handler.
+        // The editor then does its default action.
         None
     }
 }
@@ -114,7 +114,7 @@ impl LinePrompt {
                     }
                     continue;
                 }
-                // The window has changed its size.
+                // The size of the window has changed.
                 Err(ReadlineError::Signal(_)) => continue,
                 Err(e) => return Err(e).context("reading from the terminal"),
             }
@@ -130,14 +130,16 @@ impl LinePrompt {
         }
     }
 
-    /// Puts a message where the arrow key up finds it.
+    /// Adds a message to the history of the up arrow key.
     pub fn remember(&mut self, text: &str) {
-        // An entry that the history does not take is an entry that it already has.
+        // The history refuses only entries that it already has.
         let _ = self.editor.add_history_entry(text);
     }
 
-    /// Begins a new line and keeps the dropped one in the history. Whether to leave: an empty
-    /// prompt says how, and leaves at the second Ctrl-C in a row.
+    /// Starts a new line and keeps the dropped one in the history.
+    ///
+    /// Returns whether to leave: an empty prompt prints how to leave, and a second Ctrl-C in a row
+    /// leaves.
     fn drop_line(&mut self, begun: String, ui: &Ui) -> bool {
         let line = self
             .dropped

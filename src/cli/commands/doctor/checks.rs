@@ -1,4 +1,4 @@
-//! The checks, in the order of a run. Each reads a [`Machine`].
+//! The checks, in the order of a run. Each check reads a [`MachineFacts`].
 
 use super::{Check, needs_gpu};
 use crate::cli::io::ui::Ui;
@@ -26,19 +26,19 @@ use std::path::{Path, PathBuf};
 /// The devices that the Vulkan drivers list.
 pub type Listed = Result<Vec<DeviceInfo>>;
 
-/// Facts about a machine. Tests fill in their own.
+/// Facts about a machine. Tests make up their own.
 pub struct MachineFacts<'a> {
-    /// Parent of `/dev`.
+    /// Directory that contains `/dev` and `/sys`.
     pub root: PathBuf,
     pub remedies: Remedies,
     /// Name of the processor.
     pub processor: Option<String>,
-    /// Bytes of main memory.
+    /// Main memory in bytes.
     pub memory: Option<u64>,
-    /// Bytes of it that are available.
+    /// Available main memory in bytes.
     pub available_memory: Option<u64>,
     pub threads: usize,
-    /// The architecture, as [`std::env::consts::ARCH`] names it, and the processor's best
+    /// The architecture as named by [`std::env::consts::ARCH`], and the processor's best
     /// instruction set.
     pub arch: &'static str,
     pub isa: Isa,
@@ -61,7 +61,7 @@ impl MachineFacts<'_> {
         paths.filter(|path| path.to_string_lossy().contains("renderD")).collect()
     }
 
-    /// Returns whether a GPU of a known vendor is on the PCI bus, with a kernel driver or without.
+    /// Returns whether the PCI bus has a GPU of a known vendor. It may have no kernel driver.
     fn has_graphics(&self) -> bool {
         const VENDORS: [&str; 3] = ["0x1002", "0x10de", "0x8086"];
         let devices = fs::read_dir(self.root.join("sys/bus/pci/devices"));
@@ -73,11 +73,11 @@ impl MachineFacts<'_> {
     }
 }
 
-/// Bytes of Gemma 3 27B with the smallest built-in recipe: 9 GB of weights, 1.3 GB of keys, values
-/// and activations for a context of a few thousand tokens.
+/// Memory of Gemma 3 27B in the smallest built-in recipe, in bytes: 9 GB of weights, 1.3 GB of
+/// keys, values and activations for a context of a few thousand tokens.
 const SMALLEST_27B: u64 = 10_300_000_000;
 
-/// Returns every check, in the order of a run.
+/// Runs all checks, in the order of a run.
 pub fn all(machine: &MachineFacts<'_>, options: &ModelOptions, ui: &Ui) -> Vec<Check> {
     let choice = match options.run.device {
         Device::Cpu => None,
@@ -134,7 +134,7 @@ fn processor(machine: &MachineFacts<'_>) -> Check {
             "no dotprod instructions",
             "with dotprod, which Arm's cores have since Cortex-A55, A75 and Neoverse N1",
         ),
-        _ => ("without kernels of its own", "on x86-64 with AVX2 or ARM64 with dotprod"),
+        _ => ("no optimised kernels", "on x86-64 with AVX2 or ARM64 with dotprod"),
     };
     let remedy =
         format!("layers on the processor and drafts are several times slower than {faster}");
@@ -143,7 +143,7 @@ fn processor(machine: &MachineFacts<'_>) -> Check {
 
 fn memory(machine: &MachineFacts<'_>) -> Check {
     let (Some(total), Some(free)) = (machine.memory, machine.available_memory) else {
-        let found = "unknown: the system does not tell it";
+        let found = "unknown: the system does not report it";
         return Check::warn("memory", found, machine.remedies.unknown_memory);
     };
     let found = format!("{}, {} of it available", bytes(total), bytes(free));
@@ -205,7 +205,7 @@ fn without_device(
     std::iter::once(missing).chain(nodes.iter().filter_map(|node| permission(node))).collect()
 }
 
-/// Reports a node that this user may not open. Drivers do not list such a device.
+/// Reports a device node that this user may not open. Drivers do not list its device.
 fn permission(node: &Path) -> Option<Check> {
     let error = File::options().read(true).write(true).open(node).err()?;
     (error.kind() == ErrorKind::PermissionDenied).then(|| {
@@ -216,7 +216,7 @@ fn permission(node: &Path) -> Option<Check> {
     })
 }
 
-/// Compares the memory that a GPU offers with the needs of the smallest 27B.
+/// Compares the memory of a GPU with the needs of the smallest 27B.
 fn gpu_memory(machine: &MachineFacts<'_>, device: &DeviceInfo) -> Check {
     let (all, free) = (device.memory, device.free());
     let found = format!("{} in all, {} free", bytes(all), bytes(free));
@@ -252,8 +252,8 @@ fn gpu_kernels(trial: Result<String>, options: &ModelOptions) -> Check {
         Err(error) => error,
     };
     let check = Check::error("kernels, gpu", &error);
-    // With --device auto the processor replaces a device that fails to load. Wrong results would
-    // go unnoticed.
+    // If a device fails to load, --device auto uses the processor. Wrong results would not be
+    // noticed, so they stay a failure.
     let (check, instead) = match !needs_gpu(options) && check.code != 1 {
         true => (check.only_warns(), "the processor is used instead; "),
         false => (check, ""),
@@ -262,7 +262,7 @@ fn gpu_kernels(trial: Result<String>, options: &ModelOptions) -> Check {
     Check { remedy: Some(remedy), ..check }
 }
 
-/// Checks the NPU. A run without an NPU is complete, so that this only warns.
+/// Checks the NPU. Problems are only warnings, because a run works without an NPU.
 fn npu(machine: &MachineFacts<'_>, options: &ModelOptions) -> Check {
     if matches!(options.run.npu, Npu::Off | Npu::Model) {
         return Check::pass("npu", "not used (--npu)");
@@ -283,14 +283,14 @@ fn npu(machine: &MachineFacts<'_>, options: &ModelOptions) -> Check {
         let remedy = finding.remedy.as_ref()?;
         Some(format!("{}: {}: {remedy}", finding.name, finding.what))
     });
-    let remedy = format!("a run goes on without it; {}", lacks.collect::<Vec<_>>().join("; "));
+    let remedy = format!("a run works without it; {}", lacks.collect::<Vec<_>>().join("; "));
     Check::warn("npu", format!("{path} cannot be used"), remedy)
         .typing(["sudo dmesg | grep -i amdxdna"])
 }
 
-/// Checks that compiled kernels and measured costs can be kept between runs.
+/// Checks that compiled kernels and measured times can be stored for later runs.
 fn cache(machine: &MachineFacts<'_>) -> Check {
-    let without = "each run compiles its GPU kernels and measures its costs again";
+    let without = "each run compiles its GPU kernels and measures the times of passes again";
     let Some(path) = &machine.cache else {
         let Remedies { home, set_home, .. } = machine.remedies;
         return Check::warn("cache", format!("{home} is not set"), without).typing([set_home]);
@@ -316,7 +316,7 @@ fn model(machine: &MachineFacts<'_>, options: &ModelOptions, ui: &Ui) -> Result<
     Ok(Check { found, ..check })
 }
 
-/// Places weights as a run would, and says where they run.
+/// Places weights as a run would, and reports the devices.
 pub fn fits(
     machine: &MachineFacts<'_>,
     weights: &Weights,

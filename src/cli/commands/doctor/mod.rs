@@ -1,8 +1,9 @@
-//! `gemma doctor`: whether this machine runs a model well, and the remedy of each problem.
+//! `gemma doctor`: checks whether this machine runs a model well, and prints a remedy for each
+//! problem.
 //!
-//! A check fails where `gemma generate` with the same options would stop, and has its exit code. It
-//! warns where a run would use less than the machine has. Checks read a [`checks::Machine`], so
-//! that tests can make up machines.
+//! A check fails if `gemma generate` with the same options would stop, and has the same exit code.
+//! It warns if a run would not use all that the machine offers. Checks read a
+//! [`checks::MachineFacts`], so that tests can make up machines.
 
 mod checks;
 #[cfg(test)]
@@ -39,12 +40,12 @@ Examples:
 
 /// Check this machine: processor, memory, GPU and its driver, NPU, cache
 ///
-/// Prints what would stop or slow gemma generate, with a remedy. Without --model it also prints the
-/// sizes of Gemma that fit.
+/// Prints problems that would stop or slow gemma generate, with their remedies. Without --model it
+/// also prints the sizes of Gemma that fit.
 #[derive(Debug, Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct DoctorArgs {
-    /// One JSON object instead of text
+    /// Print one JSON object instead of text
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]
@@ -59,17 +60,17 @@ pub struct DoctorArgs {
 pub enum Status {
     Pass,
     Warn,
-    /// `generate` with these options would stop.
+    /// `generate` would stop with these options.
     Fail,
 }
 
-/// A finding and its remedy.
+/// Result of a check, and a remedy.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Check {
     pub name: &'static str,
     pub status: Status,
     pub found: String,
-    /// Null where all is well.
+    /// Null if nothing is wrong.
     pub remedy: Option<String>,
     /// Commands of the remedy.
     pub commands: Vec<String>,
@@ -94,7 +95,7 @@ impl Check {
         Check { status: Status::Warn, remedy: Some(remedy.into()), ..Check::pass(name, found) }
     }
 
-    /// Makes a failure that `generate` would stop with.
+    /// Makes a failure. `generate` would stop with this exit code.
     fn fail(
         name: &'static str,
         kind: Kind,
@@ -104,7 +105,7 @@ impl Check {
         Check { status: Status::Fail, code: kind.exit_code(), ..Check::warn(name, found, remedy) }
     }
 
-    /// Makes a failure of an error.
+    /// Makes a failure from an error.
     fn error(name: &'static str, error: &anyhow::Error) -> Check {
         let fault = fault_of(error);
         let remedy = fault.and_then(|f| f.help.clone());
@@ -112,7 +113,7 @@ impl Check {
         Check { status: Status::Fail, remedy, code, ..Check::pass(name, format!("{error:#}")) }
     }
 
-    /// Turns a failure into a warning: something else takes its place and the run goes on.
+    /// Turns a failure into a warning, because a run would continue without the device.
     fn only_warns(self) -> Check {
         match self.status {
             Status::Fail => Check { status: Status::Warn, code: 0, ..self },
@@ -136,7 +137,7 @@ fn needs_gpu(options: &ModelOptions) -> bool {
     }
 }
 
-/// Examines this machine and prints the checks.
+/// Runs the checks on this machine and prints them.
 pub fn run(options: &DoctorArgs, typed: &Typed) -> Result<u8> {
     let ui = &typed.ui;
     let model = options.model.settled()?;
@@ -156,7 +157,7 @@ pub fn run(options: &DoctorArgs, typed: &Typed) -> Result<u8> {
         cache: xdg::cache(),
     };
     let checks = checks::all(&machine, &model, ui);
-    // A failure says already why nothing runs.
+    // A failure already explains why no model runs.
     let wanted = model.model.is_none() && exit_code(&checks) == 0;
     let sizes = wanted.then(|| sizes(&machine, &model.run)).transpose()?;
     let columns = page_columns();
@@ -210,7 +211,7 @@ fn text(checks: &[Check], columns: usize) -> String {
     let [warn, fail] = [Status::Warn, Status::Fail].map(|s| count(checks, s));
     let counted = |n: usize, what: &str| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
     let verdict = match (fail, warn) {
-        (0, 0) => "nothing stands in the way of a run".to_owned(),
+        (0, 0) => "nothing would stop a run".to_owned(),
         (0, n) => format!("a run would work, with {}", counted(n, "warning")),
         (n, _) => {
             format!("a run would stop: {}, exit code {}", counted(n, "failure"), exit_code(checks))

@@ -1,4 +1,4 @@
-//! Checks of made-up machines, each with one thing wrong.
+//! Checks of made-up machines. Each has one problem.
 
 use super::checks::{self, MachineFacts};
 use super::*;
@@ -17,13 +17,13 @@ use std::path::PathBuf;
 
 const GB: u64 = 1_000_000_000;
 
-/// A laptop with a Radeon 780M and 32 GB on which nothing is wrong.
+/// A laptop with a Radeon 780M and 32 GB, without problems.
 struct Laptop {
     root: tempfile::TempDir,
     listed: Result<Vec<DeviceInfo>, Fault>,
     arch: &'static str,
     isa: Isa,
-    /// Bytes of main memory, and those that are available.
+    /// Main memory and available memory, in bytes.
     memory: [u64; 2],
     remedies: Remedies,
     verdict: DriverVerdict,
@@ -115,7 +115,7 @@ fn a_machine_with_nothing_wrong_passes_everything() {
     let checks = Laptop::new().examine(&[]);
     assert!(checks.iter().all(|c| c.status == Status::Pass), "{checks:#?}");
     assert_eq!(exit_code(&checks), 0);
-    assert!(text(&checks, COLUMNS).ends_with("nothing stands in the way of a run\n"));
+    assert!(text(&checks, COLUMNS).ends_with("nothing would stop a run\n"));
     let json = report(&checks, None);
     assert_eq!(json["pass"].as_u64(), Some(checks.len() as u64));
     assert_eq!(json["checks"][0]["status"], "PASS");
@@ -156,7 +156,7 @@ fn a_driver_on_the_processor_is_no_gpu() {
     assert_eq!(exit_code(&laptop.examine(&["-d", "vulkan"])), 4);
     let checks = laptop.examine(&["-d", "vulkan:0"]);
     assert_check(&checks, "vulkan", Status::Warn, &["llvmpipe", "omit --device"]);
-    // A machine without a GPU lacks no driver, unless there is a card without one.
+    // If there is no GPU, no driver is missing. A card without a driver is a problem.
     std::fs::remove_file(laptop.root.path().join("dev/dri/renderD128")).unwrap();
     assert_check(&laptop.examine(&[]), "vulkan", Status::Pass, &["there is no GPU"]);
     laptop.put("sys/bus/pci/devices/0000:00:02.0/class", "0x030000\n");
@@ -220,7 +220,7 @@ fn remedies_for_windows_have_its_words() {
     assert!(!text(&checks, COLUMNS).contains("sudo"));
 }
 
-/// The rules of loading decide where a model runs, and whether it fits.
+/// Loading decides by the same rules where a model runs and whether it fits.
 #[test]
 fn a_model_is_placed_as_a_run_would_place_it() {
     let formats = MadeUpFormats { weights: Some("i4-g32".parse().unwrap()), ..Default::default() };
@@ -264,7 +264,7 @@ fn failures_of_kernels_memory_processor_cache_and_npu_have_remedies() {
     assert_check(&checks, "processor", Status::Warn, &["AVX2", "-cpu host"]);
     assert_check(&checks, "memory", Status::Warn, &["close other programs", "ps -eo rss,comm"]);
     assert_check(&checks, "cache", Status::Warn, &["HOME is not set"]);
-    let lacks = ["/dev/accel/accel0", "goes on without", "locked memory: 8 MiB", "build.sh"];
+    let lacks = ["/dev/accel/accel0", "works without", "locked memory: 8 MiB", "build.sh"];
     assert_check(&checks, "npu", Status::Warn, &lacks);
     assert_eq!(exit_code(&checks), 0);
     assert_eq!(exit_code(&laptop.examine(&["-d", "vulkan"])), 4);

@@ -1,4 +1,4 @@
-//! `gemma generate`: one prompt in, the model's text out.
+//! `gemma generate`: generates text from a prompt.
 
 pub mod batch;
 pub mod options;
@@ -50,7 +50,7 @@ pub fn run(options: &GenerateArgs, typed: &Typed) -> Result<u8> {
         .into());
     }
     if options.sampling.stop.iter().any(String::is_empty) {
-        return Err(Fault::usage("--stop: an empty text would end everything at once").into());
+        return Err(Fault::usage("--stop: an empty text would end every answer at once").into());
     }
     crate::cli::io::input::check_once(&options.input, typed)?;
     let input = prompt::gather(&options.input, &options.images, &options.chat)?;
@@ -79,7 +79,7 @@ pub fn run(options: &GenerateArgs, typed: &Typed) -> Result<u8> {
         .go(prompt, output, stats_file)
 }
 
-/// One generation, everything decided.
+/// A generation with all settings resolved.
 struct GenerateRun<'a> {
     options: &'a GenerateArgs,
     ui: &'a Ui,
@@ -91,22 +91,22 @@ struct GenerateRun<'a> {
     prompts: Option<PageDirectory>,
 }
 
-/// The thought of an answer on standard error, in front of its text.
+/// Prints the thought of an answer on standard error, before the text.
 struct ShownThought<'a> {
-    /// `None` shows nothing.
+    /// `None` prints nothing.
     ui: Option<&'a Ui>,
-    /// Set while the last thing shown is a thought.
+    /// Whether the last printed piece belongs to a thought.
     is_open: bool,
 }
 
 impl<'a> ShownThought<'a> {
-    /// Shows thoughts where the model `thinks` and no JSON has them.
+    /// Prints thoughts if the model `thinks` and the output is not JSON, which contains them.
     fn new(ui: &'a Ui, thinks: bool, output: &TextOutput) -> ShownThought<'a> {
         let ui = Some(ui).filter(|ui| thinks && output.is_text() && !ui.is_quiet());
         ShownThought { ui, is_open: false }
     }
 
-    /// Writes a piece of the answer.
+    /// Prints a piece of the answer.
     fn write(&mut self, event: AnswerEvent<'_>, output: &mut TextOutput) -> Result<()> {
         match event {
             AnswerEvent::Read(_) => Ok(()),
@@ -198,7 +198,8 @@ impl GenerateRun<'_> {
             target.engine(),
         )?;
         npu::say(target.engine(), ui);
-        // Text on a terminal or a pipe stays there; a file is left as it was.
+        // Text on a terminal or a pipe cannot be taken back. A file is left unchanged after a
+        // failure.
         if failed.is_none() || !output.appears_whole() {
             output.finish(&record)?;
         }
@@ -214,14 +215,14 @@ impl GenerateRun<'_> {
         Ok(interrupt.exit_code().unwrap_or(0))
     }
 
-    /// Lists the options and their sources for `-vv`.
+    /// Prints the options and their sources for `-vv`.
     fn say_options(&self) {
         for (name, value, source) in &self.resolved {
             self.ui.detail(2, format!("{name} = {value}  # {source}"));
         }
     }
 
-    /// Tells a person at a terminal why the answer ends in the middle.
+    /// Prints on a terminal why the answer ends before its end.
     fn note_cut_off(&self, record: &Record, context: usize) {
         if !self.ui.is_terminal() || self.ui.is_quiet() {
             return;
@@ -235,7 +236,7 @@ impl GenerateRun<'_> {
         });
     }
 
-    /// Makes the result of a finished answer; the last value is the error that the run ends with.
+    /// Makes the result of a finished answer. The last value is the error that the run ends with.
     fn record(
         &self,
         finished: Finished<()>,

@@ -22,7 +22,7 @@ With a real model:
   gemma generate -m MODEL --batch PROMPTS.jsonl --resume ANSWERS.jsonl
 In a shell loop, add </dev/null: standard input is part of the prompt.";
 
-/// Answer a prompt: the model's text goes to standard output, and nothing else does.
+/// Answer a prompt: the model's text, and only that, goes to standard output
 #[derive(Debug, Args)]
 #[command(after_long_help = EXAMPLES, override_usage = "gemma generate [OPTIONS] [PROMPT]")]
 pub struct GenerateArgs {
@@ -62,42 +62,42 @@ pub struct BatchOptions {
     /// Each line of input is a record, and gets one line of output, in the same order.
     ///
     /// A record is {"prompt": ...} or {"messages": [...]} with an "id", or a line of OpenAI's
-    /// batches, which is answered in kind. It may have max_tokens, temperature, top_k, top_p,
-    /// min_p, repeat_penalty, repeat_last_n, presence_penalty, frequency_penalty, logit_bias, seed,
-    /// stop, system, prefill, raw, json_schema, grammar, regex and response_format. Blank lines are
-    /// passed over. A record that fails has an error for an answer, and the others go on.
-    /// A record without a seed gets one from --seed (0 where not given) and its id. --ctx-size auto
-    /// is 4096 here.
+    /// batches, which gets an answer in OpenAI's form. It may have max_tokens, temperature, top_k,
+    /// top_p, min_p, repeat_penalty, repeat_last_n, presence_penalty, frequency_penalty,
+    /// logit_bias, seed, stop, system, prefill, raw, json_schema, grammar, regex and
+    /// response_format. Blank lines are skipped. A record that fails gets an error as its answer,
+    /// and the others continue. A record without a seed gets one from --seed (default 0) and its
+    /// id. --ctx-size auto is 4096 here.
     #[arg(
         long, value_name = "FILE|-", num_args = 0..=1, default_missing_value = "-",
         help_heading = "Input"
     )]
     pub batch: Option<PathBuf>,
-    /// Write answers to a file, and go on where it ends
+    /// Write the batch's answers to a file, and continue an interrupted run
     ///
-    /// Answers that the file holds are kept, and failures and what is missing are asked. A file
-    /// that holds anything but answers of a batch is refused and left alone. One run at a time
-    /// writes to it. An answer takes the place of the failure before it.
+    /// Answers in the file are kept; missing and failed records are computed. A file that contains
+    /// anything but answers of a batch is refused and left unchanged. Only one run at a time writes
+    /// to it. A new answer replaces an earlier failure.
     #[arg(
         long, value_name = "OUT", requires = "batch", value_hint = ValueHint::FilePath,
         hide_short_help = true
     )]
     pub resume: Option<Destination>,
-    /// Answer every N-th record, from the I-th on: for N processes that share a batch
+    /// Answer every N-th record, starting with the I-th, as one of N processes
     #[arg(long, value_name = "I/N", requires = "batch", hide_short_help = true)]
     pub shard: Option<Shard>,
     /// Answer N records of a batch at once
     ///
-    /// The answers and their order are the same, and they come sooner: a pass reads the weights
-    /// once for all of them. Each takes memory for a context of its own.
+    /// The answers and their order stay the same. This is faster, because a pass reads the weights
+    /// once for all records. Each record takes memory for its own context.
     #[arg(
         long, value_name = "N", default_value_t = 1,
         value_parser = clap::value_parser!(u16).range(1..=64), hide_short_help = true
     )]
     pub parallel: u16,
-    /// Exit with code 6, once all is done, if records failed
+    /// Exit with code 6 at the end if records failed
     ///
-    /// A record with an unknown field is a failure then; otherwise it is only named.
+    /// An unknown field then makes a record fail. Otherwise it only causes a note.
     #[arg(long, requires = "batch", hide_short_help = true)]
     pub strict: bool,
 }
@@ -105,28 +105,28 @@ pub struct BatchOptions {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Output")]
 pub struct OutputOptions {
-    /// Write to a file, which appears when it is complete
+    /// Write the answer to a file, which appears when it is complete
     #[arg(short, long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub output: Option<Destination>,
-    /// Write text, json, jsonl or stream-json
+    /// Format of the output: text, json, jsonl or stream-json
     #[arg(long, value_enum, default_value_t = OutputFormat::Text, hide_short_help = true)]
     pub format: OutputFormat,
     /// Write one JSON object, as --format json does
     #[arg(long, overrides_with = "format")]
     pub json: bool,
-    /// Do not end the text with a line break
+    /// Do not add a line break at the end of the text
     ///
-    /// A text that does not end with one gets one, on pipes and in files too, so that >> does not
-    /// join two answers. JSON has the text as the model gave it.
+    /// By default a text ends with a line break, on pipes and in files too, so that >> does not
+    /// join two answers. JSON has the text unchanged.
     #[arg(long, hide_short_help = true)]
     pub no_newline: bool,
-    /// End the text with a line break, as is usual
+    /// Add a line break at the end of the text (the default)
     #[arg(long, hide = true, overrides_with = "no_newline")]
     pub newline: bool,
     /// Print figures: auto, text, json or off
     ///
-    /// Figures go to standard error. auto prints one line where standard error is a terminal, and
-    /// all figures with -v.
+    /// Figures go to standard error. auto prints one line if standard error is a terminal, and all
+    /// figures with -v.
     #[arg(
         long, value_enum, value_name = "HOW", default_value_t = StatsFormat::Auto,
         hide_short_help = true

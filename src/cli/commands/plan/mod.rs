@@ -1,5 +1,7 @@
-//! `gemma plan`: what a model would take and where it would run, without loading it. The same code
-//! decides when it is loaded.
+//! `gemma plan`: how much memory a model needs, where it would run and how fast, without loading
+//! it.
+//!
+//! The code that places a model when it is loaded makes the plan too.
 
 mod remedy;
 mod text;
@@ -43,9 +45,10 @@ Examples:
   gemma plan google/gemma-3-27b-it --memory 32GB --bandwidth 75
   gemma plan MODEL --json | jq .fits";
 
-/// Whether a model fits, how fast it would be, and where its memory goes; nothing is loaded.
+/// Show whether a model fits, how fast it would be, and where its memory goes; nothing is loaded
 ///
-/// Without MODEL: which sizes of Gemma 3 and 4 fit here. The model need not be downloaded.
+/// Without MODEL, the command lists the sizes of Gemma 3 and 4 that fit here. The model need not be
+/// downloaded.
 #[derive(Debug, Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct PlanArgs {
@@ -53,7 +56,7 @@ pub struct PlanArgs {
     /// google/gemma-3-27b-it, a directory or a GGUF file; bundled is the demo
     #[arg(value_name = "MODEL")]
     pub which: Option<String>,
-    /// Made-up weights in the shape of a Gemma, as gemma bench takes them
+    /// Plan made-up weights in the shape of a Gemma, as for gemma bench
     #[arg(
         long, value_parser = shape(), value_name = "SHAPE", conflicts_with_all = ["model", "which"],
         hide_short_help = true
@@ -61,45 +64,43 @@ pub struct PlanArgs {
     pub synthetic: Option<Shape>,
     #[command(flatten)]
     pub formats: FormatArgs,
-    /// Plan for another machine with so much memory (32GB), of which a quarter, but at most 8 GB,
-    /// is taken to be in use
+    /// Plan for a machine with this much memory, for example 32GB; a quarter (at most 8 GB) is
+    /// assumed to be in use
     #[arg(long, value_name = "SIZE", value_parser = machine_memory)]
     pub memory: Option<u64>,
-    /// Speed at which memory is read, 1e9 bytes a second, instead of measuring it; with a comma the
-    /// GPU's and the processor's
+    /// Memory speed in GB/s (1e9 bytes a second), instead of measuring it; with a comma, the GPU's
+    /// and the processor's
     #[arg(
         long, value_name = "GB/S", value_delimiter = ',', num_args = 1, value_parser = speed,
         conflicts_with = "measure"
     )]
     pub bandwidth: Vec<f64>,
-    /// Measure on the GPU how fast it reads its memory, in 0.3 GB of it, and a prompt, instead of
-    /// assuming the one and leaving out the other
+    /// Measure on the GPU the speed of its memory (with a buffer of 0.3 GB) and of reading a prompt
     #[arg(long, conflicts_with = "memory", hide_short_help = true)]
     pub measure: bool,
-    /// Tokens that a pass brings with drafts, at least and at most, for the range of tokens a
-    /// second
+    /// Tokens per pass with drafts, low and high, for the predicted range of tokens a second
     ///
-    /// The default is what the bundled drafts for Gemma 3 brought on held-out prose and code (gemma
-    /// bench --replay, trees of 15 nodes), guessing text of people, not of a Gemma.
+    /// The default was measured with the bundled drafts for Gemma 3 on held-out prose and code
+    /// (gemma bench --replay, trees of 15 nodes). People wrote these texts, not a Gemma.
     #[arg(
         long, value_name = "LOW,HIGH", value_delimiter = ',', num_args = 1,
         default_values_t = DRAFTED, value_parser = tokens, hide_short_help = true
     )]
     pub tokens_per_pass: Vec<f64>,
-    /// Texts that serve, or generate --batch, with --parallel N answers at once: each takes memory
-    /// for a context of its own
+    /// Number of texts at once, as for serve or generate --batch; each needs memory for its own
+    /// context
     #[arg(
         long, value_name = "N", default_value_t = 1,
         value_parser = clap::value_parser!(u16).range(1..=64)
     )]
     pub parallel: u16,
-    /// Memory in which serve keeps what texts began with (2GB), beside their contexts
+    /// Additional memory for serve's prefix cache, for example 2GB
     #[arg(
         long, value_name = "SIZE", default_value = "0", value_parser = memory,
         hide_short_help = true
     )]
     pub cache_ram: u64,
-    /// One JSON object instead of text
+    /// Print one JSON object instead of text
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]
@@ -111,11 +112,11 @@ pub struct PlanArgs {
 /// Tokens per pass on held-out prose and on held-out code: `scripts/bench/draft.sh`, 25 texts of
 /// each.
 const DRAFTED: [f64; 2] = [1.8, 3.9];
-/// Most tokens of a pass: those of a tree of 15 nodes, and one more.
+/// Limit of tokens per pass: those of a tree of 15 nodes, and one more.
 const MOST_TOKENS: f64 = 16.0;
-/// Context where none was asked for.
+/// Context size if none was given.
 const CONTEXT: usize = 4096;
-/// Contexts shown beside the one that was asked for.
+/// Contexts that the report shows in addition to the given one.
 const CONTEXTS: [usize; 4] = [2048, 8192, 32_768, 131_072];
 
 fn speed(text: &str) -> Result<f64, String> {
@@ -145,13 +146,13 @@ impl PlanArgs {
     /// Returns the least and the most tokens per pass with drafts. Checks `--bandwidth` too.
     fn drafted(&self) -> Result<[f64; 2]> {
         if self.bandwidth.len() > 2 {
-            let what = "--bandwidth takes one speed, or the GPU's and the processor's";
+            let what = "--bandwidth takes one speed, or two: the GPU's and the processor's";
             return Err(Fault::usage(what).into());
         }
         match self.tokens_per_pass[..] {
             [one] => Ok([one, one]),
             [low, high] if low <= high => Ok([low, high]),
-            _ => Err(Fault::usage("--tokens-per-pass takes the lower number first").into()),
+            _ => Err(Fault::usage("--tokens-per-pass needs the lower number first").into()),
         }
     }
 }
@@ -161,22 +162,22 @@ struct Subject {
     weights: Weights,
     tower: Option<Vision>,
     name: String,
-    /// The published model that it is, or has the shape of.
+    /// The published model that this is, or has the shape of.
     shape: Option<Shape>,
     commands: Commands,
 }
 
-/// Commands that bring a model to a chat.
+/// Commands that download or make a model and start a chat with it.
 #[derive(Clone, Debug, Default)]
 struct Commands {
-    /// Gets or makes the model, unless it is there.
+    /// Downloads or makes the model; `None` if it is there already.
     get: Option<String>,
-    /// Value of `--model` then; `None` for weights that are only made up.
+    /// Value of `--model` for the chat; `None` for made-up weights.
     model: Option<String>,
 }
 
 impl Commands {
-    /// Returns the commands of a model of other formats, made from `source`.
+    /// Returns the commands for a model in other formats, made from `source`.
     fn made(shape: Option<Shape>, formats: &MadeUpFormats, source: &str) -> Commands {
         let Some(recipe) = formats.recipe.as_deref() else { return Commands::default() };
         if let Some(shape) = shape.filter(|shape| shape.page(recipe).is_some()) {
@@ -210,7 +211,7 @@ fn made_name(shape: Option<Shape>, kind: &str) -> String {
 }
 
 impl Subject {
-    /// Returns the model that is named, if one is.
+    /// Returns the model that the options name, if they name one.
     fn of(options: &PlanArgs, ui: &Ui) -> Result<Option<Subject>> {
         let formats = &options.formats.settled();
         if let Some(shape) = options.synthetic {
@@ -219,11 +220,11 @@ impl Subject {
             return Ok(Some(Subject { weights, tower: None, name, shape: Some(shape), commands }));
         }
         let named = options.which.as_deref().or(options.model.model.as_deref());
-        // These options are about one model; generate and serve default to the demo too.
+        // These options concern one model; like generate and serve, they default to the demo.
         let is_about_one = options.measure || options.parallel > 1 || options.cache_ram > 0;
         let demo = (is_about_one && !formats.is_asked()).then_some("bundled");
         let Some(name) = named.or(demo) else { return Ok(None) };
-        // A model in a file has precedence over a known size.
+        // A model in a file takes precedence over a known size.
         let known = Shape::named(name).filter(|_| find(Some(name)).is_err());
         if let Some((shape, published)) = known {
             let as_published = MadeUpFormats::of_recipe(published);
@@ -279,7 +280,7 @@ impl Subject {
     }
 }
 
-/// Describes formats that a model would have.
+/// Describes the formats that a model would have.
 fn described(formats: &MadeUpFormats) -> String {
     match formats.recipe.as_deref() {
         Some("bf16") => " in bf16, as Google publishes it".into(),
@@ -289,7 +290,7 @@ fn described(formats: &MadeUpFormats) -> String {
     }
 }
 
-/// Everything that is known without loading.
+/// The plan of one model.
 struct PlanReport<'a> {
     name: String,
     /// The tower that reads images.
@@ -297,27 +298,27 @@ struct PlanReport<'a> {
     task: Task<'a>,
     size: Size,
     placement: Placement,
-    beside: ProcessMemory,
-    /// Memory of the machine that is free.
+    process_memory: ProcessMemory,
+    /// Free memory of this machine, in bytes.
     available: Option<u64>,
-    /// All memory, of a machine that is not this one.
+    /// Total memory in bytes, if the plan is for another machine.
     elsewhere: Option<u64>,
     largest_context: Option<usize>,
     speeds: Speeds,
     predicted: Prediction,
     /// Instruction set of the processor's kernels.
     isa: Isa,
-    /// How fast a document is read; `None` where that would have to be timed on a GPU.
+    /// Speed of reading a document; `None` if it would have to be timed on a GPU.
     reading: Option<Reading>,
-    /// Tokens of a pass with drafts, low and high.
+    /// Tokens per pass with drafts, low and high.
     drafted: [f64; 2],
-    /// Whether that is known of this model.
+    /// Whether `drafted` is known for this model.
     has_drafts: bool,
     /// Other contexts.
     others: Vec<Other>,
-    /// Why it cannot be loaded.
+    /// Reason why the model cannot be loaded.
     misfit: Option<String>,
-    /// Why an NPU that was asked for would take no part.
+    /// Reason why the requested NPU would not be used.
     no_npu: Option<String>,
     /// Commands to type next.
     commands: Vec<String>,
@@ -326,7 +327,7 @@ struct PlanReport<'a> {
 /// The same model with another context.
 struct Other {
     context: usize,
-    /// Where it would run; `None` where the options leave no place.
+    /// Where the model would run; `None` if the options leave no place.
     placement: Option<Placement>,
     fits: bool,
 }
@@ -380,7 +381,7 @@ pub fn run(options: &PlanArgs, typed: &Typed) -> Result<u8> {
     let report = PlanReport {
         name,
         tower,
-        beside: ProcessMemory::of(&task, pass)?,
+        process_memory: ProcessMemory::of(&task, pass)?,
         size: Size::of(&weights)?,
         largest_context: largest_context(&task, &placement, &host)?,
         predicted,
@@ -412,9 +413,9 @@ pub fn run(options: &PlanArgs, typed: &Typed) -> Result<u8> {
     Err(Fault::new(Kind::Memory, what).help(help).into())
 }
 
-/// Returns why the NPU that was asked for does nothing.
+/// Returns the reason why the requested NPU is not used.
 fn npu_refusal(task: &Task<'_>, placement: &Placement) -> Option<String> {
-    let spread = "it works beside one device, not where layers are spread over two";
+    let spread = "it works with one device, and here layers are spread over two";
     let is_spread = placement.layout.npu == 0;
     let why = npu::refusal(task.weights.config()).or_else(|| is_spread.then(|| spread.into()));
     why.filter(|_| task.npu)
@@ -432,8 +433,8 @@ fn contexts(context: usize, most: usize) -> Vec<usize> {
 /// Prints the sizes that fit, for a command line without a model.
 fn survey(options: &PlanArgs, run: &RunOptions, host: &Host<'_>) -> Result<u8> {
     if options.formats.settled().is_asked() {
-        let fault = Fault::usage("formats are those of one model, and none is named");
-        return Err(fault.help("name it: gemma plan 27b, or gemma plan -m MODEL").into());
+        let fault = Fault::usage("formats need a model, and none is named");
+        return Err(fault.help("name one: gemma plan 27b, or gemma plan -m MODEL").into());
     }
     let sizes = Sizes::of(host, run, memory_speeds(options, run)?)?;
     print(&match options.json {
@@ -447,7 +448,7 @@ fn survey(options: &PlanArgs, run: &RunOptions, host: &Host<'_>) -> Result<u8> {
     Ok(0)
 }
 
-/// Speeds of the memories: given, assumed of another machine, or measured.
+/// Returns the speeds of the memories: given, assumed for another machine, or measured.
 fn memory_speeds(options: &PlanArgs, run: &RunOptions) -> Result<Speeds> {
     Ok(match (&options.bandwidth[..], options.memory) {
         ([], None) => Speeds::new(&*load::pool(run)?, None),
@@ -456,7 +457,7 @@ fn memory_speeds(options: &PlanArgs, run: &RunOptions) -> Result<Speeds> {
     })
 }
 
-/// The most positions that fit with the layers where they are; `None` if not even one page does.
+/// Returns the largest context that fits without moving layers; `None` if not even one page fits.
 fn largest_context(
     task: &Task<'_>,
     placement: &Placement,

@@ -1,4 +1,4 @@
-//! Remedy for a model that does not fit: the largest one that does.
+//! Remedies for a model that does not fit: a smaller context, a smaller file or another model.
 
 use super::{Commands, made_name};
 use crate::cli::sizes::{SizeRow, Sizes};
@@ -14,27 +14,27 @@ use crate::runtime::placement::measure::Task;
 use crate::util::units::{bytes, thousands};
 use anyhow::Result;
 
-/// Steps of a target size: a tenth of a GB, or of a smaller model's a MB.
+/// Steps of a target size: 0.1 GB, or 1 MB for smaller models.
 const STEPS: [u64; 2] = [100_000_000, 1_000_000];
-/// Attempts to find a size; each is smaller by what was too much.
+/// Attempts to find a size. Each one is smaller than the last by at least a fortieth.
 const ATTEMPTS: usize = 8;
 
 /// A model that does not fit.
 pub struct Misfit<'a> {
     pub task: Task<'a>,
     pub placement: &'a Placement,
-    /// The published model that it is, or has the shape of.
+    /// The published model that this is, or has the shape of.
     pub shape: Option<Shape>,
     pub commands: &'a Commands,
-    /// Positions that would fit with the layers where they are.
+    /// Largest context that fits without moving layers, in positions.
     pub largest_context: Option<usize>,
 }
 
 impl Misfit<'_> {
-    /// Returns the remedy with the commands to type.
+    /// Returns the remedies and the commands to type.
     pub fn help(&self, host: &Host<'_>, run: &RunOptions, sizes: &Sizes) -> Result<String> {
         let (mut ways, mut commands) = (Vec::new(), Vec::new());
-        // Fewer positions than a chat takes are no way out.
+        // A smaller context is too small for a chat.
         if let Some(context) = self.largest_context.filter(|n| *n >= 1024) {
             ways.push(format!(
                 "it fits with --ctx-size {context} ({} tokens)",
@@ -69,14 +69,14 @@ impl Misfit<'_> {
         Ok(ways.join("; or ") + &commands)
     }
 
-    /// The largest size, as `--target-size` takes it, to which the model can be quantised so that
-    /// it fits; `None` where no format makes it small enough.
+    /// Returns the largest `--target-size` at which the model fits after quantisation; `None` if no
+    /// format makes it small enough.
     fn target_size(&self, host: &Host<'_>, run: &RunOptions) -> Result<Option<String>> {
         let Some(available) = host.available else { return Ok(None) };
         let own = Size::of(self.task.weights)?.bytes;
         let layout = &self.placement.layout;
-        let beside = (layout.cpu.need.total() - layout.cpu.need.weights).saturating_add(layout.npu);
-        let mut size = available.saturating_sub(beside).min(own);
+        let others = (layout.cpu.need.total() - layout.cpu.need.weights).saturating_add(layout.npu);
+        let mut size = available.saturating_sub(others).min(own);
         for _ in 0..ATTEMPTS {
             let step = if size > 10 * STEPS[0] { STEPS[0] } else { STEPS[1] };
             size = size / step * step;
@@ -84,7 +84,7 @@ impl Misfit<'_> {
                 return Ok(None);
             }
             let recipe = Recipe::load(FOR_SIZES)?.with_target(size)?;
-            // Below the smallest size of this shape there is no plan.
+            // No plan exists below the smallest size of this shape.
             let Ok(weights) = settled(self.task.weights.config().clone(), &recipe) else {
                 return Ok(None);
             };

@@ -1,4 +1,4 @@
-//! A plan for people and for programs.
+//! The plan as text and as JSON.
 
 use super::{DRAFTED, PlanArgs, PlanReport};
 use crate::cli::io::table::markdown;
@@ -13,10 +13,10 @@ use crate::runtime::placement::prompt::VERIFIED;
 use crate::util::units::{bytes, digits3, thousands};
 use serde_json::{Value, json};
 
-/// Column at which the text behind a label begins.
+/// Column at which the text after a label begins.
 const INDENT: usize = 11;
 
-/// Bytes of everything that a placement takes, whoever has them.
+/// Returns the bytes of a placement on all devices together.
 fn total(placement: &Placement) -> u64 {
     let layout = &placement.layout;
     [layout.gpu.need.total(), layout.cpu.need.total(), layout.npu]
@@ -42,13 +42,13 @@ impl PlanReport<'_> {
         config.global_layers().len()
     }
 
-    /// Returns what passes of [`VERIFIED`] rows cost in passes of one row; `None` where that would
+    /// Returns the times of passes of [`VERIFIED`] rows in passes of one row; `None` if they would
     /// have to be timed on a GPU.
     fn cost_of_rows(&self) -> Option<[f64; VERIFIED.len()]> {
         self.reading.map(|reading| reading.cost_of_rows)
     }
 
-    /// Tokens a second with drafts and a full context, at least and at most.
+    /// Returns tokens a second with drafts and a full context, low and high.
     fn drafted_per_s(&self) -> [f64; 2] {
         let costs = self.cost_of_rows().unwrap_or([1.0; VERIFIED.len()]);
         self.drafted.map(|tokens| self.predicted.passes_per_s[0] * gain(tokens, &costs))
@@ -92,8 +92,8 @@ impl PlanReport<'_> {
             "gpu": device.map(|d| side(gpu, Some(d.free()))),
             "cpu": side(cpu, self.available),
             "process": {
-                "tokenizer": self.beside.tokenizer, "drafts": self.beside.drafts,
-                "program": self.beside.program, "peak": self.peak(),
+                "tokenizer": self.process_memory.tokenizer, "drafts": self.process_memory.drafts,
+                "program": self.process_memory.program, "peak": self.peak(),
             },
             "images": self.tower.as_ref().map(|tower| json!({
                 "file": tower.name(), "bytes": tower.weight_bytes(),
@@ -184,7 +184,7 @@ impl PlanReport<'_> {
             ),
         );
         text += &match (&self.no_npu, self.placement.layout.npu) {
-            (Some(why), _) => say("npu", &format!("takes no part: {why}")),
+            (Some(why), _) => say("npu", &format!("not used: {why}")),
             (None, 0) => String::new(),
             (None, n) => say(
                 "npu",
@@ -207,27 +207,30 @@ impl PlanReport<'_> {
         text
     }
 
-    /// Returns the memory for images, beside all other.
+    /// Returns the memory for images, which the other figures do not include.
     fn images(&self) -> Option<String> {
         let tower = self.tower.as_ref()?;
         let (own, more) = (bytes(tower.weight_bytes()), bytes(tower.scratch_bytes()));
         let name = tower.name();
         Some(format!(
-            "{own} for the tower of {name}, and up to {more} while it reads one, beside the above"
+            "{own} for the tower of {name}, and up to {more} more while an image is read; \
+             the figures above do not include them"
         ))
     }
 
-    /// The private memory of a process that generates: the processor's, with what it takes beside
-    /// the model.
+    /// Returns the private memory of the process in bytes: the placement's share of the processor's
+    /// memory, the tokenizer, drafts and the program.
     fn peak(&self) -> u64 {
-        self.placement.layout.cpu.need.total() + self.placement.layout.npu + self.beside.total()
+        self.placement.layout.cpu.need.total()
+            + self.placement.layout.npu
+            + self.process_memory.total()
     }
 
     fn process(&self) -> String {
-        let ProcessMemory { tokenizer, drafts, program } = self.beside;
+        let ProcessMemory { tokenizer, drafts, program } = self.process_memory;
         format!(
-            "{} of the processor's memory in all; beside the model are {} for the tokenizer, \
-             {} for drafts, {} for the program",
+            "{} of the processor's memory in all, including {} for the tokenizer, {} for drafts, \
+             {} for the program",
             bytes(self.peak()),
             bytes(tokenizer),
             bytes(drafts),
@@ -235,7 +238,7 @@ impl PlanReport<'_> {
         )
     }
 
-    /// Whether it fits, and how well.
+    /// Says whether the model fits, and with what margin.
     fn verdict(&self) -> String {
         let largest = self.largest_context.map(|n| thousands(n as u64));
         let Some(why) = &self.misfit else {
@@ -243,11 +246,11 @@ impl PlanReport<'_> {
             return format!("yes: {}{up_to}", self.taken().join(", "));
         };
         let less = largest
-            .map_or(String::new(), |n| format!("; it would with at most {n} tokens of context"));
+            .map_or(String::new(), |n| format!("; it fits with at most {n} tokens of context"));
         format!("no: {why}{less}")
     }
 
-    /// `11.3 GB of 24.6 GB free`, for each memory that is taken from.
+    /// Returns `11.3 GB of 24.6 GB free` for each memory that the model uses.
     fn taken(&self) -> Vec<String> {
         let (gpu, cpu) = (&self.placement.layout.gpu.need, &self.placement.layout.cpu.need);
         let portion = |need: u64, free: Option<u64>| {
@@ -259,7 +262,7 @@ impl PlanReport<'_> {
         };
         match &self.placement.device {
             None => vec![portion(total(&self.placement), self.available) + &machine],
-            // One memory for both.
+            // Processor and device share one memory.
             Some(d) if d.is_integrated || d.is_cpu => {
                 let free = self
                     .available
@@ -268,10 +271,10 @@ impl PlanReport<'_> {
             }
             Some(d) => {
                 let host = cpu.total().saturating_add(self.placement.layout.npu);
-                let beside = (host > 0)
+                let on_host = (host > 0)
                     .then(|| format!("{} for the processor", portion(host, self.available)));
                 std::iter::once(format!("{} on {}", portion(gpu.total(), Some(d.free())), d.name))
-                    .chain(beside)
+                    .chain(on_host)
                     .collect()
             }
         }
@@ -284,21 +287,21 @@ impl PlanReport<'_> {
         if !self.has_drafts {
             return format!(
                 "about {plain} tok/s plain{of_each}; more with its assistant as a draft model, \
-                 whose gain was never measured (give --tokens-per-pass to compute with yours)"
+                 but its gain was never measured (--tokens-per-pass computes with your figures)"
             );
         }
         let [least, most] = self.drafted;
         let cost = match self.cost_of_rows() {
             Some(costs) => format!(
-                "as a pass of 4 rows takes {} times as long as one of a row here ({})",
+                "since a pass of 4 rows takes {} times as long as one of 1 row here ({})",
                 digits3(costs[2]),
                 self.isa
             ),
-            None => "less what checking them costs".to_owned(),
+            None => "less the cost of verifying them".to_owned(),
         };
         let drafts = match options.tokens_per_pass == DRAFTED {
             true => "if yours are like our test texts".to_owned(),
-            false => format!("if a pass brings {least} to {most} tokens"),
+            false => format!("if a pass yields {least} to {most} tokens"),
         };
         let with_drafts = match about(low) == about(high) {
             true => about(low),
@@ -326,7 +329,7 @@ impl PlanReport<'_> {
         )
     }
 
-    /// Bytes by part and side.
+    /// Returns a table of bytes by part and device.
     fn table(&self) -> String {
         let (gpu, cpu) = (&self.placement.layout.gpu, &self.placement.layout.cpu);
         let free = |bytes_free: Option<u64>| bytes_free.map_or("unknown".to_owned(), bytes);
@@ -350,7 +353,7 @@ impl PlanReport<'_> {
         table.push(row("  the context, global layers", &|s| bytes(s.kv.global)));
         table.push(row("  the window, other layers", &|s| bytes(s.kv.window)));
         if self.task.prefixes > 0 {
-            table.push(row("  beginnings of texts", &|s| bytes(s.kv.prefixes)));
+            table.push(row("  prefix cache", &|s| bytes(s.kv.prefixes)));
         }
         table.push(row("  whole pages, room for a pass", &|s| bytes(s.kv.slack + s.kv.scratch)));
         table.push(row("activations", &|s| bytes(s.need.activations)));
@@ -362,8 +365,8 @@ impl PlanReport<'_> {
         markdown(&table)
     }
 
-    /// Other contexts, each with the layers where they would be then, and the tokens a second,
-    /// without drafts, once it is full.
+    /// Returns a table of other contexts: where the layers would be, and the tokens a second
+    /// without drafts when the context is full.
     fn by_context(&self) -> String {
         let head = ["context", "keys and values", "in all", "GPU layers", "fits", "tok/s"];
         let mut table = vec![head.map(str::to_owned).to_vec()];
@@ -389,7 +392,7 @@ impl PlanReport<'_> {
     }
 }
 
-/// A prediction has no more than two digits.
+/// Rounds a prediction to two digits.
 fn about(x: f64) -> String {
     match x {
         x if x < 10.0 => format!("{x:.1}"),
@@ -398,7 +401,7 @@ fn about(x: f64) -> String {
     }
 }
 
-/// `40 seconds`, `3 minutes`, `2.5 hours`.
+/// Formats a duration: `40 seconds`, `3 minutes`, `2.5 hours`.
 fn duration(seconds: f64) -> String {
     match seconds {
         s if s < 1.0 => "1 second".into(),
@@ -408,12 +411,14 @@ fn duration(seconds: f64) -> String {
     }
 }
 
-/// Rows of the passes that tokens a pass are known of: a tree of 15 nodes and the last token.
+/// Rows of the passes that measured tokens per pass: a tree of 15 nodes and the last token.
 const KNOWN_ROWS: i32 = super::MOST_TOKENS as i32;
 
-/// Returns how much faster drafts make a text that `tokens` a pass of [`KNOWN_ROWS`] were measured
-/// on, if passes of [`VERIFIED`] rows cost `costs` plain passes. Each draft is taken to come true
-/// with the same chance, and the best number of them is taken, as the policy does.
+/// Returns how many times as fast a text becomes by drafts.
+///
+/// `tokens` is the measured number of tokens per pass of [`KNOWN_ROWS`] rows, and `costs` are the
+/// times of passes of [`VERIFIED`] rows in plain passes. All drafts are assumed to be accepted with
+/// the same probability. The number of rows is the best one, as the policy would choose it.
 fn gain(tokens: f64, costs: &[f64; VERIFIED.len()]) -> f64 {
     // Tokens of `rows` rows: 1 + p + p^2 + ...
     let length = |p: f64, rows: i32| (0..rows).map(|row| p.powi(row)).sum::<f64>();
@@ -446,11 +451,11 @@ mod tests {
     #[test]
     fn drafts_gain_what_their_rows_leave() {
         for tokens in [1.0, 1.8, 3.9] {
-            assert!((gain(tokens, &[1.0; 5]) - tokens).abs() < 1e-6, "free rows bring all tokens");
+            assert!((gain(tokens, &[1.0; 5]) - tokens).abs() < 1e-6, "free rows gain all tokens");
             let dear = [1.0, 2.0, 4.0, 8.0, 16.0];
-            assert!(gain(tokens, &dear) == 1.0, "rows as dear as passes bring nothing");
+            assert!(gain(tokens, &dear) == 1.0, "rows that cost as much as passes gain nothing");
         }
-        // The chances are 0.444 and 0.745: 2 rows bring 1.444 tokens, and 4 bring 2.713.
+        // The probabilities are 0.444 and 0.745: 2 rows yield 1.444 tokens, and 4 yield 2.713.
         let [low, high] = [1.8, 3.9].map(|tokens| gain(tokens, &[1.0, 1.25, 1.75, 2.75, 4.75]));
         assert!(
             (low - 1.444 / 1.25).abs() < 1e-3 && (high - 2.713 / 1.75).abs() < 2e-2,

@@ -1,4 +1,4 @@
-//! Requests to Hugging Face: the files of a repository, and their bytes.
+//! Requests to Hugging Face: the file list of a repository, and the content of files.
 
 use crate::error::{Fault, Kind};
 use crate::runtime::model::acquire::TOKEN;
@@ -15,22 +15,22 @@ use ureq::http::header::LOCATION;
 use ureq::http::{Response, Uri};
 use ureq::{Agent, Body};
 
-/// Time to wait for a connection, for an answer and for each piece of it.
+/// Timeout for a connection, for a response, and for each piece of it.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Time for a whole list of files.
+/// Timeout for a complete list of files.
 const LIST_PATIENCE: Duration = Duration::from_secs(300);
 
-/// Most redirects of one request.
+/// Limit of redirects of one request.
 const MOST_REDIRECTS: usize = 10;
 
-/// Bytes and files of a list at most.
+/// Limits of a file list in bytes and in files.
 const LARGEST_LIST: u64 = 16 << 20;
 const MOST_FILES: usize = 100_000;
-/// Most values of a list of as many files, as `json` counts them.
+/// Limit of JSON values in a list with that many files, as `json` counts them.
 const MOST_VALUES: usize = 1 << 22;
 
-/// The server, and the right to read from it.
+/// The server, and the token for it.
 #[derive(Clone)]
 pub struct Hub {
     agent: Agent,
@@ -41,7 +41,7 @@ pub struct Hub {
 #[derive(Clone)]
 struct AccessToken {
     value: String,
-    /// Variable or file that it comes from.
+    /// Variable or file that contains the token.
     source: String,
 }
 
@@ -49,27 +49,27 @@ struct AccessToken {
 pub struct Repository {
     pub commit: String,
     pub files: Vec<RemoteFile>,
-    /// Names that not every system can store. Their files are left out.
+    /// File names that some systems cannot store. These files are left out.
     pub left_out: Vec<String>,
 }
 
 /// A file of a repository.
 #[derive(Clone, Debug)]
 pub struct RemoteFile {
-    /// Path inside the repository, portable.
+    /// Path inside the repository. Every system can store it.
     pub name: String,
     pub size: u64,
-    /// Digest in lower-case hexadecimal, and the name in the cache.
+    /// Digest in lower-case hexadecimal. It is also the file's name in the cache.
     pub blob: String,
     pub hash: BlobHash,
 }
 
-/// The function that a file's digest is of.
+/// Hash function of a file's digest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BlobHash {
-    /// SHA-256 of the content of a large file.
+    /// SHA-256 of the content, for large files.
     Sha256,
-    /// Git's hash of a blob: SHA-1 of the length and the content.
+    /// Git's hash of a blob, for small files: SHA-1 of the length and the content.
     Git,
 }
 
@@ -89,7 +89,7 @@ impl Hub {
         let endpoint = text("HF_ENDPOINT").unwrap_or_else(|| "https://huggingface.co".to_owned());
         let endpoint = endpoint.trim_end_matches('/').to_owned();
         if endpoint.parse().ok().and_then(|uri| WebOrigin::of(&uri)).is_none() {
-            return Err(Fault::usage(format!("HF_ENDPOINT is no URL: {endpoint}"))
+            return Err(Fault::usage(format!("HF_ENDPOINT is not a URL: {endpoint}"))
                 .help("it looks like https://huggingface.co")
                 .into());
         }
@@ -105,7 +105,7 @@ impl Hub {
         };
         let agent = Agent::config_builder()
             .http_status_as_error(false)
-            // `get` follows redirects, so that it can leave out the token.
+            // `get` follows redirects itself, so that it can leave out the token.
             .max_redirects(0)
             .max_redirects_will_error(false)
             .user_agent(concat!("gemma/", env!("CARGO_PKG_VERSION")))
@@ -123,8 +123,10 @@ impl Hub {
         })
     }
 
-    /// Asks for a page, through redirects. The token goes to the origin of the endpoint alone: a
-    /// large file is on another server, which must not see it.
+    /// Requests an address and follows redirects.
+    ///
+    /// Only the origin of the endpoint gets the token: large files are on another server, which
+    /// must not see it.
     fn get(
         &self,
         url: &str,
@@ -172,12 +174,12 @@ impl Hub {
             .read_to_end(&mut bytes)
             .map_err(|e| self.unreachable(&e.to_string()))?;
         Repository::parse(&bytes).with_context(|| {
-            let what = format!("{url} does not answer with a list of at most {MOST_FILES} files");
+            let what = format!("{url} did not return a list of at most {MOST_FILES} files");
             Fault::new(Kind::Failure, what).help("check HF_ENDPOINT")
         })
     }
 
-    /// Asks for the bytes of a file from `from` on.
+    /// Requests the bytes of a file, starting at `from`.
     pub fn open(
         &self,
         id: &str,
@@ -189,13 +191,13 @@ impl Hub {
         self.get(&url, from, None)
     }
 
-    /// Returns the error for a server that cannot be reached.
+    /// Makes the error of a server that cannot be reached.
     pub fn unreachable(&self, why: &str) -> Fault {
         Fault::new(Kind::Failure, format!("{} cannot be reached: {why}", self.endpoint))
             .help("check the connection, and the proxy in HTTPS_PROXY if you need one")
     }
 
-    /// Returns the error for a status that refuses a request.
+    /// Makes the error of a request that was refused, from its status.
     pub fn refusal(&self, id: &str, response: &Response<Body>) -> Fault {
         let header = |name: &str| {
             response.headers().get(name).and_then(|v| v.to_str().ok()).unwrap_or_default()
@@ -237,7 +239,7 @@ impl Hub {
 }
 
 impl Repository {
-    /// Parses an answer of the server; `None` where it is no list of files.
+    /// Parses a response of the server; `None` if it is not a list of files.
     pub fn parse(bytes: &[u8]) -> Option<Repository> {
         Repository::from_json(&json::parse_up_to(MOST_VALUES, bytes).ok()?)
     }
@@ -249,7 +251,7 @@ impl Repository {
             return None;
         }
         let files = siblings.iter().map(RemoteFile::from_json).collect::<Option<Vec<_>>>()?;
-        // The name becomes a path below the cache.
+        // The name becomes a path in the cache.
         let (files, others): (Vec<_>, Vec<_>) =
             files.into_iter().partition(|file| is_portable(&file.name));
         let names: HashSet<&str> = files.iter().map(|file| &*file.name).collect();
@@ -282,7 +284,7 @@ struct WebOrigin {
 }
 
 impl WebOrigin {
-    /// Returns the origin of an address of http or https.
+    /// Returns the origin of an http or https address.
     fn of(uri: &Uri) -> Option<WebOrigin> {
         let is_encrypted = match uri.scheme_str()? {
             "https" => true,
@@ -295,8 +297,9 @@ impl WebOrigin {
     }
 }
 
-/// Returns the address that a redirect leads to: a whole one, or a path on the same server. A
-/// redirect never leads from https to http.
+/// Returns the address of a redirect: a complete one, or a path on the same server.
+///
+/// Redirects from https to http are refused.
 fn redirected(from: &Uri, target: &str) -> Option<Uri> {
     let to: Uri = match target.strip_prefix('/') {
         Some(rest) if !rest.starts_with('/') => {
@@ -308,14 +311,14 @@ fn redirected(from: &Uri, target: &str) -> Option<Uri> {
     (after.is_encrypted || !before.is_encrypted).then_some(to)
 }
 
-/// Returns a hash in hexadecimal, which is safe as the name of a file.
+/// Returns a hexadecimal hash. It is safe to use as a file name.
 fn hash(value: &Value) -> Option<String> {
     let text = value.as_str()?;
     let is_hash = (40..=64).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_hexdigit());
     is_hash.then(|| text.to_ascii_lowercase())
 }
 
-/// Returns a path as it stands in a URL.
+/// Percent-encodes a path for a URL.
 fn escaped(path: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte);
     let escape = |byte: u8| match plain(byte) {

@@ -1,10 +1,11 @@
-//! `gemma pull`: downloads a model from Hugging Face into the cache that all of its tools share.
+//! `gemma pull`: downloads a model from Hugging Face into the cache that Hugging Face's tools
+//! share.
 //!
-//! `hub` asks the server, `transfer` brings one file into the cache. The layout is that of
+//! `hub` makes the requests, `transfer` downloads one file into the cache. The layout is that of
 //! `huggingface_hub`: `models--OWNER--NAME/{blobs,snapshots,refs}`.
 //!
-//! `ureq` makes the requests. The crate `hf-hub` gives a file its name before anything can check
-//! it, and depends on a library under the MPL, which `deny.toml` refuses.
+//! The requests use `ureq`. The crate `hf-hub` is not used: it names a file before anything can
+//! check it, and it depends on a library under the MPL, which `deny.toml` refuses.
 
 pub mod hub;
 mod transfer;
@@ -48,8 +49,8 @@ Examples:
 #[derive(Debug, Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct PullArgs {
-    /// OWNER/NAME on Hugging Face; :TAG or :FILE names one GGUF file of several, as :Q4_K_M. A size
-    /// (27b, gemma4:31b) is Google's 4-bit file
+    /// OWNER/NAME on Hugging Face; :TAG or :FILE selects one of several GGUF files, for example
+    /// :Q4_K_M. A size (27b, gemma4:31b) is Google's 4-bit file
     #[arg(value_name = "ID[:TAG]")]
     pub id: String,
     #[command(flatten)]
@@ -70,7 +71,7 @@ const SIDE_FILES: [&str; 10] = [
     "model.safetensors.index.json",
 ];
 
-/// Most models that a message lists.
+/// Limit of models in a message.
 const MOST_LISTED: usize = 20;
 
 pub fn run(options: &PullArgs, typed: &Typed) -> Result<u8> {
@@ -120,8 +121,8 @@ pub fn run(options: &PullArgs, typed: &Typed) -> Result<u8> {
     Ok(0)
 }
 
-/// Takes an id and a tag out of the command line. A size is Google's smallest file. Names of other
-/// kinds are answered with the id that was probably meant.
+/// Parses an id and a tag from the command line. A size is Google's smallest file. For other names,
+/// the error suggests the id that was probably meant.
 fn parse(name: &str) -> Result<ResolvedName> {
     let (id, tag) = name.split_once(':').map_or((name, None), |(id, tag)| (id, Some(tag)));
     if let Some(why) = architecture::refusal(id) {
@@ -136,17 +137,17 @@ fn parse(name: &str) -> Result<ResolvedName> {
     let is_address = name.contains("hf.co/") || name.contains("huggingface.co/");
     match meant {
         Some(meant) if is_address || is_smallest => Ok(meant),
-        Some(ResolvedName { id, .. }) => Err(Fault::usage(format!("`{name}` is no OWNER/NAME"))
+        Some(ResolvedName { id, .. }) => Err(Fault::usage(format!("`{name}` is not OWNER/NAME"))
             .help(format!("did you mean {id}? If so, {}", how_to_get(&id)))
             .into()),
-        None => Err(Fault::usage(format!("`{name}` is no OWNER/NAME"))
+        None => Err(Fault::usage(format!("`{name}` is not OWNER/NAME"))
             .help("give the id of a page on Hugging Face, such as google/gemma-3-1b-it")
             .into()),
     }
 }
 
-/// Returns the files to get: those of the GGUF model that the tag names, or of the checkpoint, or
-/// of the only GGUF model.
+/// Returns the files to download: the GGUF model that the tag names, or else the checkpoint, or
+/// else the only GGUF model.
 fn choose<'a>(
     id: &str,
     tag: Option<&str>,
@@ -210,8 +211,8 @@ fn choose<'a>(
     }
 }
 
-/// Returns the file of the part that reads images, if the repository has one: of several the one
-/// in the type that models are trained in, then the smallest that loses nothing.
+/// Returns the mmproj file, which reads images, if the repository has one. Prefers bf16, in which
+/// models are trained, then f16, then f32.
 fn tower_of(files: &[RemoteFile]) -> Option<&RemoteFile> {
     let is_tower = |file: &&RemoteFile| {
         let name = file.name.rsplit('/').next().unwrap_or(&file.name);
@@ -224,12 +225,12 @@ fn tower_of(files: &[RemoteFile]) -> Option<&RemoteFile> {
     files.iter().filter(is_tower).min_by_key(rank)
 }
 
-/// Adds sizes that a stranger states.
+/// Adds sizes from the server. They may be wrong, so the sum saturates.
 fn sum(sizes: impl Iterator<Item = u64>) -> u64 {
     sizes.fold(0, u64::saturating_add)
 }
 
-/// Refuses a download that the disk has no room for.
+/// Refuses a download that is larger than the free disk space.
 fn check_space(folder: &Path, missing: &[&RemoteFile]) -> Result<()> {
     let has = |file: &RemoteFile| incomplete(folder, file).metadata().map_or(0, |meta| meta.len());
     let needed = sum(missing.iter().map(|file| file.size.saturating_sub(has(file))));
@@ -237,7 +238,7 @@ fn check_space(folder: &Path, missing: &[&RemoteFile]) -> Result<()> {
     match os::files::free_bytes(directory) {
         Some(free) if free < needed => {
             let (needed, free, shown) = (bytes(needed), bytes(free), directory.display());
-            let what = format!("the download takes {needed}, and {shown} has {free} free");
+            let what = format!("the download needs {needed}, and {shown} has {free} free");
             let help = "make room, or name a directory on another disk: HF_HUB_CACHE=DIRECTORY";
             Err(Fault::new(Kind::Failure, what).help(help).into())
         }
@@ -245,7 +246,7 @@ fn check_space(folder: &Path, missing: &[&RemoteFile]) -> Result<()> {
     }
 }
 
-/// Links the files into the snapshot and makes it the current one. Returns the path of the model:
+/// Links the files into the snapshot, and makes it the current one. Returns the path of the model:
 /// its first GGUF file, or the snapshot.
 fn link(folder: &Path, repository: &Repository, files: &[&RemoteFile]) -> Result<PathBuf> {
     let snapshot = folder.join("snapshots").join(&repository.commit);
@@ -270,22 +271,22 @@ fn link(folder: &Path, repository: &Repository, files: &[&RemoteFile]) -> Result
     Ok(gguf.map_or_else(|| snapshot.clone(), |file| snapshot.join(&file.name)))
 }
 
-/// Puts a link in the place of `path` in one step.
+/// Replaces `path` by a link in one step.
 fn replace_link(target: &Path, path: &Path) -> io::Result<()> {
     let make = |path: &Path| os::files::make_symlink(target, path);
     let link = tempfile::Builder::new().prefix(".gemma-").make_in(parent_of(path), make)?;
     rename_durably(&link.into_temp_path(), path)
 }
 
-/// Removes partial files of versions that the repository no longer has: nothing would resume them,
-/// and an incomplete file makes a model count as incomplete.
+/// Removes partial files of versions that the repository no longer has. They would never be
+/// resumed, and an incomplete file makes a model count as incomplete.
 fn remove_stale(folder: &Path, repository: &Repository) {
     let current: HashSet<&str> = repository.files.iter().map(|file| &*file.blob).collect();
     for entry in fs::read_dir(folder.join("blobs")).into_iter().flatten().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
         let Some(blob) = name.strip_suffix(".incomplete") else { continue };
         if !current.contains(blob) {
-            // A file that stays is reported when the model is opened.
+            // If the file cannot be removed, opening the model reports it.
             let _ = fs::remove_file(entry.path());
         }
     }

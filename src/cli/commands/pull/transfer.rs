@@ -1,7 +1,7 @@
-//! Transfer of one file into the cache.
+//! Download of one file into the cache.
 //!
-//! The bytes go to `blobs/HASH.incomplete`, which an interrupted transfer leaves for the next one.
-//! The file gets its own name only after its size and its digest are those of the list.
+//! The bytes are written to `blobs/HASH.incomplete`. After an interruption the next download
+//! continues with this file. The file is renamed only after its size and digest match the list.
 
 use super::hub::{BlobHash, Hub, RemoteFile};
 use crate::cli::io::signals::Interrupt;
@@ -20,21 +20,21 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::sleep;
 use std::time::Duration;
 
-/// Attempts in a row without progress before a transfer fails.
+/// Consecutive attempts without progress before a download fails.
 const ATTEMPTS: u32 = 4;
 
-/// Bytes beyond all earlier attempts that count as progress. A server that drops what it sent, or
-/// that sends a byte at a time, is given up.
+/// Bytes beyond all earlier attempts that count as progress. A server that repeatedly drops
+/// connections or sends a byte at a time is given up.
 const PROGRESS: u64 = 1 << 16;
 
-/// Bytes that are read at once from the disk and from the network.
+/// Size of a read from the disk and from the network, in bytes.
 const BUFFER: usize = 1 << 20;
 const PIECE: usize = 1 << 17;
 
-/// Time after which a wait for the network looks for Ctrl-C.
+/// Interval at which a wait for the network checks for Ctrl-C.
 const POLL: Duration = Duration::from_millis(100);
 
-/// The transfer of a repository's files.
+/// The download of a repository's files.
 pub struct Download<'a> {
     pub hub: &'a Hub,
     pub id: &'a str,
@@ -45,7 +45,7 @@ pub struct Download<'a> {
     pub bar: &'a ProgressBar,
 }
 
-/// A file on its way.
+/// A partially downloaded file.
 struct PartialFile {
     file: File,
     path: PathBuf,
@@ -53,37 +53,37 @@ struct PartialFile {
     hasher: Hasher,
 }
 
-/// The digest of a file, as far as it has arrived.
+/// The digest of the bytes so far.
 enum Hasher {
     Sha256(Sha256),
     Git(Sha1),
 }
 
-/// Attempts at one transfer.
+/// Attempts of one download.
 struct Attempts {
-    /// Length of the file when it last made progress.
+    /// Length of the file at its last progress.
     reached: u64,
     /// Attempts since then.
     failures: u32,
 }
 
-/// Returns the place of a file's bytes in the cache.
+/// Returns the path of a complete file in the cache.
 pub fn blob(folder: &Path, file: &RemoteFile) -> PathBuf {
     folder.join("blobs").join(&file.blob)
 }
 
-/// Returns the place of a file whose transfer is not complete.
+/// Returns the path of a partial file in the cache.
 pub fn incomplete(folder: &Path, file: &RemoteFile) -> PathBuf {
     folder.join("blobs").join(format!("{}.incomplete", file.blob))
 }
 
-/// Returns whether a file is in the cache as a whole.
+/// Returns whether the complete file is in the cache.
 pub fn is_complete(folder: &Path, file: &RemoteFile) -> bool {
     blob(folder, file).metadata().is_ok_and(|meta| meta.is_file() && meta.len() == file.size)
 }
 
 impl Download<'_> {
-    /// Brings one file into the cache. Returns whether it is there: not after Ctrl-C.
+    /// Downloads one file into the cache. Returns false if Ctrl-C interrupted it.
     pub fn fetch(&self, file: &RemoteFile) -> Result<bool> {
         let _lock = self.lock(file)?;
         if is_complete(self.folder, file) {
@@ -120,7 +120,7 @@ impl Download<'_> {
         Ok(true)
     }
 
-    /// Keeps other pulls and Hugging Face's own tools from writing to the same file.
+    /// Locks the file against other pulls and Hugging Face's own tools.
     fn lock(&self, file: &RemoteFile) -> Result<File> {
         let cache = self.folder.parent().unwrap_or(self.folder);
         let name = self.folder.file_name().unwrap_or_default();
@@ -138,8 +138,9 @@ impl Download<'_> {
         Ok(lock)
     }
 
-    /// Appends bytes until the file is whole, Ctrl-C, or the connection breaks. Returns the reason
-    /// of a break, if there is one.
+    /// Appends bytes until the file is complete, Ctrl-C is pressed, or the connection breaks.
+    ///
+    /// Returns the reason of a break.
     fn continue_with(
         &self,
         file: &RemoteFile,
@@ -159,18 +160,18 @@ impl Download<'_> {
         let start = format!("bytes {}-", part.length);
         match status {
             206 if range.is_some_and(|range| range.starts_with(&start)) => {}
-            // A server that knows no ranges sends the whole file.
+            // A server without support for ranges sends the whole file.
             200 => part.restart(file, self.bar)?,
             206 | 416 => {
                 part.restart(file, self.bar)?;
-                return Ok(Some(anyhow!("the server sent another part than was asked for")));
+                return Ok(Some(anyhow!("the server sent another part than the requested one")));
             }
             408 | 429 | 500..=599 => {
                 return Ok(Some(anyhow!("the server answered with status {status}")));
             }
             _ => return Err(self.hub.refusal(self.id, &response).into()),
         }
-        // One byte more shows a file that is longer than the list says.
+        // Reads one byte more than expected, to detect a file that is longer than listed.
         let body = response.into_body().into_reader().take(file.size - part.length + 1);
         let pieces = in_thread(move |pieces| send_pieces(body, pieces))?;
         while let Some(piece) = self.wait(&pieces) {
@@ -186,8 +187,10 @@ impl Download<'_> {
         Ok(None)
     }
 
-    /// Waits for a thread. Returns `None` after Ctrl-C: the thread is left to the end of the
-    /// process, because nothing can end its read of a stalled connection.
+    /// Waits for a thread.
+    ///
+    /// Returns `None` after Ctrl-C. The thread then runs until the process ends, because its read
+    /// of a stalled connection cannot be interrupted.
     fn wait<T>(&self, results: &Receiver<T>) -> Option<T> {
         while self.interrupt.exit_code().is_none() {
             match results.recv_timeout(POLL) {
@@ -198,7 +201,7 @@ impl Download<'_> {
         None
     }
 
-    /// Checks a file and gives it its name.
+    /// Checks the size and digest of a file and renames it.
     fn complete(&self, file: &RemoteFile, part: PartialFile) -> Result<()> {
         let found = part.hasher.finish();
         let wrong = if part.length != file.size {
@@ -211,7 +214,7 @@ impl Download<'_> {
         if let Some(wrong) = wrong {
             std::fs::remove_file(&part.path).with_context(|| cannot_write(&part.path))?;
             let what = format!("{} arrived damaged: {wrong}", file.name);
-            let help = format!("it was removed; gemma pull {} fetches it anew", self.id);
+            let help = format!("it was removed; gemma pull {} downloads it again", self.id);
             return Err(Fault::new(Kind::Failure, what).help(help).into());
         }
         part.file.sync_all().with_context(|| cannot_write(&part.path))?;
@@ -220,7 +223,7 @@ impl Download<'_> {
     }
 }
 
-/// Runs `work` in a thread, and returns the receiver of its results.
+/// Runs `work` on a thread. Returns the receiver of its results.
 fn in_thread<T: Send + 'static>(
     work: impl FnOnce(&SyncSender<T>) + Send + 'static,
 ) -> Result<Receiver<T>> {
@@ -232,7 +235,7 @@ fn in_thread<T: Send + 'static>(
     Ok(receiver)
 }
 
-/// Sends the pieces of a body; an empty piece ends it.
+/// Sends the pieces of a body, and an empty piece at its end.
 fn send_pieces(mut body: impl Read, pieces: &SyncSender<io::Result<Vec<u8>>>) {
     loop {
         let mut buffer = vec![0; PIECE];
@@ -248,7 +251,9 @@ fn send_pieces(mut body: impl Read, pieces: &SyncSender<io::Result<Vec<u8>>>) {
 }
 
 impl Attempts {
-    /// Counts an attempt that left the file at this length. Returns whether another may follow.
+    /// Records an attempt after which the file has this length.
+    ///
+    /// Returns whether another attempt may follow.
     fn may_follow(&mut self, length: u64) -> bool {
         self.failures += 1;
         if length >= self.reached.saturating_add(PROGRESS) {
@@ -268,7 +273,7 @@ impl BlobHash {
 }
 
 impl Hasher {
-    /// Begins the digest that the list has of a file.
+    /// Starts the kind of digest that the list has for this file.
     fn new(file: &RemoteFile) -> Hasher {
         match file.hash {
             BlobHash::Sha256 => Hasher::Sha256(Sha256::new()),
@@ -301,7 +306,7 @@ impl PartialFile {
         Ok(PartialFile { file, path, length: 0, hasher: Hasher::new(remote) })
     }
 
-    /// Reads the bytes of earlier transfers for their digest. Returns false after Ctrl-C.
+    /// Adds the bytes of earlier downloads to the digest. Returns false after Ctrl-C.
     fn read_so_far(&mut self, download: &Download<'_>) -> Result<bool> {
         let mut buffer = vec![0; BUFFER];
         loop {
@@ -325,7 +330,7 @@ impl PartialFile {
         Ok(())
     }
 
-    /// Drops all bytes.
+    /// Truncates the file.
     fn restart(&mut self, remote: &RemoteFile, bar: &ProgressBar) -> Result<()> {
         self.file.set_len(0).with_context(|| cannot_write(&self.path))?;
         bar.dec(self.length);
@@ -334,7 +339,7 @@ impl PartialFile {
     }
 }
 
-/// Returns the error for a place in the cache that cannot be written to.
+/// Makes the error of a path in the cache that cannot be written.
 pub fn cannot_write(path: &Path) -> Fault {
     let free = path.parent().and_then(os::files::free_bytes);
     let free = free.map_or(String::new(), |free| format!(" ({} are free there)", bytes(free)));
@@ -355,10 +360,10 @@ mod tests {
             1 + lengths.take_while(|length| attempts.may_follow(*length)).count() as u64
         };
         assert_eq!(made(&mut std::iter::repeat(0)), 4);
-        // A byte at a time, and a server that goes back again and again.
+        // A server that sends a byte at a time, and a server that starts again and again.
         assert_eq!(made(&mut (1..)), 4);
         assert_eq!(made(&mut [1 << 20, 0].into_iter().cycle()), 4);
-        assert_eq!(made(&mut (1..=100).map(|n| n * PROGRESS)), 101, "each brings something");
+        assert_eq!(made(&mut (1..=100).map(|n| n * PROGRESS)), 101, "each makes progress");
         assert_eq!(made(&mut (1..).map(|n| (n * PROGRESS / 2).min(10 * PROGRESS))), 23);
     }
 

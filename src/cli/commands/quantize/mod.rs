@@ -1,4 +1,4 @@
-//! `gemma quantize`: a checkpoint of floats to a packed artifact.
+//! `gemma quantize`: converts a checkpoint of floats to packed weights.
 
 mod progress;
 mod text;
@@ -41,8 +41,8 @@ use text::figure;
 
 /// Tokens of a window of calibration text.
 const WINDOW: usize = 1024;
-/// Windows of the survey of sensitivities, most tokens of it, and most bytes of the residual
-/// streams that it keeps for its way back.
+/// Limits of the survey of sensitivities: tokens of a window, tokens in all, and bytes of the
+/// residual streams that are kept for the backward pass.
 const SURVEY_WINDOW: usize = 256;
 const SURVEY_TOKENS: usize = 2048;
 const SURVEY_BYTES: usize = 3 << 29;
@@ -60,60 +60,60 @@ pub struct QuantizeArgs {
     /// Model directory, GGUF file or id, with bf16, f16 or f32 weights
     #[arg(value_name = "SRC", required_unless_present_any = ["list", "print_config"])]
     pub source: Option<String>,
-    /// Directory to make, or a file that llama.cpp reads too if it ends in .gguf; it appears
+    /// Directory to create, or a file that llama.cpp reads too if it ends in .gguf; it appears
     /// complete or not at all
     #[arg(value_name = "DST", required_unless_present_any = ["list", "print_config"])]
     pub destination: Option<PathBuf>,
-    /// llama.cpp's place for a type.
+    /// A third argument, which is refused. llama.cpp's program takes a type here.
     #[arg(value_name = "TYPE", hide = true)]
     pub kind: Option<String>,
     /// List the built-in recipes and the formats, with their sizes, and stop
     #[arg(long, conflicts_with_all = ["source", "destination"])]
     pub list: bool,
-    /// Which format each tensor gets: seed, int4, 9gb, 10gb, 12gb, 26b-9gb (see --list) or a TOML
-    /// file [default: int4]
+    /// Format of each tensor: seed, int4, 9gb, 10gb, 12gb, 26b-9gb (see --list) or a TOML file
+    /// [default: int4]
     #[arg(long, value_name = "NAME|PATH", conflicts_with_all = ["linear", "embedding"])]
     pub recipe: Option<String>,
-    /// Choose formats so that the whole directory takes at most this: 9.5GB, or 4.5bpw for bits per
-    /// weight
+    /// Choose formats so that the whole directory has at most this size: 9.5GB, or 4.5bpw for bits
+    /// per weight
     #[arg(
         long, value_name = "SIZE", value_parser = aim,
         conflicts_with_all = ["linear", "embedding"]
     )]
     pub target_size: Option<Aim>,
-    /// Instead of a recipe: format of the linear layers, such as i4-g32 or i4-row+h128 [default:
+    /// Format of the linear layers, instead of a recipe, such as i4-g32 or i4-row+h128 [default:
     /// i4-g32]
     #[arg(long, value_name = "FORMAT", value_parser = format, hide_short_help = true)]
     pub linear: Option<Format>,
-    /// Instead of a recipe: format of the embedding table and the output head [default: i8-g32]
+    /// Format of the embedding table and output head, instead of a recipe [default: i8-g32]
     #[arg(long, value_name = "FORMAT", value_parser = format, hide_short_help = true)]
     pub embedding: Option<Format>,
-    /// Read this text and solve each matrix for the inputs it will meet: a file, the built-in text,
+    /// Calibrate: round each matrix for its inputs on a text, which is a file, the built-in text,
     /// or none
     #[arg(long, value_name = "FILE|builtin|none", default_value = "none")]
     pub calibrate: String,
-    /// Use at most this many tokens of that text; more are better and slower
+    /// Limit of tokens of the calibration text; more are better and slower
     #[arg(long, value_name = "N", default_value_t = 32_768, hide_short_help = true)]
     pub calibrate_tokens: usize,
-    /// Print what would be written, to the byte, and about how long it takes, and stop
+    /// Print the exact size of the result and the estimated time, and stop
     #[arg(long)]
     pub dry_run: bool,
     /// Read everything back and compare all decoders before DST appears
     #[arg(long)]
     pub verify: bool,
-    /// Stay below this much memory, e.g. 4GB
+    /// Limit of memory, for example 4GB
     #[arg(long, value_name = "SIZE", value_parser = size, hide_short_help = true)]
     pub mem_limit: Option<u64>,
-    /// Throw away what an unfinished run of DST left, instead of going on from there
+    /// Discard the files of an unfinished run of DST instead of resuming it
     #[arg(long, hide_short_help = true)]
     pub restart: bool,
-    /// Quantise weights that are quantised already
+    /// Allow weights that are already quantised
     #[arg(long, hide_short_help = true)]
     pub allow_requantize: bool,
     /// CPU threads [default: all cores]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub threads: Option<u16>,
-    /// Device that computes trellis codes (t2 to t4): cpu, vulkan or vulkan:N; the codes are the
+    /// Device that encodes trellis codes (t2 to t4): cpu, vulkan or vulkan:N; the result is the
     /// same
     #[arg(short, long, value_name = "DEVICE", default_value = "cpu")]
     pub device: String,
@@ -134,7 +134,7 @@ impl QuantizeArgs {
         }
     }
 
-    /// Returns DST, which clap requires.
+    /// Returns DST. clap has checked that it is given.
     fn destination(&self) -> &Path {
         self.destination.as_deref().unwrap_or(Path::new(""))
     }
@@ -210,7 +210,7 @@ pub fn run(options: &QuantizeArgs, typed: &Typed) -> Result<u8> {
         calibrated.as_mut().map_or(&mut nearest, |(solver, _)| solver as _);
     let result = job.convert(solver, &stage, &interrupt);
     if let (Err(_), Some(code)) = (&result, interrupt.exit_code()) {
-        // The announcement of the signal ends before other messages follow.
+        // Waits for the message about the signal, so that it comes before other messages.
         let _ = announced.join();
         job.note_unfinished(true, true);
         return Ok(code);
@@ -233,7 +233,7 @@ pub fn run(options: &QuantizeArgs, typed: &Typed) -> Result<u8> {
     Ok(0)
 }
 
-/// Says what a signal interrupted, after the announcement of the signal. Returns the exit code.
+/// Prints what a signal interrupted, after the message about the signal. Returns the exit code.
 fn stopped(announced: JoinHandle<()>, interrupt: &Interrupt, what: &str, ui: &Ui) -> u8 {
     let _ = announced.join();
     ui.note(format!("interrupted {what}"));
@@ -242,7 +242,7 @@ fn stopped(announced: JoinHandle<()>, interrupt: &Interrupt, what: &str, ui: &Ui
 
 fn open_source(options: &QuantizeArgs, ui: &Ui) -> Result<Weights> {
     let source = options.source.as_deref();
-    // Google's 4-bit file of a size is quantised already.
+    // A size names Google's 4-bit file, which is quantised already.
     let sized = source.filter(|name| !Path::new(name).exists()).and_then(Shape::sized);
     let page = sized.and_then(|shape| shape.page("bf16"));
     let find::ModelSource::Directory(path) = find::find(page.as_deref().or(source))? else {
@@ -255,23 +255,25 @@ fn open_source(options: &QuantizeArgs, ui: &Ui) -> Result<Weights> {
     let tower = vision::beside(&path).ok().flatten().unwrap_or(path);
     if Vision::open(&tower).is_ok() {
         ui.note(format!(
-            "the result is the text model: for images, give --mmproj {} with it",
+            "the result reads text only: for images, add --mmproj {}",
             quoted(&tower.display().to_string())
         ));
     }
     Ok(source)
 }
 
-/// Explains an argument after SRC and DST, where llama.cpp's program has a type.
+/// Explains a third argument: llama.cpp's program takes a type there.
 fn third_argument(kind: &str) -> Fault {
     let help = match nearest_to(kind) {
-        Some(nearest) => format!("{kind} is a name of llama.cpp's; the nearest here is {nearest}"),
+        Some(nearest) => {
+            format!("{kind} is llama.cpp's name; the nearest here is {nearest}")
+        }
         None => format!("a recipe is an option: --recipe {kind} (gemma quantize --list)"),
     };
     Fault::usage(format!("gemma quantize takes SRC and DST, and {kind} is one too many")).help(help)
 }
 
-/// A conversion that is planned.
+/// A planned conversion.
 struct Job<'a> {
     options: &'a QuantizeArgs,
     source: &'a Weights,
@@ -281,7 +283,7 @@ struct Job<'a> {
 }
 
 impl Job<'_> {
-    /// Prints the plan, beside the error that recipe int4 would have.
+    /// Prints the plan, with the error that recipe int4 would have for comparison.
     fn print_plan(
         &self,
         nearest: &mut Nearest,
@@ -297,7 +299,7 @@ impl Job<'_> {
         Ok(0)
     }
 
-    /// Writes DST, from where an earlier run stopped. An interruption is an error here.
+    /// Writes DST. Continues where an earlier run stopped. An interruption is returned as an error.
     fn convert(
         &self,
         solver: &mut dyn Solver,
@@ -315,7 +317,7 @@ impl Job<'_> {
         let mut meter = Meter::new(self.ui, stage, n_layers, plan.layout.parameters(), resumed);
         let result = quant::run(self.source, destination, plan, self.how, solver, &mut |p| {
             meter.hear(&p);
-            // An error stops the quantiser; finished tensors stay.
+            // An error stops the quantiser and keeps finished tensors.
             anyhow::ensure!(interrupt.exit_code().is_none(), "interrupted");
             Ok(())
         });
@@ -323,7 +325,7 @@ impl Job<'_> {
         result
     }
 
-    /// Says what a conversion that failed or was interrupted leaves.
+    /// Prints what is left of a conversion that failed or was interrupted.
     fn note_unfinished(&self, has_failed: bool, is_interrupted: bool) {
         match unfinished(self.options.destination()) {
             Some(left) if has_failed => {
@@ -335,13 +337,13 @@ impl Job<'_> {
                 ));
             }
             None if has_failed && is_interrupted => {
-                self.ui.note("interrupted before the first rows were done: nothing is kept");
+                self.ui.note("interrupted before the first rows were done: no work is kept");
             }
             _ => {}
         }
     }
 
-    /// Reports the solver's losses, and measures the divergence of an artifact.
+    /// Reports the solver's output errors, and measures the divergence of an artifact.
     fn judge(&self, solver: &mut Calibrated<'_>, interrupt: &Interrupt) -> Result<Option<f64>> {
         solver.notes().iter().for_each(|note| self.ui.note(note));
         for (role, layer, loss) in solver.losses() {
@@ -360,8 +362,7 @@ impl Job<'_> {
     }
 }
 
-/// Returns the solver that reads calibration text, and the text's tokens, if calibration is asked
-/// for.
+/// Returns the calibration solver and the text's tokens, if calibration is requested.
 fn calibration<'a>(
     options: &QuantizeArgs,
     source: &'a Weights,
@@ -439,12 +440,12 @@ fn survey(
     Ok(found.into_iter().map(|s| ((s.role, s.layer), s.divergence)).collect())
 }
 
-/// Returns the device of this name, which does the heavy work.
+/// Opens the named device, which computes trellis codes and large products.
 fn coding_device(device: &str, ui: &Ui) -> Result<Arc<dyn CodingDevice>> {
     match device.parse::<Device>()? {
         Device::Cpu => Ok(Arc::new(OnProcessor)),
         Device::Vulkan(choice) => backends::coding_device(choice, ui),
-        Device::Auto => Err(Fault::usage("gemma quantize runs on a device that is named")
+        Device::Auto => Err(Fault::usage("gemma quantize needs a device by name, not auto")
             .help("one of cpu, vulkan, vulkan:0, vulkan:1, ...")
             .into()),
     }

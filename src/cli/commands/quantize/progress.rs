@@ -11,30 +11,32 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Without a bar a line is said for each layer, and after this time where a layer takes longer.
+/// Without a bar, a line is printed for each layer, and at this interval within a slow layer.
 const SILENCE: Duration = Duration::from_secs(60);
 
-/// State for a note at the first Ctrl-C: the bar on screen and the tensor in work.
+/// State for a message at the first Ctrl-C: the bar on screen and the current tensor.
 #[derive(Clone, Default)]
 pub struct CurrentStage(Arc<Mutex<(Option<ProgressBar>, String)>>);
 
 impl CurrentStage {
-    /// From here on this bar is shown.
+    /// Sets the bar on screen.
     pub fn show(&self, bar: &ProgressBar) {
         if let Ok(mut stage) = self.0.lock() {
             stage.0 = Some(bar.clone());
         }
     }
 
-    /// The tensor under way; empty between tensors.
+    /// Sets the current tensor; empty between tensors.
     pub fn begin(&self, tensor: &str) {
         if let Ok(mut stage) = self.0.lock() {
             tensor.clone_into(&mut stage.1);
         }
     }
 
-    /// Makes the first Ctrl-C print at once what happens next. `whole`: matrices are solved as a
-    /// whole, not by rows. The thread ends after the note.
+    /// Makes the first Ctrl-C print a message at once.
+    ///
+    /// `whole` means that matrices are solved as a whole, not by rows. The thread ends after the
+    /// message.
     pub fn watch(&self, options: &UiOptions, whole: bool) -> Result<(Interrupt, JoinHandle<()>)> {
         let (stage, options) = (self.clone(), options.clone());
         Interrupt::watch_saying(move || {
@@ -61,9 +63,9 @@ pub struct Meter<'a> {
     ui: &'a Ui,
     bar: ProgressBar,
     n_layers: usize,
-    /// Tensors that an earlier run has finished and this one has not yet looked through.
+    /// Tensors that an earlier run has finished and this run has not passed yet.
     resumed: usize,
-    /// Weights of those, and when the last of them was passed.
+    /// Weights of those tensors, and the time when the last of them was passed.
     found: u64,
     start: Instant,
     last_line: Instant,
@@ -71,7 +73,9 @@ pub struct Meter<'a> {
 }
 
 impl<'a> Meter<'a> {
-    /// `weights` in all, of which `resumed` tensors are found done.
+    /// Starts the progress of `weights` weights.
+    ///
+    /// An earlier run has finished `resumed` of the tensors.
     pub fn new(
         ui: &'a Ui,
         stage: &'a CurrentStage,
@@ -92,7 +96,7 @@ impl<'a> Meter<'a> {
         self.stage.begin(&entry.name);
         self.bar.set_position(p.done);
         self.bar.set_message(self.label(entry));
-        // Resumed tensors took no time, and are left out of the estimate.
+        // The estimate leaves out resumed tensors, because they took no time.
         if self.resumed > 0 {
             self.resumed -= 1;
             self.found = p.done;
@@ -128,7 +132,7 @@ impl<'a> Meter<'a> {
         self.bar.finish_and_clear();
     }
 
-    /// `layer 2/26 up_proj`.
+    /// Returns a label such as `layer 2/26 up_proj`.
     fn label(&self, entry: &TensorPlan) -> String {
         match entry.role.is_layer() {
             true => format!("layer {}/{} {}", entry.layer + 1, self.n_layers, entry.role.name()),

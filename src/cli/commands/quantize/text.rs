@@ -13,10 +13,10 @@ use crate::util::units::{bytes, digits3, duration, thousands};
 use anyhow::{Context, Result};
 use std::time::Instant;
 
-/// Models that the list of recipes gives sizes for.
+/// Models with sizes in the list of recipes.
 const SHAPES: [Shape; 5] = [Shape::B27, Shape::B12, Shape::B4, Shape::B1, Shape::Mixture26];
 
-/// Formats that the list has a line for.
+/// Formats in the list.
 const FORMATS: [&str; 13] = [
     "i8-row+h128",
     "i8a-row",
@@ -33,8 +33,9 @@ const FORMATS: [&str; 13] = [
     "t2-row+h128",
 ];
 
-/// Returns every built-in recipe with its purpose and its sizes of each model that it is for. Sizes
-/// are those of a whole directory without the tokenizer's files, which take 0.04 GB more.
+/// Returns every built-in recipe with its purpose and its size for each model that it is for.
+///
+/// Sizes are those of a directory without the tokenizer's files, which add 0.04 GB.
 pub fn list() -> Result<String> {
     let sizes = SHAPES.map(|shape| format!("{}, GB", shape.size().to_uppercase()));
     let mut table = vec![vec!["recipe".to_owned(), "bits".to_owned()]];
@@ -111,13 +112,14 @@ pub fn summary(
     )
 }
 
-/// Three digits however small.
+/// Formats a number with three digits, however small it is.
 pub fn figure(x: f64) -> String {
     if x >= 0.01 || x == 0.0 { format!("{x:.3}") } else { format!("{x:.2e}") }
 }
 
-/// Bytes by class of tensor, and what the artifact needs and promises. `int4` is the error that
-/// recipe int4 would have.
+/// Returns the bytes by class of tensor, and the needs and expected quality of the artifact.
+///
+/// `int4` is the error that recipe int4 would have.
 pub fn describe(
     plan: &QuantPlan,
     seconds: f64,
@@ -166,7 +168,7 @@ pub fn describe(
     );
     line("disk", format!("{} while it is made", bytes(plan.total_bytes)));
     line("memory", bytes(plan.memory));
-    let besides = if calibrated { "; calibration comes on top" } else { "" };
+    let besides = if calibrated { "; calibration is not included" } else { "" };
     let time = duration(seconds);
     line(
         "time",

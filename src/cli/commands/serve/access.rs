@@ -1,4 +1,4 @@
-//! API keys, origins of browser pages and host names, checked where they enter the program.
+//! API keys, origins of browser pages and host names: parsers and rules.
 
 use axum::http::Uri;
 use axum::http::uri::Authority;
@@ -8,14 +8,14 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// SHA-256 of an API key, one word of ASCII.
+/// SHA-256 of an API key, which is one word of ASCII.
 ///
-/// Hashes have one length, so the time of a comparison tells nothing about the key.
+/// Hashes all have the same length, so the time of a comparison reveals nothing about the key.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ApiKey([u8; 32]);
 
 impl ApiKey {
-    /// Returns the hash of what a client sends.
+    /// Returns the hash of a key that a client sent.
     pub fn sent(text: &str) -> ApiKey {
         ApiKey(Sha256::digest(text).into())
     }
@@ -52,8 +52,8 @@ impl fmt::Debug for ApiKey {
     }
 }
 
-/// Origin of browser pages, in the spelling of the header `Origin`: lower case, without the port
-/// that its scheme implies and without a slash at the end.
+/// Origin of browser pages, spelled as in the header `Origin`: lower case, without the default port
+/// of its scheme and without a slash at the end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PageOrigin(String);
 
@@ -68,7 +68,7 @@ impl FromStr for PageOrigin {
 
     fn from_str(text: &str) -> Result<PageOrigin, String> {
         if text.contains('*') {
-            let what = "a pattern would let in pages that you do not know";
+            let what = "a pattern would allow pages that you do not know";
             return Err(format!("{what}: give each origin, such as https://chat.example.org"));
         }
         let wrong = || {
@@ -96,18 +96,18 @@ impl FromStr for PageOrigin {
     }
 }
 
-/// Where the server listens.
+/// Address that the server listens on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ListenHost {
     Address(IpAddr),
-    /// Both addresses of this machine that only it reaches.
+    /// 127.0.0.1 and [::1], which only this machine can reach.
     Localhost,
-    /// A socket of this user.
+    /// A socket that only this user can connect to.
     Unix(PathBuf),
 }
 
 impl ListenHost {
-    /// Returns whether others can reach the server.
+    /// Returns whether other users or machines can reach the server.
     pub fn is_public(&self) -> bool {
         matches!(self, ListenHost::Address(address) if !address.is_loopback())
     }
@@ -142,8 +142,7 @@ impl FromStr for ListenHost {
     }
 }
 
-/// Schemes of pages that programs and extensions of this machine show. No page of the web has one
-/// of them.
+/// Schemes of pages of local programs and browser extensions. Pages of the web never have them.
 const APPS: [&str; 8] = [
     "app",
     "capacitor",
@@ -155,9 +154,11 @@ const APPS: [&str; 8] = [
     "vscode-webview",
 ];
 
-/// Returns whether an Origin header names a page of this machine: of a web server at localhost, or
-/// of a program or an extension. A page of the web has its own name as its origin, also if that
-/// name leads to this machine, and a page without an origin has `null`.
+/// Returns whether an Origin header names a page of this machine: of a web server at localhost, a
+/// program or an extension.
+///
+/// A page of the web has its own host name as origin, even if that name resolves to this machine. A
+/// page without an origin has `null`.
 pub fn is_local_origin(origin: &str) -> bool {
     let Some((scheme, rest)) = origin.split_once("://") else { return false };
     if !matches!(scheme, "http" | "https") {
@@ -170,8 +171,9 @@ pub fn is_local_origin(origin: &str) -> bool {
         && (!has_port || authority.port_u16().is_some())
 }
 
-/// Returns whether a Host header names an address or this machine. A request without the header
-/// has an empty one.
+/// Returns whether a Host header names an IP address or localhost.
+///
+/// A missing header counts as empty.
 pub fn is_local_host(host: &str) -> bool {
     if host.is_empty() {
         return true;

@@ -1,8 +1,8 @@
-//! The thread that owns the model: clients' requests as texts of one scheduler.
+//! The engine thread of a model: answers requests in one scheduler.
 //!
-//! The thread never waits for a client. Texts join and leave between passes. A client that goes
-//! away or does not read is disconnected before the next pass. A lost device is opened again, and
-//! the texts continue from their histories.
+//! The thread never waits for a client. Texts start and end between passes. Clients that disconnect
+//! or do not read are dropped before the next pass. A lost device is opened again, and the texts
+//! continue from their histories.
 
 use super::pool::Client;
 use super::queue::{ClientEvent, ClientRequest, Delivery, RequestQueue};
@@ -21,16 +21,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::error::TrySendError;
 
-/// Device losses within [`WITHIN`] after which the server gives up.
+/// Number of device losses within [`WITHIN`] after which the server gives up.
 const LOSSES: usize = 3;
 const WITHIN: Duration = Duration::from_secs(60);
 
-/// The model and everything that answers are made with.
+/// The model and all settings that answers need.
 pub struct AnswerEngine<'a> {
     pub session: &'a Session,
     pub drafting: &'a DraftingOptions,
     pub room: Room,
-    /// Where prompts are kept on disk, if they are.
+    /// Directory of the prompt cache, if prompts are kept on disk.
     pub prompts: Option<&'a PageDirectory>,
     pub queue: &'a RequestQueue,
     pub ui: &'a Ui,
@@ -39,8 +39,9 @@ pub struct AnswerEngine<'a> {
 type PausedAnswer<'a> = Paused<'a, Delivery>;
 
 impl AnswerEngine<'_> {
-    /// Answers requests until the queue ends. Calls `loaded` after each load of the engine. An
-    /// error ends all texts.
+    /// Answers requests until the queue ends.
+    ///
+    /// Calls `loaded` after each load of the engine. An error ends all texts.
     pub fn run(&self, loaded: &mut dyn FnMut(&Started)) -> Result<()> {
         let result = self.serve(loaded);
         let why = match &result {
@@ -55,7 +56,8 @@ impl AnswerEngine<'_> {
         let start = || self.session.start(self.room, self.drafting, self.ui);
         let (mut started, mut paused, mut losses) = (start()?, Vec::new(), Vec::new());
         loop {
-            // The threads that load leave freed memory, more after each loss.
+            // The threads that load weights leave freed memory in the allocator. It would grow with
+            // each loss of the device.
             release_freed();
             loaded(&started);
             let Err((mut error, answers)) = self.grow(started, paused) else { return Ok(()) };
@@ -78,7 +80,7 @@ impl AnswerEngine<'_> {
         }
     }
 
-    /// Answers requests with one loaded engine, and continues the paused answers.
+    /// Answers requests with one loaded engine. Paused answers continue.
     fn grow<'s>(
         &'s self,
         started: Started,
@@ -109,7 +111,7 @@ impl AnswerEngine<'_> {
     }
 }
 
-/// Returns whether the device is to be opened again after this error.
+/// Returns whether the device should be opened again after this error.
 fn may_reopen(error: &anyhow::Error, losses: &mut Vec<Instant>) -> bool {
     let now = Instant::now();
     losses.retain(|loss| now - *loss < WITHIN);
@@ -121,7 +123,7 @@ fn may_reopen(error: &anyhow::Error, losses: &mut Vec<Instant>) -> bool {
 struct AnswerLoop<'t, 's> {
     queue: &'s RequestQueue,
     ui: &'s Ui,
-    /// Answers that gave their sequences to other clients or lost their device, oldest first.
+    /// Answers that gave their sequence to another client or lost their device, oldest first.
     paused: VecDeque<PausedAnswer<'s>>,
     answers: Answers<'t, 's, Delivery>,
     passes: u64,
@@ -136,7 +138,7 @@ impl<'s> AnswerLoop<'_, 's> {
                 if self.resume() {
                     continue;
                 }
-                // Between requests, prompts are written page by page.
+                // While no text runs, prompts are written to disk page by page.
                 let is_empty = self.answers.is_empty();
                 let is_idle = is_empty && !self.answers.scheduler_mut().write_page()?;
                 match self.queue.take(is_idle, |client| self.running(client)) {
@@ -154,18 +156,19 @@ impl<'s> AnswerLoop<'_, 's> {
         }
     }
 
-    /// Returns the number of answers of a client that have a sequence.
+    /// Returns the number of running answers of a client.
     fn running(&self, client: Client) -> usize {
         self.answers.running().filter(|(_, delivery)| delivery.client == client).count()
     }
 
-    /// Pauses answers of clients with more than their share while other clients wait. In the end no
-    /// waiting client has two answers fewer than another client. A paused answer continues later
-    /// from where it was.
+    /// Pauses answers of clients with more than their share while other clients wait.
+    ///
+    /// At the end no client has two or more answers more than a waiting client. A paused answer
+    /// continues later where it stopped.
     fn make_room(&mut self) {
         while !self.answers.has_room() {
             let Some(next) = self.queue.next(|client| self.running(client)) else { return };
-            // Chooses the latest answer of the client with the most answers.
+            // The latest answer of the client with the most answers is paused.
             let running = self.answers.running().map(|(sequence, delivery)| {
                 (self.running(delivery.client), delivery.received, sequence)
             });
@@ -181,8 +184,9 @@ impl<'s> AnswerLoop<'_, 's> {
         }
     }
 
-    /// Continues a paused answer, unless a waiting client has fewer answers. Returns whether it
-    /// did.
+    /// Continues a paused answer, unless a waiting client has fewer answers.
+    ///
+    /// Returns whether it continued one.
     fn resume(&mut self) -> bool {
         self.paused.retain(|answer| !answer.data().events.is_closed());
         let running = |answer: &PausedAnswer| self.running(answer.data().client);
@@ -218,7 +222,7 @@ impl<'s> AnswerLoop<'_, 's> {
         self.queue.metrics.running.set(self.answers.scheduler().running() as u64);
     }
 
-    /// Drops the answers of clients that have gone.
+    /// Drops the answers of clients that disconnected.
     fn drop_gone(&mut self) {
         let gone = self.answers.running().filter(|(_, delivery)| delivery.events.is_closed());
         let gone: Vec<usize> = gone.map(|(sequence, _)| sequence).collect();
@@ -257,7 +261,7 @@ impl<'s> AnswerLoop<'_, 's> {
         Ok(())
     }
 
-    /// Takes the answers out of a lost engine.
+    /// Returns the unfinished answers of a lost engine.
     fn into_paused(mut self) -> Vec<PausedAnswer<'s>> {
         let running: Vec<usize> = self.answers.running().map(|(sequence, _)| sequence).collect();
         let running = running.into_iter().filter_map(|sequence| self.answers.pause(sequence));
@@ -265,8 +269,9 @@ impl<'s> AnswerLoop<'_, 's> {
     }
 }
 
-/// Sends the end of an answer: with `failure`, or with the answer's own reason. An incomplete
-/// grammar is no error but shows in the reason, as with OpenAI's server.
+/// Sends the end of an answer: `failure`, or else the answer's own reason.
+///
+/// An incomplete grammar is not an error, but a finish reason, as with OpenAI's server.
 fn end(finished: Finished<Delivery>, failure: Option<ApiError>, queue: &RequestQueue) {
     let completion_tokens = finished.completion_tokens() as u64;
     let Finished { data: mut delivery, rest, prompt_tokens, stats, log_probs, .. } = finished;
@@ -284,10 +289,10 @@ fn end(finished: Finished<Delivery>, failure: Option<ApiError>, queue: &RequestQ
     let prompt_tokens = prompt_tokens as u64;
     let figures = RequestFigures {
         prompt_tokens,
-        // The newest token of a prompt is never cached: a pass has to score it.
+        // The newest token of a prompt is never cached, because a pass has to score it.
         cached_tokens: prompt_tokens.saturating_sub(1).saturating_sub(stats.prefilled),
         completion_tokens,
-        // A pass has picked the token that ends a text, too.
+        // A pass also picked the token that ended the text.
         picked_tokens: completion_tokens + u64::from(matches!(reason, Ok(FinishReason::Stop))),
         passes: stats.passes,
         decode_time: stats.decode_time,
@@ -300,7 +305,7 @@ fn end(finished: Finished<Delivery>, failure: Option<ApiError>, queue: &RequestQ
 }
 
 impl Delivery {
-    /// Sends the new text. Returns whether the client still takes it.
+    /// Sends the new text. Returns whether the client still reads.
     fn tell(&mut self, queue: &RequestQueue) -> bool {
         if self.piece == AnswerPiece::default() {
             return true;

@@ -1,4 +1,4 @@
-//! One line on standard error for each request, without its text and without keys.
+//! The log on standard error: one line per request, without its text and without keys.
 
 use super::metrics::ServerMetrics;
 use super::options::LogFormat;
@@ -13,15 +13,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-/// Most characters of a reason in the log.
+/// Limit of a reason in the log, in characters.
 const LONGEST_REASON: usize = 200;
-/// Most characters of a method in the log.
+/// Limit of a method in the log, in characters.
 const LONGEST_METHOD: usize = 20;
 
-/// Status of a request whose client went away.
+/// Status of a request if its client disconnected.
 const GONE: u16 = 499;
 
-/// Returns notes that are told in this format.
+/// Returns notes that are printed in this format.
 pub fn notes(format: LogFormat) -> Notes {
     Notes::new(move |text| match format {
         LogFormat::Off => {}
@@ -30,12 +30,12 @@ pub fn notes(format: LogFormat) -> Notes {
     })
 }
 
-/// The log of what happens to models.
+/// The log of events of models.
 #[derive(Clone, Copy)]
 pub struct EventLog(pub LogFormat);
 
 impl EventLog {
-    /// Writes a sentence about a model.
+    /// Writes a message about a model.
     pub fn say(self, text: &str) {
         let text = clean(text);
         match self.0 {
@@ -46,12 +46,12 @@ impl EventLog {
     }
 }
 
-/// Writes to standard error. A closed standard error is no failure.
+/// Writes to standard error. A closed standard error is ignored.
 fn write(line: &str) {
     let _ = std::io::stderr().lock().write_all(line.as_bytes());
 }
 
-/// The log entry of a request. It is logged and counted when it is dropped.
+/// The log entry of a request. It is written and counted when it is dropped.
 pub struct LogEntry {
     pub id: String,
     metrics: Arc<ServerMetrics>,
@@ -61,10 +61,10 @@ pub struct LogEntry {
     begun: Instant,
     /// Status of the response.
     pub status: u16,
-    /// Outcome of the request. The default is that the client went away.
+    /// Outcome of the request. The default is that the client disconnected.
     pub outcome: &'static str,
     pub figures: RequestFigures,
-    /// Reason of the failure, with names of fields and limits.
+    /// Reason of the failure. It may contain names of fields and limits.
     pub reason: Option<String>,
     /// Set if the request is logged elsewhere.
     pub is_told: Arc<AtomicBool>,
@@ -98,14 +98,16 @@ impl LogEntry {
         self.reason = Some(error.message.clone());
     }
 
-    /// Returns the reason in at most one line.
+    /// Returns the reason as a single line.
     fn reason(&self) -> Option<String> {
         let reason: String = self.reason.as_ref()?.chars().take(LONGEST_REASON).collect();
         Some(clean(&reason.replace('\n', " ")))
     }
 
-    /// Returns whether the request is worth a line. A successful poll of a monitor is not, nor one
-    /// that asks whether the model is loaded yet.
+    /// Returns whether the request is logged.
+    ///
+    /// Left out are successful requests of monitors, and requests that ask whether the model is
+    /// loaded.
     fn is_news(&self) -> bool {
         let path = self.path.strip_prefix("/v1").unwrap_or(&self.path).trim_end_matches('/');
         match self.status {

@@ -70,11 +70,11 @@ impl Histogram {
     }
 }
 
-/// The label of a model; none where the server has one model.
+/// The label of a model; empty if the server has one model.
 pub struct Label(Option<String>);
 
 impl Label {
-    /// Makes the label of a model's name.
+    /// Makes the label for a model's name.
     pub fn of(name: &str) -> Label {
         let name = name.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
         Label(Some(format!("model=\"{name}\"")))
@@ -84,7 +84,7 @@ impl Label {
         Label(None)
     }
 
-    /// Returns the label before another one.
+    /// Returns the label in front of another one.
     fn first(&self) -> String {
         self.0.as_ref().map_or(String::new(), |label| format!("{label},"))
     }
@@ -94,14 +94,14 @@ impl Label {
     }
 }
 
-/// Metrics of the server, whatever model a request names.
+/// Metrics of the server that do not belong to one model.
 #[derive(Default)]
 pub struct ServerMetrics {
     requests: Mutex<BTreeMap<&'static str, u64>>,
     pub connections: Counter,
 }
 
-/// Metrics of one model, which outlive its engine.
+/// Metrics of one model. They stay when the model is unloaded.
 #[derive(Default)]
 pub struct Metrics {
     /// 1 while the model is loaded.
@@ -129,22 +129,25 @@ type Row = (&'static str, &'static str, &'static str, fn(&Metrics) -> &Counter);
 const ROWS: [Row; 14] = [
     ("gemma_model_loaded", "gauge", "Whether the model is loaded.", |m| &m.loaded),
     ("gemma_model_loads_total", "counter", "Loads of the model.", |m| &m.loads),
-    ("gemma_queue_length", "gauge", "Texts that wait for a place.", |m| &m.waiting),
-    ("gemma_running_texts", "gauge", "Texts that are read or grow.", |m| &m.running),
+    ("gemma_queue_length", "gauge", "Texts that wait for a context.", |m| &m.waiting),
+    ("gemma_running_texts", "gauge", "Texts that are read or generated.", |m| &m.running),
     ("gemma_prompt_tokens_total", "counter", "Tokens of prompts.", |m| &m.prompt_tokens),
     ("gemma_cached_prompt_tokens_total", "counter", "Tokens of prompts that were cached.", |m| {
         &m.cached_tokens
     }),
     ("gemma_tokens_total", "counter", "Tokens generated.", |m| &m.tokens),
     ("gemma_passes_total", "counter", "Passes that scored tokens.", |m| &m.passes),
-    ("gemma_rounds_total", "counter", "Passes, with those for prompts.", |m| &m.rounds),
+    ("gemma_rounds_total", "counter", "Passes, including those for prompts.", |m| &m.rounds),
     ("gemma_device_losses_total", "counter", "Losses of the device.", |m| &m.device_losses),
-    ("gemma_slow_clients_total", "counter", "Clients cut off because they did not read.", |m| {
-        &m.slow_clients
-    }),
+    (
+        "gemma_slow_clients_total",
+        "counter",
+        "Clients disconnected because they did not read.",
+        |m| &m.slow_clients,
+    ),
     ("gemma_pauses_total", "counter", "Texts paused for other clients.", |m| &m.pauses),
     ("gemma_images_total", "counter", "Images of prompts.", |m| &m.images),
-    ("gemma_images_computed_total", "counter", "Images that were not known.", |m| {
+    ("gemma_images_computed_total", "counter", "Images that were not cached.", |m| {
         &m.computed_images
     }),
 ];
@@ -163,11 +166,11 @@ impl ServerMetrics {
         *self.requests.lock().unwrap_or_else(|e| e.into_inner()).entry(outcome).or_default() += 1;
     }
 
-    /// Returns the page, with a line for each model in each metric of models.
+    /// Returns the page of metrics. Each metric of models has a line for each model.
     pub fn text(&self, models: &[(Label, &Metrics)]) -> String {
         let mut out = String::new();
         let name = "gemma_requests_total";
-        let _ = writeln!(out, "# HELP {name} Requests by how they ended.\n# TYPE {name} counter");
+        let _ = writeln!(out, "# HELP {name} Requests by outcome.\n# TYPE {name} counter");
         for (outcome, count) in self.requests.lock().unwrap_or_else(|e| e.into_inner()).iter() {
             let _ = writeln!(out, "{name}{{outcome=\"{outcome}\"}} {count}");
         }

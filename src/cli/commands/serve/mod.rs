@@ -1,10 +1,10 @@
-//! `gemma serve`: models, many clients, and for each the text that `gemma generate` gives.
+//! `gemma serve`: serves models to many clients. Each text equals that of `gemma generate`.
 //!
 //! Connection threads ([`http`]) parse bodies ([`api`](crate::cli::api)) and put requests into the
 //! bounded queue of a model ([`queue`]). The thread of the model owns its weights and the scheduler
-//! ([`engine`]). It knows nothing of HTTP and waits for no client. One
-//! [`Request`](crate::decode::Request) goes from the parsed body to the scheduler. [`models`] loads
-//! and unloads models.
+//! ([`engine`]). It has no HTTP code and does not wait for clients. One
+//! [`Request`](crate::decode::Request) passes from the parsed body to the scheduler. [`models`]
+//! loads and unloads models.
 
 mod access;
 mod engine;
@@ -43,9 +43,9 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
 
-/// Threads that serve connections. The model has all others.
+/// Threads that serve connections. All others are for the model.
 const THREADS: usize = 2;
-/// Time that a model of several stays loaded after its last answer.
+/// Default time that one of several models stays loaded after its last answer.
 const KEEP_ALIVE: KeepAlive = KeepAlive::For(Duration::from_secs(300));
 
 pub fn run(options: &ServeArgs, typed: &Typed) -> Result<u8> {
@@ -70,7 +70,7 @@ pub fn run(options: &ServeArgs, typed: &Typed) -> Result<u8> {
     });
     survive_closed_connections();
     return_freed();
-    // Each connection takes a descriptor.
+    // Each connection needs a descriptor.
     raise_open_files();
     let server = Server::start(&edge.host, edge.port, &app)?;
 
@@ -125,13 +125,13 @@ fn served_models(options: &ServeArgs, ui: &Ui) -> Result<ServedModels> {
         }
         true => {
             if let DraftFrom::Model(name) = &drafting.source {
-                let what = format!("--draft {name} is a draft model for one model");
+                let what = format!("--draft {name} is a draft model for one model only");
                 let help = "leave it out: each model finds the drafts that fit it";
                 return Err(Fault::usage(what).help(help).into());
             }
             if sight.mmproj.is_some() {
-                let fault = Fault::usage("--mmproj names the tower of one model");
-                return Err(fault.help("put each mmproj file beside its model").into());
+                let fault = Fault::usage("--mmproj names the tower of one model only");
+                return Err(fault.help("put each mmproj file next to its model").into());
             }
             catalog::read(&given.model, given.models_dir.as_deref(), &run, CONTEXT, ui)?
         }
@@ -164,7 +164,8 @@ struct Server {
 
 impl Server {
     fn start(host: &ListenHost, port: u16, app: &Arc<App>) -> Result<Server> {
-        // Tokio panics if it gets no thread. One more is for requests that take long to prepare.
+        // Tokio panics if it gets no thread. One more thread is for requests that are slow to
+        // prepare.
         threads::check(THREADS + 1).with_context(no_thread)?;
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(THREADS)
@@ -176,9 +177,9 @@ impl Server {
         let listen = async { Listeners::bind(host, port) };
         let listeners = runtime.block_on(listen).with_context(|| match host {
             ListenHost::Unix(_) => Fault::new(Kind::Failure, format!("cannot listen on {host}"))
-                .help("another path, in a directory that exists"),
+                .help("choose another path, in a directory that exists"),
             _ => Fault::new(Kind::Failure, format!("cannot listen on {host}:{port}"))
-                .help("another --port, or --port 0 for a free one"),
+                .help("choose another --port, or --port 0 for a free one"),
         })?;
         let url = listeners.url.clone();
         let (stage, told) = watch::channel(ServerStage::Open);
@@ -188,7 +189,7 @@ impl Server {
         Ok(Server { runtime, url, stage, connections })
     }
 
-    /// Lets connections end, and closes the rest.
+    /// Lets connections end, and closes those that do not.
     fn end(self) {
         let _ = self.stage.send(ServerStage::Over);
         let _ = self.runtime.block_on(self.connections);

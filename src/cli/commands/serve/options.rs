@@ -23,10 +23,10 @@ Ask it as OpenAI's server:
   curl localhost:8080/v1/chat/completions -d '{\"messages\": [{\"role\": \"user\", \
 \"content\": \"Who are you?\"}]}'";
 
-/// Answer clients over HTTP, as OpenAI's and Anthropic's servers do.
+/// Answer clients over HTTP, with the APIs of OpenAI, Anthropic and Ollama
 ///
 /// Each answer is byte for byte the one that gemma generate gives for the same messages, options
-/// and seed, whatever the load. docs/SERVER.md says what clients may ask for.
+/// and seed, under any load. docs/SERVER.md describes the APIs.
 #[derive(Debug, Args)]
 #[command(after_long_help = EXAMPLES)]
 pub struct ServeArgs {
@@ -54,24 +54,24 @@ pub struct ServeArgs {
 pub struct ServedModelArgs {
     /// Model: a directory, a GGUF file or an id (repeatable)
     ///
-    /// Each is spelled as for gemma generate. The default is the bundled demo model. One model is
-    /// loaded at the start. A request names one of several by its `model`, and a model is loaded
-    /// when it is first asked for.
+    /// The value is as for gemma generate. The default is the bundled demo model. A single model is
+    /// loaded at the start. If there are several, a request names one in its `model`, and the model
+    /// is loaded by its first request.
     #[arg(short, long, value_name = "PATH|ID")]
     pub model: Vec<String>,
-    /// Serve the models in a directory, too: its subdirectories and GGUF files
+    /// Also serve the models in a directory: its subdirectories and GGUF files
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub models_dir: Option<PathBuf>,
     /// Time that a model stays loaded after its last answer, such as 5m
     ///
-    /// A number is one of seconds, and -1 is for ever. The default is 5m with several models, and
-    /// for ever with one. A request in Ollama's form may set another time with `keep_alive`.
+    /// A plain number is in seconds, and -1 means for ever. The default is 5m with several models,
+    /// and for ever with one. A request in Ollama's form may set another time with `keep_alive`.
     #[arg(long, value_name = "TIME", allow_hyphen_values = true)]
     pub keep_alive: Option<KeepAlive>,
-    /// Memory for loaded models, such as 16GB; the default is what is free at the start
+    /// Memory for all loaded models, such as 16GB [default: the memory that is free at the start]
     ///
-    /// A model whose bytes, as gemma plan counts them, do not fit beside the others has those
-    /// unloaded that were used longest ago. It counts only with several models.
+    /// The bytes of a model are counted as by gemma plan. If they do not fit, the models that were
+    /// used longest ago are unloaded. This applies only with several models.
     #[arg(long, value_name = "SIZE", value_parser = memory, hide_short_help = true)]
     pub models_memory: Option<u64>,
     #[command(flatten)]
@@ -79,7 +79,7 @@ pub struct ServedModelArgs {
 }
 
 impl ServedModelArgs {
-    /// Returns whether there may be several models.
+    /// Returns whether the options may name several models.
     pub fn is_several(&self) -> bool {
         self.model.len() > 1 || self.models_dir.is_some()
     }
@@ -92,40 +92,41 @@ pub struct EdgeOptions {
     /// Address to listen on, localhost or unix:PATH
     ///
     /// An address that others can reach needs a key. localhost listens on 127.0.0.1 and [::1].
-    /// unix:PATH is a socket for this user alone, and replaces one that a killed server left. It
-    /// has no port.
+    /// unix:PATH is a socket that only this user can connect to. It has no port, and replaces a
+    /// socket that a killed server left.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
     pub host: ListenHost,
-    /// Port to listen on; 0 takes a free one
+    /// Port to listen on; 0 chooses a free one
     #[arg(long, value_name = "PORT", default_value_t = 8080)]
     pub port: u16,
-    /// Key that clients must bring (repeatable)
+    /// Key that clients must send (repeatable)
     ///
-    /// Other users of this machine can read a command line: GEMMA_API_KEY and --api-key-file do not
-    /// show the key.
+    /// Other users of this machine can see a command line. GEMMA_API_KEY and --api-key-file hide
+    /// the key.
     #[arg(long, value_name = "KEY", hide_env_values = true)]
     pub api_key: Vec<ApiKey>,
-    /// File with keys that clients must bring, one a line
+    /// File with keys that clients must send, one per line
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub api_key_file: Option<PathBuf>,
-    /// Origin whose pages may ask from a browser, such as https://chat.example.org (repeatable)
+    /// Origin of browser pages that may use the server, such as https://chat.example.org
+    /// (repeatable)
     ///
-    /// Pages of localhost at any port, of local programs and of browser extensions may ask without
-    /// it.
+    /// Pages of localhost at any port, of local programs and of browser extensions are always
+    /// allowed.
     #[arg(long, value_name = "ORIGIN", hide_short_help = true)]
     pub cors_origin: Vec<PageOrigin>,
-    /// Largest body of a request, in megabytes
+    /// Limit of a request's body, in megabytes
     #[arg(long, value_name = "MB", default_value_t = 16, value_parser = number(1..=1024))]
     #[arg(hide_short_help = true)]
     pub max_body: u16,
-    /// Seconds that a client may take to send a request, or to take what is sent to it
+    /// Seconds that a client may take to send a request, or to read what is sent to it
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = number(1..=3600))]
     #[arg(hide_short_help = true)]
     pub client_timeout: u16,
     /// Seconds that running answers may take to end after SIGTERM or Ctrl-C
     #[arg(long, value_name = "SECONDS", default_value_t = 30, hide_short_help = true)]
     pub grace: u16,
-    /// How each request is logged on standard error: text, json or off
+    /// Format of the log of requests on standard error: text, json or off
     #[arg(long, value_enum, value_name = "HOW", default_value_t = LogFormat::Text)]
     pub log: LogFormat,
 }
@@ -134,21 +135,23 @@ pub struct EdgeOptions {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Load")]
 pub struct LoadOptions {
-    /// Answer N requests at once
+    /// Number of requests answered at once
     ///
-    /// A pass reads the weights once for all of them. Each takes memory for a context of its own.
+    /// A pass reads the weights once for all of them. Each request takes memory for its own
+    /// context.
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = number(1..=64))]
     pub parallel: u16,
-    /// Memory for what texts began with (2GB), beside that of their contexts
+    /// Additional memory for the prefix cache, such as 2GB
     ///
-    /// A conversation that comes back is not read again, nor is what many begin with, such as a
-    /// system message. Contexts that are not in use serve for that too, so 0 keeps something.
+    /// A prompt is read only after the part that it has in common with an earlier text, such as a
+    /// conversation or a system message. Unused contexts are a part of this cache, so 0 keeps some
+    /// texts.
     #[arg(long, value_name = "SIZE", default_value = "0", value_parser = memory)]
     pub cache_ram: u64,
-    /// Texts that may wait for their turn, half of them of one client; more get status 429
+    /// Limit of waiting texts, half of them for one client; more get status 429
     #[arg(long, value_name = "N", default_value_t = 128, hide_short_help = true)]
     pub max_queue: u16,
-    /// Tokens of an answer where the client names no limit; auto is all that the context holds
+    /// Limit of an answer in tokens if the client gives none; auto is the rest of the context
     #[arg(short = 'n', long, value_name = "N|auto", default_value = "auto")]
     pub max_tokens: AutoOr,
     #[command(flatten)]
@@ -168,7 +171,7 @@ fn number(range: RangeInclusive<i64>) -> RangedI64ValueParser<u16> {
 }
 
 impl EdgeOptions {
-    /// Returns the keys of which a client must send one. Without keys no client needs one.
+    /// Returns the keys. A client must send one of them; without keys no client needs one.
     pub fn keys(&self) -> Result<Vec<ApiKey>> {
         let mut keys = self.api_key.clone();
         if let Some(file) = &self.api_key_file {
@@ -177,15 +180,15 @@ impl EdgeOptions {
             let own: Result<Vec<ApiKey>, String> = lines.map(str::parse).collect();
             let own = own.map_err(|why| Fault::usage(format!("{}: {why}", file.display())))?;
             if own.is_empty() {
-                let fault = Fault::usage(format!("{} holds no key", file.display()));
-                return Err(fault.help("write one key a line").into());
+                let fault = Fault::usage(format!("{} contains no key", file.display()));
+                return Err(fault.help("write one key per line").into());
             }
             keys.extend(own);
         }
         if keys.is_empty() && self.host.is_public() {
-            let what = format!("--host {} lets others reach the model without a key", self.host);
+            let what = format!("--host {} would let others use the model without a key", self.host);
             return Err(Fault::usage(what)
-                .help("give --api-key-file FILE, or leave --host out for this machine alone")
+                .help("give --api-key-file FILE, or leave out --host to serve this machine only")
                 .into());
         }
         Ok(keys)

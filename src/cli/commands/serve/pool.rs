@@ -1,7 +1,7 @@
-//! Resources that all clients share: memory and threads. One client has at most half of
-//! each, so that some is left for other clients.
+//! Resources that all clients share: memory and threads.
 //!
-//! A client is an API key, or an address where the server asks for no key. See [`SharedPool`].
+//! One client gets at most half of each, so that some is left for others. A client is an API key,
+//! or an address if the server has no keys. See [`SharedPool`].
 
 use crate::util::sync::{Mutex, MutexGuard};
 use std::collections::HashMap;
@@ -17,12 +17,14 @@ pub enum Client {
     Address(IpAddr),
 }
 
-/// The address of a connection, as an extension of its requests.
+/// The address of a connection. Its requests carry it as an extension.
 #[derive(Clone, Copy)]
 pub struct Peer(pub IpAddr);
 
 impl Client {
-    /// Returns the client at an address. A host may choose any address of its /64 network of IPv6.
+    /// Returns the client at an address.
+    ///
+    /// With IPv6 this is a /64 network, because a host can choose any address in it.
     pub fn at(address: IpAddr) -> Client {
         Client::Address(match address.to_canonical() {
             IpAddr::V6(v6) => IpAddr::V6((v6.to_bits() >> 64 << 64).into()),
@@ -31,7 +33,7 @@ impl Client {
     }
 }
 
-/// A pool of units (bytes, threads) of which clients take shares.
+/// A pool of units (bytes, threads). Clients take shares of it.
 pub struct SharedPool {
     total: usize,
     used: Mutex<Used>,
@@ -41,11 +43,11 @@ pub struct SharedPool {
 #[derive(Default)]
 struct Used {
     all: usize,
-    /// Clients without a share are left out.
+    /// Units of each client; clients without a share are left out.
     by_client: HashMap<Client, usize>,
 }
 
-/// A client's share of a pool. Dropping it gives the units back.
+/// A client's share of a pool. Dropping it returns the units.
 pub struct PoolShare {
     pool: Arc<SharedPool>,
     client: Client,
@@ -58,7 +60,7 @@ impl SharedPool {
         Arc::new(SharedPool { total, used: Mutex::default(), freed: Notify::new() })
     }
 
-    /// Returns the largest number of units of one client.
+    /// Returns the limit of one client, in units.
     pub fn most(&self) -> usize {
         self.total / 2
     }
@@ -79,11 +81,11 @@ impl SharedPool {
         Some(PoolShare { pool: self.clone(), client, units })
     }
 
-    /// Waits for such a share. The caller must have no other share of the same pool.
+    /// Waits for a share. The caller must not hold another share of the same pool.
     pub async fn take(self: &Arc<Self>, client: Client, units: usize) -> PoolShare {
         loop {
             let mut freed = std::pin::pin!(self.freed.notified());
-            // Units that are freed from here on end the wait.
+            // Units that are returned from now on end the wait.
             freed.as_mut().enable();
             if let Some(share) = self.try_take(client, units.min(self.most())) {
                 return share;
@@ -94,13 +96,15 @@ impl SharedPool {
 }
 
 impl PoolShare {
-    /// Gives back `units`, or all if it has fewer.
+    /// Returns `units` to the pool, or all if the share has fewer.
     pub fn give_back(&mut self, units: usize) {
         self.shrink(self.units.saturating_sub(units));
     }
 
-    /// Gives back all but `units`. A share never grows: two requests that hold some and wait for
-    /// more would wait for each other.
+    /// Returns all but `units` to the pool.
+    ///
+    /// A share never grows, because two requests that hold some units and wait for more could wait
+    /// for each other.
     pub fn shrink(&mut self, units: usize) {
         let freed = self.units.saturating_sub(units);
         self.units -= freed;

@@ -12,7 +12,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::Sender;
 
-/// Interval at which an idle engine drops requests of clients that have gone.
+/// Interval at which an idle engine drops requests of disconnected clients.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// A request for one answer of a client.
@@ -21,7 +21,7 @@ pub type ClientRequest = AnswerRequest<Delivery>;
 /// Delivery of one answer to its client.
 pub struct Delivery {
     pub client: Client,
-    /// Index of the answer among those of its HTTP request.
+    /// Index of this answer in its HTTP request.
     pub choice: usize,
     pub events: Sender<(usize, ClientEvent)>,
     /// Arrival of the HTTP request.
@@ -48,7 +48,7 @@ impl Delivery {
 
 /// The limit of waiting texts, which the queues of all models share.
 pub struct QueueLimit {
-    /// Most waiting texts.
+    /// Limit of waiting texts.
     most: usize,
     waiting: std::sync::Mutex<WaitingTexts>,
 }
@@ -56,11 +56,11 @@ pub struct QueueLimit {
 #[derive(Default)]
 struct WaitingTexts {
     all: usize,
-    /// Clients without a waiting text are left out.
+    /// Waiting texts of each client; clients without one are left out.
     by_client: HashMap<Client, usize>,
 }
 
-/// The place of a waiting text, which counts until this is dropped.
+/// The place of a waiting text. It counts until it is dropped.
 struct QueuePlace {
     limit: Arc<QueueLimit>,
     client: Client,
@@ -75,15 +75,16 @@ impl QueueLimit {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes `count` places for a client, or none of them. A client without a waiting text may take
-    /// any number, as long as not all places are taken.
+    /// Takes `count` places for a client, or none.
+    ///
+    /// A client without waiting texts may take any number if at least one place is free.
     fn take(self: &Arc<Self>, client: Client, count: usize) -> Result<Vec<QueuePlace>, ApiError> {
         let mut waiting = self.waiting();
         let own = waiting.by_client.get(&client).copied().unwrap_or(0);
         let is_full = waiting.all >= self.most.max(1);
         if is_full || own > 0 && own + count > self.most.div_ceil(2) {
             let message = format!(
-                "{} texts wait already, {own} of them from this client: try again later",
+                "{} texts are waiting, {own} of them from this client: try again later",
                 waiting.all
             );
             return Err(ApiError::new(429, message).code("queue_full"));
@@ -107,7 +108,7 @@ impl Drop for QueuePlace {
     }
 }
 
-/// News of an answer for its client.
+/// An event of an answer for its client.
 pub enum ClientEvent {
     AnswerPiece(AnswerPiece),
     End(Box<AnswerEnd>),
@@ -118,7 +119,7 @@ pub enum ClientEvent {
 enum Phase {
     Loading,
     Ready,
-    /// New requests are refused. Running answers are cut at this moment.
+    /// New requests are refused. Running answers are cut off at this time.
     Ending(Instant),
     /// The engine has ended.
     Ended,
@@ -148,7 +149,7 @@ impl RequestQueue {
         self.state.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// Adds all answers of an HTTP request, or none of them.
+    /// Adds all answers of an HTTP request, or none.
     pub fn add(&self, mut requests: Vec<ClientRequest>) -> Result<(), ApiError> {
         let mut state = self.lock();
         self.open(&state)?;
@@ -182,7 +183,7 @@ impl RequestQueue {
         }
     }
 
-    /// Refuses new requests from here on.
+    /// Refuses new requests from now on.
     pub fn end_soon(&self) {
         let mut state = self.lock();
         if matches!(state.phase, Phase::Loading | Phase::Ready) {
@@ -192,13 +193,14 @@ impl RequestQueue {
         self.wake.notify_all();
     }
 
-    /// Returns whether running answers are to be cut.
+    /// Returns whether running answers have to be cut off now.
     pub fn is_over(&self) -> bool {
         matches!(self.lock().phase, Phase::Ending(until) if Instant::now() >= until)
     }
 
-    /// Returns the waiting client whose turn it is: the one with the fewest `running` answers, and
-    /// among equals the one that waits longest.
+    /// Returns the waiting client that is next: the one with the fewest `running` answers.
+    ///
+    /// Among equals it is the client that has waited longest.
     pub fn next(&self, running: impl Fn(Client) -> usize) -> Option<Client> {
         let mut state = self.lock();
         state.waiting.retain(|request| !request.data.events.is_closed());
@@ -209,8 +211,9 @@ impl RequestQueue {
             .map(|request| request.data.client)
     }
 
-    /// Takes the next request by the order of [`next`](Self::next). With `wait` it waits for one,
-    /// and `None` then means that no request will come.
+    /// Takes the next request in the order of [`next`](Self::next).
+    ///
+    /// With `wait` it waits for one, and `None` means that no more requests will come.
     pub fn take(&self, wait: bool, running: impl Fn(Client) -> usize) -> Option<ClientRequest> {
         let mut state = self.lock();
         loop {
@@ -231,7 +234,7 @@ impl RequestQueue {
         }
     }
 
-    /// Records that the engine has ended. All waiting requests get `error`.
+    /// Records that the engine has ended. All waiting requests fail with `error`.
     pub fn end(&self, error: &ApiError) {
         let mut state = self.lock();
         state.phase = Phase::Ended;
@@ -241,12 +244,12 @@ impl RequestQueue {
     }
 }
 
-/// Ends an answer that never began.
+/// Ends an answer that never started.
 fn refuse(request: ClientRequest, error: ApiError) {
     let prompt_tokens = request.text.history.len() as u64;
     let figures = RequestFigures { prompt_tokens, ..RequestFigures::default() };
     let end = AnswerEnd { reason: Err(error), stop_string: None, figures };
     let Delivery { choice, events, .. } = request.data;
-    // A client that is gone, or reads nothing, gets no event.
+    // A client that disconnected or does not read gets no event.
     let _ = events.try_send((choice, ClientEvent::End(Box::new(end))));
 }

@@ -24,7 +24,7 @@ pub struct RequestBodies {
 }
 
 impl RequestBodies {
-    /// Makes a parser for a model of this configuration and tokenizer.
+    /// Makes a parser for a model with this configuration and tokenizer.
     pub fn new(config: Config, tokenizer: Arc<Tokenizer>) -> RequestBodies {
         let served = ServedModel {
             name: "fuzzed".into(),
@@ -49,7 +49,7 @@ impl RequestBodies {
     /// Number of the forms of bodies.
     pub const FORMS: u8 = 10;
 
-    /// Parses a body of one of the API forms, down to its tokens and its grammar.
+    /// Parses a body in one of the API forms, including its tokens and its grammar.
     pub fn read(&self, form: u8, body: &[u8]) {
         let Ok(fields) = Fields::parse(body, &self.notes) else { return };
         let request = match form % Self::FORMS {

@@ -1,4 +1,4 @@
-//! Lines of OpenAI's batches. Their bodies are parsed and answered as the server does it.
+//! Lines of OpenAI's batches. Their bodies are parsed and answered by the server's code.
 
 use super::{Batch, ends_batch};
 use crate::cli::api::answer::RequestFigures;
@@ -23,9 +23,9 @@ pub struct BatchCall {
 /// A call and the requests for its answers, or the refusal of the call.
 type PreparedCall<D> = Result<(OpenCall, Vec<AnswerRequest<D>>), ApiError>;
 
-/// Returns the parser for a path, which may be the end of a whole address.
+/// Returns the parser for a path. An address may come before the path.
 fn parser(url: &str) -> Option<Parse> {
-    // Clients of the server may leave `/v1` out too.
+    // Clients of the server may also leave out `/v1`.
     let parsers: [(&str, Parse); 3] = [
         ("/chat/completions", openai::chat),
         ("/completions", openai::completions),
@@ -36,7 +36,7 @@ fn parser(url: &str) -> Option<Parse> {
 }
 
 impl BatchCall {
-    /// Takes the body out of a line.
+    /// Takes the call from a line.
     pub fn read(line: &mut Value) -> Result<BatchCall, ApiError> {
         let url = line.get("url").and_then(Value::as_str).unwrap_or("/v1/chat/completions");
         let parse = parser(url).ok_or_else(|| {
@@ -49,8 +49,10 @@ impl BatchCall {
         }
     }
 
-    /// Prepares the answers, each with its data. `seed` is for a body without one, and `id`
-    /// determines the ids in the response. An error of the outer result ends the batch.
+    /// Prepares the answers, each with its data.
+    ///
+    /// A body without a seed gets `seed`, and `id` determines the ids in the response. An error in
+    /// the outer result ends the batch.
     pub fn prepare<D>(
         self,
         batch: &Batch<'_>,
@@ -66,7 +68,7 @@ impl BatchCall {
             Ok(parsed) => parsed,
             Err(error) => return Ok(Err(error)),
         };
-        // The options of the batch stand in for what the body does not say.
+        // Options of the batch are the defaults for fields that the body leaves out.
         let sampling = &batch.options.sampling;
         request.seed.get_or_insert(seed);
         request.ignore_eos |= sampling.ignore_eos;
@@ -90,12 +92,12 @@ impl BatchCall {
     }
 }
 
-/// Returns an error as the response to a call, unless it ends the batch.
+/// Converts an error to the response to a call. Returns errors that end the batch.
 pub fn refused(error: anyhow::Error) -> Result<ApiError> {
     if ends_batch(&error) { Err(error) } else { Ok(ApiError::of(&error)) }
 }
 
-/// A call some of whose answers have not ended.
+/// A call with answers that have not ended.
 pub struct OpenCall {
     form: Box<dyn ApiForm>,
     collected: CollectedAnswers,
@@ -106,13 +108,14 @@ pub struct OpenCall {
 pub struct CallAnswer {
     /// A JSON object.
     pub body: String,
-    /// Tokens of all answers.
+    /// Number of tokens of all answers.
     pub tokens: u64,
 }
 
 impl OpenCall {
-    /// Takes an answer that ended. Its counts say nothing of caches and times, which differ from
-    /// run to run.
+    /// Adds an answer that ended.
+    ///
+    /// Cache counts and times are left out, because they differ from run to run.
     pub fn take(
         &mut self,
         choice: usize,
@@ -126,7 +129,7 @@ impl OpenCall {
         self.collected.count(choice, &figures);
     }
 
-    /// Returns the response, once all answers have ended.
+    /// Returns the response after all answers have ended.
     pub fn answer(&mut self) -> Option<CallAnswer> {
         let CollectedAnswers { answers, figures, open: 0, .. } = &self.collected else {
             return None;

@@ -1,4 +1,4 @@
-//! One line of a batch: a record of our own form, or a line of OpenAI's batches.
+//! One line of a batch: a record in this program's own form, or a line of OpenAI's batches.
 
 use super::call::BatchCall;
 use super::held::HeldAnswer;
@@ -20,19 +20,19 @@ use std::path::{Component, Path, PathBuf};
 #[derive(Clone, Debug, Default)]
 pub struct RecordJob {
     pub input: PromptInput,
-    /// Pictures' files, relative to the batch.
+    /// Image files, relative to the batch's folder.
     pub files: Vec<PathBuf>,
-    /// No chat template; `None` leaves it to `--raw`.
+    /// Whether to leave out the chat template; `None` takes `--raw`.
     pub raw: Option<bool>,
     pub max_tokens: Option<usize>,
     pub stop: Vec<String>,
     pub ignore_eos: Option<bool>,
-    /// Form of the answer; `None` leaves it to the options.
+    /// Form of the answer; `None` takes the options.
     pub format: Option<AnswerFormat>,
     sampling: RecordSampling,
 }
 
-/// RecordFields that replace options of sampling.
+/// Fields that replace sampling options.
 #[derive(Clone, Debug, Default, Deserialize)]
 struct RecordSampling {
     #[serde(alias = "temp")]
@@ -50,10 +50,10 @@ struct RecordSampling {
     greedy: Option<bool>,
 }
 
-/// A line's request, or why it cannot be answered.
+/// A line's request, or the reason why it cannot be answered.
 #[derive(Clone, Debug)]
 pub enum Asked {
-    /// A record of our own form.
+    /// A record in this program's own form.
     Ours(Result<Box<RecordJob>, Failure>),
     /// A line of OpenAI's batches.
     OpenAi(Result<BatchCall, ApiError>),
@@ -62,17 +62,17 @@ pub enum Asked {
 /// A line of a batch.
 #[derive(Clone, Debug)]
 pub struct RecordLine {
-    /// As the record gives it, else the number of its line.
+    /// The id in the record, or the number of its line.
     pub id: Value,
     /// Unknown fields of a valid record.
     pub unknown: Vec<String>,
-    /// Its number in the batch, the first being 1.
+    /// Number of its line, starting at 1.
     pub number: usize,
-    /// The failure that an earlier run has for an answer.
+    /// The failure that an earlier run wrote as its answer.
     pub failure: Option<HeldAnswer>,
 }
 
-/// Why a record has no text.
+/// Reason why a record has no text.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
 pub struct Failure {
     /// Exit code that a single prompt would have.
@@ -127,7 +127,7 @@ struct RecordFields {
     unknown: serde_json::Map<String, Value>,
 }
 
-/// RecordFields of a record, to correct misspelt ones.
+/// Names of all fields, to suggest corrections.
 const FIELDS: [&str; 25] = [
     "id",
     "prompt",
@@ -162,7 +162,7 @@ pub fn meant(unknown: &str) -> Option<&'static str> {
 }
 
 impl RecordLine {
-    /// Reads the line with this number, the first being 1.
+    /// Parses the line with this number, which starts at 1.
     pub fn parse(bytes: &[u8], number: usize) -> (RecordLine, Asked) {
         let line = |id: Value, unknown| RecordLine { id, unknown, number, failure: None };
         let bad = |what: String| {
@@ -174,7 +174,7 @@ impl RecordLine {
             Ok(_) => return bad("the line is not a JSON object".into()),
             Err(error) => return bad(format!("the line is not valid JSON: {error}")),
         };
-        // A float would come back as another number.
+        // A float could be written back as another number.
         if ["id", "custom_id"].iter().filter_map(|name| value.get(*name)).any(Value::is_f64) {
             return bad("the id is a number of more than 64 bits or with a fraction".into());
         }
@@ -189,9 +189,10 @@ impl RecordLine {
         }
     }
 
-    /// The seed of a record that names none: it depends on nothing but the batch's seed and the
-    /// record's id, so that it makes no difference how a batch is cut. 53 bits: exact in every JSON
-    /// reader.
+    /// Returns the seed of a record without one.
+    ///
+    /// The seed depends only on the batch's seed and the record's id, so shards give the same
+    /// answers. It has 53 bits, which every JSON reader represents exactly.
     pub fn seed(&self, base: u64) -> u64 {
         let mut hash = Sha256::new();
         hash.update(base.to_le_bytes());
@@ -224,11 +225,11 @@ fn job(value: Value) -> Result<(RecordJob, Vec<String>)> {
     let (stop, files) = (list(fields.stop), list(fields.image));
     ensure!(
         files.is_empty() || !empty,
-        Fault::model("image: images stand in a prompt, and the record has none")
+        Fault::model("image: images need a prompt, and the record has none")
     );
     ensure!(
         !stop.iter().any(String::is_empty),
-        Fault::model("stop: an empty text would end everything at once")
+        Fault::model("stop: an empty text would end the answer at once")
     );
     let unknown = fields.unknown.into_iter().map(|(name, _)| name);
     let unknown = unknown.filter(|name| name != "id").collect();
@@ -251,8 +252,9 @@ fn job(value: Value) -> Result<(RecordJob, Vec<String>)> {
     Ok((job, unknown))
 }
 
-/// Returns the paths of a record's images. The author of a record may be a stranger: records name
-/// files below the folder of the batch alone.
+/// Returns the paths of a record's images.
+///
+/// A stranger may have written the record, so only files below the batch's folder are allowed.
 fn inside(files: Vec<String>) -> Result<Vec<PathBuf>> {
     let paths: Vec<PathBuf> = files.into_iter().map(PathBuf::from).collect();
     let is_inside = |path: &Path| {
@@ -261,13 +263,13 @@ fn inside(files: Vec<String>) -> Result<Vec<PathBuf>> {
     };
     if let Some(path) = paths.iter().find(|path| !is_inside(path)) {
         let what = format!("image: {} is not below the folder of the batch", path.display());
-        return Err(Fault::model(what).help("put the picture beside the batch file").into());
+        return Err(Fault::model(what).help("put the image into that folder").into());
     }
     Ok(paths)
 }
 
 impl RecordJob {
-    /// Returns the batch's sampling settings, replaced by those of the record.
+    /// Returns the sampling settings of the record, or else those of the batch.
     pub fn sampling(&self, base: &SamplerConfig, seed: u64) -> SamplerConfig {
         let own = &self.sampling;
         let mut config = SamplerConfig {
@@ -353,7 +355,7 @@ mod tests {
             assert!(failure.message.contains("not below"), "{image}: {failure:?}");
         }
         let lone = r#"{"messages": [{"role": "user", "content": "a"}], "image": "b.png"}"#;
-        assert!(job(lone).unwrap_err().message.contains("images stand in a prompt"));
+        assert!(job(lone).unwrap_err().message.contains("images need a prompt"));
     }
 
     #[test]

@@ -1,8 +1,7 @@
-//! `gemma generate --batch`: records in, a line out for each, in their order, from one loaded
-//! model.
+//! `gemma generate --batch`: answers records, one output line per record in the same order.
 //!
-//! The text of a record depends on the record and the batch's seed alone. Its neighbours, the
-//! shard, an interruption and the number of records in flight do not matter.
+//! The text of a record depends only on the record and the batch's seed. It does not depend on its
+//! neighbours, the shard, an interruption, or the number of records in flight.
 
 pub mod call;
 pub mod held;
@@ -46,7 +45,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Instant;
 
-/// Default context of a batch, in tokens: its records are not known yet.
+/// Default context of a batch in tokens. The lengths of its records are not known in advance.
 const CONTEXT: usize = 4096;
 /// Exit code of a strict batch with failed records.
 const SOME_FAILED: u8 = 6;
@@ -60,8 +59,8 @@ pub fn run(options: &GenerateArgs, from: &Path, typed: &Typed) -> Result<u8> {
     let lines = RecordLines::open(from)?;
     let (model, drafting) = (options.model.settled()?, options.draft.settled()?);
     let prompts = options.cache.settled()?;
-    // An output that cannot be written is reported before the model is opened. Nothing is written
-    // before the model is found.
+    // Reports an output that cannot be written before the model is opened. Writes nothing before
+    // the model is found.
     let place =
         ReplyPlace::of(options.output.output.as_ref(), options.batch.resume.as_ref(), from)?;
     let session = Session::open(&model, &drafting.source, ui)?;
@@ -69,13 +68,13 @@ pub fn run(options: &GenerateArgs, from: &Path, typed: &Typed) -> Result<u8> {
     options.sight.check(&session)?;
     let (sink, done) = place.open()?;
     let constraints = Arc::new(Constraints::new(&session.tokenizer, &session.stop_ids, sequences));
-    // Errors in the options are reported before the first record.
+    // Reports errors in the options before the first record.
     source
         .as_ref()
         .map(|source| constraints.get(source, options.sampling.ignore_eos, &|| true))
         .transpose()?;
     let (mut config, _) = options.sampling.resolve(|name| typed.source(name), &session.generation);
-    // Processes that share a batch must agree, and so must a run and its resumption.
+    // The seed is not random: processes that share a batch must agree, and so must a resumed run.
     config.seed = options.sampling.seed.unwrap_or(0);
 
     let context = session.context(CONTEXT, ui);
@@ -115,7 +114,7 @@ pub fn run(options: &GenerateArgs, from: &Path, typed: &Typed) -> Result<u8> {
     texts::run(&batch, started, &mut records, &mut replies)?;
     let Replies { sink, answered, failed, tokens, .. } = replies.end();
     let interrupted = interrupt.exit_code();
-    // A file that appears when it is complete does not appear after an interruption.
+    // After an interruption, a file that appears only when it is complete does not appear.
     if interrupted.is_some() && sink.appears_whole() {
         ui.note("interrupted: the output was not written; --resume OUT keeps finished answers");
     } else {
@@ -157,7 +156,7 @@ impl Summary {
     }
 }
 
-/// A command that lists the failures of this batch.
+/// Returns a command that lists the failures of this batch.
 fn failures_of(options: &GenerateArgs) -> String {
     let out = options.batch.resume.as_ref().or(options.output.output.as_ref());
     let out = out.map_or_else(|| "OUT".into(), |out| quoted(&out.path().to_string_lossy()));
@@ -174,18 +173,20 @@ fn check(options: &GenerateArgs, typed: &Typed) -> Result<()> {
         || chat.messages.is_some();
     if one {
         let fault =
-            Fault::usage("--batch takes its prompts from records, and another prompt was given");
+            Fault::usage("--batch reads prompts from records, but another prompt was given");
         return Err(fault.help("gemma generate --batch prompts.jsonl >answers.jsonl").into());
     }
     if chat.raw && (chat.system.is_some() || chat.system_file.is_some()) {
-        return Err(Fault::usage("--raw uses no chat template: it takes no --system").into());
+        return Err(Fault::usage("--raw uses no chat template, so --system cannot be given").into());
     }
     if output.format != output::OutputFormat::Jsonl && typed.source("format") == Origin::Flag {
         let fault = Fault::usage("--batch answers in JSON lines, and another --format was given");
         return Err(fault.help("leave --format out; jq -r .text shows the texts").into());
     }
     if options.batch.resume.is_some() && output.output.is_some() {
-        return Err(Fault::usage("--resume OUT names the output: it goes without --output").into());
+        return Err(
+            Fault::usage("--resume OUT already names the output: leave --output out").into()
+        );
     }
     if output.stats_file.is_some() {
         return Err(Fault::usage(
@@ -194,7 +195,7 @@ fn check(options: &GenerateArgs, typed: &Typed) -> Result<()> {
         .into());
     }
     if options.sampling.stop.iter().any(String::is_empty) {
-        return Err(Fault::usage("--stop: an empty text would end everything at once").into());
+        return Err(Fault::usage("--stop: an empty text would end every answer at once").into());
     }
     if options.batch.parallel > 1 && options.model.run.npu.is_asked() {
         return Err(npu::for_one_text());
@@ -207,19 +208,19 @@ pub struct Batch<'a> {
     options: &'a GenerateArgs,
     session: &'a Session,
     config: SamplerConfig,
-    /// For records that do not say what their answer must follow.
+    /// Grammar of records without one of their own.
     source: Option<GrammarSource>,
     constraints: Arc<Constraints>,
     context: usize,
-    /// For records that bring none.
+    /// System message of records without one of their own.
     system: Option<String>,
-    /// Folder that paths of pictures start from.
+    /// Folder that contains the images of records.
     folder: &'a Path,
-    /// The model, for lines of OpenAI's form.
+    /// The model as the server's code sees it, for lines of OpenAI's form.
     served: OnceCell<Arc<ServedModel>>,
     /// The engine's report of its device.
     device: String,
-    /// Notes about what those lines hold, and where they come out.
+    /// Notes about lines of OpenAI's form, and the receiver of those notes.
     notes: (Arc<Notes>, Receiver<String>),
     interrupt: &'a Interrupt,
     prompts: Option<PageDirectory>,
@@ -227,7 +228,7 @@ pub struct Batch<'a> {
 }
 
 impl Batch<'_> {
-    /// Returns the model as a server of these options has it.
+    /// Returns the model as a server with these options would have it.
     fn served(&self) -> Result<&Arc<ServedModel>> {
         if let Some(served) = self.served.get() {
             return Ok(served);
@@ -247,7 +248,7 @@ impl Batch<'_> {
         Ok(self.served.get_or_init(|| served.into()))
     }
 
-    /// Adds what the options say and the input does not.
+    /// Adds options that the input does not set itself.
     fn complete(&self, input: &mut PromptInput) {
         if input.system.is_none() && input.messages.first().is_none_or(|m| m.role != "system") {
             input.system.clone_from(&self.system);
@@ -301,12 +302,13 @@ impl Batch<'_> {
     }
 }
 
-/// Returns whether an error is no record's own: a lost device, or a lack of memory.
+/// Returns whether an error ends the batch, rather than one record: a lost device, or too little
+/// memory.
 fn ends_batch(error: &anyhow::Error) -> bool {
     fault_of(error).is_some_and(|fault| matches!(fault.kind, Kind::Device | Kind::Memory))
 }
 
-/// Returns an error as the record's answer, unless it ends the batch.
+/// Converts an error to the record's answer. Returns errors that end the batch.
 fn failure(error: anyhow::Error) -> Result<Failure> {
     if ends_batch(&error) { Err(error) } else { Ok(Failure::of(&error)) }
 }

@@ -11,7 +11,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::str::FromStr;
 
-/// `--shard i/n`: every n-th record, from the i-th on.
+/// `--shard i/n`: every n-th record, starting with the i-th.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shard {
     pub index: usize,
@@ -31,20 +31,20 @@ impl FromStr for Shard {
 }
 
 impl Shard {
-    /// Whether the record that comes `nth` (the first being 0) is one of these.
+    /// Returns whether the shard contains the record with index `nth`, which starts at 0.
     pub fn has(self, nth: usize) -> bool {
         nth % self.count == self.index - 1
     }
 }
 
-/// Lines of a batch, blank ones left out.
+/// Lines of a batch, without blank lines.
 pub struct RecordLines {
     from: Box<dyn BufRead + Send>,
     name: String,
     number: usize,
 }
 
-/// Bytes of the longest line that is looked at.
+/// Limit of a line in bytes. The rest of a longer line is dropped.
 const LONGEST: usize = crate::cli::io::text_file::MAX_BYTES;
 
 impl RecordLines {
@@ -63,8 +63,9 @@ impl RecordLines {
         Ok(RecordLines { from: Box::new(BufReader::new(file)), name, number: 0 })
     }
 
-    /// The next line and its number. One that is longer than anything could use is cut, so that it
-    /// is no JSON.
+    /// Reads the next line and its number.
+    ///
+    /// A line over the limit is cut, so that it is not valid JSON.
     pub fn take(&mut self) -> Result<Option<(usize, Vec<u8>)>> {
         loop {
             let mut line = Vec::new();
@@ -92,7 +93,7 @@ impl RecordLines {
     }
 }
 
-/// How many records a file has; `None` for what can be read only once.
+/// Counts the records of a file; `None` if the input can be read only once.
 pub fn count(path: &Path) -> Option<u64> {
     if path == Path::new("-") || !std::fs::metadata(path).ok()?.is_file() {
         return None;
@@ -105,17 +106,18 @@ pub fn count(path: &Path) -> Option<u64> {
     Some(n)
 }
 
-/// Where replies go.
+/// Output of a batch.
 pub enum Sink {
-    /// As they come, or a file that appears when all is done.
+    /// Written directly, or a file that appears when it is complete.
     New(Writer),
-    /// A file that grows line by line, and what it held is kept.
+    /// A file that grows line by line and keeps its earlier lines.
     Growing(Growing),
 }
 
 impl Sink {
-    /// Writes a reply, which takes the place of `failure` if there was one; it is on its way when
-    /// this returns.
+    /// Writes a reply, which replaces `failure` if there was one.
+    ///
+    /// The reply has been passed to the system when this returns.
     pub fn write(&mut self, line: &str, failure: Option<HeldAnswer>) -> Result<()> {
         match self {
             Sink::New(writer) => writer.write(line.as_bytes()),
@@ -123,7 +125,7 @@ impl Sink {
         }
     }
 
-    /// Whether this is a file that appears when all is done.
+    /// Returns whether this is a file that appears when it is complete.
     pub fn appears_whole(&self) -> bool {
         matches!(self, Sink::New(writer) if writer.appears_whole())
     }
@@ -136,15 +138,16 @@ impl Sink {
     }
 }
 
-/// Where replies will go: it can be written, and nothing was.
+/// Output of a batch that is checked to be writable but not opened yet.
 pub enum ReplyPlace<'a> {
     New(Writer),
     Resume(&'a Destination),
 }
 
 impl ReplyPlace<'_> {
-    /// Returns the place that `--output` or `--resume` names. A batch that would write into its own
-    /// records is refused.
+    /// Returns the place that `--output` or `--resume` names.
+    ///
+    /// Refuses the file of the batch's own records.
     pub fn of<'a>(
         output: Option<&'a Destination>,
         resume: Option<&'a Destination>,
@@ -174,7 +177,7 @@ impl ReplyPlace<'_> {
         Ok(place)
     }
 
-    /// Opens the place, with the answers that it holds.
+    /// Opens the output, and reads the answers in it.
     pub fn open(self) -> Result<(Sink, Done)> {
         match self {
             ReplyPlace::New(writer) => Ok((Sink::New(writer), Done::default())),

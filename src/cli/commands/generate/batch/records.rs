@@ -1,4 +1,4 @@
-//! The records that are this process's to answer, and their replies in the same order.
+//! The records that this process answers, and their replies in the same order.
 
 use super::held::Done;
 use super::job;
@@ -14,32 +14,32 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::Duration;
 
-/// Lines that are read ahead.
+/// Limit of lines that are read ahead.
 const AHEAD: usize = 64;
 
-/// A line and its number, or why it could not be read.
+/// A line and its number, or the error of reading it.
 type Numbered = Result<(usize, Vec<u8>)>;
 
 enum From {
     Here(RecordLines),
-    /// Another thread reads: the writer of the records may wait for answers before it writes more.
+    /// Read by a thread: the writer of the records may wait for answers before it writes more.
     Thread(Receiver<Numbered>),
 }
 
-/// Unknown fields that are named, at most.
+/// Limit of unknown fields that are reported.
 const NAMED: usize = 8;
 
-/// Records to be answered.
+/// Records to answer.
 pub struct Records<'a> {
     from: From,
     shard: Option<Shard>,
-    /// Answered by an earlier run.
+    /// Answers of an earlier run.
     done: Done,
     nth: usize,
-    /// Records whose answers are kept.
+    /// Number of records with a kept answer.
     pub kept: u64,
     ids: Ids,
-    /// Unknown fields that were named.
+    /// Unknown fields that were reported.
     unknown: HashSet<String>,
     /// Whether a record with an unknown field fails.
     strict: bool,
@@ -54,7 +54,7 @@ struct Ids {
 }
 
 impl Ids {
-    /// Remembers a record; the number of the line that has the same id, if one has.
+    /// Remembers a record. Returns the number of an earlier line with the same id.
     fn insert(&mut self, line: &RecordLine) -> Option<usize> {
         let hash = self.hasher.hash_one(line.id.to_string());
         self.lines.insert(hash, line.number)
@@ -64,16 +64,18 @@ impl Ids {
 /// The next step of a batch.
 pub enum Next {
     Record(Box<(RecordLine, Asked)>),
-    /// A record of another shard, or an answered one.
+    /// A record of another shard, or one that is already answered.
     Passed,
-    /// Nothing has come so far.
+    /// No record has arrived yet.
     Waiting,
     End,
 }
 
 impl<'a> Records<'a> {
-    /// `ahead`: whether [`next`](Self::next) can say that it would have to wait. `strict`: whether
-    /// unknown fields are failures.
+    /// Makes the reader of records.
+    ///
+    /// With `ahead`, a thread reads, and [`next`](Self::next) can return [`Next::Waiting`]. With
+    /// `strict`, unknown fields are failures.
     pub fn new(
         lines: RecordLines,
         shard: Option<Shard>,
@@ -87,7 +89,7 @@ impl<'a> Records<'a> {
         Ok(Records { from, shard, done, nth: 0, kept: 0, ids, unknown, strict, ui })
     }
 
-    /// The next record, waiting so long for it where another thread reads.
+    /// Returns the next record. Waits at most `patience` for a record from another thread.
     pub fn next(&mut self, patience: Duration) -> Result<Next> {
         let line = match &mut self.from {
             From::Here(lines) => lines.take()?,
@@ -126,27 +128,29 @@ impl<'a> Records<'a> {
         Ok(Next::Record(Box::new((line, asked))))
     }
 
-    /// Reports unknown fields, which are probably misspelt: once each, or as the record's failure.
+    /// Reports unknown fields, which are probably misspelt: once for each name, or as the record's
+    /// failure.
     fn look_at_unknown(&mut self, line: &RecordLine) -> Option<Failure> {
         for name in &line.unknown {
             let what = format!("unknown field {}", serde_json::Value::from(name.as_str()));
             let meant = job::meant(name).map(|meant| format!("did you mean \"{meant}\"?"));
             if self.strict {
                 let fault = Fault::model(format!("the record has an {what}"));
-                let help = meant.unwrap_or_else(|| "without --strict it is passed over".into());
+                let help = meant.unwrap_or_else(|| "without --strict it is ignored".into());
                 return Some(Failure::of(&fault.help(help).into()));
             }
             if self.unknown.len() < NAMED && self.unknown.insert(name.clone()) {
                 let meant = meant.map(|meant| format!("; {meant}")).unwrap_or_default();
-                self.ui.note(format!("line {}: the {what} is passed over{meant}", line.number));
+                self.ui.note(format!("line {}: the {what} is ignored{meant}", line.number));
             }
         }
         None
     }
 }
 
-/// A thread that reads lines until nobody wants more. One that waits for input does not keep the
-/// process from its end.
+/// Starts a thread that reads lines until the receiver is dropped.
+///
+/// A thread that waits for input does not keep the process from ending.
 fn read_ahead(mut lines: RecordLines) -> Result<Receiver<Numbered>> {
     let (send, receive) = sync_channel(AHEAD);
     let read = move || {
@@ -161,16 +165,16 @@ fn read_ahead(mut lines: RecordLines) -> Result<Receiver<Numbered>> {
     Ok(receive)
 }
 
-/// Replies on their way: each is written once those before it are.
+/// Replies in the order of the records. Each is written after all earlier ones.
 pub struct Replies {
     pub sink: Sink,
     bar: ProgressBar,
-    /// Records that were taken and whose replies are not written, oldest first.
+    /// Records without a written reply, oldest first.
     open: VecDeque<(RecordLine, Option<Reply>)>,
-    /// Replies written.
+    /// Number of replies written.
     pub answered: u64,
     pub failed: u64,
-    /// Tokens of those replies.
+    /// Number of tokens of those replies.
     pub tokens: u64,
 }
 
@@ -179,18 +183,18 @@ impl Replies {
         Replies { sink, bar, open: VecDeque::new(), answered: 0, failed: 0, tokens: 0 }
     }
 
-    /// Counts a record that needs no answer here.
+    /// Counts a record that needs no answer.
     pub fn pass(&self) {
         self.bar.inc(1);
     }
 
-    /// Takes a record and gives the number that its answer goes by.
+    /// Adds a record. Returns the number that identifies its answer.
     pub fn open(&mut self, line: RecordLine) -> u64 {
         self.open.push_back((line, None));
         self.answered + self.open.len() as u64 - 1
     }
 
-    /// Answers a record, and writes what can be written.
+    /// Sets the answer to a record. Writes all replies that are next in order.
     pub fn answer(&mut self, number: u64, answer: Reply) -> Result<()> {
         self.open[(number - self.answered) as usize].1 = Some(answer);
         while let Some((line, Some(answer))) = self.open.front() {
@@ -204,8 +208,9 @@ impl Replies {
         Ok(())
     }
 
-    /// Ends the output. Answers behind an unanswered record are not written; a resumed run
-    /// generates them again.
+    /// Ends the output.
+    ///
+    /// Answers after an unanswered record are not written; a resumed run generates them again.
     pub fn end(self) -> Replies {
         self.bar.finish_and_clear();
         self

@@ -1,7 +1,7 @@
 //! Replies to records.
 //!
-//! A reply holds nothing that differs from run to run, such as times: the same batch gives the same
-//! bytes.
+//! A reply contains nothing that differs from run to run, such as times. The same batch therefore
+//! gives the same bytes.
 
 use super::call::CallAnswer;
 use super::job::Failure;
@@ -15,7 +15,7 @@ use serde_json::{Map, Value, json};
 #[derive(Clone, Debug)]
 pub struct RecordAnswer {
     pub text: String,
-    /// Thoughts of the model; empty without any.
+    /// Thoughts of the model; empty if there are none.
     pub reasoning: String,
     pub finish_reason: FinishReason,
     pub usage: Usage,
@@ -48,7 +48,7 @@ impl Reply {
         matches!(self, Reply::Ours(Err(_)) | Reply::OpenAi(Err(_)))
     }
 
-    /// Returns the tokens of its answers.
+    /// Returns the number of tokens of its answers.
     pub fn tokens(&self) -> u64 {
         match self {
             Reply::Ours(Ok(answer)) => answer.usage.completion_tokens as u64,
@@ -58,7 +58,7 @@ impl Reply {
     }
 }
 
-/// Returns the reply to a line as one line with its line break.
+/// Formats the reply to a record as a line with its line break.
 pub fn line(id: &Value, reply: &Reply) -> String {
     match reply {
         Reply::Ours(answer) => ours(id, answer) + "\n",
@@ -108,29 +108,29 @@ fn openai(custom_id: &Value, answer: &Result<CallAnswer, ApiError>) -> String {
         }
     };
     let id = Value::from(id);
-    // The body can be long, so that it is not parsed again.
+    // The body may be long, so it is inserted without parsing it again.
     format!(
         "{{\"id\":{id},\"custom_id\":{custom_id},\"response\":{{\"status_code\":{status},\
          \"request_id\":{id},\"body\":{body}}},\"error\":{error}}}"
     )
 }
 
-/// The record of a reply that is read back.
+/// The record of a reply that was read from a file.
 #[derive(Debug)]
 pub struct ReadReply {
     pub id: Value,
     pub failed: bool,
 }
 
-/// First bytes of a reply: our form, and OpenAI's.
+/// First bytes of a reply in this program's form and in OpenAI's.
 const HEADS: [&[u8]; 2] = [b"{\"v\":1,\"id\":", b"{\"id\":\""];
 
-/// Returns whether a reply can begin with these bytes, as far as its first field tells.
+/// Returns whether a reply can begin with these bytes. Only the first field is checked.
 pub fn may_begin(bytes: &[u8]) -> bool {
     HEADS.iter().any(|head| head.starts_with(bytes) || bytes.starts_with(head))
 }
 
-/// Reads a whole line, or returns `None` if [`line`] did not write it.
+/// Parses a complete line; `None` if [`line`] did not write it.
 pub fn read(line: &[u8]) -> Option<ReadReply> {
     let reply: Map<String, Value> =
         may_begin(line).then(|| serde_json::from_slice(line).ok()).flatten()?;
@@ -143,7 +143,7 @@ pub fn read(line: &[u8]) -> Option<ReadReply> {
     }
 }
 
-/// Returns whether bytes without a line break can be the beginning of a reply.
+/// Returns whether bytes without a line break can be the start of a reply.
 pub fn begins(bytes: &[u8]) -> bool {
     let is_cut = || serde_json::from_slice::<IgnoredAny>(bytes).is_err_and(|e| e.is_eof());
     may_begin(bytes) && (read(bytes).is_some() || is_cut())

@@ -1,9 +1,9 @@
-//! `--resume OUT`: which answers of an earlier run a file holds, and how this run goes on with it.
+//! `--resume OUT`: reads the answers of an earlier run from a file, and continues the file.
 //!
-//! The file is read as a whole before anything is written to it: each line has to be an answer of a
-//! batch, and an end without a line break the beginning of one. A lock keeps other runs away until
-//! this process ends. Answers are appended as they come. One that takes the place of a failure is
-//! moved there at the end, so that the order is that of the records.
+//! The whole file is read before anything is written to it. Each line has to be an answer of a
+//! batch; an end without a line break has to be the start of one. A lock keeps other runs away
+//! until this process ends. Answers are appended. At the end, answers that replace a failure are
+//! moved to its place, so that the order is that of the records.
 
 use super::held::{Done, HeldAnswer};
 use super::reply;
@@ -16,30 +16,30 @@ use std::fs::{File, TryLockError};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 
-/// Bytes of the longest answer that is believed: a record of the longest line, and its text
-/// escaped.
+/// Limit of an answer's length in bytes: a record of the longest line, and its text escaped.
 const LONGEST: u64 = 8 * crate::cli::io::text_file::MAX_BYTES as u64;
-/// Zeroes at the end that are believed to be of a crash.
+/// Limit of trailing zero bytes, which a crash of the system can leave.
 const MOST_ZEROES: u64 = 1 << 20;
-/// Bytes copied at once.
+/// Size of a copy step in bytes.
 const CHUNK: u64 = 1 << 20;
 
 /// A file of answers that grows line by line.
 pub struct Growing {
     file: File,
-    /// Not a symbolic link.
+    /// Path of the file, after symbolic links were followed.
     path: PathBuf,
-    /// As the user named it.
+    /// Name as given by the user.
     name: String,
-    /// Bytes of its whole lines.
+    /// Length of the complete lines in bytes.
     end: u64,
-    /// Failures, and the lines behind them that take their places.
+    /// Failures, each with the later line that replaces it.
     moved: Vec<(HeldAnswer, HeldAnswer)>,
 }
 
 impl Growing {
-    /// Opens and locks the file that an earlier run left, or makes one. Nothing is written to a
-    /// file that holds anything but answers.
+    /// Opens and locks the file of an earlier run, or creates it.
+    ///
+    /// A file that contains anything but answers is refused and stays unchanged.
     pub fn open(place: &Destination) -> Result<(Growing, Done)> {
         let name = place.path().display().to_string();
         let what = || Fault::usage(format!("--resume: cannot write {name}"));
@@ -47,7 +47,7 @@ impl Growing {
             Ok(meta) if !meta.is_file() => {
                 return Err(Fault::usage(format!("--resume: {name} is not a regular file")).into());
             }
-            // Says what is wrong with its directory.
+            // Opening the place reports a problem with its directory.
             Err(_) => drop(place.open()?),
             Ok(_) => {}
         }
@@ -64,7 +64,7 @@ impl Growing {
         Ok((growing, done))
     }
 
-    /// Lists the answers. An error where there is anything else.
+    /// Reads the answers. Refuses any other content.
     fn read(&mut self) -> Result<Done> {
         let name = &self.name;
         let foreign = |what: String| {
@@ -79,7 +79,7 @@ impl Growing {
         for number in 1.. {
             let mut line = Vec::new();
             let what = || format!("--resume: cannot read {name}");
-            // Files of other kinds may have no line breaks at all.
+            // Other files may have no line breaks at all, so the first read is short.
             (&mut reader).take(16).read_until(b'\n', &mut line).with_context(what)?;
             let begun = written(&line);
             let longest = if begun.is_empty() { MOST_ZEROES } else { LONGEST };
@@ -99,7 +99,7 @@ impl Growing {
             };
             let held = HeldAnswer { at: self.end, len: line.len() as u64, failed: reply.failed };
             let queue = done.0.entry(reply.id.to_string()).or_default();
-            // A run that was killed had appended what takes the place of a failure.
+            // If a run was killed, its replacement of a failure is still at the end of the file.
             match queue.iter_mut().find(|earlier| earlier.failed) {
                 Some(earlier) => {
                     self.moved.push((*earlier, held));
@@ -112,8 +112,9 @@ impl Growing {
         Ok(done)
     }
 
-    /// Whether a line without an end is what an interrupted run leaves of an answer, or nothing.
-    /// After a crash of the system the bytes that were not written yet are zero.
+    /// Returns whether a line without a line break is the cut-off start of an answer.
+    ///
+    /// After a crash of the system, bytes that were not written yet are zero.
     fn is_cut_off(&self, tail: &[u8]) -> bool {
         match written(tail) {
             [] => tail.is_empty() || self.end > 0,
@@ -121,7 +122,7 @@ impl Growing {
         }
     }
 
-    /// Appends an answer, which takes the place of `failure` if there was one.
+    /// Appends an answer, which replaces `failure` if there was one.
     pub fn write(&mut self, line: &str, failure: Option<HeldAnswer>) -> Result<()> {
         if let Some(old) = failure
             && old.len == line.len() as u64
@@ -142,7 +143,7 @@ impl Growing {
         Ok(())
     }
 
-    /// Puts answers in the places of the failures before them; the file is replaced in one step.
+    /// Moves answers to the places of the failures before them. The file is replaced in one step.
     pub fn finish(self) -> Result<()> {
         if self.moved.is_empty() {
             return self.file.sync_all().with_context(|| format!("cannot write to {}", self.name));
@@ -150,7 +151,7 @@ impl Growing {
         let later: HashMap<u64, HeldAnswer> =
             self.moved.iter().map(|(old, new)| (old.at, *new)).collect();
         let dropped: HashSet<u64> = self.moved.iter().map(|(_, new)| new.at).collect();
-        // A place that a line leaves or gets; between two of them the file stays as it is.
+        // Places that lines leave or enter. Between two of them the file stays unchanged.
         let mut edits: Vec<HeldAnswer> =
             self.moved.iter().flat_map(|(old, new)| [*old, *new]).collect();
         edits.sort_by_key(|held| held.at);
@@ -174,12 +175,12 @@ impl Growing {
     }
 }
 
-/// Bytes without the zeroes at their end.
+/// Returns the bytes without trailing zeros.
 fn written(bytes: &[u8]) -> &[u8] {
     &bytes[..bytes.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1)]
 }
 
-/// Opens the file, or makes it, and locks it for this process.
+/// Opens or creates the file, and locks it for this process.
 fn lock(path: &Path, name: &str) -> Result<File> {
     let what = || Fault::usage(format!("--resume: cannot write {name}"));
     loop {
@@ -193,10 +194,10 @@ fn lock(path: &Path, name: &str) -> Result<File> {
                     .help("wait until it has ended, or give each run a file of its own")
                     .into());
             }
-            // A file system without locks is none of the user's faults.
+            // A file system without locks is accepted.
             Ok(()) | Err(TryLockError::Error(_)) => {}
         }
-        // The other run may have put a new file in the place of the one opened here.
+        // Another run may have replaced the file after it was opened here.
         match FileId::of_path(path) {
             Ok(id) if id != FileId::of_file(&file)? => {}
             _ => return Ok(file),
@@ -247,7 +248,7 @@ mod tests {
         assert!(
             failure.failed && done.take(&"b".into()).is_none() && done.take(&"d".into()).is_none()
         );
-        // The same failure again changes nothing.
+        // A second failure of the same record changes nothing.
         file.write(&b, Some(failure)).unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), format!("{a}{b}{c}"));
         let (mended, d) = (reply("b", "two, at last", false), reply("d", "four", false));
@@ -261,7 +262,7 @@ mod tests {
         file.finish().unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), format!("{a}{mended}{c}{d}"));
 
-        // The next run puts the answers of a killed run in order.
+        // The next run moves the answers of a killed run into order.
         let worse = reply("b", "", true).replace("\"m\"", "\"another\"");
         fs::write(&path, format!("{a}{b}{c}{worse}{mended}{d}")).unwrap();
         let (file, mut done) = open(&path).unwrap();
@@ -303,7 +304,7 @@ mod tests {
             assert!(error.to_string().contains("not an answer"), "{error}");
             assert_eq!(fs::read_to_string(&path).unwrap(), foreign);
         }
-        // Zeroes behind answers are what a crash of the system leaves.
+        // A crash of the system leaves zeros after the answers.
         for torn in ["\0\0\0", "{\"v\":1,\"id\":\"b\",\"te\0\0", &mine[..mine.len() - 1]] {
             fs::write(&path, format!("{mine}{torn}")).unwrap();
             drop(open(&path).unwrap());

@@ -1,9 +1,9 @@
-//! The records of a batch as texts of one scheduler: one at a time, or with `--parallel` several
+//! Generates the records of a batch in one scheduler: one at a time, or with `--parallel` several
 //! that share the target's passes.
 //!
-//! An answered record makes room for the next one. Replies are written in the order of the records,
-//! and equal those of each record alone. A prefix shared with the prompt before it in the same
-//! place is not read again.
+//! After a record is answered, the next one starts. Replies are written in the order of the
+//! records, and equal those of each record alone. A prefix that the previous prompt of a slot has
+//! in common with the next one is not read again.
 
 use super::call::{CallAnswer, OpenCall, refused};
 use super::job::{Asked, Failure, RecordLine};
@@ -23,12 +23,12 @@ use anyhow::{Error, Result};
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
-/// How long an idle batch waits for a record before it looks whether it was interrupted.
+/// Time that an idle batch waits for a record before it checks for an interruption.
 const PATIENCE: Duration = Duration::from_millis(100);
 
-/// Data of an answer.
+/// Data of an unfinished answer.
 struct OpenAnswer {
-    /// Number of the reply that it belongs to.
+    /// Number of the reply that the answer belongs to.
     number: u64,
     part: ReplyPart,
     text: String,
@@ -77,9 +77,9 @@ pub fn run(
 struct Texts<'t, 'a, 'b> {
     batch: &'b Batch<'b>,
     answers: &'t mut Answers<'a, 'b, OpenAnswer>,
-    /// Further answers to lines that were read.
+    /// Requests for further answers to lines that were read.
     waiting: VecDeque<AnswerRequest<OpenAnswer>>,
-    /// Calls of OpenAI's form with answers that have not ended, by the numbers of their replies.
+    /// Calls of OpenAI's form with unfinished answers, by the number of their reply.
     calls: HashMap<u64, OpenCall>,
     replies: &'t mut Replies,
 }
@@ -97,14 +97,14 @@ impl Texts<'_, '_, '_> {
                 if is_end {
                     break;
                 }
-                // A batch that has something to do does not wait for more.
+                // A batch with unfinished answers does not wait for more records.
                 let patience = if self.answers.is_empty() { PATIENCE } else { Duration::ZERO };
                 match records.next(patience) {
                     Ok(Next::Record(record)) => self.open(*record)?,
                     Ok(Next::Passed) => self.replies.pass(),
                     Ok(Next::Waiting) => break,
                     Ok(Next::End) => is_end = true,
-                    // The records before the error are answered nevertheless.
+                    // The records before the error are still answered.
                     Err(error) => (is_end, failed) = (true, Err(error)),
                 }
             }
@@ -124,7 +124,7 @@ impl Texts<'_, '_, '_> {
         failed
     }
 
-    /// Begins the answers to a line, or replies where the answer is known.
+    /// Starts the answers to a line, or replies at once if the answer is known.
     fn open(&mut self, (line, asked): (RecordLine, Asked)) -> Result<()> {
         let (id, seed) = (line.id.clone(), line.seed(self.batch.config.seed));
         let number = self.replies.open(line);
@@ -165,7 +165,7 @@ impl Texts<'_, '_, '_> {
         }
     }
 
-    /// Replies with an answer, unless an interruption came first.
+    /// Writes the reply of a finished answer, unless an interruption came first.
     fn reply(&mut self, finished: Finished<OpenAnswer>) -> Result<()> {
         if matches!(finished.reason, Ok(FinishReason::Interrupted)) {
             return Ok(());
@@ -178,14 +178,14 @@ impl Texts<'_, '_, '_> {
         reply.map_or(Ok(()), |reply| self.replies.answer(number, reply))
     }
 
-    /// Returns the response to a call with its last answer, or with its first error.
+    /// Returns the response to a call after its last answer, or with its first error.
     fn call_answer(
         &mut self,
         finished: Finished<OpenAnswer>,
         choice: usize,
     ) -> Result<Option<Result<CallAnswer, ApiError>>> {
         let number = finished.data.number;
-        // The others of a call that failed have no reply.
+        // A call that failed has its reply already, so its other answers are dropped.
         let Some(call) = self.calls.get_mut(&number) else { return Ok(None) };
         let (prompt, completion) = (finished.prompt_tokens, finished.completion_tokens());
         let Finished { data, rest, reason, stop_string, log_probs, .. } = finished;

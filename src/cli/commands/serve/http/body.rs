@@ -14,11 +14,11 @@ const SMALL: usize = 64_000;
 
 /// Limits of bodies.
 pub struct BodyLimits {
-    /// Largest body in bytes.
+    /// Limit of a body in bytes.
     pub most: usize,
-    /// Time in which a client must send a body.
+    /// Time that a client has to send a body.
     pub patience: Duration,
-    /// Bytes of memory for the preparation of requests.
+    /// Memory for preparing requests, in bytes.
     pub memory: Arc<SharedPool>,
 }
 
@@ -26,14 +26,16 @@ pub struct BodyLimits {
 pub struct ReadBody {
     pub bytes: Vec<u8>,
     pub memory: PoolShare,
-    /// Bytes of memory that the work after parsing takes.
+    /// Memory that the work after parsing needs, in bytes.
     pub needed: usize,
 }
 
 impl BodyLimits {
-    /// Reads a body. Before it reads more than [`SMALL`] bytes, it waits for the memory that the
-    /// request takes until its prompts are tokens. `needs` returns the bytes of memory for the work
-    /// after parsing, given the length of the body.
+    /// Reads a body.
+    ///
+    /// Before it reads more than [`SMALL`] bytes, it waits for the memory that the request needs
+    /// until its prompts are tokens. `needs` returns the bytes of memory for the work after
+    /// parsing, given the length of the body.
     pub async fn read(
         &self,
         request: Request,
@@ -51,7 +53,7 @@ impl BodyLimits {
             return Err(self.too_large());
         }
         let (mut body, mut bytes, mut share) = (request.into_body(), Vec::new(), None);
-        // The time of the client, without the time of waiting for memory.
+        // Only the time that the client takes is counted, not the wait for memory.
         let mut left = self.patience;
         loop {
             let begun = Instant::now();
@@ -78,7 +80,7 @@ impl BodyLimits {
         Ok(ReadBody { bytes, memory, needed })
     }
 
-    /// Waits for the share of a request whose body has `length` bytes.
+    /// Waits for the share of a request with a body of `length` bytes.
     async fn share(
         &self,
         length: usize,

@@ -1,4 +1,4 @@
-//! Permissions: API keys, origins of browser pages, and host names of the server.
+//! Permissions: checks API keys, origins of browser pages, and host names of requests.
 
 use super::super::access::{ApiKey, PageOrigin, is_local_host, is_local_origin};
 use super::super::pool::Client;
@@ -10,7 +10,7 @@ use std::net::IpAddr;
 /// Paths that need no key.
 const OPEN: [&str; 2] = ["/", "/health"];
 
-/// Headers that identify a client. Each may stand once in a request.
+/// Headers that identify a client. A request may have each only once.
 const SINGLE: [HeaderName; 3] = [HOST, ORIGIN, AUTHORIZATION];
 
 /// The permission rules.
@@ -24,20 +24,22 @@ impl Guard {
         Guard { keys, origins }
     }
 
-    /// Returns whether pages of another origin than the server's own may ask.
+    /// Returns whether pages of a foreign origin may use the server.
     pub fn allows(&self, origin: &str) -> bool {
         is_local_origin(origin) || self.origins.iter().any(|allowed| allowed.text() == origin)
     }
 
-    /// Returns whether a request comes from a page that may read the answer.
+    /// Returns whether a request comes from a page that may read the response.
     pub fn is_allowed_page(&self, headers: &HeaderMap) -> bool {
         let origin = headers.get(ORIGIN).and_then(|origin| origin.to_str().ok());
         origin.is_some_and(|origin| self.allows(origin))
     }
 
-    /// Refuses requests without a needed key, pages of other origins, and duplicate headers, of
-    /// which a proxy may have read the other one. A server without keys also refuses host names
-    /// that are not this machine's, because an attacker's page could let its own name point here.
+    /// Refuses requests without a required key, pages of other origins, and duplicate headers.
+    ///
+    /// Duplicates are refused because a proxy may have read the other one. A server without keys
+    /// also refuses host names other than localhost, because an attacker's page could make its own
+    /// name resolve to this machine.
     pub fn check(&self, version: Version, headers: &HeaderMap, path: &str) -> Result<(), ApiError> {
         if let Some(name) = SINGLE.iter().find(|name| headers.get_all(*name).iter().count() > 1) {
             return Err(ApiError::bad(format!("the request has several {name} headers")));
@@ -51,7 +53,7 @@ impl Guard {
             let own = origin.split_once("://").is_some_and(|(_, authority)| authority == host);
             if !own && !self.allows(origin) {
                 let message = format!(
-                    "pages of {origin} may not ask here: the server has to allow this origin"
+                    "pages of {origin} may not use this server: it has to allow this origin"
                 );
                 return Err(ApiError::new(403, message).code("origin_not_allowed"));
             }
@@ -87,7 +89,7 @@ impl Guard {
     }
 }
 
-/// Returns the key of a request.
+/// Returns the key that a request sends.
 fn given_key(headers: &HeaderMap) -> Option<&str> {
     let text = |name: &str| headers.get(name)?.to_str().ok();
     let bearer = text("authorization")
@@ -144,7 +146,7 @@ mod tests {
         assert_eq!(page("https://a.example"), Ok(()));
         assert_eq!(page("http://127.0.0.1:2"), Ok(()));
         assert_eq!(page("app://obsidian.md"), Ok(()));
-        // A page of the web whose name leads here.
+        // A page of the web with a name that resolves to this machine.
         let rebound = [("host", "evil.example"), ("origin", "http://evil.example")];
         assert_eq!(asks(&rebound), Err(403));
         for other in ["https://b.example", "null", "http://localhost.example"] {

@@ -1,5 +1,4 @@
-//! Images of a request: their limits, which are checked before a pixel is decoded, and the turns in
-//! which clients have them computed.
+//! Images of requests: limits that are checked before decoding, and the turns of clients.
 
 use super::super::models::LoadedModel;
 use super::super::pool::{Client, PoolShare, SharedPool};
@@ -12,16 +11,16 @@ use crate::tensor::Token;
 use crate::vision::PictureLimits;
 use std::sync::Arc;
 
-/// Limits of a picture: those of large photos.
+/// Limits of an image: those of large photos.
 pub const LIMITS: PictureLimits = PictureLimits { bytes: 20 << 20, pixels: 24_000_000 };
-/// Most images of a request.
+/// Limit of images per request.
 const MOST: usize = 16;
-/// Bytes of memory that decoding takes for a pixel, at most: four values of 16 bits, and as many
-/// while the picture is turned upright.
+/// Memory for decoding a pixel in bytes: four values of 16 bits, and as many again while the image
+/// is turned upright.
 const DECODED: usize = 16;
-/// Bytes of memory for pictures and soft tokens of running requests. A client has half of it.
+/// Memory for images and soft tokens of running requests, in bytes. A client gets at most half.
 const MEMORY: usize = 2 * (24_000_000 * DECODED + 128_000_000);
-/// Images that are decoded or computed at once. A client has half of these.
+/// Images decoded or computed at once. A client gets at most half.
 const TURNS: usize = 2;
 
 /// Pools for images.
@@ -37,18 +36,19 @@ impl Default for ImagePools {
     }
 }
 
-/// Memory that the images of a request take.
+/// Memory for the images of a request, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ImageMemory {
-    /// The largest picture: pictures are decoded one after another.
+    /// For decoding the largest image, since images are decoded one after another.
     decoding: usize,
-    /// The soft tokens of all images.
+    /// For the soft tokens of all images.
     soft: usize,
 }
 
 impl ImageMemory {
-    /// Returns the memory for the images of a request, `None` where it has none. Reads no more of
-    /// them than their headers.
+    /// Returns the memory for the images of a request; `None` if it has none.
+    ///
+    /// Reads only their headers.
     pub fn of(
         request: &ApiRequest,
         served: &ServedModel,
@@ -83,10 +83,11 @@ impl ImageMemory {
     }
 }
 
-/// Decodes the images of a request, has the tower compute them, and puts them into the prompts. The
-/// client takes its turn for each image. Images after the client has gone are not decoded. `memory`
-/// is the share of the request. Returns the request, its share, and the share that its soft tokens
-/// keep.
+/// Decodes the images of a request, computes their soft tokens, and puts them into the prompts.
+///
+/// The client takes a turn for each image. Images are not decoded after the client has
+/// disconnected. `memory` is the share of the request. Returns the request, its share, and the
+/// share for its soft tokens.
 pub async fn seen(
     app: &App,
     loaded: &LoadedModel,
@@ -104,7 +105,7 @@ pub async fn seen(
         let turn = app.room.images.turns.take(client, 1).await;
         let thread = app.room.threads.take(client, 1).await;
         let viewer = served.viewer.clone();
-        // The memory belongs to the work, which goes on if the client goes away.
+        // The work owns the memory, because it continues if the client disconnects.
         let see = move || {
             let image = viewer.map_err(anyhow::Error::from).and_then(|viewer| viewer.see(&file));
             let image = image.map_err(|error| ApiError::of(&error))?;
@@ -119,12 +120,12 @@ pub async fn seen(
     }
     request.show(images, served).map_err(|error| ApiError::of(&error))?;
     share.shrink(needed.soft);
-    // The prompt has the places of its images now, and no files.
+    // The prompts now have tokens for the images, and no files.
     memory.give_back(bytes.saturating_sub(size_of::<Token>() * served.context));
     Ok((request, memory, share))
 }
 
-/// Tells the operator of the work so far.
+/// Adds the figures of the tower to the metrics, and its notes to the log.
 fn report(app: &App, loaded: &LoadedModel) {
     let Ok(viewer) = loaded.served.viewer() else { return };
     viewer.take_notes().into_iter().for_each(|note| app.notes.once(note));

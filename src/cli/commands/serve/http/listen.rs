@@ -1,4 +1,4 @@
-//! Connections: accepted, limited in number and time, and closed at the end.
+//! Connections: accepts them, limits their number and time, and closes them at the end.
 
 use super::super::access::ListenHost;
 use super::super::metrics::ServerMetrics;
@@ -22,22 +22,22 @@ use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::watch;
 use tokio_io_timeout::TimeoutStream;
 
-/// Most connections at once. One client may have half of them; more are closed.
+/// Limit of connections. One client may have half of them; more are closed.
 const MOST: usize = 4096;
-/// Most bytes of a request's head, and most lines in it.
+/// Limit of a request's head in bytes, and of its lines.
 const HEAD: usize = 64 * 1024;
 const HEADERS: usize = 100;
-/// Pause if the system has no descriptors left.
+/// Pause when the system has no descriptors left.
 const PAUSE: Duration = Duration::from_millis(50);
-/// Time in which connections must close after the last answer.
+/// Time that connections have to close after the last answer.
 const FAREWELL: Duration = Duration::from_secs(2);
 
-/// Connections that the system keeps before they are accepted.
+/// Connections that the system queues before they are accepted.
 const BACKLOG: u32 = 1024;
 /// Bytes that the system buffers for a client that does not read.
 const SEND_BUFFER: u32 = 128 * 1024;
 
-/// A socket that takes connections.
+/// A listening socket.
 enum AnyListener {
     Tcp(TcpListener),
     #[cfg(unix)]
@@ -47,9 +47,9 @@ enum AnyListener {
 /// All sockets of a server.
 pub struct Listeners {
     sockets: Vec<AnyListener>,
-    /// Address that clients are told.
+    /// Address that is shown to clients.
     pub url: String,
-    /// Socket that is removed at the end.
+    /// Path of a socket that is removed at the end.
     path: Option<PathBuf>,
 }
 
@@ -74,7 +74,7 @@ impl Listeners {
         let first = bind(SocketAddr::new(address, port))?;
         let own = first.local_addr()?;
         let mut sockets = vec![AnyListener::Tcp(first)];
-        // A machine may have no IPv6.
+        // Some machines have no IPv6.
         let other = others.and_then(|other| bind(SocketAddr::new(other, own.port())).ok());
         sockets.extend(other.map(AnyListener::Tcp));
         let url = match host {
@@ -101,9 +101,9 @@ impl Listeners {
 /// Listens at an address.
 fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
-    // A server that was killed may be started again at once.
+    // A killed server can be started again at once.
     socket.set_reuseaddr(true)?;
-    // Connections have the same.
+    // Accepted connections inherit this size.
     socket.set_send_buffer_size(SEND_BUFFER)?;
     socket.bind(address)?;
     socket.listen(BACKLOG)
@@ -113,7 +113,7 @@ fn bind(address: SocketAddr) -> io::Result<TcpListener> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ServerStage {
     Open,
-    /// New connections are refused; running answers continue.
+    /// New connections are refused, and running answers continue.
     Closing,
     /// All answers have ended.
     Over,
@@ -123,7 +123,7 @@ pub enum ServerStage {
 #[derive(Clone)]
 pub struct ConnectionRules {
     pub routers: Routers,
-    /// Time that a client may take to send a head, and to take what is sent.
+    /// Time that a client has to send a head, and to read what is sent.
     pub patience: Duration,
     pub metrics: Arc<ServerMetrics>,
 }
@@ -157,7 +157,7 @@ async fn accept(
     graceful: &GracefulShutdown,
     mut stage: watch::Receiver<ServerStage>,
 ) {
-    // A client with its full share gets no further connection.
+    // A client at its limit gets no further connection.
     let place = |address| places.try_take(Client::at(address), 1);
     loop {
         let closing = stage.wait_for(|stage| *stage >= ServerStage::Closing);
@@ -172,7 +172,7 @@ async fn accept(
                     continue;
                 };
                 let Some(place) = place(peer.ip()) else { continue };
-                // Each token is sent at once.
+                // Sends each token at once.
                 let _ = stream.set_nodelay(true);
                 talk(stream, peer.ip(), place, rules, graceful);
             }
@@ -194,7 +194,7 @@ async fn accept(
     }
 }
 
-/// Serves a connection in a task of its own.
+/// Serves a connection in its own task.
 fn talk(
     stream: impl AsyncRead + AsyncWrite + Send + 'static,
     peer: IpAddr,
@@ -219,7 +219,7 @@ fn talk(
     let connection = graceful.watch(connection);
     tokio::spawn(async move {
         metrics.connections.add(1);
-        // A client's protocol error or disconnection is no failure of the server.
+        // A client's protocol error or disconnection is not a failure of the server.
         let _ = connection.await;
         metrics.connections.sub(1);
         drop(place);

@@ -1,4 +1,4 @@
-//! The endpoints: HTTP requests to requests for the engine, and answers back.
+//! The endpoints: convert HTTP requests to requests for the engine, and answers to responses.
 
 mod body;
 pub mod guard;
@@ -43,21 +43,21 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
-/// Bytes of a body whose memory goes back to the system at once.
+/// Size of a body, in bytes, from which its memory is returned to the system at once.
 const LARGE: usize = 500_000;
-/// Least bytes of memory for the preparation of requests, and for answers.
+/// Minimum of the memory for preparing requests, and of that for answers, in bytes.
 const MEMORY: usize = 512_000_000;
-/// Requests that are prepared at once.
+/// Limit of requests that are prepared at once.
 const PREPARING: usize = 8;
-/// Grammars that are compiled at once.
+/// Limit of grammars that are compiled at once.
 const COMPILING: usize = 2;
-/// Requests that wait at once for their model to be loaded.
+/// Limit of requests that wait for their model to be loaded.
 const LOADING: usize = 256;
 /// Threads that prepare requests and compile grammars.
 pub const WORKERS: usize = PREPARING + COMPILING;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-/// Name of the same header in Anthropic's API.
+/// Name of this header in Anthropic's API.
 const ANTHROPIC_ID: HeaderName = HeaderName::from_static("request-id");
 const SEED: HeaderName = HeaderName::from_static("x-seed");
 
@@ -75,9 +75,9 @@ pub struct App {
 /// Pools of resources that requests share outside the engine.
 #[derive(Clone)]
 pub struct SharedLimits {
-    /// Bytes of memory for the preparation of requests.
+    /// Memory for preparing requests, in bytes.
     preparing: Arc<SharedPool>,
-    /// Bytes of memory for answers, from the request until they are sent.
+    /// Memory for answers, in bytes, from the request until they are sent.
     answers: Arc<SharedPool>,
     /// Threads that prepare requests.
     threads: Arc<SharedPool>,
@@ -89,7 +89,7 @@ pub struct SharedLimits {
 }
 
 impl SharedLimits {
-    /// Makes the limits for bodies of at most so many bytes.
+    /// Makes the limits for bodies of at most `body` bytes.
     pub fn new(body: usize) -> SharedLimits {
         SharedLimits {
             preparing: SharedPool::new(MEMORY.max(4 * json::memory(body))),
@@ -135,7 +135,7 @@ fn endpoints() -> Vec<(&'static str, MethodRouter<Arc<App>>)> {
     ]
 }
 
-/// The endpoints for requests, and for those of pages of other origins.
+/// The endpoints, without and with the headers for pages of other origins.
 #[derive(Clone)]
 pub struct Routers {
     app: Arc<App>,
@@ -146,7 +146,8 @@ pub struct Routers {
 impl Routers {
     pub fn new(app: &Arc<App>) -> Routers {
         let own = router(app.clone());
-        // A preflight names the headers that it allows: `*` does not cover Authorization.
+        // A preflight response lists the allowed headers, because `*` does not include
+        // Authorization.
         let cors = CorsLayer::new()
             .allow_origin(AllowOrigin::mirror_request())
             .allow_methods([Method::GET, Method::POST])
@@ -182,7 +183,7 @@ fn router(app: Arc<App>) -> Router {
         .with_state(app)
 }
 
-/// Checks permissions, and logs requests that endpoints do not log themselves.
+/// Checks permissions, and logs requests that their endpoint does not log.
 async fn watch(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let shown = if path.len() > 100 { "(long)" } else { &path };
@@ -225,20 +226,20 @@ async fn nothing_here(request: Request) -> Response {
     refusal(&error, ApiFamily::of(path))
 }
 
-/// The router adds the header `Allow`, which is all that OPTIONS asks for.
+/// The router adds the header `Allow`, which a client asks for with OPTIONS.
 async fn wrong_method(request: Request) -> Response {
     let (method, path) = (request.method(), request.uri().path());
     if method == Method::OPTIONS {
         return respond(204, "text/plain", "");
     }
     let other = if method == Method::POST { "GET" } else { "POST" };
-    let error = ApiError::new(405, format!("{path} takes no {method}: send {other}"));
+    let error = ApiError::new(405, format!("{path} does not support {method}: send {other}"));
     refusal(&error, ApiFamily::of(path))
 }
 
-/// Refuses, with a status at which clients do not try again.
+/// Refuses embeddings with a status that clients do not retry.
 async fn embeddings() -> Response {
-    let what = "this server gives no embeddings: use another one, with a model made for them";
+    let what = "this server has no embeddings: use another one, with a model made for them";
     refusal(&ApiError::new(404, what).code("unsupported"), ApiFamily::OpenAi)
 }
 
@@ -271,7 +272,7 @@ async fn version() -> Response {
 }
 
 impl App {
-    /// Returns an object about a model, which need not be loaded.
+    /// Returns a JSON object about a model, which need not be loaded.
     fn about(&self, slot: usize, describe: impl Fn(&str, &ModelFacts) -> Value) -> Value {
         let facts = self.models.facts(slot);
         facts.map_or(Value::Null, |facts| describe(self.models.slots()[slot].name(), &facts))
@@ -292,13 +293,13 @@ async fn models(State(app): State<Arc<App>>) -> Response {
     result(app.models.is_open().map(list), ApiFamily::OpenAi)
 }
 
-/// Describes a model. The only one of a server has any name.
+/// Describes a model. If the server has one model, any name is accepted.
 async fn model(State(app): State<Arc<App>>, Path(name): Path<String>) -> Response {
     let slot = app.models.is_open().and_then(|()| app.models.choose(Some(&name)));
     result(slot.map(|slot| app.about(slot, about).to_string()), ApiFamily::OpenAi)
 }
 
-/// Sends an answer, which keeps its part of the memory until it is sent.
+/// Sends an answer. Its share of the memory is kept until it is sent.
 fn held(result: Result<(String, PoolShare, ModelLease), ApiError>, family: ApiFamily) -> Response {
     match result {
         Ok((text, mut memory, _)) => {
@@ -321,7 +322,7 @@ async fn detokenize(State(app): State<Arc<App>>, request: Request) -> Response {
     held(app.prepare(request, |_, _| 0, work).await, ApiFamily::OpenAi)
 }
 
-/// Names the control tokens that lm-evaluation-harness asks for, in vLLM's form.
+/// Returns the names of the control tokens that lm-evaluation-harness needs, in vLLM's form.
 async fn tokenizer_info(State(app): State<Arc<App>>, uri: Uri) -> Response {
     let info = |served: &ServedModel| {
         let name = |token: Option<&Token>| token.and_then(|token| served.tokenizer.piece(*token));
@@ -359,7 +360,7 @@ async fn messages(State(app): State<Arc<App>>, request: Request) -> Response {
     answer(app, request, anthropic::messages_body).await
 }
 
-/// llama-server's own form.
+/// Answers a request in llama-server's own form.
 async fn completion(State(app): State<Arc<App>>, request: Request) -> Response {
     answer(app, request, llama::completion).await
 }
@@ -376,14 +377,14 @@ async fn props(State(app): State<Arc<App>>, uri: Uri) -> Response {
     result(lease.map(props), ApiFamily::OpenAi)
 }
 
-/// Refuses as llama-server does for models that fill nothing in.
+/// Refuses as llama-server does for models that cannot fill text in.
 async fn infill() -> Response {
     let what = "there is no /infill here, since Gemma 3 and 4 have no tokens for filling text in: \
         ask /completion, which continues a text";
     refusal(&ApiError::new(501, what).code("not_supported"), ApiFamily::OpenAi)
 }
 
-/// Answers one request, as a stream or whole.
+/// Answers a request, streamed or not.
 async fn answer(app: Arc<App>, request: Request, parse: Parse) -> Response {
     let path = request.uri().path().to_owned();
     let family = ApiFamily::of(&path);

@@ -1,4 +1,5 @@
-//! Ollama's endpoints: its answers, what it tells of the model, and what this server does not do.
+//! Ollama's endpoints: answers, facts about models, and refusals of functions that this server
+//! lacks.
 
 use super::super::models::catalog::ModelFacts;
 use super::response::{answer_json, refusal};
@@ -12,20 +13,20 @@ use axum::routing::{MethodRouter, any, get, post};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// Version of Ollama whose requests are known. Some clients ask for a recent one.
+/// Version of Ollama that this server claims to be. Some clients require a recent one.
 const VERSION: &str = "0.13.4";
 
-/// Parts of a prompt in the notation of Ollama's templates, where clients look for tools. The
-/// model's own template writes the prompt.
+/// Parts of a prompt in the notation of Ollama's templates. Clients search it for tools. Prompts
+/// are written by the model's own template.
 const TEMPLATE: &str = "{{ .System }}{{ .Tools }}{{ .Messages }}";
 
-/// The end of the time of a model that is never unloaded.
+/// Expiry time of a model that is never unloaded.
 const FOREVER: &str = "9999-12-31T23:59:59Z";
 
-const NO_EMBEDDINGS: &str = "this server gives no embeddings, so use another one for them";
-const NO_CHANGES: &str = "this server changes no models";
+const NO_EMBEDDINGS: &str = "this server has no embeddings, so use another one for them";
+const NO_CHANGES: &str = "this server cannot change models";
 
-/// Paths of Ollama that are refused, and the reasons.
+/// Paths of Ollama's API that are refused, and the reasons.
 const REFUSED: [(&str, &str); 8] = [
     ("/api/embed", NO_EMBEDDINGS),
     ("/api/embeddings", NO_EMBEDDINGS),
@@ -97,7 +98,7 @@ async fn running(State(app): State<Arc<App>>) -> Response {
     result(app.models.is_open().map(list), ApiFamily::Ollama)
 }
 
-/// Describes a model. The only one of a server has any name.
+/// Describes a model. If the server has one model, any name is accepted.
 async fn show(State(app): State<Arc<App>>, request: Request) -> Response {
     let answer = async {
         let read = app.read(request, |_, _| 0).await?;

@@ -1,4 +1,4 @@
-//! From an HTTP request to requests in the queue of its model.
+//! Prepares HTTP requests: parses them and puts them into the queue of their model.
 
 use super::super::models::ModelLease;
 use super::super::pool::{Client, Peer, PoolShare, SharedPool};
@@ -25,8 +25,9 @@ use std::sync::Arc;
 use std::time::Instant;
 use tokio::sync::mpsc::{Receiver, channel};
 
-/// Bytes of memory that work on a body takes, given its length and the model. Before the model is
-/// known, the bytes that it takes at most.
+/// Computes the memory in bytes that work on a body needs, given its length and the model.
+///
+/// Before the model is known, it returns the maximum over all models.
 pub type WorkMemory = fn(usize, Option<&ServedModel>) -> usize;
 
 /// The fields of a body, and the request's share of the memory.
@@ -34,9 +35,9 @@ pub struct ReadFields {
     pub fields: Fields,
     memory: PoolShare,
     client: Client,
-    /// The lease of a model that the request needs to name none of.
+    /// The lease of the only model, if the server has one.
     lease: Option<ModelLease>,
-    /// Length of the body, and the bytes of memory of its JSON.
+    /// Length of the body, and memory of its JSON, in bytes.
     length: usize,
     tree: usize,
 }
@@ -49,11 +50,11 @@ impl App {
         self.guard.client(request.headers(), peer)
     }
 
-    /// Reads a request's body in a worker thread.
+    /// Reads and parses a request's body. Parsing runs on a worker thread.
     pub async fn read(&self, request: Request, needs: WorkMemory) -> Result<ReadFields, ApiError> {
         self.models.is_open()?;
         let client = self.client(&request);
-        // The only model is known before the body.
+        // If the server has one model, it is known before the body.
         let single = self.models.is_single().then(|| self.models.lease_loaded(0));
         let lease = single.flatten();
         let served = lease.as_ref().map(|lease| lease.loaded.served.clone());
@@ -61,9 +62,10 @@ impl App {
         let ReadBody { bytes, mut memory, needed } =
             self.bodies.read(request, client, &needs).await?;
         let (thread, notes) = (self.room.threads.take(client, 1).await, self.notes.clone());
-        // The memory belongs to the work, which goes on if the client goes away.
+        // The work owns the memory, because it continues if the client disconnects.
         let work = move || {
-            // The share was for the densest text of this length.
+            // The share was for the JSON that needs the most memory at this length. Now the need is
+            // known.
             let (length, tree) = (bytes.len(), json::memory_of(&bytes));
             memory.shrink(tree.max(needed));
             let fields = Fields::parse(&bytes, &notes)?;
@@ -72,7 +74,7 @@ impl App {
         in_worker(thread, work).await
     }
 
-    /// Returns the model that the fields name, loaded.
+    /// Returns a lease of the model that the fields name. Waits until it is loaded.
     async fn lease(&self, read: &mut ReadFields) -> Result<ModelLease, ApiError> {
         if let Some(lease) = read.lease.take() {
             return Ok(lease);
@@ -83,13 +85,14 @@ impl App {
             return Ok(lease);
         }
         let _place = self.room.loading.try_take(read.client, 1).ok_or_else(|| {
-            let what = "too many requests of this client wait for models: try again later";
+            let what = "too many requests of this client are waiting for models: try again later";
             ApiError::new(429, what).code("queue_full")
         })?;
         self.models.lease(slot).await
     }
 
-    /// Runs `work` on the fields of a request in a worker thread, with the model that they name.
+    /// Runs `work` on a worker thread, with the fields of a request and the model that they name.
+    ///
     /// Returns the result, the request's share of the memory, and the lease of the model.
     pub async fn work<T: Send + 'static>(
         &self,
@@ -106,7 +109,7 @@ impl App {
             memory.shrink(tree.max(needed));
             let result = work(fields, &served);
             if length > LARGE {
-                // The allocator would keep the freed values of a tree for this thread.
+                // Otherwise the allocator would keep the freed JSON values for this thread.
                 release_freed();
             }
             result.map(|result| (result, memory))
@@ -114,7 +117,7 @@ impl App {
         in_worker(thread, work).await.map(|(result, memory)| (result, memory, lease))
     }
 
-    /// Returns the model that the query names by `model`, loaded.
+    /// Returns a lease of the model that the query's `model` names. Waits until it is loaded.
     pub async fn lease_of_query(&self, uri: &Uri) -> Result<ModelLease, ApiError> {
         self.models.is_open()?;
         let query = uri.query().unwrap_or_default();
@@ -135,7 +138,7 @@ impl App {
     }
 }
 
-/// Decodes a value of a query.
+/// Decodes a value of a query string.
 fn decoded(text: &str) -> String {
     let (bytes, mut out, mut at) = (text.as_bytes(), Vec::new(), 0);
     while at < bytes.len() {
@@ -147,7 +150,7 @@ fn decoded(text: &str) -> String {
     String::from_utf8_lossy(&out).into_owned()
 }
 
-/// Returns the memory that the prompt of a body takes.
+/// Returns the memory in bytes that the prompt of a body needs.
 pub fn prompt_memory(length: usize, served: Option<&ServedModel>) -> usize {
     match served {
         Some(served) => tokeniser_memory(length, served),
@@ -155,14 +158,14 @@ pub fn prompt_memory(length: usize, served: Option<&ServedModel>) -> usize {
     }
 }
 
-/// The begin of a response.
+/// The start of a response.
 pub enum BegunRequest {
     Started(Box<StartedRequest>),
-    /// A whole response of a request that needs no model.
+    /// The complete response to a request that needs no model.
     Told(String),
 }
 
-/// A request whose answers are in the queue.
+/// A request with answers in the queue.
 pub struct StartedRequest {
     pub parsed: Arc<ApiRequest>,
     pub form: Box<dyn ApiForm>,
@@ -172,11 +175,11 @@ pub struct StartedRequest {
     /// Keeps the model loaded until the answers have ended.
     pub lease: ModelLease,
     pub seed: u64,
-    /// Tokens of the longest prompt.
+    /// Number of tokens of the longest prompt.
     pub prompt_tokens: u64,
 }
 
-/// A request whose prompts are tokens, without images.
+/// A request with prompts that are tokens, without images.
 struct EncodedRequest {
     parsed: ApiRequest,
     form: Box<dyn ApiForm>,
@@ -185,19 +188,21 @@ struct EncodedRequest {
     /// Memory for the images, if there are some.
     images: Option<ImageMemory>,
     grammar: NeededGrammar,
-    /// Bytes that the parsed request keeps.
+    /// Memory that the parsed request keeps, in bytes.
     kept: usize,
 }
 
-/// The work that the grammar of a request needs.
+/// Work that the grammar of a request still needs.
 enum NeededGrammar {
     Nothing,
     Known(Grammar),
     Compiled(GrammarSource),
 }
 
-/// Reads a request and puts its answers into the queue. The request has one share of the memory,
-/// which shrinks to what is kept once the prompts are tokens, and lasts to the last event.
+/// Reads a request and puts its answers into the queue.
+///
+/// The request has one share of the memory. The share shrinks when the prompts are tokens, and
+/// lasts until the last event.
 pub async fn begin(app: &App, request: Request, parse: Parse) -> Result<BegunRequest, ApiError> {
     let received = Instant::now();
     let is_ollamas = ApiFamily::of(request.uri().path()) == ApiFamily::Ollama;
@@ -264,8 +269,8 @@ pub async fn begin(app: &App, request: Request, parse: Parse) -> Result<BegunReq
     Ok(BegunRequest::Started(Box::new(started)))
 }
 
-/// Turns the prompts of a parsed request into tokens, measures its images, and looks for its
-/// grammar among the known ones.
+/// Converts the prompts of a parsed request to tokens, measures its images, and looks for its
+/// grammar among the compiled ones.
 fn encoded(
     (mut parsed, form): (ApiRequest, Box<dyn ApiForm>),
     served: &ServedModel,
@@ -282,7 +287,7 @@ fn encoded(
     let grammar = match source {
         None => NeededGrammar::Nothing,
         Some(source) => {
-            // The source, and its copy for the compiler.
+            // Counts the source, and its copy for the compiler.
             source.check_size().map_err(wrong)?;
             kept += 2 * source.held();
             match served.constraints.recall(&source) {
@@ -294,7 +299,7 @@ fn encoded(
     Ok(EncodedRequest { parsed, form, answers, images, grammar, kept })
 }
 
-/// Refuses a prompt that the tokenizer has no memory for.
+/// Refuses a prompt if the tokenizer would need more memory than a client's share.
 pub fn check_memory(bytes: usize, served: &ServedModel, most: usize) -> Result<(), ApiError> {
     if tokeniser_memory(bytes, served) <= most {
         return Ok(());
@@ -303,7 +308,7 @@ pub fn check_memory(bytes: usize, served: &ServedModel, most: usize) -> Result<(
     Err(ApiError::new(413, what).code("context_length_exceeded"))
 }
 
-/// Takes the memory of the answers at their largest.
+/// Takes the memory that the answers may need.
 fn answers_room(
     answers: &Arc<SharedPool>,
     served: &ServedModel,
@@ -313,7 +318,7 @@ fn answers_room(
     let (needed, most) = (parsed.answers_memory(served), answers.most());
     if needed > most {
         let what = format!(
-            "the answers could take {} MB of memory, and a client has {} MB: \
+            "the answers could need {} MB of memory, and a client gets {} MB: \
             ask for fewer answers ('n'), a smaller 'max_tokens' or fewer 'top_logprobs'",
             needed / 1_000_000,
             most / 1_000_000
@@ -321,20 +326,21 @@ fn answers_room(
         return Err(ApiError::bad(what).param("max_tokens"));
     }
     answers.try_take(client, needed).ok_or_else(|| {
-        let what = "answers of this client fill its share of the memory: try again later";
+        let what = "the answers of this client use all of its memory: try again later";
         ApiError::new(429, what).code("memory_full")
     })
 }
 
-/// A request whose grammar has to be compiled, with its share of the memory.
+/// A request with a grammar to compile, and its share of the memory.
 struct GrammarJob {
     source: GrammarSource,
     parsed: Arc<ApiRequest>,
     memory: PoolShare,
 }
 
-/// Compiles the grammar of a request in a worker thread. The compilation ends once the client is
-/// gone, and holds the memory until then.
+/// Compiles the grammar of a request on a worker thread.
+///
+/// The compilation stops after the client has disconnected, and holds the memory until then.
 async fn compiled(
     app: &App,
     served: &Arc<ServedModel>,
@@ -342,7 +348,7 @@ async fn compiled(
     client: Client,
 ) -> Result<(Grammar, PoolShare), ApiError> {
     let compiler = app.room.compilers.take(client, 1).await;
-    // The future drops this when its client goes away.
+    // The future drops this when its client disconnects.
     let here = Arc::new(());
     let (there, served) = (Arc::downgrade(&here), served.clone());
     let compile = move || {

@@ -1,4 +1,4 @@
-//! Answers on their way to a client, in a stream or whole.
+//! Sends answers to a client, streamed or not.
 
 use super::super::log::LogEntry;
 use super::super::models::ModelLease;
@@ -19,7 +19,7 @@ use tokio::sync::mpsc::Receiver;
 /// Interval of keep-alive comments in a stream without events.
 const ALIVE: Duration = Duration::from_secs(15);
 
-/// Answers so far, and the memory of the request and of its answers.
+/// The answers so far, and the memory of the request and of its answers.
 pub struct Collected {
     so_far: CollectedAnswers,
     _memory: Vec<PoolShare>,
@@ -34,7 +34,7 @@ impl Collected {
     }
 }
 
-/// Writes the outcome of successful answers to the log entry.
+/// Sets the outcome of successful answers in the log entry.
 fn ended_well(entry: &mut LogEntry, collected: &CollectedAnswers) {
     entry.status = 200;
     entry.outcome = collected.answers.first().map_or("done", |answer| answer.reason.name());
@@ -83,7 +83,8 @@ pub async fn whole(
         let text = form.whole(&so_far.answers, &so_far.figures, 0);
         return answer_held(text, collected);
     }
-    // All answers in one text could take more memory than was reserved for them.
+    // All answers in one text could need more memory than was reserved, so they are sent one by
+    // one.
     type Rest = (Box<dyn ApiForm>, Collected, usize);
     let next = |(mut form, mut collected, choice): Rest| async move {
         let CollectedAnswers { answers, figures, .. } = &mut collected.so_far;
@@ -98,12 +99,12 @@ pub async fn whole(
     respond(200, "application/json", Body::from_stream(parts))
 }
 
-/// Returns the error of a client that did not read: the engine dropped its answer.
+/// Makes the error of a client that did not read: the engine dropped its answer.
 fn lost() -> ApiError {
     ApiError::new(500, "the answer was cut off: it was not read as fast as it came")
 }
 
-/// An answer in a stream.
+/// A streamed answer.
 pub struct AnswerStream {
     form: Box<dyn ApiForm>,
     prompt_tokens: u64,
@@ -142,7 +143,7 @@ pub fn stream(
     };
     let mut response = respond(200, kind, Body::from_stream(events));
     response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
-    // This header makes nginx pass events on at once.
+    // This header makes nginx forward events at once.
     let name = HeaderName::from_static("x-accel-buffering");
     response.headers_mut().insert(name, HeaderValue::from_static("no"));
     response
@@ -156,7 +157,7 @@ impl AnswerStream {
             StreamStage::Begin => {
                 self.stage = StreamStage::Running;
                 self.form.begin(self.prompt_tokens, &mut out);
-                // Some forms send nothing at the beginning.
+                // Some forms send nothing at the start.
                 if !out.0.is_empty() {
                     return Some(out.0);
                 }
@@ -167,12 +168,12 @@ impl AnswerStream {
         while out.0.is_empty() && self.stage == StreamStage::Running {
             match tokio::time::timeout(ALIVE, self.events.recv()).await {
                 Ok(event) => self.take(event, &mut out),
-                // Ollama's lines have no comments.
+                // Ollama's JSON lines cannot contain comments.
                 Err(_) if self.family == ApiFamily::Ollama => {}
                 Err(_) => out.0 += ": waiting\n\n",
             }
         }
-        // Events that are ready are sent with it.
+        // Sends all events that are ready together.
         while self.stage == StreamStage::Running {
             match self.events.try_recv() {
                 Ok(event) => self.take(Some(event), &mut out),

@@ -1,4 +1,4 @@
-//! Whole responses: JSON, and refusals in the form of the API.
+//! Responses that are not streamed: JSON, and errors in the form of the API.
 
 use crate::cli::api::error::{ApiError, ApiFamily};
 use axum::body::{Body, Bytes};
@@ -7,17 +7,18 @@ use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderValue, RETRY_AFTER}
 use axum::response::Response;
 use std::convert::Infallible;
 
-/// Seconds after which a client may try again if the queue was full.
+/// Seconds after which a client may retry if the queue was full.
 const RETRY: &str = "1";
 
-/// Bytes of a piece of an answer. A connection takes the next one once it has sent the others.
+/// Size of a piece of a long answer in bytes. A connection gets the next piece after it has sent
+/// the last one.
 const PIECE: usize = 64 << 10;
 
-/// Extension of a response: the reason of the refusal.
+/// Extension of a response: the reason of an error, for the log.
 #[derive(Clone)]
 pub struct RefusalReason(pub String);
 
-/// Makes a whole response.
+/// Makes a response with a complete body.
 pub fn respond(status: u16, kind: &'static str, body: impl Into<Body>) -> Response {
     let mut response = Response::new(body.into());
     *response.status_mut() = StatusCode::from_u16(status).unwrap_or_default();
@@ -29,12 +30,12 @@ pub fn answer_json(text: String) -> Response {
     respond(200, "application/json", text)
 }
 
-/// Makes a response of JSON that holds `memory` until the client has all but the last pieces.
+/// Makes a JSON response that holds `memory` until all but its last pieces are sent.
 pub fn answer_held(text: String, memory: impl Send + 'static) -> Response {
     let length = HeaderValue::from(text.len());
     let pieces = futures_util::stream::unfold((text, 0, memory), |(text, at, memory)| async move {
         let end = text.len().min(at + PIECE);
-        // A copy: a slice would keep the whole text.
+        // A copy, because a slice would keep the whole text in memory.
         let piece = Bytes::copy_from_slice(&text.as_bytes()[at..end]);
         (at < end).then(|| (Ok::<_, Infallible>(piece), (text, end, memory)))
     });

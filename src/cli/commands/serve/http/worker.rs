@@ -1,17 +1,17 @@
-//! Worker threads, which prepare requests and compute images.
+//! Worker threads that prepare requests and compute images.
 
 use super::super::pool::PoolShare;
 use crate::cli::api::error::ApiError;
 use crate::os::process::give_way;
 
-/// Runs `work` in a worker thread of low priority. `held` is its share of a pool.
+/// Runs `work` on a worker thread with low priority. `held` is its share of a pool.
 pub async fn in_worker<T: Send + 'static>(
     held: PoolShare,
     work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
     let work = move || {
-        // Otherwise each wait of the engine's thread for a processor takes as long as the time
-        // slices of all workers.
+        // At normal priority, each wait of the engine's thread for a processor would last as long
+        // as the time slices of all workers.
         give_way();
         let result = work();
         drop(held);

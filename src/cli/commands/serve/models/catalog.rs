@@ -1,4 +1,4 @@
-//! The models that a server can serve: their names, and what their headers tell.
+//! The models that a server can serve: their names, and facts from their headers.
 
 use crate::checkpoint::GgufNames;
 use crate::cli::api::ids;
@@ -15,7 +15,7 @@ use crate::util::hex;
 use anyhow::{Context, Result};
 use std::path::Path;
 
-/// llama.cpp's names of mixes of formats, by `general.file_type`.
+/// llama.cpp's names of mixed formats, by `general.file_type`.
 const MIXES: [(i64, &str); 36] = [
     (0, "F32"),
     (1, "F16"),
@@ -57,15 +57,15 @@ const MIXES: [(i64, &str); 36] = [
 
 /// A model that can be loaded.
 pub struct CatalogEntry {
-    /// `None` until it is loaded.
+    /// Name of the model; `None` until it is loaded.
     pub name: Option<String>,
     /// Value of `--model`; `None` for the bundled model.
     pub source: Option<String>,
-    /// Facts from the headers, where they were read.
+    /// Facts from the headers, if they were read.
     pub facts: Option<ModelFacts>,
 }
 
-/// Facts that lists of models tell.
+/// Facts about a model, for lists of models.
 #[derive(Clone, Debug)]
 pub struct ModelFacts {
     /// Seconds since 1970, for lists of models.
@@ -73,20 +73,20 @@ pub struct ModelFacts {
     /// Hash of samples of the files.
     pub digest: String,
     pub size: Size,
-    /// Architecture as Ollama spells it, such as `gemma3`.
+    /// Architecture in Ollama's spelling, such as `gemma3`.
     pub family: String,
     /// Name of the mix of formats, such as `Q4_K_M`.
     pub quantization: String,
-    /// Positions of a text.
+    /// Context size in positions.
     pub context: usize,
-    /// Words of Ollama for what the model can do.
+    /// Ollama's words for the abilities of the model.
     pub capabilities: Vec<&'static str>,
     /// Settings that the model's authors recommend.
     pub sampling: SamplerConfig,
 }
 
 impl ModelFacts {
-    /// Reads the facts from the headers of a model whose texts have `positions` positions.
+    /// Reads the facts from the headers of a model that is served with a context of `positions`.
     pub fn of(model: &Model, positions: usize, thinks: bool, sees: bool) -> Result<ModelFacts> {
         let config = model.config();
         let mut capabilities = vec!["completion", "tools"];
@@ -109,8 +109,8 @@ impl ModelFacts {
     }
 }
 
-/// Returns the name of a model's mix of formats: that of its GGUF file, or the format of the most
-/// bytes.
+/// Returns the name of a model's mix of formats: that of its GGUF file, or else the format with the
+/// most bytes.
 fn mix(model: &Model) -> Result<String> {
     let number = model.checkpoint().metadata().and_then(|data| data.int("general.file_type"));
     let known = MIXES.iter().find(|(known, _)| Some(*known) == number);
@@ -134,7 +134,7 @@ fn mix(model: &Model) -> Result<String> {
     }))
 }
 
-/// Opens the headers of the models that `--model` names and of those in a directory.
+/// Opens the headers of the models that `--model` names and of those in the directory.
 pub fn read(
     given: &[String],
     directory: Option<&Path>,
@@ -164,7 +164,7 @@ pub fn read(
     let names: Vec<Option<String>> = list.iter().map(|entry| entry.name.clone()).collect();
     for (at, entry) in list.iter_mut().enumerate() {
         if names.iter().enumerate().any(|(other, name)| other != at && *name == entry.name) {
-            // Models of one name are told apart by how they were given.
+            // Models with equal names get the names that were given on the command line.
             entry.name.clone_from(&entry.source);
         }
     }
@@ -186,7 +186,7 @@ fn open(
     let model = Model::open(Some(source), listener)?;
     let config = model.config();
     if config.backbone.is_some() {
-        let what = format!("{source} is an assistant, which drafts for a model and answers nobody");
+        let what = format!("{source} is an assistant, which only drafts for another model");
         return Err(Fault::model(what).help("name the model that it drafts for").into());
     }
     let thinks = config.architecture.gguf() == "gemma4";

@@ -1,5 +1,5 @@
-//! The thread of a loaded model: opens it, waits for room, loads it, and runs its engine until the
-//! model is unloaded.
+//! The thread of a model: opens it, waits for memory, loads it, and runs its engine until it is
+//! unloaded.
 
 use super::catalog::ModelFacts;
 use super::room::pin;
@@ -21,13 +21,13 @@ use anyhow::Result;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-/// Bytes of the stack of a model's thread, as many as the main thread has.
+/// Stack size of a model's thread in bytes, the same as the main thread's.
 const STACK: usize = 8 << 20;
 
-/// Positions of each text by default.
+/// Default context size in positions.
 pub const CONTEXT: usize = 8192;
 
-/// Options with which models are loaded.
+/// Options for loading models.
 pub struct ModelLoader {
     pub load: LoadOptions,
     pub run: RunOptions,
@@ -92,7 +92,7 @@ fn run(models: &Arc<ServedModels>, slot: usize, load: &Arc<ModelLoad>) -> Result
             return;
         }
         is_loaded = true;
-        // The first image finds the tower on its GPU.
+        // The first image then finds the tower on its GPU.
         if let Ok(viewer) = session.viewer() {
             viewer.load();
             viewer.take_notes().iter().for_each(|note| ui.note(note));
@@ -145,7 +145,7 @@ fn described(
         sampling: facts.sampling.clone(),
         constraints: constraints.into(),
         max_tokens: loader.load.max_tokens,
-        // Among several models, those that can think do.
+        // If there are several models, the option applies to those that can think.
         thinking: Thinking {
             is_on: match models.is_single() {
                 true => think.settled(tokenizer)?,

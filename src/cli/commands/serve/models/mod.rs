@@ -1,9 +1,9 @@
-//! The models of a server: which are loaded, who uses them, and when they are unloaded.
+//! The models of a server: which are loaded, which requests use them, and when they are unloaded.
 //!
-//! A request takes a [`ModelLease`], which starts the load of its model if need be and waits for
-//! it. A thread for each loaded model runs its engine ([`load`]). The main thread unloads models
-//! that are idle ([`ServedModels::supervise`]). A model whose memory another one needs takes no new
-//! lease, and is unloaded when its last lease ends.
+//! A request takes a [`ModelLease`], which starts the load of its model if necessary and waits for
+//! it. Each loaded model has a thread that runs its engine ([`load`]). The main thread unloads idle
+//! models ([`ServedModels::supervise`]). If another model needs a model's memory, that model takes
+//! no new lease and is unloaded when its last lease ends.
 
 pub mod catalog;
 mod load;
@@ -25,9 +25,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
-/// Most names that a message lists.
+/// Limit of names in a message.
 const MOST_NAMES: usize = 20;
-/// Interval at which a load that waits for room looks again.
+/// Interval at which a load that waits for memory checks again.
 const LOOK: Duration = Duration::from_millis(200);
 
 /// All models of a server.
@@ -37,9 +37,9 @@ pub struct ServedModels {
     changed: Condvar,
     pub loader: ModelLoader,
     budget: ModelBudget,
-    /// Limit of the waiting texts of all models.
+    /// Limit of waiting texts, for all models together.
     limit: Arc<QueueLimit>,
-    /// For models whose requests do not say.
+    /// Default time that models stay loaded.
     keep_alive: KeepAlive,
     events: EventLog,
     grace: Duration,
@@ -47,7 +47,7 @@ pub struct ServedModels {
 
 /// A model that can be loaded.
 pub struct ModelSlot {
-    /// Set once it is known.
+    /// Set when the name is known.
     name: OnceLock<String>,
     source: Option<String>,
     pub metrics: Arc<Metrics>,
@@ -61,9 +61,9 @@ impl ModelSlot {
 
 struct ServerState {
     slots: Vec<SlotState>,
-    /// Whether requests are answered.
+    /// Whether requests are accepted.
     is_ready: bool,
-    /// Running answers are cut at this moment.
+    /// Time at which running answers are cut off.
     ends: Option<Instant>,
     /// An error that ends the server.
     failure: Option<anyhow::Error>,
@@ -83,11 +83,11 @@ struct ActiveModel {
     size: Option<LoadedSize>,
     planned: PlannedMemory,
     keep_alive: KeepAlive,
-    /// End of the last lease.
+    /// Time when the last lease ended.
     idle_since: Instant,
-    /// Takes no new lease.
+    /// Whether the model takes no new leases.
     is_leaving: bool,
-    /// The load after this one, for requests that came while the model was leaving.
+    /// The load after this one, for requests that arrived while the model was leaving.
     next: Option<Arc<ModelLoad>>,
 }
 
@@ -125,7 +125,7 @@ pub struct RunningModel {
     pub left: Option<Duration>,
 }
 
-/// The use of a loaded model by a request, which keeps it loaded.
+/// The use of a loaded model by a request. It keeps the model loaded.
 ///
 /// `loaded` is dropped before the lease ends, so that the thread of the model frees its memory.
 pub struct ModelLease {
@@ -133,7 +133,7 @@ pub struct ModelLease {
     pending: PendingLease,
 }
 
-/// A lease whose model may not be loaded yet.
+/// A lease of a model that may not be loaded yet.
 struct PendingLease {
     models: Arc<ServedModels>,
     slot: usize,
@@ -157,7 +157,7 @@ impl ModelLoad {
         Arc::new(ModelLoad { users: Default::default(), outcome: watch::Sender::new(None) })
     }
 
-    /// Returns the number of leases. They change under the lock of the state.
+    /// Returns the number of leases. They change only under the lock of the state.
     fn users(&self) -> usize {
         self.users.load(std::sync::atomic::Ordering::Relaxed)
     }
@@ -181,14 +181,14 @@ impl ActiveModel {
         }
     }
 
-    /// Returns when the model is to be unloaded, if it is idle and ever is.
+    /// Returns the time when the model should be unloaded; `None` if it is busy or stays loaded.
     fn expires(&self) -> Option<Instant> {
         let KeepAlive::For(time) = self.keep_alive else { return None };
         let is_idle = self.loaded.is_some() && !self.is_leaving && self.load.users() == 0;
         is_idle.then(|| self.idle_since + time)
     }
 
-    /// Takes no new lease from here on. The engine ends once no lease is left.
+    /// Takes no new leases from now on. The engine ends after the last lease.
     fn leave(&mut self) {
         self.is_leaving = true;
         if let Some(loaded) = self.loaded.as_ref().filter(|_| self.load.users() == 0) {
@@ -200,7 +200,7 @@ impl ActiveModel {
 /// Rules for loading and unloading models.
 pub struct ModelPolicy {
     pub keep_alive: KeepAlive,
-    /// Bytes of memory for models; the free memory where nobody says.
+    /// Memory for models in bytes; by default the free memory.
     pub memory: Option<u64>,
     pub max_queue: usize,
     pub grace: Duration,
@@ -241,7 +241,7 @@ impl ServedModels {
         &self.slots
     }
 
-    /// Returns whether the server has one model, which answers under any name.
+    /// Returns whether the server has one model, which answers to any name.
     pub fn is_single(&self) -> bool {
         self.slots.len() == 1
     }
@@ -256,7 +256,7 @@ impl ServedModels {
         }
     }
 
-    /// Returns the model that a request names. A server with one model answers any name.
+    /// Returns the model that a request names. If there is only one, any name is accepted.
     pub fn choose(&self, name: Option<&str>) -> Result<usize, ApiError> {
         if self.is_single() {
             return Ok(0);
@@ -282,7 +282,7 @@ impl ServedModels {
         })
     }
 
-    /// Returns what is known of a model without loading it.
+    /// Returns the known facts of a model without loading it.
     pub fn facts(&self, slot: usize) -> Option<Arc<ModelFacts>> {
         self.lock().slots[slot].facts.clone()
     }
@@ -304,7 +304,7 @@ impl ServedModels {
         running.collect()
     }
 
-    /// Returns a lease of a model that is loaded and takes new requests.
+    /// Returns a lease of a model, if it is loaded and takes new requests.
     pub fn lease_loaded(self: &Arc<Self>, slot: usize) -> Option<ModelLease> {
         let state = self.lock();
         let active = state.slots[slot].active.as_ref().filter(|active| !active.is_leaving)?;
@@ -314,7 +314,7 @@ impl ServedModels {
         Some(ModelLease { loaded, pending })
     }
 
-    /// Loads a model if need be, and waits for it.
+    /// Loads a model if necessary, and waits for it.
     pub async fn lease(self: &Arc<Self>, slot: usize) -> Result<ModelLease, ApiError> {
         let pending = self.join(slot)?;
         let mut news = pending.load.outcome.subscribe();
@@ -326,7 +326,7 @@ impl ServedModels {
         Ok(ModelLease { loaded, pending })
     }
 
-    /// Loads a model that nobody waits for.
+    /// Loads a model without waiting for it.
     pub fn preload(self: &Arc<Self>, slot: usize) -> Result<(), ApiError> {
         self.join(slot).map(drop)
     }
@@ -374,7 +374,9 @@ impl ServedModels {
         }
     }
 
-    /// Sets how long a model stays loaded after its last answer, until it is loaded again.
+    /// Sets the time that a model stays loaded after its last answer.
+    ///
+    /// It applies until the next load.
     pub fn keep(&self, slot: usize, keep_alive: KeepAlive) {
         if let Some(active) = &mut self.lock().slots[slot].active {
             active.keep_alive = keep_alive;
@@ -382,7 +384,7 @@ impl ServedModels {
         self.changed.notify_all();
     }
 
-    /// Records that a model is loaded, unless the server ends.
+    /// Records that a model is loaded, unless the server is ending.
     fn loaded(&self, slot: usize, loaded: Arc<LoadedModel>, facts: ModelFacts) {
         let mut state = self.lock();
         let is_ending = state.ends.is_some();
@@ -405,15 +407,16 @@ impl ServedModels {
         self.changed.notify_all();
     }
 
-    /// Records that a model is not loaded any more, or could not be, once its memory is free.
-    /// Returns the next load of it, if requests wait for one.
+    /// Records that a model is unloaded or could not be loaded.
+    ///
+    /// Its memory is free by then. Returns the next load of the model, if requests wait for one.
     fn unloaded(&self, slot: usize, result: Result<()>) -> Option<Arc<ModelLoad>> {
         let loaded = {
             let mut state = self.lock();
             let active = state.slots[slot].active.as_mut()?;
             active.is_leaving = true;
             let loaded = active.loaded.take();
-            // The outcome has the loaded model, too.
+            // The outcome refers to the loaded model too.
             let outcome = match (&result, &loaded) {
                 (Err(error), _) => Some(Err(ApiError { status: 503, ..ApiError::of(error) })),
                 (Ok(()), Some(_)) => Some(Err(ApiError::ending())),
@@ -432,7 +435,7 @@ impl ServedModels {
         let active = state.slots[slot].active.take()?;
         if let Err(error) = result {
             let name = own.name();
-            // The only model of a server is worth its end, as long as it was loaded at the start.
+            // The only model of a server ends it, if it fails at the start or while it is loaded.
             if self.is_single() && (!state.is_ready || was_loaded) {
                 state.failure.get_or_insert(error);
             } else if was_loaded {
@@ -447,7 +450,7 @@ impl ServedModels {
             state.slots[slot].active = Some(again);
         }
         if state.slots.iter().all(|slot| slot.active.is_none()) {
-            // Another process may have the GPU while no model is loaded.
+            // Another process may use the GPU while no model is loaded.
             lock::release();
         }
         drop(state);
@@ -460,7 +463,7 @@ impl ServedModels {
         next
     }
 
-    /// Refuses new requests from here on, and ends loaded models after their answers.
+    /// Refuses new requests from now on. Loaded models end after their answers.
     pub fn end_soon(&self) {
         let mut state = self.lock();
         state.ends.get_or_insert_with(|| Instant::now() + self.grace);
@@ -477,13 +480,15 @@ impl ServedModels {
         self.changed.notify_all();
     }
 
-    /// Answers requests from here on.
+    /// Accepts requests from now on.
     pub fn open(&self) {
         self.lock().is_ready = true;
     }
 
-    /// Unloads idle models until the server ends. Calls `ready`, which calls [`open`](Self::open),
-    /// once requests can be answered: with the only model loaded, or with several models at once.
+    /// Unloads idle models until the server ends.
+    ///
+    /// Calls `ready`, which calls [`open`](Self::open), when requests can be answered: after the
+    /// only model is loaded, or at once if there are several.
     pub fn supervise(
         self: &Arc<Self>,
         waits: bool,
@@ -520,7 +525,7 @@ impl ServedModels {
                 match active.expires() {
                     Some(end) if end <= now => {
                         let why = match active.keep_alive.is_none() {
-                            true => "nobody uses it".to_owned(),
+                            true => "no client uses it".to_owned(),
                             false => format!("it was idle for {}", active.keep_alive),
                         };
                         self.events.say(&format!("{} is being unloaded: {why}", slot.name()));

@@ -1,4 +1,4 @@
-//! Room for models: the bytes that each will take, as `gemma plan` counts them, and those that the
+//! Memory for models: the bytes that each needs, as counted by `gemma plan`, and the bytes that the
 //! machine has.
 
 use super::{LOOK, ModelLoad, ServedModels, ServerState};
@@ -17,16 +17,16 @@ use crate::util::units::bytes;
 use anyhow::{Context, Result};
 use std::sync::{OnceLock, PoisonError};
 
-/// Bytes that a loaded model takes.
+/// Bytes that a loaded model needs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PlannedMemory {
-    /// The processor's memory.
+    /// Bytes of the processor's memory.
     pub host: u64,
     /// Index of the GPU that has layers, and bytes of its memory.
     pub device: Option<(usize, u64)>,
 }
 
-/// Memory that is missing for a model.
+/// The memory that a model lacks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryLack {
     pub host: bool,
@@ -38,7 +38,7 @@ impl MemoryLack {
         !self.host && !self.device
     }
 
-    /// Returns whether unloading `other` helps a model that needs `needed`.
+    /// Returns whether unloading `other` frees the kind of memory that is missing for `needed`.
     pub fn is_eased_by(self, needed: &PlannedMemory, other: &PlannedMemory) -> bool {
         let on_device = |memory: &PlannedMemory| memory.device.map(|(index, _)| index);
         self.host && other.host > 0 || self.device && on_device(other) == on_device(needed)
@@ -47,20 +47,20 @@ impl MemoryLack {
 
 /// Memory for models.
 pub struct ModelBudget {
-    /// Bytes of the processor's memory; `None` where the system does not say.
+    /// Bytes of the processor's memory; `None` if the system does not report it.
     host: Option<u64>,
-    /// The GPUs and their free bytes before any model was loaded.
+    /// The GPUs, with their free memory before any model was loaded.
     devices: OnceLock<Vec<DeviceInfo>>,
 }
 
 impl ModelBudget {
-    /// Makes the budget from a given number of bytes, or else from the memory that is free now.
+    /// Makes the budget from the given bytes, or else from the memory that is free now.
     pub fn new(given: Option<u64>) -> ModelBudget {
         ModelBudget { host: given.or_else(available_memory), devices: OnceLock::new() }
     }
 
-    /// Returns where a model is loaded when it has the machine for itself, and the bytes that it
-    /// takes. The same model has the same place under any load, and so the same text.
+    /// Returns the placement of a model that has the machine for itself, and the bytes that it
+    /// needs. It does not depend on other loaded models, so neither does the text.
     pub fn place(
         &self,
         session: &Session,
@@ -83,8 +83,9 @@ impl ModelBudget {
         Ok((placement, PlannedMemory { host, device }))
     }
 
-    /// Returns which memory a model lacks while `others` are loaded. `available` is the host memory
-    /// that is free now.
+    /// Returns the memory that a model lacks while `others` are loaded.
+    ///
+    /// `available` is the host memory that is free now.
     pub fn lack(
         &self,
         needed: &PlannedMemory,
@@ -104,7 +105,7 @@ impl ModelBudget {
         MemoryLack { host, device }
     }
 
-    /// Returns the error of a model that never fits.
+    /// Makes the error of a model that never fits.
     pub fn refusal(&self, name: &str, needed: &PlannedMemory) -> Fault {
         let has = self.host.map_or_else(String::new, |host| {
             format!(", and the server's models have {}", bytes(host))
@@ -118,8 +119,10 @@ impl ModelBudget {
 }
 
 impl ServedModels {
-    /// Waits until a model's planned bytes are free, and takes them. Has other models unloaded for
-    /// it: the one that was used longest ago first, and one that answers requests after these.
+    /// Waits until a model's planned bytes are free, and takes them.
+    ///
+    /// Other models are unloaded for it: first the idle one that was used longest ago, and busy
+    /// ones last.
     pub(super) fn take_room(
         &self,
         slot: usize,
@@ -133,7 +136,7 @@ impl ServedModels {
         let (mut state, mut is_told) = (self.lock(), false);
         loop {
             if state.ends.is_some() || load.users() == 0 {
-                anyhow::bail!("nobody waits for {name} any more");
+                anyhow::bail!("no request waits for {name} any more");
             }
             let available = available_memory();
             let others = |state: &ServerState| -> Vec<(usize, PlannedMemory)> {
@@ -178,8 +181,8 @@ impl ServedModels {
     }
 }
 
-/// Returns the place in `others` of the model to unload next for one that lacks memory: one that is
-/// leaving, an idle one, or a busy one, and among equals the one that was used longest ago.
+/// Returns the index in `others` of the model to unload next: one that is already leaving, an idle
+/// one, or a busy one, and among equals the one that was used longest ago.
 fn next_to_leave(
     state: &ServerState,
     others: &[(usize, PlannedMemory)],
@@ -196,7 +199,7 @@ fn next_to_leave(
     others.iter().enumerate().filter_map(rank).min().map(|(_, at)| at)
 }
 
-/// Pins a model to its place.
+/// Fixes the placement of a model in its run options.
 pub fn pin(run: &mut RunOptions, placement: &Placement) {
     match &placement.device {
         None => (run.device, run.gpu_layers) = (Device::Cpu, GpuLayers::Auto),
@@ -221,7 +224,7 @@ mod tests {
         assert!(!lacks(100, &[], None) && lacks(101, &[], None));
         assert!(!lacks(40, &[model(30), model(30)], None));
         assert!(lacks(41, &[model(30), model(30)], None));
-        // The system may have less.
+        // The system may have less memory free than the budget.
         assert!(lacks(40, &[], Some(39)) && !lacks(40, &[], Some(40)));
         assert!(lacks(1, &[model(u64::MAX), model(1)], None));
         let lack = budget.lack(&model(50), &[model(60)], None);
