@@ -1,43 +1,45 @@
-//! Bounds of the loss against plain decoding, and pauses before trials that grow with each failure.
+//! Limits of the loss against plain decoding, and pauses before trials, which grow with each
+//! failure.
 
-/// Plain passes that drafting may lose at once.
+/// Loss that is allowed from the start, in plain passes.
 const AT_ONCE: f32 = 2.0;
-/// Plain passes that drafting may lose in addition, for each token of the text.
+/// Additional loss that is allowed for each token of the text, in plain passes.
 const SHARE: f32 = 0.01;
-/// Rounds before an unused choice is tried again, at first and at most.
+/// Rounds before an unused choice is tried again: the first pause and the longest one.
 const PAUSE: u32 = 8;
 const LONGEST: u32 = 128;
 
-/// Loss against plain decoding that drafting may still make. The unit is a plain pass, which brings
-/// each text one token.
+/// Loss against plain decoding that drafting may still cause. The unit is a plain pass, which
+/// yields one token for each text.
 #[derive(Clone, Debug, Default)]
 pub struct LossBudget {
-    /// Passes won since the text began, minus the losses of earlier texts.
+    /// Plain passes that were saved since the text began, minus the losses of earlier texts.
     balance: f32,
     /// Tokens of this text.
     tokens: f32,
 }
 
 impl LossBudget {
-    /// Begins a text. Gains of the last text are dropped. Losses stay until later tokens have made
-    /// up for them.
+    /// Begins a text. Gains of the last text are dropped. Its losses remain until later tokens have
+    /// compensated for them.
     pub fn begin_text(&mut self) {
         *self = LossBudget { balance: (self.balance + SHARE * self.tokens).min(0.0), tokens: 0.0 };
     }
 
-    /// Books a round: tokens that came to each text, and its time in plain passes.
+    /// Records a round: the tokens for each text, and the round's time in plain passes.
     pub fn book(&mut self, tokens: f32, passes: f32) {
         self.balance += tokens - passes;
         self.tokens += tokens;
     }
 
-    /// Returns the plain passes that the next round may lose, beyond the one of its first token.
+    /// Returns the plain passes that the next round may lose, in addition to the one for its first
+    /// token.
     pub fn room(&self) -> f32 {
         self.balance + AT_ONCE + SHARE * self.tokens
     }
 }
 
-/// Pause before the next trial of an unused choice. It doubles with each failed trial.
+/// Pause before the next trial of an unused choice, which doubles with each failed trial.
 #[derive(Clone, Debug, Default)]
 pub struct BackOff {
     wait: u32,
@@ -51,7 +53,7 @@ impl BackOff {
         self.wait == 0
     }
 
-    /// Records a use, because it `pays` or as a trial.
+    /// Records that the choice was used. `pays` is `false` for a mere trial.
     pub fn tried(&mut self, pays: bool) {
         self.pause = if pays { PAUSE } else { (2 * self.pause).clamp(PAUSE, LONGEST) };
         self.wait = self.pause;

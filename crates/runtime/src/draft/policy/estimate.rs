@@ -1,31 +1,32 @@
-//! Estimates of measured times.
+//! Estimates of times from measurements.
 
-/// Rate at which an ordinary measurement moves the estimate.
+/// Weight of an ordinary measurement in the new estimate.
 pub(super) const RATE: f32 = 0.05;
-/// Ratio to the estimate, or its inverse, from which a measurement is an outlier.
+/// Ratio to the estimate, or inverse ratio, above which a measurement is an outlier.
 const OUTLIER: f32 = 1.25;
-/// Outliers in a row on one side from which the time has changed.
+/// Number of successive outliers on one side that count as a change.
 pub(super) const STREAK: i32 = 4;
 
-/// Tells an ordinary measurement from an outlier, and outliers from a change.
+/// Distinguishes ordinary measurements from outliers, and outliers from a change.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct OutlierFilter {
-    /// Outliers in a row: above the estimate, or, if negative, below it.
+    /// Number of successive outliers above the estimate; negative for outliers below it.
     pub streak: i32,
-    /// The outlier nearest to the estimate, as a ratio to it.
+    /// The outlier closest to the estimate, as a ratio to it.
     nearest: f32,
 }
 
 impl OutlierFilter {
-    /// Returns 0 for an ordinary measurement, 1 for an outlier above the estimate, -1 for one
-    /// below.
+    /// Returns 0 for an ordinary measurement, 1 for an outlier above the estimate, and -1 for one
+    /// below it.
     pub fn side(ratio: f32) -> i32 {
         (ratio > OUTLIER) as i32 - (ratio * OUTLIER < 1.0) as i32
     }
 
-    /// Returns the factor by which a measurement of `ratio` times the estimate moves it. The factor
-    /// is near 1 for an ordinary measurement, `None` for an outlier, and the whole ratio after
-    /// `needed` outliers in a row.
+    /// Returns the factor by which a measurement of `ratio` times the estimate changes it.
+    ///
+    /// The factor is close to 1 for an ordinary measurement. An outlier returns `None`. After
+    /// `needed` successive outliers it is the ratio of the closest one.
     pub fn judge(&mut self, ratio: f32, needed: i32) -> Option<f32> {
         let side = Self::side(ratio);
         if side == 0 || side != self.streak.signum() {
@@ -52,7 +53,7 @@ pub struct Estimate {
 }
 
 impl Estimate {
-    /// Records a measurement. Returns the seconds to book: the measured ones, or the estimate for
+    /// Records a measurement. Returns the seconds to charge: the measured time, or the estimate for
     /// an outlier.
     pub fn observe(&mut self, seconds: f32) -> f32 {
         if self.mean == 0.0 {

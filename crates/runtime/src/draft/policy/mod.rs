@@ -1,38 +1,41 @@
-//! How much to draft, for one text and for many.
+//! Policy of drafting: how many draft nodes and draft steps a round uses, for one text or many.
 //!
-//! **Rule.** A pass over `M` rows costs `c(M)` seconds and brings `E(M)` tokens: one for each text,
-//! and the chances of the draft nodes among its rows. The chances are multiplied by the acceptance
-//! of earlier ones ([`acceptance`]). After `d` seconds of drafting, the policy keeps the likeliest
-//! nodes of all texts, as many as maximise `E(M) / (c(M) + d)`. Plain decoding, which has no nodes,
-//! is among the choices. The number of draft steps (passes of the draft model) is chosen so too, by
-//! the tokens that each step added in earlier rounds to those of free sources.
+//! **Rule.** A pass over `M` rows takes `c(M)` seconds and yields an expected `E(M)` tokens: one
+//! for each text, plus the chances of the draft nodes among its rows. Chances are corrected by the
+//! acceptance of earlier ones ([`acceptance`]). After `d` seconds of drafting, the policy keeps the
+//! likeliest nodes of all texts, in the number that maximises `E(M) / (c(M) + d)`. Plain decoding,
+//! without nodes, is one of the choices. The number of draft steps (passes of the draft model) is
+//! chosen in the same way, by the tokens that each step added to those of free sources in earlier
+//! rounds.
 //!
 //! **Estimator.** Each time in the rule is measured: a pass by its rows, a draft step, a request to
-//! free sources, and the factor by which work ahead makes passes longer. The estimate is a mean
-//! that fades ([`estimate`]). A measurement beyond 1.25 times the estimate is an outlier and
-//! changes nothing: another program held the pass up, or kernels were compiled. Four outliers in a
-//! row on one side are a change, which is believed at once. For passes with draft nodes one plain
-//! pass is made first: it tells whether nodes have another price or the machine another speed
-//! ([`passes`]).
+//! free sources, and the factor by which work ahead makes passes longer. An estimate is a mean in
+//! which old measurements fade ([`estimate`]). A measurement beyond 1.25 times the estimate is an
+//! outlier and changes nothing: another program delayed the pass, or kernels were compiled. Four
+//! successive outliers on one side are a change, and the estimate follows at once. For passes with
+//! draft nodes, one plain pass is run first. It tells whether the cost of nodes or the speed of the
+//! machine has changed ([`passes`]).
 //!
 //! **Back-off.** A choice that is not the best one by the estimates is tried again after a pause,
-//! which doubles with each failed trial ([`budget`]). Examples are a draft step where none pays,
-//! drafts where plain decoding is best, and plain decoding where drafts are. A source that has seen
-//! the text's ending before ([`Round::recent_match`]) is asked at once.
+//! which doubles with each failed trial ([`budget`]). Examples are a draft step if none pays,
+//! drafts if plain decoding is best, and plain decoding if drafts are best. If the text's ending
+//! occurred before ([`Round::recent_match`]), free sources are asked at once.
 //!
-//! **Guarantee.** Drafting makes no text later than plain decoding by more than 2 plain passes
-//! and 1 % of its time, as far as the known times hold. The chances may be wrong by any amount: a
-//! round drafts, and keeps nodes, only if the [`LossBudget`] has room for all of them to fail. Not
-//! in this account is the time for which the draft model reads the prompt, and after a pause the
-//! tokens that it missed: at most three plain passes each time. The simulator
-//! (`policy/simulator.rs`) tests texts, devices and sources of all kinds, with times that are 10 %
-//! off. It demands .96 of the speed of plain decoding where asking the sources takes .01 of a pass,
-//! as with passes of 5 ms and more, and .94 where it takes .06 and reading a token .02. Texts of
-//! 128 tokens are the slowest ones. A smaller budget gave up most of what drafts gain at
-//! temperature 1: chains of three tokens that fail cost half a pass each (docs/MEASURED.md).
+//! **Guarantee.** Drafting delays no text against plain decoding by more than 2 plain passes
+//! and 1 % of its time, if the measured times are right. The chances may be wrong by any amount: a
+//! round drafts, and keeps nodes, only if the [`LossBudget`] allows all of them to fail. The budget
+//! excludes the time in which the draft model reads the prompt or, after a pause, the tokens that
+//! it missed: at most three plain passes each time.
 //!
-//! The policy changes no text. Without a clock its decisions depend only on the tokens and on the
-//! costs given at the start, and are the same each time.
+//! The simulator (`policy/simulator.rs`) tests texts, devices and sources of all kinds, with times
+//! that are 10 % off. It demands .96 of the speed of plain decoding if asking the sources takes .01
+//! of a pass, as with passes of 5 ms and more. It demands .94 if asking takes .06 and reading a
+//! token .02. Texts of 128 tokens are the slowest ones. A smaller budget would lose most of the
+//! gain at temperature 1, because chains of three tokens that fail cost half a pass each
+//! (docs/MEASURED.md).
+//!
+//! The policy does not change any text. Without a clock, its decisions depend only on the tokens
+//! and on the initial costs, so they are reproducible.
 
 mod acceptance;
 mod budget;
@@ -54,34 +57,34 @@ use estimate::Estimate;
 use overlap::Overlap;
 use passes::PassTimes;
 
-/// Least gain for which sources are asked in each round; else they are asked in trials alone. The
-/// prior belief in sources that always fail is 1.048.
+/// Minimum gain for which sources are asked in each round. Below it they are asked only in trials.
+/// The prior gives sources that always fail a gain of 1.048.
 const WORTH: f32 = 1.05;
-/// Plain passes that a draft model may take to read a prompt, or the tokens that it missed. It
-/// matters for targets as quick as the demo alone: with 0.4 the demo's drafts lost most of their
-/// gain for want of context, without a bound long prompts lost a tenth of the time.
+/// Plain passes that a draft model may spend on reading a prompt, or the tokens that it missed. It
+/// only matters for targets as fast as the demo. With 0.4 the demo's drafts lost most of their gain
+/// because of missing context. Without a limit, long prompts lost a tenth of the time.
 const READING: f32 = 3.0;
 
-/// The round that runs now.
+/// The current round.
 #[derive(Clone, Debug, Default)]
 struct Pending {
     texts: usize,
     position: usize,
     /// Draft steps that were allowed; `None` if no source was asked.
     steps: Option<usize>,
-    /// Seconds that the target waited for guesses.
+    /// Seconds that the target waited for drafts.
     drafting: f32,
     rows: usize,
-    /// By text, the draft steps of each node.
+    /// Draft steps of each node, by text.
     classes: Vec<Vec<usize>>,
-    /// Nodes that cannot fail, and the sum of the chances of all others.
+    /// Nodes that cannot fail, and the sum of the chances of all other nodes.
     sure: usize,
     promised: f32,
-    /// Seconds for which to work ahead during the pass.
+    /// Seconds of work ahead during the pass; `None` for no work ahead.
     ahead: Option<f32>,
 }
 
-/// Decides how many draft nodes a pass takes.
+/// Decides how many draft nodes a pass has.
 #[derive(Default)]
 pub struct Policy {
     costs: Costs,
@@ -94,25 +97,25 @@ pub struct Policy {
     overlap: Overlap,
     /// Factor by which work ahead makes passes longer.
     stretch: f32,
-    /// Seconds of a request to free sources, and of a draft step.
+    /// Seconds of a request to free sources, and seconds of a draft step.
     ask: Estimate,
     step: Estimate,
-    /// Pauses before trials of plain decoding, of free sources, and of a draft model. Each counts
-    /// while its choice is not used.
+    /// Pauses before trials of plain decoding, of free sources, and of a draft model. A pause
+    /// counts rounds in which its choice is not used.
     plain_trial: BackOff,
     free_trial: BackOff,
     steps_trial: BackOff,
-    /// Mean number of nodes that a text kept lately.
+    /// Mean number of nodes that a text kept in recent rounds.
     size: f32,
-    /// Plain decoding is the best choice by the estimates.
+    /// Whether plain decoding is the best choice by the estimates.
     rests: bool,
     round: Pending,
     figures: DraftFigures,
 }
 
 impl Policy {
-    /// Makes a policy. `clock: false` decides by `costs` alone, for tests that need the same trees
-    /// each time.
+    /// Creates a policy. With `clock: false` it decides only by `costs`, for tests that need
+    /// reproducible trees.
     pub fn new(costs: Costs, options: DraftOptions, clock: bool) -> Self {
         let size = f32::INFINITY;
         let mut policy = Policy { costs, options, clock, size, stretch: 1.0, ..Policy::default() };
@@ -120,36 +123,36 @@ impl Policy {
         policy
     }
 
-    /// Makes a policy of plain decoding.
+    /// Creates a policy that never drafts.
     pub fn off() -> Self {
         let options = DraftOptions { tree: TreeSize::Nodes(0), tokens: None };
         Self::new(Costs::default(), options, false)
     }
 
-    /// Takes over the measurements of earlier runs.
+    /// Uses the measurements of earlier runs as initial values.
     pub fn with(mut self, habits: &Habits) -> Self {
         self.acceptance.inherit(habits);
         self.step.mean = Some(habits.level).filter(|s| s.is_normal() && *s > 0.0).unwrap_or(0.0);
         self
     }
 
-    /// Sets whether to draft while the target's device works.
+    /// Sets whether drafting overlaps the passes of the target.
     pub fn working_ahead(mut self, wish: Ahead) -> Self {
         self.overlap.wish = wish;
         self
     }
 
-    /// Returns whether any work ahead is allowed, of drafts or of a prompt.
+    /// Returns whether any work ahead is allowed: of drafts or of a prompt.
     pub fn works_ahead(&self) -> bool {
         self.overlap.wish != Ahead::Never
     }
 
-    /// Begins another text.
+    /// Starts the accounting of another text.
     pub fn begin_text(&mut self) {
         self.budget.begin_text();
     }
 
-    /// Returns for how long a draft model may read the prompt of a text of this length.
+    /// Returns the time limit for a draft model to read a prompt of `position` tokens.
     pub fn reading(&mut self, position: usize) -> Duration {
         if !self.clock || self.options.fixed().is_some() {
             return Duration::MAX;
@@ -157,19 +160,18 @@ impl Policy {
         Duration::from_secs_f32(READING * self.costs.at(position).cost(1))
     }
 
-    /// Returns the seconds of a pass over so many rows beside the texts' own, no less than those of
-    /// a plain one.
+    /// Returns the seconds of a pass with `nodes` draft nodes, at least those of a plain pass.
     fn cost(&mut self, nodes: usize) -> f32 {
         let (texts, curve) = (self.round.texts, self.costs.at(self.round.position));
         curve.cost(texts + nodes).max(curve.cost(texts))
     }
 
-    /// Returns the number of nodes that a pass has room for.
+    /// Returns the number of nodes for which a pass has rows.
     fn room(&mut self) -> usize {
         self.costs.at(self.round.position).max_rows().saturating_sub(self.round.texts)
     }
 
-    /// Returns the seconds that the target is expected to wait for so many draft steps.
+    /// Returns the expected seconds that the target waits for `steps` draft steps.
     fn wait(&self, steps: usize) -> f32 {
         match steps {
             _ if !self.clock => 0.0,
@@ -178,13 +180,13 @@ impl Policy {
         }
     }
 
-    /// Returns the number of nodes that may all fail after drafting for so many seconds.
+    /// Returns how many nodes may all fail, after `drafting` seconds of drafting.
     fn affordable(&mut self, drafting: f32) -> usize {
         let most = ((1.0 + self.budget.room()) * self.cost(0) - drafting) / self.stretch.max(1.0);
         (1..=self.room()).take_while(|nodes| self.cost(*nodes) <= most).count()
     }
 
-    /// Returns the bounds of drafting for the round that begins.
+    /// Returns the limits of drafting for the next round.
     pub fn allow(&mut self, round: &Round) -> Allowance {
         let Round { texts, position, most, recent_match } = *round;
         self.round = Pending { texts, position, ..Pending::default() };
@@ -211,8 +213,8 @@ impl Policy {
         Allowance { nodes, draft_steps, rate, ..all }
     }
 
-    /// Returns the draft steps that make the most tokens a second by the estimates, as far as the
-    /// budget has room for their failure. Returns `None` for a plain round.
+    /// Returns the number of draft steps with the most tokens per second by the estimates, if the
+    /// budget allows all of them to fail. Returns `None` for a plain round.
     fn steps(&mut self, recent_match: bool) -> Option<usize> {
         if self.clock && (self.passes.is_doubtful() || self.plain_trial.is_due()) {
             self.plain_trial.tried(self.passes.is_doubtful());
@@ -239,14 +241,14 @@ impl Policy {
             (1.., wished) => self.steps_trial.tried(wished > Some(0)),
             _ if free_pays => self.free_trial.tried(true),
             (_, None) if free_due => self.free_trial.tried(false),
-            // The budget saves up the time of a draft step.
+            // Until then, the budget saves time for a draft step.
             _ => return None,
         }
         Some(chosen)
     }
 
-    /// Reduces the proposals to the nodes that make the most tokens a second together. The target
-    /// waited `drafting` for them, and the draft model made `steps` passes.
+    /// Reduces the proposals to the nodes that together yield the most tokens per second. The
+    /// target waited `drafting` for them, and the draft model made `steps` passes.
     pub fn choose(&mut self, proposals: &mut [&mut Proposal], drafting: Duration, steps: usize) {
         if let Some(allowed) = self.round.steps.filter(|_| self.clock) {
             self.round.drafting = self.waited(drafting.as_secs_f32(), steps, allowed);
@@ -270,7 +272,8 @@ impl Policy {
         self.round.ahead = ahead.then_some(pass * self.stretch);
     }
 
-    /// Records the seconds that the target waited for guesses. Returns those to book.
+    /// Records the seconds that the target waited for drafts. Returns the seconds to charge to the
+    /// round.
     fn waited(&mut self, seconds: f32, steps: usize, allowed: usize) -> f32 {
         let most = 2.0 * self.step.mean * steps.max(1) as f32;
         let seconds = match self.overlap.was_ahead {
@@ -287,7 +290,7 @@ impl Policy {
     fn best_sizes(&mut self, proposals: &[&mut Proposal]) -> Vec<usize> {
         let (texts, drafting, trust) =
             (proposals.len(), self.round.drafting, self.acceptance.trust());
-        // Nodes that cannot fail come first. They need no room in the budget.
+        // Nodes that cannot fail come first. They do not use the budget.
         let mut order = grammar::by_chance(proposals);
         let sure = order.iter().filter(|(_, sure, _)| *sure).count();
         order.truncate(self.affordable(drafting).max(sure).min(self.room()));
@@ -305,7 +308,8 @@ impl Policy {
         keep
     }
 
-    /// Returns for how long a draft model may work ahead during the pass; `None` for not at all.
+    /// Returns the time limit for work ahead of a draft model during the pass; `None` for no work
+    /// ahead.
     pub fn ahead(&self) -> Option<Duration> {
         let seconds = self.round.ahead?;
         Some(if self.clock { Duration::from_secs_f32(seconds) } else { Duration::MAX })
@@ -331,33 +335,33 @@ impl Policy {
         self.acceptance.settle(round.promised, taken.saturating_sub(round.sure) as f32);
     }
 
-    /// Returns the seconds to book for a round.
+    /// Returns the seconds to charge to a round.
     fn spent(&mut self, pass: Pass) -> f32 {
         let Pending { texts, rows, drafting, .. } = self.round;
         let curve = self.costs.at(self.round.position);
-        // The time of the trees is unknown if prompts are read in the same pass.
+        // If prompts are read in the same pass, the time of the trees is unknown.
         if !self.clock || pass.rows > rows {
             return curve.cost(rows) + drafting;
         }
         let stretch = self.round.ahead.is_some().then_some(&mut self.stretch);
-        // If the drafter looked late, the end of the pass is unknown. The expected time is taken,
-        // within the bounds that were seen.
+        // If the drafter checked late, the end of the pass is only known to be in a range. The
+        // expected time is used, limited to this range.
         let usual = curve.cost(rows) * stretch.as_ref().map_or(1.0, |stretch| **stretch);
         let most = pass.time.as_secs_f32();
         let time = usual.clamp(pass.time.saturating_sub(pass.late).as_secs_f32(), most);
         self.passes.observe(curve, [texts, rows], time, stretch) + drafting + (most - time)
     }
 
-    /// Adds its counts.
+    /// Adds the policy's counts to `out`.
     pub fn figures(&self, out: &mut DraftFigures) {
         out.add(&self.figures);
         out.trust = self.acceptance.trust();
-        // Without a clock nothing was measured.
+        // Without a clock, nothing was measured.
         out.costs = self.clock.then(|| self.costs.clone());
         out.habits = Habits { survival: self.acceptance.survival(), level: self.step.mean };
     }
 
-    /// Returns why nothing is being drafted, if so.
+    /// Returns the reason why nothing is drafted, if so.
     pub fn note(&self) -> Option<String> {
         self.rests.then(|| "drafting rests: it does not pay on this text".to_owned())
     }

@@ -1,4 +1,4 @@
-//! Updates of c(M) by measured passes.
+//! Updates of the cost curve c(M) by measured passes.
 
 use super::estimate::{OutlierFilter, STREAK};
 use crate::draft::costs::CostCurve;
@@ -6,23 +6,25 @@ use crate::draft::costs::CostCurve;
 /// Updates a cost curve by measured passes.
 #[derive(Clone, Debug, Default)]
 pub struct PassTimes {
-    /// Filters of plain passes, which have no draft nodes, and of passes with draft nodes.
+    /// Outlier filters of plain passes, which have no draft nodes, and of passes with draft nodes.
     plain: OutlierFilter,
     drafted: OutlierFilter,
 }
 
 impl PassTimes {
-    /// Returns whether a plain pass is needed to tell if the price of nodes or the speed of the
-    /// machine has changed.
+    /// Returns whether a plain pass is needed, to tell whether the cost of nodes or the speed of
+    /// the machine has changed.
     pub fn is_doubtful(&self) -> bool {
         self.drafted.streak.abs() == STREAK
     }
 
-    /// Records a pass over `rows` rows, of which `plain` are the texts' own. A plain pass moves all
-    /// sizes alike, since it measures the machine and not the price of a node. A pass with nodes
-    /// moves other sizes the less the further they are, and plain ones not at all. If the drafter
-    /// worked ahead during the pass, only `stretch` moves. Returns the seconds to book: the
-    /// measured ones, or the estimate for an outlier.
+    /// Records a pass over `rows` rows. `plain` is the number of rows without draft nodes.
+    ///
+    /// A plain pass changes the estimates of all sizes by the same factor, because it measures the
+    /// machine and not the cost of a node. A pass with nodes changes other sizes less the more they
+    /// differ, and plain passes not at all. If the drafter worked ahead during the pass, only
+    /// `stretch` changes. Returns the seconds to charge: the measured time, or the estimate for an
+    /// outlier.
     pub fn observe(
         &mut self,
         curve: &mut CostCurve,
@@ -42,7 +44,7 @@ impl PassTimes {
         if is_plain && side != 0 && judged.is_some() {
             self.drafted = OutlierFilter::default();
         } else if is_plain && side == 0 && self.is_doubtful() {
-            // An ordinary plain pass takes its part in the streak: the next outlier is a price.
+            // After an ordinary plain pass, the next outlier is a change in the cost of nodes.
             self.drafted.streak += self.drafted.streak.signum();
         }
         let Some(factor) = judged else { return known };
@@ -113,7 +115,7 @@ mod tests {
     #[test]
     fn a_machine_that_slows_down_does_so_for_all_sizes() {
         let mut times = Times::new(&[(1, 1.0), (4, 1.0), (8, 2.0)]);
-        // Passes with guesses become slow: whether they alone, one plain pass tells.
+        // Passes with nodes become slow. One plain pass tells whether plain passes do so too.
         for _ in 0..4 {
             assert_eq!(times.observe([1, 8], 6.0, None), 2.0);
         }
@@ -121,7 +123,7 @@ mod tests {
         assert_eq!(times.observe([1, 1], 3.0, None), 3.0);
         assert_eq!([1, 4, 8].map(|rows| times.curve.cost(rows)), [3.0, 3.0, 6.0]);
         assert!(!times.passes.is_doubtful());
-        // Eight texts at once have no smaller pass.
+        // With eight texts at once, no pass is smaller.
         for _ in 0..4 {
             times.observe([8, 8], 3.0, None);
         }

@@ -1,12 +1,12 @@
-//! Simulation of drafting on made-up texts and devices. The clock only moves when something is
-//! computed. `cargo test --lib draft::policy::simulator -- --nocapture` prints the table.
+//! Simulation of drafting on synthetic texts and devices. The simulated clock only advances by
+//! computed work. `cargo test --lib draft::policy::simulator -- --nocapture` prints the table.
 
 use std::time::Duration;
 
 use super::*;
 use crate::draft::costs::CostCurve;
 
-/// Numbers between 0 and 1, the same each time.
+/// Random numbers between 0 and 1, the same in each run.
 struct Dice(u64);
 
 impl Dice {
@@ -17,39 +17,40 @@ impl Dice {
     }
 }
 
-/// Seconds of plain passes by rows.
+/// Seconds of a pass by number of rows.
 type Points = &'static [(usize, f32)];
 const FLAT: Points = &[(1, 1.0), (16, 1.1), (32, 1.3)];
 const KNEE: Points = &[(1, 1.0), (4, 1.1), (8, 1.6), (32, 5.0)];
 const STEEP: Points = &[(1, 1.0), (2, 1.8), (8, 6.0), (32, 22.0)];
 
-/// A device, and a source of guesses: the line 1, 1, 1, ..., one token a draft step behind some
-/// that cost nothing.
+/// A device, and a source of drafts. It proposes the chain 1, 1, 1, ...: first some free tokens,
+/// then one token per draft step.
 #[derive(Clone, Copy, Debug)]
 struct Case {
     points: Points,
     /// Seconds of a draft step.
     step: f64,
-    /// The chance that the source gives each token.
+    /// The chance that the source states for each token.
     claim: f32,
-    /// How far measured times are off, at most.
+    /// Maximum relative error of measured times.
     noise: f64,
-    /// First belief of the cost of several rows beyond one, as a share of the true cost.
+    /// Initial estimate of the cost of rows beyond the first, as a share of the true cost.
     belief: f32,
-    /// Guesses that cost nothing, in front of the others.
+    /// Number of free tokens, which come before the others.
     free: usize,
-    /// Whether rounds go by the way of drafting ahead. Nothing is saved by it here.
+    /// Setting for work ahead. The simulation saves no time by it.
     ahead: Ahead,
-    /// Seconds that asking takes beside the draft steps, and how much longer a pass behind it is.
+    /// Seconds of a request in addition to the draft steps, and relative slowdown of the pass after
+    /// it.
     ask: f64,
     pollution: f64,
-    /// Seconds that the first guess takes beside.
+    /// Additional seconds of the first draft.
     once: f64,
-    /// Seconds that the draft model takes to read a token that came while it was not asked, up to
-    /// its bound.
+    /// Seconds in which the draft model reads one token that it missed in plain rounds, up to its
+    /// limit.
     unread: f64,
-    /// How much other programs hold passes and draft steps up: half of these take so much longer
-    /// and more, as a share of what they take.
+    /// Delay by other programs: half of all passes and draft steps take longer by at least this
+    /// share.
     load: f64,
     seed: u64,
 }
@@ -70,16 +71,15 @@ const USUAL: Case = Case {
     seed: 1,
 };
 
-/// How many of a line's tokens come true, by the text, the length of the line and the tokens so
-/// far.
+/// Returns how many tokens of a chain are accepted, by the text, the length of the chain and the
+/// tokens so far.
 type Takes<'a> = &'a mut dyn FnMut(usize, usize, usize, &mut Dice) -> usize;
-/// How much longer a pass takes, by its rows and the seconds so far: so many times what it would
-/// take, and so many seconds.
+/// Returns a factor and additional seconds of a pass, by its rows and the time so far.
 type Weather<'a> = &'a mut dyn FnMut(usize, f64) -> (f64, f64);
 
-/// Returns the speed over that of plain decoding for some texts of `tokens` each. Time that has
-/// nothing to do with drafts is taken off: noise, and costs that come once. Delays that slow plain
-/// decoding as well count for both.
+/// Returns the speed relative to plain decoding, for some texts of `tokens` tokens each. Time that
+/// drafts do not cause is subtracted: noise, and initial costs. Delays that also affect plain
+/// decoding count for both.
 fn speed_in(case: &Case, texts: usize, tokens: usize, takes: Takes, weather: Weather) -> f64 {
     let curve = CostCurve::new(case.points);
     let believed: Vec<_> =
@@ -154,23 +154,23 @@ fn speed_in(case: &Case, texts: usize, tokens: usize, takes: Takes, weather: Wea
     plain / (clock - excused)
 }
 
-/// Returns how much longer something takes beside other programs: mostly little, sometimes much.
+/// Returns the relative delay by other programs: mostly small, sometimes large.
 fn held_up(load: f64, dice: &mut Dice) -> f64 {
     if load == 0.0 { 0.0 } else { load * (1.0 / (1.0 - dice.roll()) - 1.0).min(20.0) }
 }
 
-/// Returns the speed without delays.
+/// Returns the relative speed without delays.
 fn speed(case: &Case, texts: usize, tokens: usize, takes: Takes) -> f64 {
     speed_in(case, texts, tokens, takes, &mut |_, _| (1.0, 0.0))
 }
 
-/// Makes each token of a line come true with this chance.
+/// Accepts each token of a chain with the chance `alpha`.
 fn coins(alpha: f64) -> impl FnMut(usize, usize, usize, &mut Dice) -> usize {
     move |_, most, _, dice| (0..most).take_while(|_| dice.roll() < alpha).count()
 }
 
-/// Returns the least and the mean of a measurement over several seeds. A single text is a matter of
-/// luck.
+/// Returns the minimum and the mean of a measurement over several seeds, because one text depends
+/// on chance.
 fn over_seeds(case: Case, measure: impl Fn(&Case) -> f64) -> (f64, f64) {
     let all = (0..12).map(|i| measure(&Case { seed: 1 + i * 0x9e37_79b9, ..case }));
     all.fold((f64::INFINITY, 0.0), |(least, sum), speed| (least.min(speed), sum + speed / 12.0))
@@ -180,7 +180,7 @@ fn mean(case: Case, measure: impl Fn(&Case) -> f64) -> f64 {
     over_seeds(case, measure).1
 }
 
-/// A kind of trace, and its speeds.
+/// A kind of case, and its relative speeds.
 struct Trace {
     kind: &'static str,
     least: f64,
@@ -188,7 +188,7 @@ struct Trace {
     worst: String,
 }
 
-/// The table: by kind, the least speed over that of plain decoding and the mean.
+/// The table: the minimum and the mean of the speed relative to plain decoding, by kind.
 #[derive(Default)]
 struct Table(Vec<Trace>);
 
@@ -204,7 +204,7 @@ impl Table {
         }
     }
 
-    /// Prints it; no kind may be slower than plain decoding by more than that.
+    /// Prints the table. Panics if a kind is slower than `floor`, relative to plain decoding.
     fn check(&self, title: &str, floor: f64) {
         for Trace { kind, least, mean, .. } in &self.0 {
             println!("{title:24} {kind:34} least {least:.3}, least mean {mean:.3}");
@@ -215,15 +215,15 @@ impl Table {
     }
 }
 
-/// Returns all curves, prices of a draft step and claims.
+/// Returns all combinations of curves, costs of a draft step and stated chances.
 fn cases() -> impl Iterator<Item = Case> {
     let steps = [0.0, 0.03, 0.2, 0.6];
     let all = [FLAT, KNEE, STEEP].into_iter().flat_map(move |points| steps.map(|s| (points, s)));
     all.flat_map(|(points, step)| [0.3, 0.9].map(|claim| Case { points, step, claim, ..USUAL }))
 }
 
-/// Measures the losses on a host with this time of asking, this cost of displaced caches, and this
-/// time of reading a token.
+/// Measures the losses on a host where asking takes `ask`, displaced caches cost `pollution`, and
+/// reading a token takes `unread`.
 fn losses(ask: f64, pollution: f64, unread: f64) -> Table {
     let mut table = Table::default();
     for case in cases().map(|case| Case { ask, pollution, unread, ..case }) {
@@ -247,7 +247,7 @@ fn losses(ask: f64, pollution: f64, unread: f64) -> Table {
             let what = format!("every {every}");
             table.add("text changes", case, &what, |c| speed(c, 1, 400, &mut { changing }));
         }
-        // Takes what is small, to lead on, and nothing of what is large.
+        // Accepts short chains, to encourage drafting, and nothing of long ones.
         let spiteful =
             |_: usize, most: usize, _: usize, _: &mut Dice| if most <= 3 { most } else { 0 };
         table.add("means harm", case, "small ones", |c| speed(c, 1, 400, &mut { spiteful }));
@@ -269,14 +269,14 @@ fn losses(ask: f64, pollution: f64, unread: f64) -> Table {
     table
 }
 
-/// A plain pass of 5 ms and more: asking takes 50 us at most.
+/// With plain passes of 5 ms and more, asking takes at most 50 us.
 #[test]
 fn no_text_of_a_large_target_is_slower_than_plain_decoding_by_more_than_four_percent() {
     losses(0.0, 0.0, 0.0).check("asking takes nothing", 0.96);
     losses(0.01, 0.0, 1e-3).check("asking takes .01", 0.96);
 }
 
-/// A plain pass of half a millisecond.
+/// Plain passes of half a millisecond.
 #[test]
 fn nor_of_a_toy_by_more_than_six() {
     losses(0.06, 0.03, 0.02).check("asking takes .06", 0.94);
@@ -284,8 +284,8 @@ fn nor_of_a_toy_by_more_than_six() {
 
 #[test]
 fn what_pays_is_not_given_away() {
-    // A line of nine tokens of which each comes true in .8 of all cases would bring 4.3 tokens for
-    // 1.06 passes and nine draft steps.
+    // A chain of nine tokens with a chance of .8 for each would yield 4.3 tokens for 1.06 passes
+    // and nine draft steps.
     for (points, step, alpha, least) in [
         (FLAT, 0.03, 0.8, 3.0),
         (KNEE, 0.03, 0.8, 2.0),
@@ -297,8 +297,8 @@ fn what_pays_is_not_given_away() {
     }
 }
 
-/// A draft model whose guesses lie behind two free ones that come true: where it is expensive and
-/// adds nothing, text is made as fast as without it, and where it adds enough, it is used.
+/// A draft model adds tokens after two free ones that are accepted. If it is expensive and adds
+/// nothing, the speed is that without it. If it adds enough, it is used.
 #[test]
 fn an_expensive_draft_model_has_to_add_to_what_is_free() {
     for points in [FLAT, KNEE] {
@@ -310,13 +310,13 @@ fn an_expensive_draft_model_has_to_add_to_what_is_free() {
             })
         };
         let alone = 2.6 / CostCurve::new(points).cost(3) as f64;
-        let (beside, used) = (found(0.3, 2), found(0.15, 5));
-        assert!(beside > 0.96 * alone, "{beside:.3} instead of {alone:.3}: {points:?}");
+        let (free_only, used) = (found(0.3, 2), found(0.15, 5));
+        assert!(free_only > 0.96 * alone, "{free_only:.3} instead of {alone:.3}: {points:?}");
         assert!(used > 1.05 * alone, "{used:.3} instead of {alone:.3}: {points:?}");
     }
 }
 
-/// Returns the seconds that the first pass of each size takes beside: its kernels are compiled.
+/// Returns additional seconds for the first pass of each size, in which its kernels are compiled.
 fn cold(once: f64) -> impl FnMut(usize, f64) -> (f64, f64) {
     let mut met = Vec::new();
     move |rows, _| {
@@ -327,7 +327,7 @@ fn cold(once: f64) -> impl FnMut(usize, f64) -> (f64, f64) {
     }
 }
 
-/// Holds up one pass in a text.
+/// Delays pass number `pass` of a text.
 fn once_at(pass: usize, seconds: f64) -> impl FnMut(usize, f64) -> (f64, f64) {
     let mut passes = 0;
     move |_, _| {
@@ -392,8 +392,7 @@ fn a_machine_that_is_slow_for_a_while_does_not_end_drafting() {
                  {ahead:?}"
             );
         }
-        // Plain passes take four times as long until the text has got going: guesses that fail seem
-        // to pay.
+        // Plain passes take four times as long at first, so that drafts that fail seem to pay.
         let found = mean(case, |c| {
             speed_in(c, 1, 800, &mut coins(0.0), &mut |rows, clock| {
                 (if rows == 1 && clock < 60.0 { 4.0 } else { 1.0 }, 0.0)
@@ -403,7 +402,7 @@ fn a_machine_that_is_slow_for_a_while_does_not_end_drafting() {
     }
 }
 
-/// The belief that several rows cost nothing beyond one, or ten times as much, is corrected.
+/// The assumption that more rows cost nothing, or ten times their true cost, is corrected.
 #[test]
 fn costs_that_were_measured_in_a_bad_moment_are_found_to_be_wrong() {
     for (belief, step, alpha, least) in [(0.0, 0.03, 0.9, 0.87), (10.0, 0.2, 0.6, 0.84)] {
@@ -416,8 +415,8 @@ fn costs_that_were_measured_in_a_bad_moment_are_found_to_be_wrong() {
     }
 }
 
-/// Other programs take turns with this one: half of all passes and draft steps take 1.1, 1.3 or
-/// twice as long and more.
+/// Other programs run at the same time: half of all passes and draft steps take 1.1, 1.3 or 2 times
+/// as long, or more.
 #[test]
 fn a_busy_machine_does_not_end_drafting() {
     for (points, step) in [(FLAT, 0.03), (FLAT, 0.1), (KNEE, 0.03), (KNEE, 0.1)] {

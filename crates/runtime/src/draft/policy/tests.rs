@@ -23,7 +23,7 @@ fn fan(chances: &[f32]) -> Proposal {
     proposal
 }
 
-/// Returns a line of as many tokens as asked for, each of this chance.
+/// Returns a chain of the allowed length. Each token has this chance.
 fn line(chance: f32, allowed: Allowance) -> Proposal {
     let mut line = Proposal::root(2);
     let most = allowed.nodes.min(allowed.depth).min(allowed.draft_steps);
@@ -33,7 +33,7 @@ fn line(chance: f32, allowed: Allowance) -> Proposal {
     line
 }
 
-/// Returns the numbers of nodes kept of each text's guesses.
+/// Returns the number of nodes that each text keeps.
 fn kept(points: Points, options: DraftOptions, chances: &[&[f32]]) -> Vec<usize> {
     let mut policy = policy(points, options, false);
     policy.allow(&round(chances.len()));
@@ -46,13 +46,13 @@ fn kept(points: Points, options: DraftOptions, chances: &[&[f32]]) -> Vec<usize>
 fn the_likeliest_guesses_of_all_texts_are_kept() {
     let six: Points = &[(1, 1.0), (6, 1.0), (7, 5.0), (32, 9.0)];
     let auto = DraftOptions::default();
-    // Three of six rows are the texts' own.
+    // Three of the six rows belong to the texts themselves.
     assert_eq!(kept(six, auto, &[&[0.9, 0.2], &[0.1], &[0.8, 0.5, 0.3]]), [1, 0, 2]);
     assert_eq!(kept(six, auto, &[&[0.2], &[], &[]]), [1, 0, 0]);
     assert_eq!(kept(STEEP, auto, &[&[0.9], &[0.9]]), [0, 0], "rows have their price");
     let chances = [0.9f32; 9];
     assert_eq!(kept(KNEE, auto, &[&chances]), [7], "no more than what costs nothing");
-    // More texts than the curve has rows.
+    // There are more texts than rows in the curve.
     assert_eq!(kept(&[(1, 1.0), (2, 1.0)], auto, &[&[0.9], &[0.9], &[0.9]]), [0, 0, 0]);
 }
 
@@ -101,8 +101,8 @@ fn guesses_before_the_first_of_a_draft_model_are_free() {
     assert_eq!(draft_steps(&proposal), [0, 0, 1, 2, 0]);
 }
 
-/// Claims .9 and is never right, and eight rows cost one and a half: losses end it, and it is tried
-/// again. Without a clock all of that is the same each time.
+/// The source states a chance of .9 but always fails, and eight rows cost one and a half passes.
+/// Losses end drafting, and it is tried again. Without a clock, all decisions are reproducible.
 #[test]
 fn drafting_rests_where_it_does_not_pay_and_is_tried_again() {
     let points: Points = &[(1, 1.0), (8, 1.5), (32, 4.0)];
@@ -167,14 +167,14 @@ fn what_was_learnt_is_where_the_next_run_begins() {
     let mut figures = DraftFigures::default();
     with(&habits(0.5)).figures(&mut figures);
     assert_eq!((figures.habits.level, figures.habits.survival[0].0), (0.1, 0.5));
-    // Nonsense is passed over.
+    // Invalid values are ignored.
     let odd =
         Habits { survival: vec![(f32::NAN, 3.0), (2.0, 1.0), (0.5, -1.0)], level: f32::INFINITY };
     with(&odd).figures(&mut figures);
     assert_eq!(figures.habits, Habits::default());
 }
 
-/// Drafting ahead hides 2 ms of drafting behind a pass that it makes `stretch` times as long.
+/// Drafting ahead hides 2 ms of drafting. It makes the pass `stretch` times as long.
 #[test]
 fn work_ahead_stays_where_it_pays() {
     let ahead = |wish: Ahead, stretch: f64| {
