@@ -1,27 +1,27 @@
-//! How fast this machine reads memory: the roof that decoding is measured against.
+//! Speed at which this machine reads memory. It is the upper limit of the speed of decoding.
 
 use super::lines::Lines;
 use super::pool::Pool;
 use crate::os::machine;
 use std::time::Instant;
 
-/// Fewest bytes to read for a measurement.
+/// Minimum of bytes to read for a measurement.
 pub const PROBE_BYTES: usize = 256 << 20;
 
-/// Returns the bytes to read for a measurement of the processor's memory: twice what its caches
-/// hold, as far as an eighth of the free memory goes.
+/// Returns the bytes to read for a measurement of the processor's memory: twice the size of its
+/// caches, but at most an eighth of the free memory.
 pub fn probe_bytes() -> usize {
     let twice = machine::last_level_cache().map_or(0, |bytes| bytes.saturating_mul(2));
     let most = machine::available_memory().map_or(u64::MAX, |bytes| bytes / 8);
     usize::try_from(twice.min(most)).unwrap_or(usize::MAX).max(PROBE_BYTES)
 }
 
-/// Passes over the buffer. The fastest counts: other programs only make a pass slower. A part of a
-/// pass would be no measure: the fastest of many small parts is one that a cache had.
+/// Passes over the buffer. The fastest one counts, because other programs only slow a pass down.
+/// Parts of a pass are not measured, because the fastest of many small parts may come from a cache.
 const PASSES: usize = 9;
 
-/// GB/s (1e9 bytes) at which the pool's threads together read a buffer of about `bytes`, each its
-/// own part.
+/// Returns the GB/s (1e9 bytes) at which all threads of the pool together read a buffer of about
+/// `bytes`. Each thread reads its own part.
 pub fn read_bandwidth(pool: &Pool, bytes: usize) -> f64 {
     let words = (bytes / 8).max(pool.threads() * 1024);
     let buffer = Lines::zeroed(words * 8);
@@ -38,7 +38,7 @@ pub fn read_bandwidth(pool: &Pool, bytes: usize) -> f64 {
     (data.len() * 8) as f64 / seconds / 1e9
 }
 
-/// Wrapping sum, in as many lanes as keep every load in flight.
+/// Returns the wrapping sum. It uses enough lanes to keep all loads in flight.
 fn sum(data: &[u64]) -> u64 {
     #[cfg(target_arch = "x86_64")]
     if super::isa::Isa::Avx2.is_supported() {

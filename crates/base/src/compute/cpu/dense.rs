@@ -1,7 +1,7 @@
 //! Row operations of dense float networks, such as image towers: norms, GELU and softmax.
 //!
-//! Every row is computed alone, in a fixed order of operations, so that all instruction sets and
-//! any division among threads give the same bits.
+//! Every row is computed independently in a fixed order of operations, so that all instruction sets
+//! and all divisions among threads have the same bits.
 
 use super::each_isa::for_each_isa;
 use super::simd::Lanes;
@@ -96,7 +96,7 @@ mod tests {
         rows
     }
 
-    /// Runs an operation on each instruction set; all must give the bits of the first.
+    /// Runs an operation on each instruction set. All must return the bits of the first.
     fn on_all(width: usize, run: impl Fn(Isa, &mut [f32])) -> Vec<f32> {
         let mut results = Isa::all_supported().into_iter().map(|isa| {
             let mut x = rows(width);

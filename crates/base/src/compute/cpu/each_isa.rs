@@ -1,7 +1,7 @@
-//! One body for every instruction set.
+//! Functions with one body that is compiled for every instruction set.
 
-/// Defines `fn $name(isa, args)` that runs the always-inlined generic `$body::<L>` compiled for the
-/// instruction set.
+/// Defines `fn $name(isa, args)`, which runs the always-inlined generic function `$body::<L>` in a
+/// version for the instruction set.
 macro_rules! for_each_isa {
     ($(#[$doc:meta])* pub fn $name:ident($($arg:ident: $ty:ty),* $(,)?) = $body:ident) => {
         $(#[$doc])*

@@ -1,5 +1,5 @@
-//! Runs plans on the CPU. Workers walk the dispatch list together; a barrier stands only where one
-//! needs another's rows.
+//! Executor for plans on the CPU. All workers process the dispatch list together, with a barrier
+//! only before a dispatch that needs rows of other workers.
 
 use super::attention::{self, Attention, MAX_SLOTS, Work};
 use super::bandwidth::{probe_bytes, read_bandwidth};
@@ -29,17 +29,16 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-/// Rows of one prefill pass: enough that the weights are read rarely, few enough that activations
-/// stay in cache.
+/// Rows of one prefill pass. Weights are read rarely, and the activations still fit in the cache.
 pub const MAX_ROWS: usize = 128;
 
-/// How to run on the CPU.
+/// Options for running on the CPU.
 #[derive(Clone, Copy, Debug)]
 pub struct CpuOptions {
     pub threads: usize,
-    /// `None`: the best that the processor has.
+    /// Instruction set; `None` for the best one of the processor.
     pub isa: Option<Isa>,
-    /// Run the scalar twin after each dispatch and fail at the first difference.
+    /// Runs the scalar reference after each dispatch, and returns an error at the first difference.
     pub check: bool,
 }
 
@@ -61,7 +60,7 @@ pub struct CpuExecutor {
     pool: Arc<Pool>,
     buffers: Buffers,
     packed: Vec<PackedMatrix>,
-    /// Kept only under `check`: what the twins read.
+    /// Weights for the reference, which are only kept with `check`.
     canonical: Option<Vec<Matrix<'static>>>,
     plans: Vec<Recorded>,
     work: Vec<Mutex<Work>>,
@@ -69,21 +68,21 @@ pub struct CpuExecutor {
     profile: Option<Mutex<Vec<KernelTime>>>,
     /// Whether passes are poisoned, see [`Reports::set_poison`].
     poisons: bool,
-    /// Label of the dispatches that a test has in part left out.
+    /// Label of the dispatches that a test omits in part.
     cut: Option<String>,
 }
 
 impl CpuExecutor {
-    /// An executor with threads of its own.
+    /// Creates an executor with its own threads.
     pub fn new(options: CpuOptions) -> Result<Self> {
         Ok(Self::on(Arc::new(Pool::new(options.threads.max(1))?), options))
     }
 
-    /// An executor on threads that others use too, in turn: a target and its drafter never compete
-    /// for cores. `options.threads` is the pool's.
+    /// Creates an executor on a pool that other executors also use, one at a time. A target and its
+    /// drafter then never compete for cores. `options.threads` must be the threads of the pool.
     pub fn on(pool: Arc<Pool>, options: CpuOptions) -> Self {
         let isa = options.isa.unwrap_or_else(Isa::detect);
-        // All kernels rely on it.
+        // All kernels depend on this check.
         assert!(isa.is_supported(), "this machine has no {isa}");
         CpuExecutor {
             isa,
@@ -100,7 +99,7 @@ impl CpuExecutor {
         }
     }
 
-    /// Bytes of weights and cache that a dispatch reads.
+    /// Returns the bytes of weights and cache that a dispatch reads.
     fn bytes_read(&self, op: &Op, step: &StepView<'_>) -> u64 {
         let weight = |id: &WeightId| self.packed[id.0 as usize].bytes();
         let bytes: usize = match op {
@@ -118,7 +117,7 @@ impl CpuExecutor {
         bytes as u64
     }
 
-    /// Multiply-adds of int8 values in a linear layer.
+    /// Returns the multiply-adds of int8 values in a linear layer.
     fn macs(&self, op: &Op, step: &StepView<'_>) -> u64 {
         let macs = |weight: &WeightId, act: &Act, rows: RowSet| {
             let matrix = &self.packed[weight.0 as usize];
@@ -141,7 +140,7 @@ impl CpuExecutor {
         sum as u64
     }
 
-    /// One dispatch, this worker's share.
+    /// Runs this worker's share of one dispatch.
     fn execute(&self, op: &Op, layout: StepLayout, step: &StepView<'_>, worker: &Worker) {
         let share = |n: usize| worker.share(n);
         let my_rows = |set: RowSet| {
@@ -220,7 +219,7 @@ impl CpuExecutor {
         }
     }
 
-    /// Prepares whole rows, or a part of each.
+    /// Prepares whole rows, or a part of each row.
     fn prepare(&self, op: &Prepare, step: &StepView<'_>, worker: &Worker) {
         let Prepare { input, act, rows } = op;
         let mut spare = self.spare[worker.index].lock().unwrap_or_else(|e| e.into_inner());
@@ -274,7 +273,7 @@ impl CpuExecutor {
         ExpertCall { isa, buffers, op, first, second }.run(step, worker, &mut spare);
     }
 
-    /// The weights that a worker reads first in a dispatch.
+    /// Returns the weights that a worker reads first in a dispatch.
     fn ahead(&self, op: &Op, worker: &Worker) -> Idle<'_> {
         let part = |weight: WeightId| {
             let matrix = &self.packed[weight.0 as usize];
@@ -292,8 +291,8 @@ impl CpuExecutor {
     fn norm(&self, op: &Norm, step: &StepView<'_>, r: usize) {
         let Norm { x, add, scale, w, eps, dim, out, rows } = op;
         let from = reference::source_row(*rows, step, r);
-        // SAFETY: a row belongs to one worker; with `Selected` several rows may read one x, and
-        // then none writes it.
+        // SAFETY: each row belongs to one worker. With `Selected`, several rows may read the same
+        // `x`, and then no row writes it.
         unsafe {
             let add = add.map(|(y, w)| reference::rows::Added {
                 out: self.buffers.slice(y, from * dim, *dim),
@@ -319,13 +318,12 @@ impl CpuExecutor {
         }
     }
 
-    /// Returns whether a worker does its share of a dispatch: all do, unless a test has the last
-    /// share left out.
+    /// Returns whether a worker runs its share of a dispatch. Only a test can omit the last share.
     fn does(&self, dispatch: &Dispatch, worker: &Worker) -> bool {
         self.cut.as_deref() != Some(dispatch.label) || worker.index + 1 < worker.count
     }
 
-    /// Poisons buffers, and the memory of the workers.
+    /// Poisons buffers and the working memory of the workers.
     fn poison(&self, buffers: &[poison::Computed]) {
         for poison::Computed { id, .. } in buffers {
             // SAFETY: nothing runs between the pool's calls.
@@ -376,8 +374,8 @@ impl CpuExecutor {
         });
     }
 
-    /// Each dispatch alone and its twin on the same inputs, their outputs poisoned; the first
-    /// difference is an error.
+    /// Runs each dispatch and its reference on the same inputs, with poisoned outputs. Returns an
+    /// error at the first difference.
     fn run_checked(
         &self,
         recorded: &Recorded,
@@ -424,15 +422,15 @@ impl CpuExecutor {
 }
 
 /// Returns whether workers share each row that is prepared, because there are fewer rows than
-/// workers. The groups of a row are rounded apart.
+/// workers. This needs groups that are rounded independently.
 fn is_cut(op: &Prepare, step: &StepView<'_>, workers: usize) -> bool {
     let Prepare { act, rows, .. } = op;
     let apart = act.format.int8 && !act.format.hadamard && act.format.group != Group::Row;
     apart && step.live(*rows).len() < workers
 }
 
-/// Returns the bytes of a float of an output; `None` for integers, and for int8 caches, whose NaN
-/// has the same bits everywhere.
+/// Returns the bytes per float of an output. Returns `None` for integers and for int8 caches,
+/// because their NaN has the same bits everywhere.
 fn float_bytes(op: &Op, id: BufferId) -> Option<usize> {
     match op {
         Op::Prepare(prepare) if prepare.act.format.int8 && id != prepare.act.scales => None,
@@ -445,7 +443,7 @@ fn float_bytes(op: &Op, id: BufferId) -> Option<usize> {
     }
 }
 
-/// Returns the first byte of a number that differs from its twin's. Any NaN equals any other.
+/// Returns the first byte of a number that differs from the reference. All NaN are equal.
 fn first_difference(fast: &[u8], twin: &[u8], floats: Option<usize>) -> Option<usize> {
     let is_nan = |bytes: &[u8]| match *bytes {
         [a, b, c, d] => f32::from_le_bytes([a, b, c, d]).is_nan(),
@@ -458,12 +456,13 @@ fn first_difference(fast: &[u8], twin: &[u8], floats: Option<usize>) -> Option<u
     pairs.position(|(a, b)| !same(a, b)).map(|i| i * unit)
 }
 
-/// Committed positions of each sequence in the step.
+/// Returns the number of committed positions of each sequence in the step.
 fn bases(step: &StepView<'_>) -> impl Iterator<Item = usize> {
     (0..step.rows).filter(|row| step.roots[*row] as usize == *row).map(|row| step.base(row))
 }
 
-/// This worker's (kv head, slots) pairs: blocks as large as keeps every worker busy.
+/// Returns this worker's (kv head, slots) pairs. Blocks are as large as possible while every worker
+/// has work.
 fn attention_tasks(
     heads: usize,
     slots: usize,
@@ -480,8 +479,7 @@ fn attention_tasks(
     })
 }
 
-/// Channels of a key that lie together: two int8 codes are multiplied with two channels of a query
-/// at once.
+/// Adjacent channels of a key: two int8 codes are multiplied by two channels of a query at once.
 pub fn key_block(format: KvFormat) -> usize {
     if format == KvFormat::Q8 { 2 } else { 1 }
 }
@@ -527,7 +525,8 @@ impl Executor for CpuExecutor {
         Ok(PlanId(self.plans.len() as u32 - 1))
     }
 
-    /// Done on return: the processor is what else could work meanwhile.
+    /// Runs the whole pass before it returns, because the processor could not do other work at the
+    /// same time.
     fn start(&mut self, plan: PlanId, _: Option<(BufferId, usize)>) -> Result<bool> {
         let recorded = &self.plans[plan.0 as usize];
         // SAFETY: no kernel writes the step buffer.
@@ -587,7 +586,7 @@ impl Reports for CpuExecutor {
         Some(read_bandwidth(&self.pool, probe_bytes()) * 1e9)
     }
 
-    /// Weights stay in the host's memory.
+    /// Returns `None`, because weights stay in the host's memory.
     fn upload_bandwidth(&mut self) -> Option<f64> {
         None
     }

@@ -1,5 +1,5 @@
-//! Products with the chosen experts. The slots of one expert are multiplied together, so that its
-//! weights are read once. Each slot's sums are the same in any company.
+//! Products with the chosen experts. All slots of one expert are multiplied together, so that its
+//! weights are read once. The sums of a slot do not depend on the other slots.
 
 use super::isa::Isa;
 use super::linear::{self, OutputPlace, PackedMatrix, TILE};
@@ -12,7 +12,7 @@ use crate::compute::reference;
 use crate::compute::step::StepView;
 use std::ops::Range;
 
-/// Slots by their experts.
+/// Returns (expert, slot) pairs, sorted by expert.
 fn by_expert(buffers: &Buffers, op: &Experts, step: &StepView<'_>) -> Vec<(u32, u32)> {
     let slots = step.live(RowSet::Slots(op.used));
     // SAFETY: the choice was made before the last barrier.
@@ -24,12 +24,12 @@ fn by_expert(buffers: &Buffers, op: &Experts, step: &StepView<'_>) -> Vec<(u32, 
     pairs
 }
 
-/// Returns how many experts are chosen.
+/// Returns the number of different experts that are chosen.
 pub fn distinct(buffers: &Buffers, op: &Experts, step: &StepView<'_>) -> usize {
     by_expert(buffers, op, step).chunk_by(|a, b| a.0 == b.0).count()
 }
 
-/// One dispatch.
+/// Arguments of one dispatch.
 pub struct ExpertCall<'a> {
     pub isa: Isa,
     pub buffers: &'a Buffers,
@@ -40,7 +40,7 @@ pub struct ExpertCall<'a> {
 }
 
 impl ExpertCall<'_> {
-    /// Computes a worker's share. `spare` is the thread's own memory.
+    /// Computes a worker's share. `spare` is the working memory of the thread.
     pub fn run(&self, step: &StepView<'_>, worker: &Worker, spare: &mut Vec<f32>) {
         let pairs = by_expert(self.buffers, self.op, step);
         let experts: Vec<&[(u32, u32)]> = pairs.chunk_by(|a, b| a.0 == b.0).collect();
@@ -55,7 +55,7 @@ impl ExpertCall<'_> {
         }
     }
 
-    /// Multiplies the slots of one expert with some tiles of its outputs.
+    /// Multiplies the slots of one expert by some tiles of its outputs.
     fn multiply(&self, slots: &[(u32, u32)], part: Range<usize>, spare: &mut Vec<f32>) {
         let ExpertCall { buffers, op, first, .. } = *self;
         let (width, (expert, slot)) = (op.width(first.rows()), slots[0]);
@@ -100,7 +100,7 @@ impl ExpertCall<'_> {
         }
     }
 
-    /// Multiplies rows with tiles of an expert: with a gate, those of its gate.
+    /// Multiplies rows by tiles of an expert. For a gated product, `tiles` are those of the gate.
     ///
     /// # Safety
     /// As for [`linear::linear`].
@@ -114,7 +114,7 @@ impl ExpertCall<'_> {
         let (isa, first) = (self.isa, self.first);
         let (up, act_up, up_from) = match self.op.weights {
             ExpertWeights::Plain(_) => {
-                // SAFETY: passed on to the caller.
+                // SAFETY: the caller upholds the contract.
                 return unsafe { linear::linear(isa, first, act, tiles, out) };
             }
             ExpertWeights::Fused(_) => (first, act, first.tiles() / self.op.experts / 2),
@@ -125,7 +125,7 @@ impl ExpertCall<'_> {
     }
 }
 
-/// Floats of memory that a gathered row of activations takes.
+/// Returns the floats of memory for one gathered row of activations.
 fn floats(act: &Act) -> usize {
     act.cols / if act.format.int8 { 4 } else { 1 } + 2 * act.format.groups(act.cols)
 }
@@ -146,7 +146,7 @@ unsafe fn gathered<'a>(
     let sums = bytemuck::cast_slice_mut::<f32, i32>(sums);
     let bytes = bytemuck::cast_slice_mut::<f32, u8>(values);
     for (i, row) in rows.enumerate() {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds the contract.
         let own = unsafe { reference::act_view(buffers, act, row..row + 1) };
         let from: &[u8] = match own.values {
             ActValues::I8(values) => bytemuck::cast_slice(values),

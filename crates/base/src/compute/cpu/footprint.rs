@@ -1,4 +1,4 @@
-//! The executor's use of memory, computed by its own rules without loading anything.
+//! Memory use of the CPU executor, computed without loading anything.
 
 use super::executor::{MAX_ROWS, key_block};
 use super::linear::PackedMatrix;
@@ -8,7 +8,7 @@ use crate::compute::{KvFormat, Plan, StepLayout};
 use crate::tensor::Format;
 use anyhow::Result;
 
-/// The processor's share of memory, counted.
+/// Counts the memory of the processor's share.
 pub struct CpuFootprint;
 
 impl Footprint for CpuFootprint {

@@ -1,24 +1,25 @@
-//! Weights that a worker fetches while it waits for others.
+//! Prefetch of weights while a worker waits for other workers.
 
 use super::linear::LINE;
 use super::simd::prefetch_far;
 use std::cell::Cell;
 
-/// Most bytes that are fetched for one dispatch: a part of the smallest second-level cache.
+/// Limit for the bytes that are prefetched for one dispatch: a part of the smallest second-level
+/// cache.
 const MOST: usize = 128 << 10;
-/// Lines that are fetched between two looks at the barrier.
+/// Lines that are prefetched between two checks of the barrier.
 const LINES: usize = 4;
 
-/// The weights that a worker reads next, in parts.
+/// The weights that a worker will read next, in parts.
 #[derive(Default)]
 pub struct Idle<'a> {
     parts: [&'a [u8]; 3],
-    /// Bytes fetched.
+    /// Bytes that were prefetched.
     fetched: Cell<usize>,
 }
 
 impl<'a> Idle<'a> {
-    /// The beginnings of some matrices, which are read one after the other.
+    /// Returns the first bytes of matrices that are read one after the other.
     pub fn in_turn(parts: impl Iterator<Item = &'a [u8]>) -> Idle<'a> {
         let mut left = MOST;
         let mut ahead = Idle::default();
@@ -29,13 +30,13 @@ impl<'a> Idle<'a> {
         ahead
     }
 
-    /// The beginnings of two matrices, which are read by turns.
+    /// Returns the first bytes of two matrices that are read in alternation.
     pub fn by_turns(parts: [&'a [u8]; 2]) -> Idle<'a> {
         let [a, b] = parts.map(|part| &part[..part.len().min(MOST / 2)]);
         Idle { parts: [a, b, &[]], ..Idle::default() }
     }
 
-    /// Fetches a little more.
+    /// Prefetches the next few lines.
     pub fn fetch(&self) {
         let mut from = self.fetched.get();
         self.fetched.set(from + LINES * LINE);

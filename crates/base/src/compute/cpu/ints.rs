@@ -11,7 +11,7 @@ impl Ints for Scalar {
     }
     #[inline(always)]
     unsafe fn load_pairs(p: *const i8) -> Self::Pairs {
-        // SAFETY: passed on to the caller.
+        // SAFETY: the caller upholds the contract.
         unsafe { p.cast::<[[i8; 2]; 16]>().read_unaligned() }
     }
     #[inline(always)]
@@ -25,7 +25,7 @@ impl Ints for Scalar {
     }
     #[inline(always)]
     unsafe fn load_i8(p: *const i8) -> Self {
-        // SAFETY: passed on to the caller.
+        // SAFETY: the caller upholds the contract.
         Scalar(unsafe { p.cast::<[i8; 16]>().read_unaligned() }.map(|v| v as f32))
     }
 }
@@ -44,7 +44,7 @@ mod x86 {
         }
         #[inline(always)]
         unsafe fn load_pairs(p: *const i8) -> Self::Pairs {
-            // SAFETY: the caller's promise, and as for `intrinsics`.
+            // SAFETY: the caller upholds the contract; otherwise as in `intrinsics`.
             unsafe { [0, 16].map(|i| _mm256_cvtepi8_epi16(_mm_loadu_si128(p.add(i).cast()))) }
         }
         #[inline(always)]
@@ -61,7 +61,7 @@ mod x86 {
         }
         #[inline(always)]
         unsafe fn load_i8(p: *const i8) -> Self {
-            // SAFETY: the caller's promise, and as for `intrinsics`.
+            // SAFETY: the caller upholds the contract; otherwise as in `intrinsics`.
             unsafe {
                 let half =
                     |i| _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(p.add(i).cast())));
@@ -79,7 +79,7 @@ mod x86 {
         }
         #[inline(always)]
         unsafe fn load_pairs(p: *const i8) -> Self::Pairs {
-            // SAFETY: the caller's promise, and as for `intrinsics`.
+            // SAFETY: the caller upholds the contract; otherwise as in `intrinsics`.
             unsafe { _mm512_cvtepi8_epi16(_mm256_loadu_si256(p.cast())) }
         }
         #[inline(always)]
@@ -92,7 +92,7 @@ mod x86 {
         }
         #[inline(always)]
         unsafe fn load_i8(p: *const i8) -> Self {
-            // SAFETY: the caller's promise, and as for `intrinsics`.
+            // SAFETY: the caller upholds the contract; otherwise as in `intrinsics`.
             unsafe { Avx512(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p.cast())))) }
         }
     }

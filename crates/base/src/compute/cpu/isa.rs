@@ -1,12 +1,12 @@
-//! Which vector instructions the CPU kernels may use, found at run time.
+//! Instruction sets of the CPU kernels, detected at run time.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// An instruction set the kernels are written for. All give the same bits.
+/// An instruction set with its own kernels. All return the same bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Isa {
-    /// Plain Rust, any machine.
+    /// Plain Rust, on any machine.
     Scalar,
     /// AVX2 with FMA, F16C and BMI2.
     Avx2,
@@ -21,21 +21,21 @@ pub enum Isa {
 }
 
 impl Isa {
-    /// All of all machines; those of one machine are in order of speed, slowest first.
+    /// All instruction sets. Those of one machine are in order of speed, the slowest first.
     const ALL: [Isa; 6] =
         [Isa::Scalar, Isa::Avx2, Isa::AvxVnni, Isa::Avx512Vnni, Isa::NeonDot, Isa::NeonI8mm];
 
-    /// The fastest one this machine has.
+    /// Returns the fastest instruction set of this machine.
     pub fn detect() -> Isa {
         Isa::all_supported().pop().unwrap_or(Isa::Scalar)
     }
 
-    /// All that this machine has, slowest first.
+    /// Returns all instruction sets of this machine, the slowest first.
     pub fn all_supported() -> Vec<Isa> {
         Isa::ALL.into_iter().filter(|isa| isa.is_supported()).collect()
     }
 
-    /// True where this machine has the instructions.
+    /// Returns whether this machine has the instructions.
     pub fn is_supported(self) -> bool {
         match self {
             Isa::Scalar => true,

@@ -1,32 +1,32 @@
-//! Memory for weights: aligned to cache lines, on huge pages where the system offers them (fewer
-//! address translations, and the hardware prefetcher need not stop every 4 KB).
+//! Memory for weights, aligned to cache lines and on huge pages if the system has them. Huge pages
+//! need fewer address translations, and the hardware prefetcher does not stop every 4 KB.
 
 use crate::os;
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-/// Bytes aligned to lines, on huge pages where the system offers them.
+/// Bytes that are aligned to cache lines, on huge pages if the system has them.
 pub struct Lines {
     start: NonNull<u8>,
     len: usize,
-    /// Keeps the memory.
+    /// Keeps the memory allocated.
     _block: Option<Arc<Block>>,
 }
 
-// SAFETY: plain bytes. No other `Lines` has any of them.
+// SAFETY: the value consists of plain bytes, and no other `Lines` has any of them.
 unsafe impl Send for Lines {}
 // SAFETY: shared access only reads.
 unsafe impl Sync for Lines {}
 
-/// Bytes of a cache line and of the widest vector.
+/// Bytes in a cache line and in the widest vector.
 const ALIGN: usize = 64;
 /// Size and alignment of a huge page.
 const HUGE_PAGE: usize = 2 << 20;
-/// Size of a block that small matrices share. Alone, a small matrix would lie on small pages.
+/// Size of a block that small matrices share. A small matrix alone would be on small pages.
 const SHARED: usize = 2 * HUGE_PAGE;
 
-/// Memory from the allocator, freed on drop.
+/// Memory from the allocator, which is freed on drop.
 struct Block {
     start: NonNull<u8>,
     layout: Layout,
@@ -38,7 +38,7 @@ unsafe impl Send for Block {}
 unsafe impl Sync for Block {}
 
 impl Block {
-    /// Allocates `len` bytes, more than none.
+    /// Allocates `len` bytes. `len` must not be 0.
     fn new(len: usize) -> Arc<Block> {
         let layout = Layout::from_size_align(len, HUGE_PAGE)
             .expect("a matrix in memory has no more than isize::MAX bytes");
@@ -59,18 +59,18 @@ impl Drop for Block {
     }
 }
 
-/// The blocks that small matrices are taken from, and the bytes in use of each. A block lives as
-/// long as its matrices do.
+/// Blocks for small matrices, and the used bytes of each. A block exists as long as one of its
+/// matrices.
 static OPEN: Mutex<Vec<(Weak<Block>, usize)>> = Mutex::new(Vec::new());
 
 impl Lines {
-    /// `len` zero bytes, every page of them touched.
+    /// Allocates `len` zero bytes, and writes to all of their pages.
     pub fn zeroed(len: usize) -> Lines {
         if len == 0 {
             return Lines { start: NonNull::dangling(), len, _block: None };
         }
         let (block, offset) = Self::place(len);
-        // SAFETY: the block has `len` bytes from the offset on, which nobody else uses.
+        // SAFETY: the block has `len` bytes from the offset on, which no other code uses.
         let start = unsafe {
             let start = block.start.add(offset);
             start.write_bytes(0, len);
@@ -79,14 +79,15 @@ impl Lines {
         Lines { start, len, _block: Some(block) }
     }
 
-    /// Returns a block with room for `len` bytes, and the place of the room.
+    /// Returns a block with `len` free bytes, and their offset.
     fn place(len: usize) -> (Arc<Block>, usize) {
         if len >= HUGE_PAGE {
             return (Block::new(len), 0);
         }
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
         open.retain(|(block, _)| block.strong_count() > 0);
-        // The first block with room, so that small matrices fill what larger ones leave.
+        // Uses the first block with enough room, so that small matrices fill the space that larger
+        // ones leave.
         for (block, used) in open.iter_mut() {
             if *used + len <= SHARED
                 && let Some(block) = block.upgrade()

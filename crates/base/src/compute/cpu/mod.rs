@@ -1,5 +1,5 @@
-//! The CPU executor: packed weights, one thread pool, kernels picked for the instruction set found
-//! at run time.
+//! The CPU executor: packed weights, one thread pool, and kernels for the instruction set that is
+//! detected at run time.
 
 pub mod attention;
 pub mod bandwidth;

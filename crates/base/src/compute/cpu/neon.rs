@@ -11,11 +11,12 @@ use std::array::from_fn;
 #[derive(Clone, Copy)]
 pub struct Neon([float32x4_t; 4]);
 
-/// Four f16 as f32. The intrinsic is newer than the Rust that a build needs.
+/// Converts four f16 to f32. The intrinsic for it is newer than the Rust version that a build
+/// needs.
 #[inline(always)]
 fn widen(halves: uint16x4_t) -> float32x4_t {
     let floats;
-    // SAFETY: an instruction of every ARM64 processor, on registers alone.
+    // SAFETY: every ARM64 processor has the instruction, and it only uses registers.
     unsafe {
         asm!(
             "fcvtl {0:v}.4s, {1:v}.4h",
@@ -27,7 +28,7 @@ fn widen(halves: uint16x4_t) -> float32x4_t {
     floats
 }
 
-/// The reverse, rounded to nearest even.
+/// Converts four f32 to f16, rounded to nearest even.
 #[inline(always)]
 fn narrow(floats: float32x4_t) -> uint16x4_t {
     let halves;
@@ -62,18 +63,18 @@ impl Lanes for Neon {
     }
     #[inline(always)]
     unsafe fn load(p: *const f32) -> Self {
-        // SAFETY: the caller's promise, and as for `intrinsics`.
+        // SAFETY: the caller upholds the contract; otherwise as in `intrinsics`.
         Neon(from_fn(|i| unsafe { vld1q_f32(p.add(4 * i)) }))
     }
     #[inline(always)]
     unsafe fn load_f16(p: *const f16) -> Self {
-        // SAFETY: the caller's promise, and as for `intrinsics`.
+        // SAFETY: the caller upholds the contract; otherwise as in `intrinsics`.
         Neon(from_fn(|i| widen(unsafe { vld1_u16(p.cast::<u16>().add(4 * i)) })))
     }
     #[inline(always)]
     unsafe fn store(self, p: *mut f32) {
         for (i, v) in self.0.into_iter().enumerate() {
-            // SAFETY: the caller's promise, and as for `intrinsics`.
+            // SAFETY: the caller upholds the contract; otherwise as in `intrinsics`.
             unsafe { vst1q_f32(p.add(4 * i), v) }
         }
     }
@@ -125,7 +126,7 @@ impl Lanes for Neon {
     }
     #[inline(always)]
     unsafe fn store_i8(self, p: *mut i8) {
-        // SAFETY: the caller's promise, and as for `intrinsics`.
+        // SAFETY: the caller upholds the contract; otherwise as in `intrinsics`.
         unsafe {
             let words = self.0.map(|v| vqmovn_s32(vcvtnq_s32_f32(v)));
             let low = vqmovn_s16(vcombine_s16(words[0], words[1]));
@@ -136,13 +137,13 @@ impl Lanes for Neon {
     #[inline(always)]
     unsafe fn store_f16(self, p: *mut f16) {
         for (i, v) in self.0.into_iter().enumerate() {
-            // SAFETY: the caller's promise, and as for `intrinsics`.
+            // SAFETY: the caller upholds the contract; otherwise as in `intrinsics`.
             unsafe { vst1_u16(p.cast::<u16>().add(4 * i), narrow(v)) }
         }
     }
 }
 
-/// Pairs lie apart: the first i16 of each, eight a register, then the second ones.
+/// The two i16 of a pair are in different registers: eight first ones, then eight second ones.
 impl Ints for Neon {
     type Sums = [int32x4_t; 4];
     type Pairs = [[int16x8_t; 2]; 2];
@@ -152,7 +153,7 @@ impl Ints for Neon {
     }
     #[inline(always)]
     unsafe fn load_pairs(p: *const i8) -> Self::Pairs {
-        // SAFETY: the caller's promise, and as for `intrinsics`.
+        // SAFETY: the caller upholds the contract; otherwise as in `intrinsics`.
         unsafe {
             let int8x16x2_t(first, second) = vld2q_s8(p);
             [first, second].map(|v| [vmovl_s8(vget_low_s8(v)), vmovl_high_s8(v)])
@@ -177,7 +178,7 @@ impl Ints for Neon {
     }
     #[inline(always)]
     unsafe fn load_i8(p: *const i8) -> Self {
-        // SAFETY: the caller's promise, and as for `intrinsics`.
+        // SAFETY: the caller upholds the contract; otherwise as in `intrinsics`.
         unsafe {
             let bytes = vld1q_s8(p);
             let words = [vmovl_s8(vget_low_s8(bytes)), vmovl_high_s8(bytes)];

@@ -1,8 +1,8 @@
-//! Persistent worker threads that run one closure together and meet at barriers.
+//! Persistent worker threads that run one closure together and synchronise at barriers.
 //!
-//! Waiting spins for some microseconds (the usual gap between two kernels), then yields (the
-//! machine may be shared), then parks (nothing burns power between tokens). A panic in one worker
-//! releases the others from their barriers and reaches the caller.
+//! A waiting thread spins for some microseconds (the usual time between two kernels), then yields
+//! (other programs may need the core), then parks (to save power between tokens). A panic in one
+//! worker releases the others from their barriers and is passed to the caller.
 
 use crate::error::no_thread;
 use crate::util::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
@@ -15,33 +15,34 @@ use std::sync::PoisonError;
 
 type Job = *const (dyn Fn(&Worker<'_>) + Sync);
 
-/// Threads that wait for work. The thread that calls [`Pool::run`] takes part as worker 0.
+/// Threads that wait for work. The thread that calls [`Pool::run`] is worker 0.
 pub struct Pool {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
-    /// Held while a closure runs: callers take turns.
+    /// Held while a closure runs, so that callers take turns.
     turn: Mutex<()>,
 }
 
-/// One of the threads inside [`Pool::run`].
+/// One of the threads in a call of [`Pool::run`].
 pub struct Worker<'a> {
-    /// 0 is the caller's thread.
+    /// Index of the worker; 0 is the caller's thread.
     pub index: usize,
-    /// Workers in this run.
+    /// Number of workers in this run.
     pub count: usize,
     shared: &'a Shared,
 }
 
 struct Shared {
-    /// Number of the current run; written after `job`, so whoever sees it sees the job.
+    /// Number of the current run. It is written after `job`, so a thread that sees it also sees the
+    /// job.
     epoch: AtomicU64,
     job: UnsafeCell<Option<Job>>,
-    /// Workers other than the caller that have not finished the current run.
+    /// Number of workers, without the caller, that have not finished the current run.
     running: AtomicUsize,
-    /// Workers waiting at the current barrier, and how many barriers were passed.
+    /// Number of workers that wait at the current barrier, and number of passed barriers.
     arrived: AtomicUsize,
     barriers: AtomicUsize,
-    /// Set when a worker panicked: barriers let everyone out by panicking too.
+    /// Set when a worker has panicked. Workers at barriers then panic too.
     broken: AtomicBool,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
     stop: AtomicBool,
@@ -55,19 +56,19 @@ unsafe impl Sync for Shared {}
 // alive.
 unsafe impl Send for Shared {}
 
-/// Where one worker sleeps.
+/// State of one sleeping worker.
 #[derive(Default)]
 struct Seat {
     asleep: AtomicBool,
-    /// The caller's may differ from run to run.
+    /// The thread to wake. Worker 0 may be another thread in each run.
     thread: Mutex<Option<Thread>>,
 }
 
-/// The panic of a worker whose neighbour panicked first.
+/// Panic payload of a worker that was released because another worker had panicked.
 struct Released;
 
 impl Pool {
-    /// Starts `threads - 1` threads; the caller of `run` is the last one.
+    /// Starts `threads - 1` threads. The caller of `run` is the last worker.
     pub fn new(threads: usize) -> Result<Pool> {
         ensure!(threads >= 1, "a thread pool needs at least one thread");
         let shared = Arc::new(Shared {
@@ -96,14 +97,14 @@ impl Pool {
         Ok(pool)
     }
 
-    /// Workers in a run.
+    /// Returns the number of workers in a run.
     pub fn threads(&self) -> usize {
         self.shared.seats.len()
     }
 
-    /// Runs `f` once on every worker and returns when all have finished. Panics with the first
-    /// panic of any worker. Calls from several threads take turns; a call from inside `f` would
-    /// wait for itself forever.
+    /// Runs `f` once on every worker, and returns when all have finished. If workers panic, it
+    /// panics with the first of their panics. Calls from several threads take turns. A call from
+    /// inside `f` would deadlock.
     pub fn run(&self, f: &(dyn Fn(&Worker<'_>) + Sync)) {
         let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let shared = &*self.shared;
@@ -143,13 +144,13 @@ impl Drop for Pool {
 }
 
 impl Worker<'_> {
-    /// Waits until every worker of the run has come here. All writes before it are visible to
-    /// all workers after it.
+    /// Waits until every worker of the run has called it. All writes before it are visible to all
+    /// workers after it.
     pub fn barrier(&self) {
         self.barrier_with(|| {});
     }
 
-    /// The same; calls `idle` again and again while it waits.
+    /// [`Worker::barrier`], which calls `idle` repeatedly while it waits.
     pub fn barrier_with(&self, idle: impl Fn()) {
         if self.count == 1 {
             return;
@@ -175,14 +176,14 @@ impl Worker<'_> {
         }
     }
 
-    /// This worker's part of `0..n`, cut into runs of nearly equal length.
+    /// Returns this worker's part of `0..n`. All parts have nearly equal length.
     pub fn share(&self, n: usize) -> std::ops::Range<usize> {
         n * self.index / self.count..n * (self.index + 1) / self.count
     }
 }
 
 impl Shared {
-    /// The life of one thread.
+    /// Main loop of one thread.
     fn work(&self, index: usize) {
         let mut seen = 0;
         loop {
@@ -204,7 +205,7 @@ impl Shared {
         }
     }
 
-    /// Runs the closure as one worker and keeps its panic for the caller.
+    /// Runs the closure as one worker, and stores its panic for the caller.
     fn call(&self, f: &(dyn Fn(&Worker<'_>) + Sync), index: usize) {
         let worker = Worker { index, count: self.seats.len(), shared: self };
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| f(&worker))) {
@@ -224,8 +225,8 @@ impl Shared {
         let seat = &self.seats[index];
         loop {
             seat.asleep.store(true, Ordering::Relaxed);
-            // Either this thread sees the condition now, or the waker (which fences after making it
-            // true) sees `asleep`.
+            // Either this thread sees the condition now, or the waking thread sees `asleep`: it has
+            // a fence after it makes the condition true.
             fence(Ordering::SeqCst);
             if done() {
                 seat.asleep.store(false, Ordering::Relaxed);
@@ -280,8 +281,8 @@ mod tests {
                 pool.run(&|worker| {
                     assert_eq!(worker.count, threads);
                     for phase in 0..3 {
-                        // Relaxed on purpose: the barrier alone must make the neighbours' writes
-                        // visible.
+                        // Relaxed ordering is used on purpose: only the barrier must make the
+                        // writes of other workers visible.
                         slots[worker.index].store(round * 10 + phase, Ordering::Relaxed);
                         worker.barrier();
                         for slot in &slots {

@@ -1,5 +1,6 @@
-//! The row-local kernels in vectors. Norms are the twin's own code, compiled for each instruction
-//! set; preparation and rotation are written out, with the twin's operations in the twin's order.
+//! Vector kernels for single rows. Norms are the code of the reference, compiled for each
+//! instruction set. Preparation and rotation have their own code, with the reference's operations
+//! in the same order.
 
 use super::each_isa::for_each_isa;
 use super::simd::{Element, Lanes};
@@ -57,8 +58,9 @@ fn combine_body<L: Lanes>(buffers: &Buffers, op: &Combine, row: usize) {
 }
 
 for_each_isa! {
-    /// [`Prepare`](crate::compute::Prepare) for the groups `which` of one row. A row of floats, or
-    /// one with a Hadamard, is prepared whole. `spare` is the thread's own memory.
+    /// Runs [`Prepare`](crate::compute::Prepare) for the groups `which` of one row. A row of
+    /// floats, or with a Hadamard transform, is prepared as a whole. `spare` is the working memory
+    /// of the thread.
     pub fn prepare(
         buffers: &Buffers,
         input: BufferId,
@@ -117,8 +119,8 @@ fn prepare_body<L: Lanes>(
     }
 }
 
-/// Returns [`rows::best_top`] of each of one or two groups of equal length. The codes that are
-/// tried for a group fill half a vector.
+/// Returns [`rows::best_top`] of each of one or two groups of equal length. The candidates of a
+/// group fill half a vector.
 #[inline(always)]
 fn best_tops<'a, L: Lanes>(mut groups: impl Iterator<Item = &'a [f32]>) -> [f32; 2] {
     const { assert!(2 * TRIED == LANES) };
@@ -150,7 +152,7 @@ fn best_tops<'a, L: Lanes>(mut groups: impl Iterator<Item = &'a [f32]>) -> [f32;
     [rows::best_top(errors(0)), rows::best_top(errors(1))]
 }
 
-/// [`hadamard::transform`] from one row to another.
+/// Computes [`hadamard::transform`] from one row to another.
 #[inline(always)]
 fn transform<L: Lanes>(input: &[f32], out: &mut [f32]) {
     const VECTORS: usize = hadamard::WIDTH / LANES;
@@ -181,7 +183,7 @@ fn transform<L: Lanes>(input: &[f32], out: &mut [f32]) {
     }
 }
 
-/// The lanes of a vector.
+/// Returns the lanes of a vector.
 #[inline(always)]
 fn array<L: Lanes>(v: L) -> [f32; LANES] {
     let mut lanes = [0f32; LANES];
@@ -190,7 +192,7 @@ fn array<L: Lanes>(v: L) -> [f32; LANES] {
     lanes
 }
 
-/// Returns the scale of a group of whole vectors.
+/// Returns the scale of a group that consists of whole vectors.
 #[inline(always)]
 fn scale_of<L: Lanes>(values: &[f32]) -> Scale {
     let mut most = [L::zero(); 4];
@@ -201,7 +203,7 @@ fn scale_of<L: Lanes>(values: &[f32]) -> Scale {
     Scale::of(max_abs(&array(most[0].max_abs(most[1]).max_abs(most[2].max_abs(most[3])))))
 }
 
-/// [`rows::quantize_group`] in vectors, with the code of the largest value.
+/// [`rows::quantize_group`] in vectors, with the code of the largest value as an argument.
 #[inline(always)]
 fn quantize_group<L: Lanes>(
     values: &[f32],
@@ -237,9 +239,9 @@ fn quantize_group<L: Lanes>(
 }
 
 for_each_isa! {
-    /// [`Rope`] for some heads of one row: `heads` counts kv heads, each with the query heads
-    /// that share it. Threads split heads, not rows: neighbouring rows of scratch keys lie in one
-    /// cache line. `spare` is the thread's own memory.
+    /// Runs [`Rope`] for some heads of one row. `heads` counts kv heads, each with the query heads
+    /// that share it. Threads divide heads and not rows, because scratch keys of adjacent rows
+    /// share a cache line. `spare` is the working memory of the thread.
     pub fn rope(
         buffers: &Buffers,
         op: &Rope,
@@ -314,11 +316,11 @@ fn rope_body<L: Lanes>(
     }
 }
 
-/// Rounds keys and values to the cache's format: keys down a column with `max_rows` elements
-/// between them, values in a row.
+/// Rounds keys and values to the cache's format. Keys are stored in a column with `max_rows`
+/// elements between them, values in a row.
 ///
 /// # Safety
-/// No other thread touches that column and that row.
+/// No other thread accesses that column and that row.
 #[inline(always)]
 unsafe fn store_row<L: Lanes, E: Element>(
     buffers: &Buffers,
@@ -348,10 +350,10 @@ unsafe fn store_row<L: Lanes, E: Element>(
     }
 }
 
-/// One head's key and value as int8 with scales, see [`q8::quantize_group`].
+/// Stores one head's key and value as int8 with scales, see [`q8::quantize_group`].
 ///
 /// # Safety
-/// No other thread touches that head of that row.
+/// No other thread accesses that head of that row.
 #[inline(always)]
 unsafe fn store_codes<L: Lanes>(
     buffers: &Buffers,
@@ -379,12 +381,12 @@ unsafe fn store_codes<L: Lanes>(
                     unsafe { load(i).mul(inv).store_i8(codes.as_mut_ptr().add(i)) }
                 }),
             }
-            // SAFETY: passed on to the caller.
+            // SAFETY: the caller upholds the contract.
             unsafe {
                 buffers.slice_mut(id, kv.scratch_scale_at(max_rows, head, g, row), 1)[0] = scale
             };
         }
-        // SAFETY: passed on to the caller.
+        // SAFETY: the caller upholds the contract.
         unsafe {
             if id == kv.scratch_v {
                 buffers
@@ -392,7 +394,7 @@ unsafe fn store_codes<L: Lanes>(
                     .copy_from_slice(&codes[..dim]);
                 continue;
             }
-            // Pairs of channels, with `max_rows` pairs between them.
+            // Pairs of channels are stored with a distance of `max_rows` pairs.
             let column: *mut [i8; 2] =
                 buffers.part(id, head * dim / 2 * max_rows + row, (dim / 2 - 1) * max_rows + 1);
             for (d, pair) in codes[..dim].as_chunks::<2>().0.iter().enumerate() {

@@ -1,40 +1,40 @@
-//! Sixteen f32 lanes on each instruction set, for kernels written once and compiled for all.
+//! Vectors of sixteen f32 lanes on each instruction set, for kernels that are written once.
 //!
-//! Every method is one IEEE operation a lane, so the instruction set never changes a bit of a
+//! Every method is one IEEE operation per lane, so the instruction set never changes the bits of a
 //! result.
 
 use super::Isa;
 use crate::tensor::math::magnitude;
 use half::f16;
 
-/// Operations on integers, for int8 keys and values: sixteen exact sums of products of pairs.
+/// Integer operations for int8 keys and values: sixteen exact sums of products of pairs.
 pub trait Ints: Copy {
     /// Sixteen i32.
     type Sums: Copy;
     /// Sixteen pairs of i16.
     type Pairs: Copy;
     fn no_sums() -> Self::Sums;
-    /// Sixteen pairs of bytes, widened.
+    /// Loads sixteen pairs of bytes and converts them to i16.
     /// # Safety
     /// 32 readable bytes at `p`.
     unsafe fn load_pairs(p: *const i8) -> Self::Pairs;
-    /// Adds `keys[i].0 * query.0 + keys[i].1 * query.1` to sum i; the query's halves are i16, the
-    /// first one low.
+    /// Adds `keys[i].0 * query.0 + keys[i].1 * query.1` to sum i. The halves of `query` are i16,
+    /// the first one low.
     fn add_pairs(sums: Self::Sums, keys: Self::Pairs, query: i32) -> Self::Sums;
-    /// The sums as floats, nearest even.
+    /// Converts the sums to floats, rounded to nearest even.
     fn floats(sums: Self::Sums) -> Self;
     /// # Safety
     /// Sixteen readable bytes at `p`.
     unsafe fn load_i8(p: *const i8) -> Self;
 }
 
-/// Sixteen lanes. Implementations are zero-cost only inside a function compiled for their
+/// Sixteen lanes. The methods cost nothing extra only inside a function that is compiled for the
 /// instruction set.
 pub trait Lanes: Ints {
     const ISA: Isa;
     fn zero() -> Self;
     fn splat(v: f32) -> Self;
-    /// Eight times `low`, then eight times `high`.
+    /// Returns eight lanes of `low`, then eight lanes of `high`.
     fn pair(low: f32, high: f32) -> Self;
     /// # Safety
     /// Sixteen readable f32 at `p`.
@@ -45,34 +45,35 @@ pub trait Lanes: Ints {
     /// # Safety
     /// Sixteen writable f32 at `p`.
     unsafe fn store(self, p: *mut f32);
-    /// `self * b + c`, rounded once.
+    /// Returns `self * b + c`, rounded once.
     fn fma(self, b: Self, c: Self) -> Self;
     fn add(self, b: Self) -> Self;
     fn mul(self, b: Self) -> Self;
-    /// The larger of `self`, which is not negative, and `|b|`, lane by lane. NaN is the largest.
+    /// Returns the larger of `self`, which must not be negative, and `|b|`, lane by lane. NaN is
+    /// the largest.
     fn max_abs(self, b: Self) -> Self;
-    /// One stage of a Hadamard inside the vector: lane i becomes `x[i] + x[i ^ HALF]`, or `x[i ^
-    /// HALF] - x[i]` where i has that bit.
+    /// Runs one stage of a Hadamard transform inside the vector. Lane i becomes `x[i] + x[i ^
+    /// HALF]`, or `x[i ^ HALF] - x[i]` if bit `HALF` of i is set.
     fn butterfly<const HALF: usize>(self) -> Self;
-    /// Changes the sign of lane i where bit i is set.
+    /// Changes the sign of lane i if bit i of `signs` is set.
     fn flip(self, signs: u16) -> Self;
-    /// Rounds to nearest even, as int8; values lie within -127.5..127.5.
+    /// Rounds to the nearest int8, ties to even. Values must be within -127.5..127.5.
     /// # Safety
     /// Sixteen writable bytes at `p`.
     unsafe fn store_i8(self, p: *mut i8);
-    /// Rounds to f16, nearest even.
+    /// Rounds to the nearest f16, ties to even.
     /// # Safety
     /// Sixteen writable f16 at `p`.
     unsafe fn store_f16(self, p: *mut f16);
 }
 
-/// Begins to fetch the cache line of `p` into the nearest cache; any address will do.
+/// Starts to load the cache line of `p` into the nearest cache. Any address is allowed.
 #[inline(always)]
 pub fn prefetch<T>(p: *const T) {
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: fetching reads nothing that the program sees, and faults nowhere.
+        // SAFETY: a prefetch has no effect that the program sees, and never faults.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) };
     }
     #[cfg(target_arch = "aarch64")]
@@ -88,7 +89,7 @@ pub fn prefetch<T>(p: *const T) {
     let _ = p;
 }
 
-/// The same into the second-level cache.
+/// [`prefetch`] into the second-level cache.
 #[inline(always)]
 pub fn prefetch_far<T>(p: *const T) {
     #[cfg(target_arch = "x86_64")]
@@ -110,7 +111,7 @@ pub fn prefetch_far<T>(p: *const T) {
     let _ = p;
 }
 
-/// A stored key or value element.
+/// Element of stored keys or values.
 pub trait Element: bytemuck::Pod {
     /// # Safety
     /// Sixteen readable elements at `p`.
@@ -123,12 +124,12 @@ pub trait Element: bytemuck::Pod {
 impl Element for f32 {
     #[inline(always)]
     unsafe fn load<L: Lanes>(p: *const f32) -> L {
-        // SAFETY: passed on to the caller.
+        // SAFETY: the caller upholds the contract.
         unsafe { L::load(p) }
     }
     #[inline(always)]
     unsafe fn store<L: Lanes>(v: L, p: *mut f32) {
-        // SAFETY: passed on to the caller.
+        // SAFETY: the caller upholds the contract.
         unsafe { v.store(p) }
     }
 }
@@ -136,17 +137,17 @@ impl Element for f32 {
 impl Element for f16 {
     #[inline(always)]
     unsafe fn load<L: Lanes>(p: *const f16) -> L {
-        // SAFETY: passed on to the caller.
+        // SAFETY: the caller upholds the contract.
         unsafe { L::load_f16(p) }
     }
     #[inline(always)]
     unsafe fn store<L: Lanes>(v: L, p: *mut f16) {
-        // SAFETY: passed on to the caller.
+        // SAFETY: the caller upholds the contract.
         unsafe { v.store_f16(p) }
     }
 }
 
-/// Plain arrays: any processor.
+/// Plain arrays, for any processor.
 #[derive(Clone, Copy)]
 pub struct Scalar(pub(super) [f32; 16]);
 
@@ -166,17 +167,17 @@ impl Lanes for Scalar {
     }
     #[inline(always)]
     unsafe fn load(p: *const f32) -> Self {
-        // SAFETY: passed on to the caller.
+        // SAFETY: the caller upholds the contract.
         Scalar(unsafe { p.cast::<[f32; 16]>().read_unaligned() })
     }
     #[inline(always)]
     unsafe fn load_f16(p: *const f16) -> Self {
-        // SAFETY: passed on to the caller.
+        // SAFETY: the caller upholds the contract.
         Scalar(unsafe { p.cast::<[f16; 16]>().read_unaligned() }.map(f16::to_f32))
     }
     #[inline(always)]
     unsafe fn store(self, p: *mut f32) {
-        // SAFETY: passed on to the caller.
+        // SAFETY: the caller upholds the contract.
         unsafe { p.cast::<[f32; 16]>().write_unaligned(self.0) }
     }
     #[inline(always)]
@@ -211,12 +212,12 @@ impl Lanes for Scalar {
     }
     #[inline(always)]
     unsafe fn store_i8(self, p: *mut i8) {
-        // SAFETY: passed on to the caller.
+        // SAFETY: the caller upholds the contract.
         unsafe { p.cast::<[i8; 16]>().write_unaligned(self.0.map(|v| v.round_ties_even() as i8)) }
     }
     #[inline(always)]
     unsafe fn store_f16(self, p: *mut f16) {
-        // SAFETY: passed on to the caller.
+        // SAFETY: the caller upholds the contract.
         unsafe { p.cast::<[f16; 16]>().write_unaligned(self.0.map(f16::from_f32)) }
     }
 }
@@ -253,12 +254,12 @@ mod x86 {
         }
         #[inline(always)]
         unsafe fn load(p: *const f32) -> Self {
-            // SAFETY: the caller's promise, and as for `intrinsics`.
+            // SAFETY: the caller upholds the contract; otherwise as in `intrinsics`.
             unsafe { Avx2(_mm256_loadu_ps(p), _mm256_loadu_ps(p.add(8))) }
         }
         #[inline(always)]
         unsafe fn load_f16(p: *const f16) -> Self {
-            // SAFETY: the caller's promise, and as for `intrinsics`.
+            // SAFETY: the caller upholds the contract; otherwise as in `intrinsics`.
             unsafe {
                 Avx2(
                     _mm256_cvtph_ps(_mm_loadu_si128(p.cast())),
@@ -268,7 +269,7 @@ mod x86 {
         }
         #[inline(always)]
         unsafe fn store(self, p: *mut f32) {
-            // SAFETY: the caller's promise, and as for `intrinsics`.
+            // SAFETY: the caller upholds the contract; otherwise as in `intrinsics`.
             unsafe {
                 _mm256_storeu_ps(p, self.0);
                 _mm256_storeu_ps(p.add(8), self.1);
@@ -288,7 +289,8 @@ mod x86 {
         }
         #[inline(always)]
         fn max_abs(self, b: Self) -> Self {
-            // Floats without a sign are ordered like integers, and so are infinity and NaN.
+            // Floats without a sign have the same order as their integers, including infinity and
+            // NaN.
             intrinsics! {
                 let sign = _mm256_set1_ps(-0.0);
                 let one = |most, b| {
@@ -340,7 +342,7 @@ mod x86 {
         }
         #[inline(always)]
         unsafe fn store_i8(self, p: *mut i8) {
-            // SAFETY: the caller's promise, and as for `intrinsics`.
+            // SAFETY: the caller upholds the contract; otherwise as in `intrinsics`.
             unsafe {
                 let words =
                     _mm256_packs_epi32(_mm256_cvtps_epi32(self.0), _mm256_cvtps_epi32(self.1));
@@ -354,7 +356,7 @@ mod x86 {
         }
         #[inline(always)]
         unsafe fn store_f16(self, p: *mut f16) {
-            // SAFETY: the caller's promise, and as for `intrinsics`.
+            // SAFETY: the caller upholds the contract; otherwise as in `intrinsics`.
             unsafe {
                 _mm_storeu_si128(p.cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.0));
                 _mm_storeu_si128(
@@ -384,17 +386,17 @@ mod x86 {
         }
         #[inline(always)]
         unsafe fn load(p: *const f32) -> Self {
-            // SAFETY: the caller's promise, and as for `intrinsics`.
+            // SAFETY: the caller upholds the contract; otherwise as in `intrinsics`.
             unsafe { Avx512(_mm512_loadu_ps(p)) }
         }
         #[inline(always)]
         unsafe fn load_f16(p: *const f16) -> Self {
-            // SAFETY: the caller's promise, and as for `intrinsics`.
+            // SAFETY: the caller upholds the contract; otherwise as in `intrinsics`.
             unsafe { Avx512(_mm512_cvtph_ps(_mm256_loadu_si256(p.cast()))) }
         }
         #[inline(always)]
         unsafe fn store(self, p: *mut f32) {
-            // SAFETY: the caller's promise, and as for `intrinsics`.
+            // SAFETY: the caller upholds the contract; otherwise as in `intrinsics`.
             unsafe { _mm512_storeu_ps(p, self.0) }
         }
         #[inline(always)]
@@ -445,12 +447,12 @@ mod x86 {
         }
         #[inline(always)]
         unsafe fn store_i8(self, p: *mut i8) {
-            // SAFETY: the caller's promise, and as for `intrinsics`.
+            // SAFETY: the caller upholds the contract; otherwise as in `intrinsics`.
             unsafe { _mm_storeu_si128(p.cast(), _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(self.0))) }
         }
         #[inline(always)]
         unsafe fn store_f16(self, p: *mut f16) {
-            // SAFETY: the caller's promise, and as for `intrinsics`.
+            // SAFETY: the caller upholds the contract; otherwise as in `intrinsics`.
             unsafe {
                 _mm256_storeu_si256(p.cast(), _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(self.0))
             }
@@ -458,12 +460,12 @@ mod x86 {
     }
 }
 
-/// Evaluates intrinsics that take no pointer, in a method of a type of their instruction set.
+/// Evaluates intrinsics without pointer arguments, in a method of a type of their instruction set.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 macro_rules! intrinsics {
     ($($body:tt)*) => {
-        // SAFETY: the types of an instruction set are named only by functions that are compiled for
-        // it, and the callers of those checked that the machine has it.
+        // SAFETY: types of an instruction set are only used by functions that are compiled for it,
+        // and the callers of those functions have checked that the machine has it.
         unsafe { $($body)* }
     };
 }

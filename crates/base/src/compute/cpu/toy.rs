@@ -1,4 +1,4 @@
-//! A pass with the block of the tests.
+//! Test of a pass with the block of the tests.
 
 use super::executor::{CpuExecutor, CpuOptions};
 use super::isa::Isa;
@@ -11,7 +11,7 @@ use crate::compute::step::{NO_PARENT, StepLayout, StepView};
 use crate::tensor::Format;
 use crate::tensor::quantize::{gaussian, quantize};
 
-/// A pass of a block that is a row of `BLOCKS` and nothing else. The executor compares each
+/// Runs a pass with a block that is only defined by its row in `BLOCKS`. The executor compares each
 /// dispatch with its scalar definition.
 #[test]
 fn a_block_is_its_row() {
@@ -51,7 +51,7 @@ fn a_block_is_its_row() {
         exec.write(buffer, 0, bytemuck::cast_slice(&words)).unwrap();
         let plan = exec.record(plan, buffer, layout).unwrap();
         exec.run(plan).unwrap();
-        // A token is the likeliest after itself, since the head is the table.
+        // Each token's likeliest successor is itself, because the head is the embedding table.
         let mut found = vec![0f32; ROWS * vocab];
         exec.read(logits, 0, bytemuck::cast_slice_mut(&mut found)).unwrap();
         for (row, token) in found.chunks_exact(vocab).zip(tokens) {

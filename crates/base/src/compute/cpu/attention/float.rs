@@ -1,4 +1,4 @@
-//! Attention's walks over keys and values that are stored as floats.
+//! Attention loops over keys and values that are stored as floats.
 
 use super::{Attention, Part, Stored, fits, q8};
 use crate::compute::cpu::simd::{Element, Lanes, prefetch};
@@ -6,11 +6,11 @@ use crate::kv::PAGE;
 use crate::tensor::math::LANES;
 use std::ops::Range;
 
-/// Lines of a cache that are fetched ahead, one a step of a walk. Each lies in another place, which
-/// the hardware foresees for long walks only.
+/// Cache lines that are prefetched, one per step of a loop. Each is at a new address, which the
+/// hardware only predicts in long loops.
 const AHEAD: usize = 16;
 
-/// A cache of such elements.
+/// A cache with elements of type `E`.
 pub struct Floats<E>(std::marker::PhantomData<E>);
 
 impl<E: Element> Stored for Floats<E> {
@@ -50,8 +50,8 @@ impl<E: Element> Stored for Floats<E> {
     }
 }
 
-/// Scaled dot products of `N` queries with the keys of `columns`, rounded out to whole vectors:
-/// `keys` is `[head_dim, stride]`, `out` is `[N, stride]`.
+/// Computes scaled dot products of `N` queries with the keys of `columns`, extended to whole
+/// vectors. `keys` is `[head_dim, stride]`, `out` is `[N, stride]`.
 #[inline(always)]
 fn scores<L: Lanes, E: Element, const N: usize>(
     q: &[&[f32]; N],
@@ -66,8 +66,7 @@ fn scores<L: Lanes, E: Element, const N: usize>(
     if columns.is_empty() {
         return;
     }
-    // Several vectors of keys at once, so that enough independent chains of multiply-adds are under
-    // way.
+    // Several vectors of keys at once provide enough independent chains of multiply-adds.
     while start < end {
         // SAFETY: the columns exist, checked above.
         let vectors = unsafe {
@@ -85,7 +84,7 @@ fn scores<L: Lanes, E: Element, const N: usize>(
     }
 }
 
-/// [`scores`] of `B` vectors of keys; returns `B`.
+/// Computes [`scores`] of `B` vectors of keys. Returns `B`.
 ///
 /// # Safety
 /// Columns `start..start + 16 * B` exist in `keys` and `out`.
@@ -103,7 +102,7 @@ unsafe fn score_vectors<L: Lanes, E: Element, const N: usize, const B: usize>(
         for b in 0..B {
             prefetch(keys.as_ptr().wrapping_add((d + AHEAD) * stride + start + b * LANES));
         }
-        // SAFETY: passed on to the caller; every query is as long as the first.
+        // SAFETY: the caller upholds the contract, and every query is as long as the first.
         unsafe {
             let key: [L; B] = std::array::from_fn(|b| {
                 E::load::<L>(keys.as_ptr().add(d * stride + start + b * LANES))
@@ -118,7 +117,7 @@ unsafe fn score_vectors<L: Lanes, E: Element, const N: usize, const B: usize>(
     }
     for (i, acc) in acc.into_iter().enumerate() {
         for (b, acc) in acc.into_iter().enumerate() {
-            // SAFETY: passed on to the caller.
+            // SAFETY: the caller upholds the contract.
             unsafe {
                 acc.mul(L::splat(scale)).store(out.as_mut_ptr().add(i * stride + start + b * LANES))
             };
@@ -127,7 +126,7 @@ unsafe fn score_vectors<L: Lanes, E: Element, const N: usize, const B: usize>(
     B
 }
 
-/// `out[i] = sum over cached p of e[i, p] * values[p]`, in ascending p.
+/// Computes `out[i] = sum over cached p of e[i, p] * values[p]`, in ascending order of p.
 #[inline(always)]
 fn weigh_values<L: Lanes, E: Element, const N: usize>(
     e: &[f32],
@@ -161,7 +160,7 @@ fn weigh_values<L: Lanes, E: Element, const N: usize>(
     }
 }
 
-/// [`weigh_values`] of `B` vectors of dimensions from `d`; returns `B`.
+/// Computes [`weigh_values`] of `B` vectors of dimensions, starting at `d`. Returns `B`.
 ///
 /// # Safety
 /// `e` is `[N, PAGE]`, `values` `[cached.end, dim]`, `out` `[N, dim]`, and d + 16 * B <= dim.
@@ -179,7 +178,7 @@ unsafe fn weigh_vectors<L: Lanes, E: Element, const N: usize, const B: usize>(
         for b in 0..B {
             prefetch(values.as_ptr().wrapping_add((p + AHEAD) * dim + d + b * LANES));
         }
-        // SAFETY: passed on to the caller.
+        // SAFETY: the caller upholds the contract.
         unsafe {
             let value: [L; B] =
                 std::array::from_fn(|b| E::load::<L>(values.as_ptr().add(p * dim + d + b * LANES)));
@@ -193,14 +192,14 @@ unsafe fn weigh_vectors<L: Lanes, E: Element, const N: usize, const B: usize>(
     }
     for (i, acc) in acc.into_iter().enumerate() {
         for (b, acc) in acc.into_iter().enumerate() {
-            // SAFETY: passed on to the caller.
+            // SAFETY: the caller upholds the contract.
             unsafe { acc.store(out.as_mut_ptr().add(i * dim + d + b * LANES)) };
         }
     }
     B
 }
 
-/// `out += e * value`.
+/// Computes `out += e * value`.
 #[inline(always)]
 fn add_value<L: Lanes, E: Element>(e: f32, value: &[E], out: &mut [f32]) {
     let dim = out.len();

@@ -1,10 +1,10 @@
-//! Attention for several (row, head) pairs at once, so that keys and values are read once for all
-//! of them.
+//! Attention for several (row, head) pairs at once, so that they share the reads of keys and
+//! values.
 //!
-//! A slot is one query: row `first + slot / group`, head `kv_head * group + slot % group`. Within a
-//! page each score is a chain of multiply-adds over the head dimension, and each output element one
-//! over positions in ascending order: exactly the twin's operations, whatever else shares the
-//! block.
+//! A slot is one query: row `first + slot / group`, head `kv_head * group + slot % group`. In a
+//! page, each score is a chain of multiply-adds over the head dimension, and each output element
+//! one over positions in ascending order. These are exactly the operations of the reference,
+//! whatever other slots are in the block.
 
 mod float;
 mod q8;
@@ -26,10 +26,10 @@ use float::Floats;
 use half::f16;
 use std::ops::Range;
 
-/// Most queries that share one walk over the keys.
+/// Limit for the queries that share one loop over the keys.
 pub const MAX_SLOTS: usize = 8;
 
-/// Input of the kernel besides the block that it works on.
+/// Input of the kernel in addition to its block of slots.
 pub struct Attention<'a> {
     pub buffers: &'a Buffers,
     pub op: &'a op::Attention,
@@ -57,7 +57,7 @@ impl Work {
         self.total_o.resize(MAX_SLOTS * head_dim, 0.0);
     }
 
-    /// Poisons what the next call computes.
+    /// Poisons the memory that the next call computes.
     pub fn poison(&mut self) {
         let Work { paths, scratch, scores, page_o, total_o, q8 } = self;
         poison::fill(bytemuck::cast_slice_mut(paths));
@@ -68,24 +68,24 @@ impl Work {
     }
 }
 
-/// One kv head's keys or values in a page or in scratch.
+/// The keys or values of one kv head, in a page or in scratch.
 #[derive(Clone, Copy)]
 struct Part {
     id: BufferId,
-    /// First element.
+    /// Index of the first element.
     codes: usize,
-    /// First scale, where there are scales.
+    /// Index of the first scale, if the format has scales.
     scales: usize,
-    /// Positions.
+    /// Number of positions.
     stride: usize,
 }
 
-/// A cache's format, as attention reads it. `N` queries share each walk.
+/// A cache format as attention reads it. `N` queries share each loop.
 trait Stored {
-    /// Rounds queries where scores are made from rounded ones.
+    /// Rounds the queries to integers, if the format computes scores from integers.
     fn take_queries<L: Lanes, const N: usize>(q: &[&[f32]; N], work: &mut q8::Work);
-    /// Scaled dot products with the keys of `columns`, rounded out to whole vectors; `out` is `[N,
-    /// keys.stride]`.
+    /// Computes scaled dot products with the keys of `columns`, extended to whole vectors. `out` is
+    /// `[N, keys.stride]`.
     fn score<L: Lanes, const N: usize>(
         a: &Attention<'_>,
         q: &[&[f32]; N],
@@ -94,7 +94,8 @@ trait Stored {
         columns: Range<usize>,
         out: &mut [f32],
     );
-    /// `out[i] = sum over cached p of e[i, p] * values[p]`, in ascending p; `e` is `[N, PAGE]`.
+    /// Computes `out[i] = sum over cached p of e[i, p] * values[p]`, in ascending order of p. `e`
+    /// is `[N, PAGE]`.
     fn weigh<L: Lanes, const N: usize>(
         a: &Attention<'_>,
         e: &[f32],
@@ -103,12 +104,12 @@ trait Stored {
         cached: Range<usize>,
         out: &mut [f32],
     );
-    /// `out += e * value` of a scratch row.
+    /// Computes `out += e * value` for the value of a scratch row.
     fn add_value<L: Lanes>(a: &Attention<'_>, e: f32, kv_head: usize, row: usize, out: &mut [f32]);
 }
 
 impl Attention<'_> {
-    /// Queries of one kv head: live rows times heads that share it.
+    /// Returns the number of queries of one kv head: live rows times heads that share it.
     pub fn slots(&self) -> usize {
         (self.step.rows - self.step.first) * self.group()
     }
@@ -117,7 +118,7 @@ impl Attention<'_> {
         self.op.n_heads / self.op.kv.n_kv_heads
     }
 
-    /// Where a slot's query and output lie.
+    /// Returns the index of a slot's query and output.
     fn at(&self, kv_head: usize, slot: usize) -> usize {
         let row = self.step.first + slot / self.group();
         (row * self.op.n_heads + kv_head * self.group() + slot % self.group()) * self.op.kv.head_dim
@@ -127,22 +128,22 @@ impl Attention<'_> {
         self.step.first + slot / self.group()
     }
 
-    /// The first slot behind those of the same tree.
+    /// Returns the first slot after those of the same tree.
     fn end_of_tree(&self, slot: usize) -> usize {
         (self.step.tree(self.row(slot)).end - self.step.first) * self.group()
     }
 
-    /// The keys or values of a physical page.
+    /// Returns the keys or values of a physical page.
     fn page(&self, id: BufferId, page: usize, kv_head: usize) -> Part {
         let codes = (page * self.op.kv.n_kv_heads + kv_head) * self.op.kv.head_dim * PAGE;
         Part { id, codes, scales: self.op.kv.scale_at(page, kv_head, 0, 0), stride: PAGE }
     }
 
-    /// Elements of a buffer that attention only reads: queries and caches.
+    /// Returns elements of a buffer that attention only reads: queries and caches.
     #[inline(always)]
     fn read<T: Pod>(&self, id: BufferId, start: usize, len: usize) -> &[T] {
         debug_assert_ne!(id, self.op.out);
-        // SAFETY: while attention runs, threads write its output alone.
+        // SAFETY: while attention runs, threads only write to its output.
         unsafe { self.buffers.slice(id, start, len) }
     }
 
@@ -154,7 +155,7 @@ impl Attention<'_> {
 }
 
 for_each_isa! {
-    /// Attention of the slots of one kv head; `slots` spans at most [`MAX_SLOTS`].
+    /// Computes the attention of slots of one kv head. `slots` must have at most [`MAX_SLOTS`].
     pub fn attend(
         a: &Attention<'_>,
         kv_head: usize,
@@ -172,9 +173,9 @@ fn attend_body<L: Lanes>(a: &Attention<'_>, kv_head: usize, slots: Range<usize>,
     }
 }
 
-/// Whether sums of `n` queries times `b` vectors fit the registers, beside what they are made of;
-/// `wide` is how many do with 32 registers of a whole vector each. AVX2 has 16 of half a vector,
-/// NEON 32 of a quarter.
+/// Returns whether sums of `n` queries times `b` vectors fit in the registers, together with their
+/// operands. `wide` is the limit for 32 registers of a whole vector each. AVX2 has 16 registers of
+/// half a vector, NEON 32 of a quarter.
 #[inline(always)]
 fn fits<L: Lanes>(n: usize, b: usize, wide: usize) -> bool {
     n * b <= if matches!(L::ISA, Isa::Avx2 | Isa::NeonDot) { 4 } else { wide }
@@ -189,7 +190,7 @@ fn attend_in_blocks<L: Lanes, S: Stored>(
 ) {
     let mut at = slots.start;
     while at < slots.end {
-        // Queries of one sequence share a walk over its keys.
+        // Queries of one sequence share a loop over its keys.
         at += match slots.end.min(a.end_of_tree(at)) - at {
             8.. if fits::<L>(8, 1, 8) => block::<L, S, 8>(a, kv_head, at, work),
             4.. => block::<L, S, 4>(a, kv_head, at, work),
@@ -199,7 +200,7 @@ fn attend_in_blocks<L: Lanes, S: Stored>(
     }
 }
 
-/// `N` slots from `first`; returns `N`.
+/// Computes `N` slots, starting at `first`. Returns `N`.
 #[inline(always)]
 fn block<L: Lanes, S: Stored, const N: usize>(
     a: &Attention<'_>,
@@ -282,8 +283,8 @@ fn block<L: Lanes, S: Stored, const N: usize>(
     N
 }
 
-/// Writes the result of a slot, whose queries begin at `at`: `total` divided by the sum of the
-/// exponentials, or undivided with their maximum and sum.
+/// Writes the result of a slot with queries at `at`: `total` divided by the sum of the
+/// exponentials, or for partial results `total` with their maximum and sum.
 fn write_output(a: &Attention<'_>, at: usize, total: &[f32], max: f32, sum: f32) {
     let (dim, width) = (total.len(), a.op.out_width());
     // SAFETY: each part of the output belongs to one slot, and each slot to one thread.
@@ -298,8 +299,8 @@ fn write_output(a: &Attention<'_>, at: usize, total: &[f32], max: f32, sum: f32)
     }
 }
 
-/// Turns the scores of the `seen` part of a page into e^(s - max), zero elsewhere in `cached`;
-/// returns the maximum and the sum. All are NaN where a score is not finite.
+/// Replaces the scores of the `seen` part of a page by e^(s - max), and the others of `cached` by
+/// zero. Returns the maximum and the sum. All become NaN if a score is not finite.
 #[inline(always)]
 fn softmax(scores: &mut [f32], seen: Range<usize>, cached: Range<usize>) -> (f32, f32) {
     if cached.start < seen.start {
@@ -308,7 +309,7 @@ fn softmax(scores: &mut [f32], seen: Range<usize>, cached: Range<usize>) -> (f32
     if seen.end < cached.end {
         scores[seen.end.max(cached.start)..cached.end].fill(0.0);
     }
-    // Whole vectors: scores outside `seen` count as the smallest number, then as zero.
+    // Whole vectors are processed. Scores outside `seen` are first the smallest number, later zero.
     let vectors = seen.start / LANES * LANES..seen.end.next_multiple_of(LANES);
     scores[vectors.start..seen.start].fill(f32::MIN);
     scores[seen.end..vectors.end].fill(f32::MIN);

@@ -1,5 +1,5 @@
-//! Attention's walks over int8 keys and values: keys meet 16-bit queries as integers, a value's
-//! scale is joined to its exponential.
+//! Attention loops over int8 keys and values. Keys are multiplied by 16-bit queries as integers.
+//! The scale of a value is multiplied into its exponential.
 
 use super::{Attention, MAX_SLOTS, Part, Stored, fits};
 use crate::compute::cpu::simd::Lanes;
@@ -10,19 +10,19 @@ use crate::tensor::math::LANES;
 use half::f16;
 use std::ops::Range;
 
-/// A cache of int8 codes.
+/// A cache of int8 codes with scales.
 pub struct Codes;
 
 /// Buffers of one thread.
 #[derive(Default)]
 pub struct Work {
     queries: Vec<i32>,         // [slots, head_dim / 2]: pairs of codes
-    factors: [f32; MAX_SLOTS], // what a query's codes are multiplied by
-    weights: Vec<f32>,         // [slots, scales, PAGE]: exponentials times values' scales
+    factors: [f32; MAX_SLOTS], // factors of the queries' codes
+    weights: Vec<f32>,         // [slots, scales, PAGE]: exponentials times scales of values
 }
 
 impl Work {
-    /// Poisons what the next call computes.
+    /// Poisons the memory that the next call computes.
     pub fn poison(&mut self) {
         let Work { queries, factors, weights } = self;
         poison::fill(bytemuck::cast_slice_mut(queries));
@@ -157,7 +157,7 @@ impl Stored for Codes {
     }
 }
 
-/// Keys that scores are made of.
+/// The keys of a loop over scores.
 struct Walk<'a> {
     codes: &'a [i8],   // [head_dim / 2, stride, 2]
     scales: &'a [f16], // [scales, stride]
@@ -168,7 +168,7 @@ struct Walk<'a> {
 }
 
 impl Walk<'_> {
-    /// Scores of `B` vectors of keys; returns `B`.
+    /// Computes the scores of `B` vectors of keys. Returns `B`.
     ///
     /// # Safety
     /// Columns `start..start + 16 * B` exist in the keys and in `out`, and `work` holds `N`
@@ -185,7 +185,7 @@ impl Walk<'_> {
         for g in 0..self.dim / self.group {
             let mut sums = [[L::no_sums(); B]; N];
             for d in g * self.group / 2..(g + 1) * self.group / 2 {
-                // SAFETY: passed on to the caller.
+                // SAFETY: the caller upholds the contract.
                 unsafe {
                     let at = self.codes.as_ptr().add((d * stride + start) * 2);
                     let keys: [L::Pairs; B] =
@@ -199,7 +199,7 @@ impl Walk<'_> {
                 }
             }
             for b in 0..B {
-                // SAFETY: passed on to the caller.
+                // SAFETY: the caller upholds the contract.
                 let scale = unsafe {
                     L::load_f16(self.scales.as_ptr().add(g * stride + start + b * LANES))
                 };
@@ -211,7 +211,7 @@ impl Walk<'_> {
         for (i, total) in total.into_iter().enumerate() {
             let scale = L::splat(work.factors[i] * self.scale);
             for (b, total) in total.into_iter().enumerate() {
-                // SAFETY: passed on to the caller.
+                // SAFETY: the caller upholds the contract.
                 unsafe {
                     total.mul(scale).store(out.as_mut_ptr().add(i * stride + start + b * LANES))
                 };
@@ -221,7 +221,7 @@ impl Walk<'_> {
     }
 }
 
-/// `B` vectors of the weighed sum of values, channels from `d`; returns `B`.
+/// Computes `B` vectors of the weighted sum of values, for channels from `d` on. Returns `B`.
 ///
 /// # Safety
 /// `weights` is `[N, dim / group, PAGE]`, `codes` `[cached.end, dim]`, `out` `[N, dim]`, and d + 16
@@ -240,7 +240,7 @@ unsafe fn weigh_vectors<L: Lanes, const N: usize, const B: usize>(
     let of_slot = dim / group * PAGE;
     let mut acc = [[L::zero(); B]; N];
     for p in cached {
-        // SAFETY: passed on to the caller.
+        // SAFETY: the caller upholds the contract.
         unsafe {
             let value: [L; B] =
                 std::array::from_fn(|b| L::load_i8(codes.as_ptr().add(p * dim + d + b * LANES)));
@@ -254,7 +254,7 @@ unsafe fn weigh_vectors<L: Lanes, const N: usize, const B: usize>(
     }
     for (i, acc) in acc.into_iter().enumerate() {
         for (b, acc) in acc.into_iter().enumerate() {
-            // SAFETY: passed on to the caller.
+            // SAFETY: the caller upholds the contract.
             unsafe { acc.store(out.as_mut_ptr().add(i * dim + d + b * LANES)) };
         }
     }

@@ -18,7 +18,8 @@ macro_rules! kernels {
 
             pub use super::{finish, finish_with_min, floats, gate, open};
 
-            /// Offsets of the raw sums of codes of 8, 4 and 2 bits from the sums of q, or of 2 c.
+            /// Offsets in the raw sums of codes of 8, 4 and 2 bits, relative to sums of q (for 2
+            /// bits, of 2 c).
             pub const OFFSETS: [i32; 3] = $offsets;
 
             /// See [`ymm::ints`].
@@ -27,7 +28,7 @@ macro_rules! kernels {
             /// As there.
             #[$features]
             pub unsafe fn ints<const BITS: usize, const R: usize>(panel: &Panel, acc: *mut f32) {
-                // SAFETY: the caller's promises.
+                // SAFETY: the caller upholds the contract.
                 unsafe { ymm::ints::<$dot, BITS, R>(panel, acc) }
             }
 
@@ -41,7 +42,7 @@ macro_rules! kernels {
                 rows: &SpanRows,
                 acc: *mut f32,
             ) {
-                // SAFETY: the caller's promises.
+                // SAFETY: the caller upholds the contract.
                 unsafe { ymm::multiply::<$dot, LARGEST, STEPS, R>(span, rows, acc) }
             }
 
@@ -55,19 +56,19 @@ macro_rules! kernels {
                 rows: &SpanRows,
                 acc: *mut f32,
             ) {
-                // SAFETY: the caller's promises.
+                // SAFETY: the caller upholds the contract.
                 unsafe { ymm::multiply_packed::<$dot, BITS, STEPS, R>(span, rows, acc) }
             }
 
-            /// Trellis codes with `R` rows; see [`trellis::tiles`].
+            /// Multiplies trellis codes by `R` rows; see [`trellis::tiles`].
             ///
             /// # Safety
             /// As there.
             #[$features]
             pub unsafe fn tiles<const CODE: usize, const R: usize>(panel: &Panel, acc: *mut f32) {
-                // SAFETY: the caller's promises.
+                // SAFETY: the caller upholds the contract.
                 unsafe {
-                    // Measured; sums of 8 outputs times rows fill the registers.
+                    // Chosen by measurement: the sums of 8 outputs times rows fill the registers.
                     match R {
                         1 => trellis::tiles::<$words, CODE, R, 4, 1, 0>(panel, acc),
                         2..=4 => trellis::tiles::<$words, CODE, R, 2, 1, 1>(panel, acc),
@@ -100,11 +101,11 @@ pub unsafe fn open(
     codes: bool,
     span: &mut OpenSpan,
 ) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller upholds the contract.
     unsafe { groups::open::<Eight>(opening, packed, cols, codes, span) }
 }
 
-/// Vectors of 32 bytes.
+/// Operations on vectors of 32 bytes.
 struct Eight;
 
 impl Openers for Eight {
@@ -112,7 +113,7 @@ impl Openers for Eight {
     unsafe fn floats(line: &[u16; TILE]) -> [f32; TILE] {
         let mut out = [0.0; TILE];
         for (eight, out) in line.as_chunks::<LANES>().0.iter().zip(out.as_chunks_mut::<LANES>().0) {
-            // SAFETY: the caller's promise; eight f16.
+            // SAFETY: the caller upholds the contract, and each part has eight f16.
             unsafe {
                 let scales = scales_of_eight(eight.as_ptr().cast(), 1.0);
                 _mm256_storeu_ps(out.as_mut_ptr(), scales);
@@ -122,7 +123,7 @@ impl Openers for Eight {
     }
     #[inline(always)]
     unsafe fn look_up(levels: &[i8; 16], bytes: &mut [u32; TILE]) {
-        // SAFETY: the caller's promise; four vectors.
+        // SAFETY: the caller upholds the contract, and `bytes` has four vectors.
         unsafe {
             let levels =
                 _mm_xor_si128(_mm_loadu_si128(levels.as_ptr().cast()), _mm_set1_epi8(-128));
@@ -136,19 +137,19 @@ impl Openers for Eight {
     }
 }
 
-/// Eight scales, times the code's unit.
+/// Returns eight scales, multiplied by the code's unit.
 ///
 /// # Safety
 /// `scales` points to eight f16.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn scales_of_eight(scales: *const u8, unit: f32) -> __m256 {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller upholds the contract.
     let halves = unsafe { _mm_loadu_si128(scales.cast()) };
     _mm256_mul_ps(_mm256_cvtph_ps(halves), _mm256_set1_ps(unit))
 }
 
-/// Quarters of a tile that are worked on together.
+/// Returns the number of quarters of a tile that are computed together.
 const fn quarters(rows: usize) -> usize {
     match rows {
         1 | 2 => 4,
@@ -157,7 +158,7 @@ const fn quarters(rows: usize) -> usize {
     }
 }
 
-/// Float codes of `BITS` bits with `R` rows.
+/// Multiplies float codes of `BITS` bits by `R` rows.
 ///
 /// # Safety
 /// As for [`ymm::ints`].
@@ -165,17 +166,17 @@ const fn quarters(rows: usize) -> usize {
 pub unsafe fn floats<const BITS: usize, const R: usize>(panel: &Panel, acc: *mut f32) {
     for quarter in (0..QUARTERS).step_by(quarters(R)) {
         match quarters(R) {
-            // SAFETY: the caller's promises.
+            // SAFETY: the caller upholds the contract.
             4 => unsafe { floats_in_quarters::<BITS, R, 4>(panel, quarter, acc) },
-            // SAFETY: the caller's promises.
+            // SAFETY: the caller upholds the contract.
             2 => unsafe { floats_in_quarters::<BITS, R, 2>(panel, quarter, acc) },
-            // SAFETY: the caller's promises.
+            // SAFETY: the caller upholds the contract.
             _ => unsafe { floats_in_quarters::<BITS, R, 1>(panel, quarter, acc) },
         }
     }
 }
 
-/// `Q` quarters of the tile, from quarter `first`.
+/// Computes `Q` quarters of the tile, starting at quarter `first`.
 ///
 /// # Safety
 /// As for [`ymm::ints`].
@@ -260,7 +261,7 @@ pub unsafe fn finish(
     }
 }
 
-/// The same with minima; see [`scalar::finish_with_min`].
+/// [`finish`] for formats with minima; see [`scalar::finish_with_min`].
 ///
 /// # Safety
 /// As for [`finish`], with two lines.
@@ -273,7 +274,7 @@ pub unsafe fn finish_with_min(
     sums: &[i32],
     acc: *mut f32,
 ) {
-    // SAFETY: the caller's promises.
+    // SAFETY: the caller upholds the contract.
     unsafe { scalar::finish_with_min(scales, unit, offset, sx, sums, acc) }
 }
 

@@ -1,8 +1,8 @@
-//! The kernels in AVX-512 with VNNI: `vpdpbusd` multiplies 16 outputs by 4 columns at once.
+//! Kernels in AVX-512 with VNNI: `vpdpbusd` multiplies 16 outputs by 4 columns at once.
 //!
-//! Weights stay unsigned (q + offset) because the instruction wants one unsigned side; the sums of
-//! the activations, known in advance, take the offset out again. The activations of a row are
-//! 4-byte broadcasts that both halves of the tile share.
+//! Weights stay unsigned (q + offset), because the instruction needs one unsigned operand. The
+//! offset is subtracted again by means of the sums of the activations, which are known in advance.
+//! The activations of a row are 4-byte broadcasts for both halves of the tile.
 
 use super::groups::{self, OpenSpan, Openers, Opening, SpanRows, split};
 use super::panel::Panel;
@@ -11,10 +11,10 @@ use super::words_x86::Zmm;
 use super::{scalar, trellis};
 use std::arch::x86_64::*;
 
-/// Raw sums are of q + 128, q + 8, and 2 c = q + 3.
+/// The raw sums are sums of q + 128, q + 8, and 2 c = q + 3.
 pub const OFFSETS: [i32; 3] = [128, 8, 3];
 
-/// Columns 4 `part` to 4 `part` + 3 of a step's dwords as bytes.
+/// Returns columns 4 `part` to 4 `part` + 3 of a step's dwords as bytes.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
 fn unpack<const BITS: usize>(w: __m512i, part: usize) -> __m512i {
@@ -22,7 +22,7 @@ fn unpack<const BITS: usize>(w: __m512i, part: usize) -> __m512i {
         (8, _) => w,
         (4, 0) => _mm512_and_si512(w, _mm512_set1_epi8(15)),
         (4, _) => _mm512_and_si512(_mm512_srli_epi16::<4>(w), _mm512_set1_epi8(15)),
-        // Twice the code: the shifts leave it one bit higher.
+        // Twice the code, because it is shifted down by one bit less.
         (_, 0) => _mm512_and_si512(_mm512_slli_epi16::<1>(w), _mm512_set1_epi8(6)),
         (_, 1) => _mm512_and_si512(_mm512_srli_epi16::<1>(w), _mm512_set1_epi8(6)),
         (_, 2) => _mm512_and_si512(_mm512_srli_epi16::<3>(w), _mm512_set1_epi8(6)),
@@ -30,26 +30,26 @@ fn unpack<const BITS: usize>(w: __m512i, part: usize) -> __m512i {
     }
 }
 
-/// Integer codes of `BITS` bits with `R` rows; see [`super::panel::PanelFn`].
+/// Multiplies integer codes of `BITS` bits by `R` rows; see [`super::panel::PanelFn`].
 ///
 /// # Safety
 /// The machine has the instructions; the panel and `acc` are as [`super::panel::Panel`] and
 /// [`super::panel::PanelFn`] say.
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
 pub unsafe fn ints<const BITS: usize, const R: usize>(panel: &Panel, acc: *mut f32) {
-    // With few rows one sum per output would wait for itself: `vpdpbusd` takes 5 cycles, and two
-    // start every cycle.
+    // `vpdpbusd` takes 5 cycles, and two start per cycle. With few rows, a single sum per output
+    // would therefore wait for itself.
     match R {
-        // SAFETY: the caller's promises.
+        // SAFETY: the caller upholds the contract.
         1 => unsafe { ints_in_sets::<BITS, R, 4>(panel, acc) },
-        // SAFETY: the caller's promises.
+        // SAFETY: the caller upholds the contract.
         2..=4 => unsafe { ints_in_sets::<BITS, R, 2>(panel, acc) },
-        // SAFETY: the caller's promises.
+        // SAFETY: the caller upholds the contract.
         _ => unsafe { ints_in_sets::<BITS, R, 1>(panel, acc) },
     }
 }
 
-/// The same with the parts of successive steps spread over `SETS` independent sums per output.
+/// [`ints`] with the parts of successive steps in `SETS` independent sums per output.
 ///
 /// # Safety
 /// As for [`ints`].
@@ -134,18 +134,18 @@ pub unsafe fn open(
     codes: bool,
     span: &mut OpenSpan,
 ) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller upholds the contract.
     unsafe { groups::open::<Wide>(opening, packed, cols, codes, span) }
 }
 
-/// Vectors of 64 bytes.
+/// Operations on vectors of 64 bytes.
 struct Wide;
 
 impl Openers for Wide {
     #[inline(always)]
     unsafe fn floats(line: &[u16; TILE]) -> [f32; TILE] {
         let mut out = [0.0; TILE];
-        // SAFETY: the caller's promise; a line has 32 f16.
+        // SAFETY: the caller upholds the contract, and a line has 32 f16.
         unsafe {
             for (half, scales) in line_of_scales(line.as_ptr().cast(), 1.0).iter().enumerate() {
                 _mm512_storeu_ps(out.as_mut_ptr().add(half * 16), *scales);
@@ -155,7 +155,7 @@ impl Openers for Wide {
     }
     #[inline(always)]
     unsafe fn look_up(levels: &[i8; 16], bytes: &mut [u32; TILE]) {
-        // SAFETY: the caller's promise; two vectors.
+        // SAFETY: the caller upholds the contract, and a line has two vectors.
         unsafe {
             let levels =
                 _mm_xor_si128(_mm_loadu_si128(levels.as_ptr().cast()), _mm_set1_epi8(-128));
@@ -169,7 +169,7 @@ impl Openers for Wide {
     }
 }
 
-/// A span with `R` rows; see [`groups::GroupsFn`].
+/// Multiplies a span by `R` rows; see [`groups::GroupsFn`].
 ///
 /// # Safety
 /// The machine has the instructions; the rows are as [`groups::SpanRows`] says; `acc` has `R` rows.
@@ -203,13 +203,13 @@ pub unsafe fn multiply<const R: usize>(span: &OpenSpan, rows: &SpanRows, acc: *m
     unsafe { store_rows::<R>(&y, acc) };
 }
 
-/// The bits of step `K` of eight in a plane of `BITS` bits.
+/// Returns the bits of step `K` of eight in a plane of `BITS` bits.
 ///
 /// # Safety
 /// The machine has the instructions; `plane` has eight steps.
 #[inline(always)]
 unsafe fn part<const BITS: usize, const K: usize>(plane: *const u8) -> [__m512i; 2] {
-    // SAFETY: the caller's promises.
+    // SAFETY: the caller upholds the contract.
     unsafe {
         let mask = _mm512_set1_epi8(((1u32 << BITS) - 1) as i8);
         let mut words = [mask; 2];
@@ -232,7 +232,7 @@ unsafe fn part<const BITS: usize, const K: usize>(plane: *const u8) -> [__m512i;
     }
 }
 
-/// The bytes of step `K` of eight, whose planes begin at `low` and `high`.
+/// Returns the bytes of step `K` of eight. The planes of the codes begin at `low` and `high`.
 ///
 /// # Safety
 /// As for [`part`].
@@ -241,7 +241,7 @@ unsafe fn step_bytes<const BITS: usize, const K: usize>(
     low: *const u8,
     high: *const u8,
 ) -> [__m512i; 2] {
-    // SAFETY: the caller's promises.
+    // SAFETY: the caller upholds the contract.
     unsafe {
         match BITS {
             2 => part::<2, K>(low),
@@ -253,13 +253,13 @@ unsafe fn step_bytes<const BITS: usize, const K: usize>(
     }
 }
 
-/// Codes of their lower and higher bits.
+/// Combines the lower and higher bits of codes.
 ///
 /// # Safety
 /// The machine has the instructions.
 #[inline(always)]
 unsafe fn join<const LOW_BITS: u32>(low: [__m512i; 2], high: [__m512i; 2]) -> [__m512i; 2] {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller upholds the contract.
     unsafe {
         [
             _mm512_or_si512(low[0], _mm512_slli_epi16::<LOW_BITS>(high[0])),
@@ -268,8 +268,8 @@ unsafe fn join<const LOW_BITS: u32>(low: [__m512i; 2], high: [__m512i; 2]) -> [_
     }
 }
 
-/// [`multiply`] where [`SpanRows::bytes`] are the packed codes, of `BITS` bits. Groups have `STEPS`
-/// steps, or where that is 0 a multiple of eight.
+/// [`multiply`] for packed codes of `BITS` bits in [`SpanRows::bytes`]. Groups have `STEPS` steps.
+/// If `STEPS` is 0, they have a multiple of eight.
 ///
 /// # Safety
 /// As for [`multiply`].
@@ -317,13 +317,13 @@ pub unsafe fn multiply_packed<const BITS: usize, const STEPS: usize, const R: us
     }
 }
 
-/// The outputs so far.
+/// Loads the current outputs.
 ///
 /// # Safety
 /// The machine has the instructions; `acc` has `R` rows of two vectors.
 #[inline(always)]
 unsafe fn load_rows<const R: usize>(acc: *const f32) -> [[__m512; 2]; R] {
-    // SAFETY: the caller's promises.
+    // SAFETY: the caller upholds the contract.
     unsafe {
         let mut y = [[_mm512_setzero_ps(); 2]; R];
         for r in 0..R {
@@ -338,7 +338,7 @@ unsafe fn load_rows<const R: usize>(acc: *const f32) -> [[__m512; 2]; R] {
 /// As for [`load_rows`].
 #[inline(always)]
 unsafe fn store_rows<const R: usize>(y: &[[__m512; 2]; R], acc: *mut f32) {
-    // SAFETY: the caller's promises.
+    // SAFETY: the caller upholds the contract.
     unsafe {
         for r in 0..R {
             let row = acc.add(r * TILE);
@@ -348,15 +348,15 @@ unsafe fn store_rows<const R: usize>(y: &[[__m512; 2]; R], acc: *mut f32) {
     }
 }
 
-/// The sums of a group before its products: less what the offset of its weights adds. Fetches its
-/// share of the next span.
+/// Returns the initial sums of a group, which subtract the offset of its weights. Prefetches the
+/// group's share of the next span.
 ///
 /// # Safety
 /// The machine has the instructions; every row has a sum for this group.
 #[inline(always)]
 unsafe fn begin<const R: usize>(rows: &SpanRows, group: usize) -> [[__m512i; 2]; R] {
     rows.fetch(group, 0);
-    // SAFETY: the caller's promises.
+    // SAFETY: the caller upholds the contract.
     unsafe {
         let mut sums = [[_mm512_setzero_si512(); 2]; R];
         for r in 0..R {
@@ -367,7 +367,7 @@ unsafe fn begin<const R: usize>(rows: &SpanRows, group: usize) -> [[__m512i; 2];
     }
 }
 
-/// Adds the exact sums of a group, times both scales, to the outputs.
+/// Multiplies the exact sums of a group by both scales and adds them to the outputs.
 ///
 /// # Safety
 /// The machine has the instructions; every row has a scale and a sum for this group.
@@ -379,7 +379,8 @@ unsafe fn end<const R: usize>(
     sums: &[[__m512i; 2]; R],
     y: &mut [[__m512; 2]; R],
 ) {
-    // SAFETY: the caller's promises; a group's lines are two vectors, aligned to 64 bytes.
+    // SAFETY: the caller upholds the contract. A group's lines are two vectors, aligned to 64
+    // bytes.
     unsafe {
         let scales = load_line(span.scales.as_ptr().add(group));
         for r in 0..R {
@@ -403,37 +404,37 @@ unsafe fn end<const R: usize>(
 }
 
 /// # Safety
-/// The machine has the instructions; there is such a line.
+/// The machine has the instructions; the line can be read.
 #[inline(always)]
 unsafe fn load_line(line: *const [f32; TILE]) -> [__m512; 2] {
     let line = line.cast::<f32>();
-    // SAFETY: the caller's promises; lines are aligned to 64 bytes.
+    // SAFETY: the caller upholds the contract, and lines are aligned to 64 bytes.
     unsafe { [_mm512_load_ps(line), _mm512_load_ps(line.add(16))] }
 }
 
-/// The 32 scales of a line, times the code's unit.
+/// Returns the 32 scales of a line, multiplied by the code's unit.
 ///
 /// # Safety
 /// `scales` is a line.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
 unsafe fn line_of_scales(scales: *const u8, unit: f32) -> [__m512; 2] {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller upholds the contract.
     let halves = unsafe {
         [_mm256_loadu_si256(scales.cast()), _mm256_loadu_si256(scales.add(LINE / 2).cast())]
     };
     halves.map(|half| _mm512_mul_ps(_mm512_cvtph_ps(half), _mm512_set1_ps(unit)))
 }
 
-/// Trellis codes with `R` rows; see [`trellis::tiles`].
+/// Multiplies trellis codes by `R` rows; see [`trellis::tiles`].
 ///
 /// # Safety
 /// As for [`ints`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
 pub unsafe fn tiles<const CODE: usize, const R: usize>(panel: &Panel, acc: *mut f32) {
-    // SAFETY: the caller's promises.
+    // SAFETY: the caller upholds the contract.
     unsafe {
-        // Measured: what follows is the fastest form of each.
+        // The fastest form of each, chosen by measurement.
         match R {
             1 => trellis::tiles::<Zmm, CODE, R, 2, 2, 0>(panel, acc),
             2 => trellis::tiles::<Zmm, CODE, R, 2, 2, 1>(panel, acc),
@@ -442,7 +443,7 @@ pub unsafe fn tiles<const CODE: usize, const R: usize>(panel: &Panel, acc: *mut 
     }
 }
 
-/// Float codes of `BITS` bits with `R` rows.
+/// Multiplies float codes of `BITS` bits by `R` rows.
 ///
 /// # Safety
 /// As for [`ints`].
@@ -500,7 +501,7 @@ pub unsafe fn finish(
     sums: &[i32],
     acc: *mut f32,
 ) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller upholds the contract.
     let scales = unsafe { line_of_scales(scales, unit) };
     for (r, (sx, sum)) in sx.iter().zip(sums).enumerate() {
         let (sx, extra) = (_mm512_set1_ps(*sx), _mm512_set1_epi32(offset.wrapping_mul(*sum)));
@@ -518,7 +519,7 @@ pub unsafe fn finish(
     }
 }
 
-/// The same with minima; see [`scalar::finish_with_min`].
+/// [`finish`] for formats with minima; see [`scalar::finish_with_min`].
 ///
 /// # Safety
 /// As for [`finish`], with two lines.
@@ -531,7 +532,7 @@ pub unsafe fn finish_with_min(
     sums: &[i32],
     acc: *mut f32,
 ) {
-    // SAFETY: the caller's promises.
+    // SAFETY: the caller upholds the contract.
     unsafe { scalar::finish_with_min(scales, unit, offset, sx, sums, acc) }
 }
 

@@ -1,35 +1,35 @@
 //! Weights with a scale for each group of columns.
 //!
 //! A tile is cut into *spans* of at most 256 columns. A span is first opened: its codes become
-//! bytes, its side becomes a line of f32 scales for each group (and one of minima), all in the L1
-//! cache. The rows of activations then meet the opened span. So the kernels that multiply know
-//! nothing of the many ways in which files store codes and scales, and opening is paid once for all
+//! bytes, and its side becomes a line of f32 scales for each group (and one of minima), all in the
+//! L1 cache. Then the opened span is multiplied by the rows of activations. The multiplying kernels
+//! therefore do not depend on how files store codes and scales, and a span is opened once for all
 //! rows.
 //!
-//! In a tile a span is its side, two bytes of each row a line, element after element, and then the
-//! *planes* of its codes. A plane holds 4, 2, 1 or all 8 bits of each code. Codes of 3, 5 and 6
-//! bits have two planes, the lower bits first. Each pair of lines of a plane of b bits is a dword
-//! of 32 / b columns for each row: byte j holds the columns j, j + 4, j + 8 and so on, from the
-//! lowest bits up. Octets of a grid lie row after row as they are stored.
+//! In a tile, a span first has its side, with one line for two bytes of each row, element after
+//! element. Then it has the *planes* of its codes. A plane has 4, 2, 1 or all 8 bits of each code.
+//! Codes of 3, 5 and 6 bits have two planes, the lower bits first. Each pair of lines of a plane of
+//! b bits is a dword of 32 / b columns for each row: byte j has the columns j, j + 4, j + 8 and so
+//! on, from the lowest bits up. Octets of a grid are stored row after row, as in the file.
 
 use super::panel::fetch;
 use super::tile::{LINE, TILE};
 use crate::tensor::grid::Grid;
 use crate::tensor::{Format, SideKind, Values, side};
 
-/// Columns of a span; the last one of a row may have fewer.
+/// Columns of a span. The last span of a row may have fewer.
 pub const SPAN: usize = 256;
-/// Narrowest group.
+/// Columns of the narrowest group.
 const NARROWEST: usize = 16;
 
-/// A span in the L1 cache.
+/// An opened span, which is in the L1 cache.
 #[repr(align(64))]
 pub struct OpenSpan {
-    /// A dword of four columns for each row: the integers that kernels take, plus
-    /// [`Opening::offset`]. Unused where they lie in this form already.
+    /// Dwords of four columns for each row: the integers of the weights plus [`Opening::offset`].
+    /// Unused if the packed codes have this form already.
     pub bytes: [[u32; TILE]; SPAN / 4],
     pub scales: [[f32; TILE]; SPAN / NARROWEST],
-    /// Only where weights have a minimum.
+    /// Minima, if the format has them.
     pub mins: [[f32; TILE]; SPAN / NARROWEST],
 }
 
@@ -43,10 +43,10 @@ impl OpenSpan {
     }
 }
 
-/// The part of a format that decides how its spans are opened and multiplied.
+/// The properties of a format that determine how its spans are opened and multiplied.
 #[derive(Clone, Copy)]
 pub struct Opening {
-    /// Bits of an integer; 0 for octets of a grid.
+    /// Bits of a code; 0 for octets of a grid.
     pub bits: u32,
     /// Bits of eight columns.
     octet: usize,
@@ -55,25 +55,25 @@ pub struct Opening {
     pub width: usize,
     unit: f32,
     map: Map,
-    /// The way from octets to bytes, in place of `bits` and `map`.
+    /// The grid of octets, instead of `bits` and `map`.
     grid: Option<&'static Grid>,
-    /// Difference of the bytes of a span and the integers that kernels take.
+    /// Difference between the bytes of a span and the integers of the weights.
     pub offset: i32,
     /// The largest byte of a span.
     pub largest: i32,
 }
 
-/// From stored codes to bytes.
+/// Conversion of stored codes to bytes.
 #[derive(Clone, Copy, PartialEq)]
 enum Map {
     Same,
-    /// Codes between whole numbers, doubled.
+    /// Codes lie between whole numbers and are doubled.
     Twice,
     Levels(&'static [i8; 16]),
 }
 
 impl Opening {
-    /// Makes that of a format with a scale for each group.
+    /// Returns the opening of a format with a scale for each group.
     pub fn of(format: Format) -> Opening {
         let block = format.code.spec();
         let opening = Opening {
@@ -95,7 +95,7 @@ impl Opening {
         let (map, offset) = match (integer.levels, integer.shift != 0.0) {
             (Some(levels), _) => (Map::Levels(levels), 128),
             (None, true) => (Map::Twice, (2.0 * integer.shift) as i32),
-            // Bytes are stored with their sign, and packed without.
+            // Bytes are stored with a sign, but packed without it.
             (None, false) if integer.bits == 8 => (Map::Same, 128),
             (None, false) => (Map::Same, integer.zero),
         };
@@ -107,27 +107,28 @@ impl Opening {
         Opening { bits: integer.bits, map, offset, largest, ..opening }
     }
 
-    /// Returns whether packed codes are the bytes that kernels take.
+    /// Returns whether packed codes need no opening.
     pub fn is_open(&self) -> bool {
         self.bits == 8
     }
 
-    /// Bits of packed codes whose fields are the bytes that kernels take.
+    /// Returns the bits of packed codes, if kernels can extract the bytes from them without a
+    /// table.
     pub fn plain_bits(&self) -> Option<u32> {
         (self.map == Map::Same && self.grid.is_none()).then_some(self.bits)
     }
 
-    /// Bytes of a span of `cols` columns.
+    /// Returns the bytes of a span of `cols` columns.
     pub fn bytes(&self, cols: usize) -> usize {
         self.side_bytes(cols) + self.row_bytes(cols) * TILE
     }
 
-    /// Bytes of a row's codes in it.
+    /// Returns the bytes of a row's codes in a span.
     pub fn row_bytes(&self, cols: usize) -> usize {
         cols * self.octet / 64
     }
 
-    /// Bytes of its side.
+    /// Returns the bytes of a span's side.
     pub fn side_bytes(&self, cols: usize) -> usize {
         cols / self.width / self.side.groups() * self.side.bytes() * TILE
     }
@@ -147,7 +148,7 @@ impl Opening {
         }
     }
 
-    /// Returns the integer that kernels take for a column of one row.
+    /// Returns the integer of a weight, for a column of one row.
     fn integer(&self, packed: &[u8], cols: usize, lane: usize, col: usize) -> i32 {
         let mut at = self.side_bytes(cols);
         if let Some(grid) = self.grid {
@@ -170,7 +171,7 @@ impl Opening {
         }
     }
 
-    /// Copies the element of the side that serves a group of one row to `element`.
+    /// Copies the element of the side for a group of one row to `element`.
     fn element(&self, packed: &[u8], lane: usize, group: usize, element: &mut [u8]) {
         let first = group / self.side.groups() * self.side.bytes() * TILE;
         for (i, half) in element.as_chunks_mut::<2>().0.iter_mut().enumerate() {
@@ -179,7 +180,7 @@ impl Opening {
     }
 }
 
-/// The planes of codes of `bits` bits, the lowest first; 0 where there is no second one.
+/// Returns the bits of the planes of codes, the lowest first; 0 for no second plane.
 pub const fn split(bits: u32) -> (u32, u32) {
     match bits {
         3 => (2, 1),
@@ -189,64 +190,64 @@ pub const fn split(bits: u32) -> (u32, u32) {
     }
 }
 
-/// The same without the absent one.
+/// Returns the bits of the planes that exist.
 pub fn planes(bits: u32) -> impl Iterator<Item = u32> {
     let (low, high) = split(bits);
     [low, high].into_iter().filter(|bits| *bits > 0)
 }
 
-/// Opens a packed span of this many columns: its side, and if asked its codes.
+/// Opens a packed span of this many columns: its side, and its codes if `codes` is set.
 pub type OpenFn =
     unsafe fn(opening: &Opening, packed: &[u8], cols: usize, codes: bool, span: &mut OpenSpan);
 
 /// Adds the products of a span with `R` rows to `acc[R][TILE]`.
 pub type GroupsFn = unsafe fn(span: &OpenSpan, rows: &SpanRows, acc: *mut f32);
 
-/// The activations that meet a span.
+/// The activations by which a span is multiplied.
 pub struct SpanRows {
-    /// The span's bytes, a dword of four columns for each row.
+    /// The span's bytes: dwords of four columns for each row.
     pub bytes: *const [u32; TILE],
-    /// Groups of the span, and steps of four columns of each.
+    /// Groups of the span, and steps of four columns in each group.
     pub groups: usize,
     pub steps: usize,
     /// See [`Opening`].
     pub offset: i32,
     pub has_min: bool,
-    /// The first row's activations where the span starts, and bytes from row to row.
+    /// The first row's activations at the start of the span, and bytes between rows.
     pub x: *const i8,
     pub x_stride: usize,
-    /// The first row's scale and sum of the span's first group, and values from row to row.
+    /// The first row's scale and sum for the span's first group, and values between rows.
     pub sx: *const f32,
     pub sums: *const i32,
     pub s_stride: usize,
-    /// Bytes to fetch while the span is multiplied, and lines of them for each group, in units of
+    /// Bytes to prefetch while the span is multiplied, and lines of them per group in units of
     /// [`FRACTION`](super::panel::FRACTION).
     pub ahead: *const u8,
     pub ahead_rate: usize,
 }
 
 impl SpanRows {
-    /// Fetches the share of a group, or with `halvings` share `n` of the shares of all groups, each
-    /// halved so often. More lines at once would wait for each other, and the products for them.
+    /// Prefetches the share of a group. With `halvings`, it is share `n` of all shares, each halved
+    /// that many times. More lines at once would delay each other and the products.
     #[inline(always)]
     pub fn fetch(&self, n: usize, halvings: u32) {
         fetch(self.ahead, self.ahead_rate, n, halvings);
     }
 }
 
-/// The operations of an instruction set that opening needs beside plain Rust.
+/// Operations of an instruction set that opening needs in addition to plain Rust.
 pub trait Openers {
-    /// Widens the f16 of a line.
+    /// Converts the f16 values of a line to f32.
     /// # Safety
     /// The machine has the instructions.
     unsafe fn floats(line: &[u16; TILE]) -> [f32; TILE];
-    /// Replaces each byte, an index, by a level plus 128.
+    /// Replaces each byte, which is an index, by a level plus 128.
     /// # Safety
     /// The machine has the instructions.
     unsafe fn look_up(levels: &[i8; 16], bytes: &mut [u32; TILE]);
 }
 
-/// See [`OpenFn`]. Compiled again for each instruction set.
+/// Implements [`OpenFn`]. It is compiled for each instruction set.
 ///
 /// # Safety
 /// The machine has the instructions of `O`.
@@ -259,9 +260,9 @@ pub unsafe fn open<O: Openers>(
     span: &mut OpenSpan,
 ) {
     let (side, codes) = packed.split_at(opening.side_bytes(cols));
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller upholds the contract.
     unsafe {
-        // Once for each kind, so that all shifts are by constants.
+        // One function per kind, so that all shifts are by constants.
         macro_rules! by_kind {
             ($($kind:ident)*) => {
                 match opening.side {
@@ -296,7 +297,7 @@ pub unsafe fn open<O: Openers>(
     }
 }
 
-/// The scales and minima of a span.
+/// Opens the scales and minima of a span.
 ///
 /// # Safety
 /// The machine has the instructions of `O`.
@@ -310,7 +311,7 @@ unsafe fn open_side<O: Openers>(
     let lines: &[[u16; TILE]] = bytemuck::cast_slice(side);
     let outputs = span.scales.chunks_mut(kind.groups()).zip(span.mins.chunks_mut(kind.groups()));
     for (lines, (scales, mins)) in lines.chunks_exact(kind.bytes() / 2).zip(outputs) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds the contract.
         let floats = |line| unsafe { O::floats(line) };
         let d = floats(&lines[0]).map(|d| d * opening.unit);
         let dmin = if kind.has_min() { floats(&lines[1]) } else { [0.0; TILE] };
@@ -327,7 +328,7 @@ unsafe fn open_side<O: Openers>(
     }
 }
 
-/// The stored codes of a span.
+/// Opens the stored codes of a span.
 #[inline(always)]
 fn open_codes<const BITS: u32>(codes: &[u8], cols: usize, span: &mut OpenSpan) {
     let (low_bits, high_bits) = const { split(BITS) };
@@ -351,7 +352,7 @@ fn open_codes<const BITS: u32>(codes: &[u8], cols: usize, span: &mut OpenSpan) {
     }
 }
 
-/// The octets of a span.
+/// Opens the octets of a span.
 #[inline(always)]
 fn open_octets(grid: &Grid, codes: &[u8], bytes: &mut [[u32; TILE]]) {
     let row_bytes = codes.len() / TILE;

@@ -1,19 +1,19 @@
 //! Linear layers: packed weights times a few rows of prepared activations.
 //!
-//! Every instruction set, row count and split of the tiles computes the same, bit for bit:
-//! - integer codes, one scale a row: `(sum q * x as f32 * sx) * (scale * unit)` with an exact
+//! Every instruction set, row count and division of the tiles computes the same bits:
+//! - integer codes with one scale per row: `(sum q * x as f32 * sx) * (scale * unit)` with an exact
 //!   integer sum;
-//! - integer codes, a scale a group: `y = fma(sum_g as f32 * sx_g, scale_g, y)` over the groups in
-//!   order, from 0;
-//! - where there is a minimum: `y = fma(sum x as f32 * sx, min, y)` after that, for the row or for
+//! - integer codes with a scale per group: `y = fma(sum_g as f32 * sx_g, scale_g, y)` over the
+//!   groups in order, from 0;
+//! - if there is a minimum: `y = fma(sum x as f32 * sx, min, y)` after that, for the row or for
 //!   each group;
 //! - float codes: `y = fma(w, x, y)` over the columns in order, from 0.
 //!
-//! A tile of 32 outputs is read in panels that fit the L1 cache. Each panel meets all rows, up to
-//! eight at a time, before the next one is read, and while it does, the next one is fetched:
-//! reading weights and multiplying overlap at any row count.
+//! A tile of 32 outputs is read in panels that fit in the L1 cache. Each panel is multiplied by all
+//! rows, up to eight at a time, before the next one is read. At the same time the next panel is
+//! prefetched, so that reading weights and multiplying overlap for any row count.
 
-/// Runs the body with a constant for each number, so that shifts are by constants.
+/// Runs the body once per number, as a constant, so that shifts are by constants.
 macro_rules! unrolled {
     ($i:ident in [$($n:literal)*] $body:block) => {$({ const $i: usize = $n; $body })*};
 }
@@ -51,9 +51,9 @@ use panel::{FRACTION, FinishFn, GateFn, Panel, PanelFn};
 use std::mem::MaybeUninit;
 use std::ops::Range;
 
-/// SpanRows that one kernel call multiplies.
+/// Rows of activations in one kernel call.
 const BLOCK: usize = 8;
-/// SpanRows whose sums are kept while a tile is read.
+/// Rows of activations with sums in memory while a tile is read.
 const STRIP: usize = 128;
 /// Bytes of weights that stay in the L1 cache while all rows of a strip use them.
 const PANEL: usize = 16 << 10;
@@ -64,16 +64,16 @@ struct Kernels {
     gate: GateFn,
 }
 
-/// How a tile is read.
+/// Way of reading a tile.
 enum Way {
-    /// Step by step. Raw sums of integers are of q + offset.
+    /// Step by step. The raw sums of integers are sums of q + offset.
     Steps { panel: [PanelFn; BLOCK], offset: i32, finish: FinishFn },
     /// Span by span, see [`groups`].
     Spans {
         opening: Opening,
         open: OpenFn,
         multiply: [GroupsFn; BLOCK],
-        /// Kernels of few rows that take packed codes, where they are faster.
+        /// Kernels for few rows that use packed codes, if those are faster.
         packed: [Option<GroupsFn>; BLOCK],
     },
 }
@@ -88,7 +88,7 @@ macro_rules! by_rows {
     };
 }
 
-/// The kernels of a module, which all have the same names.
+/// The kernels of a module. All modules use the same names.
 macro_rules! kernels_of {
     ($module:ident, $format:expr, $multiply:expr) => {{
         use $module::{OFFSETS, finish, finish_with_min, floats, gate, ints, open, tiles};
@@ -116,7 +116,7 @@ macro_rules! kernels_of {
     }};
 }
 
-/// Kernels of a block that take packed codes, `$by_rows` for the bits and steps of the format.
+/// Kernels of a block for packed codes. `$by_rows` selects by the format's bits and steps.
 #[cfg(target_arch = "x86_64")]
 macro_rules! packed_kernels {
     ($opening:expr, $by_rows:ident) => {
@@ -144,12 +144,12 @@ macro_rules! kernels_of_bytes {
                 (..=15, _) => by_rows!($multiply, 15, 0),
                 (16..=31, 32) => by_rows!($multiply, 31, 8),
                 (32..=63, 16) => by_rows!($multiply, 63, 4),
-                // These take any byte.
+                // These support any byte.
                 (_, 16) => by_rows!($multiply, 255, 4),
                 (_, 32) => by_rows!($multiply, 255, 8),
                 (_, _) => by_rows!($multiply, 255, 0),
             };
-            // Beyond two rows wide sums take the registers of those codes that need them.
+            // With more than two rows, wide sums use the registers that some codes need.
             macro_rules! by_few_rows {
                 ($bits:literal, $steps:literal) => {{
                     let mut few: [Option<GroupsFn>; BLOCK] = [None; BLOCK];
@@ -216,18 +216,18 @@ fn kernels(isa: Isa, format: Format) -> Kernels {
     }
 }
 
-/// Where products go: row r of the activations times weight row n to
-/// `first[r * stride + n - tile * TILE]`.
+/// Place of products: row r of the activations times weight row n is stored at `first[r * stride +
+/// n - tile * TILE]`.
 #[derive(Clone, Copy)]
 pub struct OutputPlace {
     pub first: *mut f32,
     pub stride: usize,
-    /// The tile of weights that the first columns are for.
+    /// The tile of weights for which the first columns are.
     pub tile: usize,
 }
 
 impl OutputPlace {
-    /// All outputs, row by row.
+    /// Returns the place for all outputs, row by row.
     pub fn of(first: *mut f32, stride: usize) -> OutputPlace {
         OutputPlace { first, stride, tile: 0 }
     }
@@ -237,7 +237,7 @@ impl OutputPlace {
 ///
 /// # Safety
 /// `out` has `rows * stride` floats that can be written (the last row may end after its last
-/// output), and no other thread touches the columns of these tiles meanwhile.
+/// output), and no other thread accesses the columns of these tiles during the call.
 pub unsafe fn linear(
     isa: Isa,
     weights: &PackedMatrix,
@@ -254,14 +254,14 @@ pub unsafe fn linear(
         for first in (0..act.rows).step_by(STRIP) {
             let rows = first..act.rows.min(first + STRIP);
             let sums = sums.multiply(&kernels, weights, act, tile, rows, next.as_ptr());
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller upholds the contract.
             unsafe { store(sums, weights, tile, first, out) };
         }
     }
 }
 
-/// The same for `gelu_tanh(gate * x) * (up * x)`, with `tiles` of `gate` and as many of `up`, which
-/// lie `up_from` tiles further on. The two matrices have the same number of rows.
+/// Computes `gelu_tanh(gate * x) * (up * x)`, for `tiles` of `gate` and the tiles of `up` that are
+/// `up_from` tiles later. Both matrices must have the same number of rows.
 ///
 /// # Safety
 /// As for [`linear`].
@@ -298,14 +298,14 @@ pub unsafe fn gate_up(
             let ups = up_sums.multiply(&up_kernels, up, act_up, tile + up_from, rows, next);
             // SAFETY: `kernels` checked that the machine has the instructions.
             unsafe { (gate_kernels.gate)(gates, ups) };
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller upholds the contract.
             unsafe { store(gates, gate, tile, first, out) };
         }
     }
 }
 
-/// Refuses activations that do not belong to the weights; everything the kernels read is inside
-/// what is checked here.
+/// Refuses activations that do not fit the weights. Everything that the kernels read is inside the
+/// checked lengths.
 fn check(weights: &PackedMatrix, act: &ActView<'_>, tiles: &Range<usize>) {
     let format = weights.format();
     let values = match (act.values, format.code.is_integer()) {
@@ -332,7 +332,7 @@ fn check_output(weights: &PackedMatrix, tiles: &Range<usize>, out: OutputPlace) 
     assert!(out.tile <= tiles.start && end <= out.tile * TILE + out.stride, "a row is too short");
 }
 
-/// Copies the products of a tile to their places.
+/// Copies the products of a tile to the output.
 ///
 /// # Safety
 /// As for [`linear`].
@@ -348,7 +348,7 @@ unsafe fn store(
         // SAFETY: inside the caller's `rows * stride` floats, as checked by `check_output`.
         unsafe {
             let place = out.first.add((first + row) * out.stride + (tile - out.tile) * TILE);
-            // A copy of known length is a few stores, not a call.
+            // A copy of constant length compiles to a few stores instead of a call.
             match n {
                 TILE => place.copy_from_nonoverlapping(sums.as_ptr(), TILE),
                 n => place.copy_from_nonoverlapping(sums.as_ptr(), n),
@@ -357,8 +357,8 @@ unsafe fn store(
     }
 }
 
-/// Room for the sums of a strip of rows with one tile, of which only the rows in use are ever
-/// written, and for an opened span.
+/// Memory for the sums of a strip of rows with one tile, and for an opened span. Only the sums of
+/// rows in use are ever written.
 struct Sums([MaybeUninit<[f32; TILE]>; STRIP], Option<OpenSpan>);
 
 impl Sums {
@@ -366,7 +366,7 @@ impl Sums {
         Sums([const { MaybeUninit::uninit() }; STRIP], None)
     }
 
-    /// Products of `rows` with one tile. `next` is what will be read after it.
+    /// Returns the products of `rows` with one tile. `next` has the bytes that are read after it.
     fn multiply(
         &mut self,
         kernels: &Kernels,
@@ -403,7 +403,7 @@ impl Sums {
                 }
             }
             Way::Steps { panel: kernel, offset, finish } => {
-                // Whole steps only: the kernels read all activations that a step could hold.
+                // Only whole steps, because the kernels read all activations of a step.
                 let steps = shape.cols / shape.step_cols;
                 let per_panel = PANEL / shape.step_bytes;
                 for step in (0..steps).step_by(per_panel) {
@@ -430,11 +430,11 @@ impl Sums {
     }
 }
 
-/// Adds the products of an opened span and its bytes, `cols` of a row, with all rows. `ahead` is
-/// what will be read next, and how much of it: it is fetched while the rows are multiplied.
+/// Adds the products of an opened span with all rows. `cols` are the span's columns. `ahead` has
+/// the bytes that are read next, and how many of them are prefetched during the call.
 ///
 /// # Safety
-/// There are so many bytes; `acc` has a row for each of `rows`.
+/// The span has its bytes; `acc` has a row for each of `rows`.
 #[allow(clippy::too_many_arguments)]
 unsafe fn multiply_span(
     kernels: &[GroupsFn; BLOCK],
@@ -451,7 +451,7 @@ unsafe fn multiply_span(
     let (n_blocks, lines) = (rows.len().div_ceil(BLOCK), ahead.1 / LINE);
     let rate = lines * FRACTION / (n_blocks * groups);
     for block in 0..n_blocks {
-        // Blocks of nearly equal size: 9 rows are 4 and 5, not 8 and 1.
+        // Blocks have nearly equal size: 9 rows become 4 and 5 instead of 8 and 1.
         let (from, to) = (rows.len() * block / n_blocks, rows.len() * (block + 1) / n_blocks);
         let row = rows.start + from;
         let first = row * s_stride + cols.start / opening.width;
@@ -475,7 +475,7 @@ unsafe fn multiply_span(
     }
 }
 
-/// Part of a tile: bytes, and where it stands among the columns.
+/// A part of a tile: its bytes, and its place among the columns.
 struct PanelSpan {
     start: usize,
     end: usize,
@@ -484,7 +484,8 @@ struct PanelSpan {
 }
 
 impl PanelSpan {
-    /// Adds the panel's products with all rows, block by block, fetching the next panel meanwhile.
+    /// Adds the panel's products with all rows, block by block. Prefetches the next panel during
+    /// the call.
     fn run(
         self,
         kernels: &[PanelFn; BLOCK],
@@ -503,7 +504,7 @@ impl PanelSpan {
         let n_blocks = rows.len().div_ceil(BLOCK);
         let ahead_shift = n_blocks.ilog2();
         for block in 0..n_blocks {
-            // Blocks of nearly equal size: 9 rows are 4 and 5, not 8 and 1.
+            // Blocks have nearly equal size: 9 rows become 4 and 5 instead of 8 and 1.
             let (from, to) = (rows.len() * block / n_blocks, rows.len() * (block + 1) / n_blocks);
             let row = rows.start + from;
             let share = ((self.end - self.start) * block) >> ahead_shift;
@@ -522,8 +523,8 @@ impl PanelSpan {
     }
 }
 
-/// The last step of an i2 row of 16 n + 8 columns: the kernel reads 16 activations, of which the
-/// row has 8.
+/// Computes the last step of an i2 row of 16 n + 8 columns. The kernel reads 16 activations, but
+/// the row has only 8 there.
 fn half_step(
     kernels: &[PanelFn; BLOCK],
     shape: Shape,

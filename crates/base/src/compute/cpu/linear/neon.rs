@@ -1,9 +1,9 @@
-//! The kernels in NEON: a tile is eight vectors of 4 outputs. `sdot` multiplies a vector with 4
-//! columns of one row of activations, `smmla` (i8mm) half a vector with 8 columns of two rows.
+//! Kernels in NEON. A tile is eight vectors of 4 outputs. `sdot` multiplies a vector by 4 columns
+//! of one row of activations, `smmla` (i8mm) multiplies half a vector by 8 columns of two rows.
 //!
-//! Both take signed bytes, which all codes are once they are unpacked, and add products in 32 bits.
-//! Columns come by eights. Blocks of sums fill the 32 registers by the book: no ARM64 processor was
-//! at hand to measure them.
+//! Both need signed bytes, to which all codes are unpacked, and add products in 32 bits. Columns
+//! are processed in eights. The sizes of blocks of sums are derived from the 32 registers, because
+//! no ARM64 processor was available for measurements.
 
 use super::groups::{self, OpenSpan, Openers, Opening, SpanRows};
 use super::panel::Panel;
@@ -18,13 +18,13 @@ use std::array::from_fn;
 
 pub use super::scalar::gate;
 
-/// Raw sums are of q for i8, q + 8 for i4, 2 c = q + 3 for i2.
+/// The raw sums are sums of q for i8, of q + 8 for i4, and of 2 c = q + 3 for i2.
 pub const OFFSETS: [i32; 3] = [0, 8, 3];
 
-/// Outputs of a vector.
+/// Outputs in a vector.
 const LANES: usize = 4;
 
-/// Runs the body for each row, unrolled: sums with a changing index would not stay in registers.
+/// Runs the body for each row, unrolled. Sums with a variable index would not stay in registers.
 macro_rules! each_row {
     ($r:ident $body:block) => { unrolled!($r in R, [0 1 2 3 4 5 6 7], $body) };
 }
@@ -40,7 +40,8 @@ macro_rules! unrolled {
     };
 }
 
-/// Vectors of a tile that are worked on together: at most 16 registers hold sums.
+/// Returns the number of vectors of a tile that are computed together: at most 16 registers have
+/// sums.
 const fn vectors(rows: usize) -> usize {
     match rows {
         1 => 8,
@@ -49,8 +50,8 @@ const fn vectors(rows: usize) -> usize {
     }
 }
 
-/// Calls a kernel for all vectors of the tile, with the number of those worked on together and the
-/// first of them.
+/// Calls a kernel for all vectors of the tile, with the number of vectors per call and the first of
+/// them.
 macro_rules! over_tile {
     ($kernel:ident[$($constant:expr),*]($($arg:expr),*)) => {
         for first in (0..TILE / LANES).step_by(vectors(R)) {
@@ -63,7 +64,7 @@ macro_rules! over_tile {
     };
 }
 
-/// Defines the kernels that differ between the instruction sets, beside those that do not.
+/// Defines the kernels that differ between the instruction sets.
 macro_rules! kernels {
     ($module:ident, $pairs:literal, #[$features:meta]) => {
         pub mod $module {
@@ -72,19 +73,20 @@ macro_rules! kernels {
 
             pub use super::{OFFSETS, finish, finish_with_min, floats, gate, open, tiles};
 
-            /// Integer codes of `BITS` bits with `R` rows; see [`PanelFn`](super::super::PanelFn).
+            /// Multiplies integer codes of `BITS` bits by `R` rows; see
+            /// [`PanelFn`](super::super::PanelFn).
             ///
             /// # Safety
             /// The machine has the instructions; the panel and `acc` are as [`Panel`] and
             /// [`PanelFn`](super::super::PanelFn) say.
             #[$features]
             pub unsafe fn ints<const BITS: usize, const R: usize>(panel: &Panel, acc: *mut f32) {
-                // SAFETY: the caller's promises.
+                // SAFETY: the caller upholds the contract.
                 unsafe { over_tile!(ints_in_vectors[$pairs, BITS](panel, acc)) }
             }
 
-            /// A span with `R` rows; see [`GroupsFn`](super::super::GroupsFn). `BITS` is 8 where
-            /// bytes may exceed 127, otherwise 7.
+            /// Multiplies a span by `R` rows; see [`GroupsFn`](super::super::GroupsFn). `BITS` is 8
+            /// if bytes may exceed 127, otherwise 7.
             ///
             /// # Safety
             /// The machine has the instructions; the rows are as [`SpanRows`] says; `acc` has `R`
@@ -96,7 +98,7 @@ macro_rules! kernels {
                 acc: *mut f32,
             ) {
                 (0..rows.groups).for_each(|group| rows.fetch(group, 0));
-                // SAFETY: the caller's promises.
+                // SAFETY: the caller upholds the contract.
                 unsafe { over_tile!(multiply_in_vectors[$pairs, BITS](span, rows, acc)) }
             }
         }
@@ -106,7 +108,7 @@ macro_rules! kernels {
 kernels!(one_row, false, #[target_feature(enable = "neon,dotprod")]);
 kernels!(two_rows, true, #[target_feature(enable = "neon,dotprod,i8mm")]);
 
-/// Adds to each sum the products of its four bytes of `w` and of bytes 4 `PART` to 4 `PART` + 3 of
+/// Adds to each sum the products of its four bytes of `w` with bytes 4 `PART` to 4 `PART` + 3 of
 /// `x`.
 ///
 /// # Safety
@@ -128,7 +130,8 @@ unsafe fn dot_part<const PART: usize>(sums: int32x4_t, w: int8x16_t, x: int8x8_t
     sums
 }
 
-/// Adds to the 2 x 2 sums the products of the two rows of `x` and of `w`, of eight bytes each.
+/// Adds to the 2 x 2 sums the products of both rows of `x` with both rows of `w`, of eight bytes
+/// each.
 ///
 /// # Safety
 /// The machine has i8mm, for which the caller is compiled.
@@ -148,9 +151,9 @@ unsafe fn dots(sums: int32x4_t, x: int8x16_t, w: int8x16_t) -> int32x4_t {
     sums
 }
 
-/// Eight columns of the outputs of `Q` vectors as signed bytes, four a register: the columns from 8
-/// `PART` on of a step of `BITS` bits. 7 stands for bytes that are open, and below 128. `data` is
-/// the first vector's part of the step.
+/// Returns eight columns of the outputs of `Q` vectors as signed bytes, four per register. They are
+/// the columns from 8 `PART` on of a step of `BITS` bits. `BITS` is 7 for opened bytes below 128.
+/// `data` is the first vector's part of the step.
 ///
 /// # Safety
 /// The steps of these columns can be read.
@@ -158,11 +161,11 @@ unsafe fn dots(sums: int32x4_t, x: int8x16_t, w: int8x16_t) -> int32x4_t {
 unsafe fn eight<const BITS: usize, const PART: usize, const Q: usize>(
     data: *const u8,
 ) -> [[int8x16_t; 2]; Q] {
-    // SAFETY: the caller's promise; NEON is in every ARM64 processor.
+    // SAFETY: the caller upholds the contract, and every ARM64 processor has NEON.
     from_fn(|q| unsafe {
         let place = data.add(q * 4 * LANES);
         let (bytes, next) = (vld1q_u8(place), place.wrapping_add(2 * LINE));
-        // Twice the code: the shifts leave it one bit higher.
+        // Twice the code, because it is shifted down by one bit less.
         let twice = |shifted| vandq_u8(shifted, vdupq_n_u8(6));
         let columns = match (BITS, PART) {
             (8, _) => [bytes, vld1q_u8(next)].map(|v| veorq_u8(v, vdupq_n_u8(0x80))),
@@ -175,8 +178,8 @@ unsafe fn eight<const BITS: usize, const PART: usize, const Q: usize>(
     })
 }
 
-/// Adds the products of eight columns with `R` rows. With `PAIRS`, sums of two rows and two outputs
-/// share a register, see [`sums_of`].
+/// Adds the products of eight columns with `R` rows. With `PAIRS`, the sums of two rows and two
+/// outputs share a register, see [`sums_of`].
 ///
 /// # Safety
 /// The machine has the instructions; eight columns of each row can be read.
@@ -187,7 +190,7 @@ unsafe fn add_products<const PAIRS: bool, const R: usize, const Q: usize>(
     x: *const i8,
     x_stride: usize,
 ) {
-    // SAFETY: the caller's promises; NEON is in every ARM64 processor.
+    // SAFETY: the caller upholds the contract, and every ARM64 processor has NEON.
     unsafe {
         let row = |r: usize| vld1_s8(x.add(r * x_stride));
         let halves = w.map(|w| {
@@ -212,7 +215,7 @@ unsafe fn add_products<const PAIRS: bool, const R: usize, const Q: usize>(
     }
 }
 
-/// The sums of row `r` and of the outputs of vector `q`.
+/// Returns the sums of row `r` with the outputs of vector `q`.
 #[inline(always)]
 fn sums_of<const PAIRS: bool, const R: usize, const Q: usize>(
     sums: &[[int32x4_t; Q]; R],
@@ -230,7 +233,7 @@ fn sums_of<const PAIRS: bool, const R: usize, const Q: usize>(
     }
 }
 
-/// `Q` vectors of the tile, from vector `first`.
+/// Computes `Q` vectors of the tile, starting at vector `first`.
 ///
 /// # Safety
 /// The machine has the instructions; the panel and `acc` are as [`Panel`] and
@@ -241,10 +244,10 @@ unsafe fn ints_in_vectors<const PAIRS: bool, const BITS: usize, const R: usize, 
     acc: *mut f32,
     first: usize,
 ) {
-    // A step of i8 has four columns. Rows have a multiple of eight.
+    // A step of i8 has four columns. The columns of a row are a multiple of eight.
     let (steps, cols) = if BITS == 8 { (2, 8) } else { (1, 32 / BITS) };
     debug_assert!(panel.steps.is_multiple_of(steps));
-    // SAFETY: the caller's promises.
+    // SAFETY: the caller upholds the contract.
     unsafe {
         let mut sums = [[vdupq_n_s32(0); Q]; R];
         for i in 0..panel.steps / steps {
@@ -270,7 +273,7 @@ unsafe fn ints_in_vectors<const PAIRS: bool, const BITS: usize, const R: usize, 
     }
 }
 
-/// `Q` vectors of the tile, from vector `first`.
+/// Computes `Q` vectors of the tile, starting at vector `first`.
 ///
 /// # Safety
 /// The machine has the instructions; the rows are as [`SpanRows`] says; `acc` has `R` rows.
@@ -287,7 +290,7 @@ unsafe fn multiply_in_vectors<
     first: usize,
 ) {
     let offset = if BITS == 8 { rows.offset - 128 } else { rows.offset };
-    // SAFETY: the caller's promises.
+    // SAFETY: the caller upholds the contract.
     unsafe {
         for group in 0..rows.groups {
             let mut sums = [[vdupq_n_s32(0); Q]; R];
@@ -336,11 +339,11 @@ pub unsafe fn open(
     codes: bool,
     span: &mut OpenSpan,
 ) {
-    // SAFETY: these need NEON alone.
+    // SAFETY: the operations only need NEON.
     unsafe { groups::open::<Four>(opening, packed, cols, codes, span) }
 }
 
-/// Vectors of 16 bytes.
+/// Operations on vectors of 16 bytes.
 struct Four;
 
 impl Openers for Four {
@@ -355,7 +358,7 @@ impl Openers for Four {
     }
     #[inline(always)]
     unsafe fn look_up(levels: &[i8; 16], bytes: &mut [u32; TILE]) {
-        // SAFETY: the caller's promise; vectors of 16 bytes.
+        // SAFETY: the caller upholds the contract, and all accesses are vectors of 16 bytes.
         unsafe {
             let levels = veorq_u8(vld1q_u8(levels.as_ptr().cast()), vdupq_n_u8(0x80));
             for four in bytes.as_chunks_mut::<LANES>().0 {
@@ -366,13 +369,13 @@ impl Openers for Four {
     }
 }
 
-/// Trellis codes with `R` rows; see [`trellis::tiles`].
+/// Multiplies trellis codes by `R` rows; see [`trellis::tiles`].
 ///
 /// # Safety
 /// The machine has dotprod; otherwise as for [`one_row::ints`].
 #[target_feature(enable = "neon,dotprod")]
 pub unsafe fn tiles<const CODE: usize, const R: usize>(panel: &Panel, acc: *mut f32) {
-    // SAFETY: the caller's promises.
+    // SAFETY: the caller upholds the contract.
     unsafe {
         match R {
             1 => trellis::tiles::<Quad, CODE, R, 4, 1, 0>(panel, acc),
@@ -382,16 +385,16 @@ pub unsafe fn tiles<const CODE: usize, const R: usize>(panel: &Panel, acc: *mut 
     }
 }
 
-/// Float codes of `BITS` bits with `R` rows.
+/// Multiplies float codes of `BITS` bits by `R` rows.
 ///
 /// # Safety
 /// As for [`one_row::ints`], on every ARM64 processor.
 pub unsafe fn floats<const BITS: usize, const R: usize>(panel: &Panel, acc: *mut f32) {
-    // SAFETY: the caller's promises.
+    // SAFETY: the caller upholds the contract.
     unsafe { over_tile!(floats_in_vectors[BITS](panel, acc)) }
 }
 
-/// `Q` vectors of the tile, from vector `first`.
+/// Computes `Q` vectors of the tile, starting at vector `first`.
 ///
 /// # Safety
 /// As for [`floats`].
@@ -403,7 +406,7 @@ unsafe fn floats_in_vectors<const BITS: usize, const R: usize, const Q: usize>(
 ) {
     let step_bytes = if BITS == 16 { LINE } else { 2 * LINE };
     let place = |r: usize, q: usize| acc.wrapping_add(r * TILE + (first + q) * LANES);
-    // SAFETY: the caller's promises.
+    // SAFETY: the caller upholds the contract.
     unsafe {
         let mut y: [[_; Q]; R] = from_fn(|r| from_fn(|q| vld1q_f32(place(r, q))));
         for step in 0..panel.steps {
@@ -448,11 +451,11 @@ pub unsafe fn finish(
     sums: &[i32],
     acc: *mut f32,
 ) {
-    // SAFETY: the caller's promises.
+    // SAFETY: the caller upholds the contract.
     unsafe { scalar::finish_rows::<Four>(scales, unit, offset, sx, sums, acc) }
 }
 
-/// The same with minima; see [`scalar::finish_with_min`].
+/// [`finish`] for formats with minima; see [`scalar::finish_with_min`].
 ///
 /// # Safety
 /// As for [`finish`], with two lines.
@@ -464,6 +467,6 @@ pub unsafe fn finish_with_min(
     sums: &[i32],
     acc: *mut f32,
 ) {
-    // SAFETY: the caller's promises.
+    // SAFETY: the caller upholds the contract.
     unsafe { scalar::finish_rows_with_min::<Four>(scales, offset, sx, sums, acc) }
 }

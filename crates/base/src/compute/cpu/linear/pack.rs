@@ -1,10 +1,10 @@
-//! Weights in the order the kernels read them: one stream of 64-byte lines per tile of 32 output
-//! rows.
+//! Packed weights, in the order in which the kernels read them: one sequence of 64-byte lines for
+//! each tile of 32 output rows.
 //!
-//! A *step* is what one pair of vectors holds. Dword `i` of the first line belongs to output row
-//! `i`, of the second to `16 + i`:
+//! A *step* has the columns in one pair of lines. Dword `i` of the first line belongs to output row
+//! `i`, and of the second line to row `16 + i`:
 //!
-//! | code | lines a step | columns a step | bytes of a dword |
+//! | code | lines per step | columns per step | bytes of a dword |
 //! |------|---|---|---|
 //! | i8, i8a | 2 | 4 | byte j: column j, as q + 128 (i8a: q) |
 //! | i4 | 2 | 8 | byte j: column j in the low half, j + 4 in the high half, as q + 8 |
@@ -13,10 +13,10 @@
 //! | f32 | 2 | 1 | the float |
 //! | bf16 | 1 | 1 | row i in the low half, row 16 + i in the high half |
 //!
-//! Two lines of trellis codes hold 32 bits of each row. In front of the steps of integer codes lies
-//! the side, two bytes of each row a line. Integer codes with a scale for each group lie in spans,
-//! see [`super::groups`]. Rows past the end are zero bits, except rows that share a tile of trellis
-//! codes with rows of the matrix.
+//! Two lines of trellis codes have 32 bits of each row. The side comes before the steps of integer
+//! codes, with one line for two bytes of each row. Integer codes with a scale for each group are
+//! stored in spans, see [`super::groups`]. Rows after the last one are zero bits, except rows that
+//! share a tile of trellis codes with rows of the matrix.
 
 use super::super::isa::Isa;
 use super::super::lines::Lines;
@@ -30,10 +30,10 @@ use half::f16;
 use rayon::prelude::*;
 use std::ops::Range;
 
-/// Widest matrix whose dot products of int8 with int8 surely fit an i32.
+/// Largest number of columns for which sums of int8 products always fit in an i32.
 const MAX_COLS: usize = 1 << 17;
 
-/// A weight matrix repacked for [`super::linear`].
+/// A weight matrix in the layout of [`super::linear`].
 pub struct PackedMatrix {
     format: Format,
     rows: usize,
@@ -42,7 +42,7 @@ pub struct PackedMatrix {
 }
 
 impl PackedMatrix {
-    /// Reads and repacks a matrix, tile by tile; `isa` only decides how fast.
+    /// Reads and repacks a matrix, tile by tile. `isa` only affects the speed.
     pub fn load(matrix: &StoredMatrix<'_>, isa: Isa) -> Result<PackedMatrix> {
         assert!(isa.is_supported());
         assert!(
@@ -71,17 +71,17 @@ impl PackedMatrix {
         Ok(PackedMatrix { format, rows, shape, lines })
     }
 
-    /// Bytes that such a matrix takes once it is packed.
+    /// Returns the bytes of a packed matrix.
     pub fn bytes_of(format: Format, rows: usize, cols: usize) -> usize {
         rows.div_ceil(TILE) * Shape::new(format, cols).tile_bytes()
     }
 
-    /// Outputs.
+    /// Returns the number of outputs.
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Inputs.
+    /// Returns the number of inputs.
     pub fn cols(&self) -> usize {
         self.shape.cols
     }
@@ -90,12 +90,12 @@ impl PackedMatrix {
         self.format
     }
 
-    /// Bytes read by one pass over the matrix.
+    /// Returns the bytes that one pass over the matrix reads.
     pub fn bytes(&self) -> usize {
         self.lines.bytes().len()
     }
 
-    /// Units of work: runs of [`TILE`] outputs, the last one perhaps shorter.
+    /// Returns the number of tiles. A tile has [`TILE`] outputs, except perhaps the last one.
     pub fn tiles(&self) -> usize {
         self.rows.div_ceil(TILE)
     }
@@ -104,7 +104,7 @@ impl PackedMatrix {
         self.shape
     }
 
-    /// The bytes of some units of work.
+    /// Returns the bytes of some tiles.
     pub fn part(&self, tiles: Range<usize>) -> &[u8] {
         let n = self.shape.tile_bytes();
         &self.lines.bytes()[tiles.start * n..tiles.end * n]
@@ -115,12 +115,12 @@ impl PackedMatrix {
         &self.lines.bytes()[tile * n..][..n]
     }
 
-    /// One row as the floats the model means, bit-equal to [`Matrix::dequantize_row`]. `out.len()
-    /// == cols`.
+    /// Writes one row as floats, with the bits of [`Matrix::dequantize_row`]. `out` must have
+    /// `cols` elements.
     pub fn dequantize_row(&self, row: usize, out: &mut [f32]) {
         assert!(row < self.rows && out.len() == self.cols());
         let (shape, tile, lane) = (self.shape(), self.tile(row / TILE), row % TILE);
-        // Byte offset of the row's dword in a step.
+        // The byte offset of the row's dword in a step.
         let dword = lane * 4;
         let at = |offset: usize| <[u8; 4]>::try_from(&tile[offset..][..4]).unwrap_or_default();
         if let Some(opening) = shape.opening {
@@ -172,7 +172,7 @@ impl PackedMatrix {
         self.rotate_back(out);
     }
 
-    /// Takes the Hadamard back where the format has one.
+    /// Applies the inverse Hadamard transform if the format has one.
     fn rotate_back(&self, out: &mut [f32]) {
         if self.format.hadamard {
             hadamard::inverse(out);
@@ -180,12 +180,12 @@ impl PackedMatrix {
     }
 }
 
-/// The layout of a code that there are kernels for; others are decoded when they are loaded.
+/// Returns the layout of a code that has kernels. Other codes are decoded when they are loaded.
 pub fn layout_of(code: Code) -> CpuLayout {
     code.spec().cpu.unwrap_or_else(|| panic!("the CPU has no kernels for {code:?}"))
 }
 
-/// See [`Integer::bias`](crate::tensor::integer::Integer::bias).
+/// Returns [`Integer::bias`](crate::tensor::integer::Integer::bias) of a code.
 pub fn bias_of(code: Code) -> i32 {
     match code.spec().values {
         Values::Integer(integer) => integer.bias(),
@@ -193,8 +193,8 @@ pub fn bias_of(code: Code) -> i32 {
     }
 }
 
-/// The integer value (see [`Matrix::code`]) of column `k` of a step in a row's dword, less the
-/// [`bias_of`] its code, of integers of 2, 4 or 8 bits with one scale a row.
+/// Returns the integer value (see [`Matrix::code`]) of column `k` of a step in a row's dword, minus
+/// the [`bias_of`] its code. The code must have integers of 2, 4 or 8 bits and one scale per row.
 #[inline(always)]
 pub fn code_of(bits: u32, dword: [u8; 4], k: usize) -> i32 {
     let byte = dword[k % 4] as i32;
@@ -205,7 +205,7 @@ pub fn code_of(bits: u32, dword: [u8; 4], k: usize) -> i32 {
     }
 }
 
-/// The integers of a row in a step of trellis codes, sixteen columns at a time.
+/// Returns the integers of a row in a step of trellis codes, sixteen columns at a time.
 #[inline(always)]
 pub fn codes_of_step(
     code: Code,
@@ -223,7 +223,7 @@ pub fn codes_of_step(
         let three = word(first) << 64 | word(first + 1) << 32 | word(first + 2);
         (three >> (96 - i * bits % 32 - bits)) as u64 & u64::MAX >> (64 - bits)
     };
-    // The row before it in its tile, which is half of the lanes.
+    // The previous row in the row's trellis tile, which is half of the lanes.
     let before = lane / trellis::TILE * trellis::TILE + (lane + trellis::TILE - 1) % trellis::TILE;
     (0..step.len() / (2 * LINE) * 32 / bits)
         .map(move |i| trellis.decode(segment(before, i), segment(lane, i)))
@@ -237,9 +237,9 @@ pub struct Shape {
     /// Columns and bytes of a step.
     pub step_cols: usize,
     pub step_bytes: usize,
-    /// Bytes in front of the steps: lines of the side, or nothing for floats.
+    /// Bytes before the steps: lines of the side, or 0 for floats.
     pub head: usize,
-    /// Integers with a scale for each group lie in spans instead of steps.
+    /// Set for integers with a scale for each group, which are stored in spans instead of steps.
     pub opening: Option<Opening>,
 }
 
@@ -250,7 +250,7 @@ impl Shape {
             CpuLayout::F32 => (1, 2 * LINE),
             CpuLayout::Bf16 => (1, LINE),
             CpuLayout::Int(bits) => (32 / bits as usize, 2 * LINE),
-            // In spans alone.
+            // Grids are only stored in spans.
             CpuLayout::Grid => (SPAN, 0),
             CpuLayout::Tiles(0) => (16, 2 * LINE),
             CpuLayout::Tiles(1) => (64, 10 * LINE),
@@ -267,7 +267,8 @@ impl Shape {
         }
     }
 
-    /// Steps of a row; only i2 with an odd multiple of 8 columns leaves the last one half empty.
+    /// Returns the steps of a row. Only for i2 with an odd multiple of 8 columns is the last one
+    /// half empty.
     pub fn steps(self) -> usize {
         self.cols.div_ceil(self.step_cols)
     }
@@ -280,7 +281,7 @@ impl Shape {
     }
 }
 
-/// The same as [`pack_tile`], compiled for wider vectors.
+/// [`pack_tile`], compiled for wider vectors.
 ///
 /// # Safety
 /// The machine has AVX2.
@@ -334,14 +335,14 @@ fn pack_tile(matrix: &Matrix<'_>, shape: Shape, out: &mut [u8]) {
     }
 }
 
-/// Spreads the rows of one or two rows of trellis tiles over a tile.
+/// Distributes the rows of one or two rows of trellis tiles over a tile.
 fn pack_trellis(matrix: &Matrix<'_>, shape: Shape, out: &mut [u8]) {
     for lane in 0..matrix.rows {
         out[2 * lane..][..2].copy_from_slice(matrix.row_side(lane));
     }
     let steps = &mut out[LINE..];
     for (half, first) in (0..matrix.rows).step_by(trellis::TILE).enumerate() {
-        // Once for each code, so that all shifts are by constants.
+        // One version per code, so that all shifts are by constants.
         macro_rules! by_code {
             ($($code:ident)*) => {
                 match matrix.format.code {
@@ -356,7 +357,7 @@ fn pack_trellis(matrix: &Matrix<'_>, shape: Shape, out: &mut [u8]) {
     }
 }
 
-/// The sixteen rows from `first` on, which become half of all lines.
+/// Packs the sixteen rows from `first` on, which become half of all lines.
 #[inline(always)]
 fn pack_trellis_half(
     matrix: &Matrix<'_>,
@@ -393,7 +394,7 @@ fn pack_trellis_half(
     }
 }
 
-/// Spreads one row of integer codes with a scale for each group over the spans of a tile.
+/// Distributes one row of integer codes with a scale for each group over the spans of a tile.
 #[inline(always)]
 fn pack_spans(matrix: &Matrix<'_>, opening: &Opening, lane: usize, out: &mut [u8]) {
     let row_bytes = opening.row_bytes(SPAN);
@@ -418,7 +419,7 @@ fn pack_spans(matrix: &Matrix<'_>, opening: &Opening, lane: usize, out: &mut [u8
     }
 }
 
-/// Spreads codes over steps, a dword at a time.
+/// Distributes codes over steps, one dword at a time.
 #[inline(always)]
 fn pack_dwords(codes: &[u8], steps: &mut [u8], lane: usize, reorder: impl Fn(u32) -> u32) {
     let mut steps = steps.chunks_exact_mut(2 * LINE).map(|step| &mut step[lane * 4..][..4]);
@@ -433,7 +434,7 @@ fn pack_dwords(codes: &[u8], steps: &mut [u8], lane: usize, reorder: impl Fn(u32
     }
 }
 
-/// Spreads codes of two planes over their lines, 32 codes at a time.
+/// Distributes codes with two planes over their lines, 32 codes at a time.
 #[inline(always)]
 fn pack_planes<const BITS: usize>(codes: &[u8], steps: &mut [u8], lane: usize) {
     let (low_bits, high_bits) = groups::split(BITS as u32);
@@ -461,7 +462,8 @@ fn pack_planes<const BITS: usize>(codes: &[u8], steps: &mut [u8], lane: usize) {
     }
 }
 
-/// Nibbles 0..8 to bytes that hold nibble j low and nibble j + 4 high.
+/// Rearranges nibbles 0..8 to bytes with nibble j in the low half and nibble j + 4 in the high
+/// half.
 #[inline(always)]
 fn interleave_i4(q: u32) -> u32 {
     let spread = |x: u32| {
@@ -471,7 +473,7 @@ fn interleave_i4(q: u32) -> u32 {
     spread(q & 0xffff) | spread(q >> 16) << 4
 }
 
-/// The 4 x 4 matrix of two-bit codes, transposed: place p of byte b goes to place b of byte p.
+/// Transposes the 4 x 4 matrix of two-bit codes: field p of byte b moves to field b of byte p.
 #[inline(always)]
 fn transpose_i2(q: u32) -> u32 {
     let t = (q ^ q >> 6) & 0x00cc_00cc;

@@ -1,23 +1,22 @@
-//! Signatures of the kernels: part of a tile of weights, and the activations that it is multiplied
-//! with.
+//! Signatures of the kernels. A kernel multiplies a part of a tile of weights by activations.
 
 use super::tile::{LINE, TILE};
 use crate::compute::cpu::simd::prefetch;
 
-/// Input of a kernel: a run of steps, and the activations that meet it.
+/// Input of a kernel: some steps of weights, and the activations by which they are multiplied.
 pub struct Panel {
     pub data: *const u8,
     pub steps: usize,
-    /// The first row's activations where the panel starts, and bytes from row to row.
+    /// The first row's activations at the start of the panel, and bytes between rows.
     pub x: *const u8,
     pub x_stride: usize,
-    /// Bytes to fetch meanwhile: `panel >> ahead_shift` bytes from here.
+    /// Bytes to prefetch during the call: the panel's bytes `>> ahead_shift`, from this address on.
     pub ahead: *const u8,
     pub ahead_shift: u32,
 }
 
 impl Panel {
-    /// Fetches the share of the next panel that belongs to `bytes` bytes at `offset`.
+    /// Prefetches the share of the next panel that corresponds to `bytes` bytes at `offset`.
     #[inline(always)]
     pub fn fetch(&self, offset: usize, bytes: usize) {
         for line in (0..(bytes >> self.ahead_shift).max(1)).step_by(LINE) {
@@ -26,13 +25,13 @@ impl Panel {
     }
 }
 
-/// Parts of a line in which rates of fetching are counted: a division for each share would cost as
+/// Fractions of a line that are the unit of prefetch rates. A division for each share would cost as
 /// much as the products of a row.
 pub const FRACTION: usize = 1 << 16;
 
-/// Fetches share `n` of what begins at `ahead`.
+/// Prefetches share `n` of the memory that begins at `ahead`.
 ///
-/// A share has `rate` parts of a line, halved `halvings` times.
+/// A share has `rate` fractions of a line, halved `halvings` times.
 #[inline(always)]
 pub fn fetch(ahead: *const u8, rate: usize, n: usize, halvings: u32) {
     let line = |n: usize| ((n * rate) >> halvings) / FRACTION;
@@ -41,11 +40,12 @@ pub fn fetch(ahead: *const u8, rate: usize, n: usize, halvings: u32) {
     }
 }
 
-/// Adds a panel's products with `R` rows to `acc[R][TILE]`: f32, or raw i32 sums of integers.
+/// Adds a panel's products with `R` rows to `acc[R][TILE]`: f32 values, or raw i32 sums of
+/// integers.
 pub type PanelFn = unsafe fn(panel: &Panel, acc: *mut f32);
-/// Turns `acc[rows][TILE]` from raw sums into products: line of scales, unit, offset, row scales,
-/// row sums, rows, acc.
+/// Converts `acc[rows][TILE]` from raw sums to products. The arguments are line of scales, unit,
+/// offset, row scales, row sums, and acc.
 pub type FinishFn =
     unsafe fn(scales: *const u8, unit: f32, offset: i32, sx: &[f32], sums: &[i32], acc: *mut f32);
-/// `gate = gelu_tanh(gate) * up`, element by element.
+/// Computes `gate = gelu_tanh(gate) * up`, element by element.
 pub type GateFn = unsafe fn(gate: &mut [[f32; TILE]], up: &[[f32; TILE]]);

@@ -1,5 +1,5 @@
-//! The kernels in plain Rust: what other machines run, and the simplest reading of the packed
-//! layout.
+//! Kernels in plain Rust. They run on machines without a supported instruction set, and are the
+//! simplest code that reads the packed layout.
 
 use super::groups::{self, OpenSpan, Openers, Opening, SpanRows};
 use super::pack::code_of;
@@ -9,20 +9,20 @@ use super::trellis;
 use crate::tensor::math;
 use half::f16;
 
-/// Raw sums are of q itself.
+/// The raw sums are sums of q itself.
 pub const OFFSETS: [i32; 3] = [0; 3];
 
-/// Integer codes of `BITS` bits with `R` rows; see [`super::panel::PanelFn`].
+/// Multiplies integer codes of `BITS` bits by `R` rows; see [`super::panel::PanelFn`].
 ///
 /// # Safety
 /// The panel and `acc` are as [`super::panel::Panel`] and [`super::panel::PanelFn`] say.
 pub unsafe fn ints<const BITS: usize, const R: usize>(panel: &Panel, acc: *mut f32) {
     let step_cols = 32 / BITS;
     for r in 0..R {
-        // SAFETY: `acc` has R rows, and nobody else looks at this one.
+        // SAFETY: `acc` has R rows, and no other code accesses this row.
         let acc = unsafe { &mut *acc.add(r * TILE).cast::<[i32; TILE]>() };
         for step in 0..panel.steps {
-            // SAFETY: the panel has so many steps of activations and weights.
+            // SAFETY: the panel has `steps` steps of activations and weights.
             let (x, dwords) = unsafe {
                 let x = panel.x.add(r * panel.x_stride + step * step_cols);
                 (
@@ -50,11 +50,11 @@ pub unsafe fn open(
     codes: bool,
     span: &mut OpenSpan,
 ) {
-    // SAFETY: these need no instructions.
+    // SAFETY: the operations need no instruction set.
     unsafe { groups::open::<Plain>(opening, packed, cols, codes, span) }
 }
 
-/// Any processor.
+/// Operations for any processor.
 struct Plain;
 
 impl Openers for Plain {
@@ -69,15 +69,15 @@ impl Openers for Plain {
     }
 }
 
-/// A span with `R` rows; see [`groups::GroupsFn`].
+/// Multiplies a span by `R` rows; see [`groups::GroupsFn`].
 ///
 /// # Safety
 /// The rows are as [`groups::SpanRows`] says; `acc` has `R` rows.
 pub unsafe fn multiply<const R: usize>(span: &OpenSpan, rows: &SpanRows, acc: *mut f32) {
     for group in 0..rows.groups {
         for r in 0..R {
-            // SAFETY: the group has these bytes, the row these columns, this scale and this sum;
-            // nobody else looks at this row of `acc`.
+            // SAFETY: the group has these bytes, and the row these columns, this scale and this
+            // sum. No other code accesses this row of `acc`.
             let (steps, x, sx, all, acc) = unsafe {
                 let steps = rows.bytes.add(group * rows.steps);
                 let x = rows.x.add(r * rows.x_stride + group * rows.steps * 4);
@@ -104,16 +104,16 @@ pub unsafe fn multiply<const R: usize>(span: &OpenSpan, rows: &SpanRows, acc: *m
     }
 }
 
-/// Trellis codes with `R` rows; see [`trellis::tiles`].
+/// Multiplies trellis codes by `R` rows; see [`trellis::tiles`].
 ///
 /// # Safety
 /// As for [`ints`].
 pub unsafe fn tiles<const CODE: usize, const R: usize>(panel: &Panel, acc: *mut f32) {
-    // SAFETY: the caller's promises.
+    // SAFETY: the caller upholds the contract.
     unsafe { trellis::tiles::<[u32; 16], CODE, R, 1, 1, 1>(panel, acc) }
 }
 
-/// Float codes of `BITS` bits with `R` rows.
+/// Multiplies float codes of `BITS` bits by `R` rows.
 ///
 /// # Safety
 /// As for [`ints`].
@@ -161,11 +161,11 @@ pub unsafe fn finish(
     sums: &[i32],
     acc: *mut f32,
 ) {
-    // SAFETY: passed on to the caller; no instructions are needed.
+    // SAFETY: the caller upholds the contract, and no instruction set is needed.
     unsafe { finish_rows::<Plain>(scales, unit, offset, sx, sums, acc) }
 }
 
-/// The same with the operations of an instruction set.
+/// [`finish`] with the operations of an instruction set.
 ///
 /// # Safety
 /// As for [`finish`]. The machine has the instructions of `O`.
@@ -178,7 +178,7 @@ pub unsafe fn finish_rows<O: Openers>(
     sums: &[i32],
     acc: *mut f32,
 ) {
-    // SAFETY: 32 scales; only this function looks at `acc` now.
+    // SAFETY: the line has 32 scales, and no other code accesses `acc` during this call.
     let (scales, acc) = unsafe {
         (
             O::floats(&*scales.cast()),
@@ -194,8 +194,7 @@ pub unsafe fn finish_rows<O: Openers>(
     }
 }
 
-/// The same for blocks with minima, a line of them behind the scales. Compiled again for each
-/// instruction set.
+/// [`finish`] for blocks with minima, which are in a line after the scales.
 ///
 /// # Safety
 /// As for [`finish`], with two lines.
@@ -208,11 +207,11 @@ pub unsafe fn finish_with_min(
     sums: &[i32],
     acc: *mut f32,
 ) {
-    // SAFETY: passed on to the caller; no instructions are needed.
+    // SAFETY: the caller upholds the contract, and no instruction set is needed.
     unsafe { finish_rows_with_min::<Plain>(scales, offset, sx, sums, acc) }
 }
 
-/// The same with the operations of an instruction set.
+/// [`finish_with_min`] with the operations of an instruction set.
 ///
 /// # Safety
 /// As for [`finish_with_min`]. The machine has the instructions of `O`.
@@ -224,7 +223,7 @@ pub unsafe fn finish_rows_with_min<O: Openers>(
     sums: &[i32],
     acc: *mut f32,
 ) {
-    // SAFETY: 32 scales and 32 minima; only this function looks at `acc` now.
+    // SAFETY: there are 32 scales and 32 minima, and no other code accesses `acc` during this call.
     let ([scales, mins], acc) = unsafe {
         (
             [0, 1].map(|line| O::floats(&*scales.add(line * LINE).cast())),
@@ -248,7 +247,7 @@ pub unsafe fn gate(gate: &mut [[f32; TILE]], up: &[[f32; TILE]]) {
     gate_rows(gate, up);
 }
 
-/// Compiled again for each instruction set.
+/// Computes [`gate`] for all rows. It is compiled for each instruction set.
 #[inline(always)]
 pub fn gate_rows(gate: &mut [[f32; TILE]], up: &[[f32; TILE]]) {
     for (gate, up) in gate.iter_mut().zip(up) {

@@ -1,6 +1,6 @@
-//! Sizes of the layout that all kernels of linear layers read.
+//! Sizes of the layout that all kernels of linear layers use.
 
 /// Output rows of a tile: two vectors of 16 lanes.
 pub const TILE: usize = 32;
-/// Bytes of a vector and of a line of scales.
+/// Bytes in a vector and in a line of scales.
 pub const LINE: usize = 64;

@@ -1,11 +1,11 @@
-//! Trellis codes times a few rows, written once over vectors of 32-bit lanes: rows of a tile of
-//! codes.
+//! Products of trellis codes with a few rows, written for vectors of 32-bit lanes. A lane is one
+//! row of a tile of codes.
 //!
-//! A step's dwords hold the next bits of sixteen rows. The bits in front of a row's first windows
-//! are the row's before it, one lane lower. Each window gives the four bytes of nibbles of two
-//! weights by a multiplication, a shift and masks. They are made once a step and meet all rows of
-//! activations in one of two [`Form`]s. Adding the nibbles up to weights costs a little once and
-//! saves most of the products of every row.
+//! A step's dwords have the next bits of sixteen rows. The bits before a row's first windows are
+//! those of the previous row, one lane lower. A multiplication, a shift and masks convert each
+//! window to the four bytes of nibbles of two weights. This is done once per step, and the result
+//! is multiplied by all rows of activations in one of two [`Form`]s. Adding the nibbles to weights
+//! first has a small cost per step, but saves most products of every row.
 
 use super::panel::Panel;
 use super::tile::{LINE, TILE};
@@ -13,16 +13,16 @@ use super::words::Words;
 use crate::tensor::Code;
 use crate::tensor::trellis::{self, STATE_BITS, Trellis};
 
-/// How decoded weights meet the activations.
+/// Form of decoded weights in products.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Form {
-    /// The nibbles of each weight, a byte each, times its activation, repeated.
+    /// The nibbles of each weight, one byte each, times its activation, which is repeated.
     Nibbles,
-    /// Four weights of one unsigned byte each.
+    /// Four weights, one unsigned byte each.
     Bytes,
 }
 
-/// The codes, by the number that kernels know them by.
+/// The codes in the order of the numbers that kernels use.
 const CODES: [Code; 4] = [Code::T2, Code::T25, Code::T3, Code::T4];
 
 const fn shape(number: usize) -> Trellis {
@@ -32,18 +32,18 @@ const fn shape(number: usize) -> Trellis {
     }
 }
 
-/// Dwords of a row in a step, and runs of sixteen columns.
+/// Returns the dwords of a row in a step, and the groups of sixteen columns.
 const fn step(number: usize) -> (usize, usize) {
     [(1, 1), (5, 4), (3, 2), (2, 1)][number]
 }
 
-/// Runs the body with a constant for each number, so that shifts are by constants.
+/// Runs the body once per number, as a constant, so that shifts are by constants.
 macro_rules! unrolled {
     ($i:ident in [$($n:literal)*] $body:block) => {$({ const $i: usize = $n; $body })*};
 }
 
-/// `bits` bits (16 at most) of each lane's string from bit `at` on; what stands above them is not
-/// cleared.
+/// Returns `bits` bits (at most 16) of each lane's string, starting at bit `at`. The higher bits of
+/// the result are not cleared.
 #[inline(always)]
 fn bits<W: Words>(words: &[W], at: u32, bits: u32) -> W {
     let (word, end) = ((at / 32) as usize, at % 32 + bits);
@@ -54,7 +54,7 @@ fn bits<W: Words>(words: &[W], at: u32, bits: u32) -> W {
     }
 }
 
-/// The word of state `i` of sixteen columns that begin at bit `start`.
+/// Returns the word of state `i` of sixteen columns. The columns begin at bit `start`.
 #[inline(always)]
 fn word<W: Words, const CODE: usize>(own: &[W], before: &[W], start: u32, i: u32) -> W {
     let t = const { shape(CODE) };
@@ -71,8 +71,8 @@ fn word<W: Words, const CODE: usize>(own: &[W], before: &[W], start: u32, i: u32
 
 const NIBBLES: u32 = 0x0f0f_0f0f;
 
-/// Loads the words of a step for `V` vectors of outputs from `first`, each with the words before
-/// it.
+/// Loads the words of a step for `V` vectors of outputs from `first` on, each with the words of the
+/// previous rows.
 ///
 /// # Safety
 /// `data` has a step of `dwords` pairs of lines. The instructions of `W` exist.
@@ -87,7 +87,7 @@ unsafe fn words_of_step<W: Words, const V: usize>(
     for v in 0..V {
         let lane = (first + v) * W::LANES;
         for d in 0..dwords {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller upholds the contract.
             let line = unsafe { data.add(d * 2 * LINE + lane / 16 * LINE) };
             // SAFETY: a line of the step.
             (own[v][d], before[v][d]) = unsafe { W::load(line, lane % 16 / W::LANES) };
@@ -96,9 +96,9 @@ unsafe fn words_of_step<W: Words, const V: usize>(
     (own, before)
 }
 
-/// Adds a panel's products with `R` rows to `acc`; raw sums are of q + offset. `V` vectors of
-/// outputs are worked on at once, with `SETS` (1 or 2) sums an output where few rows would wait for
-/// each other; `FORM` is a [`Form`].
+/// Adds a panel's products with `R` rows to `acc`. The raw sums are sums of q + offset. `V` vectors
+/// of outputs are computed at once. `SETS` (1 or 2) is the number of sums per output: with few
+/// rows, a single sum would wait for itself. `FORM` is a [`Form`].
 ///
 /// # Safety
 /// The panel and `acc` are as [`Panel`] and [`super::panel::PanelFn`] say. The instructions of `W`

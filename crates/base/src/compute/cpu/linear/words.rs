@@ -1,48 +1,48 @@
-//! The operations of an instruction set that the trellis kernels use, and their version in plain
-//! Rust.
+//! Operations of an instruction set that the trellis kernels use, and their version in plain Rust.
 
-/// Lanes of 32 bits. Implementations are zero-cost only inside a function compiled for their
+/// Lanes of 32 bits. The methods cost nothing extra only inside a function that is compiled for the
 /// instruction set.
 pub trait Words: Copy {
-    /// 16, or fewer where a line takes several vectors.
+    /// 16, or fewer if a line needs several vectors.
     const LANES: usize;
     fn zero() -> Self;
-    /// The lanes of a line from `part * LANES` on, and the lanes one lower (that of lane 0 is lane
-    /// 15).
+    /// Returns the lanes of a line from `part * LANES` on, and the lanes before each of them (lane
+    /// 15 comes before lane 0).
     /// # Safety
     /// Sixteen dwords at `line`, aligned to 64 bytes.
     unsafe fn load(line: *const u8, part: usize) -> (Self, Self);
-    /// Adds the sums to those at `p`.
+    /// Adds the sums in `self` to those at `p`.
     /// # Safety
     /// `LANES` writable dwords at `p`.
     unsafe fn add_to(self, p: *mut f32);
     fn add(self, other: Self) -> Self;
     fn or(self, other: Self) -> Self;
     fn and(self, mask: u32) -> Self;
-    /// By less than 32.
+    /// Shifts by less than 32 bits.
     fn left(self, bits: u32) -> Self;
     fn right(self, bits: u32) -> Self;
-    /// Modulo 2^32.
+    /// Multiplies modulo 2^32.
     fn times(self, factor: u32) -> Self;
-    /// The same dword in each lane.
+    /// Returns the same dword in each lane.
     fn splat(dword: i32) -> Self;
-    /// Bytes of a splat by their places, the same four places in all lanes.
+    /// Selects bytes of a splat by their indices, the same four in all lanes.
     fn pick(self, places: [u8; 4]) -> Self;
     /// Adds, lane by lane, the four products of unsigned bytes (below 64) with signed bytes of `x`
     /// (-127..=127).
     fn dot(self, bytes: Self, x: Self) -> Self;
-    /// Adds four products of bytes below 16 as [`dot`](Self::dot) does, to `sums` in turn.
+    /// Adds four products of bytes below 16 like [`dot`](Self::dot), to the `sums` in alternation.
     #[inline(always)]
     fn dot_four<const SETS: usize>(sums: &mut [Self; SETS], bytes: [Self; 4], x: [Self; 4]) {
         for i in 0..4 {
             sums[i % SETS] = sums[i % SETS].dot(bytes[i], x[i]);
         }
     }
-    /// The sums of the four bytes (below 16) of each of four words, lane by lane, a byte each.
+    /// Returns the sums of the four bytes (below 16) of each of four words, lane by lane, one byte
+    /// each.
     fn byte_sums(words: [Self; 4]) -> Self;
 }
 
-/// Any processor.
+/// Operations for any processor.
 impl Words for [u32; 16] {
     const LANES: usize = 16;
     #[inline(always)]
@@ -51,13 +51,13 @@ impl Words for [u32; 16] {
     }
     #[inline(always)]
     unsafe fn load(line: *const u8, _part: usize) -> (Self, Self) {
-        // SAFETY: passed on to the caller.
+        // SAFETY: the caller upholds the contract.
         let own = unsafe { line.cast::<[u32; 16]>().read() };
         (own, std::array::from_fn(|i| own[(i + 15) % 16]))
     }
     #[inline(always)]
     unsafe fn add_to(self, p: *mut f32) {
-        // SAFETY: passed on to the caller.
+        // SAFETY: the caller upholds the contract.
         let to = unsafe { &mut *p.cast::<[u32; 16]>() };
         *to = self.add(*to);
     }

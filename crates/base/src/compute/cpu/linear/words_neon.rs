@@ -17,7 +17,7 @@ impl Words for Quad {
     }
     #[inline(always)]
     unsafe fn load(line: *const u8, part: usize) -> (Self, Self) {
-        // SAFETY: the caller's promise, and as for `intrinsics`.
+        // SAFETY: the caller upholds the contract; otherwise as in `intrinsics`.
         unsafe {
             let [own, before] =
                 [part, (part + 3) % 4].map(|i| vld1q_u32(line.cast::<u32>().add(4 * i)));
@@ -26,7 +26,7 @@ impl Words for Quad {
     }
     #[inline(always)]
     unsafe fn add_to(self, p: *mut f32) {
-        // SAFETY: the caller's promise, and as for `intrinsics`.
+        // SAFETY: the caller upholds the contract; otherwise as in `intrinsics`.
         unsafe { vst1q_u32(p.cast(), vaddq_u32(vld1q_u32(p.cast()), self.0)) }
     }
     #[inline(always)]
@@ -74,7 +74,7 @@ impl Words for Quad {
     }
     #[inline(always)]
     fn byte_sums(words: [Self; 4]) -> Self {
-        // Sums of two bytes, those of two words in turn, then of four bytes.
+        // Adds pairs of bytes of two words in alternation, then fours.
         let halves = |a: Self, b: Self| {
             intrinsics! {
                 let [a, b] = [a, b].map(|v| vreinterpretq_u8_u32(v.0));
@@ -97,7 +97,7 @@ impl Words for Quad {
 #[inline(always)]
 pub unsafe fn dot(sums: int32x4_t, w: int8x16_t, x: int8x16_t) -> int32x4_t {
     let mut sums = sums;
-    // SAFETY: the caller's promise; registers alone.
+    // SAFETY: the caller upholds the contract, and the instruction only uses registers.
     unsafe {
         asm!(
             "sdot {0:v}.4s, {1:v}.16b, {2:v}.16b",

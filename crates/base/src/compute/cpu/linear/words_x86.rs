@@ -4,11 +4,11 @@ use super::words::Words;
 use crate::compute::cpu::simd::intrinsics;
 use std::arch::x86_64::*;
 
-/// One register.
+/// A line in one register.
 #[derive(Clone, Copy)]
 pub struct Zmm(__m512i);
 
-/// Half a line, with `vpdpbusd` where `VNNI`.
+/// Half a line. Uses `vpdpbusd` if `VNNI`.
 #[derive(Clone, Copy)]
 pub struct Ymm<const VNNI: bool>(__m256i);
 
@@ -20,7 +20,7 @@ impl Words for Zmm {
     }
     #[inline(always)]
     unsafe fn load(line: *const u8, _part: usize) -> (Self, Self) {
-        // SAFETY: the caller's promise, and as for `intrinsics`.
+        // SAFETY: the caller upholds the contract; otherwise as in `intrinsics`.
         unsafe {
             let own = _mm512_load_si512(line.cast());
             (Zmm(own), Zmm(_mm512_alignr_epi32::<15>(own, own)))
@@ -28,7 +28,7 @@ impl Words for Zmm {
     }
     #[inline(always)]
     unsafe fn add_to(self, p: *mut f32) {
-        // SAFETY: the caller's promise, and as for `intrinsics`.
+        // SAFETY: the caller upholds the contract; otherwise as in `intrinsics`.
         unsafe {
             _mm512_storeu_si512(p.cast(), _mm512_add_epi32(_mm512_loadu_si512(p.cast()), self.0))
         }
@@ -64,8 +64,8 @@ impl Words for Zmm {
     #[inline(always)]
     fn pick(self, places: [u8; 4]) -> Self {
         intrinsics! {
-            // Within each 128 bits places count from their start; all lanes hold the same bytes, so
-            // the first four will do.
+            // Indices count from the start of each 128 bits. All lanes have the same bytes, so the
+            // first four can be used.
             Zmm(_mm512_shuffle_epi8(self.0, _mm512_set1_epi32(i32::from_le_bytes(places))))
         }
     }
@@ -93,7 +93,7 @@ impl<const VNNI: bool> Words for Ymm<VNNI> {
     }
     #[inline(always)]
     unsafe fn load(line: *const u8, part: usize) -> (Self, Self) {
-        // SAFETY: the caller's promise, and as for `intrinsics`.
+        // SAFETY: the caller upholds the contract; otherwise as in `intrinsics`.
         unsafe {
             let own = _mm256_load_si256(line.add(32 * part).cast());
             if part == 1 {
@@ -107,7 +107,7 @@ impl<const VNNI: bool> Words for Ymm<VNNI> {
     }
     #[inline(always)]
     unsafe fn add_to(self, p: *mut f32) {
-        // SAFETY: the caller's promise, and as for `intrinsics`.
+        // SAFETY: the caller upholds the contract; otherwise as in `intrinsics`.
         unsafe {
             _mm256_storeu_si256(p.cast(), _mm256_add_epi32(_mm256_loadu_si256(p.cast()), self.0))
         }
@@ -146,7 +146,7 @@ impl<const VNNI: bool> Words for Ymm<VNNI> {
     }
     #[inline(always)]
     fn dot(self, bytes: Self, x: Self) -> Self {
-        // Two products give at most 2 * 63 * 127 = 16002 and do not saturate.
+        // The sum of two products is at most 2 * 63 * 127 = 16002 and does not saturate.
         intrinsics! {
             if VNNI {
                 return Ymm(_mm256_dpbusd_avx_epi32(self.0, bytes.0, x.0));
@@ -163,7 +163,7 @@ impl<const VNNI: bool> Words for Ymm<VNNI> {
             }
             return;
         }
-        // Eight products give at most 8 * 15 * 127 = 15240 in 16 bits.
+        // The sum of eight products is at most 8 * 15 * 127 = 15240, which fits in 16 bits.
         sums[0] = intrinsics! {
             let pairs = |i: usize| _mm256_maddubs_epi16(bytes[i].0, x[i].0);
             let left = _mm256_add_epi16(pairs(0), pairs(1));
@@ -180,7 +180,8 @@ impl<const VNNI: bool> Words for Ymm<VNNI> {
             let [a, b, c, d] = words.map(sum);
             return a.or(b.left(8)).or(c.left(16).or(d.left(24)));
         }
-        // Pairs of bytes of two words side by side, then both halves of a lane.
+        // Adds pairs of bytes of two words, which are then interleaved, and then both halves of a
+        // lane.
         let halves = |a: Self, b: Self| {
             intrinsics! {
                 let (a, b) = (_mm256_maddubs_epi16(a.0, ones), _mm256_maddubs_epi16(b.0, ones));

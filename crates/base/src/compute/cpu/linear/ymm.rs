@@ -1,32 +1,33 @@
-//! Integer codes in vectors of 32 bytes, written once for AVX2 and AVX-VNNI.
+//! Integer codes in vectors of 32 bytes, in code that AVX2 and AVX-VNNI share.
 //!
-//! A tile is four vectors of 8 outputs, its quarters. Codes with a scale for each row are unpacked
-//! in registers, and so are codes with a scale for each group at few rows. At more rows the latter
-//! come from an opened span, whose bytes are read again for every four rows.
+//! A tile is four vectors of 8 outputs, called quarters. Codes with a scale for each row are
+//! unpacked in registers. With few rows, so are codes with a scale for each group. With more rows,
+//! the latter come from an opened span, and its bytes are read again for every four rows.
 //!
-//! No loop of these kernels holds a closure: the compiler does not inline intrinsics into one.
+//! No loop in these kernels contains a closure, because the compiler does not inline intrinsics
+//! into one.
 
 use super::groups::{OpenSpan, SpanRows, split};
 use super::panel::{FRACTION, Panel, fetch};
 use super::tile::{LINE, TILE};
 use std::arch::x86_64::*;
 
-/// Outputs of a vector, and vectors of a tile.
+/// Outputs in a vector, and vectors in a tile.
 pub const LANES: usize = 8;
 pub const QUARTERS: usize = TILE / LANES;
 
 /// Bytes of a step: four columns of each output.
 const STEP: usize = 2 * LINE;
-/// Steps of the widest run that is unrolled.
+/// Steps of the longest run that is unrolled.
 const CHUNK: usize = 8;
 
-/// How an instruction set multiplies unsigned bytes of weights, at most `LARGEST`, with signed ones
-/// of activations, in -127..=127. Implementations are zero-cost only inside a function compiled for
-/// their instruction set.
+/// Product of unsigned bytes of weights, at most `LARGEST`, with signed bytes of activations, in
+/// -127..=127. The methods cost nothing extra only inside a function that is compiled for the
+/// instruction set.
 pub trait Dot {
-    /// Whether bytes of weights are taken with a sign, less 128.
+    /// Returns whether bytes of weights are converted to signed bytes, by subtracting 128.
     fn takes_sign(largest: usize) -> bool;
-    /// Steps whose products a sum holds before it is widened to 32 bits: as many as cannot
+    /// Returns the number of steps after which a sum must be widened to 32 bits, so that it cannot
     /// overflow.
     fn steps(largest: usize) -> usize;
     /// Adds the products of a step.
@@ -38,8 +39,9 @@ pub trait Dot {
     unsafe fn widen(sum: __m256i) -> __m256i;
 }
 
-/// `vpmaddubsw` adds pairs of products in 16 bits and would saturate. It never does: see
-/// [`Dot::steps`], and signed weights are at most 128 with an activation that takes their sign.
+/// Uses `vpmaddubsw`, which adds pairs of products in 16 bits and could saturate. It never does,
+/// because of [`Dot::steps`], and because signed weights are at most 128 with an activation of
+/// their sign.
 pub struct Pairs;
 
 impl Dot for Pairs {
@@ -53,7 +55,7 @@ impl Dot for Pairs {
     }
     #[inline(always)]
     unsafe fn add<const LARGEST: usize>(sum: __m256i, w: __m256i, x: __m256i) -> __m256i {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds the contract.
         unsafe {
             let products = match LARGEST {
                 ..=127 => _mm256_maddubs_epi16(w, x),
@@ -64,12 +66,12 @@ impl Dot for Pairs {
     }
     #[inline(always)]
     unsafe fn widen(sum: __m256i) -> __m256i {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds the contract.
         unsafe { _mm256_madd_epi16(sum, _mm256_set1_epi16(1)) }
     }
 }
 
-/// `vpdpbusd` adds four products in 32 bits.
+/// Uses `vpdpbusd`, which adds four products in 32 bits.
 pub struct Vnni;
 
 impl Dot for Vnni {
@@ -83,7 +85,7 @@ impl Dot for Vnni {
     }
     #[inline(always)]
     unsafe fn add<const LARGEST: usize>(sum: __m256i, w: __m256i, x: __m256i) -> __m256i {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller upholds the contract.
         unsafe { _mm256_dpbusd_avx_epi32(sum, w, x) }
     }
     #[inline(always)]
@@ -92,22 +94,22 @@ impl Dot for Vnni {
     }
 }
 
-/// The bytes of four columns of an activation, in each lane.
+/// Returns the bytes of four columns of an activation, in each lane.
 #[inline(always)]
 unsafe fn spread(x: *const u8) -> __m256i {
-    // SAFETY: the caller has four bytes.
+    // SAFETY: the caller ensures that four bytes can be read.
     unsafe { _mm256_set1_epi32(x.cast::<i32>().read_unaligned()) }
 }
 
-/// Steps of weights, four columns each.
+/// Steps of weights, with four columns each.
 trait Steps {
-    /// Whether the number of steps may be a variable. A constant lets the compiler unroll the loop,
-    /// and then sums of many rows leave the registers.
+    /// Whether the number of steps may be a variable. With a constant, the compiler may unroll the
+    /// loop, and then the sums of many rows do not stay in registers.
     const ROLLED: bool;
     /// Adds the products of a run of steps with the rows of `x` to sums of 32 bits.
     ///
-    /// `Q` quarters from `first` are computed. `steps` holds the first step and their number. A run
-    /// is at most [`CHUNK`] long and crosses no chunk.
+    /// `Q` quarters from `first` on are computed. `steps` is the first step and the number of
+    /// steps. A run has at most [`CHUNK`] steps, all in one chunk.
     ///
     /// # Safety
     /// The machine has the instructions of `D`. There are these steps, and rows of as many
@@ -122,10 +124,10 @@ trait Steps {
     );
 }
 
-/// Weights as the products take them.
+/// Returns weights in the form that the products need.
 #[inline(always)]
 unsafe fn signed<D: Dot, const LARGEST: usize>(w: __m256i) -> __m256i {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller upholds the contract.
     unsafe { if D::takes_sign(LARGEST) { _mm256_xor_si256(w, _mm256_set1_epi8(-128)) } else { w } }
 }
 
@@ -136,13 +138,13 @@ unsafe fn widen<D: Dot, const R: usize, const Q: usize>(
 ) {
     for r in 0..R {
         for q in 0..Q {
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller upholds the contract.
             unsafe { sums[r][q] = _mm256_add_epi32(sums[r][q], D::widen(narrow[r][q])) };
         }
     }
 }
 
-/// An opened span.
+/// The bytes of an opened span.
 struct Opened(*const u8);
 
 impl Steps for Opened {
@@ -157,7 +159,7 @@ impl Steps for Opened {
         sums: &mut [[__m256i; Q]; R],
     ) {
         let data = self.0.wrapping_add(from * STEP + first * 32);
-        // SAFETY: the caller's promises.
+        // SAFETY: the caller upholds the contract.
         unsafe {
             let run = D::steps(LARGEST);
             if run >= CHUNK {
@@ -178,7 +180,8 @@ impl Steps for Opened {
                 }
                 return widen::<D, R, Q>(&narrow, sums);
             }
-            // The weights of a run stay in registers for all rows, whose narrow sums are short.
+            // The weights of a run stay in registers for all rows, because the narrow sums are only
+            // needed for one row at a time.
             for start in (0..n).step_by(run) {
                 let mut w = [[_mm256_setzero_si256(); Q]; CHUNK / 2];
                 for step in 0..run {
@@ -204,17 +207,17 @@ impl Steps for Opened {
     }
 }
 
-/// Packed codes of `BITS` bits. With `TWICE` codes of 2 bits are doubled, since they lie between
+/// Packed codes of `BITS` bits. With `TWICE`, codes of 2 bits are doubled, because they lie between
 /// whole numbers.
 struct Planes<const BITS: usize, const TWICE: bool> {
     low: *const u8,
     high: *const u8,
 }
 
-/// The bits of step `K` of a chunk in a plane of `BITS` bits.
+/// Returns the bits of step `K` of a chunk in a plane of `BITS` bits.
 #[inline(always)]
 unsafe fn part<const BITS: usize, const K: usize>(plane: *const u8) -> __m256i {
-    // SAFETY: the caller has a plane's chunk.
+    // SAFETY: the caller ensures that a chunk of the plane can be read.
     unsafe {
         let word = _mm256_load_si256(plane.add(K * BITS / 8 * STEP).cast());
         let mask = _mm256_set1_epi8(((1u32 << BITS) - 1) as i8);
@@ -232,7 +235,7 @@ unsafe fn part<const BITS: usize, const K: usize>(plane: *const u8) -> __m256i {
 }
 
 impl<const BITS: usize, const TWICE: bool> Planes<BITS, TWICE> {
-    /// Steps after which the places of bits in the planes come again.
+    /// Number of steps after which the positions of bits in the planes repeat.
     const PERIOD: usize = match BITS {
         8 => 1,
         4 => 2,
@@ -240,10 +243,10 @@ impl<const BITS: usize, const TWICE: bool> Planes<BITS, TWICE> {
         _ => 8,
     };
 
-    /// The bytes of step `base` + `K`; `base` is a multiple of the period.
+    /// Returns the bytes of step `base` + `K`. `base` must be a multiple of the period.
     #[inline(always)]
     unsafe fn get<const K: usize>(&self, base: usize, lane: usize) -> __m256i {
-        // SAFETY: the caller has this step.
+        // SAFETY: the caller ensures that this step exists.
         unsafe {
             macro_rules! at {
                 ($plane:ident, $bits:literal) => {
@@ -276,11 +279,11 @@ impl<const BITS: usize, const TWICE: bool> Steps for Planes<BITS, TWICE> {
         sums: &mut [[__m256i; Q]; R],
     ) {
         let run = D::steps(LARGEST).min(CHUNK);
-        // Half a period where a group has four steps.
+        // If a group has four steps, these are half a period.
         let start = from % Self::PERIOD;
         let end = if Self::PERIOD < CHUNK { Self::PERIOD } else { start + n };
         let lane = first * 32;
-        // SAFETY: the caller's promises.
+        // SAFETY: the caller upholds the contract.
         unsafe {
             let mut narrow = [[_mm256_setzero_si256(); Q]; R];
             let mut base = from - start;
@@ -312,7 +315,7 @@ impl<const BITS: usize, const TWICE: bool> Steps for Planes<BITS, TWICE> {
     }
 }
 
-/// Adds the exact sums of a group, times both scales, to the outputs.
+/// Multiplies the exact sums of a group by both scales and adds them to the outputs.
 #[inline(always)]
 unsafe fn end<D: Dot, const LARGEST: usize, const R: usize, const Q: usize>(
     span: &OpenSpan,
@@ -322,8 +325,8 @@ unsafe fn end<D: Dot, const LARGEST: usize, const R: usize, const Q: usize>(
     acc: *mut f32,
 ) {
     let offset = if D::takes_sign(LARGEST) { rows.offset - 128 } else { rows.offset };
-    // SAFETY: every row has a scale and a sum for this group. `acc` has R rows of a tile's outputs,
-    // and so have a group's lines.
+    // SAFETY: every row has a scale and a sum for this group. `acc` and the group's lines have the
+    // outputs of a tile for each of R rows.
     unsafe {
         for r in 0..R {
             let at = (row + r) * rows.s_stride + group;
@@ -347,8 +350,8 @@ unsafe fn end<D: Dot, const LARGEST: usize, const R: usize, const Q: usize>(
     }
 }
 
-/// `R` rows from row `row` with `Q` quarters from `first`. Groups have `STEPS` steps, or where that
-/// is 0 a multiple of [`CHUNK`].
+/// Computes `R` rows from row `row` on with `Q` quarters from `first` on. Groups have `STEPS`
+/// steps. If `STEPS` is 0, they have a multiple of [`CHUNK`].
 #[inline(always)]
 unsafe fn block<
     D: Dot,
@@ -367,7 +370,7 @@ unsafe fn block<
 ) {
     let x = rows.x.wrapping_add(row * rows.x_stride).cast::<u8>();
     let acc = acc.wrapping_add(row * TILE);
-    // SAFETY: the caller's promises.
+    // SAFETY: the caller upholds the contract.
     unsafe {
         macro_rules! group {
             ($group:expr, $from:expr) => {{
@@ -400,10 +403,10 @@ unsafe fn block<
     }
 }
 
-/// Calls a kernel for `R` rows and all quarters, in blocks whose sums stay in registers.
+/// Calls a kernel for `R` rows and all quarters, in blocks with sums that stay in registers.
 ///
-/// A call has the rows and quarters of its block, the first of each, and the number of the block.
-/// The last argument is how often the blocks halve what each of them fetches.
+/// A call receives the number of rows and quarters of its block, the first of each, and the number
+/// of the block. The last argument is how often the prefetched share of each block is halved.
 macro_rules! over_rows {
     ($r:ident, $block:ident) => {
         match $r {
@@ -436,7 +439,7 @@ macro_rules! over_rows {
     };
 }
 
-/// All rows and quarters.
+/// Computes all rows and quarters.
 #[inline(always)]
 unsafe fn blocks<D: Dot, S: Steps, const LARGEST: usize, const STEPS: usize, const R: usize>(
     steps: &S,
@@ -446,7 +449,7 @@ unsafe fn blocks<D: Dot, S: Steps, const LARGEST: usize, const STEPS: usize, con
 ) {
     macro_rules! block {
         ($rows:literal, $quarters:literal, $row:expr, $first:expr, $part:expr) => {
-            // SAFETY: the caller's promises.
+            // SAFETY: the caller upholds the contract.
             unsafe {
                 let at = ($row, $first);
                 block::<D, S, LARGEST, STEPS, $rows, $quarters>(steps, span, rows, at, $part, acc)
@@ -456,8 +459,8 @@ unsafe fn blocks<D: Dot, S: Steps, const LARGEST: usize, const STEPS: usize, con
     over_rows!(R, block);
 }
 
-/// A span with `R` rows; see [`super::groups::GroupsFn`]. `LARGEST` is the largest byte of the
-/// span, `STEPS` as in [`block`].
+/// Multiplies a span by `R` rows; see [`super::groups::GroupsFn`]. `LARGEST` is the largest byte of
+/// the span, and `STEPS` is that of [`block`].
 ///
 /// # Safety
 /// The machine has the instructions of `D`; the rows are as [`SpanRows`] says; `acc` has `R` rows.
@@ -468,11 +471,11 @@ pub unsafe fn multiply<D: Dot, const LARGEST: usize, const STEPS: usize, const R
     acc: *mut f32,
 ) {
     let steps = Opened(rows.bytes.cast());
-    // SAFETY: the caller's promises.
+    // SAFETY: the caller upholds the contract.
     unsafe { blocks::<D, _, LARGEST, STEPS, R>(&steps, span, rows, acc) }
 }
 
-/// The same where [`SpanRows::bytes`] are the packed codes, of `BITS` bits and `cols` columns.
+/// [`multiply`] for packed codes of `BITS` bits and `cols` columns in [`SpanRows::bytes`].
 ///
 /// # Safety
 /// As for [`multiply`].
@@ -486,7 +489,7 @@ pub unsafe fn multiply_packed<D: Dot, const BITS: usize, const STEPS: usize, con
     let cols = rows.groups * rows.steps * 4;
     let high = low.wrapping_add(cols * split(BITS as u32).0 as usize * TILE / 8);
     let steps = Planes::<BITS, false> { low, high };
-    // SAFETY: the caller's promises.
+    // SAFETY: the caller upholds the contract.
     unsafe {
         match BITS {
             2..=4 => blocks::<D, _, 15, STEPS, R>(&steps, span, rows, acc),
@@ -496,7 +499,7 @@ pub unsafe fn multiply_packed<D: Dot, const BITS: usize, const STEPS: usize, con
     }
 }
 
-/// Integer codes of `BITS` bits with `R` rows; see [`super::panel::PanelFn`].
+/// Multiplies integer codes of `BITS` bits by `R` rows; see [`super::panel::PanelFn`].
 ///
 /// # Safety
 /// The machine has the instructions of `D`; the panel and `acc` are as [`Panel`] and
@@ -505,14 +508,14 @@ pub unsafe fn multiply_packed<D: Dot, const BITS: usize, const STEPS: usize, con
 pub unsafe fn ints<D: Dot, const BITS: usize, const R: usize>(panel: &Panel, acc: *mut f32) {
     macro_rules! block {
         ($rows:literal, $quarters:literal, $row:expr, $first:expr, $part:expr) => {
-            // SAFETY: the caller's promises.
+            // SAFETY: the caller upholds the contract.
             unsafe { ints_block::<D, BITS, $rows, $quarters>(panel, ($row, $first), $part, acc) }
         };
     }
     over_rows!(R, block);
 }
 
-/// `R` rows from row `row` with `Q` quarters from `first`.
+/// Computes `R` rows from row `row` on with `Q` quarters from `first` on.
 #[inline(always)]
 unsafe fn ints_block<D: Dot, const BITS: usize, const R: usize, const Q: usize>(
     panel: &Panel,
@@ -529,7 +532,7 @@ unsafe fn ints_block<D: Dot, const BITS: usize, const R: usize, const Q: usize>(
     let chunks = dwords / CHUNK;
     let ahead = ((panel.steps * STEP) >> panel.ahead_shift) / LINE;
     let rate = ahead * FRACTION / chunks.max(1);
-    // SAFETY: the caller's promises.
+    // SAFETY: the caller upholds the contract.
     unsafe {
         let mut sums = [[_mm256_setzero_si256(); Q]; R];
         macro_rules! add {
